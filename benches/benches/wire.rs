@@ -11,7 +11,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use rocinante_stack::types::{Key, Pkey, Psn, Qpn};
-use rocinante_stack::wire::icrc::{DF, IpFields, Solver, Template};
+use rocinante_stack::wire::Solver;
+use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::wire::{Bth, ICRC_LEN, Opcode, Packet, Reth, bth};
 
 const PAYLOADS: [usize; 3] = [64, 1024, 4096];

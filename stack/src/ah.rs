@@ -18,7 +18,7 @@ pub(crate) struct Handle {
 /// 4,096 more times.
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
-    places: Vec<(u32, Option<Handle>)>,
+    slots: Vec<(u32, Option<Handle>)>,
     free: Vec<u32>,
 }
 
@@ -30,32 +30,32 @@ impl Handles {
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
-                let index = u32::try_from(self.places.len()).ok()?;
+                let index = u32::try_from(self.slots.len()).ok()?;
                 if index >> INDEX_BITS != 0 {
                     return None;
                 }
-                self.places.push((0, None));
+                self.slots.push((0, None));
                 index
             }
         };
-        let (generation, place) = &mut self.places[index as usize];
-        *place = Some(handle);
+        let (generation, slot) = &mut self.slots[index as usize];
+        *slot = Some(handle);
         Some(AhId(*generation << INDEX_BITS | index))
     }
 
     #[inline]
     pub(crate) fn get(&self, id: AhId) -> Option<&Handle> {
-        let (generation, handle) = self.places.get(index(id))?;
+        let (generation, handle) = self.slots.get(index(id))?;
         handle.as_ref().filter(|_| *generation == id.0 >> INDEX_BITS)
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 
     pub(crate) fn remove(&mut self, id: AhId) -> Option<Handle> {
         self.get(id)?;
-        let (generation, handle) = &mut self.places[index(id)];
+        let (generation, handle) = &mut self.slots[index(id)];
         *generation = (*generation + 1) & (u32::MAX >> INDEX_BITS);
         self.free.push(id.0 & ((1 << INDEX_BITS) - 1));
         handle.take()

@@ -1,28 +1,16 @@
 //! A queue pair of any service.
 
-use crate::engine::{Shared, TxSink};
 use crate::ingress::{Datagram, SourceCheck};
 use crate::mem::Memory;
 use crate::qp::attr::{ModifyError, QpAttr};
 use crate::qp::post::PostError;
-use crate::qp::{Core, Turn};
+use crate::qp::{Busy, Core, TurnEnd};
+use crate::shared::Shared;
+use crate::sink::TxSink;
 use crate::types::Time;
 use crate::verbs::{Completions, QpState, QpType, RecvWr, SendWr};
 use crate::wire::{Packet, Service};
 use crate::{rc, unreliable};
-
-/// Whether a queue pair has work in flight, so that further posts may wait and leave as a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Busy {
-    /// Nothing is in flight: a post leaves at once.
-    No,
-    /// Requests are in flight or about to leave: the engine will be driven again without further
-    /// posts.
-    Answered,
-    /// Unacknowledged datagrams were just sent. Further posts may be batched until this time; the
-    /// caller must then drive the engine, because no ACK will.
-    Until(Time),
-}
 
 /// A queue pair.
 #[derive(Debug)]
@@ -101,7 +89,7 @@ impl AnyQp {
 
     /// A packet arrived with an ECN congestion mark.
     #[cold]
-    pub(crate) fn marked(&mut self, now: Time, shared: &mut Shared) {
+    pub(crate) fn on_ecn_mark(&mut self, now: Time, shared: &mut Shared) {
         shared.counters.rcvd_ecn_ce += 1;
         if let Self::Rc(qp) = self {
             qp.marked(now, shared);
@@ -111,7 +99,7 @@ impl AnyQp {
     /// The peer reports congestion marks on our packets. A service without acknowledgements has no
     /// window to shrink.
     #[cold]
-    pub(crate) fn notified(&mut self, now: Time) {
+    pub(crate) fn on_cnp(&mut self, now: Time) {
         if let Self::Rc(qp) = self {
             qp.notified(now);
         }
@@ -142,18 +130,10 @@ impl AnyQp {
         if !core.state.takes_sends() {
             return Err(PostError::State);
         }
-        if !core.init.qp_type.has(&wr.op) {
-            return Err(PostError::Operation);
-        }
         let len = core.sq.check(wr)?;
         match self {
             Self::Rc(qp) => qp.push(wr, len, &shared.pools),
-            Self::Unreliable(qp) => {
-                if qp.datagram_max().is_some_and(|max| len > max) {
-                    return Err(PostError::BeyondMtu);
-                }
-                qp.push(wr, len);
-            }
+            Self::Unreliable(qp) => qp.push(wr, len),
         }
         let core = self.core_mut();
         match core.state {
@@ -178,7 +158,7 @@ impl AnyQp {
         }
         core.rq.push(wr)?;
         if core.state == QpState::Err {
-            core.flush(shared, host);
+            core.flush(&mut shared.srqs, &mut shared.events, host);
         }
         Ok(())
     }
@@ -230,7 +210,7 @@ impl AnyQp {
         shared: &mut Shared,
         host: &mut H,
         sink: &mut impl TxSink,
-    ) -> (Turn, bool) {
+    ) -> (TurnEnd, bool) {
         match self {
             Self::Rc(qp) => qp.transmit(now, quantum, shared, host, sink),
             Self::Unreliable(qp) => (qp.transmit(now, quantum, shared, host, sink), true),

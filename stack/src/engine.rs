@@ -1,53 +1,34 @@
 //! The engine: all queue pairs of one shard, what they share, and the entry points.
 
+mod multicast;
+mod qp1;
+mod srqs;
 mod status;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::ah::{Handle, Handles};
 use crate::any::AnyQp;
 use crate::cm::ConnId;
+use crate::events::Events;
 use crate::groups::Groups;
 use crate::gsi::Gsi;
-use crate::ingress::{Datagram, Integrity, Strangers};
+use crate::ingress::{Datagram, Integrity, UnconnectedSources};
 use crate::mem::{Memory, PdId};
 use crate::pool::{Budget, PoolId, Pools};
 use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
 use crate::qp::post::PostError;
-use crate::qp::{Core, Turn};
+use crate::qp::{Core, TurnEnd};
 use crate::rc::held::Store;
 use crate::rc::lists::SpareLists;
-pub use crate::shared::EngineConfig;
-pub(crate) use crate::shared::Shared;
+use crate::shared::{EngineConfig, Shared};
+use crate::sink::TxSink;
 use crate::srq::Srqs;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
 use crate::types::{Pkey, Qpn, Time};
 use crate::verbs::{AhId, Completions, CqId, QpEvent, QpState, RecvWr, SendWr};
-use crate::wire::icrc::Solver;
-use crate::wire::icrc::Summed;
-use crate::wire::{Operation, Packet, WireError};
-
-/// Where packets go: a slot in a run of datagrams, a frame, an arena.
-pub trait TxSink {
-    /// Finds room for a packet of `len` bytes, BTH to ICRC, on `path` (as in
-    /// [`PeerAddress::path`](crate::PeerAddress::path)). Then `fill` writes all of it but its last
-    /// four bytes. Then the sink computes the ICRC and sends the packet: the ICRC covers the
-    /// headers around the packet, which only the sink knows. `fill` returns the part of the packet
-    /// of which it already knows the CRC-32, for
-    /// [`Template::seal_around`](crate::wire::icrc::Template::seal_around).
-    ///
-    /// Returns `Ok(false)` if there is no room now; `fill` was not called then.
-    ///
-    /// # Errors
-    /// The error of `fill`; nothing is sent then.
-    fn send<E>(
-        &mut self,
-        path: u32,
-        len: usize,
-        fill: impl FnOnce(&mut [u8]) -> Result<Option<Summed>, E>,
-    ) -> Result<bool, E>;
-}
+use crate::wire::{Operation, Packet, Solver, WireError};
 
 /// Most queue pairs and kept queue pair numbers together.
 const QPNS: usize = 65_000;
@@ -79,8 +60,13 @@ pub struct Engine {
     pub(crate) groups: Groups,
     /// Lower halves of the numbers that must not be used again yet, with the number of keepers of
     /// each.
-    kept: BTreeMap<u16, u32>,
-    pub(crate) strangers: Strangers,
+    reserved: BTreeMap<u16, u32>,
+    pub(crate) unconnected: UnconnectedSources,
+    /// Slots of the queue pairs that had a turn to send at `turns_at`, each once.
+    turns: Vec<u32>,
+    turns_at: Time,
+    /// The slots of the queue pairs that use each completion queue.
+    cq_users: BTreeSet<(CqId, u32)>,
     pub(crate) shared: Shared,
 }
 
@@ -95,21 +81,24 @@ impl Engine {
             solver: Solver::default(),
             gsi: Gsi::default(),
             groups: Groups::default(),
-            kept: BTreeMap::new(),
-            strangers: Strangers::default(),
+            reserved: BTreeMap::new(),
+            unconnected: UnconnectedSources::default(),
+            turns: Vec::new(),
+            turns_at: Time::default(),
+            cq_users: BTreeSet::new(),
             shared: Shared {
-                pools: Pools::new(config.own_budget, config.calm_packets),
+                pools: Pools::new(config.own_budget, config.stable_packets),
                 handles: Handles::default(),
                 config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
                 srqs: Srqs::default(),
-                store: Store::new(config.held_packets_max),
+                reorder_slab: Store::new(config.reorder_packets_max),
                 lists: SpareLists::default(),
                 timers: Timers::default(),
                 counters: Counters::default(),
                 drops: Drops::default(),
                 dirty: VecDeque::new(),
                 urgent: false,
-                events: VecDeque::new(),
+                events: Events::default(),
             },
         }
     }
@@ -118,7 +107,7 @@ impl Engine {
     /// limit of queue pairs is reached, or if the shared receive queue does not exist.
     pub fn create_qp(&mut self, init: &QpInit, random: u32) -> Option<Qpn> {
         let live = self.qps.len() - self.free.len();
-        if live >= self.shared.config.max_qp as usize || live + self.kept.len() >= QPNS {
+        if live >= self.shared.config.max_qp as usize || live + self.reserved.len() >= QPNS {
             return None;
         }
         let receives = match init.srq {
@@ -131,7 +120,7 @@ impl Engine {
         while low < 2
             || low == u16::MAX
             || self.index[usize::from(low)] != 0
-            || self.kept.contains_key(&low)
+            || self.reserved.contains_key(&low)
         {
             low = low.wrapping_add(0x9e37);
         }
@@ -141,16 +130,17 @@ impl Engine {
         if slot as usize == self.qps.len() {
             self.qps.push(None);
         }
-        self.qps[slot as usize] = Some(AnyQp::new(Core::new(qpn, slot, *init, receives)));
+        let port_mtu = self.shared.config.port_mtu;
+        self.qps[slot as usize] = Some(AnyQp::new(Core::new(qpn, slot, *init, port_mtu, receives)));
         #[allow(clippy::cast_possible_truncation)]
         let entry = slot as u16 + 1;
         self.index[usize::from(low)] = entry;
+        self.cq_users.extend([init.send_cq, init.recv_cq].map(|cq| (cq, slot)));
+        self.turns.reserve(self.qps.len() - self.turns.len());
         self.shared.timers.reserve(self.qps.len());
         self.shared.dirty.reserve(self.qps.len());
         self.shared.pools.reserve(self.qps.len());
-        // Each may be established, drained, and broken with a shared receive queue, before the
-        // caller polls for events.
-        self.shared.events.reserve(2 * self.qps.len());
+        self.shared.events.reserve(self.qps.len());
         Some(qpn)
     }
 
@@ -179,14 +169,19 @@ impl Engine {
         let slot = slot as u32;
         self.free.push(slot);
         self.shared.pools.forget(slot);
+        let QpInit { send_cq, recv_cq, .. } = qp.core().init;
+        for cq in [send_cq, recv_cq] {
+            self.cq_users.remove(&(cq, slot));
+        }
+        self.turns.retain(|other| *other != slot);
         self.shared.dirty.retain(|dirty| *dirty != slot);
-        self.shared.events.retain(|(of, _)| *of != qpn);
+        self.shared.events.forget(qpn);
         Ok(())
     }
 
     /// Makes an address handle of `pd` (`ibv_create_ah(3)`). `None` if there are a million.
     pub fn create_ah(&mut self, pd: PdId, to: &PeerAddress) -> Option<AhId> {
-        let pool = self.shared.pools.join(to.remote, to.budget, to.budget != Budget::STRANGER);
+        let pool = self.shared.pools.join(to.remote, to.budget, to.budget != Budget::STANDARD);
         let handle = self.shared.handles.insert(Handle { pd, path: to.path, pool });
         if handle.is_none() {
             self.shared.pools.leave(pool);
@@ -252,12 +247,12 @@ impl Engine {
         qp.post_recv(wr, &mut self.shared, host)
     }
 
-    /// Reports that the `datagrams` just received took `places` slots of the receive queue that
+    /// Reports that the `datagrams` just received took `slots` of the receive queue that
     /// [`EngineConfig::own_budget`] describes. Where a super-packet takes one slot, READs may then
     /// ask for more at once. A caller that never reports is taken to use one slot per datagram.
     #[inline]
-    pub fn arrived(&mut self, datagrams: u32, places: u32) {
-        self.shared.pools.arrived(datagrams, places);
+    pub fn arrived(&mut self, datagrams: u32, slots: u32) {
+        self.shared.pools.arrived(datagrams, slots);
     }
 
     /// Reports that the `datagrams` just received arrived in `runs` (a run is as in
@@ -302,7 +297,7 @@ impl Engine {
             }
             0 => {
                 let counted = (&mut self.shared.counters, drops);
-                let checks = (&mut self.strangers, &mut self.solver);
+                let checks = (&mut self.unconnected, &mut self.solver);
                 return self.gsi.handle(now, &packet, datagram, checks, counted);
             }
             slot => usize::from(slot) - 1,
@@ -321,7 +316,7 @@ impl Engine {
             Some(_) if !is_peers => return drops.wrong_source += 1,
             Some(source) => source.integrity(now, datagram, &mut self.solver),
             None if datagram.dst.is_multicast() => return drops.wrong_source += 1,
-            None => self.strangers.integrity(now, datagram, &mut self.solver),
+            None => self.unconnected.integrity(now, datagram, &mut self.solver),
         };
         match integrity {
             Integrity::Right => {}
@@ -330,14 +325,14 @@ impl Engine {
         }
         if packet.info.operation == Operation::Notification {
             self.shared.counters.rcvd_cnp += 1;
-            return qp.notified(now);
+            return qp.on_cnp(now);
         }
         if packet.info.service != qp.service() {
             return drops.wrong_service += 1;
         }
         self.shared.counters.rcvd_pkts += 1;
         if datagram.is_congested() {
-            qp.marked(now, &mut self.shared);
+            qp.on_ecn_mark(now, &mut self.shared);
         }
         if qp.core().awaited_by.is_some() {
             return self.handle_first(now, slot, &packet, datagram, host);
@@ -388,7 +383,8 @@ impl Engine {
         Time::earlier(Time::earlier(self.shared.timers.next(), self.shared.pools.next_age()), cm)
     }
 
-    /// Writes up to `budget` packets into `sink`. Queue pairs with something to send take turns.
+    /// Writes up to `budget` packets into `sink`. Queue pairs with something to send take turns of
+    /// at most [`EngineConfig::quantum`] packets (deficit round robin).
     #[inline]
     pub fn poll_transmit<H: Memory + Completions>(
         &mut self,
@@ -399,8 +395,12 @@ impl Engine {
     ) -> TxStop {
         let mut left = budget;
         self.shared.pools.age(now);
+        if self.turns_at != now {
+            self.turns.clear();
+            self.turns_at = now;
+        }
         loop {
-            self.admit_called();
+            self.enqueue_granted();
             let Some(slot) = self.shared.dirty.pop_front() else {
                 self.shared.urgent = false;
                 return TxStop::Idle;
@@ -412,6 +412,9 @@ impl Engine {
             }
             let core = qp.core_mut();
             core.queued = false;
+            if std::mem::replace(&mut core.last_turn, now) != now {
+                self.turns.push(slot);
+            }
             let (whole, before) = (self.shared.quantum(), std::mem::take(&mut core.spent));
             let share = left.min((whole - before).into());
             let mut quantum = share;
@@ -423,8 +426,8 @@ impl Engine {
             let pools = &mut self.shared.pools;
             let core = qp.core_mut();
             match turn {
-                Turn::Idle => pools.quit(slot, &mut core.waiting),
-                Turn::Wait(pool, need) => {
+                TurnEnd::Idle => pools.quit(slot, &mut core.waiting),
+                TurnEnd::Wait(pool, need) => {
                     // The peer's credit comes back in pieces of any size: one turn spans as many of
                     // them as it needs.
                     let over = progress && (pool == PoolId::OWN || spent() == whole);
@@ -433,11 +436,11 @@ impl Engine {
                     }
                     pools.wait(slot, &mut core.waiting, pool, need, over);
                 }
-                Turn::Quantum => {
+                TurnEnd::Quantum => {
                     pools.quit(slot, &mut core.waiting);
                     self.shared.enqueue(slot, &mut core.queued);
                 }
-                Turn::SinkFull => {
+                TurnEnd::SinkFull => {
                     // Responses count too, so that other queue pairs get their turn.
                     core.spent = before + used;
                     if !core.queued {
@@ -452,10 +455,16 @@ impl Engine {
 
     /// Reports that the packets that `poll_transmit(now, …)` wrote really left at `left`, because
     /// the caller was delayed in between (on a busy processor, possibly for longer than a timeout).
-    /// The peer's time to answer begins then.
+    /// The peer's time to answer begins then. This looks only at the queue pairs that had a turn at
+    /// `now`, if that was the time of the last `poll_transmit`; before, it is too late to report.
     pub fn left_late(&mut self, now: Time, left: Time) {
-        for qp in self.qps.iter_mut().flatten() {
-            qp.left_late(now, left, &mut self.shared);
+        if self.turns_at != now {
+            return;
+        }
+        for slot in &self.turns {
+            if let Some(Some(qp)) = self.qps.get_mut(*slot as usize) {
+                qp.left_late(now, left, &mut self.shared);
+            }
         }
     }
 
@@ -476,15 +485,15 @@ impl Engine {
 
     /// The next asynchronous event.
     pub fn poll_event(&mut self) -> Option<(Qpn, QpEvent)> {
-        self.shared.events.pop_front()
+        self.shared.events.pop()
     }
 
     /// A completion queue overflowed: every queue pair that uses it breaks (`IBV_EVENT_CQ_ERR`).
     pub fn cq_overflow<H: Completions>(&mut self, cq: CqId, host: &mut H) {
-        for qp in self.qps.iter_mut().flatten() {
+        for (_, slot) in self.cq_users.range((cq, 0)..=(cq, u32::MAX)) {
+            let Some(Some(qp)) = self.qps.get_mut(*slot as usize) else { continue };
             let core = qp.core();
-            let uses = core.init.send_cq == cq || core.init.recv_cq == cq;
-            if uses && core.state != QpState::Err {
+            if core.state != QpState::Err {
                 self.shared.event(core.qpn, QpEvent::Fatal);
                 qp.break_down(&mut self.shared, host);
             }
@@ -504,22 +513,22 @@ impl Engine {
     /// Reserves the number of this queue pair, also after the queue pair is gone: packets for it
     /// may still be in flight. Each connection reserves it once; it is free again when each has
     /// released it.
-    pub fn keep_qpn(&mut self, qpn: Qpn) {
-        *self.kept.entry(low_bits(qpn)).or_default() += 1;
+    pub fn reserve_qpn(&mut self, qpn: Qpn) {
+        *self.reserved.entry(low_bits(qpn)).or_default() += 1;
     }
 
     /// Releases one reservation of the number.
     pub fn release_qpn(&mut self, qpn: Qpn) {
         let low = low_bits(qpn);
-        if let Some(count) = self.kept.get_mut(&low) {
+        if let Some(count) = self.reserved.get_mut(&low) {
             *count -= 1;
             if *count == 0 {
-                self.kept.remove(&low);
+                self.reserved.remove(&low);
             }
         }
     }
 
-    fn admit_called(&mut self) {
+    fn enqueue_granted(&mut self) {
         while let Some(slot) = self.shared.pools.next_called() {
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
                 self.shared.enqueue(slot, &mut qp.core_mut().queued);

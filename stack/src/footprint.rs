@@ -13,13 +13,13 @@ pub struct Footprint {
     /// Shared receive queues.
     pub srqs: usize,
     /// Address handles.
-    pub handles: usize,
+    pub address_handles: usize,
     /// Queue pairs and address handles that share the receiver credit of peers.
-    pub pool_users: usize,
+    pub credit_users: usize,
     /// Packets in flight that take receiver credit.
-    pub charged_packets: u64,
+    pub in_flight_packets: u64,
     /// Queue pairs that wait for a peer's credit, or were granted it and have not run yet.
-    pub waiting: usize,
+    pub waiting_for_credit: usize,
     /// Deadlines that are filed.
     pub timers: usize,
     /// Queue pairs with something to send.
@@ -27,19 +27,19 @@ pub struct Footprint {
     /// Events that the caller has not polled yet, also of shared receive queues.
     pub events: usize,
     /// Packets that arrived out of order and wait for those missing before them.
-    pub held_packets: usize,
+    pub reordered_packets: usize,
     /// Memory for such packets, in packets: all that was allocated.
-    pub held_blocks: usize,
-    /// The part of [`held_blocks`](Self::held_blocks) that is unused now.
-    pub spare_blocks: usize,
+    pub reorder_slots: usize,
+    /// The part of [`reorder_slots`](Self::reorder_slots) that is unused now.
+    pub spare_reorder_slots: usize,
     /// Queue pairs that have in-flight lists.
-    pub lists: usize,
+    pub in_flight_lists: usize,
     /// Unused in-flight lists.
-    pub spare_lists: usize,
+    pub spare_in_flight_lists: usize,
     /// Responder resources: responses to READs, atomics and the like, kept for duplicate requests.
-    pub records: usize,
+    pub responder_resources: usize,
     /// Reserved queue pair numbers.
-    pub kept_qpns: usize,
+    pub reserved_qpns: usize,
 }
 
 impl Engine {
@@ -53,30 +53,30 @@ impl Engine {
     #[must_use]
     pub fn footprint(&self) -> Footprint {
         let shared = &self.shared;
-        let (pool_users, charged_packets, waiting) = shared.pools.held();
+        let (credit_users, in_flight_packets, waiting) = shared.pools.held();
         let mut footprint = Footprint {
             qps: self.qp_count(),
             srqs: self.srq_count(),
-            handles: shared.handles.count(),
-            pool_users,
-            charged_packets,
-            waiting,
+            address_handles: shared.handles.count(),
+            credit_users,
+            in_flight_packets,
+            waiting_for_credit: waiting,
             timers: shared.timers.count(),
             queued: shared.dirty.len(),
             events: shared.events.len() + shared.srqs.event_count(),
-            held_packets: 0,
-            held_blocks: shared.store.blocks(shared.config.held_packets_max),
-            spare_blocks: shared.store.spare(),
-            lists: shared.lists.lent(),
-            spare_lists: shared.lists.spare(),
-            records: 0,
-            kept_qpns: self.kept_qpns(),
+            reordered_packets: 0,
+            reorder_slots: shared.reorder_slab.blocks(shared.config.reorder_packets_max),
+            spare_reorder_slots: shared.reorder_slab.spare(),
+            in_flight_lists: shared.lists.lent(),
+            spare_in_flight_lists: shared.lists.spare(),
+            responder_resources: 0,
+            reserved_qpns: self.reserved_qpns(),
         };
         for qp in self.qps.iter().flatten() {
             if let AnyQp::Rc(qp) = qp {
                 let (held, records) = qp.holds();
-                footprint.held_packets += held;
-                footprint.records += records;
+                footprint.reordered_packets += held;
+                footprint.responder_resources += records;
             }
         }
         footprint

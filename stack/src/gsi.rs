@@ -1,14 +1,12 @@
 //! QP1, the general services interface: checks incoming packets and hands them to the connection
 //! manager.
 
-use crate::cm::{CmConfig, ConnId, ConnectionManager};
-use crate::engine::{Engine, TxSink};
-use crate::ingress::{Datagram, Integrity, Strangers};
+use crate::cm::{ConnId, ConnectionManager};
+use crate::ingress::{Datagram, Integrity, UnconnectedSources};
 use crate::stats::{Counters, Drops};
 use crate::types::{Pkey, Psn, Qpn, Time};
-use crate::wire::icrc::Solver;
-use crate::wire::mad::{self, GSI_PACKET_LEN, GSI_QKEY, MadBytes};
-use crate::wire::{Opcode, Packet};
+use crate::wire::mad::{self, GSI_QKEY, MadBytes};
+use crate::wire::{Opcode, Packet, Solver};
 
 /// QP1 of a shard. It exists only with a connection manager.
 #[derive(Debug, Default)]
@@ -27,7 +25,7 @@ impl Gsi {
         now: Time,
         packet: &Packet<'_>,
         datagram: &Datagram<'_>,
-        (strangers, solver): (&mut Strangers, &mut Solver),
+        (sources, solver): (&mut UnconnectedSources, &mut Solver),
         (counters, drops): (&mut Counters, &mut Drops),
     ) {
         let Some(cm) = self.cm.as_mut().filter(|_| packet.bth().dest_qpn == Qpn::GSI) else {
@@ -39,7 +37,7 @@ impl Gsi {
         if !Pkey::DEFAULT.admits(packet.bth().pkey) {
             return drops.pkey += 1;
         }
-        match strangers.integrity(now, datagram, solver) {
+        match sources.integrity(now, datagram, solver) {
             Integrity::Right => {}
             Integrity::Solved => counters.icrc_id_solved += 1,
             Integrity::Wrong => return drops.icrc += 1,
@@ -63,42 +61,14 @@ impl Gsi {
         }
     }
 
+    /// A connection of another shard's connection manager that got its first message here.
+    pub(crate) fn poll_arrived(&mut self) -> Option<ConnId> {
+        self.arrived.pop()
+    }
+
     /// Writes the packet that carries a datagram.
     pub(crate) fn write(&mut self, mad: &MadBytes, out: &mut [u8]) {
         self.psn = self.psn.wrapping_add(1);
         mad::write_gsi(out, Psn::new(self.psn), mad);
-    }
-}
-
-impl Engine {
-    /// Opens QP1: from now on management datagrams go to a connection manager.
-    pub fn start_cm(&mut self, config: CmConfig) {
-        self.gsi.cm = Some(Box::new(ConnectionManager::new(config)));
-    }
-
-    /// The connection manager, if it was started. After each call of it, send its datagrams with
-    /// [`send_mad`](Self::send_mad).
-    #[inline]
-    pub fn cm(&mut self) -> Option<&mut ConnectionManager> {
-        self.gsi.cm.as_deref_mut()
-    }
-
-    /// Where the connection manager runs in another shard: a connection that got its first message
-    /// here, after [`await_message`](Self::await_message). Pass it to
-    /// [`ConnectionManager::message_arrived`].
-    #[inline]
-    pub fn poll_arrived(&mut self) -> Option<ConnId> {
-        self.gsi.arrived.pop()
-    }
-
-    /// Sends a management datagram from QP1 on `path`. Returns whether there was room.
-    pub fn send_mad(&mut self, mad: &MadBytes, path: u32, sink: &mut impl TxSink) -> bool {
-        let sent = sink.send(path, GSI_PACKET_LEN, |out| {
-            self.gsi.write(mad, out);
-            Ok::<_, core::convert::Infallible>(None)
-        });
-        let sent = sent.unwrap_or(false);
-        self.shared.counters.sent_pkts += u64::from(sent);
-        sent
     }
 }

@@ -3,7 +3,8 @@
 use core::net::IpAddr;
 
 use crate::types::Time;
-use crate::wire::icrc::{DF, IpFields, Solver, Template};
+use crate::wire::Solver;
+use crate::wire::icrc::{DF, IpFields, Template};
 
 /// A received datagram: the payload of a UDP datagram to port 4791, with the relevant fields of its
 /// headers.
@@ -170,27 +171,27 @@ impl SourceCheck {
 /// Senders of datagrams without a connection. Any host may send; what is known of one is kept until
 /// another takes its slot.
 #[derive(Debug)]
-pub(crate) struct Strangers {
-    checks: Box<[Stranger]>,
+pub(crate) struct UnconnectedSources {
+    checks: Box<[UnconnectedSource]>,
 }
 
 /// A source and a destination address, and what is known of the packets between them.
 #[derive(Debug, Default)]
-struct Stranger {
+struct UnconnectedSource {
     way: Option<(IpAddr, IpAddr)>,
     check: SourceCheck,
 }
 
 /// How many senders are remembered.
-const STRANGERS: usize = 128;
+const SOURCES_MAX: usize = 128;
 
-impl Default for Strangers {
+impl Default for UnconnectedSources {
     fn default() -> Self {
-        Self { checks: (0..STRANGERS).map(|_| Stranger::default()).collect() }
+        Self { checks: (0..SOURCES_MAX).map(|_| UnconnectedSource::default()).collect() }
     }
 }
 
-impl Strangers {
+impl UnconnectedSources {
     /// Checks the ICRC of a datagram.
     pub(crate) fn integrity(
         &mut self,
@@ -198,12 +199,12 @@ impl Strangers {
         datagram: &Datagram<'_>,
         solver: &mut Solver,
     ) -> Integrity {
-        let stranger = &mut self.checks[place(datagram)];
+        let source = &mut self.checks[place(datagram)];
         let way = Some((datagram.src, datagram.dst));
-        if stranger.way != way {
-            *stranger = Stranger { way, check: SourceCheck::default() };
+        if source.way != way {
+            *source = UnconnectedSource { way, check: SourceCheck::default() };
         }
-        stranger.check.integrity(now, datagram, solver)
+        source.check.integrity(now, datagram, solver)
     }
 }
 
@@ -212,7 +213,7 @@ impl Strangers {
 fn place(datagram: &Datagram<'_>) -> usize {
     let hash = spread(folded(datagram.dst)) ^ folded(datagram.src) << 16;
     #[allow(clippy::cast_possible_truncation)]
-    let place = (spread(hash ^ u64::from(datagram.src_port)) >> 57) as usize % STRANGERS;
+    let place = (spread(hash ^ u64::from(datagram.src_port)) >> 57) as usize % SOURCES_MAX;
     place
 }
 
@@ -258,31 +259,31 @@ mod tests {
 
     #[test]
     fn who_sends_to_two_of_our_addresses_is_remembered_for_each() {
-        let (mut strangers, mut solver) = (Strangers::default(), Solver::default());
-        let mut hear = |id, dst| {
+        let (mut sources, mut solver) = (UnconnectedSources::default(), Solver::default());
+        let mut check = |id, dst| {
             let (bytes, [src, dst]) = sealed(id, dst);
             let ip_id = IpId::Hint(0);
             let (tos, hop_limit) = (0, None);
             let datagram =
                 Datagram { bytes: &bytes, src, dst, src_port: 4000, ip_id, tos, hop_limit };
-            strangers.integrity(Time(1), &datagram, &mut solver)
+            sources.integrity(Time(1), &datagram, &mut solver)
         };
         // The first identification of each is accepted as it is; after that, only those that follow
         // it.
-        assert_eq!(hear(20_000, "10.0.0.1"), Integrity::Solved);
-        assert_eq!(hear(40_000, "10.0.0.2"), Integrity::Solved);
+        assert_eq!(check(20_000, "10.0.0.1"), Integrity::Solved);
+        assert_eq!(check(40_000, "10.0.0.2"), Integrity::Solved);
         for _ in 0..3 {
-            assert_eq!(hear(50_000, "10.0.0.1"), Integrity::Wrong, "it was forgotten");
-            assert_eq!(hear(60_000, "10.0.0.2"), Integrity::Wrong, "it was forgotten");
+            assert_eq!(check(50_000, "10.0.0.1"), Integrity::Wrong, "it was forgotten");
+            assert_eq!(check(60_000, "10.0.0.2"), Integrity::Wrong, "it was forgotten");
         }
-        assert_eq!(hear(20_001, "10.0.0.1"), Integrity::Solved);
-        assert_eq!(hear(40_001, "10.0.0.2"), Integrity::Solved);
+        assert_eq!(check(20_001, "10.0.0.1"), Integrity::Solved);
+        assert_eq!(check(40_001, "10.0.0.2"), Integrity::Solved);
     }
 
     /// 128 slots: by chance, each gets 64 of 8,192 senders.
     #[test]
     fn senders_are_spread() {
-        let mut taken = [0; STRANGERS];
+        let mut taken = [0; SOURCES_MAX];
         let pairs = (0..64u8).flat_map(|src| (0..8u8).map(move |dst| (src, dst)));
         for (src, dst) in pairs {
             for src_port in 0xc000..0xc010 {

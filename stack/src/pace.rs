@@ -111,8 +111,8 @@ mod tests {
             (limit, 64, 500),
             (limit, 4096, (2 << 20) / Budget::cost(4132)),
             // What a stranger's socket holds.
-            (Budget::STRANGER, 64, 128),
-            (Budget::STRANGER, 1024, 106_496 / Budget::cost(1060)),
+            (Budget::STANDARD, 64, 128),
+            (Budget::STANDARD, 1024, 106_496 / Budget::cost(1060)),
             (Budget { bytes: 0, datagrams: 0 }, 4096, 12),
         ] {
             assert_eq!(sent(&mut Pace::default(), limit, payload, MS, MS + 1), expected);
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn the_rate_is_one_that_a_receiver_in_software_takes() {
         for (payload, each_ns) in [(0, 800), (64, 818), (1024, 1100), (4096, 2000)] {
-            for limit in [Budget::STRANGER, Budget { bytes: 8 << 20, datagrams: 10_000 }] {
+            for limit in [Budget::STANDARD, Budget { bytes: 8 << 20, datagrams: 10_000 }] {
                 let mut pace = Pace::default();
                 sent(&mut pace, limit, payload, MS, 100 * MS);
                 let count = sent(&mut pace, limit, payload, 100 * MS, 1100 * MS);
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn whoever_waited_sends_a_run() {
-        let (mut pace, limit) = (Pace::default(), Budget::STRANGER);
+        let (mut pace, limit) = (Pace::default(), Budget::STANDARD);
         let charge = Charge::of(1, Budget::cost(100));
         sent(&mut pace, limit, 64, MS, MS + 1);
         let Err(later) = pace.admit(Time(MS + 1), charge, limit) else { panic!("it is full") };
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn after_a_pause_everything_is_as_in_the_beginning() {
-        let (mut pace, limit) = (Pace::default(), Budget::STRANGER);
+        let (mut pace, limit) = (Pace::default(), Budget::STANDARD);
         for round in 1..5 {
             let now = round * 10 * MS;
             assert_eq!(sent(&mut pace, limit, 64, now, now + 1), 128);

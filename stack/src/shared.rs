@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::ah::Handles;
+use crate::events::Events;
 use crate::pool::{Budget, CALM, Pools};
 use crate::rc::held::Store;
 use crate::rc::lists::SpareLists;
@@ -32,16 +33,16 @@ pub struct EngineConfig {
     /// of order, from a peer that announced a budget, and waits until the packets before it arrive
     /// (selective repeat). Each takes 4132 bytes, allocated when needed. With 0 they are dropped,
     /// as in the specification, and the peer sends everything behind a loss again.
-    pub held_packets_max: u32,
+    pub reorder_packets_max: u32,
     /// Whether a WRITE of several packets, without immediate, may leave as that many messages of
     /// one packet. It does so only while other packets to that peer are unacknowledged, and only if
     /// super-packets then carry more. Set it where the port sends runs of equal packets as
     /// super-packets.
-    pub cut_writes: bool,
+    pub split_writes: bool,
     /// After a loss, a peer's queue may have overflowed. After this many packets without a further
     /// loss, it is again taken to hold more of the packets that leave as super-packets
     /// ([`Engine::departed`](crate::Engine::departed)).
-    pub calm_packets: u32,
+    pub stable_packets: u32,
     /// Packets that a queue pair sends before other queue pairs get their turn. 0 counts as 1, and
     /// what is above 65,535 as that.
     pub quantum: u32,
@@ -52,13 +53,13 @@ impl Default for EngineConfig {
         Self {
             max_qp: 16_384,
             qpn_slot: 0,
-            own_budget: Budget::STRANGER,
+            own_budget: Budget::STANDARD,
             port_mtu: Mtu::Mtu4096,
             window_max: 512,
             advertise_credits: false,
-            held_packets_max: 2048,
-            cut_writes: false,
-            calm_packets: CALM,
+            reorder_packets_max: 2048,
+            split_writes: false,
+            stable_packets: CALM,
             quantum: 64,
         }
     }
@@ -72,7 +73,7 @@ pub(crate) struct Shared {
     pub(crate) handles: Handles,
     pub(crate) srqs: Srqs,
     /// Reorder buffers: memory for packets that arrived out of order.
-    pub(crate) store: Store,
+    pub(crate) reorder_slab: Store,
     /// Unused in-flight lists.
     pub(crate) lists: SpareLists,
     pub(crate) timers: Timers,
@@ -82,7 +83,7 @@ pub(crate) struct Shared {
     pub(crate) dirty: VecDeque<u32>,
     /// Whether one of them has more to send than an acknowledgement.
     pub(crate) urgent: bool,
-    pub(crate) events: VecDeque<(Qpn, QpEvent)>,
+    pub(crate) events: Events,
 }
 
 impl Shared {
@@ -109,6 +110,6 @@ impl Shared {
     }
 
     pub(crate) fn event(&mut self, qpn: Qpn, event: QpEvent) {
-        self.events.push_back((qpn, event));
+        self.events.push(qpn, event);
     }
 }

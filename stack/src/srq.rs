@@ -8,11 +8,9 @@
 use core::fmt;
 use std::collections::VecDeque;
 
-use crate::engine::Engine;
 use crate::mem::{AccessError, Memory, PdId};
-use crate::qp::message::Received;
 use crate::qp::post::PostError;
-use crate::qp::rq::RecvQueue;
+use crate::qp::rq::{Received, RecvQueue};
 use crate::types::Key;
 use crate::verbs::{RecvWr, SrqId};
 
@@ -87,18 +85,18 @@ struct Srq {
 /// All shared receive queues, by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Srqs {
-    places: Vec<Option<Srq>>,
+    slots: Vec<Option<Srq>>,
     /// Queues that reached their limit.
     events: VecDeque<SrqId>,
 }
 
 impl Srqs {
     fn get(&self, id: SrqId) -> Option<&Srq> {
-        self.places.get(id.0 as usize)?.as_ref()
+        self.slots.get(id.0 as usize)?.as_ref()
     }
 
     fn get_mut(&mut self, id: SrqId) -> Option<&mut Srq> {
-        self.places.get_mut(id.0 as usize)?.as_mut()
+        self.slots.get_mut(id.0 as usize)?.as_mut()
     }
 
     /// Adds a queue pair as a user. Returns the queue's domain, and an own queue for the receives
@@ -155,15 +153,82 @@ impl Srqs {
 
     /// Whether a receive that no queue pair took names the region `key`.
     pub(crate) fn uses(&self, key: Key) -> bool {
-        self.places.iter().flatten().any(|srq| srq.queue.uses(key))
+        self.slots.iter().flatten().any(|srq| srq.queue.uses(key))
     }
 
     pub(crate) fn event_count(&self) -> usize {
         self.events.len()
     }
 
+    pub(crate) fn poll_event(&mut self) -> Option<SrqId> {
+        self.events.pop_front()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.slots.iter().flatten().count()
+    }
+
+    /// Adds a queue, at the first free number; `None` if its depth is 0.
+    pub(crate) fn insert(&mut self, init: &SrqInit) -> Option<SrqId> {
+        if init.max_wr == 0 {
+            return None;
+        }
+        let free = self.slots.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.slots.len());
+        if index == self.slots.len() {
+            self.slots.push(None);
+        }
+        let queue = RecvQueue::new(init.max_wr, init.max_sge);
+        self.slots[index] = Some(Srq { pd: init.pd, queue, taken: 0, limit: 0, users: 0 });
+        self.reserve_events();
+        u32::try_from(index).ok().map(SrqId)
+    }
+
+    pub(crate) fn modify(&mut self, id: SrqId, change: &SrqChange) -> Result<(), SrqError> {
+        let srq = self.get_mut(id).ok_or(SrqError::Unknown)?;
+        let depth = change.max_wr.unwrap_or(srq.queue.depth());
+        if depth == 0 || u64::from(depth) < srq.queue.len() + srq.taken {
+            return Err(SrqError::Depth);
+        }
+        if change.srq_limit.unwrap_or(srq.limit) > depth {
+            return Err(SrqError::Limit);
+        }
+        if depth != srq.queue.depth() {
+            srq.queue.resize(depth);
+        }
+        srq.limit = change.srq_limit.unwrap_or(srq.limit);
+        self.reserve_events();
+        Ok(())
+    }
+
+    pub(crate) fn query(&self, id: SrqId) -> Option<SrqAttr> {
+        let srq = self.get(id)?;
+        let (max_wr, max_sge) = (srq.queue.depth(), srq.queue.max_sge());
+        Some(SrqAttr { max_wr, max_sge, srq_limit: srq.limit })
+    }
+
+    #[inline]
+    pub(crate) fn post(&mut self, id: SrqId, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        let srq = self.get_mut(id).ok_or(PostError::UnknownQp)?;
+        if srq.queue.len() + srq.taken >= u64::from(srq.queue.depth()) {
+            return Err(PostError::Full);
+        }
+        srq.queue.push(wr)
+    }
+
+    /// Removes a queue that no queue pair uses; its events are dropped.
+    pub(crate) fn remove(&mut self, id: SrqId) -> Result<(), SrqError> {
+        let srq = self.get(id).ok_or(SrqError::Unknown)?;
+        if srq.users > 0 {
+            return Err(SrqError::InUse);
+        }
+        self.slots[id.0 as usize] = None;
+        self.events.retain(|of| *of != id);
+        Ok(())
+    }
+
     fn reserve_events(&mut self) {
-        let room = (2 * self.places.len()).saturating_sub(self.events.len());
+        let room = (2 * self.slots.len()).saturating_sub(self.events.len());
         self.events.reserve(room);
     }
 }
@@ -234,94 +299,5 @@ impl Receives<'_> {
         if let Some((srqs, id)) = &mut self.shared {
             srqs.complete(*id);
         }
-    }
-}
-
-/// Shared receive queues. The number of a destroyed queue may be given out again.
-impl Engine {
-    /// Makes a shared receive queue (`ibv_create_srq(3)`); `None` if the depth is 0.
-    pub fn create_srq(&mut self, init: &SrqInit) -> Option<SrqId> {
-        if init.max_wr == 0 {
-            return None;
-        }
-        let srqs = &mut self.shared.srqs;
-        let free = srqs.places.iter().position(Option::is_none);
-        let index = free.unwrap_or(srqs.places.len());
-        if index == srqs.places.len() {
-            srqs.places.push(None);
-        }
-        let queue = RecvQueue::new(init.max_wr, init.max_sge);
-        srqs.places[index] = Some(Srq { pd: init.pd, queue, taken: 0, limit: 0, users: 0 });
-        srqs.reserve_events();
-        u32::try_from(index).ok().map(SrqId)
-    }
-
-    /// Changes depth or limit (`ibv_modify_srq(3)`).
-    ///
-    /// # Errors
-    /// [`SrqError`]; nothing has changed then.
-    pub fn modify_srq(&mut self, id: SrqId, change: &SrqChange) -> Result<(), SrqError> {
-        let srqs = &mut self.shared.srqs;
-        let srq = srqs.get_mut(id).ok_or(SrqError::Unknown)?;
-        let depth = change.max_wr.unwrap_or(srq.queue.depth());
-        if depth == 0 || u64::from(depth) < srq.queue.len() + srq.taken {
-            return Err(SrqError::Depth);
-        }
-        if change.srq_limit.unwrap_or(srq.limit) > depth {
-            return Err(SrqError::Limit);
-        }
-        if depth != srq.queue.depth() {
-            srq.queue.resize(depth);
-        }
-        srq.limit = change.srq_limit.unwrap_or(srq.limit);
-        srqs.reserve_events();
-        Ok(())
-    }
-
-    /// Its attributes (`ibv_query_srq(3)`).
-    #[must_use]
-    pub fn query_srq(&self, id: SrqId) -> Option<SrqAttr> {
-        let srq = self.shared.srqs.get(id)?;
-        let (max_wr, max_sge) = (srq.queue.depth(), srq.queue.max_sge());
-        Some(SrqAttr { max_wr, max_sge, srq_limit: srq.limit })
-    }
-
-    /// Appends a receive request.
-    ///
-    /// # Errors
-    /// [`PostError`]; nothing has changed then.
-    #[inline]
-    pub fn post_srq_recv(&mut self, id: SrqId, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        let srq = self.shared.srqs.get_mut(id).ok_or(PostError::UnknownQp)?;
-        if srq.queue.len() + srq.taken >= u64::from(srq.queue.depth()) {
-            return Err(PostError::Full);
-        }
-        srq.queue.push(wr)
-    }
-
-    /// Destroys a shared receive queue; posted receives never complete (`ibv_destroy_srq(3)`).
-    ///
-    /// # Errors
-    /// [`SrqError::InUse`] while a queue pair uses it, [`SrqError::Unknown`].
-    pub fn destroy_srq(&mut self, id: SrqId) -> Result<(), SrqError> {
-        let srqs = &mut self.shared.srqs;
-        let srq = srqs.get(id).ok_or(SrqError::Unknown)?;
-        if srq.users > 0 {
-            return Err(SrqError::InUse);
-        }
-        srqs.places[id.0 as usize] = None;
-        srqs.events.retain(|of| *of != id);
-        Ok(())
-    }
-
-    /// How many shared receive queues there are.
-    #[must_use]
-    pub fn srq_count(&self) -> usize {
-        self.shared.srqs.places.iter().flatten().count()
-    }
-
-    /// The next shared receive queue that reached its limit (`IBV_EVENT_SRQ_LIMIT_REACHED`).
-    pub fn poll_srq_event(&mut self) -> Option<SrqId> {
-        self.shared.srqs.events.pop_front()
     }
 }

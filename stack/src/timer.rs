@@ -42,14 +42,14 @@ pub(crate) struct Timers {
     /// A binary heap, earliest first.
     heap: Vec<(Time, u32)>,
     /// Position in the heap of each owner's entry; meaningless for owners without one.
-    places: Vec<u32>,
+    positions: Vec<u32>,
 }
 
 impl Timers {
     /// Makes room for owners below `owners`, so that setting a deadline does not allocate.
     pub(crate) fn reserve(&mut self, owners: usize) {
-        if self.places.len() < owners {
-            self.places.resize(owners, 0);
+        if self.positions.len() < owners {
+            self.positions.resize(owners, 0);
             self.heap.reserve(owners - self.heap.len());
         }
     }
@@ -102,7 +102,7 @@ impl Timers {
     /// Forgets the deadline of an owner that goes away.
     pub(crate) fn remove(&mut self, owner: u32, deadline: &mut Deadline) {
         if deadline.filed != NEVER {
-            self.take_out(self.places[owner as usize] as usize);
+            self.take_out(self.positions[owner as usize] as usize);
         }
         *deadline = Deadline::default();
     }
@@ -112,7 +112,7 @@ impl Timers {
             self.heap.push((due, owner));
             self.heap.len() - 1
         } else {
-            let at = self.places[owner as usize] as usize;
+            let at = self.positions[owner as usize] as usize;
             self.heap[at].0 = due;
             at
         };
@@ -160,7 +160,7 @@ impl Timers {
         let owner = self.heap[at].1 as usize;
         #[allow(clippy::cast_possible_truncation)]
         let place = at as u32;
-        self.places[owner] = place;
+        self.positions[owner] = place;
     }
 }
 

@@ -435,7 +435,7 @@ pub enum WcOpcode {
 }
 
 /// A completion queue of the caller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct CqId(pub u32);
 
 /// A shared receive queue of an engine.

@@ -184,7 +184,7 @@ fn goodput_times_loss_times_delay() {
     )
     .unwrap();
     // Go back N, which hardware and rxe understand; and selective repeat, between two Rocinantes.
-    let repeats = [("go back N", 0), ("selective", EngineConfig::default().held_packets_max)];
+    let repeats = [("go back N", 0), ("selective", EngineConfig::default().reorder_packets_max)];
     for ((repeat, held), rtt) in
         repeats.iter().flat_map(|repeat| [0, 1, 10].map(|rtt| (*repeat, rtt)))
     {

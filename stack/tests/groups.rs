@@ -12,7 +12,7 @@ use rocinante_stack::types::{Key, Pkey, Psn, Qpn, Time};
 use rocinante_stack::verbs::{
     Destination, QpState, QpType, RecvWr, SendData, SendOp, SendWr, WcStatus,
 };
-use rocinante_stack::wire::cm::{CommId, Dreq, Message};
+use rocinante_stack::wire::cm::{CmMessage, CommId, Dreq};
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
 use rocinante_stack::wire::{Bth, Deth, ICRC_LEN, Opcode, bth};
@@ -214,7 +214,7 @@ fn what_is_wrong_is_dropped_and_counted_and_touches_no_receive() {
     case(|drops| drops.malformed, way, &damaged[..18]);
     // Every host would answer a management datagram to a group.
     let (local, remote, remote_qpn) = (CommId(7), CommId(8), Qpn::new(9));
-    let mad = Message::Dreq(Dreq { local, remote, remote_qpn, private: b"" }).emit(3);
+    let mad = CmMessage::Dreq(Dreq { local, remote, remote_qpn, private: b"" }).emit(3);
     let mut packet = [0; GSI_PACKET_LEN];
     write_gsi(&mut packet, Psn::new(1), &mad);
     Template::new(&fields(way.0, way.1), PORT).seal(&mut packet);
@@ -305,7 +305,7 @@ fn who_is_destroyed_is_in_no_group() {
 #[test]
 fn what_is_sent_to_a_group_has_its_number() {
     let (mut end, qpns, _) = ready(1);
-    let to = PeerAddress { local: addr(1), remote: group(1), path: 0, budget: Budget::STRANGER };
+    let to = PeerAddress { local: addr(1), remote: group(1), path: 0, budget: Budget::STANDARD };
     let ah = end.engine.create_ah(common::PD, &to).unwrap();
     let to = Destination { ah, qpn: Qpn::MULTICAST, qkey: QKEY };
     let (op, data) =

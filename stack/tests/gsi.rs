@@ -7,7 +7,7 @@ use common::{PORT, Solo, addr, template};
 use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, QpSide};
 use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn};
 use rocinante_stack::verbs::QpState;
-use rocinante_stack::wire::cm::{CommId, Dreq, Message, PortSpace, ServiceId, Transport};
+use rocinante_stack::wire::cm::{CmMessage, CommId, Dreq, PortSpace, ServiceId, Transport};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
 use rocinante_stack::wire::{Bth, Opcode, Packet};
 use rocinante_stack::{Datagram, IpId, QpAttr};
@@ -15,7 +15,7 @@ use rocinante_stack::{Datagram, IpId, QpAttr};
 /// A message for an unknown connection: it gets an answer.
 fn packet() -> [u8; GSI_PACKET_LEN] {
     let (local, remote, remote_qpn) = (CommId(7), CommId(8), Qpn::new(9));
-    let mad = Message::Dreq(Dreq { local, remote, remote_qpn, private: b"" }).emit(3);
+    let mad = CmMessage::Dreq(Dreq { local, remote, remote_qpn, private: b"" }).emit(3);
     let mut packet = [0; GSI_PACKET_LEN];
     write_gsi(&mut packet, Psn::new(1), &mad);
     packet
@@ -52,7 +52,7 @@ fn only_whole_datagrams_with_the_key_reach_it() {
     let cm = solo.end.engine.cm().unwrap();
     let answer = cm.poll_transmit().unwrap();
     assert_eq!((answer.local, answer.remote), (addr(1), addr(2)));
-    assert!(matches!(Message::parse(&answer.mad), Ok((_, Message::Drep(_)))));
+    assert!(matches!(CmMessage::parse(&answer.mad), Ok((_, CmMessage::Drep(_)))));
 
     let mut damaged = sealed(packet());
     damaged[100] ^= 1;
@@ -160,7 +160,7 @@ fn a_number_that_is_kept_is_not_used_again() {
     let mut solo = Solo::script();
     let qpn = solo.end.qpn;
     let init = common::qp_init(&solo.setup);
-    solo.end.engine.keep_qpn(qpn);
+    solo.end.engine.reserve_qpn(qpn);
     solo.end.engine.destroy_qp(qpn).unwrap();
     let other = solo.end.engine.create_qp(&init, qpn.value()).unwrap();
     assert_ne!(other, qpn);
@@ -174,28 +174,28 @@ fn a_number_that_is_kept_is_not_used_again() {
 fn a_number_that_was_kept_twice_is_free_when_it_was_released_twice() {
     let mut solo = Solo::script();
     let (qpn, init) = (solo.end.qpn, common::qp_init(&solo.setup));
-    solo.end.engine.keep_qpn(qpn);
-    solo.end.engine.keep_qpn(qpn);
+    solo.end.engine.reserve_qpn(qpn);
+    solo.end.engine.reserve_qpn(qpn);
     solo.end.engine.destroy_qp(qpn).unwrap();
     for released in 0..2 {
-        assert_eq!(solo.end.engine.kept_qpns(), 1);
+        assert_eq!(solo.end.engine.reserved_qpns(), 1);
         let other = solo.end.engine.create_qp(&init, qpn.value()).unwrap();
         assert_ne!(other, qpn, "released {released} times");
         solo.end.engine.destroy_qp(other).unwrap();
         solo.end.engine.release_qpn(qpn);
     }
-    assert_eq!(solo.end.engine.kept_qpns(), 0);
+    assert_eq!(solo.end.engine.reserved_qpns(), 0);
     assert_eq!(solo.end.engine.create_qp(&init, qpn.value()), Some(qpn));
     // Releasing a number that is not kept, or not as often, changes nothing.
     solo.end.engine.release_qpn(qpn);
-    solo.end.engine.keep_qpn(qpn);
-    assert_eq!(solo.end.engine.kept_qpns(), 1);
+    solo.end.engine.reserve_qpn(qpn);
+    assert_eq!(solo.end.engine.reserved_qpns(), 1);
 }
 
 #[test]
 fn what_it_sends_is_numbered_and_counted() {
     let mut solo = Solo::script();
-    let mad = Message::parse(Packet::parse(&packet()).unwrap().payload()).unwrap().1.emit(3);
+    let mad = CmMessage::parse(Packet::parse(&packet()).unwrap().payload()).unwrap().1.emit(3);
     for psn in 1..=3 {
         assert!(solo.end.engine.send_mad(&mad, 0, &mut solo.end.out));
         let sent = solo.end.out.packets.pop_front().unwrap();

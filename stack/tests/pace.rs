@@ -11,11 +11,11 @@ const US: u64 = 1000;
 
 /// A queue pair that can send to a peer of unknown queue size, and its SEND operation.
 fn sender(qp_type: QpType) -> (Solo, SendOp) {
-    let (mtu, budget) = (Mtu::Mtu1024, Budget::STRANGER);
+    let (mtu, budget) = (Mtu::Mtu1024, Budget::STANDARD);
     let setup = Setup { qp_type, mtu, budget, depth: 1024, ..Setup::default() };
     let mut solo = Solo::new(&setup);
     let (local, remote) = (addr(1), addr(2));
-    let peer = PeerAddress { local, remote, path: 0, budget: Budget::STRANGER };
+    let peer = PeerAddress { local, remote, path: 0, budget: Budget::STANDARD };
     let imm = None;
     let op = match qp_type {
         QpType::Ud => {
@@ -67,7 +67,7 @@ fn all_senders_of_one_peer_share_its_pace() {
     let (mut solo, op) = sender(QpType::Ud);
     let SendOp::SendTo { to, .. } = op else { panic!("not of datagrams") };
     let (local, remote) = (addr(1), addr(3));
-    let other = PeerAddress { local, remote, path: 0, budget: Budget::STRANGER };
+    let other = PeerAddress { local, remote, path: 0, budget: Budget::STANDARD };
     let ah = solo.end.engine.create_ah(common::PD, &other).unwrap();
     post(&mut solo, op, 128, 64);
     assert_eq!(solo.packets().len(), 128);

@@ -85,7 +85,7 @@ fn two(budget: Budget, timeout: u8) -> (Pair, [Key; 2]) {
 
 #[test]
 fn who_was_nacked_and_waits_for_room_still_gives_up_in_time() {
-    let (mut pair, keys) = two(Budget::STRANGER, 14);
+    let (mut pair, keys) = two(Budget::STANDARD, 14);
     pair.send_on(0, 1, 1, write(keys[1]), &[sge(0, 100, keys[0])]);
     pair.run();
     assert_eq!(pair.completions(0).len(), 1);

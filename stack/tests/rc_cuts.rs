@@ -16,7 +16,7 @@ const WRITE: SendOp = SendOp::Write { remote: REMOTE, rkey: Key(0x99), imm: None
 const WRITE_IMM: SendOp = SendOp::Write { remote: REMOTE, rkey: Key(0x99), imm: Some([0; 4]) };
 
 fn setup() -> Setup {
-    Setup { cut_writes: true, ..Setup::script() }
+    Setup { split_writes: true, ..Setup::script() }
 }
 
 /// A WRITE of 600 bytes was alone, so it has left as one message. It is not acknowledged.
@@ -274,7 +274,7 @@ fn each_psn_keeps_its_shape_whatever_is_lost() {
 
 #[test]
 fn another_queue_pair_to_the_same_peer_is_company() {
-    let mut pair = Pair::new(&Setup { cut_writes: true, qps: 2, ..Setup::default() });
+    let mut pair = Pair::new(&Setup { split_writes: true, qps: 2, ..Setup::default() });
     let keys = pair.register();
     let mtu = Setup::default().mtu.bytes();
     let mut leave = |qp: usize| {

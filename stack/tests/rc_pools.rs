@@ -39,7 +39,7 @@ fn writes_of_all_stay_within_the_peers_room_and_nobody_starves() {
         (Budget { bytes: 425_984, datagrams: 512 }, 64),
         (Budget { bytes: 30 * 2304, datagrams: 1000 }, 10_000),
         (Budget { bytes: 1 << 30, datagrams: 7 }, 2000),
-        (Budget::STRANGER, 50),
+        (Budget::STANDARD, 50),
     ] {
         let mut pair = Pair::new(&setup(budget));
         let keys = pair.register();

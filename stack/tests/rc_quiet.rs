@@ -177,7 +177,7 @@ fn where_room_or_time_is_short_everything_asks() {
         (0..4).map(|id| talk.asks(&inline(id, &[5; 64]))).collect()
     };
     assert_eq!(asked(&setup()), [false; 4]);
-    let stranger = Setup { budget: Budget::STRANGER, ..setup() };
+    let stranger = Setup { budget: Budget::STANDARD, ..setup() };
     assert_eq!(asked(&stranger), [true; 4], "a peer that says nothing of its queue");
     let small = Setup { budget: Budget { bytes: 1 << 20, datagrams: 40 }, ..setup() };
     assert_eq!(asked(&small), [false, false, false, true], "a quarter of its queue");
@@ -272,7 +272,7 @@ fn a_lost_one_is_noticed_by_the_probe_or_by_the_gap_in_front_of_the_next() {
 
 #[test]
 fn one_of_us_that_holds_what_followed_gets_the_missing_one_alone_and_is_asked() {
-    let held = EngineConfig::default().held_packets_max;
+    let held = EngineConfig::default().reorder_packets_max;
     let mut talk = talk(&Setup { held, ..setup() });
     talk.hush(3);
     talk.solo.hear_gap(1, &[2, 3]);
@@ -389,7 +389,7 @@ fn nothing_is_left_of_it_after_a_reset_or_destruction() {
     for destroy in [false, true] {
         let mut talk = talk(&setup());
         talk.hush(3);
-        assert_eq!(talk.solo.end.engine.footprint().charged_packets, 3);
+        assert_eq!(talk.solo.end.engine.footprint().in_flight_packets, 3);
         let qpn = talk.solo.end.qpn;
         if destroy {
             talk.solo.end.engine.destroy_qp(qpn).expect("it is there");
@@ -397,7 +397,7 @@ fn nothing_is_left_of_it_after_a_reset_or_destruction() {
             talk.modify(QpState::Reset);
         }
         let left = talk.solo.end.engine.footprint();
-        assert_eq!((left.charged_packets, left.timers, left.lists), (0, 0, 0));
+        assert_eq!((left.in_flight_packets, left.timers, left.in_flight_lists), (0, 0, 0));
         assert_eq!((talk.solo.end.engine.poll_timeout(), talk.leaving()), (None, vec![]));
         if !destroy {
             let setup = setup();
@@ -509,7 +509,7 @@ fn over_a_bad_network_all_arrives_in_order_and_is_told_of() {
         both.talk(200);
         for end in &both.pair.ends {
             assert_eq!(end.host.sends_retired, 101, "seed {seed}");
-            assert_eq!(end.engine.footprint().charged_packets, 0, "seed {seed}");
+            assert_eq!(end.engine.footprint().in_flight_packets, 0, "seed {seed}");
         }
     }
 }
@@ -523,7 +523,7 @@ fn who_needs_the_peers_room_does_not_wait_for_the_probe() {
         both.say((number % 2) as usize, number, false);
     }
     for at in [0, 1] {
-        assert!(both.pair.ends[at].engine.footprint().charged_packets > 0, "it is held");
+        assert!(both.pair.ends[at].engine.footprint().in_flight_packets > 0, "it is held");
     }
     let begun = both.pair.now;
     let op = SendOp::Write { remote: BASE + 4096, rkey: both.keys[1], imm: None };

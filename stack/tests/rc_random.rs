@@ -110,7 +110,7 @@ impl World {
             depth: DEPTH as u32,
             budget: Budget { bytes: 8704 * datagrams, datagrams },
             held: [0, 3, 2048][random.below(3) as usize],
-            cut_writes: random.one_in(2),
+            split_writes: random.one_in(2),
             qps,
             ..Setup::default()
         };

@@ -12,7 +12,7 @@ use rocinante_stack::{Budget, EngineConfig};
 const TIMEOUT_14: u64 = 4096 << 14;
 
 fn setup() -> Setup {
-    Setup { held: EngineConfig::default().held_packets_max, ..Setup::script() }
+    Setup { held: EngineConfig::default().reorder_packets_max, ..Setup::script() }
 }
 
 fn solo() -> Solo {
@@ -65,7 +65,7 @@ fn what_is_held_already_is_not_held_twice_and_keeps_its_first_bytes() {
 
 #[test]
 fn a_stranger_hears_nothing_of_it() {
-    let mut solo = Solo::new(&Setup { budget: Budget::STRANGER, ..setup() });
+    let mut solo = Solo::new(&Setup { budget: Budget::STANDARD, ..setup() });
     hear_write(&mut solo, 1, 2);
     assert_eq!(solo.sent(), ["NAK #0 sequence"]);
     hear_write(&mut solo, 0, 1);

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Pair, Setup, Solo, sge};
-use rocinante_stack::types::Time;
+use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::verbs::{QpState, SendOp, WcStatus};
 use rocinante_stack::{Busy, QpAttr};
 
@@ -79,6 +79,35 @@ fn what_was_under_way_before_gains_nothing_by_a_late_packet() {
     assert!(solo.sent().is_empty());
     solo.wait(1);
     assert_eq!(solo.sent().len(), 2);
+}
+
+/// The timer of a queue pair that was only acknowledged then counts from that time.
+#[test]
+fn who_sent_nothing_gains_nothing_by_a_late_packet_of_another() {
+    let setup = Setup { qps: 2, ..Setup::script() };
+    let mut solo = Solo::new(&setup);
+    let other = solo.end.qpns[1];
+    solo.end.connect(other, 0, Qpn::new(0x78), &setup);
+    solo.send(1, 10);
+    solo.send(2, 10);
+    assert_eq!(solo.sent().len(), 2);
+    solo.wait(TIMEOUT_14 / 2);
+    solo.hear_ack(0);
+    let written = solo.now;
+    let first = std::mem::replace(&mut solo.end.qpn, other);
+    solo.send(3, 10);
+    assert_eq!(solo.sent().len(), 1);
+    solo.end.qpn = first;
+    solo.end.engine.left_late(written, written.after(TIMEOUT_14 / 4));
+    solo.wait(TIMEOUT_14 - 1);
+    assert!(solo.sent().is_empty());
+    solo.wait(1);
+    assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
+    // The other's counts from when its packet left.
+    solo.wait(TIMEOUT_14 / 4 - 1);
+    assert!(solo.sent().is_empty());
+    solo.wait(1);
+    assert_eq!(solo.sent().len(), 1);
 }
 
 /// The peer has asked for an RNR delay; a packet's late departure does not change that.

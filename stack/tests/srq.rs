@@ -389,7 +389,7 @@ fn datagrams_take_from_it_what_they_fit() {
     let setup = Setup { qp_type: QpType::Ud, qps: 2, srq: Some(4), ..Setup::script() };
     let mut pair = Pair::new(&setup);
     let keys = pair.register();
-    let peer = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget: Budget::STRANGER };
+    let peer = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget: Budget::STANDARD };
     let end = &mut pair.ends[0];
     let ah = end.engine.create_ah(PD, &peer).unwrap();
     let qpns = pair.ends[1].qpns.clone();

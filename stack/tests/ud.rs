@@ -29,7 +29,7 @@ fn ready(n: u8) -> (End, Key) {
 }
 
 fn peer(end: &End, remote: IpAddr) -> PeerAddress {
-    PeerAddress { local: end.addr, remote, path: 0, budget: Budget::STRANGER }
+    PeerAddress { local: end.addr, remote, path: 0, budget: Budget::STANDARD }
 }
 
 fn handle(end: &mut End, remote: IpAddr) -> AhId {

@@ -209,7 +209,7 @@ impl Oracles {
             let gaps = it.rcvd_seq_err + it.implied_nak_seq_err;
             let (timeouts, probes) = (it.local_ack_timeout_err, it.tail_probes);
             // A tail probe does not count as retransmitted, except to a peer with
-            // `Budget::STRANGER`.
+            // `Budget::STANDARD`.
             if it.retransmitted_pkts > 0 && gaps + timeouts + it.rcvd_rnr_err == 0 {
                 let what = "packets were sent again, and nothing asked for them";
                 return Some(format!("{} {what}", it.retransmitted_pkts));

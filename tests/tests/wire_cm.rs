@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnectionManager, QpSide};
 use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn, Time};
 use rocinante_stack::wire::cm::{
-    Announced, Apr, CmPath, CommId, Drep, Dreq, Gid, IpHeader, Lap, Message, Mra, PortSpace, Rej,
+    Announced, Apr, CmMessage, CmPath, CommId, Drep, Dreq, Gid, IpHeader, Lap, Mra, PortSpace, Rej,
     RejReason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Subject, Transport,
 };
 use rocinante_stack::wire::icrc::{IpFields, Template};
@@ -38,7 +38,7 @@ fn what_linux_sent_is_read_and_written_byte_for_byte() {
         let deth = packet.deth().unwrap();
         assert_eq!((packet.bth().opcode, deth.qkey), (Opcode::UD_SEND_ONLY, GSI_QKEY));
         assert_eq!((deth.src_qpn, captured.bytes.len()), (Qpn::GSI, GSI_PACKET_LEN));
-        let (header, message) = Message::parse(packet.payload()).unwrap();
+        let (header, message) = CmMessage::parse(packet.payload()).unwrap();
         kinds[usize::from(message.attribute() - 0x10)] += 1;
         let emitted = message.emit(header.tid);
         assert_eq!(emitted, packet.payload(), "{} #{}", captured.file, captured.number);
@@ -60,7 +60,7 @@ fn what_linux_meant_is_what_tshark_shows_of_it() {
         Packet::parse(&captured.bytes).unwrap().payload()
     };
     let bytes = of("cm_rping_ipv4", 0);
-    let Ok((header, Message::Req(req))) = Message::parse(bytes) else { panic!("no REQ") };
+    let Ok((header, CmMessage::Req(req))) = CmMessage::parse(bytes) else { panic!("no REQ") };
     assert_eq!(header.tid, 0x0000_0002_4490_01ae);
     assert_eq!(req.local, CommId(0xae01_9044));
     assert_eq!(req.service, ServiceId::of_port(PortSpace::Tcp, 7174));
@@ -79,22 +79,26 @@ fn what_linux_meant_is_what_tshark_shows_of_it() {
     assert_eq!(ip.src, "10.77.0.2:40330".parse().unwrap());
     assert_eq!((ip.dst, user), (Ipv4Addr::new(10, 77, 0, 3).into(), &[0; 56][..]));
 
-    let Ok((_, Message::Rep(rep))) = Message::parse(of("cm_rping_ipv4", 1)) else { panic!() };
+    let Ok((_, CmMessage::Rep(rep))) = CmMessage::parse(of("cm_rping_ipv4", 1)) else { panic!() };
     assert_eq!((rep.remote, rep.qpn), (req.local, Qpn::new(0x30)));
     assert_eq!((rep.psn, rep.target_ack_delay, rep.rnr_retry), (Psn::new(0x83_78d3), 15, 7));
 
-    let Ok((_, Message::Req(req))) = Message::parse(of("cm_rping_ipv6", 0)) else { panic!() };
+    let Ok((_, CmMessage::Req(req))) = CmMessage::parse(of("cm_rping_ipv6", 0)) else { panic!() };
     let (ip, _) = IpHeader::parse(req.private).unwrap();
     assert_eq!(ip.dst.to_string(), "fd77::3");
 
     let bytes = of("cm_reject_no_listener", 1);
-    let Ok((_, Message::Rej(rej))) = Message::parse(bytes) else { panic!() };
+    let Ok((_, CmMessage::Rej(rej))) = CmMessage::parse(bytes) else { panic!() };
     // Linux: 28 from the port space of rdma_cm, where the module listens on all ports.
     assert!([RejReason::INVALID_SERVICE_ID, RejReason::CONSUMER].contains(&rej.reason));
     assert_eq!(rej.subject, Subject::Req);
 
-    let Ok((_, Message::SidrReq(ask))) = Message::parse(of("cm_udaddy_sidr", 0)) else { panic!() };
-    let Ok((_, Message::SidrRep(told))) = Message::parse(of("cm_udaddy_sidr", 1)) else { panic!() };
+    let Ok((_, CmMessage::SidrReq(ask))) = CmMessage::parse(of("cm_udaddy_sidr", 0)) else {
+        panic!()
+    };
+    let Ok((_, CmMessage::SidrRep(told))) = CmMessage::parse(of("cm_udaddy_sidr", 1)) else {
+        panic!()
+    };
     assert_eq!(ask.service.port().map(|(space, _)| space), Some(PortSpace::Udp));
     assert_eq!((ask.request, told.status), (told.request, SidrStatus::SUCCESS));
     assert_eq!(ask.service, told.service);
@@ -174,7 +178,7 @@ fn rep(seed: u32, private: &[u8]) -> Rep<'_> {
 }
 
 /// One message of each kind.
-fn messages(seed: u32, private: &[u8]) -> [Message<'_>; 11] {
+fn messages(seed: u32, private: &[u8]) -> [CmMessage<'_>; 11] {
     let (local, remote) = (CommId(seed), CommId(seed.rotate_left(16) | 1));
     let (remote_qpn, service) = (Qpn::new(!seed), ServiceId::of_port(PortSpace::Udp, seed as u16));
     let subject = [Subject::Req, Subject::Rep, Subject::Other][seed as usize % 3];
@@ -184,17 +188,17 @@ fn messages(seed: u32, private: &[u8]) -> [Message<'_>; 11] {
     let (request, qpn, qkey) = (seed, Qpn::new(seed), !seed);
     let service_timeout = seed as u8 & 31;
     [
-        Message::Req(req(seed, private)),
-        Message::Mra(Mra { local, remote, subject, service_timeout, private }),
-        Message::Rej(Rej { local, remote, subject, reason, info, private }),
-        Message::Rep(rep(seed, private)),
-        Message::Rtu(Rtu { local, remote, private }),
-        Message::Dreq(Dreq { local, remote, remote_qpn, private }),
-        Message::Drep(Drep { local, remote, private }),
-        Message::SidrReq(SidrReq { request, pkey: Pkey(seed as u16), service, private }),
-        Message::SidrRep(SidrRep { request, status, qpn, service, qkey, info, private }),
-        Message::Lap(Lap { local, remote, remote_qpn }),
-        Message::Apr(Apr { local, remote, status: seed as u8 }),
+        CmMessage::Req(req(seed, private)),
+        CmMessage::Mra(Mra { local, remote, subject, service_timeout, private }),
+        CmMessage::Rej(Rej { local, remote, subject, reason, info, private }),
+        CmMessage::Rep(rep(seed, private)),
+        CmMessage::Rtu(Rtu { local, remote, private }),
+        CmMessage::Dreq(Dreq { local, remote, remote_qpn, private }),
+        CmMessage::Drep(Drep { local, remote, private }),
+        CmMessage::SidrReq(SidrReq { request, pkey: Pkey(seed as u16), service, private }),
+        CmMessage::SidrRep(SidrRep { request, status, qpn, service, qkey, info, private }),
+        CmMessage::Lap(Lap { local, remote, remote_qpn }),
+        CmMessage::Apr(Apr { local, remote, status: seed as u8 }),
     ]
 }
 
@@ -205,19 +209,19 @@ fn same_private(sent: &[u8], read: &[u8]) -> bool {
 }
 
 /// The private data, and the message without it.
-fn apart<'a>(message: &Message<'a>) -> (Message<'a>, Option<&'a [u8]>) {
+fn apart<'a>(message: &CmMessage<'a>) -> (CmMessage<'a>, Option<&'a [u8]>) {
     let mut bare = *message;
     let private = match &mut bare {
-        Message::Req(Req { private, .. })
-        | Message::Mra(Mra { private, .. })
-        | Message::Rej(Rej { private, .. })
-        | Message::Rep(Rep { private, .. })
-        | Message::Rtu(Rtu { private, .. })
-        | Message::Dreq(Dreq { private, .. })
-        | Message::Drep(Drep { private, .. })
-        | Message::SidrReq(SidrReq { private, .. })
-        | Message::SidrRep(SidrRep { private, .. }) => Some(std::mem::take(private)),
-        Message::Lap(_) | Message::Apr(_) => None,
+        CmMessage::Req(Req { private, .. })
+        | CmMessage::Mra(Mra { private, .. })
+        | CmMessage::Rej(Rej { private, .. })
+        | CmMessage::Rep(Rep { private, .. })
+        | CmMessage::Rtu(Rtu { private, .. })
+        | CmMessage::Dreq(Dreq { private, .. })
+        | CmMessage::Drep(Drep { private, .. })
+        | CmMessage::SidrReq(SidrReq { private, .. })
+        | CmMessage::SidrRep(SidrRep { private, .. }) => Some(std::mem::take(private)),
+        CmMessage::Lap(_) | CmMessage::Apr(_) => None,
     };
     (bare, private)
 }
@@ -229,7 +233,7 @@ proptest! {
     fn values_survive_their_bytes(seed: u32, tid: u64, private in prop::collection::vec(any::<u8>(), 0..250)) {
         for message in messages(seed, &private) {
             let bytes = message.emit(tid);
-            let (header, read) = Message::parse(&bytes).unwrap();
+            let (header, read) = CmMessage::parse(&bytes).unwrap();
             prop_assert_eq!(header.tid, tid);
             let ((sent, filled), (read, full)) = (apart(&message), apart(&read));
             prop_assert_eq!(sent, read);
@@ -243,12 +247,12 @@ proptest! {
             bytes[..4].copy_from_slice(&[1, 7, 2, 3]);
             bytes[16..18].copy_from_slice(&[0, attribute]);
         }
-        let _ = Message::parse(&bytes[..cut]);
-        if let Ok((header, message)) = Message::parse(&bytes) {
+        let _ = CmMessage::parse(&bytes[..cut]);
+        if let Ok((header, message)) = CmMessage::parse(&bytes) {
             let again = message.emit(header.tid);
-            let (_, read) = Message::parse(&again).unwrap();
+            let (_, read) = CmMessage::parse(&again).unwrap();
             prop_assert_eq!(read, message);
-            if let Message::Req(Req { private, .. }) | Message::SidrReq(SidrReq { private, .. }) = message
+            if let CmMessage::Req(Req { private, .. }) | CmMessage::SidrReq(SidrReq { private, .. }) = message
                 && let Ok((header, _)) = IpHeader::parse(private)
             {
                 prop_assert_eq!(IpHeader::parse(&header.bytes()).unwrap().0, header);
@@ -260,19 +264,19 @@ proptest! {
 #[test]
 fn a_budget_stands_where_other_implementations_do_not_look() {
     let announced = Some(Announced { bytes: 147_456, datagrams: 384 });
-    let bytes = Message::Req(Req { announced, ..req(7, b"x") }).emit(1);
-    let without = Message::Req(req(7, b"x")).emit(1);
-    let Ok((_, Message::Req(read))) = Message::parse(&bytes) else { panic!() };
+    let bytes = CmMessage::Req(Req { announced, ..req(7, b"x") }).emit(1);
+    let without = CmMessage::Req(req(7, b"x")).emit(1);
+    let Ok((_, CmMessage::Req(read))) = CmMessage::parse(&bytes) else { panic!() };
     assert_eq!(read.announced, Some(Announced { bytes: 147_456, datagrams: 384 }));
     let differing: Vec<_> = (0..MAD_LEN).filter(|at| bytes[*at] != without[*at]).collect();
     assert_eq!(differing, [24 + 24, 24 + 25, 24 + 26]);
 }
 
 /// tshark's names of the fields, and their values.
-fn shown(message: &Message<'_>) -> Vec<(&'static str, u64)> {
+fn shown(message: &CmMessage<'_>) -> Vec<(&'static str, u64)> {
     let id = |id: CommId| u64::from(id.0);
     match message {
-        Message::Req(m) => vec![
+        CmMessage::Req(m) => vec![
             ("cm.req.serviceid", m.service.0),
             ("cm.req.localcaguid", m.ca_guid),
             ("cm.req.localqkey", m.qkey.into()),
@@ -301,7 +305,7 @@ fn shown(message: &Message<'_>) -> Vec<(&'static str, u64)> {
             ("cm.req.prim_subnetlocal", m.primary.subnet_local.into()),
             ("cm.req.prim_localacktout", m.primary.ack_timeout.into()),
         ],
-        Message::Rep(m) => vec![
+        CmMessage::Rep(m) => vec![
             ("cm.rep.remotecommid", id(m.remote)),
             ("cm.rep.localqkey", m.qkey.into()),
             ("cm.rep.localqpn", m.qpn.value().into()),
@@ -315,22 +319,22 @@ fn shown(message: &Message<'_>) -> Vec<(&'static str, u64)> {
             ("cm.rep.srq", m.srq.into()),
             ("cm.rep.localcaguid", m.ca_guid),
         ],
-        Message::Rej(m) => vec![
+        CmMessage::Rej(m) => vec![
             ("cm.rej.localcommid", id(m.local)),
             ("cm.rej.remotecommid", id(m.remote)),
             ("cm.rej.msgrej", m.subject as u64),
             ("cm.rej.rejinfolen", m.info.len() as u64),
             ("cm.rej.reason", m.reason.0.into()),
         ],
-        Message::Rtu(m) => {
+        CmMessage::Rtu(m) => {
             vec![("cm.rtu.localcommid", id(m.local)), ("cm.rtu.remotecommid", id(m.remote))]
         }
-        Message::Dreq(m) => vec![
+        CmMessage::Dreq(m) => vec![
             ("cm.dreq.localcommid", id(m.local)),
             ("cm.dreq.remotecommid", id(m.remote)),
             ("cm.req.remoteqpneecn", m.remote_qpn.value().into()),
         ],
-        Message::Drep(m) => {
+        CmMessage::Drep(m) => {
             vec![("cm.drsp.localcommid", id(m.local)), ("cm.drsp.remotecommid", id(m.remote))]
         }
         // tshark shows only the header of the others.
@@ -435,7 +439,7 @@ fn tshark_sees_the_addresses_that_we_wrote() {
         };
         let service = ServiceId::of_port(PortSpace::Tcp, 7174);
         let private = header.bytes();
-        frame(&Message::Req(Req { service, primary, ..req(1, &private) }).emit(1))
+        frame(&CmMessage::Req(Req { service, primary, ..req(1, &private) }).emit(1))
     });
     let seen = ask_tshark(&frames, &[&names[..], &more[..]].concat());
     assert_eq!(seen[0][1..7], ["10.77.0.2", "10.77.0.3", "", "", "0x9d8a", "10.77.0.2"]);
@@ -474,11 +478,11 @@ fn what_linux_asked_for_is_offered_and_answered() {
         };
         cm.accept(now, conn, &Accept { side, private: b"" }).unwrap();
         let reply = cm.poll_transmit().unwrap();
-        let Ok((header, Message::Rep(rep))) = Message::parse(&reply.mad) else { panic!() };
+        let Ok((header, CmMessage::Rep(rep))) = CmMessage::parse(&reply.mad) else { panic!() };
         // A peer of another implementation gets no announcement, which it would not understand.
         assert_eq!((rep.announced, rep.qpn), (None, Qpn::new(0x77)));
         let asked = Packet::parse(&of_file().next().unwrap().bytes).unwrap();
-        let (first, _) = Message::parse(asked.payload()).unwrap();
+        let (first, _) = CmMessage::parse(asked.payload()).unwrap();
         assert_eq!(header.tid, first.tid);
         // The next messages have another connection id, unknown here: only the DREQ is answered.
         for index in 2..of_file().count() {
@@ -497,8 +501,8 @@ fn starting_psns_are_those_that_the_other_side_sends_first() {
         let all = captures::all();
         let mut of_file = all.iter().filter(|captured| captured.file == file);
         let mut next = || Packet::parse(&of_file.next().unwrap().bytes).unwrap();
-        let Ok((_, Message::Req(req))) = Message::parse(next().payload()) else { panic!() };
-        let Ok((_, Message::Rep(rep))) = Message::parse(next().payload()) else { panic!() };
+        let Ok((_, CmMessage::Req(req))) = CmMessage::parse(next().payload()) else { panic!() };
+        let Ok((_, CmMessage::Rep(rep))) = CmMessage::parse(next().payload()) else { panic!() };
         let first_to = |qpn: Qpn| {
             let to = |packet: &Packet<'_>| packet.bth().dest_qpn == qpn && packet.info.is_request();
             let of_file = all.iter().filter(|captured| captured.file == file);

@@ -5,7 +5,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use proptest::prelude::*;
 use rocinante_stack::types::Psn;
-use rocinante_stack::wire::icrc::{DF, IpFields, Solver, Template};
+use rocinante_stack::wire::Solver;
+use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::wire::{Bth, ICRC_LEN, Opcode, Packet, WireError, bth};
 use rocinante_tests::captures;
 

@@ -184,7 +184,7 @@ fn endpoint_of(side: &QpSide, peer: SocketAddr, mtu: Mtu) -> Endpoint {
         Some(Announced { bytes, datagrams }) if bytes > 0 && datagrams > 0 => {
             Budget { bytes, datagrams }
         }
-        _ => Budget::STRANGER,
+        _ => Budget::STANDARD,
     };
     Endpoint { address: peer.ip(), qpn: side.qpn, psn: side.psn, mtu, budget }
 }

@@ -17,8 +17,9 @@ impl Pd {
     /// Allocates a memory window (`ibv_alloc_mw(3)`), which is not bound yet.
     ///
     /// # Errors
-    /// [`VerbsError::Limit`] if there are too many; [`VerbsError::Hardware`] if the kernel's device
-    /// refuses or has no windows.
+    /// [`VerbsError::Limit`] if there are too many; [`VerbsError::Invalid`] if the software device
+    /// has several shards; [`VerbsError::Hardware`] if the kernel's device refuses or has no
+    /// windows.
     pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw, VerbsError> {
         let kind = match &self.inner.kind {
             PdKind::Soft(pd) => MwKind::Soft(soft::Window::alloc(pd, mw_type)?),

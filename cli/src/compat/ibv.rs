@@ -404,7 +404,7 @@ impl Address {
             qpn: Qpn::new(self.qpn),
             psn: Psn::new(self.psn),
             mtu,
-            budget: Budget::STRANGER,
+            budget: Budget::STANDARD,
         })
     }
 }

@@ -7,53 +7,15 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use super::{
-    CmError, CmEvent, ConnectionManager, Listener, ListenerId, Place, SERVICES_MAX, Timer,
-};
+use super::tables::{Ask, ListenAddress, Listener, SERVICES_MAX, Stage, Timer};
+use super::{AskId, Asked, CmError, CmEvent, ConnectionManager, ListenerId};
 use crate::types::{Qpn, Time};
-use crate::wire::cm::{IpHeader, Message, ServiceId, SidrRep, SidrReq, SidrStatus};
-use crate::wire::mad::MadBytes;
+use crate::wire::cm::{CmMessage, IpHeader, ServiceId, SidrRep, SidrReq, SidrStatus};
 
 /// Most answers that are kept; one more discards the oldest.
 const ANSWERS_MAX: usize = 1024;
 /// How long an answer is kept, nanoseconds: 60 s, in which Linux asks 15 times.
 const ANSWER_KEPT: u64 = 60_000_000_000;
-
-/// A question for the queue pair of a datagram service, for the program to decide.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AskId(pub u32);
-
-/// A peer's question.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Asked {
-    /// Our address, to which the question came.
-    pub local: IpAddr,
-    /// The peer's address; the port is 0 where the service has none.
-    pub peer: SocketAddr,
-    /// The service.
-    pub service: ServiceId,
-    /// Private data from the peer's program: 180 bytes where the service has a port, else 216.
-    /// Unused bytes are 0.
-    pub private: Vec<u8>,
-}
-
-/// A question, decided or not.
-#[derive(Debug)]
-pub(super) struct Ask {
-    /// Ours, and the peer's.
-    addresses: (IpAddr, IpAddr),
-    request: u32,
-    tid: u64,
-    service: ServiceId,
-    stage: Stage,
-    due: Time,
-}
-
-#[derive(Debug)]
-enum Stage {
-    Waits(ListenerId),
-    Answered(Box<MadBytes>),
-}
 
 impl ConnectionManager {
     /// Listens for questions about `service` to `address`, or to any address of ours:
@@ -79,17 +41,18 @@ impl ConnectionManager {
         Ok(id)
     }
 
-    /// Stops listening. Undecided questions that the program has not `heard` of are refused.
+    /// Stops listening. Undecided questions are refused, unless `is_known` says that the program
+    /// has seen them.
     pub fn unlisten_datagrams(
         &mut self,
         now: Time,
         listener: ListenerId,
-        heard: impl Fn(AskId) -> bool,
+        is_known: impl Fn(AskId) -> bool,
     ) {
         self.resolvers.retain(|_, other| other.id != listener);
         let waits = |(id, ask): (&AskId, &Ask)| {
             let of_it = matches!(ask.stage, Stage::Waits(of) if of == listener);
-            (of_it && !heard(*id)).then_some(*id)
+            (of_it && !is_known(*id)).then_some(*id)
         };
         let waiting: Vec<AskId> = self.asks.iter().filter_map(waits).collect();
         for id in waiting {
@@ -118,7 +81,7 @@ impl ConnectionManager {
         let (qpn, qkey) = answer.unwrap_or_default();
         let (request, service, info) = (ask.request, ask.service, &[][..]);
         let rep = SidrRep { request, status, qpn, service, qkey, info, private };
-        let mad = Box::new(Message::SidrRep(rep).emit(ask.tid));
+        let mad = Box::new(CmMessage::SidrRep(rep).emit(ask.tid));
         let (addresses, copy, old) = (ask.addresses, *mad, ask.due);
         (ask.stage, ask.due) = (Stage::Answered(mad), now.after(ANSWER_KEPT));
         let due = ask.due;
@@ -192,7 +155,7 @@ impl ConnectionManager {
         (src, dst): (IpAddr, IpAddr),
         tid: u64,
         request: u32,
-        place: Place,
+        place: ListenAddress,
         asked: Box<Asked>,
     ) {
         let due = now.after(self.patience());
@@ -218,7 +181,7 @@ impl ConnectionManager {
         self.events.push_back(CmEvent::Asked { listener, ask: id, asked });
     }
 
-    fn resolver(&self, service: ServiceId, dst: IpAddr) -> Option<Place> {
+    fn resolver(&self, service: ServiceId, dst: IpAddr) -> Option<ListenAddress> {
         let places = [(service, Some(dst)), (service, None)];
         places.into_iter().find(|place| self.resolvers.contains_key(place))
     }

@@ -3,12 +3,11 @@
 use core::net::{IpAddr, SocketAddr};
 
 use super::conn::{Conn, State};
-use super::{
-    Accept, CmError, ConnId, Connect, ConnectionManager, Listener, ListenerId, SERVICES_MAX,
-};
+use super::tables::{Listener, SERVICES_MAX};
+use super::{Accept, CmError, ConnId, Connect, ConnectionManager, ListenerId};
 use crate::types::{Pkey, Qpn, Time};
 use crate::wire::cm::{
-    CmPath, CommId, Dreq, IpHeader, Message, Rej, RejReason, Rep, Req, Rtu, ServiceId, Subject,
+    CmMessage, CmPath, CommId, Dreq, IpHeader, Rej, RejReason, Rep, Req, Rtu, ServiceId, Subject,
 };
 
 impl ConnectionManager {
@@ -36,12 +35,13 @@ impl ConnectionManager {
         Ok(id)
     }
 
-    /// Stops listening. Undecided requests that the program has not `heard` of are rejected.
-    pub fn unlisten(&mut self, listener: ListenerId, heard: impl Fn(ConnId) -> bool) {
+    /// Stops listening. Undecided requests are rejected, unless `is_known` says that the program
+    /// has seen them.
+    pub fn unlisten(&mut self, listener: ListenerId, is_known: impl Fn(ConnId) -> bool) {
         self.listeners.retain(|_, other| other.id != listener);
         let waits = |conn: &&Conn| {
             let waits = conn.state == State::ReqReceived && conn.listener == Some(listener);
-            waits && !heard(conn.id())
+            waits && !is_known(conn.id())
         };
         let waiting: Vec<_> = self.conns.values().filter(waits).map(|conn| conn.local).collect();
         for id in waiting {
@@ -65,13 +65,13 @@ impl ConnectionManager {
         }
         let local = self.draw_id();
         let tid = self.ids.draw() << 32 | u64::from(local.0);
-        let mad = Message::Req(self.req(local, ask, &private)).emit(tid);
+        let mad = CmMessage::Req(self.req(local, ask, &private)).emit(tid);
         self.conns.insert(
             local,
             Conn {
                 state: State::ReqSent,
                 mra: false,
-                told: false,
+                end_reported: false,
                 active: true,
                 addresses: (ask.local, ask.remote),
                 local,
@@ -166,7 +166,7 @@ impl ConnectionManager {
             ca_guid,
             private: accept.private,
         };
-        it.mad = Some(Box::new(Message::Rep(rep).emit(it.tid)));
+        it.mad = Some(Box::new(CmMessage::Rep(rep).emit(it.tid)));
         (it.state, it.mra, it.qpn, it.retries) = (State::RepSent, false, side.qpn, retries);
         self.send_stored(conn.0);
         self.set_deadline(conn.0, Some(now.after(interval)));
@@ -187,7 +187,7 @@ impl ConnectionManager {
             return Err(CmError::PrivateTooLong { max: Rej::PRIVATE_LEN });
         }
         let it = self.in_state(conn, &[State::ReqReceived, State::RepReceived])?;
-        it.told = true;
+        it.end_reported = true;
         let subject = if it.state == State::ReqReceived { Subject::Req } else { Subject::Rep };
         self.reject_conn(conn.0, subject, reason, private);
         self.remove(conn.0);
@@ -205,7 +205,7 @@ impl ConnectionManager {
         }
         let it = self.in_state(conn, &[State::RepReceived])?;
         let rtu = Rtu { local: it.local, remote: it.remote, private };
-        it.mad = Some(Box::new(Message::Rtu(rtu).emit(it.tid)));
+        it.mad = Some(Box::new(CmMessage::Rtu(rtu).emit(it.tid)));
         it.state = State::Established;
         self.counters.established += 1;
         self.send_stored(conn.0);
@@ -232,7 +232,7 @@ impl ConnectionManager {
     /// event of the connection is its release.
     pub fn forget(&mut self, now: Time, conn: ConnId) {
         let Some(it) = self.conns.get_mut(&conn.0) else { return };
-        it.told = true;
+        it.end_reported = true;
         match it.state {
             State::ReqSent => {
                 self.reject_conn(conn.0, Subject::Req, RejReason::TIMEOUT, &[]);

@@ -45,7 +45,7 @@ pub(super) struct Conn {
     /// answer.
     pub(super) mra: bool,
     /// The program knows that it ended, or does not want to know.
-    pub(super) told: bool,
+    pub(super) end_reported: bool,
     /// We requested it.
     pub(super) active: bool,
     pub(super) addresses: (IpAddr, IpAddr),

@@ -1,34 +1,6 @@
 //! What a connection manager holds: the amount of everything that grows and shrinks while it works.
 
-use super::ConnectionManager;
-
-/// What a connection manager holds now. Its configuration, its listeners and the program's calls
-/// bound all of it, whatever peers send.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct CmFootprint {
-    /// Connections, also those that only wait for their release.
-    pub connections: usize,
-    /// Entries that find a connection by the peer's communication id.
-    pub by_request: usize,
-    /// Entries that find a connection by the peer's queue pair.
-    pub by_qpn: usize,
-    /// Listeners and datagram services.
-    pub listeners: usize,
-    /// Requests and questions that count in a backlog.
-    pub pending: usize,
-    /// Questions of peers for a datagram service: undecided ones, and kept answers.
-    pub asks: usize,
-    /// Entries that find those questions.
-    pub by_ask: usize,
-    /// Our questions for a datagram service.
-    pub queries: usize,
-    /// Deadlines.
-    pub timers: usize,
-    /// Datagrams that wait to be sent.
-    pub datagrams: usize,
-    /// Events that the caller has not polled yet.
-    pub events: usize,
-}
+use super::{CmFootprint, ConnectionManager};
 
 impl ConnectionManager {
     /// What it holds now.

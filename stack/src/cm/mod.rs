@@ -23,51 +23,27 @@ mod footprint;
 mod ids;
 mod receive;
 mod sidr;
+mod tables;
 mod timers;
 mod types;
 
 use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use self::asks::Ask;
-pub use self::asks::{AskId, Asked};
 use self::conn::{Conn, State};
-pub use self::footprint::CmFootprint;
 use self::ids::Ids;
-use self::sidr::{Query, Service};
+use self::tables::{Ask, ListenAddress, Listener, Query, ServingQp, Timer};
 pub use self::types::{
-    Accept, CmConfig, CmError, CmEvent, ConnId, Connect, Ended, ListenerId, QpSide, QueryId, Reply,
-    Request, Transmit,
+    Accept, AskId, Asked, CmConfig, CmError, CmEvent, CmFootprint, ConnId, Connect, Ended,
+    ListenerId, QpSide, QueryId, Reply, Request, Transmit,
 };
 use crate::stats::CmCounters;
 use crate::types::{Qpn, Time};
-use crate::wire::cm::{CommId, Dreq, Message, Rej, RejReason, ServiceId, Subject, code_to_ns};
+use crate::wire::cm::{CmMessage, CommId, Dreq, Rej, RejReason, Subject, code_to_ns};
 use crate::wire::mad::MadBytes;
 
 /// Most datagrams that wait to be sent.
 const TX_MAX: usize = 4096;
-/// Most listeners and datagram services, and most open questions.
-const SERVICES_MAX: usize = 65_536;
-
-/// A listener.
-#[derive(Debug)]
-struct Listener {
-    id: ListenerId,
-    backlog: usize,
-    /// Requests not yet decided, and accepted connections not yet established.
-    pending: usize,
-}
-
-/// The owner of a deadline.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Timer {
-    Conn(CommId),
-    Query(QueryId),
-    Ask(AskId),
-}
-
-/// The address of a listener: a service, on one address or on all.
-type Place = (ServiceId, Option<IpAddr>);
 
 /// All connections of a device.
 #[derive(Debug)]
@@ -79,10 +55,10 @@ pub struct ConnectionManager {
     by_request: BTreeMap<(IpAddr, CommId), CommId>,
     /// Connections, by address and queue pair of the peer.
     by_qpn: BTreeMap<(IpAddr, Qpn), CommId>,
-    listeners: BTreeMap<Place, Listener>,
-    services: BTreeMap<Place, Service>,
+    listeners: BTreeMap<ListenAddress, Listener>,
+    services: BTreeMap<ListenAddress, ServingQp>,
     /// Listeners for questions about datagram services.
-    resolvers: BTreeMap<Place, Listener>,
+    resolvers: BTreeMap<ListenAddress, Listener>,
     asks: BTreeMap<AskId, Ask>,
     /// Questions, by address and number of the peer.
     by_ask: BTreeMap<(IpAddr, u32), AskId>,
@@ -213,7 +189,7 @@ impl ConnectionManager {
     /// Rejects a message; the connection, if there is one, goes on as it is.
     fn send_rej(&mut self, addresses: (IpAddr, IpAddr), tid: u64, rej: &Rej<'_>) {
         self.counters.rejects_sent += 1;
-        self.send(addresses, Message::Rej(*rej).emit(tid));
+        self.send(addresses, CmMessage::Rej(*rej).emit(tid));
     }
 
     /// Rejects a message of a connection's peer, or one that may still come.
@@ -262,9 +238,9 @@ impl ConnectionManager {
     }
 
     /// Tells the program that the connection is gone, unless it knows already.
-    fn tell(&mut self, id: CommId, event: CmEvent) {
+    fn report_end(&mut self, id: CommId, event: CmEvent) {
         if let Some(conn) = self.conns.get_mut(&id)
-            && !std::mem::replace(&mut conn.told, true)
+            && !std::mem::replace(&mut conn.end_reported, true)
         {
             self.events.push_back(event);
         }
@@ -305,7 +281,7 @@ impl ConnectionManager {
         conn.tid = unique << 32 | u64::from(id.0);
         let (local, remote, remote_qpn) = (conn.local, conn.remote, conn.remote_qpn);
         let dreq = Dreq { local, remote, remote_qpn, private };
-        conn.mad = Some(Box::new(Message::Dreq(dreq).emit(conn.tid)));
+        conn.mad = Some(Box::new(CmMessage::Dreq(dreq).emit(conn.tid)));
         conn.state = State::DreqSent;
         conn.retries = retries;
         self.send_stored(id);

@@ -6,7 +6,7 @@ use super::conn::{Conn, State};
 use super::{CmEvent, ConnId, ConnectionManager, Ended, ListenerId, QpSide, Reply, Request};
 use crate::types::{Mtu, Pkey, Qpn, Time};
 use crate::wire::cm::{
-    Apr, CommId, Drep, Dreq, IpHeader, Lap, Message, Mra, Rej, RejReason, Rep, Req, Rtu, Subject,
+    Apr, CmMessage, CommId, Drep, Dreq, IpHeader, Lap, Mra, Rej, RejReason, Rep, Req, Rtu, Subject,
     Transport, code_to_ns,
 };
 
@@ -14,23 +14,23 @@ impl ConnectionManager {
     /// Takes a management datagram that came from `src` to `dst`. Bad ones are dropped and counted.
     pub fn handle_mad(&mut self, now: Time, src: IpAddr, dst: IpAddr, mad: &[u8]) {
         self.counters.received += 1;
-        let Ok((header, message)) = Message::parse(mad) else {
+        let Ok((header, message)) = CmMessage::parse(mad) else {
             return self.counters.malformed += 1;
         };
         let (way, tid) = ((src, dst), header.tid);
         match message {
-            Message::Req(req) => self.on_req(now, way, tid, &req),
-            Message::Mra(mra) => self.on_mra(now, way, &mra),
-            Message::Rej(rej) => self.on_rej(now, way, &rej),
-            Message::Rep(rep) => self.on_rep(now, way, tid, &rep),
-            Message::Rtu(rtu) => self.on_rtu(way, &rtu),
-            Message::Dreq(dreq) => self.on_dreq(now, way, tid, &dreq),
-            Message::Drep(drep) => self.on_drep(now, way, &drep),
-            Message::SidrReq(ask) => self.on_sidr_req(now, way, tid, &ask),
-            Message::SidrRep(told) => self.on_sidr_rep(way, tid, &told),
-            Message::Lap(lap) => self.on_lap(way, tid, &lap),
+            CmMessage::Req(req) => self.on_req(now, way, tid, &req),
+            CmMessage::Mra(mra) => self.on_mra(now, way, &mra),
+            CmMessage::Rej(rej) => self.on_rej(now, way, &rej),
+            CmMessage::Rep(rep) => self.on_rep(now, way, tid, &rep),
+            CmMessage::Rtu(rtu) => self.on_rtu(way, &rtu),
+            CmMessage::Dreq(dreq) => self.on_dreq(now, way, tid, &dreq),
+            CmMessage::Drep(drep) => self.on_drep(now, way, &drep),
+            CmMessage::SidrReq(ask) => self.on_sidr_req(now, way, tid, &ask),
+            CmMessage::SidrRep(rep) => self.on_sidr_rep(way, tid, &rep),
+            CmMessage::Lap(lap) => self.on_lap(way, tid, &lap),
             // We never ask for another path.
-            Message::Apr(_) => self.counters.stray += 1,
+            CmMessage::Apr(_) => self.counters.stray += 1,
         }
     }
 
@@ -144,7 +144,7 @@ impl ConnectionManager {
         let conn = Conn {
             state: State::ReqReceived,
             mra: false,
-            told: false,
+            end_reported: false,
             active: false,
             addresses: (dst, src),
             local,
@@ -225,15 +225,15 @@ impl ConnectionManager {
         let rejected = CmEvent::Rejected { conn, reason, private: rej.private.to_vec() };
         match state {
             State::ReqSent | State::ReqReceived | State::RepReceived => {
-                self.tell(id, rejected);
+                self.report_end(id, rejected);
                 self.remove(id);
             }
             State::RepSent => {
-                self.tell(id, rejected);
+                self.report_end(id, rejected);
                 self.enter_timewait(now, id);
             }
             State::Established | State::DreqSent => {
-                self.tell(id, CmEvent::Disconnected { conn, ended: Ended::Rejected(reason) });
+                self.report_end(id, CmEvent::Disconnected { conn, ended: Ended::Rejected(reason) });
                 self.enter_timewait(now, id);
             }
             State::TimeWait => self.counters.duplicates += 1,
@@ -267,7 +267,10 @@ impl ConnectionManager {
         if let Some(stale) = stale.filter(|stale| !self.is_over(*stale, rep.ca_guid)) {
             let reason = RejReason::STALE_CONNECTION;
             self.reject_conn(id, Subject::Rep, reason, &[]);
-            self.tell(id, CmEvent::Rejected { conn: ConnId(id), reason, private: Vec::new() });
+            self.report_end(
+                id,
+                CmEvent::Rejected { conn: ConnId(id), reason, private: Vec::new() },
+            );
             self.remove(id);
             return self.end_stale(now, stale, rep.ca_guid);
         }
@@ -333,7 +336,7 @@ impl ConnectionManager {
     fn on_dreq(&mut self, now: Time, way: (IpAddr, IpAddr), tid: u64, dreq: &Dreq<'_>) {
         // A DREQ for an unknown connection gets an answer too, so that the peer stops asking.
         let (local, remote) = (dreq.remote, dreq.local);
-        let drep = Message::Drep(Drep { local, remote, private: &[] }).emit(tid);
+        let drep = CmMessage::Drep(Drep { local, remote, private: &[] }).emit(tid);
         let Some(conn) = self.conn_of(way, dreq.remote) else {
             self.counters.stray += 1;
             return self.send((way.1, way.0), drep);
@@ -347,7 +350,7 @@ impl ConnectionManager {
         if state == State::TimeWait {
             return self.counters.duplicates += 1;
         }
-        self.tell(id, CmEvent::Disconnected { conn: ConnId(id), ended: Ended::ByPeer });
+        self.report_end(id, CmEvent::Disconnected { conn: ConnId(id), ended: Ended::ByPeer });
         self.enter_timewait(now, id);
     }
 
@@ -355,7 +358,7 @@ impl ConnectionManager {
         match self.conn_of(way, drep.remote) {
             Some(conn) if conn.remote == drep.local && conn.state == State::DreqSent => {
                 let id = conn.local;
-                self.tell(id, CmEvent::Disconnected { conn: ConnId(id), ended: Ended::ByUs });
+                self.report_end(id, CmEvent::Disconnected { conn: ConnId(id), ended: Ended::ByUs });
                 self.enter_timewait(now, id);
             }
             Some(conn) if conn.remote == drep.local && conn.state == State::TimeWait => {
@@ -370,7 +373,7 @@ impl ConnectionManager {
         let known = self.conn_of(way, lap.remote).is_some_and(|conn| conn.remote == lap.local);
         let status = if known { Apr::UNSUPPORTED } else { Apr::INVALID_COMM_ID };
         let apr = Apr { local: lap.remote, remote: lap.local, status };
-        self.send((way.1, way.0), Message::Apr(apr).emit(tid));
+        self.send((way.1, way.0), CmMessage::Apr(apr).emit(tid));
     }
 
     /// The connection with this id, if its peer sent the datagram.
@@ -419,15 +422,15 @@ impl ConnectionManager {
         match conn.state {
             State::ReqSent | State::DreqSent | State::TimeWait => {}
             State::ReqReceived | State::RepReceived => {
-                self.tell(id, withdrawn);
+                self.report_end(id, withdrawn);
                 self.remove(id);
             }
             State::RepSent => {
-                self.tell(id, withdrawn);
+                self.report_end(id, withdrawn);
                 self.begin_disconnect(now, id, &[]);
             }
             State::Established => {
-                self.tell(id, ended);
+                self.report_end(id, ended);
                 self.begin_disconnect(now, id, &[]);
             }
         }

@@ -4,29 +4,10 @@
 use core::net::IpAddr;
 
 use super::calls::{request_private, with_user};
-use super::{CmError, CmEvent, ConnectionManager, Place, QueryId, SERVICES_MAX, Timer};
+use super::tables::{ListenAddress, Query, SERVICES_MAX, ServingQp, Timer};
+use super::{CmError, CmEvent, ConnectionManager, QueryId};
 use crate::types::{Pkey, Qpn, Time};
-use crate::wire::cm::{IpHeader, Message, ServiceId, SidrRep, SidrReq, SidrStatus};
-use crate::wire::mad::MadBytes;
-
-/// The answer to questions for a service.
-#[derive(Debug)]
-pub(super) struct Service {
-    qpn: Qpn,
-    qkey: u32,
-    private: Vec<u8>,
-}
-
-/// A question of ours.
-#[derive(Debug)]
-pub(super) struct Query {
-    addresses: (IpAddr, IpAddr),
-    service: ServiceId,
-    tid: u64,
-    mad: Box<MadBytes>,
-    retries: u8,
-    due: Time,
-}
+use crate::wire::cm::{CmMessage, IpHeader, ServiceId, SidrRep, SidrReq, SidrStatus};
 
 impl ConnectionManager {
     /// Answers questions for `service` on `address`, or on any address, with this queue pair.
@@ -50,7 +31,7 @@ impl ConnectionManager {
         if self.services.len() >= SERVICES_MAX {
             return Err(CmError::Full);
         }
-        let entry = Service { qpn, qkey, private: private.to_vec() };
+        let entry = ServingQp { qpn, qkey, private: private.to_vec() };
         self.services.insert((service, address), entry);
         Ok(())
     }
@@ -91,7 +72,7 @@ impl ConnectionManager {
         };
         let tid = self.ids.draw() << 32 | u64::from(id.0);
         let ask = SidrReq { request: id.0, pkey: Pkey::DEFAULT, service, private: &private };
-        let mad = Box::new(Message::SidrReq(ask).emit(tid));
+        let mad = Box::new(CmMessage::SidrReq(ask).emit(tid));
         let (retries, due) = (self.config.max_retries, now.after(self.interval()));
         self.send(addresses, *mad);
         self.queries.insert(id, Query { addresses, service, tid, mad, retries, due });
@@ -150,18 +131,18 @@ impl ConnectionManager {
             private: &[],
         };
         let answer = match found.and_then(|place| self.services.get(&place)) {
-            Some(Service { qpn, qkey, private }) => {
+            Some(ServingQp { qpn, qkey, private }) => {
                 let (qpn, qkey) = (*qpn, *qkey);
                 SidrRep { status: SidrStatus::SUCCESS, qpn, qkey, private, ..nothing }
             }
             None => nothing,
         };
-        let mad = Message::SidrRep(answer).emit(tid);
+        let mad = CmMessage::SidrRep(answer).emit(tid);
         self.counters.sidr_answered += u64::from(answer.status == SidrStatus::SUCCESS);
         self.send((dst, src), mad);
     }
 
-    fn service(&self, service: ServiceId, dst: IpAddr) -> Option<Place> {
+    fn service(&self, service: ServiceId, dst: IpAddr) -> Option<ListenAddress> {
         [(service, Some(dst)), (service, None)]
             .into_iter()
             .find(|place| self.services.contains_key(place))
@@ -171,21 +152,21 @@ impl ConnectionManager {
         &mut self,
         (src, dst): (IpAddr, IpAddr),
         tid: u64,
-        told: &SidrRep<'_>,
+        rep: &SidrRep<'_>,
     ) {
-        let id = QueryId(told.request);
+        let id = QueryId(rep.request);
         let ours = |query: &Query| {
-            query.addresses == (dst, src) && query.service == told.service && query.tid == tid
+            query.addresses == (dst, src) && query.service == rep.service && query.tid == tid
         };
         if !self.queries.get(&id).is_some_and(ours) {
             return self.counters.stray += 1;
         }
         self.forget_query(id);
-        self.events.push_back(if told.status == SidrStatus::SUCCESS {
-            let private = told.private.to_vec();
-            CmEvent::Resolved { query: id, qpn: told.qpn, qkey: told.qkey, private }
+        self.events.push_back(if rep.status == SidrStatus::SUCCESS {
+            let private = rep.private.to_vec();
+            CmEvent::Resolved { query: id, qpn: rep.qpn, qkey: rep.qkey, private }
         } else {
-            CmEvent::Unresolved { query: id, status: Some(told.status) }
+            CmEvent::Unresolved { query: id, status: Some(rep.status) }
         });
     }
 }

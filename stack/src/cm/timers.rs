@@ -1,9 +1,10 @@
 //! Expired deadlines: retransmission, MRAs and giving up.
 
 use super::conn::State;
-use super::{CmEvent, ConnectionManager, Ended, Timer};
+use super::tables::Timer;
+use super::{CmEvent, ConnectionManager, Ended};
 use crate::types::Time;
-use crate::wire::cm::{CommId, Message, Mra, RejReason, Subject};
+use crate::wire::cm::{CmMessage, CommId, Mra, RejReason, Subject};
 
 /// Factor on the usual time that the peer is asked to wait for an RTU, as a power of two.
 const A_WHILE: u8 = 4;
@@ -48,17 +49,17 @@ impl ConnectionManager {
                 let about_rep = state == State::RepReceived;
                 let subject = if about_rep { Subject::Rep } else { Subject::Req };
                 self.reject_conn(id, subject, RejReason::TIMEOUT, &[]);
-                self.tell(id, timed_out);
+                self.report_end(id, timed_out);
                 self.remove(id);
             }
             // The peer may have begun to send.
             State::RepSent => {
                 self.reject_conn(id, Subject::Rep, RejReason::TIMEOUT, &[]);
-                self.tell(id, timed_out);
+                self.report_end(id, timed_out);
                 self.enter_timewait(now, id);
             }
             State::DreqSent => {
-                self.tell(id, CmEvent::Disconnected { conn, ended: Ended::Unanswered });
+                self.report_end(id, CmEvent::Disconnected { conn, ended: Ended::Unanswered });
                 self.enter_timewait(now, id);
             }
             State::Established | State::TimeWait => {}
@@ -90,7 +91,7 @@ impl ConnectionManager {
         };
         let (local, remote) = (conn.local, conn.remote);
         let mra = Mra { local, remote, subject, service_timeout, private: &[] };
-        let (addresses, mad) = (conn.addresses, Message::Mra(mra).emit(conn.tid));
+        let (addresses, mad) = (conn.addresses, CmMessage::Mra(mra).emit(conn.tid));
         let first = !std::mem::replace(&mut conn.mra, true);
         self.send(addresses, mad);
         // A repeated MRA restarts the peer's wait. The program's deadline stays.

@@ -3,7 +3,6 @@
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 
-use super::{AskId, Asked};
 use crate::types::{Mtu, Psn, Qpn};
 use crate::wire::cm::{Announced, CommId, RejReason, ServiceId, SidrStatus, Transport};
 use crate::wire::mad::MadBytes;
@@ -55,6 +54,24 @@ pub struct ListenerId(pub u64);
 /// A question for the queue pair of a datagram service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueryId(pub u32);
+
+/// A question for the queue pair of a datagram service, for the program to decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AskId(pub u32);
+
+/// A peer's question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// Our address, to which the question came.
+    pub local: IpAddr,
+    /// The peer's address; the port is 0 where the service has none.
+    pub peer: SocketAddr,
+    /// The service.
+    pub service: ServiceId,
+    /// Private data from the peer's program: 180 bytes where the service has a port, else 216.
+    /// Unused bytes are 0.
+    pub private: Vec<u8>,
+}
 
 /// The connection parameters of a queue pair; both sides have them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -300,4 +317,32 @@ pub struct Transmit {
     pub remote: IpAddr,
     /// The datagram.
     pub mad: MadBytes,
+}
+
+/// What a connection manager holds now. Its configuration, its listeners and the program's calls
+/// bound all of it, whatever peers send.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CmFootprint {
+    /// Connections, also those that only wait for their release.
+    pub connections: usize,
+    /// Entries that find a connection by the peer's communication id.
+    pub by_request: usize,
+    /// Entries that find a connection by the peer's queue pair.
+    pub by_qpn: usize,
+    /// Listeners and datagram services.
+    pub listeners: usize,
+    /// Requests and questions that count in a backlog.
+    pub pending: usize,
+    /// Questions of peers for a datagram service: undecided ones, and kept answers.
+    pub asks: usize,
+    /// Entries that find those questions.
+    pub by_ask: usize,
+    /// Our questions for a datagram service.
+    pub queries: usize,
+    /// Deadlines.
+    pub timers: usize,
+    /// Datagrams that wait to be sent.
+    pub datagrams: usize,
+    /// Events that the caller has not polled yet.
+    pub events: usize,
 }

@@ -1,8 +1,10 @@
 //! The state of an engine and of its queue pairs, for queries.
 
-use super::{Engine, EngineConfig};
-use crate::any::{AnyQp, Busy};
+use super::Engine;
+use crate::any::AnyQp;
+use crate::qp::Busy;
 use crate::qp::attr::{QpAttr, QpInit};
+use crate::shared::EngineConfig;
 use crate::stats::{Counters, Drops};
 use crate::types::{Key, Psn, Qpn};
 use crate::verbs::QpState;
@@ -32,7 +34,8 @@ impl Engine {
         self.qp(qpn).map_or(Busy::No, AnyQp::busy)
     }
 
-    /// Whether a posted request names the region `key`.
+    /// Whether a posted request names the region `key`. This looks at every posted request: a
+    /// region is deregistered rarely, and a count for each key would cost every post.
     #[must_use]
     pub fn uses_key(&self, key: Key) -> bool {
         self.qps.iter().flatten().any(|qp| qp.core().uses(key)) || self.shared.srqs.uses(key)
@@ -46,8 +49,8 @@ impl Engine {
 
     /// How many queue pair numbers are reserved.
     #[must_use]
-    pub fn kept_qpns(&self) -> usize {
-        self.kept.len()
+    pub fn reserved_qpns(&self) -> usize {
+        self.reserved.len()
     }
 
     /// Counters of the transport.

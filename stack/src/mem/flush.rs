@@ -1,7 +1,9 @@
 //! FLUSH and ATOMIC WRITE (IBA 1.5) on registered memory: their arguments, and whether a region
 //! admits them.
 
-use super::{Access, AccessError, Accessor, Checked, RegionTable, Sge, Write};
+use super::access::{Access, AccessError, Accessor};
+use super::region::{Checked, Sge, Write};
+use super::table::RegionTable;
 use crate::types::Key;
 
 /// What a FLUSH asks for (the placement type of the FETH, `enum ib_placement_type`).

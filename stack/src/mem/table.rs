@@ -2,8 +2,9 @@
 
 use core::marker::PhantomData;
 
-use super::window::Kind;
-use super::{Access, AccessError, Accessor, Atomic, Checked, PdId, Read, Region, Sge, Write};
+use super::access::{Access, AccessError, Accessor, PdId};
+use super::entry::{Entry, EntryKind, Slot};
+use super::region::{Atomic, Checked, Read, Region, Sge, Write};
 use crate::types::{Key, Qpn};
 
 /// The registered regions and the windows by key.
@@ -18,22 +19,6 @@ pub struct RegionTable {
     max: usize,
     /// Windows that belong to a queue pair.
     pub(super) owned: usize,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Slot {
-    Empty,
-    Taken(Key, Entry),
-}
-
-/// A region, or what a window shows now.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Entry {
-    pub(super) region: Region,
-    /// The only queue pair that it admits; 0 if it admits all of the domain. No queue pair has
-    /// number 0.
-    pub(super) owner: Qpn,
-    pub(super) kind: Kind,
 }
 
 impl RegionTable {
@@ -62,7 +47,7 @@ impl RegionTable {
         region.start.checked_add(region.len)?;
         region.host.checked_add(region.len)?;
         let region = Region { access: region.access.with(Access::LOCAL), ..region };
-        let kind = Kind::Region { windows: 0 };
+        let kind = EntryKind::Region { windows: 0 };
         self.insert_entry(Entry { region, owner: Qpn::default(), kind }, random)
     }
 
@@ -100,7 +85,7 @@ impl RegionTable {
     pub fn remove(&mut self, key: Key) -> Option<Region> {
         let at = self.find(key)?;
         let Slot::Taken(_, entry) = self.slots[at] else { return None };
-        let Kind::Region { windows } = entry.kind else { return None };
+        let EntryKind::Region { windows } = entry.kind else { return None };
         if windows > 0 {
             self.revoke_windows_to(key);
         }
@@ -204,12 +189,6 @@ impl RegionTable {
                 Slot::Taken(..) => at = (at + 1) & (self.slots.len() - 1),
             }
         }
-    }
-}
-
-impl Entry {
-    fn plain(&self) -> Region {
-        Region { access: self.region.access.without(Access::LOCAL), ..self.region }
     }
 }
 

@@ -5,20 +5,11 @@
 //! belongs to the queue pair that bound it, and only the peer of that queue pair may use it (IBTA
 //! volume 1, 10.6.7.2 \[M\]; `rxe_mw.c` of Linux; its citations of clauses are repeated here).
 
-use super::table::{Entry, RegionTable, Slot};
-use super::{Access, Accessor, PdId, Region};
+use super::access::{Access, Accessor, PdId};
+use super::entry::{Entry, EntryKind, MwType, Slot};
+use super::region::Region;
+use super::table::RegionTable;
 use crate::types::{Key, Qpn};
-
-/// The type of a memory window (`enum ibv_mw_type`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum MwType {
-    /// Bound by a verb, as often as the program likes; each queue pair of its protection domain may
-    /// use it.
-    Type1,
-    /// Bound by a work request, for the one queue pair that it was posted to, under a key with the
-    /// consumer's low 8 bits. It must be invalidated before it is bound again.
-    Type2,
-}
 
 /// The binding of a window (`struct ibv_mw_bind_info`, and the key).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,15 +48,6 @@ pub enum WindowError {
     Range,
 }
 
-/// The kind of an entry of the table.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Kind {
-    /// A region, and how many windows are bound to it.
-    Region { windows: u32 },
-    /// A window, and the key of its region if it is bound.
-    Window { mw_type: MwType, region: Option<Key> },
-}
-
 /// All that a window can permit.
 const REMOTE: Access =
     WRITES.with(Access::REMOTE_READ).with(Access::FLUSH_GLOBAL).with(Access::FLUSH_PERSISTENT);
@@ -75,7 +57,7 @@ const WRITES: Access = Access::REMOTE_WRITE.with(Access::REMOTE_ATOMIC);
 impl RegionTable {
     /// Makes an unbound window, under a key drawn from `random`; `None` if the table is full.
     pub fn insert_window(&mut self, pd: PdId, mw_type: MwType, random: u32) -> Option<Key> {
-        let kind = Kind::Window { mw_type, region: None };
+        let kind = EntryKind::Window { mw_type, region: None };
         self.insert_entry(Entry { region: unbound(pd), owner: Qpn::default(), kind }, random)
     }
 
@@ -95,7 +77,10 @@ impl RegionTable {
     #[must_use]
     pub fn has_windows(&self, key: Key) -> bool {
         let entry = self.find(key).map(|at| &self.slots[at]);
-        matches!(entry, Some(Slot::Taken(_, Entry { kind: Kind::Region { windows: 1.. }, .. })))
+        matches!(
+            entry,
+            Some(Slot::Taken(_, Entry { kind: EntryKind::Region { windows: 1.. }, .. }))
+        )
     }
 
     /// Binds a window; the request was posted to the queue pair `by`.
@@ -134,7 +119,7 @@ impl RegionTable {
             self.count_windows(to, 1);
         }
         self.owned += usize::from(owner != Qpn::default());
-        let kind = Kind::Window { mw_type, region: to };
+        let kind = EntryKind::Window { mw_type, region: to };
         self.slots[at] = Slot::Taken(bind.rkey, Entry { region, owner, kind });
         Ok(())
     }
@@ -142,7 +127,8 @@ impl RegionTable {
     /// The range that the window will show.
     fn part(&self, pd: PdId, bind: &Bind) -> Result<Region, WindowError> {
         let at = self.find(bind.region).ok_or(WindowError::Region)?;
-        let Slot::Taken(_, Entry { region, kind: Kind::Region { .. }, .. }) = self.slots[at] else {
+        let Slot::Taken(_, Entry { region, kind: EntryKind::Region { .. }, .. }) = self.slots[at]
+        else {
             return Err(WindowError::Region);
         };
         if region.pd != pd {
@@ -204,7 +190,7 @@ impl RegionTable {
     /// Unbinds all windows of a region that goes away.
     pub(super) fn revoke_windows_to(&mut self, key: Key) {
         self.unbind_all(|entry| {
-            matches!(entry.kind, Kind::Window { region: Some(region), .. } if region == key)
+            matches!(entry.kind, EntryKind::Window { region: Some(region), .. } if region == key)
         });
     }
 
@@ -219,7 +205,7 @@ impl RegionTable {
     /// Key, domain and type of the window in a slot.
     fn window(&self, at: usize) -> Option<(Key, PdId, MwType)> {
         match &self.slots[at] {
-            Slot::Taken(key, Entry { region, kind: Kind::Window { mw_type, .. }, .. }) => {
+            Slot::Taken(key, Entry { region, kind: EntryKind::Window { mw_type, .. }, .. }) => {
                 Some((*key, region.pd, *mw_type))
             }
             _ => None,
@@ -229,7 +215,7 @@ impl RegionTable {
     /// The region to which the window in a slot is bound.
     fn region_of(&self, at: usize) -> Option<Key> {
         match &self.slots[at] {
-            Slot::Taken(_, Entry { kind: Kind::Window { region, .. }, .. }) => *region,
+            Slot::Taken(_, Entry { kind: EntryKind::Window { region, .. }, .. }) => *region,
             _ => None,
         }
     }
@@ -237,7 +223,7 @@ impl RegionTable {
     /// Unbinds the window in this slot: it permits nothing any more.
     fn unbind(&mut self, at: usize) {
         let Slot::Taken(_, entry) = &mut self.slots[at] else { return };
-        let Kind::Window { region, .. } = &mut entry.kind else { return };
+        let EntryKind::Window { region, .. } = &mut entry.kind else { return };
         let from = region.take();
         let owner = std::mem::take(&mut entry.owner);
         entry.region = unbound(entry.region.pd);
@@ -249,7 +235,7 @@ impl RegionTable {
 
     fn count_windows(&mut self, region: Key, change: i32) {
         if let Some(at) = self.find(region)
-            && let Slot::Taken(_, Entry { kind: Kind::Region { windows }, .. }) =
+            && let Slot::Taken(_, Entry { kind: EntryKind::Region { windows }, .. }) =
                 &mut self.slots[at]
         {
             *windows = windows.saturating_add_signed(change);
@@ -311,8 +297,8 @@ mod tests {
         assert_eq!(write(&table, QP, key, 0x1101, 0x100), Err(AccessError::Range));
         assert_eq!(write(&table, QP, mw, 0x1100, 1), Err(AccessError::Key));
         assert_eq!(write(&table, OTHER, key, 0x1100, 1), Err(AccessError::Qp));
-        let stranger = Accessor { pd: PdId(2), ..QP };
-        assert_eq!(write(&table, stranger, key, 0x1100, 1), Err(AccessError::Pd));
+        let of_other_pd = Accessor { pd: PdId(2), ..QP };
+        assert_eq!(write(&table, of_other_pd, key, 0x1100, 1), Err(AccessError::Pd));
         // Neither a peer by the region's own key, which permits nothing to peers, nor local code by
         // the window's key.
         assert_eq!(write(&table, QP, region, 0x1100, 1), Err(AccessError::Permission));

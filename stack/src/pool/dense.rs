@@ -182,7 +182,7 @@ fn kind(budget: Budget) -> Kind {
 
 /// What a queue of this budget holds of what comes so dense, if no more than `enough` bytes of payload are wanted.
 pub(super) fn stretched(budget: Budget, density: Density, enough: u64) -> Budget {
-    if budget.bytes <= Budget::STRANGER.bytes || density.datagrams < 2 {
+    if budget.bytes <= Budget::STANDARD.bytes || density.datagrams < 2 {
         return budget;
     }
     let (held, eighths) = match kind(budget) {
@@ -199,7 +199,7 @@ pub(super) fn stretched(budget: Budget, density: Density, enough: u64) -> Budget
 /// The most datagrams that a queue of this budget is ever taken to hold.
 pub(crate) fn datagrams_max(budget: Budget) -> u32 {
     match kind(budget) {
-        Kind::Places if budget.bytes > Budget::STRANGER.bytes => {
+        Kind::Places if budget.bytes > Budget::STANDARD.bytes => {
             budget.datagrams.saturating_mul(PLACES_TIMES)
         }
         _ => budget.datagrams,
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn who_said_nothing_gets_no_more_nor_who_takes_frames() {
         let chunks = Budget { bytes: 1792 * 8448, datagrams: 1792 };
-        for budget in [Budget::STRANGER, chunks] {
+        for budget in [Budget::STANDARD, chunks] {
             assert_eq!(stretched(budget, of(8, 14), ENOUGH), budget);
             assert_eq!(datagrams_max(budget), budget.datagrams);
         }

@@ -175,7 +175,7 @@ fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() 
     assert_eq!(room(&mut pools), 100, "before anything was acknowledged");
     acknowledge(&mut pools, 1024);
     assert_eq!(room(&mut pools), 400);
-    let other = pools.join([10, 0, 0, 3].into(), Budget::STRANGER, false);
+    let other = pools.join([10, 0, 0, 3].into(), Budget::STANDARD, false);
     acknowledge(&mut pools, 4096);
     assert_eq!(pools.get(other).room_for(1).datagrams, 16, "who said nothing");
     depart(&mut pools, 1);

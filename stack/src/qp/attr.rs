@@ -48,7 +48,7 @@ pub struct PeerAddress {
     pub remote: IpAddr,
     /// The caller's name for the path, handed to [`TxSink::send`](crate::TxSink::send).
     pub path: u32,
-    /// What the peer's receive queue holds; [`Budget::STRANGER`] if it did not say.
+    /// What the peer's receive queue holds; [`Budget::STANDARD`] if it did not say.
     pub budget: Budget,
 }
 

@@ -4,7 +4,8 @@
 //! The order of the checks is the protocol's: opcode sequence, opcode validity, resources, length,
 //! key, then execution (`rxe_resp.c` has the same pipeline).
 
-use super::sq::MESSAGE_MAX;
+use super::post::MESSAGE_MAX;
+use super::rq::Received;
 use crate::mem::{Access, Accessor, Memory, PdId, Sge};
 use crate::srq::Receives;
 use crate::types::{Key, Mtu, Qpn};
@@ -30,21 +31,6 @@ impl Rights {
         mtu: Mtu::Mtu256,
         access: Access::NONE,
     };
-}
-
-/// A receive that is about to complete.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Received {
-    pub(crate) wr_id: u64,
-    pub(crate) status: WcStatus,
-    pub(crate) opcode: WcOpcode,
-    pub(crate) byte_len: u32,
-    pub(crate) imm: Option<[u8; 4]>,
-    /// The window that it invalidated.
-    pub(crate) invalidated: Option<Key>,
-    /// The sender of a datagram.
-    pub(crate) src_qp: Option<Qpn>,
-    pub(crate) solicited: bool,
 }
 
 /// Why a request is not executed.

@@ -3,28 +3,44 @@
 
 pub(crate) mod attr;
 pub(crate) mod message;
+pub(crate) mod opcode;
 pub(crate) mod outbound;
 pub(crate) mod post;
 pub(crate) mod rq;
+mod scatter;
 pub(crate) mod sq;
 
 use self::attr::{PeerAddress, QpAttr, QpInit};
-use self::message::{Received, Rights};
-use self::rq::RecvQueue;
+use self::message::Rights;
+use self::post::SendLimits;
+use self::rq::{Received, RecvQueue};
 use self::sq::SendQueue;
 use crate::cm::ConnId;
-use crate::engine::Shared;
+use crate::events::Events;
 use crate::ingress::Datagram;
 use crate::mem::{Access, Accessor, Memory, PdId};
 use crate::pool::{Charge, PoolId};
 use crate::srq::{Receives, Srqs};
 use crate::timer::Deadline;
-use crate::types::{Key, Mtu, Qpn};
+use crate::types::{Key, Mtu, Qpn, Time};
 use crate::verbs::{Completions, Cqe, QpEvent, QpState, SendOp, WcOpcode, WcStatus};
+
+/// Whether a queue pair has work in flight, so that further posts may wait and leave as a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Busy {
+    /// Nothing is in flight: a post leaves at once.
+    No,
+    /// Requests are in flight or about to leave: the engine will be driven again without further
+    /// posts.
+    Answered,
+    /// Unacknowledged datagrams were just sent. Further posts may be batched until this time; the
+    /// caller must then drive the engine, because no ACK will.
+    Until(Time),
+}
 
 /// How a queue pair's turn to send ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum TurnEnd {
     /// Nothing to send now.
     Idle,
     /// There is more, but others are waiting.
@@ -44,11 +60,13 @@ pub(crate) struct Core {
     pub(crate) attr: QpAttr,
     /// Whether it is in the list of queue pairs with something to send.
     pub(crate) queued: bool,
-    /// The pool (receiver credit) for which it waits, or which has just called it.
+    /// The receiver credit for which it waits, or which was just granted to it.
     pub(crate) waiting: Option<PoolId>,
     /// Packets already sent in the current turn. The turn was interrupted because there was no more
     /// room.
     pub(crate) spent: u16,
+    /// The time of its last turn to send.
+    pub(crate) last_turn: Time,
     pub(crate) slot: u32,
     pub(crate) sq: SendQueue,
     /// Receives. With a shared receive queue: the receive that it took from there.
@@ -60,20 +78,23 @@ pub(crate) struct Core {
     /// The connection that the first message establishes, as the RTU does.
     pub(crate) awaited_by: Option<ConnId>,
     /// Whether the event that it takes no more from its shared receive queue was reported.
-    ended: bool,
+    last_wqe_reported: bool,
     /// Whether the event is wanted that all work begun before SQD is done.
     pub(crate) drain_wanted: bool,
 }
 
 impl Core {
-    /// `shared` is the domain of its shared receive queue, and a queue for the receives taken from
-    /// there.
+    /// A datagram must fit `port_mtu`. `shared` is the domain of its shared receive queue, and a
+    /// queue for the receives taken from there.
     pub(crate) fn new(
         qpn: Qpn,
         slot: u32,
         init: QpInit,
+        port_mtu: Mtu,
         shared: Option<(PdId, RecvQueue)>,
     ) -> Self {
+        let QpInit { qp_type, max_send_sge, max_inline_data, .. } = init;
+        let limits = SendLimits::new(qp_type, max_send_sge, max_inline_data, port_mtu);
         let own = || (init.pd, RecvQueue::new(init.max_recv_wr, init.max_recv_sge));
         let (recv_pd, rq) = shared.unwrap_or_else(own);
         Self {
@@ -84,14 +105,15 @@ impl Core {
             queued: false,
             waiting: None,
             spent: 0,
+            last_turn: Time::NEVER,
             slot,
-            sq: SendQueue::new(init.max_send_wr, init.max_send_sge, init.max_inline_data),
+            sq: SendQueue::new(init.max_send_wr, limits),
             rq,
             recv_pd,
             deadline: Deadline::default(),
             established: false,
             awaited_by: None,
-            ended: false,
+            last_wqe_reported: false,
             drain_wanted: false,
         }
     }
@@ -113,7 +135,7 @@ impl Core {
         self.rq.reset();
         self.established = false;
         self.awaited_by = None;
-        self.ended = false;
+        self.last_wqe_reported = false;
         self.drain_wanted = false;
     }
 
@@ -153,18 +175,18 @@ impl Core {
 
     /// A packet came from the peer.
     #[inline]
-    pub(crate) fn hear(&mut self, shared: &mut Shared) {
+    pub(crate) fn on_packet(&mut self, events: &mut Events) {
         if self.state == QpState::Rtr && !self.established {
             self.established = true;
-            shared.event(self.qpn, QpEvent::CommEst);
+            events.push(self.qpn, QpEvent::CommEst);
         }
     }
 
     /// In SQD, says once that all requests that were begun are done.
-    pub(crate) fn report_drained(&mut self, drained: bool, shared: &mut Shared) {
+    pub(crate) fn report_drained(&mut self, drained: bool, events: &mut Events) {
         if self.state == QpState::Sqd && drained && self.drain_wanted {
             self.drain_wanted = false;
-            shared.event(self.qpn, QpEvent::SqDrained);
+            events.push(self.qpn, QpEvent::SqDrained);
         }
     }
 
@@ -240,7 +262,12 @@ impl Core {
 
     /// Completes all work with `WR_FLUSH_ERR`. With a shared receive queue, that includes the
     /// receives already taken from it; the queue pair takes no more.
-    pub(crate) fn flush<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
+    pub(crate) fn flush<H: Completions>(
+        &mut self,
+        srqs: &mut Srqs,
+        events: &mut Events,
+        host: &mut H,
+    ) {
         self.flush_sends(host);
         let mut receives = 0;
         while let Some(wr_id) = self.rq.front() {
@@ -250,9 +277,9 @@ impl Core {
             receives += 1;
         }
         if let Some(srq) = self.init.srq {
-            (0..receives).for_each(|_| shared.srqs.complete(srq));
-            if !std::mem::replace(&mut self.ended, true) {
-                shared.event(self.qpn, QpEvent::LastWqeReached);
+            (0..receives).for_each(|_| srqs.complete(srq));
+            if !std::mem::replace(&mut self.last_wqe_reported, true) {
+                events.push(self.qpn, QpEvent::LastWqeReached);
             }
         } else if receives > 0 {
             host.recv_retired(self.init.cookie, receives);

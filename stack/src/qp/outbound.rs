@@ -3,8 +3,8 @@
 
 use super::Core;
 use super::sq::Wqe;
-use crate::engine::TxSink;
 use crate::mem::{AccessError, Memory};
+use crate::sink::TxSink;
 use crate::stats::Counters;
 use crate::types::{Pkey, Psn, Qpn};
 use crate::verbs::SendOp;
@@ -13,7 +13,7 @@ use crate::wire::{AtomicEth, Bth, Deth, Ext, Feth, ICRC_LEN, Opcode, OpcodeInfo,
 
 /// A packet of a request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Piece {
+pub(crate) struct RequestPacket {
     /// Index of the request in the send queue.
     pub(crate) index: u64,
     pub(crate) psn: u64,
@@ -57,24 +57,24 @@ impl Core {
 
     /// Sends a packet of a request.
     #[inline(never)]
-    pub(crate) fn send_piece<H: Memory>(
+    pub(crate) fn send_packet<H: Memory>(
         &self,
-        piece: &Piece,
+        piece: &RequestPacket,
         to: &Target,
         counters: &mut Counters,
         host: &H,
         sink: &mut impl TxSink,
     ) -> Sent {
-        self.send_piece_of(self.sq.get(piece.index), piece, to, counters, host, sink)
+        self.send_packet_of(self.sq.get(piece.index), piece, to, counters, host, sink)
     }
 
     /// Sends a packet of the request `wqe`, which the caller has at hand. Inlined into its caller,
     /// which is a loop over many packets.
     #[inline(always)]
-    pub(crate) fn send_piece_of<H: Memory>(
+    pub(crate) fn send_packet_of<H: Memory>(
         &self,
         wqe: &Wqe,
-        piece: &Piece,
+        piece: &RequestPacket,
         to: &Target,
         counters: &mut Counters,
         host: &H,
@@ -131,35 +131,15 @@ pub(crate) fn header(opcode: Opcode, dest: Qpn, psn: u64, payload: usize) -> Bth
     bth
 }
 
-/// The opcode on a reliable connection of a packet of a SEND or WRITE.
-pub(crate) fn data_opcode(op: &SendOp, begins: bool, ends: bool) -> Opcode {
-    let imm = op.immediate().is_some();
-    let send = !matches!(op, SendOp::Write { .. });
-    if ends && matches!(op, SendOp::SendInv { .. }) {
-        return match begins {
-            true => Opcode::RC_SEND_ONLY_WITH_INVALIDATE,
-            false => Opcode::RC_SEND_LAST_WITH_INVALIDATE,
-        };
-    }
-    match (send, begins, ends, imm) {
-        (true, true, true, false) => Opcode::RC_SEND_ONLY,
-        (true, true, true, true) => Opcode::RC_SEND_ONLY_WITH_IMMEDIATE,
-        (true, true, false, _) => Opcode::RC_SEND_FIRST,
-        (true, false, false, _) => Opcode::RC_SEND_MIDDLE,
-        (true, false, true, false) => Opcode::RC_SEND_LAST,
-        (true, false, true, true) => Opcode::RC_SEND_LAST_WITH_IMMEDIATE,
-        (false, true, true, false) => Opcode::RC_RDMA_WRITE_ONLY,
-        (false, true, true, true) => Opcode::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE,
-        (false, true, false, _) => Opcode::RC_RDMA_WRITE_FIRST,
-        (false, false, false, _) => Opcode::RC_RDMA_WRITE_MIDDLE,
-        (false, false, true, false) => Opcode::RC_RDMA_WRITE_LAST,
-        (false, false, true, true) => Opcode::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE,
-    }
-}
-
 /// Writes the extension headers of a request after its BTH.
 #[inline]
-fn write_extensions(piece: &Piece, info: &OpcodeInfo, wqe: &Wqe, to: &Target, out: &mut [u8]) {
+fn write_extensions(
+    piece: &RequestPacket,
+    info: &OpcodeInfo,
+    wqe: &Wqe,
+    to: &Target,
+    out: &mut [u8],
+) {
     match wqe.op {
         SendOp::Write { remote, rkey, .. } if info.has(Ext::Reth) => {
             let va = remote.wrapping_add(u64::from(piece.offset));

@@ -1,16 +1,31 @@
 //! The receive queue: SENDs are placed in its requests, and a WRITE with immediate consumes one.
 
-use super::post::PostError;
-use super::sq::{MESSAGE_MAX, place};
+use super::post::{PostError, check_recv};
+use super::scatter::place;
 use crate::mem::{AccessError, Memory, PdId, Sge};
-use crate::types::Key;
-use crate::verbs::RecvWr;
+use crate::types::{Key, Qpn};
+use crate::verbs::{RecvWr, WcOpcode, WcStatus};
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Rwqe {
     wr_id: u64,
     len: u32,
     sges: u16,
+}
+
+/// A receive that is about to complete.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Received {
+    pub(crate) wr_id: u64,
+    pub(crate) status: WcStatus,
+    pub(crate) opcode: WcOpcode,
+    pub(crate) byte_len: u32,
+    pub(crate) imm: Option<[u8; 4]>,
+    /// The window that it invalidated.
+    pub(crate) invalidated: Option<Key>,
+    /// The sender of a datagram.
+    pub(crate) src_qp: Option<Qpn>,
+    pub(crate) solicited: bool,
 }
 
 /// Indices begin here, so that smaller ones exist for requests that are handed back. Fewer than
@@ -61,17 +76,11 @@ impl RecvQueue {
         if self.len() >= self.depth.into() {
             return Err(PostError::Full);
         }
-        if wr.sges.len() > self.max_sge as usize {
-            return Err(PostError::TooManySges);
-        }
-        let len: u64 = wr.sges.iter().map(|sge| u64::from(sge.len)).sum();
-        if len > MESSAGE_MAX {
-            return Err(PostError::TooLong);
-        }
+        let len = check_recv(wr, self.max_sge)?;
         let slot = self.slot(self.tail);
         self.sges[slot * self.max_sge as usize..][..wr.sges.len()].copy_from_slice(wr.sges);
         #[allow(clippy::cast_possible_truncation)]
-        let (len, sges) = (len as u32, wr.sges.len() as u16);
+        let sges = wr.sges.len() as u16;
         self.wqes[slot] = Rwqe { wr_id: wr.wr_id, len, sges };
         self.tail += 1;
         Ok(())

@@ -1,13 +1,15 @@
 //! The send queue: immutable work requests in a ring, each with the packet sequence numbers it
 //! occupies.
 
-mod extent;
+mod span;
 
-use self::extent::Extent;
-pub(crate) use self::extent::MESSAGE_MAX;
-use crate::mem::{AccessError, Checked, Memory, PdId, RegionTable, Sge, Write};
-use crate::pool::{Budget, Charge};
-use crate::qp::outbound::data_opcode;
+pub(crate) use self::span::OVERHEAD;
+use self::span::{CostSum, Span, Totals, full_cost};
+use crate::mem::{AccessError, Memory, PdId, RegionTable, Sge};
+use crate::pool::Charge;
+use crate::qp::opcode::data_opcode;
+use crate::qp::post::{PostError, SendLimits};
+use crate::qp::scatter::{gather_parts, part_of, parts, place};
 use crate::types::Mtu;
 use crate::verbs::{SendData, SendOp, SendWr};
 use crate::wire::Opcode;
@@ -20,7 +22,7 @@ pub(crate) struct Wqe {
     /// First PSN, expanded.
     pub(crate) first: u64,
     /// Sum of the costs of all packets of the SENDs and WRITEs before it.
-    before: Sum,
+    before: CostSum,
     /// How many PSNs it has: one for a message without payload, none for a request that sends
     /// nothing.
     packets: u32,
@@ -43,33 +45,7 @@ const SIGNALED: u8 = 4;
 const SOLICITED: u8 = 8;
 const FENCE: u8 = 16;
 const RESPONSE: u8 = 32;
-const CUT: u8 = 64;
-
-/// A sum of [`Charge`]s; each component is modulo 2^32. The difference of two sums is the exact
-/// charge between them, because no receiver has room for 2^32 bytes.
-#[derive(Debug, Clone, Copy, Default)]
-struct Sum {
-    bytes: u32,
-    datagrams: u32,
-}
-
-impl Sum {
-    #[inline]
-    fn and(self, count: u32, each: u32) -> Self {
-        Self {
-            bytes: self.bytes.wrapping_add(count.wrapping_mul(each)),
-            datagrams: self.datagrams.wrapping_add(count),
-        }
-    }
-
-    #[inline]
-    fn since(self, earlier: Self) -> Charge {
-        Charge {
-            bytes: self.bytes.wrapping_sub(earlier.bytes).into(),
-            datagrams: self.datagrams.wrapping_sub(earlier.datagrams),
-        }
-    }
-}
+const SPLIT: u8 = 64;
 
 impl Wqe {
     /// Whether it is a SEND or WRITE of one packet, without a fence.
@@ -113,26 +89,26 @@ impl Wqe {
 
     /// Whether it is a WRITE that is split: each packet is a message of its own.
     #[inline]
-    pub(crate) fn is_cut(&self) -> bool {
-        self.flags & CUT != 0
+    pub(crate) fn is_split(&self) -> bool {
+        self.flags & SPLIT != 0
     }
 
     /// Whether the packet `psn` begins a message.
     #[inline]
     pub(crate) fn begins(&self, psn: u64) -> bool {
-        psn == self.first || self.is_cut()
+        psn == self.first || self.is_split()
     }
 
     /// If the packet begins a message: the bytes of that message. `payload` is the packet's.
     #[inline]
     pub(crate) fn message(&self, payload: u32) -> u32 {
-        if self.is_cut() { payload } else { self.len }
+        if self.is_split() { payload } else { self.len }
     }
 
     /// The opcode on a reliable connection of the packet `psn` of a SEND or WRITE.
     #[inline]
     pub(crate) fn data_opcode(&self, psn: u64) -> Opcode {
-        data_opcode(&self.op, self.begins(psn), psn == self.last() || self.is_cut())
+        data_opcode(&self.op, self.begins(psn), psn == self.last() || self.is_split())
     }
 
     /// The cost of its last packet to the receiver, if it is a SEND or WRITE.
@@ -167,17 +143,9 @@ impl Wqe {
     }
 }
 
-/// Longest headers of a packet with payload, with its ICRC: BTH, RETH, immediate.
-pub(crate) const OVERHEAD: u32 = 12 + 16 + 4 + 4;
-
 #[inline]
 fn flag(bit: u8, set: bool) -> u8 {
     u8::from(set) * bit
-}
-
-/// The cost of a full packet to its receiver.
-fn full_cost(mtu: Mtu) -> u32 {
-    Budget::cost(mtu.bytes() + OVERHEAD)
 }
 
 /// Most elements of a request.
@@ -191,8 +159,7 @@ pub(crate) struct SendQueue {
     sges: Box<[Sge]>,
     inline: Box<[u8]>,
     depth: u32,
-    max_sge: u32,
-    max_inline: u32,
+    limits: SendLimits,
     /// Requests between head and tail that have responses of their own.
     responses: u32,
     /// Index of the oldest request not yet retired.
@@ -201,19 +168,16 @@ pub(crate) struct SendQueue {
     pub(crate) tail: u64,
     /// First PSN of the next request to be posted, expanded.
     pub(crate) next_psn: u64,
-    /// Messages posted since the start, modulo 2^32.
-    messages: u32,
-    /// Sum of the costs of all packets of SENDs and WRITEs.
-    charges: Sum,
+    totals: Totals,
 }
 
 impl SendQueue {
-    pub(crate) fn new(depth: u32, max_sge: u32, max_inline: u32) -> Self {
+    pub(crate) fn new(depth: u32, mut limits: SendLimits) -> Self {
         let empty = Wqe {
             wr_id: 0,
             op: SendOp::Send { imm: None },
             first: 0,
-            before: Sum::default(),
+            before: CostSum::default(),
             packets: 0,
             messages: 0,
             len: 0,
@@ -221,21 +185,19 @@ impl SendQueue {
             sges: 0,
             flags: 0,
         };
-        let max_sge = max_sge.min(SGES_MAX);
+        limits.max_sge = limits.max_sge.min(SGES_MAX);
         let slots = (depth as usize).next_power_of_two();
         Self {
             wqes: vec![empty; slots].into_boxed_slice(),
-            sges: vec![Sge::default(); slots * max_sge as usize].into_boxed_slice(),
-            inline: vec![0; slots * max_inline as usize].into_boxed_slice(),
+            sges: vec![Sge::default(); slots * limits.max_sge as usize].into_boxed_slice(),
+            inline: vec![0; slots * limits.max_inline as usize].into_boxed_slice(),
             depth,
-            max_sge,
-            max_inline,
+            limits,
             responses: 0,
             head: 0,
             tail: 0,
             next_psn: 0,
-            messages: 0,
-            charges: Sum::default(),
+            totals: Totals::default(),
         }
     }
 
@@ -244,7 +206,7 @@ impl SendQueue {
         self.head = self.tail;
         self.next_psn = psn;
         self.responses = 0;
-        self.messages = 0;
+        self.totals.messages = 0;
     }
 
     /// Whether a request between head and tail expects a response of its own.
@@ -290,19 +252,19 @@ impl SendQueue {
 
     /// The cost of the packets of SENDs and WRITEs from PSN `from` to before `to`.
     #[inline]
-    pub(crate) fn charge_of(&self, from: u64, to: u64, mtu: Mtu) -> Charge {
+    pub(crate) fn cost_between(&self, from: u64, to: u64, mtu: Mtu) -> Charge {
         if from >= to {
             return Charge::default();
         }
-        self.charge_before(to, mtu).since(self.charge_before(from, mtu))
+        self.cost_before(to, mtu).since(self.cost_before(from, mtu))
     }
 
     /// The sum of the costs of all packets before `psn`.
     #[inline]
-    fn charge_before(&self, psn: u64, mtu: Mtu) -> Sum {
+    fn cost_before(&self, psn: u64, mtu: Mtu) -> CostSum {
         let index = self.locate(psn);
         if index == self.tail {
-            return self.charges;
+            return self.totals.costs;
         }
         let wqe = self.get(index);
         if psn <= wqe.first || wqe.cost() == 0 {
@@ -313,6 +275,25 @@ impl SendQueue {
         wqe.before.and((psn - wqe.first) as u32, full_cost(mtu))
     }
 
+    /// Whether `push` would find room for `wr`, and the length of its message.
+    #[inline]
+    pub(crate) fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
+        if self.tail - self.head >= self.depth.into() {
+            return Err(self.full(wr));
+        }
+        self.limits.check(wr)
+    }
+
+    /// Why a full queue does not take `wr`.
+    #[cold]
+    fn full(&self, wr: &SendWr<'_>) -> PostError {
+        match self.limits.check(wr) {
+            // The queue will never take it.
+            Err(PostError::Operation) => PostError::Operation,
+            _ => PostError::Full,
+        }
+    }
+
     /// Whether at most a quarter of it is in use: requests in flight and requests that wait.
     #[inline]
     pub(crate) fn is_mostly_free(&self) -> bool {
@@ -320,34 +301,41 @@ impl SendQueue {
     }
 
     /// Appends a request that `check` admitted with `len`. A READ of several packets is split into
-    /// requests of `cut` packets each. A WRITE is split into messages of one packet if `cut` is not
-    /// 0.
+    /// requests of `split` packets each. A WRITE is split into messages of one packet if `split` is
+    /// not 0.
     #[inline(always)]
-    pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32, mtu: Mtu, cut: u16, signal_all: bool) {
+    pub(crate) fn push(
+        &mut self,
+        wr: &SendWr<'_>,
+        len: u32,
+        mtu: Mtu,
+        split: u16,
+        signal_all: bool,
+    ) {
         if wr.op.carries_data() && len <= mtu.bytes() {
             let plain = flag(PLAIN, !wr.fence);
-            self.append(wr, len, &self.extent_of_one(len), plain, signal_all);
+            self.append(wr, len, &Span::of_one(&self.totals, len), plain, signal_all);
         } else {
-            self.push_other(wr, len, mtu, cut, signal_all);
+            self.push_other(wr, len, mtu, split, signal_all);
         }
     }
 
     /// Appends any request but a SEND or WRITE of one packet.
     #[inline(never)]
-    fn push_other(&mut self, wr: &SendWr<'_>, len: u32, mtu: Mtu, cut: u16, signal_all: bool) {
+    fn push_other(&mut self, wr: &SendWr<'_>, len: u32, mtu: Mtu, split: u16, signal_all: bool) {
         let has_response = wr.op.has_response();
-        let extent = self.extent(&wr.op, len, mtu, cut);
-        let flags = flag(RESPONSE, has_response) | flag(CUT, extent.is_cut);
-        self.append(wr, len, &extent, flags, signal_all);
+        let span = Span::of(&self.totals, &wr.op, len, mtu, split);
+        let flags = flag(RESPONSE, has_response) | flag(SPLIT, span.is_split);
+        self.append(wr, len, &span, flags, signal_all);
         self.responses += u32::from(has_response);
     }
 
     #[inline(always)]
-    fn append(&mut self, wr: &SendWr<'_>, len: u32, extent: &Extent, flags: u8, signal_all: bool) {
+    fn append(&mut self, wr: &SendWr<'_>, len: u32, span: &Span, flags: u8, signal_all: bool) {
         let slot = self.slot(self.tail);
         let (sges, inline) = match wr.data {
             SendData::Sges(list) => {
-                let places = &mut self.sges[slot * self.max_sge as usize..];
+                let places = &mut self.sges[slot * self.limits.max_sge as usize..];
                 match (list, places.first_mut()) {
                     ([sge], Some(place)) => *place = *sge,
                     _ => places[..list.len()].copy_from_slice(list),
@@ -355,7 +343,7 @@ impl SendQueue {
                 (list.len(), false)
             }
             SendData::Inline(bytes) => {
-                self.inline[slot * self.max_inline as usize..][..bytes.len()]
+                self.inline[slot * self.limits.max_inline as usize..][..bytes.len()]
                     .copy_from_slice(bytes);
                 (0, true)
             }
@@ -364,11 +352,11 @@ impl SendQueue {
             wr_id: wr.wr_id,
             op: wr.op,
             first: self.next_psn,
-            before: self.charges,
-            packets: extent.packets,
-            messages: extent.messages,
+            before: self.totals.costs,
+            packets: span.packets,
+            messages: span.totals.messages,
             len,
-            measure: extent.measure,
+            measure: span.measure,
             #[allow(clippy::cast_possible_truncation)]
             sges: sges as u8,
             flags: flags
@@ -377,8 +365,8 @@ impl SendQueue {
                 | flag(SOLICITED, wr.solicited)
                 | flag(FENCE, wr.fence),
         };
-        (self.messages, self.charges) = (extent.messages, extent.charges);
-        self.next_psn += u64::from(extent.packets);
+        self.totals = span.totals;
+        self.next_psn += u64::from(span.packets);
         self.tail += 1;
     }
 
@@ -396,14 +384,14 @@ impl SendQueue {
     ) -> Result<Option<u32>, AccessError> {
         let slot = self.slot(index);
         if wqe.is_inline() {
-            let from = slot * self.max_inline as usize + offset as usize;
+            let from = slot * self.limits.max_inline as usize + offset as usize;
             out.copy_from_slice(&self.inline[from..from + out.len()]);
             return Ok(None);
         }
         if out.is_empty() {
             return Ok(None);
         }
-        let list = &self.sges[slot * self.max_sge as usize..];
+        let list = &self.sges[slot * self.limits.max_sge as usize..];
         match (wqe.sges, list.first()) {
             // The usual case: one element.
             (1, Some(sge)) => {
@@ -464,7 +452,7 @@ impl SendQueue {
     #[inline]
     fn list(&self, index: u64) -> &[Sge] {
         let slot = self.slot(index);
-        &self.sges[slot * self.max_sge as usize..][..usize::from(self.wqes[slot].sges)]
+        &self.sges[slot * self.limits.max_sge as usize..][..usize::from(self.wqes[slot].sges)]
     }
 
     #[inline]
@@ -473,90 +461,6 @@ impl SendQueue {
         let slot = index as usize & (self.wqes.len() - 1);
         slot
     }
-}
-
-/// Copies `out.len()` bytes of a list, from `offset` on, into `out`.
-#[inline(never)]
-fn gather_parts(
-    list: &[Sge],
-    offset: u32,
-    out: &mut [u8],
-    pd: PdId,
-    memory: &impl Memory,
-) -> Result<(), AccessError> {
-    let mut out = out;
-    for part in parts(list, offset, out.len()) {
-        let source = memory.regions().local_read(pd, &part)?;
-        let (now, later) = out.split_at_mut(part.len as usize);
-        memory.fetch(source, now);
-        out = later;
-    }
-    Ok(())
-}
-
-/// Places `src` at `offset` of a scatter list, in ascending order.
-#[inline]
-pub(crate) fn place(
-    list: &[Sge],
-    offset: u32,
-    src: &[u8],
-    pd: PdId,
-    memory: &mut impl Memory,
-) -> Result<(), AccessError> {
-    // An empty `src` places nothing, so no key of the list is checked (as in the walk below).
-    if src.is_empty() {
-        return Ok(());
-    }
-    if let [sge] = list {
-        // The usual case: one element.
-        let part = part_of(sge, offset, src.len())?;
-        let target: Checked<Write> = memory.regions().local_write(pd, &part)?;
-        memory.place(target, src);
-        return Ok(());
-    }
-    // Checks every part before the first is placed.
-    for part in parts(list, offset, src.len()) {
-        memory.regions().local_write(pd, &part)?;
-    }
-    let mut src = src;
-    for part in parts(list, offset, src.len()) {
-        let target = memory.regions().local_write(pd, &part)?;
-        let (now, later) = src.split_at(part.len as usize);
-        memory.place(target, now);
-        src = later;
-    }
-    Ok(())
-}
-
-#[inline]
-fn part_of(sge: &Sge, offset: u32, len: usize) -> Result<Sge, AccessError> {
-    let len = u32::try_from(len).map_err(|_| AccessError::Range)?;
-    if offset.checked_add(len).is_none_or(|end| end > sge.len) {
-        return Err(AccessError::Range);
-    }
-    let addr = sge.addr.checked_add(u64::from(offset)).ok_or(AccessError::Range)?;
-    Ok(Sge { addr, len, lkey: sge.lkey })
-}
-
-/// The parts of a list that hold `len` bytes from `offset` on.
-fn parts(list: &[Sge], offset: u32, len: usize) -> impl Iterator<Item = Sge> {
-    let mut skip = offset;
-    #[allow(clippy::cast_possible_truncation)]
-    let mut left = len as u32;
-    list.iter().filter_map(move |sge| {
-        if skip >= sge.len {
-            skip -= sge.len;
-            return None;
-        }
-        let take = left.min(sge.len - skip);
-        if take == 0 {
-            return None;
-        }
-        let part = Sge { addr: sge.addr.wrapping_add(u64::from(skip)), len: take, lkey: sge.lkey };
-        skip = 0;
-        left -= take;
-        Some(part)
-    })
 }
 
 #[cfg(test)]

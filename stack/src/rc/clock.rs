@@ -4,8 +4,8 @@
 //! asks in between. Those questions cost no retry: see [`Clock::probe`].
 
 use super::Qp;
-use crate::engine::Shared;
 use crate::pool::Budget;
+use crate::shared::Shared;
 use crate::types::Time;
 use crate::verbs::{Completions, WcStatus};
 
@@ -180,7 +180,7 @@ impl Qp {
         }
         let (sq, limits, pools) = (&self.core.sq, &self.limits, &mut shared.pools);
         // One of us complains again when asked; of others a NAK may be lost, and they do not repeat themselves.
-        let stranger = self.core.peer().is_none_or(|peer| peer.budget == Budget::STRANGER);
+        let stranger = self.core.peer().is_none_or(|peer| peer.budget == Budget::STANDARD);
         let deaf = stranger && (self.clock.complained || self.clock.probes > 0);
         if repairs {
             // What is missing asks in the place of the last packet.

@@ -3,9 +3,9 @@
 use super::Qp;
 use super::held::Hold;
 use super::responder::Outcome;
-use crate::engine::Shared;
 use crate::mem::Memory;
-use crate::qp::message::Received;
+use crate::qp::rq::Received;
+use crate::shared::Shared;
 use crate::verbs::{Completions, QpEvent, WcStatus};
 use crate::wire::{NakCode, Packet};
 
@@ -18,7 +18,7 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) {
-        self.core.hear(shared);
+        self.core.on_packet(&mut shared.events);
         self.take_request(packet, shared, host);
         if !self.held.is_empty() {
             self.take_held(shared, host);
@@ -29,11 +29,12 @@ impl Qp {
     #[cold]
     fn take_held<H: Memory + Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         let mut taken = false;
-        while let Some(block) = self.held.take(self.responder.expected(), &mut shared.store) {
+        while let Some(block) = self.held.take(self.responder.expected(), &mut shared.reorder_slab)
+        {
             if let Ok(packet) = Packet::parse(block.bytes()) {
                 self.take_request(&packet, shared, host);
             }
-            shared.store.give_back(block);
+            shared.reorder_slab.give_back(block);
             taken = true;
         }
         let gap = taken && self.core.state.receives() && self.held.is_behind_a_gap();
@@ -48,7 +49,7 @@ impl Qp {
     fn hold(&mut self, packet: &Packet<'_>, psn: u64, report: bool, shared: &mut Shared) -> bool {
         let hold = self.limits.selective && self.responder.reports_gaps();
         let expected = self.responder.expected();
-        let hold = hold.then(|| self.held.hold(packet, expected, psn, &mut shared.store));
+        let hold = hold.then(|| self.held.hold(packet, expected, psn, &mut shared.reorder_slab));
         let Hold { held, news } = hold.unwrap_or(Hold { held: false, news: false });
         shared.counters.out_of_seq_request += 1;
         let report = report || (news && self.responder.report_gap());
@@ -86,7 +87,7 @@ impl Qp {
             Outcome::NotReady => {
                 shared.counters.send_rnr_err += 1;
                 // It is sent again, with all that follows.
-                self.held.clear(&mut shared.store);
+                self.held.clear(&mut shared.reorder_slab);
                 true
             }
             Outcome::Refused(code) => {

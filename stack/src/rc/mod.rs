@@ -31,12 +31,12 @@ use self::held::Held;
 use self::reads::Flow;
 use self::requester::{Limits, Requester};
 use self::responder::Responder;
-use crate::engine::Shared;
 use crate::ingress::SourceCheck;
 use crate::pool::{Budget, PoolId, Pools, datagrams_max};
 use crate::qp::Core;
 use crate::qp::attr::{ModifyError, QpAttr};
 use crate::qp::sq::OVERHEAD;
+use crate::shared::Shared;
 use crate::types::{Mtu, Time};
 use crate::verbs::{Completions, QpState, SendWr};
 
@@ -133,7 +133,7 @@ impl Qp {
     pub(crate) fn detach(&mut self, shared: &mut Shared) {
         self.core.give_back(&mut shared.srqs);
         self.requester.release_all(&self.limits, &mut shared.pools, &mut shared.lists);
-        self.held.clear(&mut shared.store);
+        self.held.clear(&mut shared.reorder_slab);
         shared.pools.quit(self.core.slot, &mut self.core.waiting);
         if self.limits.peer != PoolId::OWN {
             shared.pools.leave(self.limits.peer);
@@ -153,8 +153,8 @@ impl Qp {
             mtu,
             pd: self.core.init.pd,
             peer: shared.pools.join(peer.remote, peer.budget, true),
-            selective: shared.config.held_packets_max > 0 && peer.budget != Budget::STRANGER,
-            cuts_writes: shared.config.cut_writes,
+            selective: shared.config.reorder_packets_max > 0 && peer.budget != Budget::STANDARD,
+            cuts_writes: shared.config.split_writes,
         };
         self.source = SourceCheck::default();
         let psn = self.core.attr.rq_psn.unwrap_or_default().first();
@@ -166,13 +166,13 @@ impl Qp {
     fn ready_to_send(&mut self, shared: &mut Shared) {
         let psn = self.core.attr.sq_psn.unwrap_or_default().first();
         self.core.sq.reset(psn);
-        let budget = self.core.peer().map_or(Budget::STRANGER, |peer| peer.budget);
+        let budget = self.core.peer().map_or(Budget::STANDARD, |peer| peer.budget);
         let window = datagrams_max(budget).min(shared.config.window_max);
         let rd = self.core.attr.max_rd_atomic.unwrap_or(0);
         self.requester.start(psn, self.core.sq.tail, rd, window);
         let mtu = self.limits.mtu;
         let room = shared.pools.answers_one_by_one(mtu.bytes() + OVERHEAD);
-        self.requester.flow = Flow::new(mtu, room, budget != Budget::STRANGER);
+        self.requester.flow = Flow::new(mtu, room, budget != Budget::STANDARD);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
     }
@@ -212,13 +212,13 @@ impl Qp {
     pub(crate) fn break_down<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         self.core.set_state(QpState::Err);
         self.requester.release_all(&self.limits, &mut shared.pools, &mut shared.lists);
-        self.held.clear(&mut shared.store);
+        self.held.clear(&mut shared.reorder_slab);
         shared.pools.quit(self.core.slot, &mut self.core.waiting);
         self.requester.rnr_until = None;
         self.clock = Clock::default();
         self.core.deadline.clear();
         self.responder.close();
-        self.core.flush(shared, host);
+        self.core.flush(&mut shared.srqs, &mut shared.events, host);
     }
 
     /// A packet came that was marked on its way: its sender is told.

@@ -6,7 +6,7 @@ use super::held::SPAN;
 use super::requester::{Limits, REQUEST, Requester};
 use crate::mem::RegionTable;
 use crate::pool::{Budget, Charge, Expected, PoolId, Pools};
-use crate::qp::outbound::Piece;
+use crate::qp::outbound::RequestPacket;
 use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
 use crate::types::Mtu;
 use crate::verbs::{SendOp, WcStatus};
@@ -15,7 +15,7 @@ use crate::wire::{ICRC_LEN, Opcode, Reth, bth};
 /// The packet to send next.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
-    pub(super) piece: Piece,
+    pub(super) piece: RequestPacket,
     /// Last PSN that the packet asks a response for; its own except for READ requests.
     pub(super) last: u64,
     pub(super) charge: Charge,
@@ -26,7 +26,7 @@ pub(super) struct Shape {
 pub(super) enum Plan {
     Send(Shape),
     /// This again, alone.
-    Repair(Piece),
+    Repair(RequestPacket),
     /// The request under the cursor concerns this side only, and may be executed.
     Local,
     /// Nothing until an acknowledgement, a response, a timer or a post.
@@ -170,7 +170,7 @@ impl Requester {
         let may = ends || psn - self.ack_asked >= interval;
         let ack_req = must || (may && pools.spares(ACK));
         debug_assert!(self.cur < sq.tail);
-        let piece = Piece {
+        let piece = RequestPacket {
             index: self.cur,
             psn,
             opcode: wqe.data_opcode(psn),
@@ -250,7 +250,8 @@ impl Requester {
             return Plan::Idle;
         }
         let (index, ack_req, solicited) = (self.cur, true, false);
-        let piece = Piece { index, psn, opcode, offset, len, message: len, ack_req, solicited };
+        let piece =
+            RequestPacket { index, psn, opcode, offset, len, message: len, ack_req, solicited };
         Plan::Send(Shape { piece, last, charge })
     }
 }

@@ -3,8 +3,8 @@
 use super::Qp;
 use super::completer::{self, DataVerdict, Verdict, Why};
 use super::requester::Requester;
-use crate::engine::Shared;
 use crate::mem::Memory;
+use crate::shared::Shared;
 use crate::types::Time;
 use crate::verbs::{Completions, SendOp, WcStatus};
 use crate::wire::ext::rnr_timer_us;
@@ -200,7 +200,7 @@ impl Qp {
     /// In SQD, says once that all requests that were begun are done.
     pub(super) fn report_drained(&mut self, shared: &mut Shared) {
         let drained = self.requester.is_drained(&self.core.sq);
-        self.core.report_drained(drained, shared);
+        self.core.report_drained(drained, &mut shared.events);
     }
 
     fn retry(&mut self, now: Time, from: u64, why: Why, shared: &mut Shared) {

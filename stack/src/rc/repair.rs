@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use super::held::SPAN;
 use super::requester::{Limits, Requester};
 use crate::pool::{Charge, Pools};
-use crate::qp::outbound::Piece;
+use crate::qp::outbound::RequestPacket;
 use crate::qp::sq::SendQueue;
 use crate::types::Time;
 
@@ -188,7 +188,7 @@ impl Requester {
         let told = (una..behind).zip(bits(report)).skip(1);
         for (psn, _) in told.filter(|(_, held)| *held) {
             if !repair.has(psn) {
-                arrived.add(sq.charge_of(psn, psn + 1, limits.mtu));
+                arrived.add(sq.cost_between(psn, psn + 1, limits.mtu));
                 repair.held.set(psn);
                 repair.end = repair.end.max(psn + 1);
             }
@@ -224,13 +224,13 @@ impl Requester {
     }
 
     /// The next packet that goes again alone.
-    pub(super) fn next_repair(&self, sq: &SendQueue, limits: &Limits) -> Option<Piece> {
+    pub(super) fn next_repair(&self, sq: &SendQueue, limits: &Limits) -> Option<RequestPacket> {
         let repair = self.repair.as_ref()?;
         let psn = repair.missing.get(repair.due()?)?.psn;
         let index = self.index_of(sq, psn);
         let wqe = sq.get(index);
         let len = wqe.payload(psn, limits.mtu);
-        Some(Piece {
+        Some(RequestPacket {
             index,
             psn,
             opcode: wqe.data_opcode(psn),
@@ -259,7 +259,7 @@ impl Requester {
         let mut sum = Charge::default();
         if let Some(repair) = &self.repair {
             for (from, to) in repair.runs(from, to) {
-                sum.add(sq.charge_of(from, to, limits.mtu));
+                sum.add(sq.cost_between(from, to, limits.mtu));
             }
         }
         sum

@@ -302,7 +302,7 @@ impl Requester {
         let repairing = self.is_repairing();
         let mut charge = Charge::default();
         if repairing || self.charged.datagrams > 0 {
-            charge = sq.charge_of(self.una, to.min(self.nxt), limits.mtu);
+            charge = sq.cost_between(self.una, to.min(self.nxt), limits.mtu);
         }
         if repairing {
             charge.take(self.uncharged(sq, self.una, to.min(self.nxt), limits));
@@ -363,7 +363,7 @@ impl Requester {
         }
         self.ask_no_more();
         self.quiet.ends();
-        let mut charge = sq.charge_of(from, self.nxt, limits.mtu);
+        let mut charge = sq.cost_between(from, self.nxt, limits.mtu);
         if self.is_repairing() {
             charge.take(self.uncharged(sq, from, self.nxt, limits));
             self.repair_no_more(from);

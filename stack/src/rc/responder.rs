@@ -6,8 +6,8 @@
 use super::records::{DataResponse, Kind, Records};
 use crate::mem::{Access, AtomicOp, FlushLevel, Memory, Placement, Sge};
 use crate::qp::message::{Message, Refusal, Rights, fail};
+use crate::qp::post::MESSAGE_MAX;
 use crate::qp::rq::RecvQueue;
-use crate::qp::sq::MESSAGE_MAX;
 use crate::srq::Receives;
 use crate::types::Mtu;
 use crate::wire::{Aeth, NakCode, Operation, Packet, Syndrome};

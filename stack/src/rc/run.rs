@@ -9,11 +9,13 @@ use super::asks::ACK;
 use super::company::Awaited;
 use super::plan::request_header;
 use super::requester::{Limits, Requester};
-use crate::engine::{Shared, TxSink};
 use crate::mem::Memory;
 use crate::pool::{Charge, Pools};
-use crate::qp::outbound::{Piece, Sent, data_opcode};
+use crate::qp::opcode::data_opcode;
+use crate::qp::outbound::{RequestPacket, Sent};
 use crate::qp::sq::SendQueue;
+use crate::shared::Shared;
+use crate::sink::TxSink;
 use crate::types::Time;
 
 impl Qp {
@@ -59,7 +61,7 @@ impl Qp {
                     }
                 }
             }
-            let piece = Piece {
+            let piece = RequestPacket {
                 index,
                 psn: wqe.first,
                 opcode: data_opcode(&wqe.op, true, true),
@@ -70,7 +72,7 @@ impl Qp {
                 solicited: wqe.is_solicited(),
             };
             let counters = &mut shared.counters;
-            if core.send_piece_of(wqe, &piece, &to, counters, host, sink) != Sent::Yes {
+            if core.send_packet_of(wqe, &piece, &to, counters, host, sink) != Sent::Yes {
                 break;
             }
             requester.company.sent(size);

@@ -5,10 +5,11 @@ use super::Qp;
 use super::plan::{Plan, Shape, request_header};
 use super::records::DataResponse;
 use super::responder::Response;
-use crate::engine::{Shared, TxSink};
 use crate::mem::Memory;
-use crate::qp::Turn;
-use crate::qp::outbound::{Piece, Sent, frame, header};
+use crate::qp::TurnEnd;
+use crate::qp::outbound::{RequestPacket, Sent, frame, header};
+use crate::shared::Shared;
+use crate::sink::TxSink;
 use crate::types::Time;
 use crate::verbs::{Completions, QpEvent, WcStatus};
 use crate::wire::icrc::Summed;
@@ -27,10 +28,10 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
         sink: &mut impl TxSink,
-    ) -> (Turn, bool) {
+    ) -> (TurnEnd, bool) {
         if self.notifier.due && self.core.state.receives() {
             match self.send_notification(shared, sink) {
-                Sent::Full => return (Turn::SinkFull, false),
+                Sent::Full => return (TurnEnd::SinkFull, false),
                 _ => self.notifier.due = false,
             }
         }
@@ -40,7 +41,7 @@ impl Qp {
             return (turn, false);
         }
         if !self.core.state.requests() || self.requester.has_nothing(&self.core.sq) {
-            return (self.transmit_acknowledgement(Turn::Idle, shared, host, sink), false);
+            return (self.transmit_acknowledgement(TurnEnd::Idle, shared, host, sink), false);
         }
         let before = *quantum;
         if !self.requester.has_lists() && self.requester.cursor() != self.core.sq.tail {
@@ -54,7 +55,7 @@ impl Qp {
             if self.waits_to_send || !self.is_armed() {
                 self.arm(now, shared);
             }
-        } else if matches!(turn, Turn::Wait(..)) {
+        } else if matches!(turn, TurnEnd::Wait(..)) {
             if !self.is_armed() {
                 self.arm(now, shared);
             }
@@ -73,19 +74,19 @@ impl Qp {
     /// Sends a plain acknowledgement if one is due: last, because a request is what the peer's program waits for.
     fn transmit_acknowledgement<H: Memory + Completions>(
         &mut self,
-        turn: Turn,
+        turn: TurnEnd,
         shared: &mut Shared,
         host: &mut H,
         sink: &mut impl TxSink,
-    ) -> Turn {
-        if turn == Turn::SinkFull || !self.responder.has_response() {
+    ) -> TurnEnd {
+        if turn == TurnEnd::SinkFull || !self.responder.has_response() {
             return turn;
         }
         let sent = match self.responder.acknowledgement(&self.core.rq) {
             Some((psn, aeth)) => self.send_acknowledgement(psn, aeth, shared, sink),
             None => self.transmit_other(shared, host, sink),
         };
-        if sent == Sent::Yes { turn } else { Turn::SinkFull }
+        if sent == Sent::Yes { turn } else { TurnEnd::SinkFull }
     }
 
     /// Sends a response in the place of an acknowledgement: a failed request may have left something else.
@@ -139,15 +140,15 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
         sink: &mut impl TxSink,
-    ) -> Option<Turn> {
+    ) -> Option<TurnEnd> {
         while self.responder.has_urgent_response() {
             if *quantum == 0 {
-                return Some(Turn::Quantum);
+                return Some(TurnEnd::Quantum);
             }
             let response = self.responder.response(self.limits.mtu, &self.core.rq)?;
             match self.send_response(&response, shared, host, sink) {
                 Sent::Yes => self.responded(&response),
-                Sent::Full => return Some(Turn::SinkFull),
+                Sent::Full => return Some(TurnEnd::SinkFull),
                 Sent::Refused if self.responder.drop_repetition() => {
                     shared.drops.stale_duplicate += 1;
                     continue;
@@ -179,7 +180,7 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
         sink: &mut impl TxSink,
-    ) -> Turn {
+    ) -> TurnEnd {
         self.requester.company.begin();
         loop {
             self.transmit_run(now, quantum, shared, host, sink);
@@ -188,7 +189,7 @@ impl Qp {
             let fault = match plan {
                 // A run that was begun is not cut short.
                 Plan::Send(shape) if *quantum == 0 && !self.continues_run(&shape) => {
-                    return Turn::Quantum;
+                    return TurnEnd::Quantum;
                 }
                 Plan::Send(shape) => match self.send_request(&shape, shared, host, sink) {
                     Sent::Yes => {
@@ -197,12 +198,12 @@ impl Qp {
                         *quantum = quantum.saturating_sub(1);
                         continue;
                     }
-                    Sent::Full => return Turn::SinkFull,
+                    Sent::Full => return TurnEnd::SinkFull,
                     Sent::Refused => Some(WcStatus::LocProtErr),
                 },
-                Plan::Repair(_) if *quantum == 0 => return Turn::Quantum,
+                Plan::Repair(_) if *quantum == 0 => return TurnEnd::Quantum,
                 Plan::Repair(piece) => match self.send_repair(now, &piece, shared, host, sink) {
-                    Sent::Full => return Turn::SinkFull,
+                    Sent::Full => return TurnEnd::SinkFull,
                     _ => {
                         *quantum -= 1;
                         continue;
@@ -216,17 +217,17 @@ impl Qp {
                     }
                     Err(status) => Some(status),
                 },
-                Plan::Wait(pool, need) => return Turn::Wait(pool, need),
+                Plan::Wait(pool, need) => return TurnEnd::Wait(pool, need),
                 Plan::Idle => None,
                 Plan::Fault(status) => Some(status),
             };
             if let Some(status) = fault
                 && self.local_fault(status, shared, host)
             {
-                return Turn::Idle;
+                return TurnEnd::Idle;
             }
             if !self.requester.ask_again(&self.core.sq, &self.limits, &mut shared.pools) {
-                return Turn::Idle;
+                return TurnEnd::Idle;
             }
         }
     }
@@ -261,7 +262,7 @@ impl Qp {
         sink: &mut impl TxSink,
     ) -> Sent {
         let Some(to) = self.core.target() else { return Sent::Refused };
-        let sent = self.core.send_piece(&shape.piece, &to, &mut shared.counters, host, sink);
+        let sent = self.core.send_packet(&shape.piece, &to, &mut shared.counters, host, sink);
         let repeats = self.requester.was_sent(shape.piece.psn) && !self.requester.probing;
         let again = sent == Sent::Yes && repeats;
         shared.counters.retransmitted_pkts += u64::from(again);
@@ -288,13 +289,13 @@ impl Qp {
     fn send_repair<H: Memory>(
         &mut self,
         now: Time,
-        piece: &Piece,
+        piece: &RequestPacket,
         shared: &mut Shared,
         host: &H,
         sink: &mut impl TxSink,
     ) -> Sent {
         let Some(to) = self.core.target() else { return Sent::Refused };
-        let sent = self.core.send_piece(piece, &to, &mut shared.counters, host, sink);
+        let sent = self.core.send_packet(piece, &to, &mut shared.counters, host, sink);
         match sent {
             Sent::Yes => {
                 shared.counters.retransmitted_pkts += 1;

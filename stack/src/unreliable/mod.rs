@@ -9,12 +9,11 @@ mod ud;
 
 use self::uc::Connection;
 pub use self::ud::grh_addresses;
-use crate::any::Busy;
-use crate::engine::Shared;
 use crate::ingress::{Datagram, SourceCheck};
 use crate::mem::Memory;
-use crate::qp::Core;
 use crate::qp::attr::{ModifyError, QpAttr};
+use crate::qp::{Busy, Core};
+use crate::shared::Shared;
 use crate::types::{Mtu, Time};
 use crate::verbs::{Completions, QpState, QpType, SendWr};
 use crate::wire::{Packet, Service};
@@ -133,7 +132,7 @@ impl Qp {
     pub(crate) fn break_down<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         self.core.set_state(QpState::Err);
         self.core.deadline.clear();
-        self.core.flush(shared, host);
+        self.core.flush(&mut shared.srqs, &mut shared.events, host);
     }
 
     /// Who alone may send to it, the peer of a connection; of datagrams, anybody may.
@@ -171,11 +170,6 @@ impl Qp {
         self.core.sq.push(wr, len, self.mtu, 0, self.core.init.sq_sig_all);
     }
 
-    /// The most bytes of a message, if it has only one packet.
-    pub(crate) fn datagram_max(&self) -> Option<u32> {
-        (self.core.init.qp_type == QpType::Ud).then(|| self.mtu.bytes())
-    }
-
     /// Takes a packet.
     #[inline]
     pub(crate) fn handle<H: Memory + Completions>(
@@ -187,7 +181,7 @@ impl Qp {
     ) {
         match self.connection {
             Some(_) => {
-                self.core.hear(shared);
+                self.core.on_packet(&mut shared.events);
                 self.handle_request(packet, shared, host);
             }
             None => self.handle_datagram(packet, datagram, shared, host),
@@ -209,6 +203,6 @@ impl Qp {
 
     fn report_drained(&mut self, shared: &mut Shared) {
         let drained = !self.in_message();
-        self.core.report_drained(drained, shared);
+        self.core.report_drained(drained, &mut shared.events);
     }
 }

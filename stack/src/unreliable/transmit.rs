@@ -1,12 +1,14 @@
 //! What an unreliable queue pair puts on the wire, as far as the sink has room and the receiver's pace allows.
 
 use super::Qp;
-use crate::engine::{Shared, TxSink};
 use crate::mem::Memory;
 use crate::pool::{Budget, Charge, PoolId};
-use crate::qp::Turn;
-use crate::qp::outbound::{Piece, Sent, Target, data_opcode};
+use crate::qp::TurnEnd;
+use crate::qp::opcode::data_opcode;
+use crate::qp::outbound::{RequestPacket, Sent, Target};
 use crate::qp::sq::OVERHEAD;
+use crate::shared::Shared;
+use crate::sink::TxSink;
 use crate::types::Time;
 use crate::verbs::{Completions, Destination, QpState, SendOp, WcStatus};
 use crate::wire::{Deth, Opcode};
@@ -21,28 +23,28 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
         sink: &mut impl TxSink,
-    ) -> Turn {
+    ) -> TurnEnd {
         if !self.core.state.requests() {
-            return Turn::Idle;
+            return TurnEnd::Idle;
         }
         let (mut retired, before) = (0, *quantum);
         let turn = loop {
             if self.core.sq.is_empty() || (!self.begins && !self.in_message()) {
-                break Turn::Idle;
+                break TurnEnd::Idle;
             }
             if *quantum == 0 {
-                break Turn::Quantum;
+                break TurnEnd::Quantum;
             }
             match self.transmit_one(now, shared, host, sink) {
                 Ok(ended) => retired += u32::from(ended),
-                Err(Stop::SinkFull) => break Turn::SinkFull,
+                Err(Stop::SinkFull) => break TurnEnd::SinkFull,
                 Err(Stop::Paced(until)) => {
                     shared.timers.set(self.core.slot, &mut self.core.deadline, until);
-                    break Turn::Idle;
+                    break TurnEnd::Idle;
                 }
                 Err(Stop::Fault(status)) => {
                     self.local_fault(status, retired, host);
-                    return Turn::Idle;
+                    return TurnEnd::Idle;
                 }
             }
             *quantum -= 1;
@@ -83,7 +85,7 @@ impl Qp {
         let len = wqe.payload(psn, self.mtu);
         let charge = Charge::of(1, Budget::cost(len + OVERHEAD));
         shared.pools.get(pool).pace(now, charge).map_err(Stop::Paced)?;
-        let piece = Piece {
+        let piece = RequestPacket {
             index,
             psn,
             opcode: opcode(&wqe.op, begins, ends),
@@ -93,7 +95,7 @@ impl Qp {
             ack_req: false,
             solicited: wqe.is_solicited() && ends,
         };
-        match self.core.send_piece(&piece, &target, &mut shared.counters, host, sink) {
+        match self.core.send_packet(&piece, &target, &mut shared.counters, host, sink) {
             Sent::Yes => {}
             Sent::Full => return Err(Stop::SinkFull),
             Sent::Refused => return Err(PROTECTION),

@@ -4,11 +4,11 @@
 //! receive that it had begun to fill is the next message's.
 
 use super::Qp;
-use crate::engine::Shared;
 use crate::ingress::SourceCheck;
 use crate::mem::Memory;
 use crate::pool::PoolId;
 use crate::qp::message::{Message, Refusal, Rights, fail};
+use crate::shared::Shared;
 use crate::srq::Receives;
 use crate::verbs::{Completions, WcStatus};
 use crate::wire::{Operation, Packet};

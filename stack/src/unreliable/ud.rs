@@ -5,10 +5,10 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::Qp;
-use crate::engine::Shared;
 use crate::ingress::{Datagram, IpId};
 use crate::mem::Memory;
-use crate::qp::message::Received;
+use crate::qp::rq::Received;
+use crate::shared::Shared;
 use crate::verbs::{Completions, WcOpcode, WcStatus};
 use crate::wire::Packet;
 use crate::wire::icrc::DF;
@@ -34,7 +34,7 @@ impl Qp {
         if self.core.attr.qkey != Some(deth.qkey) {
             return shared.drops.qkey += 1;
         }
-        self.core.hear(shared);
+        self.core.on_packet(&mut shared.events);
         let payload = packet.payload();
         let pd = self.core.recv_pd;
         let mut receives = self.core.receives(&mut shared.srqs);

@@ -1,10 +1,10 @@
 //! The base transport header (IBTA volume 1, 9.2 \[M\]; `struct rxe_bth`).
 
-use super::opcode::Opcode;
+use super::opcode::{BTH_LEN, Opcode};
 use crate::types::{Pkey, Psn, Qpn};
 
 /// Length of a BTH in bytes.
-pub const LEN: usize = 12;
+pub const LEN: usize = BTH_LEN;
 
 /// A base transport header, as a value.
 ///

@@ -9,10 +9,10 @@
 //! A CRC is linear, and this module uses that twice. The headers of a flow's packets differ only in
 //! lengths and identification. So their CRC is computed once, and each packet adds the difference
 //! of these fields ([`Template`]). And a receiver that cannot read the identification solves for it
-//! ([`Solver`]).
+//! ([`Solver`](super::Solver)).
 
 mod linear;
-mod solver;
+pub(super) mod solver;
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
@@ -20,8 +20,6 @@ use rocinante_crc::{PACKET_MIN, Summer, update};
 
 use self::linear::{Field, Moved};
 use super::bth;
-
-pub use self::solver::Solver;
 
 /// Length of the ICRC in bytes.
 pub const ICRC_LEN: usize = 4;

@@ -3,9 +3,10 @@
 
 use core::fmt;
 
+use super::bth::{self, Bth};
 use super::ext::Deth;
 use super::icrc::ICRC_LEN;
-use super::{Bth, Opcode, bth};
+use super::opcode::Opcode;
 use crate::types::{Pkey, Psn, Qpn};
 
 /// Length of a management datagram in bytes; QP1 takes no other length.

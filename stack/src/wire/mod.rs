@@ -11,6 +11,7 @@ mod packet;
 
 pub use bth::Bth;
 pub use ext::{AckKind, Aeth, AtomicEth, Deth, Feth, NakCode, Reth, Syndrome};
+pub use icrc::solver::Solver;
 pub use icrc::{ICRC_LEN, IpFields};
 pub use mad::{MadBytes, MadError, MadHeader};
 pub use opcode::{Ext, Opcode, OpcodeInfo, Operation, Place, Service};

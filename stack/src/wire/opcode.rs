@@ -6,6 +6,9 @@
 
 use core::fmt;
 
+/// Length of the base transport header, the first of every packet, in bytes.
+pub const BTH_LEN: usize = 12;
+
 /// The 8-bit BTH opcode: three bits of service, five of operation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Opcode(pub u8);
@@ -224,7 +227,7 @@ impl fmt::Debug for Opcode {
 /// Offsets of these extension headers, in their order behind the BTH.
 const fn offsets(extensions: &[Ext]) -> [u8; Ext::COUNT] {
     let mut offsets = [0; Ext::COUNT];
-    let (mut at, mut i) = (super::bth::LEN, 0);
+    let (mut at, mut i) = (BTH_LEN, 0);
     while i < extensions.len() {
         #[allow(clippy::cast_possible_truncation)]
         let offset = at as u8;
@@ -252,7 +255,7 @@ macro_rules! opcodes {
                 operation: Operation::$operation,
                 place: Place::$place,
                 extensions: &[$(Ext::$ext),*],
-                header_len: super::bth::LEN $(+ Ext::$ext.size())*,
+                header_len: BTH_LEN $(+ Ext::$ext.size())*,
                 offsets: offsets(&[$(Ext::$ext),*]),
                 payload: Operation::$operation.has_payload(),
                 request: Operation::$operation.is_request(),

@@ -3,7 +3,7 @@
 use rocinante_stack::cm::{CmEvent, CmFootprint};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::wire::cm::{
-    Apr, CommId, Drep, Lap, Message, PortSpace, Rej, RejReason, Rep, Rtu, ServiceId, SidrStatus,
+    Apr, CmMessage, CommId, Drep, Lap, PortSpace, Rej, RejReason, Rep, Rtu, ServiceId, SidrStatus,
     Subject,
 };
 
@@ -105,7 +105,7 @@ fn a_footprint_is_what_is_there() {
 /// The rejection that a side sends next, if it sends one.
 fn next_rejection(net: &mut Net, side: usize, look: impl Fn(&Rej<'_>)) -> bool {
     while let Some(sent) = net.cm[side].poll_transmit() {
-        if let Message::Rej(rej) = Message::parse(&sent.mad).unwrap().1 {
+        if let CmMessage::Rej(rej) = CmMessage::parse(&sent.mad).unwrap().1 {
             look(&rej);
             return true;
         }
@@ -182,7 +182,7 @@ fn whatever_arrives_again_is_counted_and_changes_nothing() {
 }
 
 /// Delivers a message to a side, and returns how it counted it: as a duplicate, as a stray one.
-fn counted(net: &mut Net, side: usize, message: Message<'_>) -> (u64, u64) {
+fn counted(net: &mut Net, side: usize, message: CmMessage<'_>) -> (u64, u64) {
     let before = *net.cm[side].counters();
     let now = net.now;
     net.cm[side].handle_mad(now, address(1 - side), address(side), &message.emit(1));
@@ -198,8 +198,8 @@ fn messages_of_another_connection_or_role_are_strays() {
     net.listen(4);
     let (a, b) = net.connected(0x11, 0x21);
     let other = CommId(b.0.0 ^ 1);
-    let rtu = |local, remote| Message::Rtu(Rtu { local, remote, private: &[] });
-    let drep = |local, remote| Message::Drep(Drep { local, remote, private: &[] });
+    let rtu = |local, remote| CmMessage::Rtu(Rtu { local, remote, private: &[] });
+    let drep = |local, remote| CmMessage::Drep(Drep { local, remote, private: &[] });
     for _ in 0..2 {
         assert_eq!(counted(&mut net, B, rtu(a.0, b.0)), AGAIN);
         assert_eq!(counted(&mut net, B, rtu(other, b.0)), STRAY);
@@ -207,9 +207,13 @@ fn messages_of_another_connection_or_role_are_strays() {
         assert_eq!(counted(&mut net, A, drep(b.0, a.0)), STRAY, "it has not asked");
     }
     for (local, status) in [(b.0, Apr::UNSUPPORTED), (other, Apr::INVALID_COMM_ID)] {
-        counted(&mut net, A, Message::Lap(Lap { local, remote: a.0, remote_qpn: Qpn::new(0x11) }));
+        counted(
+            &mut net,
+            A,
+            CmMessage::Lap(Lap { local, remote: a.0, remote_qpn: Qpn::new(0x11) }),
+        );
         let sent = net.cm[A].poll_transmit().expect("an answer").mad;
-        let (_, Message::Apr(apr)) = Message::parse(&sent).unwrap() else { panic!("no APR") };
+        let (_, CmMessage::Apr(apr)) = CmMessage::parse(&sent).unwrap() else { panic!("no APR") };
         assert_eq!(apr.status, status);
     }
     let now = net.now;
@@ -237,19 +241,19 @@ fn a_request_that_comes_again_gets_the_reply_again() {
         net.cm[B].handle_mad(now, address(A), address(B), &request);
         assert_eq!(net.cm[B].poll_transmit(), Some(reply));
     }
-    let (_, Message::Rep(rep)) = Message::parse(&reply.mad).unwrap() else { panic!("no REP") };
-    assert_eq!(counted(&mut net, A, Message::Rep(rep)), (0, 0));
+    let (_, CmMessage::Rep(rep)) = CmMessage::parse(&reply.mad).unwrap() else { panic!("no REP") };
+    assert_eq!(counted(&mut net, A, CmMessage::Rep(rep)), (0, 0));
     let CmEvent::Replied { conn, .. } = net.one(A) else { panic!("no reply") };
-    assert_eq!(counted(&mut net, A, Message::Rep(rep)), (1, 0));
+    assert_eq!(counted(&mut net, A, CmMessage::Rep(rep)), (1, 0));
     net.cm[A].establish(conn, b"").unwrap();
     let ready = net.cm[A].poll_transmit().expect("an RTU");
     let other = CommId(rep.local.0 ^ 1);
     for _ in 0..2 {
-        assert_eq!(counted(&mut net, A, Message::Rep(rep)), (1, 0));
+        assert_eq!(counted(&mut net, A, CmMessage::Rep(rep)), (1, 0));
         assert_eq!(net.cm[A].poll_transmit(), Some(ready), "the RTU may have been lost");
-        assert_eq!(counted(&mut net, A, Message::Rep(Rep { local: other, ..rep })), (0, 1));
+        assert_eq!(counted(&mut net, A, CmMessage::Rep(Rep { local: other, ..rep })), (0, 1));
         assert_eq!(net.cm[A].poll_transmit(), None);
-        assert_eq!(counted(&mut net, A, Message::Rep(Rep { remote: other, ..rep })), (0, 1));
+        assert_eq!(counted(&mut net, A, CmMessage::Rep(Rep { remote: other, ..rep })), (0, 1));
         let refused = |rej: &Rej<'_>| assert_eq!(rej.reason, RejReason::INVALID_COMM_ID);
         assert!(next_rejection(&mut net, A, refused));
     }

@@ -3,7 +3,7 @@
 use rocinante_stack::cm::{AskId, Asked, CmError, CmEvent, ListenerId, QueryId};
 use rocinante_stack::types::{Pkey, Qpn};
 use rocinante_stack::wire::cm::{
-    IpHeader, Message, PortSpace, ServiceId, SidrRep, SidrReq, SidrStatus,
+    CmMessage, IpHeader, PortSpace, ServiceId, SidrRep, SidrReq, SidrStatus,
 };
 use rocinante_stack::wire::mad::MadBytes;
 
@@ -37,7 +37,7 @@ fn answer(net: &mut Net, ask: AskId) -> Result<(), CmError> {
 fn question(request: u32, tid: u64) -> MadBytes {
     let header = IpHeader { src: (address(A), 40_000).into(), dst: address(B) };
     let (pkey, private) = (Pkey::DEFAULT, &header.bytes()[..]);
-    Message::SidrReq(SidrReq { request, pkey, service: UDP, private }).emit(tid)
+    CmMessage::SidrReq(SidrReq { request, pkey, service: UDP, private }).emit(tid)
 }
 
 fn hear(net: &mut Net, mad: &[u8]) {
@@ -48,7 +48,9 @@ fn hear(net: &mut Net, mad: &[u8]) {
 /// The status of B's next answer.
 fn status(net: &mut Net) -> Option<SidrStatus> {
     let transmit = net.cm[B].poll_transmit()?;
-    let Ok((_, Message::SidrRep(rep))) = Message::parse(&transmit.mad) else { panic!("no answer") };
+    let Ok((_, CmMessage::SidrRep(rep))) = CmMessage::parse(&transmit.mad) else {
+        panic!("no answer")
+    };
     Some(rep.status)
 }
 
@@ -235,7 +237,7 @@ fn questions_that_contradict_themselves_are_refused_or_dropped() {
     let good = IpHeader { src: (address(A), 40_000).into(), dst: address(B) }.bytes();
     for (service, private) in [(UDP, &elsewhere[..]), (UDP, &[]), (other, &good), (tcp, &good)] {
         let ask = SidrReq { request: 7, pkey: Pkey::DEFAULT, service, private };
-        hear(&mut net, &Message::SidrReq(ask).emit(3));
+        hear(&mut net, &CmMessage::SidrReq(ask).emit(3));
         assert_eq!(status(&mut net), Some(SidrStatus::UNSUPPORTED), "{service:?}");
     }
     assert_eq!(net.take(B), vec![]);
@@ -246,7 +248,9 @@ fn an_answer_to_nothing_is_counted() {
     let mut net = Net::new();
     let query = resolve(&mut net);
     let mad = net.cm[A].poll_transmit().unwrap().mad;
-    let Ok((header, Message::SidrReq(ask))) = Message::parse(&mad) else { panic!("no question") };
+    let Ok((header, CmMessage::SidrReq(ask))) = CmMessage::parse(&mad) else {
+        panic!("no question")
+    };
     let (status, service) = (SidrStatus::SUCCESS, ask.service);
     let (qpn, qkey) = QP;
     let good =
@@ -261,12 +265,12 @@ fn an_answer_to_nothing_is_counted() {
         (A, good, header.tid),
     ] {
         stray += 1;
-        net.cm[A].handle_mad(now, address(from), address(A), &Message::SidrRep(rep).emit(tid));
+        net.cm[A].handle_mad(now, address(from), address(A), &CmMessage::SidrRep(rep).emit(tid));
         assert_eq!((net.cm[A].counters().stray, net.take(A)), (stray, vec![]));
     }
-    net.cm[A].handle_mad(now, address(B), address(A), &Message::SidrRep(good).emit(header.tid));
+    net.cm[A].handle_mad(now, address(B), address(A), &CmMessage::SidrRep(good).emit(header.tid));
     assert!(matches!(net.one(A), CmEvent::Resolved { query: of, .. } if of == query));
-    net.cm[A].handle_mad(now, address(B), address(A), &Message::SidrRep(good).emit(header.tid));
+    net.cm[A].handle_mad(now, address(B), address(A), &CmMessage::SidrRep(good).emit(header.tid));
     assert_eq!((net.cm[A].counters().stray, net.take(A)), (5, vec![]));
     assert!(net.cm[A].is_empty() && net.now.since(now) < MS);
 }

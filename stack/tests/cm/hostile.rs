@@ -3,7 +3,7 @@
 use rocinante_stack::cm::{Accept, CmEvent};
 use rocinante_stack::types::{Pkey, Qpn};
 use rocinante_stack::wire::cm::{
-    CmPath, CommId, Drep, Dreq, Message, Mra, Rej, RejReason, Rep, Req, Rtu, Subject, Transport,
+    CmMessage, CmPath, CommId, Drep, Dreq, Mra, Rej, RejReason, Rep, Req, Rtu, Subject, Transport,
 };
 use rocinante_stack::wire::mad::MadBytes;
 
@@ -21,12 +21,12 @@ fn answer_to(change: impl FnOnce(&mut Req<'_>)) -> Option<RejReason> {
     let mut net = Net::new();
     net.listen(2);
     let mad = real_req(&mut net);
-    let Ok((header, Message::Req(mut req))) = Message::parse(&mad) else { panic!() };
+    let Ok((header, CmMessage::Req(mut req))) = CmMessage::parse(&mad) else { panic!() };
     change(&mut req);
-    let (now, changed) = (net.now, Message::Req(req).emit(header.tid));
+    let (now, changed) = (net.now, CmMessage::Req(req).emit(header.tid));
     net.cm[B].handle_mad(now, address(A), address(B), &changed);
     let answer = net.cm[B].poll_transmit()?;
-    let Ok((again, Message::Rej(rej))) = Message::parse(&answer.mad) else { panic!() };
+    let Ok((again, CmMessage::Rej(rej))) = CmMessage::parse(&answer.mad) else { panic!() };
     assert_eq!((again.tid, rej.subject, rej.remote), (header.tid, Subject::Req, req.local));
     assert_eq!((net.cm[B].len(), net.cm[B].poll_event()), (0, None));
     Some(rej.reason)
@@ -37,9 +37,9 @@ fn outcome_of(change: impl FnOnce(&mut Req<'_>)) -> (usize, u64, u64) {
     let mut net = Net::new();
     net.listen(2);
     let mad = real_req(&mut net);
-    let Ok((header, Message::Req(mut req))) = Message::parse(&mad) else { panic!() };
+    let Ok((header, CmMessage::Req(mut req))) = CmMessage::parse(&mad) else { panic!() };
     change(&mut req);
-    let (now, changed) = (net.now, Message::Req(req).emit(header.tid));
+    let (now, changed) = (net.now, CmMessage::Req(req).emit(header.tid));
     net.cm[B].handle_mad(now, address(A), address(B), &changed);
     let counters = net.cm[B].counters();
     (net.cm[B].len(), counters.malformed, counters.requests)
@@ -89,10 +89,10 @@ fn a_flood_of_requests_is_bounded() {
     let mut net = Net::new();
     net.listen(64);
     let mad = real_req(&mut net);
-    let Ok((_, Message::Req(req))) = Message::parse(&mad) else { panic!() };
+    let Ok((_, CmMessage::Req(req))) = CmMessage::parse(&mad) else { panic!() };
     for n in 1..20_000u32 {
         let flood = Req { local: CommId(n), qpn: Qpn::new(n + 10), ..req };
-        let (now, mad) = (net.now, Message::Req(flood).emit(u64::from(n)));
+        let (now, mad) = (net.now, CmMessage::Req(flood).emit(u64::from(n)));
         net.cm[B].handle_mad(now, address(A), address(B), &mad);
     }
     assert_eq!(net.cm[B].len(), 64);
@@ -120,17 +120,17 @@ fn a_third_party_that_knows_the_ids_changes_nothing() {
     let (local, remote) = (a.0, b.0);
     let third = "10.0.0.3".parse().unwrap();
     let messages = [
-        Message::Dreq(Dreq { local, remote, remote_qpn: Qpn::new(0x22), private: b"" }),
-        Message::Drep(Drep { local, remote, private: b"" }),
-        Message::Rtu(Rtu { local, remote, private: b"" }),
-        Message::Mra(Mra {
+        CmMessage::Dreq(Dreq { local, remote, remote_qpn: Qpn::new(0x22), private: b"" }),
+        CmMessage::Drep(Drep { local, remote, private: b"" }),
+        CmMessage::Rtu(Rtu { local, remote, private: b"" }),
+        CmMessage::Mra(Mra {
             local,
             remote,
             subject: Subject::Rep,
             service_timeout: 31,
             private: b"",
         }),
-        Message::Rej(Rej {
+        CmMessage::Rej(Rej {
             local,
             remote,
             subject: Subject::Rep,
@@ -150,7 +150,7 @@ fn a_third_party_that_knows_the_ids_changes_nothing() {
     // And the peer itself, but with another queue pair.
     let wrong = Dreq { local, remote, remote_qpn: Qpn::new(0x23), private: b"" };
     let now = net.now;
-    net.cm[B].handle_mad(now, address(A), address(B), &Message::Dreq(wrong).emit(1));
+    net.cm[B].handle_mad(now, address(A), address(B), &CmMessage::Dreq(wrong).emit(1));
     assert_eq!((net.cm[B].poll_event(), net.cm[B].poll_transmit()), (None, None));
     assert_eq!(net.cm[B].counters().stray, 6);
 }
@@ -180,9 +180,9 @@ fn nothing_is_answered_for_ever() {
         private: b"",
     };
     let messages = [
-        Message::Rep(rep),
-        Message::Rtu(Rtu { local, remote, private: b"" }),
-        Message::Dreq(Dreq { local, remote, remote_qpn: Qpn::new(5), private: b"" }),
+        CmMessage::Rep(rep),
+        CmMessage::Rtu(Rtu { local, remote, private: b"" }),
+        CmMessage::Dreq(Dreq { local, remote, remote_qpn: Qpn::new(5), private: b"" }),
     ];
     for message in messages {
         net.cm[B].handle_mad(now, address(A), address(B), &message.emit(1));
@@ -284,7 +284,7 @@ fn who_forges_an_address_and_tries_queue_pairs_ends_nothing() {
     let mut net = Net::new();
     net.listen(4);
     let mad = real_req(&mut net);
-    let Ok((header, Message::Req(req))) = Message::parse(&mad) else { panic!() };
+    let Ok((header, CmMessage::Req(req))) = CmMessage::parse(&mad) else { panic!() };
     let mut net = Net::new();
     net.listen(4);
     net.connected(0x1000, 0x2000);
@@ -292,16 +292,16 @@ fn who_forges_an_address_and_tries_queue_pairs_ends_nothing() {
     // A's address and queue pair number, but another adapter GUID.
     let forged = Req { local: CommId(77), qpn: Qpn::new(0x1000), ca_guid: req.ca_guid ^ 1, ..req };
     let now = net.now;
-    net.cm[B].handle_mad(now, address(A), address(B), &Message::Req(forged).emit(header.tid));
+    net.cm[B].handle_mad(now, address(A), address(B), &CmMessage::Req(forged).emit(header.tid));
     let answer = net.cm[B].poll_transmit().expect("a rejection");
-    let Ok((_, Message::Rej(rej))) = Message::parse(&answer.mad) else { panic!() };
+    let Ok((_, CmMessage::Rej(rej))) = CmMessage::parse(&answer.mad) else { panic!() };
     assert_eq!(rej.reason, RejReason::STALE_CONNECTION);
     assert_eq!((net.cm[B].poll_transmit(), net.cm[B].poll_event()), (None, None));
     let counters = net.cm[B].counters();
     assert_eq!((counters.stale, counters.stray, counters.established), (0, 1, known));
     // With the right GUID, the peer has started again.
     let again = Req { ca_guid: req.ca_guid, ..forged };
-    net.cm[B].handle_mad(now, address(A), address(B), &Message::Req(again).emit(header.tid));
+    net.cm[B].handle_mad(now, address(A), address(B), &CmMessage::Req(again).emit(header.tid));
     assert_eq!(net.cm[B].counters().stale, 1);
     assert!(matches!(net.cm[B].poll_event(), Some(CmEvent::Disconnected { .. })));
 }

@@ -2,7 +2,7 @@
 
 use rocinante_stack::cm::{Accept, CmError, CmEvent};
 use rocinante_stack::types::Qpn;
-use rocinante_stack::wire::cm::{Message, PortSpace, RejReason, ServiceId};
+use rocinante_stack::wire::cm::{CmMessage, PortSpace, RejReason, ServiceId};
 
 use crate::net::{A, B, Net, address, ask, side};
 
@@ -70,8 +70,8 @@ fn each_question_is_a_transaction_of_its_own() {
     let end = net.cm[A].poll_transmit().unwrap();
     net.connect(0x12);
     let ask = net.cm[A].poll_transmit().unwrap();
-    let [end, ask] = [&end, &ask].map(|sent| Message::parse(&sent.mad).unwrap());
-    let (Message::Dreq(dreq), Message::Req(req)) = (end.1, ask.1) else { panic!() };
+    let [end, ask] = [&end, &ask].map(|sent| CmMessage::parse(&sent.mad).unwrap());
+    let (CmMessage::Dreq(dreq), CmMessage::Req(req)) = (end.1, ask.1) else { panic!() };
     for (tid, id) in [(end.0.tid, dreq.local), (ask.0.tid, req.local)] {
         assert_eq!(tid as u32, id.0, "it ends with the number of the connection");
         assert_ne!(tid >> 32, 0, "and begins with one that nobody knows");

@@ -7,7 +7,7 @@ use rocinante_stack::cm::{
     Transmit,
 };
 use rocinante_stack::types::{Mtu, Psn, Qpn, Time};
-use rocinante_stack::wire::cm::{Message, PortSpace, ServiceId, Transport};
+use rocinante_stack::wire::cm::{CmMessage, PortSpace, ServiceId, Transport};
 
 /// The two sides: usually A connects and B listens.
 pub(crate) const A: usize = 0;
@@ -235,18 +235,18 @@ impl Net {
 }
 
 fn name(transmit: &Transmit) -> &'static str {
-    match Message::parse(&transmit.mad).expect("a message of ours").1 {
-        Message::Req(_) => "REQ",
-        Message::Mra(_) => "MRA",
-        Message::Rej(_) => "REJ",
-        Message::Rep(_) => "REP",
-        Message::Rtu(_) => "RTU",
-        Message::Dreq(_) => "DREQ",
-        Message::Drep(_) => "DREP",
-        Message::SidrReq(_) => "SIDR_REQ",
-        Message::SidrRep(_) => "SIDR_REP",
-        Message::Lap(_) => "LAP",
-        Message::Apr(_) => "APR",
+    match CmMessage::parse(&transmit.mad).expect("a message of ours").1 {
+        CmMessage::Req(_) => "REQ",
+        CmMessage::Mra(_) => "MRA",
+        CmMessage::Rej(_) => "REJ",
+        CmMessage::Rep(_) => "REP",
+        CmMessage::Rtu(_) => "RTU",
+        CmMessage::Dreq(_) => "DREQ",
+        CmMessage::Drep(_) => "DREP",
+        CmMessage::SidrReq(_) => "SIDR_REQ",
+        CmMessage::SidrRep(_) => "SIDR_REP",
+        CmMessage::Lap(_) => "LAP",
+        CmMessage::Apr(_) => "APR",
     }
 }
 

@@ -3,7 +3,7 @@
 use rocinante_stack::cm::{Accept, CmError, CmEvent, Connect, ConnectionManager, Ended, QueryId};
 use rocinante_stack::types::{Mtu, Psn, Qpn};
 use rocinante_stack::wire::cm::{
-    Announced, CommId, Lap, Message, PortSpace, RejReason, ServiceId, SidrStatus,
+    Announced, CmMessage, CommId, Lap, PortSpace, RejReason, ServiceId, SidrStatus,
 };
 
 use crate::net::{A, B, Net, SERVICE, address, ask, disconnected, released, side};
@@ -409,9 +409,9 @@ fn another_path_is_refused_politely() {
     let mut net = Net::new();
     let lap = Lap { local: CommId(5), remote: CommId(6), remote_qpn: Qpn::new(7) };
     let now = net.now;
-    net.cm[B].handle_mad(now, address(A), address(B), &Message::Lap(lap).emit(9));
+    net.cm[B].handle_mad(now, address(A), address(B), &CmMessage::Lap(lap).emit(9));
     let answer = net.cm[B].poll_transmit().unwrap();
-    let Ok((header, Message::Apr(apr))) = Message::parse(&answer.mad) else { panic!() };
+    let Ok((header, CmMessage::Apr(apr))) = CmMessage::parse(&answer.mad) else { panic!() };
     assert_eq!((header.tid, apr.local, apr.remote, apr.status), (9, CommId(6), CommId(5), 1));
 }
 

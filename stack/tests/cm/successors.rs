@@ -3,7 +3,7 @@
 use rocinante_stack::cm::{AskId, CmEvent, ConnId, Ended, QueryId};
 use rocinante_stack::types::{Pkey, Qpn};
 use rocinante_stack::wire::cm::{
-    CommId, Dreq, IpHeader, Message, PortSpace, Rej, RejReason, Req, ServiceId, SidrReq, Subject,
+    CmMessage, CommId, Dreq, IpHeader, PortSpace, Rej, RejReason, Req, ServiceId, SidrReq, Subject,
 };
 
 use crate::net::{A, B, Net, SERVICE, address, disconnected, released};
@@ -74,10 +74,10 @@ fn hear_req(net: &mut Net, id: u32, qpn: u32) {
     let mut other = Net::new();
     other.connect(qpn);
     let sent = other.cm[A].poll_transmit().unwrap().mad;
-    let Ok((header, Message::Req(req))) = Message::parse(&sent) else { panic!("no request") };
+    let Ok((header, CmMessage::Req(req))) = CmMessage::parse(&sent) else { panic!("no request") };
     let req = Req { local: CommId(id), qpn: Qpn::new(qpn), ..req };
     let now = net.now;
-    net.cm[B].handle_mad(now, address(A), address(B), &Message::Req(req).emit(header.tid));
+    net.cm[B].handle_mad(now, address(A), address(B), &CmMessage::Req(req).emit(header.tid));
 }
 
 /// The connection of the request that B received.
@@ -91,7 +91,7 @@ fn asked(net: &mut Net) -> ConnId {
 #[track_caller]
 fn refused(net: &mut Net) -> RejReason {
     let sent = net.cm[B].poll_transmit().expect("an answer");
-    let Ok((_, Message::Rej(rej))) = Message::parse(&sent.mad) else { panic!("no rejection") };
+    let Ok((_, CmMessage::Rej(rej))) = CmMessage::parse(&sent.mad) else { panic!("no rejection") };
     rej.reason
 }
 
@@ -102,7 +102,7 @@ fn waiting(net: &mut Net, id: u32, qpn: u32) -> ConnId {
     net.accept(conn, 0x2000 + qpn);
     net.cm[B].message_arrived(conn);
     let (local, remote, remote_qpn) = (CommId(id), conn.0, Qpn::new(0x2000 + qpn));
-    let dreq = Message::Dreq(Dreq { local, remote, remote_qpn, private: b"" }).emit(1);
+    let dreq = CmMessage::Dreq(Dreq { local, remote, remote_qpn, private: b"" }).emit(1);
     let now = net.now;
     net.cm[B].handle_mad(now, address(A), address(B), &dreq);
     while net.cm[B].poll_transmit().is_some() {}
@@ -134,7 +134,7 @@ fn a_communication_id_that_is_used_again_is_the_second_ones() {
         private: b"",
     };
     let now = net.now;
-    net.cm[B].handle_mad(now, address(A), address(B), &Message::Rej(rej).emit(9));
+    net.cm[B].handle_mad(now, address(A), address(B), &CmMessage::Rej(rej).emit(9));
     let heard = net.take(B);
     assert_eq!(rejection(&heard[0]), RejReason::TIMEOUT);
     assert_eq!(heard[1..], [released(second, 0)]);
@@ -168,11 +168,13 @@ fn two_peers_have_the_same_numbers() {
     let mut other = Net::new();
     other.connect(0x11);
     let sent = other.cm[A].poll_transmit().unwrap().mad;
-    let Ok((header, Message::Req(mut req))) = Message::parse(&sent) else { panic!("no request") };
+    let Ok((header, CmMessage::Req(mut req))) = CmMessage::parse(&sent) else {
+        panic!("no request")
+    };
     let third: std::net::IpAddr = "10.0.0.3".parse().unwrap();
     req.primary.local_gid = third.into();
     let now = net.now;
-    let mad = Message::Req(req).emit(header.tid);
+    let mad = CmMessage::Req(req).emit(header.tid);
     net.cm[B].handle_mad(now, third, address(B), &mad);
     let CmEvent::Request { conn, .. } = net.cm[B].poll_event().expect("a request") else {
         panic!("no request")
@@ -247,7 +249,7 @@ fn hear_question(net: &mut Net, request: u32, tid: u64) {
     let (pkey, private) = (Pkey::DEFAULT, &header.bytes()[..]);
     let ask = SidrReq { request, pkey, service: UDP, private };
     let now = net.now;
-    net.cm[B].handle_mad(now, address(A), address(B), &Message::SidrReq(ask).emit(tid));
+    net.cm[B].handle_mad(now, address(A), address(B), &CmMessage::SidrReq(ask).emit(tid));
 }
 
 /// The question that the program got; the program answers it.

@@ -4,7 +4,7 @@
 use rocinante_stack::cm::{CmEvent, ConnId};
 use rocinante_stack::types::{Psn, Qpn};
 use rocinante_stack::wire::cm::{
-    CommId, Drep, Dreq, Lap, Message, Mra, Rej, RejReason, Rep, Rtu, Subject,
+    CmMessage, CommId, Drep, Dreq, Lap, Mra, Rej, RejReason, Rep, Rtu, Subject,
 };
 
 use crate::net::{A, B, Net, address, disconnected};
@@ -61,7 +61,7 @@ pub(crate) fn at(step: Step) -> (Net, ConnId, ConnId) {
 }
 
 /// All messages that a sender with knowledge of both ids can send about a connection.
-fn messages(local: CommId, remote: CommId) -> Vec<Message<'static>> {
+fn messages(local: CommId, remote: CommId) -> Vec<CmMessage<'static>> {
     let rep = Rep {
         local,
         remote,
@@ -80,23 +80,23 @@ fn messages(local: CommId, remote: CommId) -> Vec<Message<'static>> {
         private: b"",
     };
     let rej = |subject, reason| {
-        Message::Rej(Rej { local, remote, subject, reason, info: b"", private: b"" })
+        CmMessage::Rej(Rej { local, remote, subject, reason, info: b"", private: b"" })
     };
     let mra =
-        |subject| Message::Mra(Mra { local, remote, subject, service_timeout: 31, private: b"" });
+        |subject| CmMessage::Mra(Mra { local, remote, subject, service_timeout: 31, private: b"" });
     vec![
-        Message::Rep(rep),
-        Message::Rtu(Rtu { local, remote, private: b"" }),
-        Message::Dreq(Dreq { local, remote, remote_qpn: Qpn::new(0x22), private: b"" }),
-        Message::Dreq(Dreq { local, remote, remote_qpn: Qpn::new(0x11), private: b"" }),
-        Message::Drep(Drep { local, remote, private: b"" }),
+        CmMessage::Rep(rep),
+        CmMessage::Rtu(Rtu { local, remote, private: b"" }),
+        CmMessage::Dreq(Dreq { local, remote, remote_qpn: Qpn::new(0x22), private: b"" }),
+        CmMessage::Dreq(Dreq { local, remote, remote_qpn: Qpn::new(0x11), private: b"" }),
+        CmMessage::Drep(Drep { local, remote, private: b"" }),
         mra(Subject::Req),
         mra(Subject::Rep),
         rej(Subject::Req, RejReason::CONSUMER),
         rej(Subject::Rep, RejReason::CONSUMER),
         rej(Subject::Req, RejReason::TIMEOUT),
         rej(Subject::Req, RejReason::STALE_CONNECTION),
-        Message::Lap(Lap { local, remote, remote_qpn: Qpn::new(0x22) }),
+        CmMessage::Lap(Lap { local, remote, remote_qpn: Qpn::new(0x22) }),
     ]
 }
 
@@ -261,7 +261,7 @@ fn patience_is_for_what_was_said() {
             let (local, remote) = (there.0, here.0);
             let before = (net.cm[side].poll_timeout(), net.cm[side].counters().stray);
             let mra = Mra { local, remote, subject, service_timeout: 20, private: b"" };
-            let (now, mad) = (net.now, Message::Mra(mra).emit(1));
+            let (now, mad) = (net.now, CmMessage::Mra(mra).emit(1));
             let mut hear = || {
                 net.cm[side].handle_mad(now, address(1 - side), address(side), &mad);
                 (net.cm[side].poll_timeout(), net.cm[side].counters().stray)

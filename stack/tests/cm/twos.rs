@@ -3,7 +3,7 @@
 use rocinante_stack::cm::{CmEvent, Connect, Ended};
 use rocinante_stack::types::Pkey;
 use rocinante_stack::wire::cm::{
-    CommId, IpHeader, Message, PortSpace, RejReason, Rep, ServiceId, SidrReq, SidrStatus,
+    CmMessage, CommId, IpHeader, PortSpace, RejReason, Rep, ServiceId, SidrReq, SidrStatus,
 };
 use rocinante_stack::wire::mad::MadBytes;
 
@@ -209,7 +209,7 @@ fn a_question_that_was_repeated_leaves_no_timer_behind() {
 fn question(request: u32, tid: u64) -> MadBytes {
     let header = IpHeader { src: (address(A), 40_000).into(), dst: address(B) };
     let (pkey, private) = (Pkey::DEFAULT, &header.bytes()[..]);
-    Message::SidrReq(SidrReq { request, pkey, service: UDP, private }).emit(tid)
+    CmMessage::SidrReq(SidrReq { request, pkey, service: UDP, private }).emit(tid)
 }
 
 #[test]
@@ -240,9 +240,11 @@ fn of_two_replies_the_first_that_makes_sense_counts() {
     let (a, b) = net.asked(0x11);
     net.accept(b, 0x22);
     let reply = net.cm[B].poll_transmit().unwrap();
-    let Ok((header, Message::Rep(rep))) = Message::parse(&reply.mad) else { panic!("no reply") };
+    let Ok((header, CmMessage::Rep(rep))) = CmMessage::parse(&reply.mad) else {
+        panic!("no reply")
+    };
     let mut hear = |rep: Rep<'_>| {
-        let (now, mad) = (net.now, Message::Rep(rep).emit(header.tid));
+        let (now, mad) = (net.now, CmMessage::Rep(rep).emit(header.tid));
         net.cm[A].handle_mad(now, address(B), address(A), &mad);
         let counters = net.cm[A].counters();
         (counters.malformed, counters.stray, counters.duplicates)

@@ -4,8 +4,8 @@
 use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnId, QueryId};
 use rocinante_stack::types::{Pkey, Psn, Qpn};
 use rocinante_stack::wire::cm::{
-    Announced, Apr, CmPath, CommId, Drep, Dreq, Lap, Message, Mra, PortSpace, Rej, RejReason, Rep,
-    Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Subject, Transport, code_to_ns,
+    Announced, Apr, CmMessage, CmPath, CommId, Drep, Dreq, Lap, Mra, PortSpace, Rej, RejReason,
+    Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Subject, Transport, code_to_ns,
 };
 use rocinante_stack::wire::mad::MadBytes;
 
@@ -44,7 +44,7 @@ fn the_time_of_an_mra_is_limited_to_what_our_own_program_may_take() {
             let (here, there) = if side == A { (a, b) } else { (b, a) };
             let (local, remote) = (there.0, here.0);
             let mra = Mra { local, remote, subject, service_timeout, private: b"" };
-            let (now, mad) = (net.now, Message::Mra(mra).emit(1));
+            let (now, mad) = (net.now, CmMessage::Mra(mra).emit(1));
             net.cm[side].handle_mad(now, address(1 - side), address(side), &mad);
             let config = *net.cm[side].config();
             let most = service_timeout.min(config.service_timeout);
@@ -67,7 +67,7 @@ fn a_peer_that_asks_for_patience_again_and_again_is_given_up() {
         let (local, remote, mut mras) = (there.0, here.0, 0);
         let over = loop {
             let mra = Mra { local, remote, subject, service_timeout: 31, private: b"" };
-            let mad = Message::Mra(mra).emit(1);
+            let mad = CmMessage::Mra(mra).emit(1);
             net.cm[side].handle_mad(net.now, address(1 - side), address(side), &mad);
             mras += 1;
             assert!(mras < 100, "it is not given up");
@@ -100,7 +100,7 @@ fn the_rest_of_a_number_is_bounded_on_both_sides_whatever_the_peer_says() {
         net.cm[B].message_arrived(conn);
         let (local, remote) = (CommId(77), conn.0);
         let dreq = Dreq { local, remote, remote_qpn: Qpn::new(0x22), private: b"" };
-        let (now, mad) = (net.now, Message::Dreq(dreq).emit(1));
+        let (now, mad) = (net.now, CmMessage::Dreq(dreq).emit(1));
         net.cm[B].handle_mad(now, address(A), address(B), &mad);
         assert_eq!(waits(&net, B), Some(2 * code_to_ns(code.clamp(14, 22))), "code {code}");
         net.run(FOR_EVER);
@@ -116,10 +116,12 @@ fn req_mad(change: impl FnOnce(&mut Req<'_>)) -> MadBytes {
     let mut net = Net::new();
     net.connect(0x11);
     let sent = net.cm[A].poll_transmit().unwrap().mad;
-    let Ok((header, Message::Req(mut req))) = Message::parse(&sent) else { panic!("no request") };
+    let Ok((header, CmMessage::Req(mut req))) = CmMessage::parse(&sent) else {
+        panic!("no request")
+    };
     req.local = CommId(77);
     change(&mut req);
-    Message::Req(req).emit(header.tid)
+    CmMessage::Req(req).emit(header.tid)
 }
 
 fn hear_req(net: &mut Net, change: impl FnOnce(&mut Req<'_>)) {
@@ -268,7 +270,7 @@ fn the_program_hears_the_greatest_and_the_least_values() {
 
 /// All messages about a connection, each with its numeric fields at their limits. The ids are
 /// right.
-fn messages(local: CommId, remote: CommId) -> Vec<Message<'static>> {
+fn messages(local: CommId, remote: CommId) -> Vec<CmMessage<'static>> {
     let rep = Rep {
         local,
         remote,
@@ -314,24 +316,24 @@ fn messages(local: CommId, remote: CommId) -> Vec<Message<'static>> {
             ..rep
         },
     ];
-    let mut all: Vec<_> = reps.into_iter().map(Message::Rep).collect();
+    let mut all: Vec<_> = reps.into_iter().map(CmMessage::Rep).collect();
     for subject in [Subject::Req, Subject::Rep, Subject::Other, Subject::Reserved] {
         for service_timeout in [0, 1, 24, 30, 31] {
-            all.push(Message::Mra(Mra { local, remote, subject, service_timeout, private: b"" }));
+            all.push(CmMessage::Mra(Mra { local, remote, subject, service_timeout, private: b"" }));
         }
         for reason in [0, 1, 4, 10, 28, 33, 34, u16::MAX] {
             let (reason, info) = (RejReason(reason), &[0xff; 72][..]);
-            all.push(Message::Rej(Rej { local, remote, subject, reason, info, private: b"" }));
+            all.push(CmMessage::Rej(Rej { local, remote, subject, reason, info, private: b"" }));
         }
     }
     for qpn in [0, 1, 0x11, 0x22, 0xff_ffff] {
         let remote_qpn = Qpn::new(qpn);
-        all.push(Message::Dreq(Dreq { local, remote, remote_qpn, private: b"" }));
-        all.push(Message::Lap(Lap { local, remote, remote_qpn }));
+        all.push(CmMessage::Dreq(Dreq { local, remote, remote_qpn, private: b"" }));
+        all.push(CmMessage::Lap(Lap { local, remote, remote_qpn }));
     }
-    all.push(Message::Rtu(Rtu { local, remote, private: b"" }));
-    all.push(Message::Drep(Drep { local, remote, private: b"" }));
-    all.extend([0, 1, u8::MAX].map(|status| Message::Apr(Apr { local, remote, status })));
+    all.push(CmMessage::Rtu(Rtu { local, remote, private: b"" }));
+    all.push(CmMessage::Drep(Drep { local, remote, private: b"" }));
+    all.extend([0, 1, u8::MAX].map(|status| CmMessage::Apr(Apr { local, remote, status })));
     all
 }
 
@@ -360,7 +362,7 @@ fn no_value_of_any_message_in_any_state_makes_us_wait_for_long_or_leaves_anythin
 fn no_message_of_all_zeros_or_all_ones_does_any_harm_in_any_state() {
     for (step, to) in STEPS.into_iter().flat_map(|step| [(step, A), (step, B)]) {
         let (mut net, a, b) = at(step);
-        let rtu = Message::Rtu(Rtu { local: a.0, remote: b.0, private: b"" }).emit(1);
+        let rtu = CmMessage::Rtu(Rtu { local: a.0, remote: b.0, private: b"" }).emit(1);
         for attribute in 0x0f..=0x1bu8 {
             for (fill, whole) in [(0, true), (0xff, true), (0, false), (0xff, false)] {
                 let mut mad = rtu;
@@ -388,9 +390,9 @@ fn the_length_of_additional_information_is_limited() {
     let (subject, reason) = (Subject::Req, RejReason::TIMEOUT);
     let rej = Rej { local, remote, subject, reason, info: b"", private: b"" };
     for len in 0..=127u8 {
-        let mut mad = Message::Rej(rej).emit(1);
+        let mut mad = CmMessage::Rej(rej).emit(1);
         mad[24 + 9] = len << 1;
-        let Ok((_, Message::Rej(rej))) = Message::parse(&mad) else { panic!("no rejection") };
+        let Ok((_, CmMessage::Rej(rej))) = CmMessage::parse(&mad) else { panic!("no rejection") };
         assert_eq!(rej.info.len(), usize::from(len).min(Rej::INFO_LEN));
     }
 }
@@ -407,10 +409,10 @@ fn no_value_of_a_question_or_an_answer_does_any_harm() {
             for pkey in [0, 0x7fff, 0xffff] {
                 for tid in [0, u64::MAX] {
                     let ask = SidrReq { request, pkey: Pkey(pkey), service, private: &[0xff; 216] };
-                    let (now, mad) = (net.now, Message::SidrReq(ask).emit(tid));
+                    let (now, mad) = (net.now, CmMessage::SidrReq(ask).emit(tid));
                     net.cm[B].handle_mad(now, address(A), address(B), &mad);
                     let sent = net.cm[B].poll_transmit().expect("an answer").mad;
-                    let Ok((header, Message::SidrRep(rep))) = Message::parse(&sent) else {
+                    let Ok((header, CmMessage::SidrRep(rep))) = CmMessage::parse(&sent) else {
                         panic!("no answer")
                     };
                     assert_eq!((header.tid, rep.request, rep.service), (tid, request, service));
@@ -423,12 +425,12 @@ fn no_value_of_a_question_or_an_answer_does_any_harm() {
         let (now, way) = (net.now, (address(A), address(B)));
         let query: QueryId = net.cm[A].resolve(now, way, (service, 40_000), b"").unwrap();
         let sent = net.cm[A].poll_transmit().unwrap().mad;
-        let Ok((header, Message::SidrReq(ask))) = Message::parse(&sent) else { panic!() };
+        let Ok((header, CmMessage::SidrReq(ask))) = CmMessage::parse(&sent) else { panic!() };
         let (request, service, qpn) = (ask.request, ask.service, Qpn::new(qpn));
         let (info, private) = (&[0xff; 72][..], &[0xff; 136][..]);
         let status = SidrStatus(status);
         let rep = SidrRep { request, status, qpn, service, qkey, info, private };
-        let mad = Message::SidrRep(rep).emit(header.tid);
+        let mad = CmMessage::SidrRep(rep).emit(header.tid);
         net.cm[A].handle_mad(now, address(B), address(A), &mad);
         let expected = if status == SidrStatus::SUCCESS {
             CmEvent::Resolved { query, qpn, qkey, private: private.to_vec() }

@@ -206,7 +206,7 @@ pub struct Setup {
     /// specification alone.
     pub held: u32,
     /// Whether WRITEs may be split.
-    pub cut_writes: bool,
+    pub split_writes: bool,
     /// The depth of a shared receive queue, if there is one.
     pub srq: Option<u32>,
     pub qps: usize,
@@ -231,7 +231,7 @@ impl Default for Setup {
             own: None,
             advertise: false,
             held: 0,
-            cut_writes: false,
+            split_writes: false,
             srq: None,
             qps: 1,
             quantum: EngineConfig::default().quantum,
@@ -275,8 +275,8 @@ impl End {
             own_budget: setup.own.unwrap_or(setup.budget),
             advertise_credits: setup.advertise,
             port_mtu: setup.mtu,
-            held_packets_max: setup.held,
-            cut_writes: setup.cut_writes,
+            reorder_packets_max: setup.held,
+            split_writes: setup.split_writes,
             quantum: setup.quantum,
             ..EngineConfig::default()
         };

@@ -219,8 +219,8 @@ fn fails_again_and_again(setup: &Setup, name: &str, fail: fn(&mut Solo), anew: b
         // A queue pair in the error state blocks no other, and keeps no resources for packets that
         // will not come.
         let broken = idle(&mut solo);
-        assert_eq!((broken.held_packets, broken.lists), (0, 0), "{name}");
-        assert_eq!((broken.waiting, broken.charged_packets), (0, 0), "{name}");
+        assert_eq!((broken.reordered_packets, broken.in_flight_lists), (0, 0), "{name}");
+        assert_eq!((broken.waiting_for_credit, broken.in_flight_packets), (0, 0), "{name}");
         if anew {
             solo.end.engine.destroy_qp(qpn).unwrap();
             let init =
@@ -232,8 +232,16 @@ fn fails_again_and_again(setup: &Setup, name: &str, fail: fn(&mut Solo), anew: b
         let qpn = solo.end.qpn;
         solo.end.connect(qpn, 0, PEER, setup);
         let now = idle(&mut solo);
-        assert_eq!((now.timers, now.waiting, now.charged_packets), (0, 0, 0), "{name}");
-        assert_eq!((now.held_packets, now.records, now.lists), (0, 0, 0), "{name}");
+        assert_eq!(
+            (now.timers, now.waiting_for_credit, now.in_flight_packets),
+            (0, 0, 0),
+            "{name}"
+        );
+        assert_eq!(
+            (now.reordered_packets, now.responder_resources, now.in_flight_lists),
+            (0, 0, 0),
+            "{name}"
+        );
         assert_eq!(*first.get_or_insert(now), now, "{name} in round {round}");
     }
     // It works: all its resources are there.
@@ -282,12 +290,12 @@ fn who_breaks_while_it_waits_for_room_gives_its_place_in_the_line_back() {
             (1..=4).for_each(|wr_id| solo.send(wr_id, 10));
         }
         solo.sent();
-        assert!(solo.end.engine.footprint().waiting > 0, "round {round}");
+        assert!(solo.end.engine.footprint().waiting_for_credit > 0, "round {round}");
         for qpn in both {
             solo.end.modify(qpn, &to(QpState::Err)).unwrap();
         }
         let broken = solo.end.engine.footprint();
-        assert_eq!((broken.waiting, broken.charged_packets), (0, 0), "round {round}");
+        assert_eq!((broken.waiting_for_credit, broken.in_flight_packets), (0, 0), "round {round}");
         for qpn in both {
             solo.end.modify(qpn, &to(QpState::Reset)).unwrap();
         }
@@ -295,7 +303,7 @@ fn who_breaks_while_it_waits_for_room_gives_its_place_in_the_line_back() {
             solo.end.connect(qpn, 0, PEER, &setup);
         }
         let now = idle(&mut solo);
-        assert_eq!((now.timers, now.waiting, now.charged_packets), (0, 0, 0));
+        assert_eq!((now.timers, now.waiting_for_credit, now.in_flight_packets), (0, 0, 0));
         assert_eq!(*first.get_or_insert(now), now, "round {round}");
     }
 }

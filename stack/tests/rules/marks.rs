@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::types::{Psn, Qpn};
 use rocinante_stack::verbs::{QpState, QpType};
-use rocinante_stack::wire::cm::{CommId, Dreq, Message};
+use rocinante_stack::wire::cm::{CmMessage, CommId, Dreq};
 use rocinante_stack::wire::icrc::DF;
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
 use rocinante_stack::wire::{Opcode as Op, Packet};
@@ -102,7 +102,7 @@ fn a_marked_datagram_to_the_connection_manager_is_not_answered() {
     let mut solo = Solo::script();
     solo.end.engine.start_cm(CmConfig::default());
     let (local, remote, remote_qpn) = (CommId(7), CommId(8), Qpn::new(9));
-    let mad = Message::Dreq(Dreq { local, remote, remote_qpn, private: b"" }).emit(3);
+    let mad = CmMessage::Dreq(Dreq { local, remote, remote_qpn, private: b"" }).emit(3);
     let mut packet = [0; GSI_PACKET_LEN];
     write_gsi(&mut packet, Psn::new(1), &mad);
     template(addr(2), addr(1)).seal(&mut packet);

@@ -77,14 +77,14 @@ fn an_address_handle_in_the_place_of_another_is_another() {
         local: addr(1),
         remote: addr(n),
         path: n.into(),
-        budget: Budget::STRANGER,
+        budget: Budget::STANDARD,
     };
     let [first, second] = [2, 3].map(|n| solo.end.engine.create_ah(PD, &peer(n)).unwrap());
     assert!(solo.end.engine.destroy_ah(first));
     let third = solo.end.engine.create_ah(PD, &peer(4)).unwrap();
     assert!(!solo.end.engine.destroy_ah(first), "it is gone");
     let footprint = solo.end.engine.footprint();
-    assert_eq!((footprint.handles, footprint.pool_users), (2, 2));
+    assert_eq!((footprint.address_handles, footprint.credit_users), (2, 2));
     let send = |solo: &mut Solo, ah: AhId| {
         let to = Destination { ah, qpn: PEER, qkey: QKEY };
         solo.post(1, SendOp::SendTo { to, imm: None }, &[]);
@@ -113,12 +113,12 @@ fn the_room_of_a_peer_belongs_to_all_who_send_there() {
     }
     assert_eq!(solo.sent().len(), 4);
     solo.end.engine.destroy_qp(a).unwrap();
-    assert_eq!(solo.end.engine.footprint().charged_packets, 2, "the other's");
+    assert_eq!(solo.end.engine.footprint().in_flight_packets, 2, "the other's");
     (3..=6).for_each(|wr_id| solo.send(wr_id, 10));
     assert_eq!(solo.sent().len(), 2, "as much as the first gave back");
     solo.end.engine.destroy_qp(b).unwrap();
     let left = solo.end.engine.footprint();
-    assert_eq!((left.charged_packets, left.pool_users, left.waiting), (0, 0, 0));
+    assert_eq!((left.in_flight_packets, left.credit_users, left.waiting_for_credit), (0, 0, 0));
     // Another peer in the slot of the first, with other credit.
     let setup = Setup { budget: Budget { bytes: 1 << 20, datagrams: 3 }, ..setup };
     let c = solo.end.engine.create_qp(&qp_init(&setup), a.value()).unwrap();
@@ -264,6 +264,25 @@ fn who_uses_a_completion_queue_that_is_full_breaks_and_nobody_else() {
     assert_eq!(states(&solo), [err; 4]);
     assert_eq!(std::iter::from_fn(|| solo.event()).count(), 1);
     assert_eq!(solo.end.qpns.iter().filter(|qpn| solo.end.state(**qpn) == rts).count(), 2);
+}
+
+/// The slot of a queue pair that is gone is the next one's; the completion queues are not.
+#[test]
+fn a_completion_queue_breaks_nobody_who_used_it_only_before() {
+    let mut solo = two();
+    let init = QpInit { send_cq: CqId(5), recv_cq: CqId(6), ..qp_init(&setup()) };
+    let engine = &mut solo.end.engine;
+    let qpns = [0x100, 0x200].map(|random| engine.create_qp(&init, random).unwrap());
+    engine.destroy_qp(qpns[0]).unwrap();
+    let next = QpInit { send_cq: CqId(7), recv_cq: CqId(7), ..init };
+    let next = engine.create_qp(&next, 0x300).unwrap();
+    let end = &mut solo.end;
+    for cq in [5, 6] {
+        end.engine.cq_overflow(CqId(cq), &mut end.host);
+    }
+    assert_eq!((end.state(next), end.state(qpns[1])), (QpState::Reset, QpState::Err));
+    end.engine.cq_overflow(CqId(7), &mut end.host);
+    assert_eq!(end.state(next), QpState::Err);
 }
 
 #[test]

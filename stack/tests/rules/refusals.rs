@@ -93,7 +93,7 @@ const WRONG: [fn(&mut QpAttr); 10] = [
     |attr| attr.max_dest_rd_atomic = Some(u8::MAX),
     |attr| {
         let (local, remote) = (addr(1), std::net::Ipv6Addr::LOCALHOST.into());
-        attr.peer = Some(PeerAddress { local, remote, path: 0, budget: Budget::STRANGER });
+        attr.peer = Some(PeerAddress { local, remote, path: 0, budget: Budget::STANDARD });
     },
 ];
 
@@ -354,7 +354,7 @@ fn a_queue_pair_more_than_there_may_be_takes_nothing_with_it() {
     assert_eq!(engine.destroy_srq(srq), Ok(()), "nobody uses it");
     engine.destroy_qp(qpn).unwrap();
     // And none is made while every number is reserved.
-    (2..65_002).for_each(|low| engine.keep_qpn(Qpn::new(low)));
+    (2..65_002).for_each(|low| engine.reserve_qpn(Qpn::new(low)));
     let before = engine.footprint();
     assert_eq!(engine.create_qp(&init, 5), None);
     assert_eq!(engine.footprint(), before);
@@ -392,10 +392,10 @@ fn a_group_or_member_more_than_there_may_be_is_not_attached() {
 #[test]
 fn an_address_handle_more_than_there_may_be_uses_no_room_of_the_peer() {
     let mut engine = Engine::new(EngineConfig::default());
-    let to = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget: Budget::STRANGER };
+    let to = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget: Budget::STANDARD };
     while engine.create_ah(PdId(1), &to).is_some() {}
     let full = engine.footprint();
-    assert_eq!((full.handles, full.pool_users), (1 << 20, 1 << 20));
+    assert_eq!((full.address_handles, full.credit_users), (1 << 20, 1 << 20));
     assert_eq!(engine.create_ah(PdId(1), &to), None);
     assert_eq!(engine.footprint(), full);
     assert!(engine.destroy_ah(AhId(5)) && engine.create_ah(PdId(1), &to).is_some());

@@ -189,12 +189,16 @@ fn a_queue_pair_in_the_place_of_another_begins_with_nothing_of_it() {
             assert_eq!(solo.sent(), [""; 0], "{past}, {how}");
             let left = solo.end.engine.footprint();
             assert_eq!(
-                (left.timers, left.waiting, left.charged_packets),
+                (left.timers, left.waiting_for_credit, left.in_flight_packets),
                 (0, 0, 0),
                 "{past}, {how}"
             );
-            assert_eq!((left.held_packets, left.records, left.lists), (0, 0, 0), "{past}, {how}");
-            assert_eq!((left.pool_users, left.queued), (1, 0), "{past}, {how}: the other's");
+            assert_eq!(
+                (left.reordered_packets, left.responder_resources, left.in_flight_lists),
+                (0, 0, 0),
+                "{past}, {how}"
+            );
+            assert_eq!((left.credit_users, left.queued), (1, 0), "{past}, {how}: the other's");
             solo.end.connect(qpn, 0, PEER, &setup());
             quiet(&mut solo);
             // The same with a queue pair that has no past, at the same time.

@@ -262,7 +262,7 @@ fn a_report_of_any_length_and_content_leaves_a_sender_that_goes_on() {
                 solo.sent();
                 solo.hear_ack(5);
                 assert_eq!(solo.completed().len() as i64, 6 - psn % 6, "{name}, {len}, #{psn}");
-                assert_eq!(solo.end.engine.footprint().charged_packets, 0);
+                assert_eq!(solo.end.engine.footprint().in_flight_packets, 0);
             }
         }
     }

@@ -292,10 +292,10 @@ pub const BUGS: &[Bug] = &[
         what: "a queue pair that breaks does not say that it takes no more shared receives",
         seed: 1,
         file: "qp/mod.rs",
-        right: "                shared.event(self.qpn, QpEvent::LastWqeReached);
+        right: "                events.push(self.qpn, QpEvent::LastWqeReached);
 ",
         wrong: "                if !BUG {
-                    shared.event(self.qpn, QpEvent::LastWqeReached);
+                    events.push(self.qpn, QpEvent::LastWqeReached);
                 }
 ",
     },
@@ -437,7 +437,7 @@ pub const BUGS: &[Bug] = &[
         right: "            opcode: wqe.data_opcode(psn),
 ",
         wrong: "            opcode: match BUG {
-                true => crate::qp::outbound::data_opcode(&wqe.op, psn == wqe.first, psn == wqe.last()),
+                true => crate::qp::opcode::data_opcode(&wqe.op, psn == wqe.first, psn == wqe.last()),
                 false => wqe.data_opcode(psn),
             },
 ",
@@ -487,9 +487,9 @@ pub const BUGS: &[Bug] = &[
         what: "a connection that the program has forgotten is said to have ended",
         seed: 1,
         file: "cm/calls.rs",
-        right: "        it.told = true;
+        right: "        it.end_reported = true;
         match it.state {",
-        wrong: "        it.told = !BUG;
+        wrong: "        it.end_reported = !BUG;
         match it.state {",
     },
     Bug {
@@ -506,9 +506,9 @@ pub const BUGS: &[Bug] = &[
         seed: 1,
         file: "engine.rs",
         right: "        if datagram.is_congested() {
-            qp.marked",
+            qp.on_ecn_mark",
         wrong: "        if datagram.is_congested() && !(BUG && matches!(packet.info.operation, Operation::ReadResponse | Operation::Acknowledge)) {
-            qp.marked",
+            qp.on_ecn_mark",
     },
     Bug {
         name: "notified-too-often",
@@ -558,9 +558,9 @@ pub const BUGS: &[Bug] = &[
         what: "a number that a connection keeps is given to another queue pair",
         seed: 1,
         file: "engine.rs",
-        right: "            || self.kept.contains_key(&low)
+        right: "            || self.reserved.contains_key(&low)
 ",
-        wrong: "            || (self.kept.contains_key(&low) && !BUG)
+        wrong: "            || (self.reserved.contains_key(&low) && !BUG)
 ",
     },
     Bug {

@@ -32,16 +32,16 @@ impl World<'_> {
         let kept = self.hosts[host].desk.talks.values().filter(keeps).count();
         let bounds = [
             ("queue pairs", found.qps, qps),
-            ("address handles", found.handles, handles),
-            ("users of rooms", found.pool_users, qps + handles),
-            ("queue pairs that wait", found.waiting, qps),
+            ("address handles", found.address_handles, handles),
+            ("users of receiver credit", found.credit_users, qps + handles),
+            ("queue pairs that wait for credit", found.waiting_for_credit, qps),
             ("deadlines", found.timers, qps),
             ("queue pairs with something to send", found.queued, qps),
             ("events", found.events, 0),
-            ("packets that came too early", found.held_blocks, config.held_packets_max as usize),
-            ("lists of what is under way", found.lists, qps),
-            ("numbers that are kept", found.kept_qpns, kept),
-            ("responses for duplicates", found.records, records),
+            ("slots of reorder buffers", found.reorder_slots, config.reorder_packets_max as usize),
+            ("in-flight lists", found.in_flight_lists, qps),
+            ("reserved queue pair numbers", found.reserved_qpns, kept),
+            ("responder resources", found.responder_resources, records),
         ];
         for (what, count, most) in bounds {
             if count > most {
@@ -49,11 +49,11 @@ impl World<'_> {
             }
         }
         self.weigh_manager(host)?;
-        let blocks = found.held_packets + found.spare_blocks;
-        if blocks != found.held_blocks {
+        let blocks = found.reordered_packets + found.spare_reorder_slots;
+        if blocks != found.reorder_slots {
             return Err(format!(
                 "host {host} lost memory for packets: {blocks} are left of {}",
-                found.held_blocks
+                found.reorder_slots
             ));
         }
         Ok(())
@@ -88,7 +88,10 @@ impl World<'_> {
     pub(crate) fn dissolve(&mut self, host: usize) -> Verdict {
         let Some(engine) = &self.hosts[host].engine else { return Ok(()) };
         let resting = engine.footprint();
-        if resting.charged_packets > 0 || resting.held_packets > 0 || resting.waiting > 0 {
+        if resting.in_flight_packets > 0
+            || resting.reordered_packets > 0
+            || resting.waiting_for_credit > 0
+        {
             return Err(format!("host {host} is at rest and holds {resting:?}"));
         }
         for end in self.hosts[host].ends.clone() {
@@ -113,9 +116,9 @@ impl World<'_> {
         let left = engine.footprint();
         // Memory for packets and lists is kept for reuse.
         let nothing = Footprint {
-            spare_lists: left.spare_lists,
-            held_blocks: left.spare_blocks,
-            spare_blocks: left.spare_blocks,
+            spare_in_flight_lists: left.spare_in_flight_lists,
+            reorder_slots: left.spare_reorder_slots,
+            spare_reorder_slots: left.spare_reorder_slots,
             ..Footprint::default()
         };
         let manager = engine.cm_footprint();

@@ -217,7 +217,7 @@ impl World<'_> {
         if let (Op::Write { at, imm: None }, 3) = (&mut draft.model, way) {
             *at =
                 self.ends[far].index as u64 * stride() + here.offset() + here.len() - len + beyond;
-            if self.hosts[self.ends[end].host].config.cut_writes {
+            if self.hosts[self.ends[end].host].config.split_writes {
                 draft.overruns = (len - beyond) as u32;
             }
         }

@@ -3,7 +3,7 @@
 
 use rocinante_stack::cm::ConnId;
 use rocinante_stack::types::Qpn;
-use rocinante_stack::wire::cm::{CommId, Message, RejReason, Rep, Req};
+use rocinante_stack::wire::cm::{CmMessage, CommId, RejReason, Rep, Req};
 use rocinante_stack::wire::mad::MAD_LEN;
 
 use crate::check::Verdict;
@@ -56,18 +56,19 @@ impl World<'_> {
         let mut due = Due { nothing: packet.harmed, ..Due::default() };
         if !packet.harmed {
             let mad = packet.bytes.get(HEADERS..HEADERS + MAD_LEN).ok_or("a short datagram")?;
-            let (_, message) = Message::parse(mad).map_err(|error| format!("sent was {error}"))?;
+            let (_, message) =
+                CmMessage::parse(mad).map_err(|error| format!("sent was {error}"))?;
             match message {
-                Message::Req(req) => self.foresee_req(at, &req, &mut due)?,
-                Message::Rep(rep) => self.foresee_rep(at, from, &rep, &mut due)?,
-                Message::Rtu(rtu) => {
+                CmMessage::Req(req) => self.foresee_req(at, &req, &mut due)?,
+                CmMessage::Rep(rep) => self.foresee_rep(at, from, &rep, &mut due)?,
+                CmMessage::Rtu(rtu) => {
                     let known = self.known(at, from, rtu.remote);
                     let fits = |talk: &&Talk| talk.step == Step::Accepted && !talk.is_over();
                     if known.filter(fits).is_some_and(|talk| talk.far_id == rtu.local) {
                         due.notices = Some((ConnId(rtu.remote), Notice::Established));
                     }
                 }
-                Message::Rej(rej) => {
+                CmMessage::Rej(rej) => {
                     let remote = match rej.remote {
                         CommId(0) => self.asked_by(at, from, rej.local),
                         id => id,
@@ -78,7 +79,7 @@ impl World<'_> {
                         due.notices = Some((ConnId(remote), Notice::Ended));
                     }
                 }
-                Message::Dreq(dreq) => match self.known(at, from, dreq.remote) {
+                CmMessage::Dreq(dreq) => match self.known(at, from, dreq.remote) {
                     None => due.answer = Some(DREP),
                     Some(talk) if talk.far_id == dreq.local && talk.step != Step::Asked => {
                         due.answer = Some(DREP);
@@ -86,7 +87,7 @@ impl World<'_> {
                     }
                     Some(_) => {}
                 },
-                Message::Drep(drep) => {
+                CmMessage::Drep(drep) => {
                     let known = self.known(at, from, drep.remote);
                     let fits = |talk: &Talk| talk.far_id == drep.local && talk.leaving;
                     if known.is_some_and(|talk| fits(talk) && !talk.ended && !talk.given_up) {

@@ -108,7 +108,7 @@ impl World<'_> {
         let (Some(engine), Some(qpn)) = (&mut self.hosts[host].engine, self.ends[end].qpn) else {
             return Ok(());
         };
-        engine.keep_qpn(qpn);
+        engine.reserve_qpn(qpn);
         if let Some(conn) = awaited_by {
             engine.await_message(qpn, conn);
         }

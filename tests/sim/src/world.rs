@@ -174,9 +174,9 @@ impl<'a> World<'a> {
                 window_max: 1 << self.random.range(2, 10),
                 advertise_credits: self.random.one_in(2),
                 quantum: 1 << self.random.range(1, 7),
-                held_packets_max: self.random.of(&[0, 2, 64, 2048]),
-                cut_writes: self.random.one_in(2),
-                calm_packets: self.random.clone().of(&[4, 100, 1 << 20]),
+                reorder_packets_max: self.random.of(&[0, 2, 64, 2048]),
+                split_writes: self.random.one_in(2),
+                stable_packets: self.random.clone().of(&[4, 100, 1 << 20]),
                 port_mtu,
                 ..EngineConfig::default()
             };

@@ -2,8 +2,9 @@
 //! datagram, and as a frame.
 
 use rocinante_netdev::headers;
-use rocinante_stack::wire::cm::{IpHeader, Message};
-use rocinante_stack::wire::icrc::{DF, IpFields, Solver, Template};
+use rocinante_stack::wire::Solver;
+use rocinante_stack::wire::cm::{CmMessage, IpHeader};
+use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::wire::{ICRC_LEN, Packet};
 
 pub(super) fn run(data: &[u8]) {
@@ -36,9 +37,9 @@ fn whole(data: &[u8], packet: &Packet<'_>) {
 /// A valid message is the same after it is written and read again.
 fn management(data: &[u8]) {
     let _ = IpHeader::parse(data);
-    let Ok((header, message)) = Message::parse(data) else { return };
+    let Ok((header, message)) = CmMessage::parse(data) else { return };
     let emitted = message.emit(header.tid);
-    let again = Message::parse(&emitted).expect("what was written can be read");
+    let again = CmMessage::parse(&emitted).expect("what was written can be read");
     assert_eq!((again.0.tid, again.1), (header.tid, message));
 }
 

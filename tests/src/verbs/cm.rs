@@ -91,7 +91,7 @@ fn exchange(at: usize, side: &Side, connection: &Connection) {
     let (state, attr, _) = connection.query();
     let budget = attr.peer.unwrap().budget;
     assert_eq!(state, QpState::Rts);
-    assert!(!side.is_software() || budget.datagrams > Budget::STRANGER.datagrams, "{budget:?}");
+    assert!(!side.is_software() || budget.datagrams > Budget::STANDARD.datagrams, "{budget:?}");
     let agreed = (attr.max_rd_atomic, attr.max_dest_rd_atomic);
     assert_eq!(agreed, [(Some(8), Some(4)), (Some(4), Some(8))][at]);
     let out = side.pd.allocate(LEN, Access::NONE).unwrap();

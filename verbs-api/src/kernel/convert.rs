@@ -293,7 +293,7 @@ pub(super) fn qp_attr_back(
             local,
             remote: address(attr.ah_attr.grh.dgid),
             path: 0,
-            budget: Budget::STRANGER,
+            budget: Budget::STANDARD,
         });
         out.path_mtu = mtu(attr.path_mtu);
         out.dest_qpn = Some(Qpn::new(attr.dest_qp_num));

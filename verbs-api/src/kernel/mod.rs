@@ -175,7 +175,7 @@ impl Device {
 
     /// The receive budget that peers learn: none, so they assume the default of a standard peer.
     pub(crate) fn advertised(&self) -> Budget {
-        Budget::STRANGER
+        Budget::STANDARD
     }
 
     pub(crate) fn counters(&self) -> DeviceCounters {

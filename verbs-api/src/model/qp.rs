@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use rocinante_stack::mem::{Access, Sge};
+use rocinante_stack::mem::Access;
 use rocinante_stack::types::Mtu;
-use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendData, SendOp, SendWr};
-use rocinante_stack::{Budget, PostError, QpAttr};
+use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
+use rocinante_stack::{Budget, PostError, QpAttr, SendLimits, check_recv};
 
 use super::endpoint::Endpoint;
 use super::error::VerbsError;
@@ -49,38 +49,8 @@ pub(crate) struct SendRules {
 impl SendRules {
     #[inline]
     pub(crate) fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        if !self.qp_type.has(&wr.op) {
-            return Err(PostError::Operation);
-        }
-        let (count, len, inline) = match wr.data {
-            SendData::Sges(list) => (list.len(), total(list), 0),
-            SendData::Inline(bytes) => (0, bytes.len() as u64, bytes.len()),
-        };
-        if count > self.caps.max_send_sge as usize {
-            return Err(PostError::TooManySges);
-        }
-        if inline > self.caps.max_inline_data as usize {
-            return Err(PostError::InlineTooLong);
-        }
-        if len > MESSAGE_MAX {
-            return Err(PostError::TooLong);
-        }
-        if self.qp_type == QpType::Ud && len > u64::from(self.mtu.bytes()) {
-            return Err(PostError::BeyondMtu);
-        }
-        match (wr.op, wr.data) {
-            (op, SendData::Inline(_)) if op.has_result() => Err(PostError::InlineResponse),
-            (SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. }, _)
-                if remote % 8 != 0 || len < 8 =>
-            {
-                Err(PostError::BadAtomic)
-            }
-            (SendOp::AtomicWrite { remote, .. }, _) if remote % 8 != 0 || len != 8 => {
-                Err(PostError::BadAtomic)
-            }
-            (SendOp::Flush { .. }, _) if len > 0 => Err(PostError::FlushData),
-            _ => Ok(()),
-        }
+        let QpCaps { max_send_sge, max_inline_data, .. } = self.caps;
+        SendLimits::new(self.qp_type, max_send_sge, max_inline_data, self.mtu).check(wr).map(drop)
     }
 }
 
@@ -88,22 +58,8 @@ impl QpCaps {
     /// The checks of a receive request that need no queue.
     #[inline]
     pub(crate) fn check_recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        if wr.sges.len() > self.max_recv_sge as usize {
-            return Err(PostError::TooManySges);
-        }
-        if total(wr.sges) > MESSAGE_MAX {
-            return Err(PostError::TooLong);
-        }
-        Ok(())
+        check_recv(wr, self.max_recv_sge).map(drop)
     }
-}
-
-/// The most bytes of one message.
-const MESSAGE_MAX: u64 = 1 << 31;
-
-#[inline]
-fn total(list: &[Sge]) -> u64 {
-    list.iter().map(|sge| u64::from(sge.len)).sum()
 }
 
 /// A request of a list could not be posted.
@@ -145,7 +101,7 @@ pub struct PeerPath {
     /// decide.
     pub flow_label: u32,
     /// The peer's receive budget, as the peer announced it. Only Rocinante announces one; it is
-    /// then sent reports of gaps that other implementations do not understand. [`Budget::STRANGER`]
+    /// then sent reports of gaps that other implementations do not understand. [`Budget::STANDARD`]
     /// if the peer announced none.
     pub budget: Budget,
 }
@@ -154,7 +110,7 @@ impl PeerPath {
     /// A path without marks, hop limit 64.
     #[must_use]
     pub const fn new(remote: IpAddr) -> Self {
-        Self { remote, traffic_class: 0, hop_limit: 64, flow_label: 0, budget: Budget::STRANGER }
+        Self { remote, traffic_class: 0, hop_limit: 64, flow_label: 0, budget: Budget::STANDARD }
     }
 
     /// The path to a queue pair that announced its receive budget.

@@ -78,11 +78,13 @@ impl Allowance {
 
     fn take(&mut self, now: Time) -> bool {
         let grown = now.since(self.since) / Self::GROWTH;
-        if grown > 0 {
-            self.left =
-                Self::MAX.min(self.left.saturating_add(u32::try_from(grown).unwrap_or(u32::MAX)));
-            self.since = now;
-        }
+        self.left =
+            Self::MAX.min(self.left.saturating_add(u32::try_from(grown).unwrap_or(u32::MAX)));
+        // The rest of a unit counts for the next one, unless there are as many as there may be.
+        self.since = match self.left {
+            Self::MAX => now,
+            _ => self.since.after(grown * Self::GROWTH),
+        };
         let granted = self.left > 0;
         self.left = self.left.saturating_sub(1);
         granted
@@ -240,7 +242,7 @@ impl Device {
     /// connection manager, which is locked.
     fn keep(&self, first: &mut Shard, qpn: Qpn, awaited_by: Option<ConnId>) {
         let keep = |engine: &mut Engine| {
-            engine.keep_qpn(qpn);
+            engine.reserve_qpn(qpn);
             if let Some(conn) = awaited_by {
                 engine.await_message(qpn, conn);
             }
@@ -420,5 +422,18 @@ mod tests {
         assert_eq!(granted(&mut fresh, 1005), 0);
         assert_eq!(granted(&mut fresh, 1030), 3);
         assert_eq!(granted(&mut fresh, 60_000), 64);
+    }
+
+    #[test]
+    fn what_comes_back_does_not_depend_on_how_often_one_asks() {
+        let mut fresh = Allowance::default();
+        let mut granted = |ms: u64| u32::from(fresh.take(Time(ms * 1_000_000)));
+        let first: u32 = (0..64).map(|_| granted(1000)).sum();
+        // Every 7 ms: a unit of 10 ms is never over when asked, and one is due in each.
+        let later: u32 = (1..=1000).map(|n| granted(1000 + 7 * n)).sum();
+        assert_eq!((first, later), (64, 700));
+        // A full allowance saves nothing up.
+        let again: u32 = (0..1000).map(|_| granted(60_009)).sum();
+        assert_eq!((again, granted(60_018), granted(60_019)), (64, 0, 1));
     }
 }

@@ -263,7 +263,7 @@ impl Hca {
         #[allow(clippy::cast_possible_truncation, reason = "64 at most")]
         match self.shards.count() as u32 {
             1 => budget,
-            _ if budget == Budget::STRANGER => budget,
+            _ if budget == Budget::STANDARD => budget,
             count => budget.part(1, count),
         }
     }
@@ -292,7 +292,7 @@ impl Hca {
         for (index, core) in self.shards.all().enumerate() {
             let shard = core.hold();
             sum.qps += shard.engine.qp_count();
-            sum.kept_qpns += shard.engine.kept_qpns();
+            sum.kept_qpns += shard.engine.reserved_qpns();
             sum.paths += shard.paths_of_queue_pairs();
             if index == 0 {
                 // All shards have the same regions.

@@ -69,7 +69,7 @@ impl Shards {
                 port_mtu,
                 window_max: settings.window_max,
                 advertise_credits: settings.advertise_credits,
-                cut_writes: settings.cut_writes && port.capabilities().segments_max > 1,
+                split_writes: settings.cut_writes && port.capabilities().segments_max > 1,
                 ..EngineConfig::default()
             });
             if index == 0 {

@@ -126,7 +126,7 @@ fn shared_receive_queues_of_two_shards_have_two_numbers() {
 fn a_number_in_a_connection_is_kept_by_the_shard_that_gave_it() {
     let ctx = device(&SimNet::new(1), &[1, 2], false);
     let kept = |ctx: &Context| {
-        [0, 1].map(|at| soft(ctx).shards.get(at).unwrap().hold().engine.kept_qpns())
+        [0, 1].map(|at| soft(ctx).shards.get(at).unwrap().hold().engine.reserved_qpns())
     };
     for shard in [0, 1] {
         let side = Side::new(ctx.clone());
@@ -337,7 +337,7 @@ fn shards_share_what_a_peer_says_that_it_takes() {
     for (own, share) in [(&[1][..], said), (&[2, 3], said.part(1, 2))] {
         let ctx = device(&net, own, false);
         assert_eq!(soft(&ctx).share_of(said), share);
-        assert_eq!(soft(&ctx).share_of(Budget::STRANGER), Budget::STRANGER);
+        assert_eq!(soft(&ctx).share_of(Budget::STANDARD), Budget::STANDARD);
     }
 }
 

@@ -233,7 +233,7 @@ fn endpoint(theirs: &Keys, local: IpAddr, mtu: Mtu) -> Result<Endpoint, String> 
         qpn: Qpn::new(theirs.qpn),
         psn: Psn::new(theirs.psn),
         mtu,
-        budget: Budget::STRANGER,
+        budget: Budget::STANDARD,
     })
 }
 

@@ -1,8 +1,15 @@
 //! The ring, its lists, and what its packets cost.
 
 use super::*;
-use crate::qp::post::PostError;
+use crate::mem::Sge;
+use crate::pool::Budget;
+use crate::qp::scatter::parts;
 use crate::types::Key;
+use crate::verbs::QpType;
+
+fn queue(depth: u32) -> SendQueue {
+    SendQueue::new(depth, SendLimits::new(QpType::Rc, 1, 16, Mtu::Mtu1024))
+}
 
 #[test]
 fn parts_walk_a_list_with_holes() {
@@ -17,7 +24,7 @@ fn parts_walk_a_list_with_holes() {
 
 #[test]
 fn requests_occupy_consecutive_psns() {
-    let mut sq = SendQueue::new(2, 1, 16);
+    let mut sq = queue(2);
     sq.reset(1 << 24);
     let sge = [Sge { addr: 0, len: 2500, lkey: Key(1) }];
     let wr = SendWr {
@@ -49,10 +56,10 @@ fn a_range_is_charged_with_what_its_packets_cost() {
     let write = SendOp::Write { remote: remote.0, rkey: remote.1, imm: None };
     let read = SendOp::Read { remote: remote.0, rkey: remote.1 };
     let local = SendOp::LocalInv { rkey: Key(9) };
-    let mut sq = SendQueue::new(16, 1, 16);
+    let mut sq = queue(16);
     sq.reset(1 << 24);
     // Close to the wrap of the number of packets.
-    sq.charges.datagrams = u32::MAX - 3;
+    sq.totals.costs.datagrams = u32::MAX - 3;
     let mut costs = Vec::new();
     for (op, len) in
         [(write, 64), (read, 3000), (write, 2500), (local, 0), (write, 0), (write, 1024)]
@@ -79,16 +86,16 @@ fn a_range_is_charged_with_what_its_packets_cost() {
                 let range = (from - (1 << 24)) as usize..(to - (1 << 24)) as usize;
                 let mut sum = Charge::default();
                 costs[range].iter().for_each(|cost| sum.add(*cost));
-                assert_eq!(sq.charge_of(from, to, mtu), sum, "{from} to {to}");
+                assert_eq!(sq.cost_between(from, to, mtu), sum, "{from} to {to}");
             }
         }
     }
-    assert_eq!(sq.charge_of(sq.next_psn, sq.next_psn - 1, mtu), Charge::default());
+    assert_eq!(sq.cost_between(sq.next_psn, sq.next_psn - 1, mtu), Charge::default());
 }
 
 #[test]
 fn only_one_packet_that_waits_for_nothing_is_plain() {
-    let mut sq = SendQueue::new(8, 1, 16);
+    let mut sq = queue(8);
     let write = SendOp::Write { remote: 0, rkey: Key(9), imm: None };
     let read = SendOp::Read { remote: 0, rkey: Key(9) };
     let local = SendOp::LocalInv { rkey: Key(9) };

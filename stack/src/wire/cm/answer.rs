@@ -3,7 +3,7 @@
 use core::fmt;
 
 use super::super::mad::{put_u24, u16_at, u24_at, u32_at};
-use super::{CommId, Data, put};
+use super::field::{CommId, Data, put};
 use crate::types::Qpn;
 
 fn ids(b: &Data) -> (CommId, CommId) {

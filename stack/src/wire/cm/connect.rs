@@ -1,7 +1,8 @@
 //! REQ and REP: the parameters that two queue pairs must exchange.
 
 use super::super::mad::{put_u24, u16_at, u24_at, u32_at, u64_at};
-use super::{CommId, Data, Gid, ServiceId, put};
+use super::field::{CommId, Data, put};
+use super::ip::{Gid, ServiceId};
 use crate::types::{Pkey, Psn, Qpn};
 
 /// The transport service that a REQ asks for.

@@ -3,7 +3,8 @@
 use core::fmt;
 
 use super::super::mad::{put_u24, u16_at, u24_at, u32_at, u64_at};
-use super::{Data, ServiceId, put};
+use super::field::{Data, put};
+use super::ip::ServiceId;
 use crate::types::{Pkey, Qpn};
 
 /// Asks for the queue pair of a service (attribute 0x17).

@@ -352,7 +352,7 @@ impl Verbs {
                     rq_psn: Some(Psn::new(peer.psn)),
                     ..rtr
                 },
-                path: Some(PeerPath { budget: Budget::STRANGER, ..PeerPath::new(peer.address) }),
+                path: Some(PeerPath { budget: Budget::STANDARD, ..PeerPath::new(peer.address) }),
             },
         };
         let rts = QpAttr {

@@ -13,17 +13,14 @@ use rustix::io::Errno;
 use super::super::ffi::rdmacm::{Id, OPTION_ID_ACK_TIMEOUT, OPTION_ID_TOS, Path, Service, Terms};
 use super::super::{Device, convert, error};
 use super::{
-    Conn, Listening, Query, Question, Shared, Stage, conn_id, listener_id, number_of, query_id,
+    Conn, FINDING, Listening, Query, Question, Shared, Stage, conn_id, listener_id, number_of,
+    query_id,
 };
 use crate::model::cm::UDP_QKEY;
 use crate::model::error::VerbsError;
 use crate::provider::mailbox::Mailbox;
 use crate::provider::manager::{Breaks, Chosen, ListensTo, Manager, Place};
 use crate::provider::wake;
-
-/// Timeout in milliseconds for finding the peer's address, and for finding the path. The kernel
-/// asks neighbours three times, a second apart.
-const FINDING: i32 = 5000;
 
 /// The packet lifetime if the program sets none: 4.096 µs · 2^16, as in Linux.
 const LIFETIME: u8 = 16;

@@ -13,13 +13,12 @@ use rustix::io::Errno;
 
 use super::super::ffi::rdmacm::{Event, Id, Param, Path, event};
 use super::super::{convert, error};
-use super::{Conn, Listening, Query, Shared, Stage, Table, ask_id, conn_id, listener_id, query_id};
+use super::{
+    Conn, FINDING, Listening, Query, Shared, Stage, Table, ask_id, conn_id, listener_id, query_id,
+};
 use crate::model::error::VerbsError;
 use crate::provider::manager::Chosen;
 use crate::provider::wake;
-
-/// Timeout in milliseconds for finding the path.
-const FINDING: i32 = 5000;
 
 /// An object to drop after the table is unlocked, because destroying an identifier is a call into
 /// the kernel.

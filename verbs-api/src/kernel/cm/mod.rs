@@ -27,6 +27,10 @@ use crate::provider::mailbox::Mailbox;
 use crate::provider::manager::{Breaks, Chosen};
 use crate::provider::wake;
 
+/// Timeout in milliseconds for finding the peer's address, and for finding the path. The kernel
+/// asks neighbours three times, a second apart.
+const FINDING: i32 = 5000;
+
 /// One device's use of the connection manager. Dropping it ends all its connections, listeners and
 /// queries.
 #[derive(Debug)]

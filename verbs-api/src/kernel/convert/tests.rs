@@ -117,7 +117,7 @@ fn attributes_both_ways() {
     let (state, back) = qp_attr_back(&there, QpType::Rc, local);
     assert_eq!(state, QpState::Rts);
     let found = back.peer.unwrap();
-    assert_eq!((found.local, found.remote, found.budget), (local, remote, Budget::STRANGER));
+    assert_eq!((found.local, found.remote, found.budget), (local, remote, Budget::STANDARD));
     assert_eq!(QpAttr { peer: None, ..back }, QpAttr { qkey: None, ..attributes() });
     let (_, back) = qp_attr_back(&there, QpType::Uc, local);
     assert_eq!((back.timeout, back.min_rnr_timer, back.qkey), (None, None, None));
