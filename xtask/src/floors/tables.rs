@@ -60,6 +60,13 @@ pub(super) const STACK: Crate = Crate {
             uses: &["types", "wire"],
             tests: Tests::All,
         },
+        Unit {
+            name: "events",
+            modules: &["events"],
+            uses: &["types", "verbs"],
+            tests: Tests::AsCode,
+        },
+        Unit { name: "sink", modules: &["sink"], uses: &["wire"], tests: Tests::AsCode },
         Unit { name: "credit", modules: &["pool", "pace"], uses: &["types"], tests: Tests::AsCode },
         Unit { name: "cm", modules: &["cm"], uses: &["types", "wire"], tests: Tests::All },
         Unit {
@@ -72,20 +79,21 @@ pub(super) const STACK: Crate = Crate {
             name: "queues",
             modules: &["qp", "srq", "shared"],
             uses: &[
-                "types", "wire", "timer", "memory", "verbs", "ingress", "credit", "cm", "handles",
+                "types", "wire", "timer", "memory", "verbs", "ingress", "events", "sink", "credit",
+                "cm", "handles",
             ],
             tests: Tests::All,
         },
         Unit {
             name: "rc",
             modules: &["rc"],
-            uses: &["types", "wire", "memory", "verbs", "ingress", "credit", "queues"],
+            uses: &["types", "wire", "memory", "verbs", "ingress", "sink", "credit", "queues"],
             tests: Tests::All,
         },
         Unit {
             name: "unreliable",
             modules: &["unreliable"],
-            uses: &["types", "wire", "memory", "verbs", "ingress", "credit", "queues"],
+            uses: &["types", "wire", "memory", "verbs", "ingress", "sink", "credit", "queues"],
             tests: Tests::All,
         },
         Unit {
@@ -98,6 +106,8 @@ pub(super) const STACK: Crate = Crate {
                 "memory",
                 "verbs",
                 "ingress",
+                "events",
+                "sink",
                 "credit",
                 "cm",
                 "handles",
@@ -110,21 +120,13 @@ pub(super) const STACK: Crate = Crate {
         Unit {
             name: "root",
             modules: &[ROOT],
-            uses: &["verbs", "ingress", "credit", "queues", "unreliable", "engine"],
+            uses: &["verbs", "ingress", "sink", "credit", "queues", "unreliable", "engine"],
             tests: Tests::All,
         },
     ],
     known: &[
-        // The trait that the engine's ports implement stands beside the engine.
-        Known { from: "qp::outbound", to: "engine" },
-        Known { from: "rc::run", to: "engine" },
-        Known { from: "rc::transmit", to: "engine" },
-        Known { from: "unreliable::transmit", to: "engine" },
-        Known { from: "unreliable", to: "any" },
         // What queue pairs share holds memory that reliable connections lend each other.
         Known { from: "shared", to: "rc::held" },
         Known { from: "shared", to: "rc::lists" },
-        // The calls of shared receive queues are methods of the engine.
-        Known { from: "srq", to: "engine" },
     ],
 };
