@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use crate::error::OpenError;
 use crate::packet::PacketPort;
+use crate::parts::{BackendParts, Parts};
 use crate::port::{
     Capabilities, Path, PathId, PathSpec, Port, PortStats, Runs, RxDatagram, TxFailure, TxSlot,
 };
@@ -39,6 +41,20 @@ macro_rules! on {
             AnyPort::Sim($port) => $call,
         }
     };
+}
+
+impl AnyPort {
+    /// Makes a port of its parts, in the network namespace where they were acquired.
+    ///
+    /// # Errors
+    /// As the backend's `assemble`.
+    pub fn assemble(parts: Parts) -> Result<Self, OpenError> {
+        match parts.manifest().backend {
+            BackendParts::Udp => UdpPort::assemble(parts).map(Self::from),
+            BackendParts::Packet { .. } => PacketPort::assemble(parts).map(Self::from),
+            BackendParts::Xdp { .. } => XdpPort::assemble(parts).map(Self::from),
+        }
+    }
 }
 
 impl Port for AnyPort {
@@ -102,8 +118,8 @@ impl Port for AnyPort {
         on!(self, port => port.wait_fd())
     }
 
-    fn watch(&mut self, wished: bool) -> io::Result<()> {
-        on!(self, port => port.watch(wished))
+    fn watch(&mut self, on: bool) -> io::Result<()> {
+        on!(self, port => port.watch(on))
     }
 
     fn maintain(&mut self) -> Option<Duration> {

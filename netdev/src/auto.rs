@@ -9,12 +9,13 @@ mod features;
 
 use std::net::IpAddr;
 
-use crate::PortConfig;
 use crate::any::AnyPort;
+use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
 use crate::iface::Interface;
 use crate::packet::PacketPort;
-use crate::policy::{self, Audit, Verdict};
+use crate::parts::{BackendParts, Parts};
+use crate::policy::{self, Audit, AuditVerdict};
 use crate::port::{Backend, Capabilities, Port as _};
 use crate::rtnl::Rtnl;
 use crate::udp::UdpPort;
@@ -50,13 +51,11 @@ pub fn choose(
     want: Option<Backend>,
     config: &PortConfig,
 ) -> Result<(AnyPort, Choice), OpenError> {
-    let (mut ports, choice) = choose_shards(iface, addresses, want, config, 1)?;
+    let (mut ports, choice) = choose_shards(iface, addresses, want, config, Shards::ONE)?;
     Ok((ports.pop().expect("one was asked for"), choice))
 }
 
-/// As [`choose`], but opens `count` ports of one backend, which share the addresses. As far as the
-/// backend can steer, the port with number *n* gets the datagrams to queue pair numbers with *n* as
-/// their upper byte.
+/// As [`choose`], but opens several ports of one backend, which share the addresses.
 ///
 /// # Errors
 /// As [`choose`].
@@ -65,30 +64,70 @@ pub fn choose_shards(
     addresses: &[IpAddr],
     want: Option<Backend>,
     config: &PortConfig,
-    count: usize,
+    shards: Shards,
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
+    let open = |backend| {
+        let parts = acquire_from(backend, iface, addresses, config, shards)?;
+        let copies = parts.iter().any(copies);
+        let ports = parts.into_iter().map(AnyPort::assemble).collect::<Result<_, _>>()?;
+        Ok((ports, copies))
+    };
+    choose_what(iface, want, open)
+}
+
+/// As [`choose_shards`], but only acquires the parts of the ports, which another process may
+/// assemble. This process reads the rules that matter, and its privileges decide.
+///
+/// # Errors
+/// As [`choose`].
+pub fn acquire(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    want: Option<Backend>,
+    config: &PortConfig,
+    shards: Shards,
+) -> Result<(Vec<Parts>, Choice), OpenError> {
+    let open = |backend| {
+        let parts = acquire_from(backend, iface, addresses, config, shards)?;
+        let copies = parts.iter().any(copies);
+        Ok((parts, copies))
+    };
+    choose_what(iface, want, open)
+}
+
+/// Whether the driver of an AF_XDP socket copies.
+fn copies(parts: &Parts) -> bool {
+    matches!(parts.manifest().backend, BackendParts::Xdp { zero_copy: false, .. })
+}
+
+/// Chooses a backend. `open` opens it, and says whether the driver copies after all.
+fn choose_what<T>(
+    iface: &Interface,
+    want: Option<Backend>,
+    open: impl Fn(Backend) -> Result<(T, bool), OpenError>,
+) -> Result<(T, Choice), OpenError> {
     if let Some(backend) = want {
-        let ports = open(backend, iface, addresses, config, count)?;
+        let (opened, _) = open(backend)?;
         let reason = asked_for(&policy::audit(iface), backend);
-        return Ok((ports, Choice { backend, reason, tried: Vec::new() }));
+        return Ok((opened, Choice { backend, reason, tried: Vec::new() }));
     }
     let mut tried = Vec::new();
     let (best, why) = best_for(iface);
     if best != Backend::Udp {
-        match open_unless_bypassing(best, iface, addresses, config, count) {
-            Ok(ports) => {
+        match open_unless_bypassing(best, iface, &open) {
+            Ok(opened) => {
                 let reason = format!("{why}, and it bypasses no rule of this network namespace");
-                return Ok((ports, Choice { backend: best, reason, tried }));
+                return Ok((opened, Choice { backend: best, reason, tried }));
             }
             Err(obstacle) => tried.push((best, obstacle)),
         }
     }
-    let ports = open(Backend::Udp, iface, addresses, config, count)?;
+    let (opened, _) = open(Backend::Udp)?;
     let reason = match tried.first() {
         None => why,
         Some((backend, obstacle)) => format!("not {backend}, because {obstacle}"),
     };
-    Ok((ports, Choice { backend: Backend::Udp, reason, tried }))
+    Ok((opened, Choice { backend: Backend::Udp, reason, tried }))
 }
 
 /// Returns what [`choose`] would choose without a named backend, and the capabilities of its port.
@@ -103,7 +142,7 @@ pub fn preview(
     config: &PortConfig,
 ) -> Result<(Option<Capabilities>, Choice), OpenError> {
     if let (Backend::Xdp, why) = best_for(iface)
-        && policy::audit(iface).verdict(Backend::Xdp) == Verdict::Clear
+        && policy::audit(iface).verdict(Backend::Xdp) == AuditVerdict::Clear
     {
         let reason = format!(
             "{why}, and it bypasses no rule of this network namespace (whether it can be opened shows when a device is used)"
@@ -138,44 +177,41 @@ fn best_for(iface: &Interface) -> (Backend, String) {
 }
 
 /// Opens a backend that bypasses hooks, if it bypasses no rule; else returns what prevents it.
-fn open_unless_bypassing(
+fn open_unless_bypassing<T>(
     backend: Backend,
     iface: &Interface,
-    addresses: &[IpAddr],
-    config: &PortConfig,
-    count: usize,
-) -> Result<Vec<AnyPort>, String> {
+    open: impl Fn(Backend) -> Result<(T, bool), OpenError>,
+) -> Result<T, String> {
     match policy::audit(iface).verdict(backend) {
-        Verdict::Clear => {}
-        Verdict::Bypasses(rules) => {
+        AuditVerdict::Clear => {}
+        AuditVerdict::Bypasses(rules) => {
             return Err(format!("it would bypass {}", list(&rules)));
         }
-        Verdict::Unseen(unseen) => {
+        AuditVerdict::Unseen(unseen) => {
             return Err(format!(
                 "it might bypass rules of this network namespace: {}",
                 list(&unseen)
             ));
         }
     }
-    let ports = open(backend, iface, addresses, config, count).map_err(|e| e.to_string())?;
-    let copies = |port: &AnyPort| matches!(port, AnyPort::Xdp(xdp) if !xdp.zero_copy());
-    if ports.iter().any(copies) {
+    let (opened, copies) = open(backend).map_err(|e| e.to_string())?;
+    if copies {
         return Err(format!("the driver of {} copies after all", iface.name));
     }
-    Ok(ports)
+    Ok(opened)
 }
 
-fn open(
+fn acquire_from(
     backend: Backend,
     iface: &Interface,
     addresses: &[IpAddr],
     config: &PortConfig,
-    count: usize,
-) -> Result<Vec<AnyPort>, OpenError> {
+    shards: Shards,
+) -> Result<Vec<Parts>, OpenError> {
     match backend {
-        Backend::Udp => UdpPort::open_shards(iface, addresses, config, count).map(any),
-        Backend::Packet => PacketPort::open_shards(iface, addresses, config, count).map(any),
-        Backend::Xdp => XdpPort::open_shards(iface, addresses, config, count).map(any),
+        Backend::Udp => UdpPort::acquire(iface, addresses, config, shards),
+        Backend::Packet => PacketPort::acquire(iface, addresses, config, shards),
+        Backend::Xdp => XdpPort::acquire(iface, addresses, config, shards),
         Backend::Sim => Err(OpenError::plain(
             backend,
             "the simulator has no interface",
@@ -184,16 +220,12 @@ fn open(
     }
 }
 
-fn any<P: Into<AnyPort>>(ports: Vec<P>) -> Vec<AnyPort> {
-    ports.into_iter().map(Into::into).collect()
-}
-
 /// The reason for a backend that the caller named, with the rules that it bypasses.
 fn asked_for(audit: &Audit, backend: Backend) -> String {
     match audit.verdict(backend) {
-        Verdict::Clear => "asked for".to_owned(),
-        Verdict::Bypasses(rules) => format!("asked for; it bypasses {}", list(&rules)),
-        Verdict::Unseen(unseen) => {
+        AuditVerdict::Clear => "asked for".to_owned(),
+        AuditVerdict::Bypasses(rules) => format!("asked for; it bypasses {}", list(&rules)),
+        AuditVerdict::Unseen(unseen) => {
             format!("asked for; it might bypass rules of this network namespace: {}", list(&unseen))
         }
     }

@@ -114,8 +114,8 @@ impl Segmentation {
         {
             self.questions += 1;
         }
-        let heard = self.read(socket);
-        self.hear(heard);
+        let answer = self.read(socket);
+        self.update(answer);
     }
 
     /// Whether the last request failed, and it is time to ask again.
@@ -134,13 +134,13 @@ impl Segmentation {
     /// Pretends that a request failed, so long ago that it is time to ask again.
     #[cfg(test)]
     pub(crate) fn was_not_answered(&mut self) {
-        self.hear(Err(io::Error::from_raw_os_error(libc::ENOMEM)));
+        self.update(Err(io::Error::from_raw_os_error(libc::ENOMEM)));
         self.unanswered = self.unanswered.and_then(|at| at.checked_sub(ASK_AGAIN));
     }
 
-    fn hear(&mut self, heard: io::Result<Limits>) {
+    fn update(&mut self, answer: io::Result<Limits>) {
         self.unanswered = None;
-        match heard {
+        match answer {
             Ok(whole) => self.whole = whole,
             Err(error) if is_passing(&error) => self.unanswered = Some(Instant::now()),
             Err(_) => self.whole = Limits::default(),
@@ -318,8 +318,8 @@ mod tests {
         UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket")
     }
 
-    fn takes_any(heard: &Segmentation) -> bool {
-        heard.takes(128, 65_535)
+    fn takes_any(asked: &Segmentation) -> bool {
+        asked.takes(128, 65_535)
     }
 
     #[test]
@@ -328,8 +328,8 @@ mod tests {
             "ethtool::an_interface_says_whether_it_takes_super_packets_whole",
             needs(&["ethtool"]).and_then(|()| Pair::new())
         );
-        let mut heard = pair.a.run(|| ask_of("v0"));
-        assert!(takes_any(&heard), "a veth does: {heard:?}");
+        let mut asked = pair.a.run(|| ask_of("v0"));
+        assert!(takes_any(&asked), "a veth does: {asked:?}");
         let socket = pair.a.run(socket);
         for (change, whole) in [
             ("tx-udp-segmentation off", false),
@@ -339,47 +339,47 @@ mod tests {
             ("gso off", true),
         ] {
             pair.a.sh(&format!("ethtool -K v0 {change} >/dev/null 2>&1"));
-            assert_eq!(takes_any(&heard), !whole || change == "gso off", "until it is asked");
-            heard.refresh(socket.as_fd());
-            assert_eq!(takes_any(&heard), whole, "{change}: {heard:?}");
-            assert_eq!(heard.takes(1, 100), whole, "{change}: {heard:?}");
+            assert_eq!(takes_any(&asked), !whole || change == "gso off", "until it is asked");
+            asked.refresh(socket.as_fd());
+            assert_eq!(takes_any(&asked), whole, "{change}: {asked:?}");
+            assert_eq!(asked.takes(1, 100), whole, "{change}: {asked:?}");
         }
         pair.a.sh("ip link set v0 down; ip link set v0 name renamed");
-        heard.refresh(socket.as_fd());
-        assert!(takes_any(&heard), "it is found by its index: {heard:?}");
+        asked.refresh(socket.as_fd());
+        assert!(takes_any(&asked), "it is found by its index: {asked:?}");
         pair.a.sh("ip link del renamed");
-        heard.refresh(socket.as_fd());
-        assert!(!heard.takes(1, 100) && heard.unanswered.is_none(), "it is gone: {heard:?}");
+        asked.refresh(socket.as_fd());
+        assert!(!asked.takes(1, 100) && asked.unanswered.is_none(), "it is gone: {asked:?}");
     }
 
     #[test]
     fn an_interface_says_how_long_super_packets_may_be() {
         let pair =
             or_skip!("ethtool::an_interface_says_how_long_super_packets_may_be", Pair::new());
-        let mut heard = pair.a.run(|| ask_of("v0"));
+        let mut asked = pair.a.run(|| ask_of("v0"));
         let socket = pair.a.run(socket);
         pair.a.sh("ip link set v0 gso_max_segs 8");
-        heard.refresh(socket.as_fd());
-        assert!(heard.takes(8, 65_535) && !heard.takes(9, 1000), "{heard:?}");
+        asked.refresh(socket.as_fd());
+        assert!(asked.takes(8, 65_535) && !asked.takes(9, 1000), "{asked:?}");
         pair.a.sh("ip link set v0 gso_max_segs 65535 gso_max_size 30000");
-        heard.refresh(socket.as_fd());
-        assert!(heard.takes(128, 29_999) && !heard.takes(2, 30_000), "{heard:?}");
+        asked.refresh(socket.as_fd());
+        assert!(asked.takes(128, 29_999) && !asked.takes(2, 30_000), "{asked:?}");
     }
 
     #[test]
     fn without_an_answer_it_is_as_it_was() {
         let pair = or_skip!("ethtool::without_an_answer_it_is_as_it_was", Pair::new());
-        let mut heard = pair.a.run(|| ask_of("v0"));
+        let mut asked = pair.a.run(|| ask_of("v0"));
         for errno in [libc::ENODEV, libc::ENOMEM] {
-            heard.hear(Err(io::Error::from_raw_os_error(errno)));
-            assert!(takes_any(&heard) && !heard.is_unanswered(), "{heard:?}");
-            heard.was_not_answered();
-            assert!(heard.is_unanswered(), "it is asked again: {heard:?}");
-            heard.refresh(pair.a.run(socket).as_fd());
-            assert!(takes_any(&heard) && heard.unanswered.is_none(), "{heard:?}");
+            asked.update(Err(io::Error::from_raw_os_error(errno)));
+            assert!(takes_any(&asked) && !asked.is_unanswered(), "{asked:?}");
+            asked.was_not_answered();
+            assert!(asked.is_unanswered(), "it is asked again: {asked:?}");
+            asked.refresh(pair.a.run(socket).as_fd());
+            assert!(takes_any(&asked) && asked.unanswered.is_none(), "{asked:?}");
         }
-        heard.hear(Err(io::Error::from_raw_os_error(libc::EPERM)));
-        assert!(!heard.takes(1, 100) && heard.unanswered.is_none(), "nobody may ask: {heard:?}");
+        asked.update(Err(io::Error::from_raw_os_error(libc::EPERM)));
+        assert!(!asked.takes(1, 100) && asked.unanswered.is_none(), "nobody may ask: {asked:?}");
     }
 
     #[test]

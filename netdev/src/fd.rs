@@ -12,14 +12,14 @@ pub(crate) const COPIES_HELD_MAX: Duration = Duration::from_millis(100);
 
 /// A counter that is readable while it is not zero (`eventfd(2)`).
 #[derive(Debug)]
-pub struct EventFd(File);
+pub(crate) struct EventFd(File);
 
 impl EventFd {
     /// A new one, not readable.
     ///
     /// # Errors
     /// No descriptor or no memory left.
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
             let fd = check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?;
@@ -28,13 +28,13 @@ impl EventFd {
     }
 
     /// Makes it readable.
-    pub fn signal(&self) {
+    pub(crate) fn signal(&self) {
         // The only error is EAGAIN at 2⁶⁴ − 1: then it is readable already.
         let _ = (&self.0).write(&1_u64.to_ne_bytes());
     }
 
     /// Makes it not readable.
-    pub fn clear(&self) {
+    pub(crate) fn clear(&self) {
         // The only error is EAGAIN: then it is not readable.
         let _ = (&self.0).read(&mut [0; 8]);
     }
@@ -49,11 +49,11 @@ impl AsFd for EventFd {
 /// A set of descriptors that is itself a descriptor: readable while one of them is ready
 /// (`epoll(7)`, level-triggered).
 #[derive(Debug)]
-pub struct Epoll(OwnedFd);
+pub(crate) struct Epoll(OwnedFd);
 
 /// What to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interest {
+pub(crate) enum Interest {
     /// `EPOLLIN`.
     Read,
     /// `EPOLLOUT`.
@@ -67,7 +67,7 @@ impl Epoll {
     ///
     /// # Errors
     /// No descriptor or no memory left.
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
             let fd = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
@@ -79,7 +79,7 @@ impl Epoll {
     ///
     /// # Errors
     /// It is in the set already, cannot be waited on, or no memory is left.
-    pub fn add(&self, fd: impl AsFd, interest: Interest) -> io::Result<()> {
+    pub(crate) fn add(&self, fd: impl AsFd, interest: Interest) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd.as_fd(), Some(interest))
     }
 
@@ -87,7 +87,7 @@ impl Epoll {
     ///
     /// # Errors
     /// It is not in the set.
-    pub fn modify(&self, fd: impl AsFd, interest: Interest) -> io::Result<()> {
+    pub(crate) fn modify(&self, fd: impl AsFd, interest: Interest) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd.as_fd(), Some(interest))
     }
 
@@ -95,7 +95,7 @@ impl Epoll {
     ///
     /// # Errors
     /// It is not in the set.
-    pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
+    pub(crate) fn remove(&self, fd: impl AsFd) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_DEL, fd.as_fd(), None)
     }
 
@@ -103,7 +103,7 @@ impl Epoll {
     ///
     /// # Errors
     /// As [`add`](Self::add) and [`remove`](Self::remove).
-    pub fn set(&self, fd: impl AsFd, interest: Option<Interest>) -> io::Result<()> {
+    pub(crate) fn set(&self, fd: impl AsFd, interest: Option<Interest>) -> io::Result<()> {
         match interest {
             Some(interest) => self.add(fd, interest),
             None => self.remove(fd),
@@ -136,7 +136,7 @@ impl AsFd for Epoll {
 ///
 /// # Errors
 /// As `poll(2)`, except `EINTR`, which counts as not readable.
-pub fn wait_readable(fd: impl AsFd, timeout_ms: i32) -> io::Result<bool> {
+pub(crate) fn wait_readable(fd: impl AsFd, timeout_ms: i32) -> io::Result<bool> {
     let mut poll = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, borrowed exclusively for the call.
     match unsafe { check(libc::poll(&raw mut poll, 1, timeout_ms)) } {
@@ -144,6 +144,19 @@ pub fn wait_readable(fd: impl AsFd, timeout_ms: i32) -> io::Result<bool> {
         Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(false),
         Err(e) => Err(e),
     }
+}
+
+/// The address family of a socket (`SO_DOMAIN`).
+///
+/// # Errors
+/// It is no socket.
+pub(crate) fn socket_family(fd: impl AsFd) -> io::Result<i32> {
+    let (mut family, mut len) = (0_i32, size_of::<i32>() as libc::socklen_t);
+    let fd = fd.as_fd().as_raw_fd();
+    let at = (&raw mut family).cast();
+    // SAFETY: the kernel writes at most `len` bytes, which is the size of `family`.
+    unsafe { check(libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, at, &raw mut len)) }?;
+    Ok(family)
 }
 
 /// Attaches a classic BPF program that decides how many bytes of each packet a socket takes

@@ -1,8 +1,15 @@
-//! Entry points for fuzz targets only: the parsers of kernel messages, as functions of bytes. They
-//! return nothing: a parser must not panic, nor read beyond the bytes.
+//! Entry points for fuzz targets only: the parsers of kernel messages, as functions of bytes. A
+//! parser must not panic, nor read beyond the bytes.
 
+use crate::headers::parse_frame;
 use crate::rtnl::socket;
 use crate::{policy, rtnl, udp};
+
+/// An Ethernet frame; returns the UDP payload in it.
+#[must_use]
+pub fn frame(bytes: &[u8]) -> Option<&[u8]> {
+    parse_frame(bytes).map(|frame| frame.payload)
+}
 
 /// A datagram of netlink; every message in it goes through each parser.
 pub fn netlink(datagram: &[u8]) {

@@ -13,17 +13,15 @@ use etherparse::{
 use crate::port::{PathSpec, ROCE_PORT};
 
 /// Length of an Ethernet header.
-pub const ETH_LEN: usize = 14;
+pub(crate) const ETH_LEN: usize = 14;
 const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
 /// Length of a UDP header.
-pub const UDP_LEN: usize = 8;
-/// Length of the headers before an IPv4 datagram's UDP payload.
-pub const HEADERS_V4: usize = ETH_LEN + IPV4_LEN + UDP_LEN;
+pub(crate) const UDP_LEN: usize = 8;
 /// Length of the headers before an IPv6 datagram's UDP payload.
-pub const HEADERS_V6: usize = ETH_LEN + IPV6_LEN + UDP_LEN;
+pub(crate) const HEADERS_V6: usize = ETH_LEN + IPV6_LEN + UDP_LEN;
 /// The longest headers of a template.
-pub const HEADERS_MAX: usize = HEADERS_V6;
+pub(crate) const HEADERS_MAX: usize = HEADERS_V6;
 
 const UDP_PROTOCOL: u8 = 17;
 const UDP_CHECKSUM: usize = 6;
@@ -227,7 +225,7 @@ fn fold(mut sum: u64) -> u32 {
 
 /// The headers of a received frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Headers {
+pub(crate) struct Headers {
     /// Destination Ethernet address.
     pub dst_mac: [u8; 6],
     /// Source address.
@@ -249,7 +247,7 @@ pub struct Headers {
 /// A received frame: its headers, and the UDP payload from the BTH to the ICRC. A super-packet
 /// holds several datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Frame<'a> {
+pub(crate) struct Frame<'a> {
     /// The headers.
     pub headers: Headers,
     /// The payload.
@@ -263,7 +261,7 @@ pub struct Frame<'a> {
 /// allowed). The IPv4 header checksum and the UDP checksum are not verified: the kernel leaves both
 /// to offloads, and on a veth the latter may be partial.
 #[must_use]
-pub fn parse_frame(frame: &[u8]) -> Option<Frame<'_>> {
+pub(crate) fn parse_frame(frame: &[u8]) -> Option<Frame<'_>> {
     let headers = parse_headers(frame, frame.len())?;
     let end = headers.payload_offset + headers.payload_len;
     Some(Frame { headers, payload: frame.get(headers.payload_offset..end)? })
@@ -271,7 +269,7 @@ pub fn parse_frame(frame: &[u8]) -> Option<Frame<'_>> {
 
 /// As [`parse_frame`], for a frame of `frame_len` bytes of which only `start` is contiguous.
 #[must_use]
-pub fn parse_headers(start: &[u8], frame_len: usize) -> Option<Headers> {
+pub(crate) fn parse_headers(start: &[u8], frame_len: usize) -> Option<Headers> {
     let dst_mac = *start.first_chunk()?;
     let ip = start.get(ETH_LEN..)?;
     let mut headers = match word(start, 12)? {

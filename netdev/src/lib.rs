@@ -1,28 +1,36 @@
 //! Frames in, frames out: the ways a RoCEv2 datagram reaches the kernel and comes back.
 //!
-//! Nothing here keeps state of a queue pair. See [`port`] for the contract of every backend.
+//! A [`Port`] moves the payloads of UDP datagrams to and from port 4791. It knows nothing of what
+//! they are: neither of queue pairs, nor of the transport's headers. Its contract is that of
+//! [`Port`], its backends are [`UdpPort`], [`PacketPort`], [`XdpPort`] and [`sim`], and [`auto`]
+//! chooses one. [`Parts`] open a port in two steps, of which only the first needs privileges.
 
-pub mod any;
+mod any;
 pub mod auto;
-pub mod error;
+mod config;
+mod error;
 mod ethtool;
-pub mod fd;
+mod fd;
+mod frame;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 #[cfg(test)]
 mod group_tests;
-pub mod headers;
-pub mod iface;
-pub mod loopback;
-pub mod packet;
+mod headers;
+mod iface;
+mod loopback;
+mod packet;
+mod parts;
+#[cfg(test)]
+mod parts_tests;
 #[cfg(test)]
 mod path_tests;
-pub mod policy;
-pub mod port;
+mod policy;
+mod port;
 mod recent;
-pub mod resolve;
-pub mod rtnl;
+mod resolve;
+mod rtnl;
 #[cfg(test)]
 mod scarcity_tests;
 #[cfg(test)]
@@ -31,59 +39,19 @@ pub mod sim;
 mod steering;
 #[cfg(test)]
 mod testns;
-pub mod udp;
-pub mod xdp;
+mod udp;
+mod xdp;
 
 pub use any::AnyPort;
+pub use config::{PacketConfig, PortConfig, Shards, UdpConfig, XdpConfig};
 pub use error::OpenError;
+pub use frame::FramePort;
 pub use iface::Interface;
+pub use packet::PacketPort;
+pub use parts::{BackendParts, Descriptor, Manifest, Parts};
 pub use port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, ROCE_PORT, Runs, RxBudget,
     RxDatagram, RxIpId, TxFailure, TxSlot,
 };
-
-/// How a port is opened. The defaults suit a program that is alone on its interface.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PortConfig {
-    /// Requested receive buffer of a socket in bytes, as given to `SO_RCVBUF`. The kernel caps it
-    /// at `net.core.rmem_max`. `SO_RCVBUFFORCE` is tried first only if `force_buffers`.
-    pub rx_buffer_bytes: u32,
-    /// Requested send buffer in bytes.
-    pub tx_buffer_bytes: u32,
-    /// Whether to exceed `rmem_max`/`wmem_max` with `SO_*BUFFORCE` where the process is allowed to.
-    pub force_buffers: bool,
-    /// Frames in the `AF_PACKET` ring and descriptors in the `AF_XDP` rings.
-    pub ring_frames: u32,
-    /// Whether `AF_XDP` may attach in generic (SKB) mode. Never implied: that mode is slow, and
-    /// broken together with a sender that segments.
-    pub xdp_generic: bool,
-    /// The receive queue that `AF_XDP` binds to. Several ports bind to the first queues, one each.
-    pub xdp_queue: u32,
-    /// The interface steers all of UDP/4791 to `xdp_queue` (`ethtool -N`); for several ports, to
-    /// the queues that they read. `AF_XDP` may then be used although other queues exist, which it
-    /// does not read.
-    pub xdp_steered: bool,
-    /// Run the driver's queue on the threads that use the device, for up to this many microseconds
-    /// at a time, instead of in interrupts (`SO_PREFER_BUSY_POLL`). Needs `CAP_NET_ADMIN` and a
-    /// driver with zero-copy `AF_XDP`. It only helps if the interface's `napi_defer_hard_irqs` and
-    /// `gro_flush_timeout` defer its interrupts.
-    pub xdp_busy_poll_us: Option<u32>,
-    /// Use no segmentation offload even where there is one.
-    pub no_segmentation: bool,
-}
-
-impl Default for PortConfig {
-    fn default() -> Self {
-        Self {
-            rx_buffer_bytes: 4 << 20,
-            tx_buffer_bytes: 4 << 20,
-            force_buffers: true,
-            ring_frames: 256,
-            xdp_generic: false,
-            xdp_queue: 0,
-            xdp_steered: false,
-            xdp_busy_poll_us: None,
-            no_segmentation: false,
-        }
-    }
-}
+pub use udp::{UdpPort, holder};
+pub use xdp::XdpPort;

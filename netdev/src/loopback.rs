@@ -17,7 +17,7 @@ const ALIGN: usize = 64;
 
 /// The headers that a looped datagram would have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LoopHeader {
+pub(crate) struct LoopHeader {
     /// Source address.
     pub src: IpAddr,
     /// Destination address.
@@ -34,7 +34,7 @@ impl LoopHeader {
     /// The header of a datagram along `spec` from `src_port`, with this IPv4 identification
     /// (ignored for IPv6).
     #[must_use]
-    pub fn new(spec: &PathSpec, src_port: u16, id: u16) -> Self {
+    pub(crate) fn new(spec: &PathSpec, src_port: u16, id: u16) -> Self {
         /// "Do not fragment" in the flags and fragment offset field.
         const DF: u16 = 0x4000;
         let ip_id = match spec.local {
@@ -46,7 +46,7 @@ impl LoopHeader {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct Queued {
     header: LoopHeader,
     at: usize,
     len: usize,
@@ -57,11 +57,11 @@ struct Entry {
 /// It allocates only on creation. A datagram can be popped as soon as it is committed;
 /// [`publish`](Self::publish) makes the descriptor readable for waiting threads.
 #[derive(Debug)]
-pub struct LoopQueue {
+pub(crate) struct LoopQueue {
     arena: Box<[u8]>,
-    entries: VecDeque<Entry>,
+    entries: VecDeque<Queued>,
     datagrams_max: usize,
-    reserved: Option<Entry>,
+    reserved: Option<Queued>,
     event: EventFd,
     published: bool,
 }
@@ -71,7 +71,7 @@ impl LoopQueue {
     ///
     /// # Errors
     /// No descriptor left for the event.
-    pub fn new(bytes: usize, datagrams: usize) -> io::Result<Self> {
+    pub(crate) fn new(bytes: usize, datagrams: usize) -> io::Result<Self> {
         Ok(Self {
             arena: vec![0; bytes].into_boxed_slice(),
             entries: VecDeque::with_capacity(datagrams),
@@ -84,22 +84,22 @@ impl LoopQueue {
 
     /// Whether the queue is empty.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// The number of queued datagrams.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Room for a datagram of `len` bytes, or `None` while the queue is full. Discards a
     /// reservation that was not committed.
-    pub fn reserve(&mut self, header: LoopHeader, len: usize) -> Option<&mut [u8]> {
+    pub(crate) fn reserve(&mut self, header: LoopHeader, len: usize) -> Option<&mut [u8]> {
         self.reserved = None;
         let at = self.find(len)?;
-        self.reserved = Some(Entry { header, at, len });
+        self.reserved = Some(Queued { header, at, len });
         Some(&mut self.arena[at..at + len])
     }
 
@@ -124,7 +124,7 @@ impl LoopQueue {
     }
 
     /// Accepts the last reservation.
-    pub fn commit(&mut self) {
+    pub(crate) fn commit(&mut self) {
         let entry = self.reserved.take();
         debug_assert!(entry.is_some(), "commit without reserve");
         self.entries.extend(entry);
@@ -132,7 +132,7 @@ impl LoopQueue {
 
     /// Makes [`wait_fd`](Self::wait_fd) readable if the queue is not empty; call it from the port's
     /// `flush`. Costs a system call only if the queue was empty at the previous call.
-    pub fn publish(&mut self) {
+    pub(crate) fn publish(&mut self) {
         if !self.published && !self.entries.is_empty() {
             self.event.signal();
             self.published = true;
@@ -140,9 +140,9 @@ impl LoopQueue {
     }
 
     /// Hands up to `budget` datagrams to `sink`, oldest first, and returns their number.
-    pub fn pop(&mut self, budget: usize, mut sink: impl FnMut(RxDatagram<'_>)) -> usize {
+    pub(crate) fn pop(&mut self, budget: usize, mut sink: impl FnMut(RxDatagram<'_>)) -> usize {
         let count = budget.min(self.entries.len());
-        for Entry { header, at, len } in self.entries.drain(..count) {
+        for Queued { header, at, len } in self.entries.drain(..count) {
             sink(RxDatagram {
                 payload: &self.arena[at..at + len],
                 src: header.src,
@@ -161,7 +161,7 @@ impl LoopQueue {
 
     /// Readable from [`publish`](Self::publish) until the queue is empty.
     #[must_use]
-    pub fn wait_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn wait_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::sides::{ip, on_each, open, open_shards, sides};
-use crate::testns::{NetNs, Pair};
+use crate::testns::{NetNs, Pair, arrives};
 use crate::{AnyPort, Backend, PathId, PathSpec, Port, RxDatagram, fd};
 
 const A: [&str; 2] = ["10.9.0.1", "fd09::1"];
@@ -118,6 +118,49 @@ fn what_fails_of_a_removed_path_is_told_of_no_other(backend: Backend) -> Result<
     Ok(())
 }
 
+/// A thread may ask twice for what is so already.
+fn watching_twice_is_watching(backend: Backend) -> Result<(), String> {
+    let (pair, mut a, mut b) = sides(backend)?;
+    know(&pair, true);
+    let to = path(&pair.a, &mut a, A[0], B[0]);
+    for wished in [true, false, false, true, true] {
+        b.watch(wished).expect("it is in the set already, or not at all");
+    }
+    commit(&mut a, to, 1, 100, 7);
+    a.flush(|failure| panic!("{failure:?}"));
+    assert!(arrives(&mut b));
+    assert_eq!(hear(&mut b, 1).len(), 1);
+    Ok(())
+}
+
+/// What arrived before the end of the interface is handed up after it, and then the end is told.
+fn the_end_comes_after_what_arrived(backend: Backend) -> Result<(), String> {
+    let (pair, mut a, mut b) = sides(backend)?;
+    know(&pair, true);
+    let to = path(&pair.a, &mut a, A[0], B[0]);
+    let itself = path(&pair.b, &mut b, B[0], B[0]);
+    commit(&mut a, to, 3, 100, 7);
+    a.flush(|failure| panic!("{failure:?}"));
+    assert!(arrives(&mut b));
+    commit(&mut b, itself, 2, 100, 8);
+    b.flush(|failure| panic!("{failure:?}"));
+    pair.b.sh("ip link del v0");
+    for _ in 0..10 {
+        b.maintain();
+    }
+    let mut marks = Vec::new();
+    let end = loop {
+        match b.receive(1, |d| marks.push(d.payload[0])) {
+            Ok(_) => assert!(marks.len() < 10, "it never ends"),
+            Err(e) => break e.raw_os_error(),
+        }
+    };
+    marks.sort_unstable();
+    assert!(matches!(end, Some(libc::ENODEV | libc::ENXIO)), "{end:?}");
+    assert_eq!(marks, [7, 7, 7, 8, 8]);
+    Ok(())
+}
+
 /// Each port receives the datagrams for its queue pairs, over either family, and nothing else.
 fn shards_hear_what_is_theirs(backend: Backend) -> Result<(), String> {
     const COUNT: usize = 3;
@@ -204,6 +247,10 @@ on_each! { "path_tests":
     a_reused_id_is_a_new_path_on_udp: a_reused_id_is_a_new_path, Udp;
     a_reused_id_is_a_new_path_on_packet: a_reused_id_is_a_new_path, Packet;
     a_reused_id_is_a_new_path_on_afxdp: a_reused_id_is_a_new_path, Xdp;
+    watching_twice_is_watching_on_packet: watching_twice_is_watching, Packet;
+    watching_twice_is_watching_on_afxdp: watching_twice_is_watching, Xdp;
+    the_end_comes_after_what_arrived_on_packet: the_end_comes_after_what_arrived, Packet;
+    the_end_comes_after_what_arrived_on_afxdp: the_end_comes_after_what_arrived, Xdp;
     shards_hear_what_is_theirs_on_udp: shards_hear_what_is_theirs, Udp;
     shards_hear_what_is_theirs_on_packet: shards_hear_what_is_theirs, Packet;
 }

@@ -25,7 +25,7 @@ use crate::port::Backend;
 
 /// A rule that could concern RoCEv2.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rule {
+pub(crate) struct Rule {
     /// What and where it is: `nft: rule 7 in chain output of table inet filter`.
     pub what: String,
     /// Whether [`Backend::Packet`] bypasses it too. [`Backend::Xdp`] bypasses all.
@@ -34,7 +34,7 @@ pub struct Rule {
 
 /// The known rules on an interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Audit {
+pub(crate) struct Audit {
     /// Rules that could concern RoCEv2.
     pub rules: Vec<Rule>,
     /// What could not be read, and why.
@@ -46,7 +46,7 @@ const ADMIN: &str = "CAP_NET_ADMIN";
 
 /// The rules that a backend would bypass.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum AuditVerdict {
     /// All rules were read, and it bypasses none.
     Clear,
     /// The backend bypasses these rules.
@@ -58,9 +58,9 @@ pub enum Verdict {
 impl Audit {
     /// The rules that the given backend would bypass. A UDP socket bypasses none.
     #[must_use]
-    pub fn verdict(&self, backend: Backend) -> Verdict {
+    pub(crate) fn verdict(&self, backend: Backend) -> AuditVerdict {
         if matches!(backend, Backend::Udp | Backend::Sim) {
-            return Verdict::Clear;
+            return AuditVerdict::Clear;
         }
         let bypassed: Vec<String> = self
             .rules
@@ -69,11 +69,11 @@ impl Audit {
             .map(|rule| rule.what.clone())
             .collect();
         if !bypassed.is_empty() {
-            Verdict::Bypasses(bypassed)
+            AuditVerdict::Bypasses(bypassed)
         } else if !self.unseen.is_empty() {
-            Verdict::Unseen(self.unseen.clone())
+            AuditVerdict::Unseen(self.unseen.clone())
         } else {
-            Verdict::Clear
+            AuditVerdict::Clear
         }
     }
 
@@ -94,7 +94,7 @@ impl Audit {
 /// Reads the rules on the path of RoCEv2 through `iface`, in the calling thread's network
 /// namespace.
 #[must_use]
-pub fn audit(iface: &Interface) -> Audit {
+pub(crate) fn audit(iface: &Interface) -> Audit {
     let mut audit = Audit::default();
     nft::audit(iface, &mut audit);
     xtables::audit(&mut audit);

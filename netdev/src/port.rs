@@ -97,9 +97,6 @@ pub struct RxBudget {
 }
 
 impl RxBudget {
-    /// Assumed budget of a peer that announced none: 16 datagrams of any size.
-    pub const STRANGER: Self = Self { bytes: 16 * 8704, datagrams: 16 };
-
     /// Upper bound of the kernel memory that one received datagram of `payload` UDP payload bytes
     /// occupies in a socket's queue (skb, shared info and a power-of-two data buffer).
     #[must_use]
@@ -139,6 +136,11 @@ pub struct PathSpec {
 /// Index of a path in its port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PathId(pub u32);
+
+impl PathId {
+    /// No path: of what was committed to a path that is gone.
+    pub(crate) const NONE: Self = Self(u32::MAX);
+}
 
 /// A registered path: its id and the source port that is really on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -355,7 +357,7 @@ pub trait Port: Send {
     ///
     /// # Errors
     /// No memory for an entry of the epoll set: then it does not become readable.
-    fn watch(&mut self, wished: bool) -> std::io::Result<()>;
+    fn watch(&mut self, on: bool) -> std::io::Result<()>;
 
     /// Chores off the fast path: neighbours, routes, changes of the interface. Call it in three
     /// cases: when [`wait_fd`](Self::wait_fd) was readable and there was nothing to receive,

@@ -28,9 +28,9 @@ use crate::headers::FrameTemplate;
 use crate::iface::Interface;
 use crate::port::{Path, PathId, PathSpec, Port};
 use crate::recent::Recent;
-use crate::rtnl::{Monitor, Neighbour, News, Route, RouteKind, RouteQuery, Rtnl};
-pub use entry::Sent;
-use entry::{Entry, Target, Turn, is_usable};
+use crate::rtnl::{Change, Monitor, Neighbour, Route, RouteKind, RouteQuery, Rtnl};
+pub(crate) use entry::Sent;
+use entry::{PathEntry, Target, Turn, is_usable};
 
 /// How often entries in use are read again.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ const REST_TIMES: u32 = 9;
 /// The most neighbours remembered during one round of refreshing; beyond them, each path asks for
 /// its own.
 const KNOWN_MAX: usize = 64;
-/// The minimum rest after news of the interface: `check_interface` then runs outside the measured
+/// The minimum rest after a change of the interface: `check_interface` then runs outside the measured
 /// time.
 const REST_MIN: Duration = Duration::from_millis(1);
 /// IPv4 identifications stay below this. Linux numbers the segments of a UDP super-packet from 0,
@@ -73,11 +73,11 @@ pub struct PathTable {
     rtnl: Rtnl,
     monitor: Monitor,
     /// The interface changed; and its check is due now.
-    interface_news: bool,
+    interface_changed: bool,
     interface_due: bool,
     /// Entries have to be refreshed because of announcements.
-    news: bool,
-    entries: Vec<Option<Entry>>,
+    changes: bool,
+    entries: Vec<Option<PathEntry>>,
     /// Unused ids: their entries are `None`.
     free: Vec<PathId>,
     /// Recent route lookups: from, to, TOS.
@@ -108,10 +108,10 @@ impl PathTable {
             iface: iface.clone(),
             addresses: addresses.to_vec(),
             monitor: Monitor::open(iface.index)?,
-            interface_news: false,
+            interface_changed: false,
             // Announcements from before the monitor was opened are missing.
             interface_due: true,
-            news: false,
+            changes: false,
             rtnl: Rtnl::open()?,
             entries: Vec::new(),
             free: Vec::new(),
@@ -140,12 +140,12 @@ impl PathTable {
             let path = guard.add_path(spec)?;
             (Some(path.id), path.src_port)
         };
-        let mut entry = Entry::new(*spec, src_port, target, guard);
+        let mut entry = PathEntry::new(*spec, src_port, target, guard);
         entry.settle(&self.iface, neighbour);
         if entry.template.is_none() && entry.is_resolved_by_kernel() {
             self.backoff = RESOLVE_FIRST;
             // The lookup above already includes earlier announcements.
-            (entry.changed, self.news) = (true, true);
+            (entry.changed, self.changes) = (true, true);
         }
         let free = self.free.pop();
         let index = free.map_or(self.entries.len(), |path| path.0 as usize);
@@ -207,7 +207,7 @@ impl PathTable {
     /// of theirs still wait according to `waits`.
     pub fn flushed(&mut self, waits: impl Fn(&Sent) -> bool) {
         let Self { entries, checking, turning, iface, .. } = self;
-        let mut gone = |path: &PathId, act: &mut dyn FnMut(&mut Entry)| {
+        let mut gone = |path: &PathId, act: &mut dyn FnMut(&mut PathEntry)| {
             let Some(Some(entry)) = entries.get_mut(path.0 as usize) else { return true };
             let gone = !waits(&entry.sent(*path));
             if gone {
@@ -260,7 +260,8 @@ impl PathTable {
     /// The path of this table that has the given path of the guard.
     #[must_use]
     pub fn of_guard(&self, guard: PathId) -> Option<PathId> {
-        let has = |entry: &Option<Entry>| entry.as_ref().is_some_and(|e| e.guard == Some(guard));
+        let has =
+            |entry: &Option<PathEntry>| entry.as_ref().is_some_and(|e| e.guard == Some(guard));
         self.entries.iter().position(has).map(|index| PathId(index as u32))
     }
 
@@ -272,7 +273,7 @@ impl PathTable {
 
     /// Whether the interface changed since the last call. If so, call
     /// [`check_interface`](Self::check_interface).
-    pub fn take_interface_news(&mut self) -> bool {
+    pub fn take_interface_change(&mut self) -> bool {
         std::mem::take(&mut self.interface_due)
     }
 
@@ -282,13 +283,13 @@ impl PathTable {
     /// frames of a path still wait for the kernel.
     pub fn maintain(&mut self, waits: impl Fn(&Sent) -> bool) -> Option<Duration> {
         let now = Instant::now();
-        self.hear();
-        let look = if self.news { self.rests_until.min(self.due) } else { self.due };
+        self.read_changes();
+        let look = if self.changes { self.rests_until.min(self.due) } else { self.due };
         if now < look {
-            return (self.news || self.waits).then(|| look - now);
+            return (self.changes || self.waits).then(|| look - now);
         }
-        let told = std::mem::take(&mut self.news);
-        let of_interface = std::mem::take(&mut self.interface_news);
+        let announced = std::mem::take(&mut self.changes);
+        let of_interface = std::mem::take(&mut self.interface_changed);
         self.interface_due |= of_interface;
         let mut known = std::mem::take(&mut self.known);
         known.clear();
@@ -313,8 +314,8 @@ impl PathTable {
         self.backoff = if resolving { (self.backoff * 2).min(REFRESH) } else { RESOLVE_FIRST };
         self.due = now + wait;
         self.waits = resolving || failed;
-        self.news = failed;
-        if told {
+        self.changes = failed;
+        if announced {
             let least = if of_interface { REST_MIN } else { Duration::ZERO };
             let looked = Instant::now();
             self.rests_until = looked + (REST_TIMES * (looked - now)).max(least);
@@ -323,22 +324,22 @@ impl PathTable {
     }
 
     /// Notes the kernel's announcements.
-    fn hear(&mut self) {
-        let Self { monitor, entries, news, interface_news, recent, .. } = self;
-        monitor.read(|said| {
+    fn read_changes(&mut self) {
+        let Self { monitor, entries, changes, interface_changed, recent, .. } = self;
+        monitor.read(|change| {
             *recent = Recent::default();
-            let of_interface = matches!(said, News::Interface | News::Anything);
-            *interface_news |= of_interface;
-            *news |= of_interface;
+            let of_interface = matches!(change, Change::Interface | Change::Anything);
+            *interface_changed |= of_interface;
+            *changes |= of_interface;
             for entry in entries.iter_mut().flatten() {
-                let rerouted = said.is_of_way_to(entry.spec.remote);
-                let changed = match said {
-                    News::Neighbour(address) => entry.target == Target::Neighbour(address),
+                let rerouted = change.is_of_way_to(entry.spec.remote);
+                let changed = match change {
+                    Change::Neighbour(address) => entry.target == Target::Neighbour(address),
                     _ => rerouted,
                 };
                 entry.rerouted |= rerouted;
                 entry.changed |= changed;
-                *news |= changed;
+                *changes |= changed;
             }
         });
     }
@@ -351,7 +352,7 @@ impl PathTable {
         let asked = self.rtnl.link_mac(self.iface.index);
         if asked.as_ref().is_err_and(|e| e.raw_os_error() != Some(libc::ENODEV)) {
             // Without an answer the next `maintain` makes the check due again.
-            (self.interface_news, self.news) = (true, true);
+            (self.interface_changed, self.changes) = (true, true);
         }
         let mac = asked?;
         if mac != self.iface.mac {
@@ -366,7 +367,13 @@ impl PathTable {
     }
 
     /// Adopts the state of the neighbour cache, now or when no datagram of the path waits any more.
-    fn turn(&mut self, entry: &mut Entry, path: PathId, turn: Turn, waits: impl Fn(&Sent) -> bool) {
+    fn turn(
+        &mut self,
+        entry: &mut PathEntry,
+        path: PathId,
+        turn: Turn,
+        waits: impl Fn(&Sent) -> bool,
+    ) {
         if entry.turn.is_none() && !(entry.turns(turn) && waits(&entry.sent(path))) {
             return entry.settle(&self.iface, turn.neighbour);
         }
@@ -378,7 +385,7 @@ impl PathTable {
     /// The state of the neighbour cache for a path's next hop, if the path has to adopt it.
     fn neighbour_for(
         &mut self,
-        entry: &mut Entry,
+        entry: &mut PathEntry,
         known: &mut Vec<(IpAddr, Option<Neighbour>)>,
     ) -> io::Result<Option<Turn>> {
         entry.changed = false;
@@ -444,12 +451,10 @@ impl PathTable {
     /// Where the kernel would send a datagram of this path.
     fn target(&mut self, spec: &PathSpec) -> io::Result<Target> {
         if !self.addresses.contains(&spec.local) {
-            let message = format!("{} is not an address of this port", spec.local);
-            return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, message));
+            return Err(not_an_address_of_the_port(spec));
         }
         if spec.local.is_ipv4() != spec.remote.is_ipv4() {
-            let message = format!("{} and {} are of different families", spec.local, spec.remote);
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+            return Err(two_families(spec));
         }
         if self.addresses.contains(&spec.remote) {
             return Ok(Target::Own);
@@ -488,6 +493,18 @@ impl PathTable {
             RouteKind::Unicast => Ok(Target::Neighbour(route.gateway.unwrap_or(remote))),
         }
     }
+}
+
+/// The error for a path from an address that is not the port's.
+pub(crate) fn not_an_address_of_the_port(spec: &PathSpec) -> io::Error {
+    let message = format!("{} is not an address of this port", spec.local);
+    io::Error::new(io::ErrorKind::AddrNotAvailable, message)
+}
+
+/// The error for a path between addresses of different families.
+pub(crate) fn two_families(spec: &PathSpec) -> io::Error {
+    let message = format!("{} and {} are of different families", spec.local, spec.remote);
+    io::Error::new(io::ErrorKind::InvalidInput, message)
 }
 
 /// Whether a destination is ambiguous without an interface.

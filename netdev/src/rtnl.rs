@@ -13,11 +13,11 @@ mod query;
 mod route;
 pub(crate) mod socket;
 
-pub use link::Link;
-pub use monitor::{Monitor, News};
-pub use neighbour::{Neighbour, NeighbourStatus};
-pub use qdisc::{FilterHook, Qdisc};
-pub use route::{Route, RouteKind, RouteQuery};
+pub(crate) use link::Link;
+pub(crate) use monitor::{Change, Monitor};
+pub(crate) use neighbour::{Neighbour, NeighbourStatus};
+pub(crate) use qdisc::FilterHook;
+pub(crate) use route::{Route, RouteKind, RouteQuery};
 
 use std::io;
 
@@ -26,7 +26,7 @@ use socket::NetlinkSocket;
 
 /// A socket to the kernel's rtnetlink.
 #[derive(Debug)]
-pub struct Rtnl {
+pub(crate) struct Rtnl {
     socket: NetlinkSocket,
 }
 
@@ -35,7 +35,7 @@ impl Rtnl {
     ///
     /// # Errors
     /// The kernel's answer to `socket(AF_NETLINK)`: no descriptors left, or a seccomp filter.
-    pub fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         Ok(Self { socket: NetlinkSocket::open(netlink_sys::protocols::NETLINK_ROUTE)? })
     }
 
@@ -78,8 +78,8 @@ impl Rtnl {
 pub(crate) fn try_payload(payload: &[u8]) {
     let _ = (route::route_from(payload), neighbour::neighbour_from(payload));
     qdisc::try_payload(payload);
-    monitor::hand_out(payload, &mut |news| {
-        let _ = news.is_of_way_to([10, 0, 0, 1].into());
+    monitor::hand_out(payload, &mut |change| {
+        let _ = change.is_of_way_to([10, 0, 0, 1].into());
     });
 }
 

@@ -7,7 +7,10 @@ use crate::packet::PacketPort;
 use crate::testns::{NetNs, Pair};
 use crate::udp::UdpPort;
 use crate::xdp::XdpPort;
-use crate::{AnyPort, Backend, Interface, OpenError, PortConfig};
+use crate::{AnyPort, Backend, Interface, OpenError, PortConfig, Shards};
+
+/// The byte that says which port a datagram is for.
+pub(crate) const SELECTOR: u16 = 5;
 
 pub(crate) fn ip(address: &str) -> IpAddr {
     address.parse().expect("an address")
@@ -62,15 +65,13 @@ pub(crate) fn open_once(
     own: &[IpAddr],
     count: usize,
 ) -> Result<Vec<AnyPort>, OpenError> {
-    fn any<P: Into<AnyPort>>(ports: Vec<P>) -> Vec<AnyPort> {
-        ports.into_iter().map(Into::into).collect()
-    }
-    let config = PortConfig::default();
-    match backend {
-        Backend::Udp => UdpPort::open_shards(iface, own, &config, count).map(any),
-        Backend::Packet => PacketPort::open_shards(iface, own, &config, count).map(any),
-        _ => XdpPort::open_shards(iface, own, &config, count).map(any),
-    }
+    let (config, shards) = (PortConfig::default(), Shards { count, selector: SELECTOR });
+    let parts = match backend {
+        Backend::Udp => UdpPort::acquire(iface, own, &config, shards),
+        Backend::Packet => PacketPort::acquire(iface, own, &config, shards),
+        _ => XdpPort::acquire(iface, own, &config, shards),
+    };
+    parts?.into_iter().map(AnyPort::assemble).collect()
 }
 
 /// A port on each side.

@@ -263,8 +263,8 @@ pub struct SimPort {
     paths: Vec<Option<Flow>>,
     free: Vec<u32>,
     staging: Batch,
-    reserved: Option<Reserved>,
-    run: Option<Run>,
+    reserved: Option<SimSlot>,
+    run: Option<SimRun>,
     next_id: u16,
     too_long: Vec<TxFailure>,
     reading: Batch,
@@ -278,7 +278,7 @@ pub struct SimPort {
 
 /// A slot that is not committed yet.
 #[derive(Debug, Clone, Copy)]
-struct Reserved {
+struct SimSlot {
     path: PathId,
     len: usize,
     mark: Mark,
@@ -286,7 +286,7 @@ struct Reserved {
 
 /// The run that the next datagram may join.
 #[derive(Debug, Clone, Copy)]
-struct Run {
+struct SimRun {
     path: PathId,
     segment: usize,
     last: usize,
@@ -297,7 +297,7 @@ struct Run {
 impl SimPort {
     /// The position of a datagram in its run.
     fn index(&self, path: PathId, len: usize) -> u16 {
-        let joins = |run: &Run| {
+        let joins = |run: &SimRun| {
             run.path == path
                 && run.last == run.segment
                 && (1..=run.segment).contains(&len)
@@ -420,14 +420,14 @@ impl Port for SimPort {
             (_, SimIpId::Hint | SimIpId::Solve) => index,
         };
         let buf = self.staging.reserve(len)?;
-        self.reserved = Some(Reserved { path, len, mark: Mark { id, index } });
+        self.reserved = Some(SimSlot { path, len, mark: Mark { id, index } });
         Some(TxSlot { buf, ip_id: id })
     }
 
     fn commit(&mut self) {
         let reserved = self.reserved.take();
         debug_assert!(reserved.is_some(), "commit without reserve");
-        let Some(Reserved { path, len, mark }) = reserved else { return };
+        let Some(SimSlot { path, len, mark }) = reserved else { return };
         let flow = self.paths[path.0 as usize].as_ref().expect("remove_path discards the slot");
         if len + Self::ip_and_udp_bytes(flow.src) > self.capabilities.link_mtu as usize {
             self.too_long.push(TxFailure { path, datagrams: 1, errno: libc::EMSGSIZE });
@@ -441,7 +441,7 @@ impl Port for SimPort {
             run.segments += 1;
             run.bytes += len;
         } else {
-            self.run = Some(Run { path, segment: len, last: len, segments: 1, bytes: len });
+            self.run = Some(SimRun { path, segment: len, last: len, segments: 1, bytes: len });
         }
     }
 

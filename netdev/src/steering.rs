@@ -1,11 +1,13 @@
-//! Classic BPF programs that select a port among those of several shards by the upper byte of the
-//! queue pair number in the transport header, which is the number of the shard.
+//! Classic BPF programs that select a port among several by a byte of the datagram, as
+//! [`Shards`] says.
 //!
-//! They only save work: the shard of another port hands such a datagram over. Sources:
+//! They only save work: the owner of a port hands datagrams for another one over. Sources:
 //! `Documentation/networking/filter.rst`, socket(7) (`SO_ATTACH_REUSEPORT_CBPF`), packet(7)
 //! (`PACKET_FANOUT`).
 
 use libc::sock_filter;
+
+use crate::config::Shards;
 
 const LD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
 const SHIFT_RIGHT: u16 = (libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K) as u16;
@@ -15,12 +17,10 @@ const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
 const RET: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const RET_A: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
 
-/// Offset of the destination queue pair number in the BTH.
-const QPN: u32 = 5;
 /// The network header, for a program that may see the frame from another offset.
 const NETWORK: u32 = libc::SKF_NET_OFF as u32;
-/// From the network header to the BTH. IPv4 without options, IPv6 without extension headers: the
-/// port accepts no others.
+/// From the network header to the UDP payload. IPv4 without options, IPv6 without extension headers:
+/// the port accepts no others.
 const V4_HEADERS: u32 = 20 + 8;
 const V6_HEADERS: u32 = 40 + 8;
 
@@ -28,22 +28,27 @@ const fn op(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
 
-/// The number of a socket among `count`, for a program that sees the UDP payload. The first socket
-/// gets datagrams for no shard (a group, nonsense) and those that are too short: a load beyond the
-/// end returns 0.
-pub(crate) fn by_socket(count: usize) -> [sock_filter; 4] {
-    [op(LD_BYTE, QPN, 0, 0), op(JGE, count as u32, 0, 1), op(RET, 0, 0, 0), op(RET_A, 0, 0, 0)]
+/// The number of a socket, for a program that sees the UDP payload. The first socket gets datagrams
+/// for none of them (to a group, nonsense) and those that are too short: a load beyond the end
+/// returns 0.
+pub(crate) fn by_socket(Shards { count, selector }: Shards) -> [sock_filter; 4] {
+    [
+        op(LD_BYTE, u32::from(selector), 0, 0),
+        op(JGE, count as u32, 0, 1),
+        op(RET, 0, 0, 0),
+        op(RET_A, 0, 0, 0),
+    ]
 }
 
 /// As [`by_socket`], for a program that sees a frame from any offset.
-pub(crate) fn by_frame(count: usize) -> [sock_filter; 9] {
+pub(crate) fn by_frame(Shards { count, selector }: Shards) -> [sock_filter; 9] {
     [
         op(LD_BYTE, NETWORK, 0, 0),
         op(SHIFT_RIGHT, 4, 0, 0),
         op(JEQ, 4, 0, 2),
-        op(LD_BYTE, NETWORK.wrapping_add(V4_HEADERS + QPN), 0, 0),
+        op(LD_BYTE, NETWORK.wrapping_add(V4_HEADERS + u32::from(selector)), 0, 0),
         op(JUMP, 1, 0, 0), // over the other
-        op(LD_BYTE, NETWORK.wrapping_add(V6_HEADERS + QPN), 0, 0),
+        op(LD_BYTE, NETWORK.wrapping_add(V6_HEADERS + u32::from(selector)), 0, 0),
         op(JGE, count as u32, 0, 1),
         op(RET, 0, 0, 0),
         op(RET_A, 0, 0, 0),
@@ -87,14 +92,17 @@ mod tests {
         }
     }
 
-    /// A BTH with these bytes as its queue pair number, and some payload.
-    fn transport([high, middle, low]: [u8; 3]) -> Vec<u8> {
-        // No other byte is below 16, and all differ.
-        [
-            &[0x64, 0x40, 0xff, 0xfe, 0x20, high, middle, low, 0x80, 0x71, 0x82, 0x93][..],
-            &[0x55; 20],
-        ]
-        .concat()
+    const SELECTORS: [u16; 4] = [0, 5, 11, 31];
+
+    fn shards(count: usize, selector: u16) -> Shards {
+        Shards { count, selector }
+    }
+
+    /// A payload with this byte at an offset. No other byte is below 16, and its neighbours differ.
+    fn payload(selector: u16, byte: u8) -> Vec<u8> {
+        let mut payload: Vec<u8> = (0..32).map(|at| 0x40 + 3 * at).collect();
+        payload[usize::from(selector)] = byte;
+        payload
     }
 
     fn frame(v6: bool, payload: &[u8]) -> Vec<u8> {
@@ -110,43 +118,53 @@ mod tests {
     }
 
     #[test]
-    fn the_upper_byte_of_the_queue_pair_number_chooses_over_either_family() {
-        for count in [1, 2, 3, 16, 255, 256] {
+    fn the_byte_chooses_over_either_family() {
+        for (count, selector) in
+            [1, 2, 3, 16, 255, 256].into_iter().flat_map(|count| SELECTORS.map(|at| (count, at)))
+        {
             for byte in 0..=u8::MAX {
-                let payload = transport([byte, 0x31, 0x32]);
-                let shard = if usize::from(byte) < count { u32::from(byte) } else { 0 };
-                assert_eq!(run(&by_socket(count), &payload, &[]), shard, "{byte} of {count}");
+                let payload = payload(selector, byte);
+                let number = if usize::from(byte) < count { u32::from(byte) } else { 0 };
+                let why = format!("{byte} at {selector} of {count}");
+                let program = by_socket(shards(count, selector));
+                assert_eq!(run(&program, &payload, &[]), number, "{why}");
+                let program = by_frame(shards(count, selector));
                 for v6 in [false, true] {
                     let frame = frame(v6, &payload);
-                    let chosen = run(&by_frame(count), &frame, &frame[ETH_LEN..]);
-                    assert_eq!(chosen, shard, "{byte} of {count}, IPv6: {v6}");
+                    let chosen = run(&program, &frame, &frame[ETH_LEN..]);
+                    assert_eq!(chosen, number, "{why}, IPv6: {v6}");
                     // The offset from which the program sees the frame does not matter.
-                    let chosen = run(&by_frame(count), &payload, &frame[ETH_LEN..]);
-                    assert_eq!(chosen, shard, "{byte} of {count}, IPv6: {v6}");
+                    let chosen = run(&program, &payload, &frame[ETH_LEN..]);
+                    assert_eq!(chosen, number, "{why}, IPv6: {v6}");
                 }
             }
         }
     }
 
     #[test]
-    fn what_is_too_short_for_a_number_is_the_firsts() {
-        let payload = transport([2, 2, 2]);
-        for len in 0..=QPN as usize {
-            assert_eq!(run(&by_socket(3), &payload[..len], &[]), 0, "{len}");
-            for v6 in [false, true] {
-                let frame = frame(v6, &payload[..len]);
-                assert_eq!(run(&by_frame(3), &frame, &frame[ETH_LEN..]), 0, "{len}, IPv6: {v6}");
+    fn what_is_too_short_for_the_byte_is_the_firsts() {
+        for selector in SELECTORS {
+            let shards = shards(3, selector);
+            let payload = payload(selector, 2);
+            for len in 0..=usize::from(selector) {
+                assert_eq!(run(&by_socket(shards), &payload[..len], &[]), 0, "{len}");
+                for v6 in [false, true] {
+                    let frame = frame(v6, &payload[..len]);
+                    let chosen = run(&by_frame(shards), &frame, &frame[ETH_LEN..]);
+                    assert_eq!(chosen, 0, "{len}, IPv6: {v6}");
+                }
             }
         }
     }
 
     #[test]
     fn another_version_is_taken_for_ipv6_and_harms_nothing() {
-        let mut frame = frame(true, &transport([1, 2, 3]));
+        let program = by_frame(shards(3, 5));
+        let mut frame = frame(true, &payload(5, 1));
         for version in [0, 1, 5, 15] {
             frame[ETH_LEN] = version << 4;
-            assert!(run(&by_frame(3), &frame, &frame[ETH_LEN..]) < 3);
-            assert_eq!(run(&by_frame(3), &frame, &frame[ETH_LEN..][..1]), 0);
+            assert!(run(&program, &frame, &frame[ETH_LEN..]) < 3);
+            assert_eq!(run(&program, &frame, &frame[ETH_LEN..][..1]), 0);
         }
     }
 }

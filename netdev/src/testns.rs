@@ -196,6 +196,33 @@ pub(crate) fn without_capability<R: Send>(capability: u32, f: impl FnOnce() -> R
     })
 }
 
+/// Makes the process that `command` starts one of the user and group 65534, without capabilities,
+/// which can get none.
+pub(crate) fn drop_privileges(command: &mut Command) {
+    use std::os::unix::process::CommandExt as _;
+    /// The user and the group `nobody` of most systems.
+    const NOBODY: u32 = 65534;
+    let act = || {
+        let checked = |result: libc::c_long| {
+            if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        };
+        // SAFETY: system calls of numbers alone. The kernel refuses capabilities that it does not
+        // have with EINVAL.
+        unsafe {
+            let drop = |cap: u64| libc::prctl(libc::PR_CAPBSET_DROP, cap, 0, 0, 0);
+            for capability in (0..64_u64).take_while(|cap| drop(*cap) == 0) {
+                let _ = capability;
+            }
+            checked(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<u32>()))?;
+            checked(libc::syscall(libc::SYS_setresgid, NOBODY, NOBODY, NOBODY))?;
+            checked(libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY))?;
+            checked(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0).into())
+        }
+    };
+    // SAFETY: the function allocates nothing and takes no lock: it is safe after a fork.
+    unsafe { command.pre_exec(act) };
+}
+
 /// Lets this process open `room` more descriptors, until the result is dropped.
 pub(crate) fn limit_descriptors(room: usize) -> impl Drop {
     /// The previous limit.

@@ -24,13 +24,14 @@ mod tx;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use crate::PortConfig;
+use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
 use crate::fd::{Epoll, Interest};
 use crate::iface::Interface;
+use crate::parts::{BackendParts, Fds, Manifest, Parts};
 use crate::port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, Runs, RxBudget, RxDatagram,
     TxFailure, TxSlot,
@@ -39,7 +40,7 @@ use groups::Groups;
 use offload::Offload;
 use paths::Paths;
 use rx::Receiver;
-use sockets::{Home, Role};
+use sockets::{Home, Options, Role};
 use staging::{RUN_BYTES_MAX, Staging};
 use sys::{SendScratch, Socket};
 
@@ -50,7 +51,7 @@ use sys::{SendScratch, Socket};
 pub struct UdpPort {
     capabilities: Capabilities,
     addresses: Vec<IpAddr>,
-    config: PortConfig,
+    options: Options,
     paths: Paths,
     receiver: Receiver,
     groups: Groups,
@@ -88,30 +89,12 @@ impl UdpPort {
         addresses: &[IpAddr],
         config: &PortConfig,
     ) -> Result<Self, OpenError> {
-        Self::open_as(iface, addresses, config, Role::Receive)
+        let mut ports = Self::open_shards(iface, addresses, config, Shards::ONE)?;
+        Ok(ports.pop().expect("one was asked for"))
     }
 
-    /// Opens the companion of a port that reads frames elsewhere (`AF_PACKET`, `AF_XDP`).
-    ///
-    /// It owns UDP/4791 on each address, so that the kernel never answers "port unreachable" and no
-    /// other process takes the port. It drops all input before it is queued: `receive` returns only
-    /// datagrams to groups. Sending works as on a port from [`open`](Self::open), through the
-    /// kernel's routing and neighbour resolution.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_guard(
-        iface: &Interface,
-        addresses: &[IpAddr],
-        config: &PortConfig,
-    ) -> Result<Self, OpenError> {
-        Self::open_as(iface, addresses, config, Role::Guard)
-    }
-
-    /// Opens `count` ports that share the addresses. The port with number *n* gets the datagrams
-    /// with *n* as the upper byte of the queue pair number in their transport header. The first
-    /// port gets those for which there is no such port. Super-packets are not split: they follow
-    /// their first datagram.
+    /// Opens several ports that share the addresses. Super-packets are not split: they follow their
+    /// first datagram.
     ///
     /// # Errors
     /// As [`open`](Self::open); or the kernel does not let a classic BPF program select a socket
@@ -120,68 +103,60 @@ impl UdpPort {
         iface: &Interface,
         addresses: &[IpAddr],
         config: &PortConfig,
-        count: usize,
+        shards: Shards,
     ) -> Result<Vec<Self>, OpenError> {
-        Self::open_all(iface, addresses, config, Role::Receive, count)
+        let parts = Self::acquire(iface, addresses, config, shards)?;
+        parts.into_iter().map(Self::assemble).collect()
     }
 
-    /// As [`open_guard`](Self::open_guard), for `count` ports.
+    /// Takes what [`open_shards`](Self::open_shards) needs of the kernel, for one port each.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
-    pub(crate) fn open_guards(
+    /// As [`open_shards`](Self::open_shards).
+    pub fn acquire(
         iface: &Interface,
         addresses: &[IpAddr],
         config: &PortConfig,
-        count: usize,
-    ) -> Result<Vec<Self>, OpenError> {
-        Self::open_all(iface, addresses, config, Role::Guard, count)
-    }
-
-    fn open_as(
-        iface: &Interface,
-        addresses: &[IpAddr],
-        config: &PortConfig,
-        role: Role,
-    ) -> Result<Self, OpenError> {
-        let mut ports = Self::open_all(iface, addresses, config, role, 1)?;
-        Ok(ports.pop().expect("one was asked for"))
-    }
-
-    fn open_all(
-        iface: &Interface,
-        addresses: &[IpAddr],
-        config: &PortConfig,
-        role: Role,
-        count: usize,
-    ) -> Result<Vec<Self>, OpenError> {
-        let Some(&first) = addresses.first() else {
-            return Err(OpenError::plain(
-                Backend::Udp,
-                format!("{} has no address", iface.name),
-                format!("give it one: `ip address add ADDRESS/PREFIX dev {}`", iface.name),
-            ));
+        shards: Shards,
+    ) -> Result<Vec<Parts>, OpenError> {
+        let Acquired { sockets, segments_max } =
+            acquire(iface, addresses, config, Role::Receive, shards)?;
+        let manifest = Manifest {
+            interface: iface.clone(),
+            addresses: addresses.to_vec(),
+            config: config.clone(),
+            udp_segments_max: segments_max,
+            backend: BackendParts::Udp,
         };
-        let mut own: Vec<Vec<Socket>> = (0..count).map(|_| Vec::new()).collect();
-        for &address in addresses {
-            let sockets = sockets::open_own(iface, address, config, role, count)?;
-            own.iter_mut().zip(sockets).for_each(|(own, socket)| own.push(socket));
-        }
-        let segments_max =
-            if config.no_segmentation { 1 } else { sockets::segments_max(iface, first) };
-        own.into_iter()
-            .map(|own| Self::over(own, iface, addresses, config, role, segments_max))
-            .collect()
+        let parts = |fds| Parts { manifest: manifest.clone(), fds, mapped: None };
+        Ok(sockets.into_iter().map(parts).collect())
     }
 
-    fn over(
-        own: Vec<Socket>,
-        iface: &Interface,
-        addresses: &[IpAddr],
-        config: &PortConfig,
-        role: Role,
-        segments_max: u16,
-    ) -> Result<Self, OpenError> {
+    /// Makes a port of its parts, in the network namespace where they were acquired.
+    ///
+    /// # Errors
+    /// Parts of another backend or of another network namespace, or no descriptors left.
+    pub fn assemble(parts: Parts) -> Result<Self, OpenError> {
+        parts.check_backend(Backend::Udp)?;
+        let Parts { manifest, fds, .. } = parts;
+        Self::over(&manifest, Fds::new(fds), Role::Receive)
+    }
+
+    /// The companion of a port that reads frames elsewhere (`AF_PACKET`, `AF_XDP`).
+    ///
+    /// It owns UDP/4791 on each address, so that the kernel never answers "port unreachable" and no
+    /// other process takes the port. It drops all input before it is queued: `receive` returns only
+    /// datagrams to groups. Sending works as on a port from [`open`](Self::open), through the
+    /// kernel's routing and neighbour resolution.
+    pub(crate) fn assemble_guard(manifest: &Manifest, sockets: Fds) -> Result<Self, OpenError> {
+        let backend = manifest.backend();
+        Self::over(manifest, sockets, Role::Guard).map_err(|e| OpenError { backend, ..e })
+    }
+
+    fn over(manifest: &Manifest, sockets: Fds, role: Role) -> Result<Self, OpenError> {
+        let Manifest { interface: iface, addresses, config, .. } = manifest;
+        let segments_max = manifest.udp_segments_max;
+        let own: Vec<Socket> = sockets.rest().map(Socket::from).collect();
         let os = |what: &str, e| OpenError::os(Backend::Udp, what, e, "");
         let epoll = Epoll::new().map_err(|e| os("cannot make an epoll set", e))?;
         if role == Role::Receive {
@@ -192,6 +167,14 @@ impl UdpPort {
             }
         }
         let home = Home::of(&own[0]);
+        // Without a descriptor to ask with, it is taken to be so.
+        if Socket::new(addresses[0].is_ipv6()).is_ok_and(|here| !home.has(&here)) {
+            return Err(OpenError::plain(
+                Backend::Udp,
+                "the parts of the port are of another network namespace",
+                "assemble the port there",
+            ));
+        }
         let counts = role == Role::Receive && segments_max > 1;
         let offload = counts.then(|| Offload::open(&own[0], iface.index).ok()).flatten();
         Ok(Self {
@@ -208,8 +191,8 @@ impl UdpPort {
             groups: Groups::new(iface, home).map_err(|e| os("cannot make an epoll set", e))?,
             receiver: Receiver::new(addresses, role == Role::Receive),
             paths: Paths::new(iface, home, addresses, own, segments_max),
-            addresses: addresses.to_vec(),
-            config: config.clone(),
+            addresses: addresses.clone(),
+            options: Options::from(config),
             staging: Staging::new(),
             scratch: SendScratch::new(),
             blocked: None,
@@ -218,6 +201,48 @@ impl UdpPort {
             offload,
         })
     }
+}
+
+/// The sockets of several ports.
+pub(crate) struct Acquired {
+    /// For each port, one for each own address.
+    pub(crate) sockets: Vec<Vec<OwnedFd>>,
+    /// The most datagrams that the kernel takes in one message.
+    pub(crate) segments_max: u16,
+}
+
+/// Opens the sockets of guards: see [`UdpPort::assemble_guard`].
+pub(crate) fn acquire_guards(
+    backend: Backend,
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+    shards: Shards,
+) -> Result<Acquired, OpenError> {
+    acquire(iface, addresses, config, Role::Guard, shards).map_err(|e| OpenError { backend, ..e })
+}
+
+fn acquire(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+    role: Role,
+    shards: Shards,
+) -> Result<Acquired, OpenError> {
+    let Some(&first) = addresses.first() else {
+        return Err(OpenError::plain(
+            Backend::Udp,
+            format!("{} has no address", iface.name),
+            format!("give it one: `ip address add ADDRESS/PREFIX dev {}`", iface.name),
+        ));
+    };
+    let mut sockets: Vec<Vec<OwnedFd>> = (0..shards.count).map(|_| Vec::new()).collect();
+    for &address in addresses {
+        let opened = sockets::open_own(iface, address, Options::from(config), role, shards)?;
+        sockets.iter_mut().zip(opened).for_each(|(own, socket)| own.push(socket.into()));
+    }
+    let segments_max = if config.no_segmentation { 1 } else { sockets::segments_max(iface, first) };
+    Ok(Acquired { sockets, segments_max })
 }
 
 impl UdpPort {
@@ -242,7 +267,7 @@ impl Port for UdpPort {
     }
 
     fn add_path(&mut self, spec: &PathSpec) -> io::Result<Path> {
-        let path = self.paths.add(spec, &self.config)?;
+        let path = self.paths.add(spec, self.options)?;
         self.receiver.path_added(spec.local);
         Ok(path)
     }
@@ -257,7 +282,7 @@ impl Port for UdpPort {
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
-        self.groups.join(group, &self.config, &self.epoll)
+        self.groups.join(group, self.options, &self.epoll)
     }
 
     fn leave(&mut self, group: IpAddr) {

@@ -195,7 +195,7 @@ impl Setup {
     /// may not exceed it.
     #[must_use]
     pub fn small_buffers(mut self) -> Self {
-        self.port.rx_buffer_bytes = 212_992;
+        self.port.udp.rx_buffer_bytes = 212_992;
         self.port.tx_buffer_bytes = 212_992;
         self.port.force_buffers = false;
         self

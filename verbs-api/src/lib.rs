@@ -88,7 +88,8 @@ pub use mw::{BindMw, Mw, MwPart};
 pub use open::{DEVICE_VARIABLE, NETDEV_VARIABLE, OpenOptions, SHARDS_VARIABLE};
 pub use qp::{PreparedQp, Qp, QpBuilder};
 pub use rocinante_netdev::{
-    AnyPort, Backend, Capabilities, Interface, OpenError, PortConfig, PortStats,
+    AnyPort, Backend, Capabilities, Interface, OpenError, PacketConfig, PortConfig, PortStats,
+    UdpConfig, XdpConfig,
 };
 pub use rocinante_stack::mem::{Access, AccessError, FlushLevel, MwType, Placement, Sge};
 pub use rocinante_stack::stats::{CmCounters, Counters, Drops};

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, auto};
+use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, Shards, auto};
 
 use crate::context::{Context, Device};
 use crate::kernel;
@@ -328,8 +328,9 @@ impl OpenOptions {
             return Err(VerbsError::Invalid(why.into()));
         }
         let start = |claim| {
+            let shards = Shards { count, selector: soft::SHARD_BYTE };
             let (ports, choice) =
-                auto::choose_shards(iface, addresses, backend, &self.port, count)?;
+                auto::choose_shards(iface, addresses, backend, &self.port, shards)?;
             soft::Hca::start(&self.settings(), &iface.name, ports, choice.to_string(), claim)
         };
         let key = soft::Key::new(iface.index, addresses);

@@ -9,8 +9,7 @@ use std::fs;
 use std::net::SocketAddr;
 
 use rocinante::Interface;
-use rocinante_netdev::ROCE_PORT;
-use rocinante_netdev::udp::holder;
+use rocinante_netdev::{ROCE_PORT, holder};
 use serde::Serialize;
 
 /// Counters of the kernel's.

@@ -3,8 +3,7 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 
-use rocinante_netdev::udp::holder;
-use rocinante_netdev::{Interface, ROCE_PORT};
+use rocinante_netdev::{Interface, ROCE_PORT, holder};
 
 use crate::output::Failure;
 

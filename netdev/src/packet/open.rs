@@ -1,128 +1,136 @@
-//! Opening the port: possible errors, and hints for each.
+//! Acquiring the parts of a port, with a hint for each possible error, and assembling them.
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 
-use super::ring::{Layout, Ring};
-use super::rx::RxCounters;
-use super::staging::{RunLimits, SEGMENTS_MAX, Staging};
+use super::ring::{PacketRing, RingGeometry};
+use super::rx::Drops;
+use super::staging::{FrameStaging, RUN_BYTES_MAX, RunLimits, SEGMENTS_MAX};
 use super::sys::{self, PacketSocket, SendScratch};
 use super::tx::Sender;
-use super::{PacketPort, Reserved, filter};
-use crate::PortConfig;
+use super::{PacketIo, filter};
+use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
 use crate::ethtool::Segmentation;
-use crate::fd::{Epoll, Interest, attach_filter};
+use crate::fd::attach_filter;
+use crate::frame::{Acquire, Assembled};
 use crate::headers::HEADERS_MAX;
 use crate::iface::Interface;
-use crate::loopback::LoopQueue;
+use crate::parts::{BackendParts, Fds, Manifest, Parts};
 use crate::port::{Backend, Capabilities, RxBudget};
-use crate::resolve::PathTable;
 use crate::rtnl::{Link, Rtnl};
 use crate::steering;
-use crate::udp::UdpPort;
+use crate::udp;
+use crate::xdp::Mapped;
 
 /// The first Linux with packet sockets that take and give UDP super-packets.
 const KERNEL_MIN: (u32, u32) = (6, 2);
-/// Capacity of the loopback queue.
-const LOOP_BYTES: usize = 4 << 20;
-const LOOP_DATAGRAMS: usize = 1024;
+/// Capacity of the loopback queue: bytes, and datagrams.
+const LOOPED: (usize, usize) = (4 << 20, 1024);
 /// Puts the payload of a received IPv4 datagram at a multiple of 64 bytes: the kernel puts the IP
 /// header at 90 bytes (headers of the ring, of a link address and of virtio) plus this.
 const RING_RESERVE: i32 = 10;
 
-pub(super) fn open(
-    iface: &Interface,
-    addresses: &[IpAddr],
-    config: &PortConfig,
-    count: usize,
-) -> Result<Vec<PacketPort>, OpenError> {
-    check_kernel(&std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default())?;
-    check_addresses(iface, addresses)?;
-    let link = Rtnl::open()
-        .and_then(|mut rtnl| rtnl.link(iface.index))
-        .map_err(|e| os(format!("cannot read {}", iface.name), e, "see `ip link`"))?;
-    check_link(&link)?;
-    let program = filter::program(iface.mac, addresses);
-    // Before the guards, which need no privilege: the missing capability is the usual error.
-    let sockets = (0..count)
-        .map(|_| {
-            let socket = open_socket(iface, config)?;
-            attach_filter(socket.as_fd(), &program)
-                .map_err(|e| os("cannot attach a filter", e, ""))?;
-            Ok(socket)
-        })
-        .collect::<Result<Vec<_>, OpenError>>()?;
-    let guards = UdpPort::open_guards(iface, addresses, config, count)
-        .map_err(|e| OpenError { backend: Backend::Packet, ..e })?;
-    let mut fanout = None;
-    let limits = run_limits(&link, config);
-    let mut ports = Vec::with_capacity(count);
-    for (socket, guard) in sockets.into_iter().zip(guards) {
-        let ring = Ring::new(&socket, Layout::new(config.ring_frames, sys::page_bytes())).map_err(
-            |e| os("cannot make the receive ring", e, "fewer ring frames need less memory"),
-        )?;
-        socket
-            .bind(iface.index)
-            .map_err(|e| os(format!("cannot bind to {}", iface.name), e, "see `ip link`"))?;
-        if count > 1 {
-            let joined = socket.join_fanout(fanout, &steering::by_frame(count));
-            fanout = Some(joined.map_err(|e| os("cannot share what arrives", e, ""))?);
+impl Acquire for PacketIo {
+    const BACKEND: Backend = Backend::Packet;
+
+    /// Opens a bound socket with a ring for each port, and its guard's sockets.
+    fn acquire(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        shards: Shards,
+    ) -> Result<Vec<Parts>, OpenError> {
+        check_kernel(&std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default())?;
+        check_addresses(iface, addresses)?;
+        let link = Rtnl::open()
+            .and_then(|mut rtnl| rtnl.link(iface.index))
+            .map_err(|e| os(format!("cannot read {}", iface.name), e, "see `ip link`"))?;
+        check_link(&link)?;
+        let program = filter::program(iface.mac, addresses);
+        // Before the guards, which need no privilege: the missing capability is the usual error.
+        let sockets = (0..shards.count)
+            .map(|_| {
+                let socket = open_socket(iface, config)?;
+                attach_filter(socket.as_fd(), &program)
+                    .map_err(|e| os("cannot attach a filter", e, ""))?;
+                Ok(socket)
+            })
+            .collect::<Result<Vec<_>, OpenError>>()?;
+        let guards = udp::acquire_guards(Backend::Packet, iface, addresses, config, shards)?;
+        let layout = RingGeometry::new(config.packet.ring_frames, sys::page_bytes());
+        let mut fanout = None;
+        for socket in &sockets {
+            socket.make_ring(layout).map_err(no_ring)?;
+            socket
+                .bind(iface.index)
+                .map_err(|e| os(format!("cannot bind to {}", iface.name), e, "see `ip link`"))?;
+            if shards.count > 1 {
+                let joined = socket.join_fanout(fanout, &steering::by_frame(shards));
+                fanout = Some(joined.map_err(|e| os("cannot share what arrives", e, ""))?);
+            }
         }
-        ports.push(over(socket, ring, guard, iface, addresses, limits)?);
+        let limits = run_limits(&link, config);
+        let manifest = Manifest {
+            interface: iface.clone(),
+            addresses: addresses.to_vec(),
+            config: config.clone(),
+            udp_segments_max: guards.segments_max,
+            backend: BackendParts::Packet {
+                ring_frames: layout.frames(),
+                segments_max: limits.datagrams,
+                run_bytes_max: limits.bytes as u32,
+            },
+        };
+        let parts = |(socket, guard): (PacketSocket, Vec<OwnedFd>)| Parts {
+            manifest: manifest.clone(),
+            fds: std::iter::once(socket.into()).chain(guard).collect(),
+            mapped: None,
+        };
+        Ok(sockets.into_iter().zip(guards.sockets).map(parts).collect())
     }
-    Ok(ports)
+
+    /// Maps the ring of a socket.
+    fn assemble(
+        manifest: &Manifest,
+        fds: &mut Fds,
+        _: Option<Mapped>,
+    ) -> Result<Assembled<Self>, OpenError> {
+        let BackendParts::Packet { ring_frames, segments_max, run_bytes_max } = manifest.backend
+        else {
+            unreachable!("the port has checked the backend")
+        };
+        let socket = PacketSocket::from(fds.take());
+        let layout = RingGeometry::new(ring_frames, sys::page_bytes());
+        let ring = PacketRing::new(&socket, layout).map_err(no_ring)?;
+        let bytes = (run_bytes_max as usize).min(RUN_BYTES_MAX);
+        let limits = RunLimits { datagrams: segments_max, bytes };
+        let iface = &manifest.interface;
+        let segmentation = (limits.datagrams > 1)
+            .then(|| Segmentation::new(socket.as_fd(), iface.index))
+            .transpose()
+            .map_err(|e| os("cannot open rtnetlink", e, ""))?;
+        let mut sender = Sender::new(limits.datagrams > 1);
+        sender.leaves_whole = segmentation.as_ref().is_some_and(|s| limits.are_taken_by(s));
+        let capabilities = capabilities(iface, limits, ring.frames());
+        let io = Self {
+            ring,
+            socket,
+            mac: iface.mac,
+            limits,
+            staging: FrameStaging::new(),
+            sender,
+            segmentation,
+            scratch: SendScratch::new(),
+            drops: Drops::default(),
+        };
+        Ok(Assembled { io, capabilities, looped: LOOPED })
+    }
 }
 
-/// A port over an open socket.
-fn over(
-    socket: PacketSocket,
-    ring: Ring,
-    guard: UdpPort,
-    iface: &Interface,
-    addresses: &[IpAddr],
-    limits: RunLimits,
-) -> Result<PacketPort, OpenError> {
-    let plain = |what: &'static str| move |e: io::Error| os(what, e, "");
-    let looped =
-        LoopQueue::new(LOOP_BYTES, LOOP_DATAGRAMS).map_err(plain("cannot make an eventfd"))?;
-    let epoll = Epoll::new().map_err(plain("cannot make an epoll set"))?;
-    let paths = PathTable::open(iface, addresses).map_err(plain("cannot open rtnetlink"))?;
-    let guards = crate::port::Port::wait_fd(&guard);
-    for fd in [socket.as_fd(), guards, looped.wait_fd(), paths.wait_fd()] {
-        epoll.add(fd, Interest::Read).map_err(plain("cannot wait for the socket"))?;
-    }
-    let segmentation = (limits.datagrams > 1)
-        .then(|| Segmentation::new(socket.as_fd(), iface.index))
-        .transpose()
-        .map_err(plain("cannot open rtnetlink"))?;
-    let mut sender = Sender::new(limits.datagrams > 1);
-    sender.leaves_whole = segmentation.as_ref().is_some_and(|s| limits.are_taken_by(s));
-    Ok(PacketPort {
-        capabilities: capabilities(iface, limits, ring.frames()),
-        addresses: addresses.to_vec(),
-        interface: iface.index,
-        mac: iface.mac,
-        limits,
-        ring,
-        socket,
-        paths,
-        guard,
-        looped,
-        looped_first: false,
-        staging: Staging::new(),
-        sender,
-        segmentation,
-        scratch: SendScratch::new(),
-        reserved: Reserved::Nothing,
-        rx: RxCounters::default(),
-        unresolved: 0,
-        epoll,
-        watched: true,
-        waits_for_write: false,
-        dead: None,
-    })
+fn no_ring(error: io::Error) -> OpenError {
+    os("cannot make the receive ring", error, "fewer ring frames need less memory")
 }
 
 fn os(what: impl Into<String>, error: io::Error, hint: impl Into<String>) -> OpenError {

@@ -13,14 +13,14 @@ const FRAMES_PER_BLOCK: u32 = 15;
 /// Geometry of a ring (`struct tpacket_req`): blocks, each of whole frames and perhaps unused
 /// bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(super) struct RingGeometry {
     pub(super) frame_bytes: u32,
     pub(super) block_bytes: u32,
     pub(super) blocks: u32,
     frames_per_block: u32,
 }
 
-impl Layout {
+impl RingGeometry {
     /// At least `frames` frames (and at least one), in pages of `page_bytes`.
     pub(super) fn new(frames: u32, page_bytes: u32) -> Self {
         let frames = frames.clamp(1, 1 << 14);
@@ -65,13 +65,14 @@ pub(super) struct RxFrame<'a> {
 
 /// The ring, read in order.
 #[derive(Debug)]
-pub(super) struct Ring {
+pub(super) struct PacketRing {
     map: RingMap,
     next: u32,
 }
 
-impl Ring {
-    pub(super) fn new(socket: &PacketSocket, layout: Layout) -> io::Result<Self> {
+impl PacketRing {
+    /// Maps the ring of a socket, which has read nothing from it yet.
+    pub(super) fn new(socket: &PacketSocket, layout: RingGeometry) -> io::Result<Self> {
         Ok(Self { map: socket.map_ring(layout)?, next: 0 })
     }
 
@@ -100,7 +101,7 @@ mod tests {
     #[test]
     fn frames_do_not_overlap_and_stay_within_their_block() {
         for (wanted, page) in [(1, 4096), (4, 4096), (15, 4096), (256, 4096), (31, 65536)] {
-            let layout = Layout::new(wanted, page);
+            let layout = RingGeometry::new(wanted, page);
             assert!(layout.frames() >= wanted && layout.frames() < wanted + FRAMES_PER_BLOCK);
             assert_eq!(layout.block_bytes % page, 0);
             assert_eq!(layout.block_bytes / layout.frame_bytes, layout.frames_per_block);
@@ -118,21 +119,21 @@ mod tests {
 
     #[test]
     fn absurd_sizes_are_clamped() {
-        assert_eq!(Layout::new(0, 4096).frames(), 1);
-        assert!(Layout::new(u32::MAX, 4096).frames() < 20_000);
+        assert_eq!(RingGeometry::new(0, 4096).frames(), 1);
+        assert!(RingGeometry::new(u32::MAX, 4096).frames() < 20_000);
     }
 
     /// Offset of Ethernet headers in a slot.
     const MAC_AT: u16 = 104;
 
-    fn ring(frames: u32) -> Ring {
-        Ring { map: RingMap::plain(Layout::new(frames, 4096)), next: 0 }
+    fn ring(frames: u32) -> PacketRing {
+        PacketRing { map: RingMap::plain(RingGeometry::new(frames, 4096)), next: 0 }
     }
 
     /// Hands the next frame over as the kernel does, then reads it; returns its bytes, and whether
     /// they are whole.
     fn read(
-        ring: &mut Ring,
+        ring: &mut PacketRing,
         said: (u16, u32, u32),
         bytes: &[u8],
     ) -> Option<Option<(Vec<u8>, bool)>> {

@@ -6,32 +6,26 @@ use super::ring::RxFrame;
 use super::sys::PacketSocket;
 use super::vnet::{self, Incoming};
 use crate::headers::parse_frame;
-use crate::port::{RxDatagram, RxIpId};
+use crate::port::{PortStats, RxDatagram, RxIpId};
 
-/// Counts of received frames and datagrams since the port was opened.
+/// Frames dropped because the ring was full, since the port was opened. The kernel's own counter
+/// restarts from 0 whenever it is read.
 #[derive(Debug, Default)]
-pub(super) struct RxCounters {
-    pub(super) datagrams: u64,
-    pub(super) bytes: u64,
-    pub(super) runs: u64,
-    pub(super) malformed: u64,
-    /// Sum of the drops: the kernel's own counter restarts from 0 whenever it is read.
-    drops: Cell<u64>,
-}
+pub(super) struct Drops(Cell<u64>);
 
-impl RxCounters {
-    /// Frames dropped because the ring was full.
-    pub(super) fn drops(&self, socket: &PacketSocket) -> u64 {
+impl Drops {
+    /// The sum up to now.
+    pub(super) fn read(&self, socket: &PacketSocket) -> u64 {
         let new = socket.take_drops().unwrap_or(0);
-        self.drops.set(self.drops.get() + u64::from(new));
-        self.drops.get()
+        self.0.set(self.0.get() + u64::from(new));
+        self.0.get()
     }
 }
 
 /// Hands the datagrams of a frame to `sink`; returns their number.
 pub(super) fn deliver(
     received: RxFrame<'_>,
-    counters: &mut RxCounters,
+    stats: &mut PortStats,
     sink: &mut impl FnMut(RxDatagram<'_>),
 ) -> usize {
     let segment = match vnet::incoming(received.vnet) {
@@ -41,7 +35,7 @@ pub(super) fn deliver(
         Incoming::Other => None,
     };
     let (Some(segment), Some(frame)) = (segment, parse_frame(received.bytes)) else {
-        counters.malformed += 1;
+        stats.rx_malformed += 1;
         return 0;
     };
     let headers = &frame.headers;
@@ -61,9 +55,9 @@ pub(super) fn deliver(
         });
         count += 1;
     }
-    counters.runs += 1;
-    counters.datagrams += count as u64;
-    counters.bytes += frame.payload.len() as u64;
+    stats.rx_runs += 1;
+    stats.rx_datagrams += count as u64;
+    stats.rx_bytes += frame.payload.len() as u64;
     count
 }
 
@@ -103,8 +97,8 @@ mod tests {
         vnet: [u8; vnet::VNET_LEN],
         bytes: &[u8],
         whole: bool,
-    ) -> (Vec<(usize, RxIpId)>, RxCounters) {
-        let mut counters = RxCounters::default();
+    ) -> (Vec<(usize, RxIpId)>, PortStats) {
+        let mut counters = PortStats::default();
         let mut got = Vec::new();
         let frame = RxFrame { vnet: &vnet, bytes, whole };
         let count = deliver(frame, &mut counters, &mut |d| {
@@ -121,7 +115,7 @@ mod tests {
         let (got, counters) = deliver_to_vec(vnet, &frame(&[1; 250]), true);
         let exact = RxIpId::Exact { id: 0xfffe, flags: 0x4000 };
         assert_eq!(got, [(100, exact), (100, RxIpId::Hint(0xffff)), (50, RxIpId::Hint(0))]);
-        assert_eq!((counters.datagrams, counters.runs, counters.bytes), (3, 1, 250));
+        assert_eq!((counters.rx_datagrams, counters.rx_runs, counters.rx_bytes), (3, 1, 250));
     }
 
     #[test]
@@ -143,7 +137,7 @@ mod tests {
             (single, frame(&[1; 9])[..50].to_vec(), true),
         ] {
             let (got, counters) = deliver_to_vec(vnet, &bytes, whole);
-            assert_eq!((got.len(), counters.malformed, counters.datagrams), (0, 1, 0));
+            assert_eq!((got.len(), counters.rx_malformed, counters.rx_datagrams), (0, 1, 0));
         }
     }
 
@@ -176,7 +170,7 @@ mod tests {
                         assert_eq!(got.len(), expected.unwrap_or(0), "{kind} {segment} {payload}");
                         let sum: usize = got.iter().map(|(len, _)| len).sum();
                         assert_eq!(sum, if expected.is_some() { payload } else { 0 });
-                        assert_eq!(counters.malformed, u64::from(expected.is_none()));
+                        assert_eq!(counters.rx_malformed, u64::from(expected.is_none()));
                     }
                 }
             }

@@ -12,7 +12,7 @@ use crate::resolve::IP_ID_END;
 use super::vnet::{self, VNET_LEN};
 
 /// The most payload bytes of a run.
-const RUN_BYTES_MAX: usize = 65_536;
+pub(super) const RUN_BYTES_MAX: usize = 65_536;
 /// Bytes of the buffer; a new run starts only where a full one fits, so that no run is cut short.
 const ARENA_BYTES: usize = 6 * RUN_BYTES_MAX;
 /// The most runs at once.
@@ -28,7 +28,7 @@ pub(super) const IP_IDS_MIN: u16 = 64;
 
 /// One super-packet, or one datagram.
 #[derive(Debug, Clone)]
-pub(super) struct Run {
+pub(super) struct FrameRun {
     pub(super) path: PathId,
     template: FrameTemplate,
     /// Where the payload begins in the buffer; the headers end there.
@@ -46,9 +46,9 @@ pub(super) struct Run {
 pub(super) type HeaderBytes = [u8; VNET_LEN + HEADERS_MAX];
 
 /// Runs waiting to be sent.
-pub(super) struct Staging {
+pub(super) struct FrameStaging {
     arena: Box<[u8]>,
-    runs: Vec<Run>,
+    runs: Vec<FrameRun>,
     /// Runs before this one are gone.
     first: usize,
     /// Runs before this one have their headers written.
@@ -63,7 +63,7 @@ pub(super) struct Staging {
 struct Pending {
     len: usize,
     /// The run that it begins; `None` if it continues the last one.
-    begins: Option<Run>,
+    begins: Option<FrameRun>,
 }
 
 /// How large a run may become.
@@ -73,7 +73,7 @@ pub(super) struct RunLimits {
     pub(super) bytes: usize,
 }
 
-impl Staging {
+impl FrameStaging {
     pub(super) fn new() -> Self {
         Self {
             arena: vec![0; ARENA_BYTES].into_boxed_slice(),
@@ -122,7 +122,7 @@ impl Staging {
         if self.runs.len() == RUNS_MAX || start + RUN_BYTES_MAX > self.arena.len() {
             return None;
         }
-        let run = Run {
+        let run = FrameRun {
             path,
             template: template.clone(),
             start,
@@ -154,13 +154,15 @@ impl Staging {
         self.pending = None;
     }
 
-    /// The last run is not to grow any more.
-    pub(super) fn close(&mut self) {
-        self.open = false;
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.first == self.runs.len()
+    }
+
+    /// Renames the path of its runs to [`PathId::NONE`]; the last one is not to grow any more.
+    pub(super) fn forget(&mut self, path: PathId) {
+        self.open = false;
+        let runs = self.runs[self.first..].iter_mut();
+        runs.filter(|run| run.path == path).for_each(|run| run.path = PathId::NONE);
     }
 
     /// Whether runs of a path are not gone.
@@ -181,7 +183,7 @@ impl Staging {
     }
 
     /// The first run that is not gone.
-    pub(super) fn front(&mut self) -> Option<&mut Run> {
+    pub(super) fn front(&mut self) -> Option<&mut FrameRun> {
         self.runs.get_mut(self.first)
     }
 
@@ -230,7 +232,7 @@ impl Staging {
     }
 }
 
-impl Run {
+impl FrameRun {
     /// The segment size, if it has more than one datagram.
     fn gso(&self) -> Option<u16> {
         (self.datagrams > 1).then_some(self.segment as u16)
@@ -272,7 +274,7 @@ mod tests {
     }
 
     /// Commits a datagram of `len` bytes of `fill`; returns its identification.
-    fn add(staging: &mut Staging, path: u32, len: usize, fill: u8) -> Option<u16> {
+    fn add(staging: &mut FrameStaging, path: u32, len: usize, fill: u8) -> Option<u16> {
         let path = PathId(path);
         staging.discard();
         if staging.can_grow(path, len, LIMITS) {
@@ -288,7 +290,7 @@ mod tests {
 
     #[test]
     fn datagrams_of_one_size_and_path_become_one_run() {
-        let mut staging = Staging::new();
+        let mut staging = FrameStaging::new();
         let ids: Vec<_> = [100, 100, 40].map(|len| add(&mut staging, 1, len, 9)).into();
         assert_eq!(ids, [Some(7), Some(8), Some(9)]);
         assert_eq!(add(&mut staging, 1, 40, 8), Some(7), "a short one ends its run");
@@ -306,7 +308,7 @@ mod tests {
 
     #[test]
     fn an_empty_datagram_is_a_run_of_its_own() {
-        let mut staging = Staging::new();
+        let mut staging = FrameStaging::new();
         for len in [0, 0, 100, 100, 0, 100, 0] {
             add(&mut staging, 1, len, 1).expect("room");
         }
@@ -317,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_slot_that_is_not_committed_leaves_no_trace() {
-        let mut staging = Staging::new();
+        let mut staging = FrameStaging::new();
         assert_eq!(add(&mut staging, 1, 100, 1), Some(7));
         staging.grow(100).expect("room").0.fill(0xee);
         staging.begin(PathId(2), 9, &template(), 3).expect("room").fill(0xee);
@@ -331,7 +333,7 @@ mod tests {
 
     #[test]
     fn it_fills_up_and_empties() {
-        let mut staging = Staging::new();
+        let mut staging = FrameStaging::new();
         let mut count = 0;
         while add(&mut staging, 1, 4112, 5).is_some() {
             count += 1;
@@ -344,14 +346,14 @@ mod tests {
             staging.pop();
         }
         assert!(staging.is_empty() && add(&mut staging, 1, 4112, 5) == Some(7));
-        let mut small = Staging::new();
+        let mut small = FrameStaging::new();
         let runs = (0..).take_while(|i| add(&mut small, *i, 64, 1).is_some()).count();
         assert_eq!(runs, RUNS_MAX);
     }
 
     #[test]
     fn a_run_can_leave_as_single_frames() {
-        let mut staging = Staging::new();
+        let mut staging = FrameStaging::new();
         for (i, len) in [64, 64, 64, 10].into_iter().enumerate() {
             add(&mut staging, 1, len, i as u8);
         }

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::ring::{Layout, RxFrame};
+use super::ring::{RingGeometry, RxFrame};
 use super::tx::FrameSink;
 use super::vnet::VNET_LEN;
 
@@ -117,15 +117,19 @@ impl PacketSocket {
         Ok(stats.tp_drops)
     }
 
-    /// Makes and maps the receive ring. The version of the headers must be set before.
-    pub(super) fn map_ring(&self, layout: Layout) -> io::Result<RingMap> {
+    /// Makes the receive ring. The version of the headers must be set before.
+    pub(super) fn make_ring(&self, layout: RingGeometry) -> io::Result<()> {
         let request = libc::tpacket_req {
             tp_block_size: layout.block_bytes,
             tp_block_nr: layout.blocks,
             tp_frame_size: layout.frame_bytes,
             tp_frame_nr: layout.frames(),
         };
-        self.set_raw(libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
+        self.set_raw(libc::SOL_PACKET, libc::PACKET_RX_RING, &request)
+    }
+
+    /// Maps the ring that was made with this layout. The kernel refuses another length.
+    pub(super) fn map_ring(&self, layout: RingGeometry) -> io::Result<RingMap> {
         let len = layout.bytes();
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping, at an address of the kernel's choice, of a ring with exactly this
@@ -158,6 +162,19 @@ impl PacketSocket {
     }
 }
 
+impl From<OwnedFd> for PacketSocket {
+    /// A socket that [`new`](Self::new) made, perhaps in another process.
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+impl From<PacketSocket> for OwnedFd {
+    fn from(socket: PacketSocket) -> Self {
+        socket.0
+    }
+}
+
 impl AsFd for PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -179,7 +196,7 @@ fn check(result: i32) -> io::Result<i32> {
 #[derive(Debug)]
 pub(super) struct RingMap {
     base: NonNull<u8>,
-    layout: Layout,
+    layout: RingGeometry,
 }
 
 // SAFETY: the mapping is the process's, not a thread's; a frame's content is touched only through
@@ -187,7 +204,7 @@ pub(super) struct RingMap {
 unsafe impl Send for RingMap {}
 
 impl RingMap {
-    pub(super) fn layout(&self) -> Layout {
+    pub(super) fn layout(&self) -> RingGeometry {
         self.layout
     }
 
@@ -230,7 +247,7 @@ impl RingMap {
 
     /// A ring in plain memory, owned by the kernel.
     #[cfg(test)]
-    pub(super) fn plain(layout: Layout) -> Self {
+    pub(super) fn plain(layout: RingGeometry) -> Self {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a new mapping, at an address of the kernel's choice.

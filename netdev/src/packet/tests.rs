@@ -2,12 +2,14 @@ mod blocked;
 mod life;
 mod two;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::*;
+use crate::config::{PacketConfig, PortConfig};
 use crate::fd::wait_readable;
 use crate::headers::FrameTemplate;
-use crate::port::{ROCE_PORT, RxBudget, RxIpId};
+use crate::iface::Interface;
+use crate::port::{Path, PathSpec, Port as _, ROCE_PORT, RxBudget, RxIpId};
 use crate::testns::{
     NetNs, Pair, arrives, has_arrivals, look_after, needs, or_skip, without_capability,
 };
@@ -165,7 +167,7 @@ fn runs_and_single_datagrams_arrive_over_ipv4_and_ipv6() {
     assert_eq!(sent.tx_datagrams, b.stats().rx_datagrams);
     assert_eq!(sent.tx_bytes, b.stats().rx_bytes);
     assert_eq!((b.stats().rx_malformed, b.stats().rx_queue_drops), (0, 0));
-    assert_eq!(a.sender.segments_max(), staging::SEGMENTS_MAX, "nothing was refused");
+    assert_eq!(a.io.sender.segments_max(), staging::SEGMENTS_MAX, "nothing was refused");
 }
 
 #[test]
@@ -190,7 +192,7 @@ fn the_longest_datagram_has_a_slot_and_a_longer_one_has_none() {
     let pair = or_skip!("packet::the_longest_datagram_has_a_slot", Pair::new());
     let (mut a, _b) = ports(&pair);
     let to = path(&pair.a, &mut a, A4, B4);
-    let longest = a.limits.bytes;
+    let longest = a.io.limits.bytes;
     assert!(a.reserve(to.id, longest + 1).is_none());
     assert_eq!(a.reserve(to.id, longest).map(|slot| slot.buf.len()), Some(longest));
 }
@@ -379,7 +381,7 @@ fn a_full_ring_drops_and_counts() {
     let pair = or_skip!("packet::a_full_ring_drops_and_counts", Pair::new());
     let (mut a, b) = ports(&pair);
     drop(b);
-    let config = PortConfig { ring_frames: 8, ..PortConfig::default() };
+    let config = PortConfig { packet: PacketConfig { ring_frames: 8 }, ..PortConfig::default() };
     let mut b = open_on(&pair.b, "v0", &[B4, B6], &config);
     assert_eq!(b.capabilities().rx_budget.datagrams, 6);
     let to = path(&pair.a, &mut a, A4, B4);
@@ -507,7 +509,7 @@ fn garbage_is_counted_and_does_not_hold_the_receiver() {
     }
     let vnet = vnet::outgoing(0, 0, false, None);
     let mut scratch = SendScratch::new();
-    let mut kernel = Transmit { socket: &a.socket, scratch: &mut scratch };
+    let mut kernel = Transmit { socket: &a.io.socket, scratch: &mut scratch };
     for _ in 0..10 {
         let frames = damaged.iter().map(|frame| [&vnet[..], &frame[..]]);
         assert_eq!(tx::FrameSink::send(&mut kernel, frames).expect("sent"), 4);

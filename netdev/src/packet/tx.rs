@@ -2,23 +2,11 @@
 
 use std::io;
 
-use super::staging::{HeaderBytes, Run, SEGMENTS_MAX, Staging};
+use super::staging::{FrameRun, FrameStaging, HeaderBytes, SEGMENTS_MAX};
 use super::sys::SEND_MAX;
 use super::vnet::VNET_LEN;
 use crate::headers::HEADERS_MAX;
-use crate::port::TxFailure;
-
-/// Counts of sent runs and datagrams since the port was opened.
-#[derive(Debug, Default)]
-pub(super) struct TxCounters {
-    pub(super) datagrams: u64,
-    pub(super) bytes: u64,
-    pub(super) runs: u64,
-    /// Of runs that the kernel segmented for the interface, all datagrams but the first of each.
-    pub(super) apart: u64,
-    pub(super) failed: u64,
-    pub(super) blocked: u64,
-}
+use crate::port::{PortStats, TxFailure};
 
 /// Takes frames as the kernel does.
 pub(super) trait FrameSink {
@@ -37,7 +25,8 @@ pub(super) struct Sender {
     segments_max: u16,
     /// Whether the interface takes runs as they are.
     pub(super) leaves_whole: bool,
-    pub(super) counters: TxCounters,
+    /// Of runs that the kernel segmented for the interface, all datagrams but the first of each.
+    pub(super) apart: u64,
 }
 
 /// Whether to go on after an error.
@@ -52,7 +41,7 @@ impl Sender {
             headers: vec![[0; VNET_LEN + HEADERS_MAX]; SEND_MAX].into_boxed_slice(),
             segments_max: if segmentation { SEGMENTS_MAX } else { 1 },
             leaves_whole: false,
-            counters: TxCounters::default(),
+            apart: 0,
         }
     }
 
@@ -66,7 +55,8 @@ impl Sender {
     pub(super) fn send(
         &mut self,
         kernel: &mut impl FrameSink,
-        staging: &mut Staging,
+        staging: &mut FrameStaging,
+        stats: &mut PortStats,
         failed: &mut impl FnMut(TxFailure),
     ) {
         staging.seal();
@@ -79,8 +69,8 @@ impl Sender {
                 kernel.send(staging.whole())
             };
             match sent {
-                Ok(frames) => self.sent(staging, frames),
-                Err(error) => match self.refused(staging, &error, failed) {
+                Ok(frames) => self.sent(staging, frames, stats),
+                Err(error) => match refused(staging, &error, stats, failed) {
                     Outcome::Again => {}
                     Outcome::Blocked => return,
                 },
@@ -89,15 +79,15 @@ impl Sender {
     }
 
     /// Removes the frames that the kernel took: whole runs, or frames of a split one.
-    fn sent(&mut self, staging: &mut Staging, frames: usize) {
-        if let Some(Run { split: Some(done), datagrams, bytes, .. }) = staging.front() {
+    fn sent(&mut self, staging: &mut FrameStaging, frames: usize, stats: &mut PortStats) {
+        if let Some(FrameRun { split: Some(done), datagrams, bytes, .. }) = staging.front() {
             *done += frames as u16;
-            self.counters.runs += frames as u64;
+            stats.tx_runs += frames as u64;
             if *done < *datagrams {
                 return;
             }
-            self.counters.datagrams += u64::from(*datagrams);
-            self.counters.bytes += *bytes as u64;
+            stats.tx_datagrams += u64::from(*datagrams);
+            stats.tx_bytes += *bytes as u64;
             // Single frames pass where the run did not: the kernel cannot segment here.
             self.segments_max = 1;
             staging.pop();
@@ -105,46 +95,46 @@ impl Sender {
         }
         for _ in 0..frames {
             if let Some(run) = staging.front() {
-                self.counters.datagrams += u64::from(run.datagrams);
-                self.counters.bytes += run.bytes as u64;
+                stats.tx_datagrams += u64::from(run.datagrams);
+                stats.tx_bytes += run.bytes as u64;
                 if !self.leaves_whole {
-                    self.counters.apart += u64::from(run.datagrams - 1);
+                    self.apart += u64::from(run.datagrams - 1);
                 }
             }
-            self.counters.runs += 1;
+            stats.tx_runs += 1;
             staging.pop();
         }
     }
+}
 
-    /// Handles the refusal of the first frame.
-    fn refused(
-        &mut self,
-        staging: &mut Staging,
-        error: &io::Error,
-        failed: &mut impl FnMut(TxFailure),
-    ) -> Outcome {
-        let errno = error.raw_os_error().unwrap_or(libc::EIO);
-        match errno {
-            libc::EINTR => return Outcome::Again,
-            libc::EAGAIN => {
-                self.counters.blocked += 1;
-                return Outcome::Blocked;
-            }
-            _ => {}
+/// Handles the refusal of the first frame.
+fn refused(
+    staging: &mut FrameStaging,
+    error: &io::Error,
+    stats: &mut PortStats,
+    failed: &mut impl FnMut(TxFailure),
+) -> Outcome {
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    match errno {
+        libc::EINTR => return Outcome::Again,
+        libc::EAGAIN => {
+            stats.tx_blocked += 1;
+            return Outcome::Blocked;
         }
-        let Some(run) = staging.front() else { return Outcome::Again };
-        if run.datagrams > 1 && run.split.is_none() && refuses_segmentation(errno) {
-            run.split = Some(0);
-            return Outcome::Again;
-        }
-        // ENOBUFS and the like: dropped on the way (a full queueing discipline). The port does not
-        // try again: the transport repairs losses, at its own pace.
-        let lost = run.datagrams - run.split.unwrap_or(0);
-        self.counters.failed += u64::from(lost);
-        failed(TxFailure { path: run.path, datagrams: u32::from(lost), errno });
-        staging.pop();
-        Outcome::Again
+        _ => {}
     }
+    let Some(run) = staging.front() else { return Outcome::Again };
+    if run.datagrams > 1 && run.split.is_none() && refuses_segmentation(errno) {
+        run.split = Some(0);
+        return Outcome::Again;
+    }
+    // ENOBUFS and the like: dropped on the way (a full queueing discipline). The port does not
+    // try again: the transport repairs losses, at its own pace.
+    let lost = run.datagrams - run.split.unwrap_or(0);
+    stats.tx_failed += u64::from(lost);
+    failed(TxFailure { path: run.path, datagrams: u32::from(lost), errno });
+    staging.pop();
+    Outcome::Again
 }
 
 /// Whether the run might pass as single frames.
@@ -164,6 +154,13 @@ mod tests {
         answer: fn(Incoming) -> i32,
         room: usize,
         taken: Vec<(Incoming, u16, usize)>,
+        stats: PortStats,
+    }
+
+    impl Script {
+        fn new(answer: fn(Incoming) -> i32, room: usize) -> Self {
+            Self { answer, room, taken: Vec::new(), stats: PortStats::default() }
+        }
     }
 
     impl FrameSink for Script {
@@ -194,7 +191,7 @@ mod tests {
         }
     }
 
-    fn stage(staging: &mut Staging, path: u32, datagrams: usize) {
+    fn stage(staging: &mut FrameStaging, path: u32, datagrams: usize) {
         let spec = PathSpec {
             local: "10.0.0.1".parse().expect("address"),
             remote: "10.0.0.2".parse().expect("address"),
@@ -212,37 +209,43 @@ mod tests {
         }
     }
 
-    fn send(sender: &mut Sender, kernel: &mut Script, staging: &mut Staging) -> Vec<TxFailure> {
+    fn send(
+        sender: &mut Sender,
+        kernel: &mut Script,
+        staging: &mut FrameStaging,
+    ) -> Vec<TxFailure> {
         let mut failures = Vec::new();
-        sender.send(kernel, staging, &mut |failure| failures.push(failure));
+        let mut stats = kernel.stats;
+        sender.send(kernel, staging, &mut stats, &mut |failure| failures.push(failure));
+        kernel.stats = stats;
         failures
     }
 
     #[test]
     fn runs_that_the_kernel_does_not_segment_leave_as_single_frames() {
-        let (mut sender, mut staging) = (Sender::new(true), Staging::new());
+        let (mut sender, mut staging) = (Sender::new(true), FrameStaging::new());
         stage(&mut staging, 1, 1);
         stage(&mut staging, 2, 3);
         stage(&mut staging, 3, 2);
         let answer = |kind| if kind == Incoming::Single { 0 } else { libc::EINVAL };
-        let mut kernel = Script { answer, room: 3, taken: Vec::new() };
+        let mut kernel = Script::new(answer, 3);
         assert_eq!(send(&mut sender, &mut kernel, &mut staging), []);
-        assert!(!staging.is_empty() && sender.counters.blocked == 1, "blocked in mid-run");
+        assert!(!staging.is_empty() && kernel.stats.tx_blocked == 1, "blocked in mid-run");
         kernel.room = 100;
         assert_eq!(send(&mut sender, &mut kernel, &mut staging), []);
         let ids: Vec<u16> = kernel.taken.iter().map(|(_, id, _)| *id).collect();
         assert_eq!(ids, [10, 10, 11, 12, 10, 11]);
         assert!(kernel.taken.iter().all(|(kind, _, len)| (*kind, *len) == (Incoming::Single, 100)));
-        assert_eq!((sender.counters.datagrams, sender.counters.runs), (6, 6));
+        assert_eq!((kernel.stats.tx_datagrams, kernel.stats.tx_runs), (6, 6));
         assert_eq!(sender.segments_max(), 1, "it does not try again");
     }
 
     #[test]
     fn what_cannot_be_sent_at_all_is_reported_once_and_dropped() {
-        let (mut sender, mut staging) = (Sender::new(true), Staging::new());
+        let (mut sender, mut staging) = (Sender::new(true), FrameStaging::new());
         stage(&mut staging, 1, 3);
         stage(&mut staging, 2, 1);
-        let mut kernel = Script { answer: |_| libc::EINVAL, room: 9, taken: Vec::new() };
+        let mut kernel = Script::new(|_| libc::EINVAL, 9);
         let failures = send(&mut sender, &mut kernel, &mut staging);
         let want = [(1, 3), (2, 1)].map(|(path, datagrams)| TxFailure {
             path: PathId(path),
@@ -250,7 +253,7 @@ mod tests {
             errno: libc::EINVAL,
         });
         assert_eq!(failures, want);
-        assert!(staging.is_empty() && sender.counters.failed == 4);
+        assert!(staging.is_empty() && kernel.stats.tx_failed == 4);
         assert_eq!(sender.segments_max(), SEGMENTS_MAX, "segmentation was not to blame");
     }
 
@@ -258,28 +261,28 @@ mod tests {
     #[test]
     fn a_run_that_fails_in_its_middle_counts_each_datagram_once() {
         for taken in 0..5 {
-            let (mut sender, mut staging) = (Sender::new(true), Staging::new());
+            let (mut sender, mut staging) = (Sender::new(true), FrameStaging::new());
             stage(&mut staging, 1, 5);
             stage(&mut staging, 2, 1);
             let answer = |kind| if kind == Incoming::Single { 0 } else { libc::EMSGSIZE };
-            let mut kernel = Script { answer, room: taken, taken: Vec::new() };
+            let mut kernel = Script::new(answer, taken);
             assert_eq!(send(&mut sender, &mut kernel, &mut staging), []);
             assert!(!staging.is_empty(), "it is full after {taken}");
             (kernel.answer, kernel.room) = (|_| libc::ENOBUFS, 100);
             let failures = send(&mut sender, &mut kernel, &mut staging);
             let told: Vec<_> = failures.iter().map(|f| (f.path.0, f.datagrams)).collect();
             assert_eq!(told, [(1, 5 - taken as u32), (2, 1)]);
-            assert_eq!(sender.counters.failed, 6 - taken as u64);
-            assert_eq!(sender.counters.runs, taken as u64);
+            assert_eq!(kernel.stats.tx_failed, 6 - taken as u64);
+            assert_eq!(kernel.stats.tx_runs, taken as u64);
             assert!(staging.is_empty());
         }
     }
 
     #[test]
     fn a_full_queue_drops_and_is_not_retried() {
-        let (mut sender, mut staging) = (Sender::new(true), Staging::new());
+        let (mut sender, mut staging) = (Sender::new(true), FrameStaging::new());
         stage(&mut staging, 1, 3);
-        let mut kernel = Script { answer: |_| libc::ENOBUFS, room: 9, taken: Vec::new() };
+        let mut kernel = Script::new(|_| libc::ENOBUFS, 9);
         let failures = send(&mut sender, &mut kernel, &mut staging);
         assert_eq!((failures.len(), failures[0].errno), (1, libc::ENOBUFS));
         assert!(staging.is_empty());
@@ -287,9 +290,9 @@ mod tests {
 
     #[test]
     fn many_runs_leave_in_order() {
-        let (mut sender, mut staging) = (Sender::new(true), Staging::new());
+        let (mut sender, mut staging) = (Sender::new(true), FrameStaging::new());
         (0..150).for_each(|i| stage(&mut staging, i, 1 + i as usize % 3));
-        let mut kernel = Script { answer: |_| 0, room: 1000, taken: Vec::new() };
+        let mut kernel = Script::new(|_| 0, 1000);
         assert_eq!(send(&mut sender, &mut kernel, &mut staging), []);
         let sizes: Vec<usize> = kernel.taken.iter().map(|(_, _, len)| *len).collect();
         assert_eq!(sizes, (0..150).map(|i| 100 * (1 + i % 3)).collect::<Vec<_>>());

@@ -45,7 +45,7 @@ struct Hook {
     devices: Vec<String>,
 }
 
-struct Rule {
+struct NftRule {
     handle: u64,
     /// The list of expressions, as the kernel sent it.
     expressions: Vec<u8>,
@@ -120,7 +120,7 @@ fn is_on(device: &str, name: &str) -> bool {
 /// Collects the rules of a chain that could affect us, and of the chains that it jumps to.
 fn walk(
     id: &ChainId,
-    rules: &HashMap<ChainId, Vec<Rule>>,
+    rules: &HashMap<ChainId, Vec<NftRule>>,
     context: &Context<'_>,
     visited: &mut HashSet<ChainId>,
     found: &mut Vec<(ChainId, u64)>,
@@ -139,7 +139,7 @@ fn walk(
     }
 }
 
-type Ruleset = (Vec<Chain>, HashMap<ChainId, Vec<Rule>>);
+type Ruleset = (Vec<Chain>, HashMap<ChainId, Vec<NftRule>>);
 
 /// All chains and rules; `None` if the kernel has no nftables.
 fn read() -> io::Result<Option<Ruleset>> {
@@ -158,7 +158,7 @@ fn read() -> io::Result<Option<Ruleset>> {
         }
         asked => asked?,
     }
-    let mut rules: HashMap<ChainId, Vec<Rule>> = HashMap::new();
+    let mut rules: HashMap<ChainId, Vec<NftRule>> = HashMap::new();
     dump(&mut socket, GETRULE, NEWRULE, |family, attributes| {
         if let Some((id, rule)) = rule_from(family, attributes) {
             rules.entry(id).or_default().push(rule);
@@ -210,9 +210,9 @@ fn hook_from(attributes: &[u8]) -> Option<Hook> {
     Some(hook)
 }
 
-fn rule_from(family: u8, attributes: &[u8]) -> Option<(ChainId, Rule)> {
+fn rule_from(family: u8, attributes: &[u8]) -> Option<(ChainId, NftRule)> {
     let (mut table, mut chain) = (None, None);
-    let mut rule = Rule { handle: 0, expressions: Vec::new() };
+    let mut rule = NftRule { handle: 0, expressions: Vec::new() };
     for (kind, value) in Attributes(attributes) {
         match kind {
             1 => table = Some(text(value)),

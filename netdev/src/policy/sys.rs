@@ -83,7 +83,7 @@ const BPF_TCX_EGRESS: u32 = 47;
 /// The `query` member of `union bpf_attr`.
 #[derive(Default)]
 #[repr(C)]
-struct Query {
+struct ProgramQuery {
     target_ifindex: u32,
     attach_type: u32,
     query_flags: u32,
@@ -101,11 +101,13 @@ struct Query {
 /// 6.6).
 pub(super) fn tcx_programs(interface: u32, ingress: bool) -> io::Result<u32> {
     let attach_type = if ingress { BPF_TCX_INGRESS } else { BPF_TCX_EGRESS };
-    let mut query = Query { target_ifindex: interface, attach_type, ..Query::default() };
+    let mut query =
+        ProgramQuery { target_ifindex: interface, attach_type, ..ProgramQuery::default() };
     // SAFETY: the kernel reads and writes at most the given number of bytes of `query`; the
     // pointers in it are null, with a count of 0.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_QUERY, &raw mut query, size_of::<Query>()) };
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_PROG_QUERY, &raw mut query, size_of::<ProgramQuery>())
+    };
     if result == 0 {
         return Ok(query.prog_cnt);
     }

@@ -13,7 +13,7 @@ fn with_nft(pair: &Pair, ruleset: &str) -> Audit {
 }
 
 fn bypasses(audit: &Audit, backend: Backend) -> bool {
-    matches!(audit.verdict(backend), Verdict::Bypasses(_))
+    matches!(audit.verdict(backend), AuditVerdict::Bypasses(_))
 }
 
 #[test]
@@ -21,7 +21,7 @@ fn without_rules_the_verdict_is_clear() {
     let pair = or_skip!("policy::without_rules_the_verdict_is_clear", Pair::new_seeing());
     let empty = audit_in(&pair);
     assert_eq!(empty, Audit::default());
-    assert_eq!(empty.verdict(Backend::Xdp), Verdict::Clear);
+    assert_eq!(empty.verdict(Backend::Xdp), AuditVerdict::Clear);
     // The default disciplines of hardware do not count as rules.
     for qdisc in ["fq_codel", "pfifo", "fq"] {
         let made = pair.a.run(|| {
@@ -139,7 +139,7 @@ fn each_hook_counts_for_those_that_bypass_it() {
         let found = with_nft(&pair, chain);
         assert_eq!(bypasses(&found, Backend::Packet), packet, "packet: {chain}");
         assert_eq!(bypasses(&found, Backend::Xdp), xdp, "afxdp: {chain}");
-        assert_eq!(found.verdict(Backend::Udp), Verdict::Clear);
+        assert_eq!(found.verdict(Backend::Udp), AuditVerdict::Clear);
         assert_eq!(found.unseen, [""; 0]);
     }
 }
@@ -173,13 +173,13 @@ fn what_cannot_be_read_is_unseen() {
     let pair = or_skip!("policy::what_cannot_be_read_is_unseen", Pair::new_seeing());
     let blind = || pair.a.run(|| without_capability(NET_ADMIN, audit_in_thread));
     let found = blind();
-    let Verdict::Unseen(why) = found.verdict(Backend::Packet) else { panic!("{found:?}") };
+    let AuditVerdict::Unseen(why) = found.verdict(Backend::Packet) else { panic!("{found:?}") };
     assert!(why[0].contains("nft") && why[0].contains("CAP_NET_ADMIN"), "{why:?}");
-    assert_eq!(found.verdict(Backend::Udp), Verdict::Clear);
+    assert_eq!(found.verdict(Backend::Udp), AuditVerdict::Clear);
     // A visible rule outweighs an unreadable one: reading disciplines needs no privilege.
     pair.a.sh("tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 50ms");
     assert!(bypasses(&blind(), Backend::Xdp));
-    assert!(matches!(blind().verdict(Backend::Packet), Verdict::Unseen(_)));
+    assert!(matches!(blind().verdict(Backend::Packet), AuditVerdict::Unseen(_)));
 }
 
 fn audit_in_thread() -> Audit {

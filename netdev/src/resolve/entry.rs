@@ -9,7 +9,7 @@ use crate::rtnl::{Neighbour, NeighbourStatus};
 
 /// A path: its target, and how its datagrams leave.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct PathEntry {
     pub(super) spec: PathSpec,
     pub(super) src_port: u16,
     pub(super) target: Target,
@@ -67,7 +67,7 @@ pub(super) enum Target {
     Nowhere,
 }
 
-impl Entry {
+impl PathEntry {
     /// A path of which nothing is known yet but where it leads.
     pub(super) fn new(
         spec: PathSpec,
@@ -151,7 +151,7 @@ pub(super) fn is_usable(neighbour: Option<Neighbour>) -> bool {
 mod tests {
     use super::*;
 
-    fn entry(target: Target) -> Entry {
+    fn entry(target: Target) -> PathEntry {
         let spec = PathSpec {
             local: [10, 9, 0, 1].into(),
             remote: [10, 9, 0, 2].into(),
@@ -160,7 +160,7 @@ mod tests {
             ttl: 64,
             flow_label: 0,
         };
-        Entry::new(spec, 49152, target, Some(PathId(0)))
+        PathEntry::new(spec, 49152, target, Some(PathId(0)))
     }
 
     fn iface() -> Interface {

@@ -256,8 +256,8 @@ fn an_idle_path_is_told_of_changes() {
         table.entries.iter_mut().flatten().for_each(|entry| entry.used = false);
         pair.a
             .sh("ip link add w0 type veth peer name w1; ip link set w0 up; ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:01 dev w0");
-        let own = |entry: &Option<Entry>| entry.as_ref().is_some_and(|entry| entry.changed);
-        table.hear();
+        let own = |entry: &Option<PathEntry>| entry.as_ref().is_some_and(|entry| entry.changed);
+        table.read_changes();
         assert!(!table.entries.iter().any(own), "what is told of others");
     });
 }
@@ -271,7 +271,7 @@ fn an_idle_path_is_looked_at_if_it_may_have_changed() {
         let (mut table, mut guard) = (open(), Paths::default());
         let path = table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path").id;
         table.maintain(|_| false);
-        assert!(table.take_interface_news() && !table.take_interface_news());
+        assert!(table.take_interface_change() && !table.take_interface_change());
         let others: String = (10..60)
             .map(|host| format!("ip neigh add 10.9.0.{host} lladdr 02:00:00:00:00:09 dev v0\n"))
             .collect();
@@ -280,7 +280,7 @@ fn an_idle_path_is_looked_at_if_it_may_have_changed() {
         pair.a.sh(&others);
         pair.a.sh("ip neigh change 10.9.0.7 lladdr 02:00:00:00:00:08 dev v0");
         settle(&mut table);
-        assert!(table.take_interface_news(), "anything may have changed");
+        assert!(table.take_interface_change(), "anything may have changed");
         assert_eq!(hop(&mut table, path), "08");
     });
 }
@@ -299,7 +299,7 @@ fn what_is_told_without_end_is_followed_with_rests() {
             for entry in table.entries.iter_mut().flatten() {
                 (entry.changed, entry.rerouted) = (true, true);
             }
-            table.news = true;
+            table.changes = true;
         };
         let changed = |table: &PathTable| table.entries.iter().flatten().any(|e| e.changed);
         let first = Instant::now();

@@ -24,7 +24,7 @@ const SKIP_STATS: u32 = 1 << 3;
 
 /// The properties of a link without its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
+pub(crate) struct Link {
     /// Interface index.
     pub index: u32,
     /// Name, as in `ip link`.
@@ -58,7 +58,7 @@ impl Rtnl {
     ///
     /// # Errors
     /// Whatever the kernel answers.
-    pub fn links(&mut self) -> io::Result<Vec<Link>> {
+    pub(crate) fn links(&mut self) -> io::Result<Vec<Link>> {
         let found: Vec<LinkMessage> =
             self.ask(RTM_GETLINK, RTM_NEWLINK, true, &LinkMessage::default())?;
         let mut links: Vec<Link> = found.iter().map(link_from).collect();
@@ -71,7 +71,7 @@ impl Rtnl {
     ///
     /// # Errors
     /// `ENODEV` if there is no such link.
-    pub fn link(&mut self, index: u32) -> io::Result<Link> {
+    pub(crate) fn link(&mut self, index: u32) -> io::Result<Link> {
         let mut query = LinkMessage::default();
         query.header.index = index;
         let found: Vec<LinkMessage> = self.ask(RTM_GETLINK, RTM_NEWLINK, false, &query)?;
@@ -83,7 +83,7 @@ impl Rtnl {
     ///
     /// # Errors
     /// `ENODEV` if there is no such link.
-    pub fn link_mac(&mut self, index: u32) -> io::Result<[u8; MAC_LEN]> {
+    pub(crate) fn link_mac(&mut self, index: u32) -> io::Result<[u8; MAC_LEN]> {
         let mut header = [0; HEADER_LEN];
         header[4..8].copy_from_slice(&index.to_ne_bytes());
         let query = Query::new(&header).attribute(libc::IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes());
@@ -101,7 +101,7 @@ impl Rtnl {
     ///
     /// # Errors
     /// Whatever the kernel answers.
-    pub fn interfaces(&mut self) -> io::Result<Vec<Interface>> {
+    pub(crate) fn interfaces(&mut self) -> io::Result<Vec<Interface>> {
         let links = self.links()?;
         let addresses: Vec<AddressMessage> =
             self.ask(RTM_GETADDR, RTM_NEWADDR, true, &AddressMessage::default())?;

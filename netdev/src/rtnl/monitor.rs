@@ -39,14 +39,14 @@ const OF_INTERFACES: [u16; 6] = [
 ];
 /// Length of `struct ndmsg` and of `struct rtmsg`.
 const HEADER_LEN: usize = 12;
-/// The longest message that is parsed; a longer one counts as [`News::Anything`].
+/// The longest message that is parsed; a longer one counts as [`Change::Anything`].
 const MESSAGE_MAX: usize = 16 * 1024;
 /// The most messages per read; the others stay in the queue.
 const BURST: usize = 256;
 
 /// A change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum News {
+pub(crate) enum Change {
     /// The interface or its addresses.
     Interface,
     /// The entry of a neighbour.
@@ -59,10 +59,10 @@ pub enum News {
     Anything,
 }
 
-impl News {
+impl Change {
     /// Whether this change of routes may affect the way to `address`.
     #[must_use]
-    pub fn is_of_way_to(&self, address: IpAddr) -> bool {
+    pub(crate) fn is_of_way_to(&self, address: IpAddr) -> bool {
         match *self {
             Self::Neighbour(_) => false,
             Self::Routes(prefix, bits) => has_prefix(address, prefix, bits),
@@ -72,7 +72,7 @@ impl News {
 }
 
 /// Receives announcements.
-pub struct Monitor {
+pub(crate) struct Monitor {
     socket: Socket,
     buffer: Box<[u8]>,
     /// The queue overflowed since it was last empty. Until it is empty again, the kernel drops
@@ -91,7 +91,7 @@ impl Monitor {
     ///
     /// # Errors
     /// The kernel's answer to `socket(AF_NETLINK)`: no descriptors left, or a seccomp filter.
-    pub fn open(interface: u32) -> io::Result<Self> {
+    pub(crate) fn open(interface: u32) -> io::Result<Self> {
         Self::of(interface, &GROUPS)
     }
 
@@ -100,7 +100,7 @@ impl Monitor {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn of_link(interface: u32) -> io::Result<Self> {
+    pub(crate) fn of_link(interface: u32) -> io::Result<Self> {
         Self::of(interface, &[libc::RTNLGRP_LINK])
     }
 
@@ -126,21 +126,21 @@ impl Monitor {
     }
 
     /// Hands received changes to `each`. Does not allocate.
-    pub fn read(&mut self, mut each: impl FnMut(News)) {
+    pub(crate) fn read(&mut self, mut each: impl FnMut(Change)) {
         for _ in 0..BURST {
             let mut room = &mut self.buffer[..];
             match self.socket.recv(&mut room, 0) {
                 Ok(length) => hand_out(&self.buffer[..length.min(MESSAGE_MAX)], &mut each),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if std::mem::take(&mut self.overrun) {
-                        each(News::Anything);
+                        each(Change::Anything);
                     }
                     return;
                 }
                 // ENOBUFS: some were dropped.
                 Err(_) => {
                     self.overrun = true;
-                    each(News::Anything);
+                    each(Change::Anything);
                 }
             }
         }
@@ -186,38 +186,40 @@ fn program(interface: u32) -> Vec<sock_filter> {
 }
 
 /// Hands the changes in a datagram to `each`.
-pub(super) fn hand_out(datagram: &[u8], each: &mut impl FnMut(News)) {
-    let mut heard = false;
+pub(super) fn hand_out(datagram: &[u8], each: &mut impl FnMut(Change)) {
+    let mut is_empty = true;
     for (header, body) in Messages(datagram) {
-        heard = true;
+        is_empty = false;
         each(match header.kind {
             libc::RTM_NEWNEIGH | libc::RTM_DELNEIGH => neighbour(body),
             libc::RTM_NEWROUTE | libc::RTM_DELROUTE => routes(body),
             libc::RTM_NEWLINK | libc::RTM_DELLINK | libc::RTM_NEWADDR | libc::RTM_DELADDR => {
-                News::Interface
+                Change::Interface
             }
-            _ => News::AllRoutes,
+            _ => Change::AllRoutes,
         });
     }
-    if !heard {
-        each(News::Anything);
+    if is_empty {
+        each(Change::Anything);
     }
 }
 
-fn neighbour(body: &[u8]) -> News {
+fn neighbour(body: &[u8]) -> Change {
     let address = body.get(HEADER_LEN..).and_then(|attributes| {
         Attributes(attributes).find(|(kind, _)| *kind == libc::NDA_DST).and_then(|(_, a)| ip(a))
     });
-    address.map_or(News::Anything, News::Neighbour)
+    address.map_or(Change::Anything, Change::Neighbour)
 }
 
-fn routes(body: &[u8]) -> News {
+fn routes(body: &[u8]) -> Change {
     let Some((header, attributes)) = body.split_first_chunk::<HEADER_LEN>() else {
-        return News::Anything;
+        return Change::Anything;
     };
     match Attributes(attributes).find(|(kind, _)| *kind == libc::RTA_DST) {
-        Some((_, address)) => ip(address).map_or(News::Anything, |a| News::Routes(a, header[1])),
-        None => News::AllRoutes,
+        Some((_, address)) => {
+            ip(address).map_or(Change::Anything, |a| Change::Routes(a, header[1]))
+        }
+        None => Change::AllRoutes,
     }
 }
 
@@ -237,9 +239,9 @@ mod tests {
     use crate::iface::Interface;
     use crate::testns::{Pair, or_skip};
 
-    fn all(monitor: &mut Monitor) -> Vec<News> {
+    fn all(monitor: &mut Monitor) -> Vec<Change> {
         let mut all = Vec::new();
-        monitor.read(|news| all.push(news));
+        monitor.read(|change| all.push(change));
         all
     }
 
@@ -262,34 +264,37 @@ mod tests {
         let mut monitor = pair.a.run(open);
         // The kernel is still setting up IPv6 on the new link.
         pair.a.sh("ip -6 neigh add fd09::7 lladdr 02:00:00:00:00:07 dev v0");
-        let heard = all(&mut monitor);
-        assert!(heard.contains(&News::Neighbour(ip("fd09::7"))), "{heard:?}");
-        for (what, news) in [
+        let changes = all(&mut monitor);
+        assert!(changes.contains(&Change::Neighbour(ip("fd09::7"))), "{changes:?}");
+        for (what, change) in [
             (
                 "ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0",
-                News::Neighbour(ip("10.9.0.7")),
+                Change::Neighbour(ip("10.9.0.7")),
             ),
-            ("ip neigh del 10.9.0.7 dev v0", News::Neighbour(ip("10.9.0.7"))),
-            ("ip route add 192.0.2.0/24 via 10.9.0.2", News::Routes(ip("192.0.2.0"), 24)),
-            ("ip route add 2001:db8::/32 via fd09::2", News::Routes(ip("2001:db8::"), 32)),
-            ("ip route add default via 10.9.0.2", News::AllRoutes),
-            ("ip rule add prio 77 from 10.9.0.1 lookup main", News::AllRoutes),
-            ("ip link set v0 address 02:00:00:00:09:77", News::Interface),
-            ("ip address add 10.9.0.9/32 dev v0", News::Interface),
+            ("ip neigh del 10.9.0.7 dev v0", Change::Neighbour(ip("10.9.0.7"))),
+            ("ip route add 192.0.2.0/24 via 10.9.0.2", Change::Routes(ip("192.0.2.0"), 24)),
+            ("ip route add 2001:db8::/32 via fd09::2", Change::Routes(ip("2001:db8::"), 32)),
+            ("ip route add default via 10.9.0.2", Change::AllRoutes),
+            ("ip rule add prio 77 from 10.9.0.1 lookup main", Change::AllRoutes),
+            ("ip link set v0 address 02:00:00:00:09:77", Change::Interface),
+            ("ip address add 10.9.0.9/32 dev v0", Change::Interface),
         ] {
             pair.a.sh(what);
-            let heard = all(&mut monitor);
-            assert!(heard.contains(&news), "{what}: {heard:?}");
+            let changes = all(&mut monitor);
+            assert!(changes.contains(&change), "{what}: {changes:?}");
         }
         pair.a.sh("ip neigh add 10.9.0.8 lladdr 02:00:00:00:00:07 dev v0 nud delay
                    ip link set w0 address 02:00:00:00:09:78
                    ip neigh add 10.9.0.8 lladdr 02:00:00:00:00:07 dev w0");
         // IPv6 neighbours come and go without our doing.
-        let strange = |news: &News| {
-            matches!(news, News::Interface | News::Neighbour(IpAddr::V4(_)) | News::Anything)
+        let strange = |change: &Change| {
+            matches!(
+                change,
+                Change::Interface | Change::Neighbour(IpAddr::V4(_)) | Change::Anything
+            )
         };
-        let heard = all(&mut monitor);
-        assert!(!heard.iter().any(strange), "{heard:?}");
+        let changes = all(&mut monitor);
+        assert!(!changes.iter().any(strange), "{changes:?}");
     }
 
     #[test]
@@ -302,10 +307,10 @@ mod tests {
         };
         let mut monitor = pair.a.run(link);
         pair.a.sh("ip link set v0 mtu 1400");
-        let heard = all(&mut monitor);
+        let changes = all(&mut monitor);
         assert!(
-            heard.iter().all(|news| *news == News::Interface) && !heard.is_empty(),
-            "{heard:?}"
+            changes.iter().all(|change| *change == Change::Interface) && !changes.is_empty(),
+            "{changes:?}"
         );
         pair.a.sh("ip address add 10.9.0.9/32 dev v0
                    ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0
@@ -323,11 +328,11 @@ mod tests {
             .map(|host| format!("ip neigh add 10.9.0.{host} lladdr 02:00:00:00:00:07 dev v0"))
             .collect();
         pair.a.sh(&many.join("\n"));
-        let heard = all(&mut monitor);
-        assert!(heard.contains(&News::Anything));
+        let changes = all(&mut monitor);
+        assert!(changes.contains(&Change::Anything));
         // Announcements between the first dropped one and the end of the queue were dropped too.
-        assert_eq!(heard.last(), Some(&News::Anything));
-        assert!(!wait_readable(&monitor, 0).expect("poll"), "it is heard once");
+        assert_eq!(changes.last(), Some(&Change::Anything));
+        assert!(!wait_readable(&monitor, 0).expect("poll"), "it is announced once");
     }
 
     #[test]
@@ -341,19 +346,19 @@ mod tests {
             ("2001:db8::1", 128, "2001:db8::2", false),
             ("2001:db8::", 255, "2001:db8::", false),
         ] {
-            let news = News::Routes(ip(prefix), bits);
-            assert_eq!(news.is_of_way_to(ip(address)), is_of, "{prefix}/{bits}, {address}");
+            let change = Change::Routes(ip(prefix), bits);
+            assert_eq!(change.is_of_way_to(ip(address)), is_of, "{prefix}/{bits}, {address}");
         }
-        assert!(!News::Neighbour(ip("10.9.0.1")).is_of_way_to(ip("10.9.0.1")));
+        assert!(!Change::Neighbour(ip("10.9.0.1")).is_of_way_to(ip("10.9.0.1")));
     }
 
     #[test]
     fn what_is_not_understood_may_be_anything() {
-        let mut heard = Vec::new();
+        let mut changes = Vec::new();
         for datagram in [&[][..], &[7; 9], &[255; 64]] {
-            hand_out(datagram, &mut |news| heard.push(news));
+            hand_out(datagram, &mut |change| changes.push(change));
         }
-        assert_eq!((neighbour(&[0; 5]), routes(&[0; 5])), (News::Anything, News::Anything));
-        assert_eq!(heard, [News::Anything; 3]);
+        assert_eq!((neighbour(&[0; 5]), routes(&[0; 5])), (Change::Anything, Change::Anything));
+        assert_eq!(changes, [Change::Anything; 3]);
     }
 }

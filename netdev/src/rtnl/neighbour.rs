@@ -14,7 +14,7 @@ const HEADER_LEN: usize = 12;
 
 /// Usability of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NeighbourStatus {
+pub(crate) enum NeighbourStatus {
     /// Confirmed lately, permanent, or a link without resolution: the address may be used.
     Valid,
     /// Usable, but the kernel checks it again only after it sends a datagram there itself.
@@ -27,7 +27,7 @@ pub enum NeighbourStatus {
 
 /// An entry of the neighbour cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Neighbour {
+pub(crate) struct Neighbour {
     /// Ethernet address, where there is one.
     pub mac: Option<[u8; 6]>,
     /// Whether it may be used.
@@ -39,7 +39,11 @@ impl Rtnl {
     ///
     /// # Errors
     /// Any error of the kernel, except that there is no such entry.
-    pub fn neighbour(&mut self, interface: u32, address: IpAddr) -> io::Result<Option<Neighbour>> {
+    pub(crate) fn neighbour(
+        &mut self,
+        interface: u32,
+        address: IpAddr,
+    ) -> io::Result<Option<Neighbour>> {
         let query = named(interface, address, 0);
         match self.ask_one(libc::RTM_GETNEIGH, libc::RTM_NEWNEIGH, &query, neighbour_from) {
             Ok(found) => Ok(Some(found)),
@@ -53,7 +57,7 @@ impl Rtnl {
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_ADMIN, or any other error of the kernel.
-    pub fn solicit(&mut self, interface: u32, address: IpAddr) -> io::Result<()> {
+    pub(crate) fn solicit(&mut self, interface: u32, address: IpAddr) -> io::Result<()> {
         self.tell(libc::RTM_NEWNEIGH, NLM_F_CREATE, &named(interface, address, libc::NTF_USE))
     }
 }

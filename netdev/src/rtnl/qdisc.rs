@@ -16,14 +16,14 @@ const TCA_KIND: u16 = 1;
 
 /// A queueing discipline on an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Qdisc {
+pub(crate) struct Qdisc {
     /// Its name: `noqueue`, `fq_codel`, `tbf`, `clsact` …
     pub kind: String,
 }
 
 /// Attachment point of filters that act on all of an interface's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FilterHook {
+pub(crate) enum FilterHook {
     /// The `ingress` discipline.
     IngressQdisc,
     /// The receiving half of `clsact`.
@@ -77,7 +77,7 @@ impl Rtnl {
     ///
     /// # Errors
     /// Whatever the kernel answers.
-    pub fn qdiscs(&mut self, interface: u32) -> io::Result<Vec<Qdisc>> {
+    pub(crate) fn qdiscs(&mut self, interface: u32) -> io::Result<Vec<Qdisc>> {
         let query = TcMessage::default();
         let found: Vec<KindMessage> = self.ask(RTM_GETQDISC, RTM_NEWQDISC, true, &query)?;
         Ok(found
@@ -91,7 +91,7 @@ impl Rtnl {
     ///
     /// # Errors
     /// Whatever the kernel answers.
-    pub fn has_filters(&mut self, interface: u32, hook: FilterHook) -> io::Result<bool> {
+    pub(crate) fn has_filters(&mut self, interface: u32, hook: FilterHook) -> io::Result<bool> {
         let mut query = TcMessage::default();
         query.header.index = i32::try_from(interface).map_err(io::Error::other)?;
         query.header.parent = hook.parent();

@@ -18,7 +18,7 @@ const RTAX_MTU: u16 = 2;
 
 /// The datagram to route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RouteQuery {
+pub(crate) struct RouteQuery {
     /// Destination.
     pub destination: IpAddr,
     /// Source address, if it is already chosen; must be local.
@@ -34,7 +34,7 @@ pub struct RouteQuery {
 
 /// Kind of destination of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RouteKind {
+pub(crate) enum RouteKind {
     /// A neighbour or a gateway.
     Unicast,
     /// An address of the own namespace.
@@ -47,7 +47,7 @@ pub enum RouteKind {
 
 /// The way of a datagram out of this namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Route {
+pub(crate) struct Route {
     /// Kind of destination.
     pub kind: RouteKind,
     /// Index of the output interface.
@@ -66,7 +66,7 @@ impl Rtnl {
     /// # Errors
     /// `ENETUNREACH` or `EHOSTUNREACH` without a route, `EACCES` or `EINVAL` if a route or a rule
     /// forbids it, and `EINVAL` if the source address is not local.
-    pub fn route(&mut self, query: &RouteQuery) -> io::Result<Route> {
+    pub(crate) fn route(&mut self, query: &RouteQuery) -> io::Result<Route> {
         self.ask_one(libc::RTM_GETROUTE, libc::RTM_NEWROUTE, &message_for(query), |message| {
             Some(route_from(message))
         })?

@@ -29,7 +29,7 @@ pub(super) struct Mark {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct Datagram {
     flow: u32,
     mark: Mark,
     at: u32,
@@ -40,7 +40,7 @@ struct Entry {
 pub(super) struct Batch {
     bytes: Box<[u8]>,
     used: usize,
-    entries: Vec<Entry>,
+    entries: Vec<Datagram>,
     /// Adjacent ones differ.
     flows: Vec<Flow>,
     datagrams_max: usize,
@@ -104,7 +104,7 @@ impl Batch {
             self.flows.push(*flow);
         }
         let flow = self.flows.len() as u32 - 1;
-        self.entries.push(Entry { flow, mark, at: self.used as u32, len: len as u32 });
+        self.entries.push(Datagram { flow, mark, at: self.used as u32, len: len as u32 });
         self.used = (self.used + len).next_multiple_of(ALIGN);
         self.cost += u64::from(RxBudget::cost(len as u32));
     }
@@ -118,7 +118,7 @@ impl Batch {
     }
 
     pub(super) fn get(&self, i: usize) -> (&Flow, Mark, &[u8]) {
-        let Entry { flow, mark, at, len } = self.entries[i];
+        let Datagram { flow, mark, at, len } = self.entries[i];
         (&self.flows[flow as usize], mark, &self.bytes[at as usize..][..len as usize])
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::batch::{Batch, Flow, Mark};
 use super::gate::Bell;
-use super::link::{Fate, Link, LinkConfig, SimStats};
+use super::link::{Fate, LinkConfig, SimLink, SimStats};
 use super::rng::Rng;
 use super::{Tap, TapDatagram, Verdict};
 use crate::port::RxBudget;
@@ -43,7 +43,7 @@ pub(super) struct Hub {
     addresses: HashMap<IpAddr, usize>,
     /// Memberships in groups.
     groups: BTreeSet<(IpAddr, usize)>,
-    links: HashMap<(IpAddr, IpAddr), Link>,
+    links: HashMap<(IpAddr, IpAddr), SimLink>,
     default_link: LinkConfig,
     /// Arrival time, order among those of one time, and index in `flying`.
     due: BinaryHeap<Reverse<(Duration, u64, usize)>>,
@@ -303,7 +303,7 @@ impl Inbox {
     }
 }
 
-fn new_link(seed: u64, from: IpAddr, to: IpAddr, config: &LinkConfig) -> Link {
+fn new_link(seed: u64, from: IpAddr, to: IpAddr, config: &LinkConfig) -> SimLink {
     let mut name = [0; 34];
     for (at, address) in name.chunks_exact_mut(17).zip([from, to]) {
         match address {
@@ -317,5 +317,5 @@ fn new_link(seed: u64, from: IpAddr, to: IpAddr, config: &LinkConfig) -> Link {
             }
         }
     }
-    Link::new(config.clone(), false, Rng::fork(seed, &name))
+    SimLink::new(config.clone(), false, Rng::fork(seed, &name))
 }

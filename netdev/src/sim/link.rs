@@ -83,7 +83,7 @@ pub struct SimStats {
 
 /// One direction between two addresses.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct SimLink {
     pub(super) config: LinkConfig,
     /// Whether `config` was set for this link, and does not follow the default.
     pub(super) explicit: bool,
@@ -105,7 +105,7 @@ pub(super) struct Fate {
     pub(super) len: usize,
 }
 
-impl Link {
+impl SimLink {
     pub(super) fn new(config: LinkConfig, explicit: bool, rng: Rng) -> Self {
         Self { config, explicit, rng, busy_until: Duration::ZERO, burst_left: 0 }
     }

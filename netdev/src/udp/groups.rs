@@ -10,9 +10,8 @@ use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 
 use super::rx::Queue;
-use super::sockets::{self, Home};
+use super::sockets::{self, Home, Options};
 use super::sys::{RecvBatch, Socket};
-use crate::PortConfig;
 use crate::fd::{self, Epoll, Interest};
 use crate::iface::Interface;
 use crate::port::{PortStats, RxDatagram};
@@ -63,7 +62,7 @@ impl Groups {
     pub(super) fn join(
         &mut self,
         group: IpAddr,
-        config: &PortConfig,
+        options: Options,
         epoll: &Epoll,
     ) -> io::Result<()> {
         if !group.is_multicast() {
@@ -77,7 +76,7 @@ impl Groups {
             let what = format!("a port joins {GROUPS_MAX} groups at most");
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
         }
-        let socket = sockets::open_group(&self.iface, self.home, group, config)?;
+        let socket = sockets::open_group(&self.iface, self.home, group, options)?;
         self.ready.add(socket.as_fd(), Interest::Read)?;
         epoll.add(socket.as_fd(), Interest::Read)?;
         self.batch.get_or_insert_with(RecvBatch::new);

@@ -4,12 +4,12 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use super::sockets::{self, Home};
+use super::sockets::{self, Home, Options};
 use super::sys::{Dest, Socket};
-use crate::PortConfig;
 use crate::iface::Interface;
 use crate::port::{Path, PathId, PathSpec, ROCE_PORT};
 use crate::recent::Recent;
+use crate::resolve::{not_an_address_of_the_port, two_families};
 
 /// The most sockets besides those of the own addresses. This many flows are enough to spread over
 /// the links and queues of a network. Further paths share source ports, because otherwise a
@@ -20,7 +20,7 @@ const SENDERS_MAX: usize = 32;
 const IDLE_MAX: usize = 8;
 
 /// The port's data of a path.
-pub(super) struct Entry {
+pub(super) struct UdpPath {
     pub(super) dest: Dest,
     /// Index of the socket that sends for it.
     pub(super) socket: usize,
@@ -31,7 +31,7 @@ pub(super) struct Entry {
 }
 
 /// A socket to send from.
-struct Sender {
+struct SenderSocket {
     socket: Socket,
     local: IpAddr,
     /// The port that paths asked for; differs from `port` if that was taken.
@@ -47,15 +47,15 @@ pub(super) struct Paths {
     home: Home,
     segments_max: u16,
     /// Sockets of the own addresses first, in their order; these are never `None`.
-    senders: Vec<Option<Sender>>,
+    senders: Vec<Option<SenderSocket>>,
     own: usize,
-    entries: Vec<Entry>,
+    entries: Vec<UdpPath>,
     /// Removed paths that may still have datagrams waiting.
     retired: Vec<PathId>,
     free: Vec<PathId>,
     ttl_default: [u8; 2],
-    /// Recent route checks: from, to.
-    checked: Recent<(IpAddr, IpAddr), ()>,
+    /// Recent route checks: from, to, TOS.
+    checked: Recent<(IpAddr, IpAddr, u8), ()>,
 }
 
 impl Paths {
@@ -72,7 +72,7 @@ impl Paths {
             ttl_default[usize::from(v6)] = sockets::ttl_default(socket, v6);
         }
         let sender = |(socket, &local)| {
-            Some(Sender { socket, local, wanted: ROCE_PORT, port: ROCE_PORT, paths: 0 })
+            Some(SenderSocket { socket, local, wanted: ROCE_PORT, port: ROCE_PORT, paths: 0 })
         };
         Self {
             iface: iface.clone(),
@@ -88,18 +88,17 @@ impl Paths {
         }
     }
 
-    pub(super) fn add(&mut self, spec: &PathSpec, config: &PortConfig) -> io::Result<Path> {
-        let invalid = |what| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    pub(super) fn add(&mut self, spec: &PathSpec, options: Options) -> io::Result<Path> {
         let v6 = spec.local.is_ipv6();
-        if v6 != spec.remote.is_ipv6() {
-            return invalid(format!("{} and {} are of two families", spec.local, spec.remote));
-        }
         if !self.own_senders().any(|s| s.local == spec.local) {
-            return invalid(format!("{} is not an address of this port", spec.local));
+            return Err(not_an_address_of_the_port(spec));
+        }
+        if v6 != spec.remote.is_ipv6() {
+            return Err(two_families(spec));
         }
         self.check_route(spec)?;
-        let socket = self.sender_for(spec, config)?;
-        let entry = Entry {
+        let socket = self.sender_for(spec, options)?;
+        let entry = UdpPath {
             dest: sockets::destination(&self.iface, spec, self.ttl_default[usize::from(v6)]),
             socket,
             v6,
@@ -120,7 +119,7 @@ impl Paths {
     }
 
     fn check_route(&mut self, spec: &PathSpec) -> io::Result<()> {
-        let (now, way) = (Instant::now(), (spec.local, spec.remote));
+        let (now, way) = (Instant::now(), (spec.local, spec.remote, spec.tos));
         if self.checked.get(now, &way).is_some() {
             return Ok(());
         }
@@ -136,8 +135,8 @@ impl Paths {
 
     /// The socket for a path: one with the wanted port, a new one, another path's if there are
     /// many, or the own address's.
-    fn sender_for(&mut self, spec: &PathSpec, config: &PortConfig) -> io::Result<usize> {
-        let same = |s: &Option<Sender>| {
+    fn sender_for(&mut self, spec: &PathSpec, options: Options) -> io::Result<usize> {
+        let same = |s: &Option<SenderSocket>| {
             s.as_ref().is_some_and(|s| s.local == spec.local && s.wanted == spec.src_port)
         };
         if let Some(found) = self.senders.iter().position(same) {
@@ -147,7 +146,7 @@ impl Paths {
             return Ok(shared);
         }
         let opened =
-            sockets::open_sender(&self.iface, self.home, spec.local, spec.src_port, config);
+            sockets::open_sender(&self.iface, self.home, spec.local, spec.src_port, options);
         let (socket, port) = match opened {
             Ok(Some(opened)) => opened,
             // No port or no descriptor available: UDP/4791 works as well.
@@ -157,7 +156,8 @@ impl Paths {
             }
             Err(e) => return Err(e),
         };
-        let sender = Sender { socket, local: spec.local, wanted: spec.src_port, port, paths: 0 };
+        let sender =
+            SenderSocket { socket, local: spec.local, wanted: spec.src_port, port, paths: 0 };
         if let Some(hole) = self.senders.iter().position(Option::is_none) {
             self.senders[hole] = Some(sender);
             return Ok(hole);
@@ -193,7 +193,7 @@ impl Paths {
         self.own_senders().position(|s| s.local == local).expect("checked by add")
     }
 
-    fn own_senders(&self) -> impl Iterator<Item = &Sender> {
+    fn own_senders(&self) -> impl Iterator<Item = &SenderSocket> {
         self.senders[..self.own].iter().flatten()
     }
 
@@ -215,23 +215,24 @@ impl Paths {
             self.free.push(id);
         }
         let kept = if self.free.len() == self.entries.len() { 0 } else { IDLE_MAX };
-        let idle = |sender: &&mut Option<Sender>| sender.as_ref().is_some_and(|s| s.paths == 0);
+        let idle =
+            |sender: &&mut Option<SenderSocket>| sender.as_ref().is_some_and(|s| s.paths == 0);
         for surplus in self.senders[self.own..].iter_mut().filter(idle).skip(kept) {
             *surplus = None;
         }
     }
 
     /// A path that datagrams may be reserved for.
-    pub(super) fn get(&self, path: PathId) -> Option<&Entry> {
+    pub(super) fn get(&self, path: PathId) -> Option<&UdpPath> {
         self.entries.get(path.0 as usize).filter(|e| e.live)
     }
 
     /// A path with committed datagrams; it may have been removed since.
-    pub(super) fn entry(&self, path: PathId) -> &Entry {
+    pub(super) fn entry(&self, path: PathId) -> &UdpPath {
         &self.entries[path.0 as usize]
     }
 
-    pub(super) fn entry_mut(&mut self, path: PathId) -> &mut Entry {
+    pub(super) fn entry_mut(&mut self, path: PathId) -> &mut UdpPath {
         &mut self.entries[path.0 as usize]
     }
 

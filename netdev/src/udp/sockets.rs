@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use super::holder;
 use super::sys::{Dest, Message, SendScratch, SockAddr, Socket, send};
-use crate::PortConfig;
+use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
 use crate::fd::{COPIES_HELD_MAX, patiently};
 use crate::iface::Interface;
@@ -31,6 +31,27 @@ pub(super) enum Role {
     Group,
 }
 
+/// The configuration of a socket.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Options {
+    tx_buffer_bytes: u32,
+    rx_buffer_bytes: u32,
+    force_buffers: bool,
+    /// Whether the kernel merges datagrams that arrive together (`UDP_GRO`).
+    merges: bool,
+}
+
+impl From<&PortConfig> for Options {
+    fn from(config: &PortConfig) -> Self {
+        Self {
+            tx_buffer_bytes: config.tx_buffer_bytes,
+            rx_buffer_bytes: config.udp.rx_buffer_bytes,
+            force_buffers: config.force_buffers,
+            merges: !config.no_segmentation,
+        }
+    }
+}
+
 /// The network namespace of a port, which is that of its first sockets. Later sockets are in the
 /// namespace of the thread that opens them: that thread may have left the port's.
 #[derive(Debug, Clone, Copy)]
@@ -43,18 +64,18 @@ impl Home {
 
     /// Whether a socket is in this namespace. Before Linux 5.14 that is unknown, and every socket
     /// counts as in it.
-    fn has(self, socket: &Socket) -> bool {
+    pub(super) fn has(self, socket: &Socket) -> bool {
         self.0 == socket.netns()
     }
 }
 
-/// Opens the sockets of one own address on UDP/4791, one for each of `count` ports.
+/// Opens the sockets of one own address on UDP/4791, one for each port.
 pub(super) fn open_own(
     iface: &Interface,
     address: IpAddr,
-    config: &PortConfig,
+    options: Options,
     role: Role,
-    count: usize,
+    shards: Shards,
 ) -> Result<Vec<Socket>, OpenError> {
     let fail = |what: &str, source: io::Error| {
         let hint = match source.raw_os_error() {
@@ -69,29 +90,29 @@ pub(super) fn open_own(
         OpenError::os(Backend::Udp, format!("cannot {what} {address}:{ROCE_PORT}"), source, hint)
     };
     let name = socket_address(iface, address, ROCE_PORT, 0);
-    let first = make(address, config, role)?;
+    let first = make(address, options, role)?;
     // Bound alone first: fails if another socket has the port.
     patiently(libc::EADDRINUSE, COPIES_HELD_MAX, || first.bind(&name))
         .map_err(|e| fail("bind", e))?;
-    if count == 1 {
+    if shards.count == 1 {
         return Ok(vec![first]);
     }
     first.share_port().map_err(|e| fail("share", e))?;
     let mut sockets = vec![first];
-    for _ in 1..count {
-        let socket = make(address, config, role)?;
+    for _ in 1..shards.count {
+        let socket = make(address, options, role)?;
         socket.share_port().map_err(|e| fail("share", e))?;
         // Datagrams that arrived meanwhile are in the other ports' queues; their shards hand them
         // over.
         socket.bind(&name).map_err(|e| fail("bind once more", e))?;
         sockets.push(socket);
     }
-    sockets[0].steer(&steering::by_socket(count)).map_err(|e| fail("steer what comes to", e))?;
+    sockets[0].steer(&steering::by_socket(shards)).map_err(|e| fail("steer what comes to", e))?;
     Ok(sockets)
 }
 
 /// A socket that is not bound yet.
-fn make(address: IpAddr, config: &PortConfig, role: Role) -> Result<Socket, OpenError> {
+fn make(address: IpAddr, options: Options, role: Role) -> Result<Socket, OpenError> {
     let fail = |what: &str, source: io::Error, hint: &str| {
         OpenError::os(Backend::Udp, format!("cannot {what} {address}:{ROCE_PORT}"), source, hint)
     };
@@ -103,7 +124,7 @@ fn make(address: IpAddr, config: &PortConfig, role: Role) -> Result<Socket, Open
         };
         fail("make a UDP socket for", e, hint)
     })?;
-    configure(&socket, address.is_ipv6(), config, role)
+    configure(&socket, address.is_ipv6(), options, role)
         .map_err(|e| fail("configure the UDP socket of", e, "Linux 5.0 or newer is needed"))?;
     Ok(socket)
 }
@@ -114,7 +135,7 @@ pub(super) fn open_group(
     iface: &Interface,
     home: Home,
     group: IpAddr,
-    config: &PortConfig,
+    options: Options,
 ) -> io::Result<Socket> {
     let v6 = group.is_ipv6();
     let what = |doing: &str, e: &io::Error| {
@@ -132,7 +153,7 @@ pub(super) fn open_group(
         let text = format!("cannot join {group} on {}: {hint}", iface.name);
         return Err(io::Error::new(io::ErrorKind::Unsupported, text));
     }
-    configure(&socket, v6, config, Role::Group).map_err(|e| what("configure a socket of", &e))?;
+    configure(&socket, v6, options, Role::Group).map_err(|e| what("configure a socket of", &e))?;
     let address = socket_address(iface, group, ROCE_PORT, 0);
     socket.bind(&address).map_err(|e| what("bind to", &e))?;
     socket.join(group, iface.index).map_err(|e| what("join", &e))?;
@@ -146,13 +167,13 @@ pub(super) fn open_sender(
     home: Home,
     address: IpAddr,
     wanted: u16,
-    config: &PortConfig,
+    options: Options,
 ) -> io::Result<Option<(Socket, u16)>> {
     let socket = Socket::new(address.is_ipv6())?;
     if !home.has(&socket) {
         return Ok(None);
     }
-    configure(&socket, address.is_ipv6(), config, Role::Send)?;
+    configure(&socket, address.is_ipv6(), options, Role::Send)?;
     let mut port = wanted;
     for _ in 0..=SRC_PORT_TRIES {
         match socket.bind(&socket_address(iface, address, port, 0)) {
@@ -171,7 +192,7 @@ pub(super) fn open_sender(
     Ok(None)
 }
 
-fn configure(socket: &Socket, v6: bool, config: &PortConfig, role: Role) -> io::Result<()> {
+fn configure(socket: &Socket, v6: bool, options: Options, role: Role) -> io::Result<()> {
     match role {
         Role::Receive => {}
         Role::Guard | Role::Send => socket.drop_all_input()?,
@@ -195,11 +216,11 @@ fn configure(socket: &Socket, v6: bool, config: &PortConfig, role: Role) -> io::
     } else {
         socket.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
     }
-    buffer(socket, libc::SO_SNDBUF, libc::SO_SNDBUFFORCE, config.tx_buffer_bytes, config)?;
+    buffer(socket, libc::SO_SNDBUF, libc::SO_SNDBUFFORCE, options.tx_buffer_bytes, options)?;
     if role == Role::Send {
         return Ok(());
     }
-    if !config.no_segmentation {
+    if options.merges {
         // Also on a guard: otherwise the kernel segments every super-packet for a socket that drops
         // it.
         socket.set(libc::SOL_UDP, libc::UDP_GRO, 1)?;
@@ -207,7 +228,7 @@ fn configure(socket: &Socket, v6: bool, config: &PortConfig, role: Role) -> io::
     if role == Role::Guard {
         return Ok(());
     }
-    buffer(socket, libc::SO_RCVBUF, libc::SO_RCVBUFFORCE, config.rx_buffer_bytes, config)?;
+    buffer(socket, libc::SO_RCVBUF, libc::SO_RCVBUFFORCE, options.rx_buffer_bytes, options)?;
     if v6 {
         socket.set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
         // Peers exist that send checksum 0; the ICRC covers the payload.
@@ -223,11 +244,11 @@ fn buffer(
     option: i32,
     force: i32,
     bytes: u32,
-    config: &PortConfig,
+    options: Options,
 ) -> io::Result<()> {
     // The kernel doubles the value.
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX).min(i32::MAX / 2);
-    if config.force_buffers && socket.set(libc::SOL_SOCKET, force, bytes).is_ok() {
+    if options.force_buffers && socket.set(libc::SOL_SOCKET, force, bytes).is_ok() {
         return Ok(());
     }
     socket.set(libc::SOL_SOCKET, option, bytes)
@@ -263,6 +284,12 @@ pub(super) fn check_route(iface: &Interface, home: Home, spec: &PathSpec) -> io:
     if !home.has(&probe) {
         return Ok(false);
     }
+    // Rules and routes may match it. Where it cannot be set, the route without it has to do.
+    let _ = if spec.local.is_ipv6() {
+        probe.set(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, i32::from(spec.tos))
+    } else {
+        probe.set(libc::IPPROTO_IP, libc::IP_TOS, i32::from(spec.tos))
+    };
     probe.bind(&socket_address(iface, spec.local, 0, 0))?;
     probe.connect(&socket_address(iface, spec.remote, ROCE_PORT, 0))?;
     Ok(true)

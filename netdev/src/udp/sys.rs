@@ -231,6 +231,19 @@ impl Socket {
     }
 }
 
+impl From<OwnedFd> for Socket {
+    /// A UDP socket that [`new`](Self::new) made, perhaps in another process.
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> Self {
+        socket.0
+    }
+}
+
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

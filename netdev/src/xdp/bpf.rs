@@ -4,7 +4,7 @@
 
 use super::asm::Insn;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 // `enum bpf_cmd`.
 const MAP_CREATE: libc::c_long = 0;
@@ -89,6 +89,11 @@ impl Map {
         Self::create(MAP_TYPE_XSKMAP, name, size_of::<u32>(), entries)
     }
 
+    /// A map with keys of `key_size` bytes, perhaps made by another process.
+    pub(crate) fn of_fd(fd: OwnedFd, key_size: usize) -> Self {
+        Self { fd, key_size }
+    }
+
     /// Sets `key` (of the map's key size) to `value`.
     pub(crate) fn set(&self, key: &[u8], value: u32) -> io::Result<()> {
         self.change(MAP_UPDATE_ELEM, key, (&raw const value) as u64)
@@ -108,6 +113,11 @@ impl Map {
     /// The descriptor, for a program that uses the map.
     pub(crate) fn raw_fd(&self) -> i32 {
         self.fd.as_raw_fd()
+    }
+
+    /// The descriptor, for another process.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     fn create(map_type: u32, map: &str, key_size: usize, entries: u32) -> io::Result<Self> {
@@ -154,7 +164,7 @@ impl Program {
             attach_type: ATTACH_XDP,
             flags: if generic { XDP_FLAGS_SKB_MODE } else { XDP_FLAGS_DRV_MODE },
         };
-        Ok(Link { _fd: bpf_fd(LINK_CREATE, &attr)? })
+        bpf_fd(LINK_CREATE, &attr).map(Link)
     }
 
     fn load_with_log(prog: &str, code: &[Insn], log: &mut [u8]) -> io::Result<Self> {
@@ -176,10 +186,15 @@ impl Program {
     }
 }
 
-/// The attachment of a program to an interface; dropping it detaches.
+/// The attachment of a program to an interface. The program detaches when the last descriptor of it
+/// is closed.
 #[derive(Debug)]
-pub(crate) struct Link {
-    _fd: OwnedFd,
+pub(crate) struct Link(OwnedFd);
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 /// The number of a socket or program descriptor, as maps and attributes contain it.

@@ -59,6 +59,11 @@ impl Cursor {
         (self.consumed.wrapping_add(ahead) & (self.size - 1)) as usize
     }
 
+    /// The place of the entry with this index of the producer.
+    pub(crate) const fn place_of(&self, index: u32) -> usize {
+        (index & (self.size - 1)) as usize
+    }
+
     /// Records that one entry was written at [`write_place`](Self::write_place).
     pub(crate) fn produce(&mut self) {
         debug_assert!(self.free() > 0, "ring overrun");

@@ -1,27 +1,33 @@
-//! Opening: memory, socket, program, attachment, and a hint for the user if one of them fails.
+//! Acquiring the parts of a port (memory, socket, program, attachment, and a hint for the user if
+//! one of them fails), and assembling them.
 
+use super::XdpIo;
 use super::attach_error;
-use super::bpf::{Link, Map, Program, fd_value};
+use super::bpf::{Map, Program, fd_value};
+use super::mapping::{is_memory_file, memory_file};
 use super::prog::{OwnAddresses, program};
+use super::retry::Retry;
 use super::rx::RxHalf;
-use super::socket::{Rings, Socket};
+use super::socket::{Rings, XdpSocket};
 use super::tx::TxHalf;
 use super::umem::{CHUNK, Umem};
-use crate::PortConfig;
+use crate::config::{PortConfig, Shards, XdpConfig};
 use crate::error::OpenError;
 use crate::ethtool::receive_queues;
 use crate::fd::{COPIES_HELD_MAX, patiently};
-use crate::headers::ETH_LEN;
+use crate::frame::{Acquire, Assembled};
+use crate::headers::{ETH_LEN, HEADERS_V6};
 use crate::iface::Interface;
-use crate::port::Backend;
+use crate::parts::{BackendParts, Fds, Manifest, Parts};
+use crate::port::{Backend, Capabilities, RxBudget};
+use crate::udp;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 /// Bytes of a received frame that fit a chunk: the kernel keeps 256 free (`XDP_PACKET_HEADROOM`).
-pub(super) const RX_CHUNK_BYTES: usize = CHUNK - 256;
+const RX_CHUNK_BYTES: usize = CHUNK - 256;
 /// The most chunks of a TX slot: enough for a 4096-byte RoCE payload and all its headers.
 const SLOT_CHUNKS_MAX: usize = 2;
 /// The fewest and the most chunks for each direction.
@@ -35,86 +41,194 @@ const QUEUE_RELEASE_MAX: Duration = Duration::from_secs(2);
 const NEEDS_CAPS: &str = "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF in the host's user namespace: \
      run with --cap-add NET_RAW --cap-add NET_ADMIN --cap-add BPF, or choose --netdev packet or udp";
 
-/// An attached program with its socket. The fields are dropped in this order: the program leaves
-/// the interface first.
+/// The memory of a socket and its rings, mapped.
 #[derive(Debug)]
-pub(super) struct Opened {
-    /// Keeps the program attached, for all sockets.
-    pub(super) link: Arc<Link>,
-    /// The addresses that the program takes, for all sockets.
-    pub(super) own: Arc<Mutex<OwnAddresses>>,
-    /// The sending half.
-    pub(super) tx: TxHalf,
-    /// The receiving half.
-    pub(super) rx: RxHalf,
-    /// The socket.
-    pub(super) socket: Socket,
-    /// The memory of both halves.
-    pub(super) umem: Umem,
-    /// Whether the driver works on the UMEM without copying.
-    pub(super) zero_copy: bool,
-    /// Chunks for receiving, and as many for sending.
-    pub(super) chunks_each: u32,
+pub struct Mapped {
+    umem: Umem,
+    rings: Rings,
 }
 
-/// Opens `count` sockets, each on a queue of the interface, and attaches the program. A single
-/// socket is on the configured queue; several are on the first ones.
-pub(super) fn open(
-    iface: &Interface,
-    addresses: &[IpAddr],
-    config: &PortConfig,
-    count: usize,
-) -> Result<Vec<Opened>, OpenError> {
-    let first = if count == 1 { config.xdp_queue } else { 0 };
-    check_interface(iface, config, first, count)?;
-    let queues = first..first + count as u32;
-    let made = queues.clone().map(|_| make(config)).collect::<Result<Vec<_>, _>>()?;
-    let (program, own, sockets) = load_program(iface, addresses, queues.end)?;
-    let frame_bytes = iface.mtu as usize + ETH_LEN;
-    let per_slot = frame_bytes.div_ceil(CHUNK).min(SLOT_CHUNKS_MAX) as u32;
-    let mut opened = Vec::with_capacity(count);
-    for (queue, (socket, mut umem, rings, chunks_each)) in queues.zip(made) {
-        bind(&socket, iface, queue, QUEUE_RELEASE_MAX)?;
-        let zero_copy = socket.zero_copy().unwrap_or(false);
-        if let Some(microseconds) = config.xdp_busy_poll_us {
-            busy_poll(&socket, iface, zero_copy, microseconds)?;
+/// A socket with its memory and its rings.
+struct Made {
+    socket: XdpSocket,
+    memory: OwnedFd,
+    mapped: Mapped,
+    /// Chunks for each direction.
+    chunks: u32,
+}
+
+impl Acquire for XdpIo {
+    const BACKEND: Backend = Backend::Xdp;
+
+    /// Opens a socket for each port, each on a queue of the interface, and attaches the program. A
+    /// single socket is on the configured queue; several are on the first ones.
+    fn acquire(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        shards: Shards,
+    ) -> Result<Vec<Parts>, OpenError> {
+        // The guards come first: from the first redirected frame on, UDP/4791 is ours.
+        let guards = udp::acquire_guards(Backend::Xdp, iface, addresses, config, shards)?;
+        let first = if shards.count == 1 { config.xdp.queue } else { 0 };
+        check_interface(iface, &config.xdp, first, shards.count)?;
+        let queues = first..first + shards.count as u32;
+        let made = queues.clone().map(|_| make(config)).collect::<Result<Vec<_>, _>>()?;
+        let (program, own, sockets) = load_program(iface, addresses, queues.end, shards.count)?;
+        let mut backends = Vec::with_capacity(shards.count);
+        for (queue, Made { socket, chunks, .. }) in queues.zip(&made) {
+            bind(socket, iface, queue, QUEUE_RELEASE_MAX)?;
+            let zero_copy = socket.zero_copy().unwrap_or(false);
+            if let Some(microseconds) = config.xdp.busy_poll_us {
+                busy_poll(socket, iface, zero_copy, microseconds)?;
+            }
+            sockets
+                .set(&queue.to_ne_bytes(), fd_value(socket.as_fd()))
+                .map_err(|e| permission("cannot put the socket into the XSKMAP", e))?;
+            backends.push(BackendParts::Xdp { queue, chunks: *chunks, zero_copy });
         }
-        let rx = RxHalf::new(rings.rx, rings.fill, chunks_each, &mut umem);
-        let (tx, done) = (rings.tx, rings.completion);
-        let mut tx = TxHalf::new(tx, done, chunks_each, chunks_each, per_slot);
-        tx.set_call_budget(&socket, chunks_each);
-        sockets
-            .set(&queue.to_ne_bytes(), fd_value(socket.as_fd()))
-            .map_err(|e| permission("cannot put the socket into the XSKMAP", e))?;
-        opened.push((tx, rx, socket, umem, zero_copy, chunks_each));
+        let attach = || program.attach(iface.index, config.xdp.generic);
+        let link = patiently(libc::EBUSY, COPIES_HELD_MAX, attach)
+            .map_err(|e| attach_error::explain(iface, config.xdp.generic, e))?;
+        let all = backends.into_iter().zip(made).zip(guards.sockets);
+        let parts = all.map(|((backend, made), guard)| {
+            let Made { socket, memory, mapped, .. } = made;
+            let mut fds = vec![socket.into(), memory, copy(link.as_fd())?, copy(own.map_fd())?];
+            fds.extend(guard);
+            let manifest = Manifest {
+                interface: iface.clone(),
+                addresses: addresses.to_vec(),
+                config: config.clone(),
+                udp_segments_max: guards.segments_max,
+                backend,
+            };
+            Ok(Parts { manifest, fds, mapped: Some(mapped) })
+        });
+        parts.collect()
     }
-    let attach = || program.attach(iface.index, config.xdp_generic);
-    let link = patiently(libc::EBUSY, COPIES_HELD_MAX, attach)
-        .map_err(|e| attach_error::explain(iface, config.xdp_generic, e))?;
-    let (link, own) = (Arc::new(link), Arc::new(Mutex::new(own)));
-    let with_link = |(tx, rx, socket, umem, zero_copy, chunks_each)| {
-        let (link, own) = (link.clone(), own.clone());
-        Opened { link, own, tx, rx, socket, umem, zero_copy, chunks_each }
-    };
-    Ok(opened.into_iter().map(with_link).collect())
+
+    /// Takes a socket with its memory and its rings over.
+    fn assemble(
+        manifest: &Manifest,
+        fds: &mut Fds,
+        mapped: Option<Mapped>,
+    ) -> Result<Assembled<Self>, OpenError> {
+        let BackendParts::Xdp { chunks, .. } = manifest.backend else {
+            unreachable!("the port has checked the backend")
+        };
+        let [socket, memory, link, own] = [(); 4].map(|()| fds.take());
+        let socket = XdpSocket::from(socket);
+        let Mapped { mut umem, rings } = match mapped {
+            Some(mapped) => mapped,
+            None => map(&socket, memory.as_fd(), chunks)?,
+        };
+        let Manifest { interface: iface, addresses, config, .. } = manifest;
+        let frame_bytes_max = iface.mtu as usize + ETH_LEN;
+        let per_slot = frame_bytes_max.div_ceil(CHUNK).min(SLOT_CHUNKS_MAX) as u32;
+        let rx = RxHalf::new(rings.rx, rings.fill, chunks, &mut umem);
+        let mut tx = TxHalf::new(rings.tx, rings.completion, chunks, chunks, per_slot);
+        tx.set_call_budget(&socket, chunks);
+        let retry =
+            Retry::new().map_err(|e| OpenError::os(Backend::Xdp, "cannot make a timer", e, ""))?;
+        let frame_max = tx.slot_bytes().min(frame_bytes_max);
+        let capabilities = Capabilities {
+            backend: Backend::Xdp,
+            link_mtu: iface.mtu,
+            segments_max: 1,
+            run_bytes_max: frame_max.saturating_sub(HEADERS_V6) as u32,
+            ip_id_exact: true,
+            tos_on_send: true,
+            tos_on_receive: true,
+            rx_budget: rx_budget(chunks, iface.mtu),
+        };
+        let io = Self {
+            _link: link,
+            own: OwnAddresses::of_fd(own, addresses, iface.mac),
+            tx,
+            rx,
+            socket,
+            umem,
+            busy_poll: config.xdp.busy_poll_us.is_some(),
+            frame_bytes_max,
+            reserved: None,
+            retry,
+        };
+        let looped = (chunks as usize * CHUNK, chunks as usize);
+        Ok(Assembled { io, capabilities, looped })
+    }
+}
+
+/// Capacity of `chunks` receive chunks, less an eighth for other senders' frames.
+///
+/// Where a frame may take two chunks, the number of datagrams is halved: the budget's bytes alone
+/// would let small datagrams use up the chunks that large ones need. So with `d` datagrams allowed,
+/// `k` of them in two chunks each, `d + k ≤ chunks` holds because the bytes allow `k ≤ d`.
+fn rx_budget(chunks: u32, mtu: u32) -> RxBudget {
+    let chunks = chunks - chunks / 8;
+    let per_frame = (mtu as usize + ETH_LEN).div_ceil(RX_CHUNK_BYTES).min(2) as u32;
+    let datagrams = chunks / per_frame;
+    RxBudget { bytes: datagrams * RxBudget::cost(RX_CHUNK_BYTES as u32), datagrams }
 }
 
 /// An unbound socket with its memory and its rings.
-fn make(config: &PortConfig) -> Result<(Socket, Umem, Rings, u32), OpenError> {
-    let socket = Socket::new().map_err(|e| permission("cannot open an AF_XDP socket", e))?;
-    let (umem, chunks_each) = register_memory(&socket, config.ring_frames)?;
-    // Twice the entries that the chunks could fill: the kernel shows some of its progress late.
+fn make(config: &PortConfig) -> Result<Made, OpenError> {
+    let socket = XdpSocket::new().map_err(|e| permission("cannot open an AF_XDP socket", e))?;
+    let (memory, umem, chunks) = register_memory(&socket, config.xdp.ring_frames)?;
+    // Before Linux 6.4 the rings cannot be mapped once the socket is bound.
     let rings = socket
-        .make_rings(2 * chunks_each)
+        .make_rings(ring_entries(chunks))
+        .and_then(|()| socket.map_rings(ring_entries(chunks)))
         .map_err(|e| OpenError::os(Backend::Xdp, "cannot make the AF_XDP rings", e, ""))?;
     socket.set_send_buffer(config.tx_buffer_bytes, config.force_buffers);
-    Ok((socket, umem, rings, chunks_each))
+    Ok(Made { socket, memory, mapped: Mapped { umem, rings }, chunks })
+}
+
+/// Entries of each ring: twice as many as the chunks could fill, because the kernel shows some of
+/// its progress late.
+fn ring_entries(chunks: u32) -> u32 {
+    2 * chunks
+}
+
+/// Maps the memory and the rings of a socket that another process made.
+fn map(socket: &XdpSocket, memory: BorrowedFd<'_>, chunks: u32) -> Result<Mapped, OpenError> {
+    let umem = Umem::of_file(memory, 2 * chunks).map_err(|e| {
+        OpenError::os(Backend::Xdp, "cannot map the packet memory", e, "lower ring_frames")
+    })?;
+    let rings = socket.map_rings(ring_entries(chunks)).map_err(|e| {
+        let hint = match e.raw_os_error() {
+            Some(libc::EBUSY) => "another process can map them since Linux 6.4: open the port here",
+            _ => "",
+        };
+        OpenError::os(Backend::Xdp, "cannot map the AF_XDP rings", e, hint)
+    })?;
+    Ok(Mapped { umem, rings })
+}
+
+/// An error unless this is a memory file for the chunks that the manifest says.
+pub(crate) fn check_memory(memory: BorrowedFd<'_>, manifest: &Manifest) -> Result<(), OpenError> {
+    let BackendParts::Xdp { chunks, .. } = manifest.backend else { return Ok(()) };
+    let is_valid = (CHUNKS_MIN..=CHUNKS_MAX).contains(&chunks) && chunks.is_power_of_two();
+    if is_valid && is_memory_file(memory, Umem::bytes(2 * chunks)) {
+        return Ok(());
+    }
+    Err(OpenError::plain(
+        Backend::Xdp,
+        format!("no memory file of {chunks} chunks for each direction"),
+        "send the descriptors in the order of the manifest",
+    ))
+}
+
+fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, OpenError> {
+    fd.try_clone_to_owned().map_err(|e| {
+        let hint = "raise the limit of open files (`ulimit -n`)";
+        OpenError::os(Backend::Xdp, "cannot copy a descriptor", e, hint)
+    })
 }
 
 /// Lets calls of this process drive the driver. Without zero-copy there is no driver queue to poll;
 /// on a veth, polling was measured to cost 20 to 108 µs.
 fn busy_poll(
-    socket: &Socket,
+    socket: &XdpSocket,
     iface: &Interface,
     zero_copy: bool,
     microseconds: u32,
@@ -123,7 +237,7 @@ fn busy_poll(
         return Err(OpenError::plain(
             Backend::Xdp,
             format!("busy polling needs zero-copy, which the driver of {} has not", iface.name),
-            "leave xdp_busy_poll_us out",
+            "leave xdp.busy_poll_us out",
         ));
     }
     socket.prefer_busy_poll(microseconds).map_err(|e| permission("cannot poll busily", e))
@@ -131,7 +245,7 @@ fn busy_poll(
 
 fn check_interface(
     iface: &Interface,
-    config: &PortConfig,
+    config: &XdpConfig,
     first: u32,
     count: usize,
 ) -> Result<(), OpenError> {
@@ -156,7 +270,7 @@ fn check_interface(
         let what = format!("{name} has no receive queue {last}: it has {queues}");
         return Err(OpenError::plain(Backend::Xdp, what, hint));
     }
-    if queues as usize > count && !config.xdp_steered {
+    if queues as usize > count && !config.steered {
         let read = if count == 1 { "one".to_owned() } else { count.to_string() };
         return Err(OpenError::plain(
             Backend::Xdp,
@@ -174,14 +288,15 @@ fn check_interface(
 }
 
 /// Registers memory for `wanted` chunks each way, or as much as `RLIMIT_MEMLOCK` allows.
-fn register_memory(socket: &Socket, wanted: u32) -> Result<(Umem, u32), OpenError> {
+fn register_memory(socket: &XdpSocket, wanted: u32) -> Result<(OwnedFd, Umem, u32), OpenError> {
     let mut chunks = wanted.clamp(CHUNKS_MIN, CHUNKS_MAX).next_power_of_two();
     loop {
-        let umem = Umem::new(2 * chunks).map_err(|e| {
-            OpenError::os(Backend::Xdp, "cannot map the packet memory", e, "lower ring_frames")
-        })?;
+        let no_memory =
+            |e| OpenError::os(Backend::Xdp, "cannot map the packet memory", e, "lower ring_frames");
+        let memory = memory_file(Umem::bytes(2 * chunks)).map_err(no_memory)?;
+        let umem = Umem::of_file(memory.as_fd(), 2 * chunks).map_err(no_memory)?;
         match socket.register(&umem) {
-            Ok(()) => return Ok((umem, chunks)),
+            Ok(()) => return Ok((memory, umem, chunks)),
             Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) && chunks > CHUNKS_MIN => {
                 chunks /= 2;
             }
@@ -204,9 +319,10 @@ fn load_program(
     iface: &Interface,
     addresses: &[IpAddr],
     queues: u32,
+    ports: usize,
 ) -> Result<(Program, OwnAddresses, Map), OpenError> {
     let failed = |e| permission("cannot make a BPF map", e);
-    let own = OwnAddresses::new(addresses, iface.mac).map_err(failed)?;
+    let own = OwnAddresses::new(addresses, iface.mac, ports).map_err(failed)?;
     let sockets = Map::sockets("roce_sockets", queues).map_err(failed)?;
     let program = Program::load("roce_redirect", &program(&own, &sockets))
         .map_err(|e| permission("cannot load the XDP program", e))?;
@@ -215,7 +331,7 @@ fn load_program(
 
 /// Binds to a queue; if it is busy, retries for up to `limit`.
 pub(super) fn bind(
-    socket: &Socket,
+    socket: &XdpSocket,
     iface: &Interface,
     queue: u32,
     limit: Duration,

@@ -14,6 +14,7 @@ use super::bpf::Map;
 use crate::port::ROCE_PORT;
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// `enum xdp_action` of `bpf.h`.
 pub(crate) const XDP_PASS: u32 = 2;
@@ -48,7 +49,8 @@ const FRAGMENT_MASK: u16 = 0x3fff;
 const KEY: i16 = -(KEY_LEN as i16);
 const KEY_MAC: i16 = KEY + 16;
 
-/// The map of own addresses; the program takes the frames to them.
+/// The map of own addresses; the program takes the frames to them. The ports of a device share the
+/// map, each with a descriptor of its own.
 #[derive(Debug)]
 pub(crate) struct OwnAddresses {
     map: Map,
@@ -57,14 +59,25 @@ pub(crate) struct OwnAddresses {
 }
 
 impl OwnAddresses {
-    /// The addresses of an interface with this MAC.
-    pub(crate) fn new(addresses: &[IpAddr], mac: [u8; 6]) -> io::Result<Self> {
-        // During a change, each address is in the map twice.
-        let room = 2 * addresses.len().max(1) as u32;
-        let map = Map::hash("roce_addresses", KEY_LEN, room)?;
+    /// A map with the addresses of an interface with this MAC, for this many ports.
+    pub(crate) fn new(addresses: &[IpAddr], mac: [u8; 6], ports: usize) -> io::Result<Self> {
+        // During a change, each port has its addresses in the map twice, and the ports follow one
+        // after the other.
+        let room = 2 * ports.max(1) * addresses.len().max(1);
+        let map = Map::hash("roce_addresses", KEY_LEN, room as u32)?;
         let own = Self { map, addresses: addresses.to_vec(), mac };
         own.insert(mac)?;
         Ok(own)
+    }
+
+    /// A map with these addresses that [`new`](Self::new) made, perhaps in another process.
+    pub(crate) fn of_fd(map: OwnedFd, addresses: &[IpAddr], mac: [u8; 6]) -> Self {
+        Self { map: Map::of_fd(map, KEY_LEN), addresses: addresses.to_vec(), mac }
+    }
+
+    /// The map's descriptor.
+    pub(crate) fn map_fd(&self) -> BorrowedFd<'_> {
+        self.map.as_fd()
     }
 
     /// Adopts a new MAC of the interface.
@@ -73,7 +86,11 @@ impl OwnAddresses {
             self.insert(mac)?;
             let old = std::mem::replace(&mut self.mac, mac);
             for address in &self.addresses {
-                self.map.remove(&key(*address, old))?;
+                match self.map.remove(&key(*address, old)) {
+                    // Another port of the device was faster.
+                    Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+                    removed => removed?,
+                }
             }
         }
         Ok(())
@@ -185,8 +202,8 @@ mod tests {
     use super::*;
     use crate::testns;
     use crate::xdp::bpf::{Program, fd_value};
-    use crate::xdp::socket::Socket;
-    use std::os::fd::AsFd;
+    use crate::xdp::socket::XdpSocket;
+    use std::os::fd::AsFd as _;
 
     const XDP_REDIRECT: u32 = 4;
     const MAC: [u8; 6] = [0xfe, 0xdc, 0x02, 0x03, 0xf4, 0xf5];
@@ -199,12 +216,12 @@ mod tests {
         program: Program,
         own: OwnAddresses,
         sockets: Map,
-        _socket: Socket,
+        _socket: XdpSocket,
     }
 
     fn load() -> std::io::Result<Loaded> {
-        let socket = Socket::new()?;
-        let own = OwnAddresses::new(&[IpAddr::from(V4), IpAddr::from(V6)], MAC)?;
+        let socket = XdpSocket::new()?;
+        let own = OwnAddresses::new(&[IpAddr::from(V4), IpAddr::from(V6)], MAC, 1)?;
         let sockets = Map::sockets("test", 1)?;
         sockets.set(&0u32.to_ne_bytes(), fd_value(socket.as_fd()))?;
         let program = Program::load("test", &program(&own, &sockets))?;

@@ -30,9 +30,9 @@ impl Desc {
 }
 
 /// An entry of a ring: plain data with any bit pattern valid.
-pub(crate) trait Entry: Copy {}
-impl Entry for u64 {}
-impl Entry for Desc {}
+pub(crate) trait RingEntry: Copy {}
+impl RingEntry for u64 {}
+impl RingEntry for Desc {}
 
 /// Offsets of the parts of a ring in its mapping.
 #[derive(Debug, Clone, Copy)]
@@ -65,7 +65,7 @@ struct Ring<T> {
     entry: std::marker::PhantomData<T>,
 }
 
-impl<T: Entry> Ring<T> {
+impl<T: RingEntry> Ring<T> {
     /// # Panics
     /// If the layout does not fit the mapping or is misaligned: then the kernel's answer is
     /// invalid.
@@ -102,9 +102,13 @@ impl<T: Entry> Ring<T> {
     }
 
     fn read(&self, ahead: u32) -> T {
-        // SAFETY: the place is valid (see `place`), any bits are a `T`, and the kernel does not
-        // write entries between its index and ours.
-        unsafe { self.place(self.cursor.read_place(ahead)).read() }
+        self.at(self.cursor.read_place(ahead))
+    }
+
+    fn at(&self, place: usize) -> T {
+        // SAFETY: the place is valid (see `place`) and any bits are a `T`. The kernel does not
+        // write entries between its index and ours. In rings that we produce into, it writes none.
+        unsafe { self.place(place).read() }
     }
 
     fn write(&mut self, entry: T) {
@@ -216,6 +220,22 @@ impl TxRing {
         self.0.needs_wakeup()
     }
 
+    /// The index of the next descriptor to push; indices run through all 2³² values.
+    pub(crate) fn pushed(&self) -> u32 {
+        self.0.cursor.produced()
+    }
+
+    /// The index up to which the kernel has taken descriptors, as far as it shows.
+    pub(crate) fn taken(&mut self) -> u32 {
+        self.pending();
+        self.0.cursor.consumed()
+    }
+
+    /// The descriptor with this index, one of the last that were pushed.
+    pub(crate) fn pushed_at(&self, index: u32) -> Desc {
+        self.0.at(self.0.cursor.place_of(index))
+    }
+
     /// Descriptors that the kernel has not yet taken, as far as it shows.
     pub(crate) fn pending(&mut self) -> u32 {
         let size = self.0.cursor.size();
@@ -294,7 +314,7 @@ pub(crate) mod plain {
     }
 
     /// A ring of `size` entries.
-    fn ring<T: Entry>(size: u32) -> (Ring<T>, Kernel<T>) {
+    fn ring<T: RingEntry>(size: u32) -> (Ring<T>, Kernel<T>) {
         let layout = Layout { producer: 0, consumer: 64, flags: 128, entries: 192, size };
         let map = Mapping::anonymous(layout.bytes(size_of::<T>())).unwrap();
         let kernel = Kernel { base: map.base(), layout, entry: std::marker::PhantomData };
@@ -324,7 +344,7 @@ pub(crate) mod plain {
         (CompletionRing(ring), kernel)
     }
 
-    impl<T: Entry> Kernel<T> {
+    impl<T: RingEntry> Kernel<T> {
         /// Entries that are published and not consumed.
         pub(crate) fn filled(&self) -> u32 {
             self.load(self.layout.producer).wrapping_sub(self.load(self.layout.consumer))

@@ -14,7 +14,7 @@ const XDP_MAX_TX_SKB_BUDGET: i32 = 9;
 
 /// An `AF_XDP` socket.
 #[derive(Debug)]
-pub(crate) struct Socket(OwnedFd);
+pub(crate) struct XdpSocket(OwnedFd);
 
 /// The rings of a socket.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct Rings {
     pub(crate) completion: CompletionRing,
 }
 
-impl Socket {
+impl XdpSocket {
     /// A fresh socket; needs `CAP_NET_RAW`.
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: no pointers.
@@ -55,12 +55,17 @@ impl Socket {
         self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, &region)
     }
 
-    /// Makes and maps the four rings, each of `size` entries.
-    pub(crate) fn make_rings(&self, size: u32) -> io::Result<Rings> {
+    /// Makes the four rings, each of `size` entries.
+    pub(crate) fn make_rings(&self, size: u32) -> io::Result<()> {
         self.set(libc::SOL_XDP, libc::XDP_UMEM_FILL_RING, &size)?;
         self.set(libc::SOL_XDP, libc::XDP_UMEM_COMPLETION_RING, &size)?;
         self.set(libc::SOL_XDP, libc::XDP_RX_RING, &size)?;
-        self.set(libc::SOL_XDP, libc::XDP_TX_RING, &size)?;
+        self.set(libc::SOL_XDP, libc::XDP_TX_RING, &size)
+    }
+
+    /// Maps the rings, which have `size` entries each. If the socket is bound, that needs Linux 6.4;
+    /// before, it is `EBUSY`.
+    pub(crate) fn map_rings(&self, size: u32) -> io::Result<Rings> {
         let at: libc::xdp_mmap_offsets = self.get(libc::XDP_MMAP_OFFSETS)?;
         let map = |offsets: &libc::xdp_ring_offset, entry: usize, page: u64| {
             let layout = Layout {
@@ -186,7 +191,20 @@ impl Socket {
     }
 }
 
-impl AsFd for Socket {
+impl From<OwnedFd> for XdpSocket {
+    /// A socket that [`new`](Self::new) made, perhaps in another process.
+    fn from(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+}
+
+impl From<XdpSocket> for OwnedFd {
+    fn from(socket: XdpSocket) -> Self {
+        socket.0
+    }
+}
+
+impl AsFd for XdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -6,8 +6,19 @@ mod shards;
 mod tap;
 
 use super::*;
+use crate::config::{PortConfig, Shards, XdpConfig};
+use crate::error::OpenError;
+use crate::iface::Interface;
+use crate::port::{PathSpec, Port as _, RxBudget};
 use crate::testns::{NetNs, Pair, arrives, has_arrivals, look_after, or_skip};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The default configuration but for some option.
+fn config_with(set: impl FnOnce(&mut XdpConfig)) -> PortConfig {
+    let mut config = PortConfig::default();
+    set(&mut config.xdp);
+    config
+}
 
 /// Opens a port on `v0` of a namespace with all its addresses.
 fn open_in(ns: &NetNs, config: &PortConfig) -> Result<XdpPort, OpenError> {
@@ -112,7 +123,7 @@ fn direct_path(ns: &NetNs, port: &mut XdpPort, peer: &mut XdpPort, spec: &PathSp
 /// Every size both ways, both families: content, addresses and header fields.
 fn round_trips(mtu: u32, sizes: &[usize]) -> Result<(), String> {
     let (pair, mut a, mut b) = pair_with(mtu, &PortConfig::default())?;
-    assert!(!a.zero_copy(), "veth copies");
+    assert!(!a.io.socket.zero_copy().unwrap(), "veth copies");
     for v6 in [false, true] {
         let to_b = direct_path(&pair.a, &mut a, &mut b, &spec(v6, true));
         let to_a = direct_path(&pair.b, &mut b, &mut a, &spec(v6, false));
@@ -159,7 +170,7 @@ fn round_trips_at_mtu_9000_across_chunks() {
 /// Frames of one, two and three chunks in turn, until every chunk has been first, middle and last.
 #[test]
 fn mixed_sizes_survive_many_turns_of_the_rings() {
-    let config = PortConfig { ring_frames: 64, ..PortConfig::default() };
+    let config = config_with(|xdp| xdp.ring_frames = 64);
     let (pair, mut a, mut b) =
         or_skip!("xdp::mixed_sizes_survive_many_turns_of_the_rings", pair_with(9000, &config));
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
@@ -407,30 +418,35 @@ fn wait_fd_is_readable_when_something_has_arrived() {
 fn errors_say_what_to_do() {
     let (pair, a, _b) =
         or_skip!("xdp::errors_say_what_to_do", pair_with(4200, &PortConfig::default()));
-    let second = open_in(&pair.a, &PortConfig::default()).err().expect("refused").to_string();
+    let second = open_in(&pair.a, &PortConfig::default()).expect_err("refused").to_string();
     assert!(second.contains("4791") || second.contains("AF_XDP"), "{second}");
     pair.a.run(|| {
         let lo = Interface::by_name("lo").unwrap();
         let error = XdpPort::open(&lo, &["127.0.0.1".parse().unwrap()], &PortConfig::default());
-        assert!(error.err().expect("refused").to_string().contains("--netdev udp"));
+        assert!(error.expect_err("refused").to_string().contains("--netdev udp"));
     });
-    let config = PortConfig { xdp_queue: 3, ..PortConfig::default() };
+    let config = config_with(|xdp| xdp.queue = 3);
     drop(a);
-    let error = open_in(&pair.a, &config).err().expect("refused").to_string();
+    let error = open_in(&pair.a, &config).expect_err("refused").to_string();
     assert!(error.contains("no receive queue 3"), "{error}");
-    let config = PortConfig { xdp_queue: u32::MAX, ..PortConfig::default() };
-    let error = open_in(&pair.a, &config).err().expect("refused").to_string();
+    let config = config_with(|xdp| xdp.queue = u32::MAX);
+    let error = open_in(&pair.a, &config).expect_err("refused").to_string();
     assert!(error.contains("no receive queue 4294967295"), "{error}");
     // A veth copies: there is no driver queue to poll.
-    let config = PortConfig { xdp_busy_poll_us: Some(20), ..PortConfig::default() };
-    let error = open_in(&pair.a, &config).err().expect("refused").to_string();
-    assert!(error.contains("needs zero-copy") && error.contains("xdp_busy_poll_us"), "{error}");
+    let config = config_with(|xdp| xdp.busy_poll_us = Some(20));
+    let error = open_in(&pair.a, &config).expect_err("refused").to_string();
+    assert!(error.contains("needs zero-copy") && error.contains("xdp.busy_poll_us"), "{error}");
     let several = pair.a.run(|| {
         let iface = Interface::by_name("v0").expect("v0");
         let addresses = ["10.9.0.1".parse().unwrap()];
-        XdpPort::open_shards(&iface, &addresses, &PortConfig::default(), 2)
+        XdpPort::open_shards(
+            &iface,
+            &addresses,
+            &PortConfig::default(),
+            Shards { count: 2, selector: 5 },
+        )
     });
-    let error = several.err().expect("refused").to_string();
+    let error = several.expect_err("refused").to_string();
     assert!(
         error.contains("no receive queue 1") && error.contains("ethtool -L v0 rx 2"),
         "{error}"
@@ -454,11 +470,11 @@ fn generic_mode_is_used_only_on_request() {
         let iface = Interface::by_name("d0").unwrap();
         XdpPort::open(&iface, &["10.7.0.1".parse().unwrap()], &PortConfig::default())
     });
-    let text = error.err().expect("refused").to_string();
+    let text = error.expect_err("refused").to_string();
     assert!(text.contains("no native XDP") && text.contains("--netdev packet"), "{text}");
     assert!(!pair.a.sh("ip link show dev d0").contains("xdp"));
 
-    let config = PortConfig { xdp_generic: true, ..PortConfig::default() };
+    let config = config_with(|xdp| xdp.generic = true);
     let mut a = open_in(&pair.a, &config).unwrap();
     let mut b = open_in(&pair.b, &config).unwrap();
     assert!(pair.b.sh("ip link show dev v0").contains("xdpgeneric"));

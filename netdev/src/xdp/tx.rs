@@ -6,8 +6,9 @@
 //! ring.
 
 use super::ring::{CompletionRing, TxRing};
-use super::socket::Socket;
+use super::socket::XdpSocket;
 use super::umem::{CHUNK, Umem};
+use crate::port::PathId;
 use std::io;
 use std::ops::Range;
 
@@ -25,6 +26,8 @@ pub(super) struct TxHalf {
     chunks_per_slot: u32,
     /// For each slot, its chunks that the kernel has.
     lent: Box<[u8]>,
+    /// For each slot, the path of its last frame.
+    paths: Box<[PathId]>,
     /// Free slots, the latest used last: it is used next and is still in the cache.
     free: Vec<u32>,
     /// The slot that was reserved last and not yet sent.
@@ -33,6 +36,8 @@ pub(super) struct TxHalf {
     queued: u32,
     /// Descriptors ever pushed.
     pushed: u64,
+    /// The index in the ring up to which the kernel has taken descriptors, as far as we know.
+    taken: u32,
     call_budget: u32,
     blocked: bool,
     /// A slot was requested, and there was none.
@@ -58,16 +63,19 @@ impl TxHalf {
         chunks_per_slot: u32,
     ) -> Self {
         let slots = chunks / chunks_per_slot;
+        let taken = ring.pushed();
         Self {
             ring,
             completion,
             base,
             chunks_per_slot,
             lent: vec![0; slots as usize].into(),
+            paths: vec![PathId::NONE; slots as usize].into(),
             free: (0..slots).rev().collect(),
             current: None,
             queued: 0,
             pushed: 0,
+            taken,
             call_budget: CALL_BUDGET_DEFAULT,
             blocked: false,
             starved: false,
@@ -75,7 +83,7 @@ impl TxHalf {
     }
 
     /// Lets one `sendto` send `budget` descriptors, where the kernel has the option.
-    pub(super) fn set_call_budget(&mut self, socket: &Socket, budget: u32) {
+    pub(super) fn set_call_budget(&mut self, socket: &XdpSocket, budget: u32) {
         if socket.set_tx_budget(budget) {
             self.call_budget = budget;
         }
@@ -100,9 +108,10 @@ impl TxHalf {
         Some(first..first + self.slot_bytes())
     }
 
-    /// Queues the first `len` bytes of the last reserved slot.
-    pub(super) fn send(&mut self, umem: &mut Umem, len: usize) {
+    /// Queues the first `len` bytes of the last reserved slot, as a frame of `path`.
+    pub(super) fn send(&mut self, umem: &mut Umem, path: PathId, len: usize) {
         let Some(slot) = self.current.take() else { return };
+        self.paths[slot as usize] = path;
         let first = self.base + slot * self.chunks_per_slot;
         let parts = len.div_ceil(CHUNK) as u32;
         debug_assert!(parts >= 1 && parts <= self.chunks_per_slot);
@@ -120,7 +129,14 @@ impl TxHalf {
         }
     }
 
-    /// Gives everything queued to the kernel, which takes it on a `kick`.
+    /// A path was removed: its frames are of no path now.
+    pub(super) fn forget(&mut self, path: PathId) {
+        let of_it = self.paths.iter_mut().filter(|other| **other == path);
+        of_it.for_each(|other| *other = PathId::NONE);
+    }
+
+    /// Gives everything queued to the kernel, which takes it on a `kick`. `dropped` gets the path of
+    /// each frame that the interface refused for good.
     ///
     /// # Errors
     /// The interface is down (`ENETDOWN`) or gone (`ENXIO`); queued frames stay queued.
@@ -128,6 +144,7 @@ impl TxHalf {
         &mut self,
         umem: &mut Umem,
         kick: impl FnMut() -> io::Result<()>,
+        dropped: impl FnMut(PathId),
     ) -> io::Result<Flushed> {
         if self.queued == 0 {
             if self.starved {
@@ -136,25 +153,40 @@ impl TxHalf {
             return Ok(Flushed::default());
         }
         self.ring.publish();
-        let flushed = self.wake(kick);
+        let flushed = self.wake(kick, dropped);
         // An error also leaves frames in the ring: they wait until the link is up again.
         let blocked = flushed.as_ref().map_or(true, |flushed| flushed.blocked);
         self.queued = if blocked { self.ring.pending() } else { 0 };
         self.blocked = self.queued > 0;
+        if self.blocked {
+            self.see_taken();
+        } else {
+            self.taken = self.ring.pushed();
+        }
         self.reap(umem);
         flushed
     }
 
     /// Tells the kernel to take the frames in the ring.
-    fn wake(&mut self, mut kick: impl FnMut() -> io::Result<()>) -> io::Result<Flushed> {
+    fn wake(
+        &mut self,
+        mut kick: impl FnMut() -> io::Result<()>,
+        mut dropped: impl FnMut(PathId),
+    ) -> io::Result<Flushed> {
         let mut flushed = Flushed::default();
         let mut calls = self.queued.div_ceil(self.call_budget);
         while self.ring.needs_wakeup() {
             match kick() {
                 Ok(()) => break,
                 // One frame is lost; the others are still in the ring.
-                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => flushed.refused += 1,
-                Err(e) if retry(&e) => calls = calls.saturating_sub(1),
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+                    flushed.refused += 1;
+                    dropped(self.last_taken());
+                }
+                Err(e) if retry(&e) => {
+                    self.see_taken();
+                    calls = calls.saturating_sub(1);
+                }
                 Err(e) => return Err(e),
             }
             let pending = self.ring.pending();
@@ -164,6 +196,38 @@ impl TxHalf {
             }
         }
         Ok(flushed)
+    }
+
+    /// Notes what the kernel has taken. Returns whether it shows more than was known.
+    fn see_taken(&mut self) -> bool {
+        let shown = self.ring.taken();
+        let is_more = shown.wrapping_sub(self.taken).cast_signed() > 0;
+        if is_more {
+            self.taken = shown;
+        }
+        is_more
+    }
+
+    /// The path of the frame that the kernel took last, and dropped.
+    ///
+    /// The kernel shows what a call took only if the call sent a frame before the one that it
+    /// dropped. If it shows nothing new, the call took one frame. Before Linux 6.17 it shows that
+    /// later: then the path may be that of an earlier frame.
+    fn last_taken(&mut self) -> PathId {
+        let (is_shown, pushed) = (self.see_taken(), self.ring.pushed());
+        let mut last = if is_shown { self.taken.wrapping_sub(1) } else { self.taken };
+        while last != pushed && self.ring.pushed_at(last).continues() {
+            last = last.wrapping_add(1);
+        }
+        if last == pushed {
+            // The kernel cannot have taken a frame: there was none.
+            return PathId::NONE;
+        }
+        self.taken = last.wrapping_add(1);
+        let chunk = self.ring.pushed_at(last).addr / CHUNK as u64;
+        let slot = chunk.saturating_sub(u64::from(self.base)) / u64::from(self.chunks_per_slot);
+        let path = usize::try_from(slot).ok().and_then(|slot| self.paths.get(slot));
+        path.copied().unwrap_or(PathId::NONE)
     }
 
     /// The number of the last frame sent: its last descriptor's number, from 1.
@@ -223,6 +287,10 @@ mod tests {
         half: TxHalf,
         umem: Umem,
         kernel: Driver,
+        /// The path of the next frame: each has its own.
+        next: u32,
+        /// Paths of dropped frames.
+        dropped: Vec<PathId>,
     }
 
     struct Driver {
@@ -254,6 +322,8 @@ mod tests {
                 half: TxHalf::new(ring, completion, CHUNKS, CHUNKS, chunks_per_slot),
                 umem: Umem::new(2 * CHUNKS).unwrap(),
                 kernel: Driver { tx, done },
+                next: 0,
+                dropped: Vec::new(),
             }
         }
 
@@ -262,7 +332,8 @@ mod tests {
             let room = self.half.reserve(&mut self.umem).is_some();
             if room {
                 let len = self.half.slot_bytes();
-                self.half.send(&mut self.umem, len);
+                self.half.send(&mut self.umem, PathId(self.next), len);
+                self.next += 1;
             }
             room
         }
@@ -271,12 +342,13 @@ mod tests {
             &mut self,
             mut kick: impl FnMut(&Driver) -> io::Result<()>,
         ) -> (io::Result<Flushed>, u32) {
-            let (mut kicks, kernel) = (0, &self.kernel);
-            let flushed = self.half.flush(&mut self.umem, || {
+            let (mut kicks, kernel, dropped) = (0, &self.kernel, &mut self.dropped);
+            let kick = || {
                 kicks += 1;
                 assert!(kicks <= 3 * CHUNKS, "it calls without end");
                 kick(kernel)
-            });
+            };
+            let flushed = self.half.flush(&mut self.umem, kick, |path| dropped.push(path));
             (flushed, kicks)
         }
     }
@@ -328,6 +400,9 @@ mod tests {
                     } else {
                         let refused = Flushed { refused: sent as u64, blocked: false };
                         assert_eq!(flushed.unwrap(), refused, "errno {errno}");
+                        let paths: Vec<u32> = port.dropped.drain(..).map(|path| path.0).collect();
+                        let last = port.next;
+                        assert_eq!(paths, (last - sent as u32..last).collect::<Vec<_>>());
                     }
                     assert!(!port.half.is_blocked(), "errno {errno}, round {round}");
                     assert!(!port.half.holds(port.half.last()), "errno {errno}");
@@ -335,6 +410,90 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The kernel sends some frames and drops the next, in each call.
+    #[test]
+    fn a_dropped_frame_is_of_its_path() {
+        for per_slot in [1, 2] {
+            let slots = CHUNKS / per_slot;
+            let mut port = Port::new(per_slot);
+            for round in 0..12 {
+                // So many are sent before each that is dropped.
+                for before in 0..slots {
+                    let first = port.next;
+                    (0..slots).for_each(|_| assert!(port.send(), "round {round}"));
+                    let (flushed, _) = port.flush(|kernel| {
+                        let sent = (0..before).take_while(|_| kernel.take().is_some()).count();
+                        if sent as u32 == before && kernel.take().is_some() {
+                            return os(libc::EBUSY);
+                        }
+                        Ok(())
+                    });
+                    assert_eq!(flushed.unwrap().refused, u64::from(slots / (before + 1)));
+                    let dropped: Vec<u32> = port.dropped.drain(..).map(|path| path.0).collect();
+                    let every = before as usize + 1;
+                    let expected: Vec<u32> =
+                        (first..first + slots).skip(before as usize).step_by(every).collect();
+                    assert_eq!(dropped, expected, "round {round}, {before} before");
+                }
+            }
+        }
+    }
+
+    /// The kernel does not show what it took in a call that sent nothing.
+    #[test]
+    fn a_dropped_frame_is_the_oldest_if_the_kernel_shows_nothing() {
+        for per_slot in [1, 2] {
+            let mut port = Port::new(per_slot);
+            for round in 0..12 {
+                (0..3).for_each(|_| assert!(port.send(), "round {round}"));
+                let mut calls = 0;
+                let (flushed, _) = port.flush(|kernel| {
+                    calls += 1;
+                    if calls < 3 {
+                        return os(libc::EBUSY);
+                    }
+                    take_all(kernel)
+                });
+                assert_eq!(flushed.unwrap().refused, 2);
+                let dropped: Vec<u32> = port.dropped.drain(..).map(|path| path.0).collect();
+                assert_eq!(dropped, [3 * round, 3 * round + 1], "round {round}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_sent_in_an_earlier_call_was_not_dropped() {
+        let mut port = Port::new(1);
+        for round in 0..12 {
+            (0..3).for_each(|_| assert!(port.send(), "round {round}"));
+            let (flushed, _) = port.flush(|kernel| {
+                kernel.take();
+                os(libc::EAGAIN)
+            });
+            assert!(flushed.unwrap().blocked);
+            let mut calls = 0;
+            let (flushed, _) = port.flush(|kernel| {
+                calls += 1;
+                if calls == 1 { os(libc::EBUSY) } else { take_all(kernel) }
+            });
+            assert_eq!(flushed.unwrap().refused, 1);
+            assert_eq!(std::mem::take(&mut port.dropped), [PathId(3 * round + 1)]);
+        }
+    }
+
+    #[test]
+    fn a_frame_of_a_path_that_is_gone_is_of_no_path() {
+        let mut port = Port::new(1);
+        (0..3).for_each(|_| assert!(port.send()));
+        port.half.forget(PathId(1));
+        let (flushed, _) = port.flush(|kernel| {
+            kernel.take();
+            os(libc::EBUSY)
+        });
+        assert_eq!(flushed.unwrap().refused, 3);
+        assert_eq!(port.dropped, [PathId(0), PathId::NONE, PathId(2)]);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 use super::mapping::Mapping;
 use std::io;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 
 /// Bytes of a chunk: the most that the kernel allows without huge pages.
 pub(crate) const CHUNK: usize = 4096;
@@ -43,10 +44,24 @@ pub(crate) struct Umem {
 }
 
 impl Umem {
-    /// Maps `chunks` chunks, all ours.
+    /// Bytes of a memory file for `chunks` chunks.
+    pub(crate) const fn bytes(chunks: u32) -> usize {
+        chunks as usize * CHUNK
+    }
+
+    /// Maps a memory file of `chunks` chunks, all ours.
+    pub(crate) fn of_file(file: BorrowedFd<'_>, chunks: u32) -> io::Result<Self> {
+        Ok(Self::over(Mapping::of_memory(file, Self::bytes(chunks))?, chunks))
+    }
+
+    /// Memory of no file.
+    #[cfg(test)]
     pub(crate) fn new(chunks: u32) -> io::Result<Self> {
-        let map = Mapping::anonymous(chunks as usize * CHUNK)?;
-        Ok(Self { map, lent: vec![false; chunks as usize].into() })
+        Ok(Self::over(Mapping::anonymous(Self::bytes(chunks))?, chunks))
+    }
+
+    fn over(map: Mapping, chunks: u32) -> Self {
+        Self { map, lent: vec![false; chunks as usize].into() }
     }
 
     /// Address and length, for the kernel.

@@ -55,7 +55,7 @@ use self::events::{Events, Inbox, Owner};
 pub(crate) use self::mr::{Change, Registration};
 pub(crate) use self::mw::Window;
 pub(crate) use self::opens::{Claim, Key, open};
-pub(crate) use self::others::SHARDS_MAX;
+pub(crate) use self::others::{SHARD_BYTE, SHARDS_MAX};
 pub(crate) use self::qp::{Qp, QpInitAttr};
 use self::shards::Shards;
 pub(crate) use self::srq::Srq;

@@ -16,6 +16,9 @@ use super::staging::Staging;
 
 /// The most shards: the bits of a word.
 pub(crate) const SHARDS_MAX: usize = 64;
+/// Offset in a datagram of the byte that names the shard: the upper byte of the destination QPN in
+/// the BTH, which is `EngineConfig::qpn_slot` of the shard.
+pub(crate) const SHARD_BYTE: u16 = 5;
 
 /// The shard of a queue pair: the upper byte of its number.
 pub(super) const fn shard_of(qpn: Qpn) -> usize {

@@ -27,18 +27,18 @@ pub(super) const BUGS: &[Bug] = &[
         name: "enobufs-taken-for-eagain",
         what: "what a full queueing discipline refused waits, as if the socket were full: nothing wakes who waits",
         file: "netdev/src/packet/tx.rs",
-        right: "            libc::EAGAIN => {
+        right: "        libc::EAGAIN => {
 ",
-        wrong: "            libc::EAGAIN | libc::ENOBUFS => {
+        wrong: "        libc::EAGAIN | libc::ENOBUFS => {
 ",
         found_by: &[of("packet::tests::a_full_queueing_discipline_is_a_failure_at_once")],
     },
     Bug {
         name: "blocked-not-watched-for-writing",
         what: "a blocked port that is watched again is watched for what arrives only",
-        file: "netdev/src/packet.rs",
-        right: "self.epoll.set(self.socket.as_fd(), wished.then(|| self.interest()))?;",
-        wrong: "self.epoll.set(self.socket.as_fd(), wished.then_some(Interest::Read))?;",
+        file: "netdev/src/frame.rs",
+        right: "self.epoll.set(self.io.as_fd(), on.then(|| self.interest()))?;",
+        wrong: "self.epoll.set(self.io.as_fd(), on.then_some(Interest::Read))?;",
         found_by: &[of(
             "packet::tests::two::a_blocked_port_is_woken_when_it_can_write_though_it_was_not_watched_for_a_while",
         )],
@@ -47,20 +47,20 @@ pub(super) const BUGS: &[Bug] = &[
         name: "drops-not-summed",
         what: "drops are those since the last look, though the kernel clears its counter when it is read",
         file: "netdev/src/packet/rx.rs",
-        right: "self.drops.set(self.drops.get() + u64::from(new));",
-        wrong: "self.drops.set(u64::from(new));",
+        right: "self.0.set(self.0.get() + u64::from(new));",
+        wrong: "self.0.set(u64::from(new));",
         found_by: &[of("packet::tests::a_full_ring_drops_and_counts")],
     },
     Bug {
         name: "path-counted-before-it-is-made",
         what: "a path that is refused is counted as one of its address",
         file: "netdev/src/udp.rs",
-        right: "        let path = self.paths.add(spec, &self.config)?;
+        right: "        let path = self.paths.add(spec, self.options)?;
         self.receiver.path_added(spec.local);
         Ok(path)
 ",
         wrong: "        self.receiver.path_added(spec.local);
-        self.paths.add(spec, &self.config)
+        self.paths.add(spec, self.options)
 ",
         found_by: &[of("udp::tests::several::a_path_that_is_refused_is_no_path_of_its_address")],
     },
@@ -78,7 +78,7 @@ pub(super) const BUGS: &[Bug] = &[
     Bug {
         name: "failure-of-another-path",
         what: "a failure at the guard is told of the path of ours that has the number that the guard's path has",
-        file: "netdev/src/packet.rs",
+        file: "netdev/src/frame.rs",
         right: "            if let Some(path) = paths.of_guard(failure.path) {
                 failed(TxFailure { path, ..failure });
             }

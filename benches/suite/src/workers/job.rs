@@ -197,7 +197,8 @@ impl Job {
             Device::Software { backend, small_buffers } => {
                 let mut config = PortConfig::default();
                 if *small_buffers {
-                    (config.rx_buffer_bytes, config.tx_buffer_bytes) = (SMALL_BUFFER, SMALL_BUFFER);
+                    config.udp.rx_buffer_bytes = SMALL_BUFFER;
+                    config.tx_buffer_bytes = SMALL_BUFFER;
                     config.force_buffers = false;
                 }
                 options.netdev(self::backend(backend)?).port(config)

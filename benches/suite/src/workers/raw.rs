@@ -8,9 +8,7 @@ use rocinante::{Backend, Exchange, Interface, PortConfig};
 use rocinante_baselines::{
     Flow, Link, PacketLink, PortLink, Raw, Tally, Task, UdpLink, answer, measure,
 };
-use rocinante_netdev::packet::PacketPort;
-use rocinante_netdev::udp::UdpPort;
-use rocinante_netdev::xdp::XdpPort;
+use rocinante_netdev::{PacketPort, UdpPort, XdpPort};
 
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::Failure;

@@ -21,13 +21,13 @@ fn behind_a_plug() -> io::Result<(NetNs, PacketPort)> {
 
 /// The events of the port's own socket in the epoll set.
 fn interest(port: &PacketPort) -> Option<i32> {
-    let socket = port.socket.as_fd().as_raw_fd();
+    let socket = port.io.socket.as_fd().as_raw_fd();
     let entries = watched(port.wait_fd()).into_iter();
     entries.filter(|(fd, _)| *fd == socket).map(|(_, events)| events).next()
 }
 
 fn set_buffer(port: &PacketPort, option: i32, bytes: i32) {
-    port.socket.set(libc::SOL_SOCKET, option, bytes).expect("a buffer");
+    port.io.socket.set(libc::SOL_SOCKET, option, bytes).expect("a buffer");
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn a_port_without_a_path_follows_its_interface() {
     let (mut a, _b) = ports(&pair);
     assert_eq!(a.maintain(), None, "and need not look for it");
     pair.a.sh("ip link set v0 address 02:00:00:00:09:77");
-    while a.mac[5] != 0x77 {
+    while a.io.mac[5] != 0x77 {
         assert!(wait_readable(a.wait_fd(), 20_000).expect("poll"), "it is told");
         assert_eq!(a.maintain(), None);
     }
@@ -80,7 +80,7 @@ fn the_end_of_the_interface_ends_the_port() {
     a.flush(|_| failures += 1);
     assert_eq!(failures, 1);
     for port in [&mut a, &mut b] {
-        while port.dead.is_none() {
+        while port.state.dead.is_none() {
             assert!(wait_readable(port.wait_fd(), 20_000).expect("poll"), "it is told");
             port.maintain();
         }
@@ -153,12 +153,12 @@ fn what_was_not_answered_of_segmentation_is_asked_again_until_it_is() {
         for _ in 0..5 {
             a.maintain();
         }
-        a.segmentation.as_ref().expect("it makes a difference").questions
+        a.io.segmentation.as_ref().expect("it makes a difference").questions
     };
     let before = asked(&mut a);
     for again in 1..4 {
-        a.segmentation.as_mut().expect("as before").was_not_answered();
+        a.io.segmentation.as_mut().expect("as before").was_not_answered();
         assert_eq!(asked(&mut a), before + again, "once each");
-        assert!(a.sender.leaves_whole, "as it was");
+        assert!(a.io.sender.leaves_whole, "as it was");
     }
 }

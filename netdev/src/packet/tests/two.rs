@@ -39,6 +39,21 @@ fn a_path_that_goes_takes_its_path_at_the_guard_with_it() {
 }
 
 #[test]
+fn a_failure_of_a_path_that_is_gone_is_of_no_other() {
+    let pair = or_skip!("packet::a_failure_of_a_path_that_is_gone_is_of_no_other", Pair::new());
+    let (mut a, _b) = ports(&pair);
+    let [gone, stays] = [(A4, B4), (A6, B6)].map(|(from, to)| path(&pair.a, &mut a, from, to).id);
+    [gone, stays].into_iter().for_each(|path| drop(commit(&mut a, path, &[64; 3])));
+    a.remove_path(gone);
+    assert_eq!(path(&pair.a, &mut a, A4, A4).id, gone, "the id is used again");
+    pair.b.sh("ip link del v0");
+    let mut failures = Vec::new();
+    a.flush(|failure| failures.push((failure.path, failure.datagrams)));
+    assert_eq!(failures, [(stays, 3)]);
+    assert_eq!(a.stats().tx_failed, 6);
+}
+
+#[test]
 fn a_blocked_port_is_woken_when_it_can_write_though_it_was_not_watched_for_a_while() {
     let pair = or_skip!(
         "packet::a_blocked_port_is_woken_when_it_can_write_though_it_was_not_watched_for_a_while",

@@ -135,7 +135,7 @@ fn a_new_path_leaves_from_the_interfaces_new_address() {
         pair.a.sh("ip link set v0 address 02:00:00:00:09:77
                    ip neigh replace 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0");
         settle(&mut table);
-        assert!(table.take_interface_news());
+        assert!(table.take_interface_change());
         table.check_interface().expect("it is there");
         assert_eq!(from(&mut table), 0x77);
     });
@@ -264,7 +264,7 @@ fn without_answers_paths_stay_as_they_are_and_are_looked_at_again() {
             table.add(&spec(local, remote), &mut guard).expect("a path").id
         });
         settle(&mut table);
-        let _ = table.take_interface_news();
+        let _ = table.take_interface_change();
         table.check_interface().expect("it is there");
         let answers = std::mem::replace(&mut table.rtnl, Rtnl::to_nobody().expect("a socket"));
         let mut ask_in_vain = |expected: [&str; 3]| {
@@ -272,7 +272,7 @@ fn without_answers_paths_stay_as_they_are_and_are_looked_at_again() {
             for round in 0..ROUTE_REFRESHES / 2 {
                 let wait = maintain(&mut table).expect("nobody wakes it otherwise");
                 assert!(wait <= REFRESH, "round {round}: {wait:?}");
-                if table.take_interface_news() {
+                if table.take_interface_change() {
                     table.check_interface().expect_err("nobody answers");
                 }
                 assert_eq!(paths.map(|path| hop(&mut table, path)), expected, "round {round}");
@@ -290,7 +290,7 @@ fn without_answers_paths_stay_as_they_are_and_are_looked_at_again() {
         table.rtnl = answers;
         settle(&mut table);
         assert_eq!(paths.map(|path| hop(&mut table, path)), ["17", "08", "1a"]);
-        assert!(table.take_interface_news(), "the interface is looked at again, too");
+        assert!(table.take_interface_change(), "the interface is looked at again, too");
         assert_eq!(table.check_interface().expect("an answer")[5], 0x77);
         assert_eq!(settle_wait(&mut table), None, "and then there is no need to");
     });

@@ -31,6 +31,36 @@ fn a_path_that_is_refused_is_no_path_of_its_address() {
     });
 }
 
+/// Rules may tell traffic classes apart.
+#[test]
+fn the_way_is_that_of_the_traffic_class() {
+    let pair = or_skip!("udp::the_way_is_that_of_the_traffic_class", crate::testns::Pair::new());
+    pair.a.sh("ip rule add prio 77 tos 0x10 prohibit; ip -6 rule add prio 77 tos 0x10 prohibit");
+    pair.a.run(|| {
+        let v0 = Interface::by_name("v0").unwrap();
+        let ways = [["10.9.0.1", "10.9.0.2"], ["fd09::1", "fd09::2"]];
+        let ways = ways.map(|way| way.map(|address| address.parse::<IpAddr>().unwrap()));
+        let own = ways.map(|[local, _]| local);
+        let mut port = UdpPort::open(&v0, &own, &PortConfig::default()).unwrap();
+        for [local, remote] in ways {
+            // Whatever was asked before.
+            for _ in 0..2 {
+                port.add_path(&spec(local, remote)).unwrap();
+                for tos in [0x10, 0x12] {
+                    let spec = PathSpec { tos, ..spec(local, remote) };
+                    let error = port.add_path(&spec).expect_err("prohibited").to_string();
+                    assert!(error.contains(&format!("{local} to {remote}")), "{error}");
+                }
+            }
+        }
+        let elsewhere =
+            port.add_path(&spec([10, 9, 0, 9].into(), ways[0][1])).expect_err("not ours");
+        assert_eq!(elsewhere.kind(), io::ErrorKind::AddrNotAvailable, "{elsewhere}");
+        let mixed = port.add_path(&spec(own[0], ways[1][1])).expect_err("two families");
+        assert_eq!(mixed.kind(), io::ErrorKind::InvalidInput, "{mixed}");
+    });
+}
+
 #[test]
 fn who_leaves_groups_hears_those_that_stay() {
     let pair = or_skip!("udp::who_leaves_groups_hears_those_that_stay", crate::testns::Pair::new());

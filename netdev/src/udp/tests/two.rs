@@ -106,8 +106,7 @@ fn counters_only_grow_when_a_group_is_left() {
     // Unique to this process, as the address is.
     let [_, high, low, number] = address.octets();
     let group = IpAddr::from([239, high, low, number]);
-    let config =
-        PortConfig { rx_buffer_bytes: 20_000, force_buffers: false, ..PortConfig::default() };
+    let config = small_buffer(20_000);
     let mut port = UdpPort::open(&lo(), &[own], &config).unwrap();
     let to_group = port.add_path(&spec(own, group)).unwrap().id;
     let mut before = PortStats::default();
@@ -151,7 +150,7 @@ fn buffers_and_lifetimes_may_be_as_small_and_large_as_can_be() {
     for bytes in [0, 1, u32::MAX] {
         for force_buffers in [false, true] {
             let config = PortConfig {
-                rx_buffer_bytes: bytes,
+                udp: UdpConfig { rx_buffer_bytes: bytes },
                 tx_buffer_bytes: bytes,
                 force_buffers,
                 ..PortConfig::default()

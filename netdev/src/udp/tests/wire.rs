@@ -165,7 +165,7 @@ fn where_it_makes_no_difference_nothing_is_asked() {
     let (alone, _) = ports(&pair, A, B, &single);
     assert!(alone.offload.is_none());
     drop(alone);
-    let guard = pair.a.run(|| UdpPort::open_guard(&iface, &[A], &PortConfig::default()).unwrap());
+    let guard = pair.a.run(|| open_guard(&iface, A));
     assert!(guard.offload.is_none());
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 #[test]
 fn a_burst_of_2000_within_the_budget_loses_nothing() {
-    let config = PortConfig { ring_frames: 8192, ..PortConfig::default() };
+    let config = config_with(|xdp| xdp.ring_frames = 8192);
     let (pair, mut a, mut b) =
         or_skip!("xdp::a_burst_of_2000_within_the_budget_loses_nothing", pair_with(4200, &config));
     if a.capabilities().rx_budget.datagrams < 2000 {
@@ -81,7 +81,7 @@ fn one_flush_sends_more_than_one_call_may() {
     );
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
     receive(&mut b, 1);
-    a.tx.set_call_budget(&a.socket, 32);
+    a.io.tx.set_call_budget(&a.io.socket, 32);
     for count in [1, 15, 16, 17, 33, 100] {
         for i in 0..count {
             send(&mut a, path, &pattern(4112, i));
@@ -147,6 +147,63 @@ fn what_cannot_be_sent_is_refused_and_an_uncommitted_slot_is_not_sent() {
     assert!(a.reserve(path, 64).is_some(), "completions free slots");
 }
 
+/// Without a carrier the driver drops each frame.
+#[test]
+fn dropped_frames_are_reported_with_their_paths() {
+    let (pair, mut a, mut b) = or_skip!(
+        "xdp::dropped_frames_are_reported_with_their_paths",
+        pair_with(4200, &PortConfig::default())
+    );
+    let [one, two] = [false, true].map(|v6| direct_path(&pair.a, &mut a, &mut b, &spec(v6, true)));
+    let before = a.stats();
+    pair.b.sh("ip link set v0 down");
+    // Of one chunk and of two.
+    for (path, len) in [(one, 64), (two, 4112), (one, 4112), (two, 64)] {
+        send(&mut a, path, &pattern(len, 1));
+    }
+    let mut failures = Vec::new();
+    a.flush(|failure| failures.push(failure));
+    let expected =
+        [one, two, one, two].map(|path| TxFailure { path, datagrams: 1, errno: libc::EBUSY });
+    assert_eq!(failures, expected);
+    let stats = a.stats();
+    assert_eq!((stats.tx_failed, stats.tx_datagrams), (before.tx_failed + 4, before.tx_datagrams));
+    // A path that is gone is not reported, nor the one that has its number now.
+    send(&mut a, one, &[1; 64]);
+    a.remove_path(one);
+    let itself = PathSpec { remote: spec(false, true).local, ..spec(false, true) };
+    assert_eq!(pair.a.run(|| a.add_path(&itself)).unwrap().id, one, "the id is used again");
+    a.flush(|failure| panic!("{failure:?}"));
+    assert_eq!(a.stats().tx_failed, before.tx_failed + 5);
+}
+
+/// A slot that was refused, or reserved and not used, takes no identification.
+#[test]
+fn identifications_are_those_of_sent_datagrams() {
+    let (pair, mut a, mut b) = or_skip!(
+        "xdp::identifications_are_those_of_sent_datagrams",
+        pair_with(1500, &PortConfig::default())
+    );
+    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
+    let mut last = send(&mut a, path, &[1; 64]);
+    // They wrap at 128.
+    for _ in 0..200 {
+        assert!(a.reserve(path, 1473).is_none(), "exceeds the MTU");
+        a.reserve(path, 64).expect("and is not committed");
+        let id = send(&mut a, path, &[1; 64]);
+        assert_eq!(id, (last + 1) % 128);
+        last = id;
+        a.flush(|failure| panic!("{failure:?}"));
+        receive(&mut b, 1);
+    }
+    send_all(&mut a, path);
+    assert!(a.reserve(path, 64).is_none(), "no slot");
+    a.flush(|failure| panic!("{failure:?}"));
+    let all = receive(&mut b, 256);
+    let RxIpId::Exact { id: before, .. } = all.last().expect("some").ip_id else { panic!("IPv4") };
+    assert_eq!(send(&mut a, path, &[1; 64]), (before + 1) % 128);
+}
+
 /// Commits datagrams until there is no slot, and returns their number.
 fn send_all(port: &mut XdpPort, path: PathId) -> usize {
     let slots = std::iter::from_fn(|| {
@@ -161,7 +218,7 @@ fn send_all(port: &mut XdpPort, path: PathId) -> usize {
 /// when the link is up.
 #[test]
 fn a_link_that_is_down_for_a_while_only_delays() {
-    let config = PortConfig { ring_frames: 64, ..PortConfig::default() };
+    let config = config_with(|xdp| xdp.ring_frames = 64);
     let (pair, mut a, mut b) =
         or_skip!("xdp::a_link_that_is_down_for_a_while_only_delays", pair_with(1500, &config));
     // Nothing reads the announcements about the link here.
@@ -198,7 +255,7 @@ fn a_link_that_is_down_for_a_while_only_delays() {
 /// comes back.
 #[test]
 fn every_chunk_comes_back_whatever_happens_to_the_link() {
-    let config = PortConfig { ring_frames: 64, ..PortConfig::default() };
+    let config = config_with(|xdp| xdp.ring_frames = 64);
     let (pair, mut a, b) = or_skip!(
         "xdp::every_chunk_comes_back_whatever_happens_to_the_link",
         pair_with(1500, &config)
@@ -236,10 +293,10 @@ fn every_chunk_comes_back_whatever_happens_to_the_link() {
         let all = |a: &mut XdpPort| {
             a.flush(|_| ());
             a.maintain();
-            a.tx.spare(&mut a.umem)
+            a.io.tx.spare(&mut a.io.umem)
         };
         while all(&mut a) < 64 {
-            assert!(Instant::now() < end, "round {round}: {:?} {:?}", a.tx, a.stats());
+            assert!(Instant::now() < end, "round {round}: {:?} {:?}", a.io.tx, a.stats());
             std::thread::sleep(Duration::from_millis(2));
         }
         assert!(!a.wants_write(), "round {round}");

@@ -47,7 +47,7 @@ fn usable_pair() -> Result<Pair, String> {
 fn a_missing_capability_is_named() {
     let pair = or_skip!("xdp::a_missing_capability_is_named", usable_pair());
     for drop in [&[CAP_NET_RAW][..], &[CAP_BPF, CAP_SYS_ADMIN], &[CAP_NET_ADMIN, CAP_SYS_ADMIN]] {
-        let error = open_without(&pair.a, &PortConfig::default(), drop).err().expect("refused");
+        let error = open_without(&pair.a, &PortConfig::default(), drop).expect_err("refused");
         let text = error.to_string();
         assert_eq!(error.errno(), libc::EPERM, "{text}");
         assert!(text.contains("--cap-add NET_RAW") && text.contains("--netdev packet"), "{text}");
@@ -58,7 +58,7 @@ fn a_missing_capability_is_named() {
 #[test]
 fn memory_shrinks_to_the_limit_where_it_applies() {
     let pair = or_skip!("xdp::memory_shrinks_to_the_limit_where_it_applies", usable_pair());
-    let config = PortConfig { ring_frames: 1 << 15, ..PortConfig::default() };
+    let config = config_with(|xdp| xdp.ring_frames = 1 << 15);
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: getrlimit writes one `rlimit`.
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) }, 0);
@@ -68,7 +68,7 @@ fn memory_shrinks_to_the_limit_where_it_applies() {
     }
     match open_without(&pair.a, &config, &[CAP_IPC_LOCK]) {
         Ok(port) => {
-            let bytes = u64::from(port.umem.region().1 as u32);
+            let bytes = u64::from(port.io.umem.region().1 as u32);
             assert!(bytes <= limit.rlim_cur, "{bytes} of {}", limit.rlim_cur);
         }
         Err(error) => {
@@ -86,7 +86,7 @@ fn another_program_on_the_interface_is_reported() {
         let iface = Interface::by_name("v0").unwrap();
         let _attached = another_program(iface.index).unwrap();
         let error = XdpPort::open(&iface, &["10.9.0.1".parse().unwrap()], &PortConfig::default());
-        let text = error.err().expect("refused").to_string();
+        let text = error.expect_err("refused").to_string();
         assert!(text.contains("another XDP program is attached to v0"), "{text}");
         assert!(text.contains("--netdev packet or udp"), "{text}");
     });
@@ -157,10 +157,11 @@ fn a_program_that_is_started_again_has_its_queue_again() {
 }
 
 /// An unbound socket with its memory.
-fn unbound() -> io::Result<(Socket, Umem, socket::Rings)> {
-    let (socket, umem) = (Socket::new()?, Umem::new(2)?);
+fn unbound() -> io::Result<(XdpSocket, Umem, socket::Rings)> {
+    let (socket, umem) = (XdpSocket::new()?, Umem::new(2)?);
     socket.register(&umem)?;
-    let rings = socket.make_rings(2)?;
+    socket.make_rings(2)?;
+    let rings = socket.map_rings(2)?;
     Ok((socket, umem, rings))
 }
 

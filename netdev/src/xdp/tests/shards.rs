@@ -13,7 +13,12 @@ fn on_two_queues() -> Result<(Pair, Vec<XdpPort>), String> {
     let ports = pair.b.run(|| {
         let iface = Interface::by_name("v0").expect("v0");
         let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(a, _)| *a).collect();
-        XdpPort::open_shards(&iface, &addresses, &PortConfig::default(), 2)
+        XdpPort::open_shards(
+            &iface,
+            &addresses,
+            &PortConfig::default(),
+            Shards { count: 2, selector: 5 },
+        )
     });
     Ok((pair, ports.map_err(|e| e.to_string())?))
 }

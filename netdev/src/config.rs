@@ -1,0 +1,118 @@
+//! The options of ports.
+
+#[cfg(any(test, feature = "serde"))]
+use serde::{Deserialize, Serialize};
+
+/// How a port is opened: common options, and those of each backend. The defaults suit a program
+/// that is alone on its interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(any(test, feature = "serde"), derive(Serialize, Deserialize))]
+pub struct PortConfig {
+    /// Requested send buffer of each socket in bytes, as given to `SO_SNDBUF`; 4 MiB by default.
+    /// The kernel caps it at `net.core.wmem_max`.
+    pub tx_buffer_bytes: u32,
+    /// Whether to exceed `net.core.rmem_max` and `wmem_max` with `SO_*BUFFORCE` where the process
+    /// is allowed to (`CAP_NET_ADMIN`). By default it does.
+    pub force_buffers: bool,
+    /// Use no segmentation offload even where there is one. By default it is used.
+    pub no_segmentation: bool,
+    /// Options of UDP sockets.
+    pub udp: UdpConfig,
+    /// Options of the backend `packet`.
+    pub packet: PacketConfig,
+    /// Options of the backend `afxdp`.
+    pub xdp: XdpConfig,
+}
+
+impl Default for PortConfig {
+    fn default() -> Self {
+        Self {
+            tx_buffer_bytes: 4 << 20,
+            force_buffers: true,
+            no_segmentation: false,
+            udp: UdpConfig::default(),
+            packet: PacketConfig::default(),
+            xdp: XdpConfig::default(),
+        }
+    }
+}
+
+/// Options of UDP sockets that receive: all those of the backend `udp`, and those of multicast
+/// groups on every backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(any(test, feature = "serde"), derive(Serialize, Deserialize))]
+pub struct UdpConfig {
+    /// Requested receive buffer of each socket in bytes, as given to `SO_RCVBUF`; 4 MiB by default.
+    /// The kernel caps it at `net.core.rmem_max`.
+    pub rx_buffer_bytes: u32,
+}
+
+impl Default for UdpConfig {
+    fn default() -> Self {
+        Self { rx_buffer_bytes: 4 << 20 }
+    }
+}
+
+/// Options of the backend `packet`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(any(test, feature = "serde"), derive(Serialize, Deserialize))]
+pub struct PacketConfig {
+    /// Frames in the receive ring, 1 to 16,384; 256 by default. Each has 68 KiB of the kernel's
+    /// memory, for a super-packet.
+    pub ring_frames: u32,
+}
+
+impl Default for PacketConfig {
+    fn default() -> Self {
+        Self { ring_frames: 256 }
+    }
+}
+
+/// Options of the backend `afxdp`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(any(test, feature = "serde"), derive(Serialize, Deserialize))]
+pub struct XdpConfig {
+    /// Chunks of 4096 bytes for each direction, 64 to 32,768; 256 by default. Rounded up to a power
+    /// of two, and down to what `RLIMIT_MEMLOCK` allows. A frame of more than 3840 bytes takes two.
+    pub ring_frames: u32,
+    /// Whether the program may attach in generic (SKB) mode. By default it may not: that mode is
+    /// slow, and broken together with a sender that segments.
+    pub generic: bool,
+    /// The receive queue that a single port binds to; 0 by default. Several ports bind to the first
+    /// queues, one each.
+    pub queue: u32,
+    /// The interface steers all of UDP/4791 to `queue` (`ethtool -N`); for several ports, to the
+    /// queues that they read. Then the port opens although the interface has other queues, which it
+    /// does not read. By default it does not open.
+    pub steered: bool,
+    /// Run the driver's queue on the threads that use the device, for up to this many microseconds
+    /// at a time, instead of in interrupts (`SO_PREFER_BUSY_POLL`). By default interrupts run it.
+    /// Needs `CAP_NET_ADMIN` and a driver with zero-copy `AF_XDP`. It only helps if the interface's
+    /// `napi_defer_hard_irqs` and `gro_flush_timeout` defer its interrupts.
+    pub busy_poll_us: Option<u32>,
+}
+
+impl Default for XdpConfig {
+    fn default() -> Self {
+        Self { ring_frames: 256, generic: false, queue: 0, steered: false, busy_poll_us: None }
+    }
+}
+
+/// How the ports of one device share what arrives.
+///
+/// One byte of each datagram says which port it is for: its value is the port's number. The kernel
+/// reads that byte where the backend lets it. The first port gets the datagrams for which there is
+/// no port, and those too short for the byte. Ports on `afxdp` read one receive queue of the
+/// interface each, and the interface does not know that byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shards {
+    /// The number of ports, 1 to 256.
+    pub count: usize,
+    /// Offset of that byte in the UDP payload.
+    pub selector: u16,
+}
+
+impl Shards {
+    /// A single port, which gets everything.
+    pub const ONE: Self = Self { count: 1, selector: 0 };
+}

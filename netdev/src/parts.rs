@@ -1,0 +1,197 @@
+//! A port in two steps, for programs whose privileged part is another process.
+//!
+//! *Acquiring* takes everything that may need a privilege: sockets with their options, rings, the
+//! XDP program. *Assembling* makes the port of these [`Parts`]. It needs no privilege, so a process
+//! without capabilities can do it with descriptors that it was sent (`SCM_RIGHTS` of unix(7)). That
+//! process must be in the network namespace in which the parts were acquired, and the thread that
+//! assembles, too.
+//!
+//! A port without privileges differs from another in little:
+//! - The kernel resolves the neighbour of a new path when it is first sent to, not before
+//!   (`NTF_USE` needs `CAP_NET_ADMIN`). Until then datagrams leave through the guard.
+//! - Sockets made later, to send from other source ports and for groups, have buffers up to
+//!   `net.core.wmem_max` and `rmem_max`.
+//! - Before Linux 5.19, `afxdp` does not follow a change of the interface's Ethernet address if
+//!   `kernel.unprivileged_bpf_disabled` is set.
+//! - Netfilter rules about the owner of a socket see the user that acquired it.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
+#[cfg(any(test, feature = "serde"))]
+use serde::{Deserialize, Serialize};
+
+use crate::config::PortConfig;
+use crate::error::OpenError;
+use crate::fd::socket_family;
+use crate::iface::Interface;
+use crate::port::Backend;
+use crate::xdp::{Mapped, check_memory};
+
+/// What a port is assembled from: descriptors, and plain values about them.
+#[derive(Debug)]
+pub struct Parts {
+    pub(crate) manifest: Manifest,
+    /// In the order of [`Manifest::descriptors`].
+    pub(crate) fds: Vec<OwnedFd>,
+    /// The memory that this process mapped to acquire the parts.
+    pub(crate) mapped: Option<Mapped>,
+}
+
+/// The plain values of [`Parts`]. With the feature `serde` they can be serialised.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(any(test, feature = "serde"), derive(Serialize, Deserialize))]
+pub struct Manifest {
+    /// The interface, as it was when the parts were acquired.
+    pub interface: Interface,
+    /// The port's own addresses, in GID order.
+    pub addresses: Vec<IpAddr>,
+    /// The configuration, for sockets that the port makes later.
+    pub config: PortConfig,
+    /// The most datagrams that the kernel takes in one message to a UDP socket.
+    pub udp_segments_max: u16,
+    /// The values of the backend.
+    pub backend: BackendParts,
+}
+
+/// The plain values of one backend's parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(any(test, feature = "serde"), derive(Serialize, Deserialize))]
+pub enum BackendParts {
+    /// `udp`: there are none.
+    Udp,
+    /// `packet`.
+    Packet {
+        /// Frames in the receive ring.
+        ring_frames: u32,
+        /// The most datagrams of a super-packet.
+        segments_max: u16,
+        /// The most UDP payload bytes of a super-packet.
+        run_bytes_max: u32,
+    },
+    /// `afxdp`.
+    Xdp {
+        /// The receive queue that the socket is bound to.
+        queue: u32,
+        /// Chunks of 4096 bytes for each direction. Each ring has twice as many entries.
+        chunks: u32,
+        /// Whether the driver works on the shared memory without copying.
+        zero_copy: bool,
+    },
+}
+
+/// What a descriptor of [`Parts`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Descriptor {
+    /// A UDP socket on port 4791 of this address: of the backend `udp`, or of a guard.
+    Udp(IpAddr),
+    /// An `AF_PACKET` socket, bound, with its receive ring and its filter.
+    Packet,
+    /// An `AF_XDP` socket, bound, with its rings.
+    Xdp,
+    /// The memory of the `AF_XDP` socket (`memfd_create(2)`).
+    Memory,
+    /// The link of the XDP program: it stays attached while a process has this open.
+    Program,
+    /// The BPF map of addresses whose frames the program takes.
+    Addresses,
+}
+
+impl Manifest {
+    /// The backend.
+    #[must_use]
+    pub fn backend(&self) -> Backend {
+        match self.backend {
+            BackendParts::Udp => Backend::Udp,
+            BackendParts::Packet { .. } => Backend::Packet,
+            BackendParts::Xdp { .. } => Backend::Xdp,
+        }
+    }
+
+    /// What the descriptors are, in their order.
+    #[must_use]
+    pub fn descriptors(&self) -> Vec<Descriptor> {
+        use Descriptor::{Addresses, Memory, Packet, Program, Udp, Xdp};
+        let own: &[Descriptor] = match self.backend {
+            BackendParts::Udp => &[],
+            BackendParts::Packet { .. } => &[Packet],
+            BackendParts::Xdp { .. } => &[Xdp, Memory, Program, Addresses],
+        };
+        own.iter().copied().chain(self.addresses.iter().copied().map(Udp)).collect()
+    }
+}
+
+impl Parts {
+    /// The plain values.
+    #[must_use]
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The descriptors, and what each of them is.
+    pub fn descriptors(&self) -> impl Iterator<Item = (Descriptor, BorrowedFd<'_>)> {
+        self.manifest.descriptors().into_iter().zip(self.fds.iter().map(OwnedFd::as_fd))
+    }
+
+    /// Parts that another process acquired: their plain values, and descriptors in the same order.
+    ///
+    /// # Errors
+    /// No address, not as many descriptors as the manifest says, or one that is something else.
+    pub fn from_descriptors(manifest: Manifest, fds: Vec<OwnedFd>) -> Result<Self, OpenError> {
+        let backend = manifest.backend();
+        let refused = |what: String| {
+            let hint = "send the descriptors in the order of the manifest";
+            Err(OpenError::plain(backend, what, hint))
+        };
+        let wanted = manifest.descriptors();
+        if manifest.addresses.is_empty() || fds.len() != wanted.len() {
+            return refused(format!("{} descriptors, not {}", fds.len(), wanted.len()));
+        }
+        for (wanted, fd) in wanted.into_iter().zip(&fds) {
+            let family = match wanted {
+                Descriptor::Udp(IpAddr::V4(_)) => libc::AF_INET,
+                Descriptor::Udp(IpAddr::V6(_)) => libc::AF_INET6,
+                Descriptor::Packet => libc::AF_PACKET,
+                Descriptor::Xdp => libc::AF_XDP,
+                Descriptor::Memory => {
+                    check_memory(fd.as_fd(), &manifest)?;
+                    continue;
+                }
+                // Nothing goes wrong with another descriptor but that it does not help.
+                Descriptor::Program | Descriptor::Addresses => continue,
+            };
+            if socket_family(fd).ok() != Some(family) {
+                return refused(format!("a descriptor is not what it should be, {wanted:?}"));
+            }
+        }
+        Ok(Self { manifest, fds, mapped: None })
+    }
+
+    /// An error unless these are parts for `backend`.
+    pub(crate) fn check_backend(&self, backend: Backend) -> Result<(), OpenError> {
+        let is = self.manifest.backend();
+        if is == backend {
+            return Ok(());
+        }
+        Err(OpenError::plain(backend, format!("the parts are those of {is}"), "assemble that port"))
+    }
+}
+
+/// The descriptors of parts, in their order.
+pub struct Fds(std::vec::IntoIter<OwnedFd>);
+
+impl Fds {
+    pub(crate) fn new(fds: Vec<OwnedFd>) -> Self {
+        Self(fds.into_iter())
+    }
+
+    /// The next one. Parts have as many as their manifest says.
+    pub(crate) fn take(&mut self) -> OwnedFd {
+        self.0.next().expect("checked when the parts were made")
+    }
+
+    /// All that are left: those of UDP sockets.
+    pub(crate) fn rest(self) -> impl Iterator<Item = OwnedFd> {
+        self.0
+    }
+}
