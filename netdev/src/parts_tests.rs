@@ -98,8 +98,8 @@ fn another_process_assembles(backend: Backend, count: usize) -> Result<(), Strin
     let (child, socket) = pair.a.run(|| child(backend, count)).map_err(|e| e.to_string())?;
     let mut child = child;
     for parts in parts {
-        // The child says that it is ready for the next message, because those of a stream may become
-        // one. If it has ended, its output says why.
+        // The child says that it is ready for the next message, because those of a stream may
+        // become one. If it has ended, its output says why.
         if (&socket).read_exact(&mut [0]).is_ok() {
             send_parts(&socket, &parts);
         }

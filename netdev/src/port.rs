@@ -201,7 +201,8 @@ pub struct TxFailure {
     pub path: PathId,
     /// Number of datagrams in the run.
     pub datagrams: u32,
-    /// The kernel's errno: `EPERM` if a netfilter rule of the own namespace refused it, `ENOBUFS` …
+    /// The kernel's errno: `EPERM` if a netfilter rule of the own namespace refused the
+    /// packet, `ENOBUFS` if a queue was full, or another.
     pub errno: i32,
 }
 

@@ -45,8 +45,8 @@ const REST_TIMES: u32 = 9;
 /// The most neighbours remembered during one round of refreshing; beyond them, each path asks for
 /// its own.
 const KNOWN_MAX: usize = 64;
-/// The minimum rest after a change of the interface: `check_interface` then runs outside the measured
-/// time.
+/// The minimum rest after a change of the interface: `check_interface` then runs outside the
+/// measured time.
 const REST_MIN: Duration = Duration::from_millis(1);
 /// IPv4 identifications stay below this. Linux numbers the segments of a UDP super-packet from 0,
 /// so a receiver that cannot read the identification must accept these anyway.

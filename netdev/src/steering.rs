@@ -19,8 +19,8 @@ const RET_A: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
 
 /// The network header, for a program that may see the frame from another offset.
 const NETWORK: u32 = libc::SKF_NET_OFF as u32;
-/// From the network header to the UDP payload. IPv4 without options, IPv6 without extension headers:
-/// the port accepts no others.
+/// From the network header to the UDP payload. IPv4 without options, IPv6 without extension
+/// headers: the port accepts no others.
 const V4_HEADERS: u32 = 20 + 8;
 const V6_HEADERS: u32 = 40 + 8;
 

@@ -40,19 +40,20 @@ use socket::XdpSocket;
 use tx::TxHalf;
 use umem::Umem;
 
-/// A port over an `AF_XDP` socket, with a program on the interface that takes frames to its addresses.
+/// A port over an `AF_XDP` socket, with a program on the interface that takes frames to its
+/// addresses.
 ///
-/// Opening it needs `CAP_NET_RAW`, `CAP_NET_ADMIN` and `CAP_BPF`. It fails if another XDP program or
-/// AF_XDP socket is on the interface, if the driver has no native XDP or not at this MTU, if the
+/// Opening it needs `CAP_NET_RAW`, `CAP_NET_ADMIN` and `CAP_BPF`. It fails if another XDP program
+/// or AF_XDP socket is on the interface, if the driver has no native XDP or not at this MTU, if the
 /// interface has receive queues that are not read, and if too little memory may be locked. Several
-/// ports read one receive queue each, from the first on; a single port reads the configured one. The
-/// interface selects the queue for a frame, and it knows only addresses and ports.
+/// ports read one receive queue each, from the first on; a single port reads the configured one.
+/// The interface selects the queue for a frame, and it knows only addresses and ports.
 pub type XdpPort = FramePort<XdpIo>;
 
 /// Frames through an `AF_XDP` socket.
 pub struct XdpIo {
-    /// Keeps the program attached. Dropped first: the program leaves the interface before its socket
-    /// closes.
+    /// Keeps the program attached. Dropped first: the program leaves the interface before its
+    /// socket closes.
     _link: OwnedFd,
     own: OwnAddresses,
     tx: TxHalf,

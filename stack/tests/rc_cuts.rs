@@ -183,8 +183,8 @@ fn a_part_that_is_refused_fails_the_request() {
     assert_eq!(solo.completed(), expected);
 }
 
-/// The bytes before the end of the region are written, those behind it are not, and the request
-/// fails as usual.
+/// A WRITE that crosses the end of its region writes the bytes before the end and none behind it.
+/// It fails with the NAK "access error".
 #[test]
 fn beyond_a_region_nothing_is_written() {
     let setup = setup();

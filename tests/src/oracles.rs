@@ -52,9 +52,9 @@ pub struct Exception {
 
 /// For so long the background threads of an idle device must do nothing.
 pub const QUIET: Duration = Duration::from_millis(15);
-/// How long a background thread needs to notice that the program has stopped.
+/// How long a background thread needs to notice that the program no longer calls the device.
 const SETTLES: Duration = Duration::from_millis(3);
-/// Within this time such a quiet period must begin.
+/// The [`QUIET`] period of an idle device must begin within this time.
 const QUIET_WITHIN: Duration = Duration::from_secs(2);
 /// How long a queue pair hears nothing before it probes (`PATIENCE_NS` of the engine): each probe
 /// needs a wait of that length.

@@ -479,7 +479,8 @@ fn what_linux_asked_for_is_offered_and_answered() {
         cm.accept(now, conn, &Accept { side, private: b"" }).unwrap();
         let reply = cm.poll_transmit().unwrap();
         let Ok((header, CmMessage::Rep(rep))) = CmMessage::parse(&reply.mad) else { panic!() };
-        // A peer of another implementation gets no announcement, which it would not understand.
+        // A peer of another implementation is not told the size of our receive queue: it would not
+        // understand these bytes.
         assert_eq!((rep.announced, rep.qpn), (None, Qpn::new(0x77)));
         let asked = Packet::parse(&of_file().next().unwrap().bytes).unwrap();
         let (first, _) = CmMessage::parse(asked.payload()).unwrap();

@@ -124,8 +124,9 @@ struct Pings<'a> {
     end: &'a End<'a>,
     size: usize,
     inline: bool,
-    /// One WRITE in this many is signaled, and the last one. With `u64::MAX` the device is not
-    /// driven.
+    /// One WRITE in this many is signaled, and the last one. With `u64::MAX` only the last one is,
+    /// and this thread never polls the completion queue before: the background thread drives the
+    /// device.
     signal_every: u64,
     posted: u64,
     unfinished: u64,

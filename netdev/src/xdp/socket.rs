@@ -63,8 +63,8 @@ impl XdpSocket {
         self.set(libc::SOL_XDP, libc::XDP_TX_RING, &size)
     }
 
-    /// Maps the rings, which have `size` entries each. If the socket is bound, that needs Linux 6.4;
-    /// before, it is `EBUSY`.
+    /// Maps the rings, which have `size` entries each. If the socket is bound, that needs Linux
+    /// 6.4; before, it is `EBUSY`.
     pub(crate) fn map_rings(&self, size: u32) -> io::Result<Rings> {
         let at: libc::xdp_mmap_offsets = self.get(libc::XDP_MMAP_OFFSETS)?;
         let map = |offsets: &libc::xdp_ring_offset, entry: usize, page: u64| {

@@ -135,8 +135,8 @@ impl TxHalf {
         of_it.for_each(|other| *other = PathId::NONE);
     }
 
-    /// Gives everything queued to the kernel, which takes it on a `kick`. `dropped` gets the path of
-    /// each frame that the interface refused for good.
+    /// Gives everything queued to the kernel, which takes it on a `kick`. `dropped` gets the path
+    /// of each frame that the interface refused for good.
     ///
     /// # Errors
     /// The interface is down (`ENETDOWN`) or gone (`ENXIO`); queued frames stay queued.

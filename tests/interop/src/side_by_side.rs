@@ -90,7 +90,8 @@ pub fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The arguments for the guest, and the directory that `--report` names here.
+/// The arguments for the guest, where `--report` names a directory of the guest, and the directory
+/// of this machine that it named.
 fn with_report_inside(args: &[String]) -> Result<(Vec<String>, Option<PathBuf>)> {
     let mut words = args.to_vec();
     let Some(at) = words.iter().position(|word| word == "--report") else {

@@ -199,7 +199,8 @@ impl Stream {
         self.requests.iter_mut()
     }
 
-    /// Passes over requests with invisible execution. Returns the number of the next one.
+    /// Skips requests whose execution changes nothing that the model sees. Returns the number of
+    /// the first request that it did not skip.
     pub(crate) fn frontier(&mut self) -> u64 {
         while self.exec_bytes == 0 && self.get(self.exec).is_some_and(Request::is_silent) {
             self.exec += 1;

@@ -257,7 +257,8 @@ pub(super) struct Lane {
     /// The peer's word after all posted requests, and after all completed ones.
     posted_word: u64,
     word: u64,
-    /// Turns of the peer that were compared, and our word after their atomics.
+    /// How many of the peer's turns were received and compared, and the value that our word has
+    /// after the peer's atomics.
     heard: u64,
     their_word: u64,
     /// Messages received, and receives posted.

@@ -35,7 +35,8 @@ fn params(region: RemoteRegion, words: &[u64]) -> Params {
     Params::default().options(options).private_data(&private)
 }
 
-/// A request for a lane: the peer's life, the lane, and the number of the attempt.
+/// A request for a lane (a pair of queue pairs): how often the peer's process was started before,
+/// the lane, and the number of the attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Asker {
     life: u64,

@@ -137,8 +137,9 @@ impl Request {
     ///
     /// # Errors
     /// [`VerbsError::Cm`] if the peer no longer waits; [`VerbsError::Invalid`] for a queue pair of
-    /// another device or address, or if the link does not take the requested path MTU, which the
-    /// peer is told; [`VerbsError::Path`]. The peer is then rejected.
+    /// another device or address, or if the link does not take the requested path MTU;
+    /// [`VerbsError::Path`] if there is no way to the peer. A peer that still waits gets a REJ,
+    /// with the reason "invalid path MTU" in that case.
     pub fn accept(mut self, qp: PreparedQp, params: &Params) -> Result<Connecting, VerbsError> {
         if transport_of(&qp)? != self.asked.transport {
             self.decided = true;

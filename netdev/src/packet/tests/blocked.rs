@@ -4,7 +4,8 @@ use super::*;
 use crate::testns::watched;
 use std::os::fd::AsRawFd as _;
 
-/// An interface that takes one packet and then next to nothing.
+/// An interface whose queueing discipline sends one packet and then almost none: its queue is full
+/// at once.
 fn behind_a_plug() -> io::Result<(NetNs, PacketPort)> {
     needs(&["tc"])?;
     let ns = NetNs::new()?;

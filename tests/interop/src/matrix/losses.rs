@@ -35,7 +35,8 @@ pub(super) struct Losses {
     freed: u32,
 }
 
-/// More stuck requests in one cell are not chance: about one cell in a hundred has one.
+/// The most requests of a cell that Soft-RoCE forgets and that another packet sets free. One cell
+/// in a hundred has one by chance; more is a fault.
 const FREED_MAX: u32 = 2;
 
 impl Losses {

@@ -201,7 +201,7 @@ impl Node {
         self.do_(&Request::Fill { range, seed })
     }
 
-    /// Fails unless a range has the pattern of `seed`, from its byte `skip` on.
+    /// Fails unless a range holds the pattern of `seed`, beginning with byte `skip` of the pattern.
     ///
     /// # Errors
     /// It has other bytes, or as [`ask`](Self::ask).
