@@ -297,7 +297,11 @@ fn check_order(port: &mut UdpPort, first: u32) -> u32 {
 fn link_local_addresses_work() {
     let pair = or_skip!("link_local_addresses_work", Pair::new());
     for (ns, host) in [(&pair.a, 1), (&pair.b, 2)] {
-        ns.sh(&format!("ip address add fe80::{host}/64 dev v0 nodad"));
+        // The kernel accepts packets to the address a moment after it is there.
+        ns.sh(&format!(
+            "ip address add fe80::{host}/64 dev v0 nodad
+             until ip -6 route show table local | grep -q 'fe80::{host} '; do sleep 0.01; done"
+        ));
     }
     let (a6, b6) = (v6("fe80::1"), v6("fe80::2"));
     let (mut a, mut b) = ports(&pair, a6, b6, &PortConfig::default());
