@@ -74,6 +74,7 @@ fn an_arrow_up_is_reported() {
         "fn f() { assert!(x == crate::high::High); }",
         "fn f() { assert!([(1, crate::high::climb())].is_empty()); }",
         "macro_rules! climb { () => { $crate::high::climb() } }",
+        "low! { pub struct Low(pub (crate::high::High, u8)); }",
         "fn f(x: u8) { match x { crate::high::High => {} _ => {} } }",
     ] {
         goes_up(low);
@@ -144,6 +145,8 @@ fn variables_other_crates_and_modules_of_other_crates_are_none_of_ours() {
     is_right("extern crate other as high; use self::high::High;", HIGH);
     is_right("fn f() { x.high::<u8>(); assert!(x.high == 1); }", HIGH);
     is_right("pub(in crate::low) struct Low;", HIGH);
+    is_right("macro_rules! low { () => { pub(in crate::high) struct Low; } }", HIGH);
+    is_right("low! { pub(crate) struct Low(pub(super) u8); }", HIGH);
 }
 
 #[test]

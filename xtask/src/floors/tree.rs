@@ -284,7 +284,9 @@ impl Reader<'_> {
                     names.push(name.to_string());
                     rest = next;
                 }
-                if !after_dot {
+                if names == ["pub"] {
+                    rest = after_scope(rest).unwrap_or(rest);
+                } else if !after_dot {
                     self.mention(Route { names, is_foreign: after_colons });
                 }
                 (after_dot, after_colons) = (false, false);
@@ -299,6 +301,14 @@ impl Reader<'_> {
             }
         }
     }
+}
+
+/// What follows the scope of a `pub`, `(in path)` or `(crate)`, if that is next: it names only
+/// modules above.
+fn after_scope(rest: Cursor<'_>) -> Option<Cursor<'_>> {
+    let (inner, _, _, next) = rest.any_group()?;
+    let (name, after) = inner.ident()?;
+    (name == "in" || after.eof()).then_some(next)
 }
 
 /// What follows `::`, if that is next.
