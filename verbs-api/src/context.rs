@@ -4,17 +4,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rocinante_netdev::Backend;
-use rocinante_stack::Budget;
 use rocinante_stack::stats::CmCounters;
-use rocinante_stack::types::Mtu;
 
-use crate::cq::{CompChannel, Cq, CqKind};
-use crate::model::device::{DeviceAttr, DeviceCounters, Limits, Provider};
+use crate::cq::{CompChannel, Cq};
+use crate::device::Device;
+use crate::model::device::{DeviceAttr, DeviceCounters, Provider};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
 use crate::model::resources::Resources;
 use crate::open::OpenOptions;
-use crate::provider::manager::Manager;
 use crate::qp::QpBuilder;
 use crate::{kernel, soft};
 
@@ -25,77 +23,6 @@ pub struct Context {
     pub(crate) device: Device,
 }
 
-/// A device of one of the providers.
-#[derive(Debug, Clone)]
-pub(crate) enum Device {
-    Soft(Arc<soft::Device>),
-    Kernel(Arc<kernel::Device>),
-}
-
-impl Device {
-    pub(crate) fn name(&self) -> &str {
-        match self {
-            Self::Soft(device) => &device.name,
-            Self::Kernel(device) => &device.name,
-        }
-    }
-
-    /// Its connection manager.
-    pub(crate) fn manager(&self) -> Arc<dyn Manager> {
-        match self {
-            Self::Soft(device) => device.clone(),
-            Self::Kernel(device) => device.clone(),
-        }
-    }
-
-    /// Whether both are of one context.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Soft(device), Self::Soft(other)) => Arc::ptr_eq(device, other),
-            (Self::Kernel(device), Self::Kernel(other)) => Arc::ptr_eq(device, other),
-            _ => false,
-        }
-    }
-
-    pub(crate) fn limits(&self) -> &Limits {
-        match self {
-            Self::Soft(device) => &device.limits,
-            Self::Kernel(device) => &device.limits,
-        }
-    }
-
-    pub(crate) fn gids(&self) -> &[IpAddr] {
-        match self {
-            Self::Soft(device) => &device.gids,
-            Self::Kernel(device) => &device.gids,
-        }
-    }
-
-    pub(crate) fn active_mtu(&self) -> Mtu {
-        match self {
-            Self::Soft(device) => device.active_mtu,
-            Self::Kernel(device) => device.active_mtu,
-        }
-    }
-
-    /// The receive budget that peers learn.
-    pub(crate) fn advertised(&self) -> Budget {
-        match self {
-            Self::Soft(device) => device.advertised,
-            Self::Kernel(device) => device.advertised(),
-        }
-    }
-
-    /// Whether the completion queue belongs to this device.
-    pub(crate) fn has(&self, cq: &Cq) -> bool {
-        match (self, &cq.kind) {
-            (Self::Soft(device), CqKind::Soft(cq)) => Arc::ptr_eq(device, cq.device()),
-            (Self::Kernel(device), CqKind::Kernel(cq)) => Arc::ptr_eq(device, cq.device()),
-            _ => false,
-        }
-    }
-}
-
 impl Context {
     /// Opens the device of the interface that has `address`, with the defaults of [`OpenOptions`].
     ///
@@ -103,10 +30,6 @@ impl Context {
     /// As [`OpenOptions::open`].
     pub fn open(address: IpAddr) -> Result<Self, VerbsError> {
         OpenOptions::new().open(address)
-    }
-
-    pub(crate) fn limits(&self) -> &Limits {
-        self.device.limits()
     }
 
     /// Opens the device of this name, an RDMA device of the kernel or a network interface: see
@@ -223,7 +146,7 @@ impl Context {
     /// [`VerbsError::Invalid`] for a depth out of range, [`VerbsError::Limit`] if there are too
     /// many; [`VerbsError::Hardware`] if the kernel's device refuses.
     pub fn create_cq(&self, depth: u32) -> Result<Cq, VerbsError> {
-        Cq::create(self, depth, None)
+        Cq::create(&self.device, depth, None)
     }
 
     /// Makes a completion queue with a channel that announces its completions.
@@ -231,7 +154,7 @@ impl Context {
     /// # Errors
     /// As [`create_cq`](Self::create_cq).
     pub fn create_cq_with(&self, depth: u32, channel: &CompChannel) -> Result<Cq, VerbsError> {
-        Cq::create(self, depth, Some(channel))
+        Cq::create(&self.device, depth, Some(channel))
     }
 
     /// Makes a completion channel (`ibv_create_comp_channel(3)`).
@@ -239,7 +162,7 @@ impl Context {
     /// # Errors
     /// [`VerbsError::Io`] if there are no descriptors left, or [`VerbsError::Hardware`].
     pub fn create_comp_channel(&self) -> Result<CompChannel, VerbsError> {
-        CompChannel::create(self)
+        CompChannel::create(&self.device)
     }
 
     /// Drives the device on this thread: receives, runs expired timers, sends. For programs that

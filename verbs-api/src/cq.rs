@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rocinante_stack::verbs::Cqe;
 
-use crate::context::{Context, Device};
+use crate::device::Device;
 use crate::model::error::VerbsError;
 use crate::{kernel, soft};
 
@@ -28,17 +28,17 @@ pub(crate) enum CqKind {
 
 impl Cq {
     pub(crate) fn create(
-        ctx: &Context,
+        device: &Device,
         depth: u32,
         channel: Option<&CompChannel>,
     ) -> Result<Self, VerbsError> {
-        let max = ctx.limits().max_cqe;
+        let max = device.limits().max_cqe;
         if depth == 0 || depth > max {
             return Err(VerbsError::Invalid(format!(
                 "a completion queue has 1 to {max} entries, not {depth}"
             )));
         }
-        let kind = match (&ctx.device, channel.map(|channel| &channel.kind)) {
+        let kind = match (device, channel.map(|channel| &channel.kind)) {
             (Device::Soft(device), None) => CqKind::Soft(soft::Cq::create(device, depth, None)?),
             (Device::Soft(device), Some(ChannelKind::Soft(channel)))
                 if Arc::ptr_eq(device, channel.device()) =>
@@ -59,6 +59,15 @@ impl Cq {
             }
         };
         Ok(Self { kind })
+    }
+
+    /// Whether it belongs to `device`.
+    pub(crate) fn is_of(&self, device: &Device) -> bool {
+        match (&self.kind, device) {
+            (CqKind::Soft(cq), Device::Soft(device)) => Arc::ptr_eq(device, cq.device()),
+            (CqKind::Kernel(cq), Device::Kernel(device)) => Arc::ptr_eq(device, cq.device()),
+            _ => false,
+        }
     }
 
     /// Its number among the device's queues, by which asynchronous events name it.
@@ -196,8 +205,8 @@ enum ChannelKind {
 }
 
 impl CompChannel {
-    pub(crate) fn create(ctx: &Context) -> Result<Self, VerbsError> {
-        let kind = match &ctx.device {
+    pub(crate) fn create(device: &Device) -> Result<Self, VerbsError> {
+        let kind = match device {
             Device::Soft(device) => ChannelKind::Soft(soft::Channel::create(device)?),
             Device::Kernel(device) => ChannelKind::Kernel(kernel::Channel::create(device)?),
         };

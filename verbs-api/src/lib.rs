@@ -54,6 +54,7 @@ mod ah;
 pub mod cm;
 mod context;
 mod cq;
+mod device;
 mod exchange;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

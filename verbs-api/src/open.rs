@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, Shards, auto};
 
-use crate::context::{Context, Device};
+use crate::context::Context;
+use crate::device::Device;
 use crate::kernel;
 use crate::model::device::Limits;
 use crate::model::error::VerbsError;

@@ -132,7 +132,7 @@ impl Qp {
     }
 
     /// Its device.
-    pub(crate) fn device(&self) -> &crate::context::Device {
+    pub(crate) fn device(&self) -> &crate::device::Device {
         self.pd.device()
     }
 

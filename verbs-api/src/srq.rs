@@ -6,7 +6,8 @@ use rocinante_stack::SrqAttr;
 use rocinante_stack::SrqChange;
 use rocinante_stack::verbs::RecvWr;
 
-use crate::context::{Device, Pd, PdKind};
+use crate::context::{Pd, PdKind};
+use crate::device::Device;
 use crate::model::error::VerbsError;
 use crate::model::qp::PostListError;
 use crate::{kernel, soft};

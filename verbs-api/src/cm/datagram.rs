@@ -12,7 +12,8 @@ use rocinante_stack::wire::cm::SidrStatus;
 
 use super::inbox::{Inbox, Notifier, Port};
 use crate::ah::Ah;
-use crate::context::{Context, Device, Pd};
+use crate::context::{Context, Pd};
+use crate::device::Device;
 use crate::model::cm::CmFailure;
 use crate::model::error::VerbsError;
 use crate::model::qp::PeerPath;

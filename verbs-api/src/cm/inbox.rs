@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use rocinante_stack::cm::{CmEvent, ListenerId};
 
-use crate::context::{Context, Device};
+use crate::context::Context;
+use crate::device::Device;
 use crate::model::error::VerbsError;
 use crate::provider::mailbox::Mailbox;
 use crate::provider::manager::{ListensTo, Manager, Place};

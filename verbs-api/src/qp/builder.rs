@@ -151,8 +151,8 @@ impl QpBuilder {
         }
         let device = self.pd.device();
         let alien = |srq: &Srq| !srq.is_of(device);
-        if !device.has(&self.send_cq)
-            || !device.has(&self.recv_cq)
+        if !self.send_cq.is_of(device)
+            || !self.recv_cq.is_of(device)
             || self.srq.as_ref().is_some_and(alien)
         {
             return Err(foreign());
@@ -198,7 +198,7 @@ impl QpBuilder {
                 };
                 QpKind::Kernel(kernel::Qp::create(pd, &attr)?)
             }
-            // `has` has excluded mixed providers above.
+            // `is_of` has excluded mixed providers above.
             _ => return Err(foreign()),
         };
         Ok(Qp {
@@ -272,7 +272,7 @@ impl PreparedQp {
     }
 
     /// Its device.
-    pub(crate) fn device(&self) -> &crate::context::Device {
+    pub(crate) fn device(&self) -> &crate::device::Device {
         self.qp.device()
     }
 

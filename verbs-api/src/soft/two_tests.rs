@@ -17,8 +17,9 @@ use super::Settings;
 use crate::cm::{
     CmFailure, Connecting, DatagramListener, Listener, Params, RejReason, Resolving, SidrStatus,
 };
-use crate::context::{Context, Device, Pd};
+use crate::context::{Context, Pd};
 use crate::cq::{Cq, CqKind};
+use crate::device::Device;
 use crate::exchange::Exchange;
 use crate::model::device::Limits;
 use crate::model::error::VerbsError;

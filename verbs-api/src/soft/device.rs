@@ -1,0 +1,290 @@
+//! The device in software: a shard for each port, and the contexts that share it.
+
+use std::net::IpAddr;
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rocinante_netdev::{AnyPort, Capabilities, Port, PortConfig};
+use rocinante_stack::Budget;
+use rocinante_stack::mem::PdId;
+use rocinante_stack::types::Mtu;
+
+use super::events::{Events, Inbox, Owner};
+use super::exit;
+use super::opens::Claim;
+use super::shards::Shards;
+use crate::model::device::{DeviceAttr, DeviceCounters, Limits, MwSupport, OptionalOperations};
+use crate::model::error::VerbsError;
+use crate::model::event::AsyncEvent;
+use crate::model::resources::Resources;
+
+/// The settings of a new device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// How the ports were opened.
+    pub(crate) port: PortConfig,
+    pub(crate) limits: Limits,
+    /// The most packets that a queue pair may have unacknowledged.
+    pub(crate) window_max: u32,
+    pub(crate) advertise_credits: bool,
+    pub(crate) cut_writes: bool,
+    /// Whether a thread drives the device while the program does not.
+    pub(crate) background: bool,
+    /// How often the connection manager repeats a message, if the program sets it.
+    pub(crate) cm_retries: Option<u8>,
+    /// The processors of the threads: one per shard, starting again from the first. If empty, the
+    /// threads are not pinned.
+    pub(crate) cpus: Vec<usize>,
+}
+
+/// One opening of the device: a program's context. It lives as long as any of its objects.
+pub(crate) struct Device {
+    hca: Arc<Hca>,
+    /// The asynchronous events of its objects.
+    pub(super) events: Arc<Inbox>,
+}
+
+impl Deref for Device {
+    type Target = Hca;
+
+    #[inline]
+    fn deref(&self) -> &Hca {
+        &self.hca
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.hca.events().leave(&self.events);
+    }
+}
+
+/// The device itself: all contexts that the process has opened share it.
+pub(crate) struct Hca {
+    pub(super) shards: Shards,
+    /// What it was started with.
+    pub(crate) settings: Settings,
+    pub(crate) limits: Limits,
+    pub(crate) active_mtu: Mtu,
+    /// The receive budget that peers learn: that of one shard.
+    pub(crate) advertised: Budget,
+    pub(crate) name: String,
+    /// Why this backend was chosen.
+    why: String,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) gids: Vec<IpAddr>,
+    pds: AtomicU32,
+    /// Queue pairs.
+    pub(super) qps: AtomicU32,
+    /// The next shard for queue pairs without a chosen one.
+    next: AtomicU32,
+    /// Its entry among the open devices. This is the last field: the entry outlives the ports.
+    _claim: Option<Claim>,
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.hca.fmt(f)
+    }
+}
+
+impl std::fmt::Debug for Hca {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hca")
+            .field("name", &self.name)
+            .field("backend", &self.capabilities.backend)
+            .field("gids", &self.gids)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    /// Opens the device.
+    ///
+    /// # Errors
+    /// [`VerbsError::Io`] if there is no descriptor left.
+    pub(crate) fn new(hca: Arc<Hca>) -> Result<Arc<Self>, VerbsError> {
+        let events = hca.events().join()?;
+        Ok(Arc::new(Self { hca, events }))
+    }
+
+    pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
+        self.events.next()
+    }
+
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+
+    /// Directs the events of an object to this context.
+    pub(super) fn add_owner(&self, owner: Owner) {
+        self.hca.events().add(owner, &self.events);
+    }
+
+    /// The object is gone, and its number will be reused: forgets its events.
+    pub(super) fn remove_owner(&self, owner: Owner, is_of: impl Fn(&AsyncEvent) -> bool) {
+        self.hca.events().remove(owner);
+        self.events.forget(is_of);
+    }
+}
+
+impl Hca {
+    /// Starts a device with one shard per port.
+    pub(crate) fn start(
+        settings: &Settings,
+        name: &str,
+        ports: Vec<AnyPort>,
+        why: String,
+        claim: Option<Claim>,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let Some(first) = ports.first() else {
+            return Err(VerbsError::Invalid("a device needs a port".into()));
+        };
+        let capabilities = first.capabilities().clone();
+        let gids = first.addresses().to_vec();
+        let budget = capabilities.rx_budget;
+        let budget = Budget { bytes: budget.bytes, datagrams: budget.datagrams };
+        let active_mtu = Mtu::for_link(capabilities.link_mtu).ok_or_else(|| {
+            VerbsError::Invalid(format!(
+                "{name} has an MTU of {} bytes: RoCE needs 336",
+                capabilities.link_mtu
+            ))
+        })?;
+        // Three quarters for peers' own requests, one quarter for responses to ours.
+        let shards = Shards::start(settings, name, ports, active_mtu, budget.part(1, 4))?;
+        let hca = Arc::new(Self {
+            shards,
+            settings: settings.clone(),
+            limits: settings.limits,
+            active_mtu,
+            advertised: budget.part(3, 4),
+            name: name.to_owned(),
+            why,
+            capabilities,
+            gids,
+            pds: AtomicU32::new(1),
+            qps: AtomicU32::new(0),
+            next: AtomicU32::new(0),
+            _claim: claim,
+        });
+        exit::watch(&hca);
+        Ok(hca)
+    }
+
+    fn events(&self) -> &Events {
+        &self.shards.first().events
+    }
+
+    /// Whether its interface is gone.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.shards.all().any(|core| core.hold().broken.is_some())
+    }
+
+    /// What it can do. It knows no persistent memory.
+    pub(crate) fn query(&self) -> DeviceAttr {
+        let has_windows = self.shard_count() == 1;
+        DeviceAttr {
+            limits: Limits { max_mw: self.limits.max_mr, ..self.limits },
+            windows: MwSupport { type_1: has_windows, type_2a: false, type_2b: has_windows },
+            optional: OptionalOperations {
+                flush_global: true,
+                flush_persistent: false,
+                atomic_write: true,
+            },
+            port: Some(self.capabilities.clone()),
+            hardware: None,
+            active_mtu: self.active_mtu,
+            chosen_because: self.why.clone(),
+        }
+    }
+
+    /// The number of shards.
+    pub(crate) fn shard_count(&self) -> usize {
+        self.shards.count()
+    }
+
+    /// The shard of an object without a chosen one: the shards in turn.
+    pub(super) fn next_shard(&self) -> usize {
+        match self.shards.count() {
+            1 => 0,
+            count => self.next.fetch_add(1, Ordering::Relaxed) as usize % count,
+        }
+    }
+
+    /// One shard's share of the budget of a peer that announced one: the other shards send there,
+    /// too.
+    pub(super) fn share_of(&self, budget: Budget) -> Budget {
+        #[allow(clippy::cast_possible_truncation, reason = "64 at most")]
+        match self.shards.count() as u32 {
+            1 => budget,
+            _ if budget == Budget::STANDARD => budget,
+            count => budget.part(1, count),
+        }
+    }
+
+    pub(crate) fn counters(&self) -> DeviceCounters {
+        let mut sum: Option<DeviceCounters> = None;
+        for core in self.shards.all() {
+            let shard = core.hold();
+            let counters = DeviceCounters {
+                transport: *shard.engine.counters(),
+                drops: *shard.engine.drops(),
+                port: shard.port.stats(),
+                refused: shard.refused,
+                handed_over: shard.handed_over(),
+            };
+            match &mut sum {
+                None => sum = Some(counters),
+                Some(sum) => sum.add(&counters),
+            }
+        }
+        sum.expect("a device has a shard")
+    }
+
+    pub(crate) fn resources(&self) -> Resources {
+        let mut sum = Resources::default();
+        for (index, core) in self.shards.all().enumerate() {
+            let shard = core.hold();
+            sum.qps += shard.engine.qp_count();
+            sum.kept_qpns += shard.engine.reserved_qpns();
+            sum.paths += shard.paths_of_queue_pairs();
+            if index == 0 {
+                // All shards have the same regions.
+                sum.mrs = shard.host.regions.len();
+            }
+        }
+        sum.connections = self.shards.first().hold().cm().len();
+        sum
+    }
+
+    pub(crate) fn background_rounds(&self) -> u64 {
+        self.shards.all().map(|core| core.rounds.load(Ordering::Relaxed)).sum()
+    }
+
+    pub(crate) fn progress(&self) {
+        self.shards.all().for_each(|core| core.drive());
+    }
+}
+
+/// A protection domain: a number that regions and queue pairs must share.
+#[derive(Debug)]
+pub(crate) struct Pd {
+    pub(super) device: Arc<Device>,
+    pub(super) id: PdId,
+}
+
+impl Pd {
+    pub(crate) fn new(device: &Arc<Device>) -> Self {
+        let id = PdId(device.pds.fetch_add(1, Ordering::Relaxed));
+        device.add_owner(id.into());
+        Self { device: device.clone(), id }
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        self.device.remove_owner(self.id.into(), |_| false);
+    }
+}
