@@ -84,10 +84,34 @@ pub(super) const STACK: Crate = Crate {
             ],
             tests: Tests::All,
         },
+        // Roles return and do not call each other: neither of these knows the requester.
+        Unit {
+            name: "completer",
+            modules: &["rc::completer"],
+            uses: &["wire", "verbs"],
+            tests: Tests::All,
+        },
+        Unit {
+            name: "responder",
+            modules: &["rc::responder", "rc::records"],
+            uses: &["types", "wire", "memory", "queues"],
+            tests: Tests::All,
+        },
         Unit {
             name: "rc",
             modules: &["rc"],
-            uses: &["types", "wire", "memory", "verbs", "ingress", "sink", "credit", "queues"],
+            uses: &[
+                "types",
+                "wire",
+                "memory",
+                "verbs",
+                "ingress",
+                "sink",
+                "credit",
+                "queues",
+                "completer",
+                "responder",
+            ],
             tests: Tests::All,
         },
         Unit {

@@ -86,6 +86,14 @@ fn a_renamed_import_leads_where_the_item_is() {
     let low = "use crate::high as attic; fn f() { attic::climb(); }";
     let wrong = judged(low, HIGH);
     assert_eq!(wrong, ["low -> high (crate::high): low may not use high"]);
+    let low = "mod a { pub use crate::high::High as Tall; } use self::a::Tall;";
+    assert_eq!(
+        judged(low, HIGH),
+        [
+            "low -> high (self::a::Tall): low may not use high",
+            "low::a -> high (crate::high::High): low may not use high",
+        ]
+    );
     let high = "pub use crate::low as cellar; use cellar::Low as Deep; pub struct High(Deep);";
     is_right("pub struct Low;", high);
 }
@@ -139,6 +147,20 @@ fn a_glob_import_leads_to_the_items_that_are_used() {
 }
 
 #[test]
+fn the_paths_of_a_macro_end_where_they_end() {
+    let wrong = judged("use crate::high::*; low! { f: &climb }", "pub fn climb() {}");
+    assert_eq!(wrong, ["low -> high (climb): low may not use high"]);
+}
+
+#[test]
+fn a_function_with_the_name_of_a_module_is_no_part_of_a_path() {
+    let root = "pub fn low() {} pub mod low { pub mod strict {} fn f() { crate::low::f() } }
+        pub mod high {}";
+    let (modules, found) = house(&[("lib.rs", root)]);
+    assert_eq!(HOUSE.judge(&modules, &found), [""; 0]);
+}
+
+#[test]
 fn variables_other_crates_and_modules_of_other_crates_are_none_of_ours() {
     is_right("use std::sync::Arc; fn f(high: u8) -> u8 { high }", HIGH);
     is_right("use ::high::High; fn f() { ::high::climb(); }", HIGH);
@@ -189,6 +211,9 @@ fn tests_may_look_up_unless_the_table_says_otherwise() {
     ] {
         goes_up(low);
     }
+    let two = "#[cfg(test)] mod a {} #[cfg(not(test))] mod a { use crate::high::High; }";
+    let wrong = judged(two, HIGH);
+    assert_eq!(wrong, ["low::a -> high (crate::high::High): low may not use high"]);
     let files = [
         ("lib.rs", "pub mod low; pub mod high;"),
         ("low.rs", "pub mod strict; #[cfg(test)] mod low_tests;"),
@@ -208,7 +233,8 @@ fn files_are_found_as_the_compiler_finds_them() {
     let files = [
         ("lib.rs", "pub mod low; #[path = \"attic/up.rs\"] pub mod high;"),
         ("low/mod.rs", "pub mod strict; mod inner { mod deep; #[path = \"x.rs\"] mod other; }"),
-        ("low/strict.rs", "mod below;"),
+        ("low/strict.rs", "mod below; #[path = \"y.rs\"] mod beside;"),
+        ("low/y.rs", ""),
         ("low/strict/below.rs", "use crate::high::beside::Beside;"),
         ("low/inner/deep.rs", ""),
         ("low/inner/x.rs", ""),
