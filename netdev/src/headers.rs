@@ -18,6 +18,8 @@ const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
 /// Length of a UDP header.
 pub(crate) const UDP_LEN: usize = 8;
+/// The most bytes of UDP payload that the length fields of either IP version can express.
+pub(crate) const PAYLOAD_MAX: usize = 65_535 - IPV4_LEN - UDP_LEN;
 /// Length of the headers before an IPv6 datagram's UDP payload.
 pub(crate) const HEADERS_V6: usize = ETH_LEN + IPV6_LEN + UDP_LEN;
 /// The longest headers of a template.

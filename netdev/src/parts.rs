@@ -15,6 +15,8 @@
 //!   `kernel.unprivileged_bpf_disabled` is set.
 //! - Netfilter rules about the owner of a socket see the user that acquired it.
 
+#![allow(unsafe_code)]
+
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
@@ -135,9 +137,19 @@ impl Parts {
 
     /// Parts that another process acquired: their plain values, and descriptors in the same order.
     ///
+    /// # Safety
+    /// The descriptors are those of one port, as the process that acquired them got them, and
+    /// nothing else uses their memory: neither that process, nor another port of the same parts.
+    /// So the sender must be trusted. The rings and the memory of frames are shared with whoever
+    /// has these descriptors.
+    ///
     /// # Errors
-    /// No address, not as many descriptors as the manifest says, or one that is something else.
-    pub fn from_descriptors(manifest: Manifest, fds: Vec<OwnedFd>) -> Result<Self, OpenError> {
+    /// No address, not as many descriptors as the manifest says, a socket of another family, or
+    /// memory of another size.
+    pub unsafe fn from_descriptors(
+        manifest: Manifest,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Self, OpenError> {
         let backend = manifest.backend();
         let refused = |what: String| {
             let hint = "send the descriptors in the order of the manifest";
@@ -157,7 +169,8 @@ impl Parts {
                     check_memory(fd.as_fd(), &manifest)?;
                     continue;
                 }
-                // Nothing goes wrong with another descriptor but that it does not help.
+                // The map is checked when the port is assembled. Another descriptor in the place of
+                // the program's link does not keep it attached.
                 Descriptor::Program | Descriptor::Addresses => continue,
             };
             if socket_family(fd).ok() != Some(family) {

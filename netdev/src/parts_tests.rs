@@ -1,5 +1,7 @@
 //! Ports that a process without privileges assembles of what it was sent.
 
+#![allow(unsafe_code)]
+
 use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -169,7 +171,8 @@ fn in_a_process_without_privileges() {
             (&socket).write_all(&[1]).expect("the parent waits");
             let (manifest, fds) = receive_parts(&socket);
             assert_eq!(manifest.backend(), backend);
-            let parts = Parts::from_descriptors(manifest, fds).expect("what was sent");
+            // SAFETY: the parent made each port's parts for this process alone.
+            let parts = unsafe { Parts::from_descriptors(manifest, fds) }.expect("what was sent");
             AnyPort::assemble(parts).expect("a port")
         })
         .collect();
@@ -290,7 +293,9 @@ fn descriptors_that_are_not_what_the_manifest_says_are_refused() {
             parts.descriptors().map(copy).collect::<Result<_, _>>().expect("copies")
         };
         let refused = |manifest: &Manifest, fds: Vec<OwnedFd>, why: &str| {
-            let error = Parts::from_descriptors(manifest.clone(), fds).expect_err(why).to_string();
+            // SAFETY: no port is made of them.
+            let parts = unsafe { Parts::from_descriptors(manifest.clone(), fds) };
+            let error = parts.expect_err(why).to_string();
             assert!(error.contains("in the order of the manifest"), "{backend}, {why}: {error}");
         };
         let mut fewer = copies();
@@ -304,15 +309,26 @@ fn descriptors_that_are_not_what_the_manifest_says_are_refused() {
         turned.reverse();
         refused(&manifest, turned, "in another order");
         if let BackendParts::Xdp { queue, chunks, zero_copy } = manifest.backend {
+            // Something else in the place of the map of addresses.
+            let at = kinds.iter().position(|kind| *kind == Descriptor::Addresses).expect("a map");
+            let mut other = copies();
+            other[at] = std::fs::File::open("/proc/self/exe").expect("a file").into();
+            // SAFETY: no port is made of them: the map is refused.
+            let parts = unsafe { Parts::from_descriptors(manifest.clone(), other) };
+            let error = AnyPort::assemble(parts.expect("sockets and memory")).expect_err("no map");
+            assert!(error.to_string().contains("map of addresses"), "{error}");
             for chunks in [0, chunks - 1, 2 * chunks, u32::MAX] {
                 let backend = BackendParts::Xdp { queue, chunks, zero_copy };
                 refused(&Manifest { backend, ..manifest.clone() }, copies(), "another size");
             }
         }
-        let elsewhere = Parts::from_descriptors(manifest.clone(), copies()).expect("they are");
+        // SAFETY: no port is made of them: assembling fails before anything is mapped.
+        let elsewhere = unsafe { Parts::from_descriptors(manifest.clone(), copies()) };
+        let elsewhere = elsewhere.expect("they are");
         let error = pair.b.run(|| AnyPort::assemble(elsewhere)).expect_err("not there").to_string();
         assert!(error.contains("another network namespace"), "{backend}: {error}");
-        let parts = Parts::from_descriptors(manifest, copies()).expect("they are");
+        // SAFETY: as above.
+        let parts = unsafe { Parts::from_descriptors(manifest, copies()) }.expect("they are");
         let wrong = match backend {
             Backend::Udp => PacketPort::assemble(parts).map(drop),
             Backend::Packet => XdpPort::assemble(parts).map(drop),

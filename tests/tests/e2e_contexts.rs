@@ -158,6 +158,9 @@ fn options_of_a_device_that_is_open_must_suit(backend: Backend) {
         let error = again(a, options).unwrap_err().to_string();
         assert!(error.contains(named) && error.contains("eth0 is open"), "{named}: {error}");
     }
+    // Of the addresses of an interface, some are open.
+    let error = a.run(|| plain().open_interface("eth0")).unwrap_err().to_string();
+    assert!(error.contains("with other addresses"), "{error}");
     // Nothing said suits, and so does the same.
     for options in [OpenOptions::new(), plain(), plain().window_max(512), plain().shards(1)] {
         assert_eq!(again(a, options).unwrap().backend(), a.ctx.backend());
@@ -179,8 +182,7 @@ the_interface_goes!(the_interface_goes_packet: Packet, the_interface_goes_afxdp:
 
 fn all_contexts_learn_that_the_interface_is_gone(backend: Backend) {
     let why = "the interface is gone";
-    let setup = Setup::new(backend).may_break(Oracle::Retransmissions, why);
-    let harness = Harness::new(&setup.may_break(Oracle::Idle, why));
+    let harness = Harness::new(&Setup::new(backend).may_break(Oracle::Retransmissions, why));
     let [a, _b] = &harness.sides;
     let other = Other::open(a, backend);
     let container = harness.lab().container(0);

@@ -30,7 +30,7 @@ pub struct OpenOptions {
     port: PortConfig,
     limits: Limits,
     window_max: Option<u32>,
-    no_background: bool,
+    background: Option<bool>,
     advertise_credits: bool,
     whole_writes: bool,
     cm_retries: Option<u8>,
@@ -143,7 +143,7 @@ impl OpenOptions {
     /// until then.
     #[must_use]
     pub fn background(mut self, yes: bool) -> Self {
-        self.no_background = !yes;
+        self.background = Some(yes);
         self
     }
 
@@ -188,7 +188,8 @@ impl OpenOptions {
     /// A process may open a device as often as it likes. Each context has its own objects and its
     /// own asynchronous events; limits, counters and shards are the device's. A device in software
     /// has the options of its first context: later ones give the same options, or leave them at
-    /// their defaults. It closes with the last object of its last context. Another process cannot
+    /// their defaults. They open the same addresses: another set of addresses of an interface that
+    /// has one in common is refused. The device closes with the last object of its last context. Another process cannot
     /// open it meanwhile.
     ///
     /// # Errors
@@ -275,7 +276,7 @@ impl OpenOptions {
             window_max: self.window_max.unwrap_or(512),
             advertise_credits: self.advertise_credits,
             cut_writes: !self.whole_writes,
-            background: !self.no_background,
+            background: self.background.unwrap_or(true),
             cm_retries: self.cm_retries,
             cpus: self.cpus.clone(),
         }
@@ -298,7 +299,7 @@ impl OpenOptions {
             ("window_max", wanted.window_max == is.window_max || self.window_max.is_none()),
             ("advertise_credits", is.advertise_credits || !self.advertise_credits),
             ("cut_writes", !is.cut_writes || !self.whole_writes),
-            ("background", wanted.background == is.background),
+            ("background", wanted.background == is.background || self.background.is_none()),
             ("cm_retries", wanted.cm_retries == is.cm_retries || self.cm_retries.is_none()),
             ("cpus", wanted.cpus == is.cpus || self.cpus.is_empty()),
         ];
@@ -324,7 +325,7 @@ impl OpenOptions {
         let backend = self.netdev.settle(std::env::var_os(NETDEV_VARIABLE).as_deref())?;
         let shards = settle_shards(self.shards, std::env::var_os(SHARDS_VARIABLE).as_deref())?;
         let count = shards.unwrap_or(1);
-        if count > 1 && self.no_background {
+        if count > 1 && self.background == Some(false) {
             let why = "several shards need their background threads: leave them, or open one shard";
             return Err(VerbsError::Invalid(why.into()));
         }

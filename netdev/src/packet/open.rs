@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use super::ring::{PacketRing, RingGeometry};
 use super::rx::Drops;
-use super::staging::{FrameStaging, RUN_BYTES_MAX, RunLimits, SEGMENTS_MAX};
+use super::staging::{FrameStaging, RunLimits, SEGMENTS_MAX};
 use super::sys::{self, PacketSocket, SendScratch};
 use super::tx::Sender;
 use super::{PacketIo, filter};
@@ -15,7 +15,7 @@ use crate::error::OpenError;
 use crate::ethtool::Segmentation;
 use crate::fd::attach_filter;
 use crate::frame::{Acquire, Assembled};
-use crate::headers::HEADERS_MAX;
+use crate::headers::{HEADERS_MAX, PAYLOAD_MAX};
 use crate::iface::Interface;
 use crate::parts::{BackendParts, Fds, Manifest, Parts};
 use crate::port::{Backend, Capabilities, RxBudget};
@@ -104,8 +104,9 @@ impl Acquire for PacketIo {
         let socket = PacketSocket::from(fds.take());
         let layout = RingGeometry::new(ring_frames, sys::page_bytes());
         let ring = PacketRing::new(&socket, layout).map_err(no_ring)?;
-        let bytes = (run_bytes_max as usize).min(RUN_BYTES_MAX);
-        let limits = RunLimits { datagrams: segments_max, bytes };
+        // Of another process they may be anything.
+        let bytes = (run_bytes_max as usize).min(PAYLOAD_MAX);
+        let limits = RunLimits { datagrams: segments_max.clamp(1, SEGMENTS_MAX), bytes };
         let iface = &manifest.interface;
         let segmentation = (limits.datagrams > 1)
             .then(|| Segmentation::new(socket.as_fd(), iface.index))

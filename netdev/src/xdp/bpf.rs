@@ -90,8 +90,18 @@ impl Map {
     }
 
     /// A map with keys of `key_size` bytes, perhaps made by another process.
-    pub(crate) fn of_fd(fd: OwnedFd, key_size: usize) -> Self {
-        Self { fd, key_size }
+    ///
+    /// # Errors
+    /// `EINVAL` for another map, and for no map: the kernel reads as many bytes of a key and a value
+    /// as the map has.
+    pub(crate) fn of_fd(fd: OwnedFd, key_size: usize) -> io::Result<Self> {
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+        let size =
+            |name| info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        if (size("key_size:"), size("value_size:")) != (Some(key_size), Some(size_of::<u32>())) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        Ok(Self { fd, key_size })
     }
 
     /// Sets `key` (of the map's key size) to `value`.

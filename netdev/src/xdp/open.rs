@@ -38,8 +38,8 @@ const CHUNKS_MAX: u32 = 1 << 15;
 /// work queue does that, under the lock of all network configuration (RTNL).
 const QUEUE_RELEASE_MAX: Duration = Duration::from_secs(2);
 
-const NEEDS_CAPS: &str = "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF in the host's user namespace: \
-     run with --cap-add NET_RAW --cap-add NET_ADMIN --cap-add BPF, or choose --netdev packet or udp";
+const NEEDS_CAPS: &str = "needs CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON in the host's user \
+     namespace: run with --cap-add NET_RAW --cap-add NET_ADMIN --cap-add BPF --cap-add PERFMON, or choose --netdev packet or udp";
 
 /// The memory of a socket and its rings, mapped.
 #[derive(Debug)]
@@ -141,9 +141,13 @@ impl Acquire for XdpIo {
             tos_on_receive: true,
             rx_budget: rx_budget(chunks, iface.mtu),
         };
+        let own = OwnAddresses::of_fd(own, addresses, iface.mac).map_err(|e| {
+            let hint = "send the descriptors of the manifest";
+            OpenError::os(Backend::Xdp, "cannot take the map of addresses", e, hint)
+        })?;
         let io = Self {
             _link: link,
-            own: OwnAddresses::of_fd(own, addresses, iface.mac),
+            own,
             tx,
             rx,
             socket,

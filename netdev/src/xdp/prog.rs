@@ -71,8 +71,11 @@ impl OwnAddresses {
     }
 
     /// A map with these addresses that [`new`](Self::new) made, perhaps in another process.
-    pub(crate) fn of_fd(map: OwnedFd, addresses: &[IpAddr], mac: [u8; 6]) -> Self {
-        Self { map: Map::of_fd(map, KEY_LEN), addresses: addresses.to_vec(), mac }
+    ///
+    /// # Errors
+    /// As [`Map::of_fd`].
+    pub(crate) fn of_fd(map: OwnedFd, addresses: &[IpAddr], mac: [u8; 6]) -> io::Result<Self> {
+        Ok(Self { map: Map::of_fd(map, KEY_LEN)?, addresses: addresses.to_vec(), mac })
     }
 
     /// The map's descriptor.

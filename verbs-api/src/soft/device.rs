@@ -107,6 +107,10 @@ impl Device {
     /// [`VerbsError::Io`] if there is no descriptor left.
     pub(crate) fn new(hca: Arc<Hca>) -> Result<Arc<Self>, VerbsError> {
         let events = hca.events().join()?;
+        // What happened before this context was there happened to it, too.
+        if hca.is_broken() && !events.any(|event| *event == AsyncEvent::DeviceFatal) {
+            events.push(AsyncEvent::DeviceFatal);
+        }
         Ok(Arc::new(Self { hca, events }))
     }
 

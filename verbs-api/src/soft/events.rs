@@ -85,6 +85,9 @@ impl Contexts {
     }
 }
 
+/// So many events may wait whatever they are.
+const PLENTY: usize = 1024;
+
 /// The events of a context that the program has not taken yet.
 #[derive(Debug)]
 pub(crate) struct Inbox {
@@ -98,8 +101,13 @@ impl Inbox {
         Ok(Self { queue: Mutex::new(VecDeque::new()), fd: wake::eventfd()? })
     }
 
-    fn push(&self, event: AsyncEvent) {
+    /// Queues an event. A program that never polls gets no event twice beyond [`PLENTY`], so that
+    /// the number of events stays bounded by that of its objects.
+    pub(super) fn push(&self, event: AsyncEvent) {
         let mut events = self.queue.lock();
+        if events.len() >= PLENTY && events.contains(&event) {
+            return;
+        }
         events.push_back(event);
         if events.len() == 1 {
             wake::notify(&self.fd);
@@ -123,6 +131,10 @@ impl Inbox {
         if events.is_empty() {
             wake::clear(&self.fd);
         }
+    }
+
+    pub(super) fn any(&self, is: impl Fn(&AsyncEvent) -> bool) -> bool {
+        self.queue.lock().iter().any(is)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

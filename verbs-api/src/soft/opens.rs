@@ -38,6 +38,19 @@ impl Key {
     }
 }
 
+impl Key {
+    /// Whether both want the port of an address.
+    fn overlaps(&self, other: &Self) -> bool {
+        (self.process, self.namespace, self.interface)
+            == (other.process, other.namespace, other.interface)
+            && self.addresses.iter().any(|address| other.addresses.contains(address))
+    }
+}
+
+fn words(addresses: &[IpAddr]) -> String {
+    addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ")
+}
+
 /// The devices that are open. An entry that points to nothing is being opened or closed.
 static OPEN: Mutex<BTreeMap<Key, Weak<Hca>>> = Mutex::new(BTreeMap::new());
 /// An entry has changed.
@@ -57,7 +70,8 @@ impl Drop for Claim {
 /// The device `key` if it is open and `suits`, or else the one that `start` starts.
 ///
 /// # Errors
-/// Those of `suits` and of `start`.
+/// Those of `suits` and of `start`; a device with some of these addresses is open, or this one is
+/// broken.
 pub(crate) fn open(
     key: Option<Key>,
     suits: impl FnOnce(&Hca) -> Result<(), VerbsError>,
@@ -73,9 +87,18 @@ pub(crate) fn open(
         // The device may be dropped from here on, which takes the lock.
         drop(open);
         if hca.is_broken() {
-            return start(None);
+            return Err(VerbsError::Busy(
+                "the interface is gone: close all contexts of the device",
+            ));
         }
         return suits(&hca).map(|()| hca);
+    }
+    if let Some(other) = open.keys().find(|other| other.overlaps(&key)) {
+        return Err(VerbsError::Invalid(format!(
+            "{} of this interface is open in this process, with other addresses: open the same \
+             addresses, or close it first",
+            words(&other.addresses)
+        )));
     }
     open.insert(key.clone(), Weak::new());
     drop(open);

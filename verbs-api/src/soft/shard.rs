@@ -446,6 +446,8 @@ impl Shard {
         let pause = self
             .port
             .maintain()
+            // A port whose interface is gone has nothing left to do.
+            .filter(|_| self.broken.is_none())
             .map(|pause| u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).max(PAUSE_MIN));
         let pause = pause.into_iter().chain(until_idle).min();
         self.chores_by = pause.map(|pause| now.after(pause));
