@@ -76,7 +76,8 @@ pub fn choose_shards(
 }
 
 /// As [`choose_shards`], but only acquires the parts of the ports, which another process may
-/// assemble (those of `afxdp` from Linux 6.4 on: name another backend before). This process reads the rules that matter, and its privileges decide.
+/// assemble (those of `afxdp` from Linux 6.4 on: name another backend before). This process reads
+/// the rules that matter, and its privileges decide.
 ///
 /// # Errors
 /// As [`choose`].

@@ -189,8 +189,8 @@ impl OpenOptions {
     /// own asynchronous events; limits, counters and shards are the device's. A device in software
     /// has the options of its first context: later ones give the same options, or leave them at
     /// their defaults. They open the same addresses: another set of addresses of an interface that
-    /// has one in common is refused. The device closes with the last object of its last context. Another process cannot
-    /// open it meanwhile.
+    /// has one in common is refused. The device closes with the last object of its last context.
+    /// Another process cannot open it meanwhile.
     ///
     /// # Errors
     /// [`VerbsError::NoDevice`] if there is none; [`VerbsError::Open`] and [`VerbsError::Hardware`]

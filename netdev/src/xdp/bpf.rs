@@ -92,8 +92,8 @@ impl Map {
     /// A map with keys of `key_size` bytes, perhaps made by another process.
     ///
     /// # Errors
-    /// `EINVAL` for another map, and for no map: the kernel reads as many bytes of a key and a value
-    /// as the map has.
+    /// `EINVAL` for another map, and for no map: the kernel reads as many bytes of a key and a
+    /// value as the map has.
     pub(crate) fn of_fd(fd: OwnedFd, key_size: usize) -> io::Result<Self> {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
         let size =

@@ -3,8 +3,8 @@
 //! At any time a chunk is either ours or the kernel's. [`Umem`] keeps track: it gives slices of our
 //! chunks only. A chunk enters a ring only as a [`Lent`], which marks it as the kernel's. It
 //! becomes ours again only through a [`Returned`], which only a ring can make. So neither a mistake
-//! in the callers nor an invalid address from a driver makes two owners of one chunk. The memory is this
-//! port's alone: `Parts::from_descriptors` has its callers promise that.
+//! in the callers nor an invalid address from a driver makes two owners of one chunk. The memory is
+//! this port's alone: `Parts::from_descriptors` has its callers promise that.
 #![allow(unsafe_code)]
 
 use super::mapping::Mapping;
@@ -90,9 +90,9 @@ impl Umem {
     /// Bytes in chunks that are all ours.
     pub(crate) fn get(&self, range: Range<usize>) -> Option<&[u8]> {
         self.check(&range)?;
-        // SAFETY: the range lies in the mapping, which lives as long as `self` and is used by no other
-        // port, and in chunks that the kernel does not own and so does not write; no `&mut` to them exists while `self` is
-        // borrowed.
+        // SAFETY: the range lies in the mapping, which lives as long as `self` and is used by no
+        // other port, and in chunks that the kernel does not own and so does not write; no `&mut`
+        // to them exists while `self` is borrowed.
         Some(unsafe {
             std::slice::from_raw_parts(self.map.base().as_ptr().add(range.start), range.len())
         })
