@@ -41,16 +41,16 @@ type Heard = (u8, usize, IpAddr, IpAddr);
 
 /// Receives until `want` datagrams have arrived. That takes a while if a neighbour must be resolved
 /// on an interface that has just come up.
-fn hear(port: &mut AnyPort, want: usize) -> Vec<Heard> {
-    hear_for(port, want, Duration::from_secs(5))
+fn receive(port: &mut AnyPort, want: usize) -> Vec<Heard> {
+    receive_for(port, want, Duration::from_secs(5))
 }
 
 /// Asserts that nothing arrives.
 fn assert_quiet(port: &mut AnyPort, why: &str) {
-    assert_eq!(hear_for(port, 1, Duration::from_millis(200)), [], "{why}");
+    assert_eq!(receive_for(port, 1, Duration::from_millis(200)), [], "{why}");
 }
 
-fn hear_for(port: &mut AnyPort, want: usize, patience: Duration) -> Vec<Heard> {
+fn receive_for(port: &mut AnyPort, want: usize, patience: Duration) -> Vec<Heard> {
     let end = Instant::now() + patience;
     let mut heard = Vec::new();
     while heard.len() < want && Instant::now() < end {
@@ -73,16 +73,16 @@ fn members_receive(backend: Backend) -> Result<(), String> {
         join(&pair.b, &mut b, group).expect("b joins");
         join(&pair.b, &mut b, group).expect("again");
         send(&pair.a, &mut a, (from, group), &lens);
-        assert_eq!(hear(&mut b, 5), all);
+        assert_eq!(receive(&mut b, 5), all);
         assert_quiet(&mut a, "the sender has not joined");
         join(&pair.a, &mut a, group).expect("a joins");
         send(&pair.a, &mut a, (from, group), &lens);
-        assert_eq!((hear(&mut a, 5), hear(&mut b, 5)), (all.clone(), all));
+        assert_eq!((receive(&mut a, 5), receive(&mut b, 5)), (all.clone(), all));
         assert_quiet(&mut b, "one copy of each");
         b.leave(ip(group));
         b.leave(ip(group));
         send(&pair.a, &mut a, (from, group), &lens[..1]);
-        assert_eq!(hear(&mut a, 1).len(), 1);
+        assert_eq!(receive(&mut a, 1).len(), 1);
         assert_quiet(&mut b, "b has left");
     }
     let stats = b.stats();
@@ -99,7 +99,7 @@ fn destinations_are_told(backend: Backend) -> Result<(), String> {
         join(&pair.b, &mut b, other).expect("b joins the other");
         for destination in [to, group, other] {
             send(&pair.a, &mut a, (from, destination), &[100]);
-            assert_eq!(hear(&mut b, 1), [(0, 100, ip(from), ip(destination))]);
+            assert_eq!(receive(&mut b, 1), [(0, 100, ip(from), ip(destination))]);
         }
     }
     Ok(())
@@ -126,12 +126,12 @@ fn all_members_on_one_machine_receive() {
     join(&pair.b, &mut b, group).expect("b joins");
     join(&pair.b, &mut other, group).expect("the other joins");
     send(&pair.a, &mut a, (from, group), &[50, 60]);
-    assert_eq!((hear(&mut b, 2).len(), hear(&mut other, 2).len()), (2, 2));
+    assert_eq!((receive(&mut b, 2).len(), receive(&mut other, 2).len()), (2, 2));
     // Also among themselves.
     send(&pair.b, &mut b, (to, group), &[70]);
-    assert_eq!((hear(&mut b, 1).len(), hear(&mut other, 1).len()), (1, 1));
+    assert_eq!((receive(&mut b, 1).len(), receive(&mut other, 1).len()), (1, 1));
     send(&pair.b, &mut other, ("10.9.0.12", group), &[70]);
-    assert_eq!((hear(&mut b, 1).len(), hear(&mut other, 1).len()), (1, 1));
+    assert_eq!((receive(&mut b, 1).len(), receive(&mut other, 1).len()), (1, 1));
     pair.b.run(|| {
         let elsewhere = std::net::UdpSocket::bind("10.8.0.1:0").expect("a socket");
         elsewhere.send_to(b"x", (ip(group), 4791)).expect("sent at w0");

@@ -28,20 +28,20 @@ fn commit(port: &mut AnyPort, path: PathId, count: usize, len: usize, mark: u8) 
 type Heard = (u8, usize, IpAddr, IpAddr);
 
 /// Receives until `want` datagrams have arrived, or for some seconds.
-fn hear(port: &mut AnyPort, want: usize) -> Vec<Heard> {
+fn receive(port: &mut AnyPort, want: usize) -> Vec<Heard> {
     let end = Instant::now() + Duration::from_secs(5);
-    let mut heard = Vec::new();
-    while heard.len() < want && Instant::now() < end {
+    let mut received = Vec::new();
+    while received.len() < want && Instant::now() < end {
         fd::wait_readable(port.wait_fd(), 20).expect("poll");
         let sink = |d: RxDatagram<'_>| {
             assert!(d.payload.iter().all(|byte| *byte == d.payload[0]), "of one datagram");
-            heard.push((d.payload[0], d.payload.len(), d.src, d.dst));
+            received.push((d.payload[0], d.payload.len(), d.src, d.dst));
         };
         port.receive(64, sink).expect("alive");
         port.maintain();
     }
-    heard.sort_unstable();
-    heard
+    received.sort_unstable();
+    received
 }
 
 /// Makes the neighbours known, or leaves their resolution to the kernel.
@@ -78,8 +78,8 @@ fn a_reused_id_is_a_new_path(backend: Backend) -> Result<(), String> {
                 let of = |mark, len, at: usize| (mark, len, ip(A[at]), ip(B[at]));
                 let mut expected = vec![of(2 * mark, first, old); 3];
                 expected.extend([of(2 * mark + 1, second, new); 3]);
-                assert_eq!(hear(&mut b, 6), expected, "known: {known}");
-                assert_eq!(hear(&mut a, 1), [(99, second, ip(A[old]), ip(A[old]))]);
+                assert_eq!(receive(&mut b, 6), expected, "known: {known}");
+                assert_eq!(receive(&mut a, 1), [(99, second, ip(A[old]), ip(A[old]))]);
                 ids.extend([before, after, itself]);
                 [after, itself].into_iter().for_each(|path| a.remove_path(path));
                 a.flush(|failure| panic!("{failure:?}"));
@@ -129,7 +129,7 @@ fn watching_twice_is_watching(backend: Backend) -> Result<(), String> {
     commit(&mut a, to, 1, 100, 7);
     a.flush(|failure| panic!("{failure:?}"));
     assert!(arrives(&mut b));
-    assert_eq!(hear(&mut b, 1).len(), 1);
+    assert_eq!(receive(&mut b, 1).len(), 1);
     Ok(())
 }
 
@@ -177,16 +177,17 @@ fn shards_hear_what_is_theirs(backend: Backend) -> Result<(), String> {
             a.reserve(to, 64).expect("room").buf.copy_from_slice(&payload);
             a.commit();
             a.flush(|failure| panic!("{failure:?}"));
-            let mut heard = [0; COUNT];
+            let mut received = [0; COUNT];
             let end = Instant::now() + Duration::from_secs(5);
-            while heard == [0; COUNT] && Instant::now() < end {
-                for (port, heard) in shards.iter_mut().zip(&mut heard) {
-                    *heard += port.receive(64, |d| assert_eq!(d.payload, payload)).expect("alive");
+            while received == [0; COUNT] && Instant::now() < end {
+                for (port, received) in shards.iter_mut().zip(&mut received) {
+                    *received +=
+                        port.receive(64, |d| assert_eq!(d.payload, payload)).expect("alive");
                 }
             }
             let mut expected = [0; COUNT];
             expected[shard] = 1;
-            assert_eq!(heard, expected, "{byte} to {}", B[at]);
+            assert_eq!(received, expected, "{byte} to {}", B[at]);
         }
     }
     Ok(())
@@ -223,14 +224,14 @@ fn devices_beside_each_other_hear_their_own(backend: Backend) -> Result<(), Stri
                     a.reserve(to, 64).expect("room").buf.copy_from_slice(&payload);
                     a.commit();
                     a.flush(|failure| panic!("{failure:?}"));
-                    let mut heard = vec![0; devices.len()];
+                    let mut received = vec![0; devices.len()];
                     let end = Instant::now() + Duration::from_secs(5);
-                    while heard.iter().all(|heard| *heard == 0) && Instant::now() < end {
-                        for (port, heard) in devices.iter_mut().zip(&mut heard) {
-                            *heard += port.receive(64, |_| ()).expect("alive");
+                    while received.iter().all(|received| *received == 0) && Instant::now() < end {
+                        for (port, received) in devices.iter_mut().zip(&mut received) {
+                            *received += port.receive(64, |_| ()).expect("alive");
                         }
                     }
-                    assert_eq!(heard, expected, "{byte} to {}", own[at]);
+                    assert_eq!(received, expected, "{byte} to {}", own[at]);
                 }
             }
         }

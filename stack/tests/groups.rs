@@ -70,7 +70,7 @@ fn to_all() -> Bth {
     Bth::new(Opcode::UD_SEND_ONLY, Pkey::DEFAULT, Qpn::MULTICAST, Psn::new(5))
 }
 
-fn hear(end: &mut End, (src, dst): (IpAddr, IpAddr), bytes: &[u8]) {
+fn receive(end: &mut End, (src, dst): (IpAddr, IpAddr), bytes: &[u8]) {
     let ip_id = if dst.is_ipv4() { IpId::Exact { id: 0, flags: DF } } else { IpId::None };
     let (src_port, hop_limit) = (PORT, Some(9));
     let datagram = Datagram { bytes, src, dst, src_port, ip_id, tos: 0, hop_limit };
@@ -78,13 +78,13 @@ fn hear(end: &mut End, (src, dst): (IpAddr, IpAddr), bytes: &[u8]) {
 }
 
 /// Delivers a good datagram for a group.
-fn hear_group(end: &mut End, to: IpAddr) {
+fn receive_group(end: &mut End, to: IpAddr) {
     let way = (addr(2), to);
-    hear(end, way, &made(way, &to_all(), QKEY));
+    receive(end, way, &made(way, &to_all(), QKEY));
 }
 
 /// The receives that completed, with their queue pairs.
-fn heard(end: &mut End) -> Vec<(Qpn, u64)> {
+fn received(end: &mut End) -> Vec<(Qpn, u64)> {
     let all = std::mem::take(&mut end.host.completions);
     assert!(all.iter().all(|cqe| cqe.status == WcStatus::Success));
     assert!(all.iter().all(|cqe| cqe.src_qp == Some(Qpn::new(0x99))));
@@ -112,8 +112,8 @@ fn all_attached_queue_pairs_get_a_copy_behind_a_header_that_names_the_group() {
         assert_eq!(end.engine.attach_multicast(qpns[0], to), Ok(true));
         assert_eq!(end.engine.attach_multicast(qpns[2], to), Ok(false));
         assert_eq!(end.engine.attach_multicast(qpns[2], to), Ok(false), "again");
-        hear(&mut end, way, &made(way, &to_all(), QKEY));
-        assert_eq!(heard(&mut end), [(qpns[0], 0), (qpns[2], 2)]);
+        receive(&mut end, way, &made(way, &to_all(), QKEY));
+        assert_eq!(received(&mut end), [(qpns[0], 0), (qpns[2], 2)]);
         for n in [0, 2] {
             let bytes = &end.host.arena[n * LEN..][..LEN];
             assert_eq!(grh_addresses(bytes.first_chunk().unwrap()), Some(way));
@@ -124,15 +124,15 @@ fn all_attached_queue_pairs_get_a_copy_behind_a_header_that_names_the_group() {
         }
         assert_eq!(end.engine.detach_multicast(qpns[0], to), Ok(false));
         recv(&mut end, qpns[2], 2, key);
-        hear(&mut end, way, &made(way, &to_all(), QKEY));
-        assert_eq!(heard(&mut end), [(qpns[2], 2)]);
+        receive(&mut end, way, &made(way, &to_all(), QKEY));
+        assert_eq!(received(&mut end), [(qpns[2], 2)]);
         assert_eq!(end.engine.detach_multicast(qpns[2], to), Ok(true));
         assert_dropped(
             &mut end,
             1,
             |drops| drops.unknown_group,
             |end| {
-                hear(end, way, &made(way, &to_all(), QKEY));
+                receive(end, way, &made(way, &to_all(), QKEY));
             },
         );
         // Cleans up the state of the case before.
@@ -153,8 +153,8 @@ fn a_mapped_address_is_the_same_group() {
     assert_eq!(end.engine.attach_multicast(qpns[0], group(1)), Ok(false));
     assert_eq!(end.engine.groups_of(qpns[0]), [group(1)]);
     recv(&mut end, qpns[0], 0, key);
-    hear_group(&mut end, group(1));
-    assert_eq!(heard(&mut end).len(), 1);
+    receive_group(&mut end, group(1));
+    assert_eq!(received(&mut end).len(), 1);
     assert_eq!(end.engine.detach_multicast(qpns[0], mapped), Ok(true));
     assert!(end.engine.groups_of(qpns[0]).is_empty());
 }
@@ -175,9 +175,9 @@ fn one_that_cannot_take_it_is_no_trouble_to_the_others() {
     recv(&mut end, qpns[4], 4, key);
     recv(&mut end, qpns[5], 5, key);
     let before = *end.engine.drops();
-    hear_group(&mut end, group(1));
+    receive_group(&mut end, group(1));
     let drops = *end.engine.drops();
-    assert_eq!(heard(&mut end), [(qpns[4], 4), (qpns[5], 5)]);
+    assert_eq!(received(&mut end), [(qpns[4], 4), (qpns[5], 5)]);
     assert_eq!((drops.qkey, drops.no_receive, drops.too_long), (1, 1, 1));
     assert_eq!(before.iter().map(|(_, n)| n).sum::<u64>(), 0);
     assert_eq!(end.engine.counters().rcvd_pkts, 1);
@@ -191,7 +191,7 @@ fn what_is_wrong_is_dropped_and_counted_and_touches_no_receive() {
     recv(&mut end, qpns[0], 0, key);
     let way = (addr(2), group(1));
     let mut case = |count: fn(&Drops) -> u64, way, packet: &[u8]| {
-        assert_dropped(&mut end, 1, count, |end| hear(end, way, packet));
+        assert_dropped(&mut end, 1, count, |end| receive(end, way, packet));
         assert!(end.host.completed().is_empty() && end.host.arena.iter().all(|byte| *byte == 0));
     };
     let other = (addr(2), group(2));
@@ -220,8 +220,8 @@ fn what_is_wrong_is_dropped_and_counted_and_touches_no_receive() {
     Template::new(&fields(way.0, way.1), PORT).seal(&mut packet);
     case(|drops| drops.wrong_source, way, &packet);
     assert_eq!(end.engine.cm().unwrap().poll_transmit(), None);
-    hear_group(&mut end, group(1));
-    assert_eq!(heard(&mut end), [(qpns[0], 0)]);
+    receive_group(&mut end, group(1));
+    assert_eq!(received(&mut end), [(qpns[0], 0)]);
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn datagrams_of_any_length_do_no_harm() {
         if len > 8 {
             Template::new(&fields(way.0, way.1), PORT).seal(&mut cut);
         }
-        hear(&mut end, way, &cut);
+        receive(&mut end, way, &cut);
         for cqe in std::mem::take(&mut end.host.completions) {
             assert!(cqe.byte_len as usize <= 40 + len.saturating_sub(24));
         }
@@ -297,9 +297,9 @@ fn who_is_destroyed_is_in_no_group() {
     end.connect(again, 0, Qpn::default(), &ud());
     recv(&mut end, again, 1, key);
     recv(&mut end, qpns[0], 0, key);
-    hear_group(&mut end, group(1));
-    assert_dropped(&mut end, 1, |drops| drops.unknown_group, |end| hear_group(end, group(2)));
-    assert_eq!(heard(&mut end), [(qpns[0], 0)]);
+    receive_group(&mut end, group(1));
+    assert_dropped(&mut end, 1, |drops| drops.unknown_group, |end| receive_group(end, group(2)));
+    assert_eq!(received(&mut end), [(qpns[0], 0)]);
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn packet() -> [u8; GSI_PACKET_LEN] {
     packet
 }
 
-fn hear(solo: &mut Solo, bytes: &[u8], ip_id: IpId) {
+fn receive(solo: &mut Solo, bytes: &[u8], ip_id: IpId) {
     let (src, dst) = (addr(2), addr(1));
     let datagram = Datagram { bytes, src, dst, src_port: PORT, ip_id, tos: 0, hop_limit: None };
     solo.end.engine.handle_datagram(solo.now, &datagram, &mut solo.end.host);
@@ -39,7 +39,7 @@ fn sealed(mut packet: [u8; GSI_PACKET_LEN]) -> [u8; GSI_PACKET_LEN] {
 #[test]
 fn without_a_connection_manager_there_is_no_qp1() {
     let mut solo = Solo::script();
-    hear(&mut solo, &sealed(packet()), WHOLE);
+    receive(&mut solo, &sealed(packet()), WHOLE);
     assert_eq!(solo.end.engine.drops().unknown_qpn, 1);
     assert!(solo.end.engine.cm().is_none());
 }
@@ -48,7 +48,7 @@ fn without_a_connection_manager_there_is_no_qp1() {
 fn only_whole_datagrams_with_the_key_reach_it() {
     let mut solo = Solo::script();
     solo.end.engine.start_cm(CmConfig::default());
-    hear(&mut solo, &sealed(packet()), WHOLE);
+    receive(&mut solo, &sealed(packet()), WHOLE);
     let cm = solo.end.engine.cm().unwrap();
     let answer = cm.poll_transmit().unwrap();
     assert_eq!((answer.local, answer.remote), (addr(1), addr(2)));
@@ -56,18 +56,18 @@ fn only_whole_datagrams_with_the_key_reach_it() {
 
     let mut damaged = sealed(packet());
     damaged[100] ^= 1;
-    hear(&mut solo, &damaged, WHOLE);
+    receive(&mut solo, &damaged, WHOLE);
     let mut key = packet();
     key[12..16].copy_from_slice(&[0, 0, 0, 1]);
-    hear(&mut solo, &sealed(key), WHOLE);
+    receive(&mut solo, &sealed(key), WHOLE);
     let bth = |opcode, pkey, qpn| {
         let mut other = packet();
         other[..12].copy_from_slice(&Bth::new(opcode, pkey, qpn, Psn::new(1)).bytes());
         sealed(other)
     };
-    hear(&mut solo, &bth(Opcode::UD_SEND_ONLY, Pkey(0x8001), Qpn::GSI), WHOLE);
-    hear(&mut solo, &bth(Opcode::RC_SEND_ONLY, Pkey::DEFAULT, Qpn::GSI), WHOLE);
-    hear(&mut solo, &bth(Opcode::UD_SEND_ONLY, Pkey::DEFAULT, Qpn::new(0)), WHOLE);
+    receive(&mut solo, &bth(Opcode::UD_SEND_ONLY, Pkey(0x8001), Qpn::GSI), WHOLE);
+    receive(&mut solo, &bth(Opcode::RC_SEND_ONLY, Pkey::DEFAULT, Qpn::GSI), WHOLE);
+    receive(&mut solo, &bth(Opcode::UD_SEND_ONLY, Pkey::DEFAULT, Qpn::new(0)), WHOLE);
     let drops = *solo.end.engine.drops();
     assert_eq!((drops.icrc, drops.qkey, drops.pkey), (1, 1, 1));
     assert_eq!((drops.wrong_service, drops.unknown_qpn), (1, 1));
@@ -81,7 +81,7 @@ fn the_identification_of_a_stranger_is_solved() {
     let mut solo = Solo::script();
     solo.end.engine.start_cm(CmConfig::default());
     for id in [0xaa36, 0xaa39, 0] {
-        hear(&mut solo, &numbered(id), IpId::Hint(0));
+        receive(&mut solo, &numbered(id), IpId::Hint(0));
     }
     assert_eq!(solo.end.engine.cm().unwrap().counters().received, 3);
     assert_eq!(solo.end.engine.counters().icrc_id_solved, 2);
@@ -93,13 +93,13 @@ fn the_identification_of_a_stranger_is_solved() {
 fn damage_is_no_identification() {
     let mut solo = Solo::script();
     solo.end.engine.start_cm(CmConfig::default());
-    hear(&mut solo, &numbered(0xaa36), IpId::Hint(0));
+    receive(&mut solo, &numbered(0xaa36), IpId::Hint(0));
     let whole = numbered(0xaa37);
     let mut count = 0;
     for (at, bits) in (24..GSI_PACKET_LEN - 4).flat_map(|at| (1..=255).map(move |b| (at, b))) {
         let mut damaged = whole;
         damaged[at] ^= bits;
-        hear(&mut solo, &damaged, IpId::Hint(0));
+        receive(&mut solo, &damaged, IpId::Hint(0));
         count += 1;
     }
     let heard = solo.end.engine.cm().unwrap().counters().received;
@@ -107,7 +107,7 @@ fn damage_is_no_identification() {
     // Undamaged packets still arrive. A sender that starts at another number is accepted from its
     // second packet on.
     for (id, heard) in [(0xaa40, 2), (0x1074, 2), (0x1075, 3)] {
-        hear(&mut solo, &numbered(id), IpId::Hint(0));
+        receive(&mut solo, &numbered(id), IpId::Hint(0));
         assert_eq!(solo.end.engine.cm().unwrap().counters().received, heard, "{id:#x}");
     }
 }
@@ -130,7 +130,7 @@ fn datagrams_of_any_length_do_no_harm() {
         let mut template = template(addr(2), addr(1));
         template.set_id(0, 0x4000);
         template.seal(&mut cut);
-        hear(&mut solo, &cut, WHOLE);
+        receive(&mut solo, &cut, WHOLE);
     }
     let cm = solo.end.engine.cm().unwrap();
     assert_eq!(cm.counters().received, cm.counters().malformed);
@@ -258,10 +258,10 @@ fn the_first_message_says_that_the_peer_is_ready() {
     let conn = accepted(&mut solo);
     let qpn = solo.end.qpn;
     solo.end.engine.await_message(qpn, conn);
-    solo.hear_request(Opcode::RC_RDMA_WRITE_ONLY, 1, &[&solo.reth(0, 4), &[1; 4]]);
+    solo.receive_request(Opcode::RC_RDMA_WRITE_ONLY, 1, &[&solo.reth(0, 4), &[1; 4]]);
     assert_eq!(solo.end.engine.cm().unwrap().poll_event(), None, "it is not the expected one");
     for psn in 0..2 {
-        solo.hear_request(Opcode::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(0, 4), &[1; 4]]);
+        solo.receive_request(Opcode::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(0, 4), &[1; 4]]);
     }
     let cm = solo.end.engine.cm().unwrap();
     assert_eq!(cm.poll_event(), Some(CmEvent::Established { conn }));
@@ -276,7 +276,7 @@ fn the_first_message_is_that_of_the_last_connection_that_awaits_one() {
     let (qpn, setup) = (solo.end.qpn, solo.setup.clone());
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     let established = |solo: &mut Solo, psn| {
-        solo.hear_request(Opcode::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(0, 4), &[1; 4]]);
+        solo.receive_request(Opcode::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(0, 4), &[1; 4]]);
         solo.end.engine.cm().unwrap().poll_event()
     };
     solo.end.engine.await_message(qpn, conn);
@@ -304,6 +304,6 @@ fn nobody_else_is_awaited() {
     let mut solo = Solo::script();
     let conn = accepted(&mut solo);
     solo.end.engine.await_message(Qpn::new(0xabcd), conn);
-    solo.hear_request(Opcode::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), &[1; 4]]);
+    solo.receive_request(Opcode::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), &[1; 4]]);
     assert_eq!(solo.end.engine.cm().unwrap().poll_event(), None);
 }

@@ -54,7 +54,7 @@ fn a_nak_right_before_the_timeout_does_not_stop_the_clock() {
     }
     solo.wait(left - 1);
     solo.sent();
-    solo.hear_nak(1, NakCode::PsnSequenceError);
+    solo.receive_nak(1, NakCode::PsnSequenceError);
     solo.wait(1);
     until_something_completes(&mut solo);
     assert_eq!(solo.completed()[0], (2, WcStatus::RetryExcErr));
@@ -136,9 +136,9 @@ fn a_nak_that_comes_several_times_is_answered_once() {
         (0..40).for_each(|id| solo.send(id, 10));
         solo.sent();
         solo.wait(1000);
-        solo.hear_ack(0);
+        solo.receive_ack(0);
         for _ in 0..times {
-            solo.hear_nak(1, NakCode::PsnSequenceError);
+            solo.receive_nak(1, NakCode::PsnSequenceError);
         }
         assert_eq!(solo.sent().len(), 39, "{times} NAKs");
     }
@@ -150,7 +150,7 @@ fn overtaken_packets_cost_one_nak() {
     (0..9).for_each(|id| solo.post_recv(id, &[]));
     let mut said = Vec::new();
     for psn in [6, 5, 4, 3, 2, 1] {
-        solo.hear_request(Opcode::RC_SEND_ONLY, psn, &[]);
+        solo.receive_request(Opcode::RC_SEND_ONLY, psn, &[]);
         said.extend(solo.sent());
     }
     assert_eq!(said, ["NAK #0 sequence"]);
@@ -191,7 +191,7 @@ fn the_wait_of_a_question_is_no_round_trip() {
     solo.send(100, 10);
     solo.sent();
     solo.wait(60_000);
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     (0..40).for_each(|id| solo.send(id, 10));
     solo.sent();
     for _ in 0..4 {
@@ -199,7 +199,7 @@ fn the_wait_of_a_question_is_no_round_trip() {
         solo.sent();
     }
     solo.wait(60_000);
-    solo.hear_nak(1, NakCode::PsnSequenceError);
+    solo.receive_nak(1, NakCode::PsnSequenceError);
     let start = solo.now;
     let mut n = 0;
     while n < 40 {

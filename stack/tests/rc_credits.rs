@@ -14,7 +14,7 @@ fn grant(solo: &mut Solo, psn: i64, msn: u32, receives: u64) {
     let mut aeth = [0; Aeth::LEN];
     Aeth { syndrome: Syndrome::credits(receives), msn }.write(&mut aeth);
     let packet = solo.response(Op::RC_ACKNOWLEDGE, psn, &[&aeth]);
-    solo.hear(&packet);
+    solo.receive(&packet);
 }
 
 const WRITE: SendOp = SendOp::Write { remote: 0x9000, rkey: Key(0x99), imm: None };
@@ -37,9 +37,9 @@ fn what_is_granted_is_sent_and_then_one_message_at_a_time() {
     grant(&mut solo, 3, 4, 0);
     assert_eq!(solo.sent(), ["SEND_ONLY #4 8B ack"]);
     // A responder repeats its last acknowledgement after receives were posted.
-    solo.hear_syndrome(4, Syndrome::ACK_UNLIMITED);
+    solo.receive_syndrome(4, Syndrome::ACK_UNLIMITED);
     assert_eq!(solo.sent(), ["SEND_ONLY #5 8B ack"]);
-    solo.hear_ack(5);
+    solo.receive_ack(5);
     let done: Vec<_> = solo.completed();
     assert_eq!(done, (1..=6).map(|wr_id| (wr_id, WcStatus::Success)).collect::<Vec<_>>());
 }
@@ -114,7 +114,7 @@ fn a_read_in_pieces_counts_as_many_messages() {
         Aeth { syndrome: Syndrome::credits(1), msn }.write(&mut aeth);
         let aeth: &[u8] = if opcode == Op::RC_RDMA_READ_RESPONSE_MIDDLE { &[] } else { &aeth };
         let packet = solo.response(opcode, psn, &[aeth, &[7; 256]]);
-        solo.hear(&packet);
+        solo.receive(&packet);
     }
     assert_eq!(solo.sent(), ["SEND_ONLY #62 8B ack"]);
     grant(&mut solo, 62, 4, 0);
@@ -126,13 +126,13 @@ fn receives_are_advertised_if_wanted() {
     let mut solo = Solo::new(&Setup { advertise: true, ..Setup::script() });
     let list = [solo.sge(0, 1024)];
     (1..=6).for_each(|wr_id| solo.post_recv(wr_id, &list));
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
     assert_eq!(solo.sent(), ["ACK #0 of 1 credits 4"], "5 has no code");
-    solo.hear_request(Op::RC_SEND_FIRST, 1, &[&[1; 256]]);
+    solo.receive_request(Op::RC_SEND_FIRST, 1, &[&[1; 256]]);
     assert_eq!(solo.sent(), ["ACK #1 of 1 credits 4"], "the receive under way is no credit");
-    solo.hear_request(Op::RC_SEND_LAST, 2, &[&[1; 8]]);
+    solo.receive_request(Op::RC_SEND_LAST, 2, &[&[1; 8]]);
     assert_eq!(solo.sent(), ["ACK #2 of 2 credits 4"]);
-    solo.hear_request(Op::RC_SEND_ONLY, 3, &[&[1; 8]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 3, &[&[1; 8]]);
     assert_eq!(solo.sent(), ["ACK #3 of 3 credits 3"]);
 }
 

@@ -68,7 +68,7 @@ fn what_has_company_leaves_as_messages_of_one_packet() {
     assert_eq!(sent, [part(0, 256), part(256, 256), part(512, 188)]);
     let asks: Vec<_> = packets.iter().map(|p| Packet::parse(p).unwrap().bth().ack_req).collect();
     assert_eq!(asks, [false, false, true], "of a request one packet asks, as of a message");
-    solo.hear_ack(5);
+    solo.receive_ack(5);
     assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
 }
 
@@ -90,7 +90,7 @@ fn only_writes_are_cut_and_only_where_it_saves_something() {
             "WRITE_LAST #8 244B ack"
         ]
     );
-    solo.hear_ack(8);
+    solo.receive_ack(8);
     // Nothing is in flight any more.
     post(&mut solo, 5, WRITE, 512);
     post(&mut solo, 6, WRITE, 512);
@@ -112,7 +112,7 @@ fn what_is_sent_again_is_the_same() {
     assert_eq!(sent.len(), 5);
     // A retransmission from the middle of the second WRITE, and then from its first packet. The
     // first WRITE is acknowledged and gone, so if decided now, the second would be alone.
-    solo.hear_nak(4, NakCode::PsnSequenceError);
+    solo.receive_nak(4, NakCode::PsnSequenceError);
     assert_eq!(unasked(&mut solo), sent[1..]);
     solo.wait_for_timer();
     let again = unasked(&mut solo);
@@ -121,7 +121,7 @@ fn what_is_sent_again_is_the_same() {
         let again = unasked(&mut solo);
         if again.len() == 4 {
             assert_eq!(again, sent[1..], "the timeout");
-            solo.hear_ack(7);
+            solo.receive_ack(7);
             assert_eq!(solo.completed().len(), 3);
             return;
         }
@@ -135,10 +135,10 @@ fn what_is_missing_goes_again_alone_and_is_the_same() {
     (1..=3).for_each(|wr_id| post(&mut solo, wr_id, WRITE, 1024));
     let packets = solo.packets();
     assert_eq!(packets.len(), 12);
-    solo.hear_gap(2, &[3, 4, 6, 7, 8, 10, 11]);
+    solo.receive_gap(2, &[3, 4, 6, 7, 8, 10, 11]);
     let again: Vec<_> = solo.sent();
     assert_eq!(again, ["WRITE_MIDDLE #2 256B", "WRITE_ONLY #5 256B", "WRITE_ONLY #9 256B"]);
-    solo.hear_ack(11);
+    solo.receive_ack(11);
     assert_eq!(solo.completed().len(), 3);
 }
 
@@ -153,7 +153,7 @@ fn they_count_as_many_messages() {
         let mut aeth = [0; Aeth::LEN];
         Aeth { syndrome: Syndrome::credits(receives), msn }.write(&mut aeth);
         let packet = solo.response(Op::RC_ACKNOWLEDGE, psn, &[&aeth]);
-        solo.hear(&packet);
+        solo.receive(&packet);
     };
     post(&mut solo, 2, WRITE, 1024);
     solo.send(3, 8);
@@ -162,7 +162,7 @@ fn they_count_as_many_messages() {
     // Five messages are done, and no receives are there: neither of the two SENDs finds one, and
     // one may be tried.
     grant(&mut solo, 4, 5, 0);
-    solo.hear_rnr(5, 1);
+    solo.receive_rnr(5, 1);
     solo.wait_for_timer();
     assert_eq!(solo.sent(), ["SEND_ONLY #5 8B ack"]);
     // That SEND found a receive, and there is another.
@@ -178,7 +178,7 @@ fn a_part_that_is_refused_fails_the_request() {
     post(&mut solo, 2, WRITE, 700);
     solo.send(3, 10);
     assert_eq!(solo.packets().len(), 4);
-    solo.hear_nak(4, NakCode::RemoteAccessError);
+    solo.receive_nak(4, NakCode::RemoteAccessError);
     let expected = [(1, WcStatus::Success), (2, WcStatus::RemAccessErr), (3, WcStatus::WrFlushErr)];
     assert_eq!(solo.completed(), expected);
 }

@@ -45,12 +45,12 @@ fn what_was_begun_ends_and_what_was_not_waits() {
     assert_eq!(solo.sent(), ["SEND_ONLY #0 8B ack", "SEND_FIRST #1 256B ack"]);
     drain(&mut solo, true);
     solo.send(4, 8);
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     assert_eq!(solo.sent().len(), 1, "a begun message goes on");
-    solo.hear_ack(1);
+    solo.receive_ack(1);
     assert_eq!(solo.sent().len(), 1);
     assert_eq!(solo.event(), None);
-    solo.hear_ack(3);
+    solo.receive_ack(3);
     assert_eq!(solo.event(), Some(QpEvent::SqDrained));
     assert!(solo.sent().is_empty());
     assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
@@ -58,7 +58,7 @@ fn what_was_begun_ends_and_what_was_not_waits() {
     assert!(solo.sent().is_empty(), "nothing waits for an answer");
     resume(&mut solo);
     assert_eq!(solo.sent().len(), 2);
-    solo.hear_ack(5);
+    solo.receive_ack(5);
     assert_eq!(solo.completed(), [(3, WcStatus::Success), (4, WcStatus::Success)]);
     assert_eq!(solo.event(), None);
 }
@@ -84,10 +84,10 @@ fn the_peer_is_served_in_sqd() {
     drain(&mut solo, false);
     let list = [solo.sge(0, 256)];
     solo.post_recv(1, &list);
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     let reth = solo.reth(0, 8);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&reth]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&reth]);
     assert_eq!(solo.sent(), ["READ_ONLY #1 8B"]);
 }
 
@@ -126,7 +126,7 @@ fn a_fence_does_not_begin_a_request_in_sqd() {
     solo.post_wr(&wr).expect("a good request");
     assert_eq!(solo.sent().len(), 1);
     drain(&mut solo, true);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 8]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 8]);
     assert_eq!(solo.event(), Some(QpEvent::SqDrained));
     assert!(solo.sent().is_empty());
     resume(&mut solo);
@@ -140,7 +140,7 @@ fn nobody_is_told_who_did_not_ask_this_time() {
     solo.sent();
     drain(&mut solo, true);
     resume(&mut solo);
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     drain(&mut solo, false);
     assert_eq!(solo.event(), None);
 }
@@ -155,6 +155,6 @@ fn a_read_that_was_begun_survives_that_no_more_are_allowed() {
     modify(&mut solo, &QpAttr { state: Some(QpState::Sqd), ..attr }).expect("in SQD");
     solo.wait_for_timer();
     assert_eq!(solo.sent().len(), 1, "its response was lost");
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[7; 8]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[7; 8]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
 }

@@ -79,7 +79,7 @@ fn an_atomic_write_carries_its_eight_bytes_from_a_list_or_inline() {
         assert_eq!(packet.payload(), bytes);
     }
     for psn in 0..2 {
-        solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, psn, &[]);
+        solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, psn, &[]);
     }
     assert_eq!(solo.end.host.completions[0].byte_len, 8);
     assert_eq!(solo.end.host.completions[0].opcode, WcOpcode::AtomicWrite);
@@ -114,12 +114,12 @@ fn they_count_among_the_reads_that_may_be_outstanding() {
     solo.post(3, flush(8), &[]);
     solo.read(4, 8);
     assert_eq!(solo.sent(), ["FLUSH #0", "ATOMIC_WRITE #1 8B ack"]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]);
     assert_eq!(solo.sent(), ["FLUSH #2"]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[]);
     assert_eq!(solo.sent(), ["READ #3 @9000+8"]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 2, &[]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 3, &[1; 8]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 2, &[]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 3, &[1; 8]);
     assert_eq!(solo.completed().len(), 4);
     // None allowed: an error instead of an endless wait.
     let mut solo = Solo::new(&Setup { rd_atomic: 0, ..setup() });
@@ -137,7 +137,7 @@ fn what_is_fenced_waits_for_them() {
     solo.post_wr(&SendWr { wr_id: 2, op, data, signaled: true, solicited: false, fence: true })
         .unwrap();
     assert_eq!(solo.sent(), ["FLUSH #0"]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]);
     assert_eq!(solo.sent(), ["SEND_ONLY #1 4B ack"]);
 }
 
@@ -149,11 +149,11 @@ fn an_acknowledgement_is_no_answer_but_a_response_answers_what_is_before_it() {
         solo.send(1, 10);
         solo.post(2, op, &list);
         let asked = solo.sent();
-        solo.hear_ack(1);
+        solo.receive_ack(1);
         // An implied NAK: the requests before it are acknowledged.
         assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
         assert_eq!(solo.sent(), asked[1..]);
-        solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[]);
+        solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[]);
         assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
     }
 }
@@ -170,14 +170,14 @@ fn a_response_that_is_not_of_a_read_of_nothing_is_a_bad_response() {
             let list = if op == STORE { vec![solo.sge(0, 8)] } else { vec![] };
             solo.post(1, op, &list);
             solo.sent();
-            solo.hear_data(opcode, 0, payload);
+            solo.receive_data(opcode, 0, payload);
             assert_eq!(solo.completed(), [(1, WcStatus::BadRespErr)], "{op:?} {opcode:?}");
         }
         let mut solo = Solo::new(&setup());
         let list = if op == STORE { vec![solo.sge(0, 8)] } else { vec![] };
         solo.post(1, op, &list);
         solo.sent();
-        solo.hear_found(0, 7);
+        solo.receive_found(0, 7);
         assert_eq!(solo.completed(), [(1, WcStatus::BadRespErr)], "{op:?} atomic");
     }
 }
@@ -189,7 +189,7 @@ fn a_lost_response_is_asked_for_again_and_a_refusal_ends_the_queue_pair() {
     assert_eq!(solo.sent(), ["FLUSH #0"]);
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent(), ["FLUSH #0"]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     for (code, status) in [
         (NakCode::RemoteAccessError, WcStatus::RemAccessErr),
@@ -200,7 +200,7 @@ fn a_lost_response_is_asked_for_again_and_a_refusal_ends_the_queue_pair() {
             let list = if op == STORE { vec![solo.sge(0, 8)] } else { vec![] };
             solo.post(1, op, &list);
             solo.sent();
-            solo.hear_nak(0, code);
+            solo.receive_nak(0, code);
             assert_eq!(solo.completed(), [(1, status)]);
         }
     }
@@ -211,10 +211,10 @@ fn a_responder_answers_each_with_a_read_response_of_nothing_in_order() {
     let mut solo = flushable(&setup());
     let to = solo.reth(64, 8);
     let whole = flush_of(1, 0, BASE, solo.key, 4096);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&to, b"written!"]);
-    solo.hear_request(Op::RC_FLUSH, 1, &[&whole]);
-    solo.hear_request(Op::RC_ATOMIC_WRITE, 2, &[&to, b"atomical"]);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 3, &[&to]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&to, b"written!"]);
+    solo.receive_request(Op::RC_FLUSH, 1, &[&whole]);
+    solo.receive_request(Op::RC_ATOMIC_WRITE, 2, &[&to, b"atomical"]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&to]);
     // The responses acknowledge the WRITE.
     assert_eq!(solo.sent(), ["READ_ONLY #1 0B", "READ_ONLY #2 0B", "READ_ONLY #3 8B"]);
     assert_eq!(solo.end.host.arena[64..72], *b"atomical");
@@ -226,20 +226,20 @@ fn a_duplicate_is_answered_and_not_executed_again() {
     let mut solo = flushable(&setup());
     let to = solo.reth(64, 8);
     let whole = flush_of(1, 0, BASE, solo.key, 4096);
-    solo.hear_request(Op::RC_ATOMIC_WRITE, 0, &[&to, b"__once__"]);
-    solo.hear_request(Op::RC_FLUSH, 1, &[&whole]);
+    solo.receive_request(Op::RC_ATOMIC_WRITE, 0, &[&to, b"__once__"]);
+    solo.receive_request(Op::RC_FLUSH, 1, &[&whole]);
     assert_eq!(solo.sent(), ["READ_ONLY #0 0B", "READ_ONLY #1 0B"]);
     // Another writer has changed the memory since.
     solo.end.host.arena[64..72].copy_from_slice(b"changed!");
-    solo.hear_request(Op::RC_ATOMIC_WRITE, 0, &[&to, b"__once__"]);
+    solo.receive_request(Op::RC_ATOMIC_WRITE, 0, &[&to, b"__once__"]);
     assert_eq!(solo.sent(), ["READ_ONLY #0 0B"]);
     assert_eq!(solo.end.host.arena[64..72], *b"changed!");
-    solo.hear_request(Op::RC_FLUSH, 1, &[&whole]);
+    solo.receive_request(Op::RC_FLUSH, 1, &[&whole]);
     assert_eq!(solo.sent(), ["READ_ONLY #1 0B"]);
     // Another operation with the PSN of one of them is not its duplicate.
-    solo.hear_request(Op::RC_FLUSH, 0, &[&whole]);
-    solo.hear_request(Op::RC_ATOMIC_WRITE, 1, &[&to, b"__once__"]);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&to]);
+    solo.receive_request(Op::RC_FLUSH, 0, &[&whole]);
+    solo.receive_request(Op::RC_ATOMIC_WRITE, 1, &[&to, b"__once__"]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&to]);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.end.host.arena[64..72], *b"changed!");
     assert_eq!(solo.end.engine.drops().stale_duplicate, 3);
@@ -249,7 +249,7 @@ fn a_duplicate_is_answered_and_not_executed_again() {
 fn refused(setup: &Setup, opcode: Op, rest: &dyn Fn(&mut Solo) -> Vec<u8>) -> (String, QpEvent) {
     let mut solo = flushable(setup);
     let bytes = rest(&mut solo);
-    solo.hear_request(opcode, 0, &[&bytes]);
+    solo.receive_request(opcode, 0, &[&bytes]);
     let sent = solo.sent();
     assert_eq!((sent.len(), solo.state()), (1, QpState::Err), "{opcode:?} {sent:?}");
     (sent[0].clone(), solo.event().expect("an event"))
@@ -353,11 +353,11 @@ fn a_whole_region_is_meant_whatever_range_is_named() {
     let mut solo = flushable(&setup());
     let key = solo.key;
     for (psn, va, len) in [(0, BASE, 8), (1, 0, 0), (2, u64::MAX, 0x8000_0000)] {
-        solo.hear_request(Op::RC_FLUSH, psn, &[&flush_of(1, 1, va, key, len)]);
+        solo.receive_request(Op::RC_FLUSH, psn, &[&flush_of(1, 1, va, key, len)]);
         assert_eq!(solo.sent(), [format!("READ_ONLY #{psn} 0B")]);
     }
     // An empty range is a range too.
-    solo.hear_request(Op::RC_FLUSH, 3, &[&flush_of(1, 0, BASE, key, 0)]);
+    solo.receive_request(Op::RC_FLUSH, 3, &[&flush_of(1, 0, BASE, key, 0)]);
     assert_eq!(solo.sent(), ["READ_ONLY #3 0B"]);
 }
 
@@ -366,11 +366,11 @@ fn they_do_not_interrupt_a_message() {
     for opcode in [Op::RC_FLUSH, Op::RC_ATOMIC_WRITE] {
         let mut solo = flushable(&setup());
         let first = solo.reth(0, 1024);
-        solo.hear_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&first, &[7; 256]]);
+        solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&first, &[7; 256]]);
         let (store, whole) = (solo.reth(64, 8), flush_of(1, 0, BASE, solo.key, 8));
         let rest: &[&[u8]] = if opcode == Op::RC_FLUSH { &[&whole] } else { &[&store, &[1; 8]] };
         solo.sent();
-        solo.hear_request(opcode, 1, rest);
+        solo.receive_request(opcode, 1, rest);
         assert_eq!(solo.sent(), ["NAK #1 invalid"], "{opcode:?}");
     }
 }
@@ -381,17 +381,17 @@ fn more_flushes_than_were_announced_are_asked_for_again_later() {
     let mut solo = flushable(&Setup { dest_rd_atomic: Some(2), ..setup() });
     let whole = flush_of(1, 0, BASE, solo.key, 8);
     for psn in 0..4 {
-        solo.hear_request(Op::RC_FLUSH, psn, &[&whole]);
+        solo.receive_request(Op::RC_FLUSH, psn, &[&whole]);
     }
     assert_eq!(solo.sent(), ["READ_ONLY #0 0B", "READ_ONLY #1 0B", "RNR #2 timer 12"]);
     for psn in 2..4 {
-        solo.hear_request(Op::RC_FLUSH, psn, &[&whole]);
+        solo.receive_request(Op::RC_FLUSH, psn, &[&whole]);
     }
     assert_eq!(solo.sent(), ["READ_ONLY #2 0B", "READ_ONLY #3 0B"]);
     // It does count ATOMIC WRITEs.
     let store = solo.reth(64, 8);
     for psn in 4..7 {
-        solo.hear_request(Op::RC_ATOMIC_WRITE, psn, &[&store, &[1; 8]]);
+        solo.receive_request(Op::RC_ATOMIC_WRITE, psn, &[&store, &[1; 8]]);
     }
     assert_eq!(solo.sent().last().unwrap(), "NAK #6 invalid");
 }

@@ -48,10 +48,10 @@ fn live() -> (Solo, Key) {
         solo.post_recv(wr_id, &list);
     }
     let header = at(open, 0, 600);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
     let mut atomic = at(open, 1024, 0)[..12].to_vec();
     atomic.extend_from_slice(&[0; 16]);
-    solo.hear_request(Op::RC_FETCH_ADD, 3, &[&atomic]);
+    solo.receive_request(Op::RC_FETCH_ADD, 3, &[&atomic]);
     solo.sent();
     // In flight: a SEND, a READ that is half answered, an atomic, a WRITE.
     solo.send(10, 600);
@@ -60,7 +60,7 @@ fn live() -> (Solo, Key) {
     solo.add(12, 40_960);
     solo.post(13, SendOp::Write { remote: 0x9000, rkey: Key(9), imm: None }, &[solo.sge(0, 300)]);
     solo.sent();
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 3, &[3; 256]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 3, &[3; 256]);
     (solo, open)
 }
 
@@ -108,7 +108,7 @@ fn seeds(solo: &Solo, open: Key) -> Vec<Vec<u8>> {
 fn attack(solo: &mut Solo, packets: &[&[u8]]) {
     let before = solo.end.host.arena.clone();
     for packet in packets {
-        solo.hear(packet);
+        solo.receive(packet);
         solo.packets();
     }
     let after = &solo.end.host.arena;
@@ -246,13 +246,13 @@ fn a_broken_queue_pair_breaks_no_other() {
     let mut solo = Solo::new(&setup);
     let other = solo.end.qpns[1];
     solo.end.connect(other, 0, common::PEER, &setup);
-    solo.hear_request(Op::RC_SEND_LAST, 0, &[&[1; 4]]);
+    solo.receive_request(Op::RC_SEND_LAST, 0, &[&[1; 4]]);
     assert_eq!(solo.sent(), ["NAK #0 invalid"]);
     assert_eq!(solo.state(), QpState::Err);
     solo.end.qpn = other;
     solo.send(1, 4);
     let header = solo.reth(0, 4);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[7; 4]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[7; 4]]);
     assert_eq!(solo.sent(), ["SEND_ONLY #0 4B ack", "ACK #0"]);
 }
 
@@ -261,12 +261,12 @@ fn a_read_of_everything_at_the_smallest_mtu_is_answered_in_turns() {
     let mut solo = Solo::script();
     let header = solo.reth(0, 1 << 31);
     // Not all of it is registered.
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
     assert_eq!(solo.sent(), ["NAK #0 access"]);
     let mut solo = Solo::script();
     let len = solo.setup.arena as u32;
     let header = solo.reth(0, len);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
     let end = &mut solo.end;
     for _ in 0..4 {
         end.engine.poll_transmit(solo.now, 10, &mut end.host, &mut end.out);

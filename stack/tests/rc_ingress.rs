@@ -28,7 +28,7 @@ fn dropped_from(
     count: impl Fn(&Drops) -> u64,
 ) {
     let before = *solo.end.engine.drops();
-    solo.hear_from(src, dst, EXACT, packet);
+    solo.receive_from(src, dst, EXACT, packet);
     let after = *solo.end.engine.drops();
     assert_eq!(count(&after), count(&before) + 1);
     let sum = |drops: &Drops| drops.iter().map(|(_, n)| n).sum::<u64>();
@@ -65,7 +65,7 @@ fn whatever_is_not_from_the_peer_to_us_is_dropped_and_counted() {
     let v6 = IpAddr::from([0u16, 0, 0, 0, 0, 0xffff, 0x0a00, 2]);
     dropped_from(&mut solo, v6, v6, &packet, |drops| drops.wrong_source);
     // The good one is still accepted.
-    solo.hear(&packet);
+    solo.receive(&packet);
     assert_eq!(solo.sent(), ["ACK #0"]);
 }
 
@@ -99,7 +99,7 @@ fn whatever_is_not_for_this_queue_pair_is_dropped_and_counted() {
         }
     }
     // A limited member of our partition is accepted.
-    solo.hear(&with(&packet, |bth| bth.pkey.0 = 0x7fff));
+    solo.receive(&with(&packet, |bth| bth.pkey.0 = 0x7fff));
     assert_eq!(solo.sent(), ["ACK #0"]);
 }
 
@@ -110,11 +110,11 @@ fn every_damaged_bit_is_noticed() {
     for bit in 0..packet.len() * 8 {
         let mut damaged = packet.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
-        solo.hear(&damaged);
+        solo.receive(&damaged);
         if bit / 8 == 4 {
             // The ICRC does not cover byte 4 of the BTH: the packet is good all the same.
             let mut fresh = Solo::script();
-            fresh.hear(&damaged);
+            fresh.receive(&damaged);
             assert_eq!(fresh.sent(), ["ACK #0"]);
             solo = Solo::script();
             continue;
@@ -131,7 +131,7 @@ fn truncated_packets_are_malformed_or_damaged() {
     let packet = good(&solo);
     for len in 0..packet.len() {
         let malformed = solo.end.engine.drops().malformed;
-        solo.hear(&packet[..len]);
+        solo.receive(&packet[..len]);
         // Header and ICRC alone are 32 bytes.
         assert_eq!(solo.end.engine.drops().malformed, malformed + u64::from(len < 32));
         assert!(solo.sent().is_empty());
@@ -142,7 +142,7 @@ fn truncated_packets_are_malformed_or_damaged() {
 fn congestion_is_told_of_and_ends_nothing() {
     let mut solo = Solo::script();
     let packet = solo.request(Op::CNP, 0, &[&[0; 16]]);
-    solo.hear(&packet);
+    solo.receive(&packet);
     assert_eq!(solo.end.engine.counters().rcvd_cnp, 1);
     let packet = good(&solo);
     let datagram = Datagram {
@@ -206,10 +206,10 @@ fn an_identification_that_is_read_must_be_right() {
     let mut solo = Solo::script();
     let packet = numbered(&solo, 0, 0x4321, 0);
     for ip_id in [EXACT, IpId::Exact { id: 0x4321, flags: DF }, IpId::None] {
-        solo.hear_from(addr(2), addr(1), ip_id, &packet);
+        solo.receive_from(addr(2), addr(1), ip_id, &packet);
     }
     assert_eq!(solo.end.engine.drops().icrc, 3);
-    solo.hear_from(addr(2), addr(1), IpId::Exact { id: 0x4321, flags: 0 }, &packet);
+    solo.receive_from(addr(2), addr(1), IpId::Exact { id: 0x4321, flags: 0 }, &packet);
     assert_eq!(solo.sent(), ["ACK #0"]);
 }
 
@@ -218,7 +218,7 @@ fn a_wrong_hint_is_solved_below_the_segment_limit() {
     let mut solo = Solo::script();
     for (psn, (hint, id)) in [(0, 0), (0, 1), (0, 127), (5, 2), (3, 14)].into_iter().enumerate() {
         let packet = numbered(&solo, psn as i64, id, DF);
-        solo.hear_from(addr(2), addr(1), IpId::Hint(hint), &packet);
+        solo.receive_from(addr(2), addr(1), IpId::Hint(hint), &packet);
         assert_eq!(solo.sent(), [format!("ACK #{psn}")]);
     }
     assert_eq!(solo.end.engine.counters().icrc_id_solved, 4);
@@ -229,7 +229,7 @@ fn a_wrong_hint_is_solved_below_the_segment_limit() {
 fn is_accepted(solo: &mut Solo, id: u16, flags: u16) -> bool {
     let packet = numbered(solo, 0, id, flags);
     let before = solo.end.engine.drops().icrc;
-    solo.hear_from(addr(2), addr(1), IpId::Hint(0), &packet);
+    solo.receive_from(addr(2), addr(1), IpId::Hint(0), &packet);
     solo.sent();
     solo.end.engine.drops().icrc == before
 }
@@ -290,7 +290,7 @@ fn damage_is_hardly_ever_taken_for_an_identification() {
         }
         let mut damaged = packet.clone();
         damaged[bit / 8] ^= 1 << (bit % 8);
-        solo.hear_from(addr(2), addr(1), IpId::Hint(0), &damaged);
+        solo.receive_from(addr(2), addr(1), IpId::Hint(0), &damaged);
     }
     assert_eq!(solo.end.engine.counters().icrc_id_solved, 0);
     assert!(solo.sent().is_empty());
@@ -315,11 +315,11 @@ fn ipv6_has_no_identification() {
     let (IpAddr::V6(src), IpAddr::V6(dst)) = (v6(2), v6(1)) else { unreachable!() };
     Template::new(&IpFields::V6 { src, dst }, PORT).seal(&mut packet);
     for ip_id in [IpId::None, IpId::Hint(7)] {
-        solo.hear_from(v6(2), v6(1), ip_id, &packet);
+        solo.receive_from(v6(2), v6(1), ip_id, &packet);
         assert_eq!(solo.packets().len(), 1);
     }
     packet[20] ^= 1;
-    solo.hear_from(v6(2), v6(1), IpId::Hint(7), &packet);
+    solo.receive_from(v6(2), v6(1), IpId::Hint(7), &packet);
     assert_eq!(solo.end.engine.drops().icrc, 1);
     solo.send(1, 4);
     assert_eq!(solo.packets().len(), 1);

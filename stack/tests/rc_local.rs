@@ -112,7 +112,7 @@ fn what_cannot_be_posted_changes_nothing() {
     // The completion frees the place, not the sending.
     assert_eq!(solo.sent().len(), 2);
     assert_eq!(solo.post_wr(&wr(1, SEND, SendData::Sges(&[]))), Err(PostError::Full));
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     solo.send(2, 8);
 }
 
@@ -122,8 +122,8 @@ fn a_queue_pair_without_queues_can_only_be_connected() {
     assert_eq!(solo.post_wr(&wr(1, SEND, SendData::Sges(&[]))), Err(PostError::Full));
     assert_eq!(solo.try_recv(1, &[]), Err(PostError::Full));
     let header = solo.reth(0, 4);
-    solo.hear_request(rocinante_stack::wire::Opcode::RC_RDMA_WRITE_ONLY, 0, &[&header, &[1; 4]]);
-    solo.hear_request(rocinante_stack::wire::Opcode::RC_SEND_ONLY, 1, &[]);
+    solo.receive_request(rocinante_stack::wire::Opcode::RC_RDMA_WRITE_ONLY, 0, &[&header, &[1; 4]]);
+    solo.receive_request(rocinante_stack::wire::Opcode::RC_SEND_ONLY, 1, &[]);
     assert_eq!(solo.sent(), ["RNR #1 timer 12"]);
     assert!(!solo.end.engine.uses_key(solo.key));
 }
@@ -169,7 +169,7 @@ fn a_local_protection_error_comes_in_order() {
             assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"], "{name}");
             assert!(solo.completed().is_empty());
             assert_eq!(solo.state(), QpState::Rts);
-            solo.hear_ack(0);
+            solo.receive_ack(0);
             assert!(solo.sent().is_empty());
             use WcStatus::{LocProtErr, Success, WrFlushErr};
             assert_eq!(
@@ -206,7 +206,7 @@ fn memory_that_goes_away_before_the_response_is_a_local_error() {
     assert!(solo.end.engine.uses_key(key));
     solo.end.host.regions.remove(key);
     let opcode = rocinante_stack::wire::Opcode::RC_RDMA_READ_RESPONSE_ONLY;
-    solo.hear_data(opcode, 0, &[1; 8]);
+    solo.receive_data(opcode, 0, &[1; 8]);
     assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)]);
     assert!(!solo.end.engine.uses_key(key));
     assert_eq!(solo.end.host.arena[..8], [0; 8]);
@@ -232,7 +232,7 @@ fn a_read_that_does_not_fit_its_list_is_placed_nowhere_else() {
     solo.post(1, SendOp::Read { remote: 0x9000, rkey: Key(9) }, &list);
     solo.sent();
     let opcode = rocinante_stack::wire::Opcode::RC_RDMA_READ_RESPONSE_ONLY;
-    solo.hear_data(opcode, 0, &[7; 12]);
+    solo.receive_data(opcode, 0, &[7; 12]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     let arena = &solo.end.host.arena;
     assert_eq!(arena.iter().filter(|byte| **byte != 0).count(), 12);
@@ -245,7 +245,7 @@ fn an_atomic_uses_the_first_eight_bytes_of_its_list() {
     let list = [solo.sge(100, 3), solo.sge(200, 50)];
     solo.post(1, SendOp::FetchAdd { remote: 0x9000, rkey: Key(9), add: 1 }, &list);
     solo.sent();
-    solo.hear_found(0, u64::MAX);
+    solo.receive_found(0, u64::MAX);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     let arena = &solo.end.host.arena;
     assert_eq!(
@@ -267,7 +267,7 @@ fn the_peers_refusals_become_statuses() {
         (1..=3).for_each(|id| solo.send(id, 300));
         solo.sent();
         // The NAK names the second packet of the second message.
-        solo.hear_nak(3, code);
+        solo.receive_nak(3, code);
         let expected = [(1, WcStatus::Success), (2, status), (3, WcStatus::WrFlushErr)];
         assert_eq!(solo.completed(), expected);
         assert!(solo.sent().is_empty());

@@ -17,9 +17,9 @@ fn an_ack_covers_all_before_it() {
         solo.sent(),
         ["SEND_ONLY #0 10B ack", "SEND_ONLY #1 10B ack", "SEND_ONLY #2 10B ack"]
     );
-    solo.hear_ack(1);
+    solo.receive_ack(1);
     assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
-    solo.hear_ack(2);
+    solo.receive_ack(2);
     assert_eq!(solo.completed(), [(3, WcStatus::Success)]);
     assert_eq!(solo.end.host.sends_retired, 3);
     // The timer was stopped: it may expire once more, without effect.
@@ -31,24 +31,24 @@ fn an_ack_covers_all_before_it() {
 #[test]
 fn ghost_acks_change_nothing() {
     let mut solo = Solo::script();
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     solo.send(1, 10);
     solo.sent();
     for psn in [1, 2, 1000, 0x7f_fff0] {
-        solo.hear_ack(psn);
-        solo.hear_nak(psn, NakCode::RemoteAccessError);
+        solo.receive_ack(psn);
+        solo.receive_nak(psn, NakCode::RemoteAccessError);
     }
     assert_eq!(solo.end.engine.drops().ghost_response, 9);
     // Old PSNs, as after a wrap of the peer's, are not ghosts, and are just as harmless.
     for psn in [-1, -2, -1000] {
-        solo.hear_ack(psn);
-        solo.hear_nak(psn, NakCode::RemoteAccessError);
+        solo.receive_ack(psn);
+        solo.receive_nak(psn, NakCode::RemoteAccessError);
     }
     assert_eq!(solo.end.engine.counters().duplicate_response, 4);
     assert!(solo.completed().is_empty());
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     assert!(solo.completed().is_empty());
 }
 
@@ -58,12 +58,12 @@ fn a_nak_of_an_acknowledged_packet_is_old_news() {
     solo.send(1, 10);
     solo.send(2, 10);
     solo.sent();
-    solo.hear_ack(0);
-    solo.hear_nak(0, NakCode::RemoteOperationalError);
-    solo.hear_rnr(0, 1);
+    solo.receive_ack(0);
+    solo.receive_nak(0, NakCode::RemoteOperationalError);
+    solo.receive_rnr(0, 1);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     assert!(solo.sent().is_empty());
-    solo.hear_ack(1);
+    solo.receive_ack(1);
     assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
 }
 
@@ -73,7 +73,7 @@ fn reserved_syndromes_are_counted_and_ignored() {
     solo.send(1, 10);
     solo.sent();
     for syndrome in [0x40, 0x5f, 0x65, 0x7f, 0x80, 0xff] {
-        solo.hear_syndrome(0, Syndrome(syndrome));
+        solo.receive_syndrome(0, Syndrome(syndrome));
     }
     assert_eq!(solo.end.engine.drops().bad_syndrome, 6);
     assert!(solo.completed().is_empty());
@@ -90,11 +90,11 @@ fn after_a_sequence_nak_it_goes_back() {
         "SEND_LAST #3 232B ack",
     ];
     assert_eq!(solo.sent(), all);
-    solo.hear_nak(2, NakCode::PsnSequenceError);
+    solo.receive_nak(2, NakCode::PsnSequenceError);
     // The first packet of a retransmission has AckReq: its arrival alone is progress.
     assert_eq!(solo.sent(), ["SEND_MIDDLE #2 256B ack", all[3]]);
     assert_eq!(solo.end.engine.counters().retransmitted_pkts, 2);
-    solo.hear_ack(3);
+    solo.receive_ack(3);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
 }
 
@@ -105,7 +105,7 @@ fn a_lost_last_packet_is_asked_about_and_sent_again_after_the_timeout() {
     solo.send(2, 10);
     solo.sent();
     solo.wait(1000);
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     // Four round trips were 4 µs: a peer gets at least 2 ms, and twice as long each time.
     let mut passed = 0;
@@ -124,7 +124,7 @@ fn a_lost_last_packet_is_asked_about_and_sent_again_after_the_timeout() {
     assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 1);
     // The lost ACK of a request that was executed all the same.
-    solo.hear_ack(1);
+    solo.receive_ack(1);
     assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
 }
 
@@ -137,7 +137,7 @@ fn progress_starts_the_timer_over_and_reloads_the_retries() {
         solo.wait(TIMEOUT_14);
         assert_eq!(solo.sent().len(), 3 - psn as usize);
         solo.wait(TIMEOUT_14 - 1);
-        solo.hear_ack(psn);
+        solo.receive_ack(psn);
         assert_eq!(solo.completed(), [(psn as u64, WcStatus::Success)]);
     }
 }
@@ -187,7 +187,7 @@ fn complaints_without_progress_do_not_put_the_end_off() {
     solo.sent();
     for _ in 0..1000 {
         solo.wait(TIMEOUT_14 / 100);
-        solo.hear_nak(0, NakCode::PsnSequenceError);
+        solo.receive_nak(0, NakCode::PsnSequenceError);
         solo.sent();
         if !solo.end.host.completions.is_empty() {
             break;
@@ -206,7 +206,7 @@ fn timeout_zero_waits_for_ever() {
     assert_eq!(solo.end.engine.poll_timeout(), None);
     solo.wait(u64::MAX / 2);
     assert!(solo.sent().is_empty());
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
 }
 
@@ -216,13 +216,13 @@ fn rnr_waits_as_asked_and_then_succeeds() {
     solo.send(1, 10);
     solo.send(2, 10);
     solo.sent();
-    solo.hear_rnr(0, 14); // 1.28 ms
+    solo.receive_rnr(0, 14); // 1.28 ms
     assert!(solo.sent().is_empty());
     // The same RNR NAK for a later packet changes nothing.
-    solo.hear_rnr(0, 14);
+    solo.receive_rnr(0, 14);
     assert_eq!(solo.wait_for_timer(), Some(1_280_000));
     assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack", "SEND_ONLY #1 10B ack"]);
-    solo.hear_ack(1);
+    solo.receive_ack(1);
     assert_eq!(solo.completed().len(), 2);
 }
 
@@ -232,7 +232,7 @@ fn rnr_acknowledges_what_is_before() {
     solo.send(1, 10);
     solo.send(2, 10);
     solo.sent();
-    solo.hear_rnr(1, 1);
+    solo.receive_rnr(1, 1);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     solo.wait(10_000);
     assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
@@ -246,16 +246,16 @@ fn rnr_retries_are_counted_per_request_and_exhausted() {
     for psn in 0..2 {
         for _ in 0..2 {
             solo.sent();
-            solo.hear_rnr(psn, 1);
+            solo.receive_rnr(psn, 1);
             solo.wait(10_000);
         }
         assert_eq!(solo.sent().len(), 2 - psn as usize);
         if psn == 0 {
-            solo.hear_ack(0);
+            solo.receive_ack(0);
         }
     }
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
-    solo.hear_rnr(1, 1);
+    solo.receive_rnr(1, 1);
     assert_eq!(solo.completed(), [(2, WcStatus::RnrRetryExcErr)]);
     assert_eq!(solo.end.engine.counters().retry_rnr_exceeded_err, 1);
 }
@@ -265,14 +265,14 @@ fn rnr_retry_zero_gives_up_at_once_and_seven_never() {
     let mut solo = Solo::new(&Setup { rnr_retry: 0, ..Setup::script() });
     solo.send(1, 10);
     solo.sent();
-    solo.hear_rnr(0, 1);
+    solo.receive_rnr(0, 1);
     assert_eq!(solo.completed(), [(1, WcStatus::RnrRetryExcErr)]);
 
     let mut solo = Solo::new(&Setup { rnr_retry: 7, retry_cnt: 1, ..Setup::script() });
     solo.send(1, 10);
     solo.sent();
     for round in 0..5000 {
-        solo.hear_rnr(0, 1);
+        solo.receive_rnr(0, 1);
         solo.wait(10_000);
         assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
         if round % 2 == 0 {
@@ -281,7 +281,7 @@ fn rnr_retry_zero_gives_up_at_once_and_seven_never() {
             assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
         }
     }
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
 }
 
@@ -291,8 +291,8 @@ fn an_ack_during_an_rnr_wait_ends_it() {
     solo.send(1, 10);
     solo.send(2, 10);
     solo.sent();
-    solo.hear_rnr(0, 31);
-    solo.hear_ack(1);
+    solo.receive_rnr(0, 31);
+    solo.receive_ack(1);
     assert_eq!(solo.completed().len(), 2);
     solo.send(3, 10);
     assert_eq!(solo.sent(), ["SEND_ONLY #2 10B ack"]);
@@ -308,11 +308,11 @@ fn a_write_goes_back_by_whole_packets_with_the_first_header_again() {
     assert_eq!(solo.sent(), all);
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent(), ["WRITE_FIRST #0 256B ack", all[1], all[2]]);
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     assert!(solo.completed().is_empty());
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent(), ["WRITE_MIDDLE #1 256B ack", all[2]]);
-    solo.hear_ack(2);
+    solo.receive_ack(2);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
 }
 
@@ -326,7 +326,7 @@ fn a_late_ack_during_a_retransmission_is_taken() {
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent(), ["SEND_FIRST #0 256B ack", "SEND_MIDDLE #1 256B"]);
     // All packets had arrived; only the ACK was slow.
-    solo.hear_ack(3);
+    solo.receive_ack(3);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     assert!(solo.sent().is_empty());
 }
@@ -339,6 +339,6 @@ fn credits_and_msn_of_other_implementations_are_accepted() {
     // Hardware sends credit counts.
     let rest = [5, 0xab, 0xcd, 0xef];
     let packet = solo.response(Opcode::RC_ACKNOWLEDGE, 0, &[&rest]);
-    solo.hear(&packet);
+    solo.receive(&packet);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
 }

@@ -486,7 +486,7 @@ fn the_end_that_did_not_ask_does_when_what_follows_cannot_be_sent() {
     let bad = rocinante_stack::mem::Sge { lkey: Key(0xbad), ..solo.sge(0, 600) };
     solo.post(2, write(Key(0x99)), &[bad]);
     assert_eq!(solo.sent(), ["WRITE_ONLY #0 8B", "WRITE_ONLY #1 8B", "WRITE_ONLY #1 8B ack"]);
-    solo.hear_ack(1);
+    solo.receive_ack(1);
     assert!(solo.sent().is_empty());
     let done = [(0, WcStatus::Success), (1, WcStatus::Success), (2, WcStatus::LocProtErr)];
     assert_eq!(solo.completed(), done);
@@ -504,6 +504,6 @@ fn the_end_that_did_not_ask_does_when_the_queue_is_drained() {
     solo.end.out.room = 100;
     assert_eq!(solo.sent(), ["WRITE_ONLY #2 8B ack"]);
     assert_eq!(solo.event(), None);
-    solo.hear_ack(2);
+    solo.receive_ack(2);
     assert_eq!(solo.event(), Some(rocinante_stack::verbs::QpEvent::SqDrained));
 }

@@ -45,14 +45,14 @@ fn begin(mut solo: Solo) -> Talk {
 
 impl Talk {
     /// A WRITE without AckReq arrives.
-    fn hear(&mut self) {
+    fn receive(&mut self) {
         let first = i64::from(self.solo.setup.psn[1]);
         let psn = Psn::new((first + self.heard) as u32);
         let reth = self.solo.reth(0, 1);
         let mut bytes =
             packet(Op::RC_RDMA_WRITE_ONLY, self.solo.end.qpn, psn, false, &[&reth, &[1]]);
         seal(&mut bytes);
-        self.solo.hear(&bytes);
+        self.solo.receive(&bytes);
         self.heard += 1;
     }
 
@@ -69,7 +69,7 @@ impl Talk {
     /// Whether `wr` has AckReq if it answers a WRITE of the peer.
     fn asks(&mut self, wr: &SendWr<'_>) -> bool {
         self.solo.wait(STEP);
-        self.hear();
+        self.receive();
         self.asks_unheard(wr)
     }
 
@@ -102,7 +102,7 @@ fn one_of_eight_asks_and_its_answer_is_for_all() {
     for round in 1..4 {
         let asked: Vec<bool> = (0..8).map(|id| talk.asks(&inline(id, &[3; 64]))).collect();
         assert_eq!(asked, [[false; 7].as_slice(), &[true]].concat(), "round {round}");
-        talk.solo.hear_ack(8 * round);
+        talk.solo.receive_ack(8 * round);
         assert_eq!(u64::from(talk.solo.end.host.sends_retired), 1 + 8 * round as u64);
     }
     talk.solo.wait(10 * PROBE);
@@ -156,14 +156,14 @@ fn what_answers_nothing_or_comes_seldom_asks() {
     let mut seldom = talk(&setup());
     seldom.solo.wait(125_000);
     assert!(seldom.asks(&wr));
-    seldom.solo.hear_ack(1);
+    seldom.solo.receive_ack(1);
     assert!(!seldom.asks(&wr));
 }
 
 #[test]
 fn who_is_followed_asks_with_the_last() {
     let mut talk = talk(&setup());
-    talk.hear();
+    talk.receive();
     for wr_id in 0..3 {
         talk.solo.post_wr(&inline(wr_id, &[5; 64])).expect("a good request");
     }
@@ -189,7 +189,7 @@ fn where_room_or_time_is_short_everything_asks() {
     far.know_round_trip(600_000);
     let mut far = Talk { solo: far, heard: 0 };
     assert!(far.asks(&inline(1, &[5; 64])));
-    far.solo.hear_ack(1);
+    far.solo.receive_ack(1);
     assert!(far.asks(&inline(1, &[5; 64])), "so far away that the probe comes late");
 }
 
@@ -204,9 +204,9 @@ fn a_path_that_is_not_known_is_asked_about() {
 fn what_is_sent_again_asks() {
     let mut talk = talk(&setup());
     talk.hush(2);
-    talk.solo.hear_nak(1, NakCode::PsnSequenceError);
+    talk.solo.receive_nak(1, NakCode::PsnSequenceError);
     assert_eq!(talk.leaving(), [(1, true), (2, true)]);
-    talk.solo.hear_ack(2);
+    talk.solo.receive_ack(2);
     talk.solo.wait(TIMEOUT_14);
     assert_eq!(talk.solo.end.host.sends_retired, 3);
 }
@@ -222,7 +222,7 @@ fn the_probe_asks_once_and_costs_no_retry() {
     assert_eq!(talk.solo.wait_for_timer(), Some(PROBE - STEP), "since the first of them left");
     assert_eq!(talk.leaving(), [(2, true)]);
     assert_eq!(talk.solo.end.engine.busy(qpn), Busy::Answered);
-    talk.solo.hear_ack(2);
+    talk.solo.receive_ack(2);
     assert_eq!((talk.solo.completed(), talk.solo.end.host.sends_retired), (vec![], 3));
     assert_eq!(talk.solo.end.engine.poll_timeout(), None, "nobody is woken again");
     let counters = talk.solo.end.engine.counters();
@@ -237,7 +237,7 @@ fn who_was_stopped_himself_asks_before_he_calls_the_peer_silent() {
     talk.solo.wait(3 * TIMEOUT_14);
     assert_eq!((talk.leaving(), talk.solo.state()), (vec![(2, true)], QpState::Rts));
     assert_eq!(talk.solo.end.engine.counters().local_ack_timeout_err, 0);
-    talk.solo.hear_ack(2);
+    talk.solo.receive_ack(2);
     assert_eq!((talk.solo.completed(), talk.solo.end.host.sends_retired), (vec![], 3));
 
     // A peer that was asked and does not answer is gone.
@@ -256,16 +256,16 @@ fn a_lost_one_is_noticed_by_the_probe_or_by_the_gap_in_front_of_the_next() {
     talk.hush(2);
     talk.solo.wait_for_timer();
     assert_eq!(talk.leaving(), [(2, true)]);
-    talk.solo.hear_nak(1, NakCode::PsnSequenceError);
+    talk.solo.receive_nak(1, NakCode::PsnSequenceError);
     assert_eq!(talk.leaving(), [(1, true), (2, true)], "both had been lost");
-    talk.solo.hear_ack(2);
+    talk.solo.receive_ack(2);
     assert_eq!((talk.solo.completed(), talk.solo.end.host.sends_retired), (vec![], 3));
 
     talk.solo.send(2, 8);
     assert_eq!(talk.leaving(), [(3, true)]);
-    talk.solo.hear_ack(3);
+    talk.solo.receive_ack(3);
     talk.hush(3);
-    talk.solo.hear_nak(5, NakCode::PsnSequenceError);
+    talk.solo.receive_nak(5, NakCode::PsnSequenceError);
     assert_eq!(talk.leaving(), [(5, true), (6, true)], "what is before the gap has arrived");
     assert_eq!(talk.solo.end.host.sends_retired, 5);
 }
@@ -275,9 +275,9 @@ fn one_of_us_that_holds_what_followed_gets_the_missing_one_alone_and_is_asked() 
     let held = EngineConfig::default().reorder_packets_max;
     let mut talk = talk(&Setup { held, ..setup() });
     talk.hush(3);
-    talk.solo.hear_gap(1, &[2, 3]);
+    talk.solo.receive_gap(1, &[2, 3]);
     assert_eq!(talk.leaving(), [(1, true)]);
-    talk.solo.hear_ack(3);
+    talk.solo.receive_ack(3);
     assert_eq!(talk.solo.end.host.sends_retired, 4);
 }
 
@@ -311,7 +311,7 @@ fn what_is_lost_with_its_probe_arrives_when_the_network_is_back() {
             talk.solo.wait_for_timer().expect("another probe");
             assert_eq!(talk.leaving(), [(1, true)]);
         }
-        talk.solo.hear_ack(1);
+        talk.solo.receive_ack(1);
         assert_eq!(talk.solo.end.host.sends_retired, 2);
     }
 }
@@ -323,7 +323,7 @@ fn what_is_signaled_behind_asks_for_all() {
     let mut talk = talk(&setup());
     talk.hush(3);
     assert!(talk.asks(&SendWr { signaled: true, ..inline(7, &[5; 64]) }));
-    talk.solo.hear_ack(4);
+    talk.solo.receive_ack(4);
     assert_eq!(talk.solo.completed(), [(7, WcStatus::Success)]);
     assert_eq!(talk.solo.end.host.sends_retired, 5);
 }
@@ -345,7 +345,7 @@ fn what_sends_nothing_and_is_signaled_makes_it_ask_at_once() {
         talk.solo.post(u64::from(psn), op, &[]);
         assert_eq!(talk.leaving(), [(psn, true)], "the WRITE again, and it asks");
         assert_eq!(talk.solo.completed(), []);
-        talk.solo.hear_ack(psn.into());
+        talk.solo.receive_ack(psn.into());
         assert_eq!(talk.leaving(), []);
         assert_eq!(talk.solo.completed(), [(u64::from(psn), WcStatus::Success)]);
     }
@@ -361,7 +361,7 @@ fn a_queue_that_is_drained_asks_at_once() {
     talk.solo.end.modify(qpn, &attr).expect("from RTS");
     assert_eq!(talk.leaving(), [(2, true)]);
     assert_eq!(talk.solo.event(), None);
-    talk.solo.hear_ack(2);
+    talk.solo.receive_ack(2);
     assert_eq!(talk.solo.event(), Some(QpEvent::SqDrained));
     talk.modify(QpState::Rts);
     talk.hush(1);
@@ -371,7 +371,7 @@ fn a_queue_that_is_drained_asks_at_once() {
 fn an_error_flushes_what_was_not_told_of() {
     let mut talk = talk(&setup());
     talk.hush(3);
-    talk.solo.hear_nak(2, NakCode::RemoteAccessError);
+    talk.solo.receive_nak(2, NakCode::RemoteAccessError);
     let flushed = WcStatus::WrFlushErr;
     let done = [(101, WcStatus::RemAccessErr), (102, flushed)];
     assert_eq!((talk.solo.completed(), talk.solo.state()), (done.to_vec(), QpState::Err));

@@ -17,10 +17,10 @@ fn a_read_is_placed_packet_by_packet() {
     solo.read(1, 600);
     assert_eq!(solo.sent(), ["READ #0 @9000+600"]);
     let data = pattern(600, 3);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &data[..256]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 1, &data[256..512]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &data[..256]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 1, &data[256..512]);
     assert!(solo.completed().is_empty());
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_LAST, 2, &data[512..]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_LAST, 2, &data[512..]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     assert_eq!(solo.end.host.arena[..600], data[..]);
 }
@@ -30,7 +30,7 @@ fn a_read_of_nothing_takes_one_packet() {
     let mut solo = Solo::script();
     solo.read(1, 0);
     assert_eq!(solo.sent(), ["READ #0 @9000+0"]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
 }
 
@@ -41,9 +41,9 @@ fn a_response_acknowledges_what_is_before_it() {
     solo.read(2, 10);
     solo.add(3, 64);
     solo.sent();
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[7; 10]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[7; 10]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
-    solo.hear_found(2, 0x1122_3344_5566_7788);
+    solo.receive_found(2, 0x1122_3344_5566_7788);
     assert_eq!(solo.completed(), [(3, WcStatus::Success)]);
     assert_eq!(solo.end.host.arena[64..72], 0x1122_3344_5566_7788u64.to_ne_bytes());
 }
@@ -54,19 +54,19 @@ fn an_ack_that_passes_an_unanswered_read_is_an_implied_nak() {
     solo.read(1, 300);
     solo.send(2, 10);
     assert_eq!(solo.sent(), ["READ #0 @9000+300", "SEND_ONLY #2 10B ack"]);
-    solo.hear_ack(2);
+    solo.receive_ack(2);
     assert!(solo.completed().is_empty());
     assert_eq!(solo.sent(), ["READ #0 @9000+300", "SEND_ONLY #2 10B ack"]);
     // Only once: the next response may have been in flight.
-    solo.hear_ack(2);
+    solo.receive_ack(2);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.end.engine.counters().implied_nak_seq_err, 1);
     // But a timeout sends it again.
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent().len(), 2);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[1; 256]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_LAST, 1, &[2; 44]);
-    solo.hear_ack(2);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[1; 256]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_LAST, 1, &[2; 44]);
+    solo.receive_ack(2);
     assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
 }
 
@@ -79,13 +79,13 @@ fn an_atomic_that_was_passed_over_is_asked_for_again() {
         solo.send(3, 10);
         solo.sent();
         match code {
-            None => solo.hear_ack(2),
-            Some(code) => solo.hear_nak(2, code),
+            None => solo.receive_ack(2),
+            Some(code) => solo.receive_nak(2, code),
         }
         // The requests before the atomic are acknowledged all the same.
         assert_eq!(solo.completed(), [(1, WcStatus::Success)], "{code:?}");
         assert_eq!(solo.sent(), ["FETCH_ADD #1", "SEND_ONLY #2 10B ack"]);
-        solo.hear_found(1, 5);
+        solo.receive_found(1, 5);
         assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
     }
 }
@@ -96,15 +96,15 @@ fn a_lost_response_in_mid_read_is_asked_for_from_there_with_the_same_end() {
     solo.read(1, 1000);
     solo.sent();
     let data = pattern(1000, 9);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &data[..256]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &data[..256]);
     // #1 is lost.
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 2, &data[512..768]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 2, &data[512..768]);
     assert_eq!(solo.sent(), ["READ #1 @9100+744"]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_LAST, 3, &data[768..]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_LAST, 3, &data[768..]);
     assert!(solo.sent().is_empty());
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 1, &data[256..512]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 2, &data[512..768]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_LAST, 3, &data[768..]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 1, &data[256..512]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 2, &data[512..768]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_LAST, 3, &data[768..]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     assert_eq!(solo.end.host.arena[..1000], data[..]);
 }
@@ -123,10 +123,10 @@ fn a_large_read_is_cut_and_retried_with_the_same_borders() {
             _ => Op::RC_RDMA_READ_RESPONSE_MIDDLE,
         };
         assert!(solo.sent().is_empty());
-        solo.hear_data(opcode, psn, &[psn as u8; 256]);
+        solo.receive_data(opcode, psn, &[psn as u8; 256]);
     }
     assert_eq!(solo.sent(), ["READ #8 @9800+512"]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 4, &[4; 256]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 4, &[4; 256]);
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent(), ["READ #5 @9500+768", "READ #8 @9800+512"]);
 }
@@ -182,7 +182,7 @@ fn where_super_packets_arrive_whole_a_read_asks_for_more() {
             14 => Op::RC_RDMA_READ_RESPONSE_LAST,
             _ => Op::RC_RDMA_READ_RESPONSE_MIDDLE,
         };
-        solo.hear_data(opcode, psn, &[7; 4096]);
+        solo.receive_data(opcode, psn, &[7; 4096]);
     }
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     solo.read(2, 130 * 4096);
@@ -203,7 +203,7 @@ fn a_response_of_the_wrong_length_or_kind_is_a_bad_response() {
         solo.read(1, 600);
         solo.send(2, 10);
         solo.sent();
-        solo.hear_data(opcode, 0, &vec![1; len]);
+        solo.receive_data(opcode, 0, &vec![1; len]);
         use WcStatus::{BadRespErr, WrFlushErr};
         assert_eq!(solo.completed(), [(1, BadRespErr), (2, WrFlushErr)], "{opcode:?} {len}");
         assert!(solo.end.host.arena.iter().all(|byte| *byte == 0));
@@ -211,13 +211,13 @@ fn a_response_of_the_wrong_length_or_kind_is_a_bad_response() {
     let mut solo = Solo::script();
     solo.read(1, 8);
     solo.sent();
-    solo.hear_found(0, 7);
+    solo.receive_found(0, 7);
     assert_eq!(solo.completed(), [(1, WcStatus::BadRespErr)]);
 
     let mut solo = Solo::script();
     solo.add(1, 0);
     solo.sent();
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[0; 8]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[0; 8]);
     assert_eq!(solo.completed(), [(1, WcStatus::BadRespErr)]);
 }
 
@@ -226,9 +226,9 @@ fn data_for_a_request_that_has_none_is_a_ghost() {
     let mut solo = Solo::script();
     solo.send(1, 10);
     solo.sent();
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 10]);
-    solo.hear_found(0, 7);
-    solo.hear_found(1, 7);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 10]);
+    solo.receive_found(0, 7);
+    solo.receive_found(1, 7);
     assert_eq!(solo.end.engine.drops().ghost_response, 3);
     assert!(solo.completed().is_empty());
 }
@@ -240,7 +240,7 @@ fn data_with_a_nak_in_its_header_is_ignored() {
     solo.sent();
     let aeth = [Syndrome::nak(NakCode::RemoteAccessError).0, 0, 0, 0];
     let packet = solo.response(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[&aeth, &[1; 4]]);
-    solo.hear(&packet);
+    solo.receive(&packet);
     assert_eq!(solo.end.engine.drops().bad_syndrome, 1);
     assert!(solo.completed().is_empty());
 }
@@ -252,9 +252,9 @@ fn no_more_reads_are_outstanding_than_allowed() {
     solo.add(4, 64);
     solo.send(5, 8);
     assert_eq!(solo.sent(), ["READ #0 @9000+8", "READ #1 @9000+8"]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 8]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 8]);
     assert_eq!(solo.sent(), ["READ #2 @9000+8"]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[1; 8]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 1, &[1; 8]);
     assert_eq!(solo.sent(), ["FETCH_ADD #3", "SEND_ONLY #4 8B ack"]);
 }
 
@@ -266,7 +266,7 @@ fn where_no_reads_are_allowed_a_read_is_a_local_error() {
     solo.send(3, 8);
     assert_eq!(solo.sent(), ["SEND_ONLY #0 8B ack"]);
     assert!(solo.completed().is_empty());
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     assert!(solo.sent().is_empty());
     use WcStatus::{LocQpOpErr, Success, WrFlushErr};
     assert_eq!(solo.completed(), [(1, Success), (2, LocQpOpErr), (3, WrFlushErr)]);
@@ -284,9 +284,9 @@ fn a_fence_waits_for_reads_and_atomics() {
     solo.post_wr(&fenced).unwrap();
     solo.send(4, 8);
     assert_eq!(solo.sent(), ["READ #0 @9000+8", "FETCH_ADD #1"]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, b"new data");
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, b"new data");
     assert!(solo.sent().is_empty());
-    solo.hear_found(1, 3);
+    solo.receive_found(1, 3);
     let packets = solo.packets();
     assert_eq!(packets.len(), 2);
     assert_eq!(&packets[0][12..20], b"new data");
@@ -303,7 +303,7 @@ fn answered(n: i64) -> Solo {
     for psn in 0..n {
         solo.end.host.arena[psn as usize * 8] = psn as u8 + 1;
         let reth = solo.reth(psn as u64 * 8, 8);
-        solo.hear_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
         assert_eq!(solo.sent(), [format!("READ_ONLY #{psn} 8B")]);
     }
     solo
@@ -314,18 +314,18 @@ fn duplicate_sends_and_writes_are_acknowledged_again_and_not_executed_again() {
     let mut solo = Solo::script();
     let list = [solo.sge(0, 64)];
     solo.post_recv(1, &list);
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[b"first"]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[b"first"]);
     assert_eq!(solo.sent(), ["ACK #0"]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     solo.post_recv(2, &list);
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[b"again"]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[b"again"]);
     assert_eq!(solo.sent(), ["ACK #0"]);
     assert!(solo.completed().is_empty());
     assert_eq!(&solo.end.host.arena[..5], b"first");
 
     let reth = solo.reth(100, 5);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&reth, b"first"]);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&reth, b"again"]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&reth, b"first"]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&reth, b"again"]);
     // One acknowledgement covers both, and both requests.
     assert_eq!(solo.sent(), ["ACK #1"]);
     assert_eq!(&solo.end.host.arena[100..105], b"first");
@@ -338,14 +338,14 @@ fn duplicate_sends_and_writes_are_acknowledged_again_and_not_executed_again() {
 fn an_ack_never_has_the_psn_of_a_read() {
     let mut solo = Solo::script();
     let reth = solo.reth(0, 300);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), b"data"]);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&reth]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), b"data"]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&reth]);
     // The response also acknowledges the WRITE.
     assert_eq!(solo.sent(), ["READ_FIRST #1 256B", "READ_LAST #2 44B"]);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), b"data"]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), b"data"]);
     assert_eq!(solo.sent(), ["ACK #0"]);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&reth]);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 3, &[&solo.reth(0, 4), b"more"]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&reth]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 3, &[&solo.reth(0, 4), b"more"]);
     assert_eq!(solo.sent(), ["READ_FIRST #1 256B", "READ_LAST #2 44B", "ACK #3"]);
 }
 
@@ -354,12 +354,12 @@ fn a_duplicate_atomic_is_replayed_and_not_executed_again() {
     let mut solo = Solo::script();
     let add = solo.atomic_eth(0, 5, 0);
     let swap = solo.atomic_eth(0, 100, 5);
-    solo.hear_request(Op::RC_FETCH_ADD, 0, &[&add]);
-    solo.hear_request(Op::RC_COMPARE_SWAP, 1, &[&swap]);
+    solo.receive_request(Op::RC_FETCH_ADD, 0, &[&add]);
+    solo.receive_request(Op::RC_COMPARE_SWAP, 1, &[&swap]);
     assert_eq!(solo.sent(), ["ATOMIC_ACKNOWLEDGE #0 =0", "ATOMIC_ACKNOWLEDGE #1 =5"]);
     for _ in 0..3 {
-        solo.hear_request(Op::RC_FETCH_ADD, 0, &[&add]);
-        solo.hear_request(Op::RC_COMPARE_SWAP, 1, &[&swap]);
+        solo.receive_request(Op::RC_FETCH_ADD, 0, &[&add]);
+        solo.receive_request(Op::RC_COMPARE_SWAP, 1, &[&swap]);
         assert_eq!(solo.sent(), ["ATOMIC_ACKNOWLEDGE #0 =0", "ATOMIC_ACKNOWLEDGE #1 =5"]);
     }
     assert_eq!(solo.end.host.arena[..8], 100u64.to_ne_bytes());
@@ -370,14 +370,14 @@ fn records_are_kept_until_as_many_came_after_them() {
     let mut solo = answered(6);
     for psn in 0..6 {
         let reth = solo.reth(psn as u64 * 8, 8);
-        solo.hear_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
         let expected: &[&str] = if psn < 2 { &[] } else { &["x"] };
         assert_eq!(solo.sent().len(), expected.len(), "PSN {psn}");
     }
     assert_eq!(solo.end.engine.drops().stale_duplicate, 2);
     // Responder resources are used again after they wrap, and a new request still finds one.
     let reth = solo.reth(0, 8);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 6, &[&reth]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 6, &[&reth]);
     assert_eq!(solo.sent(), ["READ_ONLY #6 8B"]);
 }
 
@@ -387,10 +387,10 @@ fn a_duplicate_that_does_not_match_its_record_is_dropped() {
     let wrong =
         [solo.reth(8, 8), solo.reth(0, 9), solo.reth(0, 4), common::reth(common::BASE, Key(1), 8)];
     for reth in &wrong {
-        solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[reth]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[reth]);
     }
     let eth = solo.atomic_eth(0, 1, 1);
-    solo.hear_request(Op::RC_FETCH_ADD, 0, &[&eth]);
+    solo.receive_request(Op::RC_FETCH_ADD, 0, &[&eth]);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.end.engine.drops().stale_duplicate, 5);
 }
@@ -399,18 +399,18 @@ fn a_duplicate_that_does_not_match_its_record_is_dropped() {
 fn a_part_of_a_read_can_be_repeated() {
     let mut solo = Solo::script();
     let whole = solo.reth(0, 1000);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&whole]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&whole]);
     let all =
         ["READ_FIRST #0 256B", "READ_MIDDLE #1 256B", "READ_MIDDLE #2 256B", "READ_LAST #3 232B"];
     assert_eq!(solo.sent(), all);
     let rest = solo.reth(512, 488);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 2, &[&rest]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 2, &[&rest]);
     assert_eq!(solo.sent(), ["READ_FIRST #2 256B", "READ_LAST #3 232B"]);
     let middle = solo.reth(256, 256);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&middle]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&middle]);
     assert_eq!(solo.sent(), ["READ_ONLY #1 256B"]);
     let last = solo.reth(768, 232);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 3, &[&last]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&last]);
     assert_eq!(solo.sent(), ["READ_ONLY #3 232B"]);
 }
 
@@ -419,12 +419,12 @@ fn a_duplicate_while_the_ring_is_full_and_the_first_answer_is_under_way() {
     let mut solo = Solo::new(&Setup { rd_atomic: 2, ..Setup::script() });
     solo.end.out.room = 1;
     let reth = [solo.reth(0, 600), solo.reth(600, 8)];
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth[0]]);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 3, &[&reth[1]]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth[0]]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&reth[1]]);
     assert_eq!(solo.sent(), ["READ_FIRST #0 256B"]);
     // The READ is half answered: the sent responses are sent again, and the rest follows once.
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth[0]]);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 3, &[&reth[1]]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth[0]]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&reth[1]]);
     let mut seen = Vec::new();
     (0..6).for_each(|_| seen.extend(solo.sent()));
     let all = ["READ_FIRST #0 256B", "READ_MIDDLE #1 256B", "READ_LAST #2 88B", "READ_ONLY #3 8B"];
@@ -436,7 +436,7 @@ fn more_reads_than_agreed_are_an_invalid_request_after_the_answers_owed() {
     let mut solo = Solo::new(&Setup { rd_atomic: 2, ..Setup::script() });
     for psn in 0..3 {
         let reth = solo.reth(psn as u64 * 8, 8);
-        solo.hear_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
     }
     assert_eq!(solo.sent(), ["READ_ONLY #0 8B", "READ_ONLY #1 8B", "NAK #2 invalid"]);
 
@@ -444,7 +444,7 @@ fn more_reads_than_agreed_are_an_invalid_request_after_the_answers_owed() {
         let mut solo = Solo::new(&Setup { rd_atomic: 0, ..Setup::script() });
         let header =
             if opcode == Op::RC_FETCH_ADD { solo.atomic_eth(0, 1, 0) } else { solo.reth(0, 8) };
-        solo.hear_request(opcode, 0, &[&header]);
+        solo.receive_request(opcode, 0, &[&header]);
         assert_eq!(solo.sent(), ["NAK #0 invalid"]);
         assert_eq!(solo.end.host.arena[..8], [0; 8]);
     }
@@ -455,13 +455,13 @@ fn an_ack_never_overtakes_a_response() {
     let mut solo = Solo::script();
     solo.end.out.room = 1;
     let (read, write, add) = (solo.reth(0, 600), solo.reth(2000, 4), solo.atomic_eth(3000, 1, 0));
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&write, &[1; 4]]);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&read]);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 4, &[&write, &[1; 4]]);
-    solo.hear_request(Op::RC_FETCH_ADD, 5, &[&add]);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 6, &[&write, &[1; 4]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&write, &[1; 4]]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&read]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 4, &[&write, &[1; 4]]);
+    solo.receive_request(Op::RC_FETCH_ADD, 5, &[&add]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 6, &[&write, &[1; 4]]);
     // After a gap: the NAK waits too.
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 8, &[&write, &[1; 4]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 8, &[&write, &[1; 4]]);
     let mut seen = Vec::new();
     (0..7).for_each(|_| seen.extend(solo.sent()));
     let expected = [
@@ -479,8 +479,8 @@ fn a_region_that_goes_away_under_a_read_ends_it_with_a_nak_at_that_packet() {
     let mut solo = Solo::script();
     solo.end.out.room = 1;
     let (read, write) = (solo.reth(0, 600), solo.reth(0, 4));
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 3, &[&write, &[1; 4]]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 3, &[&write, &[1; 4]]);
     assert_eq!(solo.sent(), ["READ_FIRST #0 256B"]);
     let key = solo.key;
     solo.end.host.regions.remove(key);
@@ -498,12 +498,12 @@ fn a_late_duplicate_of_a_read_does_no_harm_when_its_region_is_gone() {
     let reth = solo.reth(0, 8);
     let key = solo.key;
     solo.end.host.regions.remove(key);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth]);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.event(), None);
     assert_eq!(solo.state(), rocinante_stack::verbs::QpState::Rts);
     assert_eq!(solo.end.engine.drops().stale_duplicate, 1);
     // The next request gets its response.
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&solo.reth(0, 0)]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&solo.reth(0, 0)]);
     assert_eq!(solo.sent(), ["ACK #1"]);
 }

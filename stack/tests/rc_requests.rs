@@ -23,15 +23,15 @@ fn refused_by(
     rest: &[&[u8]],
 ) -> (String, Option<QpEvent>) {
     for (psn, (opcode, rest)) in before.iter().enumerate() {
-        solo.hear_request(*opcode, psn as i64, rest);
+        solo.receive_request(*opcode, psn as i64, rest);
     }
     solo.sent();
-    solo.hear_request(opcode, before.len() as i64, rest);
+    solo.receive_request(opcode, before.len() as i64, rest);
     let sent = solo.sent();
     assert_eq!(sent.len(), 1, "{opcode:?}: {sent:?}");
     assert_eq!(solo.state(), QpState::Err, "{opcode:?}");
     // No more responses from here on.
-    solo.hear_request(opcode, before.len() as i64, rest);
+    solo.receive_request(opcode, before.len() as i64, rest);
     assert!(solo.sent().is_empty());
     (sent[0].clone(), solo.event())
 }
@@ -122,7 +122,7 @@ fn the_bytes_of_a_write_are_as_many_as_its_header_says() {
             let payload = &vec![9; *len][..];
             let begins = opcode.info().unwrap().place.begins();
             let rest: &[&[u8]] = if begins { &[&header, payload] } else { &[payload] };
-            solo.hear_request(*opcode, psn as i64, rest);
+            solo.receive_request(*opcode, psn as i64, rest);
         }
         assert_eq!(solo.sent().last(), Some(&invalid(parts.len() - 1)), "{announced} {parts:?}");
         assert_eq!(solo.state(), QpState::Err);
@@ -147,10 +147,10 @@ fn zero_length_needs_no_key() {
     let nowhere = reth(0xdead_beef, Key(0x666), 0);
     solo.post_recv(1, &[]);
     solo.post_recv(2, &[]);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&nowhere]);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&nowhere]);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE, 2, &[&nowhere, &[1, 2, 3, 4]]);
-    solo.hear_request(Op::RC_SEND_ONLY, 3, &[]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&nowhere]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&nowhere]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE, 2, &[&nowhere, &[1, 2, 3, 4]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 3, &[]);
     assert_eq!(solo.sent(), ["READ_ONLY #1 0B", "ACK #3"]);
     let cqes = std::mem::take(&mut solo.end.host.completions);
     assert_eq!((cqes[0].wr_id, cqes[0].opcode), (1, WcOpcode::RecvRdmaWithImm));
@@ -223,10 +223,10 @@ fn a_long_write_is_checked_whole_before_its_first_byte() {
 fn a_region_that_goes_away_in_mid_write_ends_it() {
     let mut solo = Solo::script();
     let header = solo.reth(0, 600);
-    solo.hear_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[1; 256]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[1; 256]]);
     let key = solo.key;
     solo.end.host.regions.remove(key);
-    solo.hear_request(Op::RC_RDMA_WRITE_MIDDLE, 1, &[&[2; 256]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, 1, &[&[2; 256]]);
     assert_eq!(solo.sent(), ["NAK #1 access"]);
     assert_eq!(solo.end.host.arena[255..257], [1, 0]);
 }
@@ -246,7 +246,7 @@ fn what_the_queue_pair_does_not_permit_is_an_invalid_request() {
                 _ => solo.reth(0, 0),
             };
             if opcode == allowed {
-                solo.hear_request(opcode, 0, &[&header]);
+                solo.receive_request(opcode, 0, &[&header]);
                 assert!(!solo.sent()[0].contains("NAK"));
             } else {
                 assert_eq!(refused_by(&mut solo, &[], opcode, &[&header]).0, invalid(0));
@@ -261,9 +261,9 @@ fn a_send_is_scattered_over_its_receive() {
     let list = [solo.sge(0, 100), solo.sge(1000, 0), solo.sge(2000, 300), solo.sge(3000, 500)];
     solo.post_recv(1, &list);
     let data = pattern(700, 1);
-    solo.hear_request(Op::RC_SEND_FIRST, 0, &[&data[..256]]);
-    solo.hear_request(Op::RC_SEND_MIDDLE, 1, &[&data[256..512]]);
-    solo.hear_request(Op::RC_SEND_LAST_WITH_IMMEDIATE, 2, &[&[9, 8, 7, 6], &data[512..]]);
+    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&data[..256]]);
+    solo.receive_request(Op::RC_SEND_MIDDLE, 1, &[&data[256..512]]);
+    solo.receive_request(Op::RC_SEND_LAST_WITH_IMMEDIATE, 2, &[&[9, 8, 7, 6], &data[512..]]);
     assert_eq!(solo.sent(), ["ACK #2"]);
     let arena = &solo.end.host.arena;
     assert_eq!(arena[..100], data[..100]);
@@ -281,7 +281,7 @@ fn a_receive_that_is_too_small_fails_on_both_sides() {
         let list = [solo.sge(0, room)];
         solo.post_recv(1, &list);
         solo.post_recv(2, &list);
-        solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
+        solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
         assert_eq!(solo.sent(), [invalid(0)]);
         use WcStatus::{LocLenErr, WrFlushErr};
         assert_eq!(solo.completed(), [(1, LocLenErr), (2, WrFlushErr)]);
@@ -292,8 +292,8 @@ fn a_receive_that_is_too_small_fails_on_both_sides() {
     let mut solo = Solo::script();
     let list = [solo.sge(0, 300)];
     solo.post_recv(1, &list);
-    solo.hear_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
-    solo.hear_request(Op::RC_SEND_LAST, 1, &[&[1; 45]]);
+    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
+    solo.receive_request(Op::RC_SEND_LAST, 1, &[&[1; 45]]);
     assert_eq!(solo.sent(), [invalid(1)]);
     assert_eq!(solo.completed(), [(1, WcStatus::LocLenErr)]);
     assert_eq!(solo.end.host.arena[256..300], [0; 44]);
@@ -306,7 +306,7 @@ fn a_receive_whose_memory_is_gone_is_an_operational_error() {
     solo.post_recv(1, &list);
     let key = solo.key;
     solo.end.host.regions.remove(key);
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
     assert_eq!(solo.sent(), ["NAK #0 operational"]);
     assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)]);
 }
@@ -315,15 +315,15 @@ fn a_receive_whose_memory_is_gone_is_an_operational_error() {
 fn without_a_receive_there_is_an_rnr_nak_each_time_and_silence_between() {
     let mut solo = Solo::script();
     for _ in 0..3 {
-        solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
-        solo.hear_request(Op::RC_SEND_ONLY, 1, &[&[2; 10]]);
+        solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
+        solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[2; 10]]);
         assert_eq!(solo.sent(), ["RNR #0 timer 12"]);
     }
     let list = [solo.sge(0, 100)];
     solo.post_recv(7, &list);
-    solo.hear_request(Op::RC_SEND_ONLY, 1, &[&[2; 10]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[2; 10]]);
     assert!(solo.sent().is_empty());
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
     assert_eq!(solo.sent(), ["ACK #0"]);
     assert_eq!(solo.completed(), [(7, WcStatus::Success)]);
     assert_eq!(solo.end.engine.counters().send_rnr_err, 3);
@@ -333,12 +333,12 @@ fn without_a_receive_there_is_an_rnr_nak_each_time_and_silence_between() {
 fn a_write_with_immediate_waits_for_a_receive_at_its_end() {
     let mut solo = Solo::script();
     let header = solo.reth(0, 300);
-    solo.hear_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[1; 256]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[1; 256]]);
     let last: &[&[u8]] = &[&[4, 3, 2, 1], &[2; 44]];
-    solo.hear_request(Op::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE, 1, last);
+    solo.receive_request(Op::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE, 1, last);
     assert_eq!(solo.sent(), ["RNR #1 timer 12"]);
     solo.post_recv(7, &[]);
-    solo.hear_request(Op::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE, 1, last);
+    solo.receive_request(Op::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE, 1, last);
     assert_eq!(solo.sent(), ["ACK #1"]);
     let cqe = solo.end.host.completions[0];
     assert_eq!((cqe.wr_id, cqe.byte_len, cqe.imm), (7, 300, Some([4, 3, 2, 1])));
@@ -349,11 +349,11 @@ fn a_write_with_immediate_waits_for_a_receive_at_its_end() {
 fn an_rnr_nak_that_has_not_left_is_withdrawn_when_the_receive_comes_in_time() {
     let mut solo = Solo::script();
     solo.end.out.room = 0;
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
     assert!(solo.sent().is_empty());
     let list = [solo.sge(0, 100)];
     solo.post_recv(7, &list);
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
     solo.end.out.room = 10;
     assert_eq!(solo.sent(), ["ACK #0"]);
 }
@@ -362,25 +362,25 @@ fn an_rnr_nak_that_has_not_left_is_withdrawn_when_the_receive_comes_in_time() {
 fn a_gap_is_reported_once_each_time_that_the_peer_goes_back() {
     let mut solo = Solo::script();
     let header = solo.reth(0, 1000);
-    solo.hear_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[1; 256]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[1; 256]]);
     assert_eq!(solo.sent(), ["ACK #0"]);
     for psn in [2, 3, 4, 5] {
-        solo.hear_request(Op::RC_RDMA_WRITE_MIDDLE, psn, &[&[9; 256]]);
+        solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, psn, &[&[9; 256]]);
     }
     assert_eq!(solo.sent(), ["NAK #1 sequence"]);
-    solo.hear_request(Op::RC_RDMA_WRITE_MIDDLE, 6, &[&[9; 256]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, 6, &[&[9; 256]]);
     assert!(solo.sent().is_empty());
     // The requester went back, and the missing packet was lost again, or the NAK was.
     for psn in [2, 3, 4] {
-        solo.hear_request(Op::RC_RDMA_WRITE_MIDDLE, psn, &[&[9; 256]]);
+        solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, psn, &[&[9; 256]]);
     }
     assert_eq!(solo.sent(), ["NAK #1 sequence"]);
     let counters = solo.end.engine.counters();
     assert_eq!((counters.out_of_seq_request, counters.sent_seq_err), (8, 2));
     assert_eq!(solo.end.engine.drops().out_of_sequence, 6);
     // It arrives, and the next gap is reported again.
-    solo.hear_request(Op::RC_RDMA_WRITE_MIDDLE, 1, &[&[2; 256]]);
-    solo.hear_request(Op::RC_RDMA_WRITE_LAST, 3, &[&[4; 232]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, 1, &[&[2; 256]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_LAST, 3, &[&[4; 232]]);
     assert_eq!(solo.sent(), ["NAK #2 sequence"]);
     assert_eq!(solo.end.host.arena[255..257], [1, 2]);
     assert_eq!(solo.end.host.arena[512], 0);
@@ -391,13 +391,13 @@ fn a_packet_that_was_only_overtaken_costs_one_nak_for_what_is_really_missing() {
     let mut solo = Solo::script();
     let header = solo.reth(0, 4);
     for psn in [1, 0] {
-        solo.hear_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 4]]);
+        solo.receive_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 4]]);
     }
     assert_eq!(solo.sent(), ["NAK #1 sequence"]);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 2, &[&header, &[1; 4]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 2, &[&header, &[1; 4]]);
     assert!(solo.sent().is_empty());
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&header, &[1; 4]]);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 2, &[&header, &[1; 4]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&header, &[1; 4]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 2, &[&header, &[1; 4]]);
     assert_eq!(solo.sent(), ["ACK #2"]);
 }
 
@@ -406,13 +406,13 @@ fn acks_are_coalesced_and_only_sent_when_asked_for() {
     let mut solo = Solo::script();
     let header = solo.reth(0, 4);
     for psn in 0..20 {
-        solo.hear_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 4]]);
+        solo.receive_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 4]]);
     }
     assert_eq!(solo.sent(), ["ACK #19"]);
     let mut quiet = solo.request(Op::RC_RDMA_WRITE_ONLY, 20, &[&header, &[1; 4]]);
     quiet[8] &= 0x7f;
     common::seal(&mut quiet);
-    solo.hear(&quiet);
+    solo.receive(&quiet);
     assert!(solo.sent().is_empty());
 }
 
@@ -420,16 +420,16 @@ fn acks_are_coalesced_and_only_sent_when_asked_for() {
 #[test]
 fn the_acknowledgement_owed_behind_an_atomic_or_a_read_leaves_after_its_response() {
     for (name, answer) in [("atomic", "ATOMIC_ACKNOWLEDGE"), ("READ", "READ_ONLY")] {
-        let hear = |solo: &mut Solo, psn| {
+        let receive = |solo: &mut Solo, psn| {
             let (read, add) = (solo.reth(0, 8), solo.atomic_eth(64, 1, 0));
             match name {
-                "READ" => solo.hear_request(Op::RC_RDMA_READ_REQUEST, psn, &[&read]),
-                _ => solo.hear_request(Op::RC_FETCH_ADD, psn, &[&add]),
+                "READ" => solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&read]),
+                _ => solo.receive_request(Op::RC_FETCH_ADD, psn, &[&add]),
             }
         };
         let write = |solo: &mut Solo, psn| {
             let header = solo.reth(2000, 4);
-            solo.hear_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 4]]);
+            solo.receive_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 4]]);
         };
         let begins = |sent: &[String]| -> Vec<String> {
             let words = sent.iter().map(|sent| sent.split(' ').take(2).collect::<Vec<_>>());
@@ -438,23 +438,23 @@ fn the_acknowledgement_owed_behind_an_atomic_or_a_read_leaves_after_its_response
         let response = |psn: i64| format!("{answer} #{psn}");
         let mut solo = Solo::script();
         // After it: both leave.
-        hear(&mut solo, 0);
+        receive(&mut solo, 0);
         write(&mut solo, 1);
         assert_eq!(begins(&solo.sent()), [response(0), "ACK #1".into()]);
         // Before it: the response acknowledges it.
         write(&mut solo, 2);
-        hear(&mut solo, 3);
+        receive(&mut solo, 3);
         assert_eq!(begins(&solo.sent()), [response(3)]);
         // Before and after it, and it comes again.
         write(&mut solo, 4);
-        hear(&mut solo, 5);
+        receive(&mut solo, 5);
         write(&mut solo, 6);
         assert_eq!(begins(&solo.sent()), [response(5), "ACK #6".into()]);
-        hear(&mut solo, 5);
+        receive(&mut solo, 5);
         write(&mut solo, 7);
         assert_eq!(begins(&solo.sent()), [response(5), "ACK #7".into()]);
         // A duplicate WRITE after it is acknowledged again, too.
-        hear(&mut solo, 5);
+        receive(&mut solo, 5);
         write(&mut solo, 6);
         assert_eq!(begins(&solo.sent()), [response(5), "ACK #7".into()]);
     }
@@ -467,6 +467,6 @@ fn solicited_events_are_passed_on() {
     let mut packet = solo.request(Op::RC_SEND_ONLY, 0, &[]);
     packet[1] |= 0x80;
     common::seal(&mut packet);
-    solo.hear(&packet);
+    solo.receive(&packet);
     assert!(solo.end.host.completions[0].solicited);
 }

@@ -64,7 +64,7 @@ fn a_lost_ack_is_covered_by_the_next() {
     (1..=4).for_each(|id| solo.send(id, 10));
     solo.sent();
     // The ACKs of #0 to #2 are lost.
-    solo.hear_ack(3);
+    solo.receive_ack(3);
     let done: Vec<_> = (1..=4).map(|id| (id, WcStatus::Success)).collect();
     assert_eq!(solo.completed(), done);
     // Ten times the timeout of code 14.
@@ -83,7 +83,7 @@ fn each_packet_of_a_message_again_changes_nothing() {
     solo.post_recv(2, &list);
     let talk = two_messages(&solo.reth(4096, 600), [4, 3, 2, 1]);
     for (psn, (opcode, body)) in talk.iter().enumerate() {
-        solo.hear_request(*opcode, psn as i64, &[body]);
+        solo.receive_request(*opcode, psn as i64, &[body]);
     }
     assert_eq!(solo.sent(), ["ACK #5"]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
@@ -92,7 +92,7 @@ fn each_packet_of_a_message_again_changes_nothing() {
     for (psn, (opcode, body)) in talk.iter().enumerate() {
         // Other bytes than the first time: they must not be placed.
         let body: Vec<u8> = body.iter().map(|byte| !byte).collect();
-        solo.hear_request(*opcode, psn as i64, &[&body]);
+        solo.receive_request(*opcode, psn as i64, &[&body]);
         assert_eq!(solo.sent(), ["ACK #5"], "{opcode:?}: the answer is the latest");
     }
     assert!(solo.completed().is_empty());
@@ -107,8 +107,8 @@ fn a_duplicate_that_asks_for_nothing_gets_nothing() {
     let mut packet = solo.request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[1; 4]]);
     packet[8] &= 0x7f;
     common::seal(&mut packet);
-    solo.hear(&packet);
-    solo.hear(&packet);
+    solo.receive(&packet);
+    solo.receive(&packet);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.end.engine.counters().duplicate_request, 1);
 }
@@ -118,12 +118,12 @@ fn an_atomic_whose_record_was_overwritten_is_neither_done_again_nor_answered() {
     let mut solo = Solo::new(&Setup { rd_atomic: 2, ..Setup::script() });
     let add = solo.atomic_eth(0, 1, 0);
     for psn in 0..5 {
-        solo.hear_request(Op::RC_FETCH_ADD, psn, &[&add]);
+        solo.receive_request(Op::RC_FETCH_ADD, psn, &[&add]);
         assert_eq!(solo.sent(), [format!("ATOMIC_ACKNOWLEDGE #{psn} ={psn}")]);
     }
     // Two are kept, now in other slots of the ring than without a wrap.
     for psn in 0..5 {
-        solo.hear_request(Op::RC_FETCH_ADD, psn, &[&add]);
+        solo.receive_request(Op::RC_FETCH_ADD, psn, &[&add]);
         let expected = [format!("ATOMIC_ACKNOWLEDGE #{psn} ={psn}")];
         assert_eq!(solo.sent(), expected[..usize::from(psn >= 3)], "PSN {psn}");
     }
@@ -136,12 +136,12 @@ fn an_atomic_whose_record_was_overwritten_is_neither_done_again_nor_answered() {
 fn a_duplicate_atomic_with_other_operands_is_answered_as_the_first_was() {
     let mut solo = Solo::script();
     let (add, other) = (solo.atomic_eth(0, 5, 0), solo.atomic_eth(64, 77, 0));
-    solo.hear_request(Op::RC_FETCH_ADD, 0, &[&add]);
-    solo.hear_request(Op::RC_FETCH_ADD, 0, &[&other]);
-    solo.hear_request(Op::RC_COMPARE_SWAP, 0, &[&other]);
+    solo.receive_request(Op::RC_FETCH_ADD, 0, &[&add]);
+    solo.receive_request(Op::RC_FETCH_ADD, 0, &[&other]);
+    solo.receive_request(Op::RC_COMPARE_SWAP, 0, &[&other]);
     // One response was still to leave: it serves all three.
     assert_eq!(solo.sent(), ["ATOMIC_ACKNOWLEDGE #0 =0"]);
-    solo.hear_request(Op::RC_FETCH_ADD, 0, &[&other]);
+    solo.receive_request(Op::RC_FETCH_ADD, 0, &[&other]);
     assert_eq!(solo.sent(), ["ATOMIC_ACKNOWLEDGE #0 =0"]);
     assert_eq!(solo.end.host.arena[64..72], [0; 8]);
 }
@@ -153,11 +153,11 @@ fn half_of_the_numbers_are_old_and_half_are_to_come() {
     let mut solo = Solo::script();
     let header = solo.reth(0, 4);
     let body: &[&[u8]] = &[&header, &[9; 4]];
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, body);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, body);
     assert_eq!(solo.sent(), ["ACK #0"]);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1 - 0x7f_ffff, body);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1 - 0x7f_ffff, body);
     assert_eq!(solo.sent(), ["ACK #0"]);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1 + 0x7f_ffff, body);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1 + 0x7f_ffff, body);
     assert_eq!(solo.sent(), ["NAK #1 sequence"]);
     let counters = solo.end.engine.counters();
     assert_eq!((counters.duplicate_request, counters.out_of_seq_request), (1, 1));
@@ -170,15 +170,15 @@ fn a_gap_in_the_middle_of_a_send_is_reported_and_the_message_goes_on() {
     let mut solo = Solo::script();
     let list = [solo.sge(0, 1000)];
     solo.post_recv(1, &list);
-    solo.hear_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
-    solo.hear_request(Op::RC_SEND_LAST, 2, &[&[3; 10]]);
+    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
+    solo.receive_request(Op::RC_SEND_LAST, 2, &[&[3; 10]]);
     assert_eq!(solo.sent(), ["NAK #1 sequence"]);
     // Packets out of order are not examined: a wrong opcode is no error yet.
-    solo.hear_request(Op::RC_RDMA_WRITE_LAST, 3, &[&[3; 10]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_LAST, 3, &[&[3; 10]]);
     assert!(solo.sent().is_empty());
-    solo.hear_request(Op::RC_SEND_MIDDLE, 1, &[&[2; 256]]);
+    solo.receive_request(Op::RC_SEND_MIDDLE, 1, &[&[2; 256]]);
     // #2 and #3 arrived and were dropped: the NAK says so, without a wait for them.
-    solo.hear_request(Op::RC_SEND_LAST, 2, &[&[3; 10]]);
+    solo.receive_request(Op::RC_SEND_LAST, 2, &[&[3; 10]]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     let arena = &solo.end.host.arena;
     assert_eq!((arena[255], arena[256], arena[512], arena[522]), (1, 2, 3, 0));
@@ -189,14 +189,14 @@ fn a_gap_in_the_middle_of_a_send_is_reported_and_the_message_goes_on() {
 fn a_gap_before_reads_and_atomics_executes_none_of_them() {
     let mut solo = Solo::script();
     let (read, add) = (solo.reth(0, 600), solo.atomic_eth(0, 1, 0));
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&read]);
-    solo.hear_request(Op::RC_FETCH_ADD, 4, &[&add]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&read]);
+    solo.receive_request(Op::RC_FETCH_ADD, 4, &[&add]);
     assert_eq!(solo.sent(), ["NAK #0 sequence"]);
     assert_eq!(solo.end.host.arena[..8], [0; 8]);
     // A READ takes as many PSNs as its response has packets: the next request's is #3, not #1.
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
     assert_eq!(solo.sent().len(), 3);
-    solo.hear_request(Op::RC_FETCH_ADD, 3, &[&add]);
+    solo.receive_request(Op::RC_FETCH_ADD, 3, &[&add]);
     assert_eq!(solo.sent(), ["ATOMIC_ACKNOWLEDGE #3 =0"]);
 }
 
@@ -206,7 +206,7 @@ fn a_sequence_nak_in_mid_message_acknowledges_what_is_before_it() {
     solo.send(1, 10);
     solo.send(2, 600);
     solo.sent();
-    solo.hear_nak(2, rocinante_stack::wire::NakCode::PsnSequenceError);
+    solo.receive_nak(2, rocinante_stack::wire::NakCode::PsnSequenceError);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     let sent = solo.sent();
     assert_eq!(sent.first().map(String::as_str), Some("SEND_MIDDLE #2 256B ack"));
@@ -235,7 +235,7 @@ fn a_read_response_is_placed_by_its_number_with_the_length_of_its_place() {
         solo.read(1, 600);
         solo.sent();
         for (psn, (opcode, len)) in talk.iter().enumerate() {
-            solo.hear_data(*opcode, psn as i64, &vec![psn as u8 + 1; *len]);
+            solo.receive_data(*opcode, psn as i64, &vec![psn as u8 + 1; *len]);
         }
         assert_eq!(solo.completed(), [(1, WcStatus::Success)], "{talk:?}");
         let arena = &solo.end.host.arena;
@@ -250,8 +250,8 @@ fn a_read_response_is_placed_by_its_number_with_the_length_of_its_place() {
             let mut solo = Solo::script();
             solo.read(1, 600);
             solo.sent();
-            (0..psn).for_each(|psn| solo.hear_data(first, psn, &[1; 256]));
-            solo.hear_data(opcode, psn, &vec![9; len]);
+            (0..psn).for_each(|psn| solo.receive_data(first, psn, &[1; 256]));
+            solo.receive_data(opcode, psn, &vec![9; len]);
             assert_eq!(solo.completed(), [(1, WcStatus::BadRespErr)], "#{psn} {opcode:?} {len}");
             assert!(solo.end.host.arena.iter().all(|byte| *byte != 9));
         }
@@ -263,8 +263,8 @@ fn an_ack_in_the_middle_of_a_read_does_not_end_it() {
     let mut solo = Solo::script();
     solo.read(1, 600);
     solo.sent();
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[1; 256]);
-    solo.hear_ack(2);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[1; 256]);
+    solo.receive_ack(2);
     assert!(solo.completed().is_empty());
     // The ACK says that the missing response was sent, so the READ is repeated.
     assert_eq!(solo.sent(), ["READ #1 @9100+344"]);
@@ -277,7 +277,7 @@ fn an_ack_with_more_behind_it_is_still_an_ack() {
     solo.sent();
     let aeth = [Syndrome::ACK_UNLIMITED.0, 0, 0, 0];
     let packet = solo.response(Op::RC_ACKNOWLEDGE, 0, &[&aeth, &[0xaa; 64]]);
-    solo.hear(&packet);
+    solo.receive(&packet);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     assert!(solo.end.host.arena.iter().all(|byte| *byte == 0));
 }
@@ -285,7 +285,7 @@ fn an_ack_with_more_behind_it_is_still_an_ack() {
 // ---- lengths ----
 
 fn refused(solo: &mut Solo, opcode: Op, rest: &[&[u8]]) -> Vec<String> {
-    solo.hear_request(opcode, 0, rest);
+    solo.receive_request(opcode, 0, rest);
     assert_eq!(solo.state(), QpState::Err, "{opcode:?}");
     assert!(solo.end.host.arena.iter().all(|byte| *byte == 0), "{opcode:?}");
     solo.sent()
@@ -340,8 +340,8 @@ fn zero_length_of_every_request_takes_one_packet_and_completes() {
     let sent = solo.packets();
     assert_eq!(sent.len(), 10);
     assert!(sent.iter().all(|bytes| Packet::parse(bytes).unwrap().payload().is_empty()));
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 8, &[]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 9, &[]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 8, &[]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 9, &[]);
     let ids: Vec<_> = solo.completed();
     let expected: Vec<_> =
         (0..5).flat_map(|id| [(id, WcStatus::Success), (id + 10, WcStatus::Success)]).collect();
@@ -356,7 +356,7 @@ fn an_empty_message_looks_at_no_key_of_its_receive() {
     for list in [&[nowhere][..], &[sge(0, 0, Key(0x55))], &[nowhere, nowhere]] {
         let mut solo = Solo::script();
         solo.post_recv(1, list);
-        solo.hear_request(Op::RC_SEND_ONLY, 0, &[]);
+        solo.receive_request(Op::RC_SEND_ONLY, 0, &[]);
         assert_eq!(solo.sent(), ["ACK #0"]);
         assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     }
@@ -388,11 +388,11 @@ fn the_key_of_a_region_that_was_registered_again_is_refused() {
             }
             header
         };
-        solo.hear_request(opcode, 0, &[&rest(new)]);
+        solo.receive_request(opcode, 0, &[&rest(new)]);
         let answer = solo.sent();
         assert!(!answer[0].contains("NAK"), "{opcode:?}: {answer:?}");
         let arena = solo.end.host.arena.clone();
-        solo.hear_request(opcode, 1, &[&rest(old)]);
+        solo.receive_request(opcode, 1, &[&rest(old)]);
         assert_eq!(solo.sent(), ["NAK #1 access"], "{opcode:?}");
         assert_eq!(solo.end.host.arena, arena);
     }
@@ -409,7 +409,7 @@ fn ranges_of_our_own_that_wrap_are_local_errors() {
         let mut solo = Solo::script();
         let element = Sge { addr, len, lkey: solo.key };
         solo.post_recv(1, &[element]);
-        solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 1]]);
+        solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 1]]);
         assert_eq!(solo.sent(), ["NAK #0 operational"], "{addr:x}+{len}");
         assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)], "{addr:x}+{len}");
     }
@@ -440,13 +440,13 @@ fn immediate_data_without_a_receive_waits_and_is_delivered_once() {
         } else {
             &[&header, &imm, &[5; 4]]
         };
-        solo.hear_request(opcode, 0, rest);
+        solo.receive_request(opcode, 0, rest);
         assert_eq!(solo.sent(), ["RNR #0 timer 12"], "{opcode:?}");
         assert!(solo.end.host.arena.iter().all(|byte| *byte == 0));
         let list = [solo.sge(0, 64)];
         solo.post_recv(7, &list);
-        solo.hear_request(opcode, 0, rest);
-        solo.hear_request(opcode, 0, rest);
+        solo.receive_request(opcode, 0, rest);
+        solo.receive_request(opcode, 0, rest);
         let cqes = std::mem::take(&mut solo.end.host.completions);
         assert_eq!(cqes.len(), 1, "{opcode:?}");
         assert_eq!((cqes[0].wr_id, cqes[0].imm, cqes[0].byte_len), (7, Some(imm), 4));
@@ -459,13 +459,13 @@ fn immediate_data_without_a_receive_waits_and_is_delivered_once() {
 #[test]
 fn no_receive_at_the_beginning_of_a_long_send_places_nothing() {
     let mut solo = Solo::script();
-    solo.hear_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
-    solo.hear_request(Op::RC_SEND_LAST, 1, &[&[2; 10]]);
+    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
+    solo.receive_request(Op::RC_SEND_LAST, 1, &[&[2; 10]]);
     assert_eq!(solo.sent(), ["RNR #0 timer 12"]);
     let list = [solo.sge(0, 300)];
     solo.post_recv(1, &list);
-    solo.hear_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
-    solo.hear_request(Op::RC_SEND_LAST, 1, &[&[2; 10]]);
+    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
+    solo.receive_request(Op::RC_SEND_LAST, 1, &[&[2; 10]]);
     assert_eq!(solo.sent(), ["ACK #1"]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     assert_eq!(solo.end.host.arena[255..257], [1, 2]);
@@ -479,13 +479,13 @@ fn rnr_naks_without_end_cost_one_packet_each_and_no_retry() {
     solo.send(1, 10);
     for _ in 0..1000 {
         assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
-        solo.hear_rnr(0, 1);
+        solo.receive_rnr(0, 1);
         assert!(solo.sent().is_empty());
         assert!(solo.wait_for_timer().is_some());
     }
     assert!(solo.completed().is_empty());
     assert_eq!(solo.sent().len(), 1);
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
 }
 
@@ -493,11 +493,11 @@ fn rnr_naks_without_end_cost_one_packet_each_and_no_retry() {
 fn an_earlier_duplicate_is_answered_first() {
     let mut solo = Solo::script();
     let (long, short) = (solo.reth(0, 600), solo.reth(600, 8));
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&long]);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 3, &[&short]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&long]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&short]);
     assert_eq!(solo.sent().len(), 4);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 3, &[&short]);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&long]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&short]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&long]);
     let all = ["READ_FIRST #0 256B", "READ_MIDDLE #1 256B", "READ_LAST #2 88B", "READ_ONLY #3 8B"];
     assert_eq!(solo.sent(), all);
 }
@@ -508,12 +508,12 @@ fn only_a_write_with_immediate_that_succeeds_takes_a_receive() {
     let list = [solo.sge(0, 64)];
     solo.post_recv(1, &list);
     let (good, bad) = (solo.reth(64, 4), reth(BASE, Key(0x1234_5600), 4));
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&good, &[1; 4]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&good, &[1; 4]]);
     assert_eq!(solo.sent(), ["ACK #0"]);
     assert!(solo.completed().is_empty());
     assert_eq!(solo.end.host.recvs_retired, 0);
     let rest: &[&[u8]] = &[&bad, &[1, 2, 3, 4], &[1; 4]];
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE, 1, rest);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE, 1, rest);
     assert_eq!(solo.sent(), ["NAK #1 access"]);
     // The receive is flushed with all others, and its completion has no immediate.
     let cqes = std::mem::take(&mut solo.end.host.completions);

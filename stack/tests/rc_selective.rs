@@ -20,9 +20,9 @@ fn solo() -> Solo {
 }
 
 /// A WRITE of one packet and one byte, `byte`, to `256 * byte`.
-fn hear_write(solo: &mut Solo, psn: i64, byte: u8) {
+fn receive_write(solo: &mut Solo, psn: i64, byte: u8) {
     let header = solo.reth(256 * u64::from(byte), 1);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[byte]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[byte]]);
 }
 
 fn written(solo: &Solo) -> Vec<u8> {
@@ -34,15 +34,15 @@ fn written(solo: &Solo) -> Vec<u8> {
 #[test]
 fn what_came_too_early_is_held_told_of_and_placed_in_order() {
     let mut solo = solo();
-    hear_write(&mut solo, 0, 1);
-    hear_write(&mut solo, 2, 3);
-    hear_write(&mut solo, 4, 5);
+    receive_write(&mut solo, 0, 1);
+    receive_write(&mut solo, 2, 3);
+    receive_write(&mut solo, 4, 5);
     assert_eq!(solo.sent(), ["NAK #1 sequence holds [2, 4]"]);
     assert_eq!(written(&solo), [1], "nothing after the gap is placed");
-    hear_write(&mut solo, 1, 2);
+    receive_write(&mut solo, 1, 2);
     assert_eq!(written(&solo), [1, 2, 3]);
     assert_eq!(solo.sent(), ["NAK #3 sequence holds [4]"], "the next gap");
-    hear_write(&mut solo, 3, 4);
+    receive_write(&mut solo, 3, 4);
     assert_eq!(written(&solo), [1, 2, 3, 4, 5]);
     assert_eq!(solo.sent(), ["ACK #4"]);
     let counters = solo.end.engine.counters();
@@ -54,43 +54,43 @@ fn what_came_too_early_is_held_told_of_and_placed_in_order() {
 #[test]
 fn what_is_held_already_is_not_held_twice_and_keeps_its_first_bytes() {
     let mut solo = solo();
-    hear_write(&mut solo, 1, 2);
+    receive_write(&mut solo, 1, 2);
     solo.sent();
     let header = solo.reth(512, 1);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&header, &[99]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&header, &[99]]);
     assert_eq!(solo.sent(), ["NAK #0 sequence holds [1]"], "it asked");
-    hear_write(&mut solo, 0, 1);
+    receive_write(&mut solo, 0, 1);
     assert_eq!(written(&solo), [1, 2]);
 }
 
 #[test]
 fn a_stranger_hears_nothing_of_it() {
     let mut solo = Solo::new(&Setup { budget: Budget::STANDARD, ..setup() });
-    hear_write(&mut solo, 1, 2);
+    receive_write(&mut solo, 1, 2);
     assert_eq!(solo.sent(), ["NAK #0 sequence"]);
-    hear_write(&mut solo, 0, 1);
+    receive_write(&mut solo, 0, 1);
     assert_eq!(written(&solo), [1], "it is to be sent again");
     // And its report beyond the specification is ignored.
     (1..=4).for_each(|id| solo.send(id, 10));
     solo.sent();
-    solo.hear_gap(0, &[1, 2, 3]);
+    solo.receive_gap(0, &[1, 2, 3]);
     assert_eq!(solo.sent().len(), 4);
 }
 
 #[test]
 fn without_a_receive_everything_behind_is_to_come_again() {
     let mut solo = solo();
-    solo.hear_request(Op::RC_SEND_ONLY, 1, &[&[1]]);
-    hear_write(&mut solo, 2, 3);
+    solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[1]]);
+    receive_write(&mut solo, 2, 3);
     solo.sent();
-    hear_write(&mut solo, 0, 1);
+    receive_write(&mut solo, 0, 1);
     assert_eq!(solo.sent(), ["RNR #1 timer 12"]);
-    hear_write(&mut solo, 2, 3);
+    receive_write(&mut solo, 2, 3);
     assert!(solo.sent().is_empty(), "silence until the SEND comes");
     assert_eq!(written(&solo), [1]);
     let list = [solo.sge(0, 8)];
     solo.post_recv(7, &list);
-    solo.hear_request(Op::RC_SEND_ONLY, 1, &[&[1]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[1]]);
     assert_eq!(solo.completed(), [(7, WcStatus::Success)]);
     assert_eq!(written(&solo), [1], "#2 was not held");
 }
@@ -100,10 +100,10 @@ fn what_is_refused_when_its_turn_comes_breaks_the_connection_then() {
     let mut solo = solo();
     let mut header = solo.reth(0, 1);
     header[8] ^= 0xff; // another key
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&header, &[1]]);
-    hear_write(&mut solo, 2, 3);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&header, &[1]]);
+    receive_write(&mut solo, 2, 3);
     assert_eq!(solo.sent(), ["NAK #0 sequence holds [1, 2]"]);
-    hear_write(&mut solo, 0, 1);
+    receive_write(&mut solo, 0, 1);
     assert_eq!(solo.sent(), ["NAK #1 access"]);
     assert_eq!(written(&solo), [1]);
 }
@@ -112,15 +112,15 @@ fn what_is_refused_when_its_turn_comes_breaks_the_connection_then() {
 fn memory_is_bounded_and_what_found_none_is_asked_for_again() {
     let mut solo = Solo::new(&Setup { held: 4, ..setup() });
     for psn in 1..=5 {
-        hear_write(&mut solo, psn, psn as u8 + 1);
+        receive_write(&mut solo, psn, psn as u8 + 1);
     }
     // Each queue pair leaves as many buffers to the others as it takes.
     assert_eq!(solo.sent(), ["NAK #0 sequence holds [1, 2]"]);
-    hear_write(&mut solo, 0, 1);
+    receive_write(&mut solo, 0, 1);
     assert_eq!(written(&solo), [1, 2, 3]);
     assert_eq!(solo.sent(), ["NAK #3 sequence"]);
     for psn in 3..=5 {
-        hear_write(&mut solo, psn, psn as u8 + 1);
+        receive_write(&mut solo, psn, psn as u8 + 1);
     }
     assert_eq!(written(&solo), [1, 2, 3, 4, 5, 6]);
 }
@@ -133,7 +133,7 @@ fn a_gap_is_told_of_at_once_another_after_eight_packets_and_the_rest_by_thirty_t
         let mut packet = solo.request(Op::RC_RDMA_WRITE_ONLY, *psn, &[&header, &[1]]);
         packet[8] &= 0x7f; // without AckReq
         seal(&mut packet);
-        solo.hear(&packet);
+        solo.receive(&packet);
         !solo.sent().is_empty()
     };
     let come = [1].into_iter().chain(3..=9).chain(11..=80);
@@ -145,9 +145,9 @@ fn a_gap_is_told_of_at_once_another_after_eight_packets_and_the_rest_by_thirty_t
 fn memory_is_used_again() {
     let mut solo = Solo::new(&Setup { held: 1, ..setup() });
     for psn in (0..40).step_by(2) {
-        hear_write(&mut solo, psn + 1, 2);
+        receive_write(&mut solo, psn + 1, 2);
         assert_eq!(solo.sent(), [format!("NAK #{psn} sequence holds [{}]", psn + 1)]);
-        hear_write(&mut solo, psn, 1);
+        receive_write(&mut solo, psn, 1);
         assert_eq!(solo.sent(), [format!("ACK #{}", psn + 1)]);
     }
     assert_eq!(solo.end.engine.counters().sent_seq_err, 20);
@@ -156,9 +156,9 @@ fn memory_is_used_again() {
 #[test]
 fn what_lies_too_far_ahead_is_dropped() {
     let mut solo = solo();
-    hear_write(&mut solo, 1023, 2);
-    hear_write(&mut solo, 1024, 3);
-    hear_write(&mut solo, 400_000, 4);
+    receive_write(&mut solo, 1023, 2);
+    receive_write(&mut solo, 1024, 3);
+    receive_write(&mut solo, 400_000, 4);
     let sent = solo.packets();
     assert_eq!(sent.len(), 1);
     assert_eq!(sent[0].len(), 12 + 4 + 128 + 4, "BTH, AETH, 1024 bits, ICRC");
@@ -172,13 +172,13 @@ fn only_what_is_missing_goes_again() {
     let mut solo = solo();
     (1..=6).for_each(|id| solo.send(id, 10));
     assert_eq!(solo.sent().len(), 6);
-    solo.hear_gap(1, &[2, 4]);
+    solo.receive_gap(1, &[2, 4]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)], "it acknowledges what is before");
     assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack", "SEND_ONLY #3 10B ack"]);
     assert_eq!(solo.end.engine.counters().retransmitted_pkts, 2);
-    solo.hear_gap(1, &[2, 4]);
+    solo.receive_gap(1, &[2, 4]);
     assert!(solo.sent().is_empty(), "they are on their way");
-    solo.hear_ack(5);
+    solo.receive_ack(5);
     let rest: Vec<_> = (2..=6).map(|id| (id, WcStatus::Success)).collect();
     assert_eq!(solo.completed(), rest);
 }
@@ -190,11 +190,11 @@ fn a_repeated_packet_keeps_its_place_in_the_message_and_its_question() {
     solo.send(2, 10);
     let first = solo.sent();
     assert_eq!(first.len(), 4);
-    solo.hear_gap(0, &[3]);
+    solo.receive_gap(0, &[3]);
     assert_eq!(solo.sent(), first[..3]);
-    solo.hear_gap(2, &[3]);
+    solo.receive_gap(2, &[3]);
     assert!(solo.sent().is_empty());
-    solo.hear_ack(3);
+    solo.receive_ack(3);
     assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
 }
 
@@ -204,16 +204,16 @@ fn what_went_again_in_vain_goes_once_more_when_what_left_later_has_arrived() {
     (1..=3).for_each(|id| solo.send(id, 10));
     solo.sent();
     solo.wait(10_000);
-    solo.hear_gap(0, &[1]);
+    solo.receive_gap(0, &[1]);
     assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
     (4..=6).for_each(|id| solo.send(id, 10));
     assert_eq!(solo.sent().len(), 3);
     solo.wait(10_000);
-    solo.hear_gap(0, &[1, 2]);
+    solo.receive_gap(0, &[1, 2]);
     assert!(solo.sent().is_empty(), "those left before it went again");
-    solo.hear_gap(0, &[1, 2, 3]);
+    solo.receive_gap(0, &[1, 2, 3]);
     assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"], "#3 left after it");
-    solo.hear_gap(0, &[1, 2, 3, 4]);
+    solo.receive_gap(0, &[1, 2, 3, 4]);
     assert!(solo.sent().is_empty(), "no sooner than after a round trip");
 }
 
@@ -222,13 +222,13 @@ fn an_acknowledgement_that_nobody_can_have_sent_is_not_believed() {
     let mut solo = solo();
     (1..=3).for_each(|id| solo.send(id, 10));
     solo.sent();
-    solo.hear_gap(0, &[0, 1, 2, 3, 500, 1000]);
+    solo.receive_gap(0, &[0, 1, 2, 3, 500, 1000]);
     assert!(solo.completed().is_empty(), "held is not executed");
-    solo.hear_gap(7, &[8]);
+    solo.receive_gap(7, &[8]);
     assert_eq!(solo.end.engine.drops().ghost_response, 1);
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.sent().len(), 3, "whoever lies is asked for everything again");
-    solo.hear_ack(2);
+    solo.receive_ack(2);
     assert_eq!(solo.completed().len(), 3);
 }
 
@@ -238,8 +238,8 @@ fn what_is_said_to_be_held_may_be_acknowledged_one_by_one() {
         let mut solo = solo();
         (1..=3).for_each(|id| solo.send(id, 10));
         solo.sent();
-        solo.hear_gap(0, held);
-        (0..3).for_each(|psn| solo.hear_ack(psn));
+        solo.receive_gap(0, held);
+        (0..3).for_each(|psn| solo.receive_ack(psn));
         assert_eq!(solo.completed().len(), 3, "{held:?}");
         solo.send(4, 10);
         assert_eq!(solo.sent(), ["SEND_ONLY #3 10B ack"], "nothing is charged twice or missing");
@@ -251,12 +251,12 @@ fn a_plain_nak_goes_back_and_forgets_what_was_held() {
     let mut solo = solo();
     (1..=5).for_each(|id| solo.send(id, 10));
     solo.sent();
-    solo.hear_gap(0, &[2, 3]);
+    solo.receive_gap(0, &[2, 3]);
     assert_eq!(solo.sent().len(), 2);
     solo.wait(10_000_000);
-    solo.hear_nak(1, NakCode::PsnSequenceError);
+    solo.receive_nak(1, NakCode::PsnSequenceError);
     assert_eq!(solo.sent().len(), 4, "#1 to #4");
-    solo.hear_syndrome(4, Syndrome::ACK_UNLIMITED);
+    solo.receive_syndrome(4, Syndrome::ACK_UNLIMITED);
     assert_eq!(solo.completed().len(), 5);
 }
 
@@ -267,7 +267,7 @@ fn a_gap_while_a_read_is_under_way_is_answered_by_going_back() {
     solo.read(2, 100);
     solo.send(3, 10);
     solo.sent();
-    solo.hear_gap(0, &[2]);
+    solo.receive_gap(0, &[2]);
     assert_eq!(solo.sent().len(), 3);
 }
 
@@ -278,7 +278,7 @@ fn what_is_missing_is_asked_for_when_nothing_comes_back() {
     (2..=4).for_each(|id| solo.send(id, 10));
     solo.sent();
     solo.wait(10_000);
-    solo.hear_gap(1, &[2]);
+    solo.receive_gap(1, &[2]);
     assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
     assert_eq!(next_sent(&mut solo), ["SEND_ONLY #1 10B ack"], "and not the last packet");
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
@@ -293,11 +293,11 @@ fn only_news_put_off_the_question() {
         solo.know_round_trip(100_000);
         (2..=5).for_each(|id| solo.send(id, 10));
         solo.sent();
-        solo.hear_gap(1, &[2]);
+        solo.receive_gap(1, &[2]);
         assert_eq!(solo.sent().len(), 1, "what is missing goes again");
         let due = solo.end.engine.poll_timeout().unwrap().since(solo.now);
         solo.wait(due / 2);
-        solo.hear_gap(1, held);
+        solo.receive_gap(1, held);
         assert!(solo.sent().is_empty());
         solo.wait(due - due / 2);
         assert_eq!(!solo.sent().is_empty(), asks, "holds {held:?}");
@@ -330,11 +330,11 @@ fn a_lost_answer_to_a_repair_is_asked_for() {
         "only the last asks: {first:?}"
     );
     solo.wait(10_000);
-    solo.hear_gap(4, &[5, 6, 7, 8]);
+    solo.receive_gap(4, &[5, 6, 7, 8]);
     assert_eq!(solo.sent(), ["WRITE_MIDDLE #4 256B"]);
     assert_eq!(next_sent(&mut solo), ["WRITE_MIDDLE #4 256B ack"]);
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
-    solo.hear_ack(8);
+    solo.receive_ack(8);
     assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
 }
 
@@ -345,7 +345,7 @@ fn a_read_behind_a_gap_does_not_keep_what_is_missing_from_being_asked_for() {
     (2..=4).for_each(|id| solo.send(id, 10));
     solo.sent();
     solo.wait(10_000);
-    solo.hear_gap(1, &[2, 3]);
+    solo.receive_gap(1, &[2, 3]);
     assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack"]);
     solo.read(5, 10);
     assert_eq!(solo.sent().len(), 1);
@@ -355,14 +355,14 @@ fn a_read_behind_a_gap_does_not_keep_what_is_missing_from_being_asked_for() {
 #[test]
 fn a_read_that_is_dropped_behind_a_gap_is_told_of() {
     let mut solo = solo();
-    hear_write(&mut solo, 1, 2);
+    receive_write(&mut solo, 1, 2);
     assert_eq!(solo.sent(), ["NAK #0 sequence holds [1]"]);
     let header = solo.reth(0, 8);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 2, &[&header]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 2, &[&header]);
     assert_eq!(solo.sent(), ["NAK #0 sequence holds [1]"]);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 3, &[&header]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&header]);
     assert!(solo.sent().is_empty(), "once");
-    hear_write(&mut solo, 0, 1);
+    receive_write(&mut solo, 0, 1);
     assert_eq!(solo.sent(), ["NAK #2 sequence"]);
 }
 
@@ -371,14 +371,14 @@ fn a_report_that_cannot_be_so_is_a_plain_nak() {
     let mut solo = solo();
     (1..=4).for_each(|id| solo.send(id, 10));
     solo.sent();
-    solo.hear_gap(0, &[]);
+    solo.receive_gap(0, &[]);
     assert_eq!(solo.sent().len(), 4, "it holds nothing");
     solo.wait(1_000_000);
-    solo.hear_gap(0, &[1, 2]);
+    solo.receive_gap(0, &[1, 2]);
     assert_eq!(solo.sent().len(), 1);
     solo.wait(1_000_000);
     // It had reported this packet as received.
-    solo.hear_gap(1, &[3]);
+    solo.receive_gap(1, &[3]);
     assert_eq!(solo.sent().len(), 3);
 }
 
@@ -387,7 +387,7 @@ fn send_up_to(solo: &mut Solo, from: i64, to: i64) {
     for psn in from..to {
         solo.send(1, 10);
         assert_eq!(solo.sent().len(), 1, "#{psn}");
-        solo.hear_ack(psn);
+        solo.receive_ack(psn);
     }
     solo.completed();
 }
@@ -399,38 +399,38 @@ fn what_was_held_is_not_taken_for_the_packet_1024_psns_later() {
     type Way = (&'static str, fn(&mut Solo));
     let ways: [Way; 3] = [
         ("acknowledged", |solo| {
-            solo.hear_gap(0, &[1, 2, 3]);
+            solo.receive_gap(0, &[1, 2, 3]);
             assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
         }),
         ("acknowledged in two steps", |solo| {
-            solo.hear_gap(0, &[1, 3]);
+            solo.receive_gap(0, &[1, 3]);
             assert_eq!(solo.sent().len(), 2);
-            solo.hear_ack(1);
-            solo.hear_gap(2, &[3]);
+            solo.receive_ack(1);
+            solo.receive_gap(2, &[3]);
             assert!(solo.sent().is_empty(), "it is on its way");
         }),
         ("sent again with all that follows", |solo| {
-            solo.hear_gap(0, &[1, 2, 3]);
+            solo.receive_gap(0, &[1, 2, 3]);
             solo.sent();
             solo.wait(10_000_000);
-            solo.hear_nak(0, NakCode::PsnSequenceError);
+            solo.receive_nak(0, NakCode::PsnSequenceError);
             assert_eq!(solo.sent().len(), 5);
             // The peer's earlier report is no longer trusted.
-            solo.hear_gap(0, &[4]);
+            solo.receive_gap(0, &[4]);
             assert_eq!(solo.sent().len(), 4, "#0 to #3");
         }),
     ];
-    for (way, hear) in ways {
+    for (way, receive) in ways {
         let mut solo = solo();
         (0..5).for_each(|id| solo.send(id, 10));
         solo.sent();
-        hear(&mut solo);
-        solo.hear_ack(4);
+        receive(&mut solo);
+        solo.receive_ack(4);
         assert_eq!(solo.completed().len(), 5, "{way}");
         send_up_to(&mut solo, 5, 1024);
         (0..6).for_each(|id| solo.send(id, 10));
         assert_eq!(solo.sent().len(), 6);
-        solo.hear_gap(1024, &[1028]);
+        solo.receive_gap(1024, &[1028]);
         let missing = [1024, 1025, 1026, 1027].map(|psn| format!("SEND_ONLY #{psn} 10B ack"));
         assert_eq!(solo.sent(), missing, "{way}");
     }
@@ -460,7 +460,7 @@ fn what_goes_again_alone_is_the_packet_that_was_lost() {
         solo.send(2, 10);
         solo.packets();
         let held = first.len() as i64;
-        solo.hear_gap(0, &[held]);
+        solo.receive_gap(0, &[held]);
         let again = solo.packets();
         // Everything but AckReq and the ICRC.
         let meant = |packet: &Vec<u8>| [&packet[..8], &packet[9..packet.len() - 4]].concat();

@@ -19,8 +19,8 @@ fn an_answer_that_came_while_the_host_stood_still_is_taken() {
     assert_eq!(solo.sent().len(), 4);
     solo.now = solo.now.after(3 * TIMEOUT_14);
     // First the whole receive queue, then expired timers.
-    solo.hear_ack(2);
-    solo.hear_ack(3);
+    solo.receive_ack(2);
+    solo.receive_ack(3);
     solo.wait(0);
     assert!(solo.sent().is_empty());
     assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
@@ -30,7 +30,7 @@ fn an_answer_that_came_while_the_host_stood_still_is_taken() {
     solo.send(4, 10);
     solo.sent();
     solo.now = solo.now.after(3 * TIMEOUT_14);
-    solo.hear_ack(4);
+    solo.receive_ack(4);
     solo.wait(0);
     solo.wait(TIMEOUT_14 - 1);
     assert!(solo.sent().is_empty());
@@ -92,7 +92,7 @@ fn who_sent_nothing_gains_nothing_by_a_late_packet_of_another() {
     solo.send(2, 10);
     assert_eq!(solo.sent().len(), 2);
     solo.wait(TIMEOUT_14 / 2);
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     let written = solo.now;
     let first = std::mem::replace(&mut solo.end.qpn, other);
     solo.send(3, 10);
@@ -119,7 +119,7 @@ fn a_late_packet_does_not_make_a_pause_longer() {
     solo.sent();
     let now = solo.now;
     // Code 25 means 61.44 ms, about as long as the timeout.
-    solo.hear_rnr(0, 25);
+    solo.receive_rnr(0, 25);
     let pause = solo.end.engine.poll_timeout();
     solo.end.engine.left_late(now, now.after(TIMEOUT_14));
     solo.end.engine.left_late(Time(now.0 - (TIMEOUT_14 - 61_440_000)), now.after(TIMEOUT_14));
@@ -203,7 +203,7 @@ fn a_queue_pair_is_busy_while_requests_wait_for_room_or_an_answer() {
     assert_eq!(busy(&solo), Busy::Answered, "it is about to leave");
     solo.sent();
     assert_eq!(busy(&solo), Busy::Answered, "it is on its way");
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     assert_eq!(busy(&solo), Busy::No);
     // A request posted to a broken queue pair is not in flight.
     solo.send(2, 10);

@@ -161,12 +161,12 @@ fn access_and_rnr_timer_can_change_while_it_runs() {
     let attr = QpAttr { access: Some(Access::NONE), min_rnr_timer: Some(5), ..QpAttr::default() };
     solo.end.modify(qpn, &attr).unwrap();
     assert_eq!(solo.state(), QpState::Rts);
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[]);
     assert_eq!(solo.sent(), ["RNR #0 timer 5"]);
     solo.post_recv(1, &[]);
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[]);
     let header = solo.reth(0, 4);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 1, &[&header]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&header]);
     assert_eq!(solo.sent(), ["NAK #1 invalid"]);
 }
 
@@ -180,7 +180,7 @@ fn query_says_what_was_set_and_where_it_is() {
     assert_eq!(init, qp_init(&solo.setup));
     solo.send(1, 600);
     solo.post_recv(2, &[]);
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[]);
     let attr = solo.end.engine.query_qp(solo.end.qpn).unwrap().1;
     assert_eq!((attr.sq_psn, attr.rq_psn), (Some(Psn::new(0x13)), Some(Psn::new(0x5001))));
     assert!(solo.end.engine.query_qp(Qpn::new(3)).is_none());
@@ -232,14 +232,14 @@ fn packets_are_heard_only_from_rtr_on() {
         let _ = solo.try_recv(1, &[]);
         solo.end.host.completions.clear();
         let header = common::reth(0, Default::default(), 0);
-        solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header]);
+        solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header]);
         let hears = matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd);
         assert_eq!(solo.sent().len(), usize::from(hears), "{state}");
         assert_eq!(solo.end.engine.drops().unknown_qpn, u64::from(!hears));
         let established = (state == QpState::Rtr).then_some(QpEvent::CommEst);
         assert_eq!(solo.event(), established);
         assert_eq!(solo.event(), None);
-        solo.hear_ack(0);
+        solo.receive_ack(0);
         assert!(solo.completed().is_empty());
     }
 }
@@ -270,7 +270,7 @@ fn unsignaled_requests_complete_only_when_flushed() {
         solo.post_wr(&SendWr { wr_id, signaled: wr_id == 2, ..SEND }).unwrap();
     }
     solo.sent();
-    solo.hear_ack(1);
+    solo.receive_ack(1);
     assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
     assert_eq!(solo.end.host.sends_retired, 2);
     let qpn = solo.end.qpn;
@@ -293,8 +293,8 @@ fn reset_forgets_all_work_without_completions_and_the_queue_pair_serves_again() 
     // Old packets are still in flight while it is set up again.
     let setup = Setup { psn: [0x800, 0x6000], ..Setup::script() };
     for attr in steps(0, addr(1), PEER, &setup) {
-        solo.hear(&old_request);
-        solo.hear(&old_ack);
+        solo.receive(&old_request);
+        solo.receive(&old_ack);
         solo.end.modify(qpn, &attr).unwrap();
     }
     solo.setup = setup;
@@ -303,9 +303,9 @@ fn reset_forgets_all_work_without_completions_and_the_queue_pair_serves_again() 
     assert_eq!(solo.sent(), ["ACK #-1"]);
     solo.send(3, 10);
     assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack"]);
-    solo.hear(&old_ack);
+    solo.receive(&old_ack);
     assert!(solo.completed().is_empty());
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     assert_eq!(solo.completed(), [(3, WcStatus::Success)]);
     solo.wait(1 << 40);
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
@@ -315,7 +315,7 @@ fn reset_forgets_all_work_without_completions_and_the_queue_pair_serves_again() 
 fn reset_with_a_nak_still_to_send_sends_nothing() {
     let mut solo = Solo::script();
     let qpn = solo.end.qpn;
-    solo.hear_request(Op::RC_SEND_MIDDLE, 0, &[&[1; 256]]);
+    solo.receive_request(Op::RC_SEND_MIDDLE, 0, &[&[1; 256]]);
     solo.end.modify(qpn, &to(QpState::Reset)).unwrap();
     assert!(solo.sent().is_empty());
     for attr in steps(0, addr(1), PEER, &Setup::script()) {
@@ -332,15 +332,15 @@ fn a_destroyed_queue_pair_leaves_nothing_behind() {
     solo.read(10, 3000);
     solo.sent();
     solo.send(11, 10);
-    solo.hear_request(Op::RC_SEND_MIDDLE, 3, &[&[1; 256]]);
+    solo.receive_request(Op::RC_SEND_MIDDLE, 3, &[&[1; 256]]);
     solo.end.engine.destroy_qp(qpn).unwrap();
     assert_eq!(solo.end.engine.qp_count(), 0);
     assert_eq!(solo.event(), None);
     assert_eq!(solo.end.engine.poll_timeout(), None);
     assert!(!solo.end.engine.wants_transmit());
     assert!(solo.sent().is_empty());
-    solo.hear_ack(3);
-    solo.hear_nak(4, NakCode::PsnSequenceError);
+    solo.receive_ack(3);
+    solo.receive_nak(4, NakCode::PsnSequenceError);
     assert!(solo.completed().is_empty());
     assert_eq!(solo.end.engine.drops().unknown_qpn, 2);
     // Another queue pair uses its slot.

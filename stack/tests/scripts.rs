@@ -148,11 +148,11 @@ impl Subject for Virtual {
         }))
     }
 
-    fn hear(&mut self, mut packet: Vec<u8>, seal: bool) -> Step {
+    fn receive(&mut self, mut packet: Vec<u8>, seal: bool) -> Step {
         if seal {
             common::seal(&mut packet);
         }
-        self.solo.hear(&packet);
+        self.solo.receive(&packet);
         Ok(())
     }
 

@@ -114,7 +114,7 @@ fn messages_that_come_at_once_keep_their_receives() {
 #[test]
 fn without_a_receive_the_sender_waits_until_one_is_posted() {
     let mut solo = solo(4);
-    let send = |solo: &mut Solo| solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]);
+    let send = |solo: &mut Solo| solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]);
     send(&mut solo);
     assert_eq!(solo.sent(), ["RNR #0 timer 12"]);
     let list = [solo.sge(0, 100)];
@@ -218,7 +218,7 @@ fn what_is_refused_takes_no_receive() {
     let list = [solo.sge(0, 1000)];
     solo.end.share(1, &list).unwrap();
     // A FIRST packet must be full; this one is not.
-    solo.hear_request(Op::RC_SEND_FIRST, 0, &[&[7; 8]]);
+    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[7; 8]]);
     assert_eq!(solo.sent(), ["NAK #0 invalid"]);
     assert!(solo.completed().is_empty());
     let events: Vec<_> = std::iter::from_fn(|| solo.event()).collect();
@@ -236,7 +236,7 @@ fn comes_back(qp_type: QpType, away: impl Fn(&mut End, Qpn)) {
     let mut solo = Solo::new(&setup);
     let other = solo.end.qpns[1];
     share(&mut solo.end, 1..=3, solo.key);
-    solo.hear_request(first, 0, &[&[7; 256]]);
+    solo.receive_request(first, 0, &[&[7; 256]]);
     // Its slot stays reserved.
     assert_eq!(solo.end.share(4, &[]), Err(PostError::Full));
     let qpn = solo.end.qpn;
@@ -245,7 +245,7 @@ fn comes_back(qp_type: QpType, away: impl Fn(&mut End, Qpn)) {
     solo.end.qpn = other;
     solo.end.connect(other, 0, PEER, &setup);
     for psn in 0..3 {
-        solo.hear_request(only, psn, &[&[7; 8]]);
+        solo.receive_request(only, psn, &[&[7; 8]]);
     }
     let all: Vec<_> = (1..=3).map(|wr_id| (wr_id, WcStatus::Success)).collect();
     assert_eq!(solo.completed(), all);
@@ -316,7 +316,7 @@ fn its_depth_counts_receives_that_are_taken() {
     let mut solo = solo(4);
     let srq = solo.end.srq.unwrap();
     share(&mut solo.end, 1..=3, solo.key);
-    solo.hear_request(Op::RC_SEND_FIRST, 0, &[&[7; 256]]);
+    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[7; 256]]);
     share(&mut solo.end, [4], solo.key);
     assert_eq!(solo.end.share(5, &[]), Err(PostError::Full), "three are posted, and one is taken");
     let resize = |solo: &mut Solo, max_wr| {
@@ -335,7 +335,7 @@ fn its_depth_counts_receives_that_are_taken() {
     let setup = solo.setup.clone();
     solo.end.connect(qpn, 0, PEER, &setup);
     for psn in 0..5 {
-        solo.hear_request(Op::RC_SEND_ONLY, psn, &[&[7; 8]]);
+        solo.receive_request(Op::RC_SEND_ONLY, psn, &[&[7; 8]]);
     }
     let all: Vec<_> = (1..=5).map(|wr_id| (wr_id, WcStatus::Success)).collect();
     assert_eq!(solo.completed(), all);
@@ -359,8 +359,8 @@ fn its_receives_are_in_its_own_domain() {
     let mut solo = Solo { end, now: Time(1000), setup, key };
     solo.end.share(1, &[sge(0, 1000, key)]).unwrap();
     solo.end.share(2, &[sge(2000, 1000, foreign)]).unwrap();
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]);
-    solo.hear_request(Op::RC_SEND_ONLY, 1, &[&[7; 8]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[7; 8]]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::LocProtErr)]);
 }
 

@@ -146,10 +146,14 @@ fn whatever_packet_is_lost_the_message_is_lost_and_the_receive_is_the_next_messa
 fn a_write_that_is_not_whole_announces_nothing() {
     let mut solo = script();
     solo.post_recv(1, &[]);
-    solo.hear_request(Op::UC_RDMA_WRITE_FIRST, 0, &[&solo.reth(0x1000, 600), &[1; 256]]);
-    solo.hear_request(Op::UC_RDMA_WRITE_LAST_WITH_IMMEDIATE, 2, &[&[0; 4], &[3; 88]]);
+    solo.receive_request(Op::UC_RDMA_WRITE_FIRST, 0, &[&solo.reth(0x1000, 600), &[1; 256]]);
+    solo.receive_request(Op::UC_RDMA_WRITE_LAST_WITH_IMMEDIATE, 2, &[&[0; 4], &[3; 88]]);
     assert_eq!(solo.completed(), []);
-    solo.hear_request(Op::UC_RDMA_WRITE_ONLY_WITH_IMMEDIATE, 3, &[&solo.reth(0, 1), &[0; 4], &[9]]);
+    solo.receive_request(
+        Op::UC_RDMA_WRITE_ONLY_WITH_IMMEDIATE,
+        3,
+        &[&solo.reth(0, 1), &[0; 4], &[9]],
+    );
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     assert_eq!(solo.end.engine.drops().incomplete, 1);
 }
@@ -158,10 +162,10 @@ fn a_write_that_is_not_whole_announces_nothing() {
 fn a_new_message_ends_an_unfinished_one() {
     let mut solo = script();
     solo.post_recv(1, &[solo.sge(0, 1000)]);
-    solo.hear_request(Op::UC_SEND_FIRST, 0, &[&[1; 256]]);
+    solo.receive_request(Op::UC_SEND_FIRST, 0, &[&[1; 256]]);
     // In sequence, but the sender gave the message up.
-    solo.hear_request(Op::UC_SEND_FIRST, 1, &[&[2; 256]]);
-    solo.hear_request(Op::UC_SEND_LAST, 2, &[&[3; 4]]);
+    solo.receive_request(Op::UC_SEND_FIRST, 1, &[&[2; 256]]);
+    solo.receive_request(Op::UC_SEND_LAST, 2, &[&[3; 4]]);
     let cqe = solo.end.host.completions[0];
     assert_eq!((cqe.wr_id, cqe.status, cqe.byte_len), (1, WcStatus::Success, 260));
     assert_eq!(solo.end.host.arena[..256], [2; 256]);
@@ -179,8 +183,8 @@ fn query_says_what_is_expected_and_what_leaves_next() {
     assert_eq!(numbers(&solo), [sent, expected]);
     solo.send(1, 600);
     solo.sent();
-    solo.hear_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
-    solo.hear_request(Op::UC_SEND_ONLY, 4, &[&[1; 8]]);
+    solo.receive_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
+    solo.receive_request(Op::UC_SEND_ONLY, 4, &[&[1; 8]]);
     assert_eq!(numbers(&solo), [sent + 3, expected + 5]);
 }
 
@@ -190,15 +194,15 @@ fn what_comes_again_or_too_late_is_dropped() {
     for wr_id in 0..4 {
         solo.post_recv(wr_id, &[solo.sge(wr_id * 16, 16)]);
     }
-    solo.hear_request(Op::UC_SEND_ONLY, 0, &[&[1]]);
-    solo.hear_request(Op::UC_SEND_ONLY, 0, &[&[1]]);
-    solo.hear_request(Op::UC_SEND_ONLY, 2, &[&[3]]);
-    solo.hear_request(Op::UC_SEND_ONLY, 1, &[&[2]]);
+    solo.receive_request(Op::UC_SEND_ONLY, 0, &[&[1]]);
+    solo.receive_request(Op::UC_SEND_ONLY, 0, &[&[1]]);
+    solo.receive_request(Op::UC_SEND_ONLY, 2, &[&[3]]);
+    solo.receive_request(Op::UC_SEND_ONLY, 1, &[&[2]]);
     assert_eq!(solo.completed(), [(0, WcStatus::Success), (1, WcStatus::Success)]);
     assert_eq!(solo.end.engine.counters().duplicate_request, 2);
     // Far behind: the peer has started again.
-    solo.hear_request(Op::UC_SEND_ONLY, -5000, &[&[4]]);
-    solo.hear_request(Op::UC_SEND_ONLY, -4999, &[&[5]]);
+    solo.receive_request(Op::UC_SEND_ONLY, -5000, &[&[4]]);
+    solo.receive_request(Op::UC_SEND_ONLY, -4999, &[&[5]]);
     assert_eq!(solo.completed(), [(2, WcStatus::Success), (3, WcStatus::Success)]);
     assert_eq!(solo.end.host.arena[48], 5);
 }
@@ -211,26 +215,26 @@ fn what_is_refused_is_counted_and_nothing_breaks() {
     // Whole messages: after a refused packet, the rest of its message is dropped.
     for (n, key) in [read_only, Key(0x1234_5678)].into_iter().enumerate() {
         let psn = 3 * n as i64;
-        solo.hear_request(Op::UC_RDMA_WRITE_FIRST, psn, &[&bad(key), &[1; 256]]);
-        solo.hear_request(Op::UC_RDMA_WRITE_MIDDLE, psn + 1, &[&[1; 256]]);
-        solo.hear_request(Op::UC_RDMA_WRITE_LAST, psn + 2, &[&[1; 88]]);
+        solo.receive_request(Op::UC_RDMA_WRITE_FIRST, psn, &[&bad(key), &[1; 256]]);
+        solo.receive_request(Op::UC_RDMA_WRITE_MIDDLE, psn + 1, &[&[1; 256]]);
+        solo.receive_request(Op::UC_RDMA_WRITE_LAST, psn + 2, &[&[1; 88]]);
     }
     assert_eq!(solo.end.engine.counters().remote_access_errors, 2);
     assert_eq!(solo.end.engine.drops().incomplete, 4);
     // No receive; a receive that is too small; lengths that contradict each other; a message within
     // another.
-    solo.hear_request(Op::UC_SEND_ONLY, 6, &[&[1; 8]]);
+    solo.receive_request(Op::UC_SEND_ONLY, 6, &[&[1; 8]]);
     assert_eq!(solo.end.engine.drops().no_receive, 1);
     solo.post_recv(7, &[solo.sge(0, 8)]);
-    solo.hear_request(Op::UC_SEND_ONLY, 7, &[&[1; 9]]);
+    solo.receive_request(Op::UC_SEND_ONLY, 7, &[&[1; 9]]);
     assert_eq!(solo.end.engine.drops().too_long, 1);
-    solo.hear_request(Op::UC_RDMA_WRITE_ONLY, 8, &[&solo.reth(0, 5), &[1; 4]]);
-    solo.hear_request(Op::UC_SEND_FIRST, 9, &[&[1; 255]]);
-    solo.hear_request(Op::UC_SEND_FIRST, 10, &[&[1; 8]]);
+    solo.receive_request(Op::UC_RDMA_WRITE_ONLY, 8, &[&solo.reth(0, 5), &[1; 4]]);
+    solo.receive_request(Op::UC_SEND_FIRST, 9, &[&[1; 255]]);
+    solo.receive_request(Op::UC_SEND_FIRST, 10, &[&[1; 8]]);
     assert_eq!(solo.end.engine.counters().remote_invalid_request, 3);
     assert!(solo.end.host.arena.iter().all(|byte| *byte == 0));
     // The receive is still there.
-    solo.hear_request(Op::UC_SEND_ONLY, 11, &[&[5; 8]]);
+    solo.receive_request(Op::UC_SEND_ONLY, 11, &[&[5; 8]]);
     assert_eq!(solo.completed(), [(7, WcStatus::Success)]);
     assert_eq!((solo.state(), solo.event()), (QpState::Rts, None));
     assert!(solo.packets().is_empty());
@@ -241,7 +245,7 @@ fn what_is_refused_is_counted_and_nothing_breaks() {
 fn without_the_right_to_write_there_is_none() {
     let setup = Setup { qp_type: QpType::Uc, access: Access::LOCAL_WRITE, ..Setup::script() };
     let mut solo = Solo::new(&setup);
-    solo.hear_request(Op::UC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), &[1; 4]]);
+    solo.receive_request(Op::UC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), &[1; 4]]);
     assert_eq!(solo.end.engine.counters().remote_invalid_request, 1);
     assert_eq!(solo.end.host.arena[..4], [0; 4]);
 }
@@ -250,14 +254,14 @@ fn without_the_right_to_write_there_is_none() {
 fn packets_of_other_services_are_dropped() {
     let mut solo = script();
     solo.post_recv(1, &[solo.sge(0, 100)]);
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
-    solo.hear_request(Op::UD_SEND_ONLY, 0, &[&[0; 8], &[1; 8]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
+    solo.receive_request(Op::UD_SEND_ONLY, 0, &[&[0; 8], &[1; 8]]);
     assert_eq!(solo.end.engine.drops().wrong_service, 2);
     assert_eq!(solo.completed(), []);
     // And packets of ours are dropped on a queue pair of another service.
     let mut solo = Solo::script();
     solo.post_recv(1, &[solo.sge(0, 100)]);
-    solo.hear_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
+    solo.receive_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
     assert_eq!((solo.end.engine.drops().wrong_service, solo.completed()), (1, vec![]));
 }
 
@@ -266,7 +270,7 @@ fn a_receive_whose_memory_is_gone_breaks_the_queue_pair() {
     let mut solo = script();
     solo.post_recv(1, &[sge(0, 100, Key(0x4242_4242))]);
     solo.post_recv(2, &[]);
-    solo.hear_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
+    solo.receive_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
     assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr), (2, WcStatus::WrFlushErr)]);
     assert_eq!(solo.state(), QpState::Err);
     assert!(solo.packets().is_empty());
@@ -286,7 +290,7 @@ fn a_send_that_fails_stops_the_sends_until_they_are_let_go_on() {
     // Further sends are flushed at once; receives still work.
     solo.send(4, 10);
     assert_eq!(solo.completed(), [(4, WcStatus::WrFlushErr)]);
-    solo.hear_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
+    solo.receive_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
     assert_eq!(solo.completed(), [(9, WcStatus::Success)]);
     let qpn = solo.end.qpn;
     solo.end.modify(qpn, &to(QpState::Rts)).unwrap();
@@ -382,7 +386,7 @@ fn an_event_says_that_the_first_packet_came() {
     let mut solo = script();
     (solo.end, solo.key) = (end, key);
     solo.post_recv(1, &[solo.sge(0, 8)]);
-    solo.hear_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
+    solo.receive_request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
     assert_eq!((solo.event(), solo.event()), (Some(QpEvent::CommEst), None));
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     let wr = RecvWr { wr_id: 2, sges: &[] };

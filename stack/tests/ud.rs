@@ -54,7 +54,7 @@ fn packets(end: &mut End) -> Vec<Vec<u8>> {
 }
 
 /// Delivers a sealed packet.
-fn hear(end: &mut End, src: IpAddr, packet: &[u8]) {
+fn receive(end: &mut End, src: IpAddr, packet: &[u8]) {
     let ip_id = IpId::Exact { id: 0, flags: DF };
     let (dst, src_port) = (end.addr, PORT);
     let datagram =
@@ -100,7 +100,7 @@ fn a_datagram_arrives_behind_its_ip_header_and_says_who_sent_it() {
         let sent = packets(&mut a);
         assert_eq!(sent.len(), 1);
         assert_eq!(a.host.completed(), [(wr_id, WcStatus::Success)]);
-        hear(&mut b, addr(1), &sent[0]);
+        receive(&mut b, addr(1), &sent[0]);
         let expected = Cqe {
             wr_id: 50 + wr_id,
             status: WcStatus::Success,
@@ -205,31 +205,31 @@ fn what_cannot_be_taken_is_dropped_and_counted_and_touches_no_receive() {
     let (mut end, key) = ready(1);
     let datagram = |end: &End, deth, len| made(end, addr(2), deth, &pattern(len, 1));
     let packet = datagram(&end, from(9), 10);
-    hear(&mut end, addr(2), &packet);
+    receive(&mut end, addr(2), &packet);
     assert_eq!(end.engine.drops().no_receive, 1);
     recv(&mut end, 1, &[sge(0, 50, key)]);
     for qkey in [0, QKEY ^ 1, 0x8001_0000] {
         let packet = datagram(&end, Deth { qkey, ..from(9) }, 10);
-        hear(&mut end, addr(2), &packet);
+        receive(&mut end, addr(2), &packet);
     }
     assert_eq!(end.engine.drops().qkey, 3);
     let packet = datagram(&end, from(9), 11);
-    hear(&mut end, addr(2), &packet);
+    receive(&mut end, addr(2), &packet);
     assert_eq!(end.engine.drops().too_long, 1);
     // To another address, and damaged: a CRC is right for one source only.
     let mut packet = datagram(&end, from(9), 10);
-    hear(&mut end, addr(3), &packet);
+    receive(&mut end, addr(3), &packet);
     packet[30] ^= 4;
-    hear(&mut end, addr(2), &packet);
+    receive(&mut end, addr(2), &packet);
     assert_eq!(end.engine.drops().icrc, 2);
     packet[30] ^= 4;
     packet[2] = 0;
     common::template(addr(2), addr(1)).seal(&mut packet);
-    hear(&mut end, addr(2), &packet);
+    receive(&mut end, addr(2), &packet);
     assert_eq!(end.engine.drops().pkey, 1);
     assert!(end.host.arena.iter().all(|byte| *byte == 0) && end.host.completed().is_empty());
     let packet = datagram(&end, from(9), 10);
-    hear(&mut end, addr(2), &packet);
+    receive(&mut end, addr(2), &packet);
     assert_eq!(end.host.completed(), [(1, WcStatus::Success)]);
     assert_eq!(end.state(end.qpn), QpState::Rts);
     assert!(packets(&mut end).is_empty());
@@ -244,7 +244,7 @@ fn anybody_may_send() {
             let wr_id = round << 8 | u64::from(n);
             recv(&mut end, wr_id, &[sge(0, 60, key)]);
             let packet = made(&end, addr(n), from(n.into()), &[n; 20]);
-            hear(&mut end, addr(n), &packet);
+            receive(&mut end, addr(n), &packet);
             let cqe = end.host.completions.pop().expect("a datagram");
             assert_eq!((cqe.wr_id, cqe.src_qp), (wr_id, Some(Qpn::new(n.into()))));
             assert_eq!(end.host.arena[40..60], [n; 20]);
@@ -324,11 +324,11 @@ fn a_receive_whose_memory_is_gone_breaks_the_queue_pair() {
     recv(&mut end, 1, &[sge(0, 40, key), sge(0, 40, Key(0x4242_4242))]);
     recv(&mut end, 2, &[]);
     let packet = made(&end, addr(2), from(9), &[1]);
-    hear(&mut end, addr(2), &packet);
+    receive(&mut end, addr(2), &packet);
     let broken = [(1, WcStatus::LocProtErr), (2, WcStatus::WrFlushErr)];
     assert_eq!(end.host.completed(), broken);
     assert_eq!(end.state(end.qpn), QpState::Err);
-    hear(&mut end, addr(2), &packet);
+    receive(&mut end, addr(2), &packet);
     assert_eq!(end.engine.drops().unknown_qpn, 1);
 }
 
@@ -348,7 +348,7 @@ fn a_state_is_left_with_the_attributes_of_the_manual() {
     let key = end.host.register(0, 4096, Access::ALL);
     recv(&mut end, 1, &[sge(0, 60, key)]);
     let packet = made(&end, addr(2), from(9), &[1]);
-    hear(&mut end, addr(2), &packet);
+    receive(&mut end, addr(2), &packet);
     assert_eq!(end.host.completed(), [(1, WcStatus::Success)]);
     assert_eq!(end.engine.poll_event(), Some((qpn, QpEvent::CommEst)));
     end.modify(qpn, &rts).unwrap();
@@ -409,7 +409,7 @@ fn hostile_bytes_do_no_harm() {
             }
             common::template(addr(2), addr(1)).seal(&mut packet);
         }
-        hear(end, addr(2), &packet);
+        receive(end, addr(2), &packet);
         assert!(packets(end).is_empty());
     }
     for (end, _) in &mut ends {

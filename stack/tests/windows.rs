@@ -174,7 +174,7 @@ fn a_send_that_may_not_invalidate_breaks_the_receiver_and_invalidates_nothing() 
         solo.post_recv(1, &list);
         solo.post_recv(2, &list);
         let ieth = key.0.to_be_bytes();
-        solo.hear_request(Op::RC_SEND_ONLY_WITH_INVALIDATE, 0, &[&ieth, &[7; 4]]);
+        solo.receive_request(Op::RC_SEND_ONLY_WITH_INVALIDATE, 0, &[&ieth, &[7; 4]]);
         assert_eq!(solo.end.host.arena[1024..1028], [7; 4]);
         assert_eq!(solo.sent(), ["ACK #0"]);
         let expected = [(1, WcStatus::RemInvReqErr), (2, WcStatus::WrFlushErr)];
@@ -185,7 +185,7 @@ fn a_send_that_may_not_invalidate_breaks_the_receiver_and_invalidates_nothing() 
         }
         assert!(solo.end.host.regions.get(solo.key).is_some());
         // A later request gets no response.
-        solo.hear_request(Op::RC_SEND_ONLY, 1, &[&[7; 4]]);
+        solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[7; 4]]);
         assert!(solo.sent().is_empty());
     }
 }
@@ -278,12 +278,12 @@ fn an_invalidation_waits_for_what_was_posted_before_it() {
     assert_eq!(solo.sent(), ["SEND_ONLY #0 0B ack"]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
     let header = reth(BASE, rkey, 4);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[5; 4]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[5; 4]]);
     assert_eq!(solo.sent(), ["ACK #0"]);
-    solo.hear_ack(0);
+    solo.receive_ack(0);
     assert_eq!(solo.sent(), ["SEND_ONLY #1 4B ack"]);
     assert_eq!(solo.completed(), [(3, WcStatus::Success)]);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&header, &[6; 4]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&header, &[6; 4]]);
     assert_eq!(solo.sent(), ["NAK #1 access"]);
     assert_eq!(solo.end.host.arena[..4], [5; 4]);
 }
@@ -300,7 +300,7 @@ fn a_fenced_bind_waits_for_reads() {
         .unwrap();
     assert_eq!(solo.sent().len(), 1);
     assert!(!solo.end.host.regions.has_windows(region));
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 8]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 8]);
     solo.sent();
     assert!(solo.end.host.regions.has_windows(region));
     assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
@@ -318,7 +318,7 @@ fn what_cannot_be_bound_or_invalidated_fails_in_its_turn() {
         solo.send(3, 4);
         assert_eq!(solo.sent(), ["SEND_ONLY #0 4B ack"]);
         assert_eq!(solo.completed(), []);
-        solo.hear_ack(0);
+        solo.receive_ack(0);
         assert!(solo.sent().is_empty());
         let expected = [(1, WcStatus::Success), (2, status), (3, WcStatus::WrFlushErr)];
         assert_eq!(solo.completed(), expected);
@@ -372,10 +372,10 @@ fn a_window_that_goes_while_it_is_read_or_written_ends_that() {
     solo.post(1, bind(mw, region, 0, 4096), &[]);
     solo.sent();
     let whole = reth(BASE, rkey, 600);
-    solo.hear_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&whole, &[5; 256]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&whole, &[5; 256]]);
     solo.post(2, SendOp::LocalInv { rkey }, &[]);
     solo.sent();
-    solo.hear_request(Op::RC_RDMA_WRITE_MIDDLE, 1, &[&[6; 256]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, 1, &[&[6; 256]]);
     assert_eq!(solo.sent(), ["NAK #1 access"]);
     assert_eq!(solo.end.host.arena[255..257], [5, 0]);
     assert_eq!(solo.event(), Some(QpEvent::AccessErr));

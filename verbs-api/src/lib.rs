@@ -51,6 +51,7 @@
 //! background thread drives it while the program does not.
 
 mod ah;
+mod choice;
 pub mod cm;
 mod context;
 mod cq;
@@ -68,7 +69,6 @@ mod provider;
 mod qp;
 mod soft;
 mod srq;
-mod wish;
 
 pub use ah::{Ah, GRH_LEN};
 pub use context::{Context, Pd};

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, Shards, auto};
 
+use crate::choice::BackendChoice;
 use crate::context::Context;
 use crate::device::Device;
 use crate::kernel;
 use crate::model::device::Limits;
 use crate::model::error::VerbsError;
 use crate::soft::{self, Settings};
-use crate::wish::Wish;
 
 /// Options for opening a device.
 ///
@@ -26,7 +26,7 @@ use crate::wish::Wish;
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
     device: Option<String>,
-    netdev: Wish,
+    netdev: BackendChoice,
     port: PortConfig,
     limits: Limits,
     window_max: Option<u32>,
@@ -74,7 +74,7 @@ impl OpenOptions {
     /// Takes this backend or fails, instead of choosing. Only the device in software has backends.
     #[must_use]
     pub fn netdev(mut self, backend: Backend) -> Self {
-        self.netdev = Wish::Only(backend);
+        self.netdev = BackendChoice::Only(backend);
         self
     }
 
@@ -83,7 +83,7 @@ impl OpenOptions {
     /// is not set.
     #[must_use]
     pub fn netdev_auto(mut self) -> Self {
-        self.netdev = Wish::Auto;
+        self.netdev = BackendChoice::Auto;
         self
     }
 
@@ -249,7 +249,7 @@ impl OpenOptions {
     }
 
     fn open_hardware(self, name: &str, address: Option<IpAddr>) -> Result<Context, VerbsError> {
-        if let Wish::Only(backend) = self.netdev {
+        if let BackendChoice::Only(backend) = self.netdev {
             return Err(VerbsError::Invalid(format!(
                 "{name} is an RDMA device of the kernel, which carries its packets by itself: leave {backend} out, or take the \
                  device in software of an interface"

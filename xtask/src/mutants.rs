@@ -171,7 +171,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     command::read(&mut cargo(["mutants", "--version"])).map_err(|_| {
         "cargo-mutants is not installed: cargo install --locked cargo-mutants".to_owned()
     })?;
-    let Wish { part, anew, chosen } = Wish::parse(args)?;
+    let Args { part, anew, chosen } = Args::parse(args)?;
     let home = std::path::absolute(demo::target()?.join("mutants").join(part.name));
     let home = home.map_err(|error| error.to_string())?;
     let place = Place { tree: home.join("tree"), home };
@@ -194,7 +194,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
 }
 
 /// The request of the command line.
-struct Wish {
+struct Args {
     part: &'static Part,
     /// Whether to ignore earlier findings.
     anew: bool,
@@ -202,9 +202,9 @@ struct Wish {
     chosen: Vec<String>,
 }
 
-impl Wish {
+impl Args {
     fn parse(args: &[&str]) -> Result<Self, String> {
-        let mut wish = Self { part: &PARTS[0], anew: false, chosen: Vec::new() };
+        let mut wanted = Self { part: &PARTS[0], anew: false, chosen: Vec::new() };
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             match *arg {
@@ -212,17 +212,17 @@ impl Wish {
                     let name = args.next().copied().unwrap_or_default();
                     let named = PARTS.iter().find(|part| part.name == name);
                     let parts = PARTS.each_ref().map(|part| part.name).join(", ");
-                    wish.part = named.ok_or_else(|| format!("--of takes one of {parts}"))?;
+                    wanted.part = named.ok_or_else(|| format!("--of takes one of {parts}"))?;
                 }
-                "--anew" => wish.anew = true,
+                "--anew" => wanted.anew = true,
                 shard if shard.contains('/') && shard.starts_with(|c: char| c.is_ascii_digit()) => {
                     let shard = ["--sharding", "round-robin", "--shard", shard];
-                    wish.chosen.extend(shard.map(str::to_owned));
+                    wanted.chosen.extend(shard.map(str::to_owned));
                 }
-                other => wish.chosen.push(other.to_owned()),
+                other => wanted.chosen.push(other.to_owned()),
             }
         }
-        Ok(wish)
+        Ok(wanted)
     }
 }
 
@@ -426,14 +426,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_names_a_part_and_what_of_it() {
-        let wish =
-            Wish::parse(&["--of", "netdev", "3/40", "--anew", "--file", "a/b.rs"]).expect("ok");
-        assert_eq!((wish.part.name, wish.anew), ("netdev", true));
+    fn arguments_name_a_part_and_what_of_it() {
+        let args =
+            Args::parse(&["--of", "netdev", "3/40", "--anew", "--file", "a/b.rs"]).expect("ok");
+        assert_eq!((args.part.name, args.anew), ("netdev", true));
         let shard = ["--sharding", "round-robin", "--shard", "3/40", "--file", "a/b.rs"];
-        assert_eq!(wish.chosen, shard);
-        assert_eq!(Wish::parse(&[]).expect("ok").part.name, "stack");
-        assert!(Wish::parse(&["--of", "x"]).is_err() && Wish::parse(&["--of"]).is_err());
+        assert_eq!(args.chosen, shard);
+        assert_eq!(Args::parse(&[]).expect("ok").part.name, "stack");
+        assert!(Args::parse(&["--of", "x"]).is_err() && Args::parse(&["--of"]).is_err());
     }
 
     #[test]

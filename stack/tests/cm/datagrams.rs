@@ -40,7 +40,7 @@ fn question(request: u32, tid: u64) -> MadBytes {
     CmMessage::SidrReq(SidrReq { request, pkey, service: UDP, private }).emit(tid)
 }
 
-fn hear(net: &mut Net, mad: &[u8]) {
+fn receive(net: &mut Net, mad: &[u8]) {
     let now = net.now;
     net.cm[B].handle_mad(now, address(A), address(B), mad);
 }
@@ -102,13 +102,13 @@ fn a_lost_answer_comes_again_and_the_program_is_asked_once() {
 fn an_answer_is_kept_from_when_it_was_given() {
     let mut net = Net::new();
     listen(&mut net, 4);
-    hear(&mut net, &question(5, 1));
+    receive(&mut net, &question(5, 1));
     let (ask, _) = asked(&mut net);
     net.run(60_000);
     answer(&mut net, ask).unwrap();
     assert_eq!(status(&mut net), Some(SidrStatus::SUCCESS));
     net.run(59_000);
-    hear(&mut net, &question(5, 1));
+    receive(&mut net, &question(5, 1));
     assert_eq!((status(&mut net), net.take(B)), (Some(SidrStatus::SUCCESS), vec![]));
     net.run(2_000);
     assert_eq!(net.cm[B].poll_timeout(), None, "and no longer than for a minute");
@@ -162,7 +162,7 @@ fn a_flood_is_limited_to_the_backlog_and_leaves_nothing_behind() {
     let mut net = Net::new();
     let listener = listen(&mut net, 8);
     for n in 0..5000 {
-        hear(&mut net, &question(n, u64::from(n) + 9));
+        receive(&mut net, &question(n, u64::from(n) + 9));
     }
     let events = net.take(B);
     assert_eq!(events.len(), 8);
@@ -171,8 +171,8 @@ fn a_flood_is_limited_to_the_backlog_and_leaves_nothing_behind() {
     // Each decision frees a place in the backlog.
     let CmEvent::Asked { ask, .. } = events[3] else { panic!("no question") };
     answer(&mut net, ask).unwrap();
-    hear(&mut net, &question(9000, 1));
-    hear(&mut net, &question(9001, 1));
+    receive(&mut net, &question(9000, 1));
+    receive(&mut net, &question(9001, 1));
     assert!(matches!(net.one(B), CmEvent::Asked { .. }));
     net.run(70_000);
     assert_eq!(net.take(B).len(), 8, "each of those that wait is over once");
@@ -185,22 +185,22 @@ fn a_question_again_is_none() {
     let mut net = Net::new();
     listen(&mut net, 8);
     for _ in 0..100 {
-        hear(&mut net, &question(5, 1));
+        receive(&mut net, &question(5, 1));
     }
     let (ask, _) = asked(&mut net);
     assert_eq!(net.cm[B].counters().duplicates, 99);
     // While the question waits, the same number in another exchange is not from this peer.
-    hear(&mut net, &question(5, 2));
+    receive(&mut net, &question(5, 2));
     assert_eq!(net.cm[B].counters().stray, 1);
     answer(&mut net, ask).unwrap();
     assert_eq!(status(&mut net), Some(SidrStatus::SUCCESS));
     for _ in 0..3 {
-        hear(&mut net, &question(5, 1));
+        receive(&mut net, &question(5, 1));
         assert_eq!(status(&mut net), Some(SidrStatus::SUCCESS));
     }
     assert_eq!(net.take(B), vec![]);
     // Afterwards it is another question: the peer has started again.
-    hear(&mut net, &question(5, 2));
+    receive(&mut net, &question(5, 2));
     let (again, _) = asked(&mut net);
     assert_ne!(again, ask);
 }
@@ -210,14 +210,14 @@ fn answers_that_are_kept_are_limited() {
     let mut net = Net::new();
     listen(&mut net, 8);
     for n in 0..1025 {
-        hear(&mut net, &question(n, 1));
+        receive(&mut net, &question(n, 1));
         let (ask, _) = asked(&mut net);
         answer(&mut net, ask).unwrap();
         assert_eq!(status(&mut net), Some(SidrStatus::SUCCESS));
     }
-    hear(&mut net, &question(1, 1));
+    receive(&mut net, &question(1, 1));
     assert_eq!((status(&mut net), net.take(B)), (Some(SidrStatus::SUCCESS), vec![]));
-    hear(&mut net, &question(0, 1));
+    receive(&mut net, &question(0, 1));
     let _asked_again = asked(&mut net);
 }
 
@@ -227,7 +227,7 @@ fn questions_that_contradict_themselves_are_refused_or_dropped() {
     listen(&mut net, 8);
     let whole = question(5, 1);
     for len in 0..whole.len() {
-        hear(&mut net, &whole[..len]);
+        receive(&mut net, &whole[..len]);
     }
     assert_eq!(net.cm[B].counters().malformed, whole.len() as u64);
     // The header names another address; the header is missing; the service is another.
@@ -237,7 +237,7 @@ fn questions_that_contradict_themselves_are_refused_or_dropped() {
     let good = IpHeader { src: (address(A), 40_000).into(), dst: address(B) }.bytes();
     for (service, private) in [(UDP, &elsewhere[..]), (UDP, &[]), (other, &good), (tcp, &good)] {
         let ask = SidrReq { request: 7, pkey: Pkey::DEFAULT, service, private };
-        hear(&mut net, &CmMessage::SidrReq(ask).emit(3));
+        receive(&mut net, &CmMessage::SidrReq(ask).emit(3));
         assert_eq!(status(&mut net), Some(SidrStatus::UNSUPPORTED), "{service:?}");
     }
     assert_eq!(net.take(B), vec![]);

@@ -35,12 +35,12 @@ impl Run {
     fn react(&mut self) {
         for side in [A, B] {
             for event in self.net.take(side) {
-                self.hear(side, event);
+                self.receive(side, event);
             }
         }
     }
 
-    fn hear(&mut self, side: usize, event: CmEvent) {
+    fn receive(&mut self, side: usize, event: CmEvent) {
         let (now, roll) = (self.net.now, self.net.random(100));
         let known = &mut self.known[side];
         match event {

@@ -62,9 +62,9 @@ fn nobody_listens() {
     let mut net = Net::new();
     let a = net.connect(0x11);
     net.run(1);
-    let heard = net.take(A);
-    assert_eq!(rejection(&heard[0]), RejReason::INVALID_SERVICE_ID);
-    assert_eq!(heard[1..], [released(a, 0x11)]);
+    let received = net.take(A);
+    assert_eq!(rejection(&received[0]), RejReason::INVALID_SERVICE_ID);
+    assert_eq!(received[1..], [released(a, 0x11)]);
     assert_eq!((net.take(B), net.sent()), (vec![], vec![(A, "REQ"), (B, "REJ")]));
     net.assert_nothing_left();
 }
@@ -92,8 +92,8 @@ fn the_program_rejects() {
     let (a, b) = net.asked(0x11);
     net.cm[B].reject(b, RejReason::CONSUMER, b"not today").unwrap();
     net.run(1);
-    let heard = net.take(A);
-    let CmEvent::Rejected { conn, reason, private } = &heard[0] else { panic!("{heard:?}") };
+    let received = net.take(A);
+    let CmEvent::Rejected { conn, reason, private } = &received[0] else { panic!("{received:?}") };
     assert_eq!((*conn, *reason, &private[..10]), (a, RejReason::CONSUMER, &b"not today\0"[..]));
     assert_eq!(net.one(B), released(b, 0));
     net.assert_nothing_left();
@@ -202,8 +202,8 @@ fn both_disconnect_at_once() {
     net.cm[B].disconnect(now, b, b"").unwrap();
     net.run(500);
     for (side, conn, qpn) in [(A, a, 0x11), (B, b, 0x22)] {
-        let heard = net.take(side);
-        assert_eq!(heard, [disconnected(conn, Ended::ByPeer), released(conn, qpn)]);
+        let received = net.take(side);
+        assert_eq!(received, [disconnected(conn, Ended::ByPeer), released(conn, qpn)]);
     }
     net.assert_nothing_left();
 }
@@ -252,9 +252,9 @@ fn a_listener_that_never_accepts_is_given_up_by_both_sides() {
     net.listen(1);
     let (a, b) = net.asked(0x11);
     net.run(FOR_EVER);
-    let heard = net.take(A);
-    assert_eq!(rejection(&heard[0]), RejReason::TIMEOUT);
-    assert_eq!(heard[1..], [released(a, 0x11)]);
+    let received = net.take(A);
+    assert_eq!(rejection(&received[0]), RejReason::TIMEOUT);
+    assert_eq!(received[1..], [released(a, 0x11)]);
     assert_eq!(net.take(B), [CmEvent::TimedOut { conn: b }, released(b, 0)]);
     net.assert_nothing_left();
 }
@@ -266,9 +266,9 @@ fn an_asking_program_that_never_establishes_is_given_up_by_both_sides() {
     let (a, b) = net.asked(0x11);
     net.accept(b, 0x22);
     net.run(FOR_EVER);
-    let heard = net.take(A);
-    assert!(matches!(heard[0], CmEvent::Replied { .. }));
-    assert_eq!(heard[1..], [CmEvent::TimedOut { conn: a }, released(a, 0x11)]);
+    let received = net.take(A);
+    assert!(matches!(received[0], CmEvent::Replied { .. }));
+    assert_eq!(received[1..], [CmEvent::TimedOut { conn: a }, released(a, 0x11)]);
     assert_eq!(rejection(&net.take(B)[0]), RejReason::TIMEOUT);
     net.assert_nothing_left();
 }
@@ -282,8 +282,11 @@ fn the_asker_changes_its_mind() {
     net.cm[A].forget(now, a);
     net.run(1);
     assert_eq!(net.one(A), released(a, 0x11));
-    let heard = net.take(B);
-    assert_eq!((rejection(&heard[0]), &heard[1..]), (RejReason::TIMEOUT, &[released(b, 0)][..]));
+    let received = net.take(B);
+    assert_eq!(
+        (rejection(&received[0]), &received[1..]),
+        (RejReason::TIMEOUT, &[released(b, 0)][..])
+    );
     net.assert_nothing_left();
 }
 
@@ -394,8 +397,8 @@ fn one_manager_connects_to_itself() {
         }
         std::iter::from_fn(|| cm.poll_event()).collect::<Vec<_>>()
     };
-    let heard = deliver(cm);
-    let CmEvent::Request { conn: b, .. } = heard[0] else { panic!("{heard:?}") };
+    let received = deliver(cm);
+    let CmEvent::Request { conn: b, .. } = received[0] else { panic!("{received:?}") };
     cm.accept(now, b, &Accept { side: side(0x22), private: b"" }).unwrap();
     assert!(matches!(deliver(cm)[..], [CmEvent::Replied { .. }]));
     cm.establish(a, b"").unwrap();

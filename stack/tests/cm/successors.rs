@@ -70,7 +70,7 @@ fn who_accepts_with_one_queue_pair_twice_and_dies_is_found_stale() {
 }
 
 /// B receives a request of A for `qpn`, with this communication id.
-fn hear_req(net: &mut Net, id: u32, qpn: u32) {
+fn receive_req(net: &mut Net, id: u32, qpn: u32) {
     let mut other = Net::new();
     other.connect(qpn);
     let sent = other.cm[A].poll_transmit().unwrap().mad;
@@ -97,7 +97,7 @@ fn refused(net: &mut Net) -> RejReason {
 
 /// A connection of B in TimeWait, with this communication id and queue pair of the peer.
 fn waiting(net: &mut Net, id: u32, qpn: u32) -> ConnId {
-    hear_req(net, id, qpn);
+    receive_req(net, id, qpn);
     let conn = asked(net);
     net.accept(conn, 0x2000 + qpn);
     net.cm[B].message_arrived(conn);
@@ -118,11 +118,11 @@ fn a_communication_id_that_is_used_again_is_the_second_ones() {
     let mut net = Net::new();
     net.listen(4);
     let first = waiting(&mut net, 77, 0x11);
-    hear_req(&mut net, 77, 0x12);
+    receive_req(&mut net, 77, 0x12);
     let second = asked(&mut net);
     net.run(200);
     assert_eq!(net.take(B), vec![released(first, 0x2011)]);
-    hear_req(&mut net, 77, 0x12);
+    receive_req(&mut net, 77, 0x12);
     assert_eq!((net.take(B), net.cm[B].len()), (vec![], 1), "it is a duplicate");
     // A peer that gives up before it knows our id is found by its own id.
     let rej = Rej {
@@ -147,14 +147,14 @@ fn a_communication_id_that_is_used_again_is_the_second_ones() {
 fn a_request_with_the_id_of_one_connection_and_the_queue_pair_of_another_is_judged_by_both() {
     let mut net = Net::new();
     net.listen(4);
-    hear_req(&mut net, 88, 0x12);
+    receive_req(&mut net, 88, 0x12);
     let lives = asked(&mut net);
     net.accept(lives, 0x33);
     net.cm[B].message_arrived(lives);
     assert_eq!(net.take(B), vec![CmEvent::Established { conn: lives }]);
     waiting(&mut net, 77, 0x11);
     while net.cm[B].poll_transmit().is_some() {}
-    hear_req(&mut net, 77, 0x12);
+    receive_req(&mut net, 77, 0x12);
     assert_eq!(refused(&mut net), RejReason::STALE_CONNECTION);
     assert_eq!(net.take(B)[0], disconnected(lives, Ended::Stale));
 }
@@ -244,7 +244,7 @@ fn two_listeners_of_a_service_have_a_backlog_each() {
 // ---- datagram services ----
 
 /// B receives a question of A with this number and transaction.
-fn hear_question(net: &mut Net, request: u32, tid: u64) {
+fn receive_question(net: &mut Net, request: u32, tid: u64) {
     let header = IpHeader { src: (address(A), 40_000).into(), dst: address(B) };
     let (pkey, private) = (Pkey::DEFAULT, &header.bytes()[..]);
     let ask = SidrReq { request, pkey, service: UDP, private };
@@ -267,18 +267,18 @@ fn answered(net: &mut Net) -> AskId {
 fn a_question_whose_number_is_used_again_is_remembered_as_long_as_any() {
     let mut net = Net::new();
     net.cm[B].listen_datagrams(UDP, None, 4).unwrap();
-    hear_question(&mut net, 5, 1);
+    receive_question(&mut net, 5, 1);
     answered(&mut net);
     net.run(30_000);
-    hear_question(&mut net, 5, 2);
+    receive_question(&mut net, 5, 2);
     answered(&mut net);
     net.run(31_000);
-    hear_question(&mut net, 5, 2);
+    receive_question(&mut net, 5, 2);
     assert_eq!(net.cm[B].counters().duplicates, 1);
     assert!(net.cm[B].poll_transmit().is_some(), "it is answered again");
     assert_eq!(net.take(B), vec![], "and nobody is asked");
     net.run(30_000);
-    hear_question(&mut net, 5, 2);
+    receive_question(&mut net, 5, 2);
     answered(&mut net);
 }
 

@@ -151,14 +151,14 @@ fn a_peer_that_says_anything_at_any_time_ends_its_connection_at_most_once() {
                     let (mut net, a, b) = at(step);
                     let (local, remote) = if side == B { (a.0, b.0) } else { (b.0, a.0) };
                     let all = messages(local, remote);
-                    let mut heard = Vec::new();
+                    let mut received = Vec::new();
                     for message in [&all[first], &all[second]] {
                         let (now, mad) = (net.now, message.emit(1));
                         net.cm[side].handle_mad(now, address(1 - side), address(side), &mad);
-                        heard.extend(net.take(side));
+                        received.extend(net.take(side));
                         while net.cm[side].poll_transmit().is_some() {}
                     }
-                    let ends = heard.iter().filter(|event| {
+                    let ends = received.iter().filter(|event| {
                         matches!(
                             event,
                             CmEvent::Rejected { .. }
@@ -166,7 +166,7 @@ fn a_peer_that_says_anything_at_any_time_ends_its_connection_at_most_once() {
                                 | CmEvent::TimedOut { .. }
                         )
                     });
-                    assert!(ends.count() <= 1, "{step:?} {heard:?}");
+                    assert!(ends.count() <= 1, "{step:?} {received:?}");
                     finish(net, a, b, step);
                 }
             }
@@ -218,9 +218,9 @@ fn what_is_replayed_after_the_end_leaves_nothing() {
     net.accept(conn, 0x33);
     net.run(100);
     // The other side does not know the connection, and says so.
-    let heard = net.take(B);
-    assert!(matches!(heard[0], CmEvent::Rejected { reason: RejReason::INVALID_COMM_ID, .. }));
-    assert!(!heard.contains(&disconnected(conn, rocinante_stack::cm::Ended::ByPeer)));
+    let received = net.take(B);
+    assert!(matches!(received[0], CmEvent::Rejected { reason: RejReason::INVALID_COMM_ID, .. }));
+    assert!(!received.contains(&disconnected(conn, rocinante_stack::cm::Ended::ByPeer)));
     net.run(1000);
     net.take(B);
     net.assert_nothing_left();
@@ -262,14 +262,14 @@ fn patience_is_for_what_was_said() {
             let before = (net.cm[side].poll_timeout(), net.cm[side].counters().stray);
             let mra = Mra { local, remote, subject, service_timeout: 20, private: b"" };
             let (now, mad) = (net.now, CmMessage::Mra(mra).emit(1));
-            let mut hear = || {
+            let mut receive = || {
                 net.cm[side].handle_mad(now, address(1 - side), address(side), &mad);
                 (net.cm[side].poll_timeout(), net.cm[side].counters().stray)
             };
-            let first = hear();
+            let first = receive();
             assert_eq!(first.0 > before.0, subject == right, "{step:?} {subject:?}");
             assert_eq!(first.1 - before.1, u64::from(subject != right));
-            assert_eq!(hear(), (first.0, first.1 + 1), "once");
+            assert_eq!(receive(), (first.0, first.1 + 1), "once");
         }
     }
 }

@@ -78,11 +78,11 @@ fn a_late_copy_of_a_request_makes_no_second_connection_until_the_first_is_releas
     net.listen(4);
     let a = net.connect(0x11);
     let req = net.cm[A].poll_transmit().unwrap();
-    let hear = |net: &mut Net| {
+    let receive = |net: &mut Net| {
         let now = net.now;
         net.cm[B].handle_mad(now, req.local, req.remote, &req.mad);
     };
-    hear(&mut net);
+    receive(&mut net);
     let CmEvent::Request { conn: b, .. } = net.one(B) else { panic!("no request") };
     net.accept(b, 0x22);
     net.run(1);
@@ -92,9 +92,9 @@ fn a_late_copy_of_a_request_makes_no_second_connection_until_the_first_is_releas
     let now = net.now;
     net.cm[A].disconnect(now, a, b"").unwrap();
     net.run(1);
-    let heard = net.take(B);
-    assert_eq!(heard.last(), Some(&disconnected(b, Ended::ByPeer)), "{heard:?}");
-    hear(&mut net);
+    let received = net.take(B);
+    assert_eq!(received.last(), Some(&disconnected(b, Ended::ByPeer)), "{received:?}");
+    receive(&mut net);
     assert_eq!(net.take(B), []);
     assert_eq!(net.cm[B].len(), 1);
     assert_eq!(net.cm[B].counters().duplicates, 1);
@@ -109,11 +109,11 @@ fn of_two_requests_of_a_peer_the_one_that_it_withdraws_goes() {
         let (now, (gone, at_b)) = (net.now, both[withdrawn]);
         net.cm[A].forget(now, gone);
         net.run(1);
-        let heard = net.take(B);
+        let received = net.take(B);
         let rejected =
             |event: &CmEvent| matches!(event, CmEvent::Rejected { conn, .. } if *conn == at_b);
-        assert!(rejected(&heard[0]), "{heard:?}");
-        assert_eq!((heard.len(), net.cm[B].len()), (2, 1));
+        assert!(rejected(&received[0]), "{received:?}");
+        assert_eq!((received.len(), net.cm[B].len()), (2, 1));
         // The other connection goes on.
         net.accept(both[1 - withdrawn].1, 0x22);
         net.run(1);
@@ -157,11 +157,11 @@ fn a_peer_that_died_and_accepts_with_the_same_queue_pair_ends_the_old_connection
     let (new, b) = net.asked(0x12);
     net.accept(b, 0x22);
     net.run(1);
-    let heard = net.take(A);
-    assert!(heard.contains(&disconnected(old, Ended::Stale)), "{heard:?}");
+    let received = net.take(A);
+    assert!(received.contains(&disconnected(old, Ended::Stale)), "{received:?}");
     let refused =
         |event: &&CmEvent| matches!(event, CmEvent::Rejected { conn, .. } if *conn == new);
-    let refused = heard.iter().find(refused).expect("the new one is to be tried again");
+    let refused = received.iter().find(refused).expect("the new one is to be tried again");
     assert_eq!(rejection(refused), RejReason::STALE_CONNECTION);
     net.run(1_000);
     net.take(A);
@@ -243,15 +243,15 @@ fn of_two_replies_the_first_that_makes_sense_counts() {
     let Ok((header, CmMessage::Rep(rep))) = CmMessage::parse(&reply.mad) else {
         panic!("no reply")
     };
-    let mut hear = |rep: Rep<'_>| {
+    let mut receive = |rep: Rep<'_>| {
         let (now, mad) = (net.now, CmMessage::Rep(rep).emit(header.tid));
         net.cm[A].handle_mad(now, address(B), address(A), &mad);
         let counters = net.cm[A].counters();
         (counters.malformed, counters.stray, counters.duplicates)
     };
-    assert_eq!(hear(Rep { local: CommId(0), ..rep }), (1, 0, 0));
-    assert_eq!(hear(rep), (1, 0, 0));
-    assert_eq!(hear(Rep { local: CommId(rep.local.0 ^ 1), ..rep }), (1, 1, 0));
-    assert_eq!(hear(rep), (1, 1, 1));
+    assert_eq!(receive(Rep { local: CommId(0), ..rep }), (1, 0, 0));
+    assert_eq!(receive(rep), (1, 0, 0));
+    assert_eq!(receive(Rep { local: CommId(rep.local.0 ^ 1), ..rep }), (1, 1, 0));
+    assert_eq!(receive(rep), (1, 1, 1));
     assert!(matches!(net.one(A), CmEvent::Replied { conn, .. } if conn == a));
 }

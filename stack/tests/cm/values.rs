@@ -93,7 +93,7 @@ fn the_rest_of_a_number_is_bounded_on_both_sides_whatever_the_peer_says() {
     for code in CODES {
         let mut net = Net::new();
         net.listen(4);
-        hear_req(&mut net, |req| req.primary.ack_timeout = code);
+        receive_req(&mut net, |req| req.primary.ack_timeout = code);
         let CmEvent::Request { conn, request, .. } = net.one(B) else { panic!("no request") };
         assert_eq!(request.ack_timeout, code, "the program hears what the peer says");
         net.accept(conn, 0x22);
@@ -124,7 +124,7 @@ fn req_mad(change: impl FnOnce(&mut Req<'_>)) -> MadBytes {
     CmMessage::Req(req).emit(header.tid)
 }
 
-fn hear_req(net: &mut Net, change: impl FnOnce(&mut Req<'_>)) {
+fn receive_req(net: &mut Net, change: impl FnOnce(&mut Req<'_>)) {
     let (now, mad) = (net.now, req_mad(change));
     net.cm[B].handle_mad(now, address(A), address(B), &mad);
 }
@@ -198,7 +198,7 @@ fn no_value_of_a_request_makes_us_wait_for_long_or_hold_anything_for_ever() {
         for program in [Program::Sleeps, Program::Accepts, Program::Rejects] {
             let mut net = Net::new();
             net.listen(4);
-            hear_req(&mut net, change);
+            receive_req(&mut net, change);
             net.mute = [true; 2];
             for event in net.take(B) {
                 let CmEvent::Request { conn, .. } = event else { panic!("{event:?}") };
@@ -230,12 +230,12 @@ fn a_request_of_a_known_connection_changes_nothing_but_what_it_says() {
     for (what, change) in REQS {
         let mut net = Net::new();
         net.listen(4);
-        hear_req(&mut net, |_| {});
+        receive_req(&mut net, |_| {});
         let CmEvent::Request { conn, .. } = net.one(B) else { panic!("no request") };
         net.accept(conn, 0x22);
         net.cm[B].message_arrived(conn);
         assert_eq!(net.take(B), vec![CmEvent::Established { conn }]);
-        hear_req(&mut net, change);
+        receive_req(&mut net, change);
         assert!(net.cm[B].len() <= 2, "{what}");
         assert_waits_no_longer(&net, B, &what);
         net.run(FOR_EVER);
@@ -253,7 +253,7 @@ fn the_program_hears_the_greatest_and_the_least_values() {
     for (extreme, few, three, psn) in [(0, 0, 0, 0), (255, 31, 7, 0xff_ffff)] {
         let mut net = Net::new();
         net.listen(4);
-        hear_req(&mut net, |req| {
+        receive_req(&mut net, |req| {
             (req.responder_resources, req.initiator_depth) = (extreme, extreme);
             (req.retry_count, req.rnr_retry, req.primary.ack_timeout) = (three, three, few);
             (req.psn, req.primary.traffic_class) = (Psn::new(psn), extreme);

@@ -73,7 +73,7 @@ impl Solo {
         self.send(1, 10);
         self.sent();
         self.wait(nanoseconds);
-        self.hear_ack(0);
+        self.receive_ack(0);
         assert_eq!(self.completed(), [(1, WcStatus::Success)]);
     }
 
@@ -149,59 +149,59 @@ impl Solo {
     }
 
     /// Delivers a sealed packet.
-    pub fn hear(&mut self, packet: &[u8]) {
-        self.hear_from(addr(2), addr(1), IpId::Exact { id: 0, flags: DF }, packet);
+    pub fn receive(&mut self, packet: &[u8]) {
+        self.receive_from(addr(2), addr(1), IpId::Exact { id: 0, flags: DF }, packet);
     }
 
-    pub fn hear_from(&mut self, src: IpAddr, dst: IpAddr, ip_id: IpId, packet: &[u8]) {
+    pub fn receive_from(&mut self, src: IpAddr, dst: IpAddr, ip_id: IpId, packet: &[u8]) {
         let datagram =
             Datagram { bytes: packet, src, dst, src_port: PORT, ip_id, tos: 0, hop_limit: None };
         self.end.engine.handle_datagram(self.now, &datagram, &mut self.end.host);
     }
 
-    pub fn hear_request(&mut self, opcode: Opcode, psn: i64, rest: &[&[u8]]) {
-        self.hear(&self.request(opcode, psn, rest));
+    pub fn receive_request(&mut self, opcode: Opcode, psn: i64, rest: &[&[u8]]) {
+        self.receive(&self.request(opcode, psn, rest));
     }
 
-    pub fn hear_syndrome(&mut self, psn: i64, syndrome: Syndrome) {
+    pub fn receive_syndrome(&mut self, psn: i64, syndrome: Syndrome) {
         let packet = self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&aeth(syndrome, 0)]);
-        self.hear(&packet);
+        self.receive(&packet);
     }
 
-    pub fn hear_ack(&mut self, psn: i64) {
-        self.hear_syndrome(psn, Syndrome::ACK_UNLIMITED);
+    pub fn receive_ack(&mut self, psn: i64) {
+        self.receive_syndrome(psn, Syndrome::ACK_UNLIMITED);
     }
 
-    pub fn hear_nak(&mut self, psn: i64, code: NakCode) {
-        self.hear_syndrome(psn, Syndrome::nak(code));
+    pub fn receive_nak(&mut self, psn: i64, code: NakCode) {
+        self.receive_syndrome(psn, Syndrome::nak(code));
     }
 
     /// The peer reports `psn` as missing, and `held` as received.
-    pub fn hear_gap(&mut self, psn: i64, held: &[i64]) {
+    pub fn receive_gap(&mut self, psn: i64, held: &[i64]) {
         let mut report = vec![0; 4 * (held.iter().max().unwrap_or(&psn) - psn + 32) as usize / 32];
         held.iter().for_each(|held| report[(held - psn) as usize / 8] |= 1 << ((held - psn) % 8));
         let nak = aeth(Syndrome::nak(NakCode::PsnSequenceError), 0);
         let packet = self.response(Opcode::RC_ACKNOWLEDGE, psn, &[&nak, &report]);
-        self.hear(&packet);
+        self.receive(&packet);
     }
 
-    pub fn hear_rnr(&mut self, psn: i64, timer: u8) {
-        self.hear_syndrome(psn, Syndrome::rnr(timer));
+    pub fn receive_rnr(&mut self, psn: i64, timer: u8) {
+        self.receive_syndrome(psn, Syndrome::rnr(timer));
     }
 
     /// A READ response.
-    pub fn hear_data(&mut self, opcode: Opcode, psn: i64, payload: &[u8]) {
+    pub fn receive_data(&mut self, opcode: Opcode, psn: i64, payload: &[u8]) {
         let middle = opcode == Opcode::RC_RDMA_READ_RESPONSE_MIDDLE;
         let aeth = if middle { vec![] } else { aeth(Syndrome::ACK_UNLIMITED, 0) };
         let packet = self.response(opcode, psn, &[&aeth, payload]);
-        self.hear(&packet);
+        self.receive(&packet);
     }
 
     /// The response to an atomic.
-    pub fn hear_found(&mut self, psn: i64, found: u64) {
+    pub fn receive_found(&mut self, psn: i64, found: u64) {
         let rest = [&aeth(Syndrome::ACK_UNLIMITED, 0)[..], &found.to_be_bytes()];
         let packet = self.response(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, &rest);
-        self.hear(&packet);
+        self.receive(&packet);
     }
 
     /// A RETH for the arena.

@@ -35,7 +35,7 @@ const NOTHING: Key = Key(0x1234_5600);
 
 fn write(solo: &mut Solo, psn: i64, key: Key) {
     let header = crate::common::reth(crate::common::BASE, key, 8);
-    solo.hear_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 8]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 8]]);
 }
 
 /// Posts receives until the queue is full.
@@ -85,38 +85,38 @@ const FAILURES: [Failure; 21] = [
     }),
     ("it breaks in a message", |solo| {
         receives(solo);
-        solo.hear_request(Op::RC_SEND_FIRST, 0, &[&[7; 256]]);
+        solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[7; 256]]);
         breaks(solo);
     }),
     ("a message is too long for its receive", |solo| {
         receives(solo);
         for psn in 0..3 {
             let opcode = if psn == 0 { Op::RC_SEND_FIRST } else { Op::RC_SEND_MIDDLE };
-            solo.hear_request(opcode, psn, &[&[7; 256]]);
+            solo.receive_request(opcode, psn, &[&[7; 256]]);
         }
     }),
     ("the memory of a receive is gone", |solo| {
         receives(solo);
-        without_memory(solo, |solo| solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]));
+        without_memory(solo, |solo| solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]));
     }),
     ("the memory of a READ is gone while it is answered", |solo| {
         let header = solo.reth(0, 700);
-        solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
         without_memory(solo, |solo| assert_eq!(solo.sent(), ["NAK #0 access"]));
     }),
     ("it breaks while responses are due", |solo| {
         let (read, add) = (solo.reth(0, 700), solo.atomic_eth(0, 1, 0));
-        solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
-        solo.hear_request(Op::RC_FETCH_ADD, 3, &[&add]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
+        solo.receive_request(Op::RC_FETCH_ADD, 3, &[&add]);
         breaks(solo);
     }),
     ("more READs than were agreed", |solo| {
         for psn in 0..3 {
             let header = solo.reth(0, 8);
-            solo.hear_request(Op::RC_RDMA_READ_REQUEST, psn, &[&header]);
+            solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&header]);
         }
     }),
-    ("a request is invalid", |solo| solo.hear_request(Op::RC_SEND_LAST, 0, &[&[7; 8]])),
+    ("a request is invalid", |solo| solo.receive_request(Op::RC_SEND_LAST, 0, &[&[7; 8]])),
     ("a key is wrong", |solo| write(solo, 0, NOTHING)),
     ("the peer is silent", |solo| {
         sends(solo);
@@ -129,31 +129,31 @@ const FAILURES: [Failure; 21] = [
     ("the peer never has a receive", |solo| {
         sends(solo);
         for _ in 0..3 {
-            solo.hear_rnr(0, 1);
+            solo.receive_rnr(0, 1);
             solo.wait(1_000_000);
             solo.sent();
         }
     }),
     ("the peer refuses", |solo| {
         sends(solo);
-        solo.hear_nak(1, NakCode::RemoteAccessError);
+        solo.receive_nak(1, NakCode::RemoteAccessError);
     }),
     ("the peer refuses what is repaired", |solo| {
         sends(solo);
-        solo.hear_gap(0, &[1]);
-        solo.hear_nak(0, NakCode::RemoteOperationalError);
+        solo.receive_gap(0, &[1]);
+        solo.receive_nak(0, NakCode::RemoteOperationalError);
     }),
     ("a response is wrong", |solo| {
         solo.read(1, 700);
         solo.add(2, 4096);
         solo.sent();
-        solo.hear_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[7; 8]);
+        solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[7; 8]);
     }),
     ("the memory of a response is gone", |solo| {
         solo.read(1, 700);
         solo.sent();
         without_memory(solo, |solo| {
-            solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[7; 256]);
+            solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[7; 256]);
         });
     }),
     ("the memory of a request is gone", |solo| {
@@ -163,7 +163,7 @@ const FAILURES: [Failure; 21] = [
     ("the memory of what is sent again is gone", |solo| {
         sends(solo);
         without_memory(solo, |solo| {
-            solo.hear_gap(0, &[1]);
+            solo.receive_gap(0, &[1]);
             solo.sent();
         });
     }),
@@ -175,7 +175,7 @@ const FAILURES: [Failure; 21] = [
     }),
     ("there is no room in the sink", |solo| {
         let header = solo.reth(0, 700);
-        solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
         solo.end.out.room = 0;
         sends(solo);
         breaks(solo);
@@ -247,11 +247,11 @@ fn fails_again_and_again(setup: &Setup, name: &str, fail: fn(&mut Solo), anew: b
     // It works: all its resources are there.
     receives(&mut solo);
     for psn in 0..4 {
-        solo.hear_request(Op::RC_SEND_ONLY, psn, &[&[7; 8]]);
+        solo.receive_request(Op::RC_SEND_ONLY, psn, &[&[7; 8]]);
     }
     (1..=4).for_each(|wr_id| solo.send(wr_id, 10));
     assert_eq!(solo.sent().iter().filter(|sent| sent.starts_with("SEND_ONLY")).count(), 4);
-    solo.hear_ack(3);
+    solo.receive_ack(3);
     let done = solo.completed();
     assert!(done.len() == 8 && done.iter().all(|(_, status)| *status == WcStatus::Success));
 }

@@ -62,8 +62,8 @@ fn receives(solo: &mut Solo) {
 /// As [`receives`], and with responses sent to a READ of one packet and to an atomic.
 fn answered(solo: &mut Solo) {
     receives(solo);
-    solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&solo.reth(0, 8)]);
-    solo.hear_request(Op::RC_FETCH_ADD, 1, &[&solo.atomic_eth(64, 1, 0)]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&solo.reth(0, 8)]);
+    solo.receive_request(Op::RC_FETCH_ADD, 1, &[&solo.atomic_eth(64, 1, 0)]);
 }
 
 fn sends(solo: &mut Solo) {
@@ -160,7 +160,7 @@ pub(crate) const KINDS: [Kind; 33] = [
         |solo| {
             reads(solo);
             solo.sent();
-            solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[7; 256]);
+            solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[7; 256]);
         },
         |solo| data(solo, Op::RC_RDMA_READ_RESPONSE_MIDDLE, 1, 256),
     ),
@@ -169,8 +169,8 @@ pub(crate) const KINDS: [Kind; 33] = [
         |solo| {
             reads(solo);
             solo.sent();
-            solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[7; 256]);
-            solo.hear_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 1, &[7; 256]);
+            solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[7; 256]);
+            solo.receive_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 1, &[7; 256]);
         },
         |solo| data(solo, Op::RC_RDMA_READ_RESPONSE_LAST, 2, 188),
     ),

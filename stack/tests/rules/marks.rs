@@ -19,7 +19,7 @@ const MARKED: u8 = 0x68 | 3;
 /// At most one notification in this time.
 const PACE: u64 = 50_000;
 
-fn hear(solo: &mut Solo, (src, dst): (IpAddr, IpAddr), tos: u8, bytes: &[u8]) {
+fn receive(solo: &mut Solo, (src, dst): (IpAddr, IpAddr), tos: u8, bytes: &[u8]) {
     let ip_id = IpId::Exact { id: 0, flags: DF };
     let datagram = Datagram { bytes, src, dst, src_port: PORT, ip_id, tos, hop_limit: None };
     solo.end.engine.handle_datagram(solo.now, &datagram, &mut solo.end.host);
@@ -42,7 +42,7 @@ fn every_marked_packet_of_a_reliable_connection_is_answered_and_no_other() {
     for kind in &KINDS {
         for tos in 0..4 {
             let (mut solo, packet) = kind.ready();
-            hear(&mut solo, (addr(2), addr(1)), tos, &packet);
+            receive(&mut solo, (addr(2), addr(1)), tos, &packet);
             // A queue pair in the error state sends nothing.
             let broke = solo.state() == QpState::Err;
             let marked = tos == 3;
@@ -62,7 +62,7 @@ fn a_notification_is_not_answered_by_one() {
     cnp[4] |= 0x40;
     seal(&mut cnp);
     for _ in 0..3 {
-        hear(&mut solo, (addr(2), addr(1)), MARKED, &cnp);
+        receive(&mut solo, (addr(2), addr(1)), MARKED, &cnp);
         solo.now = solo.now.after(PACE);
         assert_eq!(notified(&mut solo, PEER), 0);
     }
@@ -78,16 +78,16 @@ fn no_marked_packet_that_is_dropped_is_answered() {
         let way = (addr(2), addr(1));
         let mut damaged = packet.clone();
         damaged[11] ^= 1;
-        hear(&mut solo, way, MARKED, &damaged);
+        receive(&mut solo, way, MARKED, &damaged);
         for (at, bits) in [(0, 0x20), (0, 0xe0), (1, 1), (2, 0x40), (3, 1), (7, 0x40)] {
             let mut other = packet.clone();
             other[at] ^= bits;
             seal(&mut other);
-            hear(&mut solo, way, MARKED, &other);
+            receive(&mut solo, way, MARKED, &other);
         }
-        hear(&mut solo, (addr(3), addr(1)), MARKED, &packet);
-        hear(&mut solo, (addr(2), addr(4)), MARKED, &packet);
-        hear(&mut solo, way, MARKED, &packet[..14]);
+        receive(&mut solo, (addr(3), addr(1)), MARKED, &packet);
+        receive(&mut solo, (addr(2), addr(4)), MARKED, &packet);
+        receive(&mut solo, way, MARKED, &packet[..14]);
         assert_eq!(notified(&mut solo, PEER), 0, "{}", kind.name);
         let counters = solo.end.engine.counters();
         assert_eq!((counters.rcvd_ecn_ce, counters.sent_cnp), (0, 0), "{}", kind.name);
@@ -106,7 +106,7 @@ fn a_marked_datagram_to_the_connection_manager_is_not_answered() {
     let mut packet = [0; GSI_PACKET_LEN];
     write_gsi(&mut packet, Psn::new(1), &mad);
     template(addr(2), addr(1)).seal(&mut packet);
-    hear(&mut solo, (addr(2), addr(1)), MARKED, &packet);
+    receive(&mut solo, (addr(2), addr(1)), MARKED, &packet);
     assert_eq!(solo.end.engine.cm().unwrap().counters().received, 1);
     assert_eq!(notified(&mut solo, PEER), 0);
 }
@@ -128,7 +128,7 @@ fn a_queue_pair_that_only_receives_or_is_drained_says_so_too() {
             _ => {}
         }
         let write = solo.request(Op::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 8), &[1; 8]]);
-        hear(&mut solo, (addr(2), addr(1)), MARKED, &write);
+        receive(&mut solo, (addr(2), addr(1)), MARKED, &write);
         assert_eq!(notified(&mut solo, PEER), 1, "{state}");
     }
 }
@@ -143,7 +143,7 @@ fn two_queue_pairs_notify_a_peer_each() {
     let mark = |solo: &mut Solo, qpn, psn| {
         solo.end.qpn = qpn;
         let write = solo.request(Op::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(0, 8), &[1; 8]]);
-        hear(solo, (addr(2), addr(1)), MARKED, &write);
+        receive(solo, (addr(2), addr(1)), MARKED, &write);
     };
     for (qpn, peer) in [first, second].into_iter().zip(peers) {
         mark(&mut solo, qpn, 0);
@@ -172,7 +172,7 @@ fn a_notification_that_found_no_room_leaves_when_there_is_some() {
     solo.end.out.room = 0;
     for psn in 0..3 {
         let write = solo.request(Op::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(0, 8), &[1; 8]]);
-        hear(&mut solo, (addr(2), addr(1)), MARKED, &write);
+        receive(&mut solo, (addr(2), addr(1)), MARKED, &write);
         assert_eq!(notified(&mut solo, PEER), 0);
     }
     solo.end.out.room = usize::MAX;

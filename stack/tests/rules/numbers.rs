@@ -44,7 +44,7 @@ fn two_shared_receive_queues_have_receives_limits_and_events_of_their_own() {
     for (qpn, base) in [(b, 20), (a, 10)] {
         turn_to(&mut solo, qpn);
         for psn in 0..2 {
-            solo.hear_request(Op::RC_SEND_ONLY, psn, &[&[1; 8]]);
+            solo.receive_request(Op::RC_SEND_ONLY, psn, &[&[1; 8]]);
         }
         let expected = [(base, WcStatus::Success), (base + 1, WcStatus::Success)];
         assert_eq!(solo.completed(), expected);
@@ -64,7 +64,7 @@ fn two_shared_receive_queues_have_receives_limits_and_events_of_their_own() {
     solo.end.connect(c, 0, PEER, &setup());
     turn_to(&mut solo, c);
     solo.sent();
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
     assert_eq!(solo.sent(), ["RNR #0 timer 12"], "it is empty");
 }
 
@@ -156,7 +156,7 @@ fn windows_of_two_queue_pairs_come_and_go_each_by_itself() {
     let admits = |solo: &mut Solo, qpn, key: Key, psn: &mut i64| {
         turn_to(solo, qpn);
         let header = reth(BASE, key, 4);
-        solo.hear_request(Op::RC_RDMA_WRITE_ONLY, *psn, &[&header, &[7; 4]]);
+        solo.receive_request(Op::RC_RDMA_WRITE_ONLY, *psn, &[&header, &[7; 4]]);
         let answer = solo.sent();
         let done = answer == [format!("ACK #{psn}")];
         if done {

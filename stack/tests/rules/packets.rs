@@ -91,13 +91,13 @@ fn what_is_wrong_with_a_packet_of_any_kind_is_counted_and_changes_nothing() {
         // The first packet of a peer makes the entry of its source; this is not part of the
         // comparison.
         let damaged = [&good[..good.len() - 1], &[!good[good.len() - 1]]].concat();
-        solo.hear(&damaged);
+        solo.receive(&damaged);
         let before = (tables(&solo.end.engine), solo.end.host.arena.clone());
         let sum = |drops: &Drops| drops.iter().map(|(_, n)| n).sum::<u64>();
         for Bad { why, way: (src, dst), packet, count } in bad(kind, &solo, &good) {
             let drops = *solo.end.engine.drops();
             let counters = *solo.end.engine.counters();
-            solo.hear_from(src, dst, EXACT, &packet);
+            solo.receive_from(src, dst, EXACT, &packet);
             let after = *solo.end.engine.drops();
             let counted = (count(&after) - count(&drops), sum(&after) - sum(&drops));
             assert_eq!(counted, (1, 1), "{}: {why}", kind.name);
@@ -107,7 +107,7 @@ fn what_is_wrong_with_a_packet_of_any_kind_is_counted_and_changes_nothing() {
         assert!(solo.end.host.arena == before.1 && solo.completed().is_empty(), "{}", kind.name);
         assert!(!solo.end.engine.wants_transmit() && solo.event().is_none(), "{}", kind.name);
         // The good packet is accepted: it does change the tables.
-        solo.hear(&good);
+        solo.receive(&good);
         assert_ne!(before.0, tables(&solo.end.engine), "{}", kind.name);
     }
 }
@@ -128,7 +128,7 @@ fn no_packet_of_any_kind_is_heard_by_who_is_not_ready_or_broken() {
             solo.sent();
             solo.completed();
             let before = tables(&solo.end.engine);
-            solo.hear(&good);
+            solo.receive(&good);
             assert_eq!(solo.end.engine.drops().unknown_qpn, 1, "{} in {state}", kind.name);
             assert_same(&before, &tables(&solo.end.engine), &(kind.name, state));
             assert_eq!((solo.sent(), solo.completed()), (vec![], vec![]));
@@ -143,7 +143,7 @@ fn no_packet_of_any_kind_is_heard_by_who_is_gone() {
         let qpn = solo.end.qpn;
         solo.end.engine.destroy_qp(qpn).unwrap();
         let before = tables(&solo.end.engine);
-        solo.hear(&good);
+        solo.receive(&good);
         assert_eq!(solo.end.engine.drops().unknown_qpn, 1, "{}", kind.name);
         assert_same(&before, &tables(&solo.end.engine), &kind.name);
     }
@@ -152,7 +152,7 @@ fn no_packet_of_any_kind_is_heard_by_who_is_gone() {
 /// The effect of a packet on a queue pair: tables, memory, completions and packets sent.
 fn effect(kind: &Kind, change: impl FnOnce(&mut Bth)) -> (String, Vec<u8>, String, Vec<String>) {
     let (mut solo, good) = kind.ready();
-    solo.hear(&with(&good, change));
+    solo.receive(&with(&good, change));
     let state = tables(&solo.end.engine);
     let done = format!("{:?}", solo.end.host.completions);
     (state, solo.end.host.arena.clone(), done, solo.sent())
@@ -196,12 +196,12 @@ fn bits_that_mean_nothing_here_make_no_difference_to_any_kind() {
 fn a_response_of_any_kind_that_comes_twice_does_nothing_the_second_time() {
     for kind in KINDS.iter().filter(|kind| kind.is_response) {
         let (mut solo, good) = kind.ready();
-        solo.hear(&good);
+        solo.receive(&good);
         solo.sent();
         solo.completed();
         let state = solo.state();
         let (before, drops) = (tables(&solo.end.engine), *solo.end.engine.drops());
-        solo.hear(&good);
+        solo.receive(&good);
         if kind.name != "NAK of a gap" {
             assert_same(&before, &tables(&solo.end.engine), &kind.name);
         }

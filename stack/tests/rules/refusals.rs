@@ -275,7 +275,7 @@ fn of_a_list_that_is_refused_half_way_the_rest_is_not_concerned() {
         assert_eq!(solo.post_wr(&wr(op, data)), Err(why));
         solo.send(2, 10);
         assert_eq!(solo.sent(), ["SEND_ONLY #0 10B ack", "SEND_ONLY #1 10B ack"], "{op:?}");
-        solo.hear_ack(1);
+        solo.receive_ack(1);
         assert_eq!(solo.completed(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
         assert_eq!(solo.end.host.sends_retired, 2);
     }
@@ -316,7 +316,7 @@ fn a_change_of_a_shared_receive_queue_that_is_refused_changes_nothing() {
     let list = [solo.sge(0, 700)];
     (1..=3).for_each(|wr_id| solo.end.share(wr_id, &list).unwrap());
     // One of them is taken.
-    solo.hear_request(rocinante_stack::wire::Opcode::RC_SEND_FIRST, 0, &[&[7; 256]]);
+    solo.receive_request(rocinante_stack::wire::Opcode::RC_SEND_FIRST, 0, &[&[7; 256]]);
     let engine = &mut solo.end.engine;
     let before = tables(engine);
     let change = |max_wr, srq_limit| SrqChange { max_wr, srq_limit };

@@ -48,23 +48,23 @@ const PASTS: [Past; 17] = [
     ("requests that go again", |solo| {
         (1..=3).for_each(|wr_id| solo.send(wr_id, 10));
         solo.sent();
-        solo.hear_gap(0, &[1]);
+        solo.receive_gap(0, &[1]);
     }),
     ("a READ and an atomic under way", |solo| {
         solo.read(1, 700);
         solo.add(2, 4096);
         solo.sent();
-        solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[7; 256]);
+        solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &[7; 256]);
     }),
     ("a pause for a receive", |solo| {
         solo.send(1, 10);
         solo.sent();
-        solo.hear_rnr(0, 31);
+        solo.receive_rnr(0, 31);
     }),
     ("a peer that grants no receives", |solo| {
         solo.send(1, 10);
         solo.sent();
-        solo.hear_syndrome(0, Syndrome(0));
+        solo.receive_syndrome(0, Syndrome(0));
     }),
     ("a timeout", |solo| {
         solo.send(1, 10);
@@ -74,40 +74,40 @@ const PASTS: [Past; 17] = [
     ("half a message", |solo| {
         let list = [solo.sge(8192, 700)];
         solo.post_recv(95, &list);
-        solo.hear_request(Op::RC_SEND_FIRST, 0, &[&[9; 256]]);
+        solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[9; 256]]);
     }),
     ("half a WRITE", |solo| {
         let header = solo.reth(12_000, 700);
-        solo.hear_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[9; 256]]);
+        solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[9; 256]]);
     }),
     ("responses that are due", |solo| {
         let (read, add) = (solo.reth(12_000, 700), solo.atomic_eth(13_000, 1, 0));
-        solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
-        solo.hear_request(Op::RC_FETCH_ADD, 3, &[&add]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
+        solo.receive_request(Op::RC_FETCH_ADD, 3, &[&add]);
     }),
     ("responses that are kept", |solo| {
         let (read, add) = (solo.reth(12_000, 700), solo.atomic_eth(13_000, 1, 0));
-        solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
-        solo.hear_request(Op::RC_FETCH_ADD, 3, &[&add]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
+        solo.receive_request(Op::RC_FETCH_ADD, 3, &[&add]);
         solo.sent();
     }),
     ("packets that are held", |solo| {
         for psn in 1..4 {
-            solo.hear_request(Op::RC_SEND_ONLY, psn, &[&[9; 8]]);
+            solo.receive_request(Op::RC_SEND_ONLY, psn, &[&[9; 8]]);
         }
     }),
-    ("a NAK that is due", |solo| solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[9; 8]])),
+    ("a NAK that is due", |solo| solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[9; 8]])),
     ("an acknowledgement that is due", |solo| {
         let header = solo.reth(12_000, 8);
-        solo.hear_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[9; 8]]);
+        solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&header, &[9; 8]]);
     }),
     ("a failure", |solo| {
         (1..=3).for_each(|wr_id| solo.send(wr_id, 10));
         solo.sent();
-        solo.hear_nak(1, NakCode::RemoteAccessError);
+        solo.receive_nak(1, NakCode::RemoteAccessError);
     }),
     ("a request that was refused", |solo| {
-        solo.hear_request(Op::RC_SEND_LAST, 0, &[&[9; 8]]);
+        solo.receive_request(Op::RC_SEND_LAST, 0, &[&[9; 8]]);
     }),
 ];
 
@@ -138,21 +138,21 @@ fn conversation(solo: &mut Solo) -> Vec<String> {
     said.extend(solo.sent());
     said.push(format!("{:?}", solo.end.engine.poll_timeout()));
     // A packet out of order, then the missing one; a READ and its duplicate.
-    solo.hear_request(Op::RC_SEND_ONLY, 1, &[&[2; 8]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[2; 8]]);
     said.extend(solo.sent());
-    solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
     let header = solo.reth(0, 300);
     for _ in 0..2 {
-        solo.hear_request(Op::RC_RDMA_READ_REQUEST, 2, &[&header]);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 2, &[&header]);
         said.extend(solo.sent());
     }
-    solo.hear_ack(1);
-    solo.hear_gap(2, &[3]);
+    solo.receive_ack(1);
+    solo.receive_gap(2, &[3]);
     said.extend(solo.sent());
-    solo.hear_ack(3);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 4, &[7; 256]);
-    solo.hear_data(Op::RC_RDMA_READ_RESPONSE_LAST, 5, &[7; 44]);
-    solo.hear_found(6, 77);
+    solo.receive_ack(3);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 4, &[7; 256]);
+    solo.receive_data(Op::RC_RDMA_READ_RESPONSE_LAST, 5, &[7; 44]);
+    solo.receive_found(6, 77);
     solo.send(5, 10);
     said.extend(solo.sent());
     for _ in 0..30 {
@@ -261,7 +261,7 @@ fn events_of_a_queue_pair_that_is_gone_go_with_it() {
     let [first, second] = [solo.end.qpns[0], solo.end.qpns[1]];
     for qpn in [second, first] {
         turn_to(&mut solo, qpn);
-        solo.hear_request(Op::RC_SEND_LAST, 0, &[&[9; 8]]);
+        solo.receive_request(Op::RC_SEND_LAST, 0, &[&[9; 8]]);
     }
     solo.end.engine.destroy_qp(first).unwrap();
     let again = solo.end.engine.create_qp(&qp_init(&setup()), first.value());
@@ -319,13 +319,13 @@ const UNRELIABLE_PASTS: [Past; 6] = [
     ("half a message", |solo| {
         let list = [solo.sge(8192, 700)];
         solo.post_recv(95, &list);
-        hear_first(solo);
+        receive_first(solo);
     }),
 ];
 
-fn hear_first(solo: &mut Solo) {
+fn receive_first(solo: &mut Solo) {
     if solo.setup.qp_type == QpType::Uc {
-        solo.hear_request(Op::UC_SEND_FIRST, 0, &[&[9; 256]]);
+        solo.receive_request(Op::UC_SEND_FIRST, 0, &[&[9; 256]]);
     }
 }
 
@@ -351,13 +351,13 @@ fn words(solo: &mut Solo) -> Vec<String> {
     for psn in 0..2 {
         let deth = [QKEY.to_be_bytes(), 0x77u32.to_be_bytes()].concat();
         match solo.setup.qp_type {
-            QpType::Uc => solo.hear_request(Op::UC_SEND_ONLY, psn, &[&[1; 8]]),
-            _ => solo.hear_request(Op::UD_SEND_ONLY, psn, &[&deth, &[1; 8]]),
+            QpType::Uc => solo.receive_request(Op::UC_SEND_ONLY, psn, &[&[1; 8]]),
+            _ => solo.receive_request(Op::UD_SEND_ONLY, psn, &[&deth, &[1; 8]]),
         }
     }
     // A packet that continues no message is dropped.
     if solo.setup.qp_type == QpType::Uc {
-        solo.hear_request(Op::UC_SEND_LAST, 2, &[&[1; 8]]);
+        solo.receive_request(Op::UC_SEND_LAST, 2, &[&[1; 8]]);
     }
     (1..=3).for_each(|wr_id| say(solo, wr_id, 10));
     let mut said = solo.sent();

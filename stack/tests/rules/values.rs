@@ -20,7 +20,7 @@ const OPEN: u32 = 4096;
 
 /// The responder's answer to a request for this range.
 fn answer(solo: &mut Solo, packet: &[u8]) -> &'static str {
-    solo.hear(packet);
+    solo.receive(packet);
     let state = solo.state();
     let first = solo.packets().first().cloned().expect("an answer");
     let first = Packet::parse(&first).expect("a packet of ours");
@@ -101,10 +101,10 @@ fn no_length_or_address_of_a_repeated_read_is_answered_with_more_than_was_asked_
             for va in [BASE, BASE + skipped, BASE + 1, 0, u64::MAX] {
                 let mut solo = Solo::script();
                 let header = solo.reth(0, 700);
-                solo.hear_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
+                solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&header]);
                 assert_eq!(solo.sent().len(), 3);
                 let again = reth(va, solo.key, len);
-                solo.hear_request(Op::RC_RDMA_READ_REQUEST, psn, &[&again]);
+                solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&again]);
                 let to = skipped + u64::from(len);
                 let ends = to == 700 || (to < 700 && len > 0 && len.is_multiple_of(256));
                 let good = va == BASE + skipped && ends;
@@ -137,11 +137,11 @@ fn every_syndrome_at_every_psn_means_what_it_says_and_nothing_else() {
                 let mut fresh = Solo::script();
                 (0..4).for_each(|wr_id| fresh.send(wr_id, 10));
                 fresh.sent();
-                fresh.hear_ack(0);
+                fresh.receive_ack(0);
                 fresh.completed();
                 fresh
             });
-            solo.hear_syndrome(psn, Syndrome(code));
+            solo.receive_syndrome(psn, Syndrome(code));
             let done = solo.completed();
             let before =
                 |to: i64| (1..to.max(1) as u64).map(|id| (id, WcStatus::Success)).collect();
@@ -174,19 +174,19 @@ fn after_any_syndrome_at_any_psn_an_acknowledgement_ends_what_is_left() {
             let mut solo = Solo::script();
             (0..3).for_each(|wr_id| solo.send(wr_id, 10));
             solo.sent();
-            solo.hear_syndrome(psn, Syndrome(code));
+            solo.receive_syndrome(psn, Syndrome(code));
             assert_eq!(solo.state(), QpState::Rts, "{code:#x} at {psn}");
             let mut done = solo.completed();
             for _ in 0..4 {
                 solo.wait_for_timer();
                 solo.sent();
             }
-            solo.hear_ack(2);
+            solo.receive_ack(2);
             done.extend(solo.completed());
             let all: Vec<_> = (0..3).map(|id| (id, WcStatus::Success)).collect();
             assert_eq!(done, all, "{code:#x} at {psn}");
             solo.send(3, 10);
-            solo.hear_syndrome(2, Syndrome::ACK_UNLIMITED);
+            solo.receive_syndrome(2, Syndrome::ACK_UNLIMITED);
             assert_eq!(solo.sent(), ["SEND_ONLY #3 10B ack"], "{code:#x} at {psn}");
         }
     }
@@ -204,7 +204,7 @@ fn no_message_number_and_no_credit_stops_a_sender_for_good() {
             for _ in 0..8 {
                 let header = aeth(Syndrome(code), msn);
                 let packet = solo.response(Op::RC_ACKNOWLEDGE, sent - 1, &[&header]);
-                solo.hear(&packet);
+                solo.receive(&packet);
                 if solo.end.host.completions.len() < 8 && sent == 4 {
                     (4..8).for_each(|wr_id| solo.send(wr_id, 10));
                 }
@@ -214,7 +214,7 @@ fn no_message_number_and_no_credit_stops_a_sender_for_good() {
                 }
             }
             assert_eq!(sent, 8, "MSN {msn}, credits {:?}", credits(code));
-            solo.hear_ack(7);
+            solo.receive_ack(7);
             assert_eq!(solo.completed().len(), 8);
         }
     }
@@ -226,7 +226,7 @@ fn every_code_of_an_rnr_nak_is_waited_for_as_long_as_the_table_says() {
         let mut solo = Solo::script();
         solo.send(1, 10);
         solo.sent();
-        solo.hear_rnr(0, code);
+        solo.receive_rnr(0, code);
         let wait = u64::from(rnr_timer_us(code)) * 1000;
         solo.wait(wait - 1);
         assert!(solo.sent().is_empty(), "code {code}");
@@ -254,13 +254,13 @@ fn a_report_of_any_length_and_content_leaves_a_sender_that_goes_on() {
                 let nak = aeth(Syndrome::nak(NakCode::PsnSequenceError), 0);
                 let packet = solo.response(Op::RC_ACKNOWLEDGE, psn, &[&nak, &report]);
                 for _ in 0..2 {
-                    solo.hear(&packet);
+                    solo.receive(&packet);
                     assert!(solo.sent().len() <= 6, "{name} in {len} bytes at #{psn}");
                 }
                 assert_eq!(solo.completed().len() as i64, psn % 6, "what is before it");
                 solo.wait(4096 << 14);
                 solo.sent();
-                solo.hear_ack(5);
+                solo.receive_ack(5);
                 assert_eq!(solo.completed().len() as i64, 6 - psn % 6, "{name}, {len}, #{psn}");
                 assert_eq!(solo.end.engine.footprint().in_flight_packets, 0);
             }
@@ -288,7 +288,7 @@ fn no_announced_budget_stops_a_sender_or_overflows() {
                 break;
             }
             acknowledged += sent;
-            solo.hear_ack(acknowledged - 1);
+            solo.receive_ack(acknowledged - 1);
         }
         assert_eq!(solo.completed().len(), 5, "{budget:?}");
         solo.read(6, 700);
@@ -340,7 +340,7 @@ fn the_numbers_of_a_datagram_are_told_as_they_are() {
             solo.post_recv(1, &list);
             let deth = [qkey.to_be_bytes(), src_qpn.to_be_bytes()].concat();
             let packet = solo.request(Op::UD_SEND_ONLY, 0xff_ffff, &[&deth, &[7; 8]]);
-            solo.hear(&packet);
+            solo.receive(&packet);
             let told = solo.end.host.completions.first().and_then(|cqe| cqe.src_qp);
             assert_eq!(told.map(|qpn| qpn.value()), is_right.then_some(src_qpn), "{qkey:#x}");
             assert_eq!(solo.end.engine.drops().qkey, u64::from(!is_right));
@@ -375,13 +375,13 @@ fn keys_of_nothing_are_refused_at_both_ends_of_their_range() {
         solo.post_recv(1, &list);
         let packet =
             solo.request(Op::RC_SEND_ONLY_WITH_INVALIDATE, 0, &[&key.to_be_bytes(), &[7; 8]]);
-        solo.hear(&packet);
+        solo.receive(&packet);
         assert_eq!(solo.completed(), [(1, WcStatus::RemInvReqErr)], "{key:#x}");
         let mut solo = Solo::script();
         let list = [sge(0, 8, Key(key))];
         let recv = RecvWr { wr_id: 1, sges: &list };
         solo.end.engine.post_recv(solo.end.qpn, &recv, &mut solo.end.host).unwrap();
-        solo.hear_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]);
+        solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[7; 8]]);
         assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)], "{key:#x}");
     }
 }
@@ -424,7 +424,7 @@ fn the_most_and_the_fewest_reads_that_can_be_agreed_are_served() {
         let mut solo = Solo::new(&Setup { rd_atomic, depth: 256, ..Setup::script() });
         for psn in 0..i64::from(rd_atomic) {
             let header = solo.reth(0, 8);
-            solo.hear_request(Op::RC_RDMA_READ_REQUEST, psn, &[&header]);
+            solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&header]);
         }
         assert_eq!(solo.sent().len(), usize::from(rd_atomic));
         (0..200).for_each(|wr_id| solo.read(wr_id, 8));
@@ -448,7 +448,7 @@ fn every_amount_of_padding_over_every_short_body_is_taken_or_malformed() {
             packet.splice(12..12, vec![7; body]);
             packet[1] |= pad << 4;
             seal(&mut packet);
-            solo.hear(&packet);
+            solo.receive(&packet);
             let fits = body >= usize::from(pad);
             let expected = fits.then(|| (body - usize::from(pad)) as u32);
             let len = solo.end.host.completions.first().map(|cqe| cqe.byte_len);

@@ -87,7 +87,7 @@ pub trait Subject {
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    fn hear(&mut self, packet: Vec<u8>, seal: bool) -> Step;
+    fn receive(&mut self, packet: Vec<u8>, seal: bool) -> Step;
 
     /// The next packet from the queue pair. With `wait` it must come; otherwise only one that comes
     /// within a moment is returned. Its ICRC is right.

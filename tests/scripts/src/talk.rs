@@ -232,7 +232,7 @@ impl<'a> Talk<'a> {
         ack_req: bool,
     ) -> Step {
         let packet = self.packet(opcode, self.options.psn[1], psn, ack_req, rest);
-        self.hear(packet)
+        self.receive(packet)
     }
 
     /// Sends a WRITE of one packet to region 0.
@@ -285,7 +285,7 @@ impl<'a> Talk<'a> {
 
     pub(crate) fn respond(&mut self, opcode: Opcode, psn: i64, rest: &[&[u8]]) -> Step {
         let packet = self.packet(opcode, self.options.psn[0], psn, false, rest);
-        self.hear(packet)
+        self.receive(packet)
     }
 
     fn packet(&self, opcode: Opcode, first: u32, psn: i64, ack: bool, rest: &[&[u8]]) -> Vec<u8> {
@@ -293,19 +293,19 @@ impl<'a> Talk<'a> {
         packet(opcode, self.subject.qpn(), psn, ack, rest)
     }
 
-    fn hear(&mut self, packet: Vec<u8>) -> Step {
+    fn receive(&mut self, packet: Vec<u8>) -> Step {
         self.last.clone_from(&packet);
-        self.subject.hear(packet, true)
+        self.subject.receive(packet, true)
     }
 
     /// Sends the last packet again, with its ICRC.
     pub(crate) fn once_more(&mut self) -> Step {
-        self.subject.hear(self.last.clone(), true)
+        self.subject.receive(self.last.clone(), true)
     }
 
     /// Sends an earlier packet again, perhaps for another connection of the same queue pair.
     pub(crate) fn replay(&mut self, packet: &[u8]) -> Step {
-        self.subject.hear(packet.to_vec(), true)
+        self.subject.receive(packet.to_vec(), true)
     }
 
     /// Sends the last packet, changed. With `seal` it gets a new ICRC, otherwise it keeps the old
@@ -313,7 +313,7 @@ impl<'a> Talk<'a> {
     pub(crate) fn changed(&mut self, change: impl FnOnce(&mut [u8]), seal: bool) -> Step {
         let mut packet = self.last.clone();
         change(&mut packet);
-        self.subject.hear(packet, seal)
+        self.subject.receive(packet, seal)
     }
 
     /// The last packet.

@@ -230,11 +230,11 @@ pub(super) fn run(data: &[u8]) {
             7 => {
                 let (packet, id) = (victim.packet(&mut input), input.u16());
                 let from = addr(if id % 64 == 0 { 3 } else { 2 });
-                victim.solo.hear_from(from, addr(1), IpId::Hint(id), &packet);
+                victim.solo.receive_from(from, addr(1), IpId::Hint(id), &packet);
             }
             _ => {
                 let packet = victim.packet(&mut input);
-                victim.solo.hear(&packet);
+                victim.solo.receive(&packet);
             }
         }
         check_sent(&mut victim);

@@ -18,7 +18,7 @@ pub(super) const VERBS_API: Crate = Crate {
         },
         Unit {
             name: "objects",
-            modules: &["ah", "context", "cq", "device", "mr", "mw", "open", "qp", "srq", "wish"],
+            modules: &["ah", "context", "cq", "device", "mr", "mw", "open", "qp", "srq", "choice"],
             uses: &["model", "provider", "soft", "kernel"],
             tests: Tests::All,
         },

@@ -65,8 +65,8 @@ fn an_address_is_read_at_once_while_it_has_a_path() {
             for at in 2 - with_paths..2 {
                 assert!(fd::wait_readable(port.paths.socket(at), 5_000).unwrap());
             }
-            let heard = port.receive(64, |_| ()).unwrap();
-            assert_eq!(heard, with_paths, "with {} paths", paths.len() + 1);
+            let received = port.receive(64, |_| ()).unwrap();
+            assert_eq!(received, with_paths, "with {} paths", paths.len() + 1);
         }
         port.remove_path(path);
     }
@@ -115,15 +115,15 @@ fn counters_only_grow_when_a_group_is_left() {
         for _ in 0..50 {
             send(&mut port, to_group, &[4120]);
         }
-        let mut heard = 0;
-        port.receive(usize::MAX, |_| heard += 1).unwrap();
+        let mut received = 0;
+        port.receive(usize::MAX, |_| received += 1).unwrap();
         let full = port.stats();
         port.leave(group);
         let left = port.stats();
         assert_eq!(full, left);
-        assert_eq!(left.rx_datagrams - before.rx_datagrams, heard);
-        assert_eq!(left.rx_queue_drops - before.rx_queue_drops, 50 - heard);
-        assert!((1..50).contains(&heard), "{heard}");
+        assert_eq!(left.rx_datagrams - before.rx_datagrams, received);
+        assert_eq!(left.rx_queue_drops - before.rx_queue_drops, 50 - received);
+        assert!((1..50).contains(&received), "{received}");
         before = left;
     }
 }

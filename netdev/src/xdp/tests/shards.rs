@@ -43,7 +43,7 @@ fn send_many(pair: &Pair, mac: u8) -> usize {
 }
 
 /// Datagrams received by each port until `want` have arrived.
-fn hear(ports: &mut [XdpPort], want: usize) -> Vec<usize> {
+fn receive(ports: &mut [XdpPort], want: usize) -> Vec<usize> {
     let end = Instant::now() + Duration::from_secs(5);
     let mut heard = vec![0; ports.len()];
     while heard.iter().sum::<usize>() < want && Instant::now() < end {
@@ -70,10 +70,10 @@ fn two_queues_hear_everything_once_and_follow_their_interface_together() {
             }
         }
         let sent = send_many(&pair, mac);
-        let heard = hear(&mut ports, sent);
+        let heard = receive(&mut ports, sent);
         assert_eq!(heard.iter().sum::<usize>(), sent, "{mac:x}: {heard:?}");
         assert!(heard.iter().all(|heard| *heard > 0), "{mac:x}: one queue has all: {heard:?}");
-        assert_eq!(hear_more(&mut ports), 0, "nothing comes twice");
+        assert_eq!(receive_more(&mut ports), 0, "nothing comes twice");
     }
     for port in &ports {
         assert_eq!((port.stats().rx_queue_drops, port.stats().rx_malformed), (0, 0));
@@ -82,12 +82,12 @@ fn two_queues_hear_everything_once_and_follow_their_interface_together() {
     drop(ports.remove(0));
     assert!(attached(&pair.b));
     send_many(&pair, 0x13);
-    assert!(hear(&mut ports, 1)[0] > 0);
+    assert!(receive(&mut ports, 1)[0] > 0);
     drop(ports);
     assert!(detached(&pair.b));
 }
 
 /// The number of datagrams available now.
-fn hear_more(ports: &mut [XdpPort]) -> usize {
+fn receive_more(ports: &mut [XdpPort]) -> usize {
     ports.iter_mut().map(|port| port.receive(64, |_| ()).expect("alive")).sum()
 }

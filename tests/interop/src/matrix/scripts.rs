@@ -247,7 +247,7 @@ impl Subject for GuestSubject {
         Ok(found.into_iter().next().map(completion))
     }
 
-    fn hear(&mut self, mut packet: Vec<u8>, seal: bool) -> Step {
+    fn receive(&mut self, mut packet: Vec<u8>, seal: bool) -> Step {
         if seal {
             let ip = IpFields::V6 { src: self.own, dst: self.theirs };
             Template::new(&ip, ROCE).seal(&mut packet);

@@ -9,7 +9,7 @@ use crate::open::NETDEV_VARIABLE;
 
 /// The program's choice.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum BackendChoice {
     /// None: the environment may choose.
     #[default]
     Unsaid,
@@ -19,7 +19,7 @@ pub(crate) enum Wish {
     Only(Backend),
 }
 
-impl Wish {
+impl BackendChoice {
     /// The backend to use, or `None` for the best. `variable` is the value of [`NETDEV_VARIABLE`].
     ///
     /// # Errors
@@ -44,26 +44,30 @@ mod tests {
 
     #[test]
     fn the_program_has_the_last_word() {
-        let settled =
-            |wish: Wish, variable: Option<&str>| wish.settle(variable.map(OsStr::new)).unwrap();
-        for (variable, heard) in [
+        let settled = |choice: BackendChoice, variable: Option<&str>| {
+            choice.settle(variable.map(OsStr::new)).unwrap()
+        };
+        for (variable, backend) in [
             (None, None),
             (Some(""), None),
             (Some("auto"), None),
             (Some("udp"), Some(Backend::Udp)),
             (Some("afxdp"), Some(Backend::Xdp)),
         ] {
-            assert_eq!(settled(Wish::default(), variable), heard);
-            assert_eq!(settled(Wish::Auto, variable), None);
-            assert_eq!(settled(Wish::Only(Backend::Packet), variable), Some(Backend::Packet));
+            assert_eq!(settled(BackendChoice::default(), variable), backend);
+            assert_eq!(settled(BackendChoice::Auto, variable), None);
+            assert_eq!(
+                settled(BackendChoice::Only(Backend::Packet), variable),
+                Some(Backend::Packet)
+            );
         }
     }
 
     #[test]
     fn a_variable_that_names_nothing_matters_only_if_it_counts() {
         let variable = Some(OsStr::new("pigeon"));
-        let error = Wish::Unsaid.settle(variable).unwrap_err().to_string();
+        let error = BackendChoice::Unsaid.settle(variable).unwrap_err().to_string();
         assert!(error.contains(NETDEV_VARIABLE) && error.contains("pigeon"), "{error}");
-        assert_eq!(Wish::Auto.settle(variable).unwrap(), None);
+        assert_eq!(BackendChoice::Auto.settle(variable).unwrap(), None);
     }
 }
