@@ -5,7 +5,7 @@ mod qp1;
 mod srqs;
 mod status;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::ah::{Handle, Handles};
 use crate::any::AnyQp;
@@ -65,8 +65,6 @@ pub struct Engine {
     /// Slots of the queue pairs that had a turn to send at `turns_at`, each once.
     turns: Vec<u32>,
     turns_at: Time,
-    /// The slots of the queue pairs that use each completion queue.
-    cq_users: BTreeSet<(CqId, u32)>,
     pub(crate) shared: Shared,
 }
 
@@ -85,7 +83,6 @@ impl Engine {
             unconnected: UnconnectedSources::default(),
             turns: Vec::new(),
             turns_at: Time::default(),
-            cq_users: BTreeSet::new(),
             shared: Shared {
                 pools: Pools::new(config.own_budget, config.stable_packets),
                 handles: Handles::default(),
@@ -135,7 +132,6 @@ impl Engine {
         #[allow(clippy::cast_possible_truncation)]
         let entry = slot as u16 + 1;
         self.index[usize::from(low)] = entry;
-        self.cq_users.extend([init.send_cq, init.recv_cq].map(|cq| (cq, slot)));
         self.turns.reserve(self.qps.len() - self.turns.len());
         self.shared.timers.reserve(self.qps.len());
         self.shared.dirty.reserve(self.qps.len());
@@ -169,10 +165,6 @@ impl Engine {
         let slot = slot as u32;
         self.free.push(slot);
         self.shared.pools.forget(slot);
-        let QpInit { send_cq, recv_cq, .. } = qp.core().init;
-        for cq in [send_cq, recv_cq] {
-            self.cq_users.remove(&(cq, slot));
-        }
         self.turns.retain(|other| *other != slot);
         self.shared.dirty.retain(|dirty| *dirty != slot);
         self.shared.events.forget(qpn);
@@ -489,11 +481,14 @@ impl Engine {
     }
 
     /// A completion queue overflowed: every queue pair that uses it breaks (`IBV_EVENT_CQ_ERR`).
+    ///
+    /// It looks at all queue pairs. A queue overflows once; an index of its users would take memory
+    /// of every queue pair.
     pub fn cq_overflow<H: Completions>(&mut self, cq: CqId, host: &mut H) {
-        for (_, slot) in self.cq_users.range((cq, 0)..=(cq, u32::MAX)) {
-            let Some(Some(qp)) = self.qps.get_mut(*slot as usize) else { continue };
+        for qp in self.qps.iter_mut().flatten() {
             let core = qp.core();
-            if core.state != QpState::Err {
+            let uses = core.init.send_cq == cq || core.init.recv_cq == cq;
+            if uses && core.state != QpState::Err {
                 self.shared.event(core.qpn, QpEvent::Fatal);
                 qp.break_down(&mut self.shared, host);
             }

@@ -17,15 +17,16 @@ const PER_QP: usize = 5;
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     queue: VecDeque<(Qpn, QpEvent)>,
-    /// Room for all events that peers can cause.
+    /// How many events peers can cause.
     room: usize,
 }
 
 impl Events {
-    /// Makes room for the events of `qps` queue pairs, so that a packet never allocates.
+    /// Makes room for the events of `qps` queue pairs: two of each, so that a packet allocates only
+    /// if the program does not poll.
     pub(crate) fn reserve(&mut self, qps: usize) {
         self.room = PER_QP * qps;
-        self.queue.reserve(self.room.saturating_sub(self.queue.len()));
+        self.queue.reserve((2 * qps).saturating_sub(self.queue.len()));
     }
 
     pub(crate) fn push(&mut self, qpn: Qpn, event: QpEvent) {

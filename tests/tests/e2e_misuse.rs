@@ -2,6 +2,8 @@
 //!
 //! None of these tests depends on the backend: one device per end is enough.
 
+use std::net::UdpSocket;
+
 use rocinante::{
     Access, Backend, ConnectOptions, Limits, ModifyAttr, Mtu, OpenOptions, PeerPath, Psn, QpAttr,
     QpState, Qpn, RecvWr, SendOp, VerbsError, WcStatus,
@@ -163,15 +165,21 @@ fn two_completion_queues_that_overflow_at_once_break_both_queue_pairs() {
 }
 
 #[test]
-fn a_device_is_found_by_what_it_has_and_opened_once() {
+fn a_device_is_found_by_what_it_has() {
     require_lab!();
-    let harness = harness();
+    let harness = Harness::new(&Setup { containers: 3, ..Setup::new(Backend::Udp) });
     let [a, b] = &harness.sides;
     let error = a.run(|| OpenOptions::new().open(b.address)).unwrap_err();
     assert!(matches!(error, VerbsError::NoDevice(_)), "{error}");
     assert!(error.to_string().contains(&b.address.to_string()), "{error}");
-    // One process per address: the error names that process.
-    let error = a.run(|| OpenOptions::new().netdev(Backend::Udp).open(a.address)).unwrap_err();
+    // One owner of the port: the error names its process.
+    let container = harness.lab().container(2);
+    let taken = || {
+        let address = container.ipv4();
+        let _owner = UdpSocket::bind((address, 4791)).unwrap();
+        OpenOptions::new().netdev(Backend::Udp).open(address.into()).unwrap_err()
+    };
+    let error = container.netns().run(taken).unwrap();
     assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
     let error = a.run(|| OpenOptions::new().cm_retries(16).open(a.address)).unwrap_err();
     assert!(error.to_string().contains("0 to 15 times, not 16"), "{error}");
