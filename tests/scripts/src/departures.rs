@@ -59,7 +59,7 @@ departures! {
         "the request ends, in `REM_OP_ERR` or in success, and the queue pair breaks";
     SECOND_SEQUENCE_NAK:
         "a second sequence NAK, without an ACK between them",
-        "is not received: the timeout has to make up for the loss";
+        "is not heard: the timeout has to make up for the loss";
     ACK_INSTEAD_OF_A_RESPONSE:
         "an ACK with the PSN of a READ whose last response was lost",
         "completes the READ without its data";
