@@ -8,7 +8,7 @@
 use crate::types::Time;
 
 /// Never: nothing is due, nothing is filed.
-const NEVER: Time = Time(u64::MAX);
+const NEVER: Time = Time::NEVER;
 
 /// The deadline of one queue pair, and the time of its heap entry.
 #[derive(Debug, Clone, Copy)]

@@ -83,7 +83,7 @@ fn what_was_under_way_before_gains_nothing_by_a_late_packet() {
 
 /// The timer of a queue pair that was only acknowledged then counts from that time.
 #[test]
-fn who_sent_nothing_gains_nothing_by_a_late_packet_of_another() {
+fn a_queue_pair_that_sent_nothing_gains_nothing_by_a_late_packet_of_another() {
     let setup = Setup { qps: 2, ..Setup::script() };
     let mut solo = Solo::new(&setup);
     let other = solo.end.qpns[1];
