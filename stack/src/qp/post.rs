@@ -15,7 +15,7 @@ pub struct SendLimits {
     /// Bytes of inline data of a request.
     pub(super) max_inline: u32,
     /// Bytes of a message.
-    longest: u64,
+    longest: u32,
 }
 
 impl SendLimits {
@@ -23,10 +23,11 @@ impl SendLimits {
     /// bytes of inline data in a request. A datagram must fit `mtu`, the MTU of the port.
     #[must_use]
     #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "2^31 fits")]
     pub const fn new(qp_type: QpType, max_sge: u32, max_inline: u32, mtu: Mtu) -> Self {
         let longest = match qp_type {
-            QpType::Ud => mtu.bytes() as u64,
-            QpType::Rc | QpType::Uc => MESSAGE_MAX,
+            QpType::Ud => mtu.bytes(),
+            QpType::Rc | QpType::Uc => MESSAGE_MAX as u32,
         };
         Self { qp_type, max_sge, max_inline, longest }
     }
@@ -49,7 +50,7 @@ impl SendLimits {
         if !wr.op.carries_data() {
             return check_special(&wr.op, len);
         }
-        if len > self.longest {
+        if len > u64::from(self.longest) {
             return Err(if len > MESSAGE_MAX { PostError::TooLong } else { PostError::BeyondMtu });
         }
         #[allow(clippy::cast_possible_truncation)]
