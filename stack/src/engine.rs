@@ -62,9 +62,6 @@ pub struct Engine {
     /// each.
     reserved: BTreeMap<u16, u32>,
     pub(crate) unconnected: UnconnectedSources,
-    /// Slots of the queue pairs that had a turn to send at `turns_at`, each once.
-    turns: Vec<u32>,
-    turns_at: Time,
     pub(crate) shared: Shared,
 }
 
@@ -81,8 +78,6 @@ impl Engine {
             groups: Groups::default(),
             reserved: BTreeMap::new(),
             unconnected: UnconnectedSources::default(),
-            turns: Vec::new(),
-            turns_at: Time::default(),
             shared: Shared {
                 pools: Pools::new(config.own_budget, config.stable_packets),
                 handles: Handles::default(),
@@ -132,7 +127,6 @@ impl Engine {
         #[allow(clippy::cast_possible_truncation)]
         let entry = slot as u16 + 1;
         self.index[usize::from(low)] = entry;
-        self.turns.reserve(self.qps.len() - self.turns.len());
         self.shared.timers.reserve(self.qps.len());
         self.shared.dirty.reserve(self.qps.len());
         self.shared.pools.reserve(self.qps.len());
@@ -165,7 +159,6 @@ impl Engine {
         let slot = slot as u32;
         self.free.push(slot);
         self.shared.pools.forget(slot);
-        self.turns.retain(|other| *other != slot);
         self.shared.dirty.retain(|dirty| *dirty != slot);
         self.shared.events.forget(qpn);
         Ok(())
@@ -387,10 +380,6 @@ impl Engine {
     ) -> TxStop {
         let mut left = budget;
         self.shared.pools.age(now);
-        if self.turns_at != now {
-            self.turns.clear();
-            self.turns_at = now;
-        }
         loop {
             self.enqueue_granted();
             let Some(slot) = self.shared.dirty.pop_front() else {
@@ -404,9 +393,6 @@ impl Engine {
             }
             let core = qp.core_mut();
             core.queued = false;
-            if std::mem::replace(&mut core.last_turn, now) != now {
-                self.turns.push(slot);
-            }
             let (whole, before) = (self.shared.quantum(), std::mem::take(&mut core.spent));
             let share = left.min((whole - before).into());
             let mut quantum = share;
@@ -447,14 +433,12 @@ impl Engine {
 
     /// Reports that the packets that `poll_transmit(now, …)` wrote really left at `left`, because
     /// the caller was delayed in between (on a busy processor, possibly for longer than a timeout).
-    /// The peer's time to answer begins then. This looks only at the queue pairs that had a turn at
-    /// `now`, if that was the time of the last `poll_transmit`; before, it is too late to report.
+    /// The peer's time to answer begins then. It looks at the queue pairs that have a timer.
     pub fn left_late(&mut self, now: Time, left: Time) {
-        if self.turns_at != now {
-            return;
-        }
-        for slot in &self.turns {
-            if let Some(Some(qp)) = self.qps.get_mut(*slot as usize) {
+        // The heap neither grows nor shrinks here. An entry that moves, moves to where this has been.
+        for at in 0..self.shared.timers.count() {
+            let slot = self.shared.timers.owner(at);
+            if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
                 qp.left_late(now, left, &mut self.shared);
             }
         }

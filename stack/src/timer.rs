@@ -59,6 +59,11 @@ impl Timers {
         self.heap.len()
     }
 
+    /// The owner of an entry.
+    pub(crate) fn owner(&self, at: usize) -> u32 {
+        self.heap[at].1
+    }
+
     /// Sets the deadline of `owner`.
     #[inline]
     pub(crate) fn set(&mut self, owner: u32, deadline: &mut Deadline, due: Time) {

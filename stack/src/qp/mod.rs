@@ -65,8 +65,6 @@ pub(crate) struct Core {
     /// Packets already sent in the current turn. The turn was interrupted because there was no more
     /// room.
     pub(crate) spent: u16,
-    /// The time of its last turn to send.
-    pub(crate) last_turn: Time,
     pub(crate) slot: u32,
     pub(crate) sq: SendQueue,
     /// Receives. With a shared receive queue: the receive that it took from there.
@@ -105,7 +103,6 @@ impl Core {
             queued: false,
             waiting: None,
             spent: 0,
-            last_turn: Time::NEVER,
             slot,
             sq: SendQueue::new(init.max_send_wr, limits),
             rq,

@@ -11,7 +11,7 @@ pub const MESSAGE_MAX: u64 = 1 << 31;
 pub struct SendLimits {
     qp_type: QpType,
     /// Scatter-gather elements of a request.
-    pub(super) max_sge: u32,
+    pub(super) max_sge: u16,
     /// Bytes of inline data of a request.
     pub(super) max_inline: u32,
     /// Bytes of a message.
@@ -23,12 +23,13 @@ impl SendLimits {
     /// bytes of inline data in a request. A datagram must fit `mtu`, the MTU of the port.
     #[must_use]
     #[inline]
-    #[allow(clippy::cast_possible_truncation, reason = "2^31 fits")]
+    #[allow(clippy::cast_possible_truncation, reason = "2^31 and the lesser of two fit")]
     pub const fn new(qp_type: QpType, max_sge: u32, max_inline: u32, mtu: Mtu) -> Self {
         let longest = match qp_type {
             QpType::Ud => mtu.bytes(),
             QpType::Rc | QpType::Uc => MESSAGE_MAX as u32,
         };
+        let max_sge = if max_sge < u16::MAX as u32 { max_sge as u16 } else { u16::MAX };
         Self { qp_type, max_sge, max_inline, longest }
     }
 
@@ -60,9 +61,7 @@ impl SendLimits {
     #[inline(never)]
     fn data_len(&self, wr: &SendWr<'_>) -> Result<u64, PostError> {
         match wr.data {
-            SendData::Sges(list) if list.len() > self.max_sge as usize => {
-                Err(PostError::TooManySges)
-            }
+            SendData::Sges(list) if list.len() > self.max_sge.into() => Err(PostError::TooManySges),
             SendData::Sges(list) => Ok(list.iter().map(|sge| u64::from(sge.len)).sum()),
             SendData::Inline(_) if wr.op.has_result() => Err(PostError::InlineResponse),
             SendData::Inline(bytes) if bytes.len() > self.max_inline as usize => {

@@ -149,7 +149,7 @@ fn flag(bit: u8, set: bool) -> u8 {
 }
 
 /// Most elements of a request.
-const SGES_MAX: u32 = u8::MAX as u32;
+const SGES_MAX: u16 = u8::MAX as u16;
 
 /// A ring of work requests, allocated when the queue pair is made. Its length is a power of two, so
 /// that a mask turns an index into a slot.
@@ -189,7 +189,7 @@ impl SendQueue {
         let slots = (depth as usize).next_power_of_two();
         Self {
             wqes: vec![empty; slots].into_boxed_slice(),
-            sges: vec![Sge::default(); slots * limits.max_sge as usize].into_boxed_slice(),
+            sges: vec![Sge::default(); slots * usize::from(limits.max_sge)].into_boxed_slice(),
             inline: vec![0; slots * limits.max_inline as usize].into_boxed_slice(),
             depth,
             limits,
@@ -335,7 +335,7 @@ impl SendQueue {
         let slot = self.slot(self.tail);
         let (sges, inline) = match wr.data {
             SendData::Sges(list) => {
-                let places = &mut self.sges[slot * self.limits.max_sge as usize..];
+                let places = &mut self.sges[slot * usize::from(self.limits.max_sge)..];
                 match (list, places.first_mut()) {
                     ([sge], Some(place)) => *place = *sge,
                     _ => places[..list.len()].copy_from_slice(list),
@@ -391,7 +391,7 @@ impl SendQueue {
         if out.is_empty() {
             return Ok(None);
         }
-        let list = &self.sges[slot * self.limits.max_sge as usize..];
+        let list = &self.sges[slot * usize::from(self.limits.max_sge)..];
         match (wqe.sges, list.first()) {
             // The usual case: one element.
             (1, Some(sge)) => {
@@ -452,7 +452,7 @@ impl SendQueue {
     #[inline]
     fn list(&self, index: u64) -> &[Sge] {
         let slot = self.slot(index);
-        &self.sges[slot * self.limits.max_sge as usize..][..usize::from(self.wqes[slot].sges)]
+        &self.sges[slot * usize::from(self.limits.max_sge)..][..usize::from(self.wqes[slot].sges)]
     }
 
     #[inline]
