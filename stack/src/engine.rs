@@ -435,7 +435,7 @@ impl Engine {
     /// the caller was delayed in between (on a busy processor, possibly for longer than a timeout).
     /// The peer's time to answer begins then. It looks at the queue pairs that have a timer.
     pub fn left_late(&mut self, now: Time, left: Time) {
-        // The heap neither grows nor shrinks here. An entry that moves, moves to where this has been.
+        // The heap neither grows nor shrinks here, and an entry moves only to where this has been.
         for at in 0..self.shared.timers.count() {
             let slot = self.shared.timers.owner(at);
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
