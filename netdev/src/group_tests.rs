@@ -37,11 +37,11 @@ fn send(ns: &NetNs, port: &mut AnyPort, (local, remote): (&str, &str), lens: &[u
 }
 
 /// A received datagram: number, length, source and destination.
-type Heard = (u8, usize, IpAddr, IpAddr);
+type Received = (u8, usize, IpAddr, IpAddr);
 
 /// Receives until `want` datagrams have arrived. That takes a while if a neighbour must be resolved
 /// on an interface that has just come up.
-fn receive(port: &mut AnyPort, want: usize) -> Vec<Heard> {
+fn receive(port: &mut AnyPort, want: usize) -> Vec<Received> {
     receive_for(port, want, Duration::from_secs(5))
 }
 
@@ -50,15 +50,17 @@ fn assert_quiet(port: &mut AnyPort, why: &str) {
     assert_eq!(receive_for(port, 1, Duration::from_millis(200)), [], "{why}");
 }
 
-fn receive_for(port: &mut AnyPort, want: usize, patience: Duration) -> Vec<Heard> {
+fn receive_for(port: &mut AnyPort, want: usize, patience: Duration) -> Vec<Received> {
     let end = Instant::now() + patience;
-    let mut heard = Vec::new();
-    while heard.len() < want && Instant::now() < end {
+    let (mut received, mut taken) = (Vec::new(), 0);
+    while received.len() < want && Instant::now() < end {
         fd::wait_readable(port.wait_fd(), 20).expect("poll");
-        let sink = |d: RxDatagram<'_>| heard.push((d.payload[0], d.payload.len(), d.src, d.dst));
-        port.receive(64, sink).expect("alive");
+        let sink = |d: RxDatagram<'_>| received.push((d.payload[0], d.payload.len(), d.src, d.dst));
+        taken += port.receive(64, sink).expect("alive");
     }
-    heard
+    assert_eq!(taken, received.len(), "receive() returns how many it gave");
+    assert!(!port.wants_write(), "nothing waits for room");
+    received
 }
 
 /// All members receive, the sender included; others do not, and neither do those that have left.

@@ -30,16 +30,17 @@ type Heard = (u8, usize, IpAddr, IpAddr);
 /// Receives until `want` datagrams have arrived, or for some seconds.
 fn receive(port: &mut AnyPort, want: usize) -> Vec<Heard> {
     let end = Instant::now() + Duration::from_secs(5);
-    let mut received = Vec::new();
+    let (mut received, mut taken) = (Vec::new(), 0);
     while received.len() < want && Instant::now() < end {
         fd::wait_readable(port.wait_fd(), 20).expect("poll");
         let sink = |d: RxDatagram<'_>| {
             assert!(d.payload.iter().all(|byte| *byte == d.payload[0]), "of one datagram");
             received.push((d.payload[0], d.payload.len(), d.src, d.dst));
         };
-        port.receive(64, sink).expect("alive");
+        taken += port.receive(64, sink).expect("alive");
         port.maintain();
     }
+    assert_eq!(taken, received.len(), "receive() returns how many it gave");
     received.sort_unstable();
     received
 }
@@ -239,7 +240,23 @@ fn devices_beside_each_other_hear_their_own(backend: Backend) -> Result<(), Stri
     Ok(())
 }
 
+/// To itself a port sends whatever one run may hold, and no more.
+fn the_longest_datagram_reaches_itself(backend: Backend) -> Result<(), String> {
+    let (pair, mut a, _b) = sides(backend)?;
+    let longest = a.capabilities().run_bytes_max as usize;
+    for own in A {
+        let itself = path(&pair.a, &mut a, own, own);
+        assert!(a.reserve(itself, longest + 1).is_none());
+        commit(&mut a, itself, 1, longest, 5);
+        a.flush(|failure| panic!("{failure:?}"));
+        assert_eq!(receive(&mut a, 1), [(5, longest, ip(own), ip(own))]);
+    }
+    Ok(())
+}
+
 on_each! { "path_tests":
+    the_longest_datagram_reaches_itself_on_packet: the_longest_datagram_reaches_itself, Packet;
+    the_longest_datagram_reaches_itself_on_afxdp: the_longest_datagram_reaches_itself, Xdp;
     what_fails_is_told_of_no_other_on_udp: what_fails_of_a_removed_path_is_told_of_no_other, Udp;
     what_fails_is_told_of_no_other_on_packet: what_fails_of_a_removed_path_is_told_of_no_other, Packet;
     what_fails_is_told_of_no_other_on_afxdp: what_fails_of_a_removed_path_is_told_of_no_other, Xdp;
