@@ -20,6 +20,7 @@ const IPV6_LEN: usize = 40;
 pub(crate) const UDP_LEN: usize = 8;
 /// The most bytes of UDP payload that the length fields of either IP version can express.
 pub(crate) const PAYLOAD_MAX: usize = 65_535 - IPV4_LEN - UDP_LEN;
+const _: () = assert!(PAYLOAD_MAX == 65_507);
 /// Length of the headers before an IPv6 datagram's UDP payload.
 pub(crate) const HEADERS_V6: usize = ETH_LEN + IPV6_LEN + UDP_LEN;
 /// The longest headers of a template.

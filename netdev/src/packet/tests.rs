@@ -178,6 +178,7 @@ fn sixty_segments_are_one_super_packet() {
     send(&mut a, to.id, &[80; 60]);
     assert_eq!(receive(&mut b, 60).len(), 60);
     assert_eq!((a.stats().tx_runs, b.stats().rx_runs), (1, 1));
+    assert_eq!(b.rx_places(), Some((1, 60)));
     assert_eq!(a.departed(), Some(Runs { runs: 1, datagrams: 60, bytes: 60 * 80 }));
     // The first has an exact identification, the others only a hint.
     let ids = send(&mut a, to.id, &[80; 60]);

@@ -107,6 +107,25 @@ fn settle(table: &mut PathTable) {
     }
 }
 
+/// The port wakes up ever more rarely for a neighbour that does not answer, and then no more.
+#[test]
+fn a_neighbour_that_nobody_asks_for_again_is_given_up() {
+    let pair = or_skip!("resolve::a_neighbour_that_nobody_asks_for_again_is_given_up", Pair::new());
+    pair.a.run(|| {
+        let (mut table, mut guard) = (open(), Paths::default());
+        let path = table.add(&spec("10.9.0.1", "10.9.0.99"), &mut guard).expect("a path").id;
+        assert_eq!(hop(&mut table, path), "guard");
+        let mut waits = Vec::new();
+        while let Some(wait) = maintain_idle(&mut table) {
+            assert!(wait < REFRESH, "{waits:?}");
+            waits.push(wait);
+        }
+        assert!(waits.len() > 5 && waits.is_sorted(), "{waits:?}");
+        hop(&mut table, path);
+        assert!(maintain_idle(&mut table).is_some(), "until something is sent there");
+    });
+}
+
 #[test]
 fn a_path_follows_the_neighbour_cache() {
     let pair = or_skip!("resolve::a_path_follows_the_neighbour_cache", Pair::new());
