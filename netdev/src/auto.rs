@@ -190,7 +190,8 @@ fn open_unless_bypassing<T>(
         }
         AuditVerdict::Unseen(unseen) => {
             return Err(format!(
-                "it might bypass rules of this network namespace: {}",
+                "it might bypass rules of this network namespace: {}; if there are none, choose \
+                 --netdev {backend}",
                 list(&unseen)
             ));
         }

@@ -8,6 +8,7 @@
 mod any;
 pub mod auto;
 mod config;
+mod denied;
 mod error;
 mod ethtool;
 mod fd;

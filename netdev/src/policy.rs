@@ -20,6 +20,7 @@ mod sys;
 mod tc;
 mod xtables;
 
+use crate::denied::{Capability, Needs};
 use crate::iface::Interface;
 use crate::port::Backend;
 
@@ -41,8 +42,9 @@ pub(crate) struct Audit {
     pub unseen: Vec<String>,
 }
 
-/// The capability of capabilities(7) that reading rules needs.
-const ADMIN: &str = "CAP_NET_ADMIN";
+/// What reading rules needs, except those of tcx.
+const ADMIN: Needs =
+    Needs { call: "reading rules", capabilities: &[Capability::NetAdmin], of_the_host: false };
 
 /// The rules that a backend would bypass.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,10 +83,10 @@ impl Audit {
         self.rules.push(Rule { what, packet_bypasses });
     }
 
-    /// Records rules that could not be read, and the `capability` that reading needs.
-    fn note_unseen(&mut self, what: &str, capability: &str, error: &std::io::Error) {
+    /// Records rules that could not be read, and why; `denied` explains `EPERM`.
+    fn note_unseen(&mut self, what: &str, denied: impl FnOnce() -> String, error: &std::io::Error) {
         let why = match error.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => format!("needs {capability}"),
+            Some(libc::EPERM | libc::EACCES) => denied(),
             _ => error.to_string(),
         };
         self.unseen.push(format!("{what} cannot be read ({why})"));

@@ -22,7 +22,8 @@ pub enum Backend {
     Udp,
     /// `AF_PACKET` with `PACKET_VNET_HDR` and a mapped receive ring; needs `CAP_NET_RAW`.
     Packet,
-    /// `AF_XDP` with our own XDP program; needs `CAP_NET_RAW` and `CAP_BPF`/`CAP_NET_ADMIN`.
+    /// `AF_XDP` with our own XDP program; needs `CAP_NET_RAW`,
+    /// `CAP_NET_ADMIN` and `CAP_BPF`.
     Xdp,
     /// The seeded in-memory network.
     Sim,

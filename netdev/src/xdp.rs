@@ -43,7 +43,7 @@ use umem::Umem;
 /// A port over an `AF_XDP` socket, with a program on the interface that takes frames to its
 /// addresses.
 ///
-/// Opening it needs `CAP_NET_RAW`, `CAP_NET_ADMIN`, `CAP_BPF` and `CAP_PERFMON`. It fails if
+/// Opening it needs `CAP_NET_RAW`, `CAP_NET_ADMIN` and `CAP_BPF`. It fails if
 /// another XDP program or AF_XDP socket is on the interface, if the driver has no native XDP or not
 /// at this MTU, if the interface has receive queues that are not read, and if too little memory may
 /// be locked. Several ports read one receive queue each, from the first on; a single port reads the

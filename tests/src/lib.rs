@@ -19,6 +19,7 @@
 pub mod alone;
 pub mod attacker;
 pub mod captures;
+pub mod confined;
 mod delay;
 pub mod fuzz;
 pub mod harness;

@@ -11,6 +11,7 @@ use super::sys::{self, PacketSocket, SendScratch};
 use super::tx::Sender;
 use super::{PacketIo, filter};
 use crate::config::{PortConfig, Shards};
+use crate::denied::{Capability, Needs};
 use crate::error::OpenError;
 use crate::ethtool::Segmentation;
 use crate::fd::attach_filter;
@@ -191,13 +192,15 @@ fn check_link(link: &Link) -> Result<(), OpenError> {
     Ok(())
 }
 
+/// What a packet socket needs.
+const NEEDS: Needs =
+    Needs { call: "sockets of AF_PACKET", capabilities: &[Capability::NetRaw], of_the_host: false };
+
 fn open_socket(iface: &Interface, config: &PortConfig) -> Result<PacketSocket, OpenError> {
     let socket = PacketSocket::new().map_err(|e| {
         let hint = match e.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => {
-                "needs CAP_NET_RAW: run with --cap-add NET_RAW, or --netdev udp"
-            }
-            _ => "use --netdev udp",
+            Some(libc::EPERM | libc::EACCES) => format!("{}, or --netdev udp", NEEDS.explain()),
+            _ => "use --netdev udp".to_owned(),
         };
         os(format!("cannot open a packet socket on {}", iface.name), e, hint)
     })?;

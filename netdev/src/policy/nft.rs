@@ -56,7 +56,7 @@ pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
     let (chains, rules) = match read() {
         Ok(Some(ruleset)) => ruleset,
         Ok(None) => return,
-        Err(e) => return audit.note_unseen("the nft ruleset", ADMIN, &e),
+        Err(e) => return audit.note_unseen("the nft ruleset", || ADMIN.explain(), &e),
     };
     for chain in &chains {
         let Some(place) = chain.hook.as_ref().and_then(|hook| place(chain.id.0, hook, iface))

@@ -1,6 +1,7 @@
 //! `tc`: filters on `ingress` and `clsact`, programs on tcx, and disciplines that shape.
 
 use super::{ADMIN, Audit, sys};
+use crate::denied::{Capability, Needs};
 use crate::iface::Interface;
 use crate::rtnl::{FilterHook, Rtnl};
 
@@ -11,7 +12,7 @@ const PLAIN: [&str; 6] = ["noqueue", "pfifo_fast", "pfifo", "fq_codel", "mq", "f
 pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
     let what = format!("tc on {}", iface.name);
     if let Err(e) = disciplines(iface, audit) {
-        audit.note_unseen(&what, ADMIN, &e);
+        audit.note_unseen(&what, || ADMIN.explain(), &e);
     }
     let mut unseen = None;
     for (ingress, name) in [(true, "ingress"), (false, "egress")] {
@@ -23,7 +24,9 @@ pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
     }
     if let Some(e) = unseen {
         let what = format!("the tcx programs of {}", iface.name);
-        audit.note_unseen(&what, "CAP_NET_ADMIN in the host's user namespace", &e);
+        let needs =
+            Needs { call: "bpf(2)", capabilities: &[Capability::NetAdmin], of_the_host: true };
+        audit.note_unseen(&what, || needs.explain(), &e);
     }
 }
 

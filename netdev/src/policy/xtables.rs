@@ -49,7 +49,11 @@ pub(super) fn audit(audit: &mut Audit) {
             Ok(names) => names,
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => {
-                audit.note_unseen(&format!("the tables of {}", family.name), "root", &e);
+                audit.note_unseen(
+                    &format!("the tables of {}", family.name),
+                    || "needs root".into(),
+                    &e,
+                );
                 continue;
             }
         };
@@ -58,7 +62,11 @@ pub(super) fn audit(audit: &mut Audit) {
                 Ok(true) => {}
                 Ok(false) => audit.found(format!("{}: rules in table {table}", family.name), true),
                 Err(e) => {
-                    audit.note_unseen(&format!("table {table} of {}", family.name), ADMIN, &e);
+                    audit.note_unseen(
+                        &format!("table {table} of {}", family.name),
+                        || ADMIN.explain(),
+                        &e,
+                    );
                 }
             }
         }

@@ -92,6 +92,7 @@ const ALU64_MOV_IMM: u8 = 0xb7;
 const ALU64_ADD_IMM: u8 = 0x07;
 const ALU64_RSH_IMM: u8 = 0x77;
 const JMP_REG: u8 = 0x0d;
+const JMP_IMM: u8 = 0x05;
 const JMP32_IMM: u8 = 0x06;
 const JMP_ALWAYS: u8 = 0x05;
 const CALL: u8 = 0x85;
@@ -151,6 +152,12 @@ impl Asm {
     pub(crate) fn jump_if(&mut self, cond: Cond, left: Reg, right: Reg, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.emit(JMP_REG | cond as u8, left, right as u8, 0, 0);
+    }
+
+    /// Jumps if the 64-bit register and `imm`, sign-extended, satisfy the condition.
+    pub(crate) fn jump_if_imm(&mut self, cond: Cond, left: Reg, imm: i32, to: Label) {
+        self.jumps.push((self.code.len(), to));
+        self.emit(JMP_IMM | cond as u8, left, 0, 0, imm);
     }
 
     /// Jumps if the lower 32 bits of `left` and `imm` satisfy the condition (no sign extension in
@@ -243,12 +250,14 @@ mod tests {
         asm.jump32_if_imm(Cond::Ne, Reg::R5, 0xffff_ffff, end);
         asm.jump_if(Cond::Gt, Reg::R4, Reg::R3, end);
         asm.jump(start);
+        asm.jump_if_imm(Cond::Eq, Reg::R0, 0, end);
         asm.bind(end);
         asm.exit();
         let code = asm.assemble();
-        assert_eq!((code[0].code, code[0].off, code[0].imm), (0x56, 2, -1));
-        assert_eq!((code[1].code, code[1].off), (0x2d, 1));
+        assert_eq!((code[0].code, code[0].off, code[0].imm), (0x56, 3, -1));
+        assert_eq!((code[1].code, code[1].off), (0x2d, 2));
         assert_eq!((code[2].code, code[2].off), (0x05, -3));
+        assert_eq!((code[3].code, code[3].regs, code[3].off, code[3].imm), (0x15, 0, 0, 0));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Reasons for which the kernel refused to attach the program, in words.
 
+use super::open::NEEDS;
 use crate::error::OpenError;
 use crate::iface::Interface;
 use crate::port::Backend;
@@ -23,9 +24,7 @@ pub(super) fn explain(iface: &Interface, generic: bool, error: io::Error) -> Ope
              --netdev packet or udp; generic XDP is slow, and only on explicit request"
         ),
         Some(libc::EPERM | libc::EACCES) => {
-            "attaching needs CAP_NET_ADMIN: run with --cap-add NET_ADMIN, or choose --netdev packet \
-             or udp"
-                .to_owned()
+            format!("{}, or choose --netdev packet or udp", NEEDS.explain())
         }
         _ => "choose --netdev packet or udp".to_owned(),
     };

@@ -150,16 +150,16 @@ impl Map {
 pub(crate) struct Program(OwnedFd);
 
 impl Program {
-    /// Loads and verifies. If the verifier refuses, the error contains its log.
+    /// Loads and verifies. If the verifier refuses, the error quotes the end of its log.
     pub(crate) fn load(prog: &str, code: &[Insn]) -> io::Result<Self> {
         match Self::load_with_log(prog, code, &mut []) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => {
                 let mut log = vec![0; 64 << 10];
                 let again = Self::load_with_log(prog, code, &mut log);
                 again.map_err(|_| {
-                    let text = String::from_utf8_lossy(&log);
-                    let text = text.trim_end_matches(['\0', '\n']);
-                    io::Error::new(error.kind(), format!("{error}; the verifier says: {text}"))
+                    let reason = reason(&String::from_utf8_lossy(&log));
+                    let text = format!("{error}; the kernel's verifier says: {reason}");
+                    io::Error::new(error.kind(), text)
                 })
             }
             other => other,
@@ -194,6 +194,15 @@ impl Program {
         };
         bpf_fd(PROG_LOAD, &attr).map(Self)
     }
+}
+
+/// The instruction that the verifier refuses and its reason: the last two lines of its log, except
+/// statistics.
+fn reason(log: &str) -> String {
+    let lines = log.trim_end_matches(['\0', '\n']).lines();
+    let mut lines = lines.rev().skip_while(|line| line.starts_with("processed "));
+    let (reason, instruction) = (lines.next().unwrap_or("nothing"), lines.next());
+    instruction.map_or(reason.to_owned(), |instruction| format!("{instruction}: {reason}"))
 }
 
 /// The attachment of a program to an interface. The program detaches when the last descriptor of it

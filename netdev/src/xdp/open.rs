@@ -12,6 +12,7 @@ use super::socket::{Rings, XdpSocket};
 use super::tx::TxHalf;
 use super::umem::{CHUNK, Umem};
 use crate::config::{PortConfig, Shards, XdpConfig};
+use crate::denied::{Capability, Needs};
 use crate::error::OpenError;
 use crate::ethtool::receive_queues;
 use crate::fd::{COPIES_HELD_MAX, patiently};
@@ -38,8 +39,12 @@ const CHUNKS_MAX: u32 = 1 << 15;
 /// work queue does that, under the lock of all network configuration (RTNL).
 const QUEUE_RELEASE_MAX: Duration = Duration::from_secs(2);
 
-const NEEDS_CAPS: &str = "needs CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF and CAP_PERFMON in the host's user \
-     namespace: run with --cap-add NET_RAW --cap-add NET_ADMIN --cap-add BPF --cap-add PERFMON, or choose --netdev packet or udp";
+/// What opening a port needs.
+pub(super) const NEEDS: Needs = Needs {
+    call: "bpf(2)",
+    capabilities: &[Capability::NetRaw, Capability::NetAdmin, Capability::Bpf],
+    of_the_host: true,
+};
 
 /// The memory of a socket and its rings, mapped.
 #[derive(Debug)]
@@ -371,12 +376,15 @@ pub(super) fn bind(
 /// An error usually caused by a missing capability.
 fn permission(what: &str, error: io::Error) -> OpenError {
     let hint = match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => NEEDS_CAPS,
+        Some(libc::EPERM | libc::EACCES) => {
+            format!("{}, or choose --netdev packet or udp", NEEDS.explain())
+        }
         Some(libc::EAFNOSUPPORT | libc::ENOSYS) => {
             "this kernel has no AF_XDP (CONFIG_XDP_SOCKETS, CONFIG_BPF_SYSCALL): choose --netdev \
              packet or udp"
+                .to_owned()
         }
-        _ => "choose --netdev packet or udp",
+        _ => "choose --netdev packet or udp".to_owned(),
     };
     OpenError::os(Backend::Xdp, what, error, hint)
 }

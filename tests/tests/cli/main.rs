@@ -5,6 +5,7 @@ mod bench;
 mod cm_bench;
 mod compare;
 mod compat;
+mod confined;
 mod datagrams;
 mod devices;
 mod errors;

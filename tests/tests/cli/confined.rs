@@ -1,0 +1,93 @@
+//! Backends with the capabilities that the documents name, and what is said where one is missing
+//! or a seccomp profile forbids a call.
+
+use super::{Done, Running, rocinante, words};
+use rocinante::Backend;
+use rocinante_node::{Container, Lab, LabConfig};
+use rocinante_tests::{confined, require_backend, require_lab, require_machine_root};
+use std::process::{Command, Stdio};
+
+/// Starts a command line in a container, after `confine`.
+fn start(container: &Container, line: &str, confine: impl FnOnce(&mut Command)) -> Running {
+    let mut command = rocinante(words(line));
+    confine(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    Running::of(container.spawn(&mut command).unwrap())
+}
+
+/// A client that finds nobody: it opens its device, and ends.
+fn alone(lab: &Lab, netdev: &str, confine: impl FnOnce(&mut Command)) -> Done {
+    let line = format!("udaddy -s {} --patience 1 --netdev {netdev}", lab.container(1).ipv4());
+    start(lab.container(0), &line, confine).finish()
+}
+
+/// The capabilities of a backend in the table of a document, by their names without `CAP_`.
+fn documented(document: &str, backend: &str) -> Vec<String> {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let text = std::fs::read_to_string(format!("{root}/{document}")).unwrap();
+    let rows: Vec<Vec<&str>> =
+        text.lines().map(|line| line.split('|').map(str::trim).collect()).collect();
+    let column = |row: &&Vec<&str>| row.iter().position(|cell| *cell == "capabilities");
+    let column = rows.iter().find_map(|row| column(&row)).unwrap();
+    let is_row = |row: &&Vec<&str>| row.get(1) == Some(&format!("`{backend}`").as_str());
+    let row = rows.iter().find(is_row).unwrap();
+    row[column].split('`').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// With the documented capabilities the backend carries messages; without one of them the error
+/// names that one, and no other.
+fn needs_what_is_documented(backend: Backend) {
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let names = documented("README.md", backend.name());
+    assert_eq!(names, documented("docs/troubleshooting.md", backend.name()));
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let confine = |command: &mut Command| confined::capabilities(command, &names);
+    let line = format!("pingpong --netdev {backend}");
+    let mut server = start(lab.container(1), &line, confine);
+    server.says("waiting for a client");
+    let line = format!("{line} -n 50 -c {}", lab.container(1).ipv4());
+    start(lab.container(0), &line, confine).finish().succeeded();
+    server.finish().succeeded();
+    for missing in &names {
+        let others: Vec<&str> = names.iter().copied().filter(|name| name != missing).collect();
+        let confine = |command: &mut Command| confined::capabilities(command, &others);
+        let advice = format!("run with --cap-add {missing}, or");
+        alone(&lab, backend.name(), confine).failed(1, &["needs CAP_", &advice]);
+    }
+}
+
+#[test]
+fn udp_needs_no_capability() {
+    require_lab!();
+    needs_what_is_documented(Backend::Udp);
+}
+
+#[test]
+fn packet_needs_the_documented_capabilities() {
+    require_backend!(Backend::Packet);
+    needs_what_is_documented(Backend::Packet);
+}
+
+#[test]
+fn afxdp_needs_the_documented_capabilities() {
+    require_backend!(Backend::Xdp);
+    needs_what_is_documented(Backend::Xdp);
+}
+
+/// What podman's default profile does to the documented capabilities.
+#[test]
+fn a_seccomp_profile_is_named() {
+    require_machine_root!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let confine = |command: &mut Command| {
+        confined::without_bpf(command);
+        confined::capabilities(command, &["NET_RAW", "NET_ADMIN", "BPF"]);
+    };
+    let words = ["seccomp profile forbids bpf(2)", "--security-opt seccomp"];
+    let afxdp = alone(&lab, "afxdp", confine).failed(1, &words);
+    assert!(!afxdp.err.contains("--cap-add"), "{}", afxdp.err);
+    // The reason of `auto`, with the way out.
+    let words = ["udp: not packet", "tcx programs", words[0], "choose --netdev packet"];
+    alone(&lab, "auto", confine).failed(1, &words);
+    let packet = alone(&lab, "packet", confine);
+    assert!(packet.err.contains("packet: asked for"), "{}", packet.err);
+}
