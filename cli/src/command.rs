@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::output::{Failure, Output};
-use crate::{decode, demo, devices, mckey, perf, pingpong, rping, ucmatose, udaddy};
+use crate::{decode, demo, devices, ending, mckey, perf, pingpong, rping, ucmatose, udaddy};
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
 #[derive(Debug, Parser)]
@@ -45,7 +45,14 @@ enum Command {
 /// arguments make no sense.
 #[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    match Cli::parse_from(args).command {
+    let command = Cli::parse_from(args).command;
+    // The demo ends its children first, and its workers end with it.
+    if !matches!(command, Command::Demo(_) | Command::DemoWorker(_))
+        && let Err(error) = ending::handle_signals()
+    {
+        eprintln!("rocinante: signals end it without a report: {error}");
+    }
+    match command {
         Command::Demo(args) => demo::run(&args),
         Command::DemoWorker(args) => demo::run_worker(&args),
         Command::Devices(args) => devices::run(&args),

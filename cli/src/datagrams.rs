@@ -10,7 +10,8 @@ use rocinante::{
     SendWr, VerbsError, Wc, WcOpcode, WcStatus, cm,
 };
 
-use crate::output::Failure;
+use crate::ending;
+use crate::output::{Failure, Kind};
 
 const RECV: u64 = 1;
 const SEND: u64 = 2;
@@ -92,14 +93,17 @@ impl Node {
     fn complete(&mut self, done: impl Fn(&Self) -> u32) -> Result<(), Failure> {
         let mut deadline = Instant::now() + self.plan.patience;
         while done(self) < self.plan.count {
+            ending::check_signal()?;
             let left = deadline.saturating_duration_since(Instant::now());
-            let wc = match self.cq.wait_one(left) {
+            let wc = match self.cq.wait_one(left.min(ending::LOOK)) {
                 Ok(wc) => wc,
+                Err(VerbsError::TimedOut) if left > ending::LOOK => continue,
                 Err(VerbsError::TimedOut) => return Err(self.too_few()),
                 Err(error) => return Err(error.into()),
             };
             if wc.status != WcStatus::Success {
-                return Err(Failure::Failed(format!("a request failed: {}", wc.status)));
+                let what = format!("a request failed: {}", wc.status);
+                return Err(Failure::Of(Kind::Completion(wc.status), what));
             }
             deadline = Instant::now() + self.plan.patience;
             if wc.opcode != WcOpcode::Recv {
@@ -117,11 +121,12 @@ impl Node {
 
     fn too_few(&self) -> Failure {
         let Self { sent, received, plan, .. } = self;
-        Failure::Failed(format!(
+        let what = format!(
             "{received} of {} datagrams have come ({sent} have left): datagrams may be lost; does a firewall let UDP port \
              4791 through?",
             plan.count
-        ))
+        );
+        Failure::Of(Kind::Silence, what)
     }
 
     /// An address handle for the sender of the first datagram, and the queue pair that this

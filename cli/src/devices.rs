@@ -15,6 +15,7 @@ use rocinante::{
 use rocinante_netdev::auto;
 use serde::Serialize;
 
+use crate::ending;
 use crate::output::{Failure, Output};
 use hardware::Hardware;
 use kernel::KernelCounters;
@@ -127,6 +128,7 @@ struct Unusable {
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
+    ending::begin("rocinante devices", out, false);
     let result = report(args);
     if let Ok(report) = &result {
         report.print(out);

@@ -19,6 +19,7 @@ mod datagrams;
 pub mod decode;
 pub mod demo;
 pub mod devices;
+pub mod ending;
 pub mod mckey;
 pub mod measure;
 pub mod output;

@@ -9,6 +9,7 @@ use rocinante::{PeerPath, Qpn, cm};
 use serde::Serialize;
 
 use crate::datagrams::{DatagramPlan, Node};
+use crate::ending;
 use crate::output::{Failure, Output};
 use crate::session::OpenArgs;
 
@@ -80,6 +81,7 @@ pub struct Report {
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
+    ending::begin("rocinante mckey", out, false);
     let result = play(args, out);
     if let Ok(report) = &result {
         out.line(format_args!("{} datagrams sent, {} received", report.sent, report.received));
@@ -130,18 +132,25 @@ fn play(args: &Args, out: Output) -> Result<Report, Failure> {
     }
     let start = Instant::now();
     if args.sender {
+        ending::enter("pause");
         std::thread::sleep(Duration::from_secs(args.pause));
-        out.note(format_args!("initiating data transfers"));
-        for node in &mut nodes {
-            let ah = node.pd.create_ah(0, &PeerPath::new(group))?;
-            node.send(ah.to(Qpn::MULTICAST, cm::UDP_QKEY))?;
-        }
-    } else {
-        out.note(format_args!("receiving data transfers"));
-        nodes.iter_mut().try_for_each(Node::receive)?;
     }
+    ending::enter("datagrams");
+    let _attentive = ending::attentive();
+    let mut transfer = || {
+        if !args.sender {
+            out.note(format_args!("receiving data transfers"));
+            return nodes.iter_mut().try_for_each(Node::receive);
+        }
+        out.note(format_args!("initiating data transfers"));
+        nodes.iter_mut().try_for_each(|node| {
+            let ah = node.pd.create_ah(0, &PeerPath::new(group))?;
+            node.send(ah.to(Qpn::MULTICAST, cm::UDP_QKEY))
+        })
+    };
+    let transferred = transfer();
     let sum = |of: fn((u32, u32)) -> u32| nodes.iter().map(|node| of(node.counts())).sum();
-    Ok(Report {
+    let report = Report {
         role: if args.sender { "sender" } else { "receiver" },
         netdev: ctx.provider().name(),
         local: args.bind,
@@ -151,5 +160,7 @@ fn play(args: &Args, out: Output) -> Result<Report, Failure> {
         sent: sum(|(sent, _)| sent),
         received: sum(|(_, received)| received),
         seconds: start.elapsed().as_secs_f64(),
-    })
+    };
+    transferred.inspect_err(|_| ending::add(&report))?;
+    Ok(report)
 }

@@ -2,15 +2,17 @@
 //!
 //! Without `--json`, results go to standard output and everything else to standard error. With
 //! `--json`, standard output ends with one JSON object on one line, and everything else goes to
-//! standard error. Exit codes: 0 success, 1 failure, 2 the command line makes no sense.
+//! standard error. Exit codes: 0 success, 1 failure, 2 the command line makes no sense, 128 plus its
+//! number a signal.
 
 use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use rocinante::VerbsError;
+use rocinante::{VerbsError, WcStatus};
 use serde::Serialize;
 
+use crate::ending;
 use crate::measure::MeasureError;
 
 /// The reason why a command failed, and what to do.
@@ -20,22 +22,77 @@ pub enum Failure {
     Usage(String),
     /// Something went wrong.
     Failed(String),
+    /// Something of this kind went wrong.
+    Of(Kind, String),
+}
+
+/// A kind of failure that programs can tell from others: `error.kind` of `--json`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The device cannot be opened.
+    Device,
+    /// There is no connection to the peer.
+    Connect,
+    /// The peer is gone, gave up, or says what makes no sense.
+    Peer,
+    /// A request ended in this status.
+    Completion(WcStatus),
+    /// Nothing came in time.
+    Silence,
+    /// The peer's data is not what it should be.
+    Data,
+    /// This signal ended the command.
+    Signal(i32),
 }
 
 impl Failure {
     /// The exit code.
     #[must_use]
-    pub const fn code(&self) -> u8 {
+    pub fn code(&self) -> u8 {
         match self {
-            Self::Failed(_) => 1,
             Self::Usage(_) => 2,
+            Self::Of(Kind::Signal(signal), _) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
+            Self::Failed(_) | Self::Of(..) => 1,
         }
+    }
+
+    /// The kind, in one word.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Usage(_) => "usage",
+            Self::Failed(_) => "failed",
+            Self::Of(Kind::Device, _) => "device",
+            Self::Of(Kind::Connect, _) => "connect",
+            Self::Of(Kind::Peer, _) => "peer",
+            Self::Of(Kind::Completion(_), _) => "completion",
+            Self::Of(Kind::Silence, _) => "silence",
+            Self::Of(Kind::Data, _) => "data",
+            Self::Of(Kind::Signal(_), _) => "signal",
+        }
+    }
+
+    /// The status of the request that failed.
+    #[must_use]
+    pub const fn status(&self) -> Option<WcStatus> {
+        match self {
+            Self::Of(Kind::Completion(status), _) => Some(*status),
+            _ => None,
+        }
+    }
+
+    /// The same failure, told in other words.
+    #[must_use]
+    pub fn told(mut self, words: impl FnOnce(&str) -> String) -> Self {
+        let (Self::Usage(text) | Self::Failed(text) | Self::Of(_, text)) = &mut self;
+        *text = words(text);
+        self
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Usage(text) | Self::Failed(text)) = self;
+        let (Self::Usage(text) | Self::Failed(text) | Self::Of(_, text)) = self;
         f.write_str(text)
     }
 }
@@ -44,14 +101,17 @@ impl std::error::Error for Failure {}
 
 impl From<VerbsError> for Failure {
     fn from(error: VerbsError) -> Self {
-        Self::Failed(match error {
+        match error {
             // The user runs one of the two sides, so the bare reason is clear.
-            VerbsError::Exchange(why) => why,
+            VerbsError::Exchange(why) => Self::Of(Kind::Peer, why),
             VerbsError::Open(error) if error.errno() == libc::EADDRINUSE => {
-                format!("{error} with --bind")
+                Self::Of(Kind::Device, format!("{error} with --bind"))
             }
-            error => error.to_string(),
-        })
+            VerbsError::Open(error) => Self::Of(Kind::Device, error.to_string()),
+            VerbsError::TimedOut => Self::Of(Kind::Silence, error.to_string()),
+            VerbsError::Cm(_) | VerbsError::Path(_) => Self::Of(Kind::Connect, error.to_string()),
+            error => Self::Failed(error.to_string()),
+        }
     }
 }
 
@@ -93,25 +153,10 @@ impl Output {
     }
 
     /// Ends the command: prints the JSON object if one is wanted and the error, after the words of
-    /// `program`, if there is one. Returns the exit code.
+    /// `program`, if there is one, with what [`ending`] knows. Returns the exit code.
     #[must_use]
     pub fn end<T: Serialize>(self, program: &str, result: &Result<T, Failure>) -> ExitCode {
-        #[derive(Serialize)]
-        struct Error<'a> {
-            error: &'a str,
-        }
-        let (line, code) = match result {
-            Ok(value) => (serde_json::to_string(value), ExitCode::SUCCESS),
-            Err(failure) => {
-                self.note(format_args!("{program}: {failure}"));
-                let (Failure::Usage(error) | Failure::Failed(error)) = failure;
-                (serde_json::to_string(&Error { error }), ExitCode::from(failure.code()))
-            }
-        };
-        if self.json {
-            let _ = writeln!(io::stdout(), "{}", line.expect("results are JSON"));
-        }
-        code
+        ending::end(self, program, result)
     }
 }
 

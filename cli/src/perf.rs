@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::compat::perftest::{self, Options, PerftestProgram};
 use crate::counters;
+use crate::ending;
 use crate::output::{Failure, Output};
 use crate::session::{self, NetArgs, Server, Session};
 use plan::{Atomic, Given, Plan, Test};
@@ -78,7 +79,7 @@ pub struct Args {
     compat: Option<PerftestProgram>,
     #[command(flatten)]
     pub(crate) options: Options,
-    /// Print this process's counters at the end
+    /// Print this process's counters at the end, also if it fails or a signal ends it
     #[arg(long)]
     counters: bool,
     /// End standard output with one JSON object on one line; all else goes to standard error
@@ -108,7 +109,9 @@ struct Report {
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
     let command = args.test.command();
-    out.end(&format!("rocinante {command}"), &run_side(args, &command, out))
+    let program = format!("rocinante {command}");
+    ending::begin(&program, out, args.counters);
+    out.end(&program, &run_side(args, &command, out))
 }
 
 fn run_side(args: &Args, command: &str, out: Output) -> Result<Report, Failure> {
@@ -195,8 +198,9 @@ fn measure(session: &mut Session, args: &Args, plan: Plan, out: Output) -> Resul
                 out.line(table::header(test));
             }
         }
-        if let Some(row) = round.measure(session)? {
+        if let Some(row) = round.measure(session, out)? {
             out.line(&row);
+            ending::add(&row);
             results.push(row);
         }
     }

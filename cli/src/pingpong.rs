@@ -15,9 +15,10 @@ use crate::compat::device::DeviceArgs;
 use crate::compat::ibv::{self, IbvProgram, Rules};
 use crate::compat::refused::{Option_, Refused, Table};
 use crate::counters;
+use crate::ending;
 use crate::output::{Failure, Output};
 use crate::session::{self, NetArgs, Server, Session};
-use game::PingPong;
+use game::{PingPong, Played};
 
 /// Send a message back and forth over a reliable connection, like ibv_rc_pingpong
 ///
@@ -68,7 +69,7 @@ pub struct Args {
     pub(crate) num_qp: Option<u32>,
     #[command(flatten)]
     refused: Refused<PingPongs>,
-    /// Print this process's counters at the end
+    /// Print this process's counters at the end, also if it fails or a signal ends it
     #[arg(long)]
     counters: bool,
     /// End standard output with one JSON object on one line; all else goes to standard error
@@ -189,6 +190,7 @@ impl fmt::Display for Place {
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
+    ending::begin("rocinante pingpong", out, args.counters);
     out.end("rocinante pingpong", &run_side(args, out))
 }
 
@@ -287,15 +289,25 @@ fn play(
     game.post_receives(args.rx_depth)?;
     session.barrier("ready")?;
     session.enter("first message");
-    let time = session.watched(
+    let mut played = Played::default();
+    let ends = [Place::from(&local), Place::from(&remote)];
+    let result = session.watched(
         |exchange| {
-            let begun = || exchange.enter("ping-pong");
-            game.play(begins, plan.iters, args.rx_depth, begun)
+            let begun = || session::enter(exchange, "ping-pong");
+            game.play(begins, plan.iters, args.rx_depth, begun, &mut played)
         },
         || session::abandon(qp),
-    )?;
+    );
+    result.inspect_err(|_| {
+        if played.iters > 0 {
+            let plan = PingPongPlan { iters: played.iters, ..plan.clone() };
+            let so_far = report(&ctx, &plan, ends, played.time);
+            so_far.print(out);
+            ending::add(&so_far);
+        }
+    })?;
     session.barrier("done")?;
-    let mut report = report(&ctx, plan, [Place::from(&local), Place::from(&remote)], time);
+    let mut report = report(&ctx, plan, ends, played.time);
     report.finish(&ctx, args, out);
     Ok(report)
 }

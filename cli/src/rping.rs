@@ -16,8 +16,9 @@ use rocinante::{ConnectOptions, Context};
 use serde::Serialize;
 
 use self::game::{RpingGame, SIZE_MAX, SIZE_MIN};
-use crate::output::{Failure, Output};
-use crate::session::{OpenArgs, address};
+use crate::ending;
+use crate::output::{Failure, Kind, Output};
+use crate::session::{OpenArgs, Patience, address};
 
 /// Connect by the connection manager and pass a text back and forth by READ and WRITE, like rping
 ///
@@ -61,9 +62,8 @@ pub struct Args {
     /// At the server, serve any number of clients, also at the same time, until it is killed
     #[arg(short = 'P', long, requires = "server")]
     persistent: bool,
-    /// How long the client waits for the connection, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    patience: u64,
+    #[command(flatten)]
+    patience: Patience,
     #[command(flatten)]
     device: OpenArgs,
     /// End standard output with one JSON object on one line; all else goes to standard error
@@ -89,6 +89,7 @@ pub struct Report {
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
+    ending::begin("rocinante rping", out, false);
     let result = if args.server { serve(args, out) } else { ask(args, out) };
     if let Ok(report) = &result {
         out.note(format_args!(
@@ -118,18 +119,23 @@ impl Args {
 fn ask(args: &Args, out: Output) -> Result<Report, Failure> {
     let local = args.source.map_or_else(|| address::towards(args.address), Ok)?;
     let ctx = args.device.open(local, out)?;
-    let prepared = game::prepare(&ctx, args.size)?;
     // rping asks for the same values.
     let options = ConnectOptions { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..Default::default() };
     let params = Params::default().options(options);
     let server = SocketAddr::new(args.address, args.port);
-    let patience = Duration::from_secs(args.patience);
-    let start = Instant::now();
-    let mut game = prepared
-        .connect(|qp| cm::connect(qp, server, &params, patience))
-        .map_err(|error| failed(server, &error))?;
+    ending::enter("connecting");
+    let mut start = Instant::now();
+    let game = args.patience.ask(out, |left| {
+        let prepared = game::prepare(&ctx, args.size)?;
+        start = Instant::now();
+        prepared.connect(|qp| cm::connect(qp, server, &params, left))
+    });
+    let mut game = game.map_err(|error| failed(server, &error))?;
     let connect = start.elapsed();
-    game.ask(args.count, args.verbose, args.validate, out)?;
+    ending::enter("playing");
+    let _attentive = ending::attentive();
+    let asked = game.ask(args.count, args.verbose, args.validate, out);
+    asked.inspect_err(|_| ending::add(&args.report("client", &game, connect)))?;
     game.connection.disconnect()?;
     // The server gets this request repeatedly until it answers. Without the wait, a lost request
     // would leave the server waiting.
@@ -144,16 +150,19 @@ fn failed(server: SocketAddr, error: &rocinante::VerbsError) -> Failure {
         }
         _ => "",
     };
-    Failure::Failed(format!("cannot connect to {server}: {error}{advice}"))
+    Failure::Of(Kind::Connect, format!("cannot connect to {server}: {error}{advice}"))
 }
 
 fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     let ctx = args.device.open(args.address, out)?;
     let server = SocketAddr::new(args.address, args.port);
     let listener = Listener::bind(&ctx, server, 128)?;
+    ending::enter("waiting for a client");
     out.note(format_args!("waiting for a client on {server}"));
     if !args.persistent {
         let request = listener.request(None)?;
+        ending::enter("playing");
+        let _attentive = ending::attentive();
         return serve_one(&ctx, request, args, out);
     }
     std::thread::scope(|scope| {
@@ -172,9 +181,10 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
 fn serve_one(ctx: &Context, request: Request, args: &Args, out: Output) -> Result<Report, Failure> {
     let start = Instant::now();
     let prepared = game::prepare(ctx, SIZE_MAX)?;
-    let patience = Duration::from_secs(args.patience);
+    let patience = args.patience.time();
     let mut game = prepared.connect(|qp| request.accept(qp, &Params::default())?.wait(patience))?;
     let connect = start.elapsed();
-    game.serve(args.verbose, out)?;
+    let served = game.serve(args.verbose, out);
+    served.inspect_err(|_| ending::add(&args.report("server", &game, connect)))?;
     Ok(args.report("server", &game, connect))
 }

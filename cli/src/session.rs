@@ -12,6 +12,7 @@ pub mod diagnosis;
 mod door;
 pub mod join;
 mod opening;
+pub mod patience;
 pub mod progress;
 mod server;
 
@@ -27,9 +28,11 @@ use rocinante::{
 use serde::Serialize;
 
 use self::door::Door;
-use crate::output::{Failure, Output};
+use crate::ending;
+use crate::output::{Failure, Kind, Output};
 use crate::quiet::Quiet;
 pub use opening::{Netdev, OpenArgs};
+pub use patience::Patience;
 pub use server::Server;
 
 /// The peer's location and how to reach it: options of every command with two sides.
@@ -48,6 +51,9 @@ pub struct NetArgs {
     /// over UDP port 4791
     #[arg(long)]
     pub cm: bool,
+    /// How long the client waits.
+    #[command(flatten)]
+    pub patience: Patience,
     /// Port on which the two sides find each other: TCP's, or with --cm one of RDMA_PS_TCP
     #[arg(short, long, default_value_t = 18515)]
     pub port: u16,
@@ -79,12 +85,16 @@ impl NetArgs {
     }
 }
 
-/// Time during which a client tries to reach a server that is not there yet.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(3);
 /// Time limit for the first message on a connection to the server.
 const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
 /// Time limit for the next line of a peer that only has to answer.
 const LINE_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Names the phase that both sides enter, for errors.
+pub fn enter(exchange: &mut Exchange, phase: &str) {
+    exchange.enter(phase);
+    ending::enter(phase);
+}
 
 fn refuse(exchange: &mut Exchange, why: &str) -> Failure {
     exchange.give_up(why);
@@ -180,16 +190,19 @@ impl Session {
             ));
         }
         let ctx = opened?;
-        let mut exchange = if net.cm {
-            Exchange::connect_cm(&ctx, server, CONNECT_PATIENCE)?
+        ending::enter("connecting");
+        let exchange = if net.cm {
+            Exchange::connect_cm(&ctx, server, net.patience.time())
         } else {
-            Exchange::connect(server, CONNECT_PATIENCE)?
+            net.patience.reach(server, out)
         };
+        let unreached = |error| Failure::Of(Kind::Connect, Failure::from(error).to_string());
+        let mut exchange = exchange.map_err(unreached)?;
         exchange.set_patience(Some(LINE_PATIENCE));
-        exchange.enter("first words");
+        enter(&mut exchange, "first words");
         exchange.say(&agreement::request(command, plan))?;
         agreement::accepted(&exchange.hear()?).map_err(|why| exchange.error(why))?;
-        exchange.enter("making queue pairs");
+        enter(&mut exchange, "making queue pairs");
         Ok(Self { ctx, exchange, door: None })
     }
 
@@ -238,7 +251,7 @@ impl Session {
 
     /// Names the phase that both sides enter, for errors.
     pub fn enter(&mut self, phase: &str) {
-        self.exchange.enter(phase);
+        enter(&mut self.exchange, phase);
     }
 
     /// An error that names the peer and the phase.
@@ -260,7 +273,8 @@ impl Session {
     }
 
     /// Does `work` while another thread watches the peer. If the peer goes or gives up, that thread
-    /// calls `abandon`, which must make `work` fail. The error then has the peer's reason.
+    /// calls `abandon`, which must make `work` fail. The error then has the peer's reason. The same
+    /// happens if a signal comes.
     ///
     /// # Errors
     /// The error of `work`, or the reason why the peer is gone.
@@ -269,16 +283,17 @@ impl Session {
         work: impl FnOnce(&mut Exchange) -> Result<T, Failure>,
         abandon: impl FnOnce() + Send,
     ) -> Result<T, Failure> {
-        const PAUSE: Duration = Duration::from_millis(100);
         let watch = self.exchange.watch()?;
+        let _attentive = ending::attentive();
         let (done, is_done) = channel::<()>();
         let gone = AtomicBool::new(false);
         let gone_is_known = &gone;
         let result = std::thread::scope(|scope| {
             scope.spawn(move || {
-                while is_done.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
-                    if watch.is_gone() {
-                        gone_is_known.store(true, Ordering::Relaxed);
+                while is_done.recv_timeout(ending::LOOK) == Err(RecvTimeoutError::Timeout) {
+                    let is_gone = watch.is_gone();
+                    if is_gone || ending::signal().is_some() {
+                        gone_is_known.store(is_gone, Ordering::Relaxed);
                         return abandon();
                     }
                 }
@@ -287,11 +302,12 @@ impl Session {
             drop(done);
             result
         });
-        result.map_err(|failure| match self.exchange.try_hear() {
-            Err(why) => Failure::from(why),
+        result.map_err(|failure| match (ending::check_signal(), self.exchange.try_hear()) {
+            (Err(stopped), _) => stopped,
+            (_, Err(why)) => Failure::from(why),
             // The peer sent a message before it went.
-            Ok(_) if gone.load(Ordering::Relaxed) => self.failed("it closed the connection"),
-            Ok(_) => self.failed(failure),
+            (_, Ok(_)) if gone.load(Ordering::Relaxed) => self.failed("it closed the connection"),
+            (_, Ok(_)) => failure.told(|text| self.failed(text).to_string()),
         })
     }
 
@@ -301,6 +317,7 @@ impl Session {
     /// # Errors
     /// The peer is gone, has given up, or is silent.
     pub fn barrier(&mut self, name: &str) -> Result<(), Failure> {
+        ending::enter(name);
         let mut quiet = Quiet::new(&self.ctx, LINE_PATIENCE);
         Ok(self.exchange.barrier_while(name, || quiet.goes_on())?)
     }

@@ -18,8 +18,9 @@ use rocinante::{ConnectOptions, Context, VerbsError};
 use serde::Serialize;
 
 use self::lane::{MessageLane, Unconnected};
-use crate::output::{Failure, Output};
-use crate::session::{OpenArgs, address};
+use crate::ending;
+use crate::output::{Failure, Kind, Output};
+use crate::session::{OpenArgs, Patience, address};
 
 /// Largest numbers of connections, and of messages on each.
 const CONNECTIONS_MAX: i64 = 10_000;
@@ -33,9 +34,8 @@ struct Common {
     /// The server's port, one of RDMA_PS_TCP
     #[arg(short, long, default_value_t = 7471, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
-    /// How long each step may take, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    patience: u64,
+    #[command(flatten)]
+    patience: Patience,
     #[command(flatten)]
     device: OpenArgs,
     /// End standard output with one JSON object on one line; all else goes to standard error
@@ -108,7 +108,7 @@ struct ConnectionPlan {
     connections: u32,
     count: u32,
     size: u32,
-    patience: Duration,
+    patience: Patience,
     port: u16,
     /// Whether the client sends first, and then receives the answer.
     client_begins: bool,
@@ -171,6 +171,7 @@ fn end(
     work: impl FnOnce(Output) -> Result<Report, Failure>,
 ) -> ExitCode {
     let out = Output { json: common.json };
+    ending::begin(&format!("rocinante {name}"), out, false);
     let result = work(out);
     if let Ok(report) = &result {
         out.note(format_args!(
@@ -189,7 +190,7 @@ impl Common {
             connections: 1,
             count: 1,
             size: SIMPLE_SIZE,
-            patience: Duration::from_secs(self.patience),
+            patience: self.patience,
             port: self.port,
             client_begins: true,
         }
@@ -213,23 +214,43 @@ fn ask(
     let ctx = common.device.open(local, out)?;
     let server = SocketAddr::new(server, plan.port);
     let start = Instant::now();
-    let failed =
-        |error: VerbsError| Failure::Failed(format!("cannot connect to {server}: {error}"));
+    let failed = |error: VerbsError| {
+        Failure::Of(Kind::Connect, format!("cannot connect to {server}: {error}"))
+    };
+    ending::enter("connecting");
     let mut connecting = Vec::with_capacity(plan.connections as usize);
     for _ in 0..plan.connections {
-        let (parts, qp) = Unconnected::make(&ctx, plan.count, plan.size)?;
-        let asked = Connecting::start(qp, server, &params()).map_err(failed)?;
-        connecting.push((parts, asked));
+        connecting.push(ask_one(&ctx, plan, server).map_err(failed)?);
     }
     let mut lanes = Vec::with_capacity(connecting.len());
-    for (parts, asked) in connecting {
-        lanes.push(parts.connected(asked.wait(plan.patience).map_err(failed)?));
+    for first in connecting {
+        let mut first = Some(first);
+        let lane = plan.patience.ask(out, |left| {
+            let (parts, asked) = match first.take() {
+                Some(first) => first,
+                None => ask_one(&ctx, plan, server)?,
+            };
+            Ok(parts.connected(asked.wait(left)?))
+        });
+        lanes.push(lane.map_err(failed)?);
     }
     let connected = start.elapsed();
-    exchange(plan, &mut lanes, plan.client_begins)?;
+    let exchanged = exchange(plan, &mut lanes, plan.client_begins);
+    let report = report("client", &ctx, local, plan, &lanes, start, connected);
+    exchanged.inspect_err(|_| ending::add(&report))?;
     // The side that sent first ends the connections.
     finish(plan, &lanes, plan.client_begins)?;
-    Ok(report("client", &ctx, local, plan, start, connected))
+    Ok(report)
+}
+
+/// Asks the server for one connection.
+fn ask_one(
+    ctx: &Context,
+    plan: &ConnectionPlan,
+    server: SocketAddr,
+) -> Result<(Unconnected, Connecting), VerbsError> {
+    let (parts, qp) = Unconnected::make(ctx, plan.count, plan.size)?;
+    Ok((parts, Connecting::start(qp, server, &params())?))
 }
 
 fn serve(
@@ -241,6 +262,7 @@ fn serve(
     let ctx = common.device.open(local, out)?;
     let here = SocketAddr::new(local, plan.port);
     let listener = Listener::bind(&ctx, here, plan.connections as usize)?;
+    ending::enter("waiting for a client");
     out.note(format_args!("waiting for {} connections on {here}", plan.connections));
     // Waits for the first connection without a limit, for the others with one.
     let mut patience = None;
@@ -258,27 +280,31 @@ fn serve(
         if patience.is_none() {
             start = Instant::now();
         }
-        patience = Some(plan.patience);
+        patience = Some(plan.patience.time());
         let (parts, qp) = Unconnected::make(&ctx, plan.count, plan.size)?;
         accepted.push((parts, request.accept(qp, &params())?));
     }
     let mut lanes = Vec::with_capacity(accepted.len());
     for (parts, asked) in accepted {
-        lanes.push(parts.connected(asked.wait(plan.patience)?));
+        lanes.push(parts.connected(asked.wait(plan.patience.time())?));
     }
     let connected = start.elapsed();
-    exchange(plan, &mut lanes, !plan.client_begins)?;
+    let exchanged = exchange(plan, &mut lanes, !plan.client_begins);
+    let report = report("server", &ctx, local, plan, &lanes, start, connected);
+    exchanged.inspect_err(|_| ending::add(&report))?;
     finish(plan, &lanes, !plan.client_begins)?;
-    Ok(report("server", &ctx, local, plan, start, connected))
+    Ok(report)
 }
 
 /// Exchanges all messages, on all connections at once.
 fn exchange(plan: &ConnectionPlan, lanes: &mut [MessageLane], begins: bool) -> Result<(), Failure> {
+    ending::enter("messages");
+    let _attentive = ending::attentive();
     for speaks in [begins, !begins] {
         if speaks {
             lanes.iter().try_for_each(MessageLane::speak)?;
         }
-        let deadline = Instant::now() + plan.patience;
+        let deadline = Instant::now() + plan.patience.time();
         for lane in &mut *lanes {
             if speaks { lane.wait_sent(deadline)? } else { lane.wait_received(deadline)? }
         }
@@ -291,7 +317,7 @@ fn finish(plan: &ConnectionPlan, lanes: &[MessageLane], ends: bool) -> Result<()
     if ends {
         lanes.iter().try_for_each(MessageLane::disconnect)?;
     }
-    lanes.iter().try_for_each(|lane| lane.wait_disconnected(plan.patience))
+    lanes.iter().try_for_each(|lane| lane.wait_disconnected(plan.patience.time()))
 }
 
 fn report(
@@ -299,6 +325,7 @@ fn report(
     ctx: &Context,
     local: IpAddr,
     plan: &ConnectionPlan,
+    lanes: &[MessageLane],
     start: Instant,
     connected: Duration,
 ) -> Report {
@@ -307,7 +334,7 @@ fn report(
         netdev: ctx.provider().name(),
         local,
         connections: plan.connections,
-        messages: 2 * u64::from(plan.connections) * u64::from(plan.count),
+        messages: lanes.iter().map(MessageLane::messages).sum(),
         size: plan.size,
         connect_seconds: connected.as_secs_f64(),
         seconds: (start.elapsed() - connected).as_secs_f64(),

@@ -6,14 +6,15 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rocinante::{Context, VerbsError, cm};
 use serde::Serialize;
 
 use crate::datagrams::{DatagramPlan, Node};
-use crate::output::{Failure, Output};
-use crate::session::{OpenArgs, address};
+use crate::ending;
+use crate::output::{Failure, Kind, Output};
+use crate::session::{OpenArgs, Patience, address};
 
 /// Find a queue pair by the connection manager and exchange datagrams with it, like udaddy
 ///
@@ -45,9 +46,8 @@ pub struct Args {
     /// Bytes of a message; the server's must not be less than the client's
     #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100)]
     size: u32,
-    /// Time limit for the next message, and for the server's answer to the client, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    patience: u64,
+    #[command(flatten)]
+    patience: Patience,
     #[command(flatten)]
     device: OpenArgs,
     /// End standard output with one JSON object on one line; all else goes to standard error
@@ -72,6 +72,7 @@ pub struct Report {
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
+    ending::begin("rocinante udaddy", out, false);
     let result = match args.server {
         Some(server) => ask(args, server, out),
         None => serve(args, out),
@@ -84,10 +85,24 @@ pub fn run(args: &Args) -> ExitCode {
 
 impl Args {
     fn plan(&self) -> DatagramPlan {
-        let patience = Duration::from_secs(self.patience);
+        let patience = self.patience.time();
         // As in udaddy: empty messages are not sent.
         let count = if self.size == 0 { 0 } else { self.count };
         DatagramPlan { count, size: self.size, patience }
+    }
+
+    /// The report, or the failure with the report so far.
+    fn reported(
+        &self,
+        exchanged: Result<(), Failure>,
+        role: &'static str,
+        ctx: &Context,
+        nodes: &[Node],
+        start: Instant,
+    ) -> Result<Report, Failure> {
+        let report = self.report(role, ctx, nodes, start);
+        exchanged.inspect_err(|_| ending::add(&report))?;
+        Ok(report)
     }
 
     fn report(&self, role: &'static str, ctx: &Context, nodes: &[Node], start: Instant) -> Report {
@@ -116,20 +131,26 @@ fn ask(args: &Args, server: IpAddr, out: Output) -> Result<Report, Failure> {
         node.post_receives()?;
     }
     let start = Instant::now();
+    ending::enter("connecting");
     let services = nodes
         .iter()
-        .map(|_| cm::resolve(&ctx, 0, server, b"", plan.patience))
+        .map(|_| args.patience.ask(out, |left| cm::resolve(&ctx, 0, server, b"", left)))
         .collect::<Result<Vec<_>, VerbsError>>()
         .map_err(|error| failed(server, &error))?;
-    let mut handles = Vec::new();
-    for (node, service) in nodes.iter_mut().zip(&services) {
-        let ah = service.address_handle(&node.pd)?;
-        node.send(service.destination(&ah))?;
-        handles.push(ah);
-    }
-    out.note(format_args!("receiving data transfers"));
-    nodes.iter_mut().try_for_each(Node::receive)?;
-    Ok(args.report("client", &ctx, &nodes, start))
+    ending::enter("datagrams");
+    let _attentive = ending::attentive();
+    let mut exchange = || {
+        let mut handles = Vec::new();
+        for (node, service) in nodes.iter_mut().zip(&services) {
+            let ah = service.address_handle(&node.pd)?;
+            node.send(service.destination(&ah))?;
+            handles.push(ah);
+        }
+        out.note(format_args!("receiving data transfers"));
+        nodes.iter_mut().try_for_each(Node::receive)
+    };
+    let exchanged = exchange();
+    args.reported(exchanged, "client", &ctx, &nodes, start)
 }
 
 fn failed(server: SocketAddr, error: &VerbsError) -> Failure {
@@ -139,7 +160,7 @@ fn failed(server: SocketAddr, error: &VerbsError) -> Failure {
         }
         _ => "",
     };
-    Failure::Failed(format!("cannot find the queue pair of {server}: {error}{advice}"))
+    Failure::Of(Kind::Connect, format!("cannot find the queue pair of {server}: {error}{advice}"))
 }
 
 fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
@@ -147,6 +168,7 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     let ctx = args.device.open(bind, out)?;
     let (plan, place) = (args.plan(), SocketAddr::new(bind, args.port));
     let listener = cm::DatagramListener::bind(&ctx, place, 128)?;
+    ending::enter("waiting for a client");
     out.note(format_args!("waiting for a client on {place}"));
     let mut nodes = Vec::new();
     for _ in 0..args.connections {
@@ -159,14 +181,20 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
         nodes.push(node);
     }
     let start = Instant::now();
-    out.note(format_args!("receiving data transfers"));
-    nodes.iter_mut().try_for_each(Node::receive)?;
-    out.note(format_args!("sending replies"));
-    let mut handles = Vec::new();
-    for node in nodes.iter_mut().filter(|_| plan.count > 0) {
-        let (ah, to) = node.answer()?;
-        node.send(to)?;
-        handles.push(ah);
-    }
-    Ok(args.report("server", &ctx, &nodes, start))
+    ending::enter("datagrams");
+    let _attentive = ending::attentive();
+    let mut exchange = || {
+        out.note(format_args!("receiving data transfers"));
+        nodes.iter_mut().try_for_each(Node::receive)?;
+        out.note(format_args!("sending replies"));
+        let mut handles = Vec::new();
+        for node in nodes.iter_mut().filter(|_| plan.count > 0) {
+            let (ah, to) = node.answer()?;
+            node.send(to)?;
+            handles.push(ah);
+        }
+        Ok(())
+    };
+    let exchanged = exchange();
+    args.reported(exchanged, "server", &ctx, &nodes, start)
 }

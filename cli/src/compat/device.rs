@@ -129,6 +129,7 @@ fn chosen(interface: &Interface, choice: AddressChoice, route: IpAddr) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::Patience;
 
     fn eth() -> Interface {
         let addresses = ["10.0.0.5", "fd00::5", "fe80::5"];
@@ -170,7 +171,8 @@ mod tests {
         let of = |device: Option<&str>, ib_dev: Option<&str>| {
             let [device, ib_dev] = [device, ib_dev].map(|name| name.map(str::to_owned));
             let device = OpenArgs { name: device, ..OpenArgs::default() };
-            let net = NetArgs { host: None, device, bind: None, port: 1, cm: false };
+            let patience = Patience::default();
+            let net = NetArgs { host: None, device, bind: None, port: 1, cm: false, patience };
             kernel_device(&net, &DeviceArgs { ib_dev, ib_port: None })
         };
         assert_eq!(of(Some("lo"), None), None);

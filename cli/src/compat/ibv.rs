@@ -210,7 +210,7 @@ pub fn run(args: &Args, rules: &Rules, out: Output) -> Result<IbvOutcome, Failur
 fn meet(args: &Args, rules: &Rules, out: Output) -> Result<Wire, Failure> {
     let (port, program) = (args.net.port, rules.program.name());
     if let Some(host) = &args.net.host {
-        return Wire::connect(host, port, program);
+        return Wire::connect(host, port, args.net.patience.time(), program);
     }
     // The packets' address may be of another family than the connection over TCP.
     let bind = args.net.bind.filter(IpAddr::is_ipv4);

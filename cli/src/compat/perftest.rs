@@ -35,13 +35,15 @@ use rocinante::Context;
 
 use crate::compat::device::{self, AddressChoice};
 use crate::compat::wire::Wire;
+use crate::ending;
 use crate::measure::{BulkResult, Flowed, Receive, Until};
 use crate::output::{Failure, Output};
 use crate::perf::Args;
 use crate::perf::plan::{Atomic, Given, Test};
 use crate::perf::round::Peak;
 use crate::perf::table::{Bandwidth, Latency, Row};
-use crate::session::address;
+use crate::session::join::Joined;
+use crate::session::{self, address};
 use bench::{Bench, Trouble};
 use message::Report;
 pub use options::Options;
@@ -112,11 +114,16 @@ pub fn run(args: &Args, given: &Given, out: Output) -> Result<PerftestOutcome, F
     Ok(PerftestOutcome { plan, ctx, version, mtu, results })
 }
 
+/// Breaks the connections, so that whatever waits for a completion gets one.
+fn abandon(qps: &[Joined]) {
+    qps.iter().for_each(|qp| session::abandon(qp));
+}
+
 /// A new connection over TCP, before any message.
 fn meet(args: &Args, out: Output) -> Result<Wire, Failure> {
     let (port, program) = (args.net.port, program(args.test));
     if let Some(host) = &args.net.host {
-        return Wire::connect(host, port, &program);
+        return Wire::connect(host, port, args.net.patience.time(), &program);
     }
     // The packets' address may be of another family than the TCP connection, which is always IPv4
     // with these programs.
@@ -180,6 +187,7 @@ impl TestRun<'_> {
                 let row = self.bandwidth(&talk, *size)?;
                 last = print::report(plan, &row);
                 out.line(print::bandwidth(plan, &last));
+                ending::add(&row);
                 rows.push(Row::Bandwidth(row));
             }
             talk.enter("telling results");
@@ -226,7 +234,9 @@ impl TestRun<'_> {
             if plan.all {
                 talk.meet(&bench.ctx, own)?;
             }
-            rows.push(Row::Bandwidth(self.sum(&mut talk, &row)?));
+            let row = self.sum(&mut talk, &row)?;
+            ending::add(&row);
+            rows.push(Row::Bandwidth(row));
         }
         talk.close(&bench.ctx, own)?;
         Ok(rows)
@@ -272,6 +282,7 @@ impl TestRun<'_> {
             } else {
                 out.line(print::bandwidth(plan, &print::report(plan, &row)));
             }
+            ending::add(&row);
             rows.push(Row::Bandwidth(row));
             if plan.all {
                 talk.enter("meeting after a size");
@@ -295,11 +306,16 @@ impl TestRun<'_> {
                 talk.meet(&bench.ctx, own)?;
             }
             talk.enter("measuring");
-            let measured = latency::measure(bench, plan, *size);
-            let measured = measured.map_err(|trouble| bench.failure(&talk, &trouble))?;
-            let row = Latency::new(*size, &measured.histogram);
-            self.out.line(print::latency(plan, &row, measured.elapsed));
-            rows.push(Row::Latency(row));
+            let qps = &bench.qps;
+            let work = || latency::measure(bench, plan, *size);
+            let (measured, ended) = ending::interruptible(|| abandon(qps), work);
+            if !measured.histogram.is_empty() {
+                let row = Latency::new(*size, &measured.histogram);
+                self.out.line(print::latency(plan, &row, measured.elapsed));
+                ending::add(&row);
+                rows.push(Row::Latency(row));
+            }
+            ended.map_err(|trouble| bench.failure(&talk, &trouble))?;
         }
         if plan.test.is_write() {
             // These programs leave without a closing message.
@@ -321,9 +337,19 @@ impl TestRun<'_> {
         let what = bench.flow(plan, size);
         let mut sample = Sample::new(plan, &what.receive, what.op.is_some());
         let observe = |so_far: &Flowed| sample.observe(so_far);
-        let flowed =
-            bench.lanes().flow(&what, observe, |so_far, idle| bench.idle_flow(plan, so_far, idle));
-        let flowed = flowed.map_err(|trouble: Trouble| bench.failure(talk, &trouble))?;
+        let qps = &bench.qps;
+        let work = || {
+            bench.lanes().flow(&what, observe, |so_far, idle| bench.idle_flow(plan, so_far, idle))
+        };
+        let flowed = ending::interruptible(|| abandon(qps), work);
+        let flowed = flowed.map_err(|trouble: Trouble| {
+            if let Some(row) = sample.so_far(size) {
+                let report = Report { iters: row.messages, ..print::report(plan, &row) };
+                self.out.line(print::bandwidth(plan, &report));
+                ending::add(&row);
+            }
+            bench.failure(talk, &trouble)
+        })?;
         let mut row = sample.row(size, &flowed);
         if plan.loses() && what.receive == Receive::Until && plan.iters() > 0 {
             let all = plan.iters().saturating_mul(plan.qps.into());
@@ -376,6 +402,14 @@ impl Sample {
         self.first.get_or_insert(now);
         self.last = now;
         self.peak.observe(&BulkResult { messages: now.0, bytes: now.0, elapsed: now.1 });
+    }
+
+    /// The row of what was observed; none if that is nothing.
+    fn so_far(&self, bytes: usize) -> Option<Bandwidth> {
+        let (count, elapsed) = self.last;
+        let (sent, received) = if self.sends { (count, 0) } else { (0, count) };
+        let flowed = Flowed { sent, received, elapsed, all_sent: false };
+        (count > 0).then(|| self.row(bytes, &flowed))
     }
 
     fn row(&self, bytes: usize, flowed: &Flowed) -> Bandwidth {

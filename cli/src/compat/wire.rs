@@ -13,15 +13,13 @@ use rocinante::cm::Connection;
 
 use self::tcp::{notice_dead_machines, peek, reach, write_until};
 use super::queue::Queue;
-use crate::output::Failure;
+use crate::output::{Failure, Kind};
 
 /// Time limit for one message of a peer that only has to answer.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Time limit for all messages of one phase, in multiples of the limit for one. Otherwise many
 /// messages, each just in time, would prolong a phase for ever.
 const PHASE: u32 = 3;
-/// Time during which a client tries to reach a server that is not there yet.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A connection for messages.
 #[derive(Debug)]
@@ -46,22 +44,30 @@ impl Wire {
     ///
     /// # Errors
     /// The name is unknown, or no server answers.
-    pub fn connect(host: &str, port: u16, program: &str) -> Result<Self, Failure> {
+    pub fn connect(
+        host: &str,
+        port: u16,
+        patience: Duration,
+        program: &str,
+    ) -> Result<Self, Failure> {
         let found = (host, port).to_socket_addrs().map_err(|error| {
             Failure::Failed(format!(
                 "cannot find {host:?}: {error}: is the name right? An IP address will do as well"
             ))
         })?;
         let found: Vec<SocketAddr> = found.collect();
-        match reach(&found, CONNECT_PATIENCE) {
+        match reach(&found, patience) {
             Ok((stream, address)) => Self::over(stream, address),
             Err(None) => Err(Failure::Failed(format!(
                 "{host:?} has no address: give the server's IP address instead"
             ))),
-            Err(Some((address, error))) => Err(Failure::Failed(format!(
-                "cannot connect to {address}: {error}: start {program} there first, give both \
+            Err(Some((address, error))) => Err(Failure::Of(
+                Kind::Connect,
+                format!(
+                    "cannot connect to {address}: {error}: start {program} there first, give both \
                  sides the same port, and let TCP port {port} through the firewall between"
-            ))),
+                ),
+            )),
         }
     }
 
@@ -124,6 +130,7 @@ impl Wire {
 
     /// Names the phase that both sides enter, for errors.
     pub fn enter(&mut self, phase: &'static str) {
+        crate::ending::enter(phase);
         self.phase = phase;
         self.waited = Duration::ZERO;
     }
@@ -135,7 +142,7 @@ impl Wire {
 
     /// An error that names the peer and the phase.
     pub fn failed(&self, what: impl fmt::Display) -> Failure {
-        Failure::Failed(format!("peer {}, {}: {what}", self.peer, self.phase))
+        Failure::Of(Kind::Peer, format!("peer {}, {}: {what}", self.peer, self.phase))
     }
 
     /// Sends a message as one segment, because other programs take the result of one `read` for the

@@ -5,6 +5,7 @@ use std::fmt;
 
 use rocinante_stack::wire::Opcode;
 use serde::{Serialize, Serializer};
+use serde_json::json;
 
 use super::check::Verdict;
 use super::frame::LinkType;
@@ -30,8 +31,13 @@ pub struct Summary {
     #[serde(skip)]
     pub unread: BTreeMap<LinkType, u64>,
     /// The error that ended reading before the end of the file.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_failure")]
     pub error: Option<String>,
+}
+
+/// The error as that of other commands.
+fn as_failure<S: Serializer>(error: &Option<String>, to: S) -> Result<S::Ok, S::Error> {
+    json!({"kind": "file", "stage": "reading", "message": error}).serialize(to)
 }
 
 impl Summary {

@@ -199,11 +199,15 @@ impl DemoLink {
         };
         let Self { ctx, qp, cq, bench: mr, remote_bench: remote, exchange, .. } = self;
         let end = End { ctx, qp, cq, mr, remote: *remote, patience: PATIENCE };
-        let mut run =
-            |until| measure::write_latency(&end, exchange, Pinging::Usual, side, size, until);
-        run(Until::Messages(200)).map_err(|error| error.to_string())?;
-        let histogram =
-            run(Until::Time(Duration::from_millis(millis))).map_err(|error| error.to_string())?;
+        let mut run = |until| {
+            let mut times = measure::histogram();
+            let how = Pinging::Usual;
+            measure::write_latency(&end, exchange, how, side, size, until, &mut times)
+                .map(|()| times)
+                .map_err(|error| error.to_string())
+        };
+        run(Until::Messages(200))?;
+        let histogram = run(Until::Time(Duration::from_millis(millis)))?;
         Ok(Answer::Latency { p50_nanos: histogram.value_at_quantile(0.5) })
     }
 

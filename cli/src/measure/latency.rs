@@ -58,8 +58,8 @@ pub enum Pinging {
 }
 
 /// Ping-pong of WRITEs of `size` bytes (1 to half the region) between two sides that poll their
-/// memory. Returns half the time of each round trip in nanoseconds. The second side ignores
-/// `until`, and its histogram is empty. Both sides meet at a barrier before they begin.
+/// memory. Records half the time of each round trip in `times`, in nanoseconds. The second side
+/// ignores `until`, and records nothing. Both sides meet at a barrier before they begin.
 ///
 /// # Errors
 /// A request fails, or there is no progress.
@@ -70,13 +70,14 @@ pub fn write_latency(
     side: Side,
     size: usize,
     until: Until,
-) -> Result<Histogram<u64>, MeasureError> {
+    times: &mut Histogram<u64>,
+) -> Result<(), MeasureError> {
     let signal_every = match pinging {
         Pinging::Usual => SIGNAL_EVERY,
         Pinging::Signaled => 1,
         Pinging::ByMemory => u64::MAX,
     };
-    to_and_fro(Pings::new(end, size, signal_every), exchange, side, until)
+    to_and_fro(Pings::new(end, size, signal_every), exchange, side, until, times)
 }
 
 fn to_and_fro(
@@ -84,9 +85,9 @@ fn to_and_fro(
     exchange: &mut Exchange,
     side: Side,
     until: Until,
-) -> Result<Histogram<u64>, MeasureError> {
+    times: &mut Histogram<u64>,
+) -> Result<(), MeasureError> {
     let (end, size) = (pings.end, pings.size);
-    let mut histogram = histogram();
     // No mark is 0.
     end.mr.write(end.landing() + size - 1, &[0]);
     exchange.barrier("write latency")?;
@@ -108,7 +109,7 @@ fn to_and_fro(
             pings.write(if last { LAST } else { mark(number) })?;
             arrived = pings.await_mark(arrived)?;
             let after = Instant::now();
-            record(&mut histogram, (after - before) / 2);
+            record(times, (after - before) / 2);
             before = after;
             if last {
                 break;
@@ -116,7 +117,7 @@ fn to_and_fro(
         }
     }
     pings.finish()?;
-    Ok(histogram)
+    Ok(())
 }
 
 /// The WRITEs of one side.
@@ -205,8 +206,9 @@ pub fn send_latency(
     side: Side,
     size: usize,
     until: Until,
-) -> Result<Histogram<u64>, MeasureError> {
-    sends_to_and_fro(end, exchange, side, size, until, None)
+    times: &mut Histogram<u64>,
+) -> Result<(), MeasureError> {
+    sends_to_and_fro(end, None, exchange, side, size, until, times)
 }
 
 /// As [`send_latency`], but both sides sleep on `channel`, which must be the completion queue's.
@@ -220,19 +222,20 @@ pub fn send_latency_blocking(
     side: Side,
     size: usize,
     until: Until,
-) -> Result<Histogram<u64>, MeasureError> {
-    sends_to_and_fro(end, exchange, side, size, until, Some(channel))
+    times: &mut Histogram<u64>,
+) -> Result<(), MeasureError> {
+    sends_to_and_fro(end, Some(channel), exchange, side, size, until, times)
 }
 
 fn sends_to_and_fro(
     end: &End<'_>,
+    channel: Option<&CompChannel>,
     exchange: &mut Exchange,
     side: Side,
     size: usize,
     until: Until,
-    channel: Option<&CompChannel>,
-) -> Result<Histogram<u64>, MeasureError> {
-    let mut histogram = histogram();
+    times: &mut Histogram<u64>,
+) -> Result<(), MeasureError> {
     let inline = size <= end.qp.query().2.max_inline_data as usize;
     let buffer = end.mr.to_vec(0, size);
     let mut sends = Sends { end, channel, size, inline, unfinished: 0, buffer };
@@ -247,7 +250,7 @@ fn sends_to_and_fro(
                 sends.send(number, last)?;
                 sends.await_message()?;
                 let after = Instant::now();
-                record(&mut histogram, (after - before) / 2);
+                record(times, (after - before) / 2);
                 before = after;
                 last
             }
@@ -272,7 +275,7 @@ fn sends_to_and_fro(
         end.wait("acknowledgement of a SEND")?;
         sends.unfinished -= 1;
     }
-    Ok(histogram)
+    Ok(())
 }
 
 struct Sends<'a> {
@@ -333,8 +336,8 @@ impl Sends<'_> {
     }
 }
 
-/// READs or atomics, each posted after the previous one completed. Returns the time of each in
-/// nanoseconds.
+/// READs or atomics, each posted after the previous one completed. Records the time of each in
+/// `times`, in nanoseconds.
 ///
 /// # Errors
 /// A request fails, or there is no progress.
@@ -342,8 +345,9 @@ pub fn round_trips(
     end: &End<'_>,
     what: RoundTrip,
     until: Until,
-) -> Result<Histogram<u64>, MeasureError> {
-    round_trips_apart(end, what, Duration::ZERO, until)
+    times: &mut Histogram<u64>,
+) -> Result<(), MeasureError> {
+    round_trips_apart(end, what, Duration::ZERO, until, times)
 }
 
 /// As [`round_trips`], with the time `apart` between a completion and the next post.
@@ -355,8 +359,8 @@ pub fn round_trips_apart(
     what: RoundTrip,
     apart: Duration,
     until: Until,
-) -> Result<Histogram<u64>, MeasureError> {
-    let mut histogram = histogram();
+    times: &mut Histogram<u64>,
+) -> Result<(), MeasureError> {
     let (remote, rkey) = (end.remote.address, end.remote.key());
     let (op, size) = match what {
         RoundTrip::Read(size) => (SendOp::Read { remote, rkey }, size),
@@ -380,13 +384,13 @@ pub fn round_trips_apart(
         end.qp.post_send(&[wr])?;
         end.wait("response")?;
         let after = Instant::now();
-        record(&mut histogram, after - before);
+        record(times, after - before);
         before = after;
         if last {
             break;
         }
     }
-    Ok(histogram)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -395,13 +399,21 @@ mod tests {
     use super::*;
     use rocinante::{ModifyAttr, QpState, WcStatus};
 
+    /// What a measurement records.
+    fn timed(
+        measure: impl FnOnce(&mut Histogram<u64>) -> Result<(), MeasureError>,
+    ) -> Result<Histogram<u64>, MeasureError> {
+        let mut times = histogram();
+        measure(&mut times).map(|()| times)
+    }
+
     #[test]
     fn writes_are_answered_one_by_one() {
         for size in [1, 64, 5000] {
             let until = Until::Messages(600);
             for pinging in [Pinging::Usual, Pinging::Signaled, Pinging::ByMemory] {
                 let ping = |end: &End<'_>, exchange: &mut Exchange, side| {
-                    write_latency(end, exchange, pinging, side, size, until)
+                    timed(|times| write_latency(end, exchange, pinging, side, size, until, times))
                 };
                 let (first, second) = both(
                     |end, exchange| ping(end, exchange, Side::First),
@@ -417,8 +429,12 @@ mod tests {
         for size in [0, 64, 5000] {
             let until = Until::Messages(100);
             let (first, second) = both(
-                |end, exchange| send_latency(end, exchange, Side::First, size, until),
-                |end, exchange| send_latency(end, exchange, Side::Second, size, until),
+                |end, exchange| {
+                    timed(|times| send_latency(end, exchange, Side::First, size, until, times))
+                },
+                |end, exchange| {
+                    timed(|times| send_latency(end, exchange, Side::Second, size, until, times))
+                },
             );
             assert_eq!((first.unwrap().len(), second.unwrap().len()), (100, 0));
         }
@@ -427,8 +443,10 @@ mod tests {
     #[test]
     fn time_ends_a_measurement() {
         let time = Duration::from_millis(50);
-        let (histogram, ()) =
-            both(|end, _| round_trips(end, RoundTrip::Read(64), Until::Time(time)), |_, _| ());
+        let (histogram, ()) = both(
+            |end, _| timed(|times| round_trips(end, RoundTrip::Read(64), Until::Time(time), times)),
+            |_, _| (),
+        );
         assert!(histogram.unwrap().len() > 1);
     }
 
@@ -436,7 +454,8 @@ mod tests {
     fn atomics_count() {
         let (value, ()) = both(
             |end, _| {
-                round_trips(end, RoundTrip::FetchAdd, Until::Messages(5)).unwrap();
+                timed(|times| round_trips(end, RoundTrip::FetchAdd, Until::Messages(5), times))
+                    .unwrap();
                 end.mr.load_u64(end.landing())
             },
             |_, _| (),
@@ -450,7 +469,10 @@ mod tests {
             |end, exchange| {
                 let start = Instant::now();
                 let until = Until::Messages(2);
-                let result = write_latency(end, exchange, Pinging::Usual, Side::First, 8, until);
+                let side = Side::First;
+                let result = timed(|times| {
+                    write_latency(end, exchange, Pinging::Usual, side, 8, until, times)
+                });
                 assert!(start.elapsed() < end.patience, "by its status, not by its silence");
                 result
             },

@@ -3,15 +3,17 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use hdrhistogram::Histogram;
 use rocinante::{Access, ConnectOptions, Context, Cq, Exchange, Mr, Mtu, RemoteRegion};
 
 use super::plan::{Atomic, Plan, Test};
 use super::table::{Bandwidth, Latency, Row};
+use crate::ending;
 use crate::measure::{
     self, BulkOp, BulkResult, End, FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Pinging,
     Receive, RoundTrip, Side, Until,
 };
-use crate::output::Failure;
+use crate::output::{Failure, Output};
 use crate::session::join::{Joined, Theirs};
 use crate::session::progress::Progress;
 use crate::session::{self, Session, diagnosis};
@@ -105,11 +107,12 @@ impl<'a> Round<'a> {
         )
     }
 
-    /// Measures. Returns `None` at the server of a one-sided test.
+    /// Measures. Returns `None` at the server of a one-sided test. If it fails, the row so far is
+    /// printed.
     ///
     /// # Errors
     /// A request fails, there is no progress, or the peer is gone.
-    pub fn measure(&self, session: &mut Session) -> Result<Option<Row>, Failure> {
+    pub fn measure(&self, session: &mut Session, out: Output) -> Result<Option<Row>, Failure> {
         let ends = self.ends();
         if self.test == Test::SendBw {
             let posted = match self.both_ways() {
@@ -127,13 +130,16 @@ impl<'a> Round<'a> {
         }
         session.enter("measuring");
         let abandon = || self.qps.iter().for_each(|qp| session::abandon(qp));
+        let mut so_far = SoFar::default();
         let row = session.watched(
             |exchange| {
                 let _progress = Progress::start(&self.ctx, &self.label());
-                self.work(&ends, exchange).map_err(|error| self.failure(&error))
+                let measured = self.work(&ends, exchange, &mut so_far);
+                measured.map_err(|error| self.failure(&error))
             },
             abandon,
-        )?;
+        );
+        let row = row.inspect_err(|_| self.tell(&so_far, out))?;
         session.barrier(&self.farewell(row.as_ref()))?;
         match row {
             Some(Row::Bandwidth(row)) if self.plan.bidirectional => {
@@ -201,19 +207,20 @@ impl<'a> Round<'a> {
         &self,
         lanes: &Lanes<'_>,
         what: &FlowPlan,
-    ) -> Result<(BulkResult, Peak), MeasureError> {
+        so_far: &mut SoFar,
+    ) -> Result<(), MeasureError> {
         let result = |so_far: &Flowed| BulkResult {
             messages: so_far.sent,
             bytes: so_far.sent * self.size as u64,
             elapsed: so_far.elapsed,
         };
-        let mut peak = Peak::default();
         let idle = |_: &Flowed, idle| match idle {
             idle if idle < PATIENCE => Ok(Idle::Wait),
             _ => Err(MeasureError::Silence { what: "message", patience: PATIENCE }),
         };
-        let flowed = lanes.flow(what, |so_far| peak.observe(&result(so_far)), idle)?;
-        Ok((result(&flowed), peak))
+        let flowed = lanes.flow(what, |flowed| so_far.observe(&result(flowed)), idle)?;
+        so_far.bulk = result(&flowed);
+        Ok(())
     }
 
     /// The closing message of both sides. They must have counted the same number of messages.
@@ -248,29 +255,48 @@ impl<'a> Round<'a> {
         self.qps.iter().map(|qp| end(qp)).collect()
     }
 
-    fn work(&self, ends: &[End<'_>], exchange: &mut Exchange) -> Result<Option<Row>, MeasureError> {
-        if let Some((lanes, what)) = self.both_ways() {
-            let (result, peak) = self.send_both_ways(&lanes, &what)?;
-            return Ok(Some(self.bandwidth(&result, &peak)));
-        }
-        match self.test.bulk(self.plan.atomic) {
-            Some(BulkOp::Send) if !self.client => {
-                let mut peak = Peak::default();
-                let result = measure::receive_bulk(ends, self.size, |so_far| peak.observe(so_far))?;
-                Ok(Some(self.bandwidth(&result, &peak)))
+    fn work(
+        &self,
+        ends: &[End<'_>],
+        exchange: &mut Exchange,
+        so_far: &mut SoFar,
+    ) -> Result<Option<Row>, MeasureError> {
+        match (self.both_ways(), self.test.bulk(self.plan.atomic)) {
+            (Some((lanes, what)), _) => self.send_both_ways(&lanes, &what, so_far)?,
+            (None, Some(BulkOp::Send)) if !self.client => {
+                so_far.bulk =
+                    measure::receive_bulk(ends, self.size, |result| so_far.observe(result))?;
             }
-            Some(op) => {
-                let mut peak = Peak::default();
+            (None, Some(op)) => {
                 let what = self.plan.bulk(op, self.size);
-                let result = measure::bulk(ends, &what, |so_far| peak.observe(so_far))?;
-                Ok(Some(self.bandwidth(&result, &peak)))
+                so_far.bulk = measure::bulk(ends, &what, |result| so_far.observe(result))?;
             }
-            None => {
-                let end = &ends[0];
-                self.latency(end, exchange, Until::Messages(WARM_UP))?;
-                let histogram = self.latency(end, exchange, self.plan.until(self.size))?;
-                Ok(self.client.then(|| Row::Latency(Latency::new(self.size, &histogram))))
+            (None, None) => {
+                let (end, mut warm_up) = (&ends[0], measure::histogram());
+                self.latency(end, exchange, Until::Messages(WARM_UP), &mut warm_up)?;
+                let until = self.plan.until(self.size);
+                self.latency(end, exchange, until, &mut so_far.times)?;
             }
+        }
+        Ok(self.row(so_far))
+    }
+
+    /// The row of what has been measured; none if that is nothing.
+    fn row(&self, so_far: &SoFar) -> Option<Row> {
+        if self.test.is_bandwidth() {
+            let SoFar { bulk, peak, .. } = so_far;
+            (bulk.messages > 0).then(|| self.bandwidth(bulk, peak))
+        } else {
+            let times = &so_far.times;
+            (!times.is_empty()).then(|| Row::Latency(Latency::new(self.size, times)))
+        }
+    }
+
+    /// Prints the row of a measurement that failed.
+    fn tell(&self, so_far: &SoFar, out: Output) {
+        if let Some(row) = self.row(so_far) {
+            out.line(&row);
+            ending::add(&row);
         }
     }
 
@@ -279,21 +305,23 @@ impl<'a> Round<'a> {
         end: &End<'_>,
         exchange: &mut Exchange,
         until: Until,
-    ) -> Result<hdrhistogram::Histogram<u64>, MeasureError> {
+        times: &mut Histogram<u64>,
+    ) -> Result<(), MeasureError> {
         let side = if self.client { Side::First } else { Side::Second };
         match self.test {
             Test::WriteLat => {
-                measure::write_latency(end, exchange, Pinging::Usual, side, self.size, until)
+                let how = Pinging::Usual;
+                measure::write_latency(end, exchange, how, side, self.size, until, times)
             }
-            Test::ReadLat => measure::round_trips(end, RoundTrip::Read(self.size), until),
+            Test::ReadLat => measure::round_trips(end, RoundTrip::Read(self.size), until, times),
             Test::AtomicLat => {
                 let what = match self.plan.atomic {
                     Atomic::FetchAdd => RoundTrip::FetchAdd,
                     Atomic::CompareSwap => RoundTrip::CompareSwap,
                 };
-                measure::round_trips(end, what, until)
+                measure::round_trips(end, what, until, times)
             }
-            _ => measure::send_latency(end, exchange, side, self.size, until),
+            _ => measure::send_latency(end, exchange, side, self.size, until, times),
         }
     }
 
@@ -318,6 +346,26 @@ impl<'a> Round<'a> {
             }
             MeasureError::Verbs(error) => Failure::Failed(error.to_string()),
         }
+    }
+}
+
+/// What has been measured so far.
+struct SoFar {
+    bulk: BulkResult,
+    peak: Peak,
+    times: Histogram<u64>,
+}
+
+impl Default for SoFar {
+    fn default() -> Self {
+        Self { bulk: BulkResult::default(), peak: Peak::default(), times: measure::histogram() }
+    }
+}
+
+impl SoFar {
+    fn observe(&mut self, result: &BulkResult) {
+        self.peak.observe(result);
+        self.bulk = *result;
     }
 }
 

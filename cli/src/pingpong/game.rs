@@ -9,7 +9,7 @@ use rocinante::{
 };
 
 use super::pattern;
-use crate::output::Failure;
+use crate::output::{Failure, Kind};
 use crate::session::diagnosis;
 
 /// A connected queue pair and the objects that it uses.
@@ -32,6 +32,15 @@ pub struct PingPong<'a> {
     pub chk: Option<bool>,
 }
 
+/// What has been played so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Played {
+    /// Exchanges.
+    pub iters: u64,
+    /// Their time.
+    pub time: Duration,
+}
+
 /// Longest time without a completion.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Empty polls before this thread yields its core.
@@ -52,7 +61,7 @@ impl PingPong<'_> {
     }
 
     /// Sends `iters` messages and receives as many. Sends each after the previous one was answered.
-    /// Returns the time that it took. Calls `begun` after the first success.
+    /// Calls `begun` after the first success. Keeps `played` true to what has been done.
     ///
     /// # Errors
     /// A request fails, a message has wrong contents, or no message arrives.
@@ -62,7 +71,8 @@ impl PingPong<'_> {
         iters: u64,
         rx_depth: u32,
         begun: impl FnOnce(),
-    ) -> Result<Duration, Failure> {
+        played: &mut Played,
+    ) -> Result<(), Failure> {
         let mut begun = Some(begun);
         let (mut sent, mut completed, mut received) = (0, 0, 0);
         let mut posted = rx_depth;
@@ -79,6 +89,8 @@ impl PingPong<'_> {
             if let Some(begun) = begun.take() {
                 begun();
             }
+            played.iters = iters.min(completed).min(received);
+            played.time = start.elapsed();
             if wc.opcode == WcOpcode::Recv {
                 self.check(received, &wc)?;
                 received += 1;
@@ -96,7 +108,8 @@ impl PingPong<'_> {
                 sent += 1;
             }
         }
-        Ok(start.elapsed())
+        *played = Played { iters, time: start.elapsed() };
+        Ok(())
     }
 
     fn send(&self, number: u64) -> Result<(), Failure> {
@@ -124,18 +137,20 @@ impl PingPong<'_> {
 
     fn check(&self, number: u64, wc: &Wc) -> Result<(), Failure> {
         if wc.byte_len as usize != self.size {
-            return Err(Failure::Failed(format!(
-                "message {number} has {} bytes instead of {}",
-                wc.byte_len, self.size
-            )));
+            let what =
+                format!("message {number} has {} bytes instead of {}", wc.byte_len, self.size);
+            return Err(Failure::Of(Kind::Data, what));
         }
         let Some(begins) = self.chk else { return Ok(()) };
         let message = self.memory.to_vec(self.memory.len() / 2, self.size);
         match pattern::first_difference(&message, seed(number, !begins)) {
             None => Ok(()),
-            Some(at) => Err(Failure::Failed(format!(
-                "invalid data: byte {at} of message {number} is not what the peer sent"
-            ))),
+            Some(at) => {
+                let what = format!(
+                    "invalid data: byte {at} of message {number} is not what the peer sent"
+                );
+                Err(Failure::Of(Kind::Data, what))
+            }
         }
     }
 

@@ -9,7 +9,8 @@ use rocinante::{
     VerbsError, Wc, WcOpcode, WcStatus,
 };
 
-use crate::output::{Failure, Output};
+use crate::ending;
+use crate::output::{Failure, Kind, Output};
 
 /// The shortest text: it has room for the round's number.
 pub(super) const SIZE_MIN: u32 = 26;
@@ -60,7 +61,7 @@ pub(super) struct RpingGame {
 }
 
 /// Creates a queue pair with one receive, and buffers for texts of `size` bytes.
-pub(super) fn prepare(ctx: &Context, size: u32) -> Result<Prepared, Failure> {
+pub(super) fn prepare(ctx: &Context, size: u32) -> Result<Prepared, VerbsError> {
     let pd = ctx.alloc_pd();
     let channel = ctx.create_comp_channel()?;
     let cq = ctx.create_cq_with(32, &channel)?;
@@ -72,7 +73,7 @@ pub(super) fn prepare(ctx: &Context, size: u32) -> Result<Prepared, Failure> {
     let netdev = ctx.provider().name();
     let parts = Parts { cq, channel, control, texts, size, local, netdev };
     let sges = [parts.control.sge(IN, ADVERT)];
-    qp.post_recv(&[RecvWr { wr_id: RECV, sges: &sges }]).map_err(VerbsError::from)?;
+    qp.post_recv(&[RecvWr { wr_id: RECV, sges: &sges }])?;
     Ok(Prepared { qp, parts })
 }
 
@@ -106,7 +107,20 @@ impl RpingGame {
         validate: bool,
         out: Output,
     ) -> Result<(), Failure> {
-        let (size, start) = (self.size as usize, Instant::now());
+        let start = Instant::now();
+        let asked = self.ask_rounds(count, verbose, validate, out);
+        self.time = start.elapsed();
+        asked
+    }
+
+    fn ask_rounds(
+        &mut self,
+        count: u64,
+        verbose: bool,
+        validate: bool,
+        out: Output,
+    ) -> Result<(), Failure> {
+        let size = self.size as usize;
         while count == 0 || self.rounds < count {
             let text = text(self.rounds, size);
             self.parts.texts.write(0, &text);
@@ -117,23 +131,27 @@ impl RpingGame {
             let back = self.parts.texts.to_vec(size, size);
             if validate && back != text {
                 let at = back.iter().zip(&text).position(|(a, b)| a != b).unwrap_or(0);
-                return Err(Failure::Failed(format!(
-                    "round {}: what came back differs from byte {at} on",
-                    self.rounds
-                )));
+                let what =
+                    format!("round {}: what came back differs from byte {at} on", self.rounds);
+                return Err(Failure::Of(Kind::Data, what));
             }
             if verbose {
                 out.line(format_args!("ping data: {}", printable(&back)));
             }
             self.rounds += 1;
         }
-        self.time = start.elapsed();
         Ok(())
     }
 
     /// Plays the server, until the client disconnects.
     pub(super) fn serve(&mut self, verbose: bool, out: Output) -> Result<(), Failure> {
         let start = Instant::now();
+        let served = self.serve_rounds(verbose, out);
+        self.time = start.elapsed();
+        served
+    }
+
+    fn serve_rounds(&mut self, verbose: bool, out: Output) -> Result<(), Failure> {
         loop {
             let advert = match self.receive_advert() {
                 Ok(advert) => advert,
@@ -163,7 +181,6 @@ impl RpingGame {
             self.send()?;
             self.rounds += 1;
         }
-        self.time = start.elapsed();
         Ok(())
     }
 
@@ -226,14 +243,13 @@ impl RpingGame {
             let peer = self.connection.peer();
             // The connection manager reports the end, perhaps a moment later.
             let _ = self.connection.wait_disconnected(Duration::from_secs(1));
-            return Err(Failure::Failed(format!("{peer} has ended the connection")));
+            let what = format!("{peer} has ended the connection");
+            return Err(Failure::Of(Kind::Peer, what));
         }
         if wc.status != WcStatus::Success {
             let peer = self.connection.peer();
-            return Err(Failure::Failed(format!(
-                "{}: peer {peer}, round {}",
-                wc.status, self.rounds
-            )));
+            let what = format!("{}: peer {peer}, round {}", wc.status, self.rounds);
+            return Err(Failure::Of(Kind::Completion(wc.status), what));
         }
         if wc.opcode == WcOpcode::Recv {
             if wc.byte_len as usize != ADVERT {
@@ -249,9 +265,9 @@ impl RpingGame {
 
     /// Polls for a completion, and sleeps while there is none.
     fn next(&self) -> Result<Wc, Failure> {
-        const LOOK: Duration = Duration::from_secs(1);
         let Parts { cq, channel, .. } = &self.parts;
         loop {
+            ending::check_signal()?;
             if let Some(wc) = cq.poll_one()? {
                 return Ok(wc);
             }
@@ -259,7 +275,7 @@ impl RpingGame {
             if let Some(wc) = cq.poll_one()? {
                 return Ok(wc);
             }
-            match channel.wait_event(Some(LOOK)) {
+            match channel.wait_event(Some(ending::LOOK)) {
                 Ok(_) | Err(VerbsError::TimedOut) => {}
                 Err(error) => return Err(error.into()),
             }

@@ -5,19 +5,21 @@ use std::time::Duration;
 
 use rocinante::{Context, DeviceCounters, WcStatus};
 
-use crate::output::Failure;
+use crate::output::{Failure, Kind};
 
 /// The reason why a request to `peer` ended in `status`, as far as the device's counters tell.
 #[must_use]
 pub fn of_status(ctx: &Context, peer: IpAddr, status: WcStatus) -> Failure {
-    Failure::Failed(format!("{} ({status})", explain(&ctx.counters(), peer, status)))
+    let why = explain(&ctx.counters(), peer, status);
+    Failure::Of(Kind::Completion(status), format!("{why} ({status})"))
 }
 
 /// The reason why nothing came from `peer` within `patience`, as far as the device's counters tell.
 #[must_use]
 pub fn of_silence(ctx: &Context, peer: IpAddr, patience: Duration) -> Failure {
     let why = silence(&ctx.counters(), peer);
-    Failure::Failed(format!("nothing came of {peer} within {} s: {why}", patience.as_secs()))
+    let text = format!("nothing came of {peer} within {} s: {why}", patience.as_secs());
+    Failure::Of(Kind::Silence, text)
 }
 
 fn explain(counters: &DeviceCounters, peer: IpAddr, status: WcStatus) -> String {

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use rocinante::{Backend, Context, OpenOptions};
 
+use crate::ending;
 use crate::output::{Failure, Output};
 
 /// The choice of device and backend.
@@ -60,6 +61,7 @@ impl OpenArgs {
     /// # Errors
     /// There is no such device, or the backend is not available. The text says what to do.
     pub fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
+        ending::enter("opening the device");
         let mut options = OpenOptions::new();
         options = match self.netdev {
             Some(Netdev::Only(backend)) => options.netdev(backend),
@@ -73,6 +75,7 @@ impl OpenArgs {
             options = options.shards(count);
         }
         let ctx = options.open(address)?;
+        ending::opened(&ctx);
         if self.shards.is_some_and(|count| count != ctx.shards()) {
             let why = format!("{} is a device of the kernel: leave out --shards", ctx.name());
             return Err(Failure::Usage(why));

@@ -8,7 +8,8 @@ use serde::de::DeserializeOwned;
 
 use super::agreement::{self, Request};
 use super::door::Door;
-use super::{LINE_PATIENCE, NetArgs, REQUEST_PATIENCE, Session, address, refuse};
+use super::{LINE_PATIENCE, NetArgs, REQUEST_PATIENCE, Session, address, enter, refuse};
+use crate::ending;
 use crate::output::{Failure, Output};
 
 /// The listener for clients.
@@ -93,7 +94,7 @@ impl Server {
             })?,
         };
         exchange.say(agreement::ACCEPTED)?;
-        exchange.enter("making queue pairs");
+        enter(&mut exchange, "making queue pairs");
         self.out.note(format_args!("client {peer}"));
         let door = match self.listener {
             Waits::Tcp(_) => None,
@@ -105,6 +106,7 @@ impl Server {
     /// Waits for a client with a valid request.
     fn next_request(&self) -> Result<(Exchange, Request), Failure> {
         loop {
+            ending::enter("waiting for a client");
             let mut exchange = match self.next_exchange()? {
                 Ok(exchange) => exchange,
                 Err(why) => {
@@ -112,7 +114,7 @@ impl Server {
                     continue;
                 }
             };
-            exchange.enter("first words");
+            enter(&mut exchange, "first words");
             exchange.set_patience(Some(REQUEST_PATIENCE));
             match exchange
                 .hear()

@@ -8,7 +8,8 @@ use rocinante::{
     WcStatus,
 };
 
-use crate::output::Failure;
+use crate::ending;
+use crate::output::{Failure, Kind};
 
 /// All objects of a lane except the connection.
 pub(super) struct Unconnected {
@@ -52,6 +53,11 @@ impl Unconnected {
 }
 
 impl MessageLane {
+    /// Messages that came and went.
+    pub(super) fn messages(&self) -> u64 {
+        u64::from(self.sent) + u64::from(self.received)
+    }
+
     /// Sends all messages.
     pub(super) fn speak(&self) -> Result<(), Failure> {
         let Unconnected { memory, count, size, .. } = &self.parts;
@@ -82,14 +88,23 @@ impl MessageLane {
 
     fn complete(&mut self, deadline: Instant) -> Result<(), Failure> {
         let peer = self.connection.peer();
-        let left = deadline.saturating_duration_since(Instant::now());
-        let wc = self.parts.cq.wait_one(left).map_err(|error| match error {
-            VerbsError::TimedOut => Failure::Failed(format!(
-                "{peer} is silent: {} messages came, {} went: were both sides given the same -C?",
-                self.received, self.sent
-            )),
-            other => other.into(),
-        })?;
+        let wc = loop {
+            ending::check_signal()?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.parts.cq.wait_one(left.min(ending::LOOK)) {
+                Ok(wc) => break wc,
+                Err(VerbsError::TimedOut) if left > ending::LOOK => {}
+                Err(VerbsError::TimedOut) => {
+                    let what = format!(
+                        "{peer} is silent: {} messages came, {} went: were both sides given the \
+                         same -C?",
+                        self.received, self.sent
+                    );
+                    return Err(Failure::Of(Kind::Silence, what));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
         match (wc.status, wc.opcode) {
             (WcStatus::Success, WcOpcode::Recv) if wc.byte_len != self.parts.size => {
                 Err(Failure::Failed(format!(
@@ -105,10 +120,11 @@ impl MessageLane {
                 self.sent += 1;
                 Ok(())
             }
-            (status, _) => Err(Failure::Failed(format!(
-                "{peer}: {status}, after {} messages came and {} went",
-                self.received, self.sent
-            ))),
+            (status, _) => {
+                let (came, went) = (self.received, self.sent);
+                let what = format!("{peer}: {status}, after {came} messages came and {went} went");
+                Err(Failure::Of(Kind::Completion(status), what))
+            }
         }
     }
 

@@ -13,7 +13,11 @@ fn an_option_that_differs_is_named_on_both_sides() {
     ];
     server.failed(1, &words);
     let client = client.failed(1, &words);
-    assert!(client.json()["error"].as_str().unwrap().contains("--size"), "{}", client.out);
+    assert!(
+        client.json()["error"]["message"].as_str().unwrap().contains("--size"),
+        "{}",
+        client.out
+    );
 }
 
 #[test]

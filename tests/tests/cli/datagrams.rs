@@ -113,7 +113,7 @@ fn errors_say_what_to_do() {
     // A device is there, but no program listens on that port.
     let mut at_server = start(&format!("udaddy -b {server}"));
     at_server.says("waiting for a client");
-    let line = format!("udaddy -s {server} -b {client} --port 9");
+    let line = format!("udaddy -s {server} -b {client} --port 9 --patience 1");
     start(&line).finish().failed(1, &["nobody serves that", "start the server first"]);
     start(&format!("mckey -m 10.0.0.1 -b {client}")).finish().failed(2, &["no multicast group"]);
     let line = format!("mckey -m ff15::1 -b {client}");

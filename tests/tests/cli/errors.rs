@@ -15,7 +15,7 @@ fn a_taken_address_names_its_process() {
     let line = format!("pingpong --netdev udp --bind {} -p 18516", addresses.server);
     let second = run(&format!("{line} --json"));
     let second = second.failed(1, &["UDP/4791 is held by", &pid, "or use another address"]);
-    assert!(second.json()["error"].as_str().unwrap().contains(&pid), "{}", second.out);
+    assert!(second.json()["error"]["message"].as_str().unwrap().contains(&pid), "{}", second.out);
     // Also for a client that was started without `--bind` on its server's machine.
     let line = format!("pingpong --netdev udp --bind {0} {0}", addresses.server);
     run(&line).failed(1, &[&pid, "the server must use another one"]);
@@ -35,7 +35,7 @@ fn a_taken_tcp_port_names_its_process() {
 fn a_server_that_is_not_there_is_told_from_a_wrong_name() {
     let addresses = Addresses::new();
     let words = ["nobody listens on TCP port 18515 there", "start the server first"];
-    addresses.call("pingpong").failed(1, &words);
+    addresses.call("pingpong --patience 1").failed(1, &words);
     let client = run("perf read-lat no.such.host.invalid");
     client.failed(1, &["cannot find \"no.such.host.invalid\"", "is the name right"]);
     let foreign = run(&format!("pingpong --netdev udp --bind 192.0.2.250 {}", addresses.server));

@@ -111,7 +111,7 @@ fn a_host_that_is_not_there_is_named() {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [a, b, c, _] = lab.container(0).ipv4().octets();
     let nobody = format!("{a}.{b}.{c}.77");
-    let client = start(lab.container(0), &format!("pingpong {nobody}")).finish();
+    let client = start(lab.container(0), &format!("pingpong --patience 3 {nobody}")).finish();
     client.failed(1, &[&format!("cannot connect to {nobody}:18515"), "address"]);
     let elsewhere = start(lab.container(0), "pingpong 198.51.100.1").finish();
     elsewhere.failed(1, &["no route to 198.51.100.1", "ip route get"]);

@@ -50,12 +50,12 @@ fn the_server_still_decides_what_it_was_given() {
 #[test]
 fn a_client_without_a_server_learns_what_to_do() {
     let addresses = Addresses::new();
-    let alone = addresses.call("pingpong --cm");
+    let alone = addresses.call("pingpong --cm --patience 1");
     assert_eq!(alone.status, 1);
     assert!(alone.err.contains("the server started with"), "{}", alone.err);
     // A server that listens only on TCP has the device open, and rejects.
     let server = addresses.serve("pingpong");
-    let client = addresses.call("pingpong --cm");
+    let client = addresses.call("pingpong --cm --patience 1");
     assert_eq!(client.status, 1);
     assert!(client.err.contains("start the server first"), "{}", client.err);
     drop(server);

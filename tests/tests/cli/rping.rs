@@ -49,6 +49,6 @@ fn errors_say_what_to_do() {
     // A device is there, but no program listens on that port.
     let mut at_server = start(&format!("rping -s -a {server}"));
     at_server.says("waiting for a client");
-    let line = format!("rping -c -a {server} -p 9 -I {client}");
+    let line = format!("rping -c -a {server} -p 9 -I {client} --patience 1");
     start(&line).finish().failed(1, &["nobody listens there", "start the server first"]);
 }

@@ -76,7 +76,8 @@ pub(super) fn connect(
         };
         let nobody = RejReason::INVALID_SERVICE_ID;
         let absent = matches!(&error, VerbsError::Cm(CmFailure::Rejected { reason, .. }) if *reason == nobody);
-        let lost = kernels && matches!(error, VerbsError::TimedOut);
+        // The connection manager gives an attempt up long before a patient caller.
+        let lost = matches!(error, VerbsError::TimedOut);
         if !(absent || lost) || begin.elapsed() >= patience {
             return Err(cannot_connect(peer, error));
         }

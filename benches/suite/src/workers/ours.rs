@@ -10,7 +10,7 @@ use super::measure::{Figure, Measure, Step, Target};
 use super::peers::{PAUSE, median_us};
 use rocinante_cli::measure::{
     Bulk, BulkOp, BulkResult, Connected, Connecting, End, Pinging, RoundTrip, Side, Until,
-    bulk_with_shares, post_receives, receive_bulk, round_trips, round_trips_apart,
+    bulk_with_shares, histogram, post_receives, receive_bulk, round_trips, round_trips_apart,
     send_latency_blocking, serve, write_latency,
 };
 use rocinante_cli::output::Failure;
@@ -76,22 +76,23 @@ impl OpenDevice {
             post_receives(&ends, step.size, RECEIVES as usize)?;
         }
         exchange.barrier("ready")?;
-        let ping = |exchange: &mut Exchange, pinging| {
-            write_latency(first, exchange, pinging, self.side, step.size, until)
+        let (side, size, mut times) = (self.side, step.size, histogram());
+        let mut ping = |exchange: &mut Exchange, pinging| {
+            write_latency(first, exchange, pinging, side, size, until, &mut times)
         };
-        let to_and_fro = match step.measure {
+        match step.measure {
             Measure::WriteLat => ping(exchange, Pinging::Usual)?,
             Measure::WriteLatSignaled => ping(exchange, Pinging::Signaled)?,
             Measure::WriteLatMemory => ping(exchange, Pinging::ByMemory)?,
             Measure::SendLatBlocking => {
                 let channel = self.connected.channel();
-                send_latency_blocking(first, channel, exchange, self.side, step.size, until)?
+                send_latency_blocking(first, channel, exchange, side, size, until, &mut times)?;
             }
             _ if self.side == Side::First => return self.ask(&ends, exchange, step, until),
             _ => return self.answer(&ends, exchange, step),
-        };
+        }
         let figure =
-            (self.side == Side::First).then(|| step.figure(step.measure, median_us(&to_and_fro)));
+            (self.side == Side::First).then(|| step.figure(step.measure, median_us(&times)));
         Ok(figure.into_iter().collect())
     }
 
@@ -113,10 +114,13 @@ impl OpenDevice {
             _ => None,
         };
         if let Some(what) = round_trip {
-            let times = match step.measure.target() {
-                Target::Asleep => round_trips_apart(&ends[0], what, PAUSE, until)?,
-                Target::Active | Target::Passive => round_trips(&ends[0], what, until)?,
-            };
+            let mut times = histogram();
+            match step.measure.target() {
+                Target::Asleep => round_trips_apart(&ends[0], what, PAUSE, until, &mut times)?,
+                Target::Active | Target::Passive => {
+                    round_trips(&ends[0], what, until, &mut times)?;
+                }
+            }
             exchange.barrier("done")?;
             return Ok(vec![step.figure(step.measure, median_us(&times))]);
         }

@@ -134,7 +134,7 @@ impl<'a> IbvGame<'a> {
             let wc = self.next()?;
             if wc.status != WcStatus::Success {
                 let why = diagnosis::of_status(self.ctx, self.table.peer, wc.status);
-                return Err(self.wire.failed(why));
+                return Err(why.told(|text| self.wire.failed(text).to_string()));
             }
             if sent + received == 0 {
                 self.wire.enter("ping-pong");

@@ -273,11 +273,15 @@ impl Bench {
         match trouble {
             Trouble::Peer(why) => talk.failed(why),
             Trouble::Measure(MeasureError::Completion(status)) => {
-                talk.failed(diagnosis::of_status(&self.ctx, self.peer, *status))
+                let why = diagnosis::of_status(&self.ctx, self.peer, *status);
+                why.told(|text| talk.failed(text).to_string())
             }
             Trouble::Measure(MeasureError::Silence { patience, .. }) => {
                 let why = diagnosis::of_silence(&self.ctx, self.peer, *patience);
-                talk.failed(format_args!("{why}; or was it given another test, -n or -s?"))
+                why.told(|text| {
+                    let text = format_args!("{text}; or was it given another test, -n or -s?");
+                    talk.failed(text).to_string()
+                })
             }
             Trouble::Measure(MeasureError::Verbs(error)) => talk.failed(error),
         }

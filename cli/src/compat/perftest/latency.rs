@@ -37,9 +37,13 @@ struct Trips<'a> {
 
 /// Measures with messages of `size` bytes.
 ///
-/// # Errors
-/// A request fails, the network stays silent, or the peer goes.
-pub fn measure(bench: &Bench, plan: &PerftestPlan, size: usize) -> Result<Latencies, Trouble> {
+/// Returns also why it ended too early, if it did: a request failed, the network stayed silent, or
+/// the peer is gone.
+pub fn measure(
+    bench: &Bench,
+    plan: &PerftestPlan,
+    size: usize,
+) -> (Latencies, Result<(), Trouble>) {
     let op = match plan.atomic {
         _ if plan.test.is_write() => BulkOp::Write,
         _ if plan.test.is_send() => BulkOp::Send,
@@ -62,12 +66,12 @@ pub fn measure(bench: &Bench, plan: &PerftestPlan, size: usize) -> Result<Latenc
         latencies,
         counted: None,
     };
-    match op {
-        BulkOp::Write => trips.write()?,
-        BulkOp::Send => trips.send()?,
-        op => trips.ask(op)?,
-    }
-    Ok(trips.latencies)
+    let ended = match op {
+        BulkOp::Write => trips.write(),
+        BulkOp::Send => trips.send(),
+        op => trips.ask(op),
+    };
+    (trips.latencies, ended)
 }
 
 /// Posts the first receives of a measurement of SENDs. Call it before both sides meet.

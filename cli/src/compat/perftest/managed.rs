@@ -79,8 +79,7 @@ fn ask(
             "{own} cannot reach {server}: by the connection manager (-R, -z) the packets go between the two addresses: give both of one family"
         )));
     }
-    let deadline = Instant::now() + ABSENCE;
-    let queue = ask_again(deadline, || Queue::connect(&ctx, server, PATIENCE));
+    let queue = args.net.patience.ask(out, |left| Queue::connect(&ctx, server, left));
     let queue = queue.map_err(|error| cannot_connect(server, &error))?;
     Ok((ctx, Wire::over_queue(queue), ManagedSide::Asks(server)))
 }

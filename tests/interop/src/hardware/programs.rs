@@ -231,8 +231,10 @@ impl HardwareProgram {
         let deadline = Instant::now() + super::PATIENCE;
         let asked = loop {
             let asked = client.start(self.program, &line)?.wait();
-            // A server that does not listen yet rejects the client.
-            let early = |outcome: &Outcome| outcome.stderr.contains("nobody listens there");
+            // A server that does not listen yet rejects the client, which may have asked again.
+            let early = |outcome: &Outcome| {
+                outcome.code != 0 && outcome.stderr.contains("nobody listens there")
+            };
             if !asked.as_ref().is_ok_and(early) || Instant::now() > deadline {
                 break asked;
             }

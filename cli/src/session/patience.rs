@@ -1,0 +1,122 @@
+//! How long a client waits for a server that is not there yet.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rocinante::cm::{CmFailure, RejReason, SidrStatus};
+use rocinante::{Exchange, VerbsError};
+
+use crate::output::Output;
+
+/// Pause before the next attempt.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long a client says nothing about its waiting.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// The patience of a client: an option of every command with two sides.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub struct Patience {
+    /// How long the client waits for a server that is not there yet, and for each later step of
+    /// connecting, in seconds
+    #[arg(long = "patience", value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+}
+
+impl Patience {
+    /// As a duration.
+    #[must_use]
+    pub const fn time(self) -> Duration {
+        Duration::from_secs(self.seconds)
+    }
+
+    /// Connects to a server over TCP.
+    ///
+    /// # Errors
+    /// As [`Exchange::connect`].
+    pub fn reach(self, server: SocketAddr, out: Output) -> Result<Exchange, VerbsError> {
+        let quiet = QUIET.min(self.time());
+        let left = self.time() - quiet;
+        match Exchange::connect(server, quiet) {
+            Err(error) if !left.is_zero() => {
+                self.tell(&error, out);
+                Exchange::connect(server, left)
+            }
+            other => other,
+        }
+    }
+
+    fn tell(self, error: &VerbsError, out: Output) {
+        let why = match error {
+            VerbsError::Exchange(why) => why.clone(),
+            error => error.to_string(),
+        };
+        out.note(format_args!("{why}: trying for up to {} s (--patience)", self.seconds));
+    }
+
+    /// Calls `ask`, which asks a server once, with the time that is left, until the server answers
+    /// or the time is over. The connection manager gives an attempt up after some 6.5 s, and
+    /// rejects one that comes before the server listens.
+    ///
+    /// # Errors
+    /// The last error of `ask`.
+    pub fn ask<T>(
+        self,
+        out: Output,
+        mut ask: impl FnMut(Duration) -> Result<T, VerbsError>,
+    ) -> Result<T, VerbsError> {
+        let (begin, time) = (Instant::now(), self.time());
+        let mut said = false;
+        loop {
+            let error = match ask(time.saturating_sub(begin.elapsed())) {
+                Err(error) if is_of_absence(&error) => error,
+                other => return other,
+            };
+            if begin.elapsed() + PAUSE >= time {
+                return Err(error);
+            }
+            if !said && begin.elapsed() >= QUIET {
+                said = true;
+                self.tell(&error, out);
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Whether the server may just not be there yet.
+fn is_of_absence(error: &VerbsError) -> bool {
+    let nobody = RejReason::INVALID_SERVICE_ID;
+    match error {
+        VerbsError::TimedOut => true,
+        VerbsError::Cm(CmFailure::Rejected { reason, .. }) => *reason == nobody,
+        VerbsError::Cm(CmFailure::Unresolved { status }) => *status == SidrStatus::UNSUPPORTED,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUT: Output = Output { json: true };
+
+    #[test]
+    fn an_attempt_that_times_out_is_made_anew_until_the_time_is_over() {
+        let (patience, mut attempts) = (Patience { seconds: 1 }, 0);
+        let begin = Instant::now();
+        let result = patience.ask(OUT, |left| {
+            attempts += 1;
+            assert!(left <= Duration::from_secs(1));
+            Err::<(), _>(VerbsError::TimedOut)
+        });
+        assert!(matches!(result, Err(VerbsError::TimedOut)) && attempts > 2);
+        assert!((500..5000).contains(&begin.elapsed().as_millis()), "{:?}", begin.elapsed());
+        // Another error is final.
+        let mut attempts = 0;
+        let result = patience.ask(OUT, |_| {
+            attempts += 1;
+            Err::<(), _>(VerbsError::Busy("it"))
+        });
+        assert!(matches!(result, Err(VerbsError::Busy(_))) && attempts == 1);
+    }
+}

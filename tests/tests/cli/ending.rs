@@ -1,0 +1,217 @@
+//! How commands end: by a signal, also with PID 1, and by an error. What is known by then is
+//! printed.
+
+use super::{Addresses, Running, rocinante, run, words};
+use nix::sys::signal::Signal;
+use rocinante_node::{Lab, LabConfig, Match};
+use rocinante_tests::{require_machine_root, require_nft, require_program, unique};
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A command that is stopped ends within this time: the grace of an attentive thread, and a busy
+/// machine.
+const SOON: Duration = Duration::from_secs(10);
+
+const SIGNALS: [(Signal, i32, &str); 3] = [
+    (Signal::SIGINT, 130, "SIGINT"),
+    (Signal::SIGTERM, 143, "SIGTERM"),
+    (Signal::SIGHUP, 129, "SIGHUP"),
+];
+
+/// Every command that waits, by its command line and what it says then.
+fn waiting() -> Vec<(String, &'static str)> {
+    let at = || unique::loopback();
+    vec![
+        (format!("pingpong --netdev udp --bind {}", at()), "waiting for a client"),
+        (format!("pingpong --cm --netdev udp --bind {}", at()), "waiting for a client"),
+        (format!("pingpong --compat ibv --bind {}", at()), "waiting for a client"),
+        (format!("perf write-bw --netdev udp --bind {}", at()), "waiting for a client"),
+        (format!("perf send-lat --compat perftest --bind {}", at()), "waiting for a client"),
+        (format!("rping -s --netdev udp -a {}", at()), "waiting for a client"),
+        (format!("rping -s -P --netdev udp -a {}", at()), "waiting for a client"),
+        (format!("udaddy --netdev udp -b {}", at()), "waiting for a client"),
+        (format!("ucmatose --netdev udp -b {}", at()), "waiting for 1 connections"),
+        (format!("rdma-server --netdev udp -s {}", at()), "waiting for 1 connections"),
+        (format!("mckey -m 239.1.2.3 --netdev udp -b {}", at()), "receiving data transfers"),
+        (format!("rping -c --netdev udp -I {} -a {}", at(), at()), "device"),
+        (format!("rdma-client --netdev udp -b {} -s {}", at(), at()), "device"),
+    ]
+}
+
+#[test]
+fn a_signal_ends_every_command_that_waits() {
+    for (index, (line, says)) in waiting().into_iter().enumerate() {
+        let (signal, status, name) = SIGNALS[index % SIGNALS.len()];
+        let mut running = Running::start(&mut rocinante(words(&format!("{line} --json"))));
+        running.says(says);
+        let start = Instant::now();
+        running.child.signal(signal);
+        let done = running.finish().failed(status, &[&format!("stopped by {name}")]);
+        assert!(start.elapsed() < SOON, "{line}: {:?}", start.elapsed());
+        let json = done.json();
+        assert_eq!(json["error"]["kind"], "signal", "{line}: {json}");
+        assert!(json["error"]["stage"].as_str().is_some_and(|s| !s.is_empty()), "{line}: {json}");
+        assert!(json["results"].is_array(), "{line}: {json}");
+    }
+}
+
+#[test]
+fn decode_of_a_pipe_ends_by_a_signal() {
+    let mut command = rocinante(["decode", "-"]);
+    command.stdin(Stdio::piped());
+    let mut running = Running::start(&mut command);
+    // Alive, and its handlers are in place once it has read the head of a file.
+    let mut pipe = running.child.child_mut().stdin.take().unwrap();
+    pipe.write_all(&[0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0]).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    running.child.signal(Signal::SIGTERM);
+    let done = running.finish();
+    assert_eq!(done.status, 143, "{}", done.err);
+    drop(pipe);
+}
+
+/// The kernel discards a signal that a process with PID 1 does not handle.
+#[test]
+fn pid_1_ends_by_a_signal() {
+    require_machine_root!();
+    require_program!("unshare");
+    for (line, says) in waiting().into_iter().step_by(3) {
+        for (signal, status, _) in &SIGNALS[..2] {
+            let mut command = Command::new("unshare");
+            command.args(["--pid", "--fork", "--mount-proc", "--kill-child"]);
+            command.arg(env!("CARGO_BIN_EXE_rocinante-under-test")).args(words(&line));
+            let mut running = Running::start(command.stdin(Stdio::null()));
+            running.says(says);
+            let unshare = running.child.id();
+            let children = format!("/proc/{unshare}/task/{unshare}/children");
+            let child = std::fs::read_to_string(children).unwrap();
+            let child = nix::unistd::Pid::from_raw(child.trim().parse().unwrap());
+            let start = Instant::now();
+            nix::sys::signal::kill(child, *signal).unwrap();
+            assert_eq!(running.finish().status, *status, "{line}");
+            assert!(start.elapsed() < SOON, "{line}");
+        }
+    }
+}
+
+/// The first signal ends the measuring: the figures so far are printed, and the peer hears why.
+#[test]
+fn a_signal_ends_a_measurement_with_its_figures() {
+    for test in ["write-bw", "send-bw", "send-bw -b", "write-lat", "read-lat", "send-lat"] {
+        let addresses = Addresses::new();
+        let server = addresses.serve(&format!("perf {test}"));
+        let line = addresses.client_line(&format!("perf {test} -D 60 --json --counters"));
+        let mut client = Running::start(&mut rocinante(words(&line)));
+        client.says("#bytes");
+        std::thread::sleep(Duration::from_millis(700));
+        client.child.signal(Signal::SIGINT);
+        let client = client.finish().failed(130, &["stopped by SIGINT", "transport.sent_pkts"]);
+        let json = client.json();
+        assert_eq!(json["error"]["kind"], "signal", "{test}: {json}");
+        assert_eq!(json["error"]["stage"], "measuring", "{test}: {json}");
+        assert!(json["results"][0]["messages"].as_u64() > Some(0), "{test}: {json}");
+        assert!(json["counters"]["transport"]["sent_pkts"].as_u64() > Some(0), "{test}: {json}");
+        server.finish().failed(1, &["stopped by SIGINT"]);
+    }
+}
+
+#[test]
+fn a_signal_ends_a_ping_pong_with_its_figures() {
+    let addresses = Addresses::new();
+    let server = addresses.serve("pingpong");
+    let line = addresses.client_line("pingpong -n 1000000000 --json");
+    let mut client = Running::start(&mut rocinante(words(&line)));
+    client.says("remote address");
+    std::thread::sleep(Duration::from_millis(700));
+    client.child.signal(Signal::SIGTERM);
+    let json = client.finish().failed(143, &["stopped by SIGTERM", "usec/iter"]).json();
+    assert_eq!(json["error"]["stage"], "ping_pong", "{json}");
+    assert!(json["results"][0]["iters"].as_u64() > Some(0), "{json}");
+    server.finish().failed(1, &["stopped by SIGTERM"]);
+    // The same of rping, whose client plays for ever.
+    let addresses = Addresses::new();
+    let mut server = Running::start(&mut rocinante(words(&format!(
+        "rping -s --netdev udp -a {}",
+        addresses.server
+    ))));
+    server.says("waiting for a client");
+    let line =
+        format!("rping -c --netdev udp -a {} -I {} --json", addresses.server, addresses.client);
+    let mut client = Running::start(&mut rocinante(words(&line)));
+    client.says("device");
+    std::thread::sleep(Duration::from_millis(700));
+    client.child.signal(Signal::SIGINT);
+    let json = client.finish().failed(130, &["stopped by SIGINT"]).json();
+    assert!(json["results"][0]["rounds"].as_u64() > Some(0), "{json}");
+    server.child.signal(Signal::SIGTERM);
+    let _ = server.finish();
+}
+
+/// nohup(1) and shells start programs that ignore a signal: so they stay.
+#[test]
+fn an_ignored_signal_stays_ignored() {
+    let line = format!("rping -s --netdev udp -a {}", unique::loopback());
+    let mut command = Command::new("sh");
+    let program = env!("CARGO_BIN_EXE_rocinante-under-test");
+    command.args(["-c", &format!("trap '' HUP; exec {program} {line}")]).stdin(Stdio::null());
+    let mut running = Running::start(&mut command);
+    running.says("waiting for a client");
+    running.child.signal(Signal::SIGHUP);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(running.child.try_wait().unwrap(), None);
+    running.child.signal(Signal::SIGTERM);
+    assert_eq!(running.finish().status, 143);
+}
+
+/// What was measured before the peer went silent is printed, with the counters.
+#[test]
+fn a_run_that_fails_has_figures_and_counters() {
+    require_nft!();
+    for test in ["write-bw", "read-lat"] {
+        let lab = Lab::new(&LabConfig::default()).unwrap();
+        let start = |index: usize, line: &str| {
+            let mut command = rocinante(words(line));
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            Running::of(lab.container(index).spawn(&mut command).unwrap())
+        };
+        let mut server = start(1, &format!("perf {test} --netdev udp"));
+        server.says("waiting for a client");
+        let line = format!("perf {test} --netdev udp -D 30 --counters --json");
+        let mut client = start(0, &format!("{line} {}", lab.container(1).ipv4()));
+        client.says("#bytes");
+        std::thread::sleep(Duration::from_millis(700));
+        let _rule = lab.block(&Match::roce()).unwrap();
+        let client = client.finish().failed(1, &["transport.sent_pkts", "RETRY_EXC_ERR"]);
+        let json = client.json();
+        assert_eq!(json["error"]["kind"], "completion", "{json}");
+        assert_eq!(json["error"]["status"], "RETRY_EXC_ERR", "{json}");
+        assert_eq!(json["error"]["stage"], "measuring", "{json}");
+        assert!(json["results"][0]["messages"].as_u64() > Some(0), "{json}");
+        assert!(json["counters"]["transport"]["retransmitted_pkts"].is_u64(), "{json}");
+        let _ = server.finish();
+    }
+}
+
+#[test]
+fn an_error_has_a_kind_and_a_stage() {
+    let addresses = Addresses::new();
+    let kind = |line: &str, status| {
+        let json = run(&format!("{line} --json")).failed(status, &[]).json();
+        let field = |name: &str| json["error"][name].as_str().unwrap_or_default().to_owned();
+        assert!(!field("message").is_empty(), "{json}");
+        (field("kind"), field("stage"))
+    };
+    let expect = |kind: &str, stage: &str| (kind.to_owned(), stage.to_owned());
+    let line = addresses.client_line("pingpong --patience 1");
+    assert_eq!(kind(&line, 1), expect("connect", "connecting"));
+    let line = format!("pingpong --netdev udp --bind 192.0.2.250 {}", addresses.server);
+    assert_eq!(kind(&line, 1), expect("failed", "opening_the_device"));
+    assert_eq!(kind("perf write-bw -x 1", 2), expect("usage", "options"));
+    let server = addresses.serve("perf write-bw -s 64");
+    assert_eq!(
+        kind(&addresses.client_line("perf write-bw -s 65"), 1),
+        expect("peer", "first_words")
+    );
+    let _ = server.finish();
+}
