@@ -38,7 +38,10 @@ struct InterfaceCounters {
 struct RoceSocket {
     address: SocketAddr,
     queued_bytes: u64,
+    /// What the kernel dropped there, or, if `guards`, copies of what a packet socket got.
     drops: u64,
+    /// Whether its process reads frames from a packet socket, as the backend `packet` does.
+    guards: bool,
     processes: Vec<Process>,
 }
 
@@ -70,6 +73,7 @@ impl KernelCounters {
                     address: socket.address,
                     queued_bytes: socket.queued_bytes,
                     drops: socket.drops,
+                    guards: socket.guards,
                     processes: socket
                         .holders
                         .into_iter()
@@ -157,7 +161,7 @@ impl fmt::Display for KernelCounters {
             .map(|(name, n)| format!("{name} {n}"))
             .collect();
         writeln!(f, "\tUDP, all sockets: {}", udp.join(", "))?;
-        for RoceSocket { address, queued_bytes, drops, processes } in &self.roce_sockets {
+        for RoceSocket { address, queued_bytes, drops, guards, processes } in &self.roce_sockets {
             write!(f, "\tUDP {address}: {queued_bytes} bytes queued, {drops} dropped; held by")?;
             if processes.is_empty() {
                 write!(f, " a process that is not visible from here, or the kernel")?;
@@ -166,6 +170,13 @@ impl fmt::Display for KernelCounters {
                 write!(f, " pid {pid} ({command})")?;
             }
             writeln!(f)?;
+            if *guards {
+                writeln!(
+                    f,
+                    "\t\tIts process reads the frames from a packet socket. This one keeps the port and drops its copies: each \
+                     counts as dropped and as InErrors, and nothing is lost."
+                )?;
+            }
         }
         if self.roce_sockets.is_empty() {
             writeln!(f, "\tUDP/{ROCE_PORT}: no socket")?;

@@ -19,19 +19,35 @@ pub struct HeldSocket {
     pub drops: u64,
     /// Id and command of the processes that have it open, as far as visible.
     pub holders: Vec<(u32, String)>,
+    /// Whether one of them reads frames from a packet socket as well, as the backend `packet` does.
+    /// This socket then only guards its port: its drops, which the kernel also counts as
+    /// `InErrors`, are copies of what the packet socket got.
+    pub guards: bool,
 }
 
 /// The sockets on UDP `port` in the calling thread's network namespace.
 #[must_use]
 pub fn sockets(port: u16) -> Vec<HeldSocket> {
     let rows = rows(&UDP).into_iter().filter(|row| row.port == port);
-    rows.map(|row| HeldSocket {
-        address: SocketAddr::new(row.ip, row.port),
-        queued_bytes: row.queued_bytes,
-        drops: row.drops,
-        holders: holders(&[row.inode]),
-    })
-    .collect()
+    let readers = holders(&packet_sockets());
+    let held = |row: Row| {
+        let holders = holders(&[row.inode]);
+        HeldSocket {
+            address: SocketAddr::new(row.ip, row.port),
+            queued_bytes: row.queued_bytes,
+            drops: row.drops,
+            guards: holders.iter().any(|holder| readers.contains(holder)),
+            holders,
+        }
+    };
+    rows.map(held).collect()
+}
+
+/// The inodes of the packet sockets of this network namespace: the last column of /proc/net/packet.
+fn packet_sockets() -> Vec<u64> {
+    let table = fs::read_to_string("/proc/thread-self/net/packet").unwrap_or_default();
+    let rows = table.lines().skip(1);
+    rows.filter_map(|row| row.split_ascii_whitespace().nth(8)?.parse().ok()).collect()
 }
 
 /// Id and command of the processes that listen on TCP `address`:`port`, or prevent others from

@@ -456,3 +456,25 @@ fn paths_lead_from_where_the_port_is_whoever_adds_them() {
     assert_eq!(elsewhere.kind(), io::ErrorKind::Unsupported, "{elsewhere}");
     pair.a.run(|| tx.join(group)).unwrap();
 }
+
+/// Administrators watch the kernel's counters of errors.
+#[test]
+fn opening_a_port_counts_no_errors() {
+    let pair = or_skip!("udp::opening_a_port_counts_no_errors", Pair::new());
+    for address in ["10.9.0.1", "fd09::1"] {
+        pair.a.run(|| {
+            let iface = Interface::by_name("v0").expect("v0");
+            let own = [address.parse().expect("an address")];
+            drop(UdpPort::open(&iface, &own, &PortConfig::default()).expect("a port"));
+        });
+    }
+    let counters = pair.a.sh("cat /proc/thread-self/net/snmp /proc/thread-self/net/snmp6");
+    let errors: Vec<&str> =
+        counters.lines().filter(|line| line.starts_with("Udp6InErrors")).collect();
+    assert!(errors.len() == 1 && errors[0].ends_with("\t0"), "{errors:?}");
+    let mut udp = counters.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let names = udp.next().expect("names").split(' ');
+    let of =
+        names.zip(udp.next().expect("values").split(' ')).find(|(name, _)| *name == "InErrors");
+    assert_eq!(of, Some(("InErrors", "0")));
+}

@@ -176,3 +176,29 @@ fn a_path_mtu_that_does_not_fit_is_named() {
     client.failed(1, &words);
     server.failed(1, &words);
 }
+
+/// The socket that keeps the port drops what `packet` has read, and the kernel counts errors: the
+/// counters say so.
+#[test]
+fn what_packet_reads_twice_is_explained() {
+    require_backend!(rocinante::Backend::Packet);
+    for (backend, guards) in [("packet", true), ("udp", false)] {
+        let lab = Lab::new(&LabConfig::default()).unwrap();
+        let mut server = start(
+            lab.container(1),
+            &format!("rping -s -P --netdev {backend} -a {}", lab.container(1).ipv4()),
+        );
+        server.says("waiting for a client");
+        let client = format!("rping -c -C 20 --netdev {backend} -a {}", lab.container(1).ipv4());
+        start(lab.container(0), &client).finish().succeeded();
+        let counters = start(lab.container(1), "devices eth0 --counters --json").finish();
+        let counters = counters.succeeded();
+        let json = &counters.json()["counters"];
+        let socket = &json["roce_sockets"][0];
+        assert_eq!(socket["guards"], guards, "{json}");
+        assert_eq!(counters.err.contains("and nothing is lost"), guards, "{}", counters.err);
+        // The kernel's errors are the guard's drops, all of them.
+        assert_eq!(socket["drops"].as_u64() > Some(0), guards, "{json}");
+        assert_eq!(socket["drops"], json["udp"]["InErrors"], "{json}");
+    }
+}
