@@ -43,7 +43,7 @@ use crate::perf::plan::{Atomic, Given, Test};
 use crate::perf::round::Peak;
 use crate::perf::table::{Bandwidth, Latency, Row};
 use crate::session::join::Joined;
-use crate::session::{self, address};
+use crate::session::{self, address, diagnosis};
 use bench::{Bench, Trouble};
 use message::Report;
 pub use options::Options;
@@ -194,7 +194,7 @@ impl TestRun<'_> {
         }
         talk.meet(&bench.ctx, own)?;
         talk.enter("telling results");
-        let theirs = talk.report(&bench.ctx, &last)?;
+        let theirs = print::in_own_unit(plan, talk.report(&bench.ctx, &last)?);
         if !plan.client {
             talk.check(&theirs)?;
             self.check_sum(&talk, &theirs)?;
@@ -247,7 +247,7 @@ impl TestRun<'_> {
         let plan = self.plan;
         talk.enter("telling results");
         let ours = print::report(plan, row);
-        let theirs = talk.report(&self.bench.ctx, &ours)?;
+        let theirs = print::in_own_unit(plan, talk.report(&self.bench.ctx, &ours)?);
         talk.check(&theirs)?;
         let sum = Report {
             peak: ours.peak + theirs.peak,
@@ -272,7 +272,7 @@ impl TestRun<'_> {
         let mut rows = Vec::new();
         for size in &plan.sizes {
             let posted = bench.lanes().post_receives(&bench.flow(plan, *size));
-            posted.map_err(|error| bench.failure(&talk, &error.into()))?;
+            posted.map_err(|error| bench.failure(&talk, &error.into(), 0))?;
             talk.enter("meeting before a size");
             talk.meet(&bench.ctx, own)?;
             talk.enter("measuring");
@@ -301,7 +301,7 @@ impl TestRun<'_> {
         for size in plan.sizes.iter().filter(|_| works) {
             if plan.test.is_send() {
                 let posted = latency::post_receives(bench, plan, *size);
-                posted.map_err(|error| bench.failure(&talk, &error.into()))?;
+                posted.map_err(|error| bench.failure(&talk, &error.into(), 0))?;
                 talk.enter("meeting before a size");
                 talk.meet(&bench.ctx, own)?;
             }
@@ -315,7 +315,9 @@ impl TestRun<'_> {
                 ending::add(&row);
                 rows.push(Row::Latency(row));
             }
-            ended.map_err(|trouble| bench.failure(&talk, &trouble))?;
+            let passed = !measured.histogram.is_empty();
+            let unanswered = diagnosis::unanswered(*size, Some(bench.terms.mtu), passed);
+            ended.map_err(|trouble| bench.failure(&talk, &trouble, unanswered))?;
         }
         if plan.test.is_write() {
             // These programs leave without a closing message.
@@ -348,7 +350,9 @@ impl TestRun<'_> {
                 self.out.line(print::bandwidth(plan, &report));
                 ending::add(&row);
             }
-            bench.failure(talk, &trouble)
+            let passed = sample.last.0 > 0;
+            let unanswered = diagnosis::unanswered(size, Some(bench.terms.mtu), passed);
+            bench.failure(talk, &trouble, unanswered)
         })?;
         let mut row = sample.row(size, &flowed);
         if plan.loses() && what.receive == Receive::Until && plan.iters() > 0 {

@@ -120,7 +120,7 @@ impl<'a> Round<'a> {
                 None if self.client => Ok(()),
                 None => measure::post_receives(&ends, self.size, self.plan.rx_depth as usize),
             };
-            posted.map_err(|error| self.failure(&error))?;
+            posted.map_err(|error| self.failure(&error, &SoFar::default()))?;
         }
         session.barrier("ready")?;
         if !self.client && self.is_passive() {
@@ -135,7 +135,7 @@ impl<'a> Round<'a> {
             |exchange| {
                 let _progress = Progress::start(&self.ctx, &self.label());
                 let measured = self.work(&ends, exchange, &mut so_far);
-                measured.map_err(|error| self.failure(&error))
+                measured.map_err(|error| self.failure(&error, &so_far))
             },
             abandon,
         );
@@ -274,6 +274,7 @@ impl<'a> Round<'a> {
             (None, None) => {
                 let (end, mut warm_up) = (&ends[0], measure::histogram());
                 self.latency(end, exchange, Until::Messages(WARM_UP), &mut warm_up)?;
+                so_far.warm = true;
                 let until = self.plan.until(self.size);
                 self.latency(end, exchange, until, &mut so_far.times)?;
             }
@@ -338,11 +339,15 @@ impl<'a> Round<'a> {
         })
     }
 
-    fn failure(&self, error: &MeasureError) -> Failure {
+    fn failure(&self, error: &MeasureError, so_far: &SoFar) -> Failure {
+        let passed = so_far.bulk.messages > 0 || so_far.warm;
+        let unanswered = diagnosis::unanswered(self.size, Some(self.mtu), passed);
         match error {
-            MeasureError::Completion(status) => diagnosis::of_status(&self.ctx, self.peer, *status),
+            MeasureError::Completion(status) => {
+                diagnosis::of_status(&self.ctx, self.peer, *status, unanswered)
+            }
             MeasureError::Silence { patience, .. } => {
-                diagnosis::of_silence(&self.ctx, self.peer, *patience)
+                diagnosis::of_silence(&self.ctx, self.peer, *patience, unanswered)
             }
             MeasureError::Verbs(error) => Failure::Failed(error.to_string()),
         }
@@ -354,11 +359,18 @@ struct SoFar {
     bulk: BulkResult,
     peak: Peak,
     times: Histogram<u64>,
+    /// Whether the messages before the measured ones have passed.
+    warm: bool,
 }
 
 impl Default for SoFar {
     fn default() -> Self {
-        Self { bulk: BulkResult::default(), peak: Peak::default(), times: measure::histogram() }
+        Self {
+            bulk: BulkResult::default(),
+            peak: Peak::default(),
+            times: measure::histogram(),
+            warm: false,
+        }
     }
 }
 

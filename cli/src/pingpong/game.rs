@@ -10,7 +10,7 @@ use rocinante::{
 
 use super::pattern;
 use crate::output::{Failure, Kind};
-use crate::session::diagnosis;
+use crate::session::diagnosis::{self, Unanswered};
 
 /// A connected queue pair and the objects that it uses.
 pub struct PingPong<'a> {
@@ -76,15 +76,17 @@ impl PingPong<'_> {
         let mut begun = Some(begun);
         let (mut sent, mut completed, mut received) = (0, 0, 0);
         let mut posted = rx_depth;
+        let mtu = self.qp.query().1.path_mtu;
         let start = Instant::now();
         if begins {
             self.send(sent)?;
             sent += 1;
         }
         while completed < iters || received < iters {
-            let wc = self.next()?;
+            let unanswered = diagnosis::unanswered(self.size, mtu, completed + received > 0);
+            let wc = self.next(unanswered)?;
             if wc.status != WcStatus::Success {
-                return Err(diagnosis::of_status(self.ctx, self.peer, wc.status));
+                return Err(diagnosis::of_status(self.ctx, self.peer, wc.status, unanswered));
             }
             if let Some(begun) = begun.take() {
                 begun();
@@ -155,9 +157,9 @@ impl PingPong<'_> {
     }
 
     /// The next completion.
-    fn next(&self) -> Result<Wc, Failure> {
+    fn next(&self, unanswered: Unanswered) -> Result<Wc, Failure> {
         let deadline = Instant::now() + PATIENCE;
-        let silent = || diagnosis::of_silence(self.ctx, self.peer, PATIENCE);
+        let silent = || diagnosis::of_silence(self.ctx, self.peer, PATIENCE, unanswered);
         let mut spins = 0u32;
         loop {
             if let Some(wc) = self.cq.poll_one()? {

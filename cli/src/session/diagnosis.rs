@@ -3,28 +3,52 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use rocinante::{Context, DeviceCounters, WcStatus};
+use rocinante::{Context, DeviceCounters, Mtu, WcStatus};
 
 use crate::output::{Failure, Kind};
 
+/// The largest payload of a packet that every link takes: that of an MTU of 1500.
+const USUAL: u32 = 1024;
+
+/// The largest payload, in bytes, of the packets that were sent to a peer or asked of it, if not
+/// one of that size has passed; else 0.
+pub type Unanswered = u32;
+
+/// The payload of the largest packets of messages of `size` bytes, if none of them has passed.
+#[must_use]
+pub fn unanswered(size: usize, mtu: Option<Mtu>, passed: bool) -> Unanswered {
+    let size = u32::try_from(size).unwrap_or(u32::MAX);
+    if passed { 0 } else { mtu.map_or(0, |mtu| size.min(mtu.bytes())) }
+}
+
 /// The reason why a request to `peer` ended in `status`, as far as the device's counters tell.
 #[must_use]
-pub fn of_status(ctx: &Context, peer: IpAddr, status: WcStatus) -> Failure {
-    let why = explain(&ctx.counters(), peer, status);
+pub fn of_status(ctx: &Context, peer: IpAddr, status: WcStatus, unanswered: Unanswered) -> Failure {
+    let why = explain(&ctx.counters(), peer, status, unanswered);
     Failure::Of(Kind::Completion(status), format!("{why} ({status})"))
 }
 
 /// The reason why nothing came from `peer` within `patience`, as far as the device's counters tell.
 #[must_use]
-pub fn of_silence(ctx: &Context, peer: IpAddr, patience: Duration) -> Failure {
-    let why = silence(&ctx.counters(), peer);
+pub fn of_silence(
+    ctx: &Context,
+    peer: IpAddr,
+    patience: Duration,
+    unanswered: Unanswered,
+) -> Failure {
+    let why = silence(&ctx.counters(), peer, unanswered);
     let text = format!("nothing came of {peer} within {} s: {why}", patience.as_secs());
     Failure::Of(Kind::Silence, text)
 }
 
-fn explain(counters: &DeviceCounters, peer: IpAddr, status: WcStatus) -> String {
+fn explain(
+    counters: &DeviceCounters,
+    peer: IpAddr,
+    status: WcStatus,
+    unanswered: Unanswered,
+) -> String {
     match status {
-        WcStatus::RetryExcErr => silence(counters, peer),
+        WcStatus::RetryExcErr => silence(counters, peer, unanswered),
         WcStatus::RnrRetryExcErr => {
             format!("{peer} answers, but posted no receive in time: is its program still running?")
         }
@@ -61,7 +85,8 @@ fn broken(counters: &DeviceCounters, peer: IpAddr) -> String {
 }
 
 /// Explains why a peer does not answer.
-fn silence(counters: &DeviceCounters, peer: IpAddr) -> String {
+fn silence(counters: &DeviceCounters, peer: IpAddr, unanswered: Unanswered) -> String {
+    let large = unanswered > USUAL;
     let (refused, errno) = counters.refused;
     let dropped: Vec<String> = counters
         .drops
@@ -74,6 +99,11 @@ fn silence(counters: &DeviceCounters, peer: IpAddr) -> String {
             "the kernel refused to send {refused} packets to {peer}: a rule of this network namespace forbids it: check \
              `nft list ruleset` for UDP/4791 in output and postrouting"
         )
+    } else if counters.port.rx_datagrams == 0 && large {
+        format!(
+            "no reply on UDP/4791 from {peer}: check the firewall between, and whether each link between takes packets with \
+             {unanswered} bytes of payload: try -m {USUAL}"
+        )
     } else if counters.port.rx_datagrams == 0 {
         format!("no reply on UDP/4791 from {peer}: check the firewall between")
     } else if counters.transport.rcvd_pkts == 0 {
@@ -81,6 +111,11 @@ fn silence(counters: &DeviceCounters, peer: IpAddr) -> String {
             "packets on UDP/4791 arrive, but none that the connection to {peer} can use: dropped {}: is there NAT, or another \
              sender, between?",
             dropped.join(", ")
+        )
+    } else if large {
+        format!(
+            "{peer} answered on UDP/4791, but not one packet with {unanswered} bytes of payload has passed: a link between has a \
+             smaller MTU than those of both ends, as a bridge's port may: try -m {USUAL}, or raise it; or its program has ended"
         )
     } else {
         format!(
@@ -108,7 +143,10 @@ mod tests {
     #[test]
     fn silence_has_a_cause() {
         let peer = IpAddr::from([10, 0, 0, 2]);
-        let explained = |counters: &DeviceCounters| explain(counters, peer, WcStatus::RetryExcErr);
+        let at = |counters: &DeviceCounters, large| {
+            explain(counters, peer, WcStatus::RetryExcErr, large)
+        };
+        let explained = |counters: &DeviceCounters| at(counters, USUAL);
         let mut c = counters();
         assert_eq!(explained(&c), "no reply on UDP/4791 from 10.0.0.2: check the firewall between");
         c.refused = (3, libc::EPERM);
@@ -119,12 +157,25 @@ mod tests {
         assert!(explained(&c).contains("dropped 5 for wrong source"), "{}", explained(&c));
         c.transport.rcvd_pkts = 9;
         assert!(explained(&c).contains("stopped answering"), "{}", explained(&c));
+        for received in [0, 9] {
+            c.port.rx_datagrams = received;
+            let text = at(&c, 4096);
+            assert!(text.contains("4096 bytes of payload") && text.contains("-m 1024"), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_largest_packet_is_a_full_one_or_the_message() {
+        let mtu = Some(Mtu::Mtu4096);
+        assert_eq!([2000, 5000].map(|size| unanswered(size, mtu, false)), [2000, 4096]);
+        assert_eq!([unanswered(5000, mtu, true), unanswered(5000, None, false)], [0, 0]);
     }
 
     #[test]
     fn a_connection_that_a_peer_broke_says_so() {
         let peer = IpAddr::from([10, 0, 0, 2]);
-        let explained = |counters: &DeviceCounters| explain(counters, peer, WcStatus::WrFlushErr);
+        let explained =
+            |counters: &DeviceCounters| explain(counters, peer, WcStatus::WrFlushErr, 0);
         let mut c = counters();
         assert!(explained(&c).contains("broke"), "{}", explained(&c));
         c.transport.remote_access_errors = 1;

@@ -58,25 +58,29 @@ impl Patience {
     /// rejects one that comes before the server listens.
     ///
     /// # Errors
-    /// The last error of `ask`.
+    /// The last rejection, if there was one; else the last error of `ask`.
     pub fn ask<T>(
         self,
         out: Output,
         mut ask: impl FnMut(Duration) -> Result<T, VerbsError>,
     ) -> Result<T, VerbsError> {
         let (begin, time) = (Instant::now(), self.time());
-        let mut said = false;
+        let (mut said, mut rejected) = (false, None);
         loop {
             let error = match ask(time.saturating_sub(begin.elapsed())) {
                 Err(error) if is_of_absence(&error) => error,
                 other => return other,
             };
-            if begin.elapsed() + PAUSE >= time {
-                return Err(error);
-            }
-            if !said && begin.elapsed() >= QUIET {
+            if !said && begin.elapsed() >= QUIET && begin.elapsed() < time {
                 said = true;
                 self.tell(&error, out);
+            }
+            // A rejection says more than the last attempt, which had little time.
+            if !matches!(error, VerbsError::TimedOut) {
+                rejected = Some(error);
+            }
+            if begin.elapsed() + PAUSE >= time {
+                return Err(rejected.unwrap_or(VerbsError::TimedOut));
             }
             std::thread::sleep(PAUSE);
         }
@@ -111,6 +115,12 @@ mod tests {
         });
         assert!(matches!(result, Err(VerbsError::TimedOut)) && attempts > 2);
         assert!((500..5000).contains(&begin.elapsed().as_millis()), "{:?}", begin.elapsed());
+        // A rejection is remembered.
+        let mut rejection =
+            Some(VerbsError::Cm(CmFailure::Unresolved { status: SidrStatus::UNSUPPORTED }));
+        let result =
+            patience.ask(OUT, |_| Err::<(), _>(rejection.take().unwrap_or(VerbsError::TimedOut)));
+        assert!(matches!(result, Err(VerbsError::Cm(_))));
         // Another error is final.
         let mut attempts = 0;
         let result = patience.ask(OUT, |_| {

@@ -232,6 +232,30 @@ fn tables_are_perftests() {
     }
 }
 
+/// The two sides print in the unit that each was given, and mean the same.
+#[test]
+fn the_server_prints_in_its_own_unit() {
+    let line = "perf write-bw --compat perftest -n 2000 -s 20000";
+    let figure = |done: Done, unit: &str| -> f64 {
+        let done = done.succeeded();
+        let mut lines = done.out.lines().skip_while(|line| !line.contains("#bytes"));
+        assert!(lines.next().unwrap().contains(&format!("BW average[{unit}/sec]")), "{}", done.out);
+        lines.next().unwrap().split_whitespace().nth(3).unwrap().parse().unwrap()
+    };
+    let gbits = format!("{line} --report_gbits");
+    for ([server, client], [there, here], factor) in [
+        ([line, gbits.as_str()], ["MB", "Gb"], 1e9 / 8.0 / 1_048_576.0),
+        ([gbits.as_str(), line], ["Gb", "MB"], 1_048_576.0 * 8.0 / 1e9),
+    ] {
+        let (server, client) = both(server, client);
+        let (server, client) = (figure(server, there), figure(client, here));
+        assert!(
+            (server / (client * factor) - 1.0).abs() < 0.05,
+            "{server} {there}, {client} {here}"
+        );
+    }
+}
+
 #[test]
 fn perftest_servers_name_clients_that_talk_nonsense() {
     let version = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";

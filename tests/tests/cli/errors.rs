@@ -102,10 +102,8 @@ fn a_silent_peer_means_a_firewall() {
         let server = silent_server(addresses.server);
         let start = Instant::now();
         let client = addresses.call(command);
-        let no_reply = format!(
-            "no reply on UDP/4791 from {}: check the firewall between (RETRY_EXC_ERR)",
-            addresses.server
-        );
+        let no_reply =
+            format!("no reply on UDP/4791 from {}: check the firewall between", addresses.server);
         client.failed(1, &[&no_reply]);
         assert!(start.elapsed() < Duration::from_secs(30), "{command}");
         // The peer gets the error, too.

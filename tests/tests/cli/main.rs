@@ -2,6 +2,7 @@
 
 mod agreement;
 mod bench;
+mod black_hole;
 mod cm_bench;
 mod compare;
 mod compat;

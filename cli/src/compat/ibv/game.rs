@@ -13,7 +13,7 @@ use super::{Laid, Rules};
 use crate::compat::wire::Wire;
 use crate::output::Failure;
 use crate::pingpong::pattern;
-use crate::session::diagnosis;
+use crate::session::diagnosis::{self, Unanswered};
 
 /// Longest time without a completion.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -123,6 +123,7 @@ impl<'a> IbvGame<'a> {
     pub fn play(mut self) -> Result<Duration, Failure> {
         let iters = self.rules.iters;
         let (mut sent, mut received) = (0, 0);
+        let (size, mtu) = (self.rules.size, Some(self.rules.mtu));
         if let Some(cq) = self.table.channel.is_some().then_some(&self.table.cq) {
             cq.req_notify(false)?;
         }
@@ -131,9 +132,10 @@ impl<'a> IbvGame<'a> {
             (0..self.turns.len()).try_for_each(|index| self.send(index))?;
         }
         while sent < iters || received < iters {
-            let wc = self.next()?;
+            let unanswered = diagnosis::unanswered(size, mtu, sent + received > 0);
+            let wc = self.next(unanswered)?;
             if wc.status != WcStatus::Success {
-                let why = diagnosis::of_status(self.ctx, self.table.peer, wc.status);
+                let why = diagnosis::of_status(self.ctx, self.table.peer, wc.status, unanswered);
                 return Err(why.told(|text| self.wire.failed(text).to_string()));
             }
             if sent + received == 0 {
@@ -238,10 +240,10 @@ impl<'a> IbvGame<'a> {
     }
 
     /// The next completion.
-    fn next(&self) -> Result<Wc, Failure> {
+    fn next(&self, unanswered: Unanswered) -> Result<Wc, Failure> {
         let deadline = Instant::now() + PATIENCE;
         let silent = || {
-            let why = diagnosis::of_silence(self.ctx, self.table.peer, PATIENCE);
+            let why = diagnosis::of_silence(self.ctx, self.table.peer, PATIENCE, unanswered);
             self.wire.failed(format_args!("{why}; or was it given another -n or -q?"))
         };
         let mut spins = 0u32;

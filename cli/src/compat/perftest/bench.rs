@@ -15,7 +15,7 @@ use super::talk::{PATIENCE, Talk, Terms};
 use crate::compat::wire::Watch;
 use crate::measure::{self, FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Receive, Until};
 use crate::output::Failure;
-use crate::session::diagnosis;
+use crate::session::diagnosis::{self, Unanswered};
 use crate::session::join::Joined;
 
 /// Bytes of a memory page, as the peer is told. The messages of a queue pair cycle through this
@@ -268,16 +268,16 @@ impl Bench {
         }
     }
 
-    /// The error for the user.
-    pub fn failure(&self, talk: &Talk, trouble: &Trouble) -> Failure {
+    /// The error for the user. `unanswered` is of the messages of this measurement.
+    pub fn failure(&self, talk: &Talk, trouble: &Trouble, unanswered: Unanswered) -> Failure {
         match trouble {
             Trouble::Peer(why) => talk.failed(why),
             Trouble::Measure(MeasureError::Completion(status)) => {
-                let why = diagnosis::of_status(&self.ctx, self.peer, *status);
+                let why = diagnosis::of_status(&self.ctx, self.peer, *status, unanswered);
                 why.told(|text| talk.failed(text).to_string())
             }
             Trouble::Measure(MeasureError::Silence { patience, .. }) => {
-                let why = diagnosis::of_silence(&self.ctx, self.peer, *patience);
+                let why = diagnosis::of_silence(&self.ctx, self.peer, *patience, unanswered);
                 why.told(|text| {
                     let text = format_args!("{text}; or was it given another test, -n or -s?");
                     talk.failed(text).to_string()

@@ -86,7 +86,10 @@ const fn option(
 const JSON: &str = "--json has all figures";
 const SRQ: &str = "shared receive queues are not used on this side; the other may use them";
 const MEMORY: &str = "memory is ordinary memory here";
-const ALWAYS: &str = "there is no end to wait for: give -D with as many seconds as it shall last";
+const ALWAYS: &str =
+    "give -D with more seconds than it shall last: Ctrl-C ends it with the figures so far";
+const SAMPLES: &str =
+    "times are kept as a histogram, of which --json has percentiles: leave it out";
 const GROUPS: &str = "multicast groups are not measured: -c UD measures datagrams";
 const RATE: &str = "the host's traffic control shapes what is sent (`tc qdisc`)";
 
@@ -95,15 +98,27 @@ impl Table for Perftest {
         option(Some('g'), "mcg", false, GROUPS),
         option(Some('M'), "MGID", true, GROUPS),
         option(Some('O'), "dualport", false, "a device has one port"),
-        option(Some('L'), "latency_gap", true, "round trips follow each other at once"),
-        option(Some('C'), "report-cycles", false, JSON),
-        option(Some('H'), "report-histogram", false, JSON),
-        option(Some('U'), "report-unsorted", false, JSON),
+        option(Some('L'), "hop_limit", true, "packets leave with a hop limit of 64"),
+        option(None, "latency_gap", true, "round trips follow each other at once"),
+        option(Some('C'), "report-cycles", false, "times are in microseconds: leave it out"),
+        option(Some('H'), "report-histogram", false, SAMPLES),
+        option(Some('U'), "report-unsorted", false, SAMPLES),
+        option(Some('W'), "report-counters", true, "--counters prints all of this process's"),
+        option(Some('V'), "version", false, "`rocinante --version` tells it"),
+        option(None, "output", true, JSON),
+        option(None, "source_ip", true, "--bind says which address to use"),
+        option(None, "bind_source_ip", true, "--bind says which address to use"),
+        option(None, "retry_count", true, "requests are sent again 7 times, which is the most"),
+        option(None, "wait_destroy", true, "queue pairs go when the work is done: leave it out"),
+        option(None, "reversed", false, "start the client where the server would be"),
+        option(None, "use_old_post_send", false, "there is one way to post: leave it out"),
+        option(None, "pkey_index", true, "RoCE devices have the default P_Key alone: leave it out"),
+        option(None, "dlid", true, "Ethernet has no LIDs: the server is found by its IP address"),
         option(Some('w'), "limit_bw", true, "compare the figure of --json"),
         option(Some('y'), "limit_msgrate", true, "compare the figure of --json"),
         option(None, "out_json", false, JSON),
         option(None, "cpu_util", false, "`time` and `perf stat` tell it"),
-        option(None, "report-both", false, JSON),
+        option(None, "report-both", false, "only the sum of both directions is told: leave it out"),
         option(None, "report_per_port", false, "a device has one port"),
         option(None, "run_infinitely", false, ALWAYS),
         option(None, "rate_limit", true, RATE),
@@ -232,6 +247,19 @@ mod tests {
             ("x -w 10", "--json"),
             ("x --run_infinitely", "-D"),
             ("x --use-srq", "shared receive queues"),
+            ("x -H", "histogram, of which --json has percentiles"),
+            ("x -L 3", "-L (--hop_limit)"),
+            ("x --latency_gap 3", "--latency_gap is not taken"),
+            ("x --reversed", "start the client"),
+            ("x --retry_count 3", "7 times"),
+            ("x --wait_destroy=9", "leave it out"),
+            ("x --output bandwidth", "--json"),
+            ("x --source_ip 10.0.0.1", "--bind"),
+            ("x -W port_rcv_data", "--counters"),
+            ("x -V", "rocinante --version"),
+            ("x --use_old_post_send", "one way"),
+            ("x --pkey_index 1", "P_Key"),
+            ("x --dlid 4", "no LIDs"),
             ("x --no-such-option", "unexpected argument"),
         ] {
             let why = checked(line).unwrap_err();

@@ -27,9 +27,28 @@ pub fn header(plan: &PerftestPlan) -> String {
         .to_owned()
 }
 
+/// Units of 2²⁰ bytes in 10⁹ bits.
+const MB_PER_GB: f64 = 1e9 / 8.0 / (1 << 20) as f64;
+
 /// Converts 10⁹ bits per second to the printed unit: that, or 2²⁰ bytes per second.
 fn units(plan: &PerftestPlan, gbps: f64) -> f64 {
-    if plan.gbits { gbps } else { gbps * 1e9 / 8.0 / f64::from(1 << 20) }
+    if plan.gbits { gbps } else { gbps * MB_PER_GB }
+}
+
+/// The report of a peer in this side's unit. A report does not name its unit, but has the size and
+/// the rate of the messages, from which the bandwidth follows.
+#[must_use]
+pub fn in_own_unit(plan: &PerftestPlan, report: Report) -> Report {
+    let gbps = report.rate * 1e6 * report.size as f64 * 8.0 / 1e9;
+    let is_about = |unit: f64| (0.5..2.0).contains(&(report.average / unit));
+    let factor = if plan.gbits && is_about(gbps * MB_PER_GB) {
+        1.0 / MB_PER_GB
+    } else if !plan.gbits && is_about(gbps) {
+        MB_PER_GB
+    } else {
+        1.0
+    };
+    Report { peak: report.peak * factor, average: report.average * factor, ..report }
 }
 
 /// The report of a bandwidth for the peer. Its `iters` count the messages of all queue pairs, as
@@ -113,6 +132,17 @@ mod tests {
         let mb = report(&plan("write-bw -n 9 -q 3 -N").unwrap(), &row);
         assert_eq!(mb.iters, 27);
         assert!(mb.peak == 0.0 && (mb.average - 953.674_316).abs() < 1e-3, "{mb:?}");
+        // Whichever unit the peer reports in, the figure is in the unit of the head.
+        for (line, own) in [("write-bw -n 9 --report_gbits", gb), ("write-bw -n 9", mb)] {
+            let plan = plan(line).unwrap();
+            for theirs in [gb, mb] {
+                let theirs = Report { size: 1000, rate: 1.0, ..theirs };
+                let shown = in_own_unit(&plan, theirs);
+                assert!((shown.average / own.average - 1.0).abs() < 1e-9, "{shown:?}");
+            }
+            let nothing = Report::default();
+            assert_eq!(in_own_unit(&plan, nothing), nothing);
+        }
         assert!(header(&plan("write-bw").unwrap()).contains("BW peak[MB/sec]"));
         assert!(header(&plan("send-lat").unwrap()).contains("t_typical[usec]"));
         assert!(header(&plan("send-lat -D 4").unwrap()).contains("tps average"));

@@ -1,0 +1,41 @@
+//! A bridge's port with a smaller MTU than both ends drops large packets, and says nothing.
+
+use super::{Running, rocinante, words};
+use rocinante_node::{Lab, LabConfig};
+use rocinante_tests::require_lab;
+use std::process::{Command, Stdio};
+
+#[test]
+fn a_link_that_takes_no_large_packets_is_named() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig { mtu: 9000, ..LabConfig::default() }).unwrap();
+    let port = lab.container(1).host_end();
+    let mut ip = Command::new("ip");
+    assert!(
+        lab.host().output(ip.args(["link", "set", port, "mtu", "1500"])).unwrap().status.success()
+    );
+    let run = |line: &str| {
+        let start = |index: usize, line: &str| {
+            let mut command = rocinante(words(line));
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            Running::of(lab.container(index).spawn(&mut command).unwrap())
+        };
+        let mut server = start(1, line);
+        server.says("waiting for a client");
+        let client = start(0, &format!("{line} {}", lab.container(1).ipv4())).finish();
+        let _ = server.finish();
+        client
+    };
+    // Single packets: super-packets pass, because the bridge does not look into them.
+    let large = "4096 bytes of payload";
+    for line in
+        ["pingpong --cm -m 4096", "perf write-lat --cm -s 4096", "perf read-lat --cm -s 4096"]
+    {
+        let line = format!("{line} --netdev udp -n 20");
+        run(&line).failed(1, &[large, "a link between has a smaller MTU", "try -m 1024"]);
+    }
+    run("pingpong --netdev udp -m 4096 -n 20").failed(1, &[large, "try -m 1024"]);
+    // The advice helps.
+    run("pingpong --cm --netdev udp -m 1024 -n 20").succeeded();
+    run("perf write-lat --cm --netdev udp -s 4096 -m 1024 -n 20").succeeded();
+}
