@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use serde_json::json;
 
 use crate::output::{Failure, Output};
 use crate::{decode, demo, devices, ending, mckey, perf, pingpong, rping, ucmatose, udaddy};
@@ -41,11 +42,14 @@ enum Command {
     Sim(Moved),
 }
 
-/// Runs the command line `args`. Its first word is the program's name. Ends the process if the
-/// arguments make no sense.
+/// Runs the command line `args`. Its first word is the program's name.
 #[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let command = Cli::parse_from(args).command;
+    let args: Vec<OsString> = args.into_iter().collect();
+    let command = match Cli::try_parse_from(&args) {
+        Ok(cli) => cli.command,
+        Err(error) => return refuse(&error, args.iter().any(|arg| arg == "--json")),
+    };
     // The demo ends its children first, and its workers end with it.
     if !matches!(command, Command::Demo(_) | Command::DemoWorker(_))
         && let Err(error) = ending::handle_signals()
@@ -70,6 +74,18 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::CmBench(_) => moved("cm-bench", "rocinante-bench cm"),
         Command::Sim(_) => moved("sim", "rocinante-sim"),
     }
+}
+
+/// Prints help, or why the arguments make no sense.
+fn refuse(error: &clap::Error, json: bool) -> ExitCode {
+    let _ = error.print();
+    if error.use_stderr() && json {
+        let text = error.to_string();
+        let message = text.trim().trim_start_matches("error: ");
+        let error = json!({"kind": "usage", "stage": "options", "message": message});
+        Output { json }.result(json!({"error": error, "results": []}));
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
 /// The arguments of a command that is now a program of its own.

@@ -31,7 +31,7 @@ pub const LOOK: Duration = Duration::from_millis(100);
 /// How long an attentive thread may take to report.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The signal that came first, or 0.
+/// The number of a signal that has come, or 0.
 static SIGNAL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 /// Number of [`Attentive`]s.
 static ATTENTIVE: AtomicUsize = AtomicUsize::new(0);
@@ -193,8 +193,8 @@ pub fn add(result: &impl Serialize) {
     running(|running| running.results.push(result));
 }
 
-/// Ends the command: prints the JSON object if one is wanted and the error, if there is one. Returns
-/// the exit code.
+/// Ends the command: prints the JSON object if one is wanted and the error, if there is one.
+/// Returns the exit code.
 pub(crate) fn end<T: Serialize>(
     out: Output,
     program: &str,

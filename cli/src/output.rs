@@ -2,8 +2,8 @@
 //!
 //! Without `--json`, results go to standard output and everything else to standard error. With
 //! `--json`, standard output ends with one JSON object on one line, and everything else goes to
-//! standard error. Exit codes: 0 success, 1 failure, 2 the command line makes no sense, 128 plus its
-//! number a signal.
+//! standard error. Exit codes: 0 success, 1 failure, 2 the command line makes no sense, 128 plus
+//! its number a signal.
 
 use std::fmt;
 use std::io::{self, Write};

@@ -18,7 +18,7 @@ use serde::Serialize;
 use self::game::{RpingGame, SIZE_MAX, SIZE_MIN};
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
-use crate::session::{OpenArgs, Patience, address};
+use crate::session::{OpenArgs, Patience, address, patience};
 
 /// Connect by the connection manager and pass a text back and forth by READ and WRITE, like rping
 ///
@@ -144,12 +144,7 @@ fn ask(args: &Args, out: Output) -> Result<Report, Failure> {
 }
 
 fn failed(server: SocketAddr, error: &rocinante::VerbsError) -> Failure {
-    let advice = match error {
-        rocinante::VerbsError::TimedOut => {
-            ": no answer: is it the right address, and does the firewall between let UDP port 4791 through?"
-        }
-        _ => "",
-    };
+    let advice = patience::advice(error);
     Failure::Of(Kind::Connect, format!("cannot connect to {server}: {error}{advice}"))
 }
 

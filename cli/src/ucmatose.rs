@@ -20,7 +20,7 @@ use serde::Serialize;
 use self::lane::{MessageLane, Unconnected};
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
-use crate::session::{OpenArgs, Patience, address};
+use crate::session::{OpenArgs, Patience, address, patience};
 
 /// Largest numbers of connections, and of messages on each.
 const CONNECTIONS_MAX: i64 = 10_000;
@@ -215,7 +215,8 @@ fn ask(
     let server = SocketAddr::new(server, plan.port);
     let start = Instant::now();
     let failed = |error: VerbsError| {
-        Failure::Of(Kind::Connect, format!("cannot connect to {server}: {error}"))
+        let advice = patience::advice(&error);
+        Failure::Of(Kind::Connect, format!("cannot connect to {server}: {error}{advice}"))
     };
     ending::enter("connecting");
     let mut connecting = Vec::with_capacity(plan.connections as usize);

@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::datagrams::{DatagramPlan, Node};
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
-use crate::session::{OpenArgs, Patience, address};
+use crate::session::{OpenArgs, Patience, address, patience};
 
 /// Find a queue pair by the connection manager and exchange datagrams with it, like udaddy
 ///
@@ -154,12 +154,7 @@ fn ask(args: &Args, server: IpAddr, out: Output) -> Result<Report, Failure> {
 }
 
 fn failed(server: SocketAddr, error: &VerbsError) -> Failure {
-    let advice = match error {
-        VerbsError::TimedOut => {
-            ": no answer: is it the right address, and does the firewall between let UDP port 4791 through?"
-        }
-        _ => "",
-    };
+    let advice = patience::advice(error);
     Failure::Of(Kind::Connect, format!("cannot find the queue pair of {server}: {error}{advice}"))
 }
 

@@ -24,7 +24,7 @@ pub fn capabilities(command: &mut Command, kept: &[&str]) {
     let kept = kept.iter().map(number).fold(0_u64, |bits, cap| bits | 1 << cap);
     let drop = move || {
         for cap in (0..64_u64).filter(|cap| kept >> cap & 1 == 0) {
-            // SAFETY: takes numbers alone. The kernel refuses a capability that it has not (EINVAL).
+            // SAFETY: takes numbers alone. The kernel refuses an unknown capability (EINVAL).
             if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, cap, 0, 0, 0) } < 0 {
                 let error = io::Error::last_os_error();
                 if error.raw_os_error() != Some(libc::EINVAL) {

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use rocinante_cli::ending::handle_signals;
 
 use crate::{bench, cm, compare, workers};
 
@@ -32,7 +33,12 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match cli.command {
         None => bench::run(&cli.bench),
         Some(Command::Compare(args)) => compare::run(&args),
-        Some(Command::Cm(args)) => cm::run(&args),
+        Some(Command::Cm(args)) => {
+            if let Err(error) = handle_signals() {
+                eprintln!("rocinante-bench: signals end it by themselves: {error}");
+            }
+            cm::run(&args)
+        }
         Some(Command::MeasureWorker(args)) => workers::run_worker(&args),
     }
 }

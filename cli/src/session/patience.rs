@@ -16,8 +16,8 @@ const QUIET: Duration = Duration::from_secs(1);
 /// The patience of a client: an option of every command with two sides.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct Patience {
-    /// How long the client waits for a server that is not there yet, and for each later step of
-    /// connecting, in seconds
+    /// How long the client waits for a server that is not there yet, in seconds; where the
+    /// connection manager connects, both sides also wait so long for each later answer
     #[arg(long = "patience", value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
 }
@@ -84,6 +84,17 @@ impl Patience {
             }
             std::thread::sleep(PAUSE);
         }
+    }
+}
+
+/// What to look at after a client has waited in vain, to follow the error.
+#[must_use]
+pub const fn advice(error: &VerbsError) -> &'static str {
+    match error {
+        VerbsError::TimedOut => {
+            ": no answer: is it the right address, and does the firewall between let UDP port 4791 through?"
+        }
+        _ => "",
     }
 }
 

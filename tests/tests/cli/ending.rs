@@ -3,7 +3,7 @@
 
 use super::{Addresses, Running, rocinante, run, words};
 use nix::sys::signal::Signal;
-use rocinante_node::{Lab, LabConfig, Match};
+use rocinante_node::{ChildGuard, Lab, LabConfig, Match};
 use rocinante_tests::{require_machine_root, require_nft, require_program, unique};
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -148,6 +148,35 @@ fn a_signal_ends_a_ping_pong_with_its_figures() {
     let _ = server.finish();
 }
 
+/// A client that cannot report, because nobody reads what it prints.
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let Addresses { server, client } = Addresses::new();
+    let mut at_server =
+        Running::start(&mut rocinante(words(&format!("rping -s --netdev udp -a {server}"))));
+    at_server.says("waiting for a client");
+    let mut command =
+        rocinante(words(&format!("rping -c -v --netdev udp -a {server} -I {client}")));
+    let mut stuck =
+        ChildGuard::spawn(command.stdout(Stdio::piped()).stderr(Stdio::null())).unwrap();
+    let asleep = || {
+        let stat =
+            std::fs::read_to_string(format!("/proc/{}/wchan", stuck.id())).unwrap_or_default();
+        stat.contains("pipe_write")
+    };
+    let deadline = Instant::now() + SOON;
+    while !asleep() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let start = Instant::now();
+    stuck.signal(Signal::SIGINT);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(stuck.try_wait().unwrap(), None, "it may still report");
+    stuck.signal(Signal::SIGTERM);
+    assert_eq!(stuck.wait(SOON).unwrap().code(), Some(130));
+    assert!(start.elapsed() < Duration::from_millis(1900), "{:?}", start.elapsed());
+}
+
 /// nohup(1) and shells start programs that ignore a signal: so they stay.
 #[test]
 fn an_ignored_signal_stays_ignored() {
@@ -208,6 +237,8 @@ fn an_error_has_a_kind_and_a_stage() {
     let line = format!("pingpong --netdev udp --bind 192.0.2.250 {}", addresses.server);
     assert_eq!(kind(&line, 1), expect("failed", "opening_the_device"));
     assert_eq!(kind("perf write-bw -x 1", 2), expect("usage", "options"));
+    assert_eq!(kind("perf write-bw --nosuch", 2), expect("usage", "options"));
+    assert_eq!(run("perf --help --json").succeeded().err, "");
     let server = addresses.serve("perf write-bw -s 64");
     assert_eq!(
         kind(&addresses.client_line("perf write-bw -s 65"), 1),

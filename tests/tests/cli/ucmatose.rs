@@ -36,7 +36,7 @@ fn errors_say_what_to_do() {
     start("ucmatose").finish().failed(2, &["--bind"]);
     start("rdma-client").finish().failed(2, &["--server"]);
     let line = format!("ucmatose -s {server} -b {client} --patience 1");
-    start(&line).finish().failed(1, &["cannot connect"]);
+    start(&line).finish().failed(1, &["cannot connect", "UDP port 4791"]);
     // The two sides do not agree on the number of connections.
     let mut at_server = start(&format!("ucmatose -b {server} -c 2 -p 7001 --patience 2"));
     at_server.says("waiting for");
