@@ -220,9 +220,14 @@ fn run_side(args: &Args, out: Output) -> Result<Report, Failure> {
 fn with_program(args: &Args, program: IbvProgram, out: Output) -> Result<Report, Failure> {
     let rules = Rules::new(args, program)?;
     let outcome = ibv::run(args, &rules, out)?;
-    let plan = PingPongPlan { size: rules.size as u32, mtu: rules.mtu.bytes(), ..args.plan() };
+    let (size, mtu) = (rules.size as u32, rules.mtu.bytes());
+    let plan = PingPongPlan { size, mtu, ..args.plan() };
     let ends = [outcome.local[0], outcome.remote[0]];
-    let mut report = report(&outcome.ctx, &plan, ends, outcome.time);
+    if outcome.ended.is_err() {
+        tell(&outcome.ctx, &plan, ends, outcome.played, out);
+    }
+    outcome.ended?;
+    let mut report = report(&outcome.ctx, &plan, ends, outcome.played.time);
     report.qps = Some(outcome.local.len()).filter(|count| *count > 1);
     report.finish(&outcome.ctx, args, out);
     Ok(report)
@@ -298,18 +303,21 @@ fn play(
         },
         || session::abandon(qp),
     );
-    result.inspect_err(|_| {
-        if played.iters > 0 {
-            let plan = PingPongPlan { iters: played.iters, ..plan.clone() };
-            let so_far = report(&ctx, &plan, ends, played.time);
-            so_far.print(out);
-            ending::add(&so_far);
-        }
-    })?;
+    result.inspect_err(|_| tell(&ctx, plan, ends, played, out))?;
     session.barrier("done")?;
     let mut report = report(&ctx, plan, ends, played.time);
     report.finish(&ctx, args, out);
     Ok(report)
+}
+
+/// Prints the figures of a game that ended too early.
+fn tell(ctx: &Context, plan: &PingPongPlan, ends: [Place; 2], played: Played, out: Output) {
+    if played.iters > 0 {
+        let plan = PingPongPlan { iters: played.iters, ..plan.clone() };
+        let so_far = report(ctx, &plan, ends, played.time);
+        so_far.print(out);
+        ending::add(&so_far);
+    }
 }
 
 fn report(ctx: &Context, plan: &PingPongPlan, ends: [Place; 2], time: Duration) -> Report {

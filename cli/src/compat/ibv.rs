@@ -20,7 +20,9 @@ use rocinante::{
 use crate::compat::device::{self, AddressChoice};
 use crate::compat::gid;
 use crate::compat::wire::Wire;
+use crate::ending;
 use crate::output::{Failure, Output};
+use crate::pingpong::game::Played;
 use crate::pingpong::{Args, Place};
 use crate::session::{self, address};
 use game::IbvGame;
@@ -182,8 +184,10 @@ pub struct IbvOutcome {
     pub local: Vec<Place>,
     /// The peer's.
     pub remote: Vec<Place>,
-    /// From the first message to the last.
-    pub time: std::time::Duration,
+    /// What was played.
+    pub played: Played,
+    /// Why the game ended too early, if it did.
+    pub ended: Result<(), Failure>,
 }
 
 /// Plays ping-pong with such a program.
@@ -202,19 +206,22 @@ pub fn run(args: &Args, rules: &Rules, out: Output) -> Result<IbvOutcome, Failur
     table.post_receives(rules)?;
     let (table, remote) = table.connect(&ctx, rules, &mut wire, out)?;
     wire.enter("first message");
-    let time = IbvGame::new(&ctx, rules, table, wire).play()?;
-    Ok(IbvOutcome { ctx, local, remote, time })
+    let mut played = Played::default();
+    let ended = IbvGame::new(&ctx, rules, table, wire).play(&mut played);
+    Ok(IbvOutcome { ctx, local, remote, played, ended })
 }
 
 /// A new connection over TCP, before any message.
 fn meet(args: &Args, rules: &Rules, out: Output) -> Result<Wire, Failure> {
     let (port, program) = (args.net.port, rules.program.name());
     if let Some(host) = &args.net.host {
+        ending::enter("connecting");
         return Wire::connect(host, port, args.net.patience.time(), program);
     }
     // The packets' address may be of another family than the connection over TCP.
     let bind = args.net.bind.filter(IpAddr::is_ipv4);
     let listener = address::listen(bind, port)?;
+    ending::enter("waiting for a client");
     out.note(format_args!("waiting for a client ({program}) on TCP port {port}"));
     let wire = Wire::accept(&listener)?;
     out.note(format_args!("client {}", wire.peer()));

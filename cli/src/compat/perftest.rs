@@ -123,11 +123,13 @@ fn abandon(qps: &[Joined]) {
 fn meet(args: &Args, out: Output) -> Result<Wire, Failure> {
     let (port, program) = (args.net.port, program(args.test));
     if let Some(host) = &args.net.host {
+        ending::enter("connecting");
         return Wire::connect(host, port, args.net.patience.time(), &program);
     }
     // The packets' address may be of another family than the TCP connection, which is always IPv4
     // with these programs.
     let listener = address::listen(args.net.bind.filter(IpAddr::is_ipv4), port)?;
+    ending::enter("waiting for a client");
     out.note(format_args!("waiting for a client ({program}) on TCP port {port}"));
     let wire = Wire::accept(&listener)?;
     out.note(format_args!("client {}", wire.peer()));

@@ -11,7 +11,9 @@ use rocinante::{Context, Mr, RecvWr, SendData, SendWr, Sge, VerbsError, Wc, WcOp
 
 use super::{Laid, Rules};
 use crate::compat::wire::Wire;
+use crate::ending;
 use crate::output::Failure;
+use crate::pingpong::game::Played;
 use crate::pingpong::pattern;
 use crate::session::diagnosis::{self, Unanswered};
 
@@ -116,11 +118,12 @@ impl<'a> IbvGame<'a> {
         Self { ctx, rules, table, wire, turns, posted, message }
     }
 
-    /// Plays the game to its end. Returns the time that it took.
+    /// Plays the game to its end. Keeps `played` true to what has been done.
     ///
     /// # Errors
     /// A request fails, a message has wrong contents, or the peer stays silent.
-    pub fn play(mut self) -> Result<Duration, Failure> {
+    pub fn play(mut self, played: &mut Played) -> Result<(), Failure> {
+        let _attentive = ending::attentive();
         let iters = self.rules.iters;
         let (mut sent, mut received) = (0, 0);
         let (size, mtu) = (self.rules.size, Some(self.rules.mtu));
@@ -132,6 +135,7 @@ impl<'a> IbvGame<'a> {
             (0..self.turns.len()).try_for_each(|index| self.send(index))?;
         }
         while sent < iters || received < iters {
+            ending::check_signal()?;
             let unanswered = diagnosis::unanswered(size, mtu, sent + received > 0);
             let wc = self.next(unanswered)?;
             if wc.status != WcStatus::Success {
@@ -153,13 +157,13 @@ impl<'a> IbvGame<'a> {
                 self.turns[index].sending = false;
             }
             let Turn { sending, waiting, .. } = self.turns[index];
+            *played = Played { iters: sent.min(received), time: start.elapsed() };
             if !sending && !waiting && sent < iters {
                 self.send(index)?;
             }
         }
-        let time = start.elapsed();
         self.stay();
-        Ok(time)
+        Ok(())
     }
 
     fn send(&mut self, index: usize) -> Result<(), Failure> {
@@ -255,15 +259,20 @@ impl<'a> IbvGame<'a> {
             match &self.table.channel {
                 _ if spins < SPINS && self.table.channel.is_none() => std::hint::spin_loop(),
                 None if Instant::now() >= deadline => return Err(silent()),
-                None => std::thread::yield_now(),
+                None => {
+                    ending::check_signal()?;
+                    std::thread::yield_now();
+                }
                 Some(channel) => {
                     self.table.cq.req_notify(false)?;
                     // Completions that came before it was armed make no event.
                     if let Some(wc) = self.table.cq.poll_one()? {
                         return Ok(wc);
                     }
+                    ending::check_signal()?;
                     let left = deadline.saturating_duration_since(Instant::now());
-                    match channel.wait_event(Some(left)) {
+                    match channel.wait_event(Some(left.min(ending::LOOK))) {
+                        Err(VerbsError::TimedOut) if left > ending::LOOK => {}
                         Err(VerbsError::TimedOut) => return Err(silent()),
                         other => drop(other?),
                     }

@@ -25,7 +25,8 @@ use super::talk::Talk;
 use crate::compat::device::{self, AddressChoice};
 use crate::compat::queue::{Queue, ask_again};
 use crate::compat::wire::{PATIENCE, Wire, printable};
-use crate::output::{Failure, Output};
+use crate::ending;
+use crate::output::{Failure, Kind, Output};
 use crate::perf::Args;
 use crate::session::address;
 use crate::session::join::Joined;
@@ -79,6 +80,7 @@ fn ask(
             "{own} cannot reach {server}: by the connection manager (-R, -z) the packets go between the two addresses: give both of one family"
         )));
     }
+    ending::enter("connecting");
     let queue = args.net.patience.ask(out, |left| Queue::connect(&ctx, server, left));
     let queue = queue.map_err(|error| cannot_connect(server, &error))?;
     Ok((ctx, Wire::over_queue(queue), ManagedSide::Asks(server)))
@@ -96,7 +98,8 @@ fn cannot_connect(server: SocketAddr, error: &VerbsError) -> Failure {
         }
         _ => "",
     };
-    Failure::Failed(format!("cannot connect to {server}: {}{advice}", with_its_reason(error)))
+    let what = format!("cannot connect to {server}: {}{advice}", with_its_reason(error));
+    Failure::Of(Kind::Connect, what)
 }
 
 /// The error, with the reason that the peer's program gives.
@@ -129,6 +132,7 @@ fn listen(
     let listener = Listener::bind(&ctx, place, BACKLOG)?;
     let datagrams = plan.managed == Managed::All && plan.service == QpType::Ud;
     let datagrams = datagrams.then(|| DatagramListener::bind(&ctx, place, BACKLOG)).transpose()?;
+    ending::enter("waiting for a client");
     out.note(format_args!(
         "waiting for a client ({} {}) on {} port {} of the connection manager",
         super::program(args.test),
