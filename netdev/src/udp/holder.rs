@@ -64,11 +64,15 @@ pub fn tcp_listeners(address: IpAddr, port: u16) -> Vec<(u32, String)> {
     holders(&inodes)
 }
 
+/// Id and command of the processes that keep others from UDP `address`:`port`, as far as visible.
+pub(super) fn of(address: IpAddr, port: u16) -> Vec<(u32, String)> {
+    holders(&inodes(address, port))
+}
+
 /// What to do about `EADDRINUSE` for UDP `address`:`port`: names the processes that hold it, as far
 /// as `/proc` shows them.
 pub(super) fn hint(address: IpAddr, port: u16) -> String {
-    let inodes = inodes(address, port);
-    let holders = holders(&inodes);
+    let holders = of(address, port);
     if holders.is_empty() {
         return format!(
             "UDP/{port} is held by a process that is not visible from here, or by the kernel (the \

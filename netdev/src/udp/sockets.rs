@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::time::{Duration, Instant};
 
 use super::holder;
 use super::sys::{Dest, Message, SendScratch, SockAddr, Socket, send};
@@ -69,6 +70,28 @@ impl Home {
     }
 }
 
+/// How long a port may be held by no process that `/proc` shows, before it counts as in use.
+const UNSEEN_HOLDER_MAX: Duration = Duration::from_secs(2);
+
+/// Binds a socket that shares its port with none. A port that is just being freed is waited for; a
+/// port that the same process holds at two looks is in use.
+fn bind_alone(socket: &Socket, name: &SocketAddr, address: IpAddr) -> io::Result<()> {
+    let end = Instant::now() + UNSEEN_HOLDER_MAX;
+    let mut before = Vec::new();
+    loop {
+        let bound = patiently(libc::EADDRINUSE, COPIES_HELD_MAX, || socket.bind(name));
+        match &bound {
+            Err(e) if e.raw_os_error() == Some(libc::EADDRINUSE) && Instant::now() < end => {}
+            _ => return bound,
+        }
+        let holders = holder::of(address, ROCE_PORT);
+        if !holders.is_empty() && holders == before {
+            return bound;
+        }
+        before = holders;
+    }
+}
+
 /// Opens the sockets of one own address on UDP/4791, one for each port.
 pub(super) fn open_own(
     iface: &Interface,
@@ -92,8 +115,7 @@ pub(super) fn open_own(
     let name = socket_address(iface, address, ROCE_PORT, 0);
     let first = make(address, options, role)?;
     // Bound alone first: fails if another socket has the port.
-    patiently(libc::EADDRINUSE, COPIES_HELD_MAX, || first.bind(&name))
-        .map_err(|e| fail("bind", e))?;
+    bind_alone(&first, &name, address).map_err(|e| fail("bind", e))?;
     if shards.count == 1 {
         return Ok(vec![first]);
     }

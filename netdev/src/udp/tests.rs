@@ -206,6 +206,32 @@ fn a_taken_port_is_explained() {
     assert!(text.contains(&format!("held by pid {} (", std::process::id())), "{text}");
 }
 
+/// No process has the socket open: it is on its way to one, and is freed then.
+#[test]
+fn a_port_that_no_process_holds_is_waited_for() {
+    use std::os::fd::AsFd as _;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let a = loopback(201);
+    let held = std::net::UdpSocket::bind((a, ROCE_PORT)).unwrap();
+    let (to, from) = std::os::unix::net::UnixStream::pair().unwrap();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [held.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    sendmsg(&to, &[std::io::IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
+    drop(held);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(600));
+            drop((to, from));
+        });
+        let begin = std::time::Instant::now();
+        open(a);
+        assert!(begin.elapsed() >= Duration::from_millis(500));
+    });
+}
+
 #[test]
 fn a_port_needs_an_address_of_its_own() {
     let none = UdpPort::open(&lo(), &[], &PortConfig::default()).err().unwrap();

@@ -122,7 +122,8 @@ pub fn sequence_numbers_wrap(on: On) {
             assert!(next < start, "the PSN went from {start} to {next}: it did not wrap");
         }
     }
-    if harness.is_software() {
+    // On a busy machine an answer may come after the timeout.
+    if harness.is_software() && a.ctx.counters().transport.local_ack_timeout_err == 0 {
         assert_eq!(a.ctx.counters().transport.retransmitted_pkts, 0);
         assert_eq!(a.ctx.counters().drops.ghost_response, 0);
     }
