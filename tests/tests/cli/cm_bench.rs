@@ -12,7 +12,8 @@ fn connections_are_made_held_and_released() {
         let done = run_bench(&line).succeeded();
         let json = done.json();
         assert_eq!((&json["netdev"], &json["held"]), (&netdev.into(), &1000.into()));
-        assert!(json["connections"].as_u64().unwrap() > 32, "{json}");
+        // As many as are made at the same time; on a busy machine the time is over then.
+        assert!(json["connections"].as_u64().unwrap() >= 32, "{json}");
         let figure = |name: &str| json[name].as_f64().unwrap();
         let rate = figure("connections") / figure("seconds");
         assert!((figure("connections_per_s") / rate - 1.0).abs() < 1e-6, "{json}");
