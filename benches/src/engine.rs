@@ -143,7 +143,7 @@ impl Pair {
         }
         let sges = [Sge { addr: BASE + offset, len: work.len, lkey: self.a.key }];
         let data = SendData::Sges(&sges);
-        let wr = SendWr { wr_id, op, data, signaled, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(wr_id).signaled(signaled);
         self.a.engine.post_send(self.a.qpn, &wr, &mut self.a.host).expect("room");
     }
 }
@@ -204,6 +204,7 @@ impl End {
             max_inline_data: 64,
             sq_sig_all: false,
             cookie: 0,
+            context: 0,
         };
         let qpn = engine.create_qp(&init, u32::from(n) * 0x1111).expect("room");
         let mut regions = RegionTable::new(1024);

@@ -58,7 +58,7 @@ impl Node {
         buffer.write(GRH_LEN, &text);
         let qp = pd.qp(&cq, &cq).qp_type(QpType::Ud).qkey(cm::UDP_QKEY);
         let qp = qp.max_send_wr(depth).max_recv_wr(depth).build()?;
-        let qp = qp.ready().map_err(|(_, error)| error)?;
+        let qp = qp.ready()?;
         Ok(Self { qp, pd, cq, buffer, plan, sent: 0, received: 0, first: None })
     }
 
@@ -78,7 +78,7 @@ impl Node {
         let number = self.qp.qpn().value().to_be_bytes();
         let sges = [self.buffer.sge(GRH_LEN, self.plan.size as usize)];
         let (op, data) = (SendOp::SendTo { to, imm: Some(number) }, SendData::Sges(&sges));
-        let wr = SendWr { wr_id: SEND, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(SEND);
         for _ in 0..self.plan.count {
             self.qp.post_send(&[wr]).map_err(VerbsError::from)?;
         }

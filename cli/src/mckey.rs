@@ -144,7 +144,7 @@ fn play(args: &Args, out: Output) -> Result<Report, Failure> {
         }
         out.note(format_args!("initiating data transfers"));
         nodes.iter_mut().try_for_each(|node| {
-            let ah = node.pd.create_ah(0, &PeerPath::new(group))?;
+            let ah = node.pd.create_ah(&PeerPath::new(group))?;
             node.send(ah.to(Qpn::MULTICAST, cm::UDP_QKEY))
         })
     };

@@ -26,7 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    CompChannel, Context, Cq, Exchange, Mr, PostListError, Qp, QpState, RemoteRegion, VerbsError,
+    CompChannel, Context, Cq, Exchange, Mr, PostListError, Qp, QpState, RemoteSlice, VerbsError,
     Wc, WcStatus,
 };
 
@@ -54,7 +54,7 @@ pub struct End<'a> {
     /// The local region.
     pub mr: &'a Mr,
     /// The peer's region.
-    pub remote: RemoteRegion,
+    pub remote: RemoteSlice,
     /// Time without progress after which the measurement gives up.
     pub patience: Duration,
 }
@@ -262,7 +262,7 @@ mod pair {
     }
 
     impl Owner {
-        pub(super) fn end(&self, peer: RemoteRegion) -> End<'_> {
+        pub(super) fn end(&self, peer: RemoteSlice) -> End<'_> {
             let Self { ctx, cq, mr, qp } = self;
             End { ctx, qp, cq, mr, remote: peer, patience: Duration::from_secs(10) }
         }
@@ -271,8 +271,8 @@ mod pair {
             &self.ctx
         }
 
-        pub(super) fn region(&self) -> RemoteRegion {
-            (&self.mr).into()
+        pub(super) fn region(&self) -> RemoteSlice {
+            self.mr.remote()
         }
     }
 
@@ -287,7 +287,8 @@ mod pair {
         let ctx = OpenOptions::new().netdev(Backend::Udp).open(address).unwrap();
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(1024).unwrap());
         let mr = pd.allocate(1 << 20, Access::ALL).unwrap();
-        let qp = pd.qp(&cq, &cq).max_send_wr(256).max_recv_wr(256).build().unwrap();
+        let qp =
+            pd.qp(&cq, &cq).access(Access::ALL).max_send_wr(256).max_recv_wr(256).build().unwrap();
         Half { ctx, cq, mr, qp }
     }
 
@@ -337,7 +338,7 @@ mod tests {
         let channel = ctx.create_comp_channel().unwrap();
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq_with(8, &channel).unwrap());
         let mr = pd.allocate(64, Access::ALL).unwrap();
-        let [a, b] = [(); 2].map(|()| pd.qp(&cq, &cq).build().unwrap());
+        let [a, b] = [(); 2].map(|()| pd.qp(&cq, &cq).access(Access::ALL).build().unwrap());
         let (at_a, at_b) = (a.endpoint(), b.endpoint());
         let options = ConnectOptions::default();
         let [a, _b] = [(a, at_b), (b, at_a)].map(|(qp, to)| qp.connect(&to, &options).unwrap());
@@ -345,7 +346,7 @@ mod tests {
         let (op, sges) =
             (SendOp::Write { remote: mr.address(), rkey: mr.rkey(), imm: None }, [mr.sge(0, 64)]);
         let data = SendData::Sges(&sges);
-        let wr = SendWr { wr_id: 7, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(7);
         a.post_send(&[wr]).unwrap();
         // Its acknowledgement has arrived.
         while ctx.counters().transport.rcvd_pkts < 2 {

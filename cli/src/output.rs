@@ -9,7 +9,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use rocinante::{VerbsError, WcStatus};
+use rocinante::{Refused, VerbsError, WcStatus};
 use serde::Serialize;
 
 use crate::ending;
@@ -112,6 +112,12 @@ impl From<VerbsError> for Failure {
             VerbsError::Cm(_) | VerbsError::Path(_) => Self::Of(Kind::Connect, error.to_string()),
             error => Self::Failed(error.to_string()),
         }
+    }
+}
+
+impl<T> From<Refused<T>> for Failure {
+    fn from(refused: Refused<T>) -> Self {
+        refused.error.into()
     }
 }
 

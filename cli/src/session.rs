@@ -119,7 +119,7 @@ pub fn connect_qp(
     options: &ConnectOptions,
 ) -> Result<Qp, Failure> {
     check_mtu(ctx, peer.mtu, options)?;
-    qp.connect(peer, options).map_err(|(_, error)| error.into())
+    qp.connect(peer, options).map_err(|refused| refused.error.into())
 }
 
 /// Checks that the path MTU of the options fits both links.

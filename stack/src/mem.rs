@@ -14,7 +14,7 @@ mod window;
 pub use self::access::{Access, AccessError, Accessor, PdId};
 pub use self::entry::MwType;
 pub use self::flush::{FlushLevel, Placement};
-pub use self::region::{Atomic, AtomicOp, Checked, Read, Region, Sge, Write};
+pub use self::region::{Atomic, AtomicOp, Checked, Read, Region, RemoteSlice, Sge, Write};
 pub use self::table::RegionTable;
 pub use self::window::{Bind, WindowError};
 

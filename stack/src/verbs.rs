@@ -1,8 +1,11 @@
 //! Work requests, completions, queue pair states and events, with the names of `verbs.h`.
 
+mod wr;
+
 use core::fmt;
 
-use crate::mem::{Access, Bind, FlushLevel, Placement, Sge};
+pub use self::wr::{RecvWr, SendData, SendWr};
+use crate::mem::{Access, Bind, FlushLevel, Placement};
 use crate::types::{Key, Qpn};
 
 /// The transport service of a queue pair (`enum ibv_qp_type`).
@@ -297,47 +300,13 @@ impl SendOp {
     }
 }
 
-/// The data of a send work request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SendData<'a> {
-    /// Ranges of registered memory: source of SEND, WRITE and ATOMIC WRITE, destination of READ and
-    /// atomics.
-    Sges(&'a [Sge]),
-    /// Bytes copied when posted (`IBV_SEND_INLINE`); not for READ and atomics.
-    Inline(&'a [u8]),
-}
-
-/// A send work request (`struct ibv_send_wr`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SendWr<'a> {
-    /// Returned in the completion.
-    pub wr_id: u64,
-    /// The operation.
-    pub op: SendOp,
-    /// The data.
-    pub data: SendData<'a>,
-    /// Whether success makes a completion (`IBV_SEND_SIGNALED`); errors always do.
-    pub signaled: bool,
-    /// Whether the receiver shall be woken (`IBV_SEND_SOLICITED`).
-    pub solicited: bool,
-    /// Whether to wait for all READs and atomics before it (`IBV_SEND_FENCE`).
-    pub fence: bool,
-}
-
-/// A receive work request (`struct ibv_recv_wr`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RecvWr<'a> {
-    /// Returned in the completion.
-    pub wr_id: u64,
-    /// Destination of an incoming SEND.
-    pub sges: &'a [Sge],
-}
-
 /// Status of a completion (`enum ibv_wc_status`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum WcStatus {
     /// Done.
+    #[default]
     Success = 0,
     /// The receive was too small for the message, or the message too long for the protocol.
     LocLenErr = 1,
@@ -401,6 +370,34 @@ impl WcStatus {
     }
 }
 
+impl WcStatus {
+    /// What it means, in a few words.
+    #[must_use]
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            Self::Success => "done",
+            Self::LocLenErr => "the message does not fit the receive, or is too long",
+            Self::LocQpOpErr => "the queue pair was inconsistent",
+            Self::LocProtErr => "the local memory is not registered with that permission",
+            Self::WrFlushErr => "the queue pair broke before the request was done",
+            Self::MwBindErr => "the memory window could not be bound",
+            Self::BadRespErr => "the peer's response does not fit the request",
+            Self::LocAccessErr => "the local memory of the receive does not admit the access",
+            Self::RemInvReqErr => "the peer says that the request is invalid",
+            Self::RemAccessErr => "the peer's key, range or permission is wrong",
+            Self::RemOpErr => "the peer could not complete the request",
+            Self::RetryExcErr => "the peer does not answer",
+            Self::RnrRetryExcErr => "the peer posted no receive in time",
+            Self::RemAbortErr => "the peer aborted the request",
+            Self::FatalErr => "the device failed",
+            Self::RespTimeoutErr => "a response took too long",
+            Self::GeneralErr => "the device says no more",
+        }
+    }
+}
+
+impl core::error::Error for WcStatus {}
+
 impl fmt::Display for WcStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -408,8 +405,12 @@ impl fmt::Display for WcStatus {
 }
 
 /// What completed (`enum ibv_wc_opcode`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum WcOpcode {
+    /// Not known: a device of the kernel does not say which operation failed.
+    #[default]
+    Unknown,
     /// A SEND.
     Send,
     /// An RDMA WRITE.
@@ -434,6 +435,33 @@ pub enum WcOpcode {
     RecvRdmaWithImm,
 }
 
+impl WcOpcode {
+    /// The name in `verbs.h`, without `IBV_WC_`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Unknown => "UNKNOWN",
+            Self::Send => "SEND",
+            Self::RdmaWrite => "RDMA_WRITE",
+            Self::RdmaRead => "RDMA_READ",
+            Self::CompSwap => "COMP_SWAP",
+            Self::FetchAdd => "FETCH_ADD",
+            Self::Flush => "FLUSH",
+            Self::AtomicWrite => "ATOMIC_WRITE",
+            Self::BindMw => "BIND_MW",
+            Self::LocalInv => "LOCAL_INV",
+            Self::Recv => "RECV",
+            Self::RecvRdmaWithImm => "RECV_RDMA_WITH_IMM",
+        }
+    }
+}
+
+impl fmt::Display for WcOpcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// A completion queue of the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct CqId(pub u32);
@@ -449,7 +477,7 @@ pub struct Cqe {
     pub wr_id: u64,
     /// The result.
     pub status: WcStatus,
-    /// The operation; meaningless unless `status` is success.
+    /// The operation, also of a failed request.
     pub opcode: WcOpcode,
     /// Bytes received, or read.
     pub byte_len: u32,
@@ -459,6 +487,8 @@ pub struct Cqe {
     pub invalidated: Option<Key>,
     /// The local queue pair.
     pub qpn: Qpn,
+    /// The caller's own value for it: [`QpInit::context`](crate::QpInit::context).
+    pub context: u64,
     /// The sender of a datagram. If present, the first 40 bytes of the receive hold the datagram's
     /// IP header (`IBV_WC_GRH`) and count in `byte_len`. An IPv4 header is in the last 20 of these
     /// bytes; the others are 0.

@@ -174,7 +174,7 @@ impl Quiet {
                 end.engine.post_recv(end.qpns[qp], &wr, &mut end.host).unwrap();
             }
             let end = &mut self.ends[0];
-            let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+            let wr = SendWr::new(op, data).wr_id(1);
             end.engine.post_send(end.qpns[qp], &wr, &mut end.host).unwrap();
         }
     }
@@ -211,7 +211,7 @@ fn not_ready(quiet: &mut Quiet, rounds: u32) {
         let end = &mut quiet.ends[0];
         let op = SendOp::Send { imm: None };
         let data = SendData::Inline(&[1; 8]);
-        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(1);
         end.engine.post_send(end.qpn, &wr, &mut end.host).unwrap();
         quiet.exchange();
         let end = &mut quiet.ends[1];
@@ -262,7 +262,7 @@ fn lossy(quiet: &mut Quiet, ops: &[(SendOp, u32)], count: u32) {
         }
         let list = [sge(0, len / 2, quiet.keys[0]), sge(10_000, len - len / 2, quiet.keys[0])];
         let data = SendData::Sges(&list);
-        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(1);
         from.engine.post_send(from.qpn, &wr, &mut from.host).unwrap();
         if n % 16 == 15 {
             quiet.run();
@@ -307,7 +307,7 @@ fn shared(quiet: &mut Quiet, count: u32) {
         to.share(1, &[sge(20_000, 3100, quiet.keys[1])]).unwrap();
         let list = [sge(0, n % 3000, quiet.keys[0])];
         let (op, data) = (SendOp::Send { imm: None }, SendData::Sges(&list));
-        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(1);
         let qpn = from.qpns[n as usize % 3];
         from.engine.post_send(qpn, &wr, &mut from.host).unwrap();
         if n % 16 == 15 {

@@ -127,7 +127,7 @@ fn run(link: Link, held: u32, duration: u64, seed: u64) -> Outcome {
     let op = SendOp::Write { remote: BASE, rkey: keys[1], imm: None };
     let post = |end: &mut End, wr_id| {
         let data = SendData::Sges(&list);
-        let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(wr_id);
         end.engine.post_send(end.qpn, &wr, &mut end.host).expect("room");
     };
     (0..DEPTH).for_each(|wr_id| post(&mut ends[0], wr_id));

@@ -310,7 +310,7 @@ fn what_is_sent_to_a_group_has_its_number() {
     let to = Destination { ah, qpn: Qpn::MULTICAST, qkey: QKEY };
     let (op, data) =
         (SendOp::SendTo { to, imm: Some([1, 2, 3, 4]) }, SendData::Inline(b"to all!!"));
-    let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+    let wr = SendWr::new(op, data).wr_id(1);
     end.engine.post_send(qpns[0], &wr, &mut end.host).unwrap();
     end.engine.poll_transmit(Time(1000), 10, &mut end.host, &mut end.out);
     let packet = end.out.packets.pop_front().unwrap();

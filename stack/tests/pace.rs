@@ -30,7 +30,7 @@ fn sender(qp_type: QpType) -> (Solo, SendOp) {
 fn post(solo: &mut Solo, op: SendOp, count: usize, len: u32) {
     let list = [sge(0, len, solo.key)];
     let data = SendData::Sges(&list);
-    let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+    let wr = SendWr::new(op, data).wr_id(1);
     for _ in 0..count {
         solo.end.engine.post_send(solo.end.qpn, &wr, &mut solo.end.host).unwrap();
     }

@@ -122,7 +122,7 @@ fn a_fence_does_not_begin_a_request_in_sqd() {
     solo.read(1, 8);
     let op = SendOp::Write { remote: 0x9000, rkey: Key(0x99), imm: None };
     let data = SendData::Inline(&[]);
-    let wr = SendWr { wr_id: 2, op, data, signaled: true, solicited: false, fence: true };
+    let wr = SendWr::new(op, data).wr_id(2).fence();
     solo.post_wr(&wr).expect("a good request");
     assert_eq!(solo.sent().len(), 1);
     drain(&mut solo, true);

@@ -69,8 +69,7 @@ fn an_atomic_write_carries_its_eight_bytes_from_a_list_or_inline() {
     let halves = [solo.sge(100, 4), solo.sge(104, 4)];
     solo.post(1, STORE, &halves);
     let data = SendData::Inline(b"inlineWR");
-    let inline =
-        SendWr { wr_id: 2, op: STORE, data, signaled: true, solicited: false, fence: false };
+    let inline = SendWr::new(STORE, data).wr_id(2);
     solo.post_wr(&inline).unwrap();
     for (packet, bytes) in solo.packets().iter().zip([b"listlist", b"inlineWR"]) {
         let packet = Packet::parse(packet).unwrap();
@@ -90,7 +89,7 @@ fn an_atomic_write_carries_its_eight_bytes_from_a_list_or_inline() {
 fn what_cannot_be_meant_is_not_posted() {
     let mut solo = Solo::new(&setup());
     let mut refused = |op, data| {
-        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(1);
         solo.post_wr(&wr)
     };
     let odd = SendOp::AtomicWrite { remote: 0x9004, rkey: Key(0x99) };
@@ -134,8 +133,7 @@ fn what_is_fenced_waits_for_them() {
     solo.post(1, flush(8), &[]);
     let list = [solo.sge(0, 4)];
     let (op, data) = (SendOp::Send { imm: None }, SendData::Sges(&list));
-    solo.post_wr(&SendWr { wr_id: 2, op, data, signaled: true, solicited: false, fence: true })
-        .unwrap();
+    solo.post_wr(&SendWr::new(op, data).wr_id(2).fence()).unwrap();
     assert_eq!(solo.sent(), ["FLUSH #0"]);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[]);
     assert_eq!(solo.sent(), ["SEND_ONLY #1 4B ack"]);

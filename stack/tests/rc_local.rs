@@ -12,7 +12,7 @@ use rocinante_stack::verbs::{QpState, RecvWr, SendData, SendOp, SendWr, WcStatus
 const SEND: SendOp = SendOp::Send { imm: None };
 
 fn wr<'a>(wr_id: u64, op: SendOp, data: SendData<'a>) -> SendWr<'a> {
-    SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false }
+    SendWr::new(op, data).wr_id(wr_id)
 }
 
 #[test]

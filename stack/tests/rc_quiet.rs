@@ -20,7 +20,7 @@ const WRITE: SendOp = SendOp::Write { remote: BASE, rkey: Key(0x99), imm: None }
 
 fn inline(wr_id: u64, bytes: &[u8]) -> SendWr<'_> {
     let data = SendData::Inline(bytes);
-    SendWr { wr_id, op: WRITE, data, signaled: false, solicited: false, fence: false }
+    SendWr::new(WRITE, data).wr_id(wr_id).signaled(false)
 }
 
 /// One end; it answers its peer's WRITEs.
@@ -117,16 +117,16 @@ fn who_waits_or_sends_anything_else_asks() {
     let immediate = SendOp::Write { remote: BASE, rkey: Key(0x99), imm: Some([0; 4]) };
     assert!(!talk(&setup()).asks(&wr), "as the others do not");
     for (what, wr) in [
-        ("signaled", SendWr { signaled: true, ..wr }),
-        ("fenced", SendWr { fence: true, ..wr }),
-        ("a SEND", SendWr { op: SendOp::Send { imm: None }, ..wr }),
-        ("with immediate data", SendWr { op: immediate, ..wr }),
+        ("signaled", wr.signaled(true)),
+        ("fenced", wr.fence()),
+        ("a SEND", SendWr::send(wr.data)),
+        ("with immediate data", SendWr::new(immediate, wr.data)),
     ] {
         assert!(talk(&setup()).asks(&wr), "{what}");
     }
     let mut registered = talk(&setup());
     let sges = [registered.solo.sge(0, 64)];
-    let wr = SendWr { data: SendData::Sges(&sges), ..wr };
+    let wr = SendWr::new(wr.op, &sges);
     assert!(registered.asks(&wr), "from registered memory");
 }
 
@@ -286,7 +286,7 @@ fn a_lost_probe_is_repeated_and_the_end_comes_when_it_was_promised() {
     // The time until it gives up, and the number of timeouts.
     let gives_up = |signaled: bool| {
         let mut talk = talk(&Setup { retry_cnt: 2, ..setup() });
-        let asks = talk.asks(&SendWr { signaled, ..inline(7, &[5; 64]) });
+        let asks = talk.asks(&inline(7, &[5; 64]).signaled(signaled));
         assert_eq!(asks, signaled);
         let left = talk.solo.now;
         while talk.solo.state() == QpState::Rts {
@@ -322,7 +322,7 @@ fn what_is_lost_with_its_probe_arrives_when_the_network_is_back() {
 fn what_is_signaled_behind_asks_for_all() {
     let mut talk = talk(&setup());
     talk.hush(3);
-    assert!(talk.asks(&SendWr { signaled: true, ..inline(7, &[5; 64]) }));
+    assert!(talk.asks(&inline(7, &[5; 64]).signaled(true)));
     talk.solo.receive_ack(4);
     assert_eq!(talk.solo.completed(), [(7, WcStatus::Success)]);
     assert_eq!(talk.solo.end.host.sends_retired, 5);
@@ -436,7 +436,7 @@ impl Both {
         let op = SendOp::Write { remote: BASE + 64, rkey: self.keys[1 - at], imm: None };
         let bytes = number.to_be_bytes();
         let end = &mut self.pair.ends[at];
-        let wr = SendWr { op, signaled, ..inline(number, &bytes) };
+        let wr = SendWr::new(op, &bytes).wr_id(number).signaled(signaled);
         end.engine.post_send(end.qpn, &wr, &mut end.host).expect("room in the queue");
         self.pair.now = self.pair.now.after(STEP);
         self.pair.deliver(at);

@@ -274,7 +274,8 @@ impl World {
             end.host.arena[slot as usize..][..data.len()].copy_from_slice(&data);
         }
         let sent = if inline { SendData::Inline(&data) } else { SendData::Sges(&list) };
-        let wr = SendWr { wr_id, op, data: sent, signaled, solicited: false, fence };
+        let mut wr = SendWr::new(op, sent).wr_id(wr_id).signaled(signaled);
+        wr.fence = fence;
         end.engine.post_send(end.qpns[qp], &wr, &mut end.host).expect("there is room");
         let stream = &mut self.streams[qp][at];
         stream.posted.push_back((wr_id, opcode, signaled, expect));

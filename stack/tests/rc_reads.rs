@@ -280,7 +280,7 @@ fn a_fence_waits_for_reads_and_atomics() {
     let list = [solo.sge(0, 8)];
     let data = SendData::Sges(&list);
     let op = SendOp::Send { imm: None };
-    let fenced = SendWr { wr_id: 3, op, data, signaled: true, solicited: false, fence: true };
+    let fenced = SendWr::new(op, data).wr_id(3).fence();
     solo.post_wr(&fenced).unwrap();
     solo.send(4, 8);
     assert_eq!(solo.sent(), ["READ #0 @9000+8", "FETCH_ADD #1"]);

@@ -454,7 +454,7 @@ fn what_goes_again_alone_is_the_packet_that_was_lost() {
         solo.end.host.arena[..1000].copy_from_slice(&data);
         let list = [solo.sge(0, len)];
         let data = SendData::Sges(&list);
-        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: true, fence: false };
+        let wr = SendWr::new(op, data).wr_id(1).solicited();
         solo.post_wr(&wr).unwrap();
         let first = solo.packets();
         solo.send(2, 10);

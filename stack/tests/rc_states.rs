@@ -186,21 +186,16 @@ fn query_says_what_was_set_and_where_it_is() {
     assert!(solo.end.engine.query_qp(Qpn::new(3)).is_none());
 }
 
-const SEND: SendWr<'static> = SendWr {
-    wr_id: 1,
-    op: SendOp::Send { imm: None },
-    data: SendData::Sges(&[]),
-    signaled: true,
-    solicited: false,
-    fence: false,
-};
+fn send() -> SendWr<'static> {
+    SendWr::send(SendData::NONE).wr_id(1)
+}
 
 #[test]
 fn posting_in_every_state() {
     let recv = RecvWr { wr_id: 2, sges: &[] };
     for state in STATES {
         let mut end = in_state(state);
-        let sent = end.engine.post_send(end.qpn, &SEND, &mut end.host);
+        let sent = end.engine.post_send(end.qpn, &send(), &mut end.host);
         let received = end.engine.post_recv(end.qpn, &recv, &mut end.host);
         let (may_send, may_receive) = match state {
             QpState::Reset => (false, false),
@@ -218,7 +213,7 @@ fn posting_in_every_state() {
     }
     let mut end = in_state(QpState::Rts);
     let nobody = Qpn::new(0x3333);
-    assert_eq!(end.engine.post_send(nobody, &SEND, &mut end.host), Err(PostError::UnknownQp));
+    assert_eq!(end.engine.post_send(nobody, &send(), &mut end.host), Err(PostError::UnknownQp));
     assert_eq!(end.engine.post_recv(nobody, &recv, &mut end.host), Err(PostError::UnknownQp));
     assert_eq!(end.modify(nobody, &to(QpState::Err)), Err(ModifyError::UnknownQp));
     assert_eq!(end.engine.destroy_qp(nobody), Err(ModifyError::UnknownQp));
@@ -267,7 +262,7 @@ fn an_error_flushes_sends_then_receives_in_order() {
 fn unsignaled_requests_complete_only_when_flushed() {
     let mut solo = Solo::script();
     for wr_id in 1..=3 {
-        solo.post_wr(&SendWr { wr_id, signaled: wr_id == 2, ..SEND }).unwrap();
+        solo.post_wr(&send().wr_id(wr_id).signaled(wr_id == 2)).unwrap();
     }
     solo.sent();
     solo.receive_ack(1);

@@ -129,7 +129,8 @@ impl Subject for Virtual {
     fn post_send(&mut self, wr_id: u64, op: SendOp, ranges: &[Range], fence: bool) -> Step {
         let elements = self.elements(ranges);
         let data = SendData::Sges(&elements);
-        let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence };
+        let mut wr = SendWr::new(op, data).wr_id(wr_id);
+        wr.fence = fence;
         self.solo.post_wr(&wr).map_err(|error| format!("{error:?}"))
     }
 

@@ -427,7 +427,7 @@ fn attributes_of_a_queue_pair_with_one_are_as_of_others() {
     let [init, ..] = steps(0, end.addr, PEER, &setup);
     end.modify(end.qpn, &init).unwrap();
     let data = SendData::Sges(&[]);
-    let wr = SendWr { wr_id: 1, op: SEND, data, signaled: true, solicited: false, fence: false };
+    let wr = SendWr::new(SEND, data).wr_id(1);
     assert_eq!(end.engine.post_send(end.qpn, &wr, &mut end.host), Err(PostError::State));
     end.modify(end.qpn, &to(QpState::Err)).unwrap();
     assert_eq!(end.engine.poll_event(), Some((end.qpn, QpEvent::LastWqeReached)));

@@ -86,14 +86,11 @@ fn packets_carry_the_services_opcodes_and_ask_for_nothing() {
     let (remote, rkey) = (0x9000, Key(0x99));
     let list = [solo.sge(0, 300)];
     solo.post(2, SendOp::Write { remote, rkey, imm: IMM }, &list);
-    let wr = SendWr {
-        wr_id: 3,
-        op: SendOp::Send { imm: IMM },
-        data: SendData::Inline(&[7; 9]),
-        signaled: false,
-        solicited: true,
-        fence: true,
-    };
+    let wr = SendWr::new(SendOp::Send { imm: IMM }, SendData::Inline(&[7; 9]))
+        .wr_id(3)
+        .signaled(false)
+        .solicited()
+        .fence();
     solo.post_wr(&wr).unwrap();
     let packets = solo.packets();
     let opcodes: Vec<_> = packets.iter().map(|packet| Op(packet[0])).collect();
@@ -334,7 +331,7 @@ fn only_send_and_write_can_be_posted() {
     ] {
         let list = [solo.sge(0, 8)];
         let data = SendData::Sges(&list);
-        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(1);
         assert_eq!(solo.post_wr(&wr), Err(PostError::Operation));
     }
     assert!(solo.packets().is_empty() && solo.completed().is_empty());

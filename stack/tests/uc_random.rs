@@ -123,14 +123,7 @@ impl Model {
         end.host.arena[source as usize..][..data.len()].copy_from_slice(&data);
         let list = [sge(source, len as u32, self.keys[0])];
         let data_of = SendData::Sges(&list);
-        let wr = SendWr {
-            wr_id: number,
-            op,
-            data: data_of,
-            signaled: true,
-            solicited: false,
-            fence: false,
-        };
+        let wr = SendWr::new(op, data_of).wr_id(number);
         end.engine.post_send(end.qpn, &wr, &mut end.host).unwrap();
         let packets = len.div_ceil(self.mtu).max(1);
         self.sent.push(Message { data, target, packets: (self.packets, packets) });

@@ -38,7 +38,7 @@ fn handle(end: &mut End, remote: IpAddr) -> AhId {
 }
 
 fn post(end: &mut End, wr_id: u64, op: SendOp, data: SendData<'_>) -> Result<(), PostError> {
-    let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+    let wr = SendWr::new(op, data).wr_id(wr_id);
     end.engine.post_send(end.qpn, &wr, &mut end.host)
 }
 
@@ -109,6 +109,7 @@ fn a_datagram_arrives_behind_its_ip_header_and_says_who_sent_it() {
             imm,
             invalidated: None,
             qpn: b.qpn,
+            context: 0,
             src_qp: Some(a.qpn),
             solicited: false,
         };

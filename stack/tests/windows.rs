@@ -262,14 +262,7 @@ fn an_invalidation_waits_for_what_was_posted_before_it() {
     let mw = solo.end.host.regions.insert_window(PD, MwType::Type2, 0x7654_3200).unwrap();
     let rkey = next(mw);
     let unasked = SendData::Sges(&[]);
-    let quiet = |wr_id, op| SendWr {
-        wr_id,
-        op,
-        data: unasked,
-        signaled: false,
-        solicited: false,
-        fence: false,
-    };
+    let quiet = |wr_id, op| SendWr::new(op, unasked).wr_id(wr_id).signaled(false);
     solo.post(1, bind(mw, region, 0, 64), &[]);
     // The SEND tells the peer the key, which the peer may use until it answers.
     solo.post_wr(&quiet(2, SEND)).unwrap();
@@ -296,8 +289,7 @@ fn a_fenced_bind_waits_for_reads() {
     let mw = solo.end.host.regions.insert_window(PD, MwType::Type2, 0x7654_3200).unwrap();
     solo.read(1, 8);
     let (op, data) = (bind(mw, region, 0, 64), SendData::Sges(&[]));
-    solo.post_wr(&SendWr { wr_id: 2, op, data, signaled: true, solicited: false, fence: true })
-        .unwrap();
+    solo.post_wr(&SendWr::new(op, data).wr_id(2).fence()).unwrap();
     assert_eq!(solo.sent().len(), 1);
     assert!(!solo.end.host.regions.has_windows(region));
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[1; 8]);

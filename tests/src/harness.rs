@@ -34,8 +34,8 @@ use std::time::{Duration, Instant};
 pub use rocinante::Backend;
 use rocinante::cm::{Listener, Request};
 use rocinante::{
-    CompChannel, ConnectOptions, Context, Cq, OpenOptions, Pd, PreparedQp, Qp, QpBuilder, SendData,
-    SendOp, SendWr, Sge, VerbsError, Wc, WcStatus,
+    Access, CompChannel, ConnectOptions, Context, Cq, OpenOptions, Pd, PreparedQp, Qp, QpBuilder,
+    SendData, SendOp, SendWr, Sge, VerbsError, Wc, WcStatus,
 };
 
 use crate::oracles::{Channels, Oracles, becomes_idle, is_ready_within};
@@ -131,7 +131,7 @@ impl Side {
     /// inline.
     #[must_use]
     pub fn qp(&self) -> QpBuilder {
-        let qp = self.pd.qp(&self.cq, &self.cq);
+        let qp = self.pd.qp(&self.cq, &self.cq).access(Access::ALL);
         qp.max_send_wr(512).max_recv_wr(512).max_sge(4).max_inline_data(256)
     }
 
@@ -303,7 +303,7 @@ impl Harness {
         let b = self.sides[1].run(|| b.connect(&ends[0], options[1]));
         let a = self.sides[0].run(|| a.connect(&ends[1], options[0]));
         self.oracles.count_queue_pairs();
-        [a, b].map(|qp| qp.map_err(|(_, error)| error).expect("connected"))
+        [a, b].map(|qp| qp.expect("connected"))
     }
 
     /// Runs `work` for both sides at the same time, each on a thread inside its container.
@@ -380,7 +380,7 @@ pub fn requested(listener: &Listener) -> Request {
 #[must_use]
 pub fn wr(wr_id: u64, op: SendOp, sges: &[Sge]) -> SendWr<'_> {
     let data = SendData::Sges(sges);
-    SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false }
+    SendWr::new(op, data).wr_id(wr_id)
 }
 
 /// `len` bytes that depend on `seed` and do not repeat soon.

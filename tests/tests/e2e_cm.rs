@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use rocinante::Backend;
 use rocinante::cm::{Connecting, Listener, Params};
+use rocinante::{Access, Backend};
 use rocinante_tests::harness::{Harness, PATIENCE, Setup};
 use rocinante_tests::{on_each_backend, require_backend};
 
@@ -28,7 +28,14 @@ fn many_connections_at_once_and_nothing_is_left() {
         let params = Params::default();
         let mut pending = Vec::new();
         for _ in 0..COUNT {
-            let qp = side.pd.qp(&side.cq, &side.cq).max_send_wr(1).max_recv_wr(1).build().unwrap();
+            let qp = side
+                .pd
+                .qp(&side.cq, &side.cq)
+                .access(Access::ALL)
+                .max_send_wr(1)
+                .max_recv_wr(1)
+                .build()
+                .unwrap();
             pending.push(if at == 0 {
                 Connecting::start(qp, server, &params).unwrap()
             } else {

@@ -399,7 +399,7 @@ impl End {
     }
 
     fn qp(&self, side: &Side) -> PreparedQp {
-        let qp = side.pd.qp(&self.cq, &self.cq).build().unwrap();
+        let qp = side.pd.qp(&self.cq, &self.cq).access(Access::ALL).build().unwrap();
         qp.post_recv(&[RecvWr { wr_id: 1, sges: &[self.mr.sge(0, 64)] }]).unwrap();
         qp
     }

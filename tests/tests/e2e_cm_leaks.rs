@@ -57,7 +57,8 @@ fn held_after(count: usize, harness: &Harness, listener: &Listener) -> (Held, us
 fn cycle(side: &Side, listener: Option<&Listener>, server: SocketAddr, ends: bool) {
     let cq = side.ctx.create_cq(4).unwrap();
     let mr = side.pd.allocate(8192, Access::LOCAL_WRITE).unwrap();
-    let qp = side.pd.qp(&cq, &cq).max_send_wr(2).max_recv_wr(2).build().unwrap();
+    let qp =
+        side.pd.qp(&cq, &cq).access(Access::ALL).max_send_wr(2).max_recv_wr(2).build().unwrap();
     qp.post_recv(&[RecvWr { wr_id: 1, sges: &[mr.sge(0, 64)] }]).unwrap();
     let params = Params::default();
     let connection = match listener {

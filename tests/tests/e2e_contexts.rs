@@ -46,7 +46,7 @@ fn contexts_have_their_own_objects_and_events(backend: Backend) {
     assert_eq!(other.ctx.gids(), a.ctx.gids());
 
     // Objects of different contexts do not mix.
-    let mixed = a.pd.qp(&other.cq, &a.cq).build().unwrap_err();
+    let mixed = a.pd.qp(&other.cq, &a.cq).access(Access::ALL).build().unwrap_err();
     assert!(matches!(mixed, VerbsError::Invalid(_)), "{mixed}");
     let channel = other.ctx.create_comp_channel().unwrap();
     let mixed = a.ctx.create_cq_with(1, &channel).unwrap_err();
@@ -55,7 +55,7 @@ fn contexts_have_their_own_objects_and_events(backend: Backend) {
     // Both work at the same time.
     let small = other.ctx.create_cq(4).unwrap();
     let [qp, _peer] = harness.pair();
-    let second = other.pd.qp(&small, &small).max_send_wr(512).build().unwrap();
+    let second = other.pd.qp(&small, &small).access(Access::ALL).max_send_wr(512).build().unwrap();
     let [second, _second_peer] = harness.connect([second, b.qp().build().unwrap()]);
     let target = b.pd.allocate(64, Access::ALL).unwrap();
     let source = other.pd.allocate(64, Access::NONE).unwrap();

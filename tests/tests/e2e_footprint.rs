@@ -91,7 +91,12 @@ fn an_idle_queue_pair_takes_little() {
 fn pair(harness: &Harness) -> [Qp; 2] {
     let make = |at: usize| {
         let side = &harness.sides[at];
-        let qp = side.pd.qp(&side.cq, &side.cq).max_send_wr(DEPTH).max_recv_wr(DEPTH);
+        let qp = side
+            .pd
+            .qp(&side.cq, &side.cq)
+            .access(Access::ALL)
+            .max_send_wr(DEPTH)
+            .max_recv_wr(DEPTH);
         qp.max_inline_data(0).build().unwrap()
     };
     harness.connect([0, 1].map(make))

@@ -95,7 +95,7 @@ fn regions_and_windows(harness: &Harness, count: usize) {
         if turn % 2 == 0 {
             drop(region);
         } else {
-            region.deregister().map_err(|(_, error)| error).unwrap();
+            region.deregister().unwrap();
         }
     });
     drop(qp);
@@ -113,9 +113,9 @@ fn queues_and_channels(harness: &Harness, count: usize) {
         let srq = side.pd.create_srq(16, 1).unwrap();
         srq.post_recv(&[RecvWr { wr_id: 1, sges: &[region.sge(0, 64)] }]).unwrap();
         if turn % 10 == 0 {
-            drop(side.pd.qp(&cq, &cq).srq(&srq).build().unwrap());
+            drop(side.pd.qp(&cq, &cq).access(Access::ALL).srq(&srq).build().unwrap());
         }
-        cq.destroy().map_err(|(_, error)| error).unwrap();
+        cq.destroy().unwrap();
     });
 }
 
@@ -125,7 +125,7 @@ fn address_handles(harness: &Harness, count: usize) {
     let peer = b.pd.qp(&b.cq, &b.cq).qp_type(QpType::Ud).build().unwrap();
     let path = PeerPath::to(&peer.endpoint());
     repeat(harness, count, |_| {
-        drop(a.run(|| a.pd.create_ah(0, &path)).unwrap());
+        drop(a.run(|| a.pd.create_ah(&path)).unwrap());
     });
     drop(qp);
 }
@@ -136,7 +136,14 @@ fn numbers_come_again(harness: &Harness, count: usize) {
     let side = &harness.sides[0];
     let mut numbers = HashSet::new();
     repeat(harness, count, |_| {
-        let qp = side.pd.qp(&side.cq, &side.cq).max_send_wr(1).max_recv_wr(1).build().unwrap();
+        let qp = side
+            .pd
+            .qp(&side.cq, &side.cq)
+            .access(Access::ALL)
+            .max_send_wr(1)
+            .max_recv_wr(1)
+            .build()
+            .unwrap();
         numbers.insert(qp.endpoint().qpn);
     });
     println!("{} numbers for {count} queue pairs", numbers.len());

@@ -29,7 +29,7 @@ fn two_addresses_of_one_device_reach_each_other(backend: Backend) {
     let of = |text: &str| ctx.gids().iter().position(|gid| gid.to_string() == text).unwrap();
     let (one, other) = (of("10.77.0.2"), of("10.77.0.99"));
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(1024).unwrap());
-    let make = |index| pd.qp(&cq, &cq).gid_index(index).build().unwrap();
+    let make = |index| pd.qp(&cq, &cq).access(Access::ALL).sgid_index(index).build().unwrap();
     let (first, second, outward) = (make(one), make(other), make(other));
     let ends = [first.endpoint(), second.endpoint(), outward.endpoint()];
     assert_ne!(ends[0].address, ends[1].address);
@@ -38,12 +38,12 @@ fn two_addresses_of_one_device_reach_each_other(backend: Backend) {
     let (first, second, _outward) = netns
         .run(|| {
             let connect = |qp: rocinante::PreparedQp, end: &rocinante::Endpoint| {
-                qp.connect(end, &setup.connect).map_err(|(_, error)| error).unwrap()
+                qp.connect(end, &setup.connect).unwrap()
             };
             (connect(first, &ends[1]), connect(second, &ends[0]), connect(outward, &end_a))
         })
         .unwrap();
-    let from_a = a.run(|| from_a.connect(&ends[2], &setup.connect)).map_err(|(_, e)| e).unwrap();
+    let from_a = a.run(|| from_a.connect(&ends[2], &setup.connect)).unwrap();
 
     let source = pd.allocate(9000, Access::ALL).unwrap();
     source.write(0, &pattern(9000, 1));

@@ -55,19 +55,19 @@ fn a_region_with_work_in_flight_is_not_deregistered() {
     let target = b.pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
     let sge = [target.sge(0, 4096)];
     peer.post_recv(&[RecvWr { wr_id: 10, sges: &sge }]).unwrap();
-    let (target, error) = target.deregister().unwrap_err();
+    let rocinante::Refused { value: target, error } = target.deregister().unwrap_err();
     assert_eq!(error.errno(), EBUSY);
     qp.post_send(&[wr(1, SEND, &[source.sge(0, 64)])]).unwrap();
     a.succeed(1);
     b.succeed(10);
     // No receive is posted for this one.
     qp.post_send(&[wr(2, SEND, &[source.sge(0, 64)])]).unwrap();
-    let (source, error) = source.deregister().unwrap_err();
+    let rocinante::Refused { value: source, error } = source.deregister().unwrap_err();
     assert_eq!(error.errno(), EBUSY);
     qp.modify(&ModifyAttr::state(QpState::Err)).unwrap();
     a.complete(2, WcStatus::WrFlushErr);
-    source.deregister().map_err(|(_, error)| error).unwrap();
-    target.deregister().map_err(|(_, error)| error).unwrap();
+    source.deregister().unwrap();
+    target.deregister().unwrap();
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn limits_are_reported_and_kept() {
     invalid(a.qp().max_recv_wr(601).build().unwrap_err());
     invalid(a.qp().max_sge(6).build().unwrap_err());
     invalid(a.qp().max_inline_data(301).build().unwrap_err());
-    invalid(a.qp().gid_index(1).build().unwrap_err());
+    invalid(a.qp().sgid_index(1).build().unwrap_err());
 
     let regions: Vec<_> = (0..4).map(|_| a.pd.allocate(16, Access::ALL).unwrap()).collect();
     limit(a.pd.allocate(16, Access::ALL).unwrap_err());
@@ -134,7 +134,7 @@ fn limits_are_reported_and_kept() {
         ConnectOptions { max_rd_atomic: 1, max_dest_rd_atomic: 9, ..ConnectOptions::default() },
     ] {
         let qp = a.qp().build().unwrap();
-        let (_, error) = a.run(|| qp.connect(&peer, &options)).unwrap_err();
+        let error = a.run(|| qp.connect(&peer, &options)).unwrap_err().error;
         assert_eq!(error.errno(), EINVAL, "{error}");
     }
 }

@@ -23,7 +23,7 @@ fn a_sleeper_keeps_the_time_of_others(backend: Backend) {
     let [a, b] = &harness.sides;
     let channel = a.channel();
     let cq = a.ctx.create_cq_with(1024, &channel).unwrap();
-    let mine = a.pd.qp(&cq, &cq).build().unwrap();
+    let mine = a.pd.qp(&cq, &cq).access(Access::ALL).build().unwrap();
     let [qp, _peer] = harness.connect([mine, b.qp().build().unwrap()]);
     let target = b.pd.allocate(64, Access::ALL).unwrap();
     let write = SendOp::Write { remote: target.address(), rkey: target.rkey(), imm: None };
@@ -65,8 +65,8 @@ fn a_device_is_driven_from_elsewhere(backend: Backend) {
         let [qp, peer] = [a, b].map(|side| side.qp().build().unwrap());
         let ends = [qp.endpoint(), peer.endpoint()];
         let options = ConnectOptions::default();
-        let _peer = peer.connect(&ends[0], &options).map_err(|(_, error)| error).unwrap();
-        let qp = qp.connect(&ends[1], &options).map_err(|(_, error)| error).unwrap();
+        let _peer = peer.connect(&ends[0], &options).unwrap();
+        let qp = qp.connect(&ends[1], &options).unwrap();
         let target = b.pd.allocate(8, Access::ALL).unwrap();
         let op = SendOp::Write { remote: target.address(), rkey: target.rkey(), imm: None };
         qp.post_send(&[wr(1, op, &[])]).unwrap();

@@ -165,9 +165,8 @@ impl Storm {
     }
 
     fn poll(&self, at: usize) {
-        let mut completions = [const { None }; 16];
-        let count = self.ends[at].cq.poll(&mut completions).unwrap();
-        for wc in completions.iter().take(count).flatten() {
+        let mut room = [Wc::default(); 16];
+        for wc in self.ends[at].cq.poll(&mut room).unwrap() {
             self.completed(at, wc);
         }
     }
@@ -205,9 +204,9 @@ impl Storm {
         let old = std::mem::replace(&mut *slot, region(&self.harness.sides[at].pd));
         if random.below(2) == 0 {
             drop(old);
-        } else if let Err((old, why)) = old.deregister() {
+        } else if let Err(rocinante::Refused { value: old, error: why }) = old.deregister() {
             assert!(matches!(why, VerbsError::Busy(_)), "{why}");
-            *slot = old;
+            *slot = *old;
         }
     }
 
@@ -284,7 +283,7 @@ impl Storm {
 
 fn pair(harness: &Harness, ends: &[End; 2], number: &AtomicU64) -> Pair {
     let qps = [0, 1].map(|at| {
-        let qp = harness.sides[at].pd.qp(&ends[at].cq, &ends[at].cq);
+        let qp = harness.sides[at].pd.qp(&ends[at].cq, &ends[at].cq).access(Access::ALL);
         qp.max_send_wr(DEPTH).max_recv_wr(DEPTH).build().unwrap()
     });
     Pair { qps: harness.connect(qps), generation: number.fetch_add(1, Ordering::Relaxed) }

@@ -118,7 +118,7 @@ fn until_it_arrives(harness: &Harness, qp: &Qp, request: SendWr<'_>) -> Wc {
 /// A datagram queue pair in RTS.
 fn ready(side: &Side) -> Qp {
     let qp = side.qp().qp_type(QpType::Ud).qkey(QKEY).build().unwrap();
-    qp.ready().map_err(|(_, error)| error).unwrap()
+    qp.ready().unwrap()
 }
 
 fn grh(mr: &Mr) -> [u8; GRH_LEN] {
@@ -131,7 +131,7 @@ fn datagrams(backend: Backend, family: Family) {
     let qps = [ready(a), ready(b)];
     let there = qps[1].endpoint();
     let mtu = a.ctx.query_device().active_mtu.bytes() as usize;
-    let ah = a.run(|| a.pd.create_ah(0, &PeerPath::to(&there))).unwrap();
+    let ah = a.run(|| a.pd.create_ah(&PeerPath::to(&there))).unwrap();
     let regions = [a, b].map(|side| side.pd.allocate(8192, Access::LOCAL_WRITE).unwrap());
     for (seed, len) in [0, 1, 9, mtu - 1, mtu].into_iter().enumerate() {
         let bytes = pattern(len, seed as u64 + 1);
@@ -163,7 +163,7 @@ fn answer(harness: &Harness, qps: &[Qp; 2], regions: &[Mr; 2], wc: &Wc) {
     let op = SendOp::SendTo { to: ah.to(wc.src_qp.unwrap(), QKEY), imm: None };
     let data = SendData::Inline(b"an answer");
     for _ in 0..40 {
-        let wr = SendWr { wr_id: 2, op, data, signaled: true, solicited: true, fence: false };
+        let wr = SendWr::new(op, data).wr_id(2).solicited();
         qps[1].post_send(&[wr]).unwrap();
         b.succeed(2);
         if let Ok(wc) = a.cq.wait_one(PATIENCE) {
@@ -192,7 +192,7 @@ fn what_waits_for_company_leaves_though_nobody_polls(backend: Backend) {
     let harness = Harness::new(&Setup::new(backend));
     let [a, b] = &harness.sides;
     let qps = [ready(a), ready(b)];
-    let ah = a.run(|| a.pd.create_ah(0, &PeerPath::to(&qps[1].endpoint()))).unwrap();
+    let ah = a.run(|| a.pd.create_ah(&PeerPath::to(&qps[1].endpoint()))).unwrap();
     let mr = b.pd.allocate(100, Access::LOCAL_WRITE).unwrap();
     let to = ah.to(qps[1].qpn(), QKEY);
     let arrived = || {
@@ -203,7 +203,7 @@ fn what_waits_for_company_leaves_though_nobody_polls(backend: Backend) {
             let op = SendOp::SendTo { to, imm: None };
             let data = SendData::Inline(b"one of many");
             // Not signaled, so there is nothing to poll for.
-            let wr = SendWr { wr_id: 1, op, data, signaled: false, solicited: false, fence: false };
+            let wr = SendWr::new(op, data).wr_id(1).signaled(false);
             qps[0].post_send(&[wr]).unwrap();
         }
         // Only the receiver is driven.
@@ -253,7 +253,7 @@ fn what_waits_for_room_leaves(backend: Backend) {
             let remote = target.address() + (index * LEN) as u64;
             let op = SendOp::Write { remote, rkey: target.rkey(), imm: Some(IMM) };
             let sges = [source.sge(0, LEN)];
-            qp.post_send(&[SendWr { signaled: false, ..wr(2, op, &sges) }]).unwrap();
+            qp.post_send(&[wr(2, op, &sges).signaled(false)]).unwrap();
         }
         b.succeed(1);
         b.succeed(1);
@@ -271,13 +271,13 @@ fn what_a_receiver_does_not_want_is_counted(backend: Backend) {
     let [a, b] = &harness.sides;
     let qps = [ready(a), ready(b)];
     let there = qps[1].endpoint();
-    let ah = a.run(|| a.pd.create_ah(0, &PeerPath::to(&there))).unwrap();
+    let ah = a.run(|| a.pd.create_ah(&PeerPath::to(&there))).unwrap();
     let mr = b.pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
     let send = |qpn: Qpn, qkey, len| {
         let bytes = [7; 200];
         let op = SendOp::SendTo { to: ah.to(qpn, qkey), imm: None };
         let data = SendData::Inline(&bytes[..len]);
-        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(1);
         qps[0].post_send(&[wr]).unwrap();
         a.succeed(1);
     };
@@ -313,7 +313,7 @@ fn a_handle_that_is_gone_fails_the_request(backend: Backend) {
     let harness = Harness::new(&Setup::new(backend));
     let [a, b] = &harness.sides;
     let qp = ready(a);
-    let ah = a.run(|| a.pd.create_ah(0, &PeerPath::new(b.address))).unwrap();
+    let ah = a.run(|| a.pd.create_ah(&PeerPath::new(b.address))).unwrap();
     let to = ah.to(Qpn::new(0x77), QKEY);
     let send = |wr_id| {
         qp.post_send(&[wr(wr_id, SendOp::SendTo { to, imm: None }, &[])]).unwrap();
@@ -327,25 +327,25 @@ fn a_handle_that_is_gone_fails_the_request(backend: Backend) {
     send(3);
     a.complete(3, WcStatus::WrFlushErr);
     qp.modify(&rocinante::ModifyAttr::state(QpState::Rts)).unwrap();
-    let ah = a.run(|| a.pd.create_ah(0, &PeerPath::new(b.address))).unwrap();
+    let ah = a.run(|| a.pd.create_ah(&PeerPath::new(b.address))).unwrap();
     let to = ah.to(Qpn::new(0x77), QKEY);
     qp.post_send(&[wr(4, SendOp::SendTo { to, imm: None }, &[])]).unwrap();
     a.succeed(4);
     // An address of another family, and an index that does not exist.
-    assert!(a.pd.create_ah(0, &PeerPath::new("fd00::1".parse().unwrap())).is_err());
-    assert!(a.pd.create_ah(99, &PeerPath::new(b.address)).is_err());
+    assert!(a.pd.create_ah(&PeerPath::new("fd00::1".parse().unwrap())).is_err());
+    assert!(a.pd.create_ah(&PeerPath::new(b.address).from(99)).is_err());
 }
 
 fn a_device_talks_to_itself(backend: Backend) {
     let harness = Harness::new(&Setup::new(backend));
     let [a, _] = &harness.sides;
     let qps = [ready(a), ready(a)];
-    let ah = a.run(|| a.pd.create_ah(0, &PeerPath::new(a.address))).unwrap();
+    let ah = a.run(|| a.pd.create_ah(&PeerPath::new(a.address))).unwrap();
     let mr = a.pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
     qps[1].post_recv(&[RecvWr { wr_id: 5, sges: &[mr.sge(0, 100)] }]).unwrap();
     let op = SendOp::SendTo { to: ah.to(qps[1].qpn(), QKEY), imm: Some(IMM) };
     let data = SendData::Inline(b"hello");
-    let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+    let wr = SendWr::new(op, data).wr_id(1);
     qps[0].post_send(&[wr]).unwrap();
     let mut ids = [a.next(), a.next()].map(|wc| (wc.wr_id, wc.status));
     ids.sort_unstable_by_key(|(id, _)| *id);
@@ -365,7 +365,7 @@ fn what_was_posted_leaves_before_its_queue_pair_goes(backend: Backend) {
         }
         for id in 0..COUNT {
             let send = SendOp::Send { imm: None };
-            let wr = SendWr { signaled: false, ..wr(id, send, &[]) };
+            let wr = wr(id, send, &[]).signaled(false);
             qp.post_send(&[wr]).unwrap();
         }
         if by_state {
@@ -386,30 +386,18 @@ fn misuse_is_named() {
     let [a, b] = &harness.sides;
     let datagrams = a.qp().qp_type(QpType::Ud).build().unwrap();
     let peer = b.qp().build().unwrap().endpoint();
-    let (datagrams, error) = datagrams.connect(&peer, &Default::default()).unwrap_err();
+    let rocinante::Refused { value: datagrams, error } =
+        datagrams.connect(&peer, &Default::default()).unwrap_err();
     assert!(error.to_string().contains("has no peer"), "{error}");
-    let qp = datagrams.ready().map_err(|(_, error)| error).unwrap();
+    let qp = datagrams.ready().unwrap();
     let refused = qp.post_send(&[wr(1, SendOp::Send { imm: None }, &[])]).unwrap_err();
     assert!(refused.to_string().contains("SendTo"), "{refused}");
-    let (_, error) = a.qp().build().unwrap().ready().unwrap_err();
+    let error = a.qp().build().unwrap().ready().unwrap_err().error;
     assert!(error.to_string().contains("connect it"), "{error}");
-    let wc = Wc { src_qp: None, ..some_wc() };
+    let mut wc = Wc::default();
+    (wc.opcode, wc.byte_len, wc.qpn) = (WcOpcode::Recv, 40, Qpn::new(2));
     let error = a.pd.create_ah_from_wc(&wc, &[0; GRH_LEN]).unwrap_err();
     assert!(error.to_string().contains("header of a datagram"), "{error}");
-    let wc = Wc { src_qp: Some(Qpn::new(1)), ..wc };
+    wc.src_qp = Some(Qpn::new(1));
     assert!(a.pd.create_ah_from_wc(&wc, &[0; GRH_LEN]).is_err());
-}
-
-fn some_wc() -> Wc {
-    Wc {
-        wr_id: 0,
-        status: WcStatus::Success,
-        opcode: WcOpcode::Recv,
-        byte_len: 40,
-        imm: None,
-        qpn: Qpn::new(2),
-        src_qp: None,
-        invalidated: None,
-        solicited: false,
-    }
 }

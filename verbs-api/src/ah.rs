@@ -5,9 +5,9 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{AhId, Destination};
 
 use crate::context::{Pd, PdKind};
-use crate::cq::Wc;
 use crate::model::error::VerbsError;
 use crate::model::qp::PeerPath;
+use crate::model::wc::Wc;
 use crate::{kernel, soft};
 
 /// Bytes before the payload in the receive of a datagram: its IP header. An IPv4 header is in the
@@ -47,23 +47,20 @@ impl Ah {
 }
 
 impl Pd {
-    /// Makes an address handle (`ibv_create_ah(3)`) for datagrams along `path`. They leave from the
-    /// device's address `gid_index`, an index into [`Context::gids`](crate::Context::gids).
+    /// Makes an address handle (`ibv_create_ah(3)`) for datagrams along `path`.
     ///
     /// # Errors
     /// [`VerbsError::Invalid`] if there is no such index, [`VerbsError::Path`] if there is no path,
     /// [`VerbsError::Limit`] if there are too many.
-    pub fn create_ah(&self, gid_index: usize, path: &PeerPath) -> Result<Ah, VerbsError> {
-        let Some(local) = self.device().gids().get(gid_index).copied() else {
-            return Err(VerbsError::Invalid(format!("there is no GID index {gid_index}")));
-        };
+    pub fn create_ah(&self, path: &PeerPath) -> Result<Ah, VerbsError> {
+        let local = path.local(self.device().gids())?;
         if local.is_ipv4() != path.remote.is_ipv4() {
             let why = std::io::Error::from(std::io::ErrorKind::InvalidInput);
             return Err(VerbsError::Path(why));
         }
         let kind = match &self.inner.kind {
             PdKind::Soft(pd) => AhKind::Soft(soft::Ah::create(pd, local, path)?),
-            PdKind::Kernel(pd) => AhKind::Kernel(kernel::Ah::create(pd, gid_index, path)?),
+            PdKind::Kernel(pd) => AhKind::Kernel(kernel::Ah::create(pd, path)?),
         };
         Ok(Ah { kind, _pd: self.clone() })
     }
@@ -87,6 +84,6 @@ impl Pd {
             .iter()
             .position(|gid| *gid == local)
             .or_else(|| gids.iter().position(|gid| gid.is_ipv4() == local.is_ipv4()));
-        self.create_ah(found.unwrap_or(0), &PeerPath::new(remote))
+        self.create_ah(&PeerPath::new(remote).from(found.unwrap_or(0)))
     }
 }

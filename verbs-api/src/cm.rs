@@ -54,7 +54,7 @@
 //! let server = std::thread::spawn(move || -> Result<_, rocinante::VerbsError> {
 //!     let (pd, cq) = (server.alloc_pd(), server.create_cq(16)?);
 //!     let qp = pd.qp(&cq, &cq).qp_type(QpType::Ud).qkey(cm::UDP_QKEY).build()?;
-//!     let qp = qp.ready().map_err(|(_, error)| error)?;
+//!     let qp = qp.ready()?;
 //!     listener.request(Some(patience))?.accept(&qp, b"welcome")?;
 //!     Ok(qp)
 //! });

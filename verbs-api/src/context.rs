@@ -9,7 +9,7 @@ use rocinante_stack::stats::CmCounters;
 use crate::cq::{CompChannel, Cq};
 use crate::device::Device;
 use crate::model::device::{DeviceAttr, DeviceCounters, Provider};
-use crate::model::error::VerbsError;
+use crate::model::error::{Refused, VerbsError};
 use crate::model::event::AsyncEvent;
 use crate::model::resources::Resources;
 use crate::open::OpenOptions;
@@ -228,13 +228,13 @@ impl Pd {
     /// # Errors
     /// [`VerbsError::Busy`], with the domain, while a region, a queue pair or another clone uses
     /// it.
-    pub fn dealloc(self) -> Result<(), (Self, VerbsError)> {
+    pub fn dealloc(self) -> Result<(), Refused<Self>> {
         match Arc::try_unwrap(self.inner) {
             Ok(_) => Ok(()),
             Err(inner) => {
                 let why =
                     VerbsError::Busy("a region, a queue pair or another handle uses the domain");
-                Err((Self { inner }, why))
+                Err(Refused::new(Self { inner }, why))
             }
         }
     }

@@ -4,14 +4,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocinante_stack::verbs::Cqe;
+use rocinante_stack::verbs::WcStatus;
 
 use crate::device::Device;
-use crate::model::error::VerbsError;
+use crate::model::error::{Refused, VerbsError};
+use crate::model::wc::Wc;
 use crate::{kernel, soft};
-
-/// A completion (`struct ibv_wc`).
-pub type Wc = Cqe;
 
 /// A completion queue (`ibv_create_cq(3)`). Cheap to clone. It lives until the last clone and the
 /// last queue pair that uses it are gone.
@@ -88,19 +86,44 @@ impl Cq {
         }
     }
 
-    /// Takes up to `out.len()` completions, oldest first, and returns their number
-    /// (`ibv_poll_cq(3)`). If there is none, the call first drives the device: it receives and
+    /// Takes up to `out.len()` completions, oldest first, and returns the part of `out` that holds
+    /// them (`ibv_poll_cq(3)`). If there is none, the call first drives the device: it receives and
     /// sends packets on the caller's thread.
+    ///
+    /// ```
+    /// # use rocinante::{Context, Wc};
+    /// # let (here, _) = rocinante::doc::addresses();
+    /// # let cq = Context::open(here)?.create_cq(16)?;
+    /// let mut room = [Wc::default(); 16];
+    /// for wc in cq.poll(&mut room)? {
+    ///     println!("{} {}", wc.wr_id, wc.status);
+    /// }
+    /// # Ok::<(), rocinante::VerbsError>(())
+    /// ```
     ///
     /// # Errors
     /// [`VerbsError::Busy`] once the queue has overflowed (`IBV_EVENT_CQ_ERR`): completions were
     /// lost, and the queue pairs that use it are in the error state. Completions still in the queue
     /// can be taken first. [`VerbsError::Hardware`] if the kernel's device cannot read its queue.
     #[inline]
-    pub fn poll(&self, out: &mut [Option<Wc>]) -> Result<usize, VerbsError> {
-        match &self.kind {
+    pub fn poll<'a>(&self, out: &'a mut [Wc]) -> Result<&'a [Wc], VerbsError> {
+        let count = match &self.kind {
             CqKind::Soft(cq) => cq.poll(out),
             CqKind::Kernel(cq) => cq.poll(out),
+        }?;
+        let out = &mut out[..count];
+        out.iter_mut().for_each(|wc| self.complement(wc));
+        Ok(out)
+    }
+
+    /// Adds what only a failed completion tells.
+    #[inline]
+    fn complement(&self, wc: &mut Wc) {
+        if wc.status != WcStatus::Success {
+            wc.peer = match &self.kind {
+                CqKind::Soft(cq) => cq.device().peer_of(wc.qpn),
+                CqKind::Kernel(cq) => cq.device().peer_of(wc.qpn),
+            };
         }
     }
 
@@ -110,10 +133,14 @@ impl Cq {
     /// As [`poll`](Self::poll).
     #[inline]
     pub fn poll_one(&self) -> Result<Option<Wc>, VerbsError> {
-        match &self.kind {
+        let mut found = match &self.kind {
             CqKind::Soft(cq) => cq.poll_one(),
             CqKind::Kernel(cq) => cq.poll_one(),
+        }?;
+        if let Some(wc) = &mut found {
+            self.complement(wc);
         }
+        Ok(found)
     }
 
     /// Polls until there is a completion: spins at first, then sleeps between polls.
@@ -165,7 +192,7 @@ impl Cq {
     ///
     /// # Errors
     /// [`VerbsError::Busy`], with the queue, while a queue pair or another clone uses it.
-    pub fn destroy(self) -> Result<(), (Self, VerbsError)> {
+    pub fn destroy(self) -> Result<(), Refused<Self>> {
         let kind = match self.kind {
             CqKind::Soft(cq) => match Arc::try_unwrap(cq) {
                 Ok(_) => return Ok(()),
@@ -177,7 +204,7 @@ impl Cq {
             },
         };
         let why = VerbsError::Busy("a queue pair or another handle uses the completion queue");
-        Err((Self { kind }, why))
+        Err(Refused::new(Self { kind }, why))
     }
 }
 

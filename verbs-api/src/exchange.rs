@@ -15,63 +15,14 @@ use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use rocinante_stack::types::{Key, Mtu};
-use serde::{Deserialize, Serialize};
+use rocinante_stack::mem::RemoteSlice;
+use rocinante_stack::types::Mtu;
 
 use self::link::{Link, Watch};
 use crate::cm;
 use crate::context::Context;
 use crate::model::endpoint::Endpoint;
 use crate::model::error::VerbsError;
-use crate::mr::Mr;
-
-/// A region that a peer may address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RemoteRegion {
-    /// Address of its first byte.
-    pub address: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// The key.
-    pub rkey: u32,
-}
-
-impl RemoteRegion {
-    /// The key, as work requests take it.
-    #[must_use]
-    pub fn key(&self) -> Key {
-        Key(self.rkey)
-    }
-
-    /// The form for the private data of a connection: address, length and key, big-endian.
-    #[must_use]
-    pub fn to_bytes(&self) -> [u8; 20] {
-        let mut bytes = [0; 20];
-        bytes[..8].copy_from_slice(&self.address.to_be_bytes());
-        bytes[8..16].copy_from_slice(&self.len.to_be_bytes());
-        bytes[16..].copy_from_slice(&self.rkey.to_be_bytes());
-        bytes
-    }
-
-    /// Parses the output of [`to_bytes`](Self::to_bytes) at the beginning of a peer's private data;
-    /// `None` if that is shorter.
-    #[must_use]
-    pub fn from_bytes(private: &[u8]) -> Option<Self> {
-        let (address, rest) = private.split_first_chunk()?;
-        let (len, rest) = rest.split_first_chunk()?;
-        Some(Self {
-            address: u64::from_be_bytes(*address),
-            len: u64::from_be_bytes(*len),
-            rkey: u32::from_be_bytes(*rest.first_chunk()?),
-        })
-    }
-}
-
-impl From<&Mr> for RemoteRegion {
-    fn from(mr: &Mr) -> Self {
-        Self { address: mr.address(), len: mr.len() as u64, rkey: mr.rkey().0 }
-    }
-}
 
 /// The data that one side sends: its queue pairs, its regions, and a note of the program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -79,7 +30,7 @@ pub struct Hello {
     /// Its queue pairs, in the order in which to connect them.
     pub endpoints: Vec<Endpoint>,
     /// Regions that the peer may address.
-    pub regions: Vec<RemoteRegion>,
+    pub regions: Vec<RemoteSlice>,
     /// A note of the program.
     pub note: String,
 }

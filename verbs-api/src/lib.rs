@@ -6,33 +6,26 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use rocinante::{Access, ConnectOptions, Context, SendData, SendOp, SendWr, WcStatus};
+//! use rocinante::{Access, ConnectOptions, Context, SendWr};
 //!
 //! # let (here, there) = rocinante::doc::addresses();
 //! // Two devices; usually they are in two containers, and `Exchange` carries the endpoints.
 //! let (a, b) = (Context::open(here)?, Context::open(there)?);
 //! let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());
 //! let (cq_a, cq_b) = (a.create_cq(16)?, b.create_cq(16)?);
-//! let (qp_a, qp_b) = (pd_a.qp(&cq_a, &cq_a).build()?, pd_b.qp(&cq_b, &cq_b).build()?);
+//! let qp_a = pd_a.qp(&cq_a, &cq_a).build()?;
+//! let qp_b = pd_b.qp(&cq_b, &cq_b).access(Access::REMOTE_WRITE).build()?;
 //! let (to_b, to_a) = (qp_b.endpoint(), qp_a.endpoint());
 //! let options = ConnectOptions::default();
-//! let qp_a = qp_a.connect(&to_b, &options).map_err(|(_, error)| error)?;
-//! let _qp_b = qp_b.connect(&to_a, &options).map_err(|(_, error)| error)?;
+//! let qp_a = qp_a.connect(&to_b, &options)?;
+//! let _qp_b = qp_b.connect(&to_a, &options)?;
 //!
 //! // b offers memory, a writes into it.
 //! let target = pd_b.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
 //! let source = pd_a.allocate(4096, Access::NONE)?;
 //! source.write(0, b"one-sided");
-//! qp_a.post_send(&[SendWr {
-//!     wr_id: 1,
-//!     op: SendOp::Write { remote: target.address(), rkey: target.rkey(), imm: None },
-//!     data: SendData::Sges(&[source.sge(0, 9)]),
-//!     signaled: true,
-//!     solicited: false,
-//!     fence: false,
-//! }])?;
-//! let wc = cq_a.wait_one(Duration::from_secs(5))?;
-//! assert_eq!(wc.status, WcStatus::Success);
+//! qp_a.post(SendWr::write(&[source.sge(0, 9)], target.remote()))?;
+//! cq_a.wait_one(Duration::from_secs(5))?.ok()?;
 //! assert_eq!(target.to_vec(0, 9), b"one-sided");
 //! # Ok::<(), rocinante::VerbsError>(())
 //! ```
@@ -72,19 +65,20 @@ mod srq;
 
 pub use ah::{Ah, GRH_LEN};
 pub use context::{Context, Pd};
-pub use cq::{CompChannel, Cq, Wc};
-pub use exchange::{Exchange, Hello, PeerWatch, RemoteRegion};
+pub use cq::{CompChannel, Cq};
+pub use exchange::{Exchange, Hello, PeerWatch};
 pub use kernel::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
 pub use model::device::{
     Atomics, DeviceAttr, DeviceCounters, HardwareAttr, Limits, MwSupport, OptionalOperations,
     Provider,
 };
 pub use model::endpoint::Endpoint;
-pub use model::error::{HardwareError, VerbsError};
+pub use model::error::{HardwareError, Refused, VerbsError};
 pub use model::event::AsyncEvent;
 pub use model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
 pub use model::resources::Resources;
-pub use mr::{Mr, Rereg};
+pub use model::wc::{Wc, WcError};
+pub use mr::{BufferPool, Mr, MrSlice, PoolBuffer, Rereg};
 pub use mw::{BindMw, Mw, MwPart};
 pub use open::{DEVICE_VARIABLE, NETDEV_VARIABLE, OpenOptions, SHARDS_VARIABLE};
 pub use qp::{PreparedQp, Qp, QpBuilder};
@@ -92,7 +86,9 @@ pub use rocinante_netdev::{
     AnyPort, Backend, Capabilities, Interface, OpenError, PacketConfig, PortConfig, PortStats,
     UdpConfig, XdpConfig,
 };
-pub use rocinante_stack::mem::{Access, AccessError, FlushLevel, MwType, Placement, Sge};
+pub use rocinante_stack::mem::{
+    Access, AccessError, FlushLevel, MwType, Placement, RemoteSlice, Sge,
+};
 pub use rocinante_stack::stats::{CmCounters, Counters, Drops};
 pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
 pub use rocinante_stack::verbs::{

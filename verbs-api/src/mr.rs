@@ -1,13 +1,18 @@
 //! Memory regions.
 #![allow(unsafe_code)]
 
+mod pool;
+mod slice;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rocinante_stack::mem::{Access, AccessError, Sge};
 use rocinante_stack::types::Key;
 
+pub use self::pool::{BufferPool, PoolBuffer};
+pub use self::slice::MrSlice;
 use crate::context::{Pd, PdKind};
-use crate::model::error::VerbsError;
+use crate::model::error::{Refused, VerbsError};
 use crate::provider::memory::{Buffer, Range};
 use crate::{kernel, soft};
 
@@ -266,14 +271,12 @@ impl Mr {
     /// [`VerbsError::Busy`], with the region, while a posted request names it or a window is bound
     /// to it. A device of the kernel does not check posted requests: they fail, as if the region
     /// had been dropped.
-    // The region comes back by value, as a protection domain and a completion queue do.
-    #[allow(clippy::result_large_err)]
-    pub fn deregister(mut self) -> Result<(), (Self, VerbsError)> {
+    pub fn deregister(mut self) -> Result<(), Refused<Self>> {
         let removed = match &mut self.kind {
             MrKind::Soft(registration) => registration.remove(),
             MrKind::Kernel(registration) => registration.remove(),
         };
-        removed.map_err(|why| (self, why))
+        removed.map_err(|why| Refused::new(self, why))
     }
 
     /// Why an access of a peer through this key would be refused, for diagnosis. For a device of

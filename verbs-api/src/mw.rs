@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rocinante_stack::mem::{Access, MwType};
+use rocinante_stack::mem::{Access, MwType, RemoteSlice};
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{SendData, SendOp, SendWr};
 
@@ -52,36 +52,31 @@ impl Pd {
 /// ```
 /// # use std::time::Duration;
 /// # use rocinante::{Access, ConnectOptions, Context, MwPart, MwType};
-/// # use rocinante::{SendData, SendOp, SendWr, WcStatus};
+/// # use rocinante::{SendData, SendWr};
 /// # let (here, there) = rocinante::doc::addresses();
 /// # let (a, b) = (Context::open(here)?, Context::open(there)?);
 /// # let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());
 /// # let (cq_a, cq_b) = (a.create_cq(16)?, b.create_cq(16)?);
-/// # let (qp_a, qp_b) = (pd_a.qp(&cq_a, &cq_a).build()?, pd_b.qp(&cq_b, &cq_b).build()?);
+/// # let qp_a = pd_a.qp(&cq_a, &cq_a).build()?;
+/// # let qp_b = pd_b.qp(&cq_b, &cq_b).access(Access::REMOTE_WRITE).build()?;
 /// # let (to_b, to_a) = (qp_b.endpoint(), qp_a.endpoint());
 /// # let options = ConnectOptions::default();
-/// # let qp_a = qp_a.connect(&to_b, &options).map_err(|(_, error)| error)?;
-/// # let qp_b = qp_b.connect(&to_a, &options).map_err(|(_, error)| error)?;
+/// # let qp_a = qp_a.connect(&to_b, &options)?;
+/// # let qp_b = qp_b.connect(&to_a, &options)?;
 /// # let source = pd_a.allocate(64, Access::NONE)?;
-/// # let request = |op, list: &'static [_]| {
-/// #     let data = SendData::Sges(list);
-/// #     SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false }
-/// # };
 /// // `qp_b`'s peer may write 64 bytes of the region, until they are taken back.
 /// let region = pd_b.allocate(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
 /// let mw = pd_b.alloc_mw(MwType::Type2)?;
 /// let part = MwPart { mr: &region, offset: 1024, len: 64, access: Access::REMOTE_WRITE };
-/// qp_b.post_send(&[request(mw.bind(&part), &[])])?;
-/// assert_eq!(cq_b.wait_one(Duration::from_secs(5))?.status, WcStatus::Success);
-/// let (remote, rkey) = (part.address(), mw.rkey());
+/// qp_b.post(SendWr::new(mw.bind(&part), SendData::NONE))?;
+/// cq_b.wait_one(Duration::from_secs(5))?.ok()?;
 ///
-/// let write = SendOp::Write { remote, rkey, imm: None };
-/// let data = SendData::Sges(&[source.sge(0, 64)]);
-/// qp_a.post_send(&[SendWr { data, ..request(write, &[]) }])?;
-/// assert_eq!(cq_a.wait_one(Duration::from_secs(5))?.status, WcStatus::Success);
+/// let remote = mw.remote(&part);
+/// qp_a.post(SendWr::write(&[source.sge(0, 64)], remote))?;
+/// cq_a.wait_one(Duration::from_secs(5))?.ok()?;
 ///
-/// qp_b.post_send(&[request(SendOp::LocalInv { rkey }, &[])])?;
-/// assert_eq!(cq_b.wait_one(Duration::from_secs(5))?.status, WcStatus::Success);
+/// qp_b.post(SendWr::local_inv(mw.rkey()))?;
+/// cq_b.wait_one(Duration::from_secs(5))?.ok()?;
 /// # Ok::<(), rocinante::VerbsError>(())
 /// ```
 #[derive(Debug)]
@@ -138,6 +133,12 @@ impl Mw {
     #[must_use]
     pub fn rkey(&self) -> Key {
         Key(self.rkey.load(Ordering::Acquire))
+    }
+
+    /// What a peer needs to access the window once it is bound to `part`.
+    #[must_use]
+    pub fn remote(&self, part: &MwPart<'_>) -> RemoteSlice {
+        RemoteSlice { address: part.address(), len: part.len as u64, rkey: self.rkey() }
     }
 
     /// Sets the key that the window has (as programs write `ibv_mw::rkey`). Call it with the
@@ -207,7 +208,8 @@ impl Qp {
         };
         let (wr_id, data) = (bind.wr_id, SendData::Sges(&[]));
         let BindMw { signaled, fence, .. } = *bind;
-        let wr = SendWr { wr_id, op, data, signaled, solicited: false, fence };
+        let mut wr = SendWr::new(op, data).wr_id(wr_id).signaled(signaled);
+        wr.fence = fence;
         match &self.kind {
             // The next binding counts from the key that the window has.
             QpKind::Soft(qp) => qp.post_send(&[wr]).inspect_err(|_| mw.set_rkey(before))?,

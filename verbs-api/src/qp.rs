@@ -29,6 +29,7 @@ use crate::{kernel, soft};
 pub struct Qp {
     pub(crate) kind: QpKind,
     local: IpAddr,
+    sgid_index: usize,
     psn: Psn,
     qp_type: QpType,
     peers: Peers,
@@ -170,6 +171,7 @@ impl Qp {
             ..QpAttr::default()
         };
         let path = PeerPath {
+            sgid_index: self.sgid_index,
             traffic_class: options.traffic_class,
             hop_limit: options.hop_limit,
             ..PeerPath::to(peer)
@@ -234,6 +236,15 @@ impl Qp {
             QpKind::Soft(qp) => qp.post_send(list),
             QpKind::Kernel(qp) => qp.post_send(list),
         }
+    }
+
+    /// Posts one send request: as [`post_send`](Self::post_send).
+    ///
+    /// # Errors
+    /// [`PostError`]: why it was not posted.
+    #[inline]
+    pub fn post(&self, wr: SendWr<'_>) -> Result<(), PostError> {
+        self.post_send(&[wr]).map_err(|refused| refused.error)
     }
 
     /// Posts receive requests in order (`ibv_post_recv(3)`).

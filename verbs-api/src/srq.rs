@@ -8,7 +8,7 @@ use rocinante_stack::verbs::RecvWr;
 
 use crate::context::{Pd, PdKind};
 use crate::device::Device;
-use crate::model::error::VerbsError;
+use crate::model::error::{Refused, VerbsError};
 use crate::model::qp::PostListError;
 use crate::{kernel, soft};
 
@@ -22,7 +22,7 @@ use crate::{kernel, soft};
 ///
 /// ```
 /// use std::time::Duration;
-/// use rocinante::{Access, ConnectOptions, Context, RecvWr, SendData, SendOp, SendWr};
+/// use rocinante::{Access, ConnectOptions, Context, RecvWr, SendWr};
 ///
 /// # let (here, there) = rocinante::doc::addresses();
 /// let (a, b) = (Context::open(here)?, Context::open(there)?);
@@ -33,23 +33,15 @@ use crate::{kernel, soft};
 /// let (qp_a, qp_b) = (pd_a.qp(&cq_a, &cq_a).build()?, pd_b.qp(&cq_b, &cq_b).srq(&srq).build()?);
 /// let (to_b, to_a) = (qp_b.endpoint(), qp_a.endpoint());
 /// let options = ConnectOptions::default();
-/// let qp_a = qp_a.connect(&to_b, &options).map_err(|(_, error)| error)?;
-/// let qp_b = qp_b.connect(&to_a, &options).map_err(|(_, error)| error)?;
+/// let (qp_a, qp_b) = (qp_a.connect(&to_b, &options)?, qp_b.connect(&to_a, &options)?);
 ///
 /// let buffers = pd_b.allocate(64 * 1024, Access::LOCAL_WRITE)?;
 /// for wr_id in 0..64 {
-///     srq.post_recv(&[RecvWr { wr_id, sges: &[buffers.sge(wr_id as usize * 1024, 1024)] }])?;
+///     srq.post_recv(&[RecvWr::new(wr_id, &[buffers.sge(wr_id as usize * 1024, 1024)])])?;
 /// }
 /// // Say so when fewer than 16 are left.
 /// srq.arm(16)?;
-/// qp_a.post_send(&[SendWr {
-///     wr_id: 1,
-///     op: SendOp::Send { imm: None },
-///     data: SendData::Inline(b"to whom it concerns"),
-///     signaled: true,
-///     solicited: false,
-///     fence: false,
-/// }])?;
+/// qp_a.post(SendWr::send(b"to whom it concerns"))?;
 /// let wc = cq_b.wait_one(Duration::from_secs(5))?;
 /// assert_eq!((wc.wr_id, wc.qpn), (0, qp_b.qpn()));
 /// assert_eq!(buffers.to_vec(0, 19), b"to whom it concerns");
@@ -178,12 +170,12 @@ impl Srq {
     ///
     /// # Errors
     /// [`VerbsError::Busy`], with the queue, while a queue pair or another clone uses it.
-    pub fn destroy(self) -> Result<(), (Self, VerbsError)> {
+    pub fn destroy(self) -> Result<(), Refused<Self>> {
         match Arc::try_unwrap(self.inner) {
             Ok(_) => Ok(()),
             Err(inner) => {
                 let why = "a queue pair or another handle uses the shared receive queue";
-                Err((Self { inner }, VerbsError::Busy(why)))
+                Err(Refused::new(Self { inner }, VerbsError::Busy(why)))
             }
         }
     }

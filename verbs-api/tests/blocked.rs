@@ -9,7 +9,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use rocinante::{
-    ConnectOptions, MwType, PeerPath, Qp, QpType, RecvWr, SendData, SendOp, SendWr, WcStatus,
+    Access, ConnectOptions, MwType, PeerPath, Qp, QpType, RecvWr, SendData, SendOp, SendWr,
+    WcStatus,
 };
 use rocinante_netdev::sim::{SimConfig, SimGate, SimNet};
 use sim::{ADDRESSES, PATIENCE, Side, request, send, until};
@@ -64,7 +65,7 @@ fn all_leaves(name: &str, (gate, a, b): (SimGate, Side, Side), from: &Qp, to: &Q
         }
         gate.shut();
         for wr_id in 0..BURST {
-            from.post_send(&[SendWr { wr_id, ..wr }]).unwrap();
+            from.post_send(&[wr.wr_id(wr_id)]).unwrap();
         }
         // A request is complete when the port has it.
         (0..BURST).for_each(|wr_id| a.succeed(wr_id));
@@ -83,12 +84,14 @@ fn all_leaves(name: &str, (gate, a, b): (SimGate, Side, Side), from: &Qp, to: &Q
 #[test]
 fn the_tail_of_an_unreliable_burst_leaves_when_the_port_takes_more() {
     let (gate, a, b) = sides("gate-uc");
-    let build = |side: &Side| side.pd.qp(&side.cq, &side.cq).qp_type(QpType::Uc).build().unwrap();
+    let build = |side: &Side| {
+        side.pd.qp(&side.cq, &side.cq).access(Access::ALL).qp_type(QpType::Uc).build().unwrap()
+    };
     let (from, to) = (build(&a), build(&b));
     let ends = [from.endpoint(), to.endpoint()];
     let options = ConnectOptions::default();
-    let to = to.connect(&ends[0], &options).map_err(|(_, error)| error).unwrap();
-    let from = from.connect(&ends[1], &options).map_err(|(_, error)| error).unwrap();
+    let to = to.connect(&ends[0], &options).unwrap();
+    let from = from.connect(&ends[1], &options).unwrap();
     all_leaves("gate-uc", (gate, a, b), &from, &to, send(0, &[7; 32]));
 }
 
@@ -97,10 +100,10 @@ fn the_tail_of_a_burst_of_datagrams_leaves_when_the_port_takes_more() {
     let (gate, a, b) = sides("gate-ud");
     let build = |side: &Side| {
         let qp = side.pd.qp(&side.cq, &side.cq).qp_type(QpType::Ud).build().unwrap();
-        qp.ready().map_err(|(_, error)| error).unwrap()
+        qp.ready().unwrap()
     };
     let (from, to) = (build(&a), build(&b));
-    let ah = a.pd.create_ah(0, &PeerPath::to(&to.endpoint())).unwrap();
+    let ah = a.pd.create_ah(&PeerPath::to(&to.endpoint())).unwrap();
     let op = SendOp::SendTo { to: ah.to(to.qpn(), 0x1111_1111), imm: None };
     let wr = request(0, op, SendData::Inline(&[7; 32]));
     all_leaves("gate-ud", (gate, a, b), &from, &to, wr);
@@ -115,10 +118,10 @@ fn a_port_that_blocks_wakes_no_other_device() {
     let other = Side::over(port, "gate-other", true);
     let build = |side: &Side| {
         let qp = side.pd.qp(&side.cq, &side.cq).qp_type(QpType::Ud).build().unwrap();
-        qp.ready().map_err(|(_, error)| error).unwrap()
+        qp.ready().unwrap()
     };
     let (from, to) = (build(&a), build(&b));
-    let ah = a.pd.create_ah(0, &PeerPath::to(&to.endpoint())).unwrap();
+    let ah = a.pd.create_ah(&PeerPath::to(&to.endpoint())).unwrap();
     gate.shut();
     let op = SendOp::SendTo { to: ah.to(to.qpn(), 0x1111_1111), imm: None };
     from.post_send(&[request(1, op, SendData::Inline(&[7; 32]))]).unwrap();

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, CmFailure, Connecting, Listener, Params, RejReason};
-use rocinante::{Context, Cq, OpenOptions, Pd, PreparedQp, QpState, QpType, VerbsError};
+use rocinante::{Access, Context, Cq, OpenOptions, Pd, PreparedQp, QpState, QpType, VerbsError};
 use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{LinkConfig, SimConfig, SimNet, Verdict};
 
@@ -27,7 +27,7 @@ impl Side {
     }
 
     fn qp(&self) -> PreparedQp {
-        self.pd.qp(&self.cq, &self.cq).build().unwrap()
+        self.pd.qp(&self.cq, &self.cq).access(Access::ALL).build().unwrap()
     }
 }
 

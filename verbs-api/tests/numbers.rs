@@ -8,19 +8,19 @@ use std::time::Duration;
 
 use rocinante::cm::{Listener, Params};
 use rocinante::{
-    Budget, ConnectOptions, Context, Endpoint, Exchange, Limits, OpenOptions, PreparedQp, Qp,
-    RecvWr, RemoteRegion, SendData, SendOp, VerbsError, WcStatus, cm,
+    Access, Budget, ConnectOptions, Context, Endpoint, Exchange, Key, Limits, OpenOptions,
+    PreparedQp, Qp, RecvWr, RemoteSlice, SendData, SendOp, VerbsError, WcStatus, cm,
 };
 use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{SimConfig, SimNet};
 use sim::{ADDRESSES, PATIENCE, Side, request, sides, until};
 
 fn build(side: &Side) -> PreparedQp {
-    side.pd.qp(&side.cq, &side.cq).max_send_wr(512).build().unwrap()
+    side.pd.qp(&side.cq, &side.cq).access(Access::ALL).max_send_wr(512).build().unwrap()
 }
 
 fn connect(qp: PreparedQp, to: &Endpoint, options: &ConnectOptions) -> Result<Qp, VerbsError> {
-    qp.connect(to, options).map_err(|(_, error)| error)
+    qp.connect(to, options).map_err(VerbsError::from)
 }
 
 /// Carries more than a window of WRITEs.
@@ -127,7 +127,7 @@ fn a_wait_without_end_ends_when_there_is_something() {
     let channel = a.ctx.create_comp_channel().unwrap();
     let cq = a.ctx.create_cq_with(16, &channel).unwrap();
     cq.req_notify(false).unwrap();
-    let qp = a.pd.qp(&cq, &cq).build().unwrap();
+    let qp = a.pd.qp(&cq, &cq).access(Access::ALL).build().unwrap();
     qp.post_recv(&[RecvWr { wr_id: 1, sges: &[a.mr.sge(0, 64)] }]).unwrap();
     let listener = Listener::bind(&b.ctx, (ADDRESSES[1], 7471).into(), usize::MAX).unwrap();
     let to = listener.address();
@@ -177,11 +177,11 @@ fn a_region_in_private_data_says_any_number() {
     for (address, len, rkey) in
         [(0, 0, 0), (1, 2, 3), (u64::MAX, u64::MAX, u32::MAX), (u64::MAX, 0, 1 << 31)]
     {
-        let region = RemoteRegion { address, len, rkey };
+        let region = RemoteSlice { address, len, rkey: Key(rkey) };
         let mut bytes = region.to_bytes().to_vec();
-        assert_eq!(RemoteRegion::from_bytes(&bytes), Some(region));
+        assert_eq!(RemoteSlice::from_bytes(&bytes), Some(region));
         bytes.extend([0xff; 36]);
-        assert_eq!(RemoteRegion::from_bytes(&bytes), Some(region));
-        assert!((0..20).all(|len| RemoteRegion::from_bytes(&bytes[..len]).is_none()));
+        assert_eq!(RemoteSlice::from_bytes(&bytes), Some(region));
+        assert!((0..20).all(|len| RemoteSlice::from_bytes(&bytes[..len]).is_none()));
     }
 }

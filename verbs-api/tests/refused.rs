@@ -56,7 +56,7 @@ impl World {
     }
 
     fn qp(&self) -> PreparedQp {
-        self.a.pd.qp(&self.a.cq, &self.a.cq).build().unwrap()
+        self.a.pd.qp(&self.a.cq, &self.a.cq).access(Access::ALL).build().unwrap()
     }
 
     fn datagram_qp(&self) -> PreparedQp {
@@ -91,10 +91,12 @@ impl World {
     fn connected(&self, to: Endpoint, options: &ConnectOptions) -> Result<(), VerbsError> {
         let qp = self.qp();
         let before = self.held();
-        let Err((qp, error)) = qp.connect(&to, options) else { return Ok(()) };
+        let Err(rocinante::Refused { value: qp, error }) = qp.connect(&to, options) else {
+            return Ok(());
+        };
         assert_eq!(self.held(), before);
         let well = self.connected[1].endpoint();
-        drop(qp.connect(&well, &ConnectOptions::default()).map_err(|(_, error)| error).unwrap());
+        drop(qp.connect(&well, &ConnectOptions::default()).unwrap());
         Err(error)
     }
 
@@ -135,14 +137,22 @@ const CREATE: [(&str, Call); 22] = [
         let channel = w.b.ctx.create_comp_channel().unwrap();
         w.a.ctx.create_cq_with(1, &channel).map(drop)
     }),
-    ("a queue pair too many", |w| w.full.pd.qp(&w.full.cq, &w.full.cq).build().map(drop)),
-    ("with another's queue", |w| w.a.pd.qp(&w.a.cq, &w.b.cq).build().map(drop)),
-    ("without such an address", |w| {
-        w.a.pd.qp(&w.a.cq, &w.a.cq).gid_index(usize::MAX).build().map(drop)
+    ("a queue pair too many", |w| {
+        w.full.pd.qp(&w.full.cq, &w.full.cq).access(Access::ALL).build().map(drop)
     }),
-    ("without such a shard", |w| w.a.pd.qp(&w.a.cq, &w.a.cq).shard(usize::MAX).build().map(drop)),
-    ("too deep", |w| w.a.pd.qp(&w.a.cq, &w.a.cq).max_send_wr(u32::MAX).build().map(drop)),
-    ("too wide", |w| w.a.pd.qp(&w.a.cq, &w.a.cq).max_sge(u32::MAX).build().map(drop)),
+    ("with another's queue", |w| w.a.pd.qp(&w.a.cq, &w.b.cq).access(Access::ALL).build().map(drop)),
+    ("without such an address", |w| {
+        w.a.pd.qp(&w.a.cq, &w.a.cq).access(Access::ALL).sgid_index(usize::MAX).build().map(drop)
+    }),
+    ("without such a shard", |w| {
+        w.a.pd.qp(&w.a.cq, &w.a.cq).access(Access::ALL).shard(usize::MAX).build().map(drop)
+    }),
+    ("too deep", |w| {
+        w.a.pd.qp(&w.a.cq, &w.a.cq).access(Access::ALL).max_send_wr(u32::MAX).build().map(drop)
+    }),
+    ("too wide", |w| {
+        w.a.pd.qp(&w.a.cq, &w.a.cq).access(Access::ALL).max_sge(u32::MAX).build().map(drop)
+    }),
     ("with the most of everything", |w| {
         let max = u32::MAX;
         let caps = QpCaps {
@@ -152,7 +162,7 @@ const CREATE: [(&str, Call); 22] = [
             max_recv_sge: max,
             max_inline_data: max,
         };
-        w.a.pd.qp(&w.a.cq, &w.a.cq).caps(caps).build().map(drop)
+        w.a.pd.qp(&w.a.cq, &w.a.cq).access(Access::ALL).caps(caps).build().map(drop)
     }),
     ("a shared queue too many", |w| w.full.pd.create_srq(1, 1).map(drop)),
     ("a shared queue without depth", |w| w.a.pd.create_srq(0, 1).map(drop)),
@@ -163,9 +173,9 @@ const CREATE: [(&str, Call); 22] = [
     ("a region of all memory", |w| w.a.pd.allocate(usize::MAX, Access::ALL).map(drop)),
     ("a window too many", |w| w.full.pd.alloc_mw(MwType::Type1).map(drop)),
     ("a handle without such an address", |w| {
-        w.a.pd.create_ah(usize::MAX, &PeerPath::new(ADDRESSES[1])).map(drop)
+        w.a.pd.create_ah(&PeerPath::new(ADDRESSES[1]).from(usize::MAX)).map(drop)
     }),
-    ("a handle of another family", |w| w.a.pd.create_ah(0, &PeerPath::new(OTHER_FAMILY)).map(drop)),
+    ("a handle of another family", |w| w.a.pd.create_ah(&PeerPath::new(OTHER_FAMILY)).map(drop)),
     ("a second device at an address", |w| {
         // Objects that were made for a device that then fails to open go with it.
         drop(w.a.ctx.create_comp_channel().unwrap());
@@ -232,7 +242,7 @@ const CHANGE: [(&str, Call); 22] = [
     }),
     ("a group of connections", |w| w.connected[0].attach_mcast([239, 1, 1, 1].into())),
     ("a group that is none", |w| {
-        let qp = w.datagram_qp().ready().map_err(|(_, error)| error)?;
+        let qp = w.datagram_qp().ready()?;
         qp.attach_mcast(ABSENT)
     }),
     ("a shared queue beyond the limit", |w| {
@@ -251,8 +261,8 @@ const CHANGE: [(&str, Call); 22] = [
     }),
     ("the end of a shared queue that is in use", |w| {
         let srq = w.a.pd.create_srq(2, 1)?;
-        let user = w.a.pd.qp(&w.a.cq, &w.a.cq).srq(&srq).build()?;
-        let Err((srq, error)) = srq.destroy() else { return Ok(()) };
+        let user = w.a.pd.qp(&w.a.cq, &w.a.cq).access(Access::ALL).srq(&srq).build()?;
+        let Err(rocinante::Refused { value: srq, error }) = srq.destroy() else { return Ok(()) };
         drop(user);
         srq.destroy().expect("it is free");
         Err(error)
@@ -310,13 +320,13 @@ const CONNECT: [(&str, Call); 16] = [
     ("accepted with too many words", |w| {
         let long = Params::default().private_data(&[1; 197]);
         w.after_asking(|request| {
-            let qp = w.b.pd.qp(&w.b.cq, &w.b.cq).build()?;
+            let qp = w.b.pd.qp(&w.b.cq, &w.b.cq).access(Access::ALL).build()?;
             request.accept(qp, &long).map(drop)
         })
     }),
     ("accepted with another kind of queue pair", |w| {
         w.after_asking(|request| {
-            let qp = w.b.pd.qp(&w.b.cq, &w.b.cq).qp_type(QpType::Uc).build()?;
+            let qp = w.b.pd.qp(&w.b.cq, &w.b.cq).access(Access::ALL).qp_type(QpType::Uc).build()?;
             request.accept(qp, &Params::default()).map(drop)
         })
     }),
@@ -324,7 +334,7 @@ const CONNECT: [(&str, Call); 16] = [
     ("refused with too many words", |w| after_question(w, |question| question.reject(&[1; 137]))),
     ("answered with too many words", |w| {
         let qp = w.b.pd.qp(&w.b.cq, &w.b.cq).qp_type(QpType::Ud).build()?;
-        let qp = qp.ready().map_err(|(_, error)| error)?;
+        let qp = qp.ready()?;
         after_question(w, |question| question.accept(&qp, &[1; 137]))
     }),
     ("answered with a connection", |w| {

@@ -23,7 +23,7 @@ fn serve(side: &Side) {
 /// A WRITE of eight bytes.
 fn write(wr_id: u64, to: &Side, signaled: bool) -> SendWr<'static> {
     let op = SendOp::Write { remote: to.mr.address(), rkey: to.mr.rkey(), imm: None };
-    SendWr { signaled, ..sim::request(wr_id, op, SendData::Inline(&[7; 8])) }
+    sim::request(wr_id, op, SendData::Inline(&[7; 8])).signaled(signaled)
 }
 
 /// The answer is the last packet of more than one burst, and the process reads the bursts only long

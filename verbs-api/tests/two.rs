@@ -13,11 +13,11 @@ use sim::{PATIENCE, Side, connect, done, is_ready, request, send, sides, undrive
 /// A queue pair of the first side that completes to these queues, and its peer.
 fn pair(sides: &[Side; 2], send_cq: &Cq, recv_cq: &Cq) -> [Qp; 2] {
     let qp = sides[0].pd.qp(send_cq, recv_cq).build().unwrap();
-    let peer = sides[1].pd.qp(&sides[1].cq, &sides[1].cq).build().unwrap();
+    let peer = sides[1].pd.qp(&sides[1].cq, &sides[1].cq).access(Access::ALL).build().unwrap();
     let ends = [qp.endpoint(), peer.endpoint()];
     let options = ConnectOptions::default();
-    let peer = peer.connect(&ends[0], &options).map_err(|(_, error)| error).unwrap();
-    [qp.connect(&ends[1], &options).map_err(|(_, error)| error).unwrap(), peer]
+    let peer = peer.connect(&ends[0], &options).unwrap();
+    [qp.connect(&ends[1], &options).unwrap(), peer]
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn two_regions_have_keys_rights_and_ends_of_their_own() {
     let [first, second] = both;
     let [gone, second_key] = [first.rkey(), second.rkey()];
     let at = first.address();
-    first.deregister().map_err(|(_, error)| error).unwrap();
+    first.deregister().unwrap();
     // Whatever is registered next, the old key reaches nothing.
     let others: Vec<_> = (0..60).map(|_| b.pd.allocate(64, Access::ALL).unwrap()).collect();
     assert!(others.iter().all(|other| other.rkey() != gone));
@@ -194,15 +194,15 @@ fn a_region_is_busy_until_the_last_of_its_windows_is_gone() {
     let [first, second] = windows;
     drop(first);
     for _ in 0..2 {
-        let (back, why) = region.deregister().unwrap_err();
+        let rocinante::Refused { value: back, error: why } = region.deregister().unwrap_err();
         assert!(matches!(why, VerbsError::Busy(_)), "{why}");
-        region = back;
+        region = *back;
     }
     // A window that is bound again is bound once.
     qp.bind_mw(&second, &bind(&region)).unwrap();
     a.succeed(5);
     drop(second);
-    region.deregister().map_err(|(_, error)| error).unwrap();
+    region.deregister().unwrap();
 }
 
 /// A refused request does not change the key, so the window can be bound when there is room.
@@ -244,10 +244,10 @@ fn datagrams_by_one_of_two_handles_go_on_when_the_other_is_gone() {
         for wr_id in 0..64 {
             qp.post_recv(&[RecvWr { wr_id, sges: &[side.mr.sge(0, 128)] }]).unwrap();
         }
-        qp.ready().map_err(|(_, error)| error).unwrap()
+        qp.ready().unwrap()
     };
     let [from, to_b, to_c] = [a, b, &c].map(ready);
-    let handle = |to: &Qp| a.pd.create_ah(0, &PeerPath::to(&to.endpoint())).unwrap();
+    let handle = |to: &Qp| a.pd.create_ah(&PeerPath::to(&to.endpoint())).unwrap();
     let kept = [handle(&to_b), handle(&to_b)];
     let paths = a.ctx.resources().unwrap().paths;
     let datagram = |ah: &rocinante::Ah, to: &Qp| {
@@ -294,11 +294,11 @@ fn two_members_of_two_groups_get_what_is_sent_to_theirs() {
         for wr_id in 0..64 {
             qp.post_recv(&[RecvWr { wr_id, sges: &[side.mr.sge(0, 128)] }]).unwrap();
         }
-        qp.ready().map_err(|(_, error)| error).unwrap()
+        qp.ready().unwrap()
     };
     let [from, first, second] = [a, b, b].map(ready);
     let groups = [[239, 1, 1, 1], [239, 1, 1, 2]].map(std::net::IpAddr::from);
-    let handles = groups.map(|group| a.pd.create_ah(0, &PeerPath::new(group)).unwrap());
+    let handles = groups.map(|group| a.pd.create_ah(&PeerPath::new(group)).unwrap());
     let arrived = || {
         for ah in &handles {
             let to = ah.to(rocinante::Qpn::MULTICAST, 0x1111_1111);
@@ -346,12 +346,12 @@ fn each_of_two_shared_queues_says_that_it_runs_low_and_none_in_its_place_does() 
             srq.arm(2).unwrap();
         }
         let qps = queues.each_ref().map(|srq| {
-            let qp = a.pd.qp(&a.cq, &a.cq).build().unwrap();
-            let peer = b.pd.qp(&b.cq, &b.cq).srq(srq).build().unwrap();
+            let qp = a.pd.qp(&a.cq, &a.cq).access(Access::ALL).build().unwrap();
+            let peer = b.pd.qp(&b.cq, &b.cq).access(Access::ALL).srq(srq).build().unwrap();
             let ends = [qp.endpoint(), peer.endpoint()];
             let options = ConnectOptions::default();
-            let peer = peer.connect(&ends[0], &options).map_err(|(_, error)| error).unwrap();
-            [qp.connect(&ends[1], &options).map_err(|(_, error)| error).unwrap(), peer]
+            let peer = peer.connect(&ends[0], &options).unwrap();
+            [qp.connect(&ends[1], &options).unwrap(), peer]
         });
         assert_eq!(done(&sides, &qps[1][0], send(1, &[7; 8])), WcStatus::Success);
         assert_eq!(events(b), [AsyncEvent::SrqLimitReached { srq: queues[1].number() }]);

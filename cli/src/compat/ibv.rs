@@ -357,8 +357,8 @@ impl UnconnectedQps {
             }
             let local = qp.endpoint().address;
             let gid_index = ctx.gids().iter().position(|gid| *gid == local).unwrap_or(0);
-            ahs.push((pd.create_ah(gid_index, &PeerPath::to(peer))?, peer.qpn));
-            Ok(qp.ready().map_err(|(_, error)| error)?)
+            ahs.push((pd.create_ah(&PeerPath::to(peer).from(gid_index))?, peer.qpn));
+            Ok(qp.ready()?)
         });
         let qps = connected.collect::<Result<Vec<_>, _>>().map_err(|why| wire.failed(why))?;
         if rules.begins {

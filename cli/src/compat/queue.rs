@@ -93,7 +93,7 @@ impl Queue {
         self.memory.write(SLOTS * SLOT, message);
         let sges = [self.memory.sge(SLOTS * SLOT, message.len())];
         let (op, data) = (SendOp::Send { imm: None }, SendData::Sges(&sges));
-        let wr = SendWr { wr_id: SENT, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(SENT);
         self.connection.post_send(&[wr]).map_err(io::Error::other)?;
         self.sent = None;
         loop {
@@ -204,7 +204,7 @@ impl QueueParts {
     fn new(ctx: &Context, gid_index: usize) -> Result<Self, VerbsError> {
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(SLOTS as u32 + 1)?);
         let memory = pd.allocate((SLOTS + 1) * SLOT, Access::LOCAL_WRITE)?;
-        let qp = pd.qp(&cq, &cq).max_send_wr(1).max_recv_wr(SLOTS as u32).gid_index(gid_index);
+        let qp = pd.qp(&cq, &cq).max_send_wr(1).max_recv_wr(SLOTS as u32).sgid_index(gid_index);
         let qp = qp.build()?;
         for wr_id in 0..SLOTS as u64 {
             qp.post_recv(&[RecvWr { wr_id, sges: &[place(&memory, wr_id)] }])?;
@@ -293,7 +293,7 @@ mod tests {
         assert!(client.send(&[0; SLOT + 1], deadline).is_err());
         let sges = [client.memory.sge(0, SLOT + 1)];
         let (op, data) = (SendOp::Send { imm: None }, SendData::Sges(&sges));
-        let wr = SendWr { wr_id: SENT, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(SENT);
         client.connection.post_send(&[wr]).unwrap();
         let why = server.receive(&mut [0; 16], deadline).unwrap_err().to_string();
         assert!(why.contains("more than 256 bytes"), "{why}");

@@ -1,6 +1,6 @@
 //! Moves data by every operation, and compares every byte.
 
-use rocinante::{Mr, RecvWr, RemoteRegion, SendData, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus};
+use rocinante::{Mr, RecvWr, RemoteSlice, SendData, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus};
 
 use super::order::ByOp;
 use super::plan::{Message, MessagePlan, Random};
@@ -113,8 +113,8 @@ impl Verifier<'_> {
         let imm = Some(immediate(number));
         let op = match kind {
             Kind::Send => SendOp::Send { imm: imm.filter(|_| has_immediate(kind, number)) },
-            Kind::Write => SendOp::Write { remote: at, rkey: remote.key(), imm: None },
-            _ => SendOp::Write { remote: at, rkey: remote.key(), imm },
+            Kind::Write => SendOp::Write { remote: at, rkey: remote.rkey, imm: None },
+            _ => SendOp::Write { remote: at, rkey: remote.rkey, imm },
         };
         let cut = if number.is_multiple_of(3) { message.len / 3 } else { message.len };
         let data = &self.session.data;
@@ -125,8 +125,7 @@ impl Verifier<'_> {
 
     fn read(&self, message: Message) -> CheckedRequest {
         let remote = self.remote();
-        let op =
-            SendOp::Read { remote: remote.address + message.offset as u64, rkey: remote.key() };
+        let op = SendOp::Read { remote: remote.address + message.offset as u64, rkey: remote.rkey };
         let (data, cut) = (&self.session.data, message.len / 2);
         let at = data.len() / 2 + message.offset;
         CheckedRequest { op, sges: [data.sge(at, cut), data.sge(at + cut, message.len - cut)] }
@@ -187,13 +186,12 @@ impl Verifier<'_> {
                     numbers.clone().map(|number| (number, make(self, number))).collect();
                 let list: Vec<_> = requests
                     .iter()
-                    .map(|(number, request)| SendWr {
-                        wr_id: *number as u64,
-                        op: request.op,
-                        data: SendData::Sges(&request.sges),
-                        signaled: (number + 1).is_multiple_of(SIGNAL_EVERY) || number + 1 == count,
-                        solicited: false,
-                        fence: false,
+                    .map(|(number, request)| {
+                        SendWr::new(request.op, SendData::Sges(&request.sges))
+                            .wr_id(*number as u64)
+                            .signaled(
+                                (number + 1).is_multiple_of(SIGNAL_EVERY) || number + 1 == count,
+                            )
                     })
                     .collect();
                 self.session.qp.post_send(&list).map_err(|e| format!("posting {name}: {e}"))?;
@@ -274,7 +272,7 @@ impl Verifier<'_> {
         self.post(name, steps.len(), |this, number| {
             let (step, region, data) = (&steps[number], this.remote(), &this.session.data);
             let remote = region.address + region.len / 2 + 8 * step.word as u64;
-            let rkey = region.key();
+            let rkey = region.rkey;
             let op = match step.atomic {
                 AtomicKind::Add(add) => SendOp::FetchAdd { remote, rkey, add },
                 AtomicKind::Swap { compare, swap } => {
@@ -304,7 +302,7 @@ impl Verifier<'_> {
         plan.compare(&area, UNTOUCHED).map_err(|what| format!("{name}: wrong data: {what}"))
     }
 
-    fn remote(&self) -> RemoteRegion {
+    fn remote(&self) -> RemoteSlice {
         self.session.remote_data
     }
 

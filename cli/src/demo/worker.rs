@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    Access, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Mtu, OpenOptions, Qp, RemoteRegion,
-    SendData, SendOp, SendWr, VerbsError,
+    Access, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Mtu, OpenOptions, Qp, RemoteSlice,
+    SendOp, SendWr, VerbsError,
 };
 
 use super::order::{Answer, BulkOrder, Order};
@@ -94,9 +94,9 @@ pub(super) struct DemoLink {
     pub(super) qp: Qp,
     pub(super) cq: Cq,
     pub(super) data: Mr,
-    pub(super) remote_data: RemoteRegion,
+    pub(super) remote_data: RemoteSlice,
     bench: Mr,
-    remote_bench: RemoteRegion,
+    remote_bench: RemoteSlice,
     pub(super) mtu: u32,
     pub(super) exchange: Exchange,
     ctx: Context,
@@ -141,6 +141,7 @@ impl Worker<'_> {
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(4096)?);
         let prepared = pd
             .qp(&cq, &cq)
+            .access(Access::ALL)
             .max_send_wr(1024)
             .max_recv_wr(512)
             .max_sge(2)
@@ -150,7 +151,7 @@ impl Worker<'_> {
         let bench = pd.allocate(BENCH, Access::ALL)?;
         let theirs = exchange.swap(&Hello {
             endpoints: vec![prepared.endpoint()],
-            regions: vec![(&data).into(), (&bench).into()],
+            regions: vec![data.remote(), bench.remote()],
             note: String::new(),
         })?;
         let ([endpoint], [remote_data, remote_bench]) =
@@ -158,7 +159,7 @@ impl Worker<'_> {
         else {
             return Err(VerbsError::Exchange("the peer is another version".into()));
         };
-        let qp = prepared.connect(endpoint, options).map_err(|(_, error)| error)?;
+        let qp = prepared.connect(endpoint, options)?;
         let mtu = qp.query().1.path_mtu.map_or(0, Mtu::bytes);
         if options.mtu.is_some_and(|wanted| wanted.bytes() != mtu) {
             return Err(VerbsError::Invalid(format!("the links take a path MTU of {mtu} only")));
@@ -232,14 +233,11 @@ impl DemoLink {
     fn write_once(&mut self) -> Result<Answer, VerbsError> {
         let remote = &self.remote_bench;
         let start = Instant::now();
-        self.qp.post_send(&[SendWr {
-            wr_id: 1,
-            op: SendOp::Write { remote: remote.address, rkey: remote.key(), imm: None },
-            data: SendData::Sges(&[self.bench.sge(0, ONE_WRITE)]),
-            signaled: true,
-            solicited: false,
-            fence: false,
-        }])?;
+        self.qp.post_send(&[SendWr::new(
+            SendOp::Write { remote: remote.address, rkey: remote.rkey, imm: None },
+            &[self.bench.sge(0, ONE_WRITE)],
+        )
+        .wr_id(1)])?;
         let wc = self.cq.wait_one(PATIENCE)?;
         Ok(Answer::Wrote {
             status: wc.status.to_string(),

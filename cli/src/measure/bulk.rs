@@ -120,7 +120,7 @@ pub fn bulk_with_shares(
     let mut list = Vec::with_capacity(what.list.max(1));
     let mut result = BulkResult::default();
     let mut shares = None;
-    let mut out = [None; 32];
+    let mut out = [Wc::default(); 32];
     let start = Instant::now();
     loop {
         // Posts in turns until all queues are full, and only then polls, as perftest does.
@@ -132,11 +132,11 @@ pub fn bulk_with_shares(
             }
         }
         let count = first.spin("completion", || {
-            let count = first.cq.poll(&mut out)?;
+            let count = first.cq.poll(&mut out)?.len();
             Ok((count > 0).then_some(count))
         })?;
-        for wc in out.iter_mut().take(count).filter_map(Option::take) {
-            let wc = succeeded(wc)?;
+        for wc in &out[..count] {
+            let wc = succeeded(*wc)?;
             let stream = &mut streams[(wc.wr_id >> NUMBER_BITS) as usize];
             result.messages += stream.complete(&wc);
         }
@@ -260,7 +260,7 @@ impl Places {
             op: what.op,
             local: (0..slots).map(|i| [end.mr.sge(local + i * what.size, what.size)]).collect(),
             remote,
-            rkey: end.remote.key(),
+            rkey: end.remote.rkey,
             size: what.size as u64,
         }
     }
@@ -269,14 +269,9 @@ impl Places {
         let slot = number % self.local.len() as u64;
         let (remote, rkey) = (self.remote + slot * self.size, self.rkey);
         let op = self.op.request(remote, rkey, last);
-        SendWr {
-            wr_id: index << NUMBER_BITS | number,
-            op,
-            data: SendData::Sges(&self.local[slot as usize]),
-            signaled,
-            solicited: false,
-            fence: false,
-        }
+        SendWr::new(op, SendData::Sges(&self.local[slot as usize]))
+            .wr_id(index << NUMBER_BITS | number)
+            .signaled(signaled)
     }
 }
 
@@ -315,13 +310,14 @@ pub fn receive_bulk(
     let Some(first) = ends.first() else { return Ok(BulkResult::default()) };
     let mut result = BulkResult::default();
     let mut open = ends.len();
-    let mut out = [None; 32];
+    let mut out = [Wc::default(); 32];
     let start = Instant::now();
     while open > 0 {
-        let count = first
-            .spin("message", || Ok(Some(first.cq.poll(&mut out)?).filter(|count| *count > 0)))?;
-        for wc in out.iter_mut().take(count).filter_map(Option::take) {
-            let wc = succeeded(wc)?;
+        let count = first.spin("message", || {
+            Ok(Some(first.cq.poll(&mut out)?.len()).filter(|count| *count > 0))
+        })?;
+        for wc in &out[..count] {
+            let wc = succeeded(*wc)?;
             result.messages += 1;
             result.bytes += u64::from(wc.byte_len);
             open -= usize::from(wc.imm.is_some());

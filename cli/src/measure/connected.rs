@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rocinante::{
     Access, CompChannel, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Mtu, Pd, Qp,
-    RemoteRegion, VerbsError,
+    RemoteSlice, VerbsError,
 };
 
 use super::End;
@@ -39,7 +39,7 @@ pub struct Connected {
     cq: Cq,
     mr: Mr,
     qps: Vec<Qp>,
-    peer: RemoteRegion,
+    peer: RemoteSlice,
 }
 
 impl Connected {
@@ -99,7 +99,7 @@ fn connect(
     count: u32,
     exchange: &mut Exchange,
     qps: &mut Vec<Qp>,
-) -> Result<RemoteRegion, VerbsError> {
+) -> Result<RemoteSlice, VerbsError> {
     let qp = |_| {
         let qp = pd.qp(cq, cq).max_send_wr(how.sends).max_recv_wr(how.receives);
         qp.max_inline_data(how.inline).build()
@@ -107,7 +107,7 @@ fn connect(
     let prepared = (0..count).map(qp).collect::<Result<Vec<_>, _>>()?;
     let peer = exchange.swap(&Hello {
         endpoints: prepared.iter().map(rocinante::PreparedQp::endpoint).collect(),
-        regions: vec![RemoteRegion::from(mr)],
+        regions: vec![mr.remote()],
         note: String::new(),
     })?;
     let Some(region) = peer.regions.first().filter(|_| peer.endpoints.len() == prepared.len())
@@ -119,7 +119,7 @@ fn connect(
     }
     let options = ConnectOptions { mtu: how.mtu, ..ConnectOptions::default() };
     for (qp, endpoint) in prepared.into_iter().zip(&peer.endpoints) {
-        let qp = qp.connect(endpoint, &options).map_err(|(_, error)| error)?;
+        let qp = qp.connect(endpoint, &options)?;
         if let (Some(wanted), Some(has)) = (how.mtu, qp.query().1.path_mtu)
             && wanted != has
         {

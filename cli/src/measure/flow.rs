@@ -194,7 +194,7 @@ impl Lanes<'_> {
         let places = self.places(plan);
         let mut list = Vec::with_capacity(plan.list.max(1));
         let mut run = Run::new(self, plan);
-        let mut out = [None; 32];
+        let mut out = [Wc::default(); 32];
         let mut last = Instant::now();
         let mut looks = 0u32;
         loop {
@@ -322,30 +322,27 @@ impl<'a, 'b> Run<'a, 'b> {
             let sges = &places[(count.posted % places.len() as u64) as usize];
             count.posted += 1;
             let last = count.posted == count.quota;
-            list.push(SendWr {
-                wr_id: (index as u64) << NUMBER_BITS | count.posted,
-                op: lane.request(op, offset, last && plan.mark_last),
-                data: SendData::Sges(sges),
-                signaled: last || count.posted.is_multiple_of(plan.signal_every.max(1) as u64),
-                solicited: false,
-                fence: false,
-            });
+            list.push(
+                SendWr::new(lane.request(op, offset, last && plan.mark_last), SendData::Sges(sges))
+                    .wr_id((index as u64) << NUMBER_BITS | count.posted)
+                    .signaled(last || count.posted.is_multiple_of(plan.signal_every.max(1) as u64)),
+            );
         }
         true
     }
 
     /// Takes completions, and returns their number.
-    fn look(&mut self, out: &mut [Option<Wc>; 32]) -> Result<usize, MeasureError> {
+    fn look(&mut self, out: &mut [Wc; 32]) -> Result<usize, MeasureError> {
         let mut found = 0;
         for cq in self.lanes.cqs {
-            let count = cq.poll(out).map_err(MeasureError::from)?;
-            found += count;
-            for wc in out.iter_mut().take(count).filter_map(Option::take) {
+            let completed = cq.poll(out).map_err(MeasureError::from)?;
+            found += completed.len();
+            for wc in completed {
                 if wc.status != WcStatus::Success {
                     let status = super::cause(wc.status, self.lanes.cqs);
                     return Err(MeasureError::Completion(status));
                 }
-                self.complete(&wc)?;
+                self.complete(wc)?;
             }
         }
         if let Some(start) = self.start.filter(|_| found > 0 || self.time().is_some()) {

@@ -156,8 +156,8 @@ impl<'a> Pings<'a> {
         self.posted += 1;
         let signaled = mark == LAST || self.posted.is_multiple_of(self.signal_every);
         self.unfinished += u64::from(signaled);
-        let op = SendOp::Write { remote: end.remote_landing(), rkey: end.remote.key(), imm: None };
-        let wr = SendWr { wr_id: self.posted, op, data, signaled, solicited: false, fence: false };
+        let op = SendOp::Write { remote: end.remote_landing(), rkey: end.remote.rkey, imm: None };
+        let wr = SendWr::new(op, data).wr_id(self.posted).signaled(signaled);
         Ok(end.qp.post_send(&[wr])?)
     }
 
@@ -302,7 +302,7 @@ impl Sends<'_> {
         let signaled = last || number.is_multiple_of(SIGNAL_EVERY);
         self.unfinished += u64::from(signaled);
         let op = SendOp::Send { imm: last.then_some([0; 4]) };
-        let wr = SendWr { wr_id: number, op, data, signaled, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(number).signaled(signaled);
         Ok(end.qp.post_send(&[wr])?)
     }
 
@@ -361,7 +361,7 @@ pub fn round_trips_apart(
     until: Until,
     times: &mut Histogram<u64>,
 ) -> Result<(), MeasureError> {
-    let (remote, rkey) = (end.remote.address, end.remote.key());
+    let (remote, rkey) = (end.remote.address, end.remote.rkey);
     let (op, size) = match what {
         RoundTrip::Read(size) => (SendOp::Read { remote, rkey }, size),
         RoundTrip::FetchAdd => (SendOp::FetchAdd { remote, rkey, add: 1 }, 8),
@@ -380,7 +380,7 @@ pub fn round_trips_apart(
             }
             before = Instant::now();
         }
-        let wr = SendWr { wr_id: number, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(number);
         end.qp.post_send(&[wr])?;
         end.wait("response")?;
         let after = Instant::now();

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use rocinante::{Access, ConnectOptions, Context, Cq, Exchange, Mr, Mtu, RemoteRegion};
+use rocinante::{Access, ConnectOptions, Context, Cq, Exchange, Mr, Mtu, RemoteSlice};
 
 use super::plan::{Atomic, Plan, Test};
 use super::table::{Bandwidth, Latency, Row};
@@ -39,7 +39,7 @@ pub struct Round<'a> {
     cq: Cq,
     mr: Mr,
     qps: Vec<Joined>,
-    remote: RemoteRegion,
+    remote: RemoteSlice,
     peer: IpAddr,
     mtu: Mtu,
 }
@@ -65,7 +65,11 @@ impl<'a> Round<'a> {
         };
         let mr = pd.allocate(2 * half.next_multiple_of(64), Access::ALL)?;
         let prepared = (0..plan.qps).map(|_| {
-            let qp = pd.qp(&cq, &cq).max_send_wr(plan.tx_depth).max_recv_wr(plan.rx_depth);
+            let qp = pd
+                .qp(&cq, &cq)
+                .access(Access::ALL)
+                .max_send_wr(plan.tx_depth)
+                .max_recv_wr(plan.rx_depth);
             qp.build()
         });
         let prepared = prepared.collect::<Result<Vec<_>, _>>()?;
@@ -73,7 +77,7 @@ impl<'a> Round<'a> {
         let options =
             ConnectOptions { mtu: wanted, min_rnr_timer: RNR_10_US, ..ConnectOptions::default() };
         let Theirs { qps, first: [_, first], region } =
-            session.join(prepared, Some((&mr).into()), &options)?;
+            session.join(prepared, Some(mr.remote()), &options)?;
         let remote = region.ok_or_else(|| session.failed("it has no region"))?;
         let mtu = wanted.unwrap_or(ctx.query_device().active_mtu.min(first.mtu));
         let peer = first.address;
@@ -174,7 +178,7 @@ impl<'a> Round<'a> {
             source: 0,
             landing: half,
             remote: self.remote.address,
-            rkey: self.remote.key(),
+            rkey: self.remote.rkey,
             to: None,
         };
         let lanes = Lanes {

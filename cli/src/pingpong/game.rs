@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    CompChannel, Context, Cq, Mr, Qp, RecvWr, SendData, SendOp, SendWr, Sge, VerbsError, Wc,
-    WcOpcode, WcStatus,
+    CompChannel, Context, Cq, Mr, Qp, RecvWr, SendData, SendWr, Sge, VerbsError, Wc, WcOpcode,
+    WcStatus,
 };
 
 use super::pattern;
@@ -121,14 +121,7 @@ impl PingPong<'_> {
             self.memory.write(0, &message);
         }
         let sge = self.sge(0);
-        let wr = SendWr {
-            wr_id: number,
-            op: SendOp::Send { imm: None },
-            data: SendData::Sges(&sge),
-            signaled: true,
-            solicited: false,
-            fence: false,
-        };
+        let wr = SendWr::send(SendData::Sges(&sge)).wr_id(number);
         self.qp.post_send(&[wr]).map_err(|error| VerbsError::from(error).into())
     }
 

@@ -68,7 +68,7 @@ pub(super) fn prepare(ctx: &Context, size: u32) -> Result<Prepared, VerbsError> 
     let control = pd.allocate(2 * ADVERT, Access::LOCAL_WRITE)?;
     let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
     let texts = pd.allocate(2 * size as usize, Access::LOCAL_WRITE | remote)?;
-    let qp = pd.qp(&cq, &cq).max_send_wr(16).max_recv_wr(2).build()?;
+    let qp = pd.qp(&cq, &cq).access(remote).max_send_wr(16).max_recv_wr(2).build()?;
     let local = qp.endpoint().address;
     let netdev = ctx.provider().name();
     let parts = Parts { cq, channel, control, texts, size, local, netdev };
@@ -210,7 +210,7 @@ impl RpingGame {
     fn post(&mut self, wr_id: u64, op: SendOp, sge: Sge) -> Result<(), Failure> {
         let sges = [sge];
         let data = SendData::Sges(&sges);
-        let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(wr_id);
         self.connection.post_send(&[wr]).map_err(VerbsError::from)?;
         while self.complete()?.wr_id != wr_id {}
         Ok(())

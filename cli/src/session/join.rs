@@ -14,7 +14,7 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, Connection, Params, Request};
-use rocinante::{ConnectOptions, Endpoint, Hello, Mtu, PreparedQp, Qp, RemoteRegion};
+use rocinante::{ConnectOptions, Endpoint, Hello, Mtu, PreparedQp, Qp, RemoteSlice};
 
 use super::door::{Door, turn_away};
 use super::{LINE_PATIENCE, Session, check_mtu};
@@ -62,7 +62,7 @@ pub struct Theirs {
     /// The endpoints of the first queue pair: this side's, and the peer's.
     pub first: [Endpoint; 2],
     /// The peer's region, where this side has one.
-    pub region: Option<RemoteRegion>,
+    pub region: Option<RemoteSlice>,
 }
 
 impl Session {
@@ -75,7 +75,7 @@ impl Session {
     pub fn join(
         &mut self,
         qps: Vec<PreparedQp>,
-        region: Option<RemoteRegion>,
+        region: Option<RemoteSlice>,
         options: &ConnectOptions,
     ) -> Result<Theirs, Failure> {
         if self.is_managed() {
@@ -88,7 +88,7 @@ impl Session {
     fn join_by_swap(
         &mut self,
         qps: Vec<PreparedQp>,
-        region: Option<RemoteRegion>,
+        region: Option<RemoteSlice>,
         options: &ConnectOptions,
     ) -> Result<Theirs, Failure> {
         let endpoints: Vec<_> = qps.iter().map(PreparedQp::endpoint).collect();
@@ -109,7 +109,7 @@ impl Session {
     fn join_by_cm(
         &mut self,
         qps: Vec<PreparedQp>,
-        region: Option<RemoteRegion>,
+        region: Option<RemoteSlice>,
         options: &ConnectOptions,
     ) -> Result<Theirs, Failure> {
         self.enter("connecting the queue pairs");
@@ -216,7 +216,7 @@ fn wanted(door: &Door, ticket: &Ticket) -> Option<Request> {
 struct Ticket {
     session: u64,
     index: u32,
-    region: Option<RemoteRegion>,
+    region: Option<RemoteSlice>,
 }
 
 impl Ticket {
@@ -234,7 +234,7 @@ impl Ticket {
         let read = || {
             let (session, rest) = private.split_first_chunk()?;
             let (index, rest) = rest.split_first_chunk()?;
-            let region = RemoteRegion::from_bytes(rest)?;
+            let region = RemoteSlice::from_bytes(rest)?;
             Some(Self {
                 session: u64::from_be_bytes(*session),
                 index: u32::from_be_bytes(*index),
@@ -245,7 +245,7 @@ impl Ticket {
     }
 
     /// The peer's region, if its ticket matches ours.
-    fn suits(&self, ours: &Self) -> Result<Option<RemoteRegion>, String> {
+    fn suits(&self, ours: &Self) -> Result<Option<RemoteSlice>, String> {
         if (self.session, self.index) != (ours.session, ours.index) {
             return Err("it accepts as if for another connection".to_owned());
         }
@@ -269,8 +269,11 @@ mod tests {
 
     #[test]
     fn tickets_are_read_as_they_are_written() {
-        let region =
-            RemoteRegion { address: 0x0102_0304_0506_0708, len: 9 << 33, rkey: 0xa0b0_c0d0 };
+        let region = RemoteSlice {
+            address: 0x0102_0304_0506_0708,
+            len: 9 << 33,
+            rkey: rocinante::Key(0xa0b0_c0d0),
+        };
         for region in [None, Some(region)] {
             let ticket = Ticket { session: 0xfeed_face_dead_beef, index: 0x0a0b_0c0d, region };
             let mut private = ticket.bytes().to_vec();

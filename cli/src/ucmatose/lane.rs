@@ -64,7 +64,7 @@ impl MessageLane {
         let sges = [memory.sge(0, *size as usize)];
         for wr_id in 0..u64::from(*count) {
             let (op, data) = (SendOp::Send { imm: None }, SendData::Sges(&sges));
-            let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+            let wr = SendWr::new(op, data).wr_id(wr_id);
             self.connection.post_send(&[wr]).map_err(VerbsError::from)?;
         }
         Ok(())

@@ -236,7 +236,7 @@ impl Queue {
         self.outgoing.write(0, message);
         let (op, sges) = (SendOp::Send { imm: None }, [self.outgoing.sge(0, message.len())]);
         let data = SendData::Sges(&sges);
-        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(1);
         Ok(connection.post_send(&[wr])?)
     }
 

@@ -163,16 +163,16 @@ fn attend(
     number: u64,
 ) -> Result<std::convert::Infallible, VerbsError> {
     let cq = ctx.create_cq(1)?;
-    let qp = pd.qp(&cq, &cq).build()?;
+    let qp = pd.qp(&cq, &cq).access(Access::ALL).build()?;
     let hello = Hello {
         endpoints: vec![qp.endpoint()],
-        regions: vec![table.into()],
+        regions: vec![table.remote()],
         note: number.to_string(),
     };
     let peer = exchange.swap(&hello)?;
     let peer = peer.endpoints.first().ok_or(invalid("no queue pair"))?;
     // From now on the device serves this client without this program.
-    let _qp = qp.connect(peer, &options()).map_err(|(_, error)| error)?;
+    let _qp = qp.connect(peer, &options())?;
     exchange.barrier("connected")?;
     exchange.set_patience(None);
     loop {
@@ -233,7 +233,7 @@ impl Store {
         let mut exchange = Exchange::connect(server, Duration::from_secs(5))?;
         let pd = ctx.alloc_pd();
         let cq = ctx.create_cq(8)?;
-        let qp = pd.qp(&cq, &cq).build()?;
+        let qp = pd.qp(&cq, &cq).access(Access::ALL).build()?;
         let scratch = pd.allocate(2 * SLOT, Access::LOCAL_WRITE)?;
         let hello = Hello { endpoints: vec![qp.endpoint()], ..Hello::default() };
         let peer = exchange.swap(&hello)?;
@@ -244,9 +244,9 @@ impl Store {
         if table.len != (SLOTS * SLOT) as u64 {
             return Err(invalid("the server's table has another size"));
         }
-        let qp = qp.connect(endpoint, &options()).map_err(|(_, error)| error)?;
+        let qp = qp.connect(endpoint, &options())?;
         exchange.barrier("connected")?;
-        let (table, rkey, torn) = (table.address, table.key(), AtomicU64::new(0));
+        let (table, rkey, torn) = (table.address, table.rkey, AtomicU64::new(0));
         Ok(Self { qp, cq, scratch, table, rkey, number, torn, _exchange: exchange })
     }
 
@@ -355,13 +355,8 @@ impl Store {
     /// Posts requests and waits for the last one, which completes only after all others.
     fn post(&self, list: &[(SendOp, SendData<'_>)]) -> Result<(), VerbsError> {
         let last = list.len() - 1;
-        let list = (0..).zip(list).map(|(index, (op, data))| SendWr {
-            wr_id: index,
-            op: *op,
-            data: *data,
-            signaled: index == last as u64,
-            solicited: false,
-            fence: false,
+        let list = (0..).zip(list).map(|(index, (op, data))| {
+            SendWr::new(*op, *data).wr_id(index).signaled(index == last as u64)
         });
         self.qp.post_send(&list.collect::<Vec<_>>())?;
         let wc = self.cq.wait_one(Duration::from_secs(20))?;

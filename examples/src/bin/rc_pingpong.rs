@@ -15,8 +15,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    Access, ConnectOptions, Cq, Endpoint, Exchange, Hello, Mr, Qp, RecvWr, SendData, SendOp,
-    SendWr, VerbsError, WcStatus,
+    Access, ConnectOptions, Cq, Endpoint, Exchange, Hello, Mr, Qp, RecvWr, SendWr, VerbsError,
+    WcStatus,
 };
 use rocinante_examples::{Args, PORT};
 
@@ -80,7 +80,7 @@ fn run(bind: IpAddr, args: &Args) -> Result<(), VerbsError> {
 
     // Through RTR to RTS. On failure the error also returns the queue pair, which is of no use
     // here.
-    let qp = qp.connect(&peer, &ConnectOptions::default()).map_err(|(_, error)| error)?;
+    let qp = qp.connect(&peer, &ConnectOptions::default())?;
     // Neither side sends before both can receive.
     exchange.barrier("connected")?;
 
@@ -118,14 +118,7 @@ impl Player {
     fn send(&self, number: u64) -> Result<(), VerbsError> {
         // The region is ours again after the completion of the previous message.
         self.outgoing.write(0, &vec![letter(number); self.size]);
-        self.qp.post_send(&[SendWr {
-            wr_id: number,
-            op: SendOp::Send { imm: None },
-            data: SendData::Sges(&[self.outgoing.sge(0, self.size)]),
-            signaled: true,
-            solicited: false,
-            fence: false,
-        }])?;
+        self.qp.post_send(&[SendWr::send(&[self.outgoing.sge(0, self.size)]).wr_id(number)])?;
         wait(&self.sent)
     }
 

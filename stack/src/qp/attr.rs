@@ -37,6 +37,8 @@ pub struct QpInit {
     pub sq_sig_all: bool,
     /// The caller's own value, handed back through [`Completions`](crate::Completions).
     pub cookie: u64,
+    /// The program's own value, handed back in each completion.
+    pub context: u64,
 }
 
 /// Where the peer is: the address vector, with what the caller knows of its receive queue.

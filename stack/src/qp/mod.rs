@@ -251,6 +251,7 @@ impl Core {
                 imm: received.imm,
                 invalidated: received.invalidated,
                 qpn: self.qpn,
+                context: self.init.context,
                 src_qp: received.src_qp,
                 solicited: received.solicited,
             },
@@ -300,8 +301,8 @@ impl Core {
 
     fn cqe(&self, wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len: u32) -> Cqe {
         let solicited = status != WcStatus::Success;
-        let qpn = self.qpn;
+        let (qpn, context) = (self.qpn, self.init.context);
         let (imm, invalidated, src_qp) = (None, None, None);
-        Cqe { wr_id, status, opcode, byte_len, imm, invalidated, qpn, src_qp, solicited }
+        Cqe { wr_id, status, opcode, byte_len, imm, invalidated, qpn, context, src_qp, solicited }
     }
 }

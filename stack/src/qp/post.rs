@@ -193,7 +193,7 @@ mod tests {
     const KEY: Key = Key(9);
 
     fn wr(op: SendOp, data: SendData<'_>) -> SendWr<'_> {
-        SendWr { wr_id: 1, op, data, signaled: false, solicited: false, fence: false }
+        SendWr::new(op, data).wr_id(1).signaled(false)
     }
 
     /// A request at each limit passes with its length, one beyond it is refused by name.

@@ -321,6 +321,7 @@ pub fn qp_init(setup: &Setup) -> QpInit {
         max_inline_data: 64,
         sq_sig_all: false,
         cookie: 0,
+        context: 0,
     }
 }
 

@@ -49,7 +49,7 @@ impl Pair {
     pub fn send_on(&mut self, at: usize, qp: usize, wr_id: u64, op: SendOp, sges: &[Sge]) {
         let end = &mut self.ends[at];
         let data = SendData::Sges(sges);
-        let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(wr_id);
         end.engine.post_send(end.qpns[qp], &wr, &mut end.host).expect("room in the queue");
     }
 

@@ -40,7 +40,7 @@ impl Solo {
     /// Posts a signaled request with data of the arena.
     pub fn post(&mut self, wr_id: u64, op: SendOp, sges: &[Sge]) {
         let data = SendData::Sges(sges);
-        let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(wr_id);
         self.post_wr(&wr).expect("a good request");
     }
 

@@ -338,8 +338,7 @@ fn requests_are_refused_more_often_than_the_queue_is_deep() {
     let mut solo = Solo::new(&setup());
     let inline = rocinante_stack::verbs::SendData::Inline(&[7; 65]);
     let (op, wr_id) = (SendOp::Send { imm: None }, 9);
-    let refused =
-        SendWr { wr_id, op, data: inline, signaled: true, solicited: false, fence: false };
+    let refused = SendWr::new(op, inline).wr_id(wr_id);
     for _ in 0..ROUNDS {
         assert!(solo.post_wr(&refused).is_err());
     }

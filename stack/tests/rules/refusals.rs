@@ -59,7 +59,7 @@ fn in_state(qp_type: QpType, state: QpState) -> End {
 }
 
 fn wr(op: SendOp, data: SendData<'_>) -> SendWr<'_> {
-    SendWr { wr_id: 7, op, data, signaled: true, solicited: false, fence: false }
+    SendWr::new(op, data).wr_id(7)
 }
 
 /// Removes one attribute.

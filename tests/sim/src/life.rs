@@ -296,6 +296,7 @@ impl World<'_> {
             max_inline_data: INLINE,
             sq_sig_all: false,
             cookie: end as u64,
+            context: 0,
         };
         let engine = self.hosts[at].engine.as_mut().ok_or("the host is down")?;
         engine.create_qp(&init, self.ends[end].home).ok_or_else(|| "no queue pair".into())

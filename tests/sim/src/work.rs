@@ -282,7 +282,9 @@ impl World<'_> {
             answered: 0,
         };
         let data = if inline { SendData::Inline(&draft.data) } else { SendData::Sges(&sges) };
-        let wr = SendWr { wr_id: id, op: draft.op, data, signaled, solicited, fence };
+        let mut wr = SendWr::new(draft.op, data).wr_id(id).signaled(signaled);
+        wr.solicited = solicited;
+        wr.fence = fence;
         if let Some(stream) = self.ends[end].current() {
             stream.push(request);
         }
@@ -349,7 +351,7 @@ impl World<'_> {
             _ if self.ends[end].outstanding() >= DEPTH => PostError::Full,
             other => other,
         };
-        let wr = SendWr { wr_id: 0, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data);
         self.tally.steps += 1;
         self.tally.faults.garbage_call += 1;
         let Host { engine: Some(engine), ram, .. } = &mut self.hosts[host] else { return Ok(()) };

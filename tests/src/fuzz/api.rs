@@ -102,6 +102,7 @@ impl Calls {
             max_inline_data: u32::from(input.u8() % 100),
             sq_sig_all: input.u8().is_multiple_of(2),
             cookie: 0,
+            context: 0,
         };
         self.qps.extend(self.engine.create_qp(&init, input.u32()));
     }
@@ -184,7 +185,9 @@ impl Calls {
             n => SendData::Sges(&list[..usize::from(n) % 4]),
         };
         let (signaled, solicited, fence) = (flags & 8 == 0, flags & 16 == 0, flags & 32 == 0);
-        let wr = SendWr { wr_id: 1, op, data, signaled, solicited, fence };
+        let mut wr = SendWr::new(op, data).wr_id(1).signaled(signaled);
+        wr.solicited = solicited;
+        wr.fence = fence;
         let _ = self.engine.post_send(qpn, &wr, &mut self.host);
     }
 

@@ -98,7 +98,8 @@ impl Victim {
         }
         let data = SendData::Sges(&list[..elements]);
         let fence = input.u8().is_multiple_of(8);
-        let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence };
+        let mut wr = SendWr::new(op, data).wr_id(wr_id);
+        wr.fence = fence;
         if self.solo.post_wr(&wr).is_ok() {
             self.posted.insert(wr_id);
         }

@@ -3,7 +3,7 @@
 //!
 //! A word that is understood is written again, and the copy means the same.
 
-use rocinante::{RemoteRegion, fuzzing};
+use rocinante::{RemoteSlice, fuzzing};
 use rocinante_cli::compat::ibv::message::{Address, LEN as ADDRESS_LEN};
 use rocinante_cli::compat::perftest::message::{self, KEYS_LEN, Keys, REPORT_PARTS, Report};
 use rocinante_cli::perf::plan::{Given, Plan, Test};
@@ -58,7 +58,7 @@ pub(super) fn run(data: &[u8]) {
             let _ = message::cache_line(input.bytes());
         }
         7 => {
-            if let Some(region) = RemoteRegion::from_bytes(input.0) {
+            if let Some(region) = RemoteSlice::from_bytes(input.0) {
                 assert_eq!(region.to_bytes()[..], input.0[..region.to_bytes().len()]);
             }
         }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    Access, ConnectOptions, Exchange, Hello, Mr, Qp, QpState, RemoteRegion, SendOp, WcStatus,
+    Access, ConnectOptions, Exchange, Hello, Mr, Qp, QpState, RemoteSlice, SendOp, WcStatus,
 };
 
 use crate::harness::{
@@ -53,7 +53,7 @@ fn options() -> ConnectOptions {
 struct Connection {
     qp: Qp,
     mr: Mr,
-    remote: RemoteRegion,
+    remote: RemoteSlice,
     exchange: Exchange,
 }
 
@@ -64,21 +64,21 @@ impl Connection {
         let mr = side.pd.allocate(2 * LEN, Access::ALL).unwrap();
         let hello = Hello {
             endpoints: vec![prepared.endpoint()],
-            regions: vec![RemoteRegion::from(&mr)],
+            regions: vec![mr.remote()],
             note: String::new(),
         };
         let heard = exchange.swap(&hello).unwrap();
-        let qp = prepared.connect(&heard.endpoints[0], &options()).map_err(|(_, e)| e).unwrap();
+        let qp = prepared.connect(&heard.endpoints[0], &options()).unwrap();
         exchange.barrier("connected").unwrap();
         Self { qp, mr, remote: heard.regions[0], exchange }
     }
 
     fn write(&self) -> SendOp {
-        SendOp::Write { remote: self.remote.address, rkey: self.remote.key(), imm: None }
+        SendOp::Write { remote: self.remote.address, rkey: self.remote.rkey, imm: None }
     }
 
     fn read(&self) -> SendOp {
-        SendOp::Read { remote: self.remote.address, rkey: self.remote.key() }
+        SendOp::Read { remote: self.remote.address, rkey: self.remote.rkey }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rocinante::{
-    Access, FlushLevel, Mr, Placement, PostError, Provider, Qp, SendData, SendOp, SendWr,
+    Access, FlushLevel, Mr, Placement, PostError, Provider, Qp, SendOp, SendWr,
     VerbsError, WcOpcode, WcStatus,
 };
 
@@ -29,7 +29,7 @@ fn flush(mr: &Mr, placement: Placement, level: FlushLevel) -> SendOp {
 
 /// A signaled request with inline data.
 fn inline(wr_id: u64, op: SendOp, bytes: &[u8]) -> SendWr<'_> {
-    SendWr { data: SendData::Inline(bytes), ..wr(wr_id, op, &[]) }
+    SendWr::new(op, bytes).wr_id(wr_id)
 }
 
 /// Posts a FLUSH. Returns `false` on a device of the kernel if the library has no `ibv_wr_flush`.
@@ -97,7 +97,7 @@ pub fn an_atomic_write_is_whole_and_behind_what_is_before(on: On) {
             let write = SendOp::Write { remote, rkey, imm: None };
             let value = (u64::from(!round) << 32 | u64::from(round)).to_ne_bytes();
             let list = [source.sge(0, LEN)];
-            let before = SendWr { signaled: false, ..wr(0, write, &list) };
+            let before = wr(0, write, &list).signaled(false);
             qp.post_send(&[before, inline(u64::from(round), store(&target, word), &value)])
                 .unwrap();
             let done = a.succeed(u64::from(round));
@@ -139,7 +139,7 @@ pub fn what_was_written_is_flushed(on: On) {
         let (remote, rkey) = (target.address(), target.rkey());
         let write = SendOp::Write { remote, rkey, imm: None };
         let list = [source.sge(0, LEN)];
-        qp.post_send(&[SendWr { signaled: false, ..wr(0, write, &list) }]).unwrap();
+        qp.post_send(&[wr(0, write, &list).signaled(false)]).unwrap();
         let request = wr(7, flush(&target, Placement::GLOBAL, level), &[]);
         if !posts(&harness, &qp, &request) {
             return println!("no FLUSH was asked for: this libibverbs has no ibv_wr_flush");

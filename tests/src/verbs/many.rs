@@ -144,7 +144,7 @@ pub fn queue_pairs_come_and_go_while_others_work(on: On) {
     let steady_cq = a.ctx.create_cq(64).unwrap();
     let steady: Vec<[Qp; 2]> = (0..8)
         .map(|_| {
-            let mine = a.pd.qp(&steady_cq, &steady_cq).build().unwrap();
+            let mine = a.pd.qp(&steady_cq, &steady_cq).access(Access::ALL).build().unwrap();
             harness.connect([mine, b.qp().build().unwrap()])
         })
         .collect();

@@ -37,7 +37,7 @@ fn builder(side: &Side) -> QpBuilder {
 
 fn ready(builder: QpBuilder) -> Qp {
     let qp = builder.build().unwrap().ready();
-    qp.map_err(|(_, error)| error).expect("a queue pair without a peer")
+    qp.expect("a queue pair without a peer")
 }
 
 fn attach(side: &Side, qp: &Qp, group: IpAddr) -> Result<(), VerbsError> {
@@ -45,7 +45,7 @@ fn attach(side: &Side, qp: &Qp, group: IpAddr) -> Result<(), VerbsError> {
 }
 
 fn to(side: &Side, group: IpAddr) -> Ah {
-    side.run(|| side.pd.create_ah(0, &PeerPath::new(group))).expect("a handle")
+    side.run(|| side.pd.create_ah(&PeerPath::new(group))).expect("a handle")
 }
 
 /// Posts the receive `wr_id`, in its part of `buffers`.

@@ -218,15 +218,15 @@ pub fn a_device_reaches_itself(on: On) {
         let [first, second] = prepared;
         let options = &harness.setup.connect;
         let (first, second) = a.run(|| {
-            let second = second.connect(&ends[0], options).map_err(|(_, error)| error).unwrap();
-            let first = first.connect(&ends[1], options).map_err(|(_, error)| error).unwrap();
+            let second = second.connect(&ends[0], options).unwrap();
+            let first = first.connect(&ends[1], options).unwrap();
             (first, second)
         });
         talk(a, &first, &second);
         // And a queue pair that is its own peer.
         let alone = a.qp().build().unwrap();
         let end = alone.endpoint();
-        let alone = a.run(|| alone.connect(&end, options)).map_err(|(_, error)| error).unwrap();
+        let alone = a.run(|| alone.connect(&end, options)).unwrap();
         talk(a, &alone, &alone);
         if harness.is_software() {
             let counters = a.ctx.counters();

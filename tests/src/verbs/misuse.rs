@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rocinante::{
     Access, AsyncEvent, ModifyAttr, ModifyError, Mtu, PeerPath, PostError, Qp, QpAttr, QpCaps,
-    QpEvent, QpState, RecvWr, SendData, SendOp, SendWr, VerbsError, WcStatus,
+    QpEvent, QpState, RecvWr, SendOp, SendWr, VerbsError, WcStatus,
 };
 
 use crate::harness::{Harness, On, Setup, wait_until, wr};
@@ -19,7 +19,7 @@ const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
 
 fn inline(wr_id: u64, op: SendOp, bytes: &[u8]) -> SendWr<'_> {
-    SendWr { data: SendData::Inline(bytes), ..wr(wr_id, op, &[]) }
+    SendWr::new(op, bytes).wr_id(wr_id)
 }
 
 /// Checks the error and the errno of a failed post, and the index of its request.
@@ -69,7 +69,7 @@ pub fn a_queue_takes_what_it_was_made_for(on: On) {
         max_recv_sge: 1,
         max_inline_data: 16,
     };
-    let qps = [a, b].map(|side| side.pd.qp(&side.cq, &side.cq).caps(caps).build().unwrap());
+    let qps = [a, b].map(|side| side.pd.qp(&side.cq, &side.cq).access(Access::ALL).caps(caps).build().unwrap());
     let [qp, peer] = harness.connect(qps);
     let mr = a.pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
     let sge = mr.sge(0, 8);
@@ -150,7 +150,7 @@ pub fn room_in_a_queue_comes_back_with_completions(on: On) {
     // An unsignaled request holds its place until it is acknowledged.
     let last = room - 1;
     let sends: Vec<_> =
-        (0..room).map(|wr_id| SendWr { signaled: wr_id == last, ..wr(wr_id, SEND, &[]) }).collect();
+        (0..room).map(|wr_id| wr(wr_id, SEND, &[]).signaled(wr_id == last)).collect();
     for _ in 0..200 {
         peer.post_recv(&receives).unwrap();
         refused(peer.post_recv(&receives[..1]), 0, PostError::Full, ENOMEM);
@@ -240,17 +240,17 @@ pub fn what_is_in_use_is_not_destroyed(on: On) {
     let pd = a.ctx.alloc_pd();
     let cq = a.ctx.create_cq(8).unwrap();
     let qp = pd.qp(&cq, &cq).build_reset().unwrap();
-    let (cq, error) = cq.destroy().unwrap_err();
+    let rocinante::Refused { value: cq, error } = cq.destroy().unwrap_err();
     busy(error);
-    let (pd, error) = pd.dealloc().unwrap_err();
+    let rocinante::Refused { value: pd, error } = pd.dealloc().unwrap_err();
     busy(error);
     drop(qp);
-    cq.destroy().map_err(|(_, error)| error).unwrap();
+    cq.destroy().unwrap();
     let mr = pd.allocate(64, Access::NONE).unwrap();
-    let (pd, error) = pd.dealloc().unwrap_err();
+    let rocinante::Refused { value: pd, error } = pd.dealloc().unwrap_err();
     busy(error);
     drop(mr);
-    pd.dealloc().map_err(|(_, error)| error).unwrap();
+    pd.dealloc().unwrap();
 }
 
 pub fn a_completion_queue_that_overflows_breaks_its_queue_pairs(on: On) {
@@ -258,7 +258,7 @@ pub fn a_completion_queue_that_overflows_breaks_its_queue_pairs(on: On) {
     let [a, b] = &harness.sides;
     let small = a.ctx.create_cq(4).unwrap();
     let room = small.depth() as u64;
-    let mine = a.pd.qp(&small, &small).max_send_wr(512).build().unwrap();
+    let mine = a.pd.qp(&small, &small).access(Access::ALL).max_send_wr(512).build().unwrap();
     let [qp, peer] = harness.connect([mine, b.qp().build().unwrap()]);
     let other = harness.pair();
     let target = b.pd.allocate(64, Access::ALL).unwrap();
@@ -299,7 +299,7 @@ pub fn a_completion_queue_that_overflows_breaks_its_queue_pairs(on: On) {
 pub fn objects_of_two_devices_do_not_mix(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;
-    let error = a.pd.qp(&b.cq, &a.cq).build().unwrap_err();
+    let error = a.pd.qp(&b.cq, &a.cq).access(Access::ALL).build().unwrap_err();
     assert!(matches!(error, VerbsError::Invalid(_)));
     let channel = b.channel();
     let error = a.ctx.create_cq_with(1, &channel).unwrap_err();

@@ -105,7 +105,7 @@ pub fn a_queue_that_goes_takes_its_event_along(on: On) {
     let channel = b.channel();
     let tells = || {
         let cq = b.ctx.create_cq_with(16, &channel).unwrap();
-        let its = b.pd.qp(&cq, &cq).build().unwrap();
+        let its = b.pd.qp(&cq, &cq).access(Access::ALL).build().unwrap();
         let [qp, peer] = harness.connect([a.qp().build().unwrap(), its]);
         cq.req_notify(false).unwrap();
         peer.post_recv(&[RecvWr { wr_id: 1, sges: &[] }]).unwrap();
@@ -135,7 +135,7 @@ pub fn channels_and_events_are_waited_for_together(on: On) {
     let cqs = [0, 1].map(|at| {
         harness.sides[at].ctx.create_cq_with(64, &channels[at]).expect("a queue with a channel")
     });
-    let make = |at: usize| harness.sides[at].pd.qp(&cqs[at], &cqs[at]).build().unwrap();
+    let make = |at: usize| harness.sides[at].pd.qp(&cqs[at], &cqs[at]).access(Access::ALL).build().unwrap();
     let [qp, peer] = harness.connect([make(0), make(1)]);
     let epoll = Epoll::new(&[
         (channels[0].as_fd(), 0),

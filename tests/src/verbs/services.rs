@@ -28,7 +28,7 @@ fn server_of(harness: &Harness) -> SocketAddr {
 
 fn ready(side: &Side, qkey: u32) -> rocinante::Qp {
     let qp = side.qp().qp_type(QpType::Ud).qkey(qkey).build().unwrap().ready();
-    qp.map_err(|(_, error)| error).unwrap()
+    qp.unwrap()
 }
 
 /// Two peers, each with a queue pair and a key of its own at the server.

@@ -63,14 +63,14 @@ pub fn datagrams_share_receives(on: On) {
     let [a, b] = &harness.sides;
     let srq = b.pd.create_srq(16, 1).unwrap();
     let ready = |prepared: rocinante::PreparedQp| {
-        prepared.ready().map_err(|(_, error)| error).expect("a queue pair without a peer")
+        prepared.ready().expect("a queue pair without a peer")
     };
     let from = ready(a.qp().qp_type(QpType::Ud).build().unwrap());
     let to: Vec<Qp> =
         (0..2).map(|_| ready(b.qp().qp_type(QpType::Ud).srq(&srq).build().unwrap())).collect();
     let buffers = b.pd.allocate(8 * SIZE, Access::LOCAL_WRITE).unwrap();
     let source = a.pd.allocate(SIZE, Access::NONE).unwrap();
-    let ah = a.run(|| a.pd.create_ah(0, &PeerPath::new(b.address))).unwrap();
+    let ah = a.run(|| a.pd.create_ah(&PeerPath::new(b.address))).unwrap();
     (0..8).for_each(|wr_id| post(&srq, &buffers, wr_id).unwrap());
     for round in 0..8 {
         let data = pattern(200 + round, round as u64);
@@ -184,7 +184,7 @@ pub fn a_shared_queue_in_use_is_not_destroyed(on: On) {
     let refused = qp.post_recv(&[RecvWr { wr_id: 1, sges: &[] }]).unwrap_err();
     assert_eq!((refused.index, refused.error), (0, PostError::Shared));
     assert_eq!(qp.srq().map(Srq::number), Some(srq.number()));
-    let (srq, error) = srq.destroy().unwrap_err();
+    let rocinante::Refused { value: srq, error } = srq.destroy().unwrap_err();
     assert!(matches!(error, VerbsError::Busy(_)), "{error}");
     drop(qp);
     // It takes as many receives as it reports, with as many elements.
@@ -199,7 +199,7 @@ pub fn a_shared_queue_in_use_is_not_destroyed(on: On) {
     let refused = srq.post_recv(&list).unwrap_err();
     assert_eq!(refused.error, PostError::Full);
     assert!(refused.index >= attr.max_wr as usize, "{refused} of {attr:?}");
-    srq.destroy().map_err(|(_, error)| error).unwrap();
+    srq.destroy().unwrap();
 }
 
 /// Eight senders, sixteen receives: the senders wait for receives, and no message is lost or mixed

@@ -18,13 +18,13 @@ const SIZE: usize = 32 << 10;
 /// A datagram queue pair of a side, in RTS.
 fn datagrams(side: &Side, qkey: u32) -> Qp {
     let prepared: PreparedQp = side.qp().qp_type(QpType::Ud).qkey(qkey).build().unwrap();
-    prepared.ready().map_err(|(_, error)| error).expect("a queue pair without a peer")
+    prepared.ready().expect("a queue pair without a peer")
 }
 
 /// An address handle from one side to the other.
 fn way(from: &Side, to: &Side) -> Ah {
     let index = from.ctx.gids().iter().position(|gid| *gid == from.address).expect("its address");
-    from.run(|| from.pd.create_ah(index, &PeerPath::new(to.address))).unwrap()
+    from.run(|| from.pd.create_ah(&PeerPath::new(to.address).from(index))).unwrap()
 }
 
 /// Waits until `count` packets were dropped for this reason. Devices of the kernel do not report

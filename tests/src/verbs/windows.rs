@@ -285,7 +285,7 @@ pub fn what_cannot_be_bound(on: On) {
         .push((SendOp::BindMw { mw: Key(0x77), rkey, region, addr, len, access }, ends.window()));
     let mw = ends.window();
     let after = mw.bind(&MwPart { mr: &gone, ..good });
-    gone.deregister().map_err(|(_, error)| error).unwrap();
+    gone.deregister().unwrap();
     requests.push((after, mw));
     for (op, _mw) in &requests {
         let [_qp, peer] = ends.harness.pair();
@@ -349,9 +349,9 @@ pub fn a_region_with_a_window_stays(on: On) {
     let remote = part.address();
     let rkey = ends.bind(&peer, &mw, &part);
     let Ends { region, .. } = ends;
-    let (region, error) = region.deregister().unwrap_err();
+    let rocinante::Refused { value: region, error } = region.deregister().unwrap_err();
     assert!(matches!(error, VerbsError::Busy(_)), "{error}");
-    ends.region = region;
+    ends.region = *region;
     if ends.harness.is_software() {
         let error = ends.region.rereg(&Rereg::default()).unwrap_err();
         assert!(matches!(error, VerbsError::Busy(_)), "{error}");
@@ -359,7 +359,7 @@ pub fn a_region_with_a_window_stays(on: On) {
     ends.write(&qp, rkey, remote, 64);
     peer.post_send(&[wr(1, SendOp::LocalInv { rkey }, &[])]).unwrap();
     ends.harness.sides[1].succeed(1);
-    ends.region.deregister().map_err(|(_, error)| error).unwrap();
+    ends.region.deregister().unwrap();
     drop(mw);
 }
 
@@ -475,10 +475,10 @@ pub fn a_region_is_registered_anew(on: On) {
     let domain = b.ctx.alloc_pd();
     region.rereg(&Rereg { pd: Some(&domain), ..Rereg::default() }).unwrap();
     ends.refused(qp, region.rkey(), region.address());
-    let prepared = [a.qp(), domain.qp(&b.cq, &b.cq)].map(|qp| qp.build().unwrap());
+    let prepared = [a.qp(), domain.qp(&b.cq, &b.cq).access(Access::ALL)].map(|qp| qp.build().unwrap());
     let [qp, _peer] = ends.harness.connect(prepared);
     ends.write(&qp, region.rkey(), region.address(), 4096);
-    let (_, error) = domain.dealloc().unwrap_err();
+    let error = domain.dealloc().unwrap_err().error;
     assert!(matches!(error, VerbsError::Busy(_)), "{error}");
     let foreign = a.ctx.alloc_pd();
     let error = region.rereg(&Rereg { pd: Some(&foreign), ..Rereg::default() }).unwrap_err();

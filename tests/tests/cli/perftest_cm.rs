@@ -84,7 +84,7 @@ fn meets(words: &[&[u8]], stays: bool) -> Done {
     let ctx = OpenOptions::new().netdev(Backend::Udp).open(addresses.client.into()).unwrap();
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64).unwrap());
     let memory = pd.allocate(2048, Access::LOCAL_WRITE).unwrap();
-    let qp = pd.qp(&cq, &cq).max_send_wr(16).max_recv_wr(16).build().unwrap();
+    let qp = pd.qp(&cq, &cq).access(Access::ALL).max_send_wr(16).max_recv_wr(16).build().unwrap();
     for wr_id in 0..16 {
         qp.post_recv(&[RecvWr { wr_id, sges: &[memory.sge(0, 256)] }]).unwrap();
     }
@@ -102,7 +102,7 @@ fn meets(words: &[&[u8]], stays: bool) -> Done {
         memory.write(1024, word);
         let sges = [memory.sge(1024, word.len())];
         let (op, data) = (SendOp::Send { imm: None }, SendData::Sges(&sges));
-        let wr = SendWr { wr_id: SENT, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(SENT);
         connection.post_send(&[wr]).unwrap();
         while !complete() {
             heard += 1;

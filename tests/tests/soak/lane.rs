@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rocinante::cm::Connection;
 use rocinante::{
-    Access, Cq, Mr, Pd, PreparedQp, QpState, RecvWr, RemoteRegion, SendData, SendOp, SendWr, Sge,
+    Access, Cq, Mr, Pd, PreparedQp, QpState, RecvWr, RemoteSlice, SendData, SendOp, SendWr, Sge,
     VerbsError, Wc, WcOpcode, WcStatus,
 };
 use rocinante_tests::harness::{assert_same, pattern, wr};
@@ -192,11 +192,11 @@ impl Unconnected {
     }
 
     /// The region that the peer needs.
-    pub(super) fn region(&self) -> RemoteRegion {
-        RemoteRegion::from(&self.shared)
+    pub(super) fn region(&self) -> RemoteSlice {
+        self.shared.remote()
     }
 
-    pub(super) fn connected(self, qp: Connection, remote: RemoteRegion, voices: [u64; 2]) -> Lane {
+    pub(super) fn connected(self, qp: Connection, remote: RemoteSlice, voices: [u64; 2]) -> Lane {
         let Self { shared, own } = self;
         let [voice, hears] = voices;
         Lane {
@@ -244,7 +244,7 @@ enum Last {
 
 /// A working queue pair.
 pub(super) struct Lane {
-    remote: RemoteRegion,
+    remote: RemoteSlice,
     /// Labels of our messages and of the peer's. They are in each message, so that it is not
     /// mistaken for that of another lane or of an earlier life.
     voice: u64,
@@ -317,7 +317,7 @@ impl Lane {
     /// Confirms to the peer how many of its turns were received.
     fn tell(&mut self) {
         self.told = self.heard;
-        let (remote, rkey) = (self.remote.address + HEARD as u64, self.remote.key());
+        let (remote, rkey) = (self.remote.address + HEARD as u64, self.remote.rkey);
         let op = SendOp::Write { remote, rkey, imm: None };
         self.inline(Kind::Heard, self.heard, op, &self.heard.to_ne_bytes());
     }
@@ -325,7 +325,7 @@ impl Lane {
     fn inline(&mut self, kind: Kind, turn: u64, op: SendOp, bytes: &[u8]) {
         let wr_id = turn * 8 + kind as u64;
         let data = SendData::Inline(bytes);
-        let request = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+        let request = SendWr::new(op, data).wr_id(wr_id);
         self.qp.post_send(&[request]).unwrap_or_else(|e| panic!("{self}: {e}"));
         self.under_way.push_back(wr_id);
     }
@@ -343,7 +343,7 @@ impl Lane {
         });
         let back = [self.own.sge(READ_BACK + slot * LEN_MAX, write.len)];
         let results = [0, 8].map(|nth| [self.own.sge(RESULTS + 16 * slot + nth, 8)]);
-        let rkey = self.remote.key();
+        let rkey = self.remote.rkey;
         let [there, with_imm] = [0, 1].map(|nth| self.remote.address + target(slot, nth) as u64);
         let word = self.remote.address + WORD as u64;
         let Atomics { add, compare, swap, after } =

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{Connecting, Listener, Params};
-use rocinante::{ConnectOptions, Context, Cq, Mtu, Pd, Qpn, RemoteRegion, VerbsError, Wc};
+use rocinante::{ConnectOptions, Context, Cq, Mtu, Pd, Qpn, RemoteSlice, VerbsError, Wc};
 
 use super::lane::{Lane, Source, Tally, Unconnected, completions};
 
@@ -23,7 +23,7 @@ pub(super) const PROMISE: Duration =
 /// How long to wait for a completion before the lanes look at their memory.
 const LOOK: Duration = Duration::from_micros(500);
 
-fn params(region: RemoteRegion, words: &[u64]) -> Params {
+fn params(region: RemoteSlice, words: &[u64]) -> Params {
     let options = ConnectOptions {
         mtu: Some(Mtu::Mtu1024),
         timeout: TIMEOUT,
@@ -45,13 +45,13 @@ struct Asker {
 }
 
 impl Asker {
-    fn of(private: &[u8]) -> Option<(RemoteRegion, Self)> {
+    fn of(private: &[u8]) -> Option<(RemoteSlice, Self)> {
         let word = |nth: usize| {
             let bytes = private.get(20 + 8 * nth..)?.first_chunk()?;
             Some(u64::from_le_bytes(*bytes))
         };
         let asker = Self { life: word(0)?, lane: word(1)?, attempt: word(2)? };
-        Some((RemoteRegion::from_bytes(private)?, asker))
+        Some((RemoteSlice::from_bytes(private)?, asker))
     }
 
     /// The labels of the survivor and of the peer on this lane.
@@ -170,15 +170,16 @@ impl Party {
 
     /// Takes completions, and waits a little for the first; returns whether there were any.
     fn take(&mut self) -> bool {
-        let mut wcs: [Option<Wc>; 64] = [None; 64];
-        if self.cq.poll(&mut wcs).expect("no overflow") == 0 {
+        let mut room = [Wc::default(); 64];
+        let mut count = self.cq.poll(&mut room).expect("no overflow").len();
+        if count == 0 {
             match self.cq.wait_one(LOOK) {
-                Ok(wc) => wcs[0] = Some(wc),
+                Ok(wc) => (room[0], count) = (wc, 1),
                 Err(VerbsError::TimedOut) => return false,
                 Err(error) => panic!("{error}"),
             }
         }
-        for wc in wcs.iter().flatten() {
+        for wc in &room[..count] {
             let at = self.by_qpn[&wc.qpn];
             self.lanes[at].take(wc, &self.source);
         }
@@ -220,7 +221,7 @@ fn ask_once(pd: &Pd, cq: &Cq, survivor: SocketAddr, asker: Asker) -> Result<Lane
     let params = params(memory.region(), &[asker.life, asker.lane, asker.attempt]);
     // The survivor may accept and have no path to us at this moment; then it cannot even answer.
     let connection = Connecting::start(qp, survivor, &params)?.wait(PATIENCE / 10)?;
-    let remote = RemoteRegion::from_bytes(connection.private_data()).expect("a region");
+    let remote = RemoteSlice::from_bytes(connection.private_data()).expect("a region");
     let [theirs, ours] = asker.voices();
     Ok(memory.connected(connection, remote, [ours, theirs]))
 }

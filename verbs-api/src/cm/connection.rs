@@ -14,7 +14,7 @@ use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
 use super::inbox::{Inbox, Notifier};
 use super::{Params, endpoint_of, side_of, transport_of};
 use crate::model::cm::CmFailure;
-use crate::model::error::VerbsError;
+use crate::model::error::{Refused, VerbsError};
 use crate::model::qp::{ConnectOptions, ModifyAttr};
 use crate::provider::random::random;
 use crate::qp::{PreparedQp, Qp};
@@ -163,7 +163,7 @@ impl Connecting {
                 link.inbox.manager.establish(link.conn)?;
                 Ok(qp)
             }
-            Err((_, error)) => {
+            Err(Refused { error, .. }) => {
                 // The peer gets no other answer, whether it still waits or not.
                 let _ = link.inbox.manager.reject(link.conn, RejReason::CONSUMER, &[]);
                 Err(error)

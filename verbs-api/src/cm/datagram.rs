@@ -169,7 +169,7 @@ impl Drop for DatagramRequest {
 /// The destination of a service's datagrams.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DatagramService {
-    gid_index: usize,
+    sgid_index: usize,
     peer: SocketAddr,
     qpn: Qpn,
     qkey: u32,
@@ -207,7 +207,7 @@ impl DatagramService {
     /// # Errors
     /// As [`Pd::create_ah`].
     pub fn address_handle(&self, pd: &Pd) -> Result<Ah, VerbsError> {
-        pd.create_ah(self.gid_index, &PeerPath::new(self.peer.ip()))
+        pd.create_ah(&PeerPath::new(self.peer.ip()).from(self.sgid_index))
     }
 
     /// The destination, by a handle of [`address_handle`](Self::address_handle).
@@ -222,13 +222,13 @@ impl DatagramService {
 pub struct Resolving {
     inbox: Inbox,
     query: QueryId,
-    gid_index: usize,
+    sgid_index: usize,
     peer: SocketAddr,
 }
 
 impl Resolving {
     /// Sends a request to the program that listens on `peer`, from the device's address
-    /// `gid_index`, and does not wait. `private_data` goes to that program: at most 180 bytes.
+    /// `sgid_index`, and does not wait. `private_data` goes to that program: at most 180 bytes.
     ///
     /// # Errors
     /// [`VerbsError::Cm`] for too much private data, too many requests, or an address of another
@@ -236,16 +236,16 @@ impl Resolving {
     /// [`VerbsError::Hardware`] if the kernel's connection manager cannot be used.
     pub fn start(
         ctx: &Context,
-        gid_index: usize,
+        sgid_index: usize,
         peer: SocketAddr,
         private_data: &[u8],
     ) -> Result<Self, VerbsError> {
-        let Some(local) = ctx.gids().get(gid_index).copied() else {
-            return Err(VerbsError::Invalid(format!("there is no GID index {gid_index}")));
+        let Some(local) = ctx.gids().get(sgid_index).copied() else {
+            return Err(VerbsError::Invalid(format!("there is no GID index {sgid_index}")));
         };
         let manager = ctx.device.manager();
         let (query, mailbox) = manager.resolve(local, peer, private_data)?;
-        Ok(Self { inbox: Inbox::new(manager, mailbox), query, gid_index, peer })
+        Ok(Self { inbox: Inbox::new(manager, mailbox), query, sgid_index, peer })
     }
 
     /// The answer, if it is there. It arrives only while the device is driven, by its background
@@ -256,8 +256,8 @@ impl Resolving {
     pub fn try_finish(&mut self) -> Result<Option<DatagramService>, VerbsError> {
         match self.inbox.pop()? {
             Some(CmEvent::Resolved { qpn, qkey, private, .. }) => {
-                let (gid_index, peer) = (self.gid_index, self.peer);
-                Ok(Some(DatagramService { gid_index, peer, qpn, qkey, private }))
+                let (sgid_index, peer) = (self.sgid_index, self.peer);
+                Ok(Some(DatagramService { sgid_index, peer, qpn, qkey, private }))
             }
             Some(CmEvent::Unresolved { status: Some(status), .. }) => {
                 Err(VerbsError::Cm(CmFailure::Unresolved { status }))
@@ -307,10 +307,10 @@ impl Drop for Resolving {
 /// if the peer is silent, or `patience` is over; else as [`Resolving::start`].
 pub fn resolve(
     ctx: &Context,
-    gid_index: usize,
+    sgid_index: usize,
     peer: SocketAddr,
     private_data: &[u8],
     patience: Duration,
 ) -> Result<DatagramService, VerbsError> {
-    Resolving::start(ctx, gid_index, peer, private_data)?.wait(patience)
+    Resolving::start(ctx, sgid_index, peer, private_data)?.wait(patience)
 }

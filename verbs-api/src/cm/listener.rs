@@ -134,7 +134,7 @@ impl Request {
     }
 
     /// Accepts: connects the queue pair and tells the peer. The queue pair's address must be the
-    /// one that received the request ([`QpBuilder::gid_index`](crate::QpBuilder::gid_index)).
+    /// one that received the request ([`QpBuilder::sgid_index`](crate::QpBuilder::sgid_index)).
     ///
     /// # Errors
     /// [`VerbsError::Cm`] if the peer no longer waits; [`VerbsError::Invalid`] for a queue pair of
@@ -175,7 +175,7 @@ impl Request {
         let options = self.options(&params.options);
         let peer = endpoint_of(&self.asked.side, self.asked.peer, self.asked.mtu);
         let ours = self.manager.chosen(self.conn).map(|chosen| chosen.psn);
-        let qp = qp.connect_by_cm(&peer, ours, &options).map_err(|(_, error)| error)?;
+        let qp = qp.connect_by_cm(&peer, ours, &options)?;
         let (serve, ask) = (options.max_dest_rd_atomic, options.max_rd_atomic);
         let side = side_of(&endpoint, serve, ask, params.options.rnr_retry, qp.srq().is_some());
         let accept = Accept { side, private: &params.private };

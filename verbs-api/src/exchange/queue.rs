@@ -16,10 +16,11 @@ use rocinante_stack::verbs::{RecvWr, SendData, SendOp, SendWr, WcStatus};
 use super::{GAVE_UP, PATIENCE};
 use crate::cm::{self, CmFailure, Connection, Params, RejReason, Request};
 use crate::context::Context;
-use crate::cq::{Cq, Wc};
+use crate::cq::Cq;
 use crate::model::device::Provider;
 use crate::model::error::VerbsError;
 use crate::model::qp::ConnectOptions;
+use crate::model::wc::Wc;
 use crate::mr::Mr;
 use crate::qp::PreparedQp;
 
@@ -162,7 +163,7 @@ impl Parts {
     fn new(ctx: &Context, gid_index: usize) -> Result<Self, VerbsError> {
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(SLOTS as u32 + 2)?);
         let memory = pd.allocate((SLOTS + 1) * SLOT, Access::LOCAL_WRITE)?;
-        let qp = pd.qp(&cq, &cq).max_send_wr(2).max_recv_wr(SLOTS as u32).gid_index(gid_index);
+        let qp = pd.qp(&cq, &cq).max_send_wr(2).max_recv_wr(SLOTS as u32).sgid_index(gid_index);
         let qp = qp.build()?;
         for slot in 0..SLOTS {
             qp.post_recv(&[RecvWr { wr_id: slot as u64, sges: &[memory.sge(slot * SLOT, SLOT)] }])?;
@@ -384,7 +385,7 @@ impl Shared {
         let sges = if part.is_empty() { &[][..] } else { &sges };
         let op = SendOp::Send { imm: None };
         let data = SendData::Sges(sges);
-        let wr = SendWr { wr_id: SENT, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(SENT);
         self.connection.post_send(&[wr]).map_err(io::Error::other)?;
         self.sending = true;
         Ok(())

@@ -3,10 +3,11 @@
 use std::net::IpAddr;
 
 use rocinante_stack::Budget;
-use rocinante_stack::types::{Mtu, Psn, Qpn};
+use rocinante_stack::mem::RemoteSlice;
+use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
 use serde::{Deserialize, Serialize};
 
-use super::{Endpoint, Hello, RemoteRegion};
+use super::{Endpoint, Hello};
 
 const VERSION: u32 = 1;
 /// PSNs have 24 bits.
@@ -20,8 +21,15 @@ const QPN_MIN: u32 = 2;
 struct WireHello {
     rocinante: u32,
     endpoints: Vec<WireEndpoint>,
-    regions: Vec<RemoteRegion>,
+    regions: Vec<WireRegion>,
     note: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireRegion {
+    address: u64,
+    len: u64,
+    rkey: u32,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -47,12 +55,19 @@ pub(super) fn parse(line: &str, own: Option<IpAddr>) -> Result<Hello, String> {
     }
     let endpoints = wire.endpoints.into_iter().map(|endpoint| endpoint.checked(own));
     let endpoints = endpoints.collect::<Result<_, String>>()?;
-    for RemoteRegion { address, len, .. } in &wire.regions {
-        if address.checked_add(*len).is_none() {
+    let regions = wire.regions.into_iter().map(WireRegion::checked);
+    let regions = regions.collect::<Result<_, String>>()?;
+    Ok(Hello { endpoints, regions, note: wire.note })
+}
+
+impl WireRegion {
+    fn checked(self) -> Result<RemoteSlice, String> {
+        let Self { address, len, rkey } = self;
+        if address.checked_add(len).is_none() {
             return Err(format!("its region of {len} bytes at {address:#x} has no end"));
         }
+        Ok(RemoteSlice { address, len, rkey: Key(rkey) })
     }
-    Ok(Hello { endpoints, regions: wire.regions, note: wire.note })
 }
 
 impl WireEndpoint {
@@ -93,10 +108,15 @@ impl From<&Hello> for WireHello {
             budget_bytes: endpoint.budget.bytes,
             budget_datagrams: endpoint.budget.datagrams,
         });
+        let regions = hello.regions.iter().map(|region| WireRegion {
+            address: region.address,
+            len: region.len,
+            rkey: region.rkey.0,
+        });
         Self {
             rocinante: VERSION,
             endpoints: endpoints.collect(),
-            regions: hello.regions.clone(),
+            regions: regions.collect(),
             note: hello.note.clone(),
         }
     }
@@ -117,7 +137,7 @@ mod tests {
             mtu: Mtu::Mtu2048,
             budget: Budget { bytes: 7, datagrams: 3 },
         };
-        let region = RemoteRegion { address: 4096, len: 64, rkey: u32::MAX };
+        let region = RemoteSlice { address: 4096, len: 64, rkey: Key(u32::MAX) };
         Hello { endpoints: vec![endpoint], regions: vec![region], note: "\u{1b}".into() }
     }
 

@@ -18,11 +18,11 @@ pub(crate) struct Ah {
 }
 
 impl Ah {
-    pub(crate) fn create(pd: &Pd, gid_index: usize, path: &PeerPath) -> Result<Self, VerbsError> {
+    pub(crate) fn create(pd: &Pd, path: &PeerPath) -> Result<Self, VerbsError> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let device = pd.device.clone();
         let attr = &device.attr;
-        let mut to = convert::path(path, attr.gid_indices[gid_index], attr.port);
+        let mut to = convert::path(path, attr.gid_indices[path.sgid_index], attr.port);
         let raw = ffi::Ah::create(pd.raw()?, &mut to)
             .map_err(|why| error::failed("ibv_create_ah", why))?;
         let mut ahs = device.ahs.write();

@@ -504,12 +504,13 @@ pub(super) fn cqe(wc: &abi::Wc) -> Cqe {
     Cqe {
         wr_id: wc.wr_id,
         status,
-        opcode: wc_opcode(wc.opcode).unwrap_or(WcOpcode::Send),
+        opcode: if success { wc_opcode(wc.opcode).unwrap_or_default() } else { WcOpcode::Unknown },
         byte_len: if success { wc.byte_len } else { 0 },
         imm: (success && wc.wc_flags & abi::WC_WITH_IMM != 0).then_some(wc.imm_data),
         invalidated: (success && wc.wc_flags & abi::WC_WITH_INV != 0)
             .then(|| Key(u32::from_ne_bytes(wc.imm_data))),
         qpn: Qpn::new(wc.qp_num),
+        context: 0,
         // Soft-RoCE sets this flag on every receive. The queue knows whether its receives are
         // datagrams.
         src_qp: (success && wc.opcode == WC_RECV && wc.wc_flags & abi::WC_GRH != 0)

@@ -11,10 +11,11 @@ use parking_lot::{Mutex, RwLock};
 use rocinante_netdev::PortStats;
 use rocinante_stack::Budget;
 use rocinante_stack::stats::{Counters, Drops};
-use rocinante_stack::types::Mtu;
+use rocinante_stack::types::{Mtu, Qpn};
 use rocinante_stack::verbs::AhId;
 
 use super::ffi::Library;
+use super::known::Known;
 use super::sysfs::{self, HardwareDevice, HardwarePort, hardware_devices};
 use super::{cm, convert, error, ffi};
 use crate::model::device::{
@@ -34,6 +35,7 @@ pub(crate) struct Device {
     pub(super) windows: RwLock<ffi::Windows>,
     /// Whether there ever was a window.
     pub(super) has_windows: AtomicBool,
+    pub(super) known: Known,
     mw_support: MwSupport,
     pub(super) context: Arc<ffi::Context>,
     pub(crate) name: String,
@@ -114,6 +116,7 @@ impl Device {
             optional: convert::optional(context.capabilities()),
             windows: RwLock::default(),
             has_windows: AtomicBool::new(false),
+            known: Known::default(),
             mw_support: convert::windows(&attr),
             context: Arc::new(context),
             name: device.name.clone(),
@@ -153,6 +156,10 @@ impl Device {
     }
 
     /// The receive budget that peers learn: none, so they assume the default of a standard peer.
+    pub(crate) fn peer_of(&self, qpn: Qpn) -> Option<IpAddr> {
+        self.known.peer_of(qpn)
+    }
+
     pub(crate) fn advertised(&self) -> Budget {
         Budget::STANDARD
     }

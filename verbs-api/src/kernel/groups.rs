@@ -54,6 +54,7 @@ impl Drop for Qp {
         for member in self.groups.get_mut().drain(..) {
             let _ = self.raw.detach_mcast(&convert::gid(member.group));
         }
+        self.device.known.remove(self.qpn());
     }
 }
 

@@ -12,6 +12,7 @@ mod device;
 mod error;
 mod ffi;
 mod groups;
+mod known;
 mod mr;
 mod mw;
 mod queue;

@@ -11,13 +11,14 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rocinante_stack::types::{Key, Qpn};
 use rocinante_stack::verbs::{Cqe, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus};
-use rocinante_stack::{ModifyError, PeerAddress, PostError, QpAttr};
+use rocinante_stack::{PeerAddress, PostError, QpAttr};
 use rustix::io::Errno;
 
 use super::groups::Membership;
 use super::{Device, Pd, Srq, convert, error, ffi};
 use crate::model::error::VerbsError;
 use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
+use crate::model::wc::Wc;
 use crate::provider::listeners::{Listeners, fresh_number};
 use crate::provider::manager::Breaks;
 use crate::provider::state::StateCell;
@@ -76,27 +77,28 @@ impl Cq {
     }
 
     #[inline]
-    pub(crate) fn poll(&self, out: &mut [Option<Cqe>]) -> Result<usize, VerbsError> {
+    pub(crate) fn poll(&self, out: &mut [Wc]) -> Result<usize, VerbsError> {
         let room = out.len();
         let mut slots = out.iter_mut();
         let polled = self.raw.poll(room, |wc| {
             if let Some(slot) = slots.next() {
-                *slot = Some(self.cqe(wc));
+                *slot = self.cqe(wc).into();
             }
         });
         polled.map_err(poll_failed)
     }
 
     #[inline]
-    pub(crate) fn poll_one(&self) -> Result<Option<Cqe>, VerbsError> {
+    pub(crate) fn poll_one(&self) -> Result<Option<Wc>, VerbsError> {
         let mut found = None;
-        self.raw.poll(1, |wc| found = Some(self.cqe(wc))).map_err(poll_failed)?;
+        self.raw.poll(1, |wc| found = Some(Wc::from(self.cqe(wc)))).map_err(poll_failed)?;
         Ok(found)
     }
 
     #[inline]
     fn cqe(&self, wc: &ffi::abi::Wc) -> Cqe {
         let mut cqe = convert::cqe(wc);
+        cqe.context = self.device.known.context_of(cqe.qpn);
         if !self.datagrams.load(Ordering::Relaxed) {
             cqe.src_qp = None;
             // On Soft-RoCE this flag means an invalidated key. No checksum flag is in use here.
@@ -178,8 +180,10 @@ pub(crate) struct QpInitAttr<'a> {
     pub(crate) srq: Option<&'a Srq>,
     pub(crate) caps: QpCaps,
     pub(crate) sq_sig_all: bool,
-    /// Its address: an index into the device's addresses.
-    pub(crate) gid_index: usize,
+    /// The program's own value.
+    pub(crate) context: u64,
+    /// Its address, by which it joins groups.
+    pub(crate) local: IpAddr,
 }
 
 /// A queue pair; dropping it destroys it.
@@ -191,9 +195,8 @@ pub(crate) struct Qp {
     pub(super) device: Arc<Device>,
     pub(super) state: StateCell,
     pub(super) rules: SendRules,
+    /// Its address, by which it joins groups.
     pub(super) local: IpAddr,
-    /// The index of that address in the device's table.
-    gid_index: u8,
 }
 
 impl Breaks for ffi::Qp {
@@ -230,14 +233,14 @@ impl Qp {
             attr.recv_cq.datagrams.store(true, Ordering::Relaxed);
         }
         let device = pd.device.clone();
+        device.known.insert(Qpn::new(raw.number()), attr.context);
         let (caps, qp_type, mtu) = (raw.caps(), attr.qp_type, device.active_mtu);
         Ok(Self {
             raw: Arc::new(raw),
             groups: Mutex::default(),
             state: StateCell::default(),
             rules: SendRules { caps, qp_type, mtu },
-            local: device.gids[attr.gid_index],
-            gid_index: device.attr.gid_indices[attr.gid_index],
+            local: attr.local,
             device,
         })
     }
@@ -247,12 +250,10 @@ impl Qp {
     }
 
     pub(crate) fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
-        if change.path.is_some_and(|path| path.remote.is_ipv4() != self.local.is_ipv4()) {
-            return Err(VerbsError::Path(io::Error::from(io::ErrorKind::InvalidInput)));
-        }
-        self.check(change)?;
-        let port = self.device.attr.port;
-        let path = change.path.map(|path| convert::path(&path, self.gid_index, port));
+        let peer = change.path.map(|path| self.peer(&path)).transpose()?;
+        QpAttr { peer, ..change.attr }.check(self.rules.qp_type, self.query().0)?;
+        let (port, indices) = (self.device.attr.port, &self.device.attr.gid_indices);
+        let path = change.path.map(|path| convert::path(&path, indices[path.sgid_index], port));
         let (mut attr, mask) = convert::qp_attr(&change.attr, path.as_ref(), port);
         let modified = self.raw.modify(&mut attr, mask);
         if modified.is_ok()
@@ -260,23 +261,30 @@ impl Qp {
         {
             self.state.set(state);
         }
+        if modified.is_ok()
+            && let Some(path) = &change.path
+        {
+            self.device.known.set_peer(self.qpn(), path.remote);
+        }
         modified.map_err(|error| self.cannot_modify(change, error))
     }
 
-    /// Checks a change that the device would refuse with only an errno.
-    fn check(&self, change: &ModifyAttr) -> Result<(), ModifyError> {
-        let peer = |path: PeerPath| {
-            let (local, remote, budget) = (self.local, path.remote, path.budget);
-            PeerAddress { local, remote, path: 0, budget }
-        };
-        let attr = QpAttr { peer: change.path.map(peer), ..change.attr };
-        attr.check(self.rules.qp_type, self.query().0).map(|_| ())
+    /// The peer, checked here because the device would refuse it with only an errno.
+    fn peer(&self, path: &PeerPath) -> Result<PeerAddress, VerbsError> {
+        let (local, remote) = (path.local(&self.device.gids)?, path.remote);
+        if remote.is_ipv4() != local.is_ipv4() {
+            return Err(VerbsError::Path(io::Error::from(io::ErrorKind::InvalidInput)));
+        }
+        Ok(PeerAddress { local, remote, path: 0, budget: path.budget })
     }
 
     pub(crate) fn query(&self) -> (QpState, QpAttr, QpCaps) {
         let queried = self.raw.query(convert::QUERY_ALL);
         let (state, attr) = queried.map_or((QpState::Err, QpAttr::default()), |attr| {
-            convert::qp_attr_back(&attr, self.rules.qp_type, self.local)
+            let used = attr.ah_attr.grh.sgid_index;
+            let index = self.device.attr.gid_indices.iter().position(|index| *index == used);
+            let local = index.map_or(self.local, |index| self.device.gids[index]);
+            convert::qp_attr_back(&attr, self.rules.qp_type, local)
         });
         (state, attr, self.raw.caps())
     }

@@ -9,6 +9,7 @@ use rocinante_stack::{ModifyError, PostError};
 use rustix::io::Errno;
 
 use super::cm::CmFailure;
+use super::wc::WcError;
 
 /// Why a call failed. After an error nothing has changed, unless the error or the call's
 /// documentation says so.
@@ -21,6 +22,8 @@ pub enum VerbsError {
     NoDevice(String),
     /// A work request cannot be posted.
     Post(PostError),
+    /// A work request failed.
+    Completion(WcError),
     /// A queue pair cannot be modified.
     Modify(ModifyError),
     /// The object is in use (`EBUSY`).
@@ -67,6 +70,7 @@ impl VerbsError {
             Self::Exchange(_) => Errno::PROTO.raw_os_error(),
             Self::Cm(failure) => failure.errno().raw_os_error(),
             Self::TimedOut => Errno::TIMEDOUT.raw_os_error(),
+            Self::Completion(_) => Errno::IO.raw_os_error(),
         }
     }
 }
@@ -83,6 +87,7 @@ impl fmt::Display for VerbsError {
                 write!(f, "the device refused the request: {error}")
             }
             Self::Post(error) => error.fmt(f),
+            Self::Completion(error) => error.fmt(f),
             Self::Modify(error) => error.fmt(f),
             Self::Busy(why) => write!(f, "in use: {why}"),
             Self::Limit { what, max } => {
@@ -108,6 +113,7 @@ impl std::error::Error for VerbsError {
         match self {
             Self::Open(error) => Some(error),
             Self::Post(error) => Some(error),
+            Self::Completion(error) => Some(error),
             Self::Modify(error) => Some(error),
             Self::Path(error) | Self::Io(error) => Some(error),
             Self::Hardware(error) => Some(&**error),
@@ -135,6 +141,12 @@ impl From<PostError> for VerbsError {
     }
 }
 
+impl From<WcError> for VerbsError {
+    fn from(error: WcError) -> Self {
+        Self::Completion(error)
+    }
+}
+
 impl From<CmError> for VerbsError {
     fn from(error: CmError) -> Self {
         Self::Cm(match error {
@@ -147,6 +159,40 @@ impl From<CmError> for VerbsError {
 impl From<io::Error> for VerbsError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
+    }
+}
+
+/// A call that takes an object by value did not do its work: why, and the object, which the program
+/// can use again. `?` turns it into its [`VerbsError`] and drops the object.
+#[derive(Debug)]
+pub struct Refused<T> {
+    /// Why.
+    pub error: VerbsError,
+    /// The object.
+    pub value: Box<T>,
+}
+
+impl<T> Refused<T> {
+    pub(crate) fn new(value: T, error: VerbsError) -> Self {
+        Self { error, value: Box::new(value) }
+    }
+}
+
+impl<T> From<Refused<T>> for VerbsError {
+    fn from(refused: Refused<T>) -> Self {
+        refused.error
+    }
+}
+
+impl<T> fmt::Display for Refused<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T: fmt::Debug> std::error::Error for Refused<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
     }
 }
 

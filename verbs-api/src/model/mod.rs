@@ -8,3 +8,4 @@ pub(crate) mod error;
 pub(crate) mod event;
 pub(crate) mod qp;
 pub(crate) mod resources;
+pub(crate) mod wc;

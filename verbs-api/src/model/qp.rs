@@ -91,6 +91,9 @@ impl From<PostListError> for VerbsError {
 pub struct PeerPath {
     /// The peer's address.
     pub remote: IpAddr,
+    /// The address of the device that packets leave from: an index into
+    /// [`Context::gids`](crate::Context::gids).
+    pub sgid_index: usize,
     /// TOS or traffic class: DSCP in the upper six bits, ECN in the lower two. With 2, ECT(0),
     /// congested switches may mark the packets. The peer then reports it (CNP), and the queue pair
     /// sends less.
@@ -107,16 +110,30 @@ pub struct PeerPath {
 }
 
 impl PeerPath {
-    /// A path without marks, hop limit 64.
+    /// A path from the device's first address, without marks, hop limit 64.
     #[must_use]
     pub const fn new(remote: IpAddr) -> Self {
-        Self { remote, traffic_class: 0, hop_limit: 64, flow_label: 0, budget: Budget::STANDARD }
+        let budget = Budget::STANDARD;
+        Self { remote, sgid_index: 0, traffic_class: 0, hop_limit: 64, flow_label: 0, budget }
     }
 
     /// The path to a queue pair that announced its receive budget.
     #[must_use]
     pub const fn to(peer: &Endpoint) -> Self {
         Self { budget: peer.budget, ..Self::new(peer.address) }
+    }
+
+    /// The same path from another address of the device.
+    #[must_use]
+    pub const fn from(self, sgid_index: usize) -> Self {
+        Self { sgid_index, ..self }
+    }
+
+    /// The address that packets leave from, among those of the device.
+    pub(crate) fn local(&self, gids: &[IpAddr]) -> Result<IpAddr, VerbsError> {
+        let local = gids.get(self.sgid_index).copied();
+        let none = || VerbsError::Invalid(format!("there is no GID index {}", self.sgid_index));
+        local.ok_or_else(none)
     }
 }
 

@@ -8,7 +8,7 @@ use super::{Peers, Qp, QpKind};
 use crate::context::{Pd, PdKind};
 use crate::cq::{Cq, CqKind};
 use crate::model::endpoint::Endpoint;
-use crate::model::error::VerbsError;
+use crate::model::error::{Refused, VerbsError};
 use crate::model::qp::{ConnectOptions, PostListError, QpCaps};
 use crate::provider::random::random;
 use crate::srq::{Srq, SrqKind};
@@ -26,7 +26,8 @@ pub struct QpBuilder {
     access: Access,
     qkey: u32,
     sq_sig_all: bool,
-    gid_index: usize,
+    context: u64,
+    sgid_index: usize,
     shard: Option<usize>,
 }
 
@@ -39,10 +40,11 @@ impl QpBuilder {
             srq: None,
             qp_type: QpType::Rc,
             caps: QpCaps::default(),
-            access: Access::ALL,
+            access: Access::NONE,
             qkey: 0x1111_1111,
             sq_sig_all: false,
-            gid_index: 0,
+            context: 0,
+            sgid_index: 0,
             shard: None,
         }
     }
@@ -106,8 +108,8 @@ impl QpBuilder {
         self
     }
 
-    /// What the peer may do (`IBV_QP_ACCESS_FLAGS`); everything by default. A region's own flags
-    /// limit it further.
+    /// What the peer may do without a receive (`IBV_QP_ACCESS_FLAGS`): nothing by default. A
+    /// region's own flags limit it further.
     #[must_use]
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
@@ -121,11 +123,22 @@ impl QpBuilder {
         self
     }
 
-    /// The address of the device that it uses: an index into
-    /// [`Context::gids`](crate::Context::gids).
+    /// The program's own value (`qp_context`), which each completion of the queue pair returns
+    /// ([`Wc::context`](crate::Wc::context)): for instance an index into a table of connections. 0
+    /// by default.
     #[must_use]
-    pub fn gid_index(mut self, index: usize) -> Self {
-        self.gid_index = index;
+    pub fn context(mut self, context: u64) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// The address of the device that [`PreparedQp::endpoint`] announces and
+    /// [`PreparedQp::connect`] uses: an index into [`Context::gids`](crate::Context::gids), the
+    /// first by default. A program that changes the state by [`Qp::modify`] names it in
+    /// [`PeerPath::sgid_index`](crate::PeerPath::sgid_index).
+    #[must_use]
+    pub fn sgid_index(mut self, index: usize) -> Self {
+        self.sgid_index = index;
         self
     }
 
@@ -158,12 +171,12 @@ impl QpBuilder {
             return Err(foreign());
         }
         device.limits().check(&self.caps)?;
-        let Some(local) = device.gids().get(self.gid_index).copied() else {
-            return Err(VerbsError::Invalid(format!("there is no GID index {}", self.gid_index)));
+        let Some(local) = device.gids().get(self.sgid_index).copied() else {
+            return Err(VerbsError::Invalid(format!("there is no GID index {}", self.sgid_index)));
         };
         let kind = match (&self.pd.inner.kind, &self.send_cq.kind, &self.recv_cq.kind) {
             (PdKind::Soft(pd), CqKind::Soft(send_cq), CqKind::Soft(recv_cq)) => {
-                let Self { qp_type, caps, sq_sig_all, .. } = self;
+                let Self { qp_type, caps, sq_sig_all, context, .. } = self;
                 let srq = self.srq.as_ref().and_then(|srq| match srq.kind() {
                     SrqKind::Soft(srq) => Some(srq),
                     SrqKind::Kernel(_) => None,
@@ -176,13 +189,13 @@ impl QpBuilder {
                     srq,
                     caps,
                     sq_sig_all,
-                    local,
+                    context,
                     shard,
                 };
                 QpKind::Soft(soft::Qp::create(pd, &attr)?)
             }
             (PdKind::Kernel(pd), CqKind::Kernel(send_cq), CqKind::Kernel(recv_cq)) => {
-                let Self { qp_type, caps, sq_sig_all, gid_index, .. } = self;
+                let Self { qp_type, caps, sq_sig_all, context, .. } = self;
                 let srq = self.srq.as_ref().and_then(|srq| match srq.kind() {
                     SrqKind::Kernel(srq) => Some(srq),
                     SrqKind::Soft(_) => None,
@@ -194,7 +207,8 @@ impl QpBuilder {
                     srq,
                     caps,
                     sq_sig_all,
-                    gid_index,
+                    context,
+                    local,
                 };
                 QpKind::Kernel(kernel::Qp::create(pd, &attr)?)
             }
@@ -204,6 +218,7 @@ impl QpBuilder {
         Ok(Qp {
             kind,
             local,
+            sgid_index: self.sgid_index,
             psn: Psn::new(random()?),
             qp_type: self.qp_type,
             peers: match self.qp_type {
@@ -282,11 +297,7 @@ impl PreparedQp {
     /// # Errors
     /// [`VerbsError::Invalid`] for a queue pair for datagrams. The queue pair comes back with the
     /// error, in the INIT or the RESET state.
-    pub fn connect(
-        self,
-        peer: &Endpoint,
-        options: &ConnectOptions,
-    ) -> Result<Qp, (Box<Self>, VerbsError)> {
+    pub fn connect(self, peer: &Endpoint, options: &ConnectOptions) -> Result<Qp, Refused<Self>> {
         let psns = (self.qp.psn, peer.psn);
         self.connect_by(peer, psns, options)
     }
@@ -299,7 +310,7 @@ impl PreparedQp {
         peer: &Endpoint,
         ours: Option<Psn>,
         options: &ConnectOptions,
-    ) -> Result<Qp, (Box<Self>, VerbsError)> {
+    ) -> Result<Qp, Refused<Self>> {
         let psns = (peer.psn, ours.unwrap_or(self.qp.psn));
         self.connect_by(peer, psns, options)
     }
@@ -309,10 +320,10 @@ impl PreparedQp {
         peer: &Endpoint,
         psns: (Psn, Psn),
         options: &ConnectOptions,
-    ) -> Result<Qp, (Box<Self>, VerbsError)> {
+    ) -> Result<Qp, Refused<Self>> {
         match self.qp.connect_to(peer, psns, options) {
             Ok(()) => Ok(self.qp),
-            Err(error) => Err((Box::new(self), error)),
+            Err(error) => Err(Refused::new(self, error)),
         }
     }
 
@@ -320,10 +331,10 @@ impl PreparedQp {
     ///
     /// # Errors
     /// [`VerbsError::Invalid`] for a connection. The queue pair comes back with the error.
-    pub fn ready(self) -> Result<Qp, (Box<Self>, VerbsError)> {
+    pub fn ready(self) -> Result<Qp, Refused<Self>> {
         match self.qp.make_ready() {
             Ok(()) => Ok(self.qp),
-            Err(error) => Err((Box::new(self), error)),
+            Err(error) => Err(Refused::new(self, error)),
         }
     }
 }

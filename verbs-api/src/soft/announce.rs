@@ -92,11 +92,11 @@ impl CqShared {
         self.armed.fetch_max(level, Ordering::SeqCst);
     }
 
-    pub(super) fn take(&self, out: &mut [Option<Cqe>]) -> usize {
+    pub(super) fn take<T: From<Cqe>>(&self, out: &mut [T]) -> usize {
         let mut ring = self.ring.lock();
         let count = out.len().min(ring.len());
         for (slot, cqe) in out.iter_mut().zip(ring.drain(..count)) {
-            *slot = Some(cqe);
+            *slot = cqe.into();
         }
         count
     }

@@ -30,6 +30,7 @@ pub(super) fn cqe(solicited: bool) -> Cqe {
         imm: None,
         invalidated: None,
         qpn: Qpn::default(),
+        context: 0,
         src_qp: None,
         solicited,
     }

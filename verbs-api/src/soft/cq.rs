@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rocinante_stack::verbs::{CqId, Cqe};
+use rocinante_stack::verbs::CqId;
 
 use super::Device;
 use super::announce::{ChannelShared, CqShared};
 use super::events::Owner;
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
+use crate::model::wc::Wc;
 use crate::provider::listeners::Listeners;
 
 /// A completion queue.
@@ -121,7 +122,7 @@ impl Cq {
         self.shared.capacity
     }
 
-    pub(crate) fn poll(&self, out: &mut [Option<Cqe>]) -> Result<usize, VerbsError> {
+    pub(crate) fn poll(&self, out: &mut [Wc]) -> Result<usize, VerbsError> {
         match self.shared.take(out) {
             0 => {}
             count => return Ok(count),
@@ -133,13 +134,13 @@ impl Cq {
         }
     }
 
-    pub(crate) fn poll_one(&self) -> Result<Option<Cqe>, VerbsError> {
-        if let Some(wc) = self.shared.take_one() {
-            return Ok(Some(wc));
+    pub(crate) fn poll_one(&self) -> Result<Option<Wc>, VerbsError> {
+        if let Some(cqe) = self.shared.take_one() {
+            return Ok(Some(cqe.into()));
         }
         self.drive();
         match self.shared.take_one() {
-            Some(wc) => Ok(Some(wc)),
+            Some(cqe) => Ok(Some(cqe.into())),
             None => self.check_overflow().map(|()| None),
         }
     }

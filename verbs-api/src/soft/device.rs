@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rocinante_netdev::{AnyPort, Capabilities, Port, PortConfig};
 use rocinante_stack::Budget;
 use rocinante_stack::mem::PdId;
-use rocinante_stack::types::Mtu;
+use rocinante_stack::types::{Mtu, Qpn};
 
 use super::events::{Events, Inbox, Owner};
 use super::exit;
@@ -245,6 +245,14 @@ impl Hca {
             }
         }
         sum.expect("a device has a shard")
+    }
+
+    /// Where the peer of a queue pair is.
+    #[cold]
+    pub(crate) fn peer_of(&self, qpn: Qpn) -> Option<IpAddr> {
+        let shard = self.shards.of_qpn(qpn)?.hold();
+        let (_, attr, _) = shard.engine.query_qp(qpn)?;
+        Some(attr.peer?.remote)
     }
 
     pub(crate) fn resources(&self) -> Resources {

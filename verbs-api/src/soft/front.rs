@@ -195,7 +195,9 @@ impl Backlog {
                         }
                     };
                     let [signaled, solicited, fence] = flags;
-                    let wr = SendWr { wr_id, op, data, signaled, solicited, fence };
+                    let mut wr = SendWr::new(op, data).wr_id(wr_id).signaled(signaled);
+                    wr.solicited = solicited;
+                    wr.fence = fence;
                     let _ = engine.post_send(qpn, &wr, host);
                 }
                 Staged::Recv { wr_id, sges } => {

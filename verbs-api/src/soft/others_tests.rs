@@ -73,6 +73,7 @@ impl Bench {
             max_inline_data: 0,
             sq_sig_all: false,
             cookie: 0,
+            context: 0,
         };
         let Shard { engine, host, .. } = &mut self.shards[1];
         let qpn = engine.create_qp(&init, 77).unwrap();

@@ -28,8 +28,8 @@ pub(crate) struct QpInitAttr<'a> {
     pub(crate) srq: Option<&'a Srq>,
     pub(crate) caps: QpCaps,
     pub(crate) sq_sig_all: bool,
-    /// Its address.
-    pub(crate) local: IpAddr,
+    /// The program's own value.
+    pub(crate) context: u64,
     /// The shard that it lives on, if the program chose one.
     pub(crate) shard: Option<usize>,
 }
@@ -45,7 +45,6 @@ pub(crate) struct Qp {
     cqs: [Arc<Cq>; 2],
     pub(super) qpn: Qpn,
     cookie: u32,
-    local: IpAddr,
     path: Mutex<Option<u32>>,
 }
 
@@ -79,8 +78,8 @@ impl Qp {
         std::mem::forget(counted);
         let cqs = [attr.send_cq, attr.recv_cq].map(Arc::clone);
         cqs.iter().for_each(|cq| cq.used_by(index));
-        let (local, path) = (attr.local, Mutex::new(None));
-        Ok(Self { shared, device, core, shard: index, cqs, qpn, cookie, local, path })
+        let path = Mutex::new(None);
+        Ok(Self { shared, device, core, shard: index, cqs, qpn, cookie, path })
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -106,18 +105,19 @@ impl Qp {
                 self.device.active_mtu.bytes()
             )));
         }
+        let local = change.path.map(|path| path.local(&self.device.gids)).transpose()?;
         let mut guard = self.core.hold();
         guard.settle(self.qpn);
         self.core.take_staged(&mut guard);
         let shard = &mut *guard;
         shard.send_waiting();
         let mut added = None;
-        if let Some(path) = &change.path {
-            let id =
-                shard.add_path(&self.path_spec(path, attr.dest_qpn)).map_err(VerbsError::Path)?;
+        if let (Some(path), Some(local)) = (&change.path, local) {
+            let spec = self.path_spec(local, path, attr.dest_qpn);
+            let id = shard.add_path(&spec).map_err(VerbsError::Path)?;
             added = Some(id);
             let budget = self.device.share_of(path.budget);
-            let (local, remote) = (self.local, path.remote);
+            let remote = path.remote;
             attr.peer = Some(PeerAddress { local, remote, path: id, budget });
         }
         let result = shard.engine.modify_qp(self.qpn, &attr, &mut shard.host);
@@ -146,12 +146,12 @@ impl Qp {
     /// The source port depends on the queue pair's number, which spreads connections, and on the
     /// destination's, so that a receiver never merges packets of two owners (the formula of
     /// rdma_get_udp_sport in Linux).
-    fn path_spec(&self, path: &PeerPath, dest: Option<Qpn>) -> PathSpec {
+    fn path_spec(&self, local: IpAddr, path: &PeerPath, dest: Option<Qpn>) -> PathSpec {
         let dest = dest.unwrap_or_default().value();
         let product = u64::from(self.qpn.value()) * u64::from(dest);
         #[allow(clippy::cast_possible_truncation)]
         let folded = (product ^ (product >> 20) ^ (product >> 40)) as u32;
-        ah::spec(self.local, path, folded & 0xf_ffff)
+        ah::spec(local, path, folded & 0xf_ffff)
     }
 
     pub(crate) fn query(&self) -> (QpState, QpAttr, QpCaps) {
@@ -248,5 +248,6 @@ fn engine_init(pd: &Pd, attr: &QpInitAttr<'_>, cookie: u32) -> QpInit {
         max_inline_data: attr.caps.max_inline_data,
         sq_sig_all: attr.sq_sig_all,
         cookie: u64::from(cookie),
+        context: attr.context,
     }
 }

@@ -13,13 +13,13 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use rocinante_netdev::{AnyPort, Port as _};
-use rocinante_stack::types::Mtu;
+use rocinante_stack::types::{Mtu, Qpn};
 use rocinante_stack::{Budget, Engine, EngineConfig};
 
 use super::core::{Core, Held};
 use super::events::Events;
 use super::host::Host;
-use super::others::{Common, Others};
+use super::others::{self, Common, Others};
 use super::pin;
 use super::shard::Shard;
 use super::staging::Staging;
@@ -123,6 +123,11 @@ impl Shards {
             0 => Some(&self.first),
             _ => self.rest.get(index - 1),
         }
+    }
+
+    /// The shard of a queue pair.
+    pub(super) fn of_qpn(&self, qpn: Qpn) -> Option<&Arc<Core>> {
+        self.get(others::shard_of(qpn))
     }
 
     /// Locks all shards.

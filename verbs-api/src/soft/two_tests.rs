@@ -77,12 +77,12 @@ impl Side {
     }
 
     fn qp(&self) -> PreparedQp {
-        self.pd.qp(&self.cq, &self.cq).build().unwrap()
+        self.pd.qp(&self.cq, &self.cq).access(Access::ALL).build().unwrap()
     }
 
     fn datagrams(&self) -> Qp {
         let qp = self.pd.qp(&self.cq, &self.cq).qp_type(QpType::Ud).qkey(QKEY);
-        qp.build().unwrap().ready().map_err(|(_, error)| error).unwrap()
+        qp.build().unwrap().ready().unwrap()
     }
 }
 
@@ -131,7 +131,7 @@ fn a_number_in_a_connection_is_kept_by_the_shard_that_gave_it() {
     };
     for shard in [0, 1] {
         let side = Side::new(ctx.clone());
-        let qp = side.pd.qp(&side.cq, &side.cq).shard(shard).build().unwrap();
+        let qp = side.pd.qp(&side.cq, &side.cq).access(Access::ALL).shard(shard).build().unwrap();
         let asked = Connecting::start(qp, SERVER, &Params::default()).unwrap();
         let mut one = [0, 0];
         one[shard] = 1;
@@ -175,12 +175,12 @@ fn datagrams_leave_before_the_handle_goes_that_they_name() {
     let source = a.pd.allocate(64, Access::NONE).unwrap();
     for round in 0..20 {
         let before = net.stats().sent;
-        let ah = a.pd.create_ah(0, &PeerPath::new(ip(2))).unwrap();
+        let ah = a.pd.create_ah(&PeerPath::new(ip(2))).unwrap();
         let sges = [source.sge(0, 64)];
         for wr_id in [0, 1] {
             let op = SendOp::SendTo { to: ah.to(to.qpn(), QKEY), imm: None };
             let data = SendData::Sges(&sges);
-            let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+            let wr = SendWr::new(op, data).wr_id(wr_id);
             // The second is batched.
             from.post_send(&[wr]).unwrap();
         }
@@ -308,7 +308,7 @@ fn a_request_says_which_type_of_queue_pair_it_is_for() {
     let net = SimNet::new(1);
     let [a, b] = &sides(&net, true);
     let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
-    let unreliable = a.pd.qp(&a.cq, &a.cq).qp_type(QpType::Uc).build().unwrap();
+    let unreliable = a.pd.qp(&a.cq, &a.cq).access(Access::ALL).qp_type(QpType::Uc).build().unwrap();
     let _asked = Connecting::start(unreliable, SERVER, &Params::default()).unwrap();
     assert_eq!(listener.request(Some(PATIENCE)).unwrap().qp_type(), QpType::Uc);
 }

@@ -61,17 +61,23 @@ pub(crate) fn sides(net: &SimNet, background: [bool; 2]) -> [Side; 2] {
 /// Connects two queue pairs; `timeout` is the exponent of both.
 pub(crate) fn connect(sides: &[Side; 2], timeout: u8) -> [Qp; 2] {
     let [qp, peer] = sides.each_ref().map(|side| {
-        side.pd.qp(&side.cq, &side.cq).max_send_wr(512).max_inline_data(64).build().unwrap()
+        side.pd
+            .qp(&side.cq, &side.cq)
+            .access(Access::ALL)
+            .max_send_wr(512)
+            .max_inline_data(64)
+            .build()
+            .unwrap()
     });
     let ends = [qp.endpoint(), peer.endpoint()];
     let options = ConnectOptions { timeout, retry_cnt: 7, ..ConnectOptions::default() };
-    let peer = peer.connect(&ends[0], &options).map_err(|(_, error)| error).unwrap();
-    [qp.connect(&ends[1], &options).map_err(|(_, error)| error).unwrap(), peer]
+    let peer = peer.connect(&ends[0], &options).unwrap();
+    [qp.connect(&ends[1], &options).unwrap(), peer]
 }
 
 /// A signaled request.
 pub(crate) fn request(wr_id: u64, op: SendOp, data: SendData<'_>) -> SendWr<'_> {
-    SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false }
+    SendWr::new(op, data).wr_id(wr_id)
 }
 
 /// A SEND request.

@@ -168,14 +168,8 @@ impl<'a> IbvGame<'a> {
 
     fn send(&mut self, index: usize) -> Result<(), Failure> {
         let sges = sges(self.rules, &self.table.memory);
-        let wr = SendWr {
-            wr_id: send_id(index),
-            op: self.table.send_op(index),
-            data: SendData::Sges(&sges),
-            signaled: true,
-            solicited: false,
-            fence: false,
-        };
+        let wr =
+            SendWr::new(self.table.send_op(index), SendData::Sges(&sges)).wr_id(send_id(index));
         let posted = self.table.qps[index].post_send(&[wr]).map_err(VerbsError::from);
         posted.map_err(|error| self.wire.failed(error))?;
         self.turns[index].sending = true;

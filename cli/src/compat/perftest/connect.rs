@@ -86,7 +86,11 @@ impl PerftestParts {
         local: IpAddr,
     ) -> Result<PreparedQp, VerbsError> {
         let qkey = if plan.managed == Managed::All { cm::UDP_QKEY } else { QKEY };
-        let qp = self.pd.qp(&self.cqs[0], &self.cqs[1]).gid_index(gid_index(&self.ctx, local));
+        let qp = self
+            .pd
+            .qp(&self.cqs[0], &self.cqs[1])
+            .access(Access::ALL)
+            .sgid_index(gid_index(&self.ctx, local));
         let qp = qp.max_send_wr(plan.tx_depth).max_recv_wr(self.rx_depth);
         qp.qp_type(plan.service).qkey(qkey).max_inline_data(plan.inline).build()
     }
@@ -116,7 +120,7 @@ impl PerftestParts {
         path: PeerPath,
     ) -> Result<Ah, VerbsError> {
         let path = PeerPath { traffic_class: plan.traffic_class, ..path };
-        self.pd.create_ah(gid_index(&self.ctx, local), &path)
+        self.pd.create_ah(&path.from(gid_index(&self.ctx, local)))
     }
 
     /// Exchanges keys with the peer, and connects the queue pairs accordingly.
@@ -141,7 +145,7 @@ impl PerftestParts {
                 let ah = self.target(plan, local, PeerPath::to(end));
                 let ah = ah.map_err(|why| talk.failed(why))?;
                 targets.push(Target { ah, qpn: end.qpn, qkey: QKEY });
-                qp.ready().map_err(|(_, why)| talk.failed(why))?
+                qp.ready().map_err(|refused| talk.failed(refused.error))?
             } else {
                 let options = options(plan, theirs.out_reads, terms.mtu);
                 let connected = session::connect_qp(&self.ctx, qp, end, &options);

@@ -183,7 +183,7 @@ impl Trips<'_> {
         } else {
             SendData::Sges(&sges)
         };
-        let wr = SendWr { wr_id: number, op, data, signaled, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(number).signaled(signaled);
         lane.qp.post_send(&[wr]).map_err(MeasureError::from)?;
         Ok(())
     }

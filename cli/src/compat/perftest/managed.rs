@@ -262,7 +262,7 @@ type Found = Result<(Qp, Option<Target>), Failure>;
 /// On the client: asks for one of the server's queue pairs, and sends the number of its own.
 fn resolve(parts: &PerftestParts, plan: &PerftestPlan, server: SocketAddr) -> Found {
     let local = parts.ctx.gids()[0];
-    let qp = parts.build(plan, local)?.ready().map_err(|(_, error)| error)?;
+    let qp = parts.build(plan, local)?.ready()?;
     let ask = || cm::resolve(&parts.ctx, 0, server, b"", PATIENCE);
     let service = ask_again(Instant::now() + ABSENCE, ask)?;
     let ah = parts.target(plan, local, PeerPath::new(server.ip()))?;
@@ -272,7 +272,7 @@ fn resolve(parts: &PerftestParts, plan: &PerftestPlan, server: SocketAddr) -> Fo
         let op = SendOp::SendTo { to: target.to(), imm };
         let sges = [parts.mr.sge(0, NUMBER_LEN)];
         let data = SendData::Sges(&sges);
-        let wr = SendWr { wr_id: 0, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data);
         qp.post_send(&[wr]).map_err(VerbsError::from)?;
         completed(parts.cqs[0].wait_one(PATIENCE))?;
     }
@@ -287,7 +287,7 @@ fn name(
     index: usize,
 ) -> Found {
     let (local, peer) = (request.local(), request.peer().ip());
-    let qp = parts.build(plan, local)?.ready().map_err(|(_, error)| error)?;
+    let qp = parts.build(plan, local)?.ready()?;
     if !is_answered(plan) {
         request.accept(&qp, b"")?;
         return Ok((qp, None));

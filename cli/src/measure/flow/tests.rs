@@ -2,7 +2,7 @@
 
 use super::super::pair::{Owner, connected};
 use super::*;
-use rocinante::{Access, Backend, ConnectOptions, OpenOptions, RemoteRegion};
+use rocinante::{Access, Backend, ConnectOptions, OpenOptions};
 
 fn plan(op: Option<BulkOp>, receive: Receive, until: Until) -> FlowPlan {
     FlowPlan {
@@ -29,7 +29,7 @@ fn lanes<'a>(here: &'a Owner, there: &Owner) -> Lanes<'a> {
         source: 0,
         landing: here.mr.len() / 2,
         remote: remote.address + remote.len / 2,
-        rkey: remote.key(),
+        rkey: remote.rkey,
         to: None,
     };
     let (ctx, cqs) = (here.ctx(), std::slice::from_ref(&here.cq));
@@ -145,20 +145,26 @@ fn a_flow_that_breaks() {
     let half = |ctx: &Context| {
         let (pd, cqs) = (ctx.alloc_pd(), [(); 2].map(|()| ctx.create_cq(64).unwrap()));
         let mr = pd.allocate(1 << 16, Access::ALL).unwrap();
-        let qp = pd.qp(&cqs[1], &cqs[0]).max_send_wr(16).max_recv_wr(24).build().unwrap();
+        let qp = pd
+            .qp(&cqs[1], &cqs[0])
+            .access(Access::ALL)
+            .max_send_wr(16)
+            .max_recv_wr(24)
+            .build()
+            .unwrap();
         (cqs, mr, qp)
     };
     let ((cqs, mr, qp), (_, remote, gone)) = (half(&ctx), half(&peer));
     let retry = ConnectOptions { timeout: 10, retry_cnt: 1, ..ConnectOptions::default() };
     let qp = qp.connect(&gone.endpoint(), &retry).unwrap();
-    let remote: RemoteRegion = (&remote).into();
+    let remote = remote.remote();
     drop((gone, peer));
     let lane = Lane {
         qp: &qp,
         source: 0,
         landing: mr.len() / 2,
         remote: remote.address,
-        rkey: remote.key(),
+        rkey: remote.rkey,
         to: None,
     };
     let lanes = Lanes { ctx: &ctx, cqs: &cqs, channel: None, mr: &mr, lanes: vec![lane] };

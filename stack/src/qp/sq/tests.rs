@@ -27,14 +27,7 @@ fn requests_occupy_consecutive_psns() {
     let mut sq = queue(2);
     sq.reset(1 << 24);
     let sge = [Sge { addr: 0, len: 2500, lkey: Key(1) }];
-    let wr = SendWr {
-        wr_id: 1,
-        op: SendOp::Send { imm: None },
-        data: SendData::Sges(&sge),
-        signaled: true,
-        solicited: false,
-        fence: false,
-    };
+    let wr = SendWr::send(SendData::Sges(&sge)).wr_id(1);
     let empty = SendWr { data: SendData::Inline(&[]), ..wr };
     for wr in [&wr, &empty] {
         let len = sq.check(wr).unwrap();
@@ -66,7 +59,7 @@ fn a_range_is_charged_with_what_its_packets_cost() {
     {
         let sges = [Sge { addr: 0, len, lkey: Key(1) }];
         let data = SendData::Sges(&sges[..usize::from(op != local)]);
-        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(1);
         let len = sq.check(&wr).unwrap();
         sq.push(&wr, len, mtu, 4, false);
         let wqe = sq.get(sq.tail - 1);
@@ -110,7 +103,8 @@ fn only_one_packet_that_waits_for_nothing_is_plain() {
     ] {
         let sges = [Sge { addr: 0, len, lkey: Key(1) }];
         let data = SendData::Sges(&sges[..usize::from(op != local)]);
-        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence };
+        let mut wr = SendWr::new(op, data).wr_id(1);
+        wr.fence = fence;
         let len = sq.check(&wr).unwrap();
         sq.push(&wr, len, Mtu::Mtu1024, 4, false);
         assert_eq!(sq.get(sq.tail - 1).is_plain(), plain, "{op:?} of {len} bytes");

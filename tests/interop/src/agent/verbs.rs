@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    Access, Ah, Atomics, Backend, Budget, CompChannel, Context, Counters, Cq, FlushLevel, GRH_LEN,
-    Key, ModifyAttr, Mr, Mtu, Mw, OpenOptions, Pd, PeerPath, Placement, Psn, Qp, QpAttr, QpState,
+    Access, Ah, Atomics, Backend, CompChannel, Context, Counters, Cq, FlushLevel, GRH_LEN, Key,
+    ModifyAttr, Mr, Mtu, Mw, OpenOptions, Pd, PeerPath, Placement, Psn, Qp, QpAttr, QpState,
     QpType, Qpn, RecvWr, SendData, SendOp, SendWr, Sge, Srq, VerbsError, Wc,
 };
 use rocinante_node::Netns;
@@ -67,7 +67,8 @@ impl Opened {
         };
         // Hardware does not report how much inline data a request may carry.
         let carries = || {
-            let builder = self.pd.qp(&self.cq, &self.cq).max_inline_data(INLINE);
+            let builder =
+                self.pd.qp(&self.cq, &self.cq).access(Access::ALL).max_inline_data(INLINE);
             builder.build_reset().is_ok()
         };
         About {
@@ -148,7 +149,7 @@ impl Verbs {
             }
             Request::Deregister { region } => {
                 let region = self.regions.get_mut(*region).and_then(Option::take);
-                region.ok_or(NO_REGION)?.deregister().map_err(|(_, error)| text(error))?;
+                region.ok_or(NO_REGION)?.deregister().map_err(|refused| text(refused.error))?;
             }
             Request::Put { region, offset, bytes } => {
                 let range = Range { region: *region, offset: *offset, len: bytes.len() };
@@ -316,7 +317,8 @@ impl Verbs {
         let own =
             self.address.filter(same).and_then(|own| ctx.gids().iter().position(|gid| *gid == own));
         let own = own.ok_or("the device has no address of that family")?;
-        let handle = self.inside(|| pd.create_ah(own, &PeerPath::new(address)))?.map_err(text)?;
+        let handle =
+            self.inside(|| pd.create_ah(&PeerPath::new(address).from(own)))?.map_err(text)?;
         self.handles.push(handle);
         Ok(())
     }
@@ -352,7 +354,7 @@ impl Verbs {
                     rq_psn: Some(Psn::new(peer.psn)),
                     ..rtr
                 },
-                path: Some(PeerPath { budget: Budget::STANDARD, ..PeerPath::new(peer.address) }),
+                path: Some(PeerPath::new(peer.address)),
             },
         };
         let rts = QpAttr {
@@ -389,14 +391,10 @@ impl Verbs {
             true => SendData::Inline(&bytes),
             false => SendData::Sges(&elements),
         };
-        let wr = SendWr {
-            wr_id: send.wr_id,
-            op: self.operation(send.op)?,
-            data,
-            signaled: send.signaled,
-            solicited: send.solicited,
-            fence: send.fence,
-        };
+        let mut wr =
+            SendWr::new(self.operation(send.op)?, data).wr_id(send.wr_id).signaled(send.signaled);
+        wr.solicited = send.solicited;
+        wr.fence = send.fence;
         self.qp(qp)?.post_send(&[wr]).map_err(|error| error.to_string())
     }
 

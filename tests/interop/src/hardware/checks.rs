@@ -91,7 +91,7 @@ pub fn gone(device: &str, address: IpAddr) -> Step {
     let here = SocketAddr::new(address, 7471);
     let listener = cm::Listener::bind(&ctx, here, 1).map_err(text)?;
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16).map_err(text)?);
-    let qp = || pd.qp(&cq, &cq).build().map_err(text);
+    let qp = || pd.qp(&cq, &cq).access(Access::ALL).build().map_err(text);
     let params = cm::Params::default();
     let asks = cm::Connecting::start(qp()?, here, &params).map_err(text)?;
     let request = listener.request(Some(PATIENCE)).map_err(text)?;
@@ -160,14 +160,14 @@ fn counters(ctx: &Context) -> Step {
     let before = ctx.counters();
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16).map_err(text)?);
     let mr = pd.allocate(16 << 10, Access::ALL).map_err(text)?;
-    let qp = pd.qp(&cq, &cq).build().map_err(text)?;
+    let qp = pd.qp(&cq, &cq).access(Access::ALL).build().map_err(text)?;
     let end = qp.endpoint();
     // The queue pair is its own peer.
-    let qp = qp.connect(&end, &ConnectOptions::default()).map_err(|(_, error)| text(error))?;
+    let qp = qp.connect(&end, &ConnectOptions::default()).map_err(|refused| text(refused.error))?;
     let op = SendOp::Write { remote: mr.address() + 8192, rkey: mr.rkey(), imm: None };
     let (sge, signaled) = ([mr.sge(0, 8192)], true);
     let data = SendData::Sges(&sge);
-    let wr = SendWr { wr_id: 1, op, data, signaled, solicited: false, fence: false };
+    let wr = SendWr::new(op, data).wr_id(1).signaled(signaled);
     qp.post_send(&[wr]).map_err(|error| error.to_string())?;
     let wc = cq.wait_one(Duration::from_secs(10)).map_err(text)?;
     ensure(wc.status == WcStatus::Success, || format!("{wc:?}"))?;

@@ -88,7 +88,7 @@ impl Device {
     /// `ibv_post_send`.
     pub fn post_send(&self, wr_id: u64) -> Result<(), PostListError> {
         let (op, data) = (SendOp::Send { imm: None }, SendData::Inline(&[]));
-        let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(wr_id);
         self.qp.post_send(&self.core, &[wr])
     }
 

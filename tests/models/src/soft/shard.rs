@@ -268,6 +268,7 @@ pub fn cqe(wr_id: u64) -> Cqe {
         imm: None,
         invalidated: None,
         qpn: Qpn::default(),
+        context: 0,
         src_qp: None,
         solicited: false,
     }

@@ -199,7 +199,7 @@ fn send_requests_in_the_librarys_form() {
         (SendOp::FetchAdd { remote, rkey, add: 7 }, 6, [0; 4], atomic(7, 0)),
     ] {
         let data = SendData::Sges(&sges);
-        let wr_of = SendWr { wr_id: 42, op, data, signaled: false, solicited: false, fence: false };
+        let wr_of = SendWr::new(op, data).wr_id(42).signaled(false);
         let (out, inline) = send_wr(&wr_of, 0).unwrap();
         assert_eq!(
             (out.wr_id, out.opcode, out.imm_data, out.wr),
@@ -216,9 +216,7 @@ fn send_requests_in_the_librarys_form() {
 fn requests_about_windows_in_the_librarys_form() {
     let form = |op| {
         let data = SendData::Sges(&[]);
-        send_wr(&SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false }, 0)
-            .unwrap()
-            .0
+        send_wr(&SendWr::new(op, data).wr_id(1), 0).unwrap().0
     };
     // The key is in host byte order, in place of the immediate data.
     let rkey = Key(0x0102_0304);
@@ -245,7 +243,7 @@ fn datagrams_in_the_librarys_form() {
     let ud = abi::Remote { remote_addr: 0x7f00, compare_add, ..abi::Remote::default() };
     for (imm, opcode, imm_data) in [(None, 2, [0; 4]), (Some([4, 3, 2, 1]), 3, [4, 3, 2, 1])] {
         let (op, data) = (SendOp::SendTo { to, imm }, SendData::Sges(&[]));
-        let wr = SendWr { wr_id: 1, op, data, signaled: true, solicited: false, fence: false };
+        let wr = SendWr::new(op, data).wr_id(1);
         let (out, _) = send_wr(&wr, 0x7f00).unwrap();
         assert_eq!((out.opcode, out.imm_data, out.wr), (opcode, imm_data, ud));
     }
@@ -267,7 +265,9 @@ fn flags_of_send_requests() {
         let on = |flag| index == flag;
         let op = SendOp::Send { imm: None };
         let data = SendData::Inline(&[]);
-        let wr = SendWr { wr_id: 0, op, data, signaled: on(0), solicited: on(1), fence: on(2) };
+        let mut wr = SendWr::new(op, data).wr_id(0).signaled(on(0));
+        wr.solicited = on(1);
+        wr.fence = on(2);
         let (out, inline) = send_wr(&wr, 0).unwrap();
         // Without inline data, no element and no flag for it.
         assert_eq!((out.send_flags, out.num_sge, inline), (bit, 0, None));
@@ -275,7 +275,7 @@ fn flags_of_send_requests() {
     let bytes = [1, 2, 3];
     let op = SendOp::Send { imm: None };
     let data = SendData::Inline(&bytes);
-    let wr = SendWr { wr_id: 0, op, data, signaled: false, solicited: false, fence: false };
+    let wr = SendWr::new(op, data).signaled(false);
     let (out, inline) = send_wr(&wr, 0).unwrap();
     assert_eq!((out.send_flags, out.num_sge), (8, 1));
     let sge = Sge { addr: bytes.as_ptr() as u64, len: 3, lkey: Key(0) };
@@ -351,6 +351,7 @@ fn completions() {
         imm: Some([9, 8, 7, 6]),
         invalidated: None,
         qpn: Qpn::new(0x12_3456),
+        context: 0,
         src_qp: None,
         solicited: false,
     };
@@ -362,8 +363,8 @@ fn completions() {
     (wc.status, wc.opcode) = (10, 77);
     let failed = cqe(&wc);
     assert!(wc.byte_len > 0 && wc.wc_flags & abi::WC_WITH_IMM != 0, "what must not be shown");
-    let shown = (failed.status, failed.byte_len, failed.imm, failed.solicited);
-    assert_eq!(shown, (WcStatus::RemAccessErr, 0, None, true));
+    let shown = (failed.status, failed.opcode, failed.byte_len, failed.imm, failed.solicited);
+    assert_eq!(shown, (WcStatus::RemAccessErr, WcOpcode::Unknown, 0, None, true));
 }
 
 #[test]

@@ -275,17 +275,13 @@ mod tests {
     fn post(count: u64, full: u64, bad_pointer: bool) -> (Vec<Seen>, Result<(), PostListError>) {
         let bytes: Vec<u8> = (0..=255).collect();
         let list: Vec<SendWr<'_>> = (0..count)
-            .map(|wr_id| SendWr {
-                wr_id,
-                op: SendOp::Send { imm: None },
-                data: if wr_id % 2 == 0 {
+            .map(|wr_id| {
+                SendWr::send(if wr_id % 2 == 0 {
                     SendData::Inline(&bytes[wr_id as usize..][..1])
                 } else {
                     SendData::Sges(&[])
-                },
-                signaled: true,
-                solicited: false,
-                fence: false,
+                })
+                .wr_id(wr_id)
             })
             .collect();
         let translate = |wr: &SendWr<'_>| {

@@ -50,7 +50,7 @@ impl Verbs {
             }
             MwType::Type2 => {
                 let (op, data) = (mw.bind(&part), SendData::Sges(&[]));
-                let wr = SendWr { wr_id, op, data, signaled: true, solicited: false, fence: false };
+                let wr = SendWr::new(op, data).wr_id(wr_id);
                 qp.post_send(&[wr]).map_err(|error| error.to_string())?;
             }
         }

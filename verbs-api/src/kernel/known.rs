@@ -1,0 +1,71 @@
+//! What completions need to know of queue pairs, by their number.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::RwLock;
+use rocinante_stack::types::Qpn;
+
+/// The queue pairs of a device.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// Whether a queue pair ever had a value of the program's.
+    contexts: AtomicBool,
+    qps: RwLock<HashMap<Qpn, Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    context: u64,
+    peer: Option<IpAddr>,
+}
+
+impl Known {
+    pub(super) fn insert(&self, qpn: Qpn, context: u64) {
+        self.qps.write().insert(qpn, Entry { context, peer: None });
+        self.contexts.fetch_or(context != 0, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove(&self, qpn: Qpn) {
+        self.qps.write().remove(&qpn);
+    }
+
+    pub(super) fn set_peer(&self, qpn: Qpn, peer: IpAddr) {
+        if let Some(entry) = self.qps.write().get_mut(&qpn) {
+            entry.peer = Some(peer);
+        }
+    }
+
+    #[inline]
+    pub(super) fn context_of(&self, qpn: Qpn) -> u64 {
+        if !self.contexts.load(Ordering::Relaxed) {
+            return 0;
+        }
+        self.qps.read().get(&qpn).map_or(0, |entry| entry.context)
+    }
+
+    pub(super) fn peer_of(&self, qpn: Qpn) -> Option<IpAddr> {
+        self.qps.read().get(&qpn)?.peer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_queue_pair_has_its_own_value_and_peer() {
+        let known = Known::default();
+        let [a, b] = [1, 2].map(Qpn::new);
+        let peer = IpAddr::from([10, 0, 0, 1]);
+        known.insert(a, 0);
+        assert_eq!((known.context_of(a), known.peer_of(a)), (0, None));
+        known.insert(b, 7);
+        known.set_peer(b, peer);
+        let of = |qpn| (known.context_of(qpn), known.peer_of(qpn));
+        assert_eq!((of(a), of(b)), ((0, None), (7, Some(peer))));
+        known.remove(b);
+        assert_eq!((of(a), of(b)), ((0, None), (0, None)));
+    }
+}

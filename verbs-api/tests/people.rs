@@ -1,0 +1,199 @@
+//! What makes the API pleasant: contexts of queue pairs, completions as errors, parts of regions,
+//! pools of buffers, safe defaults. Two of each.
+
+mod sim;
+
+use rocinante::{
+    Access, BufferPool, ConnectOptions, PeerPath, PostError, Qp, QpType, RecvWr, SendWr,
+    VerbsError, Wc, WcOpcode, WcStatus,
+};
+use sim::{ADDRESSES, Side, connect, undriven, until};
+
+/// The next completion of `of`, while the other side is driven.
+fn next(of: &Side, other: &Side) -> Wc {
+    let mut wc = None;
+    until("a request completes", || {
+        other.ctx.progress();
+        wc = of.cq.poll_one().unwrap();
+        wc.is_some()
+    });
+    wc.unwrap()
+}
+
+fn connected(sides: &[Side; 2], access: Access, context: u64) -> [Qp; 2] {
+    let qps = sides.each_ref().map(|side| {
+        let qp = side.pd.qp(&side.cq, &side.cq).access(access).context(context);
+        qp.build().unwrap()
+    });
+    let ends = qps.each_ref().map(rocinante::PreparedQp::endpoint);
+    let options = ConnectOptions::default();
+    let [qp, peer] = qps;
+    let qp = qp.connect(&ends[1], &options).unwrap();
+    [qp, peer.connect(&ends[0], &options).unwrap()]
+}
+
+#[test]
+fn completions_carry_the_context_of_their_queue_pair() {
+    let sides = undriven(1);
+    let [a, b] = &sides;
+    let pairs = [7, u64::MAX].map(|context| connected(&sides, Access::NONE, context));
+    for (pair, context) in pairs.iter().zip([7, u64::MAX]) {
+        pair[1].post_recv(&[RecvWr::new(3, &[b.mr.sge(0, 64)])]).unwrap();
+        pair[0].post(SendWr::send(b"hello").wr_id(4).imm(0x0102_0304)).unwrap();
+        let (sent, received) = (next(a, b), next(b, a));
+        assert_eq!((sent.wr_id, sent.context, sent.qpn), (4, context, pair[0].qpn()));
+        assert_eq!((received.wr_id, received.context, received.qpn), (3, context, pair[1].qpn()));
+        assert_eq!(received.imm_data(), Some(0x0102_0304));
+        assert_eq!(b.mr.slice(0, 5).to_vec(), b"hello");
+        // Flushed requests have it, too.
+        pair[1].post_recv(&[RecvWr::new(5, &[])]).unwrap();
+        pair[1].modify(&rocinante::ModifyAttr::state(rocinante::QpState::Err)).unwrap();
+        let flushed = next(b, a);
+        assert_eq!((flushed.status, flushed.opcode), (WcStatus::WrFlushErr, WcOpcode::Recv));
+        assert_eq!((flushed.wr_id, flushed.context), (5, context));
+    }
+}
+
+#[test]
+fn a_queue_pair_admits_no_remote_access_unless_told() {
+    let sides = undriven(1);
+    let [a, b] = &sides;
+    let remote = b.mr.remote();
+    let requests = [
+        SendWr::write(&[1; 8], remote),
+        SendWr::read(&[], remote.slice(0, 0)),
+        SendWr::fetch_add(&[], remote, 1),
+    ];
+    let sge = [a.mr.sge(0, 8)];
+    for mut wr in requests {
+        if wr.data.is_empty() {
+            wr.data = (&sge).into();
+        }
+        let [qp, _peer] = connected(&sides, Access::NONE, 9);
+        qp.post(wr.wr_id(6)).unwrap();
+        let error = next(a, b).ok().unwrap_err();
+        // IBTA: a WRITE or READ that is not permitted is an invalid request or an access error.
+        assert!(matches!(error.status, WcStatus::RemAccessErr | WcStatus::RemInvReqErr), "{error}");
+        assert_eq!((error.wr_id, error.opcode, error.qpn), (6, wr.op.completion(), qp.qpn()));
+        assert_eq!((error.context, error.peer), (9, Some(ADDRESSES[1])));
+        assert!(error.to_string().contains("10.0.0.2"), "{error}");
+        assert!(matches!(VerbsError::from(error), VerbsError::Completion(_)));
+        let [qp, _peer] = connected(&sides, Access::ALL, 9);
+        qp.post(wr.wr_id(7)).unwrap();
+        let done = next(a, b).ok().unwrap();
+        assert_eq!((done.wr_id, done.peer), (7, None));
+    }
+}
+
+#[test]
+fn completions_fill_the_room_from_its_beginning() {
+    let sides = undriven(1);
+    let [a, b] = &sides;
+    let [qp, _peer] = connect(&sides, 14);
+    let mut room = [Wc::default(); 3];
+    assert!(a.cq.poll(&mut room).unwrap().is_empty());
+    for wr_id in 1..=5 {
+        qp.post(SendWr::write(b"", b.mr.remote()).wr_id(wr_id)).unwrap();
+    }
+    let mut ids = Vec::new();
+    until("all complete", || {
+        b.ctx.progress();
+        let completed = a.cq.poll(&mut room).unwrap();
+        assert!(completed.len() <= 3);
+        ids.extend(completed.iter().map(|wc| wc.ok().unwrap().wr_id));
+        ids.len() == 5
+    });
+    assert_eq!(ids, [1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn parts_of_regions_are_checked_and_name_the_same_bytes() {
+    let [a, _] = undriven(1);
+    let part = a.mr.slice(64, 32);
+    assert_eq!((part.offset(), part.len(), part.sge()), (64, 32, a.mr.sge(64, 32)));
+    assert_eq!(part.remote(), a.mr.remote().slice(64, 32));
+    let inner = part.slice(8, 8);
+    inner.write(&[1, 2, 3]);
+    inner.store(4, &0x0807_0605_u32.to_le_bytes());
+    assert_eq!(a.mr.to_vec(72, 8), [1, 2, 3, 0, 5, 6, 7, 8]);
+    assert_eq!(inner.load::<[u8; 4]>(4), [5, 6, 7, 8]);
+    assert_eq!(a.mr.load::<u64>(72), inner.load::<u64>(0));
+    let mut bytes = [0; 3];
+    inner.read(&mut bytes);
+    assert_eq!((bytes, inner.to_vec().len()), ([1, 2, 3], 8));
+    for (offset, len) in [(0, 33), (33, 0), (1, 32), (usize::MAX, 1), (1, usize::MAX)] {
+        assert!(part.get(offset, len).is_none(), "{len} at {offset}");
+    }
+    assert!(part.get(32, 0).is_some_and(|part| part.is_empty()));
+    assert!(a.mr.get(4096, 1).is_none() && a.mr.get(0, 4096).is_some());
+    let panics =
+        |of: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(of)).is_err();
+    assert!(panics(&|| inner.write(&[0; 9])));
+    assert!(panics(&|| inner.read(&mut [0; 9])));
+    assert!(panics(&|| inner.store(1, &0_u64)));
+    assert!(panics(&|| {
+        let _ = inner.load::<u64>(1);
+    }));
+}
+
+#[test]
+fn buffers_of_a_pool_are_apart_and_come_back_once() {
+    let [a, _] = undriven(1);
+    let pool = BufferPool::new(&a.pd, 3, 100, Access::LOCAL_WRITE).unwrap();
+    let [one, two, three] = [(); 3].map(|()| pool.take().unwrap());
+    assert!(pool.take().is_none() && pool.free() == 0);
+    let starts = [&one, &two, &three].map(|buffer| buffer.slice().sge().addr);
+    assert!(starts.iter().all(|start| start.is_multiple_of(64)));
+    for (buffer, byte) in [&one, &two, &three].iter().zip(1..) {
+        buffer.slice().write(&[byte; 100]);
+    }
+    assert!((1..).zip([&one, &two, &three]).all(|(n, it)| it.slice().to_vec() == [n; 100]));
+    drop(two);
+    assert_eq!(pool.free(), 1);
+    // Given away, it is not free: only its number brings it back, and only once.
+    let start = one.slice().sge();
+    let number = one.give_away();
+    let other = three.give_away();
+    assert!(number != other && pool.free() == 1);
+    let again = pool.take_back(number).unwrap();
+    assert_eq!(again.slice().sge(), start);
+    assert!(pool.take_back(number).is_none());
+    drop(again);
+    assert_eq!(pool.free(), 2);
+    assert!([3, u64::MAX].iter().all(|number| pool.take_back(*number).is_none()));
+    drop(pool.take_back(other));
+    assert_eq!(pool.free(), 3);
+    let huge = BufferPool::new(&a.pd, usize::MAX, 64, Access::NONE).unwrap_err();
+    assert!(matches!(huge, VerbsError::Invalid(_)), "{huge}");
+}
+
+#[test]
+fn the_source_address_is_named_with_the_path() {
+    let [a, _] = undriven(1);
+    let builder = || a.pd.qp(&a.cq, &a.cq);
+    let error = builder().sgid_index(1).build().unwrap_err();
+    assert!(error.to_string().contains("GID index 1"), "{error}");
+    let qp = builder().build_reset().unwrap();
+    qp.modify(&rocinante::ModifyAttr::init(Access::NONE)).unwrap();
+    let mut rtr = rocinante::ModifyAttr::default();
+    rtr.attr.state = Some(rocinante::QpState::Rtr);
+    rtr.path = Some(PeerPath::new(ADDRESSES[1]).from(1));
+    let error = qp.modify(&rtr).unwrap_err();
+    assert!(error.to_string().contains("GID index 1"), "{error}");
+    let error = a.pd.create_ah(&PeerPath::new(ADDRESSES[1]).from(2)).unwrap_err();
+    assert!(error.to_string().contains("GID index 2"), "{error}");
+}
+
+#[test]
+fn a_refused_object_comes_back_with_its_error() {
+    let sides = undriven(1);
+    let [a, _] = &sides;
+    let datagrams = a.pd.qp(&a.cq, &a.cq).qp_type(QpType::Ud).build().unwrap();
+    let end = datagrams.endpoint();
+    let refused = datagrams.connect(&end, &ConnectOptions::default()).unwrap_err();
+    assert_eq!(refused.to_string(), refused.error.to_string());
+    assert_eq!(refused.value.endpoint().qpn, end.qpn);
+    let ready = || -> Result<Qp, VerbsError> { Ok(refused.value.ready()?) };
+    let qp = ready().unwrap();
+    assert_eq!(qp.post(SendWr::send(b"x")), Err(PostError::Operation));
+}
