@@ -329,9 +329,9 @@ impl Completions for Host {
         self.queue.push(cqe);
     }
 
-    fn send_retired(&mut self, _cookie: u64, _count: u32) {}
+    fn send_retired(&mut self, _cookie: u32, _count: u32) {}
 
-    fn recv_retired(&mut self, _cookie: u64, _count: u32) {}
+    fn recv_retired(&mut self, _cookie: u32, _count: u32) {}
 }
 
 /// Packets end to end in one buffer, sealed when they are written.

@@ -316,6 +316,7 @@ impl Engine {
             return drops.wrong_service += 1;
         }
         self.shared.counters.rcvd_pkts += 1;
+        qp.core().tally.received();
         if datagram.is_congested() {
             qp.on_ecn_mark(now, &mut self.shared);
         }

@@ -66,6 +66,28 @@ counters! {
 }
 
 counters! {
+    /// The work of one queue pair. Names are those of [`Counters`].
+    QpCounters {
+        /// Packets handed to the sink.
+        sent_pkts,
+        /// Payload bytes sent, retransmissions included.
+        sent_bytes,
+        /// Packets accepted.
+        rcvd_pkts,
+        /// Payload bytes accepted.
+        rcvd_bytes,
+        /// Packets sent again. This counter and those below wrap at 2^32.
+        retransmitted_pkts,
+        /// ACK timeouts.
+        local_ack_timeout_err,
+        /// NAKs of the peer: a packet is missing there.
+        rcvd_seq_err,
+        /// NAKs of the peer: it has posted no receive.
+        rcvd_rnr_err,
+    }
+}
+
+counters! {
     /// The work of the transport. Names follow the kernel's `hw_counters` where those exist.
     Counters {
         /// Packets handed to the sink.

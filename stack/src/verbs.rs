@@ -523,9 +523,9 @@ pub trait Completions {
     fn complete(&mut self, cq: CqId, cqe: Cqe);
 
     /// `count` send requests of a QP were retired; `cookie` is the QP's.
-    fn send_retired(&mut self, cookie: u64, count: u32);
+    fn send_retired(&mut self, cookie: u32, count: u32);
 
     /// `count` receive requests of a QP's own queue were retired. Receives of a shared queue are
     /// not reported.
-    fn recv_retired(&mut self, cookie: u64, count: u32);
+    fn recv_retired(&mut self, cookie: u32, count: u32);
 }

@@ -148,7 +148,7 @@ fn two_completion_queues_that_overflow_at_once_break_both_queue_pairs() {
     let write = SendOp::Write { remote: target.address(), rkey: target.rkey(), imm: None };
     let small = [0, 1].map(|_| a.ctx.create_cq(2).unwrap());
     let qps = small.each_ref().map(|cq| {
-        let mine = a.pd.qp(cq, cq).build().unwrap();
+        let mine = a.pd.qp(cq, cq).access(Access::ALL).build().unwrap();
         harness.connect([mine, b.qp().build().unwrap()])
     });
     let list: Vec<_> = (0..64).map(|wr_id| wr(wr_id, write, &[])).collect();

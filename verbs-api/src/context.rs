@@ -11,6 +11,7 @@ use crate::device::Device;
 use crate::model::device::{DeviceAttr, DeviceCounters, Provider};
 use crate::model::error::{Refused, VerbsError};
 use crate::model::event::AsyncEvent;
+use crate::model::qp::QpInfo;
 use crate::model::resources::Resources;
 use crate::open::OpenOptions;
 use crate::qp::QpBuilder;
@@ -115,6 +116,17 @@ impl Context {
     pub fn resources(&self) -> Option<Resources> {
         match &self.device {
             Device::Soft(device) => Some(device.resources()),
+            Device::Kernel(_) => None,
+        }
+    }
+
+    /// The queue pairs of the device, of all its contexts in the process, with their counters. It
+    /// takes the device's locks in turn: a program that polls a device often should not call it
+    /// often. `None` for a device of the kernel: `rdma resource show qp` reports them.
+    #[must_use]
+    pub fn qps(&self) -> Option<Vec<QpInfo>> {
+        match &self.device {
+            Device::Soft(device) => Some(device.qps()),
             Device::Kernel(_) => None,
         }
     }

@@ -75,7 +75,7 @@ pub use model::device::{
 pub use model::endpoint::Endpoint;
 pub use model::error::{HardwareError, Refused, VerbsError};
 pub use model::event::AsyncEvent;
-pub use model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
+pub use model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps, QpInfo};
 pub use model::resources::Resources;
 pub use model::wc::{Wc, WcError};
 pub use mr::{BufferPool, Mr, MrSlice, PoolBuffer, Rereg};
@@ -89,7 +89,7 @@ pub use rocinante_netdev::{
 pub use rocinante_stack::mem::{
     Access, AccessError, FlushLevel, MwType, Placement, RemoteSlice, Sge,
 };
-pub use rocinante_stack::stats::{CmCounters, Counters, Drops};
+pub use rocinante_stack::stats::{CmCounters, Counters, Drops, QpCounters};
 pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
 pub use rocinante_stack::verbs::{
     AhId, Destination, QpEvent, QpState, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode,

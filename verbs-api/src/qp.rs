@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::sync::Weak;
 
 use rocinante_stack::mem::Access;
+use rocinante_stack::stats::QpCounters;
 use rocinante_stack::types::{Psn, Qpn};
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{PostError, QpAttr};
@@ -215,6 +216,16 @@ impl Qp {
         match &self.kind {
             QpKind::Soft(qp) => qp.query(),
             QpKind::Kernel(qp) => qp.query(),
+        }
+    }
+
+    /// What it sent and received since it was made; `None` for a device of the kernel (`rdma
+    /// statistic qp` reports it if the device can).
+    #[must_use]
+    pub fn counters(&self) -> Option<QpCounters> {
+        match &self.kind {
+            QpKind::Soft(qp) => Some(qp.counters()),
+            QpKind::Kernel(_) => None,
         }
     }
 

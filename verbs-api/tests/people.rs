@@ -197,3 +197,38 @@ fn a_refused_object_comes_back_with_its_error() {
     let qp = ready().unwrap();
     assert_eq!(qp.post(SendWr::send(b"x")), Err(PostError::Operation));
 }
+
+#[test]
+fn each_queue_pair_counts_its_own_packets() {
+    let sides = undriven(1);
+    let [a, b] = &sides;
+    let pairs = [1, 2].map(|context| connected(&sides, Access::ALL, context));
+    let mtu = u64::from(pairs[0][0].endpoint().mtu.bytes());
+    for (pair, count) in pairs.iter().zip([1, 3]) {
+        for _ in 0..count {
+            pair[0].post(SendWr::write(&[a.mr.sge(0, 4096)], b.mr.remote())).unwrap();
+            next(a, b).ok().unwrap();
+        }
+    }
+    let qps = a.ctx.qps().unwrap();
+    for (pair, count) in pairs.iter().zip([1, 3]) {
+        let counters = pair[0].counters().unwrap();
+        assert_eq!(counters.sent_pkts, count * 4096 / mtu);
+        assert_eq!((counters.sent_bytes, counters.rcvd_bytes), (count * 4096, 0));
+        assert!(counters.rcvd_pkts >= count && counters.retransmitted_pkts == 0);
+        let peer = pair[1].counters().unwrap();
+        assert_eq!((peer.rcvd_pkts, peer.rcvd_bytes), (counters.sent_pkts, count * 4096));
+        assert_eq!((peer.sent_pkts, peer.sent_bytes), (counters.rcvd_pkts, 0));
+        let listed = qps.iter().find(|qp| qp.qpn == pair[0].qpn()).unwrap();
+        assert_eq!(listed.counters, counters);
+        assert_eq!((listed.peer, listed.dest_qpn), (Some(ADDRESSES[1]), Some(pair[1].qpn())));
+    }
+    assert_eq!(qps.iter().map(|qp| qp.context).collect::<Vec<_>>(), [1, 2]);
+    // Together they are the device's.
+    let sum = |of: fn(&rocinante::QpCounters) -> u64| qps.iter().map(|qp| of(&qp.counters)).sum();
+    let all = a.ctx.counters().transport;
+    assert_eq!((all.sent_pkts, all.rcvd_pkts), (sum(|c| c.sent_pkts), sum(|c| c.rcvd_pkts)));
+    let [first, _second] = pairs;
+    drop(first);
+    assert_eq!(a.ctx.qps().unwrap().len(), 1);
+}

@@ -12,7 +12,7 @@ use sim::{PATIENCE, Side, connect, done, is_ready, request, send, sides, undrive
 
 /// A queue pair of the first side that completes to these queues, and its peer.
 fn pair(sides: &[Side; 2], send_cq: &Cq, recv_cq: &Cq) -> [Qp; 2] {
-    let qp = sides[0].pd.qp(send_cq, recv_cq).build().unwrap();
+    let qp = sides[0].pd.qp(send_cq, recv_cq).access(Access::ALL).build().unwrap();
     let peer = sides[1].pd.qp(&sides[1].cq, &sides[1].cq).access(Access::ALL).build().unwrap();
     let ends = [qp.endpoint(), peer.endpoint()];
     let options = ConnectOptions::default();

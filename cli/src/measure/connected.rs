@@ -101,7 +101,7 @@ fn connect(
     qps: &mut Vec<Qp>,
 ) -> Result<RemoteSlice, VerbsError> {
     let qp = |_| {
-        let qp = pd.qp(cq, cq).max_send_wr(how.sends).max_recv_wr(how.receives);
+        let qp = pd.qp(cq, cq).access(Access::ALL).max_send_wr(how.sends).max_recv_wr(how.receives);
         qp.max_inline_data(how.inline).build()
     };
     let prepared = (0..count).map(qp).collect::<Result<Vec<_>, _>>()?;

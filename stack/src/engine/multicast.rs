@@ -76,6 +76,7 @@ impl Engine {
             let Some(slot) = self.slot(*qpn) else { continue };
             let ready = self.qps[slot].as_mut().filter(|qp| qp.core().state.receives());
             if let Some(qp) = ready {
+                qp.core().tally.received();
                 qp.handle(now, packet, datagram, &mut self.shared, host);
             }
         }

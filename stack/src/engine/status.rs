@@ -5,7 +5,7 @@ use crate::any::AnyQp;
 use crate::qp::Busy;
 use crate::qp::attr::{QpAttr, QpInit};
 use crate::shared::EngineConfig;
-use crate::stats::{Counters, Drops};
+use crate::stats::{Counters, Drops, QpCounters};
 use crate::types::{Key, Psn, Qpn};
 use crate::verbs::QpState;
 
@@ -25,6 +25,12 @@ impl Engine {
         }
         attr.state = Some(core.state);
         Some((core.state, attr, core.init))
+    }
+
+    /// The counters of a queue pair.
+    #[must_use]
+    pub fn qp_counters(&self, qpn: Qpn) -> Option<QpCounters> {
+        Some(self.qp(qpn)?.core().tally.get())
     }
 
     /// Whether posts to a queue pair may wait and leave as a batch.

@@ -36,7 +36,7 @@ pub struct QpInit {
     /// Whether every send makes a completion.
     pub sq_sig_all: bool,
     /// The caller's own value, handed back through [`Completions`](crate::Completions).
-    pub cookie: u64,
+    pub cookie: u32,
     /// The program's own value, handed back in each completion.
     pub context: u64,
 }

@@ -9,12 +9,14 @@ pub(crate) mod post;
 pub(crate) mod rq;
 mod scatter;
 pub(crate) mod sq;
+mod tally;
 
 use self::attr::{PeerAddress, QpAttr, QpInit};
 use self::message::Rights;
 use self::post::SendLimits;
 use self::rq::{Received, RecvQueue};
 use self::sq::SendQueue;
+use self::tally::Tally;
 use crate::cm::ConnId;
 use crate::events::Events;
 use crate::ingress::Datagram;
@@ -72,6 +74,7 @@ pub(crate) struct Core {
     /// The domain of the receives.
     pub(crate) recv_pd: PdId,
     pub(crate) deadline: Deadline,
+    pub(crate) tally: Tally,
     established: bool,
     /// The connection that the first message establishes, as the RTU does.
     pub(crate) awaited_by: Option<ConnId>,
@@ -107,6 +110,7 @@ impl Core {
             sq: SendQueue::new(init.max_send_wr, limits),
             rq,
             recv_pd,
+            tally: Tally::default(),
             deadline: Deadline::default(),
             established: false,
             awaited_by: None,

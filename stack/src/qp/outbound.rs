@@ -98,8 +98,7 @@ impl Core {
             Ok(sum.map(|crc| Summed { at: info.header_len, len: payload, crc }))
         });
         if sent == Sent::Yes {
-            counters.sent_pkts += 1;
-            counters.sent_bytes += payload as u64;
+            self.tally.sent(counters, payload);
         }
         sent
     }

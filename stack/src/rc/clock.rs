@@ -212,7 +212,7 @@ impl Qp {
             }
             return;
         }
-        shared.counters.local_ack_timeout_err += 1;
+        self.core.tally.timed_out(&mut shared.counters);
         if self.retry_left == 0 {
             shared.counters.retry_exceeded_err += 1;
             return self.fail_head(WcStatus::RetryExcErr, shared, host);

@@ -72,7 +72,7 @@ impl Qp {
                 if let Some(received) = receives.done {
                     self.received(&received, shared, host);
                 }
-                shared.counters.rcvd_bytes += packet.payload().len() as u64;
+                self.core.tally.accepted(&mut shared.counters, packet.payload().len());
                 true
             }
             Outcome::Duplicate { respond } => {

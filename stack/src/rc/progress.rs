@@ -57,7 +57,7 @@ impl Qp {
                 }
             }
             Verdict::RnrWait { to, timer } => {
-                shared.counters.rcvd_rnr_err += 1;
+                self.core.tally.not_ready(&mut shared.counters);
                 self.requester.credits.hear(aeth);
                 self.advance(now, to, shared, host);
                 self.rnr_wait(now, to, timer, shared, host);
@@ -133,7 +133,7 @@ impl Qp {
                 if payload.len() != wqe.payload(psn, self.limits.mtu) as usize {
                     return Err(WcStatus::BadRespErr);
                 }
-                shared.counters.rcvd_bytes += payload.len() as u64;
+                self.core.tally.accepted(&mut shared.counters, payload.len());
                 let offset = wqe.offset(psn, self.limits.mtu);
                 self.core.sq.scatter(index, offset, payload, pd, host)
             }
@@ -205,7 +205,7 @@ impl Qp {
 
     fn retry(&mut self, now: Time, from: u64, why: Why, shared: &mut Shared) {
         match why {
-            Why::SequenceNak => shared.counters.rcvd_seq_err += 1,
+            Why::SequenceNak => self.core.tally.missed(&mut shared.counters),
             Why::Implied if self.requester.implied_nak(from) => {
                 shared.counters.implied_nak_seq_err += 1;
             }
@@ -247,7 +247,7 @@ impl Qp {
             }
             return;
         };
-        shared.counters.rcvd_seq_err += 1;
+        self.core.tally.missed(&mut shared.counters);
         self.clock.complained = true;
         if news.lost {
             window.lost_one(now, round_trip);

@@ -125,7 +125,7 @@ impl Qp {
         });
         if sent == Sent::Yes {
             let counters = &mut shared.counters;
-            counters.sent_pkts += 1;
+            self.core.tally.sent(counters, 0);
             counters.sent_acks += 1;
             self.responder.acknowledged();
             self.held.reported();
@@ -265,7 +265,9 @@ impl Qp {
         let sent = self.core.send_packet(&shape.piece, &to, &mut shared.counters, host, sink);
         let repeats = self.requester.was_sent(shape.piece.psn) && !self.requester.probing;
         let again = sent == Sent::Yes && repeats;
-        shared.counters.retransmitted_pkts += u64::from(again);
+        if again {
+            self.core.tally.again(&mut shared.counters);
+        }
         sent
     }
 
@@ -280,8 +282,10 @@ impl Qp {
             out[..bth::LEN].copy_from_slice(&bth.bytes());
             Ok(None)
         });
-        shared.counters.sent_pkts += u64::from(sent == Sent::Yes);
-        shared.counters.sent_cnp += u64::from(sent == Sent::Yes);
+        if sent == Sent::Yes {
+            self.core.tally.sent(&mut shared.counters, 0);
+            shared.counters.sent_cnp += 1;
+        }
         sent
     }
 
@@ -298,7 +302,7 @@ impl Qp {
         let sent = self.core.send_packet(piece, &to, &mut shared.counters, host, sink);
         match sent {
             Sent::Yes => {
-                shared.counters.retransmitted_pkts += 1;
+                self.core.tally.again(&mut shared.counters);
                 self.requester.repaired(now);
             }
             Sent::Full => {}
@@ -368,10 +372,9 @@ impl Qp {
         if sent != Sent::Yes {
             return sent;
         }
-        shared.counters.sent_pkts += 1;
         let acknowledges = opcode == Opcode::RC_ACKNOWLEDGE;
+        self.core.tally.sent(&mut shared.counters, if acknowledges { 0 } else { payload });
         shared.counters.sent_acks += u64::from(acknowledges);
-        shared.counters.sent_bytes += if acknowledges { 0 } else { payload as u64 };
         Sent::Yes
     }
 }

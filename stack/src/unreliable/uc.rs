@@ -101,7 +101,7 @@ impl Qp {
         match outcome {
             Outcome::Placed => {
                 let done = receives.done;
-                shared.counters.rcvd_bytes += packet.payload().len() as u64;
+                self.core.tally.accepted(&mut shared.counters, packet.payload().len());
                 if let Some(received) = done {
                     self.core.complete_recv(&received, host);
                 }

@@ -51,7 +51,6 @@ impl Qp {
         if placed.is_err() {
             return self.fail_receive(WcStatus::LocProtErr, shared, host);
         }
-        shared.counters.rcvd_bytes += payload.len() as u64;
         let received = Received {
             wr_id,
             status: WcStatus::Success,
@@ -64,6 +63,7 @@ impl Qp {
             solicited: packet.bth().solicited,
         };
         receives.complete(received);
+        self.core.tally.accepted(&mut shared.counters, payload.len());
         self.core.complete_recv(&received, host);
     }
 }

@@ -119,11 +119,11 @@ impl Completions for Host {
         self.completions.push(cqe);
     }
 
-    fn send_retired(&mut self, _cookie: u64, count: u32) {
+    fn send_retired(&mut self, _cookie: u32, count: u32) {
         self.sends_retired += count;
     }
 
-    fn recv_retired(&mut self, _cookie: u64, count: u32) {
+    fn recv_retired(&mut self, _cookie: u32, count: u32) {
         self.recvs_retired += count;
     }
 }

@@ -189,8 +189,10 @@ pub const BUGS: &[Bug] = &[
         what: "packets of responses are not counted",
         seed: 1,
         file: "rc/transmit.rs",
-        right: "shared.counters.sent_pkts += 1;",
-        wrong: "shared.counters.sent_pkts += u64::from(!BUG);",
+        right: "        self.core.tally.sent(&mut shared.counters, if acknowledges { 0 } else { payload });",
+        wrong: "        if !BUG {
+            self.core.tally.sent(&mut shared.counters, if acknowledges { 0 } else { payload });
+        }",
     },
     Bug {
         name: "retransmission-skips",

@@ -114,7 +114,7 @@ impl World<'_> {
         }
     }
 
-    fn end_of(&self, cookie: u64) -> Result<EndId, String> {
+    fn end_of(&self, cookie: u32) -> Result<EndId, String> {
         usize::try_from(cookie)
             .ok()
             .filter(|end| *end < self.ends.len())

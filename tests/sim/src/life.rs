@@ -295,7 +295,7 @@ impl World<'_> {
             max_recv_sge: SGES,
             max_inline_data: INLINE,
             sq_sig_all: false,
-            cookie: end as u64,
+            cookie: end as u32,
             context: 0,
         };
         let engine = self.hosts[at].engine.as_mut().ok_or("the host is down")?;

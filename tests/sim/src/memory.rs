@@ -98,11 +98,11 @@ pub(crate) enum Effect {
     },
     Complete(CqId, Cqe),
     SendRetired {
-        cookie: u64,
+        cookie: u32,
         count: u32,
     },
     RecvRetired {
-        cookie: u64,
+        cookie: u32,
         count: u32,
     },
 }
@@ -225,11 +225,11 @@ impl Completions for Ram {
         self.effects.push(Effect::Complete(cq, cqe));
     }
 
-    fn send_retired(&mut self, cookie: u64, count: u32) {
+    fn send_retired(&mut self, cookie: u32, count: u32) {
         self.effects.push(Effect::SendRetired { cookie, count });
     }
 
-    fn recv_retired(&mut self, cookie: u64, count: u32) {
+    fn recv_retired(&mut self, cookie: u32, count: u32) {
         self.effects.push(Effect::RecvRetired { cookie, count });
     }
 }

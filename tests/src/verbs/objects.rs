@@ -81,7 +81,7 @@ pub fn a_descriptor_is_ready_until_the_last_event_is_taken(on: On) {
     let [a, b] = &harness.sides;
     let channel = b.channel();
     let cqs = [0, 1].map(|_| b.ctx.create_cq_with(16, &channel).unwrap());
-    let make = |cq| b.pd.qp(cq, cq).build().unwrap();
+    let make = |cq| b.pd.qp(cq, cq).access(Access::ALL).build().unwrap();
     let pairs = cqs.each_ref().map(|cq| harness.connect([a.qp().build().unwrap(), make(cq)]));
     for (cq, [qp, peer]) in cqs.iter().zip(&pairs) {
         cq.req_notify(false).unwrap();

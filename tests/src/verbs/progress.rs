@@ -189,7 +189,7 @@ pub fn a_receive_that_was_posted_is_there(on: On) {
     let others = [a, b].map(|side| side.ctx.create_cq(64).unwrap());
     let made = [(a, &others[0]), (b, &others[1])];
     let [noise, _target] =
-        harness.connect(made.map(|(side, cq)| side.pd.qp(cq, cq).build().unwrap()));
+        harness.connect(made.map(|(side, cq)| side.pd.qp(cq, cq).access(Access::ALL).build().unwrap()));
     let region = b.pd.allocate(64, Access::ALL).unwrap();
     let write = SendOp::Write { remote: region.address(), rkey: region.rkey(), imm: None };
     let over = AtomicBool::new(false);

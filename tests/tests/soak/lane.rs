@@ -183,7 +183,11 @@ impl Unconnected {
     pub(super) fn new(pd: &Pd, cq: &Cq) -> Result<(Self, PreparedQp), VerbsError> {
         let shared = pd.allocate(SHARED, Access::ALL)?;
         let own = pd.allocate(OWN, Access::LOCAL_WRITE)?;
-        let qp = pd.qp(cq, cq).max_send_wr(SENDS as u32).max_recv_wr(RECEIVES as u32);
+        let qp = pd
+            .qp(cq, cq)
+            .access(Access::ALL)
+            .max_send_wr(SENDS as u32)
+            .max_recv_wr(RECEIVES as u32);
         let qp = qp.max_sge(2).max_inline_data(64).build()?;
         for number in 0..RECEIVES as u64 {
             qp.post_recv(&[receive(number, &[place(&own, number)])]).expect("room");

@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use rocinante_stack::mem::Access;
-use rocinante_stack::types::Mtu;
+use rocinante_stack::stats::QpCounters;
+use rocinante_stack::types::{Mtu, Qpn};
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{Budget, PostError, QpAttr, SendLimits, check_recv};
 
@@ -135,6 +136,26 @@ impl PeerPath {
         let none = || VerbsError::Invalid(format!("there is no GID index {}", self.sgid_index));
         local.ok_or_else(none)
     }
+}
+
+/// A queue pair of a device, as `rdma resource show qp` and `rdma statistic qp` tell it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QpInfo {
+    /// Its number.
+    pub qpn: Qpn,
+    /// Its transport service.
+    pub qp_type: QpType,
+    /// Its state.
+    pub state: QpState,
+    /// Where its peer is, from RTR on.
+    pub peer: Option<IpAddr>,
+    /// The peer's number.
+    pub dest_qpn: Option<Qpn>,
+    /// The program's own value: [`QpBuilder::context`](crate::QpBuilder::context).
+    pub context: u64,
+    /// What it sent and received.
+    pub counters: QpCounters,
 }
 
 /// Attributes to set (`struct ibv_qp_attr` with its mask). [`QpAttr`] documents each.

@@ -18,6 +18,7 @@ use super::shards::Shards;
 use crate::model::device::{DeviceAttr, DeviceCounters, Limits, MwSupport, OptionalOperations};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
+use crate::model::qp::QpInfo;
 use crate::model::resources::Resources;
 
 /// The settings of a new device.
@@ -245,6 +246,28 @@ impl Hca {
             }
         }
         sum.expect("a device has a shard")
+    }
+
+    /// All queue pairs, of all contexts.
+    pub(crate) fn qps(&self) -> Vec<QpInfo> {
+        let mut all = Vec::new();
+        for core in self.shards.all() {
+            let shard = core.hold();
+            all.extend(shard.host.qps.iter().filter_map(|qp| {
+                let qpn = qp.qpn();
+                let (state, attr, init) = shard.engine.query_qp(qpn)?;
+                Some(QpInfo {
+                    qpn,
+                    qp_type: init.qp_type,
+                    state,
+                    peer: attr.peer.map(|peer| peer.remote),
+                    dest_qpn: attr.dest_qpn,
+                    context: init.context,
+                    counters: shard.engine.qp_counters(qpn)?,
+                })
+            }));
+        }
+        all
     }
 
     /// Where the peer of a queue pair is.

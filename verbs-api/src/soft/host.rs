@@ -84,8 +84,8 @@ impl Completions for Host {
     }
 
     #[inline]
-    fn send_retired(&mut self, cookie: u64, count: u32) {
-        if let Some(qp) = self.qps.get(cookie as u32) {
+    fn send_retired(&mut self, cookie: u32, count: u32) {
+        if let Some(qp) = self.qps.get(cookie) {
             // There is one writer, because the shard's lock is held.
             let retired = qp.send_retired.load(Ordering::Relaxed) + u64::from(count);
             qp.send_retired.store(retired, Ordering::Release);
@@ -93,8 +93,8 @@ impl Completions for Host {
     }
 
     #[inline]
-    fn recv_retired(&mut self, cookie: u64, count: u32) {
-        if let Some(qp) = self.qps.get(cookie as u32) {
+    fn recv_retired(&mut self, cookie: u32, count: u32) {
+        if let Some(qp) = self.qps.get(cookie) {
             let retired = qp.recv_retired.load(Ordering::Relaxed) + u64::from(count);
             qp.recv_retired.store(retired, Ordering::Release);
         }

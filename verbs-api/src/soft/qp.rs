@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use rocinante_netdev::PathSpec;
+use rocinante_stack::stats::QpCounters;
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{ModifyError, PeerAddress, QpAttr, QpInit};
@@ -164,6 +165,10 @@ impl Qp {
         (state, attr, self.shared.caps())
     }
 
+    pub(crate) fn counters(&self) -> QpCounters {
+        self.core.hold().engine.qp_counters(self.qpn).unwrap_or_default()
+    }
+
     #[inline]
     pub(crate) fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
         self.shared.post_send(&self.core, list)
@@ -247,7 +252,7 @@ fn engine_init(pd: &Pd, attr: &QpInitAttr<'_>, cookie: u32) -> QpInit {
         max_recv_sge: attr.caps.max_recv_sge,
         max_inline_data: attr.caps.max_inline_data,
         sq_sig_all: attr.sq_sig_all,
-        cookie: u64::from(cookie),
+        cookie: u32::from(cookie),
         context: attr.context,
     }
 }

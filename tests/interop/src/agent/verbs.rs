@@ -293,7 +293,8 @@ impl Verbs {
     fn create_qp(&mut self, of: Service, access: u32, srq: Option<usize>) -> Result<Reply> {
         let Opened { pd, cq, .. } = self.opened()?;
         let (qp_type, qkey) = service(of);
-        let builder = pd.qp(cq, cq).max_send_wr(QUEUE_DEPTH).max_recv_wr(QUEUE_DEPTH);
+        let builder =
+            pd.qp(cq, cq).access(Access::ALL).max_send_wr(QUEUE_DEPTH).max_recv_wr(QUEUE_DEPTH);
         let inline = if self.about.is_none_or(|about| about.inline) { INLINE } else { 0 };
         let builder = builder.max_sge(ELEMENTS).max_inline_data(inline).qp_type(qp_type);
         let builder = match srq {

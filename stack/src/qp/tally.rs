@@ -1,0 +1,98 @@
+//! The counters of one queue pair, beside those of the engine.
+
+use core::cell::Cell;
+use core::fmt;
+
+use crate::stats::{Counters, QpCounters};
+
+/// What a queue pair sent and received. Packets are counted where the queue pair is only borrowed.
+#[derive(Default)]
+pub(crate) struct Tally {
+    sent_pkts: Cell<u64>,
+    sent_bytes: Cell<u64>,
+    rcvd_pkts: Cell<u64>,
+    rcvd_bytes: Cell<u64>,
+    retransmitted_pkts: Cell<u32>,
+    local_ack_timeout_err: Cell<u32>,
+    rcvd_seq_err: Cell<u32>,
+    rcvd_rnr_err: Cell<u32>,
+}
+
+fn add(cell: &Cell<u64>, count: u64) {
+    cell.set(cell.get().wrapping_add(count));
+}
+
+fn bump(cell: &Cell<u32>) {
+    cell.set(cell.get().wrapping_add(1));
+}
+
+impl Tally {
+    /// A packet left with this many bytes of payload.
+    #[inline]
+    pub(crate) fn sent(&self, counters: &mut Counters, payload: usize) {
+        counters.sent_pkts += 1;
+        counters.sent_bytes += payload as u64;
+        add(&self.sent_pkts, 1);
+        add(&self.sent_bytes, payload as u64);
+    }
+
+    /// A packet that left had left before.
+    #[inline]
+    pub(crate) fn again(&self, counters: &mut Counters) {
+        counters.retransmitted_pkts += 1;
+        bump(&self.retransmitted_pkts);
+    }
+
+    /// A packet came.
+    #[inline]
+    pub(crate) fn received(&self) {
+        add(&self.rcvd_pkts, 1);
+    }
+
+    /// Payload of this many bytes was accepted.
+    #[inline]
+    pub(crate) fn accepted(&self, counters: &mut Counters, payload: usize) {
+        counters.rcvd_bytes += payload as u64;
+        add(&self.rcvd_bytes, payload as u64);
+    }
+
+    /// The ACK timeout expired.
+    pub(crate) fn timed_out(&self, counters: &mut Counters) {
+        counters.local_ack_timeout_err += 1;
+        bump(&self.local_ack_timeout_err);
+    }
+
+    /// The peer said that a packet is missing.
+    pub(crate) fn missed(&self, counters: &mut Counters) {
+        counters.rcvd_seq_err += 1;
+        bump(&self.rcvd_seq_err);
+    }
+
+    /// The peer said that it has no receive.
+    pub(crate) fn not_ready(&self, counters: &mut Counters) {
+        counters.rcvd_rnr_err += 1;
+        bump(&self.rcvd_rnr_err);
+    }
+
+    pub(crate) fn get(&self) -> QpCounters {
+        QpCounters {
+            sent_pkts: self.sent_pkts.get(),
+            sent_bytes: self.sent_bytes.get(),
+            rcvd_pkts: self.rcvd_pkts.get(),
+            rcvd_bytes: self.rcvd_bytes.get(),
+            retransmitted_pkts: self.retransmitted_pkts.get().into(),
+            local_ack_timeout_err: self.local_ack_timeout_err.get().into(),
+            rcvd_seq_err: self.rcvd_seq_err.get().into(),
+            rcvd_rnr_err: self.rcvd_rnr_err.get().into(),
+        }
+    }
+}
+
+impl fmt::Debug for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.get().fmt(f)
+    }
+}
+
+/// So many bytes of each queue pair, no more.
+const _: () = assert!(size_of::<Tally>() == 48);
