@@ -13,6 +13,7 @@ mod ending;
 mod errors;
 mod lab;
 mod managed;
+mod manual;
 mod patience;
 mod perf;
 mod perftest_cm;
