@@ -2,6 +2,7 @@
 //! and `cargo xtask test` do all the set-up they need.
 #![forbid(unsafe_code)]
 
+mod api;
 mod arrows;
 mod command;
 mod demo;
@@ -12,6 +13,7 @@ mod instructions;
 mod interop;
 mod machine;
 mod memory;
+mod msrv;
 mod mutants;
 mod planted;
 mod pool;
@@ -21,6 +23,7 @@ mod setup;
 mod skips;
 mod soak;
 mod test;
+mod toolchain;
 mod unsafe_files;
 
 use crate::command::cargo;
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
             setup::packages(setup::TESTS);
             setup::toolchain()
         }
+        Some((&"api", rest)) => api::run(rest),
         Some((&"floors", [])) => floors::print(),
         Some((&"unsafe-files", [])) => unsafe_files::print(),
         Some((&("help" | "--help" | "-h"), _)) => {
