@@ -49,8 +49,7 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
 }
 
 fn compare(api: &str) -> Result<(), String> {
-    let committed =
-        fs::read_to_string(SNAPSHOT).map_err(|error| format!("{SNAPSHOT}: {error}"))?;
+    let committed = fs::read_to_string(SNAPSHOT).map_err(|error| format!("{SNAPSHOT}: {error}"))?;
     let mut differences = differences(&committed, api);
     if differences.is_empty() {
         return Ok(());
@@ -110,10 +109,8 @@ fn document(toolchain: &Toolchain, name: &str) -> Result<PathBuf, String> {
     }
     let wrapper = target.join("rustdoc-unstable");
     // Not in cargo's own environment: build scripts ask for it, so all would be compiled again.
-    let script = format!(
-        "#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec '{}' \"$@\"\n",
-        toolchain.rustdoc()?.display()
-    );
+    let script =
+        format!("#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec '{}' \"$@\"\n", toolchain.rustdoc()?.display());
     fs::create_dir_all(&target)
         .and_then(|()| fs::write(&wrapper, script))
         .and_then(|()| fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)))

@@ -7,6 +7,7 @@ mod arrows;
 mod command;
 mod demo;
 mod deny;
+mod dist;
 mod floors;
 mod fuzz;
 mod instructions;
@@ -19,6 +20,7 @@ mod planted;
 mod pool;
 mod programs;
 mod prose;
+mod sbom;
 mod setup;
 mod skips;
 mod soak;
@@ -63,6 +65,9 @@ cargo xtask COMMAND
   miri                 the engine, the rings and small devices under miri; needs a nightly toolchain with it
   sanitize WHICH       tests under a sanitizer: netdev, verbs-api and, under address, end to end; address or thread; needs a nightly toolchain
                        with rust-src
+  api [--accept]       compare the public API of the crate rocinante with docs/api.txt, or write that anew
+  man DIR              a man page for each command, from the definition of the command line
+  dist                 what others take away, below cli/dist/out: static programs, completions, man pages, checksums, bill of materials
   setup                only set up the machine
   floors               the arrows between the units of verbs-api and of stack, and their modules in circles
   unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them
@@ -98,6 +103,8 @@ fn main() -> ExitCode {
             setup::toolchain()
         }
         Some((&"api", rest)) => api::run(rest),
+        Some((&"dist", [])) => dist::run(),
+        Some((&"man", [directory])) => dist::man(&from.join(directory)),
         Some((&"floors", [])) => floors::print(),
         Some((&"unsafe-files", [])) => unsafe_files::print(),
         Some((&("help" | "--help" | "-h"), _)) => {

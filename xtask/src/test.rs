@@ -9,7 +9,8 @@ use crate::pool::{Ended, Pool};
 use crate::programs::{self, Program, figure};
 use crate::skips::{self, Allowed};
 use crate::{
-    arrows, demo, deny, floors, fuzz, instructions, machine, memory, prose, setup, unsafe_files,
+    api, arrows, demo, deny, dist, floors, fuzz, instructions, machine, memory, msrv, prose, setup,
+    unsafe_files,
 };
 use serde_json::Value;
 use std::fs;
@@ -84,6 +85,9 @@ const STEPS: &[Step] = &[
         quick: false,
         when: When::Beside(|| Outcome::of_check(deny::check())),
     },
+    Step { name: "artefacts", quick: false, when: When::Beside(|| check(dist::check())) },
+    Step { name: "api", quick: false, when: When::Beside(|| Outcome::of_check(api::check())) },
+    Step { name: "msrv", quick: false, when: When::Beside(|| Outcome::of_check(msrv::check())) },
     Step {
         name: "instructions",
         quick: false,
