@@ -14,12 +14,12 @@ mod instructions;
 mod interop;
 mod machine;
 mod memory;
-mod msrv;
 mod mutants;
 mod planted;
 mod pool;
 mod programs;
 mod prose;
+mod publish;
 mod sbom;
 mod setup;
 mod skips;
@@ -68,6 +68,7 @@ cargo xtask COMMAND
   api [--accept]       compare the public API of the crate rocinante with docs/api.txt, or write that anew
   man DIR              a man page for each command, from the definition of the command line
   dist                 what others take away, below cli/dist/out: static programs, completions, man pages, checksums, bill of materials
+  packages             `cargo publish --dry-run` of all crates that are published, each compiled by itself
   setup                only set up the machine
   floors               the arrows between the units of verbs-api and of stack, and their modules in circles
   unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them
@@ -104,6 +105,7 @@ fn main() -> ExitCode {
         }
         Some((&"api", rest)) => api::run(rest),
         Some((&"dist", [])) => dist::run(),
+        Some((&"packages", [])) => publish::verify(),
         Some((&"man", [directory])) => dist::man(&from.join(directory)),
         Some((&"floors", [])) => floors::print(),
         Some((&"unsafe-files", [])) => unsafe_files::print(),
