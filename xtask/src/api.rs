@@ -24,7 +24,7 @@ const CRATES: [&str; 3] = ["rocinante", "rocinante-stack", "rocinante-netdev"];
 /// # Errors
 /// The API is not that of the snapshot, or cannot be read.
 pub(crate) fn run(args: &[&str]) -> Result<(), String> {
-    let api = current(&Toolchain::of(VERSION)?)?;
+    let api = current(&Toolchain::of(VERSION, &[])?)?;
     match args {
         [] => compare(&api),
         ["--accept"] => {
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
 /// # Errors
 /// They differ, or CI has no such toolchain.
 pub(crate) fn check() -> Result<Vec<String>, String> {
-    match Toolchain::of(VERSION) {
+    match Toolchain::of(VERSION, &[]) {
         Ok(toolchain) => compare(&current(&toolchain)?).map(|()| vec![]),
         Err(why) if std::env::var_os("CI").is_some() => Err(why),
         Err(why) => Ok(vec![format!("api: no Rust {VERSION}: {why}")]),

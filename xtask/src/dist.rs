@@ -86,15 +86,6 @@ pub(crate) fn man(directory: &Path) -> Result<(), String> {
     command::run(cargo(run).arg(directory))
 }
 
-/// Compiles for each target, and checks what the command is made of.
-///
-/// # Errors
-/// It does not compile for one, or contains what only tests need.
-pub(crate) fn check() -> Result<(), String> {
-    shipped()?;
-    command::run(&mut for_targets(&["check", "--locked", "--quiet"]))
-}
-
 fn for_targets(args: &[&str]) -> Command {
     let mut command = cargo(args);
     command.args(["-p", "rocinante-cli"]);
@@ -103,7 +94,10 @@ fn for_targets(args: &[&str]) -> Command {
 }
 
 /// The packages that the command is made of, from `cargo tree`.
-fn shipped() -> Result<Vec<sbom::Line>, String> {
+///
+/// # Errors
+/// Some are for tests.
+pub(crate) fn shipped() -> Result<Vec<sbom::Line>, String> {
     let mut tree = for_targets(&["tree", "--locked", "--edges=normal", "--no-dedupe"]);
     tree.args(["--prefix=depth", "--format= {p}|{l}|{f}"]);
     let lines = sbom::lines(&command::read(&mut tree)?);

@@ -1,9 +1,10 @@
 //! Whether the crates that are published can be: each is packed as `cargo publish` does, without
-//! the upload, and the packages are compiled with the lowest version of Rust.
+//! the upload, and the packages are compiled with the lowest version of Rust, for the targets of
+//! `cargo xtask dist`.
 
 use crate::command::{self, cargo};
 use crate::toolchain::Toolchain;
-use crate::{demo, test};
+use crate::{demo, dist, test};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -15,8 +16,8 @@ use std::process::Command;
 const LOWEST_RUST: &str = "1.89.0";
 
 /// Packs everything that is published, as the sources are now, and compiles the packages with the
-/// lowest version of Rust. Without that toolchain the running one compiles them, and `name: reason`
-/// is returned.
+/// lowest version of Rust for [`dist::TARGETS`]. Without that toolchain the running one compiles
+/// them, and `name: reason` is returned.
 ///
 /// `cargo publish` itself compiles each package by itself, at twice the cost: [`verify`].
 ///
@@ -30,17 +31,20 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
     if !wrong.is_empty() {
         return Err(wrong.join("\n"));
     }
+    dist::shipped()?;
     command::run(dry_run().arg("--no-verify"))?;
     let names: Vec<&str> = published.iter().filter_map(|p| p["name"].as_str()).collect();
     let folder = unpack(&names, metadata["packages"][0]["version"].as_str().unwrap_or_default())?;
     let manifest = folder.join("Cargo.toml");
     let check = ["check", "--quiet", "-p", "rocinante-cli", "--manifest-path"];
-    let (mut check, skips) = match Toolchain::of(LOWEST_RUST) {
+    let targets = dist::TARGETS.map(|(target, _)| target);
+    let (mut check, skips) = match Toolchain::of(LOWEST_RUST, &targets) {
         Ok(lowest) => (lowest.cargo(&check), vec![]),
         Err(why) if std::env::var_os("CI").is_some() => return Err(why),
         Err(why) => (cargo(check), vec![format!("packages: no Rust {LOWEST_RUST}: {why}")]),
     };
-    command::run(check.arg(manifest).env("CARGO_TARGET_DIR", folder.join("target")))?;
+    check.arg(manifest).args(targets.iter().flat_map(|target| ["--target", *target]));
+    command::run(check.env("CARGO_TARGET_DIR", folder.join("target")))?;
     Ok(skips)
 }
 

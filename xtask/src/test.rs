@@ -9,8 +9,8 @@ use crate::pool::{Ended, Pool};
 use crate::programs::{self, Program, figure};
 use crate::skips::{self, Allowed};
 use crate::{
-    api, arrows, demo, deny, dist, floors, fuzz, instructions, machine, memory, prose, publish,
-    setup, unsafe_files,
+    api, arrows, demo, deny, floors, fuzz, instructions, machine, memory, prose, publish, setup,
+    unsafe_files,
 };
 use serde_json::Value;
 use std::fs;
@@ -85,7 +85,6 @@ const STEPS: &[Step] = &[
         quick: false,
         when: When::Beside(|| Outcome::of_check(deny::check())),
     },
-    Step { name: "artefacts", quick: false, when: When::Beside(|| check(dist::check())) },
     Step { name: "api", quick: false, when: When::Beside(|| Outcome::of_check(api::check())) },
     Step {
         name: "packages",

@@ -13,21 +13,23 @@ pub(crate) struct Toolchain {
 
 impl Toolchain {
     /// The toolchain of this version: the running one, one that rustup has, or one that it
-    /// fetches.
+    /// fetches. It compiles for `targets`, too.
     ///
     /// # Errors
     /// There is none.
-    pub(crate) fn of(version: &'static str) -> Result<Self, String> {
+    pub(crate) fn of(version: &'static str, targets: &[&str]) -> Result<Self, String> {
         let running = Self { name: None };
         if running.is(version) {
+            // `setup::toolchain` gave it all targets.
             return Ok(running);
         }
         let other = Self { name: Some(version) };
-        if !other.is(version) {
+        if !other.has(targets) {
             println!("set-up: rustup toolchain install {version}");
             let mut install = Command::new("timeout");
             install.args(["300", "rustup", "toolchain", "install", version, "--no-self-update"]);
-            command::read(install.args(["--profile", "minimal"]))?;
+            install.args(["--profile", "minimal"]);
+            command::read(install.args(targets.iter().flat_map(|target| ["--target", *target])))?;
         }
         Ok(other)
     }
@@ -45,13 +47,22 @@ impl Toolchain {
     /// # Errors
     /// It has no rustc.
     pub(crate) fn rustdoc(&self) -> Result<PathBuf, String> {
-        let sysroot = command::read(&mut self.run("rustc", &["--print", "sysroot"]))?;
-        Ok(PathBuf::from(sysroot.trim()).join("bin/rustdoc"))
+        Ok(self.sysroot()?.join("bin/rustdoc"))
     }
 
     /// Whether it is the one that runs this program.
     pub(crate) fn is_running(&self) -> bool {
         self.name.is_none()
+    }
+
+    fn has(&self, targets: &[&str]) -> bool {
+        let libraries = self.sysroot().map(|sysroot| sysroot.join("lib/rustlib"));
+        libraries.is_ok_and(|folder| targets.iter().all(|target| folder.join(target).is_dir()))
+    }
+
+    fn sysroot(&self) -> Result<PathBuf, String> {
+        let sysroot = command::read(&mut self.run("rustc", &["--print", "sysroot"]))?;
+        Ok(PathBuf::from(sysroot.trim()))
     }
 
     fn is(&self, version: &str) -> bool {

@@ -11,6 +11,7 @@ mod datagrams;
 mod devices;
 mod ending;
 mod errors;
+mod examples;
 mod lab;
 mod managed;
 mod manual;
