@@ -32,47 +32,55 @@ const SHELLS: [(&str, &str); 5] = [
     ("zsh", "_rocinante"),
 ];
 
-/// `cargo xtask dist`.
+/// `cargo xtask dist [PROCESSOR...]`.
 ///
 /// # Errors
 /// Something cannot be built, or does not run.
-pub(crate) fn run() -> Result<(), String> {
-    setup::packages(setup::DIST);
+pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
+    let wanted = |name: &&str| processors.is_empty() || processors.contains(name);
+    let targets: Vec<_> = TARGETS.into_iter().filter(|(_, name)| wanted(name)).collect();
+    if targets.is_empty() {
+        let known = TARGETS.map(|(_, name)| name);
+        return Err(format!("no program for {}: {}", processors.join(", "), known.join(", ")));
+    }
+    let native = |(_, name): &(&str, &str)| emulator(name).is_some_and(|words| words.is_empty());
+    if !targets.iter().all(native) {
+        setup::packages(setup::DIST);
+    }
     setup::toolchain()?;
     let packages = shipped()?;
-    command::run(&mut for_targets(&["build", "--locked", "--quiet", "--profile", "dist"]))?;
+    let names: Vec<&str> = targets.iter().map(|(target, _)| *target).collect();
+    let build = ["build", "--locked", "--quiet", "--profile", "dist"];
+    command::run(for_targets(&build, &names).args(names.iter().flat_map(|name| same_paths(name))))?;
     let out = Path::new(OUT);
     // An artefact of another version would be misleading.
     let _ = fs::remove_dir_all(out);
     let built = demo::target()?;
-    let mut native = None;
-    for (target, processor) in TARGETS {
+    let mut works = None;
+    for (target, processor) in &targets {
         let program = out.join(processor).join("rocinante");
         copy(&built.join(target).join("dist/rocinante"), &program)?;
-        match emulator(processor) {
-            Some(words) => try_out(&words, &program)?,
-            None => println!("SKIPPED dist: no qemu-{processor}: {} never ran", program.display()),
-        }
-        if machine::triple()?.starts_with(processor) {
-            native = Some(program);
-        }
+        let bytes = fs::metadata(&program).map_or(0, |file| file.len());
+        println!("{}: {bytes} bytes", program.display());
+        let Some(mut words) = emulator(processor) else {
+            println!("SKIPPED dist: no qemu-{processor}: {} never ran", program.display());
+            continue;
+        };
+        words.push(program.display().to_string());
+        try_out(&words)?;
+        works.get_or_insert(words);
     }
-    let native = native.ok_or("none of the programs is for this machine's processor")?;
+    let works = works.ok_or("no program runs here, to make completions and man pages")?;
     for (shell, file) in SHELLS {
-        let script = command::read(Command::new(&native).args(["completions", shell]))?;
+        let script = command::read(start(&works).args(["completions", shell]))?;
         write(&out.join("completions").join(file), &script)?;
     }
-    command::run(Command::new(&native).arg("man").arg(out.join("man")))?;
+    command::run(start(&works).arg("man").arg(out.join("man")))?;
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
         copy(Path::new(licence), &out.join(licence))?;
     }
     write(&out.join("rocinante.cdx.json"), &sbom::cyclone_dx(&packages)?)?;
     sums(out)?;
-    for (_, processor) in TARGETS {
-        let program = out.join(processor).join("rocinante");
-        let bytes = fs::metadata(&program).map_or(0, |file| file.len());
-        println!("{}: {bytes} bytes", program.display());
-    }
     println!("{OUT}/SHA256SUMS names everything");
     Ok(())
 }
@@ -86,10 +94,19 @@ pub(crate) fn man(directory: &Path) -> Result<(), String> {
     command::run(cargo(run).arg(directory))
 }
 
-fn for_targets(args: &[&str]) -> Command {
+/// Options of cargo that name the sources of crates alike on every machine: they are in a program's
+/// panics, and the same sources shall make the same program.
+fn same_paths(target: &str) -> [String; 2] {
+    let home = std::env::var("HOME").unwrap_or_default();
+    let cargo_home = std::env::var("CARGO_HOME").unwrap_or_else(|_| format!("{home}/.cargo"));
+    let flag = format!("--remap-path-prefix={cargo_home}/registry/src=crates");
+    ["--config".into(), format!("target.{target}.rustflags=[{flag:?}]")]
+}
+
+fn for_targets(args: &[&str], targets: &[&str]) -> Command {
     let mut command = cargo(args);
     command.args(["-p", "rocinante-cli"]);
-    command.args(TARGETS.iter().flat_map(|(target, _)| ["--target", *target]));
+    command.args(targets.iter().flat_map(|target| ["--target", *target]));
     command
 }
 
@@ -98,7 +115,8 @@ fn for_targets(args: &[&str]) -> Command {
 /// # Errors
 /// Some are for tests.
 pub(crate) fn shipped() -> Result<Vec<sbom::Line>, String> {
-    let mut tree = for_targets(&["tree", "--locked", "--edges=normal", "--no-dedupe"]);
+    let targets = TARGETS.map(|(target, _)| target);
+    let mut tree = for_targets(&["tree", "--locked", "--edges=normal", "--no-dedupe"], &targets);
     tree.args(["--prefix=depth", "--format= {p}|{l}|{f}"]);
     let lines = sbom::lines(&command::read(&mut tree)?);
     match instruments(&lines) {
@@ -125,38 +143,39 @@ fn emulator(processor: &str) -> Option<Vec<String>> {
     names.into_iter().find(|name| command::is_installed(name)).map(|name| vec![name])
 }
 
+fn start(program: &[String]) -> Command {
+    let mut command = Command::new(&program[0]);
+    command.args(&program[1..]).env_remove("ROCINANTE_NETDEV");
+    command
+}
+
 /// Runs the program: two processes, a hundred messages, every byte compared.
-fn try_out(emulator: &[String], program: &Path) -> Result<(), String> {
-    let program = program.canonicalize().map_err(|error| error.to_string())?;
-    let words = [emulator, &[program.display().to_string()]].concat();
-    let start = |rest: &[&str]| {
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).args(rest).env_remove("ROCINANTE_NETDEV");
-        command
-    };
-    let version = command::read(&mut start(&["--version"]))?;
+fn try_out(program: &[String]) -> Result<(), String> {
+    let words = program.join(" ");
+    let version = command::read(start(program).arg("--version"))?;
     // Loopback addresses that nothing else is likely to use.
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let [here, there] = [1, 2].map(|net| Ipv4Addr::new(127, 240 + net, high, low).to_string());
     let pingpong = ["pingpong", "--netdev", "udp", "-n", "100", "-c", "--bind"];
-    let mut server = start(&[&pingpong[..], &[&here]].concat());
-    let mut server = server
+    let mut server = start(program)
+        .args(pingpong)
+        .arg(&here)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| format!("{}: {error}", words.join(" ")))?;
+        .map_err(|error| format!("{words}: {error}"))?;
     let mut says = BufReader::new(server.stderr.take().ok_or("no standard error")?).lines();
     let ready = says.any(|line| line.is_ok_and(|line| line.contains("waiting for a client")));
-    let client = command::read(&mut start(&[&pingpong[..], &[&there, &here]].concat()));
+    let client = command::read(start(program).args(pingpong).args([&there, &here]));
     if client.is_err() {
         let _ = server.kill();
     }
     let ended = server.wait().map_err(|error| error.to_string())?;
     client?;
     if !ready || !ended.success() {
-        return Err(format!("{}: the server of pingpong failed: {ended}", words.join(" ")));
+        return Err(format!("{words}: the server of pingpong failed: {ended}"));
     }
-    println!("{}: {} ran, and 100 messages went there and back", words.join(" "), version.trim());
+    println!("{words}: {} ran, and 100 messages went there and back", version.trim());
     Ok(())
 }
 

@@ -67,7 +67,8 @@ cargo xtask COMMAND
                        with rust-src
   api [--accept]       compare the public API of the crate rocinante with docs/api.txt, or write that anew
   man DIR              a man page for each command, from the definition of the command line
-  dist                 what others take away, below cli/dist/out: static programs, completions, man pages, checksums, bill of materials
+  dist [PROCESSOR...]  what others take away, below cli/dist/out: static programs for x86_64 and aarch64, or one of them,
+                       completions, man pages, checksums, bill of materials
   packages             `cargo publish --dry-run` of all crates that are published, each compiled by itself
   setup                only set up the machine
   floors               the arrows between the units of verbs-api and of stack, and their modules in circles
@@ -104,7 +105,7 @@ fn main() -> ExitCode {
             setup::toolchain()
         }
         Some((&"api", rest)) => api::run(rest),
-        Some((&"dist", [])) => dist::run(),
+        Some((&"dist", processors)) => dist::run(processors),
         Some((&"packages", [])) => publish::verify(),
         Some((&"man", [directory])) => dist::man(&from.join(directory)),
         Some((&"floors", [])) => floors::print(),
