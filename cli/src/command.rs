@@ -3,11 +3,13 @@
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use serde_json::json;
 
 use crate::output::{Failure, Output};
-use crate::{decode, demo, devices, ending, mckey, perf, pingpong, rping, ucmatose, udaddy};
+use crate::{
+    decode, demo, devices, ending, manual, mckey, perf, pingpong, rping, ucmatose, udaddy,
+};
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
 #[derive(Debug, Parser)]
@@ -32,6 +34,8 @@ enum Command {
     RdmaServer(ucmatose::ServerArgs),
     RdmaClient(ucmatose::ClientArgs),
     Decode(decode::Args),
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
     #[command(hide = true)]
     Bench(Moved),
     #[command(hide = true)]
@@ -69,6 +73,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::RdmaServer(args) => ucmatose::run_server(&args),
         Command::RdmaClient(args) => ucmatose::run_client(&args),
         Command::Decode(args) => decode::run(&args),
+        Command::Completions(args) => manual::run_completions(&args, &Cli::command()),
+        Command::Man(args) => manual::run_man(&args, &Cli::command()),
         Command::Bench(_) => moved("bench", "rocinante-bench"),
         Command::Compare(_) => moved("compare", "rocinante-bench compare"),
         Command::CmBench(_) => moved("cm-bench", "rocinante-bench cm"),

@@ -8,6 +8,7 @@
 //!   pairs for datagrams through it.
 //! - [`mckey`] sends to multicast groups.
 //! - [`decode`] reads capture files.
+//! - [`manual`] makes completions for shells, and man pages.
 //! - [`measure`] has the loops behind latencies and bandwidths.
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ pub mod decode;
 pub mod demo;
 pub mod devices;
 pub mod ending;
+pub mod manual;
 pub mod mckey;
 pub mod measure;
 pub mod output;

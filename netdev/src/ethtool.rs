@@ -267,7 +267,7 @@ fn named(interface: &str) -> Option<libc::ifreq> {
         return None;
     }
     for (to, from) in request.ifr_name.iter_mut().zip(name) {
-        *to = from.cast_signed();
+        *to = *from as libc::c_char;
     }
     Some(request)
 }

@@ -200,6 +200,41 @@ pub(crate) fn patiently<T>(
     }
 }
 
+/// `sendmmsg(2)` by its number: on 64-bit machines musl's function of that name makes one call of
+/// `sendmsg(2)` per message. Returns how many messages the kernel took.
+///
+/// # Safety
+/// `messages` points to `count` headers that are valid for sending, with zeroed padding.
+pub(crate) unsafe fn send_messages(
+    socket: BorrowedFd<'_>,
+    messages: *mut libc::mmsghdr,
+    count: u32,
+) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT;
+    // SAFETY: the caller's promise.
+    let sent =
+        unsafe { libc::syscall(libc::SYS_sendmmsg, socket.as_raw_fd(), messages, count, flags) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// `recvmmsg(2)`, as [`send_messages`] makes its call: the flags have another type in musl. Returns
+/// how many messages there are.
+///
+/// # Safety
+/// `messages` points to `count` headers that are valid for receiving, with zeroed padding.
+pub(crate) unsafe fn receive_messages(
+    socket: BorrowedFd<'_>,
+    messages: *mut libc::mmsghdr,
+    count: u32,
+) -> io::Result<usize> {
+    let (flags, no_limit) = (libc::MSG_DONTWAIT, std::ptr::null_mut::<libc::timespec>());
+    let number = libc::SYS_recvmmsg;
+    // SAFETY: the caller's promise; the kernel takes a null pointer for no time limit.
+    let got =
+        unsafe { libc::syscall(number, socket.as_raw_fd(), messages, count, flags, no_limit) };
+    usize::try_from(got).map_err(|_| io::Error::last_os_error())
+}
+
 fn check(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }

@@ -32,3 +32,9 @@ pub mod snapshot;
 pub mod tshark;
 pub mod unique;
 pub mod verbs;
+
+/// The program in the README compiles. It is tested here, since the README of the workspace is in
+/// no package.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -115,8 +115,3 @@ pub mod doc {
         (address(), address())
     }
 }
-
-/// The program in the README compiles.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;

@@ -2,10 +2,12 @@
 //! and `cargo xtask test` do all the set-up they need.
 #![forbid(unsafe_code)]
 
+mod api;
 mod arrows;
 mod command;
 mod demo;
 mod deny;
+mod dist;
 mod floors;
 mod fuzz;
 mod instructions;
@@ -17,10 +19,13 @@ mod planted;
 mod pool;
 mod programs;
 mod prose;
+mod publish;
+mod sbom;
 mod setup;
 mod skips;
 mod soak;
 mod test;
+mod toolchain;
 mod unsafe_files;
 
 use crate::command::cargo;
@@ -60,6 +65,11 @@ cargo xtask COMMAND
   miri                 the engine, the rings and small devices under miri; needs a nightly toolchain with it
   sanitize WHICH       tests under a sanitizer: netdev, verbs-api and, under address, end to end; address or thread; needs a nightly toolchain
                        with rust-src
+  api [--accept]       compare the public API of the crate rocinante with docs/api.txt, or write that anew
+  man DIR              a man page for each command, from the definition of the command line
+  dist [PROCESSOR...]  what others take away, below cli/dist/out: static programs for x86_64 and aarch64, or one of them,
+                       completions, man pages, checksums, bill of materials
+  packages             `cargo publish --dry-run` of all crates that are published, each compiled by itself
   setup                only set up the machine
   floors               the arrows between the units of verbs-api and of stack, and their modules in circles
   unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them
@@ -94,6 +104,10 @@ fn main() -> ExitCode {
             setup::packages(setup::TESTS);
             setup::toolchain()
         }
+        Some((&"api", rest)) => api::run(rest),
+        Some((&"dist", processors)) => dist::run(processors),
+        Some((&"packages", [])) => publish::verify(),
+        Some((&"man", [directory])) => dist::man(&from.join(directory)),
         Some((&"floors", [])) => floors::print(),
         Some((&"unsafe-files", [])) => unsafe_files::print(),
         Some((&("help" | "--help" | "-h"), _)) => {

@@ -1,7 +1,7 @@
 //! Installs what a bare Debian machine lacks.
 
 use crate::command::{self, cargo, is_installed};
-use crate::machine;
+use crate::{dist, machine};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -29,6 +29,14 @@ pub(crate) const TESTS: &[Package] = &[
     ("xz-utils", || is_installed("xz")),
     ("zstd", || is_installed("zstd")),
 ];
+
+/// The packages that `cargo xtask dist` uses: the processors of other machines.
+pub(crate) const DIST: &[Package] = &[("qemu-user-static", || {
+    let processors = dist::TARGETS.map(|(_, processor)| processor);
+    processors.iter().all(|name| {
+        is_installed(&format!("qemu-{name}-static")) || is_installed(&format!("qemu-{name}"))
+    })
+})];
 
 /// The version known to understand our deny.toml.
 const CARGO_DENY: &str = "0.20.2";
@@ -63,8 +71,12 @@ pub(crate) fn toolchain() -> Result<(), String> {
         }
     }
     let sysroot = command::read(Command::new("rustc").args(["--print", "sysroot"]))?;
-    if !Path::new(sysroot.trim()).join("lib/rustlib/wasm32-unknown-unknown").is_dir() {
-        rustup(&["target", "add", "wasm32-unknown-unknown"])?;
+    let installed = Path::new(sysroot.trim()).join("lib/rustlib");
+    let ours = dist::TARGETS.map(|(target, _)| target);
+    for target in ours.into_iter().chain(["wasm32-unknown-unknown"]) {
+        if !installed.join(target).is_dir() {
+            rustup(&["target", "add", target])?;
+        }
     }
     Ok(())
 }

@@ -9,7 +9,8 @@ use crate::pool::{Ended, Pool};
 use crate::programs::{self, Program, figure};
 use crate::skips::{self, Allowed};
 use crate::{
-    arrows, demo, deny, floors, fuzz, instructions, machine, memory, prose, setup, unsafe_files,
+    api, arrows, demo, deny, floors, fuzz, instructions, machine, memory, prose, publish, setup,
+    unsafe_files,
 };
 use serde_json::Value;
 use std::fs;
@@ -83,6 +84,12 @@ const STEPS: &[Step] = &[
         name: "cargo-deny",
         quick: false,
         when: When::Beside(|| Outcome::of_check(deny::check())),
+    },
+    Step { name: "api", quick: false, when: When::Beside(|| Outcome::of_check(api::check())) },
+    Step {
+        name: "packages",
+        quick: false,
+        when: When::Beside(|| Outcome::of_check(publish::check())),
     },
     Step {
         name: "instructions",

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::ring::{RingGeometry, RxFrame};
 use super::tx::FrameSink;
 use super::vnet::VNET_LEN;
+use crate::fd::send_messages;
 
 /// The most frames of one [`SendScratch::send`].
 pub(super) const SEND_MAX: usize = 64;
@@ -340,10 +341,7 @@ impl FrameSink for Transmit<'_> {
         }
         // SAFETY: the first `count` messages point to vectors of live slices ('a outlives the
         // call), which the kernel only reads; it writes `msg_len` of the messages.
-        let sent = check(unsafe {
-            libc::sendmmsg(self.socket.raw(), messages.as_mut_ptr(), count, libc::MSG_DONTWAIT)
-        })?;
-        Ok(sent as usize)
+        unsafe { send_messages(self.socket.as_fd(), messages.as_mut_ptr(), count) }
     }
 
     /// Uses `send(2)`: unlike `sendmmsg(2)`, it has neither message headers nor vectors for the

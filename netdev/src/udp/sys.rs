@@ -9,7 +9,7 @@ use std::mem::{self, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::fd::attach_filter;
+use crate::fd::{attach_filter, receive_messages, send_messages};
 
 /// The most messages one [`send`] takes.
 pub(crate) const SEND_MAX: usize = 64;
@@ -316,15 +316,7 @@ pub(crate) fn send<'a>(
     // SAFETY: the first `count` headers point to names and payloads borrowed for 'a, which outlives
     // this call, and to vectors and controls in `scratch`, which is borrowed exclusively. The
     // kernel only reads through them; it writes `msg_len` in the headers.
-    let sent = unsafe {
-        libc::sendmmsg(
-            socket.0.as_raw_fd(),
-            scratch.headers.as_mut_ptr(),
-            count as u32,
-            libc::MSG_DONTWAIT,
-        )
-    };
-    Ok(check(sent)? as usize)
+    unsafe { send_messages(socket.0.as_fd(), scratch.headers.as_mut_ptr(), count as u32) }
 }
 
 /// A control buffer, aligned for `cmsghdr`.
@@ -444,17 +436,11 @@ impl RecvBatch {
             // SAFETY: every header points to one slot, one name and one control buffer of `self`,
             // each with its true length; `self` is borrowed exclusively for the call.
             let got = unsafe {
-                libc::recvmmsg(
-                    socket.0.as_raw_fd(),
-                    self.headers.as_mut_ptr(),
-                    count as u32,
-                    libc::MSG_DONTWAIT,
-                    std::ptr::null_mut(),
-                )
+                receive_messages(socket.0.as_fd(), self.headers.as_mut_ptr(), count as u32)
             };
-            match check(got) {
+            match got {
                 Ok(got) => {
-                    self.filled = got as usize;
+                    self.filled = got;
                     return Ok(self.filled);
                 }
                 Err(e) => match e.raw_os_error() {

@@ -184,8 +184,10 @@ fn post_chains<From, Wr: Request>(
             count += 1;
         }
         if count > 0 {
-            // SAFETY: that many entries were just written; entries have nothing to drop.
-            let entries = unsafe { chain[..count].assume_init_mut() };
+            let written = ptr::from_mut(&mut chain[..count]) as *mut [Entry<Wr>];
+            // SAFETY: that many entries were just written, and have nothing to drop. `MaybeUninit`
+            // has the layout of what it holds.
+            let entries = unsafe { &mut *written };
             if let Err((index, error)) = post_entries(entries, &post) {
                 return Err(PostListError { index: posted + index, error });
             }

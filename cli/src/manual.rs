@@ -1,0 +1,64 @@
+//! `rocinante completions` and `rocinante man`: what a shell and `man` need, made from the
+//! definition of the command line.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Command;
+use clap_complete::Shell;
+
+use crate::output::{Failure, Output};
+
+/// Print what makes a shell complete the commands and options of rocinante
+///
+/// For bash: rocinante completions bash > /etc/bash_completion.d/rocinante
+#[derive(Debug, clap::Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: Shell,
+}
+
+/// Write a man page for each command into a directory
+///
+/// To read one: man DIR/rocinante-pingpong.1
+#[derive(Debug, clap::Args)]
+pub struct ManArgs {
+    /// The directory; it is made if it does not exist
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+}
+
+/// Prints the completions of `cli`.
+#[must_use]
+pub fn run_completions(args: &CompletionsArgs, cli: &Command) -> ExitCode {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut visible(cli), "rocinante", &mut script);
+    // The reader of our output may be gone.
+    let _ = io::stdout().write_all(&script);
+    ExitCode::SUCCESS
+}
+
+/// Writes the man pages of `cli`.
+#[must_use]
+pub fn run_man(args: &ManArgs, cli: &Command) -> ExitCode {
+    let wrote = write_pages(&args.directory, cli)
+        .map_err(|error| Failure::Failed(format!("{}: {error}", args.directory.display())));
+    Output { json: false }.end("rocinante man", &wrote)
+}
+
+fn write_pages(directory: &Path, cli: &Command) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    clap_mangen::generate_to(visible(cli), directory)
+}
+
+/// The command line without its hidden commands, which `clap_complete` would offer.
+fn visible(cli: &Command) -> Command {
+    let shown = cli.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    Command::new("rocinante")
+        .about(cli.get_about().cloned().unwrap_or_default())
+        .version(env!("CARGO_PKG_VERSION"))
+        .subcommands(shown)
+}

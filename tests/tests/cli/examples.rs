@@ -1,0 +1,58 @@
+//! The files in `docs/examples`, which others copy.
+
+use super::Running;
+use rocinante_node::{Lab, LabConfig};
+use rocinante_tests::require_lab;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
+use yaml_rust2::{Yaml, YamlLoader};
+
+fn documents(name: &str) -> Vec<Yaml> {
+    let path = format!("{}/../docs/examples/{name}", env!("CARGO_MANIFEST_DIR"));
+    YamlLoader::load_from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// The last step of the workflow, as a runner runs it: `bash -e`.
+#[test]
+fn the_workflow_measures_between_two_processes() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let workflow = &documents("ci.yml")[0];
+    let steps = workflow["jobs"]["rdma"]["steps"].as_vec().unwrap();
+    let script = steps.last().unwrap()["run"].as_str().unwrap();
+    let folder = std::env::temp_dir().join(format!("rocinante-{}-workflow", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    symlink(env!("CARGO_BIN_EXE_rocinante-under-test"), folder.join("rocinante")).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let mut bash = Command::new("bash");
+    bash.args(["-e", "-c", script]).current_dir(&folder).stdin(Stdio::null());
+    bash.env("PATH", format!("{}:{path}", folder.display()));
+    bash.stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Its loopback is a network of its own: 127.0.0.1 is free there.
+    Running::of(lab.container(0).spawn(&mut bash).unwrap()).finish().succeeded();
+    let result = fs::read_to_string(folder.join("result.txt")).unwrap();
+    assert!(result.lines().last().unwrap().contains("gbps"), "{result}");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn the_policy_lets_rocev2_through_for_the_pods_of_the_deployment() {
+    let documents = documents("kubernetes.yaml");
+    let kind = |name| documents.iter().find(|it| it["kind"].as_str() == Some(name)).unwrap();
+    let (deployment, policy) = (kind("Deployment"), kind("NetworkPolicy"));
+    let pod = &deployment["spec"]["template"];
+    let labels = &pod["metadata"]["labels"];
+    assert_eq!(&deployment["spec"]["selector"]["matchLabels"], labels);
+    assert_eq!(&policy["spec"]["podSelector"]["matchLabels"], labels);
+    for direction in ["ingress", "egress"] {
+        let port = &policy["spec"][direction][0]["ports"][0];
+        assert_eq!((port["port"].as_i64(), port["protocol"].as_str()), (Some(4791), Some("UDP")));
+    }
+    let container = &pod["spec"]["containers"][0];
+    assert_eq!(container["securityContext"]["capabilities"]["drop"][0].as_str(), Some("ALL"));
+    // The command knows its arguments, with the pod's address in the place of the variable.
+    let args = container["args"].as_vec().unwrap().iter().map(|arg| arg.as_str().unwrap());
+    let args = args.map(|arg| arg.replace("$(POD_IP)", "192.0.2.1"));
+    super::run(&args.collect::<Vec<_>>().join(" ")).failed(1, &["192.0.2.1"]);
+}

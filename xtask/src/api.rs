@@ -1,0 +1,187 @@
+//! The public API of the crate `rocinante`, compared with `docs/api.txt`: a commit that changes one
+//! changes the other.
+//!
+//! rustdoc describes a crate as JSON, and the crate `public-api` makes a line of each item. What
+//! `rocinante` exports of the crates below it is in their JSON. Items with `#[doc(hidden)]` are
+//! left out, and so are implementations for all types and of auto traits.
+
+use crate::command;
+use crate::demo;
+use crate::toolchain::Toolchain;
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+const SNAPSHOT: &str = "docs/api.txt";
+/// JSON of rustdoc has a format for each version, and it is unstable: this one is that of
+/// `public-api` in Cargo.toml. `RUSTC_BOOTSTRAP` permits it with a stable compiler.
+const VERSION: &str = "1.95.0";
+const CRATES: [&str; 3] = ["rocinante", "rocinante-stack", "rocinante-netdev"];
+
+/// `cargo xtask api [--accept]`.
+///
+/// # Errors
+/// The API is not that of the snapshot, or cannot be read.
+pub(crate) fn run(args: &[&str]) -> Result<(), String> {
+    let api = current(&Toolchain::of(VERSION, &[])?)?;
+    match args {
+        [] => compare(&api),
+        ["--accept"] => {
+            fs::write(SNAPSHOT, &api).map_err(|error| format!("{SNAPSHOT}: {error}"))?;
+            println!("{SNAPSHOT}: {} items", items(&api).count());
+            Ok(())
+        }
+        _ => Err("cargo xtask api [--accept]".into()),
+    }
+}
+
+/// Compares the API with the snapshot; without the toolchain, returns `name: reason`.
+///
+/// # Errors
+/// They differ, or CI has no such toolchain.
+pub(crate) fn check() -> Result<Vec<String>, String> {
+    match Toolchain::of(VERSION, &[]) {
+        Ok(toolchain) => compare(&current(&toolchain)?).map(|()| vec![]),
+        Err(why) if std::env::var_os("CI").is_some() => Err(why),
+        Err(why) => Ok(vec![format!("api: no Rust {VERSION}: {why}")]),
+    }
+}
+
+fn compare(api: &str) -> Result<(), String> {
+    let committed = fs::read_to_string(SNAPSHOT).map_err(|error| format!("{SNAPSHOT}: {error}"))?;
+    let mut differences = differences(&committed, api);
+    if differences.is_empty() {
+        return Ok(());
+    }
+    differences.insert(
+        0,
+        format!(
+            "the public API is not that of {SNAPSHOT}: `cargo xtask api --accept` if that is meant, \
+             with a line in CHANGELOG.md"
+        ),
+    );
+    Err(differences.join("\n"))
+}
+
+/// Lines that only one of them has, with `-` or `+`.
+fn differences(committed: &str, api: &str) -> Vec<String> {
+    let only = |sign: char, of: &str, other: &str| -> Vec<String> {
+        let other: std::collections::BTreeSet<&str> = items(other).collect();
+        items(of).filter(|line| !other.contains(line)).map(|line| format!("{sign}{line}")).collect()
+    };
+    [only('-', committed, api), only('+', api, committed)].concat()
+}
+
+fn items(api: &str) -> impl Iterator<Item = &str> {
+    api.lines().filter(|line| !line.starts_with('#') && !line.is_empty())
+}
+
+/// The text of the snapshot, as the API is now.
+fn current(toolchain: &Toolchain) -> Result<String, String> {
+    let mut documents = Vec::new();
+    for name in CRATES {
+        documents.push(document(toolchain, name)?);
+    }
+    let (own, below) = documents.split_first().ok_or("no crates")?;
+    let exported = exported(own)?;
+    let mut text = format!(
+        "# The public API of the crate rocinante, all features, with what it exports of the crates\n\
+         # below it. `cargo xtask test` compares it; `cargo xtask api --accept` writes it. Rust {VERSION}.\n\n"
+    );
+    for line in lines(own)? {
+        text += &format!("{line}\n");
+    }
+    for document in below {
+        text += "\n";
+        for line in lines(document)?.iter().filter(|line| is_of(line, &exported)) {
+            text += &format!("{line}\n");
+        }
+    }
+    Ok(text)
+}
+
+/// Has rustdoc describe a crate; the path of its JSON.
+fn document(toolchain: &Toolchain, name: &str) -> Result<PathBuf, String> {
+    let mut target = demo::target()?;
+    if !toolchain.is_running() {
+        target = target.join("api");
+    }
+    let wrapper = target.join("rustdoc-unstable");
+    // Not in cargo's own environment: build scripts ask for it, so all would be compiled again.
+    let script =
+        format!("#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec '{}' \"$@\"\n", toolchain.rustdoc()?.display());
+    fs::create_dir_all(&target)
+        .and_then(|()| fs::write(&wrapper, script))
+        .and_then(|()| fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)))
+        .map_err(|error| format!("{}: {error}", wrapper.display()))?;
+    let mut rustdoc = toolchain.cargo(&["rustdoc", "--quiet", "--lib", "--all-features"]);
+    rustdoc.args(["-p", name, "--", "-Zunstable-options", "--output-format=json"]);
+    rustdoc.env("RUSTDOC", wrapper).env("CARGO_TARGET_DIR", &target);
+    command::run(&mut rustdoc)?;
+    Ok(target.join("doc").join(name.replace('-', "_") + ".json"))
+}
+
+fn lines(document: &Path) -> Result<Vec<String>, String> {
+    let api = public_api::Builder::from_rustdoc_json(document)
+        .omit_blanket_impls(true)
+        .omit_auto_trait_impls(true)
+        .build()
+        .map_err(|error| format!("{}: {error}", document.display()))?;
+    Ok(api.items().map(ToString::to_string).collect())
+}
+
+/// The paths in other crates of what a crate exports, such as `rocinante_stack::verbs::SendWr`.
+fn exported(document: &Path) -> Result<Vec<String>, String> {
+    let text = fs::read(document).map_err(|error| format!("{}: {error}", document.display()))?;
+    let json: Value = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    let items = json["index"].as_object().ok_or("rustdoc names no items")?;
+    let sources = items.values().filter_map(|item| item["inner"]["use"]["source"].as_str());
+    Ok(sources.filter(|source| source.starts_with("rocinante_")).map(str::to_owned).collect())
+}
+
+/// Whether the item of a line is one of `exported`, or a part of one.
+fn is_of(line: &str, exported: &[String]) -> bool {
+    let after_for = line.starts_with("impl").then(|| line.rsplit_once(" for ")).flatten();
+    let subject = after_for.map_or(line, |(_, subject)| subject);
+    let Some(at) = subject.find("rocinante_") else { return false };
+    exported.iter().any(|path| {
+        subject[at..].strip_prefix(path.as_str()).is_some_and(|rest| {
+            !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_')
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{differences, is_of};
+
+    #[test]
+    fn what_is_exported_is_told_from_what_only_uses_it() {
+        let exported = ["rocinante_stack::mem::Access".to_owned()];
+        for line in [
+            "pub struct rocinante_stack::mem::Access(_)",
+            "pub const fn rocinante_stack::mem::Access::bits(self) -> u32",
+            "impl core::clone::Clone for rocinante_stack::mem::Access",
+            "impl rocinante_stack::mem::Access",
+        ] {
+            assert!(is_of(line, &exported), "{line}");
+        }
+        for line in [
+            "pub enum rocinante_stack::mem::AccessError",
+            "pub rocinante_stack::mem::Bind::access: rocinante_stack::mem::Access",
+            "impl core::convert::From<rocinante_stack::mem::Access> for u32",
+            "pub mod rocinante_stack::mem",
+        ] {
+            assert!(!is_of(line, &exported), "{line}");
+        }
+    }
+
+    #[test]
+    fn each_changed_line_is_shown() {
+        let (old, new) = ("# x\n\npub fn a::b()\npub fn a::c()\n", "# y\npub fn a::c()\n");
+        assert_eq!(differences(old, new), ["-pub fn a::b()"]);
+        assert_eq!(differences(new, old), ["+pub fn a::b()"]);
+        assert!(differences(old, old).is_empty());
+    }
+}

@@ -1,0 +1,232 @@
+//! `cargo xtask dist`: what others take away, below `cli/dist/out`. The command `rocinante` is a
+//! static program for each of [`TARGETS`], with completions, man pages, checksums and a bill of
+//! materials.
+
+use crate::command::{self, cargo};
+use crate::{demo, machine, sbom, setup};
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What a program is built for, linked by rustc's own linker (`.cargo/config.toml`), and the
+/// processor's name.
+pub(crate) const TARGETS: [(&str, &str); 2] =
+    [("x86_64-unknown-linux-musl", "x86_64"), ("aarch64-unknown-linux-musl", "aarch64")];
+const OUT: &str = "cli/dist/out";
+/// The packages of the workspace that the command is made of. All others measure or test.
+const SHIPPED: [&str; 6] = [
+    "rocinante",
+    "rocinante-cli",
+    "rocinante-crc",
+    "rocinante-netdev",
+    "rocinante-node",
+    "rocinante-stack",
+];
+const SHELLS: [(&str, &str); 5] = [
+    ("bash", "rocinante.bash"),
+    ("elvish", "rocinante.elv"),
+    ("fish", "rocinante.fish"),
+    ("powershell", "_rocinante.ps1"),
+    ("zsh", "_rocinante"),
+];
+
+/// `cargo xtask dist [PROCESSOR...]`.
+///
+/// # Errors
+/// Something cannot be built, or does not run.
+pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
+    let wanted = |name: &&str| processors.is_empty() || processors.contains(name);
+    let targets: Vec<_> = TARGETS.into_iter().filter(|(_, name)| wanted(name)).collect();
+    if targets.is_empty() {
+        let known = TARGETS.map(|(_, name)| name);
+        return Err(format!("no program for {}: {}", processors.join(", "), known.join(", ")));
+    }
+    let native = |(_, name): &(&str, &str)| emulator(name).is_some_and(|words| words.is_empty());
+    if !targets.iter().all(native) {
+        setup::packages(setup::DIST);
+    }
+    setup::toolchain()?;
+    let packages = shipped()?;
+    let names: Vec<&str> = targets.iter().map(|(target, _)| *target).collect();
+    let build = ["build", "--locked", "--quiet", "--profile", "dist"];
+    command::run(for_targets(&build, &names).args(names.iter().flat_map(|name| same_paths(name))))?;
+    let out = Path::new(OUT);
+    // An artefact of another version would be misleading.
+    let _ = fs::remove_dir_all(out);
+    let built = demo::target()?;
+    let mut works = None;
+    for (target, processor) in &targets {
+        let program = out.join(processor).join("rocinante");
+        copy(&built.join(target).join("dist/rocinante"), &program)?;
+        let bytes = fs::metadata(&program).map_or(0, |file| file.len());
+        println!("{}: {bytes} bytes", program.display());
+        let Some(mut words) = emulator(processor) else {
+            println!("SKIPPED dist: no qemu-{processor}: {} never ran", program.display());
+            continue;
+        };
+        words.push(program.display().to_string());
+        try_out(&words)?;
+        works.get_or_insert(words);
+    }
+    let works = works.ok_or("no program runs here, to make completions and man pages")?;
+    for (shell, file) in SHELLS {
+        let script = command::read(start(&works).args(["completions", shell]))?;
+        write(&out.join("completions").join(file), &script)?;
+    }
+    command::run(start(&works).arg("man").arg(out.join("man")))?;
+    for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
+        copy(Path::new(licence), &out.join(licence))?;
+    }
+    write(&out.join("rocinante.cdx.json"), &sbom::cyclone_dx(&packages)?)?;
+    sums(out)?;
+    println!("{OUT}/SHA256SUMS names everything");
+    Ok(())
+}
+
+/// `cargo xtask man DIR`.
+///
+/// # Errors
+/// The command cannot be built, or the pages cannot be written.
+pub(crate) fn man(directory: &Path) -> Result<(), String> {
+    let run = ["run", "--quiet", "-p", "rocinante-cli", "--bin", "rocinante", "--", "man"];
+    command::run(cargo(run).arg(directory))
+}
+
+/// Options of cargo that name the sources of crates alike on every machine: they are in a program's
+/// panics, and the same sources shall make the same program.
+fn same_paths(target: &str) -> [String; 2] {
+    let home = std::env::var("HOME").unwrap_or_default();
+    let cargo_home = std::env::var("CARGO_HOME").unwrap_or_else(|_| format!("{home}/.cargo"));
+    let flag = format!("--remap-path-prefix={cargo_home}/registry/src=crates");
+    ["--config".into(), format!("target.{target}.rustflags=[{flag:?}]")]
+}
+
+fn for_targets(args: &[&str], targets: &[&str]) -> Command {
+    let mut command = cargo(args);
+    command.args(["-p", "rocinante-cli"]);
+    command.args(targets.iter().flat_map(|target| ["--target", *target]));
+    command
+}
+
+/// The packages that the command is made of, from `cargo tree`.
+///
+/// # Errors
+/// Some are for tests.
+pub(crate) fn shipped() -> Result<Vec<sbom::Line>, String> {
+    let targets = TARGETS.map(|(target, _)| target);
+    let mut tree = for_targets(&["tree", "--locked", "--edges=normal", "--no-dedupe"], &targets);
+    tree.args(["--prefix=depth", "--format= {p}|{l}|{f}"]);
+    let lines = sbom::lines(&command::read(&mut tree)?);
+    match instruments(&lines) {
+        wrong if wrong.is_empty() => Ok(lines),
+        wrong => Err(format!("the command contains what is for tests: {}", wrong.join(", "))),
+    }
+}
+
+fn instruments(lines: &[sbom::Line]) -> Vec<String> {
+    let ours = lines.iter().filter(|line| line.name.starts_with("rocinante"));
+    let wrong = ours.filter(|line| {
+        !SHIPPED.contains(&line.name.as_str()) || line.features.iter().any(|name| name == "fuzzing")
+    });
+    wrong.map(|line| line.purl()).collect()
+}
+
+/// What runs programs for `processor`: nothing on such a machine, QEMU on others; `None` without
+/// that.
+fn emulator(processor: &str) -> Option<Vec<String>> {
+    if machine::triple().is_ok_and(|triple| triple.starts_with(processor)) {
+        return Some(vec![]);
+    }
+    let names = [format!("qemu-{processor}-static"), format!("qemu-{processor}")];
+    names.into_iter().find(|name| command::is_installed(name)).map(|name| vec![name])
+}
+
+fn start(program: &[String]) -> Command {
+    let mut command = Command::new(&program[0]);
+    command.args(&program[1..]).env_remove("ROCINANTE_NETDEV");
+    command
+}
+
+/// Runs the program: two processes, a hundred messages, every byte compared.
+fn try_out(program: &[String]) -> Result<(), String> {
+    let words = program.join(" ");
+    let version = command::read(start(program).arg("--version"))?;
+    // Loopback addresses that nothing else is likely to use.
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let [here, there] = [1, 2].map(|net| Ipv4Addr::new(127, 240 + net, high, low).to_string());
+    let pingpong = ["pingpong", "--netdev", "udp", "-n", "100", "-c", "--bind"];
+    let mut server = start(program)
+        .args(pingpong)
+        .arg(&here)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("{words}: {error}"))?;
+    let mut says = BufReader::new(server.stderr.take().ok_or("no standard error")?).lines();
+    let ready = says.any(|line| line.is_ok_and(|line| line.contains("waiting for a client")));
+    let client = command::read(start(program).args(pingpong).args([&there, &here]));
+    if client.is_err() {
+        let _ = server.kill();
+    }
+    let ended = server.wait().map_err(|error| error.to_string())?;
+    client?;
+    if !ready || !ended.success() {
+        return Err(format!("{words}: the server of pingpong failed: {ended}"));
+    }
+    println!("{words}: {} ran, and 100 messages went there and back", version.trim());
+    Ok(())
+}
+
+/// Writes `SHA256SUMS` of everything in `out`, as `sha256sum --check` reads it.
+fn sums(out: &Path) -> Result<(), String> {
+    let mut files = Vec::new();
+    find_files(out, &mut files).map_err(|error| format!("{OUT}: {error}"))?;
+    files.sort();
+    let names = files.iter().filter_map(|file| file.strip_prefix(out).ok());
+    let text = command::read(Command::new("sha256sum").current_dir(out).args(names))?;
+    write(&out.join("SHA256SUMS"), &text)
+}
+
+fn find_files(directory: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => find_files(&entry.path(), found)?,
+            false => found.push(entry.path()),
+        }
+    }
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), String> {
+    let parent = to.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(parent)
+        .and_then(|()| fs::copy(from, to))
+        .map_err(|error| format!("{} to {}: {error}", from.display(), to.display()))
+        .map(drop)
+}
+
+fn write(file: &Path, text: &str) -> Result<(), String> {
+    let parent = file.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(parent)
+        .and_then(|()| fs::write(file, text))
+        .map_err(|error| format!("{}: {error}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{instruments, sbom};
+
+    #[test]
+    fn what_tests_need_is_not_shipped() {
+        let tree = "0 rocinante-cli v0.1.0 (/r/cli)|MIT|\n1 rocinante v0.1.0 (/r)|MIT|tokio\n\
+                    1 clap v4.6.7|MIT|derive,fuzzing";
+        assert_eq!(instruments(&sbom::lines(tree)), [""; 0]);
+        let tree = "0 rocinante-cli v0.1.0 (/r/cli)|MIT|\n1 rocinante-sim v0.1.0 (/r/sim)|MIT|\n\
+                    1 rocinante v0.1.0 (/r)|MIT|default,fuzzing";
+        let wrong = ["pkg:cargo/rocinante-sim@0.1.0", "pkg:cargo/rocinante@0.1.0"];
+        assert_eq!(instruments(&sbom::lines(tree)), wrong);
+    }
+}
