@@ -3,9 +3,12 @@
 
 mod captures;
 mod files;
+mod follow;
 mod hostile;
 mod links;
+mod live;
 mod made;
+mod rewrite;
 mod runs;
 
 use std::ffi::OsStr;
