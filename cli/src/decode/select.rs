@@ -1,7 +1,6 @@
 //! Which packets are printed, counted and written.
 
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
 
 use super::flows::Known;
 use super::line::Decoded;
@@ -18,7 +17,24 @@ pub struct Selection {
     pub addr: Vec<IpAddr>,
     /// Only packets with this PSN, or with one of FIRST-LAST, which may wrap
     #[arg(long, value_name = "PSN", value_parser = psns)]
-    pub psn: Option<RangeInclusive<u32>>,
+    pub psn: Option<PsnRange>,
+}
+
+/// PSNs from the first to the last, which may be behind the end of their numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PsnRange {
+    first: u32,
+    last: u32,
+}
+
+impl PsnRange {
+    const fn has(self, psn: u32) -> bool {
+        if self.first <= self.last {
+            self.first <= psn && psn <= self.last
+        } else {
+            self.first <= psn || psn <= self.last
+        }
+    }
 }
 
 impl Selection {
@@ -31,13 +47,7 @@ impl Selection {
                 || known.src_qpn == Some(qpn)
                 || known.about.contains(&Some(qpn))
         });
-        let psn = self.psn.as_ref().is_none_or(|range| {
-            let (first, last) = (*range.start(), *range.end());
-            bth.is_some_and(|bth| {
-                let psn = bth.psn.value();
-                if first <= last { range.contains(&psn) } else { psn >= first || psn <= last }
-            })
-        });
+        let psn = self.psn.is_none_or(|range| bth.is_some_and(|bth| range.has(bth.psn.value())));
         qp && psn && self.addr.iter().all(|address| *address == src || *address == dst)
     }
 }
@@ -55,9 +65,9 @@ fn qpn(text: &str) -> Result<u32, String> {
     number(text).ok_or_else(|| "a queue pair is 0 to 16777215, or 0x0 to 0xffffff".to_owned())
 }
 
-fn psns(text: &str) -> Result<RangeInclusive<u32>, String> {
+fn psns(text: &str) -> Result<PsnRange, String> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
-    let range = number(first).zip(number(last)).map(|(first, last)| first..=last);
+    let range = number(first).zip(number(last)).map(|(first, last)| PsnRange { first, last });
     range.ok_or_else(|| "a PSN is 0 to 16777215, or 0x0 to 0xffffff; or two with a -".to_owned())
 }
 
@@ -71,7 +81,7 @@ mod tests {
         for wrong in ["", "0x", "-1", "16777216", "0x1000000", "eleven"] {
             assert!(qpn(wrong).is_err() && psns(wrong).is_err(), "{wrong}");
         }
-        assert_eq!(psns("0xfffffe-2"), Ok(0xff_fffe..=2));
-        assert_eq!(psns("7"), Ok(7..=7));
+        assert_eq!(psns("0xfffffe-2"), Ok(PsnRange { first: 0xff_fffe, last: 2 }));
+        assert_eq!(psns("7"), Ok(PsnRange { first: 7, last: 7 }));
     }
 }
