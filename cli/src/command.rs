@@ -79,7 +79,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// Prints help, or why the arguments make no sense.
 fn refuse(error: &clap::Error, args: &[OsString]) -> ExitCode {
     let _ = error.print();
-    if error.use_stderr() && args.iter().any(|arg| arg == "--json") {
+    let json = |arg: &OsString| arg.to_str().is_some_and(|arg| arg.starts_with("--json"));
+    if error.use_stderr() && args.iter().any(json) {
         let text = error.to_string();
         let message = text.trim().trim_start_matches("error: ");
         let error = json!({"kind": "usage", "stage": "options", "message": message});

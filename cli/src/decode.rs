@@ -168,7 +168,8 @@ impl<'a> Run<'a> {
     ) -> Result<(), ReadError> {
         // An answer tells which queue pair sends a flow: too late for the packets before it, unless
         // the file can be read twice.
-        if self.args.selection.qp.is_some() && self.args.file.is_file() {
+        let twice = self.args.file.as_os_str() != "-" && self.args.file.is_file();
+        if self.args.selection.qp.is_some() && twice {
             let mut first = Self::new(self.args);
             // The second reading meets the same error.
             let _ = file::read(&self.args.file, |frame| first.each(&frame, |_, _, _| Ok(())));

@@ -56,7 +56,7 @@ pub struct Known {
     /// The queue pair that sent it.
     pub src_qpn: Option<u32>,
     /// The queue pairs that a message of the connection manager is about.
-    pub about: [Option<u32>; 3],
+    pub about: [Option<u32>; 2],
 }
 
 /// The flows of a capture.
@@ -323,7 +323,12 @@ impl Flows {
             |address, id: Option<u32>| id.and_then(|id| self.comm_ids.get(&(address, id)).copied());
         let local = managed.qpn.or_else(|| of(src, managed.local_comm_id));
         let remote = managed.remote_qpn.or_else(|| of(dst, managed.remote_comm_id));
-        known.about = [local, remote, None];
+        // A REQ comes before its REP, which a first reading of the file has met.
+        let remote = remote.or_else(|| {
+            let to_sender = FlowKey { src: dst, dst: src, qpn: local? };
+            self.senders.get(&to_sender).copied()
+        });
+        known.about = [local, remote];
         if let ("REP", false, Some(local), Some(remote)) =
             (managed.message, known.again, local, remote)
         {

@@ -111,6 +111,7 @@ fn failures_of_every_command() {
         ("demo --nosuch".to_owned(), 2),
         ("perf --nosuch".to_owned(), 2),
         ("decode --nosuch".to_owned(), 2),
+        ("decode --json-packets /no/such/file".to_owned(), 2),
         ("nosuch".to_owned(), 2),
     ] {
         let done = run(&format!("{line} --json")).failed(status, &[]);
