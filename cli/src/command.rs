@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use serde_json::json;
 
-use crate::output::{Failure, Output};
+use crate::output::{self, Failure, Output};
 use crate::{
     decode, demo, devices, ending, manual, mckey, perf, pingpong, rping, ucmatose, udaddy,
 };
@@ -52,7 +52,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.into_iter().collect();
     let command = match Cli::try_parse_from(&args) {
         Ok(cli) => cli.command,
-        Err(error) => return refuse(&error, args.iter().any(|arg| arg == "--json")),
+        Err(error) => return refuse(&error, &args),
     };
     // The demo ends its children first, and its workers end with it.
     if !matches!(command, Command::Demo(_) | Command::DemoWorker(_))
@@ -83,13 +83,18 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 /// Prints help, or why the arguments make no sense.
-fn refuse(error: &clap::Error, json: bool) -> ExitCode {
+fn refuse(error: &clap::Error, args: &[OsString]) -> ExitCode {
     let _ = error.print();
-    if error.use_stderr() && json {
+    let json = |arg: &OsString| arg.to_str().is_some_and(|arg| arg.starts_with("--json"));
+    if error.use_stderr() && args.iter().any(json) {
         let text = error.to_string();
         let message = text.trim().trim_start_matches("error: ");
         let error = json!({"kind": "usage", "stage": "options", "message": message});
-        Output { json }.result(json!({"error": error, "results": []}));
+        let known = |word: &&str| Cli::command().find_subcommand(word).is_some();
+        let command = args.get(1).and_then(|word| word.to_str()).filter(known);
+        let program = format!("rocinante {}", command.unwrap_or("rocinante"));
+        let object = output::object(&program, json!({"error": error, "results": []}));
+        Output { json: true }.result(object);
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }

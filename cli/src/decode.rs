@@ -5,26 +5,42 @@
 
 pub mod check;
 pub mod file;
+pub mod flows;
 pub mod frame;
 pub mod line;
+pub mod manage;
+pub mod rewrite;
+pub mod select;
 pub mod summary;
 
+use std::cell::RefCell;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use check::Verdict;
+use serde_json::json;
+
+use crate::ending;
+use crate::output;
 use file::{Frame, ReadError};
+use flows::Flows;
 use frame::Unsupported;
-use line::Decoded;
-use summary::Summary;
+use line::{Decoded, Place};
+use rewrite::Rewriter;
+use select::Selection;
+use summary::{Ended, Summary};
 
 /// Print every RoCEv2 packet (UDP port 4791) of a capture file, and check its ICRC
 ///
 /// One line per packet: number, seconds since the first frame, addresses, opcode, destination QP,
-/// PSN, flags (SE solicited, M MigReq, A AckReq, FECN, BECN), extension headers, payload length,
-/// and whether the ICRC is right. Packets of a super-packet, as captured where segmentation is
-/// offloaded, are numbered 7.1, 7.2 and so on.
+/// PSN, flags (SE solicited, A AckReq, FECN, BECN), extension headers, payload length, what the
+/// connection manager says, "again" for a packet that the capture has had before, and whether the
+/// ICRC is right. Packets of a super-packet, as captured where segmentation is offloaded, are
+/// numbered 7.1, 7.2 and so on.
+///
+/// A live capture is printed as it comes: `tcpdump -U -w - udp port 4791 | rocinante decode -`. A
+/// WRITE of a few packets may be several WRITE_ONLY of one packet each: the sender splits it so
+/// that all packets have one size.
 ///
 /// Exit status: 0 if no ICRC is wrong, 1 if one is, 2 if the file cannot be read to its end.
 #[derive(Debug, clap::Args)]
@@ -32,47 +48,83 @@ pub struct Args {
     /// A pcap or pcapng file (Ethernet, 802.1Q, Linux cooked, raw IP or BSD loopback), or - for
     /// standard input
     pub file: PathBuf,
+    #[command(flatten)]
+    selection: Selection,
+    /// Print what each flow carried: packets, bytes, packets sent again, ACKs, NAKs, RNR NAKs, and
+    /// the time from a request to its answer
+    #[arg(long)]
+    flows: bool,
+    /// Write the packets to a pcapng file as a wire would carry them: those of a super-packet as
+    /// frames of their own
+    #[arg(short, long, value_name = "FILE")]
+    write: Option<PathBuf>,
     /// End standard output with the counts as one JSON object on one line; all else goes to
     /// standard error
     #[arg(long)]
-    pub json: bool,
+    json: bool,
+    /// As --json, with one JSON object per packet before
+    #[arg(long)]
+    json_packets: bool,
     /// Print only packets with a wrong ICRC, and the summary
     #[arg(short, long)]
     pub quiet: bool,
 }
 
+const PROGRAM: &str = "rocinante decode";
+
 /// Runs the command.
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
-    let summary = if args.json {
+    // A signal ends the file, and the counts so far are printed.
+    let _attentive = ending::attentive();
+    let json = args.json || args.json_packets;
+    let summary = if args.json && !args.json_packets {
         report(args, io::stderr().lock())
     } else {
         report(args, io::stdout().lock())
     };
     if let Some(error) = &summary.error {
-        eprintln!("rocinante decode: {error}");
+        eprintln!("{PROGRAM}: {error}");
     }
-    if args.json {
-        let json = serde_json::to_string(&summary).expect("counts are JSON");
+    if json {
         // The reader of our output may be gone; the exit status has the result, too.
-        let _ = writeln!(io::stdout(), "{json}");
+        let _ = writeln!(io::stdout(), "{}", output::object(PROGRAM, &summary));
     }
     exit_code(&summary)
 }
 
-/// Prints everything except the JSON.
+/// Prints everything except the JSON of the summary: packets to `out`.
 fn report(args: &Args, out: impl Write) -> Summary {
-    let mut out = BufWriter::with_capacity(1 << 16, out);
-    let (mut summary, end) = decode(args, &mut out);
-    summary.error = match end {
-        // `rocinante decode FILE | head` is not an error.
-        Err(ReadError::Sink(error)) if error.kind() == ErrorKind::BrokenPipe && !args.json => None,
-        Err(error) => Some(format!("{} {error}", args.file.display())),
-        Ok(()) => refusal(&summary),
+    let out = RefCell::new(BufWriter::with_capacity(1 << 16, out));
+    let mut run = Run::new(args);
+    let end = match &args.write {
+        Some(path) => Rewriter::create(path, &args.file)
+            .map_err(|error| ReadError::Copy(path.clone(), error))
+            .and_then(|copy| run.decode(&out, Some(copy))),
+        None => run.decode(&out, None),
     };
-    let nothing_read = summary.error.is_some() && summary.packets == 0;
-    let counts = if nothing_read { Ok(()) } else { writeln!(out, "{summary}") };
-    let _ = counts.and_then(|()| out.flush());
+    let Run { mut summary, flows, .. } = run;
+    let (mut out, json) = (out.into_inner(), args.json || args.json_packets);
+    summary.error = match end {
+        _ if ending::signal().is_some() => ending::signal().map(Ended::Signal),
+        // `rocinante decode FILE | head` is not an error.
+        Err(ReadError::Sink(error)) if error.kind() == ErrorKind::BrokenPipe && !json => None,
+        Err(error @ ReadError::Copy(..)) => Some(Ended::File(error.to_string())),
+        Err(error) => Some(Ended::File(format!("{} {error}", args.file.display()))),
+        Ok(()) => refusal(&summary).map(Ended::File),
+    };
+    let nothing_read = matches!(summary.error, Some(Ended::File(_))) && summary.packets == 0;
+    if args.flows {
+        summary.flows = Some(flows.json());
+        summary.untracked = Some(flows.untracked());
+    }
+    let table = if args.flows { flows.to_string() } else { String::new() };
+    let _ = match nothing_read {
+        true => Ok(()),
+        false if args.json_packets => writeln!(io::stderr(), "{table}{summary}"),
+        false => writeln!(out, "{table}{summary}"),
+    };
+    let _ = out.flush();
     summary
 }
 
@@ -85,53 +137,138 @@ fn refusal(summary: &Summary) -> Option<String> {
 
 fn exit_code(summary: &Summary) -> ExitCode {
     match summary {
-        Summary { error: Some(_), .. } => ExitCode::from(2),
+        Summary { error: Some(Ended::Signal(signal)), .. } => {
+            ExitCode::from(u8::try_from(128 + signal).unwrap_or(u8::MAX))
+        }
+        Summary { error: Some(Ended::File(_)), .. } => ExitCode::from(2),
         Summary { icrc_bad: 1.., .. } => ExitCode::from(1),
         _ => ExitCode::SUCCESS,
     }
 }
 
-/// Prints the packets and counts them, up to the first error in the file.
-fn decode(args: &Args, out: &mut impl Write) -> (Summary, Result<(), ReadError>) {
-    let mut summary = Summary::default();
-    let mut start_ns = None;
-    let end = file::read(&args.file, |frame| {
-        summary.packets += 1;
-        let since_start_ns = frame.time_ns.map(|now| now - *start_ns.get_or_insert(now));
+/// A capture that is being decoded.
+struct Run<'a> {
+    args: &'a Args,
+    summary: Summary,
+    flows: Flows,
+    start_ns: Option<i128>,
+}
+
+impl<'a> Run<'a> {
+    fn new(args: &'a Args) -> Self {
+        let (summary, flows) = (Summary::default(), Flows::default());
+        Self { args, summary, flows, start_ns: None }
+    }
+
+    /// Prints, counts and writes the packets, up to the first error in the file.
+    fn decode(
+        &mut self,
+        out: &RefCell<impl Write>,
+        copy: Option<Rewriter>,
+    ) -> Result<(), ReadError> {
+        // An answer tells which queue pair sends a flow: too late for the packets before it, unless
+        // the file can be read twice.
+        let twice = self.args.file.as_os_str() != "-" && self.args.file.is_file();
+        if self.args.selection.qp.is_some() && twice {
+            let mut first = Self::new(self.args);
+            // The second reading meets the same error.
+            let _ = file::read(&self.args.file, |frame| first.each(&frame, |_, _, _| Ok(())));
+            self.flows = Flows::knowing(first.flows.senders());
+        }
+        let copy = RefCell::new(copy);
+        let idle = || {
+            let _ = out.borrow_mut().flush();
+            let _ = copy.borrow_mut().as_mut().map_or(Ok(()), Rewriter::flush);
+        };
+        let args = self.args;
+        file::read_live(&args.file, &idle, |frame| {
+            self.each(&frame, |datagram, piece, (decoded, place)| {
+                if let (Some(copy), Some(path)) = (copy.borrow_mut().as_mut(), &args.write) {
+                    copy.write(&frame, datagram, piece)
+                        .map_err(|error| ReadError::Copy(path.clone(), error))?;
+                }
+                if !args.quiet || decoded.is_bad() {
+                    print(args, &mut *out.borrow_mut(), piece, decoded, place)
+                        .map_err(ReadError::Sink)?;
+                }
+                Ok(())
+            })
+        })?;
+        match (copy.borrow_mut().as_mut(), &args.write) {
+            (Some(copy), Some(path)) => {
+                copy.flush().map_err(|error| ReadError::Copy(path.clone(), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes in a frame, and gives each of its packets that is wanted to `take`.
+    fn each(
+        &mut self,
+        frame: &Frame<'_>,
+        mut take: impl FnMut(
+            &frame::Datagram<'_>,
+            &check::Piece<'_>,
+            (&Decoded<'_>, &Place),
+        ) -> Result<(), ReadError>,
+    ) -> Result<(), ReadError> {
+        self.summary.packets += 1;
+        let since_start_ns = frame.time_ns.map(|now| now - *self.start_ns.get_or_insert(now));
         let datagram = match frame::roce_datagram(frame.link, frame.data) {
             Ok(Some(datagram)) => datagram,
             Ok(None) => return Ok(()),
             Err(Unsupported(link)) => {
-                *summary.unread.entry(link).or_default() += 1;
+                *self.summary.unread.entry(link).or_default() += 1;
                 return Ok(());
             }
         };
-        let (src, dst) = datagram.addresses();
+        let ends = datagram.addresses();
         for piece in check::pieces(&datagram) {
-            let decoded = Decoded::new(piece);
-            summary.count(decoded.opcode(), piece.verdict);
-            if !args.quiet || matches!(piece.verdict, Verdict::Bad { .. }) {
-                write_place(out, &frame, piece.index, since_start_ns)?;
-                writeln!(out, "{src} → {dst} {decoded}")?;
+            let mut decoded = Decoded::new(piece);
+            let known = self.flows.note(ends, frame.time_ns, &decoded);
+            if !self.args.selection.takes(ends, &decoded, &known) {
+                continue;
             }
+            decoded.again = known.again;
+            self.summary.count(decoded.opcode(), piece.verdict);
+            let place = Place {
+                frame: frame.number,
+                time_ns: frame.time_ns,
+                since_start_ns,
+                ends,
+                src_port: datagram.src_port,
+                src_qpn: known.src_qpn,
+            };
+            take(&datagram, &piece, (&decoded, &place))?;
         }
         Ok(())
-    });
-    (summary, end)
+    }
+}
+
+/// Prints a packet.
+fn print(
+    args: &Args,
+    out: &mut impl Write,
+    piece: &check::Piece<'_>,
+    decoded: &Decoded<'_>,
+    place: &Place,
+) -> io::Result<()> {
+    if args.json_packets {
+        let line = output::object(PROGRAM, json!({"packet": decoded.json(place)}));
+        return writeln!(out, "{line}");
+    }
+    write_place(out, place, piece.index)?;
+    let (src, dst) = place.ends;
+    writeln!(out, "{src} → {dst} {decoded}")
 }
 
 /// Prints number and time.
-fn write_place(
-    out: &mut impl Write,
-    frame: &Frame<'_>,
-    index: Option<usize>,
-    since_start_ns: Option<i128>,
-) -> io::Result<()> {
+fn write_place(out: &mut impl Write, place: &Place, index: Option<usize>) -> io::Result<()> {
     match index {
-        Some(index) => write!(out, "{:>6}.{index:<2} ", frame.number)?,
-        None => write!(out, "{:>6}    ", frame.number)?,
+        Some(index) => write!(out, "{:>6}.{index:<2} ", place.frame)?,
+        None => write!(out, "{:>6}    ", place.frame)?,
     }
-    match since_start_ns {
+    match place.since_start_ns {
         Some(ns) => {
             let sign = if ns < 0 { "-" } else { "" };
             let us = ns.unsigned_abs() / 1000;

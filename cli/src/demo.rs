@@ -26,6 +26,8 @@ use rocinante_node::{
     kill_children_on_signal,
 };
 
+use crate::output;
+
 pub use worker::{WorkerArgs, run as run_worker};
 
 /// Show RDMA between two containers, and the host's rules and shaping binding it
@@ -99,7 +101,7 @@ pub fn run(args: &Args) -> ExitCode {
         Report { skipped: args.netdev.names().iter().map(skipped).collect(), ..Report::default() }
     });
     if args.json {
-        let json = serde_json::to_string(&report).expect("a report is JSON");
+        let json = output::object("rocinante demo", &report);
         // The reader of our output may be gone; the exit status has the result, too.
         let _ = writeln!(io::stdout(), "{json}");
     }

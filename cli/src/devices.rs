@@ -1,5 +1,7 @@
-//! `rocinante devices`: lists the devices that can be opened, like `ibv_devinfo(1)`.
+//! `rocinante devices`: lists the devices that can be opened, one a line as `rdma link` does, or
+//! all about each as `ibv_devinfo -v` does.
 
+mod columns;
 pub mod hardware;
 pub mod kernel;
 
@@ -17,12 +19,16 @@ use serde::Serialize;
 
 use crate::ending;
 use crate::output::{Failure, Output};
+use columns::Columns;
 use hardware::Hardware;
 use kernel::KernelCounters;
 
 /// Show the devices: every interface that can carry RoCEv2, with its addresses, limits, and the
 /// backend that would carry it; and the kernel's own RDMA devices, which --device takes by their
 /// names
+///
+/// A line names device and port, state, backend, interface, path MTU, and the addresses of the GID
+/// table.
 ///
 /// To find out, each device is opened for a moment, except with AF_XDP, which attaches a program to
 /// the interface.
@@ -32,6 +38,12 @@ use kernel::KernelCounters;
 pub struct Args {
     /// Only the device of this name
     name: Option<String>,
+    /// Print all that is known of each device
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print the names alone
+    #[arg(short, long, conflicts_with_all = ["verbose", "counters", "json"])]
+    list: bool,
     /// Print what the kernel counts: interfaces, UDP sockets, and the sockets on UDP/4791
     #[arg(long)]
     counters: bool,
@@ -60,10 +72,18 @@ struct Report {
     counters: Option<KernelCounters>,
 }
 
+/// The services of queue pairs. Soft-RoCE and cards have them, too; they may have others.
+const SERVICES: [&str; 3] = ["RC", "UC", "UD"];
+
 /// An interface that can carry RoCEv2.
 #[derive(Debug, Serialize)]
 struct Device {
     name: String,
+    services: [&'static str; 3],
+    fw_ver: &'static str,
+    /// The EUI-64 of the interface's MAC, as Soft-RoCE makes it.
+    node_guid: String,
+    link_layer: &'static str,
     state: &'static str,
     mac: String,
     link_mtu: u32,
@@ -131,7 +151,7 @@ pub fn run(args: &Args) -> ExitCode {
     ending::begin("rocinante devices", out, false);
     let result = report(args);
     if let Ok(report) = &result {
-        report.print(out);
+        report.print(args, out);
     }
     out.end("rocinante devices", &result)
 }
@@ -148,10 +168,11 @@ fn report(args: &Args) -> Result<Report, Failure> {
         Err(_) if !known.is_empty() => Vec::new(),
         Err(error) => return Err(VerbsError::from(error).into()),
     };
-    let hardware: Vec<Hardware> = known.iter().map(Hardware::examine).collect();
+    let hardware = known.iter().map(|device| Hardware::examine(device, !args.list));
+    let hardware: Vec<Hardware> = hardware.collect();
     let (mut devices, mut unusable) = (Vec::new(), Vec::new());
     for interface in &interfaces {
-        match Device::examine(interface) {
+        match Device::examine(interface, !args.list) {
             Ok(device) => devices.push(device),
             Err(why) => unusable.push(Unusable { name: interface.name.clone(), why }),
         }
@@ -168,8 +189,8 @@ fn report(args: &Args) -> Result<Report, Failure> {
 }
 
 impl Device {
-    /// Describes an interface, or says why it is no device.
-    fn examine(interface: &Interface) -> Result<Self, String> {
+    /// Describes an interface, or says why it is no device. Opens it if `open`.
+    fn examine(interface: &Interface, open: bool) -> Result<Self, String> {
         if interface.addresses.is_empty() {
             return Err("it has no address".to_owned());
         }
@@ -178,10 +199,15 @@ impl Device {
         if !interface.up {
             return Err("it is down, or has no carrier".to_owned());
         }
-        let (netdev, reason, capabilities) = backend(interface);
+        let (netdev, reason, capabilities) =
+            if open { backend(interface) } else { (None, String::new(), None) };
         let gids = interface.addresses.iter().enumerate();
         Ok(Self {
             name: interface.name.clone(),
+            services: SERVICES,
+            fw_ver: env!("CARGO_PKG_VERSION"),
+            node_guid: guid_text(eui64(interface.mac)),
+            link_layer: "Ethernet",
             state: "PORT_ACTIVE",
             mac: interface.mac.map(|byte| format!("{byte:02x}")).join(":"),
             link_mtu: interface.mtu,
@@ -231,6 +257,24 @@ fn requested(interface: &Interface, word: &str) -> (Option<Backend>, String, Opt
         Ok(ctx) => (Some(backend), asked, ctx.query_device().port),
         Err(error) => (None, error.to_string(), None),
     }
+}
+
+/// The modified EUI-64 of a MAC (RFC 4291, appendix A).
+fn eui64([a, b, c, d, e, f]: [u8; 6]) -> u64 {
+    u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}
+
+/// A GUID as `ibv_devinfo` prints it: `0200:00ff:fe00:0009`.
+fn guid_text(guid: u64) -> String {
+    let words = guid.to_be_bytes();
+    let words = words.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1]));
+    words.collect::<Vec<_>>().join(":")
+}
+
+/// A path MTU in bytes, with its code in brackets: `4096 (5)`.
+fn mtu_text(bytes: u32) -> String {
+    let code = Mtu::from_bytes(bytes).map_or(0, Mtu::code);
+    format!("{bytes} ({code})")
 }
 
 fn gid(address: IpAddr) -> Ipv6Addr {
@@ -314,12 +358,22 @@ impl From<&Limits> for DeviceLimits {
 }
 
 impl Report {
-    fn print(&self, out: Output) {
-        for device in &self.devices {
-            out.line(device);
+    fn print(&self, args: &Args, out: Output) {
+        if args.list {
+            let names = self.devices.iter().map(|device| &device.name);
+            names.chain(self.hardware.iter().map(|device| &device.name)).for_each(|name| {
+                out.line(name);
+            });
+            return;
         }
-        for device in &self.hardware {
-            out.line(device);
+        if args.verbose {
+            self.devices.iter().for_each(|device| out.line(device));
+            self.hardware.iter().for_each(|device| out.line(device));
+        } else {
+            let mut lines = Columns::of_text();
+            self.devices.iter().for_each(|device| lines.push(device.cells()));
+            self.hardware.iter().flat_map(Hardware::cells).for_each(|cells| lines.push(cells));
+            out.line(lines);
         }
         for Unusable { name, why } in &self.unusable {
             out.note(format_args!("{name} is no device: {why}"));
@@ -330,17 +384,59 @@ impl Report {
     }
 }
 
+/// The cells of a line, from the state on.
+fn cells<'a>(
+    place: String,
+    state: &str,
+    backend: &str,
+    netdev: &str,
+    mtu: Option<u32>,
+    gids: impl Iterator<Item = &'a IpAddr>,
+    problem: Option<&str>,
+) -> Vec<String> {
+    let gids: Vec<String> = gids.map(ToString::to_string).collect();
+    let gids = if gids.is_empty() { "none".to_owned() } else { gids.join(",") };
+    let problem = problem.map_or(String::new(), |why| format!(" unusable: {why}"));
+    vec![
+        place,
+        format!("state {state}"),
+        format!("backend {backend}"),
+        format!("netdev {netdev}"),
+        mtu.map_or_else(|| "mtu unknown".to_owned(), |mtu| format!("mtu {mtu}")),
+        format!("gid {gids}{problem}"),
+    ]
+}
+
+impl Device {
+    fn cells(&self) -> Vec<String> {
+        let state = self.state.trim_start_matches("PORT_");
+        cells(
+            format!("{}/1", self.name),
+            state,
+            self.netdev.unwrap_or("none"),
+            &self.name,
+            Some(self.active_path_mtu),
+            self.gids.iter().map(|gid| &gid.address),
+            self.netdev.is_none().then_some(&self.reason),
+        )
+    }
+}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, state, mac, link_mtu, max_path_mtu, active_path_mtu, reason, .. } = self;
+        let Self { name, state, mac, link_mtu, reason, .. } = self;
         writeln!(f, "hca_id: {name}")?;
         let mut row = |key: &str, value: &dyn fmt::Display| writeln!(f, "\t{key:<18}{value}");
-        row("transport:", &"RoCEv2 (UDP/4791), reliable connections, in software")?;
-        row("state:", state)?;
+        let services = self.services.join(", ");
+        row("transport:", &format_args!("RoCE v2 (UDP/4791): {services}; in software"))?;
+        row("fw_ver:", &self.fw_ver)?;
+        row("node_guid:", &self.node_guid)?;
+        row("link_layer:", &self.link_layer)?;
+        row("state:", &format_args!("{state} (4)"))?;
         row("mac:", mac)?;
         row("link mtu:", link_mtu)?;
-        row("max path mtu:", max_path_mtu)?;
-        row("active path mtu:", active_path_mtu)?;
+        row("max_mtu:", &mtu_text(self.max_path_mtu))?;
+        row("active_mtu:", &mtu_text(self.active_path_mtu))?;
         for GidEntry { index, gid, prefix_len, address } in &self.gids {
             row(&format!("GID[{index}]:"), &format_args!("{gid} ({address}/{prefix_len})"))?;
         }
@@ -380,20 +476,36 @@ mod tests {
         ] {
             let mut interface = interface();
             spoil(&mut interface);
-            assert!(Device::examine(&interface).unwrap_err().contains(word));
+            assert!(Device::examine(&interface, true).unwrap_err().contains(word));
         }
     }
 
     #[test]
     fn a_device_that_cannot_be_opened_is_listed_with_the_reason() {
         // No interface of this machine has that address.
-        let device = Device::examine(&interface()).unwrap();
+        let device = Device::examine(&interface(), true).unwrap();
         assert_eq!((device.netdev, device.active_path_mtu), (None, 1024));
         let text = device.to_string();
         assert!(
             text.contains("hca_id: nosuch0") && text.contains("netdev:           none: "),
             "{text}"
         );
-        assert!(text.contains("GID[0]:           ::ffff:192.0.2.77 (192.0.2.77/24)"), "{text}");
+        for row in [
+            "GID[0]:           ::ffff:192.0.2.77 (192.0.2.77/24)",
+            "transport:        RoCE v2 (UDP/4791): RC, UC, UD; in software",
+            "node_guid:        0000:00ff:fe00:0009",
+            "link_layer:       Ethernet",
+            "state:            PORT_ACTIVE (4)",
+            "max_mtu:          4096 (5)",
+            "active_mtu:       1024 (3)",
+        ] {
+            assert!(text.contains(row), "{row}: {text}");
+        }
+        let cells = device.cells();
+        assert_eq!(
+            cells[..5],
+            ["nosuch0/1", "state ACTIVE", "backend none", "netdev nosuch0", "mtu 1024"]
+        );
+        assert!(cells[5].starts_with("gid 192.0.2.77 unusable: "), "{cells:?}");
     }
 }

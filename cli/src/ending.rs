@@ -24,7 +24,7 @@ use signal_hook::flag::register_usize;
 use signal_hook::iterator::Signals;
 
 use crate::counters;
-use crate::output::{Failure, Kind, Output};
+use crate::output::{self, Failure, Kind, Output};
 
 /// How often an attentive thread looks at [`signal`], at least.
 pub const LOOK: Duration = Duration::from_millis(100);
@@ -210,7 +210,7 @@ pub(crate) fn end<T: Serialize>(
     let failure = match (result, signal()) {
         (Ok(value), _) => {
             if out.json {
-                out.result(serde_json::to_string(value).expect("results are JSON"));
+                out.result(output::object(program, value));
             }
             return ExitCode::SUCCESS;
         }
@@ -257,7 +257,7 @@ impl Running {
         if let Some(counters) = &counters {
             object["counters"] = counters::json(counters);
         }
-        self.out.result(object);
+        self.out.result(output::object(&self.program, object));
     }
 }
 

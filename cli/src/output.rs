@@ -130,6 +130,33 @@ impl From<MeasureError> for Failure {
     }
 }
 
+/// The version of the vocabulary of `--json` (`docs/json.md`): the key `schema` of each object. It
+/// changes when a key goes, or changes its meaning, unit or type; not when one comes.
+pub const SCHEMA: u32 = 1;
+
+/// An object of `--json`: the keys that all of them begin with, and those of `body`.
+#[derive(Debug, Serialize)]
+struct Object<'a, T> {
+    schema: u32,
+    version: &'static str,
+    command: &'a str,
+    #[serde(flatten)]
+    body: T,
+}
+
+/// One line of JSON of the command `program`, which is called `rocinante perf write-bw` or the
+/// like.
+///
+/// # Panics
+/// If `body` is no object.
+#[must_use]
+pub fn object(program: &str, body: impl Serialize) -> String {
+    let own = program.strip_prefix("rocinante ");
+    let command = own.map_or(program, |words| words.split(' ').next().unwrap_or(words));
+    let object = Object { schema: SCHEMA, version: env!("CARGO_PKG_VERSION"), command, body };
+    serde_json::to_string(&object).expect("results are JSON")
+}
+
 /// The destination of a command's results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Output {
@@ -175,6 +202,17 @@ pub fn digits(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn objects_begin_with_the_same_keys() {
+        let line = object("rocinante perf write-bw", serde_json::json!({"b": 1}));
+        let version = env!("CARGO_PKG_VERSION");
+        assert_eq!(line, format!(r#"{{"schema":1,"version":"{version}","command":"perf","b":1}}"#));
+        assert!(
+            object("rocinante-bench cm", serde_json::json!({}))
+                .contains(r#""command":"rocinante-bench cm""#)
+        );
+    }
 
     #[test]
     fn three_digits_count() {

@@ -8,12 +8,14 @@ pub mod table;
 use std::process::ExitCode;
 
 use rocinante::{Context, Mtu};
-use serde::Serialize;
+use serde::ser::Error as _;
+use serde::{Serialize, Serializer};
 
 use crate::compat::perftest::{self, Options, PerftestProgram};
 use crate::counters;
 use crate::ending;
 use crate::output::{Failure, Output};
+use crate::pingpong::Place;
 use crate::session::{self, NetArgs, Server, Session};
 use plan::{Atomic, Given, Plan, Test};
 use round::Round;
@@ -96,12 +98,23 @@ struct Report {
     /// The version of the peer's exchange, if the peer is one of perftest's programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     perftest: Option<String>,
-    #[serde(flatten)]
+    /// The first queue pair of each side, in the last measurement.
+    local: Place,
+    remote: Place,
+    #[serde(flatten, serialize_with = "with_snake_case")]
     plan: Plan,
     /// One row per size. The server of a one-sided test has none.
     results: Vec<Row>,
     #[serde(skip_serializing_if = "Option::is_none")]
     counters: Option<serde_json::Value>,
+}
+
+/// The options by the names that they have in JSON. Between the two sides they have those of the
+/// command line.
+fn with_snake_case<S: Serializer>(plan: &Plan, to: S) -> Result<S::Ok, S::Error> {
+    let options = serde_json::to_value(plan).map_err(S::Error::custom)?;
+    let options = options.as_object().into_iter().flatten();
+    to.collect_map(options.map(|(name, value)| (name.replace('-', "_"), value)))
 }
 
 /// Runs the command.
@@ -142,7 +155,8 @@ fn with_perftest(args: &Args, given: &Given, out: Output) -> Result<Report, Fail
     let done = &outcome.plan;
     let messages = Some(done.iters()).filter(|iters| *iters > 0);
     plan.done_as(messages, done.cq_mod, [done.tx_depth, done.rx_depth]);
-    Ok(args.report(&outcome.ctx, plan, outcome.results, Some(outcome.version), out))
+    let (ends, version) = (outcome.ends, Some(outcome.version));
+    Ok(args.report(&outcome.ctx, plan, ends, outcome.results, version, out))
 }
 
 impl Args {
@@ -150,6 +164,7 @@ impl Args {
         &self,
         ctx: &Context,
         plan: Plan,
+        [local, remote]: [Place; 2],
         results: Vec<Row>,
         perftest: Option<String>,
         out: Output,
@@ -163,6 +178,8 @@ impl Args {
             role: if self.net.host.is_some() { "client" } else { "server" },
             netdev: ctx.provider().name(),
             perftest,
+            local,
+            remote,
             plan,
             results,
             counters: counters.as_ref().map(counters::json),
@@ -187,9 +204,14 @@ impl Args {
     }
 }
 
-fn measure(session: &mut Session, args: &Args, plan: Plan, out: Output) -> Result<Report, Failure> {
+fn measure(
+    session: &mut Session,
+    args: &Args,
+    mut plan: Plan,
+    out: Output,
+) -> Result<Report, Failure> {
     let (test, client) = (args.test, args.net.host.is_some());
-    let mut results = Vec::new();
+    let (mut results, mut last) = (Vec::new(), None);
     for (index, size) in plan.sizes().enumerate() {
         let round = Round::connect(session, test, &plan, size, client)?;
         if index == 0 {
@@ -203,6 +225,9 @@ fn measure(session: &mut Session, args: &Args, plan: Plan, out: Output) -> Resul
             ending::add(&row);
             results.push(row);
         }
+        last = Some((round.mtu().bytes(), round.ends_of_first()));
     }
-    Ok(args.report(&session.ctx, plan, results, None, out))
+    let (mtu, ends) = last.ok_or_else(|| session.failed("there is no size to measure"))?;
+    plan.mtu = Some(mtu);
+    Ok(args.report(&session.ctx, plan, ends, results, None, out))
 }

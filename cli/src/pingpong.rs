@@ -167,6 +167,14 @@ pub struct Place {
     psn: u32,
 }
 
+impl Place {
+    /// The queue pair `qpn` at `address`, which begins to send with `psn`.
+    #[must_use]
+    pub const fn new(address: IpAddr, qpn: u32, psn: u32) -> Self {
+        Self { address, qpn, psn }
+    }
+}
+
 impl From<&Endpoint> for Place {
     fn from(endpoint: &Endpoint) -> Self {
         let Endpoint { address, qpn, psn, .. } = endpoint;

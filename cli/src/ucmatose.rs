@@ -120,6 +120,7 @@ pub struct Report {
     role: &'static str,
     netdev: &'static str,
     local: IpAddr,
+    peer: SocketAddr,
     connections: u32,
     /// Messages sent and received, on all connections together.
     messages: u64,
@@ -334,6 +335,8 @@ fn report(
         role,
         netdev: ctx.provider().name(),
         local,
+        // There is at least one connection.
+        peer: lanes[0].peer(),
         connections: plan.connections,
         messages: lanes.iter().map(MessageLane::messages).sum(),
         size: plan.size,

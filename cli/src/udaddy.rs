@@ -61,6 +61,7 @@ pub struct Report {
     role: &'static str,
     netdev: &'static str,
     local: IpAddr,
+    peer: SocketAddr,
     connections: u32,
     size: u32,
     sent: u32,
@@ -98,19 +99,28 @@ impl Args {
         role: &'static str,
         ctx: &Context,
         nodes: &[Node],
+        peer: SocketAddr,
         start: Instant,
     ) -> Result<Report, Failure> {
-        let report = self.report(role, ctx, nodes, start);
+        let report = self.report(role, ctx, nodes, peer, start);
         exchanged.inspect_err(|_| ending::add(&report))?;
         Ok(report)
     }
 
-    fn report(&self, role: &'static str, ctx: &Context, nodes: &[Node], start: Instant) -> Report {
+    fn report(
+        &self,
+        role: &'static str,
+        ctx: &Context,
+        nodes: &[Node],
+        peer: SocketAddr,
+        start: Instant,
+    ) -> Report {
         let sum = |of: fn((u32, u32)) -> u32| nodes.iter().map(|node| of(node.counts())).sum();
         Report {
             role,
             netdev: ctx.provider().name(),
             local: nodes.first().map_or_else(|| ctx.gids()[0], Node::local),
+            peer,
             connections: self.connections,
             size: self.size,
             sent: sum(|(sent, _)| sent),
@@ -150,7 +160,7 @@ fn ask(args: &Args, server: IpAddr, out: Output) -> Result<Report, Failure> {
         nodes.iter_mut().try_for_each(Node::receive)
     };
     let exchanged = exchange();
-    args.reported(exchanged, "client", &ctx, &nodes, start)
+    args.reported(exchanged, "client", &ctx, &nodes, server, start)
 }
 
 fn failed(server: SocketAddr, error: &VerbsError) -> Failure {
@@ -165,11 +175,12 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     let listener = cm::DatagramListener::bind(&ctx, place, 128)?;
     ending::enter("waiting for a client");
     out.note(format_args!("waiting for a client on {place}"));
-    let mut nodes = Vec::new();
+    let (mut nodes, mut peer) = (Vec::new(), place);
     for _ in 0..args.connections {
         // All requests come from one program, which sends them all at once.
         let patience = (!nodes.is_empty()).then_some(plan.patience);
         let request = listener.request(patience)?;
+        peer = request.peer();
         let node = Node::new(&ctx, plan)?;
         node.post_receives()?;
         request.accept(&node.qp, b"")?;
@@ -191,5 +202,5 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
         Ok(())
     };
     let exchanged = exchange();
-    args.reported(exchanged, "server", &ctx, &nodes, start)
+    args.reported(exchanged, "server", &ctx, &nodes, peer, start)
 }

@@ -11,6 +11,7 @@ mod common;
 
 mod api;
 mod cm;
+mod decode;
 mod engine;
 mod kernel;
 mod packet;
@@ -32,13 +33,14 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     Target { name: "packet", run: packet::run, corpus: packet::corpus, tries: 200_000 },
     Target { name: "engine", run: engine::run, corpus: engine::corpus, tries: 6_000 },
     Target { name: "api", run: api::run, corpus: api::corpus, tries: 6_000 },
     Target { name: "cm", run: cm::run, corpus: cm::corpus, tries: 20_000 },
     Target { name: "words", run: words::run, corpus: words::corpus, tries: 100_000 },
     Target { name: "kernel", run: kernel::run, corpus: kernel::corpus, tries: 100_000 },
+    Target { name: "decode", run: decode::run, corpus: decode::corpus, tries: 6_000 },
 ];
 
 /// The target with this name.

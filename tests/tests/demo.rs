@@ -1,5 +1,8 @@
 //! `rocinante demo`, run as users run it: its report, and what it leaves behind.
 
+#[path = "common/schema.rs"]
+mod schema;
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rocinante_node::ChildGuard;
@@ -98,7 +101,9 @@ fn report(demo: Demo, code: i32) -> Value {
     let (status, stdout) = demo.end();
     assert_eq!(status, Some(code), "{stdout}");
     assert_eq!(stdout.lines().count(), 1, "all but the JSON goes to standard error: {stdout}");
-    serde_json::from_str(&stdout).unwrap()
+    let report = serde_json::from_str(&stdout).unwrap();
+    schema::check(&report);
+    report
 }
 
 fn keys(value: &Value) -> BTreeSet<&str> {
@@ -117,7 +122,8 @@ fn all_bytes_are_verified_and_the_host_is_obeyed() {
     let start = Instant::now();
     let report = report(Demo::start(&["--netdev", "udp"]), 0);
     assert!(start.elapsed() < Duration::from_secs(120));
-    assert_eq!(keys(&report), BTreeSet::from(["backends", "skipped"]));
+    let all = ["schema", "version", "command", "backends", "skipped"];
+    assert_eq!(keys(&report), BTreeSet::from(all));
     assert_eq!(report["skipped"], serde_json::json!([]));
     let [udp] = &report["backends"].as_array().unwrap()[..] else { panic!("{report}") };
     let expected = ["netdev", "ok", "verified_bytes", "verified_by_op", "mtu", "policy"];

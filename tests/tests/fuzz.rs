@@ -67,6 +67,11 @@ fn any_words_of_the_kernel() {
 }
 
 #[test]
+fn any_capture() {
+    smoke("decode");
+}
+
+#[test]
 fn each_target_has_a_program_for_cargo_fuzz() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
     let manifest =

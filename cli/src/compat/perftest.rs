@@ -42,6 +42,7 @@ use crate::perf::Args;
 use crate::perf::plan::{Atomic, Given, Test};
 use crate::perf::round::Peak;
 use crate::perf::table::{Bandwidth, Latency, Row};
+use crate::pingpong::Place;
 use crate::session::join::Joined;
 use crate::session::{self, address, diagnosis};
 use bench::{Bench, Trouble};
@@ -72,6 +73,8 @@ pub struct PerftestOutcome {
     pub version: String,
     /// The path MTU.
     pub mtu: u32,
+    /// The first queue pair, and the peer's.
+    pub ends: [Place; 2],
     /// One row per size. The server of a one-sided test has none.
     pub results: Vec<Row>,
 }
@@ -110,8 +113,10 @@ pub fn run(args: &Args, given: &Given, out: Output) -> Result<PerftestOutcome, F
     }?;
     out.line(print::LINE);
     let (version, mtu) = (bench.terms.version.clone(), bench.terms.mtu.bytes());
+    let places = [(ctx.gids()[0], &bench.own[0]), (bench.peer, &bench.theirs[0])];
+    let ends = places.map(|(address, keys)| Place::new(address, keys.qpn, keys.psn));
     bench.end(&plan);
-    Ok(PerftestOutcome { plan, ctx, version, mtu, results })
+    Ok(PerftestOutcome { plan, ctx, version, mtu, ends, results })
 }
 
 /// Breaks the connections, so that whatever waits for a completion gets one.

@@ -44,6 +44,8 @@ pub struct Piece<'a> {
     pub len: usize,
     /// The verdict on its ICRC.
     pub verdict: Verdict,
+    /// In a super-packet over IPv4, the IP identification that the packet has on the wire.
+    pub ip_id: Option<u16>,
 }
 
 /// The packets of a datagram: one, unless it is a super-packet.
@@ -58,16 +60,15 @@ pub fn pieces<'a>(datagram: &Datagram<'a>) -> Vec<Piece<'a>> {
             Some(obstacle) => Verdict::Unknown(obstacle),
             None => verdict(&template, datagram.captured),
         },
+        ip_id: None,
     };
     let Verdict::Bad { .. } = whole.verdict else { return vec![whole] };
     let Some(size) = segment_size(&template, datagram.captured) else { return vec![whole] };
     let segments = datagram.captured.chunks(size).enumerate();
     segments
-        .map(|(i, bytes)| Piece {
-            index: Some(i + 1),
-            captured: bytes,
-            len: bytes.len(),
-            verdict: segment_verdict(&template, &datagram.ip, i, bytes),
+        .map(|(i, bytes)| {
+            let (verdict, ip_id) = segment_verdict(&template, &datagram.ip, i, bytes);
+            Piece { index: Some(i + 1), captured: bytes, len: bytes.len(), verdict, ip_id }
         })
         .collect()
 }
@@ -91,17 +92,22 @@ fn segment_size(template: &Template, datagram: &[u8]) -> Option<usize> {
         .find(|&size| verdict(template, &datagram[..size]) == Verdict::Ok)
 }
 
-/// The verdict on the `i`-th packet. Segmentation either adds `i` to the first packet's IP
-/// identification, or leaves that as it is.
-fn segment_verdict(template: &Template, ip: &IpFields, i: usize, segment: &[u8]) -> Verdict {
+/// The verdict on the `i`-th packet, and its IP identification. Segmentation either adds `i` to the
+/// first packet's, or leaves that as it is.
+fn segment_verdict(
+    template: &Template,
+    ip: &IpFields,
+    i: usize,
+    segment: &[u8],
+) -> (Verdict, Option<u16>) {
     let unchanged = verdict(template, segment);
-    let &IpFields::V4 { id, flags, .. } = ip else { return unchanged };
+    let &IpFields::V4 { id, flags, .. } = ip else { return (unchanged, None) };
     if unchanged == Verdict::Ok {
-        return unchanged;
+        return (unchanged, Some(id));
     }
     #[allow(clippy::cast_possible_truncation)]
     let id = id.wrapping_add(i as u16);
     let mut numbered = *template;
     numbered.set_id(id, flags);
-    verdict(&numbered, segment)
+    (verdict(&numbered, segment), Some(id))
 }

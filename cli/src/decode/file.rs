@@ -3,7 +3,9 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use pcap_file::pcap::PcapReader;
 use pcap_file::pcapng::blocks::interface_description::{
@@ -12,7 +14,11 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::pcapng::{PcapNgReader, RawBlock};
 use pcap_file::{Endianness, PcapError, TsResolution};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
 use super::frame::LinkType;
+use crate::ending;
 
 /// One record of a capture file.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +51,15 @@ pub enum ReadError {
     },
     /// The receiver of the frames reported this error.
     Sink(io::Error),
+    /// The copy with this name cannot be written.
+    Copy(PathBuf, io::Error),
+}
+
+impl From<io::Error> for ReadError {
+    /// An error of the receiver of frames.
+    fn from(error: io::Error) -> Self {
+        Self::Sink(error)
+    }
 }
 
 impl fmt::Display for ReadError {
@@ -72,6 +87,9 @@ impl fmt::Display for ReadError {
                 write!(f, "is cut off or damaged after packet {after}: {what}")
             }
             Self::Sink(error) => write!(f, "output: {error}"),
+            Self::Copy(path, error) => {
+                write!(f, "{} cannot be written: {error}", path.display())
+            }
         }
     }
 }
@@ -82,15 +100,29 @@ impl std::error::Error for ReadError {}
 ///
 /// # Errors
 /// [`ReadError`]. `sink` has got the frames before it.
-pub fn read(
+pub fn read<E: Into<ReadError>>(
     path: &Path,
-    mut sink: impl FnMut(Frame<'_>) -> io::Result<()>,
+    sink: impl FnMut(Frame<'_>) -> Result<(), E>,
 ) -> Result<(), ReadError> {
-    let mut source: Box<dyn Read> = if path.as_os_str() == "-" {
-        Box::new(io::stdin().lock())
+    read_live(path, &|| {}, sink)
+}
+
+/// As [`read`], and calls `idle` before it waits for more of the file. A signal ends the file.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_live<E: Into<ReadError>>(
+    path: &Path,
+    idle: &dyn Fn(),
+    mut sink: impl FnMut(Frame<'_>) -> Result<(), E>,
+) -> Result<(), ReadError> {
+    let file = if path.as_os_str() == "-" {
+        // Without a buffer between, which could hold what `poll` does not see.
+        io::stdin().as_fd().try_clone_to_owned().map(File::from)
     } else {
-        Box::new(File::open(path).map_err(ReadError::Io)?)
+        File::open(path)
     };
+    let mut source = Live { file: file.map_err(ReadError::Io)?, idle };
     let magic = read_magic(&mut source)?;
     let source = magic.chain(source);
     match magic {
@@ -100,6 +132,34 @@ pub fn read(
         | [0xa1, 0xb2, 0x3c, 0x4d]
         | [0x4d, 0x3c, 0xb2, 0xa1] => read_pcap(source, &mut sink),
         magic => Err(ReadError::Magic(magic)),
+    }
+}
+
+/// A file that may be a pipe to which a capture is still being written.
+struct Live<'a> {
+    file: File,
+    idle: &'a dyn Fn(),
+}
+
+impl Read for Live<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut patience = Duration::ZERO;
+        loop {
+            if ending::signal().is_some() {
+                return Ok(0);
+            }
+            let mut polled = [PollFd::new(&self.file, PollFlags::IN)];
+            let limit = Timespec::try_from(patience).map_err(io::Error::other)?;
+            match poll(&mut polled, Some(&limit)) {
+                Ok(0) => {
+                    (self.idle)();
+                    patience = ending::LOOK;
+                }
+                Err(Errno::INTR) => {}
+                // What cannot be polled says so, too.
+                Ok(_) | Err(_) => return self.file.read(buffer),
+            }
+        }
     }
 }
 
@@ -120,9 +180,9 @@ fn read_magic(source: &mut impl Read) -> Result<[u8; 4], ReadError> {
     Ok(magic)
 }
 
-fn read_pcap(
+fn read_pcap<E: Into<ReadError>>(
     source: impl Read,
-    sink: &mut impl FnMut(Frame<'_>) -> io::Result<()>,
+    sink: &mut impl FnMut(Frame<'_>) -> Result<(), E>,
 ) -> Result<(), ReadError> {
     let mut reader = PcapReader::new(source).map_err(|error| damaged(0, error))?;
     let header = reader.header();
@@ -139,14 +199,14 @@ fn read_pcap(
         let time_ns =
             i128::from(record.ts_sec) * 1_000_000_000 + i128::from(record.ts_frac) * tick_ns;
         sink(Frame { number, time_ns: Some(time_ns), link, data: &record.data })
-            .map_err(ReadError::Sink)?;
+            .map_err(Into::into)?;
     }
     Ok(())
 }
 
-fn read_pcapng(
+fn read_pcapng<E: Into<ReadError>>(
     source: impl Read,
-    sink: &mut impl FnMut(Frame<'_>) -> io::Result<()>,
+    sink: &mut impl FnMut(Frame<'_>) -> Result<(), E>,
 ) -> Result<(), ReadError> {
     let mut reader = PcapNgReader::new(source).map_err(|error| damaged(0, error))?;
     let mut number = 0;
@@ -170,7 +230,7 @@ fn read_pcapng(
         };
         let time_ns = record.ticks.and_then(|ticks| time_ns(ticks, interface));
         let link = LinkType(u32::from(interface.linktype));
-        sink(Frame { number, time_ns, link, data }).map_err(ReadError::Sink)?;
+        sink(Frame { number, time_ns, link, data }).map_err(Into::into)?;
     }
     Ok(())
 }

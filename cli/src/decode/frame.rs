@@ -10,7 +10,10 @@ use etherparse::{
 use rocinante_stack::wire::IpFields;
 
 /// The UDP destination port of RoCEv2.
-const ROCE_PORT: u16 = 4791;
+pub(super) const ROCE_PORT: u16 = 4791;
+
+/// Length of a UDP header.
+pub(super) const UDP_LEN: usize = 8;
 
 /// The type of a frame's first header (see tcpdump.org/linktypes.html).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,6 +78,10 @@ pub struct Datagram<'a> {
     pub len: usize,
     /// The reason why its ICRC cannot be computed, if there is one.
     pub obstacle: Option<Obstacle>,
+    /// Where the IP header begins in the frame.
+    pub ip_at: usize,
+    /// Where the UDP header begins in the frame.
+    pub udp_at: usize,
 }
 
 impl Datagram<'_> {
@@ -105,11 +112,20 @@ pub fn roce_datagram(link: LinkType, frame: &[u8]) -> Result<Option<Datagram<'_>
         0 | 108 => frame.get(4..).and_then(raw_ip),
         _ => return Err(Unsupported(link)),
     };
-    Ok(match net {
-        Some(LaxNetSlice::Ipv4(ip)) => from_ipv4(&ip),
-        Some(LaxNetSlice::Ipv6(ip)) => from_ipv6(&ip),
+    let datagram = match net {
+        Some(LaxNetSlice::Ipv4(ip)) => {
+            from_ipv4(&ip).map(|datagram| (datagram, ip.header().slice().as_ptr().addr()))
+        }
+        Some(LaxNetSlice::Ipv6(ip)) => {
+            from_ipv6(&ip).map(|datagram| (datagram, ip.header().slice().as_ptr().addr()))
+        }
         _ => None,
-    })
+    };
+    Ok(datagram.map(|(datagram, ip)| {
+        let start = frame.as_ptr().addr();
+        let udp_at = datagram.captured.as_ptr().addr() - UDP_LEN - start;
+        Datagram { ip_at: ip - start, udp_at, ..datagram }
+    }))
 }
 
 fn cooked(frame: &[u8], header: usize, protocol: usize) -> Option<LaxNetSlice<'_>> {
@@ -168,7 +184,7 @@ fn from_ipv6<'a>(ip: &LaxIpv6Slice<'a>) -> Option<Datagram<'a>> {
 }
 
 /// The UDP datagram to port 4791 in an IP payload. `payload_len` is the payload length in the IP
-/// header.
+/// header. The caller fills in the places in the frame.
 fn from_udp(
     ip: IpFields,
     protocol: etherparse::IpNumber,
@@ -194,6 +210,8 @@ fn from_udp(
             captured,
             len: captured.len(),
             obstacle,
+            ip_at: 0,
+            udp_at: 0,
         });
     };
     let cut = (captured.len() < len).then_some(Obstacle::Cut);
@@ -203,5 +221,7 @@ fn from_udp(
         captured: &captured[..captured.len().min(len)],
         len,
         obstacle: obstacle.or(cut),
+        ip_at: 0,
+        udp_at: 0,
     })
 }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use rocinante_stack::wire::Opcode;
 use serde::{Serialize, Serializer};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::check::Verdict;
 use super::frame::LinkType;
@@ -30,14 +30,43 @@ pub struct Summary {
     /// Frames that could not be read, by link type.
     #[serde(skip)]
     pub unread: BTreeMap<LinkType, u64>,
+    /// What each flow carried, if that is wanted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flows: Option<Value>,
+    /// RoCEv2 packets of flows that were too many to follow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub untracked: Option<u64>,
     /// The error that ended reading before the end of the file.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_failure")]
-    pub error: Option<String>,
+    pub error: Option<Ended>,
+}
+
+/// Why reading ended before the end of the file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// The capture cannot be read further, or the copy cannot be written.
+    File(String),
+    /// This signal came.
+    Signal(i32),
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(why) => f.write_str(why),
+            Self::Signal(signal) => write!(f, "stopped by signal {signal}"),
+        }
+    }
 }
 
 /// The error as that of other commands.
-fn as_failure<S: Serializer>(error: &Option<String>, to: S) -> Result<S::Ok, S::Error> {
-    json!({"kind": "file", "stage": "reading", "message": error}).serialize(to)
+fn as_failure<S: Serializer>(error: &Option<Ended>, to: S) -> Result<S::Ok, S::Error> {
+    let Some(error) = error else { return to.serialize_none() };
+    let kind = match error {
+        Ended::File(_) => "file",
+        Ended::Signal(_) => "signal",
+    };
+    json!({"kind": kind, "stage": "reading", "message": error.to_string()}).serialize(to)
 }
 
 impl Summary {

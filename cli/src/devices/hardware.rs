@@ -55,13 +55,14 @@ struct Details {
 }
 
 impl Hardware {
-    /// Describes a device.
+    /// Describes a device. Opens it if `open`.
     #[must_use]
-    pub fn examine(device: &HardwareDevice) -> Self {
-        let opened = Context::open_device(&device.name).map(|ctx| ctx.query_device());
+    pub fn examine(device: &HardwareDevice, open: bool) -> Self {
+        let opened = open.then(|| Context::open_device(&device.name).map(|ctx| ctx.query_device()));
         let (attr, problem) = match opened {
-            Ok(attr) => (Some(attr), None),
-            Err(error) => (None, Some(error.to_string())),
+            None => (None, None),
+            Some(Ok(attr)) => (Some(attr), None),
+            Some(Err(error)) => (None, Some(error.to_string())),
         };
         Self {
             name: device.name.clone(),
@@ -93,15 +94,9 @@ impl From<&HardwarePort> for Port {
 impl Details {
     fn of(attr: &DeviceAttr) -> Option<Self> {
         let hardware = attr.hardware.as_ref()?;
-        let guid: Vec<String> = hardware
-            .node_guid
-            .to_be_bytes()
-            .chunks(2)
-            .map(|pair| format!("{:02x}{:02x}", pair[0], pair[1]))
-            .collect();
         Some(Self {
             firmware: hardware.firmware.clone(),
-            node_guid: guid.join(":"),
+            node_guid: super::guid_text(hardware.node_guid),
             vendor_id: hardware.vendor_id,
             vendor_part_id: hardware.vendor_part_id,
             hw_ver: hardware.hw_ver,
@@ -119,11 +114,30 @@ impl Details {
     }
 }
 
+impl Hardware {
+    /// The cells of one line for each port.
+    pub(super) fn cells(&self) -> impl Iterator<Item = Vec<String>> {
+        self.ports.iter().map(|port| {
+            let interface = port.gids.iter().find_map(|gid| gid.interface.as_deref());
+            super::cells(
+                format!("{}/{}", self.name, port.number),
+                &port.state,
+                "kernel",
+                interface.unwrap_or("none"),
+                self.details.as_ref().map(|details| details.active_path_mtu),
+                port.gids.iter().map(|gid| &gid.address),
+                self.problem.as_deref(),
+            )
+        })
+    }
+}
+
 impl fmt::Display for Hardware {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "hca_id: {}", self.name)?;
         let mut row = |key: &str, value: &dyn fmt::Display| writeln!(f, "\t{key:<18}{value}");
-        row("transport:", &"the kernel's RDMA device, through libibverbs")?;
+        let services = super::SERVICES.join(", ");
+        row("transport:", &format_args!("{services}; the kernel's RDMA device, by libibverbs"))?;
         row("file:", &self.file.as_deref().unwrap_or("none"))?;
         for Port { number, state, link_layer, gids } in &self.ports {
             row(&format!("port {number}:"), &format_args!("PORT_{state}, {link_layer}"))?;
@@ -144,8 +158,8 @@ impl fmt::Display for Hardware {
         row("vendor_part_id:", &details.vendor_part_id)?;
         row("hw_ver:", &format_args!("0x{:x}", details.hw_ver))?;
         row("atomics:", &details.atomics)?;
-        row("max path mtu:", &details.max_path_mtu)?;
-        row("active path mtu:", &details.active_path_mtu)?;
+        row("max_mtu:", &super::mtu_text(details.max_path_mtu))?;
+        row("active_mtu:", &super::mtu_text(details.active_path_mtu))?;
         row("max_msg_sz:", &details.max_msg_sz)?;
         row("max_mr_size:", &details.max_mr_size)?;
         details.limits.rows(&mut row)
@@ -172,7 +186,14 @@ mod tests {
         };
         let file = Some("/dev/infiniband/uverbs7".into());
         let device = HardwareDevice { name: "nosuch7".to_owned(), file, ports: vec![port] };
-        let text = Hardware::examine(&device).to_string();
+        let examined = Hardware::examine(&device, true);
+        let [cells] = &examined.cells().collect::<Vec<_>>()[..] else { panic!("one port") };
+        assert_eq!(
+            cells[..5],
+            ["nosuch7/1", "state ACTIVE", "backend kernel", "netdev eth7", "mtu unknown"]
+        );
+        assert!(cells[5].starts_with("gid 192.0.2.77 unusable: there is no device"), "{cells:?}");
+        let text = examined.to_string();
         for part in [
             "hca_id: nosuch7",
             "file:             /dev/infiniband/uverbs7",

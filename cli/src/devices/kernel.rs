@@ -12,6 +12,8 @@ use rocinante::Interface;
 use rocinante_netdev::{ROCE_PORT, holder};
 use serde::Serialize;
 
+use super::columns::Columns;
+
 /// Counters of the kernel's.
 #[derive(Debug, Serialize)]
 pub struct KernelCounters {
@@ -142,48 +144,63 @@ fn parse_snmp6(table: &str) -> Vec<(String, u64)> {
 impl fmt::Display for KernelCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "kernel counters of this network namespace")?;
+        let mut rows = Columns::of_numbers(&[
+            "interface",
+            "rx packets",
+            "rx bytes",
+            "rx dropped",
+            "tx packets",
+            "tx bytes",
+            "tx dropped",
+            "",
+        ]);
         for (name, counters) in &self.interfaces {
-            let InterfaceCounters { rx_bytes, rx_packets, rx_dropped, .. } = counters;
-            let InterfaceCounters { tx_bytes, tx_packets, tx_dropped, .. } = counters;
-            writeln!(
-                f,
-                "\t{name}: received {rx_packets} packets, {rx_bytes} bytes, {rx_dropped} dropped"
-            )?;
-            writeln!(
-                f,
-                "\t{name}: sent {tx_packets} packets, {tx_bytes} bytes, {tx_dropped} dropped"
-            )?;
+            let InterfaceCounters { rx_bytes, rx_packets, rx_dropped, .. } = *counters;
+            let InterfaceCounters { tx_bytes, tx_packets, tx_dropped, .. } = *counters;
+            let counts = [rx_packets, rx_bytes, rx_dropped, tx_packets, tx_bytes, tx_dropped];
+            let counts = counts.into_iter().map(|count| count.to_string());
+            rows.push([name.clone()].into_iter().chain(counts).collect());
         }
-        let udp: Vec<String> = self
-            .udp
-            .iter()
-            .filter(|(_, n)| **n > 0)
-            .map(|(name, n)| format!("{name} {n}"))
-            .collect();
-        writeln!(f, "\tUDP, all sockets: {}", udp.join(", "))?;
-        for RoceSocket { address, queued_bytes, drops, guards, processes } in &self.roce_sockets {
-            write!(f, "\tUDP {address}: {queued_bytes} bytes queued, {drops} dropped; held by")?;
-            if processes.is_empty() {
-                write!(f, " a process that is not visible from here, or the kernel")?;
-            }
-            for Process { pid, command } in processes {
-                write!(f, " pid {pid} ({command})")?;
-            }
-            writeln!(f)?;
-            if *guards {
-                writeln!(
-                    f,
-                    "\t\tIts process reads the frames from a packet socket. This one keeps the port and drops its copies: each \
-                     counts as dropped and as InErrors, and nothing is lost."
-                )?;
-            }
+        writeln!(f, "{rows}")?;
+        let mut rows = Columns::of_numbers(&["UDP, all sockets", "count", ""]);
+        for (name, count) in self.udp.iter().filter(|(_, count)| **count > 0) {
+            rows.push(vec![name.clone(), count.to_string()]);
+        }
+        writeln!(f, "{rows}")?;
+        let mut rows = Columns::of_numbers(&["UDP socket", "bytes queued", "dropped", "held by"]);
+        for RoceSocket { address, queued_bytes, drops, processes, .. } in &self.roce_sockets {
+            let holders: Vec<String> = processes
+                .iter()
+                .map(|Process { pid, command }| format!("pid {pid} ({command})"))
+                .collect();
+            let holders = if holders.is_empty() {
+                "a process that is not visible from here, or the kernel".to_owned()
+            } else {
+                holders.join(" ")
+            };
+            rows.push(vec![
+                address.to_string(),
+                queued_bytes.to_string(),
+                drops.to_string(),
+                holders,
+            ]);
         }
         if self.roce_sockets.is_empty() {
-            writeln!(f, "\tUDP/{ROCE_PORT}: no socket")?;
+            writeln!(f, "UDP/{ROCE_PORT}: no socket")?;
+        } else {
+            writeln!(f, "{rows}")?;
+        }
+        for socket in self.roce_sockets.iter().filter(|socket| socket.guards) {
+            writeln!(
+                f,
+                "{}: its process reads the frames from a packet socket. This one keeps the port and drops its copies: each \
+                 counts as dropped and as InErrors, and nothing is lost.",
+                socket.address
+            )?;
         }
         write!(
             f,
-            "\tWhat the transport counts (packets sent again, NAKs, drops by reason) belongs to the process that has a device \
+            "What the transport counts (packets sent again, NAKs, drops by reason) belongs to the process that has a device \
              open: `rocinante perf --counters` and `pingpong --counters` print theirs, a program asks Context::counters."
         )
     }

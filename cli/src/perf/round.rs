@@ -14,6 +14,7 @@ use crate::measure::{
     Receive, RoundTrip, Side, Until,
 };
 use crate::output::{Failure, Output};
+use crate::pingpong::Place;
 use crate::session::join::{Joined, Theirs};
 use crate::session::progress::Progress;
 use crate::session::{self, Session, diagnosis};
@@ -42,6 +43,7 @@ pub struct Round<'a> {
     remote: RemoteSlice,
     peer: IpAddr,
     mtu: Mtu,
+    ends: [Place; 2],
 }
 
 impl<'a> Round<'a> {
@@ -76,12 +78,25 @@ impl<'a> Round<'a> {
         let wanted = plan.path_mtu();
         let options =
             ConnectOptions { mtu: wanted, min_rnr_timer: RNR_10_US, ..ConnectOptions::default() };
-        let Theirs { qps, first: [_, first], region } =
+        let Theirs { qps, first: [own, first], region } =
             session.join(prepared, Some(mr.remote()), &options)?;
         let remote = region.ok_or_else(|| session.failed("it has no region"))?;
         let mtu = wanted.unwrap_or(ctx.query_device().active_mtu.min(first.mtu));
         let peer = first.address;
-        Ok(Self { test, plan, size, client, ctx, cq, mr, qps, remote, peer, mtu })
+        let ends = [Place::from(&own), Place::from(&first)];
+        Ok(Self { test, plan, size, client, ctx, cq, mr, qps, remote, peer, mtu, ends })
+    }
+
+    /// The path MTU.
+    #[must_use]
+    pub fn mtu(&self) -> Mtu {
+        self.mtu
+    }
+
+    /// The first queue pair, and the peer's.
+    #[must_use]
+    pub fn ends_of_first(&self) -> [Place; 2] {
+        self.ends
     }
 
     /// Describes what both sides are about to do, in a few lines.

@@ -1,5 +1,6 @@
 //! One connection, and its messages.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::Connection;
@@ -56,6 +57,11 @@ impl MessageLane {
     /// Messages that came and went.
     pub(super) fn messages(&self) -> u64 {
         u64::from(self.sent) + u64::from(self.received)
+    }
+
+    /// The peer's address and port.
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.connection.peer()
     }
 
     /// Sends all messages.

@@ -67,7 +67,7 @@ fn the_report_says_what_was_done() {
     let (server, client) = (server.succeeded().json(), client.succeeded().json());
     assert_eq!(client["results"][0]["messages"], 1000, "{client}");
     for json in [server, client] {
-        let plan = [&json["iters"], &json["cq-mod"], &json["tx-depth"], &json["limited"]];
+        let plan = [&json["iters"], &json["cq_mod"], &json["tx_depth"], &json["limited"]];
         assert_eq!(plan, [&1000.into(), &32.into(), &128.into(), &Value::from(false)], "{json}");
     }
 }

@@ -4,11 +4,45 @@ use super::{Addresses, run};
 
 #[test]
 fn loopback_is_a_device() {
-    let done = run("devices lo").succeeded();
-    for line in ["hca_id: lo", "state:            PORT_ACTIVE", "netdev:           udp: "] {
+    let done = run("devices lo -v").succeeded();
+    for line in [
+        "hca_id: lo",
+        "transport:        RoCE v2 (UDP/4791): RC, UC, UD; in software",
+        "node_guid:        0200:00ff:fe00:0000",
+        "link_layer:       Ethernet",
+        "state:            PORT_ACTIVE (4)",
+        "max_mtu:          4096 (5)",
+        "netdev:           udp: ",
+    ] {
         assert!(done.out.contains(line), "{line:?}: {}", done.out);
     }
     assert!(done.out.contains("GID[0]:           ::ffff:127.0.0.1 (127.0.0.1/8)"), "{}", done.out);
+}
+
+#[test]
+fn a_device_is_one_line() {
+    let done = run("devices lo").succeeded();
+    let line = "lo/1  state ACTIVE  backend udp  netdev lo  mtu 4096  gid 127.0.0.1";
+    assert!(done.out.starts_with(line), "{}", done.out);
+    assert_eq!(done.out.lines().count(), 1);
+    assert_eq!(run("devices lo -l").succeeded().out, "lo\n");
+    assert!(run("devices -l").succeeded().out.lines().any(|name| name == "lo"));
+    run("devices -l -v").failed(2, &["cannot be used with"]);
+}
+
+#[test]
+fn counters_stand_in_columns() {
+    let done = run("devices lo --counters").succeeded();
+    let lines: Vec<&str> = done.out.lines().collect();
+    let head = lines.iter().position(|line| line.starts_with("interface ")).unwrap();
+    let (head, row) = (lines[head], lines[head + 1]);
+    assert!(row.starts_with("lo "), "{row}");
+    for column in ["rx packets", "rx bytes", "rx dropped", "tx packets", "tx bytes"] {
+        let end = head.find(column).unwrap() + column.len();
+        let cell = row[..end].split_whitespace().next_back().unwrap();
+        assert!(cell.parse::<u64>().is_ok(), "{column}: {row}");
+        assert!(row[end..].is_empty() || row[end..].starts_with("  "), "{column}: {row}");
+    }
 }
 
 #[test]

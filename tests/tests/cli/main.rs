@@ -1,5 +1,8 @@
 //! The commands with two sides, and `devices`, run as users run them.
 
+#[path = "../common/schema.rs"]
+mod schema;
+
 mod agreement;
 mod bench;
 mod black_hole;
@@ -12,6 +15,7 @@ mod devices;
 mod ending;
 mod errors;
 mod examples;
+mod json;
 mod lab;
 mod managed;
 mod manual;
@@ -47,14 +51,23 @@ fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Runs a command line of `rocinante` to its end.
+/// Runs a command line of `rocinante` to its end. Its JSON must be as documented.
 fn run(line: &str) -> Done {
-    Running::start(&mut rocinante(words(line))).finish()
+    checked(line, Running::start(&mut rocinante(words(line))).finish())
+}
+
+/// What the command line has ended with. Its JSON must be as documented.
+fn checked(line: &str, done: Done) -> Done {
+    let given = |option: &str| words(line).iter().any(|word| word == option);
+    if given("--json") && !given("--help") {
+        done.out.lines().for_each(|line| schema::check(&serde_json::from_str(line).unwrap()));
+    }
+    done
 }
 
 /// Runs a command line of `rocinante-bench` to its end.
 fn run_bench(line: &str) -> Done {
-    Running::start(&mut rocinante_bench(words(line))).finish()
+    checked(line, Running::start(&mut rocinante_bench(words(line))).finish())
 }
 
 /// Two addresses on loopback that no other program uses.

@@ -23,7 +23,7 @@ fn expect_both_right(what: &str, link: u32, frame: impl Fn(&[u8]) -> Vec<u8>) {
     assert_eq!(lines.len(), 2, "{what}: {}{}", done.out, done.err);
     for (line, addresses) in lines.iter().zip(["10.77.0.2 → 10.77.0.3", "fd77::2 → fd77::3"]) {
         let expected = format!(
-            "{addresses} RC_RDMA_WRITE_ONLY qp 0x000012 psn 0x000001 [M,A] pad 3 \
+            "{addresses} RC_RDMA_WRITE_ONLY qp 0x000012 psn 0x000001 [A] pad 3 \
              reth(va 0xabc00000 rkey 0x00000077 len 61) len 61 icrc ok"
         );
         assert!(line.ends_with(&expected), "{what}: {line}");
@@ -228,7 +228,7 @@ fn what_is_no_packet_is_said_to_be_none() {
     super::runs::seal(&ip, &mut packet);
     let frame = ethernet(&ip_packet(&ip, &packet));
     let (line, status) = only_line(&frame, frame.len());
-    let expected = "unknown opcode 0xaa qp 0x000012 psn 0x000001 [M,A] bytes 64 icrc ok";
+    let expected = "unknown opcode 0xaa qp 0x000012 psn 0x000001 [A] bytes 64 icrc ok";
     assert!(line.ends_with(expected), "{line}");
     assert_eq!(status, 0);
     let done = decode_bytes(&pcap(Style::USUAL, 1, &[frame]), &["--json"]);

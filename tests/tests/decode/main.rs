@@ -1,17 +1,23 @@
 //! `rocinante decode` from end to end: captures of another implementation, and files of each kind
 //! made here.
 
+#[path = "../common/schema.rs"]
+mod schema;
+
 mod captures;
 mod files;
+mod follow;
 mod hostile;
 mod links;
+mod live;
 mod made;
+mod rewrite;
 mod runs;
 
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::Value;
@@ -38,10 +44,18 @@ impl Done {
 }
 
 fn decode(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Done {
-    let output = command().args(args).output().unwrap();
+    done(command().args(args).output().unwrap())
+}
+
+/// What the command has ended with. Its JSON must be as documented.
+fn done(output: Output) -> Done {
+    let out = String::from_utf8(output.stdout).unwrap();
+    for line in out.lines().filter(|line| line.starts_with('{')) {
+        schema::check(&serde_json::from_str(line).unwrap());
+    }
     Done {
         status: output.status.code().expect("an exit status"),
-        out: String::from_utf8(output.stdout).unwrap(),
+        out,
         err: String::from_utf8(output.stderr).unwrap(),
     }
 }
@@ -64,11 +78,7 @@ fn decode_bytes(bytes: &[u8], args: &[&str]) -> Done {
     let writer = std::thread::spawn(move || drop(stdin.write_all(&bytes)));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
-    Done {
-        status: output.status.code().expect("an exit status"),
-        out: String::from_utf8(output.stdout).unwrap(),
-        err: String::from_utf8(output.stderr).unwrap(),
-    }
+    done(output)
 }
 
 /// A file that is removed when it is dropped.

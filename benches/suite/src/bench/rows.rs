@@ -97,7 +97,7 @@ impl Row {
 
     /// The row as one line of JSON.
     pub(super) fn json(&self) -> String {
-        serde_json::to_string(self).expect("a row is JSON")
+        rocinante_cli::output::object("rocinante-bench", self)
     }
 }
 

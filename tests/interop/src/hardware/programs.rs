@@ -67,8 +67,8 @@ pub(super) static PROGRAMS: [HardwareProgram; 15] = [
     HardwareProgram {
         name: "devices",
         client: None,
-        says: &["hca_id: rxe0", "PORT_ACTIVE, Ethernet", "GID[", "active path mtu:  4096"],
-        ..two("", "devices", "")
+        says: &["hca_id: rxe0", "PORT_ACTIVE, Ethernet", "GID[", "active_mtu:       4096 (5)"],
+        ..two("", "devices -v", "")
     },
     two("pingpong", "pingpong -c", "-n 100"),
     two("pingpong_events", "pingpong -c -e", "-n 100"),

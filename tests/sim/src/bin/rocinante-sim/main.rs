@@ -80,7 +80,10 @@ fn main() -> ExitCode {
         Ok(line) => line,
         Err(error) => {
             eprintln!("rocinante-sim: {error}");
-            print_json(&serde_json::json!({ "error": error }));
+            let error = serde_json::json!({
+                "kind": "usage", "stage": "options", "message": error
+            });
+            print_json(&serde_json::json!({ "error": error, "results": [] }));
             return ExitCode::from(2);
         }
     };
@@ -96,8 +99,20 @@ fn print(line: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
+/// An object with the keys that those of `rocinante` begin with (`docs/json.md`).
+#[derive(Serialize)]
+struct Object<T> {
+    schema: u32,
+    version: &'static str,
+    command: &'static str,
+    #[serde(flatten)]
+    result: T,
+}
+
 fn print_json(result: &impl Serialize) {
-    print(serde_json::to_string(result).expect("results are JSON"));
+    let (version, command) = (env!("CARGO_PKG_VERSION"), "rocinante-sim");
+    let object = Object { schema: 1, version, command, result };
+    print(serde_json::to_string(&object).expect("results are JSON"));
 }
 
 /// Says what was violated, and how to see it again.

@@ -1,0 +1,158 @@
+//! Writes packets as a wire would carry them: the packets of a super-packet as frames of their own.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use etherparse::UdpHeader;
+use etherparse::checksum::Sum16BitWords;
+use pcap_file::pcapng::PcapNgWriter;
+use pcap_file::pcapng::blocks::PcapNgBlock;
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
+use pcap_file::{DataLink, PcapError};
+use rocinante_stack::wire::IpFields;
+
+use super::check::Piece;
+use super::file::Frame;
+use super::frame::{Datagram, LinkType, UDP_LEN};
+
+/// Length of the fixed IPv6 header.
+const IPV6_LEN: usize = 40;
+
+/// A pcapng file that is being written.
+pub struct Rewriter {
+    writer: PcapNgWriter<BufWriter<File>>,
+    /// The link type of each interface of the file.
+    links: Vec<LinkType>,
+}
+
+impl Rewriter {
+    /// Creates the file.
+    ///
+    /// # Errors
+    /// It cannot be created or written to, or is the file that is read.
+    pub fn create(path: &Path, source: &Path) -> io::Result<Self> {
+        let same = |one: &Path| one.canonicalize().ok();
+        if same(path).is_some_and(|path| same(source) == Some(path)) {
+            return Err(io::Error::other("it is the file that is read: give another name"));
+        }
+        let writer = PcapNgWriter::new(BufWriter::new(File::create(path)?)).map_err(other)?;
+        Ok(Self { writer, links: Vec::new() })
+    }
+
+    /// Writes one packet of a frame.
+    ///
+    /// # Errors
+    /// The file cannot be written to.
+    pub fn write(
+        &mut self,
+        frame: &Frame<'_>,
+        datagram: &Datagram<'_>,
+        piece: &Piece<'_>,
+    ) -> io::Result<()> {
+        let interface = match self.links.iter().position(|link| *link == frame.link) {
+            Some(interface) => interface,
+            None => self.add(frame.link)?,
+        };
+        let data = wire_frame(frame.data, datagram, piece);
+        let missing = datagram.len - datagram.captured.len();
+        let time = frame.time_ns.and_then(|ns| u64::try_from(ns).ok()).unwrap_or(0);
+        let block = EnhancedPacketBlock {
+            interface_id: u32::try_from(interface).unwrap_or(u32::MAX),
+            timestamp: Duration::from_nanos(time),
+            original_len: u32::try_from(data.len() + missing).unwrap_or(u32::MAX),
+            data,
+            options: Vec::new(),
+        };
+        self.writer.write_block(&block.into_block()).map_err(other).map(drop)
+    }
+
+    fn add(&mut self, link: LinkType) -> io::Result<usize> {
+        let block = InterfaceDescriptionBlock {
+            linktype: DataLink::from(link.0),
+            snaplen: 0,
+            options: vec![InterfaceDescriptionOption::IfTsResol(9)],
+        };
+        self.writer.write_block(&block.into_block()).map_err(other)?;
+        self.links.push(link);
+        Ok(self.links.len() - 1)
+    }
+
+    /// Hands what is written to the kernel.
+    ///
+    /// # Errors
+    /// The file cannot be written to.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.writer.get_mut().flush()
+    }
+}
+
+fn other(error: PcapError) -> io::Error {
+    match error {
+        PcapError::IoError(error) => error,
+        error => io::Error::other(error.to_string()),
+    }
+}
+
+/// The frame of one packet. That of a packet which is alone in its frame is as captured. Others get
+/// the headers of the super-packet with their own lengths, identification and checksums; BTH, PSN
+/// and ICRC are their own already.
+#[must_use]
+pub fn wire_frame<'a>(
+    frame: &'a [u8],
+    datagram: &Datagram<'_>,
+    piece: &Piece<'_>,
+) -> Cow<'a, [u8]> {
+    let (ip, udp) = (datagram.ip_at, datagram.udp_at);
+    if piece.index.is_none() {
+        return Cow::Borrowed(frame);
+    }
+    let mut out = frame[..udp + UDP_LEN].to_vec();
+    out.extend_from_slice(piece.captured);
+    // A piece is a part of a super-packet, whose length has 16 bits.
+    let udp_len = u16::try_from(UDP_LEN + piece.captured.len()).unwrap_or(u16::MAX);
+    out[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());
+    if out[udp + 6..udp + 8] != [0, 0] {
+        let checksum = udp_checksum(datagram, udp_len, piece.captured);
+        out[udp + 6..udp + 8].copy_from_slice(&checksum.to_be_bytes());
+    }
+    let headers = u16::try_from(udp - ip).unwrap_or(u16::MAX);
+    if matches!(datagram.ip, IpFields::V6 { .. }) {
+        let len = (headers - IPV6_LEN as u16).saturating_add(udp_len);
+        out[ip + 4..ip + 6].copy_from_slice(&len.to_be_bytes());
+        return Cow::Owned(out);
+    }
+    out[ip + 2..ip + 4].copy_from_slice(&headers.saturating_add(udp_len).to_be_bytes());
+    if let Some(id) = piece.ip_id {
+        out[ip + 4..ip + 6].copy_from_slice(&id.to_be_bytes());
+    }
+    out[ip + 10..ip + 12].fill(0);
+    let checksum = Sum16BitWords::new().add_slice(&out[ip..udp]).ones_complement();
+    // The sum is of words as they are in memory.
+    out[ip + 10..ip + 12].copy_from_slice(&checksum.to_ne_bytes());
+    Cow::Owned(out)
+}
+
+fn udp_checksum(datagram: &Datagram<'_>, length: u16, payload: &[u8]) -> u16 {
+    let header = UdpHeader {
+        source_port: datagram.src_port,
+        destination_port: super::frame::ROCE_PORT,
+        length,
+        checksum: 0,
+    };
+    let checksum = match datagram.ip {
+        IpFields::V4 { src, dst, .. } => {
+            header.calc_checksum_ipv4_raw(src.octets(), dst.octets(), payload)
+        }
+        IpFields::V6 { src, dst } => {
+            header.calc_checksum_ipv6_raw(src.octets(), dst.octets(), payload)
+        }
+    };
+    // Only payloads longer than a datagram's have none.
+    checksum.unwrap_or(0)
+}

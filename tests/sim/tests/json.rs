@@ -1,0 +1,29 @@
+//! The JSON of `rocinante-sim` is what `docs/schema` says.
+
+#[path = "../../tests/common/schema.rs"]
+mod schema;
+
+use std::process::Command;
+
+use serde_json::Value;
+
+/// The last line of the program's output, held against its schema.
+fn object(args: &[&str], status: i32) -> Value {
+    let output = Command::new(env!("CARGO_BIN_EXE_rocinante-sim")).args(args).output().unwrap();
+    assert_eq!(output.status.code(), Some(status), "{args:?}");
+    let out = String::from_utf8(output.stdout).unwrap();
+    let object = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+    schema::check(&object);
+    object
+}
+
+#[test]
+fn each_kind_of_object_is_as_documented() {
+    let run = object(&["--seed", "7", "--steps", "3000"], 0);
+    assert_eq!((&run["schema"], &run["seed"]), (&1.into(), &7.into()));
+    assert!(run["digest"].is_string());
+    assert_eq!(object(&["--seed", "7", "--steps", "3000"], 0), run);
+    let total = object(&["--for", "1s", "--seed", "7", "--steps", "3000"], 0);
+    assert!(total["seeds"].as_u64() > Some(0));
+    assert_eq!(object(&["--break", "nosuch"], 2)["error"]["kind"], "usage");
+}

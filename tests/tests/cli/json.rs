@@ -1,0 +1,224 @@
+//! The JSON of each command, of both sides, in success and in failure, is what `docs/schema` and
+//! `docs/json.md` say. The other tests hold theirs against the schemas, too.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use rocinante_tests::running::Running;
+use rocinante_tests::unique;
+use serde_json::{Value, json};
+
+use super::{Addresses, rocinante, run, schema, words};
+
+/// Runs both sides with `--json`, holds both objects against their schemas, and returns them.
+fn both(server: &str, client: &str, waits: &str) -> [Value; 2] {
+    let mut at_server = Running::start(&mut rocinante(words(&format!("{server} --json"))));
+    at_server.says(waits);
+    let client = run(&format!("{client} --json")).succeeded();
+    let server = at_server.finish().succeeded();
+    [server, client].map(|done| {
+        assert_eq!(done.out.lines().count(), 1, "the result is the last line: {}", done.out);
+        let object = done.json();
+        schema::check(&object);
+        assert_eq!(object["schema"], 1);
+        assert_eq!(object["version"], env!("CARGO_PKG_VERSION"));
+        object
+    })
+}
+
+#[test]
+fn perf_resolves_what_it_was_not_given() {
+    for (server, client) in [
+        ("perf write-bw --counters", "perf write-bw -n 100 --counters"),
+        ("perf send-lat", "perf send-lat -n 50"),
+        ("perf read-bw", "perf read-bw -D 1 -s 4096"),
+        ("perf atomic-lat --cm", "perf atomic-lat --cm -n 20"),
+    ] {
+        let at = Addresses::new();
+        let server = format!("{server} --netdev udp --bind {}", at.server);
+        let [server, client] = both(&server, &at.client_line(client), "waiting for a client");
+        for (own, other) in [(&server, &client), (&client, &server)] {
+            assert_eq!((&own["mtu"], &own["tx_depth"].is_u64()), (&4096.into(), &true), "{own}");
+            assert_eq!(own["remote"]["address"], other["local"]["address"]);
+            assert_eq!(own["remote"]["qpn"], other["local"]["qpn"]);
+        }
+        assert_eq!(client["local"]["address"], at.client.to_string());
+    }
+}
+
+#[test]
+fn the_other_commands_of_two_sides() {
+    let at = Addresses::new;
+    let one = at();
+    let [server, client] = both(
+        &format!("pingpong --netdev udp --counters --bind {}", one.server),
+        &one.client_line("pingpong --counters -n 50"),
+        "waiting for a client",
+    );
+    assert_eq!(server["local"]["qpn"], client["remote"]["qpn"]);
+    let two = at();
+    let [_, client] = both(
+        &format!("rping -s --netdev udp -a {}", two.server),
+        &format!("rping -c --netdev udp -a {} -I {} -C 5", two.server, two.client),
+        "waiting for a client",
+    );
+    assert_eq!(client["peer"], format!("{}:7174", two.server));
+    let three = at();
+    let [server, client] = both(
+        &format!("udaddy --netdev udp -b {}", three.server),
+        &format!("udaddy --netdev udp -b {} -s {}", three.client, three.server),
+        "waiting for a client",
+    );
+    assert_eq!(client["peer"], format!("{}:7174", three.server));
+    assert!(server["peer"].as_str().unwrap().starts_with(&three.client.to_string()), "{server}");
+    for [server, client] in [["ucmatose -b", "ucmatose -s"], ["rdma-server -s", "rdma-client -s"]] {
+        let four = at();
+        let [server, client] = both(
+            &format!("{server} {} --netdev udp", four.server),
+            &format!("{client} {} --netdev udp -b {}", four.server, four.client),
+            "waiting for 1 connections",
+        );
+        assert_eq!(client["peer"], format!("{}:7471", four.server));
+        let peer = server["peer"].as_str().unwrap();
+        assert!(peer.starts_with(&four.client.to_string()), "{server}");
+    }
+    let five = at();
+    let [_, sender] = both(
+        &format!("mckey -m 239.9.8.7 --netdev udp -b {}", five.server),
+        &format!("mckey -m 239.9.8.7 --netdev udp -b {} -s --pause 1", five.client),
+        "receiving data transfers",
+    );
+    assert_eq!(sender["group"], "239.9.8.7");
+}
+
+#[test]
+fn failures_of_every_command() {
+    let (here, there) = (unique::loopback(), unique::loopback());
+    for (line, status) in [
+        (format!("perf write-bw --netdev udp --bind {here} --patience 1 {there}"), 1),
+        ("perf write-bw -x 1".to_owned(), 2),
+        (format!("pingpong --netdev udp --bind {here} --patience 1 {there}"), 1),
+        (format!("rping -c --netdev udp -a {there} -I {here} --patience 1"), 1),
+        (format!("udaddy --netdev udp -s {there} -b {here} --patience 1"), 1),
+        (format!("mckey -m 10.1.2.3 --netdev udp -b {here}"), 2),
+        (format!("ucmatose --netdev udp -s {there} -b {here} --patience 1"), 1),
+        ("ucmatose".to_owned(), 2),
+        ("rdma-server --netdev udp -s 192.0.2.250".to_owned(), 1),
+        (format!("rdma-client --netdev udp -s {there} -b {here} --patience 1"), 1),
+        ("devices nosuch0".to_owned(), 1),
+        ("decode /no/such/file".to_owned(), 2),
+        ("demo --nosuch".to_owned(), 2),
+        ("perf --nosuch".to_owned(), 2),
+        ("decode --nosuch".to_owned(), 2),
+        ("decode --json-packets /no/such/file".to_owned(), 2),
+        ("nosuch".to_owned(), 2),
+    ] {
+        let done = run(&format!("{line} --json")).failed(status, &[]);
+        assert_eq!(done.out.lines().count(), 1, "{line}: {}", done.out);
+        let object = done.json();
+        assert!(object["error"]["kind"].is_string(), "{line}: {object}");
+        let word = line.split(' ').next().unwrap();
+        let command = if word == "nosuch" { "rocinante" } else { word };
+        assert_eq!(object["command"], command);
+    }
+}
+
+/// A command that a signal ends has the results so far.
+#[test]
+fn results_of_a_failure_have_the_form_of_a_success() {
+    let at = Addresses::new;
+    let (one, two, three) = (at(), at(), at());
+    for (server, client, begun) in [
+        (
+            format!("pingpong --netdev udp --bind {}", one.server),
+            one.client_line("pingpong -n 1000000000 --counters --json"),
+            "remote address",
+        ),
+        (
+            format!("perf send-lat --netdev udp --bind {}", two.server),
+            two.client_line("perf send-lat -D 60 --json"),
+            "#bytes",
+        ),
+        (
+            format!("rping -s --netdev udp -a {}", three.server),
+            format!("rping -c --netdev udp -a {} -I {} --json", three.server, three.client),
+            "device",
+        ),
+    ] {
+        let mut at_server = Running::start(&mut rocinante(words(&server)));
+        at_server.says("waiting for a client");
+        let mut at_client = Running::start(&mut rocinante(words(&client)));
+        at_client.says(begun);
+        std::thread::sleep(Duration::from_millis(700));
+        at_client.child.signal(Signal::SIGINT);
+        let object = at_client.finish().failed(130, &[]).json();
+        schema::check(&object);
+        assert_eq!(object["results"].as_array().map(Vec::len), Some(1), "{object}");
+        at_server.child.signal(Signal::SIGTERM);
+        let _ = at_server.finish();
+    }
+}
+
+#[test]
+fn devices_of_this_machine() {
+    run("devices --json --counters").succeeded();
+    run("devices lo --json").succeeded();
+}
+
+#[test]
+fn a_key_that_the_schema_does_not_know_is_found() {
+    let mut object = run("devices lo --json").succeeded().json();
+    assert_eq!(schema::errors(&object), [""; 0]);
+    object["devices"][0]["gids"][0]["new_key"] = json!(1);
+    let errors = schema::errors(&object);
+    assert!(errors.len() == 1 && errors[0].contains("new_key"), "{errors:?}");
+    let mut object = run("perf write-bw -x 1 --json").json();
+    object["tx-depth"] = json!(1);
+    assert!(schema::errors(&object)[0].contains("tx-depth"));
+}
+
+/// The keys of all objects that a schema describes.
+fn keys(schema: &Value, found: &mut BTreeSet<String>) {
+    match schema {
+        Value::Object(members) => {
+            if let Some(Value::Object(properties)) = members.get("properties") {
+                found.extend(properties.keys().cloned());
+                for schema in properties.values() {
+                    keys(schema, found);
+                }
+            }
+            for (name, member) in members.iter().filter(|(name, _)| *name != "properties") {
+                if name != "description" {
+                    keys(member, found);
+                }
+            }
+        }
+        Value::Array(members) => members.iter().for_each(|member| keys(member, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn the_document_has_each_key_and_each_schema() {
+    let text = std::fs::read_to_string(schema::folder().join("../json.md")).unwrap();
+    for (name, schema) in schema::SCHEMAS.iter() {
+        assert!(text.contains(&format!("(schema/{name}.json)")), "docs/json.md: {name}.json");
+        let mut found = BTreeSet::new();
+        keys(schema, &mut found);
+        let missing = |key: &String| !text.contains(&format!("`{key}`"));
+        let missing: Vec<String> = found.into_iter().filter(missing).collect();
+        assert!(missing.is_empty(), "docs/json.md does not have these of {name}: {missing:?}");
+    }
+}
+
+#[test]
+fn keys_are_snake_case() {
+    for (name, schema) in schema::SCHEMAS.iter() {
+        let mut found = BTreeSet::new();
+        keys(schema, &mut found);
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let wrong: Vec<String> = found.into_iter().filter(|key| !key.chars().all(plain)).collect();
+        assert!(wrong.is_empty(), "{name}: {wrong:?}");
+    }
+}

@@ -1,0 +1,138 @@
+//! `-w`: packets as a wire carries them.
+
+use std::process::Command;
+
+use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use rocinante_stack::wire::IpFields;
+use rocinante_tests::require_program;
+
+use super::made::{
+    Style, enhanced, ethernet, good_frame, interface, ip_packet, ipv4, ipv6, pcap, section,
+    write_packet,
+};
+use super::{Temporary, decode, decode_bytes};
+
+/// A super-packet of `count` packets, each sealed for the header that it will have.
+fn run(head: &IpFields, of: impl Fn(u16) -> IpFields, count: u16) -> Vec<u8> {
+    let packets = (0..count).map(|i| write_packet(&of(i), u32::from(i), 100));
+    ip_packet(head, &packets.collect::<Vec<_>>().concat())
+}
+
+fn written(file: &[u8], args: &[&str]) -> Temporary {
+    let copy = Temporary::new(b"");
+    let words = [&["-q", "-w", copy.0.to_str().unwrap()], args].concat();
+    let done = decode_bytes(file, &words);
+    assert_eq!(done.status, 0, "{}{}", done.out, done.err);
+    copy
+}
+
+/// The frames of a pcapng file, by its interface's link type.
+fn frames(copy: &Temporary) -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    rocinante_cli::decode::file::read(&copy.0, |frame| {
+        frames.push(frame.data.to_vec());
+        std::io::Result::Ok(())
+    })
+    .unwrap();
+    frames
+}
+
+#[test]
+fn a_super_packet_becomes_the_frames_of_a_wire() {
+    let runs = [
+        run(&ipv4(65_534), |i| ipv4(65_534u16.wrapping_add(i)), 5),
+        run(&ipv4(77), |_| ipv4(77), 5),
+        run(&ipv6(), |_| ipv6(), 5),
+    ];
+    for packet in runs {
+        let copy = written(&pcap(Style::USUAL, 1, &[ethernet(&packet)]), &[]);
+        let done = decode([copy.0.as_os_str(), "--json".as_ref()]);
+        let json = done.json();
+        assert_eq!((&json["packets"], &json["icrc_ok"]), (&5.into(), &5.into()), "{}", done.err);
+        let places = done.lines();
+        let places: Vec<_> = places.iter().map(|l| l.split_whitespace().next().unwrap()).collect();
+        assert_eq!(places, ["1", "2", "3", "4", "5"], "no super-packet is left");
+        for frame in frames(&copy) {
+            // etherparse is strict about lengths.
+            let sliced = SlicedPacket::from_ethernet(&frame).unwrap();
+            let Some(TransportSlice::Udp(udp)) = sliced.transport else { panic!("no UDP") };
+            let header = udp.to_header();
+            let right = match sliced.net.unwrap() {
+                NetSlice::Ipv4(ip) => {
+                    let ip = ip.header().to_header();
+                    assert_eq!(ip.header_checksum, ip.calc_header_checksum());
+                    header.calc_checksum_ipv4(&ip, udp.payload())
+                }
+                NetSlice::Ipv6(ip) => {
+                    header.calc_checksum_ipv6(&ip.header().to_header(), udp.payload())
+                }
+                NetSlice::Arp(_) => panic!("no IP"),
+            };
+            assert_eq!(header.checksum, right.unwrap());
+        }
+    }
+}
+
+#[test]
+fn interfaces_and_times_are_kept() {
+    let style = Style::USUAL;
+    let file = [
+        section(style),
+        interface(style, 1, 0, None),
+        interface(style, 101, 0, Some(9)),
+        enhanced(style, 0, 1_700_000_000_000_000, &good_frame(1, 64)),
+        enhanced(style, 1, 1_700_000_000_000_000_123, &run(&ipv6(), |_| ipv6(), 3)),
+    ]
+    .concat();
+    let copy = written(&file, &[]);
+    let done = decode([copy.0.as_os_str(), "--json-packets".as_ref()]);
+    assert_eq!((done.status, done.out.lines().count()), (0, 5), "{}{}", done.out, done.err);
+    for (line, epoch) in done.out.lines().zip([
+        "1700000000.000000000",
+        "1700000000.000000123",
+        "1700000000.000000123",
+        "1700000000.000000123",
+    ]) {
+        assert!(line.contains(epoch), "{line}");
+    }
+}
+
+#[test]
+fn only_what_is_chosen_is_written_and_nothing_is_lost() {
+    let frames = [good_frame(1, 64), ethernet(&run(&ipv4(0), ipv4, 4)), good_frame(9, 64)];
+    let file = pcap(Style::USUAL, 1, &frames);
+    let copy = written(&file, &["--psn", "2-9"]);
+    let done = decode([copy.0.as_os_str(), "--json".as_ref()]);
+    assert_eq!(done.json()["roce"], 3, "{}", done.err);
+    // The file that is read is not overwritten.
+    let source = Temporary::new(&file);
+    let done = decode([source.0.as_os_str(), "-w".as_ref(), source.0.as_os_str()]);
+    assert_eq!(done.status, 2);
+    assert!(done.err.contains("it is the file that is read"), "{}", done.err);
+    assert_eq!(std::fs::read(&source.0).unwrap(), file);
+    let done = decode([source.0.as_os_str(), "-w".as_ref(), "/no/such/file".as_ref()]);
+    assert_eq!(done.status, 2);
+    assert!(done.err.contains("/no/such/file cannot be written"), "{}", done.err);
+}
+
+#[test]
+fn tshark_reads_it() {
+    require_program!("tshark");
+    let copy = written(
+        &pcap(Style::USUAL, 1, &[ethernet(&run(&ipv4(0), ipv4, 4)), good_frame(9, 64)]),
+        &[],
+    );
+    let mut command = Command::new("tshark");
+    command.args(["-n", "-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE", "-r"]);
+    command.arg(&copy.0).args(["-T", "fields", "-E", "separator=|"]);
+    for field in ["infiniband.bth.psn", "ip.checksum.status", "ip.len", "_ws.malformed"] {
+        command.args(["-e", field]);
+    }
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let len = 20 + 8 + 28 + 100 + 4;
+    let expected: Vec<String> = (0..4).map(|psn| format!("{psn}|1|{len}|")).collect();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[..4], expected, "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(lines[4].starts_with("9|"), "{text}");
+}
