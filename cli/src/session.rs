@@ -236,7 +236,13 @@ impl Session {
         } else {
             net.patience.reach(server, out)
         };
-        let unreached = |error| Failure::Of(Kind::Connect, Failure::from(error).to_string());
+        let unreached = |error| {
+            let mut what = Failure::from(error).to_string();
+            if !net.cm {
+                what.push_str("; a server with --cm is reached with --cm alone");
+            }
+            Failure::Of(Kind::Connect, what)
+        };
         let mut exchange = exchange.map_err(unreached)?;
         exchange.set_patience(Some(LINE_PATIENCE));
         enter(&mut exchange, "first words");

@@ -229,6 +229,7 @@ fn ask(
         connecting.push(ask_one(&ctx, plan, server).map_err(failed)?);
     }
     let mut lanes = Vec::with_capacity(connecting.len());
+    let wanted = connecting.len();
     for first in connecting {
         let mut first = Some(first);
         let lane = plan.patience.ask(out, |left| {
@@ -238,7 +239,15 @@ fn ask(
             };
             Ok(parts.connected(asked.wait(left)?))
         });
-        lanes.push(lane.map_err(failed)?);
+        lanes.push(lane.map_err(|error| {
+            let (failure, made) = (failed(error), lanes.len());
+            if made == 0 {
+                return failure;
+            }
+            failure.told(|what| {
+                format!("{what}; {made} of {wanted} connections were made: were both sides given the same -c?")
+            })
+        })?);
     }
     let connected = start.elapsed();
     let exchanged = exchange(plan, &mut lanes, plan.client_begins);

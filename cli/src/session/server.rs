@@ -52,6 +52,11 @@ impl Server {
         }
         match bind {
             Some(address) => out.note(format_args!("waiting for a client on TCP {address} port {}", net.port)),
+            None if net.bind.is_some() => out.note(format_args!(
+                "waiting for a client on TCP port {}, by the addresses of {}",
+                net.port,
+                net.bind.as_ref().map_or("", Own::name)
+            )),
             None => out.note(format_args!(
                 "waiting for a client on TCP port {}; the device will be the one with the address by which it comes (--bind \
                  says another)",

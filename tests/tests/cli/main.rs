@@ -11,6 +11,7 @@ mod datagrams;
 mod devices;
 mod ending;
 mod errors;
+mod known;
 mod lab;
 mod managed;
 mod patience;
