@@ -23,8 +23,8 @@ use crate::session::{self, Session, diagnosis};
 
 /// Longest time without progress.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Messages before the measured ones. They fill caches and train predictors, and show that the
-/// second side is ready.
+/// Messages before the measured ones, at most. They fill caches and train predictors, and show that
+/// the second side is ready. Large ones need fewer: together they have `SPREAD` bytes.
 const WARM_UP: u64 = 100;
 /// Memory that messages in flight are spread over, as far as they fill it, so that they do not all
 /// lie in the fastest cache.
@@ -392,7 +392,9 @@ impl<'a> Round<'a> {
             }
             (None, None) => {
                 let (end, mut warm_up) = (&ends[0], measure::histogram());
-                self.latency(end, exchange, Until::Messages(WARM_UP), &mut warm_up)?;
+                let enough = (SPREAD / self.size.max(1)).max(2) as u64;
+                let until = Until::Messages(WARM_UP.min(enough));
+                self.latency(end, exchange, until, &mut warm_up)?;
                 so_far.warm = true;
                 let until = self.plan.until(self.size);
                 let SoFar { times, meter, .. } = so_far;

@@ -284,8 +284,8 @@ fn addresses_are_taken_as_users_name_them() {
         ("rping -s -a eth0".to_owned(), format!("rping -c -C 2 -I eth0 -a {v4}")),
         ("ucmatose -b eth0".to_owned(), format!("ucmatose -s {v4} -b eth0")),
     ];
-    if let (Some(v6), Some(local)) = (there.ipv6(), link_local(there)) {
-        let own = link_local(here).unwrap();
+    if let Some(v6) = there.ipv6() {
+        let [local, own] = [there, here].map(|container| link_local(container).unwrap());
         pairs.extend([
             ("pingpong --bind eth0".to_owned(), format!("pingpong --bind eth0 {v6}")),
             ("perf write-lat --ipv6".to_owned(), format!("perf write-lat --ipv6 {v4}")),
