@@ -26,9 +26,8 @@ use game::{PingPong, Played};
 /// The server is started without HOST, the client with the server's name or address. The client's
 /// options hold for both; an option that the server is given as well must be the same.
 ///
-/// Two terminals on one machine, without privileges: `rocinante pingpong --bind 127.0.0.1`, and
-/// `rocinante pingpong --bind 127.0.0.2 127.0.0.1`. With --cm at both, the connection manager
-/// connects them, and nothing goes over TCP.
+/// Two terminals on one machine, without privileges: `rocinante pingpong`, and `rocinante pingpong
+/// localhost`. With --cm at both, the connection manager connects them, and nothing goes over TCP.
 ///
 /// With --compat the other side is ibv_{rc,uc,ud,srq}_pingpong of rdma-core. These agree on
 /// nothing: give both sides the same -s, -n, -m and -q, and give the other one a -g.

@@ -27,8 +27,8 @@ use crate::size::size;
 ///
 /// The other side is `rocinante rping` or rping of librdmacm, over any network that RoCE v2 passes.
 ///
-/// Two terminals on one machine, without privileges: `rocinante rping -s -a 127.0.0.1`, and
-/// `rocinante rping -c -a 127.0.0.1 -I 127.0.0.2 -C 10 -v`.
+/// Two terminals on one machine, without privileges: `rocinante rping -s`, and `rocinante
+/// rping -c -a localhost -C 10 -v`.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]

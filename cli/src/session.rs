@@ -374,8 +374,8 @@ impl Session {
         self.exchange.path_mtu().is_some()
     }
 
-    /// The index of the device's address that the peer knows. A server that listens on all addresses
-    /// has several.
+    /// The index of the device's address that the peer knows. A server that listens on all
+    /// addresses has several.
     #[must_use]
     pub fn gid_index(&self) -> usize {
         let local = self.exchange.local().map(|local| local.ip().to_canonical());

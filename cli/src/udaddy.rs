@@ -24,8 +24,8 @@ use crate::size::size;
 /// The other side is `rocinante udaddy` or udaddy of librdmacm, over any network that RoCE v2
 /// passes.
 ///
-/// Two terminals on one machine, without privileges: `rocinante udaddy -b 127.0.0.1`, and
-/// `rocinante udaddy -s 127.0.0.1 -b 127.0.0.2`.
+/// Two terminals on one machine, without privileges: `rocinante udaddy`, and `rocinante
+/// udaddy -s localhost`.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]

@@ -37,7 +37,7 @@ struct Counted {
 impl Meter {
     /// A meter that has counted nothing.
     #[must_use]
-    pub fn new() -> Self {
+    pub fn started() -> Self {
         Self(Arc::new(Counted {
             messages: AtomicU64::new(0),
             times: Mutex::new(measure::histogram()),
@@ -168,7 +168,7 @@ mod tests {
         let line = Line { interval: 3, begin_seconds: 1.0, end_seconds: 1.5, row: &row };
         let json = serde_json::to_value(&line).unwrap();
         assert_eq!((&json["interval"], &json["messages"]), (&3.into(), &500.into()));
-        let meter = Meter::new();
+        let meter = Meter::started();
         let mut all = measure::histogram();
         let mut timed = Timed { all: &mut all, meter: Some(&meter) };
         timed.take(Duration::from_micros(3));

@@ -190,7 +190,7 @@ impl<'a> Round<'a> {
         }
         session.enter("measuring");
         let abandon = || self.qps.iter().for_each(|qp| session::abandon(qp));
-        let meter = self.how.interval.map(|_| Meter::new());
+        let meter = self.how.interval.map(|_| Meter::started());
         let mut so_far = SoFar { meter: meter.clone(), ..SoFar::default() };
         let row = session.watched(
             |exchange| {

@@ -87,9 +87,9 @@ pub struct Theirs {
 }
 
 impl Session {
-    /// Makes queue pairs for datagrams ready, and swaps endpoints and regions. The peer must have the
-    /// same number of queue pairs, and a region of the same length. Returns also the destination of
-    /// each queue pair's datagrams.
+    /// Makes queue pairs for datagrams ready, and swaps endpoints and regions. The peer must have
+    /// the same number of queue pairs, and a region of the same length. Returns also the
+    /// destination of each queue pair's datagrams.
     ///
     /// # Errors
     /// As [`join`](Self::join).
