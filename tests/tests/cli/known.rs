@@ -318,13 +318,14 @@ fn servers_without_an_address_listen_on_all() {
         ("perf send-bw --cm -P", "perf send-bw --cm -n 10 -q 2 {}"),
         ("perf send-lat --cm -P", "perf send-lat --cm -n 10 -c UD {}"),
         ("rping -s -P", "rping -c -C 2 -a {} --counters"),
+        ("rping -s -P --netdev auto", "rping -c -C 2 -a {} --netdev auto"),
         ("udaddy", "udaddy -s {} --counters"),
         ("ucmatose -c 2", "ucmatose -c 2 -s {} --counters"),
         ("rdma-server", "rdma-client -s {}"),
     ] {
-        let persistent = server.ends_with("-P");
+        let persistent = server.contains("-P");
         let serve = || {
-            let mut running = start(there, &format!("{server} --netdev udp"));
+            let mut running = start(there, &with_udp(server));
             running.says("waiting for");
             running
         };
@@ -334,7 +335,7 @@ fn servers_without_an_address_listen_on_all() {
         {
             let Some(address) = address else { continue };
             let line = client.replace("{}", address);
-            let done = start(from, &format!("{line} --netdev udp")).finish().succeeded();
+            let done = start(from, &with_udp(&line)).finish().succeeded();
             let counted = done.err.contains("transport.sent_pkts");
             assert_eq!(counted, line.contains("--counters"), "{}", done.err);
             if !persistent {
@@ -345,6 +346,11 @@ fn servers_without_an_address_listen_on_all() {
         running.child.signal(Signal::SIGTERM);
         let _ = running.finish();
     }
+}
+
+/// The line with the backend `udp`, unless it has another.
+fn with_udp(line: &str) -> String {
+    if line.contains("--netdev") { line.to_owned() } else { format!("{line} --netdev udp") }
 }
 
 /// Two terminals on one machine, and not one option.

@@ -36,7 +36,7 @@ pub struct Options {
     #[arg(short = 'T', long, value_name = "TOS")]
     pub(super) tos: Option<u8>,
     /// Do not look for the best stretch, with --compat; else without effect
-    #[arg(short = 'N', long)]
+    #[arg(short = 'N', long, alias = "noPeak")]
     pub(super) no_peak: bool,
     /// With --compat and -D: do not count the first and the last seconds [default: a quarter of -D
     /// each]; else without effect
