@@ -72,7 +72,7 @@ impl Scene {
     fn new(backend: Backend) -> Self {
         let mut setup = Setup::new(backend);
         setup.containers = 4;
-        setup.connect = ConnectOptions { timeout: 18, ..ConnectOptions::default() };
+        setup.connect = ConnectOptions::default().timeout(18);
         let harness = Harness::new(&setup);
         let qps = harness.pair();
         let [a, b] = &harness.sides;

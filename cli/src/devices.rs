@@ -339,6 +339,7 @@ impl From<&Limits> for DeviceLimits {
             max_srq,
             max_srq_wr,
             max_srq_sge,
+            ..
         } = *limits;
         Self {
             max_qp,

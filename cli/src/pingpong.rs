@@ -294,7 +294,7 @@ fn play(
     let memory = pd.allocate(2 * size.max(1), Access::LOCAL_WRITE)?;
     let qp = pd.qp(&cq, &cq).sgid_index(session.gid_index());
     let qp = qp.max_send_wr(1).max_recv_wr(args.rx_depth).build()?;
-    let options = ConnectOptions { mtu: Some(mtu), ..ConnectOptions::default() };
+    let options = ConnectOptions::default().mtu(Some(mtu));
     let theirs = session.join(vec![qp], None, &options)?;
     let [local, remote] = theirs.first;
     out.line(format_args!("  local address:  {}", Place::from(&local)));

@@ -131,7 +131,7 @@ fn ask(args: &Args, out: Output) -> Result<Report, Failure> {
     let server = args.patience.resolve(host, args.port, own, out)?;
     let ctx = args.device.open_towards(server, own, out)?;
     // rping asks for the same values.
-    let options = ConnectOptions { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..Default::default() };
+    let options = ConnectOptions::default().max_rd_atomic(1).max_dest_rd_atomic(1);
     let params = Params::default().options(options);
     ending::enter("connecting");
     let mut start = Instant::now();

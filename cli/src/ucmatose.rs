@@ -205,7 +205,7 @@ impl Common {
 
 /// The programs of librdmacm ask for the same values.
 fn params() -> Params {
-    let options = ConnectOptions { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..Default::default() };
+    let options = ConnectOptions::default().max_rd_atomic(1).max_dest_rd_atomic(1);
     Params::default().options(options)
 }
 

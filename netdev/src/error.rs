@@ -4,6 +4,7 @@ use crate::port::Backend;
 
 /// Why a port could not be opened.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct OpenError {
     /// The backend that was tried.
     pub backend: Backend,

@@ -64,6 +64,7 @@ impl std::str::FromStr for Backend {
 
 /// Capabilities of a port; constant while it is open.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Capabilities {
     /// The backend.
     pub backend: Backend,
@@ -220,6 +221,7 @@ pub struct Runs {
 
 /// Counters of a port since it was opened. They only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PortStats {
     /// Datagrams handed up.
     pub rx_datagrams: u64,

@@ -4,6 +4,7 @@ macro_rules! counters {
     ($(#[$meta:meta])* $name:ident { $( $(#[$doc:meta])* $field:ident, )* }) => {
         $(#[$meta])*
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        #[non_exhaustive]
         pub struct $name {
             $( $(#[$doc])* pub $field: u64, )*
         }

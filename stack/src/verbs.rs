@@ -123,6 +123,7 @@ pub struct Destination {
 
 /// The operation of a send work request (`enum ibv_wr_opcode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SendOp {
     /// SEND, with immediate data (in network byte order) or without.
     Send {
@@ -500,6 +501,7 @@ pub struct Cqe {
 
 /// An asynchronous event of a queue pair (`enum ibv_event_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum QpEvent {
     /// The first packet arrived while in RTR.
     CommEst,

@@ -194,7 +194,7 @@ impl Role {
 }
 
 fn params() -> Params {
-    Params::default().options(ConnectOptions { retry_cnt: 3, ..ConnectOptions::default() })
+    Params::default().options(ConnectOptions::default().retry_cnt(3))
 }
 
 /// Starts on a new line: the test harness leaves its own lines unfinished.

@@ -108,7 +108,7 @@ impl Alone {
 
 fn a_device_closes_with_its_last_context(backend: Backend) {
     let alone = Alone::new(backend);
-    let limits = Limits { max_qp: 7, ..Limits::default() };
+    let limits = Limits::default().max_qp(7);
     let other = || alone.open(OpenOptions::new().limits(limits));
     let first = alone.open(OpenOptions::new()).unwrap();
     let second = alone.open(OpenOptions::new()).unwrap();
@@ -139,7 +139,7 @@ fn options_of_a_device_that_is_open_must_suit(backend: Backend) {
     let harness = Harness::new(&Setup::new(backend));
     let [a, _b] = &harness.sides;
     let plain = || OpenOptions::new().netdev(backend);
-    let limits = Limits { max_qp: 7, ..Limits::default() };
+    let limits = Limits::default().max_qp(7);
     let other = match backend {
         Backend::Udp => Backend::Packet,
         _ => Backend::Udp,

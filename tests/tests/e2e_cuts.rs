@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::{Access, Backend, ConnectOptions, Mtu, SendOp, WcStatus};
+use rocinante::{Access, Backend, Mtu, SendOp, WcStatus};
 use rocinante_node::Match;
 use rocinante_tests::harness::{Harness, Setup, assert_same, pattern, wr};
 use rocinante_tests::oracles::Oracle;
@@ -161,7 +161,7 @@ fn everything_arrives(backend: Backend, whole: bool) {
         .may_break(Oracle::Retransmissions, "the bridge drops packets");
     setup.segmentation = whole;
     // 0.3 s, eight times: on a busy machine a side may not run for long.
-    setup.connect = ConnectOptions { timeout: 16, retry_cnt: 7, ..setup.connect };
+    setup.connect = setup.connect.timeout(16).retry_cnt(7);
     let harness = Harness::new(&setup);
     let [a, b] = &harness.sides;
     let lose = harness.lab().lose(&Match::roce(), 2.0).expect("a rule");

@@ -29,7 +29,7 @@ fn damaged_packets_without_end_break_nothing(backend: Backend) {
     let mut setup = Setup::new(backend);
     setup.containers = 3;
     // Nine seconds: packets lost to a full queue are retransmitted in that time.
-    setup.connect = ConnectOptions { timeout: 18, ..ConnectOptions::default() };
+    setup.connect = ConnectOptions::default().timeout(18);
     let harness = Harness::new(&setup);
     let [a, b] = &harness.sides;
     let [qp, peer] = harness.pair();

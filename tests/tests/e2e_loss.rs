@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::{Access, Backend, ConnectOptions, Mr, Mtu, Qp, RecvWr, SendOp};
+use rocinante::{Access, Backend, Mr, Mtu, Qp, RecvWr, SendOp};
 use rocinante_node::{Match, Rule};
 use rocinante_tests::harness::{Harness, Setup, Side, assert_same, pattern, wr};
 use rocinante_tests::oracles::Oracle;
@@ -93,7 +93,7 @@ fn run(backend: Backend, percent: f64, whole: bool) {
     setup.segmentation = whole;
     // 0.3 s, eight times: on a busy machine a side may not run for long. A tail probe recovers a
     // loss at the very end sooner.
-    setup.connect = ConnectOptions { timeout: 16, retry_cnt: 7, ..setup.connect };
+    setup.connect = setup.connect.timeout(16).retry_cnt(7);
     let harness = Harness::new(&setup);
     let lose = harness.lab().lose(&Match::roce(), percent).expect("a rule");
     let [qp, peer] = harness.pair();

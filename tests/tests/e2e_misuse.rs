@@ -74,20 +74,19 @@ fn a_region_with_work_in_flight_is_not_deregistered() {
 fn limits_are_reported_and_kept() {
     require_lab!();
     let mut setup = Setup::new(Backend::Udp);
-    setup.limits = Limits {
-        max_qp: 3,
-        max_mr: 4,
-        max_mw: 4,
-        max_cq: 2,
-        max_cqe: 5000,
-        max_qp_wr: 600,
-        max_sge: 5,
-        max_inline_data: 300,
-        max_srq: 2,
-        max_srq_wr: 700,
-        max_srq_sge: 6,
-        max_qp_rd_atom: 8,
-    };
+    setup.limits = Limits::default()
+        .max_qp(3)
+        .max_mr(4)
+        .max_mw(4)
+        .max_cq(2)
+        .max_cqe(5000)
+        .max_qp_wr(600)
+        .max_sge(5)
+        .max_inline_data(300)
+        .max_srq(2)
+        .max_srq_wr(700)
+        .max_srq_sge(6)
+        .max_qp_rd_atom(8);
     let harness = Harness::new(&setup);
     let [a, _] = &harness.sides;
     assert_eq!(a.ctx.query_device().limits, setup.limits);
@@ -130,8 +129,8 @@ fn limits_are_reported_and_kept() {
     let [_, b] = &harness.sides;
     let peer = b.qp().build().unwrap().endpoint();
     for options in [
-        ConnectOptions { max_rd_atomic: 9, max_dest_rd_atomic: 1, ..ConnectOptions::default() },
-        ConnectOptions { max_rd_atomic: 1, max_dest_rd_atomic: 9, ..ConnectOptions::default() },
+        ConnectOptions::default().max_rd_atomic(9).max_dest_rd_atomic(1),
+        ConnectOptions::default().max_rd_atomic(1).max_dest_rd_atomic(9),
     ] {
         let qp = a.qp().build().unwrap();
         let error = a.run(|| qp.connect(&peer, &options)).unwrap_err().error;

@@ -176,7 +176,7 @@ fn datagrams_in_one_run_reach_both_shards(backend: Backend) {
     let [a, b] = &harness.sides;
     let (from, to) = (datagrams(a, 1), [0, 1].map(|shard| datagrams(b, shard)));
     let index = a.ctx.gids().iter().position(|gid| *gid == a.address).unwrap();
-    let ah = a.run(|| a.pd.create_ah(&PeerPath::new(b.address).from(index))).unwrap();
+    let ah = a.run(|| a.pd.create_ah(&PeerPath::new(b.address).sgid_index(index))).unwrap();
     let source = a.pd.allocate(2 * EACH * LEN, Access::NONE).unwrap();
     source.write(0, &pattern(2 * EACH * LEN, 3));
     let room = GRH_LEN + LEN;
@@ -290,7 +290,7 @@ fn nothing_is_left_behind(backend: Backend) {
         let qps = all_pairs(&harness);
         let index = a.ctx.gids().iter().position(|gid| *gid == a.address).unwrap();
         let ahs: Vec<_> = (0..3)
-            .map(|_| a.run(|| a.pd.create_ah(&PeerPath::new(b.address).from(index))).unwrap())
+            .map(|_| a.run(|| a.pd.create_ah(&PeerPath::new(b.address).sgid_index(index))).unwrap())
             .collect();
         let cqs: Vec<_> = (0..3).map(|_| a.ctx.create_cq(16).unwrap()).collect();
         let regions: Vec<_> = (0..5).map(|_| a.pd.allocate(64, Access::ALL).unwrap()).collect();

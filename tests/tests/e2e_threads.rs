@@ -267,7 +267,7 @@ impl Storm {
     fn still_good(&self) {
         let [a, b] = &self.harness.sides;
         // An ACK timeout of 2 s: a late device on a busy machine is no fault.
-        let connect = ConnectOptions { timeout: 19, ..ConnectOptions::default() };
+        let connect = ConnectOptions::default().timeout(19);
         let qps = [a, b].map(|side| side.qp().build().unwrap());
         let [qp, _peer] = self.harness.connect_with(qps, [&connect, &connect]);
         let source = a.pd.allocate(100_000, Access::ALL).unwrap();

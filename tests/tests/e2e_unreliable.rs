@@ -333,7 +333,7 @@ fn a_handle_that_is_gone_fails_the_request(backend: Backend) {
     a.succeed(4);
     // An address of another family, and an index that does not exist.
     assert!(a.pd.create_ah(&PeerPath::new("fd00::1".parse().unwrap())).is_err());
-    assert!(a.pd.create_ah(&PeerPath::new(b.address).from(99)).is_err());
+    assert!(a.pd.create_ah(&PeerPath::new(b.address).sgid_index(99)).is_err());
 }
 
 fn a_device_talks_to_itself(backend: Backend) {

@@ -84,6 +84,6 @@ impl Pd {
             .iter()
             .position(|gid| *gid == local)
             .or_else(|| gids.iter().position(|gid| gid.is_ipv4() == local.is_ipv4()));
-        self.create_ah(&PeerPath::new(remote).from(found.unwrap_or(0)))
+        self.create_ah(&PeerPath::new(remote).sgid_index(found.unwrap_or(0)))
     }
 }

@@ -171,12 +171,10 @@ impl Qp {
             min_rnr_timer: reliable.then_some(options.min_rnr_timer),
             ..QpAttr::default()
         };
-        let path = PeerPath {
-            sgid_index: self.sgid_index,
-            traffic_class: options.traffic_class,
-            hop_limit: options.hop_limit,
-            ..PeerPath::to(peer)
-        };
+        let path = PeerPath::to(peer)
+            .sgid_index(self.sgid_index)
+            .traffic_class(options.traffic_class)
+            .hop_limit(options.hop_limit);
         let rts = QpAttr {
             state: Some(QpState::Rts),
             sq_psn: Some(psns.0),

@@ -55,7 +55,7 @@ fn whatever_a_peer_says_that_its_queue_holds_something_gets_through() {
         let options = ConnectOptions::default();
         let [own, other] = [qp.endpoint(), peer.endpoint()];
         let _peer = connect(peer, &own, &options).unwrap();
-        let to = Endpoint { budget: Budget { bytes, datagrams }, ..other };
+        let to = other.budget(Budget { bytes, datagrams });
         let qp = connect(qp, &to, &options).unwrap();
         works(&sides, &qp, &format!("{bytes} bytes, {datagrams} datagrams"));
     }
@@ -65,24 +65,24 @@ fn whatever_a_peer_says_that_its_queue_holds_something_gets_through() {
 fn any_patience_of_a_connection_is_taken_or_refused() {
     let plain = ConnectOptions::default();
     for (what, options) in [
-        ("no timeout", ConnectOptions { timeout: 0, ..plain }),
-        ("the longest", ConnectOptions { timeout: 31, ..plain }),
-        ("beyond", ConnectOptions { timeout: 32, ..plain }),
-        ("absurd", ConnectOptions { timeout: u8::MAX, ..plain }),
-        ("no retry", ConnectOptions { retry_cnt: 0, ..plain }),
-        ("too many", ConnectOptions { retry_cnt: 8, ..plain }),
-        ("absurdly many", ConnectOptions { retry_cnt: u8::MAX, ..plain }),
-        ("no RNR retry", ConnectOptions { rnr_retry: 0, ..plain }),
-        ("too many RNR retries", ConnectOptions { rnr_retry: 8, ..plain }),
-        ("the least RNR timer", ConnectOptions { min_rnr_timer: 0, ..plain }),
-        ("the greatest RNR timer", ConnectOptions { min_rnr_timer: 31, ..plain }),
-        ("too great a RNR timer", ConnectOptions { min_rnr_timer: 32, ..plain }),
-        ("no READs", ConnectOptions { max_rd_atomic: 0, max_dest_rd_atomic: 0, ..plain }),
-        ("many READs", ConnectOptions { max_rd_atomic: 128, max_dest_rd_atomic: 128, ..plain }),
-        ("too many READs", ConnectOptions { max_rd_atomic: 129, ..plain }),
-        ("too many READs here", ConnectOptions { max_dest_rd_atomic: 129, ..plain }),
-        ("no hops", ConnectOptions { hop_limit: 0, ..plain }),
-        ("all hops", ConnectOptions { hop_limit: u8::MAX, traffic_class: u8::MAX, ..plain }),
+        ("no timeout", plain.timeout(0)),
+        ("the longest", plain.timeout(31)),
+        ("beyond", plain.timeout(32)),
+        ("absurd", plain.timeout(u8::MAX)),
+        ("no retry", plain.retry_cnt(0)),
+        ("too many", plain.retry_cnt(8)),
+        ("absurdly many", plain.retry_cnt(u8::MAX)),
+        ("no RNR retry", plain.rnr_retry(0)),
+        ("too many RNR retries", plain.rnr_retry(8)),
+        ("the least RNR timer", plain.min_rnr_timer(0)),
+        ("the greatest RNR timer", plain.min_rnr_timer(31)),
+        ("too great a RNR timer", plain.min_rnr_timer(32)),
+        ("no READs", plain.max_rd_atomic(0).max_dest_rd_atomic(0)),
+        ("many READs", plain.max_rd_atomic(128).max_dest_rd_atomic(128)),
+        ("too many READs", plain.max_rd_atomic(129)),
+        ("too many READs here", plain.max_dest_rd_atomic(129)),
+        ("no hops", plain.hop_limit(0)),
+        ("all hops", plain.hop_limit(u8::MAX).traffic_class(u8::MAX)),
     ] {
         let refused = ["beyond", "too ", "absurd"].iter().any(|word| what.starts_with(word));
         let sides = sides(&SimNet::new(1), [false, false]);
@@ -106,7 +106,7 @@ fn any_window_of_a_device_works() {
         let [a, b] = ADDRESSES.map(|address| {
             let port = net.port(&[address], &SimConfig::default()).unwrap();
             let options = OpenOptions::new().background(false).window_max(window);
-            let limits = Limits { max_qp: 64, max_mr: 64, ..Limits::default() };
+            let limits = Limits::default().max_qp(64).max_mr(64);
             let options = options.limits(limits);
             let ctx = options.open_port("sim", AnyPort::from(port), "a test wants it").unwrap();
             let (cq, pd) = (ctx.create_cq(1024).unwrap(), ctx.alloc_pd());

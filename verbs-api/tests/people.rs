@@ -177,10 +177,10 @@ fn the_source_address_is_named_with_the_path() {
     qp.modify(&rocinante::ModifyAttr::init(Access::NONE)).unwrap();
     let mut rtr = rocinante::ModifyAttr::default();
     rtr.attr.state = Some(rocinante::QpState::Rtr);
-    rtr.path = Some(PeerPath::new(ADDRESSES[1]).from(1));
+    rtr.path = Some(PeerPath::new(ADDRESSES[1]).sgid_index(1));
     let error = qp.modify(&rtr).unwrap_err();
     assert!(error.to_string().contains("GID index 1"), "{error}");
-    let error = a.pd.create_ah(&PeerPath::new(ADDRESSES[1]).from(2)).unwrap_err();
+    let error = a.pd.create_ah(&PeerPath::new(ADDRESSES[1]).sgid_index(2)).unwrap_err();
     assert!(error.to_string().contains("GID index 2"), "{error}");
 }
 

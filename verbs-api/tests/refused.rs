@@ -35,7 +35,7 @@ impl World {
         let net = SimNet::new(1);
         let sides = sides(&net, [false, false]);
         let port = net.port(&[[10, 0, 0, 3].into()], &SimConfig::default()).unwrap();
-        let limits = Limits { max_qp: 1, max_mr: 1, max_cq: 1, max_srq: 1, ..Limits::default() };
+        let limits = Limits::default().max_qp(1).max_mr(1).max_cq(1).max_srq(1);
         let options = OpenOptions::new().background(false).limits(limits);
         let ctx = options.open_port("full", AnyPort::from(port), "a test wants it").unwrap();
         let (cq, pd) = (ctx.create_cq(4).unwrap(), ctx.alloc_pd());
@@ -173,7 +173,7 @@ const CREATE: [(&str, Call); 22] = [
     ("a region of all memory", |w| w.a.pd.allocate(usize::MAX, Access::ALL).map(drop)),
     ("a window too many", |w| w.full.pd.alloc_mw(MwType::Type1).map(drop)),
     ("a handle without such an address", |w| {
-        w.a.pd.create_ah(&PeerPath::new(ADDRESSES[1]).from(usize::MAX)).map(drop)
+        w.a.pd.create_ah(&PeerPath::new(ADDRESSES[1]).sgid_index(usize::MAX)).map(drop)
     }),
     ("a handle of another family", |w| w.a.pd.create_ah(&PeerPath::new(OTHER_FAMILY)).map(drop)),
     ("a second device at an address", |w| {
@@ -225,19 +225,19 @@ const CHANGE: [(&str, Call); 22] = [
     }),
     ("to RTR in RTS, with a path", |w| w.connected[0].modify(&w.rtr())),
     ("connected to another family", |w| {
-        let to = Endpoint { address: OTHER_FAMILY, ..w.connected[1].endpoint() };
+        let to = w.connected[1].endpoint().address(OTHER_FAMILY);
         w.connected(to, &ConnectOptions::default())
     }),
     ("connected with an absurd timeout", |w| {
-        let options = ConnectOptions { timeout: 32, ..ConnectOptions::default() };
+        let options = ConnectOptions::default().timeout(32);
         w.connected(w.connected[1].endpoint(), &options)
     }),
     ("connected with absurd retries", |w| {
-        let options = ConnectOptions { retry_cnt: 8, ..ConnectOptions::default() };
+        let options = ConnectOptions::default().retry_cnt(8);
         w.connected(w.connected[1].endpoint(), &options)
     }),
     ("connected with absurdly many READs", |w| {
-        let options = ConnectOptions { max_rd_atomic: u8::MAX, ..ConnectOptions::default() };
+        let options = ConnectOptions::default().max_rd_atomic(u8::MAX);
         w.connected(w.connected[1].endpoint(), &options)
     }),
     ("a group of connections", |w| w.connected[0].attach_mcast([239, 1, 1, 1].into())),

@@ -13,8 +13,8 @@ use std::net::IpAddr;
 
 use clap::ValueEnum;
 use rocinante::{
-    Access, Ah, Budget, CompChannel, ConnectOptions, Context, Cq, Endpoint, GRH_LEN, Mr, Mtu, Pd,
-    PeerPath, PreparedQp, Psn, Qp, QpType, Qpn, RecvWr, SendOp, Srq, VerbsError,
+    Access, Ah, CompChannel, ConnectOptions, Context, Cq, Endpoint, GRH_LEN, Mr, Mtu, Pd, PeerPath,
+    PreparedQp, Psn, Qp, QpType, Qpn, RecvWr, SendOp, Srq, VerbsError,
 };
 
 use crate::compat::device::{self, AddressChoice};
@@ -342,13 +342,11 @@ impl UnconnectedQps {
         remote.iter().for_each(|end| {
             out.line(format_args!("  remote address: {}", Place::from(end)));
         });
-        let options = ConnectOptions {
-            mtu: Some(rules.mtu),
-            max_rd_atomic: RD_ATOMIC,
-            max_dest_rd_atomic: RD_ATOMIC,
-            timeout: TIMEOUT,
-            ..ConnectOptions::default()
-        };
+        let options = ConnectOptions::default()
+            .mtu(Some(rules.mtu))
+            .max_rd_atomic(RD_ATOMIC)
+            .max_dest_rd_atomic(RD_ATOMIC)
+            .timeout(TIMEOUT);
         let pairs = prepared.into_iter().zip(&remote);
         let mut ahs = Vec::new();
         let connected = pairs.map(|(qp, peer)| {
@@ -357,7 +355,7 @@ impl UnconnectedQps {
             }
             let local = qp.endpoint().address;
             let gid_index = ctx.gids().iter().position(|gid| *gid == local).unwrap_or(0);
-            ahs.push((pd.create_ah(&PeerPath::to(peer).from(gid_index))?, peer.qpn));
+            ahs.push((pd.create_ah(&PeerPath::to(peer).sgid_index(gid_index))?, peer.qpn));
             Ok(qp.ready()?)
         });
         let qps = connected.collect::<Result<Vec<_>, _>>().map_err(|why| wire.failed(why))?;
@@ -406,13 +404,8 @@ impl Address {
                 self.qpn
             ));
         }
-        Ok(Endpoint {
-            address: gid::address(self.gid, "-g")?,
-            qpn: Qpn::new(self.qpn),
-            psn: Psn::new(self.psn),
-            mtu,
-            budget: Budget::STANDARD,
-        })
+        let address = gid::address(self.gid, "-g")?;
+        Ok(Endpoint::new(address, Qpn::new(self.qpn), Psn::new(self.psn), mtu))
     }
 }
 

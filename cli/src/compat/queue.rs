@@ -219,7 +219,7 @@ fn place(memory: &Mr, slot: u64) -> Sge {
 
 /// Every link carries this path MTU, and messages are short.
 fn options() -> ConnectOptions {
-    ConnectOptions { mtu: Some(Mtu::Mtu256), ..ConnectOptions::default() }
+    ConnectOptions::default().mtu(Some(Mtu::Mtu256))
 }
 
 /// The GID index of a local address.

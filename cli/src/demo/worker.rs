@@ -122,7 +122,7 @@ impl Worker<'_> {
                 self.session = None;
                 let mtu = Mtu::from_bytes(mtu).ok_or_else(|| format!("no path MTU of {mtu}"))?;
                 let options =
-                    ConnectOptions { mtu: Some(mtu), timeout, retry_cnt, ..Default::default() };
+                    ConnectOptions::default().mtu(Some(mtu)).timeout(timeout).retry_cnt(retry_cnt);
                 self.session = Some(self.connect(&options).map_err(in_words)?);
                 Ok(Answer::Done)
             }

@@ -117,7 +117,7 @@ fn connect(
     if region.len != mr.len() as u64 {
         return Err(exchange.error("its region has another length than this side's"));
     }
-    let options = ConnectOptions { mtu: how.mtu, ..ConnectOptions::default() };
+    let options = ConnectOptions::default().mtu(how.mtu);
     for (qp, endpoint) in prepared.into_iter().zip(&peer.endpoints) {
         let qp = qp.connect(endpoint, &options)?;
         if let (Some(wanted), Some(has)) = (how.mtu, qp.query().1.path_mtu)

@@ -449,14 +449,12 @@ impl Plan {
     /// The options of the connections.
     #[must_use]
     pub fn options(&self) -> ConnectOptions {
-        ConnectOptions {
-            mtu: self.path_mtu(),
-            max_rd_atomic: self.outs,
-            max_dest_rd_atomic: self.outs,
-            timeout: self.qp_timeout,
-            traffic_class: self.tclass,
-            ..ConnectOptions::default()
-        }
+        ConnectOptions::default()
+            .mtu(self.path_mtu())
+            .max_rd_atomic(self.outs)
+            .max_dest_rd_atomic(self.outs)
+            .timeout(self.qp_timeout)
+            .traffic_class(self.tclass)
     }
 
     /// The end of the measurement with messages of `size` bytes, on each queue pair.

@@ -4,9 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use rocinante::{
-    Access, CompChannel, ConnectOptions, Context, Cq, Exchange, GRH_LEN, Mr, Mtu, RemoteSlice,
-};
+use rocinante::{Access, CompChannel, Context, Cq, Exchange, GRH_LEN, Mr, Mtu, RemoteSlice};
 
 use super::interval::{Intervals, Meter, Timed};
 use super::plan::{Atomic, Plan, Service, Test};
@@ -113,7 +111,7 @@ impl<'a> Round<'a> {
         let (theirs, targets) = if is_datagrams {
             session.join_datagrams(&pd, prepared, region, plan.tclass)?
         } else {
-            let options = ConnectOptions { min_rnr_timer: RNR_10_US, ..plan.options() };
+            let options = plan.options().min_rnr_timer(RNR_10_US);
             (session.join(prepared, region, &options)?, Vec::new())
         };
         let Theirs { qps, first: [own, first], region } = theirs;

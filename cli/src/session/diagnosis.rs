@@ -128,17 +128,6 @@ fn silence(counters: &DeviceCounters, peer: IpAddr, unanswered: Unanswered) -> S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rocinante::{Counters, Drops, PortStats};
-
-    fn counters() -> DeviceCounters {
-        DeviceCounters {
-            transport: Counters::default(),
-            drops: Drops::default(),
-            port: PortStats::default(),
-            refused: (0, 0),
-            handed_over: (0, 0),
-        }
-    }
 
     #[test]
     fn silence_has_a_cause() {
@@ -147,7 +136,7 @@ mod tests {
             explain(counters, peer, WcStatus::RetryExcErr, large)
         };
         let explained = |counters: &DeviceCounters| at(counters, USUAL);
-        let mut c = counters();
+        let mut c = DeviceCounters::default();
         assert_eq!(explained(&c), "no reply on UDP/4791 from 10.0.0.2: check the firewall between");
         c.refused = (3, libc::EPERM);
         assert!(explained(&c).contains("refused to send 3 packets"), "{}", explained(&c));
@@ -176,7 +165,7 @@ mod tests {
         let peer = IpAddr::from([10, 0, 0, 2]);
         let explained =
             |counters: &DeviceCounters| explain(counters, peer, WcStatus::WrFlushErr, 0);
-        let mut c = counters();
+        let mut c = DeviceCounters::default();
         assert!(explained(&c).contains("broke"), "{}", explained(&c));
         c.transport.remote_access_errors = 1;
         assert!(explained(&c).contains("does not permit"), "{}", explained(&c));

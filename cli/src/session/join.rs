@@ -107,8 +107,8 @@ impl Session {
         let gid_index = self.gid_index();
         let (mut ready, mut targets) = (Vec::with_capacity(qps.len()), Vec::new());
         for (qp, peer) in qps.into_iter().zip(&theirs.endpoints) {
-            let path = PeerPath { traffic_class, ..PeerPath::to(peer) };
-            let ah = pd.create_ah(&path.from(gid_index)).map_err(|why| self.failed(why))?;
+            let path = PeerPath::to(peer).traffic_class(traffic_class);
+            let ah = pd.create_ah(&path.sgid_index(gid_index)).map_err(|why| self.failed(why))?;
             targets.push(Target { ah, qpn: peer.qpn });
             let qp = qp.ready().map_err(|refused| self.failed(refused.error))?;
             ready.push(Joined::Plain(Box::new(qp)));
@@ -167,7 +167,7 @@ impl Session {
         let own = qps[0].endpoint();
         let agreed = self.exchange.path_mtu().unwrap_or(Mtu::Mtu256);
         check_mtu(&self.ctx, agreed, options).map_err(|why| self.failed(why))?;
-        let options = ConnectOptions { mtu: options.mtu.or(Some(agreed)), ..*options };
+        let options = options.mtu(options.mtu.or(Some(agreed)));
         let session = self.agree_on_number(qps.len())?;
         let (mut joined, mut theirs) = (Vec::with_capacity(qps.len()), None);
         for (index, qp) in (0..).zip(qps) {
@@ -186,14 +186,13 @@ impl Session {
         }
         let attr = joined[0].query().1;
         let first = [
-            Endpoint { psn: attr.sq_psn.unwrap_or_default(), ..own },
-            Endpoint {
-                address: self.peer().ip(),
-                qpn: attr.dest_qpn.unwrap_or_default(),
-                psn: attr.rq_psn.unwrap_or_default(),
-                mtu: agreed,
-                ..own
-            },
+            own.psn(attr.sq_psn.unwrap_or_default()),
+            Endpoint::new(
+                self.peer().ip(),
+                attr.dest_qpn.unwrap_or_default(),
+                attr.rq_psn.unwrap_or_default(),
+                agreed,
+            ),
         ];
         Ok(Theirs { qps: joined, first, region: theirs })
     }

@@ -77,21 +77,15 @@ fn line(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rocinante::{Counters, Drops, PortStats};
 
     #[test]
     fn rates_are_of_the_last_interval() {
-        let at = |sent_pkts, sent_bytes, retransmitted_pkts| DeviceCounters {
-            transport: Counters {
-                sent_pkts,
-                sent_bytes,
-                retransmitted_pkts,
-                ..Counters::default()
-            },
-            drops: Drops::default(),
-            port: PortStats::default(),
-            refused: (0, 0),
-            handed_over: (0, 0),
+        let at = |sent_pkts, sent_bytes, retransmitted_pkts| {
+            let mut counters = DeviceCounters::default();
+            let transport = &mut counters.transport;
+            (transport.sent_pkts, transport.sent_bytes) = (sent_pkts, sent_bytes);
+            transport.retransmitted_pkts = retransmitted_pkts;
+            counters
         };
         let (before, now) = (at(1_000_000, 0, 0), at(3_000_000, 250_000_000, 7));
         let text = line("64 bytes", Duration::from_secs(9), Duration::from_secs(2), &before, &now);

@@ -203,7 +203,7 @@ fn clean_up(table: &Mr, number: u64) {
 /// second. By default a peer that is silent for half a second is given up; this timeout is eight
 /// times as long.
 fn options() -> ConnectOptions {
-    ConnectOptions { mtu: Some(Mtu::Mtu256), timeout: 18, ..ConnectOptions::default() }
+    ConnectOptions::default().mtu(Some(Mtu::Mtu256)).timeout(18)
 }
 
 /// A client's connection to the table.

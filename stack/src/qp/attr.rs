@@ -96,6 +96,7 @@ pub struct QpAttr {
 
 /// Why a queue pair cannot be modified. All of them are `EINVAL`.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ModifyError {
     /// No such queue pair.
     UnknownQp,

@@ -113,6 +113,7 @@ pub fn check_recv(wr: &RecvWr<'_>, max_sge: u32) -> Result<u32, PostError> {
 
 /// Why a work request cannot be posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PostError {
     /// No such queue pair.
     UnknownQp,

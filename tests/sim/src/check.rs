@@ -183,6 +183,7 @@ impl World<'_> {
                     return Err(format!("end {end}: {event:?} for no reason"));
                 }
                 QpEvent::CommEst | QpEvent::SqDrained => {}
+                other => return Err(format!("end {end}: {other:?} is new")),
             }
         }
     }

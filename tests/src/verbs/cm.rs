@@ -78,7 +78,7 @@ fn answer(side: &Side, listener: &Listener) -> Connection {
         (side.ctx.query_device().active_mtu, (16, 16))
     );
     // Powers of two: a device may round them up.
-    let options = ConnectOptions { max_rd_atomic: 4, max_dest_rd_atomic: 8, ..Default::default() };
+    let options = ConnectOptions::default().max_rd_atomic(4).max_dest_rd_atomic(8);
     let params = Params::default().options(options).private_data(b"from the server");
     let qp = side.qp().build().unwrap();
     request.accept(qp, &params).unwrap().wait(PATIENCE).unwrap()
@@ -366,7 +366,7 @@ pub fn the_asking_side_chooses_the_path_mtu(on: On) {
         let harness = Harness::new(&Setup::new(on.clone()).family(family));
         let listener = listen(&harness, 1);
         let [a, b] = harness.both(|at, side| {
-            let options = ConnectOptions { mtu: Some(Mtu::Mtu256), ..ConnectOptions::default() };
+            let options = ConnectOptions::default().mtu(Some(Mtu::Mtu256));
             let params = Params::default().options(options);
             let qp = side.qp().build().unwrap();
             let connection = if at == 0 {

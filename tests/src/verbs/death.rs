@@ -46,7 +46,7 @@ pub fn a_killed_peer_is_noticed(on: On) {
 
 /// An ACK timeout of 67 ms, expiring four times.
 fn options() -> ConnectOptions {
-    ConnectOptions { timeout: 14, retry_cnt: 3, ..ConnectOptions::default() }
+    ConnectOptions::default().timeout(14).retry_cnt(3)
 }
 
 /// A device, a queue pair and a region, as each side of an exchange has them.

@@ -12,7 +12,7 @@ use crate::harness::{Harness, On, PATIENCE, Setup, Side, pattern, wait_until, wr
 
 /// Patient enough for a busy machine, but bounded: about 270 ms.
 fn hasty() -> ConnectOptions {
-    ConnectOptions { timeout: 14, retry_cnt: 3, ..ConnectOptions::default() }
+    ConnectOptions::default().timeout(14).retry_cnt(3)
 }
 
 fn read(mr: &Mr) -> SendOp {
@@ -305,7 +305,7 @@ pub fn without_a_receive_the_sender_waits(on: On) {
 
 pub fn without_a_receive_in_time_the_sender_gives_up(on: On) {
     let mut setup = Setup::new(on);
-    setup.connect = ConnectOptions { rnr_retry: 2, min_rnr_timer: 14, ..hasty() };
+    setup.connect = hasty().rnr_retry(2).min_rnr_timer(14);
     let harness = Harness::new(&setup);
     let [a, b] = &harness.sides;
     // A device of the kernel counts for all its users, and from its creation on.
@@ -375,7 +375,7 @@ pub fn more_reads_than_the_peer_permits(on: On) {
     let [a, b] = &harness.sides;
     let target = b.pd.allocate(4096, Access::ALL).unwrap();
     let result = a.pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
-    let none = ConnectOptions { max_rd_atomic: 0, max_dest_rd_atomic: 0, ..hasty() };
+    let none = hasty().max_rd_atomic(0).max_dest_rd_atomic(0);
     let some = hasty();
     // With a depth of zero, Soft-RoCE waits for ever for its own first READ, and does not count the
     // peer's at all.
@@ -391,7 +391,7 @@ pub fn more_reads_than_the_peer_permits(on: On) {
         refused(&harness, &qps, read(&target), &result, 64, WcStatus::RemInvReqErr);
     }
     // Requests beyond the depth wait for their turn, and all are served.
-    let one = ConnectOptions { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..hasty() };
+    let one = hasty().max_rd_atomic(1).max_dest_rd_atomic(1);
     let qps = harness.connect_with([a, b].map(|side| side.qp().build().unwrap()), [&one, &one]);
     let start = Instant::now();
     for wr_id in 0..100 {

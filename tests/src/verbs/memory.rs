@@ -149,7 +149,7 @@ fn connect_at(side: &Side, qp: &Qp, peer: &Side, its: &Qp, sq_psn: u32, rq_psn: 
         timeout: Some(14),
         ..QpAttr::default()
     };
-    let path = PeerPath { budget: its.endpoint().budget, ..PeerPath::new(peer.address) };
+    let path = PeerPath::new(peer.address).budget(its.endpoint().budget);
     side.run(|| {
         qp.modify(&ModifyAttr::init(Access::ALL)).unwrap();
         qp.modify(&ModifyAttr { attr: rtr, path: Some(path) }).unwrap();

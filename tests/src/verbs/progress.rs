@@ -183,7 +183,7 @@ pub fn a_receive_that_was_posted_is_there(on: On) {
     const ROUNDS: u64 = 500;
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;
-    let strict = ConnectOptions { rnr_retry: 0, ..harness.setup.connect };
+    let strict = harness.setup.connect.rnr_retry(0);
     let [qp, peer] = harness
         .connect_with([a.qp().build().unwrap(), b.qp().build().unwrap()], [&strict, &strict]);
     let others = [a, b].map(|side| side.ctx.create_cq(64).unwrap());
@@ -305,7 +305,7 @@ pub fn several_threads_share_one_queue_pair(on: On) {
 /// A thread that only queries the device never makes another thread's post get lost.
 pub fn asking_questions_loses_no_work(on: On) {
     // An ACK timeout of 2 s: a late ACK on a busy machine must not count as lost.
-    let connect = ConnectOptions { timeout: 19, ..ConnectOptions::default() };
+    let connect = ConnectOptions::default().timeout(19);
     let harness = Harness::new(&Setup { connect, ..Setup::new(on) });
     let [a, b] = &harness.sides;
     let (channel, cq) = with_channel(a);

@@ -24,7 +24,7 @@ fn datagrams(side: &Side, qkey: u32) -> Qp {
 /// An address handle from one side to the other.
 fn way(from: &Side, to: &Side) -> Ah {
     let index = from.ctx.gids().iter().position(|gid| *gid == from.address).expect("its address");
-    from.run(|| from.pd.create_ah(&PeerPath::new(to.address).from(index))).unwrap()
+    from.run(|| from.pd.create_ah(&PeerPath::new(to.address).sgid_index(index))).unwrap()
 }
 
 /// Waits until `count` packets were dropped for this reason. Devices of the kernel do not report

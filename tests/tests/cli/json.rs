@@ -103,7 +103,7 @@ fn failures_of_every_command() {
         (format!("udaddy --netdev udp -s {there} -b {here} --patience 1"), 1),
         (format!("mckey -m 10.1.2.3 --netdev udp -b {here}"), 2),
         (format!("ucmatose --netdev udp -s {there} -b {here} --patience 1"), 1),
-        ("ucmatose".to_owned(), 2),
+        ("ucmatose --nosuch".to_owned(), 2),
         ("rdma-server --netdev udp -s 192.0.2.250".to_owned(), 1),
         (format!("rdma-client --netdev udp -s {there} -b {here} --patience 1"), 1),
         ("devices nosuch0".to_owned(), 1),

@@ -56,7 +56,7 @@ fn after_each_change_of_the_network_it_goes_on(backend: Backend) {
     let times = std::env::var("ROCINANTE_SOAK_TIMES").map_or(2, |times| times.parse().unwrap());
     let mut setup =
         Setup::new(backend).may_break(Oracle::Retransmissions, "the network is disturbed");
-    setup.connect = ConnectOptions { timeout: 18, ..ConnectOptions::default() };
+    setup.connect = ConnectOptions::default().timeout(18);
     let harness = Harness::new(&setup);
     let [a, b] = &harness.sides;
     let [qp, _peer] = harness.pair();

@@ -24,12 +24,8 @@ pub(super) const PROMISE: Duration =
 const LOOK: Duration = Duration::from_micros(500);
 
 fn params(region: RemoteSlice, words: &[u64]) -> Params {
-    let options = ConnectOptions {
-        mtu: Some(Mtu::Mtu1024),
-        timeout: TIMEOUT,
-        retry_cnt: RETRIES,
-        ..ConnectOptions::default()
-    };
+    let options =
+        ConnectOptions::default().mtu(Some(Mtu::Mtu1024)).timeout(TIMEOUT).retry_cnt(RETRIES);
     let mut private = region.to_bytes().to_vec();
     private.extend(words.iter().flat_map(|word| word.to_le_bytes()));
     Params::default().options(options).private_data(&private)

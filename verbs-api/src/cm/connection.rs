@@ -162,13 +162,11 @@ impl Connecting {
         let Some(link) = &self.link else { return Err(VerbsError::Cm(CmFailure::Ended)) };
         let chosen = link.inbox.manager.chosen(link.conn);
         let mtu = chosen.map_or(mtu, |chosen| chosen.mtu);
-        let options = ConnectOptions {
-            mtu: Some(mtu),
-            max_rd_atomic: options.max_rd_atomic.min(reply.side.responder_resources),
-            max_dest_rd_atomic: options.max_dest_rd_atomic.min(reply.side.initiator_depth),
-            rnr_retry: reply.side.rnr_retry,
-            ..*options
-        };
+        let options = options
+            .mtu(Some(mtu))
+            .max_rd_atomic(options.max_rd_atomic.min(reply.side.responder_resources))
+            .max_dest_rd_atomic(options.max_dest_rd_atomic.min(reply.side.initiator_depth))
+            .rnr_retry(reply.side.rnr_retry);
         let (peer, ours) = (endpoint_of(&reply.side, self.peer, mtu), chosen.map(|it| it.psn));
         match qp.connect_by_cm(&peer, ours, &options) {
             Ok(qp) => {

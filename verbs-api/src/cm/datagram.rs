@@ -207,7 +207,7 @@ impl DatagramService {
     /// # Errors
     /// As [`Pd::create_ah`].
     pub fn address_handle(&self, pd: &Pd) -> Result<Ah, VerbsError> {
-        pd.create_ah(&PeerPath::new(self.peer.ip()).from(self.sgid_index))
+        pd.create_ah(&PeerPath::new(self.peer.ip()).sgid_index(self.sgid_index))
     }
 
     /// The destination, by a handle of [`address_handle`](Self::address_handle).

@@ -189,20 +189,17 @@ impl Request {
     /// The options that both sides permit.
     fn options(&self, ours: &ConnectOptions) -> ConnectOptions {
         let side = &self.asked.side;
-        ConnectOptions {
-            mtu: Some(self.asked.mtu),
-            max_rd_atomic: ours.max_rd_atomic.min(side.responder_resources),
-            max_dest_rd_atomic: ours.max_dest_rd_atomic.min(side.initiator_depth),
-            timeout: if self.asked.ack_timeout == 0 {
+        ours.mtu(Some(self.asked.mtu))
+            .max_rd_atomic(ours.max_rd_atomic.min(side.responder_resources))
+            .max_dest_rd_atomic(ours.max_dest_rd_atomic.min(side.initiator_depth))
+            .timeout(if self.asked.ack_timeout == 0 {
                 ours.timeout
             } else {
                 self.asked.ack_timeout
-            },
-            retry_cnt: self.asked.retry_count,
-            rnr_retry: side.rnr_retry,
-            traffic_class: self.asked.traffic_class,
-            ..*ours
-        }
+            })
+            .retry_cnt(self.asked.retry_count)
+            .rnr_retry(side.rnr_retry)
+            .traffic_class(self.asked.traffic_class)
     }
 
     /// Rejects (`rdma_reject(3)`), and tells the peer's program why, in at most 148 bytes.

@@ -111,7 +111,7 @@ pub(super) fn is_asked_for_by(request: &Request) -> bool {
 
 /// Any link carries that path MTU, and lines are short.
 fn options() -> ConnectOptions {
-    ConnectOptions { mtu: Some(Mtu::Mtu256), ..ConnectOptions::default() }
+    ConnectOptions::default().mtu(Some(Mtu::Mtu256))
 }
 
 fn words(own: Mtu) -> Vec<u8> {

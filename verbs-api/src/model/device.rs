@@ -10,6 +10,7 @@ use super::qp::QpCaps;
 /// Limits of a device (`struct ibv_device_attr`);
 /// [`Context::query_device`](crate::Context::query_device) reports them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Queue pairs, at most 65,000.
     pub max_qp: u32,
@@ -36,6 +37,23 @@ pub struct Limits {
     pub max_srq_sge: u32,
     /// READs and atomics that a queue pair may have outstanding, in either direction.
     pub max_qp_rd_atom: u32,
+}
+
+setters! {
+    Limits {
+        max_qp: u32,
+        max_mr: u32,
+        max_mw: u32,
+        max_cq: u32,
+        max_cqe: u32,
+        max_qp_wr: u32,
+        max_sge: u32,
+        max_inline_data: u32,
+        max_srq: u32,
+        max_srq_wr: u32,
+        max_srq_sge: u32,
+        max_qp_rd_atom: u32,
+    }
 }
 
 impl Default for Limits {
@@ -79,6 +97,7 @@ impl Limits {
 
 /// Optional operations of a device (bits of `device_cap_flags_ex` of `ibv_query_device_ex(3)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OptionalOperations {
     /// FLUSH for [`Placement::GLOBAL`](rocinante_stack::mem::Placement::GLOBAL).
     pub flush_global: bool,
@@ -91,6 +110,7 @@ pub struct OptionalOperations {
 
 /// What a device can do (`struct ibv_device_attr`).
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceAttr {
     /// The limits.
     pub limits: Limits,
@@ -123,6 +143,7 @@ pub struct MwSupport {
 
 /// What carries the packets of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Provider {
     /// The device in software, over this backend.
     Software(Backend),
@@ -149,7 +170,8 @@ impl std::fmt::Display for Provider {
 
 /// All counters of a device. A device of the kernel counts for all its users together, and only
 /// what its driver shows in `hw_counters`; the other counters are 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceCounters {
     /// What the transport did.
     pub transport: Counters,
@@ -183,6 +205,7 @@ impl DeviceCounters {
 /// Attributes that only a device of the kernel has (`struct ibv_device_attr`, `struct
 /// ibv_port_attr`).
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct HardwareAttr {
     /// Version of its firmware; empty if it has none.
     pub firmware: String,

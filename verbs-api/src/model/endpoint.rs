@@ -7,6 +7,7 @@ use rocinante_stack::types::{Mtu, Psn, Qpn};
 
 /// The data of a queue pair that a peer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Endpoint {
     /// Its address.
     pub address: IpAddr,
@@ -18,4 +19,22 @@ pub struct Endpoint {
     pub mtu: Mtu,
     /// Its receive budget.
     pub budget: Budget,
+}
+
+setters! {
+    Endpoint {
+        address: IpAddr,
+        psn: Psn,
+        budget: Budget,
+    }
+}
+
+impl Endpoint {
+    /// The data of a queue pair that a peer sent by other means than
+    /// [`Exchange`](crate::Exchange). Implementations other than this one announce no receive
+    /// budget: it is [`Budget::STANDARD`].
+    #[must_use]
+    pub const fn new(address: IpAddr, qpn: Qpn, psn: Psn, mtu: Mtu) -> Self {
+        Self { address, qpn, psn, mtu, budget: Budget::STANDARD }
+    }
 }

@@ -89,6 +89,7 @@ impl From<PostListError> for VerbsError {
 
 /// The peer's address, and the marks of packets to it (`struct ibv_ah_attr`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PeerPath {
     /// The peer's address.
     pub remote: IpAddr,
@@ -124,17 +125,21 @@ impl PeerPath {
         Self { budget: peer.budget, ..Self::new(peer.address) }
     }
 
-    /// The same path from another address of the device.
-    #[must_use]
-    pub const fn from(self, sgid_index: usize) -> Self {
-        Self { sgid_index, ..self }
-    }
-
     /// The address that packets leave from, among those of the device.
     pub(crate) fn local(&self, gids: &[IpAddr]) -> Result<IpAddr, VerbsError> {
         let local = gids.get(self.sgid_index).copied();
         let none = || VerbsError::Invalid(format!("there is no GID index {}", self.sgid_index));
         local.ok_or_else(none)
+    }
+}
+
+setters! {
+    PeerPath {
+        sgid_index: usize,
+        traffic_class: u8,
+        hop_limit: u8,
+        flow_label: u32,
+        budget: Budget,
     }
 }
 
@@ -202,8 +207,10 @@ impl ModifyAttr {
     }
 }
 
-/// Timeouts, retries and limits of a connection.
+/// Timeouts, retries and limits of a connection:
+/// `ConnectOptions::default().timeout(10).retry_cnt(3)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ConnectOptions {
     /// Path MTU; the connection uses the smallest of this, the device's and the peer's.
     pub mtu: Option<Mtu>,
@@ -223,6 +230,20 @@ pub struct ConnectOptions {
     pub traffic_class: u8,
     /// TTL or hop limit.
     pub hop_limit: u8,
+}
+
+setters! {
+    ConnectOptions {
+        mtu: Option<Mtu>,
+        max_rd_atomic: u8,
+        max_dest_rd_atomic: u8,
+        timeout: u8,
+        retry_cnt: u8,
+        rnr_retry: u8,
+        min_rnr_timer: u8,
+        traffic_class: u8,
+        hop_limit: u8,
+    }
 }
 
 impl Default for ConnectOptions {

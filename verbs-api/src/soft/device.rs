@@ -191,7 +191,7 @@ impl Hca {
     pub(crate) fn query(&self) -> DeviceAttr {
         let has_windows = self.shard_count() == 1;
         DeviceAttr {
-            limits: Limits { max_mw: self.limits.max_mr, ..self.limits },
+            limits: self.limits.max_mw(self.limits.max_mr),
             windows: MwSupport { type_1: has_windows, type_2a: false, type_2b: has_windows },
             optional: OptionalOperations {
                 flush_global: true,

@@ -37,7 +37,7 @@ fn ip(last: u8) -> IpAddr {
 
 fn settings(background: bool) -> Settings {
     Settings {
-        limits: Limits { max_qp: 64, max_mr: 64, max_mw: 64, ..Limits::default() },
+        limits: Limits::default().max_qp(64).max_mr(64).max_mw(64),
         window_max: 512,
         advertise_credits: false,
         port: PortConfig::default(),
@@ -271,11 +271,8 @@ fn each_side_asks_for_no_more_reads_than_the_other_serves() {
     let [a, b] = &sides(&net, true);
     let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
     let params = |ask: u8, serve: u8| {
-        Params::default().options(ConnectOptions {
-            max_rd_atomic: ask,
-            max_dest_rd_atomic: serve,
-            ..ConnectOptions::default()
-        })
+        Params::default()
+            .options(ConnectOptions::default().max_rd_atomic(ask).max_dest_rd_atomic(serve))
     };
     let depths = |connecting: Connecting| {
         let (_, attr, _) = connecting.wait(PATIENCE).unwrap().query();
@@ -319,9 +316,7 @@ fn both_sides_use_the_path_mtu_of_the_request() {
     let net = SimNet::new(1);
     let [a, b] = &sides(&net, true);
     let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
-    let params = |mtu| {
-        Params::default().options(ConnectOptions { mtu: Some(mtu), ..ConnectOptions::default() })
-    };
+    let params = |mtu| Params::default().options(ConnectOptions::default().mtu(Some(mtu)));
     let asked = Connecting::start(a.qp(), SERVER, &params(Mtu::Mtu512)).unwrap();
     let request = listener.request(Some(PATIENCE)).unwrap();
     let accepted = request.accept(b.qp(), &params(Mtu::Mtu256)).unwrap();

@@ -38,7 +38,7 @@ impl Side {
     /// A device of this name over a port.
     pub(crate) fn over(port: SimPort, name: &str, background: bool) -> Self {
         // Small tables: miri fills them slowly.
-        let limits = Limits { max_qp: 64, max_mr: 64, max_mw: 64, ..Limits::default() };
+        let limits = Limits::default().max_qp(64).max_mr(64).max_mw(64);
         let options = OpenOptions::new().background(background).limits(limits);
         let ctx = options.open_port(name, AnyPort::from(port), "a test wants it").unwrap();
         let cq = ctx.create_cq(1024).unwrap();
@@ -70,7 +70,7 @@ pub(crate) fn connect(sides: &[Side; 2], timeout: u8) -> [Qp; 2] {
             .unwrap()
     });
     let ends = [qp.endpoint(), peer.endpoint()];
-    let options = ConnectOptions { timeout, retry_cnt: 7, ..ConnectOptions::default() };
+    let options = ConnectOptions::default().timeout(timeout).retry_cnt(7);
     let peer = peer.connect(&ends[0], &options).unwrap();
     [qp.connect(&ends[1], &options).unwrap(), peer]
 }

@@ -4,8 +4,8 @@
 use std::net::IpAddr;
 
 use rocinante::{
-    Access, Ah, Budget, CompChannel, ConnectOptions, Context, Cq, Destination, Endpoint, Mr, Mtu,
-    Pd, PeerPath, PreparedQp, Psn, Qp, QpType, Qpn, VerbsError, cm,
+    Access, Ah, CompChannel, ConnectOptions, Context, Cq, Destination, Endpoint, Mr, Mtu, Pd,
+    PeerPath, PreparedQp, Psn, Qp, QpType, Qpn, VerbsError, cm,
 };
 
 use super::bench::PAGE;
@@ -119,8 +119,8 @@ impl PerftestParts {
         local: IpAddr,
         path: PeerPath,
     ) -> Result<Ah, VerbsError> {
-        let path = PeerPath { traffic_class: plan.traffic_class, ..path };
-        self.pd.create_ah(&path.from(gid_index(&self.ctx, local)))
+        let path = path.traffic_class(plan.traffic_class);
+        self.pd.create_ah(&path.sgid_index(gid_index(&self.ctx, local)))
     }
 
     /// Exchanges keys with the peer, and connects the queue pairs accordingly.
@@ -194,10 +194,7 @@ impl PerftestParts {
     /// can serve.
     fn offer(&self, plan: &PerftestPlan, mtu: Mtu) -> ConnectOptions {
         let serves = self.ctx.query_device().limits.max_qp_rd_atom;
-        ConnectOptions {
-            max_dest_rd_atomic: serves.min(READS_MAX) as u8,
-            ..options(plan, plan.out_reads.into(), mtu)
-        }
+        options(plan, plan.out_reads.into(), mtu).max_dest_rd_atomic(serves.min(READS_MAX) as u8)
     }
 }
 
@@ -232,22 +229,14 @@ fn endpoint(theirs: &Keys, local: IpAddr, mtu: Mtu) -> Result<Endpoint, String> 
     }
     let address = gid::address(theirs.gid, "-x")?;
     gid::same_family(local, address, "-x")?;
-    Ok(Endpoint {
-        address,
-        qpn: Qpn::new(theirs.qpn),
-        psn: Psn::new(theirs.psn),
-        mtu,
-        budget: Budget::STANDARD,
-    })
+    Ok(Endpoint::new(address, Qpn::new(theirs.qpn), Psn::new(theirs.psn), mtu))
 }
 
 fn options(plan: &PerftestPlan, their_reads: u32, mtu: Mtu) -> ConnectOptions {
-    ConnectOptions {
-        mtu: Some(mtu),
-        max_rd_atomic: their_reads.clamp(1, READS_MAX) as u8,
-        max_dest_rd_atomic: plan.out_reads,
-        timeout: plan.timeout,
-        traffic_class: plan.traffic_class,
-        ..ConnectOptions::default()
-    }
+    ConnectOptions::default()
+        .mtu(Some(mtu))
+        .max_rd_atomic(their_reads.clamp(1, READS_MAX) as u8)
+        .max_dest_rd_atomic(plan.out_reads)
+        .timeout(plan.timeout)
+        .traffic_class(plan.traffic_class)
 }

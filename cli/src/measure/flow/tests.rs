@@ -155,7 +155,7 @@ fn a_flow_that_breaks() {
         (cqs, mr, qp)
     };
     let ((cqs, mr, qp), (_, remote, gone)) = (half(&ctx), half(&peer));
-    let retry = ConnectOptions { timeout: 10, retry_cnt: 1, ..ConnectOptions::default() };
+    let retry = ConnectOptions::default().timeout(10).retry_cnt(1);
     let qp = qp.connect(&gone.endpoint(), &retry).unwrap();
     let remote = remote.remote();
     drop((gone, peer));

@@ -319,7 +319,7 @@ impl Verbs {
             self.address.filter(same).and_then(|own| ctx.gids().iter().position(|gid| *gid == own));
         let own = own.ok_or("the device has no address of that family")?;
         let handle =
-            self.inside(|| pd.create_ah(&PeerPath::new(address).from(own)))?.map_err(text)?;
+            self.inside(|| pd.create_ah(&PeerPath::new(address).sgid_index(own)))?.map_err(text)?;
         self.handles.push(handle);
         Ok(())
     }

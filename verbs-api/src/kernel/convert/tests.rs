@@ -101,12 +101,7 @@ fn attributes() -> QpAttr {
 #[test]
 fn attributes_both_ways() {
     let (local, remote) = ([10, 0, 0, 1].into(), IpAddr::from([10, 0, 0, 2]));
-    let peer = PeerPath {
-        traffic_class: 0x68,
-        hop_limit: 3,
-        flow_label: 0xfff_1234,
-        ..PeerPath::new(remote)
-    };
+    let peer = PeerPath::new(remote).traffic_class(0x68).hop_limit(3).flow_label(0xfff_1234);
     let path = path(&peer, 9, 2);
     assert_eq!((path.grh.sgid_index, path.grh.hop_limit, path.grh.traffic_class), (9, 3, 0x68));
     // Twenty bits.
