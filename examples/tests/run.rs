@@ -60,7 +60,7 @@ fn rc_pingpong_plays() {
         let options = ["--iters", "200", "--size", size];
         let mut args = vec!["--bind", &server];
         args.extend(options);
-        let mut serving = Server::start(program, &args, "waiting on TCP port");
+        let mut serving = Server::start(program, &args, "waiting on port");
         let mut args = vec!["--bind", &client, &server];
         args.extend(options);
         let output = run(program, &args);
@@ -119,6 +119,35 @@ fn kv_store_keeps_what_it_is_given() {
 }
 
 #[test]
+fn rpc_answers_many_clients_from_one_queue() {
+    let program = env!("CARGO_BIN_EXE_rpc");
+    let [server, client] = addresses(4);
+    let mut serving = Server::start(program, &["serve", "--bind", &server], "serving on");
+    let call = |words: &[&str]| {
+        let mut args = vec![words[0], "--bind", &client, &server];
+        args.extend(&words[1..]);
+        run(program, &args)
+    };
+    let answer = call(&["call", "which way is up?"]);
+    assert_eq!(text(&answer), "WHICH WAY IS UP?\n");
+    serving.says("client 1 has gone");
+    // More clients than one after the other, and more calls than there are buffers.
+    let others = addresses(5);
+    let clients = others.each_ref().map(|own| {
+        let args = ["bench", "--bind", own, &server, "--iters", "600", "--size", "4096"];
+        Command::new(program).args(args).stdout(Stdio::piped()).spawn().unwrap()
+    });
+    for client in clients {
+        let output = client.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        assert!(text(&output).contains("600 calls of 4096 bytes"), "{}", text(&output));
+    }
+    let long = call(&["call", &"x".repeat(4097)]);
+    assert!(!long.status.success() && text(&long).contains("4096 bytes at most"));
+    assert_eq!(text(&call(&["call", "still there"])), "STILL THERE\n");
+}
+
+#[test]
 fn without_sense_they_explain_themselves() {
     for (program, args) in [
         (env!("CARGO_BIN_EXE_rc_pingpong"), &["127.0.0.1"][..]),
@@ -126,6 +155,7 @@ fn without_sense_they_explain_themselves() {
         (env!("CARGO_BIN_EXE_kv_store"), &["get", "--bind", "127.0.0.1"]),
         (env!("CARGO_BIN_EXE_kv_store"), &["--colour", "red"]),
         (env!("CARGO_BIN_EXE_async_echo"), &["127.0.0.1"]),
+        (env!("CARGO_BIN_EXE_rpc"), &["call", "--bind", "127.0.0.1", "127.0.0.2"]),
     ] {
         let output = run(program, args);
         assert_eq!(output.status.code(), Some(2), "{}", text(&output));
