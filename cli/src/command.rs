@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::output::{self, Failure, Output};
 use crate::{
-    decode, demo, devices, ending, manual, mckey, perf, pingpong, rping, ucmatose, udaddy,
+    decode, demo, devices, ending, manual, mckey, names, perf, pingpong, rping, ucmatose, udaddy,
 };
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
@@ -46,10 +46,11 @@ enum Command {
     Sim(Moved),
 }
 
-/// Runs the command line `args`. Its first word is the program's name.
+/// Runs the command line `args`. Its first word is the program's name, which may be that of a
+/// program of perftest, rdma-core or librdmacm.
 #[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let args: Vec<OsString> = args.into_iter().collect();
+    let args = names::expand(args.into_iter().collect());
     let command = match Cli::try_parse_from(&args) {
         Ok(cli) => cli.command,
         Err(error) => return refuse(&error, &args),

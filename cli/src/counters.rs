@@ -9,7 +9,9 @@ pub fn text(counters: &DeviceCounters) -> String {
     let mut lines = vec!["counters of this process (those that are not 0):".to_owned()];
     for (group, list) in groups(counters) {
         let list = list.into_iter().filter(|(_, count)| *count > 0);
-        lines.extend(list.map(|(name, count)| format!("  {group}.{name:<24} {count}")));
+        lines.extend(
+            list.map(|(name, count)| format!("  {:<40} {count}", format!("{group}.{name}"))),
+        );
     }
     lines.join("\n")
 }

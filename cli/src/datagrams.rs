@@ -42,8 +42,12 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Creates a node that is ready to send.
-    pub(crate) fn new(ctx: &Context, plan: DatagramPlan) -> Result<Self, Failure> {
+    /// Creates a node at the device's address of this index, ready to send.
+    pub(crate) fn new(
+        ctx: &Context,
+        gid_index: usize,
+        plan: DatagramPlan,
+    ) -> Result<Self, Failure> {
         let mtu = ctx.query_device().active_mtu.bytes();
         if plan.size > mtu {
             return Err(Failure::Usage(format!(
@@ -57,7 +61,7 @@ impl Node {
         let text: Vec<u8> = (b'A'..=b'Z').cycle().take(plan.size as usize).collect();
         buffer.write(GRH_LEN, &text);
         let qp = pd.qp(&cq, &cq).qp_type(QpType::Ud).qkey(cm::UDP_QKEY);
-        let qp = qp.max_send_wr(depth).max_recv_wr(depth).build()?;
+        let qp = qp.max_send_wr(depth).max_recv_wr(depth).sgid_index(gid_index).build()?;
         let qp = qp.ready()?;
         Ok(Self { qp, pd, cq, buffer, plan, sent: 0, received: 0, first: None })
     }

@@ -193,6 +193,14 @@ pub fn add(result: &impl Serialize) {
     running(|running| running.results.push(result));
 }
 
+/// Forgets results and device: the command begins with another client.
+pub fn forget() {
+    running(|running| {
+        running.results.clear();
+        running.ctx = None;
+    });
+}
+
 /// Ends the command: prints the JSON object if one is wanted and the error, if there is one.
 /// Returns the exit code.
 pub(crate) fn end<T: Serialize>(
@@ -209,8 +217,13 @@ pub(crate) fn end<T: Serialize>(
     };
     let failure = match (result, signal()) {
         (Ok(value), _) => {
+            let counted = match &state {
+                State::Running(running) => running.with_counters(value),
+                _ => None,
+            };
             if out.json {
-                out.result(output::object(program, value));
+                let object = output::object(program, value);
+                out.result(counted.map_or(object, |value| output::object(program, value)));
             }
             return ExitCode::SUCCESS;
         }
@@ -233,6 +246,18 @@ impl Running {
     fn unknown(program: &str, out: Output) -> Self {
         let (program, stage) = (program.to_owned(), String::new());
         Self { program, out, counters: false, stage, results: Vec::new(), ctx: None }
+    }
+
+    /// Prints the counters if the user asked for them and the result has none. Returns the result
+    /// with them.
+    fn with_counters(&self, result: &impl Serialize) -> Option<Value> {
+        let ctx = self.ctx.as_ref().filter(|_| self.counters)?;
+        let mut result = serde_json::to_value(result).expect("results are JSON");
+        let members = result.as_object_mut().filter(|members| !members.contains_key("counters"))?;
+        let counters = ctx.counters();
+        self.out.note(counters::text(&counters));
+        members.insert("counters".into(), counters::json(&counters));
+        Some(result)
     }
 
     fn report(self, failure: &Failure) {

@@ -1,7 +1,7 @@
 //! `rocinante mckey`: sends to a multicast group or receives from it, like librdmacm's `mckey(1)`.
 //! The other side is that program or `rocinante mckey`.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,8 @@ use serde::Serialize;
 use crate::datagrams::{DatagramPlan, Node};
 use crate::ending;
 use crate::output::{Failure, Output};
-use crate::session::OpenArgs;
+use crate::session::{OpenArgs, Own, address};
+use crate::size::size;
 
 /// Send to a multicast group, or receive from it, like mckey
 ///
@@ -31,9 +32,10 @@ pub struct Args {
     /// ::ffff:239.1.2.3
     #[arg(short = 'M', long, value_name = "GID", conflicts_with = "multicast")]
     unmapped: Option<Ipv6Addr>,
-    /// The address of the device to use
+    /// The address or interface of the device to use [default: the one that the route to the group
+    /// has]
     #[arg(short, long, value_name = "ADDR")]
-    bind: IpAddr,
+    bind: Option<Own>,
     /// Send; else receive
     #[arg(short, long)]
     sender: bool,
@@ -44,7 +46,7 @@ pub struct Args {
     #[arg(short = 'C', long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     count: u32,
     /// Bytes of a message; a receiver's must not be less than the sender's
-    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100)]
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100, value_parser = size::<0, { u32::MAX }>)]
     size: u32,
     /// Send without joining the group
     #[arg(short = 'o', long, requires = "sender")]
@@ -58,6 +60,9 @@ pub struct Args {
     patience: u64,
     #[command(flatten)]
     device: OpenArgs,
+    /// Print this process's counters at the end, also if it fails or a signal ends it
+    #[arg(long)]
+    counters: bool,
     /// End standard output with one JSON object on one line; all else goes to standard error
     #[arg(long)]
     json: bool,
@@ -81,7 +86,7 @@ pub struct Report {
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
-    ending::begin("rocinante mckey", out, false);
+    ending::begin("rocinante mckey", out, args.counters);
     let result = play(args, out);
     if let Ok(report) = &result {
         out.line(format_args!("{} datagrams sent, {} received", report.sent, report.received));
@@ -99,26 +104,32 @@ impl Args {
                 "{group} is no multicast group: they are 224.0.0.0/4 and ff00::/8"
             )));
         }
-        if group.is_ipv4() != self.bind.is_ipv4() {
-            return Err(Failure::Usage(format!(
-                "{group} and {} are of two families: give -b an address of the group's",
-                self.bind
-            )));
-        }
         Ok(group)
+    }
+
+    /// The own address.
+    fn local(&self, group: IpAddr) -> Result<IpAddr, Failure> {
+        let Some(own) = &self.bind else { return address::towards(SocketAddr::new(group, 0)) };
+        own.towards(group).ok_or_else(|| {
+            Failure::Usage(format!(
+                "{group} and {} are of two families: give -b an address of the group's",
+                own.name()
+            ))
+        })
     }
 }
 
 fn play(args: &Args, out: Output) -> Result<Report, Failure> {
     let group = args.group()?;
-    let ctx = args.device.open(args.bind, out)?;
+    let local = args.local(group)?;
+    let ctx = args.device.open(local, out)?;
     let patience = Duration::from_secs(args.patience);
     // As in mckey: empty messages are not sent.
     let count = if args.size == 0 { 0 } else { args.count };
     let plan = DatagramPlan { count, size: args.size, patience };
     let mut nodes = Vec::new();
     for _ in 0..args.connections {
-        let node = Node::new(&ctx, plan)?;
+        let node = Node::new(&ctx, 0, plan)?;
         if !args.sender {
             node.post_receives()?;
         }
@@ -153,7 +164,7 @@ fn play(args: &Args, out: Output) -> Result<Report, Failure> {
     let report = Report {
         role: if args.sender { "sender" } else { "receiver" },
         netdev: ctx.provider().name(),
-        local: args.bind,
+        local,
         group,
         connections: args.connections,
         size: args.size,

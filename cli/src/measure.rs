@@ -26,8 +26,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante::{
-    CompChannel, Context, Cq, Exchange, Mr, PostListError, Qp, QpState, RemoteSlice, VerbsError,
-    Wc, WcStatus,
+    CompChannel, Context, Cq, Destination, Exchange, Mr, PostListError, Qp, QpState, RemoteSlice,
+    VerbsError, Wc, WcStatus,
 };
 
 use crate::quiet::Quiet;
@@ -38,7 +38,7 @@ pub use latency::{
     Pinging, RoundTrip, Side, round_trips, round_trips_apart, send_latency, send_latency_blocking,
     write_latency,
 };
-pub use latency::{histogram, record};
+pub use latency::{Times, histogram, record};
 pub use spread::Spread;
 
 /// One end of a connection, with everything that a measurement uses.
@@ -55,8 +55,27 @@ pub struct End<'a> {
     pub mr: &'a Mr,
     /// The peer's region.
     pub remote: RemoteSlice,
+    /// The destination of its datagrams, if it sends any.
+    pub to: Option<Destination>,
+    /// The channel of its completion queue to sleep on, instead of polling.
+    pub channel: Option<&'a CompChannel>,
     /// Time without progress after which the measurement gives up.
     pub patience: Duration,
+}
+
+impl<'a> End<'a> {
+    /// An end that polls.
+    #[must_use]
+    pub fn new(
+        ctx: &'a Context,
+        qp: &'a Qp,
+        cq: &'a Cq,
+        mr: &'a Mr,
+        remote: RemoteSlice,
+        patience: Duration,
+    ) -> Self {
+        Self { ctx, qp, cq, mr, remote, to: None, channel: None, patience }
+    }
 }
 
 /// The end of a measurement.
@@ -127,6 +146,8 @@ impl From<PostListError> for MeasureError {
     }
 }
 
+/// Longest sleep before the next look at the queue pair's state.
+const NAP: Duration = Duration::from_millis(50);
 /// Longest time without a packet for a side that only answers.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -194,8 +215,14 @@ impl End<'_> {
             if now >= *deadline.get_or_insert(now + self.patience) {
                 return Err(MeasureError::Silence { what, patience: self.patience });
             }
-            // The other side may need this core.
-            std::thread::yield_now();
+            let Some(channel) = self.channel else {
+                // The other side may need this core.
+                std::thread::yield_now();
+                continue;
+            };
+            if let Some(found) = sleep(channel, [self.cq], NAP, &mut look)? {
+                return Ok(found);
+            }
         }
     }
 
@@ -264,7 +291,7 @@ mod pair {
     impl Owner {
         pub(super) fn end(&self, peer: RemoteSlice) -> End<'_> {
             let Self { ctx, cq, mr, qp } = self;
-            End { ctx, qp, cq, mr, remote: peer, patience: Duration::from_secs(10) }
+            End::new(ctx, qp, cq, mr, peer, Duration::from_secs(10))
         }
 
         pub(super) fn ctx(&self) -> &Context {

@@ -2,8 +2,8 @@
 //!
 //! Without `--json`, results go to standard output and everything else to standard error. With
 //! `--json`, standard output ends with one JSON object on one line, and everything else goes to
-//! standard error. Exit codes: 0 success, 1 failure, 2 the command line makes no sense, 128 plus
-//! its number a signal.
+//! standard error. Exit codes: 0 success, 1 failure, 2 the command line makes no sense, 3 a result
+//! below the user's limit, 128 plus its number a signal.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -41,6 +41,8 @@ pub enum Kind {
     Silence,
     /// The peer's data is not what it should be.
     Data,
+    /// The result is below the least that the user wants.
+    Limit,
     /// This signal ended the command.
     Signal(i32),
 }
@@ -51,6 +53,7 @@ impl Failure {
     pub fn code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
+            Self::Of(Kind::Limit, _) => 3,
             Self::Of(Kind::Signal(signal), _) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
             Self::Failed(_) | Self::Of(..) => 1,
         }
@@ -68,6 +71,7 @@ impl Failure {
             Self::Of(Kind::Completion(_), _) => "completion",
             Self::Of(Kind::Silence, _) => "silence",
             Self::Of(Kind::Data, _) => "data",
+            Self::Of(Kind::Limit, _) => "limit",
             Self::Of(Kind::Signal(_), _) => "signal",
         }
     }

@@ -1,24 +1,27 @@
 //! `rocinante perf`: bandwidth and latency between two processes, measured as in perftest's
 //! programs.
 
+pub mod interval;
 pub mod plan;
 pub mod round;
 pub mod table;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use rocinante::{Context, Mtu};
 use serde::ser::Error as _;
 use serde::{Serialize, Serializer};
 
-use crate::compat::perftest::{self, Options, PerftestProgram};
+use crate::compat::perftest::{self, Options, QpOptions};
 use crate::counters;
 use crate::ending;
-use crate::output::{Failure, Output};
+use crate::output::{self, Failure, Kind, Output};
 use crate::pingpong::Place;
 use crate::session::{self, NetArgs, Server, Session};
+use crate::size::size;
 use plan::{Atomic, Given, Plan, Test};
-use round::Round;
+use round::{Own, Round};
 use table::Row;
 
 /// Measure bandwidth or latency between two processes, like perftest's ib_write_bw and its kin
@@ -31,7 +34,12 @@ use table::Row;
 /// atomic. Bandwidth counts payload: Gb/s are 10⁹ bits per second, Mpps 10⁶ messages per second.
 /// Its peak is the best stretch of at least 10 ms.
 ///
-/// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
+/// perftest's names are names of the tests, too, and its options do here what they do there, where
+/// they have a meaning. A link to this program named ib_write_bw, or like another of its programs,
+/// is that program.
+///
+/// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense, 3 if the
+/// result is below -w or -y.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// What to measure
@@ -40,7 +48,7 @@ pub struct Args {
     #[command(flatten)]
     pub(crate) net: NetArgs,
     /// Bytes of each message [default: 65536 for bandwidth, 2 for latency; atomics have 8]
-    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..=plan::SIZE_MAX))]
+    #[arg(short, long, value_parser = size::<1, { plan::SIZE_MAX }>)]
     size: Option<u32>,
     /// Measure all powers of two from 2 bytes to 8 MiB
     #[arg(short, long, conflicts_with = "size")]
@@ -76,17 +84,30 @@ pub struct Args {
     /// In both directions at once (bandwidth only): the sum of both sides is printed
     #[arg(short, long)]
     bidirectional: bool,
-    /// The other side is a program of this kind
-    #[arg(long, value_enum, value_name = "PROGRAM")]
-    compat: Option<PerftestProgram>,
     #[command(flatten)]
-    pub(crate) options: Options,
+    pub(crate) qp: QpOptions,
+    /// Print a line for every so many seconds while measuring; with --compat the device's port,
+    /// always 1
+    #[arg(short, long, value_name = "SECONDS", value_parser = interval::seconds)]
+    interval: Option<Duration>,
+    /// Run until a signal comes, and print a line for each interval of -i or -D [default: 5 s]
+    #[arg(long = "run_infinitely", alias = "run-infinitely", conflicts_with_all = ["all", "iters"])]
+    run_infinitely: bool,
+    /// The least bandwidth, in Gb/s (with --compat in the unit of the table): if it is less, the
+    /// exit status is 3
+    #[arg(short = 'w', long = "limit_bw", alias = "limit-bw", value_name = "BANDWIDTH")]
+    limit_bw: Option<f64>,
+    /// The least rate of messages, in 10⁶ messages per second: if it is less, the exit status is 3
+    #[arg(short = 'y', long = "limit_msgrate", alias = "limit-msgrate", value_name = "MPPS")]
+    limit_msgrate: Option<f64>,
     /// Print this process's counters at the end, also if it fails or a signal ends it
     #[arg(long)]
     counters: bool,
     /// End standard output with one JSON object on one line; all else goes to standard error
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    pub(crate) options: Options,
 }
 
 /// The output of `--json`.
@@ -128,22 +149,43 @@ pub fn run(args: &Args) -> ExitCode {
 }
 
 fn run_side(args: &Args, command: &str, out: Output) -> Result<Report, Failure> {
-    let given = args.given();
-    if args.compat.is_some() {
-        return with_perftest(args, &given, out);
+    let given = args.given()?;
+    if args.options.compat.is_some() {
+        args.check_compat()?;
+        let report = with_perftest(args, &given, out)?;
+        args.check_limits(&report.results)?;
+        return Ok(report);
     }
-    args.options.check_absent()?;
+    args.options.check()?;
     given.check_own(args.test)?;
-    let (session, plan) = match &args.net.host {
-        None => Server::start(&args.net, out)?.accept::<Plan>(command, &given)?,
-        Some(host) => {
-            let plan = given.plan(args.test);
-            (Session::connect(&args.net, host, command, &plan, out)?, plan)
-        }
-    };
-    session.run(|session| {
-        plan.check(args.test)?;
-        measure(session, args, plan, out)
+    if args.qp.events && args.test == Test::WriteLat {
+        let why = "-e: write-lat waits for memory, not for completions";
+        return Err(Failure::Usage(why.into()));
+    }
+    let mut net = args.net.with(&args.options.device, args.options.choice());
+    net.cm |= args.options.rdma_cm || args.options.comm_rdma_cm;
+    let Some(host) = &args.net.host else { return serve(args, &net, &given, command, out) };
+    let plan = given.plan(args.test);
+    plan.check(args.test)?;
+    let session = Session::connect(&net, host, command, &plan, out)?;
+    session.run(|session| measure(session, args, plan, out))
+}
+
+/// Serves one client, or with `-P` one after the other.
+fn serve(
+    args: &Args,
+    net: &NetArgs,
+    given: &Given,
+    command: &str,
+    out: Output,
+) -> Result<Report, Failure> {
+    let server = Server::start(net, out)?;
+    server.serve(|| {
+        let (session, plan) = server.accept::<Plan>(command, given)?;
+        session.run(|session| {
+            plan.check(args.test)?;
+            measure(session, args, plan, out)
+        })
     })
 }
 
@@ -186,12 +228,69 @@ impl Args {
         }
     }
 
-    pub(crate) fn given(&self) -> Given {
-        Given {
+    /// Checks that no option was given that perftest's programs do not have.
+    fn check_compat(&self) -> Result<(), Failure> {
+        if self.run_infinitely {
+            return Err(Failure::Usage(
+                "--run_infinitely is for two sides of rocinante: give -D with more seconds than it shall last, and Ctrl-C ends \
+                 it with the figures so far"
+                    .into(),
+            ));
+        }
+        if self.interval.is_some_and(|port| port != Duration::from_secs(1)) {
+            return Err(Failure::Usage(
+                "-i is the device's port with --compat, and that is always 1: lines for intervals are for two sides of rocinante"
+                    .into(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks the results against `-w` and `-y`.
+    fn check_limits(&self, results: &[Row]) -> Result<(), Failure> {
+        let mebibytes = self.options.compat.is_some() && !self.options.reports_gbits();
+        // MB/sec of perftest are 2²⁰ bytes.
+        let (unit, per_gbps) =
+            if mebibytes { ("MB/sec", 1e9 / 8.0 / 1_048_576.0) } else { ("Gb/s", 1.0) };
+        for row in results {
+            let Row::Bandwidth(row) = row else { continue };
+            let measured = [
+                (self.limit_bw, row.gbps * per_gbps, unit, "-w"),
+                (self.limit_msgrate, row.mpps, "million messages per second", "-y"),
+            ];
+            for (limit, value, unit, option) in measured {
+                if let Some(limit) = limit.filter(|limit| value < *limit) {
+                    let (bytes, value) = (row.bytes, output::digits(value));
+                    return Err(Failure::Of(
+                        Kind::Limit,
+                        format!(
+                            "{value} {unit} with messages of {bytes} bytes, less than {limit} ({option})"
+                        ),
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The length of an interval, if a line is printed for each.
+    fn interval(&self) -> Option<Duration> {
+        const USUAL: u64 = 5;
+        let usual = || Duration::from_secs(self.duration.unwrap_or(USUAL));
+        self.interval.or_else(|| self.run_infinitely.then(usual))
+    }
+
+    pub(crate) fn given(&self) -> Result<Given, Failure> {
+        if !self.test.is_bandwidth() && (self.limit_bw.is_some() || self.limit_msgrate.is_some()) {
+            let why = format!("-w and -y are for bandwidth: {} has none", self.test);
+            return Err(Failure::Usage(why));
+        }
+        let forever = self.run_infinitely.then_some(u64::MAX);
+        Ok(Given {
             size: self.size,
             all: self.all,
-            iters: self.iters,
-            duration: self.duration,
+            iters: self.iters.or(forever),
+            duration: self.duration.filter(|_| forever.is_none()),
             qps: self.qps,
             mtu: self.mtu.map(Mtu::bytes),
             tx_depth: self.tx_depth,
@@ -200,7 +299,11 @@ impl Args {
             cq_mod: self.cq_mod,
             atomic: self.atomic,
             bidirectional: self.bidirectional,
-        }
+            connection: self.qp.service(self.test)?,
+            outs: self.qp.outs,
+            qp_timeout: self.qp.qp_timeout,
+            tclass: self.options.traffic_class(&self.qp),
+        })
     }
 }
 
@@ -213,7 +316,17 @@ fn measure(
     let (test, client) = (args.test, args.net.host.is_some());
     let (mut results, mut last) = (Vec::new(), None);
     for (index, size) in plan.sizes().enumerate() {
-        let round = Round::connect(session, test, &plan, size, client)?;
+        let how = Own {
+            client,
+            events: args.qp.events,
+            inline: args.qp.inline_size,
+            interval: args.interval(),
+        };
+        let round = Round::connect(session, test, &plan, size, how)?;
+        if plan.all && !round.fits() {
+            break;
+        }
+        round.check_size().map_err(|why| session.failed(why))?;
         if index == 0 {
             out.line(round.banner(session));
             if client || test == Test::SendBw {
@@ -229,5 +342,6 @@ fn measure(
     }
     let (mtu, ends) = last.ok_or_else(|| session.failed("there is no size to measure"))?;
     plan.mtu = Some(mtu);
+    args.check_limits(&results)?;
     Ok(args.report(&session.ctx, plan, ends, results, None, out))
 }

@@ -11,13 +11,14 @@ use std::time::Duration;
 use rocinante::{Access, ConnectOptions, Context, Endpoint, Mtu};
 use serde::{Deserialize, Serialize};
 
-use crate::compat::device::DeviceArgs;
+use crate::compat::device::{AddressChoice, DeviceArgs};
 use crate::compat::ibv::{self, IbvProgram, Rules};
 use crate::compat::refused::{Option_, Refused, Table};
 use crate::counters;
 use crate::ending;
 use crate::output::{Failure, Output};
 use crate::session::{self, NetArgs, Server, Session};
+use crate::size::size;
 use game::{PingPong, Played};
 
 /// Send a message back and forth over a reliable connection, like ibv_rc_pingpong
@@ -25,9 +26,8 @@ use game::{PingPong, Played};
 /// The server is started without HOST, the client with the server's name or address. The client's
 /// options hold for both; an option that the server is given as well must be the same.
 ///
-/// Two terminals on one machine, without privileges: `rocinante pingpong --bind 127.0.0.1`, and
-/// `rocinante pingpong --bind 127.0.0.2 127.0.0.1`. With --cm at both, the connection manager
-/// connects them, and nothing goes over TCP.
+/// Two terminals on one machine, without privileges: `rocinante pingpong`, and `rocinante pingpong
+/// localhost`. With --cm at both, the connection manager connects them, and nothing goes over TCP.
 ///
 /// With --compat the other side is ibv_{rc,uc,ud,srq}_pingpong of rdma-core. These agree on
 /// nothing: give both sides the same -s, -n, -m and -q, and give the other one a -g.
@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iters: Option<u64>,
     /// Bytes of each message [default: 4096]
-    #[arg(short, long, value_parser = clap::value_parser!(u32).range(..=SIZE_MAX))]
+    #[arg(short, long, value_parser = size::<0, SIZE_MAX>)]
     pub(crate) size: Option<u32>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: 1024]
     #[arg(short, long, value_parser = session::mtu)]
@@ -60,8 +60,11 @@ pub struct Args {
     compat: Option<IbvProgram>,
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
-    /// With --compat: index of the GID to use (`rocinante devices` shows them) [default: that of
-    /// the address of the TCP connection]
+    /// The device's port, as --ib-port
+    #[arg(short = 'i', hide = true, value_name = "PORT", value_parser = clap::value_parser!(u32).range(1..=1))]
+    port_index: Option<u32>,
+    /// Index of the GID to use (`rocinante devices` shows them) [default: that of the address of
+    /// the TCP connection]
     #[arg(short, long, value_name = "INDEX")]
     pub(crate) gid_idx: Option<usize>,
     /// With --compat ibv-srq: queue pairs [default: 16]
@@ -78,7 +81,7 @@ pub struct Args {
 }
 
 /// Bytes of the longest message.
-const SIZE_MAX: i64 = 1 << 30;
+const SIZE_MAX: u32 = 1 << 30;
 
 /// rdma-core's ping-pongs.
 #[derive(Debug)]
@@ -96,7 +99,7 @@ impl Table for PingPongs {
         },
         Option_ { short: Some('o'), long: "odp", value: false, why: MEMORY },
         Option_ { short: Some('O'), long: "iodp", value: false, why: MEMORY },
-        Option_ { short: Some('P'), long: "prefetch", value: false, why: MEMORY },
+        Option_ { short: None, long: "prefetch", value: false, why: MEMORY },
         Option_ {
             short: Some('t'),
             long: "ts",
@@ -208,19 +211,20 @@ fn run_side(args: &Args, out: Output) -> Result<Report, Failure> {
         args.net.check_compat()?;
         return with_program(args, program, out);
     }
-    if args.device.is_given() || args.gid_idx.is_some() || args.num_qp.is_some() {
-        return Err(Failure::Usage(
-            "-d, -i, -g and -q are for --compat: without it --bind says which address to use"
-                .into(),
-        ));
+    if args.num_qp.is_some() {
+        return Err(Failure::Usage("-q is for --compat ibv-srq: there is one queue pair".into()));
     }
-    let (session, plan) = match &args.net.host {
-        None => Server::start(&args.net, out)?.accept("pingpong", &args.given())?,
-        Some(host) => {
-            let plan = args.plan();
-            (Session::connect(&args.net, host, "pingpong", &plan, out)?, plan)
-        }
+    let gid = args.gid_idx.map(|index| AddressChoice::Gid { index, option: "-g" });
+    let net = args.net.with(&args.device, gid.unwrap_or_default());
+    let Some(host) = &args.net.host else {
+        let server = Server::start(&net, out)?;
+        return server.serve(|| {
+            let (session, plan) = server.accept("pingpong", &args.given())?;
+            session.run(|session| play(session, args, &plan, out))
+        });
     };
+    let plan = args.plan();
+    let session = Session::connect(&net, host, "pingpong", &plan, out)?;
     session.run(|session| play(session, args, &plan, out))
 }
 
@@ -260,7 +264,7 @@ impl Args {
 impl PingPongPlan {
     /// Checks the plan, which may come from a client. Returns its path MTU.
     fn check(&self) -> Result<Mtu, String> {
-        if i64::from(self.size) > SIZE_MAX || self.iters == 0 {
+        if self.size > SIZE_MAX || self.iters == 0 {
             return Err(format!(
                 "there are no messages of {} bytes, {} of them: give both sides -n 1 or more, and -s \
                  {SIZE_MAX} or less",
@@ -288,7 +292,8 @@ fn play(
     let pd = ctx.alloc_pd();
     let size = plan.size as usize;
     let memory = pd.allocate(2 * size.max(1), Access::LOCAL_WRITE)?;
-    let qp = pd.qp(&cq, &cq).max_send_wr(1).max_recv_wr(args.rx_depth).build()?;
+    let qp = pd.qp(&cq, &cq).sgid_index(session.gid_index());
+    let qp = qp.max_send_wr(1).max_recv_wr(args.rx_depth).build()?;
     let options = ConnectOptions { mtu: Some(mtu), ..ConnectOptions::default() };
     let theirs = session.join(vec![qp], None, &options)?;
     let [local, remote] = theirs.first;

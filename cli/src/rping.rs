@@ -16,16 +16,19 @@ use rocinante::{ConnectOptions, Context};
 use serde::Serialize;
 
 use self::game::{RpingGame, SIZE_MAX, SIZE_MIN};
+use crate::compat::queue::gid_index;
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
-use crate::session::{OpenArgs, Patience, address, patience};
+use crate::session::listeners::Listeners;
+use crate::session::{OpenArgs, Own, Patience, patience};
+use crate::size::size;
 
 /// Connect by the connection manager and pass a text back and forth by READ and WRITE, like rping
 ///
 /// The other side is `rocinante rping` or rping of librdmacm, over any network that RoCE v2 passes.
 ///
-/// Two terminals on one machine, without privileges: `rocinante rping -s -a 127.0.0.1`, and
-/// `rocinante rping -c -a 127.0.0.1 -I 127.0.0.2 -C 10 -v`.
+/// Two terminals on one machine, without privileges: `rocinante rping -s`, and `rocinante
+/// rping -c -a localhost -C 10 -v`.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
@@ -37,13 +40,14 @@ pub struct Args {
     /// Be the client
     #[arg(short, long)]
     client: bool,
-    /// The server's address: at the server, that of the device to use
-    #[arg(short, long, value_name = "ADDR")]
-    address: IpAddr,
-    /// At the client, the address of the device to use [default: the one from which the server is
-    /// reached]
+    /// The server's name or address: at the server, the address or interface of the device to use
+    /// [default at the server: all]
+    #[arg(short, long, value_name = "ADDR", required_unless_present = "server")]
+    address: Option<String>,
+    /// At the client, the address or interface of the device to use [default: the one from which
+    /// the server is reached]
     #[arg(short = 'I', long, value_name = "ADDR", requires = "client")]
-    source: Option<IpAddr>,
+    source: Option<Own>,
     /// The server's port, one of RDMA_PS_TCP
     #[arg(short, long, default_value_t = 7174, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
@@ -51,7 +55,7 @@ pub struct Args {
     #[arg(short = 'C', long, value_name = "N", default_value_t = 0)]
     count: u64,
     /// At the client, bytes of the text
-    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u32).range(i64::from(SIZE_MIN)..=i64::from(SIZE_MAX)))]
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 64, value_parser = size::<SIZE_MIN, SIZE_MAX>)]
     size: u32,
     /// Print each text
     #[arg(short, long)]
@@ -62,10 +66,16 @@ pub struct Args {
     /// At the server, serve any number of clients, also at the same time, until it is killed
     #[arg(short = 'P', long, requires = "server")]
     persistent: bool,
+    /// rping's option for debug messages: taken without effect
+    #[arg(short, hide = true)]
+    debug: bool,
     #[command(flatten)]
     patience: Patience,
     #[command(flatten)]
     device: OpenArgs,
+    /// Print this process's counters at the end, also if it fails or a signal ends it
+    #[arg(long)]
+    counters: bool,
     /// End standard output with one JSON object on one line; all else goes to standard error
     #[arg(long)]
     json: bool,
@@ -89,7 +99,7 @@ pub struct Report {
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
-    ending::begin("rocinante rping", out, false);
+    ending::begin("rocinante rping", out, args.counters);
     let result = if args.server { serve(args, out) } else { ask(args, out) };
     if let Ok(report) = &result {
         out.note(format_args!(
@@ -117,16 +127,16 @@ impl Args {
 }
 
 fn ask(args: &Args, out: Output) -> Result<Report, Failure> {
-    let local = args.source.map_or_else(|| address::towards(args.address), Ok)?;
-    let ctx = args.device.open(local, out)?;
+    let (host, own) = (args.address.as_deref().unwrap_or_default(), args.source.as_ref());
+    let server = args.patience.resolve(host, args.port, own, out)?;
+    let ctx = args.device.open_towards(server, own, out)?;
     // rping asks for the same values.
     let options = ConnectOptions { max_rd_atomic: 1, max_dest_rd_atomic: 1, ..Default::default() };
     let params = Params::default().options(options);
-    let server = SocketAddr::new(args.address, args.port);
     ending::enter("connecting");
     let mut start = Instant::now();
     let game = args.patience.ask(out, |left| {
-        let prepared = game::prepare(&ctx, args.size)?;
+        let prepared = game::prepare(&ctx, 0, args.size)?;
         start = Instant::now();
         prepared.connect(|qp| cm::connect(qp, server, &params, left))
     });
@@ -149,22 +159,23 @@ fn failed(server: SocketAddr, error: &rocinante::VerbsError) -> Failure {
 }
 
 fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
-    let ctx = args.device.open(args.address, out)?;
-    let server = SocketAddr::new(args.address, args.port);
-    let listener = Listener::bind(&ctx, server, 128)?;
+    let own: Option<Own> = args.address.as_deref().map(str::parse).transpose().map_err(|why| {
+        Failure::Usage(format!("-a {}: {why}", args.address.as_deref().unwrap_or_default()))
+    })?;
+    let listeners = Listeners::open(&args.device, own.as_ref(), args.port, Listener::bind, out)?;
     ending::enter("waiting for a client");
-    out.note(format_args!("waiting for a client on {server}"));
+    out.note(format_args!("waiting for a client on {}", listeners.place()));
     if !args.persistent {
-        let request = listener.request(None)?;
+        let (ctx, request) = listeners.wait(Listener::try_request)?;
+        ending::opened(ctx);
         ending::enter("playing");
         let _attentive = ending::attentive();
-        return serve_one(&ctx, request, args, out);
+        return serve_one(ctx, request, args, out);
     }
     std::thread::scope(|scope| {
         loop {
-            let request = listener.request(None)?;
+            let (ctx, request) = listeners.wait(Listener::try_request)?;
             let peer = request.peer();
-            let ctx = &ctx;
             scope.spawn(move || match serve_one(ctx, request, args, out) {
                 Ok(report) => out.note(format_args!("{} rounds with {peer}", report.rounds)),
                 Err(failure) => out.note(format_args!("client {peer}: {failure}")),
@@ -175,7 +186,7 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
 
 fn serve_one(ctx: &Context, request: Request, args: &Args, out: Output) -> Result<Report, Failure> {
     let start = Instant::now();
-    let prepared = game::prepare(ctx, SIZE_MAX)?;
+    let prepared = game::prepare(ctx, gid_index(ctx, request.local()), SIZE_MAX)?;
     let patience = args.patience.time();
     let mut game = prepared.connect(|qp| request.accept(qp, &Params::default())?.wait(patience))?;
     let connect = start.elapsed();

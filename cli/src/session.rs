@@ -11,7 +11,9 @@ pub mod agreement;
 pub mod diagnosis;
 mod door;
 pub mod join;
+pub mod listeners;
 mod opening;
+pub mod own;
 pub mod patience;
 pub mod progress;
 mod server;
@@ -28,10 +30,13 @@ use rocinante::{
 use serde::Serialize;
 
 use self::door::Door;
+use crate::compat::device::{self, AddressChoice, DeviceArgs};
+use crate::compat::queue::gid_index;
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
 use crate::quiet::Quiet;
 pub use opening::{Netdev, OpenArgs};
+pub use own::Own;
 pub use patience::Patience;
 pub use server::Server;
 
@@ -43,10 +48,14 @@ pub struct NetArgs {
     /// The choice of the device.
     #[command(flatten)]
     pub device: OpenArgs,
-    /// Use the device with this address. The default is, at the client, the address from which HOST
-    /// is reached; at the server, the one by which the client comes
+    /// Use the device with this address, or with that of this interface. The default is, at the
+    /// client, the address from which HOST is reached; at the server, the one by which the client
+    /// comes
     #[arg(long, value_name = "ADDR")]
-    pub bind: Option<IpAddr>,
+    pub bind: Option<Own>,
+    /// The choice among the addresses of the device, unless `bind` is given.
+    #[arg(skip)]
+    pub gid: AddressChoice,
     /// Connect by the connection manager, as programs of librdmacm do, and not over TCP: all goes
     /// over UDP port 4791
     #[arg(long)]
@@ -54,6 +63,9 @@ pub struct NetArgs {
     /// How long the client waits.
     #[command(flatten)]
     pub patience: Patience,
+    /// At the server, serve one client after the other until a signal comes
+    #[arg(short = 'P', long, conflicts_with_all = ["host", "compat"])]
+    pub persistent: bool,
     /// Port on which the two sides find each other: TCP's, or with --cm one of RDMA_PS_TCP
     #[arg(short, long, default_value_t = 18515)]
     pub port: u16,
@@ -71,6 +83,47 @@ pub fn mtu(text: &str) -> Result<Mtu, String> {
 }
 
 impl NetArgs {
+    /// The same with the device and the address that the user named in another program's way.
+    #[must_use]
+    pub fn with(&self, device: &DeviceArgs, gid: AddressChoice) -> Self {
+        let mut net = self.clone();
+        net.device.name = net.device.name.or_else(|| device.ib_dev.clone());
+        Self { gid, ..net }
+    }
+
+    /// Opens the device with the local address `route`, or the one that the user named.
+    ///
+    /// # Errors
+    /// The device cannot be opened.
+    fn open(&self, route: IpAddr, out: Output) -> Result<Context, Failure> {
+        device::open(self, &DeviceArgs::default(), self.gid, route, out)
+    }
+
+    /// Opens the device from which `server` is reached.
+    ///
+    /// # Errors
+    /// There is no route, or the device cannot be opened.
+    fn open_towards(&self, server: SocketAddr, out: Output) -> Result<Context, Failure> {
+        let route = match &self.bind {
+            Some(own) => own.towards(server.ip()).unwrap_or_else(|| own.first()),
+            None => address::towards(server)?,
+        };
+        let free = self.bind.is_none() && self.gid == AddressChoice::Any;
+        if free && self.device.name.is_none() && address::is_shared_loopback(route, server.ip()) {
+            return self.device.open_loopback(out);
+        }
+        let opened = self.open(route, out);
+        // On a hardware device both sides can use one address.
+        let shared = opened.as_ref().is_ok_and(|ctx| ctx.provider() == Provider::Hardware);
+        if route == server.ip() && !shared {
+            out.note(format_args!(
+                "{route} is an address of this machine: the server must use another one (--bind at either side), \
+                 or both will want UDP/4791 of the same"
+            ));
+        }
+        opened
+    }
+
     /// Checks that no option contradicts `--compat`: other programs find each other in their own
     /// ways.
     ///
@@ -175,28 +228,21 @@ impl Session {
         plan: &impl Serialize,
         out: Output,
     ) -> Result<Self, Failure> {
-        let server = address::resolve(host, net.port, net.bind)?;
-        let address = match net.bind {
-            Some(address) => address,
-            None => address::towards(server.ip())?,
-        };
-        let opened = net.device.open(address, out);
-        // On a hardware device both sides can use one address.
-        let shared = opened.as_ref().is_ok_and(|ctx| ctx.provider() == Provider::Hardware);
-        if address == server.ip() && !shared {
-            out.note(format_args!(
-                "{address} is an address of this machine: the server must use another one (--bind at either side), \
-                 or both will want UDP/4791 of the same"
-            ));
-        }
-        let ctx = opened?;
+        let server = net.patience.resolve(host, net.port, net.bind.as_ref(), out)?;
+        let ctx = net.open_towards(server, out)?;
         ending::enter("connecting");
         let exchange = if net.cm {
             Exchange::connect_cm(&ctx, server, net.patience.time())
         } else {
             net.patience.reach(server, out)
         };
-        let unreached = |error| Failure::Of(Kind::Connect, Failure::from(error).to_string());
+        let unreached = |error| {
+            let mut what = Failure::from(error).to_string();
+            if !net.cm {
+                what.push_str("; a server with --cm is reached with --cm alone");
+            }
+            Failure::Of(Kind::Connect, what)
+        };
         let mut exchange = exchange.map_err(unreached)?;
         exchange.set_patience(Some(LINE_PATIENCE));
         enter(&mut exchange, "first words");
@@ -326,6 +372,14 @@ impl Session {
     #[must_use]
     pub fn is_managed(&self) -> bool {
         self.exchange.path_mtu().is_some()
+    }
+
+    /// The index of the device's address that the peer knows. A server that listens on all
+    /// addresses has several.
+    #[must_use]
+    pub fn gid_index(&self) -> usize {
+        let local = self.exchange.local().map(|local| local.ip().to_canonical());
+        local.map_or(0, |local| gid_index(&self.ctx, local))
     }
 
     /// The peer's address and port.

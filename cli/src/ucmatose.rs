@@ -18,9 +18,12 @@ use rocinante::{ConnectOptions, Context, VerbsError};
 use serde::Serialize;
 
 use self::lane::{MessageLane, Unconnected};
+use crate::compat::queue::gid_index;
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
-use crate::session::{OpenArgs, Patience, address, patience};
+use crate::session::listeners::Listeners;
+use crate::session::{OpenArgs, Own, Patience, patience};
+use crate::size::size;
 
 /// Largest numbers of connections, and of messages on each.
 const CONNECTIONS_MAX: i64 = 10_000;
@@ -38,6 +41,9 @@ struct Common {
     patience: Patience,
     #[command(flatten)]
     device: OpenArgs,
+    /// Print this process's counters at the end, also if it fails or a signal ends it
+    #[arg(long)]
+    counters: bool,
     /// End standard output with one JSON object on one line; all else goes to standard error
     #[arg(long)]
     json: bool,
@@ -51,13 +57,13 @@ struct Common {
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Be the client of this server
+    /// Be the client of the server of this name or address
     #[arg(short, long, value_name = "ADDR")]
-    server: Option<IpAddr>,
-    /// The address of the device to use [default at the client: the one from which the server is
-    /// reached]
-    #[arg(short, long, value_name = "ADDR", required_unless_present = "server")]
-    bind: Option<IpAddr>,
+    server: Option<String>,
+    /// The address or interface of the device to use [default: at the client the one from which the
+    /// server is reached, at the server all]
+    #[arg(short, long, value_name = "ADDR")]
+    bind: Option<Own>,
     /// Connections
     #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=CONNECTIONS_MAX))]
     connections: u32,
@@ -65,7 +71,7 @@ pub struct Args {
     #[arg(short = 'C', long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=MESSAGES_MAX))]
     count: u32,
     /// Bytes of a message; with 0 there are none
-    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100, value_parser = size::<0, { 1 << 20 }>)]
     size: u32,
     #[command(flatten)]
     common: Common,
@@ -78,9 +84,9 @@ pub struct Args {
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
 pub struct ServerArgs {
-    /// The address of the device to use
+    /// The address or interface of the device to use [default: all]
     #[arg(short, long, value_name = "ADDR")]
-    server: IpAddr,
+    server: Option<Own>,
     #[command(flatten)]
     common: Common,
 }
@@ -92,12 +98,13 @@ pub struct ServerArgs {
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
 pub struct ClientArgs {
-    /// The server's address
+    /// The server's name or address
     #[arg(short, long, value_name = "ADDR")]
-    server: IpAddr,
-    /// The address of the device to use [default: the one from which the server is reached]
+    server: String,
+    /// The address or interface of the device to use [default: the one from which the server is
+    /// reached]
     #[arg(short, long, value_name = "ADDR")]
-    bind: Option<IpAddr>,
+    bind: Option<Own>,
     #[command(flatten)]
     common: Common,
 }
@@ -142,13 +149,9 @@ pub fn run(args: &Args) -> ExitCode {
         client_begins: false,
         ..common.plan()
     };
-    end("ucmatose", common, |out| match (args.server, args.bind) {
-        (Some(server), bind) => ask(common, &plan, server, bind, out),
-        (None, Some(bind)) => serve(common, &plan, bind, out),
-        (None, None) => Err(Failure::Usage(
-            "give -b and an own address to be the server, or -s and the server's to be its client"
-                .into(),
-        )),
+    end("ucmatose", common, |out| match &args.server {
+        Some(server) => ask(common, &plan, server, args.bind.as_ref(), out),
+        None => serve(common, &plan, args.bind.as_ref(), out),
     })
 }
 
@@ -156,14 +159,16 @@ pub fn run(args: &Args) -> ExitCode {
 #[must_use]
 pub fn run_server(args: &ServerArgs) -> ExitCode {
     let common = &args.common;
-    end("rdma-server", common, |out| serve(common, &common.plan(), args.server, out))
+    end("rdma-server", common, |out| serve(common, &common.plan(), args.server.as_ref(), out))
 }
 
 /// Runs `rdma-client`.
 #[must_use]
 pub fn run_client(args: &ClientArgs) -> ExitCode {
     let common = &args.common;
-    end("rdma-client", common, |out| ask(common, &common.plan(), args.server, args.bind, out))
+    end("rdma-client", common, |out| {
+        ask(common, &common.plan(), &args.server, args.bind.as_ref(), out)
+    })
 }
 
 fn end(
@@ -172,7 +177,7 @@ fn end(
     work: impl FnOnce(Output) -> Result<Report, Failure>,
 ) -> ExitCode {
     let out = Output { json: common.json };
-    ending::begin(&format!("rocinante {name}"), out, false);
+    ending::begin(&format!("rocinante {name}"), out, common.counters);
     let result = work(out);
     if let Ok(report) = &result {
         out.note(format_args!(
@@ -207,13 +212,13 @@ fn params() -> Params {
 fn ask(
     common: &Common,
     plan: &ConnectionPlan,
-    server: IpAddr,
-    bind: Option<IpAddr>,
+    server: &str,
+    bind: Option<&Own>,
     out: Output,
 ) -> Result<Report, Failure> {
-    let local = bind.map_or_else(|| address::towards(server), Ok)?;
-    let ctx = common.device.open(local, out)?;
-    let server = SocketAddr::new(server, plan.port);
+    let server = plan.patience.resolve(server, plan.port, bind, out)?;
+    let ctx = common.device.open_towards(server, bind, out)?;
+    let local = ctx.gids()[0];
     let start = Instant::now();
     let failed = |error: VerbsError| {
         let advice = patience::advice(&error);
@@ -225,6 +230,7 @@ fn ask(
         connecting.push(ask_one(&ctx, plan, server).map_err(failed)?);
     }
     let mut lanes = Vec::with_capacity(connecting.len());
+    let wanted = connecting.len();
     for first in connecting {
         let mut first = Some(first);
         let lane = plan.patience.ask(out, |left| {
@@ -234,7 +240,15 @@ fn ask(
             };
             Ok(parts.connected(asked.wait(left)?))
         });
-        lanes.push(lane.map_err(failed)?);
+        lanes.push(lane.map_err(|error| {
+            let (failure, made) = (failed(error), lanes.len());
+            if made == 0 {
+                return failure;
+            }
+            failure.told(|what| {
+                format!("{what}; {made} of {wanted} connections were made: were both sides given the same -c?")
+            })
+        })?);
     }
     let connected = start.elapsed();
     let exchanged = exchange(plan, &mut lanes, plan.client_begins);
@@ -251,41 +265,47 @@ fn ask_one(
     plan: &ConnectionPlan,
     server: SocketAddr,
 ) -> Result<(Unconnected, Connecting), VerbsError> {
-    let (parts, qp) = Unconnected::make(ctx, plan.count, plan.size)?;
+    let (parts, qp) = Unconnected::make(ctx, 0, plan.count, plan.size)?;
     Ok((parts, Connecting::start(qp, server, &params())?))
 }
 
 fn serve(
     common: &Common,
     plan: &ConnectionPlan,
-    local: IpAddr,
+    bind: Option<&Own>,
     out: Output,
 ) -> Result<Report, Failure> {
-    let ctx = common.device.open(local, out)?;
-    let here = SocketAddr::new(local, plan.port);
-    let listener = Listener::bind(&ctx, here, plan.connections as usize)?;
+    let listeners = Listeners::open(&common.device, bind, plan.port, Listener::bind, out)?;
     ending::enter("waiting for a client");
-    out.note(format_args!("waiting for {} connections on {here}", plan.connections));
+    let place = listeners.place();
+    out.note(format_args!("waiting for {} connections on {place}", plan.connections));
     // Waits for the first connection without a limit, for the others with one.
     let mut patience = None;
     let mut start = Instant::now();
+    let mut first = None;
     let mut accepted = Vec::with_capacity(plan.connections as usize);
     while accepted.len() < plan.connections as usize {
-        let request = listener.request(patience).map_err(|error| match error {
-            VerbsError::TimedOut => Failure::Failed(format!(
+        let Some((ctx, request)) = listeners.next(patience, Listener::try_request)? else {
+            if patience.is_none() {
+                continue;
+            }
+            return Err(Failure::Failed(format!(
                 "{} of {} connections came: were both sides given the same -c?",
                 accepted.len(),
                 plan.connections
-            )),
-            other => other.into(),
-        })?;
+            )));
+        };
+        first.get_or_insert_with(|| (ctx.clone(), request.local()));
         if patience.is_none() {
             start = Instant::now();
         }
         patience = Some(plan.patience.time());
-        let (parts, qp) = Unconnected::make(&ctx, plan.count, plan.size)?;
+        let gid = gid_index(ctx, request.local());
+        let (parts, qp) = Unconnected::make(ctx, gid, plan.count, plan.size)?;
         accepted.push((parts, request.accept(qp, &params())?));
     }
+    let (ctx, local) = first.ok_or_else(|| Failure::Usage("no connection is wanted".into()))?;
+    ending::opened(&ctx);
     let mut lanes = Vec::with_capacity(accepted.len());
     for (parts, asked) in accepted {
         lanes.push(parts.connected(asked.wait(plan.patience.time())?));

@@ -11,29 +11,32 @@ use std::time::Instant;
 use rocinante::{Context, VerbsError, cm};
 use serde::Serialize;
 
+use crate::compat::queue::gid_index;
 use crate::datagrams::{DatagramPlan, Node};
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
-use crate::session::{OpenArgs, Patience, address, patience};
+use crate::session::listeners::Listeners;
+use crate::session::{OpenArgs, Own, Patience, patience};
+use crate::size::size;
 
 /// Find a queue pair by the connection manager and exchange datagrams with it, like udaddy
 ///
 /// The other side is `rocinante udaddy` or udaddy of librdmacm, over any network that RoCE v2
 /// passes.
 ///
-/// Two terminals on one machine, without privileges: `rocinante udaddy -b 127.0.0.1`, and
-/// `rocinante udaddy -s 127.0.0.1 -b 127.0.0.2`.
+/// Two terminals on one machine, without privileges: `rocinante udaddy`, and `rocinante
+/// udaddy -s localhost`.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Be the client of the server with this address
-    #[arg(short, long, value_name = "ADDR", required_unless_present = "bind")]
-    server: Option<IpAddr>,
-    /// The address of the device to use; the server must be given one [default: the one from which
-    /// the server is reached]
+    /// Be the client of the server of this name or address
     #[arg(short, long, value_name = "ADDR")]
-    bind: Option<IpAddr>,
+    server: Option<String>,
+    /// The address or interface of the device to use [default: at the client the one from which the
+    /// server is reached, at the server all]
+    #[arg(short, long, value_name = "ADDR")]
+    bind: Option<Own>,
     /// The server's port, one of RDMA_PS_UDP
     #[arg(long, default_value_t = 7174, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
@@ -44,12 +47,15 @@ pub struct Args {
     #[arg(short = 'C', long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=65_536))]
     count: u32,
     /// Bytes of a message; the server's must not be less than the client's
-    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100)]
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100, value_parser = size::<0, { u32::MAX }>)]
     size: u32,
     #[command(flatten)]
     patience: Patience,
     #[command(flatten)]
     device: OpenArgs,
+    /// Print this process's counters at the end, also if it fails or a signal ends it
+    #[arg(long)]
+    counters: bool,
     /// End standard output with one JSON object on one line; all else goes to standard error
     #[arg(long)]
     json: bool,
@@ -73,8 +79,8 @@ pub struct Report {
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
-    ending::begin("rocinante udaddy", out, false);
-    let result = match args.server {
+    ending::begin("rocinante udaddy", out, args.counters);
+    let result = match &args.server {
         Some(server) => ask(args, server, out),
         None => serve(args, out),
     };
@@ -130,12 +136,13 @@ impl Args {
     }
 }
 
-fn ask(args: &Args, server: IpAddr, out: Output) -> Result<Report, Failure> {
-    let local = args.bind.map_or_else(|| address::towards(server), Ok)?;
-    let ctx = args.device.open(local, out)?;
-    let (plan, server) = (args.plan(), SocketAddr::new(server, args.port));
+fn ask(args: &Args, host: &str, out: Output) -> Result<Report, Failure> {
+    let own = args.bind.as_ref();
+    let server = args.patience.resolve(host, args.port, own, out)?;
+    let ctx = args.device.open_towards(server, own, out)?;
+    let plan = args.plan();
     let mut nodes = (0..args.connections)
-        .map(|_| Node::new(&ctx, plan))
+        .map(|_| Node::new(&ctx, 0, plan))
         .collect::<Result<Vec<Node>, Failure>>()?;
     for node in &nodes {
         node.post_receives()?;
@@ -169,23 +176,37 @@ fn failed(server: SocketAddr, error: &VerbsError) -> Failure {
 }
 
 fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
-    let bind = args.bind.ok_or_else(|| Failure::Usage("give the server's address by -b".into()))?;
-    let ctx = args.device.open(bind, out)?;
-    let (plan, place) = (args.plan(), SocketAddr::new(bind, args.port));
-    let listener = cm::DatagramListener::bind(&ctx, place, 128)?;
+    let (plan, bind) = (args.plan(), cm::DatagramListener::bind);
+    let listeners = Listeners::open(&args.device, args.bind.as_ref(), args.port, bind, out)?;
     ending::enter("waiting for a client");
-    out.note(format_args!("waiting for a client on {place}"));
-    let (mut nodes, mut peer) = (Vec::new(), place);
+    out.note(format_args!("waiting for a client on {}", listeners.place()));
+    let mut nodes = Vec::new();
+    let mut found = None;
     for _ in 0..args.connections {
         // All requests come from one program, which sends them all at once.
-        let patience = (!nodes.is_empty()).then_some(plan.patience);
-        let request = listener.request(patience)?;
-        peer = request.peer();
-        let node = Node::new(&ctx, plan)?;
+        let take = cm::DatagramListener::try_request;
+        let come = match nodes.is_empty() {
+            true => Some(listeners.wait(take)?),
+            false => listeners.next(Some(plan.patience), take)?,
+        };
+        let (ctx, request) = come.ok_or_else(|| {
+            Failure::Of(
+                Kind::Silence,
+                format!(
+                    "{} of {} queue pairs were asked for: were both sides given the same -c?",
+                    nodes.len(),
+                    args.connections
+                ),
+            )
+        })?;
+        let (ctx, _) = found.insert((ctx, request.peer()));
+        ending::opened(ctx);
+        let node = Node::new(ctx, gid_index(ctx, request.local()), plan)?;
         node.post_receives()?;
         request.accept(&node.qp, b"")?;
         nodes.push(node);
     }
+    let (ctx, peer) = found.ok_or_else(|| Failure::Usage("no queue pair is wanted".into()))?;
     let start = Instant::now();
     ending::enter("datagrams");
     let _attentive = ending::attentive();
@@ -202,5 +223,5 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
         Ok(())
     };
     let exchanged = exchange();
-    args.reported(exchanged, "server", &ctx, &nodes, peer, start)
+    args.reported(exchanged, "server", ctx, &nodes, peer, start)
 }

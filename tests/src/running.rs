@@ -109,6 +109,15 @@ impl Running {
     /// If it does not come in [`PATIENCE`].
     #[track_caller]
     pub fn says(&mut self, what: &str) {
+        self.hears(what, |line| line.contains(what));
+    }
+
+    /// Waits for a line of its standard error that `suits`. `what` names it.
+    ///
+    /// # Panics
+    /// As [`says`](Self::says).
+    #[track_caller]
+    pub fn hears(&mut self, what: &str, suits: impl Fn(&str) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -117,7 +126,7 @@ impl Running {
             };
             self.heard.push_str(&line);
             self.heard.push('\n');
-            if line.contains(what) {
+            if suits(&line) {
                 return;
             }
         }

@@ -5,32 +5,27 @@ use std::net::IpAddr;
 use rocinante::{Context, Interface};
 
 use crate::output::{Failure, Output};
-use crate::session::{NetArgs, OpenArgs};
+use crate::session::{NetArgs, OpenArgs, Own};
 
 /// Device options of the programs in [`compat`](crate::compat).
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct DeviceArgs {
-    /// With --compat: the device, which is a network interface, or an RDMA device of the kernel
-    /// (`rocinante devices` lists them)
+    /// The device, which is a network interface, or an RDMA device of the kernel (`rocinante
+    /// devices` lists them), as --device
     #[arg(short = 'd', long, value_name = "INTERFACE")]
     pub ib_dev: Option<String>,
-    /// With --compat: the device's port, always 1
-    #[arg(short = 'i', long, value_name = "PORT", value_parser = clap::value_parser!(u32).range(1..=1))]
+    /// The device's port, always 1
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u32).range(1..=1))]
     pub ib_port: Option<u32>,
 }
 
-impl DeviceArgs {
-    /// Whether any of them was given.
-    #[must_use]
-    pub fn is_given(&self) -> bool {
-        self.ib_dev.is_some() || self.ib_port.is_some()
-    }
-}
+impl DeviceArgs {}
 
 /// The wanted address of the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AddressChoice {
-    /// The local address of the TCP connection, or the device's first.
+    /// The local address of the TCP connection, or the device's first of its family.
+    #[default]
     Any,
     /// The first global IPv6 address.
     Ipv6,
@@ -61,23 +56,28 @@ pub fn open(
             )));
         }
         let device = OpenArgs { name: Some(name), ..net.device.clone() };
-        return device.open(net.bind.unwrap_or(route), out);
+        return device.open(net.bind.as_ref().map_or(route, |own| own_address(own, route)), out);
     }
     let named = net.device.name.as_ref().or(args.ib_dev.as_ref());
-    let address = match net.bind {
-        Some(address) => {
+    let address = match &net.bind {
+        Some(own) => {
             if args.ib_dev.is_some() || choice != AddressChoice::Any {
                 return Err(Failure::Usage(
                     "--bind says which address to use: leave out -d, the GID's index and --ipv6"
                         .into(),
                 ));
             }
-            address
+            own_address(own, route)
         }
         None if named.is_none() && choice == AddressChoice::Any => route,
         None => chosen(&interface(named, route)?, choice, route)?,
     };
     net.device.open(address, out)
+}
+
+/// The address of `own` for packets that go where `route` does.
+fn own_address(own: &Own, route: IpAddr) -> IpAddr {
+    own.towards(route).unwrap_or_else(|| own.first())
 }
 
 /// The chosen device, if it is not a network interface.
@@ -111,6 +111,7 @@ fn chosen(interface: &Interface, choice: AddressChoice, route: IpAddr) -> Result
     let found = match choice {
         AddressChoice::Any => addresses()
             .find(|address| *address == route)
+            .or_else(|| addresses().find(|address| address.is_ipv4() == route.is_ipv4()))
             .or_else(|| addresses().next())
             .ok_or_else(|| format!("{name} has no address: give it one with `ip address add`")),
         AddressChoice::Ipv6 => addresses()
@@ -172,7 +173,16 @@ mod tests {
             let [device, ib_dev] = [device, ib_dev].map(|name| name.map(str::to_owned));
             let device = OpenArgs { name: device, ..OpenArgs::default() };
             let patience = Patience::default();
-            let net = NetArgs { host: None, device, bind: None, port: 1, cm: false, patience };
+            let net = NetArgs {
+                host: None,
+                device,
+                bind: None,
+                gid: AddressChoice::Any,
+                port: 1,
+                cm: false,
+                persistent: false,
+                patience,
+            };
             kernel_device(&net, &DeviceArgs { ib_dev, ib_port: None })
         };
         assert_eq!(of(Some("lo"), None), None);

@@ -24,7 +24,7 @@ use crate::ending;
 use crate::output::{Failure, Output};
 use crate::pingpong::game::Played;
 use crate::pingpong::{Args, Place};
-use crate::session::{self, address};
+use crate::session::{self, Own, address};
 use game::IbvGame;
 use message::Address;
 
@@ -219,7 +219,7 @@ fn meet(args: &Args, rules: &Rules, out: Output) -> Result<Wire, Failure> {
         return Wire::connect(host, port, args.net.patience.time(), program);
     }
     // The packets' address may be of another family than the connection over TCP.
-    let bind = args.net.bind.filter(IpAddr::is_ipv4);
+    let bind = args.net.bind.as_ref().and_then(Own::only).filter(IpAddr::is_ipv4);
     let listener = address::listen(bind, port)?;
     ending::enter("waiting for a client");
     out.note(format_args!("waiting for a client ({program}) on TCP port {port}"));

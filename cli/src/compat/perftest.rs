@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use rocinante::Context;
 
-use crate::compat::device::{self, AddressChoice};
+use crate::compat::device;
 use crate::compat::wire::Wire;
 use crate::ending;
 use crate::measure::{BulkResult, Flowed, Receive, Until};
@@ -44,10 +44,10 @@ use crate::perf::round::Peak;
 use crate::perf::table::{Bandwidth, Latency, Row};
 use crate::pingpong::Place;
 use crate::session::join::Joined;
-use crate::session::{self, address, diagnosis};
+use crate::session::{self, Own, address, diagnosis};
 use bench::{Bench, Trouble};
 use message::Report;
-pub use options::Options;
+pub use options::{Options, QpOptions};
 use plan::{Managed, PerftestPlan};
 use talk::Talk;
 
@@ -85,12 +85,8 @@ pub struct PerftestOutcome {
 /// The peer says something else, goes, or stays silent; there is no device; or a request fails. The
 /// text names the peer and the phase.
 pub fn run(args: &Args, given: &Given, out: Output) -> Result<PerftestOutcome, Failure> {
-    let mut plan = PerftestPlan::new(args.test, given, &args.options, &args.net)?;
-    let choice = match args.options.gid_index {
-        Some(index) => AddressChoice::Gid { index, option: "-x" },
-        None if args.options.ipv6 => AddressChoice::Ipv6,
-        None => AddressChoice::Any,
-    };
+    let mut plan = PerftestPlan::new(args.test, given, &args.options, &args.qp, &args.net)?;
+    let choice = args.options.choice();
     let (ctx, wire, side) = if plan.managed == Managed::Nothing {
         let wire = meet(args, out)?;
         (device::open(&args.net, &args.options.device, choice, wire.local()?, out)?, wire, None)
@@ -133,7 +129,8 @@ fn meet(args: &Args, out: Output) -> Result<Wire, Failure> {
     }
     // The packets' address may be of another family than the TCP connection, which is always IPv4
     // with these programs.
-    let listener = address::listen(args.net.bind.filter(IpAddr::is_ipv4), port)?;
+    let bind = args.net.bind.as_ref().and_then(Own::only).filter(IpAddr::is_ipv4);
+    let listener = address::listen(bind, port)?;
     ending::enter("waiting for a client");
     out.note(format_args!("waiting for a client ({program}) on TCP port {port}"));
     let wire = Wire::accept(&listener)?;
@@ -461,7 +458,7 @@ pub(crate) mod tests {
     pub(crate) fn plan(line: &str) -> Result<PerftestPlan, Failure> {
         let words = ["perf"].into_iter().chain(line.split_whitespace());
         let Line { args } = Line::try_parse_from(words).unwrap();
-        PerftestPlan::new(args.test, &args.given(), &args.options, &args.net)
+        PerftestPlan::new(args.test, &args.given()?, &args.options, &args.qp, &args.net)
     }
 
     #[test]

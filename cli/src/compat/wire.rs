@@ -15,6 +15,8 @@ use self::tcp::{notice_dead_machines, peek, reach, write_until};
 use super::queue::Queue;
 use crate::output::{Failure, Kind};
 
+/// What a server of two sides of this program says to another program.
+const NOT_UNDERSTOOD: &str = "!this is a rocinante server";
 /// Time limit for one message of a peer that only has to answer.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Time limit for all messages of one phase, in multiples of the limit for one. Otherwise many
@@ -174,7 +176,11 @@ impl Wire {
         let begin = Instant::now();
         let message = self.message(begin);
         self.waited += begin.elapsed();
-        message
+        let message = message?;
+        match own_words(&message) {
+            Some(what) => Err(self.failed(what)),
+            None => Ok(message),
+        }
     }
 
     fn message<const N: usize>(&mut self, begin: Instant) -> Result<[u8; N], Failure> {
@@ -267,6 +273,23 @@ impl Wire {
     fn closed(&self) -> Failure {
         self.failed("it closed the connection: what does it say there?")
     }
+}
+
+/// What to do if these are words of this program, with which it does not speak to others.
+fn own_words(message: &[u8]) -> Option<&'static str> {
+    let begins_as = |words: &[u8]| {
+        let shorter = words.len().min(message.len());
+        shorter > 8 && message[..shorter] == words[..shorter]
+    };
+    if begins_as(NOT_UNDERSTOOD.as_bytes()) {
+        return Some(
+            "it is rocinante's own server: leave out --compat here, or start that with it, too",
+        );
+    }
+    let of_client = begins_as(b"{\"rocinante\":");
+    of_client.then_some(
+        "it is rocinante's own client: start it with --compat, too, or leave that out here",
+    )
 }
 
 /// Tells whether the peer of a [`Wire`] is gone, without reading its messages.

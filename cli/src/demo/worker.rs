@@ -190,7 +190,7 @@ impl DemoLink {
 
     fn end(&self) -> End<'_> {
         let Self { ctx, qp, cq, bench: mr, remote_bench: remote, .. } = self;
-        End { ctx, qp, cq, mr, remote: *remote, patience: PATIENCE }
+        End::new(ctx, qp, cq, mr, *remote, PATIENCE)
     }
 
     fn latency(&mut self, size: usize, millis: u64) -> Result<Answer, String> {
@@ -199,7 +199,7 @@ impl DemoLink {
             ContainerSide::B => measure::Side::Second,
         };
         let Self { ctx, qp, cq, bench: mr, remote_bench: remote, exchange, .. } = self;
-        let end = End { ctx, qp, cq, mr, remote: *remote, patience: PATIENCE };
+        let end = End::new(ctx, qp, cq, mr, *remote, PATIENCE);
         let mut run = |until| {
             let mut times = measure::histogram();
             let how = Pinging::Usual;
@@ -216,7 +216,8 @@ impl DemoLink {
         let warm = Duration::from_millis(order.warm_millis);
         let until = Until::Time(warm + Duration::from_millis(order.millis));
         let BulkOrder { size, depth, list, .. } = *order;
-        let what = Bulk { op: BulkOp::Write, size, depth, list, signal_every: list, until };
+        let what =
+            Bulk { op: BulkOp::Write, size, depth, list, signal_every: list, inline: false, until };
         let mut window = Window { warm, first: None, last: BulkResult::default() };
         let all = measure::bulk(&[self.end()], &what, |so_far| window.observe(so_far));
         let all = all.map_err(|error| error.to_string())?;

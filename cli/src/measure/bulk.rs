@@ -47,6 +47,8 @@ pub struct Bulk {
     pub list: usize,
     /// One request in this many is signaled; at most the depth.
     pub signal_every: usize,
+    /// Whether messages of WRITEs and SENDs go inline.
+    pub inline: bool,
     /// When to stop posting. Messages count over all queue pairs.
     pub until: Until,
 }
@@ -55,13 +57,13 @@ impl Bulk {
     /// Large messages: each posted and completed by itself.
     #[must_use]
     pub const fn large(op: BulkOp, size: usize, depth: usize, until: Until) -> Self {
-        Self { op, size, depth, list: 1, signal_every: 1, until }
+        Self { op, size, depth, list: 1, signal_every: 1, inline: false, until }
     }
 
     /// Small messages, as many as possible: lists of 32, 512 outstanding, one completion per 32.
     #[must_use]
     pub const fn small(op: BulkOp, size: usize, until: Until) -> Self {
-        Self { op, size, depth: 512, list: 32, signal_every: 32, until }
+        Self { op, size, depth: 512, list: 32, signal_every: 32, inline: false, until }
     }
 }
 
@@ -240,6 +242,8 @@ impl<'a> Stream<'a> {
 struct Places {
     op: BulkOp,
     local: Vec<[Sge; 1]>,
+    /// The bytes of a message that goes inline.
+    inline: Option<Vec<u8>>,
     remote: u64,
     rkey: Key,
     size: u64,
@@ -256,8 +260,10 @@ impl Places {
             }
             BulkOp::Write | BulkOp::Send => (0, end.remote_landing()),
         };
+        let goes_inline = what.inline && matches!(what.op, BulkOp::Write | BulkOp::Send);
         Self {
             op: what.op,
+            inline: goes_inline.then(|| end.mr.to_vec(0, what.size)),
             local: (0..slots).map(|i| [end.mr.sge(local + i * what.size, what.size)]).collect(),
             remote,
             rkey: end.remote.rkey,
@@ -269,9 +275,11 @@ impl Places {
         let slot = number % self.local.len() as u64;
         let (remote, rkey) = (self.remote + slot * self.size, self.rkey);
         let op = self.op.request(remote, rkey, last);
-        SendWr::new(op, SendData::Sges(&self.local[slot as usize]))
-            .wr_id(index << NUMBER_BITS | number)
-            .signaled(signaled)
+        let data = match &self.inline {
+            Some(bytes) => SendData::Inline(bytes),
+            None => SendData::Sges(&self.local[slot as usize]),
+        };
+        SendWr::new(op, data).wr_id(index << NUMBER_BITS | number).signaled(signaled)
     }
 }
 
@@ -343,7 +351,8 @@ mod tests {
             [(64, 64, 32, 16, 1000), (64, 7, 3, 2, 50), (0, 16, 16, 5, 17), (4000, 4, 8, 4, 33)]
         {
             let until = Until::Messages(messages);
-            let what = Bulk { op: BulkOp::Write, size, depth, list, signal_every, until };
+            let inline = size == 64 && list == 3;
+            let what = Bulk { op: BulkOp::Write, size, depth, list, signal_every, inline, until };
             let mut last = 0;
             let result = bulk(&end, &what, |so_far| last = so_far.messages).unwrap();
             assert_eq!((result.messages, last), (messages, messages), "{what:?}");

@@ -86,7 +86,7 @@ impl Connected {
     #[must_use]
     pub fn ends(&self, patience: Duration) -> Vec<End<'_>> {
         let Self { ctx, cq, mr, peer, .. } = self;
-        self.qps.iter().map(|qp| End { ctx, qp, cq, mr, remote: *peer, patience }).collect()
+        self.qps.iter().map(|qp| End::new(ctx, qp, cq, mr, *peer, patience)).collect()
     }
 }
 

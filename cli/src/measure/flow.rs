@@ -213,7 +213,7 @@ impl Lanes<'_> {
                 if idle(&run.flowed, last.elapsed())? == Idle::End {
                     return Ok(run.flowed);
                 }
-                if self.sleep(plan, || run.look(&mut out))? > 0 {
+                if self.sleep(|| run.look(&mut out))? > 0 {
                     observe(&run.flowed);
                     (last, looks) = (Instant::now(), 0);
                 }
@@ -235,13 +235,11 @@ impl Lanes<'_> {
     /// `look` found.
     fn sleep(
         &self,
-        plan: &FlowPlan,
         look: impl FnOnce() -> Result<usize, MeasureError>,
     ) -> Result<usize, MeasureError> {
         // Longest sleep before the next look at the peer.
         const NAP: Duration = Duration::from_millis(50);
-        let Some(channel) = self.channel.filter(|_| matches!(plan.until, Until::Messages(_)))
-        else {
+        let Some(channel) = self.channel else {
             std::thread::yield_now();
             return Ok(0);
         };

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use rocinante::{CompChannel, Exchange, RecvWr, SendData, SendOp, SendWr, Wc, WcOpcode};
+use rocinante::{CompChannel, Exchange, GRH_LEN, RecvWr, SendData, SendOp, SendWr, Wc, WcOpcode};
 use serde::{Deserialize, Serialize};
 
 use super::{End, MeasureError, Until, sleep, succeeded};
@@ -31,6 +31,18 @@ pub enum RoundTrip {
 /// A histogram of nanoseconds, up to a minute, with a precision of three digits.
 pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds that make sense")
+}
+
+/// Takes the times of messages.
+pub trait Times {
+    /// Takes one.
+    fn take(&mut self, time: Duration);
+}
+
+impl Times for Histogram<u64> {
+    fn take(&mut self, time: Duration) {
+        record(self, time);
+    }
 }
 
 /// Records a time, in nanoseconds.
@@ -70,7 +82,7 @@ pub fn write_latency(
     side: Side,
     size: usize,
     until: Until,
-    times: &mut Histogram<u64>,
+    times: &mut impl Times,
 ) -> Result<(), MeasureError> {
     let signal_every = match pinging {
         Pinging::Usual => SIGNAL_EVERY,
@@ -85,7 +97,7 @@ fn to_and_fro(
     exchange: &mut Exchange,
     side: Side,
     until: Until,
-    times: &mut Histogram<u64>,
+    times: &mut impl Times,
 ) -> Result<(), MeasureError> {
     let (end, size) = (pings.end, pings.size);
     // No mark is 0.
@@ -109,7 +121,7 @@ fn to_and_fro(
             pings.write(if last { LAST } else { mark(number) })?;
             arrived = pings.await_mark(arrived)?;
             let after = Instant::now();
-            record(times, (after - before) / 2);
+            times.take((after - before) / 2);
             before = after;
             if last {
                 break;
@@ -206,7 +218,7 @@ pub fn send_latency(
     side: Side,
     size: usize,
     until: Until,
-    times: &mut Histogram<u64>,
+    times: &mut impl Times,
 ) -> Result<(), MeasureError> {
     sends_to_and_fro(end, None, exchange, side, size, until, times)
 }
@@ -222,7 +234,7 @@ pub fn send_latency_blocking(
     side: Side,
     size: usize,
     until: Until,
-    times: &mut Histogram<u64>,
+    times: &mut impl Times,
 ) -> Result<(), MeasureError> {
     sends_to_and_fro(end, Some(channel), exchange, side, size, until, times)
 }
@@ -234,10 +246,11 @@ fn sends_to_and_fro(
     side: Side,
     size: usize,
     until: Until,
-    times: &mut Histogram<u64>,
+    times: &mut impl Times,
 ) -> Result<(), MeasureError> {
     let inline = size <= end.qp.query().2.max_inline_data as usize;
     let buffer = end.mr.to_vec(0, size);
+    let channel = channel.or(end.channel);
     let mut sends = Sends { end, channel, size, inline, unfinished: 0, buffer };
     sends.receive()?;
     exchange.barrier("send latency")?;
@@ -250,7 +263,7 @@ fn sends_to_and_fro(
                 sends.send(number, last)?;
                 sends.await_message()?;
                 let after = Instant::now();
-                record(times, (after - before) / 2);
+                times.take((after - before) / 2);
                 before = after;
                 last
             }
@@ -290,7 +303,8 @@ struct Sends<'a> {
 
 impl Sends<'_> {
     fn receive(&self) -> Result<(), MeasureError> {
-        let sge = [self.end.mr.sge(self.end.landing(), self.size)];
+        let head = if self.end.to.is_some() { GRH_LEN } else { 0 };
+        let sge = [self.end.mr.sge(self.end.landing(), head + self.size)];
         Ok(self.end.qp.post_recv(&[RecvWr { wr_id: 0, sges: &sge }])?)
     }
 
@@ -301,7 +315,11 @@ impl Sends<'_> {
         let data = if self.inline { SendData::Inline(&self.buffer) } else { SendData::Sges(&sge) };
         let signaled = last || number.is_multiple_of(SIGNAL_EVERY);
         self.unfinished += u64::from(signaled);
-        let op = SendOp::Send { imm: last.then_some([0; 4]) };
+        let imm = last.then_some([0; 4]);
+        let op = match end.to {
+            Some(to) => SendOp::SendTo { to, imm },
+            None => SendOp::Send { imm },
+        };
         let wr = SendWr::new(op, data).wr_id(number).signaled(signaled);
         Ok(end.qp.post_send(&[wr])?)
     }
@@ -345,7 +363,7 @@ pub fn round_trips(
     end: &End<'_>,
     what: RoundTrip,
     until: Until,
-    times: &mut Histogram<u64>,
+    times: &mut impl Times,
 ) -> Result<(), MeasureError> {
     round_trips_apart(end, what, Duration::ZERO, until, times)
 }
@@ -359,7 +377,7 @@ pub fn round_trips_apart(
     what: RoundTrip,
     apart: Duration,
     until: Until,
-    times: &mut Histogram<u64>,
+    times: &mut impl Times,
 ) -> Result<(), MeasureError> {
     let (remote, rkey) = (end.remote.address, end.remote.rkey);
     let (op, size) = match what {
@@ -384,7 +402,7 @@ pub fn round_trips_apart(
         end.qp.post_send(&[wr])?;
         end.wait("response")?;
         let after = Instant::now();
-        record(times, after - before);
+        times.take(after - before);
         before = after;
         if last {
             break;

@@ -4,14 +4,14 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use rocinante::Mtu;
+use rocinante::{ConnectOptions, Mtu, QpType};
 use serde::{Deserialize, Serialize};
 
 use crate::measure::{Bulk, BulkOp, Until};
 use crate::output::Failure;
 
 /// Largest message in bytes.
-pub const SIZE_MAX: i64 = 1 << 30;
+pub const SIZE_MAX: u32 = 1 << 30;
 /// Largest number of queue pairs.
 pub const QPS_MAX: i64 = 1024;
 /// Largest depth of a queue.
@@ -28,20 +28,28 @@ const COMPLETIONS_MAX: u64 = 1 << 19;
 #[serde(rename_all = "kebab-case")]
 pub enum Test {
     /// Bandwidth of SEND
+    #[value(aliases = ["send_bw", "ib_send_bw"])]
     SendBw,
     /// Latency of SEND: half the round trip
+    #[value(aliases = ["send_lat", "ib_send_lat"])]
     SendLat,
     /// Bandwidth of RDMA WRITE
+    #[value(aliases = ["write_bw", "ib_write_bw"])]
     WriteBw,
     /// Latency of RDMA WRITE: half the round trip, both sides polling memory
+    #[value(aliases = ["write_lat", "ib_write_lat"])]
     WriteLat,
     /// Bandwidth of RDMA READ
+    #[value(aliases = ["read_bw", "ib_read_bw"])]
     ReadBw,
     /// Latency of RDMA READ
+    #[value(aliases = ["read_lat", "ib_read_lat"])]
     ReadLat,
     /// Bandwidth of atomics
+    #[value(aliases = ["atomic_bw", "ib_atomic_bw"])]
     AtomicBw,
     /// Latency of atomics
+    #[value(aliases = ["atomic_lat", "ib_atomic_lat"])]
     AtomicLat,
 }
 
@@ -100,6 +108,12 @@ impl Test {
         matches!(self, Self::WriteBw | Self::WriteLat)
     }
 
+    /// Whether its requests are answered with data.
+    #[must_use]
+    pub const fn has_response(self) -> bool {
+        matches!(self, Self::ReadBw | Self::ReadLat) || self.is_atomic()
+    }
+
     /// Whether it uses atomics.
     #[must_use]
     pub const fn is_atomic(self) -> bool {
@@ -117,6 +131,67 @@ pub enum Atomic {
     /// Compare and swap
     #[value(alias = "CMP_AND_SWAP")]
     CompareSwap,
+}
+
+/// The transport services.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Service {
+    /// Reliable connections.
+    #[default]
+    #[serde(rename = "RC")]
+    Rc,
+    /// Unreliable connections.
+    #[serde(rename = "UC")]
+    Uc,
+    /// Unreliable datagrams.
+    #[serde(rename = "UD")]
+    Ud,
+}
+
+impl Service {
+    /// The service of this name that a test can use.
+    ///
+    /// # Errors
+    /// There is no such service, or it has no such operations.
+    pub fn of(name: &str, test: Test) -> Result<Self, Failure> {
+        let found = match name.to_ascii_uppercase().as_str() {
+            "RC" => Some(Self::Rc),
+            "UC" if test.is_send() || test.is_write() => Some(Self::Uc),
+            "UD" if test.is_send() => Some(Self::Ud),
+            _ => None,
+        };
+        found.ok_or_else(|| {
+            Failure::Usage(format!(
+                "-c {name}: RC is for every test, UC for send and write, UD for send: give both sides the same"
+            ))
+        })
+    }
+
+    /// The type of its queue pairs.
+    #[must_use]
+    pub const fn qp_type(self) -> QpType {
+        match self {
+            Self::Rc => QpType::Rc,
+            Self::Uc => QpType::Uc,
+            Self::Ud => QpType::Ud,
+        }
+    }
+
+    /// Whether messages may be lost.
+    #[must_use]
+    pub fn loses(self) -> bool {
+        self != Self::Rc
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rc => "RC",
+            Self::Uc => "UC",
+            Self::Ud => "UD",
+        })
+    }
 }
 
 /// The options on a side's command line, by their names there.
@@ -147,6 +222,14 @@ pub struct Given {
     pub atomic: Option<Atomic>,
     /// `-b`.
     pub bidirectional: bool,
+    /// `-c`.
+    pub connection: Option<Service>,
+    /// `-o`.
+    pub outs: Option<u8>,
+    /// `-u`.
+    pub qp_timeout: Option<u8>,
+    /// `--tclass`.
+    pub tclass: Option<u8>,
 }
 
 impl Given {
@@ -186,10 +269,15 @@ impl Given {
     /// An option does not suit the test.
     pub fn check_own(&self, test: Test) -> Result<(), Failure> {
         self.check(test)?;
+        let usage = |what: String| Err(Failure::Usage(what));
         if test != Test::SendBw && self.rx_depth.is_some() {
-            return Err(Failure::Usage(format!(
-                "-r is for send-bw: {test} does not queue receives"
-            )));
+            return usage(format!("-r is for send-bw: {test} does not queue receives"));
+        }
+        if self.outs.is_some() && !test.has_response() {
+            return usage(format!("-o is for READs and atomics: {test} has none"));
+        }
+        if self.connection == Some(Service::Ud) && self.qp_timeout.is_some() {
+            return usage("-u is for connections: a datagram is not acknowledged".to_owned());
         }
         Ok(())
     }
@@ -198,8 +286,11 @@ impl Given {
     #[must_use]
     pub fn plan(&self, test: Test) -> Plan {
         let bulk = test.is_bandwidth();
+        let connection = self.connection.unwrap_or_default();
         let default_size = match test {
             Test::AtomicBw | Test::AtomicLat => 8,
+            // Every link takes such datagrams.
+            _ if bulk && connection == Service::Ud => self.mtu.unwrap_or(1024).min(1024),
             _ if bulk => 65_536,
             _ => 2,
         };
@@ -222,8 +313,20 @@ impl Given {
             cq_mod: self.cq_mod.unwrap_or(32).min(tx_depth / 2).max(1),
             atomic: self.atomic.unwrap_or(Atomic::FetchAdd),
             bidirectional: self.bidirectional,
+            connection,
+            outs: self.outs.unwrap_or_else(outs),
+            qp_timeout: self.qp_timeout.unwrap_or_else(qp_timeout),
+            tclass: self.tclass.unwrap_or_default(),
         }
     }
+}
+
+fn outs() -> u8 {
+    ConnectOptions::default().max_rd_atomic
+}
+
+fn qp_timeout() -> u8 {
+    ConnectOptions::default().timeout
 }
 
 /// The parameters of both sides. The client chooses them.
@@ -231,7 +334,8 @@ impl Given {
 #[serde(rename_all = "kebab-case")]
 pub struct Plan {
     size: u32,
-    all: bool,
+    /// Whether all sizes are measured.
+    pub all: bool,
     /// Messages of each queue pair; `None` in a test for a time.
     iters: Option<u64>,
     /// Whether the messages of each size are limited to 1 GiB.
@@ -253,6 +357,18 @@ pub struct Plan {
     /// Whether messages go in both directions at once.
     #[serde(default)]
     pub bidirectional: bool,
+    /// The transport service.
+    #[serde(default)]
+    pub connection: Service,
+    /// READs or atomics outstanding at a time.
+    #[serde(default = "outs")]
+    pub outs: u8,
+    /// The ACK timeout: 4.096 µs · 2^qp_timeout.
+    #[serde(default = "qp_timeout")]
+    pub qp_timeout: u8,
+    /// Traffic class of the packets.
+    #[serde(default)]
+    pub tclass: u8,
 }
 
 impl Plan {
@@ -269,12 +385,14 @@ impl Plan {
     pub fn check(&self, test: Test) -> Result<(), Failure> {
         let depths = DEPTH_MAX;
         let ranges = [
-            ("size", self.size, SIZE_MAX),
+            ("size", self.size, i64::from(SIZE_MAX)),
             ("qps", self.qps, QPS_MAX),
             ("tx-depth", self.tx_depth, depths),
             ("rx-depth", self.rx_depth, depths),
             ("post-list", self.post_list, i64::from(self.tx_depth)),
             ("cq-mod", self.cq_mod, i64::from(self.tx_depth)),
+            ("outs", self.outs.into(), 128),
+            ("qp-timeout", self.qp_timeout.into(), 31),
         ];
         for (name, value, max) in ranges {
             if value == 0 || i64::from(value) > max {
@@ -302,6 +420,7 @@ impl Plan {
         if self.bidirectional && !test.is_bandwidth() {
             return Err(Failure::Failed("-b is for bandwidth: leave it out".to_owned()));
         }
+        Service::of(&self.connection.to_string(), test)?;
         if test.is_atomic() && self.size != 8 {
             return Err(Failure::Failed("an atomic has 8 bytes: leave out -s".to_owned()));
         }
@@ -327,6 +446,19 @@ impl Plan {
         powers.chain((!all).then_some(size as usize))
     }
 
+    /// The options of the connections.
+    #[must_use]
+    pub fn options(&self) -> ConnectOptions {
+        ConnectOptions {
+            mtu: self.path_mtu(),
+            max_rd_atomic: self.outs,
+            max_dest_rd_atomic: self.outs,
+            timeout: self.qp_timeout,
+            traffic_class: self.tclass,
+            ..ConnectOptions::default()
+        }
+    }
+
     /// The end of the measurement with messages of `size` bytes, on each queue pair.
     #[must_use]
     pub fn until(&self, size: usize) -> Until {
@@ -342,7 +474,7 @@ impl Plan {
 
     /// The bulk transfer of `size` bytes per message, over all queue pairs.
     #[must_use]
-    pub fn bulk(&self, op: BulkOp, size: usize) -> Bulk {
+    pub fn bulk(&self, op: BulkOp, size: usize, inline: bool) -> Bulk {
         let until = match self.until(size) {
             Until::Messages(each) => Until::Messages(each.saturating_mul(self.qps.into())),
             time @ Until::Time(_) => time,
@@ -353,6 +485,7 @@ impl Plan {
             depth: self.tx_depth as usize,
             list: self.post_list as usize,
             signal_every: self.cq_mod as usize,
+            inline,
             until,
         }
     }
@@ -397,12 +530,17 @@ mod tests {
         assert!(given.check(Test::AtomicLat).is_ok() && given.check(Test::ReadLat).is_err());
         let given = Given { size: Some(16), ..Given::default() };
         assert!(given.check(Test::AtomicLat).is_err());
+        let given = Given { outs: Some(4), ..Given::default() };
+        assert!(given.check_own(Test::ReadBw).is_ok() && given.check_own(Test::SendBw).is_err());
+        let datagrams = Some(Service::Ud);
+        let given = Given { connection: datagrams, qp_timeout: Some(9), ..Given::default() };
+        assert!(given.check_own(Test::SendLat).is_err());
     }
 
     #[test]
     fn a_peers_plan_is_checked() {
         let good = Given::default().plan(Test::WriteBw);
-        let bad: [fn(&mut Plan); 8] = [
+        let bad: [fn(&mut Plan); 10] = [
             |plan| plan.size = 0,
             |plan| plan.size = u32::MAX,
             |plan| plan.qps = 5000,
@@ -411,6 +549,8 @@ mod tests {
             |plan| plan.duration = Some(1),
             |plan| plan.iters = None,
             |plan| (plan.qps, plan.tx_depth) = (1024, 16_384),
+            |plan| plan.connection = Service::Ud,
+            |plan| plan.outs = 0,
         ];
         for spoil in bad {
             let mut plan = good.clone();

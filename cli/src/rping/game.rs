@@ -60,15 +60,22 @@ pub(super) struct RpingGame {
     gone: bool,
 }
 
-/// Creates a queue pair with one receive, and buffers for texts of `size` bytes.
-pub(super) fn prepare(ctx: &Context, size: u32) -> Result<Prepared, VerbsError> {
+/// Creates a queue pair with one receive, at the device's address of this index, and buffers for
+/// texts of `size` bytes.
+pub(super) fn prepare(ctx: &Context, gid_index: usize, size: u32) -> Result<Prepared, VerbsError> {
     let pd = ctx.alloc_pd();
     let channel = ctx.create_comp_channel()?;
     let cq = ctx.create_cq_with(32, &channel)?;
     let control = pd.allocate(2 * ADVERT, Access::LOCAL_WRITE)?;
     let remote = Access::REMOTE_READ | Access::REMOTE_WRITE;
     let texts = pd.allocate(2 * size as usize, Access::LOCAL_WRITE | remote)?;
-    let qp = pd.qp(&cq, &cq).access(remote).max_send_wr(16).max_recv_wr(2).build()?;
+    let qp = pd
+        .qp(&cq, &cq)
+        .access(remote)
+        .max_send_wr(16)
+        .max_recv_wr(2)
+        .sgid_index(gid_index)
+        .build()?;
     let local = qp.endpoint().address;
     let netdev = ctx.provider().name();
     let parts = Parts { cq, channel, control, texts, size, local, netdev };

@@ -5,47 +5,74 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddr
 
 use rocinante_netdev::{Interface, ROCE_PORT, holder};
 
+use super::own::{Own, is_link_local};
 use crate::output::Failure;
 
-/// The local address of packets to `peer`.
+/// The local address of packets to `peer`, whose port does not matter.
 ///
 /// # Errors
 /// There is no route.
-pub fn towards(peer: IpAddr) -> Result<IpAddr, Failure> {
+pub fn towards(mut peer: SocketAddr) -> Result<IpAddr, Failure> {
     let any: IpAddr = match peer {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
+    peer.set_port(ROCE_PORT);
     // Connecting a UDP socket sends no packet. It only asks the routing table.
     let asked = UdpSocket::bind((any, 0)).and_then(|socket| {
-        socket.connect((peer, ROCE_PORT))?;
+        socket.connect(peer)?;
         socket.local_addr()
     });
     asked.map(|local| local.ip()).map_err(|error| {
-        Failure::Failed(format!(
-            "no route to {peer}: {error}: see `ip route get {peer}`, or give --bind"
-        ))
+        let ip = peer.ip();
+        let advice = match peer {
+            SocketAddr::V6(v6) if is_link_local(ip) && v6.scope_id() == 0 => format!(
+                "a link-local address needs its interface: give {ip}%eth0, or whichever it is"
+            ),
+            _ => format!("see `ip route get {ip}`, or give --bind"),
+        };
+        Failure::Failed(format!("no route to {ip}: {error}: {advice}"))
     })
+}
+
+/// Whether client and server would both use `route`, a loopback address, although there are others.
+#[must_use]
+pub fn is_shared_loopback(route: IpAddr, server: IpAddr) -> bool {
+    route == server && matches!(route, IpAddr::V4(v4) if v4.is_loopback())
 }
 
 /// The server's address. If `bind` is given, the address is of the same family.
 ///
 /// # Errors
 /// The name is unknown, or has no such address.
-pub fn resolve(host: &str, port: u16, bind: Option<IpAddr>) -> Result<SocketAddr, Failure> {
+pub fn resolve(host: &str, port: u16, bind: Option<&Own>) -> Result<SocketAddr, Failure> {
+    let found = (host, port).to_socket_addrs().map_err(|error| unknown(host, &error))?;
+    choose(host, &found.collect::<Vec<_>>(), bind)
+}
+
+/// The error for a name that is not known.
+pub(super) fn unknown(host: &str, error: &std::io::Error) -> Failure {
+    let advice = "is the name right? An IP address will do as well";
+    Failure::Failed(format!("cannot find {host:?}: {error}: {advice}"))
+}
+
+pub(super) fn choose(
+    host: &str,
+    found: &[SocketAddr],
+    bind: Option<&Own>,
+) -> Result<SocketAddr, Failure> {
     let failed = |why: String| Failure::Failed(why);
-    let found = (host, port).to_socket_addrs().map_err(|error| {
-        failed(format!(
-            "cannot find {host:?}: {error}: is the name right? An IP address will do as well"
-        ))
-    })?;
-    let found: Vec<SocketAddr> = found.collect();
     let first = found.first().ok_or_else(|| failed(format!("{host:?} has no address")))?;
-    let Some(bind) = bind else { return Ok(*first) };
-    found.iter().find(|address| address.is_ipv4() == bind.is_ipv4()).copied().ok_or_else(|| {
+    let Some(bind) = bind else {
+        // Loopback has one IPv6 address, which two sides cannot share.
+        let other = found.iter().find(|address| address.is_ipv4() && address.ip().is_loopback());
+        return Ok(*other.filter(|_| first.ip().is_loopback()).unwrap_or(first));
+    };
+    found.iter().find(|address| bind.towards(address.ip()).is_some()).copied().ok_or_else(|| {
         failed(format!(
-            "{host} is {}, which {bind} cannot reach: give both of one family, IPv4 or IPv6",
-            first.ip()
+            "{host} is {}, which {} cannot reach: give both of one family, IPv4 or IPv6",
+            first.ip(),
+            bind.name()
         ))
     })
 }
@@ -137,20 +164,44 @@ mod tests {
 
     #[test]
     fn loopback_is_reached_from_loopback() {
-        assert_eq!(towards([127, 3, 2, 1].into()).unwrap(), IpAddr::from([127, 0, 0, 1]));
+        assert_eq!(
+            towards(SocketAddr::from(([127, 3, 2, 1], 0))).unwrap(),
+            IpAddr::from([127, 0, 0, 1])
+        );
     }
 
     #[test]
     fn hosts_are_found_in_the_family_of_the_own_address() {
-        let v4 = IpAddr::from([127, 0, 0, 1]);
-        assert_eq!(resolve("127.0.0.9", 7, Some(v4)).unwrap(), "127.0.0.9:7".parse().unwrap());
-        let mixed = resolve("::1", 7, Some(v4)).unwrap_err().to_string();
+        let v4 = Own::from(IpAddr::from([127, 0, 0, 1]));
+        assert_eq!(resolve("127.0.0.9", 7, Some(&v4)).unwrap(), "127.0.0.9:7".parse().unwrap());
+        let mixed = resolve("::1", 7, Some(&v4)).unwrap_err().to_string();
         assert!(mixed.contains("one family"), "{mixed}");
         let unknown = resolve("no such host", 7, None).unwrap_err().to_string();
         assert!(
             unknown.contains("no such host") && unknown.contains("is the name right"),
             "{unknown}"
         );
+    }
+
+    #[test]
+    fn loopback_is_taken_by_its_many_addresses() {
+        let [v6, v4, far] =
+            ["[::1]:7", "127.0.0.1:7", "192.0.2.1:7"].map(|text| text.parse().unwrap());
+        for (found, wanted) in
+            [(vec![v6, v4], v4), (vec![v6], v6), (vec![far, v4], far), (vec![v4], v4)]
+        {
+            assert_eq!(choose("localhost", &found, None), Ok(wanted));
+        }
+        assert!(is_shared_loopback(v4.ip(), v4.ip()) && !is_shared_loopback(v6.ip(), v6.ip()));
+    }
+
+    #[test]
+    fn a_link_local_address_needs_its_interface() {
+        let why = towards("[fe80::5]:1".parse().unwrap());
+        let why = why.expect_err("no route").to_string();
+        assert!(why.contains("give fe80::5%eth0"), "{why}");
+        let zone = resolve("fe80::5%lo", 7, None).unwrap();
+        assert!(matches!(zone, SocketAddr::V6(v6) if v6.scope_id() > 0), "{zone}");
     }
 
     #[test]

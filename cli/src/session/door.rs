@@ -4,13 +4,16 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rocinante::cm::{Listener, Request};
 use rocinante::{Exchange, VerbsError};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::listeners::{self, Listeners};
 
 /// Requests for queue pairs that may wait for the server. The client sends one after the other.
 const WAITING: usize = 16;
@@ -25,11 +28,11 @@ pub(super) struct Door {
 }
 
 impl Door {
-    pub(super) fn new(listener: Listener) -> io::Result<Self> {
+    pub(super) fn new(listeners: Arc<Listeners<Listener>>) -> io::Result<Self> {
         let (open, ends) = UnixStream::pair()?;
         let (passes, asked) = sync_channel(WAITING);
         let thread = std::thread::Builder::new().name("door".into());
-        let thread = thread.spawn(move || keep(&listener, &ends, &passes))?;
+        let thread = thread.spawn(move || keep(&listeners, &ends, &passes))?;
         Ok(Self { asked, open: Some(open), thread: Some(thread) })
     }
 
@@ -55,13 +58,14 @@ pub(super) fn turn_away(request: Request) {
         request.reject(b"another client is being served: try again later");
 }
 
-fn keep(listener: &Listener, ends: &UnixStream, passes: &SyncSender<Request>) {
-    while wait(listener.as_fd(), ends.as_fd()) {
+fn keep(listeners: &Listeners<Listener>, ends: &UnixStream, passes: &SyncSender<Request>) {
+    let fds: Vec<_> = listeners.descriptors().chain([ends.as_fd()]).collect();
+    while listeners::wait(&fds, None).is_ok() && !is_closed(ends.as_fd()) {
         loop {
-            let request = match listener.try_request() {
-                Ok(Some(request)) => request,
+            let request = match listeners.next(Some(Duration::ZERO), Listener::try_request) {
+                Ok(Some((_, request))) => request,
                 Ok(None) => break,
-                // The listener is broken: no more requests will come.
+                // A listener is broken: no more requests will come.
                 Err(_) => return,
             };
             let other = Exchange::is_asked_for_by(&request);
@@ -77,12 +81,8 @@ fn back(refused: TrySendError<Request>) -> Request {
     }
 }
 
-/// Sleeps until a request comes. Returns `false` if the thread must end.
-fn wait(comes: BorrowedFd<'_>, ends: BorrowedFd<'_>) -> bool {
-    let mut fds = [comes, ends].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-    match poll(&mut fds, None) {
-        Err(rustix::io::Errno::INTR) => true,
-        Err(_) => false,
-        Ok(_) => fds[1].revents().is_empty(),
-    }
+fn is_closed(ends: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(ends, PollFlags::IN)];
+    let polled = poll(&mut fds, Some(&Timespec::default()));
+    polled.is_ok() && !fds[0].revents().is_empty()
 }

@@ -14,7 +14,10 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, Connection, Params, Request};
-use rocinante::{ConnectOptions, Endpoint, Hello, Mtu, PreparedQp, Qp, RemoteSlice};
+use rocinante::{
+    Ah, ConnectOptions, Destination, Endpoint, Hello, Mtu, Pd, PeerPath, PreparedQp, Qp, Qpn,
+    RemoteSlice,
+};
 
 use super::door::{Door, turn_away};
 use super::{LINE_PATIENCE, Session, check_mtu};
@@ -54,6 +57,24 @@ impl Deref for Joined {
     }
 }
 
+/// The Q_Key of both sides' datagrams.
+pub const QKEY: u32 = 0x1111_1111;
+
+/// The destination of datagrams.
+#[derive(Debug)]
+pub struct Target {
+    ah: Ah,
+    qpn: Qpn,
+}
+
+impl Target {
+    /// For work requests.
+    #[must_use]
+    pub fn to(&self) -> Destination {
+        self.ah.to(self.qpn, QKEY)
+    }
+}
+
 /// Connected queue pairs, and the peer's data.
 #[derive(Debug)]
 pub struct Theirs {
@@ -66,6 +87,36 @@ pub struct Theirs {
 }
 
 impl Session {
+    /// Makes queue pairs for datagrams ready, and swaps endpoints and regions. The peer must have
+    /// the same number of queue pairs, and a region of the same length. Returns also the
+    /// destination of each queue pair's datagrams.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join).
+    pub fn join_datagrams(
+        &mut self,
+        pd: &Pd,
+        qps: Vec<PreparedQp>,
+        region: Option<RemoteSlice>,
+        traffic_class: u8,
+    ) -> Result<(Theirs, Vec<Target>), Failure> {
+        let endpoints: Vec<_> = qps.iter().map(PreparedQp::endpoint).collect();
+        let own = endpoints[0];
+        let hello = Hello { endpoints, regions: region.into_iter().collect(), note: String::new() };
+        let theirs = self.swap(&hello)?;
+        let gid_index = self.gid_index();
+        let (mut ready, mut targets) = (Vec::with_capacity(qps.len()), Vec::new());
+        for (qp, peer) in qps.into_iter().zip(&theirs.endpoints) {
+            let path = PeerPath { traffic_class, ..PeerPath::to(peer) };
+            let ah = pd.create_ah(&path.from(gid_index)).map_err(|why| self.failed(why))?;
+            targets.push(Target { ah, qpn: peer.qpn });
+            let qp = qp.ready().map_err(|refused| self.failed(refused.error))?;
+            ready.push(Joined::Plain(Box::new(qp)));
+        }
+        let (first, region) = ([own, theirs.endpoints[0]], theirs.regions.first().copied());
+        Ok((Theirs { qps: ready, first, region }, targets))
+    }
+
     /// Connects queue pairs to the peer's, and swaps regions. The peer must have the same number of
     /// queue pairs, and a region of the same length.
     ///

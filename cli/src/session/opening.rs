@@ -1,9 +1,12 @@
 //! The choice of the device: options of every command that opens one.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use rocinante::{Backend, Context, OpenOptions};
+use rocinante::{Backend, Context, DEVICE_VARIABLE, OpenOptions, VerbsError};
+use rocinante_netdev::{ROCE_PORT, holder};
 
+use super::address;
+use super::own::Own;
 use crate::ending;
 use crate::output::{Failure, Output};
 
@@ -56,11 +59,76 @@ impl OpenArgs {
         given.flatten().collect()
     }
 
+    /// Opens the device from which `server` is reached, or the one with the address `own`.
+    ///
+    /// # Errors
+    /// There is no route, or the device cannot be opened.
+    pub fn open_towards(
+        &self,
+        server: SocketAddr,
+        own: Option<&Own>,
+        out: Output,
+    ) -> Result<Context, Failure> {
+        let local = match own {
+            Some(own) => own.towards(server.ip()).unwrap_or_else(|| own.first()),
+            None => address::towards(server)?,
+        };
+        let shared = address::is_shared_loopback(local, server.ip());
+        if shared && own.is_none() && self.name.is_none() {
+            return self.open_loopback(out);
+        }
+        self.open(local, out)
+    }
+
+    /// The device that the user named.
+    pub(super) fn named(&self) -> Option<String> {
+        let variable = || std::env::var(DEVICE_VARIABLE).ok();
+        self.name.clone().or_else(variable).filter(|name| !name.is_empty())
+    }
+
+    /// Opens the device in software of an interface, with all its addresses.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_interface(&self, name: &str, out: Output) -> Result<Context, Failure> {
+        self.open_by(|options| options.open_interface(name), name, out)
+    }
+
+    /// Opens a device at a loopback address that no other process uses. The server has one already.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_loopback(&self, out: Output) -> Result<Context, Failure> {
+        const LAST: u8 = 66;
+        let is_held = |address: IpAddr| {
+            let sockets = holder::sockets(ROCE_PORT);
+            sockets.iter().any(|socket| socket.address.ip() == address)
+        };
+        let addresses = (2..LAST).map(|last| IpAddr::from([127, 0, 0, last]));
+        for address in addresses.filter(|address| !is_held(*address)) {
+            match self.open(address, out) {
+                // Another process was faster.
+                Err(_) if is_held(address) => {}
+                opened => return opened,
+            }
+        }
+        self.open([127, 0, 0, LAST].into(), out)
+    }
+
     /// Opens the device with `address`. Prints its name and the reason for its backend.
     ///
     /// # Errors
     /// There is no such device, or the backend is not available. The text says what to do.
     pub fn open(&self, address: IpAddr, out: Output) -> Result<Context, Failure> {
+        self.open_by(|options| options.open(address), &address.to_string(), out)
+    }
+
+    fn open_by(
+        &self,
+        open: impl FnOnce(OpenOptions) -> Result<Context, VerbsError>,
+        place: &str,
+        out: Output,
+    ) -> Result<Context, Failure> {
         ending::enter("opening the device");
         let mut options = OpenOptions::new();
         options = match self.netdev {
@@ -74,7 +142,7 @@ impl OpenArgs {
         if let Some(count) = self.shards {
             options = options.shards(count);
         }
-        let ctx = options.open(address)?;
+        let ctx = open(options)?;
         ending::opened(&ctx);
         if self.shards.is_some_and(|count| count != ctx.shards()) {
             let why = format!("{} is a device of the kernel: leave out --shards", ctx.name());
@@ -82,8 +150,8 @@ impl OpenArgs {
         }
         let (name, why) = (ctx.name(), &ctx.query_device().chosen_because);
         match ctx.shards() {
-            1 => out.note(format_args!("device {name} at {address}, {why}")),
-            count => out.note(format_args!("device {name} at {address}, {count} shards, {why}")),
+            1 => out.note(format_args!("device {name} at {place}, {why}")),
+            count => out.note(format_args!("device {name} at {place}, {count} shards, {why}")),
         }
         Ok(ctx)
     }

@@ -1,15 +1,19 @@
 //! How long a client waits for a server that is not there yet.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{CmFailure, RejReason, SidrStatus};
 use rocinante::{Exchange, VerbsError};
 
-use crate::output::Output;
+use super::address;
+use super::own::Own;
+use crate::output::{Failure, Output};
 
 /// Pause before the next attempt.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Pause before a name is looked up anew.
+const RESOLVE_PAUSE: Duration = Duration::from_millis(500);
 /// How long a client says nothing about its waiting.
 const QUIET: Duration = Duration::from_secs(1);
 
@@ -27,6 +31,35 @@ impl Patience {
     #[must_use]
     pub const fn time(self) -> Duration {
         Duration::from_secs(self.seconds)
+    }
+
+    /// Finds a server's address. A name that is not known yet, as that of a container that is about
+    /// to start, may become known.
+    ///
+    /// # Errors
+    /// As [`address::resolve`].
+    pub fn resolve(
+        self,
+        host: &str,
+        port: u16,
+        bind: Option<&Own>,
+        out: Output,
+    ) -> Result<SocketAddr, Failure> {
+        let (begin, mut said) = (Instant::now(), false);
+        loop {
+            let error = match (host, port).to_socket_addrs() {
+                Ok(found) => return address::choose(host, &found.collect::<Vec<_>>(), bind),
+                Err(error) => address::unknown(host, &error),
+            };
+            if begin.elapsed() + RESOLVE_PAUSE >= self.time() {
+                return Err(error);
+            }
+            if !said {
+                said = true;
+                out.note(format_args!("{error}: trying for up to {} s (--patience)", self.seconds));
+            }
+            std::thread::sleep(RESOLVE_PAUSE);
+        }
     }
 
     /// Connects to a server over TCP.

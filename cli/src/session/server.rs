@@ -1,13 +1,18 @@
 //! The server of two processes.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
 
 use rocinante::{Context, Exchange, VerbsError, cm};
+use rocinante_netdev::{ROCE_PORT, holder};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::agreement::{self, Request};
 use super::door::Door;
+use super::listeners::Listeners;
+use super::own::Own;
 use super::{LINE_PATIENCE, NetArgs, REQUEST_PATIENCE, Session, address, enter, refuse};
 use crate::ending;
 use crate::output::{Failure, Output};
@@ -15,16 +20,16 @@ use crate::output::{Failure, Output};
 /// The listener for clients.
 enum Waits {
     Tcp(TcpListener),
-    Cm(cm::Listener),
+    Cm(Arc<Listeners<cm::Listener>>),
 }
 
-/// Requests that may wait at the connection manager's listener.
-const BACKLOG: usize = 128;
+/// Pause of a server that could not serve its client.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A server that waits for its client.
 pub struct Server {
     listener: Waits,
-    /// The device, open already if its address was given.
+    /// The device, open already if its address was given and clients come over TCP.
     ctx: Option<Context>,
     net: NetArgs,
     out: Output,
@@ -39,10 +44,19 @@ impl Server {
         if net.cm {
             return Self::start_cm(net, out);
         }
-        let ctx = net.bind.map(|address| net.device.open(address, out)).transpose()?;
-        let listener = Waits::Tcp(address::listen(net.bind, net.port)?);
-        match net.bind {
+        let bind = net.bind.as_ref().and_then(Own::only);
+        let ctx = bind.map(|address| net.open(address, out)).transpose()?;
+        let listener = Waits::Tcp(address::listen(bind, net.port)?);
+        if bind.is_none() {
+            tell_of_held_addresses(out);
+        }
+        match bind {
             Some(address) => out.note(format_args!("waiting for a client on TCP {address} port {}", net.port)),
+            None if net.bind.is_some() => out.note(format_args!(
+                "waiting for a client on TCP port {}, by the addresses of {}",
+                net.port,
+                net.bind.as_ref().map_or("", Own::name)
+            )),
             None => out.note(format_args!(
                 "waiting for a client on TCP port {}; the device will be the one with the address by which it comes (--bind \
                  says another)",
@@ -55,14 +69,37 @@ impl Server {
     /// Starts a server of the connection manager. Clients connect to a device there, so the device
     /// must be open.
     fn start_cm(net: &NetArgs, out: Output) -> Result<Self, Failure> {
-        let address = net.bind.map_or_else(address::only, Ok)?;
-        let ctx = net.device.open(address, out)?;
-        let listener = cm::Listener::bind(&ctx, SocketAddr::new(address, net.port), BACKLOG)?;
-        out.note(format_args!(
-            "waiting for a client on {address} port {} of the connection manager",
-            net.port
-        ));
-        Ok(Self { listener: Waits::Cm(listener), ctx: Some(ctx), net: net.clone(), out })
+        let bind = cm::Listener::bind;
+        let listeners = Listeners::open(&net.device, net.bind.as_ref(), net.port, bind, out)?;
+        let place = listeners.place();
+        out.note(format_args!("waiting for a client on {place} of the connection manager"));
+        Ok(Self { listener: Waits::Cm(Arc::new(listeners)), ctx: None, net: net.clone(), out })
+    }
+
+    /// Calls `one`, which accepts and serves a client; with `--persistent` again and again, until a
+    /// signal comes. The report of each client is then a result of its own.
+    ///
+    /// # Errors
+    /// The error of `one`, but with `--persistent` only that of a signal.
+    pub fn serve<T: Serialize>(&self, one: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
+        loop {
+            let served = one();
+            if !self.net.persistent || ending::signal().is_some() {
+                return served;
+            }
+            match served {
+                Ok(report) if self.out.json => {
+                    self.out.result(serde_json::to_string(&report).expect("results are JSON"));
+                }
+                Ok(_) => {}
+                Err(failure) => {
+                    self.out.note(format_args!("not served: {failure}"));
+                    // If nobody can be served, this says so without haste.
+                    std::thread::sleep(PAUSE);
+                }
+            }
+            ending::forget();
+        }
     }
 
     /// Waits for a client of `command` and takes its plan. The plan must not contradict `given`:
@@ -72,11 +109,11 @@ impl Server {
     /// # Errors
     /// The client wants something else. It gets the reason, too.
     pub fn accept<Plan: DeserializeOwned>(
-        self,
+        &self,
         command: &str,
         given: &impl Serialize,
     ) -> Result<(Session, Plan), Failure> {
-        let (mut exchange, request) = self.next_request()?;
+        let (mut exchange, came_to, request) = self.next_request()?;
         let peer = exchange.peer();
         let plan = agreement::check(command, given, &request).and_then(|()| {
             serde_json::from_value(request.options).map_err(|error| {
@@ -87,28 +124,33 @@ impl Server {
         });
         let plan = plan.map_err(|why| refuse(&mut exchange, &why))?;
         let local = exchange.local()?.ip().to_canonical();
-        let ctx = match self.ctx {
+        if let Some(own) = self.net.bind.as_ref().filter(|own| !own.has(local)) {
+            let why = format!("the server was given --bind {}, which has not {local}", own.name());
+            return Err(refuse(&mut exchange, &why));
+        }
+        let ctx = match came_to.or_else(|| self.ctx.clone()) {
             Some(ctx) => ctx,
-            None => self.net.device.open(local, self.out).inspect_err(|failure| {
+            None => self.net.open(local, self.out).inspect_err(|failure| {
                 exchange.give_up(&format!("the server cannot serve at {local}: {failure}"));
             })?,
         };
+        ending::opened(&ctx);
         exchange.say(agreement::ACCEPTED)?;
         enter(&mut exchange, "making queue pairs");
         self.out.note(format_args!("client {peer}"));
-        let door = match self.listener {
+        let door = match &self.listener {
             Waits::Tcp(_) => None,
-            Waits::Cm(listener) => Some(Door::new(listener).map_err(VerbsError::Io)?),
+            Waits::Cm(all) => Some(Door::new(Arc::clone(all)).map_err(VerbsError::Io)?),
         };
         Ok((Session { ctx, exchange, door }, plan))
     }
 
-    /// Waits for a client with a valid request.
-    fn next_request(&self) -> Result<(Exchange, Request), Failure> {
+    /// Waits for a client with a valid request. Returns also the device that it came to.
+    fn next_request(&self) -> Result<(Exchange, Option<Context>, Request), Failure> {
         loop {
             ending::enter("waiting for a client");
-            let mut exchange = match self.next_exchange()? {
-                Ok(exchange) => exchange,
+            let (mut exchange, came_to) = match self.next_exchange()? {
+                Ok(come) => come,
                 Err(why) => {
                     self.out.note(why);
                     continue;
@@ -123,7 +165,7 @@ impl Server {
             {
                 Ok(request) => {
                     exchange.set_patience(Some(LINE_PATIENCE));
-                    return Ok((exchange, request));
+                    return Ok((exchange, came_to, request));
                 }
                 Err(why) => {
                     self.out
@@ -135,11 +177,30 @@ impl Server {
     }
 
     /// Waits for a connection, which may be of another program.
-    fn next_exchange(&self) -> Result<Result<Exchange, VerbsError>, Failure> {
-        Ok(match (&self.listener, &self.ctx) {
-            (Waits::Cm(listener), Some(ctx)) => Exchange::accept_cm(ctx, listener.request(None)?),
-            (Waits::Cm(_), None) => return Err(Failure::Failed("no device is open".into())),
-            (Waits::Tcp(listener), _) => Ok(Exchange::accept_from(listener)?),
-        })
+    fn next_exchange(&self) -> Result<Result<(Exchange, Option<Context>), VerbsError>, Failure> {
+        let listeners = match &self.listener {
+            Waits::Tcp(listener) => return Ok(Ok((Exchange::accept_from(listener)?, None))),
+            Waits::Cm(listeners) => listeners,
+        };
+        let (ctx, request) = listeners.wait(cm::Listener::try_request)?;
+        let exchange = Exchange::accept_cm(ctx, request);
+        Ok(exchange.map(|exchange| (exchange, Some(ctx.clone()))))
+    }
+}
+
+/// Says which addresses of this machine cannot serve, because another process has their UDP/4791.
+/// A client learns it only when it comes.
+fn tell_of_held_addresses(out: Output) {
+    let elsewhere = |address: IpAddr| !address.is_loopback();
+    let held = holder::sockets(ROCE_PORT).into_iter();
+    for socket in held.filter(|socket| elsewhere(socket.address.ip())) {
+        let who = match socket.holders.first() {
+            Some((pid, command)) => format!("pid {pid} ({command})"),
+            None => "a process that is not visible from here".to_owned(),
+        };
+        out.note(format_args!(
+            "UDP/{ROCE_PORT} of {} is held by {who}: a client cannot be served there until that ends",
+            socket.address.ip()
+        ));
     }
 }

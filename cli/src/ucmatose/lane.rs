@@ -30,9 +30,10 @@ pub(super) struct MessageLane {
 }
 
 impl Unconnected {
-    /// Creates a queue pair and posts all receives.
+    /// Creates a queue pair at the device's address of this index, and posts all receives.
     pub(super) fn make(
         ctx: &Context,
+        gid_index: usize,
         count: u32,
         size: u32,
     ) -> Result<(Self, PreparedQp), VerbsError> {
@@ -40,7 +41,8 @@ impl Unconnected {
         let depth = count.max(1);
         let cq = ctx.create_cq(2 * depth)?;
         let memory = pd.allocate(2 * (size as usize).max(1), Access::LOCAL_WRITE)?;
-        let qp = pd.qp(&cq, &cq).max_send_wr(depth).max_recv_wr(depth).build()?;
+        let qp = pd.qp(&cq, &cq).max_send_wr(depth).max_recv_wr(depth).sgid_index(gid_index);
+        let qp = qp.build()?;
         let sges = [memory.sge(size as usize, size as usize)];
         for wr_id in 0..u64::from(count) {
             qp.post_recv(&[RecvWr { wr_id, sges: &sges }])?;
@@ -128,7 +130,14 @@ impl MessageLane {
             }
             (status, _) => {
                 let (came, went) = (self.received, self.sent);
-                let what = format!("{peer}: {status}, after {came} messages came and {went} went");
+                let why = match status {
+                    WcStatus::WrFlushErr => {
+                        "it ended the connection: were both sides given the same -c, -C and -S?"
+                    }
+                    _ => "a request failed",
+                };
+                let what =
+                    format!("{peer}: {why} ({status}, after {came} messages came and {went} went)");
                 Err(Failure::Of(Kind::Completion(status), what))
             }
         }

@@ -85,7 +85,7 @@ fn request(line: &str) {
         for size in plan.sizes() {
             assert!(size > 0);
             let _ = plan.until(size);
-            let _ = test.bulk(plan.atomic).map(|op| plan.bulk(op, size));
+            let _ = test.bulk(plan.atomic).map(|op| plan.bulk(op, size, false));
         }
     }
 }

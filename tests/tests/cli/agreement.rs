@@ -67,7 +67,7 @@ fn a_command_line_without_sense_is_a_usage_error() {
         ("pingpong -n 0", "--iters"),
         ("pingpong --netdev carrier-pigeon", "choose afxdp, packet or udp"),
         ("pingpong --netdev sim", "choose auto, afxdp, packet or udp"),
-        ("pingpong --bind eth0", "--bind"),
+        ("pingpong --bind eth77", "neither an IP address nor an interface"),
         ("perf", "<TEST>"),
         ("perf write-speed", "write-bw"),
         ("perf write-bw -s 0", "--size"),

@@ -148,7 +148,7 @@ fn every_measure_can_be_had() {
     }
     assert_eq!(measures, expected, "{}", done.err);
     let qps: BTreeSet<u64> = rows.iter().map(|row| row["qps"].as_u64().unwrap()).collect();
-    assert_eq!(qps, BTreeSet::from([1, 4, 16, 64, 256, 1000]));
+    assert_eq!(qps, BTreeSet::from([1, 4, 16, 64, 256, 1000]), "{}", done.err);
     for row in rows.iter().filter(|row| row["measure"] == "write_bw_fairness") {
         let index = row["value"].as_f64().unwrap();
         assert!(index > 0.0 && index <= 1.0 + 1e-9, "{row}");

@@ -105,7 +105,7 @@ fn groups_are_joined_by_afxdp() {
 #[test]
 fn errors_say_what_to_do() {
     let Addresses { server, client } = Addresses::new();
-    start("udaddy").finish().failed(2, &["--server"]);
+    start("udaddy -b eth77").finish().failed(2, &["neither an IP address nor an interface"]);
     let line = format!("udaddy -s {server} -b {client} --patience 1");
     start(&line).finish().failed(1, &["cannot find the queue pair", "UDP port 4791"]);
     let line = format!("udaddy -s {server} -b {client} -S 5000");

@@ -227,10 +227,13 @@ fn a_run_that_fails_has_figures_and_counters() {
         };
         let mut server = start(1, &format!("perf {test} --netdev udp"));
         server.says("waiting for a client");
-        let line = format!("perf {test} --netdev udp -D 30 --counters --json");
+        let line = format!("perf {test} --netdev udp -D 60 -i 0.1 --counters --json");
         let mut client = start(0, &format!("{line} {}", lab.container(1).ipv4()));
-        client.says("#bytes");
-        std::thread::sleep(Duration::from_millis(700));
+        // The line of an interval in which messages were counted.
+        client.hears("messages", |line| {
+            let messages = line.split_whitespace().nth(1).and_then(|word| word.parse().ok());
+            line.ends_with(" s") && messages > Some(0u64)
+        });
         let _rule = lab.block(&Match::roce()).unwrap();
         let client = client.finish().failed(1, &["transport.sent_pkts", "RETRY_EXC_ERR"]);
         let json = client.json();
@@ -257,7 +260,7 @@ fn an_error_has_a_kind_and_a_stage() {
     assert_eq!(kind(&line, 1), expect("connect", "connecting"));
     let line = format!("pingpong --netdev udp --bind 192.0.2.250 {}", addresses.server);
     assert_eq!(kind(&line, 1), expect("failed", "opening_the_device"));
-    assert_eq!(kind("perf write-bw -x 1", 2), expect("usage", "options"));
+    assert_eq!(kind("perf write-bw -S 1", 2), expect("usage", "options"));
     assert_eq!(kind("perf write-bw --nosuch", 2), expect("usage", "options"));
     assert_eq!(run("perf --help --json").succeeded().err, "");
     let server = addresses.serve("perf write-bw -s 64");

@@ -36,7 +36,7 @@ fn a_server_that_is_not_there_is_told_from_a_wrong_name() {
     let addresses = Addresses::new();
     let words = ["nobody listens on TCP port 18515 there", "start the server first"];
     addresses.call("pingpong --patience 1").failed(1, &words);
-    let client = run("perf read-lat no.such.host.invalid");
+    let client = run("perf read-lat --patience 1 no.such.host.invalid");
     client.failed(1, &["cannot find \"no.such.host.invalid\"", "is the name right"]);
     let foreign = run(&format!("pingpong --netdev udp --bind 192.0.2.250 {}", addresses.server));
     foreign.failed(1, &["192.0.2.250", "ip address"]);

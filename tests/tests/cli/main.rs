@@ -16,6 +16,7 @@ mod ending;
 mod errors;
 mod examples;
 mod json;
+mod known;
 mod lab;
 mod managed;
 mod manual;

@@ -33,7 +33,7 @@ fn one_message_each_way() {
 #[test]
 fn errors_say_what_to_do() {
     let Addresses { server, client } = Addresses::new();
-    start("ucmatose").finish().failed(2, &["--bind"]);
+    start("ucmatose -b eth77").finish().failed(2, &["neither an IP address nor an interface"]);
     start("rdma-client").finish().failed(2, &["--server"]);
     let line = format!("ucmatose -s {server} -b {client} --patience 1");
     start(&line).finish().failed(1, &["cannot connect", "UDP port 4791"]);
@@ -44,4 +44,9 @@ fn errors_say_what_to_do() {
     let at_client = start(&line);
     at_server.finish().failed(1, &["1 of 2 connections", "-c"]);
     at_client.finish().failed(1, &[]);
+    let mut at_server = start(&format!("ucmatose -b {server} -c 1 -p 7002"));
+    at_server.says("waiting for");
+    let line = format!("ucmatose -s {server} -b {client} -c 2 -p 7002 --patience 2");
+    start(&line).finish().failed(1, &["1 of 2 connections were made", "-c"]);
+    at_server.finish().failed(1, &["it ended the connection", "the same -c"]);
 }

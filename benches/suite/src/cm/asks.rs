@@ -19,7 +19,8 @@ const SILENCE: Duration = Duration::from_secs(20);
 
 /// Measures with the server at `host`.
 pub(super) fn ask(args: &Args, host: IpAddr, out: Output) -> Result<Report, Failure> {
-    let local = args.bind.map_or_else(|| address::towards(host), Ok)?;
+    let local =
+        args.bind.map_or_else(|| address::towards(std::net::SocketAddr::new(host, 0)), Ok)?;
     let ctx = args.device.open(local, out)?;
     let server = args.at(host);
     let mut exchange = Exchange::connect_cm(&ctx, server, PATIENCE)?;

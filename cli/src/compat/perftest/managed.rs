@@ -71,8 +71,10 @@ fn ask(
     choice: AddressChoice,
     out: Output,
 ) -> Result<(Context, Wire, ManagedSide), Failure> {
-    let server = address::resolve(host, args.net.port, args.net.bind)?;
-    let route = args.net.bind.map_or_else(|| address::towards(server.ip()), Ok)?;
+    let own = args.net.bind.as_ref();
+    let server = args.net.patience.resolve(host, args.net.port, own, out)?;
+    let route = own.and_then(|own| own.towards(server.ip()));
+    let route = route.map_or_else(|| address::towards(server), Ok)?;
     let ctx = device::open(&args.net, &args.options.device, choice, route, out)?;
     let own = ctx.gids()[0];
     if own.is_ipv4() != server.is_ipv4() {
@@ -122,8 +124,8 @@ fn listen(
     out: Output,
 ) -> Result<(Context, Wire, ManagedSide), Failure> {
     let named = args.net.device.name.is_some() || args.options.device.ib_dev.is_some();
-    let route = match args.net.bind {
-        Some(address) => address,
+    let route = match &args.net.bind {
+        Some(own) => own.first(),
         None if named => Ipv4Addr::UNSPECIFIED.into(),
         None => address::only()?,
     };

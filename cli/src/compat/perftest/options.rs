@@ -1,73 +1,91 @@
 //! Options that perftest's users know.
 
-use rocinante::QpType;
-
+use super::PerftestProgram;
 use super::plan::Managed;
-use crate::compat::device::DeviceArgs;
+use crate::compat::device::{AddressChoice, DeviceArgs};
 use crate::compat::refused::{Option_, Refused, Table};
 use crate::output::Failure;
-use crate::perf::plan::Test;
+use crate::perf::plan::{Service, Test};
+use crate::size::size;
 
-/// Options that `--compat perftest` adds to those of `perf`.
+/// Options that perftest's users type by heart, beside those of `perf`.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Compatibility with perftest")]
 pub struct Options {
+    /// The other side is a program of this kind
+    #[arg(long, value_enum, value_name = "PROGRAM")]
+    pub compat: Option<PerftestProgram>,
     #[command(flatten)]
-    pub(super) device: DeviceArgs,
-    /// With --compat: index of the GID to use (`rocinante devices` shows them) [default: that of
-    /// the address of the TCP connection]
+    pub(crate) device: DeviceArgs,
+    /// Index of the GID to use (`rocinante devices` shows them) [default: that of the address of
+    /// the TCP connection]
     #[arg(short = 'x', long, value_name = "INDEX")]
     pub(super) gid_index: Option<usize>,
-    /// With --compat: use the device's first global IPv6 address; TCP stays on IPv4
+    /// Use the device's first global IPv6 address; TCP may stay on IPv4
     #[arg(long)]
     pub(super) ipv6: bool,
-    /// With --compat: accepted without effect, as the processor's frequency is not used here
-    #[arg(short = 'F', long = "CPU-freq")]
-    pub(super) cpu_freq: bool,
-    /// With --compat: sleep on completion events instead of polling
-    #[arg(short, long)]
-    pub(super) events: bool,
-    /// With --compat: send messages up to this size inline [default: 0 for bandwidth, 64 for
-    /// latency]
-    #[arg(short = 'I', long = "inline_size", value_name = "BYTES", value_parser = clap::value_parser!(u32).range(..=4096))]
-    pub(super) inline_size: Option<u32>,
-    /// With --compat: READs or atomics outstanding at a time [default: 16]
-    #[arg(short = 'o', long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=128))]
-    pub(super) outs: Option<u8>,
-    /// With --compat: wait 4.096 µs · 2^N for an acknowledgement [default: 16]
-    #[arg(short = 'u', long = "qp-timeout", value_name = "N", value_parser = clap::value_parser!(u8).range(1..=31))]
-    pub(super) qp_timeout: Option<u8>,
-    /// With --compat: do not look for the best stretch
-    #[arg(short = 'N', long)]
-    pub(super) no_peak: bool,
-    /// With --compat and -D: do not count the first and the last seconds [default: a quarter of -D
-    /// each]
-    #[arg(short = 'f', long, value_name = "SECONDS")]
-    pub(super) margin: Option<u64>,
-    /// With --compat: traffic class of the packets
-    #[arg(long, value_name = "CLASS")]
-    pub(super) tclass: Option<u8>,
-    /// With --compat: print Gb/sec (10⁹ bits) instead of MB/sec (2²⁰ bytes)
-    #[arg(long = "report_gbits", alias = "report-gbits")]
-    pub(super) report_gbits: bool,
-    /// With --compat: the transport: RC, UC for send and write, UD for send [default: RC]
-    #[arg(short = 'c', long, value_name = "TYPE")]
-    pub(super) connection: Option<String>,
-    /// With --compat: connect by the connection manager, as --cm does without --compat; also the
-    /// messages of both sides go over a queue pair
+    /// Connect by the connection manager, as --cm. With --compat also the messages of both sides go
+    /// over a queue pair
     #[arg(short = 'R', long = "rdma_cm", alias = "rdma-cm")]
-    pub(super) rdma_cm: bool,
+    pub(crate) rdma_cm: bool,
     /// With --compat: exchange all messages over a queue pair that the connection manager connects,
-    /// but connect the other queue pairs without it
+    /// but connect the other queue pairs without it; else as --cm
     #[arg(short = 'z', long = "comm_rdma_cm", alias = "com_rdma_cm")]
-    pub(super) comm_rdma_cm: bool,
-    /// With --compat and -R: type of service of the packets, as --tclass
+    pub(crate) comm_rdma_cm: bool,
+    /// Type of service of the packets, as --tclass; with --compat only with -R
     #[arg(short = 'T', long, value_name = "TOS")]
     pub(super) tos: Option<u8>,
-    /// With --compat: the service level, always 0
+    /// Do not look for the best stretch, with --compat; else without effect
+    #[arg(short = 'N', long, alias = "noPeak")]
+    pub(super) no_peak: bool,
+    /// With --compat and -D: do not count the first and the last seconds [default: a quarter of -D
+    /// each]; else without effect
+    #[arg(short = 'f', long, value_name = "SECONDS")]
+    pub(super) margin: Option<u64>,
+    /// With --compat: print Gb/sec (10⁹ bits) instead of MB/sec (2²⁰ bytes); else always so
+    #[arg(long = "report_gbits", alias = "report-gbits")]
+    pub(super) report_gbits: bool,
+    /// Without effect: the processor's frequency is not used here
+    #[arg(short = 'F', long = "CPU-freq")]
+    pub(super) cpu_freq: bool,
+    /// The service level, always 0: --tclass marks packets
     #[arg(short = 'S', long = "sl", value_name = "LEVEL")]
     pub(super) service_level: Option<u8>,
     #[command(flatten)]
     refused: Refused<Perftest>,
+}
+
+/// Options of the queue pairs.
+#[derive(Debug, clap::Args)]
+pub struct QpOptions {
+    /// The transport service: RC, UC for send and write, UD for send [default: RC]
+    #[arg(short = 'c', long, value_name = "TYPE")]
+    pub(super) connection: Option<String>,
+    /// Sleep on completion events instead of polling
+    #[arg(short, long)]
+    pub(crate) events: bool,
+    /// Send messages up to this size inline [default: 0 for bandwidth, 64 for latency]
+    #[arg(short = 'I', long = "inline_size", alias = "inline-size", value_name = "BYTES", value_parser = size::<0, 4096>)]
+    pub(crate) inline_size: Option<u32>,
+    /// READs or atomics outstanding at a time [default: 16]
+    #[arg(short = 'o', long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=128))]
+    pub(crate) outs: Option<u8>,
+    /// Wait 4.096 µs · 2^N for an acknowledgement [default: 14; with --compat 16]
+    #[arg(short = 'u', long = "qp-timeout", value_name = "N", value_parser = clap::value_parser!(u8).range(1..=31))]
+    pub(crate) qp_timeout: Option<u8>,
+    /// Traffic class of the packets: DSCP in the upper six bits, ECN in the lower two
+    #[arg(long, value_name = "CLASS")]
+    pub(super) tclass: Option<u8>,
+}
+
+impl QpOptions {
+    /// The transport service, if one was given.
+    ///
+    /// # Errors
+    /// There is no such service, or it has no operations of the test.
+    pub fn service(&self, test: Test) -> Result<Option<Service>, Failure> {
+        self.connection.as_deref().map(|name| Service::of(name, test)).transpose()
+    }
 }
 
 /// perftest's programs.
@@ -86,8 +104,6 @@ const fn option(
 const JSON: &str = "--json has all figures";
 const SRQ: &str = "shared receive queues are not used on this side; the other may use them";
 const MEMORY: &str = "memory is ordinary memory here";
-const ALWAYS: &str =
-    "give -D with more seconds than it shall last: Ctrl-C ends it with the figures so far";
 const SAMPLES: &str =
     "times are kept as a histogram, of which --json has percentiles: leave it out";
 const GROUPS: &str = "multicast groups are not measured: -c UD measures datagrams";
@@ -114,13 +130,10 @@ impl Table for Perftest {
         option(None, "use_old_post_send", false, "there is one way to post: leave it out"),
         option(None, "pkey_index", true, "RoCE devices have the default P_Key alone: leave it out"),
         option(None, "dlid", true, "Ethernet has no LIDs: the server is found by its IP address"),
-        option(Some('w'), "limit_bw", true, "compare the figure of --json"),
-        option(Some('y'), "limit_msgrate", true, "compare the figure of --json"),
         option(None, "out_json", false, JSON),
         option(None, "cpu_util", false, "`time` and `perf stat` tell it"),
         option(None, "report-both", false, "only the sum of both directions is told: leave it out"),
         option(None, "report_per_port", false, "a device has one port"),
-        option(None, "run_infinitely", false, ALWAYS),
         option(None, "rate_limit", true, RATE),
         option(None, "rate_limit_type", true, RATE),
         option(None, "burst_size", true, RATE),
@@ -144,40 +157,26 @@ impl Table for Perftest {
 }
 
 impl Options {
-    /// Checks that no option was given that needs `--compat`.
-    ///
-    /// # Errors
-    /// Such an option was given.
-    pub fn check_absent(&self) -> Result<(), Failure> {
-        let given = [
-            ("-d", self.device.ib_dev.is_some()),
-            ("-i", self.device.ib_port.is_some()),
-            ("-x", self.gid_index.is_some()),
-            ("--ipv6", self.ipv6),
-            ("-F", self.cpu_freq),
-            ("-e", self.events),
-            ("-I", self.inline_size.is_some()),
-            ("-o", self.outs.is_some()),
-            ("-u", self.qp_timeout.is_some()),
-            ("-N", self.no_peak),
-            ("-f", self.margin.is_some()),
-            ("--tclass", self.tclass.is_some()),
-            ("--report_gbits", self.report_gbits),
-            ("-c", self.connection.is_some()),
-            ("-T", self.tos.is_some()),
-            ("-S", self.service_level.is_some()),
-        ];
-        self.refused.check()?;
-        if self.rdma_cm || self.comm_rdma_cm {
-            let why = "-R and -z are for --compat perftest: without it --cm has the connection manager connect";
-            return Err(Failure::Usage(why.into()));
+    /// Whether the results are printed in Gb/sec.
+    #[must_use]
+    pub fn reports_gbits(&self) -> bool {
+        self.report_gbits
+    }
+
+    /// The choice among the device's addresses.
+    #[must_use]
+    pub fn choice(&self) -> AddressChoice {
+        match self.gid_index {
+            Some(index) => AddressChoice::Gid { index, option: "-x" },
+            None if self.ipv6 => AddressChoice::Ipv6,
+            None => AddressChoice::Any,
         }
-        match given.iter().find(|(_, given)| *given) {
-            Some((option, _)) => Err(Failure::Usage(format!(
-                "{option} is for --compat perftest: without it both sides are rocinante's, and --bind says which address to use"
-            ))),
-            None => Ok(()),
-        }
+    }
+
+    /// The traffic class, if one was given.
+    #[must_use]
+    pub fn traffic_class(&self, qp: &QpOptions) -> Option<u8> {
+        qp.tclass.or(self.tos)
     }
 
     /// The connections that the connection manager makes. `cm` is `--cm`.
@@ -187,25 +186,6 @@ impl Options {
             (false, true) => Managed::Words,
             (false, false) => Managed::Nothing,
         }
-    }
-
-    /// The transport service of a test.
-    ///
-    /// # Errors
-    /// There is no such service, or it has no such operations.
-    pub(super) fn service(&self, test: Test) -> Result<QpType, Failure> {
-        let kind = self.connection.as_deref().unwrap_or("RC");
-        let found = match kind {
-            "RC" => Some(QpType::Rc),
-            "UC" if test.is_send() || test.is_write() => Some(QpType::Uc),
-            "UD" if test.is_send() => Some(QpType::Ud),
-            _ => None,
-        };
-        found.ok_or_else(|| {
-            Failure::Usage(format!(
-                "-c {kind}: RC is for every test, UC for send and write, UD for send: give both sides the same"
-            ))
-        })
     }
 
     /// Checks that the options are supported.
@@ -244,8 +224,6 @@ mod tests {
     fn what_is_not_taken_says_why() {
         for (line, word) in [
             ("x -S 3", "--tclass"),
-            ("x -w 10", "--json"),
-            ("x --run_infinitely", "-D"),
             ("x --use-srq", "shared receive queues"),
             ("x -H", "histogram, of which --json has percentiles"),
             ("x -L 3", "-L (--hop_limit)"),
@@ -266,19 +244,8 @@ mod tests {
             assert!(why.contains(word), "no {word:?} in: {why}");
         }
         assert_eq!(
-            checked("x -F -d eth0 -i 1 -x 0 -c RC -S 0 --report_gbits -u 14 -N -e -R -z -T 4"),
+            checked("x -F -d eth0 --ib-port 1 -x 0 -S 0 --report_gbits -N -R -z -T 4 -f 1 --ipv6"),
             Ok(())
         );
-    }
-
-    #[test]
-    fn each_needs_compat() {
-        for line in
-            ["x -F", "x -x 1", "x -e", "x -c RC", "x -f 1", "x --ipv6", "x -o 4", "x -R", "x -z"]
-        {
-            let options = OptionLine::try_parse_from(line.split_whitespace()).unwrap().options;
-            let why = options.check_absent().unwrap_err().to_string();
-            assert!(why.contains("--compat perftest"), "{why}");
-        }
     }
 }

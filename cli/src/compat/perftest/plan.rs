@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rocinante::{GRH_LEN, Mtu, QpType};
 
-use super::options::Options;
+use super::options::{Options, QpOptions};
 use crate::measure::{BulkOp, Until};
 use crate::output::Failure;
 use crate::perf::plan::{Atomic, Given, Test};
@@ -86,6 +86,7 @@ impl PerftestPlan {
         test: Test,
         given: &Given,
         options: &Options,
+        qp: &QpOptions,
         net: &NetArgs,
     ) -> Result<Self, Failure> {
         options.check()?;
@@ -108,11 +109,11 @@ impl PerftestPlan {
         };
         let tx_depth = given.tx_depth.unwrap_or(if bulk { 128 } else { 1 }).min(limit);
         let cq_mod = if largest > LARGE && !given.all { 1 } else { 32.min(tx_depth / 2) };
-        let inline = options.inline_size.unwrap_or(if bulk { 0 } else { 64 });
+        let inline = qp.inline_size.unwrap_or(if bulk { 0 } else { 64 });
         let margin = Self::margin(until, options)?;
         let plan = Self {
             test,
-            service: options.service(test)?,
+            service: qp.service(test)?.unwrap_or_default().qp_type(),
             managed: options.managed(net.cm),
             client: net.host.is_some(),
             both: given.bidirectional,
@@ -131,11 +132,11 @@ impl PerftestPlan {
             post_list: given.post_list.unwrap_or(1).min(tx_depth),
             cq_mod: given.cq_mod.unwrap_or(cq_mod).clamp(1, tx_depth),
             atomic: given.atomic.unwrap_or(Atomic::FetchAdd),
-            events: options.events,
+            events: qp.events,
             inline: if test.is_send() || test.is_write() { inline } else { 0 },
-            out_reads: options.outs.unwrap_or(16),
-            timeout: options.qp_timeout.unwrap_or(16),
-            traffic_class: options.tclass.or(options.tos).unwrap_or(0),
+            out_reads: qp.outs.unwrap_or(16),
+            timeout: qp.qp_timeout.unwrap_or(16),
+            traffic_class: options.traffic_class(qp).unwrap_or(0),
             peak: !options.no_peak && matches!(until, Until::Messages(_)),
             gbits: options.report_gbits,
         };

@@ -1,0 +1,391 @@
+//! What users of perftest and rdma-core type by heart.
+
+use super::{Addresses, Done, Running, both, run, words};
+use nix::sys::signal::Signal;
+use rocinante_node::{Container, Lab, LabConfig};
+use rocinante_tests::require_lab;
+use serde_json::Value;
+use std::net::Ipv6Addr;
+use std::process::{Command, Stdio};
+
+fn row(done: &Done) -> Value {
+    done.json()["results"][0].clone()
+}
+
+#[test]
+fn names_and_options_of_perftest_work() {
+    for (server, client, messages) in [
+        ("ib_send_bw -F", "send_bw -F -S 0 --report_gbits -N -f 1 -n 200 -s 1K -u 12", 200),
+        ("write_bw -I 64", "ib_write_bw -n 200 -s 64 -I 64 --tclass 8 --ib-port 1", 200),
+        ("ib_read_bw", "read_bw -n 50 -s 64K -o 2 -T 8", 50),
+        ("atomic_lat -e", "ib_atomic_lat -n 50 -e -o 1", 50),
+        ("ib_send_lat -e", "ib_send_lat -n 50 -e", 50),
+        ("read_bw -e", "read_bw -n 50 -e", 50),
+        ("send_bw -e -b", "send_bw -n 50 -e -b", 100),
+        ("write_lat -R", "ib_write_lat -n 50 -R -I 0", 50),
+        ("send_lat -z", "ib_send_lat -n 50 -z", 50),
+    ] {
+        let (server, client) = both(&format!("perf {server}"), &format!("perf {client} --json"));
+        server.succeeded();
+        let client = client.succeeded();
+        assert_eq!(row(&client)["messages"], messages, "{}", client.out);
+        assert!(!client.json()["perftest"].is_string(), "{}", client.out);
+    }
+    let (server, client) = both("perf read_bw", "perf read_bw -n 10 -o 3 -u 9 --tclass 4 --json");
+    server.succeeded();
+    let json = client.succeeded().json();
+    assert_eq!((&json["outs"], &json["tclass"]), (&3.into(), &4.into()), "{json}");
+    let (server, client) = both("perf read_bw -u 8", "perf read_bw -n 10 -u 9");
+    for done in [server, client] {
+        done.failed(1, &["is 9 at the client and 8 at the server"]);
+    }
+}
+
+#[test]
+fn what_has_no_meaning_says_why() {
+    for (line, words) in [
+        ("perf write_bw -S 3", "--tclass"),
+        ("perf write_bw --use-srq", "shared receive queues"),
+        ("perf write_bw -c UD", "UD for send"),
+        ("perf write_bw -o 4", "-o is for READs and atomics"),
+        ("perf write_lat -e", "write-lat waits for memory"),
+        ("perf send_lat -c UD -u 4", "a datagram is not acknowledged"),
+        ("perf send_lat -w 1", "-w and -y are for bandwidth"),
+        ("perf send_bw --compat perftest --run_infinitely", "give -D"),
+        ("perf send_bw --compat perftest -i 2", "always 1"),
+        ("pingpong -q 4", "--compat ibv-srq"),
+        ("perf send_bw -s 64X", "8GiB"),
+        ("pingpong -s 2G", "0 to 1073741824"),
+        ("perf send_bw -P 10.0.0.1", "cannot be used with"),
+    ] {
+        run(line).failed(2, &[words]);
+    }
+    let help = run("perf --help").succeeded();
+    assert!(help.out.contains("Compatibility with perftest:"), "{}", help.out);
+}
+
+/// A link named like a program of perftest or librdmacm is that program.
+#[test]
+fn a_link_works_like_the_program_of_its_name() {
+    let directory = std::env::temp_dir().join(format!("rocinante-links-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let start = |name: &str, line: &str| {
+        let link = directory.join(name);
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_rocinante-under-test"), &link).unwrap();
+        let mut command = Command::new(link);
+        command.args(words(line)).env_remove("ROCINANTE_NETDEV").stdin(Stdio::null());
+        Running::start(&mut command)
+    };
+    let Addresses { server, client } = Addresses::new();
+    for (name, [there, here]) in [
+        ("ib_write_bw", ["-n 20 --bind {s}", "-n 20 -F --json --bind {c} {s}"]),
+        ("ibv_rc_pingpong", ["-n 20 --bind {s}", "-n 20 --json --bind {c} {s}"]),
+        ("rping", ["-s -a {s}", "-c -a {s} -I {c} -C 2 -d --json"]),
+        ("rdma_client", ["", ""]),
+    ] {
+        let fill = |line: &str| {
+            let line = format!("{line} --netdev udp");
+            line.replace("{s}", &server.to_string()).replace("{c}", &client.to_string())
+        };
+        if there.is_empty() {
+            start(name, "").finish().failed(2, &["--server"]);
+            continue;
+        }
+        let mut at_server = start(name, &fill(there));
+        at_server.says("waiting for a client");
+        let done = start(name, &fill(here)).finish().succeeded();
+        if name == "ib_write_bw" {
+            assert_eq!(done.json()["perftest"], "6.06", "{}", done.out);
+        }
+        at_server.finish().succeeded();
+    }
+    std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn unreliable_services_are_measured() {
+    for (test, options) in [
+        ("write-bw", "-c UC -n 500 -s 5000"),
+        ("write-lat", "-c UC -n 50"),
+        ("send-lat", "-c UC -n 50 -e"),
+        ("send-lat", "-c UD -n 50 -s 1000"),
+        ("send-lat", "-c uc -n 50 --cm"),
+        ("send-lat", "-c UD -n 50 --cm"),
+    ] {
+        let cm = if options.contains("--cm") { "--cm" } else { "" };
+        let (server, client) =
+            both(&format!("perf {test} {cm}"), &format!("perf {test} {options} --json"));
+        server.succeeded();
+        let client = client.succeeded();
+        assert!(row(&client)["messages"].as_u64() >= Some(50), "{}", client.out);
+        let service = if options.contains("UD") { "UD" } else { "UC" };
+        assert_eq!(client.json()["connection"], service);
+    }
+    let (server, client) = both("perf send-lat", "perf send-lat -c UD -s 8K");
+    for done in [server, client] {
+        done.failed(1, &["a datagram has 4096 bytes at most"]);
+    }
+}
+
+/// What one side sent has arrived at the other, or is counted as lost at both.
+#[test]
+fn lost_messages_are_counted_at_both_sides() {
+    for options in ["-c UD -n 3000 -q 2", "-c UC -D 1 -s 4K", "-c UD -D 1 -e"] {
+        let (server, client) =
+            both("perf send-bw --json -r 64", &format!("perf send-bw --json -r 64 {options}"));
+        let (there, here) = (row(&server.succeeded()), row(&client.succeeded()));
+        let of = |row: &Value, name: &str| row[name].as_u64().unwrap();
+        assert_eq!(there["lost"], here["lost"], "{there} {here}");
+        assert_eq!(of(&here, "messages"), of(&there, "messages") + of(&there, "lost"), "{options}");
+        assert!(of(&there, "messages") > 0, "{there}");
+    }
+    for options in ["-c UD -n 2000", "-c UC -D 1"] {
+        let (server, client) =
+            both("perf send-bw --json -b", &format!("perf send-bw --json -b {options}"));
+        let (there, here) = (row(&server.succeeded()), row(&client.succeeded()));
+        assert_eq!((&there["messages"], &there["lost"]), (&here["messages"], &here["lost"]));
+    }
+    let (server, client) = both("perf send-bw -a", "perf send-bw -a -c UD -n 20 -m 1024 --json");
+    server.succeeded();
+    let sizes = client.succeeded().json()["results"].as_array().unwrap().len();
+    assert_eq!(sizes, 10, "2 to 1024 bytes");
+}
+
+#[test]
+fn each_interval_has_a_line() {
+    for (test, server_too) in [("write-bw", false), ("send-bw", true), ("read-lat", false)] {
+        let at_server = if server_too { "-i 0.2 --json" } else { "" };
+        let (server, client) =
+            both(&format!("perf {test} {at_server}"), &format!("perf {test} -D 2 -i 0.2 --json"));
+        let (server, client) = (server.succeeded(), client.succeeded());
+        for done in [&client, &server].into_iter().take(1 + usize::from(server_too)) {
+            let lines: Vec<Value> =
+                done.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            let (result, intervals) = lines.split_last().unwrap();
+            assert!(intervals.len() >= 3, "{}", done.out);
+            let mut end = 0.0;
+            for (number, line) in (1..).zip(intervals) {
+                assert_eq!(line["interval"], number, "{line}");
+                assert_eq!(line["begin_seconds"].as_f64(), Some(end), "{line}");
+                end = line["end_seconds"].as_f64().unwrap();
+            }
+            let of = |line: &Value| line["messages"].as_u64().unwrap();
+            let counted: u64 = intervals.iter().map(of).sum();
+            let all = of(&result["results"][0]);
+            assert!(counted > 0 && counted <= all, "{counted} of {all}: {}", done.out);
+        }
+        let lines = client.err.lines().filter(|line| line.ends_with(" s") && line.contains('-'));
+        assert!(lines.count() >= 3, "{}", client.err);
+    }
+}
+
+#[test]
+fn a_run_without_end_ends_by_a_signal() {
+    let addresses = Addresses::new();
+    let server = addresses.serve("perf send-bw");
+    let line = addresses.client_line("perf send-bw --run_infinitely -i 0.2 --json");
+    let mut client = Running::start(&mut super::rocinante(words(&line)));
+    client.says("   0.2-");
+    client.child.signal(Signal::SIGINT);
+    let client = client.finish().failed(130, &["stopped by SIGINT"]);
+    let last: Value = serde_json::from_str(client.out.lines().last().unwrap()).unwrap();
+    assert_eq!(last["error"]["kind"], "signal", "{last}");
+    assert!(last["results"][0]["messages"].as_u64() > Some(0), "{last}");
+    server.finish().failed(1, &["gave up: stopped by SIGINT"]);
+}
+
+#[test]
+fn a_result_below_the_limit_has_its_own_exit_status() {
+    for (server, client, status) in [
+        ("read-bw", "read-bw -n 100 -w 1000000", 3),
+        ("read-bw", "read-bw -n 100 -s 8 -y 1e6", 3),
+        ("read-bw", "read-bw -n 100 -w 0.000001 -y 1e-9", 0),
+        ("write-bw --compat perftest", "write-bw --compat perftest -w 100000000", 3),
+        ("write-bw --compat perftest", "write-bw --compat perftest -w 0.0001", 0),
+    ] {
+        let (server, client) = both(&format!("perf {server}"), &format!("perf {client} --json"));
+        server.succeeded();
+        assert_eq!(client.status, status, "{}", client.err);
+        let json = client.json();
+        assert!(json["results"][0]["gbps"].as_f64() > Some(0.0), "{json}");
+        let kind = if status == 3 { "limit".into() } else { Value::Null };
+        assert_eq!(json["error"]["kind"], kind, "{json}");
+    }
+}
+
+#[test]
+fn a_persistent_server_serves_one_client_after_the_other() {
+    for (server, clients) in [
+        ("perf write-bw -P -s 64", ["perf write-bw -n 10 -s 64", "perf write-bw -n 10 -s 65"]),
+        ("perf send-lat -P --cm -s 64", ["perf send-lat -s 64 --cm", "perf send-lat -s 65 --cm"]),
+        ("pingpong -P -s 64", ["pingpong -n 10 -s 64", "pingpong -s 65"]),
+        ("pingpong -P --cm -s 64", ["pingpong -n 10 -s 64 --cm", "pingpong -s 65 --cm"]),
+    ] {
+        let addresses = Addresses::new();
+        let mut running = addresses.serve(&format!("{server} --json"));
+        let [good, bad] = clients;
+        addresses.call(good).succeeded();
+        addresses.call(bad).failed(1, &["65 at the client and 64 at the server"]);
+        addresses.call(good).succeeded();
+        running.says("not served: ");
+        running.child.signal(Signal::SIGTERM);
+        let done = running.finish().failed(143, &["stopped by SIGTERM"]);
+        let lines: Vec<Value> =
+            done.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        // Each client's, and the signal's.
+        assert_eq!(lines.len(), 3, "{}", done.out);
+        assert_eq!(lines[2]["error"]["kind"], "signal");
+    }
+}
+
+#[test]
+fn own_programs_of_another_kind_are_recognised() {
+    let addresses = Addresses::new();
+    let server = addresses.serve("perf write-bw");
+    let client = addresses.call("perf write-bw --compat perftest");
+    client.failed(1, &["it is rocinante's own server: leave out --compat"]);
+    drop(server);
+    let addresses = Addresses::new();
+    let server = addresses.serve("perf write-bw --compat perftest");
+    addresses.call("perf write-bw").failed(1, &[]);
+    server.finish().failed(1, &["it is rocinante's own client: start it with --compat"]);
+    let addresses = Addresses::new();
+    let server = addresses.serve("perf write-bw --cm");
+    let client = addresses.call("perf write-bw --patience 1");
+    client.failed(1, &["a server with --cm is reached with --cm alone"]);
+    drop(server);
+}
+
+fn start(container: &Container, line: &str) -> Running {
+    let mut command = super::rocinante(words(line));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Running::of(container.spawn(&mut command).unwrap())
+}
+
+/// The link-local address of a container's interface.
+fn link_local(container: &Container) -> Option<Ipv6Addr> {
+    let output = container.output(Command::new("ip").args(["-6", "-o", "addr", "show", "eth0"]));
+    let text = String::from_utf8(output.ok()?.stdout).ok()?;
+    let mut words = text.split_whitespace().filter_map(|word| word.split('/').next());
+    words.find(|word| word.starts_with("fe80:")).and_then(|word| word.parse().ok())
+}
+
+#[test]
+fn addresses_are_taken_as_users_name_them() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [there, here] = [lab.container(1), lab.container(0)];
+    let v4 = there.ipv4().to_string();
+    let mut pairs = vec![
+        ("pingpong --bind eth0".to_owned(), format!("pingpong --bind eth0 {v4}")),
+        ("pingpong -d eth0 -g 0 -i 1".to_owned(), format!("pingpong -d eth0 -g 0 {v4}")),
+        ("perf write-lat -d eth0 -x 0".to_owned(), format!("perf write-lat -d eth0 -x 0 {v4}")),
+        ("rping -s -a eth0".to_owned(), format!("rping -c -C 2 -I eth0 -a {v4}")),
+        ("ucmatose -b eth0".to_owned(), format!("ucmatose -s {v4} -b eth0")),
+    ];
+    if let Some(v6) = there.ipv6() {
+        let [local, own] = [there, here].map(|container| link_local(container).unwrap());
+        pairs.extend([
+            ("pingpong --bind eth0".to_owned(), format!("pingpong --bind eth0 {v6}")),
+            ("perf write-lat --ipv6".to_owned(), format!("perf write-lat --ipv6 {v4}")),
+            ("pingpong".to_owned(), format!("pingpong {local}%eth0")),
+            ("pingpong --cm".to_owned(), format!("pingpong --cm {local}%eth0")),
+            (format!("rping -s -a {local}%eth0"), format!("rping -c -C 2 -a {local}%eth0")),
+            ("udaddy".to_owned(), format!("udaddy -s {local}%eth0 -b {own}%eth0")),
+        ]);
+        let bare = start(here, &format!("pingpong {local}")).finish();
+        bare.failed(1, &[&format!("give {local}%eth0")]);
+    }
+    for (server, client) in pairs {
+        let mut at_server = start(there, &format!("{server} --netdev udp"));
+        at_server.says("waiting for");
+        start(here, &format!("{client} --netdev udp")).finish().succeeded();
+        at_server.finish().succeeded();
+    }
+    start(here, "pingpong --bind eth7 10.0.0.1").finish().failed(2, &["rocinante devices"]);
+}
+
+/// One server for clients by IPv4, by IPv6 and by loopback.
+#[test]
+fn servers_without_an_address_listen_on_all() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [there, here] = [lab.container(1), lab.container(0)];
+    let (v4, v6) = (there.ipv4().to_string(), there.ipv6().map(|v6| v6.to_string()));
+    for (server, client) in [
+        ("pingpong --cm -P", "pingpong --cm -n 10 {}"),
+        ("perf send-bw --cm -P", "perf send-bw --cm -n 10 -q 2 {}"),
+        ("perf send-lat --cm -P", "perf send-lat --cm -n 10 -c UD {}"),
+        ("rping -s -P", "rping -c -C 2 -a {} --counters"),
+        ("rping -s -P --netdev auto", "rping -c -C 2 -a {} --netdev auto"),
+        ("udaddy", "udaddy -s {} --counters"),
+        ("ucmatose -c 2", "ucmatose -c 2 -s {} --counters"),
+        ("rdma-server", "rdma-client -s {}"),
+    ] {
+        let persistent = server.contains("-P");
+        let serve = || {
+            let mut running = start(there, &with_udp(server));
+            running.says("waiting for");
+            running
+        };
+        let mut running = serve();
+        for (from, address) in
+            [(here, Some(&v4)), (here, v6.as_ref()), (there, Some(&"localhost".to_owned()))]
+        {
+            let Some(address) = address else { continue };
+            let line = client.replace("{}", address);
+            let done = start(from, &with_udp(&line)).finish().succeeded();
+            let counted = done.err.contains("transport.sent_pkts");
+            assert_eq!(counted, line.contains("--counters"), "{}", done.err);
+            if !persistent {
+                running.finish().succeeded();
+                running = serve();
+            }
+        }
+        running.child.signal(Signal::SIGTERM);
+        let _ = running.finish();
+    }
+}
+
+/// The line with the backend `udp`, unless it has another.
+fn with_udp(line: &str) -> String {
+    if line.contains("--netdev") { line.to_owned() } else { format!("{line} --netdev udp") }
+}
+
+/// Two terminals on one machine, and not one option.
+#[test]
+fn loopback_needs_no_addresses() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let container = lab.container(0);
+    let mut server = start(container, "pingpong -P");
+    server.says("waiting for a client");
+    let line = "pingpong -n 2000 localhost";
+    let clients = [line, line].map(|line| start(container, line));
+    clients.into_iter().for_each(|client| drop(client.finish().succeeded()));
+    server.child.signal(Signal::SIGTERM);
+    let _ = server.finish();
+}
+
+#[test]
+fn a_held_port_is_told_when_the_server_starts() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let container = lab.container(0);
+    let address = container.ipv4();
+    let mut holder = start(container, &format!("rping -s --netdev udp -a {address}"));
+    holder.says("waiting for a client");
+    let mut server = start(container, "perf write-bw --netdev udp");
+    server.says(&format!("UDP/4791 of {address} is held by pid {}", holder.child.id()));
+    for mut running in [server, holder] {
+        running.child.signal(Signal::SIGTERM);
+        let _ = running.finish();
+    }
+}
+
+#[test]
+fn a_name_may_become_known() {
+    let client = run("pingpong --patience 2 no.such.host.invalid");
+    client.failed(1, &["trying for up to 2 s", "is the name right"]);
+}
