@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use rocinante::{Access, Mr, RecvWr, SendData, SendOp};
+use rocinante::{Access, Mr, RecvWr, SendData, SendOp, SendWr};
 use rocinante_netdev::sim::SimNet;
 use sim::{PATIENCE, Side, connect, request, sides};
 
@@ -215,5 +215,43 @@ fn threads_post_at_once_and_a_region_goes_while_it_is_written() {
         let first = failed.clone().next();
         assert!(first.is_none_or(|status| *status == rocinante::WcStatus::RemAccessErr));
         done.store(true, Ordering::Release);
+    });
+}
+
+/// A record of one line as the guide has it: the version before the data in the last word, the
+/// version after the data in the first word. A READ loads it ascending, so it never mixes two.
+#[test]
+fn a_read_of_a_line_sees_a_record_whole_or_knows_it_is_not() {
+    let net = SimNet::new(1);
+    let sides = sides(&net, [false, true]);
+    let [a, b] = &sides;
+    let [qp, _peer] = connect(&sides, TIMEOUT);
+    let (done, gets) = (AtomicBool::new(false), if cfg!(miri) { 3 } else { 2_000 });
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for version in 1.. {
+                if done.load(Ordering::Relaxed) {
+                    return;
+                }
+                b.mr.word(56).store(version, Ordering::Release);
+                b.mr.write(8, &version.to_ne_bytes().repeat(6));
+                b.mr.word(0).store(version, Ordering::Release);
+                thread::yield_now();
+            }
+        });
+        let (mut whole, mut newest) = (0, 0);
+        let start = Instant::now();
+        while whole < gets {
+            assert!(start.elapsed() < PATIENCE, "{whole} whole records");
+            qp.post(SendWr::read(&[a.mr.sge(0, 64)], b.mr.remote().slice(0, 64))).unwrap();
+            a.succeed(0);
+            let words: Vec<u64> = (0..8).map(|at| a.mr.load(8 * at)).collect();
+            if words[0] == words[7] {
+                assert!(words.iter().all(|word| *word == words[0]), "{words:?}");
+                assert!(words[0] >= newest, "{words:?} after {newest}");
+                (whole, newest) = (whole + 1, words[0]);
+            }
+        }
+        done.store(true, Ordering::Relaxed);
     });
 }
