@@ -193,6 +193,19 @@ pub fn add(result: &impl Serialize) {
     running(|running| running.results.push(result));
 }
 
+/// One of several results of the command that runs.
+///
+/// # Panics
+/// If it is no object.
+#[must_use]
+pub fn object(result: &impl Serialize) -> String {
+    let program = match &*state() {
+        State::Running(running) => running.program.clone(),
+        State::Idle | State::Over => String::from("rocinante"),
+    };
+    output::object(&program, result)
+}
+
 /// Forgets results and device: the command begins with another client.
 pub fn forget() {
     running(|running| {

@@ -53,6 +53,7 @@ mod exchange;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod guide;
 mod kernel;
 mod model;
 mod mr;

@@ -5,7 +5,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, CmFailure, Connecting, Listener, Params, RejReason};
-use rocinante::{Access, Context, Cq, OpenOptions, Pd, PreparedQp, QpState, QpType, VerbsError};
+use rocinante::{
+    Access, Context, Cq, OpenOptions, Pd, PreparedQp, QpState, QpType, RecvWr, SendWr, VerbsError,
+};
 use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{LinkConfig, SimConfig, SimNet, Verdict};
 
@@ -155,4 +157,37 @@ fn a_device_connects_to_itself() {
     let accepted = accepted.wait(PATIENCE).unwrap();
     drop(accepted);
     asked.wait_disconnected(PATIENCE).unwrap();
+}
+
+/// The client's first message overtakes its last word of the handshake. The server knows whose it
+/// is by the context, and the queue pair is there, although the connection is not.
+#[test]
+fn a_message_before_the_connection_is_known_by_its_context() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net);
+    let listener = Listener::bind(&b.ctx, SERVER, 4).unwrap();
+    let mut asking = Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();
+    let request = listener.request(Some(PATIENCE)).unwrap();
+    let qp = b.pd.qp(&b.cq, &b.cq).context(77).build().unwrap();
+    let mr = b.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+    qp.post_recv(&[RecvWr::new(5, &[mr.sge(0, 64)])]).unwrap();
+    let mut accepting = request.accept(qp, &Params::default()).unwrap();
+    let client = until_some(|| asking.try_finish().unwrap());
+    client.post(SendWr::send(b"early")).unwrap();
+    let wc = b.cq.wait_one(PATIENCE).unwrap().ok().unwrap();
+    assert_eq!((wc.wr_id, wc.context, mr.slice(0, 5).to_vec()), (5, 77, b"early".to_vec()));
+    assert_eq!(accepting.qp().map(rocinante::Qp::qpn), Some(wc.qpn));
+    let server = until_some(|| accepting.try_finish().unwrap());
+    assert_eq!((server.qpn(), accepting.qp().is_none()), (wc.qpn, true));
+}
+
+fn until_some<T>(mut what: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(found) = what() {
+            return found;
+        }
+        assert!(begin.elapsed() < PATIENCE, "it never came");
+        std::thread::sleep(Duration::from_micros(200));
+    }
 }

@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
+use serde_json::json;
 
 use super::table::{Bandwidth, Latency, Row};
 use crate::measure::{self, BulkResult, Times, record};
-use crate::output::Output;
+use crate::output::{Output, object};
 
 /// Parses an interval of the command line, in seconds.
 ///
@@ -67,11 +68,11 @@ impl Times for Timed<'_> {
     }
 }
 
-/// A line of `--json`.
+/// An interval in a line of `--json`.
 #[derive(Debug, Serialize)]
-struct Line<'a> {
-    /// Number of the interval of this size, from 1.
-    interval: u64,
+struct Interval<'a> {
+    /// Of this size, from 1.
+    number: u64,
     /// Since the measurement of this size began.
     begin_seconds: f64,
     end_seconds: f64,
@@ -138,12 +139,12 @@ fn bandwidth(bytes: usize, messages: u64, time: Duration) -> Bandwidth {
     Bandwidth { bytes, messages, seconds, gbps_peak: gbps, gbps, mpps, lost: None }
 }
 
-fn print(interval: u64, [begin, end]: [Duration; 2], row: &Row, out: Output) {
+fn print(number: u64, [begin, end]: [Duration; 2], row: &Row, out: Output) {
     let [begin_seconds, end_seconds] = [begin, end].map(|time| time.as_secs_f64());
     out.line(format_args!("{row}   {begin_seconds:.1}-{end_seconds:.1} s"));
     if out.json {
-        let line = Line { interval, begin_seconds, end_seconds, row };
-        out.result(serde_json::to_string(&line).expect("a result is JSON"));
+        let interval = Interval { number, begin_seconds, end_seconds, row };
+        out.result(object("rocinante perf", json!({ "interval": interval })));
     }
 }
 
@@ -165,9 +166,9 @@ mod tests {
         let row = bandwidth(1000, 500, Duration::from_millis(500));
         assert!((row.gbps - 8e-3).abs() < 1e-12 && (row.mpps - 1e-3).abs() < 1e-12, "{row:?}");
         let row = Row::Bandwidth(row);
-        let line = Line { interval: 3, begin_seconds: 1.0, end_seconds: 1.5, row: &row };
+        let line = Interval { number: 3, begin_seconds: 1.0, end_seconds: 1.5, row: &row };
         let json = serde_json::to_value(&line).unwrap();
-        assert_eq!((&json["interval"], &json["messages"]), (&3.into(), &500.into()));
+        assert_eq!((&json["number"], &json["messages"]), (&3.into(), &500.into()));
         let meter = Meter::started();
         let mut all = measure::histogram();
         let mut timed = Timed { all: &mut all, meter: Some(&meter) };

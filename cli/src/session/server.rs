@@ -89,7 +89,7 @@ impl Server {
             }
             match served {
                 Ok(report) if self.out.json => {
-                    self.out.result(serde_json::to_string(&report).expect("results are JSON"));
+                    self.out.result(ending::object(&report));
                 }
                 Ok(_) => {}
                 Err(failure) => {

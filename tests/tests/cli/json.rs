@@ -97,7 +97,7 @@ fn failures_of_every_command() {
     let (here, there) = (unique::loopback(), unique::loopback());
     for (line, status) in [
         (format!("perf write-bw --netdev udp --bind {here} --patience 1 {there}"), 1),
-        ("perf write-bw -x 1".to_owned(), 2),
+        ("perf write-bw -V".to_owned(), 2),
         (format!("pingpong --netdev udp --bind {here} --patience 1 {there}"), 1),
         (format!("rping -c --netdev udp -a {there} -I {here} --patience 1"), 1),
         (format!("udaddy --netdev udp -s {there} -b {here} --patience 1"), 1),

@@ -166,12 +166,12 @@ fn each_interval_has_a_line() {
             assert!(intervals.len() >= 3, "{}", done.out);
             let mut end = 0.0;
             for (number, line) in (1..).zip(intervals) {
-                assert_eq!(line["interval"], number, "{line}");
-                assert_eq!(line["begin_seconds"].as_f64(), Some(end), "{line}");
-                end = line["end_seconds"].as_f64().unwrap();
+                assert_eq!(line["interval"]["number"], number, "{line}");
+                assert_eq!(line["interval"]["begin_seconds"].as_f64(), Some(end), "{line}");
+                end = line["interval"]["end_seconds"].as_f64().unwrap();
             }
             let of = |line: &Value| line["messages"].as_u64().unwrap();
-            let counted: u64 = intervals.iter().map(of).sum();
+            let counted: u64 = intervals.iter().map(|line| of(&line["interval"])).sum();
             let all = of(&result["results"][0]);
             assert!(counted > 0 && counted <= all, "{counted} of {all}: {}", done.out);
         }

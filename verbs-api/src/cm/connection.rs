@@ -103,6 +103,18 @@ impl Connecting {
         Self { stage: Stage::Accepted(Box::new(qp)), peer, private, link }
     }
 
+    /// The queue pair: of the active side in INIT, of the passive side ready to send. Messages may
+    /// complete on it already: see the [module](super). `None` once it has become a
+    /// [`Connection`].
+    #[must_use]
+    pub fn qp(&self) -> Option<&Qp> {
+        match &self.stage {
+            Stage::Asked(qp, ..) => Some(qp.qp()),
+            Stage::Accepted(qp) => Some(qp),
+            Stage::Done => None,
+        }
+    }
+
     /// Goes on as far as possible without waiting. The device must be driven meanwhile, by its
     /// background thread or [`Context::progress`](crate::Context::progress). After a result, none
     /// follows.
