@@ -6,7 +6,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::Command;
+use clap::builder::Resettable;
+use clap::{Arg, Command};
 use clap_complete::Shell;
 
 use crate::output::{Failure, Output};
@@ -54,11 +55,25 @@ fn write_pages(directory: &Path, cli: &Command) -> io::Result<()> {
     clap_mangen::generate_to(visible(cli), directory)
 }
 
-/// The command line without its hidden commands, which `clap_complete` would offer.
-fn visible(cli: &Command) -> Command {
-    let shown = cli.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
-    Command::new("rocinante")
-        .about(cli.get_about().cloned().unwrap_or_default())
-        .version(env!("CARGO_PKG_VERSION"))
-        .subcommands(shown)
+/// A command without its hidden commands and options, which `clap_complete` would offer. Those are
+/// there to say why they are not taken.
+fn visible(command: &Command) -> Command {
+    // An option that is left out would be missed by those that name it.
+    let alone = |arg: &Arg| {
+        let arg = arg.clone().conflicts_with(Resettable::Reset).requires(Resettable::Reset);
+        arg.overrides_with(Resettable::Reset).group(Resettable::Reset)
+    };
+    let args = command.get_arguments().filter(|arg| !arg.is_hide_set()).map(alone);
+    let below = command.get_subcommands().filter(|command| !command.is_hide_set()).map(visible);
+    let mut shown = Command::new(command.get_name().to_owned()).args(args).subcommands(below);
+    if let Some(about) = command.get_about() {
+        shown = shown.about(about.clone());
+    }
+    if let Some(about) = command.get_long_about() {
+        shown = shown.long_about(about.clone());
+    }
+    match command.get_version() {
+        Some(version) => shown.version(version.to_owned()),
+        None => shown,
+    }
 }

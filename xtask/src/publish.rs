@@ -73,7 +73,9 @@ fn unpack(names: &[&str], version: &str) -> Result<std::path::PathBuf, String> {
         let unpacked = format!("{name}-{version}");
         let _ = fs::remove_dir_all(folder.join(&unpacked));
         let archive = target.join("package").join(format!("{unpacked}.crate"));
-        command::run(Command::new("tar").arg("-C").arg(&folder).arg("-xzf").arg(archive))?;
+        // Files in a package have one time, always, and cargo compiles again what is newer.
+        let unpack = ["--extract", "--gzip", "--touch", "--directory"];
+        command::run(Command::new("tar").args(unpack).arg(&folder).arg("--file").arg(archive))?;
         members += &format!("\"{unpacked}\", ");
         patches += &format!("{name} = {{ path = \"{unpacked}\" }}\n");
     }

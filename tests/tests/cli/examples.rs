@@ -1,6 +1,7 @@
 //! The files in `docs/examples`, which others copy.
 
-use super::Running;
+use super::{Running, rocinante};
+use nix::sys::signal::Signal;
 use rocinante_node::{Lab, LabConfig};
 use rocinante_tests::require_lab;
 use std::fs;
@@ -37,7 +38,9 @@ fn the_workflow_measures_between_two_processes() {
 }
 
 #[test]
-fn the_policy_lets_rocev2_through_for_the_pods_of_the_deployment() {
+fn the_deployment_is_ready_and_its_policy_lets_rocev2_through() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
     let documents = documents("kubernetes.yaml");
     let kind = |name| documents.iter().find(|it| it["kind"].as_str() == Some(name)).unwrap();
     let (deployment, policy) = (kind("Deployment"), kind("NetworkPolicy"));
@@ -51,8 +54,21 @@ fn the_policy_lets_rocev2_through_for_the_pods_of_the_deployment() {
     }
     let container = &pod["spec"]["containers"][0];
     assert_eq!(container["securityContext"]["capabilities"]["drop"][0].as_str(), Some("ALL"));
-    // The command knows its arguments, with the pod's address in the place of the variable.
-    let args = container["args"].as_vec().unwrap().iter().map(|arg| arg.as_str().unwrap());
-    let args = args.map(|arg| arg.replace("$(POD_IP)", "192.0.2.1"));
-    super::run(&args.collect::<Vec<_>>().join(" ")).failed(1, &["192.0.2.1"]);
+    // The container's command, and what asks whether it is ready, in one network namespace.
+    let words = |list: &Yaml| -> Vec<String> {
+        list.as_vec().unwrap().iter().map(|word| word.as_str().unwrap().to_owned()).collect()
+    };
+    let start = |args: &[String]| {
+        let mut command = rocinante(args);
+        command.env("ROCINANTE_NETDEV", "udp").stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::of(lab.container(0).spawn(&mut command).unwrap())
+    };
+    let mut server = start(&words(&container["args"]));
+    server.says("waiting for a client");
+    let probe = words(&container["readinessProbe"]["exec"]["command"]);
+    assert_eq!(probe[0], "/rocinante");
+    start(&probe[1..]).finish().succeeded();
+    server.child.signal(Signal::SIGTERM);
+    server.finish().failed(143, &["SIGTERM"]);
+    start(&probe[1..]).finish().failed(1, &["cannot connect"]);
 }
