@@ -43,13 +43,13 @@
 //!
 //! A client may send as soon as it has the server's answer. So a server's receive may complete
 //! before [`Connecting::wait`] or [`Connecting::try_finish`] has returned the [`Connection`]: the
-//! message overtakes the client's last word of the handshake, and establishes the connection, too.
-//! Therefore a server
+//! message overtakes the last one of the handshake, and establishes the connection, too. Therefore
+//! a server
 //!
-//! - posts its receives before it accepts ([`PreparedQp::post_recv`](crate::PreparedQp::post_recv));
-//! - gives each queue pair a [`context`](crate::QpBuilder::context) that it knows beforehand, such as
-//!   the index of its client's entry, and finds the client by
-//!   [`Wc::context`](crate::Wc::context), not by the number of a queue pair that it has not got yet;
+//! - posts its receives before it accepts (see [`PreparedQp::post_recv`]);
+//! - gives each queue pair a [`context`](crate::QpBuilder::context) that it knows beforehand, such
+//!   as the index of its client's entry, and finds the client by [`Wc::context`](crate::Wc), not by
+//!   the number of a queue pair that it has not got yet;
 //! - keeps a message that it cannot answer yet until the connection is there.
 //!
 //! # Datagrams

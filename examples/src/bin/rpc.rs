@@ -115,10 +115,11 @@ fn refill(srq: &Srq, pool: &BufferPool) -> Result<(), VerbsError> {
 fn hear(cq: &Cq, srq: &Srq, pool: &BufferPool, clients: &Clients) -> Result<(), VerbsError> {
     while let Some(wc) = cq.poll_one()? {
         let buffer = pool.take_back(wc.wr_id).expect("a buffer that was given away");
-        if wc.ok().is_ok() && wc.opcode == WcOpcode::Recv {
-            if let Some(client) = clients.lock().unwrap().get(&wc.context) {
-                let _ = client.send((buffer, wc.byte_len as usize));
-            }
+        if wc.ok().is_ok()
+            && wc.opcode == WcOpcode::Recv
+            && let Some(client) = clients.lock().unwrap().get(&wc.context)
+        {
+            let _ = client.send((buffer, wc.byte_len as usize));
         }
     }
     refill(srq, pool)

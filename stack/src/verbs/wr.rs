@@ -220,8 +220,7 @@ impl<'a> SendWr<'a> {
         self
     }
 
-    /// Immediate data for the receiver, which takes it from
-    /// [`Cqe::imm_data`](super::Cqe::imm_data): a number that travels in network byte order.
+    /// Immediate data for the receiver, a number that travels in network byte order.
     ///
     /// # Panics
     /// Unless it is a SEND or a WRITE.

@@ -68,7 +68,7 @@ impl Range {
     /// Whether it is moved word by word: a few whole aligned words.
     #[inline]
     const fn is_words(self) -> bool {
-        self.len <= WORDS_MAX && self.address % 8 == 0 && self.len % 8 == 0
+        self.len <= WORDS_MAX && self.address.is_multiple_of(8) && self.len.is_multiple_of(8)
     }
 
     /// The word that begins `offset` bytes behind the first.

@@ -252,7 +252,7 @@ fn engine_init(pd: &Pd, attr: &QpInitAttr<'_>, cookie: u32) -> QpInit {
         max_recv_sge: attr.caps.max_recv_sge,
         max_inline_data: attr.caps.max_inline_data,
         sq_sig_all: attr.sq_sig_all,
-        cookie: u32::from(cookie),
+        cookie,
         context: attr.context,
     }
 }
