@@ -412,7 +412,7 @@ fn cannot_connect(address: SocketAddr, error: &io::Error) -> String {
 }
 
 /// Parses a line as a peer's hello; a valid one means the same after it is written again.
-#[cfg(feature = "fuzzing")]
+#[cfg(feature = "internals")]
 pub(crate) fn try_parse(text: &str) {
     use std::net::IpAddr;
 

@@ -38,7 +38,8 @@
 //! - [`QpBuilder`], [`PreparedQp`], [`Qp`]: queue pairs; [`Ah`]: destinations of datagrams;
 //!   [`Srq`]: receives that queue pairs share;
 //! - [`cm`]: connections through the connection manager, as `librdmacm` makes them;
-//! - [`Exchange`]: a small exchange, over TCP or a queue pair, that connects two queue pairs.
+//! - `Exchange` (feature `exchange`): a small exchange, over TCP or a queue pair, that connects two
+//!   queue pairs.
 //!
 //! The program needs no thread for the device: `post_send` and `poll` drive it on the spot. A
 //! background thread drives it while the program does not.
@@ -49,8 +50,9 @@ pub mod cm;
 mod context;
 mod cq;
 mod device;
+#[cfg(feature = "exchange")]
 mod exchange;
-#[cfg(feature = "fuzzing")]
+#[cfg(all(feature = "exchange", feature = "internals"))]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod guide;
@@ -67,6 +69,7 @@ mod srq;
 pub use ah::{Ah, GRH_LEN};
 pub use context::{Context, Pd};
 pub use cq::{CompChannel, Cq};
+#[cfg(feature = "exchange")]
 pub use exchange::{Exchange, Hello, PeerWatch};
 pub use kernel::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
 pub use model::device::{
@@ -84,7 +87,7 @@ pub use mw::{BindMw, Mw, MwPart};
 pub use open::{DEVICE_VARIABLE, NETDEV_VARIABLE, OpenOptions, SHARDS_VARIABLE};
 pub use qp::{PreparedQp, Qp, QpBuilder};
 pub use rocinante_netdev::{
-    AnyPort, Backend, Capabilities, Interface, OpenError, PacketConfig, PortConfig, PortStats,
+    Backend, Capabilities, Interface, OpenError, PacketConfig, PortConfig, PortStats,
     UdpConfig, XdpConfig,
 };
 pub use rocinante_stack::mem::{

@@ -4,7 +4,9 @@ use std::ffi::OsStr;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, Shards, auto};
+#[cfg(any(test, feature = "internals"))]
+use rocinante_netdev::AnyPort;
+use rocinante_netdev::{Backend, Interface, PortConfig, Shards, auto};
 
 use crate::choice::BackendChoice;
 use crate::context::Context;
@@ -262,6 +264,8 @@ impl OpenOptions {
     ///
     /// # Errors
     /// [`VerbsError::Io`] if the operating system has no descriptors or threads left.
+    #[cfg(any(test, feature = "internals"))]
+    #[doc(hidden)]
     pub fn open_port(self, name: &str, port: AnyPort, why: &str) -> Result<Context, VerbsError> {
         if self.shards.is_some_and(|count| count != 1) {
             return Err(VerbsError::Invalid("a device over one port has one shard".into()));

@@ -128,7 +128,7 @@ pub(crate) fn shipped() -> Result<Vec<sbom::Line>, String> {
 fn instruments(lines: &[sbom::Line]) -> Vec<String> {
     let ours = lines.iter().filter(|line| line.name.starts_with("rocinante"));
     let wrong = ours.filter(|line| {
-        !SHIPPED.contains(&line.name.as_str()) || line.features.iter().any(|name| name == "fuzzing")
+        !SHIPPED.contains(&line.name.as_str()) || line.features.iter().any(|name| name == "internals")
     });
     wrong.map(|line| line.purl()).collect()
 }
@@ -222,10 +222,10 @@ mod tests {
     #[test]
     fn what_tests_need_is_not_shipped() {
         let tree = "0 rocinante-cli v0.1.0 (/r/cli)|MIT|\n1 rocinante v0.1.0 (/r)|MIT|tokio\n\
-                    1 clap v4.6.7|MIT|derive,fuzzing";
+                    1 clap v4.6.7|MIT|derive,internals";
         assert_eq!(instruments(&sbom::lines(tree)), [""; 0]);
         let tree = "0 rocinante-cli v0.1.0 (/r/cli)|MIT|\n1 rocinante-sim v0.1.0 (/r/sim)|MIT|\n\
-                    1 rocinante v0.1.0 (/r)|MIT|default,fuzzing";
+                    1 rocinante v0.1.0 (/r)|MIT|default,internals";
         let wrong = ["pkg:cargo/rocinante-sim@0.1.0", "pkg:cargo/rocinante@0.1.0"];
         assert_eq!(instruments(&sbom::lines(tree)), wrong);
     }

@@ -31,7 +31,7 @@ setters! {
 
 impl Endpoint {
     /// The data of a queue pair that a peer sent by other means than
-    /// [`Exchange`](crate::Exchange). Implementations other than this one announce no receive
+    /// `Exchange`. Implementations other than this one announce no receive
     /// budget: it is [`Budget::STANDARD`].
     #[must_use]
     pub const fn new(address: IpAddr, qpn: Qpn, psn: Psn, mtu: Mtu) -> Self {
