@@ -13,7 +13,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rocinante::{Access, Backend, ConnectOptions, Mr, Psn, Qp, QpType, SendOp, WcStatus};
+use rocinante::device::Backend;
+use rocinante::verbs::{Psn, QpType, SendOp};
+use rocinante::{Access, ConnectOptions, Mr, Qp, WcStatus};
 use rocinante_stack::types::{Key, Pkey};
 use rocinante_stack::wire::{Bth, Opcode};
 use rocinante_tests::attacker::{Attacker, packet};

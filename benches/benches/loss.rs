@@ -9,7 +9,9 @@ mod writes;
 
 use std::time::Duration;
 
-use rocinante::{Access, Backend, Mtu};
+use rocinante::Access;
+use rocinante::device::Backend;
+use rocinante::verbs::Mtu;
 use rocinante_node::Match;
 use rocinante_tests::harness::{Harness, Setup};
 use rocinante_tests::oracles::Oracle;

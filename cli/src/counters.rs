@@ -1,6 +1,6 @@
 //! The counters of a device in this process.
 
-use rocinante::DeviceCounters;
+use rocinante::stats::DeviceCounters;
 use serde_json::{Map, Value, json};
 
 /// The counters that are not zero, one per line.

@@ -5,9 +5,9 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use rocinante::verbs::{Destination, GRH_LEN, QpType, SendData, SendOp, WcOpcode};
 use rocinante::{
-    Access, Ah, Context, Cq, Destination, GRH_LEN, Mr, Pd, Qp, QpType, RecvWr, SendData, SendOp,
-    SendWr, VerbsError, Wc, WcOpcode, WcStatus, cm,
+    Access, Ah, Context, Cq, Mr, Pd, Qp, RecvWr, SendWr, VerbsError, Wc, WcStatus, cm,
 };
 
 use crate::ending;
@@ -149,7 +149,7 @@ impl Node {
             )
         })?;
         let ah = self.pd.create_ah_from_wc(wc, header)?;
-        let to = ah.to(rocinante::Qpn::new(named), cm::UDP_QKEY);
+        let to = ah.to(rocinante::verbs::Qpn::new(named), cm::UDP_QKEY);
         Ok((ah, to))
     }
 

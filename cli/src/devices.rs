@@ -10,10 +10,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::process::ExitCode;
 
-use rocinante::{
-    Backend, Capabilities, Interface, Limits, Mtu, NETDEV_VARIABLE, OpenOptions, PortConfig,
-    VerbsError, hardware_devices,
+use rocinante::device::{
+    Backend, Capabilities, Interface, Limits, NETDEV_VARIABLE, PortConfig, hardware_devices,
 };
+use rocinante::verbs::Mtu;
+use rocinante::{OpenOptions, VerbsError};
 use rocinante_netdev::auto;
 use serde::Serialize;
 

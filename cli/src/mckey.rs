@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use rocinante::{PeerPath, Qpn, cm};
+use rocinante::cm;
+use rocinante::verbs::{PeerPath, Qpn};
 use serde::Serialize;
 
 use crate::datagrams::{DatagramPlan, Node};

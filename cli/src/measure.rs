@@ -25,10 +25,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rocinante::{
-    CompChannel, Context, Cq, Destination, Exchange, Mr, PostListError, Qp, QpState, RemoteSlice,
-    VerbsError, Wc, WcStatus,
-};
+use rocinante::exchange::Exchange;
+use rocinante::verbs::{Destination, PostListError, QpState};
+use rocinante::{CompChannel, Context, Cq, Mr, Qp, RemoteSlice, VerbsError, Wc, WcStatus};
 
 use crate::quiet::Quiet;
 pub use bulk::{Bulk, BulkOp, BulkResult, bulk, bulk_with_shares, post_receives, receive_bulk};
@@ -278,7 +277,8 @@ fn succeeded(wc: Wc) -> Result<Wc, MeasureError> {
 #[cfg(test)]
 mod pair {
     use super::*;
-    use rocinante::{Access, Backend, ConnectOptions, OpenOptions, PreparedQp};
+    use rocinante::device::Backend;
+    use rocinante::{Access, ConnectOptions, OpenOptions, PreparedQp};
     use std::net::{IpAddr, TcpListener};
 
     pub(super) struct Owner {
@@ -354,7 +354,9 @@ mod pair {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rocinante::{Access, Backend, ConnectOptions, OpenOptions, SendData, SendOp, SendWr};
+    use rocinante::device::Backend;
+    use rocinante::verbs::{SendData, SendOp};
+    use rocinante::{Access, ConnectOptions, OpenOptions, SendWr};
 
     /// A request completes after the last look and before the queue is armed. It makes no event.
     #[test]

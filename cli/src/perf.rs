@@ -9,7 +9,8 @@ pub mod table;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rocinante::{Context, Mtu};
+use rocinante::Context;
+use rocinante::verbs::Mtu;
 use serde::ser::Error as _;
 use serde::{Serialize, Serializer};
 

@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rocinante::{Access, ConnectOptions, Context, Endpoint, Mtu};
+use rocinante::verbs::Mtu;
+use rocinante::{Access, ConnectOptions, Context, Endpoint};
 use serde::{Deserialize, Serialize};
 
 use crate::compat::device::{AddressChoice, DeviceArgs};

@@ -40,7 +40,8 @@ impl<'a> Quiet<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rocinante::{Backend, OpenOptions};
+    use rocinante::OpenOptions;
+    use rocinante::device::Backend;
 
     #[test]
     fn silence_ends_patience() {

@@ -23,10 +23,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use rocinante::{
-    ConnectOptions, Context, Endpoint, Exchange, Hello, ModifyAttr, Mtu, PreparedQp, Provider, Qp,
-    QpState,
-};
+use rocinante::device::Provider;
+use rocinante::exchange::{Exchange, Hello};
+use rocinante::verbs::{ModifyAttr, Mtu, QpState};
+use rocinante::{ConnectOptions, Context, Endpoint, PreparedQp, Qp};
 use serde::Serialize;
 
 use self::door::Door;

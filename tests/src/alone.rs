@@ -3,7 +3,8 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rocinante::{Context, Resources};
+use rocinante::Context;
+use rocinante::stats::Resources;
 
 use crate::harness::wait_until;
 use rocinante_node::{ChildGuard, exit_with_parent};

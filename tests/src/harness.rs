@@ -10,7 +10,9 @@
 //! not send from a source port each. They are connected directly, without TCP.
 //!
 //! ```no_run
-//! use rocinante::{Access, Backend, SendOp};
+//! use rocinante::Access;
+//! use rocinante::device::Backend;
+//! use rocinante::verbs::SendOp;
 //! use rocinante_tests::harness::{Harness, Setup, wr};
 //!
 //! fn a_write_arrives() {
@@ -31,11 +33,12 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-pub use rocinante::Backend;
 use rocinante::cm::{Listener, Request};
+pub use rocinante::device::Backend;
+use rocinante::verbs::{SendData, SendOp, Sge};
 use rocinante::{
     Access, CompChannel, ConnectOptions, Context, Cq, OpenOptions, Pd, PreparedQp, Qp, QpBuilder,
-    SendData, SendOp, SendWr, Sge, VerbsError, Wc, WcStatus,
+    SendWr, VerbsError, Wc, WcStatus,
 };
 
 use crate::oracles::{Channels, Oracles, becomes_idle, is_ready_within};

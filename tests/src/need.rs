@@ -1,6 +1,6 @@
 //! What tests need, each with the reason why it is not available.
 
-use rocinante::Backend;
+use rocinante::device::Backend;
 use rocinante_node::{Availability, Privilege};
 use std::path::Path;
 use std::sync::LazyLock;

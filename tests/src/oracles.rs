@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rocinante::{Backend, CompChannel, Context, DeviceCounters, Resources};
+use rocinante::device::Backend;
+use rocinante::stats::{DeviceCounters, Resources};
+use rocinante::{CompChannel, Context};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::delay::Delay;

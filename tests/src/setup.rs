@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use rocinante::{
-    Backend, ConnectOptions, Context, Limits, Mtu, OpenOptions, PortConfig, SHARDS_VARIABLE,
-};
+use rocinante::device::{Backend, Limits, PortConfig, SHARDS_VARIABLE};
+use rocinante::verbs::Mtu;
+use rocinante::{ConnectOptions, Context, OpenOptions};
 
 use crate::oracles::{Exception, Oracle};
 

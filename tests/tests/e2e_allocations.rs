@@ -7,7 +7,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rocinante::{Access, Backend, Mr, Qp, RecvWr, SendOp, WcStatus};
+use rocinante::device::Backend;
+use rocinante::verbs::SendOp;
+use rocinante::{Access, Mr, Qp, RecvWr, WcStatus};
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, wr};
 use rocinante_tests::{need, require_lab};
 

@@ -1,6 +1,8 @@
 //! The backend of a container's device if the program names none, and the reason.
 
-use rocinante::{Access, Backend, ConnectOptions, Context, OpenOptions, SendOp, WcStatus};
+use rocinante::device::Backend;
+use rocinante::verbs::SendOp;
+use rocinante::{Access, ConnectOptions, Context, OpenOptions, WcStatus};
 use rocinante_node::{Container, Lab, LabConfig};
 use rocinante_tests::harness::{Harness, Setup, wr};
 use rocinante_tests::{require_backend, require_lab, require_machine_root, require_nft};

@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 
+use rocinante::Access;
 use rocinante::cm::{Connecting, Listener, Params};
-use rocinante::{Access, Backend};
+use rocinante::device::Backend;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup};
 use rocinante_tests::{on_each_backend, require_backend};
 

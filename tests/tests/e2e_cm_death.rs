@@ -9,10 +9,10 @@ use std::process::{ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{Connecting, Connection, DatagramListener, Listener, Params, Resolving};
-use rocinante::{
-    Access, Backend, ConnectOptions, Cq, Mr, PreparedQp, RecvWr, Resources, SendOp, VerbsError,
-    WcStatus,
-};
+use rocinante::device::Backend;
+use rocinante::stats::Resources;
+use rocinante::verbs::SendOp;
+use rocinante::{Access, ConnectOptions, Cq, Mr, PreparedQp, RecvWr, VerbsError, WcStatus};
 use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::wire::cm::code_to_ns;

@@ -4,7 +4,9 @@
 use std::net::SocketAddr;
 
 use rocinante::cm::{self, CmFailure, Connection, Listener, Params, RejReason};
-use rocinante::{Access, Backend, QpType, RecvWr, SendOp, VerbsError};
+use rocinante::device::Backend;
+use rocinante::verbs::{QpType, SendOp};
+use rocinante::{Access, RecvWr, VerbsError};
 use rocinante_node::Match;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, Side, pattern, wr};
 use rocinante_tests::{require_backend, require_nft};

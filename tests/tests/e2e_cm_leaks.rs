@@ -5,7 +5,10 @@
 use std::net::SocketAddr;
 
 use rocinante::cm::{self, Listener, Params};
-use rocinante::{Access, Backend, RecvWr, Resources, SendOp, WcStatus};
+use rocinante::device::Backend;
+use rocinante::stats::Resources;
+use rocinante::verbs::SendOp;
+use rocinante::{Access, RecvWr, WcStatus};
 use rocinante_tests::alone::{Held, resident_bytes};
 use rocinante_tests::alone_on_each_backend;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, Side, wait_until, wr};

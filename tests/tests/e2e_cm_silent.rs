@@ -6,7 +6,8 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, CmFailure, Connecting, Listener, Params};
-use rocinante::{Access, Backend, RecvWr, VerbsError};
+use rocinante::device::Backend;
+use rocinante::{Access, RecvWr, VerbsError};
 use rocinante_stack::cm::{CmConfig, CmEvent, Connect, ConnectionManager, QpSide};
 use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn, Time};
 use rocinante_stack::wire::cm::{PortSpace, ServiceId, Transport};

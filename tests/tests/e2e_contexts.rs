@@ -3,10 +3,9 @@
 
 use std::process::Command;
 
-use rocinante::{
-    Access, AsyncEvent, Context, Cq, Limits, OpenOptions, Pd, QpEvent, QpState, SendOp, VerbsError,
-    WcStatus,
-};
+use rocinante::device::Limits;
+use rocinante::verbs::{AsyncEvent, QpEvent, QpState, SendOp};
+use rocinante::{Access, Context, Cq, OpenOptions, Pd, VerbsError, WcStatus};
 use rocinante_node::{Lab, LabConfig};
 use rocinante_tests::harness::{Backend, Harness, Setup, Side, next, wait_until, wr};
 use rocinante_tests::oracles::Oracle;

@@ -5,7 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::{Access, Backend, Mtu, SendOp, WcStatus};
+use rocinante::device::Backend;
+use rocinante::verbs::{Mtu, SendOp};
+use rocinante::{Access, WcStatus};
 use rocinante_node::Match;
 use rocinante_tests::harness::{Harness, Setup, assert_same, pattern, wr};
 use rocinante_tests::oracles::Oracle;

@@ -1,7 +1,7 @@
 //! A peer is killed (`kill -9`) during a transfer. The survivor learns of it in bounded time, and
 //! can connect anew.
 
-use rocinante::Backend;
+use rocinante::device::Backend;
 use rocinante_tests::require_backend;
 use rocinante_tests::verbs::death;
 

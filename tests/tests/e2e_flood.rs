@@ -4,7 +4,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rocinante::{Access, Backend, ConnectOptions, Psn, Qp, QpState, QpType, SendOp, WcStatus};
+use rocinante::device::Backend;
+use rocinante::verbs::{Psn, QpState, QpType, SendOp};
+use rocinante::{Access, ConnectOptions, Qp, WcStatus};
 use rocinante_stack::types::{Key, Pkey};
 use rocinante_stack::wire::{Bth, Opcode};
 use rocinante_tests::attacker::{Attacker, packet};

@@ -6,7 +6,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use rocinante::{Access, Backend, Mr, Qp, RecvWr, SendOp};
+use rocinante::device::Backend;
+use rocinante::verbs::SendOp;
+use rocinante::{Access, Mr, Qp, RecvWr};
 use rocinante_tests::harness::{Harness, Setup, wr};
 use rocinante_tests::{need, require_lab};
 

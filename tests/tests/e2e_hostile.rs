@@ -5,7 +5,10 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rocinante::{Access, Backend, DeviceCounters, Psn, Qp, Qpn, RecvWr, SendOp, WcStatus};
+use rocinante::device::Backend;
+use rocinante::stats::DeviceCounters;
+use rocinante::verbs::{Psn, Qpn, SendOp};
+use rocinante::{Access, Qp, RecvWr, WcStatus};
 use rocinante_stack::types::Pkey;
 use rocinante_stack::wire::{Aeth, Bth, Opcode};
 use rocinante_tests::attacker::{Attacker, packet};
@@ -110,7 +113,7 @@ const TIMES: u64 = 5;
 fn attack(backend: Backend, family: Family) {
     let mut setup = Setup::new(backend).family(family);
     setup.containers = 3;
-    setup.connect.mtu = Some(rocinante::Mtu::Mtu1024);
+    setup.connect.mtu = Some(rocinante::verbs::Mtu::Mtu1024);
     let harness = Harness::new(&setup);
     let [a, b] = &harness.sides;
     let [qp, peer] = harness.pair();

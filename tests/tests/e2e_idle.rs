@@ -5,7 +5,9 @@
 use std::fs;
 use std::time::Duration;
 
-use rocinante::{Backend, Qp, RecvWr, SendOp};
+use rocinante::device::Backend;
+use rocinante::verbs::SendOp;
+use rocinante::{Qp, RecvWr};
 use rocinante_tests::harness::{Harness, Setup, next, wr};
 use rocinante_tests::{need, require_lab};
 

@@ -6,7 +6,9 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use rocinante::{Access, Backend, MwType, PeerPath, QpType, RecvWr, SendOp};
+use rocinante::device::Backend;
+use rocinante::verbs::{MwType, PeerPath, QpType, SendOp};
+use rocinante::{Access, RecvWr};
 use rocinante_node::{Lab, LabConfig};
 use rocinante_tests::alone::{Held, alone, resident_bytes};
 use rocinante_tests::harness::{Family, Harness, Setup, Side, address, next, wait_until, wr};

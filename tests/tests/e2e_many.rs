@@ -4,7 +4,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rocinante::{Access, Backend, Cq, Mr, Mtu, PortStats, Qp, SendOp, WcStatus};
+use rocinante::device::Backend;
+use rocinante::stats::PortStats;
+use rocinante::verbs::{Mtu, SendOp};
+use rocinante::{Access, Cq, Mr, Qp, WcStatus};
 use rocinante_tests::harness::{Harness, Setup, Side, next, wr};
 use rocinante_tests::{on_each_backend, require_backend, require_ethtool};
 

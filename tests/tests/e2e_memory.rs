@@ -1,7 +1,9 @@
 //! Memory as a peer sees it: the last byte of a WRITE comes last, sequence numbers wrap, and a
 //! device reaches itself.
 
-use rocinante::{Access, Backend, SendOp};
+use rocinante::Access;
+use rocinante::device::Backend;
+use rocinante::verbs::SendOp;
 use rocinante_tests::harness::{Harness, Setup, assert_same, pattern, wr};
 use rocinante_tests::on_each_backend;
 

@@ -4,10 +4,9 @@
 
 use std::net::UdpSocket;
 
-use rocinante::{
-    Access, Backend, ConnectOptions, Limits, ModifyAttr, Mtu, OpenOptions, PeerPath, Psn, QpAttr,
-    QpState, Qpn, RecvWr, SendOp, VerbsError, WcStatus,
-};
+use rocinante::device::{Backend, Limits};
+use rocinante::verbs::{ModifyAttr, Mtu, PeerPath, Psn, QpAttr, QpState, Qpn, SendOp};
+use rocinante::{Access, ConnectOptions, OpenOptions, RecvWr, VerbsError, WcStatus};
 use rocinante_node::{Lab, LabConfig};
 use rocinante_tests::harness::{Family, Harness, Setup, Side, address, wait_until, wr};
 use rocinante_tests::oracles::Oracles;

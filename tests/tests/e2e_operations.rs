@@ -1,7 +1,8 @@
 //! Every operation between two containers: on every backend, over IPv4 and IPv6, at three path
 //! MTUs, at sizes around packet borders. All bytes are compared, also those around the target.
 
-use rocinante::{Backend, Mtu};
+use rocinante::device::Backend;
+use rocinante::verbs::Mtu;
 use rocinante_tests::harness::{Family, Setup};
 use rocinante_tests::require_backend;
 use rocinante_tests::verbs::operations::run;

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rocinante::cm::{CmFailure, SidrStatus, resolve};
-use rocinante::{Access, Backend, ConnectOptions, SendOp, VerbsError};
+use rocinante::device::Backend;
+use rocinante::verbs::SendOp;
+use rocinante::{Access, ConnectOptions, VerbsError};
 use rocinante_node::Match;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, StopOnDrop, next, wait_until, wr};
 use rocinante_tests::oracles::Oracle;

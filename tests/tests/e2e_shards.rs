@@ -4,10 +4,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use rocinante::{
-    Access, GRH_LEN, MwType, OpenOptions, PeerPath, Qp, QpType, RecvWr, Rereg, SHARDS_VARIABLE,
-    SendOp, SendWr, VerbsError, WcStatus,
-};
+use rocinante::device::SHARDS_VARIABLE;
+use rocinante::verbs::{GRH_LEN, MwType, PeerPath, QpType, Rereg, SendOp};
+use rocinante::{Access, OpenOptions, Qp, RecvWr, SendWr, VerbsError, WcStatus};
 use rocinante_node::ChildGuard;
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{

@@ -11,9 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::{Mutex, RwLock};
+use rocinante::device::Backend;
+use rocinante::stats::Resources;
+use rocinante::verbs::{ModifyAttr, PostError, QpState, SendOp};
 use rocinante::{
-    Access, Backend, CompChannel, ConnectOptions, Cq, ModifyAttr, Mr, PostError, Qp, QpState,
-    RecvWr, Resources, SendOp, VerbsError, Wc, WcStatus,
+    Access, CompChannel, ConnectOptions, Cq, Mr, Qp, RecvWr, VerbsError, Wc, WcStatus,
 };
 use rocinante_tests::alone_on_each_backend;
 use rocinante_tests::fuzz::Random;

@@ -4,10 +4,12 @@
 use std::process::Command;
 use std::time::Duration;
 
-use rocinante::{
-    Access, Backend, Destination, GRH_LEN, ModifyAttr, Mr, Mtu, PeerPath, PostError, Qp, QpState,
-    QpType, Qpn, RecvWr, SendData, SendOp, SendWr, Wc, WcOpcode, WcStatus,
+use rocinante::device::Backend;
+use rocinante::verbs::{
+    Destination, GRH_LEN, ModifyAttr, Mtu, PeerPath, PostError, QpState, QpType, Qpn, SendData,
+    SendOp, WcOpcode,
 };
+use rocinante::{Access, Mr, Qp, RecvWr, SendWr, Wc, WcStatus};
 use rocinante_tests::harness::{
     Family, Harness, Setup, Side, assert_same, pattern, wait_until, wr,
 };
@@ -326,7 +328,7 @@ fn a_handle_that_is_gone_fails_the_request(backend: Backend) {
     assert_eq!(qp.state(), QpState::Sqe);
     send(3);
     a.complete(3, WcStatus::WrFlushErr);
-    qp.modify(&rocinante::ModifyAttr::state(QpState::Rts)).unwrap();
+    qp.modify(&rocinante::verbs::ModifyAttr::state(QpState::Rts)).unwrap();
     let ah = a.run(|| a.pd.create_ah(&PeerPath::new(b.address))).unwrap();
     let to = ah.to(Qpn::new(0x77), QKEY);
     qp.post_send(&[wr(4, SendOp::SendTo { to, imm: None }, &[])]).unwrap();

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
+use rocinante::VerbsError;
 use rocinante::cm::{Connection, Listener, Params};
-use rocinante::{Backend, VerbsError};
+use rocinante::device::Backend;
 use rocinante_stack::types::{Pkey, Psn};
 use rocinante_stack::wire::cm::{CmMessage, IpHeader, PortSpace, ServiceId, SidrReq};
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};

@@ -60,7 +60,8 @@
 //! ```
 //! use std::net::SocketAddr;
 //! use std::time::Duration;
-//! use rocinante::{Context, QpType, cm};
+//! use rocinante::{Context, cm};
+//! use rocinante::verbs::QpType;
 //!
 //! # let (here, there) = rocinante::doc::addresses();
 //! let patience = Duration::from_secs(10);

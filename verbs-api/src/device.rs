@@ -1,14 +1,36 @@
-//! A device, whichever provider it is of.
+//! Devices: which there are, how one is opened, and what it can do.
+//!
+//! A device in software is a network interface ([`Interface`]) with the backend that carries its
+//! packets ([`Backend`]). A device of the kernel ([`HardwareDevice`]) is a card or Soft-RoCE.
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+pub use rocinante_netdev::{
+    Backend, Capabilities, Interface, OpenError, PacketConfig, PortConfig, UdpConfig, XdpConfig,
+};
 use rocinante_stack::Budget;
 use rocinante_stack::types::Mtu;
 
-use crate::model::device::Limits;
+pub use crate::kernel::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
+pub use crate::model::device::{
+    Atomics, DeviceAttr, HardwareAttr, Limits, MwSupport, OptionalOperations, Provider,
+};
+pub use crate::model::error::HardwareError;
+pub use crate::open::{DEVICE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE};
 use crate::provider::manager::Manager;
 use crate::{kernel, soft};
+
+/// The interfaces that can be opened as devices in software: those that are up and have an address.
+///
+/// # Errors
+/// The kernel does not list its interfaces.
+pub fn software_devices() -> io::Result<Vec<Interface>> {
+    let mut all = Interface::all()?;
+    all.retain(|interface| interface.up && !interface.addresses.is_empty());
+    Ok(all)
+}
 
 /// A device of one of the providers.
 #[derive(Debug, Clone)]

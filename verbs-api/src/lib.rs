@@ -30,6 +30,8 @@
 //! # Ok::<(), rocinante::VerbsError>(())
 //! ```
 //!
+//! New here? The [`guide`] has a first program, and chapters about errors, memory, threads.
+//!
 //! - [`Context`], [`OpenOptions`]: a device, which is a network interface and the backend that
 //!   carries its packets;
 //! - [`Pd`], [`Mr`], [`Access`]: protection domains and memory regions; [`Mw`]: windows to parts of
@@ -38,8 +40,10 @@
 //! - [`QpBuilder`], [`PreparedQp`], [`Qp`]: queue pairs; [`Ah`]: destinations of datagrams;
 //!   [`Srq`]: receives that queue pairs share;
 //! - [`cm`]: connections through the connection manager, as `librdmacm` makes them;
-//! - `Exchange` (feature `exchange`): a small exchange, over TCP or a queue pair, that connects two
-//!   queue pairs.
+//! - `exchange` (a feature): a small exchange, over TCP or a queue pair, that connects two queue
+//!   pairs;
+//! - [`verbs`]: operations, states and attributes; [`device`]: what devices there are, and what
+//!   they can do; [`stats`]: counters; [`prelude`]: the usual names.
 //!
 //! The program needs no thread for the device: `post_send` and `poll` drive it on the spot. A
 //! background thread drives it while the program does not.
@@ -49,9 +53,9 @@ mod choice;
 pub mod cm;
 mod context;
 mod cq;
-mod device;
+pub mod device;
 #[cfg(feature = "exchange")]
-mod exchange;
+pub mod exchange;
 #[cfg(all(feature = "exchange", feature = "internals"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -66,41 +70,53 @@ mod qp;
 mod soft;
 mod srq;
 
-pub use ah::{Ah, GRH_LEN};
+pub use ah::Ah;
 pub use context::{Context, Pd};
 pub use cq::{CompChannel, Cq};
-#[cfg(feature = "exchange")]
-pub use exchange::{Exchange, Hello, PeerWatch};
-pub use kernel::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
-pub use model::device::{
-    Atomics, DeviceAttr, DeviceCounters, HardwareAttr, Limits, MwSupport, OptionalOperations,
-    Provider,
-};
 pub use model::endpoint::Endpoint;
-pub use model::error::{HardwareError, Refused, VerbsError};
-pub use model::event::AsyncEvent;
-pub use model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps, QpInfo};
-pub use model::resources::Resources;
+pub use model::error::{Refused, VerbsError};
+pub use model::qp::ConnectOptions;
 pub use model::wc::{Wc, WcError};
-pub use mr::{BufferPool, Mr, MrSlice, PoolBuffer, Rereg};
-pub use mw::{BindMw, Mw, MwPart};
-pub use open::{DEVICE_VARIABLE, NETDEV_VARIABLE, OpenOptions, SHARDS_VARIABLE};
+pub use mr::{BufferPool, Mr, MrSlice, PoolBuffer};
+pub use mw::Mw;
+pub use open::OpenOptions;
 pub use qp::{PreparedQp, Qp, QpBuilder};
-pub use rocinante_netdev::{
-    Backend, Capabilities, Interface, OpenError, PacketConfig, PortConfig, PortStats,
-    UdpConfig, XdpConfig,
-};
-pub use rocinante_stack::mem::{
-    Access, AccessError, FlushLevel, MwType, Placement, RemoteSlice, Sge,
-};
-pub use rocinante_stack::stats::{CmCounters, Counters, Drops, QpCounters};
-pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
-pub use rocinante_stack::verbs::{
-    AhId, Destination, QpEvent, QpState, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode,
-    WcStatus,
-};
-pub use rocinante_stack::{Budget, ModifyError, PostError, QpAttr, SrqAttr, SrqChange};
+pub use rocinante_stack::mem::{Access, RemoteSlice};
+pub use rocinante_stack::verbs::{RecvWr, SendWr, WcStatus};
 pub use srq::Srq;
+
+/// What `verbs.h` names: operations and their data, keys and numbers, states, attributes, events.
+pub mod verbs {
+    pub use crate::ah::GRH_LEN;
+    pub use crate::model::event::AsyncEvent;
+    pub use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
+    pub use crate::mr::Rereg;
+    pub use crate::mw::{BindMw, MwPart};
+    pub use rocinante_stack::mem::{AccessError, FlushLevel, MwType, Placement, Sge};
+    pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
+    pub use rocinante_stack::verbs::{
+        AhId, Destination, QpEvent, QpState, QpType, SendData, SendOp, WcOpcode,
+    };
+    pub use rocinante_stack::{Budget, ModifyError, PostError, QpAttr, SrqAttr, SrqChange};
+}
+
+/// Counters of devices and queue pairs, and what a device holds.
+pub mod stats {
+    pub use crate::model::device::DeviceCounters;
+    pub use crate::model::qp::QpInfo;
+    pub use crate::model::resources::Resources;
+    pub use rocinante_netdev::PortStats;
+    pub use rocinante_stack::stats::{CmCounters, Counters, Drops, QpCounters};
+}
+
+/// What almost every program names: `use rocinante::prelude::*`.
+pub mod prelude {
+    pub use crate::verbs::{QpState, QpType, WcOpcode};
+    pub use crate::{
+        Access, BufferPool, CompChannel, ConnectOptions, Context, Cq, Mr, MrSlice, OpenOptions, Pd,
+        PreparedQp, Qp, RecvWr, RemoteSlice, SendWr, Srq, VerbsError, Wc, WcStatus, cm,
+    };
+}
 
 /// Two addresses for the examples in the documentation, so that they can run at the same time.
 #[doc(hidden)]

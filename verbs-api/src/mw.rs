@@ -51,8 +51,10 @@ impl Pd {
 ///
 /// ```
 /// # use std::time::Duration;
-/// # use rocinante::{Access, ConnectOptions, Context, MwPart, MwType};
-/// # use rocinante::{SendData, SendWr};
+/// # use rocinante::{Access, ConnectOptions, Context};
+/// # use rocinante::verbs::{MwPart, MwType};
+/// # use rocinante::SendWr;
+/// # use rocinante::verbs::SendData;
 /// # let (here, there) = rocinante::doc::addresses();
 /// # let (a, b) = (Context::open(here)?, Context::open(there)?);
 /// # let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());

@@ -19,7 +19,8 @@ use crate::soft::{self, Settings};
 /// Options for opening a device.
 ///
 /// ```no_run
-/// use rocinante::{Backend, OpenOptions};
+/// use rocinante::OpenOptions;
+/// use rocinante::device::Backend;
 ///
 /// let ctx = OpenOptions::new().netdev(Backend::Udp).open_interface("eth0")?;
 /// println!("{} on {}", ctx.name(), ctx.provider());
@@ -170,7 +171,7 @@ impl OpenOptions {
     /// A completion queue may serve queue pairs of all shards. But a thread that polls it drives
     /// these shards one after the other, so one queue and one thread per shard scale better. The
     /// kernel steers datagrams to the shard of their queue pair as far as it can; the others are
-    /// [handed over](crate::DeviceCounters::handed_over).
+    /// [handed over](crate::stats::DeviceCounters::handed_over).
     #[must_use]
     pub fn shards(mut self, count: usize) -> Self {
         self.shards = Some(count);

@@ -17,8 +17,8 @@ use crate::{kernel, soft};
 /// clone and the last queue pair that uses it are gone.
 ///
 /// When a queue pair breaks, it flushes the receives that it had taken; the others stay. Then it
-/// reports [`QpEvent::LastWqeReached`](crate::QpEvent::LastWqeReached): all receives that it ever
-/// took are complete.
+/// reports [`QpEvent::LastWqeReached`](crate::verbs::QpEvent::LastWqeReached): all receives that it
+/// ever took are complete.
 ///
 /// ```
 /// use std::time::Duration;
@@ -145,9 +145,10 @@ impl Srq {
         }
     }
 
-    /// Requests one event, [`AsyncEvent::SrqLimitReached`](crate::AsyncEvent::SrqLimitReached),
-    /// once fewer than `srq_limit` receives are left; 0 requests none. Only an arriving message
-    /// raises the event; a queue that is already below the limit does not.
+    /// Requests one event,
+    /// [`AsyncEvent::SrqLimitReached`](crate::verbs::AsyncEvent::SrqLimitReached), once fewer than
+    /// `srq_limit` receives are left; 0 requests none. Only an arriving message raises the event; a
+    /// queue that is already below the limit does not.
     ///
     /// # Errors
     /// As [`modify`](Self::modify).

@@ -8,10 +8,8 @@ use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use rocinante::{
-    Access, ConnectOptions, MwType, PeerPath, Qp, QpType, RecvWr, SendData, SendOp, SendWr,
-    WcStatus,
-};
+use rocinante::verbs::{MwType, PeerPath, QpType, SendData, SendOp};
+use rocinante::{Access, ConnectOptions, Qp, RecvWr, SendWr, WcStatus};
 use rocinante_netdev::sim::{SimConfig, SimGate, SimNet};
 use sim::{ADDRESSES, PATIENCE, Side, request, send, until};
 

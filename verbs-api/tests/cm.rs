@@ -5,9 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, CmFailure, Connecting, Listener, Params, RejReason};
-use rocinante::{
-    Access, Context, Cq, OpenOptions, Pd, PreparedQp, QpState, QpType, RecvWr, SendWr, VerbsError,
-};
+use rocinante::verbs::{QpState, QpType};
+use rocinante::{Access, Context, Cq, OpenOptions, Pd, PreparedQp, RecvWr, SendWr, VerbsError};
 use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{LinkConfig, SimConfig, SimNet, Verdict};
 

@@ -6,9 +6,10 @@ mod sim;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rocinante::exchange::{Exchange, Hello};
+use rocinante::verbs::{SendData, SendOp};
 use rocinante::{
-    Access, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Qp, RecvWr, SendData, SendOp,
-    VerbsError, Wc, WcStatus, cm,
+    Access, ConnectOptions, Context, Cq, Mr, Qp, RecvWr, VerbsError, Wc, WcStatus, cm,
 };
 use rocinante_netdev::sim::{SimNet, Verdict};
 use rustix::process::{Signal, getpid, kill_process};

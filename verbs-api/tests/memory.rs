@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use rocinante::{Access, Mr, RecvWr, SendData, SendOp, SendWr};
+use rocinante::verbs::{SendData, SendOp};
+use rocinante::{Access, Mr, RecvWr, SendWr};
 use rocinante_netdev::sim::SimNet;
 use sim::{PATIENCE, Side, connect, request, sides};
 

@@ -7,9 +7,12 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use rocinante::cm::{Listener, Params};
+use rocinante::device::Limits;
+use rocinante::exchange::Exchange;
+use rocinante::verbs::{Budget, Key, SendData, SendOp};
 use rocinante::{
-    Access, Budget, ConnectOptions, Context, Endpoint, Exchange, Key, Limits, OpenOptions,
-    PreparedQp, Qp, RecvWr, RemoteSlice, SendData, SendOp, VerbsError, WcStatus, cm,
+    Access, ConnectOptions, Context, Endpoint, OpenOptions, PreparedQp, Qp, RecvWr, RemoteSlice,
+    VerbsError, WcStatus, cm,
 };
 use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{SimConfig, SimNet};

@@ -3,10 +3,8 @@
 
 mod sim;
 
-use rocinante::{
-    Access, BufferPool, ConnectOptions, PeerPath, PostError, Qp, QpType, RecvWr, SendWr,
-    VerbsError, Wc, WcOpcode, WcStatus,
-};
+use rocinante::verbs::{PeerPath, PostError, QpType, WcOpcode};
+use rocinante::{Access, BufferPool, ConnectOptions, Qp, RecvWr, SendWr, VerbsError, Wc, WcStatus};
 use sim::{ADDRESSES, Side, connect, undriven, until};
 
 /// The next completion of `of`, while the other side is driven.
@@ -47,7 +45,9 @@ fn completions_carry_the_context_of_their_queue_pair() {
         assert_eq!(b.mr.slice(0, 5).to_vec(), b"hello");
         // Flushed requests have it, too.
         pair[1].post_recv(&[RecvWr::new(5, &[])]).unwrap();
-        pair[1].modify(&rocinante::ModifyAttr::state(rocinante::QpState::Err)).unwrap();
+        pair[1]
+            .modify(&rocinante::verbs::ModifyAttr::state(rocinante::verbs::QpState::Err))
+            .unwrap();
         let flushed = next(b, a);
         assert_eq!((flushed.status, flushed.opcode), (WcStatus::WrFlushErr, WcOpcode::Recv));
         assert_eq!((flushed.wr_id, flushed.context), (5, context));
@@ -174,9 +174,9 @@ fn the_source_address_is_named_with_the_path() {
     let error = builder().sgid_index(1).build().unwrap_err();
     assert!(error.to_string().contains("GID index 1"), "{error}");
     let qp = builder().build_reset().unwrap();
-    qp.modify(&rocinante::ModifyAttr::init(Access::NONE)).unwrap();
-    let mut rtr = rocinante::ModifyAttr::default();
-    rtr.attr.state = Some(rocinante::QpState::Rtr);
+    qp.modify(&rocinante::verbs::ModifyAttr::init(Access::NONE)).unwrap();
+    let mut rtr = rocinante::verbs::ModifyAttr::default();
+    rtr.attr.state = Some(rocinante::verbs::QpState::Rtr);
     rtr.path = Some(PeerPath::new(ADDRESSES[1]).sgid_index(1));
     let error = qp.modify(&rtr).unwrap_err();
     assert!(error.to_string().contains("GID index 1"), "{error}");
@@ -225,7 +225,8 @@ fn each_queue_pair_counts_its_own_packets() {
     }
     assert_eq!(qps.iter().map(|qp| qp.context).collect::<Vec<_>>(), [1, 2]);
     // Together they are the device's.
-    let sum = |of: fn(&rocinante::QpCounters) -> u64| qps.iter().map(|qp| of(&qp.counters)).sum();
+    let sum =
+        |of: fn(&rocinante::stats::QpCounters) -> u64| qps.iter().map(|qp| of(&qp.counters)).sum();
     let all = a.ctx.counters().transport;
     assert_eq!((all.sent_pkts, all.rcvd_pkts), (sum(|c| c.sent_pkts), sum(|c| c.rcvd_pkts)));
     let [first, _second] = pairs;

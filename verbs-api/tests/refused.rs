@@ -8,10 +8,14 @@ mod sim;
 use std::net::{IpAddr, SocketAddr};
 
 use rocinante::cm::{self, Connecting, DatagramListener, Listener, Params};
+use rocinante::device::Limits;
+use rocinante::stats::Resources;
+use rocinante::verbs::{
+    BindMw, ModifyAttr, Mtu, MwPart, MwType, PeerPath, Psn, QpAttr, QpCaps, QpState, QpType, Qpn,
+    Rereg, SrqChange,
+};
 use rocinante::{
-    Access, BindMw, ConnectOptions, Context, Endpoint, Limits, ModifyAttr, Mtu, MwPart, MwType,
-    OpenOptions, PeerPath, PreparedQp, Psn, Qp, QpAttr, QpCaps, QpState, QpType, Qpn, Rereg,
-    Resources, SrqChange, VerbsError,
+    Access, ConnectOptions, Context, Endpoint, OpenOptions, PreparedQp, Qp, VerbsError,
 };
 use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{SimConfig, SimNet};
@@ -391,12 +395,12 @@ fn whatever_is_refused_leaves_nothing_behind() {
     let [qp, _] = &world.connected;
     let wr = sim::request(
         1,
-        rocinante::SendOp::Write {
+        rocinante::verbs::SendOp::Write {
             remote: world.b.mr.address(),
             rkey: world.b.mr.rkey(),
             imm: None,
         },
-        rocinante::SendData::Inline(&[7; 8]),
+        rocinante::verbs::SendData::Inline(&[7; 8]),
     );
     qp.post_send(&[wr]).unwrap();
     sim::until("the WRITE", || {

@@ -6,7 +6,8 @@ mod sim;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rocinante::{SendData, SendOp, SendWr};
+use rocinante::SendWr;
+use rocinante::verbs::{SendData, SendOp};
 use rocinante_netdev::sim::{SimNet, Verdict};
 use sim::{Side, connect, sides};
 

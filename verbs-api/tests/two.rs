@@ -3,10 +3,10 @@
 
 mod sim;
 
-use rocinante::{
-    Access, AsyncEvent, BindMw, CompChannel, ConnectOptions, Cq, Mr, MwPart, MwType, PeerPath, Qp,
-    QpEvent, QpType, RecvWr, SendData, SendOp, VerbsError, WcStatus,
+use rocinante::verbs::{
+    AsyncEvent, BindMw, MwPart, MwType, PeerPath, QpEvent, QpType, SendData, SendOp,
 };
+use rocinante::{Access, CompChannel, ConnectOptions, Cq, Mr, Qp, RecvWr, VerbsError, WcStatus};
 use rocinante_netdev::sim::{SimConfig, SimNet};
 use sim::{PATIENCE, Side, connect, done, is_ready, request, send, sides, undriven, write};
 
@@ -301,7 +301,7 @@ fn two_members_of_two_groups_get_what_is_sent_to_theirs() {
     let handles = groups.map(|group| a.pd.create_ah(&PeerPath::new(group)).unwrap());
     let arrived = || {
         for ah in &handles {
-            let to = ah.to(rocinante::Qpn::MULTICAST, 0x1111_1111);
+            let to = ah.to(rocinante::verbs::Qpn::MULTICAST, 0x1111_1111);
             let op = SendOp::SendTo { to, imm: None };
             from.post_send(&[request(9, op, SendData::Inline(&[7; 8]))]).unwrap();
             a.succeed(9);
@@ -327,7 +327,7 @@ fn two_members_of_two_groups_get_what_is_sent_to_theirs() {
     second.detach_mcast(groups[1]).unwrap();
     assert_eq!(arrived(), [0, 0]);
     let drops = b.ctx.counters().drops;
-    assert_eq!(drops, rocinante::Drops::default(), "nobody is a member, so nothing comes");
+    assert_eq!(drops, rocinante::stats::Drops::default(), "nobody is a member, so nothing comes");
 }
 
 #[test]

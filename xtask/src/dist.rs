@@ -128,7 +128,8 @@ pub(crate) fn shipped() -> Result<Vec<sbom::Line>, String> {
 fn instruments(lines: &[sbom::Line]) -> Vec<String> {
     let ours = lines.iter().filter(|line| line.name.starts_with("rocinante"));
     let wrong = ours.filter(|line| {
-        !SHIPPED.contains(&line.name.as_str()) || line.features.iter().any(|name| name == "internals")
+        !SHIPPED.contains(&line.name.as_str())
+            || line.features.iter().any(|name| name == "internals")
     });
     wrong.map(|line| line.purl()).collect()
 }

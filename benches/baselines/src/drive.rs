@@ -3,7 +3,8 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use rocinante::{Exchange, VerbsError};
+use rocinante::VerbsError;
+use rocinante::exchange::Exchange;
 use serde::{Deserialize, Serialize};
 
 use crate::flood::{Received, count, flood};

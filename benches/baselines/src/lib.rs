@@ -6,7 +6,7 @@
 //! whole packets. The only code shared with the engine is the ICRC.
 //!
 //! [`measure`] and [`answer`] are the two sides of a list of [`Task`]s, over one [`Link`] each and
-//! an [`Exchange`](rocinante::Exchange) between them.
+//! an [`Exchange`](rocinante::exchange::Exchange) between them.
 
 mod drive;
 mod flood;

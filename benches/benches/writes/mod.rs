@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::{Mr, Qp, SendOp, WcStatus};
+use rocinante::verbs::SendOp;
+use rocinante::{Mr, Qp, WcStatus};
 use rocinante_tests::harness::{Side, wr};
 
 /// Writes all of `mine` over all of `its`, with `depth` WRITEs in flight, for `time`. Returns Gb/s

@@ -18,7 +18,7 @@ mod table;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use rocinante::Mtu;
+use rocinante::verbs::Mtu;
 
 use self::machine::Mode;
 use self::plan::Choice;

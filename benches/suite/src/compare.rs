@@ -11,7 +11,7 @@ mod table;
 
 use std::process::ExitCode;
 
-use rocinante::Mtu;
+use rocinante::verbs::Mtu;
 
 use self::figure::{FigureKey, figures, plan};
 use self::table::Comparison;

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use rocinante::{Context, Interface};
+use rocinante::Context;
+use rocinante::device::Interface;
 
 use crate::output::{Failure, Output};
 use crate::session::{NetArgs, OpenArgs, Own};

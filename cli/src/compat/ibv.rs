@@ -12,9 +12,10 @@ pub mod message;
 use std::net::IpAddr;
 
 use clap::ValueEnum;
+use rocinante::verbs::{GRH_LEN, Mtu, PeerPath, Psn, QpType, Qpn, SendOp};
 use rocinante::{
-    Access, Ah, CompChannel, ConnectOptions, Context, Cq, Endpoint, GRH_LEN, Mr, Mtu, Pd, PeerPath,
-    PreparedQp, Psn, Qp, QpType, Qpn, RecvWr, SendOp, Srq, VerbsError,
+    Access, Ah, CompChannel, ConnectOptions, Context, Cq, Endpoint, Mr, Pd, PreparedQp, Qp, RecvWr,
+    Srq, VerbsError,
 };
 
 use crate::compat::device::{self, AddressChoice};

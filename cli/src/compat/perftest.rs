@@ -446,7 +446,7 @@ impl Sample {
 pub(crate) mod tests {
     use super::*;
     use clap::Parser;
-    use rocinante::{Mtu, QpType};
+    use rocinante::verbs::{Mtu, QpType};
 
     #[derive(Debug, Parser)]
     struct Line {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, CmFailure, Connection, Params, RejReason, Request, SidrStatus};
+use rocinante::verbs::{Mtu, SendData, SendOp, Sge};
 use rocinante::{
-    Access, ConnectOptions, Context, Cq, Mr, Mtu, PreparedQp, RecvWr, SendData, SendOp, SendWr,
-    Sge, VerbsError, Wc, WcStatus,
+    Access, ConnectOptions, Context, Cq, Mr, PreparedQp, RecvWr, SendWr, VerbsError, Wc, WcStatus,
 };
 
 /// Largest message in bytes.
@@ -263,7 +263,8 @@ fn is_absent(error: &VerbsError) -> bool {
 #[cfg(test)]
 pub(crate) mod pair {
     use super::*;
-    use rocinante::{Backend, OpenOptions};
+    use rocinante::OpenOptions;
+    use rocinante::device::Backend;
 
     pub(crate) fn connected() -> [Queue; 2] {
         const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,6 +1,7 @@
 //! Moves data by every operation, and compares every byte.
 
-use rocinante::{Mr, RecvWr, RemoteSlice, SendData, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus};
+use rocinante::verbs::{SendData, SendOp, Sge, WcOpcode};
+use rocinante::{Mr, RecvWr, RemoteSlice, SendWr, Wc, WcStatus};
 
 use super::order::ByOp;
 use super::plan::{Message, MessagePlan, Random};

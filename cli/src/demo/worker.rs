@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use rocinante::exchange::{Exchange, Hello};
+use rocinante::verbs::{Mtu, SendOp};
 use rocinante::{
-    Access, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Mtu, OpenOptions, Qp, RemoteSlice,
-    SendOp, SendWr, VerbsError,
+    Access, ConnectOptions, Context, Cq, Mr, OpenOptions, Qp, RemoteSlice, SendWr, VerbsError,
 };
 
 use super::order::{Answer, BulkOrder, Order};

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-use rocinante::{Atomics, Context, DeviceAttr, HardwareDevice, HardwarePort};
+use rocinante::Context;
+use rocinante::device::{Atomics, DeviceAttr, HardwareDevice, HardwarePort};
 use serde::Serialize;
 
 use super::DeviceLimits;
@@ -169,7 +170,7 @@ impl fmt::Display for Hardware {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rocinante::HardwareGid;
+    use rocinante::device::HardwareGid;
 
     #[test]
     fn a_device_that_cannot_be_opened_is_listed_with_the_reason() {

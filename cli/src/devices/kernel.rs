@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs;
 use std::net::SocketAddr;
 
-use rocinante::Interface;
+use rocinante::device::Interface;
 use rocinante_netdev::{ROCE_PORT, holder};
 use serde::Serialize;
 

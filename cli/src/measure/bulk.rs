@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::{Key, RecvWr, SendData, SendOp, SendWr, Sge, Wc};
+use rocinante::verbs::{Key, SendData, SendOp, Sge};
+use rocinante::{RecvWr, SendWr, Wc};
 
 use super::{End, MeasureError, Until, succeeded};
 

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use rocinante::exchange::{Exchange, Hello};
+use rocinante::verbs::Mtu;
 use rocinante::{
-    Access, CompChannel, ConnectOptions, Context, Cq, Exchange, Hello, Mr, Mtu, Pd, Qp,
-    RemoteSlice, VerbsError,
+    Access, CompChannel, ConnectOptions, Context, Cq, Mr, Pd, Qp, RemoteSlice, VerbsError,
 };
 
 use super::End;

@@ -7,10 +7,10 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::{
-    CompChannel, Context, Cq, Destination, GRH_LEN, Key, Mr, PostError, PostListError, Qp, QpType,
-    RecvWr, SendData, SendOp, SendWr, Sge, Wc, WcOpcode, WcStatus,
+use rocinante::verbs::{
+    Destination, GRH_LEN, Key, PostError, PostListError, QpType, SendData, SendOp, Sge, WcOpcode,
 };
+use rocinante::{CompChannel, Context, Cq, Mr, Qp, RecvWr, SendWr, Wc, WcStatus};
 
 use super::{BulkOp, MeasureError, Until};
 

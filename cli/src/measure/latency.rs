@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use rocinante::{CompChannel, Exchange, GRH_LEN, RecvWr, SendData, SendOp, SendWr, Wc, WcOpcode};
+use rocinante::exchange::Exchange;
+use rocinante::verbs::{GRH_LEN, SendData, SendOp, WcOpcode};
+use rocinante::{CompChannel, RecvWr, SendWr, Wc};
 use serde::{Deserialize, Serialize};
 
 use super::{End, MeasureError, Until, sleep, succeeded};
@@ -415,7 +417,8 @@ pub fn round_trips_apart(
 mod tests {
     use super::super::pair::both;
     use super::*;
-    use rocinante::{ModifyAttr, QpState, WcStatus};
+    use rocinante::WcStatus;
+    use rocinante::verbs::{ModifyAttr, QpState};
 
     /// What a measurement records.
     fn timed(

@@ -4,7 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use rocinante::{ConnectOptions, Mtu, QpType};
+use rocinante::ConnectOptions;
+use rocinante::verbs::{Mtu, QpType};
 use serde::{Deserialize, Serialize};
 
 use crate::measure::{Bulk, BulkOp, Until};

@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use rocinante::{Access, CompChannel, Context, Cq, Exchange, GRH_LEN, Mr, Mtu, RemoteSlice};
+use rocinante::exchange::Exchange;
+use rocinante::verbs::{GRH_LEN, Mtu};
+use rocinante::{Access, CompChannel, Context, Cq, Mr, RemoteSlice};
 
 use super::interval::{Intervals, Meter, Timed};
 use super::plan::{Atomic, Plan, Service, Test};

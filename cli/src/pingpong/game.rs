@@ -3,10 +3,8 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use rocinante::{
-    CompChannel, Context, Cq, Mr, Qp, RecvWr, SendData, SendWr, Sge, VerbsError, Wc, WcOpcode,
-    WcStatus,
-};
+use rocinante::verbs::{SendData, Sge, WcOpcode};
+use rocinante::{CompChannel, Context, Cq, Mr, Qp, RecvWr, SendWr, VerbsError, Wc, WcStatus};
 
 use super::pattern;
 use crate::output::{Failure, Kind};

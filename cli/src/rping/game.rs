@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::Connection;
+use rocinante::verbs::{Key, SendData, SendOp, Sge, WcOpcode};
 use rocinante::{
-    Access, CompChannel, Context, Cq, Key, Mr, PreparedQp, RecvWr, SendData, SendOp, SendWr, Sge,
-    VerbsError, Wc, WcOpcode, WcStatus,
+    Access, CompChannel, Context, Cq, Mr, PreparedQp, RecvWr, SendWr, VerbsError, Wc, WcStatus,
 };
 
 use crate::ending;

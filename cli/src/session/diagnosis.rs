@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use rocinante::{Context, DeviceCounters, Mtu, WcStatus};
+use rocinante::stats::DeviceCounters;
+use rocinante::verbs::Mtu;
+use rocinante::{Context, WcStatus};
 
 use crate::output::{Failure, Kind};
 

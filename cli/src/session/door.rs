@@ -9,8 +9,9 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rocinante::VerbsError;
 use rocinante::cm::{Listener, Request};
-use rocinante::{Exchange, VerbsError};
+use rocinante::exchange::Exchange;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::listeners::{self, Listeners};

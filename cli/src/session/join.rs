@@ -14,10 +14,9 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, Connection, Params, Request};
-use rocinante::{
-    Ah, ConnectOptions, Destination, Endpoint, Hello, Mtu, Pd, PeerPath, PreparedQp, Qp, Qpn,
-    RemoteSlice,
-};
+use rocinante::exchange::Hello;
+use rocinante::verbs::{Destination, Mtu, PeerPath, Qpn};
+use rocinante::{Ah, ConnectOptions, Endpoint, Pd, PreparedQp, Qp, RemoteSlice};
 
 use super::door::{Door, turn_away};
 use super::{LINE_PATIENCE, Session, check_mtu};
@@ -322,7 +321,7 @@ mod tests {
         let region = RemoteSlice {
             address: 0x0102_0304_0506_0708,
             len: 9 << 33,
-            rkey: rocinante::Key(0xa0b0_c0d0),
+            rkey: rocinante::verbs::Key(0xa0b0_c0d0),
         };
         for region in [None, Some(region)] {
             let ticket = Ticket { session: 0xfeed_face_dead_beef, index: 0x0a0b_0c0d, region };

@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use rocinante::{Backend, Context, DEVICE_VARIABLE, OpenOptions, VerbsError};
+use rocinante::device::{Backend, DEVICE_VARIABLE};
+use rocinante::{Context, OpenOptions, VerbsError};
 use rocinante_netdev::{ROCE_PORT, holder};
 
 use super::address;

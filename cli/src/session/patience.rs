@@ -3,8 +3,9 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use rocinante::VerbsError;
 use rocinante::cm::{CmFailure, RejReason, SidrStatus};
-use rocinante::{Exchange, VerbsError};
+use rocinante::exchange::Exchange;
 
 use super::address;
 use super::own::Own;

@@ -5,7 +5,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rocinante::{Context, DeviceCounters};
+use rocinante::Context;
+use rocinante::stats::DeviceCounters;
 
 /// Prints a line on standard error until it is dropped: every second on a terminal, every ten
 /// seconds elsewhere.

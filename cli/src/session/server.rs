@@ -4,7 +4,8 @@ use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rocinante::{Context, Exchange, VerbsError, cm};
+use rocinante::exchange::Exchange;
+use rocinante::{Context, VerbsError, cm};
 use rocinante_netdev::{ROCE_PORT, holder};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -4,10 +4,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::Connection;
-use rocinante::{
-    Access, Context, Cq, Mr, PreparedQp, RecvWr, SendData, SendOp, SendWr, VerbsError, WcOpcode,
-    WcStatus,
-};
+use rocinante::verbs::{SendData, SendOp, WcOpcode};
+use rocinante::{Access, Context, Cq, Mr, PreparedQp, RecvWr, SendWr, VerbsError, WcStatus};
 
 use crate::ending;
 use crate::output::{Failure, Kind};

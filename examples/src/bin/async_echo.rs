@@ -21,9 +21,9 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use rocinante::cm::{Connecting, Connection, Listener, Params, Request};
+use rocinante::verbs::{SendData, SendOp, WcOpcode};
 use rocinante::{
-    Access, CompChannel, Context, Cq, Mr, PreparedQp, RecvWr, SendData, SendOp, SendWr, VerbsError,
-    Wc, WcOpcode, WcStatus,
+    Access, CompChannel, Context, Cq, Mr, PreparedQp, RecvWr, SendWr, VerbsError, Wc, WcStatus,
 };
 use rocinante_examples::{Args, PORT};
 use tokio::io::unix::AsyncFd;

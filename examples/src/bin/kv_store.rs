@@ -30,10 +30,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use rocinante::{
-    Access, ConnectOptions, Context, Cq, Exchange, Hello, Key, Mr, Mtu, Pd, Qp, SendData, SendOp,
-    SendWr, VerbsError, WcStatus,
-};
+use rocinante::exchange::{Exchange, Hello};
+use rocinante::verbs::{Key, Mtu, SendData, SendOp};
+use rocinante::{Access, ConnectOptions, Context, Cq, Mr, Pd, Qp, SendWr, VerbsError, WcStatus};
 use rocinante_examples::{Args, PORT};
 
 const USAGE: &str = "usage: kv_store serve --bind ADDRESS [--device NAME] [--port P]

@@ -22,9 +22,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, Connection, Listener, Params, Request};
+use rocinante::verbs::WcOpcode;
 use rocinante::{
     Access, BufferPool, Context, Cq, Mr, PoolBuffer, PreparedQp, RecvWr, SendWr, Srq, VerbsError,
-    WcOpcode,
 };
 use rocinante_examples::{Args, PORT};
 

@@ -2,10 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rocinante::{
-    Access, FlushLevel, Mr, Placement, PostError, Provider, Qp, SendOp, SendWr,
-    VerbsError, WcOpcode, WcStatus,
-};
+use rocinante::{Access, Mr, Qp, SendWr, VerbsError, WcStatus};
+use rocinante::device::Provider;
+use rocinante::verbs::{FlushLevel, Placement, PostError, SendOp, WcOpcode};
 
 use crate::harness::{Harness, On, Setup, pattern, wr};
 

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rocinante::{Access, Mr, Mtu, Qp, RecvWr, SendOp, WcOpcode, WcStatus};
+use rocinante::{Access, Mr, Qp, RecvWr, WcStatus};
+use rocinante::verbs::{Mtu, SendOp, WcOpcode};
 
 use crate::harness::{Harness, On, Setup, assert_same, next, pattern, wr};
 

@@ -4,10 +4,8 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use rocinante::{
-    Access, Ah, GRH_LEN, Mr, PeerPath, Qp, QpBuilder, QpType, Qpn, RecvWr, SendOp, VerbsError, Wc,
-    WcOpcode,
-};
+use rocinante::{Access, Ah, Mr, Qp, QpBuilder, RecvWr, VerbsError, Wc};
+use rocinante::verbs::{GRH_LEN, PeerPath, QpType, Qpn, SendOp, WcOpcode};
 
 use crate::harness::{Family, Harness, On, Setup, Side, assert_same, pattern, wr};
 

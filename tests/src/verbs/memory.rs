@@ -3,7 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rocinante::{Access, ModifyAttr, Mr, Mtu, PeerPath, Psn, Qp, QpAttr, QpState, RecvWr, SendOp};
+use rocinante::{Access, Mr, Qp, RecvWr};
+use rocinante::verbs::{ModifyAttr, Mtu, PeerPath, Psn, QpAttr, QpState, SendOp};
 
 use crate::harness::{Harness, On, PATIENCE, Setup, Side, assert_same, pattern, wr};
 use crate::oracles::Oracle;

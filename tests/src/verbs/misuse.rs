@@ -4,10 +4,8 @@
 
 use std::time::Duration;
 
-use rocinante::{
-    Access, AsyncEvent, ModifyAttr, ModifyError, Mtu, PeerPath, PostError, Qp, QpAttr, QpCaps,
-    QpEvent, QpState, RecvWr, SendOp, SendWr, VerbsError, WcStatus,
-};
+use rocinante::{Access, Qp, RecvWr, SendWr, VerbsError, WcStatus};
+use rocinante::verbs::{AsyncEvent, ModifyAttr, ModifyError, Mtu, PeerPath, PostError, QpAttr, QpCaps, QpEvent, QpState, SendOp};
 
 use crate::harness::{Harness, On, Setup, wait_until, wr};
 
@@ -24,7 +22,7 @@ fn inline(wr_id: u64, op: SendOp, bytes: &[u8]) -> SendWr<'_> {
 
 /// Checks the error and the errno of a failed post, and the index of its request.
 fn refused(
-    result: Result<(), rocinante::PostListError>,
+    result: Result<(), rocinante::verbs::PostListError>,
     index: usize,
     error: PostError,
     errno: i32,
@@ -198,8 +196,8 @@ pub fn states_follow_each_other_and_attributes_belong_to_them(on: On) {
     let mut rtr = ModifyAttr {
         attr: QpAttr {
             path_mtu: Some(Mtu::Mtu1024),
-            dest_qpn: Some(rocinante::Qpn::new(77)),
-            rq_psn: Some(rocinante::Psn::new(5)),
+            dest_qpn: Some(rocinante::verbs::Qpn::new(77)),
+            rq_psn: Some(rocinante::verbs::Psn::new(5)),
             max_dest_rd_atomic: Some(1),
             min_rnr_timer: Some(12),
             ..to(QpState::Rtr)

@@ -3,9 +3,8 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use rocinante::{
-    Access, AsyncEvent, ModifyAttr, Mtu, QpAttr, QpEvent, QpState, RecvWr, SendOp, VerbsError,
-};
+use rocinante::{Access, RecvWr, VerbsError};
+use rocinante::verbs::{AsyncEvent, ModifyAttr, Mtu, QpAttr, QpEvent, QpState, SendOp};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 

@@ -3,7 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rocinante::{Access, Mr, Pd, SendOp, VerbsError, WcStatus};
+use rocinante::{Access, Mr, Pd, VerbsError, WcStatus};
+use rocinante::verbs::SendOp;
 
 use crate::harness::{Harness, On, Setup, assert_same, pattern, wr};
 

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use rocinante::{
-    Access, AsyncEvent, GRH_LEN, ModifyAttr, Mr, PeerPath, PostError, Qp, QpEvent, QpState, QpType,
-    RecvWr, SendOp, Srq, VerbsError, WcOpcode, WcStatus,
-};
+use rocinante::{Access, Mr, Qp, RecvWr, Srq, VerbsError, WcStatus};
+use rocinante::verbs::{AsyncEvent, GRH_LEN, ModifyAttr, PeerPath, PostError, QpEvent, QpState, QpType, SendOp, WcOpcode};
 
 use crate::harness::{Harness, On, Setup, assert_same, pattern, wait_until, wr};
 

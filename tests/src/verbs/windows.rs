@@ -1,9 +1,7 @@
 //! Memory windows: what peers reach through them, and until when.
 
-use rocinante::{
-    Access, BindMw, Key, Mr, Mw, MwPart, MwType, PostError, Qp, QpState, RecvWr, Rereg, SendOp,
-    VerbsError, WcOpcode, WcStatus,
-};
+use rocinante::{Access, Mr, Mw, Qp, RecvWr, VerbsError, WcStatus};
+use rocinante::verbs::{BindMw, Key, MwPart, MwType, PostError, QpState, Rereg, SendOp, WcOpcode};
 
 use crate::harness::{Harness, On, Setup, assert_same, pattern, wait_until, wr};
 
@@ -387,7 +385,7 @@ pub fn a_window_that_is_gone_is_refused(on: On) {
     let [_qp, peer] = ends.harness.pair();
     let mw = ends.window();
     let rkey = ends.bind(&peer, &mw, &part);
-    let list = [rocinante::Sge { addr: part.address(), len: 8, lkey: rkey }];
+    let list = [rocinante::verbs::Sge { addr: part.address(), len: 8, lkey: rkey }];
     peer.post_send(&[wr(1, SEND, &list)]).unwrap();
     ends.fails(1, WcStatus::LocProtErr);
     drop(mw);

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use rocinante::{Psn, Qpn};
+use rocinante::verbs::{Psn, Qpn};
 use rocinante_stack::types::Pkey;
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::wire::{Aeth, Bth, NakCode, Opcode, Syndrome};

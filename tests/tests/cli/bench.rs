@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::run_bench;
-use rocinante::Backend;
+use rocinante::device::Backend;
 use rocinante_tests::{require_backend, require_lab};
 use serde_json::Value;
 

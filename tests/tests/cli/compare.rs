@@ -2,7 +2,7 @@
 //! values.
 
 use super::run_bench;
-use rocinante::Backend;
+use rocinante::device::Backend;
 use rocinante_tests::{require_backend, require_lab};
 
 #[test]

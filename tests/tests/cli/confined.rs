@@ -2,7 +2,7 @@
 //! or a seccomp profile forbids a call.
 
 use super::{Done, Running, rocinante, words};
-use rocinante::Backend;
+use rocinante::device::Backend;
 use rocinante_node::{Container, Lab, LabConfig};
 use rocinante_tests::{confined, require_backend, require_lab, require_machine_root};
 use std::process::{Command, Stdio};

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::process::Stdio;
 
-use rocinante::Backend;
+use rocinante::device::Backend;
 use rocinante_node::{Lab, LabConfig};
 use rocinante_tests::{require_backend, require_lab};
 

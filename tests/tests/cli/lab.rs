@@ -57,7 +57,7 @@ fn ipv6_works_as_well() {
     }
 }
 
-fn every_test_over(backend: rocinante::Backend) {
+fn every_test_over(backend: rocinante::device::Backend) {
     let lab = Lab::new(&LabConfig { mtu: 9000, ..LabConfig::default() }).unwrap();
     for test in
         ["send-lat", "write-lat", "read-lat", "atomic-lat", "send-bw", "write-bw", "read-bw"]
@@ -73,7 +73,7 @@ fn every_test_over(backend: rocinante::Backend) {
     }
 }
 
-fn second_processes_are_refused(backend: rocinante::Backend) {
+fn second_processes_are_refused(backend: rocinante::device::Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let container = lab.container(1);
     let line = format!("perf send-bw --netdev {backend} --bind {}", container.ipv4());
@@ -89,20 +89,20 @@ fn second_processes_are_refused(backend: rocinante::Backend) {
 
 #[test]
 fn a_second_process_is_told_of_the_first_udp() {
-    require_backend!(rocinante::Backend::Udp);
-    second_processes_are_refused(rocinante::Backend::Udp);
+    require_backend!(rocinante::device::Backend::Udp);
+    second_processes_are_refused(rocinante::device::Backend::Udp);
 }
 
 #[test]
 fn a_second_process_is_told_of_the_first_packet() {
-    require_backend!(rocinante::Backend::Packet);
-    second_processes_are_refused(rocinante::Backend::Packet);
+    require_backend!(rocinante::device::Backend::Packet);
+    second_processes_are_refused(rocinante::device::Backend::Packet);
 }
 
 #[test]
 fn a_second_process_is_told_of_the_first_afxdp() {
-    require_backend!(rocinante::Backend::Xdp);
-    second_processes_are_refused(rocinante::Backend::Xdp);
+    require_backend!(rocinante::device::Backend::Xdp);
+    second_processes_are_refused(rocinante::device::Backend::Xdp);
 }
 
 #[test]
@@ -133,20 +133,20 @@ fn a_rule_of_the_own_namespace_is_named() {
 
 #[test]
 fn every_test_over_udp() {
-    require_backend!(rocinante::Backend::Udp);
-    every_test_over(rocinante::Backend::Udp);
+    require_backend!(rocinante::device::Backend::Udp);
+    every_test_over(rocinante::device::Backend::Udp);
 }
 
 #[test]
 fn every_test_over_packet() {
-    require_backend!(rocinante::Backend::Packet);
-    every_test_over(rocinante::Backend::Packet);
+    require_backend!(rocinante::device::Backend::Packet);
+    every_test_over(rocinante::device::Backend::Packet);
 }
 
 #[test]
 fn every_test_over_afxdp() {
-    require_backend!(rocinante::Backend::Xdp);
-    every_test_over(rocinante::Backend::Xdp);
+    require_backend!(rocinante::device::Backend::Xdp);
+    every_test_over(rocinante::device::Backend::Xdp);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_path_mtu_that_does_not_fit_is_named() {
 /// counters say so.
 #[test]
 fn what_packet_reads_twice_is_explained() {
-    require_backend!(rocinante::Backend::Packet);
+    require_backend!(rocinante::device::Backend::Packet);
     for (backend, guards) in [("packet", true), ("udp", false)] {
         let lab = Lab::new(&LabConfig::default()).unwrap();
         let mut server = start(

@@ -2,7 +2,9 @@
 
 use super::compat::measures;
 use super::{Addresses, both, run};
-use rocinante::{Access, Backend, OpenOptions, RecvWr, SendData, SendOp, SendWr, WcStatus, cm};
+use rocinante::device::Backend;
+use rocinante::verbs::{SendData, SendOp};
+use rocinante::{Access, OpenOptions, RecvWr, SendWr, WcStatus, cm};
 use rocinante_tests::running::Done;
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::Connection;
+use rocinante::verbs::{QpState, SendData, SendOp, Sge, WcOpcode};
 use rocinante::{
-    Access, Cq, Mr, Pd, PreparedQp, QpState, RecvWr, RemoteSlice, SendData, SendOp, SendWr, Sge,
-    VerbsError, Wc, WcOpcode, WcStatus,
+    Access, Cq, Mr, Pd, PreparedQp, RecvWr, RemoteSlice, SendWr, VerbsError, Wc, WcStatus,
 };
 use rocinante_tests::harness::{assert_same, pattern, wr};
 

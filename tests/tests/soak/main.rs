@@ -17,7 +17,9 @@ use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use rocinante::{Access, Backend, ConnectOptions, Context, OpenOptions, SendOp};
+use rocinante::device::Backend;
+use rocinante::verbs::SendOp;
+use rocinante::{Access, ConnectOptions, Context, OpenOptions};
 use rocinante_node::exit_with_parent;
 use rocinante_tests::alone::alone;
 use rocinante_tests::harness::{Harness, Setup, wr};

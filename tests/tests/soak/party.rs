@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{Connecting, Listener, Params};
-use rocinante::{ConnectOptions, Context, Cq, Mtu, Pd, Qpn, RemoteSlice, VerbsError, Wc};
+use rocinante::verbs::{Mtu, Qpn};
+use rocinante::{ConnectOptions, Context, Cq, Pd, RemoteSlice, VerbsError, Wc};
 
 use super::lane::{Lane, Source, Tally, Unconnected, completions};
 

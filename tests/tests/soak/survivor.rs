@@ -9,7 +9,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rocinante::cm::Listener;
-use rocinante::{Backend, Mtu, Resources};
+use rocinante::device::Backend;
+use rocinante::stats::Resources;
+use rocinante::verbs::Mtu;
 use rocinante_node::{ChildGuard, Lab, LabConfig, Match, Rule};
 use rocinante_tests::alone::{Held, myself, resident_bytes};
 use rocinante_tests::harness::{Family, Setup, Side, address};

@@ -135,7 +135,7 @@ impl QpBuilder {
     /// The address of the device that [`PreparedQp::endpoint`] announces and
     /// [`PreparedQp::connect`] uses: an index into [`Context::gids`](crate::Context::gids), the
     /// first by default. A program that changes the state by [`Qp::modify`] names it in
-    /// [`PeerPath::sgid_index`](crate::PeerPath::sgid_index).
+    /// [`PeerPath::sgid_index`](crate::verbs::PeerPath::sgid_index).
     #[must_use]
     pub fn sgid_index(mut self, index: usize) -> Self {
         self.sgid_index = index;

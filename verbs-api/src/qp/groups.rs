@@ -16,8 +16,8 @@ impl Qp {
     ///
     /// A sender uses an address handle of the group's address
     /// ([`Pd::create_ah`](crate::Pd::create_ah)) and the number
-    /// [`Qpn::MULTICAST`](crate::Qpn::MULTICAST). It need not be attached. If it is attached it
-    /// receives its own datagrams, as do all other members on the machine
+    /// [`Qpn::MULTICAST`](crate::verbs::Qpn::MULTICAST). It need not be attached. If it is attached
+    /// it receives its own datagrams, as do all other members on the machine
     /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB` of verbs is missing here).
     ///
     /// The call makes the group's socket in the network namespace of the calling thread, and fails

@@ -5,10 +5,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use rocinante::{
-    Access, ConnectOptions, Context, Cq, Key, Limits, Mr, OpenOptions, Pd, Qp, SendData, SendOp,
-    SendWr, WcStatus,
-};
+use rocinante::device::Limits;
+use rocinante::verbs::{Key, SendData, SendOp};
+use rocinante::{Access, ConnectOptions, Context, Cq, Mr, OpenOptions, Pd, Qp, SendWr, WcStatus};
 use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{SimConfig, SimNet, SimPort};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -36,7 +36,7 @@ pub(super) const VERBS_API: Crate = Crate {
         },
         Unit {
             name: "root",
-            modules: &[ROOT, "doc", "fuzzing", "guide"],
+            modules: &[ROOT, "doc", "fuzzing", "guide", "prelude", "stats", "verbs"],
             uses: &["model", "kernel", "objects", "cm", "exchange"],
             tests: Tests::All,
         },

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use rocinante::Exchange;
 use rocinante::cm::{Connecting, Connection, Params};
+use rocinante::exchange::Exchange;
 
 use super::{Args, Maker, Memory, Report, grown, holdings};
 use rocinante_cli::output::{Failure, Output};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::Exchange;
 use rocinante::cm::{Connecting, Connection, Listener, Params};
+use rocinante::exchange::Exchange;
 
 use super::{Args, Maker, Plan, address, grown, holdings};
 use rocinante_cli::output::{Failure, Output};

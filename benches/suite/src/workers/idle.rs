@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use rocinante::{Context, Exchange, Mtu};
+use rocinante::Context;
+use rocinante::exchange::Exchange;
+use rocinante::verbs::Mtu;
 
 use super::cost;
 use super::measure::{Figure, Measure, Step};

@@ -7,7 +7,9 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use nix::unistd::setsid;
-use rocinante::{Backend, Context, Exchange, OpenOptions, PortConfig};
+use rocinante::device::{Backend, PortConfig};
+use rocinante::exchange::Exchange;
+use rocinante::{Context, OpenOptions};
 use rocinante_baselines::{Raw, Task};
 use serde::{Deserialize, Serialize};
 

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::{Context, Exchange, Mtu};
+use rocinante::Context;
+use rocinante::exchange::Exchange;
+use rocinante::verbs::Mtu;
 use serde::{Deserialize, Serialize};
 
 use super::cost;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use rocinante::Exchange;
+use rocinante::exchange::Exchange;
 use serde_json::Value;
 
 use super::measure::{Figure, Measure, Step};

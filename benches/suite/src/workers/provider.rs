@@ -1,6 +1,6 @@
 //! The providers of measurements.
 
-use rocinante::Backend;
+use rocinante::device::Backend;
 
 use super::job::Device;
 use super::place::PlaceArgs;

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::net::IpAddr;
 use std::path::Path;
 
-use rocinante::{Backend, Exchange, Interface, PortConfig};
+use rocinante::device::{Backend, Interface, PortConfig};
+use rocinante::exchange::Exchange;
 use rocinante_baselines::{
     Flow, Link, PacketLink, PortLink, Raw, Tally, Task, UdpLink, answer, measure,
 };

@@ -7,7 +7,8 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::{Context, Mr, RecvWr, SendData, SendWr, Sge, VerbsError, Wc, WcOpcode, WcStatus};
+use rocinante::verbs::{SendData, Sge, WcOpcode};
+use rocinante::{Context, Mr, RecvWr, SendWr, VerbsError, Wc, WcStatus};
 
 use super::{Laid, Rules};
 use crate::compat::wire::Wire;

@@ -5,7 +5,8 @@ use std::cell::Cell;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use rocinante::{CompChannel, Context, Cq, Key, Mr, QpState, WcStatus};
+use rocinante::verbs::{Key, QpState};
+use rocinante::{CompChannel, Context, Cq, Mr, WcStatus};
 
 use super::connect::{ConnectedQps, PerftestParts, Target};
 use super::managed::ManagedSide;

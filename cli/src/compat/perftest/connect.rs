@@ -3,9 +3,10 @@
 
 use std::net::IpAddr;
 
+use rocinante::verbs::{Destination, Mtu, PeerPath, Psn, QpType, Qpn};
 use rocinante::{
-    Access, Ah, CompChannel, ConnectOptions, Context, Cq, Destination, Endpoint, Mr, Mtu, Pd,
-    PeerPath, PreparedQp, Psn, Qp, QpType, Qpn, VerbsError, cm,
+    Access, Ah, CompChannel, ConnectOptions, Context, Cq, Endpoint, Mr, Pd, PreparedQp, Qp,
+    VerbsError, cm,
 };
 
 use super::bench::PAGE;

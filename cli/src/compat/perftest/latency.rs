@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use rocinante::{Cq, RecvWr, SendData, SendWr, VerbsError, Wc, WcStatus};
+use rocinante::verbs::SendData;
+use rocinante::{Cq, RecvWr, SendWr, VerbsError, Wc, WcStatus};
 
 use super::bench::{Bench, Trouble};
 use super::plan::PerftestPlan;

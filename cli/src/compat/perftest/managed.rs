@@ -14,10 +14,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, CmFailure, DatagramListener, Listener, Params, RejReason, Request};
-use rocinante::{
-    ConnectOptions, Context, PeerPath, Qp, QpType, Qpn, RecvWr, SendData, SendOp, SendWr,
-    VerbsError, Wc, WcStatus,
-};
+use rocinante::verbs::{PeerPath, QpType, Qpn, SendData, SendOp};
+use rocinante::{ConnectOptions, Context, Qp, RecvWr, SendWr, VerbsError, Wc, WcStatus};
 
 use super::connect::{PerftestParts, Target};
 use super::plan::{Managed, PerftestPlan};

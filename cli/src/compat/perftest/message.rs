@@ -12,7 +12,7 @@
 
 use std::str;
 
-use rocinante::Mtu;
+use rocinante::verbs::Mtu;
 
 use crate::compat::wire::{hex, printable};
 

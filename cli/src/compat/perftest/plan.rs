@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rocinante::{GRH_LEN, Mtu, QpType};
+use rocinante::verbs::{GRH_LEN, Mtu, QpType};
 
 use super::options::{Options, QpOptions};
 use crate::measure::{BulkOp, Until};

@@ -4,7 +4,8 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::{Context, Mtu};
+use rocinante::Context;
+use rocinante::verbs::Mtu;
 
 use super::message::{self, Keys, Report};
 use crate::compat::wire::Wire;
@@ -338,7 +339,10 @@ mod tests {
             report
         });
         let (here, _) = rocinante::doc::addresses();
-        let ctx = rocinante::OpenOptions::new().netdev(rocinante::Backend::Udp).open(here).unwrap();
+        let ctx = rocinante::OpenOptions::new()
+            .netdev(rocinante::device::Backend::Udp)
+            .open(here)
+            .unwrap();
         let received = Talk::new(wire, true).report(&ctx, &Report::default()).unwrap();
         assert_eq!(received, server.join().unwrap());
     }

@@ -2,7 +2,8 @@
 
 use super::super::pair::{Owner, connected};
 use super::*;
-use rocinante::{Access, Backend, ConnectOptions, OpenOptions};
+use rocinante::device::Backend;
+use rocinante::{Access, ConnectOptions, OpenOptions};
 
 fn plan(op: Option<BulkOp>, receive: Receive, until: Until) -> FlowPlan {
     FlowPlan {

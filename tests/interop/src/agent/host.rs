@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rocinante::hardware_devices;
+use rocinante::device::hardware_devices;
 use rocinante_node::{ChildGuard, LabError};
 
 use super::machine::Machine;

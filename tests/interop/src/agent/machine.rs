@@ -5,7 +5,8 @@ use std::fs;
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
-use rocinante::{Atomics, Context, HardwareDevice, OpenOptions, hardware_devices};
+use rocinante::device::{Atomics, HardwareDevice, hardware_devices};
+use rocinante::{Context, OpenOptions};
 use rocinante_cli::devices::is_soft_roce;
 use serde::{Deserialize, Serialize};
 

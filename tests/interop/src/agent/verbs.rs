@@ -6,10 +6,15 @@ mod windows;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use rocinante::device::{Atomics, Backend};
+use rocinante::stats::Counters;
+use rocinante::verbs::{
+    FlushLevel, GRH_LEN, Key, ModifyAttr, Mtu, PeerPath, Placement, Psn, QpAttr, QpState, QpType,
+    Qpn, SendData, SendOp, Sge,
+};
 use rocinante::{
-    Access, Ah, Atomics, Backend, CompChannel, Context, Counters, Cq, FlushLevel, GRH_LEN, Key,
-    ModifyAttr, Mr, Mtu, Mw, OpenOptions, Pd, PeerPath, Placement, Psn, Qp, QpAttr, QpState,
-    QpType, Qpn, RecvWr, SendData, SendOp, SendWr, Sge, Srq, VerbsError, Wc,
+    Access, Ah, CompChannel, Context, Cq, Mr, Mw, OpenOptions, Pd, Qp, RecvWr, SendWr, Srq,
+    VerbsError, Wc,
 };
 use rocinante_node::Netns;
 use rocinante_tests::harness::pattern;

@@ -1,6 +1,7 @@
 //! Translates the words of scenarios to the API, and back.
 
-use rocinante::{Access, AsyncEvent, MwType, QpEvent, QpState, QpType, VerbsError, Wc, WcOpcode};
+use rocinante::verbs::{AsyncEvent, MwType, QpEvent, QpState, QpType, WcOpcode};
+use rocinante::{Access, VerbsError, Wc};
 
 use super::proto::{self, Completion, Opcode, Service, State};
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use rocinante::Backend;
+use rocinante::device::Backend;
 use rocinante_tests::verbs::TESTS;
 
 use super::losses::{Inside, Rules};

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rocinante::Backend;
+use rocinante::device::Backend;
 use rocinante_node::{ChildGuard, Netns};
 
 use crate::agent::machine::Kind;

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use rocinante::Backend;
+use rocinante::device::Backend;
 use rocinante_node::kill_children_on_signal;
 
 use self::cells::CardCell;

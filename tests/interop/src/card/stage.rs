@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use rocinante::{Backend, Interface, OpenOptions, hardware_devices};
+use rocinante::OpenOptions;
+use rocinante::device::{Backend, Interface, hardware_devices};
 use rocinante_node::Netns;
 
 use super::cells::BACKENDS;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rocinante::Backend;
+use rocinante::device::Backend;
 
 use super::scenario::{SCENARIOS, Scenario};
 use crate::guest::Link;

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use rocinante::Backend;
+use rocinante::device::Backend;
 
 use super::Bench;
 use super::cell::{Requester, Setting};

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-use rocinante::Backend;
+use rocinante::device::Backend;
 use rocinante_node::Netns;
 
 use super::Bench;

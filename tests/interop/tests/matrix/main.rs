@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-use rocinante::Backend;
+use rocinante::device::Backend;
 use rocinante_interop::guest::{Guest, GuestConfig, Image, Link};
 use rocinante_interop::matrix::cm_programs::{self, CmCell};
 use rocinante_interop::matrix::programs::{self, ProgramCell};

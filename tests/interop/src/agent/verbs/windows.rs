@@ -1,6 +1,7 @@
 //! Memory windows, and regions registered anew.
 
-use rocinante::{BindMw, MwPart, MwType, Rereg, SendData, SendWr};
+use rocinante::SendWr;
+use rocinante::verbs::{BindMw, MwPart, MwType, Rereg, SendData};
 
 use super::super::proto::{self, Range, Remote};
 use super::super::words::{access_of, mw_type, text};

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rocinante::Backend;
+use rocinante::device::Backend;
 use rocinante_node::Netns;
 
 use super::{CM_PROGRAMS, CmProgram};
