@@ -32,12 +32,13 @@
 //! # Ok::<(), rocinante::VerbsError>(())
 //! ```
 //!
-//! No call here needs a thread: calls that wait drive the device. An event loop or an asynchronous
-//! program sleeps on descriptors instead, and uses the calls that do not wait:
-//! [`Listener::try_request`], [`Connecting::try_finish`], [`Connection::is_disconnected`]. A
-//! [`Listener`] is a descriptor itself (`AsFd`, `AsRawFd`); [`Connecting::notifier`] and
-//! [`Connection::notifier`] return one. The same holds for [`DatagramListener`] and [`Resolving`].
-//! The example `async_echo` does so with tokio's `AsyncFd`.
+//! No call here needs a thread: calls that wait drive the device. An asynchronous program awaits
+//! [`Listener::accept`], [`Connecting`] and [`Connection::disconnected`]: see the
+//! [guide](crate::guide::asynchronous). An event loop sleeps on descriptors, and uses the calls
+//! that do not wait: [`Listener::try_request`], [`Connecting::try_finish`],
+//! [`Connection::is_disconnected`]. A [`Listener`] is a descriptor itself (`AsFd`, `AsRawFd`);
+//! [`Connecting::notifier`] and [`Connection::notifier`] return one. The same holds for
+//! [`DatagramListener`] and [`Resolving`].
 //!
 //! # What may arrive before the connection does
 //!
@@ -98,6 +99,7 @@ mod connection;
 mod datagram;
 mod inbox;
 mod listener;
+mod tasks;
 
 use std::net::SocketAddr;
 use std::time::Duration;

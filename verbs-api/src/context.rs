@@ -1,5 +1,7 @@
 //! Devices (open, query) and protection domains.
 
+mod tasks;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 

@@ -1,5 +1,7 @@
 //! Completion queues and the channels that announce their completions.
 
+mod tasks;
+
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

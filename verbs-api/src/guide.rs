@@ -4,7 +4,8 @@
 //! 2. [Errors](errors)
 //! 3. [Memory model](memory)
 //! 4. [Threads](threads)
-//! 5. [Limits](limits)
+//! 5. [Asynchronous programs](asynchronous)
+//! 6. [Limits](limits)
 
 #[doc = include_str!("guide/first_program.md")]
 pub mod first_program {}
@@ -17,6 +18,9 @@ pub mod memory {}
 
 #[doc = include_str!("guide/threads.md")]
 pub mod threads {}
+
+#[doc = include_str!("guide/asynchronous.md")]
+pub mod asynchronous {}
 
 #[doc = include_str!("guide/limits.md")]
 pub mod limits {}

@@ -40,6 +40,8 @@
 //! - [`QpBuilder`], [`PreparedQp`], [`Qp`]: queue pairs; [`Ah`]: destinations of datagrams;
 //!   [`Srq`]: receives that queue pairs share;
 //! - [`cm`]: connections through the connection manager, as `librdmacm` makes them;
+//! - [`asynchronous`]: operations that own their memory, for tasks; its
+//!   [chapter](guide::asynchronous) has all that a task can wait for;
 //! - `exchange` (a feature): a small exchange, over TCP or a queue pair, that connects two queue
 //!   pairs;
 //! - [`verbs`]: operations, states and attributes; [`device`]: what devices there are, and what
@@ -49,6 +51,7 @@
 //! background thread drives it while the program does not.
 
 mod ah;
+pub mod asynchronous;
 mod choice;
 pub mod cm;
 mod context;

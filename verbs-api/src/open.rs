@@ -14,6 +14,7 @@ use crate::device::Device;
 use crate::kernel;
 use crate::model::device::Limits;
 use crate::model::error::VerbsError;
+use crate::provider::trace;
 use crate::soft::{self, Settings};
 
 /// Options for opening a device.
@@ -258,7 +259,9 @@ impl OpenOptions {
                  device in software of an interface"
             )));
         }
-        Ok(Context { device: Device::Kernel(kernel::Device::open(name, address)?) })
+        let device = kernel::Device::open(name, address)?;
+        trace::opened(&device.name, &device.query());
+        Ok(Context { device: Device::Kernel(device) })
     }
 
     /// Opens the device over an existing port, such as one of the simulator's.
@@ -347,7 +350,9 @@ impl OpenOptions {
 
 /// A context of the device.
 fn context(device: Arc<soft::Hca>) -> Result<Context, VerbsError> {
-    Ok(Context { device: Device::Soft(soft::Device::new(device)?) })
+    let device = soft::Device::new(device)?;
+    trace::opened(&device.name, &device.query());
+    Ok(Context { device: Device::Soft(device) })
 }
 
 /// The number of shards: the program's, else the variable's.

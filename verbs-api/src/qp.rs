@@ -19,6 +19,7 @@ use crate::model::endpoint::Endpoint;
 use crate::model::error::VerbsError;
 use crate::model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
 use crate::provider::manager::Breaks;
+use crate::provider::trace;
 use crate::srq::Srq;
 use crate::{kernel, soft};
 
@@ -37,7 +38,7 @@ pub struct Qp {
     // Declared after the queue pair, because fields drop in this order and the queue pair uses
     // these.
     srq: Option<Srq>,
-    _cqs: (Cq, Cq),
+    cqs: (Cq, Cq),
     pd: Pd,
 }
 
@@ -117,7 +118,9 @@ impl Qp {
         match &self.kind {
             QpKind::Soft(qp) => qp.modify(change),
             QpKind::Kernel(qp) => qp.modify(change),
-        }
+        }?;
+        trace::state(self.qpn(), change.attr.state);
+        Ok(())
     }
 
     fn check_limits(&self, attr: &QpAttr) -> Result<(), VerbsError> {
@@ -131,6 +134,11 @@ impl Qp {
             }
         }
         Ok(())
+    }
+
+    /// The queues of its sends and of its receives.
+    pub(crate) fn cqs(&self) -> [&Cq; 2] {
+        [&self.cqs.0, &self.cqs.1]
     }
 
     /// Its device.

@@ -3,6 +3,8 @@
 
 mod sim;
 
+use std::time::Duration;
+
 use rocinante::verbs::{PeerPath, PostError, QpType, WcOpcode};
 use rocinante::{Access, BufferPool, ConnectOptions, Qp, RecvWr, SendWr, VerbsError, Wc, WcStatus};
 use sim::{ADDRESSES, Side, connect, undriven, until};
@@ -232,4 +234,31 @@ fn each_queue_pair_counts_its_own_packets() {
     let [first, _second] = pairs;
     drop(first);
     assert_eq!(a.ctx.qps().unwrap().len(), 1);
+}
+
+#[test]
+fn a_thread_sleeps_on_a_queue_without_a_channel() {
+    let sides = sim::sides(&rocinante_netdev::sim::SimNet::new(1), [true, true]);
+    let [a, b] = &sides;
+    let [qp, peer] = connected(&sides, Access::ALL, 5);
+    let short = Some(Duration::from_millis(20));
+    assert!(matches!(b.cq.wait(short), Err(VerbsError::TimedOut)));
+    let rounds = 50;
+    std::thread::scope(|scope| {
+        // Two threads wait on one queue: each completion goes to one of them.
+        let waiters = [(); 2].map(|()| {
+            scope.spawn(|| {
+                let take = |_| b.cq.wait(Some(sim::PATIENCE)).unwrap().ok().unwrap().wr_id;
+                (0..rounds / 2).map(take).collect::<Vec<_>>()
+            })
+        });
+        for wr_id in 0..rounds {
+            peer.post_recv(&[RecvWr::new(wr_id, &[b.mr.sge(0, 64)])]).unwrap();
+            qp.post(SendWr::send(b"wake up")).unwrap();
+            a.cq.wait(Some(sim::PATIENCE)).unwrap().ok().unwrap();
+        }
+        let mut all = waiters.map(|waiter| waiter.join().unwrap()).concat();
+        all.sort_unstable();
+        assert!(all.iter().copied().eq(0..rounds), "{all:?}");
+    });
 }

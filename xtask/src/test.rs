@@ -71,6 +71,7 @@ const STEPS: &[Step] = &[
     Step { name: "unsafe files", quick: true, when: When::First(|| check(unsafe_files::check())) },
     Step { name: "prose", quick: true, when: When::First(|| check(prose::check())) },
     Step { name: "clippy", quick: true, when: When::First(clippy) },
+    Step { name: "features", quick: true, when: When::First(features) },
     Step { name: "documentation", quick: true, when: When::First(documentation) },
     Step { name: "stack for wasm32", quick: true, when: When::First(wasm) },
     Step { name: "tests", quick: true, when: When::Tests },
@@ -346,8 +347,21 @@ fn clippy() -> Outcome {
     check(command::run(&mut cargo(what)))
 }
 
+/// The library with none of its features, and with all; what tells things is tested with them.
+fn features() -> Outcome {
+    let lints = |what: &[&str]| {
+        let mut clippy = cargo(["clippy", "--quiet", "-p", "rocinante"]);
+        command::run(clippy.args(what).args(["--", "-D", "warnings"]))
+    };
+    let traced = ["test", "--quiet", "-p", "rocinante", "--all-features", "--lib", "--test"];
+    let test = || command::run(cargo(traced).arg("tracing"));
+    // Its tests need features, so the bare library is looked at without them.
+    let bare = lints(&["--lib", "--no-default-features"]);
+    check(bare.and_then(|()| lints(&["--all-targets", "--all-features"])).and_then(|()| test()))
+}
+
 fn documentation() -> Outcome {
-    let mut doc = cargo(["doc", "--quiet", "--workspace", "--no-deps"]);
+    let mut doc = cargo(["doc", "--quiet", "--workspace", "--no-deps", "--all-features"]);
     check(command::run(doc.env("RUSTDOCFLAGS", "-D warnings")))
 }
 

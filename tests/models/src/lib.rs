@@ -16,9 +16,14 @@ pub mod model;
 pub mod provider;
 pub mod soft;
 
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
 use rocinante_stack::cm::{CmEvent, ConnId};
 use rocinante_stack::wire::cm::CommId;
 
+use crate::provider::wakers::poll_until;
 use crate::provider::{mailbox, wake};
 
 /// A mailbox of the connection manager.
@@ -27,14 +32,42 @@ pub struct Letters(mailbox::Mailbox);
 
 impl Letters {
     pub fn put(&self) {
-        self.0.push(CmEvent::Established { conn: ConnId(CommId(1)) });
+        drop(self.0.push(CmEvent::Established { conn: ConnId(CommId(1)) }));
     }
 
     pub fn take(&self) -> bool {
         self.0.pop().is_ok_and(|event| event.is_some())
     }
 
+    /// What `Listener::poll_accept` and others do.
+    pub fn poll(&self, cx: &Context<'_>) -> Poll<()> {
+        let register = || {
+            self.0.tasks.register(cx);
+            Ok::<_, Infallible>(())
+        };
+        poll_until(register, |_| Ok(self.take().then_some(()))).map(|found| found.unwrap())
+    }
+
     pub fn fd(&self) -> wake::BorrowedFd<'_> {
         self.0.fd().expect("there are descriptors enough")
+    }
+}
+
+/// Polls until there is a result, and sleeps between as a runtime does.
+pub fn block_on<T>(mut poll: impl FnMut(&Context<'_>) -> Poll<T>) -> T {
+    struct Task(wake::OwnedFd);
+    impl Wake for Task {
+        fn wake(self: Arc<Self>) {
+            wake::notify(&self.0);
+        }
+    }
+    let woken = wake::OwnedFd::default();
+    let waker = Waker::from(Arc::new(Task(woken.clone())));
+    loop {
+        if let Poll::Ready(result) = poll(&Context::from_waker(&waker)) {
+            return result;
+        }
+        wake::wait(None, &woken, None);
+        woken.drain();
     }
 }

@@ -8,10 +8,10 @@
 use std::sync::Arc;
 
 use loom::thread;
-use rocinante_models::Letters;
 use rocinante_models::provider::wake;
 use rocinante_models::soft::shard::cqe;
 use rocinante_models::soft::{Device, Peer};
+use rocinante_models::{Letters, block_on};
 use rocinante_stack::verbs::Cqe;
 
 /// Tries all orders with at most `preemptions` switches away from a thread that could go on.
@@ -108,6 +108,41 @@ fn who_arms_then_looks_then_sleeps_misses_nothing() {
             }
         }
         completing.join().unwrap();
+    });
+}
+
+/// Two completions, and a task that polls and sleeps.
+#[test]
+fn a_task_is_woken_for_each_completion_that_it_does_not_find() {
+    model(3, || {
+        let device = Device::for_tasks(Peer::Near);
+        let completing = {
+            let device = device.clone();
+            thread::spawn(move || {
+                device.complete(&[cqe(1)]);
+                device.complete(&[cqe(2)]);
+            })
+        };
+        for id in [1, 2] {
+            assert_eq!(block_on(|cx| device.poll_for_task(cx)).wr_id, id);
+        }
+        completing.join().unwrap();
+    });
+}
+
+/// Each takes one completion, and no completion is left for a task that sleeps.
+#[test]
+fn two_tasks_of_one_queue_are_both_woken() {
+    model(2, || {
+        let device = Device::for_tasks(Peer::Near);
+        let other = {
+            let device = device.clone();
+            thread::spawn(move || block_on(|cx| device.poll_for_task(cx)).wr_id)
+        };
+        device.complete(&[cqe(1)]);
+        device.complete(&[cqe(2)]);
+        let ids = [block_on(|cx| device.poll_for_task(cx)).wr_id, other.join().unwrap()];
+        assert!(ids == [1, 2] || ids == [2, 1], "{ids:?}");
     });
 }
 
@@ -243,6 +278,22 @@ fn a_datagram_is_received_when_the_program_no_longer_drives() {
     );
 }
 
+/// A task polls once and then sleeps: the background thread takes over and wakes it.
+#[test]
+fn a_task_is_woken_by_what_the_background_thread_receives() {
+    model(2, || {
+        let device = Device::for_tasks(Peer::Near);
+        let [background, arriving] = [Device::background, Device::arrive].map(|work| {
+            let device = device.clone();
+            thread::spawn(move || work(&device))
+        });
+        block_on(|cx| device.poll_for_task(cx));
+        arriving.join().unwrap();
+        device.shut_down();
+        background.join().unwrap();
+    });
+}
+
 /// Another shard has a command for this one, and no thread drives.
 #[test]
 fn mail_is_read_whoever_sleeps() {
@@ -339,5 +390,24 @@ fn a_mailbox_with_letters_is_readable() {
         }
         writing.join().unwrap();
         assert!(!mailbox.fd().is_ready());
+    });
+}
+
+/// A task that waits for the connection manager.
+#[test]
+fn a_task_is_woken_by_each_letter_that_it_does_not_find() {
+    model(3, || {
+        let mailbox = Arc::new(Letters::default());
+        let writing = {
+            let mailbox = mailbox.clone();
+            thread::spawn(move || {
+                mailbox.put();
+                mailbox.put();
+            })
+        };
+        for _ in 0..2 {
+            block_on(|cx| mailbox.poll(cx));
+        }
+        writing.join().unwrap();
     });
 }

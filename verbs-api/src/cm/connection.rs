@@ -147,6 +147,11 @@ impl Connecting {
         Ok(None)
     }
 
+    /// `None` once it has finished.
+    pub(super) fn inbox(&self) -> Option<&Inbox> {
+        self.link.as_ref().map(|link| &link.inbox)
+    }
+
     fn event(&self) -> Result<Option<CmEvent>, VerbsError> {
         self.link.as_ref().map_or(Ok(None), |link| link.inbox.pop())
     }
@@ -232,6 +237,10 @@ pub struct Connection {
 impl Connection {
     fn new(qp: Qp, link: Link, peer: SocketAddr, private: Vec<u8>) -> Self {
         Self { qp, peer, private, ended: AtomicBool::new(false), link }
+    }
+
+    pub(super) fn inbox(&self) -> &Inbox {
+        &self.link.inbox
     }
 
     /// The queue pair.

@@ -38,6 +38,10 @@ impl DatagramListener {
         Port::bind(ctx, address, backlog, ListensTo::Datagrams).map(Self)
     }
 
+    pub(super) fn inbox(&self) -> &Inbox {
+        &self.0.inbox
+    }
+
     /// The address and port that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
@@ -265,6 +269,10 @@ impl Resolving {
             Some(CmEvent::Unresolved { status: None, .. }) => Err(VerbsError::TimedOut),
             _ => Ok(None),
         }
+    }
+
+    pub(super) fn inbox(&self) -> &Inbox {
+        &self.inbox
     }
 
     /// Waits for the answer.

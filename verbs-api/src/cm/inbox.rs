@@ -4,15 +4,17 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use rocinante_stack::cm::{CmEvent, ListenerId};
 
-use crate::context::Context;
+use crate::context;
 use crate::device::Device;
 use crate::model::error::VerbsError;
 use crate::provider::mailbox::Mailbox;
 use crate::provider::manager::{ListensTo, Manager, Place};
+use crate::provider::wakers::{poll_until, until};
 
 /// The connection manager's events for one listener, connection or service request.
 #[derive(Debug, Clone)]
@@ -58,6 +60,32 @@ impl Inbox {
         Ok(self.mailbox.fd()?)
     }
 
+    /// Polls until `look` finds something.
+    pub(super) fn poll<T>(
+        &self,
+        cx: &Context<'_>,
+        mut look: impl FnMut() -> Result<Option<T>, VerbsError>,
+    ) -> Poll<Result<T, VerbsError>> {
+        let register = || {
+            self.mailbox.tasks.register(cx);
+            Ok(())
+        };
+        poll_until(register, |_| look())
+    }
+
+    /// Waits until `look` finds something.
+    pub(super) async fn until<T>(
+        &self,
+        mut look: impl FnMut() -> Result<Option<T>, VerbsError>,
+    ) -> Result<T, VerbsError> {
+        until(&self.mailbox.tasks, || Ok(()), |_| look()).await
+    }
+
+    /// Whether the last event was taken.
+    pub(super) fn is_over(&self) -> bool {
+        self.mailbox.is_over()
+    }
+
     pub(super) fn notifier(&self) -> Result<Notifier, VerbsError> {
         self.fd()?;
         Ok(Notifier { mailbox: self.mailbox.clone() })
@@ -98,7 +126,7 @@ pub(super) struct Port {
 impl Port {
     /// Listens at the address, and makes the descriptor at once.
     pub(super) fn bind(
-        ctx: &Context,
+        ctx: &context::Context,
         address: SocketAddr,
         backlog: usize,
         to: ListensTo,

@@ -39,6 +39,10 @@ impl Listener {
         Port::bind(ctx, address, backlog, ListensTo::Connections).map(Self)
     }
 
+    pub(super) fn inbox(&self) -> &Inbox {
+        &self.0.inbox
+    }
+
     /// The address and port that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 use rocinante_netdev::PortStats;
@@ -17,18 +17,31 @@ use rocinante_stack::verbs::AhId;
 use super::ffi::Library;
 use super::known::Known;
 use super::sysfs::{self, HardwareDevice, HardwarePort, hardware_devices};
+use super::watch::{Source, Watcher};
 use super::{cm, convert, error, ffi};
 use crate::model::device::{
     DeviceAttr, DeviceCounters, HardwareAttr, Limits, MwSupport, OptionalOperations,
 };
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
+use crate::provider::listeners::Listeners;
+use crate::provider::trace;
+use crate::provider::wakers::Wakers;
+
+/// A channel, and the tasks that wait for its queues.
+type Quiet = (Arc<ffi::Channel>, Arc<Listeners<Wakers>>);
 
 /// An open device, and its port in use.
 #[derive(Debug)]
 pub(crate) struct Device {
     /// The connection manager, once it is used. Declared before the device, so that it drops first.
     pub(super) cm: Mutex<Option<cm::Cm>>,
+    /// The thread that wakes tasks.
+    pub(super) watcher: Watcher,
+    /// The channel of the queues that have none of the program's, and their tasks.
+    quiet: OnceLock<Quiet>,
+    /// Tasks that wait for asynchronous events.
+    tasks: Arc<Wakers>,
     /// Address handles by number. Declared before the device, so that they drop first.
     pub(super) ahs: RwLock<HashMap<AhId, ffi::Ah>>,
     /// Windows, which likewise drop first.
@@ -112,6 +125,9 @@ impl Device {
         let (gids, gid_indices) = gids.map(|gid| (gid.address, gid.index)).unzip();
         Ok(Arc::new(Self {
             cm: Mutex::default(),
+            watcher: Watcher::default(),
+            quiet: OnceLock::new(),
+            tasks: Arc::default(),
             ahs: RwLock::default(),
             optional: convert::optional(context.capabilities()),
             windows: RwLock::default(),
@@ -183,13 +199,34 @@ impl Device {
         loop {
             let event = self.context.next_event()?;
             if convert::port(&event).is_none_or(|port| port == u32::from(self.attr.port)) {
-                return Some(convert::event(event));
+                let event = convert::event(event);
+                trace::event(&event);
+                return Some(event);
             }
         }
     }
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         self.context.async_fd()
+    }
+
+    pub(crate) fn tasks(&self) -> &Wakers {
+        &self.tasks
+    }
+
+    /// Announces the next event to the tasks that have registered.
+    pub(crate) fn announce_to_tasks(&self) -> Result<(), VerbsError> {
+        Ok(self.watcher.watch(Source::Events(self.context.clone(), self.tasks.clone()))?)
+    }
+
+    /// The channel of the queues that have none of the program's.
+    pub(super) fn quiet(&self) -> Result<&Quiet, VerbsError> {
+        if self.quiet.get().is_none() {
+            let channel = ffi::Channel::create(&self.context)
+                .map_err(|error| error::failed("ibv_create_comp_channel", error))?;
+            let _ = self.quiet.set((Arc::new(channel), Arc::new(Listeners::new())));
+        }
+        Ok(self.quiet.get().expect("just made"))
     }
 }
 

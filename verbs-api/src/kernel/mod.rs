@@ -18,6 +18,7 @@ mod mw;
 mod queue;
 mod srq;
 mod sysfs;
+mod watch;
 
 pub(crate) use self::ah::Ah;
 pub(crate) use self::device::{Device, Pd, exists, no_device};

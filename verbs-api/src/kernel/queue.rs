@@ -15,6 +15,7 @@ use rocinante_stack::{PeerAddress, PostError, QpAttr};
 use rustix::io::Errno;
 
 use super::groups::Membership;
+use super::watch::Source;
 use super::{Device, Pd, Srq, convert, error, ffi};
 use crate::model::error::VerbsError;
 use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
@@ -22,7 +23,8 @@ use crate::model::wc::Wc;
 use crate::provider::listeners::{Listeners, fresh_number};
 use crate::provider::manager::Breaks;
 use crate::provider::state::StateCell;
-use crate::provider::wake;
+use crate::provider::wakers::Wakers;
+use crate::provider::{trace, wake};
 
 /// A completion queue.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub(crate) struct Cq {
     handle: u32,
     depth: usize,
     has_channel: bool,
+    /// Tasks that wait for completions, if it has no channel of the program's.
+    tasks: Arc<Wakers>,
     /// Receives of datagrams complete here, so completions report the sender.
     datagrams: AtomicBool,
 }
@@ -44,7 +48,11 @@ impl Cq {
     ) -> Result<Arc<Self>, VerbsError> {
         // The library returns this number with each event of the queue.
         let number = fresh_number();
-        let events = channel.map(|channel| &channel.raw);
+        let own = match channel {
+            Some(_) => None,
+            None => Some(device.quiet()?),
+        };
+        let events = channel.map(|channel| &channel.raw).or(own.map(|(channel, _)| channel));
         let entries = c_int::try_from(depth).unwrap_or(c_int::MAX);
         let raw = ffi::Cq::create(&device.context, entries, number, events)
             .map_err(|error| error::locked("ibv_create_cq", None, error))?;
@@ -56,8 +64,12 @@ impl Cq {
             handle,
             depth,
             has_channel,
+            tasks: Arc::default(),
             datagrams: AtomicBool::new(false),
         });
+        if let Some((_, queues)) = own {
+            queues.add(number, &cq.tasks);
+        }
         if let Some(channel) = channel {
             channel.queues.add(number, &cq);
         }
@@ -110,11 +122,24 @@ impl Cq {
                 cqe.invalidated = Some(Key(u32::from_ne_bytes(wc.imm_data)));
             }
         }
+        trace::completed(&cqe);
         cqe
     }
 
     pub(crate) fn has_channel(&self) -> bool {
         self.has_channel
+    }
+
+    pub(crate) fn tasks(&self) -> &Wakers {
+        &self.tasks
+    }
+
+    /// Announces the next completion to the tasks that have registered.
+    pub(crate) fn announce_to_tasks(&self) -> Result<(), VerbsError> {
+        let (channel, queues) = self.device.quiet()?;
+        self.req_notify(false)?;
+        let source = Source::Queues(channel.clone(), queues.clone());
+        Ok(self.device.watcher.watch(source)?)
     }
 
     pub(crate) fn req_notify(&self, solicited_only: bool) -> Result<(), VerbsError> {
@@ -137,13 +162,25 @@ pub(crate) struct Channel {
     raw: Arc<ffi::Channel>,
     device: Arc<Device>,
     queues: Listeners<Cq>,
+    tasks: Arc<Wakers>,
 }
 
 impl Channel {
     pub(crate) fn create(device: &Arc<Device>) -> Result<Arc<Self>, VerbsError> {
         let raw = ffi::Channel::create(&device.context)
             .map_err(|error| error::failed("ibv_create_comp_channel", error))?;
-        Ok(Arc::new(Self { raw: Arc::new(raw), device: device.clone(), queues: Listeners::new() }))
+        let (raw, queues) = (Arc::new(raw), Listeners::new());
+        Ok(Arc::new(Self { raw, device: device.clone(), queues, tasks: Arc::default() }))
+    }
+
+    pub(crate) fn tasks(&self) -> &Wakers {
+        &self.tasks
+    }
+
+    /// Announces the next event to the tasks that have registered.
+    pub(crate) fn announce_to_tasks(&self) -> Result<(), VerbsError> {
+        let source = Source::Channel(self.raw.clone(), self.tasks.clone());
+        Ok(self.device.watcher.watch(source)?)
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {

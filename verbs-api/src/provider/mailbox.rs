@@ -8,6 +8,7 @@ use rocinante_stack::cm::{CmEvent, ConnId};
 use crate::model::error::VerbsError;
 use crate::provider::sync::{AtomicBool, AtomicI32, Mutex, OnceLock, Ordering};
 use crate::provider::wake::{self, AsFd, BorrowedFd, OwnedFd};
+use crate::provider::wakers::{Wakers, Woken};
 
 /// Events that wait for their owner, and a descriptor for threads that sleep until there are some.
 #[derive(Debug, Default)]
@@ -20,24 +21,29 @@ pub(crate) struct Mailbox {
     /// The errno for further calls after the reason was returned once; or 0.
     failed: AtomicI32,
     fd: OnceLock<OwnedFd>,
+    /// Tasks that wait for events.
+    pub(crate) tasks: Wakers,
 }
 
 impl Mailbox {
-    pub(crate) fn push(&self, event: CmEvent) {
-        self.put(Ok(event));
+    /// Adds an event. Returns the tasks that wait for one.
+    pub(crate) fn push(&self, event: CmEvent) -> Woken {
+        self.put(Ok(event))
     }
 
     /// No more events will come, for this reason.
-    pub(crate) fn fail(&self, why: VerbsError) {
-        self.put(Err(why));
+    pub(crate) fn fail(&self, why: VerbsError) -> Woken {
+        self.put(Err(why))
     }
 
-    fn put(&self, event: Result<CmEvent, VerbsError>) {
+    fn put(&self, event: Result<CmEvent, VerbsError>) -> Woken {
         let mut events = self.events.lock();
         events.push_back(event);
         if let Some(fd) = self.fd.get() {
             wake::notify(fd);
         }
+        drop(events);
+        self.tasks.take()
     }
 
     /// The next event, if there is one.
@@ -68,6 +74,12 @@ impl Mailbox {
         {
             wake::clear(fd);
         }
+    }
+
+    /// Whether the last event of a connection or request was taken.
+    pub(crate) fn is_over(&self) -> bool {
+        let _events = self.events.lock();
+        self.over.load(Ordering::Relaxed)
     }
 
     /// The number of waiting events.

@@ -16,8 +16,8 @@ fn readable(mailbox: &Mailbox) -> bool {
 fn a_failure_is_told_after_what_came_before_and_for_ever() {
     let (mailbox, conn) = (Mailbox::default(), ConnId(CommId(7)));
     assert!(!readable(&mailbox));
-    mailbox.push(CmEvent::Established { conn });
-    mailbox.fail(VerbsError::TimedOut);
+    let _ = mailbox.push(CmEvent::Established { conn });
+    let _ = mailbox.fail(VerbsError::TimedOut);
     assert!(matches!(mailbox.pop(), Ok(Some(CmEvent::Established { .. }))));
     assert!(matches!(mailbox.pop(), Err(VerbsError::TimedOut)));
     for _ in 0..3 {
@@ -34,7 +34,7 @@ fn a_mailbox_of_which_the_last_letter_is_withdrawn_is_not_readable() {
     let mailbox = Mailbox::default();
     assert!(!readable(&mailbox));
     for conn in [first, second] {
-        mailbox.push(CmEvent::Established { conn });
+        let _ = mailbox.push(CmEvent::Established { conn });
     }
     let withdraw = |of| {
         mailbox.retain(|event| !matches!(event, CmEvent::Established { conn } if *conn == of));
@@ -44,9 +44,9 @@ fn a_mailbox_of_which_the_last_letter_is_withdrawn_is_not_readable() {
     withdraw(second);
     assert!(!readable(&mailbox));
     assert!(matches!(mailbox.pop(), Ok(None)));
-    mailbox.push(CmEvent::TimedOut { conn: first });
+    let _ = mailbox.push(CmEvent::TimedOut { conn: first });
     assert!(readable(&mailbox) && matches!(mailbox.pop(), Ok(Some(_))));
-    mailbox.push(CmEvent::Established { conn: second });
+    let _ = mailbox.push(CmEvent::Established { conn: second });
     withdraw(second);
     assert!(readable(&mailbox), "it is over, for all who look");
 }

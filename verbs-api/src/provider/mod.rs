@@ -10,4 +10,8 @@ pub(crate) mod memory;
 pub(crate) mod random;
 pub(crate) mod state;
 pub(crate) mod sync;
+pub(crate) mod trace;
 pub(crate) mod wake;
+pub(crate) mod wakers;
+#[cfg(test)]
+mod wakers_tests;

@@ -226,7 +226,7 @@ impl QpBuilder {
                 QpType::Rc | QpType::Uc => Peers::Access(self.access),
             },
             srq: self.srq,
-            _cqs: (self.send_cq, self.recv_cq),
+            cqs: (self.send_cq, self.recv_cq),
             pd: self.pd,
         })
     }

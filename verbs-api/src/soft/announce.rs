@@ -9,6 +9,7 @@ use rocinante_stack::verbs::Cqe;
 use crate::provider::listeners::fresh_number;
 use crate::provider::sync::{AtomicBool, AtomicU8, Mutex, Ordering};
 use crate::provider::wake::{self, AsFd, BorrowedFd, OwnedFd};
+use crate::provider::wakers::{Wakers, Woken};
 
 /// The part of a completion queue that the driving thread uses.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(crate) struct CqShared {
     armed: AtomicU8,
     overflowed: AtomicBool,
     channel: Option<Arc<ChannelShared>>,
+    /// Tasks that wait for completions. A queue with a channel has none: the channel's tasks wait.
+    pub(super) tasks: Wakers,
 }
 
 /// The result of a push.
@@ -46,11 +49,12 @@ impl CqShared {
             armed: AtomicU8::new(DISARMED),
             overflowed: AtomicBool::new(false),
             channel,
+            tasks: Wakers::default(),
         }
     }
 
-    /// Appends completions.
-    pub(super) fn push(&self, completions: impl Iterator<Item = Cqe>) -> Pushed {
+    /// Appends completions. Adds the tasks that wait for them to `woken`.
+    pub(super) fn push(&self, completions: impl Iterator<Item = Cqe>, woken: &mut Woken) -> Pushed {
         let mut solicited = false;
         let mut fits = true;
         let mut ring = self.ring.lock();
@@ -65,25 +69,27 @@ impl CqShared {
         drop(ring);
         let news = !fits && !self.overflowed.swap(true, Ordering::Relaxed);
         if news {
-            self.announce();
+            self.announce(woken);
         }
         // If a thread armed the queue and then found it empty, it took the lock before this push.
         // That makes its arming visible here.
         match self.armed.load(Ordering::SeqCst) {
-            ARMED => self.announce(),
-            ARMED_SOLICITED if solicited => self.announce(),
+            ARMED => self.announce(woken),
+            ARMED_SOLICITED if solicited => self.announce(woken),
             _ => {}
         }
         if fits { Pushed::All } else { Pushed::Overflow { news } }
     }
 
-    /// Disarms, and notifies the channel if the queue was armed.
-    fn announce(&self) {
-        if self.armed.swap(DISARMED, Ordering::SeqCst) != DISARMED
-            && let Some(channel) = &self.channel
-        {
-            channel.push(self.number);
+    /// Disarms, and if the queue was armed notifies the channel, or the tasks.
+    fn announce(&self, woken: &mut Woken) {
+        if self.armed.swap(DISARMED, Ordering::SeqCst) == DISARMED {
+            return;
         }
+        woken.append(match &self.channel {
+            Some(channel) => channel.push(self.number),
+            None => self.tasks.take(),
+        });
     }
 
     /// Requests an event for the next push. Of two requests the broader stays.
@@ -133,14 +139,17 @@ pub(crate) struct ChannelShared {
     fd: OwnedFd,
     /// Numbers of queues.
     events: Mutex<VecDeque<u64>>,
+    /// Tasks that wait for events.
+    pub(super) tasks: Wakers,
 }
 
 impl ChannelShared {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { fd: wake::eventfd()?, events: Mutex::new(VecDeque::with_capacity(64)) })
+        let events = Mutex::new(VecDeque::with_capacity(64));
+        Ok(Self { fd: wake::eventfd()?, events, tasks: Wakers::default() })
     }
 
-    fn push(&self, cq: u64) {
+    fn push(&self, cq: u64) -> Woken {
         let mut events = self.events.lock();
         events.push_back(cq);
         // Under the lock, before a thread can take the event: the descriptor is readable exactly
@@ -148,6 +157,8 @@ impl ChannelShared {
         if events.len() == 1 {
             wake::notify(&self.fd);
         }
+        drop(events);
+        self.tasks.take()
     }
 
     /// The number of the queue of the next event.

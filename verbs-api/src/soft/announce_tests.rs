@@ -8,6 +8,7 @@ use rocinante_stack::verbs::{Cqe, WcOpcode, WcStatus};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::announce::{ChannelShared, CqShared, Pushed};
+use crate::provider::wakers::Woken;
 
 /// A channel and N queues of one entry each.
 fn queues<const N: usize>() -> (Arc<ChannelShared>, [CqShared; N]) {
@@ -37,7 +38,7 @@ pub(super) fn cqe(solicited: bool) -> Cqe {
 }
 
 fn complete(queue: &CqShared) {
-    assert_eq!(queue.push([cqe(false)].into_iter()), Pushed::All);
+    assert_eq!(queue.push([cqe(false)].into_iter(), &mut Woken::default()), Pushed::All);
     assert!(queue.take_one().is_some());
 }
 
@@ -84,10 +85,11 @@ fn of_a_queue_that_goes_away_nobody_hears_and_the_other_events_stay() {
 fn a_wish_counts_that_is_made_before_the_completion_is_in_the_queue() {
     for (solicited_only, solicited) in [(false, false), (false, true), (true, true)] {
         let (channel, [queue]) = queues();
-        queue.push(once_with(|| {
+        let completion = once_with(|| {
             queue.arm(solicited_only);
             cqe(solicited)
-        }));
+        });
+        queue.push(completion, &mut Woken::default());
         assert_eq!(channel.next(), Some(queue.number), "{solicited_only} {solicited}");
     }
 }
@@ -113,7 +115,7 @@ fn two_wishes_make_one_event_and_the_stronger_counts() {
 #[test]
 fn a_full_queue_tells_whoever_waits_and_is_news_once() {
     let (channel, [full, other]) = queues();
-    let push = |count| full.push(std::iter::repeat_n(cqe(false), count));
+    let push = |count| full.push(std::iter::repeat_n(cqe(false), count), &mut Woken::default());
     full.arm(true);
     assert_eq!(push(2), Pushed::Overflow { news: true });
     assert_eq!(push(1), Pushed::Overflow { news: false });

@@ -12,6 +12,7 @@ use crate::provider::sync::{
     Instant, Mutex, MutexGuard, Ordering, fence, processor, spin_loop, yield_now,
 };
 use crate::provider::wake::BorrowedFd;
+use crate::provider::wakers::Woken;
 
 /// The background thread was not given the processor if it sleeps longer by this.
 const LATE: Duration = Duration::from_micros(500);
@@ -72,9 +73,11 @@ impl Core {
             if std::mem::take(&mut look) {
                 shard.hear();
             }
-            self.events.collect(&mut shard);
-            if !shares && Instant::now() < active_until {
+            let mut woken = Woken::default();
+            self.events.collect(&mut shard, &mut woken);
+            if !woken.is_empty() || !shares && Instant::now() < active_until {
                 drop(shard);
+                drop(woken);
                 spin_loop();
                 continue;
             }
@@ -161,7 +164,10 @@ impl Core {
             if !if_due {
                 shard.hear();
             }
-            self.events.collect(&mut shard);
+            let mut woken = Woken::default();
+            self.events.collect(&mut shard, &mut woken);
+            drop(shard);
+            drop(woken);
         }
     }
 
@@ -169,11 +175,12 @@ impl Core {
     /// there is something to do: who calls may do it himself.
     fn park(
         &self,
-        shard: MutexGuard<'_, Shard>,
+        mut shard: MutexGuard<'_, Shard>,
         port: Option<(BorrowedFd<'_>, bool)>,
         at_most: Option<Duration>,
         may: impl FnOnce() -> bool,
     ) -> bool {
+        let at_most = at_most.into_iter().chain(shard.tell()).min();
         let (now, due) = (shard.now(), shard.needed());
         self.parked_until.store(due.map_or(u64::MAX, |due| due.0), Ordering::SeqCst);
         drop(shard);

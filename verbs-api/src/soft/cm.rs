@@ -25,6 +25,7 @@ use crate::model::error::VerbsError;
 use crate::provider::mailbox::Mailbox;
 use crate::provider::manager::{Breaks, Chosen, ListensTo, Manager, Place};
 use crate::provider::random::random;
+use crate::provider::trace;
 
 /// The state that the connection manager needs on its shard.
 #[derive(Debug, Default)]
@@ -121,12 +122,13 @@ impl Shard {
     }
 
     fn deliver_cm(&mut self, event: CmEvent) {
+        trace::connection(&event);
         let conn = match &event {
             CmEvent::Request { listener, conn, .. } => {
                 match self.post.listeners.get(listener) {
                     Some(mailbox) => {
                         self.post.asked.insert(*conn, *listener);
-                        mailbox.push(event);
+                        self.host.woken.append(mailbox.push(event));
                     }
                     // The listener has just been dropped.
                     None => {
@@ -159,7 +161,7 @@ impl Shard {
             | CmEvent::TimedOut { conn } => *conn,
         };
         if let Some((_, mailbox)) = self.post.conns.get(&conn) {
-            mailbox.push(event);
+            self.host.woken.append(mailbox.push(event));
         }
     }
 
@@ -248,7 +250,11 @@ impl Device {
             }
         };
         match self.shards.get(shard_of(qpn)) {
-            Some(core) if !Arc::ptr_eq(core, self.cm_core()) => keep(&mut core.hold().engine),
+            Some(core) if !Arc::ptr_eq(core, self.cm_core()) => {
+                let mut held = core.hold();
+                keep(&mut held.engine);
+                held.release_into(&mut first.host.woken);
+            }
             _ => keep(&mut first.engine),
         }
     }

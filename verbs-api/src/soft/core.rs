@@ -17,6 +17,7 @@ use crate::provider::sync::{
     AtomicBool, AtomicU32, AtomicU64, Instant, Mutex, MutexGuard, Ordering, fence, processor,
 };
 use crate::provider::wake::{self, AsFd as _, BorrowedFd, Calls, OwnedFd};
+use crate::provider::wakers::Woken;
 
 /// The shard and what its drivers need to agree on.
 #[derive(Debug)]
@@ -90,7 +91,7 @@ impl Core {
     #[inline]
     pub(crate) fn drive(&self) {
         self.touch();
-        self.drive_and(|shard, _| {
+        self.drive_and(true, &mut Woken::default(), |shard, _| {
             if shard.is_watched() {
                 self.leave_unwatched(shard);
             }
@@ -100,17 +101,24 @@ impl Core {
     /// The same for one that may not.
     #[inline]
     pub(crate) fn drive_once(&self) {
-        self.drive_and(|_, _| {});
+        self.drive_and(true, &mut Woken::default(), |_, _| {});
     }
 
-    /// The same, and tells `then` each time whether anything happened.
+    /// The same for a task, which sleeps if it finds nothing: nothing waits for its next call.
     #[inline]
-    fn drive_and(&self, mut then: impl FnMut(&mut Shard, bool)) {
+    pub(crate) fn drive_for_task(&self) {
+        self.drive_and(false, &mut Woken::default(), |_, _| {});
+    }
+
+    /// The same, and tells `then` each time whether anything happened. Adds the tasks to wake to
+    /// `woken`.
+    #[inline]
+    fn drive_and(&self, hold: bool, woken: &mut Woken, mut then: impl FnMut(&mut Shard, bool)) {
         while let Some(mut shard) = self.shard.try_lock() {
             self.take_staged(&mut shard);
-            let busy = shard.drive(true);
+            let busy = shard.drive(hold);
             then(&mut shard, busy);
-            if !self.release(shard) {
+            if !self.release_into(shard, woken) {
                 return;
             }
         }
@@ -168,10 +176,17 @@ impl Core {
         self.epoch.store(self.epoch.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Unlocks. Returns whether somebody left work meanwhile.
+    /// Unlocks, and wakes the tasks that wait for what was done. Returns whether somebody left work
+    /// meanwhile.
     #[inline]
-    pub(crate) fn release(&self, mut shard: MutexGuard<'_, Shard>) -> bool {
-        self.events.collect(&mut shard);
+    pub(crate) fn release(&self, shard: MutexGuard<'_, Shard>) -> bool {
+        self.release_into(shard, &mut Woken::default())
+    }
+
+    /// The same, and adds the tasks to `woken`: the thread may hold another shard.
+    #[inline]
+    fn release_into(&self, mut shard: MutexGuard<'_, Shard>, woken: &mut Woken) -> bool {
+        self.events.collect(&mut shard, woken);
         let due = shard.needed().map_or(u64::MAX, |due| due.0);
         drop(shard);
         fence(Ordering::SeqCst);
@@ -267,9 +282,11 @@ impl Core {
             } else {
                 sleep = Some(Duration::ZERO);
             }
-            self.events.collect(&mut shard);
+            let mut woken = Woken::default();
+            self.events.collect(&mut shard, &mut woken);
             drop(shard);
             fence(Ordering::SeqCst);
+            drop(woken);
             if self.staging.has_some() {
                 sleep = Some(Duration::ZERO);
             }
@@ -280,7 +297,7 @@ impl Core {
         let mut woken = wake::wait(port, fd, sleep) && port.is_some();
         // The background thread leaves the port to a program that was given something, and rests on if it was not. If the port woke
         // this thread and there is nothing to receive, it has news.
-        self.drive_and(|shard, busy| {
+        self.drive_and(true, &mut Woken::default(), |shard, busy| {
             if busy {
                 self.touch();
             }
@@ -338,13 +355,24 @@ impl DerefMut for Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
+impl Held<'_> {
+    /// Unlocks it while the thread holds another shard. Adds the tasks to wake to `woken`.
+    pub(super) fn release_into(mut self, woken: &mut Woken) {
+        self.unlock(woken);
+    }
+
+    fn unlock(&mut self, woken: &mut Woken) {
         let Some(mut shard) = self.shard.take() else { return };
         // What was staged may have completed at once, and nobody else need drive soon.
         shard.deliver();
-        if self.core.release(shard) {
-            self.core.drive_once();
+        if self.core.release_into(shard, woken) {
+            self.core.drive_and(true, woken, |_, _| {});
         }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.unlock(&mut Woken::default());
     }
 }

@@ -15,6 +15,7 @@ use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
 use crate::model::wc::Wc;
 use crate::provider::listeners::Listeners;
+use crate::provider::wakers::Wakers;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -139,10 +140,7 @@ impl Cq {
             return Ok(Some(cqe.into()));
         }
         self.drive();
-        match self.shared.take_one() {
-            Some(cqe) => Ok(Some(cqe.into())),
-            None => self.check_overflow().map(|()| None),
-        }
+        self.take_now()
     }
 
     pub(crate) fn req_notify(&self, solicited_only: bool) {
@@ -152,6 +150,28 @@ impl Cq {
 
     pub(crate) fn has_channel(&self) -> bool {
         self.shared.has_channel()
+    }
+
+    pub(crate) fn tasks(&self) -> &Wakers {
+        &self.shared.tasks
+    }
+
+    /// As [`poll_one`](Self::poll_one), for a task that sleeps if there is none: the background
+    /// thread does not stand aside for it.
+    pub(crate) fn poll_for_task(&self) -> Result<Option<Wc>, VerbsError> {
+        if let Some(wc) = self.shared.take_one() {
+            return Ok(Some(wc.into()));
+        }
+        self.device.shards.drive_for_task(self.shards.set.load(Ordering::Relaxed));
+        self.take_now()
+    }
+
+    /// The next completion, without driving the device.
+    pub(crate) fn take_now(&self) -> Result<Option<Wc>, VerbsError> {
+        match self.shared.take_one() {
+            Some(cqe) => Ok(Some(cqe.into())),
+            None => self.check_overflow().map(|()| None),
+        }
     }
 
     fn check_overflow(&self) -> Result<(), VerbsError> {
@@ -203,5 +223,9 @@ impl Channel {
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.shared.fd()
+    }
+
+    pub(crate) fn tasks(&self) -> &Wakers {
+        &self.shared.tasks
     }
 }

@@ -20,6 +20,7 @@ use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
 use crate::model::qp::QpInfo;
 use crate::model::resources::Resources;
+use crate::provider::wakers::Wakers;
 
 /// The settings of a new device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,7 +111,7 @@ impl Device {
         let events = hca.events().join()?;
         // What happened before this context was there happened to it, too.
         if hca.is_broken() && !events.any(|event| *event == AsyncEvent::DeviceFatal) {
-            events.push(AsyncEvent::DeviceFatal);
+            let _ = events.push(AsyncEvent::DeviceFatal);
         }
         Ok(Arc::new(Self { hca, events }))
     }
@@ -121,6 +122,10 @@ impl Device {
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         self.events.fd()
+    }
+
+    pub(crate) fn tasks(&self) -> &Wakers {
+        &self.events.tasks
     }
 
     /// Directs the events of an object to this context.

@@ -8,7 +8,9 @@ use rocinante_stack::mem::PdId;
 use super::shard::Shard;
 use crate::model::event::AsyncEvent;
 use crate::provider::sync::Mutex;
+use crate::provider::trace;
 use crate::provider::wake::{self, AsFd as _, BorrowedFd, OwnedFd};
+use crate::provider::wakers::{Wakers, Woken};
 
 /// The object of a context that an event names. A queue pair has its context's protection domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,28 +61,33 @@ impl Events {
         self.contexts.lock().owners.remove(&owner);
     }
 
-    /// Takes the events of a shard.
-    pub(super) fn collect(&self, shard: &mut Shard) {
-        let Some(first) = shard.poll_event() else { return };
-        let contexts = self.contexts.lock();
-        contexts.deliver(first);
-        while let Some(next) = shard.poll_event() {
-            contexts.deliver(next);
+    /// Takes the events of a shard that is about to be unlocked. Adds the tasks to wake then to
+    /// `woken`.
+    pub(super) fn collect(&self, shard: &mut Shard, woken: &mut Woken) {
+        if let Some(first) = shard.poll_event() {
+            let contexts = self.contexts.lock();
+            contexts.deliver(first, woken);
+            while let Some(next) = shard.poll_event() {
+                contexts.deliver(next, woken);
+            }
+        }
+        if !shard.host.woken.is_empty() {
+            woken.append(std::mem::take(&mut shard.host.woken));
         }
     }
 }
 
 impl Contexts {
     /// Delivers an event to the context of its owner, or to all contexts if it has none.
-    fn deliver(&self, (owner, event): (Option<Owner>, AsyncEvent)) {
+    fn deliver(&self, (owner, event): (Option<Owner>, AsyncEvent), woken: &mut Woken) {
         match owner {
             Some(owner) => {
                 // An object that is gone has no events.
                 if let Some(inbox) = self.owners.get(&owner) {
-                    inbox.push(event);
+                    woken.append(inbox.push(event));
                 }
             }
-            None => self.all.iter().for_each(|inbox| inbox.push(event)),
+            None => self.all.iter().for_each(|inbox| woken.append(inbox.push(event))),
         }
     }
 }
@@ -94,24 +101,30 @@ pub(crate) struct Inbox {
     queue: Mutex<VecDeque<AsyncEvent>>,
     /// Readable while there are events.
     fd: OwnedFd,
+    /// Tasks that wait for events.
+    pub(super) tasks: Wakers,
 }
 
 impl Inbox {
     fn new() -> std::io::Result<Self> {
-        Ok(Self { queue: Mutex::new(VecDeque::new()), fd: wake::eventfd()? })
+        let queue = Mutex::new(VecDeque::new());
+        Ok(Self { queue, fd: wake::eventfd()?, tasks: Wakers::default() })
     }
 
     /// Queues an event. A program that never polls gets no event twice beyond [`PLENTY`], so that
     /// the number of events stays bounded by that of its objects.
-    pub(super) fn push(&self, event: AsyncEvent) {
+    pub(super) fn push(&self, event: AsyncEvent) -> Woken {
+        trace::event(&event);
         let mut events = self.queue.lock();
         if events.len() >= PLENTY && events.contains(&event) {
-            return;
+            return Woken::default();
         }
         events.push_back(event);
         if events.len() == 1 {
             wake::notify(&self.fd);
         }
+        drop(events);
+        self.tasks.take()
     }
 
     /// Takes the oldest event.

@@ -12,6 +12,8 @@ use rocinante_stack::{Engine, QpAttr};
 use super::announce::{CqShared, Pushed};
 use super::front::QpShared;
 use crate::provider::memory::{Range, Summing};
+use crate::provider::trace;
+use crate::provider::wakers::Woken;
 
 /// Regions, completion queues and queue pairs, by the engine's numbers.
 #[derive(Debug)]
@@ -21,6 +23,8 @@ pub(crate) struct Host {
     pub(crate) qps: Table<Arc<QpShared>>,
     /// Completions since the last [`Host::deliver`].
     pending: Vec<(CqId, Cqe)>,
+    /// Tasks to wake once the shard is unlocked.
+    pub(crate) woken: Woken,
     summing: Summing,
 }
 
@@ -34,6 +38,7 @@ impl Host {
             cqs: Table::default(),
             qps: Table::default(),
             pending: Vec::with_capacity(PENDING),
+            woken: Woken::default(),
             summing: Summing::detect(),
         }
     }
@@ -41,11 +46,13 @@ impl Host {
     /// Puts completions into their queues, with one lock per queue and burst. Calls `overflow` for
     /// each full queue, with whether this is its first overflow.
     pub(crate) fn deliver(&mut self, mut overflow: impl FnMut(CqId, bool)) {
+        self.pending.iter().for_each(|(_, cqe)| trace::completed(cqe));
         let mut rest = &self.pending[..];
         while let Some((cq, _)) = rest.first() {
             let run = rest.iter().take_while(|(other, _)| other == cq).count();
             if let Some(shared) = self.cqs.get(cq.0) {
-                match shared.push(rest[..run].iter().map(|(_, cqe)| *cqe)) {
+                let completions = rest[..run].iter().map(|(_, cqe)| *cqe);
+                match shared.push(completions, &mut self.woken) {
                     Pushed::All => {}
                     Pushed::Overflow { news } => overflow(*cq, news),
                 }

@@ -19,6 +19,7 @@ use super::mail::Order;
 use super::others::{Common, Others};
 use super::shard::{OVERDUE_MAX, Shard};
 use super::staging::Staging;
+use crate::provider::wakers::Woken;
 
 const SRC_PORT: u16 = 0xc000;
 
@@ -218,6 +219,6 @@ fn an_overflow_that_is_told_late_breaks_only_who_uses_that_queue() {
     let id = bench.shards[1].host.cqs.insert(|_| cq.clone());
     assert_eq!(id, 0);
     assert_eq!(tell(&mut bench), QpState::Rtr, "it is another");
-    cq.push([cqe(false), cqe(false)].into_iter());
+    cq.push([cqe(false), cqe(false)].into_iter(), &mut Woken::default());
     assert_eq!(tell(&mut bench), QpState::Err);
 }

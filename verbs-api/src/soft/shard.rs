@@ -24,6 +24,7 @@ use super::others::Others;
 use super::sink::{Paths, Sink, translate};
 use super::staging::Staging;
 use crate::model::event::AsyncEvent;
+use crate::provider::trace;
 
 /// What one thread at a time drives.
 pub(crate) struct Shard {
@@ -74,6 +75,8 @@ pub(crate) struct Shard {
     pub(crate) broken: Option<io::Error>,
     /// Events that are not the engine's.
     events: VecDeque<AsyncEvent>,
+    /// What was told of the counters.
+    pub(super) told: trace::Watch,
 }
 
 impl std::fmt::Debug for Shard {
@@ -143,6 +146,7 @@ impl Shard {
             polls: 0,
             broken: None,
             events: VecDeque::new(),
+            told: trace::Watch::default(),
         }
     }
 
@@ -438,9 +442,16 @@ impl Shard {
         }
     }
 
+    /// Tells which counters have grown. Returns when to do so again, if it is too early now.
+    #[inline]
+    pub(super) fn tell(&mut self) -> Option<Duration> {
+        self.told.look(self.engine.counters(), self.engine.drops())
+    }
+
     /// Does the chores.
     #[cold]
     fn attend(&mut self) {
+        let _ = self.tell();
         let now = self.now();
         let until_idle = self.tidy_cm_paths(now);
         let pause = self

@@ -25,7 +25,7 @@ use super::shard::Shard;
 use super::staging::Staging;
 use super::{Settings, cm};
 use crate::model::error::VerbsError;
-use crate::provider::wake;
+use crate::provider::{trace, wake};
 
 /// All shards of a device, and their threads.
 #[derive(Debug)]
@@ -77,7 +77,8 @@ impl Shards {
             }
             let host = Host::new(settings.limits.max_mr as usize);
             let others = (count > 1).then(|| Box::new(Others::new(index, &boxes, &common)));
-            let shard = Shard::new(engine, port, host, others);
+            let mut shard = Shard::new(engine, port, host, others);
+            shard.told = trace::Watch::new(name);
             cores.push(Arc::new(Core::new(shard, events.clone())?));
         }
         common.cores.set(cores.iter().map(Arc::downgrade).collect()).expect("set once");
@@ -145,6 +146,11 @@ impl Shards {
         self.of(set).for_each(|core| core.drive());
     }
 
+    /// Drives the shards of a set for a task that sleeps if it finds nothing.
+    pub(super) fn drive_for_task(&self, set: u64) {
+        self.of(set).for_each(|core| core.drive_for_task());
+    }
+
     /// The program may be about to sleep until the shards of a set complete something.
     #[inline]
     pub(super) fn expect(&self, set: u64) {
@@ -171,10 +177,19 @@ impl Shards {
 }
 
 /// All shards, locked. The first shard is unlocked last: unlocking may drive it, and it leaves mail
-/// for the others.
+/// for the others. Tasks are woken after that.
 pub(super) struct HeldAll<'a> {
     rest: Vec<Held<'a>>,
     first: Held<'a>,
+}
+
+impl Drop for HeldAll<'_> {
+    fn drop(&mut self) {
+        let mut woken = std::mem::take(&mut self.first.host.woken);
+        self.rest.drain(..).for_each(|held| held.release_into(&mut woken));
+        // They are woken when the first shard is unlocked, too.
+        self.first.host.woken = woken;
+    }
 }
 
 impl<'a> HeldAll<'a> {

@@ -27,7 +27,7 @@ impl Shard {
         let services = &self.post.services;
         match &event {
             CmEvent::Asked { listener, ask, .. } => match services.listeners.get(listener) {
-                Some(mailbox) => mailbox.push(event),
+                Some(mailbox) => self.host.woken.append(mailbox.push(event)),
                 // The listener has just been dropped.
                 None => {
                     let (ask, now) = (*ask, self.now());
@@ -41,7 +41,7 @@ impl Shard {
             }
             CmEvent::Resolved { query, .. } | CmEvent::Unresolved { query, .. } => {
                 if let Some(mailbox) = services.queries.get(query) {
-                    mailbox.push(event);
+                    self.host.woken.append(mailbox.push(event));
                 }
             }
             _ => {}

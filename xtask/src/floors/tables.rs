@@ -35,9 +35,15 @@ pub(super) const VERBS_API: Crate = Crate {
             tests: Tests::All,
         },
         Unit {
+            name: "asynchronous",
+            modules: &["asynchronous"],
+            uses: &["model", "provider", "objects", "cm", "exchange"],
+            tests: Tests::All,
+        },
+        Unit {
             name: "root",
             modules: &[ROOT, "doc", "fuzzing", "guide", "prelude", "stats", "verbs"],
-            uses: &["model", "kernel", "objects", "cm", "exchange"],
+            uses: &["model", "kernel", "objects", "cm", "exchange", "asynchronous"],
             tests: Tests::All,
         },
     ],

@@ -5,7 +5,13 @@ pub(crate) mod mailbox;
 #[path = "../../../../verbs-api/src/provider/state.rs"]
 pub(crate) mod state;
 pub mod sync;
+/// Nothing is told.
+pub mod trace {
+    pub(crate) fn event<T>(_: &T) {}
+}
 pub mod wake;
+#[path = "../../../../verbs-api/src/provider/wakers.rs"]
+pub mod wakers;
 
 pub mod listeners {
     use std::sync::atomic::{AtomicU64, Ordering};

@@ -21,7 +21,9 @@ pub mod shard;
 #[path = "../../../../verbs-api/src/soft/staging.rs"]
 mod staging;
 
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Cqe, QpState, RecvWr, SendData, SendOp, SendWr};
@@ -35,6 +37,7 @@ use self::shard::{Engine, Shard, host, spin};
 use self::staging::Staging;
 use crate::model::qp::{PostListError, QpCaps, SendRules};
 use crate::provider::wake::{self, BorrowedFd, OwnedFd};
+use crate::provider::wakers::{Look, Woken, poll_until};
 
 /// A device with a queue pair, and two completion queues with one channel.
 #[derive(Debug)]
@@ -64,8 +67,18 @@ pub enum Peer {
 
 impl Device {
     pub fn new(peer: Peer) -> Arc<Self> {
+        Self::with(peer, true)
+    }
+
+    /// The same, for tasks: its queues have no channel.
+    pub fn for_tasks(peer: Peer) -> Arc<Self> {
+        Self::with(peer, false)
+    }
+
+    fn with(peer: Peer, has_channel: bool) -> Arc<Self> {
         let channel = Arc::new(ChannelShared::new().unwrap());
-        let [cq, other] = [1, 2].map(|id| Arc::new(CqShared::new(id, 16, Some(channel.clone()))));
+        let of = |id| CqShared::new(id, 16, has_channel.then(|| channel.clone()));
+        let [cq, other] = [1, 2].map(|id| Arc::new(of(id)));
         let caps = QpCaps { max_send_wr: 8, max_recv_wr: 8 };
         let qp = Arc::new(QpShared::new(Qpn::default(), SendRules { caps }));
         qp.set_state(QpState::Rts);
@@ -144,6 +157,22 @@ impl Device {
         })
     }
 
+    /// `Cq::poll_next` of a task.
+    pub fn poll_for_task(&self, cx: &Context<'_>) -> Poll<Cqe> {
+        let register = || {
+            self.cq.tasks.register(cx);
+            self.arm(false);
+            Ok::<_, Infallible>(())
+        };
+        let look = |look| {
+            Ok(self.cq.take_one().or_else(|| {
+                (look == Look::First).then(|| self.core.drive_for_task())?;
+                self.cq.take_one()
+            }))
+        };
+        poll_until(register, look).map(|found| found.unwrap())
+    }
+
     /// Takes a completion from the queue, without driving the device.
     pub fn taken(&self) -> Option<Cqe> {
         self.cq.take_one()
@@ -157,7 +186,7 @@ impl Device {
 
     /// Completions arrive.
     pub fn complete(&self, completions: &[Cqe]) {
-        self.cq.push(completions.iter().copied());
+        self.cq.push(completions.iter().copied(), &mut Woken::default());
     }
 
     /// `ibv_req_notify_cq` on both queues.
@@ -168,7 +197,7 @@ impl Device {
 
     /// Completions arrive in the other queue.
     pub fn complete_other(&self, completions: &[Cqe]) {
-        self.other.push(completions.iter().copied());
+        self.other.push(completions.iter().copied(), &mut Woken::default());
     }
 
     /// The number of the completion queue that raised the next event.

@@ -72,9 +72,13 @@ impl Engine {
 }
 
 pub mod host {
+    use crate::provider::wakers::Woken;
+
     /// The engine's interface to its caller.
     #[derive(Debug, Default)]
-    pub struct Host;
+    pub struct Host {
+        pub(in crate::soft) woken: Woken,
+    }
 }
 
 pub mod spin {
@@ -130,7 +134,7 @@ impl Shard {
     ) -> Self {
         Self {
             engine: Engine::default(),
-            host: Host,
+            host: Host::default(),
             held: false,
             broken: None,
             staging: Arc::default(),
@@ -221,6 +225,10 @@ impl Shard {
 
     pub(super) fn hear(&mut self) {}
 
+    pub(super) fn tell(&mut self) -> Option<Duration> {
+        None
+    }
+
     pub(super) fn posted(&mut self, _: u32, _: Busy) {
         self.transmit();
     }
@@ -253,8 +261,8 @@ impl Shard {
         }
     }
 
-    fn complete(&self, wr_id: u64) {
-        self.cq.push(std::iter::once(cqe(wr_id)));
+    fn complete(&mut self, wr_id: u64) {
+        self.cq.push(std::iter::once(cqe(wr_id)), &mut self.host.woken);
     }
 }
 

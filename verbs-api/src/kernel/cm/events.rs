@@ -18,7 +18,7 @@ use super::{
 };
 use crate::model::error::VerbsError;
 use crate::provider::manager::Chosen;
-use crate::provider::wake;
+use crate::provider::{trace, wake};
 
 /// An object to drop after the table is unlocked, because destroying an identifier is a call into
 /// the kernel.
@@ -48,7 +48,11 @@ impl Shared {
             }
             loop {
                 match self.channel.next_event() {
-                    Ok(Some(event)) => drop(self.handle(event)),
+                    Ok(Some(event)) => {
+                        drop(self.handle(event));
+                        let woken = mem::take(&mut self.table.lock().woken);
+                        drop(woken);
+                    }
                     Ok(None) => break,
                     Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => {}
                     Err(error) => return self.fail(&error),
@@ -74,7 +78,7 @@ impl Shared {
         let mailboxes = mailboxes.chain(table.queries.values().map(|query| &query.mailbox));
         for mailbox in mailboxes.chain(table.listeners.values().map(|one| &one.mailbox)) {
             let again = io::Error::from_raw_os_error(why.raw_os_error().unwrap_or_default());
-            mailbox.fail(error::failed("rdma_get_cm_event", again));
+            drop(mailbox.fail(error::failed("rdma_get_cm_event", again)));
         }
     }
 
@@ -92,7 +96,7 @@ impl Shared {
         } else if event.kind != event::DEVICE_REMOVAL {
             Gone::Nothing
         } else if let Some(listening) = table.listeners.remove(&number) {
-            listening.mailbox.fail(removed());
+            table.woken.append(listening.mailbox.fail(removed()));
             Gone::Listening { _listening: listening }
         } else {
             // A service request that waits for an answer.
@@ -120,7 +124,9 @@ impl Shared {
             let asked = Asked { local: local.ip(), peer, service, private: event.private };
             table.asks.insert(number, id);
             let (listener, ask) = (listener_id(listener), ask_id(number));
-            mailbox.push(CmEvent::Asked { listener, ask, asked: Box::new(asked) });
+            let asked = CmEvent::Asked { listener, ask, asked: Box::new(asked) };
+            trace::connection(&asked);
+            table.woken.append(mailbox.push(asked));
             return None;
         }
         let Ok(agreed) = Agreed::of(&id) else { return Some(id) };
@@ -148,7 +154,9 @@ impl Shared {
         let mailbox = conn.mailbox.clone();
         table.conns.insert(number, conn);
         let (listener, conn) = (listener_id(listener), conn_id(number));
-        mailbox.push(CmEvent::Request { listener, conn, request: Box::new(request) });
+        let request = CmEvent::Request { listener, conn, request: Box::new(request) };
+        trace::connection(&request);
+        table.woken.append(mailbox.push(request));
         None
     }
 }
@@ -177,7 +185,9 @@ fn of_conn(table: &mut Table, number: u32, event: Event) -> Option<Conn> {
                 conn.chosen = Some(agreed.chosen());
                 let side = agreed.side(&event.param);
                 let reply = Reply { side, target_ack_delay: 0, private: event.private };
-                conn.mailbox.push(CmEvent::Replied { conn: id, reply: Box::new(reply) });
+                let replied = CmEvent::Replied { conn: id, reply: Box::new(reply) };
+                trace::connection(&replied);
+                table.woken.append(conn.mailbox.push(replied));
                 return None;
             }
             Err(error) => Err(error::failed("rdma_init_qp_attr", error)),
@@ -185,7 +195,9 @@ fn of_conn(table: &mut Table, number: u32, event: Event) -> Option<Conn> {
         event::ESTABLISHED => {
             if matches!(conn.stage, Stage::Accepted(_)) {
                 conn.stage = Stage::Established;
-                conn.mailbox.push(CmEvent::Established { conn: id });
+                let established = CmEvent::Established { conn: id };
+                trace::connection(&established);
+                table.woken.append(conn.mailbox.push(established));
             }
             return None;
         }
@@ -208,10 +220,13 @@ fn of_conn(table: &mut Table, number: u32, event: Event) -> Option<Conn> {
         // decision reports the error.
         conn.mailbox.withdraw(id);
     } else {
-        match over {
-            Ok(event) => conn.mailbox.push(event),
+        table.woken.append(match over {
+            Ok(event) => {
+                trace::connection(&event);
+                conn.mailbox.push(event)
+            }
             Err(why) => conn.mailbox.fail(why),
-        }
+        });
     }
     table.conns.remove(&number)
 }
@@ -245,10 +260,13 @@ fn of_query(table: &mut Table, number: u32, event: Event) -> Option<Query> {
         event::DEVICE_REMOVAL => Err(removed()),
         _ => return None,
     };
-    match over {
-        Ok(event) => query.mailbox.push(event),
+    table.woken.append(match over {
+        Ok(event) => {
+            trace::connection(&event);
+            query.mailbox.push(event)
+        }
         Err(why) => query.mailbox.fail(why),
-    }
+    });
     table.queries.remove(&number)
 }
 

@@ -26,6 +26,7 @@ use crate::model::error::VerbsError;
 use crate::provider::mailbox::Mailbox;
 use crate::provider::manager::{Breaks, Chosen};
 use crate::provider::wake;
+use crate::provider::wakers::Woken;
 
 /// Timeout in milliseconds for finding the peer's address, and for finding the path. The kernel
 /// asks neighbours three times, a second apart.
@@ -59,6 +60,8 @@ struct Table {
     listeners: HashMap<u32, Listening>,
     queries: HashMap<u32, Query>,
     asks: HashMap<u32, Id>,
+    /// Tasks to wake once the table is unlocked.
+    woken: Woken,
 }
 
 /// A connection, established or in setup.

@@ -1,0 +1,167 @@
+//! Tasks that wait for something. What happens wakes them: no runtime is needed, and no thread.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll, Waker};
+
+use super::listeners::fresh_number;
+use super::sync::Mutex;
+
+/// The tasks that wait for one thing.
+///
+/// A task registers and then looks again; who changes what the task looks at does so before it
+/// calls [`take`](Self::take). One of them sees the other.
+#[derive(Debug, Default)]
+pub(crate) struct Wakers {
+    tasks: Mutex<Vec<(u64, Waker)>>,
+}
+
+impl Wakers {
+    /// A place for one future.
+    pub(crate) fn place(&self) -> Place<'_> {
+        Place { wakers: self, number: 0 }
+    }
+
+    /// Has the task woken once.
+    pub(crate) fn register(&self, cx: &Context<'_>) {
+        self.set(0, cx.waker());
+    }
+
+    /// Has the task woken once, in the place of who had this number; 0 is nobody's.
+    pub(crate) fn set(&self, number: u64, waker: &Waker) {
+        let mut tasks = self.tasks.lock();
+        let same = |(of, task): &&mut (u64, Waker)| {
+            *of == number && (number != 0 || task.will_wake(waker))
+        };
+        let replaced = match tasks.iter_mut().find(same) {
+            Some((_, task)) if task.will_wake(waker) => None,
+            Some((_, task)) => Some(std::mem::replace(task, waker.clone())),
+            None => {
+                tasks.push((number, waker.clone()));
+                None
+            }
+        };
+        // The last waker may drop its task, which may wait here: not under the lock.
+        drop(tasks);
+        drop(replaced);
+    }
+
+    /// Nobody has this number any more.
+    pub(crate) fn forget(&self, number: u64) {
+        let mut tasks = self.tasks.lock();
+        let at = tasks.iter().position(|(of, _)| *of == number);
+        let gone = at.map(|at| tasks.swap_remove(at));
+        drop(tasks);
+        drop(gone);
+    }
+
+    /// Takes all tasks, to be woken.
+    pub(crate) fn take(&self) -> Woken {
+        let mut woken = Woken::default();
+        for (_, task) in self.tasks.lock().drain(..) {
+            woken.add(task);
+        }
+        woken
+    }
+}
+
+/// Which look of a poll it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// The first: the device may be driven.
+    First,
+    /// The second, because it may have come before the task registered.
+    Again,
+}
+
+/// Looks, registers the task if there is nothing, and looks again.
+pub(crate) fn poll_until<T, E>(
+    register: impl FnOnce() -> Result<(), E>,
+    mut look: impl FnMut(Look) -> Result<Option<T>, E>,
+) -> Poll<Result<T, E>> {
+    if let Some(found) = look(Look::First)? {
+        return Poll::Ready(Ok(found));
+    }
+    register()?;
+    look(Look::Again)?.map_or(Poll::Pending, |found| Poll::Ready(Ok(found)))
+}
+
+/// Waits until `look` finds something. `announce` is called once the task has registered.
+pub(crate) async fn until<T, E>(
+    tasks: &Wakers,
+    announce: impl Fn() -> Result<(), E>,
+    mut look: impl FnMut(Look) -> Result<Option<T>, E>,
+) -> Result<T, E> {
+    let mut place = tasks.place();
+    poll_fn(|cx| {
+        let register = || {
+            place.register(cx);
+            announce()
+        };
+        poll_until(register, &mut look)
+    })
+    .await
+}
+
+/// A future's place among the tasks, which it leaves when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Place<'a> {
+    wakers: &'a Wakers,
+    /// 0 until it has waited.
+    number: u64,
+}
+
+impl Place<'_> {
+    /// Has the future's task woken once.
+    pub(crate) fn register(&mut self, cx: &Context<'_>) {
+        if self.number == 0 {
+            self.number = fresh_number();
+        }
+        self.wakers.set(self.number, cx.waker());
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if self.number != 0 {
+            self.wakers.forget(self.number);
+        }
+    }
+}
+
+/// Tasks that are woken when this is dropped: once no lock is held, because a runtime may poll or
+/// drop a task on the spot.
+#[derive(Debug, Default)]
+pub(crate) struct Woken {
+    first: Option<Waker>,
+    more: Vec<Waker>,
+}
+
+impl Woken {
+    fn add(&mut self, task: Waker) {
+        match &self.first {
+            None => self.first = Some(task),
+            Some(_) => self.more.push(task),
+        }
+    }
+
+    /// Adds the others.
+    pub(crate) fn append(&mut self, mut others: Self) {
+        for task in others.first.take().into_iter().chain(others.more.drain(..)) {
+            self.add(task);
+        }
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+}
+
+impl Drop for Woken {
+    fn drop(&mut self) {
+        for task in self.first.take().into_iter().chain(self.more.drain(..)) {
+            task.wake();
+        }
+    }
+}
