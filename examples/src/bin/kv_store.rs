@@ -1,5 +1,6 @@
-//! A key-value store that its clients read and write directly: the server's program does nothing
-//! meanwhile.
+//! A key-value store with tokio. A client *gets* by itself: it READs the server's memory, and the
+//! server's program does nothing. It *puts* by a WRITE with immediate data into its inbox at the
+//! server, which wakes the server's task; that stores the value, and answers by a SEND.
 //!
 //! In two terminals on one machine, without privileges:
 //!
@@ -12,27 +13,18 @@
 //! cargo run --release -p rocinante-examples --bin kv_store -- demo --bind 127.0.0.2 127.0.0.1
 //! ```
 //!
-//! The table is a region of the server's memory, an array of slots with open addressing. A *get* is
-//! an RDMA READ of a slot. A *put* takes the slot's lock with an atomic compare-and-swap, reads the
-//! slot, WRITEs the new content, and WRITEs the lock free again. On one reliable connection WRITEs
-//! are placed in the order in which they were posted.
-//!
-//! A get takes no lock, so it may read a slot while a put writes it: READ and WRITE are atomic for
-//! no more than an aligned word. Therefore each slot carries a checksum over all its content, and a
-//! version. A get with a wrong checksum has seen a torn slot, and reads again.
-//!
-//! The server gives each client a number, which the client writes into a lock. When a client's
-//! connection ends, the server frees the locks that the client left behind, and buries a slot that
-//! it left half written.
+//! The table is an array of slots with open addressing. A READ of a slot that changes meanwhile may
+//! be a mix of old and new. So each slot has a checksum; a client that sees a wrong one reads
+//! again.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use rocinante::exchange::{Exchange, Hello};
-use rocinante::verbs::{Key, Mtu, SendData, SendOp};
-use rocinante::{Access, ConnectOptions, Context, Cq, Mr, Pd, Qp, SendWr, VerbsError, WcStatus};
+use rocinante::asynchronous::{AsyncQp, Part};
+use rocinante::cm::{Listener, Params, Request};
+use rocinante::verbs::SendOp;
+use rocinante::{Access, BufferPool, Context, Mr, Pd, RemoteSlice};
 use rocinante_examples::{Args, PORT};
 
 const USAGE: &str = "usage: kv_store serve --bind ADDRESS [--device NAME] [--port P]
@@ -40,84 +32,85 @@ const USAGE: &str = "usage: kv_store serve --bind ADDRESS [--device NAME] [--por
        kv_store get  --bind ADDRESS [--device NAME] [--port P] SERVER KEY
        kv_store demo --bind ADDRESS [--device NAME] [--port P] [--iters N] SERVER";
 
+/// Slots of the table, and bytes of each.
+const SLOTS: usize = 512;
+const SLOT: usize = 1024;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
 fn main() {
     let args = Args::read(USAGE);
     let words: Vec<&str> = args.words.iter().map(String::as_str).collect();
-    let done = match (args.bind, words.as_slice()) {
-        (Some(bind), ["serve"]) => args
-            .open(bind)
-            .and_then(|ctx| serve(&ctx, SocketAddr::new(bind, args.port.unwrap_or(PORT)))),
-        (Some(bind), ["put", server, key, value]) => connect(&args, bind, server)
-            .and_then(|store| store.put(key, value.as_bytes()))
-            .map(|version| println!("version {version}")),
-        (Some(bind), ["get", server, key]) => {
-            connect(&args, bind, server).and_then(|store| store.get(key)).map(|found| match found {
-                Some(entry) => println!("{}", String::from_utf8_lossy(&entry.value)),
-                None => println!("there is no {key:?}"),
-            })
-        }
-        (Some(bind), ["demo", server]) => demo(&args, bind, server),
-        _ => {
-            eprintln!("{USAGE}");
-            std::process::exit(2);
-        }
+    let Some(bind) = args.bind.filter(|_| matches!(words[..], ["serve"] | [_, _, ..])) else {
+        eprintln!("{USAGE}");
+        std::process::exit(2);
     };
-    if let Err(error) = done {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    if let Err(error) = runtime.block_on(run(&args, bind, &words)) {
         eprintln!("kv_store: {error}");
         std::process::exit(1);
     }
 }
 
-/// Slots of the table.
-const SLOTS: usize = 512;
-/// Bytes of a slot.
-const SLOT: usize = 2048;
-/// The lock is the first word: 0 if it is free, else the number of the client that holds it.
-const LOCK: usize = 0;
-/// Checksum, version, and the lengths of key and value follow, eight bytes each; then the key and
-/// the value.
-const CONTENT: usize = 8;
-
-/// The content of a slot.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Entry {
-    /// Counts the puts into this slot; 0 if it is empty.
-    version: u64,
-    key: Vec<u8>,
-    value: Vec<u8>,
+async fn run(args: &Args, bind: IpAddr, words: &[&str]) -> Result<()> {
+    let (ctx, port) = (args.open(bind)?, args.port.unwrap_or(PORT));
+    let client = async |server: &str| -> Result<Client> {
+        Client::connect(&ctx, SocketAddr::new(server.parse()?, port)).await
+    };
+    match words {
+        ["serve"] => serve(ctx, SocketAddr::new(bind, port)).await,
+        ["put", server, key, value] => client(server).await?.put(key, value.as_bytes()).await,
+        ["get", server, key] => {
+            match client(server).await?.get(key).await? {
+                Some(value) => println!("{}", String::from_utf8_lossy(&value)),
+                None => println!("there is no {key:?}"),
+            }
+            Ok(())
+        }
+        ["demo", server] => {
+            let clients = (client(server).await?, client(server).await?);
+            demo(clients, args.iters.unwrap_or(200)).await
+        }
+        _ => Err(USAGE.into()),
+    }
 }
 
-impl Entry {
-    /// The content of a slot, from [`CONTENT`] on: only as long as key and value need.
-    fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![0; 8];
-        bytes.extend(self.version.to_le_bytes());
-        bytes.extend((self.key.len() as u64).to_le_bytes());
-        bytes.extend((self.value.len() as u64).to_le_bytes());
-        bytes.extend(&self.key);
-        bytes.extend(&self.value);
-        let checksum = checksum(&bytes[8..]);
-        bytes[..8].copy_from_slice(&checksum.to_le_bytes());
-        bytes
-    }
+/// The content of a slot: checksum, lengths of key and value, key, value.
+fn encode(key: &[u8], value: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; 8];
+    bytes.extend((key.len() as u32).to_le_bytes());
+    bytes.extend((value.len() as u32).to_le_bytes());
+    bytes.extend([key, value].concat());
+    let sum = checksum(&bytes[8..]);
+    bytes[..8].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}
 
-    /// Reads the content of a slot; `None` if it is torn.
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let word = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
-        let (version, key_len, value_len) = (word(8)?, word(16)?, word(24)?);
-        if version == 0 && word(0)? == 0 {
-            return Some(Self::default());
-        }
-        let (key_len, value_len) =
-            (usize::try_from(key_len).ok()?, usize::try_from(value_len).ok()?);
-        let key_end = key_len.checked_add(32)?;
-        let end = key_end.checked_add(value_len)?;
-        let whole = bytes.get(8..end).is_some_and(|rest| Some(checksum(rest)) == word(0));
-        whole.then(|| Self {
-            version,
-            key: bytes[32..key_end].to_vec(),
-            value: bytes[key_end..end].to_vec(),
-        })
+/// What a slot holds.
+#[derive(Debug, PartialEq, Eq)]
+enum Slot {
+    Empty,
+    /// A mix of two values.
+    Torn,
+    Taken {
+        key: Vec<u8>,
+        value: Vec<u8>,
+    },
+}
+
+fn decode(bytes: &[u8]) -> Slot {
+    let entry = || {
+        let len = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?) as usize);
+        let (key, value) = (len(8)?, len(12)?);
+        let content = bytes.get(8..16usize.checked_add(key)?.checked_add(value)?)?;
+        let right = checksum(content).to_le_bytes() == bytes[..8];
+        let (key, value) = content[8..].split_at(key);
+        right.then(|| Slot::Taken { key: key.to_vec(), value: value.to_vec() })
+    };
+    if bytes.iter().take(16).all(|byte| *byte == 0) {
+        Slot::Empty
+    } else {
+        entry().unwrap_or(Slot::Torn)
     }
 }
 
@@ -127,346 +120,170 @@ fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
-/// Serves clients for ever: hands out the table and cleans up after each client that disconnects.
-fn serve(ctx: &Context, address: SocketAddr) -> Result<(), VerbsError> {
+/// Where the slots begin in which a key may be, in order.
+fn probe(key: &[u8]) -> impl Iterator<Item = usize> {
+    let first = checksum(key) as usize;
+    (0..SLOTS).map(move |step| first.wrapping_add(step) % SLOTS * SLOT)
+}
+
+/// The table, and the lock of those who change it. Those who READ it take none.
+struct Table(Mutex<Mr>);
+
+impl Table {
+    fn put(&self, entry: &[u8]) -> &'static str {
+        let Slot::Taken { key, .. } = decode(entry) else { return "the entry is damaged" };
+        let table = self.0.lock().unwrap();
+        let mut slots = probe(&key);
+        let place = slots.find(|at| match decode(&table.to_vec(*at, SLOT)) {
+            Slot::Taken { key: other, .. } => other == key,
+            Slot::Empty | Slot::Torn => true,
+        });
+        let Some(place) = place else { return "the table is full" };
+        table.write(place, entry);
+        "stored"
+    }
+}
+
+async fn serve(ctx: Context, address: SocketAddr) -> Result<()> {
     let pd = ctx.alloc_pd();
-    let access =
-        Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-    let table = Arc::new(pd.allocate(SLOTS * SLOT, access)?);
-    let listener = TcpListener::bind(address)?;
-    println!(
-        "{SLOTS} slots of {SLOT} bytes at {address}, device {} ({})",
-        ctx.name(),
-        ctx.provider()
-    );
-    for number in 1.. {
-        let exchange = Exchange::accept_from(&listener)?;
-        let (ctx, pd, table) = (ctx.clone(), pd.clone(), table.clone());
-        std::thread::spawn(move || {
-            let peer = exchange.peer();
-            println!("client {number} from {peer}");
-            let ended = attend(&ctx, &pd, &table, exchange, number);
-            println!("client {number} has gone ({})", ended.unwrap_err());
-            clean_up(&table, number);
+    let mr = pd.allocate(SLOTS * SLOT, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    let (remote, table) = (mr.remote(), Arc::new(Table(Mutex::new(mr))));
+    let listener = Listener::bind(&ctx, address, 64)?;
+    println!("{SLOTS} slots of {SLOT} bytes at {address}, {} ({})", ctx.name(), ctx.provider());
+    loop {
+        let request = listener.accept().await?;
+        let (pd, ctx, table, peer) = (pd.clone(), ctx.clone(), table.clone(), request.peer());
+        tokio::spawn(async move {
+            if let Err(error) = attend(&ctx, &pd, &table, remote, request).await {
+                println!("{peer}: {error}");
+            }
         });
     }
-    Ok(())
 }
 
-/// Connects a client and waits until it disconnects.
-fn attend(
+/// Serves one client until it leaves.
+async fn attend(
     ctx: &Context,
     pd: &Pd,
-    table: &Mr,
-    mut exchange: Exchange,
-    number: u64,
-) -> Result<std::convert::Infallible, VerbsError> {
-    let cq = ctx.create_cq(1)?;
-    let qp = pd.qp(&cq, &cq).access(Access::ALL).build()?;
-    let hello = Hello {
-        endpoints: vec![qp.endpoint()],
-        regions: vec![table.remote()],
-        note: number.to_string(),
-    };
-    let peer = exchange.swap(&hello)?;
-    let peer = peer.endpoints.first().ok_or(invalid("no queue pair"))?;
-    // From now on the device serves this client without this program.
-    let _qp = qp.connect(peer, &options())?;
-    exchange.barrier("connected")?;
-    exchange.set_patience(None);
+    table: &Table,
+    remote: RemoteSlice,
+    request: Request,
+) -> Result<()> {
+    let cq = ctx.create_cq(16)?;
+    let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let qp = AsyncQp::new(pd.qp(&cq, &cq).access(access).build()?)?;
+    let inbox = pd.allocate(SLOT, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    // A receive for the immediate data; the WRITE itself places the entry.
+    let mut put = qp.recv(pd.allocate(8, Access::LOCAL_WRITE)?);
+    let mut answer = pd.allocate(64, Access::NONE)?;
+    let places = [remote.to_bytes(), inbox.remote().to_bytes()].concat();
+    let qp = qp.accept(request, &Params::default().private_data(&places)).await?;
     loop {
-        exchange.hear()?;
+        let (received, note) = put.await;
+        // The client has left, and what waits is flushed.
+        let Ok(received) = received else { return Ok(()) };
+        put = qp.recv(note);
+        let len = received.imm_data().ok_or("a message that is no put")? as usize;
+        let entry = inbox.get(0, len).ok_or("an entry longer than the inbox")?.to_vec();
+        let text = table.put(&entry);
+        answer.write(0, text.as_bytes());
+        let (sent, part) = qp.send(Part::new(answer, 0, text.len() as u32)).await;
+        sent?;
+        answer = part.into_inner();
     }
 }
 
-/// Frees the locks that a client left. The clients' atomics and ours work on the same words.
-fn clean_up(table: &Mr, number: u64) {
-    for slot in (0..SLOTS * SLOT).step_by(SLOT) {
-        let lock = table.word(slot + LOCK);
-        if lock.load(Ordering::Acquire) == number {
-            if Entry::from_bytes(&table.to_vec(slot + CONTENT, SLOT - CONTENT)).is_none() {
-                // Not empty: otherwise keys that were put after this one would not be found any
-                // more.
-                let tombstone = Entry { version: 1, ..Entry::default() };
-                table.write(slot + CONTENT, &tombstone.to_bytes());
-            }
-            lock.store(0, Ordering::Release);
-            println!("client {number} left slot {} locked: freed", slot / SLOT);
-        }
-    }
+struct Client {
+    qp: AsyncQp,
+    table: RemoteSlice,
+    inbox: RemoteSlice,
+    pool: BufferPool,
 }
 
-/// Small packets, so that a slot takes several: then gets and puts really overlap.
-///
-/// The server is a process too: if many programs want the processor, its device may not run for a
-/// second. By default a peer that is silent for half a second is given up; this timeout is eight
-/// times as long.
-fn options() -> ConnectOptions {
-    ConnectOptions::default().mtu(Some(Mtu::Mtu256)).timeout(18)
-}
-
-/// A client's connection to the table.
-struct Store {
-    qp: Qp,
-    cq: Cq,
-    /// Memory for transfers: one slot to read into, and one to write from.
-    scratch: Mr,
-    table: u64,
-    rkey: Key,
-    number: u64,
-    torn: AtomicU64,
-    _exchange: Exchange,
-}
-
-fn connect(args: &Args, bind: IpAddr, server: &str) -> Result<Store, VerbsError> {
-    Store::connect(&args.open(bind)?, args, server)
-}
-
-/// The most attempts of a client to get a lock, or a whole slot.
-const TRIES: usize = 100_000;
-
-impl Store {
-    fn connect(ctx: &Context, args: &Args, server: &str) -> Result<Self, VerbsError> {
-        let server = server.parse().map_err(|_| invalid("SERVER is no address"))?;
-        let server = SocketAddr::new(server, args.port.unwrap_or(PORT));
-        let mut exchange = Exchange::connect(server, Duration::from_secs(5))?;
-        let pd = ctx.alloc_pd();
-        let cq = ctx.create_cq(8)?;
-        let qp = pd.qp(&cq, &cq).access(Access::ALL).build()?;
-        let scratch = pd.allocate(2 * SLOT, Access::LOCAL_WRITE)?;
-        let hello = Hello { endpoints: vec![qp.endpoint()], ..Hello::default() };
-        let peer = exchange.swap(&hello)?;
-        let ([endpoint], [table]) = (&peer.endpoints[..], &peer.regions[..]) else {
-            return Err(invalid("the server is no kv_store"));
+impl Client {
+    async fn connect(ctx: &Context, server: SocketAddr) -> Result<Self> {
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64)?);
+        let pool = BufferPool::new(&pd, 16, SLOT, Access::LOCAL_WRITE)?;
+        let qp = AsyncQp::new(pd.qp(&cq, &cq).build()?)?;
+        let qp = qp.connect(server, &Params::default()).await?;
+        let place = |at: usize| RemoteSlice::from_bytes(qp.private_data().get(at..)?);
+        let (Some(table), Some(inbox)) = (place(0), place(20)) else {
+            return Err("the server is no kv_store".into());
         };
-        let number = peer.note.parse().map_err(|_| invalid("the server gave no number"))?;
-        if table.len != (SLOTS * SLOT) as u64 {
-            return Err(invalid("the server's table has another size"));
-        }
-        let qp = qp.connect(endpoint, &options())?;
-        exchange.barrier("connected")?;
-        let (table, rkey, torn) = (table.address, table.rkey, AtomicU64::new(0));
-        Ok(Self { qp, cq, scratch, table, rkey, number, torn, _exchange: exchange })
+        Ok(Self { table, inbox, pool, qp })
     }
 
-    /// The value of a key.
-    fn get(&self, key: &str) -> Result<Option<Entry>, VerbsError> {
-        Ok(self.find(key)?.map(|(_, entry)| entry))
-    }
-
-    /// The slot of a key, and its content.
-    fn find(&self, key: &str) -> Result<Option<(usize, Entry)>, VerbsError> {
-        for slot in probe(key) {
-            let entry = self.read_whole(slot)?;
-            if entry.version == 0 {
-                return Ok(None);
-            }
-            if entry.key == key.as_bytes() {
-                return Ok(Some((slot, entry)));
+    /// The value of a key: one READ for each slot that is looked at.
+    async fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        let mut slots = probe(key.as_bytes());
+        let mut at = slots.next();
+        while let Some(slot) = at {
+            let remote = self.table.get(slot as u64, SLOT as u64).ok_or("another table")?;
+            let buffer = self.pool.take().ok_or("too many gets at a time")?;
+            let (read, buffer) = self.qp.read(buffer, remote).await;
+            read?;
+            match decode(&buffer.slice().to_vec()) {
+                Slot::Empty => return Ok(None),
+                Slot::Taken { key: found, value } if found == key.as_bytes() => {
+                    return Ok(Some(value));
+                }
+                Slot::Taken { .. } => at = slots.next(),
+                Slot::Torn => {}
             }
         }
         Ok(None)
     }
 
-    /// Stores a value; returns the version of the slot.
-    fn put(&self, key: &str, value: &[u8]) -> Result<u64, VerbsError> {
-        self.update(key, |_| value.to_vec())
-    }
-
-    /// Replaces the value of a key (empty if there is none) by the result of `change`. No other
-    /// put comes in between.
-    fn update(&self, key: &str, change: impl Fn(&[u8]) -> Vec<u8>) -> Result<u64, VerbsError> {
-        if key.is_empty() {
-            return Err(invalid("a key has at least one byte"));
+    /// Stores a value. One at a time, because the client has one inbox.
+    async fn put(&mut self, key: &str, value: &[u8]) -> Result<()> {
+        let entry = encode(key.as_bytes(), value);
+        let len = u32::try_from(entry.len())?;
+        if entry.len() as u64 > self.inbox.len || entry.len() > SLOT {
+            return Err(format!("key and value exceed {} bytes", SLOT - 16).into());
         }
-        for slot in probe(key) {
-            self.lock(slot)?;
-            let old = self.read_whole(slot)?;
-            if old.version != 0 && old.key != key.as_bytes() {
-                self.write(slot, &[], true)?;
-                continue;
-            }
-            let (version, value) = (old.version + 1, change(&old.value));
-            let entry = Entry { version, key: key.as_bytes().to_vec(), value };
-            let bytes = entry.to_bytes();
-            if CONTENT + bytes.len() > SLOT {
-                self.write(slot, &[], true)?;
-                return Err(invalid(&format!("key and value exceed {SLOT} bytes")));
-            }
-            self.write(slot, &bytes, true)?;
-            return Ok(version);
-        }
-        Err(invalid("the table is full"))
-    }
-
-    /// Reads a slot until it is not torn.
-    fn read_whole(&self, slot: usize) -> Result<Entry, VerbsError> {
-        for _ in 0..TRIES {
-            if let Some(entry) = self.read(slot)? {
-                return Ok(entry);
-            }
-            self.torn.fetch_add(1, Ordering::Relaxed);
-        }
-        Err(invalid(&format!("slot {slot} stays torn: its writer has stopped half way")))
-    }
-
-    /// Reads a slot once; `None` if it is torn.
-    fn read(&self, slot: usize) -> Result<Option<Entry>, VerbsError> {
-        let remote = self.table + (slot * SLOT + CONTENT) as u64;
-        let sge = [self.scratch.sge(0, SLOT - CONTENT)];
-        self.post(&[(SendOp::Read { remote, rkey: self.rkey }, SendData::Sges(&sge))])?;
-        Ok(Entry::from_bytes(&self.scratch.to_vec(0, SLOT - CONTENT)))
-    }
-
-    /// Takes the lock of a slot.
-    fn lock(&self, slot: usize) -> Result<(), VerbsError> {
-        let remote = self.table + (slot * SLOT + LOCK) as u64;
-        let op = SendOp::CompareSwap { remote, rkey: self.rkey, compare: 0, swap: self.number };
-        let sge = [self.scratch.sge(0, 8)];
-        for _ in 0..TRIES {
-            self.post(&[(op, SendData::Sges(&sge))])?;
-            // The previous value: 0 means that the lock is ours now.
-            if self.scratch.load_u64(0) == 0 {
-                return Ok(());
-            }
-        }
-        Err(invalid(&format!("slot {slot} stays locked")))
-    }
-
-    /// Writes the content of a locked slot, and then, with `unlock`, frees its lock.
-    fn write(&self, slot: usize, content: &[u8], unlock: bool) -> Result<(), VerbsError> {
-        let start = self.table + (slot * SLOT) as u64;
-        let (rkey, imm) = (self.rkey, None);
-        self.scratch.write(SLOT, content);
-        let sge = [self.scratch.sge(SLOT, content.len())];
-        let content_op = SendOp::Write { remote: start + CONTENT as u64, rkey, imm };
-        let unlock_op = SendOp::Write { remote: start + LOCK as u64, rkey, imm };
-        let mut list = Vec::new();
-        if !content.is_empty() {
-            list.push((content_op, SendData::Sges(&sge[..])));
-        }
-        if unlock {
-            list.push((unlock_op, SendData::Inline(&[0; 8])));
-        }
-        self.post(&list)
-    }
-
-    /// Posts requests and waits for the last one, which completes only after all others.
-    fn post(&self, list: &[(SendOp, SendData<'_>)]) -> Result<(), VerbsError> {
-        let last = list.len() - 1;
-        let list = (0..).zip(list).map(|(index, (op, data))| {
-            SendWr::new(*op, *data).wr_id(index).signaled(index == last as u64)
-        });
-        self.qp.post_send(&list.collect::<Vec<_>>())?;
-        let wc = self.cq.wait_one(Duration::from_secs(20))?;
-        match wc.status {
-            WcStatus::Success => Ok(()),
-            status => Err(invalid(&format!("the server: {status}"))),
-        }
+        let buffers = || self.pool.take().ok_or("too many gets at a time");
+        let (answer, buffer) = (self.qp.recv(buffers()?), buffers()?);
+        buffer.slice().write(&entry);
+        let RemoteSlice { address: remote, rkey, .. } = self.inbox;
+        let write = SendOp::Write { remote, rkey, imm: Some(len.to_be_bytes()) };
+        self.qp.operation(write, Part::new(buffer, 0, len)).await.0?;
+        let (received, buffer) = answer.await;
+        let text = buffer.slice().slice(0, received?.byte_len as usize).to_vec();
+        if text == b"stored" { Ok(()) } else { Err(String::from_utf8_lossy(&text).into()) }
     }
 }
 
-/// The possible slots of a key, in order: up to the first empty one.
-fn probe(key: &str) -> impl Iterator<Item = usize> {
-    let first = checksum(key.as_bytes()) as usize % SLOTS;
-    (0..SLOTS).map(move |step| (first + step) % SLOTS)
-}
-
-/// Verifies the store against itself: three connections at once, and a writer that stops halfway.
-fn demo(args: &Args, bind: IpAddr, server: &str) -> Result<(), VerbsError> {
-    let iters = args.iters.unwrap_or(2000);
-    let ctx = args.open(bind)?;
-    let stores = [(); 3].map(|()| Store::connect(&ctx, args, server));
-    let [a, b, reader] = stores;
-    let (a, b, reader) = (a?, b?, reader?);
-    let run = format!("{bind}/{}", a.number);
-
-    for number in 0..100 {
-        a.put(&format!("{run}/key {number}"), format!("value {number}").as_bytes())?;
+/// One client counts, the other watches.
+async fn demo((mut writer, reader): (Client, Client), puts: u64) -> Result<()> {
+    let key = format!("demo {}", std::process::id());
+    println!("one client puts {puts} values of 800 bytes, the other gets them meanwhile");
+    let (start, mut gets, mut seen) = (Instant::now(), 0, 0);
+    let writing = tokio::spawn({
+        let key = key.clone();
+        async move {
+            for number in 1..=puts {
+                writer.put(&key, &number.to_le_bytes().repeat(100)).await?;
+            }
+            Result::Ok(())
+        }
+    });
+    while !writing.is_finished() {
+        if let Some(value) = reader.get(&key).await? {
+            let number = u64::from_le_bytes(*value.first_chunk().ok_or("a short value")?);
+            if value != number.to_le_bytes().repeat(100) || number < seen {
+                return Err(format!("{number} after {seen}: a get mixed two values").into());
+            }
+            (gets, seen) = (gets + 1, number);
+        }
+        tokio::task::yield_now().await;
     }
-    for number in 0..100 {
-        let found = b.get(&format!("{run}/key {number}"))?.map(|entry| entry.value);
-        ensure(
-            found == Some(format!("value {number}").into_bytes()),
-            "a value is not what was put",
-        )?;
+    writing.await??;
+    if reader.get(&key).await? != Some(puts.to_le_bytes().repeat(100)) {
+        return Err("the last value is not there".into());
     }
-    ensure(b.get(&format!("{run}/no such key"))?.is_none(), "a key that nobody put was found")?;
-    println!("100 keys put and got");
-
-    half_a_put(&a, &b, &format!("{run}/half"))?;
-    println!("a slot half written is noticed as torn");
-
-    let key = format!("{run}/counter");
-    let gets = race(&a, &b, &reader, &key, iters)?;
-    let last = reader.get(&key)?.ok_or(invalid("the counter is gone"))?;
-    ensure(counter(&last.value) == Some(2 * iters), "updates were lost")?;
-    ensure(last.version == 2 * iters, "versions were lost")?;
-    let torn: u64 = [&a, &b, &reader].iter().map(|store| store.torn.load(Ordering::Relaxed)).sum();
-    println!(
-        "2 x {iters} updates under locks, none lost; {gets} gets meanwhile, all whole; {torn} torn reads repeated"
-    );
-    println!("all verified");
+    let ms = start.elapsed().as_millis();
+    println!("{puts} puts and {gets} gets in {ms} ms, all verified");
     Ok(())
-}
-
-/// A put that stops halfway must not look like a value, neither the old nor the new.
-fn half_a_put(writer: &Store, other: &Store, key: &str) -> Result<(), VerbsError> {
-    writer.put(key, &[b'o'; 1000])?;
-    let (slot, _) = other.find(key)?.ok_or(invalid("the key is nowhere"))?;
-    let new = Entry { version: 2, key: key.into(), value: vec![b'n'; 1000] }.to_bytes();
-    writer.lock(slot)?;
-    writer.write(slot, &new[..new.len() / 2], false)?;
-    ensure(other.read(slot)?.is_none(), "half a put was taken for a value")?;
-    writer.write(slot, &new, true)?;
-    let found = other.get(key)?.map(|entry| (entry.version, entry.value));
-    ensure(found == Some((2, vec![b'n'; 1000])), "the whole put is not there")
-}
-
-/// Two writers count in one value, while a reader reads. Returns the number of reads.
-fn race(a: &Store, b: &Store, reader: &Store, key: &str, iters: u64) -> Result<u64, VerbsError> {
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let writers = [a, b].map(|store| {
-            scope.spawn(move || (0..iters).try_for_each(|_| store.update(key, counted).map(drop)))
-        });
-        let looking = scope.spawn(|| {
-            let (mut gets, mut before) = (0, 0);
-            while !done.load(Ordering::Relaxed) {
-                if let Some(entry) = reader.get(key)? {
-                    let count = counter(&entry.value);
-                    ensure(count == Some(entry.version), "a get mixed two values")?;
-                    ensure(entry.version >= before, "a get went back in time")?;
-                    before = entry.version;
-                    gets += 1;
-                }
-            }
-            Ok(gets)
-        });
-        let written = writers.map(|writer| writer.join().expect("a writer"));
-        done.store(true, Ordering::Relaxed);
-        let gets = looking.join().expect("the reader");
-        written.into_iter().collect::<Result<(), _>>()?;
-        gets
-    })
-}
-
-/// A value that repeats one number, so that a mix of two values shows.
-fn counted(old: &[u8]) -> Vec<u8> {
-    (counter(old).unwrap_or(0) + 1).to_le_bytes().repeat(150)
-}
-
-fn counter(value: &[u8]) -> Option<u64> {
-    let first = u64::from_le_bytes(*value.first_chunk()?);
-    value.chunks(8).all(|word| word == first.to_le_bytes()).then_some(first)
-}
-
-fn ensure(holds: bool, otherwise: &str) -> Result<(), VerbsError> {
-    if holds { Ok(()) } else { Err(invalid(otherwise)) }
-}
-
-fn invalid(what: &str) -> VerbsError {
-    VerbsError::Invalid(what.to_owned())
 }
 
 #[cfg(test)]
@@ -474,36 +291,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_torn_content_is_noticed() {
-        let entry = |fill: u8| Entry { version: 3, key: b"key".to_vec(), value: vec![fill; 100] };
-        let (old, new) = (entry(1).to_bytes(), entry(2).to_bytes());
-        assert_eq!(Entry::from_bytes(&new), Some(entry(2)));
-        assert_eq!(Entry::from_bytes(&[0; SLOT - CONTENT]), Some(Entry::default()));
+    fn every_torn_entry_is_noticed() {
+        let [old, new] = [1, 2].map(|fill| encode(b"key", &[fill; 100]));
+        let taken = |fill: u8| Slot::Taken { key: b"key".to_vec(), value: vec![fill; 100] };
+        assert_eq!([decode(&old), decode(&new)], [taken(1), taken(2)]);
+        assert_eq!(decode(&[0; SLOT]), Slot::Empty);
         for at in (1..new.len()).filter(|at| new[..*at] != old[..*at]) {
-            let torn: Vec<u8> = new[..at].iter().chain(&old[at..]).copied().collect();
-            assert_eq!(Entry::from_bytes(&torn), None, "at {at}");
+            let torn = [&new[..at], &old[at..]].concat();
+            assert_eq!(decode(&torn), Slot::Torn, "at {at}");
         }
-        for len in 0..32 {
-            assert_eq!(Entry::from_bytes(&new[..len]), None);
-        }
-    }
-
-    #[test]
-    fn what_a_client_left_locked_is_freed() {
-        let (here, there) = rocinante::doc::addresses();
-        let server = SocketAddr::new(there, PORT);
-        std::thread::spawn(move || serve(&Context::open(there)?, server));
-        let ctx = Context::open(here).unwrap();
-        let connect = || Store::connect(&ctx, &Args::default(), &there.to_string()).unwrap();
-        let (dying, living) = (connect(), connect());
-        let slot = probe("key").next().unwrap();
-        dying.lock(slot).unwrap();
-        let half = Entry { version: 1, key: b"key".to_vec(), value: b"lost".to_vec() }.to_bytes();
-        dying.write(slot, &half[..20], false).unwrap();
-        assert_eq!(living.read(slot).unwrap(), None);
-        drop(dying);
-        assert_eq!(living.put("key", b"value").unwrap(), 1);
-        let (found, entry) = living.find("key").unwrap().unwrap();
-        assert_eq!((found, entry.value), ((slot + 1) % SLOTS, b"value".to_vec()));
+        assert!((16..new.len()).all(|len| decode(&new[..len]) == Slot::Torn));
+        let absurd = [&[1; 8][..], &[0xff; 8]].concat();
+        assert_eq!(decode(&absurd), Slot::Torn);
     }
 }
