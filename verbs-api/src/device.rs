@@ -24,6 +24,14 @@ use crate::{kernel, soft};
 
 /// The interfaces that can be opened as devices in software: those that are up and have an address.
 ///
+/// ```
+/// for interface in rocinante::device::software_devices()? {
+///     println!("{}: {:?}", interface.name, interface.addresses);
+/// #   assert!(interface.up);
+/// }
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
 /// # Errors
 /// The kernel does not list its interfaces.
 pub fn software_devices() -> io::Result<Vec<Interface>> {
