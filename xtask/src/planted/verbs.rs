@@ -30,11 +30,11 @@ pub(super) const BUGS: &[Bug] = &[
         name: "depths-swapped",
         what: "of READs and atomics, what is asked at a time is limited by what the peer asks, not by what it serves",
         file: "verbs-api/src/cm/connection.rs",
-        right: "            max_rd_atomic: options.max_rd_atomic.min(reply.side.responder_resources),
-            max_dest_rd_atomic: options.max_dest_rd_atomic.min(reply.side.initiator_depth),
+        right: "            .max_rd_atomic(options.max_rd_atomic.min(reply.side.responder_resources))
+            .max_dest_rd_atomic(options.max_dest_rd_atomic.min(reply.side.initiator_depth))
 ",
-        wrong: "            max_rd_atomic: options.max_rd_atomic.min(reply.side.initiator_depth),
-            max_dest_rd_atomic: options.max_dest_rd_atomic.min(reply.side.responder_resources),
+        wrong: "            .max_rd_atomic(options.max_rd_atomic.min(reply.side.initiator_depth))
+            .max_dest_rd_atomic(options.max_dest_rd_atomic.min(reply.side.responder_resources))
 ",
         found_by: &[of(
             "soft::two_tests::each_side_asks_for_no_more_reads_than_the_other_serves",
@@ -57,10 +57,11 @@ pub(super) const BUGS: &[Bug] = &[
         name: "kept-on-the-first-shard",
         what: "the number of a queue pair in a connection is kept by the connection manager's shard, not by the queue pair's",
         file: "verbs-api/src/soft/cm.rs",
-        right: "            Some(core) if !Arc::ptr_eq(core, self.cm_core()) => keep(&mut core.hold().engine),
-            _ => keep(&mut first.engine),
+        right: "                let mut held = core.hold();
+                keep(&mut held.engine);
 ",
-        wrong: "            _ => keep(&mut first.engine),
+        wrong: "                let held = core.hold();
+                keep(&mut first.engine);
 ",
         found_by: &[of(
             "soft::two_tests::a_number_in_a_connection_is_kept_by_the_shard_that_gave_it",
