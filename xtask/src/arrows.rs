@@ -59,9 +59,10 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 18] = [
     ("xtask", &[]),
 ];
 
-/// Arrows that may point up, but only from a member's tests: the engine's own tests play the
-/// scripts to it.
-const OF_TESTS: [(&str, &str); 1] = [("rocinante-stack", "rocinante-scripts")];
+/// Arrows that do not point down, but only from a member's tests: the engine's own tests play the
+/// scripts to it, and the library's tests need features of it.
+const OF_TESTS: [(&str, &str); 2] =
+    [("rocinante-stack", "rocinante-scripts"), ("rocinante", "rocinante")];
 
 /// Checks every arrow of the workspace.
 ///

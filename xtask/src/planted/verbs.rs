@@ -22,23 +22,20 @@ pub(super) const BUGS: &[Bug] = &[
         wrong: "        self.decided = true;
         let mailbox = self.manager.accept(self.conn, &accept, qp.breaks())?;
 ",
-        found_by: &[of(
-            "soft::two_tests::a_decision_that_cannot_be_told_rejects_the_request",
-        )],
+        found_by: &[of("soft::two_tests::a_decision_that_cannot_be_told_rejects_the_request")],
     },
     Bug {
         name: "depths-swapped",
         what: "of READs and atomics, what is asked at a time is limited by what the peer asks, not by what it serves",
         file: "verbs-api/src/cm/connection.rs",
-        right: "            .max_rd_atomic(options.max_rd_atomic.min(reply.side.responder_resources))
+        right:
+            "            .max_rd_atomic(options.max_rd_atomic.min(reply.side.responder_resources))
             .max_dest_rd_atomic(options.max_dest_rd_atomic.min(reply.side.initiator_depth))
 ",
         wrong: "            .max_rd_atomic(options.max_rd_atomic.min(reply.side.initiator_depth))
             .max_dest_rd_atomic(options.max_dest_rd_atomic.min(reply.side.responder_resources))
 ",
-        found_by: &[of(
-            "soft::two_tests::each_side_asks_for_no_more_reads_than_the_other_serves",
-        )],
+        found_by: &[of("soft::two_tests::each_side_asks_for_no_more_reads_than_the_other_serves")],
     },
     Bug {
         name: "question-goes-on",
@@ -49,9 +46,7 @@ pub(super) const BUGS: &[Bug] = &[
 ",
         wrong: "        shard.post.services.queries.remove(&query);
 ",
-        found_by: &[of(
-            "soft::two_tests::a_question_that_is_given_up_is_asked_no_more",
-        )],
+        found_by: &[of("soft::two_tests::a_question_that_is_given_up_is_asked_no_more")],
     },
     Bug {
         name: "kept-on-the-first-shard",
@@ -75,9 +70,7 @@ pub(super) const BUGS: &[Bug] = &[
 ",
         wrong: "        self.armed.store(level, Ordering::SeqCst);
 ",
-        found_by: &[model(
-            "who_wants_to_hear_of_all_does",
-        )],
+        found_by: &[model("who_wants_to_hear_of_all_does")],
     },
     Bug {
         name: "channel-cleared-unlocked",
@@ -99,9 +92,7 @@ pub(super) const BUGS: &[Bug] = &[
         }
         number
 ",
-        found_by: &[model(
-            "who_arms_then_looks_then_sleeps_misses_nothing",
-        )],
+        found_by: &[model("who_arms_then_looks_then_sleeps_misses_nothing")],
     },
     Bug {
         name: "mail-told-of-too-early",
@@ -113,9 +104,7 @@ pub(super) const BUGS: &[Bug] = &[
         wrong: "        self.some.store(true, Ordering::Release);
         self.letters.lock().orders.push(order);
 ",
-        found_by: &[model(
-            "mail_is_read_whoever_sleeps",
-        )],
+        found_by: &[model("mail_is_read_whoever_sleeps")],
     },
     Bug {
         name: "earlier-deadline-without-a-timer",
@@ -126,9 +115,7 @@ pub(super) const BUGS: &[Bug] = &[
 ",
         wrong: "            self.parked_until.store(due.0, Ordering::Relaxed);
 ",
-        found_by: &[model(
-            "a_deadline_of_the_programs_is_kept_by_the_background_thread",
-        )],
+        found_by: &[model("a_deadline_of_the_programs_is_kept_by_the_background_thread")],
     },
     Bug {
         name: "queue-left-on-other-shards",
@@ -140,9 +127,7 @@ pub(super) const BUGS: &[Bug] = &[
 ",
         wrong: "        shards.first().host.cqs.remove(id);
 ",
-        found_by: &[of(
-            "soft::two_tests::a_queue_that_goes_is_forgotten_by_every_shard",
-        )],
+        found_by: &[of("soft::two_tests::a_queue_that_goes_is_forgotten_by_every_shard")],
     },
     Bug {
         name: "two-queues-of-one-number",
@@ -153,9 +138,7 @@ pub(super) const BUGS: &[Bug] = &[
         wrong: "        let _ = (count, own);
         number
 ",
-        found_by: &[of(
-            "soft::two_tests::shared_receive_queues_of_two_shards_have_two_numbers",
-        )],
+        found_by: &[of("soft::two_tests::shared_receive_queues_of_two_shards_have_two_numbers")],
     },
     Bug {
         name: "handle-gone-before-what-names-it",
@@ -168,9 +151,7 @@ pub(super) const BUGS: &[Bug] = &[
 ",
         wrong: "            shard.engine.destroy_ah(self.id);
 ",
-        found_by: &[of(
-            "soft::two_tests::datagrams_leave_before_the_handle_goes_that_they_name",
-        )],
+        found_by: &[of("soft::two_tests::datagrams_leave_before_the_handle_goes_that_they_name")],
     },
     Bug {
         name: "memory-exchanged-before-it-is-granted",
@@ -185,9 +166,7 @@ pub(super) const BUGS: &[Bug] = &[
         if let Err(error) = changed {
             if matches!(self.kind, MrKind::Kernel(_)) {
 ",
-        found_by: &[of(
-            "soft::two_tests::a_region_that_may_not_be_changed_is_what_it_was",
-        )],
+        found_by: &[of("soft::two_tests::a_region_that_may_not_be_changed_is_what_it_was")],
     },
     Bug {
         name: "held-receives-kept",
@@ -198,9 +177,7 @@ pub(super) const BUGS: &[Bug] = &[
 ",
         wrong: "                return Ok(true);
 ",
-        found_by: &[of(
-            "soft::two_tests::what_is_held_while_nobody_reads_is_given_back",
-        )],
+        found_by: &[of("soft::two_tests::what_is_held_while_nobody_reads_is_given_back")],
     },
     Bug {
         name: "detached-and-still-joined",
@@ -211,8 +188,6 @@ pub(super) const BUGS: &[Bug] = &[
 ",
         wrong: "        let gone: Result<(), ModifyError> = shard.engine.destroy_qp(self.qpn);
 ",
-        found_by: &[of(
-            "soft::two_tests::the_last_queue_pair_of_a_group_takes_the_port_out_of_it",
-        )],
+        found_by: &[of("soft::two_tests::the_last_queue_pair_of_a_group_takes_the_port_out_of_it")],
     },
 ];
