@@ -85,7 +85,7 @@ impl Server {
     pub fn serve<T: Serialize>(&self, one: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
         loop {
             let served = one();
-            if !self.net.persistent || ending::signal().is_some() {
+            if !self.net.persistent {
                 return served;
             }
             match served {
@@ -93,13 +93,16 @@ impl Server {
                     self.out.result(ending::object(&report));
                 }
                 Ok(_) => {}
+                Err(failure) if ending::signal().is_some() => return Err(failure),
                 Err(failure) => {
                     self.out.note(format_args!("not served: {failure}"));
                     // If nobody can be served, this says so without haste.
                     std::thread::sleep(PAUSE);
                 }
             }
+            ending::check_signal()?;
             ending::forget();
+            self.out.note("waiting for the next client");
         }
     }
 

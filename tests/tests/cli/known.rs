@@ -229,6 +229,9 @@ fn a_persistent_server_serves_one_client_after_the_other() {
         addresses.call(bad).failed(1, &["65 at the client and 64 at the server"]);
         addresses.call(good).succeeded();
         running.says("not served: ");
+        // After the second client, and after the third.
+        running.says("waiting for the next client");
+        running.says("waiting for the next client");
         running.child.signal(Signal::SIGTERM);
         let done = running.finish().failed(143, &["stopped by SIGTERM"]);
         let lines: Vec<Value> =
