@@ -31,7 +31,8 @@ impl Core {
         while !self.stop.load(Ordering::SeqCst) {
             self.rounds.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let epoch = self.epoch.load(Ordering::Relaxed);
-            let steadily = epoch != seen && self.is_polled_steadily(&aside);
+            // A round that only looks leaves what the program expects to the next round.
+            let steadily = !look && epoch != seen && self.is_polled_steadily(&aside);
             // Work that was left while this thread held the lock is this thread's.
             fence(Ordering::SeqCst);
             let rung = self.staging.has_some();
