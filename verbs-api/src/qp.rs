@@ -3,7 +3,6 @@
 mod builder;
 mod groups;
 
-use std::net::IpAddr;
 use std::sync::Weak;
 
 use rocinante_stack::mem::Access;
@@ -30,7 +29,6 @@ use crate::{kernel, soft};
 #[derive(Debug)]
 pub struct Qp {
     pub(crate) kind: QpKind,
-    local: IpAddr,
     sgid_index: usize,
     psn: Psn,
     qp_type: QpType,
@@ -64,7 +62,8 @@ impl Peers {
 #[derive(Debug)]
 pub(crate) enum QpKind {
     Soft(soft::Qp),
-    Kernel(kernel::Qp),
+    // Boxed, so that a queue pair in software takes no room for it.
+    Kernel(Box<kernel::Qp>),
 }
 
 impl Qp {
@@ -98,7 +97,7 @@ impl Qp {
     pub fn endpoint(&self) -> Endpoint {
         let device = self.pd.device();
         Endpoint {
-            address: self.local,
+            address: self.pd.device().gids()[self.sgid_index],
             qpn: self.qpn(),
             psn: self.psn,
             mtu: device.active_mtu(),

@@ -210,14 +210,13 @@ impl QpBuilder {
                     context,
                     local,
                 };
-                QpKind::Kernel(kernel::Qp::create(pd, &attr)?)
+                QpKind::Kernel(Box::new(kernel::Qp::create(pd, &attr)?))
             }
             // `is_of` has excluded mixed providers above.
             _ => return Err(foreign()),
         };
         Ok(Qp {
             kind,
-            local,
             sgid_index: self.sgid_index,
             psn: Psn::new(random()?),
             qp_type: self.qp_type,

@@ -13,6 +13,7 @@ use rocinante_stack::{ModifyError, PeerAddress, QpAttr, QpInit};
 
 use super::core::Core;
 use super::front::QpShared;
+use super::others::shard_of;
 use super::{Cq, Device, Pd, Srq, ah};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
@@ -41,7 +42,6 @@ pub(crate) struct Qp {
     shared: Arc<QpShared>,
     pub(super) device: Arc<Device>,
     pub(super) core: Arc<Core>,
-    shard: usize,
     // Polling these drives the shard.
     cqs: [Arc<Cq>; 2],
     pub(super) qpn: Qpn,
@@ -80,7 +80,7 @@ impl Qp {
         let cqs = [attr.send_cq, attr.recv_cq].map(Arc::clone);
         cqs.iter().for_each(|cq| cq.used_by(index));
         let path = Mutex::new(None);
-        Ok(Self { shared, device, core, shard: index, cqs, qpn, cookie, path })
+        Ok(Self { shared, device, core, cqs, qpn, cookie, path })
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -89,7 +89,7 @@ impl Qp {
 
     /// The shard that it lives on.
     pub(crate) fn shard(&self) -> usize {
-        self.shard
+        shard_of(self.qpn)
     }
 
     pub(crate) fn qpn(&self) -> Qpn {
@@ -182,7 +182,7 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        self.cqs.iter().for_each(|cq| cq.left_by(self.shard));
+        self.cqs.iter().for_each(|cq| cq.left_by(self.shard()));
         self.device.qps.fetch_sub(1, Ordering::Relaxed);
         let mut shard = self.core.hold();
         // Requests that were staged while another thread held the shard leave as well.
