@@ -183,12 +183,17 @@ impl Core {
         }
     }
 
-    /// In SQD, says once that all requests that were begun are done.
-    pub(crate) fn report_drained(&mut self, drained: bool, events: &mut Events) {
-        if self.state == QpState::Sqd && drained && self.drain_wanted {
-            self.drain_wanted = false;
-            events.push(self.qpn, QpEvent::SqDrained);
-        }
+    /// Whether to say when all requests that were begun are done: in SQD, once.
+    #[inline]
+    pub(crate) fn awaits_drain(&self) -> bool {
+        self.drain_wanted && self.state == QpState::Sqd
+    }
+
+    /// All requests that were begun are done.
+    #[cold]
+    pub(crate) fn drained(&mut self, events: &mut Events) {
+        self.drain_wanted = false;
+        events.push(self.qpn, QpEvent::SqDrained);
     }
 
     /// What the connection permits.

@@ -198,9 +198,11 @@ impl Qp {
     }
 
     /// In SQD, says once that all requests that were begun are done.
+    #[inline]
     pub(super) fn report_drained(&mut self, shared: &mut Shared) {
-        let drained = self.requester.is_drained(&self.core.sq);
-        self.core.report_drained(drained, &mut shared.events);
+        if self.core.awaits_drain() && self.requester.is_drained(&self.core.sq) {
+            self.core.drained(&mut shared.events);
+        }
     }
 
     fn retry(&mut self, now: Time, from: u64, why: Why, shared: &mut Shared) {

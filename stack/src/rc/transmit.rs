@@ -372,9 +372,12 @@ impl Qp {
         if sent != Sent::Yes {
             return sent;
         }
-        let acknowledges = opcode == Opcode::RC_ACKNOWLEDGE;
-        self.core.tally.sent(&mut shared.counters, if acknowledges { 0 } else { payload });
-        shared.counters.sent_acks += u64::from(acknowledges);
+        if opcode == Opcode::RC_ACKNOWLEDGE {
+            shared.counters.sent_acks += 1;
+            self.core.tally.sent(&mut shared.counters, 0);
+        } else {
+            self.core.tally.sent(&mut shared.counters, payload);
+        }
         Sent::Yes
     }
 }

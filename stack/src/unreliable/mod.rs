@@ -201,8 +201,10 @@ impl Qp {
         !sq.is_empty() && self.next > sq.get(sq.head).first
     }
 
+    #[inline]
     fn report_drained(&mut self, shared: &mut Shared) {
-        let drained = !self.in_message();
-        self.core.report_drained(drained, &mut shared.events);
+        if self.core.awaits_drain() && !self.in_message() {
+            self.core.drained(&mut shared.events);
+        }
     }
 }
