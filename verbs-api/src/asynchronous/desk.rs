@@ -29,7 +29,6 @@ pub(super) struct Desk {
 #[derive(Debug, Default)]
 struct Slots {
     by_number: HashMap<u64, Slot>,
-    last: u64,
     /// No more completions will come.
     is_closed: bool,
 }
@@ -89,11 +88,11 @@ impl Desk {
     /// A slot for a new operation: its number. `None` if no completions will come.
     pub(super) fn open(&self) -> Option<u64> {
         let mut slots = self.slots.lock();
-        slots.last += 1;
-        let number = slots.last;
         if slots.is_closed {
             return None;
         }
+        // Programs number their own requests from 0 up, and this counts down from the end.
+        let number = !fresh_number();
         slots.by_number.insert(number, Slot::Posted(None));
         Some(number)
     }
