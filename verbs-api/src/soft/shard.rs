@@ -406,13 +406,23 @@ impl Shard {
     }
 
     /// The port is good for nothing any more.
-    fn break_down(&mut self, error: io::Error) {
-        if self.broken.replace(error).is_none() {
-            if self.others.as_ref().is_none_or(|others| others.is_first_to_break()) {
-                self.events.push_back(AsyncEvent::DeviceFatal);
-            }
-            self.host.break_all(&mut self.engine);
+    pub(super) fn break_down(&mut self, error: io::Error) {
+        if self.broken.replace(error).is_some() {
+            return;
         }
+        self.host.break_all(&mut self.engine);
+        self.deliver();
+        let (is_first, is_last) =
+            self.others.as_ref().map_or((true, true), |others| others.breaks());
+        // The device has one such event.
+        if is_first {
+            self.events.push_back(AsyncEvent::DeviceFatal);
+        }
+        let Host { cqs, woken, .. } = &mut self.host;
+        if is_last {
+            cqs.iter().for_each(|cq| cq.gone(woken));
+        }
+        self.post.fail(woken);
     }
 
     /// Hands completions to their queues.
