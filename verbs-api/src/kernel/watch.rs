@@ -86,7 +86,7 @@ struct Shared {
     stop: AtomicBool,
     /// The kernel has removed the device.
     removed: AtomicBool,
-    /// Each is watched until it has been readable once.
+    /// Each is watched until it has been readable once; queues always are.
     sources: Mutex<Vec<Source>>,
 }
 
@@ -155,8 +155,13 @@ impl Shared {
             if ready.iter().any(|(_, flags)| is_removed(flags)) {
                 self.removed.store(true, Ordering::SeqCst);
             }
-            // A task that registers from now on has them watched again.
-            self.sources.lock().retain(|known| !ready.iter().any(|(source, _)| source.is(known)));
+            // A task that registers from now on has them watched again. The events of queues are
+            // read here, so these stay.
+            let is_over = |(source, flags): &(&Source, PollFlags)| {
+                is_removed(flags) || !matches!(source, Source::Queues(..))
+            };
+            let over: Vec<_> = ready.iter().filter(|source| is_over(source)).collect();
+            self.sources.lock().retain(|known| !over.iter().any(|(source, _)| source.is(known)));
             for (source, flags) in ready {
                 drop(source.take(is_removed(&flags)));
             }
