@@ -97,6 +97,12 @@ impl Desk {
         Some(number)
     }
 
+    /// Why no completions will come.
+    pub(super) fn why_closed(&self) -> VerbsError {
+        let error = self.cqs.iter().find_map(|cq| cq.look(Look::Again).err());
+        error.unwrap_or(VerbsError::Busy("the completion queue takes no more"))
+    }
+
     /// The operation was not posted.
     pub(super) fn withdraw(&self, number: u64) {
         self.slots.lock().by_number.remove(&number);
@@ -161,7 +167,7 @@ impl Desk {
                 let look = |look| cq.look(if look == Look::First { first } else { look });
                 match poll_until(register, look) {
                     Poll::Ready(Ok(wc)) => self.complete(wc),
-                    // The queue overflowed, so that its queue pairs broke.
+                    // The queue overflowed or the device is gone, so that its queue pairs broke.
                     Poll::Ready(Err(_)) => {
                         self.close();
                         break;

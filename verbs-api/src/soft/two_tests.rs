@@ -431,5 +431,7 @@ fn tasks_end_when_the_interface_goes() {
         let is_gone = |cq: &Cq| matches!(cq.poll_one(), Err(VerbsError::Io(_)));
         assert!(is_gone(&idle) && is_gone(&with_channel) && is_gone(&ctx.create_cq(4).unwrap()));
         assert!(Listener::bind(ctx, at(1), 4).is_err());
+        let refused = owning.recv(side.pd.allocate(64, Access::LOCAL_WRITE).unwrap());
+        assert!(matches!(runtime.block_on(refused), (Err(VerbsError::Io(_)), _)));
     }
 }
