@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use rocinante::{Context, OpenOptions, VerbsError};
 
-/// The TCP port of the examples' exchange.
+/// The port of the examples' servers, in the connection manager's port space of TCP.
 pub const PORT: u16 = 18_600;
 
 /// Words of a command line, and the options among them; each option takes a value.
@@ -15,7 +15,7 @@ pub struct Args {
     /// `--device`: the device that has the address, if not the one in software; see
     /// [`OpenOptions::device`].
     pub device: Option<String>,
-    /// `--port`: the TCP port.
+    /// `--port`: the server's port, if it is not [`PORT`].
     pub port: Option<u16>,
     /// `--iters`: the number of iterations.
     pub iters: Option<u64>,

@@ -140,7 +140,7 @@ impl Parts {
     /// # Safety
     /// The descriptors are those of one port, as the process that acquired them got them, and
     /// nothing else uses their memory: neither that process, nor another port of the same parts.
-    /// So the sender must be trusted. The rings and the memory of frames are shared with whoever
+    /// So the sender must be trusted. The rings and the memory of frames are shared with whatever
     /// has these descriptors.
     ///
     /// # Errors

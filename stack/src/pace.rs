@@ -1,22 +1,26 @@
 //! When what nobody acknowledges may leave.
 //!
-//! A sender in hardware sends such packets at the speed of its link, and so may we: there is no telling what becomes of them, and what a receiver has no
-//! receive for is lost at any speed. But a receiver in software has to run to take them, on a processor that it shares. So two things
-//! are bounded: what leaves at once, by half of what the receiver's queue holds, so that it may be late by that; and what leaves in the long run,
-//! by what a receiver like this one takes with time to spare, so that after having been late it catches up.
+//! A sender in hardware sends such packets at the speed of its link, and so may we: there is no
+//! telling what becomes of them, and what a receiver has no receive for is lost at any speed. But a
+//! receiver in software has to run to take them, on a processor that it shares. So two things are
+//! bounded: what leaves at once, by half of what the receiver's queue holds, so that it may be late
+//! by that; and what leaves in the long run, by what a receiver like this one takes with time to
+//! spare, so that after having been late it catches up.
 //!
 //! Both are one account: what the receiver is reckoned to hold, which shrinks while time passes.
 
 use crate::pool::{Budget, Charge};
 use crate::types::Time;
 
-/// What is assumed of the queue of a peer that did not say: Linux's sockets have so much unless they ask for more (`net.core.rmem_default`). Hardware and
-/// Linux's own RDMA in software have no such queue.
+/// What is assumed of the queue of a peer that did not say: Linux's sockets have so much unless
+/// they ask for more (`net.core.rmem_default`). Hardware and Linux's own RDMA in software have no
+/// such queue.
 const STRANGER: Budget = Budget { bytes: 212_992, datagrams: 212_992 / Budget::cost(0) };
 
-/// How long a receiver is given for a packet, and for 1,024 bytes of its payload: twice to two and a half times what it was measured to need, since its processor has
-/// other things to do, too: 3.1, 2.0 and 1.2 million packets of 64, 1,024 and 4,096 bytes in a second between two of ours, with a processor each, over a veth and UDP
-/// sockets.
+/// How long a receiver is given for a packet, and for 1,024 bytes of its payload: twice to two and
+/// a half times what it was measured to need, since its processor has other things to do, too: 3.1,
+/// 2.0 and 1.2 million packets of 64, 1,024 and 4,096 bytes in a second between two of ours, with a
+/// processor each, over a veth and UDP sockets.
 const PACKET_NS: u64 = 800;
 const KIB_NS: u64 = 300;
 
@@ -32,7 +36,8 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Whether a packet of `charge` may leave now for a receiver whose queue holds `limit`; if not, when it may.
+    /// Whether a packet of `charge` may leave now for a receiver whose queue holds `limit`; if not,
+    /// when it may.
     #[inline]
     pub(crate) fn admit(&mut self, now: Time, charge: Charge, limit: Budget) -> Result<(), Time> {
         if now < self.closed {
@@ -85,7 +90,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// How many packets of a size leave from `from` until `until`, whoever is asked as often as may be.
+    /// How many packets of a size leave from `from` until `until`, asked for as often as may be.
     fn sent(pace: &mut Pace, limit: Budget, payload: u32, from: u64, until: u64) -> u32 {
         let charge = Charge::of(1, Budget::cost(payload + 36));
         let (mut now, mut count) = (Time(from), 0);
@@ -96,7 +101,7 @@ mod tests {
                     count += 1;
                 }
                 Err(later) => {
-                    assert!(later > now, "who waits is told for how long");
+                    assert!(later > now, "the time to wait is told");
                     now = later;
                 }
             }
@@ -138,7 +143,7 @@ mod tests {
         let charge = Charge::of(1, Budget::cost(100));
         sent(&mut pace, limit, 64, MS, MS + 1);
         let Err(later) = pace.admit(Time(MS + 1), charge, limit) else { panic!("it is full") };
-        // Not a nanosecond earlier, whoever asks, and then for half of what there was room for.
+        // Not a nanosecond earlier, and then for half of what there was room for.
         assert_eq!(pace.admit(Time(later.0 - 1), charge, limit), Err(later));
         let run = sent(&mut pace, limit, 64, later.0, later.0 + 1);
         assert!((60..=64).contains(&run), "{run}");

@@ -1,13 +1,14 @@
 //! Room in receive queues: what a peer's can take, and what ours can.
 //!
-//! The window belongs to the receiver, not to the queue pair: all queue pairs that send to one device
-//! share its socket buffer or ring. Before a packet leaves, its cost is charged to the receiver's pool;
-//! the acknowledgement gives it back. READ responses and atomic results are charged to our own pool when they are asked for.
+//! The window belongs to the receiver, not to the queue pair: all queue pairs that send to one
+//! device share its socket buffer or ring. Before a packet leaves, its cost is charged to the
+//! receiver's pool; the acknowledgement gives it back. READ responses and atomic results are
+//! charged to our own pool when they are asked for.
 //!
 //! Packets that nobody acknowledges are paced instead ([`Pace`]).
 //!
-//! Who finds no room waits in line. While there is a line, nobody else gets room; its first is called when what it
-//! needs fits, and the next when the first had its turn.
+//! A queue pair that finds no room waits in line. While there is a line, no other gets room; its
+//! first is called when what it needs fits, and the next when the first had its turn.
 
 mod arrivals;
 mod budget;
@@ -66,7 +67,8 @@ impl Pools {
         }
     }
 
-    /// The pool of a peer; counts one more user. It gets `limit` if the peer itself `said` so, or nobody knows better.
+    /// The pool of a peer; counts one more user. It gets `limit` if the peer itself `said` so, or
+    /// nobody knows better.
     pub(crate) fn join(&mut self, peer: IpAddr, limit: Budget, said: bool) -> PoolId {
         let known = |(addr, users, _): &(IpAddr, u32, Pool)| *addr == peer && *users > 0;
         let at = self.peers.iter().position(known).unwrap_or_else(|| {
@@ -101,7 +103,8 @@ impl Pools {
         self.peers.get(id.0 as usize).is_some_and(|(_, _, pool)| pool.used.datagrams > 0)
     }
 
-    /// Users of peers' pools, packets charged to those, and queue pairs that wait for room or have been called, in our own too.
+    /// Users of peers' pools, packets charged to those, and queue pairs that wait for room or have
+    /// been called, in our own too.
     pub(crate) fn held(&self) -> (usize, u64, usize) {
         let waiting = |pool: &Pool| pool.line.len() + usize::from(pool.called.is_some());
         let mut held = (0, 0, waiting(&self.own));
@@ -190,13 +193,15 @@ impl Pools {
         }
     }
 
-    /// Something that was sent to the peer of this pool was lost, and may have found its queue full.
+    /// Something that was sent to the peer of this pool was lost, and may have found its queue
+    /// full.
     #[cold]
     pub(crate) fn lost(&mut self, id: PoolId) {
         self.get(id).lost();
     }
 
-    /// How many packets of `len` bytes of an answer our own receive queue has room for, when nothing else is on its way to it.
+    /// How many packets of `len` bytes of an answer our own receive queue has room for, when
+    /// nothing else is on its way to it.
     pub(crate) fn answers(&self, len: u32) -> u32 {
         let limit = self.own.goal;
         self.arrivals.held_by(limit.datagrams).min(limit.bytes / Budget::cost(len))
@@ -207,7 +212,8 @@ impl Pools {
         self.own.limit.datagrams.min(self.own.limit.bytes / Budget::cost(len))
     }
 
-    /// What an answer of so many `packets`, of which each costs so much, takes of our own receive queue.
+    /// What an answer of so many `packets`, of which each costs so much, takes of our own receive
+    /// queue.
     #[inline]
     pub(crate) fn charge_of_answer(&self, packets: u32, each: u32) -> Charge {
         let all = Charge::of(packets, each);
@@ -261,14 +267,14 @@ impl Pools {
         self.call(PoolId::OWN);
     }
 
-    /// When somebody who waits for room of our own may have it without any answer.
+    /// When one that waits for room of our own may have it without any answer.
     #[inline]
     pub(crate) fn next_age(&self) -> Option<Time> {
         (!self.own.line.is_empty()).then_some(self.epochs.ends)
     }
 
-    /// `slot`, which waits in the line of `waiting` or in none, cannot go on before `id` has room for `need`. If it was called, it stays the first until
-    /// its turn is `over`.
+    /// `slot`, which waits in the line of `waiting` or in none, cannot go on before `id` has room
+    /// for `need`. If it was called, it stays the first until its turn is `over`.
     pub(crate) fn wait(
         &mut self,
         slot: u32,

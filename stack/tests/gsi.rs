@@ -282,7 +282,7 @@ fn the_first_message_is_that_of_the_last_connection_that_awaits_one() {
     solo.end.engine.await_message(qpn, conn);
     solo.end.modify(qpn, &reset).unwrap();
     solo.end.connect(qpn, 0, common::PEER, &setup);
-    assert_eq!(established(&mut solo, 0), None, "whoever was awaited before the reset");
+    assert_eq!(established(&mut solo, 0), None, "whatever was awaited before the reset");
     solo.end.engine.await_message(qpn, conn);
     solo.end.engine.await_message(qpn, ConnId(CommId(5)));
     assert_eq!(established(&mut solo, 1), None, "another is awaited now");

@@ -227,7 +227,7 @@ fn an_acknowledgement_that_nobody_can_have_sent_is_not_believed() {
     solo.receive_gap(7, &[8]);
     assert_eq!(solo.end.engine.drops().ghost_response, 1);
     solo.wait(TIMEOUT_14);
-    assert_eq!(solo.sent().len(), 3, "whoever lies is asked for everything again");
+    assert_eq!(solo.sent().len(), 3, "a liar is asked for everything again");
     solo.receive_ack(2);
     assert_eq!(solo.completed().len(), 3);
 }

@@ -2,6 +2,7 @@
 //! asynchronous events.
 
 use std::process::Command;
+use std::time::Duration;
 
 use rocinante::device::Limits;
 use rocinante::verbs::{AsyncEvent, QpEvent, QpState, SendOp};
@@ -184,6 +185,8 @@ fn all_contexts_learn_that_the_interface_is_gone(backend: Backend) {
     let harness = Harness::new(&Setup::new(backend).may_break(Oracle::Retransmissions, why));
     let [a, _b] = &harness.sides;
     let other = Other::open(a, backend);
+    // Nothing is posted that completes here.
+    let idle = other.ctx.create_cq(4).unwrap();
     let container = harness.lab().container(0);
     container.output(Command::new("ip").args(["link", "delete", "eth0"])).unwrap();
     for ctx in [&a.ctx, &other.ctx] {
@@ -194,4 +197,5 @@ fn all_contexts_learn_that_the_interface_is_gone(backend: Backend) {
         });
         assert_eq!(events, [AsyncEvent::DeviceFatal]);
     }
+    assert!(matches!(idle.wait(Some(Duration::from_secs(30))), Err(VerbsError::Io(_))));
 }

@@ -105,8 +105,9 @@ impl Cq {
     ///
     /// # Errors
     /// [`VerbsError::Busy`] once the queue has overflowed (`IBV_EVENT_CQ_ERR`): completions were
-    /// lost, and the queue pairs that use it are in the error state. Completions still in the queue
-    /// can be taken first. [`VerbsError::Hardware`] if the kernel's device cannot read its queue.
+    /// lost, and the queue pairs that use it are in the error state. [`VerbsError::Io`] once the
+    /// interface is gone (`IBV_EVENT_DEVICE_FATAL`). Completions still in the queue can be taken
+    /// first. [`VerbsError::Hardware`] if the kernel's device cannot read its queue.
     #[inline]
     pub fn poll<'a>(&self, out: &'a mut [Wc]) -> Result<&'a [Wc], VerbsError> {
         let count = match &self.kind {

@@ -15,7 +15,7 @@ use rocinante::asynchronous::{AsyncQp, Buffer, Part};
 use rocinante::cm::{CmFailure, Connecting, Connection, Listener, Params, RejReason};
 use rocinante::verbs::{AsyncEvent, SendOp, Sge, WcOpcode};
 use rocinante::{
-    Access, ConnectOptions, Cq, Mr, Qp, RecvWr, RemoteSlice, VerbsError, Wc, WcStatus,
+    Access, ConnectOptions, Cq, Mr, Qp, RecvWr, RemoteSlice, SendWr, VerbsError, Wc, WcStatus,
 };
 use rocinante_netdev::sim::SimNet;
 use sim::{ADDRESSES, PATIENCE, Side, connect, send, sides, until, write};
@@ -442,6 +442,24 @@ fn operations_of_many_tasks_complete() {
         while let Some(done) = tasks.join_next().await {
             done.unwrap();
         }
+    });
+}
+
+/// A program may post requests of its own, which have any numbers.
+#[test]
+fn requests_of_the_program_complete_no_operation() {
+    under_tokio(|| async {
+        let ([a, b], qp, peer) = owning(true);
+        let buffer = || a.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+        let mut receiving = qp.recv(buffer());
+        for wr_id in 0..4 {
+            let sges = [a.mr.sge(0, 64)];
+            qp.post(SendWr::write(&sges, region(&b.mr)).wr_id(wr_id)).unwrap();
+        }
+        qp.write(buffer(), region(&b.mr)).await.0.unwrap();
+        assert!(poll_once(&mut receiving).is_none());
+        peer.send(b.pd.allocate(8, Access::NONE).unwrap()).await.0.unwrap();
+        assert_eq!(receiving.await.0.unwrap().byte_len, 8);
     });
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Instant;
 
 use rocinante::verbs::{SendData, SendOp};
-use rocinante::{Access, Mr, RecvWr, SendWr};
+use rocinante::{Access, Mr, Qp, RecvWr, SendWr};
 use rocinante_netdev::sim::SimNet;
 use sim::{PATIENCE, Side, connect, request, sides};
 
@@ -18,6 +18,13 @@ const TIMEOUT: u8 = 20;
 
 fn remote(mr: &Mr, offset: usize) -> SendOp {
     SendOp::Write { remote: mr.address() + offset as u64, rkey: mr.rkey(), imm: None }
+}
+
+/// Two devices, each with or without its background thread, and a connection between them.
+fn connected(background: [bool; 2]) -> ([Side; 2], [Qp; 2]) {
+    let sides = sides(&SimNet::new(1), background);
+    let qps = connect(&sides, TIMEOUT);
+    (sides, qps)
 }
 
 /// Waits for `what`, without a call of verbs.
@@ -39,10 +46,7 @@ const PLACE: usize = 128;
 
 #[test]
 fn who_polls_the_last_byte_may_read_all_of_them() {
-    let net = SimNet::new(1);
-    let sides = sides(&net, [false, true]);
-    let [a, b] = &sides;
-    let [qp, _peer] = connect(&sides, TIMEOUT);
+    let ([a, b], [qp, _peer]) = &connected([false, true]);
     let shapes = || (0..).zip(SHAPES).map(|(i, (len, at))| (i as u8 + 1, len, i * PLACE + at));
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -64,10 +68,7 @@ fn who_polls_the_last_byte_may_read_all_of_them() {
 #[test]
 fn who_polls_a_word_sees_it_whole_and_all_before_it() {
     const ROUNDS: u64 = 20;
-    let net = SimNet::new(1);
-    let sides = sides(&net, [false, true]);
-    let [a, b] = &sides;
-    let [qp, _peer] = connect(&sides, TIMEOUT);
+    let ([a, b], [qp, _peer]) = &connected([false, true]);
     let seen = AtomicU64::new(0);
     let word = |round: u64| round * 0x0101_0101_0101_0101;
     thread::scope(|scope| {
@@ -94,10 +95,7 @@ fn who_polls_a_word_sees_it_whole_and_all_before_it() {
 #[test]
 fn atomics_of_peers_and_of_the_program_add_up() {
     const ROUNDS: u64 = 15;
-    let net = SimNet::new(1);
-    let sides = sides(&net, [true, true]);
-    let [a, b] = &sides;
-    let [qp, _peer] = connect(&sides, TIMEOUT);
+    let ([a, b], [qp, _peer]) = &connected([true, true]);
     let (at, rkey) = (b.mr.address() + 8, b.mr.rkey());
     thread::scope(|scope| {
         scope.spawn(|| (0..ROUNDS).for_each(|_| _ = b.mr.word(8).fetch_add(100, Ordering::SeqCst)));
@@ -124,10 +122,7 @@ fn atomics_of_peers_and_of_the_program_add_up() {
 #[test]
 fn a_completion_gives_the_memory_back() {
     const ROUNDS: u64 = 8;
-    let net = SimNet::new(1);
-    let sides = sides(&net, [true, true]);
-    let [a, b] = &sides;
-    let [qp, peer] = connect(&sides, TIMEOUT);
+    let ([a, b], [qp, peer]) = &connected([true, true]);
     // Each side has its own thread; the background threads place and fetch.
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -143,7 +138,7 @@ fn a_completion_gives_the_memory_back() {
                 b.mr.write(0, &[0xff; 1000]);
             }
         });
-        echo(a, &qp, ROUNDS);
+        echo(a, qp, ROUNDS);
     });
     let read = SendOp::Read { remote: b.mr.address(), rkey: b.mr.rkey() };
     let to = [a.mr.sge(2000, 1000)];
@@ -170,10 +165,7 @@ fn echo(side: &Side, qp: &rocinante::Qp, rounds: u64) {
 #[test]
 fn threads_post_at_once_and_a_region_goes_while_it_is_written() {
     const EACH: u64 = 12;
-    let net = SimNet::new(1);
-    let sides = sides(&net, [true, true]);
-    let [a, b] = &sides;
-    let [qp, _peer] = connect(&sides, TIMEOUT);
+    let ([a, b], [qp, _peer]) = &connected([true, true]);
     let done = AtomicBool::new(false);
     let target = b.pd.allocate(256, Access::ALL).unwrap();
     let (at, rkey) = (target.address(), target.rkey());
@@ -223,10 +215,7 @@ fn threads_post_at_once_and_a_region_goes_while_it_is_written() {
 /// version after the data in the first word. A READ loads it ascending, so it never mixes two.
 #[test]
 fn a_read_of_a_line_sees_a_record_whole_or_knows_it_is_not() {
-    let net = SimNet::new(1);
-    let sides = sides(&net, [false, true]);
-    let [a, b] = &sides;
-    let [qp, _peer] = connect(&sides, TIMEOUT);
+    let ([a, b], [qp, _peer]) = &connected([false, true]);
     let (done, gets) = (AtomicBool::new(false), if cfg!(miri) { 3 } else { 2_000 });
     thread::scope(|scope| {
         scope.spawn(|| {

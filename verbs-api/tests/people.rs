@@ -3,10 +3,12 @@
 
 mod sim;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocinante::verbs::{PeerPath, PostError, QpType, WcOpcode};
-use rocinante::{Access, BufferPool, ConnectOptions, Qp, RecvWr, SendWr, VerbsError, Wc, WcStatus};
+use rocinante::{
+    Access, BufferPool, ConnectOptions, PoolBuffer, Qp, RecvWr, SendWr, VerbsError, Wc, WcStatus,
+};
 use sim::{ADDRESSES, Side, connect, undriven, until};
 
 /// The next completion of `of`, while the other side is driven.
@@ -167,6 +169,29 @@ fn buffers_of_a_pool_are_apart_and_come_back_once() {
     assert_eq!(pool.free(), 3);
     let huge = BufferPool::new(&a.pd, usize::MAX, 64, Access::NONE).unwrap_err();
     assert!(matches!(huge, VerbsError::Invalid(_)), "{huge}");
+}
+
+/// Its number is known before it is given away. So another thread may take it back at once.
+#[test]
+fn a_buffer_that_is_taken_back_at_once_has_one_owner() {
+    let [a, _] = undriven(1);
+    let pool = BufferPool::new(&a.pd, 1, 64, Access::NONE).unwrap();
+    let rounds = if cfg!(miri) { 20 } else { 20_000 };
+    let wait = |take: &dyn Fn() -> Option<PoolBuffer>| {
+        let begin = Instant::now();
+        loop {
+            match take() {
+                Some(buffer) => return buffer,
+                None => std::thread::yield_now(),
+            }
+            assert!(begin.elapsed() < sim::PATIENCE, "the buffer is lost");
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..rounds).for_each(|_| _ = wait(&|| pool.take()).give_away()));
+        (0..rounds).for_each(|_| drop(wait(&|| pool.take_back(0))));
+    });
+    assert_eq!(pool.free(), 1);
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn probe(key: &[u8]) -> impl Iterator<Item = usize> {
     (0..SLOTS).map(move |step| first.wrapping_add(step) % SLOTS * SLOT)
 }
 
-/// The table, and the lock of those who change it. Those who READ it take none.
+/// The table, under a lock for changes. A READ takes none.
 struct Table(Mutex<Mr>);
 
 impl Table {

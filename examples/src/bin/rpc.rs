@@ -13,7 +13,7 @@
 //!
 //! The procedure turns its text into capitals. A buffer of the server is on its way round all the
 //! time: it waits in the shared receive queue, brings a question, takes the answer back, and waits
-//! again. Whoever holds it is known by its number, which is the number of the work request.
+//! again. Its number is that of the work request which holds it.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -56,8 +56,8 @@ fn main() {
     }
 }
 
-/// Who answers the questions of a client, by the context of its queue pair. A client may ask before
-/// its connection is there: its questions wait here.
+/// The way to the thread that answers a client, by the context of the client's queue pair. A client
+/// may ask before its connection is there: its questions wait here.
 type Clients = Mutex<HashMap<u64, Sender<Question>>>;
 
 /// A question: its buffer, and its length in bytes.
@@ -89,14 +89,17 @@ fn serve(args: &Args, bind: IpAddr) -> Result<(), VerbsError> {
         let qp = pd.qp(&cq, &cq).srq(&srq).context(number).max_send_wr(BUFFERS).build()?;
         let (sender, questions) = channel_of_questions();
         clients.lock().unwrap().insert(number, sender);
-        let (pool, clients) = (pool.clone(), clients.clone());
+        let (srq, pool, clients) = (srq.clone(), pool.clone(), clients.clone());
         std::thread::spawn(move || {
             println!("client {number}: {}", request.peer());
-            match attend(request, qp, &questions, &pool) {
+            let attended = attend(request, qp, &questions, &pool);
+            clients.lock().unwrap().remove(&number);
+            // Without the buffers of its unanswered questions no other client might be heard.
+            drop(questions);
+            match attended.and(refill(&srq, &pool)) {
                 Ok(()) => println!("client {number} has gone"),
                 Err(why) => println!("client {number}: {why}"),
             }
-            clients.lock().unwrap().remove(&number);
         });
     }
     Ok(())
@@ -111,7 +114,7 @@ fn refill(srq: &Srq, pool: &BufferPool) -> Result<(), VerbsError> {
     Ok(())
 }
 
-/// Takes what has come to those who answer. Buffers of answers that have left become free.
+/// Passes questions to the threads that answer. Buffers of answers that have left become free.
 fn hear(cq: &Cq, srq: &Srq, pool: &BufferPool, clients: &Clients) -> Result<(), VerbsError> {
     while let Some(wc) = cq.poll_one()? {
         let buffer = pool.take_back(wc.wr_id).expect("a buffer that was given away");

@@ -1,4 +1,4 @@
-//! Who may access memory, and how.
+//! Rights to access memory.
 
 use core::fmt;
 

@@ -1,5 +1,5 @@
-//! How many datagrams take one place of our receive queue, where those that arrive as one super-packet do: whether they do is the path's
-//! affair, so only what arrived lately says it.
+//! How many datagrams take one place of our receive queue, where those that arrive as one
+//! super-packet do: whether they do is the path's affair, so only what arrived lately says it.
 
 /// What arrived lately; at first, and where nobody says how it arrived, each datagram by itself.
 #[derive(Debug)]
@@ -35,7 +35,8 @@ impl Arrivals {
         }
     }
 
-    /// Places that so many datagrams will take, which are not expected one by one: what is left over of them takes one, too.
+    /// Places that so many datagrams will take, which are not expected one by one: what is left
+    /// over of them takes one, too.
     pub(super) fn places_of(&self, datagrams: u32) -> u32 {
         let usual = Self::scale(datagrams, self.places * MORE.0, self.datagrams * MORE.1);
         usual.saturating_add(1).min(datagrams)

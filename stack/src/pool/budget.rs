@@ -13,8 +13,8 @@ impl Budget {
     /// What is assumed of a peer that did not say: 16 datagrams of any size.
     pub const STANDARD: Self = Self { bytes: 16 * 8704, datagrams: 16 };
 
-    /// Upper bound of what one datagram of `len` bytes (BTH to ICRC) costs its receiver: the memory that
-    /// Linux accounts to a socket for it. Measured on Linux 6.18.
+    /// Upper bound of what one datagram of `len` bytes (BTH to ICRC) costs its receiver: the memory
+    /// that Linux accounts to a socket for it. Measured on Linux 6.18.
     #[must_use]
     #[inline]
     pub const fn cost(len: u32) -> u32 {

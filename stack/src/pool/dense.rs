@@ -1,28 +1,34 @@
 //! How much more a receive queue holds of super-packets than of datagrams that come one by one.
 //!
-//! A budget is what the queue holds however it comes. What leaves as a super-packet mostly arrives as one, which takes one place of a ring, or of a
-//! socket's memory little more than its bytes. How packets leave the sender sees; whether they arrive so (a router or a bridge on the way may take them apart)
-//! only a loss tells. So the room at a peer is stretched while what leaves is dense and nothing is lost.
+//! A budget is what the queue holds however it comes. What leaves as a super-packet mostly arrives
+//! as one, which takes one place of a ring, or of a socket's memory little more than its bytes. How
+//! packets leave the sender sees; whether they arrive so (a router or a bridge on the way may take
+//! them apart) only a loss tells. So the room at a peer is stretched while what leaves is dense and
+//! nothing is lost.
 
 use super::budget::Budget;
 
 /// More datagrams in a super-packet than this make no difference.
 const DENSEST: u32 = 8;
-/// So many datagrams without a loss, and it is forgotten; twice as many for each that came of it, up to [`TIMES_MAX`] as many.
+/// So many datagrams without a loss, and it is forgotten; twice as many for each that came of it,
+/// up to [`TIMES_MAX`] as many.
 pub(crate) const CALM: u32 = 1 << 20;
 const TIMES_MAX: u32 = 1 << 10;
 /// The part of so many that is to come first.
 const FIRST_PART: u32 = 1 << 10;
-/// Of a ring, a place is reckoned with so many eighths of the datagrams of a super-packet; the queue holds this many times what was said at most.
+/// Of a ring, a place is reckoned with so many eighths of the datagrams of a super-packet; the
+/// queue holds this many times what was said at most.
 const PLACE: u32 = 6;
 const PLACES_TIMES: u32 = 4;
 /// Of a socket's memory, so many eighths of what was said at most.
 const EIGHTHS_MAX: u32 = 14;
-/// What a socket is charged with for a super-packet beside its bytes. Measured on Linux 6.18: 15 datagrams of 4112 bytes take 62,900.
+/// What a socket is charged with for a super-packet beside its bytes. Measured on Linux 6.18: 15
+/// datagrams of 4112 bytes take 62,900.
 const RUN_COST: u64 = 1280;
 /// Super-packets of what counts as lately: what is older counts half, and less.
 const LATELY: u64 = 64;
-/// Payload on its way to one receiver of which more is no faster, but colder in the caches of both: ten full super-packets.
+/// Payload on its way to one receiver of which more is no faster, but colder in the caches of both:
+/// ten full super-packets.
 pub(super) const ENOUGH: u64 = 640 * 1024;
 
 /// Whether a peer's losses permit to count on it.
@@ -78,7 +84,7 @@ impl Watched {
     /// So many datagrams in so many super-packets. Returns whether that changes how dense they are.
     #[inline]
     pub(super) fn add(&mut self, runs: u32, datagrams: u32, bytes: u64) -> bool {
-        // Who sends one by one pays nothing.
+        // A sender of one by one pays nothing.
         let alone = runs == datagrams && self.density == Density::default();
         !alone && self.lately.add(runs, datagrams, bytes) && self.look()
     }
@@ -123,7 +129,8 @@ impl Default for Departures {
 }
 
 impl Departures {
-    /// So many datagrams left in so many super-packets. Returns whether it is time to look at the density.
+    /// So many datagrams left in so many super-packets. Returns whether it is time to look at the
+    /// density.
     fn add(&mut self, runs: u32, datagrams: u32, bytes: u64) -> bool {
         self.runs += u64::from(runs);
         self.datagrams += u64::from(datagrams.max(runs));
@@ -144,7 +151,8 @@ impl Departures {
         }
         let real = (self.bytes + self.runs * RUN_COST) / self.datagrams;
         let mean = self.bytes / self.datagrams;
-        // On the safe side of a step of the cost, and seven of eight: lengths differ, and the cost of their mean is not the mean of their costs.
+        // On the safe side of a step of the cost, and seven of eight: lengths differ, and the cost
+        // of their mean is not the mean of their costs.
         let len = u32::try_from(mean - mean / 32).unwrap_or(u32::MAX);
         let eighths = 7 * u64::from(Budget::cost(len)) / real.max(1);
         #[allow(clippy::cast_possible_truncation)]
@@ -180,7 +188,8 @@ fn kind(budget: Budget) -> Kind {
     }
 }
 
-/// What a queue of this budget holds of what comes so dense, if no more than `enough` bytes of payload are wanted.
+/// What a queue of this budget holds of what comes so dense, if no more than `enough` bytes of
+/// payload are wanted.
 pub(super) fn stretched(budget: Budget, density: Density, enough: u64) -> Budget {
     if budget.bytes <= Budget::STANDARD.bytes || density.datagrams < 2 {
         return budget;
@@ -246,7 +255,8 @@ mod tests {
 
     #[test]
     fn a_socket_is_never_taken_to_hold_more_bytes_than_are_there() {
-        // Of each length, super-packets of so many datagrams: what the kernel charges for them fits wherever their stretched cost does.
+        // Of each length, super-packets of so many datagrams: what the kernel charges for them fits
+        // wherever their stretched cost does.
         let step = if cfg!(miri) { 997 } else { 1 };
         for len in (16..=4200_u32).step_by(step) {
             for each in (2..=(60_000 / len).min(64)).step_by(step.min(20)) {

@@ -3,8 +3,8 @@
 use super::budget::Charge;
 use crate::types::Time;
 
-/// How long what was asked for is reckoned with: who has not answered for so long is dead, or a victim of some loss, and shall not keep the
-/// others waiting. Twice as long at most.
+/// How long what was asked for is reckoned with: a peer that has not answered for so long is dead,
+/// or a victim of some loss, and shall not keep the others waiting. Twice as long at most.
 pub(super) const EXPECTED_NS: u64 = 100_000_000;
 
 /// What was charged to our own pool, and when: to give it back.
@@ -16,7 +16,7 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    /// What somebody who does not answer anyway may still say.
+    /// What a peer that does not answer anyway may still say.
     pub(crate) const NOTHING: Self = Self { bytes: 0, datagrams: 0, epoch: 0 };
 
     /// So many of it.
@@ -30,7 +30,8 @@ impl Expected {
         Charge { bytes: self.bytes.into(), datagrams: self.datagrams }
     }
 
-    /// Adds what was charged at the same time; `false`, and nothing happened, if that was at another.
+    /// Adds what was charged at the same time; `false`, and nothing happened, if that was at
+    /// another.
     #[inline]
     pub(crate) fn add(&mut self, other: Self) -> bool {
         let same = self.epoch == other.epoch;

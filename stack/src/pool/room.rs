@@ -7,13 +7,14 @@ use super::dense::{Density, Trust, stretched};
 use crate::pace::Pace;
 use crate::types::Time;
 
-/// One receiver's room, and who waits for some.
+/// One receiver's room, and the queue pairs that wait for some.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(super) limit: Budget,
     /// What is taken to fit: more than `limit` while super-packets leave and nothing is lost.
     pub(super) room: Budget,
-    /// What `room` shrinks to, as fast as half of what is given back: what is under way may not have asked for an acknowledgement, and who asks is who finds room.
+    /// What `room` shrinks to, as fast as half of what is given back: what is under way may not
+    /// have asked for an acknowledgement, and a packet that asks is one that finds room.
     pub(super) goal: Budget,
     trust: Trust,
     pub(super) used: Charge,
@@ -98,7 +99,8 @@ impl Pool {
         (self.room, self.goal) = (self.limit, self.limit);
     }
 
-    /// Whether three quarters of it are free, if `more` small packets are under way; never of a stranger's.
+    /// Whether three quarters of it are free, if `more` small packets are under way; never of a
+    /// stranger's.
     #[inline]
     pub(crate) fn is_mostly_free(&self, more: u32) -> bool {
         4 * (self.used.datagrams + more) <= self.limit.datagrams

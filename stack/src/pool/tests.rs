@@ -90,7 +90,7 @@ fn who_was_called_in_vain_stays_the_first() {
     pools.wait(1, &mut first, id, Charge::of(1, 1), false);
     pools.release(id, Charge::of(1, 1));
     assert_eq!(called(&mut pools), [1]);
-    // Who got something done goes to the end.
+    // One that got something done goes to the end.
     pools.wait(1, &mut first, id, Charge::of(1, 1), true);
     assert_eq!(called(&mut pools), [2]);
     pools.forget(2);
@@ -112,7 +112,7 @@ fn what_is_not_answered_is_forgotten_in_its_turn() {
     pools.age(Time(3 * EXPECTED_NS));
     assert!(pools.has_forgotten(old) && !pools.has_forgotten(young));
     assert!(pools.spares(Charge::of(3, 1)) && !pools.spares(Charge::of(4, 1)));
-    // Who answers late gives nothing back twice.
+    // A late answer gives nothing back twice.
     pools.answered(old);
     assert!(!pools.spares(Charge::of(4, 1)));
     pools.answered(young);
@@ -177,7 +177,7 @@ fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() 
     assert_eq!(room(&mut pools), 400);
     let other = pools.join([10, 0, 0, 3].into(), Budget::STANDARD, false);
     acknowledge(&mut pools, 4096);
-    assert_eq!(pools.get(other).room_for(1).datagrams, 16, "who said nothing");
+    assert_eq!(pools.get(other).room_for(1).datagrams, 16, "it said nothing");
     depart(&mut pools, 1);
     assert_eq!(room(&mut pools), 400, "they leave one by one: as what is under way comes");
     acknowledge(&mut pools, 64);

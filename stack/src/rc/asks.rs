@@ -1,6 +1,7 @@
-//! The acknowledgements that a requester asks for. Each may become a packet of its own in our receive queue, so there is room
-//! for it before the first packet that it will acknowledge leaves: whoever has taken room of the peer can always ask for it back. A NAK for a
-//! gap comes without having been asked for; there are few.
+//! The acknowledgements that a requester asks for. Each may become a packet of its own in our
+//! receive queue, so there is room for it before the first packet that it will acknowledge leaves:
+//! a queue pair that has taken room of the peer can always ask for it back. A NAK for a gap comes
+//! without having been asked for; there are few.
 
 use std::collections::VecDeque;
 
@@ -13,7 +14,7 @@ pub(super) const ACK: Charge = Charge::of(1, Budget::cost(12 + 4 + 4));
 #[derive(Debug, Default)]
 pub(super) struct Asks {
     pub(super) runs: VecDeque<Run>,
-    /// For whoever asks next.
+    /// For the packet that asks next.
     next: Option<Expected>,
 }
 
@@ -41,7 +42,7 @@ impl Run {
 }
 
 impl Asks {
-    /// Whether packets may leave: there is room for the answer to whoever of them asks.
+    /// Whether packets may leave: there is room for the answer to the one that asks.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.next.is_some()
@@ -120,7 +121,8 @@ impl Asks {
         pools.answered(sum);
     }
 
-    /// Everything from `from` on is sent again, and asks again. The room of one is kept, for what may be left before.
+    /// Everything from `from` on is sent again, and asks again. The room of one is kept, for what
+    /// may be left before.
     pub(super) fn taken_back(&mut self, from: u64, pools: &mut Pools) {
         while let Some(run) = self.runs.back_mut()
             && run.end() > from

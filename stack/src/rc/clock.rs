@@ -1,7 +1,8 @@
 //! What a queue pair does when time has passed: one deadline, the earliest of several.
 //!
-//! The acknowledgement timeout and its retries are what the program asked for, neither earlier nor later, however often the queue pair
-//! asks in between. Those questions cost no retry: see [`Clock::probe`].
+//! The acknowledgement timeout and its retries are what the program asked for, neither earlier nor
+//! later, however often the queue pair asks in between. Those questions cost no retry: see
+//! [`Clock::probe`].
 
 use super::Qp;
 use crate::pool::Budget;
@@ -9,7 +10,7 @@ use crate::shared::Shared;
 use crate::types::Time;
 use crate::verbs::{Completions, WcStatus};
 
-/// Whoever needed no longer than this is not asked: it may only be busy.
+/// A peer that needed no longer than this is not asked: it may only be busy.
 pub(super) const PATIENCE_NS: u64 = 2_000_000;
 /// Questions after which it is not asked more rarely any more.
 const DOUBLINGS: u32 = 8;
@@ -19,14 +20,15 @@ const DOUBLINGS: u32 = 8;
 pub(super) struct Clock {
     /// The acknowledgement timeout.
     answer: Time,
-    /// Nothing came back for several round trips: the last packet, or its acknowledgement, may be lost, which nothing that follows would
-    /// tell. It is sent again, and asks.
+    /// Nothing came back for several round trips: the last packet, or its acknowledgement, may be
+    /// lost, which nothing that follows would tell. It is sent again, and asks.
     probe: Time,
     /// More may be sent.
     wake: Time,
     /// Questions since something was acknowledged.
     probes: u32,
-    /// A NAK came since something was acknowledged. Who sent it says no more, whatever comes, until what it misses arrives.
+    /// A NAK came since something was acknowledged. Its sender says no more, whatever comes, until
+    /// what it misses arrives.
     pub(super) complained: bool,
 }
 
@@ -45,7 +47,8 @@ impl Clock {
         self.complained = false;
     }
 
-    /// Whether nothing was asked since something was acknowledged: what comes then answers what was sent at first.
+    /// Whether nothing was asked since something was acknowledged: what comes then answers what was
+    /// sent at first.
     pub(super) fn has_not_asked(&self) -> bool {
         self.probes == 0
     }
@@ -95,7 +98,8 @@ impl Qp {
         self.core.deadline.clear();
     }
 
-    /// Nothing is awaited any more, nor for long: who was idle but for a question is not woken again because of it.
+    /// Nothing is awaited any more, nor for long: a thread that was idle but for a question is not
+    /// woken again because of it.
     #[cold]
     pub(super) fn forget_deadline(&mut self, shared: &mut Shared) {
         shared.timers.remove(self.core.slot, &mut self.core.deadline);
@@ -152,7 +156,8 @@ impl Qp {
             return self.disarm();
         }
         if Clock::is_due(&mut self.clock.answer, now) {
-            // We did not run for so long that the question is late as well: the peer has its time from now on.
+            // We did not run for so long that the question is late as well: the peer has its time
+            // from now on.
             let late = self.clock.has_not_asked() && self.requester.asked_nobody(&self.core.sq);
             if late && self.probe(now, shared) {
                 self.clock.answer = self.answer_by(now);
@@ -179,7 +184,8 @@ impl Qp {
             return false;
         }
         let (sq, limits, pools) = (&self.core.sq, &self.limits, &mut shared.pools);
-        // One of us complains again when asked; of others a NAK may be lost, and they do not repeat themselves.
+        // One of us complains again when asked; of others a NAK may be lost, and they do not repeat
+        // themselves.
         let stranger = self.core.peer().is_none_or(|peer| peer.budget == Budget::STANDARD);
         let deaf = stranger && (self.clock.complained || self.clock.probes > 0);
         if repairs {
@@ -225,8 +231,8 @@ impl Qp {
         self.requester.silent = true;
         self.requester.answers_lost(&mut shared.pools);
         self.requester.go_back(una, &self.core.sq, &self.limits, &mut shared.pools);
-        // One packet asks again, whether or not there is room: in line for that, behind others that ask the same dead in vain, each try
-        // would take twice as long.
+        // One packet asks again, whether or not there is room: in line for that, behind others that
+        // ask the same dead in vain, each try would take twice as long.
         self.requester.overdraft = true;
         // Counts from now if nothing can be sent, and else from when it leaves.
         self.arm(now, shared);

@@ -1,15 +1,18 @@
-//! Small messages wait for company while enough is on its way: the cost is that of super-packets, so it pays to fill them.
+//! Small messages wait for company while enough is on its way: the cost is that of super-packets,
+//! so it pays to fill them.
 //!
-//! A message that is posted when an acknowledgement of another comes in would leave alone, be acknowledged alone, and so make the
-//! next leave alone. While at least two runs, or half a window, are under way, nothing is lost by waiting until there is a run to
-//! send or less is under way. And while so much is under way, no run begins that the window or the receiver would cut short.
+//! A message that is posted when an acknowledgement of another comes in would leave alone, be
+//! acknowledged alone, and so make the next leave alone. While at least two runs, or half a window,
+//! are under way, nothing is lost by waiting until there is a run to send or less is under way. And
+//! while so much is under way, no run begins that the window or the receiver would cut short.
 
 /// Bytes of a run: what the ports send as one super-packet.
 const RUN_BYTES: u32 = 65_470;
 /// The most packets of a run.
 const RUN_PACKETS: u32 = 64;
 
-/// How far the run is that is being sent: packets of one size, of which only the last may be shorter.
+/// How far the run is that is being sent: packets of one size, of which only the last may be
+/// shorter.
 #[derive(Debug, Default)]
 pub(super) struct Company {
     sent: u32,
@@ -41,8 +44,9 @@ impl Company {
         }
     }
 
-    /// Whether a packet of so many bytes should wait, if `queued` packets are to be sent, and of the `window` so many are `under_way`: `begins` if it is a
-    /// message's first. If it should not, because there is a run to send: how many packets there must be room for.
+    /// Whether a packet of so many bytes should wait, if `queued` packets are to be sent, and of
+    /// the `window` so many are `under_way`: `begins` if it is a message's first. If it should not,
+    /// because there is a run to send: how many packets there must be room for.
     #[inline]
     pub(super) fn awaited(
         &self,

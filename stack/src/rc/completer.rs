@@ -10,7 +10,8 @@ pub(super) enum Verdict {
     Advance { to: u64 },
     /// Everything before `to` is acknowledged; send again from `from` on.
     Retry { to: u64, from: u64, why: Why },
-    /// Everything before `to` is acknowledged; the peer has no receive for it, wait as the 5-bit code says.
+    /// Everything before `to` is acknowledged; the peer has no receive for it, wait as the 5-bit
+    /// code says.
     RnrWait { to: u64, timer: u8 },
     /// Everything before `to` is acknowledged; the request at `to` failed.
     Fatal { to: u64, status: WcStatus },
@@ -31,11 +32,11 @@ pub(super) enum Why {
     Implied,
 }
 
-/// Judges an acknowledgement of `psn` (expanded), given what is unacknowledged (`una..sent`) and the PSN of the
-/// oldest response with data that is still to come.
+/// Judges an acknowledgement of `psn` (expanded), given what is unacknowledged (`una..sent`) and
+/// the PSN of the oldest response with data that is still to come.
 ///
-/// An acknowledgement covers all before it, except that a READ or atomic is acknowledged only by its own response: one
-/// that is passed over is an implied NAK of it (IBTA volume 1, 9.7.5.1 [M]).
+/// An acknowledgement covers all before it, except that a READ or atomic is acknowledged only by
+/// its own response: one that is passed over is an implied NAK of it (IBTA volume 1, 9.7.5.1 [M]).
 pub(super) fn judge(
     syndrome: Syndrome,
     psn: u64,
@@ -106,7 +107,8 @@ pub(super) fn judge_data(psn: u64, una: u64, sent: u64, gate: Option<u64>) -> Da
     match gate {
         Some(expected) if psn == expected => DataVerdict::Take,
         Some(expected) if psn > expected => DataVerdict::Retry { from: expected },
-        // Between what is acknowledged and the next READ stand other requests: nothing there has data.
+        // Between what is acknowledged and the next READ stand other requests: nothing there has
+        // data.
         _ => DataVerdict::Ghost,
     }
 }

@@ -1,7 +1,9 @@
-//! Congestion notifications (annex A17 of the InfiniBand specification \[M\]; Zhu et al., "Congestion Control for Large-Scale RDMA
-//! Deployments", 2015): who receives marked packets says so, and who hears it sends less.
+//! Congestion notifications (annex A17 of the InfiniBand specification \[M\]; Zhu et al.,
+//! "Congestion Control for Large-Scale RDMA Deployments", 2015): the receiver of marked packets
+//! says so, and their sender then sends less.
 //!
-//! Switches mark what is marked as capable of it: with ECT(0) in the traffic class (2), which is the program's to set.
+//! Switches mark what is marked as capable of it: with ECT(0) in the traffic class (2), which is
+//! the program's to set.
 
 use crate::types::Time;
 
@@ -30,8 +32,9 @@ impl Notifier {
     }
 }
 
-/// What a sender makes of them. The window takes the place of the rate, and its own growth that of DCQCN's recovery: it shrinks by half of the
-/// share of round trips in which there were notifications, a moving average.
+/// What a sender makes of them. The window takes the place of the rate, and its own growth that of
+/// DCQCN's recovery: it shrinks by half of the share of round trips in which there were
+/// notifications, a moving average.
 #[derive(Debug)]
 pub(super) struct Reaction {
     share: u32,
@@ -44,7 +47,8 @@ impl Reaction {
         Self { share: ONE, at: Time::default() }
     }
 
-    /// A notification came; what remains of a window of so many packets. At most once in a `round_trip`.
+    /// A notification came; what remains of a window of so many packets. At most once in a
+    /// `round_trip`.
     pub(super) fn notified(&mut self, now: Time, round_trip: u64, window: u32) -> Option<u32> {
         let period = round_trip.max(PACE_NS);
         let periods = now.since(self.at) / period;

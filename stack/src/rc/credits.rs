@@ -1,7 +1,8 @@
 //! End-to-end flow control: how many receives a responder says it has (IBTA volume 1, 9.7.7.2 [M]).
 //!
-//! A limit holds for messages that consume a receive, and only for their beginning. Beyond it one message may still be tried at a time: its
-//! first packet, alone and asking for an acknowledgement, which says whether there is a receive and what the limit is now.
+//! A limit holds for messages that consume a receive, and only for their beginning. Beyond it one
+//! message may still be tried at a time: its first packet, alone and asking for an acknowledgement,
+//! which says whether there is a receive and what the limit is now.
 
 use crate::qp::sq::Wqe;
 use crate::types::Psn;
@@ -11,10 +12,11 @@ use crate::wire::{AckKind, Aeth, ext};
 /// What the peer grants.
 #[derive(Debug)]
 pub(super) struct Credits {
-    /// Messages that the peer has completed, of the newest AETH; counted from [`FIRST`], so that one from before the connection is
-    /// older.
+    /// Messages that the peer has completed, of the newest AETH; counted from [`FIRST`], so that
+    /// one from before the connection is older.
     completed: u64,
-    /// The number of the last message for which there is a receive; none is known until the peer has said something.
+    /// The number of the last message for which there is a receive; none is known until the peer
+    /// has said something.
     limit: Option<u64>,
 }
 
@@ -28,7 +30,8 @@ impl Default for Credits {
 }
 
 impl Credits {
-    /// Takes the AETH of a positive response; or of an RNR NAK, by which a peer that sets limits grants nothing.
+    /// Takes the AETH of a positive response; or of an RNR NAK, by which a peer that sets limits
+    /// grants nothing.
     #[inline]
     pub(super) fn hear(&mut self, aeth: Aeth) {
         let credit = match aeth.syndrome.kind() {

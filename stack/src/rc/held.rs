@@ -1,8 +1,10 @@
-//! Requests that came too early. Between two of us they are held until what is missing before them comes, and are then executed in order; the
-//! NAK that reports the gap carries which they are, so that only what is missing is sent again.
+//! Requests that came too early. Between two of us they are held until what is missing before them
+//! comes, and are then executed in order; the NAK that reports the gap carries which they are, so
+//! that only what is missing is sent again.
 //!
-//! The report is the payload of the NAK, which has none otherwise: a bitmap whose bit `i % 8` of byte `i / 8` stands for PSN + `i`, with the
-//! PSN of the NAK; a multiple of four bytes, 128 at most. It goes to a peer that announced a [`Budget`](crate::Budget), and to nobody else.
+//! The report is the payload of the NAK, which has none otherwise: a bitmap whose bit `i % 8` of
+//! byte `i / 8` stands for PSN + `i`, with the PSN of the NAK; a multiple of four bytes, 128 at
+//! most. It goes to a peer that announced a [`Budget`](crate::Budget), and to nobody else.
 
 use std::collections::VecDeque;
 
@@ -34,7 +36,8 @@ impl Block {
     }
 }
 
-/// The memory for packets that are held, of all queue pairs. It is allocated as it is needed, and kept.
+/// The memory for packets that are held, of all queue pairs. It is allocated as it is needed, and
+/// kept.
 #[derive(Debug)]
 pub(crate) struct Store {
     free: Vec<Block>,

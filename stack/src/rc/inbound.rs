@@ -1,4 +1,5 @@
-//! Requests from the peer: the responder judges and executes them, the queue pair completes, counts and breaks.
+//! Requests from the peer: the responder judges and executes them, the queue pair completes, counts
+//! and breaks.
 
 use super::Qp;
 use super::held::Hold;

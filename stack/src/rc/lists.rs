@@ -1,8 +1,10 @@
-//! The lists of what is under way: which packets asked and are not answered, when packets left, which responses are to come. With room for a whole
-//! window they take several times the memory of all the rest of a queue pair, so only who has something under way has any.
+//! The lists of what is under way: which packets asked and are not answered, when packets left,
+//! which responses are to come. With room for a whole window they take several times the memory of
+//! all the rest of a queue pair, so only a queue pair that has something under way has any.
 //!
-//! They are handed on and never freed, so that nothing is allocated per packet. And while few queue pairs have some, who is at rest
-//! keeps them: who sends one request after the other does not fetch them for each.
+//! They are handed on and never freed, so that nothing is allocated per packet. And while few queue
+//! pairs have some, one at rest keeps them: it need not fetch them for each request if it sends one
+//! after the other.
 
 use std::collections::VecDeque;
 

@@ -1,6 +1,7 @@
 //! The reliable connection: one queue pair, its requester, completer and responder.
 //!
-//! The roles never call each other. They return what they found or decided, and the queue pair applies it.
+//! The roles never call each other. They return what they found or decided, and the queue pair
+//! applies it.
 
 mod asks;
 mod clock;
@@ -41,7 +42,8 @@ use crate::types::{Mtu, Time};
 use crate::verbs::{Completions, QpState, SendWr};
 
 /// A queue pair of a reliable connection.
-// In the order written: the common part is first in either, so that it is found without asking which it is.
+// In the order written: the common part is first in either, so that it is found without asking
+// which it is.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Qp {
@@ -54,7 +56,8 @@ pub(crate) struct Qp {
     notifier: Notifier,
     reaction: Reaction,
     clock: Clock,
-    /// The deadline is that of a wait for room, not for an answer: nothing has left since it was set.
+    /// The deadline is that of a wait for room, not for an answer: nothing has left since it was
+    /// set.
     waits_to_send: bool,
     retry_left: u8,
     rnr_left: u8,
@@ -98,7 +101,7 @@ impl Qp {
         self.responder.min_rnr_timer = self.core.attr.min_rnr_timer.unwrap_or(0);
         match to {
             QpState::Reset => self.reset(shared),
-            // Who broke already says no more than it has to say.
+            // One that broke already says no more than it has to say.
             QpState::Err if from != to => {
                 self.responder.stop();
                 self.break_down(shared, host);
@@ -207,8 +210,8 @@ impl Qp {
         (self.core.sq.next_psn, self.requester.una(), self.responder.expected())
     }
 
-    /// To the error state: no request is sent or taken any more, all work is flushed. Responses that are due to
-    /// earlier requests, and a NAK, still leave unless the responder was stopped.
+    /// To the error state: no request is sent or taken any more, all work is flushed. Responses
+    /// that are due to earlier requests, and a NAK, still leave unless the responder was stopped.
     pub(crate) fn break_down<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         self.core.set_state(QpState::Err);
         self.requester.release_all(&self.limits, &mut shared.pools, &mut shared.lists);

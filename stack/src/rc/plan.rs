@@ -1,4 +1,5 @@
-//! What leaves next: the requester's decisions. Nothing changes here but what is kept in line and in hand.
+//! What leaves next: the requester's decisions. Nothing changes here but what is kept in line and
+//! in hand.
 
 use super::asks::ACK;
 use super::company::Awaited;
@@ -97,7 +98,8 @@ impl Requester {
                 return Plan::Idle;
             }
             if wqe.op.is_local() {
-                // An invalidation waits for all that was asked for before (IBTA volume 1, 10.6.5.1, as cited by `rxe_req.c`).
+                // An invalidation waits for all that was asked for before (IBTA volume 1, 10.6.5.1,
+                // as cited by `rxe_req.c`).
                 let waits = matches!(wqe.op, SendOp::LocalInv { .. }) && self.cur != sq.head;
                 return if waits { Plan::Idle } else { Plan::Local };
             }
@@ -135,7 +137,7 @@ impl Requester {
                 Awaited::Messages | Awaited::Window => return Plan::Idle,
                 Awaited::Room(packets) => {
                     let all = Charge::of(packets, Budget::cost(len + OVERHEAD));
-                    // In line: who left it would lose the rest of its turn.
+                    // In line: a queue pair that left it would lose the rest of its turn.
                     if !pools.get(limits.peer).fits(all) {
                         return Plan::Wait(limits.peer, all);
                     }
@@ -157,9 +159,9 @@ impl Requester {
             return Plan::Wait(limits.peer, charge);
         }
         let (begins, ends) = (psn == wqe.first, psn == wqe.last());
-        // Ask before the window or the pool closes, where it begins again, so that one packet is progress, and at the end of
-        // what can be sent. Where there is room for more answers, also often enough in between that they arrive before
-        // that, and at the end of each message.
+        // Ask before the window or the pool closes, where it begins again, so that one packet is
+        // progress, and at the end of what can be sent. Where there is room for more answers, also
+        // often enough in between that they arrive before that, and at the end of each message.
         let interval = u64::from((self.window.packets() / 4).clamp(1, 32));
         let must = self.solicits
             || (psn == self.una && psn < self.sent)
@@ -189,8 +191,8 @@ impl Requester {
         self.silent || self.overdraft || pools.get(PoolId::OWN).admits(slot, ACK)
     }
 
-    /// Whether what follows the request under the cursor could not ask for an acknowledgement now: nothing, what sends nothing, what needs a
-    /// receive, or what waits for room of another kind.
+    /// Whether what follows the request under the cursor could not ask for an acknowledgement now:
+    /// nothing, what sends nothing, what needs a receive, or what waits for room of another kind.
     #[inline]
     fn is_held_up_behind(&self, sq: &SendQueue) -> bool {
         let next = self.cur + 1;
@@ -244,8 +246,8 @@ impl Requester {
         if !has_room && !self.overdraft && !self.silent {
             return Plan::Wait(PoolId::OWN, charge);
         }
-        // The peer's room is asked for too, but one request a queue pair may always have there: who waited for our own
-        // room would else have to wait again.
+        // The peer's room is asked for too, but one request a queue pair may always have there:
+        // else one that waited for our own room would have to wait again.
         if !self.rd.is_empty() && !pools.get(limits.peer).fits(REQUEST) {
             return Plan::Idle;
         }

@@ -230,7 +230,8 @@ impl Qp {
             self.requester.answers_lost(&mut shared.pools);
         }
         self.requester.go_back(from, &self.core.sq, &self.limits, &mut shared.pools);
-        // The deadline stays: only progress moves it, so that a peer that complains for ever is given up in time.
+        // The deadline stays: only progress moves it, so that a peer that complains for ever is
+        // given up in time.
         shared.enqueue(self.core.slot, &mut self.core.queued);
     }
 
@@ -243,7 +244,8 @@ impl Qp {
         };
         let Requester { window, round_trip, .. } = &mut self.requester;
         let Some(news) = news else {
-            // It says so of each packet that asks: those that left before it was heard first are old news.
+            // It says so of each packet that asks: those that left before it was heard first are
+            // old news.
             if !window.has_gone_back(from, now, round_trip.last()) {
                 self.retry(now, from, Why::SequenceNak, shared);
             }

@@ -1,15 +1,22 @@
 //! Small WRITEs that ask for no acknowledgement, though nothing follows them.
 //!
-//! Where two sides answer each other's WRITEs, each answer takes the acknowledgement of what it answers along: two packets in the place of one, and whoever gets them looks at
-//! both before its program sees the one. Nobody waits for it if the WRITE makes no completion, so of such WRITEs only each eighth asks. Which packets ask is the requester's
-//! choice (IBTA volume 1, 9.7.5.1.2 \[M\]); cards ask once in so many (`log_ack_req_freq` of mlx5, in Linux' `fpga/conn.c` 2^8; `HERMON_QP_ACKREQ_FREQ` of illumos, 2^5). All are
-//! acknowledged, several at once, by whatever asks next.
+//! Where two sides answer each other's WRITEs, each answer takes the acknowledgement of what it
+//! answers along: two packets in the place of one, and their receiver looks at both before its
+//! program sees the one. Nobody waits for it if the WRITE makes no completion, so of such WRITEs
+//! only each eighth asks. Which packets ask is the requester's choice (IBTA volume 1, 9.7.5.1.2
+//! \[M\]); cards ask once in so many (`log_ack_req_freq` of mlx5, in Linux' `fpga/conn.c` 2^8;
+//! `HERMON_QP_ACKREQ_FREQ` of illumos, 2^5). All are acknowledged, several at once, by whatever
+//! asks next.
 //!
-//! If nothing does, the probe asks ([`clock`](super::clock)), as if the acknowledgement had been lost: 2 ms later, by the last packet again. That is what a standard responder
-//! answers wherever it stands: with an acknowledgement of all if it has that packet, by taking it if that alone was lost, with a NAK of the first that is missing otherwise. Anything shorter
-//! would have to bear a number that is acknowledged already, so that it is not taken for what was lost, and its answer could be an older one that was late.
+//! If nothing does, the probe asks ([`clock`](super::clock)), as if the acknowledgement had been
+//! lost: 2 ms later, by the last packet again. That is what a standard responder answers wherever
+//! it stands: with an acknowledgement of all if it has that packet, by taking it if that alone was
+//! lost, with a NAK of the first that is missing otherwise. Anything shorter would have to bear a
+//! number that is acknowledged already, so that it is not taken for what was lost, and its answer
+//! could be an older one that was late.
 //!
-//! So a lost WRITE is noticed when it would have been noticed before: by the gap in front of what follows, or by the probe.
+//! So a lost WRITE is noticed when it would have been noticed before: by the gap in front of what
+//! follows, or by the probe.
 
 use super::Qp;
 use super::clock::PATIENCE_NS;
@@ -21,8 +28,8 @@ use crate::verbs::SendOp;
 
 /// One of so many asks.
 const EVERY: u32 = 8;
-/// Who sends one so soon after the other asks by the last of them in half the time in which the probe would. Who sends more rarely would be
-/// probed for each.
+/// A queue pair that sends one so soon after the other asks by the last of them in half the time in
+/// which the probe would. One that sends more rarely would be probed for each.
 const SOON_NS: u64 = PATIENCE_NS / 2 / EVERY as u64;
 /// What costs little when the probe sends it again.
 const BYTES_MAX: u32 = 256;
@@ -32,7 +39,8 @@ const TIMEOUT_NS_MIN: u64 = 4 * PATIENCE_NS;
 /// What left without asking.
 #[derive(Debug, Default)]
 pub(super) struct Quiet {
-    /// One more than the index of the last request that did; 0 if it is sent again, or there was none.
+    /// One more than the index of the last request that did; 0 if it is sent again, or there was
+    /// none.
     until: u64,
     /// When requests left last, of whatever kind runs are made of.
     left: Time,
@@ -41,7 +49,8 @@ pub(super) struct Quiet {
 }
 
 impl Quiet {
-    /// A run of requests before the one of index `next` left, the last of them `quiet` or not, when the PSN `heard` was expected of the peer.
+    /// A run of requests before the one of index `next` left, the last of them `quiet` or not, when
+    /// the PSN `heard` was expected of the peer.
     #[inline]
     pub(super) fn sent(&mut self, next: u64, quiet: bool, now: Time, heard: u64) {
         *self = Self { until: if quiet { next } else { 0 }, left: now, heard };
@@ -55,13 +64,14 @@ impl Quiet {
 }
 
 impl Qp {
-    /// Whether the request under the cursor, a message of one packet of which nothing is special, need not ask.
+    /// Whether the request under the cursor, a message of one packet of which nothing is special,
+    /// need not ask.
     #[inline]
     pub(super) fn may_be_quiet(&self, now: Time, pools: &mut Pools) -> bool {
         let (sq, cur) = (&self.core.sq, self.requester.cur);
         let wqe = sq.get(cur);
-        // Who waits for its completion asks, and so does what is followed, by that. What is inline is our own memory, which nobody finds in use who has his
-        // answer.
+        // A request with a completion asks, and one that is followed does by the next. Inline data
+        // is our own memory: no program that has its answer finds it in use.
         wqe.is_inline_and_unsignaled() && cur + 1 == sq.tail && self.is_an_answer(now, wqe, pools)
     }
 
@@ -72,7 +82,8 @@ impl Qp {
         let writes = matches!(wqe.op, SendOp::Write { imm: None, .. }) && wqe.len <= BYTES_MAX;
         let answers = responder.expected() != quiet.heard && now.since(quiet.left) < SOON_NS;
         let asked_lately = requester.nxt - requester.ack_asked < u64::from(EVERY);
-        // What it takes is given back late, and others may want it: of the send queue, of the peer's room, of the window.
+        // What it takes is given back late, and others may want it: of the send queue, of the
+        // peer's room, of the window.
         let has_room = core.sq.is_mostly_free()
             && pools.get(limits.peer).is_mostly_free(EVERY)
             && window.is_whole()
@@ -85,7 +96,8 @@ impl Qp {
 }
 
 impl Requester {
-    /// Whether all that nobody has told of left without asking, and nothing was posted since: nothing will come that makes anybody drive.
+    /// Whether all that nobody has told of left without asking, and nothing was posted since:
+    /// nothing will come that makes anybody drive.
     #[inline]
     pub(super) fn is_quiet(&self, sq: &SendQueue) -> bool {
         self.quiet.until == sq.tail
@@ -94,7 +106,8 @@ impl Requester {
             && self.asks.end().is_none()
     }
 
-    /// Whether nothing of what is not acknowledged has asked: the peer was silent because it was to be.
+    /// Whether nothing of what is not acknowledged has asked: the peer was silent because it was to
+    /// be.
     pub(super) fn asked_nobody(&self, sq: &SendQueue) -> bool {
         self.outstanding()
             && self.has_quiet(sq)

@@ -1,9 +1,10 @@
 //! How a READ is cut into requests.
 //!
-//! The first and the last packet of an answer are longer than those between by an AETH, and a port sends as one run what is of equal size, of
-//! which only the last may be shorter. So what leaves for requests that follow each other are short runs of three, the last packet of one
-//! answer and the first two of the next, and between them full ones, if a request asks for three packets more than full runs have. The more full runs
-//! it asks for, the less the short one matters.
+//! The first and the last packet of an answer are longer than those between by an AETH, and a port
+//! sends as one run what is of equal size, of which only the last may be shorter. So what leaves
+//! for requests that follow each other are short runs of three, the last packet of one answer and
+//! the first two of the next, and between them full ones, if a request asks for three packets more
+//! than full runs have. The more full runs it asks for, the less the short one matters.
 
 use super::company::run;
 use crate::pool::Pools;
@@ -11,18 +12,21 @@ use crate::qp::sq::OVERHEAD;
 use crate::types::Mtu;
 use crate::wire::{ICRC_LEN, bth};
 
-/// The most bytes and packets of a request that is answered by less than a full run and three packets.
+/// The most bytes and packets of a request that is answered by less than a full run and three
+/// packets.
 const FEW_BYTES: u32 = 61_440;
 const FEW_PACKETS: u32 = 60;
 /// Packets of the short run.
 const SHORT: u32 = 3;
 /// The most full runs of an answer: of nine super-packets eight are full then.
 const RUNS_MAX: u32 = 8;
-/// Requests for which there shall be room: while one is answered another is on its way, and the room of a third is being given back.
+/// Requests for which there shall be room: while one is answered another is on its way, and the
+/// room of a third is being given back.
 const UNDER_WAY: u32 = 3;
 
-/// Packets of each request of a READ that is posted now: as many as our own receive queue has room for three times, as full runs; or else, and where answers
-/// were lost lately, few, and since one should be on its way while another is answered, no more than it has room for twice.
+/// Packets of each request of a READ that is posted now: as many as our own receive queue has room
+/// for three times, as full runs; or else, and where answers were lost lately, few, and since one
+/// should be on its way while another is answered, no more than it has room for twice.
 pub(super) fn request_packets(mtu: Mtu, pools: &Pools, flow: &Flow) -> u16 {
     let each = mtu.bytes() + OVERHEAD;
     let room = match flow.whole {
@@ -44,9 +48,11 @@ fn few(mtu: Mtu) -> u32 {
     (FEW_BYTES / mtu.bytes()).min(FEW_PACKETS)
 }
 
-/// How many packets of answers may be on their way: what a path was always expected to hold, and one more for each that comes; once some were lost, half of
-/// what was under way, and more bit by bit. Answers are not acknowledged, so nothing else keeps them from flooding a slow path; and of what is lost all that
-/// is behind is sent in vain. What is asked for by one request comes at once, more than such a path may hold, so there they are cut small.
+/// How many packets of answers may be on their way: what a path was always expected to hold, and
+/// one more for each that comes; once some were lost, half of what was under way, and more bit by
+/// bit. Answers are not acknowledged, so nothing else keeps them from flooding a slow path; and of
+/// what is lost all that is behind is sent in vain. What is asked for by one request comes at once,
+/// more than such a path may hold, so there they are cut small.
 #[derive(Debug)]
 pub(super) struct Flow {
     /// In parts of a packet.
@@ -54,8 +60,8 @@ pub(super) struct Flow {
     least: u32,
     /// What it gains by a packet that came.
     gain: u32,
-    /// The peer is one of us, whose answers come as others' packets do, as super-packets or not. A stranger's, who is a card or a kernel without them,
-    /// come one by one.
+    /// The peer is one of us, whose answers come as others' packets do, as super-packets or not.
+    /// Those of a card, or of a kernel without them, come one by one.
     whole: bool,
     /// Packets that came since some were lost, up to [`CALM`].
     since: u32,
@@ -69,7 +75,8 @@ const CALM: u32 = 1 << 20;
 const LEAST: u32 = 16;
 
 impl Flow {
-    /// Of a queue with room for so many packets that come one by one, and a peer that is one of us, or not.
+    /// Of a queue with room for so many packets that come one by one, and a peer that is one of us,
+    /// or not.
     pub(super) fn new(mtu: Mtu, room: u32, whole: bool) -> Self {
         let least = room.min(LEAST * few(mtu));
         Self { allowed: least.saturating_mul(PARTS), least, gain: PARTS, whole, since: CALM }

@@ -1,4 +1,5 @@
-//! READs and other requests with responses of their own that a responder accepted: what it owes for them, and what it repeats for duplicates.
+//! READs and other requests with responses of their own that a responder accepted: what it owes for
+//! them, and what it repeats for duplicates.
 
 use std::collections::VecDeque;
 
@@ -81,8 +82,8 @@ impl Records {
         self.unsent < self.list.len()
     }
 
-    /// Makes room for one more: the oldest goes, if it was answered. `false` if the peer asks for more at a time
-    /// than it was told it may.
+    /// Makes room for one more: the oldest goes, if it was answered. `false` if the peer asks for
+    /// more at a time than it was told it may.
     pub(super) fn make_room(&mut self) -> bool {
         if self.list.len() < self.max {
             if self.list.capacity() < self.max {
@@ -116,7 +117,8 @@ impl Records {
         self.list.push_back(Record { first, last, from, next, until, answered, msn, kind });
     }
 
-    /// Repeats the response to a request that came again at `psn`; `false` if its record is gone or does not match.
+    /// Repeats the response to a request that came again at `psn`; `false` if its record is gone or
+    /// does not match.
     pub(super) fn repeat(&mut self, packet: &Packet<'_>, psn: u64, mtu: Mtu) -> bool {
         // Newest first: that is what is asked for again.
         let Some(at) = self.list.iter().rposition(|r| (r.first..=r.last).contains(&psn)) else {
@@ -163,7 +165,8 @@ impl Records {
         }
     }
 
-    /// The response to send next has no memory any more. Whether it was only to be repeated: then nobody misses it, and it is dropped.
+    /// The response to send next has no memory any more. Whether it was only to be repeated: then
+    /// nobody misses it, and it is dropped.
     pub(super) fn drop_repetition(&mut self) -> bool {
         let Some(record) = self.list.get_mut(self.unsent).filter(|record| record.answered) else {
             return false;
@@ -208,7 +211,8 @@ impl Record {
                 let offset = ((psn - self.first) as u32) << mtu.shift();
                 let len = (len - offset).min(mtu.bytes());
                 let at = Sge { addr: va.wrapping_add(u64::from(offset)), len, lkey: rkey };
-                // A response that begins in the middle of the READ begins with FIRST (or ONLY) all the same.
+                // A response that begins in the middle of the READ begins with FIRST (or ONLY) all
+                // the same.
                 let place = place_of(psn == self.from, psn == self.until);
                 DataResponse::Read { psn, place, at, msn }
             }

@@ -1,11 +1,12 @@
-//! Selective repeat: what the peer holds of what was sent, and what of it is missing and goes again, alone. See [`held`](super::held) for how
-//! it is told.
+//! Selective repeat: what the peer holds of what was sent, and what of it is missing and goes
+//! again, alone. See [`held`](super::held) for how it is told.
 //!
-//! What is held is charged no more: the peer's receive queue has room for something else. What went again and is still missing goes once
-//! more when what left after it has arrived, and no sooner than after a round trip.
+//! What is held is charged no more: the peer's receive queue has room for something else. What went
+//! again and is still missing goes once more when what left after it has arrived, and no sooner
+//! than after a round trip.
 //!
-//! Requests that wait for a response of their own are not repeated so, and nothing behind them: what is missing there is sent again with all that
-//! follows.
+//! Requests that wait for a response of their own are not repeated so, and nothing behind them:
+//! what is missing there is sent again with all that follows.
 
 use std::collections::VecDeque;
 
@@ -92,7 +93,8 @@ impl Repair {
         psn < self.end && self.held.has(psn)
     }
 
-    /// Everything before `to` has arrived; `from` is where that began before. Returns how many of them were to go again.
+    /// Everything before `to` has arrived; `from` is where that began before. Returns how many of
+    /// them were to go again.
     fn arrived(&mut self, from: u64, to: u64) -> usize {
         let mut due = 0;
         for psn in from..to.min(self.end) {
@@ -113,8 +115,9 @@ impl Repair {
         due
     }
 
-    /// Finds out what is missing, now that more is held, from the former `end` on; and what went again in vain, which takes no less than
-    /// `patience` to know. Returns whether there is anything new.
+    /// Finds out what is missing, now that more is held, from the former `end` on; and what went
+    /// again in vain, which takes no less than `patience` to know. Returns whether there is
+    /// anything new.
     fn judge(&mut self, end: u64, now: Time, patience: u64) -> bool {
         let Self { held, missing, arrived, .. } = self;
         missing.retain(|missing| {
@@ -164,14 +167,15 @@ impl Repair {
 }
 
 impl Requester {
-    /// Whether some of what follows the first that is missing is known to have arrived, or to be missing.
+    /// Whether some of what follows the first that is missing is known to have arrived, or to be
+    /// missing.
     #[inline]
     pub(super) fn is_repairing(&self) -> bool {
         self.repair.as_ref().is_some_and(|repair| !repair.is_idle())
     }
 
-    /// The peer misses the first that is not acknowledged, and holds what `report` says. `None` if that cannot be so, or is nothing that can be
-    /// repaired alone.
+    /// The peer misses the first that is not acknowledged, and holds what `report` says. `None` if
+    /// that cannot be so, or is nothing that can be repaired alone.
     pub(super) fn hear_report(
         &mut self,
         now: Time,
@@ -215,7 +219,8 @@ impl Requester {
         self.repair_asks
     }
 
-    /// Whether one may go again now: what is lost is not on its way, and takes no more of the window than anything else.
+    /// Whether one may go again now: what is lost is not on its way, and takes no more of the
+    /// window than anything else.
     #[inline]
     pub(super) fn may_repair(&self) -> bool {
         let lost = u32::try_from(self.repairs).unwrap_or(u32::MAX);
@@ -237,7 +242,8 @@ impl Requester {
             offset: wqe.offset(psn, limits.mtu),
             len,
             message: wqe.message(len),
-            // There is room for the answer since it left first, but for that to a probe, or if nothing asked.
+            // There is room for the answer since it left first, but for that to a probe, or if
+            // nothing asked.
             ack_req: self.asks.has(psn) || self.repair_asks || self.has_quiet(sq),
             solicited: wqe.is_solicited() && psn == wqe.last(),
         })

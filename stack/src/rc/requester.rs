@@ -1,5 +1,5 @@
-//! The requester: where it is in its queue, and what it holds. What leaves next it decides in `plan`; the queue pair writes
-//! the packet and tells it that it left.
+//! The requester: where it is in its queue, and what it holds. What leaves next it decides in
+//! `plan`; the queue pair writes the packet and tells it that it left.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,8 @@ use crate::pool::{Budget, Charge, Expected, PoolId, Pools};
 use crate::qp::sq::{SendQueue, Wqe};
 use crate::types::{Mtu, Time};
 
-/// What a READ request or another that has a response of its own costs its receiver: an atomic is the longest.
+/// What a READ request or another that has a response of its own costs its receiver: an atomic is
+/// the longest.
 pub(super) const REQUEST: Charge = Charge::of(1, Budget::cost(12 + 28 + 4));
 
 /// A READ request or another that waits for a response of its own.
@@ -40,7 +41,7 @@ impl Outstanding {
 /// Limits that the connection sets.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
-    /// Who asks the pools.
+    /// The name under which it asks the pools.
     pub(super) slot: u32,
     pub(super) mtu: Mtu,
     pub(super) pd: PdId,
@@ -89,8 +90,8 @@ pub(super) struct Requester {
     pub(super) rnr_until: Option<Time>,
     /// It waited for room as long as for an answer: one packet may leave without.
     pub(super) overdraft: bool,
-    /// The peer left the last thing that it was asked unanswered for the whole timeout: nothing is reckoned with, so that it
-    /// keeps nobody waiting.
+    /// The peer left the last thing that it was asked unanswered for the whole timeout: nothing is
+    /// reckoned with, so that it keeps nobody waiting.
     pub(super) silent: bool,
     /// It has room for an acknowledgement, and waits for the peer's.
     pub(super) half_way: bool,
@@ -181,8 +182,8 @@ impl Requester {
         psn < self.sent
     }
 
-    /// The next response with data that is still to come for a request that begins before `to`: index of the
-    /// request and PSN. Nothing beyond it can be acknowledged.
+    /// The next response with data that is still to come for a request that begins before `to`:
+    /// index of the request and PSN. Nothing beyond it can be acknowledged.
     #[inline]
     pub(super) fn gate(&self, sq: &SendQueue, to: u64) -> Option<(u64, u64)> {
         if !sq.expects_responses() {
@@ -273,7 +274,8 @@ impl Requester {
         self.reached = self.reached.max(self.cur);
     }
 
-    /// Whether the request `index` is done once everything before it is: what concerns this side only must have been executed.
+    /// Whether the request `index` is done once everything before it is: what concerns this side
+    /// only must have been executed.
     #[inline]
     pub(super) fn is_executed(&self, index: u64, wqe: &Wqe) -> bool {
         index < self.reached || !wqe.op.is_local()
@@ -287,8 +289,8 @@ impl Requester {
         }
     }
 
-    /// Everything before `to` is acknowledged. The caller retires the requests; READs and atomics before `to` must be
-    /// answered, or the one at the front partly.
+    /// Everything before `to` is acknowledged. The caller retires the requests; READs and atomics
+    /// before `to` must be answered, or the one at the front partly.
     #[inline]
     pub(super) fn advance(
         &mut self,
@@ -340,7 +342,8 @@ impl Requester {
         self.rd.iter().map(|asked| asked.packets(self.una, u64::MAX)).sum()
     }
 
-    /// Answers that were asked for did not come, if there were some; our own queue may have been full.
+    /// Answers that were asked for did not come, if there were some; our own queue may have been
+    /// full.
     pub(super) fn answers_lost(&mut self, pools: &mut Pools) {
         let under_way = self.answers_under_way();
         if under_way > 1 {
@@ -384,8 +387,9 @@ impl Requester {
         self.settle(pools);
     }
 
-    /// Takes back the last packet, to send it again and ask for an acknowledgement, if the last ones did not ask and nothing that is to come
-    /// would tell of them: what was to ask in their place cannot be sent.
+    /// Takes back the last packet, to send it again and ask for an acknowledgement, if the last
+    /// ones did not ask and nothing that is to come would tell of them: what was to ask in their
+    /// place cannot be sent.
     pub(super) fn ask_again(&mut self, sq: &SendQueue, limits: &Limits, pools: &mut Pools) -> bool {
         let told = self.asks.end().is_some() || !self.rd.is_empty() || self.rnr_until.is_some();
         if told || !self.outstanding() || self.is_quiet(sq) {
@@ -397,7 +401,8 @@ impl Requester {
         true
     }
 
-    /// Whether something can be sent again only to ask: a READ would be answered twice, and there is room for one answer.
+    /// Whether something can be sent again only to ask: a READ would be answered twice, and there
+    /// is room for one answer.
     pub(super) fn may_repeat(&self) -> bool {
         self.rd.is_empty() && self.rnr_until.is_none()
     }
@@ -418,7 +423,8 @@ impl Requester {
         from < self.nxt
     }
 
-    /// Whether a response that overtook `expected` should make it go back: once, until something arrives.
+    /// Whether a response that overtook `expected` should make it go back: once, until something
+    /// arrives.
     pub(super) fn implied_nak(&mut self, expected: u64) -> bool {
         self.implied.replace(expected) != Some(expected)
     }

@@ -1,7 +1,7 @@
 //! The responder: checks a request, executes it, and remembers what it owes.
 //!
-//! First comes the PSN, then what [`Message`] checks. The responder returns what happened; completions, state changes and
-//! counters are the queue pair's.
+//! First comes the PSN, then what [`Message`] checks. The responder returns what happened;
+//! completions, state changes and counters are the queue pair's.
 
 use super::records::{DataResponse, Kind, Records};
 use crate::mem::{Access, AtomicOp, FlushLevel, Memory, Placement, Sge};
@@ -57,8 +57,8 @@ pub(super) struct Responder {
     records: Records,
     /// An acknowledgement of everything up to `ackable` is due.
     ack: bool,
-    /// The last PSN of a SEND or WRITE that was executed. READs and atomics are acknowledged by their own responses, and
-    /// never by an ACK: some requesters would take it for the response.
+    /// The last PSN of a SEND or WRITE that was executed. READs and atomics are acknowledged by
+    /// their own responses, and never by an ACK: some requesters would take it for the response.
     ackable: u64,
     nak: Option<Nak>,
     /// Whether acknowledgements say how many receives are posted.
@@ -129,8 +129,8 @@ impl Responder {
         self.nak = None;
     }
 
-    /// Takes no more requests: what remains to be sent are the responses to earlier requests and the NAK that tells
-    /// the peer why the queue pair broke.
+    /// Takes no more requests: what remains to be sent are the responses to earlier requests and
+    /// the NAK that tells the peer why the queue pair broke.
     pub(super) fn close(&mut self) {
         self.ack = false;
         self.message = Message::None;
@@ -275,7 +275,8 @@ impl Responder {
         Ok(())
     }
 
-    /// What was placed before it was placed for everybody to see; that it was, is all that there is to say.
+    /// What was placed before it was placed for everybody to see; that it was, is all that there is
+    /// to say.
     fn flush(&mut self, packet: &Packet<'_>, memory: &impl Memory) -> Result<(), Refusal> {
         let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else {
             return Err(Refusal::Invalid);
@@ -296,7 +297,8 @@ impl Responder {
             return Err(Refusal::Invalid);
         }
         if !self.records.make_room() {
-            // Linux rxe does not count them against what it may have outstanding: it can have them later.
+            // Linux rxe does not count them against what it may have outstanding: it can have them
+            // later.
             return Err(if self.records.has_none() { Refusal::Invalid } else { Refusal::NotReady });
         }
         let at = Sge { addr: reth.va, len: reth.len, lkey: reth.rkey };
@@ -328,8 +330,9 @@ impl Responder {
         self.msn = (self.msn + 1) & 0xff_ffff;
     }
 
-    /// A request after a gap: reported once, and again if the peer went back and what it misses was lost again, or the NAK was. That is so if
-    /// what was sent last comes again, or what was reported, or from before that, after something from behind. What is only overtaken on its
+    /// A request after a gap: reported once, and again if the peer went back and what it misses was
+    /// lost again, or the NAK was. That is so if what was sent last comes again, or what was
+    /// reported, or from before that, after something from behind. What is only overtaken on its
     /// way does not look so for long.
     #[cold]
     fn early(&mut self, psn: u64) -> Outcome {
@@ -345,7 +348,8 @@ impl Responder {
         Outcome::Gap { psn, report }
     }
 
-    /// Whether something was missing when it was last said what is expected; not if there was no receive.
+    /// Whether something was missing when it was last said what is expected; not if there was no
+    /// receive.
     pub(super) fn reports_gaps(&self) -> bool {
         self.gap_reported || !self.nak_sent
     }
@@ -356,7 +360,8 @@ impl Responder {
         true
     }
 
-    /// What was missing has come; says what is missing next, if something that came too early is still to be executed.
+    /// What was missing has come; says what is missing next, if something that came too early is
+    /// still to be executed.
     pub(super) fn report_next_gap(&mut self) -> bool {
         self.gap >= self.epsn && !self.nak_sent && self.report_gap()
     }
@@ -411,8 +416,9 @@ impl Responder {
         self.nak.is_some() || self.records.due()
     }
 
-    /// The response to send next: READs and atomics in the order of their PSNs, then the acknowledgement, which
-    /// therefore never overtakes one of them; a NAK takes the acknowledgement's place.
+    /// The response to send next: READs and atomics in the order of their PSNs, then the
+    /// acknowledgement, which therefore never overtakes one of them; a NAK takes the
+    /// acknowledgement's place.
     #[inline]
     pub(super) fn response(&mut self, mtu: Mtu, rq: &RecvQueue) -> Option<Response> {
         if let Some(data) = self.records.response(mtu) {
@@ -451,7 +457,8 @@ impl Responder {
         if !self.advertise {
             return Aeth::ack(msn);
         }
-        // The limit is a message's number, so an older response grants what has been completed since too.
+        // The limit is a message's number, so an older response grants what has been completed
+        // since too.
         let since = u64::from(self.msn.wrapping_sub(msn) & 0xff_ffff);
         let free = rq.len() - u64::from(self.in_receive());
         Aeth { syndrome: Syndrome::credits(since + free), msn }
@@ -473,8 +480,9 @@ impl Responder {
         }
     }
 
-    /// The memory of the READ under way is gone. Whether it had been answered before: a duplicate that comes late, when the peer has long
-    /// had its answer and our program has every right to take its memory back, must do no harm.
+    /// The memory of the READ under way is gone. Whether it had been answered before: a duplicate
+    /// that comes late, when the peer has long had its answer and our program has every right to
+    /// take its memory back, must do no harm.
     pub(super) fn drop_repetition(&mut self) -> bool {
         self.records.drop_repetition()
     }

@@ -6,7 +6,8 @@ use crate::types::Time;
 
 /// For how long the shortest round trip counts: a path may change.
 const MEMORY_NS: u64 = 10_000_000_000;
-/// Times that are remembered. Who sends more often than so many times in a round trip is measured less often.
+/// Times that are remembered. A queue pair that sends more often than so many times in a round trip
+/// is measured less often.
 pub(super) const TURNS: usize = 64;
 
 /// The round trip of a path.
@@ -101,7 +102,8 @@ impl RoundTrip {
         self.usual
     }
 
-    /// Of `packets` on their way, those that are so because of the way's length, and do not wait in a queue.
+    /// Of `packets` on their way, those that are so because of the way's length, and do not wait in
+    /// a queue.
     pub(super) fn without_queue(&self, packets: u32) -> u32 {
         if self.last == 0 {
             return 0;

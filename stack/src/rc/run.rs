@@ -1,8 +1,9 @@
 //! Runs: messages of one packet that leave one after the other.
 //!
-//! What [`Requester::plan`] would find for each of them is looked at once for all of them: as long as nothing is special each may leave, and
-//! each asks, as its message ends with it and there is room for the answers; but for one that is [quiet](super::quiet). What is special, and why no more
-//! may leave, is for the planner to say.
+//! What [`Requester::plan`] would find for each of them is looked at once for all of them: as long
+//! as nothing is special each may leave, and each asks, as its message ends with it and there is
+//! room for the answers; but for one that is [quiet](super::quiet). What is special, and why no
+//! more may leave, is for the planner to say.
 
 use super::Qp;
 use super::asks::ACK;
@@ -113,8 +114,8 @@ impl Requester {
         (datagrams > 0).then_some(Charge { bytes: room.bytes, datagrams })
     }
 
-    /// What the packet of `psn`, of so many `bytes`, should wait for; `begins` if it is a message's first. Before it left `run` more packets than
-    /// were told.
+    /// What the packet of `psn`, of so many `bytes`, should wait for; `begins` if it is a message's
+    /// first. Before it left `run` more packets than were told.
     #[inline]
     pub(super) fn awaits(
         &self,

@@ -1,5 +1,6 @@
-//! What a queue pair puts on the wire: responses that somebody waits for, then requests, then a plain acknowledgement. A frame is reserved before anything
-//! changes, so that nothing has to be taken back.
+//! What a queue pair puts on the wire: responses that somebody waits for, then requests, then a
+//! plain acknowledgement. A frame is reserved before anything changes, so that nothing has to be
+//! taken back.
 
 use super::Qp;
 use super::plan::{Plan, Shape, request_header};
@@ -19,7 +20,8 @@ use crate::wire::{Aeth, NakCode, Opcode, Place, Syndrome, bth};
 const CNP_RESERVED: usize = 16;
 
 impl Qp {
-    /// Sends up to `quantum` packets, which it counts down; says how that ended, and whether a request left.
+    /// Sends up to `quantum` packets, which it counts down; says how that ended, and whether a
+    /// request left.
     #[inline]
     pub(crate) fn transmit<H: Memory + Completions>(
         &mut self,
@@ -71,7 +73,8 @@ impl Qp {
         (self.transmit_acknowledgement(turn, shared, host, sink), sent)
     }
 
-    /// Sends a plain acknowledgement if one is due: last, because a request is what the peer's program waits for.
+    /// Sends a plain acknowledgement if one is due: last, because a request is what the peer's
+    /// program waits for.
     fn transmit_acknowledgement<H: Memory + Completions>(
         &mut self,
         turn: TurnEnd,
@@ -89,7 +92,8 @@ impl Qp {
         if sent == Sent::Yes { turn } else { TurnEnd::SinkFull }
     }
 
-    /// Sends a response in the place of an acknowledgement: a failed request may have left something else.
+    /// Sends a response in the place of an acknowledgement: a failed request may have left
+    /// something else.
     #[cold]
     fn transmit_other<H: Memory + Completions>(
         &mut self,
@@ -239,7 +243,8 @@ impl Qp {
         !wqe.has_response() && self.requester.company.is_joined_by(bytes)
     }
 
-    /// The request under the cursor cannot be executed: it fails once those before it are done. Returns whether that was now.
+    /// The request under the cursor cannot be executed: it fails once those before it are done.
+    /// Returns whether that was now.
     fn local_fault<H: Completions>(
         &mut self,
         status: WcStatus,

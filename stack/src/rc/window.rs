@@ -1,9 +1,12 @@
-//! How many packets a queue pair may have unacknowledged: starts with what the receiver has room for, and follows what the path shows.
+//! How many packets a queue pair may have unacknowledged: starts with what the receiver has room
+//! for, and follows what the path shows.
 //!
-//! A loss is answered by its likely reason. Where a queue overflowed, what came through just before took long: the window shrinks by
-//! as much as the round trip grew, to a half at most, which drains that queue. Where the round trip did not grow the loss was an accident or
-//! a policer's, which only its frequency can tell: the window is bounded by a multiple of what gets through between two losses. More would
-//! be thrown away, because everything behind a loss is sent again; and much less would leave the path idle.
+//! A loss is answered by its likely reason. Where a queue overflowed, what came through just before
+//! took long: the window shrinks by as much as the round trip grew, to a half at most, which drains
+//! that queue. Where the round trip did not grow the loss was an accident or a policer's, which
+//! only its frequency can tell: the window is bounded by a multiple of what gets through between
+//! two losses. More would be thrown away, because everything behind a loss is sent again; and much
+//! less would leave the path idle.
 
 use super::rtt::RoundTrip;
 use crate::types::Time;
@@ -23,8 +26,8 @@ pub(super) struct Window {
     /// Packets that got through since the last loss, and on average between two.
     run: u32,
     usual_run: u32,
-    /// What was sent in vain is still on its way: what is sent again takes its place bit by bit, from this time on for so many
-    /// nanoseconds.
+    /// What was sent in vain is still on its way: what is sent again takes its place bit by bit,
+    /// from this time on for so many nanoseconds.
     paced: Option<(Time, u64)>,
     /// What may be on its way now; `size` if it is not paced.
     allowed: u32,
@@ -39,8 +42,8 @@ const FIRST: u32 = 8;
 const STEPS: u64 = 16;
 /// Round trips of less are not worth pacing.
 const PACED_NS: u64 = 50_000;
-/// How many times what gets through between two losses may be on its way: this many parts of the best that going back to a lost packet can
-/// reach are reached then, of one part more.
+/// How many times what gets through between two losses may be on its way: this many parts of the
+/// best that going back to a lost packet can reach are reached then, of one part more.
 const RUNS: u32 = 4;
 
 impl Window {
@@ -111,13 +114,15 @@ impl Window {
         self.acknowledged += packets;
         if self.acknowledged >= self.size {
             self.acknowledged = 0;
-            // One sixteenth more per round trip: a lossy shaper is probed gently, a clear path is full in a dozen.
+            // One sixteenth more per round trip: a lossy shaper is probed gently, a clear path is
+            // full in a dozen.
             self.resize((self.size + 1 + self.size / 16).min(self.max));
         }
     }
 
-    /// How many packets may follow the first that is not acknowledged: few, and ever fewer, if what was sent again in its place was lost
-    /// again and again, because all that followed it was sent in vain.
+    /// How many packets may follow the first that is not acknowledged: few, and ever fewer, if what
+    /// was sent again in its place was lost again and again, because all that followed it was sent
+    /// in vain.
     #[inline]
     pub(super) fn behind_the_missing(&self) -> u64 {
         match self.missing.1 {
@@ -126,7 +131,8 @@ impl Window {
         }
     }
 
-    /// Whether `psn` was missing before, so lately that what was sent again in its place cannot have been heard of.
+    /// Whether `psn` was missing before, so lately that what was sent again in its place cannot
+    /// have been heard of.
     pub(super) fn has_gone_back(&self, psn: u64, now: Time, round_trip: u64) -> bool {
         self.missing.0 == psn && now.since(self.gone_back) < round_trip
     }
@@ -144,7 +150,8 @@ impl Window {
             self.paced = Some((now, span));
             self.allowed = FIRST;
         }
-        // Everything was sent again: what is missing then was lost then, but for what was said while that was on its way.
+        // Everything was sent again: what is missing then was lost then, but for what was said
+        // while that was on its way.
         if now.since(self.answered) < round_trip.shortest() {
             return true;
         }
@@ -156,7 +163,8 @@ impl Window {
         true
     }
 
-    /// Something was lost that goes again alone: nothing else is thrown away with it, however often that happens.
+    /// Something was lost that goes again alone: nothing else is thrown away with it, however often
+    /// that happens.
     pub(super) fn lost_one(&mut self, now: Time, round_trip: &RoundTrip) {
         if now.since(self.answered) < round_trip.shortest() {
             return;

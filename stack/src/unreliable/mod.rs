@@ -1,7 +1,9 @@
-//! Queue pairs whose packets nobody acknowledges: the unreliable connection (UC) and the unreliable datagram (UD).
+//! Queue pairs whose packets nobody acknowledges: the unreliable connection (UC) and the unreliable
+//! datagram (UD).
 //!
-//! A request is complete when its last packet has left, so there is no cursor but the next PSN of the oldest request. What UC and
-//! UD do with what comes in differs: [`uc`] puts messages together, [`ud`] takes datagrams from anybody.
+//! A request is complete when its last packet has left, so there is no cursor but the next PSN of
+//! the oldest request. What UC and UD do with what comes in differs: [`uc`] puts messages together,
+//! [`ud`] takes datagrams from anybody.
 
 mod transmit;
 mod uc;
@@ -19,7 +21,8 @@ use crate::verbs::{Completions, QpState, QpType, SendWr};
 use crate::wire::{Packet, Service};
 
 /// An unreliable queue pair.
-// In the order written: the common part is first in either, so that it is found without asking which it is.
+// In the order written: the common part is first in either, so that it is found without asking
+// which it is.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Qp {
@@ -135,7 +138,7 @@ impl Qp {
         self.core.flush(&mut shared.srqs, &mut shared.events, host);
     }
 
-    /// Who alone may send to it, the peer of a connection; of datagrams, anybody may.
+    /// The only sender to it, the peer of a connection; datagrams may come from anybody.
     #[inline]
     pub(crate) fn source(&mut self) -> Option<&mut SourceCheck> {
         self.connection.as_mut().map(|connection| &mut connection.source)
@@ -148,7 +151,8 @@ impl Qp {
         }
     }
 
-    /// Whether what is posted may wait for company. Who sends one datagram, and no more before it is answered, has none to wait for.
+    /// Whether what is posted may wait for company. A program that sends one datagram, and no more
+    /// before it is answered, has none to wait for.
     pub(crate) fn busy(&self) -> Busy {
         match self.recent {
             _ if !self.core.sq.is_empty() && self.core.state.requests() => Busy::Answered,

@@ -1,4 +1,5 @@
-//! What an unreliable queue pair puts on the wire, as far as the sink has room and the receiver's pace allows.
+//! What an unreliable queue pair puts on the wire, as far as the sink has room and the receiver's
+//! pace allows.
 
 use super::Qp;
 use crate::mem::Memory;
@@ -118,14 +119,15 @@ impl Qp {
         Some((Target { path: handle.path, qpn: to.qpn, deth }, handle.pool))
     }
 
-    /// The Q_Key that a datagram carries: a controlled one, which has the highest bit set, is the queue pair's, so that only who may give it one can
-    /// send it (IBTA volume 1, 10.2.5 [M]; `rxe_req.c` does the same).
+    /// The Q_Key that a datagram carries: a controlled one, which has the highest bit set, is the
+    /// queue pair's, so that only a program that may give it one can send it (IBTA volume 1, 10.2.5
+    /// [M]; `rxe_req.c` does the same).
     fn qkey_for(&self, to: &Destination) -> u32 {
         if to.qkey & 0x8000_0000 != 0 { self.core.attr.qkey.unwrap_or(0) } else { to.qkey }
     }
 
-    /// The oldest request cannot be executed: it fails, those behind it are flushed, and none is sent until the queue pair is RTS
-    /// again. What comes in goes on.
+    /// The oldest request cannot be executed: it fails, those behind it are flushed, and none is
+    /// sent until the queue pair is RTS again. What comes in goes on.
     fn local_fault<H: Completions>(&mut self, status: WcStatus, retired: u32, host: &mut H) {
         if retired > 0 {
             host.send_retired(self.core.init.cookie, retired);

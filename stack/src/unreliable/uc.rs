@@ -1,7 +1,8 @@
 //! The responder of an unreliable connection (IBTA volume 1, 9.8.2 \[M\]; `rxe_resp.c`).
 //!
-//! It answers nothing. A message of which a packet is missing, or is refused, is dropped as a whole, which only the counters tell; the
-//! receive that it had begun to fill is the next message's.
+//! It answers nothing. A message of which a packet is missing, or is refused, is dropped as a
+//! whole, which only the counters tell; the receive that it had begun to fill is the next
+//! message's.
 
 use super::Qp;
 use crate::ingress::SourceCheck;
@@ -13,8 +14,8 @@ use crate::srq::Receives;
 use crate::verbs::{Completions, WcStatus};
 use crate::wire::{Operation, Packet};
 
-/// A packet behind the expected one by less than this was overtaken, or is a duplicate: it is dropped. Further behind, the peer has begun
-/// anew.
+/// A packet behind the expected one by less than this was overtaken, or is a duplicate: it is
+/// dropped. Further behind, the peer has begun anew.
 const LATE: u64 = 1024;
 
 /// Where the peer is, and how far its messages are.
@@ -120,7 +121,8 @@ impl Qp {
         }
     }
 
-    /// The oldest receive cannot be placed in, which is our program's mistake: it fails, and the queue pair with it.
+    /// The oldest receive cannot be placed in, which is our program's mistake: it fails, and the
+    /// queue pair with it.
     pub(super) fn fail_receive<H: Completions>(
         &mut self,
         status: WcStatus,

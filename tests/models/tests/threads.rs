@@ -22,19 +22,25 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
+/// A thread that works on what it shares with this one.
+fn spawn<S: Send + Sync + 'static, T: 'static>(
+    shared: &Arc<S>,
+    work: impl FnOnce(&S) -> T + 'static,
+) -> thread::JoinHandle<T> {
+    let shared = shared.clone();
+    thread::spawn(move || work(&shared))
+}
+
 /// A thread that posts while another drives leaves the request to that one. The driving thread
 /// takes it before it stops.
 #[test]
 fn what_two_threads_post_reaches_the_engine_once_and_in_order() {
     model(2, || {
         let device = Device::new(Peer::Near);
-        let other = {
-            let device = device.clone();
-            thread::spawn(move || {
-                device.post_send(1).unwrap();
-                device.post_send(2).unwrap();
-            })
-        };
+        let other = spawn(&device, |device| {
+            device.post_send(1).unwrap();
+            device.post_send(2).unwrap();
+        });
         device.post_recv(11).unwrap();
         device.post_send(12).unwrap();
         other.join().unwrap();
@@ -52,10 +58,7 @@ fn what_two_threads_post_reaches_the_engine_once_and_in_order() {
 fn what_is_posted_while_the_shard_is_held_is_made_up_for() {
     model(3, || {
         let device = Device::new(Peer::Near);
-        let posting = {
-            let device = device.clone();
-            thread::spawn(move || device.post_send(1).unwrap())
-        };
+        let posting = spawn(&device, |device| device.post_send(1).unwrap());
         device.hold();
         posting.join().unwrap();
         assert_eq!(device.posted(), [1]);
@@ -67,13 +70,10 @@ fn what_is_posted_while_the_shard_is_held_is_made_up_for() {
 fn a_reset_leaves_no_request_and_no_place_taken() {
     model(3, || {
         let device = Device::new(Peer::Silent);
-        let posting = {
-            let device = device.clone();
-            thread::spawn(move || {
-                let _ = device.post_send(1);
-                let _ = device.post_send(2);
-            })
-        };
+        let posting = spawn(&device, |device| {
+            let _ = device.post_send(1);
+            let _ = device.post_send(2);
+        });
         device.reset();
         posting.join().unwrap();
         device.set_up_again();
@@ -88,13 +88,10 @@ fn a_reset_leaves_no_request_and_no_place_taken() {
 fn who_arms_then_looks_then_sleeps_misses_nothing() {
     model(3, || {
         let device = Device::new(Peer::Near);
-        let completing = {
-            let device = device.clone();
-            thread::spawn(move || {
-                device.complete(&[cqe(1)]);
-                device.complete(&[Cqe { solicited: true, ..cqe(2) }]);
-            })
-        };
+        let completing = spawn(&device, |device| {
+            device.complete(&[cqe(1)]);
+            device.complete(&[Cqe { solicited: true, ..cqe(2) }]);
+        });
         let mut seen = 0;
         while seen < 2 {
             // The second completion is solicited, so it makes an event either way.
@@ -116,13 +113,10 @@ fn who_arms_then_looks_then_sleeps_misses_nothing() {
 fn a_task_is_woken_for_each_completion_that_it_does_not_find() {
     model(3, || {
         let device = Device::for_tasks(Peer::Near);
-        let completing = {
-            let device = device.clone();
-            thread::spawn(move || {
-                device.complete(&[cqe(1)]);
-                device.complete(&[cqe(2)]);
-            })
-        };
+        let completing = spawn(&device, |device| {
+            device.complete(&[cqe(1)]);
+            device.complete(&[cqe(2)]);
+        });
         for id in [1, 2] {
             assert_eq!(block_on(|cx| device.poll_for_task(cx)).wr_id, id);
         }
@@ -135,10 +129,7 @@ fn a_task_is_woken_for_each_completion_that_it_does_not_find() {
 fn two_tasks_of_one_queue_are_both_woken() {
     model(2, || {
         let device = Device::for_tasks(Peer::Near);
-        let other = {
-            let device = device.clone();
-            thread::spawn(move || block_on(|cx| device.poll_for_task(cx)).wr_id)
-        };
+        let other = spawn(&device, |device| block_on(|cx| device.poll_for_task(cx)).wr_id);
         device.complete(&[cqe(1)]);
         device.complete(&[cqe(2)]);
         let ids = [block_on(|cx| device.poll_for_task(cx)).wr_id, other.join().unwrap()];
@@ -152,10 +143,7 @@ fn a_wish_makes_one_event_and_the_descriptor_tells_the_truth() {
     model(3, || {
         let device = Device::new(Peer::Near);
         device.arm(false);
-        let completing = [1, 2].map(|id| {
-            let device = device.clone();
-            thread::spawn(move || device.complete(&[cqe(id)]))
-        });
+        let completing = [1, 2].map(|id| spawn(&device, move |device| device.complete(&[cqe(id)])));
         let mut events = usize::from(device.event());
         for thread in completing {
             thread.join().unwrap();
@@ -173,13 +161,10 @@ fn of_two_queues_with_one_channel_each_wakes_its_program() {
     model(3, || {
         let device = Device::new(Peer::Near);
         device.arm_both();
-        let completing = {
-            let device = device.clone();
-            thread::spawn(move || {
-                device.complete(&[cqe(1)]);
-                device.complete_other(&[cqe(2)]);
-            })
-        };
+        let completing = spawn(&device, |device| {
+            device.complete(&[cqe(1)]);
+            device.complete_other(&[cqe(2)]);
+        });
         let events = [0, 1].map(|_| {
             wake::wait(None, device.channel_fd(), None);
             device.event_number().expect("readable, so there is one")
@@ -195,10 +180,7 @@ fn of_two_queues_with_one_channel_each_wakes_its_program() {
 fn who_wants_to_hear_of_all_does() {
     model(3, || {
         let device = Device::new(Peer::Near);
-        let other = {
-            let device = device.clone();
-            thread::spawn(move || device.arm(true))
-        };
+        let other = spawn(&device, |device| device.arm(true));
         device.arm(false);
         other.join().unwrap();
         device.complete(&[cqe(1)]);
@@ -209,10 +191,7 @@ fn who_wants_to_hear_of_all_does() {
 /// A device with a background thread, which runs until the device is closed.
 fn with_background(peer: Peer, program: impl FnOnce(&Arc<Device>)) {
     let device = Device::new(peer);
-    let background = {
-        let device = device.clone();
-        thread::spawn(move || device.background())
-    };
+    let background = spawn(&device, Device::background);
     program(&device);
     device.shut_down();
     background.join().unwrap();
@@ -255,10 +234,7 @@ fn is_learnt_of(
 ) {
     model(2, move || {
         with_background(Peer::Near, |device| {
-            let other = {
-                let device = device.clone();
-                thread::spawn(move || what(&device))
-            };
+            let other = spawn(device, what);
             device.arm(false);
             if !look(device) {
                 sleep(device);
@@ -283,10 +259,8 @@ fn a_datagram_is_received_when_the_program_no_longer_drives() {
 fn a_task_is_woken_by_what_the_background_thread_receives() {
     model(2, || {
         let device = Device::for_tasks(Peer::Near);
-        let [background, arriving] = [Device::background, Device::arrive].map(|work| {
-            let device = device.clone();
-            thread::spawn(move || work(&device))
-        });
+        let [background, arriving] =
+            [Device::background, Device::arrive].map(|work| spawn(&device, work));
         block_on(|cx| device.poll_for_task(cx));
         arriving.join().unwrap();
         device.shut_down();
@@ -345,13 +319,10 @@ fn who_sleeps_on_the_port_gives_it_back() {
         // Until the background thread sleeps.
         wake::clock::sleep_in_a_row(6);
         with_background(Peer::Near, |device| {
-            let arriving = {
-                let device = device.clone();
-                thread::spawn(move || {
-                    device.arrive();
-                    device.arrive();
-                })
-            };
+            let arriving = spawn(device, |device| {
+                device.arrive();
+                device.arrive();
+            });
             let look = || std::iter::from_fn(|| device.taken()).count();
             device.arm(false);
             let mut seen = look();
@@ -373,13 +344,10 @@ fn who_sleeps_on_the_port_gives_it_back() {
 fn a_mailbox_with_letters_is_readable() {
     model(3, || {
         let mailbox = Arc::new(Letters::default());
-        let writing = {
-            let mailbox = mailbox.clone();
-            thread::spawn(move || {
-                mailbox.put();
-                mailbox.put();
-            })
-        };
+        let writing = spawn(&mailbox, |mailbox| {
+            mailbox.put();
+            mailbox.put();
+        });
         let mut seen = 0;
         while seen < 2 {
             if mailbox.take() {
@@ -398,13 +366,10 @@ fn a_mailbox_with_letters_is_readable() {
 fn a_task_is_woken_by_each_letter_that_it_does_not_find() {
     model(3, || {
         let mailbox = Arc::new(Letters::default());
-        let writing = {
-            let mailbox = mailbox.clone();
-            thread::spawn(move || {
-                mailbox.put();
-                mailbox.put();
-            })
-        };
+        let writing = spawn(&mailbox, |mailbox| {
+            mailbox.put();
+            mailbox.put();
+        });
         for _ in 0..2 {
             block_on(|cx| mailbox.poll(cx));
         }

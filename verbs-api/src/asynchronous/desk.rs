@@ -29,7 +29,6 @@ pub(super) struct Desk {
 #[derive(Debug, Default)]
 struct Slots {
     by_number: HashMap<u64, Slot>,
-    last: u64,
     /// No more completions will come.
     is_closed: bool,
 }
@@ -89,13 +88,19 @@ impl Desk {
     /// A slot for a new operation: its number. `None` if no completions will come.
     pub(super) fn open(&self) -> Option<u64> {
         let mut slots = self.slots.lock();
-        slots.last += 1;
-        let number = slots.last;
         if slots.is_closed {
             return None;
         }
+        // Programs number their own requests from 0 up, and this counts down from the end.
+        let number = !fresh_number();
         slots.by_number.insert(number, Slot::Posted(None));
         Some(number)
+    }
+
+    /// Why no completions will come.
+    pub(super) fn why_closed(&self) -> VerbsError {
+        let error = self.cqs.iter().find_map(|cq| cq.look(Look::Again).err());
+        error.unwrap_or(VerbsError::Busy("the completion queue takes no more"))
     }
 
     /// The operation was not posted.
@@ -162,7 +167,7 @@ impl Desk {
                 let look = |look| cq.look(if look == Look::First { first } else { look });
                 match poll_until(register, look) {
                     Poll::Ready(Ok(wc)) => self.complete(wc),
-                    // The queue overflowed, so that its queue pairs broke.
+                    // The queue overflowed or the device is gone, so that its queue pairs broke.
                     Poll::Ready(Err(_)) => {
                         self.close();
                         break;

@@ -181,8 +181,7 @@ impl<C: Carrier> AsyncQp<C> {
     ) -> Operation<B> {
         let desk = &self.desk.0;
         let Some(number) = desk.open() else {
-            let why = VerbsError::Busy("the completion queue overflowed");
-            return self.refused(buffer, why);
+            return self.refused(buffer, desk.why_closed());
         };
         match post(self.carrier.carrier(), number, &[buffer.sge()]) {
             Ok(()) => self.begun(buffer, Ok(number)),

@@ -1,5 +1,6 @@
 //! Completions and events for tasks.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
@@ -71,8 +72,9 @@ impl Cq {
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Wc, VerbsError> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let waker = Waker::from(Arc::new(Sleeper(std::thread::current())));
+        let mut next = pin!(self.next());
         loop {
-            if let Poll::Ready(done) = self.poll_next(&mut Context::from_waker(&waker)) {
+            if let Poll::Ready(done) = next.as_mut().poll(&mut Context::from_waker(&waker)) {
                 return done;
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

@@ -171,11 +171,12 @@ impl Device {
         }
     }
 
-    /// The receive budget that peers learn: none, so they assume the default of a standard peer.
+    /// Where the peer of a queue pair is.
     pub(crate) fn peer_of(&self, qpn: Qpn) -> Option<IpAddr> {
         self.known.peer_of(qpn)
     }
 
+    /// The receive budget that peers learn: none, so they assume the default of a standard peer.
     pub(crate) fn advertised(&self) -> Budget {
         Budget::STANDARD
     }

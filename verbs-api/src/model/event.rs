@@ -32,7 +32,8 @@ pub enum AsyncEvent {
         srq: u32,
     },
     /// The interface is gone (`IBV_EVENT_DEVICE_FATAL`). Every queue pair is in the error state,
-    /// and the device can only be closed.
+    /// what waits for completions or connections ends with an error, and the device can only be
+    /// closed.
     DeviceFatal,
     /// The port came up (`IBV_EVENT_PORT_ACTIVE`). Only devices of the kernel report this event and
     /// those below.

@@ -60,6 +60,7 @@ struct State {
 pub struct PoolBuffer {
     inner: Arc<Inner>,
     index: usize,
+    is_given_away: bool,
 }
 
 impl BufferPool {
@@ -83,7 +84,7 @@ impl BufferPool {
     #[must_use]
     pub fn take(&self) -> Option<PoolBuffer> {
         let index = self.inner.state.lock().free.pop()?;
-        Some(PoolBuffer { inner: self.inner.clone(), index })
+        Some(self.buffer(index))
     }
 
     /// The buffer that [`PoolBuffer::give_away`] named by this number; `None` if there is none.
@@ -91,7 +92,11 @@ impl BufferPool {
     pub fn take_back(&self, number: u64) -> Option<PoolBuffer> {
         let index = usize::try_from(number).ok()?;
         let given = std::mem::take(self.inner.state.lock().given_away.get_mut(index)?);
-        given.then(|| PoolBuffer { inner: self.inner.clone(), index })
+        given.then(|| self.buffer(index))
+    }
+
+    fn buffer(&self, index: usize) -> PoolBuffer {
+        PoolBuffer { inner: self.inner.clone(), index, is_given_away: false }
     }
 
     /// How many buffers are free.
@@ -117,7 +122,8 @@ impl PoolBuffer {
 
     /// Gives it to a work request, whose number this is, until [`BufferPool::take_back`].
     #[must_use]
-    pub fn give_away(self) -> u64 {
+    pub fn give_away(mut self) -> u64 {
+        self.is_given_away = true;
         self.inner.state.lock().given_away[self.index] = true;
         self.index as u64
     }
@@ -125,9 +131,9 @@ impl PoolBuffer {
 
 impl Drop for PoolBuffer {
     fn drop(&mut self) {
-        let mut state = self.inner.state.lock();
-        if !state.given_away[self.index] {
-            state.free.push(self.index);
+        // Once it is given away, it may be another thread's.
+        if !self.is_given_away {
+            self.inner.state.lock().free.push(self.index);
         }
     }
 }

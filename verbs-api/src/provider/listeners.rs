@@ -35,6 +35,11 @@ impl<Q> Listeners<Q> {
         queues.insert(number, Arc::downgrade(queue));
     }
 
+    /// All queues.
+    pub(crate) fn all(&self) -> Vec<Arc<Q>> {
+        self.queues.lock().values().filter_map(Weak::upgrade).collect()
+    }
+
     /// The queue of an event, unless it is gone.
     pub(crate) fn find(&self, number: u64) -> Option<Arc<Q>> {
         self.queues.lock().get(&number)?.upgrade()
@@ -65,5 +70,6 @@ mod tests {
         for (number, queue) in &kept {
             assert_eq!(listeners.find(*number).as_ref(), Some(queue));
         }
+        assert_eq!(listeners.all().len(), 3);
     }
 }

@@ -48,5 +48,5 @@ fn a_mailbox_of_which_the_last_letter_is_withdrawn_is_not_readable() {
     assert!(readable(&mailbox) && matches!(mailbox.pop(), Ok(Some(_))));
     let _ = mailbox.push(CmEvent::Established { conn: second });
     withdraw(second);
-    assert!(readable(&mailbox), "it is over, for all who look");
+    assert!(readable(&mailbox), "it is over, for all that look");
 }

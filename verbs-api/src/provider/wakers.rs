@@ -8,8 +8,8 @@ use super::sync::Mutex;
 
 /// The tasks that wait for one thing.
 ///
-/// A task registers and then looks again; who changes what the task looks at does so before it
-/// calls [`take`](Self::take). One of them sees the other.
+/// A task registers and then looks again. A thread changes what the task looks at and then calls
+/// [`take`](Self::take). So either the task sees the change, or the thread wakes the task.
 #[derive(Debug, Default)]
 pub(crate) struct Wakers {
     tasks: Mutex<Vec<(u64, Waker)>>,
@@ -26,7 +26,7 @@ impl Wakers {
         self.set(0, cx.waker());
     }
 
-    /// Has the task woken once, in the place of who had this number; 0 is nobody's.
+    /// Has the task woken once. It replaces the task with the same number, unless that is 0.
     pub(crate) fn set(&self, number: u64, waker: &Waker) {
         let mut tasks = self.tasks.lock();
         let same = |(of, task): &&mut (u64, Waker)| {
@@ -45,7 +45,7 @@ impl Wakers {
         drop(replaced);
     }
 
-    /// Nobody has this number any more.
+    /// The task with this number waits no more.
     pub(crate) fn forget(&self, number: u64) {
         let mut tasks = self.tasks.lock();
         let at = tasks.iter().position(|(of, _)| *of == number);

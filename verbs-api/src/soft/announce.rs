@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rocinante_stack::verbs::Cqe;
 
 use crate::provider::listeners::fresh_number;
-use crate::provider::sync::{AtomicBool, AtomicU8, Mutex, Ordering};
+use crate::provider::sync::{AtomicU8, Mutex, Ordering};
 use crate::provider::wake::{self, AsFd, BorrowedFd, OwnedFd};
 use crate::provider::wakers::{Wakers, Woken};
 
@@ -20,7 +20,7 @@ pub(crate) struct CqShared {
     pub(super) capacity: usize,
     ring: Mutex<VecDeque<Cqe>>,
     armed: AtomicU8,
-    overflowed: AtomicBool,
+    ended: AtomicU8,
     channel: Option<Arc<ChannelShared>>,
     /// Tasks that wait for completions. A queue with a channel has none: the channel's tasks wait.
     pub(super) tasks: Wakers,
@@ -35,9 +35,23 @@ pub(crate) enum Pushed {
     Overflow { news: bool },
 }
 
+/// Why no more completions come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Completions were lost.
+    Overflow,
+    /// The interface is gone.
+    Gone,
+}
+
 const DISARMED: u8 = 0;
 const ARMED_SOLICITED: u8 = 1;
 const ARMED: u8 = 2;
+
+/// For [`CqShared::ended`].
+const OPEN: u8 = 0;
+const OVERFLOWED: u8 = 1;
+const GONE: u8 = 2;
 
 impl CqShared {
     pub(super) fn new(id: u32, capacity: usize, channel: Option<Arc<ChannelShared>>) -> Self {
@@ -47,7 +61,7 @@ impl CqShared {
             capacity,
             ring: Mutex::new(VecDeque::with_capacity(capacity)),
             armed: AtomicU8::new(DISARMED),
-            overflowed: AtomicBool::new(false),
+            ended: AtomicU8::new(OPEN),
             channel,
             tasks: Wakers::default(),
         }
@@ -67,7 +81,7 @@ impl CqShared {
             ring.push_back(cqe);
         }
         drop(ring);
-        let news = !fits && !self.overflowed.swap(true, Ordering::Relaxed);
+        let news = !fits && self.ended.fetch_max(OVERFLOWED, Ordering::AcqRel) == OPEN;
         if news {
             self.announce(woken);
         }
@@ -111,14 +125,26 @@ impl CqShared {
         self.ring.lock().pop_front()
     }
 
-    /// Whether completions were lost.
-    pub(super) fn has_overflowed(&self) -> bool {
-        self.overflowed.load(Ordering::Relaxed)
+    /// The interface is gone, and all completions are in the queues. Adds the tasks that wait for
+    /// more to `woken`.
+    pub(super) fn gone(&self, woken: &mut Woken) {
+        self.ended.fetch_max(GONE, Ordering::AcqRel);
+        self.announce(woken);
     }
 
-    /// Whether completions were lost, and the program has taken all others.
-    pub(super) fn is_lost(&self) -> bool {
-        self.has_overflowed() && self.ring.lock().is_empty()
+    /// Whether completions were lost, or the interface is gone.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire) != OPEN
+    }
+
+    /// Why no more completions come, once the program has taken all that did.
+    pub(super) fn end(&self) -> Option<End> {
+        let end = match self.ended.load(Ordering::Acquire) {
+            OPEN => return None,
+            OVERFLOWED => End::Overflow,
+            _ => End::Gone,
+        };
+        self.ring.lock().is_empty().then_some(end)
     }
 
     /// The queue is being destroyed: removes its events from the channel.

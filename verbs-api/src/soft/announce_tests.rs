@@ -7,7 +7,7 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Cqe, WcOpcode, WcStatus};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::announce::{ChannelShared, CqShared, Pushed};
+use super::announce::{ChannelShared, CqShared, End, Pushed};
 use crate::provider::wakers::Woken;
 
 /// A channel and N queues of one entry each.
@@ -120,7 +120,7 @@ fn a_full_queue_tells_whoever_waits_and_is_news_once() {
     assert_eq!(push(2), Pushed::Overflow { news: true });
     assert_eq!(push(1), Pushed::Overflow { news: false });
     assert_eq!([channel.next(), channel.next()], [Some(full.number), None]);
-    assert!(full.has_overflowed() && !full.is_lost(), "there is one to take");
-    assert!(full.take_one().is_some() && full.is_lost());
-    assert!(!other.has_overflowed());
+    assert!(full.has_ended() && full.end().is_none(), "there is one to take");
+    assert!(full.take_one().is_some() && full.end() == Some(End::Overflow));
+    assert!(!other.has_ended());
 }

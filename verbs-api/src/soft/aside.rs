@@ -1,9 +1,11 @@
-//! How long the background thread leaves the port to a program that drives, before it looks whether that still does.
+//! How long the background thread leaves the port to a program that drives, before it looks whether
+//! that still does.
 
 use std::time::Duration;
 
-/// A look is a timer and two switches: some 15 µs that a program on the same processor waits. So one that polls without pause is looked at
-/// less often, but not so seldom that a peer must repeat what it sent when the program stops: nobody else looks at the port until then.
+/// A look is a timer and two switches: some 15 µs that a program on the same processor waits. So
+/// one that polls without pause is looked at less often, but not so seldom that a peer must repeat
+/// what it sent when the program stops: nobody else looks at the port until then.
 #[derive(Debug)]
 pub(super) struct Aside {
     pause: Duration,
@@ -14,10 +16,12 @@ pub(super) struct Aside {
 impl Aside {
     /// From one look to the next.
     pub(super) const MIN: Duration = Duration::from_micros(500);
-    /// The same at most where a program polls without pause. It may stop up to [`MIN`](Self::MIN) before a look without that being seen: 2 ms in all, and
-    /// a peer waits for as long at least before it asks again.
+    /// The same at most where a program polls without pause. It may stop up to [`MIN`](Self::MIN)
+    /// before a look without that being seen: 2 ms in all, and a peer waits for as long at least
+    /// before it asks again.
     pub(super) const STEADY_MAX: Duration = Duration::from_micros(1500);
-    /// The same at most while a thread of the program sleeps on the port; if nothing happens for so long, the background thread rests.
+    /// The same at most while a thread of the program sleeps on the port; if nothing happens for so
+    /// long, the background thread rests.
     pub(super) const MAX: Duration = Duration::from_millis(10);
     /// Of a program that polls without pause, looks before it gets more time.
     const LOOKS: u32 = 4;
@@ -26,7 +30,8 @@ impl Aside {
         Self { pause: Self::MIN, steady: 0 }
     }
 
-    /// The program has driven since the last look; `steadily` if also just now. Returns whether it was taken to poll without pause and does not any more.
+    /// The program has driven since the last look; `steadily` if also just now. Returns whether it
+    /// was taken to poll without pause and does not any more.
     pub(super) fn driven(&mut self, steadily: bool) -> bool {
         let stopped = self.is_steady() && !steadily;
         self.steady = if steadily { self.steady.saturating_add(1) } else { 0 };
@@ -80,7 +85,7 @@ mod tests {
             assert!(!aside.driven(true));
             assert_eq!((aside.pause(), aside.is_steady()), (pause, true));
         }
-        // Who polls now and then begins anew.
+        // A program that polls now and then begins anew.
         for stopped in [true, false] {
             assert_eq!(aside.driven(false), stopped);
             assert_eq!((aside.pause(), aside.is_steady()), (Aside::MIN, false));

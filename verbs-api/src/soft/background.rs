@@ -1,4 +1,5 @@
-//! What the background thread does: it drives the shard for programs that do not call, sleeps on the port, and steps aside while the program drives.
+//! What the background thread does: it drives the shard for programs that do not call, sleeps on
+//! the port, and steps aside while the program drives.
 
 use std::time::Duration;
 
@@ -25,8 +26,9 @@ impl Core {
         let mut active_until = Instant::now();
         let mut spin = Spin::new();
         let mut shares = false;
-        // It was woken for something, or was not given the processor in time, as the program may not be either: where
-        // many threads want it, who goes to sleep again without a look may sleep for as long as a connection lasts.
+        // It was woken for something, or was not given the processor in time, as the program may
+        // not be either: where many threads want it, a thread that goes to sleep again without a
+        // look may sleep for as long as a connection lasts.
         let mut look = false;
         while !self.stop.load(Ordering::SeqCst) {
             self.rounds.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -42,7 +44,8 @@ impl Core {
                     self.look(false);
                     continue;
                 }
-                // The program drives, or sleeps on the port itself: look again in a while whether it still does.
+                // The program drives, or sleeps on the port itself: look again in a while whether
+                // it still does.
                 if epoch == seen {
                     aside.waited();
                 } else if aside.driven(steadily) {
@@ -87,20 +90,22 @@ impl Core {
             look = self.park(shard, port, sleep, || true);
             let slept = asleep.elapsed();
             spin.slept(slept, look);
-            // The program has not polled since it was to be looked at: nobody else watches the port.
+            // The program has not polled since it was to be looked at: nobody else watches the
+            // port.
             let epoch = self.epoch.load(Ordering::Relaxed);
             if self.polled_last.load(Ordering::Relaxed) == epoch {
                 seen = epoch;
             }
             // If threads sleep on the port, too, nothing may have happened for long enough to rest.
             aside.slept(if epoch == seen { slept } else { Duration::ZERO });
-            // Where the program has the same processor, it would wait for the end of every spin, and for nothing else.
+            // Where the program has the same processor, it would wait for the end of every spin,
+            // and for nothing else.
             shares = self.caller_on.swap(NOWHERE, Ordering::Relaxed) == processor();
         }
     }
 
-    /// Sleeps for as long as a thread of the program sleeps on the port and nothing is due. Returns whether something was; `None` if
-    /// it is too early for that, or somebody drives.
+    /// Sleeps for as long as a thread of the program sleeps on the port and nothing is due. Returns
+    /// whether something was; `None` if it is too early for that, or somebody drives.
     fn rest(&self, aside: Duration) -> Option<bool> {
         if aside < Aside::MAX {
             return None;
@@ -112,13 +117,14 @@ impl Core {
         Some(woken)
     }
 
-    /// Sleeps for about `pause`, unless what is held must go. Returns whether it became much longer.
+    /// Sleeps for about `pause`, unless what is held must go. Returns whether it became much
+    /// longer.
     pub(super) fn stand_aside(&self, pause: Duration, epoch: u64) -> bool {
         let mut pause = pause;
         if pause > Aside::MIN {
             self.parked_until.store(HELD_ONLY, Ordering::SeqCst);
             fence(Ordering::SeqCst);
-            // Who drove or rang just before that did not see it.
+            // A thread that drove or rang just before that did not see it.
             if self.epoch.load(Ordering::Relaxed) != epoch || self.staging.has_some() {
                 pause = Aside::MIN;
             }
@@ -143,7 +149,8 @@ impl Core {
         asleep.elapsed() > pause + LATE
     }
 
-    /// Whether the program, which has polled since the last look, did so just now and has not asked for an event since.
+    /// Whether the program, which has polled since the last look, did so just now and has not asked
+    /// for an event since.
     fn is_polled_steadily(&self, aside: &Aside) -> bool {
         let expects =
             self.expects.load(Ordering::Relaxed) && self.expects.swap(false, Ordering::Relaxed);
@@ -154,8 +161,8 @@ impl Core {
             && (aside.is_first_look() || just_now())
     }
 
-    /// Drives once, in place of the program, or only if a deadline has passed: a thread that sleeps on the port knows only
-    /// those that were set when it fell asleep.
+    /// Drives once, in place of the program, or only if a deadline has passed: a thread that sleeps
+    /// on the port knows only those that were set when it fell asleep.
     fn look(&self, if_due: bool) {
         if let Some(mut shard) = self.shard.try_lock()
             && (!if_due || shard.needed().is_some_and(|due| due <= shard.now()))
@@ -172,8 +179,8 @@ impl Core {
         }
     }
 
-    /// Sleeps, if it still `may`, until something is due, or `port` has something, or somebody calls. Returns whether
-    /// there is something to do: who calls may do it himself.
+    /// Sleeps, if it still `may`, until something is due, or `port` has something, or somebody
+    /// calls. Returns whether there is something to do: the thread that calls may do it itself.
     fn park(
         &self,
         mut shard: MutexGuard<'_, Shard>,
@@ -198,8 +205,8 @@ impl Core {
     }
 }
 
-/// A thread that waits for a lock for the first time allocates its place in the queue: better now than while packets
-/// flow.
+/// A thread that waits for a lock for the first time allocates its place in the queue: better now
+/// than while packets flow.
 fn prepare_to_block() {
     let lock = Mutex::new(());
     let _held = lock.lock();

@@ -20,12 +20,13 @@ use super::core::Core;
 use super::others::shard_of;
 use super::shard::Shard;
 use super::sidr::Services;
-use super::{Device, Settings};
+use super::{Device, Settings, gone};
 use crate::model::error::VerbsError;
 use crate::provider::mailbox::Mailbox;
 use crate::provider::manager::{Breaks, Chosen, ListensTo, Manager, Place};
 use crate::provider::random::random;
 use crate::provider::trace;
+use crate::provider::wakers::Woken;
 
 /// The state that the connection manager needs on its shard.
 #[derive(Debug, Default)]
@@ -54,6 +55,13 @@ impl Post {
         if let Some(mailbox) = listener.and_then(|listener| self.listeners.get(&listener)) {
             mailbox.withdraw(conn);
         }
+    }
+
+    /// The interface is gone: no more events will come.
+    pub(super) fn fail(&self, woken: &mut Woken) {
+        let conns = self.conns.values().map(|(_, mailbox)| mailbox);
+        let mailboxes = conns.chain(self.listeners.values()).chain(self.services.mailboxes());
+        mailboxes.for_each(|mailbox| woken.append(mailbox.fail(gone())));
     }
 }
 
@@ -270,6 +278,9 @@ impl Manager for Device {
         place: Place,
         to: ListensTo,
     ) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
+        if self.cm_core().hold().broken.is_some() {
+            return Err(gone());
+        }
         if to == ListensTo::Datagrams {
             return Ok(self.cm_listen_datagrams(place)?);
         }

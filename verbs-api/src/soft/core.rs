@@ -1,7 +1,7 @@
-//! Who drives the device, and when.
+//! Which thread drives the device, and when.
 //!
-//! Whoever calls `post_send` or `poll` drives the shard on the spot. A background thread (`background.rs`) does it for
-//! programs that do not call.
+//! A thread that calls `post_send` or `poll` drives the shard on the spot. A background thread
+//! (`background.rs`) does it for programs that do not call.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::provider::wakers::Woken;
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) shard: Mutex<Shard>,
-    /// Work that was left for whoever holds the lock.
+    /// Work that was left for the thread that holds the lock.
     pub(super) staging: Arc<Staging>,
     /// Moves whenever the program polls.
     pub(super) epoch: AtomicU64,
@@ -31,11 +31,14 @@ pub(crate) struct Core {
     pub(super) polled_last: AtomicU64,
     /// Threads of the program that sleep on the port and drive when it wakes them.
     pub(super) waiters: AtomicU32,
-    /// When the background thread will look again, in the shard's time; 0 while it is awake or soon will be.
+    /// When the background thread will look again, in the shard's time; 0 while it is awake or soon
+    /// will be.
     pub(super) parked_until: AtomicU64,
-    /// The processor on which the program last did something while the background thread slept; [`NOWHERE`] if it has not.
+    /// The processor on which the program last did something while the background thread slept;
+    /// [`NOWHERE`] if it has not.
     pub(super) caller_on: AtomicU32,
-    /// The background thread leaves the port to a thread that sleeps on it, until that one wakes it.
+    /// The background thread leaves the port to a thread that sleeps on it, until that one wakes
+    /// it.
     pub(super) resting: AtomicBool,
     /// It stands aside for longer than usual, for a program that polls without pause.
     pub(super) yields: AtomicBool,
@@ -46,7 +49,8 @@ pub(crate) struct Core {
     /// For the background thread.
     pub(super) calls: Calls,
     pub(super) stop: AtomicBool,
-    /// Threads of the program that sleep on several shards: they leave the ports to the background threads.
+    /// Threads of the program that sleep on several shards: they leave the ports to the background
+    /// threads.
     pub(super) sleepers: AtomicU32,
     /// Rounds of the background thread. No order with anything else depends on it, so the models of
     /// the threads do without it.
@@ -124,10 +128,12 @@ impl Core {
         }
     }
 
-    /// Somebody looks at the port himself: nobody need be woken by what arrives, unless somebody else waits for it.
+    /// Somebody looks at the port himself: nobody need be woken by what arrives, unless somebody
+    /// else waits for it.
     ///
-    /// While the background thread sleeps on the port, that is for a program that polls all the time: one that looks when its own loop wakes it, or now
-    /// and then, has nobody else to tell it.
+    /// While the background thread sleeps on the port, that is for a program that polls all the
+    /// time: one that looks when its own loop wakes it, or now and then, has nobody else to tell
+    /// it.
     #[cold]
     pub(super) fn leave_unwatched(&self, shard: &mut Shard) {
         if self.waiters.load(Ordering::SeqCst) > 0 || self.sleepers.load(Ordering::SeqCst) > 0 {
@@ -150,8 +156,9 @@ impl Core {
         }
     }
 
-    /// The program may be about to sleep on something that only the background thread brings: that one looks as often as at any program, and
-    /// soon if it left this one alone; who misses it here waits for no more than [`Aside::STEADY_MAX`].
+    /// The program may be about to sleep on something that only the background thread brings: that
+    /// one looks as often as at any program, and soon if it left this one alone; a program that
+    /// misses it here waits for no more than [`Aside::STEADY_MAX`].
     #[inline]
     pub(crate) fn expect(&self) {
         if !self.expects.load(Ordering::Relaxed) {
@@ -203,10 +210,11 @@ impl Core {
         self.staging.has_some()
     }
 
-    /// Has the background thread wake in time. Not at once: the program is busy, perhaps on the same processor, and waits for an answer.
+    /// Has the background thread wake in time. Not at once: the program is busy, perhaps on the
+    /// same processor, and waits for an answer.
     #[cold]
     fn remind(&self) {
-        // Who holds the lock reminds for both.
+        // A thread that holds the lock reminds for both.
         let Some(shard) = self.shard.try_lock() else { return };
         let Some(due) =
             shard.needed().filter(|due| due.0 < self.parked_until.load(Ordering::Relaxed))
@@ -222,7 +230,7 @@ impl Core {
         }
     }
 
-    /// Leaves posted work to whoever holds the lock.
+    /// Leaves posted work to the thread that holds the lock.
     pub(crate) fn leave(&self, qp: &Arc<QpShared>) {
         self.staging.leave(qp);
     }
@@ -232,10 +240,12 @@ impl Core {
         self.staging.spare_backlog(requests)
     }
 
-    /// Another shard left mail: whoever drives this one finds it; if nobody does, the background thread shall.
+    /// Another shard left mail: a thread that drives this one finds it; without one, the background
+    /// thread shall.
     pub(crate) fn ring(&self) {
         fence(Ordering::SeqCst);
-        // Who stands aside without having said until when looks again soon, or the program drives.
+        // A background thread that stands aside without a time looks again soon, or the program
+        // drives.
         if self.parked_until.load(Ordering::Relaxed) != 0
             || self.waiters.load(Ordering::Relaxed) > 0
         {
@@ -244,8 +254,8 @@ impl Core {
         }
     }
 
-    /// A thread of the program is about to sleep on something that this shard and others bring: the background thread watches the port until
-    /// [`wakes`](Self::wakes).
+    /// A thread of the program is about to sleep on something that this shard and others bring: the
+    /// background thread watches the port until [`wakes`](Self::wakes).
     pub(crate) fn sleeps(&self) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         self.drive();
@@ -264,7 +274,8 @@ impl Core {
         self.staging.take(&mut shard.engine, &mut shard.host);
     }
 
-    /// Sleeps until the port or `fd` has something, or `until`; then drives. For a thread of the program's that waits.
+    /// Sleeps until the port or `fd` has something, or `until`; then drives. For a thread of the
+    /// program's that waits.
     pub(crate) fn wait(&self, fd: BorrowedFd<'_>, until: Option<Instant>) {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let mut sleep = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -291,12 +302,13 @@ impl Core {
                 sleep = Some(Duration::ZERO);
             }
         } else {
-            // Whoever drives will complete what this thread waits for, or leave it to the next.
+            // The thread that drives will complete what this one waits for, or leave it to the
+            // next.
             sleep = Some(sleep.unwrap_or(Aside::MIN).min(Aside::MIN));
         }
         let mut woken = wake::wait(port, fd, sleep) && port.is_some();
-        // The background thread leaves the port to a program that was given something, and rests on if it was not. If the port woke
-        // this thread and there is nothing to receive, it has news.
+        // The background thread leaves the port to a program that was given something, and rests on
+        // if it was not. If the port woke this thread and there is nothing to receive, it has news.
         self.drive_and(true, &mut Woken::default(), |shard, busy| {
             if busy {
                 self.touch();
@@ -312,8 +324,8 @@ impl Core {
         }
     }
 
-    /// What to wait for besides, the port's descriptor and whether it shall take more; and for how long. A broken port's would be ready
-    /// for ever, and a flooded one's at once.
+    /// What to wait for besides, the port's descriptor and whether it shall take more; and for how
+    /// long. A broken port's would be ready for ever, and a flooded one's at once.
     pub(super) fn watched(
         &self,
         shard: &mut Shard,
@@ -335,7 +347,8 @@ impl Core {
     }
 }
 
-/// The locked shard. Who posts meanwhile finds nobody to drive it: that is made up for when it is unlocked.
+/// The locked shard. A thread that posts meanwhile cannot drive it: that is made up for when it is
+/// unlocked.
 pub(crate) struct Held<'a> {
     core: &'a Core,
     shard: Option<MutexGuard<'a, Shard>>,

@@ -8,14 +8,14 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rocinante_stack::verbs::CqId;
 
-use super::Device;
-use super::announce::{ChannelShared, CqShared};
+use super::announce::{ChannelShared, CqShared, End};
 use super::events::Owner;
+use super::{Device, gone};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
 use crate::model::wc::Wc;
 use crate::provider::listeners::Listeners;
-use crate::provider::wakers::Wakers;
+use crate::provider::wakers::{Wakers, Woken};
 
 /// A completion queue.
 #[derive(Debug)]
@@ -83,6 +83,9 @@ impl Cq {
             let same = shard.host.cqs.insert(|_| shared.clone());
             debug_assert_eq!(same, id);
         }
+        if shards.iter_mut().all(|shard| shard.broken.is_some()) {
+            shared.gone(&mut Woken::default());
+        }
         device.add_owner(Owner::Cq(id));
         drop(shards);
         let users = Users::new(device.shards.count());
@@ -130,7 +133,7 @@ impl Cq {
         }
         self.drive();
         match self.shared.take(out) {
-            0 => self.check_overflow().map(|()| 0),
+            0 => self.check_end().map(|()| 0),
             count => Ok(count),
         }
     }
@@ -170,17 +173,19 @@ impl Cq {
     pub(crate) fn take_now(&self) -> Result<Option<Wc>, VerbsError> {
         match self.shared.take_one() {
             Some(cqe) => Ok(Some(cqe.into())),
-            None => self.check_overflow().map(|()| None),
+            None => self.check_end().map(|()| None),
         }
     }
 
-    fn check_overflow(&self) -> Result<(), VerbsError> {
-        if self.shared.is_lost() {
-            return Err(VerbsError::Busy(
+    /// The error if no more completions come.
+    fn check_end(&self) -> Result<(), VerbsError> {
+        match self.shared.end() {
+            None => Ok(()),
+            Some(End::Overflow) => Err(VerbsError::Busy(
                 "the completion queue overflowed: make it as deep as the queues that complete to it",
-            ));
+            )),
+            Some(End::Gone) => Err(gone()),
         }
-        Ok(())
     }
 }
 

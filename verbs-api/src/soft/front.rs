@@ -1,5 +1,5 @@
-//! The posting side of a queue pair: what is checked before the engine sees a request, and where requests wait
-//! while another thread drives the engine.
+//! The posting side of a queue pair: what is checked before the engine sees a request, and where
+//! requests wait while another thread drives the engine.
 
 use rocinante_stack::PostError;
 use rocinante_stack::mem::Sge;
@@ -12,7 +12,7 @@ use crate::model::qp::{QpCaps, SendRules};
 use crate::provider::state::StateCell;
 use crate::provider::sync::{AtomicU64, Mutex, Ordering};
 
-/// What a queue pair shares between those who post and those who drive.
+/// What a queue pair shares between the threads that post and the thread that drives.
 #[derive(Debug)]
 pub(crate) struct QpShared {
     qpn: Qpn,
@@ -34,7 +34,8 @@ pub(super) struct Front {
     pub(super) listed: bool,
 }
 
-/// Work requests that could not be given to the engine at once. [`Staging`](super::staging::Staging) has some for the queue pairs that need them.
+/// Work requests that could not be given to the engine at once.
+/// [`Staging`](super::staging::Staging) has some for the queue pairs that need them.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     staged: Vec<Staged>,
@@ -56,7 +57,8 @@ impl Backlog {
     }
 }
 
-/// A work request that could not be given to the engine at once; its lists are in the arenas of [`Backlog`].
+/// A work request that could not be given to the engine at once; its lists are in the arenas of
+/// [`Backlog`].
 #[derive(Debug, Clone, Copy)]
 enum Staged {
     Send { wr_id: u64, op: SendOp, sges: u32, inline: Option<u32>, flags: [bool; 3] },
@@ -162,8 +164,8 @@ impl Backlog {
 }
 
 impl Front {
-    /// Gives what is staged to the engine. It was checked when it was posted; an engine that refuses it now has
-    /// been reset meanwhile, and forgets it as a reset does.
+    /// Gives what is staged to the engine. It was checked when it was posted; an engine that
+    /// refuses it now has been reset meanwhile, and forgets it as a reset does.
     pub(super) fn give(&mut self, qpn: Qpn, engine: &mut Engine, host: &mut Host) {
         self.listed = false;
         if let Some(backlog) = &mut self.backlog {

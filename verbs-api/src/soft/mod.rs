@@ -50,3 +50,11 @@ pub(crate) use self::opens::{Key, open};
 pub(crate) use self::others::{SHARD_BYTE, SHARDS_MAX};
 pub(crate) use self::qp::{Qp, QpInitAttr};
 pub(crate) use self::srq::Srq;
+use crate::model::error::VerbsError;
+
+/// The error for a device whose interface is gone.
+fn gone() -> VerbsError {
+    VerbsError::Io(std::io::Error::other(
+        "the interface is gone: close all contexts of the device, and open it again",
+    ))
+}

@@ -1,7 +1,7 @@
 //! The other shards of a device, seen from one: mail to them, and mail from them.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use rocinante_stack::types::{Qpn, Time};
@@ -33,8 +33,8 @@ const QPN_AT: usize = 5;
 pub(super) struct Common {
     /// Set once all shards are made.
     pub(super) cores: OnceLock<Box<[Weak<Core>]>>,
-    /// The port of one shard has broken.
-    broken: AtomicBool,
+    /// How many shards' ports have broken.
+    broken: AtomicUsize,
 }
 
 /// The shards of a device, for one of them.
@@ -100,9 +100,11 @@ impl Others {
         number * count + own
     }
 
-    /// Whether this shard's port is the device's first to break: the program gets one event.
-    pub(super) fn is_first_to_break(&self) -> bool {
-        !self.common.broken.swap(true, Ordering::Relaxed)
+    /// This shard's port has broken. Returns whether it is the first of the device, and whether it
+    /// is the last.
+    pub(super) fn breaks(&self) -> (bool, bool) {
+        let others = self.common.broken.fetch_add(1, Ordering::AcqRel);
+        (others == 0, others + 1 == self.boxes.len())
     }
 
     /// Whether a queue pair belongs to another shard.
@@ -206,7 +208,7 @@ impl Shard {
                 }
                 // The queue may be gone, and its number reused.
                 Order::Overflow(cq) => {
-                    if self.host.cqs.get(cq.0).is_some_and(|cq| cq.has_overflowed()) {
+                    if self.host.cqs.get(cq.0).is_some_and(|cq| cq.has_ended()) {
                         self.engine.cq_overflow(cq, &mut self.host);
                     }
                 }

@@ -1,4 +1,5 @@
-//! Posting: to the engine on the spot, or, while another thread drives it, to a place where that one finds it.
+//! Posting: to the engine on the spot, or, while another thread drives it, to a place where that
+//! one finds it.
 
 use std::sync::Arc;
 

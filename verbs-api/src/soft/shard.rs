@@ -39,7 +39,8 @@ pub(crate) struct Shard {
     /// The other shards of the device, if there are some.
     pub(super) others: Option<Box<Others>>,
     started: Instant,
-    /// When the port's chores are to be looked at, if the shard is driven then; and when it must be for that.
+    /// When the port's chores are to be looked at, if the shard is driven then; and when it must be
+    /// for that.
     chores_at: Time,
     chores_by: Option<Time>,
     /// Work requests posted since the last transmission.
@@ -64,7 +65,8 @@ pub(crate) struct Shard {
     resume_at: Option<Time>,
     /// Datagrams that the kernel refused, and its last errno.
     pub(crate) refused: (u64, i32),
-    /// Whether the port's descriptor tells what arrives, and how many times in a row something had since that was wished.
+    /// Whether the port's descriptor tells what arrives, and how many times in a row something had
+    /// since that was wished.
     watched: bool,
     arrivals: u32,
     /// When the program drove last.
@@ -91,22 +93,26 @@ const RX_BURST: usize = 256;
 const TX_BURST: usize = 1024;
 /// The most datagrams whose acknowledgement may wait for the program's next call.
 const HELD_MAX: usize = 2;
-/// After so many looks at the port that found something, whoever has it in sight need not be told of more.
+/// After so many looks at the port that found something, a thread that looks all the time need not
+/// be told of more.
 const ARRIVALS: u32 = 4;
-/// Who polls so often while the background thread sleeps waits in a loop: that takes some microseconds, and a program that sleeps between does not get there.
+/// A program that polls so often while the background thread sleeps waits in a loop: that takes
+/// some microseconds, and a program that sleeps between does not get there.
 pub(super) const POLLS: u32 = 16;
 /// Requests that are gathered at most before they are sent, while others are on their way.
 const DEFER: u32 = 32;
 /// Rounds of one call: a caller of `post_send` or `poll_cq` is not kept for ever.
 const ROUNDS: usize = 4;
-/// After so many full bursts, what had arrived when a deadline passed has been read, unless a receive queue is far larger than those
-/// that the backends ask for; a deadline, or what another shard said, is not put off for ever by a peer that floods.
+/// After so many full bursts, what had arrived when a deadline passed has been read, unless a
+/// receive queue is far larger than those that the backends ask for; a deadline, or what another
+/// shard said, is not put off for ever by a peer that floods.
 pub(super) const OVERDUE_MAX: u32 = 64;
 /// Between two looks at the port's chores.
 const PAUSE_MIN: u64 = 1_000_000;
-/// The same of who drives all the time, and so never sleeps until the port has news.
+/// The same for a program that drives all the time, and so never sleeps until the port has news.
 const PAUSE_MAX: u64 = 1_000_000_000;
-/// What is sent later than this after the time that the engine was told has been held up: the thread did not run.
+/// What is sent later than this after the time that the engine was told has been held up: the
+/// thread did not run.
 const HELD_UP: u64 = 1_000_000;
 
 impl Shard {
@@ -176,13 +182,15 @@ impl Shard {
         Duration::from_nanos(self.now().since(self.driven_at)) <= span
     }
 
-    /// Counts a poll while the background thread sleeps on the port. Returns whether there are so many that the program does nothing else.
+    /// Counts a poll while the background thread sleeps on the port. Returns whether there are so
+    /// many that the program does nothing else.
     pub(super) fn is_polled_without_pause(&mut self) -> bool {
         self.polls = self.polls.saturating_add(1);
         self.polls > POLLS
     }
 
-    /// Has the port's descriptor tell what arrives, or spares the kernel that. Returns whether it does as is wished.
+    /// Has the port's descriptor tell what arrives, or spares the kernel that. Returns whether it
+    /// does as is wished.
     pub(super) fn watch(&mut self, wished: bool) -> bool {
         (self.arrivals, self.polls) = (0, 0);
         if wished != self.watched && self.port.watch(wished).is_ok() {
@@ -215,12 +223,14 @@ impl Shard {
 
     /// When the background thread must drive at the latest if the program does not.
     pub(crate) fn needed(&self) -> Option<Time> {
-        // What is held, or waits for company, waits for the program's next call, which may never come.
+        // What is held, or waits for company, waits for the program's next call, which may never
+        // come.
         let waits = self.held || self.company_until.is_some();
         if waits { Some(Time(0)) } else { self.deadline() }
     }
 
-    /// Sends what waits for company, and what was just taken over from its program: the queue pair that posted it is about to change.
+    /// Sends what waits for company, and what was just taken over from its program: the queue pair
+    /// that posted it is about to change.
     pub(super) fn send_waiting(&mut self) {
         let now = self.now();
         self.transmit(now);
@@ -255,7 +265,7 @@ impl Shard {
             self.received |= received > 0;
             self.arrivals = self.arrivals.saturating_add(u32::from(received > 0));
             self.obey(drained);
-            // Who sees completions may post receives before more comes.
+            // A program that sees completions may post receives before more comes.
             let news = self.host.has_pending();
             self.handle_timeout(now, drained);
             self.serve_cm(now);
@@ -284,8 +294,8 @@ impl Shard {
         any && self.resume_at.is_none()
     }
 
-    /// Does what is due, unless there is more to read: a thread that did not run for a while finds what it waited for among
-    /// what has arrived meanwhile.
+    /// Does what is due, unless there is more to read: a thread that did not run for a while finds
+    /// what it waited for among what has arrived meanwhile.
     fn handle_timeout(&mut self, now: Time, drained: bool) {
         if self.engine.poll_timeout().is_none_or(|due| due > now) {
             return;
@@ -336,8 +346,8 @@ impl Shard {
         true
     }
 
-    /// Sends what was just posted, unless it should wait for company: something is on its way, so that the shard will be
-    /// driven again, and this is not the first request since it last was.
+    /// Sends what was just posted, unless it should wait for company: something is on its way, so
+    /// that the shard will be driven again, and this is not the first request since it last was.
     ///
     /// What nobody answers waits whether it is the first or not, but only for a while.
     pub(crate) fn posted(&mut self, requests: u32, busy: Busy) {
@@ -384,7 +394,8 @@ impl Shard {
             {
                 return;
             }
-            // A receive that was posted before the peer sent is there for what it sent, whoever drives.
+            // A receive that was posted before the peer sent is there for what it sent, whichever
+            // thread drives.
             staging.take(engine, host);
             engine.handle_datagram(now, &datagram, host);
         });
@@ -398,7 +409,7 @@ impl Shard {
             0
         });
         self.density.arrived(&self.port, &mut self.engine);
-        // What was handed over is for the owner to judge, who says so later.
+        // What was handed over is for its owner to judge, which says so later.
         let used = accepted(&self.engine) - before + elsewhere(&self.others) - handed_over;
         let wasted = (received as u64).saturating_sub(used);
         self.flood.add(now, wasted + wasted_elsewhere);
@@ -406,13 +417,23 @@ impl Shard {
     }
 
     /// The port is good for nothing any more.
-    fn break_down(&mut self, error: io::Error) {
-        if self.broken.replace(error).is_none() {
-            if self.others.as_ref().is_none_or(|others| others.is_first_to_break()) {
-                self.events.push_back(AsyncEvent::DeviceFatal);
-            }
-            self.host.break_all(&mut self.engine);
+    pub(super) fn break_down(&mut self, error: io::Error) {
+        if self.broken.replace(error).is_some() {
+            return;
         }
+        self.host.break_all(&mut self.engine);
+        self.deliver();
+        let (is_first, is_last) =
+            self.others.as_ref().map_or((true, true), |others| others.breaks());
+        // The device has one such event.
+        if is_first {
+            self.events.push_back(AsyncEvent::DeviceFatal);
+        }
+        let Host { cqs, woken, .. } = &mut self.host;
+        if is_last {
+            cqs.iter().for_each(|cq| cq.gone(woken));
+        }
+        self.post.fail(woken);
     }
 
     /// Hands completions to their queues.
@@ -435,7 +456,8 @@ impl Shard {
         }
     }
 
-    /// For who was woken by the port and then drove: if there was nothing to receive, it was news of the network.
+    /// For a thread that the port woke and that then drove: if there was nothing to receive, it was
+    /// news of the network.
     pub(super) fn hear(&mut self) {
         if !self.received {
             self.attend();

@@ -21,6 +21,12 @@ pub(super) struct Services {
     queries: BTreeMap<QueryId, Arc<Mailbox>>,
 }
 
+impl Services {
+    pub(super) fn mailboxes(&self) -> impl Iterator<Item = &Arc<Mailbox>> {
+        self.listeners.values().chain(self.queries.values())
+    }
+}
+
 impl Shard {
     /// Puts an event of a datagram service into the mailbox of its listener or query.
     pub(super) fn deliver_service(&mut self, event: CmEvent) {

@@ -23,7 +23,8 @@ impl Paths {
     }
 }
 
-/// The engine's sink over a port: seals each packet with the ICRC of the headers that the port will write.
+/// The engine's sink over a port: seals each packet with the ICRC of the headers that the port will
+/// write.
 pub(super) struct Sink<'a> {
     pub(super) port: &'a mut AnyPort,
     pub(super) paths: &'a mut Paths,

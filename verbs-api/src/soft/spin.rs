@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// Grows while sleeps turn out too short to have been worth it, and falls back after a long one: as KVM's `halt_poll_ns` does
-/// (Documentation/virt/kvm/halt-polling.rst).
+/// Grows while sleeps turn out too short to have been worth it, and falls back after a long one: as
+/// KVM's `halt_poll_ns` does (Documentation/virt/kvm/halt-polling.rst).
 ///
-/// A peer that asks again and again, each time soon after the answer, thus pays for one wake-up and not for one each time; a device
-/// that is idle spins once, for [`MAX`](Self::MAX) at most.
+/// A peer that asks again and again, each time soon after the answer, thus pays for one wake-up and
+/// not for one each time; a device that is idle spins once, for [`MAX`](Self::MAX) at most.
 #[derive(Debug)]
 pub(super) struct Spin {
     span: Duration,

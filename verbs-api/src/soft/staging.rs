@@ -1,4 +1,5 @@
-//! What is posted while another thread drives the shard: a list of the queue pairs that have some, and a bell; and what other shards leave.
+//! What is posted while another thread drives the shard: a list of the queue pairs that have some,
+//! and a bell; and what other shards leave.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use super::host::Host;
 use super::mail::Mail;
 use crate::provider::sync::{AtomicBool, Mutex, Ordering, fence};
 
-/// Shared by those who post and whoever holds the shard's lock.
+/// Shared by the threads that post and the one that holds the shard's lock.
 #[derive(Debug)]
 pub(super) struct Staging {
     /// Something was left.
@@ -27,8 +28,9 @@ struct Left {
     spare: Vec<Box<Backlog>>,
 }
 
-/// So many queue pairs can have staged requests at once without an allocation. Each would have room for as many as it takes, which is most of the memory of
-/// one that is idle, and few ever need it at the same time.
+/// So many queue pairs can have staged requests at once without an allocation. Each would have room
+/// for as many as it takes, which is most of the memory of one that is idle, and few ever need it
+/// at the same time.
 const BACKLOGS: usize = 16;
 
 impl Default for Staging {
@@ -44,10 +46,12 @@ impl Staging {
         Self { mail: Mail::new(), ..Self::default() }
     }
 
-    /// There are so many queue pairs now, one more than before, which stages so many requests at most.
+    /// There are so many queue pairs now, one more than before, which stages so many requests at
+    /// most.
     pub(super) fn joined(&self, qps: usize, requests: usize) {
         let mut left = self.left.lock();
-        // Whoever drives has one in his hands that he has emptied, while the queue pair may need the next.
+        // The thread that drives may hold one that it has emptied while the queue pair needs the
+        // next.
         while left.spare.len() < qps.min(BACKLOGS) + 1 {
             left.spare.push(Box::default());
         }
@@ -61,7 +65,7 @@ impl Staging {
         backlog
     }
 
-    /// Leaves posted work to whoever holds the lock.
+    /// Leaves posted work to the thread that holds the lock.
     pub(super) fn leave(&self, qp: &Arc<QpShared>) {
         self.left.lock().qps.push(qp.clone());
         self.bell.store(true, Ordering::Release);

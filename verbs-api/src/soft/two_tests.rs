@@ -1,6 +1,7 @@
 //! Pairs of objects, on a device of two shards where that matters; and calls that fail after they
 //! acquired something.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{QpType, RecvWr, SendData, SendOp, SendWr, WcStatus};
 
 use super::Settings;
+use crate::asynchronous::AsyncQp;
 use crate::cm::{
     CmFailure, Connecting, DatagramListener, Listener, Params, RejReason, Resolving, SidrStatus,
 };
@@ -23,6 +25,7 @@ use crate::device::Device;
 use crate::exchange::Exchange;
 use crate::model::device::Limits;
 use crate::model::error::VerbsError;
+use crate::model::event::AsyncEvent;
 use crate::model::qp::{ConnectOptions, PeerPath};
 use crate::mr::Rereg;
 use crate::qp::{PreparedQp, Qp};
@@ -367,4 +370,68 @@ fn what_is_held_while_nobody_reads_is_given_back() {
         exchange.barrier("end").unwrap();
         saying.join().unwrap();
     });
+}
+
+#[test]
+fn a_wait_that_times_out_leaves_no_task_behind() {
+    let side = Side::new(device(&SimNet::new(1), &[1], true));
+    for ms in [0, 1, 1] {
+        let waited = side.cq.wait(Some(Duration::from_millis(ms)));
+        assert!(matches!(waited, Err(VerbsError::TimedOut)));
+    }
+    assert!(side.cq.tasks().take().is_empty());
+}
+
+/// Whatever waits on a device ends when its last port breaks, and what begins to wait then does so
+/// at once. What was posted completes before.
+#[test]
+fn tasks_end_when_the_interface_goes() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_time().build().unwrap();
+    for own in [&[1][..], &[1, 2]] {
+        let net = SimNet::new(1);
+        let side = Side::new(device(&net, own, true));
+        let ctx = &side.ctx;
+        let (idle, channel) = (ctx.create_cq(4).unwrap(), ctx.create_comp_channel().unwrap());
+        let with_channel = ctx.create_cq_with(4, &channel).unwrap();
+        with_channel.req_notify(false).unwrap();
+        let owning = AsyncQp::new(side.qp()).unwrap();
+        let received = owning.recv(side.pd.allocate(64, Access::LOCAL_WRITE).unwrap());
+        let at = |last| SocketAddr::new(ip(last), 7471);
+        let listener = Listener::bind(ctx, at(1), 4).unwrap();
+        let datagrams = DatagramListener::bind(ctx, at(1), 4).unwrap();
+        let asked = Connecting::start(side.qp(), at(9), &Params::default()).unwrap();
+        let (waiting, events) = (idle.clone(), ctx.clone());
+        let completed = runtime.spawn(async move { waiting.next().await.err() });
+        let tasks = [
+            runtime.spawn(async move { listener.accept().await.err() }),
+            runtime.spawn(async move { datagrams.accept().await.err() }),
+            runtime.spawn(async move { asked.await.err() }),
+            runtime.spawn(async move { received.await.0.err() }),
+            completed,
+        ];
+        let event = runtime.spawn(async move { events.async_event().await.unwrap() });
+        let channel = runtime.spawn(async move { channel.event().await.unwrap() });
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(tasks.iter().all(|task| !task.is_finished()));
+        assert!(!event.is_finished() && !channel.is_finished());
+        for core in soft(ctx).shards.all() {
+            assert!(!tasks[4].is_finished(), "a port is left");
+            core.hold().break_down(io::Error::other("a test wants it"));
+        }
+        runtime.block_on(async {
+            let ended = async {
+                for task in tasks {
+                    assert!(task.await.unwrap().is_some());
+                }
+                assert_eq!(event.await.unwrap(), AsyncEvent::DeviceFatal);
+                assert_eq!(channel.await.unwrap(), with_channel);
+            };
+            tokio::time::timeout(PATIENCE, ended).await.expect("each task ends");
+        });
+        let is_gone = |cq: &Cq| matches!(cq.poll_one(), Err(VerbsError::Io(_)));
+        assert!(is_gone(&idle) && is_gone(&with_channel) && is_gone(&ctx.create_cq(4).unwrap()));
+        assert!(Listener::bind(ctx, at(1), 4).is_err());
+        let refused = owning.recv(side.pd.allocate(64, Access::LOCAL_WRITE).unwrap());
+        assert!(matches!(runtime.block_on(refused), (Err(VerbsError::Io(_)), _)));
+    }
 }
