@@ -21,7 +21,7 @@ use self::lane::{MessageLane, Unconnected};
 use crate::compat::queue::gid_index;
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
-use crate::session::listeners::Listeners;
+use crate::session::listeners::{BACKLOG, Listeners};
 use crate::session::{OpenArgs, Own, Patience, patience};
 use crate::size::size;
 
@@ -275,7 +275,9 @@ fn serve(
     bind: Option<&Own>,
     out: Output,
 ) -> Result<Report, Failure> {
-    let listeners = Listeners::open(&common.device, bind, plan.port, Listener::bind, out)?;
+    // The client asks for all at once.
+    let (port, all) = (plan.port, BACKLOG.max(plan.connections as usize));
+    let listeners = Listeners::open(&common.device, bind, port, Listener::bind, all, out)?;
     ending::enter("waiting for a client");
     let place = listeners.place();
     out.note(format_args!("waiting for {} connections on {place}", plan.connections));
