@@ -4,8 +4,11 @@
 
 use std::time::Duration;
 
+use rocinante::verbs::{
+    AsyncEvent, ModifyAttr, ModifyError, Mtu, PeerPath, PostError, QpAttr, QpCaps, QpEvent,
+    QpState, SendOp,
+};
 use rocinante::{Access, Qp, RecvWr, SendWr, VerbsError, WcStatus};
-use rocinante::verbs::{AsyncEvent, ModifyAttr, ModifyError, Mtu, PeerPath, PostError, QpAttr, QpCaps, QpEvent, QpState, SendOp};
 
 use crate::harness::{Harness, On, Setup, wait_until, wr};
 
@@ -67,7 +70,8 @@ pub fn a_queue_takes_what_it_was_made_for(on: On) {
         max_recv_sge: 1,
         max_inline_data: 16,
     };
-    let qps = [a, b].map(|side| side.pd.qp(&side.cq, &side.cq).access(Access::ALL).caps(caps).build().unwrap());
+    let qps = [a, b]
+        .map(|side| side.pd.qp(&side.cq, &side.cq).access(Access::ALL).caps(caps).build().unwrap());
     let [qp, peer] = harness.connect(qps);
     let mr = a.pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
     let sge = mr.sge(0, 8);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use rocinante::{Access, CompChannel, ConnectOptions, Qp, RecvWr, SendWr, VerbsError, WcStatus};
 use rocinante::verbs::{AsyncEvent, QpEvent, SendData, SendOp};
+use rocinante::{Access, CompChannel, ConnectOptions, Qp, RecvWr, SendWr, VerbsError, WcStatus};
 
 use crate::harness::{
     Harness, On, PATIENCE, Setup, Side, StopOnDrop, assert_same, next, pattern, woken, wr,
@@ -186,8 +186,8 @@ pub fn a_receive_that_was_posted_is_there(on: On) {
         .connect_with([a.qp().build().unwrap(), b.qp().build().unwrap()], [&strict, &strict]);
     let others = [a, b].map(|side| side.ctx.create_cq(64).unwrap());
     let made = [(a, &others[0]), (b, &others[1])];
-    let [noise, _target] =
-        harness.connect(made.map(|(side, cq)| side.pd.qp(cq, cq).access(Access::ALL).build().unwrap()));
+    let [noise, _target] = harness
+        .connect(made.map(|(side, cq)| side.pd.qp(cq, cq).access(Access::ALL).build().unwrap()));
     let region = b.pd.allocate(64, Access::ALL).unwrap();
     let write = SendOp::Write { remote: region.address(), rkey: region.rkey(), imm: None };
     let over = AtomicBool::new(false);

@@ -1,7 +1,7 @@
 //! Memory windows: what peers reach through them, and until when.
 
-use rocinante::{Access, Mr, Mw, Qp, RecvWr, VerbsError, WcStatus};
 use rocinante::verbs::{BindMw, Key, MwPart, MwType, PostError, QpState, Rereg, SendOp, WcOpcode};
+use rocinante::{Access, Mr, Mw, Qp, RecvWr, VerbsError, WcStatus};
 
 use crate::harness::{Harness, On, Setup, assert_same, pattern, wait_until, wr};
 
@@ -473,7 +473,8 @@ pub fn a_region_is_registered_anew(on: On) {
     let domain = b.ctx.alloc_pd();
     region.rereg(&Rereg { pd: Some(&domain), ..Rereg::default() }).unwrap();
     ends.refused(qp, region.rkey(), region.address());
-    let prepared = [a.qp(), domain.qp(&b.cq, &b.cq).access(Access::ALL)].map(|qp| qp.build().unwrap());
+    let prepared =
+        [a.qp(), domain.qp(&b.cq, &b.cq).access(Access::ALL)].map(|qp| qp.build().unwrap());
     let [qp, _peer] = ends.harness.connect(prepared);
     ends.write(&qp, region.rkey(), region.address(), 4096);
     let error = domain.dealloc().unwrap_err().error;
