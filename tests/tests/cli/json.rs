@@ -64,29 +64,25 @@ fn the_other_commands_of_two_sides() {
         "waiting for a client",
     );
     assert_eq!(client["peer"], format!("{}:7174", two.server));
-    let three = at();
-    let [server, client] = both(
-        &format!("udaddy --netdev udp -b {}", three.server),
-        &format!("udaddy --netdev udp -b {} -s {}", three.client, three.server),
-        "waiting for a client",
-    );
-    assert_eq!(client["peer"], format!("{}:7174", three.server));
-    assert!(server["peer"].as_str().unwrap().starts_with(&three.client.to_string()), "{server}");
-    for [server, client] in [["ucmatose -b", "ucmatose -s"], ["rdma-server -s", "rdma-client -s"]] {
-        let four = at();
+    for (server, client, waits, port) in [
+        ("udaddy -b", "udaddy -s", "waiting for a client", 7174),
+        ("ucmatose -b", "ucmatose -s", "waiting for 1 connections", 7471),
+        ("rdma-server -s", "rdma-client -s", "waiting for 1 connections", 7471),
+    ] {
+        let three = at();
         let [server, client] = both(
-            &format!("{server} {} --netdev udp", four.server),
-            &format!("{client} {} --netdev udp -b {}", four.server, four.client),
-            "waiting for 1 connections",
+            &format!("{server} {} --netdev udp", three.server),
+            &format!("{client} {} --netdev udp -b {}", three.server, three.client),
+            waits,
         );
-        assert_eq!(client["peer"], format!("{}:7471", four.server));
+        assert_eq!(client["peer"], format!("{}:{port}", three.server));
         let peer = server["peer"].as_str().unwrap();
-        assert!(peer.starts_with(&four.client.to_string()), "{server}");
+        assert!(peer.starts_with(&three.client.to_string()), "{server}");
     }
-    let five = at();
+    let four = at();
     let [_, sender] = both(
-        &format!("mckey -m 239.9.8.7 --netdev udp -b {}", five.server),
-        &format!("mckey -m 239.9.8.7 --netdev udp -b {} -s --pause 1", five.client),
+        &format!("mckey -m 239.9.8.7 --netdev udp -b {}", four.server),
+        &format!("mckey -m 239.9.8.7 --netdev udp -b {} -s --pause 1", four.client),
         "receiving data transfers",
     );
     assert_eq!(sender["group"], "239.9.8.7");
