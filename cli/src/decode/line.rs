@@ -297,7 +297,7 @@ impl Decoded<'_> {
         put("payload_bytes", self.payload_len.map(|len| json!(len)));
         put("bytes", Some(json!(self.piece.len)));
         put("problem", self.error.map(|error| json!(error.to_string())));
-        put("cm", self.managed.as_ref().map(|managed| json!(managed)));
+        put("cm", self.managed.as_ref().map(Managed::json));
         put("again", Some(json!(self.again)));
         let (verdict, why) = match self.piece.verdict {
             Verdict::Ok => ("ok", None),
@@ -312,6 +312,14 @@ impl Decoded<'_> {
         put("icrc_why", why);
         Value::Object(to)
     }
+}
+
+/// The members of an object that have a value.
+pub(super) fn present(mut object: Value) -> Value {
+    if let Value::Object(members) = &mut object {
+        members.retain(|_, value| !value.is_null());
+    }
+    object
 }
 
 fn aeth_json(aeth: Aeth) -> Value {
