@@ -37,7 +37,7 @@ static SIGNAL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 static ATTENTIVE: AtomicUsize = AtomicUsize::new(0);
 static STATE: Mutex<State> = Mutex::new(State::Idle);
 
-/// Whose turn it is to report.
+/// Which thread is to report.
 enum State {
     /// No command has begun that reports here.
     Idle,
