@@ -169,7 +169,7 @@ fn a_key_that_the_schema_does_not_know_is_found() {
     object["devices"][0]["gids"][0]["new_key"] = json!(1);
     let errors = schema::errors(&object);
     assert!(errors.len() == 1 && errors[0].contains("new_key"), "{errors:?}");
-    let mut object = run("perf write-bw -x 1 --json").json();
+    let mut object = run("perf write-bw -S 1 --json").failed(2, &[]).json();
     object["tx-depth"] = json!(1);
     assert!(schema::errors(&object)[0].contains("tx-depth"));
 }
