@@ -176,6 +176,7 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     std::thread::scope(|scope| {
         loop {
             let (ctx, request) = listeners.wait(Listener::try_request)?;
+            ending::opened(ctx);
             let peer = request.peer();
             scope.spawn(move || match serve_one(ctx, request, args, out) {
                 Ok(report) => out.note(format_args!("{} rounds with {peer}", report.rounds)),

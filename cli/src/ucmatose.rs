@@ -297,6 +297,7 @@ fn serve(
                 plan.connections
             )));
         };
+        ending::opened(ctx);
         first.get_or_insert_with(|| (ctx.clone(), request.local()));
         if patience.is_none() {
             start = Instant::now();
@@ -307,7 +308,6 @@ fn serve(
         accepted.push((parts, request.accept(qp, &params())?));
     }
     let (ctx, local) = first.ok_or_else(|| Failure::Usage("no connection is wanted".into()))?;
-    ending::opened(&ctx);
     let mut lanes = Vec::with_capacity(accepted.len());
     for (parts, asked) in accepted {
         lanes.push(parts.connected(asked.wait(plan.patience.time())?));

@@ -349,6 +349,20 @@ fn servers_without_an_address_listen_on_all() {
     }
 }
 
+/// Of the devices that such a server opens, counters are of the one that the client came to.
+#[test]
+fn a_server_on_all_addresses_counts_where_its_client_is() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let container = lab.container(0);
+    let mut server = start(container, "rping -s -P --netdev udp --counters");
+    server.says("waiting for a client");
+    // By loopback, which is opened first.
+    start(container, "rping -c -C 2 -a localhost --netdev udp").finish().succeeded();
+    server.child.signal(Signal::SIGTERM);
+    server.finish().failed(143, &["transport.sent_pkts"]);
+}
+
 /// The line with the backend `udp`, unless it has another.
 fn with_udp(line: &str) -> String {
     if line.contains("--netdev") { line.to_owned() } else { format!("{line} --netdev udp") }
