@@ -1,6 +1,8 @@
 //! Memory windows: what peers reach through them, and until when.
 
-use rocinante::verbs::{BindMw, Key, MwPart, MwType, PostError, QpState, Rereg, SendOp, WcOpcode};
+use rocinante::verbs::{
+    BindMw, Key, MwPart, MwType, PostError, QpState, Rereg, SendOp, Sge, WcOpcode,
+};
 use rocinante::{Access, Mr, Mw, Qp, RecvWr, VerbsError, WcStatus};
 
 use crate::harness::{Harness, On, Setup, assert_same, pattern, wait_until, wr};
@@ -385,7 +387,7 @@ pub fn a_window_that_is_gone_is_refused(on: On) {
     let [_qp, peer] = ends.harness.pair();
     let mw = ends.window();
     let rkey = ends.bind(&peer, &mw, &part);
-    let list = [rocinante::verbs::Sge { addr: part.address(), len: 8, lkey: rkey }];
+    let list = [Sge { addr: part.address(), len: 8, lkey: rkey }];
     peer.post_send(&[wr(1, SEND, &list)]).unwrap();
     ends.fails(1, WcStatus::LocProtErr);
     drop(mw);
