@@ -344,6 +344,12 @@ impl Flows {
         }
     }
 
+    /// Forgets the flows that are not wanted. A flow is named with the queue pair that sends it, if
+    /// that is known.
+    pub fn retain(&mut self, wanted: impl Fn(&FlowKey, Option<u32>) -> bool) {
+        self.flows.retain(|key, flow| wanted(key, flow.src_qpn));
+    }
+
     /// The packets of flows that were too many.
     #[must_use]
     pub const fn untracked(&self) -> u64 {
