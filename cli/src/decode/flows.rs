@@ -14,8 +14,9 @@ use rocinante_stack::wire::{AckKind, Operation, Service};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::line::{Decoded, present};
+use super::line::Decoded;
 use super::manage::Managed;
+use crate::output::present;
 
 /// Flows that are followed.
 pub const FLOWS_MAX: usize = 4096;

@@ -314,14 +314,6 @@ impl Decoded<'_> {
     }
 }
 
-/// The members of an object that have a value.
-pub(super) fn present(mut object: Value) -> Value {
-    if let Value::Object(members) = &mut object {
-        members.retain(|_, value| !value.is_null());
-    }
-    object
-}
-
 fn aeth_json(aeth: Aeth) -> Value {
     let mut object = json!({"syndrome": aeth.syndrome.0, "msn": aeth.msn});
     object["kind"] = match aeth.syndrome.kind() {

@@ -10,7 +10,7 @@ use rocinante_stack::wire::cm::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::line::present;
+use crate::output::present;
 
 /// A message of the connection manager, as it is printed. Each kind has some of these fields.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
