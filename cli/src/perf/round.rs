@@ -12,8 +12,9 @@ use rocinante::{Access, CompChannel, Context, Cq, Mr, RemoteSlice};
 
 use self::so_far::SoFar;
 use super::interval::{self, Meter};
-use super::plan::{Atomic, Plan, Service, Test};
+use super::plan::Plan;
 use super::table::{Bandwidth, Row};
+use super::test::{Atomic, Service, Test};
 use crate::ending;
 use crate::measure::{self, End, MeasureError};
 use crate::output::{Failure, Output};

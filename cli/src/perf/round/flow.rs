@@ -9,7 +9,7 @@ use super::{PATIENCE, Round};
 use crate::measure::{
     BulkOp, BulkResult, FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Receive, Until,
 };
-use crate::perf::plan::Test;
+use crate::perf::test::Test;
 use crate::session::join::Target;
 
 /// Messages count as lost after this much silence, once the peer has said that it sent all.

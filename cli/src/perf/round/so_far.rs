@@ -6,8 +6,8 @@ use hdrhistogram::Histogram;
 
 use crate::measure::{self, BulkResult};
 use crate::perf::interval::Meter;
-use crate::perf::plan::Test;
 use crate::perf::table::{Bandwidth, Latency, Row};
+use crate::perf::test::Test;
 
 /// What has been measured so far.
 pub(super) struct SoFar {

@@ -6,7 +6,7 @@ use super::so_far::SoFar;
 use super::{Round, SPREAD};
 use crate::measure::{self, BulkOp, End, MeasureError, Pinging, RoundTrip, Side, Times, Until};
 use crate::perf::interval::Timed;
-use crate::perf::plan::{Atomic, Test};
+use crate::perf::test::{Atomic, Test};
 
 /// Messages before the measured ones, at most. They fill caches and train predictors, and show that
 /// the second side is ready. Large ones need fewer: together they have `SPREAD` bytes.
