@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use rocinante::verbs::{Destination, GRH_LEN, QpType, SendData, SendOp, WcOpcode};
+use rocinante::verbs::{Destination, GRH_LEN, QpType, Qpn, SendData, SendOp, WcOpcode};
 use rocinante::{
     Access, Ah, Context, Cq, Mr, Pd, Qp, RecvWr, SendWr, VerbsError, Wc, WcStatus, cm,
 };
@@ -149,7 +149,7 @@ impl Node {
             )
         })?;
         let ah = self.pd.create_ah_from_wc(wc, header)?;
-        let to = ah.to(rocinante::verbs::Qpn::new(named), cm::UDP_QKEY);
+        let to = ah.to(Qpn::new(named), cm::UDP_QKEY);
         Ok((ah, to))
     }
 

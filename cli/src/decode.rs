@@ -50,8 +50,8 @@ pub struct Args {
     pub file: PathBuf,
     #[command(flatten)]
     selection: Selection,
-    /// Print what each flow carried: packets, bytes, packets sent again, ACKs, NAKs, RNR NAKs, and
-    /// the time from a request to its answer
+    /// Print what each flow of the queue pair and the addresses carried: packets, bytes, packets
+    /// sent again, ACKs, NAKs, RNR NAKs, and the time from a request to its answer
     #[arg(long)]
     flows: bool,
     /// Write the packets to a pcapng file as a wire would carry them: those of a super-packet as
@@ -103,7 +103,8 @@ fn report(args: &Args, out: impl Write) -> Summary {
             .and_then(|copy| run.decode(&out, Some(copy))),
         None => run.decode(&out, None),
     };
-    let Run { mut summary, flows, .. } = run;
+    let Run { mut summary, mut flows, .. } = run;
+    flows.retain(|flow, src_qpn| args.selection.takes_flow(flow, src_qpn));
     let (mut out, json) = (out.into_inner(), args.json || args.json_packets);
     summary.error = match end {
         _ if ending::signal().is_some() => ending::signal().map(Ended::Signal),

@@ -16,7 +16,7 @@ use rocinante::device::{
 use rocinante::verbs::Mtu;
 use rocinante::{OpenOptions, VerbsError};
 use rocinante_netdev::auto;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::ending;
 use crate::output::{Failure, Output};
@@ -120,23 +120,9 @@ struct PortCapabilities {
     rx_budget_datagrams: u32,
 }
 
-/// The limits of a device with default options.
-#[derive(Debug, Serialize)]
-struct DeviceLimits {
-    max_qp: u32,
-    max_mr: u32,
-    max_mw: u32,
-    max_cq: u32,
-    max_cqe: u32,
-    max_qp_wr: u32,
-    max_sge: u32,
-    /// `None` if the device does not say.
-    max_inline_data: Option<u32>,
-    max_qp_rd_atom: u32,
-    max_srq: u32,
-    max_srq_wr: u32,
-    max_srq_sge: u32,
-}
+/// The limits of a device, by their names in verbs.h; `None` if the device does not say.
+#[derive(Debug)]
+struct DeviceLimits([(&'static str, Option<u32>); 12]);
 
 /// An interface that cannot carry RoCEv2.
 #[derive(Debug, Serialize)]
@@ -299,63 +285,38 @@ impl From<&Capabilities> for PortCapabilities {
     }
 }
 
-impl DeviceLimits {
-    /// Writes one row per limit.
-    fn rows(&self, row: &mut impl FnMut(&str, &dyn fmt::Display) -> fmt::Result) -> fmt::Result {
-        for (name, value) in [
-            ("max_qp:", Some(self.max_qp)),
-            ("max_qp_wr:", Some(self.max_qp_wr)),
-            ("max_sge:", Some(self.max_sge)),
-            ("max_inline_data:", self.max_inline_data),
-            ("max_qp_rd_atom:", Some(self.max_qp_rd_atom)),
-            ("max_srq:", Some(self.max_srq)),
-            ("max_srq_wr:", Some(self.max_srq_wr)),
-            ("max_srq_sge:", Some(self.max_srq_sge)),
-            ("max_cq:", Some(self.max_cq)),
-            ("max_cqe:", Some(self.max_cqe)),
-            ("max_mr:", Some(self.max_mr)),
-            ("max_mw:", Some(self.max_mw)),
-        ] {
-            match value {
-                Some(value) => row(name, &value)?,
-                None => row(name, &"the device does not say")?,
-            }
-        }
-        Ok(())
+impl From<&Limits> for DeviceLimits {
+    fn from(limits: &Limits) -> Self {
+        Self([
+            ("max_qp", Some(limits.max_qp)),
+            ("max_qp_wr", Some(limits.max_qp_wr)),
+            ("max_sge", Some(limits.max_sge)),
+            ("max_inline_data", Some(limits.max_inline_data).filter(|bytes| *bytes != u32::MAX)),
+            ("max_qp_rd_atom", Some(limits.max_qp_rd_atom)),
+            ("max_srq", Some(limits.max_srq)),
+            ("max_srq_wr", Some(limits.max_srq_wr)),
+            ("max_srq_sge", Some(limits.max_srq_sge)),
+            ("max_cq", Some(limits.max_cq)),
+            ("max_cqe", Some(limits.max_cqe)),
+            ("max_mr", Some(limits.max_mr)),
+            ("max_mw", Some(limits.max_mw)),
+        ])
     }
 }
 
-impl From<&Limits> for DeviceLimits {
-    fn from(limits: &Limits) -> Self {
-        let Limits {
-            max_qp,
-            max_mr,
-            max_mw,
-            max_cq,
-            max_cqe,
-            max_qp_wr,
-            max_sge,
-            max_inline_data,
-            max_qp_rd_atom,
-            max_srq,
-            max_srq_wr,
-            max_srq_sge,
-            ..
-        } = *limits;
-        Self {
-            max_qp,
-            max_mr,
-            max_mw,
-            max_cq,
-            max_cqe,
-            max_qp_wr,
-            max_sge,
-            max_inline_data: Some(max_inline_data).filter(|bytes| *bytes != u32::MAX),
-            max_qp_rd_atom,
-            max_srq,
-            max_srq_wr,
-            max_srq_sge,
-        }
+impl Serialize for DeviceLimits {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0)
+    }
+}
+
+impl DeviceLimits {
+    /// Writes one row per limit.
+    fn rows(&self, row: &mut impl FnMut(&str, &dyn fmt::Display) -> fmt::Result) -> fmt::Result {
+        self.0.iter().try_for_each(|(name, limit)| match limit {
+            Some(limit) => row(&format!("{name}:"), limit),
+            None => row(&format!("{name}:"), &"the device does not say"),
+        })
     }
 }
 

@@ -37,7 +37,7 @@ static SIGNAL: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 static ATTENTIVE: AtomicUsize = AtomicUsize::new(0);
 static STATE: Mutex<State> = Mutex::new(State::Idle);
 
-/// Whose turn it is to report.
+/// Which thread is to report.
 enum State {
     /// No command has begun that reports here.
     Idle,
@@ -153,12 +153,22 @@ impl Drop for Attentive {
 /// Does `work`. If a signal comes meanwhile, another thread calls `abandon`, which must make `work`
 /// fail.
 pub fn interruptible<T>(abandon: impl FnOnce() + Send, work: impl FnOnce() -> T) -> T {
+    breakable(|| signal().is_some(), abandon, work)
+}
+
+/// Does `work` with the promise of [`attentive`]. Once `stops` is true, another thread calls
+/// `abandon`, which must make `work` fail.
+pub fn breakable<T>(
+    stops: impl Fn() -> bool + Send,
+    abandon: impl FnOnce() + Send,
+    work: impl FnOnce() -> T,
+) -> T {
     let _attentive = attentive();
     let (done, is_done) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-                if signal().is_some() {
+                if stops() {
                     return abandon();
                 }
             }
@@ -182,7 +192,7 @@ pub fn enter(stage: &str) {
     running(|running| stage.clone_into(&mut running.stage));
 }
 
-/// The device is open.
+/// The device is open. Of several it is the last one that is named here.
 pub fn opened(ctx: &Context) {
     running(|running| running.ctx = Some(ctx.clone()));
 }

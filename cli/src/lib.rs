@@ -32,5 +32,6 @@ pub mod quiet;
 pub mod rping;
 pub mod session;
 pub mod size;
+pub mod ticks;
 pub mod ucmatose;
 pub mod udaddy;

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 
 use rocinante::{Refused, VerbsError, WcStatus};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::ending;
 use crate::measure::MeasureError;
@@ -159,6 +160,14 @@ pub fn object(program: &str, body: impl Serialize) -> String {
     let command = own.map_or(program, |words| words.split(' ').next().unwrap_or(words));
     let object = Object { schema: SCHEMA, version: env!("CARGO_PKG_VERSION"), command, body };
     serde_json::to_string(&object).expect("results are JSON")
+}
+
+/// The members of an object that have a value.
+pub(crate) fn present(mut object: Value) -> Value {
+    if let Value::Object(members) = &mut object {
+        members.retain(|_, value| !value.is_null());
+    }
+    object
 }
 
 /// The destination of a command's results.

@@ -5,6 +5,7 @@ pub mod interval;
 pub mod plan;
 pub mod round;
 pub mod table;
+pub mod test;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -21,9 +22,10 @@ use crate::output::{self, Failure, Kind, Output};
 use crate::pingpong::Place;
 use crate::session::{self, NetArgs, Server, Session};
 use crate::size::size;
-use plan::{Atomic, Given, Plan, Test};
+use plan::{Given, Plan};
 use round::{Own, Round};
 use table::Row;
+use test::{Atomic, Test};
 
 /// Measure bandwidth or latency between two processes, like perftest's ib_write_bw and its kin
 ///

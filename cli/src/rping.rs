@@ -19,7 +19,7 @@ use self::game::{RpingGame, SIZE_MAX, SIZE_MIN};
 use crate::compat::queue::gid_index;
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
-use crate::session::listeners::Listeners;
+use crate::session::listeners::{BACKLOG, Listeners};
 use crate::session::{OpenArgs, Own, Patience, patience};
 use crate::size::size;
 
@@ -162,7 +162,8 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     let own: Option<Own> = args.address.as_deref().map(str::parse).transpose().map_err(|why| {
         Failure::Usage(format!("-a {}: {why}", args.address.as_deref().unwrap_or_default()))
     })?;
-    let listeners = Listeners::open(&args.device, own.as_ref(), args.port, Listener::bind, out)?;
+    let (own, bind) = (own.as_ref(), Listener::bind);
+    let listeners = Listeners::open(&args.device, own, args.port, bind, BACKLOG, out)?;
     ending::enter("waiting for a client");
     out.note(format_args!("waiting for a client on {}", listeners.place()));
     if !args.persistent {
@@ -175,6 +176,7 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     std::thread::scope(|scope| {
         loop {
             let (ctx, request) = listeners.wait(Listener::try_request)?;
+            ending::opened(ctx);
             let peer = request.peer();
             scope.spawn(move || match serve_one(ctx, request, args, out) {
                 Ok(report) => out.note(format_args!("{} rounds with {peer}", report.rounds)),

@@ -20,7 +20,6 @@ mod server;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use rocinante::device::Provider;
@@ -104,10 +103,7 @@ impl NetArgs {
     /// # Errors
     /// There is no route, or the device cannot be opened.
     fn open_towards(&self, server: SocketAddr, out: Output) -> Result<Context, Failure> {
-        let route = match &self.bind {
-            Some(own) => own.towards(server.ip()).unwrap_or_else(|| own.first()),
-            None => address::towards(server)?,
-        };
+        let route = address::local(server, self.bind.as_ref())?;
         let free = self.bind.is_none() && self.gid == AddressChoice::Any;
         if free && self.device.name.is_none() && address::is_shared_loopback(route, server.ip()) {
             return self.device.open_loopback(out);
@@ -330,24 +326,12 @@ impl Session {
         abandon: impl FnOnce() + Send,
     ) -> Result<T, Failure> {
         let watch = self.exchange.watch()?;
-        let _attentive = ending::attentive();
-        let (done, is_done) = channel::<()>();
         let gone = AtomicBool::new(false);
-        let gone_is_known = &gone;
-        let result = std::thread::scope(|scope| {
-            scope.spawn(move || {
-                while is_done.recv_timeout(ending::LOOK) == Err(RecvTimeoutError::Timeout) {
-                    let is_gone = watch.is_gone();
-                    if is_gone || ending::signal().is_some() {
-                        gone_is_known.store(is_gone, Ordering::Relaxed);
-                        return abandon();
-                    }
-                }
-            });
-            let result = work(&mut self.exchange);
-            drop(done);
-            result
-        });
+        let stops = || {
+            gone.store(watch.is_gone(), Ordering::Relaxed);
+            gone.load(Ordering::Relaxed) || ending::signal().is_some()
+        };
+        let result = ending::breakable(stops, abandon, || work(&mut self.exchange));
         result.map_err(|failure| match (ending::check_signal(), self.exchange.try_hear()) {
             (Err(stopped), _) => stopped,
             (_, Err(why)) => Failure::from(why),

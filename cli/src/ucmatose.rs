@@ -21,7 +21,7 @@ use self::lane::{MessageLane, Unconnected};
 use crate::compat::queue::gid_index;
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
-use crate::session::listeners::Listeners;
+use crate::session::listeners::{BACKLOG, Listeners};
 use crate::session::{OpenArgs, Own, Patience, patience};
 use crate::size::size;
 
@@ -275,7 +275,9 @@ fn serve(
     bind: Option<&Own>,
     out: Output,
 ) -> Result<Report, Failure> {
-    let listeners = Listeners::open(&common.device, bind, plan.port, Listener::bind, out)?;
+    // The client asks for all at once.
+    let (port, all) = (plan.port, BACKLOG.max(plan.connections as usize));
+    let listeners = Listeners::open(&common.device, bind, port, Listener::bind, all, out)?;
     ending::enter("waiting for a client");
     let place = listeners.place();
     out.note(format_args!("waiting for {} connections on {place}", plan.connections));
@@ -295,6 +297,7 @@ fn serve(
                 plan.connections
             )));
         };
+        ending::opened(ctx);
         first.get_or_insert_with(|| (ctx.clone(), request.local()));
         if patience.is_none() {
             start = Instant::now();
@@ -305,7 +308,6 @@ fn serve(
         accepted.push((parts, request.accept(qp, &params())?));
     }
     let (ctx, local) = first.ok_or_else(|| Failure::Usage("no connection is wanted".into()))?;
-    ending::opened(&ctx);
     let mut lanes = Vec::with_capacity(accepted.len());
     for (parts, asked) in accepted {
         lanes.push(parts.connected(asked.wait(plan.patience.time())?));

@@ -15,7 +15,7 @@ use crate::compat::queue::gid_index;
 use crate::datagrams::{DatagramPlan, Node};
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
-use crate::session::listeners::Listeners;
+use crate::session::listeners::{BACKLOG, Listeners};
 use crate::session::{OpenArgs, Own, Patience, patience};
 use crate::size::size;
 
@@ -176,8 +176,8 @@ fn failed(server: SocketAddr, error: &VerbsError) -> Failure {
 }
 
 fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
-    let (plan, bind) = (args.plan(), cm::DatagramListener::bind);
-    let listeners = Listeners::open(&args.device, args.bind.as_ref(), args.port, bind, out)?;
+    let (plan, own, bind) = (args.plan(), args.bind.as_ref(), cm::DatagramListener::bind);
+    let listeners = Listeners::open(&args.device, own, args.port, bind, BACKLOG, out)?;
     ending::enter("waiting for a client");
     out.note(format_args!("waiting for a client on {}", listeners.place()));
     let mut nodes = Vec::new();

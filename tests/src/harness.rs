@@ -138,6 +138,17 @@ impl Side {
         qp.max_send_wr(512).max_recv_wr(512).max_sge(4).max_inline_data(256)
     }
 
+    /// A queue pair on the side's completion queue, with room for one request and one receive:
+    /// for tests that make many, and use none.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    #[must_use]
+    pub fn small_qp(&self) -> PreparedQp {
+        let qp = self.pd.qp(&self.cq, &self.cq).max_send_wr(1).max_recv_wr(1);
+        qp.build().expect("a queue pair")
+    }
+
     /// The next completion of the side's queue.
     ///
     /// # Panics

@@ -168,7 +168,7 @@ fn obeyed(policy: &Value) {
     let shaped = number(&policy["shaped_mbps"]);
     assert_eq!(policy["shaped_limit_mbps"], 100);
     assert!((70.0..=100.0).contains(&shaped), "{policy}");
-    assert!(number(&policy["unshaped_mbps"]) > 1.2 * shaped, "{policy}");
+    assert!(number(&policy["unshaped_mbps"]) >= 5.0 * shaped, "{policy}");
     // At least three seconds of the traffic that passed the shaper.
     assert!(number(&policy["tbf_bytes"]) > 3.0 * 1e6 * shaped / 8.0, "{policy}");
     assert!(policy["tbf_overlimits"].as_u64().unwrap() > 0);

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 
-use rocinante::Access;
 use rocinante::cm::{Connecting, Listener, Params};
 use rocinante::device::Backend;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup};
@@ -29,14 +28,7 @@ fn many_connections_at_once_and_nothing_is_left() {
         let params = Params::default();
         let mut pending = Vec::new();
         for _ in 0..COUNT {
-            let qp = side
-                .pd
-                .qp(&side.cq, &side.cq)
-                .access(Access::ALL)
-                .max_send_wr(1)
-                .max_recv_wr(1)
-                .build()
-                .unwrap();
+            let qp = side.small_qp();
             pending.push(if at == 0 {
                 Connecting::start(qp, server, &params).unwrap()
             } else {

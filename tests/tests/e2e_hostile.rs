@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rocinante::device::Backend;
 use rocinante::stats::DeviceCounters;
-use rocinante::verbs::{Psn, Qpn, SendOp};
+use rocinante::verbs::{Mtu, Psn, Qpn, SendOp};
 use rocinante::{Access, Qp, RecvWr, WcStatus};
 use rocinante_stack::types::Pkey;
 use rocinante_stack::wire::{Aeth, Bth, Opcode};
@@ -113,7 +113,7 @@ const TIMES: u64 = 5;
 fn attack(backend: Backend, family: Family) {
     let mut setup = Setup::new(backend).family(family);
     setup.containers = 3;
-    setup.connect.mtu = Some(rocinante::verbs::Mtu::Mtu1024);
+    setup.connect.mtu = Some(Mtu::Mtu1024);
     let harness = Harness::new(&setup);
     let [a, b] = &harness.sides;
     let [qp, peer] = harness.pair();

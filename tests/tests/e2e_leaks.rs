@@ -138,15 +138,7 @@ fn numbers_come_again(harness: &Harness, count: usize) {
     let side = &harness.sides[0];
     let mut numbers = HashSet::new();
     repeat(harness, count, |_| {
-        let qp = side
-            .pd
-            .qp(&side.cq, &side.cq)
-            .access(Access::ALL)
-            .max_send_wr(1)
-            .max_recv_wr(1)
-            .build()
-            .unwrap();
-        numbers.insert(qp.endpoint().qpn);
+        numbers.insert(side.small_qp().endpoint().qpn);
     });
     println!("{} numbers for {count} queue pairs", numbers.len());
     assert!(numbers.len() > count / 4, "they are drawn from few");

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use rocinante::device::Backend;
-use rocinante::verbs::{Mtu, SendOp};
+use rocinante::verbs::{Mtu, SendOp, WcOpcode};
 use rocinante::{Access, Mr, Qp, RecvWr};
 use rocinante_node::{Match, Rule};
 use rocinante_tests::harness::{Harness, Setup, Side, assert_same, pattern, wr};
@@ -181,7 +181,7 @@ impl Stream {
             }
             if let Some(wc) = a.cq.poll_one().unwrap() {
                 assert_eq!(wc.status, rocinante::WcStatus::Success, "after {completed}: {wc:?}");
-                if wc.opcode == rocinante::verbs::WcOpcode::FetchAdd {
+                if wc.opcode == WcOpcode::FetchAdd {
                     // In order, and each found what the one before it left: none was lost or
                     // executed twice.
                     assert_eq!(wc.wr_id, seen_adds);

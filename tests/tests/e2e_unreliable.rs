@@ -328,7 +328,7 @@ fn a_handle_that_is_gone_fails_the_request(backend: Backend) {
     assert_eq!(qp.state(), QpState::Sqe);
     send(3);
     a.complete(3, WcStatus::WrFlushErr);
-    qp.modify(&rocinante::verbs::ModifyAttr::state(QpState::Rts)).unwrap();
+    qp.modify(&ModifyAttr::state(QpState::Rts)).unwrap();
     let ah = a.run(|| a.pd.create_ah(&PeerPath::new(b.address))).unwrap();
     let to = ah.to(Qpn::new(0x77), QKEY);
     qp.post_send(&[wr(4, SendOp::SendTo { to, imm: None }, &[])]).unwrap();

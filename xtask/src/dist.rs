@@ -37,12 +37,7 @@ const SHELLS: [(&str, &str); 5] = [
 /// # Errors
 /// Something cannot be built, or does not run.
 pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
-    let wanted = |name: &&str| processors.is_empty() || processors.contains(name);
-    let targets: Vec<_> = TARGETS.into_iter().filter(|(_, name)| wanted(name)).collect();
-    if targets.is_empty() {
-        let known = TARGETS.map(|(_, name)| name);
-        return Err(format!("no program for {}: {}", processors.join(", "), known.join(", ")));
-    }
+    let targets = choose(processors)?;
     let native = |(_, name): &(&str, &str)| emulator(name).is_some_and(|words| words.is_empty());
     if !targets.iter().all(native) {
         setup::packages(setup::DIST);
@@ -83,6 +78,16 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
     sums(out)?;
     println!("{OUT}/SHA256SUMS names everything");
     Ok(())
+}
+
+/// The targets for these processors; all if none is named.
+fn choose(processors: &[&str]) -> Result<Vec<(&'static str, &'static str)>, String> {
+    let known = TARGETS.map(|(_, name)| name);
+    if let Some(unknown) = processors.iter().find(|name| !known.contains(name)) {
+        return Err(format!("no program for {unknown}: {}", known.join(", ")));
+    }
+    let wanted = |name: &&str| processors.is_empty() || processors.contains(name);
+    Ok(TARGETS.into_iter().filter(|(_, name)| wanted(name)).collect())
 }
 
 /// `cargo xtask man DIR`.
@@ -218,7 +223,14 @@ fn write(file: &Path, text: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{instruments, sbom};
+    use super::{TARGETS, choose, instruments, sbom};
+
+    #[test]
+    fn every_processor_that_is_named_is_known() {
+        assert_eq!(choose(&[]).unwrap(), TARGETS);
+        assert_eq!(choose(&["aarch64"]).unwrap(), TARGETS[1..]);
+        assert!(choose(&["x86_64", "arm64"]).unwrap_err().starts_with("no program for arm64"));
+    }
 
     #[test]
     fn what_tests_need_is_not_shipped() {

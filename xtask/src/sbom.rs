@@ -61,7 +61,7 @@ fn bom(lines: &[Line], checksums: &BTreeMap<String, String>) -> Option<Value> {
         path.push(line);
         below.entry(line.purl()).or_default();
         if line.purl() != whole.purl() {
-            components.insert(line.purl(), component(line, checksums));
+            components.insert(line.purl(), component("library", line, checksums));
         }
     }
     let edges = below.iter().map(|(from, to)| json!({"ref": from, "dependsOn": to}));
@@ -69,22 +69,15 @@ fn bom(lines: &[Line], checksums: &BTreeMap<String, String>) -> Option<Value> {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
         "version": 1,
-        "metadata": {"component": {
-            "type": "application",
-            "bom-ref": whole.purl(),
-            "name": whole.name,
-            "version": whole.version,
-            "purl": whole.purl(),
-            "licenses": [{"expression": whole.licence}],
-        }},
+        "metadata": {"component": component("application", whole, checksums)},
         "components": components.into_values().collect::<Vec<_>>(),
         "dependencies": edges.collect::<Vec<_>>(),
     }))
 }
 
-fn component(line: &Line, checksums: &BTreeMap<String, String>) -> Value {
+fn component(kind: &str, line: &Line, checksums: &BTreeMap<String, String>) -> Value {
     let mut component = json!({
-        "type": "library",
+        "type": kind,
         "bom-ref": line.purl(),
         "name": line.name,
         "version": line.version,

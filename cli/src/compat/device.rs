@@ -20,8 +20,6 @@ pub struct DeviceArgs {
     pub ib_port: Option<u32>,
 }
 
-impl DeviceArgs {}
-
 /// The wanted address of the device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AddressChoice {

@@ -9,12 +9,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
 
+use rocinante_stack::types::Psn;
 use rocinante_stack::wire::{AckKind, Operation, Service};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::line::Decoded;
 use super::manage::Managed;
+use crate::output::present;
 
 /// Flows that are followed.
 pub const FLOWS_MAX: usize = 4096;
@@ -25,10 +27,8 @@ const MESSAGES_MAX: usize = 256;
 /// Answers of a flow that are used to look for its other direction.
 const TRIES: u8 = 64;
 /// PSNs of a flow that are remembered, and send times.
-const SPAN: u32 = 8192;
+const SPAN: u64 = 8192;
 const TIMES: usize = 128;
-/// PSNs are 24 bits.
-const PSN_MASK: u32 = 0xff_ffff;
 
 /// One direction: from an address to a queue pair at another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,12 +79,7 @@ struct Flow {
     /// Whether datagrams of several queue pairs are in it.
     mixed: bool,
     service: Option<Service>,
-    packets: u64,
-    payload_bytes: u64,
-    again: u64,
-    acks: u64,
-    naks: u64,
-    rnr_naks: u64,
+    counts: Counts,
     round_trips: RoundTrips,
     /// Of requests, and of answers with a PSN for each packet: their PSNs are numbered apart.
     requests: Option<Box<Psns>>,
@@ -94,8 +89,18 @@ struct Flow {
     tries: u8,
 }
 
+#[derive(Debug, Default, Clone, Copy, Serialize)]
+struct Counts {
+    packets: u64,
+    payload_bytes: u64,
+    again: u64,
+    acks: u64,
+    naks: u64,
+    rnr_naks: u64,
+}
+
 /// A request, and when it was sent; without a time if that is ambiguous.
-type SentAt = Option<(u32, i128)>;
+type SentAt = Option<(Psn, i128)>;
 
 #[derive(Debug, Default, Clone, Copy)]
 struct RoundTrips {
@@ -120,56 +125,53 @@ impl RoundTrips {
     }
 }
 
-/// The PSNs that have been seen: the newest, and which of the [`SPAN`] up to it.
+/// The PSNs that have been seen: the newest, expanded, and which of the [`SPAN`] up to it.
 #[derive(Debug)]
 struct Psns {
-    newest: u32,
+    newest: u64,
     seen: [u64; SPAN as usize / 64],
 }
 
 impl Psns {
-    fn starting(psn: u32) -> Self {
-        let mut it = Self { newest: psn, seen: [0; SPAN as usize / 64] };
-        it.set(psn);
+    fn starting(psn: Psn) -> Self {
+        let mut it = Self { newest: psn.first(), seen: [0; SPAN as usize / 64] };
+        it.set(it.newest, true);
         it
     }
 
-    fn slot(psn: u32) -> (usize, u64) {
+    fn bit(psn: u64) -> (usize, u64) {
         let place = psn % SPAN;
         (place as usize / 64, 1 << (place % 64))
     }
 
-    fn set(&mut self, psn: u32) {
-        let (word, bit) = Self::slot(psn);
-        self.seen[word] |= bit;
+    fn set(&mut self, psn: u64, seen: bool) {
+        let (word, bit) = Self::bit(psn);
+        if seen {
+            self.seen[word] |= bit;
+        } else {
+            self.seen[word] &= !bit;
+        }
     }
 
-    fn has(&self, psn: u32) -> bool {
-        let (word, bit) = Self::slot(psn);
-        self.newest.wrapping_sub(psn) & PSN_MASK < SPAN && self.seen[word] & bit != 0
+    fn has(&self, psn: Psn) -> bool {
+        let psn = psn.expand(self.newest);
+        let (word, bit) = Self::bit(psn);
+        psn <= self.newest && self.newest - psn < SPAN && self.seen[word] & bit != 0
     }
 
     /// Notes a PSN. Returns whether it has been seen.
-    fn note(&mut self, psn: u32) -> bool {
-        let ahead = psn.wrapping_sub(self.newest) & PSN_MASK;
-        let behind = self.newest.wrapping_sub(psn) & PSN_MASK;
-        if behind < SPAN {
-            let seen = self.has(psn);
-            self.set(psn);
-            return seen;
-        }
-        if ahead < SPAN {
-            for skipped in 1..=ahead {
-                let (word, bit) = Self::slot(self.newest.wrapping_add(skipped));
-                self.seen[word] &= !bit;
-            }
-        } else {
+    fn note(&mut self, psn: Psn) -> bool {
+        let seen = self.has(psn);
+        let at = psn.expand(self.newest);
+        if at.abs_diff(self.newest) >= SPAN {
             // Far ahead; or far behind, which means another connection.
-            self.seen.fill(0);
+            *self = Self::starting(psn);
+            return false;
         }
-        self.newest = psn;
-        self.set(psn);
-        false
+        (self.newest + 1..at).for_each(|skipped| self.set(skipped, false));
+        self.newest = self.newest.max(at);
+        self.set(at, true);
+        seen
     }
 }
 
@@ -208,20 +210,20 @@ impl Flows {
             return known;
         }
         let flow = self.flows.entry(key).or_default();
-        flow.packets += 1;
-        flow.payload_bytes += packet.len() as u64;
+        flow.counts.packets += 1;
+        flow.counts.payload_bytes += packet.len() as u64;
         let service = packet.info.map(|info| info.service);
         flow.service = flow.service.or(service);
         flow.src_qpn = flow.src_qpn.or_else(|| senders.get(&key).copied());
         // Its receiver drops a packet with a wrong ICRC, and gets it again.
         if service == Some(Service::Rc) && !packet.is_bad() {
-            known.again = self.reliable(key, time_ns, packet, bth.psn.value());
+            known.again = self.reliable(key, time_ns, packet, bth.psn);
         }
         let Some(flow) = self.flows.get_mut(&key) else { return known };
-        flow.again += u64::from(known.again);
+        flow.counts.again += u64::from(known.again);
         if let Some(deth) = packet.headers.deth {
             let sender = Some(deth.src_qpn.value());
-            flow.mixed |= flow.packets > 1 && flow.src_qpn != sender;
+            flow.mixed |= flow.counts.packets > 1 && flow.src_qpn != sender;
             flow.src_qpn = sender.filter(|_| !flow.mixed);
             known.src_qpn = sender;
         } else {
@@ -236,7 +238,7 @@ impl Flows {
         key: FlowKey,
         time_ns: Option<i128>,
         packet: &Decoded<'_>,
-        psn: u32,
+        psn: Psn,
     ) -> bool {
         let Some(info) = packet.info else { return false };
         let Some(flow) = self.flows.get_mut(&key) else { return false };
@@ -244,20 +246,20 @@ impl Flows {
             let again = note(&mut flow.requests, psn);
             let times = flow.times.get_or_insert_with(|| Box::new([None; TIMES]));
             // The answer may be for the first packet or for its repetition: no time tells.
-            times[psn as usize % TIMES] = time_ns.filter(|_| !again).map(|time| (psn, time));
+            times[place(psn)] = time_ns.filter(|_| !again).map(|time| (psn, time));
             return again;
         }
         let positive = match packet.headers.aeth.map(|aeth| aeth.syndrome.kind()) {
             Some(AckKind::Nak(_)) => {
-                flow.naks += 1;
+                flow.counts.naks += 1;
                 false
             }
             Some(AckKind::RnrNak { .. }) => {
-                flow.rnr_naks += 1;
+                flow.counts.rnr_naks += 1;
                 false
             }
             Some(AckKind::Ack { .. }) => {
-                flow.acks += u64::from(info.operation == Operation::Acknowledge);
+                flow.counts.acks += u64::from(info.operation == Operation::Acknowledge);
                 true
             }
             Some(AckKind::Reserved) | None => false,
@@ -267,10 +269,10 @@ impl Flows {
         if let Some(back) = sender.filter(|_| positive).map(|qpn| key.back(qpn))
             && let Some(asked) = self.flows.get_mut(&back)
             && let Some(times) = &mut asked.times
-            && let Some((sent, at)) = times[psn as usize % TIMES]
+            && let Some((sent, at)) = times[place(psn)]
             && sent == psn
         {
-            times[psn as usize % TIMES] = None;
+            times[place(psn)] = None;
             if let (Some(now), Some(flow)) = (time_ns, self.flows.get_mut(&key)) {
                 flow.round_trips.add(now - at);
             }
@@ -280,7 +282,7 @@ impl Flows {
 
     /// The queue pair that sends flow `key`. If it is not known, it is the destination of the one
     /// flow in the other direction that has a request with the PSN of this answer.
-    fn sender(&mut self, key: FlowKey, psn: u32) -> Option<u32> {
+    fn sender(&mut self, key: FlowKey, psn: Psn) -> Option<u32> {
         let flow = self.flows.get_mut(&key)?;
         if flow.src_qpn.is_some() || flow.tries >= TRIES {
             return flow.src_qpn;
@@ -343,6 +345,12 @@ impl Flows {
         }
     }
 
+    /// Forgets the flows that are not wanted. A flow is named with the queue pair that sends it, if
+    /// that is known.
+    pub fn retain(&mut self, wanted: impl Fn(&FlowKey, Option<u32>) -> bool) {
+        self.flows.retain(|key, flow| wanted(key, flow.src_qpn));
+    }
+
     /// The packets of flows that were too many.
     #[must_use]
     pub const fn untracked(&self) -> u64 {
@@ -356,11 +364,16 @@ impl Flows {
     }
 
     fn shown(&self) -> impl Iterator<Item = (&FlowKey, &Flow)> {
-        self.flows.iter().filter(|(_, flow)| flow.packets > 0)
+        self.flows.iter().filter(|(_, flow)| flow.counts.packets > 0)
     }
 }
 
-fn note(psns: &mut Option<Box<Psns>>, psn: u32) -> bool {
+/// The place of a PSN's send time.
+const fn place(psn: Psn) -> usize {
+    psn.value() as usize % TIMES
+}
+
+fn note(psns: &mut Option<Box<Psns>>, psn: Psn) -> bool {
     match psns {
         Some(psns) => psns.note(psn),
         None => {
@@ -383,42 +396,29 @@ const fn service_name(service: Service) -> &'static str {
 #[derive(Serialize)]
 struct FlowLine {
     src: IpAddr,
-    #[serde(skip_serializing_if = "Option::is_none")]
     src_qpn: Option<u32>,
     dst: IpAddr,
     dest_qpn: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
     service: Option<&'static str>,
-    packets: u64,
-    payload_bytes: u64,
-    again: u64,
-    acks: u64,
-    naks: u64,
-    rnr_naks: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(flatten)]
+    counts: Counts,
     round_trips: Option<Value>,
 }
 
 impl Flow {
     fn json(&self, key: &FlowKey) -> Value {
-        let Self { packets, payload_bytes, again, acks, naks, rnr_naks, .. } = *self;
         let round_trips = self.round_trips.us().map(|[min, avg, max]| {
             json!({"count": self.round_trips.count, "us_min": min, "us_avg": avg, "us_max": max})
         });
-        json!(FlowLine {
+        present(json!(FlowLine {
             src: key.src,
             src_qpn: self.src_qpn,
             dst: key.dst,
             dest_qpn: key.qpn,
             service: self.service.map(service_name),
-            packets,
-            payload_bytes,
-            again,
-            acks,
-            naks,
-            rnr_naks,
+            counts: self.counts,
             round_trips,
-        })
+        }))
     }
 }
 
@@ -442,7 +442,7 @@ impl fmt::Display for Flows {
         )?;
         for (src, dst, flow) in rows {
             let service = flow.service.map_or("", service_name);
-            let Flow { packets, payload_bytes, again, acks, naks, rnr_naks, .. } = flow;
+            let Counts { packets, payload_bytes, again, acks, naks, rnr_naks } = flow.counts;
             write!(
                 f,
                 "{src:<from$}  {dst:<to$}  {service:<4} {packets:>9} {payload_bytes:>13} {again:>7} {acks:>7} \
@@ -470,20 +470,30 @@ mod tests {
 
     #[test]
     fn psns_are_seen_again_across_their_end() {
-        let mut psns = Psns::starting(0xff_fffe);
+        let mut psns = Psns::starting(Psn::new(0xff_fffe));
         let seen: Vec<bool> = [0xff_ffff, 0, 1, 0xff_fffe, 2, 0, 0xff_fffd, 0xff_fffd]
-            .map(|psn| psns.note(psn))
+            .map(|psn| psns.note(Psn::new(psn)))
             .to_vec();
         assert_eq!(seen, [false, false, false, true, false, true, false, true]);
     }
 
     #[test]
     fn a_far_psn_begins_anew() {
-        let mut psns = Psns::starting(100_000);
-        assert!(!psns.note(500) && psns.note(500) && !psns.note(501));
+        let mut psns = Psns::starting(Psn::new(100_000));
+        let [near, far] = [500, 500 + SPAN as u32].map(Psn::new);
+        assert!(!psns.note(near) && psns.note(near) && !psns.note(Psn::new(501)));
         // What is ahead by less than the span clears what was there a span ago.
-        assert!(!psns.note(500 + SPAN), "the place of 500, another packet");
-        assert!(psns.has(501) && !psns.has(500));
-        assert!(psns.note(500 + SPAN));
+        assert!(!psns.note(far), "the place of 500, another packet");
+        assert!(psns.has(Psn::new(501)) && !psns.has(near));
+        assert!(psns.note(far));
+    }
+
+    #[test]
+    fn psns_may_go_back_for_ever() {
+        let mut psns = Psns::starting(Psn::new(0));
+        for step in 1..100u32 {
+            // Each is a quarter of all PSNs behind the one before.
+            assert!(!psns.note(Psn::new(step.wrapping_mul(3 << 22))));
+        }
     }
 }

@@ -297,7 +297,7 @@ impl Decoded<'_> {
         put("payload_bytes", self.payload_len.map(|len| json!(len)));
         put("bytes", Some(json!(self.piece.len)));
         put("problem", self.error.map(|error| json!(error.to_string())));
-        put("cm", self.managed.as_ref().map(|managed| json!(managed)));
+        put("cm", self.managed.as_ref().map(Managed::json));
         put("again", Some(json!(self.again)));
         let (verdict, why) = match self.piece.verdict {
             Verdict::Ok => ("ok", None),

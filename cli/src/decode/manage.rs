@@ -8,6 +8,9 @@ use rocinante_stack::wire::cm::{
     CmMessage, IpHeader, PortSpace, ServiceId, Subject, Transport, code_to_ns,
 };
 use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::output::present;
 
 /// A message of the connection manager, as it is printed. Each kind has some of these fields.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -18,62 +21,40 @@ pub struct Managed {
     #[serde(serialize_with = "as_hex")]
     pub tid: u64,
     /// The sender's communication id.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub local_comm_id: Option<u32>,
     /// The receiver's communication id.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub remote_comm_id: Option<u32>,
     /// The number of a request for a datagram service.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub request_id: Option<u32>,
     /// The sender's queue pair.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub qpn: Option<u32>,
     /// The receiver's queue pair.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub remote_qpn: Option<u32>,
     /// The first PSN that the receiver is to send.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub psn: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     service: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "as_some_hex")]
+    #[serde(serialize_with = "as_some_hex")]
     service_id: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     port_space: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     port: Option<u16>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     mtu: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     qkey: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     responder_resources: Option<u8>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     initiator_depth: Option<u8>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     retry_count: Option<u8>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     rnr_retry: Option<u8>,
     /// How long the answer may take.
-    #[serde(skip_serializing_if = "Option::is_none")]
     timeout_us: Option<u64>,
     /// The message that this one answers.
-    #[serde(skip_serializing_if = "Option::is_none")]
     subject: Option<&'static str>,
     /// The reason of a REJ, or the status of a SIDR_REP or APR.
-    #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<u16>,
     /// The same in words.
-    #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
     /// Address and port of the program that asks, where `rdma_cm` sends them.
-    #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<SocketAddr>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     to: Option<IpAddr>,
     /// Bytes of the program's private data, up to the last one that is not 0.
-    #[serde(skip_serializing_if = "Option::is_none")]
     private_bytes: Option<usize>,
 }
 
@@ -82,7 +63,10 @@ fn as_hex<S: serde::Serializer>(value: &u64, to: S) -> Result<S::Ok, S::Error> {
 }
 
 fn as_some_hex<S: serde::Serializer>(value: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
-    as_hex(&value.unwrap_or_default(), to)
+    match value {
+        Some(value) => as_hex(value, to),
+        None => to.serialize_none(),
+    }
 }
 
 impl Managed {
@@ -174,6 +158,11 @@ impl Managed {
             }
         }
         Some(it)
+    }
+
+    /// The fields that it has, as an object of JSON.
+    pub(super) fn json(&self) -> Value {
+        present(json!(self))
     }
 
     fn end(&mut self, qpn: Qpn, psn: Option<u32>) {

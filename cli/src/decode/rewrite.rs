@@ -1,8 +1,9 @@
 //! Writes packets as a wire would carry them: the packets of a super-packet as frames of their own.
 
 use std::borrow::Cow;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -37,8 +38,12 @@ impl Rewriter {
     /// # Errors
     /// It cannot be created or written to, or is the file that is read.
     pub fn create(path: &Path, source: &Path) -> io::Result<Self> {
-        let same = |one: &Path| one.canonicalize().ok();
-        if same(path).is_some_and(|path| same(source) == Some(path)) {
+        let source = if source.as_os_str() == "-" { Path::new("/dev/stdin") } else { source };
+        let [read, written] = [source, path].map(|path| {
+            let file = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+            Some((file.dev(), file.ino()))
+        });
+        if read.is_some() && read == written {
             return Err(io::Error::other("it is the file that is read: give another name"));
         }
         let writer = PcapNgWriter::new(BufWriter::new(File::create(path)?)).map_err(other)?;

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::flows::Known;
+use super::flows::{FlowKey, Known};
 use super::line::Decoded;
 
 /// Options that choose packets. A packet must suit all of them.
@@ -48,7 +48,18 @@ impl Selection {
                 || known.about.contains(&Some(qpn))
         });
         let psn = self.psn.is_none_or(|range| bth.is_some_and(|bth| range.has(bth.psn.value())));
-        qp && psn && self.addr.iter().all(|address| *address == src || *address == dst)
+        qp && psn && self.is_between(src, dst)
+    }
+
+    /// Whether a flow is chosen: by queue pair and addresses.
+    #[must_use]
+    pub fn takes_flow(&self, flow: &FlowKey, src_qpn: Option<u32>) -> bool {
+        self.qp.is_none_or(|qpn| flow.qpn == qpn || src_qpn == Some(qpn))
+            && self.is_between(flow.src, flow.dst)
+    }
+
+    fn is_between(&self, src: IpAddr, dst: IpAddr) -> bool {
+        self.addr.iter().all(|address| *address == src || *address == dst)
     }
 }
 

@@ -201,7 +201,7 @@ impl fmt::Display for KernelCounters {
         write!(
             f,
             "What the transport counts (packets sent again, NAKs, drops by reason) belongs to the process that has a device \
-             open: `rocinante perf --counters` and `pingpong --counters` print theirs, a program asks Context::counters."
+             open: `--counters` of the commands with two sides prints theirs, a program asks Context::counters."
         )
     }
 }

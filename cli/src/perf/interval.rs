@@ -1,9 +1,7 @@
 //! What is measured within an interval, printed while the measurement runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -13,6 +11,7 @@ use serde_json::json;
 use super::table::{Bandwidth, Latency, Row};
 use crate::measure::{self, BulkResult, Times, record};
 use crate::output::{Output, object};
+use crate::ticks::Ticks;
 
 /// Parses an interval of the command line, in seconds.
 ///
@@ -72,7 +71,7 @@ impl Times for Timed<'_> {
 #[derive(Debug, Serialize)]
 struct Interval<'a> {
     /// Of this size, from 1.
-    number: u64,
+    number: u32,
     /// Since the measurement of this size began.
     begin_seconds: f64,
     end_seconds: f64,
@@ -80,56 +79,31 @@ struct Interval<'a> {
     row: &'a Row,
 }
 
-/// Prints a line for each interval until it is dropped.
-pub struct Intervals {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Intervals {
-    /// Begins now, with messages of `bytes` bytes.
-    #[must_use]
-    pub fn start(
-        meter: Meter,
-        length: Duration,
-        bytes: usize,
-        is_bandwidth: bool,
-        out: Output,
-    ) -> Self {
-        let (stop, stopped) = channel();
-        let thread = std::thread::spawn(move || {
-            let start = Instant::now();
-            let (mut before, mut messages) = (Duration::ZERO, 0);
-            for interval in 1u32.. {
-                let wait = (length * interval).saturating_sub(start.elapsed());
-                if stopped.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
-                    return;
-                }
-                let now = start.elapsed();
-                let row = if is_bandwidth {
-                    let all = meter.0.messages.load(Ordering::Relaxed);
-                    let new = all - std::mem::replace(&mut messages, all);
-                    Row::Bandwidth(bandwidth(bytes, new, now - before))
-                } else {
-                    let mut times = meter.0.times.lock().unwrap_or_else(PoisonError::into_inner);
-                    let times = std::mem::replace(&mut *times, measure::histogram());
-                    Row::Latency(Latency::new(bytes, &times))
-                };
-                print(interval.into(), [before, now], &row, out);
-                before = now;
-            }
-        });
-        Self { stop: Some(stop), thread: Some(thread) }
-    }
-}
-
-impl Drop for Intervals {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
+/// Prints a line for each interval from now until the result is dropped, with messages of `bytes`
+/// bytes.
+pub fn start(
+    meter: Meter,
+    length: Duration,
+    bytes: usize,
+    is_bandwidth: bool,
+    out: Output,
+) -> Ticks {
+    let begin = Instant::now();
+    let (mut before, mut messages) = (Duration::ZERO, 0);
+    Ticks::start(length, move |number| {
+        let now = begin.elapsed();
+        let row = if is_bandwidth {
+            let all = meter.0.messages.load(Ordering::Relaxed);
+            let new = all - std::mem::replace(&mut messages, all);
+            Row::Bandwidth(bandwidth(bytes, new, now - before))
+        } else {
+            let mut times = meter.0.times.lock().unwrap_or_else(PoisonError::into_inner);
+            let times = std::mem::replace(&mut *times, measure::histogram());
+            Row::Latency(Latency::new(bytes, &times))
+        };
+        print(number, [before, now], &row, out);
+        before = now;
+    })
 }
 
 fn bandwidth(bytes: usize, messages: u64, time: Duration) -> Bandwidth {
@@ -139,7 +113,7 @@ fn bandwidth(bytes: usize, messages: u64, time: Duration) -> Bandwidth {
     Bandwidth { bytes, messages, seconds, gbps_peak: gbps, gbps, mpps, lost: None }
 }
 
-fn print(number: u64, [begin, end]: [Duration; 2], row: &Row, out: Output) {
+fn print(number: u32, [begin, end]: [Duration; 2], row: &Row, out: Output) {
     let [begin_seconds, end_seconds] = [begin, end].map(|time| time.as_secs_f64());
     out.line(format_args!("{row}   {begin_seconds:.1}-{end_seconds:.1} s"));
     if out.json {

@@ -1,37 +1,35 @@
-//! One measurement: its queue pairs, its memory, and the part of each side.
+//! One measurement: its queue pairs, its memory, and how both sides go through it.
+
+mod flow;
+mod so_far;
+mod work;
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use hdrhistogram::Histogram;
-use rocinante::exchange::Exchange;
 use rocinante::verbs::{GRH_LEN, Mtu};
 use rocinante::{Access, CompChannel, Context, Cq, Mr, RemoteSlice};
 
-use super::interval::{Intervals, Meter, Timed};
-use super::plan::{Atomic, Plan, Service, Test};
-use super::table::{Bandwidth, Latency, Row};
+use self::so_far::SoFar;
+use super::interval::{self, Meter};
+use super::plan::Plan;
+use super::table::{Bandwidth, Row};
+use super::test::{Atomic, Service, Test};
 use crate::ending;
-use crate::measure::{
-    self, BulkOp, BulkResult, End, FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Pinging,
-    Receive, RoundTrip, Side, Times, Until,
-};
+use crate::measure::{self, End, MeasureError};
 use crate::output::{Failure, Output};
 use crate::pingpong::Place;
 use crate::session::join::{Joined, QKEY, Target, Theirs};
-use crate::session::progress::Progress;
-use crate::session::{self, Session, diagnosis};
+use crate::session::{self, Session, diagnosis, progress};
+use crate::ticks::Ticks;
+
+pub(crate) use self::so_far::Peak;
 
 /// Longest time without progress.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Messages before the measured ones, at most. They fill caches and train predictors, and show that
-/// the second side is ready. Large ones need fewer: together they have `SPREAD` bytes.
-const WARM_UP: u64 = 100;
 /// Memory that messages in flight are spread over, as far as they fill it, so that they do not all
 /// lie in the fastest cache.
 const SPREAD: usize = 4 << 20;
-/// Messages count as lost after this much silence, once the peer has said that it sent all.
-const LOST: Duration = Duration::from_millis(200);
 /// RNR timer code 1: 10 µs. A late receive then costs as little as possible.
 const RNR_10_US: u8 = 1;
 
@@ -172,7 +170,8 @@ impl<'a> Round<'a> {
     #[must_use]
     pub fn banner(&self, session: &Session) -> String {
         let Self { test, plan, mtu, peer, ctx, .. } = self;
-        let (verb, who) = if self.how.client { ("of", "server") } else { ("served for", "client") };
+        let (verb, peer_is) =
+            if self.how.client { ("of", "server") } else { ("served for", "client") };
         let local = session.ctx.gids().get(session.gid_index());
         let local = local.map_or_else(String::new, ToString::to_string);
         let what = match test {
@@ -186,7 +185,7 @@ impl<'a> Round<'a> {
         let what =
             if plan.connection.loses() { format!("{what} ({})", plan.connection) } else { what };
         format!(
-            " {what} {verb} {who} {peer} ({} {}) from {local} on {}, netdev {}, path MTU {mtu}, {} QP{}, tx depth {}",
+            " {what} {verb} {peer_is} {peer} ({} {}) from {local} on {}, netdev {}, path MTU {mtu}, {} QP{}, tx depth {}",
             if session.is_managed() { "CM" } else { "TCP" },
             session.peer(),
             ctx.name(),
@@ -210,7 +209,7 @@ impl<'a> Round<'a> {
                 None if self.how.client => Ok(()),
                 None => measure::post_receives(&ends, self.size, self.plan.rx_depth as usize),
             };
-            posted.map_err(|error| self.failure(&error, &SoFar::default()))?;
+            posted.map_err(|error| self.failure(error, &SoFar::new(None)))?;
         }
         session.barrier("ready")?;
         if !self.how.client && self.is_passive() {
@@ -225,16 +224,17 @@ impl<'a> Round<'a> {
         session.enter("measuring");
         let abandon = || self.qps.iter().for_each(|qp| session::abandon(qp));
         let meter = self.how.interval.map(|_| Meter::started());
-        let mut so_far = SoFar { meter: meter.clone(), ..SoFar::default() };
-        let row = session.watched(
+        let mut so_far = SoFar::new(meter.clone());
+        let measured = session.watched(
             |exchange| {
                 let _progress = self.begin_to_tell(meter, out);
                 let measured = self.work(&ends, exchange, &mut so_far);
-                measured.map_err(|error| self.failure(&error, &so_far))
+                measured.map_err(|error| self.failure(error, &so_far))
             },
             abandon,
         );
-        let row = row.inspect_err(|_| self.tell(&so_far, out))?;
+        measured.inspect_err(|_| self.tell(&so_far, out))?;
+        let row = so_far.row(self.test, self.size);
         session.barrier(&self.farewell(row.as_ref()))?;
         match row {
             Some(Row::Bandwidth(row)) if self.plan.bidirectional => {
@@ -245,16 +245,13 @@ impl<'a> Round<'a> {
     }
 
     /// Begins to print how the measurement goes on, until what this returns is dropped.
-    fn begin_to_tell(
-        &self,
-        meter: Option<Meter>,
-        out: Output,
-    ) -> (Option<Progress>, Option<Intervals>) {
-        let Some((meter, length)) = meter.zip(self.how.interval) else {
-            return (Some(Progress::start(&self.ctx, &self.label())), None);
-        };
-        let is_bandwidth = self.test.is_bandwidth();
-        (None, Some(Intervals::start(meter, length, self.size, is_bandwidth, out)))
+    fn begin_to_tell(&self, meter: Option<Meter>, out: Output) -> Ticks {
+        match meter.zip(self.how.interval) {
+            Some((meter, length)) => {
+                interval::start(meter, length, self.size, self.test.is_bandwidth(), out)
+            }
+            None => progress::start(&self.ctx, &format!("{}, {} bytes", self.test, self.size)),
+        }
     }
 
     /// Adds up the results of both sides, which measured at the same time.
@@ -265,117 +262,10 @@ impl<'a> Round<'a> {
         let theirs = session.exchange.hear()?;
         let theirs: Bandwidth = serde_json::from_str(&theirs).map_err(|error| {
             session.failed(format_args!(
-                "its result is none: {error}: use the same version on both sides"
+                "its result cannot be read: {error}: use the same version on both sides"
             ))
         })?;
         Ok(Row::Bandwidth(row.and(&theirs)))
-    }
-
-    /// The lanes and parameters of SENDs in both directions, or of messages that may be lost;
-    /// `None` for other tests.
-    fn flow(&self) -> Option<(Lanes<'_>, FlowPlan)> {
-        let (plan, both) = (self.plan, self.plan.bidirectional);
-        let loses = plan.connection.loses();
-        if self.test != Test::SendBw || !(both || loses) {
-            return None;
-        }
-        let half = self.mr.len() / 2;
-        let lane = |(index, qp)| Lane {
-            qp,
-            source: 0,
-            landing: half,
-            remote: self.remote.address,
-            rkey: self.remote.rkey,
-            to: self.targets.get(index).map(Target::to),
-        };
-        let lanes: Vec<_> = self.qps.iter().map(|qp| &**qp).enumerate().map(lane).collect();
-        let taken = self.size + lanes.first().map_or(0, Lane::head);
-        let lanes = Lanes {
-            ctx: &self.ctx,
-            cqs: std::slice::from_ref(&self.cq),
-            channel: self.channel.as_ref(),
-            mr: &self.mr,
-            lanes,
-        };
-        let bulk = plan.bulk(BulkOp::Send, self.size, false);
-        let sends = both || self.how.client;
-        let receive = match (loses, both || !self.how.client) {
-            (false, _) => Receive::Marked,
-            (true, true) => Receive::Until,
-            (true, false) => Receive::No,
-        };
-        let until = match plan.until(self.size) {
-            // The sender says when the time is over.
-            Until::Time(_) if !sends => Until::Messages(u64::MAX),
-            until => until,
-        };
-        let what = FlowPlan {
-            op: sends.then_some(BulkOp::Send),
-            receive,
-            size: self.size,
-            room: self.size,
-            slots: (half / taken.max(1)).clamp(1, bulk.depth),
-            stride: taken,
-            depth: bulk.depth,
-            recv_depth: plan.rx_depth as usize,
-            list: bulk.list,
-            signal_every: bulk.signal_every,
-            until,
-            mark_last: true,
-            second: false,
-        };
-        Some((lanes, what))
-    }
-
-    /// Sends, receives, or both. Messages that may be lost end when both sides have said how many
-    /// they sent, and no more come.
-    fn flow_by(
-        &self,
-        lanes: &Lanes<'_>,
-        what: &FlowPlan,
-        exchange: &mut Exchange,
-        so_far: &mut SoFar,
-    ) -> Result<(), MeasureError> {
-        let sends = what.op.is_some();
-        // A first poll may find many messages at once, and all of them took time.
-        let begin = Instant::now();
-        let result = |flowed: &Flowed| {
-            let messages = if sends { flowed.sent } else { flowed.received };
-            BulkResult {
-                messages,
-                bytes: messages * self.size as u64,
-                elapsed: if sends { flowed.elapsed } else { begin.elapsed() },
-            }
-        };
-        let loses = self.plan.connection.loses();
-        let mut words = Words::default();
-        let mut received = 0;
-        let idle = |flowed: &Flowed, idle: Duration| {
-            if loses && words.are_over(exchange, flowed, idle)? {
-                return Ok(Idle::End);
-            }
-            match idle {
-                idle if idle < PATIENCE => Ok(Idle::Wait),
-                _ => Err(MeasureError::Silence { what: "message", patience: PATIENCE }),
-            }
-        };
-        let observe = |flowed: &Flowed| {
-            received = flowed.received;
-            so_far.observe(&result(flowed));
-        };
-        let flowed = lanes.flow(what, observe, idle)?;
-        if !loses {
-            so_far.bulk = result(&flowed);
-            return Ok(());
-        }
-        let theirs = words.close(exchange, flowed.sent)?;
-        let arrived = tell_number(exchange, "received", received)?;
-        so_far.lost = Some(if sends {
-            flowed.sent.saturating_sub(arrived)
-        } else {
-            theirs.saturating_sub(received)
-        });
-        Ok(())
     }
 
     /// The closing message of both sides. They must have counted the same number of messages.
@@ -394,10 +284,6 @@ impl<'a> Round<'a> {
             || one_sided && !self.plan.bidirectional
     }
 
-    fn label(&self) -> String {
-        format!("{}, {} bytes", self.test, self.size)
-    }
-
     fn ends(&self) -> Vec<End<'_>> {
         let end = |(index, qp)| End {
             to: self.targets.get(index).map(Target::to),
@@ -407,249 +293,25 @@ impl<'a> Round<'a> {
         self.qps.iter().map(|qp| &**qp).enumerate().map(end).collect()
     }
 
-    fn work(
-        &self,
-        ends: &[End<'_>],
-        exchange: &mut Exchange,
-        so_far: &mut SoFar,
-    ) -> Result<Option<Row>, MeasureError> {
-        match (self.flow(), self.test.bulk(self.plan.atomic)) {
-            (Some((lanes, what)), _) => self.flow_by(&lanes, &what, exchange, so_far)?,
-            (None, Some(BulkOp::Send)) if !self.how.client => {
-                so_far.bulk =
-                    measure::receive_bulk(ends, self.size, |result| so_far.observe(result))?;
-            }
-            (None, Some(op)) => {
-                let inline = self.how.inline.is_some_and(|bytes| self.size <= bytes as usize);
-                let what = self.plan.bulk(op, self.size, inline);
-                so_far.bulk = measure::bulk(ends, &what, |result| so_far.observe(result))?;
-            }
-            (None, None) => {
-                let (end, mut warm_up) = (&ends[0], measure::histogram());
-                let enough = (SPREAD / self.size.max(1)).max(2) as u64;
-                let until = Until::Messages(WARM_UP.min(enough));
-                self.latency(end, exchange, until, &mut warm_up)?;
-                so_far.warm = true;
-                let until = self.plan.until(self.size);
-                let SoFar { times, meter, .. } = so_far;
-                self.latency(
-                    end,
-                    exchange,
-                    until,
-                    &mut Timed { all: times, meter: meter.as_ref() },
-                )?;
-            }
-        }
-        Ok(self.row(so_far))
-    }
-
-    /// The row of what has been measured; none if that is nothing.
-    fn row(&self, so_far: &SoFar) -> Option<Row> {
-        if self.test.is_bandwidth() {
-            let SoFar { bulk, peak, lost, .. } = so_far;
-            (bulk.messages > 0).then(|| self.bandwidth(bulk, peak, *lost))
-        } else {
-            let times = &so_far.times;
-            (!times.is_empty()).then(|| Row::Latency(Latency::new(self.size, times)))
-        }
-    }
-
     /// Prints the row of a measurement that failed.
     fn tell(&self, so_far: &SoFar, out: Output) {
-        if let Some(row) = self.row(so_far) {
+        if let Some(row) = so_far.row(self.test, self.size) {
             out.line(&row);
             ending::add(&row);
         }
     }
 
-    fn latency(
-        &self,
-        end: &End<'_>,
-        exchange: &mut Exchange,
-        until: Until,
-        times: &mut impl Times,
-    ) -> Result<(), MeasureError> {
-        let side = if self.how.client { Side::First } else { Side::Second };
-        match self.test {
-            Test::WriteLat => {
-                let how = Pinging::Usual;
-                measure::write_latency(end, exchange, how, side, self.size, until, times)
-            }
-            Test::ReadLat => measure::round_trips(end, RoundTrip::Read(self.size), until, times),
-            Test::AtomicLat => {
-                let what = match self.plan.atomic {
-                    Atomic::FetchAdd => RoundTrip::FetchAdd,
-                    Atomic::CompareSwap => RoundTrip::CompareSwap,
-                };
-                measure::round_trips(end, what, until, times)
-            }
-            _ => measure::send_latency(end, exchange, side, self.size, until, times),
-        }
-    }
-
-    fn bandwidth(&self, result: &BulkResult, peak: &Peak, lost: Option<u64>) -> Row {
-        let gbps = result.gbps();
-        Row::Bandwidth(Bandwidth {
-            bytes: self.size,
-            messages: result.messages,
-            seconds: result.elapsed.as_secs_f64(),
-            gbps_peak: peak.best.max(gbps),
-            gbps,
-            mpps: result.mops(),
-            lost,
-        })
-    }
-
-    fn failure(&self, error: &MeasureError, so_far: &SoFar) -> Failure {
+    fn failure(&self, error: MeasureError, so_far: &SoFar) -> Failure {
         let passed = so_far.bulk.messages > 0 || so_far.warm;
         let unanswered = diagnosis::unanswered(self.size, Some(self.mtu), passed);
         match error {
             MeasureError::Completion(status) => {
-                diagnosis::of_status(&self.ctx, self.peer, *status, unanswered)
+                diagnosis::of_status(&self.ctx, self.peer, status, unanswered)
             }
             MeasureError::Silence { patience, .. } => {
-                diagnosis::of_silence(&self.ctx, self.peer, *patience, unanswered)
+                diagnosis::of_silence(&self.ctx, self.peer, patience, unanswered)
             }
-            MeasureError::Verbs(error) => Failure::Failed(error.to_string()),
+            MeasureError::Verbs(error) => error.into(),
         }
-    }
-}
-
-/// The words of two sides whose messages may be lost.
-#[derive(Debug, Default)]
-struct Words {
-    said: bool,
-    /// How many messages the peer sent, once it has said so.
-    theirs: Option<u64>,
-}
-
-impl Words {
-    /// To be called while no message comes. Says how many messages were sent, once that is known,
-    /// and listens. Returns whether the missing messages are lost.
-    fn are_over(
-        &mut self,
-        exchange: &mut Exchange,
-        flowed: &Flowed,
-        idle: Duration,
-    ) -> Result<bool, MeasureError> {
-        if flowed.all_sent && !self.said {
-            self.say(exchange, flowed.sent)?;
-        }
-        if self.theirs.is_none()
-            && let Some(line) = exchange.try_hear()?
-        {
-            self.theirs = Some(number(exchange, "sent", &line)?);
-        }
-        let late = |theirs| flowed.received >= theirs || idle >= LOST;
-        Ok(self.said && self.theirs.is_some_and(late))
-    }
-
-    fn say(&mut self, exchange: &mut Exchange, sent: u64) -> Result<(), MeasureError> {
-        self.said = true;
-        Ok(exchange.say(&format!("sent {sent}"))?)
-    }
-
-    /// How many messages the peer sent. Waits until it has said so.
-    fn close(mut self, exchange: &mut Exchange, sent: u64) -> Result<u64, MeasureError> {
-        if !self.said {
-            self.say(exchange, sent)?;
-        }
-        match self.theirs {
-            Some(theirs) => Ok(theirs),
-            None => {
-                let line = exchange.hear()?;
-                number(exchange, "sent", &line)
-            }
-        }
-    }
-}
-
-/// Tells the peer a number, and returns the peer's.
-fn tell_number(exchange: &mut Exchange, what: &str, own: u64) -> Result<u64, MeasureError> {
-    exchange.say(&format!("{what} {own}"))?;
-    let line = exchange.hear()?;
-    number(exchange, what, &line)
-}
-
-/// The number that the peer told.
-fn number(exchange: &Exchange, what: &str, line: &str) -> Result<u64, MeasureError> {
-    let number = line.strip_prefix(what).and_then(|rest| rest.trim_start().parse().ok());
-    number.ok_or_else(|| {
-        exchange
-            .error("it does not say how many messages: use the same version on both sides")
-            .into()
-    })
-}
-
-/// What has been measured so far.
-struct SoFar {
-    bulk: BulkResult,
-    peak: Peak,
-    times: Histogram<u64>,
-    /// Whether the messages before the measured ones have passed.
-    warm: bool,
-    /// Messages that did not arrive.
-    lost: Option<u64>,
-    /// The counts for the lines of intervals.
-    meter: Option<Meter>,
-}
-
-impl Default for SoFar {
-    fn default() -> Self {
-        Self {
-            bulk: BulkResult::default(),
-            peak: Peak::default(),
-            times: measure::histogram(),
-            warm: false,
-            lost: None,
-            meter: None,
-        }
-    }
-}
-
-impl SoFar {
-    fn observe(&mut self, result: &BulkResult) {
-        self.peak.observe(result);
-        self.bulk = *result;
-        if let Some(meter) = &self.meter {
-            meter.observe(result);
-        }
-    }
-}
-
-/// The best stretch of a run so far.
-#[derive(Debug, Default)]
-pub(crate) struct Peak {
-    bytes: u64,
-    at: Duration,
-    pub(crate) best: f64,
-}
-
-impl Peak {
-    /// Over shorter stretches the rate depends on the moments of polling.
-    const STRETCH: Duration = Duration::from_millis(10);
-
-    pub(crate) fn observe(&mut self, so_far: &BulkResult) {
-        let time = so_far.elapsed - self.at;
-        if time >= Self::STRETCH {
-            let gbps = (so_far.bytes - self.bytes) as f64 * 8.0 / time.as_secs_f64() / 1e9;
-            self.best = self.best.max(gbps);
-            (self.bytes, self.at) = (so_far.bytes, so_far.elapsed);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_best_stretch_is_found() {
-        let mut peak = Peak::default();
-        let at = |bytes, ms| BulkResult { messages: 1, bytes, elapsed: Duration::from_millis(ms) };
-        for (bytes, ms) in [(1_000_000, 1), (12_500_000, 10), (37_500_000, 20), (40_000_000, 60)] {
-            peak.observe(&at(bytes, ms));
-        }
-        assert!((peak.best - 20.0).abs() < 1e-9, "{peak:?}");
     }
 }

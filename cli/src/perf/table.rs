@@ -5,7 +5,7 @@ use std::fmt;
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use super::plan::Test;
+use super::test::Test;
 
 /// The result of one measurement.
 #[derive(Debug, Clone, PartialEq, Serialize)]

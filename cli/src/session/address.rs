@@ -8,6 +8,17 @@ use rocinante_netdev::{Interface, ROCE_PORT, holder};
 use super::own::{Own, is_link_local};
 use crate::output::Failure;
 
+/// The local address of packets to `server`: one of `own`, or without that the one of the route.
+///
+/// # Errors
+/// There is no route.
+pub fn local(server: SocketAddr, own: Option<&Own>) -> Result<IpAddr, Failure> {
+    match own {
+        Some(own) => Ok(own.towards(server.ip()).unwrap_or_else(|| own.first())),
+        None => towards(server),
+    }
+}
+
 /// The local address of packets to `peer`, whose port does not matter.
 ///
 /// # Errors

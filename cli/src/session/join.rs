@@ -315,14 +315,12 @@ fn draw() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rocinante::verbs::Key;
 
     #[test]
     fn tickets_are_read_as_they_are_written() {
-        let region = RemoteSlice {
-            address: 0x0102_0304_0506_0708,
-            len: 9 << 33,
-            rkey: rocinante::verbs::Key(0xa0b0_c0d0),
-        };
+        let region =
+            RemoteSlice { address: 0x0102_0304_0506_0708, len: 9 << 33, rkey: Key(0xa0b0_c0d0) };
         for region in [None, Some(region)] {
             let ticket = Ticket { session: 0xfeed_face_dead_beef, index: 0x0a0b_0c0d, region };
             let mut private = ticket.bytes().to_vec();

@@ -13,8 +13,8 @@ use super::own::{Own, is_link_local};
 use super::{OpenArgs, address};
 use crate::output::{Failure, Output};
 
-/// Requests that may wait at a listener.
-const BACKLOG: usize = 128;
+/// Requests that may wait at a listener, where nothing says how many come at once.
+pub const BACKLOG: usize = 128;
 
 /// Listeners on one port, each with its device.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ type Bind<L> = fn(&Context, SocketAddr, usize) -> Result<L, VerbsError>;
 
 impl<L: AsFd> Listeners<L> {
     /// Opens the device with the address `own` and listens there; without one, opens the devices of
-    /// all interfaces.
+    /// all interfaces. At each of them `backlog` requests may wait.
     ///
     /// # Errors
     /// There is no device, it cannot be opened, or the port is taken.
@@ -38,6 +38,7 @@ impl<L: AsFd> Listeners<L> {
         own: Option<&Own>,
         port: u16,
         bind: Bind<L>,
+        backlog: usize,
         out: Output,
     ) -> Result<Self, Failure> {
         let opened = match own {
@@ -62,7 +63,7 @@ impl<L: AsFd> Listeners<L> {
                 [only] => *only,
                 _ => IpAddr::from(Ipv6Addr::UNSPECIFIED),
             };
-            let listener = bind(&ctx, SocketAddr::new(address, port), BACKLOG)?;
+            let listener = bind(&ctx, SocketAddr::new(address, port), backlog)?;
             Ok::<_, Failure>((ctx, listener))
         };
         let all = devices.into_iter().map(listen).collect::<Result<Vec<_>, _>>()?;

@@ -70,10 +70,7 @@ impl OpenArgs {
         own: Option<&Own>,
         out: Output,
     ) -> Result<Context, Failure> {
-        let local = match own {
-            Some(own) => own.towards(server.ip()).unwrap_or_else(|| own.first()),
-            None => address::towards(server)?,
-        };
+        let local = address::local(server, own)?;
         let shared = address::is_shared_loopback(local, server.ip());
         if shared && own.is_none() && self.name.is_none() {
             return self.open_loopback(out);

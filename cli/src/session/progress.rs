@@ -1,54 +1,40 @@
 //! Prints the progress of a long run, now and then.
 
 use std::io::{IsTerminal, Write, stderr};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rocinante::Context;
 use rocinante::stats::DeviceCounters;
 
-/// Prints a line on standard error until it is dropped: every second on a terminal, every ten
-/// seconds elsewhere.
-pub struct Progress {
-    stop: Option<Sender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
+use crate::ticks::Ticks;
 
-impl Progress {
-    /// Begins to print the device's activity, after `label`.
-    #[must_use]
-    pub fn start(ctx: &Context, label: &str) -> Self {
-        let terminal = stderr().is_terminal();
-        let pause = Duration::from_secs(if terminal { 1 } else { 10 });
-        let (ctx, label) = (ctx.clone(), label.to_owned());
-        let (stop, stopped) = channel();
-        let thread = std::thread::spawn(move || {
-            let start = Instant::now();
-            let mut before = (start, ctx.counters());
-            let mut printed = false;
-            while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-                let now = (Instant::now(), ctx.counters());
-                let text = line(&label, now.0 - start, now.0 - before.0, &before.1, &now.1);
-                let end = if terminal { "\r" } else { "\n" };
-                let _ = write!(stderr(), "{text}{end}");
-                before = now;
-                printed = true;
-            }
-            if printed && terminal {
-                let _ = write!(stderr(), "\x1b[2K\r");
-            }
-        });
-        Self { stop: Some(stop), thread: Some(thread) }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.stop = None;
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+/// Prints the device's activity after `label` on standard error until the result is dropped: every
+/// second on a terminal, every ten seconds elsewhere.
+pub fn start(ctx: &Context, label: &str) -> Ticks {
+    let terminal = stderr().is_terminal();
+    let pause = Duration::from_secs(if terminal { 1 } else { 10 });
+    let (ctx, label) = (ctx.clone(), label.to_owned());
+    let begin = Instant::now();
+    let mut before = (begin, ctx.counters());
+    let mut erased = None;
+    Ticks::start(pause, move |_| {
+        let now = (Instant::now(), ctx.counters());
+        let text = line(&label, now.0 - begin, now.0 - before.0, &before.1, &now.1);
+        let end = if terminal { "\r" } else { "\n" };
+        let _ = write!(stderr(), "{text}{end}");
+        before = now;
+        if terminal {
+            erased.get_or_insert_with(|| Erased);
         }
+    })
+}
+
+/// Erases the line of a terminal in the end.
+struct Erased;
+
+impl Drop for Erased {
+    fn drop(&mut self) {
+        let _ = write!(stderr(), "\x1b[2K\r");
     }
 }
 

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::agreement::{self, Request};
 use super::door::Door;
-use super::listeners::Listeners;
+use super::listeners::{BACKLOG, Listeners};
 use super::own::Own;
 use super::{LINE_PATIENCE, NetArgs, REQUEST_PATIENCE, Session, address, enter, refuse};
 use crate::ending;
@@ -70,8 +70,8 @@ impl Server {
     /// Starts a server of the connection manager. Clients connect to a device there, so the device
     /// must be open.
     fn start_cm(net: &NetArgs, out: Output) -> Result<Self, Failure> {
-        let bind = cm::Listener::bind;
-        let listeners = Listeners::open(&net.device, net.bind.as_ref(), net.port, bind, out)?;
+        let (own, bind) = (net.bind.as_ref(), cm::Listener::bind);
+        let listeners = Listeners::open(&net.device, own, net.port, bind, BACKLOG, out)?;
         let place = listeners.place();
         out.note(format_args!("waiting for a client on {place} of the connection manager"));
         Ok(Self { listener: Waits::Cm(Arc::new(listeners)), ctx: None, net: net.clone(), out })
@@ -129,7 +129,8 @@ impl Server {
         let plan = plan.map_err(|why| refuse(&mut exchange, &why))?;
         let local = exchange.local()?.ip().to_canonical();
         if let Some(own) = self.net.bind.as_ref().filter(|own| !own.has(local)) {
-            let why = format!("the server was given --bind {}, which has not {local}", own.name());
+            let why =
+                format!("the server was given --bind {}, which does not have {local}", own.name());
             return Err(refuse(&mut exchange, &why));
         }
         let ctx = match came_to.or_else(|| self.ctx.clone()) {

@@ -6,7 +6,8 @@
 use rocinante::{RemoteSlice, fuzzing};
 use rocinante_cli::compat::ibv::message::{Address, LEN as ADDRESS_LEN};
 use rocinante_cli::compat::perftest::message::{self, KEYS_LEN, Keys, REPORT_PARTS, Report};
-use rocinante_cli::perf::plan::{Given, Plan, Test};
+use rocinante_cli::perf::plan::{Given, Plan};
+use rocinante_cli::perf::test::Test;
 use rocinante_cli::session::agreement;
 use rocinante_stack::types::Mtu;
 

@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rocinante::cm::{self, CmFailure, Connecting, Connection, Listener, Params, RejReason};
-use rocinante::{Access, ConnectOptions, RecvWr, VerbsError, WcStatus};
 use rocinante::verbs::{Budget, Mtu, QpState, QpType, SendOp};
+use rocinante::{Access, ConnectOptions, RecvWr, VerbsError, WcStatus};
 
 use super::{families, readable};
 use crate::harness::{

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rocinante::{Access, ConnectOptions, Mr, Qp, RemoteSlice, WcStatus};
 use rocinante::exchange::{Exchange, Hello};
 use rocinante::verbs::{QpState, SendOp};
+use rocinante::{Access, ConnectOptions, Mr, Qp, RemoteSlice, WcStatus};
 
 use crate::harness::{
     DEVICE_VARIABLE, Family, KernelDevice, On, PATIENCE, Setup, Side, address, assert_same,

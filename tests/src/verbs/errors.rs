@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::{Access, ConnectOptions, Mr, Qp, RecvWr, WcStatus};
 use rocinante::verbs::{AsyncEvent, Key, QpEvent, QpState, SendOp, WcOpcode};
+use rocinante::{Access, ConnectOptions, Mr, Qp, RecvWr, WcStatus};
 
 use crate::harness::{Harness, On, PATIENCE, Setup, Side, pattern, wait_until, wr};
 

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rocinante::{Access, Mr, Qp, SendWr, VerbsError, WcStatus};
 use rocinante::device::Provider;
 use rocinante::verbs::{FlushLevel, Placement, PostError, SendOp, WcOpcode};
+use rocinante::{Access, Mr, Qp, SendWr, VerbsError, WcStatus};
 
 use crate::harness::{Harness, On, Setup, pattern, wr};
 

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rocinante::{Access, Mr, Qp, RecvWr, WcStatus};
 use rocinante::verbs::{Mtu, SendOp, WcOpcode};
+use rocinante::{Access, Mr, Qp, RecvWr, WcStatus};
 
 use crate::harness::{Harness, On, Setup, assert_same, next, pattern, wr};
 

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use rocinante::{Access, Ah, Mr, Qp, QpBuilder, RecvWr, VerbsError, Wc};
 use rocinante::verbs::{GRH_LEN, PeerPath, QpType, Qpn, SendOp, WcOpcode};
+use rocinante::{Access, Ah, Mr, Qp, QpBuilder, RecvWr, VerbsError, Wc};
 
 use crate::harness::{Family, Harness, On, Setup, Side, assert_same, pattern, wr};
 

@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rocinante::{Access, Mr, Qp, RecvWr};
 use rocinante::verbs::{ModifyAttr, Mtu, PeerPath, Psn, QpAttr, QpState, SendOp};
+use rocinante::{Access, Mr, Qp, RecvWr};
 
 use crate::harness::{Harness, On, PATIENCE, Setup, Side, assert_same, pattern, wr};
 use crate::oracles::Oracle;

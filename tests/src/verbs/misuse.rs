@@ -4,8 +4,11 @@
 
 use std::time::Duration;
 
+use rocinante::verbs::{
+    AsyncEvent, ModifyAttr, ModifyError, Mtu, PeerPath, PostError, PostListError, Psn, QpAttr,
+    QpCaps, QpEvent, QpState, Qpn, SendOp,
+};
 use rocinante::{Access, Qp, RecvWr, SendWr, VerbsError, WcStatus};
-use rocinante::verbs::{AsyncEvent, ModifyAttr, ModifyError, Mtu, PeerPath, PostError, QpAttr, QpCaps, QpEvent, QpState, SendOp};
 
 use crate::harness::{Harness, On, Setup, wait_until, wr};
 
@@ -21,12 +24,7 @@ fn inline(wr_id: u64, op: SendOp, bytes: &[u8]) -> SendWr<'_> {
 }
 
 /// Checks the error and the errno of a failed post, and the index of its request.
-fn refused(
-    result: Result<(), rocinante::verbs::PostListError>,
-    index: usize,
-    error: PostError,
-    errno: i32,
-) {
+fn refused(result: Result<(), PostListError>, index: usize, error: PostError, errno: i32) {
     let found = result.expect_err("a refusal");
     assert_eq!((found.index, found.error), (index, error));
     assert_eq!(VerbsError::from(found).errno(), errno);
@@ -67,7 +65,8 @@ pub fn a_queue_takes_what_it_was_made_for(on: On) {
         max_recv_sge: 1,
         max_inline_data: 16,
     };
-    let qps = [a, b].map(|side| side.pd.qp(&side.cq, &side.cq).access(Access::ALL).caps(caps).build().unwrap());
+    let qps = [a, b]
+        .map(|side| side.pd.qp(&side.cq, &side.cq).access(Access::ALL).caps(caps).build().unwrap());
     let [qp, peer] = harness.connect(qps);
     let mr = a.pd.allocate(4096, Access::LOCAL_WRITE).unwrap();
     let sge = mr.sge(0, 8);
@@ -196,8 +195,8 @@ pub fn states_follow_each_other_and_attributes_belong_to_them(on: On) {
     let mut rtr = ModifyAttr {
         attr: QpAttr {
             path_mtu: Some(Mtu::Mtu1024),
-            dest_qpn: Some(rocinante::verbs::Qpn::new(77)),
-            rq_psn: Some(rocinante::verbs::Psn::new(5)),
+            dest_qpn: Some(Qpn::new(77)),
+            rq_psn: Some(Psn::new(5)),
             max_dest_rd_atomic: Some(1),
             min_rnr_timer: Some(12),
             ..to(QpState::Rtr)

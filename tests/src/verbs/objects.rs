@@ -3,8 +3,8 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use rocinante::{Access, RecvWr, VerbsError};
 use rocinante::verbs::{AsyncEvent, ModifyAttr, Mtu, QpAttr, QpEvent, QpState, SendOp};
+use rocinante::{Access, RecvWr, VerbsError};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
@@ -134,7 +134,9 @@ pub fn channels_and_events_are_waited_for_together(on: On) {
     let cqs = [0, 1].map(|at| {
         harness.sides[at].ctx.create_cq_with(64, &channels[at]).expect("a queue with a channel")
     });
-    let make = |at: usize| harness.sides[at].pd.qp(&cqs[at], &cqs[at]).access(Access::ALL).build().unwrap();
+    let make = |at: usize| {
+        harness.sides[at].pd.qp(&cqs[at], &cqs[at]).access(Access::ALL).build().unwrap()
+    };
     let [qp, peer] = harness.connect([make(0), make(1)]);
     let epoll = Epoll::new(&[
         (channels[0].as_fd(), 0),

@@ -1,9 +1,9 @@
 //! Every operation, at sizes around packet borders. All bytes are compared, also those around the
 //! target.
 
-use rocinante::{Access, Mr, Qp, RecvWr};
 use rocinante::device::Provider;
 use rocinante::verbs::{Mtu, SendOp, WcOpcode};
+use rocinante::{Access, Mr, Qp, RecvWr};
 
 use crate::harness::{Family, Harness, On, Setup, Side, assert_same, pattern, wr};
 

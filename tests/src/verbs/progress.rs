@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use rocinante::verbs::{
+    AsyncEvent, ModifyAttr, Mtu, PeerPath, PostError, QpAttr, QpEvent, QpState, SendData, SendOp,
+};
 use rocinante::{Access, CompChannel, ConnectOptions, Qp, RecvWr, SendWr, VerbsError, WcStatus};
-use rocinante::verbs::{AsyncEvent, QpEvent, SendData, SendOp};
 
 use crate::harness::{
     Harness, On, PATIENCE, Setup, Side, StopOnDrop, assert_same, next, pattern, woken, wr,
@@ -133,7 +135,7 @@ pub fn solicited_events_are_for_solicited_sends_and_errors(on: On) {
         return;
     }
     cq.req_notify(true).unwrap();
-    peer.modify(&rocinante::verbs::ModifyAttr::state(rocinante::verbs::QpState::Err)).unwrap();
+    peer.modify(&ModifyAttr::state(QpState::Err)).unwrap();
     assert!(channel.wait_event(Some(PATIENCE)).is_ok());
     assert_eq!(cq.poll_one().unwrap().map(|wc| wc.status), Some(WcStatus::WrFlushErr));
 }
@@ -186,8 +188,8 @@ pub fn a_receive_that_was_posted_is_there(on: On) {
         .connect_with([a.qp().build().unwrap(), b.qp().build().unwrap()], [&strict, &strict]);
     let others = [a, b].map(|side| side.ctx.create_cq(64).unwrap());
     let made = [(a, &others[0]), (b, &others[1])];
-    let [noise, _target] =
-        harness.connect(made.map(|(side, cq)| side.pd.qp(cq, cq).access(Access::ALL).build().unwrap()));
+    let [noise, _target] = harness
+        .connect(made.map(|(side, cq)| side.pd.qp(cq, cq).access(Access::ALL).build().unwrap()));
     let region = b.pd.allocate(64, Access::ALL).unwrap();
     let write = SendOp::Write { remote: region.address(), rkey: region.rkey(), imm: None };
     let over = AtomicBool::new(false);
@@ -265,7 +267,7 @@ pub fn several_threads_share_one_queue_pair(on: On) {
                     };
                     // The queue may be full: other requests complete first.
                     while let Err(error) = qp.post_send(&[request]) {
-                        assert_eq!(error.error, rocinante::verbs::PostError::Full);
+                        assert_eq!(error.error, PostError::Full);
                         assert!(Instant::now() < deadline && !failed.load(Ordering::Relaxed));
                         std::thread::yield_now();
                     }
@@ -342,32 +344,32 @@ pub fn events_are_told(on: On) {
     // Only the active side is in RTS. The passive side gets the first request while in RTR.
     let prepared = [a, b].map(|side| side.qp().build_reset().unwrap());
     let [qp, peer] = &prepared;
-    let rtr = |its: &Qp| rocinante::verbs::QpAttr {
-        state: Some(rocinante::verbs::QpState::Rtr),
-        path_mtu: Some(rocinante::verbs::Mtu::Mtu1024),
+    let rtr = |its: &Qp| QpAttr {
+        state: Some(QpState::Rtr),
+        path_mtu: Some(Mtu::Mtu1024),
         dest_qpn: Some(its.qpn()),
         rq_psn: Some(its.endpoint().psn),
         max_dest_rd_atomic: Some(4),
         min_rnr_timer: Some(12),
-        ..rocinante::verbs::QpAttr::default()
+        ..QpAttr::default()
     };
-    let rts = rocinante::verbs::QpAttr {
-        state: Some(rocinante::verbs::QpState::Rts),
+    let rts = QpAttr {
+        state: Some(QpState::Rts),
         sq_psn: Some(qp.endpoint().psn),
         max_rd_atomic: Some(4),
         retry_cnt: Some(7),
         rnr_retry: Some(7),
         timeout: Some(14),
-        ..rocinante::verbs::QpAttr::default()
+        ..QpAttr::default()
     };
     for (side, its_side, qp, its) in [(b, a, peer, qp), (a, b, qp, peer)] {
-        let path = Some(rocinante::verbs::PeerPath::new(its_side.address));
+        let path = Some(PeerPath::new(its_side.address));
         side.run(|| {
-            qp.modify(&rocinante::verbs::ModifyAttr::init(Access::ALL)).unwrap();
-            qp.modify(&rocinante::verbs::ModifyAttr { attr: rtr(its), path }).unwrap();
+            qp.modify(&ModifyAttr::init(Access::ALL)).unwrap();
+            qp.modify(&ModifyAttr { attr: rtr(its), path }).unwrap();
         });
     }
-    qp.modify(&rocinante::verbs::ModifyAttr { attr: rts, path: None }).unwrap();
+    qp.modify(&ModifyAttr { attr: rts, path: None }).unwrap();
     peer.post_recv(&[RecvWr { wr_id: 1, sges: &[] }]).unwrap();
     assert!(!is_readable(&b.ctx.async_fd(), Duration::from_millis(1)));
     qp.post_send(&[wr(1, SEND, &[])]).unwrap();

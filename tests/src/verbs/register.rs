@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rocinante::{Access, Mr, Pd, VerbsError, WcStatus};
 use rocinante::verbs::SendOp;
+use rocinante::{Access, Mr, Pd, VerbsError, WcStatus};
 
 use crate::harness::{Harness, On, Setup, assert_same, pattern, wr};
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::readable;
 use crate::harness::{Family, Harness, On, PATIENCE, Setup, Side, wr};
 use rocinante::cm::{CmFailure, DatagramListener, Resolving, SidrStatus, UDP_QKEY, resolve};
-use rocinante::{Access, RecvWr, VerbsError, WcStatus};
 use rocinante::verbs::{GRH_LEN, QpType, SendOp};
+use rocinante::{Access, RecvWr, VerbsError, WcStatus};
 
 const PORT: u16 = 7174;
 

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use rocinante::verbs::{
+    AsyncEvent, GRH_LEN, ModifyAttr, PeerPath, PostError, QpEvent, QpState, QpType, SendOp,
+    WcOpcode,
+};
 use rocinante::{Access, Mr, Qp, RecvWr, Srq, VerbsError, WcStatus};
-use rocinante::verbs::{AsyncEvent, GRH_LEN, ModifyAttr, PeerPath, PostError, QpEvent, QpState, QpType, SendOp, WcOpcode};
 
 use crate::harness::{Harness, On, Setup, assert_same, pattern, wait_until, wr};
 
@@ -60,9 +63,8 @@ pub fn datagrams_share_receives(on: On) {
     let harness = Harness::new(&Setup::new(on));
     let [a, b] = &harness.sides;
     let srq = b.pd.create_srq(16, 1).unwrap();
-    let ready = |prepared: rocinante::PreparedQp| {
-        prepared.ready().expect("a queue pair without a peer")
-    };
+    let ready =
+        |prepared: rocinante::PreparedQp| prepared.ready().expect("a queue pair without a peer");
     let from = ready(a.qp().qp_type(QpType::Ud).build().unwrap());
     let to: Vec<Qp> =
         (0..2).map(|_| ready(b.qp().qp_type(QpType::Ud).srq(&srq).build().unwrap())).collect();

@@ -1,7 +1,9 @@
 //! Memory windows: what peers reach through them, and until when.
 
+use rocinante::verbs::{
+    BindMw, Key, MwPart, MwType, PostError, QpState, Rereg, SendOp, Sge, WcOpcode,
+};
 use rocinante::{Access, Mr, Mw, Qp, RecvWr, VerbsError, WcStatus};
-use rocinante::verbs::{BindMw, Key, MwPart, MwType, PostError, QpState, Rereg, SendOp, WcOpcode};
 
 use crate::harness::{Harness, On, Setup, assert_same, pattern, wait_until, wr};
 
@@ -385,7 +387,7 @@ pub fn a_window_that_is_gone_is_refused(on: On) {
     let [_qp, peer] = ends.harness.pair();
     let mw = ends.window();
     let rkey = ends.bind(&peer, &mw, &part);
-    let list = [rocinante::verbs::Sge { addr: part.address(), len: 8, lkey: rkey }];
+    let list = [Sge { addr: part.address(), len: 8, lkey: rkey }];
     peer.post_send(&[wr(1, SEND, &list)]).unwrap();
     ends.fails(1, WcStatus::LocProtErr);
     drop(mw);
@@ -473,7 +475,8 @@ pub fn a_region_is_registered_anew(on: On) {
     let domain = b.ctx.alloc_pd();
     region.rereg(&Rereg { pd: Some(&domain), ..Rereg::default() }).unwrap();
     ends.refused(qp, region.rkey(), region.address());
-    let prepared = [a.qp(), domain.qp(&b.cq, &b.cq).access(Access::ALL)].map(|qp| qp.build().unwrap());
+    let prepared =
+        [a.qp(), domain.qp(&b.cq, &b.cq).access(Access::ALL)].map(|qp| qp.build().unwrap());
     let [qp, _peer] = ends.harness.connect(prepared);
     ends.write(&qp, region.rkey(), region.address(), 4096);
     let error = domain.dealloc().unwrap_err().error;

@@ -8,17 +8,17 @@ use super::{Addresses, Running, rocinante_bench, run, run_bench, words};
 fn connections_are_made_held_and_released() {
     require!(need::lab());
     for netdev in ["udp", "packet"] {
-        let line = format!("cm --json -D 0.3 --connections 1000 --netdev {netdev}");
+        let line = format!("cm --json -D 1 --connections 1000 --netdev {netdev}");
         let done = run_bench(&line).succeeded();
         let json = done.json();
         assert_eq!((&json["netdev"], &json["held"]), (&netdev.into(), &1000.into()));
-        // As many as are made at the same time; on a busy machine the time is over then.
-        assert!(json["connections"].as_u64().unwrap() >= 32, "{json}");
+        // More than are made at the same time.
+        assert!(json["connections"].as_u64().unwrap() > 32, "{json}");
         let figure = |name: &str| json[name].as_f64().unwrap();
         let rate = figure("connections") / figure("seconds");
         assert!((figure("connections_per_s") / rate - 1.0).abs() < 1e-6, "{json}");
         // The last connections began within the time, and ended after it.
-        assert!(figure("seconds") >= 0.3 && figure("held_after_s") > 0.0, "{json}");
+        assert!(figure("seconds") >= 1.0 && figure("held_after_s") > 0.0, "{json}");
         let [half, most] = ["connect_us_p50", "connect_us_p99"].map(figure);
         assert!(0.0 < half && half <= most && most < 1.01e6 * figure("seconds"), "{json}");
         for side in ["client", "server"] {

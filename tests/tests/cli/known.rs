@@ -12,6 +12,14 @@ fn row(done: &Done) -> Value {
     done.json()["results"][0].clone()
 }
 
+/// Runs both sides of `perf`, the client with `--json`. The server succeeds.
+#[track_caller]
+fn perf(server: &str, client: &str) -> Done {
+    let (server, client) = both(&format!("perf {server}"), &format!("perf {client} --json"));
+    server.succeeded();
+    client
+}
+
 #[test]
 fn names_and_options_of_perftest_work() {
     for (server, client, messages) in [
@@ -25,15 +33,11 @@ fn names_and_options_of_perftest_work() {
         ("write_lat -R", "ib_write_lat -n 50 -R -I 0", 50),
         ("send_lat -z", "ib_send_lat -n 50 -z", 50),
     ] {
-        let (server, client) = both(&format!("perf {server}"), &format!("perf {client} --json"));
-        server.succeeded();
-        let client = client.succeeded();
+        let client = perf(server, client).succeeded();
         assert_eq!(row(&client)["messages"], messages, "{}", client.out);
         assert!(!client.json()["perftest"].is_string(), "{}", client.out);
     }
-    let (server, client) = both("perf read_bw", "perf read_bw -n 10 -o 3 -u 9 --tclass 4 --json");
-    server.succeeded();
-    let json = client.succeeded().json();
+    let json = perf("read_bw", "read_bw -n 10 -o 3 -u 9 --tclass 4").succeeded().json();
     assert_eq!((&json["outs"], &json["tclass"]), (&3.into(), &4.into()), "{json}");
     let (server, client) = both("perf read_bw -u 8", "perf read_bw -n 10 -u 9");
     for done in [server, client] {
@@ -114,10 +118,7 @@ fn unreliable_services_are_measured() {
         ("send-lat", "-c UD -n 50 --cm"),
     ] {
         let cm = if options.contains("--cm") { "--cm" } else { "" };
-        let (server, client) =
-            both(&format!("perf {test} {cm}"), &format!("perf {test} {options} --json"));
-        server.succeeded();
-        let client = client.succeeded();
+        let client = perf(&format!("{test} {cm}"), &format!("{test} {options}")).succeeded();
         assert!(row(&client)["messages"].as_u64() >= Some(50), "{}", client.out);
         let service = if options.contains("UD") { "UD" } else { "UC" };
         assert_eq!(client.json()["connection"], service);
@@ -146,10 +147,8 @@ fn lost_messages_are_counted_at_both_sides() {
         let (there, here) = (row(&server.succeeded()), row(&client.succeeded()));
         assert_eq!((&there["messages"], &there["lost"]), (&here["messages"], &here["lost"]));
     }
-    let (server, client) = both("perf send-bw -a", "perf send-bw -a -c UD -n 20 -m 1024 --json");
-    server.succeeded();
-    let sizes = client.succeeded().json()["results"].as_array().unwrap().len();
-    assert_eq!(sizes, 10, "2 to 1024 bytes");
+    let client = perf("send-bw -a", "send-bw -a -c UD -n 20 -m 1024").succeeded();
+    assert_eq!(client.json()["results"].as_array().unwrap().len(), 10, "2 to 1024 bytes");
 }
 
 #[test]
@@ -204,8 +203,7 @@ fn a_result_below_the_limit_has_its_own_exit_status() {
         ("write-bw --compat perftest", "write-bw --compat perftest -w 100000000", 3),
         ("write-bw --compat perftest", "write-bw --compat perftest -w 0.0001", 0),
     ] {
-        let (server, client) = both(&format!("perf {server}"), &format!("perf {client} --json"));
-        server.succeeded();
+        let client = perf(server, client);
         assert_eq!(client.status, status, "{}", client.err);
         let json = client.json();
         assert!(json["results"][0]["gbps"].as_f64() > Some(0.0), "{json}");
@@ -349,6 +347,20 @@ fn servers_without_an_address_listen_on_all() {
         running.child.signal(Signal::SIGTERM);
         let _ = running.finish();
     }
+}
+
+/// Of the devices that such a server opens, counters are of the one that the client came to.
+#[test]
+fn a_server_on_all_addresses_counts_where_its_client_is() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let container = lab.container(0);
+    let mut server = start(container, "rping -s -P --netdev udp --counters");
+    server.says("waiting for a client");
+    // By loopback, which is opened first.
+    start(container, "rping -c -C 2 -a localhost --netdev udp").finish().succeeded();
+    server.child.signal(Signal::SIGTERM);
+    server.finish().failed(143, &["transport.sent_pkts"]);
 }
 
 /// The line with the backend `udp`, unless it has another.

@@ -1,6 +1,7 @@
 //! The commands between two containers, with each backend, and with the host's rules on the way.
 
 use super::{Done, Running, rocinante, words};
+use rocinante::device::Backend;
 use rocinante_node::{Container, Lab, LabConfig, Match};
 use rocinante_tests::{require_backend, require_lab, require_nft};
 use std::process::Stdio;
@@ -57,7 +58,7 @@ fn ipv6_works_as_well() {
     }
 }
 
-fn every_test_over(backend: rocinante::device::Backend) {
+fn every_test_over(backend: Backend) {
     let lab = Lab::new(&LabConfig { mtu: 9000, ..LabConfig::default() }).unwrap();
     for test in
         ["send-lat", "write-lat", "read-lat", "atomic-lat", "send-bw", "write-bw", "read-bw"]
@@ -73,7 +74,7 @@ fn every_test_over(backend: rocinante::device::Backend) {
     }
 }
 
-fn second_processes_are_refused(backend: rocinante::device::Backend) {
+fn second_processes_are_refused(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let container = lab.container(1);
     let line = format!("perf send-bw --netdev {backend} --bind {}", container.ipv4());
@@ -89,20 +90,20 @@ fn second_processes_are_refused(backend: rocinante::device::Backend) {
 
 #[test]
 fn a_second_process_is_told_of_the_first_udp() {
-    require_backend!(rocinante::device::Backend::Udp);
-    second_processes_are_refused(rocinante::device::Backend::Udp);
+    require_backend!(Backend::Udp);
+    second_processes_are_refused(Backend::Udp);
 }
 
 #[test]
 fn a_second_process_is_told_of_the_first_packet() {
-    require_backend!(rocinante::device::Backend::Packet);
-    second_processes_are_refused(rocinante::device::Backend::Packet);
+    require_backend!(Backend::Packet);
+    second_processes_are_refused(Backend::Packet);
 }
 
 #[test]
 fn a_second_process_is_told_of_the_first_afxdp() {
-    require_backend!(rocinante::device::Backend::Xdp);
-    second_processes_are_refused(rocinante::device::Backend::Xdp);
+    require_backend!(Backend::Xdp);
+    second_processes_are_refused(Backend::Xdp);
 }
 
 #[test]
@@ -133,20 +134,20 @@ fn a_rule_of_the_own_namespace_is_named() {
 
 #[test]
 fn every_test_over_udp() {
-    require_backend!(rocinante::device::Backend::Udp);
-    every_test_over(rocinante::device::Backend::Udp);
+    require_backend!(Backend::Udp);
+    every_test_over(Backend::Udp);
 }
 
 #[test]
 fn every_test_over_packet() {
-    require_backend!(rocinante::device::Backend::Packet);
-    every_test_over(rocinante::device::Backend::Packet);
+    require_backend!(Backend::Packet);
+    every_test_over(Backend::Packet);
 }
 
 #[test]
 fn every_test_over_afxdp() {
-    require_backend!(rocinante::device::Backend::Xdp);
-    every_test_over(rocinante::device::Backend::Xdp);
+    require_backend!(Backend::Xdp);
+    every_test_over(Backend::Xdp);
 }
 
 #[test]
@@ -181,7 +182,7 @@ fn a_path_mtu_that_does_not_fit_is_named() {
 /// counters say so.
 #[test]
 fn what_packet_reads_twice_is_explained() {
-    require_backend!(rocinante::device::Backend::Packet);
+    require_backend!(Backend::Packet);
     for (backend, guards) in [("packet", true), ("udp", false)] {
         let lab = Lab::new(&LabConfig::default()).unwrap();
         let mut server = start(

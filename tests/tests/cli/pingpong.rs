@@ -1,6 +1,7 @@
 //! `rocinante pingpong` over loopback.
 
 use super::{Addresses, Running, both, rocinante, words};
+use rocinante::device::NETDEV_VARIABLE;
 
 #[test]
 fn lines_are_those_of_ibv_rc_pingpong() {
@@ -55,15 +56,10 @@ fn every_size_arrives_whole_polled_and_by_events() {
 #[test]
 fn the_command_line_goes_before_the_variable() {
     let addresses = Addresses::new();
-    let start = |line: &str| {
-        Running::start(
-            rocinante(words(line)).env(rocinante::device::NETDEV_VARIABLE, "carrier-pigeon"),
-        )
-    };
+    let start =
+        |line: &str| Running::start(rocinante(words(line)).env(NETDEV_VARIABLE, "carrier-pigeon"));
     let server = format!("pingpong --bind {}", addresses.server);
-    start(&server)
-        .finish()
-        .failed(1, &[rocinante::device::NETDEV_VARIABLE, "carrier-pigeon", "auto"]);
+    start(&server).finish().failed(1, &[NETDEV_VARIABLE, "carrier-pigeon", "auto"]);
     let mut server = start(&format!("{server} --netdev auto"));
     server.says("waiting for a client");
     let Addresses { server: host, client } = addresses;

@@ -9,7 +9,9 @@ fn start(line: &str) -> Running {
 #[test]
 fn messages_on_several_connections() {
     let Addresses { server, client } = Addresses::new();
-    for (options, messages) in [("-c 5 -C 30 -S 2000", 300), ("-c 3 -S 0", 0), ("", 20)] {
+    for (options, messages) in
+        [("-c 5 -C 30 -S 2000", 300), ("-c 300 -C 1", 600), ("-c 3 -S 0", 0), ("", 20)]
+    {
         let mut at_server = start(&format!("ucmatose -b {server} {options} --json"));
         at_server.says("waiting for");
         let at_client = start(&format!("ucmatose -s {server} -b {client} {options} --json"));

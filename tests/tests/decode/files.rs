@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use super::made::{
     Style, block, enhanced, ethernet, good_frame, interface, ip_packet, ipv6, obsolete, pcap,
-    pcap_header, pcap_record, section, simple, write_packet,
+    pcap_header, pcap_record, pcapng_of, section, simple, write_packet,
 };
 use super::{Done, Temporary, command, decode, decode_bytes};
 
@@ -91,16 +91,9 @@ fn simple_blocks_are_cut_by_the_interface() {
 
 #[test]
 fn interfaces_of_other_kinds_are_counted() {
-    let style = Style::USUAL;
-    let file = [
-        section(style),
-        interface(style, 1, 0, None),
-        interface(style, 127, 0, None),
-        enhanced(style, 0, 0, &good_frame(1, 64)),
-        enhanced(style, 1, 0, &[0; 80]),
-        enhanced(style, 1, 0, &[0; 80]),
-    ]
-    .concat();
+    let other = [0; 80];
+    let packets = [(0, 0, &good_frame(1, 64)[..]), (1, 0, &other), (1, 0, &other)];
+    let file = pcapng_of(&[(1, None), (127, None)], &packets);
     let done = decode_bytes(&file, &[]);
     assert_eq!(done.status, 0, "{}", done.err);
     assert!(done.out.contains("2  not read: link type 127"), "{}", done.out);
@@ -111,7 +104,7 @@ fn a_file_that_is_cut_off_is_read_as_far_as_it_goes() {
     let frames = [good_frame(1, 16), good_frame(2, 16), good_frame(3, 16)];
     for (whole, starts) in [
         (pcap(Style::USUAL, 1, &frames), boundaries(24, 16 + frames[0].len())),
-        (pcapng_of(&frames), boundaries(28 + 20, pcapng_of(&frames[..1]).len() - 48)),
+        (of_frames(&frames), boundaries(28 + 20, of_frames(&frames[..1]).len() - 48)),
     ] {
         assert_eq!(starts[3], whole.len());
         // Each third length only: each needs a process.
@@ -135,13 +128,8 @@ fn boundaries(first: usize, step: usize) -> [usize; 4] {
     [0, 1, 2, 3].map(|records| first + records * step)
 }
 
-fn pcapng_of(frames: &[Vec<u8>]) -> Vec<u8> {
-    let style = Style::USUAL;
-    let mut file = [section(style), interface(style, 1, 0, None)].concat();
-    for frame in frames {
-        file.extend(enhanced(style, 0, 0, frame));
-    }
-    file
+fn of_frames(frames: &[Vec<u8>]) -> Vec<u8> {
+    pcapng_of(&[(1, None)], &frames.iter().map(|frame| (0, 0, &frame[..])).collect::<Vec<_>>())
 }
 
 #[test]
@@ -149,11 +137,11 @@ fn damage_is_told_with_its_place() {
     let frame = good_frame(1, 16);
     let style = Style::USUAL;
     let no_interface =
-        [pcapng_of(std::slice::from_ref(&frame)), enhanced(style, 7, 0, &frame)].concat();
+        [of_frames(std::slice::from_ref(&frame)), enhanced(style, 7, 0, &frame)].concat();
     let mut long = enhanced(style, 0, 0, &frame);
     long[20..24].copy_from_slice(&1000u32.to_le_bytes());
-    let lying = [pcapng_of(std::slice::from_ref(&frame)), long].concat();
-    let mut trailer = pcapng_of(&[frame.clone(), frame.clone()]);
+    let lying = [of_frames(std::slice::from_ref(&frame)), long].concat();
+    let mut trailer = of_frames(&[frame.clone(), frame.clone()]);
     let last = trailer.len() - 4;
     trailer[last] ^= 4;
     let huge = [

@@ -145,6 +145,27 @@ fn a_flow_has_its_naks_and_round_trips() {
 }
 
 #[test]
+fn flows_are_those_of_what_is_chosen() {
+    for (args, flows) in [
+        (&[][..], &[1, 0x30, 1, 0x31][..]),
+        (&["--qp", "0x30"], &[0x30, 0x31]),
+        (&["--qp", "1"], &[1, 1]),
+        (&["--addr", "10.77.0.2"], &[1, 0x30, 1, 0x31]),
+        (&["--addr", "10.77.0.9"], &[]),
+    ] {
+        let args = [args, &["--flows", "--json"]].concat();
+        let json = over("cm_rping_ipv4", &args).json();
+        let found: Vec<u64> = json["flows"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|it| it["dest_qpn"].as_u64())
+            .collect();
+        assert_eq!(found, flows, "{args:?}");
+    }
+}
+
+#[test]
 fn more_flows_than_can_be_followed_are_counted() {
     let frames: Vec<Vec<u8>> = (0..5000u16)
         .map(|n| {

@@ -205,3 +205,17 @@ pub(crate) fn simple(style: Style, len: usize, captured: &[u8]) -> Vec<u8> {
     body.extend(captured);
     block(style, 3, &body)
 }
+
+/// A pcapng file with interfaces of these link types and resolutions of time, and packets with
+/// interface and ticks.
+pub(crate) fn pcapng_of(links: &[(u16, Option<u8>)], packets: &[(u32, u64, &[u8])]) -> Vec<u8> {
+    let style = Style::USUAL;
+    let mut file = section(style);
+    for (link, resolution) in links {
+        file.extend(interface(style, *link, 0, *resolution));
+    }
+    for (interface, ticks, frame) in packets {
+        file.extend(enhanced(style, *interface, *ticks, frame));
+    }
+    file
+}

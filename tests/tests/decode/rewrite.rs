@@ -1,5 +1,6 @@
 //! `-w`: packets as a wire carries them.
 
+use std::fs::File;
 use std::process::Command;
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
@@ -7,10 +8,9 @@ use rocinante_stack::wire::IpFields;
 use rocinante_tests::require_program;
 
 use super::made::{
-    Style, enhanced, ethernet, good_frame, interface, ip_packet, ipv4, ipv6, pcap, section,
-    write_packet,
+    Style, ethernet, good_frame, ip_packet, ipv4, ipv6, pcap, pcapng_of, write_packet,
 };
-use super::{Temporary, decode, decode_bytes};
+use super::{Temporary, command, decode, decode_bytes};
 
 /// A super-packet of `count` packets, each sealed for the header that it will have.
 fn run(head: &IpFields, of: impl Fn(u16) -> IpFields, count: u16) -> Vec<u8> {
@@ -75,15 +75,11 @@ fn a_super_packet_becomes_the_frames_of_a_wire() {
 
 #[test]
 fn interfaces_and_times_are_kept() {
-    let style = Style::USUAL;
-    let file = [
-        section(style),
-        interface(style, 1, 0, None),
-        interface(style, 101, 0, Some(9)),
-        enhanced(style, 0, 1_700_000_000_000_000, &good_frame(1, 64)),
-        enhanced(style, 1, 1_700_000_000_000_000_123, &run(&ipv6(), |_| ipv6(), 3)),
-    ]
-    .concat();
+    let packets = [
+        (0, 1_700_000_000_000_000, &good_frame(1, 64)[..]),
+        (1, 1_700_000_000_000_000_123, &run(&ipv6(), |_| ipv6(), 3)),
+    ];
+    let file = pcapng_of(&[(1, None), (101, Some(9))], &packets);
     let copy = written(&file, &[]);
     let done = decode([copy.0.as_os_str(), "--json-packets".as_ref()]);
     assert_eq!((done.status, done.out.lines().count()), (0, 5), "{}{}", done.out, done.err);
@@ -106,10 +102,17 @@ fn only_what_is_chosen_is_written_and_nothing_is_lost() {
     assert_eq!(done.json()["roce"], 3, "{}", done.err);
     // The file that is read is not overwritten.
     let source = Temporary::new(&file);
-    let done = decode([source.0.as_os_str(), "-w".as_ref(), source.0.as_os_str()]);
-    assert_eq!(done.status, 2);
-    assert!(done.err.contains("it is the file that is read"), "{}", done.err);
-    assert_eq!(std::fs::read(&source.0).unwrap(), file);
+    let link = Temporary::new(b"");
+    std::fs::remove_file(&link.0).unwrap();
+    std::fs::hard_link(&source.0, &link.0).unwrap();
+    for (from, to) in [(&source.0, &source.0), (&source.0, &link.0), (&"-".into(), &source.0)] {
+        let mut command = command();
+        command.arg(from).arg("-w").arg(to).stdin(File::open(&source.0).unwrap());
+        let done = super::done(command.output().unwrap());
+        assert_eq!(done.status, 2);
+        assert!(done.err.contains("it is the file that is read"), "{}", done.err);
+        assert_eq!(std::fs::read(&source.0).unwrap(), file);
+    }
     let done = decode([source.0.as_os_str(), "-w".as_ref(), "/no/such/file".as_ref()]);
     assert_eq!(done.status, 2);
     assert!(done.err.contains("/no/such/file cannot be written"), "{}", done.err);

@@ -25,7 +25,7 @@ pub(super) const BUGS: &[Bug] = &[
     },
     Bug {
         name: "enobufs-taken-for-eagain",
-        what: "what a full queueing discipline refused waits, as if the socket were full: nothing wakes who waits",
+        what: "what a full queueing discipline refused waits, as if the socket were full: nothing ends that wait",
         file: "netdev/src/packet/tx.rs",
         right: "        libc::EAGAIN => {
 ",

@@ -64,7 +64,7 @@ pub(super) const BUGS: &[Bug] = &[
     },
     Bug {
         name: "wish-for-less",
-        what: "who wants to hear of solicited completions, having wanted to hear of all, hears of fewer",
+        what: "a wish to hear of solicited completions replaces an earlier one to hear of all",
         file: "verbs-api/src/soft/announce.rs",
         right: "        self.armed.fetch_max(level, Ordering::SeqCst);
 ",
@@ -96,7 +96,7 @@ pub(super) const BUGS: &[Bug] = &[
     },
     Bug {
         name: "mail-told-of-too-early",
-        what: "another shard is told of an order before it is in the box: who looks between takes nothing, and the flag with it",
+        what: "another shard is told of an order before it is in the box: a look between takes nothing, and the flag with it",
         file: "verbs-api/src/soft/mail.rs",
         right: "        self.letters.lock().orders.push(order);
         self.some.store(true, Ordering::Release);

@@ -19,10 +19,9 @@ const SILENCE: Duration = Duration::from_secs(20);
 
 /// Measures with the server at `host`.
 pub(super) fn ask(args: &Args, host: IpAddr, out: Output) -> Result<Report, Failure> {
-    let local =
-        args.bind.map_or_else(|| address::towards(std::net::SocketAddr::new(host, 0)), Ok)?;
-    let ctx = args.device.open(local, out)?;
     let server = args.at(host);
+    let local = args.bind.map_or_else(|| address::towards(server), Ok)?;
+    let ctx = args.device.open(local, out)?;
     let mut exchange = Exchange::connect_cm(&ctx, server, PATIENCE)?;
     exchange.set_patience(Some(SILENCE));
     let plan = args.plan();

@@ -9,7 +9,7 @@ use rocinante::{Cq, RecvWr, SendWr, VerbsError, Wc, WcStatus};
 use super::bench::{Bench, Trouble};
 use super::plan::PerftestPlan;
 use crate::measure::{self, BulkOp, Lane, MeasureError, Until};
-use crate::perf::plan::Atomic;
+use crate::perf::test::Atomic;
 
 /// Results of a measurement.
 #[derive(Debug)]

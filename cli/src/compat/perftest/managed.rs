@@ -71,8 +71,7 @@ fn ask(
 ) -> Result<(Context, Wire, ManagedSide), Failure> {
     let own = args.net.bind.as_ref();
     let server = args.net.patience.resolve(host, args.net.port, own, out)?;
-    let route = own.and_then(|own| own.towards(server.ip()));
-    let route = route.map_or_else(|| address::towards(server), Ok)?;
+    let route = address::local(server, own)?;
     let ctx = device::open(&args.net, &args.options.device, choice, route, out)?;
     let own = ctx.gids()[0];
     if own.is_ipv4() != server.is_ipv4() {

@@ -5,7 +5,7 @@ use super::plan::Managed;
 use crate::compat::device::{AddressChoice, DeviceArgs};
 use crate::compat::refused::{Option_, Refused, Table};
 use crate::output::Failure;
-use crate::perf::plan::{Service, Test};
+use crate::perf::test::{Service, Test};
 use crate::size::size;
 
 /// Options that perftest's users type by heart, beside those of `perf`.

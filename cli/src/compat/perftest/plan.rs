@@ -7,7 +7,8 @@ use rocinante::verbs::{GRH_LEN, Mtu, QpType};
 use super::options::{Options, QpOptions};
 use crate::measure::{BulkOp, Until};
 use crate::output::Failure;
-use crate::perf::plan::{Atomic, Given, Test};
+use crate::perf::plan::Given;
+use crate::perf::test::{Atomic, Test};
 use crate::session::NetArgs;
 
 /// Requests with larger messages are all signaled, unless `-Q` says otherwise.

@@ -284,6 +284,9 @@ impl Talk {
 
 #[cfg(test)]
 mod tests {
+    use rocinante::OpenOptions;
+    use rocinante::device::Backend;
+
     use super::*;
     use crate::compat::wire::pair::connected;
     use std::io::{Read, Write};
@@ -339,10 +342,7 @@ mod tests {
             report
         });
         let (here, _) = rocinante::doc::addresses();
-        let ctx = rocinante::OpenOptions::new()
-            .netdev(rocinante::device::Backend::Udp)
-            .open(here)
-            .unwrap();
+        let ctx = OpenOptions::new().netdev(Backend::Udp).open(here).unwrap();
         let received = Talk::new(wire, true).report(&ctx, &Report::default()).unwrap();
         assert_eq!(received, server.join().unwrap());
     }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::{Gid, Uid, setgid, setuid};
-use rocinante::device::Provider;
-use rocinante::verbs::{SendData, SendOp};
+use rocinante::device::{Backend, Provider};
+use rocinante::verbs::{Mtu, SendData, SendOp};
 use rocinante::{Access, ConnectOptions, Context, OpenOptions, SendWr, VerbsError, WcStatus, cm};
 use rocinante_tests::harness::KernelDevice;
 use rocinante_tests::verbs;
@@ -136,7 +136,7 @@ fn device(ctx: &Context) -> Step {
     let hardware = attr.hardware.clone().ok_or("no attributes of hardware")?;
     let sane = attr.limits.max_qp > 0 && attr.active_mtu <= hardware.max_mtu && attr.port.is_none();
     // The guest's link is large enough for all path MTUs.
-    let sane = sane && (!soft_roce || attr.active_mtu == rocinante::verbs::Mtu::Mtu4096);
+    let sane = sane && (!soft_roce || attr.active_mtu == Mtu::Mtu4096);
     ensure(sane && hardware.port >= 1 && hardware.gid_indices.len() == 1, || format!("{attr:?}"))?;
     // Opened by name, by port, and by address alone.
     let all = Context::open_device(&name).map_err(text)?;
@@ -150,8 +150,7 @@ fn device(ctx: &Context) -> Step {
     let error = Context::open_device(&format!("{name}:99")).err().ok_or("there is a port 99")?;
     let shown = format!("port {number} is Ethernet, ACTIVE");
     ensure(error.to_string().contains(&shown), || error.to_string())?;
-    let error =
-        OpenOptions::new().device(&name).netdev(rocinante::device::Backend::Udp).open(address);
+    let error = OpenOptions::new().device(&name).netdev(Backend::Udp).open(address);
     let error = error.err().ok_or("a backend for hardware")?;
     ensure(matches!(error, VerbsError::Invalid(_)), || error.to_string())
 }
