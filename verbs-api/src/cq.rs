@@ -147,6 +147,7 @@ impl Cq {
     }
 
     /// Polls until there is a completion: spins at first, then sleeps between polls.
+    /// [`wait`](Self::wait) sleeps from the beginning.
     ///
     /// # Errors
     /// [`VerbsError::TimedOut`] after `timeout`; else as [`poll`](Self::poll).

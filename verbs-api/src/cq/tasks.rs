@@ -65,6 +65,7 @@ impl Cq {
 
     /// Takes the next completion. It sleeps until there is one, as a thread that waits on a channel
     /// does, but needs no channel. Meanwhile the device's background thread drives the device.
+    /// [`wait_one`](Self::wait_one) answers sooner and keeps a processor busy.
     ///
     /// # Errors
     /// [`VerbsError::TimedOut`] if there is none within `timeout`; `None` waits without limit. Else

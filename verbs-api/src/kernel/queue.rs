@@ -94,7 +94,7 @@ impl Cq {
         let mut slots = out.iter_mut();
         let polled = self.raw.poll(room, |wc| {
             if let Some(slot) = slots.next() {
-                *slot = self.cqe(wc).into();
+                *slot = Wc::of(self.cqe(wc));
             }
         });
         polled.map_err(poll_failed)
@@ -103,7 +103,7 @@ impl Cq {
     #[inline]
     pub(crate) fn poll_one(&self) -> Result<Option<Wc>, VerbsError> {
         let mut found = None;
-        self.raw.poll(1, |wc| found = Some(Wc::from(self.cqe(wc)))).map_err(poll_failed)?;
+        self.raw.poll(1, |wc| found = Some(Wc::of(self.cqe(wc)))).map_err(poll_failed)?;
         Ok(found)
     }
 

@@ -61,23 +61,12 @@ impl Wc {
     pub fn imm_data(&self) -> Option<u32> {
         self.imm.map(u32::from_be_bytes)
     }
-}
 
-impl From<Cqe> for Wc {
     #[inline]
-    fn from(cqe: Cqe) -> Self {
-        Self {
-            wr_id: cqe.wr_id,
-            status: cqe.status,
-            opcode: cqe.opcode,
-            byte_len: cqe.byte_len,
-            imm: cqe.imm,
-            invalidated: cqe.invalidated,
-            qpn: cqe.qpn,
-            context: cqe.context,
-            src_qp: cqe.src_qp,
-            peer: None,
-        }
+    pub(crate) fn of(cqe: Cqe) -> Self {
+        let Cqe { wr_id, status, opcode, byte_len, imm, invalidated, qpn, context, src_qp, .. } =
+            cqe;
+        Self { wr_id, status, opcode, byte_len, imm, invalidated, qpn, context, src_qp, peer: None }
     }
 }
 

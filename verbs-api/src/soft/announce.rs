@@ -112,11 +112,11 @@ impl CqShared {
         self.armed.fetch_max(level, Ordering::SeqCst);
     }
 
-    pub(super) fn take<T: From<Cqe>>(&self, out: &mut [T]) -> usize {
+    pub(super) fn take<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> usize {
         let mut ring = self.ring.lock();
         let count = out.len().min(ring.len());
         for (slot, cqe) in out.iter_mut().zip(ring.drain(..count)) {
-            *slot = cqe.into();
+            *slot = make(cqe);
         }
         count
     }

@@ -127,12 +127,12 @@ impl Cq {
     }
 
     pub(crate) fn poll(&self, out: &mut [Wc]) -> Result<usize, VerbsError> {
-        match self.shared.take(out) {
+        match self.shared.take(out, Wc::of) {
             0 => {}
             count => return Ok(count),
         }
         self.drive();
-        match self.shared.take(out) {
+        match self.shared.take(out, Wc::of) {
             0 => self.check_end().map(|()| 0),
             count => Ok(count),
         }
@@ -140,7 +140,7 @@ impl Cq {
 
     pub(crate) fn poll_one(&self) -> Result<Option<Wc>, VerbsError> {
         if let Some(cqe) = self.shared.take_one() {
-            return Ok(Some(cqe.into()));
+            return Ok(Some(Wc::of(cqe)));
         }
         self.drive();
         self.take_now()
@@ -163,7 +163,7 @@ impl Cq {
     /// thread does not stand aside for it.
     pub(crate) fn poll_for_task(&self) -> Result<Option<Wc>, VerbsError> {
         if let Some(wc) = self.shared.take_one() {
-            return Ok(Some(wc.into()));
+            return Ok(Some(Wc::of(wc)));
         }
         self.device.shards.drive_for_task(self.shards.set.load(Ordering::Relaxed));
         self.take_now()
@@ -172,7 +172,7 @@ impl Cq {
     /// The next completion, without driving the device.
     pub(crate) fn take_now(&self) -> Result<Option<Wc>, VerbsError> {
         match self.shared.take_one() {
-            Some(cqe) => Ok(Some(cqe.into())),
+            Some(cqe) => Ok(Some(Wc::of(cqe))),
             None => self.check_end().map(|()| None),
         }
     }
