@@ -23,7 +23,7 @@ use rocinante::verbs::Mtu;
 use self::machine::Mode;
 use self::plan::Choice;
 use self::run::Bench;
-use crate::workers::{PlaceArgs, Provider};
+use crate::workers::{Congestion, PlaceArgs, Provider};
 use rocinante_cli::output::{Failure, Output};
 use rocinante_cli::session::mtu;
 
@@ -35,9 +35,9 @@ use rocinante_cli::session::mtu;
 /// is slower, and no goal is judged.
 ///
 /// A raw baseline is what the same interface carries without a protocol: packets of the same sizes,
-/// ICRC and copies, and nothing else. A run does not count if its baseline of 1 MiB is below 2.5
-/// times one iperf3 stream. A run that lacks either figure is not judged. Everything is measured
-/// between two network namespaces with one veth between them, unless addresses are given.
+/// ICRC and copies, and nothing else. A run does not count if the machine changed its speed
+/// meanwhile, or its hypervisor took time away. Everything is measured between two network
+/// namespaces with one veth between them, unless addresses are given.
 ///
 /// Exit status: 0 if something was measured, 1 if nothing could be, 2 if the command line makes no
 /// sense. The output names what could not be measured.
@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long)]
     quick: bool,
     /// Only these groups (bandwidth, rate, latency, both, qps, small_buffers, sweep, latency_sweep,
-    /// idle), measures (write_bw, …) or peers (tcp-spin, iperf3, udp)
+    /// idle), measures (write_bw, …) or peers (tcp-spin, tcp-blocking, iperf3, udp)
     #[arg(long, value_delimiter = ',', value_name = "WORDS")]
     only: Vec<String>,
     /// Backends: udp, packet, afxdp; hw for the kernel's RDMA devices [default: all that are
@@ -69,7 +69,8 @@ pub struct Args {
     ports: bool,
     #[command(flatten)]
     place: PlaceArgs,
-    /// Write a report to this directory: report.md, rows.jsonl, and plots over the size of messages
+    /// Write a report to this directory: report.md, rows.jsonl, samples.jsonl, and plots over the
+    /// size of messages
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
     /// Print one JSON object per row, and everything else to standard error
@@ -101,6 +102,7 @@ impl Args {
         Ok(Choice {
             providers,
             mtus: self.mtu.iter().map(|mtu| mtu.bytes()).collect(),
+            congestions: Congestion::available(),
             only: self.only.clone(),
             seconds,
             quick: self.quick,

@@ -15,12 +15,12 @@ mod place;
 mod provider;
 mod raw;
 
-pub(crate) use cost::resident;
+pub(crate) use cost::{Ticks, resident};
 pub(crate) use job::{Device, Outcome, Work};
 pub use job::{WorkerArgs, run_worker};
 pub use measure::{Figure, Measure, Step};
 pub(crate) use ours::depth;
-pub(crate) use peers::IPERF3_WARM_UP;
+pub(crate) use peers::{Congestion, IPERF3_WARM_UP, TcpMode};
 pub use place::PlaceArgs;
 pub(crate) use place::Places;
 pub use provider::Provider;

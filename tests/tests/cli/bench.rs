@@ -70,7 +70,7 @@ fn rows_are_complete_and_the_report_has_them_all() {
     require_backend!(Backend::Packet);
     let dir = Dir::new("report");
     let done = run_bench(&format!(
-        "--only write_bw,write_lat,write_rate,tcp-spin --netdev udp,packet --mtu 4096 --runs 2 --seconds 0.01 \
+        "--only write_bw,write_lat,write_rate,tcp-spin,tcp-blocking --netdev udp,packet --mtu 4096 --runs 2 --seconds 0.01 \
          --patient --json --report {}",
         dir.0.display()
     ))
@@ -86,21 +86,48 @@ fn rows_are_complete_and_the_report_has_them_all() {
         ]
     };
     let mut expected: BTreeSet<String> = ["udp", "packet"].into_iter().flat_map(of).collect();
-    for row in rows.iter().filter(|row| row["netdev"] != "tcp-spin") {
-        assert!(row["ceiling"].is_number() && row["samples"] == 2, "{row}");
+    let is_tcp = |row: &&Value| row["netdev"].as_str().unwrap().starts_with("tcp");
+    for row in rows.iter().filter(|row| !is_tcp(row)) {
+        assert!(row["ceiling"].is_number() && row.get("cc").is_none(), "{row}");
     }
-    expected.insert("write_bw tcp-spin 262144 9000".to_owned());
+    for netdev in ["tcp-spin", "tcp-blocking"] {
+        for size in [65_536, 262_144, 1_048_576] {
+            expected.insert(format!("write_bw {netdev} {size} 9000"));
+        }
+    }
     assert_eq!(names, expected);
+    // Every kernel has cubic, unless somebody left it out.
+    for row in rows.iter().filter(is_tcp) {
+        assert!(row["cc"] == "cubic" || row["cc"] == "bbr", "{row}");
+        assert_eq!(row["spin"], row["netdev"] == "tcp-spin", "{row}");
+        assert_eq!(row["write_size"], row["size"], "{row}");
+    }
     assert_eq!(dir.read("rows.jsonl"), done.out);
+    // Whatever counts, all is published.
+    let samples = self::rows(&dir.read("samples.jsonl"));
+    for row in &rows {
+        let same = |sample: &&Value| {
+            ["measure", "netdev", "size", "mtu", "qps", "cc"]
+                .iter()
+                .all(|name| sample.get(name) == row.get(name))
+        };
+        let runs: Vec<u64> =
+            samples.iter().filter(same).map(|sample| sample["run"].as_u64().unwrap()).collect();
+        let expected = if is_tcp(&row) { vec![1, 1, 2, 2] } else { vec![1, 2] };
+        assert_eq!(runs, expected, "{row}");
+    }
     let text = dir.read("report.md");
     for row in &rows {
         let [measure, netdev] = ["measure", "netdev"].map(|name| row[name].as_str().unwrap());
-        let line =
-            format!("| {measure} | {netdev} | {} | {} | {} |", row["size"], row["mtu"], row["qps"]);
+        let cc = row["cc"].as_str().map(|cc| format!(" {cc}")).unwrap_or_default();
+        let line = format!(
+            "| {measure} | {netdev}{cc} | {} | {} | {} |",
+            row["size"], row["mtu"], row["qps"]
+        );
         assert!(text.contains(&line), "{line} is not in {text}");
     }
     let plot = dir.read("throughput.svg");
-    for name in ["udp", "packet", "udp, raw baseline", "tcp-spin", "WRITE throughput"] {
+    for name in ["udp", "packet", "udp, raw baseline", "tcp-spin cubic", "WRITE throughput"] {
         assert!(plot.contains(name), "{name} is not in {plot}");
     }
 }

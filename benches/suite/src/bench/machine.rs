@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::rows::Standing;
+use crate::workers::Ticks;
 use rocinante_cli::cores;
+use rocinante_cli::output::Failure;
 
 /// The machine on which the figures were measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -68,6 +71,86 @@ impl fmt::Display for Mode {
             f,
             "4 KiB: CRC-32 {crc_ns:.0} ns, copy {memcpy_ns:.0} ns; from core to core {handoff_ns:.0} ns"
         )
+    }
+}
+
+/// What the machine did to one run.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Calibration {
+    /// Its speed before and after.
+    modes: [Mode; 2],
+    /// The part of the processors' time that the hypervisor gave to others; unknown where the
+    /// kernel does not say.
+    stolen: Option<f64>,
+}
+
+/// The beginning of a run.
+pub(super) struct Begun {
+    mode: Mode,
+    ticks: Result<Ticks, Failure>,
+}
+
+/// The speed of a run's end may differ by this factor from that of its beginning.
+const CHANGE_MAX: f64 = 1.25;
+/// The part of the processors' time that others may have.
+const STOLEN_MAX: f64 = 0.02;
+
+impl Begun {
+    /// Looks at the machine.
+    pub(super) fn now() -> Self {
+        Self { mode: Mode::now(), ticks: Ticks::now() }
+    }
+
+    /// Looks again.
+    pub(super) fn ended(self) -> Calibration {
+        let ticks = self.ticks.and_then(|before| Ok((before, Ticks::now()?)));
+        let stolen = ticks.map(|(before, after)| after.stolen_since(&before)).ok();
+        Calibration { modes: [self.mode, Mode::now()], stolen }
+    }
+}
+
+impl fmt::Display for Begun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.mode.fmt(f)
+    }
+}
+
+impl Calibration {
+    /// Whether the run counts. No measured figure decides.
+    pub(super) fn standing(&self) -> Standing {
+        let Some(stolen) = self.stolen else {
+            return Standing::NotJudged("/proc/stat does not tell stolen time".into());
+        };
+        if stolen > STOLEN_MAX {
+            let percent = 100.0 * stolen;
+            return Standing::Invalid(format!(
+                "the hypervisor gave {percent:.1} % of the processors' time to others"
+            ));
+        }
+        let [before, after] = &self.modes;
+        for (what, before, after) in [
+            ("CRC-32 of 4 KiB", before.crc_ns, after.crc_ns),
+            ("a copy of 4 KiB", before.memcpy_ns, after.memcpy_ns),
+            ("a cache line from core to core", before.handoff_ns, after.handoff_ns),
+        ] {
+            if before.max(after) > CHANGE_MAX * before.min(after) {
+                return Standing::Invalid(format!(
+                    "the machine changed its speed: {what} took {before:.0} ns before and {after:.0} ns after"
+                ));
+            }
+        }
+        Standing::Valid
+    }
+}
+
+impl fmt::Display for Calibration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [before, after] = &self.modes;
+        write!(f, "before: {before}; after: {after}; ")?;
+        match self.stolen {
+            Some(stolen) => write!(f, "stolen time {:.1} %", 100.0 * stolen),
+            None => f.write_str("stolen time unknown"),
+        }
     }
 }
 
@@ -175,6 +258,26 @@ fn fastest(mut work: impl FnMut()) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_counts_if_the_machine_stayed_the_same() {
+        let mode = |crc_ns, memcpy_ns, handoff_ns| Mode { crc_ns, memcpy_ns, handoff_ns };
+        let before = mode(100.0, 50.0, 40.0);
+        let standing = |after, stolen| Calibration { modes: [before, after], stolen }.standing();
+        assert_eq!(standing(mode(124.0, 41.0, 49.0), Some(0.019)), Standing::Valid);
+        for (after, stolen, why) in [
+            (mode(126.0, 50.0, 40.0), 0.0, "CRC-32"),
+            (mode(100.0, 39.0, 40.0), 0.0, "copy"),
+            (mode(100.0, 50.0, 51.0), 0.0, "core to core"),
+            (before, 0.021, "2.1 %"),
+        ] {
+            let Standing::Invalid(said) = standing(after, Some(stolen)) else {
+                panic!("{after:?} counts")
+            };
+            assert!(said.contains(why), "{said}");
+        }
+        assert!(matches!(standing(before, None), Standing::NotJudged(_)));
+    }
 
     #[test]
     fn only_what_is_much_slower_than_any_processor_is_slow() {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use rocinante_baselines::{Kind, Task};
 
-use super::rows::Key;
-use crate::workers::{IPERF3_WARM_UP, Measure, Provider, Step, depth};
+use super::rows::{Key, Tcp};
+use crate::workers::{Congestion, IPERF3_WARM_UP, Measure, Provider, Step, TcpMode, depth};
 
 /// Bytes of a small message, and of a large one.
 pub(super) const SMALL: usize = 64;
@@ -20,8 +20,9 @@ const ATOMIC: usize = 8;
 pub(super) const MTU: u32 = 4096;
 /// The link's MTU, which TCP uses.
 pub(super) const LINK_MTU: u32 = 9000;
-/// Bytes that the spinning TCP stream writes at once, where the size of messages does not vary.
-pub(super) const TCP_WRITES: usize = 256 << 10;
+/// Bytes that a TCP stream writes at once, where the size of messages does not vary. Which is
+/// fastest depends on the congestion control and on who spins.
+pub(super) const TCP_WRITES: [usize; 3] = [64 << 10, 256 << 10, 1 << 20];
 /// Bytes that iperf3 writes at once by default.
 pub(super) const IPERF3_WRITES: usize = 128 << 10;
 /// Numbers of queue pairs between the two processes.
@@ -60,6 +61,8 @@ pub(super) enum Group {
 pub(super) enum Peer {
     /// One TCP stream, both ends spinning.
     TcpSpin,
+    /// One TCP stream, both ends sleeping in their calls.
+    TcpBlocking,
     /// One TCP stream of iperf3.
     Iperf3,
     /// UDP sockets.
@@ -71,9 +74,42 @@ impl Peer {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::TcpSpin => "tcp-spin",
+            Self::TcpBlocking => "tcp-blocking",
             Self::Iperf3 => "iperf3",
             Self::Udp => "udp-sockets",
         }
+    }
+}
+
+/// What another transport measures.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Rival {
+    pub(super) peer: Peer,
+    /// Of TCP.
+    pub(super) cc: Option<Congestion>,
+    pub(super) steps: Vec<Step>,
+}
+
+impl Rival {
+    /// How its stream runs, if it is one of ours.
+    pub(super) fn mode(&self) -> Option<TcpMode> {
+        let spin = match self.peer {
+            Peer::TcpSpin => true,
+            Peer::TcpBlocking => false,
+            Peer::Iperf3 | Peer::Udp => return None,
+        };
+        Some(TcpMode { cc: self.cc?, spin })
+    }
+
+    /// The row of one of its figures.
+    pub(super) fn key(&self, measure: Measure, size: usize) -> Key {
+        let spin = self.peer == Peer::TcpSpin;
+        let tcp = self.cc.map(|cc| Tcp { cc, spin, write_size: size });
+        Key { measure, netdev: self.peer.name(), size, mtu: LINK_MTU, qps: 1, tcp }
+    }
+
+    fn keys(&self) -> impl Iterator<Item = Key> + '_ {
+        self.steps.iter().map(|step| self.key(step.measure, step.size))
     }
 }
 
@@ -87,7 +123,7 @@ pub(super) struct Cell {
     pub(super) qps: u32,
     pub(super) small_buffers: bool,
     pub(super) steps: Vec<Step>,
-    pub(super) peers: Vec<(Peer, Vec<Step>)>,
+    pub(super) rivals: Vec<Rival>,
 }
 
 impl Cell {
@@ -111,11 +147,11 @@ impl Cell {
         let has_port = ports && self.ours.is_some_and(|ours| ours.port_name().is_some());
         let times = if has_port { 2.0 } else { 1.0 };
         let raw: Duration = self.tasks().iter().map(Task::planned).sum();
-        let peers = self.peers.iter().map(|(peer, steps)| match peer {
+        let rivals = self.rivals.iter().map(|Rival { peer, steps, .. }| match peer {
             Peer::Iperf3 => of(steps) + IPERF3_WARM_UP * steps.len() as f64,
             _ => of(steps),
         });
-        raw.mul_f64(times) + Duration::from_secs_f64(of(&self.steps) + peers.sum::<f64>())
+        raw.mul_f64(times) + Duration::from_secs_f64(of(&self.steps) + rivals.sum::<f64>())
     }
 
     /// The row of one of its figures. `None` if the figure has no row.
@@ -125,7 +161,7 @@ impl Cell {
             measure if self.small_buffers => measure.with_small_buffers()?,
             measure => measure,
         };
-        Some(Key { measure, netdev, size, mtu: self.mtu, qps: self.qps })
+        Some(Key { measure, netdev, size, mtu: self.mtu, qps: self.qps, tcp: None })
     }
 
     fn own_key(&self, step: &Step) -> Option<Key> {
@@ -135,10 +171,7 @@ impl Cell {
     /// The rows of its steps, without the figures that the steps yield besides.
     fn keys(&self) -> Vec<Key> {
         let own = self.steps.iter().filter_map(|step| self.own_key(step));
-        let of_peer = |(peer, steps): &(Peer, Vec<Step>)| {
-            steps.iter().map(|step| key_of_peer(*peer, step)).collect::<Vec<_>>()
-        };
-        own.chain(self.peers.iter().flat_map(of_peer)).collect()
+        own.chain(self.rivals.iter().flat_map(Rival::keys)).collect()
     }
 }
 
@@ -188,6 +221,8 @@ pub(super) fn reference(measure: Measure, size: usize) -> Option<(Kind, usize)> 
 pub(super) struct Choice {
     pub(super) providers: Vec<Provider>,
     pub(super) mtus: Vec<u32>,
+    /// Congestion controls of TCP.
+    pub(super) congestions: Vec<Congestion>,
     /// Names of groups, measures and peers; none for all.
     pub(super) only: Vec<String>,
     /// How long each figure is measured, in seconds.
@@ -241,7 +276,7 @@ impl Choice {
             cells.extend(self.of_tcp(group));
         }
         leave_out(&mut cells);
-        cells.retain(|cell| !cell.steps.is_empty() || !cell.peers.is_empty());
+        cells.retain(|cell| !cell.steps.is_empty() || !cell.rivals.is_empty());
         cells
     }
 
@@ -253,7 +288,7 @@ impl Choice {
             qps,
             small_buffers: group == Group::SmallBuffers,
             steps: self.steps(group, steps),
-            peers: Vec::new(),
+            rivals: Vec::new(),
         };
         let step = |measure, size| Step { measure, size, seconds: self.seconds };
         match group {
@@ -262,7 +297,9 @@ impl Choice {
                     [Measure::WriteBw, Measure::SendBw, Measure::ReadBw, Measure::WriteBwPassive];
                 let at = |(index, &mtu)| {
                     let mut cell = cell(mtu, 1, measures.map(|m| step(m, LARGE)).to_vec());
-                    cell.peers = self.streams(index == 0 && (first || !self.quick));
+                    if index == 0 && (first || !self.quick) {
+                        cell.rivals = self.streams(first);
+                    }
                     cell
                 };
                 self.mtus.iter().enumerate().map(at).collect()
@@ -323,23 +360,31 @@ impl Choice {
         let wake_up = self.wants(&Measure::WakeUp.name());
         if cell.steps.iter().any(sleeps) || wake_up || self.wants(&name(&Peer::Udp)) {
             let steps = vec![step(Measure::SendLatBlocking, SMALL), slow(Measure::WakeUp, SMALL)];
-            cell.peers.push((Peer::Udp, steps));
+            cell.rivals.push(Rival { peer: Peer::Udp, cc: None, steps });
         }
         vec![cell]
     }
 
     /// The TCP streams that are measured beside large messages.
-    fn streams(&self, with_iperf3: bool) -> Vec<(Peer, Vec<Step>)> {
-        let step = |size, seconds| Step { measure: Measure::WriteBw, size, seconds };
+    fn streams(&self, with_iperf3: bool) -> Vec<Rival> {
+        let step = |seconds| move |size| Step { measure: Measure::WriteBw, size, seconds };
         let all = [
-            (Peer::TcpSpin, step(TCP_WRITES, self.seconds)),
-            (Peer::Iperf3, step(IPERF3_WRITES, 1.0)),
+            (Peer::TcpSpin, TCP_WRITES.map(step(self.seconds)).to_vec()),
+            (Peer::TcpBlocking, TCP_WRITES.map(step(self.seconds)).to_vec()),
+            (Peer::Iperf3, vec![step(1.0)(IPERF3_WRITES)]),
         ];
         let wanted = all.into_iter().filter(|(peer, _)| {
             let bandwidth = self.only.is_empty() || self.wants(&name(&Group::Bandwidth));
             (bandwidth || self.wants(&name(peer))) && (*peer != Peer::Iperf3 || with_iperf3)
         });
-        wanted.map(|(peer, step)| (peer, vec![step])).collect()
+        wanted.flat_map(|(peer, steps)| self.with_each_cc(peer, &steps)).collect()
+    }
+
+    /// The same steps with each congestion control, or with the first if time is short.
+    fn with_each_cc(&self, peer: Peer, steps: &[Step]) -> Vec<Rival> {
+        let rival = |cc: &Congestion| Rival { peer, cc: Some(*cc), steps: steps.to_vec() };
+        let most = if self.quick { 1 } else { usize::MAX };
+        self.congestions.iter().take(most).map(rival).collect()
     }
 
     /// TCP by the size of messages.
@@ -348,9 +393,9 @@ impl Choice {
             return Vec::new();
         }
         let steps = self.sweep(group).concat();
-        let peers = vec![(Peer::TcpSpin, steps)];
+        let rivals = self.with_each_cc(Peer::TcpSpin, &steps);
         let (mtu, qps, small_buffers) = (LINK_MTU, 1, false);
-        vec![Cell { group, ours: None, mtu, qps, small_buffers, steps: Vec::new(), peers }]
+        vec![Cell { group, ours: None, mtu, qps, small_buffers, steps: Vec::new(), rivals }]
     }
 
     /// The steps of all message sizes, in chunks, so that each baseline is measured soon before its
@@ -379,17 +424,13 @@ fn leave_out(cells: &mut [Cell]) {
         let steps = std::mem::take(&mut cell.steps);
         let is_new = |step: &Step| cell.own_key(step).is_none_or(|key| !measured.contains(&key));
         cell.steps = steps.into_iter().filter(is_new).collect();
-        for (peer, steps) in &mut cell.peers {
-            steps.retain(|step| !measured.contains(&key_of_peer(*peer, step)));
+        for rival in &mut cell.rivals {
+            let steps = std::mem::take(&mut rival.steps);
+            let is_new = |step: &Step| !measured.contains(&rival.key(step.measure, step.size));
+            rival.steps = steps.into_iter().filter(is_new).collect();
         }
-        cell.peers.retain(|(_, steps)| !steps.is_empty());
+        cell.rivals.retain(|rival| !rival.steps.is_empty());
     }
-}
-
-/// The row of a peer's step.
-fn key_of_peer(peer: Peer, step: &Step) -> Key {
-    let Step { measure, size, .. } = *step;
-    Key { measure, netdev: peer.name(), size, mtu: LINK_MTU, qps: 1 }
 }
 
 fn names<T: ValueEnum>() -> Vec<String> {

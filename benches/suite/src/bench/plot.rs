@@ -47,9 +47,9 @@ pub(super) fn lines(rows: &[Row], measure: Measure) -> Vec<Line> {
         }
     };
     for row in rows.iter().filter(is_of) {
-        add(row.key.netdev.to_owned(), false, row.key.size, row.value);
+        add(row.key.name(), false, row.key.size, row.value);
         if let Some(baseline) = row.baseline {
-            add(format!("{}{BASELINE}", row.key.netdev), true, row.key.size, baseline);
+            add(format!("{}{BASELINE}", row.key.name()), true, row.key.size, baseline);
         }
     }
     lines.iter_mut().for_each(|line| line.points.sort_by(|a, b| a.0.total_cmp(&b.0)));
@@ -131,8 +131,11 @@ fn colour(peer: &str) -> RGBColor {
         "afxdp" => RGBColor(0x2c, 0xa0, 0x2c),
         "rxe" => RGBColor(0x94, 0x67, 0xbd),
         "hw" => RGBColor(0xff, 0x7f, 0x0e),
-        "tcp-spin" => RGBColor(0x7f, 0x7f, 0x7f),
-        "iperf3" => BLACK,
+        "tcp-spin cubic" => RGBColor(0x7f, 0x7f, 0x7f),
+        "tcp-spin bbr" => RGBColor(0xc7, 0xc7, 0xc7),
+        "tcp-blocking cubic" => RGBColor(0x17, 0xbe, 0xcf),
+        "tcp-blocking bbr" => RGBColor(0x9e, 0xda, 0xe5),
+        "iperf3 cubic" | "iperf3 bbr" => BLACK,
         _ => RGBColor(0x8c, 0x56, 0x4b),
     }
 }
@@ -153,7 +156,7 @@ mod tests {
     #[test]
     fn every_backend_has_a_line_and_its_baseline_another() {
         let row = |netdev, size, mtu, qps, baseline| Row {
-            key: Key { measure: Measure::WriteBw, netdev, size, mtu, qps },
+            key: Key { measure: Measure::WriteBw, netdev, size, mtu, qps, tcp: None },
             value: size as f64,
             min: 1.0,
             max: 1.0,

@@ -12,6 +12,7 @@ use rocinante_cli::output::Failure;
 /// File names in a report. The plots have names of their own.
 const TEXT: &str = "report.md";
 const ROWS: &str = "rows.jsonl";
+const SAMPLES: &str = "samples.jsonl";
 
 /// Writes the report to the directory `dir`, and creates it first if it is missing.
 ///
@@ -41,20 +42,21 @@ pub(super) fn write(
         fs::write(&path, text).map_err(|error| failed(&path, error))
     };
     put(ROWS, &rows.iter().map(|row| row.json() + "\n").collect::<String>())?;
+    put(SAMPLES, &bench.rows.samples().map(|sample| sample + "\n").collect::<String>())?;
     put(TEXT, &text(bench, rows, goals, &plots))
 }
 
 fn text(bench: &Bench, rows: &[Row], goals: &[Judged], plots: &str) -> String {
-    let mode =
-        |(index, mode): (usize, &super::machine::Mode)| format!("- run {}: {mode}\n", index + 1);
-    let modes: String = bench.modes.iter().enumerate().map(mode).collect();
+    let runs = (1..).zip(&bench.calibrations);
+    let runs: String =
+        runs.map(|(run, calibration)| format!("- run {run}: {calibration}\n")).collect();
     let caution = bench.rows.caution();
     let goals = match goals {
         [] => String::new(),
         goals => format!("## Goals\n\n{}\n", goals::markdown(goals, &caution)),
     };
     format!(
-        "# `rocinante-bench`\n\n{}\n\n{modes}\n{plots}{goals}## Rows\n\n{}\n{}",
+        "# `rocinante-bench`\n\n{}\n\n{runs}\n{plots}{goals}## Rows\n\n{}\n{}",
         bench.machine,
         table::markdown(rows, &caution),
         bench.remarks(),

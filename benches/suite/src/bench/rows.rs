@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::workers::Measure;
+use crate::workers::{Congestion, Measure};
 use rocinante_cli::measure::Spread;
 
 /// The subject of a row.
@@ -18,15 +18,36 @@ pub(super) struct Key {
     /// Path MTU; for TCP and UDP the link's MTU.
     pub(super) mtu: u32,
     pub(super) qps: u32,
+    #[serde(flatten)]
+    pub(super) tcp: Option<Tcp>,
+}
+
+impl Key {
+    /// Our backend, or the peer and its congestion control.
+    pub(super) fn name(&self) -> String {
+        let cc = self.tcp.map(|tcp| format!(" {}", tcp.cc.name()));
+        format!("{}{}", self.netdev, cc.unwrap_or_default())
+    }
+}
+
+/// How a TCP stream ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) struct Tcp {
+    pub(super) cc: Congestion,
+    /// Whether both ends span, or else slept in their calls.
+    pub(super) spin: bool,
+    /// Bytes written at once.
+    pub(super) write_size: usize,
 }
 
 /// One value.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Sample {
     /// The run, counted from 1.
     pub(super) run: usize,
     pub(super) value: f64,
     /// Its baseline, measured right before.
+    #[serde(rename = "ceiling")]
     pub(super) baseline: Option<f64>,
 }
 
@@ -41,11 +62,11 @@ pub(super) struct Rows {
 /// The standing of a run. Better standings come first: the runs of the best one count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Standing {
-    /// The baselines are high enough.
+    /// The machine kept its speed, and nobody took its time.
     Valid,
     /// Unknown, and why.
     NotJudged(String),
-    /// A baseline is too low, and which.
+    /// It did not, and what happened.
     Invalid(String),
 }
 
@@ -101,9 +122,6 @@ impl Row {
     }
 }
 
-/// A baseline below this multiple of one iperf3 stream is too low.
-const BASELINE_MIN: f64 = 2.5;
-
 impl Rows {
     pub(super) fn add(&mut self, key: Key, sample: Sample) {
         self.samples.entry(key).or_default().push(sample);
@@ -113,51 +131,34 @@ impl Rows {
         self.samples.is_empty()
     }
 
-    /// Judges each run by its baselines for `large` bytes at path MTU `mtu`.
-    pub(super) fn judge(&mut self, large: usize, mtu: u32) {
-        let stands = |run| (run, self.standing(run, large, mtu));
-        self.standings = self.runs().into_iter().map(stands).collect();
+    /// Judges each run.
+    pub(super) fn judge(&mut self, standing: impl Fn(usize) -> Standing) {
+        let runs: BTreeSet<usize> =
+            self.samples.values().flatten().map(|sample| sample.run).collect();
+        self.standings = runs.into_iter().map(|run| (run, standing(run))).collect();
     }
 
-    /// Judges no run, for the reason `why`.
-    pub(super) fn leave_unjudged(&mut self, why: &str) {
-        let stands = |run| (run, Standing::NotJudged(why.to_owned()));
-        self.standings = self.runs().into_iter().map(stands).collect();
-    }
-
-    fn runs(&self) -> BTreeSet<usize> {
-        self.samples.values().flatten().map(|sample| sample.run).collect()
-    }
-
-    fn standing(&self, run: usize, large: usize, mtu: u32) -> Standing {
-        let streams = |netdev: &str, pick: fn(&Sample) -> Option<f64>| {
-            let is_of = |key: &Key| {
-                let large = netdev == "iperf3" || (key.size, key.mtu) == (large, mtu);
-                key.measure == Measure::WriteBw && key.netdev == netdev && key.qps == 1 && large
-            };
-            let samples = self.samples.iter().filter(|(key, _)| is_of(key));
-            let samples = samples.flat_map(|(_, samples)| samples);
-            let values = samples.filter(|sample| sample.run == run).filter_map(pick);
-            Some(Spread::of(values.collect())?.median)
-        };
-        let baseline =
-            |netdev: &'static str| Some((netdev, streams(netdev, |sample| sample.baseline)?));
-        let baselines: Vec<(&str, f64)> =
-            ["udp", "packet"].into_iter().filter_map(baseline).collect();
-        let Some(iperf3) = streams("iperf3", |sample| Some(sample.value)) else {
-            return Standing::NotJudged("there is no iperf3 stream of it".into());
-        };
-        if baselines.is_empty() {
-            let why =
-                format!("there is no raw baseline of udp or packet of {large} B at path MTU {mtu}");
-            return Standing::NotJudged(why);
+    /// Each sample as one line of JSON, also of runs that do not count.
+    pub(super) fn samples(&self) -> impl Iterator<Item = String> + '_ {
+        #[derive(Serialize)]
+        struct Line<'a> {
+            #[serde(flatten)]
+            key: &'a Key,
+            #[serde(flatten)]
+            sample: &'a Sample,
+            unit: &'static str,
+            valid: Option<bool>,
         }
-        match baselines.iter().find(|(_, baseline)| *baseline < BASELINE_MIN * iperf3) {
-            Some((netdev, low)) => Standing::Invalid(format!(
-                "the raw baseline of {netdev} ({low:.1} Gb/s) is below {BASELINE_MIN} times one iperf3 stream ({iperf3:.1} Gb/s)"
-            )),
-            None => Standing::Valid,
-        }
+        let line = |key: &Key, sample: &Sample| {
+            let (unit, valid) = (key.measure.unit(), self.is_valid(sample));
+            serde_json::json!(Line { key, sample, unit, valid }).to_string()
+        };
+        let all = self.samples.iter();
+        all.flat_map(move |(key, samples)| samples.iter().map(move |sample| line(key, sample)))
+    }
+
+    fn is_valid(&self, sample: &Sample) -> Option<bool> {
+        self.standings.get(&sample.run).and_then(Standing::is_valid)
     }
 
     /// A remark for each run that is not valid.
@@ -192,9 +193,9 @@ impl Rows {
     }
 
     fn row(&self, key: Key, samples: &[Sample]) -> Option<Row> {
-        let of = |sample: &Sample| self.standings.get(&sample.run).and_then(Standing::is_valid);
-        let valid = samples.iter().map(of).fold(Some(false), better);
-        let counted: Vec<&Sample> = samples.iter().filter(|sample| of(sample) == valid).collect();
+        let valid = samples.iter().map(|sample| self.is_valid(sample)).fold(Some(false), better);
+        let counted: Vec<&Sample> =
+            samples.iter().filter(|sample| self.is_valid(sample) == valid).collect();
         let value = Spread::of(counted.iter().map(|sample| sample.value).collect())?;
         let baseline = Spread::of(counted.iter().filter_map(|sample| sample.baseline).collect());
         let baseline = baseline.map(|spread| spread.median);
@@ -230,30 +231,42 @@ mod tests {
     const LARGE: usize = 1 << 20;
 
     fn key(measure: Measure, netdev: &'static str, size: usize) -> Key {
-        Key { measure, netdev, size, mtu: 4096, qps: 1 }
+        Key { measure, netdev, size, mtu: 4096, qps: 1, tcp: None }
     }
 
-    fn rows(baselines: [f64; 3]) -> Rows {
+    fn tcp() -> Key {
+        let tcp = Some(Tcp { cc: Congestion::Cubic, spin: false, write_size: 131_072 });
+        Key { mtu: 9000, tcp, ..key(Measure::WriteBw, "iperf3", 131_072) }
+    }
+
+    /// Runs with these standings, numbered from 1. The value of ours is the run's number.
+    fn rows(standings: &[Standing]) -> Rows {
         let mut rows = Rows::default();
-        for (run, baseline) in (1..).zip(baselines) {
-            let value = run as f64;
-            let ours = key(Measure::WriteBw, "udp", LARGE);
-            rows.add(ours, Sample { run, value, baseline: Some(baseline) });
-            let iperf3 = Key { mtu: 9000, ..key(Measure::WriteBw, "iperf3", 131_072) };
-            rows.add(iperf3, Sample { run, value: 10.0, baseline: None });
+        for run in 1..=standings.len() {
+            let (value, baseline) = (run as f64, Some(10.0 * run as f64));
+            rows.add(key(Measure::WriteBw, "udp", LARGE), Sample { run, value, baseline });
+            rows.add(tcp(), Sample { run, value: 10.0, baseline: None });
         }
-        rows.judge(LARGE, 4096);
+        rows.judge(|run| standings[run - 1].clone());
         rows
+    }
+
+    fn invalid() -> Standing {
+        Standing::Invalid("it was slow".into())
+    }
+
+    fn unknown() -> Standing {
+        Standing::NotJudged("nobody knows".into())
     }
 
     #[test]
     fn a_row_is_the_median_beside_the_median_of_its_baselines() {
-        let rows = rows([30.0, 50.0, 40.0]);
+        let rows = rows(&[Standing::Valid, Standing::Valid, Standing::Valid]);
         assert_eq!((rows.remarks(), rows.caution()), (Vec::new(), String::new()));
         let [iperf3, ours] = &rows.rows()[..] else { panic!("two rows") };
         assert_eq!((iperf3.key.netdev, iperf3.ratio), ("iperf3", None));
         assert_eq!((ours.min, ours.value, ours.max), (1.0, 2.0, 3.0));
-        assert_eq!((ours.baseline, ours.ratio), (Some(40.0), Some(2.0 / 40.0)));
+        assert_eq!((ours.baseline, ours.ratio), (Some(20.0), Some(0.1)));
         assert_eq!((ours.samples, ours.valid, ours.unit), (3, Some(true), "Gb/s"));
         let json: serde_json::Value = serde_json::from_str(&ours.json()).unwrap();
         let named = [
@@ -266,30 +279,48 @@ mod tests {
             ("min", 1.0.into()),
             ("max", 3.0.into()),
             ("unit", "Gb/s".into()),
-            ("ceiling", 40.0.into()),
-            ("ratio", 0.05.into()),
+            ("ceiling", 20.0.into()),
+            ("ratio", 0.1.into()),
             ("valid", true.into()),
         ];
         for (name, value) in named {
             let value: serde_json::Value = value;
             assert_eq!(json[name], value, "{name} of {json}");
         }
+        let of_tcp = ["cc", "spin", "write_size"];
+        assert!(of_tcp.iter().all(|name| json.get(name).is_none()), "{json}");
+        let json: serde_json::Value = serde_json::from_str(&iperf3.json()).unwrap();
+        let values: [serde_json::Value; 3] = ["cubic".into(), false.into(), 131_072.into()];
+        assert_eq!(of_tcp.map(|name| json[name].clone()), values, "{json}");
+        assert_eq!(iperf3.key.name(), "iperf3 cubic");
     }
 
     #[test]
-    fn a_run_with_too_low_a_baseline_does_not_count() {
-        let rows = rows([24.9, 50.0, 40.0]);
-        let [remark] = &rows.remarks()[..] else { panic!("{:?}", rows.remarks()) };
-        assert!(remark.starts_with("run 1 is invalid") && remark.contains("24.9 Gb/s"), "{remark}");
+    fn a_run_that_is_invalid_does_not_count_but_is_shown() {
+        let rows = rows(&[invalid(), Standing::Valid, Standing::Valid]);
+        assert_eq!(rows.remarks(), ["run 1 is invalid: it was slow"]);
         assert_eq!(rows.caution(), "");
         let [iperf3, ours] = &rows.rows()[..] else { panic!("two rows") };
         assert_eq!((ours.min, ours.max, ours.samples, ours.valid), (2.0, 3.0, 2, Some(true)));
         assert_eq!((iperf3.samples, iperf3.valid), (2, Some(true)));
+        let samples: Vec<serde_json::Value> =
+            rows.samples().map(|line| serde_json::from_str(&line).unwrap()).collect();
+        let of_ours = samples.iter().filter(|sample| sample["netdev"] == "udp");
+        let of_ours: Vec<_> = of_ours
+            .map(|sample| ["run", "value", "ceiling", "valid"].map(|name| sample[name].to_string()))
+            .collect();
+        let expected = [
+            ["1", "1.0", "10.0", "false"],
+            ["2", "2.0", "20.0", "true"],
+            ["3", "3.0", "30.0", "true"],
+        ];
+        assert_eq!(of_ours, expected);
+        assert_eq!(samples.len(), 6);
     }
 
     #[test]
     fn if_no_run_counts_all_are_shown_as_invalid() {
-        let rows = rows([20.0, 24.0, 10.0]);
+        let rows = rows(&[invalid(), invalid(), invalid()]);
         assert_eq!(rows.remarks().len(), 3);
         assert!(rows.caution().starts_with("No run was valid"), "{}", rows.caution());
         assert!(rows.rows().iter().all(|row| !row.counts() && row.samples == 3));
@@ -297,7 +328,7 @@ mod tests {
 
     #[test]
     fn what_only_an_invalid_run_has_is_invalid() {
-        let mut rows = rows([24.9, 50.0, 40.0]);
+        let mut rows = rows(&[invalid(), Standing::Valid, Standing::Valid]);
         let rate = key(Measure::WriteRate, "udp", 64);
         rows.add(rate, Sample { run: 1, value: 1.0, baseline: None });
         let found = rows.rows().into_iter().find(|row| row.key == rate).unwrap();
@@ -306,43 +337,23 @@ mod tests {
     }
 
     #[test]
-    fn without_iperf3_or_a_baseline_nothing_is_judged() {
-        let ours = key(Measure::WriteBw, "udp", LARGE);
-        let iperf3 = Key { mtu: 9000, ..key(Measure::WriteBw, "iperf3", 131_072) };
-        for (key, baseline, why) in
-            [(ours, Some(1.0), "no iperf3"), (iperf3, None, "no raw baseline")]
-        {
-            let mut rows = Rows::default();
-            rows.add(key, Sample { run: 1, value: 1.0, baseline });
-            rows.judge(LARGE, 4096);
-            let [row] = rows.rows()[..] else { panic!("a row") };
-            assert!(row.valid.is_none() && row.counts(), "{row:?}");
-            let json: serde_json::Value = serde_json::from_str(&row.json()).unwrap();
-            assert!(json.as_object().unwrap()["valid"].is_null(), "{json}");
-            let [remark] = &rows.remarks()[..] else { panic!("{:?}", rows.remarks()) };
-            assert!(remark.starts_with("run 1 was not judged") && remark.contains(why), "{remark}");
-            assert!(rows.caution().contains("none could be judged"), "{}", rows.caution());
-        }
+    fn what_is_not_judged_is_neither_valid_nor_not() {
+        let rows = rows(&[unknown(), unknown()]);
+        assert!(rows.rows().iter().all(|row| row.valid.is_none() && row.counts()));
+        assert_eq!(rows.remarks()[1], "run 2 was not judged: nobody knows");
+        assert!(rows.caution().contains("none could be judged"), "{}", rows.caution());
+        let json: serde_json::Value = serde_json::from_str(&rows.rows()[0].json()).unwrap();
+        assert!(json.as_object().unwrap()["valid"].is_null(), "{json}");
     }
 
     #[test]
-    fn what_is_left_unjudged_is_neither_valid_nor_not() {
-        let mut rows = rows([24.9, 50.0, 40.0]);
-        rows.leave_unjudged("too slow");
-        assert!(rows.rows().iter().all(|row| row.valid.is_none() && row.samples == 3));
-        assert_eq!(rows.remarks()[2], "run 3 was not judged: too slow");
-    }
-
-    #[test]
-    fn a_run_without_iperf3_stands_behind_valid_ones_and_before_invalid_ones() {
-        let mut rows = rows([24.9, 50.0, 40.0]);
+    fn a_run_that_is_not_judged_stands_behind_valid_ones_and_before_invalid_ones() {
+        let mut rows = rows(&[invalid(), Standing::Valid, Standing::Valid, unknown()]);
         let (ours, rate) =
             (key(Measure::WriteBw, "udp", LARGE), key(Measure::WriteRate, "udp", 64));
-        rows.add(ours, Sample { run: 4, value: 9.0, baseline: Some(1.0) });
         for run in [1, 4] {
             rows.add(rate, Sample { run, value: run as f64, baseline: None });
         }
-        rows.judge(LARGE, 4096);
         let of = |key| rows.rows().into_iter().find(|row| row.key == key).unwrap();
         assert_eq!((of(ours).samples, of(ours).max, of(ours).valid), (2, 3.0, Some(true)));
         assert_eq!((of(rate).samples, of(rate).value, of(rate).valid), (1, 4.0, None));

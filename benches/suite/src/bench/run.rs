@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use rocinante_baselines::{Raw, Tally, Task};
 
 use super::attempts::{Attempts, Subject};
-use super::machine::{Machine, Mode};
-use super::plan::{self, Cell, Choice, Peer};
-use super::rows::{Row, Rows, Sample};
-use crate::workers::{Device, Figure, Measure, Outcome, PlaceArgs, Places, Provider, Step, Work};
+use super::machine::{Begun, Calibration, Machine};
+use super::plan::{self, Cell, Choice, Rival};
+use super::rows::{Row, Rows, Sample, Standing};
+use crate::workers::{
+    Congestion, Device, Figure, Measure, Outcome, PlaceArgs, Places, Provider, Step, Work,
+};
 use rocinante_cli::output::{Failure, Output};
 
 /// Time limits of the whole benchmark.
@@ -32,8 +34,8 @@ pub(super) struct Bench {
     until: Instant,
     pub(super) rows: Rows,
     pub(super) machine: Machine,
-    /// The machine's speed, at the start of each run.
-    pub(super) modes: Vec<Mode>,
+    /// The machine's state, in each run.
+    pub(super) calibrations: Vec<Calibration>,
     /// What could not be measured, and why.
     pub(super) notes: Vec<String>,
     attempts: Attempts,
@@ -58,7 +60,7 @@ impl Bench {
             slowness,
             rows: Rows::default(),
             machine: Machine::here(),
-            modes: Vec::new(),
+            calibrations: Vec::new(),
             notes: Vec::new(),
             attempts: Attempts::default(),
         })
@@ -80,15 +82,23 @@ impl Bench {
                     .to_owned(),
             );
         }
+        if choice.congestions.len() < Congestion::ALL.len() {
+            let found: Vec<_> = choice.congestions.iter().map(|one| one.name()).collect();
+            self.note(format!(
+                "TCP is measured with {} only: the kernel has no other of cubic and bbr loaded (modprobe tcp_bbr)",
+                if found.is_empty() { "nothing".to_owned() } else { found.join(", ") }
+            ));
+        }
         for run in 1..=runs {
             if !self.run(choice, run) {
                 break;
             }
         }
         if self.is_slow() {
-            self.rows.leave_unjudged("the raw baselines of a slow processor say nothing");
+            let why = "figures of a slow processor say nothing";
+            self.rows.judge(|_| Standing::NotJudged(why.to_owned()));
         } else {
-            self.rows.judge(plan::LARGE, plan::MTU);
+            self.rows.judge(|run| self.calibrations[run - 1].standing());
         }
         for remark in self.rows.remarks() {
             self.note(remark);
@@ -97,9 +107,10 @@ impl Bench {
 
     /// Measures everything once. Returns `false` if the time was too short for some cells.
     fn run(&mut self, choice: &Choice, run: usize) -> bool {
-        let mode = Mode::now();
-        self.out.note(format_args!("run {run}: {mode}"));
-        self.modes.push(mode);
+        let begun = Begun::now();
+        self.out.note(format_args!("run {run}: {begun}"));
+        // The two cores need not be alike.
+        self.places.swap(run.is_multiple_of(2));
         let cells = choice.cells();
         let count = cells.len();
         let mut skipped = 0;
@@ -117,6 +128,7 @@ impl Bench {
                 "run {run}: there was no time left for {skipped} of {count} cells: they are not measured"
             ));
         }
+        self.calibrations.push(begun.ended());
         skipped == 0
     }
 
@@ -181,28 +193,33 @@ impl Bench {
                 Err(failure) => self.note(format!("{cell}: {failure}")),
             }
         }
-        for (peer, steps) in &cell.peers {
-            if self.attempts.in_vain(Subject::Netdev(peer.name())) {
-                continue;
-            }
-            let theirs = self.peer(*peer, steps);
-            self.attempts.add(Subject::Netdev(peer.name()), theirs.is_ok());
-            match theirs {
-                Ok(figures) => {
-                    let of_link = Cell { mtu: plan::LINK_MTU, qps: 1, ..cell.clone() };
-                    self.add(run, &of_link, peer.name(), &figures, &[]);
-                    // The other figures are present whenever any figure is.
-                    let wake_up = |of: Measure| of == Measure::WakeUp;
-                    if steps.iter().any(|step| wake_up(step.measure))
-                        && !figures.iter().any(|figure| wake_up(figure.measure))
-                    {
-                        self.note(format!(
-                            "run {run}: no wake_up: the process that spun answered later than the one that slept, because other programs had its core: stop them, or measure with more cores"
-                        ));
-                    }
-                }
-                Err(failure) => self.note(format!("{}: {failure}", peer.name())),
-            }
+        for rival in &cell.rivals {
+            self.rival(run, rival);
+        }
+    }
+
+    fn rival(&mut self, run: usize, rival: &Rival) {
+        let name = rival.peer.name();
+        if self.attempts.in_vain(Subject::Netdev(name)) {
+            return;
+        }
+        let figures = self.figures_of(rival);
+        self.attempts.add(Subject::Netdev(name), figures.is_ok());
+        let figures = match figures {
+            Ok(figures) => figures,
+            Err(failure) => return self.note(format!("{name}: {failure}")),
+        };
+        for Figure { measure, size, value } in figures.iter().copied() {
+            self.rows.add(rival.key(measure, size), Sample { run, value, baseline: None });
+        }
+        // The other figures are present whenever any figure is.
+        let wake_up = |of: Measure| of == Measure::WakeUp;
+        if rival.steps.iter().any(|step| wake_up(step.measure))
+            && !figures.iter().any(|figure| wake_up(figure.measure))
+        {
+            self.note(format!(
+                "run {run}: no wake_up: the process that spun answered later than the one that slept, because other programs had its core: stop them, or measure with more cores"
+            ));
         }
     }
 
@@ -269,12 +286,11 @@ impl Bench {
         self.figures(&work)
     }
 
-    fn peer(&self, peer: Peer, steps: &[Step]) -> Result<Vec<Figure>, Failure> {
-        let work = match (peer, steps) {
-            (Peer::Iperf3, [step]) => Work::Iperf3(*step),
-            (Peer::Iperf3, _) => return Ok(Vec::new()),
-            (Peer::TcpSpin, steps) => Work::Tcp(steps.to_vec()),
-            (Peer::Udp, steps) => Work::Udp(steps.to_vec()),
+    fn figures_of(&self, rival: &Rival) -> Result<Vec<Figure>, Failure> {
+        let work = match (rival.mode(), rival.cc, &rival.steps[..]) {
+            (Some(mode), _, steps) => Work::Tcp(mode, steps.to_vec()),
+            (None, Some(cc), [step]) => Work::Iperf3(cc, *step),
+            (None, _, steps) => Work::Udp(steps.to_vec()),
         };
         self.figures(&work)
     }

@@ -23,7 +23,11 @@ pub(super) fn markdown(rows: &[Row], caution: &str) -> String {
         let _ = writeln!(
             out,
             "| {} | {} | {} | {} | {} | {value} | {min} | {max} | {unit} | {baseline} | {ratio} | {valid} |",
-            key.measure, key.netdev, key.size, key.mtu, key.qps
+            key.measure,
+            key.name(),
+            key.size,
+            key.mtu,
+            key.qps
         );
     }
     if !caution.is_empty() {
@@ -40,7 +44,14 @@ mod tests {
 
     #[test]
     fn rows_say_whether_they_are_valid() {
-        let key = Key { measure: Measure::WriteRate, netdev: "udp", size: 64, mtu: 4096, qps: 1 };
+        let key = Key {
+            measure: Measure::WriteRate,
+            netdev: "udp",
+            size: 64,
+            mtu: 4096,
+            qps: 1,
+            tcp: None,
+        };
         let row = |valid| Row {
             key,
             value: 2.0,

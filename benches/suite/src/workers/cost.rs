@@ -26,19 +26,45 @@ pub(super) fn online() -> Result<usize, Failure> {
     Ok(count.count().max(1))
 }
 
-/// Seconds since the machine started that all processors were idle or waiting for a disk, in sum
-/// (`proc_stat(5)`).
+/// Seconds since the machine started that all processors were idle or waiting for a disk, in sum.
 pub(super) fn idle() -> Result<f64, Failure> {
-    let text = read("/proc/stat")?;
-    let mut fields = text.lines().next().unwrap_or_default().split_whitespace().skip(4);
-    let mut next = || fields.next().and_then(|field| field.parse::<f64>().ok());
-    let (Some(idle), Some(waiting)) = (next(), next()) else {
-        return Err(Failure::Failed(
-            "/proc/stat does not say how long processors were idle".into(),
-        ));
-    };
     let per_second = rustix::param::clock_ticks_per_second() as f64;
-    Ok((idle + waiting) / per_second)
+    Ok(Ticks::now()?.idle as f64 / per_second)
+}
+
+/// Time of all processors since the machine started, in clock ticks (`proc_stat(5)`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticks {
+    all: u64,
+    /// Nothing to do, or waiting for a disk.
+    idle: u64,
+    /// The hypervisor ran something else.
+    stolen: u64,
+}
+
+impl Ticks {
+    pub(crate) fn now() -> Result<Self, Failure> {
+        Self::parse(&read("/proc/stat")?).ok_or_else(|| {
+            Failure::Failed("/proc/stat does not say what the processors did".into())
+        })
+    }
+
+    fn parse(stat: &str) -> Option<Self> {
+        let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
+        let fields: Vec<u64> = fields.map(str::parse).collect::<Result<_, _>>().ok()?;
+        // Time of guests, which follows, is part of the user's.
+        let [user, nice, system, idle, waiting, irq, softirq, stolen, ..] = fields[..] else {
+            return None;
+        };
+        let idle = idle + waiting;
+        Some(Self { all: user + nice + system + idle + irq + softirq + stolen, idle, stolen })
+    }
+
+    /// The part of the time since `earlier` that was stolen, from 0 to 1.
+    pub(crate) fn stolen_since(&self, earlier: &Self) -> f64 {
+        let all = self.all.saturating_sub(earlier.all);
+        self.stolen.saturating_sub(earlier.stolen) as f64 / all.max(1) as f64
+    }
 }
 
 /// Resident bytes of this process.
@@ -82,6 +108,21 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn stolen_time_is_a_part_of_all_time() {
+        let of = |idle: u64, stolen: u64| {
+            let stat = format!("cpu  10 20 30 {idle} 5 1 4 {stolen} 7 0\ncpu0 1 2 3 4 5 6 7 8\n");
+            Ticks::parse(&stat).unwrap()
+        };
+        let (before, after) = (of(100, 2), of(190, 12));
+        assert_eq!((before.all, before.idle, before.stolen), (172, 105, 2));
+        assert!((after.stolen_since(&before) - 0.1).abs() < 1e-9);
+        assert_eq!(before.stolen_since(&before), 0.0);
+        for stat in ["", "cpu  1 2 3\n", "cpu  1 2 3 4 5 6 7 eight\n", "intr 1 2 3 4 5 6 7 8\n"] {
+            assert_eq!(Ticks::parse(stat), None, "{stat}");
+        }
+    }
 
     #[test]
     fn naps_are_those_of_threads_of_devices() {

@@ -14,6 +14,7 @@ use rocinante_baselines::{Raw, Task};
 use serde::{Deserialize, Serialize};
 
 use super::measure::{Figure, Measure, Step};
+use super::peers::{Congestion, TcpMode};
 use super::{idle, ours, peers, raw};
 use rocinante_cli::cores;
 use rocinante_cli::measure::Side;
@@ -48,12 +49,12 @@ pub(crate) enum Work {
     Verbs { device: Device, mtu: u32, qps: u32, steps: Vec<Step> },
     /// The baseline of a backend, or with `port` its port with no engine behind it.
     Raw { backend: String, port: bool, tasks: Vec<Task>, tally: PathBuf },
-    /// A TCP stream, both ends spinning.
-    Tcp(Vec<Step>),
+    /// A TCP stream.
+    Tcp(TcpMode, Vec<Step>),
     /// UDP sockets.
     Udp(Vec<Step>),
     /// A TCP stream of iperf3.
-    Iperf3(Step),
+    Iperf3(Congestion, Step),
 }
 
 /// The results of two processes.
@@ -69,6 +70,8 @@ pub(super) struct Job {
     pub(super) side: Side,
     pub(super) local: IpAddr,
     pub(super) remote: IpAddr,
+    /// Whether the first side has the second core, and the second side the first.
+    pub(super) swapped: bool,
     /// Whether to run before all other processes of the machine.
     pub(super) urgent: bool,
     /// Time limit of the whole work, in seconds.
@@ -112,11 +115,11 @@ impl Work {
     /// Time of measuring, in seconds.
     pub(super) fn seconds(&self) -> f64 {
         match self {
-            Self::Verbs { steps, .. } | Self::Tcp(steps) | Self::Udp(steps) => {
+            Self::Verbs { steps, .. } | Self::Tcp(_, steps) | Self::Udp(steps) => {
                 steps.iter().map(|step| step.seconds).sum()
             }
             Self::Raw { tasks, .. } => tasks.iter().map(|task| task.seconds).sum(),
-            Self::Iperf3(step) => step.seconds.ceil() + peers::IPERF3_WARM_UP,
+            Self::Iperf3(_, step) => step.seconds.ceil() + peers::IPERF3_WARM_UP,
         }
     }
 }
@@ -124,8 +127,8 @@ impl Work {
 impl Job {
     fn run(&self) -> Result<Outcome, Failure> {
         self.settle();
-        if let Work::Iperf3(step) = &self.work {
-            return Err(self.iperf3(step));
+        if let Work::Iperf3(cc, step) = &self.work {
+            return Err(self.iperf3(*cc, step));
         }
         // Opens the device first, so that a failure shows at once.
         let ctx = self.open()?;
@@ -165,9 +168,9 @@ impl Job {
                 // The peer's last request may not be acknowledged yet.
                 exchange.barrier("over")?;
             }
-            (Work::Tcp(steps), _) => {
+            (Work::Tcp(mode, steps), _) => {
                 for step in steps {
-                    figures.extend(peers::tcp(side, ends, exchange, step)?);
+                    figures.extend(peers::tcp(side, ends, exchange, *mode, step)?);
                 }
             }
             (Work::Udp(steps), _) => {
@@ -175,7 +178,7 @@ impl Job {
                     figures.extend(peers::udp(side, ends, exchange, step)?);
                 }
             }
-            (Work::Verbs { .. }, None) | (Work::Iperf3(_), _) => {}
+            (Work::Verbs { .. }, None) | (Work::Iperf3(..), _) => {}
         }
         Ok(Outcome::Figures(figures))
     }
@@ -186,7 +189,7 @@ impl Job {
         if self.urgent && setsid().is_ok() {
             let _ = std::fs::write("/proc/self/autogroup", "-20");
         }
-        cores::bind(usize::from(self.side == Side::Second));
+        cores::bind(usize::from((self.side == Side::Second) != self.swapped));
     }
 
     fn open(&self) -> Result<Option<Context>, Failure> {
@@ -210,7 +213,7 @@ impl Job {
     }
 
     /// Replaces this process with iperf3. Returns only if that fails.
-    fn iperf3(&self, step: &Step) -> Failure {
+    fn iperf3(&self, cc: Congestion, step: &Step) -> Failure {
         let mut command = Command::new("iperf3");
         match self.side {
             Side::Second => command.args(["-s", "-1", "-B", &self.local.to_string()]),
@@ -219,7 +222,7 @@ impl Job {
                 let size = step.size.to_string();
                 let warm_up = peers::IPERF3_WARM_UP.to_string();
                 command.args(["-c", &self.remote.to_string(), "-J"]);
-                command.args(["-t", &seconds, "-O", &warm_up, "-l", &size])
+                command.args(["-t", &seconds, "-O", &warm_up, "-l", &size, "-C", cc.name()])
             }
         };
         Failure::Failed(format!("cannot start iperf3: {}: install it", command.exec()))

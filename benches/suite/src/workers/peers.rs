@@ -1,4 +1,4 @@
-//! Other transports to compare with: TCP with both ends spinning, UDP sockets, iperf3.
+//! Other transports to compare with: TCP streams, UDP sockets, iperf3.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use rocinante::exchange::Exchange;
+use rustix::net::sockopt::set_tcp_congestion;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::measure::{Figure, Measure, Step};
@@ -27,17 +29,57 @@ pub(crate) const IPERF3_WARM_UP: f64 = 1.0;
 const FIRST: u32 = 50;
 /// Ends a ping-pong.
 const LAST: u8 = 255;
+/// Calls after which one that would block looks at the time.
+const CALLS: u32 = 64;
+
+/// The congestion control of a TCP stream (`tcp(7)`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Congestion {
+    /// The default of most hosts.
+    Cubic,
+    Bbr,
+}
+
+impl Congestion {
+    pub(crate) const ALL: [Self; 2] = [Self::Cubic, Self::Bbr];
+
+    /// Its name in the kernel.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Cubic => "cubic",
+            Self::Bbr => "bbr",
+        }
+    }
+
+    /// Those that this kernel has.
+    pub(crate) fn available() -> Vec<Self> {
+        let path = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+        let known = std::fs::read_to_string(path).unwrap_or_default();
+        let is_known = |one: &Self| known.split_whitespace().any(|name| name == one.name());
+        Self::ALL.into_iter().filter(is_known).collect()
+    }
+}
+
+/// How a TCP stream runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct TcpMode {
+    pub(crate) cc: Congestion,
+    /// Both ends spin, or else sleep in their calls.
+    pub(crate) spin: bool,
+}
 
 fn failed(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
     move |error| Failure::Failed(format!("{what}: {error}"))
 }
 
-/// A stream with both ends spinning. Measures the goodput of writes of the step's size, or half the
-/// round trip of messages of that size.
+/// A stream. Measures the goodput of writes of the step's size, or half the round trip of messages
+/// of that size.
 pub(super) fn tcp(
     side: Side,
     (local, remote): (IpAddr, IpAddr),
     exchange: &mut Exchange,
+    mode: TcpMode,
     step: &Step,
 ) -> Result<Option<Figure>, Failure> {
     let in_tcp = failed("TCP");
@@ -52,7 +94,15 @@ pub(super) fn tcp(
             listener.accept().map_err(&in_tcp)?.0
         }
     };
-    stream.set_nonblocking(true).map_err(&in_tcp)?;
+    set_tcp_congestion(&stream, mode.cc.name())
+        .map_err(|error| Failure::Failed(format!("TCP with {}: {error}", mode.cc.name())))?;
+    if mode.spin {
+        stream.set_nonblocking(true).map_err(&in_tcp)?;
+    } else {
+        let each = Some(PATIENCE / CALLS);
+        stream.set_read_timeout(each).map_err(&in_tcp)?;
+        stream.set_write_timeout(each).map_err(&in_tcp)?;
+    }
     stream.set_nodelay(true).map_err(&in_tcp)?;
     let time = Duration::from_secs_f64(step.seconds);
     let value = match (step.measure, side) {
@@ -133,11 +183,11 @@ fn read_all(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Calls `call` until it would not block.
+/// Calls `call` until it would not block, or would not have waited in vain.
 fn spin<T>(patience: Duration, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut since = None;
     loop {
-        for _ in 0..64 {
+        for _ in 0..CALLS {
             match call() {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
                 other => return other,

@@ -79,6 +79,7 @@ pub(crate) struct Places {
     /// The place for the kernel's devices, if it differs.
     hardware: Option<Place>,
     urgent: bool,
+    swapped: bool,
     /// How many times longer processes take to start than on an ordinary machine.
     slowness: f64,
 }
@@ -107,11 +108,12 @@ impl Places {
         if args.devices.is_empty()
             && let Some(software) = here
         {
-            return Ok(Self { software, hardware: None, urgent, slowness: 1.0 });
+            return Ok(Self { software, hardware: None, urgent, swapped: false, slowness: 1.0 });
         }
         let config = LabConfig { ipv6: false, ..LabConfig::default() };
         let pair = Pair::new(&config).map_err(|error| Failure::Failed(error.to_string()))?;
-        Ok(Self { software: Place::Made(pair), hardware: here, urgent, slowness: 1.0 })
+        let software = Place::Made(pair);
+        Ok(Self { software, hardware: here, urgent, swapped: false, slowness: 1.0 })
     }
 
     /// Adapts to a machine that is `slowness` times slower than an ordinary one.
@@ -119,9 +121,14 @@ impl Places {
         Self { slowness, ..self }
     }
 
+    /// Chooses which side has which core: from now on the two are `swapped`, or not.
+    pub(crate) fn swap(&mut self, swapped: bool) {
+        self.swapped = swapped;
+    }
+
     /// Runs both processes of `work` to their end. Returns the results of the first one.
     pub(crate) fn run(&self, work: &Work) -> Result<Outcome, Failure> {
-        if let Work::Iperf3(step) = work {
+        if let Work::Iperf3(_, step) = work {
             return self.iperf3(work, step).map(Outcome::Figures);
         }
         let receiver = self.start(work, Side::Second)?;
@@ -182,8 +189,8 @@ impl Places {
         };
         let [first, second] = place.addresses();
         let (local, remote) = if side == Side::First { (first, second) } else { (second, first) };
-        let (urgent, limit) = (self.urgent, self.limit(work).as_secs_f64());
-        let job = Job { side, local, remote, urgent, limit, work: work.clone() };
+        let (swapped, urgent, limit) = (self.swapped, self.urgent, self.limit(work).as_secs_f64());
+        let job = Job { side, local, remote, swapped, urgent, limit, work: work.clone() };
         let job = serde_json::to_string(&job).expect("a job is JSON");
         let mut command = Command::new("/proc/self/exe");
         command.args(["measure-worker", "--job", &job]).stdin(Stdio::null());

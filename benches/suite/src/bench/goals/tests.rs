@@ -3,7 +3,7 @@
 use super::*;
 
 fn row(measure: Measure, netdev: &'static str, size: usize, mtu: u32, qps: u32, value: f64) -> Row {
-    let key = Key { measure, netdev, size, mtu, qps };
+    let key = Key { measure, netdev, size, mtu, qps, tcp: None };
     let (min, max, unit) = (value, value, measure.unit());
     Row { key, value, min, max, unit, baseline: None, ratio: None, samples: 3, valid: Some(true) }
 }
@@ -65,19 +65,40 @@ fn rows_that_are_not_valid_meet_no_goal() {
 #[test]
 fn bandwidth_is_judged_by_the_baseline_and_by_tcp() {
     let large = |value| row(Measure::WriteBw, "udp", LARGE, MTU, 1, value);
-    let tcp = row(Measure::WriteBw, "tcp-spin", TCP_WRITES, LINK_MTU, 1, 20.0);
-    let iperf3 = row(Measure::WriteBw, "iperf3", IPERF3_WRITES, LINK_MTU, 1, 10.0);
-    let good = [with_ratio(large(26.0), 0.91), tcp, iperf3];
-    let bad = [with_ratio(large(24.0), 0.89), tcp, iperf3];
-    for (rows, expected) in [(&good, Verdict::Met), (&bad, Verdict::Missed)] {
-        assert_eq!(verdict(rows, "1 MiB WRITE, `udp`, path MTU 4096", "baseline"), expected);
-        assert_eq!(verdict(rows, "1 MiB WRITE, `udp`, path MTU 4096", "iperf3"), expected);
+    let tcp = |netdev, size, value| row(Measure::WriteBw, netdev, size, LINK_MTU, 1, value);
+    let [slow, fast] = [tcp("tcp-spin", TCP_WRITES[0], 10.0), tcp("tcp-blocking", LARGE, 40.0)];
+    // Measured for a moment only.
+    let sweep = tcp("tcp-spin", 8 << 20, 90.0);
+    let of = |value: f64, ratio| [with_ratio(large(value), ratio), slow, fast, sweep];
+    let (baseline, fastest) = ("1 MiB WRITE, `udp`, path MTU 4096, of", "fastest TCP");
+    for (rows, by_baseline, by_tcp) in [
+        (of(34.0, 0.91), Verdict::Met, Verdict::Met),
+        (of(33.9, 0.89), Verdict::Missed, Verdict::Missed),
+        // 0.95 of a baseline that is slower than TCP.
+        (of(30.0, 0.951), Verdict::Met, Verdict::Met),
+    ] {
+        assert_eq!(verdict(&rows, baseline, ""), by_baseline);
+        assert_eq!(verdict(&rows, "1 MiB WRITE, `udp`, path MTU 4096", fastest), by_tcp);
     }
-    assert_eq!(verdict(&good, "1 MiB WRITE, `udp`, path MTU 4096", "spinning"), Verdict::Met);
-    assert_eq!(
-        verdict(&good, "1 MiB WRITE, `packet`, path MTU 4096", "iperf3"),
-        Verdict::NotMeasured
-    );
+    let packet = verdict(&of(34.0, 0.91), "1 MiB WRITE, `packet`, path MTU 4096", fastest);
+    assert_eq!(packet, Verdict::NotMeasured);
+}
+
+#[test]
+fn middle_sizes_are_judged_by_spinning_tcp() {
+    for (netdev, good, bad) in [("packet", 5.0, 5.1), ("udp", 6.5, 6.6)] {
+        let lat = |netdev, mtu, value| row(Measure::WriteLat, netdev, 8 << 10, mtu, 1, value);
+        let of = |value| {
+            [
+                lat(netdev, MTU, value),
+                lat("tcp-spin", LINK_MTU, 9.0),
+                lat("tcp-spin", LINK_MTU, 5.0),
+            ]
+        };
+        let goal = format!("8 KiB WRITE, half round trip, `{netdev}`");
+        assert_eq!(verdict(&of(good), &goal, ""), Verdict::Met);
+        assert_eq!(verdict(&of(bad), &goal, ""), Verdict::Missed);
+    }
 }
 
 #[test]
