@@ -152,8 +152,8 @@ impl JudgedRows<'_> {
         Some(self.row(measure, peer.name(), size, LINK_MTU, 1)?.value)
     }
 
-    /// The best of TCP's rows, whatever its congestion control: of those streams and sizes of writes
-    /// that `of` names, among the sizes that are measured for long.
+    /// The best of TCP's rows, whatever its congestion control: of the streams and sizes that `of`
+    /// names, among the sizes that are measured for long.
     fn of_tcp(&self, measure: Measure, of: impl Fn(Peer, usize) -> bool) -> Option<f64> {
         let is_of = |key: &Key| {
             let peers = [Peer::TcpSpin, Peer::TcpBlocking, Peer::Iperf3];
