@@ -445,6 +445,22 @@ fn operations_of_many_tasks_complete() {
     });
 }
 
+/// Each would take the completions of the other.
+#[test]
+fn no_two_queue_pairs_whose_operations_own_their_memory_share_a_queue() {
+    let [a, _b] = driven();
+    let cqs = [(); 2].map(|()| a.ctx.create_cq(16).unwrap());
+    let make = |send: &Cq, recv: &Cq| AsyncQp::new(a.pd.qp(send, recv).build().unwrap());
+    let first = make(&cqs[0], &cqs[0]).unwrap();
+    for (send, recv) in [(0, 0), (0, 1), (1, 0)] {
+        assert!(matches!(make(&cqs[send], &cqs[recv]), Err(VerbsError::Invalid(_))));
+    }
+    // What was refused has no queue.
+    drop(make(&cqs[1], &cqs[1]).unwrap());
+    drop(first);
+    make(&cqs[0], &cqs[1]).unwrap();
+}
+
 /// A program may post requests of its own, which have any numbers.
 #[test]
 fn requests_of_the_program_complete_no_operation() {

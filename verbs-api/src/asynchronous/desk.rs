@@ -19,7 +19,7 @@ use crate::provider::wakers::{Look, poll_until};
 /// task of each. So a task that waits and is not polled keeps no other waiting.
 #[derive(Debug)]
 pub(super) struct Desk {
-    cqs: Vec<Cq>,
+    cqs: Vec<Own>,
     /// Its number among the tasks of its queues.
     number: u64,
     clerk: Waker,
@@ -60,7 +60,28 @@ impl Wake for Clerk {
 
 impl Drop for Desk {
     fn drop(&mut self) {
-        self.cqs.iter().for_each(|cq| cq.tasks().forget(self.number));
+        self.cqs.iter().for_each(|cq| cq.0.tasks().forget(self.number));
+    }
+}
+
+/// A completion queue that no other desk takes from.
+#[derive(Debug)]
+struct Own(Cq);
+
+impl Own {
+    fn new(cq: &Cq) -> Result<Self, VerbsError> {
+        cq.announce_to_tasks()?;
+        if !cq.tasks().claim() {
+            let why = "another AsyncQp has the completion queue: make one for each";
+            return Err(VerbsError::Invalid(why.into()));
+        }
+        Ok(Self(cq.clone()))
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.0.tasks().unclaim();
     }
 }
 
@@ -68,14 +89,11 @@ impl Desk {
     /// The desk of a queue pair that completes to these queues.
     ///
     /// # Errors
-    /// One of them has a channel.
+    /// One of them has a channel, or another desk.
     pub(super) fn new([send, recv]: [&Cq; 2]) -> Result<Arc<Self>, VerbsError> {
-        let mut cqs = vec![send.clone()];
+        let mut cqs = vec![Own::new(send)?];
         if recv != send {
-            cqs.push(recv.clone());
-        }
-        for cq in &cqs {
-            cq.announce_to_tasks()?;
+            cqs.push(Own::new(recv)?);
         }
         Ok(Arc::new_cyclic(|desk| Self {
             cqs,
@@ -99,7 +117,7 @@ impl Desk {
 
     /// Why no completions will come.
     pub(super) fn why_closed(&self) -> VerbsError {
-        let error = self.cqs.iter().find_map(|cq| cq.look(Look::Again).err());
+        let error = self.cqs.iter().find_map(|cq| cq.0.look(Look::Again).err());
         error.unwrap_or(VerbsError::Busy("the completion queue takes no more"))
     }
 
@@ -158,7 +176,7 @@ impl Desk {
 
     /// Takes all completions from the queues, and has the clerk woken by the next.
     fn collect(&self, first: Look) {
-        for cq in &self.cqs {
+        for Own(cq) in &self.cqs {
             loop {
                 let register = || {
                     cq.tasks().set(self.number, &self.clerk);

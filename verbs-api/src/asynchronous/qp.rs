@@ -130,7 +130,7 @@ impl<C: Carrier> AsyncQp<C> {
     /// completions of requests that the program posts by other calls.
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] if a completion queue has a channel.
+    /// [`VerbsError::Invalid`] if a completion queue has a channel, or another `AsyncQp`.
     pub fn new(carrier: C) -> Result<Self, VerbsError> {
         let desk = Open(Desk::new(carrier.carrier().cqs())?);
         Ok(Self { carrier, desk })

@@ -1,6 +1,7 @@
 //! Tasks that wait for something. What happens wakes them: no runtime is needed, and no thread.
 
 use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use super::listeners::fresh_number;
@@ -13,9 +14,21 @@ use super::sync::Mutex;
 #[derive(Debug, Default)]
 pub(crate) struct Wakers {
     tasks: Mutex<Vec<(u64, Waker)>>,
+    /// No order with anything else depends on it, so the models of the threads do without it.
+    is_claimed: AtomicBool,
 }
 
 impl Wakers {
+    /// Claims all that comes for one waiter. Returns whether no other has it.
+    pub(crate) fn claim(&self) -> bool {
+        !self.is_claimed.swap(true, Ordering::Relaxed)
+    }
+
+    /// Gives the claim back.
+    pub(crate) fn unclaim(&self) {
+        self.is_claimed.store(false, Ordering::Relaxed);
+    }
+
     /// A place for one future.
     pub(crate) fn place(&self) -> Place<'_> {
         Place { wakers: self, number: 0 }
