@@ -189,10 +189,14 @@ pub const BUGS: &[Bug] = &[
         what: "packets of responses are not counted",
         seed: 1,
         file: "rc/transmit.rs",
-        right: "        self.core.tally.sent(&mut shared.counters, if acknowledges { 0 } else { payload });",
-        wrong: "        if !BUG {
-            self.core.tally.sent(&mut shared.counters, if acknowledges { 0 } else { payload });
-        }",
+        right: "            self.core.tally.sent(&mut shared.counters, payload);
+        }
+        Sent::Yes",
+        wrong: "            if !BUG {
+                self.core.tally.sent(&mut shared.counters, payload);
+            }
+        }
+        Sent::Yes",
     },
     Bug {
         name: "retransmission-skips",
