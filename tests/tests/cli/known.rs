@@ -292,6 +292,14 @@ fn addresses_are_taken_as_users_name_them() {
             ("perf write-lat --ipv6".to_owned(), format!("perf write-lat --ipv6 {v4}")),
             ("pingpong".to_owned(), format!("pingpong {local}%eth0")),
             ("pingpong --cm".to_owned(), format!("pingpong --cm {local}%eth0")),
+            (
+                format!("pingpong --bind {local}%eth0"),
+                format!("pingpong --bind {own}%eth0 {local}%eth0"),
+            ),
+            (
+                format!("perf write-bw --bind {local}%eth0"),
+                format!("perf write-bw -n 100 {local}%eth0"),
+            ),
             (format!("rping -s -a {local}%eth0"), format!("rping -c -C 2 -a {local}%eth0")),
             ("udaddy".to_owned(), format!("udaddy -s {local}%eth0 -b {own}%eth0")),
         ]);
