@@ -162,7 +162,9 @@ fn each_interval_has_a_line() {
             let lines: Vec<Value> =
                 done.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
             let (result, intervals) = lines.split_last().unwrap();
-            assert!(intervals.len() >= 3, "{}", done.out);
+            // The sides begin a moment apart: the server's last interval may lack more than that.
+            let least = if std::ptr::eq(done, &raw const client) { 10 } else { 9 };
+            assert!(intervals.len() >= least, "{}", done.out);
             let mut end = 0.0;
             for (number, line) in (1..).zip(intervals) {
                 assert_eq!(line["interval"]["number"], number, "{line}");
