@@ -19,7 +19,6 @@ pub mod progress;
 mod server;
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rocinante::device::Provider;
@@ -257,7 +256,9 @@ impl Session {
         work: impl FnOnce(&mut Self) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         work(&mut self).inspect_err(|failure| {
-            let why = failure.to_string();
+            // Whatever failed did so because of the signal, if one has come.
+            let stopped = ending::check_signal().err();
+            let why = stopped.as_ref().unwrap_or(failure).to_string();
             // The peer does not need its own address.
             let own = format!("peer {}, ", self.peer());
             self.exchange.give_up(why.strip_prefix(&own).unwrap_or(&why));
@@ -326,18 +327,20 @@ impl Session {
         abandon: impl FnOnce() + Send,
     ) -> Result<T, Failure> {
         let watch = self.exchange.watch()?;
-        let gone = AtomicBool::new(false);
-        let stops = || {
-            gone.store(watch.is_gone(), Ordering::Relaxed);
-            gone.load(Ordering::Relaxed) || ending::signal().is_some()
-        };
+        let stops = || watch.is_gone() || ending::signal().is_some();
         let result = ending::breakable(stops, abandon, || work(&mut self.exchange));
-        result.map_err(|failure| match (ending::check_signal(), self.exchange.try_hear()) {
-            (Err(stopped), _) => stopped,
-            (_, Err(why)) => Failure::from(why),
-            // The peer sent a message before it went.
-            (_, Ok(_)) if gone.load(Ordering::Relaxed) => self.failed("it closed the connection"),
-            (_, Ok(_)) => failure.told(|text| self.failed(text).to_string()),
+        result.map_err(|failure| {
+            if let Err(stopped) = ending::check_signal() {
+                return stopped;
+            }
+            // The peer may have reached the end of the work before it gave up.
+            loop {
+                match self.exchange.try_hear() {
+                    Ok(Some(_)) => {}
+                    Ok(None) => break failure.told(|text| self.failed(text).to_string()),
+                    Err(why) => break Failure::from(why),
+                }
+            }
         })
     }
 

@@ -123,6 +123,26 @@ fn a_signal_ends_a_measurement_with_its_figures() {
     }
 }
 
+/// The server of a one-sided test only waits. Its client hears why it ended.
+#[test]
+fn a_signal_at_a_server_that_only_answers_reaches_the_client() {
+    let tests = ["write-bw", "write-bw -e", "read-lat", "read-bw --cm", "atomic-lat --cm"];
+    for (index, test) in tests.into_iter().enumerate() {
+        let (signal, status, name) = SIGNALS[index % SIGNALS.len()];
+        let stopped = format!("stopped by {name}");
+        let addresses = Addresses::new();
+        let mut server = addresses.serve(&format!("perf {test}"));
+        let line = addresses.client_line(&format!("perf {test} -D 60 -i 0.1 --json"));
+        let mut client = Running::start(&mut rocinante(words(&line)));
+        client.says("#bytes");
+        client.says(" s");
+        server.child.signal(signal);
+        server.finish().failed(status, &[&stopped]);
+        let json = client.finish().failed(1, &[&format!("it gave up: {stopped}")]).json();
+        assert_eq!(json["error"]["kind"], "peer", "{test}: {json}");
+    }
+}
+
 #[test]
 fn a_signal_ends_a_ping_pong_with_its_figures() {
     for (both, reason) in [
