@@ -32,6 +32,7 @@ fn names_and_options_of_perftest_work() {
         ("send_bw -e -b", "send_bw -n 50 -e -b", 100),
         ("write_lat -R", "ib_write_lat -n 50 -R -I 0", 50),
         ("send_lat -z", "ib_send_lat -n 50 -z", 50),
+        ("write_bw -r 2", "write_bw -n 50 -r 4 --pkey_index=0 --force-link=Ethernet -X 0", 50),
     ] {
         let client = perf(server, client).succeeded();
         assert_eq!(row(&client)["messages"], messages, "{}", client.out);
