@@ -66,8 +66,7 @@ fn decode_of_a_pipe_ends_by_a_signal() {
     pipe.write_all(&[0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0]).unwrap();
     std::thread::sleep(Duration::from_millis(500));
     running.child.signal(Signal::SIGTERM);
-    let done = running.finish();
-    assert_eq!(done.status, 143, "{}", done.err);
+    running.finish().failed(143, &["stopped by SIGTERM"]);
     drop(pipe);
 }
 
