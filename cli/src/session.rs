@@ -24,7 +24,7 @@ use std::time::Duration;
 use rocinante::device::Provider;
 use rocinante::exchange::{Exchange, Hello};
 use rocinante::verbs::{ModifyAttr, Mtu, QpState};
-use rocinante::{ConnectOptions, Context, Endpoint, PreparedQp, Qp};
+use rocinante::{ConnectOptions, Context, Endpoint, PreparedQp, Qp, VerbsError};
 use serde::Serialize;
 
 use self::door::Door;
@@ -144,6 +144,19 @@ pub fn enter(exchange: &mut Exchange, phase: &str) {
     ending::enter(phase);
 }
 
+/// The failure of a server that did not answer the request. Those of other programs close the
+/// connection without a word.
+fn of_no_answer(error: VerbsError, managed: bool) -> Failure {
+    Failure::from(error).told(|why| {
+        if managed || !why.contains("it closed the connection") {
+            return why.to_owned();
+        }
+        format!(
+            "{why}: is it a program of perftest or rdma-core, or was it started with --compat? Then give --compat here, too"
+        )
+    })
+}
+
 fn refuse(exchange: &mut Exchange, why: &str) -> Failure {
     exchange.give_up(why);
     exchange.error(why).into()
@@ -242,7 +255,8 @@ impl Session {
         exchange.set_patience(Some(LINE_PATIENCE));
         enter(&mut exchange, "first words");
         exchange.say(&agreement::request(command, plan))?;
-        agreement::accepted(&exchange.hear()?).map_err(|why| exchange.error(why))?;
+        let answer = exchange.hear().map_err(|error| of_no_answer(error, net.cm))?;
+        agreement::accepted(&answer).map_err(|why| exchange.error(why))?;
         enter(&mut exchange, "making queue pairs");
         Ok(Self { ctx, exchange, door: None })
     }

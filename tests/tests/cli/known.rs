@@ -252,7 +252,7 @@ fn own_programs_of_another_kind_are_recognised() {
     drop(server);
     let addresses = Addresses::new();
     let server = addresses.serve("perf write-bw --compat perftest");
-    addresses.call("perf write-bw").failed(1, &[]);
+    addresses.call("perf write-bw").failed(1, &["first words", "give --compat here, too"]);
     server.finish().failed(1, &["it is rocinante's own client: start it with --compat"]);
     let addresses = Addresses::new();
     let server = addresses.serve("perf write-bw --cm");
