@@ -59,7 +59,7 @@ fn what_has_no_meaning_says_why() {
         ("perf send_bw --compat perftest --run_infinitely", "give -D"),
         ("perf send_bw --compat perftest -i 2", "always 1"),
         ("pingpong -q 4", "--compat ibv-srq"),
-        ("perf send_bw -s 64X", "8GiB"),
+        ("perf send_bw -s 64X", "1GiB"),
         ("pingpong -s 2G", "0 to 1073741824"),
         ("perf send_bw -P 10.0.0.1", "cannot be used with"),
     ] {
