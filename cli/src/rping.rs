@@ -44,9 +44,9 @@ pub struct Args {
     /// [default at the server: all]
     #[arg(short, long, value_name = "ADDR", required_unless_present = "server")]
     address: Option<String>,
-    /// At the client, the address or interface of the device to use [default: the one from which
-    /// the server is reached]
-    #[arg(short = 'I', long, value_name = "ADDR", requires = "client")]
+    /// The address or interface of the device to use, as --bind of other commands [default: at the
+    /// client the one from which the server is reached, at the server that of -a]
+    #[arg(short = 'I', long, alias = "bind", value_name = "ADDR")]
     source: Option<Own>,
     /// The server's port, one of RDMA_PS_TCP
     #[arg(short, long, default_value_t = 7174, value_parser = clap::value_parser!(u16).range(1..))]
@@ -162,7 +162,10 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     let own: Option<Own> = args.address.as_deref().map(str::parse).transpose().map_err(|why| {
         Failure::Usage(format!("-a {}: {why}", args.address.as_deref().unwrap_or_default()))
     })?;
-    let (own, bind) = (own.as_ref(), Listener::bind);
+    if own.is_some() && args.source.is_some() {
+        return Err(Failure::Usage("-a of a server is its own address, too: leave out -I".into()));
+    }
+    let (own, bind) = (own.as_ref().or(args.source.as_ref()), Listener::bind);
     let listeners = Listeners::open(&args.device, own, args.port, bind, BACKLOG, out)?;
     ending::enter("waiting for a client");
     out.note(format_args!("waiting for a client on {}", listeners.place()));
