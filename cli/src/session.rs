@@ -33,7 +33,7 @@ use crate::compat::queue::gid_index;
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
 use crate::quiet::Quiet;
-pub use opening::{Netdev, OpenArgs};
+pub use opening::{Netdev, OpenArgs, no_device};
 pub use own::Own;
 pub use patience::Patience;
 pub use server::Server;

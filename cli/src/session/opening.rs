@@ -9,7 +9,7 @@ use rocinante_netdev::{ROCE_PORT, holder};
 use super::address;
 use super::own::Own;
 use crate::ending;
-use crate::output::{Failure, Output};
+use crate::output::{Failure, Kind, Output};
 
 /// The choice of device and backend.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -140,7 +140,7 @@ impl OpenArgs {
         if let Some(count) = self.shards {
             options = options.shards(count);
         }
-        let ctx = open(options)?;
+        let ctx = open(options).map_err(no_device)?;
         ending::opened(&ctx);
         if self.shards.is_some_and(|count| count != ctx.shards()) {
             let why = format!("{} is a device of the kernel: leave out --shards", ctx.name());
@@ -152,5 +152,14 @@ impl OpenArgs {
             count => out.note(format_args!("device {name} at {place}, {count} shards, {why}")),
         }
         Ok(ctx)
+    }
+}
+
+/// The failure of a device that is not there, or cannot be opened.
+#[must_use]
+pub fn no_device(error: impl Into<Failure>) -> Failure {
+    match error.into() {
+        Failure::Failed(why) => Failure::Of(Kind::Device, why),
+        failure => failure,
     }
 }

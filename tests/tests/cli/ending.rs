@@ -278,7 +278,8 @@ fn an_error_has_a_kind_and_a_stage() {
     let line = addresses.client_line("pingpong --patience 1");
     assert_eq!(kind(&line, 1), expect("connect", "connecting"));
     let line = format!("pingpong --netdev udp --bind 192.0.2.250 {}", addresses.server);
-    assert_eq!(kind(&line, 1), expect("failed", "opening_the_device"));
+    assert_eq!(kind(&line, 1), expect("device", "opening_the_device"));
+    assert_eq!(kind("devices nosuch0", 1).0, "device");
     assert_eq!(kind("perf write-bw -S 1", 2), expect("usage", "options"));
     assert_eq!(kind("perf write-bw --nosuch", 2), expect("usage", "options"));
     assert_eq!(run("perf --help --json").succeeded().err, "");
