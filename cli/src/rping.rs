@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, Listener, Params, Request};
+use rocinante::verbs::Mtu;
 use rocinante::{ConnectOptions, Context};
 use serde::Serialize;
 
@@ -20,7 +21,7 @@ use crate::compat::queue::gid_index;
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
 use crate::session::listeners::{BACKLOG, Listeners};
-use crate::session::{OpenArgs, Own, Patience, patience};
+use crate::session::{self, OpenArgs, Own, Patience, patience};
 use crate::size::size;
 
 /// Connect by the connection manager and pass a text back and forth by READ and WRITE, like rping
@@ -57,6 +58,10 @@ pub struct Args {
     /// At the client, bytes of the text
     #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 64, value_parser = size::<SIZE_MIN, SIZE_MAX>)]
     size: u32,
+    /// At the client, path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that the link
+    /// carries]
+    #[arg(short, long, requires = "client", value_parser = session::mtu)]
+    mtu: Option<Mtu>,
     /// Print each text
     #[arg(short, long)]
     verbose: bool,
@@ -131,7 +136,7 @@ fn ask(args: &Args, out: Output) -> Result<Report, Failure> {
     let server = args.patience.resolve(host, args.port, own, out)?;
     let ctx = args.device.open_towards(server, own, out)?;
     // rping asks for the same values.
-    let options = ConnectOptions::default().max_rd_atomic(1).max_dest_rd_atomic(1);
+    let options = ConnectOptions::default().max_rd_atomic(1).max_dest_rd_atomic(1).mtu(args.mtu);
     let params = Params::default().options(options);
     ending::enter("connecting");
     let mut start = Instant::now();
