@@ -20,6 +20,7 @@ use serde::{Serialize, Serializer};
 
 use crate::ending;
 use crate::output::{Failure, Output};
+use crate::session::no_device;
 use columns::Columns;
 use hardware::Hardware;
 use kernel::KernelCounters;
@@ -153,7 +154,7 @@ fn report(args: &Args) -> Result<Report, Failure> {
     let interfaces = match interfaces {
         Ok(interfaces) => interfaces,
         Err(_) if !known.is_empty() => Vec::new(),
-        Err(error) => return Err(VerbsError::from(error).into()),
+        Err(error) => return Err(no_device(VerbsError::from(error))),
     };
     let hardware = known.iter().map(|device| Hardware::examine(device, !args.list));
     let hardware: Vec<Hardware> = hardware.collect();
@@ -166,10 +167,10 @@ fn report(args: &Args) -> Result<Report, Failure> {
     }
     if devices.is_empty() && hardware.is_empty() {
         let why: Vec<String> = unusable.iter().map(|u| format!("{}: {}", u.name, u.why)).collect();
-        return Err(Failure::Failed(format!(
+        return Err(no_device(Failure::Failed(format!(
             "no interface can carry RoCEv2: {}: bring one up with `ip link set NAME up` and `ip address add …`",
             why.join("; ")
-        )));
+        ))));
     }
     let counters = args.counters.then(|| KernelCounters::read(&interfaces));
     Ok(Report { devices, hardware, unusable, counters })

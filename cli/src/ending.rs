@@ -121,7 +121,9 @@ pub fn check_signal() -> Result<(), Failure> {
     signal().map_or(Ok(()), |signal| Err(stopped_by(signal)))
 }
 
-fn stopped_by(signal: i32) -> Failure {
+/// The failure of a command that this signal ended.
+#[must_use]
+pub fn stopped_by(signal: i32) -> Failure {
     let name = match signal {
         SIGINT => "SIGINT",
         SIGTERM => "SIGTERM",

@@ -30,7 +30,7 @@ pub enum Failure {
 /// A kind of failure that programs can tell from others: `error.kind` of `--json`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The device cannot be opened.
+    /// There is no such device, or it cannot be opened.
     Device,
     /// There is no connection to the peer.
     Connect,

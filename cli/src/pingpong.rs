@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::compat::device::{AddressChoice, DeviceArgs};
 use crate::compat::ibv::{self, IbvProgram, Rules};
-use crate::compat::refused::{Option_, Refused, Table};
+use crate::compat::refused::{Option_, Refused, Table, refused};
 use crate::counters;
 use crate::ending;
 use crate::output::{Failure, Output};
@@ -92,33 +92,23 @@ const MEMORY: &str = "memory is always present here: leave it out";
 
 impl Table for PingPongs {
     const OPTIONS: &'static [Option_] = &[
-        Option_ {
-            short: Some('l'),
-            long: "sl",
-            value: true,
-            why: "a service level is a VLAN's priority on Ethernet, and the kernel sets that: leave it out",
-        },
-        Option_ { short: Some('o'), long: "odp", value: false, why: MEMORY },
-        Option_ { short: Some('O'), long: "iodp", value: false, why: MEMORY },
-        Option_ { short: None, long: "prefetch", value: false, why: MEMORY },
-        Option_ {
-            short: Some('t'),
-            long: "ts",
-            value: false,
-            why: "completions carry no time stamps of a device: leave it out",
-        },
-        Option_ {
-            short: Some('j'),
-            long: "dm",
-            value: false,
-            why: "the device has no memory of its own: leave it out",
-        },
-        Option_ {
-            short: Some('N'),
-            long: "new_send",
-            value: false,
-            why: "there is one way to post: leave it out",
-        },
+        refused(
+            Some('l'),
+            "sl",
+            true,
+            "a service level is a VLAN's priority on Ethernet, and the kernel sets that: leave it out",
+        ),
+        refused(Some('o'), "odp", false, MEMORY),
+        refused(Some('O'), "iodp", false, MEMORY),
+        refused(None, "prefetch", false, MEMORY),
+        refused(
+            Some('t'),
+            "ts",
+            false,
+            "completions carry no time stamps of a device: leave it out",
+        ),
+        refused(Some('j'), "dm", false, "the device has no memory of its own: leave it out"),
+        refused(Some('N'), "new_send", false, "there is one way to post: leave it out"),
     ];
 }
 

@@ -1,8 +1,10 @@
-//! Measures how long no packet has arrived from the network.
+//! Waits for a peer that may be busy without limit: as long as packets arrive from the network.
 
 use std::time::{Duration, Instant};
 
 use rocinante::Context;
+
+use crate::ending::{self, Attentive};
 
 /// Tells whether packets still arrive at a device. This process cannot count the packets of a
 /// hardware device.
@@ -12,6 +14,7 @@ pub struct Quiet<'a> {
     patience: Duration,
     packets: u64,
     since: Instant,
+    _attentive: Attentive,
 }
 
 impl<'a> Quiet<'a> {
@@ -19,13 +22,17 @@ impl<'a> Quiet<'a> {
     #[must_use]
     pub fn new(ctx: &'a Context, patience: Duration) -> Self {
         let packets = ctx.counters().transport.rcvd_pkts;
-        Self { ctx, patience, packets, since: Instant::now() }
+        let since = Instant::now();
+        Self { ctx, patience, packets, since, _attentive: ending::attentive() }
     }
 
-    /// Whether a packet arrived within `patience`; always `true` where packets cannot be counted. A
-    /// call takes a lock, so call it a few times per second only.
+    /// Whether a packet arrived within `patience`; always `true` where packets cannot be counted.
+    /// `false` after a signal. A call takes a lock, so call it a few times per second only.
     #[must_use]
     pub fn goes_on(&mut self) -> bool {
+        if ending::signal().is_some() {
+            return false;
+        }
         if self.ctx.backend().is_none() {
             return true;
         }

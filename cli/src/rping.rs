@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{self, Listener, Params, Request};
+use rocinante::verbs::Mtu;
 use rocinante::{ConnectOptions, Context};
 use serde::Serialize;
 
@@ -20,7 +21,7 @@ use crate::compat::queue::gid_index;
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
 use crate::session::listeners::{BACKLOG, Listeners};
-use crate::session::{OpenArgs, Own, Patience, patience};
+use crate::session::{self, OpenArgs, Own, Patience, patience};
 use crate::size::size;
 
 /// Connect by the connection manager and pass a text back and forth by READ and WRITE, like rping
@@ -44,9 +45,9 @@ pub struct Args {
     /// [default at the server: all]
     #[arg(short, long, value_name = "ADDR", required_unless_present = "server")]
     address: Option<String>,
-    /// At the client, the address or interface of the device to use [default: the one from which
-    /// the server is reached]
-    #[arg(short = 'I', long, value_name = "ADDR", requires = "client")]
+    /// The address or interface of the device to use, as --bind of other commands [default: at the
+    /// client the one from which the server is reached, at the server that of -a]
+    #[arg(short = 'I', long, alias = "bind", value_name = "ADDR")]
     source: Option<Own>,
     /// The server's port, one of RDMA_PS_TCP
     #[arg(short, long, default_value_t = 7174, value_parser = clap::value_parser!(u16).range(1..))]
@@ -57,6 +58,10 @@ pub struct Args {
     /// At the client, bytes of the text
     #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 64, value_parser = size::<SIZE_MIN, SIZE_MAX>)]
     size: u32,
+    /// At the client, path MTU: 256, 512, 1024, 2048 or 4096 [default: the largest that the link
+    /// carries]
+    #[arg(short, long, requires = "client", value_parser = session::mtu)]
+    mtu: Option<Mtu>,
     /// Print each text
     #[arg(short, long)]
     verbose: bool,
@@ -131,7 +136,7 @@ fn ask(args: &Args, out: Output) -> Result<Report, Failure> {
     let server = args.patience.resolve(host, args.port, own, out)?;
     let ctx = args.device.open_towards(server, own, out)?;
     // rping asks for the same values.
-    let options = ConnectOptions::default().max_rd_atomic(1).max_dest_rd_atomic(1);
+    let options = ConnectOptions::default().max_rd_atomic(1).max_dest_rd_atomic(1).mtu(args.mtu);
     let params = Params::default().options(options);
     ending::enter("connecting");
     let mut start = Instant::now();
@@ -162,7 +167,10 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     let own: Option<Own> = args.address.as_deref().map(str::parse).transpose().map_err(|why| {
         Failure::Usage(format!("-a {}: {why}", args.address.as_deref().unwrap_or_default()))
     })?;
-    let (own, bind) = (own.as_ref(), Listener::bind);
+    if own.is_some() && args.source.is_some() {
+        return Err(Failure::Usage("-a of a server is its own address, too: leave out -I".into()));
+    }
+    let (own, bind) = (own.as_ref().or(args.source.as_ref()), Listener::bind);
     let listeners = Listeners::open(&args.device, own, args.port, bind, BACKLOG, out)?;
     ending::enter("waiting for a client");
     out.note(format_args!("waiting for a client on {}", listeners.place()));

@@ -19,13 +19,12 @@ pub mod progress;
 mod server;
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rocinante::device::Provider;
 use rocinante::exchange::{Exchange, Hello};
 use rocinante::verbs::{ModifyAttr, Mtu, QpState};
-use rocinante::{ConnectOptions, Context, Endpoint, PreparedQp, Qp};
+use rocinante::{ConnectOptions, Context, Endpoint, PreparedQp, Qp, VerbsError};
 use serde::Serialize;
 
 use self::door::Door;
@@ -34,7 +33,7 @@ use crate::compat::queue::gid_index;
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
 use crate::quiet::Quiet;
-pub use opening::{Netdev, OpenArgs};
+pub use opening::{Netdev, OpenArgs, no_device};
 pub use own::Own;
 pub use patience::Patience;
 pub use server::Server;
@@ -145,6 +144,19 @@ pub fn enter(exchange: &mut Exchange, phase: &str) {
     ending::enter(phase);
 }
 
+/// The failure of a server that did not answer the request. Those of other programs close the
+/// connection without a word.
+fn of_no_answer(error: VerbsError, managed: bool) -> Failure {
+    Failure::from(error).told(|why| {
+        if managed || !why.contains("it closed the connection") {
+            return why.to_owned();
+        }
+        format!(
+            "{why}: is it a program of perftest or rdma-core, or was it started with --compat? Then give --compat here, too"
+        )
+    })
+}
+
 fn refuse(exchange: &mut Exchange, why: &str) -> Failure {
     exchange.give_up(why);
     exchange.error(why).into()
@@ -243,7 +255,8 @@ impl Session {
         exchange.set_patience(Some(LINE_PATIENCE));
         enter(&mut exchange, "first words");
         exchange.say(&agreement::request(command, plan))?;
-        agreement::accepted(&exchange.hear()?).map_err(|why| exchange.error(why))?;
+        let answer = exchange.hear().map_err(|error| of_no_answer(error, net.cm))?;
+        agreement::accepted(&answer).map_err(|why| exchange.error(why))?;
         enter(&mut exchange, "making queue pairs");
         Ok(Self { ctx, exchange, door: None })
     }
@@ -257,7 +270,9 @@ impl Session {
         work: impl FnOnce(&mut Self) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         work(&mut self).inspect_err(|failure| {
-            let why = failure.to_string();
+            // Whatever failed did so because of the signal, if one has come.
+            let stopped = ending::check_signal().err();
+            let why = stopped.as_ref().unwrap_or(failure).to_string();
             // The peer does not need its own address.
             let own = format!("peer {}, ", self.peer());
             self.exchange.give_up(why.strip_prefix(&own).unwrap_or(&why));
@@ -326,18 +341,20 @@ impl Session {
         abandon: impl FnOnce() + Send,
     ) -> Result<T, Failure> {
         let watch = self.exchange.watch()?;
-        let gone = AtomicBool::new(false);
-        let stops = || {
-            gone.store(watch.is_gone(), Ordering::Relaxed);
-            gone.load(Ordering::Relaxed) || ending::signal().is_some()
-        };
+        let stops = || watch.is_gone() || ending::signal().is_some();
         let result = ending::breakable(stops, abandon, || work(&mut self.exchange));
-        result.map_err(|failure| match (ending::check_signal(), self.exchange.try_hear()) {
-            (Err(stopped), _) => stopped,
-            (_, Err(why)) => Failure::from(why),
-            // The peer sent a message before it went.
-            (_, Ok(_)) if gone.load(Ordering::Relaxed) => self.failed("it closed the connection"),
-            (_, Ok(_)) => failure.told(|text| self.failed(text).to_string()),
+        result.map_err(|failure| {
+            if let Err(stopped) = ending::check_signal() {
+                return stopped;
+            }
+            // The peer may have reached the end of the work before it gave up.
+            loop {
+                match self.exchange.try_hear() {
+                    Ok(Some(_)) => {}
+                    Ok(None) => break failure.told(|text| self.failed(text).to_string()),
+                    Err(why) => break Failure::from(why),
+                }
+            }
         })
     }
 

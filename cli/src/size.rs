@@ -1,4 +1,4 @@
-//! Sizes in bytes, as users type them: `64`, `64K`, `1M`, `8GiB`.
+//! Sizes in bytes, as users type them: `64`, `64K`, `1M`, `1GiB`.
 
 /// Parses a size of `MIN` to `MAX` bytes. K, M and G are 2¹⁰, 2²⁰ and 2³⁰ bytes; `i` and `B` may
 /// follow them.
@@ -6,7 +6,7 @@
 /// # Errors
 /// The text is no size, or the size is out of range.
 pub fn size<const MIN: u32, const MAX: u32>(text: &str) -> Result<u32, String> {
-    let bytes = bytes(text).ok_or("a size is a number of bytes, or of K, M or G: 64, 64K, 8GiB")?;
+    let bytes = bytes(text).ok_or("a size is a number of bytes, or of K, M or G: 64, 64K, 1GiB")?;
     let size = u32::try_from(bytes).ok().filter(|size| (MIN..=MAX).contains(size));
     size.ok_or_else(|| format!("{bytes} bytes: it may be {MIN} to {MAX}"))
 }
@@ -37,7 +37,7 @@ mod tests {
         }
         assert_eq!(bytes("8GiB"), Some(8 << 30));
         for text in ["", "K", "1.5K", "-1", "64 K", "64Kb/s", "1T", "99999999999G"] {
-            assert!(size::<0, { u32::MAX }>(text).unwrap_err().contains("8GiB"), "{text}");
+            assert!(size::<0, { u32::MAX }>(text).unwrap_err().contains("1GiB"), "{text}");
         }
         assert!(size::<1, 4096>("8K").unwrap_err().contains("1 to 4096"));
         assert!(size::<1, 4096>("0").is_err());

@@ -15,13 +15,19 @@ pub struct Ticks {
 
 impl Ticks {
     /// Calls `tick` at the end of each interval of this length, with the interval's number from 1.
+    /// The last interval may lack a hundredth: work that lasts for whole intervals ends with it.
     pub fn start(length: Duration, mut tick: impl FnMut(u32) + Send + 'static) -> Self {
         let (stop, stopped) = channel();
+        let start = Instant::now();
         let thread = std::thread::spawn(move || {
-            let start = Instant::now();
+            let mut end = None;
             for number in 1.. {
                 let left = (length * number).saturating_sub(start.elapsed());
-                if stopped.recv_timeout(left) != Err(RecvTimeoutError::Timeout) {
+                let goes_on = || stopped.recv_timeout(left) == Err(RecvTimeoutError::Timeout);
+                if end.is_none() && !goes_on() {
+                    end = Some(start.elapsed());
+                }
+                if end.is_some_and(|end| length * number > end + length / 100) {
                     return;
                 }
                 tick(number);
@@ -54,5 +60,19 @@ mod tests {
         drop(ticks);
         // The iterator ends because the thread has ended, and the sender with it.
         assert!(heard.iter().zip(3..).all(|(number, wanted)| number == wanted));
+    }
+
+    #[test]
+    fn an_interval_that_ends_with_the_work_counts() {
+        for lengths in 1..4 {
+            let length = Duration::from_millis(100);
+            let (told, heard) = channel();
+            let ticks = Ticks::start(length, move |number| {
+                let _ = told.send(number);
+            });
+            std::thread::sleep(length * lengths - length / 200);
+            drop(ticks);
+            assert!((1..=lengths).eq(heard.iter().take(lengths as usize)), "{lengths}");
+        }
     }
 }

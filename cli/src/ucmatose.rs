@@ -84,8 +84,8 @@ pub struct Args {
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
 pub struct ServerArgs {
-    /// The address or interface of the device to use [default: all]
-    #[arg(short, long, value_name = "ADDR")]
+    /// The address or interface of the device to use, as --bind of other commands [default: all]
+    #[arg(short, long, alias = "bind", value_name = "ADDR")]
     server: Option<Own>,
     #[command(flatten)]
     common: Common,

@@ -377,7 +377,7 @@ pub struct PeerWatch {
 
 impl PeerWatch {
     /// Whether the peer has closed the connection or given up. [`Exchange::hear`] then reports it
-    /// as well.
+    /// as well, after the lines that came before.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.watch.is_gone()

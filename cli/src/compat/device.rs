@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use rocinante::Context;
 use rocinante::device::Interface;
 
-use crate::output::{Failure, Output};
+use crate::output::{Failure, Kind, Output};
 use crate::session::{NetArgs, OpenArgs, Own};
 
 /// Device options of the programs in [`compat`](crate::compat).
@@ -101,7 +101,7 @@ fn interface(name: Option<&String>, route: IpAddr) -> Result<Interface, Failure>
         None => Interface::by_address(route)
             .map_err(|error| format!("no interface has {route}: {error}: give one with -d")),
     };
-    found.map_err(Failure::Failed)
+    found.map_err(|why| Failure::Of(Kind::Device, why))
 }
 
 fn chosen(interface: &Interface, choice: AddressChoice, route: IpAddr) -> Result<IpAddr, Failure> {
@@ -123,7 +123,7 @@ fn chosen(interface: &Interface, choice: AddressChoice, route: IpAddr) -> Result
             )
         }),
     };
-    found.map_err(Failure::Failed)
+    found.map_err(|why| Failure::Of(Kind::Device, why))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Options of other programs that this command does not take. It knows their names, so that the
-//! error can give a reason.
+//! Options of other programs that this command does not take, or that change nothing here. It knows
+//! their names, so that the error can give a reason.
 
 use std::marker::PhantomData;
 
@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::output::Failure;
 
-/// An option that is not taken.
+/// An option that is not taken, or changes nothing.
 #[derive(Debug)]
 pub struct Option_ {
     /// `-x`, if it has a short name.
@@ -18,6 +18,34 @@ pub struct Option_ {
     pub value: bool,
     /// Why it is not taken, and what to do instead.
     pub why: &'static str,
+    /// Whether it changes nothing here, given with this value. Then it is taken without a word.
+    pub harmless: fn(&str) -> bool,
+}
+
+/// An option that is not taken.
+#[must_use]
+pub const fn refused(
+    short: Option<char>,
+    long: &'static str,
+    value: bool,
+    why: &'static str,
+) -> Option_ {
+    Option_ { short, long, value, why, harmless: |_| false }
+}
+
+/// An option that changes nothing here.
+#[must_use]
+pub const fn harmless(long: &'static str, value: bool) -> Option_ {
+    refused(None, long, value, "").unless(|_| true)
+}
+
+impl Option_ {
+    /// The same, but values with which it is `harmless` are taken.
+    #[must_use]
+    pub const fn unless(mut self, harmless: fn(&str) -> bool) -> Self {
+        self.harmless = harmless;
+        self
+    }
 }
 
 /// The refused options of one program.
@@ -51,7 +79,9 @@ impl<T: Table> Refused<T> {
 impl<T: Table> clap::FromArgMatches for Refused<T> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let given = T::OPTIONS.iter().filter(|option| {
+            let mut values = matches.get_raw(option.long).into_iter().flatten();
             matches.value_source(option.long) == Some(clap::parser::ValueSource::CommandLine)
+                && values.any(|value| !value.to_str().is_some_and(option.harmless))
         });
         Ok(Self { given: given.collect(), of: PhantomData })
     }

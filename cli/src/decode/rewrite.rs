@@ -7,8 +7,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use etherparse::UdpHeader;
 use etherparse::checksum::Sum16BitWords;
+use etherparse::{UdpHeader, ip_number};
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::PcapNgBlock;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
@@ -104,9 +104,9 @@ fn other(error: PcapError) -> io::Error {
     }
 }
 
-/// The frame of one packet. That of a packet which is alone in its frame is as captured. Others get
-/// the headers of the super-packet with their own lengths, identification and checksums; BTH, PSN
-/// and ICRC are their own already.
+/// The frame of one packet. That of a packet which is alone in its frame is as captured, but for a
+/// UDP checksum that the kernel had left to the device. Others get the headers of the super-packet
+/// with their own lengths, identification and checksums; BTH, PSN and ICRC are their own already.
 #[must_use]
 pub fn wire_frame<'a>(
     frame: &'a [u8],
@@ -115,7 +115,7 @@ pub fn wire_frame<'a>(
 ) -> Cow<'a, [u8]> {
     let (ip, udp) = (datagram.ip_at, datagram.udp_at);
     if piece.index.is_none() {
-        return Cow::Borrowed(frame);
+        return with_checksum(frame, datagram);
     }
     let mut out = frame[..udp + UDP_LEN].to_vec();
     out.extend_from_slice(piece.captured);
@@ -140,6 +140,28 @@ pub fn wire_frame<'a>(
     let checksum = Sum16BitWords::new().add_slice(&out[ip..udp]).ones_complement();
     // The sum is of words as they are in memory.
     out[ip + 10..ip + 12].copy_from_slice(&checksum.to_ne_bytes());
+    Cow::Owned(out)
+}
+
+/// The frame, with the UDP checksum if the kernel had left it to the device: then the field has the
+/// sum of the pseudo-header, not inverted (Linux's `CHECKSUM_PARTIAL`).
+fn with_checksum<'a>(frame: &'a [u8], datagram: &Datagram<'_>) -> Cow<'a, [u8]> {
+    let whole = datagram.captured.len() == datagram.len;
+    let field = datagram.udp_at + 6..datagram.udp_at + 8;
+    let Ok(length) = u16::try_from(UDP_LEN + datagram.len) else { return Cow::Borrowed(frame) };
+    let mut sum =
+        Sum16BitWords::new().add_2bytes([0, ip_number::UDP.0]).add_2bytes(length.to_be_bytes());
+    let sum = match datagram.ip {
+        IpFields::V4 { src, dst, .. } => sum.add_4bytes(src.octets()).add_4bytes(dst.octets()),
+        IpFields::V6 { src, dst } => sum.add_16bytes(src.octets()).add_16bytes(dst.octets()),
+    };
+    // The sum is of words as they are in memory.
+    let left = (!sum.ones_complement()).to_ne_bytes();
+    if !whole || datagram.obstacle.is_some() || frame[field.clone()] != left {
+        return Cow::Borrowed(frame);
+    }
+    let mut out = frame.to_vec();
+    out[field].copy_from_slice(&udp_checksum(datagram, length, datagram.captured).to_be_bytes());
     Cow::Owned(out)
 }
 

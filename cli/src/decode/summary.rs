@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::check::Verdict;
 use super::frame::LinkType;
 use super::line::{NO_BTH, opcode_name};
+use crate::ending;
 
 /// The counts of a capture. Each RoCEv2 packet counts under its verdict and under its opcode.
 #[derive(Debug, Default, Serialize)]
@@ -54,7 +55,7 @@ impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(why) => f.write_str(why),
-            Self::Signal(signal) => write!(f, "stopped by signal {signal}"),
+            Self::Signal(signal) => ending::stopped_by(*signal).fmt(f),
         }
     }
 }

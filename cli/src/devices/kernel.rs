@@ -190,12 +190,14 @@ impl fmt::Display for KernelCounters {
         } else {
             writeln!(f, "{rows}")?;
         }
-        for socket in self.roce_sockets.iter().filter(|socket| socket.guards) {
+        let guards = self.roce_sockets.iter().filter(|socket| socket.guards);
+        let guards: Vec<String> = guards.map(|socket| socket.address.to_string()).collect();
+        if !guards.is_empty() {
             writeln!(
                 f,
-                "{}: its process reads the frames from a packet socket. This one keeps the port and drops its copies: each \
-                 counts as dropped and as InErrors, and nothing is lost.",
-                socket.address
+                "{}: frames are read from a packet socket. The UDP socket keeps the port and drops its copies: each counts \
+                 as dropped and as InErrors, and nothing is lost.",
+                guards.join(", ")
             )?;
         }
         write!(
@@ -237,5 +239,25 @@ mod tests {
             assert!(parse_dev(torn).is_empty() && parse_snmp6(torn).is_empty());
             assert!(parse_snmp(torn).is_empty());
         }
+    }
+
+    #[test]
+    fn sockets_that_only_keep_the_port_are_explained_once() {
+        let socket = |address: &str, guards| RoceSocket {
+            address: address.parse().unwrap(),
+            queued_bytes: 0,
+            drops: 7,
+            guards,
+            processes: Vec::new(),
+        };
+        let text = |roce_sockets| {
+            let (interfaces, udp) = (BTreeMap::new(), BTreeMap::new());
+            KernelCounters { interfaces, udp, roce_sockets }.to_string()
+        };
+        let [v4, v6] = ["10.0.0.1:4791", "[fd00::1]:4791"];
+        let both = text(vec![socket(v4, true), socket("10.0.0.2:4791", false), socket(v6, true)]);
+        assert_eq!(both.matches("nothing is lost").count(), 1, "{both}");
+        assert!(both.contains(&format!("\n{v4}, {v6}: frames are read")), "{both}");
+        assert!(!text(vec![socket(v4, false)]).contains("nothing is lost"));
     }
 }

@@ -99,9 +99,6 @@ impl Given {
     pub fn check_own(&self, test: Test) -> Result<(), Failure> {
         self.check(test)?;
         let usage = |what: String| Err(Failure::Usage(what));
-        if test != Test::SendBw && self.rx_depth.is_some() {
-            return usage(format!("-r is for send-bw: {test} does not queue receives"));
-        }
         if self.outs.is_some() && !test.has_response() {
             return usage(format!("-o is for READs and atomics: {test} has none"));
         }

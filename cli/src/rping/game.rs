@@ -11,6 +11,7 @@ use rocinante::{
 
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
+use crate::session::diagnosis;
 
 /// The shortest text: it has room for the round's number.
 pub(super) const SIZE_MIN: u32 = 26;
@@ -34,6 +35,7 @@ pub(super) struct Prepared {
 }
 
 struct Parts {
+    ctx: Context,
     cq: Cq,
     channel: CompChannel,
     /// Two adverts, one out and one in.
@@ -78,7 +80,7 @@ pub(super) fn prepare(ctx: &Context, gid_index: usize, size: u32) -> Result<Prep
         .build()?;
     let local = qp.endpoint().address;
     let netdev = ctx.provider().name();
-    let parts = Parts { cq, channel, control, texts, size, local, netdev };
+    let parts = Parts { ctx: ctx.clone(), cq, channel, control, texts, size, local, netdev };
     let sges = [parts.control.sge(IN, ADVERT)];
     qp.post_recv(&[RecvWr { wr_id: RECV, sges: &sges }])?;
     Ok(Prepared { qp, parts })
@@ -245,18 +247,8 @@ impl RpingGame {
     /// The next completion.
     fn complete(&mut self) -> Result<Wc, Failure> {
         let wc = self.next()?;
-        if wc.status == WcStatus::WrFlushErr {
-            self.gone = true;
-            let peer = self.connection.peer();
-            // The connection manager reports the end, perhaps a moment later.
-            let _ = self.connection.wait_disconnected(Duration::from_secs(1));
-            let what = format!("{peer} has ended the connection");
-            return Err(Failure::Of(Kind::Peer, what));
-        }
         if wc.status != WcStatus::Success {
-            let peer = self.connection.peer();
-            let what = format!("{}: peer {peer}, round {}", wc.status, self.rounds);
-            return Err(Failure::Of(Kind::Completion(wc.status), what));
+            return Err(self.failed(wc.status));
         }
         if wc.opcode == WcOpcode::Recv {
             if wc.byte_len as usize != ADVERT {
@@ -268,6 +260,22 @@ impl RpingGame {
             self.adverts += 1;
         }
         Ok(wc)
+    }
+
+    fn failed(&mut self, status: WcStatus) -> Failure {
+        let (ctx, peer) = (&self.parts.ctx, self.connection.peer());
+        let mtu = self.connection.qp().query().1.path_mtu;
+        let unanswered = diagnosis::unanswered(self.size as usize, mtu, self.rounds > 0);
+        if status != WcStatus::WrFlushErr {
+            let failure = diagnosis::of_status(ctx, peer.ip(), status, unanswered);
+            return failure.told(|why| format!("peer {peer}, round {}: {why}", self.rounds));
+        }
+        self.gone = true;
+        // The connection manager reports the end, perhaps a moment later.
+        let _ = self.connection.wait_disconnected(Duration::from_secs(1));
+        let why = diagnosis::of_parting(ctx, peer.ip(), unanswered);
+        let why = why.map_or_else(String::new, |why| format!(": {why}"));
+        Failure::Of(Kind::Peer, format!("{peer} has ended the connection{why}"))
     }
 
     /// Polls for a completion, and sleeps while there is none.

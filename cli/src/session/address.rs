@@ -1,7 +1,9 @@
 //! Chooses a side's address where none was given, and explains why a TCP port cannot be used.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+use std::net::{
+    IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, ToSocketAddrs, UdpSocket,
+};
 
 use rocinante_netdev::{Interface, ROCE_PORT, holder};
 
@@ -125,7 +127,7 @@ pub fn only() -> Result<IpAddr, Failure> {
 /// visible.
 pub fn listen(bind: Option<IpAddr>, port: u16) -> Result<TcpListener, Failure> {
     let listener = match bind {
-        Some(address) => TcpListener::bind((address, port)),
+        Some(address) => TcpListener::bind(within_zone(address, port)),
         None => {
             TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).or_else(|error| match error.kind() {
                 ErrorKind::AddrInUse => Err(error),
@@ -145,6 +147,17 @@ pub fn listen(bind: Option<IpAddr>, port: u16) -> Result<TcpListener, Failure> {
         let place = bind.map_or(String::new(), |address| format!("{address} "));
         Failure::Failed(format!("cannot listen on TCP {place}port {port}: {error}: {advice}"))
     })
+}
+
+/// An own address with its zone: a link-local one needs its interface (RFC 4007).
+fn within_zone(address: IpAddr, port: u16) -> SocketAddr {
+    match address {
+        IpAddr::V6(v6) if is_link_local(address) => {
+            let zone = Interface::by_address(address).map_or(0, |interface| interface.index);
+            SocketAddrV6::new(v6, port, 0, zone).into()
+        }
+        address => SocketAddr::new(address, port),
+    }
 }
 
 fn taken(bind: Option<IpAddr>, port: u16) -> String {

@@ -43,6 +43,13 @@ pub fn of_silence(
     Failure::Of(Kind::Silence, text)
 }
 
+/// The reason why `peer` may have ended the connection itself: of packets that were sent to it, not
+/// one of the largest has passed.
+#[must_use]
+pub fn of_parting(ctx: &Context, peer: IpAddr, unanswered: Unanswered) -> Option<String> {
+    (unanswered > USUAL).then(|| silence(&ctx.counters(), peer, unanswered))
+}
+
 fn explain(
     counters: &DeviceCounters,
     peer: IpAddr,

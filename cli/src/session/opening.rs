@@ -1,7 +1,10 @@
 //! The choice of the device: options of every command that opens one.
 
+use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr};
 
+use clap::builder::{PossibleValue, TypedValueParser};
+use clap::{Arg, Command};
 use rocinante::device::{Backend, DEVICE_VARIABLE};
 use rocinante::{Context, OpenOptions, VerbsError};
 use rocinante_netdev::{ROCE_PORT, holder};
@@ -9,14 +12,14 @@ use rocinante_netdev::{ROCE_PORT, holder};
 use super::address;
 use super::own::Own;
 use crate::ending;
-use crate::output::{Failure, Output};
+use crate::output::{Failure, Kind, Output};
 
 /// The choice of device and backend.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct OpenArgs {
     /// Carry the packets by afxdp, packet, udp, or auto: the best of them that bypasses no rule
     /// [default: the variable ROCINANTE_NETDEV, else auto]
-    #[arg(long, value_name = "NETDEV", value_parser = netdev)]
+    #[arg(long, value_name = "NETDEV", value_parser = NetdevParser)]
     pub netdev: Option<Netdev>,
     /// Use this device: an RDMA device of the kernel (mlx5_0, rxe0; "hw" for the one with the
     /// address), or a network interface, for the device in software on it [default: the variable
@@ -37,6 +40,28 @@ pub enum Netdev {
     Auto,
     /// This one.
     Only(Backend),
+}
+
+/// Parses `--netdev`, and has its values for completions.
+#[derive(Clone)]
+struct NetdevParser;
+
+impl TypedValueParser for NetdevParser {
+    type Value = Netdev;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<Netdev, clap::Error> {
+        netdev.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let values = ["auto", "udp", "packet", "afxdp"];
+        Some(Box::new(values.into_iter().map(PossibleValue::new)))
+    }
 }
 
 fn netdev(name: &str) -> Result<Netdev, String> {
@@ -140,7 +165,7 @@ impl OpenArgs {
         if let Some(count) = self.shards {
             options = options.shards(count);
         }
-        let ctx = open(options)?;
+        let ctx = open(options).map_err(no_device)?;
         ending::opened(&ctx);
         if self.shards.is_some_and(|count| count != ctx.shards()) {
             let why = format!("{} is a device of the kernel: leave out --shards", ctx.name());
@@ -152,5 +177,14 @@ impl OpenArgs {
             count => out.note(format_args!("device {name} at {place}, {count} shards, {why}")),
         }
         Ok(ctx)
+    }
+}
+
+/// The failure of a device that is not there, or cannot be opened.
+#[must_use]
+pub fn no_device(error: impl Into<Failure>) -> Failure {
+    match error.into() {
+        Failure::Failed(why) => Failure::Of(Kind::Device, why),
+        failure => failure,
     }
 }

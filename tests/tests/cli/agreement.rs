@@ -75,7 +75,6 @@ fn a_command_line_without_sense_is_a_usage_error() {
         ("perf write-bw -a -s 64", "cannot be used with"),
         ("perf write-lat -q 4", "-q is for bandwidth"),
         ("perf write-lat -t 4", "-t is for bandwidth"),
-        ("perf write-bw -r 4", "-r is for send-bw"),
         ("perf atomic-lat -s 4", "an atomic has 8 bytes"),
         ("perf read-lat -A fetch-add", "-A is for atomic-bw and atomic-lat"),
     ] {

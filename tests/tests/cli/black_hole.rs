@@ -14,12 +14,12 @@ fn a_link_that_takes_no_large_packets_is_named() {
     assert!(
         lab.host().output(ip.args(["link", "set", port, "mtu", "1500"])).unwrap().status.success()
     );
+    let start = |index: usize, line: &str| {
+        let mut command = rocinante(words(line));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::of(lab.container(index).spawn(&mut command).unwrap())
+    };
     let run = |line: &str| {
-        let start = |index: usize, line: &str| {
-            let mut command = rocinante(words(line));
-            command.stdout(Stdio::piped()).stderr(Stdio::piped());
-            Running::of(lab.container(index).spawn(&mut command).unwrap())
-        };
         let mut server = start(1, line);
         server.says("waiting for a client");
         let client = start(0, &format!("{line} {}", lab.container(1).ipv4())).finish();
@@ -35,7 +35,21 @@ fn a_link_that_takes_no_large_packets_is_named() {
         run(&line).failed(1, &[large, "a link between has a smaller MTU", "try -m 1024"]);
     }
     run("pingpong --netdev udp -m 4096 -n 20").failed(1, &[large, "try -m 1024"]);
+    // rping's server asks for the text first, so both sides see that nothing large passes.
+    let rping = |options: &str| {
+        let mut server = start(1, "rping -s --netdev udp");
+        server.says("waiting for a client");
+        let line = format!("rping -c --netdev udp -C 5 -S 4096 {options} -a");
+        let client = start(0, &format!("{line} {}", lab.container(1).ipv4())).finish();
+        [server.finish(), client]
+    };
+    for side in rping("") {
+        side.failed(1, &[large, "a link between has a smaller MTU", "try -m 1024"]);
+    }
     // The advice helps.
+    for side in rping("-m 1024") {
+        side.succeeded();
+    }
     run("pingpong --cm --netdev udp -m 1024 -n 20").succeeded();
     run("perf write-lat --cm --netdev udp -s 4096 -m 1024 -n 20").succeeded();
 }

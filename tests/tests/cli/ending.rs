@@ -66,8 +66,7 @@ fn decode_of_a_pipe_ends_by_a_signal() {
     pipe.write_all(&[0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0]).unwrap();
     std::thread::sleep(Duration::from_millis(500));
     running.child.signal(Signal::SIGTERM);
-    let done = running.finish();
-    assert_eq!(done.status, 143, "{}", done.err);
+    running.finish().failed(143, &["stopped by SIGTERM"]);
     drop(pipe);
 }
 
@@ -120,6 +119,26 @@ fn a_signal_ends_a_measurement_with_its_figures() {
         // perftest's programs tell their peer nothing.
         let reason = if own.contains(&test) { "stopped by SIGINT" } else { "peer 127." };
         server.finish().failed(1, &[reason]);
+    }
+}
+
+/// The server of a one-sided test only waits. Its client hears why it ended.
+#[test]
+fn a_signal_at_a_server_that_only_answers_reaches_the_client() {
+    let tests = ["write-bw", "write-bw -e", "read-lat", "read-bw --cm", "atomic-lat --cm"];
+    for (index, test) in tests.into_iter().enumerate() {
+        let (signal, status, name) = SIGNALS[index % SIGNALS.len()];
+        let stopped = format!("stopped by {name}");
+        let addresses = Addresses::new();
+        let mut server = addresses.serve(&format!("perf {test}"));
+        let line = addresses.client_line(&format!("perf {test} -D 60 -i 0.1 --json"));
+        let mut client = Running::start(&mut rocinante(words(&line)));
+        client.says("#bytes");
+        client.says(" s");
+        server.child.signal(signal);
+        server.finish().failed(status, &[&stopped]);
+        let json = client.finish().failed(1, &[&format!("it gave up: {stopped}")]).json();
+        assert_eq!(json["error"]["kind"], "peer", "{test}: {json}");
     }
 }
 
@@ -259,7 +278,8 @@ fn an_error_has_a_kind_and_a_stage() {
     let line = addresses.client_line("pingpong --patience 1");
     assert_eq!(kind(&line, 1), expect("connect", "connecting"));
     let line = format!("pingpong --netdev udp --bind 192.0.2.250 {}", addresses.server);
-    assert_eq!(kind(&line, 1), expect("failed", "opening_the_device"));
+    assert_eq!(kind(&line, 1), expect("device", "opening_the_device"));
+    assert_eq!(kind("devices nosuch0", 1).0, "device");
     assert_eq!(kind("perf write-bw -S 1", 2), expect("usage", "options"));
     assert_eq!(kind("perf write-bw --nosuch", 2), expect("usage", "options"));
     assert_eq!(run("perf --help --json").succeeded().err, "");

@@ -32,6 +32,7 @@ fn names_and_options_of_perftest_work() {
         ("send_bw -e -b", "send_bw -n 50 -e -b", 100),
         ("write_lat -R", "ib_write_lat -n 50 -R -I 0", 50),
         ("send_lat -z", "ib_send_lat -n 50 -z", 50),
+        ("write_bw -r 2", "write_bw -n 50 -r 4 --pkey_index=0 --force-link=Ethernet -X 0", 50),
     ] {
         let client = perf(server, client).succeeded();
         assert_eq!(row(&client)["messages"], messages, "{}", client.out);
@@ -58,7 +59,7 @@ fn what_has_no_meaning_says_why() {
         ("perf send_bw --compat perftest --run_infinitely", "give -D"),
         ("perf send_bw --compat perftest -i 2", "always 1"),
         ("pingpong -q 4", "--compat ibv-srq"),
-        ("perf send_bw -s 64X", "8GiB"),
+        ("perf send_bw -s 64X", "1GiB"),
         ("pingpong -s 2G", "0 to 1073741824"),
         ("perf send_bw -P 10.0.0.1", "cannot be used with"),
     ] {
@@ -162,7 +163,9 @@ fn each_interval_has_a_line() {
             let lines: Vec<Value> =
                 done.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
             let (result, intervals) = lines.split_last().unwrap();
-            assert!(intervals.len() >= 3, "{}", done.out);
+            // The sides begin a moment apart: the server's last interval may lack more than that.
+            let least = if std::ptr::eq(done, &raw const client) { 10 } else { 9 };
+            assert!(intervals.len() >= least, "{}", done.out);
             let mut end = 0.0;
             for (number, line) in (1..).zip(intervals) {
                 assert_eq!(line["interval"]["number"], number, "{line}");
@@ -249,7 +252,7 @@ fn own_programs_of_another_kind_are_recognised() {
     drop(server);
     let addresses = Addresses::new();
     let server = addresses.serve("perf write-bw --compat perftest");
-    addresses.call("perf write-bw").failed(1, &[]);
+    addresses.call("perf write-bw").failed(1, &["first words", "give --compat here, too"]);
     server.finish().failed(1, &["it is rocinante's own client: start it with --compat"]);
     let addresses = Addresses::new();
     let server = addresses.serve("perf write-bw --cm");
@@ -292,6 +295,14 @@ fn addresses_are_taken_as_users_name_them() {
             ("perf write-lat --ipv6".to_owned(), format!("perf write-lat --ipv6 {v4}")),
             ("pingpong".to_owned(), format!("pingpong {local}%eth0")),
             ("pingpong --cm".to_owned(), format!("pingpong --cm {local}%eth0")),
+            (
+                format!("pingpong --bind {local}%eth0"),
+                format!("pingpong --bind {own}%eth0 {local}%eth0"),
+            ),
+            (
+                format!("perf write-bw --bind {local}%eth0"),
+                format!("perf write-bw -n 100 {local}%eth0"),
+            ),
             (format!("rping -s -a {local}%eth0"), format!("rping -c -C 2 -a {local}%eth0")),
             ("udaddy".to_owned(), format!("udaddy -s {local}%eth0 -b {own}%eth0")),
         ]);

@@ -59,6 +59,8 @@ fn bash_completes_commands_and_options() {
         let offered = bash_offers(script, &format!("rocinante {command} --"));
         assert_eq!(offered, options(&command), "{command}");
     }
+    let offered = bash_offers(script, "rocinante pingpong --netdev ");
+    assert_eq!(offered, ["afxdp", "auto", "packet", "udp"].map(str::to_owned).into());
     fs::remove_file(script).unwrap();
 }
 

@@ -46,6 +46,16 @@ fn errors_say_what_to_do() {
     start("rping -s -a 192.0.2.1").finish().failed(1, &["192.0.2.1", "devices"]);
     let line = format!("rping -c -a {server} -I {client} --patience 1");
     start(&line).finish().failed(1, &["cannot connect", "UDP port 4791"]);
+    start(&format!("rping -s -a {server} --bind {server}")).finish().failed(2, &["leave out -I"]);
+    // The advice is one that the command takes.
+    let mut at_server = start(&format!("rping -s -P --netdev udp --bind {server}"));
+    at_server.says("waiting for a client");
+    let line = format!("rping -c --netdev udp -a {server} --bind");
+    start(&format!("{line} {server}")).finish().failed(1, &["use another address with --bind"]);
+    start(&format!("{line} {client} -C 1")).finish().succeeded();
+    let line = format!("rdma-server --netdev udp --bind {server}");
+    start(&line).finish().failed(1, &["use another address with --bind"]);
+    drop(at_server);
     // A device is there, but no program listens on that port.
     let mut at_server = start(&format!("rping -s -a {server}"));
     at_server.says("waiting for a client");

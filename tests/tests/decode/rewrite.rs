@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::process::Command;
 
-use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use etherparse::{NetSlice, SlicedPacket, TransportSlice, UdpSlice};
 use rocinante_stack::wire::IpFields;
 use rocinante_tests::require_program;
 
@@ -70,6 +70,47 @@ fn a_super_packet_becomes_the_frames_of_a_wire() {
             };
             assert_eq!(header.checksum, right.unwrap());
         }
+    }
+}
+
+/// The sum of 16-bit words of the pseudo-header (RFC 768, RFC 8200 8.1).
+fn pseudo_sum(addresses: &[u8], udp_len: u16) -> u16 {
+    let words = addresses.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+    let sum = words.sum::<u32>() + 17 + u32::from(udp_len);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap()
+}
+
+/// A captured frame has the sum of the pseudo-header where the device is to sum up the rest.
+#[test]
+fn a_checksum_that_was_left_to_the_device_is_filled_in() {
+    for (head, udp, addresses) in [(ipv4(7), 34, 26..34), (ipv6(), 54, 22..54)] {
+        let captured = ethernet(&ip_packet(&head, &write_packet(&head, 1, 100)));
+        let with = |checksum: u16| {
+            let mut frame = captured.clone();
+            frame[udp + 6..udp + 8].copy_from_slice(&checksum.to_be_bytes());
+            frame
+        };
+        let udp_len = u16::try_from(captured.len() - udp).unwrap();
+        let left = pseudo_sum(&captured[addresses], udp_len);
+        let sliced = UdpSlice::from_slice(&captured[udp..]).unwrap();
+        let right = match head {
+            IpFields::V4 { src, dst, .. } => sliced.to_header().calc_checksum_ipv4_raw(
+                src.octets(),
+                dst.octets(),
+                sliced.payload(),
+            ),
+            IpFields::V6 { src, dst } => sliced.to_header().calc_checksum_ipv6_raw(
+                src.octets(),
+                dst.octets(),
+                sliced.payload(),
+            ),
+        };
+        let right = right.unwrap();
+        // No checksum, the right one and a wrong one stay.
+        let wrong = right ^ 0x0100;
+        let copy = written(&pcap(Style::USUAL, 1, &[left, 0, right, wrong].map(with)), &[]);
+        assert_eq!(frames(&copy), [right, 0, right, wrong].map(with), "{head:?}");
     }
 }
 

@@ -4,6 +4,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv, sockopt};
 
@@ -104,14 +105,28 @@ impl Watch {
     pub(super) fn is_gone(&self) -> bool {
         match self {
             Self::Tcp(stream) => {
-                let mut next = [0; 1];
-                match recv(stream, &mut next, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+                let mut unread = [0; 1024];
+                match recv(stream, &mut unread, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
                     Ok((0, _)) => true,
-                    Ok(_) => char::from(next[0]) == GAVE_UP,
+                    Ok((count, _)) => {
+                        says_why_it_gave_up(&unread[..count.min(unread.len())]) || is_closed(stream)
+                    }
                     Err(error) => error != Errno::WOULDBLOCK && error != Errno::INTR,
                 }
             }
             Self::Queue(queue) => queue.is_gone(),
         }
     }
+}
+
+/// Whether one of these lines is that of a peer that gave up. The others, which come before it, may
+/// be of a point of the work that it has reached.
+pub(super) fn says_why_it_gave_up(lines: &[u8]) -> bool {
+    lines.split(|byte| *byte == b'\n').any(|line| line.starts_with(&[GAVE_UP as u8]))
+}
+
+/// Whether the peer has closed the connection. Lines may be unread.
+fn is_closed(stream: &TcpStream) -> bool {
+    let mut asked = [PollFd::new(stream, PollFlags::RDHUP)];
+    poll(&mut asked, Some(&Timespec::default())) == Ok(1)
 }

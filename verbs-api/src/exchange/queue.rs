@@ -13,7 +13,8 @@ use rocinante_stack::mem::Access;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{RecvWr, SendData, SendOp, SendWr, WcStatus};
 
-use super::{GAVE_UP, PATIENCE};
+use super::PATIENCE;
+use super::link::says_why_it_gave_up;
 use crate::cm::{self, CmFailure, Connection, Params, RejReason, Request};
 use crate::context::Context;
 use crate::cq::Cq;
@@ -413,9 +414,6 @@ impl QueueWatch {
         if shared.look().and_then(|()| shared.probe()).is_err() {
             return true;
         }
-        match shared.came.first() {
-            Some(next) => char::from(*next) == GAVE_UP,
-            None => shared.ended.is_some(),
-        }
+        shared.ended.is_some() || says_why_it_gave_up(&shared.came)
     }
 }

@@ -166,6 +166,37 @@ fn lines_go_over_a_queue_pair_as_over_tcp() {
     assert!(b.hear().unwrap_err().to_string().contains("gave up: enough"));
 }
 
+/// A peer that has reached the end of the work gives up or goes: its earlier lines hide neither.
+#[test]
+fn a_peer_that_goes_is_noticed_behind_its_unread_lines() {
+    for managed_too in [false, true] {
+        let both = || {
+            if managed_too {
+                return managed();
+            }
+            let (exchange, other) = connected();
+            let peer = other.peer_addr().unwrap();
+            [Exchange::over(other, peer).unwrap(), exchange]
+        };
+        let goes: [fn(Exchange); 2] = [|mut peer| peer.give_up("enough"), drop];
+        for (goes, reason) in goes.into_iter().zip(["gave up: enough", "closed the connection"]) {
+            let [mut a, mut b] = both();
+            a.say("finished").unwrap();
+            let watch = b.watch().unwrap();
+            assert!(!watch.is_gone());
+            goes(a);
+            let start = Instant::now();
+            while !watch.is_gone() {
+                assert!(start.elapsed() < Duration::from_secs(5), "{reason}");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(b.hear().unwrap(), "finished");
+            let why = b.hear().unwrap_err().to_string();
+            assert!(why.contains(reason), "{why}");
+        }
+    }
+}
+
 #[test]
 fn who_hangs_up_is_heard_to_the_end() {
     let [mut a, mut b] = managed();

@@ -3,7 +3,7 @@
 use super::PerftestProgram;
 use super::plan::Managed;
 use crate::compat::device::{AddressChoice, DeviceArgs};
-use crate::compat::refused::{Option_, Refused, Table};
+use crate::compat::refused::{Option_, Refused, Table, harmless, refused};
 use crate::output::Failure;
 use crate::perf::test::{Service, Test};
 use crate::size::size;
@@ -92,13 +92,8 @@ impl QpOptions {
 #[derive(Debug)]
 struct Perftest;
 
-const fn option(
-    short: Option<char>,
-    long: &'static str,
-    value: bool,
-    why: &'static str,
-) -> Option_ {
-    Option_ { short, long, value, why }
+fn is_zero(value: &str) -> bool {
+    value.parse() == Ok(0u32)
 }
 
 const JSON: &str = "--json has all figures";
@@ -108,51 +103,82 @@ const SAMPLES: &str =
     "times are kept as a histogram, of which --json has percentiles: leave it out";
 const GROUPS: &str = "multicast groups are not measured: -c UD measures datagrams";
 const RATE: &str = "the host's traffic control shapes what is sent (`tc qdisc`)";
+const PLAIN: &str = "payload is not encrypted";
+const DC: &str = "-c may be RC, UC or UD: there are no DC queue pairs";
 
 impl Table for Perftest {
     const OPTIONS: &'static [Option_] = &[
-        option(Some('g'), "mcg", false, GROUPS),
-        option(Some('M'), "MGID", true, GROUPS),
-        option(Some('O'), "dualport", false, "a device has one port"),
-        option(Some('L'), "hop_limit", true, "packets leave with a hop limit of 64"),
-        option(None, "latency_gap", true, "round trips follow each other at once"),
-        option(Some('C'), "report-cycles", false, "times are in microseconds: leave it out"),
-        option(Some('H'), "report-histogram", false, SAMPLES),
-        option(Some('U'), "report-unsorted", false, SAMPLES),
-        option(Some('W'), "report-counters", true, "--counters prints all of this process's"),
-        option(Some('V'), "version", false, "`rocinante --version` tells it"),
-        option(None, "output", true, JSON),
-        option(None, "source_ip", true, "--bind says which address to use"),
-        option(None, "bind_source_ip", true, "--bind says which address to use"),
-        option(None, "retry_count", true, "requests are sent again 7 times, which is the most"),
-        option(None, "wait_destroy", true, "queue pairs go when the work is done: leave it out"),
-        option(None, "reversed", false, "start the client where the server would be"),
-        option(None, "use_old_post_send", false, "there is one way to post: leave it out"),
-        option(None, "pkey_index", true, "RoCE devices have the default P_Key alone: leave it out"),
-        option(None, "dlid", true, "Ethernet has no LIDs: the server is found by its IP address"),
-        option(None, "out_json", false, JSON),
-        option(None, "cpu_util", false, "`time` and `perf stat` tell it"),
-        option(None, "report-both", false, "only the sum of both directions is told: leave it out"),
-        option(None, "report_per_port", false, "a device has one port"),
-        option(None, "rate_limit", true, RATE),
-        option(None, "rate_limit_type", true, RATE),
-        option(None, "burst_size", true, RATE),
-        option(None, "use-srq", false, SRQ),
-        option(
+        refused(Some('g'), "mcg", false, GROUPS),
+        refused(Some('M'), "MGID", true, GROUPS),
+        refused(Some('O'), "dualport", false, "a device has one port"),
+        refused(Some('L'), "hop_limit", true, "packets leave with a hop limit of 64"),
+        refused(None, "latency_gap", true, "round trips follow each other at once"),
+        refused(Some('C'), "report-cycles", false, "times are in microseconds: leave it out"),
+        refused(Some('H'), "report-histogram", false, SAMPLES),
+        // So perftest spells it.
+        refused(None, "report-histogrm", false, SAMPLES),
+        refused(Some('U'), "report-unsorted", false, SAMPLES),
+        refused(Some('W'), "report-counters", true, "--counters prints all of this process's"),
+        refused(Some('V'), "version", false, "`rocinante --version` tells it"),
+        refused(None, "output", true, JSON),
+        refused(None, "source_ip", true, "--bind says which address to use"),
+        refused(None, "bind_source_ip", true, "--bind says which address to use"),
+        refused(None, "retry_count", true, "requests are sent again 7 times, which is the most"),
+        harmless("wait_destroy", true),
+        refused(None, "reversed", false, "start the client where the server would be"),
+        harmless("use_old_post_send", false),
+        harmless("disable_pcie_relaxed", false),
+        refused(None, "pkey_index", true, "RoCE devices have the default P_Key alone, 0")
+            .unless(is_zero),
+        refused(None, "force-link", true, "RoCE is on Ethernet: leave it out")
+            .unless(|link| link.eq_ignore_ascii_case("ethernet")),
+        refused(Some('X'), "vector", true, "all completions come by one vector, 0").unless(is_zero),
+        refused(None, "inline_recv", true, "receives have no inline data: leave it out")
+            .unless(is_zero),
+        refused(None, "dlid", true, "Ethernet has no LIDs: the server is found by its IP address"),
+        refused(None, "out_json", false, JSON),
+        refused(None, "out_json_file", true, "--json prints all figures: `--json > FILE`"),
+        refused(None, "cpu_util", false, "`time` and `perf stat` tell it"),
+        refused(
+            None,
+            "report-both",
+            false,
+            "only the sum of both directions is told: leave it out",
+        ),
+        refused(None, "report-per-port", false, "a device has one port"),
+        refused(None, "rate_limit", true, RATE),
+        refused(None, "rate_limit_type", true, RATE),
+        refused(None, "rate_units", true, RATE),
+        refused(None, "typical_pkt_size", true, RATE),
+        refused(None, "burst_size", true, RATE),
+        refused(None, "use-srq", false, SRQ),
+        refused(
             None,
             "recv_post_list",
             true,
             "receives are posted one by one; the other side may do otherwise",
         ),
-        option(None, "perform_warm_up", false, "nothing is warmed up before measuring"),
-        option(None, "dont_xchg_versions", false, "the other side must tell its version"),
-        option(None, "flows", true, "each queue pair is a flow: give -q"),
-        option(None, "mr_per_qp", false, "all queue pairs share a region"),
-        option(None, "use_hugepages", false, MEMORY),
-        option(None, "odp", false, MEMORY),
-        option(None, "mmap", true, MEMORY),
-        option(None, "use_cuda", true, MEMORY),
-        option(None, "use_rocm", true, MEMORY),
+        refused(None, "perform_warm_up", false, "nothing is warmed up before measuring"),
+        refused(None, "dont_xchg_versions", false, "the other side must tell its version"),
+        refused(None, "flows", true, "each queue pair is a flow: give -q"),
+        refused(None, "mr_per_qp", false, "all queue pairs share a region"),
+        refused(None, "use_hugepages", false, MEMORY),
+        refused(None, "odp", false, MEMORY),
+        refused(None, "mmap", true, MEMORY),
+        refused(None, "mmap-offset", true, MEMORY),
+        refused(None, "use_cuda", true, MEMORY),
+        refused(None, "use_cuda_bus_id", true, MEMORY),
+        refused(None, "use_rocm", true, MEMORY),
+        refused(None, "aes_xts", false, PLAIN),
+        refused(None, "encrypt_on_tx", false, PLAIN),
+        refused(None, "sig_before", false, PLAIN),
+        refused(None, "aes_block_size", true, PLAIN),
+        refused(None, "data_enc_keys_number", true, PLAIN),
+        refused(None, "data_enc_key_app_path", true, PLAIN),
+        refused(None, "kek_path", true, PLAIN),
+        refused(None, "credentials_path", true, PLAIN),
+        refused(None, "log_dci_streams", true, DC),
+        refused(None, "log_active_dci_streams", true, DC),
     ];
 }
 
@@ -206,7 +232,7 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
+    use clap::{Args as _, Parser};
 
     #[derive(Debug, Parser)]
     struct OptionLine {
@@ -230,13 +256,22 @@ mod tests {
             ("x --latency_gap 3", "--latency_gap is not taken"),
             ("x --reversed", "start the client"),
             ("x --retry_count 3", "7 times"),
-            ("x --wait_destroy=9", "leave it out"),
             ("x --output bandwidth", "--json"),
             ("x --source_ip 10.0.0.1", "--bind"),
             ("x -W port_rcv_data", "--counters"),
             ("x -V", "rocinante --version"),
-            ("x --use_old_post_send", "one way"),
             ("x --pkey_index 1", "P_Key"),
+            ("x --force-link=IB", "on Ethernet"),
+            ("x --report-per-port", "one port"),
+            ("x --vector=2", "-X (--vector) is not taken"),
+            ("x -X 1", "one vector"),
+            ("x --inline_recv=2", "no inline data"),
+            ("x --rate_units=g", "tc qdisc"),
+            ("x --typical_pkt_size=9", "tc qdisc"),
+            ("x --mmap-offset 9", "ordinary memory"),
+            ("x --out_json_file f", "--json > FILE"),
+            ("x --aes_block_size=512", "not encrypted"),
+            ("x --log_dci_streams=2", "no DC queue pairs"),
             ("x --dlid 4", "no LIDs"),
             ("x --no-such-option", "unexpected argument"),
         ] {
@@ -247,5 +282,46 @@ mod tests {
             checked("x -F -d eth0 --ib-port 1 -x 0 -S 0 --report_gbits -N -R -z -T 4 -f 1 --ipv6"),
             Ok(())
         );
+        for harmless in [
+            "--pkey_index=0",
+            "--use_old_post_send",
+            "--wait_destroy=9",
+            "--disable_pcie_relaxed",
+            "--force-link=Ethernet",
+            "-X 0 --inline_recv 0",
+        ] {
+            assert_eq!(checked(&format!("x {harmless}")), Ok(()), "{harmless}");
+        }
+    }
+
+    /// All options of perftest 6.06 that ib_{send,write,read,atomic}_{bw,lat} --help have.
+    #[test]
+    fn every_option_of_perftest_is_known() {
+        let all = "all CPU-freq MGID aes_block_size aes_xts atomic_type bidirectional burst_size \
+                   com_rdma_cm comm_rdma_cm connection cpu_util cq-mod credentials_path \
+                   data_enc_key_app_path data_enc_keys_number disable_pcie_relaxed dlid \
+                   dont_xchg_versions dualport duration encrypt_on_tx events flows force-link \
+                   gid-index help hop_limit ib-dev ib-port inline_recv inline_size ipv6 iters \
+                   kek_path latency_gap limit_bw limit_msgrate log_active_dci_streams \
+                   log_dci_streams margin mcg mmap mmap-offset mr_per_qp mtu noPeak odp out_json \
+                   out_json_file output outs perform_warm_up pkey_index port post_list qp \
+                   qp-timeout rate_limit rate_limit_type rate_units rdma_cm recv_post_list \
+                   report-both report-counters report-cycles report-histogram report-per-port \
+                   report-unsorted report_gbits retry_count reversed run_infinitely rx-depth \
+                   sig_before size sl source_ip tclass tos tx-depth typical_pkt_size use-srq \
+                   use_hugepages use_old_post_send vector version wait_destroy";
+        let mut perf = crate::perf::Args::augment_args(clap::Command::new("perf"));
+
+        perf.build();
+        let known = |name: &str| {
+            let of = |arg: &clap::Arg| {
+                arg.get_long() == Some(name)
+                    || arg.get_all_aliases().is_some_and(|all| all.contains(&name))
+            };
+            perf.get_arguments().any(of)
+        };
+        for name in all.split_whitespace() {
+            assert!(known(name), "--{name}");
+        }
     }
 }
