@@ -102,13 +102,19 @@ fn a_signal_ends_a_measurement_with_its_figures() {
     for test in own.into_iter().chain(theirs) {
         let addresses = Addresses::new();
         let server = addresses.serve(&format!("perf {test}"));
-        let time = if own.contains(&test) { "-D 60" } else { "" };
+        let time = if own.contains(&test) { "-D 60 -i 0.1" } else { "" };
         let line = addresses.client_line(&format!("perf {test} {time} --json --counters"));
         let mut client = Running::start(&mut rocinante(words(&line)));
         client.says("#bytes");
-        // perftest counts nothing in a margin at the beginning, a quarter of the time by default.
-        let pause = if own.contains(&test) { 700 } else { 1500 };
-        std::thread::sleep(Duration::from_millis(pause));
+        if own.contains(&test) {
+            client.hears("an interval with messages", |line| {
+                let messages = line.split_whitespace().nth(1);
+                line.ends_with(" s") && messages.is_some_and(|messages| messages != "0")
+            });
+        } else {
+            // perftest counts nothing in a margin at the beginning, and tells no intervals.
+            std::thread::sleep(Duration::from_millis(1500));
+        }
         client.child.signal(Signal::SIGINT);
         let client = client.finish().failed(130, &["stopped by SIGINT", "transport.sent_pkts"]);
         let json = client.json();
