@@ -19,7 +19,7 @@ pub mod progress;
 mod server;
 
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocinante::device::Provider;
 use rocinante::exchange::{Exchange, Hello};
@@ -137,6 +137,8 @@ impl NetArgs {
 const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
 /// Time limit for the next line of a peer that only has to answer.
 const LINE_PATIENCE: Duration = Duration::from_secs(20);
+/// Time limit for the reason of a peer whose requests or memory failed first.
+const REASON: Duration = Duration::from_millis(300);
 
 /// Names the phase that both sides enter, for errors.
 pub fn enter(exchange: &mut Exchange, phase: &str) {
@@ -346,6 +348,12 @@ impl Session {
         result.map_err(|failure| {
             if let Err(stopped) = ending::check_signal() {
                 return stopped;
+            }
+            // A peer that gives up frees its memory, and this side's requests fail, before the
+            // reason has come.
+            let until = Instant::now() + REASON;
+            while !watch.is_gone() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(5));
             }
             // The peer may have reached the end of the work before it gave up.
             loop {
