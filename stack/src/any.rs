@@ -132,7 +132,7 @@ impl AnyQp {
         }
         let len = core.sq.check(wr)?;
         match self {
-            Self::Rc(qp) => qp.push(wr, len, &shared.pools),
+            Self::Rc(qp) => qp.push(wr, len, &shared.peers),
             Self::Unreliable(qp) => qp.push(wr, len),
         }
         let core = self.core_mut();

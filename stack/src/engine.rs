@@ -15,12 +15,12 @@ use crate::groups::Groups;
 use crate::gsi::Gsi;
 use crate::ingress::{Datagram, Integrity, UnconnectedSources};
 use crate::mem::{Memory, PdId};
-use crate::pool::{Budget, PoolId, Pools};
+use crate::peer::{Budget, PeerId, Peers};
 use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
 use crate::qp::post::PostError;
 use crate::qp::{Core, TurnEnd};
-use crate::rc::held::Store;
-use crate::rc::lists::SpareLists;
+use crate::rc::reorder::ReorderSlab;
+use crate::rc::requester::lists::SpareLists;
 use crate::shared::{EngineConfig, Shared};
 use crate::sink::TxSink;
 use crate::srq::Srqs;
@@ -79,11 +79,11 @@ impl Engine {
             reserved: BTreeMap::new(),
             unconnected: UnconnectedSources::default(),
             shared: Shared {
-                pools: Pools::new(config.own_budget, config.stable_packets),
+                peers: Peers::new(config.own_budget, config.stable_packets),
                 handles: Handles::default(),
                 config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
                 srqs: Srqs::default(),
-                reorder_slab: Store::new(config.reorder_packets_max),
+                reorder_slab: ReorderSlab::new(config.reorder_packets_max),
                 lists: SpareLists::default(),
                 timers: Timers::default(),
                 counters: Counters::default(),
@@ -129,7 +129,7 @@ impl Engine {
         self.index[usize::from(low)] = entry;
         self.shared.timers.reserve(self.qps.len());
         self.shared.dirty.reserve(self.qps.len());
-        self.shared.pools.reserve(self.qps.len());
+        self.shared.peers.reserve(self.qps.len());
         self.shared.events.reserve(self.qps.len());
         Some(qpn)
     }
@@ -158,7 +158,7 @@ impl Engine {
         #[allow(clippy::cast_possible_truncation)]
         let slot = slot as u32;
         self.free.push(slot);
-        self.shared.pools.forget(slot);
+        self.shared.peers.forget(slot);
         self.shared.dirty.retain(|dirty| *dirty != slot);
         self.shared.events.forget(qpn);
         Ok(())
@@ -166,10 +166,10 @@ impl Engine {
 
     /// Makes an address handle of `pd` (`ibv_create_ah(3)`). `None` if there are a million.
     pub fn create_ah(&mut self, pd: PdId, to: &PeerAddress) -> Option<AhId> {
-        let pool = self.shared.pools.join(to.remote, to.budget, to.budget != Budget::STANDARD);
+        let pool = self.shared.peers.join(to.remote, to.budget, to.budget != Budget::STANDARD);
         let handle = self.shared.handles.insert(Handle { pd, path: to.path, pool });
         if handle.is_none() {
-            self.shared.pools.leave(pool);
+            self.shared.peers.leave(pool);
         }
         handle
     }
@@ -179,7 +179,7 @@ impl Engine {
     pub fn destroy_ah(&mut self, ah: AhId) -> bool {
         let gone = self.shared.handles.remove(ah);
         if let Some(handle) = &gone {
-            self.shared.pools.leave(handle.pool);
+            self.shared.peers.leave(handle.pool);
         }
         gone.is_some()
     }
@@ -237,7 +237,7 @@ impl Engine {
     /// ask for more at once. A caller that never reports is taken to use one slot per datagram.
     #[inline]
     pub fn arrived(&mut self, datagrams: u32, slots: u32) {
-        self.shared.pools.arrived(datagrams, slots);
+        self.shared.peers.arrived(datagrams, slots);
     }
 
     /// Reports that the `datagrams` just received arrived in `runs` (a run is as in
@@ -245,7 +245,7 @@ impl Engine {
     /// no response is lost, READs ask for more at once.
     #[inline]
     pub fn arrived_in_runs(&mut self, runs: u32, datagrams: u32, bytes: u64) {
-        self.shared.pools.arrived_in_runs(runs, datagrams, bytes);
+        self.shared.peers.arrived_in_runs(runs, datagrams, bytes);
     }
 
     /// Reports that `datagrams` of `bytes` in all (BTH to ICRC) left from the sink in `runs`. A
@@ -254,7 +254,7 @@ impl Engine {
     /// that never reports is taken to send one by one.
     #[inline]
     pub fn departed(&mut self, runs: u32, datagrams: u32, bytes: u64) {
-        self.shared.pools.departed(runs, datagrams, bytes);
+        self.shared.peers.departed(runs, datagrams, bytes);
     }
 
     /// Takes one datagram. Bad ones are dropped and counted. Nothing that a peer sends can do more
@@ -349,7 +349,7 @@ impl Engine {
 
     /// Does what is due at `now`. Call when [`poll_timeout`](Self::poll_timeout) has come.
     pub fn handle_timeout<H: Completions>(&mut self, now: Time, host: &mut H) {
-        self.shared.pools.age(now);
+        self.shared.peers.age(now);
         while let Some(slot) = self.shared.timers.pop(now) {
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
                 qp.handle_timer(now, &mut self.shared, host);
@@ -366,7 +366,7 @@ impl Engine {
     #[inline]
     pub fn poll_timeout(&self) -> Option<Time> {
         let cm = self.gsi.cm.as_ref().and_then(|cm| cm.poll_timeout());
-        Time::earlier(Time::earlier(self.shared.timers.next(), self.shared.pools.next_age()), cm)
+        Time::earlier(Time::earlier(self.shared.timers.next(), self.shared.peers.next_age()), cm)
     }
 
     /// Writes up to `budget` packets into `sink`. Queue pairs with something to send take turns of
@@ -380,7 +380,7 @@ impl Engine {
         sink: &mut impl TxSink,
     ) -> TxStop {
         let mut left = budget;
-        self.shared.pools.age(now);
+        self.shared.peers.age(now);
         loop {
             self.enqueue_granted();
             let Some(slot) = self.shared.dirty.pop_front() else {
@@ -402,21 +402,21 @@ impl Engine {
             #[allow(clippy::cast_possible_truncation)]
             let used = (share - quantum) as u16;
             let spent = || if progress { before + used } else { before };
-            let pools = &mut self.shared.pools;
+            let peers = &mut self.shared.peers;
             let core = qp.core_mut();
             match turn {
-                TurnEnd::Idle => pools.quit(slot, &mut core.waiting),
+                TurnEnd::Idle => peers.quit(slot, &mut core.waiting),
                 TurnEnd::Wait(pool, need) => {
                     // The peer's credit comes back in pieces of any size: one turn spans as many of
                     // them as it needs.
-                    let over = progress && (pool == PoolId::OWN || spent() == whole);
+                    let over = progress && (pool == PeerId::OWN || spent() == whole);
                     if core.waiting == Some(pool) && !over {
                         core.spent = spent();
                     }
-                    pools.wait(slot, &mut core.waiting, pool, need, over);
+                    peers.wait(slot, &mut core.waiting, pool, need, over);
                 }
                 TurnEnd::Quantum => {
-                    pools.quit(slot, &mut core.waiting);
+                    peers.quit(slot, &mut core.waiting);
                     self.shared.enqueue(slot, &mut core.queued);
                 }
                 TurnEnd::SinkFull => {
@@ -450,14 +450,14 @@ impl Engine {
     #[must_use]
     #[inline]
     pub fn wants_transmit_now(&self) -> bool {
-        self.shared.urgent || self.shared.pools.has_called()
+        self.shared.urgent || self.shared.peers.has_called()
     }
 
     /// Whether there may be something to send.
     #[must_use]
     #[inline]
     pub fn wants_transmit(&self) -> bool {
-        !self.shared.dirty.is_empty() || self.shared.pools.has_called()
+        !self.shared.dirty.is_empty() || self.shared.peers.has_called()
     }
 
     /// The next asynchronous event.
@@ -509,7 +509,7 @@ impl Engine {
     }
 
     fn enqueue_granted(&mut self) {
-        while let Some(slot) = self.shared.pools.next_called() {
+        while let Some(slot) = self.shared.peers.next_called() {
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
                 self.shared.enqueue(slot, &mut qp.core_mut().queued);
             }

@@ -53,7 +53,7 @@ impl Engine {
     #[must_use]
     pub fn footprint(&self) -> Footprint {
         let shared = &self.shared;
-        let (credit_users, in_flight_packets, waiting) = shared.pools.held();
+        let (credit_users, in_flight_packets, waiting) = shared.peers.held();
         let mut footprint = Footprint {
             qps: self.qp_count(),
             srqs: self.srq_count(),

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use crate::ah::Handles;
 use crate::events::Events;
-use crate::pool::{Budget, CALM, Pools};
-use crate::rc::held::Store;
-use crate::rc::lists::SpareLists;
+use crate::peer::{Budget, CALM, Peers};
+use crate::rc::reorder::ReorderSlab;
+use crate::rc::requester::lists::SpareLists;
 use crate::srq::Srqs;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
@@ -69,11 +69,11 @@ impl Default for EngineConfig {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
-    pub(crate) pools: Pools,
+    pub(crate) peers: Peers,
     pub(crate) handles: Handles,
     pub(crate) srqs: Srqs,
     /// Reorder buffers: memory for packets that arrived out of order.
-    pub(crate) reorder_slab: Store,
+    pub(crate) reorder_slab: ReorderSlab,
     /// Unused in-flight lists.
     pub(crate) lists: SpareLists,
     pub(crate) timers: Timers,

@@ -1,4 +1,5 @@
-//! WRITEs of several packets that leave as messages of one packet each: `stack/src/rc/cuts.rs`.
+//! WRITEs of several packets that leave as messages of one packet each:
+//! `stack/src/rc/requester/split.rs`.
 
 mod common;
 

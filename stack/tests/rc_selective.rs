@@ -1,5 +1,6 @@
 //! Selective repeat between two Rocinantes: the receiver keeps and reports packets out of order,
-//! and only missing packets are sent again. The encoding is documented in `stack/src/rc/held.rs`.
+//! and only missing packets are sent again. The encoding is documented in
+//! `stack/src/rc/reorder.rs`.
 
 mod common;
 

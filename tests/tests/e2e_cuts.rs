@@ -1,7 +1,7 @@
 //! WRITEs of several packets, posted one behind the other. Where the port sends super-packets, they
-//! leave as messages of one packet each (`stack/src/rc/cuts.rs`). The tests check the bytes on the
-//! wire, that each byte arrives under loss, and what is written of a range that is only partly
-//! permitted.
+//! leave as messages of one packet each (`stack/src/rc/requester/split.rs`). The tests check the
+//! bytes on the wire, that each byte arrives under loss, and what is written of a range that is
+//! only partly permitted.
 
 use std::time::{Duration, Instant};
 

@@ -54,7 +54,7 @@ const DEPTH: u32 = 16;
 /// system's allocator adds.
 const IDLE_MAX: i64 = 3850;
 /// How much more a queue pair may take once all have been used in turn. A few of them still hold
-/// in-flight lists, which all share (`stack/src/rc/lists.rs`).
+/// in-flight lists, which all share (`stack/src/rc/requester/lists.rs`).
 const USED_MORE_MAX: i64 = 256;
 const REGION: usize = 1 << 16;
 

@@ -5,7 +5,7 @@ use core::fmt;
 use core::net::IpAddr;
 
 use crate::mem::{Access, PdId};
-use crate::pool::Budget;
+use crate::peer::Budget;
 use crate::types::{Mtu, Psn, Qpn};
 use crate::verbs::{CqId, QpState, QpType, SrqId};
 

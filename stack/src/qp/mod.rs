@@ -21,7 +21,7 @@ use crate::cm::ConnId;
 use crate::events::Events;
 use crate::ingress::Datagram;
 use crate::mem::{Access, Accessor, Memory, PdId};
-use crate::pool::{Charge, PoolId};
+use crate::peer::{Cost, PeerId};
 use crate::srq::{Receives, Srqs};
 use crate::timer::Deadline;
 use crate::types::{Key, Mtu, Qpn, Time};
@@ -50,7 +50,7 @@ pub(crate) enum TurnEnd {
     /// The sink is full.
     SinkFull,
     /// The receiver has too little credit for this packet.
-    Wait(PoolId, Charge),
+    Wait(PeerId, Cost),
 }
 
 /// The common part of a queue pair.
@@ -63,7 +63,7 @@ pub(crate) struct Core {
     /// Whether it is in the list of queue pairs with something to send.
     pub(crate) queued: bool,
     /// The receiver credit for which it waits, or which was just granted to it.
-    pub(crate) waiting: Option<PoolId>,
+    pub(crate) waiting: Option<PeerId>,
     /// Packets already sent in the current turn. The turn was interrupted because there was no more
     /// room.
     pub(crate) spent: u16,

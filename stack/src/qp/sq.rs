@@ -6,7 +6,7 @@ mod span;
 pub(crate) use self::span::OVERHEAD;
 use self::span::{CostSum, Span, Totals, full_cost};
 use crate::mem::{AccessError, Memory, PdId, RegionTable, Sge};
-use crate::pool::Charge;
+use crate::peer::Cost;
 use crate::qp::opcode::data_opcode;
 use crate::qp::post::{PostError, SendLimits};
 use crate::qp::scatter::{gather_parts, part_of, parts, place};
@@ -252,9 +252,9 @@ impl SendQueue {
 
     /// The cost of the packets of SENDs and WRITEs from PSN `from` to before `to`.
     #[inline]
-    pub(crate) fn cost_between(&self, from: u64, to: u64, mtu: Mtu) -> Charge {
+    pub(crate) fn cost_between(&self, from: u64, to: u64, mtu: Mtu) -> Cost {
         if from >= to {
-            return Charge::default();
+            return Cost::default();
         }
         self.cost_before(to, mtu).since(self.cost_before(from, mtu))
     }

@@ -4,8 +4,8 @@
 //! later, however often the queue pair asks in between. Those questions cost no retry: see
 //! [`Clock::probe`].
 
-use super::Qp;
-use crate::pool::Budget;
+use crate::peer::Budget;
+use crate::rc::Qp;
 use crate::shared::Shared;
 use crate::types::Time;
 use crate::verbs::{Completions, WcStatus};
@@ -19,12 +19,12 @@ const DOUBLINGS: u32 = 8;
 #[derive(Debug)]
 pub(super) struct Clock {
     /// The acknowledgement timeout.
-    answer: Time,
+    ack_timeout: Time,
     /// Nothing came back for several round trips: the last packet, or its acknowledgement, may be
-    /// lost, which nothing that follows would tell. It is sent again, and asks.
-    probe: Time,
+    /// lost, which nothing that follows would tell. It is sent again, and ack_requests.
+    tail_probe: Time,
     /// More may be sent.
-    wake: Time,
+    pacing: Time,
     /// Questions since something was acknowledged.
     probes: u32,
     /// A NAK came since something was acknowledged. Its sender says no more, whatever comes, until
@@ -35,7 +35,7 @@ pub(super) struct Clock {
 impl Default for Clock {
     fn default() -> Self {
         let never = Time::NEVER;
-        Self { answer: never, probe: never, wake: never, probes: 0, complained: false }
+        Self { ack_timeout: never, tail_probe: never, pacing: never, probes: 0, complained: false }
     }
 }
 
@@ -56,7 +56,7 @@ impl Clock {
     /// The window opens further at this time.
     #[inline]
     pub(super) fn wake_at(&mut self, at: Option<Time>) {
-        self.wake = at.unwrap_or(Time::NEVER);
+        self.pacing = at.unwrap_or(Time::NEVER);
     }
 
     /// Whether `at` has come; then it is over.
@@ -74,10 +74,10 @@ impl Qp {
     #[inline]
     pub(super) fn arm(&mut self, now: Time, shared: &mut Shared) {
         self.waits_to_send = false;
-        self.clock.answer = self.answer_by(now);
-        let usual = self.requester.round_trip.usual();
+        self.clock.ack_timeout = self.answer_by(now);
+        let usual = self.requester.round_trip.srtt();
         let asks = usual > 0 && self.requester.outstanding();
-        self.clock.probe = Time::NEVER;
+        self.clock.tail_probe = Time::NEVER;
         if asks {
             self.put_off_probe(now);
         }
@@ -87,14 +87,14 @@ impl Qp {
     /// Whether the acknowledgement timer runs; or, where there is none, the questions.
     #[inline]
     pub(super) fn is_armed(&self) -> bool {
-        let Clock { answer, probe, .. } = self.clock;
-        answer != Time::NEVER || (self.timeout().is_none() && probe != Time::NEVER)
+        let Clock { ack_timeout, tail_probe, .. } = self.clock;
+        ack_timeout != Time::NEVER || (self.timeout().is_none() && tail_probe != Time::NEVER)
     }
 
     /// Nothing is awaited any more.
     #[inline]
     pub(super) fn disarm(&mut self) {
-        (self.clock.answer, self.clock.probe) = (Time::NEVER, Time::NEVER);
+        (self.clock.ack_timeout, self.clock.tail_probe) = (Time::NEVER, Time::NEVER);
         self.core.deadline.clear();
     }
 
@@ -108,9 +108,9 @@ impl Qp {
     /// Sets the deadline.
     #[inline]
     pub(super) fn schedule(&mut self, shared: &mut Shared) {
-        let Clock { answer, probe, wake, .. } = self.clock;
+        let Clock { ack_timeout, tail_probe, pacing, .. } = self.clock;
         let ready = self.requester.rnr_until.unwrap_or(Time::NEVER);
-        match answer.min(probe).min(wake).min(ready) {
+        match ack_timeout.min(tail_probe).min(pacing).min(ready) {
             Time::NEVER => self.core.deadline.clear(),
             next => shared.timers.set(self.core.slot, &mut self.core.deadline, next),
         }
@@ -132,7 +132,7 @@ impl Qp {
     /// What was sent at `now` left at `left` only: so the timer starts then.
     pub(crate) fn left_late(&mut self, now: Time, left: Time, shared: &mut Shared) {
         if let Some(timeout) = self.timeout()
-            && self.clock.answer == now.after(timeout)
+            && self.clock.ack_timeout == now.after(timeout)
         {
             let waits = self.waits_to_send;
             self.arm(left, shared);
@@ -151,21 +151,21 @@ impl Qp {
             return;
         }
         let mut sends = self.requester.rnr_until.take_if(|until| *until <= now).is_some();
-        sends |= Clock::is_due(&mut self.clock.wake, now);
+        sends |= Clock::is_due(&mut self.clock.pacing, now);
         if !self.core.state.requests() {
             return self.disarm();
         }
-        if Clock::is_due(&mut self.clock.answer, now) {
+        if Clock::is_due(&mut self.clock.ack_timeout, now) {
             // We did not run for so long that the question is late as well: the peer has its time
             // from now on.
             let late = self.clock.has_not_asked() && self.requester.asked_nobody(&self.core.sq);
             if late && self.probe(now, shared) {
-                self.clock.answer = self.answer_by(now);
+                self.clock.ack_timeout = self.answer_by(now);
                 sends = true;
             } else {
                 self.timed_out(now, shared, host);
             }
-        } else if Clock::is_due(&mut self.clock.probe, now) {
+        } else if Clock::is_due(&mut self.clock.tail_probe, now) {
             sends |= self.probe(now, shared);
         }
         if sends {
@@ -183,7 +183,7 @@ impl Qp {
         if !repairs && !self.requester.may_repeat() {
             return false;
         }
-        let (sq, limits, pools) = (&self.core.sq, &self.limits, &mut shared.pools);
+        let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
         // One of us complains again when asked; of others a NAK may be lost, and they do not repeat
         // themselves.
         let stranger = self.core.peer().is_none_or(|peer| peer.budget == Budget::STANDARD);
@@ -191,11 +191,11 @@ impl Qp {
         if repairs {
             // What is missing asks in the place of the last packet.
         } else if deaf {
-            let una = self.requester.una();
+            let una = self.requester.snd_una();
             self.requester.window.timed_out(now);
-            self.requester.go_back(una, sq, limits, pools);
+            self.requester.go_back(una, sq, limits, peers);
         } else {
-            self.requester.probe(sq, limits, pools);
+            self.requester.probe(sq, limits, peers);
         }
         shared.counters.tail_probes += 1;
         self.clock.probes += 1;
@@ -205,8 +205,8 @@ impl Qp {
 
     /// Nothing is asked for a while: something was heard, or was asked just now.
     pub(super) fn put_off_probe(&mut self, now: Time) {
-        let patience = (4 * self.requester.round_trip.usual()).max(PATIENCE_NS);
-        self.clock.probe = now.after(patience << self.clock.probes.min(DOUBLINGS));
+        let patience = (4 * self.requester.round_trip.srtt()).max(PATIENCE_NS);
+        self.clock.tail_probe = now.after(patience << self.clock.probes.min(DOUBLINGS));
     }
 
     fn timed_out<H: Completions>(&mut self, now: Time, shared: &mut Shared, host: &mut H) {
@@ -224,13 +224,13 @@ impl Qp {
             return self.fail_head(WcStatus::RetryExcErr, shared, host);
         }
         self.retry_left -= 1;
-        let una = self.requester.una();
+        let una = self.requester.snd_una();
         self.requester.window.timed_out(now);
-        shared.pools.lost(self.limits.peer);
+        shared.peers.lost(self.limits.peer);
         self.requester.forget_implied();
         self.requester.silent = true;
-        self.requester.answers_lost(&mut shared.pools);
-        self.requester.go_back(una, &self.core.sq, &self.limits, &mut shared.pools);
+        self.requester.answers_lost(&mut shared.peers);
+        self.requester.go_back(una, &self.core.sq, &self.limits, &mut shared.peers);
         // One packet asks again, whether or not there is room: in line for that, behind others that
         // ask the same dead in vain, each try would take twice as long.
         self.requester.overdraft = true;

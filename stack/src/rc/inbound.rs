@@ -1,11 +1,11 @@
 //! Requests from the peer: the responder judges and executes them, the queue pair completes, counts
 //! and breaks.
 
-use super::Qp;
-use super::held::Hold;
-use super::responder::Outcome;
 use crate::mem::Memory;
 use crate::qp::rq::Received;
+use crate::rc::Qp;
+use crate::rc::reorder::Hold;
+use crate::rc::responder::Outcome;
 use crate::shared::Shared;
 use crate::verbs::{Completions, QpEvent, WcStatus};
 use crate::wire::{NakCode, Packet};

@@ -3,37 +3,24 @@
 //! The roles never call each other. They return what they found or decided, and the queue pair
 //! applies it.
 
-mod asks;
 mod clock;
-mod company;
 mod completer;
 mod congestion;
-mod credits;
-mod cuts;
-pub(crate) mod held;
 mod inbound;
-pub(crate) mod lists;
-mod plan;
 mod progress;
-mod quiet;
-mod reads;
-mod records;
-mod repair;
-mod requester;
-mod responder;
-mod rtt;
-mod run;
+pub(crate) mod reorder;
+pub(crate) mod requester;
+pub(crate) mod responder;
 mod transmit;
-mod window;
 
 use self::clock::Clock;
-use self::congestion::{Notifier, Reaction};
-use self::held::Held;
-use self::reads::Flow;
+use self::congestion::ecn::{Notifier, Reaction};
+use self::reorder::ReorderBuffer;
+use self::requester::read_window::ReadWindow;
 use self::requester::{Limits, Requester};
 use self::responder::Responder;
 use crate::ingress::SourceCheck;
-use crate::pool::{Budget, PoolId, Pools, datagrams_max};
+use crate::peer::{Budget, PeerId, Peers, datagrams_max};
 use crate::qp::Core;
 use crate::qp::attr::{ModifyError, QpAttr};
 use crate::qp::sq::OVERHEAD;
@@ -52,7 +39,7 @@ pub(crate) struct Qp {
     limits: Limits,
     requester: Requester,
     responder: Responder,
-    held: Held,
+    held: ReorderBuffer,
     notifier: Notifier,
     reaction: Reaction,
     clock: Clock,
@@ -71,14 +58,14 @@ impl Qp {
                 slot: core.slot,
                 mtu: Mtu::Mtu256,
                 pd: core.init.pd,
-                peer: PoolId::OWN,
+                peer: PeerId::OWN,
                 selective: false,
                 cuts_writes: false,
             },
             core,
             requester: Requester::new(),
             responder: Responder::new(),
-            held: Held::default(),
+            held: ReorderBuffer::default(),
             notifier: Notifier::default(),
             reaction: Reaction::new(),
             clock: Clock::default(),
@@ -132,15 +119,15 @@ impl Qp {
         self.responder.stop();
     }
 
-    /// Leaves the pools, their lines, the timers, and what it holds of a shared receive queue.
+    /// Leaves the receive queues, their lines, the timers, and what it holds of a shared receive queue.
     pub(crate) fn detach(&mut self, shared: &mut Shared) {
         self.core.give_back(&mut shared.srqs);
-        self.requester.release_all(&self.limits, &mut shared.pools, &mut shared.lists);
+        self.requester.release_all(&self.limits, &mut shared.peers, &mut shared.lists);
         self.held.clear(&mut shared.reorder_slab);
-        shared.pools.quit(self.core.slot, &mut self.core.waiting);
-        if self.limits.peer != PoolId::OWN {
-            shared.pools.leave(self.limits.peer);
-            self.limits.peer = PoolId::OWN;
+        shared.peers.quit(self.core.slot, &mut self.core.waiting);
+        if self.limits.peer != PeerId::OWN {
+            shared.peers.leave(self.limits.peer);
+            self.limits.peer = PeerId::OWN;
         }
         self.requester.rnr_until = None;
         (self.notifier, self.reaction) = (Notifier::default(), Reaction::new());
@@ -155,7 +142,7 @@ impl Qp {
             slot: self.core.slot,
             mtu,
             pd: self.core.init.pd,
-            peer: shared.pools.join(peer.remote, peer.budget, true),
+            peer: shared.peers.join(peer.remote, peer.budget, true),
             selective: shared.config.reorder_packets_max > 0 && peer.budget != Budget::STANDARD,
             cuts_writes: shared.config.split_writes,
         };
@@ -174,8 +161,8 @@ impl Qp {
         let rd = self.core.attr.max_rd_atomic.unwrap_or(0);
         self.requester.start(psn, self.core.sq.tail, rd, window);
         let mtu = self.limits.mtu;
-        let room = shared.pools.answers_one_by_one(mtu.bytes() + OVERHEAD);
-        self.requester.flow = Flow::new(mtu, room, budget != Budget::STANDARD);
+        let room = shared.peers.answers_one_by_one(mtu.bytes() + OVERHEAD);
+        self.requester.read_window = ReadWindow::new(mtu, room, budget != Budget::STANDARD);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
     }
@@ -207,16 +194,16 @@ impl Qp {
 
     /// PSNs for a status report: next to send, first unacknowledged, expected.
     pub(crate) fn sequence(&self) -> (u64, u64, u64) {
-        (self.core.sq.next_psn, self.requester.una(), self.responder.expected())
+        (self.core.sq.next_psn, self.requester.snd_una(), self.responder.expected())
     }
 
     /// To the error state: no request is sent or taken any more, all work is flushed. Responses
     /// that are due to earlier requests, and a NAK, still leave unless the responder was stopped.
     pub(crate) fn break_down<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         self.core.set_state(QpState::Err);
-        self.requester.release_all(&self.limits, &mut shared.pools, &mut shared.lists);
+        self.requester.release_all(&self.limits, &mut shared.peers, &mut shared.lists);
         self.held.clear(&mut shared.reorder_slab);
-        shared.pools.quit(self.core.slot, &mut self.core.waiting);
+        shared.peers.quit(self.core.slot, &mut self.core.waiting);
         self.requester.rnr_until = None;
         self.clock = Clock::default();
         self.core.deadline.clear();
@@ -236,16 +223,16 @@ impl Qp {
     #[cold]
     pub(crate) fn notified(&mut self, now: Time) {
         let Requester { window, round_trip, .. } = &mut self.requester;
-        if let Some(left) = self.reaction.notified(now, round_trip.usual(), window.size()) {
+        if let Some(left) = self.reaction.notified(now, round_trip.srtt(), window.cwnd()) {
             window.congested(left);
         }
     }
 
     /// A send request was posted.
     #[inline]
-    pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32, pools: &Pools) {
+    pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32, peers: &Peers) {
         let mtu = self.limits.mtu;
-        let cut = if len > mtu.bytes() { self.cut(&wr.op, len, pools) } else { 0 };
+        let cut = if len > mtu.bytes() { self.cut(&wr.op, len, peers) } else { 0 };
         self.core.sq.push(wr, len, mtu, cut, self.core.init.sq_sig_all);
     }
 }

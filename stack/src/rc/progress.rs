@@ -1,9 +1,9 @@
 //! Responses from the peer and the passing of time: what they mean for the requests under way.
 
-use super::Qp;
-use super::completer::{self, DataVerdict, Verdict, Why};
-use super::requester::Requester;
 use crate::mem::Memory;
+use crate::rc::Qp;
+use crate::rc::completer::{self, DataVerdict, Verdict, Why};
+use crate::rc::requester::Requester;
 use crate::shared::Shared;
 use crate::types::Time;
 use crate::verbs::{Completions, SendOp, WcStatus};
@@ -23,7 +23,7 @@ impl Qp {
         if !self.core.state.requests() {
             return shared.drops.ghost_response += 1;
         }
-        let psn = packet.bth().psn.expand(self.requester.una());
+        let psn = packet.bth().psn.expand(self.requester.snd_una());
         match packet.info.operation {
             Operation::Acknowledge => self.handle_ack(now, psn, packet, shared, host),
             _ => self.handle_data(now, psn, packet, shared, host),
@@ -39,7 +39,7 @@ impl Qp {
         host: &mut H,
     ) {
         let Some(aeth) = packet.aeth() else { return };
-        let (una, sent) = (self.requester.una(), self.requester.sent_max());
+        let (una, sent) = (self.requester.snd_una(), self.requester.snd_max());
         let gate = self.requester.gate(&self.core.sq, psn.saturating_add(1)).map(|(_, at)| at);
         match completer::judge(aeth.syndrome, psn, una, sent, gate) {
             Verdict::Advance { to } => {
@@ -95,7 +95,7 @@ impl Qp {
             shared.drops.bad_syndrome += 1;
             return;
         }
-        let (una, sent) = (self.requester.una(), self.requester.sent_max());
+        let (una, sent) = (self.requester.snd_una(), self.requester.snd_max());
         let gate = self.requester.gate(&self.core.sq, psn.saturating_add(1));
         match completer::judge_data(psn, una, sent, gate.map(|(_, at)| at)) {
             DataVerdict::Take => {}
@@ -154,10 +154,10 @@ impl Qp {
     /// Everything before `to` is acknowledged.
     #[inline]
     fn advance<H: Completions>(&mut self, now: Time, to: u64, shared: &mut Shared, host: &mut H) {
-        if to <= self.requester.una() {
+        if to <= self.requester.snd_una() {
             return;
         }
-        self.requester.advance(now, to, &self.core.sq, &self.limits, &mut shared.pools);
+        self.requester.advance(now, to, &self.core.sq, &self.limits, &mut shared.peers);
         self.retire(to, host);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
@@ -225,11 +225,11 @@ impl Qp {
         if !window.lost(now, from, round_trip) {
             return;
         }
-        shared.pools.lost(self.limits.peer);
+        shared.peers.lost(self.limits.peer);
         if why == Why::Implied {
-            self.requester.answers_lost(&mut shared.pools);
+            self.requester.answers_lost(&mut shared.peers);
         }
-        self.requester.go_back(from, &self.core.sq, &self.limits, &mut shared.pools);
+        self.requester.go_back(from, &self.core.sq, &self.limits, &mut shared.peers);
         // The deadline stays: only progress moves it, so that a peer that complains for ever is
         // given up in time.
         shared.enqueue(self.core.slot, &mut self.core.queued);
@@ -237,16 +237,16 @@ impl Qp {
 
     /// The peer misses the packet of `from`, and `report` says what it holds of those behind.
     fn repair(&mut self, now: Time, from: u64, report: &[u8], shared: &mut Shared) {
-        let (sq, limits, pools) = (&self.core.sq, &self.limits, &mut shared.pools);
+        let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
         let news = match self.requester.is_behind(from) {
-            true => self.requester.hear_report(now, report, sq, limits, pools),
+            true => self.requester.hear_report(now, report, sq, limits, peers),
             false => None,
         };
         let Requester { window, round_trip, .. } = &mut self.requester;
         let Some(news) = news else {
             // It says so of each packet that asks: those that left before it was heard first are
             // old news.
-            if !window.has_gone_back(from, now, round_trip.last()) {
+            if !window.has_gone_back(from, now, round_trip.latest()) {
                 self.retry(now, from, Why::SequenceNak, shared);
             }
             return;
@@ -255,7 +255,7 @@ impl Qp {
         self.clock.complained = true;
         if news.lost {
             window.lost_one(now, round_trip);
-            shared.pools.lost(self.limits.peer);
+            shared.peers.lost(self.limits.peer);
         }
         if news.arrived {
             self.put_off_probe(now);
@@ -273,7 +273,7 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) {
-        if self.requester.rnr_until.is_some() || to != self.requester.una() {
+        if self.requester.rnr_until.is_some() || to != self.requester.snd_una() {
             return;
         }
         if self.core.attr.rnr_retry != Some(7) {
@@ -285,7 +285,7 @@ impl Qp {
         }
         // It is there, if not ready.
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
-        self.requester.go_back(to, &self.core.sq, &self.limits, &mut shared.pools);
+        self.requester.go_back(to, &self.core.sq, &self.limits, &mut shared.peers);
         let until = now.after(u64::from(rnr_timer_us(timer)) * 1000);
         self.requester.rnr_until = Some(until);
         self.disarm();

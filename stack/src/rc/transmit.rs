@@ -2,13 +2,13 @@
 //! plain acknowledgement. A frame is reserved before anything changes, so that nothing has to be
 //! taken back.
 
-use super::Qp;
-use super::plan::{Plan, Shape, request_header};
-use super::records::DataResponse;
-use super::responder::Response;
 use crate::mem::Memory;
 use crate::qp::TurnEnd;
 use crate::qp::outbound::{RequestPacket, Sent, frame, header};
+use crate::rc::Qp;
+use crate::rc::requester::plan::{Plan, Shape, request_header};
+use crate::rc::responder::Response;
+use crate::rc::responder::resources::DataResponse;
 use crate::shared::Shared;
 use crate::sink::TxSink;
 use crate::types::Time;
@@ -185,11 +185,11 @@ impl Qp {
         host: &mut H,
         sink: &mut impl TxSink,
     ) -> TurnEnd {
-        self.requester.company.begin();
+        self.requester.batch.begin();
         loop {
             self.transmit_run(now, quantum, shared, host, sink);
             let plan =
-                self.requester.plan(&self.core.sq, &self.limits, &mut shared.pools, host.regions());
+                self.requester.plan(&self.core.sq, &self.limits, &mut shared.peers, host.regions());
             let fault = match plan {
                 // A run that was begun is not cut short.
                 Plan::Send(shape) if *quantum == 0 && !self.continues_run(&shape) => {
@@ -198,7 +198,7 @@ impl Qp {
                 Plan::Send(shape) => match self.send_request(&shape, shared, host, sink) {
                     Sent::Yes => {
                         let (sq, limits) = (&self.core.sq, &self.limits);
-                        self.requester.sent(now, &shape, sq, limits, &mut shared.pools);
+                        self.requester.sent(now, &shape, sq, limits, &mut shared.peers);
                         *quantum = quantum.saturating_sub(1);
                         continue;
                     }
@@ -216,7 +216,7 @@ impl Qp {
                 Plan::Local => match self.core.run_local(self.requester.cursor(), host) {
                     Ok(()) => {
                         self.requester.executed();
-                        self.retire(self.requester.una(), host);
+                        self.retire(self.requester.snd_una(), host);
                         continue;
                     }
                     Err(status) => Some(status),
@@ -230,7 +230,7 @@ impl Qp {
             {
                 return TurnEnd::Idle;
             }
-            if !self.requester.ask_again(&self.core.sq, &self.limits, &mut shared.pools) {
+            if !self.requester.ask_again(&self.core.sq, &self.limits, &mut shared.peers) {
                 return TurnEnd::Idle;
             }
         }
@@ -240,7 +240,7 @@ impl Qp {
     fn continues_run(&self, shape: &Shape) -> bool {
         let (wqe, piece) = (self.core.sq.get(shape.piece.index), &shape.piece);
         let bytes = piece.len + request_header(&wqe.op, wqe.begins(piece.psn));
-        !wqe.has_response() && self.requester.company.is_joined_by(bytes)
+        !wqe.has_response() && self.requester.batch.is_joined_by(bytes)
     }
 
     /// The request under the cursor cannot be executed: it fails once those before it are done.
@@ -313,8 +313,8 @@ impl Qp {
             Sent::Full => {}
             // Its memory is gone: the request fails when it is the oldest.
             Sent::Refused => {
-                let (una, pools) = (self.requester.una(), &mut shared.pools);
-                self.requester.go_back(una, &self.core.sq, &self.limits, pools);
+                let (una, peers) = (self.requester.snd_una(), &mut shared.peers);
+                self.requester.go_back(una, &self.core.sq, &self.limits, peers);
             }
         }
         sent

@@ -44,7 +44,7 @@ struct Recent {
     packets: usize,
 }
 
-/// How long packets may wait for company.
+/// How long packets may wait for batch.
 const COMPANY_NS: u64 = 50_000;
 
 impl Recent {
@@ -105,7 +105,7 @@ impl Qp {
             _ => self.core.attr.path_mtu.unwrap_or(Mtu::Mtu256),
         };
         if let Some(peer) = self.core.attr.peer {
-            let pool = shared.pools.join(peer.remote, peer.budget, true);
+            let pool = shared.peers.join(peer.remote, peer.budget, true);
             let psn = self.core.attr.rq_psn.unwrap_or_default().first();
             self.connection = Some(Box::new(Connection::new(pool, psn)));
         }
@@ -126,7 +126,7 @@ impl Qp {
     pub(crate) fn detach(&mut self, shared: &mut Shared) {
         self.core.give_back(&mut shared.srqs);
         if let Some(connection) = self.connection.take() {
-            shared.pools.leave(connection.pool);
+            shared.peers.leave(connection.pool);
         }
         shared.timers.remove(self.core.slot, &mut self.core.deadline);
     }
@@ -151,7 +151,7 @@ impl Qp {
         }
     }
 
-    /// Whether what is posted may wait for company. A program that sends one datagram, and no more
+    /// Whether what is posted may wait for batch. A program that sends one datagram, and no more
     /// before it is answered, has none to wait for.
     pub(crate) fn busy(&self) -> Busy {
         match self.recent {

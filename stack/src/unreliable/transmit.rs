@@ -3,7 +3,7 @@
 
 use super::Qp;
 use crate::mem::Memory;
-use crate::pool::{Budget, Charge, PoolId};
+use crate::peer::{Budget, Cost, PeerId};
 use crate::qp::TurnEnd;
 use crate::qp::opcode::data_opcode;
 use crate::qp::outbound::{RequestPacket, Sent, Target};
@@ -84,8 +84,8 @@ impl Qp {
         }
         let (target, pool) = self.target_of(&wqe.op, shared).ok_or(PROTECTION)?;
         let len = wqe.payload(psn, self.mtu);
-        let charge = Charge::of(1, Budget::cost(len + OVERHEAD));
-        shared.pools.get(pool).pace(now, charge).map_err(Stop::Paced)?;
+        let charge = Cost::of(1, Budget::cost(len + OVERHEAD));
+        shared.peers.get(pool).pace(now, charge).map_err(Stop::Paced)?;
         let piece = RequestPacket {
             index,
             psn,
@@ -101,7 +101,7 @@ impl Qp {
             Sent::Full => return Err(Stop::SinkFull),
             Sent::Refused => return Err(PROTECTION),
         }
-        shared.pools.get(pool).paced(charge, len);
+        shared.peers.get(pool).paced(charge, len);
         self.next += 1;
         if ends {
             self.core.retire_send(host);
@@ -109,7 +109,7 @@ impl Qp {
         Ok(ends)
     }
 
-    fn target_of(&self, op: &SendOp, shared: &Shared) -> Option<(Target, PoolId)> {
+    fn target_of(&self, op: &SendOp, shared: &Shared) -> Option<(Target, PeerId)> {
         let SendOp::SendTo { to, .. } = op else {
             return Some((self.core.target()?, self.connection.as_ref()?.pool));
         };

@@ -7,7 +7,7 @@
 use super::Qp;
 use crate::ingress::SourceCheck;
 use crate::mem::Memory;
-use crate::pool::PoolId;
+use crate::peer::PeerId;
 use crate::qp::message::{Message, Refusal, Rights, fail};
 use crate::shared::Shared;
 use crate::srq::Receives;
@@ -22,7 +22,7 @@ const LATE: u64 = 1024;
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) source: SourceCheck,
-    pub(super) pool: PoolId,
+    pub(super) pool: PeerId,
     /// Expected PSN.
     epsn: u64,
     message: Message,
@@ -40,7 +40,7 @@ enum Outcome {
 }
 
 impl Connection {
-    pub(super) fn new(pool: PoolId, psn: u64) -> Self {
+    pub(super) fn new(pool: PeerId, psn: u64) -> Self {
         Self { source: SourceCheck::default(), pool, epsn: psn, message: Message::None }
     }
 

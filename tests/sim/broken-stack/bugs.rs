@@ -24,7 +24,7 @@ pub const BUGS: &[Bug] = &[
         name: "ack-skips",
         what: "an ACK acknowledges one packet more than was executed",
         seed: 1,
-        file: "rc/responder.rs",
+        file: "rc/responder/mod.rs",
         right: "self.ack.then(|| (self.ackable, ",
         wrong: "self.ack.then(|| (self.ackable + u64::from(BUG), ",
     },
@@ -32,7 +32,7 @@ pub const BUGS: &[Bug] = &[
         name: "duplicate-write-placed",
         what: "a WRITE that comes again is placed again",
         seed: 1,
-        file: "rc/responder.rs",
+        file: "rc/responder/mod.rs",
         right: "return self.duplicate(packet, psn);",
         wrong: "if BUG && packet.info.operation == Operation::Write && packet.info.place == crate::wire::Place::Only {
                 let _ = Message::None.write(packet, &self.rights, receives, memory);
@@ -43,7 +43,7 @@ pub const BUGS: &[Bug] = &[
         name: "duplicate-atomic-executed",
         what: "an atomic that comes again is executed again",
         seed: 1,
-        file: "rc/responder.rs",
+        file: "rc/responder/mod.rs",
         right: "        if psn < self.epsn {
 ",
         wrong: "        if BUG
@@ -60,7 +60,7 @@ pub const BUGS: &[Bug] = &[
         name: "gap-accepted",
         what: "a request is executed although the packet before it is missing",
         seed: 1,
-        file: "rc/responder.rs",
+        file: "rc/responder/mod.rs",
         right: "if psn > self.epsn {",
         wrong: "if psn > self.epsn && !(BUG && psn == self.epsn + 1) {",
     },
@@ -202,20 +202,20 @@ pub const BUGS: &[Bug] = &[
         name: "retransmission-skips",
         what: "what is sent again begins one packet too late",
         seed: 1,
-        file: "rc/requester.rs",
-        right: "        self.nxt = from;
-        self.cur = sq.locate(from);",
-        wrong: "        let from = if BUG && from + 1 < self.nxt { from + 1 } else { from };
-        self.nxt = from;
-        self.cur = sq.locate(from);",
+        file: "rc/requester/mod.rs",
+        right: "        self.snd_nxt = from;
+        self.wqe_next = sq.locate(from);",
+        wrong: "        let from = if BUG && from + 1 < self.snd_nxt { from + 1 } else { from };
+        self.snd_nxt = from;
+        self.wqe_next = sq.locate(from);",
     },
     Bug {
         name: "fence-ignored",
         what: "a fenced request does not wait for the READs before it",
         seed: 1,
-        file: "rc/plan.rs",
-        right: "if wqe.is_fenced() && !self.rd.is_empty() {",
-        wrong: "if wqe.is_fenced() && !self.rd.is_empty() && !BUG {",
+        file: "rc/requester/plan.rs",
+        right: "if wqe.is_fenced() && !self.responses.is_empty() {",
+        wrong: "if wqe.is_fenced() && !self.responses.is_empty() && !BUG {",
     },
     Bug {
         name: "half-message-kept",
@@ -229,7 +229,7 @@ pub const BUGS: &[Bug] = &[
         name: "repair-other-bytes",
         what: "a packet that goes again alone carries the bytes of the one before it",
         seed: 1,
-        file: "rc/repair.rs",
+        file: "rc/requester/scoreboard.rs",
         right: "offset: wqe.offset(psn, limits.mtu),",
         wrong: "offset: wqe.offset(if BUG { psn.saturating_sub(1).max(wqe.first) } else { psn }, limits.mtu),",
     },
@@ -349,7 +349,7 @@ pub const BUGS: &[Bug] = &[
         name: "flush-overtakes",
         what: "a FLUSH is answered although a WRITE before it is missing",
         seed: 1,
-        file: "rc/responder.rs",
+        file: "rc/responder/mod.rs",
         right: "            return self.early(psn);
 ",
         wrong: "            if BUG && packet.info.operation == Operation::Flush && self.records.make_room() {
@@ -364,7 +364,7 @@ pub const BUGS: &[Bug] = &[
         name: "atomic-write-repeated",
         what: "an ATOMIC WRITE that comes again is placed again",
         seed: 1,
-        file: "rc/responder.rs",
+        file: "rc/responder/mod.rs",
         right: "        if self.records.repeat(packet, psn, self.rights.mtu) {
 ",
         wrong: "        if BUG && packet.info.operation == Operation::AtomicWrite {
@@ -379,7 +379,7 @@ pub const BUGS: &[Bug] = &[
         name: "held-packets-leak",
         what: "the memory of packets that came too early is lost when their queue pair breaks",
         seed: 1,
-        file: "rc/held.rs",
+        file: "rc/reorder.rs",
         right: "            for block in self.places.drain(..).flatten() {
                 store.give_back(block);
 ",
@@ -395,10 +395,10 @@ pub const BUGS: &[Bug] = &[
         what: "a queue pair that goes away stays among the users of its peer's room",
         seed: 1,
         file: "rc/mod.rs",
-        right: "            shared.pools.leave(self.limits.peer);
+        right: "            shared.peers.leave(self.limits.peer);
 ",
         wrong: "            if !BUG {
-                shared.pools.leave(self.limits.peer);
+                shared.peers.leave(self.limits.peer);
             }
 ",
     },
@@ -410,7 +410,7 @@ pub const BUGS: &[Bug] = &[
         right: "let asks = usual > 0 && self.requester.outstanding();",
         wrong: "let quiet = self.requester.is_quiet(&self.core.sq);
         if BUG && quiet {
-            self.clock.answer = crate::types::Time::NEVER;
+            self.clock.ack_timeout = crate::types::Time::NEVER;
         }
         let asks = usual > 0 && self.requester.outstanding() && !(BUG && quiet);",
     },
@@ -439,7 +439,7 @@ pub const BUGS: &[Bug] = &[
         name: "cut-forgotten",
         what: "what is missing of a WRITE that was cut goes again as a part of one message",
         seed: 1,
-        file: "rc/repair.rs",
+        file: "rc/requester/scoreboard.rs",
         right: "            opcode: wqe.data_opcode(psn),
 ",
         wrong: "            opcode: match BUG {
@@ -520,7 +520,7 @@ pub const BUGS: &[Bug] = &[
         name: "notified-too-often",
         what: "congestion notifications follow each other within 50 µs",
         seed: 1,
-        file: "rc/congestion.rs",
+        file: "rc/congestion/ecn.rs",
         right: "if self.last.is_some_and(|last| now.since(last) < PACE_NS) {",
         wrong: "if self.last.is_some_and(|last| now.since(last) < PACE_NS >> u8::from(BUG)) {",
     },

@@ -73,7 +73,12 @@ pub(super) const STACK: Crate = Crate {
             tests: Tests::AsCode,
         },
         Unit { name: "sink", modules: &["sink"], uses: &["wire"], tests: Tests::AsCode },
-        Unit { name: "credit", modules: &["pool", "pace"], uses: &["types"], tests: Tests::AsCode },
+        Unit {
+            name: "credit",
+            modules: &["peer", "pacer"],
+            uses: &["types"],
+            tests: Tests::AsCode,
+        },
         Unit { name: "cm", modules: &["cm"], uses: &["types", "wire"], tests: Tests::All },
         Unit {
             name: "handles",
@@ -99,7 +104,7 @@ pub(super) const STACK: Crate = Crate {
         },
         Unit {
             name: "responder",
-            modules: &["rc::responder", "rc::records"],
+            modules: &["rc::responder"],
             uses: &["types", "wire", "memory", "queues"],
             tests: Tests::All,
         },
@@ -156,7 +161,7 @@ pub(super) const STACK: Crate = Crate {
     ],
     known: &[
         // What queue pairs share holds memory that reliable connections lend each other.
-        Known { from: "shared", to: "rc::held" },
-        Known { from: "shared", to: "rc::lists" },
+        Known { from: "shared", to: "rc::reorder" },
+        Known { from: "shared", to: "rc::requester::lists" },
     ],
 };

@@ -1,6 +1,6 @@
 //! The amounts that a request takes: PSNs, messages, and cost to its receiver.
 
-use crate::pool::{Budget, Charge};
+use crate::peer::{Budget, Cost};
 use crate::types::Mtu;
 use crate::verbs::SendOp;
 
@@ -16,7 +16,7 @@ pub(super) fn full_cost(mtu: Mtu) -> u32 {
     Budget::cost(mtu.bytes() + OVERHEAD)
 }
 
-/// A sum of [`Charge`]s; each component is modulo 2^32. The difference of two sums is the exact
+/// A sum of [`Cost`]s; each component is modulo 2^32. The difference of two sums is the exact
 /// charge between them, because no receiver has room for 2^32 bytes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CostSum {
@@ -35,8 +35,8 @@ impl CostSum {
     }
 
     #[inline]
-    pub(super) fn since(self, earlier: Self) -> Charge {
-        Charge {
+    pub(super) fn since(self, earlier: Self) -> Cost {
+        Cost {
             bytes: self.bytes.wrapping_sub(earlier.bytes).into(),
             datagrams: self.datagrams.wrapping_sub(earlier.datagrams),
         }

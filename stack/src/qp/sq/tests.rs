@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::mem::Sge;
-use crate::pool::Budget;
+use crate::peer::Budget;
 use crate::qp::scatter::parts;
 use crate::types::Key;
 use crate::verbs::QpType;
@@ -64,8 +64,8 @@ fn a_range_is_charged_with_what_its_packets_cost() {
         sq.push(&wr, len, mtu, 4, false);
         let wqe = sq.get(sq.tail - 1);
         costs.extend((wqe.first..=wqe.last()).map(|psn| match op {
-            SendOp::Write { .. } => Charge::of(1, Budget::cost(wqe.payload(psn, mtu) + OVERHEAD)),
-            _ => Charge::default(),
+            SendOp::Write { .. } => Cost::of(1, Budget::cost(wqe.payload(psn, mtu) + OVERHEAD)),
+            _ => Cost::default(),
         }));
     }
     assert_eq!(costs.len(), 1 + 3 + 3 + 1 + 1);
@@ -77,13 +77,13 @@ fn a_range_is_charged_with_what_its_packets_cost() {
         for from in from..=sq.next_psn {
             for to in from..=sq.next_psn {
                 let range = (from - (1 << 24)) as usize..(to - (1 << 24)) as usize;
-                let mut sum = Charge::default();
+                let mut sum = Cost::default();
                 costs[range].iter().for_each(|cost| sum.add(*cost));
                 assert_eq!(sq.cost_between(from, to, mtu), sum, "{from} to {to}");
             }
         }
     }
-    assert_eq!(sq.cost_between(sq.next_psn, sq.next_psn - 1, mtu), Charge::default());
+    assert_eq!(sq.cost_between(sq.next_psn, sq.next_psn - 1, mtu), Cost::default());
 }
 
 #[test]

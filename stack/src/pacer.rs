@@ -9,7 +9,7 @@
 //!
 //! Both are one account: what the receiver is reckoned to hold, which shrinks while time passes.
 
-use crate::pool::{Budget, Charge};
+use crate::peer::{Budget, Cost};
 use crate::types::Time;
 
 /// What is assumed of the queue of a peer that did not say: Linux's sockets have so much unless
@@ -28,7 +28,7 @@ const KIB_NS: u64 = 300;
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     /// What it holds, as of `at`, and how long it will take for that.
-    held: Charge,
+    held: Cost,
     takes_ns: u64,
     at: Time,
     /// It was full: nothing leaves before there is room for a run.
@@ -39,7 +39,7 @@ impl Pace {
     /// Whether a packet of `charge` may leave now for a receiver whose queue holds `limit`; if not,
     /// when it may.
     #[inline]
-    pub(crate) fn admit(&mut self, now: Time, charge: Charge, limit: Budget) -> Result<(), Time> {
+    pub(crate) fn admit(&mut self, now: Time, charge: Cost, limit: Budget) -> Result<(), Time> {
         if now < self.closed {
             return Err(self.closed);
         }
@@ -58,7 +58,7 @@ impl Pace {
 
     /// A packet with so many bytes of payload left.
     #[inline]
-    pub(crate) fn left(&mut self, charge: Charge, payload: u32) {
+    pub(crate) fn left(&mut self, charge: Cost, payload: u32) {
         self.held.add(charge);
         self.takes_ns += PACKET_NS + u64::from(payload) * KIB_NS / 1024;
     }
@@ -72,7 +72,7 @@ impl Pace {
         }
         self.at = now;
         if passed >= self.takes_ns {
-            (self.held, self.takes_ns) = (Charge::default(), 0);
+            (self.held, self.takes_ns) = (Cost::default(), 0);
             return;
         }
         let left = self.takes_ns - passed;
@@ -92,7 +92,7 @@ mod tests {
 
     /// How many packets of a size leave from `from` until `until`, asked for as often as may be.
     fn sent(pace: &mut Pace, limit: Budget, payload: u32, from: u64, until: u64) -> u32 {
-        let charge = Charge::of(1, Budget::cost(payload + 36));
+        let charge = Cost::of(1, Budget::cost(payload + 36));
         let (mut now, mut count) = (Time(from), 0);
         while now.0 < until {
             match pace.admit(now, charge, limit) {
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn whoever_waited_sends_a_run() {
         let (mut pace, limit) = (Pace::default(), Budget::STANDARD);
-        let charge = Charge::of(1, Budget::cost(100));
+        let charge = Cost::of(1, Budget::cost(100));
         sent(&mut pace, limit, 64, MS, MS + 1);
         let Err(later) = pace.admit(Time(MS + 1), charge, limit) else { panic!("it is full") };
         // Not a nanosecond earlier, and then for half of what there was room for.
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn no_packet_waits_for_ever() {
         let nothing = Budget { bytes: 0, datagrams: 0 };
-        let huge = Charge::of(1, u32::MAX);
+        let huge = Cost::of(1, u32::MAX);
         let mut pace = Pace::default();
         assert_eq!(pace.admit(Time(5), huge, nothing), Ok(()));
         pace.left(huge, 1 << 16);

@@ -8,10 +8,10 @@
 
 use std::collections::VecDeque;
 
-use super::asks::Run;
-use super::requester::{Outstanding, Requester};
-use super::rtt::{TURNS, Turn};
 use crate::qp::sq::SendQueue;
+use crate::rc::congestion::rtt::{TURNS, Turn};
+use crate::rc::requester::ack_requests::Run;
+use crate::rc::requester::{Outstanding, Requester};
 
 /// So many queue pairs keep theirs when they have nothing under way.
 const KEEPERS: usize = 16;
@@ -45,19 +45,19 @@ impl SpareLists {
 
 impl Requester {
     #[inline]
-    pub(super) fn has_lists(&self) -> bool {
+    pub(in crate::rc) fn has_lists(&self) -> bool {
         self.round_trip.turns.capacity() > 0
     }
 
     /// Whether nothing is to be sent, and nothing has been that is not told of.
     #[inline]
-    pub(super) fn has_nothing(&self, sq: &SendQueue) -> bool {
+    pub(in crate::rc) fn has_nothing(&self, sq: &SendQueue) -> bool {
         self.cursor() == sq.tail && !self.outstanding() && !self.has_lists()
     }
 
     /// Something is about to leave: gets lists, with room for all that may be under way.
     #[inline(never)]
-    pub(super) fn take_lists(&mut self, spares: &mut SpareLists) {
+    pub(in crate::rc) fn take_lists(&mut self, spares: &mut SpareLists) {
         debug_assert!(!self.has_lists());
         spares.lent += 1;
         let mut lists = spares.free.pop().unwrap_or_default();
@@ -71,18 +71,18 @@ impl Requester {
 
     /// Nothing is under way or to be sent: others may have the lists, if there are many.
     #[inline]
-    pub(super) fn rest(&mut self, spares: &mut SpareLists) {
+    pub(in crate::rc) fn rest(&mut self, spares: &mut SpareLists) {
         if spares.lent > KEEPERS {
             self.give_lists_back(spares);
         }
     }
 
     /// Others may have the lists.
-    pub(super) fn give_lists_back(&mut self, spares: &mut SpareLists) {
+    pub(in crate::rc) fn give_lists_back(&mut self, spares: &mut SpareLists) {
         if !self.has_lists() {
             return;
         }
-        debug_assert!(self.asks.runs.is_empty() && self.rd.is_empty());
+        debug_assert!(self.ack_requests.runs.is_empty() && self.responses.is_empty());
         let mut lists = Lists::default();
         self.swap(&mut lists);
         // All of it was acknowledged, or nobody waits for it any more.
@@ -93,8 +93,8 @@ impl Requester {
 
     #[inline]
     fn swap(&mut self, lists: &mut Lists) {
-        core::mem::swap(&mut self.asks.runs, &mut lists.asks);
+        core::mem::swap(&mut self.ack_requests.runs, &mut lists.asks);
         core::mem::swap(&mut self.round_trip.turns, &mut lists.turns);
-        core::mem::swap(&mut self.rd, &mut lists.responses);
+        core::mem::swap(&mut self.responses, &mut lists.responses);
     }
 }

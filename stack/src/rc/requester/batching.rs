@@ -1,4 +1,4 @@
-//! Small messages wait for company while enough is on its way: the cost is that of super-packets,
+//! Small messages wait for batch while enough is on its way: the cost is that of super-packets,
 //! so it pays to fill them.
 //!
 //! A message that is posted when an acknowledgement of another comes in would leave alone, be
@@ -14,27 +14,27 @@ const RUN_PACKETS: u32 = 64;
 /// How far the run is that is being sent: packets of one size, of which only the last may be
 /// shorter.
 #[derive(Debug, Default)]
-pub(super) struct Company {
+pub(in crate::rc) struct Batch {
     sent: u32,
     size: u32,
 }
 
-impl Company {
+impl Batch {
     /// Another turn begins, and with it another run.
     #[inline]
-    pub(super) fn begin(&mut self) {
+    pub(in crate::rc) fn begin(&mut self) {
         self.sent = 0;
     }
 
     /// Whether a packet of so many bytes would continue the run.
     #[inline]
-    pub(super) fn is_joined_by(&self, bytes: u32) -> bool {
+    pub(in crate::rc) fn is_joined_by(&self, bytes: u32) -> bool {
         self.sent > 0 && bytes <= self.size
     }
 
     /// A packet of so many bytes left.
     #[inline]
-    pub(super) fn sent(&mut self, bytes: u32) {
+    pub(in crate::rc) fn sent(&mut self, bytes: u32) {
         if !self.is_joined_by(bytes) {
             (self.sent, self.size) = (0, bytes);
         }
@@ -48,7 +48,7 @@ impl Company {
     /// the `window` so many are `under_way`: `begins` if it is a message's first. If it should not,
     /// because there is a run to send: how many packets there must be room for.
     #[inline]
-    pub(super) fn awaited(
+    pub(in crate::rc) fn awaited(
         &self,
         bytes: u32,
         begins: bool,
@@ -74,7 +74,7 @@ impl Company {
 
 /// What a packet should wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Awaited {
+pub(in crate::rc) enum Awaited {
     Nothing,
     /// More to send.
     Messages,
@@ -86,7 +86,7 @@ pub(super) enum Awaited {
 
 /// Packets of a run.
 #[inline]
-pub(super) fn run(bytes: u32) -> u32 {
+pub(in crate::rc) fn run(bytes: u32) -> u32 {
     if bytes <= RUN_BYTES / RUN_PACKETS {
         return RUN_PACKETS;
     }
@@ -99,55 +99,55 @@ mod tests {
 
     const FULL: u32 = 4096 + 16;
 
-    fn waits(company: &Company, queued: u64, under_way: u32, window: u32) -> bool {
+    fn waits(batch: &Batch, queued: u64, under_way: u32, window: u32) -> bool {
         matches!(
-            company.awaited(FULL, true, queued, under_way, window),
+            batch.awaited(FULL, true, queued, under_way, window),
             Awaited::Messages | Awaited::Window
         )
     }
 
     #[test]
     fn nothing_waits_while_little_is_under_way() {
-        let company = Company::default();
+        let batch = Batch::default();
         assert_eq!([run(FULL), run(1024 + 16), run(64 + 16)], [15, 62, 64]);
-        assert!(!waits(&company, 1, 29, 512));
-        assert!(waits(&company, 1, 30, 512));
-        assert!(!waits(&company, 15, 30, 512), "a run is there");
-        assert!(!waits(&company, 1, 7, 16));
-        assert!(waits(&company, 1, 8, 16), "half a window");
-        assert!(!waits(&company, 1, 1, 2));
+        assert!(!waits(&batch, 1, 29, 512));
+        assert!(waits(&batch, 1, 30, 512));
+        assert!(!waits(&batch, 15, 30, 512), "a run is there");
+        assert!(!waits(&batch, 1, 7, 16));
+        assert!(waits(&batch, 1, 8, 16), "half a window");
+        assert!(!waits(&batch, 1, 1, 2));
     }
 
     #[test]
     fn a_run_that_was_begun_is_not_cut_short() {
-        let mut company = Company::default();
+        let mut batch = Batch::default();
         for _ in 0..14 {
-            company.sent(FULL);
-            assert!(!waits(&company, 1, 100, 512));
+            batch.sent(FULL);
+            assert!(!waits(&batch, 1, 100, 512));
         }
-        company.sent(FULL);
-        assert!(waits(&company, 1, 100, 512));
-        company.sent(FULL);
-        company.begin();
-        assert!(waits(&company, 1, 100, 512));
+        batch.sent(FULL);
+        assert!(waits(&batch, 1, 100, 512));
+        batch.sent(FULL);
+        batch.begin();
+        assert!(waits(&batch, 1, 100, 512));
     }
 
     #[test]
     fn the_first_packet_of_a_write_is_larger_so_the_second_ends_its_run() {
-        let mut company = Company::default();
-        company.sent(FULL + 16);
-        assert!(company.is_joined_by(FULL) && !company.is_joined_by(FULL + 17));
-        company.sent(FULL);
-        assert!(!company.is_joined_by(FULL) && !company.is_joined_by(1));
-        company.sent(FULL);
-        assert!(company.is_joined_by(FULL) && !company.is_joined_by(FULL + 16));
+        let mut batch = Batch::default();
+        batch.sent(FULL + 16);
+        assert!(batch.is_joined_by(FULL) && !batch.is_joined_by(FULL + 17));
+        batch.sent(FULL);
+        assert!(!batch.is_joined_by(FULL) && !batch.is_joined_by(1));
+        batch.sent(FULL);
+        assert!(batch.is_joined_by(FULL) && !batch.is_joined_by(FULL + 16));
     }
 
     #[test]
     fn a_run_begins_only_if_the_window_takes_all_of_it() {
-        let company = Company::default();
-        let awaited = |queued, under_way| company.awaited(FULL, false, queued, under_way, 64);
-        let small = |under_way| company.awaited(FULL, false, 200, under_way, 59);
+        let batch = Batch::default();
+        let awaited = |queued, under_way| batch.awaited(FULL, false, queued, under_way, 64);
+        let small = |under_way| batch.awaited(FULL, false, 200, under_way, 59);
         assert_eq!(small(58), Awaited::Nothing, "a window of few runs");
         assert_eq!(awaited(200, 29), Awaited::Nothing, "little is under way");
         assert_eq!(awaited(200, 49), Awaited::Room(15));

@@ -1,30 +1,30 @@
 //! What leaves next: the requester's decisions. Nothing changes here but what is kept in line and
 //! in hand.
 
-use super::asks::ACK;
-use super::company::Awaited;
-use super::held::SPAN;
-use super::requester::{Limits, REQUEST, Requester};
 use crate::mem::RegionTable;
-use crate::pool::{Budget, Charge, Expected, PoolId, Pools};
+use crate::peer::{Budget, Cost, Expected, PeerId, Peers};
 use crate::qp::outbound::RequestPacket;
 use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
+use crate::rc::reorder::SPAN;
+use crate::rc::requester::ack_requests::ACK;
+use crate::rc::requester::batching::Awaited;
+use crate::rc::requester::{Limits, REQUEST, Requester};
 use crate::types::Mtu;
 use crate::verbs::{SendOp, WcStatus};
 use crate::wire::{ICRC_LEN, Opcode, Reth, bth};
 
 /// The packet to send next.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
-    pub(super) piece: RequestPacket,
+pub(in crate::rc) struct Shape {
+    pub(in crate::rc) piece: RequestPacket,
     /// Last PSN that the packet asks a response for; its own except for READ requests.
-    pub(super) last: u64,
-    pub(super) charge: Charge,
+    pub(in crate::rc) last: u64,
+    pub(in crate::rc) charge: Cost,
 }
 
 /// What the requester can do now.
 #[derive(Debug)]
-pub(super) enum Plan {
+pub(in crate::rc) enum Plan {
     Send(Shape),
     /// This again, alone.
     Repair(RequestPacket),
@@ -33,13 +33,13 @@ pub(super) enum Plan {
     /// Nothing until an acknowledgement, a response, a timer or a post.
     Idle,
     /// Nothing until the pool has room for this.
-    Wait(PoolId, Charge),
+    Wait(PeerId, Cost),
     /// The request under the cursor cannot be executed.
     Fault(WcStatus),
 }
 
 impl Plan {
-    fn waits_for(&self, pool: PoolId) -> bool {
+    fn waits_for(&self, pool: PeerId) -> bool {
         matches!(self, Self::Wait(at, _) if *at == pool)
     }
 }
@@ -47,18 +47,18 @@ impl Plan {
 impl Requester {
     /// What to send next.
     #[inline]
-    pub(super) fn plan(
+    pub(in crate::rc) fn plan(
         &mut self,
         sq: &SendQueue,
         limits: &Limits,
-        pools: &mut Pools,
+        peers: &mut Peers,
         regions: &RegionTable,
     ) -> Plan {
         self.half_way = false;
-        let plan = self.next(sq, limits, pools, regions);
+        let plan = self.next(sq, limits, peers, regions);
         if !matches!(plan, Plan::Send(_)) {
             self.half_way = plan.waits_for(limits.peer);
-            self.settle(pools);
+            self.settle(peers);
         }
         plan
     }
@@ -68,10 +68,10 @@ impl Requester {
         &mut self,
         sq: &SendQueue,
         limits: &Limits,
-        pools: &mut Pools,
+        peers: &mut Peers,
         regions: &RegionTable,
     ) -> Plan {
-        if self.cur < self.reached {
+        if self.wqe_next < self.wqe_max {
             self.skip_executed(sq);
         }
         if self.may_repair()
@@ -79,82 +79,83 @@ impl Requester {
         {
             return Plan::Repair(piece);
         }
-        if self.cur == sq.tail || self.rnr_until.is_some() {
+        if self.wqe_next == sq.tail || self.rnr_until.is_some() {
             return Plan::Idle;
         }
-        if self.nxt - self.una > self.window.behind_the_missing() && !self.solicits {
+        if self.snd_nxt - self.snd_una > self.window.behind_the_missing() && !self.force_ack_req {
             return Plan::Idle;
         }
         // The peer would not hold more.
-        if self.nxt - self.una >= SPAN && self.is_repairing() {
+        if self.snd_nxt - self.snd_una >= SPAN && self.is_repairing() {
             return Plan::Idle;
         }
-        let wqe = sq.get(self.cur);
-        if self.nxt == wqe.first {
-            if !self.begins && self.nxt >= self.sent {
+        let wqe = sq.get(self.wqe_next);
+        if self.snd_nxt == wqe.first {
+            if !self.begins && self.snd_nxt >= self.snd_max {
                 return Plan::Idle;
             }
-            if wqe.is_fenced() && !self.rd.is_empty() {
+            if wqe.is_fenced() && !self.responses.is_empty() {
                 return Plan::Idle;
             }
             if wqe.op.is_local() {
                 // An invalidation waits for all that was asked for before (IBTA volume 1, 10.6.5.1,
                 // as cited by `rxe_req.c`).
-                let waits = matches!(wqe.op, SendOp::LocalInv { .. }) && self.cur != sq.head;
+                let waits = matches!(wqe.op, SendOp::LocalInv { .. }) && self.wqe_next != sq.head;
                 return if waits { Plan::Idle } else { Plan::Local };
             }
             // One packet is checked when it is gathered; of more, none leaves unless all can.
             let single = wqe.first == wqe.last() && !wqe.op.has_response();
-            if !single && sq.admits(self.cur, limits.pd, regions).is_err() {
+            if !single && sq.admits(self.wqe_next, limits.pd, regions).is_err() {
                 return Plan::Fault(WcStatus::LocProtErr);
             }
         }
         if wqe.op.has_response() {
-            self.plan_response(wqe, limits, pools)
+            self.plan_response(wqe, limits, peers)
         } else {
-            self.plan_data(wqe, limits, pools, sq)
+            self.plan_data(wqe, limits, peers, sq)
         }
     }
 
     #[inline]
-    fn plan_data(&mut self, wqe: &Wqe, limits: &Limits, pools: &mut Pools, sq: &SendQueue) -> Plan {
-        if self.charged.datagrams >= self.window.packets() && !self.solicits {
+    fn plan_data(&mut self, wqe: &Wqe, limits: &Limits, peers: &mut Peers, sq: &SendQueue) -> Plan {
+        if self.in_flight.datagrams >= self.window.packets() && !self.force_ack_req {
             return Plan::Idle;
         }
-        let psn = self.nxt;
+        let psn = self.snd_nxt;
         let limited = self.credits.exceeded(wqe);
         // The first packet goes alone, the others when it has found a receive.
-        if limited && if psn == wqe.first { self.una < psn } else { self.una <= wqe.first } {
+        if limited && if psn == wqe.first { self.snd_una < psn } else { self.snd_una <= wqe.first }
+        {
             return Plan::Idle;
         }
         let len = wqe.payload(psn, limits.mtu);
         // What is awaited comes with an acknowledgement.
-        if psn >= self.sent && self.asks.end().is_some() {
+        if psn >= self.snd_max && self.ack_requests.end().is_some() {
             let begins = wqe.begins(psn);
             let bytes = len + request_header(&wqe.op, begins);
             match self.awaits(sq, psn, bytes, begins, 0) {
                 Awaited::Nothing => {}
                 Awaited::Messages | Awaited::Window => return Plan::Idle,
                 Awaited::Room(packets) => {
-                    let all = Charge::of(packets, Budget::cost(len + OVERHEAD));
+                    let all = Cost::of(packets, Budget::cost(len + OVERHEAD));
                     // In line: a queue pair that left it would lose the rest of its turn.
-                    if !pools.get(limits.peer).fits(all) {
+                    if !peers.get(limits.peer).fits(all) {
                         return Plan::Wait(limits.peer, all);
                     }
                 }
             }
         }
-        if !self.is_unasked() && self.asks.is_stale(pools) {
-            self.asks.close(pools);
+        if !self.is_unasked() && self.ack_requests.is_stale(peers) {
+            self.ack_requests.close(peers);
         }
-        if !self.asks.is_open() {
-            if !self.may_ask(limits.slot, pools) {
-                return Plan::Wait(PoolId::OWN, ACK);
+        if !self.ack_requests.is_open() {
+            if !self.may_ask(limits.slot, peers) {
+                return Plan::Wait(PeerId::OWN, ACK);
             }
-            self.asks.open(if self.silent { Expected::NOTHING } else { pools.expect(ACK) });
+            self.ack_requests.open(if self.silent { Expected::NOTHING } else { peers.expect(ACK) });
         }
-        let charge = Charge::of(1, Budget::cost(len + OVERHEAD));
-        let pool = pools.get(limits.peer);
+        let charge = Cost::of(1, Budget::cost(len + OVERHEAD));
+        let pool = peers.get(limits.peer);
         if !pool.admits(limits.slot, charge) && !self.overdraft {
             return Plan::Wait(limits.peer, charge);
         }
@@ -163,17 +164,17 @@ impl Requester {
         // progress, and at the end of what can be sent. Where there is room for more answers, also
         // often enough in between that they arrive before that, and at the end of each message.
         let interval = u64::from((self.window.packets() / 4).clamp(1, 32));
-        let must = self.solicits
-            || (psn == self.una && psn < self.sent)
-            || self.charged.datagrams + 1 >= self.window.packets()
+        let must = self.force_ack_req
+            || (psn == self.snd_una && psn < self.snd_max)
+            || self.in_flight.datagrams + 1 >= self.window.packets()
             || pool.closes_with(charge, if ends { full_packet(limits.mtu) } else { charge })
             || (limited && begins)
             || (ends && self.is_held_up_behind(sq));
-        let may = ends || psn - self.ack_asked >= interval;
-        let ack_req = must || (may && pools.spares(ACK));
-        debug_assert!(self.cur < sq.tail);
+        let may = ends || psn - self.last_ack_req >= interval;
+        let ack_req = must || (may && peers.spares(ACK));
+        debug_assert!(self.wqe_next < sq.tail);
         let piece = RequestPacket {
-            index: self.cur,
+            index: self.wqe_next,
             psn,
             opcode: wqe.data_opcode(psn),
             offset: wqe.offset(psn, limits.mtu),
@@ -187,15 +188,15 @@ impl Requester {
 
     /// Whether an acknowledgement more may be asked for.
     #[inline]
-    fn may_ask(&self, slot: u32, pools: &mut Pools) -> bool {
-        self.silent || self.overdraft || pools.get(PoolId::OWN).admits(slot, ACK)
+    fn may_ask(&self, slot: u32, peers: &mut Peers) -> bool {
+        self.silent || self.overdraft || peers.get(PeerId::OWN).admits(slot, ACK)
     }
 
     /// Whether what follows the request under the cursor could not ask for an acknowledgement now:
     /// nothing, what sends nothing, what needs a receive, or what waits for room of another kind.
     #[inline]
     fn is_held_up_behind(&self, sq: &SendQueue) -> bool {
-        let next = self.cur + 1;
+        let next = self.wqe_next + 1;
         if next == sq.tail {
             return true;
         }
@@ -203,13 +204,13 @@ impl Requester {
         next.op.has_response() || next.op.is_local() || self.credits.exceeded(next)
     }
 
-    fn plan_response(&self, wqe: &Wqe, limits: &Limits, pools: &mut Pools) -> Plan {
-        let psn = self.nxt;
+    fn plan_response(&self, wqe: &Wqe, limits: &Limits, peers: &mut Peers) -> Plan {
+        let psn = self.snd_nxt;
         // What was begun while more were allowed may be asked for again.
-        let begun = psn < self.sent && self.rd.is_empty();
-        if self.rd.len() >= usize::from(self.max_rd_atomic) && !begun {
+        let begun = psn < self.snd_max && self.responses.is_empty();
+        if self.responses.len() >= usize::from(self.max_rd_atomic) && !begun {
             // Without any allowed it would wait for ever.
-            return if self.max_rd_atomic == 0 && psn >= self.sent {
+            return if self.max_rd_atomic == 0 && psn >= self.snd_max {
                 Plan::Fault(WcStatus::LocQpOpErr)
             } else {
                 Plan::Idle
@@ -233,25 +234,25 @@ impl Requester {
         let packets = (last - psn + 1) as u32;
         let each = Budget::cost(len.min(limits.mtu.bytes()) + OVERHEAD);
         if packets > 1
-            && !self.rd.is_empty()
-            && !self.flow.allows(self.answers_under_way(), packets)
+            && !self.responses.is_empty()
+            && !self.read_window.allows(self.answers_under_way(), packets)
         {
             return Plan::Idle;
         }
-        let charge = match self.flow.comes_whole() {
-            true => pools.charge_of_answer(packets, each),
-            false => Charge::of(packets, each),
+        let charge = match self.read_window.comes_whole() {
+            true => peers.charge_of_answer(packets, each),
+            false => Cost::of(packets, each),
         };
-        let has_room = pools.get(PoolId::OWN).admits(limits.slot, charge);
+        let has_room = peers.get(PeerId::OWN).admits(limits.slot, charge);
         if !has_room && !self.overdraft && !self.silent {
-            return Plan::Wait(PoolId::OWN, charge);
+            return Plan::Wait(PeerId::OWN, charge);
         }
         // The peer's room is asked for too, but one request a queue pair may always have there:
         // else one that waited for our own room would have to wait again.
-        if !self.rd.is_empty() && !pools.get(limits.peer).fits(REQUEST) {
+        if !self.responses.is_empty() && !peers.get(limits.peer).fits(REQUEST) {
             return Plan::Idle;
         }
-        let (index, ack_req, solicited) = (self.cur, true, false);
+        let (index, ack_req, solicited) = (self.wqe_next, true, false);
         let piece =
             RequestPacket { index, psn, opcode, offset, len, message: len, ack_req, solicited };
         Plan::Send(Shape { piece, last, charge })
@@ -260,12 +261,12 @@ impl Requester {
 
 /// Bytes around the payload of a packet of a SEND or WRITE: BTH, RETH, ICRC.
 #[inline]
-pub(super) fn request_header(op: &SendOp, begins: bool) -> u32 {
+pub(in crate::rc) fn request_header(op: &SendOp, begins: bool) -> u32 {
     let reth = if begins && matches!(op, SendOp::Write { .. }) { Reth::LEN } else { 0 };
     (bth::LEN + reth + ICRC_LEN) as u32
 }
 
 /// What a packet costs at most.
-fn full_packet(mtu: Mtu) -> Charge {
-    Charge::of(1, Budget::cost(mtu.bytes() + OVERHEAD))
+fn full_packet(mtu: Mtu) -> Cost {
+    Cost::of(1, Budget::cost(mtu.bytes() + OVERHEAD))
 }

@@ -16,14 +16,14 @@ const GAIN: u32 = 16;
 
 /// The notifications of a receiver.
 #[derive(Debug, Default)]
-pub(super) struct Notifier {
-    pub(super) due: bool,
+pub(in crate::rc) struct Notifier {
+    pub(in crate::rc) due: bool,
     last: Option<Time>,
 }
 
 impl Notifier {
     /// A marked packet came; returns whether that is to be said.
-    pub(super) fn marked(&mut self, now: Time) -> bool {
+    pub(in crate::rc) fn marked(&mut self, now: Time) -> bool {
         if self.last.is_some_and(|last| now.since(last) < PACE_NS) {
             return false;
         }
@@ -36,20 +36,25 @@ impl Notifier {
 /// DCQCN's recovery: it shrinks by half of the share of round trips in which there were
 /// notifications, a moving average.
 #[derive(Debug)]
-pub(super) struct Reaction {
+pub(in crate::rc) struct Reaction {
     share: u32,
     /// When the share was brought up to date.
     at: Time,
 }
 
 impl Reaction {
-    pub(super) fn new() -> Self {
+    pub(in crate::rc) fn new() -> Self {
         Self { share: ONE, at: Time::default() }
     }
 
     /// A notification came; what remains of a window of so many packets. At most once in a
     /// `round_trip`.
-    pub(super) fn notified(&mut self, now: Time, round_trip: u64, window: u32) -> Option<u32> {
+    pub(in crate::rc) fn notified(
+        &mut self,
+        now: Time,
+        round_trip: u64,
+        window: u32,
+    ) -> Option<u32> {
         let period = round_trip.max(PACE_NS);
         let periods = now.since(self.at) / period;
         if periods == 0 {

@@ -1,6 +1,6 @@
 //! What we asked for, which is on its way to our own receive queue.
 
-use super::budget::Charge;
+use super::budget::Cost;
 use crate::types::Time;
 
 /// How long what was asked for is reckoned with: a peer that has not answered for so long is dead,
@@ -26,8 +26,8 @@ impl Expected {
     }
 
     #[inline]
-    pub(super) fn charge(self) -> Charge {
-        Charge { bytes: self.bytes.into(), datagrams: self.datagrams }
+    pub(super) fn charge(self) -> Cost {
+        Cost { bytes: self.bytes.into(), datagrams: self.datagrams }
     }
 
     /// Adds what was charged at the same time; `false`, and nothing happened, if that was at
@@ -48,13 +48,13 @@ impl Expected {
 pub(super) struct Epochs {
     current: u32,
     pub(super) ends: Time,
-    asked: [Charge; 2],
+    asked: [Cost; 2],
 }
 
 impl Epochs {
     /// `count` answers of that kind are asked for; returns what each is charged with.
     #[inline]
-    pub(super) fn ask(&mut self, answer: Charge, count: u32) -> Expected {
+    pub(super) fn ask(&mut self, answer: Cost, count: u32) -> Expected {
         let epoch = self.current;
         // Of our own receive queue, whose size is such a number.
         let bytes = u32::try_from(answer.bytes).unwrap_or(u32::MAX);
@@ -71,7 +71,7 @@ impl Epochs {
 
     /// It came, or will not come any more; returns what that gives back.
     #[inline]
-    pub(super) fn answered(&mut self, answer: Expected) -> Option<Charge> {
+    pub(super) fn answered(&mut self, answer: Expected) -> Option<Cost> {
         if self.has_forgotten(answer) || answer.datagrams == 0 {
             return None;
         }
@@ -80,10 +80,10 @@ impl Epochs {
     }
 
     /// The next begins; returns what is not reckoned with any more.
-    pub(super) fn pass(&mut self, now: Time) -> Charge {
+    pub(super) fn pass(&mut self, now: Time) -> Cost {
         // After a pause nothing is reckoned with at all.
         let passed = if now.since(self.ends) < EXPECTED_NS { 1 } else { 2 };
-        let mut forgotten = Charge::default();
+        let mut forgotten = Cost::default();
         for _ in 0..passed {
             self.current = self.current.wrapping_add(1);
             forgotten.add(core::mem::take(&mut self.asked[self.current as usize % 2]));

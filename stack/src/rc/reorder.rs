@@ -39,13 +39,13 @@ impl Block {
 /// The memory for packets that are held, of all queue pairs. It is allocated as it is needed, and
 /// kept.
 #[derive(Debug)]
-pub(crate) struct Store {
+pub(crate) struct ReorderSlab {
     free: Vec<Block>,
     /// What may still be allocated.
     left: u32,
 }
 
-impl Store {
+impl ReorderSlab {
     /// Memory for `max` packets.
     pub(crate) fn new(max: u32) -> Self {
         Self { free: Vec::new(), left: max }
@@ -98,7 +98,7 @@ pub(super) struct Hold {
 
 /// What a queue pair holds.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct ReorderBuffer {
     /// From the expected PSN on.
     places: VecDeque<Option<Block>>,
     /// The PSN of the first place.
@@ -110,7 +110,7 @@ pub(super) struct Held {
     overflowed: bool,
 }
 
-impl Held {
+impl ReorderBuffer {
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
@@ -126,7 +126,7 @@ impl Held {
         packet: &Packet<'_>,
         expected: u64,
         psn: u64,
-        store: &mut Store,
+        store: &mut ReorderSlab,
     ) -> Hold {
         self.align(expected, store);
         let data = matches!(packet.info.operation, Operation::Send | Operation::Write);
@@ -161,7 +161,7 @@ impl Held {
     }
 
     /// Takes out the packet of the PSN that is expected now.
-    pub(super) fn take(&mut self, expected: u64, store: &mut Store) -> Option<Block> {
+    pub(super) fn take(&mut self, expected: u64, store: &mut ReorderSlab) -> Option<Block> {
         self.align(expected, store);
         let block = self.places.front_mut()?.take()?;
         self.count -= 1;
@@ -169,7 +169,7 @@ impl Held {
     }
 
     /// Gives everything back.
-    pub(super) fn clear(&mut self, store: &mut Store) {
+    pub(super) fn clear(&mut self, store: &mut ReorderSlab) {
         if !self.is_empty() {
             for block in self.places.drain(..).flatten() {
                 store.give_back(block);
@@ -207,7 +207,7 @@ impl Held {
     }
 
     /// `expected` is the first place.
-    fn align(&mut self, expected: u64, store: &mut Store) {
+    fn align(&mut self, expected: u64, store: &mut ReorderSlab) {
         while self.first < expected
             && let Some(place) = self.places.pop_front()
         {

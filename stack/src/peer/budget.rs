@@ -46,12 +46,12 @@ impl Budget {
 
 /// A sum of costs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Charge {
+pub(crate) struct Cost {
     pub(crate) bytes: u64,
     pub(crate) datagrams: u32,
 }
 
-impl Charge {
+impl Cost {
     #[inline]
     pub(crate) const fn of(packets: u32, each: u32) -> Self {
         Self { bytes: packets as u64 * each as u64, datagrams: packets }

@@ -11,7 +11,7 @@ use crate::wire::{AckKind, Aeth, ext};
 
 /// What the peer grants.
 #[derive(Debug)]
-pub(super) struct Credits {
+pub(in crate::rc) struct Credits {
     /// Messages that the peer has completed, of the newest AETH; counted from [`FIRST`], so that
     /// one from before the connection is older.
     completed: u64,
@@ -33,7 +33,7 @@ impl Credits {
     /// Takes the AETH of a positive response; or of an RNR NAK, by which a peer that sets limits
     /// grants nothing.
     #[inline]
-    pub(super) fn hear(&mut self, aeth: Aeth) {
+    pub(in crate::rc) fn hear(&mut self, aeth: Aeth) {
         let credit = match aeth.syndrome.kind() {
             AckKind::Ack { credit } => credit,
             AckKind::RnrNak { .. } if self.limit.is_some() => 0,
@@ -49,7 +49,7 @@ impl Credits {
 
     /// Whether `wqe` is beyond the limit.
     #[inline]
-    pub(super) fn exceeded(&self, wqe: &Wqe) -> bool {
+    pub(in crate::rc) fn exceeded(&self, wqe: &Wqe) -> bool {
         let Some(limit) = self.limit else { return false };
         let consumes = matches!(
             wqe.op,

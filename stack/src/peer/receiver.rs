@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 
-use super::budget::{Budget, Charge};
-use super::dense::{Density, Trust, stretched};
-use crate::pace::Pace;
+use super::budget::{Budget, Cost};
+use super::run_length::{Density, Trust, stretched};
+use crate::pacer::Pace;
 use crate::types::Time;
 
 /// One receiver's room, and the queue pairs that wait for some.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct Receiver {
     pub(super) limit: Budget,
     /// What is taken to fit: more than `limit` while super-packets leave and nothing is lost.
     pub(super) room: Budget,
@@ -17,16 +17,16 @@ pub(crate) struct Pool {
     /// have asked for an acknowledgement, and a packet that asks is one that finds room.
     pub(super) goal: Budget,
     trust: Trust,
-    pub(super) used: Charge,
+    pub(super) used: Cost,
     /// Queue pairs that wait for room and what they need, oldest first.
-    pub(super) line: VecDeque<(u32, Charge)>,
+    pub(super) line: VecDeque<(u32, Cost)>,
     /// The one whose turn it is: it left the line and has not sent yet.
     pub(super) called: Option<u32>,
     /// What was sent without hope of an acknowledgement.
     paced: Pace,
 }
 
-impl Pool {
+impl Receiver {
     /// `calm`: see [`Trust::new`].
     pub(super) fn new(limit: Budget, calm: u32) -> Self {
         Self {
@@ -34,7 +34,7 @@ impl Pool {
             room: limit,
             goal: limit,
             trust: Trust::new(calm),
-            used: Charge::default(),
+            used: Cost::default(),
             line: VecDeque::new(),
             called: None,
             paced: Pace::default(),
@@ -43,13 +43,13 @@ impl Pool {
 
     /// Whether `charge` fits; an unused pool takes anything, so that nothing waits for ever.
     #[inline]
-    pub(crate) fn fits(&self, charge: Charge) -> bool {
+    pub(crate) fn fits(&self, charge: Cost) -> bool {
         self.used.datagrams == 0 || self.has_room(charge.bytes, charge.datagrams)
     }
 
     /// Whether nothing like `next` will fit any more once `charge` is charged.
     #[inline]
-    pub(crate) fn closes_with(&self, charge: Charge, next: Charge) -> bool {
+    pub(crate) fn closes_with(&self, charge: Cost, next: Cost) -> bool {
         !self.has_room(charge.bytes + next.bytes, charge.datagrams + next.datagrams)
     }
 
@@ -76,7 +76,7 @@ impl Pool {
 
     /// `charge` is given back.
     #[inline]
-    pub(super) fn release(&mut self, charge: Charge, density: Density, enough: u64) {
+    pub(super) fn release(&mut self, charge: Cost, density: Density, enough: u64) {
         self.used.take(charge);
         if self.trust.came(charge.datagrams) {
             self.fit(density, enough);
@@ -86,7 +86,7 @@ impl Pool {
         }
     }
 
-    fn shrink(&mut self, released: Charge) {
+    fn shrink(&mut self, released: Cost) {
         let bytes = u32::try_from(released.bytes.div_ceil(2)).unwrap_or(u32::MAX);
         self.room.bytes = self.room.bytes.saturating_sub(bytes).max(self.goal.bytes);
         let datagrams = self.room.datagrams.saturating_sub(released.datagrams.div_ceil(2));
@@ -109,8 +109,8 @@ impl Pool {
 
     /// How much more fits.
     #[inline]
-    pub(super) fn left(&self) -> Charge {
-        Charge {
+    pub(super) fn left(&self) -> Cost {
+        Cost {
             bytes: u64::from(self.room.bytes).saturating_sub(self.used.bytes),
             datagrams: self.room.datagrams.saturating_sub(self.used.datagrams),
         }
@@ -118,21 +118,21 @@ impl Pool {
 
     /// Whether `charge` fits, and nobody waits for room.
     #[inline]
-    pub(super) fn spares(&self, charge: Charge) -> bool {
+    pub(super) fn spares(&self, charge: Cost) -> bool {
         let fits = self.has_room(charge.bytes, charge.datagrams);
         self.called.is_none() && self.line.is_empty() && fits
     }
 
     /// Whether `slot` may charge `charge` now.
     #[inline]
-    pub(crate) fn admits(&self, slot: u32, charge: Charge) -> bool {
+    pub(crate) fn admits(&self, slot: u32, charge: Cost) -> bool {
         self.is_turn_of(slot) && self.fits(charge)
     }
 
     /// How much `slot` may charge now.
     #[inline]
-    pub(crate) fn room_for(&self, slot: u32) -> Charge {
-        if self.is_turn_of(slot) { self.left() } else { Charge::default() }
+    pub(crate) fn room_for(&self, slot: u32) -> Cost {
+        if self.is_turn_of(slot) { self.left() } else { Cost::default() }
     }
 
     #[inline]
@@ -144,24 +144,24 @@ impl Pool {
     }
 
     #[inline]
-    pub(crate) fn charge(&mut self, charge: Charge) {
+    pub(crate) fn charge(&mut self, charge: Cost) {
         self.used.add(charge);
     }
 
     /// Whether `charge`, which nobody will acknowledge, may leave now; if not, when it may.
     #[inline]
-    pub(crate) fn pace(&mut self, now: Time, charge: Charge) -> Result<(), Time> {
+    pub(crate) fn pace(&mut self, now: Time, charge: Cost) -> Result<(), Time> {
         self.paced.admit(now, charge, self.limit)
     }
 
     /// A packet of `charge` with so many bytes of payload, which nobody will acknowledge, left.
     #[inline]
-    pub(crate) fn paced(&mut self, charge: Charge, payload: u32) {
+    pub(crate) fn paced(&mut self, charge: Cost, payload: u32) {
         self.paced.left(charge, payload);
     }
 
     /// `slot`, which waits in line, needs so much now.
-    pub(super) fn renew(&mut self, slot: u32, need: Charge) {
+    pub(super) fn renew(&mut self, slot: u32, need: Cost) {
         if let Some((_, needed)) = self.line.iter_mut().find(|(waiter, _)| *waiter == slot) {
             *needed = need;
         }

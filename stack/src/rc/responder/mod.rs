@@ -3,18 +3,20 @@
 //! First comes the PSN, then what [`Message`] checks. The responder returns what happened;
 //! completions, state changes and counters are the queue pair's.
 
-use super::records::{DataResponse, Kind, Records};
+pub(super) mod resources;
+
 use crate::mem::{Access, AtomicOp, FlushLevel, Memory, Placement, Sge};
 use crate::qp::message::{Message, Refusal, Rights, fail};
 use crate::qp::post::MESSAGE_MAX;
 use crate::qp::rq::RecvQueue;
+use crate::rc::responder::resources::{DataResponse, Kind, Records};
 use crate::srq::Receives;
 use crate::types::Mtu;
 use crate::wire::{Aeth, NakCode, Operation, Packet, Syndrome};
 
 /// What became of a request.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(in crate::rc) enum Outcome {
     /// Executed; a response may be due.
     Done,
     /// Seen before; a response may be due again.
@@ -37,13 +39,13 @@ struct Nak {
 }
 
 #[derive(Debug)]
-pub(super) struct Responder {
+pub(in crate::rc) struct Responder {
     /// Expected PSN.
     epsn: u64,
     msn: u32,
     message: Message,
     /// What the connection permits.
-    pub(super) rights: Rights,
+    pub(in crate::rc) rights: Rights,
     /// A NAK for `epsn` is due or out: silence until that arrives.
     nak_sent: bool,
     /// The highest PSN that came too early.
@@ -64,12 +66,12 @@ pub(super) struct Responder {
     /// Whether acknowledgements say how many receives are posted.
     advertise: bool,
     /// 5-bit code of the delay that is asked for while no receive is posted.
-    pub(super) min_rnr_timer: u8,
+    pub(in crate::rc) min_rnr_timer: u8,
 }
 
 /// The next response to send.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Response {
+pub(in crate::rc) enum Response {
     /// With data.
     Data(DataResponse),
     /// An ACK or NAK.
@@ -77,7 +79,7 @@ pub(super) enum Response {
 }
 
 impl Responder {
-    pub(super) fn new() -> Self {
+    pub(in crate::rc) fn new() -> Self {
         Self {
             epsn: 0,
             msn: 0,
@@ -97,7 +99,7 @@ impl Responder {
         }
     }
 
-    pub(super) fn start(&mut self, psn: u64, max_dest_rd_atomic: u8, advertise: bool) {
+    pub(in crate::rc) fn start(&mut self, psn: u64, max_dest_rd_atomic: u8, advertise: bool) {
         self.stop();
         self.advertise = advertise;
         self.epsn = psn;
@@ -108,22 +110,22 @@ impl Responder {
         self.records.start(usize::from(max_dest_rd_atomic));
     }
 
-    pub(super) fn expected(&self) -> u64 {
+    pub(in crate::rc) fn expected(&self) -> u64 {
         self.epsn
     }
 
     /// How many responses it keeps.
-    pub(super) fn records(&self) -> usize {
+    pub(in crate::rc) fn records(&self) -> usize {
         self.records.len()
     }
 
     /// Whether a SEND is half placed in the oldest receive.
-    pub(super) fn in_receive(&self) -> bool {
+    pub(in crate::rc) fn in_receive(&self) -> bool {
         self.message.in_receive()
     }
 
     /// Drops everything that was to be sent.
-    pub(super) fn stop(&mut self) {
+    pub(in crate::rc) fn stop(&mut self) {
         self.close();
         self.records.clear();
         self.nak = None;
@@ -131,14 +133,14 @@ impl Responder {
 
     /// Takes no more requests: what remains to be sent are the responses to earlier requests and
     /// the NAK that tells the peer why the queue pair broke.
-    pub(super) fn close(&mut self) {
+    pub(in crate::rc) fn close(&mut self) {
         self.ack = false;
         self.message = Message::None;
     }
 
     /// Takes a request; a receive may be done then.
     #[inline]
-    pub(super) fn request(
+    pub(in crate::rc) fn request(
         &mut self,
         packet: &Packet<'_>,
         receives: &mut Receives<'_>,
@@ -350,19 +352,19 @@ impl Responder {
 
     /// Whether something was missing when it was last said what is expected; not if there was no
     /// receive.
-    pub(super) fn reports_gaps(&self) -> bool {
+    pub(in crate::rc) fn reports_gaps(&self) -> bool {
         self.gap_reported || !self.nak_sent
     }
 
     /// Says (again) what is missing.
-    pub(super) fn report_gap(&mut self) -> bool {
+    pub(in crate::rc) fn report_gap(&mut self) -> bool {
         self.queue_nak(Syndrome::nak(NakCode::PsnSequenceError));
         true
     }
 
     /// What was missing has come; says what is missing next, if something that came too early is
     /// still to be executed.
-    pub(super) fn report_next_gap(&mut self) -> bool {
+    pub(in crate::rc) fn report_next_gap(&mut self) -> bool {
         self.gap >= self.epsn && !self.nak_sent && self.report_gap()
     }
 
@@ -406,13 +408,13 @@ impl Responder {
 
     /// Whether there is a response to send.
     #[inline]
-    pub(super) fn has_response(&self) -> bool {
+    pub(in crate::rc) fn has_response(&self) -> bool {
         self.ack || self.nak.is_some() || self.records.due()
     }
 
     /// Whether somebody waits for one: anything but a plain acknowledgement.
     #[inline]
-    pub(super) fn has_urgent_response(&self) -> bool {
+    pub(in crate::rc) fn has_urgent_response(&self) -> bool {
         self.nak.is_some() || self.records.due()
     }
 
@@ -420,7 +422,7 @@ impl Responder {
     /// acknowledgement, which therefore never overtakes one of them; a NAK takes the
     /// acknowledgement's place.
     #[inline]
-    pub(super) fn response(&mut self, mtu: Mtu, rq: &RecvQueue) -> Option<Response> {
+    pub(in crate::rc) fn response(&mut self, mtu: Mtu, rq: &RecvQueue) -> Option<Response> {
         if let Some(data) = self.records.response(mtu) {
             return Some(Response::Data(data));
         }
@@ -433,7 +435,7 @@ impl Responder {
 
     /// The acknowledgement that is due, if that is all.
     #[inline]
-    pub(super) fn acknowledgement(&self, rq: &RecvQueue) -> Option<(u64, Aeth)> {
+    pub(in crate::rc) fn acknowledgement(&self, rq: &RecvQueue) -> Option<(u64, Aeth)> {
         if self.has_urgent_response() {
             return None;
         }
@@ -447,13 +449,13 @@ impl Responder {
 
     /// A plain acknowledgement left.
     #[inline]
-    pub(super) fn acknowledged(&mut self) {
+    pub(in crate::rc) fn acknowledged(&mut self) {
         self.ack = false;
     }
 
     /// The AETH of a positive response to the message `msn`.
     #[inline]
-    pub(super) fn ack(&self, msn: u32, rq: &RecvQueue) -> Aeth {
+    pub(in crate::rc) fn ack(&self, msn: u32, rq: &RecvQueue) -> Aeth {
         if !self.advertise {
             return Aeth::ack(msn);
         }
@@ -466,7 +468,7 @@ impl Responder {
 
     /// `response` left.
     #[inline]
-    pub(super) fn responded(&mut self, response: &Response) {
+    pub(in crate::rc) fn responded(&mut self, response: &Response) {
         match response {
             Response::Acknowledge { .. } => {
                 self.nak = None;
@@ -483,17 +485,17 @@ impl Responder {
     /// The memory of the READ under way is gone. Whether it had been answered before: a duplicate
     /// that comes late, when the peer has long had its answer and our program has every right to
     /// take its memory back, must do no harm.
-    pub(super) fn drop_repetition(&mut self) -> bool {
+    pub(in crate::rc) fn drop_repetition(&mut self) -> bool {
         self.records.drop_repetition()
     }
 
     /// The queue pair broke, but what the peer asked for last was done, and it is told so.
-    pub(super) fn acknowledge_all(&mut self) {
+    pub(in crate::rc) fn acknowledge_all(&mut self) {
         self.nak = Some(Nak { psn: self.ackable, syndrome: Syndrome::ACK_UNLIMITED });
     }
 
     /// The memory of the READ under way is gone: it ends with a NAK.
-    pub(super) fn read_failed(&mut self) {
+    pub(in crate::rc) fn read_failed(&mut self) {
         self.close();
         if let Some(psn) = self.records.fail() {
             self.nak = Some(Nak { psn, syndrome: Syndrome::nak(NakCode::RemoteAccessError) });

@@ -6,9 +6,9 @@
 //! the first two of the next, and between them full ones, if a request asks for three packets more
 //! than full runs have. The more full runs it asks for, the less the short one matters.
 
-use super::company::run;
-use crate::pool::Pools;
+use crate::peer::Peers;
 use crate::qp::sq::OVERHEAD;
+use crate::rc::requester::batching::run;
 use crate::types::Mtu;
 use crate::wire::{ICRC_LEN, bth};
 
@@ -27,11 +27,11 @@ const UNDER_WAY: u32 = 3;
 /// Packets of each request of a READ that is posted now: as many as our own receive queue has room
 /// for three times, as full runs; or else, and where answers were lost lately, few, and since one
 /// should be on its way while another is answered, no more than it has room for twice.
-pub(super) fn request_packets(mtu: Mtu, pools: &Pools, flow: &Flow) -> u16 {
+pub(in crate::rc) fn request_packets(mtu: Mtu, peers: &Peers, flow: &ReadWindow) -> u16 {
     let each = mtu.bytes() + OVERHEAD;
     let room = match flow.whole {
-        true => pools.answers(each),
-        false => pools.answers_one_by_one(each),
+        true => peers.answers(each),
+        false => peers.answers_one_by_one(each),
     };
     let room = room.min(flow.packets());
     #[allow(clippy::cast_possible_truncation)]
@@ -54,7 +54,7 @@ fn few(mtu: Mtu) -> u32 {
 /// what is lost all that is behind is sent in vain. What is asked for by one request comes at once,
 /// more than such a path may hold, so there they are cut small.
 #[derive(Debug)]
-pub(super) struct Flow {
+pub(in crate::rc) struct ReadWindow {
     /// In parts of a packet.
     allowed: u32,
     least: u32,
@@ -74,10 +74,10 @@ const CALM: u32 = 1 << 20;
 /// Requests of few packets that are expected to be under way whatever is lost.
 const LEAST: u32 = 16;
 
-impl Flow {
+impl ReadWindow {
     /// Of a queue with room for so many packets that come one by one, and a peer that is one of us,
     /// or not.
-    pub(super) fn new(mtu: Mtu, room: u32, whole: bool) -> Self {
+    pub(in crate::rc) fn new(mtu: Mtu, room: u32, whole: bool) -> Self {
         let least = room.min(LEAST * few(mtu));
         Self { allowed: least.saturating_mul(PARTS), least, gain: PARTS, whole, since: CALM }
     }
@@ -87,20 +87,20 @@ impl Flow {
     }
 
     /// Whether `packets` more may be asked for while so many are under way.
-    pub(super) fn allows(&self, under_way: u64, packets: u32) -> bool {
+    pub(in crate::rc) fn allows(&self, under_way: u64, packets: u32) -> bool {
         under_way + u64::from(packets) <= u64::from(self.packets())
     }
 
     /// So many packets came.
     #[inline]
-    pub(super) fn came(&mut self, packets: u64) {
+    pub(in crate::rc) fn came(&mut self, packets: u64) {
         let packets = u32::try_from(packets).unwrap_or(u32::MAX);
         self.allowed = self.allowed.saturating_add(packets.saturating_mul(self.gain));
         self.since = self.since.saturating_add(packets).min(CALM);
     }
 
     /// Whether answers may come as super-packets.
-    pub(super) fn comes_whole(&self) -> bool {
+    pub(in crate::rc) fn comes_whole(&self) -> bool {
         self.whole
     }
 
@@ -110,7 +110,7 @@ impl Flow {
     }
 
     /// Of so many packets that were under way some are asked for again.
-    pub(super) fn lost(&mut self, under_way: u64) {
+    pub(in crate::rc) fn lost(&mut self, under_way: u64) {
         let half = u32::try_from(under_way / 2).unwrap_or(u32::MAX);
         self.allowed = self.allowed.min(half.saturating_mul(PARTS));
         (self.gain, self.since) = (1, 0);
@@ -120,15 +120,16 @@ impl Flow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pool::Budget;
+    use crate::peer::Budget;
 
-    fn cut(mtu: Mtu, pools: &Pools) -> u16 {
-        let flow = Flow { allowed: u32::MAX, least: 0, gain: PARTS, whole: true, since: CALM };
-        request_packets(mtu, pools, &flow)
+    fn cut(mtu: Mtu, peers: &Peers) -> u16 {
+        let flow =
+            ReadWindow { allowed: u32::MAX, least: 0, gain: PARTS, whole: true, since: CALM };
+        request_packets(mtu, peers, &flow)
     }
 
     fn packets(mtu: Mtu, datagrams: u32) -> u16 {
-        cut(mtu, &Pools::new(Budget { bytes: u32::MAX, datagrams }, crate::pool::CALM))
+        cut(mtu, &Peers::new(Budget { bytes: u32::MAX, datagrams }, crate::peer::CALM))
     }
 
     #[test]
@@ -145,54 +146,54 @@ mod tests {
     fn bytes_limit_them_too() {
         let bytes = 369 * Budget::cost(4096 + OVERHEAD);
         let of_bytes = |bytes| {
-            cut(Mtu::Mtu4096, &Pools::new(Budget { bytes, datagrams: u32::MAX }, crate::pool::CALM))
+            cut(Mtu::Mtu4096, &Peers::new(Budget { bytes, datagrams: u32::MAX }, crate::peer::CALM))
         };
         assert_eq!([of_bytes(bytes), of_bytes(bytes - 1)], [123, 108]);
     }
 
     #[test]
     fn where_runs_arrive_whole_there_is_room_for_more_of_them() {
-        let mut pools = Pools::new(Budget { bytes: 10_000_000, datagrams: 48 }, crate::pool::CALM);
-        assert_eq!(cut(Mtu::Mtu4096, &pools), 15);
+        let mut peers = Peers::new(Budget { bytes: 10_000_000, datagrams: 48 }, crate::peer::CALM);
+        assert_eq!(cut(Mtu::Mtu4096, &peers), 15);
         for _ in 0..100 {
-            pools.arrived(15, 2);
+            peers.arrived(15, 2);
         }
-        assert_eq!(cut(Mtu::Mtu4096, &pools), 78);
-        let flow = Flow::new(Mtu::Mtu4096, 1000, false);
-        assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 15, "a stranger's");
+        assert_eq!(cut(Mtu::Mtu4096, &peers), 78);
+        let flow = ReadWindow::new(Mtu::Mtu4096, 1000, false);
+        assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 15, "a stranger's");
         for _ in 0..400 {
-            pools.arrived(1, 1);
+            peers.arrived(1, 1);
         }
-        assert_eq!(cut(Mtu::Mtu4096, &pools), 15);
+        assert_eq!(cut(Mtu::Mtu4096, &peers), 15);
     }
 
     #[test]
     fn what_is_lost_halves_what_is_under_way_down_to_what_it_always_was() {
-        let pools = Pools::new(Budget { bytes: u32::MAX, datagrams: 1000 }, crate::pool::CALM);
-        let mut flow = Flow::new(Mtu::Mtu4096, 48, true);
+        let peers = Peers::new(Budget { bytes: u32::MAX, datagrams: 1000 }, crate::peer::CALM);
+        let mut flow = ReadWindow::new(Mtu::Mtu4096, 48, true);
         assert!(flow.allows(33, 15) && !flow.allows(34, 15));
-        assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 15);
+        assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 15);
         flow.came(752);
         assert!(flow.allows(700, 100) && !flow.allows(700, 101));
-        assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 123);
+        assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 123);
         flow.lost(800);
         flow.came(640);
         assert!(flow.allows(310, 100) && !flow.allows(310, 101), "it grows slowly then");
-        assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 15, "and is asked for in small");
+        assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 15, "and is asked for in small");
         flow.lost(10);
         flow.lost(0);
         assert!(flow.allows(33, 15) && !flow.allows(34, 15));
         flow.came(u64::from(CALM) - 1);
-        assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 15);
+        assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 15);
         flow.came(1);
-        assert_eq!(request_packets(Mtu::Mtu4096, &pools, &flow), 123, "which is forgotten");
+        assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 123, "which is forgotten");
         flow.came(u64::MAX);
         assert!(flow.allows(1 << 20, 1));
     }
 
     #[test]
     fn a_large_queue_begins_with_sixteen_requests_of_few() {
-        let flow = Flow::new(Mtu::Mtu4096, 10_000, true);
+        let flow = ReadWindow::new(Mtu::Mtu4096, 10_000, true);
         assert!(flow.allows(225, 15) && !flow.allows(226, 15));
     }
 }

@@ -2,19 +2,19 @@
 //!
 //! What [`Requester::plan`] would find for each of them is looked at once for all of them: as long
 //! as nothing is special each may leave, and each asks, as its message ends with it and there is
-//! room for the answers; but for one that is [quiet](super::quiet). What is special, and why no
+//! room for the answers; but for one that is [quiet](crate::rc::requester::ack_policy). What is special, and why no
 //! more may leave, is for the planner to say.
 
-use super::Qp;
-use super::asks::ACK;
-use super::company::Awaited;
-use super::plan::request_header;
-use super::requester::{Limits, Requester};
 use crate::mem::Memory;
-use crate::pool::{Charge, Pools};
+use crate::peer::{Cost, Peers};
 use crate::qp::opcode::data_opcode;
 use crate::qp::outbound::{RequestPacket, Sent};
 use crate::qp::sq::SendQueue;
+use crate::rc::Qp;
+use crate::rc::requester::ack_requests::ACK;
+use crate::rc::requester::batching::Awaited;
+use crate::rc::requester::plan::request_header;
+use crate::rc::requester::{Limits, Requester};
 use crate::shared::Shared;
 use crate::sink::TxSink;
 use crate::types::Time;
@@ -22,7 +22,7 @@ use crate::types::Time;
 impl Qp {
     /// Sends what is next as long as nothing is special about it, and counts down `quantum`.
     #[inline(never)]
-    pub(super) fn transmit_run<H: Memory>(
+    pub(in crate::rc) fn transmit_run<H: Memory>(
         &mut self,
         now: Time,
         quantum: &mut usize,
@@ -30,20 +30,20 @@ impl Qp {
         host: &H,
         sink: &mut impl TxSink,
     ) {
-        let (sq, cur) = (&self.core.sq, self.requester.cur);
+        let (sq, cur) = (&self.core.sq, self.requester.wqe_next);
         if cur == sq.tail || !sq.get(cur).is_plain() {
             return;
         }
-        let quiet = self.may_be_quiet(now, &mut shared.pools);
+        let quiet = self.may_be_quiet(now, &mut shared.peers);
         let Self { core, requester, responder, limits, .. } = self;
         let sq = &core.sq;
-        let queued = (sq.tail - requester.cur).min(*quantum as u64);
-        let Some(room) = requester.room_for_run(queued, limits, &mut shared.pools) else { return };
+        let queued = (sq.tail - requester.wqe_next).min(*quantum as u64);
+        let Some(room) = requester.room_for_run(queued, limits, &mut shared.peers) else { return };
         let Some(to) = core.target() else { return };
-        let asked = requester.asks.end().is_some();
-        let mut run = Charge::default();
+        let asked = requester.ack_requests.end().is_some();
+        let mut run = Cost::default();
         while run.datagrams < room.datagrams {
-            let index = requester.cur + u64::from(run.datagrams);
+            let index = requester.wqe_next + u64::from(run.datagrams);
             let wqe = sq.get(index);
             let bytes = run.bytes + u64::from(wqe.cost());
             if !wqe.is_plain() || bytes > room.bytes || requester.credits.exceeded(wqe) {
@@ -76,13 +76,13 @@ impl Qp {
             if core.send_packet_of(wqe, &piece, &to, counters, host, sink) != Sent::Yes {
                 break;
             }
-            requester.company.sent(size);
-            run = Charge { bytes, datagrams: run.datagrams + 1 };
+            requester.batch.sent(size);
+            run = Cost { bytes, datagrams: run.datagrams + 1 };
         }
         if run.datagrams > 0 {
             *quantum -= run.datagrams as usize;
-            requester.sent_run(now, run, quiet, limits, &mut shared.pools);
-            requester.quiet.sent(requester.cur, quiet, now, responder.expected());
+            requester.sent_run(now, run, quiet, limits, &mut shared.peers);
+            requester.quiet.sent(requester.wqe_next, quiet, now, responder.expected());
         }
     }
 }
@@ -90,34 +90,34 @@ impl Qp {
 impl Requester {
     /// What a run of so many requests at most may be charged with; `None` if anything is special.
     #[inline]
-    fn room_for_run(&self, queued: u64, limits: &Limits, pools: &mut Pools) -> Option<Charge> {
-        let usual = self.nxt == self.sent
-            && self.cur == self.reached
+    fn room_for_run(&self, queued: u64, limits: &Limits, peers: &mut Peers) -> Option<Cost> {
+        let usual = self.snd_nxt == self.snd_max
+            && self.wqe_next == self.wqe_max
             && self.begins
             && self.rnr_until.is_none()
-            && !self.solicits
+            && !self.force_ack_req
             && !self.silent
-            && !self.asks.is_open()
+            && !self.ack_requests.is_open()
             && !self.is_repairing()
             && self.window.behind_the_missing() == u64::MAX;
         if !usual {
             return None;
         }
-        let room = pools.get(limits.peer).room_for(limits.slot);
-        let window = self.window.packets().saturating_sub(self.charged.datagrams);
+        let room = peers.get(limits.peer).room_for(limits.slot);
+        let window = self.window.packets().saturating_sub(self.in_flight.datagrams);
         // Each of them takes room for its answer, and asks if there is still room for one more.
-        let spared = pools.spared();
+        let spared = peers.spared();
         #[allow(clippy::cast_possible_truncation)]
         let answers = (spared.bytes / ACK.bytes).min(u64::from(spared.datagrams)) as u32;
         let datagrams = room.datagrams.min(window).min(answers.saturating_sub(1));
         let datagrams = datagrams.min(u32::try_from(queued).unwrap_or(u32::MAX));
-        (datagrams > 0).then_some(Charge { bytes: room.bytes, datagrams })
+        (datagrams > 0).then_some(Cost { bytes: room.bytes, datagrams })
     }
 
     /// What the packet of `psn`, of so many `bytes`, should wait for; `begins` if it is a message's
     /// first. Before it left `run` more packets than were told.
     #[inline]
-    pub(super) fn awaits(
+    pub(in crate::rc) fn awaits(
         &self,
         sq: &SendQueue,
         psn: u64,
@@ -125,8 +125,8 @@ impl Requester {
         begins: bool,
         run: u32,
     ) -> Awaited {
-        let (queued, under_way) = (sq.next_psn - psn, self.charged.datagrams + run);
-        match self.company.awaited(bytes, begins, queued, under_way, self.window.packets()) {
+        let (queued, under_way) = (sq.next_psn - psn, self.in_flight.datagrams + run);
+        match self.batch.awaited(bytes, begins, queued, under_way, self.window.packets()) {
             // After a loss the window is what keeps the path full, and every packet of it counts.
             Awaited::Window | Awaited::Room(_)
                 if !self.window.is_whole() || self.is_repairing() =>
@@ -139,28 +139,21 @@ impl Requester {
 
     /// So many packets, all of which ask or one that is `quiet`, left.
     #[inline]
-    fn sent_run(
-        &mut self,
-        now: Time,
-        run: Charge,
-        quiet: bool,
-        limits: &Limits,
-        pools: &mut Pools,
-    ) {
+    fn sent_run(&mut self, now: Time, run: Cost, quiet: bool, limits: &Limits, peers: &mut Peers) {
         let packets = u64::from(run.datagrams);
-        pools.get(limits.peer).charge(run);
-        self.charged.add(run);
+        peers.get(limits.peer).charge(run);
+        self.in_flight.add(run);
         // What does not ask is not answered in the time that the path takes.
-        self.round_trip.sent(self.nxt, now, quiet);
+        self.round_trip.sent(self.snd_nxt, now, quiet);
         if !quiet {
-            let each = pools.expect_each(ACK, run.datagrams);
-            self.asks.asked_all(self.nxt, run.datagrams, each);
-            self.ack_asked = self.nxt + packets - 1;
+            let each = peers.expect_each(ACK, run.datagrams);
+            self.ack_requests.asked_all(self.snd_nxt, run.datagrams, each);
+            self.last_ack_req = self.snd_nxt + packets - 1;
         }
-        self.nxt += packets;
-        self.sent = self.nxt;
-        self.cur += packets;
-        self.reached = self.cur;
+        self.snd_nxt += packets;
+        self.snd_max = self.snd_nxt;
+        self.wqe_next += packets;
+        self.wqe_max = self.wqe_next;
         (self.overdraft, self.half_way) = (false, false);
     }
 }

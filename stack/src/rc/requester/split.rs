@@ -20,10 +20,10 @@
 //! packets. A program that posts one while nothing is under way to that peer, of whatever queue
 //! pair, gains nothing: it is sent as one message.
 
-use super::Qp;
-use super::company::run;
-use super::reads;
-use crate::pool::Pools;
+use super::read_window;
+use crate::peer::Peers;
+use crate::rc::Qp;
+use crate::rc::requester::batching::run;
 use crate::types::Mtu;
 use crate::verbs::SendOp;
 use crate::wire::{ICRC_LEN, Reth, bth};
@@ -31,13 +31,13 @@ use crate::wire::{ICRC_LEN, Reth, bth};
 impl Qp {
     /// Packets of each message that a request of more than one packet is cut into; 0 if it is not.
     #[inline(never)]
-    pub(super) fn cut(&self, op: &SendOp, len: u32, pools: &Pools) -> u16 {
+    pub(in crate::rc) fn cut(&self, op: &SendOp, len: u32, peers: &Peers) -> u16 {
         match op {
             SendOp::Read { .. } => {
-                reads::request_packets(self.limits.mtu, pools, &self.requester.flow)
+                read_window::request_packets(self.limits.mtu, peers, &self.requester.read_window)
             }
             SendOp::Write { imm: None, .. } => {
-                let has_company = !self.core.sq.is_empty() || pools.is_used(self.limits.peer);
+                let has_company = !self.core.sq.is_empty() || peers.is_used(self.limits.peer);
                 u16::from(self.limits.cuts_writes && has_company && saves(len, self.limits.mtu))
             }
             _ => 0,

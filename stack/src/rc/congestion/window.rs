@@ -8,15 +8,15 @@
 //! two losses. More would be thrown away, because everything behind a loss is sent again; and much
 //! less would leave the path idle.
 
-use super::rtt::RoundTrip;
+use crate::rc::congestion::rtt::RoundTrip;
 use crate::types::Time;
 
 /// A congestion window, in packets.
 #[derive(Debug, Clone)]
-pub(super) struct Window {
+pub(in crate::rc) struct Window {
     /// Without regard to pace.
-    size: u32,
-    threshold: u32,
+    cwnd: u32,
+    ssthresh: u32,
     max: u32,
     acknowledged: u32,
     /// When a loss was answered.
@@ -30,7 +30,7 @@ pub(super) struct Window {
     /// from this time on for so many nanoseconds.
     paced: Option<(Time, u64)>,
     /// What may be on its way now; `size` if it is not paced.
-    allowed: u32,
+    paced_cwnd: u32,
     /// The PSN that was missing last, and how often it was missing again.
     missing: (u64, u32),
 }
@@ -47,11 +47,11 @@ const PACED_NS: u64 = 50_000;
 const RUNS: u32 = 4;
 
 impl Window {
-    pub(super) fn new(max: u32) -> Self {
+    pub(in crate::rc) fn new(max: u32) -> Self {
         let max = max.max(MIN);
         Self {
-            size: max,
-            threshold: max,
+            cwnd: max,
+            ssthresh: max,
             max,
             acknowledged: 0,
             answered: Time::default(),
@@ -59,64 +59,64 @@ impl Window {
             run: 0,
             usual_run: u32::MAX,
             paced: None,
-            allowed: max,
+            paced_cwnd: max,
             missing: (u64::MAX, 0),
         }
     }
 
     /// What the receiver has room for, whatever the path shows.
-    pub(super) fn max(&self) -> u32 {
+    pub(in crate::rc) fn max(&self) -> u32 {
         self.max
     }
 
     #[inline]
-    pub(super) fn packets(&self) -> u32 {
-        self.allowed
+    pub(in crate::rc) fn packets(&self) -> u32 {
+        self.paced_cwnd
     }
 
     /// Whether it is what the receiver has room for: no loss has made it smaller.
     #[inline]
-    pub(super) fn is_whole(&self) -> bool {
-        self.allowed >= self.max
+    pub(in crate::rc) fn is_whole(&self) -> bool {
+        self.paced_cwnd >= self.max
     }
 
     /// Takes over what time permits; when it will permit more, if it does not permit all.
     #[inline]
-    pub(super) fn tick(&mut self, now: Time) -> Option<Time> {
+    pub(in crate::rc) fn tick(&mut self, now: Time) -> Option<Time> {
         let (begun, span) = self.paced?;
         let passed = now.since(begun);
         if passed >= span {
             self.paced = None;
-            self.allowed = self.size;
+            self.paced_cwnd = self.cwnd;
             return None;
         }
-        let part = u64::from(self.size) * passed / span;
-        self.allowed = u32::try_from(part).unwrap_or(u32::MAX).max(FIRST).min(self.size);
+        let part = u64::from(self.cwnd) * passed / span;
+        self.paced_cwnd = u32::try_from(part).unwrap_or(u32::MAX).max(FIRST).min(self.cwnd);
         Some(now.after((span / STEPS).max(1)))
     }
 
     fn resize(&mut self, packets: u32) {
-        self.size = packets;
-        self.allowed = if self.paced.is_some() { self.allowed.min(packets) } else { packets };
+        self.cwnd = packets;
+        self.paced_cwnd = if self.paced.is_some() { self.paced_cwnd.min(packets) } else { packets };
     }
 
     /// `packets` were acknowledged.
     #[inline]
-    pub(super) fn acknowledged(&mut self, packets: u32) {
+    pub(in crate::rc) fn acknowledged(&mut self, packets: u32) {
         self.missing.1 = 0;
         self.run = self.run.saturating_add(packets);
-        if self.size >= self.max {
+        if self.cwnd >= self.max {
             return;
         }
-        if self.size < self.threshold {
-            return self.resize((self.size + packets).min(self.max));
+        if self.cwnd < self.ssthresh {
+            return self.resize((self.cwnd + packets).min(self.max));
         }
         self.acknowledged += packets;
-        if self.acknowledged >= self.size {
+        if self.acknowledged >= self.cwnd {
             self.acknowledged = 0;
             // One sixteenth more per round trip: a lossy shaper is probed gently, a clear path is
             // full in a dozen.
-            self.resize((self.size + 1 + self.size / 16).min(self.max));
+            self.resize((self.cwnd + 1 + self.cwnd / 16).min(self.max));
         }
     }
 
@@ -124,7 +124,7 @@ impl Window {
     /// was sent again in its place was lost again and again, because all that followed it was sent
     /// in vain.
     #[inline]
-    pub(super) fn behind_the_missing(&self) -> u64 {
+    pub(in crate::rc) fn behind_the_missing(&self) -> u64 {
         match self.missing.1 {
             0 => u64::MAX,
             times => u64::from(FIRST >> times.min(8)),
@@ -133,80 +133,80 @@ impl Window {
 
     /// Whether `psn` was missing before, so lately that what was sent again in its place cannot
     /// have been heard of.
-    pub(super) fn has_gone_back(&self, psn: u64, now: Time, round_trip: u64) -> bool {
+    pub(in crate::rc) fn has_gone_back(&self, psn: u64, now: Time, round_trip: u64) -> bool {
         self.missing.0 == psn && now.since(self.gone_back) < round_trip
     }
 
     /// The packet of `psn` was lost; `false` if that was said of what is on its way again.
-    pub(super) fn lost(&mut self, now: Time, psn: u64, round_trip: &RoundTrip) -> bool {
+    pub(in crate::rc) fn lost(&mut self, now: Time, psn: u64, round_trip: &RoundTrip) -> bool {
         let (missing, times) = self.missing;
-        if missing == psn && now.since(self.gone_back) < round_trip.shortest() {
+        if missing == psn && now.since(self.gone_back) < round_trip.min_rtt() {
             return false;
         }
         self.gone_back = now;
         self.missing = (psn, if missing == psn { times + 1 } else { 0 });
-        let span = round_trip.last().min(2 * round_trip.usual());
-        if span >= PACED_NS && self.size > FIRST {
+        let span = round_trip.latest().min(2 * round_trip.srtt());
+        if span >= PACED_NS && self.cwnd > FIRST {
             self.paced = Some((now, span));
-            self.allowed = FIRST;
+            self.paced_cwnd = FIRST;
         }
         // Everything was sent again: what is missing then was lost then, but for what was said
         // while that was on its way.
-        if now.since(self.answered) < round_trip.shortest() {
+        if now.since(self.answered) < round_trip.min_rtt() {
             return true;
         }
         self.answered = now;
         self.end_run();
-        let drained = round_trip.without_queue(self.size).max(self.size / 2);
+        let drained = round_trip.without_queue(self.cwnd).max(self.cwnd / 2);
         self.shrink(drained);
-        self.resize(self.threshold);
+        self.resize(self.ssthresh);
         true
     }
 
     /// Something was lost that goes again alone: nothing else is thrown away with it, however often
     /// that happens.
-    pub(super) fn lost_one(&mut self, now: Time, round_trip: &RoundTrip) {
-        if now.since(self.answered) < round_trip.shortest() {
+    pub(in crate::rc) fn lost_one(&mut self, now: Time, round_trip: &RoundTrip) {
+        if now.since(self.answered) < round_trip.min_rtt() {
             return;
         }
         self.answered = now;
         self.end_run();
-        self.threshold = round_trip.without_queue(self.size).max(self.size / 2).max(MIN);
+        self.ssthresh = round_trip.without_queue(self.cwnd).max(self.cwnd / 2).max(MIN);
         self.acknowledged = 0;
-        self.resize(self.threshold);
+        self.resize(self.ssthresh);
     }
 
     /// Without regard to pace.
-    pub(super) fn size(&self) -> u32 {
-        self.size
+    pub(in crate::rc) fn cwnd(&self) -> u32 {
+        self.cwnd
     }
 
     /// The path is congested: so many packets are left of it, and it grows from there.
-    pub(super) fn congested(&mut self, left: u32) {
-        self.threshold = left.max(MIN);
+    pub(in crate::rc) fn congested(&mut self, left: u32) {
+        self.ssthresh = left.max(MIN);
         self.acknowledged = 0;
-        self.resize(self.threshold);
+        self.resize(self.ssthresh);
     }
 
     /// Nothing came back in time.
-    pub(super) fn timed_out(&mut self, now: Time) {
+    pub(in crate::rc) fn timed_out(&mut self, now: Time) {
         self.answered = now;
         self.end_run();
-        self.shrink(self.size / 2);
-        self.resize(self.size.min(4 * MIN));
+        self.shrink(self.cwnd / 2);
+        self.resize(self.cwnd.min(4 * MIN));
     }
 
     /// What is found to be good, if what gets through between two losses permits.
     fn shrink(&mut self, good: u32) {
         let bound = self.usual_run.saturating_mul(RUNS).max(8 * MIN);
-        self.threshold = good.min(bound).max(MIN);
+        self.ssthresh = good.min(bound).max(MIN);
         self.acknowledged = 0;
     }
 
     fn end_run(&mut self) {
         let run = core::mem::take(&mut self.run);
         self.usual_run = match self.usual_run {
-            u32::MAX => run.max(self.size),
+            u32::MAX => run.max(self.cwnd),
             usual => usual - usual / 8 + run / 8,
         };
     }

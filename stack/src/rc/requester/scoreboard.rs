@@ -1,5 +1,5 @@
 //! Selective repeat: what the peer holds of what was sent, and what of it is missing and goes
-//! again, alone. See [`held`](super::held) for how it is told.
+//! again, alone. See [`held`](crate::rc::reorder) for how it is told.
 //!
 //! What is held is charged no more: the peer's receive queue has room for something else. What went
 //! again and is still missing goes once more when what left after it has arrived, and no sooner
@@ -10,16 +10,16 @@
 
 use std::collections::VecDeque;
 
-use super::held::SPAN;
-use super::requester::{Limits, Requester};
-use crate::pool::{Charge, Pools};
+use crate::peer::{Cost, Peers};
 use crate::qp::outbound::RequestPacket;
 use crate::qp::sq::SendQueue;
+use crate::rc::reorder::SPAN;
+use crate::rc::requester::{Limits, Requester};
 use crate::types::Time;
 
 /// What is known of packets behind the first that is not acknowledged.
 #[derive(Debug, Default)]
-pub(super) struct Repair {
+pub(in crate::rc) struct Scoreboard {
     /// A bit for each PSN that the peer holds, at PSN modulo [`SPAN`].
     held: Bits,
     /// Up to here it is known what is held and what is missing; 0 if nothing is held.
@@ -34,11 +34,11 @@ pub(super) struct Repair {
 
 /// What a report said that was not known.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct News {
+pub(in crate::rc) struct News {
     /// Something is lost.
-    pub(super) lost: bool,
+    pub(in crate::rc) lost: bool,
     /// Something is held.
-    pub(super) arrived: bool,
+    pub(in crate::rc) arrived: bool,
 }
 
 #[derive(Debug)]
@@ -78,7 +78,7 @@ struct Again {
     at: Time,
 }
 
-impl Repair {
+impl Scoreboard {
     fn is_idle(&self) -> bool {
         self.missing.is_empty() && self.end == 0
     }
@@ -170,24 +170,24 @@ impl Requester {
     /// Whether some of what follows the first that is missing is known to have arrived, or to be
     /// missing.
     #[inline]
-    pub(super) fn is_repairing(&self) -> bool {
+    pub(in crate::rc) fn is_repairing(&self) -> bool {
         self.repair.as_ref().is_some_and(|repair| !repair.is_idle())
     }
 
     /// The peer misses the first that is not acknowledged, and holds what `report` says. `None` if
     /// that cannot be so, or is nothing that can be repaired alone.
-    pub(super) fn hear_report(
+    pub(in crate::rc) fn hear_report(
         &mut self,
         now: Time,
         report: &[u8],
         sq: &SendQueue,
         limits: &Limits,
-        pools: &mut Pools,
+        peers: &mut Peers,
     ) -> Option<News> {
-        let una = self.una;
-        let behind = self.gate(sq, self.nxt).map_or(self.nxt, |(_, at)| at).min(una + SPAN);
+        let una = self.snd_una;
+        let behind = self.gate(sq, self.snd_nxt).map_or(self.snd_nxt, |(_, at)| at).min(una + SPAN);
         let mut repair = self.repair.take().unwrap_or_default();
-        let mut arrived = Charge::default();
+        let mut arrived = Cost::default();
         let end = repair.end.max(una);
         let told = (una..behind).zip(bits(report)).skip(1);
         for (psn, _) in told.filter(|(_, held)| *held) {
@@ -200,17 +200,17 @@ impl Requester {
         if repair.end > end {
             self.round_trip.acknowledged(repair.end, now, true);
         }
-        let lost = repair.judge(end, now, self.round_trip.shortest());
+        let lost = repair.judge(end, now, self.round_trip.min_rtt());
         self.repairs = due(&repair);
         let credible = repair.missing.front().is_some_and(|missing| missing.psn == una);
         self.repair = Some(repair);
-        self.release(arrived, limits, pools);
+        self.release(arrived, limits, peers);
         self.window.acknowledged(arrived.datagrams);
         credible.then_some(News { lost, arrived: arrived.datagrams > 0 })
     }
 
     /// Everything that is missing goes again; `false` if nothing is known to be.
-    pub(super) fn repair_all(&mut self) -> bool {
+    pub(in crate::rc) fn repair_all(&mut self) -> bool {
         let Some(repair) = &mut self.repair else { return false };
         repair.missing.iter_mut().for_each(|missing| missing.again = None);
         repair.next = 0;
@@ -222,14 +222,18 @@ impl Requester {
     /// Whether one may go again now: what is lost is not on its way, and takes no more of the
     /// window than anything else.
     #[inline]
-    pub(super) fn may_repair(&self) -> bool {
+    pub(in crate::rc) fn may_repair(&self) -> bool {
         let lost = u32::try_from(self.repairs).unwrap_or(u32::MAX);
-        let under_way = self.charged.datagrams.saturating_sub(lost);
+        let under_way = self.in_flight.datagrams.saturating_sub(lost);
         self.repairs > 0 && (under_way < self.window.packets() || self.repair_asks)
     }
 
     /// The next packet that goes again alone.
-    pub(super) fn next_repair(&self, sq: &SendQueue, limits: &Limits) -> Option<RequestPacket> {
+    pub(in crate::rc) fn next_repair(
+        &self,
+        sq: &SendQueue,
+        limits: &Limits,
+    ) -> Option<RequestPacket> {
         let repair = self.repair.as_ref()?;
         let psn = repair.missing.get(repair.due()?)?.psn;
         let index = self.index_of(sq, psn);
@@ -244,16 +248,16 @@ impl Requester {
             message: wqe.message(len),
             // There is room for the answer since it left first, but for that to a probe, or if
             // nothing asked.
-            ack_req: self.asks.has(psn) || self.repair_asks || self.has_quiet(sq),
+            ack_req: self.ack_requests.has(psn) || self.repair_asks || self.has_quiet(sq),
             solicited: wqe.is_solicited() && psn == wqe.last(),
         })
     }
 
     /// It left.
-    pub(super) fn repaired(&mut self, now: Time) {
+    pub(in crate::rc) fn repaired(&mut self, now: Time) {
         let Some(repair) = &mut self.repair else { return };
         if let Some(at) = repair.due() {
-            repair.missing[at].again = Some(Again { before: self.nxt, at: now });
+            repair.missing[at].again = Some(Again { before: self.snd_nxt, at: now });
             repair.next = at + 1;
             self.repairs -= 1;
             self.repair_asks = false;
@@ -261,8 +265,14 @@ impl Requester {
     }
 
     /// What is not charged of what was sent from `from` to before `to`, because the peer holds it.
-    pub(super) fn uncharged(&self, sq: &SendQueue, from: u64, to: u64, limits: &Limits) -> Charge {
-        let mut sum = Charge::default();
+    pub(in crate::rc) fn uncharged(
+        &self,
+        sq: &SendQueue,
+        from: u64,
+        to: u64,
+        limits: &Limits,
+    ) -> Cost {
+        let mut sum = Cost::default();
         if let Some(repair) = &self.repair {
             for (from, to) in repair.runs(from, to) {
                 sum.add(sq.cost_between(from, to, limits.mtu));
@@ -273,7 +283,7 @@ impl Requester {
 
     /// Everything before `to` is acknowledged; up to now that was `from`.
     #[cold]
-    pub(super) fn repaired_until(&mut self, from: u64, to: u64) {
+    pub(in crate::rc) fn repaired_until(&mut self, from: u64, to: u64) {
         if let Some(repair) = &mut self.repair {
             self.repairs -= repair.arrived(from, to);
         }
@@ -281,9 +291,9 @@ impl Requester {
 
     /// Everything from `from` on is sent again.
     #[cold]
-    pub(super) fn repair_no_more(&mut self, from: u64) {
+    pub(in crate::rc) fn repair_no_more(&mut self, from: u64) {
         if let Some(repair) = &mut self.repair {
-            repair.forget(from, self.una);
+            repair.forget(from, self.snd_una);
             self.repairs = due(repair);
             self.repair_asks = false;
         }
@@ -291,7 +301,7 @@ impl Requester {
 }
 
 /// How many packets are to go again.
-fn due(repair: &Repair) -> usize {
+fn due(repair: &Scoreboard) -> usize {
     repair.missing.iter().filter(|missing| missing.again.is_none()).count()
 }
 
@@ -305,8 +315,8 @@ mod tests {
     use super::*;
 
     /// The peer holds these.
-    fn holding(psns: impl Iterator<Item = u64>) -> Repair {
-        let mut repair = Repair::default();
+    fn holding(psns: impl Iterator<Item = u64>) -> Scoreboard {
+        let mut repair = Scoreboard::default();
         for psn in psns {
             repair.held.set(psn);
             repair.end = repair.end.max(psn + 1);
@@ -318,7 +328,7 @@ mod tests {
     #[test]
     fn no_bit_of_what_is_acknowledged_or_goes_again_is_left() {
         const FIRST: u64 = 1 << 24;
-        let of_none = |repair: &Repair| repair.held.0.iter().all(|word| *word == 0);
+        let of_none = |repair: &Scoreboard| repair.held.0.iter().all(|word| *word == 0);
         for count in [1, 63, 64, 65, SPAN - 1] {
             let held = || (FIRST + 1..=FIRST + count).step_by(2);
             let mut repair = holding(held());

@@ -8,25 +8,25 @@ use crate::types::Time;
 const MEMORY_NS: u64 = 10_000_000_000;
 /// Times that are remembered. A queue pair that sends more often than so many times in a round trip
 /// is measured less often.
-pub(super) const TURNS: usize = 64;
+pub(in crate::rc) const TURNS: usize = 64;
 
 /// The round trip of a path.
 #[derive(Debug, Clone, Default)]
-pub(super) struct RoundTrip {
+pub(in crate::rc) struct RoundTrip {
     /// What left together and is not acknowledged, ascending.
-    pub(super) turns: VecDeque<Turn>,
+    pub(in crate::rc) turns: VecDeque<Turn>,
     /// The last measurement, in nanoseconds; 0 before the first.
-    last: u64,
+    latest: u64,
     /// A moving average.
-    usual: u64,
-    shortest: u64,
+    srtt: u64,
+    min_rtt: u64,
     /// When that was.
     measured: Time,
 }
 
 /// What left at one time.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Turn {
+pub(in crate::rc) struct Turn {
     first: u64,
     left: Time,
     /// It had left before: nobody knows which of the two an acknowledgement answers.
@@ -36,7 +36,7 @@ pub(super) struct Turn {
 impl RoundTrip {
     /// The packet of `psn` left, for the first time or `again`.
     #[inline]
-    pub(super) fn sent(&mut self, psn: u64, now: Time, again: bool) {
+    pub(in crate::rc) fn sent(&mut self, psn: u64, now: Time, again: bool) {
         let new = self.turns.back().is_none_or(|last| last.left != now || last.again != again);
         if new && self.turns.len() < TURNS {
             self.turns.push_back(Turn { first: psn, left: now, again });
@@ -45,7 +45,7 @@ impl RoundTrip {
 
     /// Everything before `to` is acknowledged; `measured` if that took as long as the path takes.
     #[inline]
-    pub(super) fn acknowledged(&mut self, to: u64, now: Time, measured: bool) {
+    pub(in crate::rc) fn acknowledged(&mut self, to: u64, now: Time, measured: bool) {
         let mut answered = None;
         while let Some(turn) = self.turns.front()
             && turn.first < to
@@ -63,52 +63,52 @@ impl RoundTrip {
     }
 
     /// The packet of `psn` is said to be missing: measured is what came behind it.
-    pub(super) fn missing(&mut self, psn: u64, now: Time) {
+    pub(in crate::rc) fn missing(&mut self, psn: u64, now: Time) {
         match self.turns.iter().rev().find(|turn| turn.first <= psn) {
-            Some(turn) if turn.again => self.last = now.since(turn.left).max(1),
+            Some(turn) if turn.again => self.latest = now.since(turn.left).max(1),
             Some(turn) => self.measure(now.since(turn.left).max(1), now),
             None => {}
         }
     }
 
     /// Everything from `from` on is sent again: whose answer comes is unknown then.
-    pub(super) fn taken_back(&mut self, from: u64) {
+    pub(in crate::rc) fn taken_back(&mut self, from: u64) {
         while self.turns.back().is_some_and(|turn| turn.first >= from) {
             self.turns.pop_back();
         }
     }
 
     fn measure(&mut self, took: u64, now: Time) {
-        self.last = took;
-        self.usual = if self.usual == 0 { took } else { self.usual - self.usual / 8 + took / 8 };
-        if self.shortest == 0 || took <= self.shortest || now.since(self.measured) > MEMORY_NS {
-            (self.shortest, self.measured) = (took, now);
+        self.latest = took;
+        self.srtt = if self.srtt == 0 { took } else { self.srtt - self.srtt / 8 + took / 8 };
+        if self.min_rtt == 0 || took <= self.min_rtt || now.since(self.measured) > MEMORY_NS {
+            (self.min_rtt, self.measured) = (took, now);
         }
     }
 
     /// The last measurement in nanoseconds; 0 before the first.
-    pub(super) fn last(&self) -> u64 {
-        self.last
+    pub(in crate::rc) fn latest(&self) -> u64 {
+        self.latest
     }
 
     /// The shortest for some time in nanoseconds; 0 before the first.
-    pub(super) fn shortest(&self) -> u64 {
-        self.shortest
+    pub(in crate::rc) fn min_rtt(&self) -> u64 {
+        self.min_rtt
     }
 
     /// A moving average in nanoseconds; 0 before the first.
     #[inline]
-    pub(super) fn usual(&self) -> u64 {
-        self.usual
+    pub(in crate::rc) fn srtt(&self) -> u64 {
+        self.srtt
     }
 
     /// Of `packets` on their way, those that are so because of the way's length, and do not wait in
     /// a queue.
-    pub(super) fn without_queue(&self, packets: u32) -> u32 {
-        if self.last == 0 {
+    pub(in crate::rc) fn without_queue(&self, packets: u32) -> u32 {
+        if self.latest == 0 {
             return 0;
         }
-        let packets = u64::from(packets) * self.shortest / self.last.max(self.shortest);
+        let packets = u64::from(packets) * self.min_rtt / self.latest.max(self.min_rtt);
         u32::try_from(packets).unwrap_or(u32::MAX)
     }
 }
@@ -127,19 +127,19 @@ mod tests {
     fn an_answer_is_measured_from_when_the_last_packet_it_answers_left() {
         let mut round_trip = sent(&[(10, 1000, false), (20, 2000, false)]);
         round_trip.acknowledged(15, Time(5000), true);
-        assert_eq!(round_trip.last(), 4000);
+        assert_eq!(round_trip.latest(), 4000);
         round_trip.acknowledged(25, Time(5000), true);
-        assert_eq!(round_trip.last(), 3000);
+        assert_eq!(round_trip.latest(), 3000);
     }
 
     #[test]
     fn what_is_missing_is_measured_from_when_it_left() {
         let mut round_trip = sent(&[(10, 1000, false), (20, 2000, false)]);
         round_trip.missing(15, Time(5000));
-        assert_eq!(round_trip.last(), 4000);
+        assert_eq!(round_trip.latest(), 4000);
         round_trip.missing(20, Time(5000));
-        assert_eq!(round_trip.last(), 3000);
+        assert_eq!(round_trip.latest(), 3000);
         round_trip.missing(9, Time(9000));
-        assert_eq!(round_trip.last(), 3000, "that left long before");
+        assert_eq!(round_trip.latest(), 3000, "that left long before");
     }
 }

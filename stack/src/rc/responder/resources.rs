@@ -26,7 +26,7 @@ struct Record {
 
 /// What was asked for.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Kind {
+pub(in crate::rc) enum Kind {
     Read {
         va: u64,
         rkey: Key,
@@ -43,7 +43,7 @@ pub(super) enum Kind {
 
 /// A response with data.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum DataResponse {
+pub(in crate::rc) enum DataResponse {
     /// A packet of a READ response; an empty one says that a FLUSH or ATOMIC WRITE was executed.
     Read { psn: u64, place: Place, at: Sge, msn: u32 },
     /// The result of an atomic.
@@ -52,7 +52,7 @@ pub(super) enum DataResponse {
 
 /// The last `max_dest_rd_atomic` of them, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Records {
+pub(in crate::rc) struct Records {
     list: VecDeque<Record>,
     max: usize,
     /// Index of the first with something to send.
@@ -61,30 +61,30 @@ pub(super) struct Records {
 
 impl Records {
     /// Starts over, for at most `max`.
-    pub(super) fn start(&mut self, max: usize) {
+    pub(in crate::rc) fn start(&mut self, max: usize) {
         self.clear();
         self.max = max;
     }
 
     /// Forgets all of them.
-    pub(super) fn clear(&mut self) {
+    pub(in crate::rc) fn clear(&mut self) {
         self.list.clear();
         self.unsent = 0;
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::rc) fn len(&self) -> usize {
         self.list.len()
     }
 
     /// Whether a response is due.
     #[inline]
-    pub(super) fn due(&self) -> bool {
+    pub(in crate::rc) fn due(&self) -> bool {
         self.unsent < self.list.len()
     }
 
     /// Makes room for one more: the oldest goes, if it was answered. `false` if the peer asks for
     /// more at a time than it was told it may.
-    pub(super) fn make_room(&mut self) -> bool {
+    pub(in crate::rc) fn make_room(&mut self) -> bool {
         if self.list.len() < self.max {
             if self.list.capacity() < self.max {
                 self.allocate();
@@ -106,12 +106,12 @@ impl Records {
     }
 
     /// Whether the peer may ask for nothing that needs one.
-    pub(super) fn has_none(&self) -> bool {
+    pub(in crate::rc) fn has_none(&self) -> bool {
         self.max == 0
     }
 
     /// Appends the request that occupies the PSNs `first..=last`; its response is due.
-    pub(super) fn push(&mut self, first: u64, last: u64, msn: u32, kind: Kind) {
+    pub(in crate::rc) fn push(&mut self, first: u64, last: u64, msn: u32, kind: Kind) {
         debug_assert!(self.list.len() < self.max);
         let (from, next, until, answered) = (first, first, last, false);
         self.list.push_back(Record { first, last, from, next, until, answered, msn, kind });
@@ -119,7 +119,7 @@ impl Records {
 
     /// Repeats the response to a request that came again at `psn`; `false` if its record is gone or
     /// does not match.
-    pub(super) fn repeat(&mut self, packet: &Packet<'_>, psn: u64, mtu: Mtu) -> bool {
+    pub(in crate::rc) fn repeat(&mut self, packet: &Packet<'_>, psn: u64, mtu: Mtu) -> bool {
         // Newest first: that is what is asked for again.
         let Some(at) = self.list.iter().rposition(|r| (r.first..=r.last).contains(&psn)) else {
             return false;
@@ -144,7 +144,7 @@ impl Records {
 
     /// The response to send next, in the order of the PSNs.
     #[inline]
-    pub(super) fn response(&mut self, mtu: Mtu) -> Option<DataResponse> {
+    pub(in crate::rc) fn response(&mut self, mtu: Mtu) -> Option<DataResponse> {
         while let Some(record) = self.list.get(self.unsent) {
             if record.next <= record.until {
                 return Some(record.response(mtu));
@@ -156,7 +156,7 @@ impl Records {
 
     /// The response at `psn`, which `response` gave, left.
     #[inline]
-    pub(super) fn sent(&mut self, psn: u64) {
+    pub(in crate::rc) fn sent(&mut self, psn: u64) {
         if let Some(record) = self.list.get_mut(self.unsent) {
             debug_assert_eq!(record.next, psn);
             record.next = psn + 1;
@@ -167,7 +167,7 @@ impl Records {
 
     /// The response to send next has no memory any more. Whether it was only to be repeated: then
     /// nobody misses it, and it is dropped.
-    pub(super) fn drop_repetition(&mut self) -> bool {
+    pub(in crate::rc) fn drop_repetition(&mut self) -> bool {
         let Some(record) = self.list.get_mut(self.unsent).filter(|record| record.answered) else {
             return false;
         };
@@ -177,7 +177,7 @@ impl Records {
     }
 
     /// The next response cannot be sent, nor any after it: its PSN.
-    pub(super) fn fail(&mut self) -> Option<u64> {
+    pub(in crate::rc) fn fail(&mut self) -> Option<u64> {
         let psn = self.list.get(self.unsent).map(|record| record.next);
         self.list.truncate(self.unsent);
         psn

@@ -5,22 +5,22 @@
 
 use std::collections::VecDeque;
 
-use crate::pool::{Budget, Charge, Expected, Pools};
+use crate::peer::{Budget, Cost, Expected, Peers};
 
 /// What an acknowledgement costs us: BTH, AETH, ICRC.
-pub(super) const ACK: Charge = Charge::of(1, Budget::cost(12 + 4 + 4));
+pub(in crate::rc) const ACK: Cost = Cost::of(1, Budget::cost(12 + 4 + 4));
 
 /// The PSNs that asked and are not answered, ascending, and the room for the next.
 #[derive(Debug, Default)]
-pub(super) struct Asks {
-    pub(super) runs: VecDeque<Run>,
+pub(in crate::rc) struct AckRequests {
+    pub(in crate::rc) runs: VecDeque<Run>,
     /// For the packet that asks next.
     next: Option<Expected>,
 }
 
 /// Packets that asked one after the other.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Run {
+pub(in crate::rc) struct Run {
     first: u64,
     count: u32,
     /// The room for the answer to each.
@@ -41,49 +41,49 @@ impl Run {
     }
 }
 
-impl Asks {
+impl AckRequests {
     /// Whether packets may leave: there is room for the answer to the one that asks.
     #[inline]
-    pub(super) fn is_open(&self) -> bool {
+    pub(in crate::rc) fn is_open(&self) -> bool {
         self.next.is_some()
     }
 
     /// Whether the room for the next answer was kept for so long that others have it.
     #[inline]
-    pub(super) fn is_stale(&self, pools: &Pools) -> bool {
-        self.next.is_some_and(|answer| pools.has_forgotten(answer))
+    pub(in crate::rc) fn is_stale(&self, peers: &Peers) -> bool {
+        self.next.is_some_and(|answer| peers.has_forgotten(answer))
     }
 
     /// Takes room for the next answer.
     #[inline]
-    pub(super) fn open(&mut self, answer: Expected) {
+    pub(in crate::rc) fn open(&mut self, answer: Expected) {
         debug_assert!(self.next.is_none());
         self.next = Some(answer);
     }
 
     /// Gives the room for the next answer back, because nobody waits for it.
     #[inline]
-    pub(super) fn close(&mut self, pools: &mut Pools) {
+    pub(in crate::rc) fn close(&mut self, peers: &mut Peers) {
         if let Some(answer) = self.next.take() {
-            pools.answered(answer);
+            peers.answered(answer);
         }
     }
 
     /// One more than the last PSN that asked and is not answered.
     #[inline]
-    pub(super) fn end(&self) -> Option<u64> {
+    pub(in crate::rc) fn end(&self) -> Option<u64> {
         self.runs.back().map(Run::end)
     }
 
     /// Whether the packet of `psn` asked and is not answered.
-    pub(super) fn has(&self, psn: u64) -> bool {
+    pub(in crate::rc) fn has(&self, psn: u64) -> bool {
         let behind = self.runs.partition_point(|run| run.first <= psn);
         behind > 0 && psn < self.runs[behind - 1].end()
     }
 
     /// The packet of `psn`, which asks, left.
     #[inline]
-    pub(super) fn asked(&mut self, psn: u64) {
+    pub(in crate::rc) fn asked(&mut self, psn: u64) {
         let answer = self.next.take();
         debug_assert!(answer.is_some());
         self.asked_all(psn, 1, answer.unwrap_or(Expected::NOTHING));
@@ -91,7 +91,7 @@ impl Asks {
 
     /// So many packets from `first` on, each of which asks and has room for its answer, left.
     #[inline]
-    pub(super) fn asked_all(&mut self, first: u64, count: u32, each: Expected) {
+    pub(in crate::rc) fn asked_all(&mut self, first: u64, count: u32, each: Expected) {
         match self.runs.back_mut() {
             Some(last) if last.end() == first && last.each == each => last.count += count,
             _ => self.runs.push_back(Run { first, count, each }),
@@ -100,7 +100,7 @@ impl Asks {
 
     /// Everything before `to` was answered.
     #[inline]
-    pub(super) fn answered(&mut self, to: u64, pools: &mut Pools) {
+    pub(in crate::rc) fn answered(&mut self, to: u64, peers: &mut Peers) {
         // Those of one time are given back at once.
         let mut sum = Expected::NOTHING;
         while let Some(run) = self.runs.front_mut()
@@ -109,7 +109,7 @@ impl Asks {
             let count = run.before(to);
             let answers = run.each.times(count);
             if !sum.add(answers) {
-                pools.answered(core::mem::replace(&mut sum, answers));
+                peers.answered(core::mem::replace(&mut sum, answers));
             }
             if count < run.count {
                 run.first += u64::from(count);
@@ -118,19 +118,19 @@ impl Asks {
             }
             self.runs.pop_front();
         }
-        pools.answered(sum);
+        peers.answered(sum);
     }
 
     /// Everything from `from` on is sent again, and asks again. The room of one is kept, for what
     /// may be left before.
-    pub(super) fn taken_back(&mut self, from: u64, pools: &mut Pools) {
+    pub(in crate::rc) fn taken_back(&mut self, from: u64, peers: &mut Peers) {
         while let Some(run) = self.runs.back_mut()
             && run.end() > from
         {
             let stays = run.before(from);
             let kept = u32::from(self.next.is_none());
             self.next = self.next.or(Some(run.each));
-            pools.answered(run.each.times(run.count - stays - kept));
+            peers.answered(run.each.times(run.count - stays - kept));
             if stays > 0 {
                 run.count = stays;
                 break;
@@ -147,53 +147,53 @@ mod tests {
     const ROOM: Budget = Budget { bytes: 1 << 20, datagrams: 100 };
 
     /// Three ask, one does not, two ask.
-    fn asks(pools: &mut Pools) -> Asks {
-        let mut asks = Asks::default();
-        let each = pools.expect_each(ACK, 3);
+    fn asks(peers: &mut Peers) -> AckRequests {
+        let mut asks = AckRequests::default();
+        let each = peers.expect_each(ACK, 3);
         asks.asked_all(10, 3, each);
         for psn in [14, 15] {
-            asks.open(pools.expect(ACK));
+            asks.open(peers.expect(ACK));
             asks.asked(psn);
         }
         asks
     }
 
     /// For how many answers there is room left.
-    fn left(pools: &Pools) -> u32 {
-        pools.spared().datagrams
+    fn left(peers: &Peers) -> u32 {
+        peers.spared().datagrams
     }
 
     #[test]
     fn who_asked_is_known_until_it_is_answered() {
-        let mut pools = Pools::new(ROOM, crate::pool::CALM);
-        let mut asks = asks(&mut pools);
-        let known = |asks: &Asks| (9..17).filter(|psn| asks.has(*psn)).collect::<Vec<_>>();
+        let mut peers = Peers::new(ROOM, crate::peer::CALM);
+        let mut asks = asks(&mut peers);
+        let known = |asks: &AckRequests| (9..17).filter(|psn| asks.has(*psn)).collect::<Vec<_>>();
         assert_eq!(known(&asks), [10, 11, 12, 14, 15]);
-        assert_eq!((asks.runs.len(), asks.end(), left(&pools)), (2, Some(16), 95));
+        assert_eq!((asks.runs.len(), asks.end(), left(&peers)), (2, Some(16), 95));
         for (to, remaining, room) in [(10, 5, 95), (12, 3, 97), (15, 1, 99), (99, 0, 100)] {
-            asks.answered(to, &mut pools);
-            assert_eq!((known(&asks).len(), left(&pools)), (remaining, room), "before {to}");
+            asks.answered(to, &mut peers);
+            assert_eq!((known(&asks).len(), left(&peers)), (remaining, room), "before {to}");
         }
         assert_eq!(asks.end(), None);
     }
 
     #[test]
     fn of_what_is_taken_back_the_room_of_one_is_kept() {
-        let mut pools = Pools::new(ROOM, crate::pool::CALM);
+        let mut peers = Peers::new(ROOM, crate::peer::CALM);
         for (from, end, room) in
             [(16, Some(16), 95), (15, Some(15), 95), (12, Some(12), 97), (0, None, 99)]
         {
-            let mut pools = Pools::new(ROOM, crate::pool::CALM);
-            let mut asks = asks(&mut pools);
-            asks.taken_back(from, &mut pools);
-            assert_eq!((asks.end(), left(&pools)), (end, room), "from {from}");
+            let mut peers = Peers::new(ROOM, crate::peer::CALM);
+            let mut asks = asks(&mut peers);
+            asks.taken_back(from, &mut peers);
+            assert_eq!((asks.end(), left(&peers)), (end, room), "from {from}");
             assert_eq!(asks.is_open(), from < 16);
         }
-        let mut asks = asks(&mut pools);
-        asks.open(pools.expect(ACK));
-        asks.taken_back(0, &mut pools);
-        assert_eq!(left(&pools), 99, "there was one");
-        asks.close(&mut pools);
-        assert_eq!(left(&pools), 100);
+        let mut asks = asks(&mut peers);
+        asks.open(peers.expect(ACK));
+        asks.taken_back(0, &mut peers);
+        assert_eq!(left(&peers), 99, "there was one");
+        asks.close(&mut peers);
+        assert_eq!(left(&peers), 100);
     }
 }

@@ -12,27 +12,27 @@
 
 mod arrivals;
 mod budget;
-mod dense;
 mod expected;
-mod room;
+mod receiver;
+mod run_length;
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
 use self::arrivals::Arrivals;
 pub use self::budget::Budget;
-pub(crate) use self::budget::Charge;
-pub(crate) use self::dense::{CALM, datagrams_max};
-use self::dense::{ENOUGH, Watched};
+pub(crate) use self::budget::Cost;
 use self::expected::Epochs;
 pub(crate) use self::expected::Expected;
-pub(crate) use self::room::Pool;
+pub(crate) use self::receiver::Receiver;
+pub(crate) use self::run_length::{CALM, datagrams_max};
+use self::run_length::{ENOUGH, Watched};
 use crate::types::Time;
 
-/// The pools of all peers, by address, and our own.
+/// The receive queues of all peers, by address, and our own.
 #[derive(Debug)]
-pub(crate) struct Pools {
-    own: Pool,
+pub(crate) struct Peers {
+    own: Receiver,
     arrivals: Arrivals,
     /// How dense what we send leaves, and what comes to us.
     sent: Watched,
@@ -40,23 +40,23 @@ pub(crate) struct Pools {
     epochs: Epochs,
     /// So many datagrams without a loss, and it is forgotten.
     calm: u32,
-    peers: Vec<(IpAddr, u32, Pool)>,
+    peers: Vec<(IpAddr, u32, Receiver)>,
     /// Queue pairs that were called and have not been told.
     called: VecDeque<u32>,
 }
 
-/// Index of a pool: [`PoolId::OWN`] or a peer's.
+/// Index of a receive queue: [`PeerId::OWN`] or a peer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PoolId(u32);
+pub(crate) struct PeerId(u32);
 
-impl PoolId {
+impl PeerId {
     pub(crate) const OWN: Self = Self(u32::MAX);
 }
 
-impl Pools {
+impl Peers {
     pub(crate) fn new(own: Budget, calm: u32) -> Self {
         Self {
-            own: Pool::new(own, calm),
+            own: Receiver::new(own, calm),
             arrivals: Arrivals::default(),
             sent: Watched::default(),
             received: Watched::default(),
@@ -69,10 +69,10 @@ impl Pools {
 
     /// The pool of a peer; counts one more user. It gets `limit` if the peer itself `said` so, or
     /// nobody knows better.
-    pub(crate) fn join(&mut self, peer: IpAddr, limit: Budget, said: bool) -> PoolId {
-        let known = |(addr, users, _): &(IpAddr, u32, Pool)| *addr == peer && *users > 0;
+    pub(crate) fn join(&mut self, peer: IpAddr, limit: Budget, said: bool) -> PeerId {
+        let known = |(addr, users, _): &(IpAddr, u32, Receiver)| *addr == peer && *users > 0;
         let at = self.peers.iter().position(known).unwrap_or_else(|| {
-            let fresh = (peer, 0, Pool::new(limit, self.calm));
+            let fresh = (peer, 0, Receiver::new(limit, self.calm));
             match self.peers.iter().position(|(_, users, _)| *users == 0) {
                 Some(free) => {
                     self.peers[free] = fresh;
@@ -92,21 +92,21 @@ impl Pools {
         pool.fit(self.sent.density, ENOUGH);
         pool.line.reserve((*users as usize).saturating_sub(pool.line.len()));
         #[allow(clippy::cast_possible_truncation)]
-        let id = PoolId(at as u32);
+        let id = PeerId(at as u32);
         self.call(id);
         id
     }
 
     /// Whether something is under way to the peer of this pool.
     #[inline]
-    pub(crate) fn is_used(&self, id: PoolId) -> bool {
+    pub(crate) fn is_used(&self, id: PeerId) -> bool {
         self.peers.get(id.0 as usize).is_some_and(|(_, _, pool)| pool.used.datagrams > 0)
     }
 
-    /// Users of peers' pools, packets charged to those, and queue pairs that wait for room or have
+    /// Users of the receive queues of peers, packets charged to those, and queue pairs that wait for room or have
     /// been called, in our own too.
     pub(crate) fn held(&self) -> (usize, u64, usize) {
-        let waiting = |pool: &Pool| pool.line.len() + usize::from(pool.called.is_some());
+        let waiting = |pool: &Receiver| pool.line.len() + usize::from(pool.called.is_some());
         let mut held = (0, 0, waiting(&self.own));
         for (_, users, pool) in &self.peers {
             held.0 += *users as usize;
@@ -117,7 +117,7 @@ impl Pools {
     }
 
     /// One user less.
-    pub(crate) fn leave(&mut self, id: PoolId) {
+    pub(crate) fn leave(&mut self, id: PeerId) {
         if let Some((_, users, _)) = self.peers.get_mut(id.0 as usize) {
             *users = users.saturating_sub(1);
         }
@@ -131,9 +131,9 @@ impl Pools {
 
     /// Gives back what was charged.
     #[inline]
-    pub(crate) fn release(&mut self, id: PoolId, charge: Charge) {
+    pub(crate) fn release(&mut self, id: PeerId, charge: Cost) {
         let (density, enough) = match id {
-            PoolId::OWN => (self.received.density, u64::MAX),
+            PeerId::OWN => (self.received.density, u64::MAX),
             _ => (self.sent.density, ENOUGH),
         };
         let pool = self.get(id);
@@ -145,17 +145,17 @@ impl Pools {
 
     /// Whether our own pool has room for `answer`, which nobody needs.
     #[inline]
-    pub(crate) fn spares(&self, answer: Charge) -> bool {
+    pub(crate) fn spares(&self, answer: Cost) -> bool {
         self.own.spares(answer)
     }
 
     /// How much room our own pool has that nobody needs.
     #[inline]
-    pub(crate) fn spared(&self) -> Charge {
+    pub(crate) fn spared(&self) -> Cost {
         if self.own.called.is_none() && self.own.line.is_empty() {
             self.own.left()
         } else {
-            Charge::default()
+            Cost::default()
         }
     }
 
@@ -178,7 +178,7 @@ impl Pools {
     pub(crate) fn arrived_in_runs(&mut self, runs: u32, datagrams: u32, bytes: u64) {
         if self.received.add(runs, datagrams, bytes) {
             self.own.fit(self.received.density, u64::MAX);
-            self.call(PoolId::OWN);
+            self.call(PeerId::OWN);
         }
     }
 
@@ -189,14 +189,14 @@ impl Pools {
         for at in 0..self.peers.len() {
             self.peers[at].2.fit(density, ENOUGH);
             #[allow(clippy::cast_possible_truncation)]
-            self.call(PoolId(at as u32));
+            self.call(PeerId(at as u32));
         }
     }
 
     /// Something that was sent to the peer of this pool was lost, and may have found its queue
     /// full.
     #[cold]
-    pub(crate) fn lost(&mut self, id: PoolId) {
+    pub(crate) fn lost(&mut self, id: PeerId) {
         self.get(id).lost();
     }
 
@@ -215,24 +215,20 @@ impl Pools {
     /// What an answer of so many `packets`, of which each costs so much, takes of our own receive
     /// queue.
     #[inline]
-    pub(crate) fn charge_of_answer(&self, packets: u32, each: u32) -> Charge {
-        let all = Charge::of(packets, each);
-        if packets == 1 {
-            all
-        } else {
-            Charge { datagrams: self.arrivals.places_of(packets), ..all }
-        }
+    pub(crate) fn charge_of_answer(&self, packets: u32, each: u32) -> Cost {
+        let all = Cost::of(packets, each);
+        if packets == 1 { all } else { Cost { datagrams: self.arrivals.places_of(packets), ..all } }
     }
 
     /// `answer` will be asked for: our own receive queue keeps room for it.
     #[inline]
-    pub(crate) fn expect(&mut self, answer: Charge) -> Expected {
+    pub(crate) fn expect(&mut self, answer: Cost) -> Expected {
         self.expect_each(answer, 1)
     }
 
     /// `count` answers of that kind will be asked for; returns what each is charged with.
     #[inline]
-    pub(crate) fn expect_each(&mut self, answer: Charge, count: u32) -> Expected {
+    pub(crate) fn expect_each(&mut self, answer: Cost, count: u32) -> Expected {
         let each = self.epochs.ask(answer, count);
         self.own.charge(each.times(count).charge());
         each
@@ -248,7 +244,7 @@ impl Pools {
     #[inline]
     pub(crate) fn answered(&mut self, answer: Expected) {
         if let Some(charge) = self.epochs.answered(answer) {
-            self.release(PoolId::OWN, charge);
+            self.release(PeerId::OWN, charge);
         }
     }
 
@@ -264,7 +260,7 @@ impl Pools {
     fn begin_epoch(&mut self, now: Time) {
         let forgotten = self.epochs.pass(now);
         self.own.used.take(forgotten);
-        self.call(PoolId::OWN);
+        self.call(PeerId::OWN);
     }
 
     /// When one that waits for room of our own may have it without any answer.
@@ -278,9 +274,9 @@ impl Pools {
     pub(crate) fn wait(
         &mut self,
         slot: u32,
-        waiting: &mut Option<PoolId>,
-        id: PoolId,
-        need: Charge,
+        waiting: &mut Option<PeerId>,
+        id: PeerId,
+        need: Cost,
         over: bool,
     ) {
         if *waiting == Some(id) {
@@ -303,7 +299,7 @@ impl Pools {
 
     /// `slot` waits for nothing any more, or had its turn.
     #[inline]
-    pub(crate) fn quit(&mut self, slot: u32, waiting: &mut Option<PoolId>) {
+    pub(crate) fn quit(&mut self, slot: u32, waiting: &mut Option<PeerId>) {
         if let Some(id) = waiting.take() {
             self.get(id).leave(slot);
             self.call(id);
@@ -328,15 +324,15 @@ impl Pools {
     }
 
     #[inline]
-    pub(crate) fn get(&mut self, id: PoolId) -> &mut Pool {
-        if id == PoolId::OWN {
+    pub(crate) fn get(&mut self, id: PeerId) -> &mut Receiver {
+        if id == PeerId::OWN {
             return &mut self.own;
         }
         &mut self.peers[id.0 as usize].2
     }
 
     /// Gives the first in line a turn, if there is room for it.
-    fn call(&mut self, id: PoolId) {
+    fn call(&mut self, id: PeerId) {
         if let Some(slot) = self.get(id).call() {
             self.called.push_back(slot);
         }
