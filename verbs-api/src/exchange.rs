@@ -220,7 +220,12 @@ impl Exchange {
         goes_on: Option<&mut dyn FnMut() -> bool>,
     ) -> Result<(), VerbsError> {
         self.during(&format!("meeting at {name:?}"), |exchange| {
-            exchange.say(name)?;
+            match exchange.put(name) {
+                // A peer that has met this side may hang up before its device has acknowledged
+                // this line; what it said stays readable.
+                Err(error) if !is_hang_up(&error) => return Err(exchange.unsaid(&error)),
+                _ => {}
+            }
             let heard = exchange.line(goes_on)?;
             if heard != name {
                 let heard = printable(&heard);
@@ -235,15 +240,23 @@ impl Exchange {
     /// # Errors
     /// [`VerbsError::Exchange`] if the peer has closed the connection, or does not read.
     pub fn say(&mut self, line: &str) -> Result<(), VerbsError> {
+        self.put(line).map_err(|error| self.unsaid(&error))
+    }
+
+    fn put(&mut self, line: &str) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(line.len() + 1);
         bytes.extend_from_slice(line.as_bytes());
         bytes.push(b'\n');
-        self.link.write(&bytes).map_err(|error| match error.kind() {
+        self.link.write(&bytes)
+    }
+
+    fn unsaid(&self, error: &io::Error) -> VerbsError {
+        match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                 self.error("it does not read what it is told")
             }
-            _ => self.lost(&error),
-        })
+            _ => self.lost(error),
+        }
     }
 
     /// Tells the peer that this side cannot go on, and why. The peer's next read returns it as an
@@ -353,7 +366,7 @@ impl Exchange {
 
     fn lost(&self, error: &io::Error) -> VerbsError {
         match error.kind() {
-            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+            _ if is_hang_up(error) => {
                 self.error(format_args!("it closed the connection ({error})"))
             }
             ErrorKind::TimedOut => {
@@ -367,6 +380,10 @@ impl Exchange {
 /// Whether there is nothing to read yet. A connection that the kernel gave up is `TimedOut`.
 fn is_not_yet(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+fn is_hang_up(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
 }
 
 /// Detects that the peer of an [`Exchange`] has gone, without reading its lines.

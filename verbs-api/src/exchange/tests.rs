@@ -197,6 +197,26 @@ fn a_peer_that_goes_is_noticed_behind_its_unread_lines() {
     }
 }
 
+/// The peer has met this side before it goes, though nothing can be said to it any more.
+#[test]
+fn a_peer_that_goes_right_after_a_meeting_has_met() {
+    for (said, meets) in [("done", true), ("go", false)] {
+        let [mut a, mut b] = managed();
+        let watch = b.watch().unwrap();
+        a.say(said).unwrap();
+        drop(a);
+        let start = Instant::now();
+        while !watch.is_gone() {
+            assert!(start.elapsed() < Duration::from_secs(5));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(b.say("nothing leaves").is_err());
+        assert_eq!(b.barrier("done").is_ok(), meets, "{said}");
+        let why = b.barrier("done").unwrap_err().to_string();
+        assert!(why.contains("it closed the connection"), "{why}");
+    }
+}
+
 #[test]
 fn who_hangs_up_is_heard_to_the_end() {
     let [mut a, mut b] = managed();
