@@ -14,6 +14,7 @@ use crate::events::Events;
 use crate::groups::Groups;
 use crate::gsi::Gsi;
 use crate::ingress::{Datagram, Integrity, UnconnectedSources};
+use crate::limit::LimitsHit;
 use crate::mem::{Memory, PdId};
 use crate::peer::{Budget, PeerId, Peers};
 use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
@@ -88,6 +89,7 @@ impl Engine {
                 timers: Timers::default(),
                 counters: Counters::default(),
                 drops: Drops::default(),
+                limits_hit: LimitsHit::default(),
                 dirty: VecDeque::new(),
                 urgent: false,
                 events: Events::default(),

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::ah::Handles;
 use crate::events::Events;
+use crate::limit::LimitsHit;
 use crate::peer::{Budget, CALM, Peers};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
@@ -79,6 +80,7 @@ pub(crate) struct Shared {
     pub(crate) timers: Timers,
     pub(crate) counters: Counters,
     pub(crate) drops: Drops,
+    pub(crate) limits_hit: LimitsHit,
     /// Queue pairs with something to send, oldest first.
     pub(crate) dirty: VecDeque<u32>,
     /// Whether one of them has more to send than an acknowledgement.

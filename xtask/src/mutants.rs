@@ -408,8 +408,8 @@ mod tests {
     fn a_report_counts_by_part_and_names_the_survivors() {
         let mutant = |name: &str, fate| (name.to_owned(), fate);
         let fates = Fates::from([
-            mutant("stack/src/rc/requester/plan.rs:1:2: replace a with b", Fate::Caught),
-            mutant("stack/src/rc/requester/plan.rs:2:2: replace a with b", Fate::Missed),
+            mutant("stack/src/rc/requester/burst.rs:1:2: replace a with b", Fate::Caught),
+            mutant("stack/src/rc/requester/burst.rs:2:2: replace a with b", Fate::Missed),
             mutant("stack/src/rc/congestion/rtt.rs:1:2: delete !", Fate::Timeout),
             mutant("stack/src/any.rs:1:2: delete !", Fate::Unviable),
         ]);
@@ -418,7 +418,7 @@ mod tests {
         assert!(report.contains("\n| any | 0 | 0 | 0 | 1 | 0.0 % |\n"), "{report}");
         assert!(report.contains("\n| all | 1 | 1 | 1 | 1 | 66.7 % |\n"), "{report}");
         assert!(
-            report.ends_with("\n- `stack/src/rc/requester/plan.rs:2:2: replace a with b`\n"),
+            report.ends_with("\n- `stack/src/rc/requester/burst.rs:2:2: replace a with b`\n"),
             "{report}"
         );
     }

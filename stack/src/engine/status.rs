@@ -2,6 +2,7 @@
 
 use super::Engine;
 use crate::any::AnyQp;
+use crate::limit::LimitsHit;
 use crate::qp::Busy;
 use crate::qp::attr::{QpAttr, QpInit};
 use crate::shared::EngineConfig;
@@ -31,6 +32,18 @@ impl Engine {
     #[must_use]
     pub fn qp_counters(&self, qpn: Qpn) -> Option<QpCounters> {
         Some(self.qp(qpn)?.core().tally.get())
+    }
+
+    /// How often each limit ended a turn of a queue pair: why it did not send.
+    #[must_use]
+    pub fn qp_limits_hit(&self, qpn: Qpn) -> Option<LimitsHit> {
+        Some(self.qp(qpn)?.core().limits_hit.get())
+    }
+
+    /// The same of all queue pairs that there are and were.
+    #[must_use]
+    pub fn limits_hit(&self) -> &LimitsHit {
+        &self.shared.limits_hit
     }
 
     /// Whether posts to a queue pair may wait and leave as a batch.

@@ -143,12 +143,6 @@ impl Peers {
         }
     }
 
-    /// Whether our own pool has room for `answer`, which nobody needs.
-    #[inline]
-    pub(crate) fn spares(&self, answer: Cost) -> bool {
-        self.own.spares(answer)
-    }
-
     /// How much room our own pool has that nobody needs.
     #[inline]
     pub(crate) fn spared(&self) -> Cost {

@@ -47,12 +47,6 @@ impl Receiver {
         self.used.datagrams == 0 || self.has_room(charge.bytes, charge.datagrams)
     }
 
-    /// Whether nothing like `next` will fit any more once `charge` is charged.
-    #[inline]
-    pub(crate) fn closes_with(&self, charge: Cost, next: Cost) -> bool {
-        !self.has_room(charge.bytes + next.bytes, charge.datagrams + next.datagrams)
-    }
-
     #[inline]
     fn has_room(&self, bytes: u64, datagrams: u32) -> bool {
         self.used.bytes + bytes <= u64::from(self.room.bytes)
@@ -114,13 +108,6 @@ impl Receiver {
             bytes: u64::from(self.room.bytes).saturating_sub(self.used.bytes),
             datagrams: self.room.datagrams.saturating_sub(self.used.datagrams),
         }
-    }
-
-    /// Whether `charge` fits, and nobody waits for room.
-    #[inline]
-    pub(super) fn spares(&self, charge: Cost) -> bool {
-        let fits = self.has_room(charge.bytes, charge.datagrams);
-        self.called.is_none() && self.line.is_empty() && fits
     }
 
     /// Whether `slot` may charge `charge` now.

@@ -20,6 +20,7 @@ use self::tally::Tally;
 use crate::cm::ConnId;
 use crate::events::Events;
 use crate::ingress::Datagram;
+use crate::limit::Hits;
 use crate::mem::{Access, Accessor, Memory, PdId};
 use crate::peer::{Cost, PeerId};
 use crate::srq::{Receives, Srqs};
@@ -75,6 +76,7 @@ pub(crate) struct Core {
     pub(crate) recv_pd: PdId,
     pub(crate) deadline: Deadline,
     pub(crate) tally: Tally,
+    pub(crate) limits_hit: Hits,
     established: bool,
     /// The connection that the first message establishes, as the RTU does.
     pub(crate) awaited_by: Option<ConnId>,
@@ -111,6 +113,7 @@ impl Core {
             rq,
             recv_pd,
             tally: Tally::default(),
+            limits_hit: Hits::default(),
             deadline: Deadline::default(),
             established: false,
             awaited_by: None,

@@ -36,11 +36,11 @@ impl Tally {
         add(&self.sent_bytes, payload as u64);
     }
 
-    /// A packet that left had left before.
+    /// So many packets that left had left before.
     #[inline]
-    pub(crate) fn again(&self, counters: &mut Counters) {
-        counters.retransmitted_pkts += 1;
-        bump(&self.retransmitted_pkts);
+    pub(crate) fn sent_again(&self, counters: &mut Counters, count: u32) {
+        counters.retransmitted_pkts += u64::from(count);
+        self.retransmitted_pkts.set(self.retransmitted_pkts.get().wrapping_add(count));
     }
 
     /// A packet came.

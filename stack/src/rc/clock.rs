@@ -6,6 +6,8 @@
 
 use crate::peer::Budget;
 use crate::rc::Qp;
+use crate::rc::requester::permit::Want;
+use crate::rc::requester::recovery::Probe;
 use crate::shared::Shared;
 use crate::types::Time;
 use crate::verbs::{Completions, WcStatus};
@@ -109,7 +111,7 @@ impl Qp {
     #[inline]
     pub(super) fn schedule(&mut self, shared: &mut Shared) {
         let Clock { ack_timeout, tail_probe, pacing, .. } = self.clock;
-        let ready = self.requester.rnr_until.unwrap_or(Time::NEVER);
+        let ready = self.requester.control.ready_at();
         match ack_timeout.min(tail_probe).min(pacing).min(ready) {
             Time::NEVER => self.core.deadline.clear(),
             next => shared.timers.set(self.core.slot, &mut self.core.deadline, next),
@@ -150,7 +152,10 @@ impl Qp {
         if !shared.timers.settle(self.core.slot, &mut self.core.deadline, now) {
             return;
         }
-        let mut sends = self.requester.rnr_until.take_if(|until| *until <= now).is_some();
+        let mut sends = self.requester.control.ready_at() <= now;
+        if sends {
+            self.requester.control.forget_rnr();
+        }
         sends |= Clock::is_due(&mut self.clock.pacing, now);
         if !self.core.state.requests() {
             return self.disarm();
@@ -158,7 +163,7 @@ impl Qp {
         if Clock::is_due(&mut self.clock.ack_timeout, now) {
             // We did not run for so long that the question is late as well: the peer has its time
             // from now on.
-            let late = self.clock.has_not_asked() && self.requester.asked_nobody(&self.core.sq);
+            let late = self.clock.has_not_asked() && self.requester.asked_nothing(&self.core.sq);
             if late && self.probe(now, shared) {
                 self.clock.ack_timeout = self.answer_by(now);
                 sends = true;
@@ -176,14 +181,11 @@ impl Qp {
 
     /// Asks what became of what was sent.
     fn probe(&mut self, now: Time, shared: &mut Shared) -> bool {
-        if !self.requester.outstanding() || self.requester.rnr_until.is_some() {
-            return false;
-        }
-        let repairs = self.requester.repair_all();
-        if !repairs && !self.requester.may_repeat() {
-            return false;
-        }
         let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
+        if self.requester.permit(Want::Probe, sq, limits, peers).packets == 0 {
+            return false;
+        }
+        let repairs = self.requester.recovery.all_again();
         // One of us complains again when asked; of others a NAK may be lost, and they do not repeat
         // themselves.
         let stranger = self.core.peer().is_none_or(|peer| peer.budget == Budget::STANDARD);
@@ -192,10 +194,10 @@ impl Qp {
             // What is missing asks in the place of the last packet.
         } else if deaf {
             let una = self.requester.snd_una();
-            self.requester.window.timed_out(now);
+            self.requester.control.on_timeout(now);
             self.requester.go_back(una, sq, limits, peers);
         } else {
-            self.requester.probe(sq, limits, peers);
+            self.requester.probe(Probe::Tail, sq, limits, peers);
         }
         shared.counters.tail_probes += 1;
         self.clock.probes += 1;
@@ -213,7 +215,7 @@ impl Qp {
         if !self.requester.outstanding() {
             if core::mem::take(&mut self.waits_to_send) {
                 // Others hold the room, and may hold it for ever: ask for a sign of life without.
-                self.requester.overdraft = true;
+                self.requester.recovery.set_probe(Probe::Timeout);
                 shared.enqueue(self.core.slot, &mut self.core.queued);
             }
             return;
@@ -225,15 +227,14 @@ impl Qp {
         }
         self.retry_left -= 1;
         let una = self.requester.snd_una();
-        self.requester.window.timed_out(now);
+        self.requester.control.on_timeout(now);
         shared.peers.lost(self.limits.peer);
-        self.requester.forget_implied();
-        self.requester.silent = true;
+        self.requester.recovery.on_timeout();
         self.requester.answers_lost(&mut shared.peers);
         self.requester.go_back(una, &self.core.sq, &self.limits, &mut shared.peers);
         // One packet asks again, whether or not there is room: in line for that, behind others that
         // ask the same dead in vain, each try would take twice as long.
-        self.requester.overdraft = true;
+        self.requester.recovery.set_probe(Probe::Timeout);
         // Counts from now if nothing can be sent, and else from when it leaves.
         self.arm(now, shared);
         self.waits_to_send = true;

@@ -16,7 +16,7 @@ mod transmit;
 use self::clock::Clock;
 use self::congestion::ecn::{Notifier, Reaction};
 use self::reorder::ReorderBuffer;
-use self::requester::read_window::ReadWindow;
+use self::requester::permit::SendControl;
 use self::requester::{Limits, Requester};
 use self::responder::Responder;
 use crate::ingress::SourceCheck;
@@ -96,7 +96,7 @@ impl Qp {
             QpState::Rtr if from != to => self.ready_to_receive(shared),
             QpState::Rts if from == QpState::Rtr => self.ready_to_send(shared),
             QpState::Rts if from == QpState::Sqd => {
-                self.requester.begins = true;
+                self.requester.drain(false);
                 self.core.drain_wanted = false;
                 shared.enqueue(self.core.slot, &mut self.core.queued);
             }
@@ -129,7 +129,7 @@ impl Qp {
             shared.peers.leave(self.limits.peer);
             self.limits.peer = PeerId::OWN;
         }
-        self.requester.rnr_until = None;
+        self.requester.control.forget_rnr();
         (self.notifier, self.reaction) = (Notifier::default(), Reaction::new());
         self.clock = Clock::default();
         shared.timers.remove(self.core.slot, &mut self.core.deadline);
@@ -159,17 +159,18 @@ impl Qp {
         let budget = self.core.peer().map_or(Budget::STANDARD, |peer| peer.budget);
         let window = datagrams_max(budget).min(shared.config.window_max);
         let rd = self.core.attr.max_rd_atomic.unwrap_or(0);
-        self.requester.start(psn, self.core.sq.tail, rd, window);
         let mtu = self.limits.mtu;
         let room = shared.peers.answers_one_by_one(mtu.bytes() + OVERHEAD);
-        self.requester.read_window = ReadWindow::new(mtu, room, budget != Budget::STANDARD);
+        let mut control = SendControl::new(window, rd);
+        control.set_read_window(mtu, room, budget != Budget::STANDARD);
+        self.requester.start(psn, self.core.sq.tail, control);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
     }
 
     /// Begins no request any more; the attributes of those to come may change.
     fn drain(&mut self, attr: &QpAttr) {
-        self.requester.begins = false;
+        self.requester.drain(true);
         if let Some(max) = attr.max_rd_atomic {
             self.requester.set_max_rd_atomic(max);
         }
@@ -204,7 +205,7 @@ impl Qp {
         self.requester.release_all(&self.limits, &mut shared.peers, &mut shared.lists);
         self.held.clear(&mut shared.reorder_slab);
         shared.peers.quit(self.core.slot, &mut self.core.waiting);
-        self.requester.rnr_until = None;
+        self.requester.control.forget_rnr();
         self.clock = Clock::default();
         self.core.deadline.clear();
         self.responder.close();
@@ -222,9 +223,9 @@ impl Qp {
     /// The peer says that packets of ours are marked on their way.
     #[cold]
     pub(crate) fn notified(&mut self, now: Time) {
-        let Requester { window, round_trip, .. } = &mut self.requester;
-        if let Some(left) = self.reaction.notified(now, round_trip.srtt(), window.cwnd()) {
-            window.congested(left);
+        let Requester { control, round_trip, .. } = &mut self.requester;
+        if let Some(cwnd) = self.reaction.notified(now, round_trip.srtt(), control.cwnd()) {
+            control.on_ecn(cwnd);
         }
     }
 

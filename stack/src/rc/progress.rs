@@ -1,9 +1,11 @@
 //! Responses from the peer and the passing of time: what they mean for the requests under way.
 
+use crate::limit::Limit;
 use crate::mem::Memory;
 use crate::rc::Qp;
 use crate::rc::completer::{self, DataVerdict, Verdict, Why};
 use crate::rc::requester::Requester;
+use crate::rc::requester::permit::Want;
 use crate::shared::Shared;
 use crate::types::Time;
 use crate::verbs::{Completions, SendOp, WcStatus};
@@ -43,7 +45,7 @@ impl Qp {
         let gate = self.requester.gate(&self.core.sq, psn.saturating_add(1)).map(|(_, at)| at);
         match completer::judge(aeth.syndrome, psn, una, sent, gate) {
             Verdict::Advance { to } => {
-                self.requester.credits.hear(aeth);
+                self.requester.control.on_aeth(aeth);
                 self.advance(now, to, shared, host);
             }
             Verdict::Retry { to, from, why } => {
@@ -58,7 +60,7 @@ impl Qp {
             }
             Verdict::RnrWait { to, timer } => {
                 self.core.tally.not_ready(&mut shared.counters);
-                self.requester.credits.hear(aeth);
+                self.requester.control.on_aeth(aeth);
                 self.advance(now, to, shared, host);
                 self.rnr_wait(now, to, timer, shared, host);
             }
@@ -75,7 +77,7 @@ impl Qp {
 
     /// A responder repeats its last acknowledgement to grant more receives.
     fn hear_credits(&mut self, aeth: Aeth, shared: &mut Shared) {
-        self.requester.credits.hear(aeth);
+        self.requester.control.on_aeth(aeth);
         if self.requester.cursor() != self.core.sq.tail {
             shared.enqueue(self.core.slot, &mut self.core.queued);
         }
@@ -105,7 +107,7 @@ impl Qp {
         }
         let Some((index, _)) = gate else { return };
         if let Some(aeth) = packet.aeth() {
-            self.requester.credits.hear(aeth);
+            self.requester.control.on_aeth(aeth);
         }
         // Everything before the READ is acknowledged by its response.
         if psn > una {
@@ -161,7 +163,7 @@ impl Qp {
         self.retire(to, host);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
-        self.requester.rnr_until = None;
+        self.requester.control.forget_rnr();
         let asked = !self.clock.has_not_asked();
         self.clock.heard();
         if self.requester.outstanding() {
@@ -208,7 +210,7 @@ impl Qp {
     fn retry(&mut self, now: Time, from: u64, why: Why, shared: &mut Shared) {
         match why {
             Why::SequenceNak => self.core.tally.missed(&mut shared.counters),
-            Why::Implied if self.requester.implied_nak(from) => {
+            Why::Implied if self.requester.recovery.implied_nak(from) => {
                 shared.counters.implied_nak_seq_err += 1;
             }
             Why::Implied => return,
@@ -218,11 +220,11 @@ impl Qp {
         if !self.requester.is_behind(from) {
             return;
         }
-        let Requester { window, round_trip, .. } = &mut self.requester;
+        let Requester { control, round_trip, .. } = &mut self.requester;
         if self.clock.has_not_asked() {
             round_trip.missing(from, now);
         }
-        if !window.lost(now, from, round_trip) {
+        if !control.on_loss(now, from, round_trip) {
             return;
         }
         shared.peers.lost(self.limits.peer);
@@ -239,14 +241,14 @@ impl Qp {
     fn repair(&mut self, now: Time, from: u64, report: &[u8], shared: &mut Shared) {
         let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
         let news = match self.requester.is_behind(from) {
-            true => self.requester.hear_report(now, report, sq, limits, peers),
+            true => self.requester.on_report(now, report, sq, limits, peers),
             false => None,
         };
-        let Requester { window, round_trip, .. } = &mut self.requester;
+        let Requester { control, round_trip, .. } = &mut self.requester;
         let Some(news) = news else {
             // It says so of each packet that asks: those that left before it was heard first are
             // old news.
-            if !window.has_gone_back(from, now, round_trip.latest()) {
+            if !control.was_just_lost(from, now, round_trip.latest()) {
                 self.retry(now, from, Why::SequenceNak, shared);
             }
             return;
@@ -254,7 +256,7 @@ impl Qp {
         self.core.tally.missed(&mut shared.counters);
         self.clock.complained = true;
         if news.lost {
-            window.lost_one(now, round_trip);
+            control.on_selective_loss(now, round_trip);
             shared.peers.lost(self.limits.peer);
         }
         if news.arrived {
@@ -273,7 +275,9 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) {
-        if self.requester.rnr_until.is_some() || to != self.requester.snd_una() {
+        let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
+        let waits = self.requester.permit(Want::Request, sq, limits, peers).limited_by;
+        if waits == Limit::Rnr || to != self.requester.snd_una() {
             return;
         }
         if self.core.attr.rnr_retry != Some(7) {
@@ -287,7 +291,7 @@ impl Qp {
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.requester.go_back(to, &self.core.sq, &self.limits, &mut shared.peers);
         let until = now.after(u64::from(rnr_timer_us(timer)) * 1000);
-        self.requester.rnr_until = Some(until);
+        self.requester.control.on_rnr(until);
         self.disarm();
         self.schedule(shared);
     }

@@ -2,11 +2,13 @@
 //! plain acknowledgement. A frame is reserved before anything changes, so that nothing has to be
 //! taken back.
 
+use crate::limit::Limit;
 use crate::mem::Memory;
 use crate::qp::TurnEnd;
 use crate::qp::outbound::{RequestPacket, Sent, frame, header};
 use crate::rc::Qp;
-use crate::rc::requester::plan::{Plan, Shape, request_header};
+use crate::rc::requester::burst::{Plan, ResponseRequest, request_header};
+use crate::rc::requester::permit::Permit;
 use crate::rc::responder::Response;
 use crate::rc::responder::resources::DataResponse;
 use crate::shared::Shared;
@@ -49,7 +51,7 @@ impl Qp {
         if !self.requester.has_lists() && self.requester.cursor() != self.core.sq.tail {
             self.requester.take_lists(&mut shared.lists);
         }
-        let more = self.requester.window.tick(now);
+        let more = self.requester.control.tick(now);
         let turn = self.transmit_requests(now, quantum, shared, host, sink);
         if !self.core.state.requests() {
             // One of them failed: nothing is awaited any more.
@@ -185,62 +187,86 @@ impl Qp {
         host: &mut H,
         sink: &mut impl TxSink,
     ) -> TurnEnd {
-        self.requester.batch.begin();
+        self.requester.control.begin_turn();
         loop {
-            self.transmit_run(now, quantum, shared, host, sink);
-            let plan =
-                self.requester.plan(&self.core.sq, &self.limits, &mut shared.peers, host.regions());
-            let fault = match plan {
-                // A run that was begun is not cut short.
-                Plan::Send(shape) if *quantum == 0 && !self.continues_run(&shape) => {
-                    return TurnEnd::Quantum;
+            let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
+            let plan = self.requester.plan(sq, limits, peers, host.regions());
+            if *quantum == 0 && !self.continues_beyond_turn(&plan) {
+                self.limited(Limit::Turn, shared);
+                return TurnEnd::Quantum;
+            }
+            let sent = match plan {
+                Plan::Burst(permit) => {
+                    Ok(self.send_burst(now, &permit, quantum, shared, host, sink))
                 }
-                Plan::Send(shape) => match self.send_request(&shape, shared, host, sink) {
-                    Sent::Yes => {
-                        let (sq, limits) = (&self.core.sq, &self.limits);
-                        self.requester.sent(now, &shape, sq, limits, &mut shared.peers);
-                        *quantum = quantum.saturating_sub(1);
-                        continue;
-                    }
-                    Sent::Full => return TurnEnd::SinkFull,
-                    Sent::Refused => Some(WcStatus::LocProtErr),
-                },
-                Plan::Repair(_) if *quantum == 0 => return TurnEnd::Quantum,
-                Plan::Repair(piece) => match self.send_repair(now, &piece, shared, host, sink) {
-                    Sent::Full => return TurnEnd::SinkFull,
-                    _ => {
-                        *quantum -= 1;
-                        continue;
-                    }
-                },
+                Plan::Request(request) => {
+                    Ok(self.send_request(&request, quantum, shared, host, sink))
+                }
+                Plan::Lost(packet) => Ok(self.send_lost(now, &packet, quantum, shared, host, sink)),
                 Plan::Local => match self.core.run_local(self.requester.cursor(), host) {
                     Ok(()) => {
                         self.requester.executed();
                         self.retire(self.requester.snd_una(), host);
                         continue;
                     }
-                    Err(status) => Some(status),
+                    Err(status) => Err(Some(status)),
                 },
-                Plan::Wait(pool, need) => return TurnEnd::Wait(pool, need),
-                Plan::Idle => None,
-                Plan::Fault(status) => Some(status),
+                Plan::Blocked(Permit { limited_by, wait, .. }) => {
+                    self.limited(limited_by, shared);
+                    if let Some((receiver, need)) = wait {
+                        return TurnEnd::Wait(receiver, need);
+                    }
+                    Err(None)
+                }
+                Plan::Fault(status) => Err(Some(status)),
+            };
+            let fault = match sent {
+                // The usual end: all of it left, and asked.
+                Ok(Sent::Yes) if self.requester.has_asked_for_all(&self.core.sq) => {
+                    self.limited(Limit::SendQueueEmpty, shared);
+                    return TurnEnd::Idle;
+                }
+                Ok(Sent::Yes) => continue,
+                Ok(Sent::Full) => {
+                    self.limited(Limit::Port, shared);
+                    return TurnEnd::SinkFull;
+                }
+                Ok(Sent::Refused) => Some(WcStatus::LocProtErr),
+                Err(fault) => fault,
             };
             if let Some(status) = fault
                 && self.local_fault(status, shared, host)
             {
                 return TurnEnd::Idle;
             }
-            if !self.requester.ask_again(&self.core.sq, &self.limits, &mut shared.peers) {
+            let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
+            if !self.requester.ask_again(sq, limits, peers) {
                 return TurnEnd::Idle;
             }
         }
     }
 
-    /// Whether a packet leaves in one run with those before it.
-    fn continues_run(&self, shape: &Shape) -> bool {
-        let (wqe, piece) = (self.core.sq.get(shape.piece.index), &shape.piece);
-        let bytes = piece.len + request_header(&wqe.op, wqe.begins(piece.psn));
-        !wqe.has_response() && self.requester.batch.is_joined_by(bytes)
+    /// Counts why nothing more leaves in this turn.
+    #[inline]
+    fn limited(&mut self, limit: Limit, shared: &mut Shared) {
+        self.core.limits_hit.hit(limit);
+        shared.limits_hit.hit(limit);
+    }
+
+    /// Whether what is planned goes on although the turn is over: a run that was begun is not cut
+    /// short, and what sends nothing costs the others nothing.
+    fn continues_beyond_turn(&self, plan: &Plan) -> bool {
+        match plan {
+            Plan::Burst(_) => {
+                let (index, psn) = (self.requester.cursor(), self.requester.snd_nxt);
+                let wqe = self.core.sq.get(index);
+                let len = wqe.payload(psn, self.limits.mtu);
+                let bytes = len + request_header(&wqe.op, wqe.begins(psn));
+                self.requester.control.continues_run(bytes)
+            }
+            Plan::Request(_) | Plan::Lost(_) => false,
+            Plan::Local | Plan::Fault(_) | Plan::Blocked(_) => true,
+        }
     }
 
     /// The request under the cursor cannot be executed: it fails once those before it are done.
@@ -260,18 +286,22 @@ impl Qp {
 
     #[inline]
     fn send_request<H: Memory>(
-        &self,
-        shape: &Shape,
+        &mut self,
+        request: &ResponseRequest,
+        quantum: &mut usize,
         shared: &mut Shared,
         host: &H,
         sink: &mut impl TxSink,
     ) -> Sent {
         let Some(to) = self.core.target() else { return Sent::Refused };
-        let sent = self.core.send_packet(&shape.piece, &to, &mut shared.counters, host, sink);
-        let repeats = self.requester.was_sent(shape.piece.psn) && !self.requester.probing;
-        let again = sent == Sent::Yes && repeats;
-        if again {
-            self.core.tally.again(&mut shared.counters);
+        let sent = self.core.send_packet(&request.packet, &to, &mut shared.counters, host, sink);
+        if sent == Sent::Yes {
+            let requester = &mut self.requester;
+            if requester.was_sent(request.packet.psn) && !requester.recovery.is_tail_probe() {
+                self.core.tally.sent_again(&mut shared.counters, 1);
+            }
+            requester.request_left(request, &self.core.sq, &self.limits, &mut shared.peers);
+            *quantum -= 1;
         }
         sent
     }
@@ -295,29 +325,30 @@ impl Qp {
     }
 
     #[cold]
-    fn send_repair<H: Memory>(
+    fn send_lost<H: Memory>(
         &mut self,
         now: Time,
-        piece: &RequestPacket,
+        packet: &RequestPacket,
+        quantum: &mut usize,
         shared: &mut Shared,
         host: &H,
         sink: &mut impl TxSink,
     ) -> Sent {
         let Some(to) = self.core.target() else { return Sent::Refused };
-        let sent = self.core.send_packet(piece, &to, &mut shared.counters, host, sink);
-        match sent {
+        match self.core.send_packet(packet, &to, &mut shared.counters, host, sink) {
             Sent::Yes => {
-                self.core.tally.again(&mut shared.counters);
-                self.requester.repaired(now);
+                self.core.tally.sent_again(&mut shared.counters, 1);
+                self.requester.lost_left(now);
             }
-            Sent::Full => {}
+            Sent::Full => return Sent::Full,
             // Its memory is gone: the request fails when it is the oldest.
             Sent::Refused => {
                 let (una, peers) = (self.requester.snd_una(), &mut shared.peers);
                 self.requester.go_back(una, &self.core.sq, &self.limits, peers);
             }
         }
-        sent
+        *quantum -= 1;
+        Sent::Yes
     }
 
     #[inline]

@@ -213,9 +213,9 @@ pub const BUGS: &[Bug] = &[
         name: "fence-ignored",
         what: "a fenced request does not wait for the READs before it",
         seed: 1,
-        file: "rc/requester/plan.rs",
-        right: "if wqe.is_fenced() && !self.responses.is_empty() {",
-        wrong: "if wqe.is_fenced() && !self.responses.is_empty() && !BUG {",
+        file: "rc/requester/permit/mod.rs",
+        right: "let waits = (wqe.is_fenced() && !self.responses.is_empty())",
+        wrong: "let waits = (wqe.is_fenced() && !self.responses.is_empty() && !BUG)",
     },
     Bug {
         name: "half-message-kept",
@@ -229,9 +229,11 @@ pub const BUGS: &[Bug] = &[
         name: "repair-other-bytes",
         what: "a packet that goes again alone carries the bytes of the one before it",
         seed: 1,
-        file: "rc/requester/scoreboard.rs",
-        right: "offset: wqe.offset(psn, limits.mtu),",
-        wrong: "offset: wqe.offset(if BUG { psn.saturating_sub(1).max(wqe.first) } else { psn }, limits.mtu),",
+        file: "rc/requester/recovery/scoreboard.rs",
+        right: "        Some(RequestPacket::of(index, wqe, psn, limits.mtu, ack_req))",
+        wrong: "        let before = psn.saturating_sub(1).max(wqe.first);
+        let offset = wqe.offset(if BUG { before } else { psn }, limits.mtu);
+        Some(RequestPacket { offset, ..RequestPacket::of(index, wqe, psn, limits.mtu, ack_req) })",
     },
     Bug {
         name: "qkey-unchecked",
@@ -422,7 +424,7 @@ pub const BUGS: &[Bug] = &[
         right: "            Verdict::Advance { to } => {
 ",
         wrong: "            Verdict::Advance { to } => {
-                let to = if BUG && self.requester.has_quiet(&self.core.sq) { sent } else { to };
+                let to = if BUG && self.requester.acks.has_unasked(&self.core.sq) { sent } else { to };
 ",
     },
     Bug {
@@ -439,14 +441,15 @@ pub const BUGS: &[Bug] = &[
         name: "cut-forgotten",
         what: "what is missing of a WRITE that was cut goes again as a part of one message",
         seed: 1,
-        file: "rc/requester/scoreboard.rs",
-        right: "            opcode: wqe.data_opcode(psn),
-",
-        wrong: "            opcode: match BUG {
-                true => crate::qp::opcode::data_opcode(&wqe.op, psn == wqe.first, psn == wqe.last()),
-                false => wqe.data_opcode(psn),
-            },
-",
+        file: "rc/requester/recovery/scoreboard.rs",
+        right: "        // There is credit for the answer since it left first",
+        wrong: "        if BUG {
+            let opcode =
+                crate::qp::opcode::data_opcode(&wqe.op, psn == wqe.first, psn == wqe.last());
+            let packet = RequestPacket::of(index, wqe, psn, limits.mtu, self.ack_requests.has(psn));
+            return Some(RequestPacket { opcode, ..packet });
+        }
+        // There is credit for the answer since it left first",
     },
     Bug {
         name: "successor-forgotten",

@@ -1,16 +1,23 @@
-//! Small WRITEs that ask for no acknowledgement, though nothing follows them.
+//! Which packets ask for an acknowledgement (BTH.AckReq). That is the requester's choice (IBTA
+//! volume 1, 9.7.5.1.2 \[M\]).
+//!
+//! - Problem: an acknowledgement is a packet, and it takes credit of our own receive queue. But
+//!   completions, the congestion window and the peer's credit wait for it.
+//! - Rule: while there is credit, each message asks at its end, and long ones in between; without,
+//!   only the last packet that may leave does. Small WRITEs that answer each other and make no
+//!   completion ask one in eight times ([`Acks`]).
+//! - Cost if wrong: the sender stands still until a probe, or each packet costs two.
+//! - Measured: `docs/performance/history.md`.
 //!
 //! Where two sides answer each other's WRITEs, each answer takes the acknowledgement of what it
 //! answers along: two packets in the place of one, and their receiver looks at both before its
-//! program sees the one. Nobody waits for it if the WRITE makes no completion, so of such WRITEs
-//! only each eighth ack_requests. Which packets ask is the requester's choice (IBTA volume 1, 9.7.5.1.2
-//! \[M\]); cards ask once in so many (`log_ack_req_freq` of mlx5, in Linux' `fpga/conn.c` 2^8;
-//! `HERMON_QP_ACKREQ_FREQ` of illumos, 2^5). All are acknowledged, several at once, by whatever
-//! asks next.
+//! program sees the one. Nothing waits for it if the WRITE makes no completion. Cards ask once in
+//! so many (`log_ack_req_freq` of mlx5, in Linux' `fpga/conn.c` 2^8; `HERMON_QP_ACKREQ_FREQ` of
+//! illumos, 2^5). All are acknowledged, several at once, by whatever asks next.
 //!
-//! If nothing does, the probe asks ([`clock`](crate::rc::clock)), as if the acknowledgement had been
-//! lost: 2 ms later, by the last packet again. That is what a standard responder answers wherever
-//! it stands: with an acknowledgement of all if it has that packet, by taking it if that alone was
+//! If nothing does, the probe asks ([`clock`](crate::rc::clock)), as if the acknowledgement had
+//! been lost: 2 ms later, by the last packet again. A standard responder answers that wherever it
+//! stands: with an acknowledgement of all if it has that packet, by taking it if that alone was
 //! lost, with a NAK of the first that is missing otherwise. Anything shorter would have to bear a
 //! number that is acknowledged already, so that it is not taken for what was lost, and its answer
 //! could be an older one that was late.
@@ -23,10 +30,11 @@ use crate::qp::sq::{SendQueue, Wqe};
 use crate::rc::Qp;
 use crate::rc::clock::PATIENCE_NS;
 use crate::rc::requester::Requester;
+use crate::rc::requester::permit::Permit;
 use crate::types::Time;
 use crate::verbs::SendOp;
 
-/// One of so many ack_requests.
+/// Of small WRITEs that answer, one of so many asks.
 const EVERY: u32 = 8;
 /// A queue pair that sends one so soon after the other asks by the last of them in half the time in
 /// which the probe would. One that sends more rarely would be probed for each.
@@ -35,89 +43,137 @@ const SOON_NS: u64 = PATIENCE_NS / 2 / EVERY as u64;
 const BYTES_MAX: u32 = 256;
 /// An acknowledgement timeout of no less than this is not over before the probe is answered.
 const TIMEOUT_NS_MIN: u64 = 4 * PATIENCE_NS;
+/// A long message asks four times in a congestion window, and every so many packets at least.
+const INTERVAL_MAX: u32 = 32;
 
-/// What left without asking.
-#[derive(Debug, Default)]
-pub(in crate::rc) struct Quiet {
-    /// One more than the index of the last request that did; 0 if it is sent again, or there was
-    /// none.
-    until: u64,
-    /// When requests left last, of whatever kind runs are made of.
-    left: Time,
-    /// The PSN that was expected of the peer then.
-    heard: u64,
+/// Which packets of a burst ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::rc) enum AckPolicy {
+    /// None.
+    Never,
+    /// The last of each message, and each that comes so many after the one that asked before; as
+    /// many as there is credit for their answers. Whether or not there is, the last that may leave.
+    Often { interval: u64, spare: u32 },
 }
 
-impl Quiet {
-    /// A run of requests before the one of index `next` left, the last of them `quiet` or not, when
-    /// the PSN `heard` was expected of the peer.
-    #[inline]
-    pub(in crate::rc) fn sent(&mut self, next: u64, quiet: bool, now: Time, heard: u64) {
-        *self = Self { until: if quiet { next } else { 0 }, left: now, heard };
+/// When packets asked, and which need not have.
+#[derive(Debug, Default)]
+pub(in crate::rc) struct Acks {
+    /// The last PSN that asked.
+    last: u64,
+    /// One more than the index of the last request that left and did not ask, although nothing
+    /// followed it; 0 if it goes again, or there is none.
+    unasked: u64,
+    /// When requests left last.
+    left: Time,
+    /// The PSN that was expected of the peer then.
+    expected: u64,
+}
+
+impl Acks {
+    /// Starts at `psn`.
+    pub(in crate::rc) fn start(psn: u64) -> Self {
+        Self { last: psn, ..Self::default() }
     }
 
-    /// Everything that was sent last is sent again, and ack_requests.
+    /// The last PSN that asked.
     #[inline]
-    pub(in crate::rc) fn ends(&mut self) {
-        self.until = 0;
+    pub(in crate::rc) fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// The packet of `psn`, which asks, left.
+    #[inline]
+    pub(in crate::rc) fn asked(&mut self, psn: u64) {
+        self.last = psn;
+    }
+
+    /// The requests before that of index `next` left, when the PSN `expected` was expected of the
+    /// peer; `never` if the last of them did not ask.
+    #[inline]
+    pub(in crate::rc) fn left(&mut self, next: u64, never: bool, now: Time, expected: u64) {
+        (self.unasked, self.left, self.expected) = (if never { next } else { 0 }, now, expected);
+    }
+
+    /// Everything from `from` on goes again, and asks.
+    pub(in crate::rc) fn taken_back(&mut self, from: u64) {
+        (self.last, self.unasked) = (from, 0);
+    }
+
+    /// Everything that left is to be asked about: the queue pair drains.
+    pub(in crate::rc) fn drains(&mut self) {
+        self.unasked = 0;
+    }
+
+    /// Whether something of what is not acknowledged left without asking.
+    pub(in crate::rc) fn has_unasked(&self, sq: &SendQueue) -> bool {
+        self.unasked > sq.head
     }
 }
 
 impl Qp {
-    /// Whether the request under the cursor, a message of one packet of which nothing is special,
-    /// need not ask.
+    /// Which packets of the burst that begins at the cursor ask.
     #[inline]
-    pub(in crate::rc) fn may_be_quiet(&self, now: Time, peers: &mut Peers) -> bool {
-        let (sq, cur) = (&self.core.sq, self.requester.wqe_next);
-        let wqe = sq.get(cur);
+    pub(in crate::rc) fn ack_policy(
+        &self,
+        now: Time,
+        permit: &Permit,
+        peers: &mut Peers,
+    ) -> AckPolicy {
+        let (sq, cursor) = (&self.core.sq, self.requester.wqe_next);
+        let wqe = sq.get(cursor);
         // A request with a completion asks, and one that is followed does by the next. Inline data
         // is our own memory: no program that has its answer finds it in use.
-        wqe.is_inline_and_unsignaled() && cur + 1 == sq.tail && self.is_an_answer(now, wqe, peers)
+        let alone = wqe.is_inline_and_unsignaled() && cursor + 1 == sq.tail;
+        if alone && self.is_an_answer(now, wqe, peers) {
+            return AckPolicy::Never;
+        }
+        let interval = (permit.window / 4).clamp(1, INTERVAL_MAX);
+        AckPolicy::Often { interval: interval.into(), spare: permit.responses }
     }
 
     #[inline(never)]
     fn is_an_answer(&self, now: Time, wqe: &Wqe, peers: &mut Peers) -> bool {
         let Self { core, requester, responder, limits, .. } = self;
-        let Requester { quiet, window, round_trip, .. } = requester;
-        let writes = matches!(wqe.op, SendOp::Write { imm: None, .. }) && wqe.len <= BYTES_MAX;
-        let answers = responder.expected() != quiet.heard && now.since(quiet.left) < SOON_NS;
-        let asked_lately = requester.snd_nxt - requester.last_ack_req < u64::from(EVERY);
+        let Requester { acks, control, recovery, round_trip, .. } = requester;
+        let writes = wqe.is_plain()
+            && matches!(wqe.op, SendOp::Write { imm: None, .. })
+            && wqe.len <= BYTES_MAX;
+        let answers = responder.expected() != acks.expected && now.since(acks.left) < SOON_NS;
+        let asked_lately = requester.snd_nxt - acks.last < u64::from(EVERY);
         // What it takes is given back late, and others may want it: of the send queue, of the
-        // peer's room, of the window.
-        let has_room = core.sq.is_mostly_free()
-            && peers.get(limits.peer).is_mostly_free(EVERY)
-            && window.is_whole()
-            && window.packets() > EVERY;
+        // peer's credit, of the window.
+        let has_room = core.sq.is_mostly_free() && control.has_ample(EVERY, limits.peer, peers);
         // Of a path that is not known nothing is probed, and of a long one late.
         let probed = (1..=PATIENCE_NS / 4).contains(&round_trip.srtt())
             && self.timeout().is_none_or(|timeout| timeout >= TIMEOUT_NS_MIN);
-        writes && answers && asked_lately && has_room && probed && requester.responses.is_empty()
+        let usual = recovery.is_open() && requester.snd_nxt == requester.snd_max;
+        writes
+            && answers
+            && asked_lately
+            && has_room
+            && probed
+            && usual
+            && requester.responses.is_empty()
     }
 }
 
 impl Requester {
-    /// Whether all that nobody has told of left without asking, and nothing was posted since:
-    /// nothing will come that makes anybody drive.
+    /// Whether all that nothing has told of left without asking, and nothing was posted since:
+    /// nothing will come that makes anything drive.
     #[inline]
     pub(in crate::rc) fn is_quiet(&self, sq: &SendQueue) -> bool {
-        self.quiet.until == sq.tail
+        self.acks.unasked == sq.tail
             && self.wqe_next == sq.tail
-            && self.begins
             && self.ack_requests.end().is_none()
     }
 
     /// Whether nothing of what is not acknowledged has asked: the peer was silent because it was to
     /// be.
-    pub(in crate::rc) fn asked_nobody(&self, sq: &SendQueue) -> bool {
+    pub(in crate::rc) fn asked_nothing(&self, sq: &SendQueue) -> bool {
         self.outstanding()
-            && self.has_quiet(sq)
+            && self.acks.has_unasked(sq)
             && self.ack_requests.end().is_none()
             && self.responses.is_empty()
-            && self.rnr_until.is_none()
-    }
-
-    /// Whether something of what is not acknowledged left without asking.
-    pub(in crate::rc) fn has_quiet(&self, sq: &SendQueue) -> bool {
-        self.quiet.until > sq.head
     }
 }

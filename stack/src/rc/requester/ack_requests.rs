@@ -81,17 +81,36 @@ impl AckRequests {
         behind > 0 && psn < self.runs[behind - 1].end()
     }
 
-    /// The packet of `psn`, which asks, left.
+    /// `count` packets from `first` on, each of which asks, left. There is credit for the answer to
+    /// the first, and the caller saw that there is for the others; `silent` if none is taken.
     #[inline]
-    pub(in crate::rc) fn asked(&mut self, psn: u64) {
-        let answer = self.next.take();
-        debug_assert!(answer.is_some());
-        self.asked_all(psn, 1, answer.unwrap_or(Expected::NOTHING));
+    pub(in crate::rc) fn asked(
+        &mut self,
+        mut first: u64,
+        mut count: u32,
+        silent: bool,
+        peers: &mut Peers,
+    ) {
+        if count == 0 {
+            return;
+        }
+        if let Some(next) = self.next.take() {
+            self.add_reserved(first, next);
+            (first, count) = (first + 1, count - 1);
+        }
+        if count > 0 {
+            let each = if silent { Expected::NOTHING } else { peers.expect_each(ACK, count) };
+            self.add(first, count, each);
+        }
     }
 
-    /// So many packets from `first` on, each of which asks and has room for its answer, left.
+    #[cold]
+    fn add_reserved(&mut self, first: u64, answer: Expected) {
+        self.add(first, 1, answer);
+    }
+
     #[inline]
-    pub(in crate::rc) fn asked_all(&mut self, first: u64, count: u32, each: Expected) {
+    fn add(&mut self, first: u64, count: u32, each: Expected) {
         match self.runs.back_mut() {
             Some(last) if last.end() == first && last.each == each => last.count += count,
             _ => self.runs.push_back(Run { first, count, each }),
@@ -149,11 +168,10 @@ mod tests {
     /// Three ask, one does not, two ask.
     fn asks(peers: &mut Peers) -> AckRequests {
         let mut asks = AckRequests::default();
-        let each = peers.expect_each(ACK, 3);
-        asks.asked_all(10, 3, each);
+        asks.asked(10, 3, false, peers);
         for psn in [14, 15] {
             asks.open(peers.expect(ACK));
-            asks.asked(psn);
+            asks.asked(psn, 1, false, peers);
         }
         asks
     }

@@ -63,9 +63,10 @@ impl Requester {
         let mut lists = spares.free.pop().unwrap_or_default();
         // So that there is room for it when it comes back.
         spares.free.reserve(spares.lent);
-        lists.asks.reserve(self.window.max() as usize);
+        let (packets, responses) = self.control.most();
+        lists.asks.reserve(packets as usize);
         lists.turns.reserve(TURNS);
-        lists.responses.reserve(self.max_rd_atomic.into());
+        lists.responses.reserve(responses.into());
         self.swap(&mut lists);
     }
 

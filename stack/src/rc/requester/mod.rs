@@ -1,15 +1,14 @@
-//! The requester: where it is in its queue, and what it holds. What leaves next it decides in
-//! `plan`; the queue pair writes the packet and tells it that it left.
+//! The requester: where it is in its queue, and what is in flight.
+//!
+//! Whether something may leave is [`permit`]'s to say; [`burst`] plans and sends as much of it;
+//! [`ack_policy`] says which packets ask, and [`recovery`] what goes again.
 
 mod ack_policy;
 mod ack_requests;
-mod batching;
-mod credits;
+pub(super) mod burst;
 pub(crate) mod lists;
-pub(super) mod plan;
-pub(super) mod read_window;
-mod run;
-mod scoreboard;
+pub(super) mod permit;
+pub(super) mod recovery;
 mod split;
 
 use std::collections::VecDeque;
@@ -18,15 +17,12 @@ use crate::mem::PdId;
 use crate::peer::{Budget, Cost, Expected, PeerId, Peers};
 use crate::qp::sq::{SendQueue, Wqe};
 use crate::rc::congestion::rtt::RoundTrip;
-use crate::rc::congestion::window::Window;
-use crate::rc::requester::ack_policy::Quiet;
+use crate::rc::requester::ack_policy::Acks;
 use crate::rc::requester::ack_requests::AckRequests;
-use crate::rc::requester::batching::Batch;
-use crate::rc::requester::credits::Credits;
+use crate::rc::requester::burst::ResponseRequest;
 use crate::rc::requester::lists::SpareLists;
-use crate::rc::requester::plan::{Shape, request_header};
-use crate::rc::requester::read_window::ReadWindow;
-use crate::rc::requester::scoreboard::Scoreboard;
+use crate::rc::requester::permit::{SendControl, Want};
+use crate::rc::requester::recovery::{Probe, Recovery};
 use crate::types::{Mtu, Time};
 
 /// What a READ request or another that has a response of its own costs its receiver: an atomic is
@@ -67,7 +63,8 @@ pub(in crate::rc) struct Limits {
 pub(in crate::rc) struct Requester {
     /// Index of the request under the cursor; the queue's tail if all were sent.
     pub(in crate::rc) wqe_next: u64,
-    /// The highest that `cur` ever was: what concerns this side only and is before it was executed.
+    /// The highest that `wqe_next` ever was: requests before it that concern this side only were
+    /// executed.
     pub(in crate::rc) wqe_max: u64,
     /// Next PSN to send.
     pub(in crate::rc) snd_nxt: u64,
@@ -76,40 +73,11 @@ pub(in crate::rc) struct Requester {
     /// One more than the highest PSN ever sent.
     pub(in crate::rc) snd_max: u64,
     pub(in crate::rc) responses: VecDeque<Outstanding>,
-    pub(in crate::rc) read_window: ReadWindow,
-    pub(in crate::rc) max_rd_atomic: u8,
-    pub(in crate::rc) window: Window,
     pub(in crate::rc) round_trip: RoundTrip,
-    /// What the packets from `una` to `nxt` are charged with.
-    pub(in crate::rc) in_flight: Cost,
-    pub(in crate::rc) last_ack_req: u64,
-    pub(in crate::rc) quiet: Quiet,
     pub(in crate::rc) ack_requests: AckRequests,
-    pub(in crate::rc) credits: Credits,
-    pub(in crate::rc) batch: Batch,
-    /// Selective repeat; `None` before the first gap.
-    pub(in crate::rc) repair: Option<Box<Scoreboard>>,
-    /// Packets that are to go again alone.
-    pub(in crate::rc) repairs: usize,
-    /// The next of them asks, whether or not it did when it left first.
-    pub(in crate::rc) repair_asks: bool,
-    /// The PSN from which an overtaken response was asked for again.
-    implied: Option<u64>,
-    /// Whether requests that were not begun may be: not in SQD.
-    pub(in crate::rc) begins: bool,
-    /// Set while the peer has no receive.
-    pub(in crate::rc) rnr_until: Option<Time>,
-    /// It waited for room as long as for an answer: one packet may leave without.
-    pub(in crate::rc) overdraft: bool,
-    /// The peer left the last thing that it was asked unanswered for the whole timeout: nothing is
-    /// reckoned with, so that it keeps nobody waiting.
-    pub(in crate::rc) silent: bool,
-    /// It has room for an acknowledgement, and waits for the peer's.
-    pub(in crate::rc) half_way: bool,
-    /// The next packet asks, whatever it is.
-    pub(in crate::rc) force_ack_req: bool,
-    /// The next packet only asks what became of it.
-    pub(in crate::rc) probing: bool,
+    pub(in crate::rc) acks: Acks,
+    pub(in crate::rc) control: SendControl,
+    pub(in crate::rc) recovery: Recovery,
 }
 
 impl Requester {
@@ -121,56 +89,35 @@ impl Requester {
             snd_una: 0,
             snd_max: 0,
             responses: VecDeque::new(),
-            read_window: ReadWindow::new(Mtu::Mtu256, 0, false),
-            max_rd_atomic: 0,
-            window: Window::new(1),
             round_trip: RoundTrip::default(),
-            in_flight: Cost::default(),
-            last_ack_req: 0,
-            quiet: Quiet::default(),
             ack_requests: AckRequests::default(),
-            credits: Credits::default(),
-            batch: Batch::default(),
-            repair: None,
-            repairs: 0,
-            repair_asks: false,
-            implied: None,
-            begins: true,
-            rnr_until: None,
-            overdraft: false,
-            silent: false,
-            half_way: false,
-            force_ack_req: false,
-            probing: false,
+            acks: Acks::default(),
+            control: SendControl::new(1, 0),
+            recovery: Recovery::default(),
         }
     }
 
     /// Starts at `psn` with the request `index`.
-    pub(in crate::rc) fn start(
-        &mut self,
-        psn: u64,
-        index: u64,
-        max_rd_atomic: u8,
-        window_max: u32,
-    ) {
-        (self.wqe_next, self.wqe_max) = (index, index);
-        (self.snd_nxt, self.snd_una, self.snd_max, self.last_ack_req) = (psn, psn, psn, psn);
+    pub(in crate::rc) fn start(&mut self, psn: u64, index: u64, control: SendControl) {
         debug_assert!(!self.has_lists(), "given back when the queue pair was reset");
-        self.max_rd_atomic = max_rd_atomic;
-        self.begins = true;
-        self.credits = Credits::default();
-        self.window = Window::new(window_max);
+        (self.wqe_next, self.wqe_max) = (index, index);
+        (self.snd_nxt, self.snd_una, self.snd_max) = (psn, psn, psn);
+        self.acks = Acks::start(psn);
+        self.control = control;
         self.round_trip = RoundTrip::default();
-        (self.repair, self.repairs, self.repair_asks) = (None, 0, false);
-        (self.implied, self.quiet) = (None, Quiet::default());
-        self.rnr_until = None;
-        (self.overdraft, self.silent, self.half_way) = (false, false, false);
-        (self.force_ack_req, self.probing) = (false, false);
+        self.recovery = Recovery::default();
+    }
+
+    /// Begins no request any more, or does again. What did not ask for an acknowledgement does so
+    /// now: draining ends with the last.
+    pub(in crate::rc) fn drain(&mut self, drains: bool) {
+        self.control.drain(drains);
+        self.acks.drains();
     }
 
     /// Sets how many READs and atomics may be outstanding.
     pub(in crate::rc) fn set_max_rd_atomic(&mut self, max: u8) {
-        self.max_rd_atomic = max;
+        self.control.set_max_rd_atomic(max);
         if self.has_lists() {
             self.responses.reserve(usize::from(max).saturating_sub(self.responses.len()));
         }
@@ -238,48 +185,42 @@ impl Requester {
         self.snd_nxt > asked.max(read).max(self.snd_una)
     }
 
-    /// Keeps room for an acknowledgement while something needs one, and no longer.
+    /// Whether all requests left, and the last packet asked for an acknowledgement; nothing of it
+    /// is known to be lost.
+    #[inline]
+    pub(in crate::rc) fn has_asked_for_all(&self, sq: &SendQueue) -> bool {
+        self.wqe_next == sq.tail
+            && self.ack_requests.end() == Some(self.snd_nxt)
+            && self.recovery.lost() == 0
+    }
+
+    /// Keeps credit for an acknowledgement while something needs one, and no longer.
     #[inline]
     pub(in crate::rc) fn settle(&mut self, peers: &mut Peers) {
-        if self.ack_requests.is_open() && !self.half_way && !self.is_unasked() {
+        if self.ack_requests.is_open() && !self.is_unasked() {
             self.ack_requests.close(peers);
         }
     }
 
-    /// The packet left: moves the cursor.
+    /// A request with a response of its own left: moves the cursor.
     #[inline]
-    pub(in crate::rc) fn sent(
+    pub(in crate::rc) fn request_left(
         &mut self,
-        now: Time,
-        shape: &Shape,
+        request: &ResponseRequest,
         sq: &SendQueue,
         limits: &Limits,
         peers: &mut Peers,
     ) {
-        let piece = &shape.piece;
-        let wqe = sq.get(piece.index);
-        if wqe.op.has_response() {
-            let response = if self.silent { Expected::NOTHING } else { peers.expect(shape.charge) };
-            peers.get(limits.peer).charge(REQUEST);
-            self.responses.push_back(Outstanding { first: piece.psn, last: shape.last, response });
-        } else {
-            peers.get(limits.peer).charge(shape.charge);
-            self.in_flight.add(shape.charge);
-            let begins = wqe.begins(piece.psn);
-            self.batch.sent(piece.len + request_header(&wqe.op, begins));
-            self.round_trip.sent(piece.psn, now, piece.psn < self.snd_max);
-            if piece.ack_req {
-                self.ack_requests.asked(piece.psn);
-            }
-        }
-        if piece.ack_req {
-            self.last_ack_req = piece.psn;
-        }
-        self.overdraft = false;
-        (self.force_ack_req, self.probing) = (false, false);
-        self.snd_nxt = shape.last + 1;
+        let ResponseRequest { packet, last, cost } = *request;
+        let silent = self.recovery.peer_is_silent();
+        let response = if silent { Expected::NOTHING } else { peers.expect(cost) };
+        peers.get(limits.peer).charge(REQUEST);
+        self.responses.push_back(Outstanding { first: packet.psn, last, response });
+        self.acks.asked(packet.psn);
+        self.recovery.set_probe(Probe::Nothing);
+        self.snd_nxt = last + 1;
         self.snd_max = self.snd_max.max(self.snd_nxt);
-        if self.snd_nxt > wqe.last() {
+        if self.snd_nxt > sq.get(packet.index).last() {
             self.executed();
         }
     }
@@ -318,25 +259,24 @@ impl Requester {
         peers: &mut Peers,
     ) {
         debug_assert!(to > self.snd_una && to <= self.snd_max);
-        let repairing = self.is_repairing();
-        let mut charge = Cost::default();
-        if repairing || self.in_flight.datagrams > 0 {
-            charge = sq.cost_between(self.snd_una, to.min(self.snd_nxt), limits.mtu);
+        let selective = self.recovery.is_selective();
+        let mut cost = Cost::default();
+        if selective || self.control.in_flight().datagrams > 0 {
+            cost = sq.cost_between(self.snd_una, to.min(self.snd_nxt), limits.mtu);
         }
-        if repairing {
-            charge.take(self.uncharged(sq, self.snd_una, to.min(self.snd_nxt), limits));
-            self.repaired_until(self.snd_una, to);
+        if selective {
+            cost.take(self.recovery.held_cost(sq, self.snd_una, to.min(self.snd_nxt), limits));
+            self.recovery.arrived(self.snd_una, to);
         }
-        self.release(charge, limits, peers);
+        self.release(cost, limits, peers);
         self.ack_requests.answered(to, peers);
         // What waited for something to be repaired says nothing about the path.
-        self.round_trip.acknowledged(to, now, !repairing);
-        self.window.acknowledged(charge.datagrams);
+        self.round_trip.acknowledged(to, now, !selective);
+        self.control.on_ack(cost.datagrams);
         let before = std::mem::replace(&mut self.snd_una, to);
-        self.implied = None;
         while let Some(front) = self.responses.front() {
             if front.first < front.last {
-                self.read_window.came(front.packets(before, to));
+                self.control.on_responses(front.packets(before, to));
             }
             if front.last >= to {
                 break;
@@ -348,10 +288,13 @@ impl Requester {
             // Acknowledged although about to be sent again.
             self.snd_nxt = to;
             self.wqe_next = sq.locate(to).min(self.wqe_max);
-            self.ask_no_more();
+            self.recovery.set_probe(Probe::Nothing);
         }
-        self.silent = false;
-        self.settle(peers);
+        self.recovery.on_ack();
+        // What is to be sent is planned soon, and may wait in line meanwhile.
+        if self.wqe_next == sq.tail {
+            self.settle(peers);
+        }
     }
 
     /// Packets of answers that were asked for and have not come.
@@ -364,7 +307,7 @@ impl Requester {
     pub(in crate::rc) fn answers_lost(&mut self, peers: &mut Peers) {
         let under_way = self.answers_under_way();
         if under_way > 1 {
-            self.read_window.lost(under_way);
+            self.control.on_lost_responses(under_way);
             peers.lost(PeerId::OWN);
         }
     }
@@ -381,14 +324,13 @@ impl Requester {
         if from >= self.snd_nxt {
             return;
         }
-        self.ask_no_more();
-        self.quiet.ends();
-        let mut charge = sq.cost_between(from, self.snd_nxt, limits.mtu);
-        if self.is_repairing() {
-            charge.take(self.uncharged(sq, from, self.snd_nxt, limits));
-            self.repair_no_more(from);
+        self.recovery.set_probe(Probe::Nothing);
+        let mut cost = sq.cost_between(from, self.snd_nxt, limits.mtu);
+        if self.recovery.is_selective() {
+            cost.take(self.recovery.held_cost(sq, from, self.snd_nxt, limits));
+            self.recovery.forget_from(from, self.snd_una);
         }
-        self.release(charge, limits, peers);
+        self.release(cost, limits, peers);
         self.ack_requests.taken_back(from, peers);
         self.round_trip.taken_back(from);
         while let Some(back) = self.responses.back() {
@@ -400,7 +342,7 @@ impl Requester {
         }
         self.snd_nxt = from;
         self.wqe_next = sq.locate(from);
-        self.last_ack_req = from;
+        self.acks.taken_back(from);
         self.settle(peers);
     }
 
@@ -413,49 +355,29 @@ impl Requester {
         limits: &Limits,
         peers: &mut Peers,
     ) -> bool {
-        let told = self.ack_requests.end().is_some()
-            || !self.responses.is_empty()
-            || self.rnr_until.is_some();
-        if told || !self.outstanding() || self.is_quiet(sq) {
+        let told = self.ack_requests.end().is_some() || !self.responses.is_empty();
+        if told || self.is_quiet(sq) || self.permit(Want::Probe, sq, limits, peers).packets == 0 {
             return false;
         }
-        // Its room is still its own.
-        self.go_back(self.snd_nxt - 1, sq, limits, peers);
-        (self.force_ack_req, self.overdraft) = (true, true);
+        self.probe(Probe::Unasked, sq, limits, peers);
         true
     }
 
-    /// Whether something can be sent again only to ask: a READ would be answered twice, and there
-    /// is room for one answer.
-    pub(in crate::rc) fn may_repeat(&self) -> bool {
-        self.responses.is_empty() && self.rnr_until.is_none()
-    }
-
-    /// Takes back the last packet, to send it again and ask.
-    pub(in crate::rc) fn probe(&mut self, sq: &SendQueue, limits: &Limits, peers: &mut Peers) {
+    /// Takes back the last packet, whose credit is still its own, to send it again and ask.
+    pub(in crate::rc) fn probe(
+        &mut self,
+        probe: Probe,
+        sq: &SendQueue,
+        limits: &Limits,
+        peers: &mut Peers,
+    ) {
         self.go_back(self.snd_nxt - 1, sq, limits, peers);
-        (self.force_ack_req, self.overdraft, self.probing) = (true, true, true);
-    }
-
-    /// What was to be asked was answered, or something else is sent again.
-    fn ask_no_more(&mut self) {
-        (self.force_ack_req, self.overdraft, self.probing) = (false, false, false);
+        self.recovery.set_probe(probe);
     }
 
     /// Whether everything from `from` on was sent, and is to be sent again.
     pub(in crate::rc) fn is_behind(&self, from: u64) -> bool {
         from < self.snd_nxt
-    }
-
-    /// Whether a response that overtook `expected` should make it go back: once, until something
-    /// arrives.
-    pub(in crate::rc) fn implied_nak(&mut self, expected: u64) -> bool {
-        self.implied.replace(expected) != Some(expected)
-    }
-
-    /// A timeout makes any repetition due again.
-    pub(in crate::rc) fn forget_implied(&mut self) {
-        self.implied = None;
     }
 
     /// Gives back everything that is charged, and the lists.
@@ -465,9 +387,8 @@ impl Requester {
         peers: &mut Peers,
         spares: &mut SpareLists,
     ) {
-        let charge = self.in_flight;
-        self.release(charge, limits, peers);
-        (self.repair, self.repairs, self.repair_asks) = (None, 0, false);
+        self.release(self.control.in_flight(), limits, peers);
+        self.recovery = Recovery::default();
         self.ack_requests.taken_back(0, peers);
         self.ack_requests.close(peers);
         for outstanding in self.responses.drain(..) {
@@ -477,10 +398,10 @@ impl Requester {
     }
 
     #[inline]
-    pub(in crate::rc) fn release(&mut self, charge: Cost, limits: &Limits, peers: &mut Peers) {
-        if charge.datagrams > 0 {
-            self.in_flight.take(charge);
-            peers.release(limits.peer, charge);
+    pub(in crate::rc) fn release(&mut self, cost: Cost, limits: &Limits, peers: &mut Peers) {
+        if cost.datagrams > 0 {
+            self.control.release(cost);
+            peers.release(limits.peer, cost);
         }
     }
 }

@@ -20,10 +20,9 @@
 //! packets. A program that posts one while nothing is under way to that peer, of whatever queue
 //! pair, gains nothing: it is sent as one message.
 
-use super::read_window;
 use crate::peer::Peers;
 use crate::rc::Qp;
-use crate::rc::requester::batching::run;
+use crate::rc::requester::permit::run;
 use crate::types::Mtu;
 use crate::verbs::SendOp;
 use crate::wire::{ICRC_LEN, Reth, bth};
@@ -34,7 +33,7 @@ impl Qp {
     pub(in crate::rc) fn cut(&self, op: &SendOp, len: u32, peers: &Peers) -> u16 {
         match op {
             SendOp::Read { .. } => {
-                read_window::request_packets(self.limits.mtu, peers, &self.requester.read_window)
+                self.requester.control.read_request_packets(self.limits.mtu, peers)
             }
             SendOp::Write { imm: None, .. } => {
                 let has_company = !self.core.sq.is_empty() || peers.is_used(self.limits.peer);

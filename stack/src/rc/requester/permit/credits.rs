@@ -49,7 +49,7 @@ impl Credits {
 
     /// Whether `wqe` is beyond the limit.
     #[inline]
-    pub(in crate::rc) fn exceeded(&self, wqe: &Wqe) -> bool {
+    pub(super) fn exceeded(&self, wqe: &Wqe) -> bool {
         let Some(limit) = self.limit else { return false };
         let consumes = matches!(
             wqe.op,

@@ -6,9 +6,9 @@
 //! the first two of the next, and between them full ones, if a request asks for three packets more
 //! than full runs have. The more full runs it asks for, the less the short one matters.
 
+use super::batching::run;
 use crate::peer::Peers;
 use crate::qp::sq::OVERHEAD;
-use crate::rc::requester::batching::run;
 use crate::types::Mtu;
 use crate::wire::{ICRC_LEN, bth};
 

@@ -1,0 +1,536 @@
+//! "May this leave now?": one function answers, with an amount and a reason.
+//!
+//! - Problem: transport rules, congestion, the peer's receive queue and our own decide together,
+//!   and each at another time.
+//! - Rule: what wants to leave asks [`Requester::permit`]. The state that the answer needs beside
+//!   the cursor is private here. The first limit that applies is the reason.
+//! - Cost if wrong: a packet waits for a timer although it could leave, or it is lost although it
+//!   could have waited.
+//! - Measured: the reasons are counted for each queue pair ([`Limit`]).
+
+mod batching;
+mod credits;
+mod read_window;
+
+pub(in crate::rc) use self::batching::run;
+use self::batching::{Awaited, Batch};
+use self::credits::Credits;
+use self::read_window::ReadWindow;
+use crate::limit::Limit;
+use crate::peer::{Budget, Cost, Expected, PeerId, Peers};
+use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
+use crate::rc::congestion::rtt::RoundTrip;
+use crate::rc::congestion::window::Window;
+use crate::rc::reorder::SPAN;
+use crate::rc::requester::ack_requests::ACK;
+use crate::rc::requester::burst::request_header;
+use crate::rc::requester::{Limits, REQUEST, Requester};
+use crate::types::{Mtu, Time};
+use crate::verbs::SendOp;
+use crate::wire::Aeth;
+
+/// What wants to leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::rc) enum Want {
+    /// Packets of SENDs and WRITEs, from the cursor on.
+    Data,
+    /// A request with a response of its own, which takes so many packets and this much credit.
+    Response { packets: u32, cost: Cost },
+    /// Anything that is at the cursor, which may send nothing.
+    Request,
+    /// The last packet again, to ask what became of it.
+    Probe,
+    /// One packet that is known to be lost, again and alone.
+    Lost,
+}
+
+/// How much may leave now, or why nothing may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::rc) struct Permit {
+    /// Packets; 0 if nothing may leave.
+    pub(in crate::rc) packets: u32,
+    /// The sum of their costs.
+    pub(in crate::rc) bytes: u64,
+    /// Of the packets, those that may leave before another permit is asked for.
+    pub(in crate::rc) burst: u32,
+    /// Credit for so many responses, beside one that is reserved.
+    pub(in crate::rc) responses: u32,
+    /// The congestion window as it is now.
+    pub(in crate::rc) window: u32,
+    /// Why no more.
+    pub(in crate::rc) limited_by: Limit,
+    /// The credit that it waits for in line.
+    pub(in crate::rc) wait: Option<(PeerId, Cost)>,
+}
+
+impl Permit {
+    const ONE: Self = Self { packets: 1, ..Self::none(Limit::CongestionWindow) };
+
+    const fn none(limited_by: Limit) -> Self {
+        Self { packets: 0, bytes: 0, burst: 0, responses: 0, window: 0, limited_by, wait: None }
+    }
+
+    const fn wait(limited_by: Limit, receiver: PeerId, need: Cost) -> Self {
+        Self { wait: Some((receiver, need)), ..Self::none(limited_by) }
+    }
+}
+
+/// What decides whether packets may leave, beside the cursor and what is known of losses.
+#[derive(Debug)]
+pub(in crate::rc) struct SendControl {
+    /// The cost of the packets from `snd_una` to `snd_nxt` that the peer is not known to hold.
+    in_flight: Cost,
+    window: Window,
+    read_window: ReadWindow,
+    credits: Credits,
+    batch: Batch,
+    /// When the peer may have a receive again; [`Time::NEVER`] if nothing says that it has none.
+    rnr_until: Time,
+    max_rd_atomic: u8,
+    /// No request is begun: SQD.
+    drains: bool,
+}
+
+impl SendControl {
+    /// Of a queue pair that may have `window_max` packets in flight and `max_rd_atomic` READs and
+    /// atomics outstanding.
+    pub(in crate::rc) fn new(window_max: u32, max_rd_atomic: u8) -> Self {
+        Self {
+            in_flight: Cost::default(),
+            window: Window::new(window_max),
+            read_window: ReadWindow::new(Mtu::Mtu256, 0, false),
+            credits: Credits::default(),
+            batch: Batch::default(),
+            rnr_until: Time::NEVER,
+            max_rd_atomic,
+            drains: false,
+        }
+    }
+
+    /// Sets what our own receive queue holds of READ responses that come one by one, and whether
+    /// the peer sends them as super-packets.
+    pub(in crate::rc) fn set_read_window(&mut self, mtu: Mtu, room: u32, in_runs: bool) {
+        self.read_window = ReadWindow::new(mtu, room, in_runs);
+    }
+
+    /// Sets how many READs and atomics may be outstanding.
+    pub(in crate::rc) fn set_max_rd_atomic(&mut self, max: u8) {
+        self.max_rd_atomic = max;
+    }
+
+    /// Sets whether no request is begun: SQD.
+    pub(in crate::rc) fn drain(&mut self, drains: bool) {
+        self.drains = drains;
+    }
+
+    /// The most packets in flight, and the most READs and atomics outstanding.
+    pub(in crate::rc) fn most(&self) -> (u32, u8) {
+        (self.window.max(), self.max_rd_atomic)
+    }
+
+    /// Packets of each request of a READ that is posted now.
+    pub(in crate::rc) fn read_request_packets(&self, mtu: Mtu, peers: &Peers) -> u16 {
+        read_window::request_packets(mtu, peers, &self.read_window)
+    }
+
+    /// What packets in flight are charged with.
+    pub(in crate::rc) fn in_flight(&self) -> Cost {
+        self.in_flight
+    }
+
+    /// A turn begins, and with it a run.
+    #[inline]
+    pub(in crate::rc) fn begin_turn(&mut self) {
+        self.batch.begin();
+    }
+
+    /// Whether a packet of so many bytes continues the run that was begun.
+    #[inline]
+    pub(in crate::rc) fn continues_run(&self, bytes: u32) -> bool {
+        self.batch.is_joined_by(bytes)
+    }
+
+    /// A packet of so many bytes left.
+    #[inline]
+    pub(in crate::rc) fn packet_left(&mut self, bytes: u32) {
+        self.batch.sent(bytes);
+    }
+
+    /// Packets of this cost left.
+    #[inline]
+    pub(in crate::rc) fn left(&mut self, cost: Cost) {
+        self.in_flight.add(cost);
+    }
+
+    /// Packets of this cost are in flight no more.
+    #[inline]
+    pub(in crate::rc) fn release(&mut self, cost: Cost) {
+        self.in_flight.take(cost);
+    }
+
+    /// An AETH says how many receives there are.
+    #[inline]
+    pub(in crate::rc) fn on_aeth(&mut self, aeth: Aeth) {
+        self.credits.hear(aeth);
+    }
+
+    /// So many packets were acknowledged, or are known to be held.
+    #[inline]
+    pub(in crate::rc) fn on_ack(&mut self, packets: u32) {
+        self.window.acknowledged(packets);
+    }
+
+    /// So many packets of READ responses came.
+    #[inline]
+    pub(in crate::rc) fn on_responses(&mut self, packets: u64) {
+        self.read_window.came(packets);
+    }
+
+    /// Of so many packets of READ responses in flight, some were lost.
+    pub(in crate::rc) fn on_lost_responses(&mut self, in_flight: u64) {
+        self.read_window.lost(in_flight);
+    }
+
+    /// The packet `psn` was lost, and with it what followed; `false` if that was said of what is on
+    /// its way again.
+    pub(in crate::rc) fn on_loss(&mut self, now: Time, psn: u64, rtt: &RoundTrip) -> bool {
+        self.window.lost(now, psn, rtt)
+    }
+
+    /// Packets were lost that go again alone.
+    pub(in crate::rc) fn on_selective_loss(&mut self, now: Time, rtt: &RoundTrip) {
+        self.window.lost_one(now, rtt);
+    }
+
+    /// Whether `psn` was lost before, within a `round_trip`: its retransmission is on its way.
+    pub(in crate::rc) fn was_just_lost(&self, psn: u64, now: Time, round_trip: u64) -> bool {
+        self.window.has_gone_back(psn, now, round_trip)
+    }
+
+    /// Nothing came back in time.
+    pub(in crate::rc) fn on_timeout(&mut self, now: Time) {
+        self.window.timed_out(now);
+    }
+
+    /// The congestion window, without regard to pacing.
+    pub(in crate::rc) fn cwnd(&self) -> u32 {
+        self.window.cwnd()
+    }
+
+    /// Packets were marked on their way: the congestion window is `cwnd` from now on.
+    pub(in crate::rc) fn on_ecn(&mut self, cwnd: u32) {
+        self.window.congested(cwnd);
+    }
+
+    /// Takes note of the time; returns when more may leave, if pacing keeps something back.
+    #[inline]
+    pub(in crate::rc) fn tick(&mut self, now: Time) -> Option<Time> {
+        self.window.tick(now)
+    }
+
+    /// The peer has no receive until then.
+    pub(in crate::rc) fn on_rnr(&mut self, until: Time) {
+        self.rnr_until = until;
+    }
+
+    /// The peer is not known to lack a receive any more.
+    #[inline]
+    pub(in crate::rc) fn forget_rnr(&mut self) {
+        self.rnr_until = Time::NEVER;
+    }
+
+    /// When the wait for a receive is over; [`Time::NEVER`] if there is none.
+    #[inline]
+    pub(in crate::rc) fn ready_at(&self) -> Time {
+        self.rnr_until
+    }
+
+    fn awaits_receive(&self) -> bool {
+        self.rnr_until != Time::NEVER
+    }
+
+    /// Whether credit for so many packets more, which is given back late, is nobody else's loss.
+    pub(in crate::rc) fn has_ample(&self, packets: u32, peer: PeerId, peers: &mut Peers) -> bool {
+        let window = self.window.is_whole() && self.window.packets() > packets;
+        peers.get(peer).is_mostly_free(packets) && window
+    }
+
+    /// Packets that the congestion window has left.
+    #[inline]
+    fn window_left(&self) -> u32 {
+        self.window.packets().saturating_sub(self.in_flight.datagrams)
+    }
+
+    fn window_limit(&self) -> Limit {
+        if self.window.packets() < self.window.cwnd() {
+            Limit::Pacing
+        } else {
+            Limit::CongestionWindow
+        }
+    }
+}
+
+impl Requester {
+    /// How much of what is wanted may leave now.
+    #[inline(always)]
+    pub(in crate::rc) fn permit(
+        &mut self,
+        want: Want,
+        sq: &SendQueue,
+        limits: &Limits,
+        peers: &mut Peers,
+    ) -> Permit {
+        match want {
+            Want::Request => self.transport_limit(sq).map_or(Permit::ONE, Permit::none),
+            Want::Data => self.permit_data(sq, limits, peers),
+            Want::Response { packets, cost } => self.permit_response(packets, cost, limits, peers),
+            Want::Lost => self.permit_lost(),
+            Want::Probe => self.permit_probe(),
+        }
+    }
+
+    /// A READ is not sent again only to ask: it would be answered twice, and there is credit for
+    /// one answer.
+    fn permit_probe(&self) -> Permit {
+        if !self.outstanding() {
+            Permit::none(Limit::SendQueueEmpty)
+        } else if self.control.awaits_receive() {
+            Permit::none(Limit::Rnr)
+        } else if !self.responses.is_empty() && !self.recovery.is_selective() {
+            Permit::none(Limit::RdAtomic)
+        } else {
+            Permit::ONE
+        }
+    }
+
+    /// What is lost is not in flight, and takes no more of the window than anything else.
+    fn permit_lost(&self) -> Permit {
+        let lost = self.recovery.lost();
+        let in_flight = self.control.in_flight.datagrams.saturating_sub(lost);
+        let may = in_flight < self.control.window.packets() || self.recovery.lost_probes();
+        if lost > 0 && may { Permit::ONE } else { Permit::none(self.control.window_limit()) }
+    }
+
+    /// The limit of whatever is at the cursor, also of requests that send nothing.
+    #[inline]
+    fn transport_limit(&self, sq: &SendQueue) -> Option<Limit> {
+        if self.wqe_next == sq.tail {
+            return Some(Limit::SendQueueEmpty);
+        }
+        if self.control.awaits_receive() {
+            return Some(Limit::Rnr);
+        }
+        if self.recovery_left() == 0 {
+            return Some(Limit::Recovering);
+        }
+        let wqe = sq.get(self.wqe_next);
+        if self.snd_nxt != wqe.first {
+            return None;
+        }
+        if self.control.drains && self.snd_nxt >= self.snd_max {
+            return Some(Limit::Draining);
+        }
+        // An invalidation waits for all that was asked for before (IBTA volume 1, 10.6.5.1, as
+        // cited by `rxe_req.c`).
+        let invalidates = matches!(wqe.op, SendOp::LocalInv { .. });
+        let waits = (wqe.is_fenced() && !self.responses.is_empty())
+            || (invalidates && self.wqe_next != sq.head);
+        waits.then_some(Limit::Fence)
+    }
+
+    /// What the packet of `psn`, of so many `bytes`, should wait for; it `begins` a message or not.
+    /// `left` packets more are in flight than were told.
+    #[inline]
+    fn awaits(&self, sq: &SendQueue, psn: u64, bytes: u32, begins: bool, left: u32) -> Awaited {
+        let SendControl { batch, window, in_flight, .. } = &self.control;
+        let (queued, in_flight) = (sq.next_psn - psn, in_flight.datagrams + left);
+        match batch.awaited(bytes, begins, queued, in_flight, window.packets()) {
+            // After a loss the window is what keeps the path full, and every packet of it counts.
+            Awaited::Window | Awaited::Room(_)
+                if !window.is_whole() || self.recovery.is_selective() =>
+            {
+                Awaited::Nothing
+            }
+            awaited => awaited,
+        }
+    }
+
+    /// How many more packets may follow the first that is not acknowledged while losses are
+    /// repaired.
+    #[inline]
+    fn recovery_left(&self) -> u64 {
+        let outstanding = self.snd_nxt - self.snd_una;
+        let behind = match self.recovery.probes() {
+            true => u64::MAX,
+            false => self.control.window.behind_the_missing(),
+        };
+        let behind = behind.saturating_add(1).saturating_sub(outstanding);
+        // The peer would not hold more.
+        let span =
+            if self.recovery.is_selective() { SPAN.saturating_sub(outstanding) } else { u64::MAX };
+        behind.min(span)
+    }
+
+    #[inline]
+    fn permit_data(&mut self, sq: &SendQueue, limits: &Limits, peers: &mut Peers) -> Permit {
+        let wqe = sq.get(self.wqe_next);
+        let probes = self.recovery.probes();
+        let window = self.control.window_left();
+        if window == 0 && !probes {
+            return Permit::none(self.control.window_limit());
+        }
+        let psn = self.snd_nxt;
+        let limited = self.control.credits.exceeded(wqe);
+        // The first packet goes alone, the others when it has found a receive.
+        if limited && if psn == wqe.first { self.snd_una < psn } else { self.snd_una <= wqe.first }
+        {
+            return Permit::none(Limit::Credits);
+        }
+        let len = wqe.payload(psn, limits.mtu);
+        let cost = Cost::of(1, Budget::cost(len + OVERHEAD));
+        // What is awaited comes with an acknowledgement.
+        if psn >= self.snd_max && self.ack_requests.end().is_some() {
+            let begins = wqe.begins(psn);
+            match self.awaits(sq, psn, len + request_header(&wqe.op, begins), begins, 0) {
+                Awaited::Nothing => {}
+                Awaited::Messages | Awaited::Window => return Permit::none(Limit::Batch),
+                Awaited::Room(packets) => {
+                    let all = Cost::of(packets, Budget::cost(len + OVERHEAD));
+                    // In line: a queue pair that left it would lose the rest of its turn.
+                    if !peers.get(limits.peer).fits(all) {
+                        return Permit::wait(Limit::PeerRoom, limits.peer, all);
+                    }
+                }
+            }
+        }
+        let Some(responses) = self.credit_for_responses(limits.slot, peers) else {
+            return Permit::wait(Limit::AckRoom, PeerId::OWN, ACK);
+        };
+        let receiver = peers.get(limits.peer);
+        if !receiver.admits(limits.slot, cost) && !probes {
+            return Permit::wait(Limit::PeerRoom, limits.peer, cost);
+        }
+        let room = receiver.room_for(limits.slot);
+        let alone = probes || (limited && psn == wqe.first);
+        let packets = if alone { 1 } else { room.datagrams.min(window).max(1) };
+        Permit {
+            packets,
+            bytes: room.bytes.max(cost.bytes),
+            burst: packets.min(u32::try_from(self.recovery_left()).unwrap_or(u32::MAX)),
+            responses,
+            window: self.control.window.packets(),
+            limited_by: Limit::PeerRoom,
+            wait: None,
+        }
+    }
+
+    /// Credit for how many responses there is beside one, which is there already or reserved now:
+    /// a queue pair that has taken credit of the peer can always ask for it back. `None` if there
+    /// is not even that one.
+    #[inline]
+    fn credit_for_responses(&mut self, slot: u32, peers: &mut Peers) -> Option<u32> {
+        let spared = peers.spared();
+        #[allow(clippy::cast_possible_truncation)]
+        let spare = (spared.bytes / ACK.bytes).min(u64::from(spared.datagrams)) as u32;
+        if !self.ack_requests.is_open() && spare > 1 {
+            return Some(spare - 1);
+        }
+        self.reserve_response(slot, spare, peers)
+    }
+
+    #[cold]
+    fn reserve_response(&mut self, slot: u32, spare: u32, peers: &mut Peers) -> Option<u32> {
+        if !self.is_unasked() && self.ack_requests.is_stale(peers) {
+            self.ack_requests.close(peers);
+        }
+        if self.ack_requests.is_open() {
+            return Some(spare);
+        }
+        let silent = self.recovery.peer_is_silent();
+        let may = silent || self.recovery.probes() || peers.get(PeerId::OWN).admits(slot, ACK);
+        may.then(|| {
+            self.open(silent, peers);
+            spare.saturating_sub(1)
+        })
+    }
+
+    /// Reserves credit for the next acknowledgement, or none if the peer is silent.
+    #[inline]
+    pub(in crate::rc) fn open(&mut self, silent: bool, peers: &mut Peers) {
+        self.ack_requests.open(if silent { Expected::NOTHING } else { peers.expect(ACK) });
+    }
+
+    fn permit_response(
+        &self,
+        packets: u32,
+        cost: Cost,
+        limits: &Limits,
+        peers: &mut Peers,
+    ) -> Permit {
+        let psn = self.snd_nxt;
+        // What was begun while more were allowed may be asked for again.
+        let begun = psn < self.snd_max && self.responses.is_empty();
+        if self.responses.len() >= usize::from(self.control.max_rd_atomic) && !begun {
+            return Permit::none(Limit::RdAtomic);
+        }
+        let window = &self.control.read_window;
+        if packets > 1
+            && !self.responses.is_empty()
+            && !window.allows(self.answers_under_way(), packets)
+        {
+            return Permit::none(Limit::ReadWindow);
+        }
+        let has_room = peers.get(PeerId::OWN).admits(limits.slot, cost);
+        if !has_room && !self.recovery.probes() && !self.recovery.peer_is_silent() {
+            return Permit::wait(Limit::AckRoom, PeerId::OWN, cost);
+        }
+        // The peer's credit is asked for too, but one request a queue pair may always have there:
+        // else one that waited for our own credit would have to wait again. It waits for its own
+        // responses, not in line.
+        if !self.responses.is_empty() && !peers.get(limits.peer).fits(REQUEST) {
+            return Permit::none(Limit::PeerRoom);
+        }
+        Permit::ONE
+    }
+
+    /// What the cost of the responses to a READ request of so many `packets` is, each of which
+    /// costs `each`.
+    pub(in crate::rc) fn response_cost(&self, packets: u32, each: u32, peers: &Peers) -> Cost {
+        match self.control.read_window.comes_whole() {
+            true => peers.charge_of_answer(packets, each),
+            false => Cost::of(packets, each),
+        }
+    }
+
+    /// Whether no READ or atomic is ever allowed, so that one that was not begun would wait for
+    /// ever.
+    pub(in crate::rc) fn allows_no_response(&self) -> bool {
+        self.control.max_rd_atomic == 0 && self.snd_nxt >= self.snd_max
+    }
+
+    /// Whether the request `wqe` may follow others in a burst.
+    #[inline]
+    pub(in crate::rc) fn may_follow(&self, wqe: &Wqe) -> bool {
+        !self.control.drains && !self.control.credits.exceeded(wqe)
+    }
+
+    /// Whether the packet of `psn`, which has so many `bytes` and costs `each`, goes with a burst
+    /// of which `left` has left, or waits for more. It `begins` a message or not.
+    #[inline]
+    pub(in crate::rc) fn joins(
+        &self,
+        sq: &SendQueue,
+        (psn, bytes, begins, each): (u64, u32, bool, u32),
+        permit: &Permit,
+        left: Cost,
+    ) -> bool {
+        match self.awaits(sq, psn, bytes, begins, left.datagrams) {
+            Awaited::Nothing => true,
+            Awaited::Messages | Awaited::Window => false,
+            Awaited::Room(packets) => {
+                let all = left.bytes + u64::from(packets) * u64::from(each);
+                left.datagrams + packets <= permit.packets && all <= permit.bytes
+            }
+        }
+    }
+}

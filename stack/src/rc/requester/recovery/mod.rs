@@ -1,0 +1,111 @@
+//! What is done about losses: what is known to be lost and goes again alone, and what the next
+//! packet is sent for beside its data.
+//!
+//! - Problem: a lost packet that nothing follows is never reported; a receiver that is full, dead
+//!   or slow looks alike.
+//! - Rule: a report repairs ([`scoreboard`]); silence is asked about, first by a tail-loss probe,
+//!   then by the ACK timeout.
+//! - Cost if wrong: every loss costs a timeout, or retransmissions flood a slow receiver.
+//! - Measured: `stack/tests/goodput.txt`, and the table of losses in `docs/performance/results.md`.
+
+mod scoreboard;
+
+use self::scoreboard::Scoreboard;
+
+/// What the next packet is sent for, beside its data. It asks for an acknowledgement, and neither
+/// congestion nor a lack of credit holds it back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::rc) enum Probe {
+    #[default]
+    Nothing,
+    /// The last packets did not ask, and what was to ask in their place cannot be sent.
+    Unasked,
+    /// Nothing came back for several round trips (RFC 8985, tail-loss probe).
+    Tail,
+    /// The ACK timeout expired, or credit did not come in that time.
+    Timeout,
+}
+
+/// What is known of losses.
+#[derive(Debug)]
+pub(in crate::rc) struct Recovery {
+    /// Selective repeat; `None` before the first gap.
+    scoreboard: Option<Box<Scoreboard>>,
+    probe: Probe,
+    /// The ACK timeout expired. Until the peer answers, its responses reserve no credit, so a dead
+    /// peer cannot block others.
+    peer_silent: bool,
+    /// The PSN from which a response that was overtaken was asked for again; [`NONE`] if something
+    /// was acknowledged since.
+    implied: u64,
+}
+
+/// No PSN.
+const NONE: u64 = u64::MAX;
+
+impl Default for Recovery {
+    fn default() -> Self {
+        Self { scoreboard: None, probe: Probe::Nothing, peer_silent: false, implied: NONE }
+    }
+}
+
+impl Recovery {
+    /// Whether the next packet probes.
+    #[inline]
+    pub(in crate::rc) fn probes(&self) -> bool {
+        self.probe != Probe::Nothing
+    }
+
+    /// Whether the next packet only asks what became of it: it is no retransmission for a loss.
+    #[inline]
+    pub(in crate::rc) fn is_tail_probe(&self) -> bool {
+        self.probe == Probe::Tail
+    }
+
+    /// The next packet probes, or it does not.
+    #[inline]
+    pub(in crate::rc) fn set_probe(&mut self, probe: Probe) {
+        self.probe = probe;
+    }
+
+    /// Whether the ACK timeout expired, and nothing was acknowledged since.
+    #[inline]
+    pub(in crate::rc) fn peer_is_silent(&self) -> bool {
+        self.peer_silent
+    }
+
+    /// The ACK timeout expired. Any retransmission is due again.
+    pub(in crate::rc) fn on_timeout(&mut self) {
+        (self.peer_silent, self.implied) = (true, NONE);
+    }
+
+    /// Something was acknowledged.
+    #[inline]
+    pub(in crate::rc) fn on_ack(&mut self) {
+        (self.peer_silent, self.implied) = (false, NONE);
+    }
+
+    /// Whether a response that overtook `expected` should make the requester go back: once, until
+    /// something is acknowledged.
+    pub(in crate::rc) fn implied_nak(&mut self, expected: u64) -> bool {
+        core::mem::replace(&mut self.implied, expected) != expected
+    }
+
+    /// Whether nothing is known to be lost, and nothing is asked about.
+    #[inline]
+    pub(in crate::rc) fn is_open(&self) -> bool {
+        !self.probes() && !self.peer_silent && !self.is_selective()
+    }
+
+    /// Packets that are lost and have not gone again.
+    #[inline]
+    pub(in crate::rc) fn lost(&self) -> u32 {
+        self.scoreboard.as_ref().map_or(0, |board| board.due())
+    }
+
+    /// Whether the next lost packet that goes again asks, whether or not it did at first.
+    #[inline]
+    pub(in crate::rc) fn lost_probes(&self) -> bool {
+        self.scoreboard.as_ref().is_some_and(|board| board.probes())
+    }
+}

@@ -1,0 +1,374 @@
+//! The scoreboard of selective repeat (RFC 6675): what the peer holds of what was sent, and what
+//! of it is lost and goes again, alone. [`reorder`](crate::rc::reorder) says how it is reported.
+//!
+//! Packets that the peer holds are in flight no more: its receive queue has credit for others. A
+//! packet that went again and is still missing goes once more when packets that left after it have
+//! arrived, and no sooner than after a round trip.
+//!
+//! Requests with a response of their own are not repeated so, and nothing behind them: what is
+//! missing there goes again with all that follows.
+
+use std::collections::VecDeque;
+
+use super::Recovery;
+use crate::peer::{Cost, Peers};
+use crate::qp::outbound::RequestPacket;
+use crate::qp::sq::SendQueue;
+use crate::rc::reorder::SPAN;
+use crate::rc::requester::{Limits, Requester};
+use crate::types::Time;
+
+/// What is known of packets behind the first that is not acknowledged.
+#[derive(Debug, Default)]
+pub(super) struct Scoreboard {
+    /// A bit for each PSN that the peer holds, at PSN modulo [`SPAN`].
+    held: Bits,
+    /// Up to here it is known what is held and what is lost; 0 if nothing is held.
+    end: u64,
+    /// Those before `end` that are lost, ascending.
+    lost: VecDeque<Lost>,
+    /// Of those, the first that may be due: they go again in order.
+    next: usize,
+    /// How many of those are due: they have not gone again since they were lost.
+    due: u32,
+    /// The next that goes again asks, whether or not it did when it left first.
+    probes: bool,
+    /// When the last of those that arrived had gone again.
+    arrived: Time,
+}
+
+/// What a report said that was not known.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::rc) struct News {
+    /// Something is lost.
+    pub(in crate::rc) lost: bool,
+    /// Something is held.
+    pub(in crate::rc) arrived: bool,
+}
+
+#[derive(Debug)]
+struct Bits([u64; (SPAN / 64) as usize]);
+
+impl Default for Bits {
+    fn default() -> Self {
+        Self([0; (SPAN / 64) as usize])
+    }
+}
+
+impl Bits {
+    fn has(&self, psn: u64) -> bool {
+        self.0[(psn % SPAN / 64) as usize] & (1 << (psn % 64)) != 0
+    }
+
+    fn set(&mut self, psn: u64) {
+        self.0[(psn % SPAN / 64) as usize] |= 1 << (psn % 64);
+    }
+
+    fn clear(&mut self, psn: u64) {
+        self.0[(psn % SPAN / 64) as usize] &= !(1 << (psn % 64));
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Lost {
+    psn: u64,
+    again: Option<Again>,
+}
+
+impl Lost {
+    fn is_due(&self) -> bool {
+        self.again.is_none()
+    }
+}
+
+/// How a packet went again.
+#[derive(Debug, Clone, Copy)]
+struct Again {
+    /// Packets of this PSN, or a higher one, left later.
+    before: u64,
+    at: Time,
+}
+
+impl Scoreboard {
+    fn is_idle(&self) -> bool {
+        self.lost.is_empty() && self.end == 0
+    }
+
+    /// How many packets are to go again.
+    pub(super) fn due(&self) -> u32 {
+        self.due
+    }
+
+    pub(super) fn probes(&self) -> bool {
+        self.probes
+    }
+
+    /// Which goes again next.
+    fn next_due(&self) -> Option<usize> {
+        (self.next..self.lost.len()).find(|at| self.lost[*at].is_due())
+    }
+
+    fn has(&self, psn: u64) -> bool {
+        psn < self.end && self.held.has(psn)
+    }
+
+    fn count_due(&mut self) {
+        self.next = 0;
+        #[allow(clippy::cast_possible_truncation)]
+        let due = self.lost.iter().filter(|lost| lost.is_due()).count() as u32;
+        self.due = due;
+    }
+
+    /// Everything before `to` has arrived; `from` is where that began before.
+    fn arrived(&mut self, from: u64, to: u64) {
+        for psn in from..to.min(self.end) {
+            self.held.clear(psn);
+        }
+        while let Some(lost) = self.lost.front()
+            && lost.psn < to
+        {
+            self.due -= u32::from(lost.is_due());
+            self.arrived = self.arrived.max(lost.again.map_or(Time::default(), |again| again.at));
+            self.lost.pop_front();
+            self.next = self.next.saturating_sub(1);
+        }
+        if to >= self.end {
+            self.end = 0;
+        }
+    }
+
+    /// Finds out what is lost, now that more is held, from the former `end` on; and what went again
+    /// in vain, which takes no less than `patience` to know. Returns whether anything more is lost.
+    fn judge(&mut self, end: u64, now: Time, patience: u64) -> bool {
+        let Self { held, lost, arrived, .. } = self;
+        lost.retain(|lost| {
+            let is_here = held.has(lost.psn);
+            if let Some(again) = lost.again.filter(|_| is_here) {
+                *arrived = (*arrived).max(again.at);
+            }
+            !is_here
+        });
+        let mut more = false;
+        for lost in lost.iter_mut() {
+            let passed = |again: Again| {
+                let overtaken = self.end > again.before || *arrived > again.at;
+                overtaken && now.since(again.at) >= patience
+            };
+            if lost.again.is_some_and(passed) {
+                lost.again = None;
+                more = true;
+            }
+        }
+        let known = lost.len();
+        let new = (end..self.end).filter(|psn| !held.has(*psn));
+        lost.extend(new.map(|psn| Lost { psn, again: None }));
+        more |= lost.len() > known;
+        self.count_due();
+        more
+    }
+
+    /// All that is lost goes again, and the first of it asks. Returns whether anything is lost.
+    fn all_again(&mut self) -> bool {
+        self.lost.iter_mut().for_each(|lost| lost.again = None);
+        self.count_due();
+        self.probes = self.due > 0;
+        self.probes
+    }
+
+    /// The one that was due left at `now`; `next_psn` is what leaves first after it.
+    fn left(&mut self, now: Time, next_psn: u64) {
+        if let Some(at) = self.next_due() {
+            self.lost[at].again = Some(Again { before: next_psn, at: now });
+            self.next = at + 1;
+            self.due -= 1;
+            self.probes = false;
+        }
+    }
+
+    /// Everything from `from` on goes again.
+    fn forget(&mut self, from: u64, una: u64) {
+        for psn in from..self.end {
+            self.held.clear(psn);
+        }
+        self.lost.retain(|lost| lost.psn < from);
+        self.end = if from <= una { 0 } else { self.end.min(from) };
+        self.count_due();
+        self.probes = false;
+    }
+
+    /// Ranges of PSNs from `from` to before `to` that are held.
+    fn held_ranges(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, u64)> {
+        let (mut at, to) = (from, to.min(self.end));
+        core::iter::from_fn(move || {
+            let first = (at..to).find(|psn| self.held.has(*psn))?;
+            at = (first..to).find(|psn| !self.held.has(*psn)).unwrap_or(to);
+            Some((first, at))
+        })
+    }
+}
+
+impl Recovery {
+    /// Whether some of what follows the first that is missing is known to be held, or to be lost.
+    #[inline]
+    pub(in crate::rc) fn is_selective(&self) -> bool {
+        self.scoreboard.as_ref().is_some_and(|board| !board.is_idle())
+    }
+
+    /// All that is lost goes again; `false` if nothing is known to be.
+    pub(in crate::rc) fn all_again(&mut self) -> bool {
+        self.scoreboard.as_mut().is_some_and(|board| board.all_again())
+    }
+
+    /// Everything before `to` is acknowledged; up to now that was `from`.
+    #[cold]
+    pub(in crate::rc) fn arrived(&mut self, from: u64, to: u64) {
+        if let Some(board) = &mut self.scoreboard {
+            board.arrived(from, to);
+        }
+    }
+
+    /// Everything from `from` on goes again; `una` is the first that is not acknowledged.
+    #[cold]
+    pub(in crate::rc) fn forget_from(&mut self, from: u64, una: u64) {
+        if let Some(board) = &mut self.scoreboard {
+            board.forget(from, una);
+        }
+    }
+
+    /// What packets from `from` to before `to` are not charged with, because the peer holds them.
+    pub(in crate::rc) fn held_cost(
+        &self,
+        sq: &SendQueue,
+        from: u64,
+        to: u64,
+        limits: &Limits,
+    ) -> Cost {
+        let mut sum = Cost::default();
+        if let Some(board) = &self.scoreboard {
+            for (from, to) in board.held_ranges(from, to) {
+                sum.add(sq.cost_between(from, to, limits.mtu));
+            }
+        }
+        sum
+    }
+}
+
+impl Requester {
+    /// The peer misses the first that is not acknowledged, and holds what `report` says. `None` if
+    /// that cannot be so, or if nothing of it can go again alone.
+    pub(in crate::rc) fn on_report(
+        &mut self,
+        now: Time,
+        report: &[u8],
+        sq: &SendQueue,
+        limits: &Limits,
+        peers: &mut Peers,
+    ) -> Option<News> {
+        let una = self.snd_una;
+        let behind = self.gate(sq, self.snd_nxt).map_or(self.snd_nxt, |(_, at)| at).min(una + SPAN);
+        let board = self.recovery.scoreboard.get_or_insert_default();
+        let mut arrived = Cost::default();
+        let end = board.end.max(una);
+        let told = (una..behind).zip(bits(report)).skip(1);
+        for (psn, _) in told.filter(|(_, held)| *held) {
+            if !board.has(psn) {
+                arrived.add(sq.cost_between(psn, psn + 1, limits.mtu));
+                board.held.set(psn);
+                board.end = board.end.max(psn + 1);
+            }
+        }
+        if board.end > end {
+            self.round_trip.acknowledged(board.end, now, true);
+        }
+        let lost = board.judge(end, now, self.round_trip.min_rtt());
+        let credible = board.lost.front().is_some_and(|lost| lost.psn == una);
+        self.release(arrived, limits, peers);
+        self.control.on_ack(arrived.datagrams);
+        credible.then_some(News { lost, arrived: arrived.datagrams > 0 })
+    }
+
+    /// The next packet that goes again alone.
+    pub(in crate::rc) fn next_lost(
+        &self,
+        sq: &SendQueue,
+        limits: &Limits,
+    ) -> Option<RequestPacket> {
+        let board = self.recovery.scoreboard.as_ref()?;
+        let psn = board.lost.get(board.next_due()?)?.psn;
+        let index = self.index_of(sq, psn);
+        let wqe = sq.get(index);
+        // There is credit for the answer since it left first, but for that to a probe, or if
+        // nothing asked.
+        let ack_req = self.ack_requests.has(psn) || board.probes || self.acks.has_unasked(sq);
+        Some(RequestPacket::of(index, wqe, psn, limits.mtu, ack_req))
+    }
+
+    /// It left.
+    pub(in crate::rc) fn lost_left(&mut self, now: Time) {
+        if let Some(board) = &mut self.recovery.scoreboard {
+            board.left(now, self.snd_nxt);
+        }
+    }
+}
+
+/// The bits of a report.
+fn bits(report: &[u8]) -> impl Iterator<Item = bool> {
+    report.iter().flat_map(|byte| (0..8).map(move |bit| byte & (1 << bit) != 0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The peer holds these.
+    fn holding(psns: impl Iterator<Item = u64>) -> Scoreboard {
+        let mut board = Scoreboard::default();
+        for psn in psns {
+            board.held.set(psn);
+            board.end = board.end.max(psn + 1);
+        }
+        board
+    }
+
+    /// The same bit stands for a PSN and for the one [`SPAN`] later.
+    #[test]
+    fn no_bit_of_what_is_acknowledged_or_goes_again_is_left() {
+        const FIRST: u64 = 1 << 24;
+        let of_none = |board: &Scoreboard| board.held.0.iter().all(|word| *word == 0);
+        for count in [1, 63, 64, 65, SPAN - 1] {
+            let held = || (FIRST + 1..=FIRST + count).step_by(2);
+            let mut board = holding(held());
+            assert!(held().all(|psn| board.has(psn)));
+            board.arrived(FIRST, FIRST + count / 2);
+            assert!(held().all(|psn| board.has(psn) == (psn >= FIRST + count / 2)), "{count}");
+            board.arrived(FIRST + count / 2, FIRST + count + 1);
+            assert!(of_none(&board) && board.is_idle(), "{count} acknowledged");
+            let mut board = holding(held());
+            board.forget(FIRST + count / 2, FIRST);
+            assert!(held().all(|psn| board.has(psn) == (psn < FIRST + count / 2)), "{count}");
+            board.forget(FIRST, FIRST);
+            assert!(of_none(&board) && board.is_idle(), "{count} go again");
+        }
+    }
+
+    #[test]
+    fn what_is_due_is_counted_until_it_left_arrived_or_was_forgotten() {
+        let lost = || {
+            let mut board = holding([3, 6, 9].into_iter());
+            assert!(board.judge(1, Time(10), 1));
+            board
+        };
+        let mut board = lost();
+        assert_eq!((board.due, board.lost.len()), (6, 6), "1, 2, 4, 5, 7, 8");
+        board.left(Time(11), 10);
+        board.left(Time(11), 10);
+        assert_eq!(board.due, 4);
+        board.arrived(1, 5);
+        assert_eq!((board.due, board.lost.len()), (3, 3), "5, 7, 8");
+        assert!(board.all_again() && board.probes);
+        board.left(Time(20), 10);
+        assert_eq!((board.due, board.probes), (2, false));
+        board.forget(8, 5);
+        assert_eq!((board.due, board.lost.len()), (1, 2), "5 went again, 7 is due");
+    }
+}
