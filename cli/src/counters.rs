@@ -29,11 +29,15 @@ pub fn json(counters: &DeviceCounters) -> Value {
 
 type Group = (&'static str, Vec<(&'static str, u64)>);
 
-fn groups(counters: &DeviceCounters) -> [Group; 4] {
+fn groups(counters: &DeviceCounters) -> [Group; 5] {
     let port = &counters.port;
     [
         ("transport", counters.transport.iter().collect()),
         ("drops", counters.drops.iter().collect()),
+        (
+            "limits_hit",
+            counters.limits_hit.iter().map(|(limit, count)| (limit.name(), count)).collect(),
+        ),
         (
             "port",
             vec![

@@ -73,6 +73,11 @@ impl LimitsHit {
         Limit::ALL.into_iter().zip(self.0)
     }
 
+    /// Adds the counts of another set.
+    pub fn add(&mut self, other: &Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(sum, count)| *sum += count);
+    }
+
     #[inline]
     pub(crate) fn hit(&mut self, limit: Limit) {
         self.0[limit as usize] += 1;
@@ -109,6 +114,9 @@ mod tests {
             }
         }
         assert_eq!(hits.get(), all);
+        let mut sum = all;
+        sum.add(&all);
+        assert!(all.iter().all(|(limit, count)| sum.of(limit) == 2 * count));
         for (at, (limit, count)) in all.iter().enumerate() {
             assert_eq!((limit, count), (Limit::ALL[at], at as u64 + 1));
             assert_eq!(all.of(limit), count);

@@ -110,6 +110,7 @@ pub mod stats {
     pub use crate::model::resources::Resources;
     pub use rocinante_netdev::PortStats;
     pub use rocinante_stack::stats::{CmCounters, Counters, Drops, QpCounters};
+    pub use rocinante_stack::{Limit, LimitsHit};
 }
 
 /// What almost every program names: `use rocinante::prelude::*`.

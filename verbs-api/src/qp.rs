@@ -5,6 +5,7 @@ mod groups;
 
 use std::sync::Weak;
 
+use rocinante_stack::LimitsHit;
 use rocinante_stack::mem::Access;
 use rocinante_stack::stats::QpCounters;
 use rocinante_stack::types::{Psn, Qpn};
@@ -230,6 +231,18 @@ impl Qp {
     pub fn counters(&self) -> Option<QpCounters> {
         match &self.kind {
             QpKind::Soft(qp) => Some(qp.counters()),
+            QpKind::Kernel(_) => None,
+        }
+    }
+
+    /// Why it does not send: how often each limit was the reason that it sent nothing more when it
+    /// had its turn, modulo 2^32. A queue pair that is limited by what the program posts counts
+    /// [`Limit::SendQueueEmpty`](crate::stats::Limit::SendQueueEmpty). `None` for a device of the
+    /// kernel.
+    #[must_use]
+    pub fn limits_hit(&self) -> Option<LimitsHit> {
+        match &self.kind {
+            QpKind::Soft(qp) => Some(qp.limits_hit()),
             QpKind::Kernel(_) => None,
         }
     }

@@ -5,6 +5,7 @@ mod sim;
 
 use std::time::{Duration, Instant};
 
+use rocinante::stats::Limit;
 use rocinante::verbs::{PeerPath, PostError, QpType, WcOpcode};
 use rocinante::{
     Access, BufferPool, ConnectOptions, PoolBuffer, Qp, RecvWr, SendWr, VerbsError, Wc, WcStatus,
@@ -248,6 +249,10 @@ fn each_queue_pair_counts_its_own_packets() {
         assert_eq!((peer.sent_pkts, peer.sent_bytes), (counters.rcvd_pkts, 0));
         let listed = qps.iter().find(|qp| qp.qpn == pair[0].qpn()).unwrap();
         assert_eq!(listed.counters, counters);
+        // Each message was all that there was to send.
+        let limits = pair[0].limits_hit().unwrap();
+        assert!(limits.of(Limit::SendQueueEmpty) >= count, "{limits:?}");
+        assert_eq!(listed.limits_hit, limits);
         assert_eq!((listed.peer, listed.dest_qpn), (Some(ADDRESSES[1]), Some(pair[1].qpn())));
     }
     assert_eq!(qps.iter().map(|qp| qp.context).collect::<Vec<_>>(), [1, 2]);
@@ -256,6 +261,10 @@ fn each_queue_pair_counts_its_own_packets() {
         |of: fn(&rocinante::stats::QpCounters) -> u64| qps.iter().map(|qp| of(&qp.counters)).sum();
     let all = a.ctx.counters().transport;
     assert_eq!((all.sent_pkts, all.rcvd_pkts), (sum(|c| c.sent_pkts), sum(|c| c.rcvd_pkts)));
+    let of_all = a.ctx.counters().limits_hit;
+    for limit in Limit::ALL {
+        assert_eq!(of_all.of(limit), qps.iter().map(|qp| qp.limits_hit.of(limit)).sum::<u64>());
+    }
     let [first, _second] = pairs;
     drop(first);
     assert_eq!(a.ctx.qps().unwrap().len(), 1);

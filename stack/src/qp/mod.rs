@@ -20,7 +20,7 @@ use self::tally::Tally;
 use crate::cm::ConnId;
 use crate::events::Events;
 use crate::ingress::Datagram;
-use crate::limit::Hits;
+use crate::limit::{Hits, Limit, LimitsHit};
 use crate::mem::{Access, Accessor, Memory, PdId};
 use crate::peer::{Cost, PeerId};
 use crate::srq::{Receives, Srqs};
@@ -175,6 +175,13 @@ impl Core {
     /// Whether a request in a queue names `key`.
     pub(crate) fn uses(&self, key: Key) -> bool {
         self.sq.uses(key) || self.rq.uses(key)
+    }
+
+    /// Counts why nothing more leaves in this turn.
+    #[inline]
+    pub(crate) fn limited(&mut self, limit: Limit, all: &mut LimitsHit) {
+        self.limits_hit.hit(limit);
+        all.hit(limit);
     }
 
     /// A packet came from the peer.

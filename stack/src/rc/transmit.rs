@@ -192,7 +192,7 @@ impl Qp {
             let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
             let plan = self.requester.plan(sq, limits, peers, host.regions());
             if *quantum == 0 && !self.continues_beyond_turn(&plan) {
-                self.limited(Limit::Turn, shared);
+                self.core.limited(Limit::Turn, &mut shared.limits_hit);
                 return TurnEnd::Quantum;
             }
             let sent = match plan {
@@ -212,7 +212,7 @@ impl Qp {
                     Err(status) => Err(Some(status)),
                 },
                 Plan::Blocked(Permit { limited_by, wait, .. }) => {
-                    self.limited(limited_by, shared);
+                    self.core.limited(limited_by, &mut shared.limits_hit);
                     if let Some((receiver, need)) = wait {
                         return TurnEnd::Wait(receiver, need);
                     }
@@ -223,12 +223,12 @@ impl Qp {
             let fault = match sent {
                 // The usual end: all of it left, and asked.
                 Ok(Sent::Yes) if self.requester.has_asked_for_all(&self.core.sq) => {
-                    self.limited(Limit::SendQueueEmpty, shared);
+                    self.core.limited(Limit::SendQueueEmpty, &mut shared.limits_hit);
                     return TurnEnd::Idle;
                 }
                 Ok(Sent::Yes) => continue,
                 Ok(Sent::Full) => {
-                    self.limited(Limit::Port, shared);
+                    self.core.limited(Limit::Port, &mut shared.limits_hit);
                     return TurnEnd::SinkFull;
                 }
                 Ok(Sent::Refused) => Some(WcStatus::LocProtErr),
@@ -244,13 +244,6 @@ impl Qp {
                 return TurnEnd::Idle;
             }
         }
-    }
-
-    /// Counts why nothing more leaves in this turn.
-    #[inline]
-    fn limited(&mut self, limit: Limit, shared: &mut Shared) {
-        self.core.limits_hit.hit(limit);
-        shared.limits_hit.hit(limit);
     }
 
     /// Whether what is planned goes on although the turn is over: a run that was begun is not cut

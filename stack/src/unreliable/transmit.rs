@@ -2,6 +2,7 @@
 //! pace allows.
 
 use super::Qp;
+use crate::limit::Limit;
 use crate::mem::Memory;
 use crate::peer::{Budget, Cost, PeerId};
 use crate::qp::TurnEnd;
@@ -29,19 +30,22 @@ impl Qp {
             return TurnEnd::Idle;
         }
         let (mut retired, before) = (0, *quantum);
-        let turn = loop {
-            if self.core.sq.is_empty() || (!self.begins && !self.in_message()) {
-                break TurnEnd::Idle;
+        let (turn, limit) = loop {
+            if self.core.sq.is_empty() {
+                break (TurnEnd::Idle, Limit::SendQueueEmpty);
+            }
+            if !self.begins && !self.in_message() {
+                break (TurnEnd::Idle, Limit::Draining);
             }
             if *quantum == 0 {
-                break TurnEnd::Quantum;
+                break (TurnEnd::Quantum, Limit::Turn);
             }
             match self.transmit_one(now, shared, host, sink) {
                 Ok(ended) => retired += u32::from(ended),
-                Err(Stop::SinkFull) => break TurnEnd::SinkFull,
+                Err(Stop::SinkFull) => break (TurnEnd::SinkFull, Limit::Port),
                 Err(Stop::Paced(until)) => {
                     shared.timers.set(self.core.slot, &mut self.core.deadline, until);
-                    break TurnEnd::Idle;
+                    break (TurnEnd::Idle, Limit::Pacing);
                 }
                 Err(Stop::Fault(status)) => {
                     self.local_fault(status, retired, host);
@@ -53,6 +57,7 @@ impl Qp {
         if retired > 0 {
             host.send_retired(self.core.init.cookie, retired);
         }
+        self.core.limited(limit, &mut shared.limits_hit);
         if *quantum < before {
             self.recent.left(now, before - *quantum);
         }

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, RwLock};
 use rocinante_netdev::PortStats;
 use rocinante_stack::Budget;
+use rocinante_stack::LimitsHit;
 use rocinante_stack::stats::{Counters, Drops};
 use rocinante_stack::types::{Mtu, Qpn};
 use rocinante_stack::verbs::AhId;
@@ -188,6 +189,7 @@ impl Device {
             convert::count(&name, value, &mut transport, &mut port);
         }
         DeviceCounters {
+            limits_hit: LimitsHit::default(),
             transport,
             drops: Drops::default(),
             port,

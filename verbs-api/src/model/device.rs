@@ -1,6 +1,7 @@
 //! Descriptions of a device: its limits, attributes and counters.
 
 use rocinante_netdev::{Backend, Capabilities, PortStats};
+use rocinante_stack::LimitsHit;
 use rocinante_stack::stats::{Counters, Drops};
 use rocinante_stack::types::Mtu;
 
@@ -177,6 +178,8 @@ pub struct DeviceCounters {
     pub transport: Counters,
     /// What was dropped, by reason.
     pub drops: Drops,
+    /// Why queue pairs that had their turn sent nothing more: how often each limit applied.
+    pub limits_hit: LimitsHit,
     /// What the port did.
     pub port: PortStats,
     /// Datagrams that the kernel refused, and its last errno.
@@ -192,6 +195,7 @@ impl DeviceCounters {
     pub(crate) fn add(&mut self, other: &Self) {
         self.transport.add(&other.transport);
         self.drops.add(&other.drops);
+        self.limits_hit.add(&other.limits_hit);
         self.port.add(&other.port);
         self.refused.0 += other.refused.0;
         if other.refused.0 > 0 {

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use rocinante_stack::LimitsHit;
 use rocinante_stack::mem::Access;
 use rocinante_stack::stats::QpCounters;
 use rocinante_stack::types::{Mtu, Qpn};
@@ -161,6 +162,8 @@ pub struct QpInfo {
     pub context: u64,
     /// What it sent and received.
     pub counters: QpCounters,
+    /// Why it sent nothing more when it had its turn: [`Qp::limits_hit`](crate::Qp::limits_hit).
+    pub limits_hit: LimitsHit,
 }
 
 /// Attributes to set (`struct ibv_qp_attr` with its mask). [`QpAttr`] documents each.

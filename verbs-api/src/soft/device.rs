@@ -241,6 +241,7 @@ impl Hca {
             let counters = DeviceCounters {
                 transport: *shard.engine.counters(),
                 drops: *shard.engine.drops(),
+                limits_hit: *shard.engine.limits_hit(),
                 port: shard.port.stats(),
                 refused: shard.refused,
                 handed_over: shard.handed_over(),
@@ -269,6 +270,7 @@ impl Hca {
                     dest_qpn: attr.dest_qpn,
                     context: init.context,
                     counters: shard.engine.qp_counters(qpn)?,
+                    limits_hit: shard.engine.qp_limits_hit(qpn)?,
                 })
             }));
         }

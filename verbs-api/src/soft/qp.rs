@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use rocinante_netdev::PathSpec;
+use rocinante_stack::LimitsHit;
 use rocinante_stack::stats::QpCounters;
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
@@ -167,6 +168,10 @@ impl Qp {
 
     pub(crate) fn counters(&self) -> QpCounters {
         self.core.hold().engine.qp_counters(self.qpn).unwrap_or_default()
+    }
+
+    pub(crate) fn limits_hit(&self) -> LimitsHit {
+        self.core.hold().engine.qp_limits_hit(self.qpn).unwrap_or_default()
     }
 
     #[inline]
