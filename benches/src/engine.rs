@@ -13,7 +13,7 @@ use rocinante_stack::verbs::{
 };
 use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
 use rocinante_stack::{
-    Budget, Datagram, Engine, EngineConfig, IpId, PeerAddress, QpAttr, QpInit, TxSink,
+    Budget, Datagram, Engine, EngineConfig, IpId, PeerAddress, PeerKind, QpAttr, QpInit, TxSink,
 };
 
 /// The address of the memory's first byte in requests.
@@ -228,7 +228,8 @@ impl End {
     }
 
     fn connect(&mut self, to: &Name) {
-        let peer = PeerAddress { local: self.addr, remote: to.addr, path: 0, budget: BUDGET };
+        let kind = PeerKind::announced(BUDGET, None);
+        let peer = PeerAddress { local: self.addr, remote: to.addr, path: 0, budget: BUDGET, kind };
         let init = self.engine.query_qp(self.qpn).expect("it was made").2;
         let changes = match init.qp_type {
             QpType::Ud => {

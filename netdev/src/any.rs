@@ -9,7 +9,7 @@ use crate::error::OpenError;
 use crate::packet::PacketPort;
 use crate::parts::{BackendParts, Parts};
 use crate::port::{
-    Capabilities, Path, PathId, PathSpec, Port, PortStats, Runs, RxDatagram, TxFailure, TxSlot,
+    Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, RxDatagram, TxFailure, TxSlot,
 };
 use crate::sim::SimPort;
 use crate::udp::UdpPort;
@@ -86,16 +86,8 @@ impl Port for AnyPort {
         on!(self, port => port.receive(budget, sink))
     }
 
-    fn rx_places(&self) -> Option<(u64, u64)> {
-        on!(self, port => port.rx_places())
-    }
-
-    fn arrived(&self) -> Option<Runs> {
-        on!(self, port => port.arrived())
-    }
-
-    fn departed(&self) -> Option<Runs> {
-        on!(self, port => port.departed())
+    fn runs(&self) -> PortRuns {
+        on!(self, port => port.runs())
     }
 
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {

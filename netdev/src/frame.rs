@@ -20,8 +20,8 @@ use crate::iface::Interface;
 use crate::loopback::{LoopHeader, LoopQueue};
 use crate::parts::{Fds, Manifest, Parts};
 use crate::port::{
-    Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, Runs, RxDatagram, TxFailure,
-    TxSlot,
+    Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, RxDatagram,
+    TxFailure, TxSlot,
 };
 use crate::resolve::{Hop, PathTable, Sent};
 use crate::udp::UdpPort;
@@ -112,14 +112,9 @@ pub trait FrameIo: Acquire + AsFd + Send {
     /// Adds the counters that only the kernel has.
     fn add_kernel_stats(&self, stats: &mut PortStats);
 
-    /// As [`Port::rx_places`].
-    fn rx_places(&self, _: &PortStats) -> Option<(u64, u64)> {
-        None
-    }
-
-    /// As [`Port::departed`].
-    fn departed(&self, _: &PortStats) -> Option<Runs> {
-        None
+    /// As [`Port::runs`].
+    fn runs(&self, _: &PortStats) -> PortRuns {
+        PortRuns::default()
     }
 }
 
@@ -362,12 +357,8 @@ impl<F: FrameIo> Port for FramePort<F> {
         }
     }
 
-    fn rx_places(&self) -> Option<(u64, u64)> {
-        self.io.rx_places(&self.state.stats)
-    }
-
-    fn departed(&self) -> Option<Runs> {
-        self.io.departed(&self.state.stats)
+    fn runs(&self) -> PortRuns {
+        self.io.runs(&self.state.stats)
     }
 
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {

@@ -51,8 +51,8 @@ pub use iface::Interface;
 pub use packet::PacketPort;
 pub use parts::{BackendParts, Descriptor, Manifest, Parts};
 pub use port::{
-    Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, ROCE_PORT, Runs, RxBudget,
-    RxDatagram, RxIpId, TxFailure, TxSlot,
+    Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, ROCE_PORT,
+    Runs, RxBudget, RxDatagram, RxIpId, TxFailure, TxSlot,
 };
 pub use udp::{UdpPort, holder};
 pub use xdp::XdpPort;

@@ -27,7 +27,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use crate::ethtool::Segmentation;
 use crate::fd::attach_filter;
 use crate::frame::{FrameIo, FramePort, State};
-use crate::port::{PathId, PortStats, Runs, RxDatagram, TxFailure, TxSlot};
+use crate::port::{PathId, PortRuns, PortStats, Runs, RxDatagram, TxFailure, TxSlot};
 use crate::resolve::{Hop, PathTable, Sent};
 use ring::PacketRing;
 use rx::Drops;
@@ -158,13 +158,14 @@ impl FrameIo for PacketIo {
         stats.rx_queue_drops += self.drops.read(&self.socket);
     }
 
-    fn rx_places(&self, stats: &PortStats) -> Option<(u64, u64)> {
-        Some((stats.rx_runs, stats.rx_datagrams))
-    }
-
-    fn departed(&self, stats: &PortStats) -> Option<Runs> {
-        let runs = stats.tx_runs + self.sender.apart;
-        Some(Runs { runs, datagrams: stats.tx_datagrams, bytes: stats.tx_bytes })
+    fn runs(&self, stats: &PortStats) -> PortRuns {
+        let PortStats { rx_runs, rx_datagrams, rx_bytes, tx_runs, tx_datagrams, tx_bytes, .. } =
+            *stats;
+        let departed = tx_runs + self.sender.apart;
+        PortRuns {
+            arrived: Some(Runs { runs: rx_runs, datagrams: rx_datagrams, bytes: rx_bytes }),
+            departed: Some(Runs { runs: departed, datagrams: tx_datagrams, bytes: tx_bytes }),
+        }
     }
 }
 

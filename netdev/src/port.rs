@@ -83,6 +83,20 @@ pub struct Capabilities {
     pub tos_on_receive: bool,
     /// Capacity of the receive queue.
     pub rx_budget: RxBudget,
+    /// What fills the receive queue.
+    pub rx_queue: QueueKind,
+}
+
+/// What fills a receive queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QueueKind {
+    /// Memory: the kernel charges the socket with the buffers of what waits. A super-packet costs
+    /// little more than its bytes. Sockets of `udp`.
+    Memory,
+    /// Places, of which each takes a frame or a super-packet of any length. The ring of `packet`.
+    Places,
+    /// Frames: each takes a place, and super-packets do not arrive. The rings of `afxdp`.
+    Frames,
 }
 
 /// Capacity of a receive queue: beyond it the queue drops. A peer that keeps its unacknowledged
@@ -219,6 +233,16 @@ pub struct Runs {
     pub bytes: u64,
 }
 
+/// How the datagrams of a port travelled, since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PortRuns {
+    /// How the datagrams that were read had arrived. `None` if super-packets do not arrive.
+    pub arrived: Option<Runs>,
+    /// How sent datagrams left the interface. `None` if each leaves alone. A super-packet counts as
+    /// its datagrams if the kernel segments it before the interface, or if the port cannot tell.
+    pub departed: Option<Runs>,
+}
+
 /// Counters of a port since it was opened. They only grow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -313,25 +337,9 @@ pub trait Port: Send {
     where
         Self: Sized;
 
-    /// Places of the receive queue that were read, and the datagrams in them, since the port was
-    /// opened. A super-packet takes one place, and so does a single datagram. `None` if the queue
-    /// counts bytes, or if super-packets do not arrive.
-    fn rx_places(&self) -> Option<(u64, u64)> {
-        None
-    }
-
-    /// How the datagrams that were read had arrived, since the port was opened, if the queue counts
-    /// memory. `None` if it counts places, see [`rx_places`](Self::rx_places), or if super-packets
-    /// do not arrive.
-    fn arrived(&self) -> Option<Runs> {
-        None
-    }
-
-    /// How sent datagrams left the interface, since the port was opened. `None` if each datagram
-    /// leaves alone. A super-packet counts as its datagrams if the kernel segments it before the
-    /// interface, or if the port cannot tell.
-    fn departed(&self) -> Option<Runs> {
-        None
+    /// How datagrams arrived and left, since the port was opened. By default each travels alone.
+    fn runs(&self) -> PortRuns {
+        PortRuns::default()
     }
 
     /// Room for a datagram of `len` bytes of UDP payload to `path`. `None` if there is no room

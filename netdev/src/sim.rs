@@ -46,8 +46,8 @@ pub use link::{LinkConfig, Rate, SimStats};
 
 use crate::fd::EventFd;
 use crate::port::{
-    Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, RxBudget, RxDatagram, RxIpId,
-    TxFailure, TxSlot,
+    Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, QueueKind, RxBudget,
+    RxDatagram, RxIpId, TxFailure, TxSlot,
 };
 use batch::{Batch, Flow, Mark};
 use gate::Bell;
@@ -169,6 +169,7 @@ impl SimNet {
                 tos_on_send: true,
                 tos_on_receive: true,
                 rx_budget: config.rx_budget,
+                rx_queue: QueueKind::Frames,
             },
             net: self.clone(),
             id,

@@ -33,8 +33,8 @@ use crate::fd::{Epoll, Interest};
 use crate::iface::Interface;
 use crate::parts::{BackendParts, Fds, Manifest, Parts};
 use crate::port::{
-    Backend, Capabilities, Path, PathId, PathSpec, Port, PortStats, Runs, RxBudget, RxDatagram,
-    TxFailure, TxSlot,
+    Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, Runs,
+    RxBudget, RxDatagram, TxFailure, TxSlot,
 };
 use groups::Groups;
 use offload::Offload;
@@ -187,6 +187,7 @@ impl UdpPort {
                 tos_on_send: true,
                 tos_on_receive: true,
                 rx_budget: rx_budget(&own),
+                rx_queue: QueueKind::Memory,
             },
             groups: Groups::new(iface, home).map_err(|e| os("cannot make an epoll set", e))?,
             receiver: Receiver::new(addresses, role == Role::Receive),
@@ -301,13 +302,12 @@ impl Port for UdpPort {
         Ok(count + self.groups.receive(budget.saturating_sub(count), sink)?)
     }
 
-    fn arrived(&self) -> Option<Runs> {
-        Some(self.receiver.runs())
-    }
-
-    fn departed(&self) -> Option<Runs> {
+    fn runs(&self) -> PortRuns {
         let TxStats { runs, apart, datagrams, bytes, .. } = self.tx;
-        Some(Runs { runs: runs + apart, datagrams, bytes })
+        PortRuns {
+            arrived: Some(self.receiver.runs()),
+            departed: Some(Runs { runs: runs + apart, datagrams, bytes }),
+        }
     }
 
     fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {

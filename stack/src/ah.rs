@@ -10,7 +10,7 @@ pub(crate) struct Handle {
     pub(crate) pd: PdId,
     /// The caller's name for the path.
     pub(crate) path: u32,
-    pub(crate) pool: PeerId,
+    pub(crate) receiver: PeerId,
 }
 
 /// The address handles of an engine. An id is an index; the bits above it count how often the index
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_id_of_a_handle_that_is_gone_names_no_other() {
-        let handle = |path| Handle { pd: PdId(1), path, pool: PeerId::OWN };
+        let handle = |path| Handle { pd: PdId(1), path, receiver: PeerId::OWN };
         let mut handles = Handles::default();
         let [a, b] = [1, 2].map(|path| handles.insert(handle(path)).unwrap());
         assert_eq!(handles.remove(a).map(|handle| handle.path), Some(1));

@@ -16,7 +16,7 @@ use crate::gsi::Gsi;
 use crate::ingress::{Datagram, Integrity, UnconnectedSources};
 use crate::limit::LimitsHit;
 use crate::mem::{Memory, PdId};
-use crate::peer::{Budget, PeerId, Peers};
+use crate::peer::{PeerId, Peers};
 use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
 use crate::qp::post::PostError;
 use crate::qp::{Core, TurnEnd};
@@ -80,7 +80,9 @@ impl Engine {
             reserved: BTreeMap::new(),
             unconnected: UnconnectedSources::default(),
             shared: Shared {
-                peers: Peers::new(config.own_budget, config.stable_packets),
+                peers: Peers::new(config.own_budget, config.stable_packets)
+                    .of_kind(config.own_queue)
+                    .sending(config.runs, config.pacing),
                 handles: Handles::default(),
                 config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
                 srqs: Srqs::default(),
@@ -168,10 +170,10 @@ impl Engine {
 
     /// Makes an address handle of `pd` (`ibv_create_ah(3)`). `None` if there are a million.
     pub fn create_ah(&mut self, pd: PdId, to: &PeerAddress) -> Option<AhId> {
-        let pool = self.shared.peers.join(to.remote, to.budget, to.budget != Budget::STANDARD);
-        let handle = self.shared.handles.insert(Handle { pd, path: to.path, pool });
+        let receiver = self.shared.peers.join(to.remote, None, to.budget, to.kind);
+        let handle = self.shared.handles.insert(Handle { pd, path: to.path, receiver });
         if handle.is_none() {
-            self.shared.peers.leave(pool);
+            self.shared.peers.leave(receiver);
         }
         handle
     }
@@ -181,7 +183,7 @@ impl Engine {
     pub fn destroy_ah(&mut self, ah: AhId) -> bool {
         let gone = self.shared.handles.remove(ah);
         if let Some(handle) = &gone {
-            self.shared.peers.leave(handle.pool);
+            self.shared.peers.leave(handle.receiver);
         }
         gone.is_some()
     }
@@ -234,24 +236,17 @@ impl Engine {
         qp.post_recv(wr, &mut self.shared, host)
     }
 
-    /// Reports that the `datagrams` just received took `slots` of the receive queue that
-    /// [`EngineConfig::own_budget`] describes. Where a super-packet takes one slot, READs may then
-    /// ask for more at once. A caller that never reports is taken to use one slot per datagram.
+    /// Reports that `datagrams` of `bytes` in all (BTH to ICRC) arrived in `runs`: a super-packet
+    /// is one run, and so is a datagram that arrived alone. Where runs take less of the receive
+    /// queue than their datagrams would one by one ([`EngineConfig::own_queue`]), READs then ask
+    /// for more at once. A caller that never reports is taken to receive one by one.
     #[inline]
-    pub fn arrived(&mut self, datagrams: u32, slots: u32) {
-        self.shared.peers.arrived(datagrams, slots);
+    pub fn arrived(&mut self, runs: u32, datagrams: u32, bytes: u64) {
+        self.shared.peers.arrived(runs, datagrams, bytes);
     }
 
-    /// Reports that the `datagrams` just received arrived in `runs` (a run is as in
-    /// [`departed`](Self::departed)), in a queue that is limited by memory. While runs are long and
-    /// no response is lost, READs ask for more at once.
-    #[inline]
-    pub fn arrived_in_runs(&mut self, runs: u32, datagrams: u32, bytes: u64) {
-        self.shared.peers.arrived_in_runs(runs, datagrams, bytes);
-    }
-
-    /// Reports that `datagrams` of `bytes` in all (BTH to ICRC) left from the sink in `runs`. A
-    /// super-packet is one run; so is a datagram that left alone. While runs are long and nothing
+    /// Reports that `datagrams` of `bytes` in all (BTH to ICRC) left from the sink in `runs`, as in
+    /// [`arrived`](Self::arrived). While runs are long and nothing
     /// is lost, a peer's receive queue is taken to hold more datagrams than it announced. A caller
     /// that never reports is taken to send one by one.
     #[inline]
@@ -408,14 +403,14 @@ impl Engine {
             let core = qp.core_mut();
             match turn {
                 TurnEnd::Idle => peers.quit(slot, &mut core.waiting),
-                TurnEnd::Wait(pool, need) => {
+                TurnEnd::Wait(receiver, need) => {
                     // The peer's credit comes back in pieces of any size: one turn spans as many of
                     // them as it needs.
-                    let over = progress && (pool == PeerId::OWN || spent() == whole);
-                    if core.waiting == Some(pool) && !over {
+                    let over = progress && (receiver == PeerId::OWN || spent() == whole);
+                    if core.waiting == Some(receiver) && !over {
                         core.spent = spent();
                     }
-                    peers.wait(slot, &mut core.waiting, pool, need, over);
+                    peers.wait(slot, &mut core.waiting, receiver, need, over);
                 }
                 TurnEnd::Quantum => {
                     peers.quit(slot, &mut core.waiting);
@@ -452,14 +447,14 @@ impl Engine {
     #[must_use]
     #[inline]
     pub fn wants_transmit_now(&self) -> bool {
-        self.shared.urgent || self.shared.peers.has_called()
+        self.shared.urgent || self.shared.peers.has_granted()
     }
 
     /// Whether there may be something to send.
     #[must_use]
     #[inline]
     pub fn wants_transmit(&self) -> bool {
-        !self.shared.dirty.is_empty() || self.shared.peers.has_called()
+        !self.shared.dirty.is_empty() || self.shared.peers.has_granted()
     }
 
     /// The next asynchronous event.
@@ -511,7 +506,7 @@ impl Engine {
     }
 
     fn enqueue_granted(&mut self) {
-        while let Some(slot) = self.shared.peers.next_called() {
+        while let Some(slot) = self.shared.peers.next_granted() {
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
                 self.shared.enqueue(slot, &mut qp.core_mut().queued);
             }

@@ -5,13 +5,14 @@ use std::collections::VecDeque;
 use crate::ah::Handles;
 use crate::events::Events;
 use crate::limit::LimitsHit;
-use crate::peer::{Budget, CALM, Peers};
+use crate::pacer::Pacing;
+use crate::peer::{Budget, Peers, RunLimits, STABLE_PACKETS};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
 use crate::srq::Srqs;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
-use crate::types::{Mtu, Qpn};
+use crate::types::{Mtu, Qpn, QueueKind};
 use crate::verbs::QpEvent;
 
 /// Limits and settings of an engine.
@@ -23,6 +24,8 @@ pub struct EngineConfig {
     pub qpn_slot: u8,
     /// Receiver credit of our own queue: its room for responses to our READs and atomics.
     pub own_budget: Budget,
+    /// What fills our own queue.
+    pub own_queue: QueueKind,
     /// The path MTU for UD.
     pub port_mtu: Mtu,
     /// The most unacknowledged packets of a queue pair.
@@ -44,6 +47,11 @@ pub struct EngineConfig {
     /// loss, it is again taken to hold more of the packets that leave as super-packets
     /// ([`Engine::departed`](crate::Engine::departed)).
     pub stable_packets: u32,
+    /// The longest run that the port sends at once. While enough is in flight, small messages wait
+    /// until they fill one.
+    pub runs: RunLimits,
+    /// How fast packets leave that no peer acknowledges.
+    pub pacing: Pacing,
     /// Packets that a queue pair sends before other queue pairs get their turn. 0 counts as 1, and
     /// what is above 65,535 as that.
     pub quantum: u32,
@@ -55,12 +63,15 @@ impl Default for EngineConfig {
             max_qp: 16_384,
             qpn_slot: 0,
             own_budget: Budget::STANDARD,
+            own_queue: QueueKind::Frames,
             port_mtu: Mtu::Mtu4096,
             window_max: 512,
             advertise_credits: false,
             reorder_packets_max: 2048,
             split_writes: false,
-            stable_packets: CALM,
+            stable_packets: STABLE_PACKETS,
+            runs: RunLimits::default(),
+            pacing: Pacing::default(),
             quantum: 64,
         }
     }

@@ -11,7 +11,9 @@ pub trait TxSink {
     /// of which it already knows the CRC-32, for
     /// [`Template::seal_around`](crate::wire::icrc::Template::seal_around).
     ///
-    /// Returns `Ok(false)` if there is no room now; `fill` was not called then.
+    /// Returns `Ok(false)` if there is no room now; `fill` was not called then. The engine tries
+    /// the same packet again, and no other before it. A sink that will never have room for the
+    /// packet loses it, as a network may: it returns `Ok(true)` and need not call `fill`.
     ///
     /// # Errors
     /// The error of `fill`; nothing is sent then.

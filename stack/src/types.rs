@@ -91,6 +91,55 @@ impl fmt::Display for Psn {
     }
 }
 
+/// What fills a receive queue. Its owner announces it when it connects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QueueKind {
+    /// Memory: the kernel charges a socket with the buffers of what waits in it. A super-packet
+    /// costs little more than its bytes, a single datagram at least a whole buffer.
+    Memory,
+    /// Places, of which each takes a frame or a super-packet of any length: an `AF_PACKET` ring.
+    Places,
+    /// Frames: each takes a place, and super-packets do not arrive: an `AF_XDP` ring.
+    Frames,
+}
+
+impl QueueKind {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Places, Self::Frames];
+
+    /// Its code in the messages of the connection manager, 1 to 3. 0 says nothing.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Memory => 1,
+            Self::Places => 2,
+            Self::Frames => 3,
+        }
+    }
+
+    /// The kind of a code; `None` if no kind has it.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.code() == code)
+    }
+
+    /// Its name in an exchange: `memory`, `places` or `frames`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Places => "places",
+            Self::Frames => "frames",
+        }
+    }
+
+    /// The kind of a name; `None` if no kind has it.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
 /// A queue pair number: 24 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, PartialOrd, Ord)]
 pub struct Qpn(u32);

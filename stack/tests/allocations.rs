@@ -14,7 +14,7 @@ use rocinante_stack::verbs::{
     AhId, Destination, QpType, RecvWr, SendData, SendOp, SendWr, WcStatus,
 };
 use rocinante_stack::wire::icrc::{DF, Summed, Template};
-use rocinante_stack::{Budget, Datagram, IpId, PeerAddress, SrqChange, TxSink};
+use rocinante_stack::{Budget, Datagram, IpId, PeerAddress, PeerKind, SrqChange, TxSink};
 
 struct Counting;
 
@@ -247,7 +247,9 @@ fn unreliable(qp_type: QpType) -> (Quiet, AhId) {
     let mut quiet = Quiet::of(&setup);
     let end = &mut quiet.ends[0];
     let (local, remote, budget) = (end.addr, addr(2), setup.budget);
-    let ah = end.engine.create_ah(common::PD, &PeerAddress { local, remote, path: 0, budget });
+    let kind = PeerKind::announced(budget, None);
+    let ah =
+        end.engine.create_ah(common::PD, &PeerAddress { local, remote, path: 0, budget, kind });
     (quiet, ah.unwrap())
 }
 

@@ -16,7 +16,9 @@ use rocinante_stack::wire::cm::{CmMessage, CommId, Dreq};
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
 use rocinante_stack::wire::{Bth, Deth, ICRC_LEN, Opcode, bth};
-use rocinante_stack::{Budget, Datagram, GroupError, IpId, PeerAddress, QpAttr, grh_addresses};
+use rocinante_stack::{
+    Budget, Datagram, GroupError, IpId, PeerAddress, PeerKind, QpAttr, grh_addresses,
+};
 
 const LEN: usize = 40 + 8;
 
@@ -305,7 +307,8 @@ fn who_is_destroyed_is_in_no_group() {
 #[test]
 fn what_is_sent_to_a_group_has_its_number() {
     let (mut end, qpns, _) = ready(1);
-    let to = PeerAddress { local: addr(1), remote: group(1), path: 0, budget: Budget::STANDARD };
+    let (budget, kind) = (Budget::STANDARD, PeerKind::Standard);
+    let to = PeerAddress { local: addr(1), remote: group(1), path: 0, budget, kind };
     let ah = end.engine.create_ah(common::PD, &to).unwrap();
     let to = Destination { ah, qpn: Qpn::MULTICAST, qkey: QKEY };
     let (op, data) =

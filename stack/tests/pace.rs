@@ -5,7 +5,7 @@ mod common;
 use common::{QKEY, Setup, Solo, addr, sge};
 use rocinante_stack::types::{Mtu, Qpn, Time};
 use rocinante_stack::verbs::{Destination, QpState, QpType, SendData, SendOp, SendWr};
-use rocinante_stack::{Budget, Busy, PeerAddress, QpAttr};
+use rocinante_stack::{Budget, Busy, PeerAddress, PeerKind, QpAttr};
 
 const US: u64 = 1000;
 
@@ -15,7 +15,8 @@ fn sender(qp_type: QpType) -> (Solo, SendOp) {
     let setup = Setup { qp_type, mtu, budget, depth: 1024, ..Setup::default() };
     let mut solo = Solo::new(&setup);
     let (local, remote) = (addr(1), addr(2));
-    let peer = PeerAddress { local, remote, path: 0, budget: Budget::STANDARD };
+    let peer =
+        PeerAddress { local, remote, path: 0, budget: Budget::STANDARD, kind: PeerKind::Standard };
     let imm = None;
     let op = match qp_type {
         QpType::Ud => {
@@ -67,7 +68,8 @@ fn all_senders_of_one_peer_share_its_pace() {
     let (mut solo, op) = sender(QpType::Ud);
     let SendOp::SendTo { to, .. } = op else { panic!("not of datagrams") };
     let (local, remote) = (addr(1), addr(3));
-    let other = PeerAddress { local, remote, path: 0, budget: Budget::STANDARD };
+    let other =
+        PeerAddress { local, remote, path: 0, budget: Budget::STANDARD, kind: PeerKind::Standard };
     let ah = solo.end.engine.create_ah(common::PD, &other).unwrap();
     post(&mut solo, op, 128, 64);
     assert_eq!(solo.packets().len(), 128);
@@ -87,7 +89,8 @@ fn who_told_what_it_holds_gets_half_of_that() {
     let setup = Setup { qp_type: QpType::Ud, depth: 1024, ..Setup::default() };
     let mut solo = Solo::new(&setup);
     let budget = Budget { bytes: 4 << 20, datagrams: 700 };
-    let peer = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget };
+    let kind = PeerKind::announced(budget, None);
+    let peer = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget, kind };
     let ah = solo.end.engine.create_ah(common::PD, &peer).unwrap();
     let to = Destination { ah, qpn: Qpn::new(9), qkey: QKEY };
     post(&mut solo, SendOp::SendTo { to, imm: None }, 1000, 64);

@@ -3,9 +3,10 @@
 
 mod common;
 
-use common::{BASE, Pair, Setup, sge};
-use rocinante_stack::types::{Key, Time};
-use rocinante_stack::verbs::{QpState, SendOp, WcStatus};
+use common::{BASE, End, Pair, Setup, sge};
+use rocinante_stack::mem::Access;
+use rocinante_stack::types::{Key, Qpn, Time};
+use rocinante_stack::verbs::{QpState, SendData, SendOp, SendWr, WcStatus};
 use rocinante_stack::wire::{Operation, Packet};
 use rocinante_stack::{Budget, QpAttr};
 
@@ -71,6 +72,33 @@ fn writes_of_all_stay_within_the_peers_room_and_nobody_starves() {
         assert_eq!(pair.ends[0].engine.counters().retransmitted_pkts, 0);
         let (least, most) = (done[1..].iter().min().unwrap(), done[1..].iter().max().unwrap());
         assert!(*least > 0 && *most <= least * 2, "{budget:?} {len}: {done:?}");
+    }
+}
+
+/// Queue pairs whose numbers have the same upper byte share a queue of the peer's, others do not.
+#[test]
+fn slots_behind_one_address_do_not_share_credit() {
+    let room = Budget { bytes: 1 << 30, datagrams: 7 };
+    let own = Some(Budget { bytes: 1 << 20, datagrams: 256 });
+    for (budget, dests, datagrams) in [
+        (room, [0x01_0005, 0x01_0006], 7),
+        (room, [0x01_0005, 0x02_0005], 14),
+        // The numbers of another implementation's queue pairs name no queue.
+        (Budget::STANDARD, [0x01_0005, 0x02_0005], 16),
+    ] {
+        let setup = Setup { qps: 2, own, ..setup(budget) };
+        let mut end = End::new(1, &setup);
+        let key = end.host.register(0, 1 << 20, Access::ALL);
+        for (qpn, dest) in end.qpns.clone().into_iter().zip(dests) {
+            end.connect(qpn, 0, Qpn::new(dest), &setup);
+            for wr_id in 0..60 {
+                let sges = [sge(0, 64, key)];
+                let wr = SendWr::new(write(Key(9)), SendData::Sges(&sges)).wr_id(wr_id);
+                end.engine.post_send(qpn, &wr, &mut end.host).expect("room");
+            }
+        }
+        end.engine.poll_transmit(Time(1), 1 << 20, &mut end.host, &mut end.out);
+        assert_eq!(end.out.packets.len(), datagrams, "{dests:x?}");
     }
 }
 

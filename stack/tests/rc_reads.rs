@@ -172,7 +172,7 @@ fn where_super_packets_arrive_whole_a_read_asks_for_more() {
         asked.map(|len| len / 4096).collect::<Vec<_>>()
     };
     for _ in 0..100 {
-        solo.end.engine.arrived(150, 10);
+        solo.end.engine.arrived(10, 150, 150 * 4112);
     }
     solo.read(1, 45 * 4096);
     assert_eq!(asked(&mut solo), [15, 15, 15]);

@@ -12,7 +12,7 @@ use rocinante_stack::verbs::{
 };
 use rocinante_stack::wire::Opcode as Op;
 use rocinante_stack::{
-    Budget, PeerAddress, PostError, QpAttr, QpInit, SrqAttr, SrqChange, SrqError, SrqInit,
+    Budget, PeerAddress, PeerKind, PostError, QpAttr, QpInit, SrqAttr, SrqChange, SrqError, SrqInit,
 };
 
 const SEND: SendOp = SendOp::Send { imm: None };
@@ -389,7 +389,8 @@ fn datagrams_take_from_it_what_they_fit() {
     let setup = Setup { qp_type: QpType::Ud, qps: 2, srq: Some(4), ..Setup::script() };
     let mut pair = Pair::new(&setup);
     let keys = pair.register();
-    let peer = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget: Budget::STANDARD };
+    let (budget, kind) = (Budget::STANDARD, PeerKind::Standard);
+    let peer = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget, kind };
     let end = &mut pair.ends[0];
     let ah = end.engine.create_ah(PD, &peer).unwrap();
     let qpns = pair.ends[1].qpns.clone();

@@ -13,7 +13,9 @@ use rocinante_stack::verbs::{
 };
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::wire::{Bth, Deth, ICRC_LEN, Opcode, bth};
-use rocinante_stack::{Budget, Datagram, IpId, PeerAddress, PostError, QpAttr, grh_addresses};
+use rocinante_stack::{
+    Budget, Datagram, IpId, PeerAddress, PeerKind, PostError, QpAttr, grh_addresses,
+};
 
 fn ud() -> Setup {
     Setup { qp_type: QpType::Ud, ..Setup::default() }
@@ -29,7 +31,8 @@ fn ready(n: u8) -> (End, Key) {
 }
 
 fn peer(end: &End, remote: IpAddr) -> PeerAddress {
-    PeerAddress { local: end.addr, remote, path: 0, budget: Budget::STANDARD }
+    let (budget, kind) = (Budget::STANDARD, PeerKind::Standard);
+    PeerAddress { local: end.addr, remote, path: 0, budget, kind }
 }
 
 fn handle(end: &mut End, remote: IpAddr) -> AhId {

@@ -11,7 +11,7 @@ use etherparse::PacketBuilder;
 use pcap_file::pcap::{PcapPacket, PcapWriter};
 use proptest::prelude::*;
 use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnectionManager, QpSide};
-use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn, Time};
+use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn, QueueKind, Time};
 use rocinante_stack::wire::cm::{
     Announced, Apr, CmMessage, CmPath, CommId, Drep, Dreq, Gid, IpHeader, Lap, Mra, PortSpace, Rej,
     RejReason, Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Subject, Transport,
@@ -263,13 +263,36 @@ proptest! {
 
 #[test]
 fn a_budget_stands_where_other_implementations_do_not_look() {
-    let announced = Some(Announced { bytes: 147_456, datagrams: 384 });
-    let bytes = CmMessage::Req(Req { announced, ..req(7, b"x") }).emit(1);
-    let without = CmMessage::Req(req(7, b"x")).emit(1);
-    let Ok((_, CmMessage::Req(read))) = CmMessage::parse(&bytes) else { panic!() };
-    assert_eq!(read.announced, Some(Announced { bytes: 147_456, datagrams: 384 }));
-    let differing: Vec<_> = (0..MAD_LEN).filter(|at| bytes[*at] != without[*at]).collect();
-    assert_eq!(differing, [24 + 24, 24 + 25, 24 + 26]);
+    let places = Announced { bytes: 147_456, datagrams: 384, queue: Some(QueueKind::Places) };
+    let changed = |of: &dyn Fn(Option<Announced>) -> [u8; MAD_LEN], announced| {
+        let (with, without) = (of(announced), of(None));
+        let differing = (0..MAD_LEN).filter(|at| with[*at] != without[*at]);
+        differing.map(|at| (at - 24, with[at])).collect::<Vec<_>>()
+    };
+    let req_of = |announced| CmMessage::Req(Req { announced, ..req(7, b"x") }).emit(1);
+    let rep_of = |announced| CmMessage::Rep(Rep { announced, ..rep(7, b"x") }).emit(1);
+    let of: [(usize, &dyn Fn(_) -> _); 2] = [(24, &req_of), (16, &rep_of)];
+    for (at, of) in of {
+        let [bytes, datagrams] = [(at + 1, 0x79), (at + 2, 0x34)];
+        for (queue, last) in [(None, None), (places.queue, Some((at + 3, 2)))] {
+            let announced = Some(Announced { queue, ..places });
+            let expected = [(at, 0x52), bytes, datagrams].into_iter().chain(last);
+            assert_eq!(changed(of, announced), expected.collect::<Vec<_>>());
+            assert_eq!(announced_in(&of(announced)), announced);
+        }
+        // A kind that a later version has.
+        let mut later = of(Some(places));
+        later[24 + at + 3] = 77;
+        assert_eq!(announced_in(&later), Some(Announced { queue: None, ..places }));
+    }
+}
+
+fn announced_in(bytes: &[u8]) -> Option<Announced> {
+    match CmMessage::parse(bytes) {
+        Ok((_, CmMessage::Req(req))) => req.announced,
+        Ok((_, CmMessage::Rep(rep))) => rep.announced,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// tshark's names of the fields, and their values.
@@ -474,7 +497,7 @@ fn what_linux_asked_for_is_offered_and_answered() {
             rnr_retry: 7,
             flow_control: false,
             srq: false,
-            announced: Some(Announced { bytes: 1 << 20, datagrams: 64 }),
+            announced: Some(Announced { bytes: 1 << 20, datagrams: 64, queue: None }),
         };
         cm.accept(now, conn, &Accept { side, private: b"" }).unwrap();
         let reply = cm.poll_transmit().unwrap();

@@ -184,6 +184,7 @@ fn side_of(
     has_srq: bool,
 ) -> QpSide {
     let Budget { bytes, datagrams } = endpoint.budget;
+    let announced = |queue| Announced { bytes, datagrams, queue: Some(queue) };
     QpSide {
         qpn: endpoint.qpn,
         psn: endpoint.psn,
@@ -192,17 +193,17 @@ fn side_of(
         rnr_retry,
         flow_control: false,
         srq: has_srq,
-        announced: Some(Announced { bytes, datagrams }),
+        announced: endpoint.queue.map(announced),
     }
 }
 
 /// The endpoint for the queue pair to connect to.
 fn endpoint_of(side: &QpSide, peer: SocketAddr, mtu: Mtu) -> Endpoint {
-    let budget = match side.announced {
-        Some(Announced { bytes, datagrams }) if bytes > 0 && datagrams > 0 => {
-            Budget { bytes, datagrams }
+    let endpoint = Endpoint::new(peer.ip(), side.qpn, side.psn, mtu);
+    match side.announced {
+        Some(Announced { bytes, datagrams, queue }) if bytes > 0 && datagrams > 0 => {
+            endpoint.budget(Budget { bytes, datagrams }).queue(queue)
         }
-        _ => Budget::STANDARD,
-    };
-    Endpoint { address: peer.ip(), qpn: side.qpn, psn: side.psn, mtu, budget }
+        _ => endpoint,
+    }
 }

@@ -11,7 +11,7 @@ pub use rocinante_netdev::{
     Backend, Capabilities, Interface, OpenError, PacketConfig, PortConfig, UdpConfig, XdpConfig,
 };
 use rocinante_stack::Budget;
-use rocinante_stack::types::Mtu;
+use rocinante_stack::types::{Mtu, QueueKind};
 
 pub use crate::kernel::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
 pub use crate::model::device::{
@@ -93,10 +93,10 @@ impl Device {
         }
     }
 
-    /// The receive budget that peers learn.
-    pub(crate) fn advertised(&self) -> Budget {
+    /// What peers learn of the receive queue: its budget, and what fills it.
+    pub(crate) fn advertised(&self) -> (Budget, Option<QueueKind>) {
         match self {
-            Self::Soft(device) => device.advertised,
+            Self::Soft(device) => (device.advertised, Some(device.queue)),
             Self::Kernel(device) => device.advertised(),
         }
     }

@@ -96,7 +96,7 @@ pub mod verbs {
     pub use crate::mr::Rereg;
     pub use crate::mw::{BindMw, MwPart};
     pub use rocinante_stack::mem::{AccessError, FlushLevel, MwType, Placement, Sge};
-    pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
+    pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn, QueueKind};
     pub use rocinante_stack::verbs::{
         AhId, Destination, QpEvent, QpState, QpType, SendData, SendOp, WcOpcode,
     };

@@ -97,12 +97,14 @@ impl Qp {
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         let device = self.pd.device();
+        let (budget, queue) = device.advertised();
         Endpoint {
-            address: self.pd.device().gids()[self.sgid_index],
+            address: device.gids()[self.sgid_index],
             qpn: self.qpn(),
             psn: self.psn,
             mtu: device.active_mtu(),
-            budget: device.advertised(),
+            budget,
+            queue,
         }
     }
 

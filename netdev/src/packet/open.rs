@@ -19,7 +19,7 @@ use crate::frame::{Acquire, Assembled};
 use crate::headers::{HEADERS_MAX, PAYLOAD_MAX};
 use crate::iface::Interface;
 use crate::parts::{BackendParts, Fds, Manifest, Parts};
-use crate::port::{Backend, Capabilities, RxBudget};
+use crate::port::{Backend, Capabilities, QueueKind, RxBudget};
 use crate::rtnl::{Link, Rtnl};
 use crate::steering;
 use crate::udp;
@@ -257,6 +257,7 @@ fn capabilities(iface: &Interface, limits: RunLimits, frames: u32) -> Capabiliti
         tos_on_send: true,
         tos_on_receive: true,
         rx_budget: rx_budget(frames),
+        rx_queue: QueueKind::Places,
     }
 }
 

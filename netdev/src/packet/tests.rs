@@ -178,8 +178,8 @@ fn sixty_segments_are_one_super_packet() {
     send(&mut a, to.id, &[80; 60]);
     assert_eq!(receive(&mut b, 60).len(), 60);
     assert_eq!((a.stats().tx_runs, b.stats().rx_runs), (1, 1));
-    assert_eq!(b.rx_places(), Some((1, 60)));
-    assert_eq!(a.departed(), Some(Runs { runs: 1, datagrams: 60, bytes: 60 * 80 }));
+    assert_eq!(b.runs().arrived, Some(Runs { runs: 1, datagrams: 60, bytes: 60 * 80 }));
+    assert_eq!(a.runs().departed, Some(Runs { runs: 1, datagrams: 60, bytes: 60 * 80 }));
     // The first has an exact identification, the others only a hint.
     let ids = send(&mut a, to.id, &[80; 60]);
     assert_eq!(ids, (60..120).collect::<Vec<_>>());
@@ -239,13 +239,13 @@ fn segmented_on_the_way_every_frame_carries_the_promised_identification() {
             assert_eq!(got.iter().map(|g| g.3).collect::<Vec<_>>(), want);
         }
     }
-    let apart = a.departed().expect("it counts");
+    let apart = a.runs().departed.expect("it counts");
     assert_eq!(apart.runs, apart.datagrams, "whatever it gave to the kernel");
     pair.a.sh("ethtool -K v0 tx-udp-segmentation on");
     pair.a.run(|| a.maintain());
     let to = path(&pair.a, &mut a, A4, B4);
     send(&mut a, to.id, &[1044; 20]);
-    let whole = a.departed().expect("it counts");
+    let whole = a.runs().departed.expect("it counts");
     assert_eq!(whole.datagrams - apart.datagrams, 20);
     assert!(whole.runs - apart.runs <= 2, "the interface was heard of: {whole:?}");
 }

@@ -20,7 +20,7 @@ use crate::frame::{Acquire, Assembled};
 use crate::headers::{ETH_LEN, HEADERS_V6};
 use crate::iface::Interface;
 use crate::parts::{BackendParts, Fds, Manifest, Parts};
-use crate::port::{Backend, Capabilities, RxBudget};
+use crate::port::{Backend, Capabilities, QueueKind, RxBudget};
 use crate::udp;
 use std::io;
 use std::net::IpAddr;
@@ -145,6 +145,7 @@ impl Acquire for XdpIo {
             tos_on_send: true,
             tos_on_receive: true,
             rx_budget: rx_budget(chunks, iface.mtu),
+            rx_queue: QueueKind::Frames,
         };
         let own = OwnAddresses::of_fd(own, addresses, iface.mac).map_err(|e| {
             let hint = "send the descriptors of the manifest";

@@ -1,13 +1,13 @@
-//! What we asked for, which is on its way to our own receive queue.
+//! Answers that we requested, which will arrive in our own receive queue.
 
 use super::budget::Cost;
 use crate::types::Time;
 
-/// How long what was asked for is reckoned with: a peer that has not answered for so long is dead,
-/// or a victim of some loss, and shall not keep the others waiting. Twice as long at most.
+/// An answer is overdue after this time, twice as long at most. Its peer is dead, or a packet was
+/// lost: the credit that it reserves must not block others.
 pub(super) const EXPECTED_NS: u64 = 100_000_000;
 
-/// What was charged to our own pool, and when: to give it back.
+/// What was charged to our own credit, and when: to give it back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Expected {
     bytes: u32,
@@ -16,10 +16,10 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    /// What a peer that does not answer anyway may still say.
+    /// The charge of an answer that a silent peer may still send: nothing.
     pub(crate) const NOTHING: Self = Self { bytes: 0, datagrams: 0, epoch: 0 };
 
-    /// So many of it.
+    /// The charge of so many answers.
     #[inline]
     pub(crate) fn times(self, count: u32) -> Self {
         Self { bytes: self.bytes * count, datagrams: self.datagrams * count, ..self }
@@ -30,8 +30,8 @@ impl Expected {
         Cost { bytes: self.bytes.into(), datagrams: self.datagrams }
     }
 
-    /// Adds what was charged at the same time; `false`, and nothing happened, if that was at
-    /// another.
+    /// Adds a charge of the same epoch. Returns `false`, and does nothing, if the other is of
+    /// another epoch.
     #[inline]
     pub(crate) fn add(&mut self, other: Self) -> bool {
         let same = self.epoch == other.epoch;
@@ -43,7 +43,7 @@ impl Expected {
     }
 }
 
-/// The answers that we asked for in this epoch and the one before.
+/// The answers that were requested in this epoch and in the one before.
 #[derive(Debug, Default)]
 pub(super) struct Epochs {
     current: u32,
@@ -52,24 +52,24 @@ pub(super) struct Epochs {
 }
 
 impl Epochs {
-    /// `count` answers of that kind are asked for; returns what each is charged with.
+    /// `count` answers of that cost are requested. Returns the charge of each.
     #[inline]
     pub(super) fn ask(&mut self, answer: Cost, count: u32) -> Expected {
         let epoch = self.current;
-        // Of our own receive queue, whose size is such a number.
+        // It fits our own receive queue, whose size is a `u32`.
         let bytes = u32::try_from(answer.bytes).unwrap_or(u32::MAX);
         let each = Expected { bytes, datagrams: answer.datagrams, epoch };
         self.asked[epoch as usize % 2].add(each.times(count).charge());
         each
     }
 
-    /// Whether it is not reckoned with any more.
+    /// Whether it is overdue, and its credit was given back.
     #[inline]
     pub(super) fn has_forgotten(&self, answer: Expected) -> bool {
         self.current.wrapping_sub(answer.epoch) > 1 && answer.datagrams > 0
     }
 
-    /// It came, or will not come any more; returns what that gives back.
+    /// It arrived, or will not arrive any more. Returns what that gives back.
     #[inline]
     pub(super) fn answered(&mut self, answer: Expected) -> Option<Cost> {
         if self.has_forgotten(answer) || answer.datagrams == 0 {
@@ -79,16 +79,16 @@ impl Epochs {
         Some(answer.charge())
     }
 
-    /// The next begins; returns what is not reckoned with any more.
+    /// The next epoch begins. Returns the charges that are overdue.
     pub(super) fn pass(&mut self, now: Time) -> Cost {
-        // After a pause nothing is reckoned with at all.
+        // After a pause all are.
         let passed = if now.since(self.ends) < EXPECTED_NS { 1 } else { 2 };
-        let mut forgotten = Cost::default();
+        let mut overdue = Cost::default();
         for _ in 0..passed {
             self.current = self.current.wrapping_add(1);
-            forgotten.add(core::mem::take(&mut self.asked[self.current as usize % 2]));
+            overdue.add(core::mem::take(&mut self.asked[self.current as usize % 2]));
         }
         self.ends = now.after(EXPECTED_NS);
-        forgotten
+        overdue
     }
 }

@@ -1,48 +1,65 @@
-//! Room in receive queues: what a peer's can take, and what ours can.
+//! Receiver credit: what a peer's receive queue can take, and what ours can.
 //!
 //! The window belongs to the receiver, not to the queue pair: all queue pairs that send to one
-//! device share its socket buffer or ring. Before a packet leaves, its cost is charged to the
-//! receiver's pool; the acknowledgement gives it back. READ responses and atomic results are
-//! charged to our own pool when they are asked for.
+//! queue share its socket buffer or ring. Before a packet leaves, its cost is charged to the credit
+//! of its receiver. The acknowledgement gives it back. READ responses and atomic results are
+//! charged to our own credit when they are requested.
 //!
-//! Packets that nobody acknowledges are paced instead ([`Pace`]).
+//! Packets that no peer acknowledges are paced instead ([`Pacing`]).
 //!
-//! A queue pair that finds no room waits in line. While there is a line, no other gets room; its
-//! first is called when what it needs fits, and the next when the first had its turn.
+//! A queue pair without credit joins the wait queue of the receiver. While the queue is not empty,
+//! no other queue pair gets credit. The first is granted a turn as soon as what it needs is
+//! available, the next one when that turn is over.
 
-mod arrivals;
 mod budget;
+mod confidence;
 mod expected;
+mod kind;
 mod receiver;
-mod run_length;
+mod runs;
+mod stretch;
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
-use self::arrivals::Arrivals;
 pub use self::budget::Budget;
 pub(crate) use self::budget::Cost;
+pub(crate) use self::confidence::STABLE_PACKETS;
 use self::expected::Epochs;
 pub(crate) use self::expected::Expected;
+pub use self::kind::PeerKind;
 pub(crate) use self::receiver::Receiver;
-pub(crate) use self::run_length::{CALM, datagrams_max};
-use self::run_length::{ENOUGH, Watched};
-use crate::types::Time;
+pub use self::runs::RunLimits;
+use self::runs::{RunEstimate, RunLength};
+use self::stretch::ENOUGH;
+pub(crate) use self::stretch::datagrams_max;
+use crate::pacer::Pacing;
+use crate::types::{Qpn, QueueKind, Time};
 
-/// The receive queues of all peers, by address, and our own.
+/// The receive queues of all peers, and our own.
 #[derive(Debug)]
 pub(crate) struct Peers {
     own: Receiver,
-    arrivals: Arrivals,
-    /// How dense what we send leaves, and what comes to us.
-    sent: Watched,
-    received: Watched,
+    /// How datagrams leave, and how they arrive.
+    sent: RunEstimate,
+    received: RunEstimate,
+    runs: RunLimits,
+    pacing: Pacing,
     epochs: Epochs,
-    /// So many datagrams without a loss, and it is forgotten.
-    calm: u32,
-    peers: Vec<(IpAddr, u32, Receiver)>,
-    /// Queue pairs that were called and have not been told.
-    called: VecDeque<u32>,
+    /// Packets without a loss after which the losses before count no more.
+    stable_packets: u32,
+    peers: Vec<(QueueKey, u32, Receiver)>,
+    /// Queue pairs that were granted a turn, for the engine to enqueue.
+    granted: VecDeque<u32>,
+}
+
+/// A peer's receive queue: an address, and the slot of the shard or process behind it that owns the
+/// queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct QueueKey {
+    address: IpAddr,
+    /// [`Qpn::slot`], where it says something.
+    slot: Option<u8>,
 }
 
 /// Index of a receive queue: [`PeerId::OWN`] or a peer's.
@@ -54,25 +71,73 @@ impl PeerId {
 }
 
 impl Peers {
-    pub(crate) fn new(own: Budget, calm: u32) -> Self {
+    pub(crate) fn new(own: Budget, stable_packets: u32) -> Self {
         Self {
-            own: Receiver::new(own, calm),
-            arrivals: Arrivals::default(),
-            sent: Watched::default(),
-            received: Watched::default(),
+            own: Receiver::new(own, QueueKind::Frames, stable_packets),
+            sent: RunEstimate::default(),
+            received: RunEstimate::default(),
+            runs: RunLimits::default(),
+            pacing: Pacing::default(),
             epochs: Epochs::default(),
-            calm,
+            stable_packets,
             peers: Vec::new(),
-            called: VecDeque::new(),
+            granted: VecDeque::new(),
         }
     }
 
-    /// The pool of a peer; counts one more user. It gets `limit` if the peer itself `said` so, or
-    /// nobody knows better.
-    pub(crate) fn join(&mut self, peer: IpAddr, limit: Budget, said: bool) -> PeerId {
-        let known = |(addr, users, _): &(IpAddr, u32, Receiver)| *addr == peer && *users > 0;
+    /// What fills our own queue.
+    pub(crate) fn of_kind(mut self, queue: QueueKind) -> Self {
+        self.own.announce(self.own.announced, queue);
+        self
+    }
+
+    /// The port sends runs of this length, and unacknowledged packets leave at this pace.
+    pub(crate) fn sending(self, runs: RunLimits, pacing: Pacing) -> Self {
+        Self { runs, pacing, ..self }
+    }
+
+    /// Packets of so many bytes (BTH to ICRC) that leave as one run.
+    #[inline]
+    pub(crate) fn packets_of_run(&self, bytes: u32) -> u32 {
+        self.runs.packets_of(bytes)
+    }
+
+    /// Whether a packet of `charge` for `id`, which no peer acknowledges, may leave now; if not,
+    /// when it may.
+    #[inline]
+    pub(crate) fn admit_paced(&mut self, id: PeerId, now: Time, charge: Cost) -> Result<(), Time> {
+        let pacing = self.pacing;
+        self.get(id).admit_paced(&pacing, now, charge)
+    }
+
+    /// A packet of `charge` for `id` left, with so many bytes of payload, which no peer
+    /// acknowledges.
+    #[inline]
+    pub(crate) fn sent_paced(&mut self, id: PeerId, charge: Cost, payload: u32) {
+        let pacing = self.pacing;
+        self.get(id).sent_paced(&pacing, charge, payload);
+    }
+
+    /// The receive queue behind an address and the number of the peer's queue pair, with one more
+    /// user. What another Rocinante announces replaces what was known of the same slot. A standard
+    /// peer announces nothing: `limit` counts only if no other user announced more.
+    ///
+    /// The numbers of a standard peer's queue pairs say nothing of its queues, so all of them share
+    /// one credit. So do all address handles (`dest` is `None`): the number comes with the request,
+    /// and to find the queue of each slot would cost each datagram a search. All datagrams to an
+    /// address are paced as if they went to one slot, which they may.
+    pub(crate) fn join(
+        &mut self,
+        address: IpAddr,
+        dest: Option<Qpn>,
+        limit: Budget,
+        kind: PeerKind,
+    ) -> PeerId {
+        let slot = dest.filter(|_| kind.is_rocinante()).map(Qpn::slot);
+        let key = QueueKey { address, slot };
+        let known = |(known, users, _): &(QueueKey, u32, Receiver)| *known == key && *users > 0;
         let at = self.peers.iter().position(known).unwrap_or_else(|| {
-            let fresh = (peer, 0, Receiver::new(limit, self.calm));
+            let fresh = (key, 0, Receiver::new(limit, kind.queue(), self.stable_packets));
             match self.peers.iter().position(|(_, users, _)| *users == 0) {
                 Some(free) => {
                     self.peers[free] = fresh;
@@ -84,34 +149,38 @@ impl Peers {
                 }
             }
         });
-        let (_, users, pool) = &mut self.peers[at];
+        let (_, users, receiver) = &mut self.peers[at];
         *users += 1;
-        if said {
-            pool.announce(limit);
+        if let PeerKind::Rocinante(queue) = kind {
+            receiver.announce(limit, queue);
         }
-        pool.fit(self.sent.density, ENOUGH);
-        pool.line.reserve((*users as usize).saturating_sub(pool.line.len()));
+        receiver.fit(self.sent.length(), ENOUGH);
+        let waiting = receiver.wait_queue.len();
+        receiver.wait_queue.reserve((*users as usize).saturating_sub(waiting));
         #[allow(clippy::cast_possible_truncation)]
         let id = PeerId(at as u32);
-        self.call(id);
+        self.grant(id);
         id
     }
 
-    /// Whether something is under way to the peer of this pool.
+    /// Whether packets to this peer are in flight.
     #[inline]
     pub(crate) fn is_used(&self, id: PeerId) -> bool {
-        self.peers.get(id.0 as usize).is_some_and(|(_, _, pool)| pool.used.datagrams > 0)
+        let receiver = self.peers.get(id.0 as usize);
+        receiver.is_some_and(|(_, _, receiver)| receiver.in_flight.datagrams > 0)
     }
 
-    /// Users of the receive queues of peers, packets charged to those, and queue pairs that wait for room or have
-    /// been called, in our own too.
+    /// Users of the receive queues of peers, packets charged to those, and queue pairs that wait
+    /// for credit or were granted a turn, of our own queue too.
     pub(crate) fn held(&self) -> (usize, u64, usize) {
-        let waiting = |pool: &Receiver| pool.line.len() + usize::from(pool.called.is_some());
+        let waiting = |receiver: &Receiver| {
+            receiver.wait_queue.len() + usize::from(receiver.granted.is_some())
+        };
         let mut held = (0, 0, waiting(&self.own));
-        for (_, users, pool) in &self.peers {
+        for (_, users, receiver) in &self.peers {
             held.0 += *users as usize;
-            held.1 += u64::from(pool.used.datagrams);
-            held.2 += waiting(pool);
+            held.1 += u64::from(receiver.in_flight.datagrams);
+            held.2 += waiting(receiver);
         }
         held
     }
@@ -123,43 +192,38 @@ impl Peers {
         }
     }
 
-    /// Makes room in the lines for `queue_pairs`, so that waiting does not allocate.
+    /// Prepares the wait queues for `queue_pairs`, so that waiting does not allocate.
     pub(crate) fn reserve(&mut self, queue_pairs: usize) {
-        self.own.line.reserve(queue_pairs.saturating_sub(self.own.line.len()));
-        self.called.reserve((2 * queue_pairs).saturating_sub(self.called.len()));
+        let waiting = self.own.wait_queue.len();
+        self.own.wait_queue.reserve(queue_pairs.saturating_sub(waiting));
+        self.granted.reserve((2 * queue_pairs).saturating_sub(self.granted.len()));
     }
 
     /// Gives back what was charged.
     #[inline]
     pub(crate) fn release(&mut self, id: PeerId, charge: Cost) {
-        let (density, enough) = match id {
-            PeerId::OWN => (self.received.density, u64::MAX),
-            _ => (self.sent.density, ENOUGH),
+        let (runs, enough) = match id {
+            PeerId::OWN => (self.received_length(), u64::MAX),
+            _ => (self.sent.length(), ENOUGH),
         };
-        let pool = self.get(id);
-        pool.release(charge, density, enough);
-        if !pool.line.is_empty() {
-            self.call(id);
+        let receiver = self.get(id);
+        receiver.release(charge, runs, enough);
+        if !receiver.wait_queue.is_empty() {
+            self.grant(id);
         }
     }
 
-    /// How much room our own pool has that nobody needs.
+    /// Our own credit that no queue pair waits for.
     #[inline]
     pub(crate) fn spared(&self) -> Cost {
-        if self.own.called.is_none() && self.own.line.is_empty() {
-            self.own.left()
+        if self.own.granted.is_none() && self.own.wait_queue.is_empty() {
+            self.own.available()
         } else {
             Cost::default()
         }
     }
 
-    /// So many datagrams took so many places of our own receive queue.
-    #[inline]
-    pub(crate) fn arrived(&mut self, datagrams: u32, places: u32) {
-        self.arrivals.add(datagrams, places);
-    }
-
-    /// So many datagrams left in so many super-packets.
+    /// `datagrams` of `bytes` in all left in so many runs.
     #[inline]
     pub(crate) fn departed(&mut self, runs: u32, datagrams: u32, bytes: u64) {
         if self.sent.add(runs, datagrams, bytes) {
@@ -167,60 +231,79 @@ impl Peers {
         }
     }
 
-    /// So many datagrams arrived in so many super-packets, in a queue of which their memory counts.
+    /// `datagrams` of `bytes` in all arrived in so many runs.
     #[inline]
-    pub(crate) fn arrived_in_runs(&mut self, runs: u32, datagrams: u32, bytes: u64) {
+    pub(crate) fn arrived(&mut self, runs: u32, datagrams: u32, bytes: u64) {
         if self.received.add(runs, datagrams, bytes) {
-            self.own.fit(self.received.density, u64::MAX);
-            self.call(PeerId::OWN);
+            self.own.fit(self.received_length(), u64::MAX);
+            self.grant(PeerId::OWN);
         }
     }
 
-    /// What leaves is as dense as it was not before: peers hold more of it, or less.
+    /// How long the runs are that our own queue is taken to hold more of. Where a run takes a
+    /// place, answers are charged with fewer places instead ([`charge_of_answer`]).
+    ///
+    /// [`charge_of_answer`]: Self::charge_of_answer
+    fn received_length(&self) -> RunLength {
+        match self.own.queue {
+            QueueKind::Memory => self.received.length(),
+            QueueKind::Places | QueueKind::Frames => RunLength::default(),
+        }
+    }
+
+    /// Runs are longer or shorter than before: peers hold more of them, or less.
     #[cold]
     fn refit(&mut self) {
-        let density = self.sent.density;
+        let runs = self.sent.length();
         for at in 0..self.peers.len() {
-            self.peers[at].2.fit(density, ENOUGH);
+            self.peers[at].2.fit(runs, ENOUGH);
             #[allow(clippy::cast_possible_truncation)]
-            self.call(PeerId(at as u32));
+            self.grant(PeerId(at as u32));
         }
     }
 
-    /// Something that was sent to the peer of this pool was lost, and may have found its queue
-    /// full.
+    /// A packet to this peer was lost: its queue may have been full.
     #[cold]
     pub(crate) fn lost(&mut self, id: PeerId) {
         self.get(id).lost();
     }
 
-    /// How many packets of `len` bytes of an answer our own receive queue has room for, when
-    /// nothing else is on its way to it.
+    /// How many packets of `len` bytes of a response our own receive queue holds, when nothing else
+    /// is on its way to it.
     pub(crate) fn answers(&self, len: u32) -> u32 {
-        let limit = self.own.goal;
-        self.arrivals.held_by(limit.datagrams).min(limit.bytes / Budget::cost(len))
+        let Budget { bytes, datagrams } = self.own.target;
+        let datagrams = match self.own.queue {
+            QueueKind::Places => self.received.datagrams_in(datagrams),
+            QueueKind::Memory | QueueKind::Frames => datagrams,
+        };
+        datagrams.min(bytes / Budget::cost(len))
     }
 
-    /// As many, if each comes alone.
+    /// As [`answers`](Self::answers), of packets that arrive one by one.
     pub(crate) fn answers_one_by_one(&self, len: u32) -> u32 {
-        self.own.limit.datagrams.min(self.own.limit.bytes / Budget::cost(len))
+        let Budget { bytes, datagrams } = self.own.announced;
+        datagrams.min(bytes / Budget::cost(len))
     }
 
-    /// What an answer of so many `packets`, of which each costs so much, takes of our own receive
-    /// queue.
+    /// What a response of so many `packets`, which cost `each`, takes of our own receive queue.
     #[inline]
     pub(crate) fn charge_of_answer(&self, packets: u32, each: u32) -> Cost {
         let all = Cost::of(packets, each);
-        if packets == 1 { all } else { Cost { datagrams: self.arrivals.places_of(packets), ..all } }
+        match self.own.queue {
+            QueueKind::Places if packets > 1 => {
+                Cost { datagrams: self.received.places_of(packets), ..all }
+            }
+            _ => all,
+        }
     }
 
-    /// `answer` will be asked for: our own receive queue keeps room for it.
+    /// `answer` will be requested: reserves our own credit for it.
     #[inline]
     pub(crate) fn expect(&mut self, answer: Cost) -> Expected {
         self.expect_each(answer, 1)
     }
 
-    /// `count` answers of that kind will be asked for; returns what each is charged with.
+    /// `count` answers of that cost will be requested. Returns the charge of each.
     #[inline]
     pub(crate) fn expect_each(&mut self, answer: Cost, count: u32) -> Expected {
         let each = self.epochs.ask(answer, count);
@@ -228,13 +311,13 @@ impl Peers {
         each
     }
 
-    /// Whether it is not reckoned with any more.
+    /// Whether its credit was given back without it, because it is overdue.
     #[inline]
     pub(crate) fn has_forgotten(&self, answer: Expected) -> bool {
         self.epochs.has_forgotten(answer)
     }
 
-    /// It came, or will not come any more.
+    /// It arrived, or will not arrive any more.
     #[inline]
     pub(crate) fn answered(&mut self, answer: Expected) {
         if let Some(charge) = self.epochs.answered(answer) {
@@ -242,7 +325,7 @@ impl Peers {
         }
     }
 
-    /// Time passes: what was asked for long ago is not reckoned with any more.
+    /// Time passes: answers that are overdue reserve no credit any more.
     #[inline]
     pub(crate) fn age(&mut self, now: Time) {
         if now >= self.epochs.ends {
@@ -252,19 +335,19 @@ impl Peers {
 
     #[cold]
     fn begin_epoch(&mut self, now: Time) {
-        let forgotten = self.epochs.pass(now);
-        self.own.used.take(forgotten);
-        self.call(PeerId::OWN);
+        let overdue = self.epochs.pass(now);
+        self.own.in_flight.take(overdue);
+        self.grant(PeerId::OWN);
     }
 
-    /// When one that waits for room of our own may have it without any answer.
+    /// When a queue pair that waits for our own credit may get it without any answer.
     #[inline]
     pub(crate) fn next_age(&self) -> Option<Time> {
-        (!self.own.line.is_empty()).then_some(self.epochs.ends)
+        (!self.own.wait_queue.is_empty()).then_some(self.epochs.ends)
     }
 
-    /// `slot`, which waits in the line of `waiting` or in none, cannot go on before `id` has room
-    /// for `need`. If it was called, it stays the first until its turn is `over`.
+    /// `slot`, which waits for `waiting` or for nothing, cannot go on before `need` is available at
+    /// `id`. If it was granted a turn there, it stays first until the turn is `over`.
     pub(crate) fn wait(
         &mut self,
         slot: u32,
@@ -274,47 +357,47 @@ impl Peers {
         over: bool,
     ) {
         if *waiting == Some(id) {
-            let pool = self.get(id);
-            if pool.called != Some(slot) {
-                // Perhaps less than before.
-                pool.renew(slot, need);
-                return self.call(id);
+            let receiver = self.get(id);
+            if receiver.granted != Some(slot) {
+                // Perhaps it needs less than before.
+                receiver.renew(slot, need);
+                return self.grant(id);
             }
             if !over {
-                pool.called = None;
-                return pool.line.push_front((slot, need));
+                receiver.granted = None;
+                return receiver.wait_queue.push_front((slot, need));
             }
         }
         self.quit(slot, waiting);
         *waiting = Some(id);
-        self.get(id).line.push_back((slot, need));
-        self.call(id);
+        self.get(id).wait_queue.push_back((slot, need));
+        self.grant(id);
     }
 
-    /// `slot` waits for nothing any more, or had its turn.
+    /// `slot` waits for nothing any more, or its turn is over.
     #[inline]
     pub(crate) fn quit(&mut self, slot: u32, waiting: &mut Option<PeerId>) {
         if let Some(id) = waiting.take() {
             self.get(id).leave(slot);
-            self.call(id);
+            self.grant(id);
         }
     }
 
-    /// The next queue pair that was called.
+    /// The next queue pair that was granted a turn.
     #[inline]
-    pub(crate) fn next_called(&mut self) -> Option<u32> {
-        self.called.pop_front()
+    pub(crate) fn next_granted(&mut self) -> Option<u32> {
+        self.granted.pop_front()
     }
 
-    /// Whether somebody was called.
+    /// Whether a queue pair was granted a turn.
     #[inline]
-    pub(crate) fn has_called(&self) -> bool {
-        !self.called.is_empty()
+    pub(crate) fn has_granted(&self) -> bool {
+        !self.granted.is_empty()
     }
 
-    /// Forgets that `slot`, which goes away, was called.
+    /// Forgets the turn of `slot`, which goes away.
     pub(crate) fn forget(&mut self, slot: u32) {
-        self.called.retain(|called| *called != slot);
+        self.granted.retain(|granted| *granted != slot);
     }
 
     #[inline]
@@ -325,10 +408,10 @@ impl Peers {
         &mut self.peers[id.0 as usize].2
     }
 
-    /// Gives the first in line a turn, if there is room for it.
-    fn call(&mut self, id: PeerId) {
-        if let Some(slot) = self.get(id).call() {
-            self.called.push_back(slot);
+    /// Grants the first of the wait queue a turn, if what it needs is available.
+    fn grant(&mut self, id: PeerId) {
+        if let Some(slot) = self.get(id).grant() {
+            self.granted.push_back(slot);
         }
     }
 }

@@ -1,112 +1,119 @@
-//! One receiver's room.
+//! The credit of one receiver.
 
 use std::collections::VecDeque;
 
 use super::budget::{Budget, Cost};
-use super::run_length::{Density, Trust, stretched};
-use crate::pacer::Pace;
-use crate::types::Time;
+use super::confidence::Confidence;
+use super::runs::RunLength;
+use super::stretch::stretched;
+use crate::pacer::{Pacer, Pacing};
+use crate::types::{QueueKind, Time};
 
-/// One receiver's room, and the queue pairs that wait for some.
+/// The credit of one receiver, and the queue pairs that wait for some.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    pub(super) limit: Budget,
-    /// What is taken to fit: more than `limit` while super-packets leave and nothing is lost.
-    pub(super) room: Budget,
-    /// What `room` shrinks to, as fast as half of what is given back: what is under way may not
-    /// have asked for an acknowledgement, and a packet that asks is one that finds room.
-    pub(super) goal: Budget,
-    trust: Trust,
-    pub(super) used: Cost,
-    /// Queue pairs that wait for room and what they need, oldest first.
-    pub(super) line: VecDeque<(u32, Cost)>,
-    /// The one whose turn it is: it left the line and has not sent yet.
-    pub(super) called: Option<u32>,
-    /// What was sent without hope of an acknowledgement.
-    paced: Pace,
+    /// What it announced.
+    pub(super) announced: Budget,
+    pub(super) queue: QueueKind,
+    /// What it is taken to hold: more than it announced while runs are long and nothing is lost.
+    pub(super) capacity: Budget,
+    /// The target of `capacity`, which grows to it at once. It shrinks by half of what is given
+    /// back: packets in flight may need credit to request their acknowledgement.
+    pub(super) target: Budget,
+    confidence: Confidence,
+    pub(super) in_flight: Cost,
+    /// Queue pairs that wait for credit and what they need, oldest first.
+    pub(super) wait_queue: VecDeque<(u32, Cost)>,
+    /// The queue pair with a turn: it left the wait queue and has not sent yet.
+    pub(super) granted: Option<u32>,
+    /// What was sent that no acknowledgement follows.
+    pacer: Pacer,
 }
 
 impl Receiver {
-    /// `calm`: see [`Trust::new`].
-    pub(super) fn new(limit: Budget, calm: u32) -> Self {
+    /// `stable_packets`: see [`Confidence::new`].
+    pub(super) fn new(announced: Budget, queue: QueueKind, stable_packets: u32) -> Self {
         Self {
-            limit,
-            room: limit,
-            goal: limit,
-            trust: Trust::new(calm),
-            used: Cost::default(),
-            line: VecDeque::new(),
-            called: None,
-            paced: Pace::default(),
+            announced,
+            queue,
+            capacity: announced,
+            target: announced,
+            confidence: Confidence::new(stable_packets),
+            in_flight: Cost::default(),
+            wait_queue: VecDeque::new(),
+            granted: None,
+            pacer: Pacer::default(),
         }
     }
 
-    /// Whether `charge` fits; an unused pool takes anything, so that nothing waits for ever.
+    /// Whether `charge` fits. With nothing in flight anything does, so that nothing waits for ever.
     #[inline]
     pub(crate) fn fits(&self, charge: Cost) -> bool {
-        self.used.datagrams == 0 || self.has_room(charge.bytes, charge.datagrams)
+        self.in_flight.datagrams == 0 || self.holds(charge.bytes, charge.datagrams)
     }
 
     #[inline]
-    fn has_room(&self, bytes: u64, datagrams: u32) -> bool {
-        self.used.bytes + bytes <= u64::from(self.room.bytes)
-            && self.used.datagrams + datagrams <= self.room.datagrams
+    fn holds(&self, bytes: u64, datagrams: u32) -> bool {
+        self.in_flight.bytes + bytes <= u64::from(self.capacity.bytes)
+            && self.in_flight.datagrams + datagrams <= self.capacity.datagrams
     }
 
-    /// The receiver says what it holds, perhaps not what it said before.
-    pub(super) fn announce(&mut self, limit: Budget) {
-        if limit != self.limit {
-            (self.limit, self.room, self.goal) = (limit, limit, limit);
+    /// The receiver announces its queue, perhaps anew.
+    pub(super) fn announce(&mut self, budget: Budget, queue: QueueKind) {
+        if (budget, queue) != (self.announced, self.queue) {
+            (self.announced, self.capacity, self.target) = (budget, budget, budget);
+            self.queue = queue;
         }
     }
 
-    /// What is sent to it leaves so dense.
-    pub(super) fn fit(&mut self, density: Density, enough: u64) {
-        let whole = self.trust.is_whole();
-        self.goal = if whole { stretched(self.limit, density, enough) } else { self.limit };
-        self.room.bytes = self.room.bytes.max(self.goal.bytes);
-        self.room.datagrams = self.room.datagrams.max(self.goal.datagrams);
+    /// Follows the length of runs to it, up to `enough` bytes of payload.
+    pub(super) fn fit(&mut self, runs: RunLength, enough: u64) {
+        self.target = match self.confidence.is_restored() {
+            true => stretched(self.announced, self.queue, runs, enough),
+            false => self.announced,
+        };
+        self.capacity.bytes = self.capacity.bytes.max(self.target.bytes);
+        self.capacity.datagrams = self.capacity.datagrams.max(self.target.datagrams);
     }
 
     /// `charge` is given back.
     #[inline]
-    pub(super) fn release(&mut self, charge: Cost, density: Density, enough: u64) {
-        self.used.take(charge);
-        if self.trust.came(charge.datagrams) {
-            self.fit(density, enough);
+    pub(super) fn release(&mut self, charge: Cost, runs: RunLength, enough: u64) {
+        self.in_flight.take(charge);
+        if self.confidence.arrived(charge.datagrams) {
+            self.fit(runs, enough);
         }
-        if self.room != self.goal {
+        if self.capacity != self.target {
             self.shrink(charge);
         }
     }
 
     fn shrink(&mut self, released: Cost) {
         let bytes = u32::try_from(released.bytes.div_ceil(2)).unwrap_or(u32::MAX);
-        self.room.bytes = self.room.bytes.saturating_sub(bytes).max(self.goal.bytes);
-        let datagrams = self.room.datagrams.saturating_sub(released.datagrams.div_ceil(2));
-        self.room.datagrams = datagrams.max(self.goal.datagrams);
+        self.capacity.bytes = self.capacity.bytes.saturating_sub(bytes).max(self.target.bytes);
+        let datagrams = self.capacity.datagrams.saturating_sub(released.datagrams.div_ceil(2));
+        self.capacity.datagrams = datagrams.max(self.target.datagrams);
     }
 
-    /// Something was lost, which may have found the queue full.
+    /// A packet was lost: the queue may have been full.
     pub(super) fn lost(&mut self) {
-        self.trust.lost();
-        (self.room, self.goal) = (self.limit, self.limit);
+        self.confidence.lost();
+        (self.capacity, self.target) = (self.announced, self.announced);
     }
 
-    /// Whether three quarters of it are free, if `more` small packets are under way; never of a
-    /// stranger's.
+    /// Whether three quarters of what it announced are free, if `more` small packets are in flight.
     #[inline]
     pub(crate) fn is_mostly_free(&self, more: u32) -> bool {
-        4 * (self.used.datagrams + more) <= self.limit.datagrams
-            && 4 * self.used.bytes <= u64::from(self.limit.bytes)
+        4 * (self.in_flight.datagrams + more) <= self.announced.datagrams
+            && 4 * self.in_flight.bytes <= u64::from(self.announced.bytes)
     }
 
-    /// How much more fits.
+    /// The credit that is left.
     #[inline]
-    pub(super) fn left(&self) -> Cost {
+    pub(super) fn available(&self) -> Cost {
         Cost {
-            bytes: u64::from(self.room.bytes).saturating_sub(self.used.bytes),
-            datagrams: self.room.datagrams.saturating_sub(self.used.datagrams),
+            bytes: u64::from(self.capacity.bytes).saturating_sub(self.in_flight.bytes),
+            datagrams: self.capacity.datagrams.saturating_sub(self.in_flight.datagrams),
         }
     }
 
@@ -119,61 +126,66 @@ impl Receiver {
     /// How much `slot` may charge now.
     #[inline]
     pub(crate) fn room_for(&self, slot: u32) -> Cost {
-        if self.is_turn_of(slot) { self.left() } else { Cost::default() }
+        if self.is_turn_of(slot) { self.available() } else { Cost::default() }
     }
 
     #[inline]
     fn is_turn_of(&self, slot: u32) -> bool {
-        match self.called {
-            None => self.line.is_empty(),
-            Some(called) => called == slot,
+        match self.granted {
+            None => self.wait_queue.is_empty(),
+            Some(granted) => granted == slot,
         }
     }
 
     #[inline]
     pub(crate) fn charge(&mut self, charge: Cost) {
-        self.used.add(charge);
+        self.in_flight.add(charge);
     }
 
-    /// Whether `charge`, which nobody will acknowledge, may leave now; if not, when it may.
+    /// As [`Peers::admit_paced`](super::Peers::admit_paced).
     #[inline]
-    pub(crate) fn pace(&mut self, now: Time, charge: Cost) -> Result<(), Time> {
-        self.paced.admit(now, charge, self.limit)
+    pub(super) fn admit_paced(
+        &mut self,
+        pacing: &Pacing,
+        now: Time,
+        charge: Cost,
+    ) -> Result<(), Time> {
+        self.pacer.admit(pacing, now, charge, self.announced)
     }
 
-    /// A packet of `charge` with so many bytes of payload, which nobody will acknowledge, left.
+    /// As [`Peers::sent_paced`](super::Peers::sent_paced).
     #[inline]
-    pub(crate) fn paced(&mut self, charge: Cost, payload: u32) {
-        self.paced.left(charge, payload);
+    pub(super) fn sent_paced(&mut self, pacing: &Pacing, charge: Cost, payload: u32) {
+        self.pacer.sent(pacing, charge, payload);
     }
 
-    /// `slot`, which waits in line, needs so much now.
+    /// `slot`, which waits, needs so much now.
     pub(super) fn renew(&mut self, slot: u32, need: Cost) {
-        if let Some((_, needed)) = self.line.iter_mut().find(|(waiter, _)| *waiter == slot) {
+        if let Some((_, needed)) = self.wait_queue.iter_mut().find(|(waiter, _)| *waiter == slot) {
             *needed = need;
         }
     }
 
     pub(super) fn leave(&mut self, slot: u32) {
-        if self.called == Some(slot) {
-            self.called = None;
+        if self.granted == Some(slot) {
+            self.granted = None;
         } else {
-            self.line.retain(|(waiter, _)| *waiter != slot);
+            self.wait_queue.retain(|(waiter, _)| *waiter != slot);
         }
     }
 
-    /// Calls the first in line, if there is room for it and nobody is being served.
+    /// Grants the first of the wait queue a turn, if what it needs fits and no other has one.
     #[inline]
-    pub(super) fn call(&mut self) -> Option<u32> {
-        if self.called.is_some() {
+    pub(super) fn grant(&mut self) -> Option<u32> {
+        if self.granted.is_some() {
             return None;
         }
-        let (slot, need) = *self.line.front()?;
+        let (slot, need) = *self.wait_queue.front()?;
         if !self.fits(need) {
             return None;
         }
-        self.line.pop_front();
-        self.called = Some(slot);
-        self.called
+        self.wait_queue.pop_front();
+        self.granted = Some(slot);
+        self.granted
     }
 }

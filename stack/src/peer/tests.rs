@@ -1,20 +1,23 @@
-//! Room, lines and turns.
+//! Credit, wait queues and turns.
 
 use super::expected::EXPECTED_NS;
 use super::*;
+use crate::types::QueueKind::{Frames, Memory, Places};
 
+/// The peer's queue pair.
+const QPN: Option<Qpn> = Some(Qpn::new(0x07_0123));
 const ROOM: Budget = Budget { bytes: 10_000, datagrams: 4 };
 
-/// A pool of one peer, which everybody here waits for.
+/// One peer, for which all queue pairs here wait.
 fn peers() -> (Peers, PeerId) {
-    let mut peers = Peers::new(ROOM, crate::peer::CALM);
+    let mut peers = Peers::new(ROOM, STABLE_PACKETS);
     peers.reserve(8);
-    let id = peers.join([10, 0, 0, 2].into(), ROOM, true);
+    let id = peers.join([10, 0, 0, 2].into(), QPN, ROOM, PeerKind::Rocinante(Frames));
     (peers, id)
 }
 
-fn called(peers: &mut Peers) -> Vec<u32> {
-    std::iter::from_fn(|| peers.next_called()).collect()
+fn granted(peers: &mut Peers) -> Vec<u32> {
+    std::iter::from_fn(|| peers.next_granted()).collect()
 }
 
 #[test]
@@ -27,7 +30,7 @@ fn a_datagram_costs_its_slab_and_the_skb() {
     }
     assert_eq!(Budget::cost(7777), 2 * 7777 + 2048);
     assert_eq!(Budget::cost(u32::MAX), u32::MAX);
-    let peers = Peers::new(ROOM, crate::peer::CALM);
+    let peers = Peers::new(ROOM, STABLE_PACKETS);
     assert_eq!([100, 1000, 2000].map(|len| peers.answers(len)), [4, 4, 2]);
 }
 
@@ -46,68 +49,68 @@ fn spares(peers: &Peers, datagrams: u32) -> bool {
 
 #[test]
 fn bytes_and_datagrams_both_limit() {
-    let mut pool = Receiver::new(ROOM, CALM);
-    assert!(pool.fits(Cost::of(1, 10_001)), "a pool that nobody uses takes anything");
-    pool.charge(Cost::of(2, 2_000));
-    assert!(pool.fits(Cost::of(2, 3_000)));
-    assert!(!pool.fits(Cost::of(2, 3_001)) && !pool.fits(Cost::of(3, 1)));
+    let mut receiver = Receiver::new(ROOM, Frames, STABLE_PACKETS);
+    assert!(receiver.fits(Cost::of(1, 10_001)), "with nothing in flight anything fits");
+    receiver.charge(Cost::of(2, 2_000));
+    assert!(receiver.fits(Cost::of(2, 3_000)));
+    assert!(!receiver.fits(Cost::of(2, 3_001)) && !receiver.fits(Cost::of(3, 1)));
 }
 
 #[test]
-fn who_leaves_the_line_takes_nobody_along() {
+fn a_queue_pair_that_stops_waiting_takes_no_other_along() {
     let (mut peers, id) = peers();
     peers.get(id).charge(Cost::of(4, 1));
     let (mut first, mut second, mut third) = (None, None, None);
     for (slot, waiting) in [(1, &mut first), (2, &mut second), (3, &mut third)] {
         peers.wait(slot, waiting, id, Cost::of(1, 1), false);
     }
-    assert!(!peers.has_called());
+    assert!(!peers.has_granted());
     peers.quit(2, &mut second);
-    assert_eq!(called(&mut peers), []);
+    assert_eq!(granted(&mut peers), []);
     peers.release(id, Cost::of(4, 1));
-    // One at a time: the next when the one before had its turn.
-    assert!(peers.has_called());
-    assert_eq!(called(&mut peers), [1]);
+    // One at a time: the next when the turn before is over.
+    assert!(peers.has_granted());
+    assert_eq!(granted(&mut peers), [1]);
     assert!(peers.get(id).admits(1, Cost::of(1, 1)));
     assert!(!peers.get(id).admits(3, Cost::of(1, 1)));
     peers.quit(1, &mut first);
-    assert_eq!(called(&mut peers), [3]);
+    assert_eq!(granted(&mut peers), [3]);
     peers.quit(3, &mut third);
-    assert_eq!((called(&mut peers), first, second, third), (vec![], None, None, None));
+    assert_eq!((granted(&mut peers), first, second, third), (vec![], None, None, None));
 }
 
 #[test]
-fn who_was_called_in_vain_stays_the_first() {
+fn a_turn_in_vain_keeps_its_place() {
     let (mut peers, id) = peers();
     peers.get(id).charge(Cost::of(4, 1));
     let (mut first, mut second) = (None, None);
     peers.wait(1, &mut first, id, Cost::of(1, 1), false);
     peers.wait(2, &mut second, id, Cost::of(1, 1), false);
     peers.release(id, Cost::of(1, 1));
-    assert_eq!(called(&mut peers), [1]);
+    assert_eq!(granted(&mut peers), [1]);
     peers.get(id).charge(Cost::of(1, 1));
     peers.wait(1, &mut first, id, Cost::of(1, 1), false);
     peers.release(id, Cost::of(1, 1));
-    assert_eq!(called(&mut peers), [1]);
+    assert_eq!(granted(&mut peers), [1]);
     // One that got something done goes to the end.
     peers.wait(1, &mut first, id, Cost::of(1, 1), true);
-    assert_eq!(called(&mut peers), [2]);
+    assert_eq!(granted(&mut peers), [2]);
     peers.forget(2);
-    assert!(!peers.has_called());
+    assert!(!peers.has_granted());
 }
 
 #[test]
-fn what_is_not_answered_is_forgotten_in_its_turn() {
+fn an_overdue_answer_gives_its_credit_back_once() {
     let (mut peers, _) = peers();
     peers.age(Time(EXPECTED_NS));
     let old = peers.expect(Cost::of(2, 100));
-    // It is not the same to have asked later.
+    // The epoch decides.
     peers.age(Time(2 * EXPECTED_NS - 1));
     assert!({ old }.add(peers.expect(Cost::of(1, 100))));
     peers.age(Time(2 * EXPECTED_NS));
     let young = peers.expect(Cost::of(1, 100));
     assert!(!{ young }.add(old));
-    assert!(!spares(&peers, 1), "both are reckoned with");
+    assert!(!spares(&peers, 1), "neither is overdue");
     peers.age(Time(3 * EXPECTED_NS));
     assert!(peers.has_forgotten(old) && !peers.has_forgotten(young));
     assert!(spares(&peers, 3) && !spares(&peers, 4));
@@ -119,7 +122,7 @@ fn what_is_not_answered_is_forgotten_in_its_turn() {
 }
 
 #[test]
-fn after_a_pause_nothing_is_reckoned_with() {
+fn after_a_pause_all_answers_are_overdue() {
     let (mut peers, _) = peers();
     peers.age(Time(EXPECTED_NS));
     let asked = peers.expect(Cost::of(4, 100));
@@ -129,22 +132,55 @@ fn after_a_pause_nothing_is_reckoned_with() {
 }
 
 #[test]
-fn the_place_of_a_peer_that_left_is_the_next_ones() {
+fn the_entry_of_a_peer_without_users_is_taken_by_the_next() {
     let (mut peers, first) = peers();
     let said = Budget { bytes: 1, datagrams: 1 };
-    let same = peers.join([10, 0, 0, 2].into(), said, false);
-    assert_eq!((same, peers.get(same).limit), (first, ROOM));
-    let other = peers.join([10, 0, 0, 3].into(), said, false);
+    let same = peers.join([10, 0, 0, 2].into(), QPN, ROOM, PeerKind::Rocinante(Frames));
+    assert_eq!((same, peers.get(same).announced), (first, ROOM));
+    let other = peers.join([10, 0, 0, 3].into(), QPN, said, PeerKind::Standard);
     assert_ne!(other, first);
     peers.leave(first);
-    assert_ne!(peers.join([10, 0, 0, 4].into(), said, false), first, "one still uses it");
+    assert_ne!(
+        peers.join([10, 0, 0, 4].into(), QPN, said, PeerKind::Standard),
+        first,
+        "one still uses it"
+    );
     peers.leave(first);
-    let next = peers.join([10, 0, 0, 5].into(), said, false);
-    assert_eq!((next, peers.get(next).limit), (first, said));
+    let next = peers.join([10, 0, 0, 5].into(), QPN, said, PeerKind::Standard);
+    assert_eq!((next, peers.get(next).announced), (first, said));
+}
+
+/// Several shards or processes behind one address have a queue each.
+#[test]
+fn slots_behind_one_address_have_queues_of_their_own() {
+    let mut peers = Peers::new(ROOM, STABLE_PACKETS);
+    let address = [10, 0, 0, 2].into();
+    let join = |peers: &mut Peers, qpn, limit, kind| {
+        let id = peers.join(address, Some(Qpn::new(qpn)), limit, kind);
+        (id, peers.get(id).announced)
+    };
+    let (first, _) = join(&mut peers, 0x01_0002, ROOM, PeerKind::Rocinante(Frames));
+    assert_eq!(join(&mut peers, 0x01_ffff, ROOM, PeerKind::Rocinante(Frames)), (first, ROOM));
+    let other = Budget { bytes: 7_000, datagrams: 3 };
+    let (second, limit) = join(&mut peers, 0x02_0002, other, PeerKind::Rocinante(Memory));
+    assert_eq!((limit, peers.get(first).announced), (other, ROOM), "it speaks for itself");
+    peers.get(first).charge(Cost::of(4, 1));
+    assert!(!peers.get(first).admits(1, Cost::of(1, 1)));
+    assert!(peers.get(second).admits(1, Cost::of(3, 1)));
+    // It announces anew, which the other slot does not notice.
+    assert_eq!(join(&mut peers, 0x02_0003, ROOM, PeerKind::Rocinante(Memory)), (second, ROOM));
+    peers.get(second).charge(Cost::of(1, 1));
+    // A number of another implementation's names no slot, and neither does an address handle.
+    let (standard, limit) = join(&mut peers, 0x01_0002, Budget::STANDARD, PeerKind::Standard);
+    assert!(standard != first && limit == Budget::STANDARD);
+    assert_eq!(join(&mut peers, 0x02_0002, ROOM, PeerKind::Standard), (standard, limit));
+    let handle = peers.join(address, None, other, PeerKind::Rocinante(Memory));
+    assert_eq!((handle, peers.get(handle).announced), (standard, other), "which it announced");
+    assert_eq!(join(&mut peers, 0x03_0000, ROOM, PeerKind::Standard), (standard, other));
 }
 
 #[test]
-fn somebody_is_told_when_our_own_room_will_be_free() {
+fn the_engine_knows_when_our_own_credit_comes_back() {
     let (mut peers, _) = peers();
     peers.age(Time(EXPECTED_NS));
     peers.expect(Cost::of(4, 100));
@@ -152,14 +188,14 @@ fn somebody_is_told_when_our_own_room_will_be_free() {
     peers.wait(1, &mut None, PeerId::OWN, Cost::of(1, 1), false);
     assert_eq!(peers.next_age(), Some(Time(2 * EXPECTED_NS)));
     peers.age(Time(4 * EXPECTED_NS));
-    assert_eq!(called(&mut peers), [1]);
+    assert_eq!(granted(&mut peers), [1]);
 }
 
 #[test]
 fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() {
     let ring = Budget { bytes: 100 * 133_118, datagrams: 100 };
-    let mut peers = Peers::new(ROOM, crate::peer::CALM);
-    let id = peers.join([10, 0, 0, 2].into(), ring, true);
+    let mut peers = Peers::new(ROOM, STABLE_PACKETS);
+    let id = peers.join([10, 0, 0, 2].into(), QPN, ring, PeerKind::Rocinante(Places));
     let room = |peers: &mut Peers| peers.get(id).room_for(1).datagrams;
     let acknowledge = |peers: &mut Peers, packets| {
         for _ in 0..packets / 64 {
@@ -174,11 +210,11 @@ fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() 
     assert_eq!(room(&mut peers), 100, "before anything was acknowledged");
     acknowledge(&mut peers, 1024);
     assert_eq!(room(&mut peers), 400);
-    let other = peers.join([10, 0, 0, 3].into(), Budget::STANDARD, false);
+    let other = peers.join([10, 0, 0, 3].into(), QPN, Budget::STANDARD, PeerKind::Standard);
     acknowledge(&mut peers, 4096);
-    assert_eq!(peers.get(other).room_for(1).datagrams, 16, "it said nothing");
+    assert_eq!(peers.get(other).room_for(1).datagrams, 16, "it announced nothing");
     depart(&mut peers, 1);
-    assert_eq!(room(&mut peers), 400, "they leave one by one: as what is under way comes");
+    assert_eq!(room(&mut peers), 400, "they leave one by one: as what is in flight arrives");
     acknowledge(&mut peers, 64);
     assert_eq!(room(&mut peers), 368, "it shrinks by half of that");
     acknowledge(&mut peers, 640);
@@ -197,17 +233,21 @@ fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() 
     assert_eq!(room(&mut peers), 400, "forgotten");
     assert_eq!(peers.get(PeerId::OWN).room_for(1).datagrams, 4, "our own is what it is");
     let smaller = Budget { bytes: 50 * 133_118, datagrams: 50 };
-    peers.join([10, 0, 0, 2].into(), smaller, true);
-    assert_eq!(room(&mut peers), 200, "it says so anew: at once four times that, and no more");
+    peers.join([10, 0, 0, 2].into(), QPN, smaller, PeerKind::Rocinante(Places));
+    assert_eq!(
+        room(&mut peers),
+        200,
+        "it announces that anew: at once four times of it, and no more"
+    );
 }
 
 #[test]
-fn more_is_asked_for_while_answers_come_dense_and_none_is_lost() {
+fn more_is_requested_while_answers_come_in_runs_and_none_is_lost() {
     let socket = Budget { bytes: 300 * 8448, datagrams: 300 * 8448 / 832 };
-    let mut peers = Peers::new(socket, crate::peer::CALM);
+    let mut peers = Peers::new(socket, STABLE_PACKETS).of_kind(Memory);
     let come = |peers: &mut Peers, runs: u32| {
         for _ in 0..200 {
-            peers.arrived_in_runs(runs, 15, 15 * 4112);
+            peers.arrived(runs, 15, 15 * 4112);
         }
     };
     let ask = |peers: &mut Peers, packets| {
@@ -224,10 +264,30 @@ fn more_is_asked_for_while_answers_come_dense_and_none_is_lost() {
     assert_eq!(peers.answers(4112), 300, "one by one");
     come(&mut peers, 1);
     assert_eq!(peers.answers(4112), 525);
+    assert_eq!(peers.charge_of_answer(15, 8448).datagrams, 15, "its memory counts");
     peers.lost(PeerId::OWN);
     assert_eq!(peers.answers(4112), 300);
     ask(&mut peers, (2 << 20) - 64);
     assert_eq!(peers.answers(4112), 300);
     ask(&mut peers, 64);
     assert_eq!(peers.answers(4112), 525, "forgotten");
+}
+
+/// An answer of several datagrams takes fewer places of a ring, which is taken to hold no more.
+#[test]
+fn answers_that_come_in_runs_take_fewer_places_of_a_ring() {
+    for (queue, places, answers) in [(Places, 2, 500..=540), (Frames, 15, 48..=48)] {
+        let own = Budget { bytes: 48 * 133_118, datagrams: 48 };
+        let mut peers = Peers::new(own, STABLE_PACKETS).of_kind(queue);
+        let asked = peers.expect(Cost::of(2048, 1));
+        peers.answered(asked);
+        (0..200).for_each(|_| peers.arrived(1, 15, 15 * 4112));
+        assert_eq!(
+            peers.charge_of_answer(15, 8448),
+            Cost { datagrams: places, ..Cost::of(15, 8448) }
+        );
+        assert_eq!(peers.charge_of_answer(1, 8448), Cost::of(1, 8448));
+        assert!(answers.contains(&peers.answers(4112)), "{queue:?}: {}", peers.answers(4112));
+        assert_eq!((peers.get(PeerId::OWN).capacity, peers.answers_one_by_one(4112)), (own, 48));
+    }
 }

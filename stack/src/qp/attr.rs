@@ -5,7 +5,7 @@ use core::fmt;
 use core::net::IpAddr;
 
 use crate::mem::{Access, PdId};
-use crate::peer::Budget;
+use crate::peer::{Budget, PeerKind};
 use crate::types::{Mtu, Psn, Qpn};
 use crate::verbs::{CqId, QpState, QpType, SrqId};
 
@@ -50,8 +50,10 @@ pub struct PeerAddress {
     pub remote: IpAddr,
     /// The caller's name for the path, handed to [`TxSink::send`](crate::TxSink::send).
     pub path: u32,
-    /// What the peer's receive queue holds; [`Budget::STANDARD`] if it did not say.
+    /// What the peer's receive queue holds; [`Budget::STANDARD`] of a standard peer.
     pub budget: Budget,
+    /// Whether the peer is another Rocinante, and what fills its receive queue.
+    pub kind: PeerKind,
 }
 
 /// Attributes to set (`struct ibv_qp_attr`); the mask is which of them are `Some`.

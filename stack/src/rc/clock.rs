@@ -4,7 +4,7 @@
 //! later, however often the queue pair asks in between. Those questions cost no retry: see
 //! [`Clock::probe`].
 
-use crate::peer::Budget;
+use crate::peer::PeerKind;
 use crate::rc::Qp;
 use crate::rc::requester::permit::Want;
 use crate::rc::requester::recovery::Probe;
@@ -188,8 +188,8 @@ impl Qp {
         let repairs = self.requester.recovery.all_again();
         // One of us complains again when asked; of others a NAK may be lost, and they do not repeat
         // themselves.
-        let stranger = self.core.peer().is_none_or(|peer| peer.budget == Budget::STANDARD);
-        let deaf = stranger && (self.clock.complained || self.clock.probes > 0);
+        let standard = self.core.peer().is_none_or(|peer| peer.kind == PeerKind::Standard);
+        let deaf = standard && (self.clock.complained || self.clock.probes > 0);
         if repairs {
             // What is missing asks in the place of the last packet.
         } else if deaf {

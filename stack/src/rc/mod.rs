@@ -20,7 +20,7 @@ use self::requester::permit::SendControl;
 use self::requester::{Limits, Requester};
 use self::responder::Responder;
 use crate::ingress::SourceCheck;
-use crate::peer::{Budget, PeerId, Peers, datagrams_max};
+use crate::peer::{PeerId, Peers, datagrams_max};
 use crate::qp::Core;
 use crate::qp::attr::{ModifyError, QpAttr};
 use crate::qp::sq::OVERHEAD;
@@ -142,8 +142,8 @@ impl Qp {
             slot: self.core.slot,
             mtu,
             pd: self.core.init.pd,
-            peer: shared.peers.join(peer.remote, peer.budget, true),
-            selective: shared.config.reorder_packets_max > 0 && peer.budget != Budget::STANDARD,
+            peer: shared.peers.join(peer.remote, self.core.attr.dest_qpn, peer.budget, peer.kind),
+            selective: shared.config.reorder_packets_max > 0 && peer.kind.is_rocinante(),
             cuts_writes: shared.config.split_writes,
         };
         self.source = SourceCheck::default();
@@ -156,13 +156,13 @@ impl Qp {
     fn ready_to_send(&mut self, shared: &mut Shared) {
         let psn = self.core.attr.sq_psn.unwrap_or_default().first();
         self.core.sq.reset(psn);
-        let budget = self.core.peer().map_or(Budget::STANDARD, |peer| peer.budget);
-        let window = datagrams_max(budget).min(shared.config.window_max);
+        let Some(peer) = self.core.attr.peer else { return };
+        let window = datagrams_max(peer.budget, peer.kind).min(shared.config.window_max);
         let rd = self.core.attr.max_rd_atomic.unwrap_or(0);
         let mtu = self.limits.mtu;
         let room = shared.peers.answers_one_by_one(mtu.bytes() + OVERHEAD);
         let mut control = SendControl::new(window, rd);
-        control.set_read_window(mtu, room, budget != Budget::STANDARD);
+        control.set_read_window(mtu, room, peer.kind.is_rocinante());
         self.requester.start(psn, self.core.sq.tail, control);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);

@@ -1,9 +1,9 @@
-//! Queue pairs whose packets nobody acknowledges: the unreliable connection (UC) and the unreliable
-//! datagram (UD).
+//! Queue pairs whose packets no peer acknowledges: the unreliable connection (UC) and the
+//! unreliable datagram (UD).
 //!
-//! A request is complete when its last packet has left, so there is no cursor but the next PSN of
-//! the oldest request. What UC and UD do with what comes in differs: [`uc`] puts messages together,
-//! [`ud`] takes datagrams from anybody.
+//! A request is complete when its last packet has left, so the only cursor is the next PSN of the
+//! oldest request. The receivers differ: [`uc`] puts messages together, [`ud`] takes datagrams from
+//! any sender.
 
 mod transmit;
 mod uc;
@@ -37,19 +37,19 @@ pub(crate) struct Qp {
     recent: Recent,
 }
 
-/// What left lately.
+/// Packets that left recently.
 #[derive(Debug, Default)]
 struct Recent {
     last: Time,
     packets: usize,
 }
 
-/// How long packets may wait for batch.
-const COMPANY_NS: u64 = 50_000;
+/// How long packets may wait for others to leave with. Nanoseconds.
+const BATCH_NS: u64 = 50_000;
 
 impl Recent {
     fn left(&mut self, now: Time, packets: usize) {
-        if now.since(self.last) > COMPANY_NS {
+        if now.since(self.last) > BATCH_NS {
             self.packets = 0;
         }
         self.last = now;
@@ -105,9 +105,10 @@ impl Qp {
             _ => self.core.attr.path_mtu.unwrap_or(Mtu::Mtu256),
         };
         if let Some(peer) = self.core.attr.peer {
-            let pool = shared.peers.join(peer.remote, peer.budget, true);
+            let dest = self.core.attr.dest_qpn;
+            let receiver = shared.peers.join(peer.remote, dest, peer.budget, peer.kind);
             let psn = self.core.attr.rq_psn.unwrap_or_default().first();
-            self.connection = Some(Box::new(Connection::new(pool, psn)));
+            self.connection = Some(Box::new(Connection::new(receiver, psn)));
         }
     }
 
@@ -122,11 +123,12 @@ impl Qp {
         shared.enqueue(self.core.slot, &mut self.core.queued);
     }
 
-    /// Leaves the peer's pool, the timers, and what it holds of a shared receive queue.
+    /// Leaves the peer's receive queue and the timers, and returns what it holds of a shared
+    /// receive queue.
     pub(crate) fn detach(&mut self, shared: &mut Shared) {
         self.core.give_back(&mut shared.srqs);
         if let Some(connection) = self.connection.take() {
-            shared.peers.leave(connection.pool);
+            shared.peers.leave(connection.receiver);
         }
         shared.timers.remove(self.core.slot, &mut self.core.deadline);
     }
@@ -138,7 +140,7 @@ impl Qp {
         self.core.flush(&mut shared.srqs, &mut shared.events, host);
     }
 
-    /// The only sender to it, the peer of a connection; datagrams may come from anybody.
+    /// The only permitted sender: the peer of a connection. Datagrams may come from any.
     #[inline]
     pub(crate) fn source(&mut self) -> Option<&mut SourceCheck> {
         self.connection.as_mut().map(|connection| &mut connection.source)
@@ -151,12 +153,12 @@ impl Qp {
         }
     }
 
-    /// Whether what is posted may wait for batch. A program that sends one datagram, and no more
-    /// before it is answered, has none to wait for.
+    /// Whether posted requests may wait to leave as a batch. A program that sends one datagram, and
+    /// no more before it is answered, has nothing to wait for.
     pub(crate) fn busy(&self) -> Busy {
         match self.recent {
             _ if !self.core.sq.is_empty() && self.core.state.requests() => Busy::Answered,
-            Recent { last, packets: 2.. } => Busy::Until(last.after(COMPANY_NS)),
+            Recent { last, packets: 2.. } => Busy::Until(last.after(BATCH_NS)),
             _ => Busy::No,
         }
     }
@@ -192,7 +194,7 @@ impl Qp {
         }
     }
 
-    /// The heap's entry came up: what was paced may leave.
+    /// The timer has expired: paced packets may leave.
     pub(crate) fn handle_timer(&mut self, now: Time, shared: &mut Shared) {
         if shared.timers.settle(self.core.slot, &mut self.core.deadline, now) {
             shared.enqueue(self.core.slot, &mut self.core.queued);

@@ -1,5 +1,4 @@
-//! What an unreliable queue pair puts on the wire, as far as the sink has room and the receiver's
-//! pace allows.
+//! What an unreliable queue pair sends, as far as the sink has room and the receiver's pace allows.
 
 use super::Qp;
 use crate::limit::Limit;
@@ -87,10 +86,10 @@ impl Qp {
         if begins && !ends && sq.admits(index, self.core.init.pd, host.regions()).is_err() {
             return Err(PROTECTION);
         }
-        let (target, pool) = self.target_of(&wqe.op, shared).ok_or(PROTECTION)?;
+        let (target, receiver) = self.target_of(&wqe.op, shared).ok_or(PROTECTION)?;
         let len = wqe.payload(psn, self.mtu);
         let charge = Cost::of(1, Budget::cost(len + OVERHEAD));
-        shared.peers.get(pool).pace(now, charge).map_err(Stop::Paced)?;
+        shared.peers.admit_paced(receiver, now, charge).map_err(Stop::Paced)?;
         let piece = RequestPacket {
             index,
             psn,
@@ -106,7 +105,7 @@ impl Qp {
             Sent::Full => return Err(Stop::SinkFull),
             Sent::Refused => return Err(PROTECTION),
         }
-        shared.peers.get(pool).paced(charge, len);
+        shared.peers.sent_paced(receiver, charge, len);
         self.next += 1;
         if ends {
             self.core.retire_send(host);
@@ -116,12 +115,12 @@ impl Qp {
 
     fn target_of(&self, op: &SendOp, shared: &Shared) -> Option<(Target, PeerId)> {
         let SendOp::SendTo { to, .. } = op else {
-            return Some((self.core.target()?, self.connection.as_ref()?.pool));
+            return Some((self.core.target()?, self.connection.as_ref()?.receiver));
         };
         let handle = shared.handles.get(to.ah).filter(|handle| handle.pd == self.core.init.pd)?;
         let qkey = self.qkey_for(to);
         let deth = Some(Deth { qkey, reserved: 0, src_qpn: self.core.qpn });
-        Some((Target { path: handle.path, qpn: to.qpn, deth }, handle.pool))
+        Some((Target { path: handle.path, qpn: to.qpn, deth }, handle.receiver))
     }
 
     /// The Q_Key that a datagram carries: a controlled one, which has the highest bit set, is the
@@ -147,7 +146,7 @@ impl Qp {
 #[derive(Debug, Clone, Copy)]
 enum Stop {
     SinkFull,
-    /// The receiver shall get some time first.
+    /// The receiver gets some time first.
     Paced(Time),
     Fault(WcStatus),
 }

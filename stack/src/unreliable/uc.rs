@@ -1,8 +1,7 @@
 //! The responder of an unreliable connection (IBTA volume 1, 9.8.2 \[M\]; `rxe_resp.c`).
 //!
-//! It answers nothing. A message of which a packet is missing, or is refused, is dropped as a
-//! whole, which only the counters tell; the receive that it had begun to fill is the next
-//! message's.
+//! It answers nothing. A message with a missing or refused packet is dropped as a whole, which only
+//! the counters tell. The receive that it had begun to fill is the next message's.
 
 use super::Qp;
 use crate::ingress::SourceCheck;
@@ -22,7 +21,7 @@ const LATE: u64 = 1024;
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) source: SourceCheck,
-    pub(super) pool: PeerId,
+    pub(super) receiver: PeerId,
     /// Expected PSN.
     epsn: u64,
     message: Message,
@@ -40,8 +39,8 @@ enum Outcome {
 }
 
 impl Connection {
-    pub(super) fn new(pool: PeerId, psn: u64) -> Self {
-        Self { source: SourceCheck::default(), pool, epsn: psn, message: Message::None }
+    pub(super) fn new(receiver: PeerId, psn: u64) -> Self {
+        Self { source: SourceCheck::default(), receiver, epsn: psn, message: Message::None }
     }
 
     pub(super) fn expected(&self) -> u64 {
@@ -64,7 +63,7 @@ impl Connection {
         // One epoch up at least, so that smaller numbers exist.
         self.epsn = packet.bth().psn.first() + 1;
         if gap || packet.info.place.begins() {
-            // What was under way can no more become whole.
+            // The message before cannot become whole any more.
             self.message = Message::None;
         }
         if self.message == Message::None && !packet.info.place.begins() {

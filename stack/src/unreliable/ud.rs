@@ -1,7 +1,7 @@
 //! The receiver of datagrams.
 //!
-//! Any sender that knows the Q_Key may send one. What does not fit is dropped and counted, and
-//! touches no receive: a stranger can break nothing.
+//! Any sender that knows the Q_Key may send one. A datagram that does not fit is dropped and
+//! counted, and touches no receive: no sender can break anything.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -1,7 +1,7 @@
 //! Scenarios of a connection, by name.
 
 use rocinante_stack::cm::{Accept, CmError, CmEvent, Connect, ConnectionManager, Ended, QueryId};
-use rocinante_stack::types::{Mtu, Psn, Qpn};
+use rocinante_stack::types::{Mtu, Psn, Qpn, QueueKind};
 use rocinante_stack::wire::cm::{
     Announced, CmMessage, CommId, Lap, PortSpace, RejReason, ServiceId, SidrStatus,
 };
@@ -362,7 +362,8 @@ fn the_number_of_connections_is_bounded() {
 
 #[test]
 fn budgets_are_told_to_those_who_tell_theirs() {
-    let announced = Some(Announced { bytes: 147_456, datagrams: 384 });
+    let queue = Some(QueueKind::Memory);
+    let announced = Some(Announced { bytes: 147_456, datagrams: 384, queue });
     for told in [announced, None] {
         let mut net = Net::new();
         net.listen(1);

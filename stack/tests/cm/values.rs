@@ -2,7 +2,7 @@
 //! None of them makes us wait longer than our own configuration says, or keep anything for ever.
 
 use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnId, QueryId};
-use rocinante_stack::types::{Pkey, Psn, Qpn};
+use rocinante_stack::types::{Pkey, Psn, Qpn, QueueKind};
 use rocinante_stack::wire::cm::{
     Announced, Apr, CmMessage, CmPath, CommId, Drep, Dreq, Lap, Mra, PortSpace, Rej, RejReason,
     Rep, Req, Rtu, ServiceId, SidrRep, SidrReq, SidrStatus, Subject, Transport, code_to_ns,
@@ -176,9 +176,12 @@ const REQS: [Change; 45] = [
     ("ACK timeout 0", |req| req.primary.ack_timeout = 0),
     ("ACK timeout 31", |req| req.primary.ack_timeout = 31),
     ("another path", |req| req.alternate = CmPath { ack_timeout: 31, ..req.primary }),
-    ("room for nothing", |req| req.announced = Some(Announced { bytes: 0, datagrams: 0 })),
+    ("room for nothing", |req| {
+        req.announced = Some(Announced { bytes: 0, datagrams: 0, queue: None });
+    }),
     ("room for everything", |req| {
-        req.announced = Some(Announced { bytes: u32::MAX, datagrams: u32::MAX });
+        let queue = Some(QueueKind::Memory);
+        req.announced = Some(Announced { bytes: u32::MAX, datagrams: u32::MAX, queue });
     }),
 ];
 
@@ -288,7 +291,8 @@ fn messages(local: CommId, remote: CommId) -> Vec<CmMessage<'static>> {
         ca_guid: 77,
         private: b"",
     };
-    let everything = Announced { bytes: u32::MAX, datagrams: u32::MAX };
+    let everything =
+        Announced { bytes: u32::MAX, datagrams: u32::MAX, queue: Some(QueueKind::Frames) };
     let reps = [
         rep,
         Rep { local: CommId(0), ..rep },
@@ -298,7 +302,7 @@ fn messages(local: CommId, remote: CommId) -> Vec<CmMessage<'static>> {
         Rep { qpn: Qpn::new(0), ..rep },
         Rep { qpn: Qpn::new(1), ..rep },
         Rep { qpn: Qpn::MULTICAST, ..rep },
-        Rep { announced: Some(Announced { bytes: 0, datagrams: 0 }), ..rep },
+        Rep { announced: Some(Announced { bytes: 0, datagrams: 0, queue: None }), ..rep },
         Rep { announced: Some(everything), ..rep },
         Rep {
             responder_resources: 0,

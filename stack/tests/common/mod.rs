@@ -18,8 +18,8 @@ use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
 use rocinante_stack::verbs::{CqId, Cqe, QpState, QpType, RecvWr, SrqId, WcStatus};
 use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
 use rocinante_stack::{
-    Budget, Completions, Engine, EngineConfig, ModifyError, PeerAddress, PostError, QpAttr, QpInit,
-    SrqInit, TxSink,
+    Budget, Completions, Engine, EngineConfig, ModifyError, PeerAddress, PeerKind, PostError,
+    QpAttr, QpInit, SrqInit, TxSink,
 };
 
 pub use self::pair::{Pair, Pass};
@@ -271,8 +271,10 @@ impl End {
         setup: &Setup,
         make: impl FnOnce(&mut Engine) -> (Option<SrqId>, Vec<Qpn>),
     ) -> Self {
+        let own = setup.own.unwrap_or(setup.budget);
         let config = EngineConfig {
-            own_budget: setup.own.unwrap_or(setup.budget),
+            own_budget: own,
+            own_queue: PeerKind::announced(own, None).queue(),
             advertise_credits: setup.advertise,
             port_mtu: setup.mtu,
             reorder_packets_max: setup.held,
@@ -340,7 +342,8 @@ pub fn steps(at: usize, local: IpAddr, dest: Qpn, setup: &Setup) -> [QpAttr; 3] 
         qkey: ud.then_some(QKEY),
         ..QpAttr::default()
     };
-    let peer = PeerAddress { local, remote, path: 0, budget: setup.budget };
+    let kind = PeerKind::announced(setup.budget, None);
+    let peer = PeerAddress { local, remote, path: 0, budget: setup.budget, kind };
     let rtr = QpAttr {
         state: Some(QpState::Rtr),
         peer: (!ud).then_some(peer),

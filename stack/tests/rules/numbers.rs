@@ -5,7 +5,7 @@ use rocinante_stack::mem::{Access, Accessor, Bind, MwType, PdId};
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{AhId, CqId, Destination, QpState, QpType, RecvWr, SendOp, WcStatus};
 use rocinante_stack::wire::Opcode as Op;
-use rocinante_stack::{Budget, PeerAddress, QpInit, SrqChange, SrqError, SrqInit};
+use rocinante_stack::{Budget, PeerAddress, PeerKind, QpInit, SrqChange, SrqError, SrqInit};
 
 use crate::common::{BASE, End, PD, PEER, QKEY, Setup, Solo, addr, qp_init, reth, sge};
 use crate::reuse::{OTHER, setup, to, turn_to, two};
@@ -78,6 +78,7 @@ fn an_address_handle_in_the_place_of_another_is_another() {
         remote: addr(n),
         path: n.into(),
         budget: Budget::STANDARD,
+        kind: PeerKind::Standard,
     };
     let [first, second] = [2, 3].map(|n| solo.end.engine.create_ah(PD, &peer(n)).unwrap());
     assert!(solo.end.engine.destroy_ah(first));

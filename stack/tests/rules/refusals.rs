@@ -6,8 +6,8 @@ use rocinante_stack::verbs::{
     AhId, Destination, QpState, QpType, RecvWr, SendData, SendOp, SendWr, SrqId, WcStatus,
 };
 use rocinante_stack::{
-    Budget, Engine, EngineConfig, GroupError, ModifyError, PeerAddress, PostError, QpAttr, QpInit,
-    SrqChange, SrqError, SrqInit,
+    Budget, Engine, EngineConfig, GroupError, ModifyError, PeerAddress, PeerKind, PostError,
+    QpAttr, QpInit, SrqChange, SrqError, SrqInit,
 };
 
 use crate::common::{
@@ -93,7 +93,8 @@ const WRONG: [fn(&mut QpAttr); 10] = [
     |attr| attr.max_dest_rd_atomic = Some(u8::MAX),
     |attr| {
         let (local, remote) = (addr(1), std::net::Ipv6Addr::LOCALHOST.into());
-        attr.peer = Some(PeerAddress { local, remote, path: 0, budget: Budget::STANDARD });
+        let (budget, kind) = (Budget::STANDARD, PeerKind::Standard);
+        attr.peer = Some(PeerAddress { local, remote, path: 0, budget, kind });
     },
 ];
 
@@ -392,7 +393,8 @@ fn a_group_or_member_more_than_there_may_be_is_not_attached() {
 #[test]
 fn an_address_handle_more_than_there_may_be_uses_no_room_of_the_peer() {
     let mut engine = Engine::new(EngineConfig::default());
-    let to = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget: Budget::STANDARD };
+    let (budget, kind) = (Budget::STANDARD, PeerKind::Standard);
+    let to = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget, kind };
     while engine.create_ah(PdId(1), &to).is_some() {}
     let full = engine.footprint();
     assert_eq!((full.address_handles, full.credit_users), (1 << 20, 1 << 20));

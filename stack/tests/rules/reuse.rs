@@ -5,7 +5,7 @@
 use rocinante_stack::types::{Key, Qpn};
 use rocinante_stack::verbs::{Destination, QpState, QpType, SendOp};
 use rocinante_stack::wire::{NakCode, Opcode as Op, Syndrome};
-use rocinante_stack::{PeerAddress, QpAttr};
+use rocinante_stack::{PeerAddress, PeerKind, QpAttr};
 
 use crate::common::{End, PD, PEER, QKEY, Setup, Solo, addr, qp_init, sge};
 
@@ -333,7 +333,8 @@ fn speech(solo: &mut Solo) -> SendOp {
     if solo.setup.qp_type == QpType::Uc {
         return SendOp::Send { imm: None };
     }
-    let to = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget: solo.setup.budget };
+    let (budget, kind) = (solo.setup.budget, PeerKind::announced(solo.setup.budget, None));
+    let to = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget, kind };
     let ah = solo.end.engine.create_ah(PD, &to).unwrap();
     SendOp::SendTo { to: Destination { ah, qpn: PEER, qkey: QKEY }, imm: None }
 }

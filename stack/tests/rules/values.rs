@@ -6,7 +6,7 @@ use rocinante_stack::verbs::{AhId, Destination, QpState, QpType, RecvWr, SendOp,
 use rocinante_stack::wire::{
     Feth, NakCode, Opcode as Op, Packet, Syndrome, ext::credits, ext::rnr_timer_us,
 };
-use rocinante_stack::{Budget, PeerAddress};
+use rocinante_stack::{Budget, PeerAddress, PeerKind};
 
 use crate::common::{BASE, PD, QKEY, Setup, Solo, addr, reth, seal, sge};
 use rocinante_scripts::aeth;
@@ -303,7 +303,8 @@ fn no_announced_budget_keeps_what_nobody_acknowledges_for_ever() {
         for qp_type in [QpType::Uc, QpType::Ud] {
             let budget = Budget { bytes, datagrams };
             let mut solo = Solo::new(&Setup { qp_type, budget, ..Setup::script() });
-            let to = PeerAddress { local: addr(1), remote: addr(2), path: 0, budget };
+            let (local, remote, kind) = (addr(1), addr(2), PeerKind::announced(budget, None));
+            let to = PeerAddress { local, remote, path: 0, budget, kind };
             let ah = solo.end.engine.create_ah(PD, &to).unwrap();
             let op = match qp_type {
                 QpType::Ud => {

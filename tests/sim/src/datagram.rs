@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use rocinante_stack::verbs::{AhId, Cqe, Destination, QpType, SendOp, WcOpcode, WcStatus};
-use rocinante_stack::{PeerAddress, types::Qpn};
+use rocinante_stack::{PeerAddress, PeerKind, types::Qpn};
 
 use crate::check::{Context, Verdict};
 use crate::draft::Draft;
@@ -304,6 +304,7 @@ impl World<'_> {
     fn handle(&mut self, end: EndId, to: usize) -> Option<(AhId, Option<WcStatus>)> {
         let (local, remote) = (self.hosts[self.ends[end].host].addr, self.hosts[to].addr);
         let budget = self.hosts[to].config.own_budget;
+        let kind = PeerKind::announced(budget, None);
         let host = self.ends[end].host;
         if self.stage == Stage::Storm && self.random.one_in(150) {
             let pd = self.ends[end].pd;
@@ -323,7 +324,7 @@ impl World<'_> {
         }
         let engine = self.hosts[host].engine.as_mut()?;
         let handle =
-            engine.create_ah(pd, &PeerAddress { local, remote, path: to as u32, budget })?;
+            engine.create_ah(pd, &PeerAddress { local, remote, path: to as u32, budget, kind })?;
         letters.handles[to] = Some(handle);
         self.tally.steps += 1;
         Some((handle, None))

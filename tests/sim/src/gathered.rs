@@ -30,8 +30,7 @@ impl Gathered {
         self.datagrams += 1;
         self.bytes += len as u64;
         if self.random.one_in(self.together) {
-            engine.arrived(self.datagrams, 1);
-            engine.arrived_in_runs(1, self.datagrams, self.bytes);
+            engine.arrived(1, self.datagrams, self.bytes);
             (self.datagrams, self.bytes) = (0, 0);
         }
     }

@@ -3,7 +3,7 @@
 use rocinante_stack::mem::{Access, MwType, Region};
 use rocinante_stack::types::{Mtu, Psn, Qpn};
 use rocinante_stack::verbs::{QpState, QpType, WcStatus};
-use rocinante_stack::{PeerAddress, QpAttr, QpInit};
+use rocinante_stack::{PeerAddress, PeerKind, QpAttr, QpInit};
 
 use crate::check::{Verdict, queue_of};
 use crate::marks::Marks;
@@ -314,6 +314,7 @@ impl World<'_> {
             remote: remote.addr,
             path: self.ends[far].host as u32,
             budget: remote.config.own_budget,
+            kind: PeerKind::announced(remote.config.own_budget, None),
         };
         let host = &mut self.hosts[at];
         let (Some(engine), Some(qpn)) = (&mut host.engine, self.ends[end].qpn) else {

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::wire::icrc::Template;
-use rocinante_stack::{Budget, Engine, EngineConfig};
+use rocinante_stack::{Budget, Engine, EngineConfig, PeerKind};
 
 use crate::check::Verdict;
 use crate::gathered::Gathered;
@@ -164,13 +164,12 @@ impl<'a> World<'a> {
             // The size of a slot: a socket's memory, a chunk for a single frame, or a slot for a
             // super-packet.
             let each = self.random.clone().of(&[1_024, 8_704, 66_560]);
+            // Shards of one host have a receive queue each.
+            let own_budget = Budget { bytes: each * datagrams, datagrams };
             let config = EngineConfig {
                 qpn_slot: if self.has_manager(host) { SLOT } else { SLOT + 1 },
-                // Shards of one host share one receive queue.
-                own_budget: match self.hosts.first() {
-                    Some(first) if !self.has_manager(host) => first.config.own_budget,
-                    _ => Budget { bytes: each * datagrams, datagrams },
-                },
+                own_budget,
+                own_queue: PeerKind::announced(own_budget, None).queue(),
                 window_max: 1 << self.random.range(2, 10),
                 advertise_credits: self.random.one_in(2),
                 quantum: 1 << self.random.range(1, 7),

@@ -10,7 +10,8 @@ use rocinante_stack::verbs::{
 };
 use rocinante_stack::wire::icrc::DF;
 use rocinante_stack::{
-    Budget, Datagram, Engine, EngineConfig, IpId, PeerAddress, QpAttr, QpInit, SrqChange, SrqInit,
+    Budget, Datagram, Engine, EngineConfig, IpId, PeerAddress, PeerKind, QpAttr, QpInit, SrqChange,
+    SrqInit,
 };
 
 use super::Input;
@@ -116,7 +117,13 @@ impl Calls {
         };
         let remote: IpAddr = addr(1);
         let budget = Budget { bytes: 1 << 14, datagrams: u32::from(input.u8()) };
-        let peer = PeerAddress { local: addr(1), remote, path: 0, budget };
+        let peer = PeerAddress {
+            local: addr(1),
+            remote,
+            path: 0,
+            budget,
+            kind: PeerKind::announced(budget, None),
+        };
         let attr = QpAttr {
             state: some().then(|| input.of(&QpState::ALL)),
             sqd_async_notify: (!some()).then_some(true),
@@ -238,7 +245,13 @@ impl Calls {
             return;
         }
         let budget = Budget { bytes: u32::from(input.u16()), datagrams: u32::from(input.u8()) };
-        let to = PeerAddress { local: addr(1), remote: addr(1), path: 0, budget };
+        let to = PeerAddress {
+            local: addr(1),
+            remote: addr(1),
+            path: 0,
+            budget,
+            kind: PeerKind::announced(budget, None),
+        };
         self.handles.extend(self.engine.create_ah(PdId(u32::from(input.u8() % 2)), &to));
     }
 

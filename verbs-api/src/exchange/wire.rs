@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use rocinante_stack::Budget;
 use rocinante_stack::mem::RemoteSlice;
-use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
+use rocinante_stack::types::{Key, Mtu, Psn, Qpn, QueueKind};
 use serde::{Deserialize, Serialize};
 
 use super::{Endpoint, Hello};
@@ -40,6 +40,9 @@ struct WireEndpoint {
     mtu: u32,
     budget_bytes: u32,
     budget_datagrams: u32,
+    /// [`QueueKind::name`]. Earlier versions neither write nor read it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    queue: Option<String>,
 }
 
 /// The line for a hello.
@@ -72,7 +75,7 @@ impl WireRegion {
 
 impl WireEndpoint {
     fn checked(self, own: Option<IpAddr>) -> Result<Endpoint, String> {
-        let Self { address, qpn, psn, mtu, budget_bytes, budget_datagrams } = self;
+        let Self { address, qpn, psn, mtu, budget_bytes, budget_datagrams, queue } = self;
         if !(QPN_MIN..=QPN_MAX).contains(&qpn) {
             return Err(format!("{qpn} is no number of a queue pair"));
         }
@@ -94,7 +97,9 @@ impl WireEndpoint {
             ));
         }
         let budget = Budget { bytes: budget_bytes, datagrams: budget_datagrams };
-        Ok(Endpoint { address, qpn: Qpn::new(qpn), psn: Psn::new(psn), mtu, budget })
+        // A kind that a later version has is as good as none.
+        let queue = queue.and_then(|name| QueueKind::from_name(&name));
+        Ok(Endpoint { address, qpn: Qpn::new(qpn), psn: Psn::new(psn), mtu, budget, queue })
     }
 }
 
@@ -107,6 +112,7 @@ impl From<&Hello> for WireHello {
             mtu: endpoint.mtu.bytes(),
             budget_bytes: endpoint.budget.bytes,
             budget_datagrams: endpoint.budget.datagrams,
+            queue: endpoint.queue.map(|kind| kind.name().to_owned()),
         });
         let regions = hello.regions.iter().map(|region| WireRegion {
             address: region.address,
@@ -136,6 +142,7 @@ mod tests {
             psn: Psn::new(0xff_ffff),
             mtu: Mtu::Mtu2048,
             budget: Budget { bytes: 7, datagrams: 3 },
+            queue: Some(QueueKind::Places),
         };
         let region = RemoteSlice { address: 4096, len: 64, rkey: Key(u32::MAX) };
         Hello { endpoints: vec![endpoint], regions: vec![region], note: "\u{1b}".into() }
@@ -189,6 +196,26 @@ mod tests {
         }
         let mapped = spoiled("address", json!("::ffff:10.0.0.2")).unwrap();
         assert_eq!(mapped, hello(), "IPv4 in IPv6 is IPv4");
+    }
+
+    /// A line of a version that knew no kind of queue, and one of a version that knows more.
+    #[test]
+    fn a_kind_that_is_missing_or_unknown_is_none() {
+        let of = |queue| {
+            let mut hello = hello();
+            hello.endpoints[0].queue = queue;
+            hello
+        };
+        let earlier = r#"{"rocinante":1,"endpoints":[{"address":"10.0.0.2","qpn":16777214,
+            "psn":16777215,"mtu":2048,"budget_bytes":7,"budget_datagrams":3}],
+            "regions":[{"address":4096,"len":64,"rkey":4294967295}],"note":"\u001b"}"#;
+        assert_eq!(parse(earlier, OWN), Ok(of(None)));
+        assert!(!line(&of(None)).contains("queue"));
+        for queue in QueueKind::ALL {
+            assert_eq!(parse(&line(&of(Some(queue))), OWN), Ok(of(Some(queue))));
+        }
+        assert_eq!(spoiled("queue", json!("stack")), Ok(of(None)));
+        assert!(spoiled("queue", json!(3)).is_err());
     }
 
     #[test]

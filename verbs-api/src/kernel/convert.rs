@@ -12,7 +12,7 @@ use rocinante_stack::verbs::{
     Cqe, Destination, QpEvent, QpState, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode,
     WcStatus,
 };
-use rocinante_stack::{Budget, PeerAddress, PostError, QpAttr};
+use rocinante_stack::{Budget, PeerAddress, PeerKind, PostError, QpAttr};
 use rustix::io::Errno;
 
 use super::ffi;
@@ -294,6 +294,7 @@ pub(super) fn qp_attr_back(
             remote: address(attr.ah_attr.grh.dgid),
             path: 0,
             budget: Budget::STANDARD,
+            kind: PeerKind::Standard,
         });
         out.path_mtu = mtu(attr.path_mtu);
         out.dest_qpn = Some(Qpn::new(attr.dest_qp_num));

@@ -12,7 +12,7 @@ use rocinante_netdev::PortStats;
 use rocinante_stack::Budget;
 use rocinante_stack::LimitsHit;
 use rocinante_stack::stats::{Counters, Drops};
-use rocinante_stack::types::{Mtu, Qpn};
+use rocinante_stack::types::{Mtu, Qpn, QueueKind};
 use rocinante_stack::verbs::AhId;
 
 use super::ffi::Library;
@@ -177,9 +177,9 @@ impl Device {
         self.known.peer_of(qpn)
     }
 
-    /// The receive budget that peers learn: none, so they assume the default of a standard peer.
-    pub(crate) fn advertised(&self) -> Budget {
-        Budget::STANDARD
+    /// What peers learn of the receive queue: nothing, so they take it for a standard peer's.
+    pub(crate) fn advertised(&self) -> (Budget, Option<QueueKind>) {
+        (Budget::STANDARD, None)
     }
 
     pub(crate) fn counters(&self) -> DeviceCounters {

@@ -11,7 +11,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rocinante_stack::types::{Key, Qpn};
 use rocinante_stack::verbs::{Cqe, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus};
-use rocinante_stack::{PeerAddress, PostError, QpAttr};
+use rocinante_stack::{PeerAddress, PeerKind, PostError, QpAttr};
 use rustix::io::Errno;
 
 use super::groups::Membership;
@@ -312,7 +312,8 @@ impl Qp {
         if remote.is_ipv4() != local.is_ipv4() {
             return Err(VerbsError::Path(io::Error::from(io::ErrorKind::InvalidInput)));
         }
-        Ok(PeerAddress { local, remote, path: 0, budget: path.budget })
+        let kind = PeerKind::Standard;
+        Ok(PeerAddress { local, remote, path: 0, budget: path.budget, kind })
     }
 
     pub(crate) fn query(&self) -> (QpState, QpAttr, QpCaps) {

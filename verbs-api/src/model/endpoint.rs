@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use rocinante_stack::Budget;
-use rocinante_stack::types::{Mtu, Psn, Qpn};
+use rocinante_stack::types::{Mtu, Psn, Qpn, QueueKind};
 
 /// The data of a queue pair that a peer needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +19,9 @@ pub struct Endpoint {
     pub mtu: Mtu,
     /// Its receive budget.
     pub budget: Budget,
+    /// What fills its receive queue. `None` of a device of the kernel's, of another implementation,
+    /// and of earlier versions, which announce the budget alone.
+    pub queue: Option<QueueKind>,
 }
 
 setters! {
@@ -26,6 +29,7 @@ setters! {
         address: IpAddr,
         psn: Psn,
         budget: Budget,
+        queue: Option<QueueKind>,
     }
 }
 
@@ -35,6 +39,6 @@ impl Endpoint {
     /// budget: it is [`Budget::STANDARD`].
     #[must_use]
     pub const fn new(address: IpAddr, qpn: Qpn, psn: Psn, mtu: Mtu) -> Self {
-        Self { address, qpn, psn, mtu, budget: Budget::STANDARD }
+        Self { address, qpn, psn, mtu, budget: Budget::STANDARD, queue: None }
     }
 }

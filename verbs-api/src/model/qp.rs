@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use rocinante_stack::LimitsHit;
 use rocinante_stack::mem::Access;
 use rocinante_stack::stats::QpCounters;
-use rocinante_stack::types::{Mtu, Qpn};
+use rocinante_stack::types::{Mtu, Qpn, QueueKind};
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{Budget, PostError, QpAttr, SendLimits, check_recv};
 
@@ -110,20 +110,30 @@ pub struct PeerPath {
     /// then sent reports of gaps that other implementations do not understand. [`Budget::STANDARD`]
     /// if the peer announced none.
     pub budget: Budget,
+    /// What fills the peer's receive queue, as the peer announced it. `None` if it announced none,
+    /// or a budget alone, as earlier versions do: then the budget tells.
+    pub queue: Option<QueueKind>,
 }
 
 impl PeerPath {
     /// A path from the device's first address, without marks, hop limit 64.
     #[must_use]
     pub const fn new(remote: IpAddr) -> Self {
-        let budget = Budget::STANDARD;
-        Self { remote, sgid_index: 0, traffic_class: 0, hop_limit: 64, flow_label: 0, budget }
+        Self {
+            remote,
+            sgid_index: 0,
+            traffic_class: 0,
+            hop_limit: 64,
+            flow_label: 0,
+            budget: Budget::STANDARD,
+            queue: None,
+        }
     }
 
     /// The path to a queue pair that announced its receive budget.
     #[must_use]
     pub const fn to(peer: &Endpoint) -> Self {
-        Self { budget: peer.budget, ..Self::new(peer.address) }
+        Self { budget: peer.budget, queue: peer.queue, ..Self::new(peer.address) }
     }
 
     /// The address that packets leave from, among those of the device.
@@ -141,6 +151,7 @@ setters! {
         hop_limit: u8,
         flow_label: u32,
         budget: Budget,
+        queue: Option<QueueKind>,
     }
 }
 

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rocinante_netdev::PathSpec;
-use rocinante_stack::PeerAddress;
 use rocinante_stack::verbs::AhId;
 
 use super::{Device, Pd};
@@ -36,11 +35,10 @@ impl Ah {
                 }
             }
         }
-        let budget = device.share_of(path.budget);
         let mut made = None;
         if failed.is_none() {
             for (shard, path_id) in shards.iter_mut().zip(&paths) {
-                let peer = PeerAddress { local, remote: path.remote, path: *path_id, budget };
+                let peer = device.peer_at(local, path, *path_id);
                 let ah = shard.engine.create_ah(pd.id, &peer);
                 // All shards assign and free numbers in the same order, so all run out at once.
                 debug_assert!(made.is_none() || ah == made);

@@ -6,10 +6,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rocinante_netdev::{AnyPort, Capabilities, Port, PortConfig};
-use rocinante_stack::Budget;
+use rocinante_netdev::{self as netdev, AnyPort, Capabilities, Port, PortConfig};
 use rocinante_stack::mem::PdId;
-use rocinante_stack::types::{Mtu, Qpn};
+use rocinante_stack::types::{Mtu, Qpn, QueueKind};
+use rocinante_stack::{Budget, PeerAddress, PeerKind};
 
 use super::events::{Events, Inbox, Owner};
 use super::exit;
@@ -18,7 +18,7 @@ use super::shards::Shards;
 use crate::model::device::{DeviceAttr, DeviceCounters, Limits, MwSupport, OptionalOperations};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
-use crate::model::qp::QpInfo;
+use crate::model::qp::{PeerPath, QpInfo};
 use crate::model::resources::Resources;
 use crate::provider::wakers::Wakers;
 
@@ -72,6 +72,8 @@ pub(crate) struct Hca {
     pub(crate) active_mtu: Mtu,
     /// The receive budget that peers learn: that of one shard.
     pub(crate) advertised: Budget,
+    /// What fills it.
+    pub(crate) queue: QueueKind,
     pub(crate) name: String,
     /// Why this backend was chosen.
     why: String,
@@ -163,13 +165,16 @@ impl Hca {
             ))
         })?;
         // Three quarters for peers' own requests, one quarter for responses to ours.
-        let shards = Shards::start(settings, name, ports, active_mtu, budget.part(1, 4))?;
+        let queue = queue_kind(&capabilities);
+        let own = (budget.part(1, 4), queue);
+        let shards = Shards::start(settings, name, ports, active_mtu, own)?;
         let hca = Arc::new(Self {
             shards,
             settings: settings.clone(),
             limits: settings.limits,
             active_mtu,
             advertised: budget.part(3, 4),
+            queue,
             name: name.to_owned(),
             why,
             capabilities,
@@ -223,14 +228,20 @@ impl Hca {
         }
     }
 
-    /// One shard's share of the budget of a peer that announced one: the other shards send there,
-    /// too.
-    pub(super) fn share_of(&self, budget: Budget) -> Budget {
-        #[allow(clippy::cast_possible_truncation, reason = "64 at most")]
-        match self.shards.count() as u32 {
-            1 => budget,
-            _ if budget == Budget::STANDARD => budget,
-            count => budget.part(1, count),
+    /// A peer as the engine of a shard gets it, at the end of the path `id`.
+    pub(super) fn peer_at(&self, local: IpAddr, path: &PeerPath, id: u32) -> PeerAddress {
+        let kind = PeerKind::announced(path.budget, path.queue);
+        let budget = self.share_of(path.budget, kind);
+        PeerAddress { local, remote: path.remote, path: id, budget, kind }
+    }
+
+    /// One shard's share of the budget that a peer announced: the other shards may send to the same
+    /// queue, and none knows what the others have in flight.
+    pub(super) fn share_of(&self, budget: Budget, peer: PeerKind) -> Budget {
+        match peer {
+            PeerKind::Standard => budget,
+            #[allow(clippy::cast_possible_truncation, reason = "64 at most")]
+            PeerKind::Rocinante(_) => budget.part(1, self.shards.count() as u32),
         }
     }
 
@@ -307,6 +318,15 @@ impl Hca {
 
     pub(crate) fn progress(&self) {
         self.shards.all().for_each(|core| core.drive());
+    }
+}
+
+/// What fills the receive queue of a port, in the engine's words.
+fn queue_kind(capabilities: &Capabilities) -> QueueKind {
+    match capabilities.rx_queue {
+        netdev::QueueKind::Memory => QueueKind::Memory,
+        netdev::QueueKind::Places => QueueKind::Places,
+        netdev::QueueKind::Frames => QueueKind::Frames,
     }
 }
 

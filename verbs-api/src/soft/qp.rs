@@ -10,7 +10,7 @@ use rocinante_stack::LimitsHit;
 use rocinante_stack::stats::QpCounters;
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
-use rocinante_stack::{ModifyError, PeerAddress, QpAttr, QpInit};
+use rocinante_stack::{ModifyError, QpAttr, QpInit};
 
 use super::core::Core;
 use super::front::QpShared;
@@ -118,9 +118,7 @@ impl Qp {
             let spec = self.path_spec(local, path, attr.dest_qpn);
             let id = shard.add_path(&spec).map_err(VerbsError::Path)?;
             added = Some(id);
-            let budget = self.device.share_of(path.budget);
-            let remote = path.remote;
-            attr.peer = Some(PeerAddress { local, remote, path: id, budget });
+            attr.peer = Some(self.device.peer_at(local, path, id));
         }
         let result = shard.engine.modify_qp(self.qpn, &attr, &mut shard.host);
         let mut path = self.path.lock();

@@ -318,7 +318,8 @@ impl Shard {
         }
         let mut now = now;
         loop {
-            let mut sink = Sink { port: &mut self.port, paths: &mut self.paths };
+            let (port, paths) = (&mut self.port, &mut self.paths);
+            let mut sink = Sink { port, paths, refused: &mut self.refused };
             let before = self.engine.counters().sent_pkts;
             let waited = sink.port.wants_write();
             let stop = self.engine.poll_transmit(now, TX_BURST, &mut self.host, &mut sink);
@@ -373,8 +374,8 @@ impl Shard {
 
     /// Sends a management datagram on a path. Returns whether there was room.
     pub(super) fn send_mad(&mut self, mad: &MadBytes, path: u32) -> bool {
-        let mut sink = Sink { port: &mut self.port, paths: &mut self.paths };
-        self.engine.send_mad(mad, path, &mut sink)
+        let Self { port, paths, refused, engine, .. } = self;
+        engine.send_mad(mad, path, &mut Sink { port, paths, refused })
     }
 
     fn receive(&mut self, now: Time) -> usize {

@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use rocinante_netdev::{AnyPort, Port as _};
-use rocinante_stack::types::{Mtu, Qpn};
-use rocinante_stack::{Budget, Engine, EngineConfig};
+use rocinante_netdev::{AnyPort, Capabilities, Port as _};
+use rocinante_stack::types::{Mtu, Qpn, QueueKind};
+use rocinante_stack::{Budget, Engine, EngineConfig, RunLimits};
 
 use super::core::{Core, Held};
 use super::events::Events;
@@ -52,7 +52,7 @@ impl Shards {
         name: &str,
         ports: Vec<AnyPort>,
         port_mtu: Mtu,
-        own_budget: Budget,
+        (own_budget, own_queue): (Budget, QueueKind),
     ) -> Result<Self, VerbsError> {
         let count = ports.len();
         let events = Arc::new(Events::default());
@@ -66,10 +66,12 @@ impl Shards {
                 max_qp: settings.limits.max_qp,
                 qpn_slot: u8::try_from(index).expect("64 shards at most"),
                 own_budget,
+                own_queue,
                 port_mtu,
                 window_max: settings.window_max,
                 advertise_credits: settings.advertise_credits,
                 split_writes: settings.cut_writes && port.capabilities().segments_max > 1,
+                runs: run_limits(port.capabilities()),
                 ..EngineConfig::default()
             });
             if index == 0 {
@@ -173,6 +175,19 @@ impl Shards {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         wake::wait(None, fd, left);
         self.of(set).for_each(|core| core.wakes());
+    }
+}
+
+/// The longest run of a port. Without super-packets a run is what leaves by one system call, and to
+/// wait for that was measured to pay as well (`docs/performance/history.md`).
+pub(super) fn run_limits(capabilities: &Capabilities) -> RunLimits {
+    let longest = RunLimits::default();
+    match capabilities.segments_max {
+        0 | 1 => longest,
+        segments => RunLimits {
+            bytes: capabilities.run_bytes_max.min(longest.bytes),
+            packets: u32::from(segments).min(longest.packets),
+        },
     }
 }
 

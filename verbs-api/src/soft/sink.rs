@@ -28,6 +28,8 @@ impl Paths {
 pub(super) struct Sink<'a> {
     pub(super) port: &'a mut AnyPort,
     pub(super) paths: &'a mut Paths,
+    /// Datagrams that were refused, and the last errno.
+    pub(super) refused: &'a mut (u64, i32),
 }
 
 impl TxSink for Sink<'_> {
@@ -39,8 +41,10 @@ impl TxSink for Sink<'_> {
         fill: impl FnOnce(&mut [u8]) -> Result<Option<Summed>, E>,
     ) -> Result<bool, E> {
         let Some(Some(template)) = self.paths.templates.get_mut(path as usize) else {
-            // The path went while a queue pair still named it: nothing can leave.
-            return Ok(false);
+            // The path is gone, and a queue pair still names it. The packet is lost, as behind a
+            // router that knows no way: a full sink would hold up all queue pairs.
+            *self.refused = (self.refused.0 + 1, libc::ENETUNREACH);
+            return Ok(true);
         };
         let Some(slot) = self.port.reserve(PathId(path), len) else { return Ok(false) };
         let summed = fill(slot.buf)?;

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet, Verdict};
 use rocinante_netdev::{AnyPort, Port as _, PortConfig};
-use rocinante_stack::Budget;
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::mem::Access;
-use rocinante_stack::types::Mtu;
+use rocinante_stack::types::{Mtu, QueueKind};
 use rocinante_stack::verbs::{QpType, RecvWr, SendData, SendOp, SendWr, WcStatus};
+use rocinante_stack::{Budget, PeerKind, RunLimits};
 
 use super::Settings;
+use super::shards::run_limits;
 use crate::asynchronous::AsyncQp;
 use crate::cm::{
     CmFailure, Connecting, DatagramListener, Listener, Params, RejReason, Resolving, SidrStatus,
@@ -335,8 +336,49 @@ fn shards_share_what_a_peer_says_that_it_takes() {
     let said = Budget { bytes: 1 << 20, datagrams: 1 << 10 };
     for (own, share) in [(&[1][..], said), (&[2, 3], said.part(1, 2))] {
         let ctx = device(&net, own, false);
-        assert_eq!(soft(&ctx).share_of(said), share);
-        assert_eq!(soft(&ctx).share_of(Budget::STANDARD), Budget::STANDARD);
+        let share_of = |peer| soft(&ctx).share_of(said, peer);
+        assert_eq!(share_of(PeerKind::Rocinante(QueueKind::Memory)), share);
+        assert_eq!(share_of(PeerKind::Standard), said);
+    }
+}
+
+/// A queue pair whose path is gone loses its packets, and holds up no other.
+#[test]
+fn a_path_that_is_gone_stops_no_other_queue_pair() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net, false);
+    let connected = || {
+        let far = b.pd.qp(&b.cq, &b.cq).qp_type(QpType::Uc).build().unwrap();
+        let near = a.pd.qp(&a.cq, &a.cq).qp_type(QpType::Uc).build().unwrap();
+        (near.connect(&far.endpoint(), &ConnectOptions::default()).unwrap(), far)
+    };
+    let [(lost, _far), (sends, _other)] = [(); 2].map(|()| connected());
+    let shard = || soft(&a.ctx).shards.first().hold();
+    let path_of = |qp: &Qp| shard().engine.query_qp(qp.qpn()).unwrap().1.peer.unwrap().path;
+    let gone = path_of(&lost);
+    shard().remove_path(gone);
+    let sent = || a.ctx.counters().port.tx_datagrams;
+    for round in 1..=3 {
+        for qp in [&lost, &sends] {
+            qp.post_send(&[SendWr::new(SendOp::Send { imm: None }, SendData::Inline(b"x"))])
+                .unwrap();
+        }
+        a.ctx.progress();
+        assert_eq!((sent(), a.ctx.counters().refused), (round, (round, libc::ENETUNREACH)));
+    }
+}
+
+/// The port tells how long runs are; without super-packets they are as long as elsewhere.
+#[test]
+fn the_longest_run_is_the_ports() {
+    let net = SimNet::new(1);
+    let longest = RunLimits::default();
+    for (last, segments_max, packets) in [(1, 1, 64), (2, 8, 8), (3, 64, 64), (4, 200, 64)] {
+        let config = SimConfig { segments_max, ..SimConfig::default() };
+        let port = net.port(&[ip(last)], &config).unwrap();
+        let runs = run_limits(port.capabilities());
+        assert_eq!(runs.packets, packets, "{segments_max}");
+        assert!(runs.bytes <= longest.bytes && runs.bytes > 65_000);
     }
 }
 

@@ -82,10 +82,10 @@ fn the_identification_on_the_wire_is_the_one_in_the_slot() {
     let counts: Vec<u32> = listing.lines().filter_map(packets).collect();
     assert_eq!(counts, [4, 1, 1, 1, 1, 0], "{listing}");
     // The interface took runs whole when the port was opened, and the port has not looked since.
-    assert_eq!(a.departed(), Some(Runs { runs: 4, datagrams: 8, bytes: 4 * 1040 + 70 + 300 }));
+    assert_eq!(a.runs().departed, Some(Runs { runs: 4, datagrams: 8, bytes: 4 * 1040 + 70 + 300 }));
     look(&mut a);
     send(&mut a, to_b, &[100; 3]);
-    assert_eq!(a.departed().map(|now| now.runs), Some(4 + 3));
+    assert_eq!(a.runs().departed.map(|now| now.runs), Some(4 + 3));
 }
 
 /// Makes the port read the kernel's announcements; returns the number of its requests until now.
@@ -97,9 +97,9 @@ fn look(port: &mut UdpPort) -> u32 {
 
 /// The number of runs of these datagrams on the wire, as far as the port knows.
 fn departed(port: &mut UdpPort, path: PathId, sizes: &[usize]) -> u64 {
-    let before = port.departed().expect("it counts").runs;
+    let before = port.runs().departed.expect("it counts").runs;
     send(port, path, sizes);
-    port.departed().expect("it counts").runs - before
+    port.runs().departed.expect("it counts").runs - before
 }
 
 #[test]

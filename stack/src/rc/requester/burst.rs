@@ -261,13 +261,14 @@ impl Qp {
                 false => (wqe.payload(psn, limits.mtu), wqe.begins(psn)),
             };
             let size = len + request_header(&wqe.op, begins);
+            let run = shared.peers.packets_of_run(size);
             if left.datagrams > 0 {
                 let follows = !PLAIN || (wqe.is_plain() && requester.may_follow(wqe));
                 let fits = left.datagrams < permit.burst && bytes <= permit.bytes && psn < end;
                 if !follows || !fits {
                     break Sent::Yes;
                 }
-                let packet = (psn, size, begins, cost);
+                let packet = (psn, size, run, begins, cost);
                 if batches && !requester.joins(sq, packet, permit, left) {
                     break Sent::Yes;
                 }
@@ -307,7 +308,7 @@ impl Qp {
             if sent != Sent::Yes {
                 break sent;
             }
-            requester.control.packet_left(size);
+            requester.control.packet_left(size, run);
             burst.left = Cost { bytes, datagrams: left.datagrams + 1 };
             burst.psn += 1;
             burst.index += u64::from(ends);

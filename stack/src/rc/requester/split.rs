@@ -22,7 +22,6 @@
 
 use crate::peer::Peers;
 use crate::rc::Qp;
-use crate::rc::requester::permit::run;
 use crate::types::Mtu;
 use crate::verbs::SendOp;
 use crate::wire::{ICRC_LEN, Reth, bth};
@@ -37,18 +36,22 @@ impl Qp {
             }
             SendOp::Write { imm: None, .. } => {
                 let has_company = !self.core.sq.is_empty() || peers.is_used(self.limits.peer);
-                u16::from(self.limits.cuts_writes && has_company && saves(len, self.limits.mtu))
+                let mtu = self.limits.mtu;
+                let run = peers.packets_of_run(mtu.bytes() + HEADERS);
+                u16::from(self.limits.cuts_writes && has_company && saves(len, mtu, run))
             }
             _ => 0,
         }
     }
 }
 
-/// Whether a WRITE of so many bytes, of more than one packet, takes at most nine super-packets in
-/// the place of ten if it is cut.
-fn saves(len: u32, mtu: Mtu) -> bool {
-    const HEADERS: u32 = (bth::LEN + Reth::LEN + ICRC_LEN) as u32;
-    let run = u64::from(run(mtu.bytes() + HEADERS));
+/// Bytes around the payload of a message of one packet.
+const HEADERS: u32 = (bth::LEN + Reth::LEN + ICRC_LEN) as u32;
+
+/// Whether a WRITE of so many bytes, of more than one packet, takes at most nine super-packets of
+/// `run` packets in the place of ten if it is cut.
+fn saves(len: u32, mtu: Mtu, run: u32) -> bool {
+    let run = u64::from(run);
     let packets = u64::from(len.div_ceil(mtu.bytes()));
     // The first two as one, and the others.
     let as_one = 1 + (packets - 2).div_ceil(run);
@@ -61,6 +64,10 @@ fn saves(len: u32, mtu: Mtu) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn saves(len: u32, mtu: Mtu) -> bool {
+        super::saves(len, mtu, crate::RunLimits::default().packets_of(mtu.bytes() + HEADERS))
+    }
 
     #[test]
     fn what_fills_no_more_super_packets_is_left_as_it_is() {

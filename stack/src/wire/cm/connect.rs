@@ -3,7 +3,7 @@
 use super::super::mad::{put_u24, u16_at, u24_at, u32_at, u64_at};
 use super::field::{CommId, Data, put};
 use super::ip::{Gid, ServiceId};
-use crate::types::{Pkey, Psn, Qpn};
+use crate::types::{Pkey, Psn, Qpn, QueueKind};
 
 /// The transport service that a REQ asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -102,9 +102,16 @@ impl CmPath {
 }
 
 /// A sender's announcement of its receive queue. In a REQ it is in the four reserved bytes 24 to
-/// 27. In a REP it is in the number of the end-to-end context (bytes 16 to 18), which only reliable
-/// datagrams use. Receivers that do not know it do not read these bytes. A REP has it only in
-/// answer to a REQ that has it.
+/// 27. In a REP it is in the number of the end-to-end context, which only reliable datagrams use,
+/// and in the reserved byte behind it (16 to 19). Receivers that do not know it do not read these
+/// bytes. A REP has it only in answer to a REQ that has it.
+///
+/// ```text
+/// 0  0x52
+/// 1  bytes                        rounded
+/// 2  datagrams                    rounded
+/// 3  QueueKind::code              0: an earlier version, which does not say it
+/// ```
 ///
 /// Both numbers are rounded down to one byte each, by less than an eighth: five bits of exponent,
 /// three of mantissa.
@@ -114,18 +121,25 @@ pub struct Announced {
     pub bytes: u32,
     /// Datagrams that it holds.
     pub datagrams: u32,
+    /// What fills it, if the sender says so.
+    pub queue: Option<QueueKind>,
 }
 
 impl Announced {
     /// Marks the fields as an announcement.
     const MARK: u8 = 0x52;
 
-    fn read(mark: u8, bytes: u8, datagrams: u8) -> Option<Self> {
-        (mark == Self::MARK).then(|| Self { bytes: expand(bytes), datagrams: expand(datagrams) })
+    fn read(b: &[u8]) -> Option<Self> {
+        (b[0] == Self::MARK).then(|| Self {
+            bytes: expand(b[1]),
+            datagrams: expand(b[2]),
+            queue: QueueKind::from_code(b[3]),
+        })
     }
 
-    fn write(self) -> [u8; 3] {
-        [Self::MARK, compress(self.bytes), compress(self.datagrams)]
+    fn write(self) -> [u8; 4] {
+        let queue = self.queue.map_or(0, QueueKind::code);
+        [Self::MARK, compress(self.bytes), compress(self.datagrams), queue]
     }
 }
 
@@ -244,7 +258,7 @@ impl<'a> Req<'a> {
             local: CommId(u32_at(b, 0)),
             service: ServiceId(u64_at(b, 8)),
             ca_guid: u64_at(b, 16),
-            announced: Announced::read(b[24], b[25], b[26]),
+            announced: Announced::read(&b[24..]),
             qkey: u32_at(b, 28),
             qpn: Qpn::new(u24_at(b, 32)),
             responder_resources: b[35],
@@ -273,7 +287,7 @@ impl<'a> Req<'a> {
         b[8..16].copy_from_slice(&self.service.0.to_be_bytes());
         b[16..24].copy_from_slice(&self.ca_guid.to_be_bytes());
         if let Some(announced) = self.announced {
-            b[24..27].copy_from_slice(&announced.write());
+            b[24..28].copy_from_slice(&announced.write());
         }
         b[28..32].copy_from_slice(&self.qkey.to_be_bytes());
         put_u24(b, 32, self.qpn.value());
@@ -354,7 +368,7 @@ impl<'a> Rep<'a> {
             remote: CommId(u32_at(b, 4)),
             qkey: u32_at(b, 8),
             qpn: Qpn::new(u24_at(b, 12)),
-            announced: Announced::read(b[16], b[17], b[18]),
+            announced: Announced::read(&b[16..]),
             psn: Psn::new(u24_at(b, 20)),
             responder_resources: b[24],
             initiator_depth: b[25],
@@ -374,7 +388,7 @@ impl<'a> Rep<'a> {
         b[8..12].copy_from_slice(&self.qkey.to_be_bytes());
         put_u24(b, 12, self.qpn.value());
         if let Some(announced) = self.announced {
-            b[16..19].copy_from_slice(&announced.write());
+            b[16..20].copy_from_slice(&announced.write());
         }
         put_u24(b, 20, self.psn.value());
         b[24] = self.responder_resources;

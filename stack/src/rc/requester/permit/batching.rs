@@ -6,11 +6,6 @@
 //! are under way, nothing is lost by waiting until there is a run to send or less is under way. And
 //! while so much is under way, no run begins that the window or the receiver would cut short.
 
-/// Bytes of a run: what the ports send as one super-packet.
-const RUN_BYTES: u32 = 65_470;
-/// The most packets of a run.
-const RUN_PACKETS: u32 = 64;
-
 /// How far the run is that is being sent: packets of one size, of which only the last may be
 /// shorter.
 #[derive(Debug, Default)]
@@ -32,31 +27,31 @@ impl Batch {
         self.sent > 0 && bytes <= self.size
     }
 
-    /// A packet of so many bytes left.
+    /// A packet of so many bytes left, of which a run has `run`.
     #[inline]
-    pub(in crate::rc) fn sent(&mut self, bytes: u32) {
+    pub(in crate::rc) fn sent(&mut self, bytes: u32, run: u32) {
         if !self.is_joined_by(bytes) {
             (self.sent, self.size) = (0, bytes);
         }
         self.sent += 1;
-        if bytes < self.size || self.sent >= run(bytes) {
+        if bytes < self.size || self.sent >= run {
             self.sent = 0;
         }
     }
 
-    /// Whether a packet of so many bytes should wait, if `queued` packets are to be sent, and of
+    /// Whether a packet of so many bytes, of which a run has `run`, should wait, if `queued` packets are to be sent, and of
     /// the `window` so many are `under_way`: `begins` if it is a message's first. If it should not,
     /// because there is a run to send: how many packets there must be room for.
     #[inline]
     pub(in crate::rc) fn awaited(
         &self,
         bytes: u32,
+        run: u32,
         begins: bool,
         queued: u64,
         under_way: u32,
         window: u32,
     ) -> Awaited {
-        let run = run(bytes);
         if self.is_joined_by(bytes) || under_way < (2 * run).min(window / 2).max(2) {
             return Awaited::Nothing;
         }
@@ -84,24 +79,17 @@ pub(in crate::rc) enum Awaited {
     Room(u32),
 }
 
-/// Packets of a run.
-#[inline]
-pub(in crate::rc) fn run(bytes: u32) -> u32 {
-    if bytes <= RUN_BYTES / RUN_PACKETS {
-        return RUN_PACKETS;
-    }
-    (RUN_BYTES / bytes).max(1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const FULL: u32 = 4096 + 16;
+    /// Packets of so many bytes in a run.
+    const RUN: u32 = 15;
 
     fn waits(batch: &Batch, queued: u64, under_way: u32, window: u32) -> bool {
         matches!(
-            batch.awaited(FULL, true, queued, under_way, window),
+            batch.awaited(FULL, RUN, true, queued, under_way, window),
             Awaited::Messages | Awaited::Window
         )
     }
@@ -109,7 +97,6 @@ mod tests {
     #[test]
     fn nothing_waits_while_little_is_under_way() {
         let batch = Batch::default();
-        assert_eq!([run(FULL), run(1024 + 16), run(64 + 16)], [15, 62, 64]);
         assert!(!waits(&batch, 1, 29, 512));
         assert!(waits(&batch, 1, 30, 512));
         assert!(!waits(&batch, 15, 30, 512), "a run is there");
@@ -122,12 +109,12 @@ mod tests {
     fn a_run_that_was_begun_is_not_cut_short() {
         let mut batch = Batch::default();
         for _ in 0..14 {
-            batch.sent(FULL);
+            batch.sent(FULL, RUN);
             assert!(!waits(&batch, 1, 100, 512));
         }
-        batch.sent(FULL);
+        batch.sent(FULL, RUN);
         assert!(waits(&batch, 1, 100, 512));
-        batch.sent(FULL);
+        batch.sent(FULL, RUN);
         batch.begin();
         assert!(waits(&batch, 1, 100, 512));
     }
@@ -135,19 +122,19 @@ mod tests {
     #[test]
     fn the_first_packet_of_a_write_is_larger_so_the_second_ends_its_run() {
         let mut batch = Batch::default();
-        batch.sent(FULL + 16);
+        batch.sent(FULL + 16, RUN);
         assert!(batch.is_joined_by(FULL) && !batch.is_joined_by(FULL + 17));
-        batch.sent(FULL);
+        batch.sent(FULL, RUN);
         assert!(!batch.is_joined_by(FULL) && !batch.is_joined_by(1));
-        batch.sent(FULL);
+        batch.sent(FULL, RUN);
         assert!(batch.is_joined_by(FULL) && !batch.is_joined_by(FULL + 16));
     }
 
     #[test]
     fn a_run_begins_only_if_the_window_takes_all_of_it() {
         let batch = Batch::default();
-        let awaited = |queued, under_way| batch.awaited(FULL, false, queued, under_way, 64);
-        let small = |under_way| batch.awaited(FULL, false, 200, under_way, 59);
+        let awaited = |queued, under_way| batch.awaited(FULL, RUN, false, queued, under_way, 64);
+        let small = |under_way| batch.awaited(FULL, RUN, false, 200, under_way, 59);
         assert_eq!(small(58), Awaited::Nothing, "a window of few runs");
         assert_eq!(awaited(200, 29), Awaited::Nothing, "little is under way");
         assert_eq!(awaited(200, 49), Awaited::Room(15));

@@ -12,7 +12,6 @@ mod batching;
 mod credits;
 mod read_window;
 
-pub(in crate::rc) use self::batching::run;
 use self::batching::{Awaited, Batch};
 use self::credits::Credits;
 use self::read_window::ReadWindow;
@@ -150,10 +149,10 @@ impl SendControl {
         self.batch.is_joined_by(bytes)
     }
 
-    /// A packet of so many bytes left.
+    /// A packet of so many bytes left, of which a run has `run`.
     #[inline]
-    pub(in crate::rc) fn packet_left(&mut self, bytes: u32) {
-        self.batch.sent(bytes);
+    pub(in crate::rc) fn packet_left(&mut self, bytes: u32, run: u32) {
+        self.batch.sent(bytes, run);
     }
 
     /// Packets of this cost left.
@@ -338,13 +337,20 @@ impl Requester {
         waits.then_some(Limit::Fence)
     }
 
-    /// What the packet of `psn`, of so many `bytes`, should wait for; it `begins` a message or not.
-    /// `left` packets more are in flight than were told.
+    /// What the packet of `psn`, of so many `bytes`, of which a run has `run`, should wait for; it
+    /// `begins` a message or not. `left` packets more are in flight than were told.
     #[inline]
-    fn awaits(&self, sq: &SendQueue, psn: u64, bytes: u32, begins: bool, left: u32) -> Awaited {
+    fn awaits(
+        &self,
+        sq: &SendQueue,
+        psn: u64,
+        (bytes, run): (u32, u32),
+        begins: bool,
+        left: u32,
+    ) -> Awaited {
         let SendControl { batch, window, in_flight, .. } = &self.control;
         let (queued, in_flight) = (sq.next_psn - psn, in_flight.datagrams + left);
-        match batch.awaited(bytes, begins, queued, in_flight, window.packets()) {
+        match batch.awaited(bytes, run, begins, queued, in_flight, window.packets()) {
             // After a loss the window is what keeps the path full, and every packet of it counts.
             Awaited::Window | Awaited::Room(_)
                 if !window.is_whole() || self.recovery.is_selective() =>
@@ -391,7 +397,8 @@ impl Requester {
         // What is awaited comes with an acknowledgement.
         if psn >= self.snd_max && self.ack_requests.end().is_some() {
             let begins = wqe.begins(psn);
-            match self.awaits(sq, psn, len + request_header(&wqe.op, begins), begins, 0) {
+            let bytes = len + request_header(&wqe.op, begins);
+            match self.awaits(sq, psn, (bytes, peers.packets_of_run(bytes)), begins, 0) {
                 Awaited::Nothing => {}
                 Awaited::Messages | Awaited::Window => return Permit::none(Limit::Batch),
                 Awaited::Room(packets) => {
@@ -514,17 +521,18 @@ impl Requester {
         !self.control.drains && !self.control.credits.exceeded(wqe)
     }
 
-    /// Whether the packet of `psn`, which has so many `bytes` and costs `each`, goes with a burst
-    /// of which `left` has left, or waits for more. It `begins` a message or not.
+    /// Whether the packet of `psn`, which has so many `bytes`, of which a run has `run`, and costs
+    /// `each`, goes with a burst of which `left` has left, or waits for more. It `begins` a message
+    /// or not.
     #[inline]
     pub(in crate::rc) fn joins(
         &self,
         sq: &SendQueue,
-        (psn, bytes, begins, each): (u64, u32, bool, u32),
+        (psn, bytes, run, begins, each): (u64, u32, u32, bool, u32),
         permit: &Permit,
         left: Cost,
     ) -> bool {
-        match self.awaits(sq, psn, bytes, begins, left.datagrams) {
+        match self.awaits(sq, psn, (bytes, run), begins, left.datagrams) {
             Awaited::Nothing => true,
             Awaited::Messages | Awaited::Window => false,
             Awaited::Room(packets) => {

@@ -6,7 +6,6 @@
 //! the first two of the next, and between them full ones, if a request asks for three packets more
 //! than full runs have. The more full runs it asks for, the less the short one matters.
 
-use super::batching::run;
 use crate::peer::Peers;
 use crate::qp::sq::OVERHEAD;
 use crate::types::Mtu;
@@ -35,7 +34,7 @@ pub(in crate::rc) fn request_packets(mtu: Mtu, peers: &Peers, flow: &ReadWindow)
     };
     let room = room.min(flow.packets());
     #[allow(clippy::cast_possible_truncation)]
-    let run = run(mtu.bytes() + (bth::LEN + ICRC_LEN) as u32);
+    let run = peers.packets_of_run(mtu.bytes() + (bth::LEN + ICRC_LEN) as u32);
     let runs = ((room / UNDER_WAY).saturating_sub(SHORT) / run).min(RUNS_MAX);
     let packets = match if flow.is_calm() { runs } else { 0 } {
         0 => few(mtu).min(room / 2).max(1),
@@ -121,6 +120,7 @@ impl ReadWindow {
 mod tests {
     use super::*;
     use crate::peer::Budget;
+    use crate::types::QueueKind;
 
     fn cut(mtu: Mtu, peers: &Peers) -> u16 {
         let flow =
@@ -129,7 +129,7 @@ mod tests {
     }
 
     fn packets(mtu: Mtu, datagrams: u32) -> u16 {
-        cut(mtu, &Peers::new(Budget { bytes: u32::MAX, datagrams }, crate::peer::CALM))
+        cut(mtu, &Peers::new(Budget { bytes: u32::MAX, datagrams }, crate::peer::STABLE_PACKETS))
     }
 
     #[test]
@@ -146,30 +146,35 @@ mod tests {
     fn bytes_limit_them_too() {
         let bytes = 369 * Budget::cost(4096 + OVERHEAD);
         let of_bytes = |bytes| {
-            cut(Mtu::Mtu4096, &Peers::new(Budget { bytes, datagrams: u32::MAX }, crate::peer::CALM))
+            cut(
+                Mtu::Mtu4096,
+                &Peers::new(Budget { bytes, datagrams: u32::MAX }, crate::peer::STABLE_PACKETS),
+            )
         };
         assert_eq!([of_bytes(bytes), of_bytes(bytes - 1)], [123, 108]);
     }
 
     #[test]
     fn where_runs_arrive_whole_there_is_room_for_more_of_them() {
-        let mut peers = Peers::new(Budget { bytes: 10_000_000, datagrams: 48 }, crate::peer::CALM);
+        let own = Budget { bytes: 10_000_000, datagrams: 48 };
+        let mut peers = Peers::new(own, crate::peer::STABLE_PACKETS).of_kind(QueueKind::Places);
         assert_eq!(cut(Mtu::Mtu4096, &peers), 15);
         for _ in 0..100 {
-            peers.arrived(15, 2);
+            peers.arrived(2, 15, 0);
         }
         assert_eq!(cut(Mtu::Mtu4096, &peers), 78);
         let flow = ReadWindow::new(Mtu::Mtu4096, 1000, false);
         assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 15, "a stranger's");
         for _ in 0..400 {
-            peers.arrived(1, 1);
+            peers.arrived(1, 1, 0);
         }
         assert_eq!(cut(Mtu::Mtu4096, &peers), 15);
     }
 
     #[test]
     fn what_is_lost_halves_what_is_under_way_down_to_what_it_always_was() {
-        let peers = Peers::new(Budget { bytes: u32::MAX, datagrams: 1000 }, crate::peer::CALM);
+        let peers =
+            Peers::new(Budget { bytes: u32::MAX, datagrams: 1000 }, crate::peer::STABLE_PACKETS);
         let mut flow = ReadWindow::new(Mtu::Mtu4096, 48, true);
         assert!(flow.allows(33, 15) && !flow.allows(34, 15));
         assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 15);
