@@ -86,6 +86,38 @@ impl Pacer {
         self.takes_ns += u64::from(payload) * u64::from(pacing.kib_ns) / 1024;
     }
 
+    /// So many packets are taken to be on their way, for nothing, and to be gone in `takes_ns`
+    /// nanoseconds.
+    pub(crate) fn fill(&mut self, now: Time, packets: u32, takes_ns: u64) {
+        let held = Cost { bytes: 0, datagrams: packets };
+        *self = Self { held, takes_ns, at: now, closed: Time::default() };
+    }
+
+    /// Packets that are taken to be on their way.
+    pub(crate) fn held(&mut self, now: Time) -> u32 {
+        let passed = now.since(self.at);
+        if passed >= self.takes_ns {
+            self.pass(now);
+            return 0;
+        }
+        // Of what it was at first, so that asking often does not round often.
+        let left = u64::from(self.held.datagrams) * (self.takes_ns - passed);
+        #[allow(clippy::cast_possible_truncation)]
+        let held = left.div_ceil(self.takes_ns) as u32;
+        held
+    }
+
+    /// In how many nanoseconds what is on its way is gone, from when it was told.
+    pub(crate) fn takes_ns(&self) -> u64 {
+        self.takes_ns
+    }
+
+    /// Whether nothing is taken to be on its way, as of when that was last asked.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.takes_ns == 0
+    }
+
     /// The receiver has taken some by now.
     #[inline]
     fn pass(&mut self, now: Time) {

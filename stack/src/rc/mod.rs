@@ -14,7 +14,7 @@ pub(crate) mod responder;
 mod transmit;
 
 use self::clock::Clock;
-use self::congestion::ecn::{Notifier, Reaction};
+use self::congestion::ecn::Notifier;
 use self::reorder::ReorderBuffer;
 use self::requester::permit::SendControl;
 use self::requester::{Limits, Requester};
@@ -41,7 +41,6 @@ pub(crate) struct Qp {
     responder: Responder,
     held: ReorderBuffer,
     notifier: Notifier,
-    reaction: Reaction,
     clock: Clock,
     /// The deadline is that of a wait for room, not for an answer: nothing has left since it was
     /// set.
@@ -67,7 +66,6 @@ impl Qp {
             responder: Responder::new(),
             held: ReorderBuffer::default(),
             notifier: Notifier::default(),
-            reaction: Reaction::new(),
             clock: Clock::default(),
             waits_to_send: false,
             retry_left: 0,
@@ -130,7 +128,7 @@ impl Qp {
             self.limits.peer = PeerId::OWN;
         }
         self.requester.control.forget_rnr();
-        (self.notifier, self.reaction) = (Notifier::default(), Reaction::new());
+        self.notifier = Notifier::default();
         self.clock = Clock::default();
         shared.timers.remove(self.core.slot, &mut self.core.deadline);
     }
@@ -224,9 +222,7 @@ impl Qp {
     #[cold]
     pub(crate) fn notified(&mut self, now: Time) {
         let Requester { control, round_trip, .. } = &mut self.requester;
-        if let Some(cwnd) = self.reaction.notified(now, round_trip.srtt(), control.cwnd()) {
-            control.on_ecn(cwnd);
-        }
+        control.on_ecn(now, round_trip);
     }
 
     /// A send request was posted.

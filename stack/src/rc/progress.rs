@@ -4,6 +4,7 @@ use crate::limit::Limit;
 use crate::mem::Memory;
 use crate::rc::Qp;
 use crate::rc::completer::{self, DataVerdict, Verdict, Why};
+use crate::rc::congestion::Repeat;
 use crate::rc::requester::Requester;
 use crate::rc::requester::permit::Want;
 use crate::shared::Shared;
@@ -220,13 +221,14 @@ impl Qp {
         if !self.requester.is_behind(from) {
             return;
         }
-        let Requester { control, round_trip, .. } = &mut self.requester;
+        let Requester { control, recovery, round_trip, .. } = &mut self.requester;
         if self.clock.has_not_asked() {
             round_trip.missing(from, now);
         }
-        if !control.on_loss(now, from, round_trip) {
+        if !recovery.goes_back(from, now, round_trip.min_rtt()) {
             return;
         }
+        control.on_loss(now, round_trip, Repeat::FromThere);
         shared.peers.lost(self.limits.peer);
         if why == Why::Implied {
             self.requester.answers_lost(&mut shared.peers);
@@ -244,11 +246,11 @@ impl Qp {
             true => self.requester.on_report(now, report, sq, limits, peers),
             false => None,
         };
-        let Requester { control, round_trip, .. } = &mut self.requester;
+        let Requester { control, recovery, round_trip, .. } = &mut self.requester;
         let Some(news) = news else {
             // It says so of each packet that asks: those that left before it was heard first are
             // old news.
-            if !control.was_just_lost(from, now, round_trip.latest()) {
+            if !recovery.has_gone_back(from, now, round_trip.latest()) {
                 self.retry(now, from, Why::SequenceNak, shared);
             }
             return;
@@ -256,7 +258,7 @@ impl Qp {
         self.core.tally.missed(&mut shared.counters);
         self.clock.complained = true;
         if news.lost {
-            control.on_selective_loss(now, round_trip);
+            control.on_loss(now, round_trip, Repeat::Alone);
             shared.peers.lost(self.limits.peer);
         }
         if news.arrived {

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rocinante_netdev::{self as netdev, AnyPort, Capabilities, Port, PortConfig};
+use rocinante_netdev::{self as netdev, AnyPort, Backend, Capabilities, Port, PortConfig};
 use rocinante_stack::mem::PdId;
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
 use rocinante_stack::{Budget, PeerAddress, PeerKind};
@@ -165,7 +165,7 @@ impl Hca {
             ))
         })?;
         // Three quarters for peers' own requests, one quarter for responses to ours.
-        let queue = queue_kind(&capabilities);
+        let (queue, count) = (queue_kind(&capabilities), ports.len());
         let own = (budget.part(1, 4), queue);
         let shards = Shards::start(settings, name, ports, active_mtu, own)?;
         let hca = Arc::new(Self {
@@ -173,7 +173,7 @@ impl Hca {
             settings: settings.clone(),
             limits: settings.limits,
             active_mtu,
-            advertised: budget.part(3, 4),
+            advertised: advertised(budget, capabilities.backend, count),
             queue,
             name: name.to_owned(),
             why,
@@ -319,6 +319,17 @@ impl Hca {
     pub(crate) fn progress(&self) {
         self.shards.all().for_each(|core| core.drive());
     }
+}
+
+/// What each of so many shards announces of its receive queue: three quarters, because the rest is
+/// for responses. Peers keep a credit for each shard. On `afxdp` the NIC spreads packets over the
+/// queues by UDP source port, not by shard: all that peers send may come to one queue.
+pub(super) fn advertised(queue: Budget, backend: Backend, shards: usize) -> Budget {
+    let shards = match backend {
+        Backend::Xdp => u32::try_from(shards).unwrap_or(u32::MAX / 4),
+        Backend::Udp | Backend::Packet | Backend::Sim => 1,
+    };
+    queue.part(3, 4 * shards)
 }
 
 /// What fills the receive queue of a port, in the engine's words.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet, Verdict};
-use rocinante_netdev::{AnyPort, Port as _, PortConfig};
+use rocinante_netdev::{AnyPort, Backend, Port as _, PortConfig};
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Mtu, QueueKind};
@@ -15,6 +15,7 @@ use rocinante_stack::verbs::{QpType, RecvWr, SendData, SendOp, SendWr, WcStatus}
 use rocinante_stack::{Budget, PeerKind, RunLimits};
 
 use super::Settings;
+use super::device::advertised;
 use super::shards::run_limits;
 use crate::asynchronous::AsyncQp;
 use crate::cm::{
@@ -379,6 +380,17 @@ fn the_longest_run_is_the_ports() {
         let runs = run_limits(port.capabilities());
         assert_eq!(runs.packets, packets, "{segments_max}");
         assert!(runs.bytes <= longest.bytes && runs.bytes > 65_000);
+    }
+}
+
+#[test]
+fn shards_announce_together_what_one_queue_holds_where_no_queue_is_theirs() {
+    let queue = Budget { bytes: 1 << 20, datagrams: 1 << 10 };
+    for (backend, shards, parts) in
+        [(Backend::Udp, 4, (3, 4)), (Backend::Packet, 4, (3, 4)), (Backend::Xdp, 4, (3, 16))]
+    {
+        assert_eq!(advertised(queue, backend, shards), queue.part(parts.0, parts.1));
+        assert_eq!(advertised(queue, backend, 1), queue.part(3, 4));
     }
 }
 

@@ -19,7 +19,7 @@ use crate::limit::Limit;
 use crate::peer::{Budget, Cost, Expected, PeerId, Peers};
 use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
 use crate::rc::congestion::rtt::RoundTrip;
-use crate::rc::congestion::window::Window;
+use crate::rc::congestion::{Congestion, Repeat};
 use crate::rc::reorder::SPAN;
 use crate::rc::requester::ack_requests::ACK;
 use crate::rc::requester::burst::request_header;
@@ -79,7 +79,7 @@ impl Permit {
 pub(in crate::rc) struct SendControl {
     /// The cost of the packets from `snd_una` to `snd_nxt` that the peer is not known to hold.
     in_flight: Cost,
-    window: Window,
+    congestion: Congestion,
     read_window: ReadWindow,
     credits: Credits,
     batch: Batch,
@@ -96,7 +96,7 @@ impl SendControl {
     pub(in crate::rc) fn new(window_max: u32, max_rd_atomic: u8) -> Self {
         Self {
             in_flight: Cost::default(),
-            window: Window::new(window_max),
+            congestion: Congestion::new(window_max),
             read_window: ReadWindow::new(Mtu::Mtu256, 0, false),
             credits: Credits::default(),
             batch: Batch::default(),
@@ -124,7 +124,7 @@ impl SendControl {
 
     /// The most packets in flight, and the most READs and atomics outstanding.
     pub(in crate::rc) fn most(&self) -> (u32, u8) {
-        (self.window.max(), self.max_rd_atomic)
+        (self.congestion.max(), self.max_rd_atomic)
     }
 
     /// Packets of each request of a READ that is posted now.
@@ -176,7 +176,7 @@ impl SendControl {
     /// So many packets were acknowledged, or are known to be held.
     #[inline]
     pub(in crate::rc) fn on_ack(&mut self, packets: u32) {
-        self.window.acknowledged(packets);
+        self.congestion.on_ack(packets);
     }
 
     /// So many packets of READ responses came.
@@ -190,41 +190,25 @@ impl SendControl {
         self.read_window.lost(in_flight);
     }
 
-    /// The packet `psn` was lost, and with it what followed; `false` if that was said of what is on
-    /// its way again.
-    pub(in crate::rc) fn on_loss(&mut self, now: Time, psn: u64, rtt: &RoundTrip) -> bool {
-        self.window.lost(now, psn, rtt)
-    }
-
-    /// Packets were lost that go again alone.
-    pub(in crate::rc) fn on_selective_loss(&mut self, now: Time, rtt: &RoundTrip) {
-        self.window.lost_one(now, rtt);
-    }
-
-    /// Whether `psn` was lost before, within a `round_trip`: its retransmission is on its way.
-    pub(in crate::rc) fn was_just_lost(&self, psn: u64, now: Time, round_trip: u64) -> bool {
-        self.window.has_gone_back(psn, now, round_trip)
+    /// Packets were lost, and go again in this way.
+    pub(in crate::rc) fn on_loss(&mut self, now: Time, rtt: &RoundTrip, repeat: Repeat) {
+        self.congestion.on_loss(now, rtt, repeat);
     }
 
     /// Nothing came back in time.
     pub(in crate::rc) fn on_timeout(&mut self, now: Time) {
-        self.window.timed_out(now);
+        self.congestion.on_timeout(now);
     }
 
-    /// The congestion window, without regard to pacing.
-    pub(in crate::rc) fn cwnd(&self) -> u32 {
-        self.window.cwnd()
-    }
-
-    /// Packets were marked on their way: the congestion window is `cwnd` from now on.
-    pub(in crate::rc) fn on_ecn(&mut self, cwnd: u32) {
-        self.window.congested(cwnd);
+    /// Packets were marked on their way.
+    pub(in crate::rc) fn on_ecn(&mut self, now: Time, rtt: &RoundTrip) {
+        self.congestion.on_ecn(now, rtt);
     }
 
     /// Takes note of the time; returns when more may leave, if pacing keeps something back.
     #[inline]
     pub(in crate::rc) fn tick(&mut self, now: Time) -> Option<Time> {
-        self.window.tick(now)
+        self.congestion.tick(now)
     }
 
     /// The peer has no receive until then.
@@ -250,22 +234,18 @@ impl SendControl {
 
     /// Whether credit for so many packets more, which is given back late, is nobody else's loss.
     pub(in crate::rc) fn has_ample(&self, packets: u32, peer: PeerId, peers: &mut Peers) -> bool {
-        let window = self.window.is_whole() && self.window.packets() > packets;
+        let window = self.congestion.is_whole() && self.congestion.packets() > packets;
         peers.get(peer).is_mostly_free(packets) && window
     }
 
     /// Packets that the congestion window has left.
     #[inline]
     fn window_left(&self) -> u32 {
-        self.window.packets().saturating_sub(self.in_flight.datagrams)
+        self.congestion.packets().saturating_sub(self.in_flight.datagrams)
     }
 
     fn window_limit(&self) -> Limit {
-        if self.window.packets() < self.window.cwnd() {
-            Limit::Pacing
-        } else {
-            Limit::CongestionWindow
-        }
+        if self.congestion.is_paced() { Limit::Pacing } else { Limit::CongestionWindow }
     }
 }
 
@@ -306,7 +286,7 @@ impl Requester {
     fn permit_lost(&self) -> Permit {
         let lost = self.recovery.lost();
         let in_flight = self.control.in_flight.datagrams.saturating_sub(lost);
-        let may = in_flight < self.control.window.packets() || self.recovery.lost_probes();
+        let may = in_flight < self.control.congestion.packets() || self.recovery.lost_probes();
         if lost > 0 && may { Permit::ONE } else { Permit::none(self.control.window_limit()) }
     }
 
@@ -348,12 +328,12 @@ impl Requester {
         begins: bool,
         left: u32,
     ) -> Awaited {
-        let SendControl { batch, window, in_flight, .. } = &self.control;
+        let SendControl { batch, congestion, in_flight, .. } = &self.control;
         let (queued, in_flight) = (sq.next_psn - psn, in_flight.datagrams + left);
-        match batch.awaited(bytes, run, begins, queued, in_flight, window.packets()) {
+        match batch.awaited(bytes, run, begins, queued, in_flight, congestion.packets()) {
             // After a loss the window is what keeps the path full, and every packet of it counts.
             Awaited::Window | Awaited::Room(_)
-                if !window.is_whole() || self.recovery.is_selective() =>
+                if !congestion.is_whole() || self.recovery.is_selective() =>
             {
                 Awaited::Nothing
             }
@@ -368,7 +348,7 @@ impl Requester {
         let outstanding = self.snd_nxt - self.snd_una;
         let behind = match self.recovery.probes() {
             true => u64::MAX,
-            false => self.control.window.behind_the_missing(),
+            false => self.recovery.behind_the_lost(),
         };
         let behind = behind.saturating_add(1).saturating_sub(outstanding);
         // The peer would not hold more.
@@ -425,7 +405,7 @@ impl Requester {
             bytes: room.bytes.max(cost.bytes),
             burst: packets.min(u32::try_from(self.recovery_left()).unwrap_or(u32::MAX)),
             responses,
-            window: self.control.window.packets(),
+            window: self.control.congestion.packets(),
             limited_by: Limit::PeerRoom,
             wait: None,
         }

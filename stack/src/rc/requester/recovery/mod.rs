@@ -11,6 +11,7 @@
 mod scoreboard;
 
 use self::scoreboard::Scoreboard;
+use crate::types::Time;
 
 /// What the next packet is sent for, beside its data. It asks for an acknowledgement, and neither
 /// congestion nor a lack of credit holds it back.
@@ -38,14 +39,28 @@ pub(in crate::rc) struct Recovery {
     /// The PSN from which a response that was overtaken was asked for again; [`NONE`] if something
     /// was acknowledged since.
     implied: u64,
+    back: GoBack,
 }
+
+/// Where go-back-N went back to.
+#[derive(Debug)]
+struct GoBack {
+    /// The PSN that was lost last, and how often it was lost again.
+    psn: u64,
+    times: u32,
+    at: Time,
+}
+
+/// What may follow a packet that was lost again, the first time.
+const BEHIND: u64 = 8;
 
 /// No PSN.
 const NONE: u64 = u64::MAX;
 
 impl Default for Recovery {
     fn default() -> Self {
-        Self { scoreboard: None, probe: Probe::Nothing, peer_silent: false, implied: NONE }
+        let back = GoBack { psn: NONE, times: 0, at: Time::default() };
+        Self { scoreboard: None, probe: Probe::Nothing, peer_silent: false, implied: NONE, back }
     }
 }
 
@@ -83,6 +98,34 @@ impl Recovery {
     #[inline]
     pub(in crate::rc) fn on_ack(&mut self) {
         (self.peer_silent, self.implied) = (false, NONE);
+        self.back.times = 0;
+    }
+
+    /// Everything from the packet `psn` on goes again, because that was lost; `false` if it went
+    /// again within a `round_trip`: that was said of what is on its way.
+    pub(in crate::rc) fn goes_back(&mut self, psn: u64, now: Time, round_trip: u64) -> bool {
+        if self.has_gone_back(psn, now, round_trip) {
+            return false;
+        }
+        let times = if self.back.psn == psn { self.back.times + 1 } else { 0 };
+        self.back = GoBack { psn, times, at: now };
+        true
+    }
+
+    /// Whether `psn` was lost before, within a `round_trip`: its retransmission is on its way.
+    pub(in crate::rc) fn has_gone_back(&self, psn: u64, now: Time, round_trip: u64) -> bool {
+        self.back.psn == psn && now.since(self.back.at) < round_trip
+    }
+
+    /// How many packets may follow the first that is not acknowledged: few, and ever fewer, if what
+    /// went again in its place was lost again and again, because all that followed it went for
+    /// nothing.
+    #[inline]
+    pub(in crate::rc) fn behind_the_lost(&self) -> u64 {
+        match self.back.times {
+            0 => u64::MAX,
+            times => BEHIND >> times.min(8),
+        }
     }
 
     /// Whether a response that overtook `expected` should make the requester go back: once, until

@@ -282,6 +282,7 @@ impl Requester {
         }
         let lost = board.judge(end, now, self.round_trip.min_rtt());
         let credible = board.lost.front().is_some_and(|lost| lost.psn == una);
+        self.recovery.back.times = 0;
         self.release(arrived, limits, peers);
         self.control.on_ack(arrived.datagrams);
         credible.then_some(News { lost, arrived: arrived.datagrams > 0 })
