@@ -59,7 +59,7 @@ impl Qp {
                 pd: core.init.pd,
                 peer: PeerId::OWN,
                 selective: false,
-                cuts_writes: false,
+                splits_writes: false,
             },
             core,
             requester: Requester::new(),
@@ -142,7 +142,7 @@ impl Qp {
             pd: self.core.init.pd,
             peer: shared.peers.join(peer.remote, self.core.attr.dest_qpn, peer.budget, peer.kind),
             selective: shared.config.reorder_packets_max > 0 && peer.kind.is_rocinante(),
-            cuts_writes: shared.config.split_writes,
+            splits_writes: shared.config.split_writes,
         };
         self.source = SourceCheck::default();
         let psn = self.core.attr.rq_psn.unwrap_or_default().first();
@@ -229,7 +229,7 @@ impl Qp {
     #[inline]
     pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32, peers: &Peers) {
         let mtu = self.limits.mtu;
-        let cut = if len > mtu.bytes() { self.cut(&wr.op, len, peers) } else { 0 };
-        self.core.sq.push(wr, len, mtu, cut, self.core.init.sq_sig_all);
+        let split = if len > mtu.bytes() { self.split(&wr.op, len, peers) } else { 0 };
+        self.core.sq.push(wr, len, mtu, split, self.core.init.sq_sig_all);
     }
 }

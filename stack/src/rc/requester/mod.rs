@@ -56,7 +56,7 @@ pub(in crate::rc) struct Limits {
     /// Whether the peer is one of us, and what comes too early is held.
     pub(in crate::rc) selective: bool,
     /// Whether WRITEs may be cut.
-    pub(in crate::rc) cuts_writes: bool,
+    pub(in crate::rc) splits_writes: bool,
 }
 
 #[derive(Debug)]
@@ -298,14 +298,14 @@ impl Requester {
     }
 
     /// Packets of answers that were asked for and have not come.
-    pub(in crate::rc) fn answers_under_way(&self) -> u64 {
+    pub(in crate::rc) fn responses_in_flight(&self) -> u64 {
         self.responses.iter().map(|asked| asked.packets(self.snd_una, u64::MAX)).sum()
     }
 
     /// Answers that were asked for did not come, if there were some; our own queue may have been
     /// full.
     pub(in crate::rc) fn answers_lost(&mut self, peers: &mut Peers) {
-        let under_way = self.answers_under_way();
+        let under_way = self.responses_in_flight();
         if under_way > 1 {
             self.control.on_lost_responses(under_way);
             peers.lost(PeerId::OWN);

@@ -29,7 +29,7 @@ use crate::wire::{ICRC_LEN, Reth, bth};
 impl Qp {
     /// Packets of each message that a request of more than one packet is cut into; 0 if it is not.
     #[inline(never)]
-    pub(in crate::rc) fn cut(&self, op: &SendOp, len: u32, peers: &Peers) -> u16 {
+    pub(in crate::rc) fn split(&self, op: &SendOp, len: u32, peers: &Peers) -> u16 {
         match op {
             SendOp::Read { .. } => {
                 self.requester.control.read_request_packets(self.limits.mtu, peers)
@@ -38,7 +38,7 @@ impl Qp {
                 let has_company = !self.core.sq.is_empty() || peers.is_used(self.limits.peer);
                 let mtu = self.limits.mtu;
                 let run = peers.packets_of_run(mtu.bytes() + HEADERS);
-                u16::from(self.limits.cuts_writes && has_company && saves(len, mtu, run))
+                u16::from(self.limits.splits_writes && has_company && saves(len, mtu, run))
             }
             _ => 0,
         }

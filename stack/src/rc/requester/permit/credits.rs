@@ -33,7 +33,7 @@ impl Credits {
     /// Takes the AETH of a positive response; or of an RNR NAK, by which a peer that sets limits
     /// grants nothing.
     #[inline]
-    pub(in crate::rc) fn hear(&mut self, aeth: Aeth) {
+    pub(in crate::rc) fn on_aeth(&mut self, aeth: Aeth) {
         let credit = match aeth.syndrome.kind() {
             AckKind::Ack { credit } => credit,
             AckKind::RnrNak { .. } if self.limit.is_some() => 0,

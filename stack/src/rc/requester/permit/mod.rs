@@ -170,7 +170,7 @@ impl SendControl {
     /// An AETH says how many receives there are.
     #[inline]
     pub(in crate::rc) fn on_aeth(&mut self, aeth: Aeth) {
-        self.credits.hear(aeth);
+        self.credits.on_aeth(aeth);
     }
 
     /// So many packets were acknowledged, or are known to be held.
@@ -463,7 +463,7 @@ impl Requester {
         let window = &self.control.read_window;
         if packets > 1
             && !self.responses.is_empty()
-            && !window.allows(self.answers_under_way(), packets)
+            && !window.allows(self.responses_in_flight(), packets)
         {
             return Permit::none(Limit::ReadWindow);
         }
