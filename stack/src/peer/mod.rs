@@ -202,13 +202,12 @@ impl Peers {
     /// Gives back what was charged.
     #[inline]
     pub(crate) fn release(&mut self, id: PeerId, charge: Cost) {
-        let (runs, enough) = match id {
-            PeerId::OWN => (self.received_length(), u64::MAX),
-            _ => (self.sent.length(), ENOUGH),
-        };
         let receiver = self.get(id);
-        receiver.release(charge, runs, enough);
-        if !receiver.wait_queue.is_empty() {
+        let (restored, waits) = (receiver.release(charge), !receiver.wait_queue.is_empty());
+        if restored {
+            self.fit(id);
+        }
+        if waits {
             self.grant(id);
         }
     }
@@ -235,7 +234,7 @@ impl Peers {
     #[inline]
     pub(crate) fn arrived(&mut self, runs: u32, datagrams: u32, bytes: u64) {
         if self.received.add(runs, datagrams, bytes) {
-            self.own.fit(self.received_length(), u64::MAX);
+            self.fit(PeerId::OWN);
             self.grant(PeerId::OWN);
         }
     }
@@ -249,6 +248,16 @@ impl Peers {
             QueueKind::Memory => self.received.length(),
             QueueKind::Places | QueueKind::Frames => RunLength::default(),
         }
+    }
+
+    /// The receiver follows the length of runs.
+    #[cold]
+    fn fit(&mut self, id: PeerId) {
+        let (runs, enough) = match id {
+            PeerId::OWN => (self.received_length(), u64::MAX),
+            _ => (self.sent.length(), ENOUGH),
+        };
+        self.get(id).fit(runs, enough);
     }
 
     /// Runs are longer or shorter than before: peers hold more of them, or less.

@@ -76,16 +76,15 @@ impl Receiver {
         self.capacity.datagrams = self.capacity.datagrams.max(self.target.datagrams);
     }
 
-    /// `charge` is given back.
+    /// `charge` is given back. Returns whether that restores the confidence, so that the target may
+    /// grow.
     #[inline]
-    pub(super) fn release(&mut self, charge: Cost, runs: RunLength, enough: u64) {
+    pub(super) fn release(&mut self, charge: Cost) -> bool {
         self.in_flight.take(charge);
-        if self.confidence.arrived(charge.datagrams) {
-            self.fit(runs, enough);
-        }
         if self.capacity != self.target {
             self.shrink(charge);
         }
+        self.confidence.arrived(charge.datagrams)
     }
 
     fn shrink(&mut self, released: Cost) {
