@@ -94,8 +94,8 @@ impl<'a> Arrived<'a> {
     }
 }
 
-/// Guesses the IPv4 identifications of datagrams, which a UDP socket does not tell: *i* for datagram
-/// *i* of a super-packet, also if it was split on its way and its datagrams come alone.
+/// Guesses the IPv4 identifications of datagrams, which a UDP socket does not tell: *i* for
+/// datagram *i* of a super-packet, also if it was split on its way and its datagrams come alone.
 #[derive(Debug, Default)]
 pub(crate) struct Guess {
     /// The identification of the datagram before.

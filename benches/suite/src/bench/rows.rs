@@ -30,7 +30,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// Our backend, or the peer and its congestion control; and the link if it is not the plain one.
+    /// Our backend, or the peer and its congestion control; the link unless it is the plain one.
     pub(super) fn name(&self) -> String {
         let cc = self.tcp.map(|tcp| format!(" {}", tcp.cc.name()));
         let link = Some(self.link).filter(|link| !link.is_plain());

@@ -66,7 +66,7 @@ pub enum Measure {
     WriteLatSignaled,
     /// The same as `write_lat`, both processes on one processor.
     WriteLatOneCpu,
-    /// The same as `write_lat`, both sides only polling their memory, without any call of the verbs.
+    /// The same as `write_lat`, both sides only polling memory, without any call of the verbs.
     WriteLatMemory,
     /// SENDs to and fro, both sides sleeping on a completion channel: half the round trip.
     SendLatBlocking,

@@ -18,8 +18,8 @@ fn seconds(choice: &Choice) -> f64 {
     choice.cells().iter().map(|cell| cell.time(false).as_secs_f64()).sum()
 }
 
-/// A run may take 240 seconds, or 40 if it is quick. A pair of processes takes a tenth of a second to
-/// start, a crowd of them some seconds.
+/// A run may take 240 seconds, or 40 if it is quick. A pair of processes takes a tenth of a second
+/// to start, a crowd of them some seconds.
 #[test]
 fn a_run_leaves_time_for_what_is_not_measuring() {
     let of = |quick| seconds(&choice(&[], quick));
