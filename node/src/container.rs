@@ -152,6 +152,22 @@ impl Container {
         set_udp_segmentation(&self.netns, Self::DEVICE, whole)
     }
 
+    /// Switches segmentation and merging off on `eth0`, of TCP and UDP alike (`ethtool -K eth0 gso
+    /// off tso off gro off`): the kernel splits each super-packet before it leaves, and the packets
+    /// that arrive stay single.
+    ///
+    /// # Errors
+    /// As [`set_udp_segmentation`](Self::set_udp_segmentation).
+    pub fn disable_offloads(&self) -> Result<(), LabError> {
+        let names = [
+            ("gso", "generic-segmentation-offload"),
+            ("tso", "tcp-segmentation-offload"),
+            ("gro", "generic-receive-offload"),
+            UDP_SEGMENTATION,
+        ];
+        names.into_iter().try_for_each(|name| set_feature(&self.netns, Self::DEVICE, name, false))
+    }
+
     /// Names each part that is not up yet.
     pub(super) fn not_yet_up(&self) -> Result<Vec<String>, LabError> {
         let mut waiting = Vec::new();
@@ -167,22 +183,36 @@ impl Container {
     }
 }
 
+/// A feature's name for `ethtool -K`, and the one that `ethtool -k` prints.
+type FeatureName = (&'static str, &'static str);
+
+const UDP_SEGMENTATION: FeatureName = ("tx-udp-segmentation", "tx-udp-segmentation");
+
 /// Sets whether super-packets leave `device` whole.
 pub(super) fn set_udp_segmentation(
     netns: &Netns,
     device: &str,
     whole: bool,
 ) -> Result<(), LabError> {
-    let wanted = if whole { "on" } else { "off" };
-    let change = ["-K", device, "tx-udp-segmentation", wanted];
+    set_feature(netns, device, UDP_SEGMENTATION, whole)
+}
+
+fn set_feature(
+    netns: &Netns,
+    device: &str,
+    (name, printed): FeatureName,
+    on: bool,
+) -> Result<(), LabError> {
+    let wanted = if on { "on" } else { "off" };
+    let change = ["-K", device, name, wanted];
     tool::run(netns, "ethtool", &change)?;
     // ethtool reports success for some features that it could not change.
     let features = tool::run(netns, "ethtool", &["-k", device])?;
-    match feature(&features, "tx-udp-segmentation") {
+    match feature(&features, printed) {
         Some(is) if is == wanted => Ok(()),
         is => Err(LabError::Output {
             command: format!("ethtool {}", change.join(" ")),
-            problem: format!("tx-udp-segmentation is {}", is.unwrap_or("unknown")),
+            problem: format!("{printed} is {}", is.unwrap_or("unknown")),
         }),
     }
 }

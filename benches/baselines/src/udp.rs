@@ -6,6 +6,7 @@ use std::net::SocketAddrV4;
 use rocinante_stack::wire::icrc::Template;
 
 use crate::sys::{Name, Slots, Socket};
+use crate::wire::Guess;
 use crate::{Arrived, Flow, Link, Packet, ROCE_PORT, RunLimits, SRC_PORT};
 
 /// The kernel gathers payloads of at least this many bytes; smaller ones are cheaper to copy.
@@ -25,6 +26,7 @@ pub struct UdpLink {
     to: Name,
     outgoing: Template,
     incoming: Template,
+    guess: Guess,
     slots: Slots,
     staging: Vec<u8>,
     limits: RunLimits,
@@ -51,6 +53,7 @@ impl UdpLink {
             to: Name::new(SocketAddrV4::new(flow.remote, ROCE_PORT)),
             outgoing: flow.outgoing(SRC_PORT),
             incoming: flow.incoming(SRC_PORT),
+            guess: Guess::default(),
             slots: Slots::new(BURST),
             staging: vec![0; limits.bytes],
             limits,
@@ -100,8 +103,8 @@ impl Link for UdpLink {
         let mut bad = 0;
         for i in 0..self.slots.receive(&self.receiver)? {
             let (bytes, segment) = self.slots.message(i);
-            for (id, datagram) in bytes.chunks(segment).enumerate() {
-                match Arrived::parse(datagram, &mut self.incoming, id as u16) {
+            for (index, datagram) in bytes.chunks(segment).enumerate() {
+                match self.guess.parse(datagram, &mut self.incoming, index) {
                     Some(arrived) => take(arrived),
                     None => bad += 1,
                 }

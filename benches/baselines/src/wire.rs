@@ -94,6 +94,34 @@ impl<'a> Arrived<'a> {
     }
 }
 
+/// Guesses the IPv4 identifications of datagrams, which a UDP socket does not tell: *i* for
+/// datagram *i* of a super-packet, also if it was split on its way and its datagrams come alone.
+#[derive(Debug, Default)]
+pub(crate) struct Guess {
+    /// The identification of the datagram before.
+    last: u16,
+}
+
+impl Guess {
+    /// Reads datagram number `index` of a message, as [`Arrived::parse`] does.
+    pub(crate) fn parse<'a>(
+        &mut self,
+        datagram: &'a [u8],
+        template: &mut Template,
+        index: usize,
+    ) -> Option<Arrived<'a>> {
+        let likely = match (index, self.last) {
+            (0, 0) => [0, 1],
+            (0, last) => [last.wrapping_add(1), 0],
+            _ => [index as u16; 2],
+        };
+        let mut of = |id| Some((id, Arrived::parse(datagram, template, id)?));
+        let (id, arrived) = of(likely[0]).or_else(|| of(likely[1]))?;
+        self.last = if index == 0 { id } else { 0 };
+        Some(arrived)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,5 +145,26 @@ mod tests {
             buf[40] ^= 1;
             assert!(Arrived::parse(&buf, &mut template, 9).is_none());
         }
+    }
+
+    #[test]
+    fn datagrams_of_a_split_super_packet_are_read() {
+        let ip =
+            IpFields::V4 { src: [10, 0, 0, 1].into(), dst: [10, 0, 0, 2].into(), id: 0, flags: DF };
+        let mut template = Template::new(&ip, 50_000);
+        let payload = [7; 64];
+        let packet = Packet::new(0, 1, true, &payload);
+        let mut of = |guess: &mut Guess, id, index| {
+            let mut buf = vec![0; packet.len()];
+            packet.write(&mut buf, &mut template, id);
+            guess.parse(&buf, &mut template, index).is_some()
+        };
+        let mut guess = Guess::default();
+        for id in (0..15).chain(0..3).chain([0, 0, 0]) {
+            assert!(of(&mut guess, id, 0), "{id}");
+        }
+        assert!((0..15).all(|id| of(&mut guess, id, usize::from(id))), "whole");
+        assert!(of(&mut guess, 0, 0) && !of(&mut guess, 9, 0), "one of which others were lost");
+        assert!(of(&mut guess, 0, 0));
     }
 }

@@ -43,11 +43,13 @@ use rocinante_cli::session::mtu;
 /// sense. The output names what could not be measured.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Fewer sizes, each for a shorter time: at most 2 minutes instead of 8
+    /// Fewer sizes, each for a shorter time, no links and no fan_in: at most 40 seconds a run
+    /// instead of 4 minutes
     #[arg(long)]
     quick: bool,
-    /// Only these groups (bandwidth, rate, latency, both, qps, small_buffers, sweep, latency_sweep,
-    /// idle), measures (write_bw, …) or peers (tcp-spin, tcp-blocking, iperf3, udp)
+    /// Only these groups (bandwidth, rate, latency, both, qps, small_buffers, links, fan_in, sweep,
+    /// latency_sweep, idle), measures (write_bw, …) or peers (tcp-spin, tcp-blocking, iperf3, udp,
+    /// quinn-udp, sockperf-udp, sockperf-tcp)
     #[arg(long, value_delimiter = ',', value_name = "WORDS")]
     only: Vec<String>,
     /// Backends: udp, packet, afxdp; hw for the kernel's RDMA devices [default: all that are
@@ -113,7 +115,7 @@ impl Args {
 fn measure(args: &Args, out: Output) -> Result<(), Failure> {
     let slowness = Mode::now().slowness();
     let choice = args.choice(slowness)?;
-    let mut bench = Bench::new(&args.place, args.quick, args.ports, slowness, out)?;
+    let mut bench = Bench::new(&args.place, (args.quick, args.runs), args.ports, slowness, out)?;
     bench.measure(&choice, args.runs as usize);
     let rows = bench.finish()?;
     let goals = if bench.is_slow() { Vec::new() } else { goals::all(&rows) };

@@ -1,11 +1,13 @@
-//! Pairs of processes that measure together, one in each of two namespaces. [`bench`](crate::bench)
-//! and [`compare`](crate::compare) use them.
+//! Processes that measure together, each in a namespace of its own: pairs, or one receiver and many
+//! senders. [`bench`](crate::bench) and [`compare`](crate::compare) use them.
 //!
 //! A [`Measure`] names what is measured. A `Step` is a measure with a size and a time. One pair of
 //! processes does the steps of one subject: our device, a raw baseline, or another transport. Each
-//! process keeps to its own core.
+//! process of a pair keeps to its own core.
 
 mod cost;
+mod datagrams;
+mod fan_in;
 mod idle;
 mod job;
 mod measure;
@@ -16,11 +18,13 @@ mod provider;
 mod raw;
 
 pub(crate) use cost::{Ticks, resident};
+pub(crate) use fan_in::{NAMESPACES, SENDERS_MAX};
 pub(crate) use job::{Device, Outcome, Work};
 pub use job::{WorkerArgs, run_worker};
 pub use measure::{Figure, Measure, Step};
-pub(crate) use ours::depth;
-pub(crate) use peers::{Congestion, IPERF3_WARM_UP, TcpMode};
+pub(crate) use ours::{Posting, depth};
+pub(crate) use peers::{Congestion, IPERF3_WARM_UP, SOCKPERF_WARM_UP, TcpMode};
 pub use place::PlaceArgs;
-pub(crate) use place::Places;
+pub(crate) use place::{Link, Places};
 pub use provider::Provider;
+pub(crate) use raw::Carrier;

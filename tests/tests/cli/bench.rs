@@ -47,8 +47,11 @@ fn is_complete(row: &Value) {
     assert!(min <= value && value <= max, "{row}");
     assert!(number("qps") >= 1.0 && number("samples") >= 1.0, "{row}");
     let unit = match row["measure"].as_str().unwrap() {
-        "write_rate" | "write_rate_small_buffers" => "Mop/s",
-        "write_bw_fairness" => "1",
+        "write_rate" | "write_rate_single" | "write_rate_small_buffers" | "ud_rate" => "Mop/s",
+        "write_bw_fairness" | "write_bw_queued_fairness" | "fan_in_fairness" => "1",
+        "fan_in" => "Gb/s",
+        "fan_in_errors" => "queue pairs",
+        "fan_in_retransmits" => "packets",
         "cpu_per_gb" => "s/GB",
         "qp_bytes" => "B",
         "idle_wakeups" => "1/s",
@@ -82,18 +85,29 @@ fn rows_are_complete_and_the_report_has_them_all() {
         [
             format!("write_bw {netdev} 1048576 4096"),
             format!("write_lat {netdev} 64 4096"),
+            format!("write_lat_p99 {netdev} 64 4096"),
+            format!("write_lat_p999 {netdev} 64 4096"),
             format!("write_rate {netdev} 64 4096"),
         ]
     };
     let mut expected: BTreeSet<String> = ["udp", "packet"].into_iter().flat_map(of).collect();
     let is_tcp = |row: &&Value| row["netdev"].as_str().unwrap().starts_with("tcp");
     for row in rows.iter().filter(|row| !is_tcp(row)) {
-        assert!(row["ceiling"].is_number() && row.get("cc").is_none(), "{row}");
+        let is_tail = row["measure"].as_str().unwrap().starts_with("write_lat_p99");
+        assert!(row["ceiling"].is_number() != is_tail && row.get("cc").is_none(), "{row}");
+        let in_lists = row["measure"] == "write_rate";
+        assert_eq!(row["list"], if in_lists { 32 } else { 1 }, "{row}");
+        assert!(row["outstanding"].is_number() && row["spins"] == "both", "{row}");
+        assert!(row.get("link").is_none(), "{row}");
     }
     for netdev in ["tcp-spin", "tcp-blocking"] {
         for size in [65_536, 262_144, 1_048_576] {
             expected.insert(format!("write_bw {netdev} {size} 9000"));
+            expected.insert(format!("write_bw_per_core {netdev} {size} 9000"));
         }
+    }
+    for measure in ["write_lat", "write_lat_p99", "write_lat_p999"] {
+        expected.insert(format!("{measure} tcp-spin 64 9000"));
     }
     assert_eq!(names, expected);
     // Every kernel has cubic, unless somebody left it out.
@@ -113,7 +127,9 @@ fn rows_are_complete_and_the_report_has_them_all() {
         };
         let runs: Vec<u64> =
             samples.iter().filter(same).map(|sample| sample["run"].as_u64().unwrap()).collect();
-        let expected = if is_tcp(&row) { vec![1, 1, 2, 2] } else { vec![1, 2] };
+        // Large writes are measured beside each of the two backends.
+        let is_large = row["size"] != 64;
+        let expected = if is_tcp(&row) && is_large { vec![1, 1, 2, 2] } else { vec![1, 2] };
         assert_eq!(runs, expected, "{row}");
     }
     let text = dir.read("report.md");
@@ -136,11 +152,14 @@ fn rows_are_complete_and_the_report_has_them_all() {
 fn every_measure_can_be_had() {
     require_lab!();
     let done = run_bench(
-        "--only bandwidth,rate,latency,both,qps,small_buffers,idle --netdev udp --mtu 4096 --runs 1 --seconds 0.02 --patient --json",
+        "--only bandwidth,rate,latency,both,qps,small_buffers,links,fan_in,idle --netdev udp --mtu 4096 --runs 1 --seconds 0.02 \
+         --patient --json",
     )
     .succeeded();
     let rows = rows(&done.out);
     rows.iter().for_each(is_complete);
+    other_links_are_told(&rows, &done.err);
+    senders_are_told(&rows);
     let measures: BTreeSet<&str> =
         rows.iter().map(|row| row["measure"].as_str().unwrap()).collect();
     let expected = [
@@ -148,24 +167,37 @@ fn every_measure_can_be_had() {
         "atomic_lat_asleep",
         "atomic_lat_passive",
         "cpu_per_gb",
+        "fan_in",
+        "fan_in_errors",
+        "fan_in_fairness",
+        "fan_in_retransmits",
         "idle_wakeups",
         "qp_bytes",
         "read_bw",
         "read_lat",
         "read_lat_asleep",
+        "read_lat_one_cpu",
         "read_lat_passive",
         "send_bw",
         "send_lat_blocking",
+        "ud_rate",
         "wake_up",
         "write_bw",
         "write_bw_both",
         "write_bw_fairness",
         "write_bw_passive",
+        "write_bw_per_core",
+        "write_bw_queued",
+        "write_bw_queued_fairness",
         "write_bw_small_buffers",
         "write_lat",
         "write_lat_memory",
+        "write_lat_one_cpu",
+        "write_lat_p99",
+        "write_lat_p999",
         "write_lat_signaled",
         "write_rate",
+        "write_rate_single",
         "write_rate_small_buffers",
     ];
     let mut expected = BTreeSet::from(expected);
@@ -179,6 +211,43 @@ fn every_measure_can_be_had() {
     for row in rows.iter().filter(|row| row["measure"] == "write_bw_fairness") {
         let index = row["value"].as_f64().unwrap();
         assert!(index > 0.0 && index <= 1.0 + 1e-9, "{row}");
+    }
+}
+
+/// Ours and TCP's rows of each link, where it can be made.
+#[track_caller]
+fn other_links_are_told(rows: &[Value], notes: &str) {
+    for (link, path_mtu, mtu) in
+        [("mtu1500", 1024, 1500), ("bridge", 4096, 9000), ("no_offload", 4096, 9000)]
+    {
+        if link == "no_offload" && notes.contains("the link no_offload: ethtool is not installed") {
+            continue;
+        }
+        let of = |netdev: &str| {
+            let is_of = |row: &&Value| row["link"] == link && row["netdev"] == netdev;
+            let rows = rows.iter().filter(is_of).filter(|row| row["measure"] == "write_bw");
+            rows.collect::<Vec<&Value>>()
+        };
+        let [ours] = of("udp")[..] else { panic!("ours over {link}: {notes}") };
+        assert!(ours["ceiling"].is_number(), "{ours}");
+        assert_eq!((&ours["mtu"], &ours["size"]), (&path_mtu.into(), &65_536.into()), "{ours}");
+        for netdev in ["tcp-spin", "tcp-blocking"] {
+            let tcp = of(netdev);
+            assert!(tcp.len() >= 3 && tcp.iter().all(|row| row["mtu"] == mtu), "{tcp:?} {notes}");
+        }
+    }
+}
+
+#[track_caller]
+fn senders_are_told(rows: &[Value]) {
+    for (measure, senders) in [("fan_in", &[1, 16, 64][..]), ("fan_in_fairness", &[16, 64])] {
+        let of = rows.iter().filter(|row| row["measure"] == measure);
+        let of: Vec<&Value> = of.collect();
+        assert_eq!(of.iter().map(|row| row["qps"].as_u64().unwrap()).collect::<Vec<_>>(), senders);
+        for row in of {
+            assert_eq!((&row["link"], &row["spins"]), (&"bridge".into(), &"neither".into()));
+            assert_eq!(row["outstanding"], 16, "{row}");
+        }
     }
 }
 

@@ -3,10 +3,11 @@
 use std::fmt;
 
 use super::plan::{
-    IDLE_QPS, IPERF3_WRITES, LARGE, LINK_MTU, MTU, Peer, QPS, SHARED, SMALL, TCP_WRITES,
+    IDLE_QPS, IPERF3_WRITES, LARGE, LINK_MTU, MTU, Peer, QUEUED_QPS, SENDERS, SHARED, SMALL,
+    TCP_WRITES, path_mtu,
 };
-use super::rows::{Key, Row};
-use crate::workers::Measure;
+use super::rows::{BACKENDS, Key, Row};
+use crate::workers::{Link, Measure};
 use rocinante_cli::output::digits;
 
 /// The limit that a value has to keep.
@@ -87,9 +88,6 @@ pub(super) fn markdown(goals: &[Judged], caution: &str) -> String {
     )
 }
 
-/// The backends that have goals.
-const BACKENDS: [&str; 3] = ["udp", "packet", "afxdp"];
-
 /// All goals, judged by the rows that count.
 pub(super) fn all(rows: &[Row]) -> Vec<Judged> {
     let [valid, any] =
@@ -112,13 +110,25 @@ fn goals(rows: &JudgedRows<'_>) -> Vec<Goal> {
         bound: Bound::AtMost(2.0),
         value: rows.best_latency(),
     });
-    goals.push(Goal {
-        text: "64 B WRITEs on one queue pair, `udp`, 10⁶/s".into(),
-        bound: Bound::AtLeast(5.0),
-        value: rows.value(Measure::WriteRate, "udp", SMALL),
-    });
-    for netdev in BACKENDS {
+    for (what, measure, netdev, least) in [
+        ("64 B WRITEs on one queue pair", Measure::WriteRate, "udp", 5.0),
+        ("64 B WRITEs one by one", Measure::WriteRateSingle, "udp", 2.5),
+        ("64 B WRITEs one by one", Measure::WriteRateSingle, "packet", 4.0),
+        ("64 B datagrams of UD", Measure::UdRate, "udp", 4.0),
+        ("64 B datagrams of UD", Measure::UdRate, "packet", 4.0),
+    ] {
+        goals.push(Goal {
+            text: format!("{what}, `{netdev}`, 10⁶/s"),
+            bound: Bound::AtLeast(least),
+            value: rows.value(measure, netdev, SMALL),
+        });
+    }
+    for netdev in ["udp", "packet"] {
         rows.many(netdev, &mut goals);
+        rows.fan_in(netdev, &mut goals);
+        rows.links(netdev, &mut goals);
+    }
+    for netdev in BACKENDS {
         rows.small_buffers(netdev, &mut goals);
         rows.costs(netdev, &mut goals);
     }
@@ -137,8 +147,20 @@ impl JudgedRows<'_> {
     }
 
     fn row(&self, measure: Measure, netdev: &str, size: usize, mtu: u32, qps: u32) -> Option<&Row> {
+        self.row_over(Link::Plain, measure, netdev, size, mtu, qps)
+    }
+
+    fn row_over(
+        &self,
+        link: Link,
+        measure: Measure,
+        netdev: &str,
+        size: usize,
+        mtu: u32,
+        qps: u32,
+    ) -> Option<&Row> {
         let is_of = |key: &Key| {
-            (key.measure, key.netdev) == (measure, netdev)
+            (key.measure, key.netdev, key.link) == (measure, netdev, link)
                 && (key.size, key.mtu, key.qps) == (size, mtu, qps)
         };
         self.all.iter().find(|row| is_of(&row.key) && self.counts(row))
@@ -155,13 +177,24 @@ impl JudgedRows<'_> {
     /// The best of TCP's rows, whatever its congestion control: of the streams and sizes that `of`
     /// names, among the sizes that are measured for long.
     fn of_tcp(&self, measure: Measure, of: impl Fn(Peer, usize) -> bool) -> Option<f64> {
+        self.of_tcp_over(Link::Plain, measure, of)
+    }
+
+    fn of_tcp_over(
+        &self,
+        link: Link,
+        measure: Measure,
+        of: impl Fn(Peer, usize) -> bool,
+    ) -> Option<f64> {
         let is_of = |key: &Key| {
             let peers = [Peer::TcpSpin, Peer::TcpBlocking, Peer::Iperf3];
             let peer = peers.into_iter().find(|peer| peer.name() == key.netdev);
             let sizes = measure != Measure::WriteBw
                 || TCP_WRITES.contains(&key.size)
                 || key.size == IPERF3_WRITES && peer == Some(Peer::Iperf3);
-            key.measure == measure && sizes && peer.is_some_and(|peer| of(peer, key.size))
+            (key.measure, key.link) == (measure, link)
+                && sizes
+                && peer.is_some_and(|peer| of(peer, key.size))
         };
         let values = self.all.iter().filter(|row| is_of(&row.key) && self.counts(row));
         let values = values.map(|row| row.value);
@@ -245,6 +278,16 @@ impl JudgedRows<'_> {
                 ),
             });
         }
+        goals.push(Goal {
+            text: format!(
+                "64 B READ, `{netdev}`, one processor, by a WRITE's half round trip there"
+            ),
+            bound: Bound::AtMost(3.0),
+            value: by(
+                self.value(Measure::ReadLatOneCpu, netdev, SMALL),
+                self.value(Measure::WriteLatOneCpu, netdev, SMALL),
+            ),
+        });
         let round_trip = write.map(|row| 2.0 * row.value);
         let wake_up = self.row(Measure::WakeUp, Peer::Udp.name(), SMALL, LINK_MTU, 1);
         for (what, size, active, passive, asleep) in [
@@ -287,25 +330,74 @@ impl JudgedRows<'_> {
         BACKENDS.iter().filter_map(of).min_by(f64::total_cmp)
     }
 
+    /// Many queue pairs with long queues, by one with such a queue.
     fn many(&self, netdev: &str, goals: &mut Vec<Goal>) {
-        let least = |measure: Measure| {
-            let of = |qps: &u32| Some(self.row(measure, netdev, SHARED, MTU, *qps)?.value);
-            let many = QPS.iter().filter(|qps| **qps > 1);
-            let values: Option<Vec<f64>> = many.map(of).collect();
-            values?.into_iter().min_by(f64::total_cmp)
+        let of = |measure, qps| Some(self.row(measure, netdev, SHARED, MTU, qps)?.value);
+        let bw = |qps| of(Measure::WriteBwQueued, qps);
+        for qps in QUEUED_QPS.into_iter().filter(|qps| *qps > 1) {
+            let what = format!("64 KiB WRITEs, 16 outstanding on each of {qps} queue pairs");
+            goals.push(Goal {
+                text: format!("{what}, `{netdev}`, by one queue pair's"),
+                bound: Bound::AtLeast(0.85),
+                value: by(bw(qps), bw(1)),
+            });
+            goals.push(Goal {
+                text: format!("{what}, `{netdev}`, Jain's index"),
+                bound: Bound::AtLeast(0.95),
+                value: of(Measure::WriteBwQueuedFairness, qps),
+            });
+        }
+    }
+
+    /// Many processes that send to one, by one that does.
+    fn fan_in(&self, netdev: &str, goals: &mut Vec<Goal>) {
+        let of = |measure, senders| {
+            Some(self.row_over(Link::Bridge, measure, netdev, SHARED, MTU, senders)?.value)
         };
-        goals.push(Goal {
-            text: format!(
-                "64 KiB WRITEs on up to 256 queue pairs, `{netdev}`: the least, by one queue pair's"
-            ),
-            bound: Bound::AtLeast(0.8),
-            value: by(least(Measure::WriteBw), self.value(Measure::WriteBw, netdev, SHARED)),
-        });
-        goals.push(Goal {
-            text: format!("the same, `{netdev}`: Jain's index of their shares"),
-            bound: Bound::AtLeast(0.95),
-            value: least(Measure::WriteBwFairness),
-        });
+        for senders in SENDERS.into_iter().filter(|senders| *senders > 1) {
+            let what = format!("64 KiB WRITEs of {senders} senders to one receiver, `{netdev}`");
+            goals.push(Goal {
+                text: format!("{what}, sum by one sender's"),
+                bound: Bound::AtLeast(0.8),
+                value: by(of(Measure::FanIn, senders), of(Measure::FanIn, 1)),
+            });
+            goals.push(Goal {
+                text: format!("{what}, Jain's index"),
+                bound: Bound::AtLeast(0.9),
+                value: of(Measure::FanInFairness, senders),
+            });
+            goals.push(Goal {
+                text: format!("{what}, queue pairs in error"),
+                bound: Bound::AtMost(0.0),
+                value: of(Measure::FanInErrors, senders),
+            });
+        }
+    }
+
+    /// Other links, by what they carry without a protocol; without offload also by TCP there.
+    fn links(&self, netdev: &str, goals: &mut Vec<Goal>) {
+        for (link, what) in [
+            (Link::Mtu1500, "MTU 1500"),
+            (Link::Bridge, "over a bridge"),
+            (Link::NoOffload, "no offload"),
+        ] {
+            let row = self.row_over(link, Measure::WriteBw, netdev, SHARED, path_mtu(link), 1);
+            goals.push(Goal {
+                text: format!("64 KiB WRITE, `{netdev}`, {what}, of the baseline"),
+                bound: Bound::AtLeast(0.9),
+                value: row.and_then(|row| row.ratio),
+            });
+            if link == Link::NoOffload {
+                goals.push(Goal {
+                    text: format!("64 KiB WRITE, `{netdev}`, {what}, by the fastest TCP"),
+                    bound: Bound::AtLeast(1.0),
+                    value: by(
+                        row.map(|row| row.value),
+                        self.of_tcp_over(link, Measure::WriteBw, |_, _| true),
+                    ),
+                });
+            }
+        }
     }
 
     fn small_buffers(&self, netdev: &str, goals: &mut Vec<Goal>) {
@@ -362,6 +454,7 @@ impl JudgedRows<'_> {
     fn dent(&self, netdev: &str) -> Option<f64> {
         let is_of = |key: &Key| {
             (key.measure, key.netdev, key.mtu, key.qps) == (Measure::WriteBw, netdev, MTU, 1)
+                && key.link.is_plain()
         };
         // Without one of its points the line has another shape.
         let mut points = self

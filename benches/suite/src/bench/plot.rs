@@ -6,7 +6,7 @@ use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 
 use super::plan::{LINK_MTU, MTU};
-use super::rows::Row;
+use super::rows::{Key, Row};
 use crate::workers::Measure;
 use rocinante_cli::output::Failure;
 
@@ -36,7 +36,8 @@ pub(super) const PLOTS: [(Measure, &str, &str); 2] = [
 /// The lines of a measure: each backend, its baseline, and the peers.
 pub(super) fn lines(rows: &[Row], measure: Measure) -> Vec<Line> {
     let is_of = |row: &&Row| {
-        row.key.measure == measure && row.key.qps == 1 && [MTU, LINK_MTU].contains(&row.key.mtu)
+        let Key { qps, mtu, link, .. } = row.key;
+        row.key.measure == measure && qps == 1 && link.is_plain() && [MTU, LINK_MTU].contains(&mtu)
     };
     let mut lines: Vec<Line> = Vec::new();
     let mut add = |name: String, is_baseline, size: usize, value: f64| {
@@ -136,6 +137,7 @@ fn colour(peer: &str) -> RGBColor {
         "tcp-blocking cubic" => RGBColor(0x17, 0xbe, 0xcf),
         "tcp-blocking bbr" => RGBColor(0x9e, 0xda, 0xe5),
         "iperf3 cubic" | "iperf3 bbr" => BLACK,
+        "quinn-udp" => RGBColor(0xbc, 0xbd, 0x22),
         _ => RGBColor(0x8c, 0x56, 0x4b),
     }
 }
@@ -150,13 +152,22 @@ fn bytes(size: &f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rows::Key;
     use super::*;
+    use crate::workers::Link;
 
     #[test]
     fn every_backend_has_a_line_and_its_baseline_another() {
         let row = |netdev, size, mtu, qps, baseline| Row {
-            key: Key { measure: Measure::WriteBw, netdev, size, mtu, qps, tcp: None },
+            key: Key {
+                measure: Measure::WriteBw,
+                netdev,
+                size,
+                mtu,
+                qps,
+                link: Link::Plain,
+                tcp: None,
+            },
+            posting: None,
             value: size as f64,
             min: 1.0,
             max: 1.0,

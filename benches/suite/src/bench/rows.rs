@@ -4,8 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use crate::workers::{Congestion, Measure};
+use crate::workers::{Congestion, Link, Measure, Posting};
 use rocinante_cli::measure::Spread;
+
+/// The backends of the device in software.
+pub(super) const BACKENDS: [&str; 3] = ["udp", "packet", "afxdp"];
 
 /// The subject of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -17,16 +20,28 @@ pub(super) struct Key {
     pub(super) size: usize,
     /// Path MTU; for TCP and UDP the link's MTU.
     pub(super) mtu: u32,
+    /// Queue pairs; with many processes those of all.
     pub(super) qps: u32,
+    /// What lies between the two sides.
+    #[serde(skip_serializing_if = "Link::is_plain")]
+    pub(super) link: Link,
     #[serde(flatten)]
     pub(super) tcp: Option<Tcp>,
 }
 
 impl Key {
-    /// Our backend, or the peer and its congestion control.
+    /// Our backend, or the peer and its congestion control; the link unless it is the plain one.
     pub(super) fn name(&self) -> String {
         let cc = self.tcp.map(|tcp| format!(" {}", tcp.cc.name()));
-        format!("{}{}", self.netdev, cc.unwrap_or_default())
+        let link = Some(self.link).filter(|link| !link.is_plain());
+        let link = link.map(|link| format!(" over {}", link.name()));
+        format!("{}{}{}", self.netdev, cc.unwrap_or_default(), link.unwrap_or_default())
+    }
+
+    /// How its requests are posted, if it is of a device in software.
+    fn posting(&self) -> Option<Posting> {
+        let is_ours = BACKENDS.contains(&self.netdev);
+        is_ours.then(|| Posting::of(self.measure, self.size, self.qps))?
     }
 }
 
@@ -95,6 +110,8 @@ impl Standing {
 pub(super) struct Row {
     #[serde(flatten)]
     pub(super) key: Key,
+    #[serde(flatten)]
+    pub(super) posting: Option<Posting>,
     pub(super) value: f64,
     pub(super) min: f64,
     pub(super) max: f64,
@@ -201,6 +218,7 @@ impl Rows {
         let baseline = baseline.map(|spread| spread.median);
         Some(Row {
             key,
+            posting: key.posting(),
             value: value.median,
             min: value.min,
             max: value.max,
@@ -231,7 +249,7 @@ mod tests {
     const LARGE: usize = 1 << 20;
 
     fn key(measure: Measure, netdev: &'static str, size: usize) -> Key {
-        Key { measure, netdev, size, mtu: 4096, qps: 1, tcp: None }
+        Key { measure, netdev, size, mtu: 4096, qps: 1, link: Link::Plain, tcp: None }
     }
 
     fn tcp() -> Key {

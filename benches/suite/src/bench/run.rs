@@ -8,16 +8,17 @@ use rocinante_baselines::{Raw, Tally, Task};
 
 use super::attempts::{Attempts, Subject};
 use super::machine::{Begun, Calibration, Machine};
-use super::plan::{self, Cell, Choice, Rival};
+use super::plan::{self, Cell, Choice, Group, Peer, Rival};
 use super::rows::{Row, Rows, Sample, Standing};
 use crate::workers::{
-    Congestion, Device, Figure, Measure, Outcome, PlaceArgs, Places, Provider, Step, Work,
+    Carrier, Congestion, Device, Figure, Link, Measure, Outcome, PlaceArgs, Places, Provider, Step,
+    Work,
 };
 use rocinante_cli::output::{Failure, Output};
 
-/// Time limits of the whole benchmark.
-const TIME_MAX: Duration = Duration::from_secs(8 * 60);
-const TIME_MAX_QUICK: Duration = Duration::from_secs(2 * 60);
+/// Time limits of one run. A run that needs less leaves the rest to the next.
+const TIME_MAX: Duration = Duration::from_secs(4 * 60);
+const TIME_MAX_QUICK: Duration = Duration::from_secs(40);
 /// Time that is kept for the last cell.
 const RESERVE: Duration = Duration::from_secs(5);
 
@@ -44,12 +45,12 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn new(
         place: &PlaceArgs,
-        quick: bool,
+        (quick, runs): (bool, u32),
         ports: bool,
         slowness: f64,
         out: Output,
     ) -> Result<Self, Failure> {
-        let time = if quick { TIME_MAX_QUICK } else { TIME_MAX };
+        let time = runs * if quick { TIME_MAX_QUICK } else { TIME_MAX };
         Ok(Self {
             begin: Instant::now(),
             until: Instant::now() + time.mul_f64(slowness) - RESERVE,
@@ -172,6 +173,9 @@ impl Bench {
 
     /// Measures the baseline, our backend, and the peers, one right after the other.
     fn cell(&mut self, run: usize, cell: &Cell) {
+        if let Err(failure) = self.places.prepare(cell.link, cell.namespaces()) {
+            return self.note(format!("the link {}: {failure}: not measured", cell.link.name()));
+        }
         if let Some(provider) = cell.ours
             && !cell.steps.is_empty()
             && let netdev = self.netdev(provider)
@@ -194,23 +198,25 @@ impl Bench {
             }
         }
         for rival in &cell.rivals {
-            self.rival(run, rival);
+            self.rival(run, cell, rival);
         }
     }
 
-    fn rival(&mut self, run: usize, rival: &Rival) {
+    fn rival(&mut self, run: usize, cell: &Cell, rival: &Rival) {
         let name = rival.peer.name();
         if self.attempts.in_vain(Subject::Netdev(name)) {
             return;
         }
-        let figures = self.figures_of(rival);
+        let figures = self.figures_of(cell.link, rival);
         self.attempts.add(Subject::Netdev(name), figures.is_ok());
         let figures = match figures {
             Ok(figures) => figures,
             Err(failure) => return self.note(format!("{name}: {failure}")),
         };
         for Figure { measure, size, value } in figures.iter().copied() {
-            self.rows.add(rival.key(measure, size), Sample { run, value, baseline: None });
+            if let Some(key) = cell.key_of(rival, measure, size) {
+                self.rows.add(key, Sample { run, value, baseline: None });
+            }
         }
         // The other figures are present whenever any figure is.
         let wake_up = |of: Measure| of == Measure::WakeUp;
@@ -246,33 +252,40 @@ impl Bench {
             return Vec::new();
         };
         let netdev = provider.name();
-        let (subject, what) = if port {
-            (Subject::Port(netdev), "the port")
+        let (subject, carrier, what) = if port {
+            (Subject::Port(netdev), Carrier::Port(backend), "the port")
         } else {
-            (Subject::Baseline(netdev), "its raw baseline")
+            (Subject::Baseline(netdev), Carrier::Baseline(backend), "its raw baseline")
         };
         if self.attempts.in_vain(subject) {
             return Vec::new();
         }
-        let tally = match Tally::file() {
-            Ok(tally) => tally,
-            Err(error) => {
-                self.note(format!("the raw baselines: {error}"));
-                return Vec::new();
-            }
-        };
-        // The processes have the same user and the same mount namespace.
-        let path = format!("/proc/{}/fd/{}", std::process::id(), tally.as_raw_fd());
-        let work = Work::Raw { backend, port, tasks: tasks.clone(), tally: PathBuf::from(path) };
-        let outcome = self.places.run(&work);
-        self.attempts.add(subject, outcome.is_ok());
-        match outcome {
-            Ok(Outcome::Raw(raw)) => tasks.into_iter().zip(raw).collect(),
-            Ok(Outcome::Figures(_)) => Vec::new(),
+        let carried = self.carried(cell.link, carrier, tasks);
+        self.attempts.add(subject, carried.is_ok());
+        match carried {
+            Ok(carried) => carried,
             Err(failure) => {
                 self.note(format!("{cell}: {what}: {failure}"));
                 Vec::new()
             }
+        }
+    }
+
+    /// What `carrier` carries without a protocol.
+    fn carried(
+        &self,
+        link: Link,
+        carrier: Carrier,
+        tasks: Vec<Task>,
+    ) -> Result<Vec<(Task, Raw)>, Failure> {
+        let tally = Tally::file();
+        let tally = tally.map_err(|error| Failure::Failed(format!("the tally: {error}")))?;
+        // The processes have the same user and the same mount namespace.
+        let path = format!("/proc/{}/fd/{}", std::process::id(), tally.as_raw_fd());
+        let work = Work::Raw { carrier, tasks: tasks.clone(), tally: PathBuf::from(path) };
+        match self.places.run(link, &work)? {
+            Outcome::Raw(raw) => Ok(tasks.into_iter().zip(raw).collect()),
+            Outcome::Figures(_) => Err(Failure::Failed("it measured no raw baseline".into())),
         }
     }
 
@@ -281,22 +294,36 @@ impl Bench {
         if let Device::Software { small_buffers, .. } = &mut device {
             *small_buffers = cell.small_buffers;
         }
-        let Cell { mtu, qps, steps, .. } = cell;
-        let work = Work::Verbs { device, mtu: *mtu, qps: *qps, steps: steps.clone() };
-        self.figures(&work)
-    }
-
-    fn figures_of(&self, rival: &Rival) -> Result<Vec<Figure>, Failure> {
-        let work = match (rival.mode(), rival.cc, &rival.steps[..]) {
-            (Some(mode), _, steps) => Work::Tcp(mode, steps.to_vec()),
-            (None, Some(cc), [step]) => Work::Iperf3(cc, *step),
-            (None, _, steps) => Work::Udp(steps.to_vec()),
+        let Cell { group, mtu, qps, steps, .. } = cell;
+        let work = match (group, &steps[..]) {
+            (Group::FanIn, [step]) => Work::FanIn { device, mtu: *mtu, senders: *qps, step: *step },
+            _ => Work::Verbs { device, mtu: *mtu, qps: *qps, steps: steps.clone() },
         };
-        self.figures(&work)
+        self.figures(cell.link, &work)
     }
 
-    fn figures(&self, work: &Work) -> Result<Vec<Figure>, Failure> {
-        match self.places.run(work)? {
+    fn figures_of(&self, link: Link, rival: &Rival) -> Result<Vec<Figure>, Failure> {
+        let work = match (rival.peer, rival.mode(), rival.cc, &rival.steps[..]) {
+            (Peer::QuinnUdp, .., steps) => {
+                let carried = self.carried(link, Carrier::QuinnUdp, rival.tasks())?;
+                let figure = |step: &Step| {
+                    let value = baseline(step.measure, step.size, &carried)?;
+                    Some(step.figure(step.measure, value))
+                };
+                return Ok(steps.iter().filter_map(figure).collect());
+            }
+            (Peer::SockperfUdp | Peer::SockperfTcp, .., [step]) => {
+                Work::Sockperf { tcp: rival.peer == Peer::SockperfTcp, step: *step }
+            }
+            (_, Some(mode), _, steps) => Work::Tcp(mode, steps.to_vec()),
+            (_, None, Some(cc), [step]) => Work::Iperf3(cc, *step),
+            (_, None, _, steps) => Work::Udp(steps.to_vec()),
+        };
+        self.figures(link, &work)
+    }
+
+    fn figures(&self, link: Link, work: &Work) -> Result<Vec<Figure>, Failure> {
+        match self.places.run(link, work)? {
             Outcome::Figures(figures) => Ok(figures),
             Outcome::Raw(_) => Err(Failure::Failed("it measured a raw baseline".into())),
         }

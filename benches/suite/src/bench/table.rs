@@ -40,7 +40,7 @@ pub(super) fn markdown(rows: &[Row], caution: &str) -> String {
 mod tests {
     use super::*;
     use crate::bench::rows::Key;
-    use crate::workers::Measure;
+    use crate::workers::{Link, Measure};
 
     #[test]
     fn rows_say_whether_they_are_valid() {
@@ -50,10 +50,12 @@ mod tests {
             size: 64,
             mtu: 4096,
             qps: 1,
+            link: Link::Plain,
             tcp: None,
         };
         let row = |valid| Row {
             key,
+            posting: None,
             value: 2.0,
             min: 1.0,
             max: 3.0,

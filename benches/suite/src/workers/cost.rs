@@ -32,12 +32,20 @@ pub(super) fn idle() -> Result<f64, Failure> {
     Ok(Ticks::now()?.idle as f64 / per_second)
 }
 
+/// Seconds since the machine started that all processors spent in softirqs, in sum. The kernel
+/// books them apart from the processes that they interrupt if it has `CONFIG_IRQ_TIME_ACCOUNTING`.
+pub(super) fn softirq() -> Result<f64, Failure> {
+    let per_second = rustix::param::clock_ticks_per_second() as f64;
+    Ok(Ticks::now()?.softirq as f64 / per_second)
+}
+
 /// Time of all processors since the machine started, in clock ticks (`proc_stat(5)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticks {
     all: u64,
     /// Nothing to do, or waiting for a disk.
     idle: u64,
+    softirq: u64,
     /// The hypervisor ran something else.
     stolen: u64,
 }
@@ -57,7 +65,12 @@ impl Ticks {
             return None;
         };
         let idle = idle + waiting;
-        Some(Self { all: user + nice + system + idle + irq + softirq + stolen, idle, stolen })
+        Some(Self {
+            all: user + nice + system + idle + irq + softirq + stolen,
+            idle,
+            softirq,
+            stolen,
+        })
     }
 
     /// The part of the time since `earlier` that was stolen, from 0 to 1.
@@ -116,7 +129,7 @@ mod tests {
             Ticks::parse(&stat).unwrap()
         };
         let (before, after) = (of(100, 2), of(190, 12));
-        assert_eq!((before.all, before.idle, before.stolen), (172, 105, 2));
+        assert_eq!((before.all, before.idle, before.softirq, before.stolen), (172, 105, 4, 2));
         assert!((after.stolen_since(&before) - 0.1).abs() < 1e-9);
         assert_eq!(before.stolen_since(&before), 0.0);
         for stat in ["", "cpu  1 2 3\n", "cpu  1 2 3 4 5 6 7 eight\n", "intr 1 2 3 4 5 6 7 8\n"] {

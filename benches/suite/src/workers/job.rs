@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use super::measure::{Figure, Measure, Step};
 use super::peers::{Congestion, TcpMode};
-use super::{idle, ours, peers, raw};
+use super::raw::Carrier;
+use super::{fan_in, idle, ours, peers, raw};
 use rocinante_cli::cores;
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::Failure;
@@ -23,7 +24,9 @@ use rocinante_node::exit_with_parent;
 
 /// TCP port of the exchange between the two processes. It must differ from those of `perf`,
 /// perftest and an agent, which may use the same address.
-const PORT: u16 = 18_517;
+pub(super) const PORT: u16 = 18_517;
+/// Port of sockperf's server, which cannot bind one that another server had just before.
+const SOCKPERF_PORT: u16 = 18_518;
 /// Least time limit for the start of the other process.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// The defaults of `net.core.rmem_max` and `wmem_max`.
@@ -47,14 +50,18 @@ pub(crate) enum Device {
 pub(crate) enum Work {
     /// RDMA measurements.
     Verbs { device: Device, mtu: u32, qps: u32, steps: Vec<Step> },
-    /// The baseline of a backend, or with `port` its port with no engine behind it.
-    Raw { backend: String, port: bool, tasks: Vec<Task>, tally: PathBuf },
+    /// WRITEs of this many senders to one receiver.
+    FanIn { device: Device, mtu: u32, senders: u32, step: Step },
+    /// Packets without a protocol.
+    Raw { carrier: Carrier, tasks: Vec<Task>, tally: PathBuf },
     /// A TCP stream.
     Tcp(TcpMode, Vec<Step>),
     /// UDP sockets.
     Udp(Vec<Step>),
     /// A TCP stream of iperf3.
     Iperf3(Congestion, Step),
+    /// A ping-pong of sockperf, of TCP or else of UDP. Both ends spin if the measure's do.
+    Sockperf { tcp: bool, step: Step },
 }
 
 /// The results of two processes.
@@ -70,8 +77,8 @@ pub(super) struct Job {
     pub(super) side: Side,
     pub(super) local: IpAddr,
     pub(super) remote: IpAddr,
-    /// Whether the first side has the second core, and the second side the first.
-    pub(super) swapped: bool,
+    /// The one of the two cores that the process keeps to, if any.
+    pub(super) core: Option<usize>,
     /// Whether to run before all other processes of the machine.
     pub(super) urgent: bool,
     /// Time limit of the whole work, in seconds.
@@ -119,7 +126,37 @@ impl Work {
                 steps.iter().map(|step| step.seconds).sum()
             }
             Self::Raw { tasks, .. } => tasks.iter().map(|task| task.seconds).sum(),
+            Self::FanIn { step, .. } => step.seconds,
             Self::Iperf3(_, step) => step.seconds.ceil() + peers::IPERF3_WARM_UP,
+            Self::Sockperf { step, .. } => step.seconds.ceil() + peers::SOCKPERF_WARM_UP,
+        }
+    }
+
+    /// Number of processes that lead. One more answers.
+    pub(super) const fn leaders(&self) -> u32 {
+        match self {
+            Self::FanIn { senders, .. } => *senders,
+            _ => 1,
+        }
+    }
+
+    /// Number of network namespaces where it is not between given addresses.
+    pub(crate) const fn namespaces(&self) -> u8 {
+        match self {
+            Self::FanIn { .. } => fan_in::NAMESPACES,
+            _ => 2,
+        }
+    }
+
+    /// The core of one side: each has its own, or both have one. Which one, `swapped` decides.
+    pub(super) fn core(&self, side: Side, swapped: bool) -> Option<usize> {
+        match self {
+            // More processes than cores: the scheduler decides, as it does for containers.
+            Self::FanIn { .. } => None,
+            Self::Verbs { steps, .. } if steps.iter().any(|step| step.measure.is_on_one_cpu()) => {
+                Some(usize::from(swapped))
+            }
+            _ => Some(usize::from((side == Side::Second) != swapped)),
         }
     }
 }
@@ -127,11 +164,18 @@ impl Work {
 impl Job {
     fn run(&self) -> Result<Outcome, Failure> {
         self.settle();
-        if let Work::Iperf3(cc, step) = &self.work {
-            return Err(self.iperf3(*cc, step));
+        if let Some(program) = self.program() {
+            return Err(replaced_by(program));
         }
         // Opens the device first, so that a failure shows at once.
         let ctx = self.open()?;
+        let patience = Duration::from_secs_f64(self.limit);
+        if let (Work::FanIn { mtu, senders, step, .. }, Side::Second, Some(ctx)) =
+            (&self.work, self.side, &ctx)
+        {
+            let size = (*mtu, *senders);
+            return fan_in::receive(ctx, self.local, size, step, patience).map(Outcome::Figures);
+        }
         let mut exchange = match self.side {
             Side::Second => Exchange::accept(SocketAddr::from((self.local, PORT)))?,
             Side::First => {
@@ -139,7 +183,7 @@ impl Job {
                 Exchange::connect(SocketAddr::from((self.remote, PORT)), patience)?
             }
         };
-        exchange.set_patience(Some(Duration::from_secs_f64(self.limit)));
+        exchange.set_patience(Some(patience));
         let outcome = self.outcome(ctx, &mut exchange)?;
         exchange.barrier("bye")?;
         Ok(outcome)
@@ -149,9 +193,8 @@ impl Job {
         let (side, ends) = (self.side, (self.local, self.remote));
         let mut figures = Vec::new();
         match (&self.work, ctx) {
-            (Work::Raw { backend, port, tasks, tally }, _) => {
-                let of = (self::backend(backend)?, *port);
-                return raw::run(side, of, ends, tally, tasks, exchange).map(Outcome::Raw);
+            (Work::Raw { carrier, tasks, tally }, _) => {
+                return raw::run(side, carrier, ends, tally, tasks, exchange).map(Outcome::Raw);
             }
             (Work::Verbs { mtu, qps, steps, .. }, Some(ctx)) => {
                 let size = (*mtu, *qps);
@@ -178,22 +221,30 @@ impl Job {
                     figures.extend(peers::udp(side, ends, exchange, step)?);
                 }
             }
-            (Work::Verbs { .. }, None) | (Work::Iperf3(..), _) => {}
+            (Work::FanIn { mtu, step, .. }, Some(ctx)) => {
+                fan_in::send(ctx, *mtu, step, exchange)?;
+            }
+            (Work::Verbs { .. } | Work::FanIn { .. }, None)
+            | (Work::Iperf3(..) | Work::Sockperf { .. }, _) => {}
         }
         Ok(Outcome::Figures(figures))
     }
 
-    /// Binds this process to one core. If urgent, it also gets priority on that core: as its own
+    /// Binds this process to its core. If urgent, it also gets priority on that core: as its own
     /// session it is scheduled as one group, which has a weight of its own.
     fn settle(&self) {
         if self.urgent && setsid().is_ok() {
             let _ = std::fs::write("/proc/self/autogroup", "-20");
         }
-        cores::bind(usize::from((self.side == Side::Second) != self.swapped));
+        if let Some(core) = self.core {
+            cores::bind(core);
+        }
     }
 
     fn open(&self) -> Result<Option<Context>, Failure> {
-        let Work::Verbs { device, .. } = &self.work else { return Ok(None) };
+        let (Work::Verbs { device, .. } | Work::FanIn { device, .. }) = &self.work else {
+            return Ok(None);
+        };
         let options = OpenOptions::new();
         let options = match device {
             Device::Hardware(names) => {
@@ -212,23 +263,50 @@ impl Job {
         Ok(Some(options.open(self.local)?))
     }
 
-    /// Replaces this process with iperf3. Returns only if that fails.
-    fn iperf3(&self, cc: Congestion, step: &Step) -> Failure {
-        let mut command = Command::new("iperf3");
-        match self.side {
-            Side::Second => command.args(["-s", "-1", "-B", &self.local.to_string()]),
-            Side::First => {
-                let seconds = step.seconds.ceil().max(1.0).to_string();
-                let size = step.size.to_string();
-                let warm_up = peers::IPERF3_WARM_UP.to_string();
-                command.args(["-c", &self.remote.to_string(), "-J"]);
-                command.args(["-t", &seconds, "-O", &warm_up, "-l", &size, "-C", cc.name()])
+    /// The other program that does the work of this side, if one does.
+    fn program(&self) -> Option<Command> {
+        let (local, remote) = (self.local.to_string(), self.remote.to_string());
+        match &self.work {
+            Work::Iperf3(cc, step) => {
+                let mut command = Command::new("iperf3");
+                match self.side {
+                    Side::Second => command.args(["-s", "-1", "-B", &local]),
+                    Side::First => {
+                        let seconds = step.seconds.ceil().max(1.0).to_string();
+                        let (size, warm_up) =
+                            (step.size.to_string(), peers::IPERF3_WARM_UP.to_string());
+                        command.args(["-c", &remote, "-J", "-t", &seconds, "-O", &warm_up]);
+                        command.args(["-l", &size, "-C", cc.name()])
+                    }
+                };
+                Some(command)
             }
-        };
-        Failure::Failed(format!("cannot start iperf3: {}: install it", command.exec()))
+            Work::Sockperf { tcp, step } => {
+                let (mut command, port) = (Command::new("sockperf"), SOCKPERF_PORT.to_string());
+                match self.side {
+                    Side::Second => command.args(["server", "-i", &local]),
+                    Side::First => {
+                        let seconds = step.seconds.ceil().max(1.0).to_string();
+                        let size = step.size.to_string();
+                        command.args(["ping-pong", "-i", &remote, "-t", &seconds, "-m", &size])
+                    }
+                };
+                command.args(["-p", &port]).args(tcp.then_some("--tcp"));
+                command.args((step.measure == Measure::WriteLat).then_some("--nonblocked"));
+                Some(command)
+            }
+            _ => None,
+        }
     }
 }
 
-fn backend(name: &str) -> Result<Backend, Failure> {
+/// Replaces this process with another program. Returns only if that fails.
+fn replaced_by(mut program: Command) -> Failure {
+    let error = program.exec();
+    let name = program.get_program().to_string_lossy().into_owned();
+    Failure::Failed(format!("cannot start {name}: {error}: install it"))
+}
+
+pub(super) fn backend(name: &str) -> Result<Backend, Failure> {
     name.parse().map_err(Failure::Failed)
 }

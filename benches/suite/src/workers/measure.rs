@@ -26,6 +26,21 @@ pub enum Measure {
     WriteBwSmallBuffers,
     /// Jain's index of the queue pairs' shares of `write_bw`: 1 if all are equal.
     WriteBwFairness,
+    /// As `write_bw`, with 16 outstanding on each queue pair, however many there are.
+    WriteBwQueued,
+    /// Jain's index of the queue pairs' shares of `write_bw_queued`.
+    WriteBwQueuedFairness,
+    /// Payload bits of `write_bw_passive`, or of a TCP stream, for each second of processor time:
+    /// that of both processes and the system's in softirqs.
+    WriteBwPerCore,
+    /// WRITEs of many processes, each in a network namespace of its own, to one: the sum.
+    FanIn,
+    /// Jain's index of the processes' shares of `fan_in`.
+    FanInFairness,
+    /// How many of their queue pairs ended in an error.
+    FanInErrors,
+    /// How many packets they sent again.
+    FanInRetransmits,
     /// SENDs in one direction: goodput.
     SendBw,
     /// READs: goodput.
@@ -34,14 +49,24 @@ pub enum Measure {
     WriteRate,
     /// The same, to a passive target.
     WriteRatePassive,
+    /// The same as `write_rate`, each posted by itself.
+    WriteRateSingle,
+    /// Datagrams of a queue pair of type UD that arrive at another.
+    UdRate,
     /// The same as `write_rate` with receive buffers of 212,992 bytes.
     WriteRateSmallBuffers,
     /// WRITEs to and fro, one in 16 signaled, both sides polling memory and driving the device:
     /// half the round trip.
     WriteLat,
-    /// The same, each WRITE signaled.
+    /// What 99 % of the times of `write_lat` are at most.
+    WriteLatP99,
+    /// What 99.9 % of them are at most.
+    WriteLatP999,
+    /// The same as `write_lat`, each WRITE signaled.
     WriteLatSignaled,
-    /// The same, both sides only polling their memory, without any call of the verbs.
+    /// The same as `write_lat`, both processes on one processor.
+    WriteLatOneCpu,
+    /// The same as `write_lat`, both sides only polling memory, without any call of the verbs.
     WriteLatMemory,
     /// SENDs to and fro, both sides sleeping on a completion channel: half the round trip.
     SendLatBlocking,
@@ -51,6 +76,8 @@ pub enum Measure {
     ReadLatPassive,
     /// The same, from a target that is asleep.
     ReadLatAsleep,
+    /// The same, from a passive target on the same processor, one after the other.
+    ReadLatOneCpu,
     /// A fetch and add: from the post to the completion.
     AtomicLat,
     /// The same, at a passive target, one after the other.
@@ -98,10 +125,19 @@ impl Measure {
             | Self::WriteBwPassive
             | Self::WriteBwBoth
             | Self::WriteBwSmallBuffers
+            | Self::WriteBwQueued
+            | Self::WriteBwPerCore
+            | Self::FanIn
             | Self::SendBw
             | Self::ReadBw => "Gb/s",
-            Self::WriteRate | Self::WriteRatePassive | Self::WriteRateSmallBuffers => "Mop/s",
-            Self::WriteBwFairness => "1",
+            Self::WriteRate
+            | Self::WriteRatePassive
+            | Self::WriteRateSingle
+            | Self::WriteRateSmallBuffers
+            | Self::UdRate => "Mop/s",
+            Self::WriteBwFairness | Self::WriteBwQueuedFairness | Self::FanInFairness => "1",
+            Self::FanInErrors => "queue pairs",
+            Self::FanInRetransmits => "packets",
             Self::CpuPerGb | Self::MachineCpuPerGb | Self::MachineCpuPerGbPassive => "s/GB",
             Self::QpBytes => "B",
             Self::IdleWakeups => "1/s",
@@ -133,17 +169,34 @@ impl Measure {
             Self::ReadLat
                 | Self::ReadLatPassive
                 | Self::ReadLatAsleep
+                | Self::ReadLatOneCpu
                 | Self::AtomicLat
                 | Self::AtomicLatPassive
                 | Self::AtomicLatAsleep
         )
     }
 
+    /// Whether both processes have the same processor.
+    pub(crate) const fn is_on_one_cpu(self) -> bool {
+        matches!(self, Self::WriteLatOneCpu | Self::ReadLatOneCpu)
+    }
+
+    /// Whether many processes send to one.
+    pub(crate) const fn is_fan_in(self) -> bool {
+        matches!(
+            self,
+            Self::FanIn | Self::FanInFairness | Self::FanInErrors | Self::FanInRetransmits
+        )
+    }
+
     pub(crate) const fn target(self) -> Target {
         match self {
             Self::WriteBwPassive
+            | Self::WriteBwPerCore
+            | Self::CpuPerGb
             | Self::WriteRatePassive
             | Self::ReadLatPassive
+            | Self::ReadLatOneCpu
             | Self::AtomicLatPassive => Target::Passive,
             Self::ReadLatAsleep | Self::AtomicLatAsleep => Target::Asleep,
             _ => Target::Active,
@@ -184,7 +237,14 @@ impl Step {
     pub(crate) fn figures(&self) -> impl Iterator<Item = Measure> + use<> {
         let more: &[Measure] = match self.measure {
             Measure::WriteBw => &[Measure::MachineCpuPerGb, Measure::WriteBwFairness],
-            Measure::WriteBwPassive => &[Measure::CpuPerGb, Measure::MachineCpuPerGbPassive],
+            Measure::WriteBwQueued => &[Measure::WriteBwQueuedFairness],
+            Measure::WriteBwPassive => {
+                &[Measure::CpuPerGb, Measure::WriteBwPerCore, Measure::MachineCpuPerGbPassive]
+            }
+            Measure::WriteLat => &[Measure::WriteLatP99, Measure::WriteLatP999],
+            Measure::FanIn => {
+                &[Measure::FanInFairness, Measure::FanInErrors, Measure::FanInRetransmits]
+            }
             Measure::IdleWakeups => &[Measure::QpBytes],
             _ => &[],
         };
@@ -205,7 +265,8 @@ mod tests {
         for measure in Measure::value_variants() {
             assert_eq!(serde_json::to_value(measure).unwrap(), measure.name());
             assert_eq!(Measure::from_str(&measure.name(), false).as_ref(), Ok(measure));
-            assert!(measure.rises() || matches!(measure.unit(), "us" | "s/GB" | "B" | "1/s"));
+            let falls = ["us", "s/GB", "B", "1/s", "queue pairs", "packets"];
+            assert!(measure.rises() || falls.contains(&measure.unit()));
         }
     }
 }

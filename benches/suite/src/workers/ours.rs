@@ -7,9 +7,9 @@ use rocinante::exchange::Exchange;
 use rocinante::verbs::Mtu;
 use serde::{Deserialize, Serialize};
 
-use super::cost;
 use super::measure::{Figure, Measure, Step, Target};
-use super::peers::{PAUSE, median_us};
+use super::peers::{PAUSE, quantile_us, tails};
+use super::{cost, datagrams};
 use rocinante_cli::measure::{
     Bulk, BulkOp, BulkResult, Connected, Connecting, End, Pinging, RoundTrip, Side, Until,
     bulk_with_shares, histogram, post_receives, receive_bulk, round_trips, round_trips_apart,
@@ -18,7 +18,7 @@ use rocinante_cli::measure::{
 use rocinante_cli::output::Failure;
 
 /// Longest time without progress.
-const PATIENCE: Duration = Duration::from_secs(15);
+pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 /// Time of the warm-up before a figure.
 pub(super) const WARM_UP: Duration = Duration::from_millis(20);
 /// Bytes of half a region, unless a message is larger.
@@ -33,6 +33,9 @@ const RECEIVES: u32 = 512;
 const INLINE: u32 = 64;
 /// Number of large messages in flight, as in perftest.
 const LARGE: usize = 128;
+/// Messages in flight on each queue pair where their number does not depend on that of the queue
+/// pairs.
+pub(super) const QUEUED: usize = 16;
 /// Messages below this are posted in lists.
 const SMALL: usize = 4096;
 
@@ -71,6 +74,10 @@ impl OpenDevice {
         exchange: &mut Exchange,
         step: &Step,
     ) -> Result<Vec<Figure>, Failure> {
+        if step.measure == Measure::UdRate {
+            let figure = datagrams::rate(self.connected.ctx(), self.side, step, exchange)?;
+            return Ok(figure.into_iter().collect());
+        }
         let ends = self.connected.ends(PATIENCE);
         let until = Until::Time(Duration::from_secs_f64(step.seconds));
         let first = &ends[0];
@@ -83,7 +90,7 @@ impl OpenDevice {
             write_latency(first, exchange, pinging, side, size, until, &mut times)
         };
         match step.measure {
-            Measure::WriteLat => ping(exchange, Pinging::Usual)?,
+            Measure::WriteLat | Measure::WriteLatOneCpu => ping(exchange, Pinging::Usual)?,
             Measure::WriteLatSignaled => ping(exchange, Pinging::Signaled)?,
             Measure::WriteLatMemory => ping(exchange, Pinging::ByMemory)?,
             Measure::SendLatBlocking => {
@@ -93,9 +100,7 @@ impl OpenDevice {
             _ if self.side == Side::First => return self.ask(&ends, exchange, step, until),
             _ => return self.answer(&ends, exchange, step),
         }
-        let figure =
-            (self.side == Side::First).then(|| step.figure(step.measure, median_us(&times)));
-        Ok(figure.into_iter().collect())
+        Ok(if self.side == Side::First { tails(step, &times) } else { Vec::new() })
     }
 
     /// The part of the side that leads.
@@ -107,9 +112,10 @@ impl OpenDevice {
         until: Until,
     ) -> Result<Vec<Figure>, Failure> {
         let round_trip = match step.measure {
-            Measure::ReadLat | Measure::ReadLatPassive | Measure::ReadLatAsleep => {
-                Some(RoundTrip::Read(step.size))
-            }
+            Measure::ReadLat
+            | Measure::ReadLatPassive
+            | Measure::ReadLatAsleep
+            | Measure::ReadLatOneCpu => Some(RoundTrip::Read(step.size)),
             Measure::AtomicLat | Measure::AtomicLatPassive | Measure::AtomicLatAsleep => {
                 Some(RoundTrip::FetchAdd)
             }
@@ -124,7 +130,7 @@ impl OpenDevice {
                 }
             }
             exchange.barrier("done")?;
-            return Ok(vec![step.figure(step.measure, median_us(&times))]);
+            return Ok(vec![step.figure(step.measure, quantile_us(&times, 0.5))]);
         }
         let own = self.flow(ends, &in_bulk(step, ends.len(), until))?;
         if step.measure == Measure::WriteBwBoth {
@@ -138,15 +144,16 @@ impl OpenDevice {
 
     /// Warms up, and then measures.
     fn flow(&self, ends: &[End<'_>], what: &Bulk) -> Result<Flow, Failure> {
-        let begin = cost::own()?;
+        let (begin, softirq) = (cost::own()?, cost::softirq()?);
         let warm_up = Bulk { until: Until::Time(WARM_UP), ..*what };
         let (before, _) = bulk_with_shares(ends, &warm_up, |_| ())?;
         let (idle, start) = (cost::idle()?, Instant::now());
         let (result, shares) = bulk_with_shares(ends, what, |_| ())?;
         let (elapsed, idle) = (start.elapsed().as_secs_f64(), cost::idle()? - idle);
         let machine = (elapsed * cost::online()? as f64 - idle).max(0.0);
-        let (cpu, bytes) = (cost::own()? - begin, before.bytes + result.bytes);
-        Ok(Flow { result, shares, machine, cpu, bytes })
+        let (cpu, softirq) = (cost::own()? - begin, cost::softirq()? - softirq);
+        let bytes = before.bytes + result.bytes;
+        Ok(Flow { result, shares, machine, cpu, softirq, bytes })
     }
 
     /// The part of the side that answers.
@@ -190,8 +197,10 @@ struct Flow {
     shares: Vec<u64>,
     /// Busy seconds of all processors during the flow.
     machine: f64,
-    /// Processor time of this process in seconds, and bytes sent, both with the warm-up.
+    /// Processor time of this process and of the system's softirqs in seconds, and bytes sent, all
+    /// with the warm-up.
     cpu: f64,
+    softirq: f64,
     bytes: u64,
 }
 
@@ -206,20 +215,26 @@ struct Answered {
 
 impl Flow {
     fn figures(&self, step: &Step, theirs: &Answered) -> Vec<Figure> {
-        let Self { result, shares, machine, cpu, bytes } = self;
+        let Self { result, shares, machine, cpu, softirq, bytes } = self;
         let machine = machine / (result.bytes as f64 / 1e9);
-        let value = match step.measure {
-            Measure::WriteRate | Measure::WriteRatePassive => result.mops(),
+        let value = match step.measure.unit() {
+            "Mop/s" => result.mops(),
             _ => result.gbps() + theirs.gbps,
         };
         let mut figures = vec![step.figure(step.measure, value)];
         if shares.len() > 1 {
-            figures.push(step.figure(Measure::WriteBwFairness, jain(shares)));
+            let fairness = match step.measure {
+                Measure::WriteBwQueued => Measure::WriteBwQueuedFairness,
+                _ => Measure::WriteBwFairness,
+            };
+            figures.push(step.figure(fairness, jain(shares)));
         }
+        let cpu = cpu + theirs.cpu;
         match step.measure {
             Measure::WriteBw => figures.push(step.figure(Measure::MachineCpuPerGb, machine)),
             Measure::WriteBwPassive => figures.extend([
-                step.figure(Measure::CpuPerGb, (cpu + theirs.cpu) / (*bytes as f64 / 1e9)),
+                step.figure(Measure::CpuPerGb, cpu / (*bytes as f64 / 1e9)),
+                step.figure(Measure::WriteBwPerCore, per_core(*bytes, cpu + softirq)),
                 step.figure(Measure::MachineCpuPerGbPassive, machine),
             ]),
             _ => {}
@@ -242,24 +257,77 @@ pub(crate) fn depth(step: &Step, qps: u32) -> usize {
     }
 }
 
+/// How the requests of a measure are posted on each queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct Posting {
+    /// Requests of one call.
+    list: usize,
+    /// Requests that are outstanding at most.
+    outstanding: usize,
+    spins: Spins,
+}
+
+/// The sides whose programs poll without sleeping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Spins {
+    Both,
+    Requester,
+    Neither,
+}
+
+impl Posting {
+    /// Of a measure over `qps` queue pairs of a device in software. `None` if it posts nothing.
+    pub(crate) fn of(measure: Measure, size: usize, qps: u32) -> Option<Self> {
+        if matches!(measure, Measure::QpBytes | Measure::IdleWakeups) {
+            return None;
+        }
+        let step = Step { measure, size, seconds: 0.0 };
+        let (list, outstanding) = match measure.unit() {
+            "us" => (1, 1),
+            _ => {
+                let bulk = in_bulk(&step, qps as usize, Until::Messages(1));
+                (bulk.list, bulk.depth)
+            }
+        };
+        let spins = match measure.target() {
+            _ if measure == Measure::SendLatBlocking || measure.is_fan_in() => Spins::Neither,
+            Target::Active => Spins::Both,
+            Target::Passive | Target::Asleep => Spins::Requester,
+        };
+        Some(Self { list, outstanding, spins })
+    }
+}
+
 /// The bulk transfer of a step over `qps` queue pairs.
-fn in_bulk(step: &Step, qps: usize, until: Until) -> Bulk {
+pub(super) fn in_bulk(step: &Step, qps: usize, until: Until) -> Bulk {
     let op = match step.measure {
-        Measure::SendBw => BulkOp::Send,
+        Measure::SendBw | Measure::UdRate => BulkOp::Send,
         Measure::ReadBw => BulkOp::Read,
         _ => BulkOp::Write,
     };
     // Posting and completing messages this small costs more than sending them, so post them in
     // lists.
     if step.size < SMALL || step.measure.unit() == "Mop/s" {
-        return Bulk::small(op, step.size, until);
+        let small = Bulk::small(op, step.size, until);
+        let list = if step.measure == Measure::WriteRateSingle { 1 } else { small.list };
+        return Bulk { list, ..small };
+    }
+    use Measure::{WriteBwQueued, WriteBwQueuedFairness};
+    if step.measure.is_fan_in() || matches!(step.measure, WriteBwQueued | WriteBwQueuedFairness) {
+        return Bulk::large(op, step.size, QUEUED, until);
     }
     let depth = (2 * HALF / step.size).clamp(2, LARGE) / qps;
     Bulk::large(op, step.size, depth.max(2), until)
 }
 
+/// 10⁹ payload bits for each second of processor time.
+pub(super) fn per_core(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 * 8.0 / 1e9 / seconds.max(1e-9)
+}
+
 /// Jain's index of fairness.
-fn jain(shares: &[u64]) -> f64 {
+pub(super) fn jain(shares: &[u64]) -> f64 {
     let shares = shares.iter().map(|share| *share as f64);
     let (sum, squares) =
         shares.clone().fold((0.0, 0.0), |(sum, squares), x| (sum + x, squares + x * x));
@@ -276,6 +344,31 @@ mod tests {
         assert!((jain(&[1, 0, 0, 0]) - 0.25).abs() < 1e-12);
         assert!((jain(&[3, 1]) - 0.8).abs() < 1e-12);
         assert_eq!(jain(&[0, 0]), 0.0);
+    }
+
+    #[test]
+    fn how_requests_are_posted_is_told() {
+        let of = |measure, size, qps| {
+            let posting = Posting::of(measure, size, qps).expect("requests");
+            (posting.list, posting.outstanding, posting.spins)
+        };
+        let shared = 64 << 10;
+        for (measure, size, qps, expected) in [
+            (Measure::WriteBw, 1 << 20, 1, (1, 8, Spins::Both)),
+            (Measure::WriteBw, shared, 64, (1, 2, Spins::Both)),
+            (Measure::WriteBwQueued, shared, 256, (1, 16, Spins::Both)),
+            (Measure::WriteBwPassive, 1 << 20, 1, (1, 8, Spins::Requester)),
+            (Measure::FanInFairness, shared, 16, (1, 16, Spins::Neither)),
+            (Measure::WriteRate, 64, 1, (32, 512, Spins::Both)),
+            (Measure::WriteRateSingle, 64, 1, (1, 512, Spins::Both)),
+            (Measure::UdRate, 64, 1, (32, 512, Spins::Both)),
+            (Measure::WriteLatP99, 64, 1, (1, 1, Spins::Both)),
+            (Measure::ReadLatOneCpu, 64, 1, (1, 1, Spins::Requester)),
+            (Measure::SendLatBlocking, 64, 1, (1, 1, Spins::Neither)),
+        ] {
+            assert_eq!(of(measure, size, qps), expected, "{measure}, {qps} queue pairs");
+        }
+        assert_eq!(Posting::of(Measure::QpBytes, 0, 1000), None);
     }
 
     #[test]

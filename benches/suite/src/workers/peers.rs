@@ -1,4 +1,4 @@
-//! Other transports to compare with: TCP streams, UDP sockets, iperf3.
+//! Other transports to compare with: TCP streams, UDP sockets, iperf3, sockperf.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
@@ -10,8 +10,9 @@ use rustix::net::sockopt::set_tcp_congestion;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::cost;
 use super::measure::{Figure, Measure, Step};
-use super::ours::WARM_UP;
+use super::ours::{WARM_UP, per_core};
 use rocinante_cli::measure::{Side, histogram, record};
 use rocinante_cli::output::Failure;
 
@@ -25,6 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) const PAUSE: Duration = Duration::from_millis(2);
 /// Seconds that iperf3 sends before it counts. It takes whole seconds only.
 pub(crate) const IPERF3_WARM_UP: f64 = 1.0;
+/// Seconds that sockperf takes beside those that it is told.
+pub(crate) const SOCKPERF_WARM_UP: f64 = 1.0;
 /// Round trips before the measured ones.
 const FIRST: u32 = 50;
 /// Ends a ping-pong.
@@ -73,15 +76,15 @@ fn failed(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
     move |error| Failure::Failed(format!("{what}: {error}"))
 }
 
-/// A stream. Measures the goodput of writes of the step's size, or half the round trip of messages
-/// of that size.
+/// A stream. Measures the goodput of writes of the step's size and what it costs, or half the round
+/// trip of messages of that size.
 pub(super) fn tcp(
     side: Side,
     (local, remote): (IpAddr, IpAddr),
     exchange: &mut Exchange,
     mode: TcpMode,
     step: &Step,
-) -> Result<Option<Figure>, Failure> {
+) -> Result<Vec<Figure>, Failure> {
     let in_tcp = failed("TCP");
     let mut stream = match side {
         Side::First => {
@@ -105,24 +108,39 @@ pub(super) fn tcp(
     }
     stream.set_nodelay(true).map_err(&in_tcp)?;
     let time = Duration::from_secs_f64(step.seconds);
-    let value = match (step.measure, side) {
-        (Measure::WriteLat, _) => ping_pong(side, step.size, time, None, |bytes, sends| {
+    if step.measure == Measure::WriteLat {
+        let times = ping_pong(side, step.size, time, None, |bytes, sends| {
             if sends { write_all(&mut stream, bytes) } else { read_all(&mut stream, bytes) }
-        })
-        .map_err(&in_tcp)?,
-        (_, Side::First) => {
-            send(&mut stream, step.size, PATIENCE).map_err(&in_tcp)?;
-            let line = exchange.hear()?;
-            Some(line.parse().map_err(|_| exchange.error(format_args!("it said {line}")))?)
-        }
-        (_, Side::Second) => {
-            let gbps = receive(&mut stream, time, PATIENCE).map_err(&in_tcp)?;
-            drop(stream);
-            exchange.say(&gbps.to_string())?;
-            None
-        }
-    };
-    Ok(value.map(|value| step.figure(step.measure, value)))
+        });
+        let times = times.map_err(&in_tcp)?;
+        return Ok(times.map_or_else(Vec::new, |times| tails(step, &times)));
+    }
+    let (begin, softirq) = (cost::own()?, cost::softirq()?);
+    if side == Side::First {
+        send(&mut stream, step.size, PATIENCE).map_err(&in_tcp)?;
+        let line = exchange.hear()?;
+        let theirs: Received = serde_json::from_str(&line)
+            .map_err(|_| exchange.error(format_args!("it said {line}")))?;
+        let cpu = cost::own()? - begin + theirs.cpu + cost::softirq()? - softirq;
+        return Ok(vec![
+            step.figure(step.measure, theirs.gbps),
+            step.figure(Measure::WriteBwPerCore, per_core(theirs.bytes, cpu)),
+        ]);
+    }
+    let (gbps, bytes) = receive(&mut stream, time, PATIENCE).map_err(&in_tcp)?;
+    drop(stream);
+    let received = Received { gbps, bytes, cpu: cost::own()? - begin };
+    exchange.say(&serde_json::to_string(&received).expect("figures are JSON"))?;
+    Ok(Vec::new())
+}
+
+/// What the receiver of a stream tells the sender.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct Received {
+    gbps: f64,
+    /// All bytes, and the processor time of this side in seconds, with the warm-up.
+    bytes: u64,
+    cpu: f64,
 }
 
 /// Sends until the receiver closes the stream.
@@ -141,23 +159,27 @@ fn send(stream: &mut TcpStream, size: usize, patience: Duration) -> io::Result<(
     }
 }
 
-/// Receives for a warm-up, and then counts for `time`. Returns 10⁹ bits per second.
-fn receive(stream: &mut TcpStream, time: Duration, patience: Duration) -> io::Result<f64> {
+/// Receives for a warm-up, and then counts for `time`. Returns 10⁹ bits per second, and the bytes
+/// received from the start.
+fn receive(stream: &mut TcpStream, time: Duration, patience: Duration) -> io::Result<(f64, u64)> {
     const CHUNK: usize = 256 << 10;
     let mut region = vec![0; REGION];
-    let (mut at, mut bytes) = (0, 0);
+    let (mut at, mut bytes, mut before) = (0, 0_u64, 0);
     let (mut first, mut began) = (None, None);
     loop {
         match spin(patience, || stream.read(&mut region[at..at + CHUNK]))? {
             0 => return Err(ErrorKind::UnexpectedEof.into()),
-            read => bytes += read,
+            read => bytes += read as u64,
         }
         at = (at + CHUNK) % REGION;
         let now = Instant::now();
         match began {
-            None if now - *first.get_or_insert(now) >= WARM_UP => (began, bytes) = (Some(now), 0),
+            None if now - *first.get_or_insert(now) >= WARM_UP => {
+                (began, before) = (Some(now), bytes);
+            }
             Some(began) if now - began >= time => {
-                return Ok(bytes as f64 * 8.0 / (now - began).as_secs_f64() / 1e9);
+                let counted = (bytes - before) as f64;
+                return Ok((counted * 8.0 / (now - began).as_secs_f64() / 1e9, bytes));
             }
             _ => {}
         }
@@ -200,15 +222,15 @@ fn spin<T>(patience: Duration, mut call: impl FnMut() -> io::Result<T>) -> io::R
 }
 
 /// Sends messages to and fro until the time is over, with the pause `apart` before each if there is
-/// one. Returns half the median round trip in microseconds, at the first side. `transfer` sends the
-/// bytes if its second argument is `true`, and else receives as many.
+/// one. Returns the halves of the round trips, at the first side. `transfer` sends the bytes if its
+/// second argument is `true`, and else receives as many.
 fn ping_pong(
     side: Side,
     size: usize,
     time: Duration,
     apart: Option<Duration>,
     mut transfer: impl FnMut(&mut [u8], bool) -> io::Result<()>,
-) -> io::Result<Option<f64>> {
+) -> io::Result<Option<Histogram<u64>>> {
     let mut histogram = histogram();
     let mut bytes = vec![0; size.max(1)];
     let begin = Instant::now();
@@ -236,12 +258,23 @@ fn ping_pong(
             break;
         }
     }
-    Ok((side == Side::First).then(|| median_us(&histogram)))
+    Ok((side == Side::First).then_some(histogram))
 }
 
-/// The median of a histogram of nanoseconds, in microseconds.
-pub(super) fn median_us(histogram: &Histogram<u64>) -> f64 {
-    histogram.value_at_quantile(0.5) as f64 / 1e3
+/// A quantile of a histogram of nanoseconds, in microseconds.
+pub(super) fn quantile_us(histogram: &Histogram<u64>, quantile: f64) -> f64 {
+    histogram.value_at_quantile(quantile) as f64 / 1e3
+}
+
+/// The median of a step's times, and if they are of `write_lat` their 99th and 99.9th percentile.
+pub(super) fn tails(step: &Step, times: &Histogram<u64>) -> Vec<Figure> {
+    let quantile = |measure| match measure {
+        Measure::WriteLatP99 => 0.99,
+        Measure::WriteLatP999 => 0.999,
+        _ => 0.5,
+    };
+    let figure = |measure| step.figure(measure, quantile_us(times, quantile(measure)));
+    step.figures().map(figure).collect()
 }
 
 /// UDP sockets: [`Measure::SendLatBlocking`] with both sides sleeping, or [`Measure::WakeUp`].
@@ -266,13 +299,14 @@ pub(super) fn udp(
             let half = ping_pong(side, step.size, time / 2, apart, |bytes, sends| {
                 datagram(&socket, bytes, sends)
             });
-            Ok(half.map_err(&in_udp)?.map(|half| 2.0 * half))
+            Ok(half.map_err(&in_udp)?.map(|half| 2.0 * quantile_us(&half, 0.5)))
         };
         let (spins, sleeps) = (round_trip(false)?, round_trip(true)?);
         spins.zip(sleeps).and_then(|(spins, sleeps)| wake_up(spins, sleeps))
     } else {
-        ping_pong(side, step.size, time, None, |bytes, sends| datagram(&socket, bytes, sends))
-            .map_err(&in_udp)?
+        let half =
+            ping_pong(side, step.size, time, None, |bytes, sends| datagram(&socket, bytes, sends));
+        half.map_err(&in_udp)?.map(|half| quantile_us(&half, 0.5))
     };
     Ok(value.map(|value| step.figure(step.measure, value)))
 }
@@ -318,6 +352,24 @@ pub(super) fn iperf3_figures(report: &str, step: &Step) -> Result<Vec<Figure>, F
     figures().ok_or_else(|| what(&"no figures"))
 }
 
+/// The figures of a ping-pong in sockperf's report, which are halves of round trips.
+pub(super) fn sockperf_figures(report: &str, step: &Step) -> Result<Vec<Figure>, Failure> {
+    let percentile = |of: &str| {
+        let (_, rest) = report.split_once(&format!("percentile {of} ="))?;
+        rest.split_whitespace().next()?.parse::<f64>().ok()
+    };
+    let figure = |measure| {
+        let value = percentile(match measure {
+            Measure::WriteLatP99 => "99.000",
+            Measure::WriteLatP999 => "99.900",
+            _ => "50.000",
+        })?;
+        Some(step.figure(measure, value))
+    };
+    let figures: Option<Vec<Figure>> = step.figures().map(figure).collect();
+    figures.ok_or_else(|| Failure::Failed(format!("sockperf: no figures: {}", report.trim())))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -340,7 +392,8 @@ mod tests {
         std::thread::scope(|scope| {
             let sends = scope.spawn(move || send(&mut sender, 65_536, PATIENCE));
             let start = Instant::now();
-            assert!(receive(&mut receiver, time, PATIENCE).unwrap() > 0.0);
+            let (gbps, bytes) = receive(&mut receiver, time, PATIENCE).unwrap();
+            assert!(gbps > 0.0 && bytes as f64 * 8.0 / 1e9 > gbps * time.as_secs_f64());
             assert!(start.elapsed() >= WARM_UP + time);
             drop(receiver);
             sends.join().unwrap().unwrap();
@@ -388,5 +441,31 @@ mod tests {
         assert_eq!(values, [(Measure::WriteBw, 16.0), (Measure::CpuPerGb, 0.8)]);
         let refused = iperf3_figures(r#"{"error": "Connection refused"}"#, &step).unwrap_err();
         assert!(refused.to_string().contains("Connection refused"), "{refused}");
+    }
+
+    #[test]
+    fn what_sockperf_reports_is_read() {
+        let report = "\
+sockperf: \u{1b}[2;35mSummary: Latency is 5.123 usec\u{1b}[0m
+sockperf: Total 9 observations; each percentile contains 0.09 observations
+sockperf: ---> <MAX> observation =   90.108
+sockperf: ---> percentile 99.990 =   90.100
+sockperf: ---> percentile 99.900 =   21.500
+sockperf: ---> percentile 99.000 =    9.250
+sockperf: ---> percentile 50.000 =    4.750
+";
+        let step = Step { measure: Measure::WriteLat, size: 64, seconds: 1.0 };
+        let figures = sockperf_figures(report, &step).unwrap();
+        let values: Vec<_> = figures.iter().map(|figure| (figure.measure, figure.value)).collect();
+        let expected = [
+            (Measure::WriteLat, 4.75),
+            (Measure::WriteLatP99, 9.25),
+            (Measure::WriteLatP999, 21.5),
+        ];
+        assert_eq!(values, expected);
+        let step = Step { measure: Measure::SendLatBlocking, ..step };
+        assert_eq!(sockperf_figures(report, &step).unwrap().len(), 1);
+        let refused = sockperf_figures("sockperf: ERROR: refused", &step).unwrap_err();
+        assert!(refused.to_string().contains("refused"), "{refused}");
     }
 }

@@ -1,16 +1,21 @@
 //! Chooses the addresses between which two processes measure, and starts the processes.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::IpAddr;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::job::{Job, Outcome, Work};
-use super::measure::{Figure, Step};
-use super::peers::iperf3_figures;
+use super::peers::{iperf3_figures, sockperf_figures};
 use rocinante_cli::devices::is_soft_roce;
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::Failure;
-use rocinante_node::{ChildGuard, LabConfig, Pair, kill_children_on_signal};
+use rocinante_node::{
+    ChildGuard, Container, Lab, LabConfig, LabError, Pair, kill_children_on_signal,
+};
 
 /// The place of a measurement.
 #[derive(Debug, Clone, clap::Args)]
@@ -48,36 +53,104 @@ impl PlaceArgs {
     }
 }
 
+/// What lies between the two sides of a measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Link {
+    /// A veth of MTU 9000, or the wire between two given addresses.
+    Plain,
+    /// A veth of MTU 1500.
+    Mtu1500,
+    /// A bridge, with a veth of MTU 9000 to each side.
+    Bridge,
+    /// A veth of MTU 9000 whose ends neither segment nor merge.
+    NoOffload,
+}
+
+impl Link {
+    /// All but the plain one.
+    pub(crate) const OTHERS: [Self; 3] = [Self::Mtu1500, Self::Bridge, Self::NoOffload];
+
+    pub(crate) const fn is_plain(&self) -> bool {
+        matches!(self, Self::Plain)
+    }
+
+    /// Its name in the rows.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Mtu1500 => "mtu1500",
+            Self::Bridge => "bridge",
+            Self::NoOffload => "no_offload",
+        }
+    }
+
+    /// Its MTU in bytes.
+    pub(crate) const fn mtu(self) -> u32 {
+        match self {
+            Self::Mtu1500 => 1500,
+            _ => 9000,
+        }
+    }
+}
+
 /// The addresses of a measurement, and their namespaces.
 enum Place {
-    /// Two namespaces of our own.
-    Made(Pair),
+    /// Two namespaces of our own, joined by a veth.
+    Pair(Pair),
+    /// Namespaces of our own behind a bridge.
+    Lab(Lab),
     /// This namespace.
     Here { local: IpAddr, remote: IpAddr },
 }
 
 impl Place {
-    fn addresses(&self) -> [IpAddr; 2] {
+    /// Creates `count` namespaces and `link` between them.
+    fn new(link: Link, count: u8) -> Result<Self, LabError> {
+        let mtu = link.mtu();
+        let config = LabConfig { containers: count, mtu, ipv6: false, ..LabConfig::default() };
+        if link == Link::Bridge {
+            return Lab::new(&config).map(Self::Lab);
+        }
+        let pair = Pair::new(&config)?;
+        if link == Link::NoOffload {
+            pair.containers().iter().try_for_each(Container::disable_offloads)?;
+        }
+        Ok(Self::Pair(pair))
+    }
+
+    /// The namespaces, if they are our own. The leading process is in the first.
+    fn containers(&self) -> &[Container] {
         match self {
-            Self::Made(pair) => pair.containers().each_ref().map(|one| one.ipv4().into()),
-            Self::Here { local, remote } => [*local, *remote],
+            Self::Pair(pair) => pair.containers(),
+            Self::Lab(lab) => lab.containers(),
+            Self::Here { .. } => &[],
         }
     }
 
-    fn spawn(&self, side: usize, command: &mut Command) -> Result<ChildGuard, Failure> {
-        let child = match self {
-            Self::Made(pair) => pair.containers()[side].spawn(command),
-            Self::Here { .. } => ChildGuard::spawn(command),
+    fn address(&self, index: usize) -> IpAddr {
+        match self {
+            Self::Here { local, remote } => [*local, *remote][index],
+            _ => self.containers()[index].ipv4().into(),
+        }
+    }
+
+    fn spawn(&self, index: usize, command: &mut Command) -> Result<ChildGuard, Failure> {
+        let child = match self.containers().get(index) {
+            Some(container) => container.spawn(command),
+            None => ChildGuard::spawn(command),
         };
         child.map_err(|error| Failure::Failed(error.to_string()))
     }
 }
 
-/// The places where pairs of processes start.
+/// The places where the processes of a measurement start.
 pub(crate) struct Places {
     software: Place,
     /// The place for the kernel's devices, if it differs.
     hardware: Option<Place>,
+    /// Places that are made when they are first needed, by their link and number of namespaces.
+    others: BTreeMap<(Link, u8), Place>,
     urgent: bool,
     swapped: bool,
     /// How many times longer processes take to start than on an ordinary machine.
@@ -86,13 +159,15 @@ pub(crate) struct Places {
 
 /// Time that two processes may take in addition to measuring.
 const STARTS_WITHIN: Duration = Duration::from_secs(20);
+/// The same for each process more.
+const STARTS_EACH: Duration = Duration::from_millis(500);
 /// Limit of the factor by which that time is extended.
 const SLOWNESS_MAX: f64 = 3.0;
 /// Time in which the answering process has to end after the leading one.
 const ENDS_AFTER: Duration = Duration::from_secs(5);
-/// iperf3's message if its server does not listen yet.
-const REFUSED: &str = "Connection refused";
-/// Attempts to start iperf3: they last one second.
+/// The messages of iperf3 and sockperf if their server does not listen yet.
+const REFUSED: [&str; 2] = ["Connection refused", "No messages were received"];
+/// Attempts to start their client: they last one second, if each is refused at once.
 const ATTEMPTS_MAX: u32 = 20;
 
 impl Places {
@@ -108,12 +183,32 @@ impl Places {
         if args.devices.is_empty()
             && let Some(software) = here
         {
-            return Ok(Self { software, hardware: None, urgent, swapped: false, slowness: 1.0 });
+            return Ok(Self::with(software, None, urgent));
         }
-        let config = LabConfig { ipv6: false, ..LabConfig::default() };
-        let pair = Pair::new(&config).map_err(|error| Failure::Failed(error.to_string()))?;
-        let software = Place::Made(pair);
-        Ok(Self { software, hardware: here, urgent, swapped: false, slowness: 1.0 })
+        let software = Place::new(Link::Plain, 2);
+        let software = software.map_err(|error| Failure::Failed(error.to_string()))?;
+        Ok(Self::with(software, here, urgent))
+    }
+
+    fn with(software: Place, hardware: Option<Place>, urgent: bool) -> Self {
+        let others = BTreeMap::new();
+        Self { software, hardware, others, urgent, swapped: false, slowness: 1.0 }
+    }
+
+    /// Makes sure that there is a place with `link` and this many namespaces.
+    pub(crate) fn prepare(&mut self, link: Link, namespaces: u8) -> Result<(), Failure> {
+        if link.is_plain() {
+            return Ok(());
+        }
+        if matches!(self.software, Place::Here { .. }) {
+            let what = "between given addresses there is no link but theirs";
+            return Err(Failure::Failed(what.into()));
+        }
+        if let Entry::Vacant(entry) = self.others.entry((link, namespaces)) {
+            let place = Place::new(link, namespaces);
+            entry.insert(place.map_err(|error| Failure::Failed(error.to_string()))?);
+        }
+        Ok(())
     }
 
     /// Adapts to a machine that is `slowness` times slower than an ordinary one.
@@ -126,13 +221,23 @@ impl Places {
         self.swapped = swapped;
     }
 
-    /// Runs both processes of `work` to their end. Returns the results of the first one.
-    pub(crate) fn run(&self, work: &Work) -> Result<Outcome, Failure> {
-        if let Work::Iperf3(_, step) = work {
-            return self.iperf3(work, step).map(Outcome::Figures);
+    /// Runs all processes of `work` to their end, over a link that is [`prepare`](Self::prepare)d.
+    /// Returns the results.
+    pub(crate) fn run(&self, link: Link, work: &Work) -> Result<Outcome, Failure> {
+        match work {
+            Work::Iperf3(_, step) => {
+                let report = self.program(link, work)?;
+                return iperf3_figures(&report, step).map(Outcome::Figures);
+            }
+            Work::Sockperf { step, .. } => {
+                let report = self.program(link, work)?;
+                return sockperf_figures(&report, step).map(Outcome::Figures);
+            }
+            Work::FanIn { .. } => return self.fan_in(link, work),
+            _ => {}
         }
-        let receiver = self.start(work, Side::Second)?;
-        let sent = self.finish(work, self.start(work, Side::First)?)?;
+        let receiver = self.start(link, work, Side::Second, 0)?;
+        let sent = self.finish(work, self.start(link, work, Side::First, 0)?)?;
         let grace = if sent.status.success() { ENDS_AFTER } else { Duration::from_secs(1) };
         let received =
             receiver.wait_with_output(grace).map_err(|error| Failure::Failed(error.to_string()));
@@ -149,18 +254,37 @@ impl Places {
         if !received.status.success() {
             return Err(Failure::Failed(error_text(&received)));
         }
-        serde_json::from_slice(&sent.stdout).map_err(|error| Failure::Failed(error.to_string()))
+        outcome(&sent)
     }
 
-    /// Runs one stream of iperf3. Its client does not wait for the server, and may still exit with
-    /// success.
-    fn iperf3(&self, work: &Work, step: &Step) -> Result<Vec<Figure>, Failure> {
-        let _server = self.start(work, Side::Second)?;
+    /// Runs one receiver and its senders. The receiver has the results.
+    fn fan_in(&self, link: Link, work: &Work) -> Result<Outcome, Failure> {
+        let receiver = self.start(link, work, Side::Second, 0)?;
+        let sender = |number| self.start(link, work, Side::First, number as usize);
+        let senders = (0..work.leaders()).map(sender).collect::<Result<Vec<_>, _>>()?;
+        let received = self.finish(work, receiver)?;
+        let grace = if received.status.success() { ENDS_AFTER } else { Duration::from_secs(1) };
+        let ends = |sender: ChildGuard| sender.wait_with_output(grace);
+        let sent = senders.into_iter().map(ends).collect::<Result<Vec<_>, _>>();
+        let sent = sent.map_err(|error| Failure::Failed(error.to_string()))?;
+        if let Some(sender) = sent.iter().find(|sender| !sender.status.success()) {
+            return Err(Failure::Failed(format!("a sender: {}", error_text(sender))));
+        }
+        if !received.status.success() {
+            return Err(Failure::Failed(error_text(&received)));
+        }
+        outcome(&received)
+    }
+
+    /// Runs the client of another program, whose server does not end by itself. The client does not
+    /// wait for the server: it is started again while it is refused. Returns its report.
+    fn program(&self, link: Link, work: &Work) -> Result<String, Failure> {
+        let _server = self.start(link, work, Side::Second, 0)?;
         let mut attempts = 0;
         loop {
-            let output = self.finish(work, self.start(work, Side::First)?)?;
+            let output = self.finish(work, self.start(link, work, Side::First, 0)?)?;
             let report = String::from_utf8_lossy(&output.stdout).into_owned();
-            if report.contains(REFUSED) && attempts < ATTEMPTS_MAX {
+            if REFUSED.iter().any(|why| report.contains(why)) && attempts < ATTEMPTS_MAX {
                 attempts += 1;
                 std::thread::sleep(Duration::from_millis(50));
                 continue;
@@ -168,7 +292,7 @@ impl Places {
             if !output.status.success() && report.is_empty() {
                 return Err(Failure::Failed(error_text(&output)));
             }
-            return iperf3_figures(&report, step);
+            return Ok(report);
         }
     }
 
@@ -178,25 +302,44 @@ impl Places {
     }
 
     fn limit(&self, work: &Work) -> Duration {
-        STARTS_WITHIN.mul_f64(self.slowness.min(SLOWNESS_MAX))
+        let starts = STARTS_WITHIN + STARTS_EACH * (work.leaders() - 1);
+        starts.mul_f64(self.slowness.min(SLOWNESS_MAX))
             + Duration::from_secs_f64(3.0 * work.seconds())
     }
 
-    fn start(&self, work: &Work, side: Side) -> Result<ChildGuard, Failure> {
+    /// Starts one process. Of several that lead, it is that of this `number`.
+    fn start(
+        &self,
+        link: Link,
+        work: &Work,
+        side: Side,
+        number: usize,
+    ) -> Result<ChildGuard, Failure> {
         let place = match (&self.hardware, work.is_hardware()) {
             (Some(hardware), true) => hardware,
-            _ => &self.software,
+            _ if link.is_plain() => &self.software,
+            _ => self
+                .others
+                .get(&(link, work.namespaces()))
+                .ok_or_else(|| Failure::Failed(format!("the link {} is not there", link.name())))?,
         };
-        let [first, second] = place.addresses();
-        let (local, remote) = if side == Side::First { (first, second) } else { (second, first) };
-        let (swapped, urgent, limit) = (self.swapped, self.urgent, self.limit(work).as_secs_f64());
-        let job = Job { side, local, remote, swapped, urgent, limit, work: work.clone() };
+        let (leads, answers) = (number, work.leaders() as usize);
+        let [own, peer] = if side == Side::First { [leads, answers] } else { [answers, leads] };
+        let (local, remote) = (place.address(own), place.address(peer));
+        let (core, urgent) = (work.core(side, self.swapped), self.urgent);
+        let limit = self.limit(work).as_secs_f64();
+        let job = Job { side, local, remote, core, urgent, limit, work: work.clone() };
         let job = serde_json::to_string(&job).expect("a job is JSON");
         let mut command = Command::new("/proc/self/exe");
         command.args(["measure-worker", "--job", &job]).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        place.spawn(usize::from(side == Side::Second), &mut command)
+        place.spawn(own, &mut command)
     }
+}
+
+/// The results that a process printed.
+fn outcome(output: &Output) -> Result<Outcome, Failure> {
+    serde_json::from_slice(&output.stdout).map_err(|error| Failure::Failed(error.to_string()))
 }
 
 /// The error output of a process.

@@ -7,18 +7,30 @@ use std::path::Path;
 use rocinante::device::{Backend, Interface, PortConfig};
 use rocinante::exchange::Exchange;
 use rocinante_baselines::{
-    Flow, Link, PacketLink, PortLink, Raw, Tally, Task, UdpLink, answer, measure,
+    Flow, Link, PacketLink, PortLink, QuinnLink, Raw, Tally, Task, UdpLink, answer, measure,
 };
 use rocinante_netdev::{PacketPort, UdpPort, XdpPort};
+use serde::{Deserialize, Serialize};
 
+use super::job::backend;
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::Failure;
 
-/// Measures `tasks` together with the other side. Returns the results on the first side. With
-/// `port`, uses the backend's port instead of sockets of its own.
+/// What sends and receives the packets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Carrier {
+    /// Sockets of their own, as the backend of this name uses them: its baseline.
+    Baseline(String),
+    /// The port of the backend of this name, with no engine behind it.
+    Port(String),
+    /// UDP sockets driven by `quinn-udp`.
+    QuinnUdp,
+}
+
+/// Measures `tasks` together with the other side. Returns the results on the first side.
 pub(super) fn run(
     side: Side,
-    (backend, port): (Backend, bool),
+    carrier: &Carrier,
     (local, remote): (IpAddr, IpAddr),
     tally: &Path,
     tasks: &[Task],
@@ -38,6 +50,14 @@ pub(super) fn run(
         serde_json::from_str(&line).map_err(|_| exchange.error(format_args!("it said {line}")))?;
     let both = Both { side, tally, tasks };
     let (own, config) = ([local], PortConfig::default());
+    let (backend, port) = match carrier {
+        Carrier::Baseline(name) => (backend(name)?, false),
+        Carrier::Port(name) => (backend(name)?, true),
+        Carrier::QuinnUdp => {
+            let link = QuinnLink::open(flow).map_err(|error| failed(&error))?;
+            return both.drive(link, exchange);
+        }
+    };
     match (backend, port) {
         (Backend::Udp, false) => {
             both.drive(UdpLink::open(flow).map_err(|error| failed(&error))?, exchange)

@@ -3,9 +3,24 @@
 use super::*;
 
 fn row(measure: Measure, netdev: &'static str, size: usize, mtu: u32, qps: u32, value: f64) -> Row {
-    let key = Key { measure, netdev, size, mtu, qps, tcp: None };
+    let key = Key { measure, netdev, size, mtu, qps, link: Link::Plain, tcp: None };
     let (min, max, unit) = (value, value, measure.unit());
-    Row { key, value, min, max, unit, baseline: None, ratio: None, samples: 3, valid: Some(true) }
+    Row {
+        key,
+        posting: None,
+        value,
+        min,
+        max,
+        unit,
+        baseline: None,
+        ratio: None,
+        samples: 3,
+        valid: Some(true),
+    }
+}
+
+fn over(link: Link, row: Row) -> Row {
+    Row { key: Key { link, ..row.key }, ..row }
 }
 
 fn with_ratio(row: Row, ratio: f64) -> Row {
@@ -102,13 +117,84 @@ fn middle_sizes_are_judged_by_spinning_tcp() {
 }
 
 #[test]
-fn the_rate_is_judged_on_udp() {
-    for (value, expected) in [(5.1, Verdict::Met), (4.9, Verdict::Missed)] {
-        let rate = |netdev| row(Measure::WriteRate, netdev, SMALL, MTU, 1, value);
-        let goal = "64 B WRITEs on one queue pair";
-        assert_eq!(verdict(&[rate("udp")], goal, ""), expected);
-        assert_eq!(verdict(&[rate("packet")], goal, ""), Verdict::NotMeasured);
+fn rates_are_judged_by_themselves() {
+    for (goal, measure, netdev, least) in [
+        ("64 B WRITEs on one queue pair", Measure::WriteRate, "udp", 5.0),
+        ("64 B WRITEs one by one, `udp`", Measure::WriteRateSingle, "udp", 2.5),
+        ("64 B WRITEs one by one, `packet`", Measure::WriteRateSingle, "packet", 4.0),
+        ("64 B datagrams of UD, `udp`", Measure::UdRate, "udp", 4.0),
+        ("64 B datagrams of UD, `packet`", Measure::UdRate, "packet", 4.0),
+    ] {
+        let rate = |netdev, value| row(measure, netdev, SMALL, MTU, 1, value);
+        assert_eq!(verdict(&[rate(netdev, least + 0.1)], goal, ""), Verdict::Met);
+        assert_eq!(verdict(&[rate(netdev, least - 0.1)], goal, ""), Verdict::Missed);
+        assert_eq!(verdict(&[rate("afxdp", least)], goal, ""), Verdict::NotMeasured);
     }
+}
+
+#[test]
+fn a_read_on_one_processor_is_judged_by_the_write_there() {
+    let one_cpu = |measure, value| row(measure, "udp", SMALL, MTU, 1, value);
+    let of = |read| {
+        let write = one_cpu(Measure::WriteLatOneCpu, 10.0);
+        [write, one_cpu(Measure::WriteLat, 100.0), one_cpu(Measure::ReadLatOneCpu, read)]
+    };
+    let goal = "64 B READ, `udp`, one processor";
+    assert_eq!(verdict(&of(30.0), goal, ""), Verdict::Met);
+    assert_eq!(verdict(&of(30.1), goal, ""), Verdict::Missed);
+}
+
+#[test]
+fn a_link_is_judged_by_itself() {
+    let write = |link, mtu, value, ratio| {
+        over(link, with_ratio(row(Measure::WriteBw, "udp", SHARED, mtu, 1, value), ratio))
+    };
+    let tcp = |link, value| over(link, row(Measure::WriteBw, "tcp-spin", SHARED, 9000, 1, value));
+    for (link, mtu, goal) in [
+        (Link::Mtu1500, 1024, "64 KiB WRITE, `udp`, MTU 1500"),
+        (Link::Bridge, MTU, "64 KiB WRITE, `udp`, over a bridge"),
+        (Link::NoOffload, MTU, "64 KiB WRITE, `udp`, no offload"),
+    ] {
+        let of = |ratio| [write(link, mtu, 20.0, ratio), write(Link::Plain, mtu, 20.0, 0.1)];
+        assert_eq!(verdict(&of(0.91), goal, "of the baseline"), Verdict::Met);
+        assert_eq!(verdict(&of(0.89), goal, "of the baseline"), Verdict::Missed);
+        let plain = [write(Link::Plain, mtu, 20.0, 0.95)];
+        assert_eq!(verdict(&plain, goal, "of the baseline"), Verdict::NotMeasured);
+    }
+    let goal = "64 KiB WRITE, `udp`, no offload, by the fastest TCP";
+    for (value, expected) in [(12.0, Verdict::Met), (11.9, Verdict::Missed)] {
+        let link = Link::NoOffload;
+        let rows = [write(link, MTU, value, 0.9), tcp(link, 12.0), tcp(Link::Plain, 60.0)];
+        assert_eq!(verdict(&rows, goal, ""), expected);
+    }
+    // What another link carries is no rival of the plain one.
+    let large = with_ratio(row(Measure::WriteBw, "udp", LARGE, MTU, 1, 10.0), 0.99);
+    let rows = [large, tcp(Link::Bridge, 90.0)];
+    assert_eq!(verdict(&rows, "1 MiB WRITE, `udp`", "fastest TCP"), Verdict::NotMeasured);
+}
+
+#[test]
+fn many_senders_are_judged_by_one() {
+    let of = |sum: f64, fairness: f64, errors: f64| {
+        let fan_in = |measure, senders, value| {
+            over(Link::Bridge, row(measure, "packet", SHARED, MTU, senders, value))
+        };
+        [
+            fan_in(Measure::FanIn, 1, 10.0),
+            fan_in(Measure::FanIn, 64, sum),
+            fan_in(Measure::FanInFairness, 64, fairness),
+            fan_in(Measure::FanInErrors, 64, errors),
+        ]
+    };
+    let (good, bad) = (of(8.0, 0.9, 0.0), of(7.9, 0.89, 1.0));
+    for (rows, expected) in [(&good, Verdict::Met), (&bad, Verdict::Missed)] {
+        for goal in ["sum by one sender's", "Jain's index", "queue pairs in error"] {
+            let begins = "64 KiB WRITEs of 64 senders to one receiver, `packet`";
+            assert_eq!(verdict(rows, begins, goal), expected, "{goal}");
+        }
+    }
+    let goal = "64 KiB WRITEs of 16 senders to one receiver, `packet`";
+    assert_eq!(verdict(&good, goal, "sum"), Verdict::NotMeasured);
 }
 
 #[test]
@@ -143,17 +229,23 @@ fn a_dent_in_the_line_is_seen() {
 }
 
 #[test]
-fn the_worst_number_of_queue_pairs_decides() {
+fn many_queue_pairs_are_judged_by_one() {
     let of = |at_64: f64, fairness: f64| {
-        let values = [(1, 10.0), (4, 10.0), (16, 9.0), (64, at_64), (256, 9.5)];
-        let bw = values.map(|(qps, value)| row(Measure::WriteBw, "udp", SHARED, MTU, qps, value));
-        let fair =
-            values.map(|(qps, _)| row(Measure::WriteBwFairness, "udp", SHARED, MTU, qps, fairness));
-        [bw, fair].concat()
+        let (bw, jain) = (Measure::WriteBwQueued, Measure::WriteBwQueuedFairness);
+        [
+            row(bw, "udp", SHARED, MTU, 1, 10.0),
+            row(bw, "udp", SHARED, MTU, 64, at_64),
+            row(jain, "udp", SHARED, MTU, 64, fairness),
+            // Fewer outstanding on each.
+            row(Measure::WriteBw, "udp", SHARED, MTU, 64, 10.0),
+        ]
     };
-    for (rows, expected) in [(of(8.1, 0.96), Verdict::Met), (of(7.9, 0.94), Verdict::Missed)] {
-        assert_eq!(verdict(&rows, "64 KiB WRITEs on up to 256 queue pairs, `udp`", ""), expected);
-        assert_eq!(verdict(&rows, "the same, `udp`", "Jain"), expected);
+    for (rows, expected) in [(of(8.6, 0.96), Verdict::Met), (of(8.4, 0.94), Verdict::Missed)] {
+        let goal = "64 KiB WRITEs, 16 outstanding on each of 64 queue pairs, `udp`";
+        assert_eq!(verdict(&rows, goal, "by one queue pair's"), expected);
+        assert_eq!(verdict(&rows, goal, "Jain's index"), expected);
+        let goal = "64 KiB WRITEs, 16 outstanding on each of 256 queue pairs, `udp`";
+        assert_eq!(verdict(&rows, goal, "by one"), Verdict::NotMeasured);
     }
 }
 

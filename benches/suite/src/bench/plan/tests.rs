@@ -13,29 +13,18 @@ fn choice(only: &[&str], quick: bool) -> Choice {
     }
 }
 
-/// The time of measuring alone.
-fn seconds(cells: &[Cell]) -> f64 {
-    let of = |steps: &[Step]| steps.iter().map(|step| step.seconds).sum::<f64>();
-    let raw =
-        |task: &Task| if task.kind == Kind::Flood { 1.5 * task.seconds } else { task.seconds };
-    let rivals = |rival: &Rival| match rival.peer {
-        Peer::Iperf3 => of(&rival.steps) + IPERF3_WARM_UP,
-        _ => of(&rival.steps),
-    };
-    cells
-        .iter()
-        .map(|cell| {
-            let baselines: f64 = cell.tasks().iter().map(raw).sum();
-            baselines + of(&cell.steps) + cell.rivals.iter().map(rivals).sum::<f64>()
-        })
-        .sum()
+/// The planned time of a run, in seconds, without starting processes and networks.
+fn seconds(choice: &Choice) -> f64 {
+    choice.cells().iter().map(|cell| cell.time(false).as_secs_f64()).sum()
 }
 
+/// A run may take 240 seconds, or 40 if it is quick. A pair of processes takes a tenth of a second
+/// to start, a crowd of them some seconds.
 #[test]
-fn three_runs_leave_time_for_what_is_not_measuring() {
-    let of = |quick| 3.0 * seconds(&choice(&[], quick).cells());
-    assert!(of(false) < 4.0 * 60.0, "{}", of(false));
-    assert!(of(true) < 65.0, "{}", of(true));
+fn a_run_leaves_time_for_what_is_not_measuring() {
+    let of = |quick| seconds(&choice(&[], quick));
+    assert!(of(false) < 130.0, "{}", of(false));
+    assert!(of(true) < 28.0, "{}", of(true));
 }
 
 #[test]
@@ -44,6 +33,7 @@ fn the_time_of_a_cell_is_of_all_its_parts() {
     let cell = |rivals| Cell {
         group: Group::Bandwidth,
         ours: Some(Provider::Udp),
+        link: Link::Plain,
         mtu: MTU,
         qps: 1,
         small_buffers: false,
@@ -61,17 +51,21 @@ fn the_time_of_a_cell_is_of_all_its_parts() {
     });
     let with_rivals = cell(rivals.to_vec()).time(false);
     assert_eq!(with_rivals, time + Duration::from_secs_f64(4.0 + IPERF3_WARM_UP));
+    let quinn =
+        Rival { peer: Peer::QuinnUdp, cc: None, steps: vec![step(Measure::WriteBw, LARGE)] };
+    assert_eq!(cell(vec![quinn]).time(false), time + baseline);
 }
 
 /// All samples of a row come from one group: a sweep keeps only what no other group measures.
 #[test]
 fn sweeps_leave_out_what_is_measured_anyway() {
     for (only, left_out) in [
-        (&[][..], 3 * 2 + 3 + 2 * 3),
+        (&[][..], 3 * 2 + 3 + 2 * 3 + 2),
         (&["sweep", "write_bw"][..], 3),
         (&["sweep", "qps"][..], 3),
         (&["latency_sweep", "write_lat"][..], 3),
         (&["sweep", "tcp-spin"][..], 2 * 3),
+        (&["latency_sweep", "tcp-spin"][..], 2),
         (&["sweep", "latency_sweep"][..], 0),
     ] {
         let cells = choice(only, false).cells();
@@ -99,8 +93,10 @@ fn sweeps_leave_out_what_is_measured_anyway() {
 fn a_baseline_uses_as_much_memory_as_we_do() {
     for cell in choice(&[], false).cells() {
         for task in cell.tasks() {
+            let queued = cell.steps.iter().any(|step| step.measure == Measure::WriteBwQueued);
             let expected = match (task.kind, task.message, cell.qps) {
                 (Kind::PingPong, ..) => 1,
+                _ if queued => 16,
                 (Kind::Flood, ..4096, _) => 512,
                 (Kind::Flood, SHARED, 1) => 128,
                 (Kind::Flood, SHARED, 4) => 32,
@@ -119,18 +115,63 @@ fn what_is_named_is_measured_and_nothing_else() {
     let steps: Vec<_> = cells.iter().flat_map(|cell| &cell.steps).collect();
     assert_eq!(steps.len(), 3 * (2 + 1), "{cells:?}");
     assert!(cells.iter().all(|cell| cell.rivals.is_empty()));
-    for (word, count) in
-        [("qps", 3 * 5), ("write_bw_small_buffers", 3 * 2), ("idle", 3), ("qp_bytes", 3)]
-    {
+    for (word, count) in [
+        ("qps", 3 * 8),
+        ("write_bw_queued_fairness", 3 * 3),
+        ("write_bw_small_buffers", 3 * 2),
+        ("write_lat_p99", 3),
+        ("read_lat_one_cpu", 3),
+        ("links", 3 * 3),
+        ("fan_in", 3 * 3),
+        ("fan_in_errors", 3 * 3),
+        ("idle", 3),
+        ("qp_bytes", 3),
+    ] {
         let cells = choice(&[word], false).cells();
         assert_eq!(cells.iter().flat_map(|cell| &cell.steps).count(), count, "{word}");
     }
     let cells = choice(&["iperf3"], false).cells();
     assert!(cells.iter().all(|cell| cell.steps.is_empty() && cell.rivals.len() == 2));
+    for peer in ["quinn-udp", "sockperf-tcp"] {
+        let cells = choice(&[peer], false).cells();
+        assert!(cells.iter().all(|cell| cell.steps.is_empty() && cell.rivals.len() == 1), "{peer}");
+    }
     let sweep = choice(&["sweep"], false).cells();
     assert_eq!(sweep.iter().flat_map(|cell| &cell.steps).count(), 3 * 23);
     assert!(Choice::check("write_bw").is_ok() && Choice::check("sweep").is_ok());
     assert!(Choice::check("wriet_bw").unwrap_err().contains("write_bw_both"));
+}
+
+/// TCP runs over each link beside our WRITEs, on the same path.
+#[test]
+fn a_link_is_of_all_that_is_measured_over_it() {
+    let cells = choice(&["links"], false).cells();
+    for link in Link::OTHERS {
+        let over: Vec<&Cell> = cells.iter().filter(|cell| cell.link == link).collect();
+        assert_eq!(over.len(), 3, "one for each backend");
+        assert_eq!(over[0].rivals.len(), 4, "two congestion controls, spinning and blocking");
+        for cell in over {
+            assert!(cell.mtu + 100 < link.mtu() && 5 * cell.mtu > 2 * link.mtu(), "{cell}");
+            assert!(!cell.tasks().is_empty(), "it has a baseline");
+            assert!(cell.keys().iter().all(|key| key.link == link));
+            let of_peers = cell.keys().into_iter().filter(|key| key.tcp.is_some());
+            assert!(of_peers.into_iter().all(|key| key.mtu == link.mtu()));
+        }
+    }
+    let takes_long = |cell: &Cell| matches!(cell.group, Group::Links | Group::FanIn);
+    assert!(!choice(&[], true).cells().iter().any(takes_long));
+    assert!(choice(&["links"], true).cells().iter().all(takes_long));
+    assert!(choice(&[], false).cells().iter().any(takes_long));
+}
+
+/// The two processes share a core in all steps of a cell, or in none.
+#[test]
+fn a_cell_is_on_one_processor_or_on_two() {
+    for cell in choice(&[], false).cells() {
+        let mut on_one = cell.steps.iter().map(|step| step.measure.is_on_one_cpu());
+        let first = on_one.next();
+        assert!(on_one.all(|one| Some(one) == first), "{cell}");
+    }
 }
 
 /// SENDs need receives, and a cell has room for the receives of one step.
@@ -149,6 +190,7 @@ fn every_figure_has_its_row_and_its_baseline() {
         for step in &cell.steps {
             let key = cell.key("udp", step.measure, step.size).expect("a row");
             assert_eq!((key.size, key.mtu, key.qps), (step.size, cell.mtu, cell.qps));
+            assert_eq!(key.link, cell.link);
             if let Some(of) = reference(step.measure, step.size) {
                 assert!(cell.tasks().iter().any(|task| (task.kind, task.message) == of));
             }
@@ -158,5 +200,7 @@ fn every_figure_has_its_row_and_its_baseline() {
             if cell.small_buffers { Measure::WriteBwSmallBuffers } else { Measure::WriteBw };
         assert_eq!(small, Some(expected));
         assert_eq!(cell.key("udp", Measure::MachineCpuPerGb, LARGE), None);
+        let tails = cell.key("udp", Measure::WriteLatP99, SMALL).is_some();
+        assert_eq!(tails, cell.group == Group::Latency, "a sweep is too short for them");
     }
 }
