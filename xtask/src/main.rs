@@ -15,6 +15,7 @@ mod interop;
 mod machine;
 mod memory;
 mod mutants;
+mod permit;
 mod planted;
 mod pool;
 mod programs;

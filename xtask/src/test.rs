@@ -9,8 +9,8 @@ use crate::pool::{Ended, Pool};
 use crate::programs::{self, Program, figure};
 use crate::skips::{self, Allowed};
 use crate::{
-    api, arrows, demo, deny, floors, fuzz, instructions, machine, memory, prose, publish, setup,
-    unsafe_files,
+    api, arrows, demo, deny, floors, fuzz, instructions, machine, memory, permit, prose, publish,
+    setup, unsafe_files,
 };
 use serde_json::Value;
 use std::fs;
@@ -68,6 +68,7 @@ const STEPS: &[Step] = &[
         when: When::First(|| check(arrows::check())),
     },
     Step { name: "floors", quick: true, when: When::First(|| check(floors::check())) },
+    Step { name: "permit", quick: true, when: When::First(|| check(permit::check())) },
     Step { name: "unsafe files", quick: true, when: When::First(|| check(unsafe_files::check())) },
     Step { name: "prose", quick: true, when: When::First(|| check(prose::check())) },
     Step { name: "clippy", quick: true, when: When::First(clippy) },

@@ -96,10 +96,10 @@ impl Peers {
         Self { runs, pacing, ..self }
     }
 
-    /// Packets of so many bytes (BTH to ICRC) that leave as one run.
+    /// The longest run that leaves at once.
     #[inline]
-    pub(crate) fn packets_of_run(&self, bytes: u32) -> u32 {
-        self.runs.packets_of(bytes)
+    pub(crate) fn runs(&self) -> RunLimits {
+        self.runs
     }
 
     /// Whether a packet of `charge` for `id`, which no peer acknowledges, may leave now; if not,

@@ -242,7 +242,7 @@ impl Qp {
         let end = if again { requester.snd_max } else { u64::MAX };
         let mut batches = !again && requester.ack_requests.end().is_some();
         let silent = requester.recovery.peer_is_silent();
-        let full = full_packet(limits.mtu);
+        let (full, runs) = (full_packet(limits.mtu), shared.peers.runs());
         let mut burst = Burst {
             psn: first,
             index: requester.wqe_next,
@@ -261,15 +261,14 @@ impl Qp {
                 false => (wqe.payload(psn, limits.mtu), wqe.begins(psn)),
             };
             let size = len + request_header(&wqe.op, begins);
-            let run = shared.peers.packets_of_run(size);
             if left.datagrams > 0 {
                 let follows = !PLAIN || (wqe.is_plain() && requester.may_follow(wqe));
                 let fits = left.datagrams < permit.burst && bytes <= permit.bytes && psn < end;
                 if !follows || !fits {
                     break Sent::Yes;
                 }
-                let packet = (psn, size, run, begins, cost);
-                if batches && !requester.joins(sq, packet, permit, left) {
+                let packet = (psn, size, begins, cost);
+                if batches && !requester.joins(sq, packet, runs, permit, left) {
                     break Sent::Yes;
                 }
                 // A run that was begun is not cut short.
@@ -308,7 +307,7 @@ impl Qp {
             if sent != Sent::Yes {
                 break sent;
             }
-            requester.control.packet_left(size, run);
+            requester.control.packet_left(size, runs);
             burst.left = Cost { bytes, datagrams: left.datagrams + 1 };
             burst.psn += 1;
             burst.index += u64::from(ends);

@@ -37,7 +37,7 @@ impl Qp {
             SendOp::Write { imm: None, .. } => {
                 let has_company = !self.core.sq.is_empty() || peers.is_used(self.limits.peer);
                 let mtu = self.limits.mtu;
-                let run = peers.packets_of_run(mtu.bytes() + HEADERS);
+                let run = peers.runs().packets_of(mtu.bytes() + HEADERS);
                 u16::from(self.limits.splits_writes && has_company && saves(len, mtu, run))
             }
             _ => 0,

@@ -1,58 +1,64 @@
-//! Small messages wait for batch while enough is on its way: the cost is that of super-packets,
-//! so it pays to fill them.
+//! Small messages wait while enough is in flight, so that super-packets are filled.
 //!
-//! A message that is posted when an acknowledgement of another comes in would leave alone, be
-//! acknowledged alone, and so make the next leave alone. While at least two runs, or half a window,
-//! are under way, nothing is lost by waiting until there is a run to send or less is under way. And
-//! while so much is under way, no run begins that the window or the receiver would cut short.
+//! - Problem: the cost is that of super-packets. A message that is posted when an acknowledgement of
+//!   another comes in would leave alone, be acknowledged alone, and make the next leave alone.
+//! - Rule: while at least two runs, or half a window, are in flight, a message waits until there is
+//!   a run to send or less is in flight. While so much is, no run begins that the window or the
+//!   receiver would cut short.
+//! - Cost if wrong: half of the rate of small messages, or latency where little is in flight.
+//! - Measured: `docs/performance/history.md`.
+
+use crate::peer::RunLimits;
 
 /// How far the run is that is being sent: packets of one size, of which only the last may be
 /// shorter.
 #[derive(Debug, Default)]
-pub(in crate::rc) struct Batch {
-    sent: u32,
+pub(super) struct Batch {
+    /// Packets that may still join.
+    left: u32,
     size: u32,
 }
 
 impl Batch {
     /// Another turn begins, and with it another run.
     #[inline]
-    pub(in crate::rc) fn begin(&mut self) {
-        self.sent = 0;
+    pub(super) fn begin(&mut self) {
+        self.left = 0;
     }
 
     /// Whether a packet of so many bytes would continue the run.
     #[inline]
-    pub(in crate::rc) fn is_joined_by(&self, bytes: u32) -> bool {
-        self.sent > 0 && bytes <= self.size
+    pub(super) fn is_joined_by(&self, bytes: u32) -> bool {
+        self.left > 0 && bytes <= self.size
     }
 
-    /// A packet of so many bytes left, of which a run has `run`.
+    /// A packet of so many bytes left.
     #[inline]
-    pub(in crate::rc) fn sent(&mut self, bytes: u32, run: u32) {
+    pub(super) fn sent(&mut self, bytes: u32, runs: RunLimits) {
         if !self.is_joined_by(bytes) {
-            (self.sent, self.size) = (0, bytes);
+            (self.left, self.size) = (runs.packets_of(bytes), bytes);
         }
-        self.sent += 1;
-        if bytes < self.size || self.sent >= run {
-            self.sent = 0;
-        }
+        self.left = if bytes < self.size { 0 } else { self.left - 1 };
     }
 
-    /// Whether a packet of so many bytes, of which a run has `run`, should wait, if `queued` packets are to be sent, and of
-    /// the `window` so many are `under_way`: `begins` if it is a message's first. If it should not,
+    /// Whether a packet of so many bytes should wait, if `queued` packets are to be sent, and of
+    /// the `window` so many are `in_flight`: `begins` if it is a message's first. If it should not,
     /// because there is a run to send: how many packets there must be room for.
     #[inline]
-    pub(in crate::rc) fn awaited(
+    pub(super) fn awaited(
         &self,
         bytes: u32,
-        run: u32,
+        runs: RunLimits,
         begins: bool,
         queued: u64,
-        under_way: u32,
+        in_flight: u32,
         window: u32,
     ) -> Awaited {
-        if self.is_joined_by(bytes) || under_way < (2 * run).min(window / 2).max(2) {
+        if self.is_joined_by(bytes) {
+            return Awaited::Nothing;
+        }
+        let run = runs.packets_of(bytes);
+        if in_flight < (2 * run).min(window / 2).max(2) {
             return Awaited::Nothing;
         }
         if begins && queued < u64::from(run) {
@@ -63,13 +69,13 @@ impl Batch {
             return Awaited::Nothing;
         }
         let packets = run.min(u32::try_from(queued).unwrap_or(u32::MAX));
-        if under_way + packets > window { Awaited::Window } else { Awaited::Room(packets) }
+        if in_flight + packets > window { Awaited::Window } else { Awaited::Room(packets) }
     }
 }
 
 /// What a packet should wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::rc) enum Awaited {
+pub(super) enum Awaited {
     Nothing,
     /// More to send.
     Messages,
@@ -84,12 +90,12 @@ mod tests {
     use super::*;
 
     const FULL: u32 = 4096 + 16;
-    /// Packets of so many bytes in a run.
-    const RUN: u32 = 15;
+    /// Fifteen of those are a run.
+    const RUNS: RunLimits = RunLimits { bytes: 65_470, packets: 64 };
 
     fn waits(batch: &Batch, queued: u64, under_way: u32, window: u32) -> bool {
         matches!(
-            batch.awaited(FULL, RUN, true, queued, under_way, window),
+            batch.awaited(FULL, RUNS, true, queued, under_way, window),
             Awaited::Messages | Awaited::Window
         )
     }
@@ -109,12 +115,12 @@ mod tests {
     fn a_run_that_was_begun_is_not_cut_short() {
         let mut batch = Batch::default();
         for _ in 0..14 {
-            batch.sent(FULL, RUN);
+            batch.sent(FULL, RUNS);
             assert!(!waits(&batch, 1, 100, 512));
         }
-        batch.sent(FULL, RUN);
+        batch.sent(FULL, RUNS);
         assert!(waits(&batch, 1, 100, 512));
-        batch.sent(FULL, RUN);
+        batch.sent(FULL, RUNS);
         batch.begin();
         assert!(waits(&batch, 1, 100, 512));
     }
@@ -122,19 +128,19 @@ mod tests {
     #[test]
     fn the_first_packet_of_a_write_is_larger_so_the_second_ends_its_run() {
         let mut batch = Batch::default();
-        batch.sent(FULL + 16, RUN);
+        batch.sent(FULL + 16, RUNS);
         assert!(batch.is_joined_by(FULL) && !batch.is_joined_by(FULL + 17));
-        batch.sent(FULL, RUN);
+        batch.sent(FULL, RUNS);
         assert!(!batch.is_joined_by(FULL) && !batch.is_joined_by(1));
-        batch.sent(FULL, RUN);
+        batch.sent(FULL, RUNS);
         assert!(batch.is_joined_by(FULL) && !batch.is_joined_by(FULL + 16));
     }
 
     #[test]
     fn a_run_begins_only_if_the_window_takes_all_of_it() {
         let batch = Batch::default();
-        let awaited = |queued, under_way| batch.awaited(FULL, RUN, false, queued, under_way, 64);
-        let small = |under_way| batch.awaited(FULL, RUN, false, 200, under_way, 59);
+        let awaited = |queued, under_way| batch.awaited(FULL, RUNS, false, queued, under_way, 64);
+        let small = |under_way| batch.awaited(FULL, RUNS, false, 200, under_way, 59);
         assert_eq!(small(58), Awaited::Nothing, "a window of few runs");
         assert_eq!(awaited(200, 29), Awaited::Nothing, "little is under way");
         assert_eq!(awaited(200, 49), Awaited::Room(15));

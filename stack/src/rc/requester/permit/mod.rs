@@ -16,7 +16,7 @@ use self::batching::{Awaited, Batch};
 use self::credits::Credits;
 use self::read_window::ReadWindow;
 use crate::limit::Limit;
-use crate::peer::{Budget, Cost, Expected, PeerId, Peers};
+use crate::peer::{Budget, Cost, Expected, PeerId, Peers, RunLimits};
 use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
 use crate::rc::congestion::rtt::RoundTrip;
 use crate::rc::congestion::{Congestion, Repeat};
@@ -149,10 +149,10 @@ impl SendControl {
         self.batch.is_joined_by(bytes)
     }
 
-    /// A packet of so many bytes left, of which a run has `run`.
+    /// A packet of so many bytes left.
     #[inline]
-    pub(in crate::rc) fn packet_left(&mut self, bytes: u32, run: u32) {
-        self.batch.sent(bytes, run);
+    pub(in crate::rc) fn packet_left(&mut self, bytes: u32, runs: RunLimits) {
+        self.batch.sent(bytes, runs);
     }
 
     /// Packets of this cost left.
@@ -317,20 +317,20 @@ impl Requester {
         waits.then_some(Limit::Fence)
     }
 
-    /// What the packet of `psn`, of so many `bytes`, of which a run has `run`, should wait for; it
-    /// `begins` a message or not. `left` packets more are in flight than were told.
+    /// What the packet of `psn`, of so many `bytes`, should wait for; it `begins` a message or not.
+    /// `left` packets more are in flight than were told.
     #[inline]
     fn awaits(
         &self,
         sq: &SendQueue,
         psn: u64,
-        (bytes, run): (u32, u32),
+        (bytes, runs): (u32, RunLimits),
         begins: bool,
         left: u32,
     ) -> Awaited {
         let SendControl { batch, congestion, in_flight, .. } = &self.control;
         let (queued, in_flight) = (sq.next_psn - psn, in_flight.datagrams + left);
-        match batch.awaited(bytes, run, begins, queued, in_flight, congestion.packets()) {
+        match batch.awaited(bytes, runs, begins, queued, in_flight, congestion.packets()) {
             // After a loss the window is what keeps the path full, and every packet of it counts.
             Awaited::Window | Awaited::Room(_)
                 if !congestion.is_whole() || self.recovery.is_selective() =>
@@ -378,7 +378,7 @@ impl Requester {
         if psn >= self.snd_max && self.ack_requests.end().is_some() {
             let begins = wqe.begins(psn);
             let bytes = len + request_header(&wqe.op, begins);
-            match self.awaits(sq, psn, (bytes, peers.packets_of_run(bytes)), begins, 0) {
+            match self.awaits(sq, psn, (bytes, peers.runs()), begins, 0) {
                 Awaited::Nothing => {}
                 Awaited::Messages | Awaited::Window => return Permit::none(Limit::Batch),
                 Awaited::Room(packets) => {
@@ -501,18 +501,18 @@ impl Requester {
         !self.control.drains && !self.control.credits.exceeded(wqe)
     }
 
-    /// Whether the packet of `psn`, which has so many `bytes`, of which a run has `run`, and costs
-    /// `each`, goes with a burst of which `left` has left, or waits for more. It `begins` a message
-    /// or not.
+    /// Whether the packet of `psn`, which has so many `bytes` and costs `each`, goes with a burst
+    /// of which `left` has left, or waits for more. It `begins` a message or not.
     #[inline]
     pub(in crate::rc) fn joins(
         &self,
         sq: &SendQueue,
-        (psn, bytes, run, begins, each): (u64, u32, u32, bool, u32),
+        (psn, bytes, begins, each): (u64, u32, bool, u32),
+        runs: RunLimits,
         permit: &Permit,
         left: Cost,
     ) -> bool {
-        match self.awaits(sq, psn, (bytes, run), begins, left.datagrams) {
+        match self.awaits(sq, psn, (bytes, runs), begins, left.datagrams) {
             Awaited::Nothing => true,
             Awaited::Messages | Awaited::Window => false,
             Awaited::Room(packets) => {

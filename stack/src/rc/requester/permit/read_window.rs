@@ -34,7 +34,7 @@ pub(in crate::rc) fn request_packets(mtu: Mtu, peers: &Peers, flow: &ReadWindow)
     };
     let room = room.min(flow.packets());
     #[allow(clippy::cast_possible_truncation)]
-    let run = peers.packets_of_run(mtu.bytes() + (bth::LEN + ICRC_LEN) as u32);
+    let run = peers.runs().packets_of(mtu.bytes() + (bth::LEN + ICRC_LEN) as u32);
     let runs = ((room / UNDER_WAY).saturating_sub(SHORT) / run).min(RUNS_MAX);
     let packets = match if flow.is_calm() { runs } else { 0 } {
         0 => few(mtu).min(room / 2).max(1),
