@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet};
 use rocinante_netdev::{AnyPort, PathSpec, Port};
+use rocinante_stack::types::Time;
 use rocinante_stack::verbs::CqId;
-use rocinante_stack::{Completions as _, Engine, EngineConfig};
+use rocinante_stack::{Completions as _, Engine, EngineConfig, Urgency};
 
 use super::announce::CqShared;
 use super::announce_tests::cqe;
@@ -45,7 +46,7 @@ fn who_stands_aside_for_longer_wakes_for_an_acknowledgement_that_is_held() {
         core.release(shard);
         assert_eq!(core.parked_until.load(Ordering::Relaxed), HELD_ONLY);
         shard = core.shard.lock();
-        shard.held = true;
+        assert!(shard.cork.keeps(Urgency::By(Time(1))));
         core.release(shard);
         assert!(sleeper.join().unwrap() < NEVER);
     });

@@ -116,7 +116,9 @@ impl QpShared {
         front.backlog.take()
     }
 
-    pub(super) fn check_send(&self, front: &Front, wr: &SendWr<'_>) -> Result<(), PostError> {
+    /// Whether the queue takes a send request now. What the request itself needs, the engine checks
+    /// when the request is posted to it.
+    pub(super) fn admits_send(&self, front: &Front) -> Result<(), PostError> {
         if !self.state.get().takes_sends() {
             return Err(PostError::State);
         }
@@ -124,6 +126,12 @@ impl QpShared {
         if out >= u64::from(self.rules.caps.max_send_wr) {
             return Err(PostError::Full);
         }
+        Ok(())
+    }
+
+    /// The same, and checks the request: it is staged, and reaches the engine after the call.
+    pub(super) fn check_send(&self, front: &Front, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.admits_send(front)?;
         self.rules.check(wr)
     }
 

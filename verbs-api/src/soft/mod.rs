@@ -10,6 +10,7 @@ mod cm;
 mod core;
 #[cfg(test)]
 mod core_tests;
+mod cork;
 mod cq;
 mod density;
 mod device;

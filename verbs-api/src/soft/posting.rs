@@ -21,13 +21,13 @@ impl QpShared {
         let mut failed = None;
         if let Some(mut guard) = core.shard.try_lock() {
             let shard = &mut *guard;
-            // Of what was staged nobody else sends anything: it is no reason to wait for company.
-            let busy = shard.engine.busy(self.qpn());
+            // Before the staged requests are posted, too: nothing of them is in flight.
+            let urgency = shard.engine.post_urgency(self.qpn());
             front.give(self.qpn(), &mut shard.engine, &mut shard.host);
             let mut count = 0;
             for (index, wr) in list.iter().enumerate() {
                 let posted = self
-                    .check_send(&front, wr)
+                    .admits_send(&front)
                     .and_then(|()| shard.engine.post_send(self.qpn(), wr, &mut shard.host));
                 if let Err(error) = posted {
                     failed = Some(PostListError { index, error });
@@ -38,7 +38,7 @@ impl QpShared {
             }
             drop(front);
             core.take_staged(shard);
-            shard.posted(count, busy);
+            shard.posted(count, urgency);
             if core.release(guard) {
                 core.drive_once();
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::verbs::{Cqe, RecvWr, SendWr, WcOpcode, WcStatus};
-use rocinante_stack::{Busy, PostError};
+use rocinante_stack::{PostError, Urgency};
 
 use self::host::Host;
 use super::Peer;
@@ -48,8 +48,8 @@ impl Engine {
         self.post(wr.wr_id)
     }
 
-    pub(super) fn busy(&self, _: Qpn) -> Busy {
-        Busy::No
+    pub(super) fn post_urgency(&self, _: Qpn) -> Urgency {
+        Urgency::Now
     }
 
     pub(super) fn reset(&mut self) {
@@ -229,7 +229,7 @@ impl Shard {
         None
     }
 
-    pub(super) fn posted(&mut self, _: u32, _: Busy) {
+    pub(super) fn posted(&mut self, _: u32, _: Urgency) {
         self.transmit();
     }
 
