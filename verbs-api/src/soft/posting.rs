@@ -1,12 +1,12 @@
 //! Posting: to the engine on the spot, or, while another thread drives it, to a place where that
-//! one finds it.
+//! thread finds the request.
 
 use std::sync::Arc;
 
 use rocinante_stack::verbs::{RecvWr, SendWr};
 
-use super::core::Core;
 use super::front::{Backlog, Front, QpShared};
+use super::progress::Core;
 use crate::model::qp::PostListError;
 use crate::provider::sync::MutexGuard;
 
@@ -105,7 +105,7 @@ impl QpShared {
         front.backlog.take().unwrap_or_else(|| core.spare_backlog(self.backlog_max()))
     }
 
-    /// Somebody else drives: leaves the staged requests to them.
+    /// Another thread drives: leaves the staged requests to it.
     fn leave(self: &Arc<Self>, core: &Core, mut front: MutexGuard<'_, Front>) {
         let listed = std::mem::replace(&mut front.listed, true);
         drop(front);

@@ -57,7 +57,7 @@ pub(crate) struct Shard {
     density: Density,
     flood: Flood,
     /// The port is left alone until then, because of a flood.
-    resume_at: Option<Time>,
+    pub(super) resume_at: Option<Time>,
     /// Datagrams that the kernel refused, and its last errno.
     pub(crate) refused: (u64, i32),
     /// Whether the port's descriptor tells what arrives, and how many times in a row something had
@@ -68,6 +68,8 @@ pub(crate) struct Shard {
     driven_at: Time,
     /// How often the program has polled since, while the background thread slept.
     polls: u32,
+    /// When the background thread looks again, while it sleeps.
+    pub(super) parked_until: Time,
     /// The port broke: the interface is gone.
     pub(crate) broken: Option<io::Error>,
     /// Events that are not the engine's.
@@ -140,6 +142,7 @@ impl Shard {
             arrivals: 0,
             driven_at: Time(0),
             polls: 0,
+            parked_until: Time(u64::MAX),
             broken: None,
             events: VecDeque::new(),
             told: trace::Watch::default(),
