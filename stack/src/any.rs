@@ -4,7 +4,7 @@ use crate::ingress::{Datagram, SourceCheck};
 use crate::mem::Memory;
 use crate::qp::attr::{ModifyError, QpAttr};
 use crate::qp::post::PostError;
-use crate::qp::{Busy, Core, TurnEnd};
+use crate::qp::{Core, TurnEnd, Urgency};
 use crate::shared::Shared;
 use crate::sink::TxSink;
 use crate::types::Time;
@@ -110,12 +110,12 @@ impl AnyQp {
         either!(self, qp => qp.sequence())
     }
 
-    /// Whether requests are in flight or about to leave.
-    pub(crate) fn busy(&self) -> Busy {
+    /// How soon a request that is posted now must leave.
+    pub(crate) fn post_urgency(&self) -> Urgency {
         match self {
-            Self::Rc(qp) if qp.is_busy() => Busy::Answered,
-            Self::Rc(_) => Busy::No,
-            Self::Unreliable(qp) => qp.busy(),
+            Self::Rc(qp) if qp.is_busy() => Urgency::Idle,
+            Self::Rc(_) => Urgency::Now,
+            Self::Unreliable(qp) => qp.post_urgency(),
         }
     }
 

@@ -19,7 +19,7 @@ use crate::mem::{Memory, PdId};
 use crate::peer::{PeerId, Peers};
 use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
 use crate::qp::post::PostError;
-use crate::qp::{Core, TurnEnd};
+use crate::qp::{Core, TurnEnd, Urgency};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
 use crate::shared::{EngineConfig, Shared};
@@ -93,7 +93,8 @@ impl Engine {
                 drops: Drops::default(),
                 limits_hit: LimitsHit::default(),
                 dirty: VecDeque::new(),
-                urgent: false,
+                urgency: Urgency::Idle,
+                arrived_at: Time(0),
                 events: Events::default(),
             },
         }
@@ -314,6 +315,7 @@ impl Engine {
         }
         self.shared.counters.rcvd_pkts += 1;
         qp.core().tally.received();
+        self.shared.arrived_at = now;
         if datagram.is_congested() {
             qp.on_ecn_mark(now, &mut self.shared);
         }
@@ -381,7 +383,7 @@ impl Engine {
         loop {
             self.enqueue_granted();
             let Some(slot) = self.shared.dirty.pop_front() else {
-                self.shared.urgent = false;
+                self.shared.urgency = Urgency::Idle;
                 return TxStop::Idle;
             };
             let Some(Some(qp)) = self.qps.get_mut(slot as usize) else { continue };
@@ -442,19 +444,17 @@ impl Engine {
         }
     }
 
-    /// Whether something to send should leave at once. Plain acknowledgements may wait a moment, to
-    /// leave with what the program is about to post.
+    /// How soon to call [`poll_transmit`](Self::poll_transmit) for what there is to send. Plain
+    /// acknowledgements may wait for [`ACK_DELAY_NS`](crate::ACK_DELAY_NS), to leave with what the
+    /// program is about to post.
     #[must_use]
     #[inline]
-    pub fn wants_transmit_now(&self) -> bool {
-        self.shared.urgent || self.shared.peers.has_granted()
-    }
-
-    /// Whether there may be something to send.
-    #[must_use]
-    #[inline]
-    pub fn wants_transmit(&self) -> bool {
-        !self.shared.dirty.is_empty() || self.shared.peers.has_granted()
+    pub fn urgency(&self) -> Urgency {
+        match self.shared.urgency {
+            _ if self.shared.peers.has_granted() => Urgency::Now,
+            _ if self.shared.dirty.is_empty() => Urgency::Idle,
+            urgency => urgency,
+        }
     }
 
     /// The next asynchronous event.

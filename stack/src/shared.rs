@@ -7,13 +7,18 @@ use crate::events::Events;
 use crate::limit::LimitsHit;
 use crate::pacer::Pacing;
 use crate::peer::{Budget, Peers, RunLimits, STABLE_PACKETS};
+use crate::qp::Urgency;
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
 use crate::srq::Srqs;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
-use crate::types::{Mtu, Qpn, QueueKind};
+use crate::types::{Mtu, Qpn, QueueKind, Time};
 use crate::verbs::QpEvent;
+
+/// How long a plain acknowledgement may wait for packets that leave with it, in nanoseconds: far
+/// less than the time after which a peer asks again.
+pub const ACK_DELAY_NS: u64 = 1_000_000;
 
 /// Limits and settings of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,8 +99,10 @@ pub(crate) struct Shared {
     pub(crate) limits_hit: LimitsHit,
     /// Queue pairs with something to send, oldest first.
     pub(crate) dirty: VecDeque<u32>,
-    /// Whether one of them has more to send than an acknowledgement.
-    pub(crate) urgent: bool,
+    /// How soon they must send.
+    pub(crate) urgency: Urgency,
+    /// When the last packet for a queue pair arrived.
+    pub(crate) arrived_at: Time,
     pub(crate) events: Events,
 }
 
@@ -108,14 +115,22 @@ impl Shared {
 
     #[inline]
     pub(crate) fn enqueue(&mut self, slot: u32, queued: &mut bool) {
-        self.urgent = true;
-        self.enqueue_lazily(slot, queued);
+        self.urgency = Urgency::Now;
+        self.enqueue_as_it_is(slot, queued);
     }
 
-    /// As [`enqueue`](Self::enqueue), for a plain acknowledgement: it may wait and leave with other
-    /// packets.
+    /// As [`enqueue`](Self::enqueue), for a plain acknowledgement of what has just arrived: it may
+    /// wait and leave with other packets.
     #[inline]
     pub(crate) fn enqueue_lazily(&mut self, slot: u32, queued: &mut bool) {
+        if self.urgency == Urgency::Idle {
+            self.urgency = Urgency::By(self.arrived_at.after(ACK_DELAY_NS));
+        }
+        self.enqueue_as_it_is(slot, queued);
+    }
+
+    #[inline]
+    fn enqueue_as_it_is(&mut self, slot: u32, queued: &mut bool) {
         if !*queued {
             *queued = true;
             self.dirty.push_back(slot);

@@ -5,7 +5,7 @@ mod common;
 use common::{QKEY, Setup, Solo, addr, sge};
 use rocinante_stack::types::{Mtu, Qpn, Time};
 use rocinante_stack::verbs::{Destination, QpState, QpType, SendData, SendOp, SendWr};
-use rocinante_stack::{Budget, Busy, PeerAddress, PeerKind, QpAttr};
+use rocinante_stack::{Budget, PeerAddress, PeerKind, QpAttr, Urgency};
 
 const US: u64 = 1000;
 
@@ -102,21 +102,21 @@ fn what_follows_upon_others_may_wait_for_company_for_a_while() {
     for qp_type in [QpType::Ud, QpType::Uc] {
         let (mut solo, op) = sender(qp_type);
         let qpn = solo.end.qpn;
-        let busy = |solo: &Solo| solo.end.engine.busy(qpn);
-        assert_eq!(busy(&solo), Busy::No);
+        let urgency = |solo: &Solo| solo.end.engine.post_urgency(qpn);
+        assert_eq!(urgency(&solo), Urgency::Now);
         post(&mut solo, op, 1, 64);
-        assert_eq!(busy(&solo), Busy::Answered, "it is about to leave");
+        assert_eq!(urgency(&solo), Urgency::Idle, "it is about to leave");
         solo.packets();
-        assert_eq!(busy(&solo), Busy::No, "one that may be answered");
+        assert_eq!(urgency(&solo), Urgency::Now, "one that may be answered");
         solo.wait(10 * US);
         post(&mut solo, op, 1, 64);
         solo.packets();
-        assert_eq!(busy(&solo), Busy::Until(solo.now.after(50 * US)));
+        assert_eq!(urgency(&solo), Urgency::By(solo.now.after(50 * US)));
         // A single post again.
         solo.wait(51 * US);
         post(&mut solo, op, 1, 64);
         solo.packets();
-        assert_eq!(busy(&solo), Busy::No);
+        assert_eq!(urgency(&solo), Urgency::Now);
     }
 }
 
@@ -130,7 +130,7 @@ fn a_queue_pair_that_broke_while_it_waited_sends_nothing() {
     let broken = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
     solo.end.modify(qpn, &broken).unwrap();
     assert_eq!(solo.completed().len(), 72);
-    assert_ne!(solo.end.engine.busy(qpn), Busy::Answered);
+    assert_ne!(solo.end.engine.post_urgency(qpn), Urgency::Idle);
     solo.wait(1_000_000);
     assert!(solo.packets().is_empty());
     assert!(solo.now > Time(0));

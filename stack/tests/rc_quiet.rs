@@ -9,7 +9,7 @@ use rocinante_stack::mem::{Access, MwType};
 use rocinante_stack::types::{Key, Psn};
 use rocinante_stack::verbs::{QpEvent, QpState, SendData, SendOp, SendWr, WcStatus};
 use rocinante_stack::wire::{NakCode, Opcode as Op};
-use rocinante_stack::{Budget, Busy, EngineConfig, QpAttr, QpInit};
+use rocinante_stack::{Budget, EngineConfig, QpAttr, QpInit, Urgency};
 
 const TIMEOUT_14: u64 = 4096 << 14;
 /// After this time without a response, the probe asks.
@@ -218,10 +218,14 @@ fn the_probe_asks_once_and_costs_no_retry() {
     let mut talk = talk(&Setup { retry_cnt: 0, ..setup() });
     talk.hush(2);
     let qpn = talk.solo.end.qpn;
-    assert_eq!(talk.solo.end.engine.busy(qpn), Busy::No, "nobody will drive because of it");
+    assert_eq!(
+        talk.solo.end.engine.post_urgency(qpn),
+        Urgency::Now,
+        "nobody will drive because of it"
+    );
     assert_eq!(talk.solo.wait_for_timer(), Some(PROBE - STEP), "since the first of them left");
     assert_eq!(talk.leaving(), [(2, true)]);
-    assert_eq!(talk.solo.end.engine.busy(qpn), Busy::Answered);
+    assert_eq!(talk.solo.end.engine.post_urgency(qpn), Urgency::Idle);
     talk.solo.receive_ack(2);
     assert_eq!((talk.solo.completed(), talk.solo.end.host.sends_retired), (vec![], 3));
     assert_eq!(talk.solo.end.engine.poll_timeout(), None, "nobody is woken again");

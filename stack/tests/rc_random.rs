@@ -13,7 +13,7 @@ use rocinante_stack::mem::{Access, FlushLevel, Placement, Sge};
 use rocinante_stack::types::{Key, Mtu, Time};
 use rocinante_stack::verbs::{Cqe, RecvWr, SendData, SendOp, SendWr, WcOpcode, WcStatus};
 use rocinante_stack::wire::icrc::DF;
-use rocinante_stack::{Budget, Datagram, IpId};
+use rocinante_stack::{Budget, Datagram, IpId, Urgency};
 
 const FLUSHABLE: Access = Access::ALL.with(Access::FLUSH_GLOBAL);
 
@@ -389,7 +389,7 @@ impl World {
     fn pass(&mut self) -> bool {
         let arrival = self.flying.iter().map(|(due, order, ..)| (*due, *order)).min();
         let timer = self.ends.iter().filter_map(|end| end.engine.poll_timeout()).min();
-        let busy = self.ends.iter().any(|end| end.engine.wants_transmit());
+        let busy = self.ends.iter().any(|end| end.engine.urgency() != Urgency::Idle);
         let next =
             [arrival.map(|(due, _)| due), timer.map(|due| due.0)].into_iter().flatten().min();
         let Some(next) = next else {

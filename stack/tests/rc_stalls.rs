@@ -5,7 +5,7 @@ mod common;
 use common::{Pair, Setup, Solo, sge};
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::verbs::{QpState, SendOp, WcStatus};
-use rocinante_stack::{Busy, QpAttr};
+use rocinante_stack::{QpAttr, Urgency};
 
 const TIMEOUT_14: u64 = 4096 << 14;
 
@@ -168,7 +168,7 @@ fn a_responder_that_stands_still_answers_everything_once() {
         pair.now = pair.now.after(TIMEOUT_14 * 5 / 6);
         let end = &mut pair.ends[0];
         end.engine.handle_timeout(pair.now, &mut end.host);
-        if end.engine.busy(end.qpn) == Busy::No {
+        if end.engine.post_urgency(end.qpn) == Urgency::Now {
             break;
         }
     }
@@ -187,20 +187,20 @@ fn a_responder_that_stands_still_answers_everything_once() {
 }
 
 #[test]
-fn a_queue_pair_is_busy_while_requests_wait_for_room_or_an_answer() {
+fn a_post_is_not_urgent_while_requests_wait_for_room_or_an_answer() {
     let mut solo = Solo::script();
-    let busy = |solo: &Solo| solo.end.engine.busy(solo.end.qpn);
-    assert_eq!(busy(&solo), Busy::No);
+    let urgency = |solo: &Solo| solo.end.engine.post_urgency(solo.end.qpn);
+    assert_eq!(urgency(&solo), Urgency::Now);
     solo.send(1, 10);
-    assert_eq!(busy(&solo), Busy::Answered, "it is about to leave");
+    assert_eq!(urgency(&solo), Urgency::Idle, "it is about to leave");
     solo.sent();
-    assert_eq!(busy(&solo), Busy::Answered, "it is on its way");
+    assert_eq!(urgency(&solo), Urgency::Idle, "it is on its way");
     solo.receive_ack(0);
-    assert_eq!(busy(&solo), Busy::No);
+    assert_eq!(urgency(&solo), Urgency::Now);
     // A request posted to a broken queue pair is not in flight.
     solo.send(2, 10);
     let qpn = solo.end.qpn;
     let broken = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
     solo.end.modify(qpn, &broken).unwrap();
-    assert_eq!(busy(&solo), Busy::No);
+    assert_eq!(urgency(&solo), Urgency::Now);
 }

@@ -10,7 +10,7 @@ use rocinante_stack::verbs::{
     CqId, QpEvent, QpState, RecvWr, SendData, SendOp, SendWr, WcOpcode, WcStatus,
 };
 use rocinante_stack::wire::{NakCode, Opcode as Op};
-use rocinante_stack::{Engine, EngineConfig, ModifyError, PostError, QpAttr, QpInit};
+use rocinante_stack::{Engine, EngineConfig, ModifyError, PostError, QpAttr, QpInit, Urgency};
 
 /// The states of a reliable connection.
 const STATES: [QpState; 6] =
@@ -332,7 +332,7 @@ fn a_destroyed_queue_pair_leaves_nothing_behind() {
     assert_eq!(solo.end.engine.qp_count(), 0);
     assert_eq!(solo.event(), None);
     assert_eq!(solo.end.engine.poll_timeout(), None);
-    assert!(!solo.end.engine.wants_transmit());
+    assert!(solo.end.engine.urgency() == Urgency::Idle);
     assert!(solo.sent().is_empty());
     solo.receive_ack(3);
     solo.receive_nak(4, NakCode::PsnSequenceError);

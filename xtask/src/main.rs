@@ -15,6 +15,8 @@ mod interop;
 mod machine;
 mod memory;
 mod mutants;
+mod nursery;
+mod orderings;
 mod permit;
 mod planted;
 mod pool;
@@ -48,6 +50,9 @@ cargo xtask COMMAND
                        of them, and tell which changes no test notices: docs/proof.md. What was tried before is not tried again, unless --anew
   planted [PART/OF | NAME...]
                        plant bugs in a copy of netdev, verbs-api and the connection manager, one at a time: a named test has to find each
+  orderings [--find] [NAME...]
+                       take away each fence, memory ordering and check of what threads share, or those with such a name, one at a time:
+                       the model that docs/orderings.md names has to notice; --find looks for one
   instructions [--update]
                        compare how many instructions the engine needs for an operation with benches/instructions.txt, or write that anew
   interop [--subset] [FILTER...]
@@ -97,6 +102,7 @@ fn main() -> ExitCode {
         Some((&"instructions", rest)) => instructions::run(rest),
         Some((&"mutants", rest)) => mutants::run(rest),
         Some((&"planted", rest)) => planted::run(rest),
+        Some((&"orderings", rest)) => orderings::run(rest),
         Some((&"interop", rest)) => interop::run(rest, &from),
         Some((&"soak", rest)) => soak::run(rest),
         Some((&"miri", [])) => memory::miri(),

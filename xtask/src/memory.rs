@@ -31,11 +31,11 @@ const MIRI: &[Run] = &[
     Run {
         package: "rocinante",
         target: &["--lib"],
-        names: &["memory", "listeners", "soft::spin"],
+        names: &["memory", "listeners", "soft::progress::spin"],
         // Otherwise miri gives up if a word is stored whole and, later, in parts. A single thread
         // does not need the emulation.
         flags: "-Zmiri-disable-weak-memory-emulation",
-        quick: Some(&["memory", "listeners", "soft::spin"]),
+        quick: Some(&["memory", "listeners", "soft::progress::spin"]),
     },
     // Whole devices, with their threads, on the simulated network.
     Run {

@@ -10,15 +10,9 @@ mod netdev;
 mod verbs;
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use serde_json::Value;
-
-use crate::command::{self, cargo};
-use crate::demo;
+use crate::nursery::{Ended, Nursery, Test, test, unit};
 
 /// A bug and the tests that find it.
 #[derive(Debug)]
@@ -34,41 +28,6 @@ pub(crate) struct Bug {
     found_by: &'static [Test],
 }
 
-/// One test function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Test {
-    package: &'static str,
-    target: Target,
-    name: &'static str,
-}
-
-/// The program that a test is in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Target {
-    Lib,
-    Test(&'static str),
-}
-
-impl Target {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Lib => "lib",
-            Self::Test(name) => name,
-        }
-    }
-}
-
-const fn unit(package: &'static str, name: &'static str) -> Test {
-    Test { package, target: Target::Lib, name }
-}
-
-const fn test(package: &'static str, target: &'static str, name: &'static str) -> Test {
-    Test { package, target: Target::Test(target), name }
-}
-
-/// How long a test may take to find a bug.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 fn bugs() -> impl Iterator<Item = &'static Bug> {
     [netdev::BUGS, verbs::BUGS, cm::BUGS].into_iter().flatten()
 }
@@ -79,9 +38,7 @@ fn bugs() -> impl Iterator<Item = &'static Bug> {
 /// A test does not find its bug, or fails without it; or nothing can be built.
 pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     let chosen = choose(args)?;
-    let home = std::path::absolute(demo::target()?.join("planted"));
-    let home = home.map_err(|error| error.to_string())?;
-    let nursery = Nursery { tree: home.join("tree"), build: home.join("build") };
+    let nursery = Nursery::new("planted")?;
     nursery.copy()?;
     let tests: BTreeSet<Test> = chosen.iter().flat_map(|bug| bug.found_by).copied().collect();
     let mut broken = Vec::new();
@@ -94,7 +51,8 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     println!("\n| bug | where | what | found by | seconds |\n|---|---|---|---|--:|");
     for bug in chosen {
         for test in bug.found_by {
-            let (ended, took) = nursery.with(bug, || nursery.ask(*test))??;
+            let plant = |good: &str| planted(bug, good);
+            let (ended, took) = nursery.with(bug.file, plant, || nursery.ask(*test))??;
             println!("{}", row(bug, *test, took));
             if ended != Ended::Failed {
                 broken.push(format!("{}: {} has {ended:?}", bug.name, test.name));
@@ -130,121 +88,6 @@ fn row(bug: &Bug, test: Test, took: Duration) -> String {
     format!("| `{name}` | `{file}` | {what} | {target}: `{}` | {seconds:.1} |", test.name)
 }
 
-/// The end of a test.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ended {
-    Passed,
-    Failed,
-    Skipped,
-    /// There is no test with that name.
-    Unknown,
-    /// It ran for longer than [`PATIENCE`].
-    TooLate,
-}
-
-/// The copy of the workspace in which bugs are planted.
-struct Nursery {
-    tree: PathBuf,
-    build: PathBuf,
-}
-
-impl Nursery {
-    /// Updates the copy. Unchanged files are not written, so that they are not built again.
-    fn copy(&self) -> Result<(), String> {
-        let listed = command::read(Command::new("git").args(["ls-files", "-z"]))?;
-        let files: BTreeSet<&Path> =
-            listed.split('\0').filter(|file| !file.is_empty()).map(Path::new).collect();
-        for file in &files {
-            let to = self.tree.join(file);
-            let Ok(bytes) = fs::read(file) else { continue };
-            if fs::read(&to).is_ok_and(|old| old == bytes) {
-                continue;
-            }
-            fs::create_dir_all(to.parent().unwrap_or(&to)).map_err(|error| said(&to, &error))?;
-            fs::write(&to, bytes).map_err(|error| said(&to, &error))?;
-        }
-        self.remove_others(&self.tree, &files).map_err(|error| said(&self.tree, &error))
-    }
-
-    /// Removes files that no longer exist: cargo would still build them, because it finds tests by
-    /// their place.
-    fn remove_others(&self, folder: &Path, files: &BTreeSet<&Path>) -> std::io::Result<()> {
-        for entry in fs::read_dir(folder)? {
-            let path = entry?.path();
-            if path.is_dir() {
-                self.remove_others(&path, files)?;
-            } else if path.strip_prefix(&self.tree).is_ok_and(|file| !files.contains(file)) {
-                fs::remove_file(&path)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Does `work` while the bug is planted.
-    fn with<T>(&self, bug: &Bug, work: impl FnOnce() -> T) -> Result<T, String> {
-        let file = self.tree.join(bug.file);
-        let good = fs::read_to_string(&file).map_err(|error| said(&file, &error))?;
-        let wrong = planted(bug, &good)?;
-        fs::write(&file, wrong).map_err(|error| said(&file, &error))?;
-        let done = work();
-        fs::write(&file, good).map_err(|error| said(&file, &error))?;
-        Ok(done)
-    }
-
-    /// Runs one test; returns how it ended and how long it ran, without the time to build it.
-    fn ask(&self, test: Test) -> Result<(Ended, Duration), String> {
-        let program = self.build(test)?;
-        let mut command = Command::new(program);
-        command.args(["--exact", test.name]).current_dir(self.home_of(test)?);
-        let log = self.build.join("skipped-tests.txt");
-        fs::write(&log, "").map_err(|error| said(&log, &error))?;
-        command.env("ROCINANTE_TEST_LOG", &log);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let begin = Instant::now();
-        let child = command.spawn().map_err(|error| said(test.name, &error))?;
-        let ended = judge(child, begin).map_err(|error| said(test.name, &error))?;
-        let skipped = fs::read_to_string(&log).is_ok_and(|log| !log.trim().is_empty());
-        let ended = if skipped && ended == Ended::Passed { Ended::Skipped } else { ended };
-        Ok((ended, begin.elapsed()))
-    }
-
-    /// Builds the program that a test is in; returns its path.
-    fn build(&self, test: Test) -> Result<PathBuf, String> {
-        let mut build = cargo(["test", "--no-run", "--message-format=json", "--quiet"]);
-        build.args(["-p", test.package]);
-        match test.target {
-            Target::Lib => build.arg("--lib"),
-            Target::Test(name) => build.args(["--test", name]),
-        };
-        build.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.build);
-        // Forty builds of the same few programs each run one test: a fast build saves more time
-        // than a fast program.
-        build.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0").env("CARGO_PROFILE_DEV_DEBUG", "0");
-        let said = command::read(&mut build)?;
-        said.lines()
-            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-            .filter(|said| said["profile"]["test"] == true)
-            .find_map(|said| said["executable"].as_str().map(PathBuf::from))
-            .ok_or_else(|| format!("{}: nothing was built", command::describe(&build)))
-    }
-
-    /// The folder in which cargo would run the test: that of its package.
-    fn home_of(&self, test: Test) -> Result<PathBuf, String> {
-        let Some((_, home)) = HOMES.iter().find(|(package, _)| *package == test.package) else {
-            return Err(format!("{}: which folder is it in?", test.package));
-        };
-        Ok(self.tree.join(home))
-    }
-}
-
-/// The packages that tests are in, and their folders.
-const HOMES: [(&str, &str); 4] = [
-    ("rocinante-netdev", "netdev"),
-    ("rocinante-stack", "stack"),
-    ("rocinante", "verbs-api"),
-    ("rocinante-models", "tests/models"),
-];
-
 /// The file with the bug in it.
 fn planted(bug: &Bug, good: &str) -> Result<String, String> {
     match good.matches(bug.right).count() {
@@ -253,39 +96,13 @@ fn planted(bug: &Bug, good: &str) -> Result<String, String> {
     }
 }
 
-/// Waits for a test program.
-fn judge(mut child: Child, begin: Instant) -> std::io::Result<Ended> {
-    // The output is short, so the pipes do not fill up before the program ends.
-    while child.try_wait()?.is_none() {
-        if begin.elapsed() > PATIENCE {
-            child.kill()?;
-            child.wait()?;
-            return Ok(Ended::TooLate);
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let output = child.wait_with_output()?;
-    let [stdout, stderr] =
-        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    Ok(if stderr.contains("SKIPPED ") || stdout.contains("SKIPPED ") {
-        Ended::Skipped
-    } else if stdout.contains("test result: ok. 1 passed") {
-        Ended::Passed
-    } else if stdout.contains("test result: ok. 0 passed") {
-        Ended::Unknown
-    } else {
-        // A failure of the test, or an abort.
-        Ended::Failed
-    })
-}
-
-fn said(what: impl AsRef<Path>, error: &std::io::Error) -> String {
-    format!("{}: {error}", what.as_ref().display())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
+    use crate::nursery::{HOMES, Target};
 
     fn root() -> &'static Path {
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")

@@ -3,7 +3,7 @@
 use super::Engine;
 use crate::any::AnyQp;
 use crate::limit::LimitsHit;
-use crate::qp::Busy;
+use crate::qp::Urgency;
 use crate::qp::attr::{QpAttr, QpInit};
 use crate::shared::EngineConfig;
 use crate::stats::{Counters, Drops, QpCounters};
@@ -46,11 +46,13 @@ impl Engine {
         &self.shared.limits_hit
     }
 
-    /// Whether posts to a queue pair may wait and leave as a batch.
+    /// How soon a request must leave that is posted to this queue pair now. [`Urgency::Idle`] while
+    /// answers are in flight that will have the engine driven; [`Urgency::By`] if datagrams just
+    /// left that nothing answers, so that the caller must drive the engine then.
     #[must_use]
     #[inline]
-    pub fn busy(&self, qpn: Qpn) -> Busy {
-        self.qp(qpn).map_or(Busy::No, AnyQp::busy)
+    pub fn post_urgency(&self, qpn: Qpn) -> Urgency {
+        self.qp(qpn).map_or(Urgency::Now, AnyQp::post_urgency)
     }
 
     /// Whether a posted request names the region `key`. This looks at every posted request: a

@@ -28,17 +28,27 @@ use crate::timer::Deadline;
 use crate::types::{Key, Mtu, Qpn, Time};
 use crate::verbs::{Completions, Cqe, QpEvent, QpState, SendOp, WcOpcode, WcStatus};
 
-/// Whether a queue pair has work in flight, so that further posts may wait and leave as a batch.
+/// How soon an engine must transmit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Busy {
-    /// Nothing is in flight: a post leaves at once.
-    No,
-    /// Requests are in flight or about to leave: the engine will be driven again without further
-    /// posts.
-    Answered,
-    /// Unacknowledged datagrams were just sent. Further posts may be batched until this time; the
-    /// caller must then drive the engine, because no ACK will.
-    Until(Time),
+pub enum Urgency {
+    /// There is nothing to send, or what is in flight will have the engine driven again.
+    Idle,
+    /// By this time at the latest. Until then it may wait and leave with more.
+    By(Time),
+    /// At once.
+    Now,
+}
+
+impl Urgency {
+    /// The more urgent of two.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Now, _) | (_, Self::Now) => Self::Now,
+            (Self::By(one), Self::By(another)) => Self::By(one.min(another)),
+            (Self::Idle, more) | (more, Self::Idle) => more,
+        }
+    }
 }
 
 /// How a queue pair's turn to send ended.

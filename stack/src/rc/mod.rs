@@ -117,7 +117,8 @@ impl Qp {
         self.responder.stop();
     }
 
-    /// Leaves the receive queues, their lines, the timers, and what it holds of a shared receive queue.
+    /// Leaves receivers and their wait queues, the timers, and what it holds of a shared receive
+    /// queue.
     pub(crate) fn detach(&mut self, shared: &mut Shared) {
         self.core.give_back(&mut shared.srqs);
         self.requester.release_all(&self.limits, &mut shared.peers, &mut shared.lists);

@@ -14,7 +14,7 @@ pub use self::ud::grh_addresses;
 use crate::ingress::{Datagram, SourceCheck};
 use crate::mem::Memory;
 use crate::qp::attr::{ModifyError, QpAttr};
-use crate::qp::{Busy, Core};
+use crate::qp::{Core, Urgency};
 use crate::shared::Shared;
 use crate::types::{Mtu, Time};
 use crate::verbs::{Completions, QpState, QpType, SendWr};
@@ -153,13 +153,13 @@ impl Qp {
         }
     }
 
-    /// Whether posted requests may wait to leave as a batch. A program that sends one datagram, and
-    /// no more before it is answered, has nothing to wait for.
-    pub(crate) fn busy(&self) -> Busy {
+    /// How soon a request that is posted now must leave. A program that sends one datagram, and no
+    /// more before it is answered, has nothing to batch it with.
+    pub(crate) fn post_urgency(&self) -> Urgency {
         match self.recent {
-            _ if !self.core.sq.is_empty() && self.core.state.requests() => Busy::Answered,
-            Recent { last, packets: 2.. } => Busy::Until(last.after(BATCH_NS)),
-            _ => Busy::No,
+            _ if !self.core.sq.is_empty() && self.core.state.requests() => Urgency::Idle,
+            Recent { last, packets: 2.. } => Urgency::By(last.after(BATCH_NS)),
+            _ => Urgency::Now,
         }
     }
 

@@ -8,7 +8,7 @@ use rocinante_stack::types::{Pkey, Qpn};
 use rocinante_stack::verbs::{QpState, QpType};
 use rocinante_stack::wire::icrc::DF;
 use rocinante_stack::wire::{Bth, ICRC_LEN, Opcode as Op, bth};
-use rocinante_stack::{IpId, QpAttr};
+use rocinante_stack::{IpId, QpAttr, Urgency};
 
 use crate::common::{PEER, Solo, addr, assert_same, seal, steps, tables};
 use crate::kinds::{KINDS, Kind};
@@ -105,7 +105,11 @@ fn what_is_wrong_with_a_packet_of_any_kind_is_counted_and_changes_nothing() {
         }
         assert_same(&before.0, &tables(&solo.end.engine), &kind.name);
         assert!(solo.end.host.arena == before.1 && solo.completed().is_empty(), "{}", kind.name);
-        assert!(!solo.end.engine.wants_transmit() && solo.event().is_none(), "{}", kind.name);
+        assert!(
+            solo.end.engine.urgency() == Urgency::Idle && solo.event().is_none(),
+            "{}",
+            kind.name
+        );
         // The good packet is accepted: it does change the tables.
         solo.receive(&good);
         assert_ne!(before.0, tables(&solo.end.engine), "{}", kind.name);

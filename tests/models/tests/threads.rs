@@ -6,9 +6,11 @@
 //! more.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use loom::thread;
 use rocinante_models::provider::wake;
+use rocinante_models::soft::progress::standby::Pause;
 use rocinante_models::soft::shard::cqe;
 use rocinante_models::soft::{Device, Peer};
 use rocinante_models::{Letters, block_on};
@@ -232,7 +234,17 @@ fn is_learnt_of(
     look: impl Fn(&Device) -> bool + Send + Sync + 'static,
     sleep: impl Fn(&Device) + Send + Sync + 'static,
 ) {
-    model(2, move || {
+    is_learnt_of_within(2, what, look, sleep);
+}
+
+/// The same with other bounds.
+fn is_learnt_of_within(
+    preemptions: usize,
+    what: impl Fn(&Device) + Copy + Send + Sync + 'static,
+    look: impl Fn(&Device) -> bool + Send + Sync + 'static,
+    sleep: impl Fn(&Device) + Send + Sync + 'static,
+) {
+    model(preemptions, move || {
         with_background(Peer::Near, |device| {
             let other = spawn(device, what);
             device.arm(false);
@@ -278,23 +290,35 @@ fn mail_is_read_whoever_sleeps() {
     );
 }
 
-/// The same while a thread of the program sleeps on the port.
+/// The same while a thread of the program sleeps on the port, and the background thread looks only
+/// if it is called.
 #[test]
 fn mail_is_read_while_the_program_sleeps_on_the_port() {
-    is_learnt_of(
-        |device| device.leave_mail(),
-        |device| device.taken().is_some(),
-        |device| device.wait_event(),
-    );
+    for pause in [Pause::Short, Pause::Long, Pause::Rest] {
+        is_learnt_of_within(
+            1,
+            move |device| device.leave_mail(),
+            move |device| {
+                pause.set();
+                wake::clock::stop(Duration::ZERO);
+                device.taken().is_some()
+            },
+            |device| device.wait_event(),
+        );
+    }
 }
 
 /// A program drives and then sleeps on several shards at once: the background thread watches the
-/// port.
+/// port, and needs no timeout for that.
 #[test]
 fn who_sleeps_on_several_shards_is_woken_by_any() {
-    is_learnt_of(
+    is_learnt_of_within(
+        1,
         |device| device.arrive(),
-        |device| device.poll().is_some(),
+        |device| {
+            wake::clock::stop(Duration::ZERO);
+            device.poll().is_some()
+        },
         |device| device.wait_event_of_several(),
     );
 }
@@ -303,38 +327,204 @@ fn who_sleeps_on_several_shards_is_woken_by_any() {
 /// thread must send the acknowledgement.
 #[test]
 fn an_acknowledgement_that_waits_for_the_program_leaves_without_it() {
+    for drive in [Device::drive, Device::drive_once] {
+        model(2, move || {
+            with_background(Peer::Silent, |device| {
+                device.arrive();
+                drive(device);
+                device.sleep_for_acknowledgement();
+            });
+        });
+    }
+}
+
+/// A device with a thread of the program that waits on the port for something else, so that the
+/// background thread leaves the port to it. It has that when `program` notifies the descriptor, and
+/// then does `more`.
+fn with_a_thread_that_waits(
+    peer: Peer,
+    pause: Pause,
+    more: impl FnOnce(&Device) + 'static,
+    program: impl FnOnce(&Arc<Device>, &wake::OwnedFd),
+) {
+    pause.set();
+    let device = Device::new(peer);
+    let end = wake::eventfd().unwrap();
+    let ended = end.clone();
+    let waiting = spawn(&device, move |device| {
+        device.wait_for(&ended);
+        more(device);
+    });
+    while !device.is_waited() {
+        thread::yield_now();
+    }
+    let background = spawn(&device, Device::background);
+    while pause != Pause::Short && device.is_driven() {
+        thread::yield_now();
+    }
+    program(&device, &end);
+    waiting.join().unwrap();
+    device.shut_down();
+    background.join().unwrap();
+}
+
+/// The acknowledgement leaves while another thread waits, and the background thread looks only if
+/// it is called.
+#[test]
+fn an_acknowledgement_that_waits_for_the_program_leaves_while_another_thread_waits() {
+    model(1, || {
+        with_a_thread_that_waits(
+            Peer::Silent,
+            Pause::Rest,
+            |_| {},
+            |device, end| {
+                device.arrive();
+                device.drive();
+                device.sleep_for_acknowledgement();
+                wake::notify(end);
+            },
+        );
+    });
+}
+
+/// The thread that waits knows no deadline. The program posts and then sleeps: the background
+/// thread must learn of the deadline.
+#[test]
+fn a_deadline_is_kept_while_another_thread_waits() {
+    for pause in [Pause::Short, Pause::Rest] {
+        model(1, move || {
+            with_a_thread_that_waits(
+                Peer::Silent,
+                pause,
+                |_| {},
+                |device, end| {
+                    device.arm(false);
+                    device.post_send(1).unwrap();
+                    if pause == Pause::Short {
+                        wake::clock::advance(Duration::from_secs(1));
+                    }
+                    device.sleep_for_event();
+                    wake::notify(end);
+                },
+            );
+        });
+    }
+}
+
+/// A program sleeps on several shards. The thread that waits leaves the port, and then something
+/// arrives.
+#[test]
+fn who_sleeps_on_several_shards_is_woken_though_no_other_thread_waits_any_more() {
+    for pause in [Pause::Long, Pause::Rest] {
+        model(1, move || {
+            wake::clock::stop(Pause::LONG);
+            with_a_thread_that_waits(Peer::Near, pause, Device::arrive, |device, end| {
+                wake::notify(end);
+                device.sleep_on_several_until_completed(1);
+            });
+        });
+    }
+}
+
+/// A thread that sleeps on the port turns its notification on. When it goes, the background thread
+/// watches the port again, whether it stands aside, rests, or is about to.
+#[test]
+fn who_sleeps_on_the_port_gives_it_back() {
+    for pause in [Pause::Short, Pause::Long, Pause::Rest] {
+        model(1, move || {
+            pause.set();
+            with_background(Peer::Near, |device| {
+                let arriving = spawn(device, |device| {
+                    device.arrive();
+                    device.arrive();
+                });
+                let look = || std::iter::from_fn(|| device.taken()).count();
+                device.arm(false);
+                let mut seen = look();
+                if seen == 0 {
+                    device.wait_event();
+                    device.arm(false);
+                    seen += look();
+                }
+                if seen < 2 {
+                    device.sleep_for_event();
+                }
+                arriving.join().unwrap();
+            });
+        });
+    }
+}
+
+/// A program whose only thread waits and leaves, while the background thread rests or is about to.
+#[test]
+fn the_port_is_watched_when_the_last_thread_leaves_it() {
     model(2, || {
-        with_background(Peer::Silent, |device| {
+        Pause::Rest.set();
+        with_background(Peer::Near, |device| {
+            // A thread that waits for something else, and has it.
+            device.arm(false);
+            device.complete(&[cqe(1)]);
+            device.wait_for(device.channel_fd());
+            assert!(device.taken().is_some());
+            device.arm(false);
+            assert!(device.event() || device.taken().is_none());
             device.arrive();
-            device.poll();
-            device.sleep_for_acknowledgement();
+            device.sleep_for_event();
         });
     });
 }
 
-/// A thread that sleeps on the port turns its notification on, and off again when it goes.
+/// A device without a background thread: a thread waits on the port while another polls.
 #[test]
-fn who_sleeps_on_the_port_gives_it_back() {
-    model(1, || {
-        // Until the background thread sleeps.
-        wake::clock::sleep_in_a_row(6);
-        with_background(Peer::Near, |device| {
-            let arriving = spawn(device, |device| {
-                device.arrive();
-                device.arrive();
-            });
-            let look = || std::iter::from_fn(|| device.taken()).count();
+fn the_port_of_a_thread_that_waits_stays_watched_though_another_polls() {
+    model(2, || {
+        let device = Device::new(Peer::Near);
+        let other = spawn(&device, |device| {
+            device.arrive();
+            device.drive();
+            device.drive();
+            device.arrive();
+        });
+        let mut seen = 0;
+        while seen < 2 {
             device.arm(false);
-            let mut seen = look();
-            if seen == 0 {
+            let before = seen;
+            while device.taken().is_some() {
+                seen += 1;
+            }
+            if seen == before {
                 device.wait_event();
-                device.arm(false);
-                seen += look();
             }
-            if seen < 2 {
-                device.sleep_for_event();
-            }
-            arriving.join().unwrap();
+        }
+        other.join().unwrap();
+    });
+}
+
+/// A request that another thread posts while this one is on its way to sleep on the port.
+#[test]
+fn what_is_posted_while_a_thread_goes_to_wait_leaves() {
+    model(2, || {
+        let device = Device::new(Peer::Near);
+        device.arm(false);
+        let posting = spawn(&device, |device| device.post_send(1).unwrap());
+        device.wait_event();
+        posting.join().unwrap();
+        assert_eq!(device.taken().unwrap().wr_id, 1);
+    });
+}
+
+/// The program polls, posts while the background thread drives, and then only sleeps. However long
+/// the background thread stands aside, it sends the request first.
+#[test]
+fn what_is_posted_while_the_background_thread_drives_is_not_left_to_its_sleep() {
+    model(2, || {
+        wake::clock::stop(Duration::ZERO);
+        wake::clock::spin(Duration::from_nanos(2));
+        with_background(Peer::Near, |device| {
+            device.arrive();
+            device.drive();
+            device.post_send(1).unwrap();
+            device.sleep_until_posted(1);
         });
     });
 }

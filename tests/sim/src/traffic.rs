@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
-use rocinante_stack::{Datagram, Engine, IpId, TxSink, TxStop};
+use rocinante_stack::{Datagram, Engine, IpId, TxSink, TxStop, Urgency};
 
 use crate::check::{Context, Verdict};
 use crate::mads::is_mad;
@@ -100,7 +100,7 @@ impl World<'_> {
         let soon = self.now + self.random.below(1 + soon);
         let host = &mut self.hosts[host];
         let writes = |engine: &mut Engine| engine.cm().is_some_and(|cm| cm.wants_transmit());
-        let wants = |engine: &mut Engine| engine.wants_transmit() || writes(engine);
+        let wants = |engine: &mut Engine| engine.urgency() != Urgency::Idle || writes(engine);
         let wants = host.engine.as_mut().is_some_and(wants);
         if wants && host.tx_at.is_none() {
             host.tx_at = Some(soon.max(host.blocked_until));
@@ -122,7 +122,7 @@ impl World<'_> {
             true => engine.poll_transmit(Time(now), budget, &mut host.ram, &mut sink),
             false => TxStop::SinkFull,
         };
-        if stop == TxStop::SinkFull && written && !engine.wants_transmit() {
+        if stop == TxStop::SinkFull && written && engine.urgency() == Urgency::Idle {
             return Err(format!("host {at} forgets what the port had no room for"));
         }
         let bytes = sink.out.iter().map(|(_, packet)| packet.len()).sum();

@@ -11,7 +11,7 @@ use rocinante_stack::verbs::{
 use rocinante_stack::wire::icrc::DF;
 use rocinante_stack::{
     Budget, Datagram, Engine, EngineConfig, IpId, PeerAddress, PeerKind, QpAttr, QpInit, SrqChange,
-    SrqInit,
+    SrqInit, Urgency,
 };
 
 use super::Input;
@@ -322,7 +322,7 @@ pub(super) fn run(data: &[u8]) {
         let _ = calls.engine.destroy_qp(qpn);
     }
     assert_eq!(calls.engine.qp_count(), 0);
-    assert!(!calls.engine.wants_transmit(), "nothing is left to send");
+    assert!(calls.engine.urgency() == Urgency::Idle, "nothing is left to send");
 }
 
 pub(super) fn corpus() -> Vec<Vec<u8>> {

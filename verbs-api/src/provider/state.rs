@@ -12,11 +12,11 @@ pub(crate) struct StateCell(AtomicU8);
 impl StateCell {
     #[inline]
     pub(crate) fn get(&self) -> QpState {
-        QpState::ALL[usize::from(self.0.load(Ordering::Acquire))]
+        QpState::ALL[usize::from(self.0.load(Ordering::Relaxed))]
     }
 
     pub(crate) fn set(&self, state: QpState) {
         let index = QpState::ALL.iter().position(|s| *s == state).unwrap_or(0);
-        self.0.store(u8::try_from(index).unwrap_or(0), Ordering::Release);
+        self.0.store(u8::try_from(index).unwrap_or(0), Ordering::Relaxed);
     }
 }

@@ -81,13 +81,13 @@ impl CqShared {
             ring.push_back(cqe);
         }
         drop(ring);
-        let news = !fits && self.ended.fetch_max(OVERFLOWED, Ordering::AcqRel) == OPEN;
+        let news = !fits && self.ended.fetch_max(OVERFLOWED, Ordering::Relaxed) == OPEN;
         if news {
             self.announce(woken);
         }
         // If a thread armed the queue and then found it empty, it took the lock before this push.
         // That makes its arming visible here.
-        match self.armed.load(Ordering::SeqCst) {
+        match self.armed.load(Ordering::Relaxed) {
             ARMED => self.announce(woken),
             ARMED_SOLICITED if solicited => self.announce(woken),
             _ => {}
@@ -97,7 +97,7 @@ impl CqShared {
 
     /// Disarms, and if the queue was armed notifies the channel, or the tasks.
     fn announce(&self, woken: &mut Woken) {
-        if self.armed.swap(DISARMED, Ordering::SeqCst) == DISARMED {
+        if self.armed.swap(DISARMED, Ordering::Relaxed) == DISARMED {
             return;
         }
         woken.append(match &self.channel {
@@ -109,7 +109,7 @@ impl CqShared {
     /// Requests an event for the next push. Of two requests the broader stays.
     pub(super) fn arm(&self, solicited_only: bool) {
         let level = if solicited_only { ARMED_SOLICITED } else { ARMED };
-        self.armed.fetch_max(level, Ordering::SeqCst);
+        self.armed.fetch_max(level, Ordering::Relaxed);
     }
 
     pub(super) fn take<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> usize {
@@ -128,18 +128,18 @@ impl CqShared {
     /// The interface is gone, and all completions are in the queues. Adds the tasks that wait for
     /// more to `woken`.
     pub(super) fn gone(&self, woken: &mut Woken) {
-        self.ended.fetch_max(GONE, Ordering::AcqRel);
+        self.ended.fetch_max(GONE, Ordering::Relaxed);
         self.announce(woken);
     }
 
     /// Whether completions were lost, or the interface is gone.
     pub(super) fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire) != OPEN
+        self.ended.load(Ordering::Relaxed) != OPEN
     }
 
     /// Why no more completions come, once the program has taken all that did.
     pub(super) fn end(&self) -> Option<End> {
-        let end = match self.ended.load(Ordering::Acquire) {
+        let end = match self.ended.load(Ordering::Relaxed) {
             OPEN => return None,
             OVERFLOWED => End::Overflow,
             _ => End::Gone,

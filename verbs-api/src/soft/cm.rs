@@ -16,8 +16,8 @@ use rocinante_stack::stats::CmCounters;
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus};
 
-use super::core::Core;
 use super::others::shard_of;
+use super::progress::Core;
 use super::shard::Shard;
 use super::sidr::Services;
 use super::{Device, Settings, gone};

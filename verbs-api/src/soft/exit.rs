@@ -54,7 +54,7 @@ extern "C" fn send_held() {
     for device in devices.iter().filter_map(Weak::upgrade) {
         for core in device.shards.all() {
             if let Some(mut shard) = core.shard.try_lock_for(PATIENCE)
-                && shard.held
+                && shard.cork.is_in()
             {
                 shard.send_waiting();
             }

@@ -101,8 +101,8 @@ impl QpShared {
     pub(super) fn forget_posted(&self) {
         let mut front = self.front.lock();
         front.clear();
-        self.send_retired.store(front.sends, Ordering::Release);
-        self.recv_retired.store(front.recvs, Ordering::Release);
+        self.send_retired.store(front.sends, Ordering::Relaxed);
+        self.recv_retired.store(front.recvs, Ordering::Relaxed);
     }
 
     pub(super) fn set_state(&self, state: QpState) {
@@ -116,14 +116,22 @@ impl QpShared {
         front.backlog.take()
     }
 
-    pub(super) fn check_send(&self, front: &Front, wr: &SendWr<'_>) -> Result<(), PostError> {
+    /// Whether the queue takes a send request now. What the request itself needs, the engine checks
+    /// when the request is posted to it.
+    pub(super) fn admits_send(&self, front: &Front) -> Result<(), PostError> {
         if !self.state.get().takes_sends() {
             return Err(PostError::State);
         }
-        let out = front.sends - self.send_retired.load(Ordering::Acquire);
+        let out = front.sends - self.send_retired.load(Ordering::Relaxed);
         if out >= u64::from(self.rules.caps.max_send_wr) {
             return Err(PostError::Full);
         }
+        Ok(())
+    }
+
+    /// The same, and checks the request: it is staged, and reaches the engine after the call.
+    pub(super) fn check_send(&self, front: &Front, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.admits_send(front)?;
         self.rules.check(wr)
     }
 
@@ -131,7 +139,7 @@ impl QpShared {
         if self.state.get() == QpState::Reset {
             return Err(PostError::State);
         }
-        let out = front.recvs - self.recv_retired.load(Ordering::Acquire);
+        let out = front.recvs - self.recv_retired.load(Ordering::Relaxed);
         if out >= u64::from(self.rules.caps.max_recv_wr) {
             return Err(PostError::Full);
         }

@@ -95,7 +95,7 @@ impl Completions for Host {
         if let Some(qp) = self.qps.get(cookie) {
             // There is one writer, because the shard's lock is held.
             let retired = qp.send_retired.load(Ordering::Relaxed) + u64::from(count);
-            qp.send_retired.store(retired, Ordering::Release);
+            qp.send_retired.store(retired, Ordering::Relaxed);
         }
     }
 
@@ -103,7 +103,7 @@ impl Completions for Host {
     fn recv_retired(&mut self, cookie: u32, count: u32) {
         if let Some(qp) = self.qps.get(cookie) {
             let retired = qp.recv_retired.load(Ordering::Relaxed) + u64::from(count);
-            qp.recv_retired.store(retired, Ordering::Release);
+            qp.recv_retired.store(retired, Ordering::Relaxed);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! of another shard.
 //!
 //! A shard never takes another's lock. It leaves mail, which the thread that drives the other shard
-//! takes, and rings ([`Core::ring`](super::core::Core::ring)).
+//! takes, and kicks it ([`Core::kick`](super::progress::Core::kick)).
 
 use std::net::IpAddr;
 
@@ -118,20 +118,20 @@ impl Mail {
     }
 
     /// Leaves a datagram that arrived at the port of shard `from`, or counts it as lost if there is
-    /// no room. Returns whether there was room. The caller rings afterwards.
+    /// no room. Returns whether there was room. The caller kicks the shard afterwards.
     pub(super) fn hand_over(&self, from: u8, datagram: &Datagram<'_>) -> bool {
         let fits = self.letters.lock().push(from, datagram);
         if !fits {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
-        self.some.store(true, Ordering::Release);
+        self.some.store(true, Ordering::Relaxed);
         fits
     }
 
-    /// Leaves an order. The caller rings afterwards.
+    /// Leaves an order. The caller kicks the shard afterwards.
     pub(super) fn order(&self, order: Order) {
         self.letters.lock().orders.push(order);
-        self.some.store(true, Ordering::Release);
+        self.some.store(true, Ordering::Relaxed);
     }
 
     /// Whether there is mail.
@@ -142,7 +142,7 @@ impl Mail {
     /// Swaps the mail for the cleared `read`. Returns whether there was any; costs one load if not.
     #[inline]
     pub(super) fn take(&self, read: &mut Letters) -> bool {
-        if !self.some.load(Ordering::Acquire) {
+        if !self.some.load(Ordering::Relaxed) {
             return false;
         }
         read.clear();

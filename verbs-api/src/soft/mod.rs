@@ -4,12 +4,8 @@ mod ah;
 mod announce;
 #[cfg(test)]
 mod announce_tests;
-mod aside;
-mod background;
 mod cm;
-mod core;
-#[cfg(test)]
-mod core_tests;
+mod cork;
 mod cq;
 mod density;
 mod device;
@@ -28,12 +24,12 @@ mod others;
 mod others_tests;
 mod pin;
 mod posting;
+mod progress;
 mod qp;
 mod shard;
 mod shards;
 mod sidr;
 mod sink;
-mod spin;
 mod srq;
 mod staging;
 #[cfg(test)]

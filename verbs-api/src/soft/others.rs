@@ -8,9 +8,9 @@ use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::verbs::{QpState, SrqId};
 use rocinante_stack::{Datagram, Engine, QpAttr};
 
-use super::core::Core;
 use super::host::Host;
 use super::mail::{Letters, Order};
+use super::progress::Core;
 use super::shard::{OVERDUE_MAX, Shard, accepted};
 use super::staging::Staging;
 
@@ -156,7 +156,7 @@ impl Others {
             self.unrung &= self.unrung - 1;
             // A device in setup or shutdown has no thread to wake.
             if let Some(core) = cores.and_then(|cores| cores[shard].upgrade()) {
-                core.ring();
+                core.kick();
             }
         }
     }

@@ -1,12 +1,12 @@
 //! Posting: to the engine on the spot, or, while another thread drives it, to a place where that
-//! one finds it.
+//! thread finds the request.
 
 use std::sync::Arc;
 
 use rocinante_stack::verbs::{RecvWr, SendWr};
 
-use super::core::Core;
 use super::front::{Backlog, Front, QpShared};
+use super::progress::Core;
 use crate::model::qp::PostListError;
 use crate::provider::sync::MutexGuard;
 
@@ -21,13 +21,13 @@ impl QpShared {
         let mut failed = None;
         if let Some(mut guard) = core.shard.try_lock() {
             let shard = &mut *guard;
-            // Of what was staged nobody else sends anything: it is no reason to wait for company.
-            let busy = shard.engine.busy(self.qpn());
+            // Before the staged requests are posted, too: nothing of them is in flight.
+            let urgency = shard.engine.post_urgency(self.qpn());
             front.give(self.qpn(), &mut shard.engine, &mut shard.host);
             let mut count = 0;
             for (index, wr) in list.iter().enumerate() {
                 let posted = self
-                    .check_send(&front, wr)
+                    .admits_send(&front)
                     .and_then(|()| shard.engine.post_send(self.qpn(), wr, &mut shard.host));
                 if let Err(error) = posted {
                     failed = Some(PostListError { index, error });
@@ -38,7 +38,7 @@ impl QpShared {
             }
             drop(front);
             core.take_staged(shard);
-            shard.posted(count, busy);
+            shard.posted(count, urgency);
             if core.release(guard) {
                 core.drive_once();
             }
@@ -105,7 +105,7 @@ impl QpShared {
         front.backlog.take().unwrap_or_else(|| core.spare_backlog(self.backlog_max()))
     }
 
-    /// Somebody else drives: leaves the staged requests to them.
+    /// Another thread drives: leaves the staged requests to it.
     fn leave(self: &Arc<Self>, core: &Core, mut front: MutexGuard<'_, Front>) {
         let listed = std::mem::replace(&mut front.listed, true);
         drop(front);

@@ -12,9 +12,9 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{ModifyError, QpAttr, QpInit};
 
-use super::core::Core;
 use super::front::QpShared;
 use super::others::shard_of;
+use super::progress::Core;
 use super::{Cq, Device, Pd, Srq, ah};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;

@@ -12,9 +12,10 @@ use rocinante_stack::types::Time;
 use rocinante_stack::verbs::CqId;
 use rocinante_stack::wire::MadBytes;
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
-use rocinante_stack::{Busy, Engine, TxStop};
+use rocinante_stack::{Engine, TxStop, Urgency};
 
 use super::cm::Post;
+use super::cork::Cork;
 use super::density::Density;
 use super::events::Owner;
 use super::flood::Flood;
@@ -43,14 +44,8 @@ pub(crate) struct Shard {
     /// for that.
     chores_at: Time,
     chores_by: Option<Time>,
-    /// Work requests posted since the last transmission.
-    deferred: u32,
-    /// Until when at the latest they are, where nothing else makes sure of it.
-    company_until: Option<Time>,
-    /// Nothing was posted since the shard was driven.
-    fresh: bool,
-    /// Acknowledgements wait for the program's next call.
-    pub(super) held: bool,
+    /// Requests and acknowledgements that wait to leave together with more.
+    pub(super) cork: Cork,
     /// The program was shown completed receives, one or two, and has posted nothing since.
     shown: bool,
     /// It answered the last ones that it was shown: it posted before it was shown more.
@@ -62,7 +57,7 @@ pub(crate) struct Shard {
     density: Density,
     flood: Flood,
     /// The port is left alone until then, because of a flood.
-    resume_at: Option<Time>,
+    pub(super) resume_at: Option<Time>,
     /// Datagrams that the kernel refused, and its last errno.
     pub(crate) refused: (u64, i32),
     /// Whether the port's descriptor tells what arrives, and how many times in a row something had
@@ -73,6 +68,8 @@ pub(crate) struct Shard {
     driven_at: Time,
     /// How often the program has polled since, while the background thread slept.
     polls: u32,
+    /// When the background thread looks again, while it sleeps.
+    pub(super) parked_until: Time,
     /// The port broke: the interface is gone.
     pub(crate) broken: Option<io::Error>,
     /// Events that are not the engine's.
@@ -99,8 +96,6 @@ const ARRIVALS: u32 = 4;
 /// A program that polls so often while the background thread sleeps waits in a loop: that takes
 /// some microseconds, and a program that sleeps between does not get there.
 pub(super) const POLLS: u32 = 16;
-/// Requests that are gathered at most before they are sent, while others are on their way.
-const DEFER: u32 = 32;
 /// Rounds of one call: a caller of `post_send` or `poll_cq` is not kept for ever.
 const ROUNDS: usize = 4;
 /// After so many full bursts, what had arrived when a deadline passed has been read, unless a
@@ -134,10 +129,7 @@ impl Shard {
             started: Instant::now(),
             chores_at: Time(0),
             chores_by: None,
-            deferred: 0,
-            company_until: None,
-            fresh: true,
-            held: false,
+            cork: Cork::new(),
             shown: false,
             answers: false,
             received: false,
@@ -150,6 +142,7 @@ impl Shard {
             arrivals: 0,
             driven_at: Time(0),
             polls: 0,
+            parked_until: Time(u64::MAX),
             broken: None,
             events: VecDeque::new(),
             told: trace::Watch::default(),
@@ -205,9 +198,7 @@ impl Shard {
     }
 
     pub(crate) fn now(&self) -> Time {
-        let nanoseconds = self.started.elapsed().as_nanos();
-        // Time begins at one second, so that it can be subtracted from.
-        Time(1_000_000_000 + u64::try_from(nanoseconds).unwrap_or(u64::MAX / 2))
+        now_since(self.started)
     }
 
     /// Whether the port is left alone for a moment.
@@ -217,20 +208,18 @@ impl Shard {
 
     /// When to drive again if nothing else happens.
     pub(crate) fn deadline(&self) -> Option<Time> {
-        let engine = Time::earlier(self.engine.poll_timeout(), self.company_until);
+        let engine = Time::earlier(self.engine.poll_timeout(), self.cork.deadline());
         Time::earlier(Time::earlier(engine, self.resume_at), self.chores_by)
     }
 
     /// When the background thread must drive at the latest if the program does not.
     pub(crate) fn needed(&self) -> Option<Time> {
-        // What is held, or waits for company, waits for the program's next call, which may never
-        // come.
-        let waits = self.held || self.company_until.is_some();
-        if waits { Some(Time(0)) } else { self.deadline() }
+        // What is corked waits for the program's next call, which may never come.
+        if self.cork.is_in() { Some(Time(0)) } else { self.deadline() }
     }
 
-    /// Sends what waits for company, and what was just taken over from its program: the queue pair
-    /// that posted it is about to change.
+    /// Sends what is corked, and what was just taken over from its program: the queue pair that
+    /// posted it is about to change.
     pub(super) fn send_waiting(&mut self) {
         let now = self.now();
         self.transmit(now);
@@ -248,10 +237,6 @@ impl Shard {
         let mut now = self.now();
         if hold {
             self.driven_at = now;
-        }
-        if self.company_until.is_some() {
-            // The program posts no more for now.
-            any |= self.transmit(now);
         }
         let mut drained = true;
         self.received = false;
@@ -275,10 +260,9 @@ impl Shard {
             if shows && hold && std::mem::replace(&mut self.shown, true) {
                 self.answers = false;
             }
-            let may_wait = few && (!shows || self.answers) && !self.engine.wants_transmit_now();
-            self.held = hold && may_wait && !self.held;
+            let may_wait = hold && few && (!shows || self.answers);
             any |= mailed || received > 0;
-            if !self.held {
+            if !(may_wait && self.cork.keeps(self.engine.urgency())) {
                 any |= self.transmit(now);
             }
             self.deliver();
@@ -286,7 +270,7 @@ impl Shard {
                 break;
             }
         }
-        self.fresh = true;
+        self.cork.driven();
         if now >= self.chores_at {
             self.attend();
         }
@@ -310,10 +294,8 @@ impl Shard {
 
     /// Sends what there is to send.
     pub(crate) fn transmit(&mut self, now: Time) -> bool {
-        self.deferred = 0;
-        self.company_until = None;
-        self.held = false;
-        if !self.engine.wants_transmit() && !self.port.wants_write() {
+        self.cork.pull();
+        if self.engine.urgency() == Urgency::Idle && !self.port.wants_write() {
             return false;
         }
         let mut now = now;
@@ -347,25 +329,13 @@ impl Shard {
         true
     }
 
-    /// Sends what was just posted, unless it should wait for company: something is on its way, so
-    /// that the shard will be driven again, and this is not the first request since it last was.
-    ///
-    /// What nobody answers waits whether it is the first or not, but only for a while.
-    pub(crate) fn posted(&mut self, requests: u32, busy: Busy) {
-        self.deferred += requests;
+    /// Sends what was just posted, unless it should wait for more ([`Cork::posted`]).
+    pub(crate) fn posted(&mut self, requests: u32, urgency: Urgency) {
         if std::mem::take(&mut self.shown) {
             self.answers = true;
         }
-        let waits = self.deferred < DEFER
-            && match busy {
-                Busy::No => false,
-                Busy::Answered => !self.fresh,
-                Busy::Until(time) => self.now() < time,
-            };
-        if let (true, Busy::Until(time)) = (waits, busy) {
-            self.company_until = Some(self.company_until.map_or(time, |until| until.min(time)));
-        } else if !waits {
-            self.fresh = false;
+        let started = self.started;
+        if self.cork.posted(requests, urgency, || now_since(started)) {
             let now = self.now();
             self.transmit(now);
         }
@@ -530,6 +500,13 @@ impl Shard {
         let srq = self.number_of(srq);
         Some((Some(Owner::Srq(srq)), AsyncEvent::SrqLimitReached { srq }))
     }
+}
+
+/// The shard's time.
+fn now_since(started: Instant) -> Time {
+    let nanoseconds = started.elapsed().as_nanos();
+    // Time begins at one second, so that it can be subtracted from.
+    Time(1_000_000_000 + u64::try_from(nanoseconds).unwrap_or(u64::MAX / 2))
 }
 
 /// Datagrams that were for something.

@@ -16,11 +16,11 @@ use rocinante_netdev::{AnyPort, Capabilities, Port as _};
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
 use rocinante_stack::{Budget, Engine, EngineConfig, RunLimits};
 
-use super::core::{Core, Held};
 use super::events::Events;
 use super::host::Host;
 use super::others::{self, Common, Others};
 use super::pin;
+use super::progress::{Core, Held};
 use super::shard::Shard;
 use super::staging::Staging;
 use super::{Settings, cm};

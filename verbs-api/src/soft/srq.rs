@@ -5,8 +5,8 @@ use std::sync::Arc;
 use rocinante_stack::verbs::{RecvWr, SrqId};
 use rocinante_stack::{SrqAttr, SrqChange, SrqInit};
 
-use super::core::Core;
 use super::events::Owner;
+use super::progress::Core;
 use super::{Device, Pd};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;

@@ -1,5 +1,5 @@
-//! What is posted while another thread drives the shard: a list of the queue pairs that have some,
-//! and a bell; and what other shards leave.
+//! What is posted while another thread drives the shard: a list of the queue pairs that have
+//! requests, and a bell; and what other shards leave.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) struct Staging {
 
 #[derive(Debug)]
 struct Left {
-    /// Queue pairs with work requests that were posted while somebody else held the lock.
+    /// Queue pairs with work requests that were posted while another thread held the lock.
     qps: Vec<Arc<QpShared>>,
     /// For the next that have some.
     #[allow(clippy::vec_box, reason = "they move to a queue pair and back as they are")]
@@ -68,7 +68,8 @@ impl Staging {
     /// Leaves posted work to the thread that holds the lock.
     pub(super) fn leave(&self, qp: &Arc<QpShared>) {
         self.left.lock().qps.push(qp.clone());
-        self.bell.store(true, Ordering::Release);
+        self.bell.store(true, Ordering::Relaxed);
+        // The thread that unlocks the shard has a fence, too, before it looks at the bell.
         fence(Ordering::SeqCst);
     }
 
@@ -80,14 +81,14 @@ impl Staging {
     /// Posts what was left. Costs a load if nothing was.
     #[inline]
     pub(super) fn take(&self, engine: &mut Engine, host: &mut Host) {
-        if self.bell.load(Ordering::Acquire) {
+        if self.bell.load(Ordering::Relaxed) {
             self.take_all(engine, host);
         }
     }
 
     #[cold]
     fn take_all(&self, engine: &mut Engine, host: &mut Host) {
-        self.bell.store(false, Ordering::SeqCst);
+        self.bell.store(false, Ordering::Relaxed);
         let mut emptied = None;
         loop {
             let mut left = self.left.lock();

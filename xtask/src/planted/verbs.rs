@@ -66,9 +66,9 @@ pub(super) const BUGS: &[Bug] = &[
         name: "wish-for-less",
         what: "a wish to hear of solicited completions replaces an earlier one to hear of all",
         file: "verbs-api/src/soft/announce.rs",
-        right: "        self.armed.fetch_max(level, Ordering::SeqCst);
+        right: "        self.armed.fetch_max(level, Ordering::Relaxed);
 ",
-        wrong: "        self.armed.store(level, Ordering::SeqCst);
+        wrong: "        self.armed.store(level, Ordering::Relaxed);
 ",
         found_by: &[model("who_wants_to_hear_of_all_does")],
     },
@@ -99,9 +99,9 @@ pub(super) const BUGS: &[Bug] = &[
         what: "another shard is told of an order before it is in the box: a look between takes nothing, and the flag with it",
         file: "verbs-api/src/soft/mail.rs",
         right: "        self.letters.lock().orders.push(order);
-        self.some.store(true, Ordering::Release);
+        self.some.store(true, Ordering::Relaxed);
 ",
-        wrong: "        self.some.store(true, Ordering::Release);
+        wrong: "        self.some.store(true, Ordering::Relaxed);
         self.letters.lock().orders.push(order);
 ",
         found_by: &[model("mail_is_read_whoever_sleeps")],
@@ -109,11 +109,11 @@ pub(super) const BUGS: &[Bug] = &[
     Bug {
         name: "earlier-deadline-without-a-timer",
         what: "an earlier deadline is noted for the sleeping background thread, but its timer is not set anew",
-        file: "verbs-api/src/soft/core.rs",
-        right: "            self.parked_until.store(due.0, Ordering::Relaxed);
-            self.calls.wake_in(Duration::from_nanos(due.since(now)));
+        file: "verbs-api/src/soft/progress/core.rs",
+        right: "            shard.parked_until = due;
+            self.tell(Event::Earlier, Duration::from_nanos(due.since(now)));
 ",
-        wrong: "            self.parked_until.store(due.0, Ordering::Relaxed);
+        wrong: "            shard.parked_until = due;
 ",
         found_by: &[model("a_deadline_of_the_programs_is_kept_by_the_background_thread")],
     },

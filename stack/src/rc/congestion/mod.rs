@@ -2,9 +2,9 @@
 //!
 //! - Problem: a path may carry less than the receiver holds, and says so only by losses, delay and
 //!   marks.
-//! - Rule: a [`Controller`] answers acknowledgements, losses, timeouts and marks with a window. After
-//!   a loss a [`Pacer`] opens that window in the time of a round trip, because what was sent in vain
-//!   is still on its way.
+//! - Rule: a [`Controller`] answers acknowledgements, losses, timeouts and marks with a window.
+//!   After a loss a [`Pacer`] opens that window in the time of a round trip, because what was sent
+//!   in vain is still on its way.
 //! - Cost if wrong: a bottleneck overflows again and again, or a clear path is idle.
 //! - Measured: `stack/tests/goodput.txt`.
 

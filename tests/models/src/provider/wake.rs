@@ -147,6 +147,7 @@ impl Calls {
     }
 
     pub fn wait(&self, port: Option<(BorrowedFd<'_>, bool)>, timeout: Option<Duration>) -> bool {
+        let timeout = timeout.filter(|timeout| !clock::lasts_for_ever(*timeout));
         let is_more = wait(port, &self.fd, timeout);
         if take(&self.fd)
             && let Some(time) = self.later.lock().unwrap().take()
@@ -185,6 +186,10 @@ pub mod clock {
         static ref NANOSECONDS: AtomicU64 = AtomicU64::new(1_000_000_000);
         /// Not one of loom's types.
         static ref IN_A_ROW: std::sync::atomic::AtomicUsize = 0.into();
+        /// Not one of loom's types.
+        static ref SPIN: std::sync::Mutex<Duration> = std::sync::Mutex::new(Duration::ZERO);
+        /// Not one of loom's types.
+        static ref LONGEST: std::sync::Mutex<Duration> = std::sync::Mutex::new(Duration::MAX);
     }
 
     /// As a real clock: all threads see the same time, and the clock synchronises nothing else.
@@ -198,13 +203,33 @@ pub mod clock {
         IN_A_ROW.store(count, std::sync::atomic::Ordering::Relaxed);
     }
 
+    /// From now on the background thread spins after activity, until a clock that each look
+    /// advances by a nanosecond has gone so far.
+    pub fn spin(time: Duration) {
+        *SPIN.lock().unwrap() = time;
+    }
+
+    pub(crate) fn spins() -> Duration {
+        *SPIN.lock().unwrap()
+    }
+
+    /// From now on no timeout ends a sleep of the background thread of at least `time`: what is
+    /// left to a thread that sleeps for so long is left for ever.
+    pub fn stop(time: Duration) {
+        *LONGEST.lock().unwrap() = time;
+    }
+
+    pub(super) fn lasts_for_ever(sleep: Duration) -> bool {
+        sleep >= *LONGEST.lock().unwrap()
+    }
+
     pub(super) fn is_others_turn() -> bool {
         let left = IN_A_ROW.load(std::sync::atomic::Ordering::Relaxed);
         IN_A_ROW.store(left.saturating_sub(1), std::sync::atomic::Ordering::Relaxed);
         left == 0
     }
 
-    pub(super) fn advance(by: Duration) {
+    pub fn advance(by: Duration) {
         NANOSECONDS.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
     }
 }

@@ -3,12 +3,6 @@
 
 #[path = "../../../../verbs-api/src/soft/announce.rs"]
 pub mod announce;
-#[path = "../../../../verbs-api/src/soft/aside.rs"]
-mod aside;
-#[path = "../../../../verbs-api/src/soft/background.rs"]
-mod background;
-#[path = "../../../../verbs-api/src/soft/core.rs"]
-pub mod core;
 #[path = "../../../../verbs-api/src/soft/events.rs"]
 mod events;
 #[path = "../../../../verbs-api/src/soft/front.rs"]
@@ -17,6 +11,7 @@ pub mod front;
 mod mail;
 #[path = "../../../../verbs-api/src/soft/posting.rs"]
 mod posting;
+pub mod progress;
 pub mod shard;
 #[path = "../../../../verbs-api/src/soft/staging.rs"]
 mod staging;
@@ -29,11 +24,11 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Cqe, QpState, RecvWr, SendData, SendOp, SendWr};
 
 use self::announce::{ChannelShared, CqShared};
-use self::core::Core;
 use self::events::{Events, Inbox};
 use self::front::QpShared;
 use self::mail::Order;
-use self::shard::{Engine, Shard, host, spin};
+use self::progress::Core;
+use self::shard::{Engine, Shard, host};
 use self::staging::Staging;
 use crate::model::qp::{PostListError, QpCaps, SendRules};
 use crate::provider::wake::{self, BorrowedFd, OwnedFd};
@@ -125,6 +120,16 @@ impl Device {
         self.qp.set_state(QpState::Rts);
     }
 
+    /// A call that drives the device and takes no completion.
+    pub fn drive(&self) {
+        self.core.drive();
+    }
+
+    /// A call that drives the device, of a program that may not poll.
+    pub fn drive_once(&self) {
+        self.core.drive_once();
+    }
+
     /// An operation that needs the lock but drives nothing.
     pub fn hold(&self) {
         drop(self.core.hold());
@@ -133,6 +138,16 @@ impl Device {
     /// The body of the background thread.
     pub fn background(&self) {
         self.core.background();
+    }
+
+    /// Whether a thread of the program waits on the port.
+    pub fn is_waited(&self) -> bool {
+        self.core.is_waited()
+    }
+
+    /// Whether the background thread drives the device, or will in a moment.
+    pub fn is_driven(&self) -> bool {
+        !self.core.is_asleep()
     }
 
     /// Closes the device.
@@ -221,6 +236,11 @@ impl Device {
         }
     }
 
+    /// The same for something else, once.
+    pub fn wait_for(&self, fd: BorrowedFd<'_>) {
+        self.core.wait(fd, None);
+    }
+
     /// `ibv_get_cq_event` by `poll(2)` in the program's own loop: the background thread drives.
     pub fn sleep_for_event(&self) {
         while !self.event() {
@@ -228,10 +248,24 @@ impl Device {
         }
     }
 
+    /// Sleeps on the channel until the request is complete.
+    pub fn sleep_until_posted(&self, wr_id: u64) {
+        loop {
+            self.arm(false);
+            while let Some(cqe) = self.taken() {
+                if cqe.wr_id == wr_id {
+                    return;
+                }
+            }
+            wake::wait(None, self.channel.fd(), None);
+            self.event();
+        }
+    }
+
     /// Another shard leaves a command in this shard's mailbox.
     pub fn leave_mail(&self) {
         self.staging.mail.order(Order::Break(Qpn::default()));
-        self.core.ring();
+        self.core.kick();
     }
 
     /// `ibv_get_cq_event` of a program that sleeps on several shards.
@@ -240,6 +274,24 @@ impl Device {
             self.core.sleeps();
             wake::wait(None, self.channel.fd(), None);
             self.core.wakes();
+        }
+    }
+
+    /// Takes so many completions, and sleeps on several shards while there are none.
+    pub fn sleep_on_several_until_completed(&self, count: usize) {
+        let mut seen = 0;
+        while seen < count {
+            self.arm(false);
+            let before = seen;
+            while self.taken().is_some() {
+                seen += 1;
+            }
+            if seen == before {
+                self.core.sleeps();
+                wake::wait(None, self.channel.fd(), None);
+                self.core.wakes();
+                self.event();
+            }
         }
     }
 

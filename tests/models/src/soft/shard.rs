@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::verbs::{Cqe, RecvWr, SendWr, WcOpcode, WcStatus};
-use rocinante_stack::{Busy, PostError};
+use rocinante_stack::{PostError, Urgency};
 
 use self::host::Host;
 use super::Peer;
@@ -48,8 +48,8 @@ impl Engine {
         self.post(wr.wr_id)
     }
 
-    pub(super) fn busy(&self, _: Qpn) -> Busy {
-        Busy::No
+    pub(super) fn post_urgency(&self, _: Qpn) -> Urgency {
+        Urgency::Now
     }
 
     pub(super) fn reset(&mut self) {
@@ -81,32 +81,13 @@ pub mod host {
     }
 }
 
-pub mod spin {
-    use std::time::Duration;
-
-    /// A spin that sleeps at once.
-    #[derive(Debug)]
-    pub struct Spin;
-
-    impl Spin {
-        pub(in crate::soft) fn new() -> Self {
-            Self
-        }
-
-        pub(in crate::soft) fn span(&self) -> Duration {
-            Duration::ZERO
-        }
-
-        pub(in crate::soft) fn slept(&mut self, _: Duration, _: bool) {}
-    }
-}
-
 #[derive(Debug)]
 pub struct Shard {
     pub engine: Engine,
     pub host: Host,
     pub held: bool,
     pub(super) broken: Option<()>,
+    pub(super) parked_until: Time,
     pub(super) staging: Arc<Staging>,
     peer: Peer,
     port: OwnedFd,
@@ -137,6 +118,7 @@ impl Shard {
             host: Host::default(),
             held: false,
             broken: None,
+            parked_until: Time(u64::MAX),
             staging: Arc::default(),
             peer,
             port: port.clone(),
@@ -229,7 +211,7 @@ impl Shard {
         None
     }
 
-    pub(super) fn posted(&mut self, _: u32, _: Busy) {
+    pub(super) fn posted(&mut self, _: u32, _: Urgency) {
         self.transmit();
     }
 
@@ -255,7 +237,7 @@ impl Shard {
                 for wr_id in sends {
                     self.complete(wr_id);
                     let retired = self.qp.send_retired.load(Ordering::Relaxed) + 1;
-                    self.qp.send_retired.store(retired, Ordering::Release);
+                    self.qp.send_retired.store(retired, Ordering::Relaxed);
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Small messages wait while enough is in flight, so that super-packets are filled.
 //!
-//! - Problem: the cost is that of super-packets. A message that is posted when an acknowledgement of
-//!   another comes in would leave alone, be acknowledged alone, and make the next leave alone.
+//! - Problem: the cost is that of super-packets. A message that is posted when an acknowledgement
+//!   of another comes in would leave alone, be acknowledged alone, and make the next leave alone.
 //! - Rule: while at least two runs, or half a window, are in flight, a message waits until there is
 //!   a run to send or less is in flight. While so much is, no run begins that the window or the
 //!   receiver would cut short.

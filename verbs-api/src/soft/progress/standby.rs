@@ -1,29 +1,30 @@
-//! How long the background thread leaves the port to a program that drives, before it looks whether
-//! that still does.
+//! How long the background thread leaves the port to the program, before it looks whether the
+//! program still drives.
 
 use std::time::Duration;
 
 /// A look is a timer and two switches: some 15 µs that a program on the same processor waits. So
-/// one that polls without pause is looked at less often, but not so seldom that a peer must repeat
-/// what it sent when the program stops: nobody else looks at the port until then.
+/// the background thread looks less often at a program that polls without pause. It looks often
+/// enough that no peer repeats a packet when the program stops: until then no other thread looks at
+/// the port.
 #[derive(Debug)]
-pub(super) struct Aside {
+pub(super) struct Standby {
     pause: Duration,
     /// Looks in a row at a program that polled without pause.
     steady: u32,
 }
 
-impl Aside {
+impl Standby {
     /// From one look to the next.
     pub(super) const MIN: Duration = Duration::from_micros(500);
-    /// The same at most where a program polls without pause. It may stop up to [`MIN`](Self::MIN)
-    /// before a look without that being seen: 2 ms in all, and a peer waits for as long at least
+    /// The same at most while a program polls without pause. A look may miss that the program
+    /// stopped up to [`MIN`](Self::MIN) before: 2 ms in all, and a peer waits for as long at least
     /// before it asks again.
     pub(super) const STEADY_MAX: Duration = Duration::from_micros(1500);
     /// The same at most while a thread of the program sleeps on the port; if nothing happens for so
     /// long, the background thread rests.
     pub(super) const MAX: Duration = Duration::from_millis(10);
-    /// Of a program that polls without pause, looks before it gets more time.
+    /// Looks at a program that polls without pause, before it gets more time.
     const LOOKS: u32 = 4;
 
     pub(super) fn new() -> Self {
@@ -40,7 +41,7 @@ impl Aside {
         stopped
     }
 
-    /// Nobody has driven, but a thread of the program sleeps on the port.
+    /// No thread has driven, but one of the program sleeps on the port.
     pub(super) fn waited(&mut self) {
         *self = Self { pause: (self.pause * 2).min(Self::MAX), steady: 0 };
     }
@@ -75,37 +76,37 @@ mod tests {
 
     #[test]
     fn who_polls_without_pause_is_looked_at_less_often() {
-        let mut aside = Aside::new();
-        for look in 0..Aside::LOOKS {
-            assert_eq!(aside.is_first_look(), look == 0);
-            assert!(!aside.driven(true));
-            assert_eq!((aside.pause(), aside.is_steady()), (Aside::MIN, false));
+        let mut standby = Standby::new();
+        for look in 0..Standby::LOOKS {
+            assert_eq!(standby.is_first_look(), look == 0);
+            assert!(!standby.driven(true));
+            assert_eq!((standby.pause(), standby.is_steady()), (Standby::MIN, false));
         }
-        for pause in [2 * Aside::MIN, Aside::STEADY_MAX, Aside::STEADY_MAX] {
-            assert!(!aside.driven(true));
-            assert_eq!((aside.pause(), aside.is_steady()), (pause, true));
+        for pause in [2 * Standby::MIN, Standby::STEADY_MAX, Standby::STEADY_MAX] {
+            assert!(!standby.driven(true));
+            assert_eq!((standby.pause(), standby.is_steady()), (pause, true));
         }
         // A program that polls now and then begins anew.
         for stopped in [true, false] {
-            assert_eq!(aside.driven(false), stopped);
-            assert_eq!((aside.pause(), aside.is_steady()), (Aside::MIN, false));
+            assert_eq!(standby.driven(false), stopped);
+            assert_eq!((standby.pause(), standby.is_steady()), (Standby::MIN, false));
         }
     }
 
     #[test]
     fn who_sleeps_on_the_port_is_looked_at_less_and_less_often() {
-        let mut aside = Aside::new();
+        let mut standby = Standby::new();
         for times in [2, 4, 8, 16] {
-            aside.waited();
-            assert_eq!((aside.pause(), aside.is_steady()), (times * Aside::MIN, false));
+            standby.waited();
+            assert_eq!((standby.pause(), standby.is_steady()), (times * Standby::MIN, false));
         }
-        aside.waited();
-        assert_eq!(aside.pause(), Aside::MAX);
-        aside.driven(true);
-        assert_eq!(aside.pause(), Aside::MIN);
-        aside.slept(Aside::MAX / 2);
-        assert_eq!(aside.pause(), Aside::MIN);
-        aside.slept(Aside::MAX);
-        assert_eq!(aside.pause(), Aside::MAX);
+        standby.waited();
+        assert_eq!(standby.pause(), Standby::MAX);
+        standby.driven(true);
+        assert_eq!(standby.pause(), Standby::MIN);
+        standby.slept(Standby::MAX / 2);
+        assert_eq!(standby.pause(), Standby::MIN);
+        standby.slept(Standby::MAX);
+        assert_eq!(standby.pause(), Standby::MAX);
     }
 }

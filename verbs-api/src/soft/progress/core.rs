@@ -1,23 +1,26 @@
 //! Which thread drives the device, and when.
 //!
 //! A thread that calls `post_send` or `poll` drives the shard on the spot. A background thread
-//! (`background.rs`) does it for programs that do not call.
+//! (`background.rs`) does it for programs that do not call. `watch.rs` has its state.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Count;
 use std::time::Duration;
 
-use super::aside::Aside;
-use super::events::Events;
-use super::front::{Backlog, QpShared};
-use super::shard::Shard;
-use super::staging::Staging;
+use rocinante_stack::types::Time;
+
+use super::standby::Standby;
+use super::watch::{Call, Event, Watch};
 use crate::provider::sync::{
-    AtomicBool, AtomicU32, AtomicU64, Instant, Mutex, MutexGuard, Ordering, fence, processor,
+    AtomicU32, AtomicU64, Instant, Mutex, MutexGuard, Ordering, fence, processor,
 };
 use crate::provider::wake::{self, AsFd as _, BorrowedFd, Calls, OwnedFd};
 use crate::provider::wakers::Woken;
+use crate::soft::events::Events;
+use crate::soft::front::{Backlog, QpShared};
+use crate::soft::shard::Shard;
+use crate::soft::staging::Staging;
 
 /// The shard and what its drivers need to agree on.
 #[derive(Debug)]
@@ -25,43 +28,27 @@ pub(crate) struct Core {
     pub(crate) shard: Mutex<Shard>,
     /// Work that was left for the thread that holds the lock.
     pub(super) staging: Arc<Staging>,
+    /// What the background thread does, and which threads of the program sleep.
+    pub(super) watch: Watch,
     /// Moves whenever the program polls.
-    pub(super) epoch: AtomicU64,
-    /// Where that was when the background thread was left to wake later.
-    pub(super) polled_last: AtomicU64,
-    /// Threads of the program that sleep on the port and drive when it wakes them.
-    pub(super) waiters: AtomicU32,
-    /// When the background thread will look again, in the shard's time; 0 while it is awake or soon
-    /// will be.
-    pub(super) parked_until: AtomicU64,
+    pub(super) polls: AtomicU64,
+    /// Where `polls` was when the background thread looked last, or was told to look soon.
+    pub(super) polls_seen: AtomicU64,
     /// The processor on which the program last did something while the background thread slept;
     /// [`NOWHERE`] if it has not.
     pub(super) caller_on: AtomicU32,
-    /// The background thread leaves the port to a thread that sleeps on it, until that one wakes
-    /// it.
-    pub(super) resting: AtomicBool,
-    /// It stands aside for longer than usual, for a program that polls without pause.
-    pub(super) yields: AtomicBool,
-    /// The program has asked for an event since the background thread looked last.
-    pub(super) expects: AtomicBool,
     /// The port's descriptor, for waiting without the lock.
     port_fd: OwnedFd,
     /// For the background thread.
     pub(super) calls: Calls,
-    pub(super) stop: AtomicBool,
-    /// Threads of the program that sleep on several shards: they leave the ports to the background
-    /// threads.
-    pub(super) sleepers: AtomicU32,
     /// Rounds of the background thread. No order with anything else depends on it, so the models of
     /// the threads do without it.
-    pub(super) rounds: Count,
+    pub(crate) rounds: Count,
     pub(crate) events: Arc<Events>,
 }
 
 /// For [`Core::caller_on`].
 pub(super) const NOWHERE: u32 = u32::MAX;
-/// For [`Core::parked_until`]: what is held is due before, and nothing else.
-pub(super) const HELD_ONLY: u64 = 1;
 
 impl Core {
     pub(crate) fn new(shard: Shard, events: Arc<Events>) -> std::io::Result<Self> {
@@ -70,17 +57,11 @@ impl Core {
             port_fd,
             staging: shard.staging.clone(),
             shard: Mutex::new(shard),
-            epoch: AtomicU64::new(0),
-            polled_last: AtomicU64::new(u64::MAX),
-            waiters: AtomicU32::new(0),
-            parked_until: AtomicU64::new(0),
+            watch: Watch::new(),
+            polls: AtomicU64::new(0),
+            polls_seen: AtomicU64::new(0),
             caller_on: AtomicU32::new(NOWHERE),
-            resting: AtomicBool::new(false),
-            yields: AtomicBool::new(false),
-            expects: AtomicBool::new(false),
             calls: Calls::new()?,
-            stop: AtomicBool::new(false),
-            sleepers: AtomicU32::new(0),
             rounds: Count::new(0),
             events,
         })
@@ -91,10 +72,10 @@ impl Core {
         Held { core: self, shard: Some(self.shard.lock()) }
     }
 
-    /// Drives the shard unless somebody else does, for a program that will do so again.
+    /// Drives the shard unless another thread does, for a program that will do so again.
     #[inline]
     pub(crate) fn drive(&self) {
-        self.touch();
+        self.note_poll();
         self.drive_and(true, &mut Woken::default(), |shard, _| {
             if shard.is_watched() {
                 self.leave_unwatched(shard);
@@ -102,13 +83,13 @@ impl Core {
         });
     }
 
-    /// The same for one that may not.
+    /// The same for a program that may not.
     #[inline]
     pub(crate) fn drive_once(&self) {
         self.drive_and(true, &mut Woken::default(), |_, _| {});
     }
 
-    /// The same for a task, which sleeps if it finds nothing: nothing waits for its next call.
+    /// The same for a task. It sleeps if it finds nothing, so nothing waits for its next call.
     #[inline]
     pub(crate) fn drive_for_task(&self) {
         self.drive_and(false, &mut Woken::default(), |_, _| {});
@@ -128,24 +109,25 @@ impl Core {
         }
     }
 
-    /// Somebody looks at the port himself: nobody need be woken by what arrives, unless somebody
-    /// else waits for it.
+    /// The caller polls the port, so it stops the port's notifications, unless another thread
+    /// sleeps until they come.
     ///
-    /// While the background thread sleeps on the port, that is for a program that polls all the
-    /// time: one that looks when its own loop wakes it, or now and then, has nobody else to tell
-    /// it.
+    /// While the background thread sleeps on the port, only a program that polls all the time does
+    /// so. A program that polls when its own loop wakes it, or now and then, needs the background
+    /// thread to bring what arrives.
     #[cold]
     pub(super) fn leave_unwatched(&self, shard: &mut Shard) {
-        if self.waiters.load(Ordering::SeqCst) > 0 || self.sleepers.load(Ordering::SeqCst) > 0 {
+        let view = self.watch.view();
+        if view.is_waited() || view.is_slept_on() {
             return;
         }
-        let parked_until = self.parked_until.load(Ordering::Relaxed);
-        let unwatched = if parked_until > HELD_ONLY {
+        let unwatched = if view.is_asleep() {
             let spins = shard.is_polled_without_pause();
             if spins {
-                // Whether the program goes on is to be looked at, and what is due is to be done.
-                let left = Duration::from_nanos(parked_until.saturating_sub(shard.now().0));
-                self.wake_background_in(Aside::MIN.min(left));
+                // The background thread looks whether the program goes on, and does what is due.
+                let left = Duration::from_nanos(shard.parked_until.since(shard.now()));
+                self.note_polls_seen();
+                self.tell(Event::Polled, Standby::MIN.min(left));
             }
             spins
         } else {
@@ -156,35 +138,44 @@ impl Core {
         }
     }
 
-    /// The program may be about to sleep on something that only the background thread brings: that
-    /// one looks as often as at any program, and soon if it left this one alone; a program that
-    /// misses it here waits for no more than [`Aside::STEADY_MAX`].
+    /// The program may be about to sleep on something that only the background thread brings. So
+    /// that thread looks at it as often as at any program, and soon if it left this one alone.
     #[inline]
     pub(crate) fn expect(&self) {
-        if !self.expects.load(Ordering::Relaxed) {
-            self.expects.store(true, Ordering::Relaxed);
-        }
-        if self.yields.load(Ordering::Relaxed) && self.yields.swap(false, Ordering::Relaxed) {
-            self.calls.wake_in(Aside::MIN);
+        if !self.watch.view().wants_event() {
+            self.tell(Event::Armed, Standby::MIN);
         }
     }
 
-    /// Has the background thread wake soon, and look whether the program has polled since.
-    fn wake_background_in(&self, pause: Duration) {
-        self.parked_until.store(0, Ordering::Relaxed);
-        self.polled_last.store(self.epoch.load(Ordering::Relaxed), Ordering::Relaxed);
-        self.calls.wake_in(pause);
+    /// Changes the state of the background thread, and wakes it as that wants it.
+    fn tell(&self, event: Event, time: Duration) {
+        self.call(self.watch.on(event), time);
+    }
+
+    /// Wakes the background thread at once or after `time`, or not at all.
+    fn call(&self, call: Call, time: Duration) {
+        match call {
+            Call::No | Call::IfWaited => {}
+            Call::InTime | Call::Soon => self.calls.wake_in(time),
+            Call::Now => self.calls.wake(),
+        }
+    }
+
+    /// The background thread is about to be told to look soon. If the program has not polled again
+    /// by then, it polls no more.
+    fn note_polls_seen(&self) {
+        self.polls_seen.store(self.polls.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// The program polls: the background thread may stand aside.
     #[inline]
-    pub(crate) fn touch(&self) {
+    pub(crate) fn note_poll(&self) {
         // Lost increments do no harm: the number only has to move.
-        self.epoch.store(self.epoch.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Unlocks, and wakes the tasks that wait for what was done. Returns whether somebody left work
-    /// meanwhile.
+    /// Unlocks, and wakes the tasks that wait for what was done. Returns whether another thread
+    /// left work meanwhile.
     #[inline]
     pub(crate) fn release(&self, shard: MutexGuard<'_, Shard>) -> bool {
         self.release_into(shard, &mut Woken::default())
@@ -194,39 +185,30 @@ impl Core {
     #[inline]
     fn release_into(&self, mut shard: MutexGuard<'_, Shard>, woken: &mut Woken) -> bool {
         self.events.collect(&mut shard, woken);
-        let due = shard.needed().map_or(u64::MAX, |due| due.0);
-        drop(shard);
-        fence(Ordering::SeqCst);
-        let parked_until = self.parked_until.load(Ordering::Relaxed);
-        if parked_until != 0 {
+        if self.watch.view().is_asleep() {
             self.caller_on.store(processor(), Ordering::Relaxed);
-            // The background thread sleeps longer than the engine can wait.
-            if due < parked_until {
-                self.remind();
-                // It held the lock, too.
-                fence(Ordering::SeqCst);
+            if let Some(due) = shard.needed()
+                && due < shard.parked_until
+            {
+                self.arm_wakeup(&mut shard, due);
             }
         }
+        drop(shard);
+        fence(Ordering::SeqCst);
         self.staging.has_some()
     }
 
-    /// Has the background thread wake in time. Not at once: the program is busy, perhaps on the
-    /// same processor, and waits for an answer.
+    /// Has the background thread wake in time: it sleeps longer than the engine can wait. Not at
+    /// once: the program is busy, perhaps on the same processor, and waits for an answer.
     #[cold]
-    fn remind(&self) {
-        // A thread that holds the lock reminds for both.
-        let Some(shard) = self.shard.try_lock() else { return };
-        let Some(due) =
-            shard.needed().filter(|due| due.0 < self.parked_until.load(Ordering::Relaxed))
-        else {
-            return;
-        };
+    fn arm_wakeup(&self, shard: &mut Shard, due: Time) {
         let now = shard.now();
         if due > now {
-            self.parked_until.store(due.0, Ordering::Relaxed);
-            self.calls.wake_in(Duration::from_nanos(due.since(now)));
+            shard.parked_until = due;
+            self.tell(Event::Earlier, Duration::from_nanos(due.since(now)));
         } else {
-            self.wake_background_in(Aside::MIN);
+            self.note_polls_seen();
+            self.tell(Event::Overdue, Standby::MIN);
         }
     }
 
@@ -236,36 +218,32 @@ impl Core {
     }
 
     /// Where a queue pair stages requests, with room for so many.
-    pub(super) fn spare_backlog(&self, requests: usize) -> Box<Backlog> {
+    pub(crate) fn spare_backlog(&self, requests: usize) -> Box<Backlog> {
         self.staging.spare_backlog(requests)
     }
 
     /// Another shard left mail: a thread that drives this one finds it; without one, the background
     /// thread shall.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn kick(&self) {
         fence(Ordering::SeqCst);
-        // A background thread that stands aside without a time looks again soon, or the program
-        // drives.
-        if self.parked_until.load(Ordering::Relaxed) != 0
-            || self.waiters.load(Ordering::Relaxed) > 0
-        {
-            self.parked_until.store(0, Ordering::Relaxed);
-            self.calls.wake();
+        let view = self.watch.view();
+        // Otherwise it looks within a moment, or the program drives.
+        if view.is_asleep() || view.is_waited() {
+            self.tell(Event::Mail, Duration::ZERO);
         }
     }
 
     /// A thread of the program is about to sleep on something that this shard and others bring: the
     /// background thread watches the port until [`wakes`](Self::wakes).
     pub(crate) fn sleeps(&self) {
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let call = self.watch.on(Event::Sleeps);
         self.drive();
-        // Also if it stands aside, because the program has just driven.
-        self.calls.wake();
+        self.call(call, Duration::ZERO);
     }
 
     /// That thread is awake.
     pub(crate) fn wakes(&self) {
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.tell(Event::Wakes, Duration::ZERO);
     }
 
     /// Posts what was left.
@@ -277,7 +255,7 @@ impl Core {
     /// Sleeps until the port or `fd` has something, or `until`; then drives. For a thread of the
     /// program's that waits.
     pub(crate) fn wait(&self, fd: BorrowedFd<'_>, until: Option<Instant>) {
-        self.waiters.fetch_add(1, Ordering::SeqCst);
+        self.tell(Event::Waits, Duration::ZERO);
         let mut sleep = until.map(|until| until.saturating_duration_since(Instant::now()));
         let mut port = None;
         if let Some(mut shard) = self.shard.try_lock() {
@@ -304,24 +282,21 @@ impl Core {
         } else {
             // The thread that drives will complete what this one waits for, or leave it to the
             // next.
-            sleep = Some(sleep.unwrap_or(Aside::MIN).min(Aside::MIN));
+            sleep = Some(sleep.unwrap_or(Standby::MIN).min(Standby::MIN));
         }
         let mut woken = wake::wait(port, fd, sleep) && port.is_some();
         // The background thread leaves the port to a program that was given something, and rests on
         // if it was not. If the port woke this thread and there is nothing to receive, it has news.
         self.drive_and(true, &mut Woken::default(), |shard, busy| {
             if busy {
-                self.touch();
+                self.note_poll();
             }
             if std::mem::take(&mut woken) {
                 shard.hear();
             }
         });
-        let last = self.waiters.fetch_sub(1, Ordering::SeqCst) == 1;
-        // Nobody watches the port now.
-        if last && self.resting.swap(false, Ordering::SeqCst) {
-            self.calls.wake();
-        }
+        // If it was the last, no thread watches the port now: one that rests is woken.
+        self.tell(Event::Leaves, Duration::ZERO);
     }
 
     /// What to wait for besides, the port's descriptor and whether it shall take more; and for how
@@ -335,15 +310,14 @@ impl Core {
             return (None, sleep);
         }
         if !shard.watch(true) {
-            return (None, Some(sleep.unwrap_or(Aside::MIN).min(Aside::MIN)));
+            return (None, Some(sleep.unwrap_or(Standby::MIN).min(Standby::MIN)));
         }
         (Some((self.port_fd.as_fd(), shard.wants_write())), sleep)
     }
 
     /// Ends the background thread.
     pub(crate) fn shut_down(&self) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.calls.wake();
+        self.tell(Event::Stop, Duration::ZERO);
     }
 }
 
@@ -370,13 +344,13 @@ impl DerefMut for Held<'_> {
 
 impl Held<'_> {
     /// Unlocks it while the thread holds another shard. Adds the tasks to wake to `woken`.
-    pub(super) fn release_into(mut self, woken: &mut Woken) {
+    pub(crate) fn release_into(mut self, woken: &mut Woken) {
         self.unlock(woken);
     }
 
     fn unlock(&mut self, woken: &mut Woken) {
         let Some(mut shard) = self.shard.take() else { return };
-        // What was staged may have completed at once, and nobody else need drive soon.
+        // What was staged may have completed at once, and no other thread need drive soon.
         shard.deliver();
         if self.core.release_into(shard, woken) {
             self.core.drive_and(true, woken, |_, _| {});

@@ -1,22 +1,25 @@
-//! Tests of `core.rs`. They are here because the models compile that file without its surroundings.
+//! Tests of `core.rs` and `background.rs`. They are here because the models compile those files
+//! without their surroundings.
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet};
 use rocinante_netdev::{AnyPort, PathSpec, Port};
+use rocinante_stack::types::Time;
 use rocinante_stack::verbs::CqId;
-use rocinante_stack::{Completions as _, Engine, EngineConfig};
+use rocinante_stack::{Completions as _, Engine, EngineConfig, Urgency};
 
-use super::announce::CqShared;
-use super::announce_tests::cqe;
-use super::aside::Aside;
-use super::core::{Core, HELD_ONLY};
-use super::flood::Flood;
-use super::host::Host;
-use super::shard::{POLLS, Shard};
+use super::core::Core;
+use super::standby::Standby;
+use super::watch::{Call, Event, State};
+use crate::provider::wake::{self, AsFd as _};
+use crate::soft::announce::CqShared;
+use crate::soft::announce_tests::cqe;
+use crate::soft::flood::Flood;
+use crate::soft::host::Host;
+use crate::soft::shard::{POLLS, Shard};
 
 fn core() -> Core {
     let port = SimNet::new(1).port(&[[10, 0, 0, 1].into()], &SimConfig::default()).unwrap();
@@ -25,34 +28,78 @@ fn core() -> Core {
     Core::new(shard, Arc::default()).unwrap()
 }
 
+fn state(core: &Core) -> State {
+    core.watch.view().state()
+}
+
 /// The program may not call again for long, while the peer waits for the acknowledgement.
 #[test]
-fn who_stands_aside_for_longer_wakes_for_an_acknowledgement_that_is_held() {
+fn a_thread_on_standby_wakes_for_an_acknowledgement_that_is_corked() {
     const NEVER: Duration = Duration::from_secs(20);
     let core = core();
+    assert_eq!(core.watch.on(Event::Waits), Call::No);
     std::thread::scope(|scope| {
         let sleeper = scope.spawn(|| {
             let start = Instant::now();
-            core.stand_aside(NEVER, core.epoch.load(Ordering::Relaxed));
+            core.park(State::Standby, core.shard.lock(), None, Some(NEVER));
             start.elapsed()
         });
-        while core.parked_until.load(Ordering::Relaxed) != HELD_ONLY && !sleeper.is_finished() {
+        while state(&core) != State::Standby && !sleeper.is_finished() {
             std::thread::yield_now();
         }
-        // Work that is not held may wait.
+        // Other work may wait: the thread that sleeps on the port does it.
         let mut shard = core.shard.lock();
-        core.touch();
+        core.note_poll();
+        let later = shard.now().after(1_000_000_000);
+        shard.resume_at = Some(later);
         core.release(shard);
-        assert_eq!(core.parked_until.load(Ordering::Relaxed), HELD_ONLY);
+        assert_eq!(state(&core), State::Standby);
         shard = core.shard.lock();
-        shard.held = true;
+        assert!(shard.cork.keeps(Urgency::By(Time(1))));
         core.release(shard);
         assert!(sleeper.join().unwrap() < NEVER);
     });
-    // A release before the sleep counts as well.
+    // What was corked before counts as well.
     let start = Instant::now();
-    core.stand_aside(NEVER, core.epoch.load(Ordering::Relaxed).wrapping_sub(1));
+    core.park(State::Standby, core.shard.lock(), None, Some(NEVER));
     assert!(start.elapsed() < NEVER);
+}
+
+/// To set a timer costs a system call.
+#[test]
+fn a_thread_that_sleeps_is_told_once_of_an_earlier_deadline() {
+    let core = core();
+    assert!(core.watch.enter(State::Watching));
+    let mut shard = core.shard.lock();
+    shard.parked_until = Time(u64::MAX);
+    let later = shard.now().after(1_000_000_000);
+    shard.resume_at = Some(later);
+    core.release(shard);
+    assert_eq!((state(&core), core.shard.lock().parked_until), (State::Watching, later));
+}
+
+/// Else each datagram would wake both.
+#[test]
+fn the_background_thread_rests_while_a_thread_of_the_program_waits() {
+    let core = core();
+    let event = wake::eventfd().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    std::thread::scope(|scope| {
+        let _end = ShutsDown(&core);
+        scope.spawn(|| core.background());
+        scope.spawn(|| core.wait(event.as_fd(), None));
+        let mut rests = false;
+        while !rests && Instant::now() < deadline {
+            rests = state(&core) == State::Resting;
+            std::thread::yield_now();
+        }
+        wake::notify(&event);
+        assert!(rests);
+        while state(&core) != State::Watching {
+            assert!(Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+    });
 }
 
 /// Stops the background thread, so that a failing test does not wait for it.
@@ -74,7 +121,7 @@ fn a_program_that_polls_without_pause_is_left_alone_until_it_expects_something_o
             assert!(Instant::now() < deadline, "{what}");
         }
     };
-    let yields = || core.yields.load(Ordering::Relaxed);
+    let yields = || state(&core) == State::CallerPolls;
     std::thread::scope(|scope| {
         let _end = ShutsDown(&core);
         scope.spawn(|| core.background());
@@ -85,7 +132,7 @@ fn a_program_that_polls_without_pause_is_left_alone_until_it_expects_something_o
         // The background thread may have looked once just before `expect`.
         let (begin, mut left_alone) = (Instant::now(), 0);
         core.expect();
-        while begin.elapsed() < 60 * Aside::STEADY_MAX {
+        while begin.elapsed() < 60 * Standby::STEADY_MAX {
             left_alone += u32::from(yields());
             core.expect();
             core.drive();
@@ -95,7 +142,7 @@ fn a_program_that_polls_without_pause_is_left_alone_until_it_expects_something_o
             core.drive();
             yields()
         });
-        until("nobody polls any more", &|| core.parked_until.load(Ordering::Relaxed) == u64::MAX);
+        until("it polls no more", &|| state(&core) == State::Watching);
     });
 }
 
@@ -104,25 +151,34 @@ fn a_program_that_polls_without_pause_is_left_alone_until_it_expects_something_o
 fn the_port_is_watched_for_a_program_that_polls_now_and_then() {
     let core = core();
     let is_watched = || core.shard.lock().is_watched();
-    let park = |until| {
+    let park = || {
         core.shard.lock().watch(true);
-        core.parked_until.store(until, Ordering::Relaxed);
+        assert!(core.watch.enter(State::Watching));
     };
-    park(u64::MAX);
+    park();
     for _ in 0..10 * POLLS {
         core.drive_once();
         drop(core.hold());
     }
-    assert!(is_watched(), "who posts may not poll");
+    assert!(is_watched(), "a program that posts may not poll");
     (0..POLLS).for_each(|_| core.drive());
     assert!(is_watched());
-    assert_eq!(core.parked_until.load(Ordering::Relaxed), u64::MAX);
+    assert_eq!(state(&core), State::Watching);
     core.drive();
     assert!(!is_watched(), "it polls in a loop");
-    assert_eq!(core.parked_until.load(Ordering::Relaxed), 0, "it is looked at soon");
+    assert_eq!(state(&core), State::Awake, "it is looked at soon");
     // Each sleep of the background thread starts anew.
-    park(u64::MAX);
+    park();
     core.drive();
+    assert!(is_watched());
+    // A thread that sleeps on several shards would be told late.
+    assert_eq!(core.watch.on(Event::Sleeps), Call::No);
+    (0..2 * POLLS).for_each(|_| core.drive());
+    assert!(is_watched());
+    core.wakes();
+    // While the background thread is awake, the port is watched until much has arrived.
+    core.watch.wake_up();
+    (0..2 * POLLS).for_each(|_| core.drive());
     assert!(is_watched());
 }
 
