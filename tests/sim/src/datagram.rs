@@ -278,6 +278,7 @@ impl World<'_> {
         let own = self.ends[end].terms.qkey[end % 2];
         let right = self.ends[to].terms.qkey[to % 2];
         let wrong = self.stage == Stage::Storm && self.random.one_in(12);
+        let wrong = wrong && self.has.faults.wrong_qkey;
         self.tally.faults.wrong_qkey += u64::from(wrong);
         let asked =
             if wrong { self.random.of(&[right ^ 1, right ^ 0x4000_0000, own]) } else { right };
@@ -303,9 +304,9 @@ impl World<'_> {
     /// the handle is destroyed, or belongs to another end.
     fn handle(&mut self, end: EndId, to: usize) -> Option<(AhId, Option<WcStatus>)> {
         let (local, remote) = (self.hosts[self.ends[end].host].addr, self.hosts[to].addr);
-        let budget = self.hosts[to].config.own_budget;
         let host = self.ends[end].host;
-        if self.stage == Stage::Storm && self.random.one_in(150) {
+        let garbage = self.stage == Stage::Storm && self.random.one_in(150);
+        if garbage && self.has.faults.garbage_local {
             let pd = self.ends[end].pd;
             let other = self.hosts[host].ends.iter().find(|other| self.ends[**other].pd != pd);
             let other = other.and_then(|other| *self.ends[*other].letters.handles.get(to)?);
@@ -315,7 +316,7 @@ impl World<'_> {
                 return Some((wrong, Some(WcStatus::LocProtErr)));
             }
         }
-        let pd = self.domain(end);
+        let (pd, budget) = (self.domain(end), self.announced(to));
         let (hosts, letters) = (self.hosts.len(), &mut self.ends[end].letters);
         letters.handles.resize(hosts, None);
         if let Some(handle) = letters.handles[to] {
