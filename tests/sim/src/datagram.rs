@@ -175,8 +175,9 @@ impl World<'_> {
                 header[36..40].copy_from_slice(&dst.octets());
                 let words =
                     header[20..].chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
-                // All words add up to all ones.
-                let missing = (0xffff - words.sum::<u32>() % 0xffff) as u16;
+                // All words add up to all ones. Of the two zeros of the ones' complement a sum of
+                // words that are not all 0 is never the positive one (RFC 1624).
+                let missing = (0xfffe - (words.sum::<u32>() - 1) % 0xffff) as u16;
                 header[30..32].copy_from_slice(&missing.to_be_bytes());
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {

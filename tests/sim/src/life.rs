@@ -102,7 +102,8 @@ impl World<'_> {
             terse,
             // A requester that seldom asks for an ACK needs a long timeout.
             timeout: if terse { small(11, 13) } else { small(7, 11) },
-            retry_cnt: small(0, 8),
+            // One that waits for the credit that a crowd has may only ask after a timeout.
+            retry_cnt: small(if has.scarcity.crowd { 3 } else { 0 }, 8),
             rnr_retry,
             rd_atomic: small(1, 7),
             min_rnr_timer: small(1, 14),

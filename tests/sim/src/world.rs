@@ -17,7 +17,7 @@ use crate::network::{Agenda, Event, Faults, Network, Packet, Weather};
 use crate::random::{Digest, Random};
 use crate::receives::Shared;
 use crate::scarce;
-use crate::talk::{Call, Desk, SLOT};
+use crate::talk::{Call, Desk, SLOT, Step, Talk};
 use crate::traffic::{address, template};
 
 /// The counts of a run.
@@ -321,7 +321,8 @@ impl<'a> World<'a> {
             );
         }
         for (at, host) in self.hosts.iter().enumerate() {
-            for (conn, talk) in &host.desk.talks {
+            let open = |talk: &Talk| talk.step == Step::Established && !talk.is_over();
+            for (conn, talk) in host.desk.talks.iter().filter(|(_, talk)| !open(talk)) {
                 text += &format!("host {at}: {conn:?}, {talk:?}; ");
             }
         }

@@ -44,8 +44,8 @@ struct Args {
     /// Omit each fault, each policy and each kind of scarcity with probability 1/2
     #[arg(long)]
     swarm: bool,
-    /// Have 64 queue pairs and more for each engine, receive queues of 1 to 4 datagrams, and windows
-    /// of 1 to 3 packets
+    /// Have 64 queue pairs and more for each engine, receive queues of 1 to 4 datagrams, and
+    /// windows of 1 to 3 packets
     #[arg(long)]
     scarce: bool,
     /// Plant a bug in a copy of the engine, to see it found; "list" lists them
