@@ -22,7 +22,7 @@ use crate::qp::post::PostError;
 use crate::qp::{Core, TurnEnd, Urgency};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
-use crate::shared::{EngineConfig, Shared};
+use crate::shared::{ACK_DELAY_NS, EngineConfig, Shared};
 use crate::sink::TxSink;
 use crate::srq::Srqs;
 use crate::stats::{Counters, Drops};
@@ -93,7 +93,7 @@ impl Engine {
                 drops: Drops::default(),
                 limits_hit: LimitsHit::default(),
                 dirty: VecDeque::new(),
-                urgency: Urgency::Idle,
+                more_than_acks: false,
                 arrived_at: Time(0),
                 events: Events::default(),
             },
@@ -383,7 +383,7 @@ impl Engine {
         loop {
             self.enqueue_granted();
             let Some(slot) = self.shared.dirty.pop_front() else {
-                self.shared.urgency = Urgency::Idle;
+                self.shared.more_than_acks = false;
                 return TxStop::Idle;
             };
             let Some(Some(qp)) = self.qps.get_mut(slot as usize) else { continue };
@@ -450,10 +450,12 @@ impl Engine {
     #[must_use]
     #[inline]
     pub fn urgency(&self) -> Urgency {
-        match self.shared.urgency {
-            _ if self.shared.peers.has_granted() => Urgency::Now,
-            _ if self.shared.dirty.is_empty() => Urgency::Idle,
-            urgency => urgency,
+        let shared = &self.shared;
+        match shared.dirty.is_empty() {
+            _ if shared.peers.has_granted() => Urgency::Now,
+            true => Urgency::Idle,
+            false if shared.more_than_acks => Urgency::Now,
+            false => Urgency::By(shared.arrived_at.after(ACK_DELAY_NS)),
         }
     }
 

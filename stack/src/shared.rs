@@ -7,7 +7,6 @@ use crate::events::Events;
 use crate::limit::LimitsHit;
 use crate::pacer::Pacing;
 use crate::peer::{Budget, Peers, RunLimits, STABLE_PACKETS};
-use crate::qp::Urgency;
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
 use crate::srq::Srqs;
@@ -16,8 +15,8 @@ use crate::timer::Timers;
 use crate::types::{Mtu, Qpn, QueueKind, Time};
 use crate::verbs::QpEvent;
 
-/// How long a plain acknowledgement may wait for packets that leave with it, in nanoseconds: far
-/// less than the time after which a peer asks again.
+/// How long plain acknowledgements may wait for packets that leave with them, in nanoseconds after
+/// the last packet arrived: far less than the time after which a peer asks again.
 pub const ACK_DELAY_NS: u64 = 1_000_000;
 
 /// Limits and settings of an engine.
@@ -99,8 +98,8 @@ pub(crate) struct Shared {
     pub(crate) limits_hit: LimitsHit,
     /// Queue pairs with something to send, oldest first.
     pub(crate) dirty: VecDeque<u32>,
-    /// How soon they must send.
-    pub(crate) urgency: Urgency,
+    /// Whether one of them has more to send than a plain acknowledgement.
+    pub(crate) more_than_acks: bool,
     /// When the last packet for a queue pair arrived.
     pub(crate) arrived_at: Time,
     pub(crate) events: Events,
@@ -115,22 +114,14 @@ impl Shared {
 
     #[inline]
     pub(crate) fn enqueue(&mut self, slot: u32, queued: &mut bool) {
-        self.urgency = Urgency::Now;
-        self.enqueue_as_it_is(slot, queued);
+        self.more_than_acks = true;
+        self.enqueue_lazily(slot, queued);
     }
 
     /// As [`enqueue`](Self::enqueue), for a plain acknowledgement of what has just arrived: it may
     /// wait and leave with other packets.
     #[inline]
     pub(crate) fn enqueue_lazily(&mut self, slot: u32, queued: &mut bool) {
-        if self.urgency == Urgency::Idle {
-            self.urgency = Urgency::By(self.arrived_at.after(ACK_DELAY_NS));
-        }
-        self.enqueue_as_it_is(slot, queued);
-    }
-
-    #[inline]
-    fn enqueue_as_it_is(&mut self, slot: u32, queued: &mut bool) {
         if !*queued {
             *queued = true;
             self.dirty.push_back(slot);

@@ -65,9 +65,10 @@ cargo xtask COMMAND
                        on a machine with an RDMA device of the kernel's: let others try it
   interop --device NAME [--agent HOST|local] [--ours ADDRESS] ...
                        the whole matrix with such a device, and a report; `interop --device NAME --help` says more
-  soak [SECONDS [BACKEND]]
+  soak [--hogs N] [SECONDS [BACKEND]]
                        every operation compared byte for byte while packets are lost, the network changes and peers are killed: for ten
-                       minutes, or so long, on each backend, or on udp, packet or afxdp (as root, with network namespaces)
+                       minutes, or so long, on each backend, or on udp, packet or afxdp (as root, with network namespaces);
+                       with --hogs, connections with default options beside N busy loops in the place of that
   miri                 the engine, the rings and small devices under miri; needs a nightly toolchain with it
   sanitize WHICH       tests under a sanitizer: netdev, verbs-api and, under address, end to end; address or thread; needs a nightly toolchain
                        with rust-src

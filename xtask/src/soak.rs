@@ -1,34 +1,70 @@
-//! The soak test of `tests/tests/soak` in release mode, for longer than among the other tests.
+//! The soak tests of `tests/tests/soak`, for longer than among the other tests.
 
 use crate::command::{self, cargo};
 use crate::{setup, skips};
+use std::process::Command;
 
 /// Time for each backend, in seconds.
 const SECONDS: u32 = 600;
+/// Busy loops and seconds for each backend in [`check`]: it runs alone, so that no other test is
+/// late, and with few loops, so that a peer has a processor within the default ACK timeouts.
+const CHECK: (u32, u32) = (4, 20);
 
-/// `cargo xtask soak [SECONDS [BACKEND]]`: the backends one after the other.
+const USAGE: &str = "soak [--hogs N] [SECONDS [udp|packet|afxdp]]";
+
+/// `cargo xtask soak [--hogs N] [SECONDS [BACKEND]]`: the backends one after the other.
 ///
 /// # Errors
 /// Something was lost, wrong, late or left behind; or it does not build.
 pub(crate) fn run(args: &[&str]) -> Result<(), String> {
+    let (hogs, args) = match args {
+        ["--hogs", count, rest @ ..] => (Some(parse(count)?), rest),
+        rest => (None, rest),
+    };
     let (seconds, backend) = match *args {
         [] => (SECONDS, None),
         [seconds] => (parse(seconds)?, None),
         [seconds, backend @ ("udp" | "packet" | "afxdp")] => (parse(seconds)?, Some(backend)),
-        _ => return Err("soak [SECONDS [udp|packet|afxdp]]".into()),
+        _ => return Err(USAGE.into()),
     };
     let mut test = cargo(["test", "--release", "-p", "rocinante-tests", "--test", "soak", "--"]);
-    test.args(["--nocapture", "--test-threads", "1"]).args(backend);
+    match hogs {
+        Some(hogs) => under_load(&mut test, hogs, backend),
+        None => test.args(backend).args(["--skip", UNDER_LOAD]),
+    };
     setup::packages(setup::TESTS);
-    let shown = command::show(test.env("ROCINANTE_SOAK_SECONDS", seconds.to_string()))?;
-    let left_out = skips::found(shown.stdout.iter().chain(&shown.stderr).map(String::as_str));
-    match (shown.ok, left_out.first()) {
-        (true, None) => Ok(()),
-        (true, Some(skip)) => Err(format!("not all was run: {skip}")),
-        (false, _) => Err("the soak failed: see above".into()),
-    }
+    let skips = show(&mut test, seconds)?;
+    skips.first().map_or(Ok(()), |skip| Err(format!("not all was run: {skip}")))
 }
 
-fn parse(seconds: &str) -> Result<u32, String> {
-    seconds.parse().map_err(|_| format!("{seconds} are no seconds: give a whole number"))
+/// Connections with default options beside busy loops, as a step of `cargo xtask test`. Returns
+/// what was skipped.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn check() -> Result<Vec<String>, String> {
+    let (hogs, seconds) = CHECK;
+    // As the other tests were built.
+    let mut test = cargo(["test", "--workspace", "--quiet", "--test", "soak", "--"]);
+    under_load(&mut test, hogs, None);
+    show(&mut test, seconds)
+}
+
+/// How the names of the tests beside busy loops begin.
+const UNDER_LOAD: &str = "under_load";
+
+fn under_load<'a>(test: &'a mut Command, hogs: u32, backend: Option<&str>) -> &'a mut Command {
+    let name = backend.map_or(UNDER_LOAD.into(), |backend| format!("{UNDER_LOAD}_{backend}"));
+    test.arg(name).env("ROCINANTE_SOAK_HOGS", hogs.to_string())
+}
+
+fn show(test: &mut Command, seconds: u32) -> Result<Vec<String>, String> {
+    test.args(["--nocapture", "--test-threads", "1"]);
+    let shown = command::show(test.env("ROCINANTE_SOAK_SECONDS", seconds.to_string()))?;
+    let skips = skips::found(shown.stdout.iter().chain(&shown.stderr).map(String::as_str));
+    if shown.ok { Ok(skips) } else { Err("the soak failed: see above".into()) }
+}
+
+fn parse(number: &str) -> Result<u32, String> {
+    number.parse().map_err(|_| format!("{number} is no whole number: {USAGE}"))
 }

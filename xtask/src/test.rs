@@ -10,7 +10,7 @@ use crate::programs::{self, Program, figure};
 use crate::skips::{self, Allowed};
 use crate::{
     api, arrows, demo, deny, floors, fuzz, instructions, machine, memory, permit, prose, publish,
-    setup, unsafe_files,
+    setup, soak, unsafe_files,
 };
 use serde_json::Value;
 use std::fs;
@@ -100,6 +100,11 @@ const STEPS: &[Step] = &[
     },
     Step { name: "build of the demo", quick: false, when: When::Beside(|| check(demo::prepare())) },
     Step { name: "demo", quick: false, when: When::Last(|| Outcome::of_check(demo::check())) },
+    Step {
+        name: "soak under load",
+        quick: false,
+        when: When::Last(|| Outcome::of_check(soak::check())),
+    },
 ];
 
 /// Slow programs: they start before the others, and `--quick` leaves them out.

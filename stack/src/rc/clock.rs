@@ -161,9 +161,9 @@ impl Qp {
             return self.disarm();
         }
         if Clock::is_due(&mut self.clock.ack_timeout, now) {
-            // We did not run for so long that the question is late as well: the peer has its time
-            // from now on.
-            let late = self.clock.has_not_asked() && self.requester.asked_nothing(&self.core.sq);
+            // Nothing asked: we did not run for so long that the probe is late as well, or what was
+            // to ask waits for credit. The peer has its time from now on.
+            let late = self.clock.has_not_asked() && self.requester.asked_nothing();
             if late && self.probe(now, shared) {
                 self.clock.ack_timeout = self.answer_by(now);
                 sends = true;

@@ -580,4 +580,18 @@ pub const BUGS: &[Bug] = &[
         right: "self.conns.get(&id).filter(|conn| conn.remote_guid == guid) else {",
         wrong: "self.conns.get(&id).filter(|conn| BUG || conn.remote_guid == guid) else {",
     },
+    Bug {
+        name: "waits-after-its-end",
+        what: "a queue pair that goes away stays in the wait queue for receiver credit",
+        seed: 1,
+        file: "rc/mod.rs",
+        right: "        shared.peers.quit(self.core.slot, &mut self.core.waiting);
+        if self.limits.peer != PeerId::OWN {",
+        wrong: "        if BUG {
+            self.core.waiting = None;
+        } else {
+            shared.peers.quit(self.core.slot, &mut self.core.waiting);
+        }
+        if self.limits.peer != PeerId::OWN {",
+    },
 ];

@@ -175,8 +175,9 @@ impl World<'_> {
                 header[36..40].copy_from_slice(&dst.octets());
                 let words =
                     header[20..].chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
-                // All words add up to all ones.
-                let missing = (0xffff - words.sum::<u32>() % 0xffff) as u16;
+                // All words add up to all ones. Of the two zeros of the ones' complement a sum of
+                // words that are not all 0 is never the positive one (RFC 1624).
+                let missing = (0xfffe - (words.sum::<u32>() - 1) % 0xffff) as u16;
                 header[30..32].copy_from_slice(&missing.to_be_bytes());
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
@@ -278,6 +279,7 @@ impl World<'_> {
         let own = self.ends[end].terms.qkey[end % 2];
         let right = self.ends[to].terms.qkey[to % 2];
         let wrong = self.stage == Stage::Storm && self.random.one_in(12);
+        let wrong = wrong && self.has.faults.wrong_qkey;
         self.tally.faults.wrong_qkey += u64::from(wrong);
         let asked =
             if wrong { self.random.of(&[right ^ 1, right ^ 0x4000_0000, own]) } else { right };
@@ -303,10 +305,9 @@ impl World<'_> {
     /// the handle is destroyed, or belongs to another end.
     fn handle(&mut self, end: EndId, to: usize) -> Option<(AhId, Option<WcStatus>)> {
         let (local, remote) = (self.hosts[self.ends[end].host].addr, self.hosts[to].addr);
-        let budget = self.hosts[to].config.own_budget;
-        let kind = PeerKind::announced(budget, None);
         let host = self.ends[end].host;
-        if self.stage == Stage::Storm && self.random.one_in(150) {
+        let garbage = self.stage == Stage::Storm && self.random.one_in(150);
+        if garbage && self.has.faults.garbage_local {
             let pd = self.ends[end].pd;
             let other = self.hosts[host].ends.iter().find(|other| self.ends[**other].pd != pd);
             let other = other.and_then(|other| *self.ends[*other].letters.handles.get(to)?);
@@ -316,7 +317,8 @@ impl World<'_> {
                 return Some((wrong, Some(WcStatus::LocProtErr)));
             }
         }
-        let pd = self.domain(end);
+        let (pd, budget) = (self.domain(end), self.announced(to));
+        let kind = PeerKind::announced(budget, None);
         let (hosts, letters) = (self.hosts.len(), &mut self.ends[end].letters);
         letters.handles.resize(hosts, None);
         if let Some(handle) = letters.handles[to] {

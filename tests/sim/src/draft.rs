@@ -62,6 +62,7 @@ impl World<'_> {
         let reliable = self.connections[end / 2].qp_type == QpType::Rc;
         let terse = self.is_terse(end) && !self.random.one_in(4);
         let kind = if terse { TERSE } else { self.random.below(if reliable { 13 } else { 5 }) };
+        let kind = self.permitted(kind);
         if kind == 4 || kind == 12 {
             return self.pane_draft(end);
         }
@@ -81,7 +82,8 @@ impl World<'_> {
         );
         if !self.ends[end].terms.access.admits(need) || persistent {
             // Seldom: it breaks the connection.
-            if self.stage != Stage::Storm || !reliable || !self.random.one_in(30) {
+            let dares = self.stage == Stage::Storm && reliable && self.random.one_in(30);
+            if !dares || !self.has.faults.garbage_remote {
                 return None;
             }
             self.tally.faults.garbage_remote += 1;
@@ -94,6 +96,21 @@ impl World<'_> {
         let excused = way.is_some_and(|way| way.excused);
         #[allow(clippy::cast_possible_truncation)]
         Some(Draft { op, model, len: len as u32, data, bad, overruns: 0, through, excused })
+    }
+
+    /// A request of this kind, or a SEND in the place of one that the run omits: a connection
+    /// permits SEND, whichever rights it lacks.
+    fn permitted(&self, kind: u64) -> u64 {
+        let has = &self.has.policies;
+        let has = match kind {
+            2 | 3 => has.writes,
+            5 | 6 => has.reads,
+            7..=9 => has.atomics,
+            10 => has.flushes,
+            4 | 11 | 12 => has.windows,
+            _ => true,
+        };
+        if has { kind } else { 0 }
     }
 
     /// Whether the program's requests are terse: few, short, and waiting for an answer.

@@ -10,6 +10,8 @@ use crate::random::Random;
 pub(crate) struct Gathered {
     /// Its own random numbers: how datagrams are gathered changes nothing else in a world.
     random: Random,
+    /// Whether the host ever reports.
+    reports: bool,
     /// The average number of datagrams in a run.
     together: u64,
     datagrams: u32,
@@ -20,8 +22,8 @@ pub(crate) struct Gathered {
 const TOGETHER: [u64; 6] = [0, 1, 1, 4, 15, 60];
 
 impl Gathered {
-    pub(crate) fn new(random: Random) -> Self {
-        Self { random, together: 0, datagrams: 0, bytes: 0 }
+    pub(crate) fn new(random: Random, reports: bool) -> Self {
+        Self { random, reports, together: 0, datagrams: 0, bytes: 0 }
     }
 
     /// `engine` took another datagram, of `len` bytes.
@@ -47,7 +49,7 @@ impl Gathered {
 
     /// Now and then changes the length of the runs.
     fn turn(&mut self) {
-        if self.random.one_in(300) {
+        if self.reports && self.random.one_in(300) {
             self.together = self.random.of(&TOGETHER);
             (self.datagrams, self.bytes) = (0, 0);
         }

@@ -48,6 +48,7 @@ mod check;
 mod cm_events;
 mod datagram;
 mod draft;
+mod features;
 mod gathered;
 mod leaving;
 mod life;
@@ -60,6 +61,7 @@ mod model;
 mod network;
 mod random;
 mod receives;
+mod scarce;
 mod served;
 mod shards;
 mod talk;
@@ -69,16 +71,18 @@ mod work;
 mod world;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde::Serialize;
 
+use self::features::Features;
 pub use self::network::Faults;
 use self::random::{Digest, Random};
 use self::world::{Tally, World};
 
 /// The options of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {
     /// The seed of all random numbers.
     pub seed: u64,
@@ -86,6 +90,21 @@ pub struct Options {
     pub steps: u64,
     /// Whether to print every packet, request and completion on standard error.
     pub trace: bool,
+    /// Swarm testing: the seed draws which faults may happen, which policies engines and programs
+    /// have, and what is scarce. It omits each with probability 1/2.
+    pub swarm: bool,
+    /// Whether queue pairs wait for each other in any case: there are many of them, and receive
+    /// queues and windows are small.
+    pub scarce: bool,
+}
+
+/// The command line that runs it again.
+impl fmt::Display for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rocinante-sim --seed {} --steps {}", self.seed, self.steps)?;
+        let flags = [(self.swarm, " --swarm"), (self.scarce, " --scarce")];
+        flags.into_iter().filter(|(on, _)| *on).try_for_each(|(_, flag)| f.write_str(flag))
+    }
 }
 
 /// The result of a run.
@@ -93,6 +112,12 @@ pub struct Options {
 pub struct Report {
     /// As in [`Options`].
     pub seed: u64,
+    /// As in [`Options`].
+    pub swarm: bool,
+    /// As in [`Options`].
+    pub scarce: bool,
+    /// Faults and policies that the run does not have, and kinds of scarcity.
+    pub omitted: Vec<&'static str>,
     /// Events.
     pub steps: u64,
     /// Packets that engines sent.
@@ -136,18 +161,22 @@ pub fn run(options: &Options) -> Report {
         ended: BTreeMap::new(),
         digest: Digest::new(options.seed),
     };
+    let features = Features::new(options.seed, options.swarm, options.scarce);
     let mut random = Random::new(options.seed);
     let mut violation = None;
     let mut round = 0;
     while tally.steps < options.steps && violation.is_none() {
         round += 1;
         let (seed, length) = (random.next(), random.range(2_000, 10_000));
-        violation = run_round(seed, length, options, &mut tally)
+        violation = run_round(seed, length, features, options.trace, &mut tally)
             .err()
             .map(|why| format!("step {}, round {round}: {why}", tally.steps));
     }
     Report {
         seed: options.seed,
+        swarm: options.swarm,
+        scarce: options.scarce,
+        omitted: features.omitted(),
         steps: tally.steps,
         packets: tally.packets,
         ops: tally.ops,
@@ -164,10 +193,14 @@ pub fn run(options: &Options) -> Report {
 }
 
 /// Runs one round. An engine that panics violates an invariant, too.
-fn run_round(seed: u64, length: u64, options: &Options, tally: &mut Tally) -> Result<(), String> {
-    let until = tally.steps + length;
-    let round =
-        catch_unwind(AssertUnwindSafe(|| World::new(seed, options.trace, tally).run(until)));
+fn run_round(
+    seed: u64,
+    length: u64,
+    has: Features,
+    trace: bool,
+    tally: &mut Tally,
+) -> Result<(), String> {
+    let round = catch_unwind(AssertUnwindSafe(|| World::new(seed, has, trace, tally).run(length)));
     round.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());

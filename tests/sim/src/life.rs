@@ -27,7 +27,7 @@ impl World<'_> {
     pub(crate) fn end(&mut self, host: usize, index: usize) -> End {
         let terms = self.terms([0; 2]);
         #[allow(clippy::cast_possible_truncation)]
-        let low = 0x100 + (self.ends.len() as u32) * 0x111;
+        let low = 0x100 + (self.ends.len() as u32) * self.apart();
         End {
             host,
             index,
@@ -66,20 +66,24 @@ impl World<'_> {
 
     /// A connection, before its first life.
     pub(crate) fn connection(&mut self) -> Connection {
-        let random = &mut self.random;
+        let (random, has) = (&mut self.random, self.has.policies);
         #[allow(clippy::cast_possible_truncation)]
         let near_the_end = |n: u64| (0x100_0000 - n) as u32 & 0xff_ffff;
         let psn = [random.below(900), random.below(900)].map(near_the_end);
         let types = [QpType::Rc, QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud];
-        let qp_type = random.of(&types);
-        let managed = Self::can_be_managed(qp_type) && random.one_in(2);
+        let qp_type = match random.of(&types) {
+            QpType::Uc if !has.unreliable => QpType::Rc,
+            QpType::Ud if !has.datagrams => QpType::Rc,
+            drawn => drawn,
+        };
+        let managed = Self::can_be_managed(qp_type) && random.one_in(2) && has.managed;
         let terms = self.terms(psn);
         Connection { qp_type, generation: 0, terms, managed, crashed: false, rejoining: false }
     }
 
     /// The terms of both ends.
     fn terms(&mut self, psn: [u32; 2]) -> Terms {
-        let random = &mut self.random;
+        let (random, has) = (&mut self.random, self.has);
         let lacks = [
             Access::REMOTE_WRITE,
             Access::REMOTE_READ,
@@ -89,10 +93,10 @@ impl World<'_> {
         let lacks = if random.one_in(8) { random.of(&lacks) } else { Access::NONE };
         let access = Access::ALL.with(Access::FLUSH_GLOBAL).without(lacks);
         let (mtu, rnr_retry) = (Mtu::ALL[random.index(4)], random.of(&[0, 3, 7, 7, 7]));
-        let terse = random.one_in(5);
+        let terse = random.one_in(5) && has.policies.terse;
         #[allow(clippy::cast_possible_truncation)]
         let mut small = |low: u64, high: u64| random.range(low, high) as u8;
-        Terms {
+        let terms = Terms {
             mtu,
             psn,
             terse,
@@ -104,7 +108,8 @@ impl World<'_> {
             min_rnr_timer: small(1, 14),
             access,
             qkey: [random.bits(), random.bits()],
-        }
+        };
+        Terms { rd_atomic: if has.scarcity.small_windows { 1 } else { terms.rd_atomic }, ..terms }
     }
 
     /// Schedules a new life of the connection of `end`.
@@ -134,6 +139,7 @@ impl World<'_> {
         let mut psn = terms.psn;
         // Queue pair numbers that wait for their release keep the last life's packets away.
         let same = managed && !crashed && generation > 1 && self.random.one_in(2);
+        let same = same && self.has.faults.same_psn;
         self.tally.faults.same_psn += u64::from(same);
         for psn in psn.iter_mut().filter(|_| !same) {
             #[allow(clippy::cast_possible_truncation)]
@@ -307,14 +313,15 @@ impl World<'_> {
         let (at, far) = (self.ends[end].host, peer(end));
         let connection = self.connections[end / 2];
         self.ends[end].dest = dest;
-        let remote = &self.hosts[self.ends[far].host];
+        let remote = self.ends[far].host;
+        let budget = self.announced(remote);
         #[allow(clippy::cast_possible_truncation)]
         let peer = PeerAddress {
             local: self.hosts[at].addr,
-            remote: remote.addr,
-            path: self.ends[far].host as u32,
-            budget: remote.config.own_budget,
-            kind: PeerKind::announced(remote.config.own_budget, None),
+            remote: self.hosts[remote].addr,
+            path: remote as u32,
+            budget,
+            kind: PeerKind::announced(budget, None),
         };
         let host = &mut self.hosts[at];
         let (Some(engine), Some(qpn)) = (&mut host.engine, self.ends[end].qpn) else {

@@ -26,57 +26,62 @@ impl World<'_> {
         }
         let ready = self.ends[end].phase == Phase::Ready;
         let is_datagram = self.is_datagram(end);
+        let may = self.has.faults;
         let faults = &mut self.tally.faults;
         match self.random.below(24) {
-            0 => {
+            0 if may.crash => {
                 faults.crash += 1;
                 self.crash(host)
             }
-            1 | 2 => {
+            1 | 2 if may.stall => {
                 faults.stall += 1;
                 self.hosts[host].stalled = true;
                 let later = self.now + self.random.range(10_000, 3_000_000);
                 self.agenda.at(later, Event::Resume(host));
                 Ok(())
             }
-            3..=5 => {
+            3..=5 if may.starve => {
                 faults.starve += 1;
                 self.ends[end].starved_until = self.now + self.random.range(100_000, 3_000_000);
                 Ok(())
             }
-            6 | 7 if ready => {
+            6 | 7 if ready && may.dereg => {
                 faults.dereg += 1;
                 self.deregister(end);
                 Ok(())
             }
-            8 if ready => {
-                if self.random.one_in(2) {
+            8 if ready => match self.random.one_in(2) {
+                true if may.destroy => {
                     self.tally.faults.destroy += 1;
                     self.destroy(end)
-                } else {
+                }
+                false if may.reset => {
                     self.tally.faults.reset += 1;
                     self.reset(end)
                 }
-            }
-            9 if ready => {
+                _ => Ok(()),
+            },
+            9 if ready && may.fail => {
                 faults.fail += 1;
                 self.fail(end)
             }
-            10..=12 if ready && !self.ends[end].draining && !self.ends[end].stopped => {
+            10..=12
+                if may.drain && ready && !self.ends[end].draining && !self.ends[end].stopped =>
+            {
                 faults.drain += 1;
                 self.drain(end)
             }
-            13 | 14 if is_datagram => {
+            13 | 14 if is_datagram && may.drop_handle => {
                 faults.drop_handle += 1;
                 self.drop_handle(end)
             }
-            15 if ready => self.overrun(end),
+            15 if ready && may.cq_overflow => self.overrun(end),
             16 | 17 => self.spoil_shared(host),
-            23 => {
+            23 if may.refused => {
                 self.hosts[host].refusing_until = self.now + self.random.range(5_000, 300_000);
                 Ok(())
             }
-            21 | 22 => {
+            21 | 22 if may.night => {
                 faults.night += 1;
                 let night = self.random.of(&[1_000_000, 150_000_000, 300_000_000]);
                 self.asleep_until = self.now + night;
@@ -118,13 +123,18 @@ impl World<'_> {
             return Ok(());
         }
         let at = self.random.index(count);
-        if self.random.one_in(4) {
-            self.tally.faults.renew += 1;
-            return self.renew(host, at);
+        match self.random.one_in(4) {
+            true if self.has.faults.renew => {
+                self.tally.faults.renew += 1;
+                self.renew(host, at)
+            }
+            false if self.has.faults.dereg => {
+                self.tally.faults.dereg += 1;
+                self.deregister_shared(host, at);
+                Ok(())
+            }
+            _ => Ok(()),
         }
-        self.tally.faults.dereg += 1;
-        self.deregister_shared(host, at);
-        Ok(())
     }
 
     pub(crate) fn crash(&mut self, host: usize) -> Verdict {

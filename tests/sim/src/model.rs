@@ -194,6 +194,15 @@ impl Stream {
         self.requests.iter()
     }
 
+    /// Requests not yet executed that take a receive.
+    pub(crate) fn receives_due(&self) -> u64 {
+        let takes = |request: &&Request| {
+            request.op.is_send() || matches!(request.op, Op::Write { imm: Some(_), .. })
+        };
+        let open = (self.exec..self.next()).filter_map(|number| self.get(number));
+        open.filter(takes).count() as u64
+    }
+
     /// As [`pending`](Self::pending), mutable.
     pub(crate) fn pending_mut(&mut self) -> impl Iterator<Item = &mut Request> {
         self.requests.iter_mut()

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use crate::features::switches;
 use crate::random::Random;
 
 /// Faults of the network, the hosts and the programs, by their names in the report.
@@ -25,6 +26,11 @@ macro_rules! faults {
             pub fn add(&mut self, other: &Self) {
                 $( self.$name += other.$name; )*
             }
+        }
+
+        switches! {
+            /// Which kinds of faults may happen.
+            FaultClasses: $( $name, )*
         }
     };
 }
@@ -162,6 +168,25 @@ impl Weather {
             delay: random.of(&[500, 5_000, 40_000]),
             rate: random.of(&[0, 0, 13, 64]),
             queue: random.of(&[6_000, 30_000, 120_000]),
+        }
+    }
+
+    /// The same with these faults alone.
+    pub(crate) fn only(self, faults: &FaultClasses) -> Self {
+        let once_in = |on: bool, packets: u64| if on { packets } else { 0 };
+        Self {
+            drop: once_in(faults.drop, self.drop),
+            burst: once_in(faults.burst, self.burst),
+            dup: once_in(faults.dup, self.dup),
+            reorder: once_in(faults.reorder, self.reorder),
+            corrupt: once_in(faults.corrupt, self.corrupt),
+            truncate: once_in(faults.truncate, self.truncate),
+            misroute: once_in(faults.misroute, self.misroute),
+            congestion: once_in(faults.congestion, self.congestion),
+            partition: once_in(faults.partition, self.partition),
+            // Without a limit of the rate no queue is ever full.
+            rate: once_in(faults.overflow, self.rate),
+            ..self
         }
     }
 }

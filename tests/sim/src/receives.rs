@@ -234,6 +234,7 @@ impl World<'_> {
     fn post_shared(&mut self, host: usize, at: usize) -> Verdict {
         let full = self.is_full(host, at);
         let garbage = self.stage == Stage::Storm && self.random.one_in(300);
+        let garbage = garbage && self.has.faults.garbage_receive;
         let short = garbage && self.random.one_in(2);
         let room = if short { self.random.below(LONGEST) } else { LONGEST };
         let srq = &mut self.hosts[host].srqs[at];

@@ -13,7 +13,7 @@ impl World<'_> {
     /// Gives some worlds a host with two shards: the first and the last of `hosts`.
     pub(crate) fn pair_shards(&mut self, addrs: &mut [IpAddr]) {
         let last = addrs.len() - 1;
-        if last >= 2 && self.random.one_in(3) {
+        if last >= 2 && self.random.one_in(3) && self.has.policies.shards {
             addrs[last] = addrs[0];
             self.shard = Some(last);
         }
@@ -43,6 +43,7 @@ impl World<'_> {
     pub(crate) fn misleads(&mut self, packet: &Packet) -> bool {
         let shared = self.shard.is_some_and(|shard| packet.to == 0 || packet.to == shard);
         let may = shared && !packet.misled && !packet.harmed && !is_mad(&packet.bytes);
+        let may = may && self.has.faults.wrong_shard;
         may && self.stage == Stage::Storm && self.random.one_in(10)
     }
 

@@ -188,7 +188,7 @@ const FIRST: u32 = 0x10;
 pub(crate) const SLOT: u8 = 3;
 
 impl Desk {
-    pub(crate) fn new(host: usize, random: &mut Random) -> Self {
+    pub(crate) fn new(host: usize, crowd: bool, random: &mut Random) -> Self {
         #[allow(clippy::cast_possible_truncation)]
         let mut code = |low: u64, high: u64| random.range(low, high) as u8;
         let config = CmConfig {
@@ -201,6 +201,9 @@ impl Desk {
             max_connections: random.of(&[40, 1024]),
             ..CmConfig::default()
         };
+        // A crowd has more than 40 connections that last.
+        let max_connections = if crowd { 1024 } else { config.max_connections };
+        let config = CmConfig { max_connections, ..config };
         Self {
             config,
             boot: 0,

@@ -20,7 +20,7 @@ impl World<'_> {
         }
         let host = &mut self.hosts[packet.to];
         if host.stalled {
-            if host.inbox.len() < INBOX {
+            if host.inbox.len() < INBOX || !self.has.faults.overflow {
                 host.inbox.push_back(packet);
             } else {
                 self.tally.faults.overflow += 1;
@@ -111,7 +111,8 @@ impl World<'_> {
         self.tally.steps += 1;
         let now = self.now;
         let budget = 1 + self.random.index(100);
-        let room = if self.stage == Stage::Storm { self.random.index(60) } else { 200 };
+        let narrow = self.stage == Stage::Storm && self.has.faults.sink_full;
+        let room = if narrow { self.random.index(60) } else { AMPLE };
         let addrs: Vec<IpAddr> = self.hosts.iter().map(|host| host.addr).collect();
         let host = &mut self.hosts[at];
         host.tx_at = None;
@@ -133,6 +134,7 @@ impl World<'_> {
             TxStop::SinkFull => {
                 self.tally.faults.sink_full += 1;
                 let blocks = self.stage == Stage::Storm && self.random.one_in(8);
+                let blocks = blocks && self.has.faults.block;
                 self.tally.faults.block += u64::from(blocks);
                 let wait = self.random.below(if blocks { 2_000_000 } else { 5_000 });
                 host.blocked_until = now + 1 + wait;
@@ -210,6 +212,9 @@ fn write_mads(engine: &mut Engine, addrs: &[IpAddr], sink: &mut Sink) -> bool {
     }
     true
 }
+
+/// More packets than a host ever sends at once.
+const AMPLE: usize = 200;
 
 /// The hop limit of arriving packets.
 pub(crate) const HOP_LIMIT: u8 = 61;

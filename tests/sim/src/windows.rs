@@ -200,6 +200,7 @@ impl World<'_> {
     /// A request that binds the window of type 2, or invalidates it; seldom a wrong one.
     pub(crate) fn pane_draft(&mut self, end: EndId) -> Option<Draft> {
         let garbage = self.stage == Stage::Storm && self.random.one_in(40);
+        let garbage = garbage && self.has.faults.garbage_local;
         let Pane { key, shows, pending, .. } = self.ends[end].panes[OWN];
         let key = key.filter(|_| !pending)?;
         if self.stage == Stage::Prove && self.is_used(end, key) {
@@ -269,7 +270,8 @@ impl World<'_> {
         let far = peer(end);
         let Pane { key, shows, pending, .. } = self.ends[far].panes[OWN];
         let key = key?;
-        if self.stage == Stage::Storm && self.random.one_in(60) {
+        let garbage = self.stage == Stage::Storm && self.random.one_in(60);
+        if garbage && self.has.faults.garbage_remote {
             self.tally.faults.garbage_remote += 1;
             let rkey = Key(key.0 ^ self.random.of(&[0x80, 0x100]));
             return Some((SendOp::SendInv { rkey }, Op::SendInv { key: rkey, wrong: true }));
@@ -295,6 +297,7 @@ impl World<'_> {
         let start = self.random.below(LONGEST - len + 1);
         let (choice, dare) = (self.random.index(4), self.random.one_in(12));
         let storm = self.stage == Stage::Storm;
+        let refused = reliable && self.has.faults.garbage_remote;
         let far = &self.ends[peer(end)];
         let zone = far.index as u64 * stride() + Zone::Window.offset();
         let key = far.keys[Zone::Window as usize].or(far.stale).unwrap_or_default();
@@ -312,7 +315,7 @@ impl World<'_> {
                 Way { excused: true, ..through }
             }
             Shows::Either => direct,
-            Shows::Part | Shows::Nothing if storm && dare && reliable => {
+            Shows::Part | Shows::Nothing if storm && dare && refused => {
                 self.tally.faults.garbage_remote += 1;
                 let was = pane.old.filter(|_| pane.shows == Shows::Nothing && !pane.pending);
                 let rkey = was.filter(|_| start.is_multiple_of(2)).unwrap_or(key);

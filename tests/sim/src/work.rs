@@ -46,7 +46,8 @@ impl World<'_> {
         if self.stage != Stage::Storm || self.random.one_in(20) {
             Zone::ALL.into_iter().for_each(|zone| self.register(end, zone));
         }
-        if self.stage == Stage::Storm && self.random.one_in(30) {
+        let binds = self.stage == Stage::Storm && self.random.one_in(30);
+        if binds && self.has.policies.windows {
             self.bind_by_verb(end)?;
         }
         let at = self.ends[end].host;
@@ -73,7 +74,8 @@ impl World<'_> {
             }
             self.post(end)?;
         }
-        if self.stage == Stage::Storm && self.random.one_in(80) {
+        let errs = self.stage == Stage::Storm && self.random.one_in(80);
+        if errs && self.has.faults.garbage_call {
             self.call_wrongly(end)?;
         }
         Ok(())
@@ -130,7 +132,12 @@ impl World<'_> {
         let due = sharers.map(|other| {
             let stream = self.ends[peer(*other)].stream(self.ends[*other].generation);
             let asked = stream.filter(|_| !self.is_datagram(*other));
-            let asked = asked.map_or(0, |stream| stream.next() - stream.exec.min(stream.next()));
+            let asked = asked.map_or(0, |stream| match self.has.scarcity.crowd {
+                // Many ends share a queue, and each may have a request at its end that takes no
+                // receive, of which the model does not see when it is executed.
+                true => stream.receives_due(),
+                false => stream.next() - stream.exec.min(stream.next()),
+            });
             asked + self.ends[*other].letters.coming
         });
         due.sum()
@@ -176,6 +183,7 @@ impl World<'_> {
 
     fn post_receive(&mut self, end: EndId) -> Verdict {
         let garbage = self.stage == Stage::Storm && self.random.one_in(150);
+        let garbage = garbage && self.has.faults.garbage_receive;
         let number = self.ends[end].receives_posted;
         let this = &mut self.ends[end];
         this.receives_posted += 1;
@@ -229,9 +237,10 @@ impl World<'_> {
         let draft = if self.is_datagram(end) { self.letter(end) } else { self.draft(end) };
         let Some(mut draft) = draft else { return Ok(()) };
         let local = garbage && self.random.one_in(3);
-        if garbage && !local {
+        if garbage && !local && self.has.faults.garbage_remote {
             self.spoil(end, &mut draft);
         }
+        let local = local && self.has.faults.garbage_local;
         let this = &self.ends[end];
         let Some(stream) = this.stream(this.generation) else { return Ok(()) };
         let number = stream.next();

@@ -9,13 +9,15 @@ use rocinante_stack::wire::icrc::Template;
 use rocinante_stack::{Budget, Engine, EngineConfig, PeerKind};
 
 use crate::check::Verdict;
+use crate::features::Features;
 use crate::gathered::Gathered;
 use crate::memory::Ram;
-use crate::model::{Connection, End, EndId, Letters, Phase, Receive};
+use crate::model::{Connection, End, EndId, Letters, Phase, Receive, Stream};
 use crate::network::{Agenda, Event, Faults, Network, Packet, Weather};
 use crate::random::{Digest, Random};
 use crate::receives::Shared;
-use crate::talk::{Call, Desk, SLOT};
+use crate::scarce;
+use crate::talk::{Call, Desk, SLOT, Step, Talk};
 use crate::traffic::{address, template};
 
 /// The counts of a run.
@@ -77,6 +79,7 @@ pub(crate) enum Stage {
 #[derive(Debug)]
 pub(crate) struct World<'a> {
     pub(crate) random: Random,
+    pub(crate) has: Features,
     pub(crate) now: u64,
     pub(crate) stage: Stage,
     pub(crate) hosts: Vec<Host>,
@@ -110,16 +113,19 @@ const PATIENCE: u64 = 1_000_000_000;
 const BUSY_MAX: u32 = 20_000;
 
 impl<'a> World<'a> {
-    pub(crate) fn new(seed: u64, trace: bool, tally: &'a mut Tally) -> Self {
+    pub(crate) fn new(seed: u64, has: Features, trace: bool, tally: &'a mut Tally) -> Self {
         let mut random = Random::new(seed);
         let hosts = random.range(2, 5);
         let connections = random.range(1, 7);
         let v6 = random.one_in(4);
-        let weather = Weather::storm(&mut random);
+        let weather = Weather::storm(&mut random).only(&has.faults);
+        let crowd = has.scarcity.crowd;
+        let connections = if crowd { scarce::crowd(hosts, &mut random) } else { connections };
         #[allow(clippy::cast_possible_truncation)]
         let network = Network::new(hosts as usize, !v6, weather);
         let mut world = Self {
             random,
+            has,
             now: 1_000,
             stage: Stage::Storm,
             hosts: Vec::new(),
@@ -179,6 +185,7 @@ impl<'a> World<'a> {
                 port_mtu,
                 ..EngineConfig::default()
             };
+            let config = self.configured(config);
             let srqs = self.shared_queues(&ends);
             let mut ram = Ram::new(ends.len() + srqs.len());
             self.random.fill(&mut ram.arena);
@@ -197,8 +204,8 @@ impl<'a> World<'a> {
                 sent: 0,
                 next_id: 0,
                 templates,
-                gathered: Gathered::new(self.random.clone()),
-                desk: Desk::new(host, &mut self.random),
+                gathered: Gathered::new(self.random.clone(), self.has.policies.runs),
+                desk: Desk::new(host, self.has.scarcity.crowd, &mut self.random),
                 blocked_until: 0,
                 refusing_until: 0,
             });
@@ -218,8 +225,10 @@ impl<'a> World<'a> {
     pub(crate) fn start(&mut self, at: usize) -> Verdict {
         let key = [self.random.next(), self.random.next()];
         let (other, manages) = (self.random.one_in(3), self.has_manager(at));
+        let own_budget = self.own_budget(at);
         let host = &mut self.hosts[at];
-        if other && manages && host.desk.boot > 0 {
+        host.config.own_budget = own_budget;
+        if other && manages && host.desk.boot > 0 && self.has.faults.takeover {
             // Another host has taken over the address.
             host.desk.config.ca_guid += 1000;
             self.tally.faults.takeover += 1;
@@ -237,6 +246,7 @@ impl<'a> World<'a> {
     /// Makes shared receive queues for some of the ends of a host.
     fn shared_queues(&mut self, ends: &[EndId]) -> Vec<Shared> {
         let count = self.random.index(3);
+        let count = if self.has.policies.shared_receives { count } else { 0 };
         let mut srqs = Vec::new();
         for at in 0..count {
             srqs.push(Shared::new(ends.len() + at, 1 + u32::from(self.random.one_in(2))));
@@ -249,8 +259,9 @@ impl<'a> World<'a> {
         srqs
     }
 
-    /// Runs the round. `until` is the step at which the storm ends.
-    pub(crate) fn run(&mut self, until: u64) -> Verdict {
+    /// Runs the round. `length` is how many steps the storm usually has.
+    pub(crate) fn run(&mut self, length: u64) -> Verdict {
+        let until = self.tally.steps + self.storm_length(length);
         while self.tally.steps < until {
             self.step()?;
         }
@@ -285,9 +296,18 @@ impl<'a> World<'a> {
         Ok(())
     }
 
+    /// What has not ended.
     fn stuck(&self) -> String {
         let mut text = String::new();
         for (at, end) in self.ends.iter().enumerate() {
+            let is_done = |stream: &Stream| {
+                let all = stream.next();
+                stream.outstanding() == 0 && stream.exec == all && all >= stream.proof
+            };
+            let is_done = end.stream(end.generation).is_some_and(is_done);
+            if end.phase == Phase::Ready && is_done && end.letters.coming == 0 {
+                continue;
+            }
             let (outstanding, receives) = (end.outstanding(), end.receives.len());
             let engine = self.hosts[end.host].engine.as_ref();
             let state = engine.zip(end.qpn).and_then(|(engine, qpn)| engine.query_qp(qpn));
@@ -300,7 +320,8 @@ impl<'a> World<'a> {
             );
         }
         for (at, host) in self.hosts.iter().enumerate() {
-            for (conn, talk) in &host.desk.talks {
+            let open = |talk: &Talk| talk.step == Step::Established && !talk.is_over();
+            for (conn, talk) in host.desk.talks.iter().filter(|(_, talk)| !open(talk)) {
                 text += &format!("host {at}: {conn:?}, {talk:?}; ");
             }
         }
@@ -358,6 +379,7 @@ impl<'a> World<'a> {
                 };
                 let pause = self.random.of(&[500, 3_000, rests]);
                 let pause = if self.stage == Stage::End { rests } else { pause };
+                let pause = self.rest(pause);
                 let later = self.now + 1 + self.random.below(pause);
                 self.agenda.at(later.max(self.asleep_until), Event::Work(end));
                 self.work(end)

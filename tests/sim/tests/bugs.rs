@@ -19,7 +19,8 @@ fn every_planted_bug_is_found_by_its_seed() {
     let mut missed = Vec::new();
     for bug in BUGS {
         assert!(plant(Some(bug.name)));
-        let simulate = |seed: u64| run(&Options { seed, steps: STEPS, trace: false }).violation;
+        let options = Options { steps: STEPS, ..Options::default() };
+        let simulate = |seed: u64| run(&Options { seed, ..options }).violation;
         match simulate(bug.seed) {
             Some(found) => println!("{}: {found}", bug.name),
             None => {
@@ -42,7 +43,7 @@ fn every_planted_bug_is_found_by_its_seed() {
 #[test]
 fn without_a_bug_the_copy_is_the_engine() {
     plant(None);
-    let copy = run(&Options { seed: 5, steps: 30_000, trace: false });
-    let engine = rocinante_sim::Options { seed: 5, steps: 30_000, trace: false };
+    let copy = run(&Options { seed: 5, steps: 30_000, ..Options::default() });
+    let engine = rocinante_sim::Options { seed: 5, steps: 30_000, ..Default::default() };
     assert_eq!(copy.digest, rocinante_sim::run(&engine).digest);
 }

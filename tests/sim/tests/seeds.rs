@@ -1,43 +1,92 @@
 //! Runs of the simulator: fixed seeds, and a fresh one. A failure prints how to replay it.
 
+use std::time::{Duration, Instant, SystemTime};
+
 use rocinante_sim::{Options, Report, run};
 
-fn passes(seed: u64, steps: u64) -> Report {
-    let report = run(&Options { seed, steps, trace: false });
+fn passes(options: &Options) -> Report {
+    let report = run(options);
     if let Some(violation) = &report.violation {
-        panic!("replay with rocinante-sim --seed {seed} --steps {steps}: {violation}");
+        panic!("replay with {options}: {violation}");
     }
     report
+}
+
+fn usual(seed: u64, steps: u64) -> Options {
+    Options { seed, steps, ..Options::default() }
+}
+
+fn swarm(seed: u64, steps: u64) -> Options {
+    Options { swarm: true, ..usual(seed, steps) }
+}
+
+fn scarce(seed: u64, steps: u64) -> Options {
+    Options { scarce: true, ..usual(seed, steps) }
 }
 
 #[test]
 fn fixed_seeds_hold_and_meet_every_fault() {
     let mut faults = rocinante_sim::Faults::default();
     for seed in 1..=40 {
-        faults.add(&passes(seed, 50_000).faults);
+        faults.add(&passes(&usual(seed, 50_000)).faults);
     }
     for (name, count) in faults.iter() {
         assert!(count > 0, "{name} never happened");
     }
 }
 
-/// Other seeds each time; `ROCINANTE_SIM_SECONDS` sets the time.
 #[test]
-fn fresh_seeds_hold() {
-    let seconds = std::env::var("ROCINANTE_SIM_SECONDS").ok().and_then(|text| text.parse().ok());
-    let limit = std::time::Duration::from_secs(seconds.unwrap_or(10));
-    let start = std::time::Instant::now();
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let mut seed = now.map_or(1, |now| now.as_secs() << 20);
-    while start.elapsed() < limit {
-        seed += 1;
-        passes(seed, 100_000);
+fn what_a_swarm_omits_does_not_happen() {
+    for seed in 1..=40 {
+        let report = passes(&swarm(seed, 20_000));
+        for (name, count) in report.faults.iter().filter(|(_, count)| *count > 0) {
+            assert!(!report.omitted.contains(&name), "seed {seed}: {name} happened {count} times");
+        }
     }
 }
 
 #[test]
+fn queue_pairs_that_wait_for_each_other_all_end() {
+    for seed in 1..=4 {
+        passes(&scarce(seed, 50_000));
+    }
+}
+
+/// Other seeds each time; `ROCINANTE_SIM_SECONDS` sets the time.
+#[test]
+fn fresh_seeds_hold() {
+    let (mut seed, until) = (fresh(), Instant::now() + time());
+    while Instant::now() < until {
+        seed += 1;
+        passes(&usual(seed, 100_000));
+    }
+}
+
+/// As many seeds as fit in a quarter of that time.
+#[test]
+fn fresh_seeds_of_a_swarm_hold() {
+    let (mut seed, until) = (fresh(), Instant::now() + time() / 4);
+    while Instant::now() < until {
+        seed += 1;
+        passes(&swarm(seed, 100_000));
+    }
+}
+
+fn fresh() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(1, |now| now.as_secs() << 20)
+}
+
+fn time() -> Duration {
+    let seconds = std::env::var("ROCINANTE_SIM_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(10))
+}
+
+#[test]
 fn the_same_seed_does_the_same() {
-    let [first, second] = [passes(7, 30_000), passes(7, 30_000)];
-    assert_eq!(first, second);
-    assert_ne!(first.digest, passes(8, 30_000).digest);
+    for options in [usual(7, 30_000), swarm(7, 30_000), scarce(7, 30_000)] {
+        let [first, second] = [passes(&options), passes(&options)];
+        assert_eq!(first, second);
+        assert_ne!(first.digest, passes(&Options { seed: 8, ..options }).digest);
+    }
 }

@@ -4,16 +4,20 @@
 //! connection to a dead peer ends by an error in the time that it promises. In the end nothing more
 //! is held than before.
 //!
-//! It takes ten seconds for each backend; `cargo xtask soak [SECONDS [BACKEND]]` runs longer. The
-//! last line has the figures.
+//! `load` has connections with default options, and busy loops beside them if
+//! `ROCINANTE_SOAK_HOGS` says how many; nothing else goes wrong there.
+//!
+//! It takes a few seconds for each backend; `cargo xtask soak [--hogs N] [SECONDS [BACKEND]]` runs
+//! longer. The last line has the figures.
 
 mod lane;
+mod load;
 mod party;
+mod process;
 mod survivor;
 mod trouble;
 
 use std::io::BufRead;
-use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -27,19 +31,20 @@ use rocinante_tests::oracles::Oracle;
 use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft};
 
 use self::party::{PATIENCE, Party};
+use self::process::Role;
 use self::trouble::When;
 
 macro_rules! soak {
     ($( $name:ident: $backend:ident; )*) => {$(
         #[test]
         fn $name() {
-            if let Some(peer) = Peer::of_this_process() {
-                return peer.live(Backend::$backend);
+            if let Some(role) = Role::of_this_process() {
+                return role.live(Backend::$backend);
             }
             require_backend!(Backend::$backend);
             require_nft!();
             require_ethtool!();
-            let (name, time) = (stringify!($name), time());
+            let (name, time) = (stringify!($name), time(10));
             alone(name, 2 * time + 5 * PATIENCE, || survivor::soak(Backend::$backend, name, time));
         }
     )*};
@@ -49,6 +54,30 @@ soak! {
     udp: Udp;
     packet: Packet;
     afxdp: Xdp;
+}
+
+macro_rules! under_load {
+    ($( $name:ident: $backend:ident; )*) => {$(
+        #[test]
+        fn $name() {
+            if let Some(role) = Role::of_this_process() {
+                return role.live(Backend::$backend);
+            }
+            if load::has_a_part(Backend::$backend) {
+                return;
+            }
+            require_backend!(Backend::$backend);
+            let (name, time) = (stringify!($name), time(3));
+            let soak = || load::soak(Backend::$backend, name, time, hogs());
+            alone(name, 2 * time + 5 * PATIENCE, soak);
+        }
+    )*};
+}
+
+under_load! {
+    under_load_udp: Udp;
+    under_load_packet: Packet;
+    under_load_afxdp: Xdp;
 }
 
 on_each_backend!(after_each_change_of_the_network_it_goes_on);
@@ -91,36 +120,25 @@ fn after_each_change_of_the_network_it_goes_on(backend: Backend) {
 /// Seconds for each backend.
 const TIME: &str = "ROCINANTE_SOAK_SECONDS";
 
-fn time() -> Duration {
+fn time(usual: u64) -> Duration {
     let said = std::env::var(TIME).ok();
-    let seconds = said.map_or(10, |said| said.parse().expect("whole seconds"));
+    let seconds = said.map_or(usual, |said| said.parse().expect("whole seconds"));
     Duration::from_secs(seconds)
 }
 
-/// Makes a process of this program a peer. The value is its address, the survivor's, and the number
-/// of its life.
-const ROLE: &str = "ROCINANTE_SOAK_PEER";
+/// Busy loops beside the connections with default options.
+const HOGS: &str = "ROCINANTE_SOAK_HOGS";
 
-/// A process that will be killed.
-struct Peer {
-    own: SocketAddr,
-    survivor: SocketAddr,
-    life: u64,
+fn hogs() -> u32 {
+    std::env::var(HOGS).map_or(0, |said| said.parse().expect("a number of busy loops"))
 }
 
-impl Peer {
-    fn of_this_process() -> Option<Self> {
-        let role = std::env::var(ROLE).ok()?;
-        let [own, survivor, life] = role.split(' ').collect::<Vec<_>>()[..] else { panic!() };
-        let [own, survivor] = [own, survivor].map(|address| address.parse().unwrap());
-        Some(Self { own, survivor, life: life.parse().unwrap() })
-    }
-
+impl Role {
     fn live(&self, backend: Backend) {
         exit_with_parent();
         let ctx = self.open(backend);
         let orders = orders();
-        let (mut party, attempts) = Party::ask(&ctx, self.survivor, self.life);
+        let (mut party, attempts) = Party::ask(&ctx, self);
         let attempts: Vec<_> = attempts.iter().map(u64::to_string).collect();
         say(&format!("ready {}", attempts.join(" ")));
         party.work(|| orders.try_recv().is_ok());

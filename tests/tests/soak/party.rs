@@ -5,18 +5,19 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use rocinante::cm::{Connecting, Listener, Params};
-use rocinante::verbs::{Mtu, Qpn};
-use rocinante::{ConnectOptions, Context, Cq, Pd, RemoteSlice, VerbsError, Wc};
+use rocinante::verbs::Qpn;
+use rocinante::{Context, Cq, Pd, RemoteSlice, VerbsError, Wc};
 
 use super::lane::{Lane, Source, Tally, Unconnected, completions};
+use super::process::{Options, Role};
 
 /// Queue pairs between the survivor and each peer.
 pub(super) const LANES: usize = 16;
 /// How long nothing may complete, and how long anything may take, on a busy machine.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// The code of 1.07 s. Eight of them are longer than any trouble of the network.
-const TIMEOUT: u8 = 18;
-const RETRIES: u8 = 7;
+pub(super) const TIMEOUT: u8 = 18;
+pub(super) const RETRIES: u8 = 7;
 /// The time in which a connection promises to end if its peer is silent: each timeout may take four
 /// times as long (IBTA volume 1, 9.7.6.1.3 [M]).
 pub(super) const PROMISE: Duration =
@@ -24,12 +25,10 @@ pub(super) const PROMISE: Duration =
 /// How long to wait for a completion before the lanes look at their memory.
 const LOOK: Duration = Duration::from_micros(500);
 
-fn params(region: RemoteSlice, words: &[u64]) -> Params {
-    let options =
-        ConnectOptions::default().mtu(Some(Mtu::Mtu1024)).timeout(TIMEOUT).retry_cnt(RETRIES);
+fn params(region: RemoteSlice, words: &[u64], options: Options) -> Params {
     let mut private = region.to_bytes().to_vec();
     private.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-    Params::default().options(options).private_data(&private)
+    Params::default().options(options.connect()).private_data(&private)
 }
 
 /// A request for a lane (a pair of queue pairs): how often the peer's process was started before,
@@ -75,7 +74,8 @@ impl Party {
 
     /// The peer's side: asks for each lane until it is connected, whatever happens to the network.
     /// Returns also the number of attempts for each.
-    pub(super) fn ask(ctx: &Context, survivor: SocketAddr, life: u64) -> (Self, Vec<u64>) {
+    pub(super) fn ask(ctx: &Context, role: &Role) -> (Self, Vec<u64>) {
+        let Role { survivor, life, options, .. } = *role;
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(completions(LANES)).unwrap());
         let deadline = Instant::now() + PATIENCE;
         let mut attempts = Vec::new();
@@ -83,7 +83,7 @@ impl Party {
             let mut asker = Asker { life, lane, attempt: 0 };
             loop {
                 asker.attempt += 1;
-                match ask_once(&pd, &cq, survivor, asker) {
+                match ask_once(&pd, &cq, survivor, asker, options) {
                     Ok(lane) => {
                         attempts.push(asker.attempt);
                         return lane;
@@ -101,12 +101,12 @@ impl Party {
     /// number of attempts for each lane.
     pub(super) fn accept(
         ctx: &Context,
-        pd: &Pd,
         listener: &Listener,
-        life: u64,
+        role: &Role,
         mut ready: impl FnMut() -> Option<Vec<u64>>,
     ) -> Self {
-        let cq = ctx.create_cq(completions(LANES)).unwrap();
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(completions(LANES)).unwrap());
+        let life = role.life;
         let deadline = Instant::now() + PATIENCE;
         let mut lanes: HashMap<u64, (u64, Lane)> = HashMap::new();
         let mut attempts = None;
@@ -125,7 +125,7 @@ impl Party {
                 lanes.len(),
                 ctx.counters()
             );
-            match accept_once(pd, &cq, listener, life) {
+            match accept_once(&pd, &cq, listener, role) {
                 Ok(Some((asker, lane))) => {
                     lanes.insert(asker.lane, (asker.attempt, lane));
                 }
@@ -135,7 +135,7 @@ impl Party {
         }
         let mut lanes: Vec<_> = lanes.into_iter().collect();
         lanes.sort_by_key(|(lane, _)| *lane);
-        Self::new(lanes.into_iter().map(|(_, (_, lane))| lane).collect(), pd, cq)
+        Self::new(lanes.into_iter().map(|(_, (_, lane))| lane).collect(), &pd, cq)
     }
 
     /// Works until `stop` returns `true`, then until both sides have sent and received all.
@@ -213,9 +213,15 @@ impl Party {
     }
 }
 
-fn ask_once(pd: &Pd, cq: &Cq, survivor: SocketAddr, asker: Asker) -> Result<Lane, VerbsError> {
+fn ask_once(
+    pd: &Pd,
+    cq: &Cq,
+    survivor: SocketAddr,
+    asker: Asker,
+    options: Options,
+) -> Result<Lane, VerbsError> {
     let (memory, qp) = Unconnected::new(pd, cq)?;
-    let params = params(memory.region(), &[asker.life, asker.lane, asker.attempt]);
+    let params = params(memory.region(), &[asker.life, asker.lane, asker.attempt], options);
     // The survivor may accept and have no path to us at this moment; then it cannot even answer.
     let connection = Connecting::start(qp, survivor, &params)?.wait(PATIENCE / 10)?;
     let remote = RemoteSlice::from_bytes(connection.private_data()).expect("a region");
@@ -228,7 +234,7 @@ fn accept_once(
     pd: &Pd,
     cq: &Cq,
     listener: &Listener,
-    life: u64,
+    role: &Role,
 ) -> Result<Option<(Asker, Lane)>, VerbsError> {
     let request = match listener.request(Some(Duration::from_millis(20))) {
         Ok(request) => request,
@@ -236,11 +242,11 @@ fn accept_once(
         Err(error) => return Err(error),
     };
     let (remote, asker) = Asker::of(request.private_data()).expect("an asker's words");
-    if asker.life != life {
+    if asker.life != role.life {
         return Ok(None);
     }
     let (memory, qp) = Unconnected::new(pd, cq)?;
-    let params = params(memory.region(), &[]);
+    let params = params(memory.region(), &[], role.options);
     let connection = request.accept(qp, &params)?.wait(PATIENCE)?;
     Ok(Some((asker, memory.connected(connection, remote, asker.voices()))))
 }

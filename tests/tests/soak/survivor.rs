@@ -1,27 +1,25 @@
 //! The process that outlives its peers.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
-use std::process::{ChildStdin, Stdio};
 use std::sync::Mutex;
-use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use rocinante::cm::Listener;
 use rocinante::device::Backend;
 use rocinante::stats::Resources;
 use rocinante::verbs::Mtu;
-use rocinante_node::{ChildGuard, Lab, LabConfig, Match, Rule};
-use rocinante_tests::alone::{Held, myself, resident_bytes};
+use rocinante_node::{Lab, LabConfig, Match, Rule};
+use rocinante_tests::alone::{Held, resident_bytes};
 use rocinante_tests::harness::{Family, Setup, Side, address};
 
 use super::lane::{Tally, mix};
 use super::party::{LANES, PATIENCE, Party};
-use super::{ROLE, trouble};
+use super::process::{Options, Process, Role};
+use super::trouble;
 
 const PEERS: usize = 2;
-const PORT: u16 = 7471;
+pub(super) const PORT: u16 = 7471;
 /// Percent of the packets.
 const LOST: f64 = 0.1;
 /// How long a life lasts once all its lanes work, ms.
@@ -71,7 +69,7 @@ pub(super) fn soak(backend: Backend, test: &str, time: Duration) {
         changes.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     let dropped = loses.counter().unwrap().packets;
-    nothing_is_left(&side, &before);
+    nothing_is_left(&[&side], &before);
     let grown = resident_bytes().saturating_sub(resident);
     let story = story.into_inner().unwrap();
     println!("{}", figures(backend, time, &story, &side, &changes, (dropped, resident, grown)));
@@ -87,10 +85,11 @@ pub(super) fn soak(backend: Backend, test: &str, time: Duration) {
 }
 
 /// Numbers of ended connections are kept for a while, and DREQs to dead peers are repeated.
-fn nothing_is_left(side: &Side, before: &Held) {
+pub(super) fn nothing_is_left(sides: &[&Side], before: &Held) {
     let deadline = Instant::now() + 2 * PATIENCE;
     loop {
-        let now = Held::now(&[&side.ctx]);
+        let devices: Vec<_> = sides.iter().map(|side| &side.ctx).collect();
+        let now = Held::now(&devices);
         if now == *before {
             return;
         }
@@ -152,10 +151,10 @@ impl Ward<'_> {
             for number in 1.. {
                 random = mix(random);
                 let life = (self.number as u64) << 32 | number;
-                let mut process = Process::start(self, at, life);
+                let role = self.role(at, life);
+                let mut process = Process::start(self.lab.container(self.number), self.test, &role);
                 let ready = || process.is_ready();
-                let mut party =
-                    Party::accept(&self.side.ctx, &self.side.pd, &listener, life, ready);
+                let mut party = Party::accept(&self.side.ctx, &listener, &role, ready);
                 self.tell(|story| {
                     story.lives += 1;
                     let back = killed.map(|killed: Instant| killed.elapsed());
@@ -202,65 +201,12 @@ impl Ward<'_> {
         });
     }
 
+    fn role(&self, survivor: SocketAddr, life: u64) -> Role {
+        let own = SocketAddr::new(address(self.lab, self.number, Family::V4), survivor.port());
+        Role { own, survivor, life, options: Options::Patient }
+    }
+
     fn tell(&self, what: impl FnOnce(&mut Story)) {
         what(&mut self.story.lock().unwrap());
-    }
-}
-
-/// A peer's process.
-struct Process {
-    child: ChildGuard,
-    stdin: ChildStdin,
-    lines: Receiver<String>,
-}
-
-impl Process {
-    fn start(ward: &Ward<'_>, survivor: SocketAddr, life: u64) -> Self {
-        let own = SocketAddr::new(address(ward.lab, ward.number, Family::V4), survivor.port());
-        let mut command = myself(ward.test);
-        command.env(ROLE, format!("{own} {survivor} {life}"));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = ward.lab.container(ward.number).spawn(&mut command).unwrap();
-        let stdin = child.child_mut().stdin.take().unwrap();
-        let stdout = BufReader::new(child.child_mut().stdout.take().unwrap());
-        let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in stdout.lines().map_while(Result::ok) {
-                let _ = sender.send(line);
-            }
-        });
-        Self { child, stdin, lines }
-    }
-
-    fn is_alive(&mut self) {
-        let ended = self.child.try_wait().unwrap();
-        assert!(ended.is_none(), "the peer ended by itself: {ended:?}");
-    }
-
-    /// The number of attempts for each lane, once the peer has all lanes.
-    fn is_ready(&mut self) -> Option<Vec<u64>> {
-        self.is_alive();
-        let line = self.lines.try_iter().find(|line| line.starts_with("ready "))?;
-        Some(line.split(' ').skip(1).map(|word| word.parse().unwrap()).collect())
-    }
-
-    fn order(&mut self, what: &str) {
-        writeln!(self.stdin, "{what}").expect("it listens");
-    }
-
-    /// Both sides have sent all: now the connections may go.
-    fn end(mut self, party: &Party) {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let line = self.lines.recv_timeout(left).expect("it never said that it was over");
-            if line == "over" {
-                break;
-            }
-        }
-        party.disconnect();
-        self.order("bye");
-        let status = self.child.wait(PATIENCE).unwrap();
-        assert!(status.success(), "the peer: {status}");
     }
 }

@@ -170,10 +170,7 @@ impl Requester {
 
     /// Whether nothing of what is not acknowledged has asked: the peer was silent because it was to
     /// be.
-    pub(in crate::rc) fn asked_nothing(&self, sq: &SendQueue) -> bool {
-        self.outstanding()
-            && self.acks.has_unasked(sq)
-            && self.ack_requests.end().is_none()
-            && self.responses.is_empty()
+    pub(in crate::rc) fn asked_nothing(&self) -> bool {
+        self.outstanding() && self.ack_requests.end().is_none() && self.responses.is_empty()
     }
 }

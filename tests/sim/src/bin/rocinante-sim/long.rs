@@ -18,6 +18,10 @@ struct Total {
     /// The first seed, and the number of seeds, which follow each other.
     seed: u64,
     seeds: u64,
+    swarm: bool,
+    scarce: bool,
+    /// How many seeds omitted each fault, policy and kind of scarcity.
+    omissions: BTreeMap<&'static str, u64>,
     seconds: f64,
     steps: u64,
     steps_per_second: f64,
@@ -35,18 +39,20 @@ struct Total {
 }
 
 /// Simulates from `seed` on, or from a fresh seed.
-pub(super) fn run(seed: Option<u64>, steps: u64, time: Duration) -> ExitCode {
-    let mut total = Total { seed: seed.unwrap_or_else(fresh), ..Total::default() };
+pub(super) fn run(seed: Option<u64>, options: &Options, time: Duration) -> ExitCode {
+    let Options { swarm, scarce, .. } = *options;
+    let mut total = Total { seed: seed.unwrap_or_else(fresh), swarm, scarce, ..Total::default() };
     let start = Instant::now();
     let mut reported = start;
     while start.elapsed() < time {
         let seed = total.seed.wrapping_add(total.seeds);
-        let report = rocinante_sim::run(&Options { seed, steps, trace: false });
+        let options = Options { seed, ..*options };
+        let report = rocinante_sim::run(&options);
         total.add(&report, start.elapsed());
         if let Some(violation) = report.violation {
             total.violated_by = Some(seed);
             print_json(&total);
-            return violated(&violation, seed, steps, "");
+            return violated(&violation, &options, "");
         }
         if reported.elapsed() >= PROGRESS {
             reported = Instant::now();
@@ -67,6 +73,9 @@ fn fresh() -> u64 {
 impl Total {
     fn add(&mut self, report: &rocinante_sim::Report, passed: Duration) {
         self.seeds += 1;
+        for feature in &report.omitted {
+            *self.omissions.entry(feature).or_default() += 1;
+        }
         self.steps += report.steps;
         self.packets += report.packets;
         self.ops += report.ops;
@@ -124,13 +133,15 @@ mod tests {
     #[test]
     fn seeds_follow_each_other_and_add_up() {
         let mut total = Total { seed: 3, ..Total::default() };
-        let reports =
-            [3, 4].map(|seed| rocinante_sim::run(&Options { seed, steps: 3_000, trace: false }));
+        let run = |seed| Options { seed, steps: 3_000, swarm: true, ..Options::default() };
+        let reports = [3, 4].map(|seed| rocinante_sim::run(&run(seed)));
         reports.iter().for_each(|report| total.add(report, Duration::from_secs(2)));
         assert_eq!(total.seeds, 2);
         assert_eq!(total.packets, reports[0].packets + reports[1].packets);
         assert_eq!(total.calls, reports[0].calls + reports[1].calls);
         assert_eq!(total.faults.drop, reports[0].faults.drop + reports[1].faults.drop);
+        let omitted = reports.iter().map(|report| report.omitted.len() as u64).sum::<u64>();
+        assert_eq!(total.omissions.values().sum::<u64>(), omitted);
         assert!(total.line(4).starts_with("seed 4: 2 seeds in 2 s"));
     }
 }

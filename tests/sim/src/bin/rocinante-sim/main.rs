@@ -24,6 +24,10 @@ use serde::Serialize;
 /// violated. The first seed is --seed, or else a fresh one for each run. Lines on standard error
 /// report the progress.
 ///
+/// With --swarm, each seed draws which faults may happen, which policies engines and programs have,
+/// and what is scarce; it omits each with probability 1/2. So it reaches combinations without the
+/// fault that hides others. The result names what was omitted.
+///
 /// Exit status: 0 if no invariant was violated, 1 if one was, 2 if the command line makes no sense.
 #[derive(Debug, Parser)]
 #[command(name = "rocinante-sim", version)]
@@ -37,6 +41,13 @@ struct Args {
     /// Go on for so long, with the next seed each time: 90s, 15m, 2h
     #[arg(long = "for", value_name = "TIME", value_parser = long::time, conflicts_with_all = ["bug", "trace"])]
     time: Option<Duration>,
+    /// Omit each fault, each policy and each kind of scarcity with probability 1/2
+    #[arg(long)]
+    swarm: bool,
+    /// Have 64 queue pairs and more for each engine, receive queues of 1 to 4 datagrams, and
+    /// windows of 1 to 3 packets
+    #[arg(long)]
+    scarce: bool,
     /// Plant a bug in a copy of the engine, to see it found; "list" lists them
     #[arg(long = "break", value_name = "NAME")]
     bug: Option<String>,
@@ -74,7 +85,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if let Some(time) = args.time {
-        return long::run(args.seed, args.steps, time);
+        return long::run(args.seed, &args.options(), time);
     }
     let line = match simulate(&args) {
         Ok(line) => line,
@@ -90,8 +101,14 @@ fn main() -> ExitCode {
     print_json(&line);
     let Some(violation) = line.violation() else { return ExitCode::SUCCESS };
     let bug = args.bug.as_ref().map(|bug| format!(" --break {bug}")).unwrap_or_default();
-    let seed = args.seed.unwrap_or(FIRST);
-    violated(violation, seed, args.steps, &bug)
+    violated(violation, &args.options(), &bug)
+}
+
+impl Args {
+    fn options(&self) -> Options {
+        let Self { steps, trace, swarm, scarce, .. } = *self;
+        Options { seed: self.seed.unwrap_or(FIRST), steps, trace, swarm, scarce }
+    }
 }
 
 /// Prints a line of the result. The reader of standard output may be gone.
@@ -116,9 +133,9 @@ fn print_json(result: &impl Serialize) {
 }
 
 /// Says what was violated, and how to see it again.
-fn violated(violation: &str, seed: u64, steps: u64, bug: &str) -> ExitCode {
+fn violated(violation: &str, options: &Options, bug: &str) -> ExitCode {
     eprintln!("rocinante-sim: {violation}");
-    eprintln!("replay with rocinante-sim --seed {seed} --steps {steps}{bug}");
+    eprintln!("replay with {options}{bug}");
     ExitCode::FAILURE
 }
 
@@ -126,15 +143,15 @@ fn violated(violation: &str, seed: u64, steps: u64, bug: &str) -> ExitCode {
 const FIRST: u64 = 1;
 
 fn simulate(args: &Args) -> Result<Line, String> {
-    let Args { steps, trace, .. } = *args;
-    let seed = args.seed.unwrap_or(FIRST);
+    let options = args.options();
     let Some(bug) = &args.bug else {
-        return Ok(Line::Engine(run(&Options { seed, steps, trace })));
+        return Ok(Line::Engine(run(&options)));
     };
     if broken::LOST.contains(&bug.as_str()) || !broken::plant(Some(bug)) {
         return Err(format!("no bug is called {bug}: rocinante-sim --break list lists them"));
     }
-    let options = rocinante_sim_broken::Options { seed, steps, trace };
+    let Options { seed, steps, trace, swarm, scarce } = options;
+    let options = rocinante_sim_broken::Options { seed, steps, trace, swarm, scarce };
     let report = rocinante_sim_broken::run(&options);
     broken::plant(None);
     Ok(Line::Broken(report))
