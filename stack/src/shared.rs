@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 
 use crate::ah::Handles;
 use crate::events::Events;
-use crate::limit::LimitsHit;
 use crate::pacer::Pacing;
 use crate::peer::{Budget, Peers, RunLimits, STABLE_PACKETS};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
 use crate::srq::Srqs;
+use crate::stats::LimitsHit;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
 use crate::types::{Mtu, Qpn, QueueKind, Time};

@@ -1,4 +1,10 @@
-//! Counters: why packets were dropped, and the work of the transport. They only grow.
+//! Counters: why packets were dropped, why a queue pair does not send, and the work of the
+//! transport. They only grow.
+
+mod limit;
+
+pub(crate) use self::limit::Hits;
+pub use self::limit::{Limit, LimitsHit};
 
 macro_rules! counters {
     ($(#[$meta:meta])* $name:ident { $( $(#[$doc:meta])* $field:ident, )* }) => {

@@ -3,10 +3,11 @@
 mod common;
 
 use common::{Setup, Solo};
+use rocinante_stack::stats::Limit;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{QpState, SendOp, SendWr};
 use rocinante_stack::wire::{NakCode, Syndrome};
-use rocinante_stack::{Budget, Limit, QpAttr};
+use rocinante_stack::{Budget, QpAttr};
 
 /// What ended turns since the last call.
 struct Reasons([u64; Limit::ALL.len()]);

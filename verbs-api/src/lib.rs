@@ -109,8 +109,7 @@ pub mod stats {
     pub use crate::model::qp::QpInfo;
     pub use crate::model::resources::Resources;
     pub use rocinante_netdev::PortStats;
-    pub use rocinante_stack::stats::{CmCounters, Counters, Drops, QpCounters};
-    pub use rocinante_stack::{Limit, LimitsHit};
+    pub use rocinante_stack::stats::{CmCounters, Counters, Drops, Limit, LimitsHit, QpCounters};
 }
 
 /// What almost every program names: `use rocinante::prelude::*`.

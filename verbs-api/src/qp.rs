@@ -5,8 +5,8 @@ mod groups;
 
 use std::sync::Weak;
 
-use rocinante_stack::LimitsHit;
 use rocinante_stack::mem::Access;
+use rocinante_stack::stats::LimitsHit;
 use rocinante_stack::stats::QpCounters;
 use rocinante_stack::types::{Psn, Qpn};
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};

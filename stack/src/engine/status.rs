@@ -2,10 +2,10 @@
 
 use super::Engine;
 use crate::any::AnyQp;
-use crate::limit::LimitsHit;
 use crate::qp::Urgency;
 use crate::qp::attr::{QpAttr, QpInit};
 use crate::shared::EngineConfig;
+use crate::stats::LimitsHit;
 use crate::stats::{Counters, Drops, QpCounters};
 use crate::types::{Key, Psn, Qpn};
 use crate::verbs::QpState;

@@ -2,11 +2,12 @@
 //! service decides which packet leaves when.
 
 use super::Core;
+use super::opcode::data_opcode;
 use super::sq::Wqe;
 use crate::mem::{AccessError, Memory};
 use crate::sink::TxSink;
 use crate::stats::Counters;
-use crate::types::{Pkey, Psn, Qpn};
+use crate::types::{Mtu, Pkey, Psn, Qpn};
 use crate::verbs::SendOp;
 use crate::wire::icrc::Summed;
 use crate::wire::{AtomicEth, Bth, Deth, Ext, Feth, ICRC_LEN, Opcode, OpcodeInfo, Reth, bth};
@@ -26,6 +27,39 @@ pub(crate) struct RequestPacket {
     pub(crate) message: u32,
     pub(crate) ack_req: bool,
     pub(crate) solicited: bool,
+}
+
+impl RequestPacket {
+    /// The packet of `psn` of the SEND or WRITE `wqe`, the request `index`.
+    #[inline]
+    pub(crate) fn of(index: u64, wqe: &Wqe, psn: u64, mtu: Mtu, ack_req: bool) -> Self {
+        let len = wqe.payload(psn, mtu);
+        Self {
+            index,
+            psn,
+            opcode: wqe.data_opcode(psn),
+            offset: wqe.offset(psn, mtu),
+            len,
+            message: wqe.message(len),
+            ack_req,
+            solicited: wqe.is_solicited() && psn == wqe.last(),
+        }
+    }
+
+    /// The only packet of `wqe`.
+    #[inline]
+    pub(crate) fn of_plain(index: u64, wqe: &Wqe, ack_req: bool) -> Self {
+        Self {
+            index,
+            psn: wqe.first,
+            opcode: data_opcode(&wqe.op, true, true),
+            offset: 0,
+            len: wqe.len,
+            message: wqe.len,
+            ack_req,
+            solicited: wqe.is_solicited(),
+        }
+    }
 }
 
 /// Where a packet goes.

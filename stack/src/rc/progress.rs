@@ -1,6 +1,5 @@
 //! Responses from the peer and the passing of time: what they mean for the requests under way.
 
-use crate::limit::Limit;
 use crate::mem::Memory;
 use crate::rc::Qp;
 use crate::rc::completer::{self, DataVerdict, Verdict, Why};
@@ -8,6 +7,7 @@ use crate::rc::congestion::Repeat;
 use crate::rc::requester::Requester;
 use crate::rc::requester::permit::Want;
 use crate::shared::Shared;
+use crate::stats::Limit;
 use crate::types::Time;
 use crate::verbs::{Completions, SendOp, WcStatus};
 use crate::wire::ext::rnr_timer_us;

@@ -2,7 +2,6 @@
 //! plain acknowledgement. A frame is reserved before anything changes, so that nothing has to be
 //! taken back.
 
-use crate::limit::Limit;
 use crate::mem::Memory;
 use crate::qp::TurnEnd;
 use crate::qp::outbound::{RequestPacket, Sent, frame, header};
@@ -13,6 +12,7 @@ use crate::rc::responder::Response;
 use crate::rc::responder::resources::DataResponse;
 use crate::shared::Shared;
 use crate::sink::TxSink;
+use crate::stats::Limit;
 use crate::types::Time;
 use crate::verbs::{Completions, QpEvent, WcStatus};
 use crate::wire::icrc::Summed;

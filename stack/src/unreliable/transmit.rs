@@ -1,7 +1,6 @@
 //! What an unreliable queue pair sends, as far as the sink has room and the receiver's pace allows.
 
 use super::Qp;
-use crate::limit::Limit;
 use crate::mem::Memory;
 use crate::peer::{Budget, Cost, PeerId};
 use crate::qp::TurnEnd;
@@ -10,6 +9,7 @@ use crate::qp::outbound::{RequestPacket, Sent, Target};
 use crate::qp::sq::OVERHEAD;
 use crate::shared::Shared;
 use crate::sink::TxSink;
+use crate::stats::Limit;
 use crate::types::Time;
 use crate::verbs::{Completions, Destination, QpState, SendOp, WcStatus};
 use crate::wire::{Deth, Opcode};

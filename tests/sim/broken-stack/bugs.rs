@@ -419,7 +419,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "unasked-acknowledged",
         what: "an ACK acknowledges what left after what it answers, if that did not ask",
-        seed: 1,
+        seed: 10,
         file: "rc/progress.rs",
         right: "            Verdict::Advance { to } => {
 ",
@@ -575,7 +575,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "takeover-ends-others",
         what: "a host with an address that another had ends the connections of that, though it is none of them",
-        seed: 7,
+        seed: 12,
         file: "cm/receive.rs",
         right: "self.conns.get(&id).filter(|conn| conn.remote_guid == guid) else {",
         wrong: "self.conns.get(&id).filter(|conn| BUG || conn.remote_guid == guid) else {",

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, RwLock};
 use rocinante_netdev::PortStats;
 use rocinante_stack::Budget;
-use rocinante_stack::LimitsHit;
+use rocinante_stack::stats::LimitsHit;
 use rocinante_stack::stats::{Counters, Drops};
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
 use rocinante_stack::verbs::AhId;

@@ -1,8 +1,7 @@
 //! Descriptions of a device: its limits, attributes and counters.
 
 use rocinante_netdev::{Backend, Capabilities, PortStats};
-use rocinante_stack::LimitsHit;
-use rocinante_stack::stats::{Counters, Drops};
+use rocinante_stack::stats::{Counters, Drops, LimitsHit};
 use rocinante_stack::types::Mtu;
 
 use super::error::VerbsError;

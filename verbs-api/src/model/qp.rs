@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use rocinante_stack::LimitsHit;
 use rocinante_stack::mem::Access;
+use rocinante_stack::stats::LimitsHit;
 use rocinante_stack::stats::QpCounters;
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};

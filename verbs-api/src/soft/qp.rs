@@ -6,8 +6,7 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use rocinante_netdev::PathSpec;
-use rocinante_stack::LimitsHit;
-use rocinante_stack::stats::QpCounters;
+use rocinante_stack::stats::{LimitsHit, QpCounters};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{ModifyError, QpAttr, QpInit};

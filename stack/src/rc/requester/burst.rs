@@ -6,7 +6,6 @@
 
 use crate::mem::{Memory, RegionTable};
 use crate::peer::{Budget, Cost, Peers};
-use crate::qp::opcode::data_opcode;
 use crate::qp::outbound::{RequestPacket, Sent};
 use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
 use crate::rc::Qp;
@@ -57,39 +56,6 @@ struct Burst {
     asks: (u64, u32),
     asked: u32,
     last_asked: u64,
-}
-
-impl RequestPacket {
-    /// The packet of `psn` of the SEND or WRITE `wqe`, the request `index`.
-    #[inline]
-    pub(in crate::rc) fn of(index: u64, wqe: &Wqe, psn: u64, mtu: Mtu, ack_req: bool) -> Self {
-        let len = wqe.payload(psn, mtu);
-        Self {
-            index,
-            psn,
-            opcode: wqe.data_opcode(psn),
-            offset: wqe.offset(psn, mtu),
-            len,
-            message: wqe.message(len),
-            ack_req,
-            solicited: wqe.is_solicited() && psn == wqe.last(),
-        }
-    }
-
-    /// The only packet of `wqe`.
-    #[inline]
-    fn of_plain(index: u64, wqe: &Wqe, ack_req: bool) -> Self {
-        Self {
-            index,
-            psn: wqe.first,
-            opcode: data_opcode(&wqe.op, true, true),
-            offset: 0,
-            len: wqe.len,
-            message: wqe.len,
-            ack_req,
-            solicited: wqe.is_solicited(),
-        }
-    }
 }
 
 impl Requester {

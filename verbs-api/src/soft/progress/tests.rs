@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet};
@@ -84,15 +85,26 @@ fn the_background_thread_rests_while_a_thread_of_the_program_waits() {
     let core = core();
     let event = wake::eventfd().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
+    let waits = AtomicBool::new(true);
     std::thread::scope(|scope| {
         let _end = ShutsDown(&core);
+        // A thread that finds the lock taken looks again soon, and waits then.
+        scope.spawn(|| {
+            while waits.load(Ordering::Relaxed) {
+                core.wait(event.as_fd(), None);
+            }
+        });
+        // If it came first, the background thread would watch the port until something happens.
+        while !core.watch.view().is_waited() {
+            std::thread::yield_now();
+        }
         scope.spawn(|| core.background());
-        scope.spawn(|| core.wait(event.as_fd(), None));
         let mut rests = false;
         while !rests && Instant::now() < deadline {
             rests = state(&core) == State::Resting;
             std::thread::yield_now();
         }
+        waits.store(false, Ordering::Relaxed);
         wake::notify(&event);
         assert!(rests);
         while state(&core) != State::Watching {
