@@ -9,7 +9,8 @@
 //! - what leaves in the long run, by what a receiver in software takes with time to spare, so that
 //!   it catches up after having run late.
 //!
-//! Both are one account: what the receiver is taken to hold, which shrinks as time passes.
+//! Both are one account: what the receiver is taken to hold, which shrinks as time passes. A reliable
+//! connection has such an account, too: of what it sent for nothing before it went back.
 
 use crate::peer::{Budget, Cost};
 use crate::types::Time;
@@ -39,7 +40,7 @@ impl Default for Pacing {
     }
 }
 
-/// The account of one receiver.
+/// The account of one receiver, or of what one connection sent for nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Pacer {
     /// What it holds, as of `at`, and how long it will take for that.

@@ -237,3 +237,21 @@ fn a_timeout_before_anything_asked_costs_no_retry() {
     solo.wait(1);
     assert_eq!(solo.completed(), [(1, WcStatus::RetryExcErr)]);
 }
+
+/// With credit for two answers, the first and the last of a burst ask. The one that asked last is
+/// not answered: that is a timeout, whatever was answered before.
+#[test]
+fn the_packets_that_asked_are_known_one_by_one() {
+    let own = Some(Budget { bytes: 8 << 20, datagrams: 2 });
+    let mut solo = Solo::new(&Setup { own, ..Setup::script() });
+    (1..=10).for_each(|id| solo.send(id, 10));
+    let asked: Vec<_> = solo.sent().iter().map(|packet| packet.ends_with("ack")).collect();
+    let expected: Vec<_> = (0..10).map(|at| at == 0 || at == 9).collect();
+    assert_eq!(asked, expected);
+    solo.receive_ack(1);
+    solo.wait(TIMEOUT_14);
+    assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 1);
+    // It goes again from there, at first one packet, which asks.
+    let again = solo.sent();
+    assert!(again[0].ends_with("#2 10B ack"), "{again:?}");
+}

@@ -23,7 +23,7 @@ pub(super) struct Clock {
     /// The acknowledgement timeout.
     ack_timeout: Time,
     /// Nothing came back for several round trips: the last packet, or its acknowledgement, may be
-    /// lost, which nothing that follows would tell. It is sent again, and ack_requests.
+    /// lost, which nothing that follows would tell. It is sent again, and asks.
     tail_probe: Time,
     /// More may be sent.
     pacing: Time,

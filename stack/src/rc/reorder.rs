@@ -4,7 +4,7 @@
 //!
 //! The report is the payload of the NAK, which has none otherwise: a bitmap whose bit `i % 8` of
 //! byte `i / 8` stands for PSN + `i`, with the PSN of the NAK; a multiple of four bytes, 128 at
-//! most. It goes to a peer that announced a [`Budget`](crate::Budget), and to nobody else.
+//! most. It goes to a Rocinante ([`PeerKind`](crate::PeerKind)), and to nobody else.
 
 use std::collections::VecDeque;
 

@@ -189,6 +189,7 @@ impl Qp {
     ) -> TurnEnd {
         self.requester.control.begin_turn();
         loop {
+            let mut limit = None;
             let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
             let plan = self.requester.plan(sq, limits, peers, host.regions());
             if *quantum == 0 && !self.continues_beyond_turn(&plan) {
@@ -211,11 +212,12 @@ impl Qp {
                     }
                     Err(status) => Err(Some(status)),
                 },
-                Plan::Blocked(Permit { limited_by, wait, .. }) => {
+                Plan::Blocked(Permit { limited_by, wait: Some((receiver, need)), .. }) => {
                     self.core.limited(limited_by, &mut shared.limits_hit);
-                    if let Some((receiver, need)) = wait {
-                        return TurnEnd::Wait(receiver, need);
-                    }
+                    return TurnEnd::Wait(receiver, need);
+                }
+                Plan::Blocked(Permit { limited_by, .. }) => {
+                    limit = Some(limited_by);
                     Err(None)
                 }
                 Plan::Fault(status) => Err(Some(status)),
@@ -241,6 +243,10 @@ impl Qp {
             }
             let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
             if !self.requester.ask_again(sq, limits, peers) {
+                self.requester.settle(peers);
+                if let Some(limit) = limit {
+                    self.core.limited(limit, &mut shared.limits_hit);
+                }
                 return TurnEnd::Idle;
             }
         }

@@ -2,7 +2,8 @@
 
 macro_rules! limits {
     ($($(#[doc = $doc:literal])* $variant:ident $name:literal,)*) => {
-        /// Why a queue pair that had its turn sent nothing more. The first that applies counts.
+        /// Why a queue pair that had its turn sent nothing more. Of several, the one that was asked
+        /// about first counts: `Requester::permit` has the order.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum Limit {
@@ -10,7 +11,7 @@ macro_rules! limits {
         }
 
         impl Limit {
-            /// All of them, in the order in which they are asked.
+            /// All of them.
             pub const ALL: [Self; limits!(@count $($variant)*)] = [$(Self::$variant),*];
 
             /// Its name in lower case, as counters have it.

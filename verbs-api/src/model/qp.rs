@@ -106,9 +106,9 @@ pub struct PeerPath {
     /// IPv6 flow label. It also decides the UDP source port; with 0 the queue pairs' numbers
     /// decide.
     pub flow_label: u32,
-    /// The peer's receive budget, as the peer announced it. Only Rocinante announces one; it is
-    /// then sent reports of gaps that other implementations do not understand. [`Budget::STANDARD`]
-    /// if the peer announced none.
+    /// The peer's receive budget, as the peer announced it. Only Rocinante announces one, or a
+    /// `queue`; it is then sent reports of gaps that other implementations do not understand.
+    /// [`Budget::STANDARD`] if the peer announced none.
     pub budget: Budget,
     /// What fills the peer's receive queue, as the peer announced it. `None` if it announced none,
     /// or a budget alone, as earlier versions do: then the budget tells.

@@ -1,6 +1,6 @@
 //! The acknowledgements that a requester asks for. Each may become a packet of its own in our
-//! receive queue, so there is room for it before the first packet that it will acknowledge leaves:
-//! a queue pair that has taken room of the peer can always ask for it back. A NAK for a gap comes
+//! receive queue, so there is credit for it before the first packet that it will acknowledge leaves:
+//! a queue pair that has taken credit of the peer can always ask for it back. A NAK for a gap comes
 //! without having been asked for; there are few.
 
 use std::collections::VecDeque;
@@ -42,7 +42,7 @@ impl Run {
 }
 
 impl AckRequests {
-    /// Whether packets may leave: there is room for the answer to the one that asks.
+    /// Whether credit for the next answer is reserved.
     #[inline]
     pub(in crate::rc) fn is_open(&self) -> bool {
         self.next.is_some()

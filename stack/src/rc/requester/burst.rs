@@ -278,7 +278,7 @@ impl Qp {
             burst.psn += 1;
             burst.index += u64::from(ends);
             if ack_req {
-                if !PLAIN && psn != burst.asks.0 + u64::from(burst.asks.1) {
+                if psn != burst.asks.0 + u64::from(burst.asks.1) {
                     let (first, count) = std::mem::replace(&mut burst.asks, (psn, 0));
                     requester.ack_requests.asked(first, count, silent, &mut shared.peers);
                 }

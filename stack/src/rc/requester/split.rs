@@ -27,7 +27,7 @@ use crate::verbs::SendOp;
 use crate::wire::{ICRC_LEN, Reth, bth};
 
 impl Qp {
-    /// Packets of each message that a request of more than one packet is cut into; 0 if it is not.
+    /// Packets of each message that a request of more than one packet is split into; 0 if it is not.
     #[inline(never)]
     pub(in crate::rc) fn split(&self, op: &SendOp, len: u32, peers: &Peers) -> u16 {
         match op {
@@ -35,10 +35,10 @@ impl Qp {
                 self.requester.control.read_request_packets(self.limits.mtu, peers)
             }
             SendOp::Write { imm: None, .. } => {
-                let has_company = !self.core.sq.is_empty() || peers.is_used(self.limits.peer);
+                let has_others = !self.core.sq.is_empty() || peers.is_used(self.limits.peer);
                 let mtu = self.limits.mtu;
                 let run = peers.runs().packets_of(mtu.bytes() + HEADERS);
-                u16::from(self.limits.splits_writes && has_company && saves(len, mtu, run))
+                u16::from(self.limits.splits_writes && has_others && saves(len, mtu, run))
             }
             _ => 0,
         }
@@ -49,7 +49,7 @@ impl Qp {
 const HEADERS: u32 = (bth::LEN + Reth::LEN + ICRC_LEN) as u32;
 
 /// Whether a WRITE of so many bytes, of more than one packet, takes at most nine super-packets of
-/// `run` packets in the place of ten if it is cut.
+/// `run` packets in the place of ten if it is split.
 fn saves(len: u32, mtu: Mtu, run: u32) -> bool {
     let run = u64::from(run);
     let packets = u64::from(len.div_ceil(mtu.bytes()));

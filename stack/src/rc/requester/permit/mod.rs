@@ -56,7 +56,7 @@ pub(in crate::rc) struct Permit {
     pub(in crate::rc) responses: u32,
     /// The congestion window as it is now.
     pub(in crate::rc) window: u32,
-    /// Why no more.
+    /// Why nothing may leave; it says nothing if something may.
     pub(in crate::rc) limited_by: Limit,
     /// The credit that it waits for in line.
     pub(in crate::rc) wait: Option<(PeerId, Cost)>,
@@ -275,7 +275,7 @@ impl Requester {
             Permit::none(Limit::SendQueueEmpty)
         } else if self.control.awaits_receive() {
             Permit::none(Limit::Rnr)
-        } else if !self.responses.is_empty() && !self.recovery.is_selective() {
+        } else if !self.responses.is_empty() && !self.recovery.has_lost() {
             Permit::none(Limit::RdAtomic)
         } else {
             Permit::ONE

@@ -214,6 +214,11 @@ impl Recovery {
         self.scoreboard.as_ref().is_some_and(|board| !board.is_idle())
     }
 
+    /// Whether something is known to be lost, whether or not it went again.
+    pub(in crate::rc) fn has_lost(&self) -> bool {
+        self.scoreboard.as_ref().is_some_and(|board| !board.lost.is_empty())
+    }
+
     /// All that is lost goes again; `false` if nothing is known to be.
     pub(in crate::rc) fn all_again(&mut self) -> bool {
         self.scoreboard.as_mut().is_some_and(|board| board.all_again())
