@@ -36,6 +36,47 @@ impl Time {
     }
 }
 
+/// The operators of a type that counts without end in a `u64`: a distance can be added to one and
+/// subtracted from it, and two have a distance.
+macro_rules! counts {
+    ($name:ident) => {
+        impl core::ops::Add<u64> for $name {
+            type Output = Self;
+
+            #[inline]
+            fn add(self, distance: u64) -> Self {
+                Self(self.0 + distance)
+            }
+        }
+
+        impl core::ops::AddAssign<u64> for $name {
+            #[inline]
+            fn add_assign(&mut self, distance: u64) {
+                self.0 += distance;
+            }
+        }
+
+        impl core::ops::Sub<u64> for $name {
+            type Output = Self;
+
+            #[inline]
+            fn sub(self, distance: u64) -> Self {
+                Self(self.0 - distance)
+            }
+        }
+
+        impl core::ops::Sub for $name {
+            type Output = u64;
+
+            #[inline]
+            fn sub(self, earlier: Self) -> u64 {
+                self.0 - earlier.0
+            }
+        }
+    };
+}
+pub(crate) use counts;
+
 /// A packet sequence number as it stands on the wire: 24 bits, no order of its own.
 ///
 /// Order exists only relative to a window: [`Psn::expand`] maps a number to the 64-bit number

@@ -15,7 +15,7 @@ use self::attr::{PeerAddress, QpAttr, QpInit};
 use self::message::Rights;
 use self::post::SendLimits;
 use self::rq::{Received, RecvQueue};
-use self::sq::SendQueue;
+use self::sq::{SendQueue, WqeIndex};
 use self::tally::Tally;
 use crate::cm::ConnId;
 use crate::events::Events;
@@ -233,7 +233,11 @@ impl Core {
     }
 
     /// Executes the request `index`, which concerns this side only.
-    pub(crate) fn run_local(&self, index: u64, memory: &mut impl Memory) -> Result<(), WcStatus> {
+    pub(crate) fn run_local(
+        &self,
+        index: WqeIndex,
+        memory: &mut impl Memory,
+    ) -> Result<(), WcStatus> {
         let (by, op) = (self.accessor(), &self.sq.get(index).op);
         let regions = memory.regions_mut();
         match (op, op.bind()) {

@@ -3,7 +3,7 @@
 
 use super::Core;
 use super::opcode::data_opcode;
-use super::sq::Wqe;
+use super::sq::{Wqe, WqeIndex};
 use crate::mem::{AccessError, Memory};
 use crate::sink::TxSink;
 use crate::stats::Counters;
@@ -16,7 +16,7 @@ use crate::wire::{AtomicEth, Bth, Deth, Ext, Feth, ICRC_LEN, Opcode, OpcodeInfo,
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestPacket {
     /// Index of the request in the send queue.
-    pub(crate) index: u64,
+    pub(crate) index: WqeIndex,
     pub(crate) psn: u64,
     pub(crate) opcode: Opcode,
     /// Offset of its data in the message.
@@ -32,7 +32,7 @@ pub(crate) struct RequestPacket {
 impl RequestPacket {
     /// The packet of `psn` of the SEND or WRITE `wqe`, the request `index`.
     #[inline]
-    pub(crate) fn of(index: u64, wqe: &Wqe, psn: u64, mtu: Mtu, ack_req: bool) -> Self {
+    pub(crate) fn of(index: WqeIndex, wqe: &Wqe, psn: u64, mtu: Mtu, ack_req: bool) -> Self {
         let len = wqe.payload(psn, mtu);
         Self {
             index,
@@ -48,7 +48,7 @@ impl RequestPacket {
 
     /// The only packet of `wqe`.
     #[inline]
-    pub(crate) fn of_plain(index: u64, wqe: &Wqe, ack_req: bool) -> Self {
+    pub(crate) fn of_plain(index: WqeIndex, wqe: &Wqe, ack_req: bool) -> Self {
         Self {
             index,
             psn: wqe.first,

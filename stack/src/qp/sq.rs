@@ -10,9 +10,16 @@ use crate::peer::Cost;
 use crate::qp::opcode::data_opcode;
 use crate::qp::post::{PostError, SendLimits};
 use crate::qp::scatter::{gather_parts, part_of, parts, place};
-use crate::types::Mtu;
+use crate::types::{Mtu, counts};
 use crate::verbs::{SendData, SendOp, SendWr};
 use crate::wire::Opcode;
+
+/// The index of a work request in its send queue: how many were posted before it since the queue
+/// was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(crate) struct WqeIndex(u64);
+
+counts!(WqeIndex);
 
 /// A posted work request. It does not change until it is retired: progress is a PSN.
 #[derive(Debug, Clone, Copy)]
@@ -163,9 +170,9 @@ pub(crate) struct SendQueue {
     /// Requests between head and tail that have responses of their own.
     responses: u32,
     /// Index of the oldest request not yet retired.
-    pub(crate) head: u64,
+    pub(crate) head: WqeIndex,
     /// Index of the next request to be posted.
-    pub(crate) tail: u64,
+    pub(crate) tail: WqeIndex,
     /// First PSN of the next request to be posted, expanded.
     pub(crate) next_psn: u64,
     totals: Totals,
@@ -194,8 +201,8 @@ impl SendQueue {
             depth,
             limits,
             responses: 0,
-            head: 0,
-            tail: 0,
+            head: WqeIndex::default(),
+            tail: WqeIndex::default(),
             next_psn: 0,
             totals: Totals::default(),
         }
@@ -224,7 +231,7 @@ impl SendQueue {
     }
 
     #[inline]
-    pub(crate) fn get(&self, index: u64) -> &Wqe {
+    pub(crate) fn get(&self, index: WqeIndex) -> &Wqe {
         &self.wqes[self.slot(index)]
     }
 
@@ -234,7 +241,7 @@ impl SendQueue {
 
     /// The request that `psn` belongs to; the tail if none does.
     #[inline]
-    pub(crate) fn locate(&self, psn: u64) -> u64 {
+    pub(crate) fn locate(&self, psn: u64) -> WqeIndex {
         if self.is_empty() || psn <= self.get(self.head).last() {
             return self.head;
         }
@@ -375,7 +382,7 @@ impl SendQueue {
     #[inline]
     pub(crate) fn gather(
         &self,
-        index: u64,
+        index: WqeIndex,
         wqe: &Wqe,
         offset: u32,
         out: &mut [u8],
@@ -408,7 +415,7 @@ impl SendQueue {
     /// Whether the whole list is registered for the access of the operation.
     pub(crate) fn admits(
         &self,
-        index: u64,
+        index: WqeIndex,
         pd: PdId,
         regions: &RegionTable,
     ) -> Result<(), AccessError> {
@@ -431,7 +438,7 @@ impl SendQueue {
     #[inline]
     pub(crate) fn scatter(
         &self,
-        index: u64,
+        index: WqeIndex,
         offset: u32,
         src: &[u8],
         pd: PdId,
@@ -443,22 +450,22 @@ impl SendQueue {
     /// Whether a request not yet retired names `key`.
     pub(crate) fn uses(&self, key: crate::types::Key) -> bool {
         let binds = |op: &SendOp| op.bind().is_some_and(|bind| bind.region == key);
-        (self.head..self.tail).any(|index| {
+        (self.head.0..self.tail.0).map(WqeIndex).any(|index| {
             binds(&self.get(index).op) || self.list(index).iter().any(|sge| sge.lkey == key)
         })
     }
 
     /// The scatter-gather list of a request.
     #[inline]
-    fn list(&self, index: u64) -> &[Sge] {
+    fn list(&self, index: WqeIndex) -> &[Sge] {
         let slot = self.slot(index);
         &self.sges[slot * usize::from(self.limits.max_sge)..][..usize::from(self.wqes[slot].sges)]
     }
 
     #[inline]
-    fn slot(&self, index: u64) -> usize {
+    fn slot(&self, index: WqeIndex) -> usize {
         #[allow(clippy::cast_possible_truncation)]
-        let slot = index as usize & (self.wqes.len() - 1);
+        let slot = index.0 as usize & (self.wqes.len() - 1);
         slot
     }
 }

@@ -1,6 +1,7 @@
 //! Responses from the peer and the passing of time: what they mean for the requests under way.
 
 use crate::mem::Memory;
+use crate::qp::sq::WqeIndex;
 use crate::rc::Qp;
 use crate::rc::completer::{self, DataVerdict, Verdict, Why};
 use crate::rc::congestion::Repeat;
@@ -122,7 +123,7 @@ impl Qp {
 
     fn place_response<H: Memory>(
         &self,
-        index: u64,
+        index: WqeIndex,
         psn: u64,
         packet: &Packet<'_>,
         shared: &mut Shared,

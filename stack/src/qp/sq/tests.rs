@@ -33,10 +33,13 @@ fn requests_occupy_consecutive_psns() {
         let len = sq.check(wr).unwrap();
         sq.push(wr, len, Mtu::Mtu1024, 4, false);
     }
-    assert_eq!((sq.get(0).first, sq.get(0).last()), (1 << 24, (1 << 24) + 2));
-    assert_eq!((sq.get(1).first, sq.get(1).last()), ((1 << 24) + 3, (1 << 24) + 3));
-    assert_eq!((sq.get(0).messages, sq.get(1).messages), (1, 2));
-    assert_eq!(sq.get(0).payload((1 << 24) + 2, Mtu::Mtu1024), 452);
+    assert_eq!((sq.get(WqeIndex(0)).first, sq.get(WqeIndex(0)).last()), (1 << 24, (1 << 24) + 2));
+    assert_eq!(
+        (sq.get(WqeIndex(1)).first, sq.get(WqeIndex(1)).last()),
+        ((1 << 24) + 3, (1 << 24) + 3)
+    );
+    assert_eq!((sq.get(WqeIndex(0)).messages, sq.get(WqeIndex(1)).messages), (1, 2));
+    assert_eq!(sq.get(WqeIndex(0)).payload((1 << 24) + 2, Mtu::Mtu1024), 452);
     assert_eq!(sq.check(&wr), Err(PostError::Full));
 }
 

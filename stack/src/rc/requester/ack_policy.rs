@@ -26,7 +26,7 @@
 //! follows, or by the probe.
 
 use crate::peer::Peers;
-use crate::qp::sq::{SendQueue, Wqe};
+use crate::qp::sq::{SendQueue, Wqe, WqeIndex};
 use crate::rc::Qp;
 use crate::rc::clock::PATIENCE_NS;
 use crate::rc::requester::Requester;
@@ -63,7 +63,7 @@ pub(in crate::rc) struct Acks {
     last: u64,
     /// One more than the index of the last request that left and did not ask, although nothing
     /// followed it; 0 if it goes again, or there is none.
-    unasked: u64,
+    unasked: WqeIndex,
     /// When requests left last.
     left: Time,
     /// The PSN that was expected of the peer then.
@@ -91,18 +91,19 @@ impl Acks {
     /// The requests before that of index `next` left, when the PSN `expected` was expected of the
     /// peer; `never` if the last of them did not ask.
     #[inline]
-    pub(in crate::rc) fn left(&mut self, next: u64, never: bool, now: Time, expected: u64) {
-        (self.unasked, self.left, self.expected) = (if never { next } else { 0 }, now, expected);
+    pub(in crate::rc) fn left(&mut self, next: WqeIndex, never: bool, now: Time, expected: u64) {
+        self.unasked = if never { next } else { WqeIndex::default() };
+        (self.left, self.expected) = (now, expected);
     }
 
     /// Everything from `from` on goes again, and asks.
     pub(in crate::rc) fn taken_back(&mut self, from: u64) {
-        (self.last, self.unasked) = (from, 0);
+        (self.last, self.unasked) = (from, WqeIndex::default());
     }
 
     /// Everything that left is to be asked about: the queue pair drains.
     pub(in crate::rc) fn drains(&mut self) {
-        self.unasked = 0;
+        self.unasked = WqeIndex::default();
     }
 
     /// Whether something of what is not acknowledged left without asking.

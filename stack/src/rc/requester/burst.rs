@@ -7,7 +7,7 @@
 use crate::mem::{Memory, RegionTable};
 use crate::peer::{Budget, Cost, Peers};
 use crate::qp::outbound::{RequestPacket, Sent};
-use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
+use crate::qp::sq::{OVERHEAD, SendQueue, Wqe, WqeIndex};
 use crate::rc::Qp;
 use crate::rc::requester::ack_policy::AckPolicy;
 use crate::rc::requester::permit::{Permit, Want};
@@ -50,7 +50,7 @@ pub(in crate::rc) struct ResponseRequest {
 struct Burst {
     /// The next packet, and the request that it belongs to.
     psn: u64,
-    index: u64,
+    index: WqeIndex,
     left: Cost,
     /// Packets that asked one after the other and are not written down yet.
     asks: (u64, u32),
@@ -162,7 +162,7 @@ impl Requester {
     /// Whether nothing behind the request `index` could ask for an acknowledgement now: it is the
     /// last, or what follows sends nothing, needs a receive, or waits for credit of another kind.
     #[inline]
-    fn is_held_up_behind(&self, index: u64, sq: &SendQueue) -> bool {
+    fn is_held_up_behind(&self, index: WqeIndex, sq: &SendQueue) -> bool {
         index + 1 == sq.tail || {
             let next = sq.get(index + 1);
             next.has_response() || next.op.is_local() || !self.may_follow(next)

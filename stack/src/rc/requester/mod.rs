@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 use crate::mem::PdId;
 use crate::peer::{Budget, Cost, Expected, PeerId, Peers};
-use crate::qp::sq::{SendQueue, Wqe};
+use crate::qp::sq::{SendQueue, Wqe, WqeIndex};
 use crate::rc::congestion::rtt::RoundTrip;
 use crate::rc::requester::ack_policy::Acks;
 use crate::rc::requester::ack_requests::AckRequests;
@@ -62,10 +62,10 @@ pub(in crate::rc) struct Limits {
 #[derive(Debug)]
 pub(in crate::rc) struct Requester {
     /// Index of the request under the cursor; the queue's tail if all were sent.
-    pub(in crate::rc) wqe_next: u64,
+    pub(in crate::rc) wqe_next: WqeIndex,
     /// The highest that `wqe_next` ever was: requests before it that concern this side only were
     /// executed.
-    pub(in crate::rc) wqe_max: u64,
+    pub(in crate::rc) wqe_max: WqeIndex,
     /// Next PSN to send.
     pub(in crate::rc) snd_nxt: u64,
     /// First PSN not acknowledged.
@@ -83,8 +83,8 @@ pub(in crate::rc) struct Requester {
 impl Requester {
     pub(in crate::rc) fn new() -> Self {
         Self {
-            wqe_next: 0,
-            wqe_max: 0,
+            wqe_next: WqeIndex::default(),
+            wqe_max: WqeIndex::default(),
             snd_nxt: 0,
             snd_una: 0,
             snd_max: 0,
@@ -98,7 +98,7 @@ impl Requester {
     }
 
     /// Starts at `psn` with the request `index`.
-    pub(in crate::rc) fn start(&mut self, psn: u64, index: u64, control: SendControl) {
+    pub(in crate::rc) fn start(&mut self, psn: u64, index: WqeIndex, control: SendControl) {
         debug_assert!(!self.has_lists(), "given back when the queue pair was reset");
         (self.wqe_next, self.wqe_max) = (index, index);
         (self.snd_nxt, self.snd_una, self.snd_max) = (psn, psn, psn);
@@ -149,7 +149,7 @@ impl Requester {
     /// The next response with data that is still to come for a request that begins before `to`:
     /// index of the request and PSN. Nothing beyond it can be acknowledged.
     #[inline]
-    pub(in crate::rc) fn gate(&self, sq: &SendQueue, to: u64) -> Option<(u64, u64)> {
+    pub(in crate::rc) fn gate(&self, sq: &SendQueue, to: u64) -> Option<(WqeIndex, u64)> {
         if !sq.expects_responses() {
             return None;
         }
@@ -168,12 +168,12 @@ impl Requester {
     }
 
     /// Index of the request that a PSN belongs to.
-    pub(in crate::rc) fn index_of(&self, sq: &SendQueue, psn: u64) -> u64 {
+    pub(in crate::rc) fn index_of(&self, sq: &SendQueue, psn: u64) -> WqeIndex {
         sq.locate(psn)
     }
 
     /// Index of the request under the cursor.
-    pub(in crate::rc) fn cursor(&self) -> u64 {
+    pub(in crate::rc) fn cursor(&self) -> WqeIndex {
         self.wqe_next
     }
 
@@ -235,7 +235,7 @@ impl Requester {
     /// Whether the request `index` is done once everything before it is: what concerns this side
     /// only must have been executed.
     #[inline]
-    pub(in crate::rc) fn is_executed(&self, index: u64, wqe: &Wqe) -> bool {
+    pub(in crate::rc) fn is_executed(&self, index: WqeIndex, wqe: &Wqe) -> bool {
         index < self.wqe_max || !wqe.op.is_local()
     }
 
