@@ -25,7 +25,7 @@ use crate::peer::{Cost, PeerId};
 use crate::srq::{Receives, Srqs};
 use crate::stats::{Hits, Limit, LimitsHit};
 use crate::timer::Deadline;
-use crate::types::{Key, Mtu, Qpn, Time};
+use crate::types::{Key, Mtu, Qpn, Seq, Time};
 use crate::verbs::{Completions, Cqe, QpEvent, QpState, SendOp, WcOpcode, WcStatus};
 
 /// How soon an engine must transmit.
@@ -145,7 +145,7 @@ impl Core {
     /// Goes back to RESET: all work and all attributes are forgotten.
     pub(crate) fn reset(&mut self) {
         self.attr = QpAttr::default();
-        self.sq.reset(0);
+        self.sq.reset(Seq::default());
         self.rq.reset();
         self.established = false;
         self.awaited_by = None;

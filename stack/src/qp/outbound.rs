@@ -7,7 +7,7 @@ use super::sq::{Wqe, WqeIndex};
 use crate::mem::{AccessError, Memory};
 use crate::sink::TxSink;
 use crate::stats::Counters;
-use crate::types::{Mtu, Pkey, Psn, Qpn};
+use crate::types::{Mtu, Pkey, Psn, Qpn, Seq};
 use crate::verbs::SendOp;
 use crate::wire::icrc::Summed;
 use crate::wire::{AtomicEth, Bth, Deth, Ext, Feth, ICRC_LEN, Opcode, OpcodeInfo, Reth, bth};
@@ -17,7 +17,7 @@ use crate::wire::{AtomicEth, Bth, Deth, Ext, Feth, ICRC_LEN, Opcode, OpcodeInfo,
 pub(crate) struct RequestPacket {
     /// Index of the request in the send queue.
     pub(crate) index: WqeIndex,
-    pub(crate) psn: u64,
+    pub(crate) psn: Seq,
     pub(crate) opcode: Opcode,
     /// Offset of its data in the message.
     pub(crate) offset: u32,
@@ -32,7 +32,7 @@ pub(crate) struct RequestPacket {
 impl RequestPacket {
     /// The packet of `psn` of the SEND or WRITE `wqe`, the request `index`.
     #[inline]
-    pub(crate) fn of(index: WqeIndex, wqe: &Wqe, psn: u64, mtu: Mtu, ack_req: bool) -> Self {
+    pub(crate) fn of(index: WqeIndex, wqe: &Wqe, psn: Seq, mtu: Mtu, ack_req: bool) -> Self {
         let len = wqe.payload(psn, mtu);
         Self {
             index,
@@ -156,7 +156,7 @@ pub(crate) fn frame(
 
 /// The BTH of a packet with `payload` bytes.
 #[inline]
-pub(crate) fn header(opcode: Opcode, dest: Qpn, psn: u64, payload: usize) -> Bth {
+pub(crate) fn header(opcode: Opcode, dest: Qpn, psn: Seq, payload: usize) -> Bth {
     let mut bth = Bth::new(opcode, Pkey::DEFAULT, dest, Psn::truncate(psn));
     #[allow(clippy::cast_possible_truncation)]
     let pad = (payload.next_multiple_of(4) - payload) as u8;
