@@ -7,7 +7,7 @@ use crate::qp::post::PostError;
 use crate::qp::{Core, TurnEnd, Urgency};
 use crate::shared::Shared;
 use crate::sink::TxSink;
-use crate::types::Time;
+use crate::types::{Seq, Time};
 use crate::verbs::{Completions, QpState, QpType, RecvWr, SendWr};
 use crate::wire::{Packet, Service};
 use crate::{rc, unreliable};
@@ -106,7 +106,7 @@ impl AnyQp {
     }
 
     /// PSNs for a status report: next to send, first unacknowledged, expected.
-    pub(crate) fn sequence(&self) -> (u64, u64, u64) {
+    pub(crate) fn sequence(&self) -> (Seq, Seq, Seq) {
         either!(self, qp => qp.sequence())
     }
 

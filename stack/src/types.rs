@@ -36,11 +36,51 @@ impl Time {
     }
 }
 
+/// The operators of a type that counts without end in a `u64`: a distance can be added to one and
+/// subtracted from it, and two have a distance.
+macro_rules! counts {
+    ($name:ident) => {
+        impl core::ops::Add<u64> for $name {
+            type Output = Self;
+
+            #[inline]
+            fn add(self, distance: u64) -> Self {
+                Self(self.0 + distance)
+            }
+        }
+
+        impl core::ops::AddAssign<u64> for $name {
+            #[inline]
+            fn add_assign(&mut self, distance: u64) {
+                self.0 += distance;
+            }
+        }
+
+        impl core::ops::Sub<u64> for $name {
+            type Output = Self;
+
+            #[inline]
+            fn sub(self, distance: u64) -> Self {
+                Self(self.0 - distance)
+            }
+        }
+
+        impl core::ops::Sub for $name {
+            type Output = u64;
+
+            #[inline]
+            fn sub(self, earlier: Self) -> u64 {
+                self.0 - earlier.0
+            }
+        }
+    };
+}
+pub(crate) use counts;
+
 /// A packet sequence number as it stands on the wire: 24 bits, no order of its own.
 ///
-/// Order exists only relative to a window: [`Psn::expand`] maps a number to the 64-bit number
-/// nearest to a reference, and those compare as integers do (IBTA volume 1, 9.7.1, packet sequence
-/// numbers \[M\]).
+/// Order exists only relative to a window: [`Psn::expand`] maps a number to the [`Seq`] nearest to
+/// a reference (IBTA volume 1, 9.7.1, packet sequence numbers \[M\]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Psn(u32);
 
@@ -56,9 +96,9 @@ impl Psn {
 
     /// The wire form of an expanded number.
     #[must_use]
-    pub const fn truncate(expanded: u64) -> Self {
+    pub const fn truncate(expanded: Seq) -> Self {
         #[allow(clippy::cast_possible_truncation)]
-        Self((expanded & 0xff_ffff) as u32)
+        Self((expanded.0 & 0xff_ffff) as u32)
     }
 
     /// The number, below 2^24.
@@ -67,27 +107,53 @@ impl Psn {
         self.0
     }
 
-    /// The 64-bit number with these low 24 bits that is nearest to `reference`; at equal distance
-    /// (2^23) the lower one. `reference` must be at least 2^24, which expanded numbers always are:
+    /// The expanded number with these low 24 bits that is nearest to `reference`; at equal distance
+    /// (2^23) the lower one. `reference` must be at least 2^24, as the numbers of a connection are:
     /// see [`Psn::first`].
     #[must_use]
-    pub const fn expand(self, reference: u64) -> u64 {
+    #[inline]
+    pub const fn expand(self, reference: Seq) -> Seq {
         // The difference of the low 24 bits, with its sign.
         #[allow(clippy::cast_possible_truncation)]
-        let ahead = (self.0.wrapping_sub(reference as u32) << 8).cast_signed() >> 8;
-        reference.wrapping_add_signed(ahead as i64)
+        let ahead = (self.0.wrapping_sub(reference.0 as u32) << 8).cast_signed() >> 8;
+        Seq(reference.0.wrapping_add_signed(ahead as i64))
     }
 
     /// The expanded form of a starting PSN: one epoch up, so that smaller numbers exist.
     #[must_use]
-    pub const fn first(self) -> u64 {
-        Self::SPACE + self.0 as u64
+    pub const fn first(self) -> Seq {
+        Seq(Self::SPACE + self.0 as u64)
     }
 }
 
 impl fmt::Display for Psn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "0x{:06x}", self.0)
+    }
+}
+
+/// An expanded PSN: a sequence number of 64 bits, which compares as an integer does and never
+/// wraps. Its low 24 bits are the [`Psn`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Seq(pub u64);
+
+counts!(Seq);
+
+impl Seq {
+    /// Beyond all that are ever sent.
+    pub(crate) const MAX: Self = Self(u64::MAX);
+
+    /// The distance from `earlier` to `self`; 0 if `earlier` is later.
+    #[must_use]
+    #[inline]
+    pub const fn saturating_sub(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// All from `self` on and before `end`, ascending.
+    #[inline]
+    pub fn until(self, end: Self) -> impl Iterator<Item = Self> {
+        (self.0..end.0).map(Self)
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
 
-use rocinante_stack::types::Psn;
+use rocinante_stack::types::{Psn, Seq};
 use rocinante_stack::wire::{AckKind, Operation, Service};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -128,7 +128,7 @@ impl RoundTrips {
 /// The PSNs that have been seen: the newest, expanded, and which of the [`SPAN`] up to it.
 #[derive(Debug)]
 struct Psns {
-    newest: u64,
+    newest: Seq,
     seen: [u64; SPAN as usize / 64],
 }
 
@@ -139,12 +139,12 @@ impl Psns {
         it
     }
 
-    fn bit(psn: u64) -> (usize, u64) {
-        let place = psn % SPAN;
+    fn bit(psn: Seq) -> (usize, u64) {
+        let place = psn.0 % SPAN;
         (place as usize / 64, 1 << (place % 64))
     }
 
-    fn set(&mut self, psn: u64, seen: bool) {
+    fn set(&mut self, psn: Seq, seen: bool) {
         let (word, bit) = Self::bit(psn);
         if seen {
             self.seen[word] |= bit;
@@ -163,12 +163,12 @@ impl Psns {
     fn note(&mut self, psn: Psn) -> bool {
         let seen = self.has(psn);
         let at = psn.expand(self.newest);
-        if at.abs_diff(self.newest) >= SPAN {
+        if at.0.abs_diff(self.newest.0) >= SPAN {
             // Far ahead; or far behind, which means another connection.
             *self = Self::starting(psn);
             return false;
         }
-        (self.newest + 1..at).for_each(|skipped| self.set(skipped, false));
+        (self.newest + 1).until(at).for_each(|skipped| self.set(skipped, false));
         self.newest = self.newest.max(at);
         self.set(at, true);
         seen

@@ -15,7 +15,7 @@ use self::attr::{PeerAddress, QpAttr, QpInit};
 use self::message::Rights;
 use self::post::SendLimits;
 use self::rq::{Received, RecvQueue};
-use self::sq::SendQueue;
+use self::sq::{SendQueue, WqeIndex};
 use self::tally::Tally;
 use crate::cm::ConnId;
 use crate::events::Events;
@@ -25,7 +25,7 @@ use crate::peer::{Cost, PeerId};
 use crate::srq::{Receives, Srqs};
 use crate::stats::{Hits, Limit, LimitsHit};
 use crate::timer::Deadline;
-use crate::types::{Key, Mtu, Qpn, Time};
+use crate::types::{Key, Mtu, Qpn, Seq, Time};
 use crate::verbs::{Completions, Cqe, QpEvent, QpState, SendOp, WcOpcode, WcStatus};
 
 /// How soon an engine must transmit.
@@ -145,7 +145,7 @@ impl Core {
     /// Goes back to RESET: all work and all attributes are forgotten.
     pub(crate) fn reset(&mut self) {
         self.attr = QpAttr::default();
-        self.sq.reset(0);
+        self.sq.reset(Seq::default());
         self.rq.reset();
         self.established = false;
         self.awaited_by = None;
@@ -233,7 +233,11 @@ impl Core {
     }
 
     /// Executes the request `index`, which concerns this side only.
-    pub(crate) fn run_local(&self, index: u64, memory: &mut impl Memory) -> Result<(), WcStatus> {
+    pub(crate) fn run_local(
+        &self,
+        index: WqeIndex,
+        memory: &mut impl Memory,
+    ) -> Result<(), WcStatus> {
         let (by, op) = (self.accessor(), &self.sq.get(index).op);
         let regions = memory.regions_mut();
         match (op, op.bind()) {

@@ -3,11 +3,11 @@
 
 use super::Core;
 use super::opcode::data_opcode;
-use super::sq::Wqe;
+use super::sq::{Wqe, WqeIndex};
 use crate::mem::{AccessError, Memory};
 use crate::sink::TxSink;
 use crate::stats::Counters;
-use crate::types::{Mtu, Pkey, Psn, Qpn};
+use crate::types::{Mtu, Pkey, Psn, Qpn, Seq};
 use crate::verbs::SendOp;
 use crate::wire::icrc::Summed;
 use crate::wire::{AtomicEth, Bth, Deth, Ext, Feth, ICRC_LEN, Opcode, OpcodeInfo, Reth, bth};
@@ -16,8 +16,8 @@ use crate::wire::{AtomicEth, Bth, Deth, Ext, Feth, ICRC_LEN, Opcode, OpcodeInfo,
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RequestPacket {
     /// Index of the request in the send queue.
-    pub(crate) index: u64,
-    pub(crate) psn: u64,
+    pub(crate) index: WqeIndex,
+    pub(crate) psn: Seq,
     pub(crate) opcode: Opcode,
     /// Offset of its data in the message.
     pub(crate) offset: u32,
@@ -32,7 +32,7 @@ pub(crate) struct RequestPacket {
 impl RequestPacket {
     /// The packet of `psn` of the SEND or WRITE `wqe`, the request `index`.
     #[inline]
-    pub(crate) fn of(index: u64, wqe: &Wqe, psn: u64, mtu: Mtu, ack_req: bool) -> Self {
+    pub(crate) fn of(index: WqeIndex, wqe: &Wqe, psn: Seq, mtu: Mtu, ack_req: bool) -> Self {
         let len = wqe.payload(psn, mtu);
         Self {
             index,
@@ -48,7 +48,7 @@ impl RequestPacket {
 
     /// The only packet of `wqe`.
     #[inline]
-    pub(crate) fn of_plain(index: u64, wqe: &Wqe, ack_req: bool) -> Self {
+    pub(crate) fn of_plain(index: WqeIndex, wqe: &Wqe, ack_req: bool) -> Self {
         Self {
             index,
             psn: wqe.first,
@@ -156,7 +156,7 @@ pub(crate) fn frame(
 
 /// The BTH of a packet with `payload` bytes.
 #[inline]
-pub(crate) fn header(opcode: Opcode, dest: Qpn, psn: u64, payload: usize) -> Bth {
+pub(crate) fn header(opcode: Opcode, dest: Qpn, psn: Seq, payload: usize) -> Bth {
     let mut bth = Bth::new(opcode, Pkey::DEFAULT, dest, Psn::truncate(psn));
     #[allow(clippy::cast_possible_truncation)]
     let pad = (payload.next_multiple_of(4) - payload) as u8;

@@ -10,17 +10,24 @@ use crate::peer::Cost;
 use crate::qp::opcode::data_opcode;
 use crate::qp::post::{PostError, SendLimits};
 use crate::qp::scatter::{gather_parts, part_of, parts, place};
-use crate::types::Mtu;
+use crate::types::{Mtu, Seq, counts};
 use crate::verbs::{SendData, SendOp, SendWr};
 use crate::wire::Opcode;
+
+/// The index of a work request in its send queue: how many were posted before it since the queue
+/// was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(crate) struct WqeIndex(u64);
+
+counts!(WqeIndex);
 
 /// A posted work request. It does not change until it is retired: progress is a PSN.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
-    /// First PSN, expanded.
-    pub(crate) first: u64,
+    /// First PSN.
+    pub(crate) first: Seq,
     /// Sum of the costs of all packets of the SENDs and WRITEs before it.
     before: CostSum,
     /// How many PSNs it has: one for a message without payload, none for a request that sends
@@ -95,7 +102,7 @@ impl Wqe {
 
     /// Whether the packet `psn` begins a message.
     #[inline]
-    pub(crate) fn begins(&self, psn: u64) -> bool {
+    pub(crate) fn begins(&self, psn: Seq) -> bool {
         psn == self.first || self.is_split()
     }
 
@@ -107,7 +114,7 @@ impl Wqe {
 
     /// The opcode on a reliable connection of the packet `psn` of a SEND or WRITE.
     #[inline]
-    pub(crate) fn data_opcode(&self, psn: u64) -> Opcode {
+    pub(crate) fn data_opcode(&self, psn: Seq) -> Opcode {
         data_opcode(&self.op, self.begins(psn), psn == self.last() || self.is_split())
     }
 
@@ -123,22 +130,22 @@ impl Wqe {
         self.measure.max(1)
     }
 
-    /// Last PSN, expanded; the PSN before `first` if it has none.
+    /// Last PSN; the PSN before `first` if it has none.
     #[inline]
-    pub(crate) fn last(&self) -> u64 {
+    pub(crate) fn last(&self) -> Seq {
         self.first + u64::from(self.packets) - 1
     }
 
     /// Offset in the message of the packet `psn`.
     #[inline]
-    pub(crate) fn offset(&self, psn: u64, mtu: Mtu) -> u32 {
+    pub(crate) fn offset(&self, psn: Seq, mtu: Mtu) -> u32 {
         #[allow(clippy::cast_possible_truncation)]
         (((psn - self.first) as u32) << mtu.shift())
     }
 
     /// Payload bytes of the packet `psn`.
     #[inline]
-    pub(crate) fn payload(&self, psn: u64, mtu: Mtu) -> u32 {
+    pub(crate) fn payload(&self, psn: Seq, mtu: Mtu) -> u32 {
         (self.len - self.offset(psn, mtu)).min(mtu.bytes())
     }
 }
@@ -163,11 +170,11 @@ pub(crate) struct SendQueue {
     /// Requests between head and tail that have responses of their own.
     responses: u32,
     /// Index of the oldest request not yet retired.
-    pub(crate) head: u64,
+    pub(crate) head: WqeIndex,
     /// Index of the next request to be posted.
-    pub(crate) tail: u64,
-    /// First PSN of the next request to be posted, expanded.
-    pub(crate) next_psn: u64,
+    pub(crate) tail: WqeIndex,
+    /// First PSN of the next request to be posted.
+    pub(crate) next_psn: Seq,
     totals: Totals,
 }
 
@@ -176,7 +183,7 @@ impl SendQueue {
         let empty = Wqe {
             wr_id: 0,
             op: SendOp::Send { imm: None },
-            first: 0,
+            first: Seq::default(),
             before: CostSum::default(),
             packets: 0,
             messages: 0,
@@ -194,15 +201,15 @@ impl SendQueue {
             depth,
             limits,
             responses: 0,
-            head: 0,
-            tail: 0,
-            next_psn: 0,
+            head: WqeIndex::default(),
+            tail: WqeIndex::default(),
+            next_psn: Seq::default(),
             totals: Totals::default(),
         }
     }
 
     /// Forgets all work and starts over at `psn`.
-    pub(crate) fn reset(&mut self, psn: u64) {
+    pub(crate) fn reset(&mut self, psn: Seq) {
         self.head = self.tail;
         self.next_psn = psn;
         self.responses = 0;
@@ -224,7 +231,7 @@ impl SendQueue {
     }
 
     #[inline]
-    pub(crate) fn get(&self, index: u64) -> &Wqe {
+    pub(crate) fn get(&self, index: WqeIndex) -> &Wqe {
         &self.wqes[self.slot(index)]
     }
 
@@ -234,7 +241,7 @@ impl SendQueue {
 
     /// The request that `psn` belongs to; the tail if none does.
     #[inline]
-    pub(crate) fn locate(&self, psn: u64) -> u64 {
+    pub(crate) fn locate(&self, psn: Seq) -> WqeIndex {
         if self.is_empty() || psn <= self.get(self.head).last() {
             return self.head;
         }
@@ -252,7 +259,7 @@ impl SendQueue {
 
     /// The cost of the packets of SENDs and WRITEs from PSN `from` to before `to`.
     #[inline]
-    pub(crate) fn cost_between(&self, from: u64, to: u64, mtu: Mtu) -> Cost {
+    pub(crate) fn cost_between(&self, from: Seq, to: Seq, mtu: Mtu) -> Cost {
         if from >= to {
             return Cost::default();
         }
@@ -261,7 +268,7 @@ impl SendQueue {
 
     /// The sum of the costs of all packets before `psn`.
     #[inline]
-    fn cost_before(&self, psn: u64, mtu: Mtu) -> CostSum {
+    fn cost_before(&self, psn: Seq, mtu: Mtu) -> CostSum {
         let index = self.locate(psn);
         if index == self.tail {
             return self.totals.costs;
@@ -375,7 +382,7 @@ impl SendQueue {
     #[inline]
     pub(crate) fn gather(
         &self,
-        index: u64,
+        index: WqeIndex,
         wqe: &Wqe,
         offset: u32,
         out: &mut [u8],
@@ -408,7 +415,7 @@ impl SendQueue {
     /// Whether the whole list is registered for the access of the operation.
     pub(crate) fn admits(
         &self,
-        index: u64,
+        index: WqeIndex,
         pd: PdId,
         regions: &RegionTable,
     ) -> Result<(), AccessError> {
@@ -431,7 +438,7 @@ impl SendQueue {
     #[inline]
     pub(crate) fn scatter(
         &self,
-        index: u64,
+        index: WqeIndex,
         offset: u32,
         src: &[u8],
         pd: PdId,
@@ -443,22 +450,22 @@ impl SendQueue {
     /// Whether a request not yet retired names `key`.
     pub(crate) fn uses(&self, key: crate::types::Key) -> bool {
         let binds = |op: &SendOp| op.bind().is_some_and(|bind| bind.region == key);
-        (self.head..self.tail).any(|index| {
+        (self.head.0..self.tail.0).map(WqeIndex).any(|index| {
             binds(&self.get(index).op) || self.list(index).iter().any(|sge| sge.lkey == key)
         })
     }
 
     /// The scatter-gather list of a request.
     #[inline]
-    fn list(&self, index: u64) -> &[Sge] {
+    fn list(&self, index: WqeIndex) -> &[Sge] {
         let slot = self.slot(index);
         &self.sges[slot * usize::from(self.limits.max_sge)..][..usize::from(self.wqes[slot].sges)]
     }
 
     #[inline]
-    fn slot(&self, index: u64) -> usize {
+    fn slot(&self, index: WqeIndex) -> usize {
         #[allow(clippy::cast_possible_truncation)]
-        let slot = index as usize & (self.wqes.len() - 1);
+        let slot = index.0 as usize & (self.wqes.len() - 1);
         slot
     }
 }

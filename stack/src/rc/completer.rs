@@ -1,5 +1,6 @@
 //! The completer: what a response means for the requester. It judges; the queue pair acts.
 
+use crate::types::Seq;
 use crate::verbs::WcStatus;
 use crate::wire::{AckKind, NakCode, Syndrome};
 
@@ -7,14 +8,14 @@ use crate::wire::{AckKind, NakCode, Syndrome};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Everything before `to` is acknowledged.
-    Advance { to: u64 },
+    Advance { to: Seq },
     /// Everything before `to` is acknowledged; send again from `from` on.
-    Retry { to: u64, from: u64, why: Why },
+    Retry { to: Seq, from: Seq, why: Why },
     /// Everything before `to` is acknowledged; the peer has no receive for it, wait as the 5-bit
     /// code says.
-    RnrWait { to: u64, timer: u8 },
+    RnrWait { to: Seq, timer: u8 },
     /// Everything before `to` is acknowledged; the request at `to` failed.
-    Fatal { to: u64, status: WcStatus },
+    Fatal { to: Seq, status: WcStatus },
     /// Old news.
     Duplicate,
     /// It answers nothing that was asked.
@@ -32,17 +33,17 @@ pub(super) enum Why {
     Implied,
 }
 
-/// Judges an acknowledgement of `psn` (expanded), given what is unacknowledged (`una..sent`) and
-/// the PSN of the oldest response with data that is still to come.
+/// Judges an acknowledgement of `psn`, given what is unacknowledged (`una..sent`) and the PSN of
+/// the oldest response with data that is still to come.
 ///
 /// An acknowledgement covers all before it, except that a READ or atomic is acknowledged only by
 /// its own response: one that is passed over is an implied NAK of it (IBTA volume 1, 9.7.5.1 [M]).
 pub(super) fn judge(
     syndrome: Syndrome,
-    psn: u64,
-    una: u64,
-    sent: u64,
-    gate: Option<u64>,
+    psn: Seq,
+    una: Seq,
+    sent: Seq,
+    gate: Option<Seq>,
 ) -> Verdict {
     if psn >= sent {
         return Verdict::Ghost;
@@ -89,7 +90,7 @@ pub(super) enum DataVerdict {
     /// It is the next one expected; everything before it is acknowledged too.
     Take,
     /// One before it is missing: send the request again from there on.
-    Retry { from: u64 },
+    Retry { from: Seq },
     /// Old news.
     Duplicate,
     /// It answers nothing that was asked.
@@ -97,7 +98,7 @@ pub(super) enum DataVerdict {
 }
 
 /// Judges a response with data at `psn`; `gate` as for [`judge`].
-pub(super) fn judge_data(psn: u64, una: u64, sent: u64, gate: Option<u64>) -> DataVerdict {
+pub(super) fn judge_data(psn: Seq, una: Seq, sent: Seq, gate: Option<Seq>) -> DataVerdict {
     if psn >= sent {
         return DataVerdict::Ghost;
     }
@@ -117,39 +118,45 @@ pub(super) fn judge_data(psn: u64, una: u64, sent: u64, gate: Option<u64>) -> Da
 mod tests {
     use super::*;
 
+    /// Of 10 to 19, which are not acknowledged.
+    fn judged(syndrome: Syndrome, psn: u64, gate: Option<u64>) -> Verdict {
+        judge(syndrome, Seq(psn), Seq(10), Seq(20), gate.map(Seq))
+    }
+
+    fn judged_data(psn: u64) -> DataVerdict {
+        judge_data(Seq(psn), Seq(10), Seq(20), Some(Seq(12)))
+    }
+
     #[test]
     fn acknowledgements_outside_the_window_change_nothing() {
-        assert_eq!(judge(Syndrome::ACK_UNLIMITED, 20, 10, 20, None), Verdict::Ghost);
-        assert_eq!(judge(Syndrome::ACK_UNLIMITED, 9, 10, 20, None), Verdict::Duplicate);
+        assert_eq!(judged(Syndrome::ACK_UNLIMITED, 20, None), Verdict::Ghost);
+        assert_eq!(judged(Syndrome::ACK_UNLIMITED, 9, None), Verdict::Duplicate);
         let nak = Syndrome::nak(NakCode::RemoteAccessError);
-        assert_eq!(judge(nak, 9, 10, 20, None), Verdict::Duplicate);
-        assert_eq!(judge(nak, 20, 10, 20, None), Verdict::Ghost);
+        assert_eq!(judged(nak, 9, None), Verdict::Duplicate);
+        assert_eq!(judged(nak, 20, None), Verdict::Ghost);
     }
 
     #[test]
     fn an_ack_that_passes_a_missing_response_is_an_implied_nak_of_it() {
-        let verdict = judge(Syndrome::ACK_UNLIMITED, 15, 10, 20, Some(12));
-        assert_eq!(verdict, Verdict::Retry { to: 12, from: 12, why: Why::Implied });
-        assert_eq!(
-            judge(Syndrome::ACK_UNLIMITED, 11, 10, 20, Some(12)),
-            Verdict::Advance { to: 12 }
-        );
-        assert_eq!(judge_data(12, 10, 20, Some(12)), DataVerdict::Take);
-        assert_eq!(judge_data(13, 10, 20, Some(12)), DataVerdict::Retry { from: 12 });
-        assert_eq!(judge_data(11, 10, 20, Some(12)), DataVerdict::Ghost);
-        assert_eq!(judge_data(9, 10, 20, Some(12)), DataVerdict::Duplicate);
+        let verdict = judged(Syndrome::ACK_UNLIMITED, 15, Some(12));
+        assert_eq!(verdict, Verdict::Retry { to: Seq(12), from: Seq(12), why: Why::Implied });
+        assert_eq!(judged(Syndrome::ACK_UNLIMITED, 11, Some(12)), Verdict::Advance { to: Seq(12) });
+        assert_eq!(judged_data(12), DataVerdict::Take);
+        assert_eq!(judged_data(13), DataVerdict::Retry { from: Seq(12) });
+        assert_eq!(judged_data(11), DataVerdict::Ghost);
+        assert_eq!(judged_data(9), DataVerdict::Duplicate);
     }
 
     #[test]
     fn an_ack_covers_all_before_it_and_a_nak_all_but_itself() {
-        assert_eq!(judge(Syndrome::ACK_UNLIMITED, 15, 10, 20, None), Verdict::Advance { to: 16 });
+        assert_eq!(judged(Syndrome::ACK_UNLIMITED, 15, None), Verdict::Advance { to: Seq(16) });
         let nak = Syndrome::nak(NakCode::PsnSequenceError);
-        let expected = Verdict::Retry { to: 15, from: 15, why: Why::SequenceNak };
-        assert_eq!(judge(nak, 15, 10, 20, None), expected);
+        let expected = Verdict::Retry { to: Seq(15), from: Seq(15), why: Why::SequenceNak };
+        assert_eq!(judged(nak, 15, None), expected);
         assert_eq!(
-            judge(Syndrome::rnr(12), 15, 10, 20, None),
-            Verdict::RnrWait { to: 15, timer: 12 }
+            judged(Syndrome::rnr(12), 15, None),
+            Verdict::RnrWait { to: Seq(15), timer: 12 }
         );
-        assert_eq!(judge(Syndrome(0x80), 15, 10, 20, None), Verdict::BadSyndrome);
+        assert_eq!(judged(Syndrome(0x80), 15, None), Verdict::BadSyndrome);
     }
 }

@@ -7,6 +7,7 @@ use crate::rc::Qp;
 use crate::rc::reorder::Hold;
 use crate::rc::responder::Outcome;
 use crate::shared::Shared;
+use crate::types::Seq;
 use crate::verbs::{Completions, QpEvent, WcStatus};
 use crate::wire::{NakCode, Packet};
 
@@ -47,7 +48,7 @@ impl Qp {
 
     /// A request after a gap is held, if it can be; returns whether the peer should hear of it.
     #[cold]
-    fn hold(&mut self, packet: &Packet<'_>, psn: u64, report: bool, shared: &mut Shared) -> bool {
+    fn hold(&mut self, packet: &Packet<'_>, psn: Seq, report: bool, shared: &mut Shared) -> bool {
         let hold = self.limits.selective && self.responder.reports_gaps();
         let expected = self.responder.expected();
         let hold = hold.then(|| self.held.hold(packet, expected, psn, &mut shared.reorder_slab));

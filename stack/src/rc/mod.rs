@@ -25,7 +25,7 @@ use crate::qp::Core;
 use crate::qp::attr::{ModifyError, QpAttr};
 use crate::qp::sq::OVERHEAD;
 use crate::shared::Shared;
-use crate::types::{Mtu, Time};
+use crate::types::{Mtu, Seq, Time};
 use crate::verbs::{Completions, QpState, SendWr};
 
 /// A queue pair of a reliable connection.
@@ -193,7 +193,7 @@ impl Qp {
     }
 
     /// PSNs for a status report: next to send, first unacknowledged, expected.
-    pub(crate) fn sequence(&self) -> (u64, u64, u64) {
+    pub(crate) fn sequence(&self) -> (Seq, Seq, Seq) {
         (self.core.sq.next_psn, self.requester.snd_una(), self.responder.expected())
     }
 

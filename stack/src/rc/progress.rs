@@ -1,6 +1,7 @@
 //! Responses from the peer and the passing of time: what they mean for the requests under way.
 
 use crate::mem::Memory;
+use crate::qp::sq::WqeIndex;
 use crate::rc::Qp;
 use crate::rc::completer::{self, DataVerdict, Verdict, Why};
 use crate::rc::congestion::Repeat;
@@ -8,7 +9,7 @@ use crate::rc::requester::Requester;
 use crate::rc::requester::permit::Want;
 use crate::shared::Shared;
 use crate::stats::Limit;
-use crate::types::Time;
+use crate::types::{Seq, Time};
 use crate::verbs::{Completions, SendOp, WcStatus};
 use crate::wire::ext::rnr_timer_us;
 use crate::wire::{AckKind, Aeth, Operation, Packet, Place};
@@ -36,14 +37,14 @@ impl Qp {
     fn handle_ack<H: Completions>(
         &mut self,
         now: Time,
-        psn: u64,
+        psn: Seq,
         packet: &Packet<'_>,
         shared: &mut Shared,
         host: &mut H,
     ) {
         let Some(aeth) = packet.aeth() else { return };
         let (una, sent) = (self.requester.snd_una(), self.requester.snd_max());
-        let gate = self.requester.gate(&self.core.sq, psn.saturating_add(1)).map(|(_, at)| at);
+        let gate = self.requester.gate(&self.core.sq, psn + 1).map(|(_, at)| at);
         match completer::judge(aeth.syndrome, psn, una, sent, gate) {
             Verdict::Advance { to } => {
                 self.requester.control.on_aeth(aeth);
@@ -87,7 +88,7 @@ impl Qp {
     fn handle_data<H: Memory + Completions>(
         &mut self,
         now: Time,
-        psn: u64,
+        psn: Seq,
         packet: &Packet<'_>,
         shared: &mut Shared,
         host: &mut H,
@@ -99,7 +100,7 @@ impl Qp {
             return;
         }
         let (una, sent) = (self.requester.snd_una(), self.requester.snd_max());
-        let gate = self.requester.gate(&self.core.sq, psn.saturating_add(1));
+        let gate = self.requester.gate(&self.core.sq, psn + 1);
         match completer::judge_data(psn, una, sent, gate.map(|(_, at)| at)) {
             DataVerdict::Take => {}
             DataVerdict::Retry { from } => return self.retry(now, from, Why::Implied, shared),
@@ -122,8 +123,8 @@ impl Qp {
 
     fn place_response<H: Memory>(
         &self,
-        index: u64,
-        psn: u64,
+        index: WqeIndex,
+        psn: Seq,
         packet: &Packet<'_>,
         shared: &mut Shared,
         host: &mut H,
@@ -156,7 +157,7 @@ impl Qp {
 
     /// Everything before `to` is acknowledged.
     #[inline]
-    fn advance<H: Completions>(&mut self, now: Time, to: u64, shared: &mut Shared, host: &mut H) {
+    fn advance<H: Completions>(&mut self, now: Time, to: Seq, shared: &mut Shared, host: &mut H) {
         if to <= self.requester.snd_una() {
             return;
         }
@@ -185,7 +186,7 @@ impl Qp {
 
     /// Completes the oldest requests whose packets are all before `to`.
     #[inline]
-    pub(super) fn retire<H: Completions>(&mut self, to: u64, host: &mut H) {
+    pub(super) fn retire<H: Completions>(&mut self, to: Seq, host: &mut H) {
         let mut retired = 0;
         while !self.core.sq.is_empty() {
             let (head, wqe) = (self.core.sq.head, self.core.sq.get(self.core.sq.head));
@@ -208,7 +209,7 @@ impl Qp {
         }
     }
 
-    fn retry(&mut self, now: Time, from: u64, why: Why, shared: &mut Shared) {
+    fn retry(&mut self, now: Time, from: Seq, why: Why, shared: &mut Shared) {
         match why {
             Why::SequenceNak => self.core.tally.missed(&mut shared.counters),
             Why::Implied if self.requester.recovery.implied_nak(from) => {
@@ -240,7 +241,7 @@ impl Qp {
     }
 
     /// The peer misses the packet of `from`, and `report` says what it holds of those behind.
-    fn repair(&mut self, now: Time, from: u64, report: &[u8], shared: &mut Shared) {
+    fn repair(&mut self, now: Time, from: Seq, report: &[u8], shared: &mut Shared) {
         let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
         let news = match self.requester.is_behind(from) {
             true => self.requester.on_report(now, report, sq, limits, peers),
@@ -272,7 +273,7 @@ impl Qp {
     fn rnr_wait<H: Completions>(
         &mut self,
         now: Time,
-        to: u64,
+        to: Seq,
         timer: u8,
         shared: &mut Shared,
         host: &mut H,

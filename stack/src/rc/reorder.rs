@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 
+use crate::types::Seq;
 use crate::wire::{Operation, Packet};
 
 /// PSNs after the first that is missing which are held, and the bits of a report.
@@ -102,7 +103,7 @@ pub(super) struct ReorderBuffer {
     /// From the expected PSN on.
     places: VecDeque<Option<Block>>,
     /// The PSN of the first place.
-    first: u64,
+    first: Seq,
     count: u32,
     /// Those that no report told of.
     news: u32,
@@ -124,8 +125,8 @@ impl ReorderBuffer {
     pub(super) fn hold(
         &mut self,
         packet: &Packet<'_>,
-        expected: u64,
-        psn: u64,
+        expected: Seq,
+        psn: Seq,
         store: &mut ReorderSlab,
     ) -> Hold {
         self.align(expected, store);
@@ -161,7 +162,7 @@ impl ReorderBuffer {
     }
 
     /// Takes out the packet of the PSN that is expected now.
-    pub(super) fn take(&mut self, expected: u64, store: &mut ReorderSlab) -> Option<Block> {
+    pub(super) fn take(&mut self, expected: Seq, store: &mut ReorderSlab) -> Option<Block> {
         self.align(expected, store);
         let block = self.places.front_mut()?.take()?;
         self.count -= 1;
@@ -186,7 +187,7 @@ impl ReorderBuffer {
     }
 
     /// Bytes of a report in a NAK of `psn`; 0 if there is nothing to tell.
-    pub(super) fn report_len(&self, psn: u64) -> usize {
+    pub(super) fn report_len(&self, psn: Seq) -> usize {
         if self.is_empty() || self.first != psn {
             return 0;
         }
@@ -207,7 +208,7 @@ impl ReorderBuffer {
     }
 
     /// `expected` is the first place.
-    fn align(&mut self, expected: u64, store: &mut ReorderSlab) {
+    fn align(&mut self, expected: Seq, store: &mut ReorderSlab) {
         while self.first < expected
             && let Some(place) = self.places.pop_front()
         {

@@ -13,7 +13,7 @@ use crate::rc::responder::resources::DataResponse;
 use crate::shared::Shared;
 use crate::sink::TxSink;
 use crate::stats::Limit;
-use crate::types::Time;
+use crate::types::{Seq, Time};
 use crate::verbs::{Completions, QpEvent, WcStatus};
 use crate::wire::icrc::Summed;
 use crate::wire::{Aeth, NakCode, Opcode, Place, Syndrome, bth};
@@ -117,7 +117,7 @@ impl Qp {
     #[inline]
     fn send_acknowledgement(
         &mut self,
-        psn: u64,
+        psn: Seq,
         aeth: Aeth,
         shared: &mut Shared,
         sink: &mut impl TxSink,
@@ -309,7 +309,7 @@ impl Qp {
     #[cold]
     fn send_notification(&self, shared: &mut Shared, sink: &mut impl TxSink) -> Sent {
         let Some(to) = self.core.target() else { return Sent::Refused };
-        let mut bth = header(Opcode::CNP, to.qpn, 0, 0);
+        let mut bth = header(Opcode::CNP, to.qpn, Seq::default(), 0);
         bth.becn = true;
         let sent = frame(&to, bth::LEN, CNP_RESERVED, sink, |out| {
             out.fill(0);

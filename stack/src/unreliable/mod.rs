@@ -16,7 +16,7 @@ use crate::mem::Memory;
 use crate::qp::attr::{ModifyError, QpAttr};
 use crate::qp::{Core, Urgency};
 use crate::shared::Shared;
-use crate::types::{Mtu, Time};
+use crate::types::{Mtu, Seq, Time};
 use crate::verbs::{Completions, QpState, QpType, SendWr};
 use crate::wire::{Packet, Service};
 
@@ -31,7 +31,7 @@ pub(crate) struct Qp {
     connection: Option<Box<Connection>>,
     mtu: Mtu,
     /// Next PSN to send: of the oldest request, or of the next that is posted.
-    next: u64,
+    next: Seq,
     /// Whether requests that were not begun may be: not in SQD.
     begins: bool,
     recent: Recent,
@@ -63,7 +63,7 @@ impl Qp {
             core,
             connection: None,
             mtu: Mtu::Mtu256,
-            next: 0,
+            next: Seq::default(),
             begins: true,
             recent: Recent::default(),
         }
@@ -164,7 +164,7 @@ impl Qp {
     }
 
     /// PSNs for a status report: next to send, first unacknowledged, expected.
-    pub(crate) fn sequence(&self) -> (u64, u64, u64) {
+    pub(crate) fn sequence(&self) -> (Seq, Seq, Seq) {
         let expected =
             self.connection.as_ref().map_or(self.next, |connection| connection.expected());
         (self.core.sq.next_psn, self.next, expected)

@@ -10,6 +10,7 @@ use crate::peer::PeerId;
 use crate::qp::message::{Message, Refusal, Rights, fail};
 use crate::shared::Shared;
 use crate::srq::Receives;
+use crate::types::Seq;
 use crate::verbs::{Completions, WcStatus};
 use crate::wire::{Operation, Packet};
 
@@ -23,7 +24,7 @@ pub(super) struct Connection {
     pub(super) source: SourceCheck,
     pub(super) receiver: PeerId,
     /// Expected PSN.
-    epsn: u64,
+    epsn: Seq,
     message: Message,
 }
 
@@ -39,11 +40,11 @@ enum Outcome {
 }
 
 impl Connection {
-    pub(super) fn new(receiver: PeerId, psn: u64) -> Self {
+    pub(super) fn new(receiver: PeerId, psn: Seq) -> Self {
         Self { source: SourceCheck::default(), receiver, epsn: psn, message: Message::None }
     }
 
-    pub(super) fn expected(&self) -> u64 {
+    pub(super) fn expected(&self) -> Seq {
         self.epsn
     }
 

@@ -231,7 +231,7 @@ pub const BUGS: &[Bug] = &[
         seed: 1,
         file: "rc/requester/recovery/scoreboard.rs",
         right: "        Some(RequestPacket::of(index, wqe, psn, limits.mtu, ack_req))",
-        wrong: "        let before = psn.saturating_sub(1).max(wqe.first);
+        wrong: "        let before = (psn - 1).max(wqe.first);
         let offset = wqe.offset(if BUG { before } else { psn }, limits.mtu);
         Some(RequestPacket { offset, ..RequestPacket::of(index, wqe, psn, limits.mtu, ack_req) })",
     },

@@ -7,6 +7,8 @@ use crate::qp::scatter::parts;
 use crate::types::Key;
 use crate::verbs::QpType;
 
+const FIRST: Seq = Seq(1 << 24);
+
 fn queue(depth: u32) -> SendQueue {
     SendQueue::new(depth, SendLimits::new(QpType::Rc, 1, 16, Mtu::Mtu1024))
 }
@@ -25,7 +27,7 @@ fn parts_walk_a_list_with_holes() {
 #[test]
 fn requests_occupy_consecutive_psns() {
     let mut sq = queue(2);
-    sq.reset(1 << 24);
+    sq.reset(FIRST);
     let sge = [Sge { addr: 0, len: 2500, lkey: Key(1) }];
     let wr = SendWr::send(SendData::Sges(&sge)).wr_id(1);
     let empty = SendWr { data: SendData::Inline(&[]), ..wr };
@@ -33,10 +35,10 @@ fn requests_occupy_consecutive_psns() {
         let len = sq.check(wr).unwrap();
         sq.push(wr, len, Mtu::Mtu1024, 4, false);
     }
-    assert_eq!((sq.get(0).first, sq.get(0).last()), (1 << 24, (1 << 24) + 2));
-    assert_eq!((sq.get(1).first, sq.get(1).last()), ((1 << 24) + 3, (1 << 24) + 3));
-    assert_eq!((sq.get(0).messages, sq.get(1).messages), (1, 2));
-    assert_eq!(sq.get(0).payload((1 << 24) + 2, Mtu::Mtu1024), 452);
+    assert_eq!((sq.get(WqeIndex(0)).first, sq.get(WqeIndex(0)).last()), (FIRST, FIRST + 2));
+    assert_eq!((sq.get(WqeIndex(1)).first, sq.get(WqeIndex(1)).last()), (FIRST + 3, FIRST + 3));
+    assert_eq!((sq.get(WqeIndex(0)).messages, sq.get(WqeIndex(1)).messages), (1, 2));
+    assert_eq!(sq.get(WqeIndex(0)).payload(FIRST + 2, Mtu::Mtu1024), 452);
     assert_eq!(sq.check(&wr), Err(PostError::Full));
 }
 
@@ -50,7 +52,7 @@ fn a_range_is_charged_with_what_its_packets_cost() {
     let read = SendOp::Read { remote: remote.0, rkey: remote.1 };
     let local = SendOp::LocalInv { rkey: Key(9) };
     let mut sq = queue(16);
-    sq.reset(1 << 24);
+    sq.reset(FIRST);
     // Close to the wrap of the number of packets.
     sq.totals.costs.datagrams = u32::MAX - 3;
     let mut costs = Vec::new();
@@ -63,7 +65,7 @@ fn a_range_is_charged_with_what_its_packets_cost() {
         let len = sq.check(&wr).unwrap();
         sq.push(&wr, len, mtu, 4, false);
         let wqe = sq.get(sq.tail - 1);
-        costs.extend((wqe.first..=wqe.last()).map(|psn| match op {
+        costs.extend(wqe.first.until(wqe.last() + 1).map(|psn| match op {
             SendOp::Write { .. } => Cost::of(1, Budget::cost(wqe.payload(psn, mtu) + OVERHEAD)),
             _ => Cost::default(),
         }));
@@ -74,12 +76,12 @@ fn a_range_is_charged_with_what_its_packets_cost() {
             sq.pop();
         }
         let from = sq.get(sq.head).first;
-        for from in from..=sq.next_psn {
-            for to in from..=sq.next_psn {
-                let range = (from - (1 << 24)) as usize..(to - (1 << 24)) as usize;
+        for from in from.until(sq.next_psn + 1) {
+            for to in from.until(sq.next_psn + 1) {
+                let range = (from - FIRST) as usize..(to - FIRST) as usize;
                 let mut sum = Cost::default();
                 costs[range].iter().for_each(|cost| sum.add(*cost));
-                assert_eq!(sq.cost_between(from, to, mtu), sum, "{from} to {to}");
+                assert_eq!(sq.cost_between(from, to, mtu), sum, "{from:?} to {to:?}");
             }
         }
     }

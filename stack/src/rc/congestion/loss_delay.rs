@@ -133,16 +133,17 @@ impl Controller for LossDelay {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::Seq;
 
     const NOW: Time = Time(1 << 40);
 
     /// A path whose round trip is now so many times the shortest.
     fn path(times: u64) -> RoundTrip {
         let mut path = RoundTrip::default();
-        for (psn, took) in [(1, 1_000), (2, 1_000 * times)] {
-            let sent = Time(1_000_000 * psn);
-            path.sent(psn, sent, false);
-            path.acknowledged(psn + 1, sent.after(took), true);
+        for (turn, took) in [(1, 1_000), (2, 1_000 * times)] {
+            let sent = Time(1_000_000 * turn);
+            path.sent(Seq(turn), sent, false);
+            path.acknowledged(Seq(turn + 1), sent.after(took), true);
         }
         path
     }
@@ -165,8 +166,8 @@ mod tests {
         controller.on_loss(NOW, &path(1), Repeat::FromThere);
         assert_eq!(controller.cwnd(), 600, "no queue overflowed");
         let mut path = path(1);
-        path.sent(9, Time(50_000_000), false);
-        path.acknowledged(10, Time(50_001_500), true);
+        path.sent(Seq(9), Time(50_000_000), false);
+        path.acknowledged(Seq(10), Time(50_001_500), true);
         controller.on_loss(NOW.after(10_000), &path, Repeat::FromThere);
         assert_eq!(controller.cwnd(), 400);
     }

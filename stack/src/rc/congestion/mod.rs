@@ -163,6 +163,7 @@ fn span(rtt: &RoundTrip) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::Seq;
 
     /// A window that nothing moves.
     struct Fixed(u32);
@@ -189,8 +190,8 @@ mod tests {
 
     fn path(took: u64) -> RoundTrip {
         let mut path = RoundTrip::default();
-        path.sent(1, Time(1), false);
-        path.acknowledged(2, Time(1 + took), true);
+        path.sent(Seq(1), Time(1), false);
+        path.acknowledged(Seq(2), Time(1 + took), true);
         path
     }
 

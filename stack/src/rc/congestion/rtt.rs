@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::types::Time;
+use crate::types::{Seq, Time};
 
 /// For how long the shortest round trip counts: a path may change.
 const MEMORY_NS: u64 = 10_000_000_000;
@@ -27,7 +27,7 @@ pub(in crate::rc) struct RoundTrip {
 /// What left at one time.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rc) struct Turn {
-    first: u64,
+    first: Seq,
     left: Time,
     /// It had left before: nobody knows which of the two an acknowledgement answers.
     again: bool,
@@ -36,7 +36,7 @@ pub(in crate::rc) struct Turn {
 impl RoundTrip {
     /// The packet of `psn` left, for the first time or `again`.
     #[inline]
-    pub(in crate::rc) fn sent(&mut self, psn: u64, now: Time, again: bool) {
+    pub(in crate::rc) fn sent(&mut self, psn: Seq, now: Time, again: bool) {
         let new = self.turns.back().is_none_or(|last| last.left != now || last.again != again);
         if new && self.turns.len() < TURNS {
             self.turns.push_back(Turn { first: psn, left: now, again });
@@ -45,7 +45,7 @@ impl RoundTrip {
 
     /// Everything before `to` is acknowledged; `measured` if that took as long as the path takes.
     #[inline]
-    pub(in crate::rc) fn acknowledged(&mut self, to: u64, now: Time, measured: bool) {
+    pub(in crate::rc) fn acknowledged(&mut self, to: Seq, now: Time, measured: bool) {
         let mut answered = None;
         while let Some(turn) = self.turns.front()
             && turn.first < to
@@ -63,7 +63,7 @@ impl RoundTrip {
     }
 
     /// The packet of `psn` is said to be missing: measured is what came behind it.
-    pub(in crate::rc) fn missing(&mut self, psn: u64, now: Time) {
+    pub(in crate::rc) fn missing(&mut self, psn: Seq, now: Time) {
         match self.turns.iter().rev().find(|turn| turn.first <= psn) {
             Some(turn) if turn.again => self.latest = now.since(turn.left).max(1),
             Some(turn) => self.measure(now.since(turn.left).max(1), now),
@@ -72,7 +72,7 @@ impl RoundTrip {
     }
 
     /// Everything from `from` on is sent again: whose answer comes is unknown then.
-    pub(in crate::rc) fn taken_back(&mut self, from: u64) {
+    pub(in crate::rc) fn taken_back(&mut self, from: Seq) {
         while self.turns.back().is_some_and(|turn| turn.first >= from) {
             self.turns.pop_back();
         }
@@ -119,27 +119,27 @@ mod tests {
 
     fn sent(turns: &[(u64, u64, bool)]) -> RoundTrip {
         let mut round_trip = RoundTrip::default();
-        turns.iter().for_each(|(psn, at, again)| round_trip.sent(*psn, Time(*at), *again));
+        turns.iter().for_each(|(psn, at, again)| round_trip.sent(Seq(*psn), Time(*at), *again));
         round_trip
     }
 
     #[test]
     fn an_answer_is_measured_from_when_the_last_packet_it_answers_left() {
         let mut round_trip = sent(&[(10, 1000, false), (20, 2000, false)]);
-        round_trip.acknowledged(15, Time(5000), true);
+        round_trip.acknowledged(Seq(15), Time(5000), true);
         assert_eq!(round_trip.latest(), 4000);
-        round_trip.acknowledged(25, Time(5000), true);
+        round_trip.acknowledged(Seq(25), Time(5000), true);
         assert_eq!(round_trip.latest(), 3000);
     }
 
     #[test]
     fn what_is_missing_is_measured_from_when_it_left() {
         let mut round_trip = sent(&[(10, 1000, false), (20, 2000, false)]);
-        round_trip.missing(15, Time(5000));
+        round_trip.missing(Seq(15), Time(5000));
         assert_eq!(round_trip.latest(), 4000);
-        round_trip.missing(20, Time(5000));
+        round_trip.missing(Seq(20), Time(5000));
         assert_eq!(round_trip.latest(), 3000);
-        round_trip.missing(9, Time(9000));
+        round_trip.missing(Seq(9), Time(9000));
         assert_eq!(round_trip.latest(), 3000, "that left long before");
     }
 }

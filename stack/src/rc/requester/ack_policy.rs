@@ -26,12 +26,12 @@
 //! follows, or by the probe.
 
 use crate::peer::Peers;
-use crate::qp::sq::{SendQueue, Wqe};
+use crate::qp::sq::{SendQueue, Wqe, WqeIndex};
 use crate::rc::Qp;
 use crate::rc::clock::PATIENCE_NS;
 use crate::rc::requester::Requester;
 use crate::rc::requester::permit::Permit;
-use crate::types::Time;
+use crate::types::{Seq, Time};
 use crate::verbs::SendOp;
 
 /// Of small WRITEs that answer, one of so many asks.
@@ -60,49 +60,50 @@ pub(in crate::rc) enum AckPolicy {
 #[derive(Debug, Default)]
 pub(in crate::rc) struct Acks {
     /// The last PSN that asked.
-    last: u64,
+    last: Seq,
     /// One more than the index of the last request that left and did not ask, although nothing
     /// followed it; 0 if it goes again, or there is none.
-    unasked: u64,
+    unasked: WqeIndex,
     /// When requests left last.
     left: Time,
     /// The PSN that was expected of the peer then.
-    expected: u64,
+    expected: Seq,
 }
 
 impl Acks {
     /// Starts at `psn`.
-    pub(in crate::rc) fn start(psn: u64) -> Self {
+    pub(in crate::rc) fn start(psn: Seq) -> Self {
         Self { last: psn, ..Self::default() }
     }
 
     /// The last PSN that asked.
     #[inline]
-    pub(in crate::rc) fn last(&self) -> u64 {
+    pub(in crate::rc) fn last(&self) -> Seq {
         self.last
     }
 
     /// The packet of `psn`, which asks, left.
     #[inline]
-    pub(in crate::rc) fn asked(&mut self, psn: u64) {
+    pub(in crate::rc) fn asked(&mut self, psn: Seq) {
         self.last = psn;
     }
 
     /// The requests before that of index `next` left, when the PSN `expected` was expected of the
     /// peer; `never` if the last of them did not ask.
     #[inline]
-    pub(in crate::rc) fn left(&mut self, next: u64, never: bool, now: Time, expected: u64) {
-        (self.unasked, self.left, self.expected) = (if never { next } else { 0 }, now, expected);
+    pub(in crate::rc) fn left(&mut self, next: WqeIndex, never: bool, now: Time, expected: Seq) {
+        self.unasked = if never { next } else { WqeIndex::default() };
+        (self.left, self.expected) = (now, expected);
     }
 
     /// Everything from `from` on goes again, and asks.
-    pub(in crate::rc) fn taken_back(&mut self, from: u64) {
-        (self.last, self.unasked) = (from, 0);
+    pub(in crate::rc) fn taken_back(&mut self, from: Seq) {
+        (self.last, self.unasked) = (from, WqeIndex::default());
     }
 
     /// Everything that left is to be asked about: the queue pair drains.
     pub(in crate::rc) fn drains(&mut self) {
-        self.unasked = 0;
+        self.unasked = WqeIndex::default();
     }
 
     /// Whether something of what is not acknowledged left without asking.

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use crate::peer::{Budget, Cost, Expected, Peers};
+use crate::types::Seq;
 
 /// What an acknowledgement costs us: BTH, AETH, ICRC.
 pub(in crate::rc) const ACK: Cost = Cost::of(1, Budget::cost(12 + 4 + 4));
@@ -21,7 +22,7 @@ pub(in crate::rc) struct AckRequests {
 /// Packets that asked one after the other.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rc) struct Run {
-    first: u64,
+    first: Seq,
     count: u32,
     /// The room for the answer to each.
     each: Expected,
@@ -29,13 +30,13 @@ pub(in crate::rc) struct Run {
 
 impl Run {
     #[inline]
-    fn end(&self) -> u64 {
+    fn end(&self) -> Seq {
         self.first + u64::from(self.count)
     }
 
     /// How many of them are before `to`.
     #[inline]
-    fn before(&self, to: u64) -> u32 {
+    fn before(&self, to: Seq) -> u32 {
         u32::try_from(to.saturating_sub(self.first))
             .map_or(self.count, |ahead| ahead.min(self.count))
     }
@@ -71,12 +72,12 @@ impl AckRequests {
 
     /// One more than the last PSN that asked and is not answered.
     #[inline]
-    pub(in crate::rc) fn end(&self) -> Option<u64> {
+    pub(in crate::rc) fn end(&self) -> Option<Seq> {
         self.runs.back().map(Run::end)
     }
 
     /// Whether the packet of `psn` asked and is not answered.
-    pub(in crate::rc) fn has(&self, psn: u64) -> bool {
+    pub(in crate::rc) fn has(&self, psn: Seq) -> bool {
         let behind = self.runs.partition_point(|run| run.first <= psn);
         behind > 0 && psn < self.runs[behind - 1].end()
     }
@@ -86,7 +87,7 @@ impl AckRequests {
     #[inline]
     pub(in crate::rc) fn asked(
         &mut self,
-        mut first: u64,
+        mut first: Seq,
         mut count: u32,
         silent: bool,
         peers: &mut Peers,
@@ -105,12 +106,12 @@ impl AckRequests {
     }
 
     #[cold]
-    fn add_reserved(&mut self, first: u64, answer: Expected) {
+    fn add_reserved(&mut self, first: Seq, answer: Expected) {
         self.add(first, 1, answer);
     }
 
     #[inline]
-    fn add(&mut self, first: u64, count: u32, each: Expected) {
+    fn add(&mut self, first: Seq, count: u32, each: Expected) {
         match self.runs.back_mut() {
             Some(last) if last.end() == first && last.each == each => last.count += count,
             _ => self.runs.push_back(Run { first, count, each }),
@@ -119,7 +120,7 @@ impl AckRequests {
 
     /// Everything before `to` was answered.
     #[inline]
-    pub(in crate::rc) fn answered(&mut self, to: u64, peers: &mut Peers) {
+    pub(in crate::rc) fn answered(&mut self, to: Seq, peers: &mut Peers) {
         // Those of one time are given back at once.
         let mut sum = Expected::NOTHING;
         while let Some(run) = self.runs.front_mut()
@@ -142,7 +143,7 @@ impl AckRequests {
 
     /// Everything from `from` on is sent again, and asks again. The room of one is kept, for what
     /// may be left before.
-    pub(in crate::rc) fn taken_back(&mut self, from: u64, peers: &mut Peers) {
+    pub(in crate::rc) fn taken_back(&mut self, from: Seq, peers: &mut Peers) {
         while let Some(run) = self.runs.back_mut()
             && run.end() > from
         {
@@ -168,10 +169,10 @@ mod tests {
     /// Three ask, one does not, two ask.
     fn asks(peers: &mut Peers) -> AckRequests {
         let mut asks = AckRequests::default();
-        asks.asked(10, 3, false, peers);
+        asks.asked(Seq(10), 3, false, peers);
         for psn in [14, 15] {
             asks.open(peers.expect(ACK));
-            asks.asked(psn, 1, false, peers);
+            asks.asked(Seq(psn), 1, false, peers);
         }
         asks
     }
@@ -185,11 +186,12 @@ mod tests {
     fn who_asked_is_known_until_it_is_answered() {
         let mut peers = Peers::new(ROOM, crate::peer::STABLE_PACKETS);
         let mut asks = asks(&mut peers);
-        let known = |asks: &AckRequests| (9..17).filter(|psn| asks.has(*psn)).collect::<Vec<_>>();
+        let known =
+            |asks: &AckRequests| (9..17).filter(|psn| asks.has(Seq(*psn))).collect::<Vec<_>>();
         assert_eq!(known(&asks), [10, 11, 12, 14, 15]);
-        assert_eq!((asks.runs.len(), asks.end(), left(&peers)), (2, Some(16), 95));
+        assert_eq!((asks.runs.len(), asks.end(), left(&peers)), (2, Some(Seq(16)), 95));
         for (to, remaining, room) in [(10, 5, 95), (12, 3, 97), (15, 1, 99), (99, 0, 100)] {
-            asks.answered(to, &mut peers);
+            asks.answered(Seq(to), &mut peers);
             assert_eq!((known(&asks).len(), left(&peers)), (remaining, room), "before {to}");
         }
         assert_eq!(asks.end(), None);
@@ -203,13 +205,13 @@ mod tests {
         {
             let mut peers = Peers::new(ROOM, crate::peer::STABLE_PACKETS);
             let mut asks = asks(&mut peers);
-            asks.taken_back(from, &mut peers);
-            assert_eq!((asks.end(), left(&peers)), (end, room), "from {from}");
+            asks.taken_back(Seq(from), &mut peers);
+            assert_eq!((asks.end(), left(&peers)), (end.map(Seq), room), "from {from}");
             assert_eq!(asks.is_open(), from < 16);
         }
         let mut asks = asks(&mut peers);
         asks.open(peers.expect(ACK));
-        asks.taken_back(0, &mut peers);
+        asks.taken_back(Seq(0), &mut peers);
         assert_eq!(left(&peers), 99, "there was one");
         asks.close(&mut peers);
         assert_eq!(left(&peers), 100);

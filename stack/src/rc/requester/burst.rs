@@ -7,7 +7,7 @@
 use crate::mem::{Memory, RegionTable};
 use crate::peer::{Budget, Cost, Peers};
 use crate::qp::outbound::{RequestPacket, Sent};
-use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
+use crate::qp::sq::{OVERHEAD, SendQueue, Wqe, WqeIndex};
 use crate::rc::Qp;
 use crate::rc::requester::ack_policy::AckPolicy;
 use crate::rc::requester::permit::{Permit, Want};
@@ -15,7 +15,7 @@ use crate::rc::requester::recovery::Probe;
 use crate::rc::requester::{Limits, Requester};
 use crate::shared::Shared;
 use crate::sink::TxSink;
-use crate::types::{Mtu, Time};
+use crate::types::{Mtu, Seq, Time};
 use crate::verbs::{SendOp, WcStatus};
 use crate::wire::{ICRC_LEN, Opcode, Reth, bth};
 
@@ -41,7 +41,7 @@ pub(in crate::rc) enum Plan {
 pub(in crate::rc) struct ResponseRequest {
     pub(in crate::rc) packet: RequestPacket,
     /// The last PSN of its response.
-    pub(in crate::rc) last: u64,
+    pub(in crate::rc) last: Seq,
     /// What its response costs.
     pub(in crate::rc) cost: Cost,
 }
@@ -49,13 +49,13 @@ pub(in crate::rc) struct ResponseRequest {
 /// Packets that leave one after the other.
 struct Burst {
     /// The next packet, and the request that it belongs to.
-    psn: u64,
-    index: u64,
+    psn: Seq,
+    index: WqeIndex,
     left: Cost,
     /// Packets that asked one after the other and are not written down yet.
-    asks: (u64, u32),
+    asks: (Seq, u32),
     asked: u32,
-    last_asked: u64,
+    last_asked: Seq,
 }
 
 impl Requester {
@@ -162,7 +162,7 @@ impl Requester {
     /// Whether nothing behind the request `index` could ask for an acknowledgement now: it is the
     /// last, or what follows sends nothing, needs a receive, or waits for credit of another kind.
     #[inline]
-    fn is_held_up_behind(&self, index: u64, sq: &SendQueue) -> bool {
+    fn is_held_up_behind(&self, index: WqeIndex, sq: &SendQueue) -> bool {
         index + 1 == sq.tail || {
             let next = sq.get(index + 1);
             next.has_response() || next.op.is_local() || !self.may_follow(next)
@@ -205,7 +205,7 @@ impl Qp {
         let sq = &core.sq;
         let (first, again) = (requester.snd_nxt, requester.snd_nxt < requester.snd_max);
         // What goes again, and what does not, are bursts of their own.
-        let end = if again { requester.snd_max } else { u64::MAX };
+        let end = if again { requester.snd_max } else { Seq::MAX };
         let mut batches = !again && requester.ack_requests.end().is_some();
         let silent = requester.recovery.peer_is_silent();
         let (full, runs) = (full_packet(limits.mtu), shared.peers.runs());

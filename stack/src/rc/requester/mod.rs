@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 use crate::mem::PdId;
 use crate::peer::{Budget, Cost, Expected, PeerId, Peers};
-use crate::qp::sq::{SendQueue, Wqe};
+use crate::qp::sq::{SendQueue, Wqe, WqeIndex};
 use crate::rc::congestion::rtt::RoundTrip;
 use crate::rc::requester::ack_policy::Acks;
 use crate::rc::requester::ack_requests::AckRequests;
@@ -23,7 +23,7 @@ use crate::rc::requester::burst::ResponseRequest;
 use crate::rc::requester::lists::SpareLists;
 use crate::rc::requester::permit::{SendControl, Want};
 use crate::rc::requester::recovery::{Probe, Recovery};
-use crate::types::{Mtu, Time};
+use crate::types::{Mtu, Seq, Time};
 
 /// What a READ request or another that has a response of its own costs its receiver: an atomic is
 /// the longest.
@@ -32,15 +32,15 @@ pub(in crate::rc) const REQUEST: Cost = Cost::of(1, Budget::cost(12 + 28 + 4));
 /// A READ request or another that waits for a response of its own.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rc) struct Outstanding {
-    pub(in crate::rc) first: u64,
-    pub(in crate::rc) last: u64,
+    pub(in crate::rc) first: Seq,
+    pub(in crate::rc) last: Seq,
     /// The room for its response.
     response: Expected,
 }
 
 impl Outstanding {
     /// Packets of its answer from `from` on and before `to`.
-    fn packets(&self, from: u64, to: u64) -> u64 {
+    fn packets(&self, from: Seq, to: Seq) -> u64 {
         to.min(self.last + 1).saturating_sub(from.max(self.first))
     }
 }
@@ -62,16 +62,16 @@ pub(in crate::rc) struct Limits {
 #[derive(Debug)]
 pub(in crate::rc) struct Requester {
     /// Index of the request under the cursor; the queue's tail if all were sent.
-    pub(in crate::rc) wqe_next: u64,
+    pub(in crate::rc) wqe_next: WqeIndex,
     /// The highest that `wqe_next` ever was: requests before it that concern this side only were
     /// executed.
-    pub(in crate::rc) wqe_max: u64,
+    pub(in crate::rc) wqe_max: WqeIndex,
     /// Next PSN to send.
-    pub(in crate::rc) snd_nxt: u64,
+    pub(in crate::rc) snd_nxt: Seq,
     /// First PSN not acknowledged.
-    pub(in crate::rc) snd_una: u64,
+    pub(in crate::rc) snd_una: Seq,
     /// One more than the highest PSN ever sent.
-    pub(in crate::rc) snd_max: u64,
+    pub(in crate::rc) snd_max: Seq,
     pub(in crate::rc) responses: VecDeque<Outstanding>,
     pub(in crate::rc) round_trip: RoundTrip,
     pub(in crate::rc) ack_requests: AckRequests,
@@ -83,11 +83,11 @@ pub(in crate::rc) struct Requester {
 impl Requester {
     pub(in crate::rc) fn new() -> Self {
         Self {
-            wqe_next: 0,
-            wqe_max: 0,
-            snd_nxt: 0,
-            snd_una: 0,
-            snd_max: 0,
+            wqe_next: WqeIndex::default(),
+            wqe_max: WqeIndex::default(),
+            snd_nxt: Seq::default(),
+            snd_una: Seq::default(),
+            snd_max: Seq::default(),
             responses: VecDeque::new(),
             round_trip: RoundTrip::default(),
             ack_requests: AckRequests::default(),
@@ -98,7 +98,7 @@ impl Requester {
     }
 
     /// Starts at `psn` with the request `index`.
-    pub(in crate::rc) fn start(&mut self, psn: u64, index: u64, control: SendControl) {
+    pub(in crate::rc) fn start(&mut self, psn: Seq, index: WqeIndex, control: SendControl) {
         debug_assert!(!self.has_lists(), "given back when the queue pair was reset");
         (self.wqe_next, self.wqe_max) = (index, index);
         (self.snd_nxt, self.snd_una, self.snd_max) = (psn, psn, psn);
@@ -128,11 +128,11 @@ impl Requester {
         self.snd_una == self.snd_max && (sq.is_empty() || sq.get(sq.head).first >= self.snd_max)
     }
 
-    pub(in crate::rc) fn snd_una(&self) -> u64 {
+    pub(in crate::rc) fn snd_una(&self) -> Seq {
         self.snd_una
     }
 
-    pub(in crate::rc) fn snd_max(&self) -> u64 {
+    pub(in crate::rc) fn snd_max(&self) -> Seq {
         self.snd_max
     }
 
@@ -142,14 +142,14 @@ impl Requester {
     }
 
     /// Whether a packet of `psn` would be a retransmission.
-    pub(in crate::rc) fn was_sent(&self, psn: u64) -> bool {
+    pub(in crate::rc) fn was_sent(&self, psn: Seq) -> bool {
         psn < self.snd_max
     }
 
     /// The next response with data that is still to come for a request that begins before `to`:
     /// index of the request and PSN. Nothing beyond it can be acknowledged.
     #[inline]
-    pub(in crate::rc) fn gate(&self, sq: &SendQueue, to: u64) -> Option<(u64, u64)> {
+    pub(in crate::rc) fn gate(&self, sq: &SendQueue, to: Seq) -> Option<(WqeIndex, Seq)> {
         if !sq.expects_responses() {
             return None;
         }
@@ -168,12 +168,12 @@ impl Requester {
     }
 
     /// Index of the request that a PSN belongs to.
-    pub(in crate::rc) fn index_of(&self, sq: &SendQueue, psn: u64) -> u64 {
+    pub(in crate::rc) fn index_of(&self, sq: &SendQueue, psn: Seq) -> WqeIndex {
         sq.locate(psn)
     }
 
     /// Index of the request under the cursor.
-    pub(in crate::rc) fn cursor(&self) -> u64 {
+    pub(in crate::rc) fn cursor(&self) -> WqeIndex {
         self.wqe_next
     }
 
@@ -235,7 +235,7 @@ impl Requester {
     /// Whether the request `index` is done once everything before it is: what concerns this side
     /// only must have been executed.
     #[inline]
-    pub(in crate::rc) fn is_executed(&self, index: u64, wqe: &Wqe) -> bool {
+    pub(in crate::rc) fn is_executed(&self, index: WqeIndex, wqe: &Wqe) -> bool {
         index < self.wqe_max || !wqe.op.is_local()
     }
 
@@ -253,7 +253,7 @@ impl Requester {
     pub(in crate::rc) fn advance(
         &mut self,
         now: Time,
-        to: u64,
+        to: Seq,
         sq: &SendQueue,
         limits: &Limits,
         peers: &mut Peers,
@@ -299,7 +299,7 @@ impl Requester {
 
     /// Packets of answers that were asked for and have not come.
     pub(in crate::rc) fn responses_in_flight(&self) -> u64 {
-        self.responses.iter().map(|asked| asked.packets(self.snd_una, u64::MAX)).sum()
+        self.responses.iter().map(|asked| asked.packets(self.snd_una, Seq::MAX)).sum()
     }
 
     /// Answers that were asked for did not come, if there were some; our own queue may have been
@@ -315,7 +315,7 @@ impl Requester {
     /// Sends again from `from` on.
     pub(in crate::rc) fn go_back(
         &mut self,
-        from: u64,
+        from: Seq,
         sq: &SendQueue,
         limits: &Limits,
         peers: &mut Peers,
@@ -376,7 +376,7 @@ impl Requester {
     }
 
     /// Whether everything from `from` on was sent, and is to be sent again.
-    pub(in crate::rc) fn is_behind(&self, from: u64) -> bool {
+    pub(in crate::rc) fn is_behind(&self, from: Seq) -> bool {
         from < self.snd_nxt
     }
 
@@ -389,7 +389,7 @@ impl Requester {
     ) {
         self.release(self.control.in_flight(), limits, peers);
         self.recovery = Recovery::default();
-        self.ack_requests.taken_back(0, peers);
+        self.ack_requests.taken_back(Seq::default(), peers);
         self.ack_requests.close(peers);
         for outstanding in self.responses.drain(..) {
             release_response(&outstanding, limits, peers);

@@ -11,7 +11,7 @@ use crate::qp::post::MESSAGE_MAX;
 use crate::qp::rq::RecvQueue;
 use crate::rc::responder::resources::{DataResponse, Kind, Records};
 use crate::srq::Receives;
-use crate::types::Mtu;
+use crate::types::{Mtu, Seq};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Syndrome};
 
 /// What became of a request.
@@ -24,7 +24,7 @@ pub(in crate::rc) enum Outcome {
     /// A duplicate that cannot be answered any more.
     Stale,
     /// After a gap; `report` if that is news to the peer.
-    Gap { psn: u64, report: bool },
+    Gap { psn: Seq, report: bool },
     /// No receive was posted.
     NotReady,
     /// Refused for good: the NAK is queued, the queue pair must break.
@@ -34,14 +34,14 @@ pub(in crate::rc) enum Outcome {
 /// A NAK that is due: for the request at `psn`, with everything before it acknowledged.
 #[derive(Debug, Clone, Copy)]
 struct Nak {
-    psn: u64,
+    psn: Seq,
     syndrome: Syndrome,
 }
 
 #[derive(Debug)]
 pub(in crate::rc) struct Responder {
     /// Expected PSN.
-    epsn: u64,
+    epsn: Seq,
     msn: u32,
     message: Message,
     /// What the connection permits.
@@ -49,11 +49,11 @@ pub(in crate::rc) struct Responder {
     /// A NAK for `epsn` is due or out: silence until that arrives.
     nak_sent: bool,
     /// The highest PSN that came too early.
-    gap: u64,
+    gap: Seq,
     /// The last that came too early.
-    last_early: u64,
+    last_early: Seq,
     /// Which packet made it report the gap, and whether one from behind came since.
-    reported: (u64, bool),
+    reported: (Seq, bool),
     /// The NAK that is due or out is about a gap.
     gap_reported: bool,
     records: Records,
@@ -61,7 +61,7 @@ pub(in crate::rc) struct Responder {
     ack: bool,
     /// The last PSN of a SEND or WRITE that was executed. READs and atomics are acknowledged by
     /// their own responses, and never by an ACK: some requesters would take it for the response.
-    ackable: u64,
+    ackable: Seq,
     nak: Option<Nak>,
     /// Whether acknowledgements say how many receives are posted.
     advertise: bool,
@@ -75,42 +75,43 @@ pub(in crate::rc) enum Response {
     /// With data.
     Data(DataResponse),
     /// An ACK or NAK.
-    Acknowledge { psn: u64, aeth: Aeth },
+    Acknowledge { psn: Seq, aeth: Aeth },
 }
 
 impl Responder {
     pub(in crate::rc) fn new() -> Self {
         Self {
-            epsn: 0,
+            epsn: Seq::default(),
             msn: 0,
             message: Message::None,
             rights: Rights::NONE,
             nak_sent: false,
-            gap: 0,
-            last_early: 0,
-            reported: (0, false),
+            gap: Seq::default(),
+            last_early: Seq::default(),
+            reported: (Seq::default(), false),
             gap_reported: false,
             records: Records::default(),
             ack: false,
-            ackable: 0,
+            ackable: Seq::default(),
             nak: None,
             advertise: false,
             min_rnr_timer: 0,
         }
     }
 
-    pub(in crate::rc) fn start(&mut self, psn: u64, max_dest_rd_atomic: u8, advertise: bool) {
+    pub(in crate::rc) fn start(&mut self, psn: Seq, max_dest_rd_atomic: u8, advertise: bool) {
         self.stop();
         self.advertise = advertise;
         self.epsn = psn;
         self.ackable = psn - 1;
         self.msn = 0;
         self.nak_sent = false;
-        (self.gap, self.last_early, self.gap_reported) = (0, 0, false);
+        (self.gap, self.last_early) = (Seq::default(), Seq::default());
+        self.gap_reported = false;
         self.records.start(usize::from(max_dest_rd_atomic));
     }
 
-    pub(in crate::rc) fn expected(&self) -> u64 {
+    pub(in crate::rc) fn expected(&self) -> Seq {
         self.epsn
     }
 
@@ -337,7 +338,7 @@ impl Responder {
     /// reported, or from before that, after something from behind. What is only overtaken on its
     /// way does not look so for long.
     #[cold]
-    fn early(&mut self, psn: u64) -> Outcome {
+    fn early(&mut self, psn: Seq) -> Outcome {
         self.gap = self.gap.max(psn);
         let (reported, passed) = self.reported;
         let went_back = psn == self.last_early || (passed && psn <= reported);
@@ -369,7 +370,7 @@ impl Responder {
     }
 
     #[cold]
-    fn duplicate(&mut self, packet: &Packet<'_>, psn: u64) -> Outcome {
+    fn duplicate(&mut self, packet: &Packet<'_>, psn: Seq) -> Outcome {
         if matches!(packet.info.operation, Operation::Send | Operation::Write) {
             self.ack |= packet.bth().ack_req;
             return Outcome::Duplicate { respond: self.ack };
@@ -435,7 +436,7 @@ impl Responder {
 
     /// The acknowledgement that is due, if that is all.
     #[inline]
-    pub(in crate::rc) fn acknowledgement(&self, rq: &RecvQueue) -> Option<(u64, Aeth)> {
+    pub(in crate::rc) fn acknowledgement(&self, rq: &RecvQueue) -> Option<(Seq, Aeth)> {
         if self.has_urgent_response() {
             return None;
         }
@@ -443,7 +444,7 @@ impl Responder {
     }
 
     #[inline]
-    fn positive(&self, rq: &RecvQueue) -> Option<(u64, Aeth)> {
+    fn positive(&self, rq: &RecvQueue) -> Option<(Seq, Aeth)> {
         self.ack.then(|| (self.ackable, self.ack(self.msn, rq)))
     }
 

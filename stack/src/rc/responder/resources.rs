@@ -4,20 +4,20 @@
 use std::collections::VecDeque;
 
 use crate::mem::Sge;
-use crate::types::{Key, Mtu};
+use crate::types::{Key, Mtu, Seq};
 use crate::wire::{Operation, Packet, Place, Reth};
 
 /// A request that was accepted: its response, for now and for duplicates.
 #[derive(Debug, Clone, Copy)]
 struct Record {
-    first: u64,
-    last: u64,
+    first: Seq,
+    last: Seq,
     /// First PSN of the response under way.
-    from: u64,
+    from: Seq,
     /// Next PSN of the response to send; beyond `until` if all was sent.
-    next: u64,
+    next: Seq,
     /// Last PSN of the response that is asked for now.
-    until: u64,
+    until: Seq,
     /// Whether all of it was sent once: from then on it is kept for duplicates only.
     answered: bool,
     msn: u32,
@@ -45,9 +45,9 @@ pub(in crate::rc) enum Kind {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rc) enum DataResponse {
     /// A packet of a READ response; an empty one says that a FLUSH or ATOMIC WRITE was executed.
-    Read { psn: u64, place: Place, at: Sge, msn: u32 },
+    Read { psn: Seq, place: Place, at: Sge, msn: u32 },
     /// The result of an atomic.
-    Atomic { psn: u64, found: u64, msn: u32 },
+    Atomic { psn: Seq, found: u64, msn: u32 },
 }
 
 /// The last `max_dest_rd_atomic` of them, oldest first.
@@ -111,7 +111,7 @@ impl Records {
     }
 
     /// Appends the request that occupies the PSNs `first..=last`; its response is due.
-    pub(in crate::rc) fn push(&mut self, first: u64, last: u64, msn: u32, kind: Kind) {
+    pub(in crate::rc) fn push(&mut self, first: Seq, last: Seq, msn: u32, kind: Kind) {
         debug_assert!(self.list.len() < self.max);
         let (from, next, until, answered) = (first, first, last, false);
         self.list.push_back(Record { first, last, from, next, until, answered, msn, kind });
@@ -119,7 +119,7 @@ impl Records {
 
     /// Repeats the response to a request that came again at `psn`; `false` if its record is gone or
     /// does not match.
-    pub(in crate::rc) fn repeat(&mut self, packet: &Packet<'_>, psn: u64, mtu: Mtu) -> bool {
+    pub(in crate::rc) fn repeat(&mut self, packet: &Packet<'_>, psn: Seq, mtu: Mtu) -> bool {
         // Newest first: that is what is asked for again.
         let Some(at) = self.list.iter().rposition(|r| (r.first..=r.last).contains(&psn)) else {
             return false;
@@ -156,7 +156,7 @@ impl Records {
 
     /// The response at `psn`, which `response` gave, left.
     #[inline]
-    pub(in crate::rc) fn sent(&mut self, psn: u64) {
+    pub(in crate::rc) fn sent(&mut self, psn: Seq) {
         if let Some(record) = self.list.get_mut(self.unsent) {
             debug_assert_eq!(record.next, psn);
             record.next = psn + 1;
@@ -177,7 +177,7 @@ impl Records {
     }
 
     /// The next response cannot be sent, nor any after it: its PSN.
-    pub(in crate::rc) fn fail(&mut self) -> Option<u64> {
+    pub(in crate::rc) fn fail(&mut self) -> Option<Seq> {
         let psn = self.list.get(self.unsent).map(|record| record.next);
         self.list.truncate(self.unsent);
         psn
@@ -186,7 +186,7 @@ impl Records {
 
 impl Record {
     /// The last PSN that a repeated READ request asks for, if it asks for a part of this one.
-    fn part(&self, psn: u64, reth: &Reth, mtu: Mtu) -> Option<u64> {
+    fn part(&self, psn: Seq, reth: &Reth, mtu: Mtu) -> Option<Seq> {
         let Kind::Read { va, rkey, len } = self.kind else { return None };
         let skipped = (psn - self.first) << mtu.shift();
         let end = skipped + u64::from(reth.len);

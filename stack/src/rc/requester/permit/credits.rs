@@ -5,7 +5,7 @@
 //! which says whether there is a receive and what the limit is now.
 
 use crate::qp::sq::Wqe;
-use crate::types::Psn;
+use crate::types::{Psn, Seq};
 use crate::verbs::SendOp;
 use crate::wire::{AckKind, Aeth, ext};
 
@@ -14,14 +14,14 @@ use crate::wire::{AckKind, Aeth, ext};
 pub(in crate::rc) struct Credits {
     /// Messages that the peer has completed, of the newest AETH; counted from [`FIRST`], so that
     /// one from before the connection is older.
-    completed: u64,
+    completed: Seq,
     /// The number of the last message for which there is a receive; none is known until the peer
     /// has said something.
     limit: Option<u64>,
 }
 
 /// Message numbers are of 24 bits.
-const FIRST: u64 = 1 << 24;
+const FIRST: Seq = Seq(1 << 24);
 
 impl Default for Credits {
     fn default() -> Self {

@@ -24,7 +24,7 @@ use crate::rc::requester::ack_requests::ACK;
 use crate::rc::requester::burst::request_header;
 use crate::rc::requester::{Limits, REQUEST, Requester};
 use crate::stats::Limit;
-use crate::types::{Mtu, Time};
+use crate::types::{Mtu, Seq, Time};
 use crate::verbs::SendOp;
 use crate::wire::Aeth;
 
@@ -323,7 +323,7 @@ impl Requester {
     fn awaits(
         &self,
         sq: &SendQueue,
-        psn: u64,
+        psn: Seq,
         (bytes, runs): (u32, RunLimits),
         begins: bool,
         left: u32,
@@ -507,7 +507,7 @@ impl Requester {
     pub(in crate::rc) fn joins(
         &self,
         sq: &SendQueue,
-        (psn, bytes, begins, each): (u64, u32, bool, u32),
+        (psn, bytes, begins, each): (Seq, u32, bool, u32),
         runs: RunLimits,
         permit: &Permit,
         left: Cost,

@@ -11,7 +11,7 @@
 mod scoreboard;
 
 use self::scoreboard::Scoreboard;
-use crate::types::Time;
+use crate::types::{Seq, Time};
 
 /// What the next packet is sent for, beside its data. It asks for an acknowledgement, and neither
 /// congestion nor a lack of credit holds it back.
@@ -38,7 +38,7 @@ pub(in crate::rc) struct Recovery {
     peer_silent: bool,
     /// The PSN from which a response that was overtaken was asked for again; [`NONE`] if something
     /// was acknowledged since.
-    implied: u64,
+    implied: Seq,
     back: GoBack,
 }
 
@@ -46,7 +46,7 @@ pub(in crate::rc) struct Recovery {
 #[derive(Debug)]
 struct GoBack {
     /// The PSN that was lost last, and how often it was lost again.
-    psn: u64,
+    psn: Seq,
     times: u32,
     at: Time,
 }
@@ -55,7 +55,7 @@ struct GoBack {
 const BEHIND: u64 = 8;
 
 /// No PSN.
-const NONE: u64 = u64::MAX;
+const NONE: Seq = Seq::MAX;
 
 impl Default for Recovery {
     fn default() -> Self {
@@ -103,7 +103,7 @@ impl Recovery {
 
     /// Everything from the packet `psn` on goes again, because that was lost; `false` if it went
     /// again within a `round_trip`: that was said of what is on its way.
-    pub(in crate::rc) fn goes_back(&mut self, psn: u64, now: Time, round_trip: u64) -> bool {
+    pub(in crate::rc) fn goes_back(&mut self, psn: Seq, now: Time, round_trip: u64) -> bool {
         if self.has_gone_back(psn, now, round_trip) {
             return false;
         }
@@ -113,7 +113,7 @@ impl Recovery {
     }
 
     /// Whether `psn` was lost before, within a `round_trip`: its retransmission is on its way.
-    pub(in crate::rc) fn has_gone_back(&self, psn: u64, now: Time, round_trip: u64) -> bool {
+    pub(in crate::rc) fn has_gone_back(&self, psn: Seq, now: Time, round_trip: u64) -> bool {
         self.back.psn == psn && now.since(self.back.at) < round_trip
     }
 
@@ -130,7 +130,7 @@ impl Recovery {
 
     /// Whether a response that overtook `expected` should make the requester go back: once, until
     /// something is acknowledged.
-    pub(in crate::rc) fn implied_nak(&mut self, expected: u64) -> bool {
+    pub(in crate::rc) fn implied_nak(&mut self, expected: Seq) -> bool {
         core::mem::replace(&mut self.implied, expected) != expected
     }
 

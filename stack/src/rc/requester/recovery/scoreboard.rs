@@ -16,7 +16,7 @@ use crate::qp::outbound::RequestPacket;
 use crate::qp::sq::SendQueue;
 use crate::rc::reorder::SPAN;
 use crate::rc::requester::{Limits, Requester};
-use crate::types::Time;
+use crate::types::{Seq, Time};
 
 /// What is known of packets behind the first that is not acknowledged.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub(super) struct Scoreboard {
     /// A bit for each PSN that the peer holds, at PSN modulo [`SPAN`].
     held: Bits,
     /// Up to here it is known what is held and what is lost; 0 if nothing is held.
-    end: u64,
+    end: Seq,
     /// Those before `end` that are lost, ascending.
     lost: VecDeque<Lost>,
     /// Of those, the first that may be due: they go again in order.
@@ -56,22 +56,22 @@ impl Default for Bits {
 }
 
 impl Bits {
-    fn has(&self, psn: u64) -> bool {
-        self.0[(psn % SPAN / 64) as usize] & (1 << (psn % 64)) != 0
+    fn has(&self, psn: Seq) -> bool {
+        self.0[(psn.0 % SPAN / 64) as usize] & (1 << (psn.0 % 64)) != 0
     }
 
-    fn set(&mut self, psn: u64) {
-        self.0[(psn % SPAN / 64) as usize] |= 1 << (psn % 64);
+    fn set(&mut self, psn: Seq) {
+        self.0[(psn.0 % SPAN / 64) as usize] |= 1 << (psn.0 % 64);
     }
 
-    fn clear(&mut self, psn: u64) {
-        self.0[(psn % SPAN / 64) as usize] &= !(1 << (psn % 64));
+    fn clear(&mut self, psn: Seq) {
+        self.0[(psn.0 % SPAN / 64) as usize] &= !(1 << (psn.0 % 64));
     }
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Lost {
-    psn: u64,
+    psn: Seq,
     again: Option<Again>,
 }
 
@@ -85,13 +85,13 @@ impl Lost {
 #[derive(Debug, Clone, Copy)]
 struct Again {
     /// Packets of this PSN, or a higher one, left later.
-    before: u64,
+    before: Seq,
     at: Time,
 }
 
 impl Scoreboard {
     fn is_idle(&self) -> bool {
-        self.lost.is_empty() && self.end == 0
+        self.lost.is_empty() && self.end == Seq::default()
     }
 
     /// How many packets are to go again.
@@ -108,7 +108,7 @@ impl Scoreboard {
         (self.next..self.lost.len()).find(|at| self.lost[*at].is_due())
     }
 
-    fn has(&self, psn: u64) -> bool {
+    fn has(&self, psn: Seq) -> bool {
         psn < self.end && self.held.has(psn)
     }
 
@@ -120,8 +120,8 @@ impl Scoreboard {
     }
 
     /// Everything before `to` has arrived; `from` is where that began before.
-    fn arrived(&mut self, from: u64, to: u64) {
-        for psn in from..to.min(self.end) {
+    fn arrived(&mut self, from: Seq, to: Seq) {
+        for psn in from.until(to.min(self.end)) {
             self.held.clear(psn);
         }
         while let Some(lost) = self.lost.front()
@@ -133,13 +133,13 @@ impl Scoreboard {
             self.next = self.next.saturating_sub(1);
         }
         if to >= self.end {
-            self.end = 0;
+            self.end = Seq::default();
         }
     }
 
     /// Finds out what is lost, now that more is held, from the former `end` on; and what went again
     /// in vain, which takes no less than `patience` to know. Returns whether anything more is lost.
-    fn judge(&mut self, end: u64, now: Time, patience: u64) -> bool {
+    fn judge(&mut self, end: Seq, now: Time, patience: u64) -> bool {
         let Self { held, lost, arrived, .. } = self;
         lost.retain(|lost| {
             let is_here = held.has(lost.psn);
@@ -160,7 +160,7 @@ impl Scoreboard {
             }
         }
         let known = lost.len();
-        let new = (end..self.end).filter(|psn| !held.has(*psn));
+        let new = end.until(self.end).filter(|psn| !held.has(*psn));
         lost.extend(new.map(|psn| Lost { psn, again: None }));
         more |= lost.len() > known;
         self.count_due();
@@ -176,7 +176,7 @@ impl Scoreboard {
     }
 
     /// The one that was due left at `now`; `next_psn` is what leaves first after it.
-    fn left(&mut self, now: Time, next_psn: u64) {
+    fn left(&mut self, now: Time, next_psn: Seq) {
         if let Some(at) = self.next_due() {
             self.lost[at].again = Some(Again { before: next_psn, at: now });
             self.next = at + 1;
@@ -186,22 +186,22 @@ impl Scoreboard {
     }
 
     /// Everything from `from` on goes again.
-    fn forget(&mut self, from: u64, una: u64) {
-        for psn in from..self.end {
+    fn forget(&mut self, from: Seq, una: Seq) {
+        for psn in from.until(self.end) {
             self.held.clear(psn);
         }
         self.lost.retain(|lost| lost.psn < from);
-        self.end = if from <= una { 0 } else { self.end.min(from) };
+        self.end = if from <= una { Seq::default() } else { self.end.min(from) };
         self.count_due();
         self.probes = false;
     }
 
     /// Ranges of PSNs from `from` to before `to` that are held.
-    fn held_ranges(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, u64)> {
+    fn held_ranges(&self, from: Seq, to: Seq) -> impl Iterator<Item = (Seq, Seq)> {
         let (mut at, to) = (from, to.min(self.end));
         core::iter::from_fn(move || {
-            let first = (at..to).find(|psn| self.held.has(*psn))?;
-            at = (first..to).find(|psn| !self.held.has(*psn)).unwrap_or(to);
+            let first = at.until(to).find(|psn| self.held.has(*psn))?;
+            at = first.until(to).find(|psn| !self.held.has(*psn)).unwrap_or(to);
             Some((first, at))
         })
     }
@@ -226,7 +226,7 @@ impl Recovery {
 
     /// Everything before `to` is acknowledged; up to now that was `from`.
     #[cold]
-    pub(in crate::rc) fn arrived(&mut self, from: u64, to: u64) {
+    pub(in crate::rc) fn arrived(&mut self, from: Seq, to: Seq) {
         if let Some(board) = &mut self.scoreboard {
             board.arrived(from, to);
         }
@@ -234,7 +234,7 @@ impl Recovery {
 
     /// Everything from `from` on goes again; `una` is the first that is not acknowledged.
     #[cold]
-    pub(in crate::rc) fn forget_from(&mut self, from: u64, una: u64) {
+    pub(in crate::rc) fn forget_from(&mut self, from: Seq, una: Seq) {
         if let Some(board) = &mut self.scoreboard {
             board.forget(from, una);
         }
@@ -244,8 +244,8 @@ impl Recovery {
     pub(in crate::rc) fn held_cost(
         &self,
         sq: &SendQueue,
-        from: u64,
-        to: u64,
+        from: Seq,
+        to: Seq,
         limits: &Limits,
     ) -> Cost {
         let mut sum = Cost::default();
@@ -274,7 +274,7 @@ impl Requester {
         let board = self.recovery.scoreboard.get_or_insert_default();
         let mut arrived = Cost::default();
         let end = board.end.max(una);
-        let told = (una..behind).zip(bits(report)).skip(1);
+        let told = una.until(behind).zip(bits(report)).skip(1);
         for (psn, _) in told.filter(|(_, held)| *held) {
             if !board.has(psn) {
                 arrived.add(sq.cost_between(psn, psn + 1, limits.mtu));
@@ -327,7 +327,7 @@ mod tests {
     use super::*;
 
     /// The peer holds these.
-    fn holding(psns: impl Iterator<Item = u64>) -> Scoreboard {
+    fn holding(psns: impl Iterator<Item = Seq>) -> Scoreboard {
         let mut board = Scoreboard::default();
         for psn in psns {
             board.held.set(psn);
@@ -339,10 +339,10 @@ mod tests {
     /// The same bit stands for a PSN and for the one [`SPAN`] later.
     #[test]
     fn no_bit_of_what_is_acknowledged_or_goes_again_is_left() {
-        const FIRST: u64 = 1 << 24;
+        const FIRST: Seq = Seq(1 << 24);
         let of_none = |board: &Scoreboard| board.held.0.iter().all(|word| *word == 0);
         for count in [1, 63, 64, 65, SPAN - 1] {
-            let held = || (FIRST + 1..=FIRST + count).step_by(2);
+            let held = || (FIRST + 1).until(FIRST + count + 1).step_by(2);
             let mut board = holding(held());
             assert!(held().all(|psn| board.has(psn)));
             board.arrived(FIRST, FIRST + count / 2);
@@ -360,21 +360,21 @@ mod tests {
     #[test]
     fn what_is_due_is_counted_until_it_left_arrived_or_was_forgotten() {
         let lost = || {
-            let mut board = holding([3, 6, 9].into_iter());
-            assert!(board.judge(1, Time(10), 1));
+            let mut board = holding([3, 6, 9].map(Seq).into_iter());
+            assert!(board.judge(Seq(1), Time(10), 1));
             board
         };
         let mut board = lost();
         assert_eq!((board.due, board.lost.len()), (6, 6), "1, 2, 4, 5, 7, 8");
-        board.left(Time(11), 10);
-        board.left(Time(11), 10);
+        board.left(Time(11), Seq(10));
+        board.left(Time(11), Seq(10));
         assert_eq!(board.due, 4);
-        board.arrived(1, 5);
+        board.arrived(Seq(1), Seq(5));
         assert_eq!((board.due, board.lost.len()), (3, 3), "5, 7, 8");
         assert!(board.all_again() && board.probes);
-        board.left(Time(20), 10);
+        board.left(Time(20), Seq(10));
         assert_eq!((board.due, board.probes), (2, false));
-        board.forget(8, 5);
+        board.forget(Seq(8), Seq(5));
         assert_eq!((board.due, board.lost.len()), (1, 2), "5 went again, 7 is due");
     }
 }
