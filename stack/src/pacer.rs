@@ -9,8 +9,8 @@
 //! - what leaves in the long run, by what a receiver in software takes with time to spare, so that
 //!   it catches up after having run late.
 //!
-//! Both are one account: what the receiver is taken to hold, which shrinks as time passes. A reliable
-//! connection has such an account, too: of what it sent for nothing before it went back.
+//! Both are one account: what the receiver is taken to hold, which shrinks as time passes. A
+//! reliable connection has such an account, too: of what it sent for nothing before it went back.
 
 use crate::peer::{Budget, Cost};
 use crate::types::Time;

@@ -99,7 +99,7 @@ pub(super) const STACK: Crate = Crate {
         Unit {
             name: "completer",
             modules: &["rc::completer"],
-            uses: &["wire", "verbs"],
+            uses: &["types", "wire", "verbs"],
             tests: Tests::All,
         },
         Unit {

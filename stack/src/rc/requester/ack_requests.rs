@@ -1,7 +1,7 @@
 //! The acknowledgements that a requester asks for. Each may become a packet of its own in our
-//! receive queue, so there is credit for it before the first packet that it will acknowledge leaves:
-//! a queue pair that has taken credit of the peer can always ask for it back. A NAK for a gap comes
-//! without having been asked for; there are few.
+//! receive queue, so there is credit for it before the first packet that it will acknowledge
+//! leaves: a queue pair that has taken credit of the peer can always ask for it back. A NAK for a
+//! gap comes without having been asked for; there are few.
 
 use std::collections::VecDeque;
 

@@ -27,7 +27,8 @@ use crate::verbs::SendOp;
 use crate::wire::{ICRC_LEN, Reth, bth};
 
 impl Qp {
-    /// Packets of each message that a request of more than one packet is split into; 0 if it is not.
+    /// Packets of each message that a request of more than one packet is split into; 0 if it is
+    /// not.
     #[inline(never)]
     pub(in crate::rc) fn split(&self, op: &SendOp, len: u32, peers: &Peers) -> u16 {
         match op {
