@@ -48,14 +48,19 @@ pub(in crate::rc) struct ResponseRequest {
 
 /// Packets that leave one after the other.
 struct Burst {
+    policy: AckPolicy,
     /// The next packet, and the request that it belongs to.
     psn: Seq,
     index: WqeIndex,
     left: Cost,
-    /// Packets that asked one after the other and are not written down yet.
-    asks: (Seq, u32),
+    /// Packets that asked, the last of them, and how many of them are written down.
     asked: u32,
     last_asked: Seq,
+    noted: u32,
+    /// It sends packets that had left before.
+    again: bool,
+    /// The peer is silent, so no credit is taken for its answers.
+    silent: bool,
 }
 
 impl Requester {
@@ -203,19 +208,21 @@ impl Qp {
         let Self { core, requester, responder, limits, .. } = self;
         let Some(to) = core.target() else { return Sent::Refused };
         let sq = &core.sq;
-        let (first, again) = (requester.snd_nxt, requester.snd_nxt < requester.snd_max);
+        let again = requester.snd_nxt < requester.snd_max;
         // What goes again, and what does not, are bursts of their own.
         let end = if again { requester.snd_max } else { Seq::MAX };
         let mut batches = !again && requester.ack_requests.end().is_some();
-        let silent = requester.recovery.peer_is_silent();
         let (full, runs) = (full_packet(limits.mtu), shared.peers.runs());
         let mut burst = Burst {
-            psn: first,
+            policy,
+            psn: requester.snd_nxt,
             index: requester.wqe_next,
             left: Cost::default(),
-            asks: (first, 0),
             asked: 0,
             last_asked: requester.acks.last(),
+            noted: 0,
+            again,
+            silent: requester.recovery.peer_is_silent(),
         };
         let outcome = loop {
             let (wqe, psn, left) = (sq.get(burst.index), burst.psn, burst.left);
@@ -242,24 +249,9 @@ impl Qp {
                     break Sent::Yes;
                 }
             }
-            let ack_req = match policy {
-                AckPolicy::Never => false,
-                AckPolicy::Often { interval, spare } => {
-                    let often = ends || psn - burst.last_asked >= interval;
-                    (often && burst.asked < spare) || {
-                        // Each packet that leaves can ask: there is credit for one answer.
-                        if burst.asked > spare && !silent {
-                            break Sent::Yes;
-                        }
-                        let next = if ends { full } else { cost };
-                        // Where it begins again, so that one packet is progress; and at the end of
-                        // what may leave.
-                        (again && psn == requester.snd_una)
-                            || left.datagrams + 1 >= permit.packets
-                            || bytes + u64::from(next) > permit.bytes
-                            || (ends && requester.is_held_up_behind(burst.index, sq))
-                    }
-                }
+            let next = bytes + u64::from(if ends { full } else { cost });
+            let Some(ack_req) = requester.asks::<PLAIN>(&burst, ends, next, permit, sq) else {
+                break Sent::Yes;
             };
             let packet = match PLAIN {
                 true => RequestPacket::of_plain(burst.index, wqe, ack_req),
@@ -278,11 +270,9 @@ impl Qp {
             burst.psn += 1;
             burst.index += u64::from(ends);
             if ack_req {
-                if psn != burst.asks.0 + u64::from(burst.asks.1) {
-                    let (first, count) = std::mem::replace(&mut burst.asks, (psn, 0));
-                    requester.ack_requests.asked(first, count, silent, &mut shared.peers);
+                if !PLAIN && psn != burst.last_asked + 1 {
+                    requester.note_asks(&mut burst, &mut shared.peers);
                 }
-                burst.asks.1 += 1;
                 burst.asked += 1;
                 burst.last_asked = psn;
                 batches = !again;
@@ -297,8 +287,8 @@ impl Qp {
             if again && !requester.recovery.is_tail_probe() {
                 core.tally.sent_again(&mut shared.counters, count);
             }
+            requester.burst_left(now, &mut burst, limits, &mut shared.peers);
             let never = policy == AckPolicy::Never;
-            requester.burst_left(now, &burst, never, silent, limits, &mut shared.peers);
             requester.acks.left(requester.wqe_next, never, now, responder.expected());
         }
         outcome
@@ -306,26 +296,54 @@ impl Qp {
 }
 
 impl Requester {
-    /// The burst left: moves the cursor. `never` if none of it asked by intention, `silent` if no
-    /// credit is taken for answers.
+    /// Whether the next packet of the burst asks, which `ends` a request or not, if the cost with
+    /// it and one packet more is `next`. `None` if it may not leave: it could not ask.
     #[inline(always)]
-    fn burst_left(
-        &mut self,
-        now: Time,
+    fn asks<const PLAIN: bool>(
+        &self,
         burst: &Burst,
-        never: bool,
-        silent: bool,
-        limits: &Limits,
-        peers: &mut Peers,
-    ) {
+        ends: bool,
+        next: u64,
+        permit: &Permit,
+        sq: &SendQueue,
+    ) -> Option<bool> {
+        let AckPolicy::Often { interval, spare } = burst.policy else { return Some(false) };
+        let often = ends || burst.psn - burst.last_asked >= interval;
+        if often && burst.asked < spare {
+            return Some(true);
+        }
+        // Each packet that leaves can ask: there is credit for one answer. And of requests of one
+        // packet those that ask follow each other.
+        if (burst.asked > spare && !burst.silent) || (PLAIN && burst.asked > 0) {
+            return None;
+        }
+        // Where it begins again, so that one packet is progress; and at the end of what may leave.
+        let must = (burst.again && burst.psn == self.snd_una)
+            || burst.left.datagrams + 1 >= permit.packets
+            || next > permit.bytes
+            || (ends && self.is_held_up_behind(burst.index, sq));
+        Some(must)
+    }
+
+    /// Writes down the last packets that asked one after the other.
+    #[inline(always)]
+    fn note_asks(&mut self, burst: &mut Burst, peers: &mut Peers) {
+        let count = burst.asked - burst.noted;
+        if count > 0 {
+            let first = burst.last_asked + 1 - u64::from(count);
+            self.ack_requests.asked(first, count, burst.silent, peers);
+            burst.noted = burst.asked;
+        }
+    }
+
+    /// The burst left: moves the cursor.
+    #[inline(always)]
+    fn burst_left(&mut self, now: Time, burst: &mut Burst, limits: &Limits, peers: &mut Peers) {
         peers.get(limits.peer).charge(burst.left);
         self.control.left(burst.left);
         // What does not ask is not answered in the time that the path takes.
-        self.round_trip.sent(self.snd_nxt, now, never || self.snd_nxt < self.snd_max);
-        let (first, count) = burst.asks;
-        if count > 0 {
-            self.ack_requests.asked(first, count, silent, peers);
-        }
+        self.round_trip.sent(self.snd_nxt, now, burst.again || burst.policy == AckPolicy::Never);
+        self.note_asks(burst, peers);
         self.acks.asked(burst.last_asked);
         self.snd_nxt = burst.psn;
         self.snd_max = self.snd_max.max(burst.psn);
@@ -334,7 +352,7 @@ impl Requester {
         self.recovery.set_probe(Probe::Nothing);
         let asks_at_end = burst.asked > 0 && burst.last_asked + 1 == burst.psn;
         if !asks_at_end && !self.ack_requests.is_open() {
-            self.open(silent, peers);
+            self.open(burst.silent, peers);
         }
     }
 }
