@@ -7,6 +7,7 @@ use common::{BASE, Pair, Setup, sge};
 use rocinante_stack::Budget;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{SendOp, WcStatus};
+use rocinante_stack::wire::Packet;
 
 /// The senders, their messages and the receiver.
 #[derive(Debug, Clone, Copy)]
@@ -24,6 +25,11 @@ struct Line {
 /// many at a time as `pieces` says in turn; the sender's port holds `port` at a time. Too little
 /// time passes for any deadline.
 fn shares(line: Line, pieces: &[usize], port: usize, packets: usize) -> Vec<u64> {
+    watch(line, pieces, port, packets).0
+}
+
+/// The same, and how many packets of one queue pair leave together, on average.
+fn watch(line: Line, pieces: &[usize], port: usize, packets: usize) -> (Vec<u64>, f64) {
     let Line { qps, depth, message, room } = line;
     let budget = Budget { bytes: u32::MAX, datagrams: room };
     let own = Some(Budget { bytes: u32::MAX, datagrams: 28 });
@@ -32,6 +38,7 @@ fn shares(line: Line, pieces: &[usize], port: usize, packets: usize) -> Vec<u64>
     let (mut posted, mut done) = (vec![0; qps], vec![0; qps]);
     let (pieces_of, mut pieces) = (pieces, pieces.iter().cycle());
     let (mut taken, mut idle) = (0, 0);
+    let (mut left, mut runs) = (0, 0);
     pair.ends[0].out.room = port;
     while taken < packets {
         for qp in 0..qps {
@@ -42,7 +49,16 @@ fn shares(line: Line, pieces: &[usize], port: usize, packets: usize) -> Vec<u64>
             }
         }
         let (now, [end, other]) = (pair.now, &mut pair.ends);
+        let waiting = end.out.packets.len();
         end.engine.poll_transmit(now, 1024, &mut end.host, &mut end.out);
+        let to = end
+            .out
+            .packets
+            .range(waiting..)
+            .map(|packet| Packet::parse(packet).expect("a packet of ours").bth().dest_qpn);
+        let to: Vec<_> = to.collect();
+        left += to.len();
+        runs += to.chunk_by(|a, b| a == b).count();
         let (src, dst) = (end.addr, other.addr);
         let piece: Vec<_> = {
             let there = end.out.packets.len();
@@ -65,7 +81,7 @@ fn shares(line: Line, pieces: &[usize], port: usize, packets: usize) -> Vec<u64>
         }
     }
     assert_eq!(pair.ends[0].engine.counters().retransmitted_pkts, 0);
-    done
+    (done, left as f64 / runs as f64)
 }
 
 /// Two turns of 64 packets: the most by which two queue pairs may differ at any time.
@@ -113,5 +129,19 @@ fn a_turn_of_any_length_is_one() {
         let mut done: Vec<_> = pair.completions(0).iter().map(|c| (c.wr_id, c.status)).collect();
         done.sort_unstable_by_key(|(wr_id, _)| *wr_id);
         assert_eq!(done, [(0, WcStatus::Success), (1, WcStatus::Success)], "{quantum}");
+    }
+}
+
+/// Credit that comes back in small pieces is not spent in small pieces: the run of a queue pair
+/// waits until all of it fits, whoever has the rest of the credit. A run has 16 packets here.
+#[test]
+fn runs_stay_whole_however_small_the_pieces_are() {
+    for pieces in [&[1][..], &[3], &[16], &[7, 2, 19], &[1, 60], &[5, 31, 2]] {
+        for qps in [2, 16, 64] {
+            let line = Line { qps, depth: 4, message: 16, room: 84 };
+            let (shares, run) = watch(line, pieces, usize::MAX, 10_000);
+            assert!(run > 16.0, "{qps} {pieces:?}: {run}");
+            assert!(shares.iter().all(|share| *share > 3), "{qps} {pieces:?}: {shares:?}");
+        }
     }
 }

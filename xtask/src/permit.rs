@@ -9,8 +9,9 @@ const HOME: &str = "stack/src/rc/requester/permit/";
 /// The state's field, by which others reach it.
 const FIELD: &str = "control";
 /// What others may ask it, and why that decides nothing.
-const ANSWERS: [(&str, &str); 7] = [
+const ANSWERS: [(&str, &str); 8] = [
     ("continues_run", "whether a run that was begun may go on beyond the turn"),
+    ("ends_run", "whether a packet is the last of its turn, which asks"),
     ("has_ample", "which packets ask for an acknowledgement"),
     ("in_flight", "what is given back"),
     ("most", "how long lists may become"),

@@ -52,6 +52,17 @@ impl Receiver {
         self.in_flight.datagrams == 0 || self.holds(charge.bytes, charge.datagrams)
     }
 
+    /// Whether `run` should wait until all of it fits, so that credit that comes back in pieces is
+    /// not spent in pieces (silly window avoidance, RFC 9293, 3.8.6.2.1). Two such runs are in
+    /// flight, from whichever queue pairs, so credit comes back; and the queue holds four.
+    #[inline]
+    pub(crate) fn withholds(&self, run: Cost) -> bool {
+        self.in_flight.datagrams >= 2 * run.datagrams
+            && self.capacity.datagrams >= 4 * run.datagrams
+            && u64::from(self.capacity.bytes) >= 4 * run.bytes
+            && !self.holds(run.bytes, run.datagrams)
+    }
+
     #[inline]
     fn holds(&self, bytes: u64, datagrams: u32) -> bool {
         self.in_flight.bytes + bytes <= u64::from(self.capacity.bytes)

@@ -5,7 +5,7 @@
 //! for the next plan to name.
 
 use crate::mem::{Memory, RegionTable};
-use crate::peer::{Budget, Cost, Peers};
+use crate::peer::{Budget, Cost, Peers, RunLimits};
 use crate::qp::outbound::{RequestPacket, Sent};
 use crate::qp::sq::{OVERHEAD, SendQueue, Wqe, WqeIndex};
 use crate::rc::Qp;
@@ -57,6 +57,9 @@ struct Burst {
     asked: u32,
     last_asked: Seq,
     noted: u32,
+    /// Packets that are left of the turn, and the longest run.
+    turn: usize,
+    runs: RunLimits,
     /// It sends packets that had left before.
     again: bool,
     /// The peer is silent, so no credit is taken for its answers.
@@ -221,6 +224,8 @@ impl Qp {
             asked: 0,
             last_asked: requester.acks.last(),
             noted: 0,
+            turn: *quantum,
+            runs,
             again,
             silent: requester.recovery.peer_is_silent(),
         };
@@ -250,7 +255,8 @@ impl Qp {
                 }
             }
             let next = bytes + u64::from(if ends { full } else { cost });
-            let Some(ack_req) = requester.asks::<PLAIN>(&burst, ends, next, permit, sq) else {
+            let Some(ack_req) = requester.asks::<PLAIN>(&burst, ends, (size, next), permit, sq)
+            else {
                 break Sent::Yes;
             };
             let packet = match PLAIN {
@@ -296,14 +302,15 @@ impl Qp {
 }
 
 impl Requester {
-    /// Whether the next packet of the burst asks, which `ends` a request or not, if the cost with
-    /// it and one packet more is `next`. `None` if it may not leave: it could not ask.
+    /// Whether the next packet of the burst, of `size` bytes, asks, which `ends` a request or not,
+    /// if the cost with it and one packet more is `next`. `None` if it may not leave: it could not
+    /// ask.
     #[inline(always)]
     fn asks<const PLAIN: bool>(
         &self,
         burst: &Burst,
         ends: bool,
-        next: u64,
+        (size, next): (u32, u64),
         permit: &Permit,
         sq: &SendQueue,
     ) -> Option<bool> {
@@ -317,8 +324,12 @@ impl Requester {
         if (burst.asked > spare && !burst.silent) || (PLAIN && burst.asked > 0) {
             return None;
         }
-        // Where it begins again, so that one packet is progress; and at the end of what may leave.
-        let must = (burst.again && burst.psn == self.snd_una)
+        // Where it begins again, so that one packet is progress; and at the end of what may leave,
+        // also of a turn: the others wait for what comes back.
+        let turn_ends = burst.left.datagrams as usize + 1 >= burst.turn
+            && self.control.ends_run(size, burst.runs);
+        let must = turn_ends
+            || (burst.again && burst.psn == self.snd_una)
             || burst.left.datagrams + 1 >= permit.packets
             || next > permit.bytes
             || (ends && self.is_held_up_behind(burst.index, sq));

@@ -3,8 +3,8 @@
 //! - Problem: the cost is that of super-packets. A message that is posted when an acknowledgement
 //!   of another comes in would leave alone, be acknowledged alone, and make the next leave alone.
 //! - Rule: while at least two runs, or half a window, are in flight, a message waits until there is
-//!   a run to send or less is in flight. While so much is, no run begins that the window or the
-//!   receiver would cut short.
+//!   a run to send or less is in flight. While so much is, no run begins that the window would cut
+//!   short; `Receiver::withholds` is the rule for the receiver's room, which queue pairs share.
 //! - Cost if wrong: half of the rate of small messages, or latency where little is in flight.
 //! - Measured: `docs/performance/history.md`.
 
@@ -30,6 +30,15 @@ impl Batch {
     #[inline]
     pub(super) fn is_joined_by(&self, bytes: u32) -> bool {
         self.left > 0 && bytes <= self.size
+    }
+
+    /// Whether a packet of so many bytes would be the last of its run, however many follow.
+    #[inline]
+    pub(super) fn is_ended_by(&self, bytes: u32, runs: RunLimits) -> bool {
+        match self.is_joined_by(bytes) {
+            true => self.left == 1 || bytes < self.size,
+            false => runs.packets_of(bytes) == 1,
+        }
     }
 
     /// A packet of so many bytes left.
@@ -137,6 +146,21 @@ mod tests {
     }
 
     #[test]
+    fn the_last_packet_of_a_run_ends_it() {
+        let mut batch = Batch::default();
+        for _ in 0..14 {
+            assert!(!batch.is_ended_by(FULL, RUNS));
+            batch.sent(FULL, RUNS);
+        }
+        assert!(batch.is_ended_by(FULL, RUNS));
+        assert!(!batch.is_ended_by(FULL + 1, RUNS), "it begins a run");
+        assert!(batch.is_ended_by(RUNS.bytes, RUNS), "a run of one");
+        batch.begin();
+        batch.sent(FULL, RUNS);
+        assert!(batch.is_ended_by(FULL - 1, RUNS), "a shorter one is the last");
+    }
+
+    #[test]
     fn a_run_begins_only_if_the_window_takes_all_of_it() {
         let batch = Batch::default();
         let awaited = |queued, under_way| batch.awaited(FULL, RUNS, false, queued, under_way, 64);
@@ -145,6 +169,7 @@ mod tests {
         assert_eq!(awaited(200, 29), Awaited::Nothing, "little is under way");
         assert_eq!(awaited(200, 49), Awaited::Room(15));
         assert_eq!(awaited(200, 50), Awaited::Window);
-        assert_eq!(awaited(3, 50), Awaited::Room(3), "the end of a message is less than a run");
+        assert_eq!(awaited(3, 61), Awaited::Room(3), "the end of a message is less than a run");
+        assert_eq!(awaited(3, 62), Awaited::Window);
     }
 }

@@ -149,6 +149,12 @@ impl SendControl {
         self.batch.is_joined_by(bytes)
     }
 
+    /// Whether a packet of so many bytes is the last of its run.
+    #[inline]
+    pub(in crate::rc) fn ends_run(&self, bytes: u32, runs: RunLimits) -> bool {
+        self.batch.is_ended_by(bytes, runs)
+    }
+
     /// A packet of so many bytes left.
     #[inline]
     pub(in crate::rc) fn packet_left(&mut self, bytes: u32, runs: RunLimits) {
@@ -374,20 +380,23 @@ impl Requester {
         }
         let len = wqe.payload(psn, limits.mtu);
         let cost = Cost::of(1, Budget::cost(len + OVERHEAD));
-        // What is awaited comes with an acknowledgement.
-        if psn >= self.snd_max && self.ack_requests.end().is_some() {
-            let begins = wqe.begins(psn);
+        if psn >= self.snd_max {
+            let (begins, runs) = (wqe.begins(psn), peers.runs());
             let bytes = len + request_header(&wqe.op, begins);
-            match self.awaits(sq, psn, (bytes, peers.runs()), begins, 0) {
-                Awaited::Nothing => {}
-                Awaited::Messages | Awaited::Window => return Permit::none(Limit::Batch),
-                Awaited::Room(packets) => {
-                    let all = Cost::of(packets, Budget::cost(len + OVERHEAD));
-                    // In line: a queue pair that left it would lose the rest of its turn.
-                    if !peers.get(limits.peer).fits(all) {
-                        return Permit::wait(Limit::PeerRoom, limits.peer, all);
-                    }
-                }
+            // What is awaited comes with an acknowledgement.
+            let awaited = match self.ack_requests.end() {
+                Some(_) => self.awaits(sq, psn, (bytes, runs), begins, 0),
+                None => Awaited::Nothing,
+            };
+            if matches!(awaited, Awaited::Messages | Awaited::Window) {
+                return Permit::none(Limit::Batch);
+            }
+            let queued = u32::try_from(sq.next_psn - psn).unwrap_or(u32::MAX);
+            let run = runs.packets_of(bytes).min(queued);
+            let all = Cost::of(run, Budget::cost(len + OVERHEAD));
+            // In line: a queue pair that left it would lose the rest of its turn.
+            if self.fills_runs(bytes) && !probes && peers.get(limits.peer).withholds(all) {
+                return Permit::wait(Limit::PeerRoom, limits.peer, all);
             }
         }
         let Some(responses) = self.credit_for_responses(limits.slot, peers) else {
@@ -409,6 +418,14 @@ impl Requester {
             limited_by: Limit::PeerRoom,
             wait: None,
         }
+    }
+
+    /// Whether a packet of so many bytes begins a run that should not be cut short. After a loss
+    /// every packet of the window counts.
+    #[inline]
+    fn fills_runs(&self, bytes: u32) -> bool {
+        let SendControl { batch, congestion, .. } = &self.control;
+        !batch.is_joined_by(bytes) && congestion.is_whole() && !self.recovery.is_selective()
     }
 
     /// Credit for how many responses there is beside one, which is there already or reserved now:
