@@ -46,7 +46,8 @@ pub(crate) struct Shard {
     chores_by: Option<Time>,
     /// Requests and acknowledgements that wait to leave together with more.
     pub(super) cork: Cork,
-    /// The program was shown completed receives, one or two, and has posted nothing since.
+    /// The program was shown a completed receive or a message of several packets, and has posted
+    /// nothing since.
     shown: bool,
     /// It answered the last ones that it was shown: it posted before it was shown more.
     answers: bool,
@@ -88,8 +89,12 @@ impl std::fmt::Debug for Shard {
 const RX_BURST: usize = 256;
 /// Packets written before it is the receivers' turn.
 const TX_BURST: usize = 1024;
-/// The most datagrams whose acknowledgement may wait for the program's next call.
-const HELD_MAX: usize = 2;
+/// The most datagrams whose acknowledgement may wait for the program's next call: those of a
+/// super-packet, and an acknowledgement.
+const HELD_MAX: usize = 65;
+/// More than so many must find a program that answers, like a completed receive: they may be a
+/// window of a peer that sends no more before it is answered.
+const HELD_UNASKED: usize = 2;
 /// After so many looks at the port that found something, a thread that looks all the time need not
 /// be told of more.
 const ARRIVALS: u32 = 4;
@@ -227,11 +232,12 @@ impl Shard {
 
     /// Receives, does what is due, sends. Returns whether anything happened, so that more may soon.
     ///
-    /// With `hold`, plain acknowledgements of a packet or two wait for the next call: the program
-    /// is about to see what arrived, and what it posts in answer leaves with them, in one system
-    /// call. A completed receive is only held for a program that answered the one before: any
-    /// other may end right after the completion, and its peer would ask in vain. `exit.rs` sends
-    /// what is held when the program exits.
+    /// With `hold`, plain acknowledgements of a message wait for the next call: the program is
+    /// about to see what arrived, and what it posts in answer leaves with them, in one system call.
+    /// Those of a completed receive, and of more than [`HELD_UNASKED`] packets, wait only for a
+    /// program that answered the one before: any other may end right after the completion, or
+    /// look seldom, and its peer would ask or wait in vain. `exit.rs` sends what is held when the
+    /// program exits.
     pub(crate) fn drive(&mut self, hold: bool) -> bool {
         let mut any = false;
         let mut now = self.now();
@@ -256,7 +262,8 @@ impl Shard {
             self.serve_cm(now);
             self.write_mail();
             let few = !mailed && (1..=HELD_MAX).contains(&received);
-            let shows = few && news && self.host.has_pending_receives();
+            let completes = news && self.host.has_pending_receives();
+            let shows = few && (completes || received > HELD_UNASKED);
             if shows && hold && std::mem::replace(&mut self.shown, true) {
                 self.answers = false;
             }

@@ -228,6 +228,52 @@ fn a_question_that_is_given_up_is_asked_no_more() {
     assert!(is_idle());
 }
 
+/// The acknowledgement of a message of several packets waits for what the program posts in answer,
+/// once the program has answered another. Twice without an answer, and none waits.
+#[test]
+fn a_long_write_is_acknowledged_with_the_answer_of_a_program_that_answers() {
+    let net = SimNet::new(1);
+    let sides = sides(&net, false);
+    let made = sides.each_ref().map(|side| side.qp());
+    let [to_a, to_b] = made.each_ref().map(|qp| qp.endpoint());
+    let [a, b] = made;
+    let options = ConnectOptions::default();
+    let qps = [a.connect(&to_b, &options).unwrap(), b.connect(&to_a, &options).unwrap()];
+    let length = 5 * Mtu::Mtu4096.bytes();
+    let mrs = sides.each_ref().map(|side| side.pd.allocate(length as usize, Access::ALL).unwrap());
+    let write = |from: usize| {
+        let sges = [mrs[from].sge(0, length as usize)];
+        let (remote, rkey) = (mrs[1 - from].address(), mrs[1 - from].rkey());
+        let op = SendOp::Write { remote, rkey, imm: None };
+        qps[from].post_send(&[SendWr::new(op, SendData::Sges(&sges))]).unwrap();
+    };
+    let acks = || soft(&sides[1].ctx).shards.get(0).unwrap().hold().engine.counters().sent_acks;
+    // Acknowledged when the WRITE is read; when the answer is posted; by one look more.
+    let turn = |answers: bool| {
+        let before = acks();
+        write(0);
+        sides[1].ctx.progress();
+        let at_once = acks() - before;
+        if answers {
+            write(1);
+        } else {
+            sides[1].ctx.progress();
+        }
+        let then = acks() - before - at_once;
+        for side in &sides {
+            side.ctx.progress();
+            side.ctx.progress();
+            while side.cq.poll_one().unwrap().is_some() {}
+        }
+        (at_once, then)
+    };
+    assert_eq!(turn(true), (1, 0), "nobody knows yet that it answers");
+    assert_eq!(turn(true), (0, 1), "with the answer");
+    assert_eq!(turn(true), (0, 1));
+    assert_eq!(turn(false), (0, 1), "it does not answer any more: by the next look");
+    assert_eq!(turn(false), (1, 0), "nor is it expected to");
+}
+
 /// A connecting side that waits for its answer, and the request on the other side.
 fn asked(a: &Side, listener: &Listener) -> (Connecting, crate::cm::Request) {
     let asked = Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();
