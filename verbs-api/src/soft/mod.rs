@@ -30,6 +30,7 @@ mod shard;
 mod shards;
 mod sidr;
 mod sink;
+mod slice;
 mod srq;
 mod staging;
 #[cfg(test)]

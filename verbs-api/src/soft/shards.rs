@@ -23,7 +23,7 @@ use super::pin;
 use super::progress::{Core, Held};
 use super::shard::Shard;
 use super::staging::Staging;
-use super::{Settings, cm};
+use super::{Settings, cm, slice};
 use crate::model::error::VerbsError;
 use crate::provider::{trace, wake};
 
@@ -101,7 +101,10 @@ impl Shards {
                 0 => format!("roce-{name}"),
                 _ => format!("roce-{name}.{index}"),
             };
-            let work = move || core.background();
+            let work = move || {
+                slice::shorten();
+                core.background();
+            };
             self.threads.push(pin::spawn(&thread, cpus.next().copied(), work)?);
         }
         Ok(())
