@@ -60,7 +60,9 @@ fn device(net: &SimNet, own: &[u8], background: bool) -> Context {
     let ports = own.iter().map(port).collect();
     let why = "a test wants it".to_owned();
     let hca = super::Hca::start(&settings, "sim", ports, why, None).unwrap();
-    Context { device: Device::Soft(super::Device::new(hca).unwrap()) }
+    Context {
+        device: Device::Soft(super::Device::new(hca, Arc::new(super::Inbox::new().unwrap()))),
+    }
 }
 
 fn soft(ctx: &Context) -> &Arc<super::Device> {
