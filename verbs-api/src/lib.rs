@@ -94,7 +94,7 @@ pub mod verbs {
     pub use crate::ah::GRH_LEN;
     pub use crate::model::event::AsyncEvent;
     pub use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
-    pub use crate::mr::Rereg;
+    pub use crate::mr::{Advice, Rereg};
     pub use crate::mw::{BindMw, MwPart};
     pub use rocinante_stack::mem::{AccessError, FlushLevel, MwType, Placement, Sge};
     pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn, QueueKind};
