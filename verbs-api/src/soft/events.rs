@@ -118,9 +118,8 @@ impl Inbox {
             return Woken::default();
         }
         events.push_back(event);
-        if events.len() == 1 {
-            wake::notify(&self.fd);
-        }
+        // For each, as a channel of completions does.
+        wake::notify(&self.fd);
         drop(events);
         self.tasks.take()
     }
