@@ -39,7 +39,7 @@ impl Pd {
     ///
     /// A program in another language may break the promise and unmap memory that is registered. An
     /// access of a peer then fails as if the region did not permit it, but for one that comes while
-    /// packets come all the time: see "Memory that goes away" in `docs/design/08-memory-regions.md`.
+    /// packets come all the time: "Memory that goes away" in `docs/design/08-memory-regions.md`.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate); [`VerbsError::Fault`] if the process has no such memory:
@@ -330,8 +330,8 @@ impl Mr {
     }
 
     /// Has the pages of `len` bytes from `offset` on brought in (`ibv_advise_mr(3)`), so that the
-    /// first access finds them. It returns when they are there. The tables of a device of the kernel
-    /// stay as they are.
+    /// first access finds them. It returns when they are there. A device of the kernel keeps its
+    /// tables as they are.
     ///
     /// # Errors
     /// [`VerbsError::Fault`] if the program unmapped them; [`VerbsError::Invalid`] if they are not

@@ -313,7 +313,7 @@ impl Qp {
         self.srq.as_ref()
     }
 
-    /// Destroys the queue pair (`ibv_destroy_qp(3)`); the same as dropping it. Its completions leave
-    /// their queues, as they do when it is reset; a device of the kernel decides for itself.
+    /// Destroys the queue pair (`ibv_destroy_qp(3)`); the same as dropping it. Its completions
+    /// leave their queues, as they do when it is reset; a device of the kernel decides for itself.
     pub fn destroy(self) {}
 }
