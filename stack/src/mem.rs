@@ -15,7 +15,7 @@ pub use self::access::{Access, AccessError, Accessor, PdId};
 pub use self::entry::MwType;
 pub use self::flush::{FlushLevel, Placement};
 pub use self::region::{Atomic, AtomicOp, Checked, Read, Region, RemoteSlice, Sge, Write};
-pub use self::table::RegionTable;
+pub use self::table::{Probe, RegionTable};
 pub use self::window::{Bind, WindowError};
 
 /// User memory, provided by the engine's caller: a vector in the simulator, the process itself in

@@ -215,9 +215,12 @@ fn a_region_is_gone_on_both_shards(backend: Backend) {
         let op = SendOp::Write { remote, rkey, imm: None };
         qp.post_send(&[wr(1, op, &[source.sge(0, 64)])]).unwrap();
     };
-    // A region registered anew has another key, valid on all shards. The old key is valid on none.
+    // Other memory has another key, valid on all shards. The old key is valid on none.
     let old = target.rkey();
-    target.rereg(&Rereg { access: Some(Access::ALL), ..Rereg::default() }).unwrap();
+    target.rereg(&Rereg { access: Some(Access::LOCAL_WRITE), ..Rereg::default() }).unwrap();
+    assert_eq!(target.rkey(), old);
+    let anew = Rereg { access: Some(Access::ALL), len: Some(64), ..Rereg::default() };
+    target.rereg(&anew).unwrap();
     assert_ne!(target.rkey(), old);
     for [qp, _] in &qps {
         write(qp, target.address(), target.rkey());

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocinante_stack::verbs::WcStatus;
+use rustix::io::Errno;
 
 use crate::device::Device;
 use crate::model::error::{Refused, VerbsError};
@@ -26,18 +27,20 @@ pub(crate) enum CqKind {
     Kernel(Arc<kernel::Cq>),
 }
 
+fn check_depth(depth: u32, max: u32) -> Result<(), VerbsError> {
+    if (1..=max).contains(&depth) {
+        return Ok(());
+    }
+    Err(VerbsError::Invalid(format!("a completion queue has 1 to {max} entries, not {depth}")))
+}
+
 impl Cq {
     pub(crate) fn create(
         device: &Device,
         depth: u32,
         channel: Option<&CompChannel>,
     ) -> Result<Self, VerbsError> {
-        let max = device.limits().max_cqe;
-        if depth == 0 || depth > max {
-            return Err(VerbsError::Invalid(format!(
-                "a completion queue has 1 to {max} entries, not {depth}"
-            )));
-        }
+        check_depth(depth, device.limits().max_cqe)?;
         let kind = match (device, channel.map(|channel| &channel.kind)) {
             (Device::Soft(device), None) => CqKind::Soft(soft::Cq::create(device, depth, None)?),
             (Device::Soft(device), Some(ChannelKind::Soft(channel)))
@@ -85,6 +88,24 @@ impl Cq {
         match &self.kind {
             CqKind::Soft(cq) => cq.depth(),
             CqKind::Kernel(cq) => cq.depth(),
+        }
+    }
+
+    /// Gives it room for another number of completions (`ibv_resize_cq(3)`). Those that wait in it
+    /// stay.
+    ///
+    /// # Errors
+    /// [`VerbsError::Invalid`] for a depth out of range, and if more completions wait in it;
+    /// [`VerbsError::Io`] (`EOPNOTSUPP`) for a queue of a kernel's device.
+    pub fn resize(&self, depth: u32) -> Result<(), VerbsError> {
+        match &self.kind {
+            CqKind::Soft(cq) => {
+                check_depth(depth, cq.device().limits.max_cqe)?;
+                cq.resize(depth)
+            }
+            CqKind::Kernel(_) => {
+                Err(std::io::Error::from_raw_os_error(Errno::OPNOTSUPP.raw_os_error()).into())
+            }
         }
     }
 

@@ -37,6 +37,7 @@
 //! - [`Pd`], [`Mr`], [`Access`]: protection domains and memory regions; [`Mw`]: windows to parts of
 //!   them;
 //! - [`Cq`], [`CompChannel`]: completions, which a program polls or waits for;
+//! - [`PreparedContext`]: a context that answers questions and has opened nothing yet;
 //! - [`QpBuilder`], [`PreparedQp`], [`Qp`]: queue pairs; [`Ah`]: destinations of datagrams;
 //!   [`Srq`]: receives that queue pairs share;
 //! - [`cm`]: connections through the connection manager, as `librdmacm` makes them;
@@ -82,7 +83,7 @@ pub use model::qp::ConnectOptions;
 pub use model::wc::{Wc, WcError};
 pub use mr::{BufferPool, Mr, MrSlice, PoolBuffer};
 pub use mw::Mw;
-pub use open::OpenOptions;
+pub use open::{OpenOptions, PreparedContext};
 pub use qp::{PreparedQp, Qp, QpBuilder};
 pub use rocinante_stack::mem::{Access, RemoteSlice};
 pub use rocinante_stack::verbs::{RecvWr, SendWr, WcStatus};
@@ -93,7 +94,7 @@ pub mod verbs {
     pub use crate::ah::GRH_LEN;
     pub use crate::model::event::AsyncEvent;
     pub use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
-    pub use crate::mr::Rereg;
+    pub use crate::mr::{Advice, Rereg};
     pub use crate::mw::{BindMw, MwPart};
     pub use rocinante_stack::mem::{AccessError, FlushLevel, MwType, Placement, Sge};
     pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn, QueueKind};

@@ -13,7 +13,7 @@ pub use self::pool::{BufferPool, PoolBuffer};
 pub use self::slice::MrSlice;
 use crate::context::{Pd, PdKind};
 use crate::model::error::{Refused, VerbsError};
-use crate::provider::memory::{Buffer, Range};
+use crate::provider::memory::{self, Buffer, Range};
 use crate::{kernel, soft};
 
 impl Pd {
@@ -34,16 +34,50 @@ impl Pd {
     /// them only as memory that others change at any time: through raw pointers, atomics or the
     /// region's own methods, never through references that a concurrent writer would invalidate.
     ///
+    /// The pages need not be in memory: they come in when they are used, and nothing pins them. So
+    /// every region is one of explicit on-demand paging (`IBV_ACCESS_ON_DEMAND`).
+    ///
+    /// A program in another language may break the promise and unmap memory that is registered. An
+    /// access of a peer then fails as if the region did not permit it, but for one that comes while
+    /// packets come all the time: "Memory that goes away" in `docs/design/08-memory-regions.md`.
+    ///
     /// # Errors
-    /// As [`allocate`](Self::allocate).
+    /// As [`allocate`](Self::allocate); [`VerbsError::Fault`] if the process has no such memory:
+    /// something is not mapped, or the first or last page cannot be read, or cannot be written
+    /// although `access` has [`Access::LOCAL_WRITE`].
     pub unsafe fn register(
         &self,
         start: *mut u8,
         len: usize,
         access: Access,
     ) -> Result<Mr, VerbsError> {
+        let range = Range { address: start as u64, len };
         // SAFETY: the caller's promise is passed on.
-        unsafe { Mr::register(self, start, len, access) }
+        unsafe { Mr::insert(self, range, range.start(access), access, None) }
+    }
+
+    /// The same for memory that work requests and peers name by the addresses from `iova` on
+    /// (`ibv_reg_mr_iova(3)`).
+    ///
+    /// # Safety
+    /// As [`register`](Self::register).
+    ///
+    /// # Errors
+    /// As [`register`](Self::register); [`VerbsError::Invalid`] also with [`Access::ZERO_BASED`],
+    /// which chooses an address, too.
+    pub unsafe fn register_iova(
+        &self,
+        start: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<Mr, VerbsError> {
+        if access.admits(Access::ZERO_BASED) {
+            let why = "ZERO_BASED is a region at the address 0: leave it out, or the address";
+            return Err(VerbsError::Invalid(why.into()));
+        }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { Mr::insert(self, Range { address: start as u64, len }, iova, access, None) }
     }
 }
 
@@ -60,6 +94,8 @@ impl Pd {
 pub struct Mr {
     kind: MrKind,
     range: Range,
+    /// By which address its first byte is named.
+    start: u64,
     access: Access,
     /// Freed after deregistration, because fields drop in this order.
     buffer: Option<Buffer>,
@@ -78,6 +114,18 @@ pub struct Rereg<'a> {
     /// The memory (`IBV_REREG_MR_CHANGE_TRANSLATION`): this many new bytes, owned by the region,
     /// all zero.
     pub len: Option<usize>,
+}
+
+/// What [`Mr::advise`] is to prepare (`enum ib_uverbs_advise_mr_advice`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Advice {
+    /// The pages will be read (`IBV_ADVISE_MR_ADVICE_PREFETCH`).
+    Prefetch,
+    /// The pages will be written, too (`IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE`).
+    PrefetchWrite,
+    /// No page is brought in (`IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT`). The device in software has
+    /// no tables of pages to fill, so this only checks that the memory is there.
+    PrefetchNoFault,
 }
 
 fn check(access: Access) -> Result<(), VerbsError> {
@@ -103,19 +151,7 @@ impl Mr {
         let range = Range { address: buffer.address(), len };
         // SAFETY: the buffer lives as long as the region, and all access to it is by the region's
         // methods.
-        unsafe { Self::insert(pd, range, access, Some(buffer)) }
-    }
-
-    /// # Safety
-    /// As [`Pd::register`].
-    pub(crate) unsafe fn register(
-        pd: &Pd,
-        start: *mut u8,
-        len: usize,
-        access: Access,
-    ) -> Result<Self, VerbsError> {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { Self::insert(pd, Range { address: start as u64, len }, access, None) }
+        unsafe { Self::insert(pd, range, range.start(access), access, Some(buffer)) }
     }
 
     /// # Safety
@@ -123,18 +159,19 @@ impl Mr {
     unsafe fn insert(
         pd: &Pd,
         range: Range,
+        start: u64,
         access: Access,
         buffer: Option<Buffer>,
     ) -> Result<Self, VerbsError> {
         check(access)?;
         let kind = match &pd.inner.kind {
-            PdKind::Soft(pd) => MrKind::Soft(soft::Registration::insert(pd, range, access)?),
+            PdKind::Soft(pd) => MrKind::Soft(soft::Registration::insert(pd, range, start, access)?),
             PdKind::Kernel(pd) => {
                 // SAFETY: the caller's promise is passed on.
-                MrKind::Kernel(unsafe { kernel::Registration::insert(pd, range, access) }?)
+                MrKind::Kernel(unsafe { kernel::Registration::insert(pd, range, start, access) }?)
             }
         };
-        Ok(Self { kind, range, access, buffer, spare: Vec::new(), _pd: pd.clone() })
+        Ok(Self { kind, range, start, access, buffer, spare: Vec::new(), _pd: pd.clone() })
     }
 
     /// The key for local use.
@@ -158,10 +195,10 @@ impl Mr {
     }
 
     /// The address by which work requests and peers name its first byte: 0 if it is
-    /// [`Access::ZERO_BASED`].
+    /// [`Access::ZERO_BASED`], another than its own if [`Pd::register_iova`] registered it.
     #[must_use]
     pub fn address(&self) -> u64 {
-        self.range.start(self.access)
+        self.start
     }
 
     /// Its length in bytes.
@@ -273,10 +310,52 @@ impl Mr {
     /// had been dropped.
     pub fn deregister(mut self) -> Result<(), Refused<Self>> {
         let removed = match &mut self.kind {
-            MrKind::Soft(registration) => registration.remove(),
+            MrKind::Soft(registration) => registration.remove(false),
             MrKind::Kernel(registration) => registration.remove(),
         };
         removed.map_err(|why| Refused::new(self, why))
+    }
+
+    /// Deregisters it as hardware does, also while posted requests name it: these fail with
+    /// `LOC_PROT_ERR` unless they are done.
+    ///
+    /// # Errors
+    /// [`VerbsError::Busy`], with the region, while a window is bound to it.
+    pub fn revoke(mut self) -> Result<(), Refused<Self>> {
+        let removed = match &mut self.kind {
+            MrKind::Soft(registration) => registration.remove(true),
+            MrKind::Kernel(registration) => registration.remove(),
+        };
+        removed.map_err(|why| Refused::new(self, why))
+    }
+
+    /// Has the pages of `len` bytes from `offset` on brought in (`ibv_advise_mr(3)`), so that the
+    /// first access finds them. It returns when they are there. A device of the kernel keeps its
+    /// tables as they are.
+    ///
+    /// # Errors
+    /// [`VerbsError::Fault`] if the program unmapped them; [`VerbsError::Invalid`] if they are not
+    /// inside the region, or if [`Advice::PrefetchWrite`] meets a region without
+    /// [`Access::LOCAL_WRITE`].
+    pub fn advise(&self, advice: Advice, offset: usize, len: usize) -> Result<(), VerbsError> {
+        if offset.checked_add(len).is_none_or(|end| end > self.range.len) {
+            let all = self.range.len;
+            let why = format!("{len} bytes at {offset} are not inside a region of {all}");
+            return Err(VerbsError::Invalid(why));
+        }
+        let writable = advice == Advice::PrefetchWrite;
+        if writable && !self.access.admits(Access::LOCAL_WRITE) {
+            let why = "the region cannot be written: advise it to be read";
+            return Err(VerbsError::Invalid(why.into()));
+        }
+        let address = self.range.address + offset as u64;
+        let there = match advice {
+            Advice::Prefetch | Advice::PrefetchWrite => {
+                memory::populate(address, len as u64, writable).is_ok()
+            }
+            Advice::PrefetchNoFault => memory::is_mapped(address, len as u64),
+        };
+        if there { Ok(()) } else { Err(VerbsError::Fault { address, len, writable }) }
     }
 
     /// Why an access of a peer through this key would be refused, for diagnosis. For a device of
@@ -291,16 +370,16 @@ impl Mr {
         }
     }
 
-    /// Changes its protection domain, its permissions or its memory, as if it was deregistered and
-    /// registered anew (`ibv_rereg_mr(3)`). With [`Rereg::len`] it gets new memory of its own, all
-    /// zero, and frees the old memory.
+    /// Changes its protection domain, its permissions or its memory (`ibv_rereg_mr(3)`). With
+    /// [`Rereg::len`] it gets new memory of its own, all zero, and frees the old memory.
     ///
     /// Its keys may change: ask [`lkey`](Self::lkey) and [`rkey`](Self::rkey) again. The device in
-    /// software always changes them, and refuses the old keys once this call returns.
+    /// software changes them with the memory, and only then. It refuses the old keys once this call
+    /// returns: posted requests that name them fail with `LOC_PROT_ERR`.
     ///
     /// # Errors
-    /// [`VerbsError::Busy`] while a posted request names the region or a window is bound to it;
-    /// [`VerbsError::Invalid`] for a change that registration would refuse, too. In both cases
+    /// [`VerbsError::Busy`] while a window is bound to it; [`VerbsError::Invalid`] and
+    /// [`VerbsError::Fault`] for a change that registration would refuse, too. In these cases
     /// nothing has changed. [`VerbsError::Hardware`] if the kernel's device refuses or does not
     /// support the change; the error says whether the region may still be used.
     pub fn rereg(&mut self, change: &Rereg<'_>) -> Result<(), VerbsError> {
@@ -351,7 +430,6 @@ impl Mr {
         let changed = match kinds {
             (MrKind::Soft(registration), pd @ (None | Some(PdKind::Soft(_)))) => {
                 let pd = pd.and_then(|pd| if let PdKind::Soft(pd) = pd { Some(pd) } else { None });
-                let range = range.unwrap_or(self.range);
                 registration.change(&soft::Change { pd, range, access })
             }
             (MrKind::Kernel(registration), pd @ (None | Some(PdKind::Kernel(_)))) => {
@@ -372,6 +450,7 @@ impl Mr {
         self.access = access;
         if let Some(range) = range {
             self.range = range;
+            self.start = range.start(access);
             self.buffer = buffer;
         }
         if let Some(pd) = change.pd {

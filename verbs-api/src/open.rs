@@ -1,5 +1,7 @@
 //! Finds and opens devices.
 
+mod prepared;
+
 use std::ffi::OsStr;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,6 +10,7 @@ use std::sync::Arc;
 use rocinante_netdev::AnyPort;
 use rocinante_netdev::{Backend, Interface, PortConfig, Shards, auto};
 
+pub use self::prepared::PreparedContext;
 use crate::choice::BackendChoice;
 use crate::context::Context;
 use crate::device::Device;
@@ -200,15 +203,10 @@ impl OpenOptions {
     /// [`VerbsError::NoDevice`] if there is none; [`VerbsError::Open`] and [`VerbsError::Hardware`]
     /// say what is missing and what to do.
     pub fn open(self, address: IpAddr) -> Result<Context, VerbsError> {
-        let iface = match self.wanted()? {
-            Some(name) if kernel::exists(&name) => return self.open_hardware(&name, Some(address)),
-            Some(name) => Interface::by_name(&name)
-                .map_err(|_| kernel::no_device(&name))
-                .and_then(|iface| has_address(iface, address))?,
-            None => Interface::by_address(address)
-                .map_err(|_| VerbsError::NoDevice(format!("the address {address}")))?,
-        };
-        self.open_addresses(&iface, &[address])
+        match self.wanted()? {
+            Some(name) if kernel::exists(&name) => self.open_hardware(&name, Some(address)),
+            name => Ok(self.prepare_named(name, address)?.open()?),
+        }
     }
 
     /// Opens the device of this name (see [`device`](Self::device)), with all its addresses.
@@ -230,10 +228,50 @@ impl OpenOptions {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_interface(self, name: &str) -> Result<Context, VerbsError> {
+        Ok(self.prepare_interface(name)?.open()?)
+    }
+
+    /// As [`open`](Self::open), but opens nothing: [`PreparedContext::open`] does. It checks the
+    /// options and finds the interface, which takes no privilege and disturbs no other process.
+    ///
+    /// # Errors
+    /// [`VerbsError::NoDevice`] if no interface has the address; [`VerbsError::Invalid`] for an
+    /// option out of range, for an interface whose MTU is too small, and for a device of the
+    /// kernel; [`VerbsError::Io`] if there are no descriptors left.
+    pub fn prepare(self, address: IpAddr) -> Result<PreparedContext, VerbsError> {
+        match self.wanted()? {
+            Some(name) if kernel::exists(&name) => Err(VerbsError::Invalid(format!(
+                "{name} is an RDMA device of the kernel, which answers only once it is open: open \
+                 it, or take the device in software of an interface"
+            ))),
+            name => self.prepare_named(name, address),
+        }
+    }
+
+    /// As [`prepare`](Self::prepare), for an interface with all its addresses.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare).
+    pub fn prepare_interface(self, name: &str) -> Result<PreparedContext, VerbsError> {
         let iface = Interface::by_name(name)
             .map_err(|_| VerbsError::NoDevice(format!("the name {name:?}")))?;
         let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(address, _)| *address).collect();
-        self.open_addresses(&iface, &addresses)
+        self.prepare_addresses(&iface, &addresses)
+    }
+
+    fn prepare_named(
+        self,
+        name: Option<String>,
+        address: IpAddr,
+    ) -> Result<PreparedContext, VerbsError> {
+        let iface = match name {
+            Some(name) => Interface::by_name(&name)
+                .map_err(|_| kernel::no_device(&name))
+                .and_then(|iface| has_address(iface, address))?,
+            None => Interface::by_address(address)
+                .map_err(|_| VerbsError::NoDevice(format!("the address {address}")))?,
+        };
+        self.prepare_addresses(&iface, &[address])
     }
 
     fn wanted(&self) -> Result<Option<String>, VerbsError> {
@@ -274,7 +312,9 @@ impl OpenOptions {
         if self.shards.is_some_and(|count| count != 1) {
             return Err(VerbsError::Invalid("a device over one port has one shard".into()));
         }
-        context(soft::Hca::start(&self.settings(), name, vec![port], why.to_owned(), None)?)
+        let events = Arc::new(soft::Inbox::new()?);
+        let hca = soft::Hca::start(&self.settings(), name, vec![port], why.to_owned(), None)?;
+        Ok(context(hca, events))
     }
 
     fn settings(&self) -> Settings {
@@ -321,38 +361,48 @@ impl OpenOptions {
         }
     }
 
-    fn open_addresses(
+    fn prepare_addresses(
         self,
         iface: &Interface,
         addresses: &[IpAddr],
-    ) -> Result<Context, VerbsError> {
+    ) -> Result<PreparedContext, VerbsError> {
         if let Some(times) = self.cm_retries.filter(|times| *times > 15) {
             let why = format!("the connection manager repeats itself 0 to 15 times, not {times}");
             return Err(VerbsError::Invalid(why));
         }
         let backend = self.netdev.settle(std::env::var_os(NETDEV_VARIABLE).as_deref())?;
         let shards = settle_shards(self.shards, std::env::var_os(SHARDS_VARIABLE).as_deref())?;
-        let count = shards.unwrap_or(1);
-        if count > 1 && self.background == Some(false) {
+        if shards.unwrap_or(1) > 1 && self.background == Some(false) {
             let why = "several shards need their background threads: leave them, or open one shard";
             return Err(VerbsError::Invalid(why.into()));
         }
+        PreparedContext::new(self, (backend, shards), iface, addresses)
+    }
+
+    fn start(
+        &self,
+        iface: &Interface,
+        addresses: &[IpAddr],
+        (backend, shards): (Option<Backend>, Option<usize>),
+        events: Arc<soft::Inbox>,
+    ) -> Result<Context, VerbsError> {
         let start = |claim| {
-            let shards = Shards { count, selector: soft::SHARD_BYTE };
+            let shards = Shards { count: shards.unwrap_or(1), selector: soft::SHARD_BYTE };
             let (ports, choice) =
                 auto::choose_shards(iface, addresses, backend, &self.port, shards)?;
             soft::Hca::start(&self.settings(), &iface.name, ports, choice.to_string(), claim)
         };
         let key = soft::Key::new(iface.index, addresses);
-        context(soft::open(key, |device| self.suit(device, backend, shards), start)?)
+        let hca = soft::open(key, |device| self.suit(device, backend, shards), start)?;
+        Ok(context(hca, events))
     }
 }
 
 /// A context of the device.
-fn context(device: Arc<soft::Hca>) -> Result<Context, VerbsError> {
-    let device = soft::Device::new(device)?;
+fn context(device: Arc<soft::Hca>, events: Arc<soft::Inbox>) -> Context {
+    let device = soft::Device::new(device, events);
     trace::opened(&device.name, &device.query());
-    Ok(Context { device: Device::Soft(device) })
+    Context { device: Device::Soft(device) }
 }
 
 /// The number of shards: the program's, else the variable's.

@@ -269,6 +269,19 @@ impl Qp {
         }
     }
 
+    /// Posts all send requests of a list, or none (`ibv_wr_complete(3)`): as
+    /// [`post_send`](Self::post_send), but checks all before it posts the first.
+    ///
+    /// # Errors
+    /// [`PostListError`] names the first request that cannot be posted. A device of the kernel may
+    /// have posted those before it.
+    pub fn post_send_all(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+        match &self.kind {
+            QpKind::Soft(qp) => qp.post_send_all(list),
+            QpKind::Kernel(qp) => qp.post_send(list),
+        }
+    }
+
     /// Posts one send request: as [`post_send`](Self::post_send).
     ///
     /// # Errors
@@ -300,6 +313,7 @@ impl Qp {
         self.srq.as_ref()
     }
 
-    /// Destroys the queue pair (`ibv_destroy_qp(3)`); the same as dropping it.
+    /// Destroys the queue pair (`ibv_destroy_qp(3)`); the same as dropping it. Its completions
+    /// leave their queues, as they do when it is reset; a device of the kernel decides for itself.
     pub fn destroy(self) {}
 }

@@ -139,6 +139,8 @@ pub enum AccessError {
     Range,
     /// The region does not permit it.
     Permission,
+    /// The program unmapped the memory while it was registered.
+    Memory,
 }
 
 #[cfg(test)]

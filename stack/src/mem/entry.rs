@@ -1,5 +1,7 @@
 //! The entries of the region table.
 
+use core::cell::Cell;
+
 use super::access::Access;
 use super::region::Region;
 use crate::types::{Key, Qpn};
@@ -24,23 +26,29 @@ pub(super) enum EntryKind {
     Window { mw_type: MwType, region: Option<Key> },
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) enum Slot {
     Empty,
     Taken(Key, Entry),
 }
 
 /// A region, or what a window shows now.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) region: Region,
     /// The only queue pair that it admits; 0 if it admits all of the domain. No queue pair has
     /// number 0.
     pub(super) owner: Qpn,
     pub(super) kind: EntryKind,
+    /// The period in which all of its memory was last found present.
+    pub(super) seen: Cell<u32>,
 }
 
 impl Entry {
+    pub(super) const fn new(region: Region, owner: Qpn, kind: EntryKind) -> Self {
+        Self { region, owner, kind, seen: Cell::new(0) }
+    }
+
     /// Without the permission to use a local key, which the caller does not know of.
     pub(super) fn plain(&self) -> Region {
         Region { access: self.region.access.without(Access::LOCAL), ..self.region }

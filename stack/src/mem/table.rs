@@ -19,14 +19,36 @@ pub struct RegionTable {
     max: usize,
     /// Windows that belong to a queue pair.
     pub(super) owned: usize,
+    /// Whether `len` bytes from `host` on are present; `None` if memory never goes away.
+    probe: Option<Probe>,
+    /// Memory that was found present in this period is trusted. 0 if memory never goes away.
+    period: u32,
 }
+
+/// Whether `len` bytes from `host` on (see [`Region::host`]) are still there.
+pub type Probe = fn(host: u64, len: u64) -> bool;
 
 impl RegionTable {
     /// A table for at most `max` regions and windows.
     #[must_use]
     pub fn new(max: usize) -> Self {
         let slots = vec![Slot::Empty; (max.max(1) * 2).next_power_of_two()].into_boxed_slice();
-        Self { slots, used: 0, max, owned: 0 }
+        Self { slots, used: 0, max, owned: 0, probe: None, period: 0 }
+    }
+
+    /// The same for memory that may go away while it is registered: the first access to a region in
+    /// each [period](Self::begin_period) asks `probe`.
+    #[must_use]
+    pub fn with_probe(max: usize, probe: Probe) -> Self {
+        Self { probe: Some(probe), period: 1, ..Self::new(max) }
+    }
+
+    /// Trusts no earlier answer of the probe any more.
+    #[inline]
+    pub fn begin_period(&mut self) {
+        if self.probe.is_some() {
+            self.period = self.period.wrapping_add(1).max(1);
+        }
     }
 
     /// How many regions and windows there are.
@@ -48,7 +70,20 @@ impl RegionTable {
         region.host.checked_add(region.len)?;
         let region = Region { access: region.access.with(Access::LOCAL), ..region };
         let kind = EntryKind::Region { windows: 0 };
-        self.insert_entry(Entry { region, owner: Qpn::default(), kind }, random)
+        self.insert_entry(Entry::new(region, Qpn::default(), kind), random)
+    }
+
+    /// Changes the protection domain and the permissions of the region `key`, which keeps its key
+    /// and its memory. Returns whether there is such a region.
+    pub fn change(&mut self, key: Key, pd: PdId, access: Access) -> bool {
+        let at = self.find(key);
+        let Some(Slot::Taken(_, Entry { region, kind: EntryKind::Region { .. }, .. })) =
+            at.map(|at| &mut self.slots[at])
+        else {
+            return false;
+        };
+        (region.pd, region.access) = (pd, access.with(Access::LOCAL));
+        true
     }
 
     /// Registers `region` in the place of the region `key`, which is refused from now on. `None`,
@@ -84,13 +119,14 @@ impl RegionTable {
     /// bound to it.
     pub fn remove(&mut self, key: Key) -> Option<Region> {
         let at = self.find(key)?;
-        let Slot::Taken(_, entry) = self.slots[at] else { return None };
+        let Slot::Taken(_, entry) = &self.slots[at] else { return None };
         let EntryKind::Region { windows } = entry.kind else { return None };
+        let region = entry.plain();
         if windows > 0 {
             self.revoke_windows_to(key);
         }
         self.empty(at);
-        Some(entry.plain())
+        Some(region)
     }
 
     pub(super) fn empty(&mut self, at: usize) {
@@ -107,7 +143,7 @@ impl RegionTable {
             let Slot::Taken(key, _) = self.slots[at] else { break };
             // An entry may move up if its chain begins at the gap or before.
             if at.wrapping_sub(self.home(key.0)) & mask >= at.wrapping_sub(gap) & mask {
-                self.slots[gap] = self.slots[at];
+                self.slots.swap(gap, at);
                 gap = at;
             }
         }
@@ -151,7 +187,8 @@ impl RegionTable {
         len: u32,
         need: Access,
     ) -> Result<Checked<()>, AccessError> {
-        let Entry { region, owner, .. } = self.entry(key).ok_or(AccessError::Key)?;
+        let entry = self.entry(key).ok_or(AccessError::Key)?;
+        let Entry { region, owner, .. } = entry;
         if region.pd != by.pd {
             return Err(AccessError::Pd);
         }
@@ -166,7 +203,22 @@ impl RegionTable {
         if end > region.len {
             return Err(AccessError::Range);
         }
-        Ok(Checked { host: region.host + offset, len, right: PhantomData })
+        let host = region.host + offset;
+        if entry.seen.get() != self.period && !self.look(entry, host, len) {
+            return Err(AccessError::Memory);
+        }
+        Ok(Checked { host, len, right: PhantomData })
+    }
+
+    /// Asks the probe. If a part of the region is gone, each access to the rest asks again.
+    #[cold]
+    fn look(&self, entry: &Entry, host: u64, len: u32) -> bool {
+        let Some(probe) = self.probe else { return true };
+        if probe(entry.region.host, entry.region.len) {
+            entry.seen.set(self.period);
+            return true;
+        }
+        len == 0 || probe(host, len.into())
     }
 
     #[inline]
@@ -318,6 +370,75 @@ mod tests {
         }
         live.iter().for_each(|key| assert!(table.remove(*key).is_some()));
         assert!(table.slots.iter().all(|slot| matches!(slot, Slot::Empty)));
+    }
+
+    #[test]
+    fn memory_that_is_gone_is_refused_from_the_next_period_on() {
+        // The second page of the process is gone.
+        fn probe(host: u64, len: u64) -> bool {
+            host + len <= 8192 || host >= 3 * 4096
+        }
+        let mut table = RegionTable::with_probe(8, probe);
+        let at = |host, key: u32| (Region { host, ..region(0, 4096, Access::ALL) }, key << 8);
+        let [first, second, third] = [at(4096, 1), at(8192, 2), at(3 * 4096, 3)]
+            .map(|(region, random)| table.insert(region, random).unwrap());
+        let both = at(4096, 4).0;
+        let both = table.insert(Region { len: 8192, ..both }, 4 << 8).unwrap();
+        let write = |table: &RegionTable, key, addr, len| {
+            table.remote_write(by(1), &Sge { addr, len, lkey: key }).map(|checked| checked.host())
+        };
+        for _ in 0..3 {
+            assert_eq!(write(&table, first, 8, 8), Ok(4104));
+            assert_eq!(write(&table, second, 8, 8), Err(AccessError::Memory));
+            assert_eq!(write(&table, third, 8, 8), Ok(3 * 4096 + 8));
+            // Of a region that has lost a part, the rest can be used.
+            assert_eq!(write(&table, both, 8, 8), Ok(4104));
+            assert_eq!(write(&table, both, 4092, 8), Err(AccessError::Memory));
+            assert_eq!(write(&table, both, 4096, 0), Ok(8192));
+            table.begin_period();
+        }
+    }
+
+    #[test]
+    fn the_probe_is_asked_once_for_each_region_and_period() {
+        use core::sync::atomic::{AtomicU32, Ordering};
+        static ASKED: AtomicU32 = AtomicU32::new(0);
+        fn probe(_: u64, _: u64) -> bool {
+            ASKED.fetch_add(1, Ordering::Relaxed);
+            true
+        }
+        let mut table = RegionTable::with_probe(8, probe);
+        let keys = [1, 2].map(|n| table.insert(region(0, 64, Access::ALL), n << 8).unwrap());
+        for period in 1..=3 {
+            for _ in 0..5 {
+                for key in keys {
+                    let sge = Sge { addr: 0, len: 8, lkey: key };
+                    assert!(table.remote_read(by(1), &sge).is_ok());
+                }
+            }
+            assert_eq!(ASKED.load(Ordering::Relaxed), 2 * period);
+            table.begin_period();
+        }
+    }
+
+    #[test]
+    fn a_region_keeps_its_key_when_domain_and_permissions_change() {
+        let mut table = RegionTable::new(4);
+        let [key, other] =
+            [1, 2].map(|n| table.insert(region(0, 64, Access::REMOTE_READ), n << 8).unwrap());
+        let write = |table: &RegionTable, pd, key| {
+            table.remote_write(by(pd), &Sge { addr: 0, len: 8, lkey: key }).map(|_| ())
+        };
+        assert_eq!(write(&table, 1, key), Err(AccessError::Permission));
+        assert!(table.change(key, PdId(2), Access::LOCAL_WRITE | Access::REMOTE_WRITE));
+        assert_eq!(write(&table, 1, key), Err(AccessError::Pd));
+        assert_eq!(write(&table, 2, key), Ok(()));
+        assert_eq!(write(&table, 1, other), Err(AccessError::Permission));
+        assert!(table.local_read(PdId(2), &Sge { addr: 0, len: 8, lkey: key }).is_ok());
+        let window = table.insert_window(PdId(1), crate::mem::MwType::Type1, 3 << 8).unwrap();
+        for none in [window, Key(77 << 8)] {
+            assert!(!table.change(none, PdId(1), Access::ALL));
+        }
     }
 
     #[test]

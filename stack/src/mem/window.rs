@@ -58,7 +58,7 @@ impl RegionTable {
     /// Makes an unbound window, under a key drawn from `random`; `None` if the table is full.
     pub fn insert_window(&mut self, pd: PdId, mw_type: MwType, random: u32) -> Option<Key> {
         let kind = EntryKind::Window { mw_type, region: None };
-        self.insert_entry(Entry { region: unbound(pd), owner: Qpn::default(), kind }, random)
+        self.insert_entry(Entry::new(unbound(pd), Qpn::default(), kind), random)
     }
 
     /// Removes a window, whatever the low 8 bits of its key are now: from now on the key is
@@ -120,7 +120,7 @@ impl RegionTable {
         }
         self.owned += usize::from(owner != Qpn::default());
         let kind = EntryKind::Window { mw_type, region: to };
-        self.slots[at] = Slot::Taken(bind.rkey, Entry { region, owner, kind });
+        self.slots[at] = Slot::Taken(bind.rkey, Entry::new(region, owner, kind));
         Ok(())
     }
 

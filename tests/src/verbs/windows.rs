@@ -451,7 +451,7 @@ pub fn a_region_is_registered_anew(on: On) {
     assert_same(&region.to_vec(0, 4096), &ends.source.to_vec(0, 4096), "the WRITE");
     assert_eq!((region.access(), region.len()), (Access::ALL, 4096));
     if ends.harness.is_software() {
-        ends.refused(&pairs[1][0], old, start);
+        assert_eq!(region.rkey(), old);
     }
     // Other memory.
     let second = region.rkey();
@@ -461,11 +461,10 @@ pub fn a_region_is_registered_anew(on: On) {
     assert_same(&region.to_vec(4096, 8192), &ends.source.to_vec(0, 8192), "the WRITE");
     if ends.harness.is_software() {
         ends.refused(&pairs[2][0], second, start);
-        // A region with an outstanding request cannot be changed.
+        // Other permissions leave a posted receive as it is.
         let list = [region.sge(0, 64)];
         pairs[3][1].post_recv(&[RecvWr { wr_id: 1, sges: &list }]).unwrap();
-        let error = region.rereg(&writable).unwrap_err();
-        assert!(matches!(error, VerbsError::Busy(_)), "{error}");
+        region.rereg(&writable).unwrap();
         ends.write(qp, region.rkey(), region.address(), 64);
         pairs[3][0].post_send(&[wr(2, SEND, &[])]).unwrap();
         a.succeed(2);

@@ -33,8 +33,12 @@ pub(crate) struct Change<'a> {
 impl Registration {
     /// # Safety
     /// As `Pd::register` of the API.
-    pub(crate) unsafe fn insert(pd: &Pd, range: Range, access: Access) -> Result<Self, VerbsError> {
-        let start = range.start(access);
+    pub(crate) unsafe fn insert(
+        pd: &Pd,
+        range: Range,
+        start: u64,
+        access: Access,
+    ) -> Result<Self, VerbsError> {
         // SAFETY: the caller's promise is passed on.
         let raw =
             unsafe { ffi::Mr::register(pd.raw()?, range, start, convert::access_flags(access)) };

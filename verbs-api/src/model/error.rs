@@ -37,6 +37,15 @@ pub enum VerbsError {
     },
     /// An argument is invalid (`EINVAL`).
     Invalid(String),
+    /// The process has no such memory (`EFAULT`).
+    Fault {
+        /// Address of its first byte.
+        address: u64,
+        /// Its length in bytes.
+        len: usize,
+        /// Whether it was to be written, too.
+        writable: bool,
+    },
     /// The path to the peer cannot be used: no route, wrong address family.
     Path(io::Error),
     /// The exchange of connection data failed.
@@ -62,6 +71,7 @@ impl VerbsError {
             Self::Post(PostError::Refused(errno)) => errno.abs(),
             Self::Post(PostError::Unsupported) => Errno::OPNOTSUPP.raw_os_error(),
             Self::Post(_) | Self::Modify(_) | Self::Invalid(_) => Errno::INVAL.raw_os_error(),
+            Self::Fault { .. } => Errno::FAULT.raw_os_error(),
             Self::Busy(_) => Errno::BUSY.raw_os_error(),
             Self::Path(error) | Self::Io(error) => {
                 error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())
@@ -94,6 +104,14 @@ impl fmt::Display for VerbsError {
                 write!(f, "the device has {max} {what} at most: raise the limit when opening it")
             }
             Self::Invalid(why) => f.write_str(why),
+            Self::Fault { address, len, writable } => {
+                let lacks = if *writable { "mapped and writable" } else { "mapped and readable" };
+                write!(
+                    f,
+                    "the {len} bytes at {address:#x} are not all {lacks}: name memory that the \
+                     process has, and leave LOCAL_WRITE out for memory that it only reads"
+                )
+            }
             Self::Path(error) => write!(
                 f,
                 "no path to the peer: {error}: check `ip route get` and that both sides use the \

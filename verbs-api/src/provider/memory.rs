@@ -9,10 +9,13 @@
 mod summed;
 
 use std::alloc::{self, Layout};
+use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use rocinante_stack::mem::{Access, AtomicOp};
+use rustix::io::Errno;
+use rustix::mm;
 
 pub(crate) use self::summed::Summing;
 
@@ -59,6 +62,64 @@ impl Drop for Buffer {
 pub(crate) struct Range {
     pub(crate) address: u64,
     pub(crate) len: usize,
+}
+
+/// Whether memory is mapped at all of `len` bytes from `address` on: one system call, which costs a
+/// step for each mapping there, and changes nothing (msync(2), `MS_ASYNC`).
+pub(crate) fn is_mapped(address: u64, len: u64) -> bool {
+    let Some((start, len)) = pages(address, len) else { return false };
+    if len == 0 || cfg!(miri) {
+        return true;
+    }
+    // SAFETY: the kernel writes nothing, and reports what is not mapped.
+    let found = unsafe { mm::msync(start as *mut c_void, len, mm::MsyncFlags::ASYNC) };
+    found != Err(Errno::NOMEM)
+}
+
+/// Whether a device may take these bytes: they are mapped, and their first and last page can be
+/// read, and written if `writable`. It brings these two pages in, and changes nothing in them.
+pub(crate) fn is_usable(address: u64, len: u64, writable: bool) -> bool {
+    let Some(last) = len.checked_sub(1) else { return true };
+    is_mapped(address, len)
+        && [address, address + last].iter().all(|byte| populate(*byte, 1, writable).is_ok())
+}
+
+/// Brings the pages of a range in, for writing if `writable` (madvise(2), `MADV_POPULATE_READ`).
+/// Linux before 5.14 does not know how: then pages come in when they are used.
+///
+/// # Errors
+/// A page is not mapped, does not permit that, or is behind the end of its file.
+pub(crate) fn populate(address: u64, len: u64, writable: bool) -> Result<(), Errno> {
+    let (start, len) = pages(address, len).ok_or(Errno::NOMEM)?;
+    if len == 0 || cfg!(miri) {
+        return Ok(());
+    }
+    let advice =
+        if writable { mm::Advice::LinuxPopulateWrite } else { mm::Advice::LinuxPopulateRead };
+    // SAFETY: it changes no byte, and fails where nothing is mapped.
+    let done = unsafe { mm::madvise(start as *mut c_void, len, advice) };
+    match done {
+        // Either the pages do not permit it, or the kernel does not know the advice.
+        Err(Errno::INVAL) if knows(advice) => Err(Errno::INVAL),
+        Err(error @ (Errno::NOMEM | Errno::FAULT)) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the kernel knows the advice: it takes it for a page of our own.
+fn knows(advice: mm::Advice) -> bool {
+    let own = 0u64;
+    let Some((start, len)) = pages((&raw const own) as u64, 8) else { return false };
+    // SAFETY: as in `populate`.
+    unsafe { mm::madvise(start as *mut c_void, len, advice) }.is_ok()
+}
+
+/// The whole pages around a range; `None` if it wraps around the address space.
+fn pages(address: u64, len: u64) -> Option<(u64, usize)> {
+    let page = rustix::param::page_size() as u64;
+    let start = address & !(page - 1);
+    let end = address.checked_add(len)?.checked_next_multiple_of(page)?;
+    Some((start, usize::try_from(if len == 0 { 0 } else { end - start }).ok()?))
 }
 
 /// The most bytes that are moved word by word: a cache line.
@@ -241,6 +302,39 @@ fn prefetch(address: u64, len: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel")]
+    fn memory_is_there_until_it_is_unmapped() {
+        let page = rustix::param::page_size();
+        let flags = mm::MapFlags::PRIVATE;
+        let all = mm::ProtFlags::READ | mm::ProtFlags::WRITE;
+        // SAFETY: new memory, which nothing else uses.
+        let start = unsafe { mm::mmap_anonymous(ptr::null_mut(), 4 * page, all, flags) }.unwrap();
+        let (at, len) = (start as u64, page as u64);
+        let at = |page: u64| at + page * len;
+        assert!(is_usable(at(0), 4 * len, true) && is_usable(at(0), 0, true));
+        // SAFETY: it is ours.
+        unsafe {
+            mm::munmap(start.byte_add(page), page).unwrap();
+            mm::mprotect(start.byte_add(2 * page), page, mm::MprotectFlags::READ).unwrap();
+            mm::mprotect(start.byte_add(3 * page), page, mm::MprotectFlags::empty()).unwrap();
+        }
+        for (from, to, mapped) in [(0, len, true), (0, len + 1, false), (len, len + 1, false)] {
+            assert_eq!(is_mapped(at(0) + from, to - from), mapped, "{from} to {to}");
+        }
+        assert!(is_mapped(at(2), 2 * len) && !is_mapped(at(0), 4 * len));
+        for (page, readable, writable) in
+            [(0, true, true), (1, false, false), (2, true, false), (3, false, false)]
+        {
+            assert_eq!(is_usable(at(page) + 5, 1, false), readable, "{page}");
+            assert_eq!(is_usable(at(page) + 5, 1, true), writable, "{page}");
+        }
+        assert!(!is_usable(at(2), len + 1, false), "its last page");
+        assert!(!is_mapped(u64::MAX - 1, 4) && !is_mapped(0, 1));
+        // SAFETY: as above.
+        unsafe { mm::munmap(start, 4 * page).unwrap() };
+    }
 
     #[test]
     fn every_alignment_and_length_is_stored_exactly() {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
+use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::Cqe;
 
 use crate::provider::listeners::fresh_number;
@@ -17,13 +18,19 @@ pub(crate) struct CqShared {
     pub(super) id: u32,
     /// The queue's number in its channel's events.
     pub(super) number: u64,
-    pub(super) capacity: usize,
-    ring: Mutex<VecDeque<Cqe>>,
+    ring: Mutex<Ring>,
     armed: AtomicU8,
     ended: AtomicU8,
     channel: Option<Arc<ChannelShared>>,
     /// Tasks that wait for completions. A queue with a channel has none: the channel's tasks wait.
     pub(super) tasks: Wakers,
+}
+
+/// The completions that the program has not taken, and how many there may be.
+#[derive(Debug)]
+struct Ring {
+    completions: VecDeque<Cqe>,
+    capacity: usize,
 }
 
 /// The result of a push.
@@ -58,8 +65,7 @@ impl CqShared {
         Self {
             id,
             number: fresh_number(),
-            capacity,
-            ring: Mutex::new(VecDeque::with_capacity(capacity)),
+            ring: Mutex::new(Ring { completions: VecDeque::with_capacity(capacity), capacity }),
             armed: AtomicU8::new(DISARMED),
             ended: AtomicU8::new(OPEN),
             channel,
@@ -73,12 +79,12 @@ impl CqShared {
         let mut fits = true;
         let mut ring = self.ring.lock();
         for cqe in completions {
-            if ring.len() == self.capacity {
+            if ring.completions.len() == ring.capacity {
                 fits = false;
                 break;
             }
             solicited |= cqe.solicited;
-            ring.push_back(cqe);
+            ring.completions.push_back(cqe);
         }
         drop(ring);
         let news = !fits && self.ended.fetch_max(OVERFLOWED, Ordering::Relaxed) == OPEN;
@@ -114,15 +120,37 @@ impl CqShared {
 
     pub(super) fn take<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> usize {
         let mut ring = self.ring.lock();
-        let count = out.len().min(ring.len());
-        for (slot, cqe) in out.iter_mut().zip(ring.drain(..count)) {
+        let count = out.len().min(ring.completions.len());
+        for (slot, cqe) in out.iter_mut().zip(ring.completions.drain(..count)) {
             *slot = make(cqe);
         }
         count
     }
 
     pub(super) fn take_one(&self) -> Option<Cqe> {
-        self.ring.lock().pop_front()
+        self.ring.lock().completions.pop_front()
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.ring.lock().capacity
+    }
+
+    /// Makes room for another number of completions; with an error if more are waiting.
+    pub(super) fn resize(&self, capacity: usize) -> Result<(), usize> {
+        let ring = &mut *self.ring.lock();
+        let waiting = ring.completions.len();
+        if waiting > capacity {
+            return Err(waiting);
+        }
+        ring.completions.reserve_exact(capacity - waiting);
+        ring.completions.shrink_to(capacity);
+        ring.capacity = capacity;
+        Ok(())
+    }
+
+    /// Removes the completions of a queue pair.
+    pub(super) fn forget(&self, qpn: Qpn) {
+        self.ring.lock().completions.retain(|cqe| cqe.qpn != qpn);
     }
 
     /// The interface is gone, and all completions are in the queues. Adds the tasks that wait for
@@ -144,7 +172,7 @@ impl CqShared {
             OVERFLOWED => End::Overflow,
             _ => End::Gone,
         };
-        self.ring.lock().is_empty().then_some(end)
+        self.ring.lock().completions.is_empty().then_some(end)
     }
 
     /// The queue is being destroyed: removes its events from the channel.
@@ -179,10 +207,9 @@ impl ChannelShared {
         let mut events = self.events.lock();
         events.push_back(cq);
         // Under the lock, before a thread can take the event: the descriptor is readable exactly
-        // while there are events.
-        if events.len() == 1 {
-            wake::notify(&self.fd);
-        }
+        // while there are events. Each event notifies anew: a program that waits for edges
+        // (`EPOLLET`) takes one event and leaves the others.
+        wake::notify(&self.fd);
         drop(events);
         self.tasks.take()
     }

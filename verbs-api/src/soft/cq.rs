@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
+use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::CqId;
 
 use super::announce::{ChannelShared, CqShared, End};
@@ -123,7 +124,21 @@ impl Cq {
     }
 
     pub(crate) fn depth(&self) -> usize {
-        self.shared.capacity
+        self.shared.capacity()
+    }
+
+    pub(crate) fn resize(&self, depth: u32) -> Result<(), VerbsError> {
+        self.shared.resize(depth as usize).map_err(|waiting| {
+            VerbsError::Invalid(format!(
+                "{waiting} completions wait in the queue, and it would have room for {depth}: \
+                 poll it first"
+            ))
+        })
+    }
+
+    /// The queue pair was reset or destroyed, and all its completions have been delivered.
+    pub(super) fn forget(&self, qpn: Qpn) {
+        self.shared.forget(qpn);
     }
 
     pub(crate) fn poll(&self, out: &mut [Wc]) -> Result<usize, VerbsError> {

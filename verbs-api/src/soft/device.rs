@@ -105,17 +105,14 @@ impl std::fmt::Debug for Hca {
 }
 
 impl Device {
-    /// Opens the device.
-    ///
-    /// # Errors
-    /// [`VerbsError::Io`] if there is no descriptor left.
-    pub(crate) fn new(hca: Arc<Hca>) -> Result<Arc<Self>, VerbsError> {
-        let events = hca.events().join()?;
+    /// Opens the device. Its events go to `events`.
+    pub(crate) fn new(hca: Arc<Hca>, events: Arc<Inbox>) -> Arc<Self> {
+        hca.events().join(&events);
         // What happened before this context was there happened to it, too.
         if hca.is_broken() && !events.any(|event| *event == AsyncEvent::DeviceFatal) {
             let _ = events.push(AsyncEvent::DeviceFatal);
         }
-        Ok(Arc::new(Self { hca, events }))
+        Arc::new(Self { hca, events })
     }
 
     pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
@@ -158,12 +155,7 @@ impl Hca {
         let gids = first.addresses().to_vec();
         let budget = capabilities.rx_budget;
         let budget = Budget { bytes: budget.bytes, datagrams: budget.datagrams };
-        let active_mtu = Mtu::for_link(capabilities.link_mtu).ok_or_else(|| {
-            VerbsError::Invalid(format!(
-                "{name} has an MTU of {} bytes: RoCE needs 336",
-                capabilities.link_mtu
-            ))
-        })?;
+        let active_mtu = active_mtu(name, capabilities.link_mtu)?;
         // Three quarters for peers' own requests, one quarter for responses to ours.
         let (queue, count) = (queue_kind(&capabilities), ports.len());
         let own = (budget.part(1, 4), queue);
@@ -197,21 +189,13 @@ impl Hca {
         self.shards.all().any(|core| core.hold().broken.is_some())
     }
 
-    /// What it can do. It knows no persistent memory.
+    /// What it can do.
     pub(crate) fn query(&self) -> DeviceAttr {
-        let has_windows = self.shard_count() == 1;
         DeviceAttr {
-            limits: self.limits.max_mw(self.limits.max_mr),
-            windows: MwSupport { type_1: has_windows, type_2a: false, type_2b: has_windows },
-            optional: OptionalOperations {
-                flush_global: true,
-                flush_persistent: false,
-                atomic_write: true,
-            },
             port: Some(self.capabilities.clone()),
-            hardware: None,
             active_mtu: self.active_mtu,
             chosen_because: self.why.clone(),
+            ..attributes(self.limits, self.shard_count())
         }
     }
 
@@ -319,6 +303,31 @@ impl Hca {
     pub(crate) fn progress(&self) {
         self.shards.all().for_each(|core| core.drive());
     }
+}
+
+/// What every device of so many shards can do, whatever carries its packets. It knows no persistent
+/// memory.
+pub(crate) fn attributes(limits: Limits, shards: usize) -> DeviceAttr {
+    let has_windows = shards == 1;
+    DeviceAttr {
+        limits: limits.max_mw(limits.max_mr),
+        windows: MwSupport { type_1: has_windows, type_2a: false, type_2b: has_windows },
+        optional: OptionalOperations {
+            flush_global: true,
+            flush_persistent: false,
+            atomic_write: true,
+        },
+        port: None,
+        hardware: None,
+        active_mtu: Mtu::Mtu256,
+        chosen_because: String::new(),
+    }
+}
+
+/// The largest path MTU that fits a link.
+pub(crate) fn active_mtu(name: &str, link_mtu: u32) -> Result<Mtu, VerbsError> {
+    let none = || format!("{name} has an MTU of {link_mtu} bytes: RoCE needs 336");
+    Mtu::for_link(link_mtu).ok_or_else(|| VerbsError::Invalid(none()))
 }
 
 /// What each of so many shards announces of its receive queue: three quarters, because the rest is

@@ -40,10 +40,8 @@ struct Contexts {
 
 impl Events {
     /// Adds a context.
-    pub(crate) fn join(&self) -> std::io::Result<Arc<Inbox>> {
-        let inbox = Arc::new(Inbox::new()?);
+    pub(crate) fn join(&self, inbox: &Arc<Inbox>) {
         self.contexts.lock().all.push(inbox.clone());
-        Ok(inbox)
     }
 
     /// Removes a context. Its objects are gone.
@@ -106,7 +104,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         let queue = Mutex::new(VecDeque::new());
         Ok(Self { queue, fd: wake::eventfd()?, tasks: Wakers::default() })
     }
@@ -120,9 +118,8 @@ impl Inbox {
             return Woken::default();
         }
         events.push_back(event);
-        if events.len() == 1 {
-            wake::notify(&self.fd);
-        }
+        // For each, as a channel of completions does.
+        wake::notify(&self.fd);
         drop(events);
         self.tasks.take()
     }

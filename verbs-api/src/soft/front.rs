@@ -8,7 +8,7 @@ use rocinante_stack::verbs::{QpState, RecvWr, SendData, SendOp, SendWr};
 
 use super::Engine;
 use super::host::Host;
-use crate::model::qp::{QpCaps, SendRules};
+use crate::model::qp::{PostListError, QpCaps, SendRules};
 use crate::provider::state::StateCell;
 use crate::provider::sync::{AtomicU64, Mutex, Ordering};
 
@@ -116,13 +116,33 @@ impl QpShared {
         front.backlog.take()
     }
 
+    /// Whether the queue takes all requests of a list.
+    pub(super) fn check_sends(
+        &self,
+        front: &Front,
+        list: &[SendWr<'_>],
+    ) -> Result<(), PostListError> {
+        for (index, wr) in list.iter().enumerate() {
+            self.admits_after(front, index as u64)
+                .and_then(|()| self.rules.check(wr))
+                .map_err(|error| PostListError { index, error })?;
+        }
+        Ok(())
+    }
+
     /// Whether the queue takes a send request now. What the request itself needs, the engine checks
     /// when the request is posted to it.
     pub(super) fn admits_send(&self, front: &Front) -> Result<(), PostError> {
+        self.admits_after(front, 0)
+    }
+
+    /// The same, for a request that follows so many others.
+    #[inline]
+    fn admits_after(&self, front: &Front, before: u64) -> Result<(), PostError> {
         if !self.state.get().takes_sends() {
             return Err(PostError::State);
         }
-        let out = front.sends - self.send_retired.load(Ordering::Relaxed);
+        let out = front.sends + before - self.send_retired.load(Ordering::Relaxed);
         if out >= u64::from(self.rules.caps.max_send_wr) {
             return Err(PostError::Full);
         }

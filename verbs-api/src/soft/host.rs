@@ -6,12 +6,13 @@ use std::sync::atomic::Ordering;
 
 use rocinante_stack::Completions;
 use rocinante_stack::mem::{Atomic, AtomicOp, Checked, Memory, Read, RegionTable, Write};
+use rocinante_stack::types::Time;
 use rocinante_stack::verbs::{CqId, Cqe, QpState, WcOpcode};
 use rocinante_stack::{Engine, QpAttr};
 
 use super::announce::{CqShared, Pushed};
 use super::front::QpShared;
-use crate::provider::memory::{Range, Summing};
+use crate::provider::memory::{Range, Summing, is_mapped};
 use crate::provider::trace;
 use crate::provider::wakers::Woken;
 
@@ -26,7 +27,15 @@ pub(crate) struct Host {
     /// Tasks to wake once the shard is unlocked.
     pub(crate) woken: Woken,
     summing: Summing,
+    /// Since when registered memory that was found mapped is trusted, and when packets came last.
+    trusted_since: Time,
+    active_at: Time,
 }
+
+/// The program may unmap memory while it is registered. A packet that comes after such a pause, and
+/// the first of each span, finds out.
+const PAUSE: u64 = 20_000;
+const TRUSTED_MAX: u64 = 1_000_000;
 
 /// The most completions of a burst that are kept without allocation.
 const PENDING: usize = 8192;
@@ -34,13 +43,31 @@ const PENDING: usize = 8192;
 impl Host {
     pub(crate) fn new(max_mr: usize) -> Self {
         Self {
-            regions: RegionTable::new(max_mr),
+            regions: RegionTable::with_probe(max_mr, is_mapped),
             cqs: Table::default(),
             qps: Table::default(),
             pending: Vec::with_capacity(PENDING),
             woken: Woken::default(),
             summing: Summing::detect(),
+            trusted_since: Time(0),
+            active_at: Time(0),
         }
+    }
+
+    /// The port is about to be read.
+    #[inline]
+    pub(super) fn before_packets(&mut self, now: Time) {
+        let since = now.since(self.trusted_since);
+        if since > TRUSTED_MAX || (since > PAUSE && now.since(self.active_at) > PAUSE) {
+            self.regions.begin_period();
+            self.trusted_since = now;
+        }
+    }
+
+    /// Packets came.
+    #[inline]
+    pub(super) fn after_packets(&mut self, now: Time) {
+        self.active_at = now;
     }
 
     /// Puts completions into their queues, with one lock per queue and burst. Calls `overflow` for

@@ -40,7 +40,8 @@ use rocinante_stack::Engine;
 
 pub(crate) use self::ah::Ah;
 pub(crate) use self::cq::{Channel, Cq};
-pub(crate) use self::device::{Device, Hca, Pd, Settings};
+pub(crate) use self::device::{Device, Hca, Pd, Settings, active_mtu, attributes};
+pub(crate) use self::events::Inbox;
 pub(crate) use self::mr::{Change, Registration};
 pub(crate) use self::mw::Window;
 pub(crate) use self::opens::{Key, open};

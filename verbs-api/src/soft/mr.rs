@@ -8,7 +8,7 @@ use rocinante_stack::types::{Key, Qpn};
 use super::shards::HeldAll;
 use super::{Device, Pd};
 use crate::model::error::VerbsError;
-use crate::provider::memory::Range;
+use crate::provider::memory::{self, Range};
 use crate::provider::random::random;
 
 /// A region that peers can address until this is dropped.
@@ -25,20 +25,24 @@ pub(crate) struct Registration {
 pub(crate) struct Change<'a> {
     /// The new domain, if it changes.
     pub(crate) pd: Option<&'a Pd>,
-    pub(crate) range: Range,
+    /// The new memory, if it changes: the key changes with it.
+    pub(crate) range: Option<Range>,
     pub(crate) access: Access,
 }
 
 impl Registration {
-    pub(crate) fn insert(pd: &Pd, range: Range, access: Access) -> Result<Self, VerbsError> {
-        if access.admits(Access::FLUSH_PERSISTENT) {
-            return Err(VerbsError::Invalid(
-                "FLUSH_PERSISTENT is for persistent memory, and this device knows of none: register with FLUSH_GLOBAL".into(),
-            ));
-        }
+    /// Registers memory that work requests and peers name by `start`.
+    pub(crate) fn insert(
+        pd: &Pd,
+        range: Range,
+        start: u64,
+        access: Access,
+    ) -> Result<Self, VerbsError> {
+        check(access)?;
+        check_memory(range, access)?;
         let random = random()?;
         let device = &pd.device;
-        let region = region(pd.id, range, access);
+        let region = region(pd.id, range, start, access);
         let mut shards = device.shards.hold_all();
         let key = shards.first().host.regions.insert(region, random);
         let key = key.ok_or(VerbsError::Limit {
@@ -54,8 +58,9 @@ impl Registration {
         self.key
     }
 
-    /// Locks the shards, if no posted request and no window names the region.
-    fn unused(&self) -> Result<HeldAll<'_>, VerbsError> {
+    /// Locks the shards, if no window is bound to the region. What is posted has been sent as far
+    /// as it may be now.
+    fn without_windows(&self) -> Result<HeldAll<'_>, VerbsError> {
         let mut shards = self.device.shards.hold_all();
         for shard in shards.iter_mut() {
             // Staged requests name regions, too.
@@ -63,9 +68,6 @@ impl Registration {
             let now = shard.now();
             shard.transmit(now);
             shard.deliver();
-            if shard.engine.uses_key(self.key) {
-                return Err(VerbsError::Busy("a posted work request names the region"));
-            }
             if shard.host.regions.has_windows(self.key) {
                 return Err(VerbsError::Busy("a memory window is bound to the region"));
             }
@@ -73,23 +75,39 @@ impl Registration {
         Ok(shards)
     }
 
-    /// Removes the region, unless a posted request names it or a window is bound to it.
-    pub(crate) fn remove(&mut self) -> Result<(), VerbsError> {
-        remove_from(&mut self.unused()?, self.key);
+    /// Removes the region, unless a window is bound to it. If a posted request names it, `force`
+    /// decides: that request fails, or the region stays.
+    pub(crate) fn remove(&mut self, force: bool) -> Result<(), VerbsError> {
+        let mut shards = self.without_windows()?;
+        if !force && shards.iter_mut().any(|shard| shard.engine.uses_key(self.key)) {
+            return Err(VerbsError::Busy("a posted work request names the region"));
+        }
+        remove_from(&mut shards, self.key);
+        drop(shards);
         self.removed = true;
         Ok(())
     }
 
-    /// Replaces the region, under another key, unless a posted request names it or a window is
-    /// bound to it.
+    /// Changes the region, unless a window is bound to it. With other memory it gets another key,
+    /// and posted requests that name the old one fail.
     pub(crate) fn change(&mut self, change: &Change<'_>) -> Result<(), VerbsError> {
         if change.pd.is_some_and(|pd| !Arc::ptr_eq(&pd.device, &self.device)) {
             return Err(VerbsError::Invalid("the domain belongs to another device".into()));
         }
-        let random = random()?;
+        check(change.access)?;
         let pd = change.pd.map_or(self.pd, |pd| pd.id);
-        let region = region(pd, change.range, change.access);
-        let mut shards = self.unused()?;
+        let Some(range) = change.range else {
+            for shard in self.without_windows()?.iter_mut() {
+                let changed = shard.host.regions.change(self.key, pd, change.access);
+                debug_assert!(changed);
+            }
+            self.pd = pd;
+            return Ok(());
+        };
+        check_memory(range, change.access)?;
+        let random = random()?;
+        let region = region(pd, range, range.start(change.access), change.access);
+        let mut shards = self.without_windows()?;
         let key = shards.first().host.regions.replace(self.key, region, random);
         let wraps = || VerbsError::Invalid("the memory wraps around the address space".into());
         let key = key.ok_or_else(wraps)?;
@@ -127,8 +145,25 @@ fn remove_from(shards: &mut HeldAll<'_>, key: Key) {
     }
 }
 
-fn region(pd: PdId, range: Range, access: Access) -> Region {
-    Region { pd, start: range.start(access), len: range.len as u64, host: range.address, access }
+fn region(pd: PdId, range: Range, start: u64, access: Access) -> Region {
+    Region { pd, start, len: range.len as u64, host: range.address, access }
+}
+
+fn check(access: Access) -> Result<(), VerbsError> {
+    if access.admits(Access::FLUSH_PERSISTENT) {
+        return Err(VerbsError::Invalid(
+            "FLUSH_PERSISTENT is for persistent memory, and this device knows of none: register with FLUSH_GLOBAL".into(),
+        ));
+    }
+    Ok(())
+}
+
+fn check_memory(range: Range, access: Access) -> Result<(), VerbsError> {
+    let writable = access.admits(Access::LOCAL_WRITE);
+    if memory::is_usable(range.address, range.len as u64, writable) {
+        return Ok(());
+    }
+    Err(VerbsError::Fault { address: range.address, len: range.len, writable })
 }
 
 impl Drop for Registration {

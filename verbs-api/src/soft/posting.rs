@@ -17,7 +17,27 @@ impl QpShared {
         core: &Core,
         list: &[SendWr<'_>],
     ) -> Result<(), PostListError> {
-        let mut front = self.front.lock();
+        self.post_sends(core, self.front.lock(), list)
+    }
+
+    /// Posts all requests of a list, or none.
+    pub(super) fn post_send_all(
+        self: &Arc<Self>,
+        core: &Core,
+        list: &[SendWr<'_>],
+    ) -> Result<(), PostListError> {
+        let front = self.front.lock();
+        self.check_sends(&front, list)?;
+        self.post_sends(core, front, list)
+    }
+
+    #[inline]
+    fn post_sends(
+        self: &Arc<Self>,
+        core: &Core,
+        mut front: MutexGuard<'_, Front>,
+        list: &[SendWr<'_>],
+    ) -> Result<(), PostListError> {
         let mut failed = None;
         if let Some(mut guard) = core.shard.try_lock() {
             let shard = &mut *guard;

@@ -139,6 +139,9 @@ impl Qp {
         let now = shard.now();
         shard.transmit(now);
         shard.deliver();
+        if attr.state == Some(QpState::Reset) && result.is_ok() {
+            self.cqs.iter().for_each(|cq| cq.forget(self.qpn));
+        }
         result.map_err(VerbsError::Modify)
     }
 
@@ -176,6 +179,10 @@ impl Qp {
         self.shared.post_send(&self.core, list)
     }
 
+    pub(crate) fn post_send_all(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+        self.shared.post_send_all(&self.core, list)
+    }
+
     #[inline]
     pub(crate) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         self.shared.post_recv(&self.core, list)
@@ -196,6 +203,8 @@ impl Drop for Qp {
         debug_assert!(gone.is_ok());
         shard.host.regions.free_windows(self.qpn);
         shard.host.qps.remove(self.cookie);
+        shard.deliver();
+        self.cqs.iter().for_each(|cq| cq.forget(self.qpn));
         if let Some(path) = self.path.lock().take() {
             shard.remove_path(path);
         }

@@ -246,6 +246,7 @@ impl Shard {
         }
         let mut drained = true;
         self.received = false;
+        self.host.before_packets(now);
         for round in 0..ROUNDS {
             if round > 0 {
                 now = self.now();
@@ -276,6 +277,9 @@ impl Shard {
             if drained || news {
                 break;
             }
+        }
+        if self.received {
+            self.host.after_packets(now);
         }
         self.cork.driven();
         if now >= self.chores_at {

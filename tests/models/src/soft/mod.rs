@@ -81,9 +81,11 @@ impl Device {
         let shard = Shard::new(&wire, peer, cq.clone(), qp.clone());
         let staging = shard.staging.clone();
         let events = Arc::new(Events::default());
+        let context = Arc::new(Inbox::new().unwrap());
+        events.join(&context);
         Arc::new(Self {
             staging,
-            context: events.join().unwrap(),
+            context,
             core: Core::new(shard, events).unwrap(),
             wire,
             qp,

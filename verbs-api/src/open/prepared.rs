@@ -1,0 +1,108 @@
+//! A context that has opened nothing yet.
+
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use rocinante_netdev::{Backend, Interface};
+use rocinante_stack::types::Mtu;
+
+use super::OpenOptions;
+use crate::context::Context;
+use crate::model::device::DeviceAttr;
+use crate::model::error::{Refused, VerbsError};
+use crate::model::event::AsyncEvent;
+use crate::soft;
+
+/// A context of a device in software that has opened nothing yet: no socket, no ring, no thread.
+/// Only the descriptor of its asynchronous events exists.
+///
+/// It answers what a program asks before it makes the first object. [`open`](Self::open) makes the
+/// [`Context`] that has objects.
+///
+/// ```
+/// # let (here, _) = rocinante::doc::addresses();
+/// let prepared = rocinante::OpenOptions::new().prepare(here)?;
+/// println!("{}: path MTU {}", prepared.name(), prepared.query_device().active_mtu);
+/// let cq = prepared.open()?.create_cq(16)?;
+/// # Ok::<(), rocinante::VerbsError>(())
+/// ```
+#[derive(Debug)]
+pub struct PreparedContext {
+    options: OpenOptions,
+    backend: Option<Backend>,
+    shards: Option<usize>,
+    iface: Interface,
+    gids: Vec<IpAddr>,
+    active_mtu: Mtu,
+    events: Arc<soft::Inbox>,
+}
+
+impl PreparedContext {
+    pub(super) fn new(
+        options: OpenOptions,
+        (backend, shards): (Option<Backend>, Option<usize>),
+        iface: &Interface,
+        gids: &[IpAddr],
+    ) -> Result<Self, VerbsError> {
+        let (iface, gids) = (iface.clone(), gids.to_vec());
+        let active_mtu = soft::active_mtu(&iface.name, iface.mtu)?;
+        let events = Arc::new(soft::Inbox::new()?);
+        Ok(Self { options, backend, shards, iface, gids, active_mtu, events })
+    }
+
+    /// The name of its interface.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.iface.name
+    }
+
+    /// Its interface, as it was when this value was made.
+    #[must_use]
+    pub fn interface(&self) -> &Interface {
+        &self.iface
+    }
+
+    /// As [`Context::gids`].
+    #[must_use]
+    pub fn gids(&self) -> &[IpAddr] {
+        &self.gids
+    }
+
+    /// As [`Context::query_device`]. What the port can do is known only once it is open:
+    /// [`DeviceAttr::port`] is `None`.
+    #[must_use]
+    pub fn query_device(&self) -> DeviceAttr {
+        DeviceAttr {
+            port: None,
+            active_mtu: self.active_mtu,
+            chosen_because: "nothing is open yet".into(),
+            ..soft::attributes(self.options.limits, self.shards.unwrap_or(1))
+        }
+    }
+
+    /// As [`Context::poll_async_event`].
+    #[must_use]
+    pub fn poll_async_event(&self) -> Option<AsyncEvent> {
+        self.events.next()
+    }
+
+    /// As [`Context::async_fd`]. The context that [`open`](Self::open) makes has the same
+    /// descriptor.
+    #[must_use]
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+
+    /// Opens the device, or joins the contexts of this process that have it open.
+    ///
+    /// # Errors
+    /// As [`OpenOptions::open`], with this value: a later call may succeed.
+    pub fn open(self) -> Result<Context, Refused<Self>> {
+        let (choice, events) = ((self.backend, self.shards), self.events.clone());
+        match self.options.start(&self.iface, &self.gids, choice, events) {
+            Ok(context) => Ok(context),
+            Err(error) => Err(Refused::new(self, error)),
+        }
+    }
+}
