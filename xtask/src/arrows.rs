@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every member of the workspace, with the members it may depend on, tests and examples included.
-const MAY_DEPEND_ON: [(&str, &[&str]); 19] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 20] = [
     ("rocinante-crc", &[]),
     ("rocinante-stack", &["rocinante-crc"]),
     ("rocinante-netdev", &[]),
@@ -13,6 +13,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 19] = [
     ("rocinante-node", &[]),
     ("rocinante-cli", &["rocinante", "rocinante-stack", "rocinante-netdev", "rocinante-node"]),
     ("rocinante-paths", &[]),
+    ("rocinante-dropin", &["rocinante-node"]),
     ("rocinante-examples", &["rocinante"]),
     ("rocinante-baselines", &["rocinante", "rocinante-stack", "rocinante-netdev"]),
     (

@@ -238,6 +238,11 @@ hooks! {
     __readlink_chk(path, into: *mut c_char, len: size_t, room: size_t) -> ssize_t;
     __readlinkat_chk([dirfd: c_int] path, into: *mut c_char, len: size_t, room: size_t)
         -> ssize_t;
+    // `ls -l` asks each file for its access control list.
+    getxattr(path, name: *const c_char, into: *mut c_void, len: size_t) -> ssize_t;
+    lgetxattr(path, name: *const c_char, into: *mut c_void, len: size_t) -> ssize_t;
+    listxattr(path, into: *mut c_char, len: size_t) -> ssize_t;
+    llistxattr(path, into: *mut c_char, len: size_t) -> ssize_t;
     chdir(path) -> c_int;
     realpath(path, into: *mut c_char) -> *mut c_char;
     __realpath_chk(path, into: *mut c_char, room: size_t) -> *mut c_char;

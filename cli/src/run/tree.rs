@@ -29,10 +29,11 @@ enum Node {
 /// # Errors
 /// No directory can be written to, or the one for it belongs to another user.
 pub fn make(devices: &[NamedInterface]) -> io::Result<PathBuf> {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let uid = rustix::process::getuid().as_raw();
-    let place = runtime.filter(|path| path.is_dir()).unwrap_or_else(std::env::temp_dir);
-    make_in(&place.join(format!("rocinante-{uid}")), uid, devices)
+    let make = |place: PathBuf| make_in(&place.join(format!("rocinante-{uid}")), uid, devices);
+    // The first may be that of the user that this process was before.
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").ok_or(io::ErrorKind::NotFound.into());
+    runtime.and_then(|place| make(place.into())).or_else(|_: io::Error| make(std::env::temp_dir()))
 }
 
 fn make_in(place: &Path, uid: u32, devices: &[NamedInterface]) -> io::Result<PathBuf> {
