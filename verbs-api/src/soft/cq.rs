@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rocinante_stack::verbs::CqId;
+use rocinante_stack::verbs::{CqId, Cqe};
 
 use super::announce::{ChannelShared, CqShared, End};
 use super::events::Owner;
@@ -127,12 +127,22 @@ impl Cq {
     }
 
     pub(crate) fn poll(&self, out: &mut [Wc]) -> Result<usize, VerbsError> {
-        match self.shared.take(out, Wc::of) {
+        self.poll_as(out, Wc::of)
+    }
+
+    /// As [`poll`](Self::poll), in the caller's own form of a completion.
+    #[inline]
+    pub(crate) fn poll_as<T>(
+        &self,
+        out: &mut [T],
+        make: impl Fn(Cqe) -> T,
+    ) -> Result<usize, VerbsError> {
+        match self.shared.take(out, &make) {
             0 => {}
             count => return Ok(count),
         }
         self.drive();
-        match self.shared.take(out, Wc::of) {
+        match self.shared.take(out, &make) {
             0 => self.check_end().map(|()| 0),
             count => Ok(count),
         }
