@@ -43,6 +43,11 @@ impl Found {
         self.gids().nth(index)
     }
 
+    /// The length of the GID table. Its end is empty.
+    pub(crate) fn gid_table_len(&self) -> usize {
+        (self.gids().len() + 1).next_multiple_of(16)
+    }
+
     /// The EUI-64 of the interface, in network byte order. Loopback has no address of Ethernet: its
     /// index stands for one, as a local address.
     pub(crate) fn guid(&self) -> [u8; 8] {
@@ -68,7 +73,8 @@ impl Found {
             sys_image_guid: self.guid(),
             max_mr_size: 1 << 47,
             page_size_cap: 0xffff_f000,
-            vendor_id: 0,
+            // No vendor: as Soft-RoCE says.
+            vendor_id: 0xff_ffff,
             vendor_part_id: 0,
             hw_ver: 0,
             max_qp: int(limits.max_qp),
@@ -118,7 +124,7 @@ impl Found {
             state: if up { 4 } else { 1 },
             max_mtu: convert::mtu_code(Mtu::Mtu4096),
             active_mtu: convert::mtu_code(mtu),
-            gid_tbl_len: i32::try_from(self.gids().len()).unwrap_or(i32::MAX),
+            gid_tbl_len: i32::try_from(self.gid_table_len()).unwrap_or(i32::MAX),
             // IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS.
             port_cap_flags: 1 << 16 | 1 << 26,
             max_msg_sz: 1 << 30,

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::{ptr, slice};
 
 use rocinante::verbs::{AhId, Destination, Key, PostListError, QpType, Qpn, SendData, SendOp};
-use rocinante::{RecvWr, SendWr, VerbsError};
+use rocinante::{Access, RecvWr, SendWr, VerbsError};
 
 use super::border::{Outcome, status};
 use super::memory::is_window;
@@ -99,15 +99,21 @@ pub(super) unsafe fn bind(mw: *mut abi::Mw, rkey: u32, info: &MwBindInfo) -> Out
         if !is_window(mw) {
             return Err(libc::EINVAL);
         }
-        let region = match info.mr.as_ref() {
-            Some(mr) => Key(mr.lkey),
-            None if info.length == 0 => Key(0),
+        let (region, len) = match info.mr.as_ref() {
+            // Cards do not compare the end with the region's: accesses behind it fail.
+            Some(mr) => {
+                let end = (mr.addr as u64).wrapping_add(mr.length as u64);
+                (Key(mr.lkey), info.length.min(end.checked_sub(info.addr).unwrap_or(info.length)))
+            }
+            None if info.length == 0 => (Key(0), 0),
             None => return Err(libc::EINVAL),
         };
+        // A window gives no local rights; the kernel takes and ignores them.
         let access = convert::access(info.access).ok_or(libc::EINVAL)?;
-        let addr = if info.length == 0 { 0 } else { info.addr };
+        let access = access.without(Access::LOCAL_WRITE).without(Access::MW_BIND);
+        let addr = if len == 0 { 0 } else { info.addr };
         let (mw, rkey) = (Key((*mw).rkey), Key(rkey));
-        Ok(SendOp::BindMw { mw, rkey, region, addr, len: info.length, access })
+        Ok(SendOp::BindMw { mw, rkey, region, addr, len, access })
     }
 }
 

@@ -123,6 +123,10 @@ unsafe fn create(
     if shared_queue.is_some() {
         (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);
     }
+    if ops.is_some_and(|ops| ops & qp_ex::ATOMIC_WRITE != 0) {
+        // `ibv_wr_atomic_write` has its eight bytes with it.
+        init.cap.max_inline_data = init.cap.max_inline_data.max(8);
+    }
     let attr = QpInit {
         qp_type,
         send_cq: &send.cq,

@@ -72,6 +72,9 @@ impl Builder {
     }
 }
 
+/// `IBV_QP_EX_WITH_ATOMIC_WRITE`.
+pub(super) const ATOMIC_WRITE: u64 = 1 << 12;
+
 /// Bits of `enum ibv_qp_create_send_ops_flags` that a queue pair of this type can have.
 pub(super) fn operations(qp_type: QpType) -> u64 {
     const WRITE: u64 = 1;
@@ -85,7 +88,6 @@ pub(super) fn operations(qp_type: QpType) -> u64 {
     const BIND_MW: u64 = 1 << 8;
     const SEND_WITH_INV: u64 = 1 << 9;
     const FLUSH: u64 = 1 << 11;
-    const ATOMIC_WRITE: u64 = 1 << 12;
     let datagrams = SEND | SEND_WITH_IMM;
     let unreliable = datagrams | WRITE | WRITE_WITH_IMM | LOCAL_INV | BIND_MW;
     match qp_type {

@@ -139,9 +139,11 @@ pub(super) unsafe extern "C" fn query_gid(
         unsafe {
             let found = &context::of(context)?.found;
             let index = usize::try_from(index).map_err(|_| libc::EINVAL)?;
-            let entry = found.gid(index).filter(|_| u32::from(port) == PORT);
-            let entry = entry.ok_or(libc::EINVAL)?;
-            gid.as_mut().ok_or(libc::EINVAL)?.copy_from_slice(&convert::gid(entry));
+            if u32::from(port) != PORT || index >= found.gid_table_len() {
+                return Err(libc::EINVAL);
+            }
+            let entry = found.gid(index).map_or([0; 16], convert::gid);
+            *gid.as_mut().ok_or(libc::EINVAL)? = entry;
         }
         Ok(0)
     })
@@ -180,7 +182,10 @@ pub(super) unsafe extern "C" fn query_gid_ex(
             if to.is_null() || port != PORT {
                 return Err(libc::EINVAL);
             }
-            let entry = entry(found, index as usize).ok_or(libc::EINVAL)?;
+            if index as usize >= found.gid_table_len() {
+                return Err(libc::EINVAL);
+            }
+            let entry = entry(found, index as usize).ok_or(libc::ENODATA)?;
             give(&entry, to, entry_size);
         }
         Ok(())

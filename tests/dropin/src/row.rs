@@ -13,7 +13,7 @@ use crate::table::{Row, Says, Shape};
 use crate::{NOBODY, Outcome};
 
 /// How long a program may take.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(60);
 /// How long a server may take until it listens, or ends after its client.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The TCP port at which ping-pongs and perftest meet.
@@ -29,7 +29,7 @@ const EVENTS: [(&str, &str); 3] = [
     ("address add 10.77.1.9/24 dev eth0", "(18)"),
 ];
 
-/// Runs a row in namespaces of its own.
+/// Runs a row in namespaces of its own, as root.
 #[must_use]
 pub fn run(row: Row, installed: &Installation) -> Outcome {
     let pair = Pair::new(&LabConfig::default()).map_err(in_words);
