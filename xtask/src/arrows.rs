@@ -41,6 +41,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
             "rocinante-stack",
             "rocinante-netdev",
             "rocinante-scripts",
+            "rocinante-dropin",
         ],
     ),
     (

@@ -6,9 +6,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The command as cargo builds it, and where it is installed.
-const COMMAND: (&str, &str) = ("rocinante", "bin/rocinante");
-/// The libraries likewise.
+/// Where the command is installed.
+const COMMAND: &str = "bin/rocinante";
+/// The libraries as cargo builds them, and where they are installed.
 const LIBRARIES: [(&str, &str); 2] = [
     ("librocinante_ibverbs.so", "lib/rocinante/libibverbs.so.1"),
     ("librocinante_paths.so", "lib/rocinante/librocinante_paths.so"),
@@ -19,15 +19,17 @@ const LIBRARIES: [(&str, &str); 2] = [
 pub struct Installation(PathBuf);
 
 impl Installation {
-    /// Copies what cargo built in `built`, such as `target/release`.
+    /// Copies the command, and the libraries that cargo built in `built`, such as
+    /// `target/release`.
     ///
     /// # Errors
     /// Something is not there, or cannot be written.
-    pub fn of(built: &Path) -> io::Result<Self> {
+    pub fn of(command: &Path, built: &Path) -> io::Result<Self> {
         let name = format!("rocinante-dropin-{}", std::process::id());
         let place = Self(std::env::temp_dir().join(name));
-        for (from, to) in [COMMAND].iter().chain(&LIBRARIES) {
-            let (from, to) = (built.join(from), place.0.join(to));
+        let libraries = LIBRARIES.map(|(from, to)| (built.join(from), to));
+        for (from, to) in [(command.to_owned(), COMMAND)].into_iter().chain(libraries) {
+            let to = place.0.join(to);
             fs::create_dir_all(to.parent().unwrap_or(&place.0))?;
             fs::copy(&from, &to)
                 .map_err(|error| io::Error::other(format!("{}: {error}", from.display())))?;
@@ -51,7 +53,7 @@ impl Installation {
         netdev: &str,
         words: impl IntoIterator<Item = S>,
     ) -> Command {
-        let mut command = Command::new(self.0.join(COMMAND.1));
+        let mut command = Command::new(self.0.join(COMMAND));
         command.args(["run", "--netdev", netdev, "--"]).args(words);
         command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         for (name, _) in std::env::vars_os() {

@@ -40,7 +40,8 @@ fn main() -> ExitCode {
     let done = options(std::env::args().skip(1)).and_then(|options| {
         kill_children_on_signal().map_err(|error| error.to_string())?;
         let own = std::env::current_exe().map_err(|error| error.to_string())?;
-        let installed = Installation::of(own.parent().unwrap_or(Path::new(".")))
+        let built = own.parent().unwrap_or(Path::new("."));
+        let installed = Installation::of(&built.join("rocinante"), built)
             .map_err(|error| format!("{error}: `cargo xtask dropin` builds all"))?;
         if options.suite { tests(&options, &installed) } else { programs(&options, &installed) }
     });

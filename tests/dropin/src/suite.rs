@@ -17,7 +17,7 @@ use crate::NOBODY;
 use crate::install::Installation;
 
 /// Where Debian's package rdma-core has the tests, most of them compressed.
-const TESTS: &str = "/usr/share/doc/rdma-core/tests";
+pub const TESTS: &str = "/usr/share/doc/rdma-core/tests";
 /// Debian's Python, which has pyverbs; another may be the first on the search path.
 const PYTHON: &str = "/usr/bin/python3";
 /// The number of huge pages of 2 MiB that the machine sets aside, and how many tests want.
