@@ -8,7 +8,8 @@ use serde_json::json;
 
 use crate::output::{self, Failure, Output};
 use crate::{
-    decode, demo, devices, ending, manual, mckey, names, perf, pingpong, rping, ucmatose, udaddy,
+    decode, demo, devices, ending, manual, mckey, names, perf, pingpong, rping, run, ucmatose,
+    udaddy,
 };
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
@@ -25,6 +26,7 @@ enum Command {
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
     Devices(devices::Args),
+    Run(run::Args),
     Pingpong(pingpong::Args),
     Perf(perf::Args),
     Rping(rping::Args),
@@ -55,8 +57,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(cli) => cli.command,
         Err(error) => return refuse(&error, &args),
     };
-    // The demo ends its children first, and its workers end with it.
-    if !matches!(command, Command::Demo(_) | Command::DemoWorker(_))
+    // The demo ends its children first, and its workers end with it. What `run` becomes has the
+    // signals that our parent gave us.
+    if !matches!(command, Command::Demo(_) | Command::DemoWorker(_) | Command::Run(_))
         && let Err(error) = ending::handle_signals()
     {
         eprintln!("rocinante: signals end it without a report: {error}");
@@ -65,6 +68,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::DemoWorker(args) => demo::run_worker(&args),
         Command::Devices(args) => devices::run(&args),
+        Command::Run(args) => run::run(&args),
         Command::Pingpong(args) => pingpong::run(&args),
         Command::Perf(args) => perf::run(&args),
         Command::Rping(args) => rping::run(&args),

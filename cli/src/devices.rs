@@ -188,7 +188,7 @@ impl Device {
             return Err("it is down, or has no carrier".to_owned());
         }
         let (netdev, reason, capabilities) =
-            if open { backend(interface) } else { (None, String::new(), None) };
+            if open { backend(interface, &wanted()) } else { (None, String::new(), None) };
         let gids = interface.addresses.iter().enumerate();
         Ok(Self {
             name: interface.name.clone(),
@@ -217,12 +217,19 @@ impl Device {
     }
 }
 
-/// The backend that a program without a choice of its own would get, with the reason; or the reason
-/// why it would get none.
-fn backend(interface: &Interface) -> (Option<Backend>, String, Option<Capabilities>) {
-    let word = std::env::var(NETDEV_VARIABLE).unwrap_or_default();
+/// What the environment asks for.
+fn wanted() -> String {
+    std::env::var(NETDEV_VARIABLE).unwrap_or_default()
+}
+
+/// The backend that a program without a choice of its own would get if [`NETDEV_VARIABLE`] is
+/// `word`, with the reason; or the reason why it would get none.
+pub(crate) fn backend(
+    interface: &Interface,
+    word: &str,
+) -> (Option<Backend>, String, Option<Capabilities>) {
     if !word.is_empty() && word != "auto" {
-        return requested(interface, &word);
+        return requested(interface, word);
     }
     let addresses: Vec<IpAddr> = interface.addresses.iter().map(|(address, _)| *address).collect();
     match auto::preview(interface, &addresses, &PortConfig::default()) {
@@ -248,12 +255,12 @@ fn requested(interface: &Interface, word: &str) -> (Option<Backend>, String, Opt
 }
 
 /// The modified EUI-64 of a MAC (RFC 4291, appendix A).
-fn eui64([a, b, c, d, e, f]: [u8; 6]) -> u64 {
+pub(crate) fn eui64([a, b, c, d, e, f]: [u8; 6]) -> u64 {
     u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
 /// A GUID as `ibv_devinfo` prints it: `0200:00ff:fe00:0009`.
-fn guid_text(guid: u64) -> String {
+pub(crate) fn guid_text(guid: u64) -> String {
     let words = guid.to_be_bytes();
     let words = words.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1]));
     words.collect::<Vec<_>>().join(":")

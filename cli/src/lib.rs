@@ -2,6 +2,7 @@
 //!
 //! - [`demo`] shows all features.
 //! - [`devices`] lists the devices that can be opened.
+//! - [`run`] starts programs of others on our libibverbs.
 //! - [`pingpong`] and [`perf`] work between two processes that meet through [`session`]. With
 //!   [`compat`] the other side may be a program of rdma-core or perftest.
 //! - [`rping`] and [`ucmatose`] connect through the connection manager, [`udaddy`] finds queue
@@ -30,6 +31,7 @@ pub mod perf;
 pub mod pingpong;
 pub mod quiet;
 pub mod rping;
+pub mod run;
 pub mod session;
 pub mod size;
 pub mod ticks;

@@ -21,6 +21,7 @@ mod group_tests;
 mod headers;
 mod iface;
 mod loopback;
+mod names;
 mod packet;
 mod parts;
 #[cfg(test)]
@@ -48,6 +49,7 @@ pub use config::{PacketConfig, PortConfig, Shards, UdpConfig, XdpConfig};
 pub use error::OpenError;
 pub use frame::FramePort;
 pub use iface::Interface;
+pub use names::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
 pub use packet::PacketPort;
 pub use parts::{BackendParts, Descriptor, Manifest, Parts};
 pub use port::{

@@ -69,6 +69,9 @@ mod model;
 mod mr;
 mod mw;
 mod open;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod plain;
 mod provider;
 mod qp;
 mod soft;

@@ -5,13 +5,16 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every member of the workspace, with the members it may depend on, tests and examples included.
-const MAY_DEPEND_ON: [(&str, &[&str]); 18] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
     ("rocinante-crc", &[]),
     ("rocinante-stack", &["rocinante-crc"]),
     ("rocinante-netdev", &[]),
     ("rocinante", &["rocinante-crc", "rocinante-stack", "rocinante-netdev"]),
     ("rocinante-node", &[]),
     ("rocinante-cli", &["rocinante", "rocinante-stack", "rocinante-netdev", "rocinante-node"]),
+    ("rocinante-capi", &["rocinante"]),
+    ("rocinante-paths", &[]),
+    ("rocinante-dropin", &["rocinante-node"]),
     ("rocinante-examples", &["rocinante"]),
     ("rocinante-baselines", &["rocinante", "rocinante-stack", "rocinante-netdev"]),
     (
@@ -38,6 +41,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 18] = [
             "rocinante-stack",
             "rocinante-netdev",
             "rocinante-scripts",
+            "rocinante-dropin",
         ],
     ),
     (

@@ -8,6 +8,7 @@ mod command;
 mod demo;
 mod deny;
 mod dist;
+mod dropin;
 mod floors;
 mod fuzz;
 mod instructions;
@@ -65,6 +66,11 @@ cargo xtask COMMAND
                        on a machine with an RDMA device of the kernel's: let others try it
   interop --device NAME [--agent HOST|local] [--ours ADDRESS] ...
                        the whole matrix with such a device, and a report; `interop --device NAME --help` says more
+  dropin [--json] [--accept] [WORD...]
+                       run the programs of docs/dropin.md unmodified, each between two network namespaces (as root): all, or rows with
+                       each WORD in program, mode and backend; --accept writes the table anew
+  dropin --suite [--json] [WORD...]
+                       rdma-core's own tests on a device in software
   soak [--hogs N] [SECONDS [BACKEND]]
                        every operation compared byte for byte while packets are lost, the network changes and peers are killed: for ten
                        minutes, or so long, on each backend, or on udp, packet or afxdp (as root, with network namespaces);
@@ -105,6 +111,7 @@ fn main() -> ExitCode {
         Some((&"planted", rest)) => planted::run(rest),
         Some((&"orderings", rest)) => orderings::run(rest),
         Some((&"interop", rest)) => interop::run(rest, &from),
+        Some((&"dropin", rest)) => dropin::run(rest),
         Some((&"soak", rest)) => soak::run(rest),
         Some((&"miri", [])) => memory::miri(),
         Some((&"sanitize", [which])) => memory::sanitize(which),

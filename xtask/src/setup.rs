@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 type Package = (&'static str, fn() -> bool);
 
 const IPROUTE2: Package = ("iproute2", || is_installed("ip") && is_installed("tc"));
+const IBVERBS_UTILS: Package = ("ibverbs-utils", || is_installed("ibv_rc_pingpong"));
+const PERFTEST: Package = ("perftest", || is_installed("ib_write_bw"));
 const NFTABLES: Package = ("nftables", || is_installed("nft"));
 
 /// The Debian packages that the demo uses.
@@ -18,6 +20,8 @@ pub(crate) const DEMO: &[Package] = &[IPROUTE2, NFTABLES];
 pub(crate) const TESTS: &[Package] = &[
     IPROUTE2,
     NFTABLES,
+    IBVERBS_UTILS,
+    PERFTEST,
     ("ethtool", || is_installed("ethtool")),
     ("iperf3", || is_installed("iperf3")),
     ("python3-scapy", has_scapy),
@@ -28,6 +32,18 @@ pub(crate) const TESTS: &[Package] = &[
     ("qemu-system-x86", || is_installed("qemu-system-x86_64")),
     ("xz-utils", || is_installed("xz")),
     ("zstd", || is_installed("zstd")),
+];
+
+/// The packages that `cargo xtask dropin` uses: programs that know nothing of Rocinante.
+pub(crate) const DROPIN: &[Package] = &[
+    IPROUTE2,
+    IBVERBS_UTILS,
+    PERFTEST,
+    // It has the tests of rdma-core.
+    ("rdma-core", || Path::new("/usr/share/doc/rdma-core/tests").is_dir()),
+    ("python3-pyverbs", || {
+        command::read(Command::new("/usr/bin/python3").args(["-c", "import pyverbs"])).is_ok()
+    }),
 ];
 
 /// The packages that `cargo xtask dist` uses: the processors of other machines.

@@ -25,6 +25,7 @@ mod perf;
 mod perftest_cm;
 mod pingpong;
 mod rping;
+mod run;
 mod ucmatose;
 
 use std::ffi::OsStr;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use rocinante_stack::types::Qpn;
-use rocinante_stack::verbs::CqId;
+use rocinante_stack::verbs::{CqId, Cqe};
 
 use super::announce::{ChannelShared, CqShared, End};
 use super::events::Owner;
@@ -142,12 +142,22 @@ impl Cq {
     }
 
     pub(crate) fn poll(&self, out: &mut [Wc]) -> Result<usize, VerbsError> {
-        match self.shared.take(out, Wc::of) {
+        self.poll_as(out, Wc::of)
+    }
+
+    /// As [`poll`](Self::poll), in the caller's own form of a completion.
+    #[inline]
+    pub(crate) fn poll_as<T>(
+        &self,
+        out: &mut [T],
+        make: impl Fn(Cqe) -> T,
+    ) -> Result<usize, VerbsError> {
+        match self.shared.take(out, &make) {
             0 => {}
             count => return Ok(count),
         }
         self.drive();
-        match self.shared.take(out, Wc::of) {
+        match self.shared.take(out, &make) {
             0 => self.check_end().map(|()| 0),
             count => Ok(count),
         }

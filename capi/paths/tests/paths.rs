@@ -1,0 +1,123 @@
+//! The library, preloaded into programs that read paths in every way that it knows.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+/// A tree of its own, removed at the end.
+struct Tree(PathBuf);
+
+impl Tree {
+    fn new(name: &str) -> Self {
+        let name = format!("rocinante-paths-{name}-{}", std::process::id());
+        let tree = Self(std::env::temp_dir().join(name));
+        let port = tree.0.join("sys/class/infiniband/x0/ports/1");
+        let devices = tree.0.join("dev/infiniband");
+        fs::create_dir_all(&port).unwrap();
+        fs::create_dir_all(&devices).unwrap();
+        fs::create_dir_all(tree.0.join("sys/class/infiniband_verbs/uverbs0")).unwrap();
+        fs::write(port.join("state"), "4: ACTIVE\n").unwrap();
+        symlink("/dev/null", devices.join("uverbs0")).unwrap();
+        tree
+    }
+
+    /// A shell with the library, which leads into this tree.
+    fn shell(&self, script: &str) -> Output {
+        let mut library = std::env::current_exe().unwrap();
+        // Cargo built it beside this program.
+        library.set_file_name("librocinante_paths.so");
+        assert!(library.is_file(), "{}", library.display());
+        let mut shell = plain(script);
+        shell.env("LD_PRELOAD", library).env("ROCINANTE_PATHS", &self.0).output().unwrap()
+    }
+
+    #[track_caller]
+    fn prints(&self, script: &str, expected: &str) {
+        let output = self.shell(script);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{script}: {said}");
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn plain(script: &str) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script]).env("LC_ALL", "C").stdin(Stdio::null());
+    shell
+}
+
+#[test]
+fn programs_find_the_tree() {
+    let tree = Tree::new("find");
+    tree.prints("cat /sys/class/infiniband/x0/ports/1/state", "4: ACTIVE\n");
+    tree.prints("read line < /sys/class/infiniband/x0/ports/1/state; echo $line", "4: ACTIVE\n");
+    tree.prints(
+        "ls /sys/class/infiniband /sys/class/infiniband_verbs/",
+        "\
+        /sys/class/infiniband:\nx0\n\n/sys/class/infiniband_verbs/:\nuverbs0\n",
+    );
+    tree.prints("echo /sys/class/infiniband/*/ports/*", "/sys/class/infiniband/x0/ports/1\n");
+    let device = "/dev/infiniband/uverbs0";
+    tree.prints(&format!("[ -c {device} ] && [ -r {device} ] && [ -w {device} ] && echo y"), "y\n");
+    tree.prints(
+        &format!("readlink {device}; stat -L -c %F {device}"),
+        "/dev/null\n\
+        character special file\n",
+    );
+    tree.prints("cd /sys/class/infiniband/x0 && cat ports/1/state", "4: ACTIVE\n");
+    // The tree itself is not seen, and `ls -l` finds no fault with its files.
+    let path = "/sys/class/infiniband/x0";
+    tree.prints(
+        &format!("realpath {path}/ports/.. 2>&1; readlink -f {path}"),
+        &format!(
+            "\
+        {path}\n{path}\n"
+        ),
+    );
+    let long = tree.shell("ls -lR /sys/class/infiniband /dev/infiniband");
+    assert!(long.status.success() && long.stderr.is_empty(), "{long:?}");
+}
+
+#[test]
+fn python_finds_the_tree() {
+    let python = "/usr/bin/python3";
+    if Command::new(python).arg("-V").output().is_err() {
+        println!("SKIPPED paths::python_finds_the_tree: no {python}: apt install python3");
+        return;
+    }
+    let tree = Tree::new("python");
+    let script = "import os; c = '/sys/class/infiniband'; d = '/dev/infiniband/uverbs0'; \
+        print(os.listdir(c), next(os.scandir(c)).is_dir(), os.access(d, os.R_OK | os.W_OK), \
+        os.path.realpath(c), open(c + '/x0/ports/1/state').read().strip())";
+    tree.prints(
+        &format!("{python} -c \"{script}\""),
+        "['x0'] True True /sys/class/infiniband 4: ACTIVE\n",
+    );
+}
+
+/// Output, errors and status are the same with the library and without.
+#[test]
+fn other_paths_stay_as_they_are() {
+    let tree = Tree::new("others");
+    for script in [
+        "ls -l /sys/class /etc/ /dev/pts; stat -c '%n %s %i' /etc/passwd /; exit 5",
+        "cat /nowhere /etc/hostname; echo $?; readlink /proc/self/exe; realpath /sys/class/net/lo",
+        "cd /usr/bin/../lib && pwd -P; [ -e /dev/null ] && [ ! -e /dev/infinibandage ] && echo y",
+        "cat /sys/class/infiniband/../net/lo/mtu /dev/infiniband/../null; echo $?",
+        "find /etc -maxdepth 1 -name 'host*' | sort; cat ''; ls /dev/infinibandage",
+        "d=$(mktemp -d) && cd $d && echo a > b && ln -s b c && cat c && stat -c %F c && rm -r $d",
+    ] {
+        let (with, without) = (tree.shell(script), plain(script).output().unwrap());
+        let parts = |output: Output| {
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            (output.status.code(), text(&output.stdout), text(&output.stderr))
+        };
+        assert_eq!(parts(with), parts(without), "{script}");
+    }
+}

@@ -1,0 +1,554 @@
+//! The structures of `verbs.h`, as programs see them, asserted against `offsets.txt`, which a C
+//! compiler printed.
+//!
+//! Their names are those of `verbs.h` without `ibv_`. Members that this library never reads or
+//! writes have no names of their own.
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+pub(crate) use rocinante::verbs::Sge;
+
+/// A slot for a function that this library does not have: callers of a newer header check it.
+pub(crate) type Slot = *const c_void;
+
+macro_rules! structures {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty,)* })*) => {
+        $(
+            $(#[$doc])*
+            #[repr(C)]
+            pub(crate) struct $name { $(pub(crate) $field: $kind,)* }
+        )*
+    };
+}
+
+structures! {
+    Device {
+        ops: [Slot; 2],
+        node_type: c_int,
+        transport_type: c_int,
+        name: [c_char; 64],
+        dev_name: [c_char; 64],
+        dev_path: [c_char; 256],
+        ibdev_path: [c_char; 256],
+    }
+    ContextOps {
+        compat_mw: [Slot; 7],
+        alloc_mw: unsafe extern "C" fn(*mut Pd, c_int) -> *mut Mw,
+        bind_mw: unsafe extern "C" fn(*mut Qp, *mut Mw, *const MwBind) -> c_int,
+        dealloc_mw: unsafe extern "C" fn(*mut Mw) -> c_int,
+        compat_create_cq: Slot,
+        poll_cq: unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int,
+        req_notify_cq: unsafe extern "C" fn(*mut Cq, c_int) -> c_int,
+        compat_srq: [Slot; 7],
+        post_srq_recv: unsafe extern "C" fn(*mut Srq, *mut RecvWr, *mut *mut RecvWr) -> c_int,
+        compat_qp: [Slot; 4],
+        post_send: unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int,
+        post_recv: unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int,
+        compat_rest: [Slot; 5],
+    }
+    Context {
+        device: *mut Device,
+        ops: ContextOps,
+        cmd_fd: c_int,
+        async_fd: c_int,
+        num_comp_vectors: c_int,
+        mutex: libc::pthread_mutex_t,
+        abi_compat: *mut c_void,
+    }
+    VerbsContext {
+        query_port: unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int,
+        advise_mr: unsafe extern "C" fn(*mut Pd, c_int, u32, *mut Sge, u32) -> c_int,
+        alloc_null_mr: Slot,
+        counters: [Slot; 4],
+        dm: [Slot; 3],
+        flow_action: [Slot; 3],
+        modify_qp_rate_limit: Slot,
+        alloc_parent_domain:
+            unsafe extern "C" fn(*mut Context, *mut ParentDomainInitAttr) -> *mut Pd,
+        dealloc_td: unsafe extern "C" fn(*mut Td) -> c_int,
+        alloc_td: unsafe extern "C" fn(*mut Context, *mut TdInitAttr) -> *mut Td,
+        modify_cq: Slot,
+        post_srq_ops: Slot,
+        rwq_and_wq: [Slot; 5],
+        query_rt_values: Slot,
+        create_cq_ex: unsafe extern "C" fn(*mut Context, *mut CqInitAttrEx) -> *mut CqEx,
+        private: Slot,
+        query_device_ex: unsafe extern "C" fn(
+            *mut Context,
+            *const QueryDeviceExInput,
+            *mut DeviceAttrEx,
+            usize,
+        ) -> c_int,
+        flows: [Slot; 4],
+        open_qp: Slot,
+        create_qp_ex: unsafe extern "C" fn(*mut Context, *mut QpInitAttrEx) -> *mut Qp,
+        get_srq_num: unsafe extern "C" fn(*mut Srq, *mut u32) -> c_int,
+        create_srq_ex: unsafe extern "C" fn(*mut Context, *mut SrqInitAttrEx) -> *mut Srq,
+        open_xrcd: Slot,
+        close_xrcd: unsafe extern "C" fn(*mut c_void) -> c_int,
+        placeholder: u64,
+        sz: usize,
+        context: Context,
+    }
+    Pd { context: *mut Context, handle: u32, }
+    Td { context: *mut Context, }
+    TdInitAttr { comp_mask: u32, }
+    ParentDomainInitAttr {
+        pd: *mut Pd,
+        td: *mut Td,
+        comp_mask: u32,
+        alloc: Slot,
+        free: Slot,
+        pd_context: *mut c_void,
+    }
+    Mr {
+        context: *mut Context,
+        pd: *mut Pd,
+        addr: *mut c_void,
+        length: usize,
+        handle: u32,
+        lkey: u32,
+        rkey: u32,
+    }
+    MrInitAttr {
+        length: usize,
+        access: c_int,
+        comp_mask: u64,
+        iova: u64,
+        addr: *mut c_void,
+        fd: c_int,
+        fd_offset: u64,
+        dmah: *mut c_void,
+        buf: *mut c_void,
+    }
+    Mw {
+        context: *mut Context,
+        pd: *mut Pd,
+        rkey: u32,
+        handle: u32,
+        mw_type: c_int,
+    }
+    MwBind { wr_id: u64, send_flags: c_uint, info: MwBindInfo, }
+    CompChannel { context: *mut Context, fd: c_int, refcnt: c_int, }
+    Cq {
+        context: *mut Context,
+        channel: *mut CompChannel,
+        cq_context: *mut c_void,
+        handle: u32,
+        cqe: c_int,
+        mutex: libc::pthread_mutex_t,
+        cond: libc::pthread_cond_t,
+        comp_events_completed: u32,
+        async_events_completed: u32,
+    }
+    CqEx {
+        cq: Cq,
+        comp_mask: u32,
+        status: c_int,
+        wr_id: u64,
+        start_poll: unsafe extern "C" fn(*mut CqEx, *mut u32) -> c_int,
+        next_poll: unsafe extern "C" fn(*mut CqEx) -> c_int,
+        end_poll: unsafe extern "C" fn(*mut CqEx),
+        read_opcode: unsafe extern "C" fn(*mut CqEx) -> c_int,
+        read_vendor_err: unsafe extern "C" fn(*mut CqEx) -> u32,
+        read_byte_len: unsafe extern "C" fn(*mut CqEx) -> u32,
+        read_imm_data: unsafe extern "C" fn(*mut CqEx) -> u32,
+        read_qp_num: unsafe extern "C" fn(*mut CqEx) -> u32,
+        read_src_qp: unsafe extern "C" fn(*mut CqEx) -> u32,
+        read_wc_flags: unsafe extern "C" fn(*mut CqEx) -> c_uint,
+        read_slid: unsafe extern "C" fn(*mut CqEx) -> u32,
+        read_sl: unsafe extern "C" fn(*mut CqEx) -> u8,
+        read_dlid_path_bits: unsafe extern "C" fn(*mut CqEx) -> u8,
+        read_completion_ts: unsafe extern "C" fn(*mut CqEx) -> u64,
+        read_cvlan: unsafe extern "C" fn(*mut CqEx) -> u16,
+        read_flow_tag: unsafe extern "C" fn(*mut CqEx) -> u32,
+        read_tm_info: unsafe extern "C" fn(*mut CqEx, *mut c_void),
+        read_completion_wallclock_ns: unsafe extern "C" fn(*mut CqEx) -> u64,
+    }
+    CqInitAttrEx {
+        cqe: u32,
+        cq_context: *mut c_void,
+        channel: *mut CompChannel,
+        comp_vector: u32,
+        wc_flags: u64,
+        comp_mask: u32,
+        flags: u32,
+        parent_domain: *mut Pd,
+    }
+    Srq {
+        context: *mut Context,
+        srq_context: *mut c_void,
+        pd: *mut Pd,
+        handle: u32,
+        mutex: libc::pthread_mutex_t,
+        cond: libc::pthread_cond_t,
+        events_completed: u32,
+    }
+    SrqInitAttr { srq_context: *mut c_void, attr: SrqAttr, }
+    SrqInitAttrEx {
+        srq_context: *mut c_void,
+        attr: SrqAttr,
+        comp_mask: u32,
+        srq_type: c_int,
+        pd: *mut Pd,
+        xrcd: *mut c_void,
+        cq: *mut Cq,
+        tm_cap: [u32; 2],
+    }
+    Qp {
+        context: *mut Context,
+        qp_context: *mut c_void,
+        pd: *mut Pd,
+        send_cq: *mut Cq,
+        recv_cq: *mut Cq,
+        srq: *mut Srq,
+        handle: u32,
+        qp_num: u32,
+        state: c_int,
+        qp_type: c_int,
+        mutex: libc::pthread_mutex_t,
+        cond: libc::pthread_cond_t,
+        events_completed: u32,
+    }
+    QpEx {
+        qp: Qp,
+        comp_mask: u64,
+        wr_id: u64,
+        wr_flags: c_uint,
+        wr_atomic_cmp_swp: unsafe extern "C" fn(*mut QpEx, u32, u64, u64, u64),
+        wr_atomic_fetch_add: unsafe extern "C" fn(*mut QpEx, u32, u64, u64),
+        wr_bind_mw: unsafe extern "C" fn(*mut QpEx, *mut Mw, u32, *const MwBindInfo),
+        wr_local_inv: unsafe extern "C" fn(*mut QpEx, u32),
+        wr_rdma_read: unsafe extern "C" fn(*mut QpEx, u32, u64),
+        wr_rdma_write: unsafe extern "C" fn(*mut QpEx, u32, u64),
+        wr_rdma_write_imm: unsafe extern "C" fn(*mut QpEx, u32, u64, u32),
+        wr_send: unsafe extern "C" fn(*mut QpEx),
+        wr_send_imm: unsafe extern "C" fn(*mut QpEx, u32),
+        wr_send_inv: unsafe extern "C" fn(*mut QpEx, u32),
+        wr_send_tso: unsafe extern "C" fn(*mut QpEx, *mut c_void, u16, u16),
+        wr_set_ud_addr: unsafe extern "C" fn(*mut QpEx, *mut Ah, u32, u32),
+        wr_set_xrc_srqn: unsafe extern "C" fn(*mut QpEx, u32),
+        wr_set_inline_data: unsafe extern "C" fn(*mut QpEx, *mut c_void, usize),
+        wr_set_inline_data_list: unsafe extern "C" fn(*mut QpEx, usize, *const DataBuf),
+        wr_set_sge: unsafe extern "C" fn(*mut QpEx, u32, u64, u32),
+        wr_set_sge_list: unsafe extern "C" fn(*mut QpEx, usize, *const Sge),
+        wr_start: unsafe extern "C" fn(*mut QpEx),
+        wr_complete: unsafe extern "C" fn(*mut QpEx) -> c_int,
+        wr_abort: unsafe extern "C" fn(*mut QpEx),
+        wr_atomic_write: unsafe extern "C" fn(*mut QpEx, u32, u64, *const c_void),
+        wr_flush: unsafe extern "C" fn(*mut QpEx, u32, u64, usize, u8, u8),
+    }
+    DataBuf { addr: *mut c_void, length: usize, }
+    QpInitAttr {
+        qp_context: *mut c_void,
+        send_cq: *mut Cq,
+        recv_cq: *mut Cq,
+        srq: *mut Srq,
+        cap: QpCap,
+        qp_type: c_int,
+        sq_sig_all: c_int,
+    }
+    Ah { context: *mut Context, pd: *mut Pd, handle: u32, }
+    SendWr {
+        wr_id: u64,
+        next: *mut SendWr,
+        sg_list: *const Sge,
+        num_sge: c_int,
+        opcode: c_int,
+        send_flags: c_uint,
+        // Big-endian immediate data; or the key to invalidate, in host byte order.
+        imm_data: [u8; 4],
+        wr: Remote,
+        qp_type: u64,
+        bind_mw: BindMw,
+    }
+    BindMw { mw: *mut Mw, rkey: u32, info: MwBindInfo, }
+    RecvWr { wr_id: u64, next: *mut RecvWr, sg_list: *const Sge, num_sge: c_int, }
+    // The union of `struct ibv_async_event`: a pointer, or a port number in its first bytes.
+    AsyncEvent { element: *mut c_void, event_type: c_int, }
+    QueryDeviceExInput { comp_mask: u32, }
+}
+
+macro_rules! plain_structures {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty,)* })*) => {
+        $(
+            $(#[$doc])*
+            #[repr(C)]
+            #[derive(Clone, Copy, Default)]
+            pub(crate) struct $name { $(pub(crate) $field: $kind,)* }
+        )*
+    };
+}
+
+plain_structures! {
+    SrqAttr { max_wr: u32, max_sge: u32, srq_limit: u32, }
+    QpCap {
+        max_send_wr: u32,
+        max_recv_wr: u32,
+        max_send_sge: u32,
+        max_recv_sge: u32,
+        max_inline_data: u32,
+    }
+    AhAttr {
+        grh: GlobalRoute,
+        dlid: u16,
+        sl: u8,
+        src_path_bits: u8,
+        static_rate: u8,
+        is_global: u8,
+        port_num: u8,
+    }
+    QpAttr {
+        qp_state: c_int,
+        cur_qp_state: c_int,
+        path_mtu: c_int,
+        path_mig_state: c_int,
+        qkey: u32,
+        rq_psn: u32,
+        sq_psn: u32,
+        dest_qp_num: u32,
+        qp_access_flags: c_uint,
+        cap: QpCap,
+        ah_attr: AhAttr,
+        alt_ah_attr: AhAttr,
+        pkey_index: u16,
+        alt_pkey_index: u16,
+        en_sqd_async_notify: u8,
+        sq_draining: u8,
+        max_rd_atomic: u8,
+        max_dest_rd_atomic: u8,
+        min_rnr_timer: u8,
+        port_num: u8,
+        timeout: u8,
+        retry_cnt: u8,
+        rnr_retry: u8,
+        alt_port_num: u8,
+        alt_timeout: u8,
+        rate_limit: u32,
+    }
+    /// The union `wr` of `struct ibv_send_wr`, as for atomics. `rdma` has its key in the first half
+    /// of `compare_add`; `ud` has its handle at the address, and the number and the Q_Key of the
+    /// queue pair in the halves of `compare_add`.
+    Remote { remote_addr: u64, compare_add: u64, swap: u64, rkey: u32, }
+    Wc {
+        wr_id: u64,
+        status: c_int,
+        opcode: c_int,
+        vendor_err: u32,
+        byte_len: u32,
+        // Big-endian immediate data; or the invalidated key, in host byte order.
+        imm_data: [u8; 4],
+        qp_num: u32,
+        src_qp: u32,
+        wc_flags: c_uint,
+        pkey_index: u16,
+        slid: u16,
+        sl: u8,
+        dlid_path_bits: u8,
+    }
+    PortAttr {
+        state: c_int,
+        max_mtu: c_int,
+        active_mtu: c_int,
+        gid_tbl_len: c_int,
+        port_cap_flags: u32,
+        max_msg_sz: u32,
+        bad_pkey_cntr: u32,
+        qkey_viol_cntr: u32,
+        pkey_tbl_len: u16,
+        lid: u16,
+        sm_lid: u16,
+        lmc: u8,
+        max_vl_num: u8,
+        sm_sl: u8,
+        subnet_timeout: u8,
+        init_type_reply: u8,
+        active_width: u8,
+        active_speed: u8,
+        phys_state: u8,
+        link_layer: u8,
+        flags: u8,
+        port_cap_flags2: u16,
+        // From version 64 on.
+        active_speed_ex: u32,
+    }
+    GidEntry { gid: [u8; 16], gid_index: u32, port_num: u32, gid_type: u32, ndev_ifindex: u32, }
+}
+
+/// `struct ibv_mw_bind_info`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct MwBindInfo {
+    pub(crate) mr: *mut Mr,
+    pub(crate) addr: u64,
+    pub(crate) length: u64,
+    pub(crate) access: c_uint,
+}
+
+/// `struct ibv_global_route`: its GID has the alignment of a word.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct GlobalRoute {
+    pub(crate) dgid: [u8; 16],
+    pub(crate) flow_label: u32,
+    pub(crate) sgid_index: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) traffic_class: u8,
+}
+
+/// `struct ibv_qp_init_attr_ex`: its first members are those of `ibv_qp_init_attr`, without the
+/// padding at its end.
+#[repr(C)]
+pub(crate) struct QpInitAttrEx {
+    pub(crate) qp_context: *mut c_void,
+    pub(crate) send_cq: *mut Cq,
+    pub(crate) recv_cq: *mut Cq,
+    pub(crate) srq: *mut Srq,
+    pub(crate) cap: QpCap,
+    pub(crate) qp_type: c_int,
+    pub(crate) sq_sig_all: c_int,
+    pub(crate) comp_mask: u32,
+    pub(crate) pd: *mut Pd,
+    pub(crate) xrcd: *mut c_void,
+    pub(crate) create_flags: u32,
+    pub(crate) max_tso_header: u16,
+    pub(crate) rwq_ind_tbl: *mut c_void,
+    pub(crate) rx_hash: [u64; 3],
+    pub(crate) source_qpn: u32,
+    pub(crate) send_ops_flags: u64,
+}
+
+/// `struct ibv_device_attr`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct DeviceAttr {
+    pub(crate) fw_ver: [c_char; 64],
+    /// Big-endian, as is the next member.
+    pub(crate) node_guid: [u8; 8],
+    pub(crate) sys_image_guid: [u8; 8],
+    pub(crate) max_mr_size: u64,
+    pub(crate) page_size_cap: u64,
+    pub(crate) vendor_id: u32,
+    pub(crate) vendor_part_id: u32,
+    pub(crate) hw_ver: u32,
+    pub(crate) max_qp: c_int,
+    pub(crate) max_qp_wr: c_int,
+    pub(crate) device_cap_flags: c_uint,
+    pub(crate) max_sge: c_int,
+    pub(crate) max_sge_rd: c_int,
+    pub(crate) max_cq: c_int,
+    pub(crate) max_cqe: c_int,
+    pub(crate) max_mr: c_int,
+    pub(crate) max_pd: c_int,
+    pub(crate) max_qp_rd_atom: c_int,
+    pub(crate) max_ee_rd_atom: c_int,
+    pub(crate) max_res_rd_atom: c_int,
+    pub(crate) max_qp_init_rd_atom: c_int,
+    pub(crate) max_ee_init_rd_atom: c_int,
+    pub(crate) atomic_cap: c_int,
+    pub(crate) max_ee: c_int,
+    pub(crate) max_rdd: c_int,
+    pub(crate) max_mw: c_int,
+    pub(crate) max_raw_ipv6_qp: c_int,
+    pub(crate) max_raw_ethy_qp: c_int,
+    pub(crate) max_mcast_grp: c_int,
+    pub(crate) max_mcast_qp_attach: c_int,
+    pub(crate) max_total_mcast_qp_attach: c_int,
+    pub(crate) max_ah: c_int,
+    pub(crate) max_fmr: c_int,
+    pub(crate) max_map_per_fmr: c_int,
+    pub(crate) max_srq: c_int,
+    pub(crate) max_srq_wr: c_int,
+    pub(crate) max_srq_sge: c_int,
+    pub(crate) max_pkeys: u16,
+    pub(crate) local_ca_ack_delay: u8,
+    pub(crate) phys_port_cnt: u8,
+}
+
+/// `struct ibv_device_attr_ex`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct DeviceAttrEx {
+    pub(crate) orig_attr: DeviceAttr,
+    pub(crate) comp_mask: u32,
+    pub(crate) odp_caps: [u64; 3],
+    pub(crate) completion_timestamp_mask: u64,
+    pub(crate) hca_core_clock: u64,
+    pub(crate) device_cap_flags_ex: u64,
+    /// Segmentation, hashing, pacing, tags, moderation, memory and PCI atomics: there are none.
+    pub(crate) offloads: [u32; 27],
+    pub(crate) phys_port_cnt_ex: u32,
+}
+
+macro_rules! assert_layout {
+    ($($name:ident $size:literal { $($field:ident $offset:literal)* })*) => {
+        const _: () = {
+            $(
+                assert!(size_of::<$name>() == $size, concat!(stringify!($name), ": size"));
+                $(assert!(
+                    std::mem::offset_of!($name, $field) == $offset,
+                    concat!(stringify!($name), ".", stringify!($field)),
+                );)*
+            )*
+        };
+    };
+}
+
+// Structures with types of pthread have other offsets on aarch64: they follow from libc's sizes.
+#[cfg(target_arch = "x86_64")]
+assert_layout! {
+    Context 328 { ops 8 cmd_fd 264 async_fd 268 num_comp_vectors 272 mutex 280 abi_compat 320 }
+    VerbsContext 648 {
+        query_port 0 advise_mr 8 alloc_null_mr 16 dm 56 modify_qp_rate_limit 104
+        alloc_parent_domain 112 alloc_td 128 modify_cq 136 query_rt_values 192 create_cq_ex 200
+        private 208 query_device_ex 216 open_qp 256 create_qp_ex 264 get_srq_num 272
+        create_srq_ex 280 open_xrcd 288 close_xrcd 296 sz 312 context 320
+    }
+    Cq 128 { channel 8 cq_context 16 handle 24 cqe 28 mutex 32 comp_events_completed 120 }
+    CqEx 288 { comp_mask 128 status 132 wr_id 136 start_poll 144 read_completion_wallclock_ns 280 }
+    Qp 160 {
+        qp_context 8 pd 16 send_cq 24 recv_cq 32 srq 40 handle 48 qp_num 52 state 56 qp_type 60
+        mutex 64 events_completed 152
+    }
+    // 352 before version 64, which appended `wr_flush`.
+    QpEx 360 {
+        comp_mask 160 wr_id 168 wr_flags 176 wr_atomic_cmp_swp 184 wr_start 320 wr_complete 328
+        wr_abort 336 wr_flush 352
+    }
+    Srq 128 { handle 24 mutex 32 }
+}
+
+#[cfg(target_pointer_width = "64")]
+assert_layout! {
+    Device 664 { node_type 16 transport_type 20 name 24 dev_name 88 dev_path 152 ibdev_path 408 }
+    ContextOps 256 {
+        alloc_mw 56 bind_mw 64 dealloc_mw 72 poll_cq 88 req_notify_cq 96 post_srq_recv 160
+        post_send 200 post_recv 208
+    }
+    Pd 16 {}
+    Td 8 {}
+    Mr 48 { addr 16 length 24 handle 32 lkey 36 rkey 40 }
+    Mw 32 { rkey 16 mw_type 24 }
+    CompChannel 16 { fd 8 refcnt 12 }
+    Ah 24 {}
+    Wc 48 { status 8 opcode 12 vendor_err 16 byte_len 20 imm_data 24 qp_num 28 src_qp 32 wc_flags 36 }
+    SendWr 128 {
+        next 8 sg_list 16 num_sge 24 opcode 28 send_flags 32 imm_data 36 wr 40 qp_type 72 bind_mw 80
+    }
+    RecvWr 32 {}
+    Sge 16 {}
+    QpInitAttr 64 { cap 32 qp_type 52 sq_sig_all 56 }
+    QpInitAttrEx 136 { comp_mask 60 pd 64 send_ops_flags 128 }
+    QpAttr 144 { qkey 16 rq_psn 20 sq_psn 24 dest_qp_num 28 cap 36 ah_attr 56 rate_limit 136 }
+    AhAttr 32 {}
+    GlobalRoute 24 {}
+    DeviceAttr 232 { node_guid 64 max_mr_size 80 max_qp 108 atomic_cap 164 phys_port_cnt 227 }
+    DeviceAttrEx 400 { device_cap_flags_ex 280 phys_port_cnt_ex 396 }
+    // 52 before version 64, which appended `active_speed_ex`.
+    PortAttr 56 { active_speed 44 link_layer 46 port_cap_flags2 48 active_speed_ex 52 }
+    AsyncEvent 16 {}
+    GidEntry 32 {}
+    CqInitAttrEx 56 {}
+    SrqInitAttrEx 64 {}
+    ParentDomainInitAttr 48 {}
+}

@@ -1,0 +1,253 @@
+//! Values of `verbs.h` and of this project, one as the other.
+
+use std::ffi::{c_int, c_uint};
+use std::net::{IpAddr, Ipv6Addr};
+
+use rocinante::plain::Cqe;
+use rocinante::verbs::{
+    Mtu, ModifyAttr, PeerPath, Psn, QpAttr, QpCaps, QpState, QpType, Qpn, WcOpcode,
+};
+use rocinante::{Access, VerbsError};
+
+use crate::abi;
+use crate::log::{Level, say};
+
+/// The errno of an error, which is said aloud to those that listen.
+pub(crate) fn errno(what: &str, error: &VerbsError) -> c_int {
+    say(Level::Info, format_args!("{what}: {error}"));
+    error.errno()
+}
+
+pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+pub(crate) fn address(gid: [u8; 16]) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::from(gid)).to_canonical()
+}
+
+/// `enum ibv_mtu`.
+pub(crate) fn mtu_code(mtu: Mtu) -> c_int {
+    match mtu {
+        Mtu::Mtu256 => 1,
+        Mtu::Mtu512 => 2,
+        Mtu::Mtu1024 => 3,
+        Mtu::Mtu2048 => 4,
+        Mtu::Mtu4096 => 5,
+    }
+}
+
+fn mtu(code: c_int) -> Option<Mtu> {
+    [Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096]
+        .into_iter()
+        .find(|mtu| mtu_code(*mtu) == code)
+}
+
+/// `IBV_ACCESS_OPTIONAL_RANGE`: bits that a device may ignore, such as relaxed ordering.
+const OPTIONAL: u32 = 0x3ff0_0000;
+/// On-demand paging and huge pages: memory is reached by its addresses anyhow.
+const PAGING: u32 = 1 << 6 | 1 << 7;
+
+/// Access flags; `None` if one is unknown.
+pub(crate) fn access(bits: c_uint) -> Option<Access> {
+    Access::from_bits(bits & !OPTIONAL & !PAGING)
+}
+
+pub(crate) fn caps(cap: &abi::QpCap) -> QpCaps {
+    QpCaps {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline_data,
+    }
+}
+
+/// `enum ibv_qp_type`; `None` for those that are not supported.
+pub(crate) fn qp_type(code: c_int) -> Option<QpType> {
+    match code {
+        2 => Some(QpType::Rc),
+        3 => Some(QpType::Uc),
+        4 => Some(QpType::Ud),
+        _ => None,
+    }
+}
+
+const STATES: [QpState; 7] = QpState::ALL;
+
+fn state(code: c_int) -> Option<QpState> {
+    STATES.get(usize::try_from(code).ok()?).copied()
+}
+
+/// `enum ibv_qp_state`.
+pub(crate) fn state_code(state: QpState) -> c_int {
+    match state {
+        QpState::Reset => 0,
+        QpState::Init => 1,
+        QpState::Rtr => 2,
+        QpState::Rts => 3,
+        QpState::Sqd => 4,
+        QpState::Sqe => 5,
+        QpState::Err => 6,
+    }
+}
+
+/// A path to the other end; `None` if the attributes are those of no RoCE path.
+pub(crate) fn path(av: &abi::AhAttr) -> Option<PeerPath> {
+    if av.is_global == 0 || av.port_num > 1 {
+        return None;
+    }
+    let remote = address(av.grh.dgid);
+    if remote.is_unspecified() {
+        return None;
+    }
+    // A kernel takes the limit of the route; programs such as the ping-pongs say 1.
+    let hop_limit = if av.grh.hop_limit <= 1 { 64 } else { av.grh.hop_limit };
+    let path = PeerPath::new(remote)
+        .sgid_index(usize::from(av.grh.sgid_index))
+        .traffic_class(av.grh.traffic_class)
+        .hop_limit(hop_limit)
+        .flow_label(av.grh.flow_label & 0xf_ffff);
+    Some(path)
+}
+
+/// Bits of `enum ibv_qp_attr_mask`.
+pub(crate) mod mask {
+    use std::ffi::c_int;
+
+    pub(crate) const STATE: c_int = 1;
+    pub(crate) const CUR_STATE: c_int = 1 << 1;
+    pub(crate) const EN_SQD_ASYNC_NOTIFY: c_int = 1 << 2;
+    pub(crate) const ACCESS_FLAGS: c_int = 1 << 3;
+    pub(crate) const PKEY_INDEX: c_int = 1 << 4;
+    pub(crate) const PORT: c_int = 1 << 5;
+    pub(crate) const QKEY: c_int = 1 << 6;
+    pub(crate) const AV: c_int = 1 << 7;
+    pub(crate) const PATH_MTU: c_int = 1 << 8;
+    pub(crate) const TIMEOUT: c_int = 1 << 9;
+    pub(crate) const RETRY_CNT: c_int = 1 << 10;
+    pub(crate) const RNR_RETRY: c_int = 1 << 11;
+    pub(crate) const RQ_PSN: c_int = 1 << 12;
+    pub(crate) const MAX_QP_RD_ATOMIC: c_int = 1 << 13;
+    pub(crate) const ALT_PATH: c_int = 1 << 14;
+    pub(crate) const MIN_RNR_TIMER: c_int = 1 << 15;
+    pub(crate) const SQ_PSN: c_int = 1 << 16;
+    pub(crate) const MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
+    pub(crate) const PATH_MIG_STATE: c_int = 1 << 18;
+    pub(crate) const DEST_QPN: c_int = 1 << 20;
+    /// All that a change may have. Capabilities (bit 19) cannot change, and there is no rate limit.
+    pub(crate) const KNOWN: c_int = 0x0017_ffff;
+}
+
+/// A change of a queue pair; `None` if a value is one that no queue pair can have.
+pub(crate) fn modify(attr: &abi::QpAttr, bits: c_int) -> Option<ModifyAttr> {
+    if bits & !mask::KNOWN != 0 {
+        return None;
+    }
+    let has = |bit: c_int| bits & bit != 0;
+    let mut change = ModifyAttr { attr: QpAttr::default(), path: None };
+    let to = &mut change.attr;
+    if has(mask::STATE) {
+        to.state = Some(state(attr.qp_state)?);
+    }
+    if has(mask::PATH_MTU) {
+        to.path_mtu = Some(mtu(attr.path_mtu)?);
+    }
+    if has(mask::ACCESS_FLAGS) {
+        to.access = Some(access(attr.qp_access_flags)?);
+    }
+    if has(mask::AV) {
+        change.path = Some(path(&attr.ah_attr)?);
+    }
+    to.sqd_async_notify =
+        has(mask::EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0);
+    to.pkey_index = has(mask::PKEY_INDEX).then_some(attr.pkey_index);
+    to.port = has(mask::PORT).then_some(attr.port_num);
+    to.qkey = has(mask::QKEY).then_some(attr.qkey);
+    to.dest_qpn = has(mask::DEST_QPN).then(|| Qpn::new(attr.dest_qp_num & 0xff_ffff));
+    to.rq_psn = has(mask::RQ_PSN).then(|| Psn::new(attr.rq_psn & 0xff_ffff));
+    to.sq_psn = has(mask::SQ_PSN).then(|| Psn::new(attr.sq_psn & 0xff_ffff));
+    to.max_dest_rd_atomic = has(mask::MAX_DEST_RD_ATOMIC).then_some(attr.max_dest_rd_atomic);
+    to.max_rd_atomic = has(mask::MAX_QP_RD_ATOMIC).then_some(attr.max_rd_atomic);
+    to.min_rnr_timer = has(mask::MIN_RNR_TIMER).then_some(attr.min_rnr_timer);
+    to.retry_cnt = has(mask::RETRY_CNT).then_some(attr.retry_cnt);
+    to.rnr_retry = has(mask::RNR_RETRY).then_some(attr.rnr_retry);
+    to.timeout = has(mask::TIMEOUT).then_some(attr.timeout);
+    Some(change)
+}
+
+/// Copies what `bits` names, so that a query gives it back.
+pub(crate) fn remember(known: &mut abi::QpAttr, attr: &abi::QpAttr, bits: c_int) {
+    macro_rules! copy {
+        ($($bit:ident $($field:ident)+;)*) => {
+            $(if bits & mask::$bit != 0 { $(known.$field = attr.$field;)+ })*
+        };
+    }
+    copy! {
+        EN_SQD_ASYNC_NOTIFY en_sqd_async_notify;
+        ACCESS_FLAGS qp_access_flags;
+        PKEY_INDEX pkey_index;
+        PORT port_num;
+        QKEY qkey;
+        AV ah_attr;
+        PATH_MTU path_mtu;
+        TIMEOUT timeout;
+        RETRY_CNT retry_cnt;
+        RNR_RETRY rnr_retry;
+        RQ_PSN rq_psn;
+        MAX_QP_RD_ATOMIC max_rd_atomic;
+        ALT_PATH alt_ah_attr alt_pkey_index alt_port_num alt_timeout;
+        MIN_RNR_TIMER min_rnr_timer;
+        SQ_PSN sq_psn;
+        MAX_DEST_RD_ATOMIC max_dest_rd_atomic;
+        PATH_MIG_STATE path_mig_state;
+        DEST_QPN dest_qp_num;
+    }
+}
+
+/// Bits of `enum ibv_wc_flags`.
+const WC_GRH: c_uint = 1;
+const WC_WITH_IMM: c_uint = 1 << 1;
+const WC_WITH_INV: c_uint = 1 << 3;
+
+/// `enum ibv_wc_opcode`.
+fn wc_opcode(opcode: WcOpcode) -> c_int {
+    match opcode {
+        WcOpcode::RdmaWrite => 1,
+        WcOpcode::RdmaRead => 2,
+        WcOpcode::CompSwap => 3,
+        WcOpcode::FetchAdd => 4,
+        WcOpcode::BindMw => 5,
+        WcOpcode::LocalInv => 6,
+        WcOpcode::Flush => 8,
+        WcOpcode::AtomicWrite => 9,
+        WcOpcode::Recv => 128,
+        WcOpcode::RecvRdmaWithImm => 129,
+        _ => 0,
+    }
+}
+
+/// A completion.
+#[inline]
+pub(crate) fn wc(cqe: Cqe) -> abi::Wc {
+    let (imm_data, with) = match (cqe.imm, cqe.invalidated) {
+        (Some(imm), _) => (imm, WC_WITH_IMM),
+        (None, Some(key)) => (key.0.to_ne_bytes(), WC_WITH_INV),
+        (None, None) => ([0; 4], 0),
+    };
+    abi::Wc {
+        wr_id: cqe.wr_id,
+        status: c_int::from(cqe.status as u8),
+        opcode: wc_opcode(cqe.opcode),
+        vendor_err: 0,
+        byte_len: cqe.byte_len,
+        imm_data,
+        qp_num: cqe.qpn.value(),
+        src_qp: cqe.src_qp.map_or(0, Qpn::value),
+        wc_flags: with | if cqe.src_qp.is_some() { WC_GRH } else { 0 },
+        ..abi::Wc::default()
+    }
+}

@@ -1,0 +1,155 @@
+//! Address handles.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::net::IpAddr;
+
+use rocinante::plain;
+
+use super::border::{Outcome, minus, pointer, status};
+use super::context::{self, refused};
+use super::object::{Object, Private};
+use super::pd::Domain;
+use crate::abi;
+use crate::convert;
+use crate::devices::Found;
+
+/// What is ours of an address handle.
+struct Handle {
+    _ah: plain::Ah,
+}
+
+impl Private for Handle {
+    type Public = abi::Ah;
+    const MAGIC: u64 = 0x524f_4345_0000_000a;
+}
+
+/// `ibv_create_ah(3)`.
+pub(super) unsafe extern "C" fn create_ah(
+    pd: *mut abi::Pd,
+    attr: *mut abi::AhAttr,
+) -> *mut abi::Ah {
+    // SAFETY: the program's domain and structure.
+    pointer(|| unsafe { create(pd, attr.as_ref().ok_or(libc::EINVAL)?) })
+}
+
+/// # Safety
+/// As [`Object::of`].
+unsafe fn create(pd: *mut abi::Pd, attr: &abi::AhAttr) -> Outcome<*mut abi::Ah> {
+    // SAFETY: the program's domain, and its context.
+    let (domain, context, shared) =
+        unsafe { (Domain::of(pd)?, (*pd).context, context::of((*pd).context)?) };
+    let path = convert::path(attr).ok_or(libc::EINVAL)?;
+    let local = shared.found.gid(path.sgid_index).ok_or(libc::EINVAL)?;
+    if local.is_ipv4() != path.remote.is_ipv4() {
+        return Err(libc::EINVAL);
+    }
+    let ah = domain.pd()?.create_ah(local, &path).map_err(refused("ibv_create_ah"))?;
+    domain.add_user();
+    // Posting reads the handle from here.
+    let public = abi::Ah { context, pd, handle: ah.id().0 };
+    Ok(Object::make(public, Handle { _ah: ah }))
+}
+
+/// `ibv_destroy_ah(3)`.
+pub(super) unsafe extern "C" fn destroy_ah(ah: *mut abi::Ah) -> c_int {
+    status(|| {
+        // SAFETY: the program's handle, which it gives back.
+        unsafe {
+            let object = Object::<Handle>::of(ah)?;
+            let shared = context::of((*ah).context)?;
+            if let Ok(domain) = Domain::of((*ah).pd) {
+                domain.remove_user();
+            }
+            shared.free(object.unmake());
+        }
+        Ok(())
+    })
+}
+
+/// The number of the engine's handle.
+///
+/// # Safety
+/// As [`Object::of`].
+#[inline]
+pub(super) unsafe fn number(ah: *mut abi::Ah) -> Outcome<u32> {
+    // SAFETY: the caller vouches for it.
+    unsafe { Object::<Handle>::of(ah)?.public().as_ref() }.map(|ah| ah.handle).ok_or(libc::EINVAL)
+}
+
+/// The way back to the sender of a datagram.
+fn answer(found: &Found, port: u8, wc: &abi::Wc, grh: &[u8; 40]) -> Outcome<abi::AhAttr> {
+    /// `IBV_WC_GRH`.
+    const GRH: u32 = 1;
+    if port != 1 || wc.wc_flags & GRH == 0 {
+        return Err(libc::EINVAL);
+    }
+    let (remote, local) = plain::grh_addresses(grh).ok_or(libc::EINVAL)?;
+    // The answer to a datagram to a group leaves from the first address of its family.
+    let place = |is: &dyn Fn(IpAddr) -> bool| found.gids().position(is);
+    let sgid_index = place(&|gid| gid == local)
+        .or_else(|| place(&|gid| gid.is_ipv4() == local.is_ipv4()))
+        .ok_or(libc::EINVAL)?;
+    let (flow_label, hop_limit, traffic_class) = match remote {
+        IpAddr::V4(_) => (0, grh[28], grh[21]),
+        IpAddr::V6(_) => {
+            let word = u32::from_be_bytes([grh[0], grh[1], grh[2], grh[3]]);
+            (word & 0xf_ffff, grh[7], (word >> 20 & 0xff) as u8)
+        }
+    };
+    let grh = abi::GlobalRoute {
+        dgid: convert::gid(remote),
+        flow_label,
+        sgid_index: u8::try_from(sgid_index).map_err(|_| libc::EINVAL)?,
+        hop_limit,
+        traffic_class,
+    };
+    Ok(abi::AhAttr { grh, is_global: 1, port_num: port, sl: wc.sl, ..abi::AhAttr::default() })
+}
+
+/// `ibv_init_ah_from_wc(3)`.
+pub(super) unsafe extern "C" fn init_ah_from_wc(
+    context: *mut abi::Context,
+    port: u8,
+    wc: *mut abi::Wc,
+    grh: *const [u8; 40],
+    attr: *mut abi::AhAttr,
+) -> c_int {
+    minus(|| {
+        // SAFETY: the program's context and structures.
+        unsafe {
+            let shared = context::of(context)?;
+            let (wc, grh) = (wc.as_ref().ok_or(libc::EINVAL)?, grh.as_ref().ok_or(libc::EINVAL)?);
+            attr.write(answer(&shared.found, port, wc, grh)?);
+        }
+        Ok(0)
+    })
+}
+
+/// `ibv_create_ah_from_wc(3)`.
+pub(super) unsafe extern "C" fn create_ah_from_wc(
+    pd: *mut abi::Pd,
+    wc: *mut abi::Wc,
+    grh: *const [u8; 40],
+    port: u8,
+) -> *mut abi::Ah {
+    pointer(|| {
+        // SAFETY: the program's domain and structures.
+        unsafe {
+            Domain::of(pd)?;
+            let shared = context::of((*pd).context)?;
+            let (wc, grh) = (wc.as_ref().ok_or(libc::EINVAL)?, grh.as_ref().ok_or(libc::EINVAL)?);
+            create(pd, &answer(&shared.found, port, wc, grh)?)
+        }
+    })
+}
+
+/// The Ethernet address of a destination, for providers' libraries: the device finds it itself.
+pub(super) unsafe extern "C" fn resolve_eth_l2_from_gid(
+    _: *mut abi::Context,
+    _: *mut abi::AhAttr,
+    _: *mut u8,
+    _: *mut c_void,
+) -> c_int {
+    libc::EOPNOTSUPP
+}

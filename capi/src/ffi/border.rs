@@ -1,0 +1,59 @@
+//! The border to C: errno, and panics, which become errors.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use crate::log::{Level, say};
+
+/// The result of a call: a value, or the errno.
+pub(super) type Outcome<T> = Result<T, c_int>;
+
+pub(super) fn set_errno(errno: c_int) {
+    // SAFETY: the function returns the address of the thread's own errno.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Runs the body. A panic is a bug of this library, which must not end the program.
+#[inline]
+fn caught<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(libc::EIO))
+}
+
+/// For calls that return 0 or the errno.
+#[inline]
+pub(super) fn status(body: impl FnOnce() -> Outcome<()>) -> c_int {
+    caught(body).err().unwrap_or(0)
+}
+
+/// For calls that return -1 and set errno.
+#[inline]
+pub(super) fn minus(body: impl FnOnce() -> Outcome<c_int>) -> c_int {
+    caught(body).unwrap_or_else(|errno| {
+        set_errno(errno);
+        -1
+    })
+}
+
+/// For calls that return NULL and set errno.
+pub(super) fn pointer<T>(body: impl FnOnce() -> Outcome<*mut T>) -> *mut T {
+    caught(body).unwrap_or_else(|errno| {
+        set_errno(errno);
+        ptr::null_mut()
+    })
+}
+
+/// For calls that return nothing.
+#[inline]
+pub(super) fn quiet(body: impl FnOnce()) {
+    let _ = caught(|| {
+        body();
+        Ok(())
+    });
+}
+
+/// Panics of this library are said to those that listen, and not printed.
+pub(super) fn hush() {
+    std::panic::set_hook(Box::new(|panic| say(Level::Warn, format_args!("a bug: {panic}"))));
+}

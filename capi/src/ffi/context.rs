@@ -1,0 +1,223 @@
+//! Contexts. The device is opened with the first object.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::ptr;
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
+use rocinante::plain;
+use rocinante::{Context, OpenOptions};
+
+use super::border::Outcome;
+use super::object::{Object, Private};
+use super::{cq, fork, memory, pd, post, qp, query, srq, stubs, wait};
+use crate::abi;
+use crate::convert::errno;
+use crate::devices::Found;
+use crate::log::{Level, say};
+
+/// What is ours of a context.
+pub(super) struct Shared {
+    pub(super) found: Found,
+    opened: OnceLock<Opened>,
+    opening: Mutex<()>,
+    /// Readable while there are asynchronous events; the program's `async_fd`.
+    pub(super) async_fd: OwnedFd,
+    /// The process that opened it.
+    generation: u32,
+    pub(super) objects: Mutex<Objects>,
+}
+
+/// The objects that events name, by their numbers: addresses of the public structures.
+#[derive(Default)]
+pub(super) struct Objects {
+    pub(super) qps: HashMap<u32, usize>,
+    pub(super) cqs: HashMap<u32, usize>,
+    pub(super) srqs: HashMap<u32, usize>,
+}
+
+pub(super) struct Opened {
+    pub(super) context: Context,
+    pub(super) device: plain::Device,
+}
+
+impl Private for Shared {
+    type Public = abi::VerbsContext;
+    const MAGIC: u64 = 0x524f_4345_0000_0002;
+}
+
+/// Where `struct ibv_context` begins in its `struct verbs_context`.
+const INSIDE: usize = std::mem::offset_of!(abi::VerbsContext, context);
+
+/// What is ours of the program's context.
+///
+/// # Safety
+/// As [`Object::of`].
+pub(super) unsafe fn of<'a>(context: *mut abi::Context) -> Outcome<&'a Shared> {
+    // SAFETY: the caller vouches for it.
+    unsafe { object(context) }.map(|object| &object.private)
+}
+
+unsafe fn object<'a>(context: *mut abi::Context) -> Outcome<&'a Object<Shared>> {
+    if context.is_null() {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller vouches for it; `open` gave away such pointers.
+    unsafe { Object::of(context.byte_sub(INSIDE).cast()) }
+}
+
+impl Shared {
+    /// The device, which this opens if it is not open yet.
+    pub(super) fn device(&self) -> Outcome<&plain::Device> {
+        self.opened().map(|opened| &opened.device)
+    }
+
+    pub(super) fn opened(&self) -> Outcome<&Opened> {
+        self.is_own()?;
+        if let Some(opened) = self.opened.get() {
+            return Ok(opened);
+        }
+        let _opening = self.opening.lock();
+        if let Some(opened) = self.opened.get() {
+            return Ok(opened);
+        }
+        let interface = &self.found.interface.name;
+        let context = wait::without_signals(|| OpenOptions::new().open_interface(interface))
+            .map_err(|error| {
+                say(Level::Warn, format_args!("{} ({interface}): {error}", self.found.name));
+                error.errno()
+            })?;
+        let attr = context.query_device();
+        say(
+            Level::Info,
+            format_args!(
+                "{}: {interface} on {}: {}",
+                self.found.name,
+                context.provider(),
+                attr.chosen_because
+            ),
+        );
+        wait::follow(&self.async_fd, context.async_fd())?;
+        let device = plain::Device::of(&context).ok_or(libc::ENODEV)?;
+        Ok(self.opened.get_or_init(|| Opened { context, device }))
+    }
+
+    /// What is open, if something is.
+    pub(super) fn if_opened(&self) -> Option<&Opened> {
+        self.opened.get()
+    }
+
+    /// # Errors
+    /// `EIO` in a child of the process that opened it: the child opens the device anew.
+    pub(super) fn is_own(&self) -> Outcome<()> {
+        if self.is_inherited() { Err(libc::EIO) } else { Ok(()) }
+    }
+
+    /// Whether it is a copy of a parent's. Its objects have locks of threads that are not here:
+    /// they are neither used nor freed.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
+    /// Frees what is ours of an object, unless it is a copy of a parent's.
+    pub(super) fn free<T>(&self, ours: T) {
+        if self.is_inherited() {
+            std::mem::forget(ours);
+        }
+    }
+}
+
+/// Makes a context.
+pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi::Context> {
+    let async_fd = wait::descriptor()?;
+    let ops = abi::ContextOps {
+        compat_mw: [ptr::null(); 7],
+        alloc_mw: memory::alloc_mw,
+        bind_mw: post::bind_mw,
+        dealloc_mw: memory::dealloc_mw,
+        compat_create_cq: ptr::null(),
+        poll_cq: cq::poll_cq,
+        req_notify_cq: cq::req_notify_cq,
+        compat_srq: [ptr::null(); 7],
+        post_srq_recv: post::post_srq_recv,
+        compat_qp: [ptr::null(); 4],
+        post_send: post::post_send,
+        post_recv: post::post_recv,
+        compat_rest: [ptr::null(); 5],
+    };
+    let context = abi::Context {
+        device,
+        ops,
+        // There is no file of the kernel behind it; programs only look whether it is negative.
+        cmd_fd: async_fd.as_raw_fd(),
+        async_fd: async_fd.as_raw_fd(),
+        num_comp_vectors: 1,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        // __VERBS_ABI_IS_EXTENDED.
+        abi_compat: ptr::without_provenance_mut(usize::MAX),
+    };
+    let verbs = abi::VerbsContext {
+        query_port: query::query_port_ex,
+        advise_mr: memory::advise_mr,
+        alloc_null_mr: ptr::null(),
+        counters: [ptr::null(); 4],
+        dm: [ptr::null(); 3],
+        flow_action: [ptr::null(); 3],
+        modify_qp_rate_limit: ptr::null(),
+        alloc_parent_domain: pd::alloc_parent_domain,
+        dealloc_td: pd::dealloc_td,
+        alloc_td: pd::alloc_td,
+        modify_cq: ptr::null(),
+        post_srq_ops: ptr::null(),
+        rwq_and_wq: [ptr::null(); 5],
+        query_rt_values: ptr::null(),
+        create_cq_ex: cq::create_cq_ex,
+        private: ptr::null(),
+        query_device_ex: query::query_device_ex,
+        flows: [ptr::null(); 4],
+        open_qp: ptr::null(),
+        create_qp_ex: qp::create_qp_ex,
+        get_srq_num: srq::get_srq_num,
+        create_srq_ex: srq::create_srq_ex,
+        open_xrcd: ptr::null(),
+        // The header's inline function calls it without a look.
+        close_xrcd: stubs::one_argument,
+        placeholder: 0,
+        sz: size_of::<abi::VerbsContext>(),
+        context,
+    };
+    let shared = Shared {
+        found: found.clone(),
+        opened: OnceLock::new(),
+        opening: Mutex::new(()),
+        async_fd,
+        generation: fork::generation(),
+        objects: Mutex::default(),
+    };
+    let verbs = Object::make(verbs, shared);
+    // SAFETY: it points to the structure that was just made.
+    Ok(unsafe { &raw mut (*verbs).context })
+}
+
+/// Closes a context. Its objects keep what they need.
+///
+/// # Safety
+/// The program gives the context back.
+pub(super) unsafe fn close(context: *mut abi::Context) -> Outcome<()> {
+    // SAFETY: the caller vouches for it.
+    let object = unsafe { object(context)? };
+    let inherited = object.private.is_inherited();
+    // SAFETY: as above.
+    let shared = unsafe { object.unmake() };
+    if inherited {
+        std::mem::forget(shared);
+    }
+    Ok(())
+}
+
+/// The errno of a refusal by the device of this context.
+pub(super) fn refused(what: &'static str) -> impl FnOnce(rocinante::VerbsError) -> i32 {
+    move |error| errno(what, &error)
+}

@@ -1,0 +1,29 @@
+//! The functions of `libibverbs.so.1`.
+//!
+//! A C program vouches for its pointers: each is NULL, or one that this library made and has not
+//! destroyed, or memory of the structure that `verbs.h` names. [`object`] finds the mistakes that
+//! can be found without a crash. So the blocks below that only follow such a pointer say no more
+//! than that.
+
+mod ah;
+mod border;
+mod channel;
+mod context;
+mod cq;
+mod cq_ex;
+mod device;
+mod events;
+mod exports;
+mod fork;
+mod kern;
+mod memory;
+mod names;
+mod object;
+mod pd;
+mod post;
+mod qp;
+mod qp_ex;
+mod query;
+mod srq;
+mod stubs;
+mod wait;

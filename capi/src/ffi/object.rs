@@ -1,0 +1,117 @@
+//! Objects that C programs hold: the public structure, and behind it what is ours.
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::border::Outcome;
+
+/// What is ours of an object. The number tells the kinds apart.
+pub(super) trait Private {
+    /// The public structure.
+    type Public;
+    const MAGIC: u64;
+}
+
+/// An object.
+#[repr(C)]
+pub(super) struct Object<P: Private> {
+    public: UnsafeCell<P::Public>,
+    magic: AtomicU64,
+    pub(super) private: P,
+}
+
+impl<P: Private> Object<P> {
+    /// A new object, as the pointer that the program gets.
+    pub(super) fn make(public: P::Public, private: P) -> *mut P::Public {
+        let magic = AtomicU64::new(P::MAGIC);
+        let object = Self { public: UnsafeCell::new(public), magic, private };
+        Box::into_raw(Box::new(object)).cast()
+    }
+
+    /// The object behind a pointer.
+    ///
+    /// # Errors
+    /// `EINVAL` for NULL and for what is no object of this kind.
+    ///
+    /// # Safety
+    /// The pointer is NULL, or that of an object that nothing destroys meanwhile.
+    #[inline]
+    pub(super) unsafe fn of<'a>(public: *mut P::Public) -> Outcome<&'a Self> {
+        if public.is_null() || !public.cast::<Self>().is_aligned() {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the caller vouches for it.
+        let object = unsafe { &*public.cast::<Self>() };
+        if object.magic.load(Ordering::Relaxed) == P::MAGIC {
+            Ok(object)
+        } else {
+            Err(libc::EINVAL)
+        }
+    }
+
+    /// The public structure. The program may change it at any time.
+    pub(super) fn public(&self) -> *mut P::Public {
+        self.public.get()
+    }
+
+    /// Destroys the object.
+    ///
+    /// # Safety
+    /// It came from [`make`](Self::make), and nothing uses it any more.
+    pub(super) unsafe fn unmake(&self) -> P {
+        self.magic.store(0, Ordering::Relaxed);
+        // SAFETY: `make` boxed it, and the caller vouches for the rest.
+        let object = unsafe { Box::from_raw(std::ptr::from_ref(self).cast_mut()) };
+        object.private
+    }
+}
+
+/// How many objects use one, which therefore cannot be destroyed.
+#[derive(Debug, Default)]
+pub(super) struct Users(AtomicU32);
+
+impl Users {
+    pub(super) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// # Errors
+    /// `EBUSY` if there are some.
+    pub(super) fn none(&self) -> Outcome<()> {
+        if self.0.load(Ordering::Relaxed) == 0 { Ok(()) } else { Err(libc::EBUSY) }
+    }
+}
+
+/// Events of an object that the program took and has not acknowledged. Its destruction waits for
+/// them (`ibv_ack_cq_events(3)`).
+#[derive(Debug, Default)]
+pub(super) struct Unacknowledged {
+    count: Mutex<u32>,
+    none: Condvar,
+}
+
+impl Unacknowledged {
+    pub(super) fn took(&self) {
+        *self.count.lock() += 1;
+    }
+
+    pub(super) fn acknowledged(&self, events: u32) {
+        let mut count = self.count.lock();
+        *count = count.saturating_sub(events);
+        if *count == 0 {
+            self.none.notify_all();
+        }
+    }
+
+    pub(super) fn wait(&self) {
+        let mut count = self.count.lock();
+        self.none.wait_while(&mut count, |count| *count > 0);
+    }
+}

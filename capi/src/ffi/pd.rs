@@ -1,0 +1,155 @@
+//! Protection domains, parent domains and thread domains.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+
+use rocinante::plain;
+
+use super::border::{Outcome, pointer, status};
+use super::context;
+use super::object::{Object, Private, Users};
+use crate::abi;
+
+/// What is ours of a protection domain.
+pub(super) struct Domain {
+    kind: Kind,
+    users: Users,
+}
+
+enum Kind {
+    Own(plain::Pd),
+    /// A parent domain: the domain that it stands for, and its thread domain.
+    Parent { of: *mut abi::Pd, td: *mut abi::Td },
+}
+
+impl Private for Domain {
+    type Public = abi::Pd;
+    const MAGIC: u64 = 0x524f_4345_0000_0003;
+}
+
+/// What is ours of a thread domain: what uses it. Its promise of one thread brings nothing here.
+#[derive(Default)]
+struct ThreadDomain(Users);
+
+impl Private for ThreadDomain {
+    type Public = abi::Td;
+    const MAGIC: u64 = 0x524f_4345_0000_0004;
+}
+
+impl Domain {
+    /// # Safety
+    /// As [`Object::of`].
+    pub(super) unsafe fn of<'a>(pd: *mut abi::Pd) -> Outcome<&'a Self> {
+        // SAFETY: the caller vouches for it.
+        unsafe { Object::<Self>::of(pd) }.map(|object| &object.private)
+    }
+
+    /// The domain that objects are made in.
+    pub(super) fn pd(&self) -> Outcome<&plain::Pd> {
+        match &self.kind {
+            Kind::Own(pd) => Ok(pd),
+            // SAFETY: the parent domain uses it, so the program cannot have destroyed it.
+            Kind::Parent { of, .. } => unsafe { Self::of(*of)? }.pd(),
+        }
+    }
+
+    pub(super) fn add_user(&self) {
+        self.users.add();
+    }
+
+    pub(super) fn remove_user(&self) {
+        self.users.remove();
+    }
+}
+
+/// `ibv_alloc_pd(3)`.
+pub(super) unsafe extern "C" fn alloc_pd(context: *mut abi::Context) -> *mut abi::Pd {
+    pointer(|| {
+        // SAFETY: the program's context.
+        let shared = unsafe { context::of(context)? };
+        let pd = shared.device()?.alloc_pd();
+        let domain = Domain { kind: Kind::Own(pd), users: Users::default() };
+        Ok(Object::make(abi::Pd { context, handle: 0 }, domain))
+    })
+}
+
+/// `ibv_dealloc_pd(3)`.
+pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut abi::Pd) -> c_int {
+    status(|| {
+        // SAFETY: the program's domain, which it gives back.
+        unsafe {
+            let object = Object::<Domain>::of(pd)?;
+            let shared = context::of((*pd).context)?;
+            if !shared.is_inherited() {
+                object.private.users.none()?;
+                if let Kind::Parent { of, td } = object.private.kind {
+                    Domain::of(of)?.remove_user();
+                    if let Ok(td) = Object::<ThreadDomain>::of(td) {
+                        td.private.0.remove();
+                    }
+                }
+            }
+            shared.free(object.unmake());
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_alloc_parent_domain(3)`. The allocators that a program may bring are never called, as the
+/// device shares no memory with it; nor does it use `pd_context`.
+pub(super) unsafe extern "C" fn alloc_parent_domain(
+    context: *mut abi::Context,
+    attr: *mut abi::ParentDomainInitAttr,
+) -> *mut abi::Pd {
+    /// `IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS` and `..._PD_CONTEXT`.
+    const KNOWN: u32 = 3;
+    pointer(|| {
+        // SAFETY: the program's structures.
+        unsafe {
+            context::of(context)?.is_own()?;
+            let attr = attr.as_ref().ok_or(libc::EINVAL)?;
+            if attr.comp_mask & !KNOWN != 0 {
+                return Err(libc::EOPNOTSUPP);
+            }
+            let pd = Domain::of(attr.pd)?;
+            if !attr.td.is_null() {
+                Object::<ThreadDomain>::of(attr.td)?.private.0.add();
+            }
+            pd.add_user();
+            let kind = Kind::Parent { of: attr.pd, td: attr.td };
+            let domain = Domain { kind, users: Users::default() };
+            Ok(Object::make(abi::Pd { context, handle: 0 }, domain))
+        }
+    })
+}
+
+/// `ibv_alloc_td(3)`.
+pub(super) unsafe extern "C" fn alloc_td(
+    context: *mut abi::Context,
+    attr: *mut abi::TdInitAttr,
+) -> *mut abi::Td {
+    pointer(|| {
+        // SAFETY: the program's structures.
+        unsafe {
+            context::of(context)?.is_own()?;
+            if attr.as_ref().is_none_or(|attr| attr.comp_mask != 0) {
+                return Err(libc::EINVAL);
+            }
+        }
+        Ok(Object::make(abi::Td { context }, ThreadDomain::default()))
+    })
+}
+
+/// `ibv_dealloc_td(3)`.
+pub(super) unsafe extern "C" fn dealloc_td(td: *mut abi::Td) -> c_int {
+    status(|| {
+        // SAFETY: the program's thread domain, which it gives back.
+        unsafe {
+            let object = Object::<ThreadDomain>::of(td)?;
+            object.private.0.none()?;
+            drop(object.unmake());
+        }
+        Ok(())
+    })
+}
+

@@ -1,0 +1,280 @@
+//! Questions about devices, ports and GIDs. They open nothing.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_uint};
+use std::ptr;
+
+use super::border::{Outcome, minus, set_errno, status};
+use super::context;
+use crate::abi;
+use crate::convert;
+use crate::devices::{CAPABILITIES_EX, Found};
+
+/// The only port.
+const PORT: u32 = 1;
+/// The only key of a partition.
+const PKEY: u16 = 0xffff;
+
+/// Copies as much of a structure as the caller's has room for. The caller's own end becomes zero:
+/// it is of a newer version.
+///
+/// # Safety
+/// `to` has `len` bytes, and `T` has no padding that must not be read.
+unsafe fn give<T>(value: &T, to: *mut T, len: usize) {
+    let own = size_of::<T>().min(len);
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), to.cast(), own);
+        to.cast::<u8>().add(own).write_bytes(0, len - own);
+    }
+}
+
+/// `ibv_query_device(3)`.
+pub(super) unsafe extern "C" fn query_device(
+    context: *mut abi::Context,
+    attr: *mut abi::DeviceAttr,
+) -> c_int {
+    status(|| {
+        // SAFETY: the program's context and structure.
+        unsafe {
+            let attr = attr.as_mut().ok_or(libc::EINVAL)?;
+            *attr = context::of(context)?.found.attributes();
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_query_device_ex(3)`.
+pub(super) unsafe extern "C" fn query_device_ex(
+    context: *mut abi::Context,
+    input: *const abi::QueryDeviceExInput,
+    attr: *mut abi::DeviceAttrEx,
+    attr_size: usize,
+) -> c_int {
+    status(|| {
+        // SAFETY: the program's context and structures.
+        unsafe {
+            if input.as_ref().is_some_and(|input| input.comp_mask != 0) {
+                return Err(libc::EINVAL);
+            }
+            let too_short = attr_size < size_of::<abi::DeviceAttr>() + size_of::<u32>();
+            if attr.is_null() || too_short {
+                return Err(libc::EINVAL);
+            }
+            let is = abi::DeviceAttrEx {
+                orig_attr: context::of(context)?.found.attributes(),
+                comp_mask: 0,
+                odp_caps: [0; 3],
+                completion_timestamp_mask: 0,
+                hca_core_clock: 0,
+                device_cap_flags_ex: CAPABILITIES_EX,
+                offloads: [0; 27],
+                phys_port_cnt_ex: PORT,
+            };
+            give(&is, attr, attr_size);
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_query_port(3)` of old programs, whose structure ends before `port_cap_flags2`.
+pub(super) unsafe extern "C" fn query_port(
+    context: *mut abi::Context,
+    port: u8,
+    attr: *mut abi::PortAttr,
+) -> c_int {
+    const OLD: usize = std::mem::offset_of!(abi::PortAttr, port_cap_flags2);
+    // SAFETY: the program's context and structure.
+    unsafe { query_port_ex(context, port, attr, OLD) }
+}
+
+/// `ibv_query_port(3)`.
+pub(super) unsafe extern "C" fn query_port_ex(
+    context: *mut abi::Context,
+    port: u8,
+    attr: *mut abi::PortAttr,
+    len: usize,
+) -> c_int {
+    status(|| {
+        // SAFETY: the program's context and structure.
+        unsafe {
+            let found = &context::of(context)?.found;
+            if attr.is_null() || u32::from(port) != PORT {
+                return Err(libc::EINVAL);
+            }
+            give(&found.port(), attr, len);
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_query_port_speed(3)`: in units of 100 Mb/s.
+pub(super) unsafe extern "C" fn query_port_speed(
+    context: *mut abi::Context,
+    port: u32,
+    speed: *mut u64,
+) -> c_int {
+    status(|| {
+        // SAFETY: the program's context and number.
+        unsafe {
+            context::of(context)?;
+            if speed.is_null() || port != PORT {
+                return Err(libc::EINVAL);
+            }
+            speed.write(100);
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_query_gid(3)`.
+pub(super) unsafe extern "C" fn query_gid(
+    context: *mut abi::Context,
+    port: u8,
+    index: c_int,
+    gid: *mut [u8; 16],
+) -> c_int {
+    minus(|| {
+        // SAFETY: the program's context and GID.
+        unsafe {
+            let found = &context::of(context)?.found;
+            let index = usize::try_from(index).map_err(|_| libc::EINVAL)?;
+            if u32::from(port) != PORT || index >= found.gid_table_len() {
+                return Err(libc::EINVAL);
+            }
+            let entry = found.gid(index).map_or([0; 16], convert::gid);
+            *gid.as_mut().ok_or(libc::EINVAL)? = entry;
+        }
+        Ok(0)
+    })
+}
+
+/// `IBV_GID_TYPE_ROCE_V2`.
+const ROCE_V2: u32 = 2;
+
+fn entry(found: &Found, index: usize) -> Option<abi::GidEntry> {
+    let address = found.gid(index)?;
+    Some(abi::GidEntry {
+        gid: convert::gid(address),
+        gid_index: u32::try_from(index).ok()?,
+        port_num: PORT,
+        gid_type: ROCE_V2,
+        ndev_ifindex: found.interface.index,
+    })
+}
+
+/// `ibv_query_gid_ex(3)`.
+pub(super) unsafe extern "C" fn query_gid_ex(
+    context: *mut abi::Context,
+    port: u32,
+    index: u32,
+    to: *mut abi::GidEntry,
+    flags: u32,
+    entry_size: usize,
+) -> c_int {
+    status(|| {
+        // SAFETY: the program's context and structure.
+        unsafe {
+            let found = &context::of(context)?.found;
+            if flags != 0 {
+                return Err(libc::EOPNOTSUPP);
+            }
+            if to.is_null() || port != PORT {
+                return Err(libc::EINVAL);
+            }
+            if index as usize >= found.gid_table_len() {
+                return Err(libc::EINVAL);
+            }
+            let entry = entry(found, index as usize).ok_or(libc::ENODATA)?;
+            give(&entry, to, entry_size);
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_query_gid_table(3)`: the number of entries, or a negative errno.
+pub(super) unsafe extern "C" fn query_gid_table(
+    context: *mut abi::Context,
+    to: *mut abi::GidEntry,
+    room: usize,
+    flags: u32,
+    entry_size: usize,
+) -> isize {
+    let mut count = 0;
+    let errno = status(|| {
+        // SAFETY: the program's context and its array of so many entries of that size.
+        unsafe {
+            let found = &context::of(context)?.found;
+            if flags != 0 {
+                return Err(libc::EOPNOTSUPP);
+            }
+            if to.is_null() && room > 0 {
+                return Err(libc::EINVAL);
+            }
+            if room < found.gids().len() {
+                return Err(libc::EINVAL);
+            }
+            for index in 0..found.gids().len() {
+                if let Some(entry) = entry(found, index) {
+                    give(&entry, to.byte_add(index * entry_size), entry_size);
+                    count += 1;
+                }
+            }
+        }
+        Ok(())
+    });
+    if errno == 0 { count } else { -(errno as isize) }
+}
+
+/// For `ibv_devinfo` and pyverbs: `IBV_GID_TYPE_SYSFS_ROCE_V2`.
+pub(super) unsafe extern "C" fn query_gid_type(
+    context: *mut abi::Context,
+    port: u8,
+    index: c_uint,
+    kind: *mut c_int,
+) -> c_int {
+    minus(|| {
+        // SAFETY: the program's context and number.
+        unsafe {
+            let found = &context::of(context)?.found;
+            found.gid(index as usize).filter(|_| u32::from(port) == PORT).ok_or(libc::EINVAL)?;
+            *kind.as_mut().ok_or(libc::EINVAL)? = 1;
+        }
+        Ok(0)
+    })
+}
+
+fn pkey_at(context: *mut abi::Context, port: u8, index: c_int) -> Outcome<u16> {
+    // SAFETY: the program's context.
+    unsafe { context::of(context)? };
+    if u32::from(port) == PORT && index == 0 { Ok(PKEY) } else { Err(libc::EINVAL) }
+}
+
+/// `ibv_query_pkey(3)`: big-endian.
+pub(super) unsafe extern "C" fn query_pkey(
+    context: *mut abi::Context,
+    port: u8,
+    index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    minus(|| {
+        let found = pkey_at(context, port, index)?;
+        // SAFETY: the program's number.
+        unsafe { *pkey.as_mut().ok_or(libc::EINVAL)? = found.to_be() };
+        Ok(0)
+    })
+}
+
+/// `ibv_get_pkey_index(3)`.
+pub(super) unsafe extern "C" fn get_pkey_index(
+    context: *mut abi::Context,
+    port: u8,
+    pkey: u16,
+) -> c_int {
+    let found = pkey_at(context, port, 0);
+    if found == Ok(u16::from_be(pkey)) {
+        return 0;
+    }
+    set_errno(libc::EINVAL);
+    -1
+}

@@ -1,0 +1,74 @@
+//! Sleeping in a blocking call.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::Errno;
+
+use super::border::Outcome;
+
+/// A descriptor for the program, readable while `inner` is. The program may change its flags, of
+/// which `inner` knows nothing.
+pub(super) fn descriptor() -> Outcome<OwnedFd> {
+    epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Errno::raw_os_error)
+}
+
+/// Makes `outer` readable while `inner` is.
+pub(super) fn follow(outer: &OwnedFd, inner: BorrowedFd<'_>) -> Outcome<()> {
+    let data = epoll::EventData::new_u64(0);
+    epoll::add(outer, inner, data, epoll::EventFlags::IN).map_err(Errno::raw_os_error)
+}
+
+/// `EAGAIN` if the program set `O_NONBLOCK`; `EBADF` if it closed the descriptor.
+pub(super) fn may_block(fd: impl AsFd) -> Outcome<()> {
+    let flags = fcntl_getfl(fd).map_err(Errno::raw_os_error)?;
+    if flags.contains(OFlags::NONBLOCK) { Err(libc::EAGAIN) } else { Ok(()) }
+}
+
+/// Sleeps until the descriptor is readable.
+pub(super) fn readable(fd: impl AsFd) -> Outcome<()> {
+    loop {
+        match poll(&mut [PollFd::new(&fd, PollFlags::IN)], None) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => interrupted()?,
+            Err(error) => return Err(error.raw_os_error()),
+        }
+    }
+}
+
+/// A signal interrupted a call of the system that does not go on by itself. `EINTR`, as read(2)
+/// would return, if the program has a handler without `SA_RESTART`.
+pub(super) fn interrupted() -> Outcome<()> {
+    let ends = (1..=libc::SIGRTMAX()).any(|signal| {
+        let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: it only asks, and writes the structure. One of zeroes is valid if it fails.
+        let action = unsafe {
+            libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
+            action.assume_init()
+        };
+        let handled = ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction);
+        handled && action.sa_flags & libc::SA_RESTART == 0
+    });
+    if ends { Err(libc::EINTR) } else { Ok(()) }
+}
+
+/// Runs `body` with all signals blocked, which the threads that it starts inherit.
+pub(super) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
+    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: both sets are written before they are read.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let result = body();
+    // SAFETY: the call above filled the set.
+    let _: c_int = unsafe {
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut())
+    };
+    result
+}

@@ -1,0 +1,179 @@
+//! `rocinante run -- PROGRAM`: an RDMA program as it is, on our libibverbs.so.1.
+//!
+//! It becomes the program (`execve(2)`), so status, signals and terminal are the program's. All
+//! that it leaves behind is the environment.
+
+pub mod library;
+pub mod program;
+pub mod tree;
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use rocinante::device::{Backend, NETDEV_VARIABLE};
+use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
+
+use crate::devices;
+use library::Libraries;
+
+/// Names the environment variable that has the library print its counters at exit.
+pub const COUNTERS_VARIABLE: &str = "ROCINANTE_COUNTERS";
+/// Names the environment variable with the directory of [`tree`], for the library of paths.
+pub const PATHS_VARIABLE: &str = "ROCINANTE_PATHS";
+
+/// The exit status of a program that is there and cannot be run, as env(1) and shells have it.
+const CANNOT_RUN: u8 = 126;
+/// The exit status of a program that is not there.
+const NOT_FOUND: u8 = 127;
+
+/// Run an unmodified RDMA program on a device in software
+///
+/// The program gets Rocinante's libibverbs.so.1 in the place of the system's, and finds a device
+/// roce0, roce1 and so on for each network interface with an address; that of the default route is
+/// the first. The RDMA devices of the machine are hidden from it.
+///
+/// Exit status: the program's; 126 if it cannot be run in this way, 127 if it is not there, 2 if
+/// the command line makes no sense.
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "rocinante run [OPTIONS] -- PROGRAM [ARGS]...")]
+pub struct Args {
+    /// What carries the packets: udp, packet, afxdp or auto
+    #[arg(long, value_parser = netdev)]
+    netdev: Option<String>,
+    /// Only this interface; NAME=DEVICE gives the device another name, such as mlx5_0. Several
+    /// are separated by commas
+    #[arg(long, value_name = "NAME[=DEVICE]", value_delimiter = ',')]
+    device: Vec<String>,
+    /// Say on stderr which devices there are, on which backend and why
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print the counters of the program's devices when it exits
+    #[arg(long)]
+    counters: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+/// Why there is no program that this process became, and its exit status.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refusal {
+    status: u8,
+    why: String,
+}
+
+impl Refusal {
+    fn cannot(why: impl Into<String>) -> Self {
+        Self { status: CANNOT_RUN, why: why.into() }
+    }
+}
+
+/// Becomes the program, or says why not.
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
+    let refusal = become_program(args);
+    eprintln!("rocinante run: {}", refusal.why);
+    ExitCode::from(refusal.status)
+}
+
+fn become_program(args: &Args) -> Refusal {
+    prepare(args).map_or_else(
+        |refusal| refusal,
+        |mut command| {
+            let error = command.exec();
+            Refusal::cannot(format!("{}: {error}", command.get_program().display()))
+        },
+    )
+}
+
+/// The program with its environment.
+fn prepare(args: &Args) -> Result<Command, Refusal> {
+    let [name, rest @ ..] = &args.program[..] else {
+        return Err(Refusal::cannot("no program is named"));
+    };
+    let path = program::find(name)?;
+    let libraries = Libraries::find().map_err(Refusal::cannot)?;
+    program::check(&path, &libraries)?;
+    let list = if args.device.is_empty() {
+        std::env::var(DEVICES_VARIABLE).unwrap_or_default()
+    } else {
+        args.device.join(",")
+    };
+    let devices = named_interfaces(Some(&list)).map_err(|error| Refusal::cannot(error.to_string()));
+    // Without netlink the library finds no device either, and says so to the program.
+    let devices = if list.is_empty() { devices.unwrap_or_default() } else { devices? };
+    let tree = libraries.paths.as_ref().map(|_| tree::make(&devices));
+
+    let mut command = Command::new(&path);
+    // Some programs are several, and choose by their name.
+    command.arg0(name).args(rest).envs(libraries.environment());
+    if let Some(Ok(tree)) = &tree {
+        command.env(PATHS_VARIABLE, tree);
+    }
+    if let Some(netdev) = &args.netdev {
+        command.env(NETDEV_VARIABLE, netdev);
+    }
+    if !args.device.is_empty() {
+        command.env(DEVICES_VARIABLE, &list);
+    }
+    if args.counters {
+        command.env(COUNTERS_VARIABLE, "1");
+    }
+    if args.verbose {
+        explain(args, &libraries, &devices);
+        match tree {
+            Some(Ok(tree)) => say(&format!("/sys/class/infiniband is {}", tree.display())),
+            Some(Err(error)) => say(&format!("/sys/class/infiniband is not answered: {error}")),
+            None => say("/sys/class/infiniband is not answered: no librocinante_paths.so"),
+        }
+    }
+    Ok(command)
+}
+
+/// What a user wants to know if a program does not find what it should.
+fn explain(args: &Args, libraries: &Libraries, devices: &[NamedInterface]) {
+    say(&format!("libibverbs.so.1 is {}", libraries.verbs.display()));
+    let word = args.netdev.clone().or_else(|| std::env::var(NETDEV_VARIABLE).ok());
+    let word = word.unwrap_or_default();
+    for NamedInterface { name, interface } in devices {
+        let (backend, reason, _) = devices::backend(interface, &word);
+        let addresses: Vec<String> =
+            interface.addresses.iter().map(|(address, _)| address.to_string()).collect();
+        say(&format!(
+            "device {name}: {} ({}), backend {}: {reason}",
+            interface.name,
+            addresses.join(", "),
+            backend.map_or("none", Backend::name)
+        ));
+    }
+    if devices.is_empty() {
+        say("no device: no interface has an address");
+    }
+    let hidden = machine_devices(Path::new("/sys/class/infiniband"));
+    if !hidden.is_empty() {
+        let list = hidden.join(", ");
+        say(&format!("hidden: this machine's own RDMA devices: {list}"));
+    }
+}
+
+/// The RDMA devices that the kernel has.
+fn machine_devices(class: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(class).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+fn say(text: &str) {
+    eprintln!("rocinante run: {text}");
+}
+
+fn netdev(word: &str) -> Result<String, String> {
+    if word != "auto" {
+        word.parse::<Backend>().map_err(|why| format!("{why}, or auto"))?;
+    }
+    Ok(word.to_owned())
+}

@@ -1,0 +1,73 @@
+//! An installation of the command and its libraries where every user can run it.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Where the command is installed.
+const COMMAND: &str = "bin/rocinante";
+/// The libraries as cargo builds them, and where they are installed.
+const LIBRARIES: [(&str, &str); 2] = [
+    ("librocinante_ibverbs.so", "lib/rocinante/libibverbs.so.1"),
+    ("librocinante_paths.so", "lib/rocinante/librocinante_paths.so"),
+];
+
+/// A directory with `bin/rocinante` and `lib/rocinante`. It is removed at the end.
+#[derive(Debug)]
+pub struct Installation(PathBuf);
+
+impl Installation {
+    /// Copies the command, and the libraries that cargo built in `built`, such as
+    /// `target/release`.
+    ///
+    /// # Errors
+    /// Something is not there, or cannot be written.
+    pub fn of(command: &Path, built: &Path) -> io::Result<Self> {
+        let name = format!("rocinante-dropin-{}", std::process::id());
+        let place = Self(std::env::temp_dir().join(name));
+        let libraries = LIBRARIES.map(|(from, to)| (built.join(from), to));
+        for (from, to) in [(command.to_owned(), COMMAND)].into_iter().chain(libraries) {
+            let to = place.0.join(to);
+            fs::create_dir_all(to.parent().unwrap_or(&place.0))?;
+            fs::copy(&from, &to)
+                .map_err(|error| io::Error::other(format!("{}: {error}", from.display())))?;
+            fs::set_permissions(&to, Permissions::from_mode(0o755))?;
+        }
+        // Every user puts its files here, as in /tmp.
+        fs::create_dir(place.runtime())?;
+        fs::set_permissions(place.runtime(), Permissions::from_mode(0o1777))?;
+        Ok(place)
+    }
+
+    /// A directory of its own below, which every user can write to.
+    pub(crate) fn runtime(&self) -> PathBuf {
+        self.0.join("run")
+    }
+
+    /// `rocinante run --netdev NETDEV -- WORDS`.
+    #[must_use]
+    pub fn run<S: AsRef<std::ffi::OsStr>>(
+        &self,
+        netdev: &str,
+        words: impl IntoIterator<Item = S>,
+    ) -> Command {
+        let mut command = Command::new(self.0.join(COMMAND));
+        command.args(["run", "--netdev", netdev, "--"]).args(words);
+        command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("ROCINANTE_") {
+                command.env_remove(name);
+            }
+        }
+        command.env("XDG_RUNTIME_DIR", self.runtime());
+        command
+    }
+}
+
+impl Drop for Installation {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,144 @@
+//! `rocinante-dropin`: runs the table of programs, or rdma-core's own tests. `cargo xtask dropin`
+//! builds all that it needs.
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use rocinante_dropin::install::Installation;
+use rocinante_dropin::suite::{self, State, Verdict};
+use rocinante_dropin::{Outcome, document, row, table};
+use rocinante_node::kill_children_on_signal;
+use serde_json::json;
+
+const USAGE: &str = "\
+rocinante-dropin [--json] [--suite] [--accept FILE] [WORD...]
+
+  --json         a JSON object for each row
+  --suite        rdma-core's own tests in the place of the table of programs
+  --accept FILE  write the results into the table of that document
+  WORD...        only rows with each of these in program, mode and backend";
+
+/// The command line.
+#[derive(Default)]
+struct Options {
+    json: bool,
+    suite: bool,
+    accept: Option<PathBuf>,
+    words: Vec<String>,
+}
+
+/// How many rows ended in which way.
+#[derive(Default)]
+struct Count {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+}
+
+fn main() -> ExitCode {
+    let done = options(std::env::args().skip(1)).and_then(|options| {
+        kill_children_on_signal().map_err(|error| error.to_string())?;
+        let own = std::env::current_exe().map_err(|error| error.to_string())?;
+        let built = own.parent().unwrap_or(Path::new("."));
+        let installed = Installation::of(&built.join("rocinante"), built)
+            .map_err(|error| format!("{error}: `cargo xtask dropin` builds all"))?;
+        if options.suite { tests(&options, &installed) } else { programs(&options, &installed) }
+    });
+    match done {
+        Ok(Count { passed, failed, skipped }) => {
+            println!("{passed} passed, {failed} failed, {skipped} skipped");
+            if failed + skipped == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            eprintln!("rocinante-dropin: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut options = Options::default();
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--json" => options.json = true,
+            "--suite" => options.suite = true,
+            "--accept" => options.accept = Some(args.next().ok_or(USAGE)?.into()),
+            word if word.starts_with("--") => return Err(USAGE.to_owned()),
+            _ => options.words.push(arg),
+        }
+    }
+    if options.accept.is_some() && (options.suite || !options.words.is_empty()) {
+        return Err("a document has the results of all programs: --accept alone".to_owned());
+    }
+    Ok(options)
+}
+
+impl Options {
+    fn want(&self, text: &str) -> bool {
+        self.words.iter().all(|word| text.contains(word.as_str()))
+    }
+}
+
+fn programs(options: &Options, installed: &Installation) -> Result<Count, String> {
+    let mut rows = table::rows();
+    rows.retain(|row| options.want(&format!("{} {} {}", row.program, row.mode, row.netdev)));
+    if rows.is_empty() {
+        return Err("there is no such row".to_owned());
+    }
+    let mut outcomes = Vec::new();
+    for row in rows {
+        let outcome = row::run(row, installed);
+        if options.json {
+            println!("{}", outcome.json());
+        } else {
+            println!("{}", outcome.line());
+        }
+        outcomes.push(outcome);
+    }
+    if let Some(path) = &options.accept {
+        write(path, &outcomes).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    let passed = outcomes.iter().filter(|outcome| outcome.result.is_ok()).count();
+    Ok(Count { passed, failed: outcomes.len() - passed, skipped: 0 })
+}
+
+fn write(path: &Path, outcomes: &[Outcome]) -> Result<(), String> {
+    let document = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let document = document::with_table(&document, outcomes)?;
+    std::fs::write(path, document).map_err(|error| error.to_string())
+}
+
+fn tests(options: &Options, installed: &Installation) -> Result<Count, String> {
+    let mut tests = suite::tests();
+    tests.retain(|test| options.want(test.name));
+    let names: Vec<&str> =
+        tests.iter().filter(|test| test.state == State::Must).map(|test| test.name).collect();
+    let mut count = Count::default();
+    suite::run(&names, installed, |name, verdict| {
+        let (word, why) = match verdict {
+            Verdict::Passed => ("ok", ""),
+            Verdict::Skipped(why) => ("skipped", why.as_str()),
+            Verdict::Failed(why) => ("failed", why.as_str()),
+        };
+        match verdict {
+            Verdict::Passed => count.passed += 1,
+            Verdict::Skipped(_) => count.skipped += 1,
+            Verdict::Failed(_) => count.failed += 1,
+        }
+        print(options, name, word, why);
+    })?;
+    for test in tests.iter().filter(|test| test.state != State::Must) {
+        let word = if test.state == State::Out { "out of scope" } else { "later" };
+        print(options, test.name, word, test.reason);
+    }
+    Ok(count)
+}
+
+fn print(options: &Options, test: &str, state: &str, why: &str) {
+    if options.json {
+        println!("{}", json!({"test": test, "state": state, "why": why}));
+    } else {
+        println!("{state:<12}  {test}{}{why}", if why.is_empty() { "" } else { ": " });
+    }
+}

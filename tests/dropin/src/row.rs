@@ -1,0 +1,231 @@
+//! Runs a row.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Output};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use rocinante_node::{ChildGuard, Container, LabConfig, LabError, Pair};
+
+use crate::install::Installation;
+use crate::table::{Row, Says, Shape};
+use crate::{NOBODY, Outcome};
+
+/// How long a program may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long a server may take until it listens, or ends after its client.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The TCP port at which ping-pongs and perftest meet.
+const PORT: u16 = 18515;
+/// The state of a socket that listens, in /proc/net/tcp (`TCP_LISTEN` of Linux).
+const LISTENS: &str = "0A";
+
+/// What ibv_asyncwatch prints after each change of the network: the numbers of
+/// `enum ibv_event_type`, `IBV_EVENT_PORT_ERR`, `_PORT_ACTIVE` and `_GID_CHANGE`.
+const EVENTS: [(&str, &str); 3] = [
+    ("link set eth0 down", "(10)"),
+    ("link set eth0 up", "(9)"),
+    ("address add 10.77.1.9/24 dev eth0", "(18)"),
+];
+
+/// Runs a row in namespaces of its own, as root.
+#[must_use]
+pub fn run(row: Row, installed: &Installation) -> Outcome {
+    let pair = Pair::new(&LabConfig::default()).map_err(in_words);
+    let result = pair.and_then(|pair| {
+        let place = Place { row, installed, pair };
+        match row.shape {
+            Shape::Alone(words) => place.alone(words),
+            Shape::Events => place.events(),
+            Shape::Between { always, times, says } => (1..=times).try_for_each(|time| {
+                let why = |why| if times > 1 { format!("round {time}: {why}") } else { why };
+                place.between(always, says).map_err(why)
+            }),
+        }
+    });
+    Outcome { row, result }
+}
+
+/// A row and the namespaces in which it runs.
+struct Place<'a> {
+    row: Row,
+    installed: &'a Installation,
+    pair: Pair,
+}
+
+impl Place<'_> {
+    fn alone(&self, words: &[&str]) -> Result<(), String> {
+        let command = self.command(&[self.row.program, self.row.mode]);
+        let program = self.start(0, command)?;
+        let output = program.wait_with_output(LIMIT).map_err(in_words)?;
+        succeeded("it", &output)?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        match words.iter().find(|word| !said.contains(**word)) {
+            Some(word) => Err(format!("it does not print {word:?}")),
+            None => Ok(()),
+        }
+    }
+
+    fn events(&self) -> Result<(), String> {
+        // Else it keeps what it has to say until its end, which never comes.
+        let command = self.command(&["stdbuf -oL", self.row.program, self.row.mode]);
+        let mut program = self.start(0, command)?;
+        let lines = lines(&mut program);
+        says(&lines, "async event FD")?;
+        for (change, event) in EVENTS {
+            let mut ip = Command::new("ip");
+            let output = self.container(0).output(ip.args(change.split(' '))).map_err(in_words)?;
+            succeeded("ip", &output)?;
+            says(&lines, event).map_err(|why| format!("after `ip {change}`: {why}"))?;
+        }
+        Ok(())
+    }
+
+    fn between(&self, always: &str, says: Says) -> Result<(), String> {
+        let words = [self.row.program, always, self.row.mode];
+        let mut server = self.start(1, self.command(&words))?;
+        if let Err(why) = listens(&mut server) {
+            let output = server.wait_with_output(Duration::ZERO);
+            return output.map_err(|_| why).and_then(|output| {
+                succeeded("the server", &output)
+                    .and(Err("the server ended without a client".to_owned()))
+            });
+        }
+        let there = self.container(1).ipv4().to_string();
+        let client = self.start(0, self.command(&[&words[..], &[&there]].concat()))?;
+        let client = client.wait_with_output(LIMIT).map_err(in_words)?;
+        let server = server.wait_with_output(PATIENCE).map_err(in_words);
+        succeeded("the client", &client)?;
+        succeeded("the server", &server?)?;
+        let said = String::from_utf8_lossy(&client.stdout);
+        if said.lines().any(|line| says.is(line)) {
+            Ok(())
+        } else {
+            Err("the client prints no result".to_owned())
+        }
+    }
+
+    /// The command line of these words, as the user that the backend needs.
+    fn command(&self, words: &[&str]) -> Command {
+        let words = words.iter().flat_map(|words| words.split_whitespace());
+        let mut command = self.installed.run(self.row.netdev, words);
+        if self.row.netdev == "udp" {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        command
+    }
+
+    fn container(&self, index: usize) -> &Container {
+        &self.pair.containers()[index]
+    }
+
+    fn start(&self, index: usize, mut command: Command) -> Result<ChildGuard, String> {
+        self.container(index).spawn(&mut command).map_err(in_words)
+    }
+}
+
+impl Says {
+    fn is(self, line: &str) -> bool {
+        match self {
+            Self::Iterations => line.contains(" iters in "),
+            // Size and number of messages are numbers, and so is what was measured.
+            Self::Figures => {
+                let words: Vec<&str> = line.split_whitespace().collect();
+                words.len() > 3
+                    && words.iter().all(|word| word.parse::<f64>().is_ok_and(f64::is_finite))
+            }
+        }
+    }
+}
+
+/// Waits until the program listens on [`PORT`].
+fn listens(program: &mut ChildGuard) -> Result<(), String> {
+    let deadline = Instant::now() + PATIENCE;
+    let port = format!(":{PORT:04X}");
+    while Instant::now() < deadline {
+        if !matches!(program.try_wait(), Ok(None)) {
+            return Err("the server ended".to_owned());
+        }
+        // A process's own view is that of its network namespace.
+        let tables = ["tcp", "tcp6"].map(|table| {
+            std::fs::read_to_string(format!("/proc/{}/net/{table}", program.id()))
+                .unwrap_or_default()
+        });
+        let listening = |line: &str| {
+            let mut words = line.split_whitespace().skip(1);
+            words.next().is_some_and(|local| local.ends_with(&port))
+                && words.nth(1) == Some(LISTENS)
+        };
+        if tables.iter().any(|table| table.lines().any(listening)) {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    program.kill();
+    Err(format!("the server does not listen on TCP port {PORT}"))
+}
+
+/// The lines of a program's standard output, as they come.
+fn lines(program: &mut ChildGuard) -> Receiver<String> {
+    let (say, lines) = channel();
+    if let Some(stdout) = program.child_mut().stdout.take() {
+        std::thread::spawn(move || {
+            let all = BufReader::new(stdout).lines().map_while(Result::ok);
+            // The reader goes when it has what it wants.
+            let _ = all.into_iter().try_for_each(|line| say.send(line));
+        });
+    }
+    lines
+}
+
+fn says(lines: &Receiver<String>, word: &str) -> Result<(), String> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut last = String::from("nothing");
+    loop {
+        let rest = deadline.saturating_duration_since(Instant::now());
+        let Ok(line) = lines.recv_timeout(rest) else {
+            return Err(format!("it does not print {word:?}; the last line is {last}"));
+        };
+        if line.contains(word) {
+            return Ok(());
+        }
+        last = line;
+    }
+}
+
+/// An error that carries what the program said last.
+fn succeeded(who: &str, output: &Output) -> Result<(), String> {
+    if output.status.success() {
+        return Ok(());
+    }
+    let said =
+        [&output.stderr, &output.stdout].map(|said| String::from_utf8_lossy(said).into_owned());
+    let last = said.iter().find_map(|said| said.lines().rev().find(|line| !line.trim().is_empty()));
+    Err(format!("{who}: {}: {}", output.status, last.unwrap_or("it says nothing").trim()))
+}
+
+#[allow(clippy::needless_pass_by_value)]
+fn in_words(error: LabError) -> String {
+    error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_headline_is_no_result() {
+        let row = " 65536      5000             7190.63            7190.41              0.115047";
+        assert!(Says::Figures.is(row));
+        for line in [
+            " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]",
+            "---------------------------------------------------------------------------------------",
+            "",
+            " 65536      5000             -nan               -nan                 0.115047",
+        ] {
+            assert!(!Says::Figures.is(line), "{line}");
+        }
+        assert!(Says::Iterations.is("1000 iters in 0.01 seconds = 5.43 usec/iter"));
+    }
+}

@@ -1,0 +1,223 @@
+//! `rocinante run`: what the program gets, and what cannot be run.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use rocinante_tests::require_machine_root;
+
+const CANNOT: i32 = 126;
+const NOT_FOUND: i32 = 127;
+const NOBODY: u32 = 65534;
+
+/// An installation in a directory of its own, which every user can read.
+struct Installed(PathBuf);
+
+impl Installed {
+    /// In the place of libibverbs.so.1 there is a library that every program has anyhow, so that
+    /// nothing comes of what is put into it but the loader's verdict.
+    fn new(name: &str) -> Self {
+        let place = format!("rocinante-run-{name}-{}", std::process::id());
+        let installed = Self(std::env::temp_dir().join(place));
+        fs::create_dir_all(installed.0.join("lib/rocinante")).unwrap();
+        installed.copy(Path::new(env!("CARGO_BIN_EXE_rocinante-under-test")), "rocinante", 0o755);
+        let mapped = fs::read_to_string("/proc/self/maps").unwrap();
+        let library = mapped.lines().find_map(|line| {
+            line.split(' ').next_back().filter(|path| path.contains("/libgcc_s.so"))
+        });
+        installed.copy(Path::new(library.unwrap()), "lib/rocinante/libibverbs.so.1", 0o644);
+        // Beside the program, and in `../lib/rocinante` from its directory.
+        fs::create_dir(installed.0.join("bin")).unwrap();
+        fs::rename(installed.0.join("rocinante"), installed.0.join("bin/rocinante")).unwrap();
+        installed
+    }
+
+    fn copy(&self, from: &Path, to: &str, mode: u32) -> PathBuf {
+        let to = self.0.join(to);
+        fs::copy(from, &to).unwrap();
+        fs::set_permissions(&to, Permissions::from_mode(mode)).unwrap();
+        to
+    }
+
+    fn file(&self, name: &str, mode: u32, bytes: &[u8]) -> String {
+        let path = self.0.join(name);
+        fs::write(&path, bytes).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        path.into_os_string().into_string().unwrap()
+    }
+
+    /// `rocinante run WORDS`.
+    fn run(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(self.0.join("bin/rocinante"));
+        command.arg("run").args(words).stdin(Stdio::null());
+        command.env("XDG_RUNTIME_DIR", &self.0).env_remove("ROCINANTE_NETDEV");
+        command
+    }
+
+    /// Asserts that a program is refused with this status and these words.
+    #[track_caller]
+    fn refuses(&self, program: &str, status: i32, word: &str) {
+        refused(&self.run(&["--", program]).output().unwrap(), status, word);
+    }
+}
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[track_caller]
+fn refused(output: &Output, status: i32, word: &str) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{said}");
+    assert!(said.contains(word), "no {word:?} in: {said}");
+}
+
+/// An ELF file of 64 bits for this machine, with a segment that names a loader or with none.
+fn elf(loader: Option<&str>) -> Vec<u8> {
+    let own = fs::read("/proc/self/exe").unwrap();
+    // Header and program header of elf(5), by their offsets there.
+    let mut file = own[..64].to_vec();
+    file[32..40].copy_from_slice(&64_u64.to_ne_bytes());
+    file[56..58].copy_from_slice(&u16::from(loader.is_some()).to_ne_bytes());
+    if let Some(loader) = loader {
+        let len = loader.len() as u64 + 1;
+        let (interp, readable) = (3_u32.to_ne_bytes(), 4_u32.to_ne_bytes());
+        file.extend([interp, readable].concat());
+        for value in [120, 0, 0, len, len, 1_u64] {
+            file.extend(value.to_ne_bytes());
+        }
+        file.extend(loader.bytes().chain([0]));
+    }
+    file
+}
+
+#[test]
+fn status_signals_and_output_are_the_programs() {
+    let installed = Installed::new("status");
+    let output =
+        installed.run(&["--", "sh", "-c", "echo $0 $1; exit 7", "a", "b"]).output().unwrap();
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(7), &b"a b\n"[..]));
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = installed.run(&["sh", "-c", "kill -TERM $$"]).output().unwrap();
+    assert_eq!(output.status.signal(), Some(15));
+    // A script is its interpreter's, and a program keeps the name that it was called by.
+    let script =
+        installed.file("script", 0o755, b"#!/usr/bin/env -S sh -e\necho $0\nfalse\nexit 9\n");
+    let output = installed.run(&["--", &script]).output().unwrap();
+    assert_eq!(
+        (output.status.code(), output.stdout),
+        (Some(1), format!("{script}\n").into_bytes())
+    );
+}
+
+#[test]
+fn the_environment_names_the_library() {
+    let installed = Installed::new("environment");
+    let options = ["--netdev", "udp", "--device", "lo=x0", "--counters", "--", "env"];
+    let output = installed.run(&options).env("LD_LIBRARY_PATH", "/before").output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let place = installed.0.canonicalize().unwrap().join("lib/rocinante");
+    let place = place.display();
+    for line in [
+        format!("LD_PRELOAD={place}/libibverbs.so.1"),
+        format!("LD_LIBRARY_PATH={place}:/before"),
+        "ROCINANTE_NETDEV=udp".to_owned(),
+        "ROCINANTE_DEVICES=lo=x0".to_owned(),
+        "ROCINANTE_COUNTERS=1".to_owned(),
+    ] {
+        assert!(said.lines().any(|other| other == line), "{line}: {said}");
+    }
+    let mut again = installed.run(&["--", "env"]);
+    let output = again.env("LD_PRELOAD", "libc.so.6").output().unwrap();
+    let line = format!("LD_PRELOAD={place}/libibverbs.so.1:libc.so.6\n");
+    assert!(String::from_utf8(output.stdout).unwrap().contains(&line));
+}
+
+#[test]
+fn devices_and_backends_are_told_when_asked() {
+    let installed = Installed::new("verbose");
+    let output = installed.run(&["-v", "--device", "lo=x0", "--", "true"]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    for word in ["libibverbs.so.1 is ", "device x0: lo (127.0.0.1", "backend udp: "] {
+        assert!(said.contains(word), "no {word:?} in: {said}");
+    }
+    let output = installed.run(&["--device", "nosuch0", "--", "true"]).output().unwrap();
+    refused(&output, CANNOT, "no interface \"nosuch0\": there are");
+    let output = installed.run(&["--netdev", "pigeon", "--", "true"]).output().unwrap();
+    refused(&output, 2, "pigeon");
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_with_the_reason() {
+    let installed = Installed::new("refusals");
+    installed.refuses("no-such-program", NOT_FOUND, "not found in PATH");
+    installed.refuses("/nowhere/x", NOT_FOUND, "not found");
+    installed.refuses("/usr", CANNOT, "is a directory");
+    installed.refuses(&installed.file("data", 0o644, b""), CANNOT, "Permission denied");
+    let program = |name: &str, bytes: &[u8]| installed.file(name, 0o755, bytes);
+    installed.refuses(&program("static", &elf(None)), CANNOT, "linked statically");
+    let musl = program("musl", &elf(Some("/lib/ld-musl-x86_64.so.1")));
+    installed.refuses(&musl, CANNOT, "built for musl");
+    let absent = program("absent", &elf(Some("/nowhere/ld.so")));
+    installed.refuses(&absent, CANNOT, "needs the loader /nowhere/ld.so");
+    // The machine, and the class.
+    for (at, value) in [(18, 0xf7), (4, 1)] {
+        let mut other = elf(Some("/lib64/ld-linux-x86-64.so.2"));
+        other[at] = value;
+        installed.refuses(&program("other", &other), CANNOT, "another architecture");
+    }
+    let script = program("script", format!("#!{musl}\n").as_bytes());
+    installed.refuses(&script, CANNOT, "built for musl");
+    let script = program("by-env", format!("#!/usr/bin/env -S A=1 {musl} x\n").as_bytes());
+    installed.refuses(&script, CANNOT, "built for musl");
+    installed.refuses(
+        &program("orphan", b"#!/nowhere/sh\n"),
+        CANNOT,
+        "its interpreter /nowhere/sh",
+    );
+    // A file that is no program at all is the kernel's to refuse, or a shell's to run.
+    let output = installed.run(&["--", &program("text", b"exit 3\n")]).output().unwrap();
+    assert!([Some(3), Some(CANNOT)].contains(&output.status.code()), "{output:?}");
+}
+
+/// The library here has none of the versions of libibverbs.
+#[test]
+fn a_library_without_the_versions_is_refused() {
+    let program = "/usr/bin/ibv_devices";
+    if !Path::new(program).exists() {
+        rocinante_tests::skip!("no ibv_devices: apt install ibverbs-utils");
+    }
+    Installed::new("versions").refuses(program, CANNOT, "version `IBVERBS_1.1' not found");
+}
+
+#[test]
+fn a_program_with_privileges_of_its_own_is_refused() {
+    require_machine_root!();
+    let installed = Installed::new("privileges");
+    let shell = Path::new("/bin/sh").canonicalize().unwrap();
+    for (mode, word) in [(0o4755, "set-user-ID"), (0o2755, "set-group-ID")] {
+        let program = installed.copy(&shell, "program", 0o755);
+        chown(&program, Some(NOBODY), Some(NOBODY)).unwrap();
+        fs::set_permissions(&program, Permissions::from_mode(mode)).unwrap();
+        installed.refuses(program.to_str().unwrap(), CANNOT, word);
+        // It is nobody's, so to nobody it gives nothing.
+        let mut own = installed.run(&["--", program.to_str().unwrap(), "-c", "exit 4"]);
+        let output = own.uid(NOBODY).gid(NOBODY).output().unwrap();
+        assert_eq!(output.status.code(), Some(4), "{output:?}");
+    }
+    // VFS_CAP_REVISION_2 of capabilities(7), effective, with CAP_NET_RAW.
+    let capable = installed.copy(&shell, "capable", 0o755);
+    let words: [u32; 5] = [0x0200_0001, 1 << 13, 0, 0, 0];
+    let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    rustix::fs::setxattr(&capable, "security.capability", &value, rustix::fs::XattrFlags::empty())
+        .unwrap();
+    let words = ["--", capable.to_str().unwrap(), "-c", "exit 4"];
+    let mut nobodys = installed.run(&words);
+    refused(&nobodys.uid(NOBODY).gid(NOBODY).output().unwrap(), CANNOT, "file capabilities");
+    assert_eq!(installed.run(&words).output().unwrap().status.code(), Some(4));
+}

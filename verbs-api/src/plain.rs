@@ -1,0 +1,260 @@
+//! The device in software without its fronts, for the C ABI (`capi/`).
+//!
+//! The public types choose between two providers and keep what they use alive. A C program does the
+//! latter by itself, in the order of its calls, and has the device in software only. So these types
+//! are the provider's, with nothing added: no reference count and no choice in a call.
+
+#![allow(missing_docs)]
+
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+pub use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
+pub use rocinante_stack::grh_addresses;
+pub use rocinante_stack::verbs::Cqe;
+use rocinante_stack::mem::{Access, MwType};
+use rocinante_stack::types::{Key, Qpn};
+use rocinante_stack::verbs::{AhId, QpState, QpType, RecvWr, SendWr};
+use rocinante_stack::{QpAttr, SrqAttr, SrqChange};
+
+use crate::context::Context;
+use crate::device::Device as Either;
+use crate::model::error::VerbsError;
+use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
+use crate::provider::memory::Range;
+use crate::soft;
+
+/// The device in software of a context.
+#[derive(Debug)]
+pub struct Device(Arc<soft::Device>);
+
+impl Device {
+    /// `None` for a device of the kernel.
+    #[must_use]
+    pub fn of(context: &Context) -> Option<Self> {
+        match &context.device {
+            Either::Soft(device) => Some(Self(device.clone())),
+            Either::Kernel(_) => None,
+        }
+    }
+
+    #[must_use]
+    pub fn alloc_pd(&self) -> Pd {
+        Pd(soft::Pd::new(&self.0))
+    }
+
+    pub fn create_channel(&self) -> Result<Channel, VerbsError> {
+        soft::Channel::create(&self.0).map(Channel)
+    }
+
+    pub fn create_cq(&self, depth: u32, channel: Option<&Channel>) -> Result<Cq, VerbsError> {
+        let max = self.0.limits.max_cqe;
+        if depth == 0 || depth > max {
+            return Err(VerbsError::Invalid(format!("a queue has 1 to {max} entries")));
+        }
+        soft::Cq::create(&self.0, depth, channel.map(|channel| &channel.0)).map(Cq)
+    }
+}
+
+/// A protection domain.
+#[derive(Debug)]
+pub struct Pd(soft::Pd);
+
+/// The attributes of a new queue pair.
+#[derive(Debug)]
+pub struct QpInit<'a> {
+    pub qp_type: QpType,
+    pub send_cq: &'a Cq,
+    pub recv_cq: &'a Cq,
+    pub srq: Option<&'a Srq>,
+    pub caps: QpCaps,
+    pub sq_sig_all: bool,
+}
+
+impl Pd {
+    /// Registers memory of the program. A C program promises what
+    /// [`Pd::register`](crate::Pd::register) asks for when it calls `ibv_reg_mr`.
+    pub fn register(&self, address: u64, len: usize, access: Access) -> Result<Mr, VerbsError> {
+        soft::Registration::insert(&self.0, Range { address, len }, access).map(Mr)
+    }
+
+    pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw, VerbsError> {
+        soft::Window::alloc(&self.0, mw_type).map(Mw)
+    }
+
+    pub fn create_ah(&self, local: IpAddr, path: &PeerPath) -> Result<Ah, VerbsError> {
+        soft::Ah::create(&self.0, local, path).map(Ah)
+    }
+
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<Srq, VerbsError> {
+        soft::Srq::create(&self.0, max_wr, max_sge).map(Srq)
+    }
+
+    pub fn create_qp(&self, init: &QpInit<'_>) -> Result<Qp, VerbsError> {
+        init.send_cq.0.device().limits.check(&init.caps)?;
+        let attr = soft::QpInitAttr {
+            qp_type: init.qp_type,
+            send_cq: &init.send_cq.0,
+            recv_cq: &init.recv_cq.0,
+            srq: init.srq.map(|srq| &srq.0),
+            caps: init.caps,
+            sq_sig_all: init.sq_sig_all,
+            context: 0,
+            shard: None,
+        };
+        soft::Qp::create(&self.0, &attr).map(Qp)
+    }
+}
+
+/// A registered region; dropping it deregisters it, whatever names it.
+#[derive(Debug)]
+pub struct Mr(soft::Registration);
+
+impl Mr {
+    #[must_use]
+    pub fn key(&self) -> Key {
+        self.0.key()
+    }
+
+    /// Replaces the region: all three anew.
+    pub fn change(
+        &mut self,
+        pd: &Pd,
+        (address, len): (u64, usize),
+        access: Access,
+    ) -> Result<(), VerbsError> {
+        let range = Range { address, len };
+        self.0.change(&soft::Change { pd: Some(&pd.0), range, access })
+    }
+}
+
+/// A memory window.
+#[derive(Debug)]
+pub struct Mw(soft::Window);
+
+impl Mw {
+    #[must_use]
+    pub fn first_key(&self) -> Key {
+        self.0.first_key()
+    }
+}
+
+/// An address handle.
+#[derive(Debug)]
+pub struct Ah(soft::Ah);
+
+impl Ah {
+    #[must_use]
+    pub fn id(&self) -> AhId {
+        self.0.id()
+    }
+}
+
+/// A completion channel.
+#[derive(Debug)]
+pub struct Channel(soft::Channel);
+
+impl Channel {
+    /// The number of the queue of the next event.
+    #[must_use]
+    pub fn try_event(&self) -> Option<u32> {
+        self.0.try_event().map(|cq| cq.id().0)
+    }
+
+    /// Sleeps until there is an event or until `until`, and drives the device. A signal may end it
+    /// early.
+    pub fn wait(&self, until: Option<Instant>) {
+        self.0.wait(until);
+    }
+
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd()
+    }
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct Cq(Arc<soft::Cq>);
+
+impl Cq {
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.0.id().0
+    }
+
+    #[inline]
+    pub fn poll<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> Result<usize, VerbsError> {
+        self.0.poll_as(out, make)
+    }
+
+    #[inline]
+    pub fn req_notify(&self, solicited_only: bool) {
+        self.0.req_notify(solicited_only);
+    }
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub struct Srq(soft::Srq);
+
+impl Srq {
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.0.number()
+    }
+
+    #[inline]
+    pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+        self.0.post_recv(list)
+    }
+
+    pub fn modify(&self, change: &SrqChange) -> Result<(), VerbsError> {
+        self.0.modify(change)
+    }
+
+    #[must_use]
+    pub fn query(&self) -> SrqAttr {
+        self.0.query()
+    }
+}
+
+/// A queue pair; dropping it destroys it.
+#[derive(Debug)]
+pub struct Qp(soft::Qp);
+
+impl Qp {
+    #[must_use]
+    pub fn qpn(&self) -> Qpn {
+        self.0.qpn()
+    }
+
+    pub fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
+        self.0.modify(change)
+    }
+
+    #[must_use]
+    pub fn query(&self) -> (QpState, QpAttr, QpCaps) {
+        self.0.query()
+    }
+
+    #[inline]
+    pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+        self.0.post_send(list)
+    }
+
+    #[inline]
+    pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+        self.0.post_recv(list)
+    }
+
+    pub fn attach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
+        self.0.attach_mcast(group)
+    }
+
+    pub fn detach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
+        self.0.detach_mcast(group)
+    }
+}
