@@ -32,6 +32,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 19] = [
     (
         "rocinante-tests",
         &[
+            "rocinante-capi",
             "rocinante-cli",
             "rocinante-bench",
             "rocinante-node",
