@@ -21,7 +21,11 @@ struct Library(PathBuf);
 impl Library {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let folder = std::env::temp_dir().join(format!("rocinante-capi-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
+        let folder = std::env::temp_dir().join(format!(
+            "rocinante-capi-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        ));
         fs::create_dir(&folder).unwrap();
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
         // Cargo builds it beside this program.
@@ -198,8 +202,7 @@ fn the_suite_of_rdma_core_passes() {
         .status();
     assert!(unpacked.unwrap().success());
     let list = include_str!("../data/capi/suite.txt").lines();
-    let wanted: Vec<&str> =
-        list.filter(|line| !line.starts_with('#')).map(str::trim).collect();
+    let wanted: Vec<&str> = list.filter(|line| !line.starts_with('#')).map(str::trim).collect();
     let mut failed = Vec::new();
     let modules: std::collections::BTreeSet<&str> =
         wanted.iter().filter_map(|name| name.split('.').next()).collect();

@@ -19,7 +19,10 @@ pub(super) struct Domain {
 enum Kind {
     Own(plain::Pd),
     /// A parent domain: the domain that it stands for, and its thread domain.
-    Parent { of: *mut abi::Pd, td: *mut abi::Td },
+    Parent {
+        of: *mut abi::Pd,
+        td: *mut abi::Td,
+    },
 }
 
 impl Private for Domain {
@@ -152,4 +155,3 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut abi::Td) -> c_int {
         Ok(())
     })
 }
-
