@@ -150,7 +150,7 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut abi::Td) -> c_int {
         unsafe {
             let object = Object::<ThreadDomain>::of(td)?;
             object.private.0.none()?;
-            drop(object.unmake());
+            let _: ThreadDomain = object.unmake();
         }
         Ok(())
     })
