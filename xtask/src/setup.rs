@@ -25,6 +25,10 @@ pub(crate) const TESTS: &[Package] = &[
     ("ethtool", || is_installed("ethtool")),
     ("iperf3", || is_installed("iperf3")),
     ("python3-scapy", has_scapy),
+    // Programs for libibverbs, and rdma-core's test-suite for it.
+    ("ibverbs-utils", || is_installed("ibv_rc_pingpong")),
+    ("perftest", || is_installed("ib_write_bw")),
+    ("python3-pyverbs", || Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir()),
     // Counts instructions.
     ("valgrind", || is_installed("valgrind")),
     ("tshark", || is_installed("tshark")),
