@@ -74,10 +74,15 @@ pub struct QpInit<'a> {
 }
 
 impl Pd {
-    /// Registers memory of the program. A C program promises what
-    /// [`Pd::register`](crate::Pd::register) asks for when it calls `ibv_reg_mr`.
-    pub fn register(&self, address: u64, len: usize, access: Access) -> Result<Mr, VerbsError> {
-        soft::Registration::insert(&self.0, Range { address, len }, access).map(Mr)
+    /// Registers memory of the program, which work requests and peers name by `start`. A C program
+    /// promises what [`Pd::register`](crate::Pd::register) asks for when it calls `ibv_reg_mr`.
+    pub fn register(
+        &self,
+        (address, len): (u64, usize),
+        start: u64,
+        access: Access,
+    ) -> Result<Mr, VerbsError> {
+        soft::Registration::insert(&self.0, Range { address, len }, start, access).map(Mr)
     }
 
     pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw, VerbsError> {
@@ -118,15 +123,16 @@ impl Mr {
         self.0.key()
     }
 
-    /// Replaces the region: all three anew.
+    /// Changes the domain and the memory, if they are given, and the access. The key stays unless
+    /// the memory changes.
     pub fn change(
         &mut self,
-        pd: &Pd,
-        (address, len): (u64, usize),
+        pd: Option<&Pd>,
+        memory: Option<(u64, usize)>,
         access: Access,
     ) -> Result<(), VerbsError> {
-        let range = Range { address, len };
-        self.0.change(&soft::Change { pd: Some(&pd.0), range, access })
+        let range = memory.map(|(address, len)| Range { address, len });
+        self.0.change(&soft::Change { pd: pd.map(|pd| &pd.0), range, access })
     }
 }
 
@@ -188,6 +194,17 @@ impl Cq {
     #[inline]
     pub fn poll<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> Result<usize, VerbsError> {
         self.0.poll_as(out, make)
+    }
+
+    pub fn resize(&self, depth: u32) -> Result<(), VerbsError> {
+        check_depth(depth, self.0.device().limits.max_cqe)?;
+        self.0.resize(depth)
+    }
+
+    /// How many completions it has room for.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.0.depth()
     }
 
     #[inline]

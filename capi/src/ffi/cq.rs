@@ -144,9 +144,15 @@ unsafe fn create(
 
 /// `ibv_resize_cq(3)`.
 pub(super) unsafe extern "C" fn resize_cq(cq: *mut abi::Cq, cqe: c_int) -> c_int {
-    // SAFETY: the program's queue.
-    let known = status(|| unsafe { Queue::of(cq) }.map(drop));
-    if known != 0 || cqe <= 0 { libc::EINVAL } else { stubs::errno() }
+    status(|| {
+        let depth = u32::try_from(cqe).ok().filter(|depth| *depth > 0).ok_or(libc::EINVAL)?;
+        // SAFETY: the program's queue.
+        let queue = unsafe { Queue::of(cq)? };
+        queue.cq.resize(depth).map_err(refused("ibv_resize_cq"))?;
+        // SAFETY: the program's queue.
+        unsafe { (*cq).cqe = cqe };
+        Ok(())
+    })
 }
 
 /// `ibv_destroy_cq(3)`.

@@ -63,10 +63,9 @@ unsafe fn register(
     if (addr as u64).checked_add(length as u64).is_none() {
         return Err(libc::EINVAL);
     }
-    if iova != addr as u64 && !(zero_based && iova == 0) {
-        return Err(libc::EOPNOTSUPP);
-    }
-    let mr = domain.pd()?.register(addr as u64, length, access).map_err(refused("ibv_reg_mr"))?;
+    let start = if zero_based { 0 } else { iova };
+    let memory = (addr as u64, length);
+    let mr = domain.pd()?.register(memory, start, access).map_err(refused("ibv_reg_mr"))?;
     domain.add_user();
     let key = mr.key().0;
     let public = abi::Mr { context, pd, addr, length, handle: key, lkey: key, rkey: key };
@@ -194,7 +193,9 @@ unsafe fn change(
     // SAFETY: the program's domains.
     let (from, domain) = unsafe { (Domain::of(public.pd)?, Domain::of(to)?) };
     let mut mr = object.private.mr.lock();
-    mr.change(domain.pd()?, (addr as u64, length), access).map_err(refused("ibv_rereg_mr"))?;
+    let new_pd = if flags & PD == 0 { None } else { Some(domain.pd()?) };
+    let memory = (flags & TRANSLATION != 0).then_some((addr as u64, length));
+    mr.change(new_pd, memory, access).map_err(refused("ibv_rereg_mr"))?;
     domain.add_user();
     from.remove_user();
     *held = access;
