@@ -72,8 +72,8 @@ impl Clock {
 }
 
 impl Qp {
-    /// Whether the peer was asked nothing: what is outstanding left without asking, so the peer need
-    /// not answer yet.
+    /// Whether the peer was asked nothing: what is outstanding left without asking, so the peer
+    /// need not answer yet.
     #[inline]
     pub(super) fn peer_owes_nothing(&self) -> bool {
         self.requester.asked_nothing() && self.clock.has_not_asked()
