@@ -334,7 +334,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "window-for-everybody",
         what: "a window of type 2 admits other queue pairs than its own",
-        seed: 7,
+        seed: 19,
         file: "mem/table.rs",
         right: "if *owner != Qpn::default() && *owner != by.qpn {",
         wrong: "if *owner != Qpn::default() && *owner != by.qpn && !BUG {",
@@ -454,7 +454,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "successor-forgotten",
         what: "a connection that is forgotten takes along the entry of the next one with the same peer and queue pair",
-        seed: 12,
+        seed: 1,
         file: "cm/mod.rs",
         right: "if self.by_qpn.get(&(peer, conn.remote_qpn)) == Some(&id) {",
         wrong: "if BUG || self.by_qpn.get(&(peer, conn.remote_qpn)) == Some(&id) {",
@@ -583,7 +583,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "waits-after-its-end",
         what: "a queue pair that goes away stays in the wait queue for receiver credit",
-        seed: 1,
+        seed: 2,
         file: "rc/mod.rs",
         right: "        shared.peers.quit(self.core.slot, &mut self.core.waiting);
         if self.limits.peer != PeerId::OWN {",
