@@ -20,6 +20,9 @@ pub struct Footprint {
     pub in_flight_packets: u64,
     /// Queue pairs that wait for a peer's credit, or were granted it and have not run yet.
     pub waiting_for_credit: usize,
+    /// Queue pairs that could send, but do not because the engine forgot them: always 0, unless the
+    /// engine is wrong.
+    pub forgotten: usize,
     /// Deadlines that are filed.
     pub timers: usize,
     /// Queue pairs with something to send.
@@ -61,6 +64,7 @@ impl Engine {
             credit_users,
             in_flight_packets,
             waiting_for_credit: waiting,
+            forgotten: self.forgotten(waiting),
             timers: shared.timers.count(),
             queued: shared.dirty.len(),
             events: shared.events.len() + shared.srqs.event_count(),
@@ -80,5 +84,18 @@ impl Engine {
             }
         }
         footprint
+    }
+
+    /// Queue pairs that were forgotten, if `waiting` are in wait queues or were granted credit.
+    fn forgotten(&self, waiting: usize) -> usize {
+        let core = |slot: u32| Some(self.qps.get(slot as usize)?.as_ref()?.core());
+        let waits_for = |slot: u32| core(slot)?.waiting;
+        let has_turn = |slot: u32| core(slot).is_some_and(|core| core.queued);
+        let all = || self.qps.iter().flatten();
+        let waiters = all().filter(|qp| qp.core().waiting.is_some()).count();
+        let idle = |qp: &&AnyQp| matches!(qp, AnyQp::Rc(qp) if qp.is_forgotten());
+        self.shared.peers.forgotten(waits_for, has_turn)
+            + waiters.abs_diff(waiting)
+            + all().filter(idle).count()
     }
 }

@@ -213,10 +213,8 @@ fn the_wait_of_a_question_is_no_round_trip() {
     assert!(solo.now.since(start) < 1_000_000, "{} us", solo.now.since(start) / 1000);
 }
 
-/// The port was full before the packet that was to ask, and stays so. Only what was asked and is
-/// not answered speaks against the peer.
-#[test]
-fn a_timeout_before_anything_asked_costs_no_retry() {
+/// Of a request 60 packets left that did not ask. Then the port was full, and stays so.
+fn full_before_anything_asked() -> Solo {
     let own = Some(Budget { bytes: 8 << 20, datagrams: 1 });
     let mut solo = Solo::new(&Setup { own, retry_cnt: 0, ..Setup::script() });
     solo.send(1, 100 * 256);
@@ -228,6 +226,13 @@ fn a_timeout_before_anything_asked_costs_no_retry() {
     let first = [solo.setup.psn[0], solo.setup.psn[1]];
     let sent: Vec<_> = end.out.packets.drain(..).map(|packet| describe(&packet, first)).collect();
     assert!(sent.iter().all(|packet| !packet.ends_with("ack")), "{sent:?}");
+    solo
+}
+
+/// Only what was asked and is not answered speaks against the peer.
+#[test]
+fn a_timeout_before_anything_asked_costs_no_retry() {
+    let mut solo = full_before_anything_asked();
     solo.wait(TIMEOUT_14);
     assert_eq!(solo.completed(), [], "the peer was not asked");
     assert_eq!(solo.end.engine.counters().local_ack_timeout_err, 0);
@@ -235,6 +240,20 @@ fn a_timeout_before_anything_asked_costs_no_retry() {
     let probe = solo.sent();
     assert!(probe[0].ends_with("#59 256B ack"), "{probe:?}");
     // The peer has its time from then on, and no more.
+    solo.wait(TIMEOUT_14 - 1);
+    assert_eq!(solo.completed(), []);
+    solo.wait(1);
+    assert_eq!(solo.completed(), [(1, WcStatus::RetryExcErr)]);
+}
+
+/// The peer has its time from the first packet on that asks, however long that waited.
+#[test]
+fn a_packet_that_asks_late_gives_the_peer_its_whole_time() {
+    let mut solo = full_before_anything_asked();
+    solo.wait(TIMEOUT_14 - 1);
+    solo.end.out.room = usize::MAX;
+    let rest = solo.sent();
+    assert!(rest.last().is_some_and(|packet| packet.ends_with("ack")), "{rest:?}");
     solo.wait(TIMEOUT_14 - 1);
     assert_eq!(solo.completed(), []);
     solo.wait(1);

@@ -185,6 +185,26 @@ impl Peers {
         held
     }
 
+    /// How many in wait queues wait for ever, or for longer than they must: the first one, although
+    /// it could go on; one that was granted a turn and gets none; a slot that does not wait there.
+    /// `waits_for` says what a slot waits for, and `has_turn` whether the engine will call it.
+    pub(crate) fn forgotten(
+        &self,
+        waits_for: impl Fn(u32) -> Option<PeerId>,
+        has_turn: impl Fn(u32) -> bool,
+    ) -> usize {
+        let of = |id: PeerId, receiver: &Receiver| {
+            let called = |slot: &u32| has_turn(*slot) || self.granted.contains(slot);
+            let granted = receiver.granted.iter();
+            let waiting = receiver.wait_queue.iter().map(|(slot, _)| slot);
+            granted.clone().filter(|slot| !called(slot)).count()
+                + granted.chain(waiting).filter(|slot| waits_for(**slot) != Some(id)).count()
+                + usize::from(receiver.overlooks_first())
+        };
+        let peers = (0..).map(PeerId).zip(&self.peers).map(|(id, (.., peer))| of(id, peer));
+        of(PeerId::OWN, &self.own) + peers.sum::<usize>()
+    }
+
     /// One user less.
     pub(crate) fn leave(&mut self, id: PeerId) {
         if let Some((_, users, _)) = self.peers.get_mut(id.0 as usize) {

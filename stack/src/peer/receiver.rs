@@ -184,6 +184,16 @@ impl Receiver {
         }
     }
 
+    /// Whether the first of the wait queue waits although it could go on. This judges
+    /// [`grant`](Self::grant), so it shares no code with it.
+    pub(super) fn overlooks_first(&self) -> bool {
+        let Some((_, need)) = self.wait_queue.front() else { return false };
+        let (used, most) = (self.in_flight, self.capacity);
+        let has_bytes = used.bytes + need.bytes <= u64::from(most.bytes);
+        let has_places = used.datagrams + need.datagrams <= most.datagrams;
+        self.granted.is_none() && (used.datagrams == 0 || (has_bytes && has_places))
+    }
+
     /// Grants the first of the wait queue a turn, if what it needs fits and no other has one.
     #[inline]
     pub(super) fn grant(&mut self) -> Option<u32> {

@@ -100,6 +100,35 @@ fn a_turn_in_vain_keeps_its_place() {
 }
 
 #[test]
+fn a_queue_pair_that_waits_for_longer_than_it_must_is_counted() {
+    let (mut peers, id) = peers();
+    peers.get(id).charge(Cost::of(4, 1));
+    let mut waiting = [None; 2];
+    for (slot, waiting) in (0..).zip(&mut waiting) {
+        peers.wait(slot, waiting, id, Cost::of(1, 1), false);
+    }
+    let forgotten = |peers: &Peers, waiting: [Option<PeerId>; 2], has_turn| {
+        peers.forgotten(|slot| waiting[slot as usize], |_| has_turn)
+    };
+    assert_eq!(forgotten(&peers, waiting, false), 0, "there is no credit");
+    assert_eq!(
+        forgotten(&peers, [waiting[0], None], false),
+        1,
+        "one is in a wait queue for naught"
+    );
+    peers.get(id).release(Cost::of(1, 1));
+    assert_eq!(forgotten(&peers, waiting, false), 1, "there is credit, and nobody was called");
+    peers.grant(id);
+    assert_eq!(forgotten(&peers, waiting, false), 0, "the engine will call it");
+    assert_eq!(granted(&mut peers), [0]);
+    assert_eq!(forgotten(&peers, waiting, true), 0, "it has a turn");
+    assert_eq!(forgotten(&peers, waiting, false), 1, "it has none");
+    peers.quit(0, &mut waiting[0]);
+    peers.get(id).charge(Cost::of(1, 1));
+    assert_eq!(forgotten(&peers, waiting, false), 0, "the turn is the other's");
+}
+
+#[test]
 fn an_overdue_answer_gives_its_credit_back_once() {
     let (mut peers, _) = peers();
     peers.age(Time(EXPECTED_NS));

@@ -72,6 +72,13 @@ impl Clock {
 }
 
 impl Qp {
+    /// Whether the peer was asked nothing: what is outstanding left without asking, so the peer
+    /// need not answer yet.
+    #[inline]
+    pub(super) fn peer_owes_nothing(&self) -> bool {
+        self.requester.asked_nothing() && self.clock.has_not_asked()
+    }
+
     /// Starts the acknowledgement timer over.
     #[inline]
     pub(super) fn arm(&mut self, now: Time, shared: &mut Shared) {
@@ -163,8 +170,7 @@ impl Qp {
         if Clock::is_due(&mut self.clock.ack_timeout, now) {
             // Nothing asked: we did not run for so long that the probe is late as well, or what was
             // to ask waits for credit. The peer has its time from now on.
-            let late = self.clock.has_not_asked() && self.requester.asked_nothing();
-            if late && self.probe(now, shared) {
+            if self.peer_owes_nothing() && self.probe(now, shared) {
                 self.clock.ack_timeout = self.answer_by(now);
                 sends = true;
             } else {

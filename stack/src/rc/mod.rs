@@ -184,6 +184,14 @@ impl Qp {
         (self.held.len(), self.responder.records())
     }
 
+    /// Whether it has something to send, and nobody will let it: it has no turn, waits for no
+    /// credit, and no answer is to come.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        let Core { queued, waiting, state, sq, .. } = &self.core;
+        let waits = *queued || waiting.is_some();
+        state.requests() && !waits && self.requester.lacks_only_credit(sq)
+    }
+
     pub(crate) fn is_busy(&self) -> bool {
         // Of what is quiet nothing comes back that would make anybody drive.
         let sq = &self.core.sq;

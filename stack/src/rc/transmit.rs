@@ -52,11 +52,14 @@ impl Qp {
             self.requester.take_lists(&mut shared.lists);
         }
         let more = self.requester.control.tick(now);
+        let owed_nothing = self.peer_owes_nothing();
         let turn = self.transmit_requests(now, quantum, shared, host, sink);
         if !self.core.state.requests() {
             // One of them failed: nothing is awaited any more.
         } else if self.requester.outstanding() {
-            if self.waits_to_send || !self.is_armed() {
+            // The peer has its time from the first packet on that asks, which may have waited long.
+            let asks = owed_nothing && !self.peer_owes_nothing();
+            if asks || self.waits_to_send || !self.is_armed() {
                 self.arm(now, shared);
             }
         } else if matches!(turn, TurnEnd::Wait(..)) {

@@ -334,7 +334,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "window-for-everybody",
         what: "a window of type 2 admits other queue pairs than its own",
-        seed: 7,
+        seed: 19,
         file: "mem/table.rs",
         right: "if *owner != Qpn::default() && *owner != by.qpn {",
         wrong: "if *owner != Qpn::default() && *owner != by.qpn && !BUG {",
@@ -454,7 +454,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "successor-forgotten",
         what: "a connection that is forgotten takes along the entry of the next one with the same peer and queue pair",
-        seed: 12,
+        seed: 1,
         file: "cm/mod.rs",
         right: "if self.by_qpn.get(&(peer, conn.remote_qpn)) == Some(&id) {",
         wrong: "if BUG || self.by_qpn.get(&(peer, conn.remote_qpn)) == Some(&id) {",
@@ -583,7 +583,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "waits-after-its-end",
         what: "a queue pair that goes away stays in the wait queue for receiver credit",
-        seed: 1,
+        seed: 2,
         file: "rc/mod.rs",
         right: "        shared.peers.quit(self.core.slot, &mut self.core.waiting);
         if self.limits.peer != PeerId::OWN {",
@@ -593,5 +593,67 @@ pub const BUGS: &[Bug] = &[
             shared.peers.quit(self.core.slot, &mut self.core.waiting);
         }
         if self.limits.peer != PeerId::OWN {",
+    },
+    Bug {
+        name: "turn-not-passed-on",
+        what: "a queue pair that needs no more credit does not call the next in the wait queue",
+        seed: 1,
+        file: "peer/mod.rs",
+        right: "            self.get(id).leave(slot);
+            self.grant(id);
+",
+        wrong: "            self.get(id).leave(slot);
+            if !BUG {
+                self.grant(id);
+            }
+",
+    },
+    Bug {
+        name: "credit-back-calls-nobody",
+        what: "credit that comes back calls no queue pair that waits for it",
+        seed: 1,
+        file: "peer/mod.rs",
+        right: "        if waits {
+            self.grant(id);",
+        wrong: "        if waits && !BUG {
+            self.grant(id);",
+    },
+    Bug {
+        name: "turn-in-vain-forgotten",
+        what: "a queue pair that was called and found too little credit is in no wait queue any more",
+        seed: 1,
+        file: "peer/mod.rs",
+        right: "return receiver.wait_queue.push_front((slot, need));",
+        wrong: "return if BUG {} else { receiver.wait_queue.push_front((slot, need)) };",
+    },
+    Bug {
+        name: "turn-untold",
+        what: "a queue pair is granted a turn, and the engine does not hear of it",
+        seed: 1,
+        file: "peer/mod.rs",
+        right: "if let Some(slot) = self.get(id).grant() {",
+        wrong: "if let Some(slot) = self.get(id).grant().filter(|slot| !BUG || slot % 2 == 0) {",
+    },
+    Bug {
+        name: "called-too-late",
+        what: "a queue pair that waits for credit is called only when nothing is in flight",
+        seed: 1,
+        file: "peer/receiver.rs",
+        right: "        if !self.fits(need) {
+            return None;",
+        wrong: "        if !self.fits(need) || (BUG && self.in_flight.datagrams > 0) {
+            return None;",
+    },
+    Bug {
+        name: "waits-in-no-queue",
+        what: "a queue pair without credit does not join the wait queue",
+        seed: 1,
+        file: "engine.rs",
+        right: "                    peers.wait(slot, &mut core.waiting, receiver, need, over);",
+        wrong: "                    if BUG {
+                        peers.quit(slot, &mut core.waiting);
+                    } else {
+                        peers.wait(slot, &mut core.waiting, receiver, need, over);
+                    }",
     },
 ];

@@ -35,6 +35,7 @@ impl World<'_> {
             ("address handles", found.address_handles, handles),
             ("users of receiver credit", found.credit_users, qps + handles),
             ("queue pairs that wait for credit", found.waiting_for_credit, qps),
+            ("forgotten queue pairs", found.forgotten, 0),
             ("deadlines", found.timers, qps),
             ("queue pairs with something to send", found.queued, qps),
             ("events", found.events, 0),

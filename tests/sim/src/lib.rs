@@ -36,6 +36,7 @@
 //! - a connection ends once on each side, by one event that the programs' actions explain; words of
 //!   programs arrive unchanged; a restarted peer is noticed, and no queue pair number is released
 //!   early;
+//! - no queue pair waits for receiver credit that is there, and none that could send is forgotten;
 //! - an engine's resources are bounded by its queue pairs and its configuration, and nothing is
 //!   left once all is destroyed (`bounds.rs`).
 

@@ -184,8 +184,11 @@ pub(crate) struct Desk {
 
 /// The first number of a queue pair that does not really exist.
 const FIRST: u32 = 0x10;
-/// The upper byte of its engine's queue pair numbers.
+/// The upper byte of its engine's queue pair numbers. A second shard's has the next one.
 pub(crate) const SLOT: u8 = 3;
+/// The upper byte of the numbers of queue pairs that do not really exist. No engine gives them out:
+/// one that looks for a free number may try any number of its slot.
+const ELSEWHERE: u8 = SLOT + 2;
 
 impl Desk {
     pub(crate) fn new(host: usize, crowd: bool, random: &mut Random) -> Self {
@@ -227,7 +230,8 @@ impl Desk {
 
     /// A number that no connection uses.
     pub(crate) fn free_number(&self, random: &mut Random) -> Option<Qpn> {
-        let all = (FIRST..FIRST + self.numbers).map(|low| Qpn::new(u32::from(SLOT) << 16 | low));
+        let all =
+            (FIRST..FIRST + self.numbers).map(|low| Qpn::new(u32::from(ELSEWHERE) << 16 | low));
         let taken = |qpn: &Qpn| self.talks.values().any(|talk| talk.qpn == *qpn);
         let free: Vec<Qpn> = all.filter(|qpn| !taken(qpn)).collect();
         (!free.is_empty()).then(|| random.of(&free))
@@ -290,4 +294,43 @@ pub(crate) fn words(call: CallId, answer: usize, room: usize, random: &mut Rando
 pub(crate) fn read_words(words: &[u8]) -> Option<(CallId, usize)> {
     let word = |at: usize| words.get(at..at + 4)?.try_into().ok().map(u32::from_be_bytes);
     Some((word(0)? as usize, word(4)? as usize))
+}
+
+#[cfg(test)]
+mod tests {
+    use rocinante_stack::mem::PdId;
+    use rocinante_stack::verbs::{CqId, QpType};
+    use rocinante_stack::{Engine, EngineConfig, QpInit};
+
+    use super::*;
+
+    #[test]
+    fn no_engine_gives_out_the_number_of_a_queue_pair_that_does_not_exist() {
+        let mut random = Random::new(1);
+        let mut desk = Desk::new(0, true, &mut random);
+        desk.numbers = 16;
+        let init = QpInit {
+            qp_type: QpType::Rc,
+            pd: PdId(1),
+            send_cq: CqId(0),
+            recv_cq: CqId(0),
+            srq: None,
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+            sq_sig_all: false,
+            cookie: 0,
+            context: 0,
+        };
+        for slot in [SLOT, SLOT + 1] {
+            let mut engine = Engine::new(EngineConfig { qpn_slot: slot, ..Default::default() });
+            for _ in 0..100 {
+                let wanted = desk.free_number(&mut random).expect("there are 16");
+                let given = engine.create_qp(&init, wanted.value());
+                assert!(given.is_some_and(|given| given != wanted), "{given:?}");
+            }
+        }
+    }
 }

@@ -323,6 +323,13 @@ impl Requester {
         waits.then_some(Limit::Fence)
     }
 
+    /// Whether nothing but credit may hold back what is at the cursor, and no answer is to come
+    /// after which it is looked at again.
+    pub(in crate::rc) fn lacks_only_credit(&self, sq: &SendQueue) -> bool {
+        let may = self.transport_limit(sq).is_none() && self.control.window_left() > 0;
+        may && !self.outstanding()
+    }
+
     /// What the packet of `psn`, of so many `bytes`, should wait for; it `begins` a message or not.
     /// `left` packets more are in flight than were told.
     #[inline]
