@@ -29,7 +29,7 @@ fn exported(bytes: &[u8]) -> BTreeSet<String> {
         let name = symbols.symbol_name(endian, symbol).expect("a name");
         let name = String::from_utf8_lossy(name);
         let version = versions.version_index(endian, index);
-        let node = match versions.version(version).expect("a version") {
+        let node = match versions.version(version.into()).expect("a version") {
             Some(version) => String::from_utf8_lossy(version.name()).into_owned(),
             None => "none".to_owned(),
         };
@@ -114,13 +114,13 @@ fn it_has_the_name_of_the_library_that_it_stands_for_and_is_never_unloaded() {
         .find_map(|section| section.dynamic(endian, &*bytes).expect("the dynamic section"))
         .expect("a dynamic section");
     let strings = sections.strings(endian, &*bytes, link).expect("strings");
-    let value = |tag: u32| {
+    let value = |tag: elf::DynamicTag| {
         use object::read::elf::Dyn as _;
-        let entry = entries.iter().find(|entry| entry.tag32(endian) == Some(tag))?;
+        let entry = entries.iter().find(|entry| entry.tag(endian) == tag)?;
         Some(entry.d_val(endian))
     };
     let soname = u32::try_from(value(elf::DT_SONAME).expect("a name")).expect("an offset");
     assert_eq!(strings.get(soname), Ok(&b"libibverbs.so.1"[..]));
-    let flags = u32::try_from(value(elf::DT_FLAGS_1).unwrap_or(0)).expect("flags");
-    assert_ne!(flags & elf::DF_1_NODELETE, 0, "{flags:#x}");
+    let flags = value(elf::DT_FLAGS_1).unwrap_or(0);
+    assert_ne!(flags & elf::DF_1_NODELETE.0, 0, "{flags:#x}");
 }

@@ -27,7 +27,7 @@ pub(crate) enum CqKind {
     Kernel(Arc<kernel::Cq>),
 }
 
-fn check_depth(depth: u32, max: u32) -> Result<(), VerbsError> {
+pub(crate) fn check_depth(depth: u32, max: u32) -> Result<(), VerbsError> {
     if (1..=max).contains(&depth) {
         return Ok(());
     }

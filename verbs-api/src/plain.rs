@@ -20,6 +20,7 @@ use rocinante_stack::verbs::{AhId, QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{QpAttr, SrqAttr, SrqChange};
 
 use crate::context::Context;
+use crate::cq::check_depth;
 use crate::device::Device as Either;
 use crate::model::error::VerbsError;
 use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};

@@ -14,7 +14,6 @@ use super::context::{self, refused};
 use super::cq_ex;
 use super::object::{Object, Private, Unacknowledged, Users};
 use super::pd::Domain;
-use super::stubs;
 use crate::abi;
 use crate::convert;
 
