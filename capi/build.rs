@@ -1,6 +1,6 @@
 //! Makes the versioned symbols of the library from `symbols.txt`.
 //!
-//! rustc writes a version script of its own, which gives no names to nodes. So the nodes come from a
+//! rustc writes a version script of its own, which assigns no nodes. So the nodes come from a
 //! second script without symbols, and each symbol from a `.symver` directive on a trampoline: lld
 //! joins the two.
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use rocinante::plain::Cqe;
 use rocinante::verbs::{
-    Mtu, ModifyAttr, PeerPath, Psn, QpAttr, QpCaps, QpState, QpType, Qpn, WcOpcode,
+    ModifyAttr, Mtu, PeerPath, Psn, QpAttr, QpCaps, QpState, QpType, Qpn, WcOpcode,
 };
 use rocinante::{Access, VerbsError};
 
@@ -162,8 +162,7 @@ pub(crate) fn modify(attr: &abi::QpAttr, bits: c_int) -> Option<ModifyAttr> {
     if has(mask::AV) {
         change.path = Some(path(&attr.ah_attr)?);
     }
-    to.sqd_async_notify =
-        has(mask::EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0);
+    to.sqd_async_notify = has(mask::EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0);
     to.pkey_index = has(mask::PKEY_INDEX).then_some(attr.pkey_index);
     to.port = has(mask::PORT).then_some(attr.port_num);
     to.qkey = has(mask::QKEY).then_some(attr.qkey);

@@ -72,7 +72,8 @@ fn the_nodes_are_those_of_rdma_core() {
         let name = name.name(file.endian(), strings).expect("a string");
         nodes.push(String::from_utf8_lossy(name).into_owned());
     }
-    let numbers = ["0", "1", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17"];
+    let numbers =
+        ["0", "1", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17"];
     let public = numbers.map(|number| format!("IBVERBS_1.{number}"));
     let private = ["34", "57", "59", "64"].map(|number| format!("IBVERBS_PRIVATE_{number}"));
     let soname = "libibverbs.so.1".to_owned();
@@ -108,7 +109,8 @@ fn it_has_the_name_of_the_library_that_it_stands_for_and_is_never_unloaded() {
     let file = Elf::parse(&*bytes).expect("a shared object");
     let (endian, header) = (file.endian(), file.elf_header());
     let sections = header.sections(endian, &*bytes).expect("sections");
-    let (entries, link) = sections.iter()
+    let (entries, link) = sections
+        .iter()
         .find_map(|section| section.dynamic(endian, &*bytes).expect("the dynamic section"))
         .expect("a dynamic section");
     let strings = sections.strings(endian, &*bytes, link).expect("strings");

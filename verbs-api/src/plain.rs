@@ -13,9 +13,9 @@ use std::time::Instant;
 
 pub use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
 pub use rocinante_stack::grh_addresses;
-pub use rocinante_stack::verbs::Cqe;
 use rocinante_stack::mem::{Access, MwType};
 use rocinante_stack::types::{Key, Qpn};
+pub use rocinante_stack::verbs::Cqe;
 use rocinante_stack::verbs::{AhId, QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{QpAttr, SrqAttr, SrqChange};
 

@@ -76,7 +76,8 @@ pub(super) unsafe extern "C" fn create_cq_ex(
             if attr.comp_mask & !KNOWN != 0 {
                 return Err(libc::EINVAL);
             }
-            if attr.wc_flags & !WC_FLAGS != 0 || (attr.comp_mask & 1 != 0 && attr.flags & !FLAGS != 0)
+            if attr.wc_flags & !WC_FLAGS != 0
+                || (attr.comp_mask & 1 != 0 && attr.flags & !FLAGS != 0)
             {
                 return Err(libc::EOPNOTSUPP);
             }
@@ -172,7 +173,11 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut abi::Cq) -> c_int {
 }
 
 /// `ibv_poll_cq(3)`: drives the device if there is no completion yet.
-pub(super) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, entries: c_int, wc: *mut abi::Wc) -> c_int {
+pub(super) unsafe extern "C" fn poll_cq(
+    cq: *mut abi::Cq,
+    entries: c_int,
+    wc: *mut abi::Wc,
+) -> c_int {
     let mut count = 0;
     let errno = status(|| {
         let entries = usize::try_from(entries).map_err(|_| libc::EINVAL)?;
@@ -180,8 +185,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut abi::Cq, entries: c_int, wc: *m
             return Ok(());
         }
         // SAFETY: the program's queue, and its array of so many entries, which are plain numbers.
-        let (queue, out) =
-            unsafe { (Queue::of(cq)?, std::slice::from_raw_parts_mut(wc, entries)) };
+        let (queue, out) = unsafe { (Queue::of(cq)?, std::slice::from_raw_parts_mut(wc, entries)) };
         count = queue.cq.poll(out, convert::wc).map_err(refused("ibv_poll_cq"))?;
         Ok(())
     });

@@ -79,7 +79,8 @@ pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
             // SAFETY: the program's pointer to an int.
             unsafe { count.write(0) };
         }
-        let found = devices::list().map_err(|error| error.raw_os_error().unwrap_or(libc::ENOSYS))?;
+        let found =
+            devices::list().map_err(|error| error.raw_os_error().unwrap_or(libc::ENOSYS))?;
         let number = found.len();
         // SAFETY: one pointer more than there are devices, which the loop and calloc(3) fill.
         let list = unsafe { libc::calloc(number + 1, size_of::<usize>()) };

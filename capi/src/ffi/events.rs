@@ -159,4 +159,3 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut abi::AsyncEvent) {
         }
     });
 }
-

@@ -2,8 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// How many forks lie between the process that loaded the library and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);

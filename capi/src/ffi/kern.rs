@@ -127,18 +127,12 @@ fn ah(from: &KernAh) -> abi::AhAttr {
     }
 }
 
-pub(super) unsafe extern "C" fn copy_ah_attr_from_kern(
-    to: *mut abi::AhAttr,
-    from: *const KernAh,
-) {
+pub(super) unsafe extern "C" fn copy_ah_attr_from_kern(to: *mut abi::AhAttr, from: *const KernAh) {
     // SAFETY: the caller's structures.
     quiet(|| unsafe { to.write(ah(&*from)) });
 }
 
-pub(super) unsafe extern "C" fn copy_qp_attr_from_kern(
-    to: *mut abi::QpAttr,
-    from: *const KernQp,
-) {
+pub(super) unsafe extern "C" fn copy_qp_attr_from_kern(to: *mut abi::QpAttr, from: *const KernQp) {
     quiet(|| {
         // SAFETY: the caller's structures.
         let (to, from) = unsafe { (&mut *to, &*from) };

@@ -123,8 +123,7 @@ pub(super) unsafe extern "C" fn reg_mr_ex(
             if attr.comp_mask & !(IOVA | ADDR) != 0 || attr.comp_mask & ADDR == 0 {
                 return Err(libc::EOPNOTSUPP);
             }
-            let iova =
-                if attr.comp_mask & IOVA == 0 { attr.addr as u64 } else { attr.iova };
+            let iova = if attr.comp_mask & IOVA == 0 { attr.addr as u64 } else { attr.iova };
             register(pd, attr.addr, attr.length, iova, attr.access.cast_unsigned())
         }
     })

@@ -1,5 +1,4 @@
 //! Words for numbers, and rates.
-#![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -51,14 +50,8 @@ pub(super) extern "C" fn node_type_str(node: c_int) -> *const c_char {
 
 /// `ibv_port_state_str(3)`.
 pub(super) extern "C" fn port_state_str(state: c_int) -> *const c_char {
-    const WORDS: [&CStr; 6] = [
-        c"no state change (NOP)",
-        c"down",
-        c"init",
-        c"armed",
-        c"active",
-        c"active deferred",
-    ];
+    const WORDS: [&CStr; 6] =
+        [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active deferred"];
     word(&WORDS, state, c"unknown")
 }
 

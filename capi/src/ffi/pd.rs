@@ -19,7 +19,10 @@ pub(super) struct Domain {
 enum Kind {
     Own(plain::Pd),
     /// A parent domain: the domain that it stands for, and its thread domain.
-    Parent { of: *mut abi::Pd, td: *mut abi::Td },
+    Parent {
+        of: *mut abi::Pd,
+        td: *mut abi::Td,
+    },
 }
 
 impl Private for Domain {
@@ -147,9 +150,8 @@ pub(super) unsafe extern "C" fn dealloc_td(td: *mut abi::Td) -> c_int {
         unsafe {
             let object = Object::<ThreadDomain>::of(td)?;
             object.private.0.none()?;
-            drop(object.unmake());
+            let _: ThreadDomain = object.unmake();
         }
         Ok(())
     })
 }
-

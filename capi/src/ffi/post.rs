@@ -169,9 +169,7 @@ unsafe fn operation(pair: &Pair, wr: &abi::SendWr) -> Outcome<SendOp> {
             compare: wr.wr.compare_add,
             swap: wr.wr.swap,
         },
-        opcode::FETCH_ADD => {
-            SendOp::FetchAdd { remote, rkey: atomic_key, add: wr.wr.compare_add }
-        }
+        opcode::FETCH_ADD => SendOp::FetchAdd { remote, rkey: atomic_key, add: wr.wr.compare_add },
         opcode::LOCAL_INV => SendOp::LocalInv { rkey: invalidate },
         opcode::SEND_WITH_INV => SendOp::SendInv { rkey: invalidate },
         opcode::ATOMIC_WRITE => SendOp::AtomicWrite { remote, rkey: key },
@@ -184,12 +182,7 @@ unsafe fn operation(pair: &Pair, wr: &abi::SendWr) -> Outcome<SendOp> {
 
 /// A request with its operation and data.
 #[inline]
-pub(super) fn request<'a>(
-    wr_id: u64,
-    op: SendOp,
-    data: SendData<'a>,
-    flags: c_uint,
-) -> SendWr<'a> {
+pub(super) fn request<'a>(wr_id: u64, op: SendOp, data: SendData<'a>, flags: c_uint) -> SendWr<'a> {
     let mut wr = SendWr::new(op, data).wr_id(wr_id).signaled(flags & flag::SIGNALED != 0);
     wr.solicited = flags & flag::SOLICITED != 0;
     wr.fence = flags & flag::FENCE != 0;
@@ -261,11 +254,7 @@ unsafe fn post_some(pair: &Pair, next: &mut *mut abi::SendWr) -> Outcome<()> {
 ///
 /// # Safety
 /// As [`post_some`].
-unsafe fn post_batch(
-    pair: &Pair,
-    one: SendWr<'_>,
-    next: &mut *mut abi::SendWr,
-) -> Outcome<()> {
+unsafe fn post_batch(pair: &Pair, one: SendWr<'_>, next: &mut *mut abi::SendWr) -> Outcome<()> {
     let mut batch = [one; BATCH];
     let mut count = 1;
     // SAFETY: the caller vouches for all that is read here.
@@ -310,8 +299,7 @@ unsafe fn receives(
             let (mut count, mut behind) = (0, next);
             while count < BATCH && !behind.is_null() {
                 // SAFETY: the caller vouches for it.
-                let (wr, sges) =
-                    unsafe { (&*behind, list((*behind).sg_list, (*behind).num_sge)) };
+                let (wr, sges) = unsafe { (&*behind, list((*behind).sg_list, (*behind).num_sge)) };
                 let Ok(sges) = sges else { break };
                 batch[count] = RecvWr { wr_id: wr.wr_id, sges };
                 count += 1;

@@ -7,9 +7,7 @@ use std::slice;
 
 use parking_lot::lock_api::RawMutex as _;
 use rocinante::SendWr;
-use rocinante::verbs::{
-    Destination, FlushLevel, Key, Placement, QpType, SendData, SendOp,
-};
+use rocinante::verbs::{Destination, FlushLevel, Key, Placement, QpType, SendData, SendOp};
 
 use super::border::{Outcome, quiet, status};
 use super::post::{BATCH, bind, bytes, destination, refusal, request};
@@ -94,13 +92,7 @@ pub(super) fn operations(qp_type: QpType) -> u64 {
         QpType::Ud => datagrams,
         QpType::Uc => unreliable,
         QpType::Rc => {
-            unreliable
-                | READ
-                | COMPARE_SWAP
-                | FETCH_ADD
-                | SEND_WITH_INV
-                | FLUSH
-                | ATOMIC_WRITE
+            unreliable | READ | COMPARE_SWAP | FETCH_ADD | SEND_WITH_INV | FLUSH | ATOMIC_WRITE
         }
     }
 }
@@ -226,12 +218,7 @@ fn flush(rkey: Key, remote: u64, len: usize, placement: u8, level: u8) -> Outcom
     Ok(SendOp::Flush { remote, rkey, len, placement, level })
 }
 
-unsafe extern "C" fn wr_bind_mw(
-    qp: *mut QpEx,
-    mw: *mut Mw,
-    rkey: u32,
-    info: *const MwBindInfo,
-) {
+unsafe extern "C" fn wr_bind_mw(qp: *mut QpEx, mw: *mut Mw, rkey: u32, info: *const MwBindInfo) {
     // SAFETY: the program's window and structure, between the two calls.
     unsafe {
         push(qp, |_| bind(mw, rkey, info.as_ref().ok_or(libc::EINVAL)?));
@@ -242,12 +229,7 @@ unsafe extern "C" fn wr_bind_mw(
     }
 }
 
-unsafe extern "C" fn wr_atomic_write(
-    qp: *mut QpEx,
-    rkey: u32,
-    remote: u64,
-    data: *const c_void,
-) {
+unsafe extern "C" fn wr_atomic_write(qp: *mut QpEx, rkey: u32, remote: u64, data: *const c_void) {
     // SAFETY: the program's eight bytes, between the two calls.
     unsafe {
         push(qp, |_| Ok(SendOp::AtomicWrite { remote, rkey: Key(rkey) }));
@@ -275,11 +257,7 @@ unsafe extern "C" fn wr_set_inline_data(qp: *mut QpEx, addr: *mut c_void, length
     unsafe { wr_set_inline_data_list(qp, 1, &raw const one) };
 }
 
-unsafe extern "C" fn wr_set_inline_data_list(
-    qp: *mut QpEx,
-    count: usize,
-    buffers: *const DataBuf,
-) {
+unsafe extern "C" fn wr_set_inline_data_list(qp: *mut QpEx, count: usize, buffers: *const DataBuf) {
     // SAFETY: the program's buffers, between the two calls.
     unsafe {
         build(qp, |_, builder| {

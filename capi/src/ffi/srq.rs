@@ -93,10 +93,8 @@ unsafe fn create(
     {
         return Err(libc::EINVAL);
     }
-    let srq = domain
-        .pd()?
-        .create_srq(attr.max_wr, attr.max_sge)
-        .map_err(refused("ibv_create_srq"))?;
+    let srq =
+        domain.pd()?.create_srq(attr.max_wr, attr.max_sge).map_err(refused("ibv_create_srq"))?;
     domain.add_user();
     let number = srq.number();
     let public = abi::Srq {

@@ -67,8 +67,7 @@ pub(super) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     }
     let result = body();
     // SAFETY: the call above filled the set.
-    let _: c_int = unsafe {
-        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut())
-    };
+    let _: c_int =
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     result
 }

@@ -18,7 +18,9 @@ pub(super) const VERBS_API: Crate = Crate {
         },
         Unit {
             name: "objects",
-            modules: &["ah", "context", "cq", "device", "mr", "mw", "open", "qp", "srq", "choice"],
+            modules: &[
+                "ah", "context", "cq", "device", "mr", "mw", "open", "plain", "qp", "srq", "choice",
+            ],
             uses: &["model", "provider", "soft", "kernel"],
             tests: Tests::All,
         },
