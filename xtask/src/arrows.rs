@@ -43,6 +43,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
             "rocinante-netdev",
             "rocinante-scripts",
             "rocinante-dropin",
+            "rocinante-paths",
         ],
     ),
     (

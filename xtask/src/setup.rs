@@ -11,6 +11,10 @@ type Package = (&'static str, fn() -> bool);
 const IPROUTE2: Package = ("iproute2", || is_installed("ip") && is_installed("tc"));
 const IBVERBS_UTILS: Package = ("ibverbs-utils", || is_installed("ibv_rc_pingpong"));
 const PERFTEST: Package = ("perftest", || is_installed("ib_write_bw"));
+/// It has the tests of rdma-core.
+const RDMA_CORE: Package = ("rdma-core", || Path::new("/usr/share/doc/rdma-core/tests").is_dir());
+const PYVERBS: Package =
+    ("python3-pyverbs", || Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir());
 const NFTABLES: Package = ("nftables", || is_installed("nft"));
 
 /// The Debian packages that the demo uses.
@@ -20,15 +24,14 @@ pub(crate) const DEMO: &[Package] = &[IPROUTE2, NFTABLES];
 pub(crate) const TESTS: &[Package] = &[
     IPROUTE2,
     NFTABLES,
-    IBVERBS_UTILS,
-    PERFTEST,
     ("ethtool", || is_installed("ethtool")),
     ("iperf3", || is_installed("iperf3")),
     ("python3-scapy", has_scapy),
     // Programs for libibverbs, and rdma-core's test-suite for it.
-    ("ibverbs-utils", || is_installed("ibv_rc_pingpong")),
-    ("perftest", || is_installed("ib_write_bw")),
-    ("python3-pyverbs", || Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir()),
+    IBVERBS_UTILS,
+    PERFTEST,
+    RDMA_CORE,
+    PYVERBS,
     // Counts instructions.
     ("valgrind", || is_installed("valgrind")),
     ("tshark", || is_installed("tshark")),
@@ -39,16 +42,7 @@ pub(crate) const TESTS: &[Package] = &[
 ];
 
 /// The packages that `cargo xtask dropin` uses: programs that know nothing of Rocinante.
-pub(crate) const DROPIN: &[Package] = &[
-    IPROUTE2,
-    IBVERBS_UTILS,
-    PERFTEST,
-    // It has the tests of rdma-core.
-    ("rdma-core", || Path::new("/usr/share/doc/rdma-core/tests").is_dir()),
-    ("python3-pyverbs", || {
-        command::read(Command::new("/usr/bin/python3").args(["-c", "import pyverbs"])).is_ok()
-    }),
-];
+pub(crate) const DROPIN: &[Package] = &[IPROUTE2, IBVERBS_UTILS, PERFTEST, RDMA_CORE, PYVERBS];
 
 /// The packages that `cargo xtask dist` uses: the processors of other machines.
 pub(crate) const DIST: &[Package] = &[("qemu-user-static", || {

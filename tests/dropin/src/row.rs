@@ -13,7 +13,7 @@ use crate::table::{Row, Says, Shape};
 use crate::{NOBODY, Outcome};
 
 /// How long a program may take.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 /// How long a server may take until it listens, or ends after its client.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The TCP port at which ping-pongs and perftest meet.
@@ -58,7 +58,7 @@ impl Place<'_> {
     fn alone(&self, words: &[&str]) -> Result<(), String> {
         let command = self.command(&[self.row.program, self.row.mode]);
         let program = self.start(0, command)?;
-        let output = program.wait_with_output(LIMIT).map_err(in_words)?;
+        let output = ended("it", program, LIMIT)?;
         succeeded("it", &output)?;
         let said = String::from_utf8_lossy(&output.stdout);
         match words.iter().find(|word| !said.contains(**word)) {
@@ -94,8 +94,8 @@ impl Place<'_> {
         }
         let there = self.container(1).ipv4().to_string();
         let client = self.start(0, self.command(&[&words[..], &[&there]].concat()))?;
-        let client = client.wait_with_output(LIMIT).map_err(in_words)?;
-        let server = server.wait_with_output(PATIENCE).map_err(in_words);
+        let client = ended("the client", client, LIMIT)?;
+        let server = ended("the server", server, PATIENCE);
         succeeded("the client", &client)?;
         succeeded("the server", &server?)?;
         let said = String::from_utf8_lossy(&client.stdout);
@@ -192,6 +192,14 @@ fn says(lines: &Receiver<String>, word: &str) -> Result<(), String> {
         }
         last = line;
     }
+}
+
+/// What a program ended with.
+fn ended(who: &str, program: ChildGuard, limit: Duration) -> Result<Output, String> {
+    program.wait_with_output(limit).map_err(|error| match error {
+        LabError::Timeout { seconds, .. } => format!("{who} does not end within {seconds} s"),
+        error => error.to_string(),
+    })
 }
 
 /// An error that carries what the program said last.
