@@ -65,9 +65,8 @@ fn executable(path: &Path) -> Result<(), Refusal> {
 /// # Errors
 /// The reason why not.
 pub fn check(path: &Path, libraries: &Libraries) -> Result<(), Refusal> {
-    let ours = match Kind::of(&libraries.verbs).map_err(Refusal::cannot)? {
-        Kind::Elf(ours) => ours,
-        _ => return Err(Refusal::cannot(format!("{} is no library", libraries.verbs.display()))),
+    let Kind::Elf(ours) = Kind::of(&libraries.verbs).map_err(Refusal::cannot)? else {
+        return Err(Refusal::cannot(format!("{} is no library", libraries.verbs.display())));
     };
     let elf = program_of(path, SCRIPTS_MAX)?;
     elf.map_or(Ok(()), |(path, elf)| elf.check(&path, &ours, libraries).map_err(Refusal::cannot))
