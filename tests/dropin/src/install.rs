@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Where the command is installed.
 const COMMAND: &str = "bin/rocinante";
@@ -25,7 +26,9 @@ impl Installation {
     /// # Errors
     /// Something is not there, or cannot be written.
     pub fn of(command: &Path, built: &Path) -> io::Result<Self> {
-        let name = format!("rocinante-dropin-{}", std::process::id());
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("rocinante-dropin-{}-{next}", std::process::id());
         let place = Self(std::env::temp_dir().join(name));
         let libraries = LIBRARIES.map(|(from, to)| (built.join(from), to));
         for (from, to) in [(command.to_owned(), COMMAND)].into_iter().chain(libraries) {
