@@ -1,5 +1,5 @@
-//! Debian's own programs for libibverbs, unchanged, on `capi`'s library: as an ordinary user, each
-//! side in a container of its own.
+//! What `capi`'s library tells of devices, and what it says to wrong calls, as an ordinary user in a
+//! container. `dropin.rs` has the programs that send.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,11 +7,10 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
-use rocinante_node::{ChildGuard, Container, LabConfig, Pair};
+use rocinante_node::{Container, LabConfig, Pair};
 use rocinante_tests::running::{Done, Running};
-use rocinante_tests::{require, require_lab, require_program};
+use rocinante_tests::{require_lab, require_program};
 
 const NOBODY: u32 = 65534;
 
@@ -74,26 +73,6 @@ fn pair() -> Pair {
     Pair::new(&LabConfig::default()).unwrap()
 }
 
-/// Waits until something in the container listens on a TCP port.
-fn listens(at: &Container, server: &mut ChildGuard) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    let ss = || Command::new("ss").args(["-Hltn"]).output().map(|output| output.stdout);
-    while at.run(ss).unwrap().unwrap().is_empty() {
-        assert!(server.try_wait().unwrap().is_none(), "the server ended");
-        assert!(Instant::now() < deadline, "the server never listened");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Runs a program in both containers: the second one's connects to the first one's.
-fn between(library: &Library, pair: &Pair, line: &str) -> [Done; 2] {
-    let [a, b] = pair.containers();
-    let mut server = library.start(a, line);
-    listens(a, &mut server.child);
-    let client = library.run(b, &format!("{line} {}", a.ipv4()));
-    [server.finish().succeeded(), client.succeeded()]
-}
-
 #[test]
 fn devices_are_listed_and_described_and_nothing_is_opened() {
     require_lab!();
@@ -121,58 +100,6 @@ fn devices_are_listed_and_described_and_nothing_is_opened() {
     assert!(list.contains("mlx5_0") && !list.contains("roce"), "{list}");
 }
 
-#[test]
-fn the_ping_pongs_of_rdma_core_verify_every_byte() {
-    require_lab!();
-    require_program!("ibv_rc_pingpong");
-    let (library, pair) = (Library::new(), pair());
-    for line in [
-        "ibv_rc_pingpong -g 0 -n 200 -c",
-        "ibv_rc_pingpong -g 0 -n 200 -e -c",
-        "ibv_rc_pingpong -g 0 -n 200 -N -c",
-        "ibv_rc_pingpong -g 0 -n 200 -e -N -c",
-        "ibv_rc_pingpong -g 0 -n 20 -s 1000000 -m 4096 -c",
-        // The table's IPv6 address.
-        "ibv_rc_pingpong -g 1 -n 200 -c",
-        "ibv_uc_pingpong -g 0 -n 200 -e -c",
-        "ibv_ud_pingpong -g 0 -n 200 -e -c",
-        "ibv_srq_pingpong -g 0 -n 200 -c",
-        "ibv_srq_pingpong -g 0 -n 200 -e -c",
-    ] {
-        let [server, client] = between(&library, &pair, line);
-        for side in [server, client] {
-            assert!(side.out.contains("iters in"), "{line}: {}{}", side.out, side.err);
-            assert!(!side.out.contains("invalid data"), "{line}: {}", side.out);
-        }
-    }
-}
-
-#[test]
-fn perftest_measures_every_operation() {
-    require_lab!();
-    require_program!("ib_write_bw");
-    let (library, pair) = (Library::new(), pair());
-    for line in [
-        "ib_send_bw -n 200",
-        "ib_send_lat -n 200",
-        "ib_write_bw -n 200",
-        "ib_write_lat -n 200",
-        "ib_read_bw -n 200",
-        "ib_read_lat -n 200",
-        "ib_atomic_bw -n 200",
-        "ib_atomic_lat -n 200",
-        "ib_send_bw -n 200 -e",
-        "ib_send_bw -n 200 -c UD",
-        "ib_send_bw -n 200 -r 512 --use-srq",
-        "ib_write_bw -n 200 -q 4",
-        "ib_write_bw -n 200 -b",
-    ] {
-        let [_, client] = between(&library, &pair, &format!("{line} -x 0 -d roce0"));
-        let header = client.out.lines().any(|line| line.trim_start().starts_with("#bytes"));
-        assert!(header, "{line}: {}", client.out);
-    }
-}
-
 /// Calls with what no correct program gives: an error each, and the program goes on.
 #[test]
 fn bad_arguments_get_the_errno_of_the_manual() {
@@ -184,51 +111,4 @@ fn bad_arguments_get_the_errno_of_the_manual() {
     let line = format!("/usr/bin/python3 {}", script.display());
     let done = library.run(&pair.containers()[0], &line).succeeded();
     assert!(done.out.ends_with("all as expected\n"), "{}{}", done.out, done.err);
-}
-
-/// The tests of rdma-core that Debian ships beside pyverbs. The list has those that must run and
-/// pass; a skip of one of them fails.
-#[test]
-fn the_suite_of_rdma_core_passes() {
-    require_lab!();
-    require!(suite());
-    let (library, pair) = (Library::new(), pair());
-    let [a, _] = pair.containers();
-    let root = library.0.join("suite");
-    let unpacked = Command::new("sh")
-        .arg("-c")
-        .arg("mkdir $1 && cp -r /usr/share/doc/rdma-core/tests $1/tests && gunzip -f $1/tests/*.gz && chmod -R a+rX $1")
-        .args(["sh", &root.display().to_string()])
-        .status();
-    assert!(unpacked.unwrap().success());
-    let list = include_str!("../data/capi/suite.txt").lines();
-    let wanted: Vec<&str> = list.filter(|line| !line.starts_with('#')).map(str::trim).collect();
-    let mut failed = Vec::new();
-    let modules: std::collections::BTreeSet<&str> =
-        wanted.iter().filter_map(|name| name.split('.').next()).collect();
-    for module in modules {
-        let names: Vec<String> = wanted
-            .iter()
-            .filter(|name| name.split('.').next() == Some(module))
-            .map(|name| format!("tests.{name}"))
-            .collect();
-        let mut command = library.command(&format!(
-            "/usr/bin/python3 tests/run_tests.py --dev roce0 -v {}",
-            names.join(" ")
-        ));
-        let output = a.output(command.current_dir(&root)).unwrap();
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        let ran = format!("Ran {} test", names.len());
-        let skipped = told.contains(" ... skipped ");
-        if !told.contains(&ran) || !told.lines().any(|line| line == "OK") || skipped {
-            failed.push(told);
-        }
-    }
-    assert!(failed.is_empty(), "{}", failed.join("\n"));
-}
-
-fn suite() -> Result<(), String> {
-    let there = Path::new("/usr/share/doc/rdma-core/tests").is_dir()
-        && Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir();
-    if there { Ok(()) } else { Err("python3-pyverbs is not installed".into()) }
 }

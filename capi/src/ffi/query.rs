@@ -15,6 +15,22 @@ const PORT: u32 = 1;
 /// The only key of a partition.
 const PKEY: u16 = 0xffff;
 
+/// `struct ibv_odp_caps`: all memory is touched on the processor, which takes its page faults. So
+/// paging on demand is what every region has, but for the implicit region of all memory.
+const ON_DEMAND_PAGING: [u64; 3] = {
+    const SEND: u64 = 1;
+    const RECV: u64 = 1 << 1;
+    const WRITE: u64 = 1 << 2;
+    const READ: u64 = 1 << 3;
+    const ATOMIC: u64 = 1 << 4;
+    const SRQ_RECV: u64 = 1 << 5;
+    let rc = SEND | RECV | WRITE | READ | ATOMIC | SRQ_RECV;
+    let uc = SEND | RECV | WRITE | SRQ_RECV;
+    let ud = SEND | RECV | SRQ_RECV;
+    // IBV_ODP_SUPPORT; then three words of 32 bits.
+    [1, rc | uc << 32, ud]
+};
+
 /// Copies as much of a structure as the caller's has room for. The caller's own end becomes zero:
 /// it is of a newer version.
 ///
@@ -64,7 +80,7 @@ pub(super) unsafe extern "C" fn query_device_ex(
             let is = abi::DeviceAttrEx {
                 orig_attr: context::of(context)?.found.attributes(),
                 comp_mask: 0,
-                odp_caps: [0; 3],
+                odp_caps: ON_DEMAND_PAGING,
                 completion_timestamp_mask: 0,
                 hca_core_clock: 0,
                 device_cap_flags_ex: CAPABILITIES_EX,
