@@ -1,5 +1,5 @@
-//! What `capi`'s library tells of devices, and what it says to wrong calls, as an ordinary user in a
-//! container. `dropin.rs` has the programs that send.
+//! What `capi`'s library tells of devices, and what it says to wrong calls, as an ordinary user in
+//! a container. `dropin.rs` has the programs that send.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
