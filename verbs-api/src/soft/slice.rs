@@ -26,7 +26,14 @@ pub(super) fn shorten() {
     }
 }
 
+/// Miri knows neither call.
+#[cfg(miri)]
+fn get() -> Option<libc::sched_attr> {
+    None
+}
+
 /// What the kernel says of this thread.
+#[cfg(not(miri))]
 fn get() -> Option<libc::sched_attr> {
     // SAFETY: zeroes are a value of each of its fields.
     let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
