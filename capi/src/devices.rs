@@ -48,15 +48,9 @@ impl Found {
         (self.gids().len() + 1).next_multiple_of(16)
     }
 
-    /// The EUI-64 of the interface, in network byte order. Loopback has no address of Ethernet: its
-    /// index stands for one, as a local address.
+    /// The node GUID, in network byte order.
     pub(crate) fn guid(&self) -> [u8; 8] {
-        let [a, b, c, d, e, f] = self.interface.mac;
-        if self.interface.mac == [0; 6] {
-            let [_, _, high, low] = self.interface.index.to_be_bytes();
-            return [2, 0, 0, 0xff, 0xfe, 0, high, low.max(1)];
-        }
-        [a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+        self.interface.guid().to_be_bytes()
     }
 
     pub(crate) fn attributes(&self) -> DeviceAttr {

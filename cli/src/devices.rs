@@ -194,7 +194,7 @@ impl Device {
             name: interface.name.clone(),
             services: SERVICES,
             fw_ver: env!("CARGO_PKG_VERSION"),
-            node_guid: guid_text(eui64(interface.mac)),
+            node_guid: guid_text(interface.guid()),
             link_layer: "Ethernet",
             state: "PORT_ACTIVE",
             mac: interface.mac.map(|byte| format!("{byte:02x}")).join(":"),
@@ -252,11 +252,6 @@ fn requested(interface: &Interface, word: &str) -> (Option<Backend>, String, Opt
         Ok(ctx) => (Some(backend), asked, ctx.query_device().port),
         Err(error) => (None, error.to_string(), None),
     }
-}
-
-/// The modified EUI-64 of a MAC (RFC 4291, appendix A).
-pub(crate) fn eui64([a, b, c, d, e, f]: [u8; 6]) -> u64 {
-    u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
 /// A GUID as `ibv_devinfo` prints it: `0200:00ff:fe00:0009`.

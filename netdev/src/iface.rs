@@ -46,6 +46,18 @@ impl Interface {
         all.into_iter().find(|i| i.name == name).ok_or_else(|| not_found(message))
     }
 
+    /// The node GUID of its device: the modified EUI-64 of its MAC (RFC 4291, appendix A). Loopback
+    /// has no MAC: its index stands for one.
+    #[must_use]
+    pub fn guid(&self) -> u64 {
+        if self.mac == [0; 6] {
+            let [_, _, high, low] = self.index.to_be_bytes();
+            return u64::from_be_bytes([2, 0, 0, 0xff, 0xfe, 0, high, low.max(1)]);
+        }
+        let [a, b, c, d, e, f] = self.mac;
+        u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+    }
+
     /// The interface that has the address. On loopback, all of an IPv4 prefix is local: 127.0.0.2
     /// belongs to the interface that has 127.0.0.1/8.
     ///
@@ -109,5 +121,14 @@ mod tests {
             assert_eq!(lo.has([127, 0, 0, 2].into()), has_2, "/{prefix_len}");
             assert_eq!(lo.has([10, 0, 0, 1].into()), has_other, "/{prefix_len}");
         }
+    }
+
+    #[test]
+    fn two_interfaces_have_two_guids_with_a_mac_and_without() {
+        let guid = |mac, index| Interface { mac, index, ..crate::sides::lo() }.guid();
+        assert_eq!(guid([0x52, 0x54, 0, 1, 2, 3], 7), 0x5054_00ff_fe01_0203);
+        assert_eq!(guid([0x52, 0x54, 0, 1, 2, 4], 7), 0x5054_00ff_fe01_0204);
+        assert_eq!(guid([0; 6], 1), 0x0200_00ff_fe00_0001);
+        assert_ne!(guid([0; 6], 1), guid([0; 6], 2));
     }
 }

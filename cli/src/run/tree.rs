@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use rocinante_netdev::{Interface, NamedInterface};
 
-use crate::devices::{eui64, guid_text};
+use crate::devices::guid_text;
 
 /// A file of a tree.
 #[derive(Debug, Hash, PartialEq, Eq)]
@@ -101,7 +101,7 @@ fn nodes(devices: &[NamedInterface]) -> Vec<(String, Node)> {
 fn device(ib: &str, interface: &Interface) -> Vec<(String, Node)> {
     let netdev = format!("/sys/class/net/{}", interface.name);
     let numa = fs::read_to_string(format!("{netdev}/device/numa_node"));
-    let guid = guid_text(eui64(interface.mac));
+    let guid = guid_text(interface.guid());
     vec![
         text(&format!("{ib}/node_type"), "1: CA"),
         text(&format!("{ib}/node_guid"), &guid),
