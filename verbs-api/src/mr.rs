@@ -128,6 +128,20 @@ pub enum Advice {
     PrefetchNoFault,
 }
 
+impl Advice {
+    /// Brings the pages of memory in that a region has.
+    pub(crate) fn follow(self, address: u64, len: usize) -> Result<(), VerbsError> {
+        let writable = self == Self::PrefetchWrite;
+        let there = match self {
+            Self::Prefetch | Self::PrefetchWrite => {
+                memory::populate(address, len as u64, writable).is_ok()
+            }
+            Self::PrefetchNoFault => memory::is_mapped(address, len as u64),
+        };
+        if there { Ok(()) } else { Err(VerbsError::Fault { address, len, writable }) }
+    }
+}
+
 fn check(access: Access) -> Result<(), VerbsError> {
     if access.is_contradictory() {
         return Err(VerbsError::Invalid(
@@ -348,14 +362,7 @@ impl Mr {
             let why = "the region cannot be written: advise it to be read";
             return Err(VerbsError::Invalid(why.into()));
         }
-        let address = self.range.address + offset as u64;
-        let there = match advice {
-            Advice::Prefetch | Advice::PrefetchWrite => {
-                memory::populate(address, len as u64, writable).is_ok()
-            }
-            Advice::PrefetchNoFault => memory::is_mapped(address, len as u64),
-        };
-        if there { Ok(()) } else { Err(VerbsError::Fault { address, len, writable }) }
+        advice.follow(self.range.address + offset as u64, len)
     }
 
     /// Why an access of a peer through this key would be refused, for diagnosis. For a device of

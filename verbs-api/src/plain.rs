@@ -6,14 +6,17 @@
 
 #![allow(missing_docs)]
 
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use rustix::io::Errno;
+
 pub use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
 pub use rocinante_stack::grh_addresses;
-use rocinante_stack::mem::{Access, MwType};
+use rocinante_stack::mem::{Access, AccessError, MwType, Sge};
 use rocinante_stack::types::{Key, Qpn};
 pub use rocinante_stack::verbs::Cqe;
 use rocinante_stack::verbs::{AhId, QpState, QpType, RecvWr, SendWr};
@@ -24,6 +27,7 @@ use crate::cq::check_depth;
 use crate::device::Device as Either;
 use crate::model::error::VerbsError;
 use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
+pub use crate::mr::Advice;
 use crate::provider::memory::Range;
 use crate::soft;
 
@@ -84,6 +88,19 @@ impl Pd {
         access: Access,
     ) -> Result<Mr, VerbsError> {
         soft::Registration::insert(&self.0, Range { address, len }, start, access).map(Mr)
+    }
+
+    /// Brings the pages of an element in (`ibv_advise_mr(3)`): ENOENT for a key that is none of the
+    /// domain's, EFAULT for bytes outside the region or that are gone.
+    pub fn advise(&self, advice: Advice, sge: &Sge) -> Result<(), VerbsError> {
+        let host = soft::Registration::locate(&self.0, sge, advice == Advice::PrefetchWrite);
+        let host = host.map_err(|why| match why {
+            AccessError::Key | AccessError::Pd => Errno::NOENT,
+            AccessError::Permission => Errno::INVAL,
+            _ => Errno::FAULT,
+        });
+        let host = host.map_err(|errno| io::Error::from_raw_os_error(errno.raw_os_error()))?;
+        advice.follow(host, sge.len as usize)
     }
 
     pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw, VerbsError> {

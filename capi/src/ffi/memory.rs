@@ -205,7 +205,7 @@ unsafe fn change(
     Ok(())
 }
 
-/// `ibv_advise_mr(3)`: memory is there when it is used, so advice needs nothing.
+/// `ibv_advise_mr(3)`. The pages are there when it returns, whether it is to wait or not.
 pub(super) unsafe extern "C" fn advise_mr(
     pd: *mut abi::Pd,
     advice: c_int,
@@ -215,10 +215,21 @@ pub(super) unsafe extern "C" fn advise_mr(
 ) -> c_int {
     status(|| {
         // SAFETY: the program's domain.
-        unsafe { Domain::of(pd)? };
-        // PREFETCH, PREFETCH_WRITE and PREFETCH_NO_FAULT; IBV_ADVISE_MR_FLAG_FLUSH.
-        if !(0..=2).contains(&advice) || flags & !1 != 0 || (list.is_null() && count > 0) {
+        let domain = unsafe { Domain::of(pd)? };
+        let advice = match advice {
+            0 => plain::Advice::Prefetch,
+            1 => plain::Advice::PrefetchWrite,
+            2 => plain::Advice::PrefetchNoFault,
+            _ => return Err(libc::EINVAL),
+        };
+        // IBV_ADVISE_MR_FLAG_FLUSH.
+        if flags & !1 != 0 || list.is_null() || count == 0 {
             return Err(libc::EINVAL);
+        }
+        for at in 0..count as usize {
+            // SAFETY: the program's list.
+            let sge = unsafe { &*list.add(at) };
+            domain.pd()?.advise(advice, sge).map_err(refused("ibv_advise_mr"))?;
         }
         Ok(())
     })

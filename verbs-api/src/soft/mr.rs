@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rocinante_stack::mem::{Access, AccessError, Accessor, PdId, Region};
+use rocinante_stack::mem::{Access, AccessError, Accessor, PdId, Region, Sge};
 use rocinante_stack::types::{Key, Qpn};
 
 use super::shards::HeldAll;
@@ -119,6 +119,16 @@ impl Registration {
         self.key = key;
         self.pd = pd;
         Ok(())
+    }
+
+    /// Where the bytes of an element are that a request of the domain may name.
+    pub(crate) fn locate(pd: &Pd, sge: &Sge, writable: bool) -> Result<u64, AccessError> {
+        let shard = pd.device.shards.first().hold();
+        let regions = &shard.host.regions;
+        match writable {
+            true => regions.local_write(pd.id, sge).map(|to| to.host()),
+            false => regions.local_read(pd.id, sge).map(|from| from.host()),
+        }
     }
 
     /// Why an access of a peer would be refused.
