@@ -8,7 +8,7 @@ fn loopback_is_a_device() {
     for line in [
         "hca_id: lo",
         "transport:        RoCE v2 (UDP/4791): RC, UC, UD; in software",
-        "node_guid:        0200:00ff:fe00:0000",
+        "node_guid:        0200:00ff:fe00:0001",
         "link_layer:       Ethernet",
         "state:            PORT_ACTIVE (4)",
         "max_mtu:          4096 (5)",
