@@ -66,7 +66,10 @@ impl Core {
                 continue;
             };
             self.take_staged(&mut shard);
-            if shard.drive(false) {
+            let now = Instant::now();
+            let found = shard.drive(false);
+            spin.looked(found, now);
+            if found {
                 active_until = Instant::now() + spin.span();
                 if shard.is_watched() {
                     self.leave_unwatched(&mut shard);
@@ -77,7 +80,7 @@ impl Core {
             }
             let mut woken = Woken::default();
             self.events.collect(&mut shard, &mut woken);
-            if !woken.is_empty() || !shares && Instant::now() < active_until {
+            if !woken.is_empty() || !shares && now < active_until {
                 drop(shard);
                 drop(woken);
                 spin_loop();
