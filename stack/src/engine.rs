@@ -2,6 +2,7 @@
 
 mod multicast;
 mod qp1;
+mod recognising;
 mod srqs;
 mod status;
 
@@ -21,6 +22,7 @@ use crate::qp::post::PostError;
 use crate::qp::{Core, TurnEnd, Urgency};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
+use crate::recognition::Recognition;
 use crate::shared::{ACK_DELAY_NS, EngineConfig, Shared};
 use crate::sink::TxSink;
 use crate::srq::Srqs;
@@ -82,7 +84,9 @@ impl Engine {
             shared: Shared {
                 peers: Peers::new(config.own_budget, config.stable_packets)
                     .of_kind(config.own_queue)
-                    .sending(config.runs, config.pacing),
+                    .sending(config.runs, config.pacing)
+                    .asking(config.recognises),
+                recognition: Recognition::default(),
                 handles: Handles::default(),
                 config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
                 srqs: Srqs::default(),
@@ -171,7 +175,7 @@ impl Engine {
 
     /// Makes an address handle of `pd` (`ibv_create_ah(3)`). `None` if there are a million.
     pub fn create_ah(&mut self, pd: PdId, to: &PeerAddress) -> Option<AhId> {
-        let receiver = self.shared.peers.join(to.remote, None, to.budget, to.kind);
+        let receiver = self.shared.peers.join((to.local, to.remote), None, to.budget, to.kind);
         let handle = self.shared.handles.insert(Handle { pd, path: to.path, receiver });
         if handle.is_none() {
             self.shared.peers.leave(receiver);
@@ -279,9 +283,12 @@ impl Engine {
                 return self.handle_multicast(now, &packet, datagram, host);
             }
             0 => {
-                let counted = (&mut self.shared.counters, drops);
                 let checks = (&mut self.unconnected, &mut self.solver);
-                return self.gsi.handle(now, &packet, datagram, checks, counted);
+                let shared = &mut self.shared;
+                if let Some(peer) = self.gsi.handle(now, &packet, datagram, checks, shared) {
+                    self.recognised(peer);
+                }
+                return;
             }
             slot => usize::from(slot) - 1,
         };
@@ -382,6 +389,9 @@ impl Engine {
         self.shared.peers.age(now);
         loop {
             self.enqueue_granted();
+            if self.shared.peers.has_met() {
+                self.ask_receivers(now);
+            }
             let Some(slot) = self.shared.dirty.pop_front() else {
                 self.shared.more_than_acks = false;
                 return TxStop::Idle;
@@ -393,11 +403,19 @@ impl Engine {
             }
             let core = qp.core_mut();
             core.queued = false;
+            let meets = now >= core.ask_at;
+            if meets {
+                qp.greet(now, &mut self.shared);
+            }
+            let (core, sent_before) = (qp.core_mut(), self.shared.counters.sent_pkts);
             let (whole, before) = (self.shared.quantum(), std::mem::take(&mut core.spent));
             let share = left.min((whole - before).into());
             let mut quantum = share;
             let (turn, progress) = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
             left -= share - quantum;
+            if meets && self.shared.counters.sent_pkts != sent_before {
+                qp.met(now, &mut self.shared);
+            }
             #[allow(clippy::cast_possible_truncation)]
             let used = (share - quantum) as u16;
             let spent = || if progress { before + used } else { before };

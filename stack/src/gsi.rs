@@ -1,12 +1,13 @@
 //! QP1, the general services interface: checks incoming packets and hands them to the connection
-//! manager.
+//! manager, or to the recognition of peers.
 
 use crate::cm::{ConnId, ConnectionManager};
 use crate::ingress::{Datagram, Integrity, UnconnectedSources};
-use crate::stats::{Counters, Drops};
+use crate::recognition::Recognised;
+use crate::shared::Shared;
 use crate::types::{Pkey, Psn, Qpn, Time};
 use crate::wire::mad::{self, GSI_QKEY, MadBytes};
-use crate::wire::{Opcode, Packet, Solver};
+use crate::wire::{Opcode, Packet, RecognitionMad, Solver};
 
 /// QP1 of a shard. It exists only with a connection manager.
 #[derive(Debug, Default)]
@@ -18,7 +19,7 @@ pub(crate) struct Gsi {
 }
 
 impl Gsi {
-    /// Takes a packet that is for no other queue pair.
+    /// Takes a packet that is for no other queue pair; returns the peer that it makes known.
     #[cold]
     pub(crate) fn handle(
         &mut self,
@@ -26,31 +27,46 @@ impl Gsi {
         packet: &Packet<'_>,
         datagram: &Datagram<'_>,
         (sources, solver): (&mut UnconnectedSources, &mut Solver),
-        (counters, drops): (&mut Counters, &mut Drops),
-    ) {
+        shared: &mut Shared,
+    ) -> Option<Recognised> {
+        let Shared { counters, drops, recognition, .. } = shared;
         let Some(cm) = self.cm.as_mut().filter(|_| packet.bth().dest_qpn == Qpn::GSI) else {
-            return drops.unknown_qpn += 1;
+            drops.unknown_qpn += 1;
+            return None;
         };
         if datagram.dst.is_multicast() {
-            return drops.wrong_source += 1;
+            drops.wrong_source += 1;
+            return None;
         }
         if !Pkey::DEFAULT.admits(packet.bth().pkey) {
-            return drops.pkey += 1;
+            drops.pkey += 1;
+            return None;
         }
         match sources.integrity(now, datagram, solver) {
             Integrity::Right => {}
             Integrity::Solved => counters.icrc_id_solved += 1,
-            Integrity::Wrong => return drops.icrc += 1,
+            Integrity::Wrong => {
+                drops.icrc += 1;
+                return None;
+            }
         }
         let Some(deth) = packet.deth().filter(|_| packet.bth().opcode == Opcode::UD_SEND_ONLY)
         else {
-            return drops.wrong_service += 1;
+            drops.wrong_service += 1;
+            return None;
         };
         if deth.qkey != GSI_QKEY {
-            return drops.qkey += 1;
+            drops.qkey += 1;
+            return None;
         }
         counters.rcvd_pkts += 1;
+        if recognition.is_open()
+            && let Some(mad) = RecognitionMad::parse(packet.payload())
+        {
+            return recognition.handle(now, mad, (datagram.src, datagram.dst), (counters, drops));
+        }
         cm.handle_mad(now, datagram.src, datagram.dst, packet.payload());
+        None
     }
 
     /// The first message of a connection arrived.

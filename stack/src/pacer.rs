@@ -40,6 +40,22 @@ impl Default for Pacing {
     }
 }
 
+/// The least that a receiver may say that it takes for a datagram: nobody sends faster.
+const PACKET_NS_MIN: u32 = 50;
+
+impl Pacing {
+    /// As a receiver says that it takes, but no slower than `usual`, nor without a limit.
+    pub(crate) fn at_most(self, usual: &Self) -> Self {
+        let queue = |bytes: u32, datagrams: u32| Budget { bytes, datagrams };
+        let (least, said) = (usual.queue_min, self.queue_min);
+        Self {
+            packet_ns: self.packet_ns.max(PACKET_NS_MIN).min(usual.packet_ns),
+            kib_ns: self.kib_ns.min(usual.kib_ns),
+            queue_min: queue(said.bytes.max(least.bytes), said.datagrams.max(least.datagrams)),
+        }
+    }
+}
+
 /// The account of one receiver, or of what one connection sent for nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Pacer {

@@ -5,15 +5,17 @@ use std::collections::VecDeque;
 use crate::ah::Handles;
 use crate::events::Events;
 use crate::pacer::Pacing;
-use crate::peer::{Budget, Peers, RunLimits, STABLE_PACKETS};
+use crate::peer::{Budget, PeerKind, Peers, RunLimits, STABLE_PACKETS};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
+use crate::recognition::Recognition;
 use crate::srq::Srqs;
 use crate::stats::LimitsHit;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
 use crate::types::{Mtu, Qpn, QueueKind, Time};
 use crate::verbs::QpEvent;
+use crate::wire::Introduction;
 
 /// How long plain acknowledgements may wait for packets that leave with them, in nanoseconds after
 /// the last packet arrived: far less than the time after which a peer asks again.
@@ -56,9 +58,34 @@ pub struct EngineConfig {
     pub runs: RunLimits,
     /// How fast packets leave that no peer acknowledges.
     pub pacing: Pacing,
+    /// Whether peers of which no program says what they are are asked on QP1, so that two
+    /// Rocinantes recognise each other.
+    pub recognises: bool,
+    /// Engines that may send to the same peers: each takes this part of what a peer holds that was
+    /// recognised. 0 counts as 1.
+    pub sharers: u32,
     /// Packets that a queue pair sends before other queue pairs get their turn. 0 counts as 1, and
     /// what is above 65,535 as that.
     pub quantum: u32,
+}
+
+impl EngineConfig {
+    /// This engine's share of what a peer said that it holds, and the kind of such a peer.
+    pub(crate) fn share_of(&self, told: &Introduction) -> (Budget, PeerKind) {
+        let said = Budget { bytes: told.bytes, datagrams: told.datagrams };
+        (said.part(1, self.sharers.max(1)), PeerKind::Rocinante(told.queue))
+    }
+
+    /// This engine's share of what such a peer said that it takes.
+    pub(crate) fn takes(&self, told: &Introduction) -> Pacing {
+        let (queue_min, _) = self.share_of(told);
+        let sharers = self.sharers.max(1);
+        Pacing {
+            packet_ns: told.packet_ns.saturating_mul(sharers),
+            kib_ns: told.kib_ns.saturating_mul(sharers),
+            queue_min,
+        }
+    }
 }
 
 impl Default for EngineConfig {
@@ -76,6 +103,8 @@ impl Default for EngineConfig {
             stable_packets: STABLE_PACKETS,
             runs: RunLimits::default(),
             pacing: Pacing::default(),
+            recognises: false,
+            sharers: 1,
             quantum: 64,
         }
     }
@@ -86,6 +115,7 @@ impl Default for EngineConfig {
 pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
     pub(crate) peers: Peers,
+    pub(crate) recognition: Recognition,
     pub(crate) handles: Handles,
     pub(crate) srqs: Srqs,
     /// Reorder buffers: memory for packets that arrived out of order.

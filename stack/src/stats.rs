@@ -69,6 +69,11 @@ counters! {
         unknown_group,
         /// A datagram with another Q_Key than the queue pair's, QP1 included.
         qkey,
+        /// An answer to no question of recognition that waits for one, or a message of a later
+        /// version.
+        unasked_answer,
+        /// Questions of recognition that came faster than they are answered.
+        too_many_questions,
     }
 }
 
@@ -149,6 +154,14 @@ counters! {
         rcvd_ecn_ce,
         /// Packets with an IP identification that was solved from the ICRC.
         icrc_id_solved,
+        /// Peers that were asked on QP1 whether they are Rocinantes: once each in ten minutes.
+        sent_questions,
+        /// Peers that asked.
+        rcvd_questions,
+        /// Answers given.
+        sent_answers,
+        /// Answers received: peers that are Rocinantes, of this version or another.
+        rcvd_answers,
     }
 }
 

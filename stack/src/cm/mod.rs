@@ -20,7 +20,6 @@ mod asks;
 mod calls;
 mod conn;
 mod footprint;
-mod ids;
 mod receive;
 mod sidr;
 mod tables;
@@ -31,12 +30,12 @@ use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use self::conn::{Conn, State};
-use self::ids::Ids;
 use self::tables::{Ask, ListenAddress, Listener, Query, ServingQp, Timer};
 pub use self::types::{
     Accept, AskId, Asked, CmConfig, CmError, CmEvent, CmFootprint, ConnId, Connect, Ended,
     ListenerId, QpSide, QueryId, Reply, Request, Transmit,
 };
+use crate::ids::Ids;
 use crate::stats::CmCounters;
 use crate::types::{Qpn, Time};
 use crate::wire::cm::{CmMessage, CommId, Dreq, Rej, RejReason, Subject, code_to_ns};

@@ -48,7 +48,11 @@ pub(crate) struct Peers {
     epochs: Epochs,
     /// Packets without a loss after which the losses before count no more.
     stable_packets: u32,
+    /// Whether the receivers of packets that no peer acknowledges are asked what they are.
+    asks: bool,
     peers: Vec<(QueueKey, u32, Receiver)>,
+    /// Receivers to ask, to which such a packet has left.
+    met: VecDeque<PeerId>,
     /// Queue pairs that were granted a turn, for the engine to enqueue.
     granted: VecDeque<u32>,
 }
@@ -80,7 +84,9 @@ impl Peers {
             pacing: Pacing::default(),
             epochs: Epochs::default(),
             stable_packets,
+            asks: false,
             peers: Vec::new(),
+            met: VecDeque::new(),
             granted: VecDeque::new(),
         }
     }
@@ -94,6 +100,11 @@ impl Peers {
     /// The port sends runs of this length, and unacknowledged packets leave at this pace.
     pub(crate) fn sending(self, runs: RunLimits, pacing: Pacing) -> Self {
         Self { runs, pacing, ..self }
+    }
+
+    /// Receivers of packets that no peer acknowledges are asked what they are.
+    pub(crate) fn asking(self, asks: bool) -> Self {
+        Self { asks, ..self }
     }
 
     /// The longest run that leaves at once.
@@ -113,9 +124,58 @@ impl Peers {
     /// A packet of `charge` for `id` left, with so many bytes of payload, which no peer
     /// acknowledges.
     #[inline]
-    pub(crate) fn sent_paced(&mut self, id: PeerId, charge: Cost, payload: u32) {
+    pub(crate) fn sent_paced(&mut self, id: PeerId, now: Time, charge: Cost, payload: u32) {
         let pacing = self.pacing;
-        self.get(id).sent_paced(&pacing, charge, payload);
+        let receiver = self.get(id);
+        receiver.sent_paced(&pacing, charge, payload);
+        if now >= receiver.ask_at {
+            self.meet(id);
+        }
+    }
+
+    #[cold]
+    fn meet(&mut self, id: PeerId) {
+        self.get(id).ask_at = Time::NEVER;
+        self.met.push_back(id);
+    }
+
+    /// The next receiver to ask: our address, its address, and its slot.
+    pub(crate) fn next_met(&mut self) -> Option<(PeerId, IpAddr, IpAddr, Option<u8>)> {
+        let id = self.met.pop_front()?;
+        let (QueueKey { address, slot }, _, receiver) = self.peers.get(id.0 as usize)?;
+        Some((id, receiver.local, *address, *slot))
+    }
+
+    /// Whether there is a receiver to ask.
+    #[inline]
+    pub(crate) fn has_met(&self) -> bool {
+        !self.met.is_empty()
+    }
+
+    /// The receiver is asked again at `again`. It said what it takes, or nothing.
+    pub(crate) fn heard(&mut self, id: PeerId, takes: Option<Pacing>, again: Time) {
+        let pacing = self.pacing;
+        let receiver = self.get(id);
+        receiver.takes = takes.map(|takes| takes.at_most(&pacing));
+        receiver.ask_at = again;
+    }
+
+    /// A peer said what each of its queues takes, of which so many slots have one.
+    pub(crate) fn recognised(&mut self, address: IpAddr, slots: u8, takes: Pacing) {
+        for (key, _, receiver) in &mut self.peers {
+            if key.address == address && key.slot.is_none_or(|slot| slot < slots) {
+                receiver.takes = Some(takes.at_most(&self.pacing));
+            }
+        }
+    }
+
+    /// Moves what is charged for one user of `from` to `to`, which it has joined.
+    pub(crate) fn take_over(&mut self, from: PeerId, to: PeerId, charge: Cost) {
+        self.get(to).charge(charge);
+        let receiver = self.get(from);
+        receiver.in_flight.take(charge);
+        self.leave(from);
+        self.grant(from);
     }
 
     /// The receive queue behind an address and the number of the peer's queue pair, with one more
@@ -128,7 +188,7 @@ impl Peers {
     /// address are paced as if they went to one slot, which they may.
     pub(crate) fn join(
         &mut self,
-        address: IpAddr,
+        (local, address): (IpAddr, IpAddr),
         dest: Option<Qpn>,
         limit: Budget,
         kind: PeerKind,
@@ -137,7 +197,8 @@ impl Peers {
         let key = QueueKey { address, slot };
         let known = |(known, users, _): &(QueueKey, u32, Receiver)| *known == key && *users > 0;
         let at = self.peers.iter().position(known).unwrap_or_else(|| {
-            let fresh = (key, 0, Receiver::new(limit, kind.queue(), self.stable_packets));
+            let receiver = Receiver::new(limit, kind.queue(), self.stable_packets);
+            let fresh = (key, 0, receiver.of_peer(local, self.asks && !address.is_multicast()));
             match self.peers.iter().position(|(_, users, _)| *users == 0) {
                 Some(free) => {
                     self.peers[free] = fresh;

@@ -1,5 +1,6 @@
 //! The credit of one receiver.
 
+use core::net::{IpAddr, Ipv4Addr};
 use std::collections::VecDeque;
 
 use super::budget::{Budget, Cost};
@@ -28,6 +29,11 @@ pub(crate) struct Receiver {
     pub(super) granted: Option<u32>,
     /// What was sent that no acknowledgement follows.
     pacer: Pacer,
+    /// How fast that may leave, if the receiver said so.
+    pub(super) takes: Option<Pacing>,
+    /// From which of our addresses it is asked, and when.
+    pub(super) local: IpAddr,
+    pub(super) ask_at: Time,
 }
 
 impl Receiver {
@@ -43,7 +49,15 @@ impl Receiver {
             wait_queue: VecDeque::new(),
             granted: None,
             pacer: Pacer::default(),
+            takes: None,
+            local: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            ask_at: Time::NEVER,
         }
+    }
+
+    /// A peer's, that is asked what it is if such a packet leaves.
+    pub(super) fn of_peer(self, local: IpAddr, asks: bool) -> Self {
+        Self { local, ask_at: if asks { Time(0) } else { Time::NEVER }, ..self }
     }
 
     /// Whether `charge` fits. With nothing in flight anything does, so that nothing waits for ever.
@@ -160,13 +174,13 @@ impl Receiver {
         now: Time,
         charge: Cost,
     ) -> Result<(), Time> {
-        self.pacer.admit(pacing, now, charge, self.announced)
+        self.pacer.admit(self.takes.as_ref().unwrap_or(pacing), now, charge, self.announced)
     }
 
     /// As [`Peers::sent_paced`](super::Peers::sent_paced).
     #[inline]
     pub(super) fn sent_paced(&mut self, pacing: &Pacing, charge: Cost, payload: u32) {
-        self.pacer.sent(pacing, charge, payload);
+        self.pacer.sent(self.takes.as_ref().unwrap_or(pacing), charge, payload);
     }
 
     /// `slot`, which waits, needs so much now.

@@ -4,6 +4,8 @@ use super::expected::EXPECTED_NS;
 use super::*;
 use crate::types::QueueKind::{Frames, Memory, Places};
 
+const OURS: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(10, 0, 0, 1));
+
 /// The peer's queue pair.
 const QPN: Option<Qpn> = Some(Qpn::new(0x07_0123));
 const ROOM: Budget = Budget { bytes: 10_000, datagrams: 4 };
@@ -12,7 +14,7 @@ const ROOM: Budget = Budget { bytes: 10_000, datagrams: 4 };
 fn peers() -> (Peers, PeerId) {
     let mut peers = Peers::new(ROOM, STABLE_PACKETS);
     peers.reserve(8);
-    let id = peers.join([10, 0, 0, 2].into(), QPN, ROOM, PeerKind::Rocinante(Frames));
+    let id = peers.join((OURS, [10, 0, 0, 2].into()), QPN, ROOM, PeerKind::Rocinante(Frames));
     (peers, id)
 }
 
@@ -164,18 +166,18 @@ fn after_a_pause_all_answers_are_overdue() {
 fn the_entry_of_a_peer_without_users_is_taken_by_the_next() {
     let (mut peers, first) = peers();
     let said = Budget { bytes: 1, datagrams: 1 };
-    let same = peers.join([10, 0, 0, 2].into(), QPN, ROOM, PeerKind::Rocinante(Frames));
+    let same = peers.join((OURS, [10, 0, 0, 2].into()), QPN, ROOM, PeerKind::Rocinante(Frames));
     assert_eq!((same, peers.get(same).announced), (first, ROOM));
-    let other = peers.join([10, 0, 0, 3].into(), QPN, said, PeerKind::Standard);
+    let other = peers.join((OURS, [10, 0, 0, 3].into()), QPN, said, PeerKind::Standard);
     assert_ne!(other, first);
     peers.leave(first);
     assert_ne!(
-        peers.join([10, 0, 0, 4].into(), QPN, said, PeerKind::Standard),
+        peers.join((OURS, [10, 0, 0, 4].into()), QPN, said, PeerKind::Standard),
         first,
         "one still uses it"
     );
     peers.leave(first);
-    let next = peers.join([10, 0, 0, 5].into(), QPN, said, PeerKind::Standard);
+    let next = peers.join((OURS, [10, 0, 0, 5].into()), QPN, said, PeerKind::Standard);
     assert_eq!((next, peers.get(next).announced), (first, said));
 }
 
@@ -185,7 +187,7 @@ fn slots_behind_one_address_have_queues_of_their_own() {
     let mut peers = Peers::new(ROOM, STABLE_PACKETS);
     let address = [10, 0, 0, 2].into();
     let join = |peers: &mut Peers, qpn, limit, kind| {
-        let id = peers.join(address, Some(Qpn::new(qpn)), limit, kind);
+        let id = peers.join((OURS, address), Some(Qpn::new(qpn)), limit, kind);
         (id, peers.get(id).announced)
     };
     let (first, _) = join(&mut peers, 0x01_0002, ROOM, PeerKind::Rocinante(Frames));
@@ -203,7 +205,7 @@ fn slots_behind_one_address_have_queues_of_their_own() {
     let (standard, limit) = join(&mut peers, 0x01_0002, Budget::STANDARD, PeerKind::Standard);
     assert!(standard != first && limit == Budget::STANDARD);
     assert_eq!(join(&mut peers, 0x02_0002, ROOM, PeerKind::Standard), (standard, limit));
-    let handle = peers.join(address, None, other, PeerKind::Rocinante(Memory));
+    let handle = peers.join((OURS, address), None, other, PeerKind::Rocinante(Memory));
     assert_eq!((handle, peers.get(handle).announced), (standard, other), "which it announced");
     assert_eq!(join(&mut peers, 0x03_0000, ROOM, PeerKind::Standard), (standard, other));
 }
@@ -224,7 +226,7 @@ fn the_engine_knows_when_our_own_credit_comes_back() {
 fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() {
     let ring = Budget { bytes: 100 * 133_118, datagrams: 100 };
     let mut peers = Peers::new(ROOM, STABLE_PACKETS);
-    let id = peers.join([10, 0, 0, 2].into(), QPN, ring, PeerKind::Rocinante(Places));
+    let id = peers.join((OURS, [10, 0, 0, 2].into()), QPN, ring, PeerKind::Rocinante(Places));
     let room = |peers: &mut Peers| peers.get(id).room_for(1).datagrams;
     let acknowledge = |peers: &mut Peers, packets| {
         for _ in 0..packets / 64 {
@@ -239,7 +241,7 @@ fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() 
     assert_eq!(room(&mut peers), 100, "before anything was acknowledged");
     acknowledge(&mut peers, 1024);
     assert_eq!(room(&mut peers), 400);
-    let other = peers.join([10, 0, 0, 3].into(), QPN, Budget::STANDARD, PeerKind::Standard);
+    let other = peers.join((OURS, [10, 0, 0, 3].into()), QPN, Budget::STANDARD, PeerKind::Standard);
     acknowledge(&mut peers, 4096);
     assert_eq!(peers.get(other).room_for(1).datagrams, 16, "it announced nothing");
     depart(&mut peers, 1);
@@ -262,7 +264,7 @@ fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() 
     assert_eq!(room(&mut peers), 400, "forgotten");
     assert_eq!(peers.get(PeerId::OWN).room_for(1).datagrams, 4, "our own is what it is");
     let smaller = Budget { bytes: 50 * 133_118, datagrams: 50 };
-    peers.join([10, 0, 0, 2].into(), QPN, smaller, PeerKind::Rocinante(Places));
+    peers.join((OURS, [10, 0, 0, 2].into()), QPN, smaller, PeerKind::Rocinante(Places));
     assert_eq!(
         room(&mut peers),
         200,

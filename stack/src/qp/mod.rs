@@ -94,6 +94,8 @@ pub(crate) struct Core {
     last_wqe_reported: bool,
     /// Whether the event is wanted that all work begun before SQD is done.
     pub(crate) drain_wanted: bool,
+    /// When its peer is asked what it is, if a packet leaves then.
+    pub(crate) ask_at: Time,
 }
 
 impl Core {
@@ -129,6 +131,7 @@ impl Core {
             awaited_by: None,
             last_wqe_reported: false,
             drain_wanted: false,
+            ask_at: Time::NEVER,
         }
     }
 
@@ -151,6 +154,7 @@ impl Core {
         self.awaited_by = None;
         self.last_wqe_reported = false;
         self.drain_wanted = false;
+        self.ask_at = Time::NEVER;
     }
 
     pub(crate) fn set_state(&mut self, state: QpState) {

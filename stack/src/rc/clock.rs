@@ -229,6 +229,9 @@ impl Qp {
         self.core.tally.timed_out(&mut shared.counters);
         if self.retry_left == 0 {
             shared.counters.retry_exceeded_err += 1;
+            if let Some(peer) = self.core.peer() {
+                shared.recognition.forget(peer.remote);
+            }
             return self.fail_head(WcStatus::RetryExcErr, shared, host);
         }
         self.retry_left -= 1;

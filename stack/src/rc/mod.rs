@@ -20,13 +20,25 @@ use self::requester::permit::SendControl;
 use self::requester::{Limits, Requester};
 use self::responder::Responder;
 use crate::ingress::SourceCheck;
-use crate::peer::{PeerId, Peers, datagrams_max};
+use crate::peer::{PeerId, PeerKind, Peers, datagrams_max};
 use crate::qp::Core;
-use crate::qp::attr::{ModifyError, QpAttr};
+use crate::qp::attr::{ModifyError, PeerAddress, QpAttr};
 use crate::qp::sq::OVERHEAD;
+use crate::recognition::Stranger;
 use crate::shared::Shared;
-use crate::types::{Mtu, Seq, Time};
+use crate::types::{Mtu, Qpn, Seq, Time};
 use crate::verbs::{Completions, QpState, SendWr};
+use crate::wire::Introduction;
+
+/// The receive queue of a peer, with one more user.
+fn join(peer: &PeerAddress, dest: Option<Qpn>, shared: &mut Shared) -> PeerId {
+    shared.peers.join((peer.local, peer.remote), dest, peer.budget, peer.kind)
+}
+
+/// Packets that may be in flight to a peer.
+fn window_of(peer: &PeerAddress, shared: &Shared) -> u32 {
+    datagrams_max(peer.budget, peer.kind).min(shared.config.window_max)
+}
 
 /// A queue pair of a reliable connection.
 // In the order written: the common part is first in either, so that it is found without asking
@@ -141,10 +153,13 @@ impl Qp {
             slot: self.core.slot,
             mtu,
             pd: self.core.init.pd,
-            peer: shared.peers.join(peer.remote, self.core.attr.dest_qpn, peer.budget, peer.kind),
+            peer: join(&peer, self.core.attr.dest_qpn, shared),
             selective: shared.config.reorder_packets_max > 0 && peer.kind.is_rocinante(),
             splits_writes: shared.config.split_writes,
         };
+        if shared.config.recognises && peer.kind == PeerKind::Standard {
+            self.core.ask_at = Time(0);
+        }
         self.source = SourceCheck::default();
         let psn = self.core.attr.rq_psn.unwrap_or_default().first();
         // What is shared can be promised to nobody.
@@ -156,7 +171,7 @@ impl Qp {
         let psn = self.core.attr.sq_psn.unwrap_or_default().first();
         self.core.sq.reset(psn);
         let Some(peer) = self.core.attr.peer else { return };
-        let window = datagrams_max(peer.budget, peer.kind).min(shared.config.window_max);
+        let window = window_of(&peer, shared);
         let rd = self.core.attr.max_rd_atomic.unwrap_or(0);
         let mtu = self.limits.mtu;
         let room = shared.peers.answers_one_by_one(mtu.bytes() + OVERHEAD);
@@ -165,6 +180,53 @@ impl Qp {
         self.requester.start(psn, self.core.sq.tail, control);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
+    }
+
+    /// Before its turn: what is known of the peer meanwhile holds from now on.
+    #[cold]
+    pub(crate) fn greet(&mut self, now: Time, shared: &mut Shared) {
+        let remote = self.core.peer().map(|peer| peer.remote);
+        let Some(met) = remote.and_then(|remote| shared.recognition.known(now, remote)) else {
+            return;
+        };
+        self.core.ask_at = met.again;
+        if let Some(told) = met.told {
+            self.recognise(&told, shared);
+        }
+    }
+
+    /// A packet left for a peer of which nothing is known: it is asked.
+    #[cold]
+    pub(crate) fn met(&mut self, now: Time, shared: &mut Shared) {
+        let Some(PeerAddress { local, remote, .. }) = self.core.peer().copied() else { return };
+        if now < self.core.ask_at {
+            return;
+        }
+        let to = Stranger { local, remote };
+        // What is known was taken over before the turn.
+        self.core.ask_at = shared.recognition.meet(now, to, &mut shared.counters).again;
+    }
+
+    /// The peer said that it is one of us. From now on what comes too early is held, and what is
+    /// missing is reported; the window is what the peer has room for. Whether it knows as much of
+    /// us does not matter: it may always go back as the specification says, and need not report.
+    #[cold]
+    pub(crate) fn recognise(&mut self, told: &Introduction, shared: &mut Shared) {
+        let dest = self.core.attr.dest_qpn.filter(|dest| dest.slot() < told.slots);
+        let (Some(peer), Some(dest)) = (&mut self.core.attr.peer, dest) else { return };
+        if peer.kind != PeerKind::Standard || self.limits.peer == PeerId::OWN {
+            return;
+        }
+        self.core.ask_at = Time::NEVER;
+        (peer.budget, peer.kind) = shared.config.share_of(told);
+        let peer = *peer;
+        shared.peers.quit(self.core.slot, &mut self.core.waiting);
+        let to = join(&peer, Some(dest), shared);
+        let from = std::mem::replace(&mut self.limits.peer, to);
+        shared.peers.take_over(from, to, self.requester.charged());
+        self.limits.selective = shared.config.reorder_packets_max > 0;
+        self.requester.control.recognised(window_of(&peer, shared));
+        shared.enqueue(self.core.slot, &mut self.core.queued);
     }
 
     /// Begins no request any more; the attributes of those to come may change.

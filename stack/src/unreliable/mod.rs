@@ -106,7 +106,8 @@ impl Qp {
         };
         if let Some(peer) = self.core.attr.peer {
             let dest = self.core.attr.dest_qpn;
-            let receiver = shared.peers.join(peer.remote, dest, peer.budget, peer.kind);
+            let receiver =
+                shared.peers.join((peer.local, peer.remote), dest, peer.budget, peer.kind);
             let psn = self.core.attr.rq_psn.unwrap_or_default().first();
             self.connection = Some(Box::new(Connection::new(receiver, psn)));
         }

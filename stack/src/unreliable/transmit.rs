@@ -105,7 +105,7 @@ impl Qp {
             Sent::Full => return Err(Stop::SinkFull),
             Sent::Refused => return Err(PROTECTION),
         }
-        shared.peers.sent_paced(receiver, charge, len);
+        shared.peers.sent_paced(receiver, now, charge, len);
         self.next += 1;
         if ends {
             self.core.retire_send(host);

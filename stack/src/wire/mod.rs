@@ -8,6 +8,7 @@ pub mod icrc;
 pub mod mad;
 pub mod opcode;
 mod packet;
+mod recognition;
 
 pub use bth::Bth;
 pub use ext::{AckKind, Aeth, AtomicEth, Deth, Feth, NakCode, Reth, Syndrome};
@@ -16,3 +17,4 @@ pub use icrc::{ICRC_LEN, IpFields};
 pub use mad::{MadBytes, MadError, MadHeader};
 pub use opcode::{Ext, Opcode, OpcodeInfo, Operation, Place, Service};
 pub use packet::{Packet, WireError};
+pub use recognition::{Introduction, RecognitionMad};

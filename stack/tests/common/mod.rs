@@ -11,11 +11,13 @@ mod tables;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
+use rocinante_stack::cm::CmConfig;
 use rocinante_stack::mem::{
     Access, Atomic, AtomicOp, Checked, Memory, PdId, Read, Region, RegionTable, Sge, Write,
 };
-use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
+use rocinante_stack::types::{Key, Mtu, Psn, Qpn, QueueKind};
 use rocinante_stack::verbs::{CqId, Cqe, QpState, QpType, RecvWr, SrqId, WcStatus};
+use rocinante_stack::wire::Introduction;
 use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
 use rocinante_stack::{
     Budget, Completions, Engine, EngineConfig, ModifyError, PeerAddress, PeerKind, PostError,
@@ -211,6 +213,8 @@ pub struct Setup {
     pub srq: Option<u32>,
     pub qps: usize,
     pub quantum: u32,
+    /// Whether ends ask each other what they are.
+    pub recognises: bool,
 }
 
 impl Default for Setup {
@@ -235,6 +239,7 @@ impl Default for Setup {
             srq: None,
             qps: 1,
             quantum: EngineConfig::default().quantum,
+            recognises: false,
         }
     }
 }
@@ -280,9 +285,14 @@ impl End {
             reorder_packets_max: setup.held,
             split_writes: setup.split_writes,
             quantum: setup.quantum,
+            recognises: setup.recognises,
             ..EngineConfig::default()
         };
         let mut engine = Engine::new(config);
+        if setup.recognises {
+            engine.start_cm(CmConfig::default());
+            engine.start_recognition([n.into(), 7], INTRODUCTION);
+        }
         let (srq, qpns) = make(&mut engine);
         let (host, out) = (Host::new(setup.arena), Wire::new(addr(n), addr(3 - n)));
         Self { engine, host, out, qpn: qpns[0], qpns, srq, addr: addr(n) }
@@ -290,6 +300,13 @@ impl End {
 
     pub fn modify(&mut self, qpn: Qpn, attr: &QpAttr) -> Result<(), ModifyError> {
         self.engine.modify_qp(qpn, attr, &mut self.host)
+    }
+
+    /// Sends questions and answers of recognition.
+    pub fn introduce(&mut self) {
+        while let Some(transmit) = self.engine.poll_introduction() {
+            assert!(self.engine.send_mad(&transmit.mad, 0, &mut self.out));
+        }
     }
 
     /// Takes a queue pair from RESET to RTS; `at` is its side.
@@ -326,6 +343,16 @@ pub fn qp_init(setup: &Setup) -> QpInit {
         context: 0,
     }
 }
+
+/// What ends say of themselves that recognise each other.
+pub const INTRODUCTION: Introduction = Introduction {
+    bytes: 8 << 20,
+    datagrams: 256,
+    queue: QueueKind::Frames,
+    slots: 1,
+    packet_ns: 250,
+    kib_ns: 100,
+};
 
 /// The Q_Key of all queue pairs here.
 pub const QKEY: u32 = 0x1111_1111;

@@ -83,6 +83,18 @@ impl Controller for LossDelay {
         self.max
     }
 
+    /// A window that nothing has made smaller is as if it had begun so. One that a loss made smaller
+    /// says what the path carries, and grows from there.
+    fn grow(&mut self, max: u32) {
+        if max <= self.max {
+            return;
+        }
+        if self.ssthresh == self.max {
+            (self.cwnd, self.ssthresh) = (max, max);
+        }
+        self.max = max;
+    }
+
     #[inline]
     fn on_ack(&mut self, packets: u32) {
         self.run = self.run.saturating_add(packets);

@@ -43,6 +43,9 @@ pub(in crate::rc) trait Controller {
     /// The most that it ever is: what the receiver has room for.
     fn max(&self) -> u32;
 
+    /// The receiver turned out to have room for so many packets.
+    fn grow(&mut self, max: u32);
+
     /// So many packets were acknowledged, or are known to be held.
     fn on_ack(&mut self, packets: u32);
 
@@ -80,6 +83,12 @@ impl<C: Controller> Congestion<C> {
     /// What the receiver has room for, whatever the path shows.
     pub(in crate::rc) fn max(&self) -> u32 {
         self.controller.max()
+    }
+
+    /// See [`Controller::grow`].
+    pub(in crate::rc) fn grow(&mut self, max: u32) {
+        self.controller.grow(max);
+        self.resized();
     }
 
     /// Packets that may be in flight now.
@@ -176,6 +185,8 @@ mod tests {
         fn max(&self) -> u32 {
             self.0
         }
+
+        fn grow(&mut self, _: u32) {}
 
         fn on_ack(&mut self, _: u32) {}
 

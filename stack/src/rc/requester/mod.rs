@@ -380,6 +380,13 @@ impl Requester {
         from < self.snd_nxt
     }
 
+    /// What is charged to the peer's receive queue.
+    pub(in crate::rc) fn charged(&self) -> Cost {
+        let mut charged = self.control.in_flight();
+        self.responses.iter().for_each(|_| charged.add(REQUEST));
+        charged
+    }
+
     /// Gives back everything that is charged, and the lists.
     pub(in crate::rc) fn release_all(
         &mut self,

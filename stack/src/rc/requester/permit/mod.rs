@@ -112,6 +112,12 @@ impl SendControl {
         self.read_window = ReadWindow::new(mtu, room, in_runs);
     }
 
+    /// The peer turned out to be one of us, with room for `window_max` packets of the queue pair.
+    pub(in crate::rc) fn recognised(&mut self, window_max: u32) {
+        self.congestion.grow(window_max);
+        self.read_window.recognised();
+    }
+
     /// Sets how many READs and atomics may be outstanding.
     pub(in crate::rc) fn set_max_rd_atomic(&mut self, max: u8) {
         self.max_rd_atomic = max;

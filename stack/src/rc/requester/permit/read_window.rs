@@ -81,6 +81,11 @@ impl ReadWindow {
         Self { allowed: least.saturating_mul(PARTS), least, gain: PARTS, whole, since: CALM }
     }
 
+    /// The peer turned out to be one of us.
+    pub(in crate::rc) fn recognised(&mut self) {
+        self.whole = true;
+    }
+
     fn packets(&self) -> u32 {
         (self.allowed / PARTS).max(self.least)
     }

@@ -1,20 +1,20 @@
-//! Communication ids that no outsider can guess: a counter through SipHash-2-4 (Aumasson and
+//! Ids that no outsider can guess: a counter through SipHash-2-4 (Aumasson and
 //! Bernstein, 2012), with a key that the caller drew.
 
 /// A sequence of numbers that looks random without the key.
 #[derive(Debug)]
-pub(super) struct Ids {
+pub(crate) struct Ids {
     key: [u64; 2],
     next: u64,
 }
 
 impl Ids {
-    pub(super) const fn new(key: [u64; 2]) -> Self {
+    pub(crate) const fn new(key: [u64; 2]) -> Self {
         Self { key, next: 0 }
     }
 
     /// The next number.
-    pub(super) fn draw(&mut self) -> u64 {
+    pub(crate) fn draw(&mut self) -> u64 {
         self.next += 1;
         siphash(self.key, self.next)
     }

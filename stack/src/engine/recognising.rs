@@ -1,0 +1,130 @@
+//! Calls of an engine by which it recognises other Rocinantes (`recognition.rs`).
+//!
+//! The engine with QP1 asks and answers. Where queue pairs are spread over several engines, the
+//! others leave whom they met ([`Engine::poll_stranger`]), and learn who answered
+//! ([`Engine::learn`]).
+
+use core::net::IpAddr;
+
+use super::Engine;
+use crate::any::AnyQp;
+use crate::cm::Transmit;
+use crate::peer::PeerKind;
+use crate::recognition::{Recognised, Stranger};
+use crate::types::{Qpn, Time};
+use crate::wire::Introduction;
+
+impl Engine {
+    /// Questions of peers are answered from now on with `own`; with [`EngineConfig::recognises`],
+    /// peers are asked. Transaction ids are derived from `key`, which must be random. QP1 has to be
+    /// open ([`start_cm`](Self::start_cm)).
+    ///
+    /// [`EngineConfig::recognises`]: crate::EngineConfig::recognises
+    pub fn start_recognition(&mut self, key: [u64; 2], own: Introduction) {
+        self.shared.recognition.open(key, own);
+    }
+
+    /// Whether there is something to poll of [`poll_introduction`](Self::poll_introduction),
+    /// [`poll_stranger`](Self::poll_stranger) or [`poll_recognised`](Self::poll_recognised). Look
+    /// after each call of [`poll_transmit`](Self::poll_transmit) and of
+    /// [`handle_datagram`](Self::handle_datagram).
+    #[must_use]
+    #[inline]
+    pub fn has_introductions(&self) -> bool {
+        self.shared.recognition.has_news()
+    }
+
+    /// The next question or answer to send with [`send_mad`](Self::send_mad).
+    pub fn poll_introduction(&mut self) -> Option<Transmit> {
+        self.shared.recognition.poll_transmit()
+    }
+
+    /// Takes back what [`poll_introduction`](Self::poll_introduction) returned and there was no room
+    /// for.
+    pub fn put_back_introduction(&mut self, transmit: Transmit) {
+        self.shared.recognition.put_back(transmit);
+    }
+
+    /// A peer that another engine, which has QP1, is to ask: pass it to [`ask`](Self::ask) there.
+    pub fn poll_stranger(&mut self) -> Option<Stranger> {
+        self.shared.recognition.poll_stranger()
+    }
+
+    /// Asks a peer that another engine met, unless it was asked lately. Returns what it said then,
+    /// for that engine to [`learn`](Self::learn).
+    pub fn ask(&mut self, now: Time, to: Stranger) -> Option<Recognised> {
+        let met = self.shared.recognition.meet(now, to, &mut self.shared.counters);
+        met.told.map(|told| Recognised { remote: to.remote, told })
+    }
+
+    /// A peer that was recognised here, for all other engines to [`learn`](Self::learn). There are
+    /// some only if [`EngineConfig::sharers`](crate::EngineConfig::sharers) says that there are such
+    /// engines.
+    pub fn poll_recognised(&mut self) -> Option<Recognised> {
+        self.shared.recognition.poll_recognised()
+    }
+
+    /// Another engine says that a peer is a Rocinante.
+    pub fn learn(&mut self, peer: &Recognised) {
+        self.shared.recognition.learn(peer);
+        self.apply(peer);
+    }
+
+    /// What the peer of a queue pair is: as the program said, or as the peer said itself. `None` if
+    /// the queue pair has no peer.
+    #[must_use]
+    pub fn peer_kind(&self, qpn: Qpn) -> Option<PeerKind> {
+        let (_, attr, _) = self.query_qp(qpn)?;
+        let peer = attr.peer?;
+        let slot = attr.dest_qpn.map_or(0, Qpn::slot);
+        let told = || self.shared.recognition.told_last(peer.remote);
+        Some(match peer.kind {
+            // A reliable connection takes it over when it is safe.
+            PeerKind::Standard if !matches!(self.qps[self.slot(qpn)?], Some(AnyQp::Rc(_))) => {
+                let told = told().filter(|told| slot < told.slots);
+                told.map_or(PeerKind::Standard, |told| PeerKind::Rocinante(told.queue))
+            }
+            kind => kind,
+        })
+    }
+
+    /// What the peer at an address said of itself last, if it is a Rocinante.
+    #[must_use]
+    pub fn introduction_of(&self, remote: IpAddr) -> Option<Introduction> {
+        self.shared.recognition.told_last(remote)
+    }
+
+    /// A peer answered.
+    #[cold]
+    pub(super) fn recognised(&mut self, peer: Recognised) {
+        if self.shared.config.sharers > 1 {
+            self.shared.recognition.tell(peer);
+        }
+        self.apply(&peer);
+    }
+
+    fn apply(&mut self, peer: &Recognised) {
+        let Recognised { remote, told } = peer;
+        let takes = self.shared.config.takes(told);
+        self.shared.peers.recognised(*remote, told.slots, takes);
+        for qp in self.qps.iter_mut().flatten() {
+            if let AnyQp::Rc(qp) = qp
+                && qp.core.peer().is_some_and(|peer| peer.remote == *remote)
+            {
+                qp.recognise(told, &mut self.shared);
+            }
+        }
+    }
+
+    /// Packets that no peer acknowledges left for receivers that were not asked yet.
+    #[cold]
+    pub(super) fn ask_receivers(&mut self, now: Time) {
+        while let Some((id, local, remote, slot)) = self.shared.peers.next_met() {
+            let to = Stranger { local, remote };
+            let met = self.shared.recognition.meet(now, to, &mut self.shared.counters);
+            let told = met.told.filter(|told| slot.is_none_or(|slot| slot < told.slots));
+            let takes = told.map(|told| self.shared.config.takes(&told));
+            self.shared.peers.heard(id, takes, met.again);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The datagrams by which two Rocinantes recognise each other: a question, and the answer that says
+//! what the receive queue of the one who answers holds.
+//!
+//! They are Sends of a vendor's class on QP1 (IBTA volume 1, 16.5 \[M\]: classes 0x30 to 0x4f, with
+//! an organisation's id). A standard peer drops them without an answer: `ib_core` looks for an
+//! agent of the class and the id, and answers only a Get or a Set that nobody takes
+//! (`find_mad_agent` and `generate_unmatched_resp` of Linux, `drivers/infiniband/core/mad.c`);
+//! mlx5 hands such a class through to it (`mlx5_ib_process_mad`), rxe has no handler of its own.
+//!
+//! ```text
+//!  0..24   header: class 0x36, class version 1, method 3 (Send)
+//! 24..37   no segments (RMPP), reserved
+//! 37..40   organisation: 52 6f 63, which is administered locally
+//! 40       version 1
+//! 41       what fills the queue, QueueKind::code     in an answer
+//! 42       QPN slots that have such a queue
+//! 43       reserved
+//! 44..48   bytes that a queue holds
+//! 48..52   datagrams that it holds
+//! 52..56   nanoseconds that a datagram takes
+//! 56..60   nanoseconds that 1,024 bytes of payload take besides
+//! ```
+
+use super::mad::{MAD_HEADER_LEN, MAD_LEN, MadBytes, MadHeader, u32_at};
+use crate::types::QueueKind;
+
+/// The class: of a vendor, with an organisation's id.
+const CLASS: u8 = 0x36;
+const CLASS_VERSION: u8 = 1;
+/// "Roc". Its second lowest bit says that no registry gave it out.
+const ORGANISATION: [u8; 3] = [0x52, 0x6f, 0x63];
+const VERSION: u8 = 1;
+const QUESTION: u16 = 0x0010;
+const ANSWER: u16 = 0x0011;
+
+/// What a Rocinante says of its receive queues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Introduction {
+    /// Bytes that a queue holds, as `Budget` counts them.
+    pub bytes: u32,
+    /// Datagrams that it holds.
+    pub datagrams: u32,
+    /// What fills it.
+    pub queue: QueueKind,
+    /// Queue pairs whose numbers have an upper byte below this are behind such queues, one for each
+    /// upper byte. Nothing is said of others.
+    pub slots: u8,
+    /// Nanoseconds that it takes for a datagram.
+    pub packet_ns: u32,
+    /// Nanoseconds that it takes for 1,024 bytes of payload besides.
+    pub kib_ns: u32,
+}
+
+/// A datagram of recognition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RecognitionMad {
+    /// Are you a Rocinante?
+    Question,
+    /// A Rocinante says so; `None` if it does so in a version that is not known here, or in values
+    /// that have no meaning.
+    Answer(Option<Introduction>),
+    /// Neither, of a version that is not known here.
+    Unknown,
+}
+
+impl RecognitionMad {
+    /// Reads a datagram, and its transaction id; `None` if it is none of recognition.
+    #[must_use]
+    pub fn parse(payload: &[u8]) -> Option<(u64, Self)> {
+        let mad: &MadBytes = payload.try_into().ok()?;
+        let header = MadHeader::read(mad.first_chunk()?);
+        let ours = header.base_version == 1
+            && header.class == CLASS
+            && header.class_version == CLASS_VERSION
+            && header.method == MadHeader::METHOD_SEND
+            && mad[37..40] == ORGANISATION;
+        ours.then(|| {
+            let mad = match header.attribute {
+                QUESTION => Self::Question,
+                ANSWER => Self::Answer(Introduction::read(mad)),
+                _ => Self::Unknown,
+            };
+            (header.tid, mad)
+        })
+    }
+
+    /// Its bytes with a transaction id. An answer without an introduction says a version that no
+    /// reader knows.
+    #[must_use]
+    pub fn emit(&self, tid: u64) -> MadBytes {
+        let attribute = match self {
+            Self::Question => QUESTION,
+            Self::Answer(_) => ANSWER,
+            Self::Unknown => 0,
+        };
+        let header = MadHeader {
+            class: CLASS,
+            class_version: CLASS_VERSION,
+            ..MadHeader::cm(attribute, tid)
+        };
+        let mut mad = [0; MAD_LEN];
+        mad[..MAD_HEADER_LEN].copy_from_slice(&header.bytes());
+        mad[37..40].copy_from_slice(&ORGANISATION);
+        match self {
+            Self::Question => mad[40] = VERSION,
+            Self::Answer(Some(introduction)) => introduction.write(&mut mad),
+            Self::Answer(None) | Self::Unknown => {}
+        }
+        mad
+    }
+}
+
+impl Introduction {
+    fn read(mad: &MadBytes) -> Option<Self> {
+        let queue = QueueKind::from_code(mad[41])?;
+        let slots = mad[42];
+        let known = mad[40] == VERSION && slots > 0;
+        known.then(|| Self {
+            bytes: u32_at(mad, 44),
+            datagrams: u32_at(mad, 48),
+            queue,
+            slots,
+            packet_ns: u32_at(mad, 52),
+            kib_ns: u32_at(mad, 56),
+        })
+    }
+
+    fn write(&self, mad: &mut MadBytes) {
+        mad[40..44].copy_from_slice(&[VERSION, self.queue.code(), self.slots, 0]);
+        let numbers = [self.bytes, self.datagrams, self.packet_ns, self.kib_ns];
+        for (at, number) in (44..).step_by(4).zip(numbers) {
+            mad[at..at + 4].copy_from_slice(&number.to_be_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTRODUCTION: Introduction = Introduction {
+        bytes: 0x0102_0304,
+        datagrams: 0x0506_0708,
+        queue: QueueKind::Places,
+        slots: 9,
+        packet_ns: 0x0a0b_0c0d,
+        kib_ns: 0x0e0f_1011,
+    };
+
+    #[test]
+    fn what_is_said_is_understood() {
+        for mad in [RecognitionMad::Question, RecognitionMad::Answer(Some(INTRODUCTION))] {
+            let bytes = mad.emit(0x1122_3344_5566_7788);
+            assert_eq!(RecognitionMad::parse(&bytes), Some((0x1122_3344_5566_7788, mad)));
+        }
+        let bytes = RecognitionMad::Answer(Some(INTRODUCTION)).emit(1);
+        assert_eq!(&bytes[36..44], [0, 0x52, 0x6f, 0x63, 1, 2, 9, 0]);
+        assert_eq!(&bytes[44..60], (1..=0x10).map(|n| n + u8::from(n > 8)).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn other_versions_and_values_without_a_meaning_say_nothing() {
+        let answer = RecognitionMad::Answer(Some(INTRODUCTION)).emit(7);
+        for (at, value) in [(40, 0), (40, 2), (40, 255), (41, 0), (41, 4), (42, 0)] {
+            let mut bytes = answer;
+            bytes[at] = value;
+            let unknown = Some((7, RecognitionMad::Answer(None)));
+            assert_eq!(RecognitionMad::parse(&bytes), unknown, "{at} {value}");
+        }
+        // What is asked in a later version is a question still.
+        let mut question = RecognitionMad::Question.emit(7);
+        question[40] = 2;
+        assert_eq!(RecognitionMad::parse(&question), Some((7, RecognitionMad::Question)));
+        question[17] = 0x12;
+        assert_eq!(RecognitionMad::parse(&question), Some((7, RecognitionMad::Unknown)));
+    }
+
+    #[test]
+    fn other_classes_are_not_of_recognition() {
+        let question = RecognitionMad::Question.emit(7);
+        // The base version, the class, its version, the method, and the organisation.
+        for at in [0, 1, 2, 3, 37, 38, 39] {
+            let mut bytes = question;
+            bytes[at] ^= 0x80;
+            assert_eq!(RecognitionMad::parse(&bytes), None, "{at}");
+        }
+        assert_eq!(RecognitionMad::parse(&question[..255]), None);
+        assert_eq!(RecognitionMad::parse(&[question, question].concat()), None);
+        assert_eq!(RecognitionMad::parse(&MadHeader::cm(0x10, 7).bytes()), None);
+    }
+}

@@ -1,0 +1,640 @@
+//! Two Rocinantes recognise each other although no program says what they are, and a standard peer
+//! is asked once.
+
+mod common;
+
+use std::net::IpAddr;
+
+use common::{
+    End, INTRODUCTION, PD, Pair, QKEY, Setup, Solo, addr, pattern, qp_init, sge, steps, template,
+};
+use rocinante_stack::types::{Key, Psn, Qpn, QueueKind};
+use rocinante_stack::verbs::{
+    AhId, Destination, QpState, QpType, SendData, SendOp, SendWr, WcStatus,
+};
+use rocinante_stack::wire::icrc::DF;
+use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
+use rocinante_stack::wire::{Introduction, MadBytes, Opcode, Packet, RecognitionMad};
+use rocinante_stack::{
+    Budget, Engine, EngineConfig, IpId, PeerAddress, PeerKind, QpAttr, Recognised, Stranger,
+};
+
+const PAUSE: u64 = 600_000_000_000;
+const OURS: PeerKind = PeerKind::Rocinante(QueueKind::Frames);
+
+/// Ends of which no program says what they are.
+fn strangers(qp_type: QpType) -> Setup {
+    Setup { qp_type, recognises: true, budget: Budget::STANDARD, held: 2048, ..Setup::default() }
+}
+
+/// The message of recognition in a packet, with its transaction id.
+fn recognition(packet: &[u8]) -> Option<(u64, RecognitionMad)> {
+    let packet = Packet::parse(packet).ok()?;
+    (packet.bth().dest_qpn == Qpn::GSI).then(|| RecognitionMad::parse(packet.payload()))?
+}
+
+/// The transaction ids of the questions among packets; nothing else goes to QP1.
+fn questions(packets: &[Vec<u8>]) -> Vec<u64> {
+    let asked = packets.iter().filter_map(|packet| recognition(packet));
+    asked
+        .map(|(tid, mad)| {
+            assert_eq!(mad, RecognitionMad::Question);
+            tid
+        })
+        .collect()
+}
+
+fn sealed(from: IpAddr, mad: &MadBytes) -> Vec<u8> {
+    let mut packet = vec![0; GSI_PACKET_LEN];
+    write_gsi(&mut packet, Psn::new(1), mad);
+    template(from, addr(1)).seal(&mut packet);
+    packet
+}
+
+/// A message of recognition arrives.
+fn hear(solo: &mut Solo, from: IpAddr, tid: u64, mad: RecognitionMad) {
+    let packet = sealed(from, &mad.emit(tid));
+    solo.receive_from(from, addr(1), IpId::Exact { id: 0, flags: DF }, &packet);
+}
+
+fn answer(solo: &mut Solo, tid: u64) {
+    hear(solo, addr(2), tid, RecognitionMad::Answer(Some(INTRODUCTION)));
+}
+
+fn kind(end: &End) -> PeerKind {
+    end.engine.peer_kind(end.qpn).expect("a peer")
+}
+
+fn handle_of(end: &mut End, remote: IpAddr) -> AhId {
+    let (budget, kind) = (Budget::STANDARD, PeerKind::Standard);
+    let to = PeerAddress { local: end.addr, remote, path: 0, budget, kind };
+    end.engine.create_ah(PD, &to).expect("room")
+}
+
+fn send_to(end: &mut End, ah: AhId, key: Key, count: usize) {
+    let op = SendOp::SendTo { to: Destination { ah, qpn: Qpn::new(9), qkey: QKEY }, imm: None };
+    let list = [sge(0, 64, key)];
+    let wr = SendWr::new(op, SendData::Sges(&list));
+    for _ in 0..count {
+        end.engine.post_send(end.qpn, &wr, &mut end.host).expect("room");
+    }
+}
+
+// ---- two of us ----
+
+#[test]
+fn two_of_us_recognise_each_other_in_both_directions() {
+    for qp_type in [QpType::Rc, QpType::Uc] {
+        let mut pair = Pair::new(&strangers(qp_type));
+        let keys = pair.register();
+        for (at, key) in keys.into_iter().enumerate() {
+            assert_eq!(kind(&pair.ends[at]), PeerKind::Standard);
+            let remote = sge(0, 1, keys[1 - at]).addr;
+            let op = SendOp::Write { remote, rkey: keys[1 - at], imm: None };
+            pair.send(at, 1, op, &[sge(4096, 100, key)]);
+        }
+        pair.run();
+        for end in &pair.ends {
+            assert_eq!(kind(end), OURS, "{qp_type:?}");
+            let counters = end.engine.counters();
+            let asked = (counters.sent_questions, counters.rcvd_questions);
+            let answered = (counters.sent_answers, counters.rcvd_answers);
+            assert_eq!((asked, answered), ((1, 1), (1, 1)), "{qp_type:?}");
+            assert_eq!(end.engine.introduction_of(addr(2)).is_some(), end.addr == addr(1));
+        }
+    }
+}
+
+/// The one that only answers requests has to know its peer, too: it is the one who holds packets.
+#[test]
+fn who_only_answers_recognises_its_peer() {
+    let mut pair = Pair::new(&strangers(QpType::Rc));
+    let [key, remote] = pair.register();
+    let op = SendOp::Write { remote: sge(0, 1, remote).addr, rkey: remote, imm: None };
+    pair.send(0, 1, op, &[sge(0, 100, key)]);
+    pair.run();
+    assert_eq!(pair.ends.each_ref().map(kind), [OURS, OURS]);
+}
+
+#[test]
+fn who_sends_datagrams_recognises_their_receiver() {
+    let mut pair = Pair::new(&strangers(QpType::Ud));
+    let [key, _] = pair.register();
+    let ah = handle_of(&mut pair.ends[0], addr(2));
+    send_to(&mut pair.ends[0], ah, key, 1);
+    pair.run();
+    let told = |at: usize, n| pair.ends[at].engine.introduction_of(addr(n));
+    assert_eq!((told(0, 2), told(1, 1)), (Some(INTRODUCTION), None), "it sent nothing itself");
+}
+
+/// Nothing of it is there where it is not asked for.
+#[test]
+fn without_recognition_nobody_asks_or_answers() {
+    let mut pair = Pair::new(&Setup { recognises: false, ..strangers(QpType::Rc) });
+    let [key, remote] = pair.register();
+    let op = SendOp::Write { remote: sge(0, 1, remote).addr, rkey: remote, imm: None };
+    pair.send(0, 1, op, &[sge(0, 100, key)]);
+    pair.pass = Box::new(|_, packet| {
+        assert_eq!(recognition(packet), None);
+        true
+    });
+    pair.run();
+    assert_eq!(pair.ends.each_ref().map(kind), [PeerKind::Standard; 2]);
+    assert_eq!(pair.ends[0].engine.footprint().acquaintances, 0);
+}
+
+// ---- what a standard peer gets ----
+
+#[test]
+fn a_standard_peer_is_asked_once_and_not_before_the_first_packet() {
+    let mut solo = Solo::new(&strangers(QpType::Rc));
+    assert!(solo.packets().is_empty());
+    solo.receive_ack(0);
+    assert!(solo.packets().is_empty(), "a response that nobody waits for is no reason");
+    solo.end.out.room = 0;
+    solo.send(1, 10);
+    assert!(solo.packets().is_empty());
+    solo.end.out.room = usize::MAX;
+    let first = solo.packets();
+    assert_eq!(recognition(&first[0]), None, "the program's packet leaves first");
+    assert_eq!((first.len(), questions(&first).len()), (2, 1));
+    // Whatever happens.
+    for round in 0..20 {
+        solo.receive_ack(round);
+        solo.send(1, 10);
+        assert_eq!(questions(&solo.packets()), [0; 0]);
+        solo.wait(PAUSE / 20);
+    }
+    solo.send(1, 10);
+    solo.receive_ack(20);
+    assert_eq!(questions(&solo.packets()).len(), 1, "ten minutes later");
+    assert_eq!(kind(&solo.end), PeerKind::Standard);
+    assert_eq!(solo.end.engine.counters().sent_questions, 2);
+}
+
+#[test]
+fn an_acknowledgement_is_a_first_packet() {
+    let mut solo = Solo::new(&strangers(QpType::Rc));
+    solo.receive_request(Opcode::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), &[1; 4]]);
+    let sent = solo.packets();
+    assert_eq!((sent.len(), questions(&sent).len()), (2, 1));
+}
+
+#[test]
+fn two_queue_pairs_to_one_peer_ask_once() {
+    let mut solo = Solo::new(&Setup { qps: 2, ..strangers(QpType::Rc) });
+    let (setup, second) = (solo.setup.clone(), solo.end.qpns[1]);
+    solo.end.connect(second, 0, Qpn::new(0x78), &setup);
+    solo.send(1, 10);
+    let list = [solo.sge(0, 10)];
+    let wr = SendWr::new(SendOp::Send { imm: None }, SendData::Sges(&list));
+    solo.end.engine.post_send(second, &wr, &mut solo.end.host).unwrap();
+    let sent = solo.packets();
+    assert_eq!((sent.len(), questions(&sent).len()), (3, 1));
+    let tid = questions(&sent)[0];
+    answer(&mut solo, tid);
+    let kinds = [0, 1].map(|at| solo.end.engine.peer_kind(solo.end.qpns[at]));
+    assert_eq!(kinds, [Some(OURS); 2], "the answer is for both");
+    // And for one that begins later, without a question.
+    let third = solo.end.engine.create_qp(&qp_init(&setup), 0x99).unwrap();
+    solo.end.connect(third, 0, Qpn::new(0x79), &setup);
+    solo.end.engine.post_send(third, &wr, &mut solo.end.host).unwrap();
+    let sent = solo.packets();
+    assert_eq!((sent.len(), questions(&sent).len()), (1, 0));
+    assert_eq!(solo.end.engine.peer_kind(third), Some(OURS));
+}
+
+#[test]
+fn each_of_two_peers_is_asked_and_a_group_is_not() {
+    let mut solo = Solo::new(&strangers(QpType::Ud));
+    let group = "239.1.2.3".parse().unwrap();
+    let handles = [addr(2), addr(3), group].map(|to| handle_of(&mut solo.end, to));
+    for _ in 0..2 {
+        for ah in handles {
+            send_to(&mut solo.end, ah, solo.key, 3);
+        }
+        solo.packets();
+    }
+    assert_eq!(solo.end.engine.counters().sent_questions, 2);
+    assert_eq!(solo.end.engine.footprint().acquaintances, 2);
+}
+
+// ---- answers ----
+
+/// A reliable connection that has asked; the transaction id.
+fn asked() -> (Solo, u64) {
+    let mut solo = Solo::new(&strangers(QpType::Rc));
+    solo.send(1, 10);
+    let tid = questions(&solo.packets())[0];
+    (solo, tid)
+}
+
+#[test]
+fn an_answer_is_believed_only_if_it_is_one() {
+    let good = RecognitionMad::Answer(Some(INTRODUCTION));
+    let (mut solo, tid) = asked();
+    for (from, tid, mad) in [
+        (addr(2), tid ^ 1, good),
+        (addr(2), 0, good),
+        (addr(3), tid, good),
+        (addr(2), tid, RecognitionMad::Unknown),
+    ] {
+        hear(&mut solo, from, tid, mad);
+        assert_eq!(kind(&solo.end), PeerKind::Standard, "{from} {mad:?}");
+    }
+    // To another address than the one that asked.
+    let packet = {
+        let mut packet = vec![0; GSI_PACKET_LEN];
+        write_gsi(&mut packet, Psn::new(1), &good.emit(tid));
+        template(addr(2), addr(4)).seal(&mut packet);
+        packet
+    };
+    solo.receive_from(addr(2), addr(4), IpId::Exact { id: 0, flags: DF }, &packet);
+    assert_eq!(kind(&solo.end), PeerKind::Standard);
+    assert_eq!(solo.end.engine.drops().unasked_answer, 5);
+    answer(&mut solo, tid);
+    assert_eq!(kind(&solo.end), OURS);
+    // The same again, with other values, answers no question any more.
+    let other = Introduction { queue: QueueKind::Memory, ..INTRODUCTION };
+    hear(&mut solo, addr(2), tid, RecognitionMad::Answer(Some(other)));
+    assert_eq!((kind(&solo.end), solo.end.engine.drops().unasked_answer), (OURS, 6));
+    assert_eq!(solo.end.engine.counters().rcvd_answers, 1);
+}
+
+#[test]
+fn an_answer_of_an_unknown_version_is_that_of_a_standard_peer() {
+    let (mut solo, tid) = asked();
+    let mut mad = RecognitionMad::Answer(Some(INTRODUCTION)).emit(tid);
+    mad[40] = 2;
+    solo.receive(&sealed(addr(2), &mad));
+    assert_eq!(kind(&solo.end), PeerKind::Standard);
+    answer(&mut solo, tid);
+    assert_eq!(kind(&solo.end), PeerKind::Standard, "it has answered");
+    let counters = solo.end.engine.counters();
+    assert_eq!((counters.rcvd_answers, solo.end.engine.drops().unasked_answer), (1, 1));
+}
+
+#[test]
+fn a_lost_answer_is_asked_for_again_ten_minutes_later() {
+    let (mut solo, first) = asked();
+    solo.receive_ack(0);
+    solo.wait(PAUSE);
+    // It is too late for that.
+    answer(&mut solo, first);
+    assert_eq!(kind(&solo.end), PeerKind::Standard);
+    solo.send(1, 10);
+    let again = questions(&solo.packets());
+    assert!(again.len() == 1 && again[0] != first);
+    answer(&mut solo, first);
+    assert_eq!(kind(&solo.end), PeerKind::Standard, "it is the answer to another question");
+    answer(&mut solo, again[0]);
+    assert_eq!(kind(&solo.end), OURS);
+}
+
+/// Numbers that no device has do no harm: a queue of nothing, one without end, all of the time.
+#[test]
+fn absurd_answers_do_no_harm() {
+    for number in [0, 1, u32::MAX] {
+        for qp_type in [QpType::Rc, QpType::Uc] {
+            let told = Introduction {
+                bytes: number,
+                datagrams: number,
+                packet_ns: number,
+                kib_ns: number,
+                ..INTRODUCTION
+            };
+            let mut solo = Solo::new(&strangers(qp_type));
+            (0..20).for_each(|id| solo.send(id, 10));
+            let tid = questions(&solo.packets())[0];
+            hear(&mut solo, addr(2), tid, RecognitionMad::Answer(Some(told)));
+            for round in 0..200 {
+                solo.packets();
+                solo.receive_ack(round % 20);
+                solo.wait(10_000);
+            }
+            let done = solo.completed();
+            assert_eq!(done.len(), 20, "{number} {qp_type:?}");
+            assert!(done.iter().all(|(_, status)| *status == WcStatus::Success));
+        }
+    }
+}
+
+/// What is said of one slot of numbers says nothing of another.
+#[test]
+fn a_number_beyond_the_slots_stays_a_strangers() {
+    let mut solo = Solo::new(&strangers(QpType::Rc));
+    let (setup, qpn) = (solo.setup.clone(), solo.end.qpn);
+    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+    solo.end.modify(qpn, &reset).unwrap();
+    solo.end.connect(qpn, 0, Qpn::new(0x01_0077), &setup);
+    solo.send(1, 10);
+    let tid = questions(&solo.packets())[0];
+    answer(&mut solo, tid);
+    assert_eq!(kind(&solo.end), PeerKind::Standard);
+    solo.receive_ack(0);
+    solo.send(1, 10);
+    assert_eq!(questions(&solo.packets()), [0; 0]);
+}
+
+/// Another may come to the address of a peer that does not answer any more.
+#[test]
+fn who_does_not_answer_any_more_is_a_stranger_again() {
+    let (mut solo, tid) = asked();
+    answer(&mut solo, tid);
+    solo.receive_ack(0);
+    solo.send(1, 10);
+    solo.packets();
+    while solo.state() != QpState::Err {
+        solo.wait_for_timer().expect("it is given up");
+        solo.packets();
+    }
+    let (setup, qpn) = (solo.setup.clone(), solo.end.qpn);
+    let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+    solo.end.modify(qpn, &reset).unwrap();
+    solo.end.connect(qpn, 0, common::PEER, &setup);
+    solo.send(2, 10);
+    assert_eq!(questions(&solo.packets()), [0; 0], "ten minutes are not over");
+    assert_eq!(kind(&solo.end), PeerKind::Standard);
+}
+
+/// What a peer said holds for ten minutes of what begins; who is connected stays so.
+#[test]
+fn what_was_said_holds_for_ten_minutes() {
+    let mut solo = Solo::new(&Setup { qps: 2, ..strangers(QpType::Rc) });
+    let (setup, second) = (solo.setup.clone(), solo.end.qpns[1]);
+    solo.send(1, 10);
+    let tid = questions(&solo.packets())[0];
+    answer(&mut solo, tid);
+    solo.receive_ack(0);
+    solo.wait(PAUSE);
+    solo.send(1, 10);
+    assert_eq!(questions(&solo.packets()), [0; 0]);
+    solo.end.connect(second, 0, Qpn::new(0x78), &setup);
+    let list = [solo.sge(0, 10)];
+    let wr = SendWr::new(SendOp::Send { imm: None }, SendData::Sges(&list));
+    solo.end.engine.post_send(second, &wr, &mut solo.end.host).unwrap();
+    assert_eq!(questions(&solo.packets()).len(), 1);
+    assert_eq!(solo.end.engine.peer_kind(second), Some(PeerKind::Standard));
+    assert_eq!(kind(&solo.end), OURS);
+}
+
+// ---- bounds ----
+
+#[test]
+fn questions_are_answered_at_a_bounded_rate() {
+    let mut solo = Solo::new(&strangers(QpType::Rc));
+    let mut answers = 0;
+    for n in 0..1000u64 {
+        hear(&mut solo, addr((n % 200) as u8), n, RecognitionMad::Question);
+        let sent = solo.packets();
+        assert!(sent.iter().all(|packet| {
+            recognition(packet) == Some((n, RecognitionMad::Answer(Some(INTRODUCTION))))
+        }));
+        answers += sent.len() as u64;
+    }
+    let (counters, drops) = (solo.end.engine.counters(), solo.end.engine.drops());
+    assert_eq!((answers, counters.rcvd_questions), (256, 1000));
+    assert_eq!((counters.sent_answers, drops.too_many_questions), (256, 744));
+    assert_eq!(solo.end.engine.footprint().acquaintances, 0, "a question leaves nothing behind");
+    solo.wait(10_000_000);
+    for n in 0..20 {
+        hear(&mut solo, addr(2), n, RecognitionMad::Question);
+    }
+    assert_eq!(solo.packets().len(), 10, "one more each millisecond");
+    // Where nothing is sent, no more waits than is sent in one go.
+    solo.wait(PAUSE);
+    (0..1000).for_each(|n| hear(&mut solo, addr(2), n, RecognitionMad::Question));
+    assert_eq!(solo.packets().len(), 256);
+}
+
+#[test]
+fn so_many_peers_are_remembered_and_no_more() {
+    let mut solo = Solo::new(&strangers(QpType::Ud));
+    let mut asked = 0;
+    for n in 0..5000u32 {
+        let to = IpAddr::from((0x0b00_0000 + n).to_be_bytes());
+        let ah = handle_of(&mut solo.end, to);
+        send_to(&mut solo.end, ah, solo.key, 1);
+        asked += questions(&solo.packets()).len();
+        assert!(solo.end.engine.destroy_ah(ah));
+    }
+    assert_eq!((asked, solo.end.engine.footprint().acquaintances), (4096, 4096));
+    // Those of ten minutes ago make room.
+    solo.wait(PAUSE);
+    let ah = handle_of(&mut solo.end, addr(2));
+    send_to(&mut solo.end, ah, solo.key, 1);
+    assert_eq!(questions(&solo.packets()).len(), 1);
+    assert_eq!(solo.end.engine.footprint().acquaintances, 1);
+}
+
+// ---- what follows ----
+
+/// The first 128 datagrams leave at once in either case; the others at the pace of strangers, or at
+/// that which the receiver said.
+#[test]
+fn datagrams_leave_as_fast_as_the_receiver_said() {
+    for qp_type in [QpType::Ud, QpType::Uc] {
+        let took = [false, true].map(|ours| {
+            let setup = Setup { depth: 2048, ..strangers(qp_type) };
+            let mut solo = Solo::new(&setup);
+            let post = |solo: &mut Solo, count: usize| match qp_type {
+                QpType::Ud => {
+                    let ah = handle_of(&mut solo.end, addr(2));
+                    send_to(&mut solo.end, ah, solo.key, count);
+                }
+                _ => (0..count).for_each(|_| solo.send(1, 64)),
+            };
+            post(&mut solo, 1);
+            let tid = questions(&solo.packets())[0];
+            if ours {
+                answer(&mut solo, tid);
+            }
+            solo.wait(1_000_000);
+            post(&mut solo, 2000);
+            let (begin, mut sent) = (solo.now, solo.packets().len());
+            assert_eq!(sent, 128);
+            while sent < 2000 {
+                solo.wait_for_timer().expect("something is due");
+                sent += solo.packets().len();
+            }
+            solo.now.since(begin)
+        });
+        let expected = [1872 * 818, 1872 * 256];
+        for (took, expected) in took.into_iter().zip(expected) {
+            assert!(took.abs_diff(expected) < expected / 10, "{qp_type:?} {took} {expected}");
+        }
+    }
+}
+
+#[test]
+fn the_window_grows_while_requests_are_in_flight() {
+    let mut solo = Solo::new(&strangers(QpType::Rc));
+    let list = [solo.sge(0, 64 << 10)];
+    solo.post(1, SendOp::Send { imm: None }, &list);
+    let first = solo.packets();
+    let tid = questions(&first)[0];
+    assert_eq!((first.len(), solo.packets().len()), (16 + 1, 0), "what a stranger gets");
+    answer(&mut solo, tid);
+    assert_eq!(solo.packets().len(), 64 - 16, "all of it");
+    let footprint = solo.end.engine.footprint();
+    assert_eq!((footprint.credit_users, footprint.in_flight_packets), (1, 64));
+    assert_eq!(footprint.forgotten, 0);
+    solo.receive_ack(63);
+    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    assert_eq!(solo.end.engine.footprint().in_flight_packets, 0);
+}
+
+/// A queue pair that waits for the credit of a stranger leaves that queue.
+#[test]
+fn who_waits_for_credit_goes_on() {
+    let mut solo = Solo::new(&Setup { qps: 2, ..strangers(QpType::Rc) });
+    let (setup, second) = (solo.setup.clone(), solo.end.qpns[1]);
+    solo.end.connect(second, 0, Qpn::new(0x78), &setup);
+    let list = [solo.sge(0, 16 << 10)];
+    let wr = SendWr::new(SendOp::Send { imm: None }, SendData::Sges(&list));
+    for qpn in [solo.end.qpn, second] {
+        solo.end.engine.post_send(qpn, &wr, &mut solo.end.host).unwrap();
+    }
+    let sent = solo.packets();
+    assert_eq!(sent.len(), 16 + 1);
+    let waiting = solo.end.engine.footprint();
+    assert_eq!((waiting.waiting_for_credit, waiting.forgotten), (1, 0));
+    answer(&mut solo, questions(&sent)[0]);
+    assert_eq!(solo.packets().len(), 16);
+    let after = solo.end.engine.footprint();
+    assert_eq!((after.waiting_for_credit, after.forgotten, after.in_flight_packets), (0, 0, 32));
+    assert_eq!(after.credit_users, 2);
+}
+
+/// READs in flight are charged to the peer, too.
+#[test]
+fn reads_in_flight_move_with_their_queue_pair() {
+    let mut solo = Solo::new(&strangers(QpType::Rc));
+    (0..4).for_each(|id| solo.read(id, 1000));
+    let sent = solo.packets();
+    assert_eq!(solo.end.engine.footprint().in_flight_packets, 4);
+    answer(&mut solo, questions(&sent)[0]);
+    assert_eq!(solo.end.engine.footprint().in_flight_packets, 4);
+    for psn in 0..4 {
+        solo.receive_data(Opcode::RC_RDMA_READ_RESPONSE_ONLY, psn, &[7; 1000]);
+    }
+    assert_eq!(solo.completed().len(), 4);
+    assert_eq!(solo.end.engine.footprint().in_flight_packets, 0);
+}
+
+/// Each side learns at a moment of its own, or never, while packets are lost: nothing is, and what
+/// is charged is given back.
+#[test]
+fn whoever_learns_when_nothing_is_lost() {
+    let mut repaired = 0;
+    for seed in 0..400u64 {
+        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut draw = move |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        let setup = Setup { arena: 1 << 20, retry_cnt: 7, ..strangers(QpType::Rc) };
+        let mut pair = Pair::new(&setup);
+        let keys = pair.register();
+        let messages = 12;
+        let bytes = pattern(256 << 10, 7);
+        let mut expected = [vec![0; 1 << 20], vec![0; 1 << 20]];
+        for at in 0..2 {
+            expected[at][..bytes.len()].copy_from_slice(&bytes);
+            pair.ends[at].host.arena[..bytes.len()].copy_from_slice(&bytes);
+        }
+        for at in 0..2 {
+            for id in 0..messages {
+                let offset = (id * 20_011) % (200 << 10);
+                let len = 1 + draw(40_000) as u32;
+                let remote = sge((512 << 10) + offset, 1, keys[1 - at]).addr;
+                let rkey = keys[1 - at];
+                let op = match draw(4) {
+                    0 => SendOp::Read { remote: sge(offset, 1, rkey).addr, rkey },
+                    _ => SendOp::Write { remote, rkey, imm: None },
+                };
+                let (here, end, to) = match op {
+                    SendOp::Read { .. } => ((768 << 10) + offset, at, (768 << 10) + offset),
+                    _ => (offset, 1 - at, (512 << 10) + offset),
+                };
+                let from = offset as usize..offset as usize + len as usize;
+                expected[end][to as usize..][..len as usize].copy_from_slice(&bytes[from]);
+                pair.send(at, id, op, &[sge(here, len, keys[at])]);
+            }
+        }
+        // A question or an answer may be lost: then that side never learns.
+        let loses = 8 + draw(60);
+        pair.pass = Box::new(move |_, packet| match recognition(packet) {
+            Some(_) => draw(4) > 0,
+            None => draw(loses) > 0,
+        });
+        pair.run();
+        for at in 0..2 {
+            let end = &mut pair.ends[at];
+            let done = end.host.completed();
+            let expected: Vec<_> = (0..messages).map(|id| (id, WcStatus::Success)).collect();
+            assert_eq!(done, expected, "seed {seed}");
+            let footprint = end.engine.footprint();
+            let left = (footprint.in_flight_packets, footprint.waiting_for_credit);
+            assert_eq!((left, footprint.forgotten), ((0, 0), 0), "seed {seed}");
+            assert_eq!((footprint.credit_users, footprint.reordered_packets), (1, 0));
+            repaired += end.engine.counters().retransmitted_pkts;
+        }
+        let arenas = pair
+            .ends
+            .each_ref()
+            .map(|end| end.host.arena == expected[usize::from(end.addr == addr(2))]);
+        assert_eq!(arenas, [true; 2], "seed {seed}");
+    }
+    assert!(repaired > 1000, "{repaired}");
+}
+
+// ---- several engines of one device ----
+
+/// An engine whose QP1 is another's says whom it met; that one asks, and tells it.
+#[test]
+fn an_engine_without_qp1_has_another_ask() {
+    let config = EngineConfig { recognises: true, sharers: 2, ..EngineConfig::default() };
+    let mut first = Engine::new(config);
+    first.start_cm(Default::default());
+    first.start_recognition([1, 2], INTRODUCTION);
+    let mut solo = Solo::new(&strangers(QpType::Rc));
+    solo.end.engine = Engine::new(config);
+    let qpn = solo.end.engine.create_qp(&qp_init(&solo.setup), 5).unwrap();
+    solo.end.qpn = qpn;
+    for attr in steps(0, addr(1), common::PEER, &solo.setup) {
+        solo.end.modify(qpn, &attr).unwrap();
+    }
+    solo.send(1, 10);
+    assert_eq!((solo.packets().len(), solo.end.engine.has_introductions()), (1, true));
+    let to = Stranger { local: addr(1), remote: addr(2) };
+    assert_eq!(solo.end.engine.poll_stranger(), Some(to));
+    assert_eq!(solo.end.engine.poll_stranger(), None);
+    assert_eq!(first.ask(solo.now, to), None);
+    assert_eq!(first.ask(solo.now, to), None, "it is asked once");
+    let question = first.poll_introduction().unwrap();
+    assert!(first.poll_introduction().is_none());
+    let (tid, _) = RecognitionMad::parse(&question.mad).unwrap();
+    let packet = sealed(addr(2), &RecognitionMad::Answer(Some(INTRODUCTION)).emit(tid));
+    let datagram = rocinante_stack::Datagram {
+        bytes: &packet,
+        src: addr(2),
+        dst: addr(1),
+        src_port: common::PORT,
+        ip_id: IpId::Exact { id: 0, flags: DF },
+        tos: 0,
+        hop_limit: None,
+    };
+    first.handle_datagram(solo.now, &datagram, &mut solo.end.host);
+    let peer = Recognised { remote: addr(2), told: INTRODUCTION };
+    assert_eq!(first.poll_recognised(), Some(peer));
+    assert_eq!(first.ask(solo.now, to), Some(peer), "and told to who asks later");
+    solo.end.engine.learn(&peer);
+    assert_eq!(kind(&solo.end), OURS);
+    let (_, attr, _) = solo.end.engine.query_qp(qpn).unwrap();
+    let half = Budget { bytes: INTRODUCTION.bytes / 2, datagrams: INTRODUCTION.datagrams / 2 };
+    assert_eq!(attr.peer.unwrap().budget, half, "each engine takes its share");
+    assert!(!solo.end.engine.has_introductions());
+}
