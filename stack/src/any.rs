@@ -108,17 +108,10 @@ impl AnyQp {
     /// Before its turn: what is known of its peer meanwhile holds from now on. An unreliable one
     /// asks by its receivers.
     #[cold]
+    #[inline(never)]
     pub(crate) fn greet(&mut self, now: Time, shared: &mut Shared) {
         if let Self::Rc(qp) = self {
             qp.greet(now, shared);
-        }
-    }
-
-    /// A packet left for a peer of which nothing is known.
-    #[cold]
-    pub(crate) fn met(&mut self, now: Time, shared: &mut Shared) {
-        if let Self::Rc(qp) = self {
-            qp.met(now, shared);
         }
     }
 

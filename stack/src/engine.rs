@@ -390,7 +390,7 @@ impl Engine {
         loop {
             self.enqueue_granted();
             if self.shared.peers.has_met() {
-                self.ask_receivers(now);
+                self.ask_strangers(now);
             }
             let Some(slot) = self.shared.dirty.pop_front() else {
                 self.shared.more_than_acks = false;
@@ -403,19 +403,15 @@ impl Engine {
             }
             let core = qp.core_mut();
             core.queued = false;
-            let meets = now >= core.ask_at;
-            if meets {
+            if now >= core.ask_at {
                 qp.greet(now, &mut self.shared);
             }
-            let (core, sent_before) = (qp.core_mut(), self.shared.counters.sent_pkts);
+            let core = qp.core_mut();
             let (whole, before) = (self.shared.quantum(), std::mem::take(&mut core.spent));
             let share = left.min((whole - before).into());
             let mut quantum = share;
             let (turn, progress) = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
             left -= share - quantum;
-            if meets && self.shared.counters.sent_pkts != sent_before {
-                qp.met(now, &mut self.shared);
-            }
             #[allow(clippy::cast_possible_truncation)]
             let used = (share - quantum) as u16;
             let spent = || if progress { before + used } else { before };

@@ -104,7 +104,9 @@ pub mod verbs {
     pub use rocinante_stack::verbs::{
         AhId, Destination, QpEvent, QpState, QpType, SendData, SendOp, WcOpcode,
     };
-    pub use rocinante_stack::{Budget, ModifyError, PostError, QpAttr, SrqAttr, SrqChange};
+    pub use rocinante_stack::{
+        Budget, ModifyError, PeerKind, PostError, QpAttr, SrqAttr, SrqChange,
+    };
 }
 
 /// Counters of devices and queue pairs, and what a device holds.

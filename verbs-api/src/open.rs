@@ -40,6 +40,7 @@ pub struct OpenOptions {
     background: Option<bool>,
     advertise_credits: bool,
     whole_writes: bool,
+    shy: bool,
     cm_retries: Option<u8>,
     shards: Option<usize>,
     cpus: Vec<usize>,
@@ -141,6 +142,20 @@ impl OpenOptions {
     #[must_use]
     pub fn cut_writes(mut self, yes: bool) -> Self {
         self.whole_writes = !yes;
+        self
+    }
+
+    /// Whether the device asks peers whether they are Rocinantes, where no program tells it. By
+    /// default it does.
+    ///
+    /// Programs that exchange queue pair numbers themselves do not say what a peer is. After the
+    /// first packet to such a peer, the device asks it once, by a management datagram that other
+    /// implementations drop, and again after ten minutes at the earliest. Nothing waits for the
+    /// answer. Two Rocinantes then send each other as much as they hold, and repeat only what was
+    /// lost. With `false` the device asks nobody, and does not answer.
+    #[must_use]
+    pub fn recognise_peers(mut self, yes: bool) -> Self {
+        self.shy = !yes;
         self
     }
 
@@ -324,6 +339,7 @@ impl OpenOptions {
             window_max: self.window_max.unwrap_or(512),
             advertise_credits: self.advertise_credits,
             cut_writes: !self.whole_writes,
+            recognises: !self.shy,
             background: self.background.unwrap_or(true),
             cm_retries: self.cm_retries,
             cpus: self.cpus.clone(),
@@ -347,6 +363,7 @@ impl OpenOptions {
             ("window_max", wanted.window_max == is.window_max || self.window_max.is_none()),
             ("advertise_credits", is.advertise_credits || !self.advertise_credits),
             ("cut_writes", !is.cut_writes || !self.whole_writes),
+            ("recognise_peers", !is.recognises || !self.shy),
             ("background", wanted.background == is.background || self.background.is_none()),
             ("cm_retries", wanted.cm_retries == is.cm_retries || self.cm_retries.is_none()),
             ("cpus", wanted.cpus == is.cpus || self.cpus.is_empty()),

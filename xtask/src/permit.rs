@@ -20,7 +20,7 @@ const ANSWERS: [(&str, &str); 8] = [
     ("tick", "the timer of pacing"),
 ];
 /// What happened: calls that others make, which return nothing or whether it was news.
-const EVENTS: [&str; 16] = [
+const EVENTS: [&str; 17] = [
     "begin_turn",
     "drain",
     "forget_rnr",
@@ -34,6 +34,7 @@ const EVENTS: [&str; 16] = [
     "on_rnr",
     "on_timeout",
     "packet_left",
+    "recognised",
     "release",
     "set_max_rd_atomic",
     "set_read_window",

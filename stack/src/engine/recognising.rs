@@ -9,7 +9,7 @@ use core::net::IpAddr;
 use super::Engine;
 use crate::any::AnyQp;
 use crate::cm::Transmit;
-use crate::peer::PeerKind;
+use crate::peer::{Meeting, PeerKind};
 use crate::recognition::{Recognised, Stranger};
 use crate::types::{Qpn, Time};
 use crate::wire::Introduction;
@@ -116,10 +116,21 @@ impl Engine {
         }
     }
 
-    /// Packets that no peer acknowledges left for receivers that were not asked yet.
+    /// Packets left for peers that were not asked yet.
     #[cold]
-    pub(super) fn ask_receivers(&mut self, now: Time) {
-        while let Some((id, local, remote, slot)) = self.shared.peers.next_met() {
+    #[inline(never)]
+    pub(super) fn ask_strangers(&mut self, now: Time) {
+        while let Some(meeting) = self.shared.peers.next_met() {
+            let id = match meeting {
+                Meeting::Receiver(id) => id,
+                Meeting::QueuePair { slot, sent } => {
+                    if let Some(Some(AnyQp::Rc(qp))) = self.qps.get_mut(slot as usize) {
+                        qp.met(sent, now, &mut self.shared);
+                    }
+                    continue;
+                }
+            };
+            let Some((local, remote, slot)) = self.shared.peers.way_to(id) else { continue };
             let to = Stranger { local, remote };
             let met = self.shared.recognition.meet(now, to, &mut self.shared.counters);
             let told = met.told.filter(|told| slot.is_none_or(|slot| slot < told.slots));

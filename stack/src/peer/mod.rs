@@ -51,8 +51,8 @@ pub(crate) struct Peers {
     /// Whether the receivers of packets that no peer acknowledges are asked what they are.
     asks: bool,
     peers: Vec<(QueueKey, u32, Receiver)>,
-    /// Receivers to ask, to which such a packet has left.
-    met: VecDeque<PeerId>,
+    /// Whom to ask.
+    met: VecDeque<Meeting>,
     /// Queue pairs that were granted a turn, for the engine to enqueue.
     granted: VecDeque<u32>,
 }
@@ -64,6 +64,15 @@ struct QueueKey {
     address: IpAddr,
     /// [`Qpn::slot`], where it says something.
     slot: Option<u8>,
+}
+
+/// Somebody of whom nothing is known.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Meeting {
+    /// A packet left for this receiver that no peer acknowledges.
+    Receiver(PeerId),
+    /// The peer of the queue pair of `slot`, if that has sent more packets than `sent`.
+    QueuePair { slot: u32, sent: u64 },
 }
 
 /// Index of a receive queue: [`PeerId::OWN`] or a peer's.
@@ -136,17 +145,25 @@ impl Peers {
     #[cold]
     fn meet(&mut self, id: PeerId) {
         self.get(id).ask_at = Time::NEVER;
-        self.met.push_back(id);
+        self.met.push_back(Meeting::Receiver(id));
     }
 
-    /// The next receiver to ask: our address, its address, and its slot.
-    pub(crate) fn next_met(&mut self) -> Option<(PeerId, IpAddr, IpAddr, Option<u8>)> {
-        let id = self.met.pop_front()?;
+    /// The queue pair of `slot`, which has sent so many packets, may be about to meet its peer.
+    pub(crate) fn may_meet(&mut self, slot: u32, sent: u64) {
+        self.met.push_back(Meeting::QueuePair { slot, sent });
+    }
+
+    pub(crate) fn next_met(&mut self) -> Option<Meeting> {
+        self.met.pop_front()
+    }
+
+    /// A receiver: our address, its address, and its slot.
+    pub(crate) fn way_to(&self, id: PeerId) -> Option<(IpAddr, IpAddr, Option<u8>)> {
         let (QueueKey { address, slot }, _, receiver) = self.peers.get(id.0 as usize)?;
-        Some((id, receiver.local, *address, *slot))
+        Some((receiver.local, *address, *slot))
     }
 
-    /// Whether there is a receiver to ask.
+    /// Whether there is somebody to ask.
     #[inline]
     pub(crate) fn has_met(&self) -> bool {
         !self.met.is_empty()

@@ -187,7 +187,8 @@ impl Qp {
     pub(crate) fn greet(&mut self, now: Time, shared: &mut Shared) {
         let remote = self.core.peer().map(|peer| peer.remote);
         let Some(met) = remote.and_then(|remote| shared.recognition.known(now, remote)) else {
-            return;
+            let sent = self.core.tally.get().sent_pkts;
+            return shared.peers.may_meet(self.core.slot, sent);
         };
         self.core.ask_at = met.again;
         if let Some(told) = met.told {
@@ -195,11 +196,11 @@ impl Qp {
         }
     }
 
-    /// A packet left for a peer of which nothing is known: it is asked.
+    /// If more packets left than `sent` for a peer of which nothing is known, it is asked.
     #[cold]
-    pub(crate) fn met(&mut self, now: Time, shared: &mut Shared) {
+    pub(crate) fn met(&mut self, sent: u64, now: Time, shared: &mut Shared) {
         let Some(PeerAddress { local, remote, .. }) = self.core.peer().copied() else { return };
-        if now < self.core.ask_at {
+        if now < self.core.ask_at || self.core.tally.get().sent_pkts == sent {
             return;
         }
         let to = Stranger { local, remote };

@@ -7,7 +7,7 @@ use rocinante_stack::stats::LimitsHit;
 use rocinante_stack::stats::QpCounters;
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
-use rocinante_stack::{Budget, PostError, QpAttr, SendLimits, check_recv};
+use rocinante_stack::{Budget, PeerKind, PostError, QpAttr, SendLimits, check_recv};
 
 use super::endpoint::Endpoint;
 use super::error::VerbsError;
@@ -169,6 +169,9 @@ pub struct QpInfo {
     pub peer: Option<IpAddr>,
     /// The peer's number.
     pub dest_qpn: Option<Qpn>,
+    /// Whether its peer is another Rocinante, as the program said or as the device found out
+    /// itself. `None` without a peer.
+    pub peer_kind: Option<PeerKind>,
     /// The program's own value: [`QpBuilder::context`](crate::QpBuilder::context).
     pub context: u64,
     /// What it sent and received.

@@ -193,7 +193,11 @@ impl Shard {
         self.flush();
     }
 
-    fn cm_path(&mut self, now: Time, (local, remote): (IpAddr, IpAddr)) -> io::Result<u32> {
+    pub(super) fn cm_path(
+        &mut self,
+        now: Time,
+        (local, remote): (IpAddr, IpAddr),
+    ) -> io::Result<u32> {
         if let Some((path, used)) = self.post.paths.get_mut(&(local, remote)) {
             *used = now;
             return Ok(*path);
@@ -403,7 +407,7 @@ impl Shard {
         mailbox
     }
 
-    fn flush(&mut self) {
+    pub(super) fn flush(&mut self) {
         let refused = &mut self.refused;
         self.port.flush(|failure| {
             refused.0 += u64::from(failure.datagrams);

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rocinante_netdev::{self as netdev, AnyPort, Backend, Capabilities, Port, PortConfig};
 use rocinante_stack::mem::PdId;
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
+use rocinante_stack::wire::Introduction;
 use rocinante_stack::{Budget, PeerAddress, PeerKind};
 
 use super::events::{Events, Inbox, Owner};
@@ -32,6 +33,8 @@ pub(crate) struct Settings {
     pub(crate) window_max: u32,
     pub(crate) advertise_credits: bool,
     pub(crate) cut_writes: bool,
+    /// Whether peers are asked what they are, and answered.
+    pub(crate) recognises: bool,
     /// Whether a thread drives the device while the program does not.
     pub(crate) background: bool,
     /// How often the connection manager repeats a message, if the program sets it.
@@ -159,13 +162,15 @@ impl Hca {
         // Three quarters for peers' own requests, one quarter for responses to ours.
         let (queue, count) = (queue_kind(&capabilities), ports.len());
         let own = (budget.part(1, 4), queue);
-        let shards = Shards::start(settings, name, ports, active_mtu, own)?;
+        let advertised = advertised(budget, capabilities.backend, count);
+        let introduction = introduction(advertised, queue, count);
+        let shards = Shards::start(settings, name, ports, active_mtu, own, introduction)?;
         let hca = Arc::new(Self {
             shards,
             settings: settings.clone(),
             limits: settings.limits,
             active_mtu,
-            advertised: advertised(budget, capabilities.backend, count),
+            advertised,
             queue,
             name: name.to_owned(),
             why,
@@ -263,6 +268,7 @@ impl Hca {
                     state,
                     peer: attr.peer.map(|peer| peer.remote),
                     dest_qpn: attr.dest_qpn,
+                    peer_kind: shard.engine.peer_kind(qpn),
                     context: init.context,
                     counters: shard.engine.qp_counters(qpn)?,
                     limits_hit: shard.engine.qp_limits_hit(qpn)?,
@@ -341,6 +347,19 @@ pub(super) fn advertised(queue: Budget, backend: Backend, shards: usize) -> Budg
     queue.part(3, 4 * shards)
 }
 
+/// What peers are told that recognise this device: what each of its shards holds, and takes of
+/// packets that nobody acknowledges.
+fn introduction(queue: Budget, kind: QueueKind, shards: usize) -> Introduction {
+    Introduction {
+        bytes: queue.bytes,
+        datagrams: queue.datagrams,
+        queue: kind,
+        slots: u8::try_from(shards).unwrap_or(u8::MAX),
+        packet_ns: PACKET_NS,
+        kib_ns: KIB_NS,
+    }
+}
+
 /// What fills the receive queue of a port, in the engine's words.
 fn queue_kind(capabilities: &Capabilities) -> QueueKind {
     match capabilities.rx_queue {
@@ -349,6 +368,11 @@ fn queue_kind(capabilities: &Capabilities) -> QueueKind {
         netdev::QueueKind::Frames => QueueKind::Frames,
     }
 }
+
+/// Nanoseconds that a receiver takes for a datagram, and for 1,024 bytes of payload besides
+/// (`docs/design/06-unreliable-services.md` has the measurement).
+const PACKET_NS: u32 = 250;
+const KIB_NS: u32 = 150;
 
 /// A protection domain: a number that regions and queue pairs must share.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use rocinante_stack::cm::ConnId;
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::CqId;
-use rocinante_stack::{Datagram, IpId};
+use rocinante_stack::{Datagram, IpId, Recognised, Stranger};
 
 use crate::provider::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 
@@ -59,6 +59,10 @@ pub(crate) enum Order {
     Arrived(ConnId),
     /// Completions were lost.
     Overflow(CqId),
+    /// A first packet left for this peer. For the shard of QP1, which asks what it is.
+    Ask(Stranger),
+    /// This peer is a Rocinante.
+    Learn(Recognised),
 }
 
 /// Room for datagrams, as much as a receive queue: the thread that takes them may not have run for

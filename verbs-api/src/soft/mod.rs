@@ -15,6 +15,7 @@ mod flood;
 mod front;
 mod groups;
 mod host;
+mod introduce;
 mod mail;
 mod mr;
 mod mw;

@@ -11,7 +11,7 @@ use rocinante_stack::{Datagram, Engine, QpAttr};
 use super::host::Host;
 use super::mail::{Letters, Order};
 use super::progress::Core;
-use super::shard::{OVERDUE_MAX, Shard, accepted};
+use super::shard::{OVERDUE_MAX, Shard, accepted, now_since};
 use super::staging::Staging;
 
 /// The most shards: the bits of a word.
@@ -206,6 +206,12 @@ impl Shard {
                         cm.message_arrived(conn);
                     }
                 }
+                Order::Ask(peer) => {
+                    if let Some(peer) = self.engine.ask(now_since(self.started), peer) {
+                        others.order_all(Order::Learn(peer));
+                    }
+                }
+                Order::Learn(peer) => self.engine.learn(&peer),
                 // The queue may be gone, and its number reused.
                 Order::Overflow(cq) => {
                     if self.host.cqs.get(cq.0).is_some_and(|cq| cq.has_ended()) {

@@ -39,7 +39,7 @@ pub(crate) struct Shard {
     pub(super) staging: Arc<Staging>,
     /// The other shards of the device, if there are some.
     pub(super) others: Option<Box<Others>>,
-    started: Instant,
+    pub(super) started: Instant,
     /// When the port's chores are to be looked at, if the shard is driven then; and when it must be
     /// for that.
     chores_at: Time,
@@ -261,6 +261,7 @@ impl Shard {
             let news = self.host.has_pending();
             self.handle_timeout(now, drained);
             self.serve_cm(now);
+            self.introduce(now);
             self.write_mail();
             let few = !mailed && (1..=HELD_MAX).contains(&received);
             let completes = news && self.host.has_pending_receives();
@@ -336,6 +337,7 @@ impl Shard {
                 TxStop::Idle | TxStop::SinkFull | TxStop::Budget => break,
             }
         }
+        self.introduce(now);
         self.deliver();
         true
     }
@@ -514,7 +516,7 @@ impl Shard {
 }
 
 /// The shard's time.
-fn now_since(started: Instant) -> Time {
+pub(super) fn now_since(started: Instant) -> Time {
     let nanoseconds = started.elapsed().as_nanos();
     // Time begins at one second, so that it can be subtracted from.
     Time(1_000_000_000 + u64::try_from(nanoseconds).unwrap_or(u64::MAX / 2))

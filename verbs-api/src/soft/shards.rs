@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use rocinante_netdev::{AnyPort, Capabilities, Port as _};
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
+use rocinante_stack::wire::Introduction;
 use rocinante_stack::{Budget, Engine, EngineConfig, RunLimits};
 
 use super::events::Events;
@@ -23,7 +24,7 @@ use super::pin;
 use super::progress::{Core, Held};
 use super::shard::Shard;
 use super::staging::Staging;
-use super::{Settings, cm, slice};
+use super::{Settings, cm, introduce, slice};
 use crate::model::error::VerbsError;
 use crate::provider::{trace, wake};
 
@@ -53,6 +54,7 @@ impl Shards {
         ports: Vec<AnyPort>,
         port_mtu: Mtu,
         (own_budget, own_queue): (Budget, QueueKind),
+        introduction: Introduction,
     ) -> Result<Self, VerbsError> {
         let count = ports.len();
         let events = Arc::new(Events::default());
@@ -72,10 +74,15 @@ impl Shards {
                 advertise_credits: settings.advertise_credits,
                 split_writes: settings.cut_writes && port.capabilities().segments_max > 1,
                 runs: run_limits(port.capabilities()),
+                recognises: settings.recognises,
+                sharers: u32::try_from(count).expect("64 shards at most"),
                 ..EngineConfig::default()
             });
             if index == 0 {
                 engine.start_cm(cm::config(settings)?);
+                if settings.recognises {
+                    engine.start_recognition(introduce::key()?, introduction);
+                }
             }
             let host = Host::new(settings.limits.max_mr as usize);
             let others = (count > 1).then(|| Box::new(Others::new(index, &boxes, &common)));
