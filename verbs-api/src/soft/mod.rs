@@ -16,6 +16,8 @@ mod front;
 mod groups;
 mod host;
 mod introduce;
+#[cfg(test)]
+mod introduce_tests;
 mod mail;
 mod mr;
 mod mw;

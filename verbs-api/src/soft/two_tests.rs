@@ -47,7 +47,7 @@ fn settings(background: bool) -> Settings {
         advertise_credits: false,
         port: PortConfig::default(),
         cut_writes: true,
-        recognises: true,
+        recognises: false,
         cm_retries: None,
         background,
         cpus: Vec::new(),
