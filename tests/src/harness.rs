@@ -35,10 +35,10 @@ use std::time::{Duration, Instant};
 
 use rocinante::cm::{Listener, Request};
 pub use rocinante::device::Backend;
-use rocinante::verbs::{SendData, SendOp, Sge};
+use rocinante::verbs::{Budget, SendData, SendOp, Sge};
 use rocinante::{
-    Access, CompChannel, ConnectOptions, Context, Cq, OpenOptions, Pd, PreparedQp, Qp, QpBuilder,
-    SendWr, VerbsError, Wc, WcStatus,
+    Access, CompChannel, ConnectOptions, Context, Cq, Endpoint, OpenOptions, Pd, PreparedQp, Qp,
+    QpBuilder, SendWr, VerbsError, Wc, WcStatus,
 };
 
 use crate::oracles::{Channels, Oracles, becomes_idle, is_ready_within};
@@ -312,6 +312,26 @@ impl Harness {
     #[must_use]
     pub fn connect_with(&self, qps: [PreparedQp; 2], options: [&ConnectOptions; 2]) -> [Qp; 2] {
         let ends = [qps[0].endpoint(), qps[1].endpoint()];
+        self.connect_to(qps, ends, options)
+    }
+
+    /// As [`connect`](Self::connect), of programs that swap numbers by hand: neither side is told
+    /// what the other is.
+    ///
+    /// # Panics
+    /// If they cannot be connected.
+    #[must_use]
+    pub fn connect_by_hand(&self, qps: [PreparedQp; 2]) -> [Qp; 2] {
+        let ends = [0, 1].map(|at| qps[at].endpoint().budget(Budget::STANDARD).queue(None));
+        self.connect_to(qps, ends, [&self.setup.connect; 2])
+    }
+
+    fn connect_to(
+        &self,
+        qps: [PreparedQp; 2],
+        ends: [Endpoint; 2],
+        options: [&ConnectOptions; 2],
+    ) -> [Qp; 2] {
         let [a, b] = qps;
         // The passive side first, so that it is ready before the first packet arrives.
         let b = self.sides[1].run(|| b.connect(&ends[0], options[1]));
