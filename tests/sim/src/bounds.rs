@@ -29,6 +29,7 @@ impl World<'_> {
         let answers = |end: &usize| usize::from(self.ends[*end].terms.rd_atomic);
         let (qps, records) = (there.clone().count(), there.map(answers).sum::<usize>());
         let keeps = |talk: &&Talk| self.calls[talk.call].end.is_some() && talk.qpn.value() > 0;
+        let acquaintances = if self.has.strangers { self.hosts.len() } else { 0 };
         let kept = self.hosts[host].desk.talks.values().filter(keeps).count();
         let bounds = [
             ("queue pairs", found.qps, qps),
@@ -43,6 +44,7 @@ impl World<'_> {
             ("in-flight lists", found.in_flight_lists, qps),
             ("reserved queue pair numbers", found.reserved_qpns, kept),
             ("responder resources", found.responder_resources, records),
+            ("acquaintances", found.acquaintances, acquaintances),
         ];
         for (what, count, most) in bounds {
             if count > most {
@@ -120,6 +122,8 @@ impl World<'_> {
             spare_in_flight_lists: left.spare_in_flight_lists,
             reorder_slots: left.spare_reorder_slots,
             spare_reorder_slots: left.spare_reorder_slots,
+            // Whom it asked is remembered.
+            acquaintances: left.acquaintances,
             ..Footprint::default()
         };
         let manager = engine.cm_footprint();

@@ -86,6 +86,9 @@ pub(crate) struct Features {
     pub(crate) faults: FaultClasses,
     pub(crate) policies: Policies,
     pub(crate) scarcity: Scarcity,
+    /// No program says what its peer is: engines recognise each other. A seed does not draw it, so
+    /// that what it did before stays as it is.
+    pub(crate) strangers: bool,
 }
 
 impl Features {
@@ -98,12 +101,14 @@ impl Features {
                 faults: FaultClasses::drawn(&mut random),
                 policies: Policies::drawn(&mut random),
                 scarcity: Scarcity::drawn(&mut random),
+                strangers: false,
             }
         } else {
             Self {
                 faults: FaultClasses::all(true),
                 policies: Policies::all(true),
                 scarcity: Scarcity::all(false),
+                strangers: false,
             }
         };
         if scarce {

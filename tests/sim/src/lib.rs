@@ -97,13 +97,19 @@ pub struct Options {
     /// Whether queue pairs wait for each other in any case: there are many of them, and receive
     /// queues and windows are small.
     pub scarce: bool,
+    /// Whether no program says what its peer is, and engines find out themselves.
+    pub strangers: bool,
 }
 
 /// The command line that runs it again.
 impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rocinante-sim --seed {} --steps {}", self.seed, self.steps)?;
-        let flags = [(self.swarm, " --swarm"), (self.scarce, " --scarce")];
+        let flags = [
+            (self.swarm, " --swarm"),
+            (self.scarce, " --scarce"),
+            (self.strangers, " --strangers"),
+        ];
         flags.into_iter().filter(|(on, _)| *on).try_for_each(|(_, flag)| f.write_str(flag))
     }
 }
@@ -117,6 +123,8 @@ pub struct Report {
     pub swarm: bool,
     /// As in [`Options`].
     pub scarce: bool,
+    /// As in [`Options`].
+    pub strangers: bool,
     /// Faults and policies that the run does not have, and kinds of scarcity.
     pub omitted: Vec<&'static str>,
     /// Events.
@@ -162,7 +170,8 @@ pub fn run(options: &Options) -> Report {
         ended: BTreeMap::new(),
         digest: Digest::new(options.seed),
     };
-    let features = Features::new(options.seed, options.swarm, options.scarce);
+    let mut features = Features::new(options.seed, options.swarm, options.scarce);
+    features.strangers = options.strangers;
     let mut random = Random::new(options.seed);
     let mut violation = None;
     let mut round = 0;
@@ -177,6 +186,7 @@ pub fn run(options: &Options) -> Report {
         seed: options.seed,
         swarm: options.swarm,
         scarce: options.scarce,
+        strangers: options.strangers,
         omitted: features.omitted(),
         steps: tally.steps,
         packets: tally.packets,

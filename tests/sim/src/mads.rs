@@ -3,6 +3,7 @@
 
 use rocinante_stack::cm::ConnId;
 use rocinante_stack::types::Qpn;
+use rocinante_stack::wire::MadHeader;
 use rocinante_stack::wire::cm::{CmMessage, CommId, RejReason, Rep, Req};
 use rocinante_stack::wire::mad::MAD_LEN;
 
@@ -45,10 +46,16 @@ pub(crate) fn is_mad(bytes: &[u8]) -> bool {
     bytes.get(5..8) == Some(&[0, 0, 1])
 }
 
+/// Whether a packet for QP1 is a question or an answer of recognition, damaged or not.
+fn is_introduction(bytes: &[u8]) -> bool {
+    bytes.get(HEADERS + 1).is_some_and(|class| *class != MadHeader::CLASS_CM)
+}
+
 impl World<'_> {
     /// The right effects of a packet, if it is for the connection manager.
     pub(crate) fn foresee(&mut self, packet: &Packet) -> Result<Option<Due>, String> {
-        if !is_mad(&packet.bytes) || self.hosts[packet.to].engine.is_none() {
+        let manages = is_mad(&packet.bytes) && !is_introduction(&packet.bytes);
+        if !manages || self.hosts[packet.to].engine.is_none() {
             return Ok(None);
         }
         let (at, from) = (packet.to, packet.from);

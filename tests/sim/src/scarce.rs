@@ -57,6 +57,7 @@ impl World<'_> {
         if !has.policies.selective_repeat {
             config.reorder_packets_max = 0;
         }
+        config.recognises = has.strangers;
         config
     }
 
@@ -75,7 +76,7 @@ impl World<'_> {
         let own = self.hosts[host].config.own_budget;
         let changes = self.has.scarcity.small_credit;
         match () {
-            () if !self.has.policies.budgets => Budget::STANDARD,
+            () if !self.has.policies.budgets || self.has.strangers => Budget::STANDARD,
             () if changes && self.random.one_in(2) => small_budget(&mut self.random),
             () => own,
         }

@@ -99,7 +99,9 @@ impl World<'_> {
         let soon = self.random.of(&[0, 0, 300, 3_000]);
         let soon = self.now + self.random.below(1 + soon);
         let host = &mut self.hosts[host];
-        let writes = |engine: &mut Engine| engine.cm().is_some_and(|cm| cm.wants_transmit());
+        let writes = |engine: &mut Engine| {
+            engine.has_introductions() || engine.cm().is_some_and(|cm| cm.wants_transmit())
+        };
         let wants = |engine: &mut Engine| engine.urgency() != Urgency::Idle || writes(engine);
         let wants = host.engine.as_mut().is_some_and(wants);
         if wants && host.tx_at.is_none() {
@@ -126,6 +128,8 @@ impl World<'_> {
         if stop == TxStop::SinkFull && written && engine.urgency() == Urgency::Idle {
             return Err(format!("host {at} forgets what the port had no room for"));
         }
+        // What has no room goes next time.
+        let _ = introduce(engine, &addrs, &mut sink);
         let bytes = sink.out.iter().map(|(_, packet)| packet.len()).sum();
         host.gathered.departed(engine, sink.out.len(), bytes);
         let again = match stop {
@@ -197,13 +201,29 @@ impl World<'_> {
     }
 }
 
+/// Sends questions and answers of recognition. Returns whether all had room.
+fn introduce(engine: &mut Engine, addrs: &[IpAddr], sink: &mut Sink) -> bool {
+    // A second shard has no QP1, and nobody who asks for it.
+    while engine.poll_stranger().is_some() {}
+    while let Some(transmit) = engine.poll_introduction() {
+        if !engine.send_mad(&transmit.mad, path_to(transmit.remote, addrs), sink) {
+            engine.put_back_introduction(transmit);
+            return false;
+        }
+    }
+    true
+}
+
+fn path_to(remote: IpAddr, addrs: &[IpAddr]) -> u32 {
+    let path = addrs.iter().position(|addr| *addr == remote);
+    #[allow(clippy::cast_possible_truncation)]
+    path.map_or(u32::MAX, |host| host as u32)
+}
+
 /// Sends the connection manager's messages. Returns whether all had room.
 fn write_mads(engine: &mut Engine, addrs: &[IpAddr], sink: &mut Sink) -> bool {
     while let Some(transmit) = engine.cm().and_then(|cm| cm.poll_transmit()) {
-        let path = addrs.iter().position(|addr| *addr == transmit.remote);
-        #[allow(clippy::cast_possible_truncation)]
-        let path = path.map_or(u32::MAX, |host| host as u32);
-        if !engine.send_mad(&transmit.mad, path, sink) {
+        if !engine.send_mad(&transmit.mad, path_to(transmit.remote, addrs), sink) {
             if let Some(cm) = engine.cm() {
                 cm.put_back(transmit);
             }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::types::Mtu;
+use rocinante_stack::wire::Introduction;
 use rocinante_stack::wire::icrc::Template;
 use rocinante_stack::{Budget, Engine, EngineConfig, PeerKind};
 
@@ -236,6 +237,9 @@ impl<'a> World<'a> {
         let mut engine = Engine::new(host.config);
         if manages {
             engine.start_cm(CmConfig { key, ..host.desk.config });
+        }
+        if manages && self.has.strangers {
+            engine.start_recognition([key[1], key[0]], introduction(&host.config));
         }
         host.engine = Some(engine);
         host.desk.boot += 1;
@@ -506,5 +510,17 @@ impl<'a> World<'a> {
     /// Whether a peer may have been silent for too long.
     pub(crate) fn may_time_out(&self) -> bool {
         matches!(self.stage, Stage::Storm | Stage::Heal)
+    }
+}
+
+/// What a host says of itself: the numbers of its second shard, if it has one, are not among those.
+fn introduction(config: &EngineConfig) -> Introduction {
+    Introduction {
+        bytes: config.own_budget.bytes,
+        datagrams: config.own_budget.datagrams,
+        queue: config.own_queue,
+        slots: SLOT + 1,
+        packet_ns: 250,
+        kib_ns: 150,
     }
 }

@@ -26,6 +26,9 @@ fn each_kind_of_object_is_as_documented() {
     let run = object(&["--seed", "7", "--steps", "3000", "--swarm", "--scarce"], 0);
     assert!(run["swarm"] == true && run["scarce"] == true);
     assert!(run["omitted"].as_array().is_some_and(|names| !names.is_empty()));
+    assert_eq!(run["strangers"], false);
+    let run = object(&["--seed", "7", "--steps", "3000", "--strangers"], 0);
+    assert_eq!(run["strangers"], true);
     let total = object(&["--for", "1s", "--seed", "7", "--steps", "3000"], 0);
     assert!(total["seeds"].as_u64() > Some(0));
     assert_eq!(object(&["--break", "nosuch"], 2)["error"]["kind"], "usage");

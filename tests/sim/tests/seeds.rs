@@ -12,6 +12,11 @@ fn passes(options: &Options) -> Report {
     report
 }
 
+/// No program says what its peer is, and engines find out while everything goes wrong.
+fn strangers(seed: u64, steps: u64) -> Options {
+    Options { strangers: true, ..usual(seed, steps) }
+}
+
 fn usual(seed: u64, steps: u64) -> Options {
     Options { seed, steps, ..Options::default() }
 }
@@ -52,6 +57,15 @@ fn queue_pairs_that_wait_for_each_other_all_end() {
     }
 }
 
+#[test]
+fn engines_that_recognise_each_other_lose_nothing() {
+    for seed in 1..=20 {
+        passes(&strangers(seed, 50_000));
+        passes(&Options { swarm: true, ..strangers(seed, 20_000) });
+    }
+    passes(&Options { scarce: true, ..strangers(1, 50_000) });
+}
+
 /// Other seeds each time; `ROCINANTE_SIM_SECONDS` sets the time.
 #[test]
 fn fresh_seeds_hold() {
@@ -84,7 +98,8 @@ fn time() -> Duration {
 
 #[test]
 fn the_same_seed_does_the_same() {
-    for options in [usual(7, 30_000), swarm(7, 30_000), scarce(7, 30_000)] {
+    let strangers = strangers(7, 30_000);
+    for options in [usual(7, 30_000), swarm(7, 30_000), scarce(7, 30_000), strangers] {
         let [first, second] = [passes(&options), passes(&options)];
         assert_eq!(first, second);
         assert_ne!(first.digest, passes(&Options { seed: 8, ..options }).digest);

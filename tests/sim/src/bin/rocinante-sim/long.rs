@@ -20,6 +20,7 @@ struct Total {
     seeds: u64,
     swarm: bool,
     scarce: bool,
+    strangers: bool,
     /// How many seeds omitted each fault, policy and kind of scarcity.
     omissions: BTreeMap<&'static str, u64>,
     seconds: f64,
@@ -40,8 +41,9 @@ struct Total {
 
 /// Simulates from `seed` on, or from a fresh seed.
 pub(super) fn run(seed: Option<u64>, options: &Options, time: Duration) -> ExitCode {
-    let Options { swarm, scarce, .. } = *options;
-    let mut total = Total { seed: seed.unwrap_or_else(fresh), swarm, scarce, ..Total::default() };
+    let Options { swarm, scarce, strangers, .. } = *options;
+    let seed = seed.unwrap_or_else(fresh);
+    let mut total = Total { seed, swarm, scarce, strangers, ..Total::default() };
     let start = Instant::now();
     let mut reported = start;
     while start.elapsed() < time {

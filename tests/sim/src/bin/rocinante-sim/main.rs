@@ -48,6 +48,9 @@ struct Args {
     /// windows of 1 to 3 packets
     #[arg(long)]
     scarce: bool,
+    /// Have no program say what its peer is: engines ask each other
+    #[arg(long)]
+    strangers: bool,
     /// Plant a bug in a copy of the engine, to see it found; "list" lists them
     #[arg(long = "break", value_name = "NAME")]
     bug: Option<String>,
@@ -106,8 +109,8 @@ fn main() -> ExitCode {
 
 impl Args {
     fn options(&self) -> Options {
-        let Self { steps, trace, swarm, scarce, .. } = *self;
-        Options { seed: self.seed.unwrap_or(FIRST), steps, trace, swarm, scarce }
+        let Self { steps, trace, swarm, scarce, strangers, .. } = *self;
+        Options { seed: self.seed.unwrap_or(FIRST), steps, trace, swarm, scarce, strangers }
     }
 }
 
@@ -150,8 +153,8 @@ fn simulate(args: &Args) -> Result<Line, String> {
     if broken::LOST.contains(&bug.as_str()) || !broken::plant(Some(bug)) {
         return Err(format!("no bug is called {bug}: rocinante-sim --break list lists them"));
     }
-    let Options { seed, steps, trace, swarm, scarce } = options;
-    let options = rocinante_sim_broken::Options { seed, steps, trace, swarm, scarce };
+    let Options { seed, steps, trace, swarm, scarce, strangers } = options;
+    let options = rocinante_sim_broken::Options { seed, steps, trace, swarm, scarce, strangers };
     let report = rocinante_sim_broken::run(&options);
     broken::plant(None);
     Ok(Line::Broken(report))
