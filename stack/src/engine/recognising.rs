@@ -39,8 +39,7 @@ impl Engine {
         self.shared.recognition.poll_transmit()
     }
 
-    /// Takes back what [`poll_introduction`](Self::poll_introduction) returned and there was no room
-    /// for.
+    /// Takes back what [`poll_introduction`](Self::poll_introduction) returned, for want of room.
     pub fn put_back_introduction(&mut self, transmit: Transmit) {
         self.shared.recognition.put_back(transmit);
     }
@@ -57,9 +56,8 @@ impl Engine {
         met.told.map(|told| Recognised { remote: to.remote, told })
     }
 
-    /// A peer that was recognised here, for all other engines to [`learn`](Self::learn). There are
-    /// some only if [`EngineConfig::sharers`](crate::EngineConfig::sharers) says that there are such
-    /// engines.
+    /// A peer that was recognised here, for all other engines to [`learn`](Self::learn); only if
+    /// [`EngineConfig::sharers`](crate::EngineConfig::sharers) says that there are others.
     pub fn poll_recognised(&mut self) -> Option<Recognised> {
         self.shared.recognition.poll_recognised()
     }

@@ -83,8 +83,8 @@ impl Controller for LossDelay {
         self.max
     }
 
-    /// A window that nothing has made smaller is as if it had begun so. One that a loss made smaller
-    /// says what the path carries, and grows from there.
+    /// A window that nothing has made smaller is as if it had begun so. One that a loss made
+    /// smaller says what the path carries, and grows from there.
     fn grow(&mut self, max: u32) {
         if max <= self.max {
             return;
