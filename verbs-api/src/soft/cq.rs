@@ -128,6 +128,7 @@ impl Cq {
     }
 
     pub(crate) fn resize(&self, depth: u32) -> Result<(), VerbsError> {
+        self.device.shards.send_waiting(self.shards.set.load(Ordering::Relaxed));
         self.shared.resize(depth as usize).map_err(|waiting| {
             VerbsError::Invalid(format!(
                 "{waiting} completions wait in the queue, and it would have room for {depth}: \

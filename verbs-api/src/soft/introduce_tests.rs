@@ -146,6 +146,30 @@ fn who_does_not_recognise_neither_asks_nor_answers() {
     assert_eq!(sides[0].kinds(), [Some(PeerKind::Standard)]);
 }
 
+/// Datagrams that wait for company have no completion yet; who makes a queue smaller hears of them.
+#[test]
+fn a_queue_becomes_no_smaller_than_what_was_posted_before() {
+    let net = SimNet::new(1);
+    let side = Side::new(device(&net, 1, true));
+    let qp = side.pd.qp(&side.cq, &side.cq).qp_type(QpType::Ud).qkey(QKEY).signal_all(true);
+    let qp = qp.build().unwrap().ready().unwrap();
+    let ah = side.pd.create_ah(&PeerPath::new(ip(2))).unwrap();
+    let to = Destination { ah: ah.id(), qpn: Qpn::new(5), qkey: QKEY };
+    for round in 0..50 {
+        for _ in 0..6 {
+            let wr = SendWr::new(SendOp::SendTo { to, imm: None }, SendData::Inline(b"x"));
+            qp.post_send(&[wr]).unwrap();
+        }
+        assert!(side.cq.resize(5).is_err(), "round {round}");
+        side.cq.resize(6).unwrap();
+        let mut done = 0;
+        while side.cq.poll_one().unwrap().is_some() {
+            done += 1;
+        }
+        assert_eq!(done, 6, "round {round}");
+    }
+}
+
 #[test]
 fn the_receiver_of_datagrams_is_recognised() {
     let net = SimNet::new(1);

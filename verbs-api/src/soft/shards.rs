@@ -158,6 +158,16 @@ impl Shards {
         self.of(set).for_each(|core| core.drive());
     }
 
+    /// Sends what was posted on the shards of a set and waits there for more, so that completions of
+    /// what needs no answer are in their queues.
+    pub(super) fn send_waiting(&self, set: u64) {
+        for core in self.of(set) {
+            let mut shard = core.hold();
+            shard.take_staged();
+            shard.send_waiting();
+        }
+    }
+
     /// Drives the shards of a set for a task that sleeps if it finds nothing.
     pub(super) fn drive_for_task(&self, set: u64) {
         self.of(set).for_each(|core| core.drive_for_task());
