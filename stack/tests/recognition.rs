@@ -541,9 +541,9 @@ fn whoever_learns_when_nothing_is_lost() {
         let messages = 12;
         let bytes = pattern(256 << 10, 7);
         let mut expected = [vec![0; 1 << 20], vec![0; 1 << 20]];
-        for at in 0..2 {
-            expected[at][..bytes.len()].copy_from_slice(&bytes);
-            pair.ends[at].host.arena[..bytes.len()].copy_from_slice(&bytes);
+        for (expected, end) in expected.iter_mut().zip(&mut pair.ends) {
+            expected[..bytes.len()].copy_from_slice(&bytes);
+            end.host.arena[..bytes.len()].copy_from_slice(&bytes);
         }
         for at in 0..2 {
             for id in 0..messages {
