@@ -20,6 +20,7 @@ pub mod fuzzing;
 mod group_tests;
 mod headers;
 mod iface;
+mod inherited;
 mod loopback;
 mod names;
 mod packet;
@@ -42,6 +43,7 @@ mod steering;
 #[cfg(test)]
 mod testns;
 mod udp;
+mod watch;
 mod xdp;
 
 pub use any::AnyPort;
@@ -57,4 +59,5 @@ pub use port::{
     Runs, RxBudget, RxDatagram, RxIpId, TxFailure, TxSlot,
 };
 pub use udp::{UdpPort, holder};
+pub use watch::InterfaceWatch;
 pub use xdp::XdpPort;

@@ -27,6 +27,7 @@ use crate::config::PortConfig;
 use crate::error::OpenError;
 use crate::fd::socket_family;
 use crate::iface::Interface;
+use crate::inherited;
 use crate::port::Backend;
 use crate::xdp::{Mapped, check_memory};
 
@@ -195,6 +196,8 @@ pub struct Fds(std::vec::IntoIter<OwnedFd>);
 
 impl Fds {
     pub(crate) fn new(fds: Vec<OwnedFd>) -> Self {
+        // They may be another process's.
+        let fds: Vec<OwnedFd> = fds.into_iter().map(inherited::noted).collect();
         Self(fds.into_iter())
     }
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::sides::{ip, on_each, open, open_shards, sides};
-use crate::testns::{NetNs, Pair, arrives};
+use crate::testns::{NetNs, Pair, arrives, needs};
 use crate::{AnyPort, Backend, PathId, PathSpec, Port, RxDatagram, fd};
 
 const A: [&str; 2] = ["10.9.0.1", "fd09::1"];
@@ -254,7 +254,53 @@ fn the_longest_datagram_reaches_itself(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
+/// A path without a hop limit has that of its route, and one with a limit keeps it.
+fn the_hop_limit_is_the_routes(backend: Backend) -> Result<(), String> {
+    needs(&["nft"]).map_err(|e| e.to_string())?;
+    let pair = Pair::new().map_err(|e| e.to_string())?;
+    pair.a.sh("echo 61 > /proc/sys/net/ipv4/ip_default_ttl
+               echo 62 > /proc/sys/net/ipv6/conf/v0/hop_limit");
+    know(&pair, true);
+    let mut a = open(&pair.a, backend, &A).map_err(|e| e.to_string())?;
+    pair.b.sh("nft add table inet t
+               nft add chain inet t c '{ type filter hook prerouting priority -400; }'");
+    for limit in ["ip ttl 61", "ip6 hoplimit 62", "ip ttl 7", "ip6 hoplimit 8", "ip ttl 33"] {
+        pair.b.sh(&format!("nft add rule inet t c {limit} udp dport 4791 counter"));
+    }
+    let mut send = |local, remote, ttl| {
+        let (local, remote) = (ip(local), ip(remote));
+        let spec = PathSpec { local, remote, src_port: 0xc0de, tos: 0, ttl, flow_label: 0 };
+        let path = pair.a.run(|| a.add_path(&spec)).expect("a path").id;
+        commit(&mut a, path, 1, 100, 1);
+        a.flush(|failure| panic!("{failure:?}"));
+        a.remove_path(path);
+    };
+    send(A[0], B[0], 0);
+    send(A[1], B[1], 0);
+    pair.a.sh("ip route add 10.9.0.2/32 dev v0 hoplimit 7
+               ip route add fd09::2/128 dev v0 hoplimit 8");
+    // What was known of these ways is known for a moment.
+    std::thread::sleep(Duration::from_millis(1100));
+    send(A[0], B[0], 0);
+    send(A[1], B[1], 0);
+    send(A[0], B[0], 33);
+    let counts = || {
+        let listing = pair.b.sh("nft list chain inet t c");
+        let packets = |line: &str| line.split_once("packets ")?.1.split(' ').next()?.parse().ok();
+        listing.lines().filter_map(packets).collect::<Vec<u32>>()
+    };
+    let end = Instant::now() + Duration::from_secs(5);
+    while counts() != [1; 5] && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(counts(), [1; 5]);
+    Ok(())
+}
+
 on_each! { "path_tests":
+    the_hop_limit_is_the_routes_on_udp: the_hop_limit_is_the_routes, Udp;
+    the_hop_limit_is_the_routes_on_packet: the_hop_limit_is_the_routes, Packet;
+    the_hop_limit_is_the_routes_on_afxdp: the_hop_limit_is_the_routes, Xdp;
     the_longest_datagram_reaches_itself_on_packet: the_longest_datagram_reaches_itself, Packet;
     the_longest_datagram_reaches_itself_on_afxdp: the_longest_datagram_reaches_itself, Xdp;
     what_fails_is_told_of_no_other_on_udp: what_fails_of_a_removed_path_is_told_of_no_other, Udp;

@@ -143,7 +143,8 @@ pub struct PathSpec {
     pub src_port: u16,
     /// IPv4 TOS or IPv6 traffic class byte: DSCP in the upper six bits, ECN in the lower two.
     pub tos: u8,
-    /// IPv4 TTL or IPv6 hop limit.
+    /// IPv4 TTL or IPv6 hop limit; 0 for that of the route when the path is added, which is the
+    /// interface's or the namespace's if the route has none, and 1 for a group.
     pub ttl: u8,
     /// IPv6 flow label (20 bits); ignored for IPv4.
     pub flow_label: u32,

@@ -81,7 +81,9 @@ pub struct PathTable {
     /// Unused ids: their entries are `None`.
     free: Vec<PathId>,
     /// Recent route lookups: from, to, TOS.
-    recent: Recent<(IpAddr, IpAddr, u8), (Target, Option<Neighbour>)>,
+    recent: Recent<(IpAddr, IpAddr, u8), (Target, Option<Neighbour>, u8)>,
+    /// TTL and hop limit of routes that have none.
+    hop_limits: HopLimits,
     /// Paths with a burst in the guard only to have the neighbour checked.
     checking: Vec<PathId>,
     /// Paths that change their way when the kernel has taken their earlier frames.
@@ -113,6 +115,7 @@ impl PathTable {
             interface_due: true,
             changes: false,
             rtnl: Rtnl::open()?,
+            hop_limits: HopLimits::of(&iface.name),
             entries: Vec::new(),
             free: Vec::new(),
             recent: Recent::default(),
@@ -133,7 +136,12 @@ impl PathTable {
     /// A local address that is not the port's, mixed families, no route, a route through another
     /// interface, a broadcast address, or an error of the guard.
     pub fn add(&mut self, spec: &PathSpec, guard: &mut impl Port) -> io::Result<Path> {
-        let (target, neighbour) = self.way(spec)?;
+        let (target, neighbour, hop_limit) = self.way(spec)?;
+        let mut spec = *spec;
+        if spec.ttl == 0 && target != Target::Group {
+            spec.ttl = hop_limit;
+        }
+        let spec = &spec;
         let (guard, src_port) = if target == Target::Own {
             (None, spec.src_port)
         } else {
@@ -394,7 +402,7 @@ impl PathTable {
         if rerouted || entry.route_refreshes >= ROUTE_REFRESHES || entry.target == Target::Nowhere {
             entry.route_refreshes = 0;
             entry.target = match self.target(&entry.spec) {
-                Ok(target) if target != Target::Own => target,
+                Ok((target, _)) if target != Target::Own => target,
                 _ => Target::Nowhere,
             };
         }
@@ -428,12 +436,12 @@ impl PathTable {
 
     /// Where the kernel would send a datagram of this path, and its neighbour entry. If the second
     /// lookup fails, the path starts with the guard, and `maintain` asks again.
-    fn way(&mut self, spec: &PathSpec) -> io::Result<(Target, Option<Neighbour>)> {
+    fn way(&mut self, spec: &PathSpec) -> io::Result<(Target, Option<Neighbour>, u8)> {
         let (now, question) = (Instant::now(), (spec.local, spec.remote, spec.tos));
         if let Some(known) = self.recent.get(now, &question) {
             return Ok(*known);
         }
-        let target = self.target(spec)?;
+        let (target, hop_limit) = self.target(spec)?;
         let mut neighbour = self.neighbour_of(target).unwrap_or(None);
         if let (Target::Neighbour(address), false) = (target, is_usable(neighbour)) {
             // Datagrams that wait in the kernel for resolution are overtaken by those sent after
@@ -443,13 +451,14 @@ impl PathTable {
             neighbour = solicited.and_then(|()| self.neighbour_of(target)).unwrap_or(None);
         }
         if is_usable(neighbour) {
-            self.recent.put(now, question, (target, neighbour));
+            self.recent.put(now, question, (target, neighbour, hop_limit));
         }
-        Ok((target, neighbour))
+        Ok((target, neighbour, hop_limit))
     }
 
-    /// Where the kernel would send a datagram of this path.
-    fn target(&mut self, spec: &PathSpec) -> io::Result<Target> {
+    /// Where the kernel would send a datagram of this path, and with which TTL or hop limit.
+    fn target(&mut self, spec: &PathSpec) -> io::Result<(Target, u8)> {
+        let default = self.hop_limits.of_family(spec.remote);
         if !self.addresses.contains(&spec.local) {
             return Err(not_an_address_of_the_port(spec));
         }
@@ -457,10 +466,10 @@ impl PathTable {
             return Err(two_families(spec));
         }
         if self.addresses.contains(&spec.remote) {
-            return Ok(Target::Own);
+            return Ok((Target::Own, default));
         }
         if spec.remote.is_multicast() {
-            return Ok(Target::Group);
+            return Ok((Target::Group, default));
         }
         let route = self.rtnl.route(&RouteQuery {
             destination: spec.remote,
@@ -469,7 +478,7 @@ impl PathTable {
             tos: spec.tos,
             src_port: spec.src_port,
         })?;
-        self.target_of(spec.remote, &route)
+        Ok((self.target_of(spec.remote, &route)?, route.hop_limit.unwrap_or(default)))
     }
 
     fn target_of(&self, remote: IpAddr, route: &Route) -> io::Result<Target> {
@@ -492,6 +501,32 @@ impl PathTable {
             )),
             RouteKind::Unicast => Ok(Target::Neighbour(route.gateway.unwrap_or(remote))),
         }
+    }
+}
+
+/// TTL and hop limit of datagrams whose route has none, as they were when the port was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct HopLimits {
+    v4: u8,
+    v6: u8,
+}
+
+impl HopLimits {
+    /// Those of an interface of the calling thread's network namespace; 64, as Linux begins with,
+    /// where `/proc` does not say.
+    fn of(name: &str) -> Self {
+        let read = |path: String| {
+            let text = std::fs::read_to_string(path).ok()?;
+            text.trim().parse().ok().filter(|limit| *limit > 0)
+        };
+        Self {
+            v4: read("/proc/sys/net/ipv4/ip_default_ttl".into()).unwrap_or(64),
+            v6: read(format!("/proc/sys/net/ipv6/conf/{name}/hop_limit")).unwrap_or(64),
+        }
+    }
+
+    fn of_family(self, remote: IpAddr) -> u8 {
+        if remote.is_ipv4() { self.v4 } else { self.v6 }
     }
 }
 

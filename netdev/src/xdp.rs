@@ -32,6 +32,12 @@ use crate::frame::{FrameIo, FramePort, State};
 use crate::headers::{Frame, parse_frame};
 use crate::port::{PathId, PortStats, RxDatagram, RxIpId, TxFailure, TxSlot};
 use crate::resolve::{Hop, PathTable, Sent};
+/// A descriptor of bpf(2).
+#[cfg(test)]
+pub(crate) fn test_map() -> std::io::Result<std::os::fd::OwnedFd> {
+    bpf::Map::hash("test", 4, 1)?.as_fd().try_clone_to_owned()
+}
+
 pub(crate) use open::{Mapped, check_memory};
 use prog::OwnAddresses;
 use retry::Retry;

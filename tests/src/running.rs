@@ -117,7 +117,7 @@ impl Running {
     /// # Panics
     /// As [`says`](Self::says).
     #[track_caller]
-    pub fn hears(&mut self, what: &str, suits: impl Fn(&str) -> bool) {
+    pub fn hears(&mut self, what: &str, mut suits: impl FnMut(&str) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -1,16 +1,22 @@
 //! A process opens a device as often as it likes. Each context has its own objects and its own
 //! asynchronous events.
 
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::task::{self, Poll, Wake, Waker};
 use std::time::Duration;
 
 use rocinante::device::Limits;
-use rocinante::verbs::{AsyncEvent, QpEvent, QpState, SendOp};
-use rocinante::{Access, Context, Cq, OpenOptions, Pd, VerbsError, WcStatus};
+use rocinante::verbs::{AsyncEvent, PeerPath, QpEvent, QpState, SendOp};
+use rocinante::{Access, Context, Cq, OpenOptions, Pd, PreparedContext, VerbsError, WcStatus};
 use rocinante_node::{Lab, LabConfig};
 use rocinante_tests::harness::{Backend, Harness, Setup, Side, next, wait_until, wr};
 use rocinante_tests::oracles::Oracle;
-use rocinante_tests::{on_each_backend, require_backend};
+use rocinante_tests::{on_each_backend, require_backend, require_lab};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 on_each_backend!(
     contexts_have_their_own_objects_and_events,
@@ -167,6 +173,152 @@ fn options_of_a_device_that_is_open_must_suit(backend: Backend) {
     }
 }
 
+struct Task(Sender<()>);
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        let _ = self.0.send(());
+    }
+}
+
+/// What a context says of its port, open or not.
+trait Port {
+    fn event(&self) -> Option<AsyncEvent>;
+    fn table(&self) -> Vec<Option<IpAddr>>;
+    fn fd(&self) -> BorrowedFd<'_>;
+}
+
+macro_rules! port {
+    ($type:ty) => {
+        impl Port for $type {
+            fn event(&self) -> Option<AsyncEvent> {
+                self.poll_async_event()
+            }
+
+            fn table(&self) -> Vec<Option<IpAddr>> {
+                self.gid_table()
+            }
+
+            fn fd(&self) -> BorrowedFd<'_> {
+                self.async_fd()
+            }
+        }
+    };
+}
+
+port!(PreparedContext);
+port!(Context);
+
+fn is_readable(port: &dyn Port) -> bool {
+    let fd = port.fd();
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+}
+
+/// Each context is told of what happens to the port, whether it has opened something or not, and
+/// nothing runs for that. The indices of the table stay.
+#[test]
+fn each_context_is_told_of_its_port_and_its_gids_keep_their_indices() {
+    use AsyncEvent::{DeviceFatal, GidChange, PortActive, PortErr};
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let container = lab.container(0);
+    let within = |work: &(dyn Fn() -> Result<Context, VerbsError> + Sync)| {
+        container.netns().run(work).unwrap().unwrap()
+    };
+    let ip = |words: &str| {
+        let output = container.output(Command::new("ip").args(words.split(' '))).unwrap();
+        assert!(output.status.success(), "ip {words}: {output:?}");
+    };
+    let udp = || OpenOptions::new().netdev(Backend::Udp);
+    let prepare = || container.netns().run(|| udp().prepare_interface("eth0")).unwrap().unwrap();
+    let own = IpAddr::from(container.ipv4());
+    let address = |net: u8| IpAddr::from([10, 99, net, 1]);
+    let peer = IpAddr::from(lab.container(1).ipv4());
+    // IPv6 addresses come and go with the link.
+    ip("addr flush dev eth0 scope link");
+    ip("link set eth0 addrgenmode none");
+    ip("-6 addr flush dev eth0");
+    ip("address add 10.99.1.1/24 dev eth0");
+    ip("address add 10.99.2.1/24 dev eth0");
+    let (prepared, whole) = (prepare(), within(&|| udp().open_interface("eth0")));
+    let some = container.netns().run(|| udp().prepare(address(1))).unwrap().unwrap();
+    let all: [&dyn Port; 3] = [&prepared, &whole, &some];
+    let first = [Some(own), Some(address(1)), Some(address(2))];
+    assert_eq!((prepared.table(), whole.table()), (first.to_vec(), first.to_vec()));
+    let told = |port: &dyn Port| {
+        let events: Vec<AsyncEvent> = std::iter::from_fn(|| port.event()).collect();
+        assert!(!is_readable(port));
+        events
+    };
+    assert_eq!(all.map(told), [vec![], vec![], vec![]]);
+    let change = |words: &str, expected: [&[AsyncEvent]; 3]| {
+        ip(words);
+        for (port, expected) in all.into_iter().zip(expected) {
+            wait_until("the kernel says so", || is_readable(port) || expected.is_empty());
+            assert_eq!(told(port), expected, "after `ip {words}`");
+        }
+    };
+    change("link set eth0 down", [&[PortErr]; 3]);
+    change("link set eth0 up", [&[PortActive]; 3]);
+    change("address del 10.99.1.1/24 dev eth0", [&[GidChange]; 3]);
+    let hole = vec![Some(own), None, Some(address(2))];
+    assert_eq!((prepared.table(), whole.table(), some.table()), (hole.clone(), hole, vec![None]));
+    change("address add 10.99.3.1/24 dev eth0", [&[GidChange], &[GidChange], &[]]);
+    change("address add 10.99.1.1/24 dev eth0", [&[GidChange]; 3]);
+    let moved = vec![Some(own), Some(address(3)), Some(address(2)), Some(address(1))];
+    assert_eq!(whole.table(), moved);
+    assert_eq!((prepared.table(), some.table()), (moved, vec![Some(address(1))]));
+
+    // An address that the open device did not have: it says so, and the others work.
+    let pd = whole.alloc_pd();
+    let to = |index| pd.create_ah(&PeerPath::new(peer).sgid_index(index)).map(drop);
+    let error = to(1).unwrap_err().to_string();
+    assert!(error.contains("has 10.99.3.1 since it was opened"), "{error}");
+    to(2).unwrap();
+    to(3).unwrap();
+    ip("address del 10.99.2.1/24 dev eth0");
+    assert!(to(2).unwrap_err().to_string().contains("index 2 is a hole"));
+    assert!(to(4).unwrap_err().to_string().contains("no GID index 4"));
+    assert!(all.map(told).iter().take(2).all(|events| events == &[GidChange]));
+    // A further context of the interface with all its addresses joins the open device.
+    let joined = within(&|| udp().open_interface("eth0"));
+    assert_eq!(joined.gids(), whole.gids());
+    assert_eq!(joined.gid_table(), [Some(own), Some(address(3)), Some(address(1))]);
+
+    // A task that waits is woken, and so is one that waits again.
+    let (sender, woken) = channel();
+    let waker = Waker::from(Arc::new(Task(sender)));
+    let poll = || joined.poll_event(&mut task::Context::from_waker(&waker));
+    for (words, expected) in [("down", PortErr), ("up", PortActive)] {
+        assert!(poll().is_pending());
+        ip(&format!("link set eth0 {words}"));
+        woken.recv_timeout(Duration::from_secs(30)).unwrap();
+        let Poll::Ready(event) = poll() else { panic!("woken for nothing") };
+        assert_eq!(event.unwrap(), expected);
+    }
+    drop(joined);
+    // What was undone before they looked was no change.
+    assert_eq!(all.map(|port| port.event()), [None; 3]);
+
+    // What was prepared opens what there is now.
+    drop((pd, whole));
+    let ctx = container.netns().run(|| prepared.open()).unwrap().unwrap();
+    assert_eq!(told(&ctx), []);
+    assert_eq!(ctx.gid_table(), [Some(own), Some(address(3)), None, Some(address(1))]);
+    ctx.alloc_pd().create_ah(&PeerPath::new(peer).sgid_index(1)).unwrap();
+
+    // The interface goes: that is told once.
+    ip("link delete eth0");
+    for port in [&ctx as &dyn Port, &some] {
+        wait_until("the kernel says so", || is_readable(port));
+        let events = told(port);
+        assert_eq!(events.iter().filter(|event| **event == DeviceFatal).count(), 1, "{events:?}");
+        assert_eq!(events.last(), Some(&DeviceFatal));
+        assert!(port.table().iter().all(Option::is_none));
+    }
+}
+
 /// UDP sockets outlive the interface.
 macro_rules! the_interface_goes {
     ($($name:ident: $backend:ident),+) => {$(
@@ -191,11 +343,11 @@ fn all_contexts_learn_that_the_interface_is_gone(backend: Backend) {
     container.output(Command::new("ip").args(["link", "delete", "eth0"])).unwrap();
     for ctx in [&a.ctx, &other.ctx] {
         let mut events = Vec::new();
-        wait_until("the event of the device", || {
+        // It may be seen down before it is gone.
+        wait_until("the loss of the interface", || {
             events.extend(ctx.poll_async_event());
-            !events.is_empty()
+            events.last() == Some(&AsyncEvent::DeviceFatal)
         });
-        assert_eq!(events, [AsyncEvent::DeviceFatal]);
     }
     assert!(matches!(idle.wait(Some(Duration::from_secs(30))), Err(VerbsError::Io(_))));
 }

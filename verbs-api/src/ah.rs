@@ -1,5 +1,7 @@
 //! Address handles: destinations of datagrams.
 
+use std::net::IpAddr;
+
 use rocinante_stack::grh_addresses;
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{AhId, Destination};
@@ -53,7 +55,7 @@ impl Pd {
     /// [`VerbsError::Invalid`] if there is no such index, [`VerbsError::Path`] if there is no path,
     /// [`VerbsError::Limit`] if there are too many.
     pub fn create_ah(&self, path: &PeerPath) -> Result<Ah, VerbsError> {
-        let local = path.local(self.device().gids())?;
+        let local = self.device().local(path.sgid_index)?;
         if local.is_ipv4() != path.remote.is_ipv4() {
             let why = std::io::Error::from(std::io::ErrorKind::InvalidInput);
             return Err(VerbsError::Path(why));
@@ -78,12 +80,11 @@ impl Pd {
             let why = "the receive does not begin with the header of a datagram";
             return Err(VerbsError::Invalid(why.into()));
         };
-        let gids = self.device().gids();
+        let gids = self.device().gid_table();
         // The answer to a datagram to a group leaves from the first address of its family.
-        let found = gids
-            .iter()
-            .position(|gid| *gid == local)
-            .or_else(|| gids.iter().position(|gid| gid.is_ipv4() == local.is_ipv4()));
+        let place = |is: &dyn Fn(IpAddr) -> bool| gids.iter().position(|gid| gid.is_some_and(is));
+        let found =
+            place(&|gid| gid == local).or_else(|| place(&|gid| gid.is_ipv4() == local.is_ipv4()));
         self.create_ah(&PeerPath::new(remote).sgid_index(found.unwrap_or(0)))
     }
 }

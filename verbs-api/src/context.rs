@@ -69,10 +69,20 @@ impl Context {
     }
 
     /// Its addresses, IPv4 first: the GID table of port 1 (`ibv_query_gid(3)`). An IPv4 address
-    /// stands for its IPv4-mapped GID.
+    /// stands for its IPv4-mapped GID. They are those that the device was opened with, each at its
+    /// index; [`gid_table`](Self::gid_table) says what became of them.
     #[must_use]
     pub fn gids(&self) -> &[IpAddr] {
         self.device.gids()
+    }
+
+    /// The GID table as it is now. An address keeps its index until it is removed, which leaves a
+    /// hole, `None`. An address that is added takes the first hole, or else the end; a device in
+    /// software that is open already does not send from there: it must be opened anew. The table
+    /// of a device of the kernel is that of when it was opened.
+    #[must_use]
+    pub fn gid_table(&self) -> Vec<Option<IpAddr>> {
+        self.device.gid_table()
     }
 
     /// What the device can do (`ibv_query_device(3)`, `ibv_query_port(3)`).

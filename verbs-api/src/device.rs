@@ -18,6 +18,8 @@ pub use crate::model::device::{
     Atomics, DeviceAttr, HardwareAttr, Limits, MwSupport, OptionalOperations, Provider,
 };
 pub use crate::model::error::HardwareError;
+use crate::model::error::VerbsError;
+use crate::model::qp::gid_at;
 pub use crate::open::{DEVICE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE};
 use crate::provider::manager::Manager;
 use crate::{kernel, soft};
@@ -83,6 +85,21 @@ impl Device {
         match self {
             Self::Soft(device) => &device.gids,
             Self::Kernel(device) => &device.gids,
+        }
+    }
+
+    pub(crate) fn gid_table(&self) -> Vec<Option<IpAddr>> {
+        match self {
+            Self::Soft(device) => device.gid_table(),
+            Self::Kernel(device) => device.gids.iter().copied().map(Some).collect(),
+        }
+    }
+
+    /// The address that packets leave from, by its index.
+    pub(crate) fn local(&self, sgid_index: usize) -> Result<IpAddr, VerbsError> {
+        match self {
+            Self::Soft(device) => device.local(sgid_index),
+            Self::Kernel(device) => gid_at(&device.gids, sgid_index),
         }
     }
 

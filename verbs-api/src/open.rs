@@ -271,7 +271,7 @@ impl OpenOptions {
         let iface = Interface::by_name(name)
             .map_err(|_| VerbsError::NoDevice(format!("the name {name:?}")))?;
         let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(address, _)| *address).collect();
-        self.prepare_addresses(&iface, &addresses)
+        self.prepare_addresses(&iface, &addresses, true)
     }
 
     fn prepare_named(
@@ -286,7 +286,7 @@ impl OpenOptions {
             None => Interface::by_address(address)
                 .map_err(|_| VerbsError::NoDevice(format!("the address {address}")))?,
         };
-        self.prepare_addresses(&iface, &[address])
+        self.prepare_addresses(&iface, &[address], false)
     }
 
     fn wanted(&self) -> Result<Option<String>, VerbsError> {
@@ -382,6 +382,7 @@ impl OpenOptions {
         self,
         iface: &Interface,
         addresses: &[IpAddr],
+        are_all: bool,
     ) -> Result<PreparedContext, VerbsError> {
         if let Some(times) = self.cm_retries.filter(|times| *times > 15) {
             let why = format!("the connection manager repeats itself 0 to 15 times, not {times}");
@@ -393,13 +394,13 @@ impl OpenOptions {
             let why = "several shards need their background threads: leave them, or open one shard";
             return Err(VerbsError::Invalid(why.into()));
         }
-        PreparedContext::new(self, (backend, shards), iface, addresses)
+        PreparedContext::new(self, (backend, shards), iface, (addresses, are_all))
     }
 
     fn start(
         &self,
         iface: &Interface,
-        addresses: &[IpAddr],
+        (addresses, are_all): (&[IpAddr], bool),
         (backend, shards): (Option<Backend>, Option<usize>),
         events: Arc<soft::Inbox>,
     ) -> Result<Context, VerbsError> {
@@ -409,7 +410,7 @@ impl OpenOptions {
                 auto::choose_shards(iface, addresses, backend, &self.port, shards)?;
             soft::Hca::start(&self.settings(), &iface.name, ports, choice.to_string(), claim)
         };
-        let key = soft::Key::new(iface.index, addresses);
+        let key = soft::Key::new(iface.index, addresses, are_all);
         let hca = soft::open(key, |device| self.suit(device, backend, shards), start)?;
         Ok(context(hca, events))
     }

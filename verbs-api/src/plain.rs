@@ -29,6 +29,7 @@ use crate::model::error::VerbsError;
 use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
 pub use crate::mr::Advice;
 use crate::provider::memory::Range;
+use crate::provider::wake;
 use crate::soft;
 
 /// The device in software of a context.
@@ -107,7 +108,11 @@ impl Pd {
         soft::Window::alloc(&self.0, mw_type).map(Mw)
     }
 
-    pub fn create_ah(&self, local: IpAddr, path: &PeerPath) -> Result<Ah, VerbsError> {
+    pub fn create_ah(&self, path: &PeerPath) -> Result<Ah, VerbsError> {
+        let local = self.0.device().local(path.sgid_index)?;
+        if local.is_ipv4() != path.remote.is_ipv4() {
+            return Err(VerbsError::Path(io::ErrorKind::InvalidInput.into()));
+        }
         soft::Ah::create(&self.0, local, path).map(Ah)
     }
 
@@ -187,10 +192,12 @@ impl Channel {
         self.0.try_event().map(|cq| cq.id().0)
     }
 
-    /// Sleeps until there is an event or until `until`, and drives the device. A signal may end it
-    /// early.
-    pub fn wait(&self, until: Option<Instant>) {
+    /// Sleeps until there is an event or until `until`, and drives the device. It may end early.
+    /// Returns whether a signal has interrupted it.
+    pub fn wait(&self, until: Option<Instant>) -> bool {
+        wake::take_interrupted();
         self.0.wait(until);
+        wake::take_interrupted()
     }
 
     #[must_use]

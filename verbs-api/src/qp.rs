@@ -3,8 +3,10 @@
 mod builder;
 mod groups;
 
+use std::net::IpAddr;
 use std::sync::Weak;
 
+use parking_lot::Mutex;
 use rocinante_stack::mem::Access;
 use rocinante_stack::stats::LimitsHit;
 use rocinante_stack::stats::QpCounters;
@@ -31,6 +33,9 @@ use crate::{kernel, soft};
 pub struct Qp {
     pub(crate) kind: QpKind,
     sgid_index: usize,
+    /// The address at that index.
+    local: IpAddr,
+    path: Mutex<Option<PeerPath>>,
     psn: Psn,
     qp_type: QpType,
     peers: Peers,
@@ -99,7 +104,7 @@ impl Qp {
         let device = self.pd.device();
         let (budget, queue) = device.advertised();
         Endpoint {
-            address: device.gids()[self.sgid_index],
+            address: self.local,
             qpn: self.qpn(),
             psn: self.psn,
             mtu: device.active_mtu(),
@@ -121,6 +126,9 @@ impl Qp {
             QpKind::Soft(qp) => qp.modify(change),
             QpKind::Kernel(qp) => qp.modify(change),
         }?;
+        if change.path.is_some() || change.attr.state == Some(QpState::Reset) {
+            *self.path.lock() = change.path;
+        }
         trace::state(self.qpn(), change.attr.state);
         Ok(())
     }
@@ -225,6 +233,12 @@ impl Qp {
             QpKind::Soft(qp) => qp.query(),
             QpKind::Kernel(qp) => qp.query(),
         }
+    }
+
+    /// The path to the peer, as it was set (`IBV_QP_AV`); `None` before that, and in RESET.
+    #[must_use]
+    pub fn path(&self) -> Option<PeerPath> {
+        *self.path.lock()
     }
 
     /// What it sent and received since it was made; `None` for a device of the kernel (`rdma

@@ -7,12 +7,11 @@ use std::net::IpAddr;
 use rocinante::plain;
 
 use super::border::{Outcome, minus, pointer, status};
-use super::context::{self, refused};
+use super::context::{self, Shared, refused};
 use super::object::{Object, Private};
 use super::pd::Domain;
 use crate::abi;
 use crate::convert;
-use crate::devices::Found;
 
 /// What is ours of an address handle.
 struct Handle {
@@ -37,14 +36,11 @@ pub(super) unsafe extern "C" fn create_ah(
 /// As [`Object::of`].
 unsafe fn create(pd: *mut abi::Pd, attr: &abi::AhAttr) -> Outcome<*mut abi::Ah> {
     // SAFETY: the program's domain, and its context.
-    let (domain, context, shared) =
-        unsafe { (Domain::of(pd)?, (*pd).context, context::of((*pd).context)?) };
+    let (domain, context) = unsafe { (Domain::of(pd)?, (*pd).context) };
+    // SAFETY: as above.
+    unsafe { context::of(context)? }.is_own()?;
     let path = convert::path(attr).ok_or(libc::EINVAL)?;
-    let local = shared.found.gid(path.sgid_index).ok_or(libc::EINVAL)?;
-    if local.is_ipv4() != path.remote.is_ipv4() {
-        return Err(libc::EINVAL);
-    }
-    let ah = domain.pd()?.create_ah(local, &path).map_err(refused("ibv_create_ah"))?;
+    let ah = domain.pd()?.create_ah(&path).map_err(refused("ibv_create_ah"))?;
     domain.add_user();
     // Posting reads the handle from here.
     let public = abi::Ah { context, pd, handle: ah.id().0 };
@@ -78,7 +74,7 @@ pub(super) unsafe fn number(ah: *mut abi::Ah) -> Outcome<u32> {
 }
 
 /// The way back to the sender of a datagram.
-fn answer(found: &Found, port: u8, wc: &abi::Wc, grh: &[u8; 40]) -> Outcome<abi::AhAttr> {
+fn answer(shared: &Shared, port: u8, wc: &abi::Wc, grh: &[u8; 40]) -> Outcome<abi::AhAttr> {
     /// `IBV_WC_GRH`.
     const GRH: u32 = 1;
     if port != 1 || wc.wc_flags & GRH == 0 {
@@ -86,7 +82,8 @@ fn answer(found: &Found, port: u8, wc: &abi::Wc, grh: &[u8; 40]) -> Outcome<abi:
     }
     let (remote, local) = plain::grh_addresses(grh).ok_or(libc::EINVAL)?;
     // The answer to a datagram to a group leaves from the first address of its family.
-    let place = |is: &dyn Fn(IpAddr) -> bool| found.gids().position(is);
+    let gids = shared.gids()?;
+    let place = |is: &dyn Fn(IpAddr) -> bool| gids.iter().position(|gid| gid.is_some_and(is));
     let sgid_index = place(&|gid| gid == local)
         .or_else(|| place(&|gid| gid.is_ipv4() == local.is_ipv4()))
         .ok_or(libc::EINVAL)?;
@@ -120,7 +117,7 @@ pub(super) unsafe extern "C" fn init_ah_from_wc(
         unsafe {
             let shared = context::of(context)?;
             let (wc, grh) = (wc.as_ref().ok_or(libc::EINVAL)?, grh.as_ref().ok_or(libc::EINVAL)?);
-            attr.write(answer(&shared.found, port, wc, grh)?);
+            attr.write(answer(shared, port, wc, grh)?);
         }
         Ok(0)
     })
@@ -139,7 +136,7 @@ pub(super) unsafe extern "C" fn create_ah_from_wc(
             Domain::of(pd)?;
             let shared = context::of((*pd).context)?;
             let (wc, grh) = (wc.as_ref().ok_or(libc::EINVAL)?, grh.as_ref().ok_or(libc::EINVAL)?);
-            create(pd, &answer(&shared.found, port, wc, grh)?)
+            create(pd, &answer(shared, port, wc, grh)?)
         }
     })
 }

@@ -85,7 +85,9 @@ pub(super) unsafe extern "C" fn get_cq_event(
                 return Ok(0);
             }
             wait::may_block(fd)?;
-            channel.wait(None);
+            if channel.wait(None) {
+                wait::interrupted()?;
+            }
         }
     })
 }

@@ -2,13 +2,15 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::ptr;
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 use rocinante::plain;
-use rocinante::{Context, OpenOptions};
+use rocinante::verbs::AsyncEvent;
+use rocinante::{Context, OpenOptions, PreparedContext, Refused};
 
 use super::border::Outcome;
 use super::object::{Object, Private};
@@ -22,8 +24,10 @@ use crate::log::{Level, say};
 pub(super) struct Shared {
     pub(super) found: Found,
     opened: OnceLock<Opened>,
-    opening: Mutex<()>,
-    /// Readable while there are asynchronous events; the program's `async_fd`.
+    /// What the first object opens.
+    prepared: Mutex<Option<PreparedContext>>,
+    /// Readable while there are asynchronous events; the program's `async_fd`. It is a set of
+    /// descriptors, so its flags are the program's.
     pub(super) async_fd: OwnedFd,
     /// The process that opened it.
     generation: u32,
@@ -79,16 +83,19 @@ impl Shared {
         if let Some(opened) = self.opened.get() {
             return Ok(opened);
         }
-        let _opening = self.opening.lock();
+        let mut prepared = self.prepared.lock();
         if let Some(opened) = self.opened.get() {
             return Ok(opened);
         }
         let interface = &self.found.interface.name;
-        let context = wait::without_signals(|| OpenOptions::new().open_interface(interface))
-            .map_err(|error| {
-                say(Level::Warn, format_args!("{} ({interface}): {error}", self.found.name));
-                error.errno()
-            })?;
+        let ready = prepared.take().ok_or(libc::ENODEV)?;
+        let context = match wait::without_signals(|| ready.open()) {
+            Ok(context) => context,
+            Err(Refused { value, error }) => {
+                *prepared = Some(*value);
+                return Err(cannot_open(&self.found, &error));
+            }
+        };
         let attr = context.query_device();
         say(
             Level::Info,
@@ -99,14 +106,34 @@ impl Shared {
                 attr.chosen_because
             ),
         );
-        wait::follow(&self.async_fd, context.async_fd())?;
         let device = plain::Device::of(&context).ok_or(libc::ENODEV)?;
         Ok(self.opened.get_or_init(|| Opened { context, device }))
     }
 
-    /// What is open, if something is.
-    pub(super) fn if_opened(&self) -> Option<&Opened> {
-        self.opened.get()
+    /// The next asynchronous event, if there is one.
+    pub(super) fn next_event(&self) -> Option<AsyncEvent> {
+        let prepared = match self.opened.get() {
+            Some(opened) => return opened.context.poll_async_event(),
+            None => self.prepared.lock(),
+        };
+        // Another thread may have opened it meanwhile.
+        match (self.opened.get(), &*prepared) {
+            (Some(opened), _) => opened.context.poll_async_event(),
+            (None, prepared) => prepared.as_ref()?.poll_async_event(),
+        }
+    }
+
+    /// The GID table as it is now: a hole is `None`.
+    pub(super) fn gids(&self) -> Outcome<Vec<Option<IpAddr>>> {
+        self.is_own()?;
+        let prepared = match self.opened.get() {
+            Some(opened) => return Ok(opened.context.gid_table()),
+            None => self.prepared.lock(),
+        };
+        match (self.opened.get(), &*prepared) {
+            (Some(opened), _) => Ok(opened.context.gid_table()),
+            (None, prepared) => Ok(prepared.as_ref().ok_or(libc::ENODEV)?.gid_table()),
+        }
     }
 
     /// # Errors
@@ -129,9 +156,19 @@ impl Shared {
     }
 }
 
+/// Says why the device cannot be opened.
+fn cannot_open(found: &Found, error: &rocinante::VerbsError) -> i32 {
+    let interface = &found.interface.name;
+    say(Level::Warn, format_args!("{} ({interface}): {error}", found.name));
+    error.errno()
+}
+
 /// Makes a context.
 pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi::Context> {
-    let async_fd = wait::descriptor()?;
+    let prepared = OpenOptions::new().prepare_interface(&found.interface.name);
+    let prepared = prepared.map_err(|error| cannot_open(found, &error))?;
+    let async_fd = prepared.async_fd().try_clone_to_owned();
+    let async_fd = async_fd.map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
     let ops = abi::ContextOps {
         compat_mw: [ptr::null(); 7],
         alloc_mw: memory::alloc_mw,
@@ -191,7 +228,7 @@ pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi:
     let shared = Shared {
         found: found.clone(),
         opened: OnceLock::new(),
-        opening: Mutex::new(()),
+        prepared: Mutex::new(Some(prepared)),
         async_fd,
         generation: fork::generation(),
         objects: Mutex::default(),

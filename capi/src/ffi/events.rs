@@ -132,8 +132,7 @@ pub(super) unsafe extern "C" fn get_async_event(
 }
 
 fn next(shared: &Shared) -> Option<(usize, c_int)> {
-    let opened = shared.if_opened()?;
-    while let Some(event) = opened.context.poll_async_event() {
+    while let Some(event) = shared.next_event() {
         if let Some((event_type, element)) = named(event)
             && let Some(object) = taken(shared, &element)
         {

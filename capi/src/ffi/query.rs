@@ -2,13 +2,14 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint};
+use std::net::IpAddr;
 use std::ptr;
 
 use super::border::{Outcome, minus, set_errno, status};
-use super::context;
+use super::context::{self, Shared};
 use crate::abi;
 use crate::convert;
-use crate::devices::{CAPABILITIES_EX, Found};
+use crate::devices::{CAPABILITIES_EX, gid_table_len};
 
 /// The only port.
 const PORT: u32 = 1;
@@ -114,11 +115,11 @@ pub(super) unsafe extern "C" fn query_port_ex(
     status(|| {
         // SAFETY: the program's context and structure.
         unsafe {
-            let found = &context::of(context)?.found;
+            let shared = context::of(context)?;
             if attr.is_null() || u32::from(port) != PORT {
                 return Err(libc::EINVAL);
             }
-            give(&found.port(), attr, len);
+            give(&shared.found.port(shared.gids()?.len()), attr, len);
         }
         Ok(())
     })
@@ -133,11 +134,13 @@ pub(super) unsafe extern "C" fn query_port_speed(
     status(|| {
         // SAFETY: the program's context and number.
         unsafe {
-            context::of(context)?;
+            let shared = context::of(context)?;
             if speed.is_null() || port != PORT {
                 return Err(libc::EINVAL);
             }
-            speed.write(100);
+            // As `ibv_query_port` says of a port without a speed.
+            let found = shared.found.interface.link_speed().unwrap_or(2_500);
+            speed.write((found / 100).into());
         }
         Ok(())
     })
@@ -153,12 +156,12 @@ pub(super) unsafe extern "C" fn query_gid(
     minus(|| {
         // SAFETY: the program's context and GID.
         unsafe {
-            let found = &context::of(context)?.found;
+            let gids = context::of(context)?.gids()?;
             let index = usize::try_from(index).map_err(|_| libc::EINVAL)?;
-            if u32::from(port) != PORT || index >= found.gid_table_len() {
+            if u32::from(port) != PORT || index >= gid_table_len(gids.len()) {
                 return Err(libc::EINVAL);
             }
-            let entry = found.gid(index).map_or([0; 16], convert::gid);
+            let entry = gids.get(index).copied().flatten().map_or([0; 16], convert::gid);
             *gid.as_mut().ok_or(libc::EINVAL)? = entry;
         }
         Ok(0)
@@ -168,15 +171,14 @@ pub(super) unsafe extern "C" fn query_gid(
 /// `IBV_GID_TYPE_ROCE_V2`.
 const ROCE_V2: u32 = 2;
 
-fn entry(found: &Found, index: usize) -> Option<abi::GidEntry> {
-    let address = found.gid(index)?;
-    Some(abi::GidEntry {
-        gid: convert::gid(address),
-        gid_index: u32::try_from(index).ok()?,
+fn entry(shared: &Shared, index: usize, gid: IpAddr) -> abi::GidEntry {
+    abi::GidEntry {
+        gid: convert::gid(gid),
+        gid_index: u32::try_from(index).unwrap_or(u32::MAX),
         port_num: PORT,
         gid_type: ROCE_V2,
-        ndev_ifindex: found.interface.index,
-    })
+        ndev_ifindex: shared.found.interface.index,
+    }
 }
 
 /// `ibv_query_gid_ex(3)`.
@@ -191,18 +193,19 @@ pub(super) unsafe extern "C" fn query_gid_ex(
     status(|| {
         // SAFETY: the program's context and structure.
         unsafe {
-            let found = &context::of(context)?.found;
+            let shared = context::of(context)?;
             if flags != 0 {
                 return Err(libc::EOPNOTSUPP);
             }
             if to.is_null() || port != PORT {
                 return Err(libc::EINVAL);
             }
-            if index as usize >= found.gid_table_len() {
+            let (gids, index) = (shared.gids()?, index as usize);
+            if index >= gid_table_len(gids.len()) {
                 return Err(libc::EINVAL);
             }
-            let entry = entry(found, index as usize).ok_or(libc::ENODATA)?;
-            give(&entry, to, entry_size);
+            let gid = gids.get(index).copied().flatten().ok_or(libc::ENODATA)?;
+            give(&entry(shared, index, gid), to, entry_size);
         }
         Ok(())
     })
@@ -216,33 +219,36 @@ pub(super) unsafe extern "C" fn query_gid_table(
     flags: u32,
     entry_size: usize,
 ) -> isize {
-    let mut count = 0;
+    let mut count = 0_usize;
     let errno = status(|| {
         // SAFETY: the program's context and its array of so many entries of that size.
         unsafe {
-            let found = &context::of(context)?.found;
+            let shared = context::of(context)?;
             if flags != 0 {
                 return Err(libc::EOPNOTSUPP);
             }
             if to.is_null() && room > 0 {
                 return Err(libc::EINVAL);
             }
-            if room < found.gids().len() {
+            let gids = shared.gids()?;
+            if room < gids.iter().flatten().count() {
                 return Err(libc::EINVAL);
             }
-            for index in 0..found.gids().len() {
-                if let Some(entry) = entry(found, index) {
-                    give(&entry, to.byte_add(index * entry_size), entry_size);
+            // Holes are left out: an entry has its index.
+            for (index, gid) in gids.iter().enumerate() {
+                if let Some(gid) = gid {
+                    give(&entry(shared, index, *gid), to.byte_add(count * entry_size), entry_size);
                     count += 1;
                 }
             }
         }
         Ok(())
     });
-    if errno == 0 { count } else { -(errno as isize) }
+    if errno == 0 { count.cast_signed() } else { -(errno as isize) }
 }
 
-/// For `ibv_devinfo` and pyverbs: `IBV_GID_TYPE_SYSFS_ROCE_V2`.
+/// For `ibv_devinfo` and pyverbs: `IBV_GID_TYPE_SYSFS_ROCE_V2`; of a hole `..._IB_ROCE_V1`, which
+/// is 0.
 pub(super) unsafe extern "C" fn query_gid_type(
     context: *mut abi::Context,
     port: u8,
@@ -252,9 +258,12 @@ pub(super) unsafe extern "C" fn query_gid_type(
     minus(|| {
         // SAFETY: the program's context and number.
         unsafe {
-            let found = &context::of(context)?.found;
-            found.gid(index as usize).filter(|_| u32::from(port) == PORT).ok_or(libc::EINVAL)?;
-            *kind.as_mut().ok_or(libc::EINVAL)? = 1;
+            let (gids, index) = (context::of(context)?.gids()?, index as usize);
+            if u32::from(port) != PORT || index >= gid_table_len(gids.len()) {
+                return Err(libc::EINVAL);
+            }
+            let is_there = gids.get(index).is_some_and(Option::is_some);
+            *kind.as_mut().ok_or(libc::EINVAL)? = is_there.into();
         }
         Ok(0)
     })

@@ -41,9 +41,13 @@ pub(super) fn readable(fd: impl AsFd) -> Outcome<()> {
 }
 
 /// A signal interrupted a call of the system that does not go on by itself. `EINTR`, as read(2)
-/// would return, if the program has a handler without `SA_RESTART`.
+/// would return, if the program has a handler without `SA_RESTART`. Which handler ran is not known:
+/// a program that has handlers of both kinds gets `EINTR` for each.
 pub(super) fn interrupted() -> Outcome<()> {
-    let ends = (1..=libc::SIGRTMAX()).any(|signal| {
+    /// Signals of a fault of the thread itself, which interrupt no call.
+    const FAULTS: [c_int; 6] =
+        [libc::SIGILL, libc::SIGTRAP, libc::SIGABRT, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
+    let ends = (1..=libc::SIGRTMAX()).filter(|signal| !FAULTS.contains(signal)).any(|signal| {
         let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: it only asks, and writes the structure. One of zeroes is valid if it fails.
         let action = unsafe {

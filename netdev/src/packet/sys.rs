@@ -15,6 +15,7 @@ use super::ring::{RingGeometry, RxFrame};
 use super::tx::FrameSink;
 use super::vnet::VNET_LEN;
 use crate::fd::send_messages;
+use crate::inherited;
 
 /// The most frames of one [`SendScratch::send`].
 pub(super) const SEND_MAX: usize = 64;
@@ -33,7 +34,7 @@ impl PacketSocket {
         // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
             let fd = check(libc::socket(libc::AF_PACKET, kind, 0))?;
-            Ok(Self(OwnedFd::from_raw_fd(fd)))
+            Ok(Self(inherited::noted(OwnedFd::from_raw_fd(fd))))
         }
     }
 

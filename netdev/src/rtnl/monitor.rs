@@ -105,10 +105,18 @@ impl Monitor {
     }
 
     fn of(interface: u32, groups: &[u32]) -> io::Result<Self> {
+        Self::with(groups, &program(interface))
+    }
+
+    /// Receives what the groups announce and this program takes.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); and the kernel rejects the program.
+    pub(crate) fn with(groups: &[u32], program: &[sock_filter]) -> io::Result<Self> {
         let mut socket = Socket::new(netlink_sys::protocols::NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.set_non_blocking(true)?;
-        attach_filter(&socket, &program(interface))?;
+        attach_filter(&socket, program)?;
         for &group in groups {
             match socket.add_membership(group) {
                 // Linux before 5.3 has no next hop objects.
@@ -117,6 +125,14 @@ impl Monitor {
             }
         }
         Ok(Self { socket, buffer: vec![0; MESSAGE_MAX].into(), overrun: false })
+    }
+
+    /// Takes what this program takes from now on.
+    ///
+    /// # Errors
+    /// The kernel rejects it, or no memory is left.
+    pub(crate) fn filter(&self, program: &[sock_filter]) -> io::Result<()> {
+        attach_filter(&self.socket, program)
     }
 
     /// Shrinks the queue to a few messages.

@@ -15,6 +15,7 @@ const RTA_IP_PROTO: u16 = 27;
 const RTA_SPORT: u16 = 28;
 const RTA_DPORT: u16 = 29;
 const RTAX_MTU: u16 = 2;
+const RTAX_HOPLIMIT: u16 = 10;
 
 /// The datagram to route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +59,8 @@ pub(crate) struct Route {
     pub preferred_source: Option<IpAddr>,
     /// MTU of the route, if it is less than the interface's or was discovered.
     pub mtu: Option<u32>,
+    /// TTL or hop limit of the route, if it has one.
+    pub hop_limit: Option<u8>,
 }
 
 impl Rtnl {
@@ -109,7 +112,14 @@ pub(super) fn route_from(message: &[u8]) -> io::Result<Route> {
         libc::RTN_BLACKHOLE => return Err(io::Error::from_raw_os_error(libc::EINVAL)),
         _ => return Err(unreachable()),
     };
-    let mut route = Route { kind, interface: 0, gateway: None, preferred_source: None, mtu: None };
+    let mut route = Route {
+        kind,
+        interface: 0,
+        gateway: None,
+        preferred_source: None,
+        mtu: None,
+        hop_limit: None,
+    };
     for (kind, value) in Attributes(attributes) {
         match kind {
             libc::RTA_OIF => route.interface = word(value).unwrap_or(0),
@@ -117,7 +127,11 @@ pub(super) fn route_from(message: &[u8]) -> io::Result<Route> {
             // The address family comes first.
             RTA_VIA => route.gateway = value.get(2..).and_then(ip),
             libc::RTA_PREFSRC => route.preferred_source = ip(value),
-            libc::RTA_METRICS => route.mtu = mtu_of(value),
+            libc::RTA_METRICS => {
+                route.mtu = metric(value, RTAX_MTU);
+                let limit = metric(value, RTAX_HOPLIMIT).filter(|limit| *limit > 0);
+                route.hop_limit = limit.and_then(|limit| u8::try_from(limit).ok());
+            }
             _ => {}
         }
     }
@@ -127,8 +141,8 @@ pub(super) fn route_from(message: &[u8]) -> io::Result<Route> {
     Ok(route)
 }
 
-fn mtu_of(metrics: &[u8]) -> Option<u32> {
-    Attributes(metrics).find(|(kind, _)| *kind == RTAX_MTU).and_then(|(_, value)| word(value))
+fn metric(metrics: &[u8], wanted: u16) -> Option<u32> {
+    Attributes(metrics).find(|(kind, _)| *kind == wanted).and_then(|(_, value)| word(value))
 }
 
 #[cfg(test)]
@@ -182,7 +196,13 @@ mod tests {
                 assert_eq!(source, address && kind == libc::RTA_PREFSRC, "{kind}: {length}");
             }
             let metrics = route_from(&message(1, &[oif, (libc::RTA_METRICS, value)]));
-            assert_eq!(metrics.expect("a route").mtu, None);
+            let metrics = metrics.expect("a route");
+            assert_eq!((metrics.mtu, metrics.hop_limit), (None, None));
+        }
+        for (limit, read) in [(0_u32, None), (1, Some(1)), (255, Some(255)), (256, None)] {
+            let metric = [&[8, 0, 10, 0][..], &limit.to_ne_bytes()].concat();
+            let route = route_from(&message(1, &[oif, (libc::RTA_METRICS, &metric)]));
+            assert_eq!(route.expect("a route").hop_limit, read);
         }
         for mtu in [0, 1, u32::MAX] {
             let metric = [&[8, 0, 2, 0][..], &mtu.to_ne_bytes()].concat();

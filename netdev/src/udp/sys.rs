@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::fd::{attach_filter, receive_messages, send_messages};
+use crate::inherited;
 
 /// The most messages one [`send`] takes.
 pub(crate) const SEND_MAX: usize = 64;
@@ -113,7 +114,7 @@ impl Socket {
         // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
             let fd = check(libc::socket(family, kind, libc::IPPROTO_UDP))?;
-            Ok(Self(OwnedFd::from_raw_fd(fd)))
+            Ok(Self(inherited::noted(OwnedFd::from_raw_fd(fd))))
         }
     }
 

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::asm::Insn;
+use crate::inherited;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -238,7 +239,7 @@ fn bpf_fd<T>(cmd: libc::c_long, attr: &T) -> io::Result<OwnedFd> {
     let fd = bpf(cmd, attr)?;
     // SAFETY: the command returned a new descriptor without another owner; bpf(2) makes all of them
     // close-on-exec.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(inherited::noted_bpf(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// `bpf(cmd, attr)`. The attributes' pointers are valid for what the callers above state.

@@ -7,6 +7,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
+use crate::inherited;
+
 /// A readable and writable mapping, unmapped when dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -21,11 +23,7 @@ unsafe impl Send for Mapping {}
 impl Mapping {
     /// Memory of `fd` from its start, present in RAM and absent from forked children.
     pub(crate) fn of_memory(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
-        let mapping = Self::of_fd(fd, 0, len)?;
-        // SAFETY: the range is the mapping just made. The advice is best effort: without it a child
-        // would share memory that it has no use for.
-        unsafe { libc::madvise(mapping.base.as_ptr().cast(), len, libc::MADV_DONTFORK) };
-        Ok(mapping)
+        Self::of_fd(fd, 0, len)
     }
 
     /// Fresh zeroed memory of no descriptor.
@@ -36,9 +34,14 @@ impl Mapping {
         Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | populate, -1, 0)
     }
 
-    /// Memory of `fd` at `offset`.
+    /// Memory of `fd` at `offset`, absent from forked children too.
     pub(crate) fn of_fd(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
-        Self::map(len, libc::MAP_SHARED | libc::MAP_POPULATE, fd.as_raw_fd(), offset)
+        let mapping =
+            Self::map(len, libc::MAP_SHARED | libc::MAP_POPULATE, fd.as_raw_fd(), offset)?;
+        // SAFETY: the range is the mapping just made. The advice is best effort: without it a child
+        // would keep memory that it has no use for, and the socket that it belongs to.
+        unsafe { libc::madvise(mapping.base.as_ptr().cast(), len, libc::MADV_DONTFORK) };
+        Ok(mapping)
     }
 
     /// First byte; page-aligned.
@@ -89,6 +92,7 @@ pub(crate) fn memory_file(len: usize) -> io::Result<OwnedFd> {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => make(libc::MFD_ALLOW_SEALING),
         made => made,
     }?;
+    let fd = inherited::noted(fd);
     let file = File::from(fd);
     file.set_len(len as u64)?;
     // SAFETY: no pointers.

@@ -5,6 +5,7 @@
 use super::mapping::Mapping;
 use super::ring::{CompletionRing, Desc, FillRing, Layout, RxRing, TxRing};
 use super::umem::{CHUNK, Umem};
+use crate::inherited;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -38,7 +39,7 @@ impl XdpSocket {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: a new descriptor without another owner.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Self(inherited::noted(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
     /// Registers the memory. `ENOBUFS` means that it exceeds `RLIMIT_MEMLOCK`.

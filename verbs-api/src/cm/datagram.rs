@@ -244,9 +244,7 @@ impl Resolving {
         peer: SocketAddr,
         private_data: &[u8],
     ) -> Result<Self, VerbsError> {
-        let Some(local) = ctx.gids().get(sgid_index).copied() else {
-            return Err(VerbsError::Invalid(format!("there is no GID index {sgid_index}")));
-        };
+        let local = ctx.device.local(sgid_index)?;
         let manager = ctx.device.manager();
         let (query, mailbox) = manager.resolve(local, peer, private_data)?;
         Ok(Self { inbox: Inbox::new(manager, mailbox), query, sgid_index, peer })

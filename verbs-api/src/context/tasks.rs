@@ -12,8 +12,7 @@ impl Context {
     /// Takes the next asynchronous event, or has the task woken when there is one.
     ///
     /// # Errors
-    /// [`VerbsError::Io`] if a device of the kernel needs a thread for its tasks, and there are no
-    /// threads or descriptors left.
+    /// [`VerbsError::Io`] if the tasks need a thread, and there are no threads or descriptors left.
     pub fn poll_event(&self, cx: &mut task::Context<'_>) -> Poll<Result<AsyncEvent, VerbsError>> {
         let register = || {
             self.tasks().register(cx);
@@ -40,7 +39,7 @@ impl Context {
 
     fn announce_to_tasks(&self) -> Result<(), VerbsError> {
         match &self.device {
-            Device::Soft(_) => Ok(()),
+            Device::Soft(device) => Ok(device.announce_to_tasks()?),
             Device::Kernel(device) => device.announce_to_tasks(),
         }
     }

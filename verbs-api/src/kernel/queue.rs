@@ -18,7 +18,7 @@ use super::groups::Membership;
 use super::watch::Source;
 use super::{Device, Pd, Srq, convert, error, ffi};
 use crate::model::error::VerbsError;
-use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
+use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules, gid_at};
 use crate::model::wc::Wc;
 use crate::provider::listeners::{Listeners, fresh_number};
 use crate::provider::manager::Breaks;
@@ -308,7 +308,7 @@ impl Qp {
 
     /// The peer, checked here because the device would refuse it with only an errno.
     fn peer(&self, path: &PeerPath) -> Result<PeerAddress, VerbsError> {
-        let (local, remote) = (path.local(&self.device.gids)?, path.remote);
+        let (local, remote) = (gid_at(&self.device.gids, path.sgid_index)?, path.remote);
         if remote.is_ipv4() != local.is_ipv4() {
             return Err(VerbsError::Path(io::Error::from(io::ErrorKind::InvalidInput)));
         }

@@ -35,13 +35,14 @@ pub enum AsyncEvent {
     /// what waits for completions or connections ends with an error, and the device can only be
     /// closed.
     DeviceFatal,
-    /// The port came up (`IBV_EVENT_PORT_ACTIVE`). Only devices of the kernel report this event and
-    /// those below.
+    /// The port came up (`IBV_EVENT_PORT_ACTIVE`).
     PortActive,
-    /// The port went down (`IBV_EVENT_PORT_ERR`).
+    /// The port went down (`IBV_EVENT_PORT_ERR`): its interface was switched off, or lost its
+    /// carrier.
     PortErr,
-    /// The addresses of the port changed (`IBV_EVENT_GID_CHANGE`). Open the device again to see
-    /// them.
+    /// The addresses of the port changed (`IBV_EVENT_GID_CHANGE`): see
+    /// [`Context::gid_table`](crate::Context::gid_table). A device of the kernel must be opened
+    /// again to see them.
     GidChange,
     /// Another event.
     Other {

@@ -101,7 +101,8 @@ pub struct PeerPath {
     /// congested switches may mark the packets. The peer then reports it (CNP), and the queue pair
     /// sends less.
     pub traffic_class: u8,
-    /// TTL or hop limit.
+    /// TTL or hop limit of datagrams to a group. To one peer it is the route's
+    /// (`ip route … hoplimit`), or else the interface's, as for devices of the kernel.
     pub hop_limit: u8,
     /// IPv6 flow label. It also decides the UDP source port; with 0 the queue pairs' numbers
     /// decide.
@@ -135,13 +136,12 @@ impl PeerPath {
     pub const fn to(peer: &Endpoint) -> Self {
         Self { budget: peer.budget, queue: peer.queue, ..Self::new(peer.address) }
     }
+}
 
-    /// The address that packets leave from, among those of the device.
-    pub(crate) fn local(&self, gids: &[IpAddr]) -> Result<IpAddr, VerbsError> {
-        let local = gids.get(self.sgid_index).copied();
-        let none = || VerbsError::Invalid(format!("there is no GID index {}", self.sgid_index));
-        local.ok_or_else(none)
-    }
+/// The address at an index of the GID table.
+pub(crate) fn gid_at(gids: &[IpAddr], index: usize) -> Result<IpAddr, VerbsError> {
+    let none = || VerbsError::Invalid(format!("there is no GID index {index}"));
+    gids.get(index).copied().ok_or_else(none)
 }
 
 setters! {
@@ -245,7 +245,8 @@ pub struct ConnectOptions {
     pub min_rnr_timer: u8,
     /// TOS or traffic class.
     pub traffic_class: u8,
-    /// TTL or hop limit.
+    /// TTL or hop limit that a request of the connection manager names. Packets leave with the
+    /// route's: see [`PeerPath::hop_limit`].
     pub hop_limit: u8,
 }
 

@@ -15,7 +15,7 @@ use crate::model::event::AsyncEvent;
 use crate::soft;
 
 /// A context of a device in software that has opened nothing yet: no socket, no ring, no thread.
-/// Only the descriptor of its asynchronous events exists.
+/// Only the descriptors of its asynchronous events exist: it follows its port already.
 ///
 /// It answers what a program asks before it makes the first object. [`open`](Self::open) makes the
 /// [`Context`] that has objects.
@@ -34,6 +34,8 @@ pub struct PreparedContext {
     shards: Option<usize>,
     iface: Interface,
     gids: Vec<IpAddr>,
+    /// Whether these are all of the interface.
+    are_all: bool,
     active_mtu: Mtu,
     events: Arc<soft::Inbox>,
 }
@@ -43,12 +45,13 @@ impl PreparedContext {
         options: OpenOptions,
         (backend, shards): (Option<Backend>, Option<usize>),
         iface: &Interface,
-        gids: &[IpAddr],
+        (gids, are_all): (&[IpAddr], bool),
     ) -> Result<Self, VerbsError> {
         let (iface, gids) = (iface.clone(), gids.to_vec());
         let active_mtu = soft::active_mtu(&iface.name, iface.mtu)?;
-        let events = Arc::new(soft::Inbox::new()?);
-        Ok(Self { options, backend, shards, iface, gids, active_mtu, events })
+        let table = soft::GidTable::new(&gids, are_all);
+        let events = Arc::new(soft::Inbox::of(iface.index, table)?);
+        Ok(Self { options, backend, shards, iface, gids, are_all, active_mtu, events })
     }
 
     /// The name of its interface.
@@ -69,6 +72,12 @@ impl PreparedContext {
         &self.gids
     }
 
+    /// As [`Context::gid_table`].
+    #[must_use]
+    pub fn gid_table(&self) -> Vec<Option<IpAddr>> {
+        self.events.gids().unwrap_or_default()
+    }
+
     /// As [`Context::query_device`]. What the port can do is known only once it is open:
     /// [`DeviceAttr::port`] is `None`.
     #[must_use]
@@ -78,6 +87,15 @@ impl PreparedContext {
             active_mtu: self.active_mtu,
             chosen_because: "nothing is open yet".into(),
             ..soft::attributes(self.options.limits, self.shards.unwrap_or(1))
+        }
+    }
+
+    /// The addresses to open: those that the table has now, and those of before that are there.
+    fn addresses(&self) -> Vec<IpAddr> {
+        if self.are_all {
+            self.gid_table().into_iter().flatten().collect()
+        } else {
+            self.gids.clone()
         }
     }
 
@@ -100,7 +118,7 @@ impl PreparedContext {
     /// As [`OpenOptions::open`], with this value: a later call may succeed.
     pub fn open(self) -> Result<Context, Refused<Self>> {
         let (choice, events) = ((self.backend, self.shards), self.events.clone());
-        match self.options.start(&self.iface, &self.gids, choice, events) {
+        match self.options.start(&self.iface, (&self.addresses(), self.are_all), choice, events) {
             Ok(context) => Ok(context),
             Err(error) => Err(Refused::new(self, error)),
         }

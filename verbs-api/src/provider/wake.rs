@@ -1,5 +1,6 @@
 //! Event descriptors: one thread wakes another, and a program waits for the device in its own loop.
 
+use std::cell::Cell;
 use std::io;
 pub(crate) use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -9,6 +10,16 @@ use rustix::event::{EventfdFlags, Timespec};
 /// A new event descriptor: non-blocking, closed on exec.
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+/// A descriptor that is readable while one of these is (`epoll(7)`).
+pub(crate) fn any_of(fds: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
+    use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
+    let set = create(CreateFlags::CLOEXEC)?;
+    for fd in fds {
+        add(&set, fd, EventData::new_u64(0), EventFlags::IN)?;
+    }
+    Ok(set)
 }
 
 /// Makes it readable.
@@ -26,6 +37,16 @@ pub(crate) fn clear(fd: &OwnedFd) {
 pub(crate) fn take(fd: &OwnedFd) -> bool {
     let mut count = [0; 8];
     rustix::io::read(fd, &mut count).is_ok()
+}
+
+thread_local! {
+    /// A signal has interrupted a wait of this thread.
+    static INTERRUPTED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether a signal has interrupted a wait of this thread since the last call.
+pub(crate) fn take_interrupted() -> bool {
+    INTERRUPTED.take()
 }
 
 /// Wakes a sleeping thread: at once, or later by a timer.
@@ -138,7 +159,9 @@ fn ready(
     ];
     let count = if port.is_some() { 3 } else { 2 };
     // An interrupted wait is a short one: callers check their state again.
-    let _ = poll(&mut fds[..count], timeout.map(timespec).as_ref());
+    if poll(&mut fds[..count], timeout.map(timespec).as_ref()) == Err(rustix::io::Errno::INTR) {
+        INTERRUPTED.set(true);
+    }
     let [now, later, port] = fds.map(|fd| !fd.revents().is_empty());
     [count == 3 && port, now, later]
 }

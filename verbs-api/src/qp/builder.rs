@@ -1,5 +1,6 @@
 //! The builder of queue pairs, and prepared queue pairs before they connect.
 
+use parking_lot::Mutex;
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Psn;
 use rocinante_stack::verbs::{QpType, RecvWr};
@@ -171,9 +172,7 @@ impl QpBuilder {
             return Err(foreign());
         }
         device.limits().check(&self.caps)?;
-        let Some(local) = device.gids().get(self.sgid_index).copied() else {
-            return Err(VerbsError::Invalid(format!("there is no GID index {}", self.sgid_index)));
-        };
+        let local = device.local(self.sgid_index)?;
         let kind = match (&self.pd.inner.kind, &self.send_cq.kind, &self.recv_cq.kind) {
             (PdKind::Soft(pd), CqKind::Soft(send_cq), CqKind::Soft(recv_cq)) => {
                 let Self { qp_type, caps, sq_sig_all, context, .. } = self;
@@ -218,6 +217,8 @@ impl QpBuilder {
         Ok(Qp {
             kind,
             sgid_index: self.sgid_index,
+            local,
+            path: Mutex::default(),
             psn: Psn::new(random()?),
             qp_type: self.qp_type,
             peers: match self.qp_type {

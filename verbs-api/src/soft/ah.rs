@@ -100,7 +100,9 @@ pub(super) fn spec(local: IpAddr, path: &PeerPath, label: u32) -> PathSpec {
         remote: path.remote,
         src_port: 0xc000 | low,
         tos: path.traffic_class,
-        ttl: path.hop_limit,
+        // As in the kernel (ib_resolve_unicast_gid_dmac): programs such as rdma-core's ping-pongs
+        // say 1, and mean nothing by it.
+        ttl: if path.remote.is_multicast() { path.hop_limit } else { 0 },
         flow_label: path.flow_label,
     }
 }

@@ -112,7 +112,7 @@ impl Device {
     pub(crate) fn new(hca: Arc<Hca>, events: Arc<Inbox>) -> Arc<Self> {
         hca.events().join(&events);
         // What happened before this context was there happened to it, too.
-        if hca.is_broken() && !events.any(|event| *event == AsyncEvent::DeviceFatal) {
+        if hca.is_broken() {
             let _ = events.push(AsyncEvent::DeviceFatal);
         }
         Arc::new(Self { hca, events })
@@ -128,6 +128,30 @@ impl Device {
 
     pub(crate) fn tasks(&self) -> &Wakers {
         &self.events.tasks
+    }
+
+    pub(crate) fn announce_to_tasks(&self) -> std::io::Result<()> {
+        self.events.announce_to_tasks()
+    }
+
+    /// The GID table of this context: a hole is `None`.
+    pub(crate) fn gid_table(&self) -> Vec<Option<IpAddr>> {
+        self.events.gids().unwrap_or_else(|| self.gids.iter().copied().map(Some).collect())
+    }
+
+    /// The address that packets leave from, by its index.
+    pub(crate) fn local(&self, sgid_index: usize) -> Result<IpAddr, VerbsError> {
+        let invalid = |why| Err(VerbsError::Invalid(why));
+        match self.gid_table().get(sgid_index) {
+            None => invalid(format!("there is no GID index {sgid_index}")),
+            Some(None) => invalid(format!("GID index {sgid_index} is a hole: its address is gone")),
+            Some(Some(local)) if self.gids.contains(local) => Ok(*local),
+            Some(Some(local)) => invalid(format!(
+                "{} has {local} since it was opened, and cannot send from there: close all \
+                 contexts of the device, and open it again",
+                self.name
+            )),
+        }
     }
 
     /// Directs the events of an object to this context.
@@ -398,6 +422,10 @@ impl Pd {
         let id = PdId(device.pds.fetch_add(1, Ordering::Relaxed));
         device.add_owner(id.into());
         Self { device: device.clone(), id }
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 }
 

@@ -1,10 +1,14 @@
 //! The asynchronous events of a device: each reaches the contexts that it concerns.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 
 use rocinante_stack::mem::PdId;
 
+use super::gids::{Following, GidTable};
 use super::shard::Shard;
 use crate::model::event::AsyncEvent;
 use crate::provider::sync::Mutex;
@@ -93,61 +97,152 @@ impl Contexts {
 /// So many events may wait whatever they are.
 const PLENTY: usize = 1024;
 
-/// The events of a context that the program has not taken yet.
+/// The events of a context that the program has not taken yet, and its port.
+///
+/// Nothing runs for the port: the program's descriptor is readable for the kernel's announcements,
+/// too, and the thread that takes events looks at them.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    queue: Mutex<VecDeque<AsyncEvent>>,
+    queue: Mutex<Queue>,
     /// Readable while there are events.
     fd: OwnedFd,
+    port: Option<OfPort>,
     /// Tasks that wait for events.
     pub(super) tasks: Wakers,
 }
 
+#[derive(Debug, Default)]
+struct Queue {
+    events: VecDeque<AsyncEvent>,
+    /// The loss of the interface was told: it comes from the port, and from what follows it.
+    fatal: bool,
+}
+
+/// What follows the port of a context.
+#[derive(Debug)]
+struct OfPort {
+    following: Mutex<Following>,
+    /// Readable while there are events, or announcements to look at.
+    both: OwnedFd,
+    /// Looks at announcements as long as tasks wait for events.
+    thread: Mutex<Option<(Arc<OwnedFd>, JoinHandle<()>)>>,
+}
+
 impl Inbox {
-    pub(crate) fn new() -> std::io::Result<Self> {
-        let queue = Mutex::new(VecDeque::new());
-        Ok(Self { queue, fd: wake::eventfd()?, tasks: Wakers::default() })
+    /// Of a context whose port is no interface.
+    pub(crate) fn new() -> io::Result<Self> {
+        let (queue, fd) = (Mutex::default(), wake::eventfd()?);
+        Ok(Self { queue, fd, port: None, tasks: Wakers::default() })
+    }
+
+    /// Of a context of the interface with this index.
+    pub(crate) fn of(interface: u32, table: GidTable) -> io::Result<Self> {
+        let following = Following::open(interface, table)?;
+        let mut this = Self::new()?;
+        let both = wake::any_of(&[this.fd(), following.as_fd()])?;
+        let (following, thread) = (Mutex::new(following), Mutex::default());
+        this.port = Some(OfPort { following, both, thread });
+        Ok(this)
     }
 
     /// Queues an event. A program that never polls gets no event twice beyond [`PLENTY`], so that
     /// the number of events stays bounded by that of its objects.
     pub(super) fn push(&self, event: AsyncEvent) -> Woken {
-        trace::event(&event);
-        let mut events = self.queue.lock();
-        if events.len() >= PLENTY && events.contains(&event) {
+        let mut queue = self.queue.lock();
+        let told = event == AsyncEvent::DeviceFatal && std::mem::replace(&mut queue.fatal, true);
+        if told || queue.events.len() >= PLENTY && queue.events.contains(&event) {
             return Woken::default();
         }
-        events.push_back(event);
+        trace::event(&event);
+        queue.events.push_back(event);
         // For each, as a channel of completions does.
         wake::notify(&self.fd);
-        drop(events);
+        drop(queue);
         self.tasks.take()
     }
 
     /// Takes the oldest event.
     pub(crate) fn next(&self) -> Option<AsyncEvent> {
-        let mut events = self.queue.lock();
-        let event = events.pop_front();
-        if events.is_empty() {
+        let event = self.take().or_else(|| {
+            drop(self.look()?);
+            self.take()
+        });
+        if event == Some(AsyncEvent::DeviceFatal) {
+            // The port told it, or the kernel: both know, and it is told once.
+            drop(self.look());
+        }
+        event
+    }
+
+    fn take(&self) -> Option<AsyncEvent> {
+        let mut queue = self.queue.lock();
+        let event = queue.events.pop_front();
+        if queue.events.is_empty() {
             wake::clear(&self.fd);
         }
         event
     }
 
+    /// Looks at the port, if it is followed. Returns the tasks to wake.
+    fn look(&self) -> Option<Woken> {
+        let mut woken = Woken::default();
+        let mut following = self.port.as_ref()?.following.lock();
+        following.look(|event| woken.append(self.push(event)));
+        drop(following);
+        Some(woken)
+    }
+
+    /// The GID table as it is now; `None` if the port is not followed.
+    pub(crate) fn gids(&self) -> Option<Vec<Option<IpAddr>>> {
+        drop(self.look()?);
+        Some(self.port.as_ref()?.following.lock().gids().to_vec())
+    }
+
+    /// Has announcements looked at by a thread: tasks wait, and no descriptor wakes a task.
+    pub(crate) fn announce_to_tasks(self: &Arc<Self>) -> io::Result<()> {
+        let Some(port) = &self.port else { return Ok(()) };
+        let mut thread = port.thread.lock();
+        if thread.is_none() {
+            let stop = Arc::new(wake::eventfd()?);
+            let news = port.following.lock().as_fd().try_clone_to_owned()?;
+            let (until, inbox) = (stop.clone(), Arc::downgrade(self));
+            let builder = std::thread::Builder::new().name("roce-events".to_owned());
+            *thread = Some((stop, builder.spawn(move || look_on(&inbox, &news, &until))?));
+        }
+        Ok(())
+    }
+
     /// Removes events that no longer apply.
     pub(crate) fn forget(&self, gone: impl Fn(&AsyncEvent) -> bool) {
-        let mut events = self.queue.lock();
-        events.retain(|event| !gone(event));
-        if events.is_empty() {
+        let mut queue = self.queue.lock();
+        queue.events.retain(|event| !gone(event));
+        if queue.events.is_empty() {
             wake::clear(&self.fd);
         }
     }
 
-    pub(super) fn any(&self, is: impl Fn(&AsyncEvent) -> bool) -> bool {
-        self.queue.lock().iter().any(is)
-    }
-
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.port.as_ref().map_or(&self.fd, |port| &port.both).as_fd()
+    }
+}
+
+/// Looks at the port of a context whenever there is news, until it is told to stop.
+fn look_on(inbox: &Weak<Inbox>, news: &OwnedFd, stop: &OwnedFd) {
+    while !wake::take(stop) {
+        wake::wait(Some((news.as_fd(), false)), stop.as_fd(), None);
+        let Some(inbox) = inbox.upgrade() else { return };
+        drop(inbox.look());
+    }
+}
+
+impl Drop for OfPort {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.thread.get_mut().take() {
+            wake::notify(&stop);
+            // The thread may hold the last handle of the context.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
     }
 }

@@ -20,12 +20,14 @@ pub(crate) struct Key {
     namespace: (u64, u64),
     interface: u32,
     addresses: Vec<IpAddr>,
+    /// Whether these are all of the interface, as it was then.
+    are_all: bool,
 }
 
 impl Key {
     /// The device over an interface of this thread's network namespace. `None` without `/proc`:
     /// such a device is not shared.
-    pub(crate) fn new(interface: u32, addresses: &[IpAddr]) -> Option<Self> {
+    pub(crate) fn new(interface: u32, addresses: &[IpAddr], are_all: bool) -> Option<Self> {
         let namespace = std::fs::metadata("/proc/thread-self/ns/net").ok()?;
         let mut addresses = addresses.to_vec();
         addresses.sort_unstable();
@@ -34,16 +36,28 @@ impl Key {
             namespace: (namespace.dev(), namespace.ino()),
             interface,
             addresses,
+            are_all,
         })
     }
 }
 
 impl Key {
-    /// Whether both want the port of an address.
-    fn overlaps(&self, other: &Self) -> bool {
+    fn of_same_interface(&self, other: &Self) -> bool {
         (self.process, self.namespace, self.interface)
             == (other.process, other.namespace, other.interface)
+    }
+
+    /// Whether both want the port of an address.
+    fn overlaps(&self, other: &Self) -> bool {
+        self.of_same_interface(other)
             && self.addresses.iter().any(|address| other.addresses.contains(address))
+    }
+
+    /// Whether both are one device. All addresses are those that the interface had when the device
+    /// was opened: some may have come since.
+    fn is(&self, other: &Self) -> bool {
+        self.of_same_interface(other)
+            && (self.addresses == other.addresses || self.are_all && other.are_all)
     }
 }
 
@@ -79,7 +93,7 @@ pub(crate) fn open(
 ) -> Result<Arc<Hca>, VerbsError> {
     let Some(key) = key else { return start(None) };
     let mut open = OPEN.lock();
-    while let Some(entry) = open.get(&key) {
+    while let Some((_, entry)) = open.iter().find(|(other, _)| other.is(&key)) {
         let Some(hca) = entry.upgrade() else {
             CHANGED.wait(&mut open);
             continue;

@@ -106,7 +106,7 @@ impl Qp {
                 self.device.active_mtu.bytes()
             )));
         }
-        let local = change.path.map(|path| path.local(&self.device.gids)).transpose()?;
+        let local = change.path.map(|path| self.device.local(path.sgid_index)).transpose()?;
         let mut guard = self.core.hold();
         guard.settle(self.qpn);
         self.core.take_staged(&mut guard);

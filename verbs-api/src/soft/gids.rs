@@ -1,0 +1,155 @@
+//! The GID table of a context, and the port that it follows.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rocinante_netdev::{Interface, InterfaceWatch};
+
+use crate::model::event::AsyncEvent;
+
+/// A table of GIDs. An index belongs to its address until that is gone, which leaves a hole. A new
+/// address takes the first hole, or else the end, as in the kernel's table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GidTable {
+    entries: Vec<Option<IpAddr>>,
+    /// The only addresses that it may have, by index; without them, all of the interface.
+    only: Option<Vec<IpAddr>>,
+}
+
+impl GidTable {
+    /// A table of these addresses, which are all of the interface or only some.
+    pub(crate) fn new(addresses: &[IpAddr], are_all: bool) -> Self {
+        let only = (!are_all).then(|| addresses.to_vec());
+        Self { entries: addresses.iter().copied().map(Some).collect(), only }
+    }
+
+    /// Changes what has changed. Returns whether something has.
+    fn follow(&mut self, interface: Option<&Interface>) -> bool {
+        let before = self.entries.clone();
+        if let Some(only) = &self.only {
+            let has = |address| interface.is_some_and(|interface| interface.has(address));
+            self.entries = only.iter().map(|address| Some(*address).filter(|a| has(*a))).collect();
+            return self.entries != before;
+        }
+        let addresses = interface.map(|interface| interface.addresses.as_slice()).unwrap_or(&[]);
+        for entry in &mut self.entries {
+            *entry = entry.filter(|known| addresses.iter().any(|(address, _)| address == known));
+        }
+        for (address, _) in addresses {
+            if self.entries.contains(&Some(*address)) {
+                continue;
+            }
+            match self.entries.iter_mut().find(|entry| entry.is_none()) {
+                Some(hole) => *hole = Some(*address),
+                None => self.entries.push(Some(*address)),
+            }
+        }
+        self.entries != before
+    }
+}
+
+/// The port of a context, as it was at the last look.
+#[derive(Debug)]
+pub(super) struct Following {
+    watch: InterfaceWatch,
+    table: GidTable,
+    up: bool,
+    /// The interface is gone, which was told.
+    gone: bool,
+}
+
+impl Following {
+    /// Follows the interface with this index.
+    pub(super) fn open(index: u32, table: GidTable) -> std::io::Result<Self> {
+        let watch = InterfaceWatch::open(index)?;
+        let up = watch.interface().is_some_and(|interface| interface.up);
+        let mut this = Self { watch, table, up, gone: false };
+        // An address of before may be gone.
+        this.table.follow(this.watch.interface());
+        Ok(this)
+    }
+
+    pub(super) fn gids(&self) -> &[Option<IpAddr>] {
+        &self.table.entries
+    }
+
+    /// Looks at the port if the kernel announced a change. Hands what happened to `each`.
+    pub(super) fn look(&mut self, mut each: impl FnMut(AsyncEvent)) {
+        if !self.watch.look() || self.gone {
+            return;
+        }
+        let interface = self.watch.interface();
+        self.gone = interface.is_none();
+        let up = interface.is_some_and(|interface| interface.up);
+        let was_up = std::mem::replace(&mut self.up, up);
+        let moved = self.table.follow(interface);
+        if self.gone {
+            return each(AsyncEvent::DeviceFatal);
+        }
+        if was_up != up {
+            each(if up { AsyncEvent::PortActive } else { AsyncEvent::PortErr });
+        }
+        if moved {
+            each(AsyncEvent::GidChange);
+        }
+    }
+}
+
+impl AsFd for Following {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.watch.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(last: u8) -> IpAddr {
+        [10, 0, 0, last].into()
+    }
+
+    fn interface(addresses: &[u8]) -> Interface {
+        Interface {
+            name: "x".into(),
+            index: 1,
+            mtu: 1500,
+            mac: [2; 6],
+            up: true,
+            loopback: false,
+            addresses: addresses.iter().map(|last| (ip(*last), 24)).collect(),
+        }
+    }
+
+    #[test]
+    fn indices_stay_and_an_address_takes_the_first_hole() {
+        let mut table = GidTable::new(&[ip(1), ip(2), ip(3)], true);
+        for (addresses, entries, changed) in [
+            (&[1, 2, 3][..], &[1, 2, 3][..], false),
+            (&[3, 2, 1], &[1, 2, 3], false),
+            (&[2], &[0, 2, 0], true),
+            (&[2, 4], &[4, 2, 0], true),
+            (&[1, 2, 4, 5], &[4, 2, 1, 5], true),
+            (&[], &[0, 0, 0, 0], true),
+            (&[9], &[9, 0, 0, 0], true),
+        ] {
+            assert_eq!(table.follow(Some(&interface(addresses))), changed, "{addresses:?}");
+            let expected = entries.iter().map(|last| Some(*last).filter(|l| *l != 0).map(ip));
+            assert_eq!(table.entries, expected.collect::<Vec<_>>(), "{addresses:?}");
+        }
+        assert!(table.follow(None) && table.entries == [None; 4]);
+    }
+
+    #[test]
+    fn a_table_of_some_addresses_takes_no_others() {
+        let mut table = GidTable::new(&[ip(2), ip(1)], false);
+        for (addresses, entries, changed) in [
+            (&[1, 2, 3][..], [Some(ip(2)), Some(ip(1))], false),
+            (&[1, 3], [None, Some(ip(1))], true),
+            (&[2, 3], [Some(ip(2)), None], true),
+        ] {
+            assert_eq!(table.follow(Some(&interface(addresses))), changed);
+            assert_eq!(table.entries, entries);
+        }
+    }
+}
