@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use rocinante::plain::Cqe;
 use rocinante::verbs::{
-    ModifyAttr, Mtu, PeerPath, Psn, QpAttr, QpCaps, QpState, QpType, Qpn, WcOpcode,
+    AltPath, ModifyAttr, Mtu, PathMigState, PeerPath, Psn, QpAttr, QpCaps, QpState, QpType, Qpn,
+    WcOpcode,
 };
 use rocinante::{Access, VerbsError};
 
@@ -104,12 +105,10 @@ pub(crate) fn path(av: &abi::AhAttr) -> Option<PeerPath> {
     if remote.is_unspecified() {
         return None;
     }
-    // A kernel takes the limit of the route; programs such as the ping-pongs say 1.
-    let hop_limit = if av.grh.hop_limit <= 1 { 64 } else { av.grh.hop_limit };
     let path = PeerPath::new(remote)
         .sgid_index(usize::from(av.grh.sgid_index))
         .traffic_class(av.grh.traffic_class)
-        .hop_limit(hop_limit)
+        .hop_limit(av.grh.hop_limit)
         .flow_label(av.grh.flow_label & 0xf_ffff);
     Some(path)
 }
@@ -161,6 +160,28 @@ pub(crate) fn modify(attr: &abi::QpAttr, bits: c_int) -> Option<ModifyAttr> {
     }
     if has(mask::AV) {
         change.path = Some(path(&attr.ah_attr)?);
+    }
+    if has(mask::CUR_STATE) {
+        to.cur_state = Some(state(attr.cur_qp_state)?);
+    }
+    if has(mask::ALT_PATH) {
+        let (alt, port) = (&attr.alt_ah_attr, attr.alt_port_num);
+        let path = path(alt).filter(|_| alt.port_num == port)?;
+        to.alt_path = Some(AltPath {
+            remote: path.remote,
+            sgid_index: alt.grh.sgid_index,
+            pkey_index: attr.alt_pkey_index,
+            port,
+            timeout: attr.alt_timeout,
+        });
+    }
+    if has(mask::PATH_MIG_STATE) {
+        to.path_mig_state = Some(match attr.path_mig_state {
+            0 => PathMigState::Migrated,
+            1 => PathMigState::Rearm,
+            2 => PathMigState::Armed,
+            _ => return None,
+        });
     }
     to.sqd_async_notify = has(mask::EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify != 0);
     to.pkey_index = has(mask::PKEY_INDEX).then_some(attr.pkey_index);

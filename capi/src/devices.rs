@@ -1,7 +1,5 @@
 //! Which devices there are, and what they say of themselves before they are open.
 
-use std::net::IpAddr;
-
 use rocinante::device::{Interface, Limits};
 use rocinante::plain::{DEVICES_VARIABLE, named_interfaces};
 use rocinante::verbs::Mtu;
@@ -9,6 +7,11 @@ use rocinante::verbs::Mtu;
 use crate::abi::{DeviceAttr, PortAttr};
 use crate::convert;
 use crate::log::{Level, say};
+
+/// The length of a table of so many GIDs. Its end is empty.
+pub(crate) fn gid_table_len(gids: usize) -> usize {
+    (gids + 1).next_multiple_of(16)
+}
 
 /// A device that a program can open.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,21 +36,6 @@ pub(crate) fn list() -> std::io::Result<Vec<Found>> {
 }
 
 impl Found {
-    /// The GID table, IPv4 first and link-local last.
-    pub(crate) fn gids(&self) -> impl ExactSizeIterator<Item = IpAddr> + '_ {
-        self.interface.addresses.iter().map(|(address, _)| *address)
-    }
-
-    /// The GID at `index`.
-    pub(crate) fn gid(&self, index: usize) -> Option<IpAddr> {
-        self.gids().nth(index)
-    }
-
-    /// The length of the GID table. Its end is empty.
-    pub(crate) fn gid_table_len(&self) -> usize {
-        (self.gids().len() + 1).next_multiple_of(16)
-    }
-
     /// The node GUID, in network byte order.
     pub(crate) fn guid(&self) -> [u8; 8] {
         self.interface.guid().to_be_bytes()
@@ -107,26 +95,26 @@ impl Found {
         }
     }
 
-    /// Port 1, as its interface is now.
-    pub(crate) fn port(&self) -> PortAttr {
+    /// Port 1, as its interface is now, with so many GIDs.
+    pub(crate) fn port(&self, gids: usize) -> PortAttr {
         let now = Interface::by_name(&self.interface.name);
         let interface = now.as_ref().unwrap_or(&self.interface);
         let up = now.is_ok() && interface.up;
         let mtu = Mtu::for_link(interface.mtu).unwrap_or(Mtu::Mtu256);
+        let (active_width, active_speed) = lanes(interface.link_speed());
         PortAttr {
             // IBV_PORT_ACTIVE, or IBV_PORT_DOWN.
             state: if up { 4 } else { 1 },
             max_mtu: convert::mtu_code(Mtu::Mtu4096),
             active_mtu: convert::mtu_code(mtu),
-            gid_tbl_len: i32::try_from(self.gid_table_len()).unwrap_or(i32::MAX),
+            gid_tbl_len: i32::try_from(gid_table_len(gids)).unwrap_or(i32::MAX),
             // IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS.
             port_cap_flags: 1 << 16 | 1 << 26,
             max_msg_sz: 1 << 30,
             pkey_tbl_len: 1,
             max_vl_num: 1,
-            // One lane of 10 Gb/s, as veth says of itself.
-            active_width: 1,
-            active_speed: 4,
+            active_width,
+            active_speed,
             // LinkUp, or Disabled.
             phys_state: if up { 5 } else { 3 },
             // IBV_LINK_LAYER_ETHERNET, and IBV_QPF_GRH_REQUIRED.
@@ -135,6 +123,28 @@ impl Found {
             ..PortAttr::default()
         }
     }
+}
+
+/// The width of a port and the speed of a lane, for a link of so many Mb/s: the least that carry it.
+/// Without a speed, as on loopback, it is one lane of the slowest, as the kernel says of Soft-RoCE.
+fn lanes(link_speed: Option<u32>) -> (u8, u8) {
+    /// `IBV_WIDTH_1X` and `..._4X`.
+    const ONE: u8 = 1;
+    const FOUR: u8 = 2;
+    // SDR, DDR, FDR10, EDR, HDR, NDR: 2.5, 5, 10, 25, 50 and 100 Gb/s.
+    let table = [
+        (2_500, ONE, 1),
+        (10_000, ONE, 8),
+        (20_000, FOUR, 2),
+        (25_000, ONE, 32),
+        (40_000, FOUR, 8),
+        (50_000, ONE, 64),
+        (100_000, FOUR, 32),
+        (200_000, FOUR, 64),
+    ];
+    let speed = link_speed.unwrap_or(0);
+    let found = table.iter().find(|(carries, ..)| speed <= *carries);
+    found.map_or((FOUR, 128), |(_, width, lane)| (*width, *lane))
 }
 
 /// `enum ibv_device_cap_flags`.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::rtnl::Rtnl;
 
+const ETHTOOL_GSET: u32 = 0x1;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
 const ETHTOOL_GFEATURES: u32 = 0x3a;
@@ -38,6 +39,26 @@ pub(crate) fn receive_queues(interface: &str) -> Option<u32> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
     let channels = read_channels(socket.as_fd(), &mut named(interface)?).ok()?;
     queues_in(&channels)
+}
+
+/// The speed of a link in Mb/s. `None` if it has none, as loopback, or is down.
+pub(crate) fn link_speed(interface: &str) -> Option<u32> {
+    // As for `receive_queues`.
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+    speed_in(&read_settings(socket.as_fd(), &mut named(interface)?).ok()?)
+}
+
+/// The speed is in two halves; all ones and 0 stand for an unknown one.
+fn speed_in(settings: &[u32; 11]) -> Option<u32> {
+    let half = |word: u32| {
+        let bytes = word.to_ne_bytes();
+        u32::from(u16::from_ne_bytes([bytes[0], bytes[1]]))
+    };
+    let low = half(settings[3]);
+    match half(settings[7]) << 16 | low {
+        0 | 0xffff | u32::MAX => None,
+        speed => Some(speed),
+    }
 }
 
 /// The sum of the receive-only queues and the combined ones.
@@ -209,6 +230,14 @@ fn read_channels(socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Result<[
     Ok(channels)
 }
 
+/// A `struct ethtool_cmd`.
+fn read_settings(socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Result<[u32; 11]> {
+    let mut settings = [ETHTOOL_GSET, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    // SAFETY: the kernel answers with just this struct.
+    unsafe { ask(socket, name, &mut settings) }?;
+    Ok(settings)
+}
+
 /// The number of features: a constant of the running kernel, the same for all interfaces.
 fn count_features(socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Result<usize> {
     // `struct ethtool_sset_info`: a 64-bit mask of the requested sets, and the count of each.
@@ -320,6 +349,28 @@ mod tests {
 
     fn takes_any(asked: &Segmentation) -> bool {
         asked.takes(128, 65_535)
+    }
+
+    #[test]
+    fn the_speed_of_a_link_is_its_drivers() {
+        let pair = or_skip!("ethtool::the_speed_of_a_link_is_its_drivers", Pair::new());
+        let speeds = pair.a.run(|| [link_speed("v0"), link_speed("lo"), link_speed("none")]);
+        assert_eq!(speeds, [Some(10_000), None, None]);
+        for (low, high, speed) in [
+            (0, 0, None),
+            (0xffff, 0, None),
+            (0xffff, 0xffff, None),
+            (0x86a0, 1, Some(100_000)),
+            (10_000, 0, Some(10_000)),
+        ] {
+            let half = |value: u16| {
+                let [one, two] = value.to_ne_bytes();
+                u32::from_ne_bytes([one, two, 7, 7])
+            };
+            let mut settings = [9; 11];
+            (settings[3], settings[7]) = (half(low), half(high));
+            assert_eq!(speed_in(&settings), speed);
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 
+use crate::ethtool;
 use crate::rtnl::Rtnl;
 
 /// An interface of the own network namespace, as rtnetlink reports it.
@@ -56,6 +57,12 @@ impl Interface {
         }
         let [a, b, c, d, e, f] = self.mac;
         u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+    }
+
+    /// The speed of its link now, in Mb/s. `None` if it has none, as loopback, or is down.
+    #[must_use]
+    pub fn link_speed(&self) -> Option<u32> {
+        ethtool::link_speed(&self.name)
     }
 
     /// The interface that has the address. On loopback, all of an IPv4 prefix is local: 127.0.0.2

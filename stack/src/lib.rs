@@ -47,7 +47,7 @@ pub use ingress::{Datagram, IpId};
 pub use pacer::Pacing;
 pub use peer::{Budget, PeerKind, RunLimits};
 pub use qp::Urgency;
-pub use qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
+pub use qp::attr::{AltPath, ModifyError, PathMigState, PeerAddress, QpAttr, QpInit};
 pub use qp::post::{MESSAGE_MAX, PostError, SendLimits, check_recv};
 pub use recognition::{Recognised, Stranger};
 pub use shared::{ACK_DELAY_NS, EngineConfig};

@@ -52,6 +52,15 @@ impl Library {
         command
     }
 
+    /// The command line of a script beside the library.
+    fn script(&self, name: &str) -> String {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/capi");
+        for file in [name, "verbs.py"] {
+            fs::copy(from.join(file), self.0.join(file)).unwrap();
+        }
+        format!("/usr/bin/python3 -B {}", self.0.join(name).display())
+    }
+
     fn start(&self, at: &Container, line: &str) -> Running {
         let mut command = self.command(line);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -105,10 +114,87 @@ fn devices_are_listed_and_described_and_nothing_is_opened() {
 fn bad_arguments_get_the_errno_of_the_manual() {
     require_lab!();
     require_program!("python3");
+    all_as_expected("misuse.py");
+}
+
+#[test]
+fn transitions_take_what_the_kernels_table_has_and_queries_give_it_back() {
+    require_lab!();
+    require_program!("python3");
+    all_as_expected("states.py");
+}
+
+#[test]
+fn signals_interrupt_calls_that_block_and_flags_are_obeyed() {
+    require_lab!();
+    require_program!("python3");
+    all_as_expected("signals.py");
+}
+
+#[test]
+fn a_child_keeps_nothing_of_its_parent_alive_and_starts_clean() {
+    require_lab!();
+    require_program!("python3");
+    all_as_expected("forked.py");
+}
+
+fn all_as_expected(script: &str) {
     let (library, pair) = (Library::new(), pair());
-    let script = library.0.join("misuse.py");
-    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("data/capi/misuse.py"), &script).unwrap();
-    let line = format!("/usr/bin/python3 {}", script.display());
-    let done = library.run(&pair.containers()[0], &line).succeeded();
+    let done = library.run(&pair.containers()[0], &library.script(script)).succeeded();
     assert!(done.out.ends_with("all as expected\n"), "{}{}", done.out, done.err);
+}
+
+/// Two contexts that make no object hear of their port, each by itself.
+#[test]
+fn contexts_without_objects_hear_of_their_port() {
+    require_lab!();
+    require_program!("python3");
+    let (library, pair) = (Library::new(), pair());
+    let [a, _] = pair.containers();
+    let own = a.ipv4().to_string();
+    let ip = |words: &str| {
+        let done = a.output(Command::new("ip").args(words.split(' '))).unwrap();
+        assert!(done.status.success(), "ip {words}: {done:?}");
+    };
+    // IPv6 addresses come and go with the link.
+    ip("link set eth0 addrgenmode none");
+    ip("-6 addr flush dev eth0");
+    ip("address add 10.99.1.1/24 dev eth0");
+    let mut program = library.start(a, &library.script("events.py"));
+    program.says(&format!("ready 0={own} 1=10.99.1.1"));
+    for (change, event, table) in [
+        ("link set eth0 down", 10, "0=OWN 1=10.99.1.1"),
+        ("link set eth0 up", 9, "0=OWN 1=10.99.1.1"),
+        ("address add 10.99.2.1/24 dev eth0", 18, "0=OWN 1=10.99.1.1 2=10.99.2.1"),
+        ("address del 10.99.1.1/24 dev eth0", 18, "0=OWN 2=10.99.2.1"),
+        ("address add 10.99.3.1/24 dev eth0", 18, "0=OWN 1=10.99.3.1 2=10.99.2.1"),
+    ] {
+        ip(change);
+        let mut missing = [0, 1]
+            .map(|context| Some(format!("{context} ({event}) {}", table.replace("OWN", &own))));
+        program.hears(change, |line| {
+            for wanted in &mut missing {
+                wanted.take_if(|wanted| *wanted == line);
+            }
+            missing.iter().all(Option::is_none)
+        });
+    }
+}
+
+/// The last acknowledgement leaves, whichever way a program ends.
+#[test]
+fn the_end_right_after_the_last_completion_leaves_the_peer_no_error() {
+    require_lab!();
+    require_program!("python3");
+    let (library, pair) = (Library::new(), pair());
+    let [a, b] = pair.containers();
+    let script = library.script("pong.py");
+    for (how, rounds) in [("return", 40), ("exit", 40), ("_exit", 200)] {
+        let mut server = library.start(b, &format!("{script} server - 0 {how}"));
+        server.says("ready");
+        let client = format!("{script} client {} {rounds} {how}", b.ipv4());
+        library.run(a, &client).succeeded();
+        let done = server.finish().succeeded();
+        assert!(done.out.starts_with("0 errors"), "{how}: {}{}", done.out, done.err);
+    }
 }

@@ -105,7 +105,7 @@ pub mod verbs {
         AhId, Destination, QpEvent, QpState, QpType, SendData, SendOp, WcOpcode,
     };
     pub use rocinante_stack::{
-        Budget, ModifyError, PeerKind, PostError, QpAttr, SrqAttr, SrqChange,
+        AltPath, Budget, ModifyError, PathMigState, PeerKind, PostError, QpAttr, SrqAttr, SrqChange,
     };
 }
 

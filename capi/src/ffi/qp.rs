@@ -199,11 +199,6 @@ pub(super) unsafe extern "C" fn modify_qp(
         };
         context.is_own()?;
         let change = convert::modify(attr, bits).ok_or(libc::EINVAL)?;
-        if bits & mask::CUR_STATE != 0
-            && attr.cur_qp_state != convert::state_code(pair.qp.query().0)
-        {
-            return Err(libc::EINVAL);
-        }
         let too_many = |wanted: Option<u8>| wanted.is_some_and(|many| many > pair.max_rd_atomic);
         if too_many(change.attr.max_rd_atomic) || too_many(change.attr.max_dest_rd_atomic) {
             return Err(libc::EINVAL);

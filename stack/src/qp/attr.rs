@@ -56,11 +56,40 @@ pub struct PeerAddress {
     pub kind: PeerKind,
 }
 
+/// Another path to the peer (`IBV_QP_ALT_PATH`). It is checked, kept and given back; no packet takes
+/// it, since no queue pair migrates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AltPath {
+    /// The peer's address.
+    pub remote: IpAddr,
+    /// Index of our address in the GID table.
+    pub sgid_index: u8,
+    /// Index of the P_Key; only 0 exists.
+    pub pkey_index: u16,
+    /// Only port 1 exists.
+    pub port: u8,
+    /// As `IBV_QP_TIMEOUT`.
+    pub timeout: u8,
+}
+
+/// State of a path migration (`enum ibv_mig_state`). It is kept and given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathMigState {
+    /// `IBV_MIG_MIGRATED`.
+    Migrated,
+    /// `IBV_MIG_REARM`.
+    Rearm,
+    /// `IBV_MIG_ARMED`.
+    Armed,
+}
+
 /// Attributes to set (`struct ibv_qp_attr`); the mask is which of them are `Some`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QpAttr {
     /// `IBV_QP_STATE`.
     pub state: Option<QpState>,
+    /// `IBV_QP_CUR_STATE`: the state that the queue pair is in. Otherwise the change is refused.
+    pub cur_state: Option<QpState>,
     /// `IBV_QP_EN_SQD_ASYNC_NOTIFY`: whether
     /// [`QpEvent::SqDrained`](crate::verbs::QpEvent::SqDrained) is wanted.
     pub sqd_async_notify: Option<bool>,
@@ -94,6 +123,10 @@ pub struct QpAttr {
     pub rnr_retry: Option<u8>,
     /// `IBV_QP_TIMEOUT`, 0 to 31: 4.096 µs · 2^timeout; 0 means never.
     pub timeout: Option<u8>,
+    /// `IBV_QP_ALT_PATH`.
+    pub alt_path: Option<AltPath>,
+    /// `IBV_QP_PATH_MIG_STATE`.
+    pub path_mig_state: Option<PathMigState>,
 }
 
 /// Why a queue pair cannot be modified. All of them are `EINVAL`.
@@ -173,6 +206,7 @@ macro_rules! attributes {
 
 attributes! {
     State = state "IBV_QP_STATE",
+    CurState = cur_state "IBV_QP_CUR_STATE",
     SqdNotify = sqd_async_notify "IBV_QP_EN_SQD_ASYNC_NOTIFY",
     PkeyIndex = pkey_index "IBV_QP_PKEY_INDEX",
     Port = port "IBV_QP_PORT",
@@ -189,10 +223,15 @@ attributes! {
     RetryCnt = retry_cnt "IBV_QP_RETRY_CNT",
     RnrRetry = rnr_retry "IBV_QP_RNR_RETRY",
     Timeout = timeout "IBV_QP_TIMEOUT",
+    AltPathTo = alt_path "IBV_QP_ALT_PATH",
+    MigState = path_mig_state "IBV_QP_PATH_MIG_STATE",
 }
 
 /// From, to, required attributes, further optional attributes.
 type Transition = (QpState, QpState, u32, u32);
+
+/// Another path, and when to take it.
+const MIGRATION: u32 = AltPathTo | MigState;
 
 // A queue pair can go to RESET and ERR from every state. `transitions.txt` lists and draws the
 // tables.
@@ -204,15 +243,15 @@ const RC: &[Transition] = &[
         QpState::Init,
         QpState::Rtr,
         State | Av | PathMtu | DestQpn | RqPsn | MaxDestRdAtomic | MinRnrTimer,
-        PkeyIndex | AccessFlags,
+        PkeyIndex | AccessFlags | AltPathTo,
     ),
     (
         QpState::Rtr,
         QpState::Rts,
         State | SqPsn | MaxRdAtomic | RetryCnt | RnrRetry | Timeout,
-        AccessFlags | MinRnrTimer,
+        CurState | AccessFlags | MinRnrTimer | MIGRATION,
     ),
-    (QpState::Rts, QpState::Rts, 0, State | AccessFlags | MinRnrTimer),
+    (QpState::Rts, QpState::Rts, 0, State | CurState | AccessFlags | MinRnrTimer | MIGRATION),
     (QpState::Rts, QpState::Sqd, State, SqdNotify),
     (
         QpState::Sqd,
@@ -226,33 +265,39 @@ const RC: &[Transition] = &[
             | MaxRdAtomic
             | RetryCnt
             | RnrRetry
-            | Timeout,
+            | Timeout
+            | MIGRATION,
     ),
-    (QpState::Sqd, QpState::Rts, State, AccessFlags | MinRnrTimer),
+    (QpState::Sqd, QpState::Rts, State, CurState | AccessFlags | MinRnrTimer | MIGRATION),
 ];
 
 const UC: &[Transition] = &[
     (QpState::Reset, QpState::Init, State | PkeyIndex | Port | AccessFlags, 0),
     (QpState::Init, QpState::Init, 0, State | PkeyIndex | Port | AccessFlags),
-    (QpState::Init, QpState::Rtr, State | Av | PathMtu | DestQpn | RqPsn, PkeyIndex | AccessFlags),
-    (QpState::Rtr, QpState::Rts, State | SqPsn, AccessFlags),
-    (QpState::Rts, QpState::Rts, 0, State | AccessFlags),
+    (
+        QpState::Init,
+        QpState::Rtr,
+        State | Av | PathMtu | DestQpn | RqPsn,
+        PkeyIndex | AccessFlags | AltPathTo,
+    ),
+    (QpState::Rtr, QpState::Rts, State | SqPsn, CurState | AccessFlags | MIGRATION),
+    (QpState::Rts, QpState::Rts, 0, State | CurState | AccessFlags | MIGRATION),
     (QpState::Rts, QpState::Sqd, State, SqdNotify),
-    (QpState::Sqd, QpState::Sqd, 0, State | PkeyIndex | AccessFlags),
-    (QpState::Sqd, QpState::Rts, State, AccessFlags),
-    (QpState::Sqe, QpState::Rts, State, AccessFlags),
+    (QpState::Sqd, QpState::Sqd, 0, State | PkeyIndex | AccessFlags | MIGRATION),
+    (QpState::Sqd, QpState::Rts, State, CurState | AccessFlags | MIGRATION),
+    (QpState::Sqe, QpState::Rts, State, CurState | AccessFlags),
 ];
 
 const UD: &[Transition] = &[
     (QpState::Reset, QpState::Init, State | PkeyIndex | Port | Qkey, 0),
     (QpState::Init, QpState::Init, 0, State | PkeyIndex | Port | Qkey),
     (QpState::Init, QpState::Rtr, State, PkeyIndex | Qkey),
-    (QpState::Rtr, QpState::Rts, State | SqPsn, Qkey),
-    (QpState::Rts, QpState::Rts, 0, State | Qkey),
+    (QpState::Rtr, QpState::Rts, State | SqPsn, CurState | Qkey),
+    (QpState::Rts, QpState::Rts, 0, State | CurState | Qkey),
     (QpState::Rts, QpState::Sqd, State, SqdNotify),
     (QpState::Sqd, QpState::Sqd, 0, State | PkeyIndex | Qkey),
-    (QpState::Sqd, QpState::Rts, State, Qkey),
-    (QpState::Sqe, QpState::Rts, State, Qkey),
+    (QpState::Sqd, QpState::Rts, State, CurState | Qkey),
+    (QpState::Sqe, QpState::Rts, State, CurState | Qkey),
 ];
 
 const fn transitions(qp_type: QpType) -> &'static [Transition] {
@@ -273,6 +318,10 @@ impl QpAttr {
     pub fn check(&self, qp_type: QpType, from: QpState) -> Result<QpState, ModifyError> {
         let to = self.state.unwrap_or(from);
         self.check_values()?;
+        if self.cur_state.is_some_and(|is| is != from) {
+            let allowed = "the state that the queue pair is in";
+            return Err(ModifyError::Value { attribute: "IBV_QP_CUR_STATE", allowed });
+        }
         if self.state.is_some() && matches!(to, QpState::Reset | QpState::Err) {
             return self.check_mask(to, State, 0).map(|()| to);
         }
@@ -323,7 +372,17 @@ impl QpAttr {
                 allowed: "two addresses of one family",
             });
         }
-        Ok(())
+        match self.alt_path {
+            Some(AltPath { port, pkey_index, timeout, .. })
+                if port != 1 || pkey_index != 0 || timeout > 31 =>
+            {
+                Err(ModifyError::Value {
+                    attribute: "IBV_QP_ALT_PATH",
+                    allowed: "on port 1, with P_Key index 0 and a timeout of 0 to 31",
+                })
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -405,6 +464,41 @@ mod tests {
     fn the_drawing_shows_the_tables() {
         let drawn = drawn();
         assert_eq!(include_str!("transitions.txt"), drawn, "transitions.txt should be:\n{drawn}");
+    }
+
+    #[test]
+    fn the_state_that_it_is_in_must_be_named_right() {
+        let attr = |cur_state| QpAttr { cur_state: Some(cur_state), ..QpAttr::default() };
+        for is in [QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe] {
+            let checked = attr(is).check(QpType::Uc, QpState::Rts);
+            assert_eq!(checked.is_ok(), is == QpState::Rts, "{is}");
+        }
+        // Not before RTR.
+        let early = QpAttr { state: Some(QpState::Rtr), ..attr(QpState::Init) };
+        let missing = early.check(QpType::Ud, QpState::Init);
+        assert!(matches!(missing, Err(ModifyError::NotAllowed { .. })), "{missing:?}");
+    }
+
+    #[test]
+    fn another_path_is_checked() {
+        let good = AltPath {
+            remote: [10, 0, 0, 1].into(),
+            sgid_index: 0,
+            pkey_index: 0,
+            port: 1,
+            timeout: 31,
+        };
+        for (path, is_good) in [
+            (good, true),
+            (AltPath { port: 0, ..good }, false),
+            (AltPath { port: 2, ..good }, false),
+            (AltPath { pkey_index: 1, ..good }, false),
+            (AltPath { timeout: 32, ..good }, false),
+        ] {
+            let attr = QpAttr { alt_path: Some(path), ..QpAttr::default() };
+            assert_eq!(attr.check(QpType::Rc, QpState::Rts).is_ok(), is_good, "{path:?}");
+            assert!(attr.check(QpType::Ud, QpState::Rts).is_err());
+        }
     }
 
     #[test]

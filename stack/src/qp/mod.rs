@@ -141,7 +141,8 @@ impl Core {
             ($($field:ident)*) => { $( self.attr.$field = attr.$field.or(self.attr.$field); )* };
         }
         take!(state sqd_async_notify pkey_index port access qkey peer path_mtu dest_qpn rq_psn
-              max_dest_rd_atomic min_rnr_timer sq_psn max_rd_atomic retry_cnt rnr_retry timeout);
+              max_dest_rd_atomic min_rnr_timer sq_psn max_rd_atomic retry_cnt rnr_retry timeout
+              alt_path path_mig_state);
         self.drain_wanted |= attr.sqd_async_notify == Some(true);
     }
 

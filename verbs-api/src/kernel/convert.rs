@@ -12,7 +12,7 @@ use rocinante_stack::verbs::{
     Cqe, Destination, QpEvent, QpState, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode,
     WcStatus,
 };
-use rocinante_stack::{Budget, PeerAddress, PeerKind, PostError, QpAttr};
+use rocinante_stack::{AltPath, Budget, PathMigState, PeerAddress, PeerKind, PostError, QpAttr};
 use rustix::io::Errno;
 
 use super::ffi;
@@ -223,6 +223,8 @@ pub(super) fn qp_attr(attr: &QpAttr, path: Option<&abi::AhAttr>, port: u8) -> (a
     }
     set! {
         state => qp_state, STATE, |state| qp_state_number(state);
+        cur_state => cur_qp_state, CUR_STATE, |state| qp_state_number(state);
+        path_mig_state => path_mig_state, PATH_MIG_STATE, |state| state as c_int;
         sqd_async_notify => en_sqd_async_notify, EN_SQD_ASYNC_NOTIFY, |wanted| u8::from(wanted);
         pkey_index => pkey_index, PKEY_INDEX, |index| index;
         port => port_num, PORT, |_one| port;
@@ -242,6 +244,12 @@ pub(super) fn qp_attr(attr: &QpAttr, path: Option<&abi::AhAttr>, port: u8) -> (a
     if let Some(path) = path {
         out.ah_attr = *path;
         bits |= mask::AV;
+    }
+    if let Some(alt) = attr.alt_path {
+        out.alt_ah_attr = self::path(&PeerPath::new(alt.remote), alt.sgid_index, port);
+        (out.alt_pkey_index, out.alt_port_num) = (alt.pkey_index, port);
+        out.alt_timeout = alt.timeout;
+        bits |= mask::ALT_PATH;
     }
     (out, bits)
 }
@@ -263,6 +271,8 @@ pub(super) const QUERY_ALL: c_int = mask::STATE
     | mask::RETRY_CNT
     | mask::RNR_RETRY
     | mask::TIMEOUT
+    | mask::ALT_PATH
+    | mask::PATH_MIG_STATE
     | mask::CAP;
 
 /// The attributes that a queue pair at `local` reports, without those that its state has not set
@@ -299,6 +309,19 @@ pub(super) fn qp_attr_back(
         out.path_mtu = mtu(attr.path_mtu);
         out.dest_qpn = Some(Qpn::new(attr.dest_qp_num));
         out.rq_psn = Some(Psn::new(attr.rq_psn));
+        out.alt_path = (attr.alt_ah_attr.is_global != 0).then(|| AltPath {
+            remote: address(attr.alt_ah_attr.grh.dgid),
+            sgid_index: attr.alt_ah_attr.grh.sgid_index,
+            pkey_index: attr.alt_pkey_index,
+            port: 1,
+            timeout: attr.alt_timeout,
+        });
+        // Devices without migration answer 0, which is also what most programs set.
+        out.path_mig_state = match attr.path_mig_state {
+            1 => Some(PathMigState::Rearm),
+            2 => Some(PathMigState::Armed),
+            _ => None,
+        };
     }
     if qp_type == QpType::Rc && out.peer.is_some() {
         out.max_dest_rd_atomic = Some(attr.max_dest_rd_atomic);

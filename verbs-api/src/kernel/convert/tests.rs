@@ -95,6 +95,15 @@ fn attributes() -> QpAttr {
         retry_cnt: Some(7),
         rnr_retry: Some(5),
         timeout: Some(18),
+        cur_state: None,
+        alt_path: Some(AltPath {
+            remote: [10, 0, 0, 3].into(),
+            sgid_index: 4,
+            pkey_index: 0,
+            port: 1,
+            timeout: 21,
+        }),
+        path_mig_state: Some(PathMigState::Armed),
     }
 }
 
@@ -144,6 +153,9 @@ fn only_what_is_set_is_in_the_mask() {
         (QpAttr { sq_psn: Some(Psn::new(0)), ..QpAttr::default() }, 16),
         (QpAttr { max_dest_rd_atomic: Some(0), ..QpAttr::default() }, 17),
         (QpAttr { dest_qpn: Some(Qpn::new(0)), ..QpAttr::default() }, 20),
+        (QpAttr { cur_state: Some(QpState::Rts), ..QpAttr::default() }, 1),
+        (QpAttr { alt_path: attributes().alt_path, ..QpAttr::default() }, 14),
+        (QpAttr { path_mig_state: Some(PathMigState::Rearm), ..QpAttr::default() }, 18),
     ];
     for (attr, bit) in bits {
         assert_eq!(only(attr), 1 << bit, "{attr:?}");

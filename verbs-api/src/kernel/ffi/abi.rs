@@ -295,9 +295,9 @@ pub(in crate::kernel) struct AhAttr {
 #[derive(Clone, Copy, Default)]
 pub(in crate::kernel) struct QpAttr {
     pub(in crate::kernel) qp_state: c_int,
-    _cur_qp_state: c_int,
+    pub(in crate::kernel) cur_qp_state: c_int,
     pub(in crate::kernel) path_mtu: c_int,
-    _path_mig_state: c_int,
+    pub(in crate::kernel) path_mig_state: c_int,
     pub(in crate::kernel) qkey: u32,
     pub(in crate::kernel) rq_psn: u32,
     pub(in crate::kernel) sq_psn: u32,
@@ -305,9 +305,9 @@ pub(in crate::kernel) struct QpAttr {
     pub(in crate::kernel) qp_access_flags: c_uint,
     pub(in crate::kernel) cap: QpCap,
     pub(in crate::kernel) ah_attr: AhAttr,
-    _alt_ah_attr: AhAttr,
+    pub(in crate::kernel) alt_ah_attr: AhAttr,
     pub(in crate::kernel) pkey_index: u16,
-    _alt_pkey_index: u16,
+    pub(in crate::kernel) alt_pkey_index: u16,
     pub(in crate::kernel) en_sqd_async_notify: u8,
     _sq_draining: u8,
     pub(in crate::kernel) max_rd_atomic: u8,
@@ -317,8 +317,8 @@ pub(in crate::kernel) struct QpAttr {
     pub(in crate::kernel) timeout: u8,
     pub(in crate::kernel) retry_cnt: u8,
     pub(in crate::kernel) rnr_retry: u8,
-    _alt_port_num: u8,
-    _alt_timeout: u8,
+    pub(in crate::kernel) alt_port_num: u8,
+    pub(in crate::kernel) alt_timeout: u8,
     _rate_limit: u32,
 }
 
@@ -334,6 +334,7 @@ pub(in crate::kernel) mod mask {
     use std::ffi::c_int;
 
     pub(in crate::kernel) const STATE: c_int = 1;
+    pub(in crate::kernel) const CUR_STATE: c_int = 1 << 1;
     pub(in crate::kernel) const EN_SQD_ASYNC_NOTIFY: c_int = 1 << 2;
     pub(in crate::kernel) const ACCESS_FLAGS: c_int = 1 << 3;
     pub(in crate::kernel) const PKEY_INDEX: c_int = 1 << 4;
@@ -346,9 +347,11 @@ pub(in crate::kernel) mod mask {
     pub(in crate::kernel) const RNR_RETRY: c_int = 1 << 11;
     pub(in crate::kernel) const RQ_PSN: c_int = 1 << 12;
     pub(in crate::kernel) const MAX_QP_RD_ATOMIC: c_int = 1 << 13;
+    pub(in crate::kernel) const ALT_PATH: c_int = 1 << 14;
     pub(in crate::kernel) const MIN_RNR_TIMER: c_int = 1 << 15;
     pub(in crate::kernel) const SQ_PSN: c_int = 1 << 16;
     pub(in crate::kernel) const MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
+    pub(in crate::kernel) const PATH_MIG_STATE: c_int = 1 << 18;
     pub(in crate::kernel) const CAP: c_int = 1 << 19;
     pub(in crate::kernel) const DEST_QPN: c_int = 1 << 20;
 }
