@@ -2,6 +2,9 @@
 //! of files that `ROCINANTE_PATHS` names. All other paths, and all else that these functions of
 //! libc do, stay as they are.
 //!
+//! It also stands before `_exit(2)`, which ends a program without its handlers: what libibverbs.so.1
+//! has to send until then is sent.
+//!
 //! Programs call these functions in signal handlers and between fork and exec, so nothing here
 //! takes a lock, allocates or panics.
 #![allow(unsafe_code)]
@@ -125,6 +128,41 @@ fn out_of_tree(path: *mut c_char) -> *mut c_char {
         unsafe { ptr::copy(path.add(root.len()), path, rest.len()) };
     }
     path
+}
+
+/// What libibverbs.so.1 does before the end; null for nothing.
+static BEFORE_EXIT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Has `then` called before `_exit(2)`. It may be called in a signal handler, and in a child of
+/// `vfork(2)`.
+#[unsafe(no_mangle)]
+pub extern "C" fn rocinante_before_exit(then: extern "C" fn()) {
+    BEFORE_EXIT.store(then as *mut c_void, Ordering::Release);
+}
+
+fn end(status: c_int) -> ! {
+    let then = BEFORE_EXIT.load(Ordering::Acquire);
+    if !then.is_null() {
+        // SAFETY: `rocinante_before_exit` stored a function of this type.
+        let then: extern "C" fn() = unsafe { std::mem::transmute(then) };
+        then();
+    }
+    loop {
+        // SAFETY: no pointers. As libc's function of this name.
+        unsafe { libc::syscall(libc::SYS_exit_group, status) };
+    }
+}
+
+/// The function of libc, after what libibverbs.so.1 has to do.
+#[unsafe(no_mangle)]
+pub extern "C" fn _exit(status: c_int) -> ! {
+    end(status)
+}
+
+/// As [`_exit`].
+#[unsafe(no_mangle)]
+pub extern "C" fn _Exit(status: c_int) -> ! {
+    end(status)
 }
 
 /// What functions of libc return.

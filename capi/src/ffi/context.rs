@@ -14,7 +14,7 @@ use rocinante::{Context, OpenOptions, PreparedContext, Refused};
 
 use super::border::Outcome;
 use super::object::{Object, Private};
-use super::{cq, fork, memory, pd, post, qp, query, srq, stubs, wait};
+use super::{cq, ending, fork, memory, pd, post, qp, query, srq, stubs, wait};
 use crate::abi;
 use crate::convert::errno;
 use crate::devices::Found;
@@ -107,6 +107,7 @@ impl Shared {
             ),
         );
         let device = plain::Device::of(&context).ok_or(libc::ENODEV)?;
+        ending::watch();
         Ok(self.opened.get_or_init(|| Opened { context, device }))
     }
 

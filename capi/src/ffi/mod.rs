@@ -12,6 +12,7 @@ mod context;
 mod cq;
 mod cq_ex;
 mod device;
+mod ending;
 mod events;
 mod exports;
 mod fork;

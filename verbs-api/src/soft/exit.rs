@@ -2,7 +2,8 @@
 //!
 //! Dropping an object sends what it holds back. A program that returns from `main` or calls
 //! `exit(3)` without dropping its objects runs the function that this module registers. A program
-//! that ends by `_exit(2)` or a signal runs nothing more.
+//! that ends by `_exit(2)` or a signal runs nothing more, unless a preloaded library tells of the
+//! former (`capi/paths`).
 
 #![allow(unsafe_code)]
 
@@ -10,7 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::Hca;
-use crate::provider::sync::{Mutex, OnceLock};
+use crate::provider::sync::{Instant, Mutex, OnceLock, yield_now};
 
 /// The devices of this process.
 static DEVICES: Mutex<Vec<Weak<Hca>>> = Mutex::new(Vec::new());
@@ -43,6 +44,34 @@ fn register() {
 #[cfg(miri)]
 fn register() {
     let _: extern "C" fn() = send_held;
+}
+
+/// Sends what is held at `_exit(2)`. A signal handler may call that, or a child of `vfork(2)`: so it
+/// only tries for locks, and gives none back.
+pub(crate) extern "C" fn send_held_at_once() {
+    if OWNER.get() != Some(&std::process::id()) {
+        return;
+    }
+    let Some(devices) = DEVICES.try_lock() else { return };
+    for device in devices.iter().filter_map(Weak::upgrade) {
+        for core in device.shards.all() {
+            // The background thread may have it for a moment, or the thread that a signal interrupted.
+            let until = Instant::now() + PATIENCE;
+            let mut lock = core.shard.try_lock();
+            while lock.is_none() && Instant::now() < until {
+                yield_now();
+                lock = core.shard.try_lock();
+            }
+            if let Some(mut shard) = lock {
+                if shard.cork.is_in() {
+                    shard.send_waiting();
+                }
+                std::mem::forget(shard);
+            }
+        }
+        std::mem::forget(device);
+    }
+    std::mem::forget(devices);
 }
 
 extern "C" fn send_held() {

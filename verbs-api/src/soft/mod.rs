@@ -46,6 +46,7 @@ pub(crate) use self::ah::Ah;
 pub(crate) use self::cq::{Channel, Cq};
 pub(crate) use self::device::{Device, Hca, Pd, Settings, active_mtu, attributes};
 pub(crate) use self::events::Inbox;
+pub(crate) use self::exit::send_held_at_once;
 pub(crate) use self::gids::GidTable;
 pub(crate) use self::mr::{Change, Registration};
 pub(crate) use self::mw::Window;
