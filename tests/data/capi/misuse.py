@@ -6,6 +6,7 @@ is none. A crash ends the program otherwise.
 
 import ctypes as c
 import errno
+import mmap
 import os
 import struct
 import sys
@@ -138,6 +139,60 @@ refuses("no path", "ibv_create_ah", pd, buffer(32))
 refuses("depth 0", "ibv_create_srq", pd, buffer(24))
 refuses("not supported", "ibv_import_device", c.c_int(0), error=errno.EOPNOTSUPP)
 refuses("not supported", "ibv_reg_dmabuf_mr", pd, error=errno.EOPNOTSUPP)
+
+# What a device is told of memory that it will touch.
+advise_mr = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_int, c.c_uint32, c.c_void_p, c.c_uint32)(
+    c.c_void_p.from_address(context - 320 + 8).value)
+PREFETCH, PREFETCH_WRITE, NO_FAULT = range(3)
+other_pd = call("ibv_alloc_pd", context)[0]
+read_only = call("ibv_reg_mr", pd, memory, c.c_size_t(4096), c.c_int(0))[0]
+others = call("ibv_reg_mr", other_pd, memory, c.c_size_t(4096), c.c_int(1))[0]
+gone = mmap.mmap(-1, 8192)
+gone_at = c.addressof(c.c_char.from_buffer(gone))
+unmapped = call("ibv_reg_mr", pd, gone_at, c.c_size_t(8192), c.c_int(1))[0]
+assert read_only and others and unmapped
+c.CDLL(None).munmap(c.c_void_p(gone_at), c.c_size_t(8192))
+start = c.addressof(memory)
+
+
+def key(region):
+    return c.c_uint32.from_address(region + 36).value
+
+
+good = (start, 4096, key(mr))
+for what, domain, advice, flags, elements, error in [
+    ("to read", pd, PREFETCH, 0, [good], 0),
+    ("to write, and wait", pd, PREFETCH_WRITE, 1, [good, (start + 5, 7, key(mr))], 0),
+    ("without faults", pd, NO_FAULT, 0, [good], 0),
+    ("read-only memory to read", pd, PREFETCH, 0, [(start, 4096, key(read_only))], 0),
+    ("NULL", None, PREFETCH, 0, [good], errno.EINVAL),
+    ("advice 3", pd, 3, 0, [good], errno.EINVAL),
+    ("advice -1", pd, -1, 0, [good], errno.EINVAL),
+    ("flag 2", pd, PREFETCH, 2, [good], errno.EINVAL),
+    ("no list", pd, PREFETCH, 0, None, errno.EINVAL),
+    ("an empty list", pd, PREFETCH, 0, [], errno.EINVAL),
+    ("a key of none", pd, PREFETCH, 0, [(start, 4096, 0xDEADBEEF)], errno.ENOENT),
+    ("a key of another domain", pd, PREFETCH, 0, [(start, 4096, key(others))], errno.ENOENT),
+    ("the second is bad", pd, PREFETCH, 0, [good, (start, 4096, key(others))], errno.ENOENT),
+    ("behind the end", pd, PREFETCH, 0, [(start + 1, 4096, key(mr))], errno.EFAULT),
+    ("before the start", pd, PREFETCH, 0, [(start - 1, 16, key(mr))], errno.EFAULT),
+    ("the end of the address space", pd, PREFETCH, 0, [((1 << 64) - 8, 16, key(mr))],
+     errno.EFAULT),
+    ("read-only memory to write", pd, PREFETCH_WRITE, 0, [(start, 4096, key(read_only))],
+     errno.EINVAL),
+    ("memory that is gone", pd, PREFETCH, 0, [(gone_at, 8192, key(unmapped))], errno.EFAULT),
+]:
+    packed = b"".join(struct.pack("<QII", *element) for element in elements or [])
+    elements_at = c.create_string_buffer(packed, len(packed) + 1)
+    at, count = (None, 1) if elements is None else (c.addressof(elements_at), len(elements))
+    got = advise_mr(domain, advice, flags, at, count)
+    if got != error:
+        failures.append(f"ibv_advise_mr: {what}: {got}, not {error}")
+for name, handle in [("ibv_dereg_mr", read_only), ("ibv_dereg_mr", others),
+                     ("ibv_dereg_mr", unmapped), ("ibv_dealloc_pd", other_pd)]:
+    got, _ = call(name, handle)
+    if got != 0:
+        failures.append(f"{name}: {got}")
 
 # In the order that suits, all goes.
 for name, handle in [("ibv_destroy_qp", qp), ("ibv_destroy_cq", cq), ("ibv_dereg_mr", mr),
