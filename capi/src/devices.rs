@@ -125,8 +125,9 @@ impl Found {
     }
 }
 
-/// The width of a port and the speed of a lane, for a link of so many Mb/s: the least that carry it.
-/// Without a speed, as on loopback, it is one lane of the slowest, as the kernel says of Soft-RoCE.
+/// The width of a port and the speed of a lane, for a link of so many Mb/s: the least that carry
+/// it. Without a speed, as on loopback, it is one lane of the slowest, as the kernel says of
+/// Soft-RoCE.
 fn lanes(link_speed: Option<u32>) -> (u8, u8) {
     /// `IBV_WIDTH_1X` and `..._4X`.
     const ONE: u8 = 1;

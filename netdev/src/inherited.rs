@@ -1,9 +1,10 @@
 //! What a child of `fork(2)` inherits of the ports, and keeps nothing of.
 //!
 //! A child that lives on would keep the parent's UDP port, sockets and XDP program alive after the
-//! parent has closed them or ended. So each such descriptor is noted here, and a handler in the child
-//! puts a descriptor of nothing in its place. The number stays in use: the child has copies of the
-//! values that own it, and may drop them. A program that is executed gets none of them anyway.
+//! parent has closed them or ended. So each such descriptor is noted here, and a handler in the
+//! child puts a descriptor of nothing in its place. The number stays in use: the child has copies
+//! of the values that own it, and may drop them. A program that is executed gets none of them
+//! anyway.
 //!
 //! The handler runs between `fork` and its return, where other threads are gone and any lock may be
 //! held for ever. It makes system calls, and touches nothing but the numbers below.

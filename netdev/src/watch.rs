@@ -1,9 +1,9 @@
 //! Follows an interface: whether it is up, and its addresses.
 //!
-//! The kernel's announcements come to a descriptor, so that nothing has to look or to run in between.
-//! A filter in the kernel knows what is known already: the descriptor becomes readable for a change,
-//! and not when an address is only renewed (by DHCP, or by each router advertisement). A program that
-//! sleeps on the descriptor and then takes an event finds one.
+//! The kernel's announcements come to a descriptor, so that nothing has to look or to run in
+//! between. A filter in the kernel knows what is known already: the descriptor becomes readable for
+//! a change, and not when an address is only renewed (by DHCP, or by each router advertisement). A
+//! program that sleeps on the descriptor and then takes an event finds one.
 
 use std::io;
 use std::net::IpAddr;
@@ -107,8 +107,8 @@ fn program(index: u32, known: Option<&Interface>) -> Vec<sock_filter> {
     const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
     const JEQ: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RET: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    /// Offsets in a message: `struct nlmsghdr`, then `struct ifinfomsg` or `struct ifaddrmsg`, which
-    /// have the family and the index in the same places.
+    /// Offsets in a message: `struct nlmsghdr`, then `struct ifinfomsg` or `struct ifaddrmsg`,
+    /// which have the family and the index in the same places.
     const TYPE: u32 = 4;
     const FAMILY: u32 = 16;
     const ADDRESS_FLAGS: u32 = 18;

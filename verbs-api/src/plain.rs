@@ -32,8 +32,8 @@ use crate::provider::memory::Range;
 use crate::provider::wake;
 use crate::soft;
 
-/// Sends the acknowledgements that wait for the program's next call, for a program that ends without
-/// running what `exit(3)` runs. No call may follow.
+/// Sends the acknowledgements that wait for the program's next call, for a program that ends
+/// without running what `exit(3)` runs. No call may follow.
 pub extern "C" fn send_held_at_once() {
     soft::send_held_at_once();
 }

@@ -2,8 +2,8 @@
 //! of files that `ROCINANTE_PATHS` names. All other paths, and all else that these functions of
 //! libc do, stay as they are.
 //!
-//! It also stands before `_exit(2)`, which ends a program without its handlers: what libibverbs.so.1
-//! has to send until then is sent.
+//! It also stands before `_exit(2)`, which ends a program without its handlers: what
+//! libibverbs.so.1 has to send until then is sent.
 //!
 //! Programs call these functions in signal handlers and between fork and exec, so nothing here
 //! takes a lock, allocates or panics.

@@ -56,8 +56,8 @@ pub struct PeerAddress {
     pub kind: PeerKind,
 }
 
-/// Another path to the peer (`IBV_QP_ALT_PATH`). It is checked, kept and given back; no packet takes
-/// it, since no queue pair migrates.
+/// Another path to the peer (`IBV_QP_ALT_PATH`). It is checked, kept and given back; no packet
+/// takes it, since no queue pair migrates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AltPath {
     /// The peer's address.

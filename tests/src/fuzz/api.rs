@@ -10,8 +10,8 @@ use rocinante_stack::verbs::{
 };
 use rocinante_stack::wire::icrc::DF;
 use rocinante_stack::{
-    Budget, Datagram, Engine, EngineConfig, IpId, PeerAddress, PeerKind, QpAttr, QpInit, SrqChange,
-    SrqInit, Urgency,
+    AltPath, Budget, Datagram, Engine, EngineConfig, IpId, PathMigState, PeerAddress, PeerKind,
+    QpAttr, QpInit, SrqChange, SrqInit, Urgency,
 };
 
 use super::Input;
@@ -143,6 +143,15 @@ impl Calls {
             retry_cnt: some().then(|| input.u8() % 9),
             rnr_retry: some().then(|| input.u8() % 9),
             timeout: some().then(|| input.u8() % 34),
+            cur_state: (!some()).then(|| input.of(&QpState::ALL)),
+            alt_path: (!some()).then(|| AltPath {
+                remote,
+                sgid_index: input.u8(),
+                pkey_index: u16::from(input.u8() % 2),
+                port: input.u8() % 3,
+                timeout: input.u8() % 34,
+            }),
+            path_mig_state: (!some()).then_some(PathMigState::Armed),
         };
         let _ = self.engine.modify_qp(qpn, &attr, &mut self.host);
     }

@@ -46,8 +46,8 @@ fn register() {
     let _: extern "C" fn() = send_held;
 }
 
-/// Sends what is held at `_exit(2)`. A signal handler may call that, or a child of `vfork(2)`: so it
-/// only tries for locks, and gives none back.
+/// Sends what is held at `_exit(2)`. A signal handler may call that, or a child of `vfork(2)`: so
+/// it only tries for locks, and gives none back.
 pub(crate) extern "C" fn send_held_at_once() {
     if OWNER.get() != Some(&std::process::id()) {
         return;
@@ -55,7 +55,8 @@ pub(crate) extern "C" fn send_held_at_once() {
     let Some(devices) = DEVICES.try_lock() else { return };
     for device in devices.iter().filter_map(Weak::upgrade) {
         for core in device.shards.all() {
-            // The background thread may have it for a moment, or the thread that a signal interrupted.
+            // The background thread may have it for a moment, or the thread that a signal
+            // interrupted.
             let until = Instant::now() + PATIENCE;
             let mut lock = core.shard.try_lock();
             while lock.is_none() && Instant::now() < until {
