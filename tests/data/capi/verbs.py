@@ -12,6 +12,12 @@ for name in ["get_device_list", "open_device", "alloc_pd", "reg_mr", "create_cq"
 lib.ibv_query_gid_table = lib._ibv_query_gid_table
 lib.ibv_query_gid_table.restype = c.c_ssize_t
 
+# A name of a private node only.
+dlvsym = c.CDLL(None).dlvsym
+dlvsym.restype, dlvsym.argtypes = c.c_void_p, [c.c_void_p, c.c_char_p, c.c_char_p]
+lib.ibv_query_gid_type = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_uint8, c.c_uint, c.c_void_p)(
+    dlvsym(lib._handle, b"ibv_query_gid_type", b"IBVERBS_PRIVATE_34"))
+
 # Bits of `enum ibv_qp_attr_mask`.
 STATE, CUR_STATE, SQD_NOTIFY, ACCESS, PKEY, PORT, QKEY, AV, MTU, TIMEOUT, RETRY, RNR = (
     1 << bit for bit in range(12))
