@@ -1,11 +1,13 @@
 //! `libibverbs.so.1` over the device in software: programs that know nothing of Rocinante run on it
 //! unchanged.
 //!
-//! `abi` has the structures of `verbs.h`, `ffi` the functions; `devices`, `convert` and `log` are
-//! safe code: which devices there are, values from one side to the other, and what is said.
+//! `abi` has the structures of `verbs.h`, `ffi` the functions. The rest is safe code: which devices
+//! there are, values from one side to the other, and what is said of failures and at the exit.
 
 mod abi;
 mod convert;
 mod devices;
+mod failures;
 mod ffi;
 mod log;
+mod report;

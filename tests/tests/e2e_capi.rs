@@ -227,3 +227,165 @@ fn the_end_right_after_the_last_completion_leaves_the_peer_no_error() {
         assert!(done.out.starts_with("0 errors"), "{how}: {}{}", done.out, done.err);
     }
 }
+
+const HOLD: &str = "\
+import ctypes as c
+lib = c.CDLL('libibverbs.so.1')
+lib.ibv_get_device_list.restype = lib.ibv_open_device.restype = c.c_void_p
+lib.ibv_create_comp_channel.restype = c.c_void_p
+devices = lib.ibv_get_device_list(None)
+for index in 0, 1, 0:
+    device = c.c_void_p.from_address(devices + 8 * index)
+    context = c.c_void_p(lib.ibv_open_device(device))
+    assert lib.ibv_create_comp_channel(context)
+print('done')
+";
+
+/// Two devices, one of them opened twice: each is counted once, whether its contexts were closed
+/// before the exit or are open still.
+#[test]
+fn counters_are_printed_once_at_the_exit() {
+    require_lab!();
+    require_program!("python3");
+    require_program!("ibv_rc_pingpong");
+    let (library, pair) = (Library::new(), pair());
+    let [a, b] = pair.containers();
+    let script = library.0.join("hold.py");
+    fs::write(&script, HOLD).unwrap();
+    let mut command = library.command(&format!("/usr/bin/python3 {}", script.display()));
+    command.env("ROCINANTE_COUNTERS", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let done = Running::of(a.spawn(&mut command).unwrap()).finish().succeeded();
+    assert_eq!(done.out, "done\n");
+    for device in ["roce0", "roce1"] {
+        let head = format!("counters of {device} (");
+        assert_eq!(done.err.matches(&head).count(), 1, "{}", done.err);
+    }
+    // A program that closes what it opened, and sends something before.
+    let server = library.start(b, "ibv_rc_pingpong -g 0 -n 10");
+    let mut command = library.command(&format!("ibv_rc_pingpong -g 0 -n 10 {}", b.ipv4()));
+    command.env("ROCINANTE_COUNTERS", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
+    let done = loop {
+        let done = Running::of(a.spawn(&mut command).unwrap()).finish();
+        // The server does not listen yet.
+        if !done.err.contains("Couldn't connect") {
+            break done.succeeded();
+        }
+    };
+    let server = server.finish().succeeded();
+    assert!(!server.err.contains("counters"), "{}", server.err);
+    assert_eq!(done.err.matches("counters of").count(), 1, "{}", done.err);
+    let count = |name: &str| -> u64 {
+        let line = done.err.lines().find(|line| line.split_whitespace().next() == Some(name));
+        let line = line.unwrap_or_else(|| panic!("no {name} in {}", done.err));
+        line.split_whitespace().next_back().unwrap().parse().unwrap()
+    };
+    assert!(count("transport.sent_pkts") >= 40 && count("port.rx_datagrams") >= 40, "{}", done.err);
+}
+
+#[test]
+fn the_log_says_what_is_bound_and_why_retries_are_exceeded() {
+    require_lab!();
+    require_program!("ibv_rc_pingpong");
+    let (library, pair) = (Library::new(), pair());
+    let [a, b] = pair.containers();
+    let file = library.0.join("log");
+    fs::write(&file, "before\n").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+    let words = "ibv_rc_pingpong -g 0 -n 1000000000";
+    let mut server = library.start(b, words);
+    let mut command = library.command(&format!("{words} {}", b.ipv4()));
+    command.env("ROCINANTE_LOG", format!("debug,{}", file.display()));
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let begin = std::time::Instant::now();
+    let read = || fs::read_to_string(&file).unwrap();
+    let client = loop {
+        let mut client = Running::of(a.spawn(&mut command).unwrap());
+        while !read().contains("Rts, peer") && matches!(client.child.try_wait(), Ok(None)) {
+            assert!(begin.elapsed().as_secs() < 20, "{}", read());
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        // The server does not listen yet.
+        if matches!(client.child.try_wait(), Ok(None)) {
+            break client;
+        }
+    };
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    server.child.kill();
+    let done = client.finish();
+    let log = read();
+    assert_eq!(done.status, 1, "{}{log}", done.err);
+    assert!(!done.err.contains("rocinante["), "{}", done.err);
+    let bound = format!("bound UDP port 4791 of {}", a.ipv4());
+    let why = format!("retries exceeded: {} answers no longer", b.ipv4());
+    for words in ["before\n", "roce0: eth0 on udp: ", &bound, &why] {
+        assert!(log.contains(words), "no {words:?} in {log}");
+    }
+    // Nothing is said that was not asked for.
+    let done = library.run(a, "ibv_devinfo").succeeded();
+    assert_eq!(done.err, "");
+}
+
+/// What a process may run out of: `starved.py` has a function for each.
+const SHORTAGES: [&str; 6] = [
+    "descriptors",
+    "no_descriptor_at_all",
+    "memory",
+    "memory_at_the_beginning",
+    "closed_descriptors",
+    "forks",
+];
+
+#[test]
+fn a_process_that_runs_out_of_something_gets_an_errno() {
+    require_lab!();
+    require_program!("python3");
+    let (library, pair) = (Library::new(), pair());
+    let script = library.0.join("starved.py");
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("data/capi/starved.py"), &script).unwrap();
+    let mut failed = Vec::new();
+    for shortage in SHORTAGES {
+        let mut command =
+            library.command(&format!("/usr/bin/python3 {} {shortage}", script.display()));
+        command.env_remove("ROCINANTE_LOG").stdout(Stdio::piped()).stderr(Stdio::piped());
+        let done = Running::of(pair.containers()[0].spawn(&mut command).unwrap()).finish();
+        if (done.status, &*done.out, &*done.err) != (0, "as expected\n", "") {
+            failed.push(format!("{shortage}: {}, {}{}", done.status, done.out, done.err));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// Without `/sys` and `/proc`, and where nothing can be written.
+#[test]
+fn a_bare_file_system_is_enough() {
+    require_lab!();
+    require_program!("ibv_rc_pingpong");
+    require_program!("unshare");
+    let (library, pair) = (Library::new(), pair());
+    let [a, b] = pair.containers();
+    let bare = |words: &str| {
+        let script = format!(
+            "mount -o remount,bind,ro / && mount -t tmpfs -o ro t /sys && mount -t tmpfs -o ro t \
+             /proc && exec setpriv --reuid 65534 --regid 65534 --clear-groups env \
+             LD_PRELOAD={0}/libibverbs.so.1 ROCINANTE_NETDEV=udp {words}",
+            library.0.display()
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script]).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let words = "ibv_rc_pingpong -g 0 -e -c";
+    let server = Running::of(b.spawn(&mut bare(words)).unwrap());
+    let mut command = bare(&format!("{words} {}", b.ipv4()));
+    let client = loop {
+        let done = Running::of(a.spawn(&mut command).unwrap()).finish();
+        // The server does not listen yet.
+        if !done.err.contains("Couldn't connect") {
+            break done.succeeded();
+        }
+    };
+    let server = server.finish().succeeded();
+    assert_eq!((&*client.err, &*server.err), ("", ""));
+    assert!(client.out.contains("1000 iters in"), "{}", client.out);
+}

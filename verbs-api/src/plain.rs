@@ -9,8 +9,8 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -25,6 +25,7 @@ use rocinante_stack::{QpAttr, SrqAttr, SrqChange};
 use crate::context::Context;
 use crate::cq::check_depth;
 use crate::device::Device as Either;
+use crate::model::device::DeviceCounters;
 use crate::model::error::VerbsError;
 use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
 pub use crate::mr::Advice;
@@ -52,6 +53,18 @@ impl Device {
         }
     }
 
+    /// What counts, of all contexts of the device together.
+    #[must_use]
+    pub fn watch(&self) -> Watched {
+        Watched(Arc::downgrade(self.0.hca()))
+    }
+
+    /// Where the peer of a queue pair is.
+    #[must_use]
+    pub fn peer_of(&self, qpn: Qpn) -> Option<IpAddr> {
+        self.0.peer_of(qpn)
+    }
+
     #[must_use]
     pub fn alloc_pd(&self) -> Pd {
         Pd(soft::Pd::new(&self.0))
@@ -68,6 +81,30 @@ impl Device {
         }
         soft::Cq::create(&self.0, depth, channel.map(|channel| &channel.0)).map(Cq)
     }
+}
+
+/// The counters of a device. They keep nothing open.
+#[derive(Debug, Clone)]
+pub struct Watched(Weak<soft::Hca>);
+
+impl Watched {
+    /// Whether both are of one device, from when it was opened until it is closed.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+
+    /// The counters; `None` if the device is closed, or if another thread uses it for all of
+    /// `patience`.
+    #[must_use]
+    pub fn counters(&self, patience: Duration) -> Option<DeviceCounters> {
+        self.0.upgrade()?.try_counters(patience)
+    }
+}
+
+/// Adds the counters of a device to those of another.
+pub fn add(sum: &mut DeviceCounters, more: &DeviceCounters) {
+    sum.add(more);
 }
 
 /// A protection domain.

@@ -53,6 +53,20 @@ pub(super) fn quiet(body: impl FnOnce()) {
     });
 }
 
+/// `ENOMEM` if there are not so many bytes and some more: where an allocation of Rust's library
+/// fails, the process ends. So a call asks before it makes something.
+pub(super) fn afford(bytes: usize) -> Outcome<()> {
+    /// What the object itself takes, and all that is small.
+    const BESIDES: usize = 64 << 10;
+    // SAFETY: the memory is given back as it came, NULL included. Nothing touches it: the black box
+    // keeps the compiler from leaving the two calls out.
+    unsafe {
+        let memory = std::hint::black_box(libc::malloc(bytes.saturating_add(BESIDES)));
+        libc::free(memory);
+        if memory.is_null() { Err(libc::ENOMEM) } else { Ok(()) }
+    }
+}
+
 /// Panics of this library are said to those that listen, and not printed.
 pub(super) fn hush() {
     std::panic::set_hook(Box::new(|panic| say(Level::Warn, format_args!("a bug: {panic}"))));

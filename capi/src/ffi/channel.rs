@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use rocinante::plain;
 
-use super::border::{Outcome, minus, pointer, quiet, status};
+use super::border::{Outcome, afford, minus, pointer, quiet, status};
 use super::context::{self, refused};
 use super::cq::Queue;
 use super::object::{Object, Private, Users};
@@ -33,6 +33,7 @@ pub(super) unsafe extern "C" fn create_comp_channel(
     pointer(|| {
         // SAFETY: the program's context.
         let shared = unsafe { context::of(context)? };
+        afford(0)?;
         let channel =
             shared.device()?.create_channel().map_err(refused("ibv_create_comp_channel"))?;
         let fd = wait::descriptor()?;
@@ -69,6 +70,9 @@ pub(super) unsafe extern "C" fn get_cq_event(
         let (object, shared) =
             unsafe { (Object::<Channel>::of(channel)?, context::of((*channel).context)?) };
         shared.is_own()?;
+        if cq.is_null() || cq_context.is_null() {
+            return Err(libc::EINVAL);
+        }
         let Channel { channel, fd, .. } = &object.private;
         loop {
             while let Some(number) = channel.try_event() {

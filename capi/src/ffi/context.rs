@@ -12,13 +12,14 @@ use rocinante::plain;
 use rocinante::verbs::AsyncEvent;
 use rocinante::{Context, OpenOptions, PreparedContext, Refused};
 
-use super::border::Outcome;
+use super::border::{Outcome, afford};
 use super::object::{Object, Private};
-use super::{cq, ending, fork, memory, pd, post, qp, query, srq, stubs, wait};
+use super::{cq, ending, exit, fork, memory, pd, post, qp, query, srq, stubs, wait};
 use crate::abi;
 use crate::convert::errno;
 use crate::devices::Found;
 use crate::log::{Level, say};
+use crate::report;
 
 /// What is ours of a context.
 pub(super) struct Shared {
@@ -45,12 +46,17 @@ pub(super) struct Objects {
 pub(super) struct Opened {
     pub(super) context: Context,
     pub(super) device: plain::Device,
+    /// Of the counters, if they are to be printed.
+    reported: Option<plain::Watched>,
 }
 
 impl Private for Shared {
     type Public = abi::VerbsContext;
     const MAGIC: u64 = 0x524f_4345_0000_0002;
 }
+
+/// An open device has buffers for packets, tables, and a thread with its stack.
+const DEVICE_BYTES: usize = 64 << 20;
 
 /// Where `struct ibv_context` begins in its `struct verbs_context`.
 const INSIDE: usize = std::mem::offset_of!(abi::VerbsContext, context);
@@ -88,6 +94,7 @@ impl Shared {
             return Ok(opened);
         }
         let interface = &self.found.interface.name;
+        afford(DEVICE_BYTES)?;
         let ready = prepared.take().ok_or(libc::ENODEV)?;
         let context = match wait::without_signals(|| ready.open()) {
             Ok(context) => context,
@@ -97,18 +104,25 @@ impl Shared {
             }
         };
         let attr = context.query_device();
+        let addresses: Vec<String> = context.gids().iter().map(ToString::to_string).collect();
         say(
             Level::Info,
             format_args!(
-                "{}: {interface} on {}: {}",
+                "{}: {interface} on {}: {}; bound UDP port 4791 of {}",
                 self.found.name,
                 context.provider(),
-                attr.chosen_because
+                attr.chosen_because,
+                addresses.join(", ")
             ),
         );
         let device = plain::Device::of(&context).ok_or(libc::ENODEV)?;
         ending::watch();
-        Ok(self.opened.get_or_init(|| Opened { context, device }))
+        let reported = report::is_wanted().then(|| device.watch());
+        if let Some(counters) = &reported {
+            exit::report();
+            report::opened(&self.found.name, counters.clone());
+        }
+        Ok(self.opened.get_or_init(|| Opened { context, device, reported }))
     }
 
     /// The next asynchronous event, if there is one.
@@ -166,6 +180,7 @@ fn cannot_open(found: &Found, error: &rocinante::VerbsError) -> i32 {
 
 /// Makes a context.
 pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi::Context> {
+    afford(0)?;
     let prepared = OpenOptions::new().prepare_interface(&found.interface.name);
     let prepared = prepared.map_err(|error| cannot_open(found, &error))?;
     let async_fd = prepared.async_fd().try_clone_to_owned();
@@ -251,6 +266,15 @@ pub(super) unsafe fn close(context: *mut abi::Context) -> Outcome<()> {
     let shared = unsafe { object.unmake() };
     if inherited {
         std::mem::forget(shared);
+        return Ok(());
+    }
+    let reported = shared.if_opened().and_then(|opened| opened.reported.clone());
+    if let Some(counters) = &reported {
+        report::closing(counters);
+    }
+    drop(shared);
+    if let Some(counters) = &reported {
+        report::closed(counters);
     }
     Ok(())
 }

@@ -1,14 +1,16 @@
 //! Completion queues.
 #![allow(unsafe_code)]
 
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
 use std::ffi::{c_int, c_void};
 
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
-use rocinante::plain;
+use rocinante::device::Limits;
+use rocinante::verbs::Qpn;
+use rocinante::{WcStatus, plain};
 
-use super::border::{Outcome, pointer, status};
+use super::border::{Outcome, afford, pointer, status};
 use super::channel;
 use super::context::{self, refused};
 use super::cq_ex;
@@ -16,6 +18,7 @@ use super::object::{Object, Private, Unacknowledged, Users};
 use super::pd::Domain;
 use crate::abi;
 use crate::convert;
+use crate::failures;
 
 /// What is ours of a completion queue.
 pub(super) struct Queue {
@@ -110,6 +113,7 @@ unsafe fn create(
         return Err(libc::EINVAL);
     }
     let device = shared.device()?;
+    afford(bytes(depth))?;
     let cq = device
         .create_cq(depth, events.map(|events| &events.channel))
         .map_err(refused("ibv_create_cq"))?;
@@ -141,12 +145,19 @@ unsafe fn create(
     Ok(made)
 }
 
+/// What a queue of that depth takes at most. One that is too deep is refused for that.
+fn bytes(depth: u32) -> usize {
+    let depth = depth.min(Limits::default().max_cqe);
+    depth as usize * 2 * size_of::<plain::Cqe>()
+}
+
 /// `ibv_resize_cq(3)`.
 pub(super) unsafe extern "C" fn resize_cq(cq: *mut abi::Cq, cqe: c_int) -> c_int {
     status(|| {
         let depth = u32::try_from(cqe).ok().filter(|depth| *depth > 0).ok_or(libc::EINVAL)?;
         // SAFETY: the program's queue.
         let queue = unsafe { Queue::of(cq)? };
+        afford(bytes(depth))?;
         queue.cq.resize(depth).map_err(refused("ibv_resize_cq"))?;
         // SAFETY: the program's queue.
         unsafe { (*cq).cqe = cqe };
@@ -189,12 +200,38 @@ pub(super) unsafe extern "C" fn poll_cq(
         if entries == 0 {
             return Ok(());
         }
+        if wc.is_null() {
+            return Err(libc::EINVAL);
+        }
         // SAFETY: the program's queue, and its array of so many entries, which are plain numbers.
         let (queue, out) = unsafe { (Queue::of(cq)?, std::slice::from_raw_parts_mut(wc, entries)) };
-        count = queue.cq.poll(out, convert::wc).map_err(refused("ibv_poll_cq"))?;
+        let failed = Cell::new(false);
+        let make = |cqe: plain::Cqe| {
+            failed.set(failed.get() | (cqe.status != WcStatus::Success));
+            convert::wc(cqe)
+        };
+        count = queue.cq.poll(out, make).map_err(refused("ibv_poll_cq"))?;
+        if failed.get() {
+            // SAFETY: the program's queue.
+            unsafe { tell(cq, &out[..count]) };
+        }
         Ok(())
     });
     if errno == 0 { c_int::try_from(count).unwrap_or(c_int::MAX) } else { -errno }
+}
+
+/// Says why completions failed, if that was asked for.
+///
+/// # Safety
+/// It is the program's queue.
+#[cold]
+pub(super) unsafe fn tell(cq: *mut abi::Cq, completions: &[abi::Wc]) {
+    // SAFETY: the queue's context.
+    let Ok(shared) = (unsafe { context::of((*cq).context) }) else { return };
+    failures::tell(completions, |qpn| {
+        let opened = shared.if_opened()?;
+        Some((opened.device.peer_of(Qpn::new(qpn & 0xff_ffff)), opened.context.counters()))
+    });
 }
 
 /// `ibv_req_notify_cq(3)`.

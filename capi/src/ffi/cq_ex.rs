@@ -7,7 +7,7 @@ use parking_lot::lock_api::RawMutex as _;
 
 use super::border::{Outcome, status};
 use super::context::refused;
-use super::cq::Queue;
+use super::cq::{Queue, tell};
 use crate::abi::{Cq, CqEx, Wc};
 use crate::convert;
 
@@ -55,6 +55,10 @@ unsafe fn take(cq: *mut CqEx, queue: &Queue) -> Outcome<()> {
     }
     // SAFETY: as above.
     unsafe { ((*cq).wr_id, (*cq).status) = (current.wr_id, current.status) };
+    if current.status != 0 {
+        // SAFETY: the program's queue.
+        unsafe { tell(cq.cast(), std::slice::from_ref(current)) };
+    }
     Ok(())
 }
 

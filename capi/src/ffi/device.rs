@@ -5,12 +5,13 @@ use std::ffi::{c_char, c_int};
 use std::ptr;
 use std::sync::Mutex;
 
-use super::border::{hush, minus, pointer};
+use super::border::{afford, hush, minus, pointer};
 use super::context;
 use super::fork;
 use super::object::{Object, Private};
 use crate::abi;
 use crate::devices::{self, Found};
+use crate::log;
 
 /// `struct ibv_device` and zeroes: providers' libraries look behind it for functions of their own,
 /// to see whether it is theirs.
@@ -74,7 +75,9 @@ fn text<const N: usize>(from: &str) -> [c_char; N] {
 pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut abi::Device {
     pointer(|| {
         hush();
+        log::begin();
         fork::generation();
+        afford(0)?;
         if !count.is_null() {
             // SAFETY: the program's pointer to an int.
             unsafe { count.write(0) };

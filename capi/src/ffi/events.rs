@@ -118,6 +118,9 @@ pub(super) unsafe extern "C" fn get_async_event(
         // SAFETY: the program's context.
         let shared = unsafe { context::of(context)? };
         shared.is_own()?;
+        if event.is_null() {
+            return Err(libc::EINVAL);
+        }
         loop {
             if let Some((element, event_type)) = next(shared) {
                 let element = element as *mut _;

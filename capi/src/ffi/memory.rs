@@ -8,7 +8,7 @@ use rocinante::Access;
 use rocinante::plain;
 use rocinante::verbs::MwType;
 
-use super::border::{Outcome, pointer, set_errno, status};
+use super::border::{Outcome, afford, pointer, set_errno, status};
 use super::context::{self, refused};
 use super::object::{Object, Private};
 use super::pd::Domain;
@@ -58,6 +58,7 @@ unsafe fn register(
     let (domain, context) = unsafe { (Domain::of(pd)?, (*pd).context) };
     // SAFETY: the domain's context.
     unsafe { context::of(context)? }.is_own()?;
+    afford(0)?;
     let access = checked(access)?;
     let zero_based = access.admits(Access::ZERO_BASED);
     if (addr as u64).checked_add(length as u64).is_none() {

@@ -14,6 +14,7 @@ mod cq_ex;
 mod device;
 mod ending;
 mod events;
+mod exit;
 mod exports;
 mod fork;
 mod kern;

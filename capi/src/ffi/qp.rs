@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::lock_api::RawMutex as _;
 use parking_lot::{Mutex, RawMutex};
+use rocinante::device::Limits;
 use rocinante::plain::{self, QpInit};
 use rocinante::verbs::{QpState, QpType};
 
-use super::border::{Outcome, pointer, status};
+use super::border::{Outcome, afford, pointer, status};
 use super::context::{self, refused};
 use super::cq::Queue;
 use super::object::{Object, Private, Unacknowledged};
@@ -19,6 +20,7 @@ use super::qp_ex::{self, Builder};
 use super::srq;
 use crate::abi;
 use crate::convert::{self, mask};
+use crate::log::{Level, say};
 
 /// What is ours of a queue pair.
 pub(super) struct Pair {
@@ -135,6 +137,7 @@ unsafe fn create(
         caps: convert::caps(&init.cap),
         sq_sig_all: init.sq_sig_all != 0,
     };
+    afford(bytes(&init.cap))?;
     let qp = domain.pd()?.create_qp(&attr).map_err(refused("ibv_create_qp"))?;
     domain.add_user();
     send.users.add();
@@ -177,6 +180,14 @@ unsafe fn create(
     Ok(made.cast())
 }
 
+/// What a queue pair takes at most. One that is too large is refused for that.
+fn bytes(cap: &abi::QpCap) -> usize {
+    let limits = Limits::default();
+    let requests = cap.max_send_wr.min(limits.max_qp_wr) + cap.max_recv_wr.min(limits.max_qp_wr);
+    let elements = cap.max_send_sge.max(cap.max_recv_sge).min(limits.max_sge);
+    requests as usize * (1024 + elements as usize * size_of::<abi::Sge>())
+}
+
 /// `ibv_qp_to_qp_ex(3)`.
 pub(super) unsafe extern "C" fn qp_to_qp_ex(qp: *mut abi::Qp) -> *mut abi::QpEx {
     pointer(|| {
@@ -210,6 +221,11 @@ pub(super) unsafe extern "C" fn modify_qp(
         }
         convert::remember(&mut known, attr, bits);
         pair.qkey.store(known.qkey, Ordering::Relaxed);
+        if let Some(state) = change.attr.state {
+            let peer = change.path.map(|path| path.remote);
+            let qpn = pair.qp.qpn().value();
+            say(Level::Debug, format_args!("queue pair {qpn:#08x}: {state:?}, peer {peer:?}"));
+        }
         if bits & mask::STATE != 0 {
             // SAFETY: the program's queue pair.
             unsafe { (*qp).state = attr.qp_state };

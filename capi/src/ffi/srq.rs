@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 use rocinante::plain;
 use rocinante::verbs::SrqChange;
 
-use super::border::{Outcome, pointer, status};
+use super::border::{Outcome, afford, pointer, status};
 use super::context::{self, refused};
 use super::object::{Object, Private, Unacknowledged, Users};
 use super::pd::Domain;
@@ -93,6 +93,8 @@ unsafe fn create(
     {
         return Err(libc::EINVAL);
     }
+    let each = 64 + attr.max_sge as usize * size_of::<abi::Sge>();
+    afford(attr.max_wr as usize * 2 * each)?;
     let srq =
         domain.pd()?.create_srq(attr.max_wr, attr.max_sge).map_err(refused("ibv_create_srq"))?;
     domain.add_user();

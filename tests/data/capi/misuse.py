@@ -193,6 +193,57 @@ for name, handle in [("ibv_dereg_mr", read_only), ("ibv_dereg_mr", others),
     got, _ = call(name, handle)
     if got != 0:
         failures.append(f"{name}: {got}")
+# Handles of other kinds, each to each call.
+channel = call("ibv_create_comp_channel", context)[0]
+srq = call("ibv_create_srq", pd, c.create_string_buffer(struct.pack("<QIII", 0, 4, 1, 0), 24))[0]
+assert channel and srq
+handles = {"context": context, "pd": pd, "mr": mr, "cq": cq, "qp": qp, "channel": channel,
+           "srq": srq, "device": first}
+TAKES = [
+    ("pd", "ibv_dealloc_pd", [], None), ("mr", "ibv_dereg_mr", [], None),
+    ("cq", "ibv_destroy_cq", [], None), ("qp", "ibv_destroy_qp", [], None),
+    ("srq", "ibv_destroy_srq", [], None), ("channel", "ibv_destroy_comp_channel", [], None),
+    ("device", "ibv_open_device", [], None), ("context", "ibv_alloc_pd", [], None),
+    ("pd", "ibv_reg_mr", [memory, c.c_size_t(16), c.c_int(0)], None),
+    ("pd", "ibv_create_srq", [buffer(24)], None), ("pd", "ibv_create_qp", [init(2)], None),
+    ("pd", "ibv_create_ah", [buffer(32)], None),
+    ("cq", "ibv_resize_cq", [c.c_int(8)], None),
+    ("qp", "ibv_query_qp", [buffer(144), c.c_int(1), buffer(64)], None),
+    ("qp", "ibv_modify_qp", [buffer(144), c.c_int(1)], None),
+    ("srq", "ibv_query_srq", [buffer(12)], None),
+    ("srq", "ibv_modify_srq", [buffer(12), c.c_int(2)], None),
+    ("channel", "ibv_get_cq_event", [buffer(8), buffer(8)], -1),
+    ("mr", "ibv_rereg_mr", [c.c_int(4), pd, memory, c.c_size_t(16), c.c_int(1)], -1),
+]
+for kind, name, arguments, value in TAKES:
+    for other, handle in handles.items():
+        if other != kind:
+            refuses(f"a {other}", name, handle, *arguments, value=value)
+# No room for what the call gives back.
+refuses("no room", "ibv_get_cq_event", channel, None, None, value=-1)
+refuses("no room", "ibv_get_async_event", context, None, value=-1)
+refuses("no room", "ibv_query_qp", qp, None, c.c_int(1), buffer(64))
+refuses("no room", "ibv_query_srq", srq, None)
+# Bits that no mask has, and values that no attribute has.
+for bit in [19, *range(21, 31)]:
+    refuses(f"bit {bit}", "ibv_modify_qp", qp, buffer(144), c.c_int(1 << bit | 1))
+for bit in range(2, 31):
+    refuses(f"bit {bit}", "ibv_modify_srq", srq, buffer(12), c.c_int(1 << bit))
+for flags in [0, 8, 1 << 30]:
+    refuses(f"flags {flags}", "ibv_rereg_mr", mr, c.c_int(flags), None, None, c.c_size_t(0),
+            c.c_int(0), value=-1)
+refuses("no memory", "ibv_rereg_mr", mr, c.c_int(1), None, None, c.c_size_t(0), c.c_int(0),
+        value=-1)
+for bit in range(10, 20):
+    refuses(f"bit {bit}", "ibv_reg_mr", pd, memory, c.c_size_t(4096), c.c_int(1 << bit))
+refuses("a limit above its depth", "ibv_modify_srq", srq,
+        c.create_string_buffer(struct.pack("<III", 0, 0, 1 << 20), 12), c.c_int(2))
+refuses("depth 0", "ibv_resize_cq", cq, c.c_int(0))
+refuses("depth -1", "ibv_resize_cq", cq, c.c_int(-1))
+refuses("events of no kind", "ibv_attach_mcast", qp, None, c.c_uint16(0))
+for what, handle in [("ibv_destroy_srq", srq), ("ibv_destroy_comp_channel", channel)]:
+    if call(what, handle)[0] != 0:
+        failures.append(what)
 
 # In the order that suits, all goes.
 for name, handle in [("ibv_destroy_qp", qp), ("ibv_destroy_cq", cq), ("ibv_dereg_mr", mr),

@@ -190,6 +190,37 @@ pub struct DeviceCounters {
 }
 
 impl DeviceCounters {
+    /// Group, name and value of each counter, in order: `("transport", "sent_pkts", 7)`.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+        let port = &self.port;
+        let ports = [
+            ("rx_datagrams", port.rx_datagrams),
+            ("rx_bytes", port.rx_bytes),
+            ("rx_runs", port.rx_runs),
+            ("rx_queue_drops", port.rx_queue_drops),
+            ("rx_malformed", port.rx_malformed),
+            ("tx_datagrams", port.tx_datagrams),
+            ("tx_bytes", port.tx_bytes),
+            ("tx_runs", port.tx_runs),
+            ("tx_failed", port.tx_failed),
+            ("tx_blocked", port.tx_blocked),
+            ("tx_unresolved", port.tx_unresolved),
+        ];
+        let shards =
+            [("handed_over", self.handed_over.0), ("handed_over_lost", self.handed_over.1)];
+        let limits = self.limits_hit.iter().map(|(limit, count)| (limit.name(), count));
+        let all = [
+            ("transport", self.transport.iter().collect::<Vec<_>>()),
+            ("drops", self.drops.iter().collect()),
+            ("limits_hit", limits.collect()),
+            ("port", ports.to_vec()),
+            ("shards", shards.to_vec()),
+        ];
+        all.into_iter().flat_map(|(group, list)| {
+            list.into_iter().map(move |(name, count)| (group, name, count))
+        })
+    }
+
     /// Adds what another shard counted.
     pub(crate) fn add(&mut self, other: &Self) {
         self.transport.add(&other.transport);

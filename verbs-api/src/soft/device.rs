@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use rocinante_netdev::{self as netdev, AnyPort, Backend, Capabilities, Port, PortConfig};
 use rocinante_stack::mem::PdId;
@@ -15,6 +16,7 @@ use rocinante_stack::{Budget, PeerAddress, PeerKind};
 use super::events::{Events, Inbox, Owner};
 use super::exit;
 use super::opens::Claim;
+use super::shard::Shard;
 use super::shards::Shards;
 use crate::model::device::{DeviceAttr, DeviceCounters, Limits, MwSupport, OptionalOperations};
 use crate::model::error::VerbsError;
@@ -42,6 +44,18 @@ pub(crate) struct Settings {
     /// The processors of the threads: one per shard, starting again from the first. If empty, the
     /// threads are not pinned.
     pub(crate) cpus: Vec<usize>,
+}
+
+/// What a shard counted.
+fn counted(shard: &Shard) -> DeviceCounters {
+    DeviceCounters {
+        transport: *shard.engine.counters(),
+        drops: *shard.engine.drops(),
+        limits_hit: *shard.engine.limits_hit(),
+        port: shard.port.stats(),
+        refused: shard.refused,
+        handed_over: shard.handed_over(),
+    }
 }
 
 /// One opening of the device: a program's context. It lives as long as any of its objects.
@@ -116,6 +130,10 @@ impl Device {
             let _ = events.push(AsyncEvent::DeviceFatal);
         }
         Arc::new(Self { hca, events })
+    }
+
+    pub(crate) fn hca(&self) -> &Arc<Hca> {
+        &self.hca
     }
 
     pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
@@ -260,23 +278,20 @@ impl Hca {
     }
 
     pub(crate) fn counters(&self) -> DeviceCounters {
-        let mut sum: Option<DeviceCounters> = None;
+        let mut sum = DeviceCounters::default();
         for core in self.shards.all() {
-            let shard = core.hold();
-            let counters = DeviceCounters {
-                transport: *shard.engine.counters(),
-                drops: *shard.engine.drops(),
-                limits_hit: *shard.engine.limits_hit(),
-                port: shard.port.stats(),
-                refused: shard.refused,
-                handed_over: shard.handed_over(),
-            };
-            match &mut sum {
-                None => sum = Some(counters),
-                Some(sum) => sum.add(&counters),
-            }
+            sum.add(&counted(&core.hold()));
         }
-        sum.expect("a device has a shard")
+        sum
+    }
+
+    /// The counters, unless another thread holds a shard for `patience`.
+    pub(crate) fn try_counters(&self, patience: Duration) -> Option<DeviceCounters> {
+        let mut sum = DeviceCounters::default();
+        for core in self.shards.all() {
+            sum.add(&counted(&*core.shard.try_lock_for(patience)?));
+        }
+        Some(sum)
     }
 
     /// All queue pairs, of all contexts.
