@@ -69,6 +69,8 @@ pub(crate) struct Shard {
     driven_at: Time,
     /// How often the program has polled since, while the background thread slept.
     polls: u32,
+    /// The background thread wakes for each packet, however often the program polls.
+    assisted: bool,
     /// When the background thread looks again, while it sleeps.
     pub(super) parked_until: Time,
     /// The port broke: the interface is gone.
@@ -146,6 +148,7 @@ impl Shard {
             watched: true,
             arrivals: 0,
             driven_at: Time(0),
+            assisted: false,
             polls: 0,
             parked_until: Time(u64::MAX),
             broken: None,
@@ -184,7 +187,12 @@ impl Shard {
     /// many that the program does nothing else.
     pub(super) fn is_polled_without_pause(&mut self) -> bool {
         self.polls = self.polls.saturating_add(1);
-        self.polls > POLLS
+        self.polls > POLLS && !self.assisted
+    }
+
+    /// Says whether the program needs the background thread beside its own polls.
+    pub(super) fn assist(&mut self, assisted: bool) {
+        self.assisted = assisted;
     }
 
     /// Has the port's descriptor tell what arrives, or spares the kernel that. Returns whether it

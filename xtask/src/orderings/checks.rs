@@ -95,8 +95,8 @@ pub(super) const CHECKS: &[Check] = &[
         "if view.is_asleep() {",
     ),
     check("left while a thread went to wait", CORE, "if self.staging.has_some() {", "if false {"),
-    check("left before standby", BACKGROUND, "if !rung && (polled", "if (polled"),
-    check("standby for a thread that waits", BACKGROUND, "(polled || view.is_waited())", "polled"),
+    check("left before standby", BACKGROUND, "if !rung && (leaves", "if (leaves"),
+    check("standby for a thread that waits", BACKGROUND, "(leaves || view.is_waited())", "leaves"),
     check("standby though a thread sleeps", BACKGROUND, " && !view.is_slept_on() {", " {"),
     check(
         "a deadline of a thread that waits",

@@ -151,6 +151,8 @@ impl Shard {
         true
     }
 
+    pub(super) fn assist(&mut self, _: bool) {}
+
     pub(super) fn watch(&mut self, wished: bool) -> bool {
         self.is_watched = wished;
         self.port.watch(wished);

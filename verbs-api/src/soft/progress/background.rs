@@ -41,7 +41,8 @@ impl Core {
             fence(Ordering::SeqCst);
             let rung = self.staging.has_some();
             let view = self.watch.view();
-            if !rung && (polled || view.is_waited()) && !view.is_slept_on() {
+            let leaves = polled && !standby.is_needed();
+            if !rung && (leaves || view.is_waited()) && !view.is_slept_on() {
                 if std::mem::take(&mut look) {
                     self.look(false);
                     continue;
@@ -53,6 +54,8 @@ impl Core {
                 } else if standby.driven(steadily) {
                     // It was left alone for long, and may have stopped at once.
                     self.look(false);
+                } else if standby.moment().is_some_and(|moment| !self.is_driven_within(moment)) {
+                    standby.looked(self.look(false));
                 }
                 self.polls_seen.store(polls, Ordering::Relaxed);
                 look = self.stand_by(&standby);
@@ -86,6 +89,7 @@ impl Core {
                 spin_loop();
                 continue;
             }
+            shard.assist(standby.is_needed());
             let (port, sleep) = self.watched(&mut shard, None);
             let asleep = Instant::now();
             look = self.park(State::Watching, shard, port, sleep);
@@ -136,19 +140,24 @@ impl Core {
     /// for an event since.
     fn is_polled_steadily(&self, standby: &Standby) -> bool {
         let wants_event = self.watch.view().wants_event() && self.watch.take_wants_event();
-        let just_now =
-            || self.shard.try_lock().is_none_or(|shard| shard.was_driven_within(Standby::MIN));
-        !wants_event && (standby.is_first_look() || just_now())
+        !wants_event && (standby.is_first_look() || self.is_driven_within(Standby::MIN))
+    }
+
+    /// Whether the program drives, or did in the last `span`.
+    fn is_driven_within(&self, span: Duration) -> bool {
+        self.shard.try_lock().is_none_or(|shard| shard.was_driven_within(span))
     }
 
     /// Drives once, in place of the program, or only if a deadline has passed: a thread that sleeps
-    /// on the port knows only those that were set when it fell asleep.
-    fn look(&self, if_due: bool) {
+    /// on the port knows only those that were set when it fell asleep. Returns whether there was
+    /// something to do.
+    fn look(&self, if_due: bool) -> bool {
+        let mut busy = false;
         if let Some(mut shard) = self.shard.try_lock()
             && (!if_due || shard.needed().is_some_and(|due| due <= shard.now()))
         {
             self.take_staged(&mut shard);
-            shard.drive(false);
+            busy = shard.drive(false);
             if !if_due {
                 shard.hear();
             }
@@ -157,6 +166,7 @@ impl Core {
             drop(shard);
             drop(woken);
         }
+        busy
     }
 
     /// Sleeps as `state`, if it still may, until something is due, or `port` has something, or

@@ -12,6 +12,10 @@ pub(super) struct Standby {
     pause: Duration,
     /// Looks in a row at a program that polled without pause.
     steady: u32,
+    /// Looks in a row that found what a program that polls now and then had left.
+    missed: u32,
+    /// Sleeps for which the background thread does not stand aside any more.
+    needed: u32,
 }
 
 impl Standby {
@@ -24,11 +28,18 @@ impl Standby {
     /// The same at most while a thread of the program sleeps on the port; if nothing happens for so
     /// long, the background thread rests.
     pub(super) const MAX: Duration = Duration::from_millis(10);
+    /// A program that has not driven for so long does not poll just now.
+    const MOMENT: Duration = Duration::from_micros(50);
     /// Looks at a program that polls without pause, before it gets more time.
     const LOOKS: u32 = 4;
+    /// Looks at a program that polls too little, before the background thread drives.
+    const MISSED: u32 = 4;
+    /// For how many of its sleeps it does so, before it looks again what the program does. A sleep
+    /// ends with a packet.
+    const NEEDED: u32 = 512;
 
     pub(super) fn new() -> Self {
-        Self { pause: Self::MIN, steady: 0 }
+        Self { pause: Self::MIN, steady: 0, missed: 0, needed: 0 }
     }
 
     /// The program has driven since the last look; `steadily` if also just now. Returns whether it
@@ -41,14 +52,39 @@ impl Standby {
         stopped
     }
 
+    /// The program has driven since the last look, and not just now; `found` if something waited.
+    ///
+    /// Such a program polls until its request is done, and then watches its memory for the peer's.
+    /// What arrives meanwhile would wait for the next look each time.
+    pub(super) fn looked(&mut self, found: bool) {
+        self.missed = if found { self.missed + 1 } else { 0 };
+        if found {
+            (self.steady, self.pause) = (0, Self::MIN);
+        }
+        if self.missed >= Self::MISSED {
+            (self.missed, self.needed) = (0, Self::NEEDED);
+        }
+    }
+
+    /// A program that has not driven for so long is to be [looked](Self::looked) at.
+    pub(super) fn moment(&self) -> Option<Duration> {
+        Some(Self::MOMENT)
+    }
+
+    /// Whether the background thread drives beside a program that polls now and then.
+    pub(super) fn is_needed(&self) -> bool {
+        self.needed > 0
+    }
+
     /// No thread has driven, but one of the program sleeps on the port.
     pub(super) fn waited(&mut self) {
-        *self = Self { pause: (self.pause * 2).min(Self::MAX), steady: 0 };
+        *self = Self { pause: (self.pause * 2).min(Self::MAX), ..Self::new() };
     }
 
     /// The background thread has driven, and nothing has happened for so long.
     pub(super) fn slept(&mut self, span: Duration) {
         self.steady = 0;
+        self.needed = self.needed.saturating_sub(1);
         if span >= Self::MAX {
             self.pause = Self::MAX;
         }
@@ -91,6 +127,31 @@ mod tests {
             assert_eq!(standby.driven(false), stopped);
             assert_eq!((standby.pause(), standby.is_steady()), (Standby::MIN, false));
         }
+    }
+
+    #[test]
+    fn who_watches_its_memory_between_polls_is_helped() {
+        let mut standby = Standby::new();
+        let misses = |standby: &mut Standby, looks| {
+            for _ in 0..looks {
+                standby.driven(false);
+                standby.looked(true);
+            }
+        };
+        misses(&mut standby, Standby::MISSED - 1);
+        standby.looked(false);
+        misses(&mut standby, Standby::MISSED - 1);
+        assert!(!standby.is_needed());
+        misses(&mut standby, 1);
+        for _ in 0..Standby::NEEDED {
+            assert!(standby.is_needed());
+            standby.slept(Standby::MIN);
+        }
+        assert!(!standby.is_needed());
+        misses(&mut standby, Standby::MISSED - 1);
+        assert!(!standby.is_needed());
+        misses(&mut standby, 1);
+        assert!(standby.is_needed());
     }
 
     #[test]

@@ -48,6 +48,17 @@ impl Standby {
     pub(super) fn is_steady(&self) -> bool {
         false
     }
+
+    /// No program here watches its memory between polls.
+    pub(super) fn moment(&self) -> Option<Duration> {
+        None
+    }
+
+    pub(super) fn looked(&mut self, _found: bool) {}
+
+    pub(super) fn is_needed(&self) -> bool {
+        false
+    }
 }
 
 mod pause {
