@@ -15,6 +15,14 @@ use std::process::{Command, Stdio};
 pub(crate) const TARGETS: [(&str, &str); 2] =
     [("x86_64-unknown-linux-musl", "x86_64"), ("aarch64-unknown-linux-musl", "aarch64")];
 const OUT: &str = "cli/dist/out";
+/// The libraries that `rocinante run` preloads: as cargo builds them, and as they are called beside
+/// the command.
+const LIBRARIES: [(&str, &str); 2] = [
+    ("librocinante_ibverbs.so", "libibverbs.so.1"),
+    ("librocinante_paths.so", "librocinante_paths.so"),
+];
+/// The newest glibc that they may need: that of RHEL 9 and Ubuntu 22.04.
+const GLIBC_MAX: (u32, u32) = (2, 34);
 /// The packages of the workspace that the command is made of. All others measure or test.
 const SHIPPED: [&str; 6] = [
     "rocinante",
@@ -65,6 +73,7 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
         try_out(&words)?;
         works.get_or_insert(words);
     }
+    libraries(&targets, &built, out)?;
     let works = works.ok_or("no program runs here, to make completions and man pages")?;
     for (shell, file) in SHELLS {
         let script = command::read(start(&works).args(["completions", shell]))?;
@@ -78,6 +87,50 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
     sums(out)?;
     println!("{OUT}/SHA256SUMS names everything");
     Ok(())
+}
+
+/// Builds the libraries of `rocinante run`, beside the command of this machine's processor. What it
+/// does not build it names.
+fn libraries(targets: &[(&str, &str)], built: &Path, out: &Path) -> Result<(), String> {
+    for (_, processor) in targets {
+        let target = format!("{processor}-unknown-linux-gnu");
+        if machine::triple()? != target {
+            println!(
+                "SKIPPED dist: no libraries for {processor}: `cargo xtask dist {processor}` on \
+                 such a machine, with glibc, makes them"
+            );
+            continue;
+        }
+        let mut build = cargo(["build", "--locked", "--quiet", "--profile", "dist"]);
+        build.args(["-p", "rocinante-capi", "-p", "rocinante-paths", "--target", &target]);
+        command::run(build.args(same_paths(&target)))?;
+        for (from, to) in LIBRARIES {
+            let library = out.join(processor).join(to);
+            copy(&built.join(&target).join("dist").join(from), &library)?;
+            let bytes = fs::read(&library).map_err(|error| format!("{to}: {error}"))?;
+            let (len, glibc) = (bytes.len(), glibc(&bytes));
+            println!("{}: {len} bytes, needs glibc {}.{}", library.display(), glibc.0, glibc.1);
+            if glibc > GLIBC_MAX {
+                return Err(format!("{to} needs a newer glibc than {GLIBC_MAX:?}"));
+            }
+        }
+    }
+    println!("SKIPPED dist: no libraries for musl: programs for it have another loader");
+    Ok(())
+}
+
+/// The newest version of glibc that is named in a library.
+fn glibc(library: &[u8]) -> (u32, u32) {
+    const NODE: &[u8] = b"GLIBC_";
+    let at = (0..library.len()).filter(|at| library[*at..].starts_with(NODE));
+    let versions = at.filter_map(|at| {
+        let rest = &library[at + NODE.len()..];
+        let len = rest.iter().position(|byte| !byte.is_ascii_digit() && *byte != b'.')?;
+        let (major, minor) = std::str::from_utf8(&rest[..len]).ok()?.split_once('.')?;
+        let minor = minor.split('.').next()?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    });
+    versions.max().unwrap_or_default()
 }
 
 /// The targets for these processors; all if none is named.
@@ -223,7 +276,14 @@ fn write(file: &Path, text: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{TARGETS, choose, instruments, sbom};
+    use super::{TARGETS, choose, glibc, instruments, sbom};
+
+    #[test]
+    fn the_newest_glibc_counts() {
+        let nodes = b"\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_PRIVATE\0GLIBC_2.4\0GLIBCXX_3.4.30\0";
+        assert_eq!(glibc(nodes), (2, 34));
+        assert_eq!(glibc(b"\x7fELF"), (0, 0));
+    }
 
     #[test]
     fn every_processor_that_is_named_is_known() {
