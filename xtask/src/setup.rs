@@ -41,8 +41,29 @@ pub(crate) const TESTS: &[Package] = &[
     ("zstd", || is_installed("zstd")),
 ];
 
-/// The packages that `cargo xtask dropin` uses: programs that know nothing of Rocinante.
-pub(crate) const DROPIN: &[Package] = &[IPROUTE2, IBVERBS_UTILS, PERFTEST, RDMA_CORE, PYVERBS];
+/// The packages that `cargo xtask dropin` uses: programs that know nothing of Rocinante, and what
+/// those are built with that come as source.
+pub(crate) const DROPIN: &[Package] = &[
+    IPROUTE2,
+    IBVERBS_UTILS,
+    PERFTEST,
+    RDMA_CORE,
+    PYVERBS,
+    ("git", || is_installed("git")),
+    ("gcc", || is_installed("cc")),
+    ("libibverbs-dev", || Path::new("/usr/include/infiniband/verbs.h").exists()),
+    ("libclang-dev", || is_installed("clang")),
+    ("clang", || is_installed("clang")),
+    ("cmake", || is_installed("cmake")),
+    ("libpython3.11-testsuite", has_python_tests),
+];
+
+/// Whether Debian's Python has its own tests.
+fn has_python_tests() -> bool {
+    let mut python = Command::new("/usr/bin/python3");
+    let import = python.args(["-c", "import test.test_os, test.test_subprocess"]);
+    import.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
 
 /// The packages that `cargo xtask dist` uses: the processors of other machines.
 pub(crate) const DIST: &[Package] = &[("qemu-user-static", || {

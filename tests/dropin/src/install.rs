@@ -1,5 +1,6 @@
 //! An installation of the command and its libraries where every user can run it.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -49,15 +50,46 @@ impl Installation {
         self.0.join("run")
     }
 
+    /// Writes a file that every user can read.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(crate) fn script(&self, name: &str, text: &str) -> Result<PathBuf, String> {
+        let path = self.runtime().join(name);
+        let error = |error| format!("{}: {error}", path.display());
+        fs::write(&path, text).map_err(error)?;
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).map_err(error)?;
+        Ok(path)
+    }
+
     /// `rocinante run --netdev NETDEV -- WORDS`.
     #[must_use]
-    pub fn run<S: AsRef<std::ffi::OsStr>>(
+    pub fn run<S: AsRef<OsStr>>(
         &self,
         netdev: &str,
         words: impl IntoIterator<Item = S>,
     ) -> Command {
-        let mut command = Command::new(self.0.join(COMMAND));
-        command.args(["run", "--netdev", netdev, "--"]).args(words);
+        let run = ["run", "--netdev", netdev, "--"].map(OsString::from);
+        let words = words.into_iter().map(|word| word.as_ref().to_owned());
+        self.command(run.into_iter().chain(words))
+    }
+
+    /// `rocinante WORDS`.
+    pub(crate) fn command<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
+        let own = self.0.join(COMMAND).into_os_string();
+        let words = words.into_iter().map(|word| word.as_ref().to_owned());
+        self.plain([own].into_iter().chain(words))
+    }
+
+    /// These words, with the environment and the streams that [`run`](Self::run) has, too.
+    ///
+    /// # Panics
+    /// If there is no word.
+    #[must_use]
+    pub fn plain<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
+        let mut words = words.into_iter();
+        let mut command = Command::new(words.next().expect("a program has a name"));
+        command.args(words);
         command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("ROCINANTE_") {

@@ -1,7 +1,9 @@
 //! Unmodified programs of others on `rocinante run`, each between two network namespaces.
 //!
 //! - [`table`] has the rows: a program, the mode in which it runs, and the backend.
+//! - `programs` builds those that no package has.
 //! - [`row`] runs one.
+//! - [`speed`] measures perftest beside `rocinante perf`.
 //! - [`suite`] runs rdma-core's own tests, as Debian ships them.
 //! - [`document`] is the table in `docs/dropin.md`.
 //!
@@ -11,7 +13,9 @@
 
 pub mod document;
 pub mod install;
+mod programs;
 pub mod row;
+pub mod speed;
 pub mod suite;
 pub mod table;
 
@@ -48,4 +52,9 @@ impl Outcome {
             Err(why) => format!("FAILED  {netdev:<6}  {program} {mode}: {why}"),
         }
     }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
+fn in_words(error: rocinante_node::LabError) -> String {
+    error.to_string()
 }

@@ -7,15 +7,16 @@ use std::process::ExitCode;
 
 use rocinante_dropin::install::Installation;
 use rocinante_dropin::suite::{self, State, Verdict};
-use rocinante_dropin::{Outcome, document, row, table};
+use rocinante_dropin::{Outcome, document, row, speed, table};
 use rocinante_node::kill_children_on_signal;
 use serde_json::json;
 
 const USAGE: &str = "\
-rocinante-dropin [--json] [--suite] [--accept FILE] [WORD...]
+rocinante-dropin [--json] [--suite|--speed] [--accept FILE] [WORD...]
 
   --json         a JSON object for each row
   --suite        rdma-core's own tests in the place of the table of programs
+  --speed        perftest beside `rocinante perf`, on a machine that does nothing else
   --accept FILE  write the results into the table of that document
   WORD...        only rows with each of these in program, mode and backend";
 
@@ -24,6 +25,7 @@ rocinante-dropin [--json] [--suite] [--accept FILE] [WORD...]
 struct Options {
     json: bool,
     suite: bool,
+    speed: bool,
     accept: Option<PathBuf>,
     words: Vec<String>,
 }
@@ -43,7 +45,11 @@ fn main() -> ExitCode {
         let built = own.parent().unwrap_or(Path::new("."));
         let installed = Installation::of(&built.join("rocinante"), built)
             .map_err(|error| format!("{error}: `cargo xtask dropin` builds all"))?;
-        if options.suite { tests(&options, &installed) } else { programs(&options, &installed) }
+        match (options.suite, options.speed) {
+            (true, _) => tests(&options, &installed),
+            (_, true) => speeds(&options, &installed),
+            _ => programs(&options, &installed),
+        }
     });
     match done {
         Ok(Count { passed, failed, skipped }) => {
@@ -63,12 +69,13 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         match arg.as_str() {
             "--json" => options.json = true,
             "--suite" => options.suite = true,
+            "--speed" => options.speed = true,
             "--accept" => options.accept = Some(args.next().ok_or(USAGE)?.into()),
             word if word.starts_with("--") => return Err(USAGE.to_owned()),
             _ => options.words.push(arg),
         }
     }
-    if options.accept.is_some() && (options.suite || !options.words.is_empty()) {
+    if options.accept.is_some() && (options.suite || options.speed || !options.words.is_empty()) {
         return Err("a document has the results of all programs: --accept alone".to_owned());
     }
     Ok(options)
@@ -101,6 +108,24 @@ fn programs(options: &Options, installed: &Installation) -> Result<Count, String
     }
     let passed = outcomes.iter().filter(|outcome| outcome.result.is_ok()).count();
     Ok(Count { passed, failed: outcomes.len() - passed, skipped: 0 })
+}
+
+fn speeds(options: &Options, installed: &Installation) -> Result<Count, String> {
+    let mut count = Count::default();
+    speed::run(
+        |text| options.want(text),
+        installed,
+        |compared| {
+            if options.json {
+                println!("{}", compared.json());
+            } else {
+                println!("{}", compared.line());
+                eprintln!("{}", compared.raw);
+            }
+            if compared.holds() { count.passed += 1 } else { count.failed += 1 }
+        },
+    )?;
+    Ok(count)
 }
 
 fn write(path: &Path, outcomes: &[Outcome]) -> Result<(), String> {

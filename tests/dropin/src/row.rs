@@ -10,10 +10,13 @@ use rocinante_node::{ChildGuard, Container, LabConfig, LabError, Pair};
 
 use crate::install::Installation;
 use crate::table::{Row, Says, Shape};
-use crate::{NOBODY, Outcome};
+use crate::{NOBODY, Outcome, in_words, programs};
 
 /// How long a program may take.
 const LIMIT: Duration = Duration::from_secs(180);
+/// How often a program is tried whose messages may be lost, and how long it may take then.
+const TRIES: u32 = 3;
+const LIMIT_LOSING: Duration = Duration::from_secs(30);
 /// How long a server may take until it listens, or ends after its client.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The TCP port at which ping-pongs and perftest meet.
@@ -37,10 +40,16 @@ pub fn run(row: Row, installed: &Installation) -> Outcome {
         let place = Place { row, installed, pair };
         match row.shape {
             Shape::Alone(words) => place.alone(words),
+            Shape::Alike(script, words) => place.alike(script, words),
             Shape::Events => place.events(),
             Shape::Between { always, times, says } => (1..=times).try_for_each(|time| {
                 let why = |why| if times > 1 { format!("round {time}: {why}") } else { why };
-                place.between(always, says).map_err(why)
+                let first = place.between(always, says);
+                // A lost message is for ever, and no fault.
+                let more = if row.may_lose() { TRIES - 1 } else { 0 };
+                (0..more)
+                    .fold(first, |result, _| result.or_else(|_| place.between(always, says)))
+                    .map_err(why)
             }),
         }
     });
@@ -56,8 +65,8 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn alone(&self, words: &[&str]) -> Result<(), String> {
-        let command = self.command(&[self.row.program, self.row.mode]);
-        let program = self.start(0, command)?;
+        let found = programs::find(&self.row, self.installed)?;
+        let program = self.start(0, self.command(&[&found]))?;
         let output = ended("it", program, LIMIT)?;
         succeeded("it", &output)?;
         let said = String::from_utf8_lossy(&output.stdout);
@@ -65,6 +74,25 @@ impl Place<'_> {
             Some(word) => Err(format!("it does not print {word:?}")),
             None => Ok(()),
         }
+    }
+
+    fn alike(&self, script: &str, words: &[&str]) -> Result<(), String> {
+        let shell = ["sh", "-c", script];
+        let verdicts = self.installed.script("verdicts.py", programs::VERDICTS)?;
+        let [plain, ours] =
+            [self.installed.plain(shell), self.installed.run(self.row.netdev, shell)].map(
+                |mut command| {
+                    command.env("MODE", self.row.mode).env("VERDICTS", &verdicts);
+                    let program = self.start(0, self.as_user(command))?;
+                    ended("it", program, LIMIT)
+                },
+            );
+        let (plain, ours) = (plain?, ours?);
+        let said = String::from_utf8_lossy(&plain.stdout).into_owned();
+        if let Some(word) = words.iter().find(|word| !said.contains(**word)) {
+            return Err(format!("without `rocinante run` it does not print {word:?}"));
+        }
+        alike(&plain, &ours)
     }
 
     fn events(&self) -> Result<(), String> {
@@ -83,7 +111,8 @@ impl Place<'_> {
     }
 
     fn between(&self, always: &str, says: Says) -> Result<(), String> {
-        let words = [self.row.program, always, self.row.mode];
+        let found = programs::find(&self.row, self.installed)?;
+        let words = [&*found, always];
         let mut server = self.start(1, self.command(&words))?;
         if let Err(why) = listens(&mut server) {
             let output = server.wait_with_output(Duration::ZERO);
@@ -94,7 +123,8 @@ impl Place<'_> {
         }
         let there = self.container(1).ipv4().to_string();
         let client = self.start(0, self.command(&[&words[..], &[&there]].concat()))?;
-        let client = ended("the client", client, LIMIT)?;
+        let limit = if self.row.may_lose() { LIMIT_LOSING } else { LIMIT };
+        let client = ended("the client", client, limit)?;
         let server = ended("the server", server, PATIENCE);
         succeeded("the client", &client)?;
         succeeded("the server", &server?)?;
@@ -109,7 +139,10 @@ impl Place<'_> {
     /// The command line of these words, as the user that the backend needs.
     fn command(&self, words: &[&str]) -> Command {
         let words = words.iter().flat_map(|words| words.split_whitespace());
-        let mut command = self.installed.run(self.row.netdev, words);
+        self.as_user(self.installed.run(self.row.netdev, words))
+    }
+
+    fn as_user(&self, mut command: Command) -> Command {
         if self.row.netdev == "udp" {
             command.uid(NOBODY).gid(NOBODY);
         }
@@ -140,7 +173,7 @@ impl Says {
 }
 
 /// Waits until the program listens on [`PORT`].
-fn listens(program: &mut ChildGuard) -> Result<(), String> {
+pub(crate) fn listens(program: &mut ChildGuard) -> Result<(), String> {
     let deadline = Instant::now() + PATIENCE;
     let port = format!(":{PORT:04X}");
     while Instant::now() < deadline {
@@ -195,15 +228,36 @@ fn says(lines: &Receiver<String>, word: &str) -> Result<(), String> {
 }
 
 /// What a program ended with.
-fn ended(who: &str, program: ChildGuard, limit: Duration) -> Result<Output, String> {
+pub(crate) fn ended(who: &str, program: ChildGuard, limit: Duration) -> Result<Output, String> {
     program.wait_with_output(limit).map_err(|error| match error {
         LabError::Timeout { seconds, .. } => format!("{who} does not end within {seconds} s"),
         error => error.to_string(),
     })
 }
 
+/// An error that says where two runs of a program differ.
+fn alike(plain: &Output, ours: &Output) -> Result<(), String> {
+    for (before, after) in [(&plain.stdout, &ours.stdout), (&plain.stderr, &ours.stderr)] {
+        let [before, after] = [before, after].map(|said| String::from_utf8_lossy(said));
+        let (mut before, mut after) = (before.lines(), after.lines());
+        let mut pairs = std::iter::from_fn(|| match (before.next(), after.next()) {
+            (None, None) => None,
+            pair => Some(pair),
+        });
+        if let Some((before, after)) = pairs.find(|(before, after)| before != after) {
+            let [before, after] = [before, after].map(|line| line.unwrap_or("nothing"));
+            return Err(format!("it prints {after:?}, and else {before:?}"));
+        }
+    }
+    if plain.status == ours.status {
+        Ok(())
+    } else {
+        Err(format!("it ends with {}, and else with {}", ours.status, plain.status))
+    }
+}
+
 /// An error that carries what the program said last.
-fn succeeded(who: &str, output: &Output) -> Result<(), String> {
+pub(crate) fn succeeded(who: &str, output: &Output) -> Result<(), String> {
     if output.status.success() {
         return Ok(());
     }
@@ -213,14 +267,33 @@ fn succeeded(who: &str, output: &Output) -> Result<(), String> {
     Err(format!("{who}: {}: {}", output.status, last.unwrap_or("it says nothing").trim()))
 }
 
-#[allow(clippy::needless_pass_by_value)]
-fn in_words(error: LabError) -> String {
-    error.to_string()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::ExitStatus;
+
     use super::*;
+
+    #[test]
+    fn two_runs_differ_in_a_line_or_in_the_status() {
+        let run = |status, stdout: &str, stderr: &str| Output {
+            status: ExitStatus::from_raw(status),
+            stdout: stdout.into(),
+            stderr: stderr.into(),
+        };
+        let plain = run(0, "a\nb\n", "c\n");
+        assert_eq!(alike(&plain, &plain), Ok(()));
+        for (other, why) in [
+            (run(0, "a\nx\n", "c\n"), "it prints \"x\", and else \"b\""),
+            (run(0, "a\nb\n", ""), "it prints \"nothing\", and else \"c\""),
+            (
+                run(256, "a\nb\n", "c\n"),
+                "it ends with exit status: 1, and else with exit status: 0",
+            ),
+        ] {
+            assert_eq!(alike(&plain, &other), Err(why.to_owned()));
+        }
+    }
 
     #[test]
     fn a_headline_is_no_result() {

@@ -13,11 +13,21 @@ pub struct Row {
     pub shape: Shape,
 }
 
+impl Row {
+    /// Whether its service loses messages, for which its program waits.
+    pub(crate) fn may_lose(&self) -> bool {
+        ["-c UC", "-c UD"].iter().any(|service| self.mode.contains(service))
+    }
+}
+
 /// How a program is run, and what it has to say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// By itself. It prints all of these words.
     Alone(&'static [&'static str]),
+    /// A script of sh(1) with and without `rocinante run`: it prints the same, these words among
+    /// it, and ends in the same way.
+    Alike(&'static str, &'static [&'static str]),
     /// By itself, until the link goes down and up and an address comes: it prints each event.
     Events,
     /// A server and a client.
@@ -90,7 +100,53 @@ pub fn rows() -> Vec<Row> {
         let modes = [&PERFTEST_ALL, modes].concat();
         rows.extend(on_all(program, &modes, "", 1, Says::Figures));
     }
+    rows.extend(built());
+    rows.extend(ordinary());
     rows
+}
+
+/// Programs that are not installed: [`programs`](crate::programs) has where they come from.
+fn built() -> Vec<Row> {
+    let between = Shape::Between { always: "", times: 1, says: Says::Iterations };
+    let alone = Shape::Alone;
+    let rows = [
+        ("client.c", "-DOLDER", between),
+        ("client.c", "-DNEWER", between),
+        ("client.c", "-DDLVSYM", between),
+        ("rc_pyverbs.py", "", between),
+        ("ibverbs/loopback", "", alone(&["sent", "received"])),
+        ("sideway/ibv_devinfo", "", alone(&["roce0", "roce1"])),
+        ("sideway/show_gids", "", alone(&["roce0", "roce1"])),
+        ("sideway/rc_pingpong", "-s 4096", between),
+        ("sideway/rc_pingpong_split", "-s 4096", between),
+    ];
+    rows.map(|(program, mode, shape)| Row { program, mode, netdev: "udp", shape }).into()
+}
+
+/// Programs that know nothing of RDMA. The modes of Python are modules of its own tests.
+fn ordinary() -> Vec<Row> {
+    const PYTHON: &str = "cd $(mktemp -d) && /usr/bin/python3 $VERDICTS test.$MODE 2>&1";
+    const GIT: &str = "cd $(mktemp -d) && export HOME=$PWD GIT_AUTHOR_DATE='2020-01-01T00:00:00Z' \
+        GIT_COMMITTER_DATE='2020-01-01T00:00:00Z' && git init -q -b main . \
+        && git config user.email a@b.c && git config user.name a && echo 1 > one && git add one \
+        && git commit -qm first && git checkout -qb other && echo 2 >> one && git commit -qam two \
+        && git checkout -q main && git merge --no-ff -m three other && git gc -q \
+        && git clone -q . there && git -C there log --graph --stat && git fsck && git grep -n 2";
+    const SHELL: &str = "ls -R /sys/class/net /sys/class/mem /sys/kernel/mm/transparent_hugepage; \
+        cd /sys/class/net/lo && pwd -P && cat mtu type address; readlink -f /sys/class/mem/null; \
+        find /sys/devices/system/cpu -maxdepth 2 | sort; [ -d /sys/fs ] && stat -c '%F %a' /sys/fs; \
+        ls /dev | sort; cat /sys/no/such; test -r /sys/class/net/eth0/mtu && echo readable";
+    let rows = [
+        ("python3", "test_os", PYTHON, &["tests: "] as &[_]),
+        ("python3", "test_subprocess", PYTHON, &["tests: "]),
+        ("git", "", GIT, &["Merge: "]),
+        ("sh", "/sys", SHELL, &["65536", "readable"]),
+    ];
+    let row = |(program, mode, script, words)| {
+        let shape = Shape::Alike(script, words);
+        Row { program, mode, netdev: "udp", shape }
+    };
+    rows.map(row).into()
 }
 
 fn on_all(
