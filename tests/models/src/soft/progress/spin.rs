@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::provider::sync::Instant;
 use crate::provider::wake::clock;
 
 /// A spin that sleeps at once, unless the clock [says](clock::spin) otherwise.
@@ -16,6 +17,8 @@ impl Spin {
     pub(super) fn span(&self) -> Duration {
         clock::spins()
     }
+
+    pub(super) fn looked(&mut self, _found: bool, _at: Instant) {}
 
     pub(super) fn slept(&mut self, _: Duration, _: bool) {}
 }
