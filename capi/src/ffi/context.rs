@@ -14,7 +14,7 @@ use rocinante::{Context, OpenOptions, PreparedContext, Refused};
 
 use super::border::{Outcome, afford};
 use super::object::{Object, Private};
-use super::{cq, ending, exit, fork, memory, pd, post, qp, query, srq, stubs, wait};
+use super::{cq, ending, fork, memory, pd, post, qp, query, srq, stubs, wait};
 use crate::abi;
 use crate::convert::errno;
 use crate::devices::Found;
@@ -119,10 +119,15 @@ impl Shared {
         ending::watch();
         let reported = report::is_wanted().then(|| device.watch());
         if let Some(counters) = &reported {
-            exit::report();
+            ending::report();
             report::opened(&self.found.name, counters.clone());
         }
         Ok(self.opened.get_or_init(|| Opened { context, device, reported }))
+    }
+
+    /// What is open, if something is.
+    pub(super) fn if_opened(&self) -> Option<&Opened> {
+        self.opened.get()
     }
 
     /// The next asynchronous event, if there is one.

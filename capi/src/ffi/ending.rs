@@ -1,10 +1,14 @@
-//! The end of a program by `_exit(2)`, which runs no handler of `exit(3)`: the library that
-//! `rocinante run` preloads for paths stands before it, and calls what it is told here.
+//! The end of a program: by `exit(3)` or a return from `main`, which run handlers, and by
+//! `_exit(2)`, which runs none: the library that `rocinante run` preloads for paths stands before
+//! it, and calls what it is told here.
 #![allow(unsafe_code)]
 
 use std::sync::Once;
 
 use rocinante::plain;
+
+use super::border::quiet;
+use crate::report;
 
 /// The library of paths shall have acknowledgements sent that wait for the program's next call.
 pub(super) fn watch() {
@@ -19,4 +23,18 @@ pub(super) fn watch() {
         let tell: extern "C" fn(extern "C" fn()) = unsafe { std::mem::transmute(found) };
         tell(plain::send_held_at_once);
     });
+}
+
+/// Has the counters printed when the program returns from `main` or calls exit(3).
+pub(super) fn report() {
+    static ONCE: Once = Once::new();
+    // SAFETY: the library is never unloaded, and the function does not unwind. Without room for it
+    // nothing is printed.
+    ONCE.call_once(|| unsafe {
+        libc::atexit(print);
+    });
+}
+
+extern "C" fn print() {
+    quiet(report::print);
 }

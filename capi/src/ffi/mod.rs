@@ -14,7 +14,6 @@ mod cq_ex;
 mod device;
 mod ending;
 mod events;
-mod exit;
 mod exports;
 mod fork;
 mod kern;
