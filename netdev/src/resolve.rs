@@ -65,6 +65,9 @@ pub enum Hop<'a> {
     Guard(PathId),
 }
 
+/// The way to an address: the next hop, its entry in the neighbour cache, and the TTL or hop limit.
+type Way = (Target, Option<Neighbour>, u8);
+
 /// The paths of a port that writes whole frames.
 #[derive(Debug)]
 pub struct PathTable {
@@ -81,7 +84,7 @@ pub struct PathTable {
     /// Unused ids: their entries are `None`.
     free: Vec<PathId>,
     /// Recent route lookups: from, to, TOS.
-    recent: Recent<(IpAddr, IpAddr, u8), (Target, Option<Neighbour>, u8)>,
+    recent: Recent<(IpAddr, IpAddr, u8), Way>,
     /// TTL and hop limit of routes that have none.
     hop_limits: HopLimits,
     /// Paths with a burst in the guard only to have the neighbour checked.
@@ -436,7 +439,7 @@ impl PathTable {
 
     /// Where the kernel would send a datagram of this path, and its neighbour entry. If the second
     /// lookup fails, the path starts with the guard, and `maintain` asks again.
-    fn way(&mut self, spec: &PathSpec) -> io::Result<(Target, Option<Neighbour>, u8)> {
+    fn way(&mut self, spec: &PathSpec) -> io::Result<Way> {
         let (now, question) = (Instant::now(), (spec.local, spec.remote, spec.tos));
         if let Some(known) = self.recent.get(now, &question) {
             return Ok(*known);

@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use rocinante_stack::mem::PdId;
 
-use super::gids::{Following, GidTable};
+use super::gids::{Followed, GidTable};
 use super::shard::Shard;
 use crate::model::event::AsyncEvent;
 use crate::provider::sync::Mutex;
@@ -106,7 +105,7 @@ pub(crate) struct Inbox {
     queue: Mutex<Queue>,
     /// Readable while there are events.
     fd: OwnedFd,
-    port: Option<OfPort>,
+    port: Option<Followed>,
     /// Tasks that wait for events.
     pub(super) tasks: Wakers,
 }
@@ -118,16 +117,6 @@ struct Queue {
     fatal: bool,
 }
 
-/// What follows the port of a context.
-#[derive(Debug)]
-struct OfPort {
-    following: Mutex<Following>,
-    /// Readable while there are events, or announcements to look at.
-    both: OwnedFd,
-    /// Looks at announcements as long as tasks wait for events.
-    thread: Mutex<Option<(Arc<OwnedFd>, JoinHandle<()>)>>,
-}
-
 impl Inbox {
     /// Of a context whose port is no interface.
     pub(crate) fn new() -> io::Result<Self> {
@@ -137,11 +126,8 @@ impl Inbox {
 
     /// Of a context of the interface with this index.
     pub(crate) fn of(interface: u32, table: GidTable) -> io::Result<Self> {
-        let following = Following::open(interface, table)?;
         let mut this = Self::new()?;
-        let both = wake::any_of(&[this.fd(), following.as_fd()])?;
-        let (following, thread) = (Mutex::new(following), Mutex::default());
-        this.port = Some(OfPort { following, both, thread });
+        this.port = Some(Followed::open(interface, table, this.fd())?);
         Ok(this)
     }
 
@@ -186,30 +172,21 @@ impl Inbox {
     /// Looks at the port, if it is followed. Returns the tasks to wake.
     fn look(&self) -> Option<Woken> {
         let mut woken = Woken::default();
-        let mut following = self.port.as_ref()?.following.lock();
-        following.look(|event| woken.append(self.push(event)));
-        drop(following);
+        self.port.as_ref()?.look(|event| woken.append(self.push(event)));
         Some(woken)
     }
 
     /// The GID table as it is now; `None` if the port is not followed.
     pub(crate) fn gids(&self) -> Option<Vec<Option<IpAddr>>> {
         drop(self.look()?);
-        Some(self.port.as_ref()?.following.lock().gids().to_vec())
+        Some(self.port.as_ref()?.gids())
     }
 
     /// Has announcements looked at by a thread: tasks wait, and no descriptor wakes a task.
     pub(crate) fn announce_to_tasks(self: &Arc<Self>) -> io::Result<()> {
         let Some(port) = &self.port else { return Ok(()) };
-        let mut thread = port.thread.lock();
-        if thread.is_none() {
-            let stop = Arc::new(wake::eventfd()?);
-            let news = port.following.lock().as_fd().try_clone_to_owned()?;
-            let (until, inbox) = (stop.clone(), Arc::downgrade(self));
-            let builder = std::thread::Builder::new().name("roce-events".to_owned());
-            *thread = Some((stop, builder.spawn(move || look_on(&inbox, &news, &until))?));
-        }
-        Ok(())
+        let inbox = Arc::downgrade(self);
+        port.look_on(move || inbox.upgrade().is_some_and(|inbox| inbox.look().is_some()))
     }
 
     /// Removes events that no longer apply.
@@ -222,27 +199,6 @@ impl Inbox {
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.port.as_ref().map_or(&self.fd, |port| &port.both).as_fd()
-    }
-}
-
-/// Looks at the port of a context whenever there is news, until it is told to stop.
-fn look_on(inbox: &Weak<Inbox>, news: &OwnedFd, stop: &OwnedFd) {
-    while !wake::take(stop) {
-        wake::wait(Some((news.as_fd(), false)), stop.as_fd(), None);
-        let Some(inbox) = inbox.upgrade() else { return };
-        drop(inbox.look());
-    }
-}
-
-impl Drop for OfPort {
-    fn drop(&mut self) {
-        if let Some((stop, thread)) = self.thread.get_mut().take() {
-            wake::notify(&stop);
-            // The thread may hold the last handle of the context.
-            if thread.thread().id() != std::thread::current().id() {
-                let _ = thread.join();
-            }
-        }
+        self.port.as_ref().map_or(self.fd.as_fd(), |port| port.fd())
     }
 }

@@ -1,11 +1,16 @@
 //! The GID table of a context, and the port that it follows.
 
+use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 
+use parking_lot::Mutex;
 use rocinante_netdev::{Interface, InterfaceWatch};
 
 use crate::model::event::AsyncEvent;
+use crate::provider::wake;
 
 /// A table of GIDs. An index belongs to its address until that is gone, which leaves a hole. A new
 /// address takes the first hole, or else the end, as in the kernel's table.
@@ -48,9 +53,75 @@ impl GidTable {
     }
 }
 
-/// The port of a context, as it was at the last look.
+/// The port of a context, which threads look at.
 #[derive(Debug)]
-pub(super) struct Following {
+pub(super) struct Followed {
+    following: Mutex<Following>,
+    /// Readable while there are events, or announcements to look at.
+    both: OwnedFd,
+    /// Looks at announcements as long as tasks wait for events.
+    thread: Mutex<Option<(Arc<OwnedFd>, JoinHandle<()>)>>,
+}
+
+impl Followed {
+    /// Follows the interface with this index, for a context whose events make `events` readable.
+    pub(super) fn open(index: u32, table: GidTable, events: BorrowedFd<'_>) -> io::Result<Self> {
+        let following = Following::open(index, table)?;
+        let both = wake::any_of(&[events, following.as_fd()])?;
+        Ok(Self { following: Mutex::new(following), both, thread: Mutex::default() })
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.both.as_fd()
+    }
+
+    pub(super) fn gids(&self) -> Vec<Option<IpAddr>> {
+        self.following.lock().table.entries.clone()
+    }
+
+    /// Hands what happened to `each`.
+    pub(super) fn look(&self, each: impl FnMut(AsyncEvent)) {
+        self.following.lock().look(each);
+    }
+
+    /// Has a thread call `look` whenever there is news, until it returns false. It is one thread,
+    /// however often this is called.
+    pub(super) fn look_on(&self, look: impl Fn() -> bool + Send + 'static) -> io::Result<()> {
+        let mut thread = self.thread.lock();
+        if thread.is_none() {
+            let stop = Arc::new(wake::eventfd()?);
+            let news = self.following.lock().as_fd().try_clone_to_owned()?;
+            let until = stop.clone();
+            let builder = std::thread::Builder::new().name("roce-events".to_owned());
+            let work = move || {
+                while !wake::take(&until) {
+                    wake::wait(Some((news.as_fd(), false)), until.as_fd(), None);
+                    if !look() {
+                        return;
+                    }
+                }
+            };
+            *thread = Some((stop, builder.spawn(work)?));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.thread.get_mut().take() {
+            wake::notify(&stop);
+            // The thread may hold the last handle of the context.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// The port as it was at the last look.
+#[derive(Debug)]
+struct Following {
     watch: InterfaceWatch,
     table: GidTable,
     up: bool,
@@ -60,7 +131,7 @@ pub(super) struct Following {
 
 impl Following {
     /// Follows the interface with this index.
-    pub(super) fn open(index: u32, table: GidTable) -> std::io::Result<Self> {
+    fn open(index: u32, table: GidTable) -> io::Result<Self> {
         let watch = InterfaceWatch::open(index)?;
         let up = watch.interface().is_some_and(|interface| interface.up);
         let mut this = Self { watch, table, up, gone: false };
@@ -69,12 +140,8 @@ impl Following {
         Ok(this)
     }
 
-    pub(super) fn gids(&self) -> &[Option<IpAddr>] {
-        &self.table.entries
-    }
-
     /// Looks at the port if the kernel announced a change. Hands what happened to `each`.
-    pub(super) fn look(&mut self, mut each: impl FnMut(AsyncEvent)) {
+    fn look(&mut self, mut each: impl FnMut(AsyncEvent)) {
         if !self.watch.look() || self.gone {
             return;
         }

@@ -25,5 +25,7 @@ pub mod event {
     pub enum AsyncEvent {
         /// A deadline passed.
         Expired,
+        /// The interface is gone.
+        DeviceFatal,
     }
 }

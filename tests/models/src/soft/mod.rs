@@ -7,6 +7,7 @@ pub mod announce;
 mod events;
 #[path = "../../../../verbs-api/src/soft/front.rs"]
 pub mod front;
+mod gids;
 #[path = "../../../../verbs-api/src/soft/mail.rs"]
 mod mail;
 #[path = "../../../../verbs-api/src/soft/posting.rs"]
