@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rocinante_stack::mem::{Access, AccessError, Accessor, PdId, Region};
+use rocinante_stack::mem::{Access, AccessError, Accessor, PdId, Region, Sge};
 use rocinante_stack::types::{Key, Qpn};
 
 use super::shards::HeldAll;
@@ -122,12 +122,7 @@ impl Registration {
     }
 
     /// Where the bytes of an element are that a request of the domain may name.
-    #[cfg(feature = "internals")]
-    pub(crate) fn locate(
-        pd: &Pd,
-        sge: &rocinante_stack::mem::Sge,
-        writable: bool,
-    ) -> Result<u64, AccessError> {
+    pub(crate) fn locate(pd: &Pd, sge: &Sge, writable: bool) -> Result<u64, AccessError> {
         let shard = pd.device.shards.first().hold();
         let regions = &shard.host.regions;
         match writable {

@@ -158,8 +158,8 @@ impl Shards {
         self.of(set).for_each(|core| core.drive());
     }
 
-    /// Sends what was posted on the shards of a set and waits there for more, so that completions of
-    /// what needs no answer are in their queues.
+    /// Sends what was posted on the shards of a set and waits there for more, so that completions
+    /// of what needs no answer are in their queues.
     pub(super) fn send_waiting(&self, set: u64) {
         for core in self.of(set) {
             let mut shard = core.hold();
