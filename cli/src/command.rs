@@ -8,8 +8,8 @@ use serde_json::json;
 
 use crate::output::{self, Failure, Output};
 use crate::{
-    decode, demo, devices, ending, manual, mckey, names, perf, pingpong, rping, run, ucmatose,
-    udaddy,
+    decode, demo, devices, ending, manual, mckey, names, perf, pingpong, policy, rping, run,
+    ucmatose, udaddy,
 };
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
@@ -26,6 +26,9 @@ enum Command {
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
     Devices(devices::Args),
+    PolicyCheck(policy::Args),
+    #[command(hide = true)]
+    PolicyWorker(policy::WorkerArgs),
     Run(run::Args),
     Pingpong(pingpong::Args),
     Perf(perf::Args),
@@ -57,17 +60,25 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(cli) => cli.command,
         Err(error) => return refuse(&error, &args),
     };
-    // The demo ends its children first, and its workers end with it. What `run` becomes has the
-    // signals that our parent gave us.
-    if !matches!(command, Command::Demo(_) | Command::DemoWorker(_) | Command::Run(_))
-        && let Err(error) = ending::handle_signals()
-    {
+    // The demo and the policy check end their children first, and their workers end with them. What
+    // `run` becomes has the signals that our parent gave us.
+    let own_signals = matches!(
+        command,
+        Command::Demo(_)
+            | Command::DemoWorker(_)
+            | Command::PolicyCheck(_)
+            | Command::PolicyWorker(_)
+            | Command::Run(_)
+    );
+    if !own_signals && let Err(error) = ending::handle_signals() {
         eprintln!("rocinante: signals end it without a report: {error}");
     }
     match command {
         Command::Demo(args) => demo::run(&args),
         Command::DemoWorker(args) => demo::run_worker(&args),
         Command::Devices(args) => devices::run(&args),
+        Command::PolicyCheck(args) => policy::run(&args),
+        Command::PolicyWorker(args) => policy::run_worker(&args),
         Command::Run(args) => run::run(&args),
         Command::Pingpong(args) => pingpong::run(&args),
         Command::Perf(args) => perf::run(&args),

@@ -1,6 +1,7 @@
 //! The parts of the `rocinante` command that tests and benchmarks share.
 //!
 //! - [`demo`] shows all features.
+//! - [`policy`] shows which rules bind which backend.
 //! - [`devices`] lists the devices that can be opened.
 //! - [`run`] starts programs of others on our libibverbs.
 //! - [`pingpong`] and [`perf`] work between two processes that meet through [`session`]. With
@@ -29,6 +30,7 @@ mod names;
 pub mod output;
 pub mod perf;
 pub mod pingpong;
+pub mod policy;
 pub mod quiet;
 pub mod rping;
 pub mod run;

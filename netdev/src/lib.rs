@@ -60,4 +60,6 @@ pub use port::{
 };
 pub use udp::{UdpPort, holder};
 pub use watch::InterfaceWatch;
+#[doc(hidden)]
+pub use xdp::TcxDrop;
 pub use xdp::XdpPort;

@@ -20,6 +20,7 @@ mod retry;
 mod ring;
 mod rx;
 mod socket;
+mod tcx;
 mod timer;
 mod tx;
 mod umem;
@@ -43,6 +44,7 @@ use prog::OwnAddresses;
 use retry::Retry;
 use rx::RxHalf;
 use socket::XdpSocket;
+pub use tcx::TcxDrop;
 use tx::TxHalf;
 use umem::Umem;
 

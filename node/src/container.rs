@@ -32,6 +32,35 @@ impl Container {
         Self::with_addresses(netns, host_end, index, config)
     }
 
+    /// A container on a network of its own, with the host as its router.
+    pub(super) fn routed(host: &Netns, index: u8, config: &LabConfig) -> Result<Self, LabError> {
+        let netns = Self::new_netns()?;
+        let host_end = format!("veth{index}");
+        let (mac, mtu) = (mac(index), config.mtu.to_string());
+        #[rustfmt::skip]
+        tool::ip(host, &["link", "add", &host_end, "mtu", &mtu, "type", "veth",
+                         "peer", "name", Self::DEVICE, "mtu", &mtu, "address", &mac,
+                         "netns", &netns.path()])?;
+        let v4 = |host: u8| Ipv4Addr::new(10, 78, index, host);
+        let v6 = |host: u16| Ipv6Addr::new(0xfd00, 0x78, 0, index.into(), 0, 0, 0, host);
+        tool::ip(host, &["address", "add", &format!("{}/24", v4(1)), "dev", &host_end])?;
+        if config.ipv6 {
+            let address = format!("{}/64", v6(1));
+            tool::ip(host, &["-6", "address", "add", &address, "dev", &host_end, "nodad"])?;
+        }
+        tool::ip(host, &["link", "set", &host_end, "up"])?;
+        let own_v6 = config.ipv6.then(|| (v6(2), 64));
+        let container = Self::on_device(netns, host_end, (v4(2), 24), own_v6)?;
+        let default = |family, via: String| {
+            container.netns.ip(&[family, "route", "add", "default", "via", &via])
+        };
+        default("-4", v4(1).to_string())?;
+        if config.ipv6 {
+            default("-6", v6(1).to_string())?;
+        }
+        Ok(container)
+    }
+
     /// Two containers with one veth between them.
     pub(super) fn pair(config: &LabConfig) -> Result<[Self; 2], LabError> {
         let (first, second) = (Self::new_netns()?, Self::new_netns()?);

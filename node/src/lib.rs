@@ -8,7 +8,8 @@
 //!       fd00:77::1/64         └─────┘               fd00:77::2/64
 //! ```
 //!
-//! A [`Pair`] is two containers with nothing between them.
+//! A [`Pair`] is two containers with nothing between them. In a [`Routed`] network the host
+//! forwards between the containers' networks.
 //!
 //! The namespaces have no names. They exist as long as this process holds their descriptors, or a
 //! process that was started inside them lives. So nothing is left behind, not even after `kill -9`.
@@ -41,6 +42,7 @@ mod container;
 mod error;
 mod netns;
 mod pair;
+mod routed;
 mod rules;
 mod shaper;
 mod tap;
@@ -53,6 +55,7 @@ pub use container::Container;
 pub use error::LabError;
 pub use netns::Netns;
 pub use pair::Pair;
+pub use routed::Routed;
 pub use rules::{Counter, Match, Rule};
 pub use shaper::{Shaper, ShaperStats, Tbf};
 pub use userns::{Privilege, enter_user_namespace};
@@ -237,6 +240,17 @@ fn wait_until_none(not_yet_up: impl Fn() -> Result<Vec<String>, LabError>) -> Re
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Switches forwarding on in a namespace.
+fn forward(host: &Netns) -> Result<(), LabError> {
+    let switches = ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"];
+    host.run(|| {
+        switches
+            .into_iter()
+            .try_for_each(|switch| std::fs::write(format!("/proc/sys/{switch}"), "1"))
+    })?
+    .map_err(|source| LabError::Namespace { doing: "switch forwarding on", source })
 }
 
 /// Keeps IPv6 addresses off the host's interfaces, so that the host itself sends nothing on the

@@ -2,6 +2,8 @@
 
 use crate::child::ChildGuard;
 use crate::error::LabError;
+use crate::rules::{self, Counter};
+use crate::shaper::{self, ShaperStats};
 use crate::tool;
 use nix::sched::{CloneFlags, setns, unshare};
 use std::fs::File;
@@ -77,6 +79,70 @@ impl Netns {
     /// The program does not exist or cannot be started. A program that fails is no error here.
     pub fn output(&self, command: &mut Command) -> Result<Output, LabError> {
         self.run(|| tool::output(command))?
+    }
+
+    /// Runs `ip ARGS` inside this namespace.
+    ///
+    /// # Errors
+    /// There is no `ip`, or it fails; the error has its message.
+    pub fn ip(&self, args: &[&str]) -> Result<(), LabError> {
+        tool::ip(self, args)
+    }
+
+    /// Runs `tc ARGS` inside this namespace.
+    ///
+    /// # Errors
+    /// There is no `tc`, or it fails; the error has its message.
+    pub fn tc(&self, args: &[&str]) -> Result<(), LabError> {
+        tool::run(self, "tc", args).map(drop)
+    }
+
+    /// Feeds a script to `nft` inside this namespace. The whole script takes effect, or nothing.
+    ///
+    /// # Errors
+    /// There is no `nft`, or it refuses the script; the error has its message.
+    pub fn nft(&self, script: &str) -> Result<(), LabError> {
+        tool::nft_script(self, script)
+    }
+
+    /// Lists the rules of this namespace, as `nft -j list ruleset` prints them.
+    ///
+    /// # Errors
+    /// There is no `nft`, or it fails.
+    pub fn ruleset(&self) -> Result<serde_json::Value, LabError> {
+        tool::run_json(self, "nft", &["-j", "list", "ruleset"])
+    }
+
+    /// Lists queueing disciplines or filters, as `tc -j ARGS` prints them.
+    ///
+    /// # Errors
+    /// There is no `tc`, or it fails.
+    pub fn tc_json(&self, args: &[&str]) -> Result<serde_json::Value, LabError> {
+        tool::run_json(self, "tc", &[&["-j"], args].concat())
+    }
+
+    /// Lists links, addresses or routes, as `ip -j ARGS` prints them.
+    ///
+    /// # Errors
+    /// There is no `ip`, or it fails.
+    pub fn ip_json(&self, args: &[&str]) -> Result<serde_json::Value, LabError> {
+        tool::ip_json(self, args)
+    }
+
+    /// The values of a named counter of nftables.
+    ///
+    /// # Errors
+    /// There is no such counter, or `nft` fails.
+    pub fn counter(&self, family: &str, table: &str, name: &str) -> Result<Counter, LabError> {
+        rules::counter(self, family, table, name)
+    }
+
+    /// Statistics of the first queueing discipline of this kind on `device`.
+    ///
+    /// # Errors
+    /// There is none, or `tc` fails.
+    pub fn qdisc(&self, device: &str, kind: &str) -> Result<ShaperStats, LabError> {
+        shaper::stats(self, device, kind)
     }
 
     /// A path that names this namespace as long as this process lives, for programs that take one

@@ -119,12 +119,7 @@ impl Rule {
     /// # Errors
     /// `nft` fails, or its output has an unknown form.
     pub fn counter(&self) -> Result<Counter, LabError> {
-        let args = ["-j", "list", "counter", "bridge", &self.table, COUNTER];
-        let listing = tool::run_json(&self.host, "nft", &args)?;
-        parse_counter(&listing).ok_or_else(|| LabError::Output {
-            command: format!("nft {}", args.join(" ")),
-            problem: "no counter in it".into(),
-        })
+        counter(&self.host, "bridge", &self.table, COUNTER)
     }
 
     /// Removes the rule.
@@ -158,6 +153,21 @@ fn one_in(percent: f64) -> String {
         return String::new();
     }
     format!("numgen random mod 100000 < {of_100_000}")
+}
+
+/// Reads a named counter.
+pub(super) fn counter(
+    netns: &Netns,
+    family: &str,
+    table: &str,
+    name: &str,
+) -> Result<Counter, LabError> {
+    let args = ["-j", "list", "counter", family, table, name];
+    let listing = tool::run_json(netns, "nft", &args)?;
+    parse_counter(&listing).ok_or_else(|| LabError::Output {
+        command: format!("nft {}", args.join(" ")),
+        problem: "no counter in it".into(),
+    })
 }
 
 fn parse_counter(listing: &serde_json::Value) -> Option<Counter> {

@@ -63,12 +63,7 @@ impl Shaper {
     /// # Errors
     /// `tc` fails, or its output has an unknown form.
     pub fn stats(&self) -> Result<ShaperStats, LabError> {
-        let args = ["-s", "-j", "qdisc", "show", "dev", &self.device];
-        let listing = tool::run_json(&self.host, "tc", &args)?;
-        parse_stats(&listing).ok_or_else(|| LabError::Output {
-            command: format!("tc {}", args.join(" ")),
-            problem: "no tbf with statistics in it".into(),
-        })
+        stats(&self.host, &self.device, "tbf")
     }
 
     /// Removes the shaper. Packets in its queue are lost.
@@ -94,9 +89,19 @@ impl Drop for Shaper {
     }
 }
 
-fn parse_stats(listing: &Value) -> Option<ShaperStats> {
-    let tbf = tool::objects(listing).find(|qdisc| qdisc["kind"] == "tbf")?;
-    let figure = |name: &str| tbf.get(name)?.as_u64();
+/// Reads the statistics of the first discipline of this kind on `device`.
+pub(super) fn stats(netns: &Netns, device: &str, kind: &str) -> Result<ShaperStats, LabError> {
+    let args = ["-s", "-j", "qdisc", "show", "dev", device];
+    let listing = tool::run_json(netns, "tc", &args)?;
+    parse_stats(&listing, kind).ok_or_else(|| LabError::Output {
+        command: format!("tc {}", args.join(" ")),
+        problem: format!("no {kind} with statistics in it"),
+    })
+}
+
+fn parse_stats(listing: &Value, kind: &str) -> Option<ShaperStats> {
+    let qdisc = tool::objects(listing).find(|qdisc| qdisc["kind"] == kind)?;
+    let figure = |name: &str| qdisc.get(name)?.as_u64();
     Some(ShaperStats {
         bytes: figure("bytes")?,
         packets: figure("packets")?,
@@ -120,7 +125,8 @@ mod tests {
         ]);
         let expected =
             ShaperStats { bytes: 5, packets: 4, drops: 3, overlimits: 2, backlog_bytes: 1 };
-        assert_eq!(parse_stats(&listing), Some(expected));
-        assert_eq!(parse_stats(&json!([])), None);
+        assert_eq!(parse_stats(&listing, "tbf"), Some(expected));
+        assert_eq!(parse_stats(&listing, "htb"), None);
+        assert_eq!(parse_stats(&json!([]), "tbf"), None);
     }
 }

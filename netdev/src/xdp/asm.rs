@@ -53,6 +53,8 @@ pub(crate) enum Cond {
 pub(crate) enum Helper {
     /// `void *bpf_map_lookup_elem(map, key)`.
     MapLookupElem = 1,
+    /// `long bpf_skb_load_bytes(skb, offset, to, len)`.
+    SkbLoadBytes = 26,
     /// `long bpf_redirect_map(map, key, flags)`.
     RedirectMap = 51,
 }

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 // `enum bpf_cmd`.
 const MAP_CREATE: libc::c_long = 0;
+const MAP_LOOKUP_ELEM: libc::c_long = 1;
 const MAP_UPDATE_ELEM: libc::c_long = 2;
 const MAP_DELETE_ELEM: libc::c_long = 3;
 const PROG_LOAD: libc::c_long = 5;
@@ -17,9 +18,13 @@ const PROG_TEST_RUN: libc::c_long = 10;
 const LINK_CREATE: libc::c_long = 28;
 
 const MAP_TYPE_HASH: u32 = 1;
+const MAP_TYPE_ARRAY: u32 = 2;
 const MAP_TYPE_XSKMAP: u32 = 17;
+const PROG_TYPE_SCHED_CLS: u32 = 3;
 const PROG_TYPE_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
+const ATTACH_TCX_INGRESS: u32 = 46;
+const ATTACH_TCX_EGRESS: u32 = 47;
 /// `BPF_F_XDP_HAS_FRAGS`: the program reads only the linear part and so accepts frames of several
 /// fragments, which a veth needs above an MTU of about 3500.
 const F_XDP_HAS_FRAGS: u32 = 1 << 5;
@@ -85,6 +90,11 @@ impl Map {
         Self::create(MAP_TYPE_HASH, name, key_size, entries)
     }
 
+    /// An array of `entries` numbers.
+    pub(crate) fn numbers(name: &str, entries: u32) -> io::Result<Self> {
+        Self::create(MAP_TYPE_ARRAY, name, size_of::<u32>(), entries)
+    }
+
     /// An array of AF_XDP sockets by receive queue.
     pub(crate) fn sockets(name: &str, entries: u32) -> io::Result<Self> {
         Self::create(MAP_TYPE_XSKMAP, name, size_of::<u32>(), entries)
@@ -108,6 +118,13 @@ impl Map {
     /// Sets `key` (of the map's key size) to `value`.
     pub(crate) fn set(&self, key: &[u8], value: u32) -> io::Result<()> {
         self.change(MAP_UPDATE_ELEM, key, (&raw const value) as u64)
+    }
+
+    /// The value of `key` (of the map's key size); `ENOENT` if it is not in the map.
+    pub(crate) fn value(&self, key: &[u8]) -> io::Result<u32> {
+        let mut value = 0u32;
+        self.change(MAP_LOOKUP_ELEM, key, (&raw mut value) as u64)?;
+        Ok(value)
     }
 
     /// Removes `key` (of the map's key size); `ENOENT` if it is not in the map.
@@ -178,9 +195,33 @@ impl Program {
         bpf_fd(LINK_CREATE, &attr).map(Link)
     }
 
+    /// Loads and verifies a program for [`attach_tcx`](Self::attach_tcx).
+    pub(crate) fn load_classifier(prog: &str, code: &[Insn]) -> io::Result<Self> {
+        Self::load_as(PROG_TYPE_SCHED_CLS, (0, 0), prog, code, &mut [])
+    }
+
+    /// Attaches a classifier to an interface, behind the programs that are there, until the link
+    /// is dropped or the process ends in any way.
+    pub(crate) fn attach_tcx(&self, ifindex: u32, ingress: bool) -> io::Result<Link> {
+        let attach_type = if ingress { ATTACH_TCX_INGRESS } else { ATTACH_TCX_EGRESS };
+        let prog_fd = raw(&self.0);
+        bpf_fd(LINK_CREATE, &LinkCreate { prog_fd, target_ifindex: ifindex, attach_type, flags: 0 })
+            .map(Link)
+    }
+
     fn load_with_log(prog: &str, code: &[Insn], log: &mut [u8]) -> io::Result<Self> {
+        Self::load_as(PROG_TYPE_XDP, (F_XDP_HAS_FRAGS, ATTACH_XDP), prog, code, log)
+    }
+
+    fn load_as(
+        prog_type: u32,
+        (prog_flags, expected_attach_type): (u32, u32),
+        prog: &str,
+        code: &[Insn],
+        log: &mut [u8],
+    ) -> io::Result<Self> {
         let attr = ProgLoad {
-            prog_type: PROG_TYPE_XDP,
+            prog_type,
             insn_cnt: code.len() as u32,
             insns: code.as_ptr() as u64,
             license: c"MIT".as_ptr() as u64,
@@ -188,10 +229,10 @@ impl Program {
             log_size: log.len() as u32,
             log_buf: if log.is_empty() { 0 } else { log.as_mut_ptr() as u64 },
             kern_version: 0,
-            prog_flags: F_XDP_HAS_FRAGS,
+            prog_flags,
             name: name(prog),
             ifindex: 0,
-            expected_attach_type: ATTACH_XDP,
+            expected_attach_type,
         };
         bpf_fd(PROG_LOAD, &attr).map(Self)
     }
@@ -246,8 +287,8 @@ fn bpf_fd<T>(cmd: libc::c_long, attr: &T) -> io::Result<OwnedFd> {
 fn bpf<T>(cmd: libc::c_long, attr: &T) -> io::Result<i32> {
     // SAFETY: `attr` is a prefix of `union bpf_attr` of the size given; the buffers it points to
     // live in the callers' frames and have the sizes that the attributes or the map's definition
-    // state. Only the verifier's log and a test run's outputs are written, through pointers that
-    // were made from exclusive borrows.
+    // state. Only the verifier's log, a looked up value and a test run's outputs are written,
+    // through pointers that were made from exclusive borrows.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, cmd, std::ptr::from_ref(attr), size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }

@@ -1,0 +1,391 @@
+//! One cell: a control, a backend and a family, with traffic.
+
+use serde::Serialize;
+
+use super::install::{HITS, Installed, OTHERS, Trouble};
+use super::lab::{Family, Network};
+use super::order::{Answer, Bulk, Order};
+use super::sides::{RECEIVER, SECOND, SENDER, Sides};
+use super::table::{Action, Control, Effect, Group, Mark, Rule, Shaper};
+use super::{BURST, MESSAGE, MTU, RATE};
+
+/// The ACK timeout of a connection that is to fail: 33.6 ms, and its retries.
+const TIMEOUT: u8 = 13;
+const RETRIES: u8 = 2;
+/// The longest time until a WRITE fails: a requester that waits up to four times the ACK timeout
+/// (the specification's limit), once for each attempt.
+const PROMISED_SECONDS: f64 = (RETRIES as f64 + 1.0) * 4.0 * 4.096e-6 * (1u32 << TIMEOUT) as f64;
+/// The ACK timeout and the retries of a connection that is to last.
+const LASTING: (u8, u8) = (14, 7);
+const SUCCESS: &str = "SUCCESS";
+const FAILED: &str = "RETRY_EXC_ERR";
+/// A path MTU that fits a link of 1500 bytes.
+const SMALL_MTU: u32 = 1024;
+/// ECT(0) in a TOS or traffic class.
+const ECT0: u8 = 2;
+
+/// Accepted part of a rate. Above 1 for the completions at both ends of the measurement.
+const REACHED: std::ops::RangeInclusive<f64> = 0.9..=1.01;
+/// Part of the rate that bypassing traffic exceeds.
+const FREE: f64 = 1.3;
+const FAIR: f64 = 0.95;
+const WARM_MILLIS: u64 = 250;
+const MILLIS: u64 = 1250;
+const BURSTS: u64 = 10;
+
+/// What a cell has shown.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Figures {
+    /// Packets (skbs) that the rule took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packets: Option<u64>,
+    /// Bytes of the WRITE that lay at the peer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placed_bytes: Option<u64>,
+    /// The status of the WRITE.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<String>,
+    /// Time until its completion.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+    /// The rate on the wire, of the limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub of_limit: Option<f64>,
+    /// Bytes that the shaper's own figures show.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shaper_bytes: Option<u64>,
+    /// Packets that it dropped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shaper_drops: Option<u64>,
+    /// Jain's index of the containers' rates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jain: Option<f64>,
+}
+
+/// The outcome of a cell.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Outcome {
+    pub(super) figures: Figures,
+    /// What is not as documented.
+    pub(super) wrong: Vec<String>,
+}
+
+/// The reason why a cell has no outcome.
+pub(super) type Stopped = Trouble;
+
+/// The processes of a backend and a family in a network.
+pub(super) struct Bench<'a> {
+    pub(super) network: &'a Network,
+    pub(super) sides: &'a mut Sides,
+    pub(super) family: Family,
+    /// Leaves out every control: each cell must then fail.
+    pub(super) without_rules: bool,
+}
+
+impl Bench<'_> {
+    /// Tries a control.
+    pub(super) fn cell(&mut self, control: &Control, expected: Effect) -> Result<Outcome, Stopped> {
+        let mut outcome = Outcome { figures: Figures::default(), wrong: Vec::new() };
+        match control.action {
+            Action::Drop(rule) => self.dropping(rule, expected, &mut outcome)?,
+            Action::Limit(shaper) => self.limiting(shaper, expected, &mut outcome)?,
+            Action::Mark(Mark::Mtu) => self.short_link(&mut outcome)?,
+            Action::Mark(mark) => self.marking(mark, &mut outcome)?,
+        }
+        debug_assert!(control.group != Group::Mark || expected == Effect::Binds);
+        Ok(outcome)
+    }
+
+    fn dropping(&mut self, rule: Rule, expected: Effect, out: &mut Outcome) -> Result<(), Stopped> {
+        self.connect(SENDER, MTU, (TIMEOUT, RETRIES), 0)?;
+        self.must_arrive("before the rule", 1, out)?;
+        let network = self.network;
+        let mut control = self.install(|family| Installed::rule(network, rule, family))?;
+        // The answers of the receiver are dropped, not requests and the probe.
+        let answers = rule == Rule::NewFromThePeer;
+        let mut before = 0;
+        if !answers {
+            self.ask(SENDER, Order::Probe)?;
+            before = out.noted(control.count(HITS)).unwrap_or(0);
+            out.must(before > 0, || "the rule did not count the kernel's own datagram".into());
+        }
+        control.complete()?;
+
+        let (status, seconds) = self.write(2)?;
+        let placed = self.placed(2)?;
+        let counted = out.noted(control.count(HITS)).map_or(0, |now| now.saturating_sub(before));
+        match expected {
+            Effect::Binds => {
+                out.must(status == FAILED, || format!("the WRITE ended in {status}"));
+                out.must(seconds <= PROMISED_SECONDS, || {
+                    format!("it took {seconds:.3} s, not at most {PROMISED_SECONDS:.3}")
+                });
+                out.must(counted > 0, || "the rule counted nothing".into());
+                let due = if answers { MESSAGE as u64 } else { 0 };
+                out.must(placed == due, || format!("{placed} bytes lay at the peer, not {due}"));
+            }
+            Effect::Bypassed => {
+                out.must(status == SUCCESS, || format!("the WRITE ended in {status}"));
+                out.must(placed == MESSAGE as u64, || format!("{placed} bytes lay at the peer"));
+            }
+        }
+        let own_input = matches!(rule, Rule::Nft { chain: (_, "input"), .. });
+        if own_input && expected == Effect::Binds {
+            let seen = out.noted(control.count(OTHERS)).unwrap_or(0);
+            out.must(seen > counted, || "prerouting did not see what input dropped".into());
+        }
+        let seconds = Some(super::rounded(seconds));
+        let (status, packets) = (Some(status), Some(counted));
+        out.figures =
+            Figures { packets, placed_bytes: Some(placed), status, seconds, ..Figures::default() };
+        control.remove().map_err(Trouble::Failed)?;
+
+        self.connect(SENDER, MTU, LASTING, 0)?;
+        self.must_arrive("without the rule", 3, out)
+    }
+
+    fn limiting(
+        &mut self,
+        shaper: Shaper,
+        expected: Effect,
+        out: &mut Outcome,
+    ) -> Result<(), Stopped> {
+        let both = shaper == Shaper::Uplink;
+        self.connect(SENDER, MTU, LASTING, 0)?;
+        if both {
+            self.connect(SECOND, MTU, LASTING, 0)?;
+        }
+        let network = self.network;
+        let control = self.install(|family| Installed::shaper(network, shaper, family))?;
+        let flows = self.bulk(both)?;
+        for flow in &flows {
+            out.must(flow.status == SUCCESS, || format!("a WRITE ended in {}", flow.status));
+        }
+        // nft counts a super-packet's headers once, and neither Ethernet's nor each datagram's.
+        let factor = if shaper == Shaper::Policer { 1.0 } else { self.wire_factor() };
+        let on_wire = |payload: u64| payload as f64 * factor;
+        let rates: Vec<f64> = flows
+            .iter()
+            .map(|flow| on_wire(flow.bytes) * 8.0 / flow.seconds.max(1e-3) / f64::from(RATE))
+            .collect();
+        let all_bytes: u64 = flows.iter().map(|flow| flow.all_bytes).sum();
+        let of_limit: f64 = rates.iter().sum();
+        out.figures.of_limit = Some(super::rounded(of_limit));
+        let shown = if shaper == Shaper::Policer {
+            let drops = out.noted(control.count(HITS));
+            out.noted(control.passed()).zip(drops)
+        } else {
+            out.noted(control.shaped()).map(|stats| {
+                let held = stats.overlimits > 0;
+                out.must(held == (expected == Effect::Binds), || {
+                    format!("the shaper held back {} times", stats.overlimits)
+                });
+                (stats.bytes, stats.drops)
+            })
+        };
+        let (bytes, drops) = shown.unwrap_or_default();
+        (out.figures.shaper_bytes, out.figures.shaper_drops) = (Some(bytes), Some(drops));
+        match expected {
+            Effect::Binds => {
+                out.must(REACHED.contains(&of_limit), || {
+                    format!("{:.1} % of the rate came through", of_limit * 100.0)
+                });
+                out.must(bytes >= all_bytes, || {
+                    format!("the shaper passed {bytes} bytes, of {all_bytes} of payload")
+                });
+                out.must(all_bytes >= BURSTS * u64::from(BURST), || {
+                    format!("only {all_bytes} bytes were sent: less than ten bursts")
+                });
+                if matches!(shaper, Shaper::Policer | Shaper::ShortTbf) {
+                    out.must(drops > 0, || "it dropped nothing".into());
+                }
+            }
+            Effect::Bypassed => {
+                out.must(of_limit > FREE, || format!("only {:.2} of the rate came", of_limit));
+                out.must(bytes < all_bytes / 2, || format!("{bytes} bytes passed the shaper"));
+            }
+        }
+        if both {
+            let index = jain(&rates);
+            out.figures.jain = Some(super::rounded(index));
+            out.must(index >= FAIR, || format!("the containers' shares have a Jain of {index:.3}"));
+        }
+        control.remove().map_err(Trouble::Failed)
+    }
+
+    fn marking(&mut self, mark: Mark, out: &mut Outcome) -> Result<(), Stopped> {
+        let ecn = mark == Mark::Ce;
+        self.connect(SENDER, MTU, LASTING, if ecn { ECT0 } else { 0 })?;
+        let network = self.network;
+        let control = self.install(|family| Installed::mark(network, mark, family))?;
+        let before = [self.cnps(SENDER)?, self.cnps(RECEIVER)?];
+        self.must_arrive("with the mark", 1, out)?;
+        if ecn {
+            for fill in 2..6 {
+                self.must_arrive("with the mark", fill, out)?;
+            }
+            let after = [self.cnps(SENDER)?, self.cnps(RECEIVER)?];
+            let (received, sent) = (after[0].0 - before[0].0, after[1].1 - before[1].1);
+            out.must(received > 0 && sent > 0, || {
+                format!("the receiver sent {sent} CNPs, the sender got {received}")
+            });
+        }
+        let marked = out.noted(control.count(HITS)).unwrap_or(0);
+        let others = out.noted(control.count(OTHERS)).unwrap_or(0);
+        out.must(marked > 0, || "no packet had the mark behind the rule".into());
+        out.must(others == 0, || format!("{others} packets had no mark behind the rule"));
+        out.figures.packets = Some(marked);
+        control.remove().map_err(Trouble::Failed)
+    }
+
+    fn short_link(&mut self, out: &mut Outcome) -> Result<(), Stopped> {
+        self.connect(SENDER, MTU, (TIMEOUT, RETRIES), 0)?;
+        self.must_arrive("before the short link", 1, out)?;
+        let network = self.network;
+        let control = self.install(|family| Installed::mark(network, Mark::Mtu, family))?;
+        let (status, seconds) = self.write(2)?;
+        let placed = self.placed(2)?;
+        out.must(status == FAILED, || format!("a WRITE in packets of 4096 ended in {status}"));
+        out.must(placed == 0, || format!("{placed} bytes in packets of 4096 lay at the peer"));
+        self.connect(SENDER, SMALL_MTU, LASTING, 0)?;
+        self.must_arrive("in packets of 1024", 3, out)?;
+        out.figures = Figures {
+            placed_bytes: Some(placed),
+            status: Some(status),
+            seconds: Some(super::rounded(seconds)),
+            ..Figures::default()
+        };
+        control.remove().map_err(Trouble::Failed)?;
+        // The kernel remembers the path's MTU.
+        for container in network.containers() {
+            for family in ["-4", "-6"] {
+                container.netns().ip(&[family, "route", "flush", "cache"])?;
+            }
+        }
+        self.connect(SENDER, MTU, LASTING, 0)?;
+        self.must_arrive("without the short link", 4, out)
+    }
+
+    fn install<'n>(
+        &self,
+        make: impl FnOnce(Family) -> Result<Installed<'n>, Trouble>,
+    ) -> Result<Installed<'n>, Trouble> {
+        let control = make(self.family)?;
+        if self.without_rules { control.forget() } else { Ok(control) }
+    }
+
+    /// Connects the first or second sender with the receiver.
+    fn connect(
+        &mut self,
+        sender: usize,
+        mtu: u32,
+        (timeout, retry_cnt): (u8, u8),
+        traffic_class: u8,
+    ) -> Result<(), Stopped> {
+        let order = |slot| Some(Order::Connect { slot, mtu, timeout, retry_cnt, traffic_class });
+        let mut orders = vec![None; self.network.containers().len()];
+        orders[sender] = order(0);
+        orders[RECEIVER] = order(usize::from(sender == SECOND));
+        self.sides.each(&orders).map(drop).map_err(Trouble::Failed)
+    }
+
+    fn ask(&mut self, index: usize, order: Order) -> Result<Answer, Stopped> {
+        self.sides.one(index, order).map_err(Trouble::Failed)
+    }
+
+    /// One WRITE: its status and its time.
+    fn write(&mut self, fill: u8) -> Result<(String, f64), Stopped> {
+        match self.ask(SENDER, Order::Write { fill })? {
+            Answer::Wrote { status, seconds } => Ok((status, seconds)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// The bytes of a WRITE at the receiver.
+    fn placed(&mut self, fill: u8) -> Result<u64, Stopped> {
+        match self.ask(RECEIVER, Order::Look { fill })? {
+            Answer::Found { bytes } => Ok(bytes),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// A WRITE that must succeed.
+    fn must_arrive(&mut self, when: &str, fill: u8, out: &mut Outcome) -> Result<(), Stopped> {
+        let (status, _) = self.write(fill)?;
+        let placed = self.placed(fill)?;
+        out.must(status == SUCCESS && placed == MESSAGE as u64, || {
+            format!("{when} a WRITE ended in {status} with {placed} bytes at the peer")
+        });
+        Ok(())
+    }
+
+    /// Congestion notifications received and sent.
+    fn cnps(&mut self, index: usize) -> Result<(u64, u64), Stopped> {
+        match self.ask(index, Order::Count)? {
+            Answer::Counted { rcvd_cnp, sent_cnp } => Ok((rcvd_cnp, sent_cnp)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn bulk(&mut self, both: bool) -> Result<Vec<Bulk>, Stopped> {
+        let order = Order::Bulk { warm_millis: WARM_MILLIS, millis: MILLIS };
+        let mut orders = vec![None; self.network.containers().len()];
+        let senders: &[usize] = if both { &[SENDER, SECOND] } else { &[SENDER] };
+        for sender in senders {
+            orders[*sender] = Some(order.clone());
+        }
+        let answers = self.sides.each(&orders).map_err(Trouble::Failed)?;
+        let flows = answers.into_iter().filter(|answer| *answer != Answer::Done);
+        flows
+            .map(|answer| match answer {
+                Answer::Bulk(bulk) => Ok(bulk),
+                other => Err(unexpected(&other)),
+            })
+            .collect()
+    }
+
+    /// Bytes with all headers, of one byte of payload.
+    fn wire_factor(&self) -> f64 {
+        let ip = if self.family == Family::V4 { 20 } else { 40 };
+        // Ethernet, IP, UDP, BTH, ICRC; RETH in the first packet.
+        let packets = MESSAGE / MTU as usize;
+        let headers = packets * (14 + ip + 8 + 12 + 4) + 16;
+        1.0 + headers as f64 / MESSAGE as f64
+    }
+}
+
+impl Outcome {
+    fn must(&mut self, holds: bool, otherwise: impl FnOnce() -> String) {
+        if !holds {
+            self.wrong.push(otherwise());
+        }
+    }
+
+    /// The value, or a note of why there is none.
+    fn noted<T>(&mut self, value: Result<T, String>) -> Option<T> {
+        value.map_err(|why| self.wrong.push(why)).ok()
+    }
+}
+
+fn unexpected(answer: &Answer) -> Stopped {
+    Trouble::Failed(format!("unexpected answer {answer:?}"))
+}
+
+/// Jain's index: 1 for equal shares, 1/n if one has all.
+fn jain(rates: &[f64]) -> f64 {
+    let (sum, squares) = rates.iter().fold((0.0, 0.0), |(s, q), rate| (s + rate, q + rate * rate));
+    if squares > 0.0 { sum * sum / (rates.len() as f64 * squares) } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_shares_are_fair() {
+        assert!((jain(&[0.5, 0.5]) - 1.0).abs() < 1e-9);
+        assert!((jain(&[1.0, 0.0]) - 0.5).abs() < 1e-9);
+        assert!(jain(&[0.4, 0.6]) > FAIR && jain(&[0.3, 0.7]) < FAIR);
+        assert!(jain(&[0.0, 0.0]) < FAIR);
+    }
+}

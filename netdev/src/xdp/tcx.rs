@@ -1,0 +1,115 @@
+//! A tcx program that drops and counts UDP datagrams to two ports: the place of policies written in
+//! eBPF.
+
+use std::io;
+
+use super::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size};
+use super::bpf::{Link, Map, Program};
+
+// Verdicts of `enum tcx_action_base` of `bpf.h`.
+const TCX_NEXT: i32 = -1;
+const TCX_DROP: i32 = 2;
+
+/// Where the program copies the headers to: bytes below the frame pointer.
+const FRAME: i16 = -64;
+/// Where it builds the counter's key.
+const KEY: i16 = -72;
+const ETH_TYPE: i16 = FRAME + 12;
+const IP: i16 = FRAME + 14;
+const V4_HEADERS: i32 = 14 + 20 + 8;
+const V6_HEADERS: i32 = 14 + 40 + 8;
+const UDP: u32 = 17;
+
+/// A program on an interface that drops and counts UDP datagrams to either port, of IPv4 without
+/// options and IPv6 without extension headers. It leaves the interface when this is dropped or the
+/// process ends.
+#[derive(Debug)]
+pub struct TcxDrop {
+    _link: Link,
+    dropped: Map,
+}
+
+impl TcxDrop {
+    /// Attaches the program to what enters (`ingress`) or leaves the interface with this index, in
+    /// the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// `EPERM` without `CAP_BPF` and `CAP_NET_ADMIN` over the machine; `EINVAL` before Linux 6.6.
+    pub fn attach(ifindex: u32, ingress: bool, ports: [u16; 2]) -> io::Result<Self> {
+        let dropped = Map::numbers("roce_dropped", 1)?;
+        let program = Program::load_classifier("roce_drop", &code(&dropped, ports))?;
+        Ok(Self { _link: program.attach_tcx(ifindex, ingress)?, dropped })
+    }
+
+    /// The number of packets (skbs) dropped so far.
+    ///
+    /// # Errors
+    /// The error of bpf(2).
+    pub fn dropped(&self) -> io::Result<u64> {
+        self.dropped.value(&[0; 4]).map(u64::from)
+    }
+}
+
+fn code(dropped: &Map, ports: [u16; 2]) -> Vec<Insn> {
+    use Reg::{R0, R1, R2, R5, R6, R10};
+    let mut asm = Asm::default();
+    let [next, v4, port, hit, out] = [(); 5].map(|()| asm.label());
+
+    asm.mov(R6, R1);
+    copy(&mut asm, V4_HEADERS, next);
+    asm.load(Size::H, R5, R10, ETH_TYPE);
+    asm.jump32_if_imm(Cond::Eq, R5, net_u16(0x0800), v4);
+    asm.jump32_if_imm(Cond::Ne, R5, net_u16(0x86dd), next);
+
+    copy(&mut asm, V6_HEADERS, next);
+    asm.load(Size::B, R5, R10, IP + 6);
+    asm.jump32_if_imm(Cond::Ne, R5, UDP, next);
+    asm.load(Size::H, R5, R10, IP + 40 + 2);
+    asm.jump(port);
+
+    asm.bind(v4);
+    asm.load(Size::B, R5, R10, IP);
+    asm.jump32_if_imm(Cond::Ne, R5, 0x45, next);
+    asm.load(Size::B, R5, R10, IP + 9);
+    asm.jump32_if_imm(Cond::Ne, R5, UDP, next);
+    asm.load(Size::H, R5, R10, IP + 20 + 2);
+
+    asm.bind(port);
+    asm.jump32_if_imm(Cond::Eq, R5, net_u16(ports[0]), hit);
+    asm.jump32_if_imm(Cond::Ne, R5, net_u16(ports[1]), next);
+
+    asm.bind(hit);
+    asm.store_imm(Size::W, R10, KEY, 0);
+    asm.load_map(R1, dropped.raw_fd());
+    asm.mov(R2, R10);
+    asm.add_imm(R2, i32::from(KEY));
+    asm.call(Helper::MapLookupElem);
+    asm.jump_if_imm(Cond::Eq, R0, 0, out);
+    asm.load(Size::W, R1, R0, 0);
+    asm.add_imm(R1, 1);
+    asm.store(Size::W, R0, 0, R1);
+    asm.bind(out);
+    asm.mov_imm(R0, TCX_DROP);
+    asm.exit();
+
+    asm.bind(next);
+    asm.mov_imm(R0, TCX_NEXT);
+    asm.exit();
+    asm.assemble()
+}
+
+/// Copies the first `len` bytes of the packet (R6) to the stack. Jumps to `short` if it has fewer.
+fn copy(asm: &mut Asm, len: i32, short: Label) {
+    asm.mov(Reg::R1, Reg::R6);
+    asm.mov_imm(Reg::R2, 0);
+    asm.mov(Reg::R3, Reg::R10);
+    asm.add_imm(Reg::R3, i32::from(FRAME));
+    asm.mov_imm(Reg::R4, len);
+    asm.call(Helper::SkbLoadBytes);
+    asm.jump_if_imm(Cond::Ne, Reg::R0, 0, short);
+}
+
+/// The result of a 16-bit load of `value` in network order.
+fn net_u16(value: u16) -> u32 {
+    u32::from(value.to_be())
+}
