@@ -6,6 +6,7 @@
 
 mod install;
 mod lab;
+mod live;
 mod measure;
 mod order;
 mod sides;
@@ -13,6 +14,7 @@ pub mod table;
 mod worker;
 
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -21,7 +23,7 @@ use rocinante_node::{
 };
 use serde::Serialize;
 
-use crate::output::{self, Output};
+use crate::output::{self, Failure, Output};
 use install::Trouble;
 use lab::Network;
 use measure::{Bench, Figures};
@@ -31,6 +33,8 @@ use table::{BACKENDS, CONTROLS, Control, Effect, Group, Topology};
 pub use lab::Family;
 pub use worker::{WorkerArgs, run as run_worker};
 
+/// The command's name.
+const NAME: &str = "rocinante policy-check";
 /// UDP port of the datagrams that show that a rule is in its place. Rules match it beside RoCEv2's.
 const PROBE: u16 = 4790;
 /// Bytes of a WRITE: a super-packet and its headers do not fit into 64 KiB.
@@ -67,6 +71,14 @@ pub struct Args {
     /// Only this backend
     #[arg(long, value_parser = BACKENDS)]
     pub netdev: Option<String>,
+    /// In place of the matrix: say which rules and shapers lie on the path of a running container,
+    /// and which backend each binds. NETNS is a name of `ip netns` or a path
+    #[arg(long, value_name = "NETNS|PID", conflicts_with_all = ["all", "only", "netdev"])]
+    pub live: Option<String>,
+    /// With --live: send ten datagrams from the container to this address, and count them at the
+    /// host end by a counter that is removed afterwards
+    #[arg(long, value_name = "PEER", requires = "live")]
+    pub probe: Option<IpAddr>,
     /// Take every rule away before traffic is sent: each cell must then fail
     #[arg(long, hide = true)]
     pub without_rules: bool,
@@ -81,7 +93,13 @@ pub enum Verdict {
     /// Not as documented: what differs.
     Differs(Vec<String>),
     /// The kernel lacks this option, or the user this right.
+    #[serde(serialize_with = "as_list")]
     NotToBeHad(String),
+}
+
+/// One text in the form of several.
+fn as_list<S: serde::Serializer>(text: &str, to: S) -> Result<S::Ok, S::Error> {
+    [text].serialize(to)
 }
 
 /// A cell of the matrix.
@@ -154,18 +172,24 @@ impl Report {
 #[must_use]
 pub fn run(args: &Args) -> ExitCode {
     let out = Output { json: args.json };
-    let result = check(args, out);
-    let report = match result {
+    if let Some(name) = &args.live {
+        let looked = live::look(name, args.probe).map_err(Failure::Failed);
+        for line in looked.iter().flat_map(live::lines) {
+            out.line(line);
+        }
+        return out.end(NAME, &looked.map(|live| serde_json::json!({ "live": live })));
+    }
+    let report = match check(args, out) {
         Ok(report) => report,
         Err(error) => {
-            eprintln!("rocinante policy-check: {error}");
-            Report::default()
+            let failed = Failure::Failed(error.to_string());
+            return out.end(NAME, &Err::<(), _>(failed));
         }
     };
     out.line(report.line());
     if args.json {
         // The reader of our output may be gone; the exit status has the result, too.
-        let json = output::object("rocinante policy-check", &report);
+        let json = output::object(NAME, &report);
         let _ = writeln!(io::stdout(), "{json}");
     }
     if report.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -333,7 +357,15 @@ mod tests {
     use super::*;
 
     fn args(all: bool) -> Args {
-        Args { all, json: false, only: None, netdev: None, without_rules: false }
+        Args {
+            all,
+            json: false,
+            only: None,
+            netdev: None,
+            live: None,
+            probe: None,
+            without_rules: false,
+        }
     }
 
     #[test]

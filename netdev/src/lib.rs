@@ -54,6 +54,8 @@ pub use iface::Interface;
 pub use names::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
 pub use packet::PacketPort;
 pub use parts::{BackendParts, Descriptor, Manifest, Parts};
+#[doc(hidden)]
+pub use policy::tcx_programs;
 pub use port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, ROCE_PORT,
     Runs, RxBudget, RxDatagram, RxIpId, TxFailure, TxSlot,

@@ -39,9 +39,10 @@ const SHORT_MTU: &str = "1500";
 const MTU: &str = "9000";
 /// Queue of a shaper, in bytes.
 const QUEUE: u32 = 1_000_000;
-/// Burst and queue of the shaper whose queue is too short for a super-packet.
+/// Burst and queue of the shaper whose queue is too short for a burst of the sender: it holds one
+/// super-packet, and not two.
 const SHORT_BURST: u32 = 16 << 10;
-const SHORT_QUEUE: u32 = 32 << 10;
+const SHORT_QUEUE: u32 = 64 << 10;
 
 /// A control on its path. Dropping this takes it away.
 pub(super) struct Installed<'a> {
@@ -112,6 +113,25 @@ impl<'a> Installed<'a> {
                     .map_err(|trouble| of_option("NFT_CT", trouble))?;
             }
         }
+        Ok(this)
+    }
+
+    /// "New from one side, established from the other" with an exception for RoCEv2 that works: by
+    /// port, or without connection tracking.
+    pub(super) fn remedy(network: &'a Network, untracked: bool) -> Result<Self, Trouble> {
+        let mut this = Self::nothing(network);
+        let roce = format!("udp dport {}", rocinante_netdev::ROCE_PORT);
+        let (before, accept) = if untracked {
+            let chain = format!(
+                "chain before {{ type filter hook prerouting priority -300; policy accept; \
+                 {roce} notrack\n}}\n"
+            );
+            (chain, "ct state established,related,untracked accept".to_owned())
+        } else {
+            (String::new(), format!("{roce} accept; ct state established,related accept"))
+        };
+        let rules = format!("{accept}; {roce} counter name {HITS} drop");
+        this.chain(Place::Host, ("inet", "forward"), None, &rules, &before)?;
         Ok(this)
     }
 

@@ -141,7 +141,15 @@ impl Bench<'_> {
         control.remove().map_err(Trouble::Failed)?;
 
         self.connect(SENDER, MTU, LASTING, 0)?;
-        self.must_arrive("without the rule", 3, out)
+        self.must_arrive("without the rule", 3, out)?;
+        if answers {
+            for (untracked, fill) in [(false, 4), (true, 5)] {
+                let remedy = Installed::remedy(network, untracked)?;
+                self.must_arrive("with an exception for RoCEv2", fill, out)?;
+                remedy.remove().map_err(Trouble::Failed)?;
+            }
+        }
+        Ok(())
     }
 
     fn limiting(

@@ -1,0 +1,405 @@
+//! `--live`: the rules and shapers on the path of a running container, and what each binds.
+
+use std::net::{IpAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+
+use rocinante_node::{LabError, Netns};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::table::{BACKENDS, Effect};
+
+const BINDS: [Effect; 3] = [Effect::Binds; 3];
+const BYPASSED: [Effect; 3] = [Effect::Bypassed; 3];
+const UDP_ONLY: [Effect; 3] = [Effect::Binds, Effect::Bypassed, Effect::Bypassed];
+const NOT_AFXDP: [Effect; 3] = [Effect::Binds, Effect::Binds, Effect::Bypassed];
+
+/// Disciplines that an interface has by default, or that only schedule.
+const PLAIN: [&str; 6] = ["noqueue", "pfifo_fast", "pfifo", "fq_codel", "mq", "fq"];
+/// Datagrams of a probe.
+const PROBES: u64 = 10;
+/// Table of the probe's counter.
+const PROBE_TABLE: &str = "rocinante_probe";
+
+/// A rule or a shaper on the path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Found {
+    /// `own` or `host`: the namespace.
+    pub place: &'static str,
+    /// What and where it is.
+    pub what: String,
+    /// Its effect on `udp`, `packet` and `afxdp`, if it matches the traffic.
+    pub effect: [Effect; 3],
+}
+
+/// What lies on a container's path.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Live {
+    /// Its interfaces with a host end here: `eth0 veth0`.
+    pub links: Vec<String>,
+    /// The rules and shapers.
+    pub found: Vec<Found>,
+    /// Pairs that shadow each other, and what could not be read.
+    pub warnings: Vec<String>,
+    /// Of `--probe`: datagrams sent, and those counted at the host end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probe: Option<(u64, u64)>,
+}
+
+/// Reads the path of the container `name`: a name of `ip netns`, a path, or a process. Changes
+/// nothing, unless `probe` names a peer: then one counter, which it removes.
+///
+/// # Errors
+/// There is no such container or it has no interface with a host end in the caller's namespace.
+pub(super) fn look(name: &str, probe: Option<IpAddr>) -> Result<Live, String> {
+    let open =
+        |path: &Path| Netns::open(path).map_err(|error| format!("{}: {error}", path.display()));
+    let (own, host) = (open(&place_of(name))?, open(Path::new("/proc/self/ns/net"))?);
+    let in_words = |error: LabError| error.to_string();
+    let pairs = pairs(&own, &host).map_err(in_words)?;
+    if pairs.is_empty() {
+        return Err(format!(
+            "no interface of {name} has its other end in this namespace: run this in the \
+             namespace of its host"
+        ));
+    }
+    let mut live = Live::default();
+    for pair in &pairs {
+        live.links.push(format!("{} {}", pair.inner, pair.outer));
+        live.own(&own, pair).map_err(in_words)?;
+        live.host(&host, pair).map_err(in_words)?;
+    }
+    if let Some(peer) = probe {
+        live.probe = Some(count_probe(&own, &host, &pairs[0], peer).map_err(in_words)?);
+    }
+    Ok(live)
+}
+
+/// The file of a namespace.
+fn place_of(name: &str) -> PathBuf {
+    if name.bytes().all(|byte| byte.is_ascii_digit()) {
+        format!("/proc/{name}/ns/net").into()
+    } else if name.contains('/') {
+        name.into()
+    } else {
+        Path::new("/run/netns").join(name)
+    }
+}
+
+/// A veth of a container and its host end.
+#[derive(Debug, PartialEq, Eq)]
+struct Pair {
+    inner: String,
+    outer: String,
+    bridge: Option<String>,
+}
+
+fn pairs(own: &Netns, host: &Netns) -> Result<Vec<Pair>, LabError> {
+    let args = ["-d", "link", "show"];
+    Ok(joined(&own.ip_json(&args)?, &host.ip_json(&args)?))
+}
+
+/// Joins veths whose ends name each other.
+fn joined(own: &Value, host: &Value) -> Vec<Pair> {
+    let list = |links: &Value| links.as_array().cloned().unwrap_or_default();
+    let veth = |link: &Value| link["linkinfo"]["info_kind"] == "veth";
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let hosts = list(host);
+    let mut pairs = Vec::new();
+    for inner in list(own).iter().filter(|link| veth(link)) {
+        let outer = hosts.iter().filter(|link| veth(link)).find(|outer| {
+            outer["ifindex"] == inner["link_index"] && outer["link_index"] == inner["ifindex"]
+        });
+        let Some(outer) = outer else { continue };
+        if let (Some(inner), Some(name)) = (text(&inner["ifname"]), text(&outer["ifname"])) {
+            pairs.push(Pair { inner, outer: name, bridge: text(&outer["master"]) });
+        }
+    }
+    pairs
+}
+
+/// A base chain of nftables with rules, or with the policy `drop`.
+#[derive(Debug, PartialEq, Eq)]
+struct Chain {
+    family: String,
+    hook: String,
+    device: Option<String>,
+    what: String,
+}
+
+/// The base chains of a rule set that may do something.
+fn chains(ruleset: &Value) -> Vec<Chain> {
+    let items = ruleset["nftables"].as_array().cloned().unwrap_or_default();
+    let word = |item: &Value, key: &str| item[key].as_str().unwrap_or_default().to_owned();
+    let of = |item: &Value, chain: &Value| {
+        ["family", "table"].iter().all(|key| item[*key] == chain[*key])
+            && item["chain"] == chain["name"]
+    };
+    let bases = items.iter().filter_map(|item| item.get("chain")).filter(|c| c["hook"].is_string());
+    bases
+        .filter_map(|chain| {
+            let rules = items.iter().filter_map(|item| item.get("rule")).filter(|r| of(r, chain));
+            let rules = rules.count();
+            let dropping = chain["policy"] == "drop";
+            if rules == 0 && !dropping {
+                return None;
+            }
+            let policy = if dropping { ", policy drop" } else { "" };
+            let [family, table, name, hook] =
+                ["family", "table", "name", "hook"].map(|key| word(chain, key));
+            let what = format!("nft {family} {table} {name} ({hook}): {rules} rules{policy}");
+            let device = chain["dev"].as_str().map(str::to_owned);
+            Some(Chain { family, hook, device, what })
+        })
+        .collect()
+}
+
+impl Live {
+    fn add(&mut self, place: &'static str, what: String, effect: [Effect; 3]) {
+        let found = Found { place, what, effect };
+        if !self.found.contains(&found) {
+            self.found.push(found);
+        }
+    }
+
+    fn own(&mut self, own: &Netns, pair: &Pair) -> Result<(), LabError> {
+        for chain in chains(&own.ruleset()?) {
+            let here = chain.device.as_ref().is_none_or(|device| *device == pair.inner);
+            let effect = match (chain.family.as_str(), chain.hook.as_str()) {
+                ("netdev", "egress") => NOT_AFXDP,
+                ("bridge" | "arp", _) | (_, "forward") => continue,
+                _ => UDP_ONLY,
+            };
+            if here {
+                self.add("own", chain.what, effect);
+            }
+        }
+        self.disciplines(own, "own", &pair.inner, NOT_AFXDP)?;
+        self.filters(own, "own", &pair.inner, [UDP_ONLY, NOT_AFXDP])?;
+        Ok(())
+    }
+
+    fn host(&mut self, host: &Netns, pair: &Pair) -> Result<(), LabError> {
+        self.disciplines(host, "host", &pair.outer, BINDS)?;
+        let redirected = self.filters(host, "host", &pair.outer, [BINDS, BINDS])?;
+        let uplinks = uplinks(host)?;
+        for uplink in uplinks.iter().filter(|uplink| Some(*uplink) != pair.bridge.as_ref()) {
+            self.disciplines(host, "host", uplink, BINDS)?;
+        }
+        let bridged = pair.bridge.is_some();
+        for chain in chains(&host.ruleset()?) {
+            let device = chain.device.as_deref();
+            let effect = match (chain.family.as_str(), chain.hook.as_str()) {
+                ("netdev", "ingress") if device == Some(&pair.outer) => {
+                    if redirected {
+                        self.warnings.push(format!(
+                            "{} is shadowed: the ingress of {} is redirected before it; put the \
+                             rule into the family bridge, or on tcx before the redirection",
+                            chain.what, pair.outer
+                        ));
+                        BYPASSED
+                    } else {
+                        BINDS
+                    }
+                }
+                ("netdev", "egress")
+                    if device.is_some_and(|name| {
+                        name == pair.outer || uplinks.iter().any(|uplink| uplink == name)
+                    }) =>
+                {
+                    BINDS
+                }
+                ("netdev" | "arp", _) | (_, "input" | "output") => continue,
+                ("bridge", _) if !bridged => continue,
+                ("bridge", _) => BINDS,
+                (family, _) if bridged && !bridge_nf_call(host, family)? => {
+                    self.warnings.push(format!(
+                        "{} does not see bridged frames: bridge-nf-call-iptables or \
+                         bridge-nf-call-ip6tables is 0",
+                        chain.what
+                    ));
+                    BYPASSED
+                }
+                _ => BINDS,
+            };
+            self.add("host", chain.what, effect);
+        }
+        Ok(())
+    }
+
+    /// Adds the disciplines of `device` that do more than schedule.
+    fn disciplines(
+        &mut self,
+        netns: &Netns,
+        place: &'static str,
+        device: &str,
+        effect: [Effect; 3],
+    ) -> Result<(), LabError> {
+        let listing = netns.tc_json(&["qdisc", "show", "dev", device])?;
+        for qdisc in listing.as_array().into_iter().flatten() {
+            let kind = qdisc["kind"].as_str().unwrap_or_default();
+            if !kind.is_empty() && !PLAIN.contains(&kind) && !["ingress", "clsact"].contains(&kind)
+            {
+                self.add(place, format!("tc {kind} on {device}"), effect);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the filters and programs of `device`. Returns whether its ingress is redirected.
+    fn filters(
+        &mut self,
+        netns: &Netns,
+        place: &'static str,
+        device: &str,
+        [ingress, egress]: [[Effect; 3]; 2],
+    ) -> Result<bool, LabError> {
+        let mut redirected = false;
+        for (hook, effect) in [("ingress", ingress), ("egress", egress)] {
+            // Without a discipline for filters, `tc` prints nothing.
+            let listing = netns.tc_json(&["filter", "show", "dev", device, hook])?;
+            let text = listing.to_string();
+            if listing.as_array().is_some_and(|list| !list.is_empty()) {
+                self.add(place, format!("tc filters on {hook} of {device}"), effect);
+                redirected |= hook == "ingress" && text.contains("\"redirect\"");
+            }
+            let programs = netns.run(|| {
+                let index = rocinante_netdev::Interface::by_name(device)?.index;
+                rocinante_netdev::tcx_programs(index, hook == "ingress")
+            })?;
+            match programs {
+                Ok(0) => {}
+                Ok(n) => self.add(place, format!("tcx {hook} of {device}: {n} programs"), effect),
+                Err(error) => self.warnings.push(format!(
+                    "the tcx programs on {hook} of {device} cannot be read: {error}"
+                )),
+            }
+        }
+        Ok(redirected)
+    }
+}
+
+/// The interfaces of the default routes.
+fn uplinks(host: &Netns) -> Result<Vec<String>, LabError> {
+    let mut names = Vec::new();
+    for family in ["-4", "-6"] {
+        let routes = host.ip_json(&[family, "route", "show", "default"])?;
+        let devices = routes.as_array().into_iter().flatten().filter_map(|r| r["dev"].as_str());
+        names.extend(devices.map(str::to_owned));
+    }
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
+}
+
+/// Whether rules of this family see bridged frames.
+fn bridge_nf_call(host: &Netns, family: &str) -> Result<bool, LabError> {
+    let names: &[&str] = match family {
+        "ip" => &["iptables"],
+        "ip6" => &["ip6tables"],
+        _ => &["iptables", "ip6tables"],
+    };
+    host.run(|| {
+        names.iter().all(|name| {
+            std::fs::read_to_string(format!("/proc/sys/net/bridge/bridge-nf-call-{name}"))
+                .is_ok_and(|value| value.trim() == "1")
+        })
+    })
+}
+
+/// Sends datagrams from the container, and counts them at its host end: those sent, those counted.
+fn count_probe(
+    own: &Netns,
+    host: &Netns,
+    pair: &Pair,
+    peer: IpAddr,
+) -> Result<(u64, u64), LabError> {
+    let failed = |error: std::io::Error| LabError::Output {
+        command: format!("the probe of {peer}"),
+        problem: error.to_string(),
+    };
+    let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
+    let socket = own.run(|| UdpSocket::bind((any, 0)))?.map_err(failed)?;
+    let source = socket.local_addr().map_err(failed)?.port();
+    host.nft(&format!(
+        "table netdev {PROBE_TABLE} {{\ncounter seen {{\n}}\nchain seen {{\n\
+         type filter hook ingress device \"{}\" priority -500; policy accept;\n\
+         udp sport {source} udp dport {} counter name seen\n}}\n}}\n",
+        pair.outer,
+        super::PROBE
+    ))?;
+    let sent = (0..PROBES).filter(|_| socket.send_to(b"probe", (peer, super::PROBE)).is_ok());
+    let sent = sent.count() as u64;
+    // The kernel first asks for the neighbour's address.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let counted = host.counter("netdev", PROBE_TABLE, "seen");
+    host.nft(&format!("delete table netdev {PROBE_TABLE}"))?;
+    Ok((sent, counted?.packets))
+}
+
+/// The lines for people.
+pub(super) fn lines(live: &Live) -> Vec<String> {
+    let mut lines: Vec<String> =
+        live.links.iter().map(|link| format!("path: {}", link.replace(' ', " to "))).collect();
+    for Found { place, what, effect } in &live.found {
+        let effects: Vec<_> = BACKENDS
+            .iter()
+            .zip(effect)
+            .map(|(netdev, effect)| format!("{netdev} {effect}"))
+            .collect();
+        lines.push(format!("{place:4}  {what}: {}", effects.join(", ")));
+    }
+    if live.found.is_empty() {
+        lines.push("no rule and no shaper lies on it".to_owned());
+    }
+    lines.extend(live.warnings.iter().map(|warning| format!("warning: {warning}")));
+    if let Some((sent, counted)) = live.probe {
+        lines.push(format!("probe: {sent} datagrams sent, {counted} counted at the host end"));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn veths_that_name_each_other_are_joined() {
+        let veth = |name: &str, index: u32, link: u32| {
+            json!({"ifname": name, "ifindex": index, "link_index": link,
+                   "linkinfo": {"info_kind": "veth"}})
+        };
+        let mut outer = veth("veth7", 9, 2);
+        outer["master"] = "br0".into();
+        let own = json!([{"ifname": "lo", "ifindex": 1}, veth("eth0", 2, 9), veth("eth1", 3, 4)]);
+        let host = json!([veth("other", 4, 5), outer]);
+        let due = Pair { inner: "eth0".into(), outer: "veth7".into(), bridge: Some("br0".into()) };
+        assert_eq!(joined(&own, &host), [due]);
+    }
+
+    #[test]
+    fn empty_chains_do_nothing() {
+        let chain = |name: &str, policy: &str| {
+            json!({"chain": {"family": "inet", "table": "t", "name": name, "hook": "forward",
+                             "policy": policy}})
+        };
+        let rule = json!({"rule": {"family": "inet", "table": "t", "chain": "b", "expr": []}});
+        let list = json!({"nftables": [chain("a", "accept"), chain("b", "accept"),
+                                       chain("c", "drop"), rule]});
+        let found: Vec<_> = chains(&list).into_iter().map(|chain| chain.what).collect();
+        assert_eq!(
+            found,
+            ["nft inet t b (forward): 1 rules", "nft inet t c (forward): 0 rules, policy drop"]
+        );
+    }
+
+    #[test]
+    fn containers_are_named_three_ways() {
+        let of = |name: &str| place_of(name).to_string_lossy().into_owned();
+        assert_eq!(
+            ["12", "blue", "/run/x"].map(of),
+            ["/proc/12/ns/net", "/run/netns/blue", "/run/x"]
+        );
+    }
+}
