@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use rocinante_cli::policy::table::{Action, BACKENDS, CONTROLS, Effect, Group, Mark};
-use rocinante_node::Availability;
+use rocinante_node::{Availability, Lab, LabConfig};
 use serde_json::Value;
 
 /// The matrix measures rates: one at a time.
@@ -102,4 +102,66 @@ fn the_document_has_the_table() {
         format!("| {kind} | {} | {effects} |", control.name)
     });
     assert_eq!(rows, due);
+}
+
+/// A container on a host of its own, with a rule that an ifb shadows.
+#[test]
+fn the_path_of_a_running_container_is_read() {
+    let lab = match Lab::new(&LabConfig { containers: 2, ..LabConfig::default() }) {
+        Ok(lab) => lab,
+        Err(why) => {
+            eprintln!("SKIPPED policy::the_path_of_a_running_container_is_read: {why}");
+            return;
+        }
+    };
+    let look = |args: &[&str]| -> Value {
+        let netns = lab.container(0).netns().path();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rocinante"));
+        command.args(["policy-check", "--json", "--live", &netns]).args(args);
+        let output = lab.host().output(&mut command).expect("the program starts");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{text}");
+        serde_json::from_str::<Value>(&text).expect("JSON")["live"].clone()
+    };
+    let empty = look(&[]);
+    assert_eq!(
+        (&empty["links"][0], &empty["found"]),
+        (&"eth0 veth0".into(), &Value::Array(vec![]))
+    );
+
+    // Two containers: what concerns the other one does not appear.
+    let script = "table netdev s {\nchain a {\ntype filter hook ingress device \"veth0\" \
+                  priority 0; policy accept;\ncounter\n}\nchain b {\ntype filter hook ingress \
+                  device \"veth1\" priority 0; policy accept;\ncounter\n}\n}\n";
+    lab.host().nft(script).expect("rules");
+    lab.container(0)
+        .nft("table inet o {\nchain c {\ntype filter hook output priority 0; policy drop;\n}\n}\n")
+        .unwrap();
+    let effects = |live: &Value, part: &str| -> Value {
+        let found = live["found"].as_array().expect("a list");
+        let of = found.iter().find(|found| found["what"].as_str().unwrap().contains(part));
+        of.unwrap_or_else(|| panic!("{part}: {live:#}"))["effect"].clone()
+    };
+    let live = look(&[]);
+    let binds = serde_json::json!(["binds", "binds", "binds"]);
+    assert_eq!(effects(&live, "netdev s a"), binds);
+    assert_eq!(effects(&live, "inet o c"), serde_json::json!(["binds", "bypassed", "bypassed"]));
+    assert!(!live.to_string().contains("netdev s b"), "{live:#}");
+
+    for words in [&["link", "add", "ifb0", "type", "ifb"][..], &["link", "set", "ifb0", "up"]] {
+        lab.host().ip(words).expect("an ifb");
+    }
+    lab.host().tc(&["qdisc", "add", "dev", "veth0", "ingress"]).expect("an ingress");
+    #[rustfmt::skip]
+    lab.host().tc(&["filter", "add", "dev", "veth0", "parent", "ffff:", "protocol", "all", "u32",
+                    "match", "u32", "0", "0", "action", "mirred", "egress", "redirect",
+                    "dev", "ifb0"]).expect("a redirection");
+    lab.container(0).nft("delete table inet o").expect("its own rule goes");
+    let peer = lab.container(1).ipv4().to_string();
+    let live = look(&["--probe", &peer]);
+    let none = serde_json::json!(["bypassed", "bypassed", "bypassed"]);
+    assert_eq!(effects(&live, "netdev s a"), none);
+    assert!(live["warnings"].to_string().contains("shadowed"), "{live:#}");
+    assert_eq!(live["probe"], serde_json::json!([10, 10]));
+    assert!(!lab.host().ruleset().unwrap().to_string().contains("rocinante_probe"));
 }

@@ -113,6 +113,15 @@ impl Netns {
         tool::run_json(self, "nft", &["-j", "list", "ruleset"])
     }
 
+    /// Lists one chain of nftables, as `nft list chain` prints it. Unlike the JSON of nft 1.0.6 it
+    /// names the interface of a `netdev` chain.
+    ///
+    /// # Errors
+    /// There is no such chain, or `nft` fails.
+    pub fn chain(&self, family: &str, table: &str, name: &str) -> Result<String, LabError> {
+        tool::run(self, "nft", &["list", "chain", family, table, name])
+    }
+
     /// Lists queueing disciplines or filters, as `tc -j ARGS` prints them.
     ///
     /// # Errors

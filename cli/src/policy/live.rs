@@ -23,27 +23,27 @@ const PROBE_TABLE: &str = "rocinante_probe";
 
 /// A rule or a shaper on the path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Found {
+pub(super) struct Found {
     /// `own` or `host`: the namespace.
-    pub place: &'static str,
+    pub(super) place: &'static str,
     /// What and where it is.
-    pub what: String,
+    pub(super) what: String,
     /// Its effect on `udp`, `packet` and `afxdp`, if it matches the traffic.
-    pub effect: [Effect; 3],
+    pub(super) effect: [Effect; 3],
 }
 
 /// What lies on a container's path.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Live {
+pub(super) struct Live {
     /// Its interfaces with a host end here: `eth0 veth0`.
-    pub links: Vec<String>,
+    pub(super) links: Vec<String>,
     /// The rules and shapers.
-    pub found: Vec<Found>,
+    pub(super) found: Vec<Found>,
     /// Pairs that shadow each other, and what could not be read.
-    pub warnings: Vec<String>,
+    pub(super) warnings: Vec<String>,
     /// Of `--probe`: datagrams sent, and those counted at the host end.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub probe: Option<(u64, u64)>,
+    pub(super) probe: Option<(u64, u64)>,
 }
 
 /// Reads the path of the container `name`: a name of `ip netns`, a path, or a process. Changes
@@ -123,7 +123,10 @@ fn joined(own: &Value, host: &Value) -> Vec<Pair> {
 struct Chain {
     family: String,
     hook: String,
-    device: Option<String>,
+    /// Of a `netdev` chain; what `nft` does not tell is empty.
+    devices: Vec<String>,
+    /// Its table and its name.
+    names: [String; 2],
     what: String,
 }
 
@@ -148,10 +151,34 @@ fn chains(ruleset: &Value) -> Vec<Chain> {
             let [family, table, name, hook] =
                 ["family", "table", "name", "hook"].map(|key| word(chain, key));
             let what = format!("nft {family} {table} {name} ({hook}): {rules} rules{policy}");
-            let device = chain["dev"].as_str().map(str::to_owned);
-            Some(Chain { family, hook, device, what })
+            let devices = match &chain["dev"] {
+                Value::Array(names) => names.iter().filter_map(Value::as_str).collect(),
+                one => Vec::from_iter(one.as_str()),
+            };
+            let devices = devices.into_iter().map(str::to_owned).collect();
+            Some(Chain { family, hook, devices, names: [table, name], what })
         })
         .collect()
+}
+
+/// The base chains of a namespace that may do something, with their interfaces.
+fn all_chains(netns: &Netns) -> Result<Vec<Chain>, LabError> {
+    let mut chains = chains(&netns.ruleset()?);
+    for chain in chains.iter_mut().filter(|c| c.family == "netdev" && c.devices.is_empty()) {
+        let [table, name] = &chain.names;
+        chain.devices = devices(&netns.chain(&chain.family, table, name)?);
+    }
+    Ok(chains)
+}
+
+/// The interfaces in the text of a `netdev` chain: `device "a"`, `devices = { a, b }`.
+fn devices(chain: &str) -> Vec<String> {
+    let hook = chain.lines().find(|line| line.contains("hook")).unwrap_or_default();
+    let Some((_, after)) = hook.split_once("device") else { return Vec::new() };
+    let names = after.split(" priority").next().unwrap_or_default();
+    let names = names.strip_prefix("s =").unwrap_or(names);
+    let names = names.split(|c: char| c.is_whitespace() || "{},\"".contains(c));
+    names.filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 impl Live {
@@ -163,8 +190,8 @@ impl Live {
     }
 
     fn own(&mut self, own: &Netns, pair: &Pair) -> Result<(), LabError> {
-        for chain in chains(&own.ruleset()?) {
-            let here = chain.device.as_ref().is_none_or(|device| *device == pair.inner);
+        for chain in all_chains(own)? {
+            let here = chain.family != "netdev" || chain.devices.contains(&pair.inner);
             let effect = match (chain.family.as_str(), chain.hook.as_str()) {
                 ("netdev", "egress") => NOT_AFXDP,
                 ("bridge" | "arp", _) | (_, "forward") => continue,
@@ -187,10 +214,10 @@ impl Live {
             self.disciplines(host, "host", uplink, BINDS)?;
         }
         let bridged = pair.bridge.is_some();
-        for chain in chains(&host.ruleset()?) {
-            let device = chain.device.as_deref();
+        for chain in all_chains(host)? {
+            let devices = &chain.devices;
             let effect = match (chain.family.as_str(), chain.hook.as_str()) {
-                ("netdev", "ingress") if device == Some(&pair.outer) => {
+                ("netdev", "ingress") if devices.contains(&pair.outer) => {
                     if redirected {
                         self.warnings.push(format!(
                             "{} is shadowed: the ingress of {} is redirected before it; put the \
@@ -203,9 +230,7 @@ impl Live {
                     }
                 }
                 ("netdev", "egress")
-                    if device.is_some_and(|name| {
-                        name == pair.outer || uplinks.iter().any(|uplink| uplink == name)
-                    }) =>
+                    if devices.iter().any(|name| *name == pair.outer || uplinks.contains(name)) =>
                 {
                     BINDS
                 }
@@ -254,10 +279,15 @@ impl Live {
         device: &str,
         [ingress, egress]: [[Effect; 3]; 2],
     ) -> Result<bool, LabError> {
+        let qdiscs = netns.tc_json(&["qdisc", "show", "dev", device])?;
+        let clsact = qdiscs.as_array().into_iter().flatten().any(|q| q["kind"] == "clsact");
         let mut redirected = false;
         for (hook, effect) in [("ingress", ingress), ("egress", egress)] {
-            // Without a discipline for filters, `tc` prints nothing.
-            let listing = netns.tc_json(&["filter", "show", "dev", device, hook])?;
+            // A discipline `ingress` answers for egress, too.
+            let listing = match (clsact, hook) {
+                (false, "egress") => Value::Null,
+                _ => netns.tc_json(&["filter", "show", "dev", device, hook])?,
+            };
             let text = listing.to_string();
             if listing.as_array().is_some_and(|list| !list.is_empty()) {
                 self.add(place, format!("tc filters on {hook} of {device}"), effect);
@@ -321,10 +351,12 @@ fn count_probe(
     let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
     let socket = own.run(|| UdpSocket::bind((any, 0)))?.map_err(failed)?;
     let source = socket.local_addr().map_err(failed)?.port();
+    // Not at `netdev` ingress, which a redirection to an ifb would shadow.
+    let family = if pair.bridge.is_some() { "bridge" } else { "inet" };
     host.nft(&format!(
-        "table netdev {PROBE_TABLE} {{\ncounter seen {{\n}}\nchain seen {{\n\
-         type filter hook ingress device \"{}\" priority -500; policy accept;\n\
-         udp sport {source} udp dport {} counter name seen\n}}\n}}\n",
+        "table {family} {PROBE_TABLE} {{\ncounter seen {{\n}}\nchain seen {{\n\
+         type filter hook prerouting priority -500; policy accept;\n\
+         iifname \"{}\" udp sport {source} udp dport {} counter name seen\n}}\n}}\n",
         pair.outer,
         super::PROBE
     ))?;
@@ -332,8 +364,8 @@ fn count_probe(
     let sent = sent.count() as u64;
     // The kernel first asks for the neighbour's address.
     std::thread::sleep(std::time::Duration::from_millis(300));
-    let counted = host.counter("netdev", PROBE_TABLE, "seen");
-    host.nft(&format!("delete table netdev {PROBE_TABLE}"))?;
+    let counted = host.counter(family, PROBE_TABLE, "seen");
+    host.nft(&format!("delete table {family} {PROBE_TABLE}"))?;
     Ok((sent, counted?.packets))
 }
 
@@ -392,6 +424,18 @@ mod tests {
             found,
             ["nft inet t b (forward): 1 rules", "nft inet t c (forward): 0 rules, policy drop"]
         );
+    }
+
+    #[test]
+    fn interfaces_of_a_chain_are_read() {
+        let chain = |devices: &str| {
+            format!(
+                "table netdev s {{\n chain f {{\n  type filter hook ingress {devices} priority filter; policy accept;\n"
+            )
+        };
+        assert_eq!(devices(&chain("device \"d0\"")), ["d0"]);
+        assert_eq!(devices(&chain("devices = { \"d0\", ens1 }")), ["d0", "ens1"]);
+        assert!(devices("table inet s {").is_empty());
     }
 
     #[test]
