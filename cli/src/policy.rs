@@ -48,9 +48,9 @@ const BURST: u32 = 128 << 10;
 
 /// Show which rules and limits of the host bind which backend in this kernel
 ///
-/// Makes network namespaces of its own, puts each of 34 controls (rules, shapers, marks) on the path
-/// between two containers, sends RDMA through it over each backend, and compares what happened with
-/// docs/netfilter.md. It does not touch the machine's own network.
+/// Makes network namespaces of its own, puts each of 34 controls (rules, shapers, marks) on the
+/// path between two containers, sends RDMA through it over each backend, and compares what happened
+/// with docs/netfilter.md. It does not touch the machine's own network.
 ///
 /// Needs root, or unprivileged user namespaces (then without afxdp and tcx, which load BPF
 /// programs).
@@ -135,6 +135,8 @@ pub struct Report {
     pub documented: usize,
     /// Those that this kernel or this user does not have.
     pub not_to_be_had: usize,
+    /// Options of the kernel that other controls need, and that it lacks: no cell tries those.
+    pub lacking: Vec<&'static str>,
     /// The time that all took.
     pub seconds: f64,
 }
@@ -186,6 +188,9 @@ pub fn run(args: &Args) -> ExitCode {
             return out.end(NAME, &Err::<(), _>(failed));
         }
     };
+    for option in &report.lacking {
+        out.line(format_args!("in no cell: not to be had: {option}"));
+    }
     out.line(report.line());
     if args.json {
         // The reader of our output may be gone; the exit status has the result, too.
@@ -210,6 +215,9 @@ fn check(args: &Args, out: Output) -> Result<Report, LabError> {
             continue;
         }
         let network = Network::new(topology)?;
+        if args.only.is_none() && topology == Topology::Bridged {
+            report.lacking = install::lacking(&network);
+        }
         for (at, netdev) in BACKENDS.into_iter().enumerate() {
             for family in Family::BOTH {
                 let of_these = wanted.iter().filter(|cell| (cell.1, cell.2) == (at, family));
@@ -259,8 +267,15 @@ struct Run<'a> {
 impl Run<'_> {
     fn all(&mut self, controls: &[&'static Control], report: &mut Report) {
         let mut sides = None;
+        let mut unavailable = None;
         for control in controls {
-            let (verdict, figures) = self.cell(control, &mut sides);
+            let (verdict, figures) = match &unavailable {
+                Some(why) => (Verdict::NotToBeHad(String::clone(why)), Figures::default()),
+                None => self.cell(control, &mut sides),
+            };
+            if let (Verdict::NotToBeHad(why), None) = (&verdict, &sides) {
+                unavailable = Some(why.clone());
+            }
             let cell = Cell {
                 control: control.name,
                 group: control.group,
@@ -319,7 +334,10 @@ fn line(cell: &Cell) -> String {
         Verdict::Differs(why) => {
             format!("NOT as documented ({expected}): {}; {}", why.join("; "), words(figures))
         }
-        Verdict::NotToBeHad(option) => format!("not to be had: {option}"),
+        Verdict::NotToBeHad(option) => {
+            // The error of a device goes on with what to do: the reader of a matrix needs the cause.
+            format!("not to be had: {}", option.split(": needs ").next().unwrap_or(option))
+        }
     };
     format!("{control:40} {netdev:6} {family:4}  {what}").trim_end().to_owned()
 }

@@ -396,6 +396,36 @@ impl Drop for Installed<'_> {
     }
 }
 
+/// The options that further controls need, and that the kernel lacks, found out by trying.
+pub(super) fn lacking(network: &Network) -> Vec<&'static str> {
+    let (host, device) = (network.host(), network.device(End::Sender));
+    let ingress = ["qdisc", "add", "dev", device, "ingress"];
+    #[rustfmt::skip]
+    let police = ["filter", "add", "dev", device, "parent", "ffff:", "protocol", "all",
+                  "u32", "match", "u32", "0", "0",
+                  "action", "police", "rate", "1mbit", "burst", "10k"];
+    let link = |kind| {
+        let added = host.ip(&["link", "add", "link", device, "name", "probe0", "type", kind]);
+        let _ = host.ip(&["link", "del", "probe0"]);
+        added
+    };
+    let qdisc = |kind| {
+        let added = host.tc(&["qdisc", "add", "dev", device, "root", kind]);
+        let _ = host.tc(&["qdisc", "del", "dev", device, "root"]);
+        added
+    };
+    let policed = host.tc(&ingress).and_then(|()| host.tc(&police));
+    let _ = host.tc(&["qdisc", "del", "dev", device, "ingress"]);
+    let tried = [
+        ("NET_ACT_POLICE", policed),
+        ("NET_SCH_FQ", qdisc("fq")),
+        ("IPVLAN", link("ipvlan")),
+        ("NETKIT", host.ip(&["link", "add", "probe0", "type", "netkit"])),
+    ];
+    let _ = host.ip(&["link", "del", "probe0"]);
+    tried.into_iter().filter(|(_, result)| result.is_err()).map(|(option, _)| option).collect()
+}
+
 /// What `nft`, `tc` and `ip` say of parts that the kernel lacks.
 const ABSENT: [&str; 5] = [
     "not supported",

@@ -1,8 +1,8 @@
 //! The controls and what each must do to each backend: one table, written from the kernel's order
 //! of hooks.
 //!
-//! A frame that leaves a container passes, in this order, the hooks of its own namespace, then those
-//! of the host. Each backend enters this path at another place:
+//! A frame that leaves a container passes, in this order, the hooks of its own namespace, then
+//! those of the host. Each backend enters this path at another place:
 //!
 //! - own namespace, sending: `output`, `postrouting` (`udp` enters before them), `netdev` egress,
 //!   tcx egress, queueing discipline (`packet` enters before these three), driver (`afxdp` enters
@@ -10,7 +10,8 @@
 //! - own namespace, receiving: XDP (`afxdp` leaves here), taps (`packet` leaves here), tcx ingress,
 //!   `netdev` ingress, `prerouting`, `input` (`udp` leaves after them);
 //! - host: tcx ingress, `netdev` ingress, then `prerouting`, `forward`, `postrouting` of the bridge
-//!   or of the router, then `netdev` egress, tcx egress, queueing discipline of the other interface.
+//!   or of the router, then `netdev` egress, tcx egress, queueing discipline of the other
+//!   interface.
 //!
 //! So no backend bypasses a hook of the host. An action of tc that redirects to an ifb runs at tcx
 //! ingress, and its packets do not come back to `netdev` ingress.
