@@ -120,6 +120,9 @@ pub struct Cell {
     /// Whether it is so.
     #[serde(flatten)]
     pub verdict: Verdict,
+    /// How often it was tried: twice only if the first time differed by a time or a rate, which may
+    /// have been the machine's.
+    pub attempts: u32,
     /// What was measured.
     pub figures: Figures,
 }
@@ -269,8 +272,8 @@ impl Run<'_> {
         let mut sides = None;
         let mut unavailable = None;
         for control in controls {
-            let (verdict, figures) = match &unavailable {
-                Some(why) => (Verdict::NotToBeHad(String::clone(why)), Figures::default()),
+            let (verdict, figures, attempts) = match &unavailable {
+                Some(why) => (Verdict::NotToBeHad(String::clone(why)), Figures::default(), 0),
                 None => self.cell(control, &mut sides),
             };
             if let (Verdict::NotToBeHad(why), None) = (&verdict, &sides) {
@@ -284,6 +287,7 @@ impl Run<'_> {
                 family: self.family,
                 expected: control.expected[self.at],
                 verdict,
+                attempts,
                 figures,
             };
             self.out.line(line(&cell));
@@ -291,18 +295,23 @@ impl Run<'_> {
         }
     }
 
-    /// Tries a control; once more if only a time or a rate may have been the machine's.
-    fn cell(&self, control: &Control, sides: &mut Option<Sides>) -> (Verdict, Figures) {
-        let mut last = (Verdict::Differs(Vec::new()), Figures::default());
-        for _ in 0..if self.args.without_rules { 1 } else { 2 } {
-            last = self.once(control, sides);
-            if !matches!(last.0, Verdict::Differs(_)) {
-                return last;
-            }
-            // A connection may be left in any state.
+    /// Tries a control; once more if only a time or a rate differs. The last value is the number
+    /// of attempts.
+    fn cell(&self, control: &Control, sides: &mut Option<Sides>) -> (Verdict, Figures, u32) {
+        let (verdict, figures) = self.once(control, sides);
+        let Verdict::Differs(why) = &verdict else { return (verdict, figures, 1) };
+        // A connection may be left in any state.
+        *sides = None;
+        let late = why.iter().all(|why| why.starts_with(measure::LATE));
+        let rate = matches!(control.action, table::Action::Limit(_));
+        if self.args.without_rules || !(late || rate) {
+            return (verdict, figures, 1);
+        }
+        let (verdict, figures) = self.once(control, sides);
+        if matches!(verdict, Verdict::Differs(_)) {
             *sides = None;
         }
-        last
+        (verdict, figures, 2)
     }
 
     fn once(&self, control: &Control, sides: &mut Option<Sides>) -> (Verdict, Figures) {
@@ -330,6 +339,9 @@ impl Run<'_> {
 fn line(cell: &Cell) -> String {
     let Cell { control, netdev, family, expected, figures, .. } = cell;
     let what = match &cell.verdict {
+        Verdict::AsDocumented if cell.attempts > 1 => {
+            format!("{expected:8}  {}, the second time", words(figures))
+        }
         Verdict::AsDocumented => format!("{expected:8}  {}", words(figures)),
         Verdict::Differs(why) => {
             format!("NOT as documented ({expected}): {}; {}", why.join("; "), words(figures))
@@ -408,6 +420,7 @@ mod tests {
             family: Family::V4,
             expected: Effect::Binds,
             verdict,
+            attempts: 1,
             figures: Figures::default(),
         };
         let lacking = || cell(Verdict::NotToBeHad("NET_ACT_POLICE".into()));

@@ -24,6 +24,8 @@ const SMALL_MTU: u32 = 1024;
 /// ECT(0) in a TOS or traffic class.
 const ECT0: u8 = 2;
 
+/// Begins the complaint that a WRITE failed too late.
+pub(super) const LATE: &str = "it took";
 /// Accepted part of a rate. Above 1 for the completions at both ends of the measurement.
 const REACHED: std::ops::RangeInclusive<f64> = 0.9..=1.01;
 /// Part of the rate that bypassing traffic exceeds.
@@ -118,7 +120,7 @@ impl Bench<'_> {
             Effect::Binds => {
                 out.must(status == FAILED, || format!("the WRITE ended in {status}"));
                 out.must(seconds <= PROMISED_SECONDS, || {
-                    format!("it took {seconds:.3} s, not at most {PROMISED_SECONDS:.3}")
+                    format!("{LATE} {seconds:.3} s, not at most {PROMISED_SECONDS:.3}")
                 });
                 out.must(counted > 0, || "the rule counted nothing".into());
                 let due = if answers { MESSAGE as u64 } else { 0 };

@@ -113,3 +113,51 @@ fn copy(asm: &mut Asm, len: i32, short: Label) {
 fn net_u16(value: u16) -> u32 {
     u32::from(value.to_be())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testns;
+
+    const PORTS: [u16; 2] = [4790, 4791];
+
+    fn frame(v6: bool, protocol: u8, port: u16) -> Vec<u8> {
+        let mut frame = vec![2; 12];
+        if v6 {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 24, protocol, 64]);
+            frame.extend([0xfd; 32]);
+        } else {
+            frame.extend([0x08, 0x00, 0x45, 0, 0, 44, 0, 0, 0x40, 0, 64, protocol, 0, 0]);
+            frame.extend([192, 0, 2, 1, 192, 0, 2, 2]);
+        }
+        frame.extend([0xc0, 0]);
+        frame.extend(port.to_be_bytes());
+        frame.extend([0, 24, 0, 0]);
+        frame.extend([0x55; 16]);
+        frame
+    }
+
+    #[test]
+    fn datagrams_to_both_ports_are_dropped_and_counted() {
+        let name = "tcx::datagrams_to_both_ports";
+        let dropped = testns::or_skip!(name, Map::numbers("test", 1));
+        let loaded = Program::load_classifier("test", &code(&dropped, PORTS));
+        let program = testns::or_skip!(name, loaded);
+        let verdict = |frame: &[u8]| program.test_run(frame).expect("BPF_PROG_TEST_RUN");
+        let mut due = 0;
+        for v6 in [false, true] {
+            for port in PORTS {
+                assert_eq!(verdict(&frame(v6, 17, port)), TCX_DROP.cast_unsigned());
+                due += 1;
+                assert_eq!(dropped.value(&[0; 4]).unwrap(), due);
+            }
+            for other in [frame(v6, 17, 4792), frame(v6, 17, 4789), frame(v6, 6, 4791)] {
+                assert_eq!(verdict(&other), TCX_NEXT.cast_unsigned());
+            }
+            let short = &frame(v6, 17, 4791)[..40];
+            assert_eq!(verdict(short), TCX_NEXT.cast_unsigned());
+        }
+        assert_eq!(dropped.value(&[0; 4]).unwrap(), due);
+        assert!(dropped.value(&[1, 0, 0, 0]).is_err(), "there is one counter");
+    }
+}
