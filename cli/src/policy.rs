@@ -347,7 +347,7 @@ fn line(cell: &Cell) -> String {
             format!("NOT as documented ({expected}): {}; {}", why.join("; "), words(figures))
         }
         Verdict::NotToBeHad(option) => {
-            // The error of a device goes on with what to do: the reader of a matrix needs the cause.
+            // The error of a device goes on with what to do: a matrix needs the cause alone.
             format!("not to be had: {}", option.split(": needs ").next().unwrap_or(option))
         }
     };
