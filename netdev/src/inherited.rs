@@ -12,7 +12,7 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
-use std::sync::OnceLock;
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Descriptors with greater numbers are not noted.
@@ -23,8 +23,6 @@ const NUMBERS: usize = 1 << 16;
 static IDENTITIES: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
 /// Behind the greatest number.
 static END: AtomicUsize = AtomicUsize::new(0);
-/// What takes the place of a descriptor; the handler is registered once it is there.
-static NOTHING: OnceLock<OwnedFd> = OnceLock::new();
 
 /// Notes a descriptor of a port.
 pub(crate) fn noted(fd: OwnedFd) -> OwnedFd {
@@ -42,9 +40,8 @@ pub(crate) fn noted_bpf(fd: OwnedFd) -> OwnedFd {
 
 fn note(fd: &OwnedFd, identity: Option<u32>) {
     let number = usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX);
-    if let (Some(place), Some(identity)) = (IDENTITIES.get(number), identity)
-        && is_ready()
-    {
+    if let (Some(place), Some(identity)) = (IDENTITIES.get(number), identity) {
+        register();
         place.store(identity, Ordering::Relaxed);
         END.fetch_max(number + 1, Ordering::Relaxed);
     }
@@ -53,32 +50,30 @@ fn note(fd: &OwnedFd, identity: Option<u32>) {
 /// An object of bpf(2), in the place of an inode.
 const BPF: u32 = 1;
 
-/// Registers the handler, once. Without a descriptor left the child keeps what it inherits.
-fn is_ready() -> bool {
-    if NOTHING.get().is_some() {
-        return true;
-    }
-    // A pipe without a writer: reading it finds the end, and nothing else can be done with it.
-    let mut ends = [-1; 2];
-    // SAFETY: the kernel writes two descriptors, which have no other owner.
-    let ends = unsafe {
-        if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) != 0 {
-            return false;
-        }
-        ends.map(|fd| OwnedFd::from_raw_fd(fd))
-    };
-    let [nothing, _] = ends;
-    if NOTHING.set(nothing).is_ok() {
-        // SAFETY: the handler does what is allowed in a child of a process with threads. It is part
-        // of a program, or of a library that is never unloaded or that `dlclose` takes it from.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    }
-    true
+/// Registers the handler, once.
+fn register() {
+    static ONCE: Once = Once::new();
+    // SAFETY: the handler does what is allowed in a child of a process with threads. It is part of a
+    // program, or of a library that is never unloaded or that `dlclose` takes it from.
+    ONCE.call_once(|| unsafe {
+        libc::pthread_atfork(None, None, Some(in_child));
+    });
 }
 
+/// Without a descriptor left the child keeps what it inherits.
 extern "C" fn in_child() {
-    let Some(nothing) = NOTHING.get() else { return };
-    for (number, place) in IDENTITIES.iter().enumerate().take(END.load(Ordering::Relaxed)) {
+    let end = END.load(Ordering::Relaxed);
+    // A pipe without a writer: reading it finds the end, and nothing else can be done with it.
+    let mut ends = [-1; 2];
+    // SAFETY: the kernel writes two descriptors.
+    let made = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    if made != 0 {
+        return;
+    }
+    // SAFETY: they have no other owner.
+    let [nothing, writer] = ends.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    drop(writer);
+    for (number, place) in IDENTITIES.iter().enumerate().take(end) {
         let number = number as RawFd;
         let is_still = match place.swap(0, Ordering::Relaxed) {
             0 => false,

@@ -178,7 +178,12 @@ impl Oracles {
     fn descriptors(&self) -> Option<String> {
         self.devices.iter().find_map(|device| {
             let ctx = &device.ctx;
-            let events = agrees(ctx.async_fd(), || ctx.poll_async_event().is_some());
+            let events = || ctx.poll_async_event().is_some();
+            // A change of the port that was taken back is no event.
+            if is_ready_within(&ctx.async_fd(), Duration::ZERO) {
+                while events() {}
+            }
+            let events = agrees(ctx.async_fd(), events);
             let channels = device.channels.lock().unwrap_or_else(PoisonError::into_inner);
             let of = |channel: &CompChannel| agrees(channel, || channel.try_event().is_some());
             let channels = channels.iter().find_map(|channel| of(channel).err());
