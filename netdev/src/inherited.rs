@@ -53,8 +53,8 @@ const BPF: u32 = 1;
 /// Registers the handler, once.
 fn register() {
     static ONCE: Once = Once::new();
-    // SAFETY: the handler does what is allowed in a child of a process with threads. It is part of a
-    // program, or of a library that is never unloaded or that `dlclose` takes it from.
+    // SAFETY: the handler does what is allowed in a child of a process with threads. It is part of
+    // a program, or of a library that is never unloaded or that `dlclose` takes it from.
     ONCE.call_once(|| unsafe {
         libc::pthread_atfork(None, None, Some(in_child));
     });

@@ -6,7 +6,6 @@ mod groups;
 use std::net::IpAddr;
 use std::sync::Weak;
 
-use parking_lot::Mutex;
 use rocinante_stack::mem::Access;
 use rocinante_stack::stats::LimitsHit;
 use rocinante_stack::stats::QpCounters;
@@ -35,7 +34,6 @@ pub struct Qp {
     sgid_index: usize,
     /// The address at that index.
     local: IpAddr,
-    path: Mutex<Option<PeerPath>>,
     psn: Psn,
     qp_type: QpType,
     peers: Peers,
@@ -126,9 +124,6 @@ impl Qp {
             QpKind::Soft(qp) => qp.modify(change),
             QpKind::Kernel(qp) => qp.modify(change),
         }?;
-        if change.path.is_some() || change.attr.state == Some(QpState::Reset) {
-            *self.path.lock() = change.path;
-        }
         trace::state(self.qpn(), change.attr.state);
         Ok(())
     }
@@ -233,12 +228,6 @@ impl Qp {
             QpKind::Soft(qp) => qp.query(),
             QpKind::Kernel(qp) => qp.query(),
         }
-    }
-
-    /// The path to the peer, as it was set (`IBV_QP_AV`); `None` before that, and in RESET.
-    #[must_use]
-    pub fn path(&self) -> Option<PeerPath> {
-        *self.path.lock()
     }
 
     /// What it sent and received since it was made; `None` for a device of the kernel (`rdma

@@ -1,6 +1,5 @@
 //! The builder of queue pairs, and prepared queue pairs before they connect.
 
-use parking_lot::Mutex;
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Psn;
 use rocinante_stack::verbs::{QpType, RecvWr};
@@ -218,7 +217,6 @@ impl QpBuilder {
             kind,
             sgid_index: self.sgid_index,
             local,
-            path: Mutex::default(),
             psn: Psn::new(random()?),
             qp_type: self.qp_type,
             peers: match self.qp_type {
