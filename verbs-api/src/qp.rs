@@ -3,7 +3,6 @@
 mod builder;
 mod groups;
 
-use std::net::IpAddr;
 use std::sync::Weak;
 
 use rocinante_stack::mem::Access;
@@ -31,9 +30,9 @@ use crate::{kernel, soft};
 #[derive(Debug)]
 pub struct Qp {
     pub(crate) kind: QpKind,
-    sgid_index: usize,
-    /// The address at that index.
-    local: IpAddr,
+    sgid_index: u16,
+    /// The address that was at that index, among those with which the device was opened.
+    local: u16,
     psn: Psn,
     qp_type: QpType,
     peers: Peers,
@@ -102,7 +101,7 @@ impl Qp {
         let device = self.pd.device();
         let (budget, queue) = device.advertised();
         Endpoint {
-            address: self.local,
+            address: device.gids()[usize::from(self.local)],
             qpn: self.qpn(),
             psn: self.psn,
             mtu: device.active_mtu(),
@@ -185,7 +184,7 @@ impl Qp {
             ..QpAttr::default()
         };
         let path = PeerPath::to(peer)
-            .sgid_index(self.sgid_index)
+            .sgid_index(self.sgid_index.into())
             .traffic_class(options.traffic_class)
             .hop_limit(options.hop_limit);
         let rts = QpAttr {

@@ -16,7 +16,7 @@ impl Engine {
     pub fn query_qp(&self, qpn: Qpn) -> Option<(QpState, QpAttr, QpInit)> {
         let qp = self.qp(qpn)?;
         let core = qp.core();
-        let mut attr = core.attr;
+        let mut attr = core.attr.attr();
         let (next, _, expected) = qp.sequence();
         if core.state.requests() {
             attr.sq_psn = Some(Psn::truncate(next));

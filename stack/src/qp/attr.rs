@@ -129,6 +129,54 @@ pub struct QpAttr {
     pub path_mig_state: Option<PathMigState>,
 }
 
+macro_rules! kept {
+    ($( $field:ident: $type:ty, )*) => {
+        /// The attributes that a queue pair keeps.
+        #[derive(Debug, Default)]
+        pub(crate) struct Kept {
+            $( pub(crate) $field: Option<$type>, )*
+            /// Hardly any queue pair has one.
+            alt_path: Option<Box<AltPath>>,
+        }
+
+        impl Kept {
+            /// Takes what a change sets.
+            pub(crate) fn merge(&mut self, attr: &QpAttr) {
+                $( self.$field = attr.$field.or(self.$field); )*
+                if let Some(path) = attr.alt_path {
+                    self.alt_path = Some(Box::new(path));
+                }
+            }
+
+            /// All that was set, but for states.
+            pub(crate) fn attr(&self) -> QpAttr {
+                let alt_path = self.alt_path.as_deref().copied();
+                QpAttr { $( $field: self.$field, )* alt_path, ..QpAttr::default() }
+            }
+        }
+    };
+}
+
+kept! {
+    sqd_async_notify: bool,
+    pkey_index: u16,
+    port: u8,
+    access: Access,
+    qkey: u32,
+    peer: PeerAddress,
+    path_mtu: Mtu,
+    dest_qpn: Qpn,
+    rq_psn: Psn,
+    max_dest_rd_atomic: u8,
+    min_rnr_timer: u8,
+    sq_psn: Psn,
+    max_rd_atomic: u8,
+    retry_cnt: u8,
+    rnr_retry: u8,
+    timeout: u8,
+    path_mig_state: PathMigState,
+}
+
 /// Why a queue pair cannot be modified. All of them are `EINVAL`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]

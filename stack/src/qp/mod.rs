@@ -11,7 +11,7 @@ mod scatter;
 pub(crate) mod sq;
 mod tally;
 
-use self::attr::{PeerAddress, QpAttr, QpInit};
+use self::attr::{Kept, PeerAddress, QpAttr, QpInit};
 use self::message::Rights;
 use self::post::SendLimits;
 use self::rq::{Received, RecvQueue};
@@ -70,7 +70,7 @@ pub(crate) struct Core {
     pub(crate) qpn: Qpn,
     pub(crate) init: QpInit,
     pub(crate) state: QpState,
-    pub(crate) attr: QpAttr,
+    pub(crate) attr: Kept,
     /// Whether it is in the list of queue pairs with something to send.
     pub(crate) queued: bool,
     /// The receiver credit for which it waits, or which was just granted to it.
@@ -116,7 +116,7 @@ impl Core {
             qpn,
             init,
             state: QpState::Reset,
-            attr: QpAttr::default(),
+            attr: Kept::default(),
             queued: false,
             waiting: None,
             spent: 0,
@@ -137,18 +137,13 @@ impl Core {
 
     /// Takes the attributes that a change sets.
     pub(crate) fn merge(&mut self, attr: &QpAttr) {
-        macro_rules! take {
-            ($($field:ident)*) => { $( self.attr.$field = attr.$field.or(self.attr.$field); )* };
-        }
-        take!(state sqd_async_notify pkey_index port access qkey peer path_mtu dest_qpn rq_psn
-              max_dest_rd_atomic min_rnr_timer sq_psn max_rd_atomic retry_cnt rnr_retry timeout
-              alt_path path_mig_state);
+        self.attr.merge(attr);
         self.drain_wanted |= attr.sqd_async_notify == Some(true);
     }
 
     /// Goes back to RESET: all work and all attributes are forgotten.
     pub(crate) fn reset(&mut self) {
-        self.attr = QpAttr::default();
+        self.attr = Kept::default();
         self.sq.reset(Seq::default());
         self.rq.reset();
         self.established = false;
@@ -160,7 +155,6 @@ impl Core {
 
     pub(crate) fn set_state(&mut self, state: QpState) {
         self.state = state;
-        self.attr.state = Some(state);
     }
 
     pub(crate) fn peer(&self) -> Option<&PeerAddress> {

@@ -172,6 +172,11 @@ impl QpBuilder {
         }
         device.limits().check(&self.caps)?;
         let local = device.local(self.sgid_index)?;
+        let place = device.gids().iter().position(|address| *address == local);
+        let short = |index: Option<usize>| index.and_then(|index| u16::try_from(index).ok());
+        let (Some(sgid_index), Some(place)) = (short(Some(self.sgid_index)), short(place)) else {
+            return Err(VerbsError::Invalid(format!("GID index {} is too great", self.sgid_index)));
+        };
         let kind = match (&self.pd.inner.kind, &self.send_cq.kind, &self.recv_cq.kind) {
             (PdKind::Soft(pd), CqKind::Soft(send_cq), CqKind::Soft(recv_cq)) => {
                 let Self { qp_type, caps, sq_sig_all, context, .. } = self;
@@ -215,8 +220,8 @@ impl QpBuilder {
         };
         Ok(Qp {
             kind,
-            sgid_index: self.sgid_index,
-            local,
+            sgid_index,
+            local: place,
             psn: Psn::new(random()?),
             qp_type: self.qp_type,
             peers: match self.qp_type {
