@@ -27,6 +27,7 @@ pub mod manual;
 pub mod mckey;
 pub mod measure;
 mod names;
+mod orders;
 pub mod output;
 pub mod perf;
 pub mod pingpong;

@@ -2,14 +2,13 @@
 //! within a time limit.
 
 use std::fmt;
-use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
-use std::process::{ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::process::ChildStdin;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use super::order::{Answer, Order};
 use super::worker::ContainerSide;
+use crate::orders;
 use rocinante_node::{ChildGuard, Lab, LabError};
 
 /// A failure while a backend was shown.
@@ -56,12 +55,10 @@ impl Pair {
         let start = |side, here: usize, there: usize| {
             let [address, peer] = [here, there].map(|i| lab.container(i).ipv4().to_string());
             let name = if side == ContainerSide::A { "a" } else { "b" };
-            let mut command = Command::new(own_path());
-            command.args(["demo-worker", "--side", name, "--address", &address, "--peer", &peer]);
-            command.stdin(Stdio::piped()).stdout(Stdio::piped());
-            let mut child = lab.container(here).spawn(&mut command)?;
-            listen(side, &mut child, sender.clone());
-            let orders = child.child_mut().stdin.take().expect("a pipe was asked for");
+            let args = ["demo-worker", "--side", name, "--address", &address, "--peer", &peer];
+            let mut child = lab.container(here).spawn(&mut orders::command(args))?;
+            let sender = sender.clone();
+            let orders = orders::listen(&mut child, move |line| sender.send((side, line)).is_ok());
             Ok(WorkerProcess { side, orders, child })
         };
         let workers = [start(ContainerSide::A, 0, 1)?, start(ContainerSide::B, 1, 0)?];
@@ -105,15 +102,13 @@ impl Pair {
         &mut self,
         phase: &str,
         limit: Duration,
-        orders: [Option<&Order>; 2],
+        wanted: [Option<&Order>; 2],
     ) -> Result<[Answer; 2], Fault> {
         let fault = |what: String| Fault::new(phase, what);
         let mut missing = Vec::new();
-        for (worker, order) in self.workers.iter_mut().zip(orders) {
+        for (worker, order) in self.workers.iter_mut().zip(wanted) {
             let Some(order) = order else { continue };
-            let line = serde_json::to_string(order).map_err(|error| fault(error.to_string()))?;
-            // If the process has ended, its missing answer shows that.
-            let _ = writeln!(worker.orders, "{line}");
+            orders::give(&mut worker.orders, order).map_err(fault)?;
             missing.push(worker.side);
         }
         let deadline = (Instant::now() + limit).min(self.deadline);
@@ -177,29 +172,4 @@ fn name(side: ContainerSide) -> &'static str {
 fn names(sides: &[ContainerSide]) -> String {
     let names: Vec<_> = sides.iter().map(|side| format!("container {}", name(*side))).collect();
     names.join(" and ")
-}
-
-/// Passes on the lines of a process, and `None` at their end.
-fn listen(
-    side: ContainerSide,
-    child: &mut ChildGuard,
-    sender: Sender<(ContainerSide, Option<String>)>,
-) {
-    let stdout = child.child_mut().stdout.take().expect("a pipe was asked for");
-    std::thread::spawn(move || {
-        let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-        for line in lines.map(Some).chain([None]) {
-            if sender.send((side, line)).is_err() {
-                return;
-            }
-        }
-    });
-}
-
-/// The path of this program, even if its file was replaced meanwhile.
-fn own_path() -> PathBuf {
-    match std::env::current_exe() {
-        Ok(path) if path.exists() => path,
-        _ => "/proc/self/exe".into(),
-    }
 }

@@ -1,21 +1,18 @@
 //! The process in a container. It carries out the demo's orders, one per line.
 
-use std::io::{self, BufRead, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use rocinante::exchange::{Exchange, Hello};
 use rocinante::verbs::{Mtu, SendOp};
-use rocinante::{
-    Access, ConnectOptions, Context, Cq, Mr, OpenOptions, Qp, RemoteSlice, SendWr, VerbsError,
-};
+use rocinante::{Access, ConnectOptions, Context, Cq, Mr, Qp, RemoteSlice, SendWr, VerbsError};
 
 use super::order::{Answer, BulkOrder, Order};
 use super::verify;
-use crate::cores;
 use crate::measure::{self, Bulk, BulkOp, BulkResult, End, Pinging, Until};
-use rocinante_node::exit_with_parent;
+use crate::{cores, orders};
 
 /// TCP port of the exchange, in container b.
 const PORT: u16 = 18_515;
@@ -54,14 +51,7 @@ pub struct WorkerArgs {
 /// Carries out orders until standard input ends.
 pub fn run(args: &WorkerArgs) -> ExitCode {
     cores::bind(args.side as usize);
-    exit_with_parent();
-    match obey_all(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("rocinante demo-worker: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    orders::run("demo-worker", || obey_all(args))
 }
 
 fn obey_all(args: &WorkerArgs) -> io::Result<()> {
@@ -70,16 +60,7 @@ fn obey_all(args: &WorkerArgs) -> io::Result<()> {
         ContainerSide::B => Some(TcpListener::bind((args.address, PORT))?),
     };
     let mut worker = Worker { args, listener, ctx: None, session: None };
-    for line in io::stdin().lock().lines() {
-        let answer = match serde_json::from_str(&line?) {
-            Ok(order) => worker.obey(&order).unwrap_or_else(|why| Answer::Failed { why }),
-            Err(error) => Answer::Failed { why: error.to_string() },
-        };
-        let mut out = io::stdout().lock();
-        writeln!(out, "{}", serde_json::to_string(&answer)?)?;
-        out.flush()?;
-    }
-    Ok(())
+    orders::obey_all(|order| worker.obey(order), |why| Answer::Failed { why })
 }
 
 struct Worker<'a> {
@@ -110,12 +91,9 @@ impl Worker<'_> {
             Order::Open { ref netdev } => {
                 self.session = None;
                 self.ctx = None;
-                match OpenOptions::new().netdev(netdev.parse()?).open(self.args.address) {
+                match orders::open(netdev, self.args.address)? {
                     Ok(ctx) => self.ctx = Some(ctx),
-                    Err(error @ VerbsError::Open(_)) => {
-                        return Ok(Answer::Unavailable { why: error.to_string() });
-                    }
-                    Err(error) => return Err(error.to_string()),
+                    Err(why) => return Ok(Answer::Unavailable { why }),
                 }
                 Ok(Answer::Done)
             }

@@ -1,9 +1,7 @@
 //! The processes in the containers: sends orders to them, and receives answers within a time limit.
 
-use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
-use std::path::PathBuf;
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::ChildStdin;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -11,6 +9,7 @@ use rocinante_node::{ChildGuard, LabError};
 
 use super::lab::{Family, Network};
 use super::order::{Answer, Order};
+use crate::orders;
 
 /// The container that sends requests, the one that receives them, and a second one that sends.
 pub(super) const SENDER: usize = 0;
@@ -65,16 +64,14 @@ impl Sides {
     }
 
     /// Gives each container its order, and waits for the answers: `Done` of those without one.
-    pub(super) fn each(&mut self, orders: &[Option<Order>]) -> Result<Vec<Answer>, String> {
-        for (process, order) in self.processes.iter_mut().zip(orders) {
+    pub(super) fn each(&mut self, wanted: &[Option<Order>]) -> Result<Vec<Answer>, String> {
+        for (process, order) in self.processes.iter_mut().zip(wanted) {
             if let Some(order) = order {
-                let line = serde_json::to_string(order).map_err(|error| error.to_string())?;
-                // If the process has ended, its missing answer shows that.
-                let _ = writeln!(process.orders, "{line}");
+                orders::give(&mut process.orders, order)?;
             }
         }
         let deadline = Instant::now() + LIMIT;
-        let answers = self.processes.iter_mut().zip(orders);
+        let answers = self.processes.iter_mut().zip(wanted);
         answers
             .map(|(process, order)| match order {
                 Some(_) => process.answer(deadline),
@@ -98,22 +95,14 @@ impl Process {
         address: IpAddr,
         peer: Option<IpAddr>,
     ) -> Result<Self, LabError> {
-        let mut command = Command::new(own_path());
-        command.args(["policy-worker", "--address", &address.to_string()]);
-        if let Some(peer) = peer {
-            command.args(["--peer", &peer.to_string()]);
-        }
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = network.containers()[index].spawn(&mut command)?;
-        let stdout = child.child_mut().stdout.take().expect("a pipe was asked for");
-        let orders = child.child_mut().stdin.take().expect("a pipe was asked for");
+        let address = address.to_string();
+        let mut args = vec!["policy-worker", "--address", &address];
+        let peer = peer.map(|peer| peer.to_string());
+        args.extend(peer.iter().flat_map(|peer| ["--peer", peer]));
+        let mut child = network.containers()[index].spawn(&mut orders::command(args))?;
         let (sender, lines) = channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                if sender.send(line).is_err() {
-                    return;
-                }
-            }
+        let orders = orders::listen(&mut child, move |line| {
+            line.is_some_and(|line| sender.send(line).is_ok())
         });
         Ok(Self { name: NAMES[index], orders, lines, child })
     }
@@ -129,17 +118,5 @@ impl Process {
             Ok(answer) => Ok(answer),
             Err(error) => Err(format!("{}: {error}: {line}", self.name)),
         }
-    }
-}
-
-/// The path of this program, even if its file was replaced meanwhile. `ROCINANTE_PROGRAM` names it
-/// to a program that only uses this library.
-fn own_path() -> PathBuf {
-    if let Some(path) = std::env::var_os("ROCINANTE_PROGRAM") {
-        return path.into();
-    }
-    match std::env::current_exe() {
-        Ok(path) if path.exists() => path,
-        _ => "/proc/self/exe".into(),
     }
 }

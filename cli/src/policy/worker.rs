@@ -1,7 +1,7 @@
 //! The process in a container. It carries out the orders of `policy-check`, one per line.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -9,13 +9,12 @@ use std::time::{Duration, Instant};
 use rocinante::exchange::{Exchange, Hello};
 use rocinante::verbs::{Mtu, SendOp};
 use rocinante::{
-    Access, ConnectOptions, Context, Cq, Mr, OpenOptions, Qp, RemoteSlice, SendWr, VerbsError,
-    WcStatus,
+    Access, ConnectOptions, Context, Cq, Mr, Qp, RemoteSlice, SendWr, VerbsError, WcStatus,
 };
-use rocinante_node::exit_with_parent;
 
 use super::order::{Answer, Bulk, Order};
 use super::{MESSAGE, PROBE};
+use crate::orders;
 
 /// TCP port of the exchange, in the container that receives requests.
 const PORT: u16 = 18_516;
@@ -38,14 +37,7 @@ pub struct WorkerArgs {
 /// Carries out orders until standard input ends.
 #[must_use]
 pub fn run(args: &WorkerArgs) -> ExitCode {
-    exit_with_parent();
-    match obey_all(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("rocinante policy-worker: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    orders::run("policy-worker", || obey_all(args))
 }
 
 fn obey_all(args: &WorkerArgs) -> io::Result<()> {
@@ -54,16 +46,7 @@ fn obey_all(args: &WorkerArgs) -> io::Result<()> {
         None => Some(TcpListener::bind((args.address, PORT))?),
     };
     let mut worker = Worker { args, listener, links: BTreeMap::new(), ctx: None };
-    for line in io::stdin().lock().lines() {
-        let answer = match serde_json::from_str(&line?) {
-            Ok(order) => worker.obey(&order).unwrap_or_else(|why| Answer::Failed { why }),
-            Err(error) => Answer::Failed { why: error.to_string() },
-        };
-        let mut out = io::stdout().lock();
-        writeln!(out, "{}", serde_json::to_string(&answer)?)?;
-        out.flush()?;
-    }
-    Ok(())
+    orders::obey_all(|order| worker.obey(order), |why| Answer::Failed { why })
 }
 
 struct Worker<'a> {
@@ -89,12 +72,9 @@ impl Worker<'_> {
             Order::Open { ref netdev } => {
                 self.links.clear();
                 self.ctx = None;
-                match OpenOptions::new().netdev(netdev.parse()?).open(self.args.address) {
+                match orders::open(netdev, self.args.address)? {
                     Ok(ctx) => self.ctx = Some(ctx),
-                    Err(error @ VerbsError::Open(_)) => {
-                        return Ok(Answer::Unavailable { why: error.to_string() });
-                    }
-                    Err(error) => return Err(error.to_string()),
+                    Err(why) => return Ok(Answer::Unavailable { why }),
                 }
                 Ok(Answer::Done)
             }
