@@ -1,5 +1,4 @@
-//! Which peers are Rocinantes, although no program said so: who was asked on QP1, and what was
-//! answered.
+//! Which peers are Rocinantes, although no program said so: the questions on QP1, and the answers.
 //!
 //! - A peer is asked once, after the first packet of a program to it, and again after ten minutes
 //!   at the earliest. Nothing waits for the answer.

@@ -105,7 +105,7 @@ fn two_of_us_recognise_each_other_in_both_directions() {
     }
 }
 
-/// The one that only answers requests has to know its peer, too: it is the one who holds packets.
+/// A responder has to know its peer, too: it holds the packets that came too early.
 #[test]
 fn who_only_answers_recognises_its_peer() {
     let mut pair = Pair::new(&strangers(QpType::Rc));
@@ -357,7 +357,7 @@ fn who_does_not_answer_any_more_is_a_stranger_again() {
     assert_eq!(kind(&solo.end), PeerKind::Standard);
 }
 
-/// What a peer said holds for ten minutes of what begins; who is connected stays so.
+/// An answer holds for ten minutes for what begins then; a connection keeps what it was told.
 #[test]
 fn what_was_said_holds_for_ten_minutes() {
     let mut solo = Solo::new(&Setup { qps: 2, ..strangers(QpType::Rc) });
@@ -593,7 +593,7 @@ fn whoever_learns_when_nothing_is_lost() {
 
 // ---- several engines of one device ----
 
-/// An engine whose QP1 is another's says whom it met; that one asks, and tells it.
+/// An engine without QP1 reports a new peer; the engine with QP1 asks it, and passes the answer on.
 #[test]
 fn an_engine_without_qp1_has_another_ask() {
     let config = EngineConfig { recognises: true, sharers: 2, ..EngineConfig::default() };

@@ -1,7 +1,7 @@
 //! Calls of an engine by which it recognises other Rocinantes (`recognition.rs`).
 //!
 //! The engine with QP1 asks and answers. Where queue pairs are spread over several engines, the
-//! others leave whom they met ([`Engine::poll_stranger`]), and learn who answered
+//! others report new peers to it ([`Engine::poll_stranger`]), and get the answers from it
 //! ([`Engine::learn`]).
 
 use core::net::IpAddr;

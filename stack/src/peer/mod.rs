@@ -51,7 +51,7 @@ pub(crate) struct Peers {
     /// Whether the receivers of packets that no peer acknowledges are asked what they are.
     asks: bool,
     peers: Vec<(QueueKey, u32, Receiver)>,
-    /// Whom to ask.
+    /// Peers to ask.
     met: VecDeque<Meeting>,
     /// Queue pairs that were granted a turn, for the engine to enqueue.
     granted: VecDeque<u32>,
@@ -66,7 +66,7 @@ struct QueueKey {
     slot: Option<u8>,
 }
 
-/// Somebody of whom nothing is known.
+/// A peer of which nothing is known.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Meeting {
     /// A packet left for this receiver that no peer acknowledges.
@@ -163,7 +163,7 @@ impl Peers {
         Some((receiver.local, *address, *slot))
     }
 
-    /// Whether there is somebody to ask.
+    /// Whether there is a peer to ask.
     #[inline]
     pub(crate) fn has_met(&self) -> bool {
         !self.met.is_empty()

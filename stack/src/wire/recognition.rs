@@ -1,5 +1,5 @@
 //! The datagrams by which two Rocinantes recognise each other: a question, and the answer that says
-//! what the receive queue of the one who answers holds.
+//! what the receive queue of the answering side holds.
 //!
 //! They are Sends of a vendor's class on QP1 (IBTA volume 1, 16.5 \[M\]: classes 0x30 to 0x4f, with
 //! an organisation's id). A standard peer drops them without an answer: `ib_core` looks for an

@@ -122,7 +122,7 @@ impl World<'_> {
             spare_in_flight_lists: left.spare_in_flight_lists,
             reorder_slots: left.spare_reorder_slots,
             spare_reorder_slots: left.spare_reorder_slots,
-            // Whom it asked is remembered.
+            // Peers that were asked are remembered.
             acquaintances: left.acquaintances,
             ..Footprint::default()
         };

@@ -203,7 +203,7 @@ impl World<'_> {
 
 /// Sends questions and answers of recognition. Returns whether all had room.
 fn introduce(engine: &mut Engine, addrs: &[IpAddr], sink: &mut Sink) -> bool {
-    // A second shard has no QP1, and nobody who asks for it.
+    // A second shard has no QP1, and no other shard asks for it.
     while engine.poll_stranger().is_some() {}
     while let Some(transmit) = engine.poll_introduction() {
         if !engine.send_mad(&transmit.mad, path_to(transmit.remote, addrs), sink) {

@@ -126,7 +126,7 @@ fn devices_recognise_each_other() {
     for side in &sides {
         assert_eq!(side.asked_and_answered(), [1; 4]);
     }
-    // Who begins later finds it known.
+    // A connection that begins later finds it known.
     let later = connected(&sides, &[QpType::Rc]);
     send(&later[0][0]);
     wait(|| sides.iter().all(|side| side.kinds().iter().all(is_ours)));
@@ -146,7 +146,7 @@ fn who_does_not_recognise_neither_asks_nor_answers() {
     assert_eq!(sides[0].kinds(), [Some(PeerKind::Standard)]);
 }
 
-/// Datagrams that wait for company have no completion yet; who makes a queue smaller hears of them.
+/// Datagrams that wait for company have no completion yet; they count when a queue becomes smaller.
 #[test]
 fn a_queue_becomes_no_smaller_than_what_was_posted_before() {
     let net = SimNet::new(1);
