@@ -40,6 +40,8 @@ pub(crate) struct Recognition {
     strangers: VecDeque<Stranger>,
     /// Peers that were recognised, for the shards that do not have QP1.
     recognised: VecDeque<Recognised>,
+    /// Whether there is something to poll. One load tells a burst that there is nothing.
+    news: bool,
 }
 
 /// A peer that was asked.
@@ -146,6 +148,7 @@ impl Recognition {
             let room = self.strangers.len() < TX_MAX;
             return room.then(|| {
                 self.strangers.push_back(to);
+                self.news = true;
                 None
             });
         };
@@ -155,6 +158,7 @@ impl Recognition {
         let tid = desk.tids.draw();
         let mad = RecognitionMad::Question.emit(tid);
         desk.tx.push_back(Transmit { local: to.local, remote: to.remote, mad });
+        self.news = true;
         counters.sent_questions += 1;
         Some(Some(tid))
     }
@@ -177,6 +181,7 @@ impl Recognition {
                         true
                     }
                 });
+                self.news |= answers;
                 counters.sent_answers += u64::from(answers);
                 drops.too_many_questions += u64::from(!answers);
                 None
@@ -211,6 +216,7 @@ impl Recognition {
     pub(crate) fn tell(&mut self, peer: Recognised) {
         if self.recognised.len() < TX_MAX {
             self.recognised.push_back(peer);
+            self.news = true;
         }
     }
 
@@ -224,28 +230,39 @@ impl Recognition {
     }
 
     pub(crate) fn poll_stranger(&mut self) -> Option<Stranger> {
-        self.strangers.pop_front()
+        let stranger = self.strangers.pop_front();
+        self.look();
+        stranger
     }
 
     pub(crate) fn poll_recognised(&mut self) -> Option<Recognised> {
-        self.recognised.pop_front()
+        let peer = self.recognised.pop_front();
+        self.look();
+        peer
     }
 
     /// Whether there are datagrams to send, or something for other shards.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
+        self.news
+    }
+
+    fn look(&mut self) {
         let waits = self.desk.as_ref().is_some_and(|desk| !desk.tx.is_empty());
-        waits || !self.strangers.is_empty() || !self.recognised.is_empty()
+        self.news = waits || !self.strangers.is_empty() || !self.recognised.is_empty();
     }
 
     pub(crate) fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.desk.as_mut()?.tx.pop_front()
+        let transmit = self.desk.as_mut().and_then(|desk| desk.tx.pop_front());
+        self.look();
+        transmit
     }
 
     /// There was no room for it.
     pub(crate) fn put_back(&mut self, transmit: Transmit) {
         if let Some(desk) = &mut self.desk {
             desk.tx.push_front(transmit);
+            self.news = true;
         }
     }
 }

@@ -208,7 +208,9 @@ impl Context {
         }
     }
 
-    /// A descriptor that is readable while there are asynchronous events.
+    /// A descriptor that is readable while there are asynchronous events. A change of the port that
+    /// was taken back, or is of no GID of this context, makes it readable for nothing: then
+    /// [`poll_async_event`](Self::poll_async_event) returns `None`, and it is readable no longer.
     #[must_use]
     pub fn async_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         match &self.device {

@@ -40,7 +40,7 @@ pub struct OpenOptions {
     background: Option<bool>,
     advertise_credits: bool,
     whole_writes: bool,
-    shy: bool,
+    no_recognition: bool,
     cm_retries: Option<u8>,
     shards: Option<usize>,
     cpus: Vec<usize>,
@@ -155,7 +155,7 @@ impl OpenOptions {
     /// lost. With `false` the device asks nobody, and does not answer.
     #[must_use]
     pub fn recognise_peers(mut self, yes: bool) -> Self {
-        self.shy = !yes;
+        self.no_recognition = !yes;
         self
     }
 
@@ -339,7 +339,7 @@ impl OpenOptions {
             window_max: self.window_max.unwrap_or(512),
             advertise_credits: self.advertise_credits,
             cut_writes: !self.whole_writes,
-            recognises: !self.shy,
+            recognises: !self.no_recognition,
             background: self.background.unwrap_or(true),
             cm_retries: self.cm_retries,
             cpus: self.cpus.clone(),
@@ -363,7 +363,7 @@ impl OpenOptions {
             ("window_max", wanted.window_max == is.window_max || self.window_max.is_none()),
             ("advertise_credits", is.advertise_credits || !self.advertise_credits),
             ("cut_writes", !is.cut_writes || !self.whole_writes),
-            ("recognise_peers", !is.recognises || !self.shy),
+            ("recognise_peers", !is.recognises || !self.no_recognition),
             ("background", wanted.background == is.background || self.background.is_none()),
             ("cm_retries", wanted.cm_retries == is.cm_retries || self.cm_retries.is_none()),
             ("cpus", wanted.cpus == is.cpus || self.cpus.is_empty()),

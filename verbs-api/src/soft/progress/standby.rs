@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn who_watches_its_memory_between_polls_is_helped() {
+    fn a_program_that_watches_its_memory_between_polls_is_helped() {
         let mut standby = Standby::new();
         let misses = |standby: &mut Standby, looks| {
             for _ in 0..looks {
