@@ -118,8 +118,9 @@ fn open_and_wait() {
     };
     assert_eq!(entered, 0);
     let iface = Interface::by_name("v0").unwrap();
-    let _port = XdpPort::open(&iface, &["10.9.0.1".parse().unwrap()], &PortConfig::default());
-    std::thread::sleep(Duration::from_secs(20));
+    let addresses = ["10.9.0.1".parse().unwrap()];
+    let _port = XdpPort::open(&iface, &addresses, &PortConfig::default()).unwrap();
+    std::thread::sleep(Duration::from_secs(30));
 }
 
 /// That child, after it has attached its program or failed to do so in time.
@@ -160,6 +161,8 @@ fn a_program_that_is_started_again_has_its_queue_again() {
         drop(open_in(&pair.a, &PortConfig::default()).expect("what was closed is freed"));
     }
     for _ in 0..3 {
+        // A process that another test is just starting may still hold the port's descriptors.
+        assert!(detached(&pair.a), "what was closed is detached");
         let child = child_with_port(&pair);
         let came = attached(&pair.a);
         kill_9(child);
