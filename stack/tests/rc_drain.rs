@@ -2,11 +2,13 @@
 
 mod common;
 
-use common::{Setup, Solo};
+use common::{PEER, Setup, Solo, addr, template};
+use rocinante_scripts::aeth;
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{QpEvent, QpState, SendData, SendOp, SendWr, WcStatus};
-use rocinante_stack::wire::Opcode as Op;
-use rocinante_stack::{Budget, ModifyError, QpAttr};
+use rocinante_stack::wire::icrc::DF;
+use rocinante_stack::wire::{Opcode as Op, Syndrome};
+use rocinante_stack::{Budget, IpId, ModifyError, PeerAddress, PeerKind, QpAttr};
 
 fn modify(solo: &mut Solo, attr: &QpAttr) -> Result<(), ModifyError> {
     let qpn = solo.end.qpn;
@@ -157,4 +159,138 @@ fn a_read_that_was_begun_survives_that_no_more_are_allowed() {
     assert_eq!(solo.sent().len(), 1, "its response was lost");
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, 0, &[7; 8]);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+}
+
+/// The way to the peer at `addr(n)`.
+fn path_to(n: u8, path: u32, budget: Budget) -> QpAttr {
+    let (local, remote) = (addr(1), addr(n));
+    let peer = PeerAddress { local, remote, path, budget, kind: PeerKind::announced(budget, None) };
+    QpAttr { peer: Some(peer), ..QpAttr::default() }
+}
+
+/// A packet of the peer, from its address `addr(n)`.
+fn receive_at(solo: &mut Solo, n: u8, packet: &[u8]) {
+    let mut packet = packet.to_vec();
+    template(addr(n), addr(1)).seal(&mut packet);
+    solo.receive_from(addr(n), addr(1), IpId::Exact { id: 0, flags: DF }, &packet);
+}
+
+#[test]
+fn another_path_is_taken_with_the_psns_that_are_due() {
+    let mut solo = Solo::script();
+    let budget = solo.setup.budget;
+    solo.send(1, 8);
+    assert_eq!((solo.sent().len(), solo.end.out.path), (1, 0));
+    drain(&mut solo, true);
+    solo.receive_ack(0);
+    assert_eq!(solo.event(), Some(QpEvent::SqDrained));
+    modify(&mut solo, &path_to(3, 9, budget)).expect("all is done");
+    solo.send(2, 8);
+    assert!(solo.sent().is_empty(), "still SQD");
+    resume(&mut solo);
+    assert_eq!((solo.sent(), solo.end.out.path), (vec!["SEND_ONLY #1 8B ack".into()], 9));
+    // Only the peer at its new address is heard.
+    let ack = solo.response(Op::RC_ACKNOWLEDGE, 1, &[&aeth(Syndrome::ACK_UNLIMITED, 0)]);
+    receive_at(&mut solo, 2, &ack);
+    assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
+    receive_at(&mut solo, 3, &ack);
+    assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
+    let list = [solo.sge(0, 256)];
+    solo.post_recv(3, &list);
+    let request = solo.request(Op::RC_SEND_ONLY, 0, &[&[1; 8]]);
+    receive_at(&mut solo, 2, &request);
+    assert!(solo.completed().is_empty());
+    receive_at(&mut solo, 3, &request);
+    assert_eq!((solo.completed(), solo.sent().len()), (vec![(3, WcStatus::Success)], 1));
+    // What is lost on the new path goes again on it.
+    solo.send(4, 8);
+    assert_eq!(solo.sent().len(), 1);
+    solo.wait_for_timer().expect("a timeout");
+    assert_eq!((solo.sent(), solo.end.out.path), (vec!["SEND_ONLY #2 8B ack".into()], 9));
+}
+
+#[test]
+fn a_path_stays_while_something_is_on_it() {
+    let mut solo = Solo::script();
+    let budget = solo.setup.budget;
+    solo.send(1, 8);
+    assert_eq!(solo.sent().len(), 1);
+    let to = path_to(3, 9, budget);
+    let is_about = |error| matches!(error, ModifyError::Value { attribute: "IBV_QP_AV", .. });
+    let refused = |result: Result<(), _>| result.is_err_and(is_about);
+    assert_eq!(
+        modify(&mut solo, &to),
+        Err(ModifyError::NotAllowed { to: QpState::Rts, attribute: "IBV_QP_AV" })
+    );
+    drain(&mut solo, false);
+    assert!(refused(modify(&mut solo, &to)), "not acknowledged yet");
+    solo.wait_for_timer().expect("a timeout");
+    assert_eq!((solo.sent().len(), solo.end.out.path), (1, 0), "nothing was changed");
+    solo.receive_ack(0);
+    // Two families do not go together, and the change has no part that was taken.
+    let mixed = PeerAddress { local: "::1".parse().unwrap(), ..to.peer.unwrap() };
+    let attr = QpAttr { peer: Some(mixed), retry_cnt: Some(0), ..QpAttr::default() };
+    assert!(refused(modify(&mut solo, &attr)));
+    assert_eq!(modify(&mut solo, &to), Ok(()));
+    let is = solo.end.engine.query_qp(solo.end.qpn).expect("a queue pair").1;
+    assert_eq!((is.peer, is.retry_cnt), (to.peer, Some(7)));
+}
+
+/// Two queue pairs share the peer's receive queue. One leaves for another address: what the other
+/// has in flight still counts, and the new address has room of its own.
+#[test]
+fn the_room_of_the_old_and_the_new_address_is_counted_apart() {
+    let budget = Budget { bytes: 1 << 20, datagrams: 3 };
+    let mut solo = Solo::new(&Setup { budget, qps: 2, ..Setup::script() });
+    let other = solo.end.qpns[1];
+    solo.end.connect(other, 0, PEER, &solo.setup.clone());
+    let post = |solo: &mut Solo, qpn| {
+        let list = [solo.sge(0, 8)];
+        let wr = SendWr::new(SendOp::Send { imm: None }, SendData::Sges(&list));
+        solo.end.engine.post_send(qpn, &wr, &mut solo.end.host).expect("room");
+    };
+    (0..2).for_each(|_| post(&mut solo, other));
+    assert_eq!(solo.sent().len(), 2);
+    drain(&mut solo, false);
+    modify(&mut solo, &path_to(3, 9, budget)).expect("nothing was begun");
+    resume(&mut solo);
+    let moved = solo.end.qpn;
+    (0..4).for_each(|_| post(&mut solo, moved));
+    assert_eq!(solo.sent().len(), 3, "as if nobody had sent anything");
+    // Both leave: whoever comes next to either address finds all its room.
+    for qpn in [moved, other] {
+        let attr = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+        solo.end.modify(qpn, &attr).expect("from everywhere");
+    }
+    solo.end.connect(moved, 0, PEER, &solo.setup.clone());
+    (0..4).for_each(|_| post(&mut solo, moved));
+    assert_eq!(solo.sent().len(), 3);
+}
+
+/// READs and atomics of the peer: fewer, while some are owed, then more.
+#[test]
+fn the_peer_may_ask_for_fewer_or_more_at_a_time() {
+    let mut solo = Solo::new(&Setup { dest_rd_atomic: Some(3), ..Setup::script() });
+    let reth = solo.reth(0, 8);
+    let ask = |solo: &mut Solo, psn| solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&reth]);
+    (0..3).for_each(|psn| ask(&mut solo, psn));
+    drain(&mut solo, false);
+    let at_most = |max| QpAttr { max_dest_rd_atomic: Some(max), ..QpAttr::default() };
+    modify(&mut solo, &at_most(1)).expect("in SQD");
+    assert_eq!(solo.sent().len(), 3, "what was accepted is answered");
+    // Only the newest is kept for duplicates.
+    ask(&mut solo, 3);
+    assert_eq!(solo.sent(), ["READ_ONLY #3 8B"]);
+    ask(&mut solo, 3);
+    assert_eq!(solo.sent(), ["READ_ONLY #3 8B"]);
+    ask(&mut solo, 2);
+    assert!(solo.sent().is_empty(), "its record is gone");
+    modify(&mut solo, &at_most(4)).expect("in SQD");
+    (4..8).for_each(|psn| ask(&mut solo, psn));
+    assert_eq!(solo.sent().len(), 4);
+    // One more than the peer was told is its mistake.
+    modify(&mut solo, &at_most(2)).expect("in SQD");
+    (8..11).for_each(|psn| ask(&mut solo, psn));
+    solo.sent();
+    assert_eq!(solo.state(), QpState::Err);
 }

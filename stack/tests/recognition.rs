@@ -8,13 +8,14 @@ use std::net::IpAddr;
 use common::{
     End, INTRODUCTION, PD, Pair, QKEY, Setup, Solo, addr, pattern, qp_init, sge, steps, template,
 };
+use rocinante_scripts::aeth;
 use rocinante_stack::types::{Key, Psn, Qpn, QueueKind};
 use rocinante_stack::verbs::{
     AhId, Destination, QpState, QpType, SendData, SendOp, SendWr, WcStatus,
 };
 use rocinante_stack::wire::icrc::DF;
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
-use rocinante_stack::wire::{Introduction, MadBytes, Opcode, Packet, RecognitionMad};
+use rocinante_stack::wire::{Introduction, MadBytes, Opcode, Packet, RecognitionMad, Syndrome};
 use rocinante_stack::{
     Budget, Engine, EngineConfig, IpId, PeerAddress, PeerKind, QpAttr, Recognised, Stranger,
 };
@@ -125,6 +126,49 @@ fn who_sends_datagrams_recognises_their_receiver() {
     pair.run();
     let told = |at: usize, n| pair.ends[at].engine.introduction_of(addr(n));
     assert_eq!((told(0, 2), told(1, 1)), (Some(INTRODUCTION), None), "it sent nothing itself");
+}
+
+/// What a peer said of itself holds where it said so: at another path to its address, not at
+/// another address, which is asked.
+#[test]
+fn a_peer_at_another_address_is_a_stranger_again() {
+    let mut solo = Solo::new(&strangers(QpType::Rc));
+    solo.send(1, 10);
+    let tid = questions(&solo.packets()[1..])[0];
+    answer(&mut solo, tid);
+    solo.receive_ack(0);
+    assert_eq!(kind(&solo.end), OURS);
+    let qpn = solo.end.qpn;
+    let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+    solo.end.modify(qpn, &to(QpState::Sqd)).unwrap();
+    let (budget, kind_of_av) = (Budget::STANDARD, PeerKind::Standard);
+    let mut peer =
+        PeerAddress { local: addr(1), remote: addr(2), path: 4, budget, kind: kind_of_av };
+    let another = |solo: &mut Solo, peer| {
+        solo.end.modify(qpn, &QpAttr { peer: Some(peer), ..QpAttr::default() }).unwrap();
+    };
+    another(&mut solo, peer);
+    assert_eq!(kind(&solo.end), OURS, "the same address");
+    peer.remote = addr(3);
+    another(&mut solo, peer);
+    assert_eq!(kind(&solo.end), PeerKind::Standard);
+    solo.end.modify(qpn, &to(QpState::Rts)).unwrap();
+    let key = solo.key;
+    let list = [sge(0, 8, key)];
+    let wr = SendWr::new(SendOp::Send { imm: None }, SendData::Sges(&list));
+    for _ in 0..40 {
+        solo.end.engine.post_send(qpn, &wr, &mut solo.end.host).unwrap();
+    }
+    let packets = solo.packets();
+    let asked = questions(
+        &packets.iter().filter(|packet| recognition(packet).is_some()).cloned().collect::<Vec<_>>(),
+    );
+    assert_eq!((packets.len() - asked.len(), asked.len()), (16, 1), "as for a stranger");
+    hear(&mut solo, addr(3), asked[0], RecognitionMad::Answer(Some(INTRODUCTION)));
+    let mut ack = solo.response(Opcode::RC_ACKNOWLEDGE, 16, &[&aeth(Syndrome::ACK_UNLIMITED, 0)]);
+    template(addr(3), addr(1)).seal(&mut ack);
+    solo.receive_from(addr(3), addr(1), IpId::Exact { id: 0, flags: DF }, &ack);
+    assert_eq!((kind(&solo.end), solo.packets().len()), (OURS, 24));
 }
 
 /// Nothing of it is there where it is not asked for.

@@ -9,7 +9,8 @@ use rocinante_stack::verbs::{
     QpEvent, QpState, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode, WcStatus,
 };
 use rocinante_stack::wire::Opcode as Op;
-use rocinante_stack::{Budget, PostError, QpAttr};
+use rocinante_stack::wire::icrc::DF;
+use rocinante_stack::{Budget, IpId, ModifyError, PeerAddress, PostError, QpAttr};
 
 fn uc() -> Setup {
     Setup { qp_type: QpType::Uc, ..Setup::default() }
@@ -353,6 +354,39 @@ fn sqd_ends_between_two_messages() {
     solo.end.out.room = usize::MAX;
     assert_eq!(solo.packets().len(), 3);
     assert_eq!(solo.completed(), [(2, WcStatus::Success)]);
+}
+
+/// Between two messages another path can be taken; the PSNs go on.
+#[test]
+fn another_path_is_taken_in_sqd() {
+    let mut solo = script();
+    let qpn = solo.end.qpn;
+    let remote = common::addr(3);
+    let before = solo.end.engine.query_qp(qpn).unwrap().1.peer.unwrap();
+    let peer = PeerAddress { remote, path: 9, ..before };
+    let attr = QpAttr { peer: Some(peer), ..QpAttr::default() };
+    solo.end.out.room = 1;
+    solo.send(1, 600);
+    assert_eq!(solo.packets().len(), 1);
+    solo.end.modify(qpn, &to(QpState::Sqd)).unwrap();
+    assert!(matches!(solo.end.modify(qpn, &attr), Err(ModifyError::Value { .. })), "in a message");
+    solo.end.out.room = usize::MAX;
+    assert_eq!((solo.packets().len(), solo.end.out.path), (2, 0));
+    solo.end.modify(qpn, &attr).unwrap();
+    solo.end.modify(qpn, &to(QpState::Rts)).unwrap();
+    solo.send(2, 8);
+    assert_eq!((solo.sent(), solo.end.out.path), (vec!["SEND_ONLY #3 8B".into()], 9));
+    // The peer is heard at its new address only.
+    let list = [solo.sge(0, 64)];
+    solo.post_recv(7, &list);
+    solo.completed();
+    for (from, completed) in [(common::addr(2), 0), (remote, 1)] {
+        let mut packet = solo.request(Op::UC_SEND_ONLY, 0, &[&[1; 8]]);
+        common::template(from, common::addr(1)).seal(&mut packet);
+        let ip_id = IpId::Exact { id: 0, flags: DF };
+        solo.receive_from(from, common::addr(1), ip_id, &packet);
+        assert_eq!(solo.completed().len(), completed, "{from}");
+    }
 }
 
 /// Packets of one long message are paced like messages; `pace.rs` has the other tests.

@@ -3,8 +3,11 @@
 
 mod sim;
 
+use std::net::IpAddr;
+
 use rocinante::verbs::{
-    AsyncEvent, BindMw, MwPart, MwType, PeerPath, QpEvent, QpType, SendData, SendOp,
+    AsyncEvent, BindMw, ModifyAttr, MwPart, MwType, PeerPath, QpAttr, QpEvent, QpState, QpType,
+    SendData, SendOp,
 };
 use rocinante::{Access, CompChannel, ConnectOptions, Cq, Mr, Qp, RecvWr, VerbsError, WcStatus};
 use rocinante_netdev::sim::{SimConfig, SimNet};
@@ -400,4 +403,60 @@ fn what_is_sent_to_one_of_two_comes_to_that_one() {
         assert_eq!(sides[1].ctx.counters().drops.unknown_qpn, before + 1);
         assert_eq!(sides[1].cq.poll_one().unwrap(), None);
     }
+}
+
+/// Two addresses of each device: a connection moves to the second ones while both ends are in SQD,
+/// and back. A second connection stays where it is. No path is left over.
+#[test]
+fn a_connection_moves_to_other_addresses_in_sqd() {
+    let net = SimNet::new(1);
+    let own = [[1, 11], [2, 12]].map(|last| last.map(|last| IpAddr::from([10, 0, 0, last])));
+    let sides =
+        own.map(|own| Side::over(net.port(&own, &SimConfig::default()).unwrap(), "two", false));
+    let qps = [connect(&sides, 20), connect(&sides, 20)];
+    let paths = || sides.each_ref().map(|side| side.ctx.resources().unwrap().paths);
+    let before = paths();
+    let write_both_ways = |pair: &[Qp; 2]| {
+        let [a, b] = &sides;
+        assert_eq!(
+            done(&sides, &pair[0], write(1, (b.mr.address(), b.mr.rkey()))),
+            WcStatus::Success
+        );
+        pair[1].post_send(&[write(2, (a.mr.address(), a.mr.rkey()))]).unwrap();
+        let mut wc = None;
+        sim::until("the other direction", || {
+            a.ctx.progress();
+            wc = b.cq.poll_one().unwrap();
+            wc.is_some()
+        });
+        assert_eq!(wc.unwrap().status, WcStatus::Success);
+    };
+    let [moving, staying] = &qps;
+    for sgid_index in [1, 0, 1] {
+        moving.iter().for_each(|qp| qp.modify(&ModifyAttr::state(QpState::Sqd)).unwrap());
+        for (at, qp) in moving.iter().enumerate() {
+            let to = PeerPath::new(own[1 - at][sgid_index]).sgid_index(sgid_index);
+            let bad = ModifyAttr { attr: QpAttr::default(), path: Some(to.sgid_index(2)) };
+            assert!(matches!(qp.modify(&bad), Err(VerbsError::Invalid(_))));
+            qp.modify(&ModifyAttr { attr: QpAttr::default(), path: Some(to) }).unwrap();
+            let peer = qp.query().1.peer.unwrap();
+            assert_eq!((peer.local, peer.remote), (own[at][sgid_index], own[1 - at][sgid_index]));
+        }
+        moving.iter().for_each(|qp| qp.modify(&ModifyAttr::state(QpState::Rts)).unwrap());
+        for _ in 0..3 {
+            write_both_ways(moving);
+            write_both_ways(staying);
+        }
+        assert_eq!(paths(), before);
+    }
+    // A peer that stayed behind does not hear the other any more, and that gives up.
+    let [qp, _] = staying;
+    qp.modify(&ModifyAttr::state(QpState::Sqd)).unwrap();
+    let attr = QpAttr { retry_cnt: Some(0), timeout: Some(1), ..QpAttr::default() };
+    let to = PeerPath::new(own[1][0]).sgid_index(1);
+    qp.modify(&ModifyAttr { attr, path: Some(to) }).unwrap();
+    qp.modify(&ModifyAttr::state(QpState::Rts)).unwrap();
+    let b = &sides[1];
+    let status = done(&sides, qp, write(1, (b.mr.address(), b.mr.rkey())));
+    assert_eq!(status, WcStatus::RetryExcErr);
 }

@@ -309,6 +309,8 @@ const RC: &[Transition] = &[
             | PkeyIndex
             | Port
             | AccessFlags
+            | Av
+            | MaxDestRdAtomic
             | MinRnrTimer
             | MaxRdAtomic
             | RetryCnt
@@ -331,7 +333,7 @@ const UC: &[Transition] = &[
     (QpState::Rtr, QpState::Rts, State | SqPsn, CurState | AccessFlags | MIGRATION),
     (QpState::Rts, QpState::Rts, 0, State | CurState | AccessFlags | MIGRATION),
     (QpState::Rts, QpState::Sqd, State, SqdNotify),
-    (QpState::Sqd, QpState::Sqd, 0, State | PkeyIndex | AccessFlags | MIGRATION),
+    (QpState::Sqd, QpState::Sqd, 0, State | PkeyIndex | AccessFlags | Av | MIGRATION),
     (QpState::Sqd, QpState::Rts, State, CurState | AccessFlags | MIGRATION),
     (QpState::Sqe, QpState::Rts, State, CurState | AccessFlags),
 ];
@@ -379,6 +381,20 @@ impl QpAttr {
             return Err(ModifyError::Transition { from, to });
         };
         self.check_mask(to, *required, *optional).map(|()| to)
+    }
+
+    /// Whether a queue pair in `from` may take it as its send queue is now: another path to the
+    /// peer only when nothing that was begun is on the old one.
+    pub(crate) fn check_drained(
+        &self,
+        from: QpState,
+        is_drained: impl FnOnce() -> bool,
+    ) -> Result<(), ModifyError> {
+        if from != QpState::Sqd || self.peer.is_none() || is_drained() {
+            return Ok(());
+        }
+        let allowed = "set after all requests that were begun are done (IBV_EVENT_SQ_DRAINED)";
+        Err(ModifyError::Value { attribute: "IBV_QP_AV", allowed })
     }
 
     fn check_mask(&self, to: QpState, required: u32, optional: u32) -> Result<(), ModifyError> {

@@ -94,6 +94,8 @@ impl Qp {
     ) -> Result<(), ModifyError> {
         let from = self.core.state;
         let to = attr.check(self.core.init.qp_type, from)?;
+        attr.check_drained(from, || self.requester.is_drained(&self.core.sq))?;
+        let before = self.core.attr.peer;
         self.core.merge(attr);
         self.responder.min_rnr_timer = self.core.attr.min_rnr_timer.unwrap_or(0);
         match to {
@@ -112,6 +114,9 @@ impl Qp {
             }
             QpState::Sqd => {
                 self.drain(attr);
+                if let Some(before) = before.filter(|_| attr.peer.is_some()) {
+                    self.take_path(before, shared);
+                }
                 shared.enqueue(self.core.slot, &mut self.core.queued);
             }
             _ => {}
@@ -154,12 +159,10 @@ impl Qp {
             mtu,
             pd: self.core.init.pd,
             peer: join(&peer, self.core.attr.dest_qpn, shared),
-            selective: shared.config.reorder_packets_max > 0 && peer.kind.is_rocinante(),
+            selective: Self::is_selective(&peer, shared),
             splits_writes: shared.config.split_writes,
         };
-        if shared.config.recognises && peer.kind == PeerKind::Standard {
-            self.core.ask_at = Time(0);
-        }
+        self.core.ask_at = Self::ask_at(&peer, shared);
         self.source = SourceCheck::default();
         let psn = self.core.attr.rq_psn.unwrap_or_default().first();
         // What is shared can be promised to nobody.
@@ -171,15 +174,59 @@ impl Qp {
         let psn = self.core.attr.sq_psn.unwrap_or_default().first();
         self.core.sq.reset(psn);
         let Some(peer) = self.core.attr.peer else { return };
-        let window = window_of(&peer, shared);
-        let rd = self.core.attr.max_rd_atomic.unwrap_or(0);
-        let mtu = self.limits.mtu;
-        let room = shared.peers.answers_one_by_one(mtu.bytes() + OVERHEAD);
-        let mut control = SendControl::new(window, rd);
-        control.set_read_window(mtu, room, peer.kind.is_rocinante());
+        let control = self.control_to(&peer, shared);
         self.requester.start(psn, self.core.sq.tail, control);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
+    }
+
+    /// What nothing is known of yet: the path to this peer.
+    fn control_to(&self, peer: &PeerAddress, shared: &Shared) -> SendControl {
+        let rd = self.core.attr.max_rd_atomic.unwrap_or(0);
+        let mtu = self.limits.mtu;
+        let room = shared.peers.answers_one_by_one(mtu.bytes() + OVERHEAD);
+        let mut control = SendControl::new(window_of(peer, shared), rd);
+        control.set_read_window(mtu, room, peer.kind.is_rocinante());
+        control
+    }
+
+    /// The same queue pair of the peer is reached by another path, perhaps at another address. All
+    /// that left was acknowledged, so PSNs go on and nothing is repeated. What the peer told of
+    /// itself holds for its address only.
+    #[cold]
+    fn take_path(&mut self, before: PeerAddress, shared: &mut Shared) {
+        let Some(peer) = &mut self.core.attr.peer else { return };
+        if peer.kind == PeerKind::Standard && peer.remote == before.remote {
+            (peer.budget, peer.kind) = (before.budget, before.kind);
+        }
+        let peer = *peer;
+        shared.peers.quit(self.core.slot, &mut self.core.waiting);
+        let to = join(&peer, self.core.attr.dest_qpn, shared);
+        let from = std::mem::replace(&mut self.limits.peer, to);
+        shared.peers.take_over(from, to, self.requester.charged());
+        self.limits.selective = Self::is_selective(&peer, shared);
+        if !self.limits.selective {
+            self.held.clear(&mut shared.reorder_slab);
+        }
+        self.core.ask_at = Self::ask_at(&peer, shared);
+        self.source = SourceCheck::default();
+        self.notifier = Notifier::default();
+        self.clock = Clock::default();
+        self.waits_to_send = false;
+        self.core.deadline.clear();
+        let control = self.control_to(&peer, shared);
+        self.requester.take_path(control);
+    }
+
+    /// Whether what comes too early is held, and what is missing is reported.
+    fn is_selective(peer: &PeerAddress, shared: &Shared) -> bool {
+        shared.config.reorder_packets_max > 0 && peer.kind.is_rocinante()
+    }
+
+    /// When a peer is asked what it is.
+    fn ask_at(peer: &PeerAddress, shared: &Shared) -> Time {
+        let asks = shared.config.recognises && peer.kind == PeerKind::Standard;
+        if asks { Time(0) } else { Time::NEVER }
     }
 
     /// Before its turn: what is known of the peer meanwhile holds from now on.
@@ -235,6 +282,9 @@ impl Qp {
         self.requester.drain(true);
         if let Some(max) = attr.max_rd_atomic {
             self.requester.set_max_rd_atomic(max);
+        }
+        if let Some(max) = attr.max_dest_rd_atomic {
+            self.responder.set_max_dest_rd_atomic(max);
         }
         if attr.retry_cnt.is_some() || attr.rnr_retry.is_some() {
             self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);

@@ -78,6 +78,7 @@ impl Qp {
     ) -> Result<(), ModifyError> {
         let from = self.core.state;
         let to = attr.check(self.core.init.qp_type, from)?;
+        attr.check_drained(from, || !self.in_message())?;
         self.core.merge(attr);
         match to {
             QpState::Reset => {
@@ -91,7 +92,12 @@ impl Qp {
                 self.go(shared);
             }
             QpState::Rts if from != to => self.go(shared),
-            QpState::Sqd => self.begins = false,
+            QpState::Sqd => {
+                self.begins = false;
+                if attr.peer.is_some() {
+                    self.take_path(shared);
+                }
+            }
             _ => {}
         }
         self.core.set_state(to);
@@ -111,6 +117,22 @@ impl Qp {
             let psn = self.core.attr.rq_psn.unwrap_or_default().first();
             self.connection = Some(Box::new(Connection::new(receiver, psn)));
         }
+    }
+
+    /// The peer is reached by another path, perhaps at another address.
+    #[cold]
+    fn take_path(&mut self, shared: &mut Shared) {
+        let (Some(peer), Some(connection)) = (&self.core.attr.peer, &mut self.connection) else {
+            return;
+        };
+        let to = shared.peers.join(
+            (peer.local, peer.remote),
+            self.core.attr.dest_qpn,
+            peer.budget,
+            peer.kind,
+        );
+        shared.peers.leave(std::mem::replace(&mut connection.receiver, to));
+        connection.source = SourceCheck::default();
     }
 
     /// Sends what is posted, from the next message on.

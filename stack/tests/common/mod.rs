@@ -135,6 +135,8 @@ pub struct Wire {
     pub packets: VecDeque<Vec<u8>>,
     pub template: Template,
     pub room: usize,
+    /// The path of the last packet.
+    pub path: u32,
 }
 
 /// The UDP source port of every end.
@@ -142,7 +144,7 @@ pub const PORT: u16 = 0xc001;
 
 impl Wire {
     pub fn new(src: IpAddr, dst: IpAddr) -> Self {
-        Self { packets: VecDeque::new(), template: template(src, dst), room: usize::MAX }
+        Self { packets: VecDeque::new(), template: template(src, dst), room: usize::MAX, path: 0 }
     }
 }
 
@@ -154,13 +156,14 @@ pub fn template(src: IpAddr, dst: IpAddr) -> Template {
 impl TxSink for Wire {
     fn send<E>(
         &mut self,
-        _path: u32,
+        path: u32,
         len: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<Option<Summed>, E>,
     ) -> Result<bool, E> {
         if self.packets.len() >= self.room {
             return Ok(false);
         }
+        self.path = path;
         let mut packet = vec![0xee; len];
         let summed = fill(&mut packet)?;
         self.template.seal_around(&mut packet, summed);

@@ -10,7 +10,7 @@ pd = made("ibv_alloc_pd", context)
 cq = made("ibv_create_cq", context, c.c_int(16), None, None, c.c_int(0))
 own = gid(context, 0)
 table = [address for address in (gid(context, at) for at in range(16)) if address[:12] == own[:12]]
-remote = own[:15] + bytes([own[15] ^ 1])
+remote, another = (own[:15] + bytes([own[15] ^ bit]) for bit in (1, 3))
 failures = []
 
 # Attributes of a bit, with two values each.
@@ -20,7 +20,8 @@ VALUES = {
     PKEY: [{"pkey_index": 0}] * 2,
     PORT: [{"port_num": 1}] * 2,
     QKEY: [{"qkey": 0x11111111}, {"qkey": 0x22222222}],
-    AV: [{"ah_attr": path(remote, hop_limit=3, traffic_class=8)}] * 2,
+    AV: [{"ah_attr": path(remote, hop_limit=3, traffic_class=8)},
+         {"ah_attr": path(another, hop_limit=5, traffic_class=4)}],
     MTU: [{"path_mtu": 3}, {"path_mtu": 2}],
     TIMEOUT: [{"timeout": 14}, {"timeout": 15}],
     RETRY: [{"retry_cnt": 6}, {"retry_cnt": 5}],
@@ -37,7 +38,7 @@ VALUES = {
     SQD_NOTIFY: [{"en_sqd_async_notify": 1}] * 2,
 }
 MIGRATION = ALT_PATH | MIG_STATE
-# From, to, needed, and taken besides. SQD to SQD takes no AV here: a path is set once.
+# From, to, needed, and taken besides.
 TABLE = {
     RC: [
         (RESET, INIT, PKEY | PORT | ACCESS, 0),
@@ -48,8 +49,8 @@ TABLE = {
          CUR_STATE | MIGRATION | ACCESS | MIN_RNR),
         (RTS, RTS, 0, CUR_STATE | MIGRATION | ACCESS | MIN_RNR),
         (RTS, SQD, 0, SQD_NOTIFY),
-        (SQD, SQD, 0, PORT | TIMEOUT | RETRY | RNR | RD_ATOMIC | MIGRATION | ACCESS | PKEY
-         | MIN_RNR),
+        (SQD, SQD, 0, PORT | AV | TIMEOUT | RETRY | RNR | RD_ATOMIC | DEST_RD_ATOMIC | MIGRATION
+         | ACCESS | PKEY | MIN_RNR),
         (SQD, RTS, 0, CUR_STATE | MIGRATION | ACCESS | MIN_RNR),
         (RTS, ERR, 0, 0),
         (ERR, RESET, 0, 0),
@@ -61,7 +62,7 @@ TABLE = {
         (RTR, RTS, SQ_PSN, CUR_STATE | MIGRATION | ACCESS),
         (RTS, RTS, 0, CUR_STATE | MIGRATION | ACCESS),
         (RTS, SQD, 0, SQD_NOTIFY),
-        (SQD, SQD, 0, MIGRATION | ACCESS | PKEY),
+        (SQD, SQD, 0, AV | MIGRATION | ACCESS | PKEY),
         (SQD, RTS, 0, CUR_STATE | MIGRATION | ACCESS),
         (RTS, ERR, 0, 0),
         (ERR, RESET, 0, 0),

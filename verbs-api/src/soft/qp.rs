@@ -114,7 +114,8 @@ impl Qp {
         shard.send_waiting();
         let mut added = None;
         if let (Some(path), Some(local)) = (&change.path, local) {
-            let spec = self.path_spec(local, path, attr.dest_qpn);
+            let known = || shard.engine.query_qp(self.qpn).and_then(|(_, is, _)| is.dest_qpn);
+            let spec = self.path_spec(local, path, attr.dest_qpn.or_else(known));
             let id = shard.add_path(&spec).map_err(VerbsError::Path)?;
             added = Some(id);
             attr.peer = Some(self.device.peer_at(local, path, id));

@@ -115,6 +115,12 @@ impl Requester {
         self.acks.drains();
     }
 
+    /// What was sent was acknowledged; what follows takes another path.
+    pub(in crate::rc) fn take_path(&mut self, control: SendControl) {
+        self.control.take_path(control);
+        self.round_trip = RoundTrip::default();
+    }
+
     /// Sets how many READs and atomics may be outstanding.
     pub(in crate::rc) fn set_max_rd_atomic(&mut self, max: u8) {
         self.control.set_max_rd_atomic(max);

@@ -111,6 +111,11 @@ impl Responder {
         self.records.start(usize::from(max_dest_rd_atomic));
     }
 
+    /// Sets how many READs and atomics the peer may have outstanding.
+    pub(in crate::rc) fn set_max_dest_rd_atomic(&mut self, max: u8) {
+        self.records.resize(usize::from(max));
+    }
+
     pub(in crate::rc) fn expected(&self) -> Seq {
         self.epsn
     }

@@ -82,15 +82,28 @@ impl Records {
         self.unsent < self.list.len()
     }
 
+    /// At most `max` from now on. What the peer asked for before is still answered.
+    pub(in crate::rc) fn resize(&mut self, max: usize) {
+        self.max = max;
+        while self.list.len() > max && self.drop_oldest() {}
+    }
+
     /// Makes room for one more: the oldest goes, if it was answered. `false` if the peer asks for
     /// more at a time than it was told it may.
     pub(in crate::rc) fn make_room(&mut self) -> bool {
-        if self.list.len() < self.max {
-            if self.list.capacity() < self.max {
-                self.allocate();
+        // After a change there may be more than one too many.
+        while self.list.len() >= self.max {
+            if !self.drop_oldest() {
+                return false;
             }
-            return true;
         }
+        if self.list.capacity() < self.max {
+            self.allocate();
+        }
+        true
+    }
+
+    fn drop_oldest(&mut self) -> bool {
         let answered = self.list.front().is_some_and(|oldest| oldest.answered);
         if answered {
             self.list.pop_front();

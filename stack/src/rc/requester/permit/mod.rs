@@ -118,6 +118,12 @@ impl SendControl {
         self.read_window.recognised();
     }
 
+    /// Begins on another path as on a first one. The peer's receives are the same, and it drains as
+    /// before.
+    pub(in crate::rc) fn take_path(&mut self, fresh: Self) {
+        (self.congestion, self.read_window) = (fresh.congestion, fresh.read_window);
+    }
+
     /// Sets how many READs and atomics may be outstanding.
     pub(in crate::rc) fn set_max_rd_atomic(&mut self, max: u8) {
         self.max_rd_atomic = max;
