@@ -4,11 +4,53 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// How long a child process may hold copies of descriptors closed here: from fork to exec.
 pub(crate) const COPIES_HELD_MAX: Duration = Duration::from_millis(100);
+
+/// The least number of our own descriptors, if so many may be open.
+const APART: libc::c_int = 512;
+
+/// The same file under a number that a program's next file does not get. A program may close
+/// descriptors that it did not open, and new files get the lowest free numbers: what we would write
+/// to one of those is the program's. `select(2)` still takes these numbers.
+///
+/// Without room up there the descriptor stays what it is.
+#[must_use]
+pub fn apart(fd: OwnedFd) -> OwnedFd {
+    if cfg!(miri) {
+        return fd;
+    }
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes the limit; `fcntl` takes no pointer, and a result that is not
+    // negative is a descriptor without another owner.
+    let copy = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+        let half = libc::c_int::try_from(limit.rlim_cur / 2).unwrap_or(APART);
+        let least = half.min(APART);
+        if fd.as_raw_fd() >= least {
+            return fd;
+        }
+        check(libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least))
+            .map(|copy| OwnedFd::from_raw_fd(copy))
+    };
+    copy.unwrap_or(fd)
+}
+
+/// A netlink socket, [`apart`].
+///
+/// # Errors
+/// No descriptor or no memory left.
+pub(crate) fn netlink(protocol: isize) -> io::Result<netlink_sys::Socket> {
+    let socket = netlink_sys::Socket::new(protocol)?.into_raw_fd();
+    // SAFETY: each step gives the descriptor to the next as its only owner.
+    unsafe {
+        let socket = apart(OwnedFd::from_raw_fd(socket));
+        Ok(netlink_sys::Socket::from_raw_fd(socket.into_raw_fd()))
+    }
+}
 
 /// A counter that is readable while it is not zero (`eventfd(2)`).
 #[derive(Debug)]
@@ -23,7 +65,7 @@ impl EventFd {
         // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
             let fd = check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?;
-            Ok(Self(File::from(OwnedFd::from_raw_fd(fd))))
+            Ok(Self(File::from(apart(OwnedFd::from_raw_fd(fd)))))
         }
     }
 
@@ -71,7 +113,7 @@ impl Epoll {
         // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
             let fd = check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?;
-            Ok(Self(OwnedFd::from_raw_fd(fd)))
+            Ok(Self(apart(OwnedFd::from_raw_fd(fd))))
         }
     }
 
@@ -259,6 +301,28 @@ mod tests {
         set.remove(&event).unwrap();
         assert!(!wait_readable(&set, 0).unwrap());
         assert!(set.remove(&event).is_err());
+    }
+
+    #[test]
+    fn our_descriptors_are_apart_and_each_has_its_own_number() {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: the kernel writes the limit.
+        unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+        let least = i32::try_from(limit.rlim_cur / 2).unwrap_or(APART).min(APART);
+        let sockets = [(); 2].map(|()| std::net::UdpSocket::bind("127.0.0.1:0").unwrap());
+        let addresses = sockets.each_ref().map(|socket| socket.local_addr().unwrap());
+        let moved = sockets.map(|socket| apart(socket.into()));
+        let numbers = moved.each_ref().map(|fd| fd.as_raw_fd());
+        assert!(numbers[0] != numbers[1] && numbers.iter().all(|number| *number >= least));
+        for (fd, address) in moved.into_iter().zip(addresses) {
+            // SAFETY: it asks for the flags, with no pointer.
+            let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) };
+            assert_eq!(flags, libc::FD_CLOEXEC);
+            let number = fd.as_raw_fd();
+            let again = apart(fd);
+            assert_eq!(again.as_raw_fd(), number, "it is there already");
+            assert_eq!(std::net::UdpSocket::from(again).local_addr().unwrap(), address);
+        }
     }
 
     #[test]

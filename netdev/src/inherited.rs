@@ -15,6 +15,8 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
+use crate::fd::apart;
+
 /// Descriptors with greater numbers are not noted.
 const NUMBERS: usize = 1 << 16;
 
@@ -24,16 +26,18 @@ static IDENTITIES: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS]
 /// Behind the greatest number.
 static END: AtomicUsize = AtomicUsize::new(0);
 
-/// Notes a descriptor of a port.
+/// Notes a descriptor of a port, and moves it [`apart`].
 pub(crate) fn noted(fd: OwnedFd) -> OwnedFd {
+    let fd = apart(fd);
     // Files without an inode of their own share one.
     let identity = inode_of(fd.as_raw_fd()).filter(|_| !is_bpf(fd.as_raw_fd()));
     note(&fd, identity);
     fd
 }
 
-/// Notes an object of bpf(2). These share an inode with event descriptors and others.
+/// Notes an object of bpf(2), and moves it [`apart`]. These share an inode with event descriptors and others.
 pub(crate) fn noted_bpf(fd: OwnedFd) -> OwnedFd {
+    let fd = apart(fd);
     note(&fd, Some(BPF));
     fd
 }

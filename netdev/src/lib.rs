@@ -49,6 +49,7 @@ mod xdp;
 pub use any::AnyPort;
 pub use config::{PacketConfig, PortConfig, Shards, UdpConfig, XdpConfig};
 pub use error::OpenError;
+pub use fd::apart;
 pub use frame::FramePort;
 pub use iface::Interface;
 pub use names::{DEVICES_VARIABLE, NamedInterface, named_interfaces};

@@ -126,6 +126,14 @@ fn bad_arguments_get_the_errno_of_the_manual() {
     all_as_expected("misuse.py");
 }
 
+/// Objects that are gone or of another context, and bits of masks and flags that no call knows.
+#[test]
+fn objects_and_masks_that_a_call_does_not_take_are_refused() {
+    require_lab!();
+    require_program!("python3");
+    all_as_expected("objects.py");
+}
+
 #[test]
 fn transitions_take_what_the_kernels_table_has_and_queries_give_it_back() {
     require_lab!();
@@ -326,12 +334,13 @@ fn the_log_says_what_is_bound_and_why_retries_are_exceeded() {
 }
 
 /// What a process may run out of: `starved.py` has a function for each.
-const SHORTAGES: [&str; 6] = [
+const SHORTAGES: [&str; 7] = [
     "descriptors",
     "no_descriptor_at_all",
     "memory",
     "memory_at_the_beginning",
     "closed_descriptors",
+    "reused_descriptors",
     "forks",
 ];
 

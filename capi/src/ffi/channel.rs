@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::os::fd::{AsRawFd as _, OwnedFd};
 
 use rocinante::plain;
 
@@ -10,14 +9,14 @@ use super::border::{Outcome, afford, minus, pointer, quiet, status};
 use super::context::{self, refused};
 use super::cq::Queue;
 use super::object::{Object, Private, Users};
-use super::wait;
+use super::wait::{self, Given};
 use crate::abi;
 
 /// What is ours of a channel.
 pub(super) struct Channel {
     pub(super) channel: plain::Channel,
     /// The program's descriptor.
-    fd: OwnedFd,
+    fd: Given,
     pub(super) users: Users,
 }
 
@@ -36,9 +35,8 @@ pub(super) unsafe extern "C" fn create_comp_channel(
         afford(0)?;
         let channel =
             shared.device()?.create_channel().map_err(refused("ibv_create_comp_channel"))?;
-        let fd = wait::descriptor()?;
-        wait::follow(&fd, channel.fd())?;
-        let public = abi::CompChannel { context, fd: fd.as_raw_fd(), refcnt: 0 };
+        let fd = Given::following(channel.fd())?;
+        let public = abi::CompChannel { context, fd: fd.number(), refcnt: 0 };
         Ok(Object::make(public, Channel { channel, fd, users: Users::default() }))
     })
 }

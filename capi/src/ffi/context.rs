@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -14,6 +13,7 @@ use rocinante::{Context, OpenOptions, PreparedContext, Refused};
 
 use super::border::{Outcome, afford};
 use super::object::{Object, Private};
+use super::wait::Given;
 use super::{cq, ending, fork, memory, pd, post, qp, query, srq, stubs, wait};
 use crate::abi;
 use crate::convert::errno;
@@ -29,7 +29,7 @@ pub(super) struct Shared {
     prepared: Mutex<Option<PreparedContext>>,
     /// Readable while there are asynchronous events; the program's `async_fd`. It is a set of
     /// descriptors, so its flags are the program's.
-    pub(super) async_fd: OwnedFd,
+    pub(super) async_fd: Given,
     /// The process that opened it.
     generation: u32,
     pub(super) objects: Mutex<Objects>,
@@ -190,6 +190,7 @@ pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi:
     let prepared = prepared.map_err(|error| cannot_open(found, &error))?;
     let async_fd = prepared.async_fd().try_clone_to_owned();
     let async_fd = async_fd.map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
+    let async_fd = Given::from(async_fd);
     let ops = abi::ContextOps {
         compat_mw: [ptr::null(); 7],
         alloc_mw: memory::alloc_mw,
@@ -209,8 +210,8 @@ pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi:
         device,
         ops,
         // There is no file of the kernel behind it; programs only look whether it is negative.
-        cmd_fd: async_fd.as_raw_fd(),
-        async_fd: async_fd.as_raw_fd(),
+        cmd_fd: async_fd.number(),
+        async_fd: async_fd.number(),
         num_comp_vectors: 1,
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
         // __VERBS_ABI_IS_EXTENDED.
@@ -257,6 +258,14 @@ pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi:
     let verbs = Object::make(verbs, shared);
     // SAFETY: it points to the structure that was just made.
     Ok(unsafe { &raw mut (*verbs).context })
+}
+
+/// The device knows objects by numbers, and each context has its own.
+///
+/// # Errors
+/// `EINVAL` for objects of two contexts.
+pub(super) fn same(one: *mut abi::Context, other: *mut abi::Context) -> Outcome<()> {
+    if one == other { Ok(()) } else { Err(libc::EINVAL) }
 }
 
 /// Closes a context. Its objects keep what they need.

@@ -85,6 +85,7 @@ pub(super) unsafe extern "C" fn create_cq_ex(
             }
             if attr.comp_mask & 2 != 0 {
                 Domain::of(attr.parent_domain)?;
+                context::same((*attr.parent_domain).context, context)?;
             }
             let (cqe, vector) = (c_int::try_from(attr.cqe), c_int::try_from(attr.comp_vector));
             let (cqe, vector) = (cqe.map_err(|_| libc::EINVAL)?, vector.map_err(|_| libc::EINVAL)?);
@@ -105,6 +106,9 @@ unsafe fn create(
     // SAFETY: the program's context and channel.
     let (shared, events) = unsafe {
         let events = if channel.is_null() { None } else { Some(channel::of(channel)?) };
+        if events.is_some() {
+            context::same((*channel).context, context)?;
+        }
         (context::of(context)?, events)
     };
     let depth = u32::try_from(cqe).map_err(|_| libc::EINVAL)?;

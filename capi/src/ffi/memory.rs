@@ -193,6 +193,8 @@ unsafe fn change(
         if flags & TRANSLATION == 0 { (public.addr, public.length) } else { (addr, length) };
     // SAFETY: the program's domains.
     let (from, domain) = unsafe { (Domain::of(public.pd)?, Domain::of(to)?) };
+    // SAFETY: as above.
+    context::same(unsafe { (*to).context }, public.context)?;
     let mut mr = object.private.mr.lock();
     let new_pd = if flags & PD == 0 { None } else { Some(domain.pd()?) };
     let memory = (flags & TRANSLATION != 0).then_some((addr as u64, length));

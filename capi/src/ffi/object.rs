@@ -1,7 +1,9 @@
 //! Objects that C programs hold: the public structure, and behind it what is ours.
 #![allow(unsafe_code)]
 
+use std::alloc::{Layout, dealloc};
 use std::cell::UnsafeCell;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex};
@@ -43,12 +45,12 @@ impl<P: Private> Object<P> {
         if public.is_null() || !public.cast::<Self>().is_aligned() {
             return Err(libc::EINVAL);
         }
-        // SAFETY: the caller vouches for it.
-        let object = unsafe { &*public.cast::<Self>() };
-        if object.magic.load(Ordering::Relaxed) == P::MAGIC {
-            Ok(object)
-        } else {
-            Err(libc::EINVAL)
+        let object = public.cast::<Self>();
+        // SAFETY: the caller vouches for it. Of what is no object of this kind only the number is
+        // read.
+        unsafe {
+            let magic = &*(&raw const (*object).magic);
+            if magic.load(Ordering::Relaxed) == P::MAGIC { Ok(&*object) } else { Err(libc::EINVAL) }
         }
     }
 
@@ -57,15 +59,47 @@ impl<P: Private> Object<P> {
         self.public.get()
     }
 
-    /// Destroys the object.
+    /// Destroys the object, and keeps its empty [shell](Shell).
     ///
     /// # Safety
     /// It came from [`make`](Self::make), and nothing uses it any more.
     pub(super) unsafe fn unmake(&self) -> P {
         self.magic.store(0, Ordering::Relaxed);
-        // SAFETY: `make` boxed it, and the caller vouches for the rest.
-        let object = unsafe { Box::from_raw(std::ptr::from_ref(self).cast_mut()) };
-        object.private
+        let memory = std::ptr::from_ref(self).cast_mut();
+        // SAFETY: nothing uses the object, so its part is taken out once. The shell is memory of
+        // this type that `make` boxed.
+        let private = unsafe { std::ptr::read(&raw const (*memory).private) };
+        Shell { memory: memory.expose_provenance(), layout: Layout::new::<Self>() }.keep();
+        private
+    }
+}
+
+/// The memory of a destroyed object. Programs that destroy something twice, or go on with it, mostly
+/// do so soon: until [`SHELLS`] more objects are destroyed, its number is there to be compared.
+struct Shell {
+    memory: usize,
+    layout: Layout,
+}
+
+/// How many are kept.
+const SHELLS: usize = 256;
+
+impl Shell {
+    fn keep(self) {
+        static KEPT: Mutex<VecDeque<Shell>> = Mutex::new(VecDeque::new());
+        // In a child of fork(2) a thread that is not there may hold it.
+        let oldest = match KEPT.try_lock() {
+            Some(mut kept) => {
+                let oldest = if kept.len() == SHELLS { kept.pop_front() } else { None };
+                kept.push_back(self);
+                oldest
+            }
+            None => Some(self),
+        };
+        if let Some(Self { memory, layout }) = oldest {
+            // SAFETY: a box of this layout was made there, and its parts are gone or plain data.
+            unsafe { dealloc(std::ptr::with_exposed_provenance_mut(memory), layout) };
+        }
     }
 }
 

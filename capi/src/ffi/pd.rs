@@ -115,8 +115,11 @@ pub(super) unsafe extern "C" fn alloc_parent_domain(
                 return Err(libc::EOPNOTSUPP);
             }
             let pd = Domain::of(attr.pd)?;
+            context::same((*attr.pd).context, context)?;
             if !attr.td.is_null() {
-                Object::<ThreadDomain>::of(attr.td)?.private.0.add();
+                let td = Object::<ThreadDomain>::of(attr.td)?;
+                context::same((*attr.td).context, context)?;
+                td.private.0.add();
             }
             pd.add_user();
             let kind = Kind::Parent { of: attr.pd, td: attr.td };

@@ -86,6 +86,8 @@ pub(super) unsafe extern "C" fn create_qp_ex(
             if init.comp_mask & PD == 0 {
                 return Err(libc::EINVAL);
             }
+            Domain::of(init.pd)?;
+            context::same((*init.pd).context, context)?;
             let ops = (init.comp_mask & SEND_OPS != 0).then_some(init.send_ops_flags);
             let mut common = abi::QpInitAttr {
                 qp_context: init.qp_context,
@@ -120,7 +122,13 @@ unsafe fn create(
     // SAFETY: the program's objects.
     let (send, recv, shared_queue) = unsafe {
         let shared_queue = if init.srq.is_null() { None } else { Some(srq::of(init.srq)?) };
-        (Queue::of(init.send_cq)?, Queue::of(init.recv_cq)?, shared_queue)
+        let (send, recv) = (Queue::of(init.send_cq)?, Queue::of(init.recv_cq)?);
+        context::same((*init.send_cq).context, context)?;
+        context::same((*init.recv_cq).context, context)?;
+        if shared_queue.is_some() {
+            context::same((*init.srq).context, context)?;
+        }
+        (send, recv, shared_queue)
     };
     if shared_queue.is_some() {
         (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);

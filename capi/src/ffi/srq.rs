@@ -70,6 +70,8 @@ pub(super) unsafe extern "C" fn create_srq_ex(
             if init.comp_mask & PD == 0 {
                 return Err(libc::EINVAL);
             }
+            Domain::of(init.pd)?;
+            context::same((*init.pd).context, context)?;
             create(init.pd, init.srq_context, &init.attr)
         }
     })

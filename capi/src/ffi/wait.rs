@@ -2,25 +2,62 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 
 use super::border::Outcome;
 
-/// A descriptor for the program, readable while `inner` is. The program may change its flags, of
-/// which `inner` knows nothing.
-pub(super) fn descriptor() -> Outcome<OwnedFd> {
-    epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Errno::raw_os_error)
+/// A descriptor that the program has, too. If it closed it and has a file under its number, that
+/// stays open.
+pub(super) struct Given {
+    fd: ManuallyDrop<OwnedFd>,
+    is: Option<(u64, u64)>,
 }
 
-/// Makes `outer` readable while `inner` is.
-pub(super) fn follow(outer: &OwnedFd, inner: BorrowedFd<'_>) -> Outcome<()> {
-    let data = epoll::EventData::new_u64(0);
-    epoll::add(outer, inner, data, epoll::EventFlags::IN).map_err(Errno::raw_os_error)
+impl Given {
+    /// A descriptor that is readable while `inner` is. The program may change its flags, of which
+    /// `inner` knows nothing.
+    pub(super) fn following(inner: BorrowedFd<'_>) -> Outcome<Self> {
+        let fd = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Errno::raw_os_error)?;
+        let data = epoll::EventData::new_u64(0);
+        let added = epoll::add(&fd, inner, data, epoll::EventFlags::IN);
+        added.map(|()| Self::from(fd)).map_err(Errno::raw_os_error)
+    }
+
+    pub(super) fn number(&self) -> c_int {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl From<OwnedFd> for Given {
+    fn from(fd: OwnedFd) -> Self {
+        Self { is: identity(&fd), fd: ManuallyDrop::new(fd) }
+    }
+}
+
+impl AsFd for Given {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        if identity(&*self.fd) == self.is {
+            // SAFETY: it is dropped here only, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.fd) };
+        }
+    }
+}
+
+/// What is behind a descriptor: device and inode. Those without a file of their own share them.
+fn identity(fd: &OwnedFd) -> Option<(u64, u64)> {
+    fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 /// `EAGAIN` if the program set `O_NONBLOCK`; `EBADF` if it closed the descriptor.

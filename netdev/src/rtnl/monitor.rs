@@ -13,7 +13,7 @@ use netlink_sys::Socket;
 
 use super::query::{family, ip};
 use super::socket::{Attributes, Messages};
-use crate::fd::attach_filter;
+use crate::fd::{attach_filter, netlink};
 
 /// Of `linux/rtnetlink.h`; the crate `libc` lacks it.
 const RTNLGRP_NEXTHOP: u32 = 32;
@@ -113,7 +113,7 @@ impl Monitor {
     /// # Errors
     /// As [`open`](Self::open); and the kernel rejects the program.
     pub(crate) fn with(groups: &[u32], program: &[sock_filter]) -> io::Result<Self> {
-        let mut socket = Socket::new(netlink_sys::protocols::NETLINK_ROUTE)?;
+        let mut socket = netlink(netlink_sys::protocols::NETLINK_ROUTE)?;
         socket.bind_auto()?;
         socket.set_non_blocking(true)?;
         attach_filter(&socket, program)?;

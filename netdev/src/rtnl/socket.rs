@@ -11,6 +11,8 @@ use netlink_packet_core::{
 };
 use netlink_sys::{Socket, SocketAddr};
 
+use crate::fd::netlink;
+
 /// The kernel answers within the request's own system call; only a lost answer makes us wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The most attempts at a dump, if objects change meanwhile.
@@ -38,7 +40,7 @@ impl std::fmt::Debug for NetlinkSocket {
 impl NetlinkSocket {
     /// Opens a socket of the given `NETLINK_*` protocol, connected to the kernel.
     pub(crate) fn open(protocol: isize) -> io::Result<Self> {
-        let mut socket = Socket::new(protocol)?;
+        let mut socket = netlink(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
         // SO_RCVTIMEO belongs to the open file, which the clone shares; std has a safe setter.

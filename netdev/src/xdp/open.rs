@@ -15,7 +15,7 @@ use crate::config::{PortConfig, Shards, XdpConfig};
 use crate::denied::{Capability, Needs};
 use crate::error::OpenError;
 use crate::ethtool::receive_queues;
-use crate::fd::{COPIES_HELD_MAX, patiently};
+use crate::fd::{COPIES_HELD_MAX, apart, patiently};
 use crate::frame::{Acquire, Assembled};
 use crate::headers::{ETH_LEN, HEADERS_V6};
 use crate::iface::Interface;
@@ -229,7 +229,7 @@ pub(crate) fn check_memory(memory: BorrowedFd<'_>, manifest: &Manifest) -> Resul
 }
 
 fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, OpenError> {
-    fd.try_clone_to_owned().map_err(|e| {
+    fd.try_clone_to_owned().map(apart).map_err(|e| {
         let hint = "raise the limit of open files (`ulimit -n`)";
         OpenError::os(Backend::Xdp, "cannot copy a descriptor", e, hint)
     })

@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::time::Duration;
 
+use crate::fd::apart;
+
 /// Readable after it has expired, until it is set again.
 #[derive(Debug)]
 pub(super) struct TimerFd(OwnedFd);
@@ -19,7 +21,7 @@ impl TimerFd {
             if fd < 0 {
                 Err(io::Error::last_os_error())
             } else {
-                Ok(Self(OwnedFd::from_raw_fd(fd)))
+                Ok(Self(apart(OwnedFd::from_raw_fd(fd))))
             }
         }
     }

@@ -8,6 +8,8 @@ import errno
 import os
 import resource
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
@@ -113,6 +115,67 @@ def closed_descriptors():
         call("ibv_create_comp_channel", context)
         call("ibv_create_cq", context, 16, None, None, 0)
         assert call("ibv_get_device_list", None)
+
+
+def reused_descriptors():
+    """The program closes what it did not open, and its next files have the numbers."""
+    context = opened()
+    channels = [call("ibv_create_comp_channel", context) for _ in range(2)]
+    pd = call("ibv_alloc_pd", context)
+    cqs = [call("ibv_create_cq", context, 16, None, channel, 0) for channel in channels]
+    srq = lib.ibv_create_srq(c.c_void_p(pd), struct.pack("<QIII4x", 0, 4, 1, 0))
+    pairs = [(cq, queue_pair(pd, cq, shared)) for cq in cqs for shared in (0, srq)]
+    assert pd and srq and all(qp for _, qp in pairs)
+    os.closerange(3, 65)
+    # Files, and pipes and sockets from which a read or write would not come back.
+    content = bytes(range(200))
+    files = [os.memfd_create("mine") for _ in range(40)]
+    ends = [end for _ in range(5) for end in os.pipe()]
+    sockets = [end for _ in range(5) for end in socket.socketpair()]
+    for file in files:
+        os.pwrite(file, content, 0)
+    for writer in ends[1::2]:
+        os.write(writer, content)
+    for end in sockets:
+        end.send(content)
+    assert max(files) < 65
+    # Completions and events, by which descriptors become readable and are read again.
+    for cq, qp in pairs:
+        word = c.c_void_p.from_address(context + 104).value
+        assert c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_int)(word)(cq, 0) == 0
+        for state in (init_attributes(), struct.pack("<i", 6).ljust(144, b"\0")):
+            mask = 1 if len(state.rstrip(b"\0")) == 1 else 1 | 1 << 3 | 1 << 4 | 1 << 5
+            assert lib.ibv_modify_qp(c.c_void_p(qp), state, c.c_int(mask)) == 0
+        post_recv = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_void_p)(
+            c.c_void_p.from_address(context + 216).value)
+        request, bad = c.create_string_buffer(32), c.c_void_p()
+        post_recv(qp, c.addressof(request), c.addressof(bad))
+    time.sleep(0.1)
+    for name, objects in [("qp", [qp for _, qp in pairs]), ("srq", [srq]), ("cq", cqs),
+                          ("comp_channel", channels)]:
+        for made in objects:
+            got = getattr(lib, "ibv_destroy_" + name)(c.c_void_p(made))
+            assert got == 0, (name, os.strerror(got))
+    assert lib.ibv_dealloc_pd(c.c_void_p(pd)) == 0 and lib.ibv_close_device(c.c_void_p(context)) == 0
+    for file in files:
+        assert os.pread(file, 300, 0) == content, (file, os.pread(file, 300, 0))
+        assert os.lseek(file, 0, os.SEEK_CUR) == 0, file
+    for reader in ends[::2]:
+        assert os.read(reader, 300) == content, reader
+    for end in sockets:
+        assert end.recv(300) == content, end
+
+
+def queue_pair(pd, cq, srq):
+    # qp_context, send_cq, recv_cq, srq, five capabilities, qp_type, sq_sig_all.
+    init = struct.pack("<QQQQIIIIIiii", 0, cq, cq, srq, 4, 4, 1, 1, 0, 2, 1, 0)
+    return lib.ibv_create_qp(c.c_void_p(pd), init)
+
+
+def init_attributes():
+    attributes = bytearray(144)
+    attributes[0], attributes[129] = 1, 1
+    return bytes(attributes)
 
 
 def forks():

@@ -5,17 +5,18 @@ use std::io;
 pub(crate) use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+pub(crate) use rocinante_netdev::apart;
 use rustix::event::{EventfdFlags, Timespec};
 
 /// A new event descriptor: non-blocking, closed on exec.
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
-    Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+    Ok(apart(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
 }
 
 /// A descriptor that is readable while one of these is (`epoll(7)`).
 pub(crate) fn any_of(fds: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
     use rustix::event::epoll::{CreateFlags, EventData, EventFlags, add, create};
-    let set = create(CreateFlags::CLOEXEC)?;
+    let set = apart(create(CreateFlags::CLOEXEC)?);
     for fd in fds {
         add(&set, fd, EventData::new_u64(0), EventFlags::IN)?;
     }
@@ -96,7 +97,7 @@ impl Calls {
 fn timer() -> io::Result<OwnedFd> {
     use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
     let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-    Ok(timerfd_create(TimerfdClockId::Monotonic, flags)?)
+    Ok(apart(timerfd_create(TimerfdClockId::Monotonic, flags)?))
 }
 
 #[cfg(miri)]

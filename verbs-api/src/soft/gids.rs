@@ -90,7 +90,7 @@ impl Followed {
         let mut thread = self.thread.lock();
         if thread.is_none() {
             let stop = Arc::new(wake::eventfd()?);
-            let news = self.following.lock().as_fd().try_clone_to_owned()?;
+            let news = wake::apart(self.following.lock().as_fd().try_clone_to_owned()?);
             let until = stop.clone();
             let builder = std::thread::Builder::new().name("roce-events".to_owned());
             let work = move || {

@@ -32,6 +32,11 @@ struct State {
     sleepers: Vec<Thread>,
 }
 
+/// Numbers do not matter here.
+pub fn apart(fd: OwnedFd) -> OwnedFd {
+    fd
+}
+
 impl OwnedFd {
     pub fn try_clone_to_owned(&self) -> io::Result<Self> {
         Ok(self.clone())

@@ -52,7 +52,7 @@ pub(super) const NOWHERE: u32 = u32::MAX;
 
 impl Core {
     pub(crate) fn new(shard: Shard, events: Arc<Events>) -> std::io::Result<Self> {
-        let port_fd = shard.wait_fd().try_clone_to_owned()?;
+        let port_fd = wake::apart(shard.wait_fd().try_clone_to_owned()?);
         Ok(Self {
             port_fd,
             staging: shard.staging.clone(),
