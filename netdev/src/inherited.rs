@@ -35,7 +35,8 @@ pub(crate) fn noted(fd: OwnedFd) -> OwnedFd {
     fd
 }
 
-/// Notes an object of bpf(2), and moves it [`apart`]. These share an inode with event descriptors and others.
+/// Notes an object of bpf(2), and moves it [`apart`]. These share an inode with event descriptors
+/// and others.
 pub(crate) fn noted_bpf(fd: OwnedFd) -> OwnedFd {
     let fd = apart(fd);
     note(&fd, Some(BPF));

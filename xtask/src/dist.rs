@@ -1,8 +1,8 @@
 //! `cargo xtask dist`: what others take away, below `cli/dist/out`. The command `rocinante` is a
-//! static program for each of [`TARGETS`], with completions, man pages, checksums and a bill of
-//! materials.
+//! static program for each of [`TARGETS`], with the libraries of `rocinante run` where they can be
+//! built, an archive of both, completions, man pages, checksums and a bill of materials.
 
-use crate::command::{self, cargo};
+use crate::command::{self, cargo, is_installed};
 use crate::{demo, machine, sbom, setup};
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -84,6 +84,12 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
         copy(Path::new(licence), &out.join(licence))?;
     }
     write(&out.join("rocinante.cdx.json"), &sbom::cyclone_dx(&packages)?)?;
+    for (_, processor) in &targets {
+        let archive = archive(out, processor)?;
+        if native(&("", processor)) {
+            unpack_and_run(&archive)?;
+        }
+    }
     sums(out)?;
     println!("{OUT}/SHA256SUMS names everything");
     Ok(())
@@ -238,6 +244,52 @@ fn try_out(program: &[String]) -> Result<(), String> {
     Ok(())
 }
 
+/// Packs a processor's folder and the licences: one file to download, which unpacks to a folder
+/// that can lie anywhere. The same files make the same archive, whoever packs them and when.
+fn archive(out: &Path, processor: &str) -> Result<PathBuf, String> {
+    let name = format!("rocinante-{}-{processor}", env!("CARGO_PKG_VERSION"));
+    let file = format!("{name}.tar.gz");
+    let mut tar = Command::new("tar");
+    tar.current_dir(out).args(["--create", "--file", &file, "--use-compress-program=gzip -n9"]);
+    tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner"]);
+    tar.args(["--mode=u=rwX,go=rX", "--format=ustar"]);
+    tar.arg(format!("--transform=s,^{processor},{name},;s,^LICENSE,{name}/LICENSE,"));
+    command::run(tar.args([processor, "LICENSE-APACHE", "LICENSE-MIT"]))?;
+    Ok(out.join(file))
+}
+
+/// Unpacks an archive somewhere else, and runs an unmodified program by what is in it.
+fn unpack_and_run(archive: &Path) -> Result<(), String> {
+    const PROGRAM: &str = "ibv_devices";
+    if !is_installed(PROGRAM) {
+        println!(
+            "SKIPPED dist: {PROGRAM} is not installed: nothing ran from {}",
+            archive.display()
+        );
+        return Ok(());
+    }
+    let folder = std::env::temp_dir().join(format!("rocinante-dist-{}", std::process::id()));
+    fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let unpacked = command::run(
+        Command::new("tar")
+            .arg("-xzf")
+            .arg(archive)
+            .arg("--strip-components=1")
+            .arg("-C")
+            .arg(&folder),
+    );
+    let program = folder.join("rocinante").display().to_string();
+    let ran = unpacked.and_then(|()| command::read(start(&[program]).args(["run", "--", PROGRAM])));
+    let _ = fs::remove_dir_all(&folder);
+    match ran? {
+        list if list.contains("roce0") => {
+            println!("{}: unpacked, it runs {PROGRAM}", archive.display());
+            Ok(())
+        }
+        list => Err(format!("{PROGRAM} of {} found no device: {list}", archive.display())),
+    }
+}
+
 /// Writes `SHA256SUMS` of everything in `out`, as `sha256sum --check` reads it.
 fn sums(out: &Path) -> Result<(), String> {
     let mut files = Vec::new();
@@ -276,7 +328,11 @@ fn write(file: &Path, text: &str) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{TARGETS, choose, glibc, instruments, sbom};
+    use super::{TARGETS, archive, choose, glibc, instruments, sbom, write};
+    use crate::command;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::process::Command;
 
     #[test]
     fn the_newest_glibc_counts() {
@@ -290,6 +346,38 @@ mod tests {
         assert_eq!(choose(&[]).unwrap(), TARGETS);
         assert_eq!(choose(&["aarch64"]).unwrap(), TARGETS[1..]);
         assert!(choose(&["x86_64", "arm64"]).unwrap_err().starts_with("no program for arm64"));
+    }
+
+    #[test]
+    fn an_archive_has_one_folder_and_says_nothing_of_who_packed_it() {
+        let out = std::env::temp_dir().join(format!("rocinante-archive-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&out);
+        for file in ["x86_64/rocinante", "x86_64/libibverbs.so.1", "LICENSE-APACHE", "LICENSE-MIT"]
+        {
+            write(&out.join(file), file).unwrap();
+        }
+        fs::set_permissions(out.join("x86_64/rocinante"), fs::Permissions::from_mode(0o775))
+            .unwrap();
+        let file = archive(&out, "x86_64").unwrap();
+        let first = fs::read(&file).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        write(&out.join("LICENSE-MIT"), "LICENSE-MIT").unwrap();
+        assert!(fs::read(archive(&out, "x86_64").unwrap()).unwrap() == first, "another archive");
+        let list = command::read(Command::new("tar").arg("-tvzf").arg(&file)).unwrap();
+        fs::remove_dir_all(&out).unwrap();
+        let name = concat!("rocinante-", env!("CARGO_PKG_VERSION"), "-x86_64/");
+        let files: Vec<(&str, &str)> = list
+            .lines()
+            .map(|line| (line.split(' ').next().unwrap(), line.rsplit(' ').next().unwrap()))
+            .collect();
+        let of = |file: &str| format!("{name}{file}");
+        let rest = ["LICENSE-APACHE", "LICENSE-MIT", "libibverbs.so.1", "rocinante"].map(of);
+        let mut names: Vec<&str> = files.iter().map(|(_, name)| *name).collect();
+        names.sort_unstable();
+        assert_eq!(names, [&[name.to_owned()], &rest[..]].concat());
+        let mode = |wanted: &str| files.iter().find(|(_, file)| *file == of(wanted)).unwrap().0;
+        assert_eq!((mode("rocinante"), mode("LICENSE-MIT")), ("-rwxr-xr-x", "-rw-r--r--"));
+        assert!(list.lines().all(|line| line.contains(" 0/0 ")), "{list}");
     }
 
     #[test]

@@ -4,9 +4,12 @@
 //! The work is fixed (`benches/src/bin/instructions.rs`). callgrind counts it for one number of
 //! operations and for twice as many, so that the set-up cancels out. The compiler decides the rest:
 //! with another compiler than the baseline's nothing is compared.
+//!
+//! The last two rows are a whole device: a request posted and completed by the Rust API, and by
+//! `libibverbs.so.1`. What the second adds has a limit of its own.
 
 use crate::command::{self, cargo, is_installed};
-use crate::demo;
+use crate::{demo, machine};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -19,6 +22,11 @@ const COUNT: u64 = 1024;
 
 /// The percentage of the baseline by which a count may differ.
 const TOLERANCE: u64 = 3;
+
+/// The rows of a whole device, and the most by which the second may exceed the first.
+const RUST_API: &str = "rust-api";
+const C_ABI: &str = "c-abi";
+const C_ABI_ADDS_MAX: u64 = 160;
 
 /// The C library's copies must not depend on the machine: no string instructions, for any length.
 const TUNABLES: &str =
@@ -38,7 +46,9 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
         return Err("valgrind is not installed: as root, apt install valgrind".into());
     }
     if update {
-        let counted = Baseline { with: environment()?, counts: count()? };
+        let mut counts = count()?;
+        counts.extend(count_device()?.map_err(|why| format!("the C ABI: {why}"))?);
+        let counted = Baseline { with: environment()?, counts };
         return fs::write(BASELINE, counted.text()).map_err(|error| format!("{BASELINE}: {error}"));
     }
     check()?.iter().for_each(|skip| println!("SKIPPED {skip}"));
@@ -51,7 +61,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
 /// As for [`run`].
 pub(crate) fn check() -> Result<Vec<String>, String> {
     let baseline = fs::read_to_string(BASELINE).map_err(|error| format!("{BASELINE}: {error}"))?;
-    let baseline =
+    let mut baseline =
         Baseline::parse(&baseline).ok_or(format!("{BASELINE} is not what --update writes"))?;
     if !is_installed("valgrind") {
         return Ok(vec!["instructions: valgrind is not installed".into()]);
@@ -63,7 +73,20 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
             baseline.with
         )]);
     }
-    judge(&baseline.counts, &count()?)
+    let mut counts = count()?;
+    let mut skips = Vec::new();
+    match count_device()? {
+        Ok(device) => {
+            counts.extend(device);
+            judge_device(&counts)?;
+        }
+        Err(why) => {
+            baseline.counts.retain(|(name, _)| ![RUST_API, C_ABI].contains(&name.as_str()));
+            skips.push(format!("instructions: the C ABI: {why}"));
+        }
+    }
+    judge(&baseline.counts, &counts)?;
+    Ok(skips)
 }
 
 /// Everything besides the source that the counts depend on.
@@ -100,21 +123,91 @@ fn count() -> Result<Counts, String> {
     let target = demo::target()?;
     let (program, log) = (target.join("release/instructions"), target.join("instructions.log"));
     let names = command::read(&mut Command::new(&program))?;
-    let each = |name: &str| {
-        let [once, twice] =
-            [COUNT, 2 * COUNT].map(|count| instructions(&program, &log, name, count));
-        Ok((name.to_owned(), (twice? - once?).div_ceil(COUNT)))
+    let of = |name: &str| {
+        per_operation(name, &log, || {
+            let mut valgrind = Command::new("valgrind");
+            valgrind.args(callgrind(&log)).arg(&program).arg(name);
+            valgrind
+        })
     };
-    names.lines().map(each).collect()
+    names.lines().map(of).collect()
+}
+
+/// The rows of a whole device, whose two queue pairs are each other's peers on the loopback
+/// interface of a network namespace. Or why there are none.
+fn count_device() -> Result<Result<Counts, String>, String> {
+    /// The same work in both.
+    const SOURCE: &str = "capi/cost/post.c";
+    for (program, package) in [("cc", "gcc"), ("ip", "iproute2"), ("unshare", "util-linux")] {
+        if !is_installed(program) {
+            return Ok(Err(format!("{package} is not installed")));
+        }
+    }
+    if !Path::new("/usr/include/infiniband/verbs.h").exists() {
+        return Ok(Err("libibverbs-dev is not installed".into()));
+    }
+    // A user namespace, unless this is root.
+    let flags = if machine::is_root() { "-n" } else { "-rn" };
+    if command::read(Command::new("unshare").args([flags, "true"])).is_err() {
+        return Ok(Err("make a network namespace: not permitted".into()));
+    }
+    let build = ["build", "--quiet", "--release", "-p", "rocinante-capi", "--example", "post"];
+    command::run(&mut cargo(build))?;
+    let release = demo::target()?.join("release");
+    let (by_rust, by_c) = (release.join("examples/post"), release.join("post-by-c"));
+    let compile = ["-O2", "-Wall", "-Werror", SOURCE, "-libverbs", "-o"];
+    command::run(Command::new("cc").args(compile).arg(&by_c))?;
+    let log = release.join("instructions.log");
+    let of = |name: &str, program: &Path, library: &Path| {
+        per_operation(name, &log, || {
+            let mut command = Command::new("unshare");
+            let up = "ip link set lo up && LD_PRELOAD=\"$0\" exec valgrind \"$@\"";
+            command.args([flags, "sh", "-c", up]).arg(library).args(callgrind(&log));
+            command.arg(program).env("ROCINANTE_DEVICES", "lo").env("ROCINANTE_NETDEV", "udp");
+            command
+        })
+    };
+    let library = release.join("librocinante_ibverbs.so");
+    let none = Path::new("");
+    Ok(Ok(vec![of(RUST_API, &by_rust, none)?, of(C_ABI, &by_c, &library)?]))
+}
+
+/// The difference between the rows of a whole device is what the C ABI adds.
+fn judge_device(counts: &Counts) -> Result<(), String> {
+    let of = |wanted: &str| counts.iter().find(|(name, _)| name == wanted).map(|(_, count)| *count);
+    let (Some(by_rust), Some(by_c)) = (of(RUST_API), of(C_ABI)) else {
+        return Err("the C ABI was not counted".into());
+    };
+    let adds = by_c.saturating_sub(by_rust);
+    println!(
+        "the C ABI adds   {adds:6} instructions to a post and a completion, at most {C_ABI_ADDS_MAX}"
+    );
+    if adds <= C_ABI_ADDS_MAX {
+        Ok(())
+    } else {
+        Err(format!("the C ABI adds {adds} instructions, more than {C_ABI_ADDS_MAX}"))
+    }
+}
+
+/// The row of what `command` does so many times as its last argument says.
+fn per_operation(
+    name: &str,
+    log: &Path,
+    command: impl Fn() -> Command,
+) -> Result<(String, u64), String> {
+    let run = |count: u64| instructions(command().arg(count.to_string()), log);
+    let [once, twice] = [COUNT, 2 * COUNT].map(run);
+    Ok((name.to_owned(), twice?.saturating_sub(once?).div_ceil(COUNT)))
+}
+
+fn callgrind(log: &Path) -> [String; 3] {
+    let log = format!("--log-file={}", log.display());
+    ["--tool=callgrind".into(), "--callgrind-out-file=/dev/null".into(), log]
 }
 
 /// The number of instructions of a whole run.
-fn instructions(program: &Path, log: &Path, name: &str, count: u64) -> Result<u64, String> {
-    let mut valgrind = Command::new("valgrind");
-    valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    valgrind.arg(format!("--log-file={}", log.display())).arg(program);
-    valgrind.args([name, &count.to_string()]).env("GLIBC_TUNABLES", TUNABLES);
-    command::read(&mut valgrind)?;
+fn instructions(valgrind: &mut Command, log: &Path) -> Result<u64, String> {
+    command::read(valgrind.env("GLIBC_TUNABLES", TUNABLES))?;
     let said = fs::read_to_string(log).map_err(|error| format!("{}: {error}", log.display()))?;
     collected(&said).ok_or(format!("callgrind counted nothing: see {}", log.display()))
 }
@@ -144,7 +237,7 @@ impl Baseline {
     }
 
     fn text(&self) -> String {
-        let head = "# Instructions for one operation of the engine, both sides: `cargo xtask instructions --update` writes this file.\n";
+        let head = "# Instructions for one operation of the engine, both sides; in the last two rows of a device: `cargo xtask instructions --update` writes this file.\n";
         let lines = self.counts.iter().map(|(name, count)| format!("{name} {count}\n"));
         format!("{head}{}\n{}", self.with, lines.collect::<String>())
     }
@@ -202,6 +295,15 @@ mod tests {
         assert!(judge(&baseline, &counts(&[("a", 1000)])).is_err(), "one is not counted any more");
         let more = counts(&[("a", 1000), ("b", 200), ("c", 1)]);
         assert!(judge(&baseline, &more).is_err(), "one is not in the baseline");
+    }
+
+    #[test]
+    fn what_the_c_abi_adds_has_a_limit() {
+        for (by_c, is_good) in [(900, true), (1000, true), (1160, true), (1161, false)] {
+            let counts = counts(&[(RUST_API, 1000), (C_ABI, by_c)]);
+            assert_eq!(judge_device(&counts).is_ok(), is_good, "{by_c}");
+        }
+        assert!(judge_device(&counts(&[(RUST_API, 1000)])).is_err(), "one is not counted");
     }
 
     #[test]

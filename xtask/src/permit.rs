@@ -20,7 +20,7 @@ const ANSWERS: [(&str, &str); 8] = [
     ("tick", "the timer of pacing"),
 ];
 /// What happened: calls that others make, which return nothing or whether it was news.
-const EVENTS: [&str; 17] = [
+const EVENTS: [&str; 18] = [
     "begin_turn",
     "drain",
     "forget_rnr",
@@ -38,6 +38,7 @@ const EVENTS: [&str; 17] = [
     "release",
     "set_max_rd_atomic",
     "set_read_window",
+    "take_path",
 ];
 /// Questions about a receiver's credit, which only that module and the receivers themselves ask.
 const CREDIT: [&str; 3] = ["fits", "room_for", "spared"];
