@@ -75,7 +75,8 @@ impl<P: Private> Object<P> {
 }
 
 /// The memory of a destroyed object. Programs that destroy something twice, or go on with it,
-/// mostly do so soon: until [`SHELLS`] more objects are destroyed, its number is there to be compared.
+/// mostly do so soon: until [`SHELLS`] more objects are destroyed, its number is there to be
+/// compared.
 struct Shell {
     memory: usize,
     layout: Layout,

@@ -13,7 +13,7 @@ use crate::table::{Row, Says, Shape};
 use crate::{NOBODY, Outcome, in_words, programs};
 
 /// How long a program may take.
-const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_secs(400);
 /// How often a program is tried whose messages may be lost, and how long it may take then.
 const TRIES: u32 = 3;
 const LIMIT_LOSING: Duration = Duration::from_secs(30);
