@@ -5,8 +5,8 @@
 //! operations and for twice as many, so that the set-up cancels out. The compiler decides the rest:
 //! with another compiler than the baseline's nothing is compared.
 //!
-//! The last row is of `libibverbs.so.1`: what it adds to a post and its completion, with the polls
-//! until that is there, beside the Rust API. Both drive a whole device, of which only the code above
+//! The last row is of `libibverbs.so.1`: what it adds to a post and its completion beside the Rust
+//! API, with the polls until that is there. Both drive a whole device, of which only the code above
 //! `soft` counts: below it time and threads decide how often something is looked at.
 
 use crate::command::{self, cargo, is_installed};
@@ -131,8 +131,8 @@ fn count() -> Result<Counts, String> {
     names.lines().map(of).collect()
 }
 
-/// The row of the C ABI: two queue pairs of a device are each other's peers on the loopback interface
-/// of a network namespace. Or why there is none.
+/// The row of the C ABI: two queue pairs of a device are each other's peers on the loopback
+/// interface of a network namespace. Or why there is none.
 fn count_device() -> Result<Result<(String, u64), String>, String> {
     /// The same work in both.
     const SOURCE: &str = "capi/cost/post.c";
