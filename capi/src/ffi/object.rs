@@ -49,7 +49,7 @@ impl<P: Private> Object<P> {
         // SAFETY: the caller vouches for it. Of what is no object of this kind only the number is
         // read.
         unsafe {
-            let magic = &*(&raw const (*object).magic);
+            let magic = &(*object).magic;
             if magic.load(Ordering::Relaxed) == P::MAGIC { Ok(&*object) } else { Err(libc::EINVAL) }
         }
     }

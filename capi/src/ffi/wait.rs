@@ -48,7 +48,7 @@ impl AsFd for Given {
 
 impl Drop for Given {
     fn drop(&mut self) {
-        if identity(&*self.fd) == self.is {
+        if identity(&self.fd) == self.is {
             // SAFETY: it is dropped here only, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.fd) };
         }
