@@ -18,8 +18,8 @@ pub(crate) fn run(args: &[&str], from: &Path) -> Result<(), String> {
         return program(&[&["device"], args].concat(), from);
     }
     setup::packages(setup::TESTS);
-    if let Some(&"compare" | &"bench") = args.first() {
-        return side_by_side(args);
+    if let Some(&"compare" | &"bench" | &"policy") = args.first() {
+        return in_guest(args);
     }
     let (subset, rest): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| **arg == "--subset");
     let mut command =
@@ -42,12 +42,16 @@ fn program(args: &[&str], from: &Path) -> Result<(), String> {
     command::run(run.args(args).current_dir(from))
 }
 
-/// Measures Soft-RoCE and Rocinante side by side in the guest; `args` are `compare` or `bench` and
-/// their arguments.
-fn side_by_side(args: &[&str]) -> Result<(), String> {
-    let build =
-        ["build", "--release", "-p", "rocinante-bench", "-p", "rocinante-interop", "--bins"];
-    command::run(&mut cargo(build))?;
+/// Runs what is no cell of the matrix in the guest: Soft-RoCE and Rocinante measured side by side
+/// (`args` are `compare` or `bench` and their arguments), or what binds there (`policy` and
+/// arguments of `rocinante policy-check`).
+fn in_guest(args: &[&str]) -> Result<(), String> {
+    let mut build = cargo(["build", "--release", "--bins"]);
+    command::run(
+        build
+            .args(["-p", "rocinante-bench", "-p", "rocinante-interop"])
+            .args(["-p", "rocinante-cli"]),
+    )?;
     let run = [
         "run",
         "--release",

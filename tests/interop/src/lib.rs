@@ -8,6 +8,7 @@ mod error;
 pub mod guest;
 pub mod hardware;
 pub mod matrix;
+pub mod policy;
 pub mod side_by_side;
 
 pub use error::{Error, Result};

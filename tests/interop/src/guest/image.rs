@@ -17,20 +17,20 @@ const KERNELS: [&str; 2] = ["linux-image-6.12-amd64", "linux-image-amd64"];
 
 /// The packages of the guest's programs; their dependencies come with them.
 #[rustfmt::skip]
-const PACKAGES: [&str; 15] = [
+const PACKAGES: [&str; 16] = [
     "busybox-static", "dash", "libc6", "libc-bin", "libgcc-s1", "iproute2", "ethtool", "nftables", "rdma-core", "ibverbs-providers",
-    "ibverbs-utils", "rdmacm-utils", "perftest", "iperf3", "util-linux",
+    "ibverbs-utils", "rdmacm-utils", "perftest", "iperf3", "util-linux", "wireguard-tools",
 ];
 
 /// The programs that the guest has besides busybox's, with the libraries that they need.
 #[rustfmt::skip]
-const PROGRAMS: [&str; 35] = [
+const PROGRAMS: [&str; 36] = [
     "dash",
     "ip", "tc", "ss", "bridge", "rdma", "ethtool", "nft",
     "ibv_devices", "ibv_devinfo", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong", "ibv_srq_pingpong", "ibv_asyncwatch",
     "rping", "ucmatose", "udaddy", "mckey", "rdma_server", "rdma_client", "rstream", "cmtime",
     "ib_send_bw", "ib_send_lat", "ib_write_bw", "ib_write_lat", "ib_read_bw", "ib_read_lat", "ib_atomic_bw", "ib_atomic_lat",
-    "iperf3", "taskset", "prlimit", "chrt",
+    "iperf3", "taskset", "prlimit", "chrt", "wg",
 ];
 
 /// Libraries that programs open at run time, or that the host's programs need.
@@ -45,13 +45,14 @@ const NEEDED: [&str; 7] =
 
 /// Modules that a test may ask for.
 #[rustfmt::skip]
-const WANTED: [&str; 42] = [
+const WANTED: [&str; 58] = [
     "virtio_mmio", "virtio_net", "virtio_console", "virtio_rng", "9p", "9pnet_virtio", "veth", "tun", "dummy", "bridge",
     "ib_core", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm", "rdma_rxe",
     "crc32_generic", "crc32_pclmul", "crc32c_generic", "crc32", "crc32_cryptoapi",
     "sch_netem", "sch_tbf", "sch_ingress", "sch_fq", "cls_bpf", "act_bpf", "cls_u32", "cls_flower", "act_mirred", "act_gact",
     "xsk_diag", "af_packet", "ipv6", "nf_tables", "nft_compat", "nft_counter", "nft_numgen", "nft_meta_bridge", "nf_conntrack",
-    "nfnetlink", "nft_ct",
+    "nfnetlink", "nft_ct", "nft_limit", "br_netfilter", "sch_htb", "ifb", "cls_matchall", "act_police",
+    "ipvlan", "wireguard", "esp4", "esp6", "xfrm_user", "xfrm_algo", "gcm", "ctr", "seqiv", "ghash_generic",
 ];
 
 /// Where dynamic loaders look.
