@@ -1,0 +1,152 @@
+//! The agent's side: opens ports for another process.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use std::os::fd::AsFd as _;
+
+use super::message::{Answer, Code, Granted, Refused, Report, ReportedRule, Request};
+use crate::config::{PacketConfig, PortConfig};
+use crate::error::OpenError;
+use crate::iface::Interface;
+use crate::packet::{self, Kept};
+use crate::policy::{self, Audit, AuditVerdict};
+use crate::port::Backend;
+
+/// Frames in the receive ring of a port that is handed over, unless the program asks for another
+/// number.
+pub const RING_FRAMES: u32 = 60;
+
+/// What an agent hands over at most, whatever a program asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GiveLimits {
+    /// Frames in a receive ring; 256 by default. Each takes 68 KiB of kernel memory.
+    pub ring_frames_max: u32,
+    /// Bytes of a send buffer; 4 MiB by default.
+    pub tx_buffer_bytes_max: u32,
+}
+
+impl Default for GiveLimits {
+    fn default() -> Self {
+        Self { ring_frames_max: 256, tx_buffer_bytes_max: 4 << 20 }
+    }
+}
+
+/// The answer to a request, and what belongs to it.
+#[derive(Debug)]
+pub struct Given {
+    /// The answer.
+    pub answer: Answer,
+    /// The descriptors to send with it; then the agent drops them.
+    pub descriptors: Vec<OwnedFd>,
+    /// To be kept as long as the program may use the ports: see [`Kept`].
+    pub kept: Vec<Kept>,
+}
+
+impl Given {
+    /// The descriptors, as [`send_answer`](super::send_answer) takes them.
+    #[must_use]
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.descriptors.iter().map(OwnedFd::as_fd).collect()
+    }
+
+    fn refused(refused: Refused, report: Option<Report>) -> Self {
+        let answer = Answer { outcome: Err(refused), report };
+        Self { answer, descriptors: Vec::new(), kept: Vec::new() }
+    }
+}
+
+/// Opens the ports that a program asks for, in the network namespace of the calling thread, which
+/// must be the program's. The agent decides before whether it may have any.
+///
+/// Takes `CAP_NET_RAW`, and for the rules `CAP_NET_ADMIN` over the namespace; those of tcx take it
+/// over the machine.
+#[must_use]
+pub fn give(request: &Request, limits: &GiveLimits) -> Given {
+    let iface = match interface(request) {
+        Ok(iface) => iface,
+        Err(refused) => return Given::refused(refused, None),
+    };
+    let audit = policy::audit(&iface);
+    let report = Report::from(&audit);
+    match open(request, limits, &iface, &audit) {
+        Ok((granted, descriptors, kept)) => {
+            let answer = Answer { outcome: Ok(granted), report: Some(report) };
+            Given { answer, descriptors, kept }
+        }
+        Err(refused) => Given::refused(refused, Some(report)),
+    }
+}
+
+fn interface(request: &Request) -> Result<Interface, Refused> {
+    let refused = |reason: String| Refused::new(Code::Interface, reason, "see `ip address`");
+    let all = Interface::all()
+        .map_err(|e| Refused::new(Code::Failed, format!("interfaces cannot be listed: {e}"), ""))?;
+    let iface = all.into_iter().find(|iface| iface.index == request.interface);
+    let iface = iface.ok_or_else(|| refused(format!("no interface {}", request.interface)))?;
+    match request.addresses.iter().find(|address| !iface.has(**address)) {
+        None => Ok(iface),
+        Some(address) => Err(refused(format!("{address} is not an address of {}", iface.name))),
+    }
+}
+
+fn open(
+    request: &Request,
+    limits: &GiveLimits,
+    iface: &Interface,
+    audit: &Audit,
+) -> Result<(Granted, Vec<OwnedFd>, Vec<Kept>), Refused> {
+    if request.backend != Backend::Packet {
+        let what = format!("this agent hands over ports of packet, not of {}", request.backend);
+        return Err(Refused::new(Code::Unsupported, what, ""));
+    }
+    if !request.despite_rules {
+        match audit.verdict(request.backend) {
+            AuditVerdict::Clear => {}
+            AuditVerdict::Bypasses(_) => {
+                return Err(Refused::new(Code::Bypasses, "it would bypass rules", ""));
+            }
+            AuditVerdict::Unseen(_) => {
+                return Err(Refused::new(Code::Unseen, "not all rules can be read", ""));
+            }
+        }
+    }
+    let defaults = PortConfig::default();
+    let frames = request.ring_frames.unwrap_or(RING_FRAMES).min(limits.ring_frames_max);
+    let bytes = request.tx_buffer_bytes.unwrap_or(defaults.tx_buffer_bytes);
+    let config = PortConfig {
+        tx_buffer_bytes: bytes.min(limits.tx_buffer_bytes_max),
+        packet: PacketConfig { ring_frames: frames },
+        ..defaults
+    };
+    let opened = packet::open_for_another(iface, &request.addresses, &config, request.shards);
+    let (ring, descriptors, kept) = opened.map_err(failed)?;
+    Ok((Granted::Packet { ring }, descriptors, kept))
+}
+
+fn failed(error: OpenError) -> Refused {
+    let reason = match error.source {
+        Some(source) => format!("{}: {source}", error.what),
+        None => error.what,
+    };
+    Refused::new(Code::Failed, reason, error.hint)
+}
+
+impl From<&Audit> for Report {
+    fn from(audit: &Audit) -> Self {
+        let rule = |rule: &policy::Rule| ReportedRule {
+            what: rule.what.clone(),
+            packet_bypasses: rule.packet_bypasses,
+        };
+        Self { rules: audit.rules.iter().map(rule).collect(), unseen: audit.unseen.clone() }
+    }
+}
+
+impl From<Report> for Audit {
+    fn from(report: Report) -> Self {
+        let rule = |rule: ReportedRule| policy::Rule {
+            what: rule.what,
+            packet_bypasses: rule.packet_bypasses,
+        };
+        Self { rules: report.rules.into_iter().map(rule).collect(), unseen: report.unseen }
+    }
+}
