@@ -20,7 +20,7 @@ mod transport;
 use std::time::Duration;
 
 pub use self::ask::{AGENT_VARIABLE, Agent, DEFAULT_PATH};
-pub(crate) use self::ask::{AskError, Asked, Lease};
+pub(crate) use self::ask::{AskError, Asked, HandedSockets, Lease};
 pub use self::give::{GiveLimits, Given, RING_FRAMES, give};
 pub use self::message::{
     ADDRESSES_MAX, Answer, Code, Granted, MESSAGE_BYTES_MAX, Refused, Report, ReportedRule, Request,
@@ -32,5 +32,7 @@ pub use crate::packet::Kept;
 /// How long each side waits for the other's message.
 pub const WAIT_MAX: Duration = Duration::from_secs(1);
 
-
-
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

@@ -30,7 +30,7 @@ use crate::fd::attach_filter;
 use crate::frame::{FrameIo, FramePort, State};
 use crate::port::{PathId, PortRuns, PortStats, Runs, RxDatagram, TxFailure, TxSlot};
 use crate::resolve::{Hop, PathTable, Sent};
-pub(crate) use handing::{assemble_from, open_for_another};
+pub(crate) use handing::{assemble_from, open_for_another, ring_bytes};
 use ring::PacketRing;
 use rx::Drops;
 use staging::{FrameStaging, IP_IDS_MIN, RunLimits};

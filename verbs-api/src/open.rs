@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 #[cfg(any(test, feature = "internals"))]
 use rocinante_netdev::AnyPort;
+use rocinante_netdev::handed::Agent;
 use rocinante_netdev::{Backend, Interface, PortConfig, Shards, auto};
 
 pub use self::prepared::PreparedContext;
@@ -404,10 +405,11 @@ impl OpenOptions {
         (backend, shards): (Option<Backend>, Option<usize>),
         events: Arc<soft::Inbox>,
     ) -> Result<Context, VerbsError> {
+        let agent = Agent::from_environment();
         let start = |claim| {
             let shards = Shards { count: shards.unwrap_or(1), selector: soft::SHARD_BYTE };
             let (ports, choice) =
-                auto::choose_shards(iface, addresses, backend, &self.port, shards)?;
+                auto::choose_shards(iface, addresses, backend, &self.port, shards, &agent)?;
             soft::Hca::start(&self.settings(), &iface.name, ports, choice.to_string(), claim)
         };
         let key = soft::Key::new(iface.index, addresses, are_all);

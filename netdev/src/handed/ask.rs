@@ -12,7 +12,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::WAIT_MAX;
-use super::message::{Answer, Granted, Refused, Request};
+use super::message::{Answer, Granted, Refused, Request, Ring};
 use super::transport::{receive_answer, send_request};
 use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
@@ -23,6 +23,7 @@ use crate::packet;
 use crate::parts::Parts;
 use crate::policy::Audit;
 use crate::port::Backend;
+use crate::udp;
 
 /// The environment variable that says where the agent is: the path of its socket, or `off`.
 pub const AGENT_VARIABLE: &str = "ROCINANTE_AGENT";
@@ -37,6 +38,17 @@ pub struct Agent(Option<PathBuf>);
 /// The connection to the agent. Its end tells the agent that the ports are closed.
 #[derive(Debug, Clone)]
 pub(crate) struct Lease(#[allow(dead_code)] Arc<OwnedFd>);
+
+/// Packet sockets as they came from an agent.
+#[derive(Debug)]
+pub(crate) struct HandedSockets {
+    /// What the agent says of their rings.
+    pub(crate) ring: Ring,
+    /// The descriptors.
+    pub(crate) sockets: Vec<OwnedFd>,
+    /// The connection.
+    pub(crate) lease: Lease,
+}
 
 /// What an agent handed over.
 #[derive(Debug)]
@@ -54,6 +66,8 @@ pub(crate) enum AskError {
     Off,
     /// There is none.
     Absent(PathBuf),
+    /// It was not asked: this process could not make use of the answer.
+    Useless(OpenError),
     /// It refuses.
     Refused(PathBuf, Refused, Option<Audit>),
     /// It does not answer as it should, or what it sent cannot be used.
@@ -88,6 +102,11 @@ impl Agent {
         self.0.as_deref()
     }
 
+    /// The error of making ports of what it handed over.
+    pub(crate) fn failed(&self, error: &OpenError) -> AskError {
+        AskError::Failed(self.0.clone().unwrap_or_default(), error.to_string())
+    }
+
     /// Asks for ports of `packet`. An answer or an error comes within [`WAIT_MAX`] each for the
     /// connection and the answer.
     pub(crate) fn ask(
@@ -99,6 +118,9 @@ impl Agent {
         despite_rules: bool,
     ) -> Result<Asked, AskError> {
         let Some(path) = &self.0 else { return Err(AskError::Off) };
+        // Before anything is made for nothing: the port may be in use.
+        let guards = udp::acquire_guards(Backend::Packet, iface, addresses, config, shards)
+            .map_err(AskError::Useless)?;
         let defaults = PortConfig::default();
         let unless_default = |value, default| (value != default).then_some(value);
         let request = Request {
@@ -120,9 +142,9 @@ impl Agent {
         let audit = audit.ok_or_else(|| failed("it does not say which rules there are".into()))?;
         let lease = Lease(Arc::new(inherited::noted(connection)));
         let Granted::Packet { ring } = granted;
-        let parts =
-            packet::assemble_from(iface, addresses, config, shards, (ring, sockets, &lease))
-                .map_err(|e: OpenError| failed(e.to_string()))?;
+        let handed = HandedSockets { ring, sockets, lease };
+        let parts = packet::assemble_from(iface, addresses, config, handed, guards)
+            .map_err(|e| failed(e.to_string()))?;
         Ok(Asked { parts, audit })
     }
 }
@@ -188,6 +210,7 @@ impl fmt::Display for AskError {
                 "there is no agent at {} to open it (rocinante-agent on the host is one)",
                 path.display()
             ),
+            Self::Useless(error) => error.fmt(f),
             Self::Refused(path, refused, _) => {
                 write!(f, "the agent at {} refuses: {refused}", path.display())
             }

@@ -1,8 +1,6 @@
 //! The agent's side: opens ports for another process.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
-
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use super::message::{Answer, Code, Granted, Refused, Report, ReportedRule, Request};
 use crate::config::{PacketConfig, PortConfig};
@@ -40,6 +38,18 @@ pub struct Given {
     pub descriptors: Vec<OwnedFd>,
     /// To be kept as long as the program may use the ports: see [`Kept`].
     pub kept: Vec<Kept>,
+}
+
+impl GiveLimits {
+    /// Bytes of kernel memory that the rings of a request take, before they are made.
+    #[must_use]
+    pub fn ring_bytes(&self, request: &Request) -> usize {
+        packet::ring_bytes(self.ring_frames(request)) * request.shards.count
+    }
+
+    fn ring_frames(&self, request: &Request) -> u32 {
+        request.ring_frames.unwrap_or(RING_FRAMES).min(self.ring_frames_max)
+    }
 }
 
 impl Given {
@@ -111,11 +121,10 @@ fn open(
         }
     }
     let defaults = PortConfig::default();
-    let frames = request.ring_frames.unwrap_or(RING_FRAMES).min(limits.ring_frames_max);
     let bytes = request.tx_buffer_bytes.unwrap_or(defaults.tx_buffer_bytes);
     let config = PortConfig {
         tx_buffer_bytes: bytes.min(limits.tx_buffer_bytes_max),
-        packet: PacketConfig { ring_frames: frames },
+        packet: PacketConfig { ring_frames: limits.ring_frames(request) },
         ..defaults
     };
     let opened = packet::open_for_another(iface, &request.addresses, &config, request.shards);

@@ -70,7 +70,9 @@ pub fn receive_answer(from: impl AsFd) -> io::Result<Result<(Answer, Vec<OwnedFd
 fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+    let fits = descriptors.len() <= SHARDS_MAX
+        && (descriptors.is_empty() || control.push(SendAncillaryMessage::ScmRights(descriptors)));
+    if !fits {
         return Err(io::Error::other("more descriptors than a message can have"));
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -96,4 +98,17 @@ fn receive(
     }
     bytes.truncate(received.bytes);
     Ok((bytes, received.flags, descriptors))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Sends any bytes with any number of descriptors.
+    pub(crate) fn send_with(to: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+        sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).expect("sent");
+    }
 }

@@ -9,7 +9,7 @@ use super::{filter, open};
 use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
 use crate::fd::socket_family;
-use crate::handed::{Lease, Ring};
+use crate::handed::{HandedSockets, Ring};
 use crate::iface::Interface;
 use crate::parts::Parts;
 use crate::port::Backend;
@@ -40,17 +40,23 @@ pub(crate) fn open_for_another(
     Ok((layout.into(), sockets.into_iter().map(OwnedFd::from).collect(), kept))
 }
 
-/// Makes parts of sockets that an agent opened for this process, with guards of its own. They are
-/// compared with what was asked for and with what the agent says of them.
+/// Bytes of kernel memory of a ring with this number of frames.
+pub(crate) fn ring_bytes(frames: u32) -> usize {
+    RingGeometry::new(frames, sys::page_bytes()).bytes()
+}
+
+/// Makes parts of sockets that an agent opened for this process, and of guards of its own, which are
+/// in this thread's network namespace. The sockets are compared with what was asked for and with
+/// what the agent says of them.
 ///
 /// # Errors
-/// A descriptor is not what it should be; and those of opening the guards.
+/// A descriptor is not what it should be; or no memory is left.
 pub(crate) fn assemble_from(
     iface: &Interface,
     addresses: &[IpAddr],
     config: &PortConfig,
-    shards: Shards,
-    (ring, sockets, lease): (Ring, Vec<OwnedFd>, &Lease),
+    HandedSockets { ring, sockets, lease }: HandedSockets,
+    guards: udp::Acquired,
 ) -> Result<Vec<Parts>, OpenError> {
     let refused = |what: &str| {
         let what = format!("what the agent handed over cannot be used: {what}");
@@ -60,18 +66,14 @@ pub(crate) fn assemble_from(
     if Ring::from(layout) != ring {
         return Err(refused("a ring of another geometry"));
     }
-    if sockets.len() != shards.count {
+    if sockets.len() != guards.sockets.len() {
         return Err(refused("not one socket for each port"));
     }
     let sockets: Vec<PacketSocket> = sockets.into_iter().map(PacketSocket::from).collect();
-    // The guards are of this thread's namespace, and made by it.
-    let guards = udp::acquire_guards(Backend::Packet, iface, addresses, config, shards)?;
     let here = udp::namespace_of(&guards.sockets[0][0]);
-    let mut groups = Vec::new();
-    for socket in &sockets {
-        groups.push(check(socket, iface, here).map_err(|what| refused(&what))?);
-    }
-    if shards.count > 1 && groups.iter().any(|group| *group == 0 || *group != groups[0]) {
+    let groups = sockets.iter().map(|socket| check(socket, iface, here));
+    let groups = groups.collect::<Result<Vec<_>, _>>().map_err(|what| refused(&what))?;
+    if sockets.len() > 1 && groups.iter().any(|group| *group == 0 || *group != groups[0]) {
         return Err(refused("sockets that do not share what arrives"));
     }
     let link = open::link_of(iface)?;

@@ -76,10 +76,15 @@ impl PacketSocket {
         }
         let word = (mode | libc::PACKET_FANOUT_FLAG_UNIQUEID) << 16;
         self.set(libc::SOL_PACKET, libc::PACKET_FANOUT, word.cast_signed())?;
+        self.set_fanout_program(program)?;
+        self.fanout_group()
+    }
+
+    /// Sets the program of the socket's fan-out group.
+    pub(super) fn set_fanout_program(&self, program: &[libc::sock_filter]) -> io::Result<()> {
         let len = u16::try_from(program.len()).map_err(io::Error::other)?;
         let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
-        self.set_raw(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &program)?;
-        self.fanout_group()
+        self.set_raw(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &program)
     }
 
     fn fanout_group(&self) -> io::Result<u16> {
@@ -171,7 +176,24 @@ impl PacketSocket {
             tp_frame_size: layout.frame_bytes,
             tp_frame_nr: layout.frames(),
         };
-        self.set_raw(libc::SOL_PACKET, libc::PACKET_RX_RING, &request)
+        self.set_ring(libc::PACKET_RX_RING, &request)
+    }
+
+    /// Makes the ring of a direction in place of what there was; none without a block.
+    pub(super) fn set_ring(&self, option: i32, request: &libc::tpacket_req) -> io::Result<()> {
+        self.set_raw(libc::SOL_PACKET, option, request)
+    }
+
+    /// Makes the interface promiscuous as long as the socket is open.
+    #[cfg(test)]
+    pub(super) fn see_all(&self, interface: u32) -> io::Result<()> {
+        let request = libc::packet_mreq {
+            mr_ifindex: interface.cast_signed(),
+            mr_type: libc::PACKET_MR_PROMISC as u16,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
+        self.set_raw(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
     }
 
     /// Maps the ring that was made with this layout. The kernel refuses another length.
