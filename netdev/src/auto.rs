@@ -321,6 +321,7 @@ fn list(items: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::handed::testing::Server;
     use crate::testns::{NetNs, Pair, or_skip, without_capability};
 
     /// `CAP_NET_ADMIN` and `CAP_NET_RAW` of capabilities(7).
@@ -413,6 +414,60 @@ mod tests {
         let wish = pair.a.run(lame(Some(Backend::Packet))).expect_err("not opened");
         assert_eq!(wish.backend, Backend::Packet);
         assert!(pair.a.run(lame(Some(Backend::Sim))).is_err());
+    }
+
+    fn choose_with(agent: &Agent, want: Option<Backend>) -> Result<Choice, OpenError> {
+        let iface = Interface::by_name("v0").expect("the interface");
+        let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(a, _)| *a).collect();
+        let config = PortConfig::default();
+        choose(&iface, &addresses[..1], want, &config, agent).map(|(_, choice)| choice)
+    }
+
+    #[test]
+    fn the_agent_opens_and_sees_what_the_process_may_not() {
+        let pair = or_skip!("auto::the_agent_opens_and_sees", Pair::new_seeing());
+        let server = Server::honest(&pair.a);
+        let agent = server.agent();
+        // It may open, and not see; see, and not open.
+        for lacking in [NET_ADMIN, NET_RAW] {
+            let choose = || without_capability(lacking, || choose_with(&agent, None));
+            let choice = pair.a.run(choose).expect("a port");
+            assert_eq!((choice.backend, choice.tried.len()), (Backend::Packet, 0), "{choice}");
+            assert!(choice.reason.contains("opened by the agent"), "{choice}");
+        }
+        let given = server.given.lock().expect("no panic").len();
+        assert_eq!(given, 2);
+        // Who has both rights asks nobody.
+        let choice = pair.a.run(|| choose_with(&agent, None)).expect("a port");
+        assert_eq!(choice.backend, Backend::Packet);
+        assert!(!choice.reason.contains("agent"), "{choice}");
+        assert_eq!(server.given.lock().expect("no panic").len(), given);
+    }
+
+    #[test]
+    fn a_rule_that_only_the_agent_sees_means_udp_unless_the_backend_is_named() {
+        let pair = or_skip!("auto::a_rule_that_only_the_agent_sees", Pair::new_seeing());
+        let server = Server::honest(&pair.a);
+        let agent = server.agent();
+        pair.a.sh("nft add table inet t
+                   nft add chain inet t out '{ type filter hook output priority 0; }'
+                   nft add rule inet t out udp dport 4791 drop");
+        let blind = |want| {
+            let agent = &agent;
+            move || without_capability(NET_ADMIN, || choose_with(agent, want))
+        };
+        let choice = pair.a.run(blind(None)).expect("a port");
+        assert_eq!(choice.backend, Backend::Udp, "{choice}");
+        assert!(choice.reason.contains("would bypass nft: rule"), "{choice}");
+        assert!(choice.reason.ends_with("says the agent"), "{choice}");
+        let lame = || without_capability(NET_RAW, || choose_with(&agent, Some(Backend::Packet)));
+        let choice = pair.a.run(lame).expect("a port");
+        assert_eq!(choice.backend, Backend::Packet);
+        assert!(choice.reason.contains("asked for; it bypasses nft: rule"), "{choice}");
+        assert!(choice.reason.contains("opened by the agent"), "{choice}");
+        // A rule at egress binds both.
+        pair.a.sh("nft flush ruleset; tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 9ms");
+        assert_eq!(pair.a.run(blind(None)).expect("a port").backend, Backend::Packet);
     }
 
     #[test]

@@ -162,7 +162,13 @@ fn exchange(
         io::ErrorKind::WouldBlock => failed("it does not take the connection".into()),
         _ => failed(e.to_string()),
     })?;
-    send_request(&connection, request).map_err(|e| failed(e.to_string()))?;
+    let broken = |e: io::Error| match e.kind() {
+        io::ErrorKind::UnexpectedEof
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::BrokenPipe => failed("it hung up".into()),
+        _ => failed(e.to_string()),
+    };
+    send_request(&connection, request).map_err(broken)?;
     let end = Instant::now() + WAIT_MAX;
     let received = loop {
         match receive_answer(&connection) {
@@ -176,13 +182,7 @@ fn exchange(
         let ms = i32::try_from(left.as_millis()).unwrap_or(i32::MAX).max(1);
         wait_readable(&connection, ms).map_err(|e| failed(e.to_string()))?;
     };
-    let (answer, descriptors) = match received {
-        Ok(received) => received.map_err(failed)?,
-        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-            return Err(failed("it hung up".into()));
-        }
-        Err(e) => return Err(failed(e.to_string())),
-    };
+    let (answer, descriptors) = received.map_err(broken)?.map_err(failed)?;
     let expected = answer.outcome.as_ref().map_or(0, |g| g.descriptors(request.shards.count));
     if descriptors.len() != expected {
         let (came, of) = (descriptors.len(), expected);

@@ -42,7 +42,7 @@ pub(crate) fn open_for_another(
 
 /// Bytes of kernel memory of a ring with this number of frames.
 pub(crate) fn ring_bytes(frames: u32) -> usize {
-    RingGeometry::new(frames, sys::page_bytes()).bytes()
+    RingGeometry::new(frames, sys::page_bytes()).kernel_bytes()
 }
 
 /// Makes parts of sockets that an agent opened for this process, and of guards of its own, which are

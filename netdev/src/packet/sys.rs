@@ -207,8 +207,9 @@ impl PacketSocket {
 
     /// Keeps the ring that was made with this layout as it is.
     pub(super) fn keep_ring(&self, layout: RingGeometry) -> io::Result<Kept> {
-        let (ring_bytes, page) = (layout.bytes(), page_bytes() as usize);
-        let kept = Kept { base: self.map(ring_bytes, libc::PROT_NONE)?, len: ring_bytes, ring_bytes };
+        let (len, page) = (layout.bytes(), page_bytes() as usize);
+        let base = self.map(len, libc::PROT_NONE)?;
+        let kept = Kept { base, len, ring_bytes: layout.kernel_bytes() };
         advise(kept.base, kept.len, libc::MADV_DONTFORK)?;
         kept.but(page)
     }
