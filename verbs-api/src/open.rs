@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 #[cfg(any(test, feature = "internals"))]
 use rocinante_netdev::AnyPort;
+pub use rocinante_netdev::handed::AGENT_VARIABLE;
 use rocinante_netdev::handed::Agent;
 use rocinante_netdev::{Backend, Interface, PortConfig, Shards, auto};
 
@@ -87,8 +88,8 @@ impl OpenOptions {
         self
     }
 
-    /// Takes the best backend that the process may open and that bypasses no rule of the network
-    /// namespace, even if [`NETDEV_VARIABLE`] names another. This is the default if that variable
+    /// Takes the best backend that the process may open, or that an agent opens for it
+    /// ([`AGENT_VARIABLE`]), and that bypasses no rule of the network namespace, even if [`NETDEV_VARIABLE`] names another. This is the default if that variable
     /// is not set.
     #[must_use]
     pub fn netdev_auto(mut self) -> Self {

@@ -280,6 +280,8 @@ fn an_agent_gives_no_more_than_its_limits_and_what_the_kernel_has() {
         assert_eq!(refused.answer.outcome.expect_err("refused").code, code);
         assert!(refused.descriptors.is_empty() && refused.kept.is_empty());
     }
+    // IPv6 addresses go with the link.
+    let asked = Request { addresses: vec![ip(A[0])], ..asked };
     pair.a.sh("ip link set v0 down");
     let refused = pair.a.run(|| give(&asked, &limits)).answer.outcome.expect_err("it is down");
     assert_eq!((refused.code, refused.hint.contains("ip link set v0 up")), (Code::Failed, true));
