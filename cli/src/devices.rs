@@ -15,8 +15,8 @@ use rocinante::device::{
 };
 use rocinante::verbs::Mtu;
 use rocinante::{OpenOptions, VerbsError};
-use rocinante_netdev::handed::Agent;
 use rocinante_netdev::auto;
+use rocinante_netdev::handed::Agent;
 use serde::{Serialize, Serializer};
 
 use crate::ending;

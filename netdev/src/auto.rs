@@ -79,8 +79,7 @@ pub fn choose_shards(
         Ok((assemble(parts)?, copies))
     };
     let ask = |despite_rules| {
-        let Asked { parts, audit } =
-            agent.ask(iface, addresses, config, shards, despite_rules)?;
+        let Asked { parts, audit } = agent.ask(iface, addresses, config, shards, despite_rules)?;
         let ports: Result<Vec<AnyPort>, OpenError> = assemble(parts);
         Ok((ports.map_err(|e| agent.failed(&e))?, audit))
     };
@@ -113,8 +112,8 @@ fn copies(parts: &Parts) -> bool {
     matches!(parts.manifest().backend, BackendParts::Xdp { zero_copy: false, .. })
 }
 
-/// Asks the agent to open `packet`, despite rules that it bypasses or only without; returns what the
-/// agent sees of the rules as well.
+/// Asks the agent to open `packet`, despite rules that it bypasses or only without; returns what
+/// the agent sees of the rules as well.
 type Ask<'a, T> = (&'a Agent, &'a dyn Fn(bool) -> Result<(T, Audit), AskError>);
 
 /// Chooses a backend. `open` opens it, and says whether the driver copies after all.
@@ -127,9 +126,7 @@ fn choose_what<T>(
     if let Some(backend) = want {
         let (opened, reason) = match open(backend) {
             Ok((opened, _)) => (opened, asked_for(&policy::audit(iface), backend)),
-            Err(error) if backend == Backend::Packet && is_denied(&error) => {
-                instead(error, ask)?
-            }
+            Err(error) if backend == Backend::Packet && is_denied(&error) => instead(error, ask)?,
             Err(error) => return Err(error),
         };
         return Ok((opened, Choice { backend, reason, tried: Vec::new() }));
@@ -368,7 +365,8 @@ mod tests {
             let (capabilities, choice) = pair.a.run(|| {
                 let iface = Interface::by_name(name).expect("the interface");
                 let address = iface.addresses[0].0;
-                preview(&iface, &[address], &PortConfig::default(), &Agent::off()).expect("a choice")
+                preview(&iface, &[address], &PortConfig::default(), &Agent::off())
+                    .expect("a choice")
             });
             assert_eq!(Some(choice.backend), capabilities.map(|c| c.backend), "{choice}");
             assert_eq!(choice, pair.a.run(|| choose_in_thread(name, None)).expect("a port"));
@@ -466,7 +464,9 @@ mod tests {
         assert!(choice.reason.contains("asked for; it bypasses nft: rule"), "{choice}");
         assert!(choice.reason.contains("opened by the agent"), "{choice}");
         // A rule at egress binds both.
-        pair.a.sh("nft flush ruleset; tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 9ms");
+        pair.a.sh(
+            "nft flush ruleset; tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 9ms",
+        );
         assert_eq!(pair.a.run(blind(None)).expect("a port").backend, Backend::Packet);
     }
 

@@ -231,7 +231,8 @@ fn others_in_the_way(v0: &Interface) {
     crate::auto::preview(v0, &own(), &config, &Agent::off()).expect("a choice");
     crate::auto::choose(v0, &own(), None, &config, &Agent::off()).expect("a port");
     for want in [None, Some(Backend::Udp), Some(Backend::Packet), Some(Backend::Xdp)] {
-        crate::auto::choose(v0, &[ip("10.9.0.99")], want, &config, &Agent::off()).expect_err("not ours");
+        crate::auto::choose(v0, &[ip("10.9.0.99")], want, &config, &Agent::off())
+            .expect_err("not ours");
     }
     assert_eq!(held(v0), before);
     // Attaching is the last step.

@@ -150,10 +150,7 @@ impl Agent {
 }
 
 /// One request and one answer, with its descriptors.
-fn exchange(
-    path: &Path,
-    request: &Request,
-) -> Result<(OwnedFd, Answer, Vec<OwnedFd>), AskError> {
+fn exchange(path: &Path, request: &Request) -> Result<(OwnedFd, Answer, Vec<OwnedFd>), AskError> {
     let failed = |why: String| AskError::Failed(path.to_owned(), why);
     let connection = connected(path).map_err(|e| match e.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {

@@ -12,7 +12,12 @@ use crate::port::Backend;
 
 /// Frames in the receive ring of a port that is handed over, unless the program asks for another
 /// number.
-pub const RING_FRAMES: u32 = 60;
+pub const RING_FRAMES: u32 = 180;
+
+/// Frames of the smallest ring that [`GiveLimits::within`] allows: one block of 1 MiB.
+const RING_FRAMES_MIN: u32 = 15;
+/// A request takes no more of the memory that is left than one part in this many.
+const SHARES: usize = 64;
 
 /// What an agent hands over at most, whatever a program asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +46,21 @@ pub struct Given {
 }
 
 impl GiveLimits {
+    /// The limits of a request to an agent that has `left` bytes of kernel memory left for rings.
+    /// Each takes a 64th of what is left, or the least: where there are few ports they are fast, and
+    /// where there are many each is answered. `None` if not even the least is left.
+    #[must_use]
+    pub fn within(left: usize, request: &Request) -> Option<Self> {
+        let shards = request.shards.count;
+        let most = (left / SHARES).max(packet::ring_bytes(RING_FRAMES_MIN) * shards);
+        let default = Self::default();
+        let fits = |frames: &u32| packet::ring_bytes(*frames) * shards <= most.min(left);
+        // Whole blocks: a part of one takes as much memory.
+        let blocks = (1..=default.ring_frames_max / RING_FRAMES_MIN).rev();
+        let ring_frames_max = blocks.map(|blocks| blocks * RING_FRAMES_MIN).find(fits)?;
+        Some(Self { ring_frames_max, ..default })
+    }
+
     /// Bytes of kernel memory that the rings of a request take, before they are made.
     #[must_use]
     pub fn ring_bytes(&self, request: &Request) -> usize {
@@ -157,5 +177,50 @@ impl From<Report> for Audit {
             packet_bypasses: rule.packet_bypasses,
         };
         Self { rules: report.rules.into_iter().map(rule).collect(), unseen: report.unseen }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Shards;
+    use crate::sides::ip;
+
+    fn request(count: usize) -> Request {
+        Request {
+            backend: Backend::Packet,
+            interface: 2,
+            addresses: vec![ip("10.9.0.1")],
+            shards: Shards { count, selector: 0 },
+            ring_frames: None,
+            tx_buffer_bytes: None,
+            despite_rules: false,
+        }
+    }
+
+    #[test]
+    fn of_a_gigabyte_the_first_have_large_rings_and_two_hundred_have_one() {
+        let (request, total) = (request(1), 1_000_000_000);
+        let (mut left, mut sizes) = (total, Vec::new());
+        while let Some(limits) = GiveLimits::within(left, &request) {
+            left -= limits.ring_bytes(&request);
+            sizes.push(limits.ring_frames(&request));
+        }
+        assert!(sizes[..15].iter().all(|frames| *frames == RING_FRAMES), "{sizes:?}");
+        assert!(sizes.is_sorted_by(|one, next| one >= next));
+        assert!(sizes.len() >= 200, "{}", sizes.len());
+        assert_eq!(sizes.last(), Some(&RING_FRAMES_MIN));
+        assert!(left < 1 << 20, "nothing is left over: {left}");
+    }
+
+    #[test]
+    fn shards_share_what_one_request_takes() {
+        let limits = GiveLimits::within(1_000_000_000, &request(4)).expect("room");
+        assert!(limits.ring_bytes(&request(4)) <= 1_000_000_000 / SHARES);
+        assert!(GiveLimits::within(63 << 20, &request(64)).is_none(), "64 take 64 MiB");
+        assert!(GiveLimits::within(64 << 20, &request(64)).is_some());
+        let larger = Request { ring_frames: Some(256), ..request(1) };
+        let limits = GiveLimits::within(1 << 30, &larger).expect("room");
+        assert!(limits.ring_bytes(&larger) <= 1 << 24, "nobody takes more by asking for it");
     }
 }

@@ -1,7 +1,7 @@
 //! The messages between a program and an agent, as values: docs/agent.md describes their bytes.
 //!
-//! They are JSON: each language can read and write it, unknown fields are passed over, and a message
-//! is exchanged once per port, so that its size and speed do not matter.
+//! They are JSON: each language can read and write it, unknown fields are passed over, and a
+//! message is exchanged once per port, so that its size and speed do not matter.
 
 use std::net::IpAddr;
 
@@ -218,8 +218,13 @@ impl Request {
         let unreadable = |e: serde_json::Error| malformed(format!("no request: {e}"));
         let Head { version } = serde_json::from_slice(bytes).map_err(unreadable)?;
         if version != VERSION {
-            let what = format!("this agent speaks version {VERSION} of the messages, not {version}");
-            return Err(Refused::new(Code::Version, what, "use programs and an agent of one release"));
+            let what =
+                format!("this agent speaks version {VERSION} of the messages, not {version}");
+            return Err(Refused::new(
+                Code::Version,
+                what,
+                "use programs and an agent of one release",
+            ));
         }
         let read: RequestOnWire = serde_json::from_slice(bytes).map_err(unreadable)?;
         let backend = match read.backend.as_str() {

@@ -34,10 +34,7 @@ impl Server {
         Self::keeping(Arc::default(), move |connection, _| answer(connection))
     }
 
-    fn keeping(
-        given: Given,
-        mut answer: impl FnMut(OwnedFd, &Given) + Send + 'static,
-    ) -> Self {
+    fn keeping(given: Given, mut answer: impl FnMut(OwnedFd, &Given) + Send + 'static) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("rocinante-handed-{}-{number}", std::process::id());

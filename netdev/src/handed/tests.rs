@@ -42,7 +42,6 @@ fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(family, SocketType::SEQPACKET, flags, None).expect("sockets")
 }
 
-
 #[test]
 fn what_is_written_is_read() {
     let one = request();
@@ -61,8 +60,7 @@ fn the_document_shows_messages_that_are_read() {
     let mut blocks = text.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     let asked = Request::decode(blocks.next().expect("a request").as_bytes());
     assert_eq!(asked, Ok(Request { ring_frames: None, ..request() }));
-    let (one, other) =
-        blocks.next().expect("two answers").split_once("\n{").expect("two answers");
+    let (one, other) = blocks.next().expect("two answers").split_once("\n{").expect("two answers");
     let one = Answer::decode(one.as_bytes()).expect("an answer");
     assert_eq!(one, answers()[0]);
     let other = Answer::decode(format!("{{{other}").as_bytes()).expect("an answer");
@@ -109,7 +107,8 @@ fn a_request_has_bounds() {
     let bytes = String::from_utf8(request().encode().expect("within bounds")).expect("text");
     let many = bytes.replace("\"count\":2", "\"count\":65");
     assert_eq!(Request::decode(many.as_bytes()).expect_err("too many").code, Code::Malformed);
-    let long = Request { addresses: vec![Ipv6Addr::from_bits(!0).into(); ADDRESSES_MAX], ..request() };
+    let long =
+        Request { addresses: vec![Ipv6Addr::from_bits(!0).into(); ADDRESSES_MAX], ..request() };
     assert!(long.encode().expect("within bounds").len() < MESSAGE_BYTES_MAX);
 }
 

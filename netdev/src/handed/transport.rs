@@ -62,7 +62,9 @@ pub fn receive_answer(from: impl AsFd) -> io::Result<Result<(Answer, Vec<OwnedFd
     let mut space = [MaybeUninit::uninit(); SPACE];
     let (bytes, flags, descriptors) = receive(from.as_fd(), &mut space)?;
     if flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Ok(Err("an answer that is too long, or more descriptors than there is room for".into()));
+        return Ok(Err(
+            "an answer that is too long, or more descriptors than there is room for".into()
+        ));
     }
     Ok(Answer::decode(&bytes).map(|answer| (answer, descriptors)))
 }

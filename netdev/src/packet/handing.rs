@@ -45,9 +45,9 @@ pub(crate) fn ring_bytes(frames: u32) -> usize {
     RingGeometry::new(frames, sys::page_bytes()).kernel_bytes()
 }
 
-/// Makes parts of sockets that an agent opened for this process, and of guards of its own, which are
-/// in this thread's network namespace. The sockets are compared with what was asked for and with
-/// what the agent says of them.
+/// Makes parts of sockets that an agent opened for this process, and of guards of its own, which
+/// are in this thread's network namespace. The sockets are compared with what was asked for and
+/// with what the agent says of them.
 ///
 /// # Errors
 /// A descriptor is not what it should be; or no memory is left.

@@ -84,7 +84,8 @@ impl Acquire for PacketIo {
         sender.leaves_whole = segmentation.as_ref().is_some_and(|s| limits.are_taken_by(s));
         let capabilities = capabilities(iface, limits, ring.frames());
         // A locked filter follows the interface's address by itself.
-        let follows = !socket.filter_is_locked().map_err(|e| os("cannot ask for its lock", e, ""))?;
+        let follows =
+            !socket.filter_is_locked().map_err(|e| os("cannot ask for its lock", e, ""))?;
         let io = Self {
             ring,
             socket,

@@ -129,9 +129,7 @@ impl PacketSocket {
         let mut len = size_of::<u64>() as libc::socklen_t;
         let (option, at) = (libc::SO_NETNS_COOKIE, (&raw mut cookie).cast());
         // SAFETY: the kernel writes at most `len` bytes, which is the size of `cookie`.
-        unsafe {
-            check(libc::getsockopt(self.raw(), libc::SOL_SOCKET, option, at, &raw mut len))
-        }?;
+        unsafe { check(libc::getsockopt(self.raw(), libc::SOL_SOCKET, option, at, &raw mut len)) }?;
         Ok(cookie)
     }
 

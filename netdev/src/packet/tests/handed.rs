@@ -45,7 +45,8 @@ fn another_process_gets(count: usize) -> Result<(), String> {
     let agent = Server::honest(&pair.a);
     let mut peer = open(&pair.b, Backend::Udp, &B).map_err(|e| e.to_string())?;
     let test = "in_a_process_without_privileges";
-    let (mut child, socket) = pair.a.run(|| child(test, &agent, count)).map_err(|e| e.to_string())?;
+    let (mut child, socket) =
+        pair.a.run(|| child(test, &agent, count)).map_err(|e| e.to_string())?;
     socket.set_nonblocking(true).map_err(|e| e.to_string())?;
     let end = Instant::now() + Duration::from_secs(60);
     while child.try_wait().expect("a child").is_none() {
@@ -198,23 +199,17 @@ fn cannot_be_changed(socket: &PacketSocket) {
     if socket.packet_option(libc::PACKET_FANOUT).expect("a group") != 0 {
         assert_eq!(errno(socket.set_fanout_program(&all)), Some(libc::EPERM));
     }
-    let none = libc::tpacket_req {
-        tp_block_size: 0,
-        tp_block_nr: 0,
-        tp_frame_size: 0,
-        tp_frame_nr: 0,
-    };
+    let none =
+        libc::tpacket_req { tp_block_size: 0, tp_block_nr: 0, tp_frame_size: 0, tp_frame_nr: 0 };
     let huge = libc::tpacket_req {
         tp_block_size: 1 << 20,
         tp_block_nr: 1 << 12,
         tp_frame_size: 1 << 16,
         tp_frame_nr: 1 << 16,
     };
-    for (option, request) in [
-        (libc::PACKET_RX_RING, none),
-        (libc::PACKET_RX_RING, huge),
-        (libc::PACKET_TX_RING, huge),
-    ] {
+    for (option, request) in
+        [(libc::PACKET_RX_RING, none), (libc::PACKET_RX_RING, huge), (libc::PACKET_TX_RING, huge)]
+    {
         assert_eq!(errno(socket.set_ring(option, &request)), Some(libc::EBUSY), "{option}");
     }
 }

@@ -3,8 +3,6 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::packet::handing::open_for_another;
-use crate::packet::ring::RingGeometry;
 use super::*;
 use crate::fd::wait_readable;
 use crate::handed::testing::request;
@@ -12,6 +10,8 @@ use crate::handed::{
     Answer, Granted, MESSAGE_BYTES_MAX, Refused, Report, ReportedRule, Ring, receive_request,
     send_answer,
 };
+use crate::packet::handing::open_for_another;
+use crate::packet::ring::RingGeometry;
 use crate::policy::AuditVerdict;
 
 /// What an agent does with a connection, and what the program then says. The namespaces are the
