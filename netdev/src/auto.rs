@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use crate::any::AnyPort;
 use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
-use crate::handed::{Agent, AskError, Asked, Code};
+use crate::handed::{Agent, AskError, Asked, Code, Refused};
 use crate::iface::Interface;
 use crate::packet::PacketPort;
 use crate::parts::{BackendParts, Parts};
@@ -255,10 +255,9 @@ fn open_unless_bypassing<T>(
         },
         Err(AskError::Off) => return Err(obstacle),
         Err(AskError::Useless(error)) => return Err(error.to_string()),
-        Err(AskError::Refused(_, refused, Some(audit)))
-            if matches!(refused.code, Code::Bypasses | Code::Unseen) =>
-        {
-            (audit, refused.to_string())
+        Err(AskError::Refused(_, refused)) if is_about_rules(&refused) => {
+            let (refused, audit) = *refused;
+            (audit.unwrap_or_default(), refused.to_string())
         }
         Err(answer) => return Err(format!("{obstacle}; {answer}")),
     };
@@ -269,6 +268,11 @@ fn open_unless_bypassing<T>(
         }
         AuditVerdict::Clear => format!("{obstacle}; the agent refuses: {refused}"),
     })
+}
+
+/// Whether the agent refuses because of rules, which it lists.
+fn is_about_rules((refused, audit): &(Refused, Option<Audit>)) -> bool {
+    matches!(refused.code, Code::Bypasses | Code::Unseen) && audit.is_some()
 }
 
 fn would_bypass(rules: &[String]) -> String {

@@ -68,8 +68,8 @@ pub(crate) enum AskError {
     Absent(PathBuf),
     /// It was not asked: this process could not make use of the answer.
     Useless(OpenError),
-    /// It refuses.
-    Refused(PathBuf, Refused, Option<Audit>),
+    /// It refuses; it may have looked at the rules.
+    Refused(PathBuf, Box<(Refused, Option<Audit>)>),
     /// It does not answer as it should, or what it sent cannot be used.
     Failed(PathBuf, String),
 }
@@ -137,7 +137,9 @@ impl Agent {
         let audit = answer.report.map(Audit::from);
         let granted = match answer.outcome {
             Ok(granted) => granted,
-            Err(refused) => return Err(AskError::Refused(path.clone(), refused, audit)),
+            Err(refused) => {
+                return Err(AskError::Refused(path.clone(), Box::new((refused, audit))));
+            }
         };
         let audit = audit.ok_or_else(|| failed("it does not say which rules there are".into()))?;
         let lease = Lease(Arc::new(inherited::noted(connection)));
@@ -208,8 +210,8 @@ impl fmt::Display for AskError {
                 path.display()
             ),
             Self::Useless(error) => error.fmt(f),
-            Self::Refused(path, refused, _) => {
-                write!(f, "the agent at {} refuses: {refused}", path.display())
+            Self::Refused(path, refused) => {
+                write!(f, "the agent at {} refuses: {}", path.display(), refused.0)
             }
             Self::Failed(path, why) => write!(f, "asked the agent at {}: {why}", path.display()),
         }

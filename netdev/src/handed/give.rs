@@ -47,8 +47,8 @@ pub struct Given {
 
 impl GiveLimits {
     /// The limits of a request to an agent that has `left` bytes of kernel memory left for rings.
-    /// Each takes a 64th of what is left, or the least: where there are few ports they are fast, and
-    /// where there are many each is answered. `None` if not even the least is left.
+    /// Each takes a 64th of what is left, or the least: where there are few ports they are fast,
+    /// and where there are many each is answered. `None` if not even the least is left.
     #[must_use]
     pub fn within(left: usize, request: &Request) -> Option<Self> {
         let shards = request.shards.count;
