@@ -162,16 +162,22 @@ fn exchange(path: &Path, request: &Request) -> Result<(OwnedFd, Answer, Vec<Owne
         _ => failed(e.to_string()),
     })?;
     let broken = |e: io::Error| match e.kind() {
-        io::ErrorKind::UnexpectedEof
-        | io::ErrorKind::ConnectionReset
-        | io::ErrorKind::BrokenPipe => failed("it hung up".into()),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+            failed("it hung up".into())
+        }
         _ => failed(e.to_string()),
     };
-    send_request(&connection, request).map_err(broken)?;
+    match send_request(&connection, request) {
+        // It may have answered without reading.
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
+        sent => sent.map_err(broken)?,
+    }
     let end = Instant::now() + WAIT_MAX;
     let received = loop {
         match receive_answer(&connection) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            // It hung up without reading. What it said before comes next.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {}
             received => break received,
         }
         let left = end.saturating_duration_since(Instant::now());

@@ -18,7 +18,7 @@ use crate::policy::AuditVerdict;
 /// program's and its peer's.
 type Lie = (&'static str, fn(OwnedFd, &NetNs, &NetNs));
 
-const LIES: [Lie; 22] = [
+const LIES: [Lie; 23] = [
     ("it hung up", |connection, _, _| drop(connection)),
     ("it hung up", |connection, _, _| {
         request(&connection).expect("a request");
@@ -40,6 +40,11 @@ const LIES: [Lie; 22] = [
     ("refuses: not you: go away", |connection, _, _| {
         let refused = Refused::new(Code::Forbidden, "not you", "go away");
         answer(&connection, &Answer::refusal(refused), &[]);
+    }),
+    ("refuses: too often", |connection, _, _| {
+        // It neither reads the request nor waits for it.
+        let refused = Answer::refusal(Refused::new(Code::Busy, "too often", ""));
+        send_answer(&connection, &refused, &[]).expect("sent");
     }),
     ("0 descriptors came with its answer, not 1", |connection, _, _| {
         grant(&connection, granted(15), &[]);
