@@ -6,6 +6,7 @@
 //!
 //! - nftables' base chains and rules, also those made by `iptables-nft`,
 //! - the tables of legacy `iptables` and `ip6tables`,
+//! - the policies of IPsec,
 //! - `tc` filters on `ingress` and `clsact`, programs on tcx, and queueing disciplines that shape.
 //!
 //! A rule is left out only if it provably cannot match: another protocol or port, another
@@ -18,6 +19,7 @@ mod expression;
 mod nft;
 mod sys;
 mod tc;
+mod xfrm;
 mod xtables;
 
 use crate::denied::{Capability, Needs};
@@ -100,6 +102,7 @@ pub(crate) fn audit(iface: &Interface) -> Audit {
     let mut audit = Audit::default();
     nft::audit(iface, &mut audit);
     xtables::audit(&mut audit);
+    xfrm::audit(iface, &mut audit);
     tc::audit(iface, &mut audit);
     audit
 }

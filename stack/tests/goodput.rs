@@ -213,6 +213,26 @@ fn goodput_times_loss_times_delay() {
     assert!(committed == table, "goodput.txt says otherwise; now it would be:\n{table}");
 }
 
+/// A shaper has room for two packets, or for seven: less than the run of fifteen that leaves at
+/// once.
+#[test]
+fn a_queue_shorter_than_a_run_keeps_the_path_full() {
+    let selective = EngineConfig::default().reorder_packets_max;
+    for (held, least) in [(0, 0.5), (selective, 0.9)] {
+        for (rate, packets) in [50_000_000_u64, 200_000_000, 1_000_000_000]
+            .into_iter()
+            .flat_map(|rate| [2, 7].map(|packets| (rate, packets)))
+        {
+            let link =
+                Link { rate, delay: 10_000, queue: packets * 4200, loss: 0, marks: u64::MAX };
+            let result = run(link, held, 4_000_000_000, 7);
+            let ratio = result.goodput * 1e9 / rate as f64;
+            assert!(ratio > least && result.overflowed > 100, "{held} {link:?}: {result:?}");
+            assert!(result.timeouts <= 2, "{held} {link:?}: {result:?}");
+        }
+    }
+}
+
 /// A switch marks packets while more than 200 KB wait, and has room for a megabyte. The queue stays
 /// short, and the path stays full. Without marks the window grows until the queue overflows.
 #[test]

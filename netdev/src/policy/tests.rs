@@ -167,6 +167,34 @@ fn tc_filters_and_shapers_are_found() {
 }
 
 #[test]
+fn ipsec_policies_are_found() {
+    let pair = or_skip!("policy::ipsec_policies_are_found", Pair::new_seeing());
+    let tmpl = "tmpl src 10.9.0.1 dst 10.9.0.2 proto esp mode transport";
+    let to = "src 10.9.0.1/32 dst 10.9.0.2/32";
+    for (policy, found) in [
+        (format!("{to} dir out {tmpl}"), "out"),
+        (format!("dst 10.9.0.0/16 src 10.9.0.2/32 dir in {tmpl}"), "in"),
+        (format!("{to} proto udp dport 4791 dir out {tmpl}"), "out"),
+        (format!("{to} dir out action block"), "out"),
+        (format!("dst 0.0.0.0/0 src 0.0.0.0/0 dev v0 dir out {tmpl}"), "out"),
+        (format!("{to} proto udp dport 53 dir out {tmpl}"), ""),
+        (format!("{to} proto tcp dir out {tmpl}"), ""),
+        (format!("{to} dev lo dir out {tmpl}"), ""),
+        (format!("{to} dir out"), ""),
+        (format!("{to} dir fwd {tmpl}"), ""),
+        (format!("src 10.8.0.1/32 dst 10.9.0.2/32 dir out {tmpl}"), ""),
+    ] {
+        pair.a.sh(&format!("ip xfrm policy flush; ip xfrm policy add {policy}"));
+        let audit = audit_in(&pair);
+        let told = |rule: &Rule| rule.what.ends_with(&format!("direction {found}"));
+        assert_eq!(audit.rules.iter().any(told), !found.is_empty(), "{policy}: {audit:?}");
+        assert_eq!(audit.rules.len(), usize::from(!found.is_empty()), "{policy}: {audit:?}");
+        assert_eq!(bypasses(&audit, Backend::Packet), !found.is_empty(), "{policy}");
+        assert_eq!(audit.verdict(Backend::Udp), AuditVerdict::Clear);
+    }
+}
+
+#[test]
 fn what_cannot_be_read_is_unseen() {
     /// `CAP_NET_ADMIN` of capabilities(7).
     const NET_ADMIN: u32 = 12;

@@ -322,3 +322,42 @@ fn answers_that_come_in_runs_take_fewer_places_of_a_ring() {
         assert_eq!((peers.get(PeerId::OWN).capacity, peers.answers_one_by_one(4112)), (own, 48));
     }
 }
+
+#[test]
+fn three_quarters_of_bytes_and_of_datagrams_are_free() {
+    let mut receiver = Receiver::new(Budget { bytes: 8_000, datagrams: 8 }, Frames, STABLE_PACKETS);
+    receiver.charge(Cost::of(1, 2_000));
+    assert!(receiver.is_mostly_free(1) && !receiver.is_mostly_free(2));
+    receiver.charge(Cost { bytes: 1, datagrams: 0 });
+    assert!(!receiver.is_mostly_free(0), "more than a quarter of the bytes is in flight");
+}
+
+#[test]
+fn the_port_says_how_long_runs_are_and_how_fast_packets_leave() {
+    let runs = RunLimits { bytes: 9_000, packets: 3 };
+    let pacing = Pacing { packet_ns: 5_000_000, kib_ns: 0, queue_min: ROOM };
+    let mut peers = Peers::new(ROOM, STABLE_PACKETS).sending(runs, pacing);
+    assert_eq!(peers.runs(), runs);
+    let id = peers.join((OURS, [10, 0, 0, 2].into()), QPN, ROOM, PeerKind::Standard);
+    let (now, charge) = (Time(1 << 40), Cost::of(1, 1_000));
+    let left = (0..20).take_while(|_| {
+        let may = peers.admit_paced(id, now, charge).is_ok();
+        peers.sent_paced(id, now, charge, 64);
+        may
+    });
+    assert!(left.count() < 8, "half of a queue of four datagrams leaves at once");
+}
+
+#[test]
+fn a_peer_speaks_for_the_slots_that_it_has() {
+    let mut peers = Peers::new(ROOM, STABLE_PACKETS);
+    let kind = PeerKind::Rocinante(Frames);
+    let [first, second, other] =
+        [(2, 0x00_0001), (2, 0x01_0001), (3, 0x00_0001)].map(|(host, qpn)| {
+            peers.join((OURS, [10, 0, 0, host].into()), Some(Qpn::new(qpn)), ROOM, kind)
+        });
+    let takes = Pacing { packet_ns: 100, ..Pacing::default() };
+    peers.recognised([10, 0, 0, 2].into(), 1, takes);
+    let told = [first, second, other].map(|id| peers.get(id).takes.map(|takes| takes.packet_ns));
+    assert_eq!(told, [Some(100), None, None], "it has one slot, and another peer said nothing");
+}
