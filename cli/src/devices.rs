@@ -16,6 +16,7 @@ use rocinante::device::{
 use rocinante::verbs::Mtu;
 use rocinante::{OpenOptions, VerbsError};
 use rocinante_netdev::auto;
+use rocinante_netdev::handed::Agent;
 use serde::{Serialize, Serializer};
 
 use crate::ending;
@@ -232,7 +233,8 @@ pub(crate) fn backend(
         return requested(interface, word);
     }
     let addresses: Vec<IpAddr> = interface.addresses.iter().map(|(address, _)| *address).collect();
-    match auto::preview(interface, &addresses, &PortConfig::default()) {
+    let agent = Agent::from_environment();
+    match auto::preview(interface, &addresses, &PortConfig::default(), &agent) {
         Ok((capabilities, choice)) => (Some(choice.backend), choice.reason, capabilities),
         Err(error) => (None, error.to_string(), None),
     }

@@ -4,6 +4,9 @@
 //! bypasses no rule of its own network namespace. That is AF_XDP where the driver has zero-copy,
 //! AF_PACKET on a veth, and UDP sockets elsewhere. If the rules cannot be read, it takes UDP. The
 //! [`Choice`] says why, and which better backends were tried.
+//!
+//! Where the process may not open AF_PACKET, or not read the rules, an [`Agent`] is asked: it reads
+//! the rules of this namespace with rights of its own, and opens the sockets.
 
 mod features;
 
@@ -12,6 +15,7 @@ use std::net::IpAddr;
 use crate::any::AnyPort;
 use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
+use crate::handed::{Agent, AskError, Asked, Code, Refused};
 use crate::iface::Interface;
 use crate::packet::PacketPort;
 use crate::parts::{BackendParts, Parts};
@@ -39,7 +43,7 @@ impl std::fmt::Display for Choice {
 }
 
 /// Opens a port on `iface` for these own `addresses`. Takes the backend `want`, or the best one if
-/// that is `None`.
+/// that is `None`. Asks `agent` for what this process may not open.
 ///
 /// A backend named by the caller is taken even if it bypasses rules; the reason then lists them.
 ///
@@ -50,8 +54,9 @@ pub fn choose(
     addresses: &[IpAddr],
     want: Option<Backend>,
     config: &PortConfig,
+    agent: &Agent,
 ) -> Result<(AnyPort, Choice), OpenError> {
-    let (mut ports, choice) = choose_shards(iface, addresses, want, config, Shards::ONE)?;
+    let (mut ports, choice) = choose_shards(iface, addresses, want, config, Shards::ONE, agent)?;
     Ok((ports.pop().expect("one was asked for"), choice))
 }
 
@@ -65,14 +70,20 @@ pub fn choose_shards(
     want: Option<Backend>,
     config: &PortConfig,
     shards: Shards,
+    agent: &Agent,
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
+    let assemble = |parts: Vec<Parts>| parts.into_iter().map(AnyPort::assemble).collect();
     let open = |backend| {
         let parts = acquire_from(backend, iface, addresses, config, shards)?;
         let copies = parts.iter().any(copies);
-        let ports = parts.into_iter().map(AnyPort::assemble).collect::<Result<_, _>>()?;
-        Ok((ports, copies))
+        Ok((assemble(parts)?, copies))
     };
-    choose_what(iface, want, open)
+    let ask = |despite_rules| {
+        let Asked { parts, audit } = agent.ask(iface, addresses, config, shards, despite_rules)?;
+        let ports: Result<Vec<AnyPort>, OpenError> = assemble(parts);
+        Ok((ports.map_err(|e| agent.failed(&e))?, audit))
+    };
+    choose_what(iface, want, open, Some((agent, &ask)))
 }
 
 /// As [`choose_shards`], but only acquires the parts of the ports, which another process may
@@ -93,7 +104,7 @@ pub fn acquire(
         let copies = parts.iter().any(copies);
         Ok((parts, copies))
     };
-    choose_what(iface, want, open)
+    choose_what(iface, want, open, None)
 }
 
 /// Whether the driver of an AF_XDP socket copies.
@@ -101,23 +112,32 @@ fn copies(parts: &Parts) -> bool {
     matches!(parts.manifest().backend, BackendParts::Xdp { zero_copy: false, .. })
 }
 
+/// Asks the agent to open `packet`, despite rules that it bypasses or only without; returns what
+/// the agent sees of the rules as well.
+type Ask<'a, T> = (&'a Agent, &'a dyn Fn(bool) -> Result<(T, Audit), AskError>);
+
 /// Chooses a backend. `open` opens it, and says whether the driver copies after all.
 fn choose_what<T>(
     iface: &Interface,
     want: Option<Backend>,
     open: impl Fn(Backend) -> Result<(T, bool), OpenError>,
+    ask: Option<Ask<'_, T>>,
 ) -> Result<(T, Choice), OpenError> {
     if let Some(backend) = want {
-        let (opened, _) = open(backend)?;
-        let reason = asked_for(&policy::audit(iface), backend);
+        let (opened, reason) = match open(backend) {
+            Ok((opened, _)) => (opened, asked_for(&policy::audit(iface), backend)),
+            Err(error) if backend == Backend::Packet && is_denied(&error) => instead(error, ask)?,
+            Err(error) => return Err(error),
+        };
         return Ok((opened, Choice { backend, reason, tried: Vec::new() }));
     }
     let mut tried = Vec::new();
     let (best, why) = best_for(iface);
     if best != Backend::Udp {
-        match open_unless_bypassing(best, iface, &open) {
-            Ok(opened) => {
+        match open_unless_bypassing(best, iface, &open, ask) {
+            Ok((opened, seen_by)) => {
                 let reason = format!("{why}, and it bypasses no rule of this network namespace");
+                let reason = reason + &seen_by;
                 return Ok((opened, Choice { backend: best, reason, tried }));
             }
             Err(obstacle) => tried.push((best, obstacle)),
@@ -131,6 +151,32 @@ fn choose_what<T>(
     Ok((opened, Choice { backend: Backend::Udp, reason, tried }))
 }
 
+/// Whether the kernel denied something to this process that it may allow to another.
+fn is_denied(error: &OpenError) -> bool {
+    matches!(error.errno(), libc::EPERM | libc::EACCES)
+}
+
+/// Asks the agent for a backend that the caller named and may not open; returns the reason, too.
+fn instead<T>(error: OpenError, ask: Option<Ask<'_, T>>) -> Result<(T, String), OpenError> {
+    let Some((agent, ask)) = ask else { return Err(error) };
+    match ask(true) {
+        Ok((opened, audit)) => {
+            Ok((opened, format!("{}; {}", asked_for(&audit, Backend::Packet), opened_by(agent))))
+        }
+        Err(AskError::Off) => Err(error),
+        Err(AskError::Useless(error)) => Err(error),
+        Err(answer) => {
+            let hint = format!("{}; {answer}", error.hint);
+            Err(OpenError { hint, ..error })
+        }
+    }
+}
+
+fn opened_by(agent: &Agent) -> String {
+    let path = agent.path().unwrap_or(std::path::Path::new("?"));
+    format!("opened by the agent at {}", path.display())
+}
+
 /// Returns what [`choose`] would choose without a named backend, and the capabilities of its port.
 /// No traffic is disturbed. AF_XDP is not opened, because that would attach a program to the
 /// interface: its capabilities are unknown. Other backends are opened and closed.
@@ -141,6 +187,7 @@ pub fn preview(
     iface: &Interface,
     addresses: &[IpAddr],
     config: &PortConfig,
+    agent: &Agent,
 ) -> Result<(Option<Capabilities>, Choice), OpenError> {
     if let (Backend::Xdp, why) = best_for(iface)
         && policy::audit(iface).verdict(Backend::Xdp) == AuditVerdict::Clear
@@ -150,7 +197,7 @@ pub fn preview(
         );
         return Ok((None, Choice { backend: Backend::Xdp, reason, tried: Vec::new() }));
     }
-    let (port, choice) = choose(iface, addresses, None, config)?;
+    let (port, choice) = choose(iface, addresses, None, config, agent)?;
     Ok((Some(port.capabilities().clone()), choice))
 }
 
@@ -177,30 +224,59 @@ fn best_for(iface: &Interface) -> (Backend, String) {
     }
 }
 
-/// Opens a backend that bypasses hooks, if it bypasses no rule; else returns what prevents it.
+/// Opens a backend that bypasses hooks, if it bypasses no rule; else returns what prevents it. The
+/// agent is asked for `packet` if this process may not see all rules, or not open it; what it says
+/// of the rules then counts. Returns words about that, too.
 fn open_unless_bypassing<T>(
     backend: Backend,
     iface: &Interface,
     open: impl Fn(Backend) -> Result<(T, bool), OpenError>,
-) -> Result<T, String> {
-    match policy::audit(iface).verdict(backend) {
-        AuditVerdict::Clear => {}
-        AuditVerdict::Bypasses(rules) => {
-            return Err(format!("it would bypass {}", list(&rules)));
+    ask: Option<Ask<'_, T>>,
+) -> Result<(T, String), String> {
+    let obstacle = match policy::audit(iface).verdict(backend) {
+        AuditVerdict::Clear => match open(backend) {
+            Ok((_, true)) => return Err(format!("the driver of {} copies after all", iface.name)),
+            Ok((opened, false)) => return Ok((opened, String::new())),
+            Err(error) if is_denied(&error) => error.to_string(),
+            Err(error) => return Err(error.to_string()),
+        },
+        AuditVerdict::Bypasses(rules) => return Err(would_bypass(&rules)),
+        AuditVerdict::Unseen(unseen) => format!(
+            "it might bypass rules of this network namespace: {}; if there are none, choose \
+             --netdev {backend}",
+            list(&unseen)
+        ),
+    };
+    let (Backend::Packet, Some((agent, ask))) = (backend, ask) else { return Err(obstacle) };
+    let (audit, refused) = match ask(false) {
+        Ok((opened, audit)) => match audit.verdict(backend) {
+            AuditVerdict::Clear => return Ok((opened, format!("; {}", opened_by(agent)))),
+            _ => (audit, "it opens what might bypass rules".to_owned()),
+        },
+        Err(AskError::Off) => return Err(obstacle),
+        Err(AskError::Useless(error)) => return Err(error.to_string()),
+        Err(AskError::Refused(_, refused)) if is_about_rules(&refused) => {
+            let (refused, audit) = *refused;
+            (audit.unwrap_or_default(), refused.to_string())
         }
+        Err(answer) => return Err(format!("{obstacle}; {answer}")),
+    };
+    Err(match audit.verdict(backend) {
+        AuditVerdict::Bypasses(rules) => format!("{}, says the agent", would_bypass(&rules)),
         AuditVerdict::Unseen(unseen) => {
-            return Err(format!(
-                "it might bypass rules of this network namespace: {}; if there are none, choose \
-                 --netdev {backend}",
-                list(&unseen)
-            ));
+            format!("it might bypass rules that the agent cannot see either: {}", list(&unseen))
         }
-    }
-    let (opened, copies) = open(backend).map_err(|e| e.to_string())?;
-    if copies {
-        return Err(format!("the driver of {} copies after all", iface.name));
-    }
-    Ok(opened)
+        AuditVerdict::Clear => format!("{obstacle}; the agent refuses: {refused}"),
+    })
+}
+
+/// Whether the agent refuses because of rules, which it lists.
+fn is_about_rules((refused, audit): &(Refused, Option<Audit>)) -> bool {
+    matches!(refused.code, Code::Bypasses | Code::Unseen) && audit.is_some()
+}
+
+fn would_bypass(rules: &[String]) -> String {
+    format!("it would bypass {}", list(rules))
 }
 
 fn acquire_from(
@@ -246,6 +322,7 @@ fn list(items: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::handed::testing::Server;
     use crate::testns::{NetNs, Pair, or_skip, without_capability};
 
     /// `CAP_NET_ADMIN` and `CAP_NET_RAW` of capabilities(7).
@@ -258,7 +335,7 @@ mod tests {
         // A child process of another test may hold a copy of a closed socket between fork and exec.
         let mut last = None;
         for _ in 0..100 {
-            match choose(&iface, &addresses[..1], want, &PortConfig::default()) {
+            match choose(&iface, &addresses[..1], want, &PortConfig::default(), &Agent::off()) {
                 Err(e) if e.errno() == libc::EADDRINUSE => last = Some(Err(e)),
                 Ok((_, choice)) if choice.tried.iter().any(|(_, why)| why.contains("4791")) => {
                     last = Some(Ok(choice));
@@ -292,7 +369,8 @@ mod tests {
             let (capabilities, choice) = pair.a.run(|| {
                 let iface = Interface::by_name(name).expect("the interface");
                 let address = iface.addresses[0].0;
-                preview(&iface, &[address], &PortConfig::default()).expect("a choice")
+                preview(&iface, &[address], &PortConfig::default(), &Agent::off())
+                    .expect("a choice")
             });
             assert_eq!(Some(choice.backend), capabilities.map(|c| c.backend), "{choice}");
             assert_eq!(choice, pair.a.run(|| choose_in_thread(name, None)).expect("a port"));
@@ -338,6 +416,62 @@ mod tests {
         let wish = pair.a.run(lame(Some(Backend::Packet))).expect_err("not opened");
         assert_eq!(wish.backend, Backend::Packet);
         assert!(pair.a.run(lame(Some(Backend::Sim))).is_err());
+    }
+
+    fn choose_with(agent: &Agent, want: Option<Backend>) -> Result<Choice, OpenError> {
+        let iface = Interface::by_name("v0").expect("the interface");
+        let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(a, _)| *a).collect();
+        let config = PortConfig::default();
+        choose(&iface, &addresses[..1], want, &config, agent).map(|(_, choice)| choice)
+    }
+
+    #[test]
+    fn the_agent_opens_and_sees_what_the_process_may_not() {
+        let pair = or_skip!("auto::the_agent_opens_and_sees", Pair::new_seeing());
+        let server = Server::honest(&pair.a);
+        let agent = server.agent();
+        // It may open, and not see; see, and not open.
+        for lacking in [NET_ADMIN, NET_RAW] {
+            let choose = || without_capability(lacking, || choose_with(&agent, None));
+            let choice = pair.a.run(choose).expect("a port");
+            assert_eq!((choice.backend, choice.tried.len()), (Backend::Packet, 0), "{choice}");
+            assert!(choice.reason.contains("opened by the agent"), "{choice}");
+        }
+        let given = server.given.lock().expect("no panic").len();
+        assert_eq!(given, 2);
+        // Who has both rights asks nobody.
+        let choice = pair.a.run(|| choose_with(&agent, None)).expect("a port");
+        assert_eq!(choice.backend, Backend::Packet);
+        assert!(!choice.reason.contains("agent"), "{choice}");
+        assert_eq!(server.given.lock().expect("no panic").len(), given);
+    }
+
+    #[test]
+    fn a_rule_that_only_the_agent_sees_means_udp_unless_the_backend_is_named() {
+        let pair = or_skip!("auto::a_rule_that_only_the_agent_sees", Pair::new_seeing());
+        let server = Server::honest(&pair.a);
+        let agent = server.agent();
+        pair.a.sh("nft add table inet t
+                   nft add chain inet t out '{ type filter hook output priority 0; }'
+                   nft add rule inet t out udp dport 4791 drop");
+        let blind = |want| {
+            let agent = &agent;
+            move || without_capability(NET_ADMIN, || choose_with(agent, want))
+        };
+        let choice = pair.a.run(blind(None)).expect("a port");
+        assert_eq!(choice.backend, Backend::Udp, "{choice}");
+        assert!(choice.reason.contains("would bypass nft: rule"), "{choice}");
+        assert!(choice.reason.ends_with("says the agent"), "{choice}");
+        let lame = || without_capability(NET_RAW, || choose_with(&agent, Some(Backend::Packet)));
+        let choice = pair.a.run(lame).expect("a port");
+        assert_eq!(choice.backend, Backend::Packet);
+        assert!(choice.reason.contains("asked for; it bypasses nft: rule"), "{choice}");
+        assert!(choice.reason.contains("opened by the agent"), "{choice}");
+        // A rule at egress binds both.
+        pair.a.sh(
+            "nft flush ruleset; tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 9ms",
+        );
+        assert_eq!(pair.a.run(blind(None)).expect("a port").backend, Backend::Packet);
     }
 
     #[test]

@@ -1,12 +1,10 @@
 //! The options of ports.
 
-#[cfg(any(test, feature = "serde"))]
 use serde::{Deserialize, Serialize};
 
 /// How a port is opened: common options, and those of each backend. The defaults suit a program
 /// that is alone on its interface.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(any(test, feature = "serde"), derive(Serialize, Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortConfig {
     /// Requested send buffer of each socket in bytes, as given to `SO_SNDBUF`; 4 MiB by default.
     /// The kernel caps it at `net.core.wmem_max`.
@@ -39,8 +37,7 @@ impl Default for PortConfig {
 
 /// Options of UDP sockets that receive: all those of the backend `udp`, and those of multicast
 /// groups on every backend.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(any(test, feature = "serde"), derive(Serialize, Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UdpConfig {
     /// Requested receive buffer of each socket in bytes, as given to `SO_RCVBUF`; 4 MiB by default.
     /// The kernel caps it at `net.core.rmem_max`.
@@ -54,8 +51,7 @@ impl Default for UdpConfig {
 }
 
 /// Options of the backend `packet`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(any(test, feature = "serde"), derive(Serialize, Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketConfig {
     /// Frames in the receive ring, 1 to 16,384; 256 by default. Each has 68 KiB of the kernel's
     /// memory, for a super-packet.
@@ -69,8 +65,7 @@ impl Default for PacketConfig {
 }
 
 /// Options of the backend `afxdp`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(any(test, feature = "serde"), derive(Serialize, Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct XdpConfig {
     /// Chunks of 4096 bytes for each direction, 64 to 32,768; 256 by default. Rounded up to a power
     /// of two, and down to what `RLIMIT_MEMLOCK` allows. A frame of more than 3840 bytes takes two.

@@ -16,6 +16,7 @@ use std::time::Duration;
 use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
 use crate::fd::{Epoll, Interest};
+use crate::handed::Lease;
 use crate::iface::Interface;
 use crate::loopback::{LoopHeader, LoopQueue};
 use crate::parts::{Fds, Manifest, Parts};
@@ -165,6 +166,8 @@ pub struct FramePort<F: FrameIo> {
     /// Whether the epoll set waits for room in the socket.
     waits_for_room: bool,
     pub(crate) state: State,
+    /// Dropped last: it says that all of the above are closed.
+    _lease: Option<Lease>,
 }
 
 /// Where the last reserved slot is.
@@ -229,7 +232,7 @@ impl<F: FrameIo> FramePort<F> {
     /// and `afxdp` parts of another process before Linux 6.4.
     pub fn assemble(parts: Parts) -> Result<Self, OpenError> {
         parts.check_backend(F::BACKEND)?;
-        let Parts { manifest, fds, mapped } = parts;
+        let Parts { manifest, fds, mapped, lease } = parts;
         let os = |what: &'static str| move |e| OpenError::os(F::BACKEND, what, e, "");
         let mut fds = Fds::new(fds);
         let Assembled { io, capabilities, looped } = F::assemble(&manifest, &mut fds, mapped)?;
@@ -255,6 +258,7 @@ impl<F: FrameIo> FramePort<F> {
             watched: true,
             waits_for_room: false,
             state: State::default(),
+            _lease: lease,
         })
     }
 

@@ -7,8 +7,7 @@ use crate::ethtool;
 use crate::rtnl::Rtnl;
 
 /// An interface of the own network namespace, as rtnetlink reports it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(any(test, feature = "serde"), derive(serde::Serialize, serde::Deserialize))]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Interface {
     /// Name, as in `ip link`.
     pub name: String,

@@ -18,6 +18,7 @@ mod frame;
 pub mod fuzzing;
 #[cfg(test)]
 mod group_tests;
+pub mod handed;
 mod headers;
 mod iface;
 mod inherited;

@@ -12,6 +12,7 @@
 //! Linux 6.2 is the first kernel that gives UDP super-packets to such sockets.
 
 mod filter;
+mod handing;
 mod open;
 mod ring;
 mod rx;
@@ -29,9 +30,11 @@ use crate::fd::attach_filter;
 use crate::frame::{FrameIo, FramePort, State};
 use crate::port::{PathId, PortRuns, PortStats, Runs, RxDatagram, TxFailure, TxSlot};
 use crate::resolve::{Hop, PathTable, Sent};
+pub(crate) use handing::{assemble_from, open_for_another, ring_bytes};
 use ring::PacketRing;
 use rx::Drops;
 use staging::{FrameStaging, IP_IDS_MIN, RunLimits};
+pub use sys::Kept;
 use sys::{PacketSocket, SendScratch, Transmit};
 use tx::Sender;
 
@@ -44,8 +47,8 @@ pub struct PacketIo {
     // The ring is unmapped before its socket is closed.
     ring: PacketRing,
     socket: PacketSocket,
-    /// The Ethernet address that the socket's filter takes.
-    mac: [u8; 6],
+    /// The Ethernet address that the socket's filter takes, if it takes one.
+    mac: Option<[u8; 6]>,
     limits: RunLimits,
     staging: FrameStaging,
     sender: Sender,
@@ -146,10 +149,10 @@ impl FrameIo for PacketIo {
     }
 
     fn follow(&mut self, mac: [u8; 6], addresses: &[IpAddr]) -> io::Result<()> {
-        if mac != self.mac {
+        if self.mac.is_some_and(|before| before != mac) {
             // A new filter replaces the old one.
             attach_filter(self.socket.as_fd(), &filter::program(mac, addresses))?;
-            self.mac = mac;
+            self.mac = Some(mac);
         }
         Ok(())
     }

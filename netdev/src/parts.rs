@@ -20,12 +20,12 @@
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-#[cfg(any(test, feature = "serde"))]
 use serde::{Deserialize, Serialize};
 
 use crate::config::PortConfig;
 use crate::error::OpenError;
 use crate::fd::socket_family;
+use crate::handed::Lease;
 use crate::iface::Interface;
 use crate::inherited;
 use crate::port::Backend;
@@ -39,11 +39,12 @@ pub struct Parts {
     pub(crate) fds: Vec<OwnedFd>,
     /// The memory that this process mapped to acquire the parts.
     pub(crate) mapped: Option<Mapped>,
+    /// If an agent opened the port.
+    pub(crate) lease: Option<Lease>,
 }
 
-/// The plain values of [`Parts`]. With the feature `serde` they can be serialised.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[cfg_attr(any(test, feature = "serde"), derive(Serialize, Deserialize))]
+/// The plain values of [`Parts`]. They can be serialised.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// The interface, as it was when the parts were acquired.
     pub interface: Interface,
@@ -58,8 +59,7 @@ pub struct Manifest {
 }
 
 /// The plain values of one backend's parts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(any(test, feature = "serde"), derive(Serialize, Deserialize))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum BackendParts {
     /// `udp`: there are none.
     Udp,
@@ -178,7 +178,7 @@ impl Parts {
                 return refused(format!("a descriptor is not what it should be, {wanted:?}"));
             }
         }
-        Ok(Self { manifest, fds, mapped: None })
+        Ok(Self { manifest, fds, mapped: None, lease: None })
     }
 
     /// An error unless these are parts for `backend`.

@@ -24,10 +24,10 @@ use crate::{
     PathSpec, Port, PortConfig, RxDatagram, Shards, fd,
 };
 
-const A: [&str; 2] = ["10.9.0.1", "fd09::1"];
-const B: [&str; 2] = ["10.9.0.2", "fd09::2"];
+pub(crate) const A: [&str; 2] = ["10.9.0.1", "fd09::1"];
+pub(crate) const B: [&str; 2] = ["10.9.0.2", "fd09::2"];
 /// An address of the child's namespace that no port has.
-const SPARE: &str = "10.9.0.11";
+pub(crate) const SPARE: &str = "10.9.0.11";
 /// As many descriptors and bytes as one message has.
 const FDS_MAX: usize = 16;
 const MANIFEST_BYTES_MAX: usize = 4096;
@@ -131,7 +131,7 @@ fn another_process_assembles(backend: Backend, count: usize) -> Result<(), Strin
 }
 
 /// Sends back what arrives.
-fn echo(pair: &Pair, port: &mut AnyPort) {
+pub(crate) fn echo(pair: &Pair, port: &mut AnyPort) {
     fd::wait_readable(port.wait_fd(), 5).expect("poll");
     let mut got: Vec<(IpAddr, IpAddr, Vec<u8>)> = Vec::new();
     port.receive(64, |d| got.push((d.dst, d.src, d.payload.to_vec()))).expect("alive");
@@ -188,7 +188,7 @@ fn in_a_process_without_privileges() {
     println!("everything was exchanged");
 }
 
-fn assert_unprivileged() {
+pub(crate) fn assert_unprivileged() {
     let status = std::fs::read_to_string("/proc/thread-self/status").expect("a status");
     let line = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
@@ -204,17 +204,21 @@ fn assert_unprivileged() {
 
 /// Sends datagrams from port `number` until all leave directly and come back. They must come to the
 /// same port, as their byte says; on `afxdp`, to any.
-fn exchange(ports: &mut [AnyPort], backend: Backend, number: usize, at: usize) {
+pub(crate) fn exchange(ports: &mut [AnyPort], backend: Backend, number: usize, at: usize) {
     let path = ports[number].add_path(&spec(ip(A[at]), ip(B[at]))).expect("a path").id;
     let end = Instant::now() + Duration::from_secs(20);
     loop {
         assert!(Instant::now() < end, "{backend} never sends directly to {}", B[at]);
         let before = ports[number].stats();
         let sent = send(&mut ports[number], path, number as u8);
-        let got = receive(ports, sent.len(), (backend != Backend::Xdp).then_some(number));
+        let mut got = receive(ports, sent.len(), backend != Backend::Xdp);
+        // What was sent back late, of an earlier exchange, comes first.
+        let is_known =
+            |(_, src, dst): &Got| [0, 1].iter().any(|at| (*src, *dst) == (ip(B[*at]), ip(A[*at])));
+        assert!(got.iter().all(is_known), "other addresses");
+        let byte = |(payload, ..): &Got| payload[usize::from(SELECTOR)];
+        got.retain(|got| got.1 == ip(B[at]) && byte(got) == number as u8);
         assert!(got.iter().all(|(payload, ..)| sent.contains(payload)), "other bytes");
-        let addresses = (ip(B[at]), ip(A[at]));
-        assert!(got.iter().all(|(_, src, dst)| (*src, *dst) == addresses));
         let after = ports[number].stats();
         assert_eq!(after.tx_failed, 0);
         if got.len() == sent.len() && after.tx_unresolved == before.tx_unresolved {
@@ -236,16 +240,18 @@ fn send(port: &mut AnyPort, path: PathId, byte: u8) -> Vec<Vec<u8>> {
     payloads.to_vec()
 }
 
-type Got = (Vec<u8>, IpAddr, IpAddr);
+pub(crate) type Got = (Vec<u8>, IpAddr, IpAddr);
 
-/// Receives until `want` datagrams have arrived, or for some time; all at the port `only`.
-fn receive(ports: &mut [AnyPort], want: usize, only: Option<usize>) -> Vec<Got> {
+/// Receives until `want` datagrams have arrived, or for some time; each at the port of its byte, if
+/// they are `steered`.
+pub(crate) fn receive(ports: &mut [AnyPort], want: usize, steered: bool) -> Vec<Got> {
     let end = Instant::now() + Duration::from_millis(500);
     let mut got = Vec::new();
     while got.len() < want && Instant::now() < end {
         for (number, port) in ports.iter_mut().enumerate() {
             let sink = |d: RxDatagram<'_>| {
-                assert!(only.is_none_or(|only| only == number), "{number}, not {only:?}");
+                let byte = d.payload[usize::from(SELECTOR)];
+                assert!(!steered || usize::from(byte) == number, "{number}, not {byte}");
                 got.push((d.payload.to_vec(), d.src, d.dst));
             };
             port.receive(64, sink).expect("alive");

@@ -7,6 +7,7 @@ use std::io;
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
+use crate::handed::Agent;
 use crate::rtnl::Rtnl;
 use crate::sides::{ip, open_once};
 use crate::testns::{NetNs, Pair, limit_descriptors, or_skip};
@@ -227,10 +228,11 @@ fn others_in_the_way(v0: &Interface) {
         assert_eq!(held(v0), before, "{backend}");
     }
     let config = crate::PortConfig::default();
-    crate::auto::preview(v0, &own(), &config).expect("a choice");
-    crate::auto::choose(v0, &own(), None, &config).expect("a port");
+    crate::auto::preview(v0, &own(), &config, &Agent::off()).expect("a choice");
+    crate::auto::choose(v0, &own(), None, &config, &Agent::off()).expect("a port");
     for want in [None, Some(Backend::Udp), Some(Backend::Packet), Some(Backend::Xdp)] {
-        crate::auto::choose(v0, &[ip("10.9.0.99")], want, &config).expect_err("not ours");
+        crate::auto::choose(v0, &[ip("10.9.0.99")], want, &config, &Agent::off())
+            .expect_err("not ours");
     }
     assert_eq!(held(v0), before);
     // Attaching is the last step.

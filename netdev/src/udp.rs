@@ -128,7 +128,7 @@ impl UdpPort {
             udp_segments_max: segments_max,
             backend: BackendParts::Udp,
         };
-        let parts = |fds| Parts { manifest: manifest.clone(), fds, mapped: None };
+        let parts = |fds| Parts { manifest: manifest.clone(), fds, mapped: None, lease: None };
         Ok(sockets.into_iter().map(parts).collect())
     }
 
@@ -210,6 +210,12 @@ pub(crate) struct Acquired {
     pub(crate) sockets: Vec<Vec<OwnedFd>>,
     /// The most datagrams that the kernel takes in one message.
     pub(crate) segments_max: u16,
+}
+
+/// The network namespace of a UDP socket: see [`Socket::netns`].
+pub(crate) fn namespace_of(socket: &OwnedFd) -> Option<u64> {
+    let socket = socket.try_clone().ok()?;
+    Socket::from(socket).netns()
 }
 
 /// Opens the sockets of guards: see [`UdpPort::assemble_guard`].

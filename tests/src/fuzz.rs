@@ -13,6 +13,7 @@ mod api;
 mod cm;
 mod decode;
 mod engine;
+mod handed;
 mod kernel;
 mod packet;
 mod words;
@@ -33,7 +34,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     Target { name: "packet", run: packet::run, corpus: packet::corpus, tries: 200_000 },
     Target { name: "engine", run: engine::run, corpus: engine::corpus, tries: 6_000 },
     Target { name: "api", run: api::run, corpus: api::corpus, tries: 6_000 },
@@ -41,6 +42,7 @@ pub const TARGETS: [Target; 7] = [
     Target { name: "words", run: words::run, corpus: words::corpus, tries: 100_000 },
     Target { name: "kernel", run: kernel::run, corpus: kernel::corpus, tries: 100_000 },
     Target { name: "decode", run: decode::run, corpus: decode::corpus, tries: 6_000 },
+    Target { name: "handed", run: handed::run, corpus: handed::corpus, tries: 100_000 },
 ];
 
 /// The target with this name.

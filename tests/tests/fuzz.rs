@@ -82,3 +82,8 @@ fn each_target_has_a_program_for_cargo_fuzz() {
         assert!(manifest.contains(&format!("fuzz_targets/{}.rs", target.name)), "{}", target.name);
     }
 }
+
+#[test]
+fn any_messages_between_a_program_and_an_agent() {
+    smoke("handed");
+}

@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 #[cfg(any(test, feature = "internals"))]
 use rocinante_netdev::AnyPort;
+pub use rocinante_netdev::handed::AGENT_VARIABLE;
+use rocinante_netdev::handed::Agent;
 use rocinante_netdev::{Backend, Interface, PortConfig, Shards, auto};
 
 pub use self::prepared::PreparedContext;
@@ -86,9 +88,9 @@ impl OpenOptions {
         self
     }
 
-    /// Takes the best backend that the process may open and that bypasses no rule of the network
-    /// namespace, even if [`NETDEV_VARIABLE`] names another. This is the default if that variable
-    /// is not set.
+    /// Takes the best backend that the process may open, or that an agent opens for it
+    /// ([`AGENT_VARIABLE`]), and that bypasses no rule of the network namespace, even if
+    /// [`NETDEV_VARIABLE`] names another. This is the default if that variable is not set.
     #[must_use]
     pub fn netdev_auto(mut self) -> Self {
         self.netdev = BackendChoice::Auto;
@@ -404,10 +406,11 @@ impl OpenOptions {
         (backend, shards): (Option<Backend>, Option<usize>),
         events: Arc<soft::Inbox>,
     ) -> Result<Context, VerbsError> {
+        let agent = Agent::from_environment();
         let start = |claim| {
             let shards = Shards { count: shards.unwrap_or(1), selector: soft::SHARD_BYTE };
             let (ports, choice) =
-                auto::choose_shards(iface, addresses, backend, &self.port, shards)?;
+                auto::choose_shards(iface, addresses, backend, &self.port, shards, &agent)?;
             soft::Hca::start(&self.settings(), &iface.name, ports, choice.to_string(), claim)
         };
         let key = soft::Key::new(iface.index, addresses, are_all);

@@ -14,6 +14,7 @@ const LD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const LD_HALF: u16 = 0x28; // BPF_LD | BPF_H | BPF_ABS
 const LD_BYTE: u16 = 0x30; // BPF_LD | BPF_B | BPF_ABS
 const JEQ: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+const JGE: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
 const JSET: u16 = 0x45; // BPF_JMP | BPF_JSET | BPF_K
 const RET: u16 = 0x06; // BPF_RET | BPF_K
 
@@ -23,11 +24,15 @@ const NOTHING: u32 = 0;
 /// not ours.
 const VLAN_TAG_PRESENT: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT) as u32;
 
+/// `SKF_AD_OFF + SKF_AD_PKTTYPE`: what the kernel found the frame's Ethernet address to be.
+const PACKET_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32;
+/// `PACKET_OTHERHOST` of packet(7).
+const OTHERHOST: u32 = 3;
+
 /// The program for frames to `mac` or a group's Ethernet address, and to one of `addresses`.
 pub(super) fn program(mac: [u8; 6], addresses: &[IpAddr]) -> Vec<sock_filter> {
     let mut code = Program::default();
-    code.load(LD_WORD, VLAN_TAG_PRESENT);
-    code.require(0);
+    code.untagged();
     // A group has the lowest bit of the first byte set; else all six bytes must be ours.
     code.load(LD_BYTE, 0);
     code.push(JSET, 1, 5, 0);
@@ -35,11 +40,20 @@ pub(super) fn program(mac: [u8; 6], addresses: &[IpAddr]) -> Vec<sock_filter> {
     code.push(JEQ, u32::from_be_bytes([mac[0], mac[1], mac[2], mac[3]]), 0, 2);
     code.load(LD_HALF, 4);
     code.require(u32::from(u16::from_be_bytes([mac[4], mac[5]])));
-    ipv4(&mut code, addresses);
-    ipv6(&mut code, addresses);
-    code.0
+    code.ours(addresses)
 }
 
+/// As [`program`], for whatever Ethernet address the interface has: for a filter that cannot be
+/// replaced when that changes. A frame to another address, which a promiscuous interface receives,
+/// is of the type `PACKET_OTHERHOST`.
+pub(super) fn lasting_program(addresses: &[IpAddr]) -> Vec<sock_filter> {
+    let mut code = Program::default();
+    code.untagged();
+    code.load(LD_BYTE, PACKET_TYPE);
+    code.push(JGE, OTHERHOST, 0, 1);
+    code.push(RET, NOTHING, 0, 0);
+    code.ours(addresses)
+}
 fn ipv4(code: &mut Program, addresses: &[IpAddr]) {
     let mut body = Program::default();
     body.load(LD_BYTE, 14);
@@ -95,6 +109,19 @@ impl Program {
 
     fn load(&mut self, width: u16, offset: u32) {
         self.push(width, offset, 0, 0);
+    }
+
+    /// Continues if the frame had no tag of a VLAN.
+    fn untagged(&mut self) {
+        self.load(LD_WORD, VLAN_TAG_PRESENT);
+        self.require(0);
+    }
+
+    /// Takes our datagrams to one of `addresses`, and no other frame.
+    fn ours(mut self, addresses: &[IpAddr]) -> Vec<sock_filter> {
+        ipv4(&mut self, addresses);
+        ipv6(&mut self, addresses);
+        self.0
     }
 
     /// Continues if the loaded value is `k`; otherwise takes nothing.

@@ -43,51 +43,18 @@ impl Acquire for PacketIo {
         config: &PortConfig,
         shards: Shards,
     ) -> Result<Vec<Parts>, OpenError> {
-        check_kernel(&std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default())?;
-        check_addresses(iface, addresses)?;
-        let link = Rtnl::open()
-            .and_then(|mut rtnl| rtnl.link(iface.index))
-            .map_err(|e| os(format!("cannot read {}", iface.name), e, "see `ip link`"))?;
-        check_link(&link)?;
-        let program = filter::program(iface.mac, addresses);
+        let link = check(iface, addresses)?;
         // Before the guards, which need no privilege: the missing capability is the usual error.
-        let sockets = (0..shards.count)
-            .map(|_| {
-                let socket = open_socket(iface, config)?;
-                attach_filter(socket.as_fd(), &program)
-                    .map_err(|e| os("cannot attach a filter", e, ""))?;
-                Ok(socket)
-            })
-            .collect::<Result<Vec<_>, OpenError>>()?;
+        let sockets = open_sockets(iface, config, shards, &filter::program(iface.mac, addresses))?;
         let guards = udp::acquire_guards(Backend::Packet, iface, addresses, config, shards)?;
         let layout = RingGeometry::new(config.packet.ring_frames, sys::page_bytes());
-        let mut fanout = None;
-        for socket in &sockets {
-            socket.make_ring(layout).map_err(no_ring)?;
-            socket
-                .bind(iface.index)
-                .map_err(|e| os(format!("cannot bind to {}", iface.name), e, "see `ip link`"))?;
-            if shards.count > 1 {
-                let joined = socket.join_fanout(fanout, &steering::by_frame(shards));
-                fanout = Some(joined.map_err(|e| os("cannot share what arrives", e, ""))?);
-            }
-        }
-        let limits = run_limits(&link, config);
-        let manifest = Manifest {
-            interface: iface.clone(),
-            addresses: addresses.to_vec(),
-            config: config.clone(),
-            udp_segments_max: guards.segments_max,
-            backend: BackendParts::Packet {
-                ring_frames: layout.frames(),
-                segments_max: limits.datagrams,
-                run_bytes_max: limits.bytes as u32,
-            },
-        };
+        bind(&sockets, iface, layout, shards)?;
+        let manifest = manifest(iface, addresses, config, &link, layout, guards.segments_max);
         let parts = |(socket, guard): (PacketSocket, Vec<OwnedFd>)| Parts {
             manifest: manifest.clone(),
             fds: std::iter::once(socket.into()).chain(guard).collect(),
             mapped: None,
+            lease: None,
         };
         Ok(sockets.into_iter().zip(guards.sockets).map(parts).collect())
     }
@@ -116,10 +83,13 @@ impl Acquire for PacketIo {
         let mut sender = Sender::new(limits.datagrams > 1);
         sender.leaves_whole = segmentation.as_ref().is_some_and(|s| limits.are_taken_by(s));
         let capabilities = capabilities(iface, limits, ring.frames());
+        // A locked filter follows the interface's address by itself.
+        let follows =
+            !socket.filter_is_locked().map_err(|e| os("cannot ask for its lock", e, ""))?;
         let io = Self {
             ring,
             socket,
-            mac: iface.mac,
+            mac: follows.then_some(iface.mac),
             limits,
             staging: FrameStaging::new(),
             sender,
@@ -131,11 +101,84 @@ impl Acquire for PacketIo {
     }
 }
 
-fn no_ring(error: io::Error) -> OpenError {
+/// Checks that ports can be opened; returns the interface's link.
+pub(super) fn check(iface: &Interface, addresses: &[IpAddr]) -> Result<Link, OpenError> {
+    check_kernel(&std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default())?;
+    check_addresses(iface, addresses)?;
+    let link = link_of(iface)?;
+    check_link(&link)?;
+    Ok(link)
+}
+
+pub(super) fn link_of(iface: &Interface) -> Result<Link, OpenError> {
+    Rtnl::open()
+        .and_then(|mut rtnl| rtnl.link(iface.index))
+        .map_err(|e| os(format!("cannot read {}", iface.name), e, "see `ip link`"))
+}
+
+/// Opens a socket for each port, with the filter `program`. They receive nothing yet.
+pub(super) fn open_sockets(
+    iface: &Interface,
+    config: &PortConfig,
+    shards: Shards,
+    program: &[libc::sock_filter],
+) -> Result<Vec<PacketSocket>, OpenError> {
+    let open = |_| {
+        let socket = open_socket(iface, config)?;
+        attach_filter(socket.as_fd(), program).map_err(|e| os("cannot attach a filter", e, ""))?;
+        Ok(socket)
+    };
+    (0..shards.count).map(open).collect()
+}
+
+/// Makes their rings, and lets them share what arrives.
+pub(super) fn bind(
+    sockets: &[PacketSocket],
+    iface: &Interface,
+    layout: RingGeometry,
+    shards: Shards,
+) -> Result<(), OpenError> {
+    let mut fanout = None;
+    for socket in sockets {
+        socket.make_ring(layout).map_err(no_ring)?;
+        socket
+            .bind(iface.index)
+            .map_err(|e| os(format!("cannot bind to {}", iface.name), e, "see `ip link`"))?;
+        if shards.count > 1 {
+            let joined = socket.join_fanout(fanout, &steering::by_frame(shards));
+            fanout = Some(joined.map_err(|e| os("cannot share what arrives", e, ""))?);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn manifest(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+    link: &Link,
+    layout: RingGeometry,
+    udp_segments_max: u16,
+) -> Manifest {
+    let limits = run_limits(link, config);
+    Manifest {
+        interface: iface.clone(),
+        addresses: addresses.to_vec(),
+        config: config.clone(),
+        udp_segments_max,
+        backend: BackendParts::Packet {
+            ring_frames: layout.frames(),
+            segments_max: limits.datagrams,
+            run_bytes_max: limits.bytes as u32,
+        },
+    }
+}
+
+pub(super) fn no_ring(error: io::Error) -> OpenError {
     os("cannot make the receive ring", error, "fewer ring frames need less memory")
 }
 
-fn os(what: impl Into<String>, error: io::Error, hint: impl Into<String>) -> OpenError {
+pub(super) fn os(what: impl Into<String>, error: io::Error, hint: impl Into<String>) -> OpenError {
     OpenError::os(Backend::Packet, what, error, hint)
 }
 

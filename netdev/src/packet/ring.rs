@@ -44,6 +44,11 @@ impl RingGeometry {
         self.blocks as usize * self.block_bytes as usize
     }
 
+    /// Bytes of kernel memory: each block is a power of two of pages.
+    pub(super) fn kernel_bytes(&self) -> usize {
+        self.blocks as usize * self.block_bytes.next_power_of_two() as usize
+    }
+
     /// Offset of a frame in the mapping; the index is taken modulo the number of frames.
     pub(super) fn offset(&self, index: u32) -> usize {
         let index = index % self.frames();

@@ -76,14 +76,61 @@ impl PacketSocket {
         }
         let word = (mode | libc::PACKET_FANOUT_FLAG_UNIQUEID) << 16;
         self.set(libc::SOL_PACKET, libc::PACKET_FANOUT, word.cast_signed())?;
+        self.set_fanout_program(program)?;
+        self.fanout_group()
+    }
+
+    /// Sets the program of the socket's fan-out group.
+    pub(super) fn set_fanout_program(&self, program: &[libc::sock_filter]) -> io::Result<()> {
         let len = u16::try_from(program.len()).map_err(io::Error::other)?;
         let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
-        self.set_raw(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &program)?;
-        self.fanout_group()
+        self.set_raw(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &program)
     }
 
     fn fanout_group(&self) -> io::Result<u16> {
         Ok((self.word(libc::SOL_PACKET, libc::PACKET_FANOUT)? & 0xffff) as u16)
+    }
+
+    /// Forbids for ever to replace or to remove the filter, and to set a fan-out program
+    /// (`SO_LOCK_FILTER` of socket(7)). No privilege undoes it.
+    pub(super) fn lock_filter(&self) -> io::Result<()> {
+        self.set(libc::SOL_SOCKET, libc::SO_LOCK_FILTER, 1)
+    }
+
+    /// Whether the filter is locked.
+    pub(super) fn filter_is_locked(&self) -> io::Result<bool> {
+        Ok(self.word(libc::SOL_SOCKET, libc::SO_LOCK_FILTER)? != 0)
+    }
+
+    /// Whether frames have their link-level header (`SOCK_RAW`).
+    pub(super) fn is_raw(&self) -> io::Result<bool> {
+        Ok(self.word(libc::SOL_SOCKET, libc::SO_TYPE)? == libc::SOCK_RAW as u32)
+    }
+
+    /// The number of an option of packet(7).
+    pub(super) fn packet_option(&self, option: i32) -> io::Result<u32> {
+        self.word(libc::SOL_PACKET, option)
+    }
+
+    /// The index of the interface that it is bound to, and the protocol.
+    pub(super) fn bound_to(&self) -> io::Result<(u32, u16)> {
+        // SAFETY: a plain C struct for which all zeroes is a value.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        let mut len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        let at = (&raw mut address).cast();
+        // SAFETY: the kernel writes at most `len` bytes, which is the size of `address`.
+        unsafe { check(libc::getsockname(self.raw(), at, &raw mut len)) }?;
+        Ok((address.sll_ifindex.cast_unsigned(), u16::from_be(address.sll_protocol)))
+    }
+
+    /// The network namespace: a number unique to it (`SO_NETNS_COOKIE`).
+    pub(super) fn namespace(&self) -> io::Result<u64> {
+        let mut cookie = 0_u64;
+        let mut len = size_of::<u64>() as libc::socklen_t;
+        let (option, at) = (libc::SO_NETNS_COOKIE, (&raw mut cookie).cast());
+        // SAFETY: the kernel writes at most `len` bytes, which is the size of `cookie`.
+        unsafe { check(libc::getsockopt(self.raw(), libc::SOL_SOCKET, option, at, &raw mut len)) }?;
+        Ok(cookie)
     }
 
     /// Clears the socket's pending error, such as `ENETDOWN` after its interface went down: until
@@ -127,27 +174,54 @@ impl PacketSocket {
             tp_frame_size: layout.frame_bytes,
             tp_frame_nr: layout.frames(),
         };
-        self.set_raw(libc::SOL_PACKET, libc::PACKET_RX_RING, &request)
+        self.set_ring(libc::PACKET_RX_RING, &request)
+    }
+
+    /// Makes the ring of a direction in place of what there was; none without a block.
+    pub(super) fn set_ring(&self, option: i32, request: &libc::tpacket_req) -> io::Result<()> {
+        self.set_raw(libc::SOL_PACKET, option, request)
+    }
+
+    /// Makes the interface promiscuous as long as the socket is open.
+    #[cfg(test)]
+    pub(super) fn see_all(&self, interface: u32) -> io::Result<()> {
+        let request = libc::packet_mreq {
+            mr_ifindex: interface.cast_signed(),
+            mr_type: libc::PACKET_MR_PROMISC as u16,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
+        self.set_raw(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
     }
 
     /// Maps the ring that was made with this layout. The kernel refuses another length.
     pub(super) fn map_ring(&self, layout: RingGeometry) -> io::Result<RingMap> {
-        let len = layout.bytes();
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, at an address of the kernel's choice, of a ring with exactly this
-        // length.
+        let base = self.map(layout.bytes(), libc::PROT_READ | libc::PROT_WRITE)?;
+        let map = RingMap { base, layout };
+        // A child of fork must not take frames from its parent's ring.
+        advise(base, layout.bytes(), libc::MADV_DONTFORK)?;
+        Ok(map)
+    }
+
+    /// Keeps the ring that was made with this layout as it is.
+    pub(super) fn keep_ring(&self, layout: RingGeometry) -> io::Result<Kept> {
+        let (len, page) = (layout.bytes(), page_bytes() as usize);
+        let base = self.map(len, libc::PROT_NONE)?;
+        let kept = Kept { base, len, ring_bytes: layout.kernel_bytes() };
+        advise(kept.base, kept.len, libc::MADV_DONTFORK)?;
+        kept.but(page)
+    }
+
+    /// Maps the ring, which has exactly `len` bytes.
+    fn map(&self, len: usize, protection: i32) -> io::Result<NonNull<u8>> {
+        // SAFETY: a new mapping, at an address of the kernel's choice.
         let base = unsafe {
             libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, self.raw(), 0)
         };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let map = RingMap { base, layout };
-        // A child of fork must not take frames from its parent's ring.
-        // SAFETY: just the mapping made above, which `map` owns.
-        unsafe { check(libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK)) }?;
-        Ok(map)
+        NonNull::new(base.cast::<u8>()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
     fn set_raw<T>(&self, level: i32, option: i32, value: &T) -> io::Result<()> {
@@ -194,7 +268,62 @@ fn check(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
+/// Advises the kernel about a whole mapping of this process.
+fn advise(base: NonNull<u8>, len: usize, advice: i32) -> io::Result<()> {
+    // SAFETY: the advice given here (`MADV_DONTFORK`) changes no byte of the mapping.
+    unsafe { check(libc::madvise(base.as_ptr().cast(), len, advice)) }?;
+    Ok(())
+}
+
+/// Keeps the receive ring of a socket that another process has: as long as this value lives, the
+/// kernel refuses to resize or to remove the ring and to add one for sending (`EBUSY`). Otherwise
+/// whoever has the socket could take any amount of kernel memory, without a privilege.
+///
+/// It also keeps the socket open. It maps one page of the ring, without access: it cannot read nor
+/// write what the other process and the kernel exchange.
+#[derive(Debug)]
+pub struct Kept {
+    base: NonNull<u8>,
+    len: usize,
+    ring_bytes: usize,
+}
+
+// SAFETY: the mapping is the process's, not a thread's, and nobody has access to its bytes.
+unsafe impl Send for Kept {}
+// SAFETY: as above.
+unsafe impl Sync for Kept {}
+
+impl Kept {
+    /// Bytes of kernel memory of the ring.
+    #[must_use]
+    pub fn ring_bytes(&self) -> usize {
+        self.ring_bytes
+    }
+
+    /// Unmaps all but the first `len` bytes: one page does, and does not count as much memory of
+    /// this process.
+    fn but(mut self, len: usize) -> io::Result<Self> {
+        if len < self.len {
+            // SAFETY: the end of the mapping, which is ours alone, and which nothing points into.
+            unsafe { check(libc::munmap(self.base.add(len).as_ptr().cast(), self.len - len)) }?;
+            self.len = len;
+        }
+        Ok(self)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours alone, and nothing points into it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
 /// The mapped receive ring: `TPACKET_V2` frames that the kernel and we own in turn.
+///
+/// Nobody else reads or writes it. If an agent opened the socket, it has the ring mapped too, but
+/// without access ([`Kept`]). It closes its descriptor when it has sent it, so that it maps no
+/// more.
 #[derive(Debug)]
 pub(super) struct RingMap {
     base: NonNull<u8>,
@@ -221,7 +350,8 @@ impl RingMap {
             return None;
         }
         // SAFETY: the slot lies within the mapping, and having seen USER with acquire ordering, the
-        // kernel does not write to it until we hand it back.
+        // kernel does not write to it until we hand it back. Nobody else writes to it at all: an
+        // agent that opened the socket has no access to its own mapping.
         let slot = unsafe {
             std::slice::from_raw_parts(self.slot(index).as_ptr(), self.layout.frame_bytes as usize)
         };

@@ -1,4 +1,5 @@
 mod blocked;
+mod handed;
 mod life;
 mod two;
 

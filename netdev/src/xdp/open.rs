@@ -107,7 +107,7 @@ impl Acquire for XdpIo {
                 udp_segments_max: guards.segments_max,
                 backend,
             };
-            Ok(Parts { manifest, fds, mapped: Some(mapped) })
+            Ok(Parts { manifest, fds, mapped: Some(mapped), lease: None })
         });
         parts.collect()
     }

@@ -91,3 +91,27 @@ fn a_seccomp_profile_is_named() {
     let packet = alone(&lab, "packet", confine);
     assert!(packet.err.contains("packet: asked for"), "{}", packet.err);
 }
+
+/// Without capabilities the agent is the way to `packet`: it is named where it is missing.
+#[test]
+fn a_missing_agent_is_named_by_what_was_lost() {
+    require_machine_root!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let missing = "there is no agent at /nowhere/agent.sock";
+    let with = |agent| {
+        move |command: &mut Command| {
+            confined::capabilities(command.env("ROCINANTE_AGENT", agent), &[]);
+        }
+    };
+    let devices = |agent| start(lab.container(0), "devices -v", with(agent)).finish();
+    let lost = devices("/nowhere/agent.sock").succeeded();
+    assert!(lost.out.contains(missing) && lost.out.contains("not packet"), "{}", lost.out);
+    let unasked = devices("off").succeeded();
+    assert!(
+        unasked.out.contains("not packet") && !unasked.out.contains("agent"),
+        "{}",
+        unasked.out
+    );
+    let words = ["needs CAP_NET_RAW", "--cap-add NET_RAW", missing];
+    alone(&lab, "packet", with("/nowhere/agent.sock")).failed(1, &words);
+}

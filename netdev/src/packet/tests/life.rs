@@ -46,7 +46,7 @@ fn a_port_without_a_path_follows_its_interface() {
     let (mut a, _b) = ports(&pair);
     assert_eq!(a.maintain(), None, "and need not look for it");
     pair.a.sh("ip link set v0 address 02:00:00:00:09:77");
-    while a.io.mac[5] != 0x77 {
+    while a.io.mac.expect("its own filter")[5] != 0x77 {
         assert!(wait_readable(a.wait_fd(), 20_000).expect("poll"), "it is told");
         assert_eq!(a.maintain(), None);
     }

@@ -1,0 +1,38 @@
+//! A port that somebody else opened.
+//!
+//! A program without a right gets the parts of its ports from an *agent*, a process with rights in
+//! the same or another container. The program connects to the agent's socket, sends one
+//! [`Request`], and gets one [`Answer`] with descriptors: `docs/agent.md` describes the messages.
+//!
+//! - The agent's side: [`receive_request`], then [`give`] on a thread in the program's network
+//!   namespace, then [`send_answer`]. It keeps each [`Kept`] as long as the program may use the
+//!   port.
+//! - The program's side: an [`Agent`] is where to ask; [`auto`](crate::auto) asks it.
+//!
+//! What comes from a program is hostile. An agent is trusted as the kernel is, and yet all that it
+//! says is compared with the descriptors.
+
+mod ask;
+mod give;
+mod message;
+mod transport;
+
+use std::time::Duration;
+
+pub use self::ask::{AGENT_VARIABLE, Agent, DEFAULT_PATH};
+pub(crate) use self::ask::{AskError, Asked, HandedSockets, Lease};
+pub use self::give::{GiveLimits, Given, RING_FRAMES, give};
+pub use self::message::{
+    ADDRESSES_MAX, Answer, Code, Granted, MESSAGE_BYTES_MAX, Refused, Report, ReportedRule,
+    Request, Ring, SHARDS_MAX, VERSION,
+};
+pub use self::transport::{receive_answer, receive_request, send_answer, send_request};
+pub use crate::packet::Kept;
+
+/// How long each side waits for the other's message.
+pub const WAIT_MAX: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

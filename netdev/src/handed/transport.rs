@@ -1,0 +1,116 @@
+//! One message in one packet of a `SOCK_SEQPACKET` socket, and the descriptors with it.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use super::message::{Answer, Code, MESSAGE_BYTES_MAX, Refused, Request, SHARDS_MAX};
+
+/// Room for one descriptor more than an answer has, so that one too many is seen.
+const SPACE: usize = rustix::cmsg_space!(ScmRights(SHARDS_MAX + 1));
+
+/// Sends a request, without waiting.
+///
+/// # Errors
+/// The kernel's; or the request is none.
+pub fn send_request(to: impl AsFd, request: &Request) -> io::Result<()> {
+    let bytes = request.encode().map_err(io::Error::other)?;
+    send(to.as_fd(), &bytes, &[])
+}
+
+/// Receives a request, without waiting. Descriptors that come with it are closed, and there is no
+/// request then.
+///
+/// # Errors
+/// The inner one is what to answer. The outer one is the kernel's: `WouldBlock` if there is no
+/// message yet, `UnexpectedEof` if there will be none.
+pub fn receive_request(from: impl AsFd) -> io::Result<Result<Request, Refused>> {
+    // Without room for descriptors the kernel installs none.
+    let (bytes, flags, _) = receive(from.as_fd(), &mut [])?;
+    let refused = |what: &str| Ok(Err(Refused::new(Code::Malformed, what, "")));
+    if flags.contains(ReturnFlags::TRUNC) {
+        return refused("the request is too long");
+    }
+    if flags.contains(ReturnFlags::CTRUNC) {
+        return refused("a request has no descriptors");
+    }
+    Ok(Request::decode(&bytes))
+}
+
+/// Sends an answer with its descriptors, without waiting.
+///
+/// # Errors
+/// The kernel's: the program has gone, or does not read.
+pub fn send_answer(
+    to: impl AsFd,
+    answer: &Answer,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    send(to.as_fd(), &answer.encode(), descriptors)
+}
+
+/// Receives an answer with its descriptors, without waiting.
+///
+/// # Errors
+/// As [`receive_request`]; the inner one says why there is no answer.
+pub fn receive_answer(from: impl AsFd) -> io::Result<Result<(Answer, Vec<OwnedFd>), String>> {
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let (bytes, flags, descriptors) = receive(from.as_fd(), &mut space)?;
+    if flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Ok(Err(
+            "an answer that is too long, or more descriptors than there is room for".into()
+        ));
+    }
+    Ok(Answer::decode(&bytes).map(|answer| (answer, descriptors)))
+}
+
+fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fits = descriptors.len() <= SHARDS_MAX
+        && (descriptors.is_empty() || control.push(SendAncillaryMessage::ScmRights(descriptors)));
+    if !fits {
+        return Err(io::Error::other("more descriptors than a message can have"));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(to, &[IoSlice::new(bytes)], &mut control, flags)?;
+    Ok(())
+}
+
+fn receive(
+    from: BorrowedFd<'_>,
+    space: &mut [MaybeUninit<u8>],
+) -> io::Result<(Vec<u8>, ReturnFlags, Vec<OwnedFd>)> {
+    let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+    let mut control = RecvAncillaryBuffer::new(space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = recvmsg(from, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
+    let descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    let descriptors = descriptors.flatten().collect();
+    if received.bytes == 0 && !received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    bytes.truncate(received.bytes);
+    Ok((bytes, received.flags, descriptors))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Sends any bytes with any number of descriptors.
+    pub(crate) fn send_with(to: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+        sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).expect("sent");
+    }
+}

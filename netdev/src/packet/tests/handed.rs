@@ -1,0 +1,293 @@
+//! Ports that an agent opened: in a process without privileges, and what such a process cannot do.
+
+mod lies;
+
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+
+use super::super::tx::FrameSink as _;
+use super::*;
+use crate::auto::{self, Choice};
+use crate::handed::testing::Server;
+use crate::handed::{Agent, Code, GiveLimits, Request, give};
+use crate::parts_tests::{A, B, SPARE, assert_unprivileged, echo, exchange};
+use crate::sides::{SELECTOR, open};
+use crate::testns::drop_privileges;
+use crate::{AnyPort, Backend, OpenError, Shards};
+
+/// Another Ethernet address of `v0` in the child's namespace.
+const NEW_MAC: [u8; 6] = [2, 0, 0, 0, 9, 0x77];
+const STRANGER: [u8; 6] = [2, 0, 0, 0, 9, 0x99];
+/// What the child asks its parent for.
+const ASK_NEW_MAC: u8 = 1;
+const ASK_STRAYS: u8 = 2;
+
+/// This program again, without any privilege, with one end of a socket as its input.
+fn child(test: &str, agent: &Server, count: usize) -> std::io::Result<(Child, UnixStream)> {
+    let (ours, its) = UnixStream::pair()?;
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .args(["--exact", &format!("packet::tests::handed::{test}"), "--nocapture"])
+        .env("ROCINANTE_TEST_HANDED", format!("{test} {count} {}", agent.path().display()))
+        .stdin(OwnedFd::from(its))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    drop_privileges(&mut command);
+    Ok((command.spawn()?, ours))
+}
+
+/// A child gets `count` ports from an agent and exchanges datagrams with a port of this process.
+fn another_process_gets(count: usize) -> Result<(), String> {
+    let pair = Pair::new_seeing().map_err(|e| e.to_string())?;
+    pair.a.sh(&format!("ip address add {SPARE}/24 dev v0"));
+    let agent = Server::honest(&pair.a);
+    let mut peer = open(&pair.b, Backend::Udp, &B).map_err(|e| e.to_string())?;
+    let test = "in_a_process_without_privileges";
+    let (mut child, socket) =
+        pair.a.run(|| child(test, &agent, count)).map_err(|e| e.to_string())?;
+    socket.set_nonblocking(true).map_err(|e| e.to_string())?;
+    let end = Instant::now() + Duration::from_secs(60);
+    while child.try_wait().expect("a child").is_none() {
+        assert!(Instant::now() < end, "the child does not end");
+        echo(&pair, &mut peer);
+        let mut asked = [0];
+        if !matches!((&socket).read(&mut asked), Ok(1)) {
+            continue;
+        }
+        match asked[0] {
+            ASK_NEW_MAC => {
+                pair.a.sh("ip link set v0 address 02:00:00:00:09:77");
+                pair.b.sh("ip neigh flush dev v0");
+            }
+            ASK_STRAYS => strays(&pair),
+            other => panic!("the child asks for {other}"),
+        }
+        (&socket).write_all(&asked).map_err(|e| e.to_string())?;
+    }
+    succeeds(child);
+    // The child has gone; what the agent keeps is all that is left.
+    let given = std::mem::take(&mut *agent.given.lock().expect("no panic"));
+    assert_eq!(given.len(), 1);
+    let (connection, kept) = &given[0];
+    assert_eq!((kept.len(), packet_sockets(&pair.a)), (count, count));
+    let received = crate::handed::receive_request(connection);
+    assert!(received.is_err_and(|e| e.kind() == io::ErrorKind::UnexpectedEof), "its end");
+    drop(given);
+    assert_eq!(packet_sockets(&pair.a), 0, "with their rings");
+    Ok(())
+}
+
+fn succeeds(child: Child) {
+    let output = child.wait_with_output().expect("its output");
+    let text = [output.stdout, output.stderr].map(|out| String::from_utf8_lossy(&out).into_owned());
+    let done = output.status.success() && text[0].contains("everything was exchanged");
+    assert!(done, "{}", text.concat());
+}
+
+/// The packet sockets of a namespace.
+fn packet_sockets(ns: &NetNs) -> usize {
+    let table = ns.run(|| std::fs::read_to_string("/proc/thread-self/net/packet"));
+    table.expect("a table").lines().count() - 1
+}
+
+/// Sends datagrams that are not for the child's ports, which its interface receives: to another
+/// station, to another address, and to another UDP port.
+fn strays(pair: &Pair) {
+    pair.b.run(|| {
+        let socket = PacketSocket::new().expect("a socket");
+        socket.bind(Interface::by_name("v0").expect("v0").index).expect("bound");
+        let mut scratch = SendScratch::new();
+        let mut sender = Transmit { socket: &socket, scratch: &mut scratch };
+        for (mac, to, port_bit) in [(STRANGER, A[0], 0), (NEW_MAC, SPARE, 0), (NEW_MAC, A[0], 1)] {
+            let spec = PathSpec {
+                local: ip(B[0]),
+                remote: ip(to),
+                src_port: 0xc0de,
+                tos: 0,
+                ttl: 64,
+                flow_label: 0,
+            };
+            let from = [2, 0, 0, 0, 9, 2];
+            let template = FrameTemplate::new(from, mac, &spec, 0xc0de).expect("a family");
+            let mut frame = vec![0; template.header_len() + 20];
+            template.write(&mut frame, 20, 1);
+            frame[37] ^= port_bit;
+            for _ in 0..10 {
+                sender.send_one(&frame).expect("sent");
+            }
+        }
+    });
+}
+
+/// The number of ports and the agent's path, in a child that was started for this test.
+fn expected_of(test: &str) -> Option<(usize, String)> {
+    let expected = std::env::var("ROCINANTE_TEST_HANDED").ok()?;
+    let (count, path) = expected.strip_prefix(test)?.strip_prefix(' ')?.split_once(' ')?;
+    Some((count.parse().expect("a number"), path.to_owned()))
+}
+
+/// The child. Without an agent there is nothing to test.
+#[test]
+fn in_a_process_without_privileges() {
+    let Some((count, path)) = expected_of("in_a_process_without_privileges") else { return };
+    assert_unprivileged();
+    assert_eq!(PacketSocket::new().expect_err("it is forbidden").raw_os_error(), Some(libc::EPERM));
+    let v0 = Interface::by_name("v0").expect("v0");
+    let before = descriptors();
+    let (mut ports, choice) = choose_from(&v0, None, count, &Agent::at(&path)).expect("ports");
+    assert_eq!((choice.backend, ports.len()), (Backend::Packet, count), "{choice}");
+    assert!(choice.reason.contains(&format!("opened by the agent at {path}")), "{choice}");
+    for number in 0..count {
+        exchange(&mut ports, Backend::Packet, number, 0);
+        exchange(&mut ports, Backend::Packet, number, 1);
+    }
+    for port in &ports {
+        cannot_be_changed(&socket_of(port));
+    }
+    let input = std::io::stdin().as_fd().try_clone_to_owned().expect("an input");
+    let parent = UnixStream::from(input);
+    let ask = |what| {
+        (&parent).write_all(&[what]).expect("the parent listens");
+        (&parent).read_exact(&mut [0]).expect("its answer");
+    };
+    // The locked filter follows the interface.
+    ask(ASK_NEW_MAC);
+    for number in 0..count {
+        exchange(&mut ports, Backend::Packet, number, 0);
+        exchange(&mut ports, Backend::Packet, number, 1);
+    }
+    gets_no_strays(&mut ports, &v0, || ask(ASK_STRAYS));
+    // Its own mapping is not what protects the ring.
+    let sockets: Vec<PacketSocket> = ports.iter().map(socket_of).collect();
+    drop(ports);
+    sockets.iter().for_each(cannot_be_changed);
+    drop(sockets);
+    drop(parent);
+    assert_eq!(descriptors(), before);
+    println!("everything was exchanged");
+}
+
+fn choose_from(
+    v0: &Interface,
+    want: Option<Backend>,
+    count: usize,
+    agent: &Agent,
+) -> Result<(Vec<AnyPort>, Choice), OpenError> {
+    let shards = Shards { count, selector: SELECTOR };
+    auto::choose_shards(v0, &A.map(ip), want, &PortConfig::default(), shards, agent)
+}
+
+fn socket_of(port: &AnyPort) -> PacketSocket {
+    let AnyPort::Packet(port) = port else { panic!("{port:?} is another") };
+    PacketSocket::from(port.io.as_fd().try_clone_to_owned().expect("a copy"))
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
+}
+
+/// Whoever has the socket cannot change what it takes, nor how much memory it has.
+fn cannot_be_changed(socket: &PacketSocket) {
+    let errno = |result: io::Result<()>| result.expect_err("it is refused").raw_os_error();
+    let all = [libc::sock_filter { code: libc::BPF_RET as u16, jt: 0, jf: 0, k: u32::MAX }];
+    assert_eq!(errno(attach_filter(socket, &all)), Some(libc::EPERM));
+    for (option, value) in [(libc::SO_DETACH_FILTER, 0), (libc::SO_LOCK_FILTER, 0)] {
+        assert_eq!(errno(socket.set(libc::SOL_SOCKET, option, value)), Some(libc::EPERM));
+    }
+    if socket.packet_option(libc::PACKET_FANOUT).expect("a group") != 0 {
+        assert_eq!(errno(socket.set_fanout_program(&all)), Some(libc::EPERM));
+    }
+    let none =
+        libc::tpacket_req { tp_block_size: 0, tp_block_nr: 0, tp_frame_size: 0, tp_frame_nr: 0 };
+    let huge = libc::tpacket_req {
+        tp_block_size: 1 << 20,
+        tp_block_nr: 1 << 12,
+        tp_frame_size: 1 << 16,
+        tp_frame_nr: 1 << 16,
+    };
+    for (option, request) in
+        [(libc::PACKET_RX_RING, none), (libc::PACKET_RX_RING, huge), (libc::PACKET_TX_RING, huge)]
+    {
+        assert_eq!(errno(socket.set_ring(option, &request)), Some(libc::EBUSY), "{option}");
+    }
+}
+
+/// Promiscuous, other datagrams do not come: `exchange` knows what it sent.
+fn gets_no_strays(ports: &mut [AnyPort], v0: &Interface, send_strays: impl Fn()) {
+    for port in &*ports {
+        let socket = socket_of(port);
+        socket.see_all(v0.index).expect("it takes no privilege");
+        // Neither does another interface of the namespace; those of a group do not move.
+        let moved = socket.bind(1).and_then(|()| socket.bind(v0.index));
+        assert_eq!(moved.is_ok(), socket.packet_option(libc::PACKET_FANOUT).expect("a group") == 0);
+    }
+    let malformed = |ports: &[AnyPort]| ports.iter().map(|p| p.stats().rx_malformed).sum::<u64>();
+    let before = malformed(ports);
+    send_strays();
+    exchange(ports, Backend::Packet, 0, 0);
+    assert_eq!(malformed(ports), before);
+}
+
+#[test]
+fn a_process_without_privileges_gets_a_port() {
+    or_skip!("packet::handed", another_process_gets(1));
+}
+
+#[test]
+fn a_process_without_privileges_gets_two_that_share_what_arrives() {
+    or_skip!("packet::handed", another_process_gets(2));
+}
+
+#[test]
+fn an_agent_gives_no_more_than_its_limits_and_what_the_kernel_has() {
+    let pair = or_skip!("packet::handed", Pair::new());
+    let v0 = pair.a.run(|| Interface::by_name("v0")).expect("v0");
+    let limits = GiveLimits { ring_frames_max: 45, tx_buffer_bytes_max: 1 << 16 };
+    let asked = Request {
+        backend: Backend::Packet,
+        interface: v0.index,
+        addresses: A.map(ip).to_vec(),
+        shards: Shards { count: 2, selector: SELECTOR },
+        ring_frames: Some(u32::MAX),
+        tx_buffer_bytes: Some(u32::MAX),
+        despite_rules: true,
+    };
+    let given = or_skip!("packet::handed", pair.a.run(|| give(&asked, &limits)).whole());
+    assert_eq!((given.descriptors.len(), given.kept.len()), (2, 2));
+    let rings: usize = given.kept.iter().map(crate::handed::Kept::ring_bytes).sum();
+    assert_eq!(limits.ring_bytes(&asked), rings);
+    assert_eq!(rings, 6 << 20, "three blocks of 1 MiB each");
+    for fd in &given.descriptors {
+        let buffer = rustix::net::sockopt::socket_send_buffer_size(fd).expect("a socket");
+        assert_eq!(buffer, 2 << 16, "the kernel doubles it");
+    }
+    drop(given);
+    assert_eq!(packet_sockets(&pair.a), 0);
+    for (change, code) in [
+        (Request { interface: v0.index + 1000, ..asked.clone() }, Code::Interface),
+        (Request { addresses: vec![ip("10.9.0.99")], ..asked.clone() }, Code::Interface),
+        (Request { backend: Backend::Xdp, ..asked.clone() }, Code::Unsupported),
+        (Request { interface: 1, ..asked.clone() }, Code::Interface),
+    ] {
+        let refused = pair.a.run(|| give(&change, &limits));
+        assert_eq!(refused.answer.outcome.expect_err("refused").code, code);
+        assert!(refused.descriptors.is_empty() && refused.kept.is_empty());
+    }
+    // IPv6 addresses go with the link.
+    let asked = Request { addresses: vec![ip(A[0])], ..asked };
+    pair.a.sh("ip link set v0 down");
+    let refused = pair.a.run(|| give(&asked, &limits)).answer.outcome.expect_err("it is down");
+    assert_eq!((refused.code, refused.hint.contains("ip link set v0 up")), (Code::Failed, true));
+    assert_eq!(packet_sockets(&pair.a), 0);
+}
+
+impl crate::handed::Given {
+    fn whole(self) -> Result<Self, String> {
+        match &self.answer.outcome {
+            Err(refused) => Err(refused.to_string()),
+            Ok(_) => Ok(self),
+        }
+    }
+}
