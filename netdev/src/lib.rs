@@ -20,6 +20,8 @@ pub mod fuzzing;
 mod group_tests;
 pub mod handed;
 mod headers;
+#[doc(hidden)]
+pub mod host;
 mod iface;
 mod inherited;
 mod loopback;

@@ -34,6 +34,7 @@ pub(crate) use handing::{assemble_from, open_for_another, ring_bytes};
 use ring::PacketRing;
 use rx::Drops;
 use staging::{FrameStaging, IP_IDS_MIN, RunLimits};
+pub use handing::keep_again;
 pub use sys::Kept;
 use sys::{PacketSocket, SendScratch, Transmit};
 use tx::Sender;

@@ -9,9 +9,9 @@
 //! These frames bypass the own namespace's netfilter and `tc` rules and its counters. On a veth,
 //! they pass the host's rules.
 
-mod asm;
+pub(crate) mod asm;
 mod attach_error;
-mod bpf;
+pub(crate) mod bpf;
 mod cursor;
 mod mapping;
 mod open;

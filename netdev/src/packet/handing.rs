@@ -45,6 +45,18 @@ pub(crate) fn ring_bytes(frames: u32) -> usize {
     RingGeometry::new(frames, sys::page_bytes()).kernel_bytes()
 }
 
+/// Keeps the ring of a socket that an earlier agent opened, by a copy of the descriptor.
+///
+/// # Errors
+/// It is no packet socket, or its ring has another length.
+pub fn keep_again(socket: OwnedFd, ring: Ring) -> std::io::Result<Kept> {
+    let layout = RingGeometry::new(ring.frames, sys::page_bytes());
+    if Ring::from(layout) != ring || socket_family(&socket)? != libc::AF_PACKET {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    PacketSocket::from(socket).keep_ring(layout)
+}
+
 /// Makes parts of sockets that an agent opened for this process, and of guards of its own, which
 /// are in this thread's network namespace. The sockets are compared with what was asked for and
 /// with what the agent says of them.

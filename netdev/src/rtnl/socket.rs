@@ -49,6 +49,14 @@ impl NetlinkSocket {
         Ok(Self { socket, sequence: 0, answer: vec![0; ANSWER_MAX].into() })
     }
 
+    /// As [`open`](Self::open); the kernel reads all of a request, and refuses what it does not
+    /// know.
+    pub(crate) fn open_strict(protocol: isize) -> io::Result<Self> {
+        let this = Self::open(protocol)?;
+        this.socket.set_netlink_get_strict_chk(true)?;
+        Ok(this)
+    }
+
     /// A socket connected to an unused port.
     #[cfg(test)]
     pub(crate) fn to_nobody() -> io::Result<Self> {
@@ -193,14 +201,14 @@ fn error_code(payload: &[u8]) -> i32 {
 }
 
 /// The parts of `struct nlmsghdr` that matter here.
-pub(super) struct Header {
-    pub(super) kind: u16,
+pub(crate) struct Header {
+    pub(crate) kind: u16,
     flags: u16,
     sequence: u32,
 }
 
 /// The messages of one datagram; ends at the first one with an invalid length.
-pub(super) struct Messages<'a>(pub(super) &'a [u8]);
+pub(crate) struct Messages<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
     type Item = (Header, &'a [u8]);

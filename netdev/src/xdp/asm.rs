@@ -1,4 +1,4 @@
-//! An assembler for the few eBPF instructions that the XDP program uses.
+//! An assembler for the few eBPF instructions that our programs use.
 //!
 //! Encoding: kernel `Documentation/bpf/standardization/instruction-set.rst` and
 //! `include/uapi/linux/bpf.h`. An instruction is eight bytes: opcode, destination and source
@@ -18,6 +18,9 @@ pub(crate) enum Reg {
     R4 = 4,
     R5 = 5,
     R6 = 6,
+    R7 = 7,
+    R8 = 8,
+    R9 = 9,
     R10 = 10,
 }
 
@@ -31,6 +34,8 @@ pub(crate) enum Size {
     H = 0x08,
     /// Four bytes.
     W = 0x00,
+    /// Eight bytes.
+    Dw = 0x18,
 }
 
 /// The condition of a jump.
@@ -92,7 +97,13 @@ const ST_MEM: u8 = 0x62;
 const ALU64_MOV_REG: u8 = 0xbf;
 const ALU64_MOV_IMM: u8 = 0xb7;
 const ALU64_ADD_IMM: u8 = 0x07;
+const ALU64_ADD_REG: u8 = 0x0f;
+const ALU64_OR_REG: u8 = 0x4f;
+const ALU64_LSH_IMM: u8 = 0x67;
 const ALU64_RSH_IMM: u8 = 0x77;
+/// The mode of a store that is an atomic operation; the immediate says which, and 0 is an addition.
+const ATOMIC: u8 = 0xc0;
+const MODE: u8 = 0xe0;
 const JMP_REG: u8 = 0x0d;
 const JMP_IMM: u8 = 0x05;
 const JMP32_IMM: u8 = 0x06;
@@ -143,6 +154,26 @@ impl Asm {
     /// `dst += imm`.
     pub(crate) fn add_imm(&mut self, dst: Reg, imm: i32) {
         self.emit(ALU64_ADD_IMM, dst, 0, 0, imm);
+    }
+
+    /// `dst += src`.
+    pub(crate) fn add(&mut self, dst: Reg, src: Reg) {
+        self.emit(ALU64_ADD_REG, dst, src as u8, 0, 0);
+    }
+
+    /// `dst |= src`.
+    pub(crate) fn or(&mut self, dst: Reg, src: Reg) {
+        self.emit(ALU64_OR_REG, dst, src as u8, 0, 0);
+    }
+
+    /// `*(u64 *)(dst + off) += src`, atomically.
+    pub(crate) fn atomic_add(&mut self, dst: Reg, off: i16, src: Reg) {
+        self.emit(STX_MEM & !MODE | ATOMIC | Size::Dw as u8, dst, src as u8, off, 0);
+    }
+
+    /// `dst <<= imm`.
+    pub(crate) fn shift_left_imm(&mut self, dst: Reg, imm: i32) {
+        self.emit(ALU64_LSH_IMM, dst, 0, 0, imm);
     }
 
     /// `dst >>= imm`, unsigned.
@@ -239,6 +270,10 @@ mod tests {
         assert_eq!(one(|a| a.mov_imm(Reg::R0, 2)), insn(0xb7, 0x00, 0, 2));
         assert_eq!(one(|a| a.add_imm(Reg::R4, 42)), insn(0x07, 0x04, 0, 42));
         assert_eq!(one(|a| a.shift_right_imm(Reg::R5, 4)), insn(0x77, 0x05, 0, 4));
+        assert_eq!(one(|a| a.add(Reg::R9, Reg::R1)), insn(0x0f, 0x19, 0, 0));
+        assert_eq!(one(|a| a.or(Reg::R5, Reg::R4)), insn(0x4f, 0x45, 0, 0));
+        assert_eq!(one(|a| a.shift_left_imm(Reg::R1, 3)), insn(0x67, 0x01, 0, 3));
+        assert_eq!(one(|a| a.atomic_add(Reg::R0, 0, Reg::R1)), insn(0xdb, 0x10, 0, 0));
         assert_eq!(one(|a| a.call(Helper::RedirectMap)), insn(0x85, 0, 0, 51));
         assert_eq!(one(Asm::exit), insn(0x95, 0, 0, 0));
         assert_eq!(one(|a| a.load_map(Reg::R1, 9)), insn(0x18, 0x11, 0, 9));

@@ -1,0 +1,274 @@
+//! The program on a host's end, with what it lets through: attached, found again, changed.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+use std::sync::OnceLock;
+
+use super::program::{self, KEY_LEN};
+use crate::xdp::bpf::{Described, Map, Program};
+
+/// Names of the program and of its maps: by these an agent knows its own.
+const PROGRAM: &str = "roce_sources";
+const OWN: &str = "roce_own";
+const DROPPED: &str = "roce_dropped";
+
+/// The most addresses of a container that may send.
+pub const ADDRESSES_MAX: usize = 100;
+/// Room for them and the Ethernet address alone, twice: during a change both are there.
+const KEYS_MAX: u32 = 2 * (ADDRESSES_MAX as u32 + 1);
+
+/// Why a frame was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum Reason {
+    /// The Ethernet source is not the container's.
+    EthernetSource = 0,
+    /// Neither IPv4, IPv6 nor ARP, or with a VLAN tag.
+    EtherType = 1,
+    /// The IPv4 source is not the container's.
+    Ipv4 = 2,
+    /// The IPv6 source is not the container's.
+    Ipv6 = 3,
+    /// The sender in an ARP message is not the container.
+    Arp = 4,
+    /// A message of neighbour discovery is about another's address, or a router's.
+    NeighbourDiscovery = 5,
+    /// Cut short, of a wrong version, or with more headers than are followed.
+    Malformed = 6,
+}
+
+impl Reason {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::EthernetSource,
+        Self::EtherType,
+        Self::Ipv4,
+        Self::Ipv6,
+        Self::Arp,
+        Self::NeighbourDiscovery,
+        Self::Malformed,
+    ];
+}
+
+/// The addresses that a container may send from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sources {
+    /// Its Ethernet address.
+    pub mac: [u8; 6],
+    /// Its IP addresses. Those beyond [`ADDRESSES_MAX`] cannot send.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+impl Sources {
+    /// The keys of the map. Addresses that are nobody's are left out.
+    fn keys(&self) -> BTreeSet<Vec<u8>> {
+        let is_source = |a: &&IpAddr| !a.is_unspecified() && !a.is_multicast();
+        let addresses = self.addresses.iter().filter(is_source).take(ADDRESSES_MAX);
+        let keys = addresses.map(|address| program::key(*address, self.mac).to_vec());
+        keys.chain([program::mac_key(self.mac).to_vec()]).collect()
+    }
+}
+
+/// What [`SourceFilter::attach`] found at the interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attached {
+    /// Nothing of ours: it is new.
+    New,
+    /// Our program, which stays.
+    Found,
+    /// Our program, but another version, broken, twice, or not the first: put in order.
+    Mended,
+}
+
+/// The program on a host's end. It stays there when this is dropped and when the process ends,
+/// until it is detached or the interface goes.
+#[derive(Debug)]
+pub struct SourceFilter {
+    ifindex: u32,
+    program: Program,
+    own: Map,
+    dropped: Map,
+}
+
+impl SourceFilter {
+    /// Makes the program the first at the tcx ingress of the interface with this index, in the
+    /// calling thread's network namespace, and lets `sources` through. A program of ours that is
+    /// there already stays, with its counters. At no moment is there none.
+    ///
+    /// # Errors
+    /// `EINVAL` before Linux 6.6; `EPERM` without `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_SYS_ADMIN`;
+    /// `ENODEV` without such an interface.
+    pub fn attach(ifindex: u32, sources: &Sources) -> io::Result<(Self, Attached)> {
+        let tag = Self::tag()?;
+        let mut ours = Vec::new();
+        for (place, program) in Program::at_ingress(ifindex)?.into_iter().enumerate() {
+            let described = program.described()?;
+            if described.name == PROGRAM {
+                let is_sound = place == 0 && described.tag == tag;
+                ours.push((is_sound, Self::of(ifindex, program, described)));
+            }
+        }
+        let is_alone = ours.len() == 1;
+        let mut old = Vec::new();
+        for (is_sound, filter) in ours {
+            match filter {
+                Ok(filter) if is_alone && is_sound => {
+                    filter.allow(sources)?;
+                    return Ok((filter, Attached::Found));
+                }
+                Ok(filter) => old.push(filter.program),
+                Err(program) => old.push(program),
+            }
+        }
+        let fresh = Self::load(ifindex)?;
+        fresh.allow(sources)?;
+        // The new one is there before the old ones go.
+        fresh.program.attach_first(ifindex, None)?;
+        let mended = !old.is_empty();
+        for program in old {
+            match program.detach(ifindex) {
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+                detached => detached?,
+            }
+        }
+        Ok((fresh, if mended { Attached::Mended } else { Attached::New }))
+    }
+
+    /// The program of ours on this interface, if there is one.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn find(ifindex: u32) -> io::Result<Option<Self>> {
+        for program in Program::at_ingress(ifindex)? {
+            let described = program.described()?;
+            if described.name == PROGRAM
+                && let Ok(filter) = Self::of(ifindex, program, described)
+            {
+                return Ok(Some(filter));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Lets these and no others through.
+    ///
+    /// # Errors
+    /// The error of bpf(2).
+    pub fn allow(&self, sources: &Sources) -> io::Result<()> {
+        let (wanted, present) = (sources.keys(), self.present()?);
+        for key in wanted.difference(&present) {
+            self.own.set(key, 1)?;
+        }
+        for key in present.difference(&wanted) {
+            match self.own.remove(key) {
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+                removed => removed?,
+            }
+        }
+        Ok(())
+    }
+
+    /// What it lets through; `None` if its map was changed by others into what no [`Sources`] are.
+    ///
+    /// # Errors
+    /// The error of bpf(2).
+    pub fn sources(&self) -> io::Result<Option<Sources>> {
+        let mut macs = BTreeSet::new();
+        let mut addresses = BTreeSet::new();
+        for key in self.present()? {
+            let Some((address, mac)) = program::parse_key(&key) else { return Ok(None) };
+            macs.insert(mac);
+            addresses.extend(address);
+        }
+        let mut macs = macs.into_iter();
+        let (first, second) = (macs.next(), macs.next());
+        Ok(first.filter(|_| second.is_none()).map(|mac| Sources { mac, addresses }))
+    }
+
+    /// The frames dropped so far for this reason.
+    ///
+    /// # Errors
+    /// The error of bpf(2).
+    pub fn dropped(&self, reason: Reason) -> io::Result<u64> {
+        self.dropped.count(reason as u32)
+    }
+
+    /// The program's id.
+    ///
+    /// # Errors
+    /// The error of bpf(2).
+    pub fn id(&self) -> io::Result<u32> {
+        Ok(self.program.described()?.id)
+    }
+
+    /// Takes the program off the interface.
+    ///
+    /// # Errors
+    /// `ENOENT` if it is not there any more.
+    pub fn detach(self) -> io::Result<()> {
+        self.program.detach(self.ifindex)
+    }
+
+    /// A program that is attached nowhere, and lets `sources` through.
+    #[cfg(test)]
+    pub(super) fn loose(sources: &Sources) -> io::Result<Self> {
+        let filter = Self::load(0)?;
+        filter.allow(sources)?;
+        Ok(filter)
+    }
+
+    /// Attaches a second one.
+    #[cfg(test)]
+    pub(super) fn attach_again(&self, ifindex: u32) -> io::Result<()> {
+        self.program.attach_first(ifindex, None)
+    }
+
+    /// The verdict on a frame.
+    #[cfg(test)]
+    pub(super) fn verdict(&self, frame: &[u8]) -> io::Result<u32> {
+        self.program.test_run(frame)
+    }
+
+    /// The hash of the program's instructions, which is the same for each.
+    fn tag() -> io::Result<[u8; 8]> {
+        static TAG: OnceLock<[u8; 8]> = OnceLock::new();
+        match TAG.get() {
+            Some(tag) => Ok(*tag),
+            None => {
+                let tag = Self::load(0)?.program.described()?.tag;
+                Ok(*TAG.get_or_init(|| tag))
+            }
+        }
+    }
+
+    fn load(ifindex: u32) -> io::Result<Self> {
+        let own = Map::hash(OWN, KEY_LEN, KEYS_MAX)?;
+        let dropped = Map::counters(DROPPED, Reason::ALL.len() as u32)?;
+        let code = program::program(&own, &dropped);
+        let program = Program::load_classifier(PROGRAM, &code)?;
+        Ok(Self { ifindex, program, own, dropped })
+    }
+
+    /// The program with its maps, or the program if its maps are not what ours are.
+    fn of(ifindex: u32, program: Program, described: Described) -> Result<Self, Program> {
+        let (mut own, mut dropped) = (None, None);
+        for (name, map) in described.maps {
+            match name.as_str() {
+                OWN if map.has_sizes(KEY_LEN, size_of::<u32>()) => own = Some(map),
+                DROPPED if map.has_sizes(size_of::<u32>(), size_of::<u64>()) => {
+                    dropped = Some(map);
+                }
+                _ => {}
+            }
+        }
+        match (own, dropped) {
+            (Some(own), Some(dropped)) => Ok(Self { ifindex, program, own, dropped }),
+            _ => Err(program),
+        }
+    }
+
+    fn present(&self) -> io::Result<BTreeSet<Vec<u8>>> {
+        Ok(self.own.keys()?.into_iter().collect())
+    }
+}

@@ -1,0 +1,259 @@
+//! Links and addresses of other network namespaces, by the numbers that the own one has for them.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd as _};
+
+use crate::rtnl::socket::{Attributes, NetlinkSocket};
+
+const RTM_NEWNSID: u16 = 88;
+const RTM_GETNSID: u16 = 90;
+// Of `linux/net_namespace.h`.
+const NETNSA_NSID: u16 = 1;
+const NETNSA_FD: u16 = 3;
+// Of `linux/if_link.h` and `linux/if_addr.h`.
+const IFLA_IFNAME: u16 = 3;
+const IFLA_TARGET_NETNSID: u16 = 46;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+const IFA_TARGET_NETNSID: u16 = 10;
+const IFLA_INFO_KIND: u16 = 1;
+/// Lengths of `struct ifinfomsg` and of `struct ifaddrmsg`.
+const LINK_HEADER: usize = 16;
+const ADDRESS_HEADER: usize = 8;
+/// Longest name of an interface, with its zero.
+const NAME_MAX: usize = 16;
+
+/// The number that the own network namespace has for another. It may be another's when that one
+/// has gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NsId(pub i32);
+
+/// The other end of a veth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Its index.
+    pub index: u32,
+    /// The namespace it is in; `None` for the one that the link itself is in.
+    pub namespace: Option<NsId>,
+}
+
+/// A link, as far as an agent cares.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostLink {
+    /// Its index.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its kind (`veth`, `macvlan`, …); empty for hardware.
+    pub kind: String,
+    /// Its Ethernet address; zero if it has none.
+    pub mac: [u8; 6],
+    /// Whether it is a loopback interface.
+    pub is_loopback: bool,
+    /// What it is an end of or stands on.
+    pub peer: Option<Peer>,
+    /// Whether it sends by a namespace that is not the one it is in.
+    pub is_of_another_namespace: bool,
+}
+
+/// Asks the kernel about other namespaces.
+#[derive(Debug)]
+pub struct Namespaces {
+    socket: NetlinkSocket,
+}
+
+impl Namespaces {
+    /// Asks in the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// No descriptor left, or Linux before 4.20.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self { socket: NetlinkSocket::open_strict(netlink_sys::protocols::NETLINK_ROUTE)? })
+    }
+
+    /// The number for the namespace that a descriptor of nsfs names. The kernel chooses one if it
+    /// has none yet.
+    ///
+    /// # Errors
+    /// `EINVAL` for another descriptor, `EPERM` without `CAP_NET_ADMIN`.
+    pub fn id(&mut self, namespace: impl AsFd) -> io::Result<NsId> {
+        let fd = namespace.as_fd().as_raw_fd().cast_unsigned();
+        let ask = body(&[0; 4], &[(NETNSA_FD, &fd.to_ne_bytes())]);
+        if let Some(id) = self.ask_id(&ask)? {
+            return Ok(id);
+        }
+        let any = (-1_i32).to_ne_bytes();
+        let choose = body(&[0; 4], &[(NETNSA_FD, &fd.to_ne_bytes()), (NETNSA_NSID, &any)]);
+        match self.socket.request(RTM_NEWNSID, false, &choose, &mut |_, _| {}) {
+            // Chosen meanwhile.
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
+            chosen => chosen?,
+        }
+        self.ask_id(&ask)?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+    }
+
+    /// A link of a namespace (`None`: the own) by its name.
+    ///
+    /// # Errors
+    /// `ENODEV` if there is none; `EINVAL` if the number is nobody's.
+    pub fn link_named(&mut self, namespace: Option<NsId>, name: &str) -> io::Result<HostLink> {
+        if name.is_empty() || name.len() >= NAME_MAX || name.contains(['\0', '/']) {
+            return Err(io::Error::from_raw_os_error(libc::ENODEV));
+        }
+        let name = [name.as_bytes(), &[0]].concat();
+        self.one_link(namespace, 0, &[(IFLA_IFNAME, &name)])
+    }
+
+    /// A link of a namespace (`None`: the own) by its index.
+    ///
+    /// # Errors
+    /// As [`link_named`](Self::link_named).
+    pub fn link(&mut self, namespace: Option<NsId>, index: u32) -> io::Result<HostLink> {
+        self.one_link(namespace, index, &[])
+    }
+
+    /// All links of a namespace (`None`: the own).
+    ///
+    /// # Errors
+    /// `EINVAL` if the number is nobody's.
+    pub fn links(&mut self, namespace: Option<NsId>) -> io::Result<Vec<HostLink>> {
+        let target = namespace.map(|id| id.0.to_ne_bytes());
+        let target: Vec<_> = target.iter().map(|id| (IFLA_TARGET_NETNSID, &id[..])).collect();
+        let ask = body(&[0; LINK_HEADER], &target);
+        let mut links = Vec::new();
+        self.socket.request(libc::RTM_GETLINK, true, &ask, &mut |kind, body| {
+            if kind == libc::RTM_NEWLINK {
+                links.extend(link_from(body));
+            }
+        })?;
+        Ok(links)
+    }
+
+    /// The addresses of a link of a namespace, also those that are being checked for duplicates.
+    ///
+    /// # Errors
+    /// As [`link`](Self::link).
+    pub fn addresses(&mut self, namespace: NsId, index: u32) -> io::Result<BTreeSet<IpAddr>> {
+        let mut addresses = BTreeSet::new();
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            let mut header = [0; ADDRESS_HEADER];
+            header[0] = family as u8;
+            header[4..].copy_from_slice(&index.to_ne_bytes());
+            let ask = body(&header, &[(IFA_TARGET_NETNSID, &namespace.0.to_ne_bytes())]);
+            let asked = self.socket.request(libc::RTM_GETADDR, true, &ask, &mut |kind, body| {
+                let of_it = body.get(4..8) == Some(&index.to_ne_bytes());
+                if kind == libc::RTM_NEWADDR && of_it {
+                    addresses.extend(address_from(body));
+                }
+            });
+            match asked {
+                // The kernel has no IPv6.
+                Err(e)
+                    if family == libc::AF_INET6 && e.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+                asked => asked?,
+            }
+        }
+        Ok(addresses)
+    }
+
+    fn one_link(
+        &mut self,
+        namespace: Option<NsId>,
+        index: u32,
+        attributes: &[(u16, &[u8])],
+    ) -> io::Result<HostLink> {
+        let mut header = [0; LINK_HEADER];
+        header[4..8].copy_from_slice(&index.to_ne_bytes());
+        let target = namespace.map(|id| id.0.to_ne_bytes());
+        let target = target.as_ref().map(|id| (IFLA_TARGET_NETNSID, &id[..]));
+        let attributes: Vec<_> = target.into_iter().chain(attributes.iter().copied()).collect();
+        let mut found = None;
+        let ask = body(&header, &attributes);
+        self.socket.request(libc::RTM_GETLINK, false, &ask, &mut |kind, body| {
+            if kind == libc::RTM_NEWLINK {
+                found = link_from(body);
+            }
+        })?;
+        found.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
+    }
+
+    fn ask_id(&mut self, ask: &[u8]) -> io::Result<Option<NsId>> {
+        let mut id = None;
+        self.socket.request(RTM_GETNSID, false, ask, &mut |_, body| {
+            let attributes = Attributes(body.get(4..).unwrap_or(&[]));
+            id = attributes.filter(|(kind, _)| *kind == NETNSA_NSID).find_map(|(_, v)| word(v));
+        })?;
+        Ok(id.map(u32::cast_signed).filter(|id| *id >= 0).map(NsId))
+    }
+}
+
+/// A request's header and attributes.
+fn body(header: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut body = header.to_vec();
+    for (kind, value) in attributes {
+        body.extend(((4 + value.len()) as u16).to_ne_bytes());
+        body.extend(kind.to_ne_bytes());
+        body.extend(*value);
+        body.resize(body.len().next_multiple_of(4), 0);
+    }
+    body
+}
+
+fn link_from(message: &[u8]) -> Option<HostLink> {
+    let mut link = HostLink {
+        index: word(message.get(4..8)?)?,
+        name: String::new(),
+        kind: String::new(),
+        mac: [0; 6],
+        is_loopback: word(message.get(8..12)?)? & libc::IFF_LOOPBACK as u32 != 0,
+        peer: None,
+        is_of_another_namespace: false,
+    };
+    let (mut peer, mut namespace) = (None, None);
+    for (kind, value) in Attributes(message.get(LINK_HEADER..)?) {
+        match kind {
+            IFLA_IFNAME => link.name = text(value),
+            libc::IFLA_ADDRESS => link.mac = value.try_into().unwrap_or_default(),
+            libc::IFLA_LINK => peer = word(value),
+            libc::IFLA_LINK_NETNSID => namespace = word(value).map(u32::cast_signed),
+            libc::IFLA_LINKINFO => {
+                let kind = Attributes(value).find(|(kind, _)| *kind == IFLA_INFO_KIND);
+                link.kind = kind.map(|(_, kind)| text(kind)).unwrap_or_default();
+            }
+            _ => {}
+        }
+    }
+    link.is_of_another_namespace = namespace.is_some();
+    link.peer = peer
+        .filter(|index| *index != 0)
+        .map(|index| Peer { index, namespace: namespace.map(NsId) });
+    Some(link)
+}
+
+fn address_from(message: &[u8]) -> Option<IpAddr> {
+    let (mut local, mut address) = (None, None);
+    for (kind, value) in Attributes(message.get(ADDRESS_HEADER..)?) {
+        match kind {
+            IFA_LOCAL => local = ip(value),
+            // On a point-to-point link this is the peer's; then there is a local one too.
+            IFA_ADDRESS => address = ip(value),
+            _ => {}
+        }
+    }
+    local.or(address)
+}
+
+fn ip(value: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(value).map(IpAddr::from);
+    v4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok()
+}
+
+fn word(value: &[u8]) -> Option<u32> {
+    value.try_into().ok().map(u32::from_ne_bytes)
+}
+
+fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
+}
