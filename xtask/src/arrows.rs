@@ -5,13 +5,14 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every member of the workspace, with the members it may depend on, tests and examples included.
-const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
     ("rocinante-crc", &[]),
     ("rocinante-stack", &["rocinante-crc"]),
     ("rocinante-netdev", &[]),
     ("rocinante", &["rocinante-crc", "rocinante-stack", "rocinante-netdev"]),
     ("rocinante-node", &[]),
     ("rocinante-cli", &["rocinante", "rocinante-stack", "rocinante-netdev", "rocinante-node"]),
+    ("rocinante-agent", &["rocinante-netdev", "rocinante-node"]),
     ("rocinante-capi", &["rocinante"]),
     ("rocinante-paths", &[]),
     ("rocinante-dropin", &["rocinante-node"]),

@@ -1,0 +1,130 @@
+//! The agent's configuration.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rocinante_netdev::handed::DEFAULT_PATH;
+use serde::Deserialize;
+
+use crate::error::AgentError;
+
+/// The configuration, a file of TOML. `agent/dist/agent.toml` has every option with its default.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The socket that programs connect to.
+    pub socket: PathBuf,
+    /// The file that a restarted agent reads: on a tmpfs, in a directory of root's that no
+    /// container sees.
+    pub state: PathBuf,
+    /// Ports that a container may have at a time.
+    pub ports_max: usize,
+    /// Kernel memory in MiB that the receive rings of a container's ports may take.
+    pub ring_mib_max: usize,
+    /// Kernel memory in MiB that the receive rings of all ports may take. Rings get smaller as it
+    /// runs out.
+    pub ring_mib_total: usize,
+    /// Frames that one receive ring may have. Each takes 68 KiB.
+    pub ring_frames_max: u32,
+    /// Requests of a container in a second that are looked at.
+    pub requests_per_second: u32,
+    /// Containers whose network is administered by themselves.
+    pub self_administered: SelfAdministered,
+}
+
+/// What holds for a container whose processes may change its addresses: they have `CAP_NET_ADMIN`
+/// over its network, or may get it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SelfAdministered {
+    /// The addresses that it has when it first asks are its own; it may lose some, and gets no
+    /// others.
+    Fixed,
+    /// The addresses that it gives itself are its own.
+    Follow,
+    /// It gets no port.
+    Refuse,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            socket: DEFAULT_PATH.into(),
+            state: "/run/rocinante-agent/state.json".into(),
+            ports_max: 64,
+            ring_mib_max: 256,
+            ring_mib_total: 1024,
+            ring_frames_max: 256,
+            requests_per_second: 100,
+            self_administered: SelfAdministered::Fixed,
+        }
+    }
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// There is none, or it is not understood: the error names the line.
+    pub fn read(path: &Path) -> Result<Self, AgentError> {
+        let hint = "agent/dist/agent.toml has every option";
+        let what = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
+        let text = fs::read_to_string(path).map_err(|e| AgentError::new(what(&e), hint))?;
+        let config: Self = toml::from_str(&text).map_err(|e| AgentError::new(what(&e), hint))?;
+        config.check().map_err(|e| AgentError::new(what(&e), hint))?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), &'static str> {
+        match self {
+            Self { requests_per_second: 0, .. } => Err("requests_per_second is at least 1"),
+            Self { ring_frames_max: 0, .. } => Err("ring_frames_max is at least 1"),
+            Self { socket, state, .. } if socket.parent() == state.parent() => {
+                Err("socket and state are in different directories: containers see the socket's")
+            }
+            Self { socket, state, .. } if socket.is_relative() || state.is_relative() => {
+                Err("socket and state are absolute paths")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shipped_file_has_every_option_with_its_default() {
+        let shipped = include_str!("../dist/agent.toml");
+        assert_eq!(toml::from_str::<Config>(shipped).expect("it is read"), Config::default());
+        let options = ["socket", "state", "ports_max", "ring_mib_max", "ring_mib_total"];
+        for option in
+            options.iter().chain(&["ring_frames_max", "requests_per_second", "self_administered"])
+        {
+            assert!(shipped.contains(&format!("\n{option} = ")), "{option}");
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        let dir = std::env::temp_dir().join(format!("agent-config-{}", std::process::id()));
+        for (text, named) in [
+            ("prots_max = 3", "prots_max"),
+            ("self_administered = \"perhaps\"", "perhaps"),
+            ("requests_per_second = 0", "requests_per_second"),
+            ("ring_frames_max = 0", "ring_frames_max"),
+            ("ports_max = -1", "ports_max"),
+            ("socket = \"/run/a/b\"\nstate = \"/run/a/c\"", "different directories"),
+            ("socket = \"a/b\"", "absolute"),
+            ("=", "line 1"),
+        ] {
+            std::fs::write(&dir, text).expect("written");
+            let error = Config::read(&dir).expect_err(text).to_string();
+            assert!(error.contains(named), "{text}: {error}");
+        }
+        std::fs::remove_file(&dir).expect("removed");
+        let error = Config::read(&dir).expect_err("no file").to_string();
+        assert!(error.contains("No such file"), "{error}");
+    }
+}

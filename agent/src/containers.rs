@@ -1,0 +1,412 @@
+//! The containers that the agent knows: the host's end of each, what may leave there, and the ports
+//! that it handed over.
+//!
+//! [`Containers::find`] and [`Containers::attach`] are the one way to become known. What is in force is in the kernel; here is
+//! what is needed to keep it so.
+
+mod ports;
+mod recover;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rocinante_netdev::handed::{Code, Refused};
+use rocinante_netdev::host::{Attached, Heard, HostLink, Namespaces, NsId, SourceFilter, Sources};
+
+use crate::asker::Namespace;
+use crate::config::{Config, SelfAdministered};
+use crate::links::{WayOut, ends, failed, is_gone, peer_elsewhere, sources_of, way_out};
+use crate::state::{Fixed, Known, KnownPort, StateFile};
+use crate::steps;
+
+pub(crate) use self::ports::PortId;
+use self::ports::{Port, Taken};
+
+/// What is known of a container beside its namespace. A later use of the agent says more here: a
+/// CNI plugin or an OCI hook, which call before a container runs, know its addresses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Hints {
+    /// The index of the container's interface.
+    pub(crate) interface: u32,
+    /// Whether its processes may change its addresses.
+    pub(crate) is_administered_by_itself: bool,
+}
+
+/// What [`Containers::find`] found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// The host's end of the interface that is asked for.
+    end: FoundEnd,
+    /// Those of the container's other interfaces.
+    others: Vec<FoundEnd>,
+}
+
+impl Found {
+    /// The host's end of the interface that is asked for.
+    pub(crate) fn end(&self) -> &HostEnd {
+        &self.end.end
+    }
+}
+
+#[derive(Debug)]
+struct FoundEnd {
+    end: HostEnd,
+    peer: (NsId, u32),
+    namespace: u64,
+    fixed: Option<Sources>,
+}
+
+/// The host's end of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HostEnd {
+    /// Its index.
+    pub(crate) index: u32,
+    /// Its name.
+    pub(crate) name: String,
+    /// What may leave there.
+    pub(crate) sources: Sources,
+}
+
+/// All containers.
+#[derive(Debug)]
+pub(crate) struct Containers {
+    config: Config,
+    state: StateFile,
+    inner: Mutex<Inner>,
+    /// By the index of the host's end.
+    turns: Mutex<HashMap<u32, Weak<Mutex<()>>>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    namespaces: Namespaces,
+    /// By the index of the host's end.
+    containers: BTreeMap<u32, Container>,
+    /// What ports will take that are being made, by the index of the host's end.
+    reserved: BTreeMap<u32, Taken>,
+    next_port: u64,
+}
+
+#[derive(Debug)]
+struct Container {
+    name: String,
+    /// The number of its namespace, and its interface there.
+    peer: (NsId, u32),
+    namespace: u64,
+    /// What may leave, if it does not follow what the namespace has.
+    fixed: Option<Sources>,
+    ports: BTreeMap<u64, Port>,
+}
+
+impl Containers {
+    pub(crate) fn new(config: &Config, state: StateFile) -> io::Result<Self> {
+        let namespaces = Namespaces::open()?;
+        let inner = Inner {
+            namespaces,
+            containers: BTreeMap::new(),
+            reserved: BTreeMap::new(),
+            next_port: 0,
+        };
+        Ok(Self {
+            config: config.clone(),
+            state,
+            inner: Mutex::new(inner),
+            turns: Mutex::default(),
+        })
+    }
+
+    /// Looks for the host's end of a container's interface, and what may leave there.
+    ///
+    /// # Errors
+    /// What to answer.
+    pub(crate) fn find(&self, namespace: &Namespace, hints: Hints) -> Result<Found, Refused> {
+        if hints.is_administered_by_itself
+            && self.config.self_administered == SelfAdministered::Refuse
+        {
+            let reason = "your container may change its own addresses";
+            let hint = "run it without CAP_NET_ADMIN, or see self_administered in agent.toml";
+            return Err(Refused::new(Code::Forbidden, reason, hint));
+        }
+        let mut inner = self.lock();
+        let id = inner.namespaces.id(namespace.file()).map_err(|e| failed("number", &e))?;
+        let follows = !hints.is_administered_by_itself
+            || self.config.self_administered == SelfAdministered::Follow;
+        let (own, host) = ends(&mut inner.namespaces, id, hints.interface)?;
+        let end = inner.found(id, namespace.inode(), follows, (&own, host))?;
+        // A port can send from each interface of its namespace.
+        let all = inner.namespaces.links(Some(id)).map_err(|e| failed("list", &e))?;
+        let mut others = Vec::new();
+        for link in all.iter().filter(|link| link.index != own.index) {
+            match way_out(&mut inner.namespaces, id, link) {
+                WayOut::None => {}
+                WayOut::HostEnd(host) => {
+                    others.push(inner.found(id, namespace.inode(), follows, (link, host))?);
+                }
+                WayOut::Unguarded => {
+                    let name = &link.name;
+                    let reason = format!("forged frames that leave by {name} cannot be kept back");
+                    let hint = "the agent serves containers that leave by veths to this host alone";
+                    return Err(Refused::new(Code::Forbidden, reason, hint));
+                }
+            }
+        }
+        Ok(Found { end, others })
+    }
+
+    /// Makes the interface of a container one that may have ports: from then on only its own
+    /// addresses leave it. May be called again, and puts in order what is not.
+    ///
+    /// The kernel takes its time to put a program there, so other containers do not wait for it.
+    ///
+    /// # Errors
+    /// What to answer.
+    pub(crate) fn attach(&self, found: Found) -> Result<HostEnd, Refused> {
+        for other in found.others {
+            self.guard(other)?;
+        }
+        self.guard(found.end)
+    }
+
+    fn guard(&self, found: FoundEnd) -> Result<HostEnd, Refused> {
+        let FoundEnd { end, peer, namespace, fixed } = found;
+        let turn = self.turn_of(end.index);
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, how) = SourceFilter::attach(end.index, &end.sources).map_err(|e| no_filter(&e))?;
+        steps::reached("filter attached");
+        tell_mended(how, &end.name);
+        let mut inner = self.lock();
+        let ports = inner.containers.remove(&end.index).map(|old| old.ports).unwrap_or_default();
+        let container = Container { name: end.name.clone(), peer, namespace, fixed, ports };
+        inner.containers.insert(end.index, container);
+        // What changed since the addresses were read was announced to nobody.
+        if !inner.follow(end.index) {
+            inner.containers.remove(&end.index);
+            return Err(Refused::new(Code::Interface, "your interface has gone", ""));
+        }
+        self.write(&inner);
+        steps::reached("filter recorded");
+        Ok(end)
+    }
+
+    /// The lock of a host's end, so that two do not put a program there at once.
+    fn turn_of(&self, host_end: u32) -> Arc<Mutex<()>> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.retain(|_, turn| turn.strong_count() > 0);
+        let turn = turns.get(&host_end).and_then(Weak::upgrade).unwrap_or_default();
+        turns.insert(host_end, Arc::downgrade(&turn));
+        turn
+    }
+
+    /// Acts on what the kernel announced.
+    pub(crate) fn hear(&self, heard: &BTreeSet<HeardOf>) {
+        let mut inner = self.lock();
+        let mut lost = Vec::new();
+        let indices: Vec<u32> = inner.containers.keys().copied().collect();
+        for index in indices {
+            let Some(container) = inner.containers.get(&index) else { continue };
+            let (namespace, interface) = container.peer;
+            let concerns = heard.contains(&HeardOf::Anything)
+                || heard.contains(&HeardOf::HostEnd(index))
+                || heard.contains(&HeardOf::Elsewhere(namespace, interface));
+            if concerns && !inner.follow(index) {
+                lost.push(index);
+            }
+        }
+        self.guard_late(&mut inner, heard);
+        let lost: Vec<_> = lost.iter().filter_map(|index| inner.containers.remove(index)).collect();
+        if !lost.is_empty() {
+            self.write(&inner);
+        }
+        drop(inner);
+        drop(lost);
+    }
+
+    /// Guards interfaces that came to a container after its ports.
+    fn guard_late(&self, inner: &mut Inner, heard: &BTreeSet<HeardOf>) {
+        for of in heard {
+            let HeardOf::Elsewhere(id, index) = *of else { continue };
+            let mut known = inner.containers.values().filter(|container| container.peer.0 == id);
+            let Some(first) = known.next() else { continue };
+            let (namespace, follows) = (first.namespace, first.fixed.is_none());
+            if first.peer.1 == index || known.any(|container| container.peer.1 == index) {
+                continue;
+            }
+            let Ok(link) = inner.namespaces.link(Some(id), index) else { continue };
+            match way_out(&mut inner.namespaces, id, &link) {
+                WayOut::None => {}
+                WayOut::HostEnd(host) => {
+                    let found = inner.found(id, namespace, follows, (&link, host));
+                    let Ok(FoundEnd { end, peer, fixed, .. }) = found else { continue };
+                    if let Err(e) = SourceFilter::attach(end.index, &end.sources) {
+                        eprintln!("rocinante-agent: {} cannot be guarded: {e}", end.name);
+                        continue;
+                    }
+                    let name = end.name;
+                    let ports = BTreeMap::new();
+                    let container = Container { name, peer, namespace, fixed, ports };
+                    inner.containers.insert(end.index, container);
+                    self.write(inner);
+                }
+                WayOut::Unguarded => eprintln!(
+                    "rocinante-agent: {} came to a container with ports, and forged frames that \
+                     leave by it cannot be kept back",
+                    link.name
+                ),
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, inner: &Inner) {
+        let known = |(host_end, container): (&u32, &Container)| Known {
+            host_end: *host_end,
+            interface: container.peer.1,
+            namespace: container.namespace,
+            fixed: container.fixed.as_ref().map(Fixed::from),
+            ports: container.ports.values().map(KnownPort::from).collect(),
+        };
+        if let Err(error) = self.state.write(inner.containers.iter().map(known).collect()) {
+            // What is in force stays so; only a restarted agent would miss it.
+            eprintln!("rocinante-agent: the state cannot be written: {error}");
+        }
+        steps::reached("state written");
+    }
+}
+
+impl Inner {
+    /// A host's end, with what may leave there.
+    fn found(
+        &mut self,
+        id: NsId,
+        namespace: u64,
+        follows: bool,
+        (own, host): (&HostLink, HostLink),
+    ) -> Result<FoundEnd, Refused> {
+        let now = sources_of(&mut self.namespaces, id, own);
+        let now = now.map_err(|e| failed("read addresses of", &e))?;
+        let peer = (id, own.index);
+        let known = self.containers.get(&host.index);
+        let known = known.filter(|c| (c.peer, c.namespace) == (peer, namespace));
+        let fixed = match known {
+            // Once fixed it stays so, whichever process of the container asks.
+            Some(Container { fixed: Some(fixed), .. }) => Some(narrowed(fixed, &now)),
+            // One of its processes may change them, now that we know: they stay as they are.
+            Some(_) | None => (!follows).then(|| now.clone()),
+        };
+        let sources = fixed.clone().unwrap_or(now);
+        let end = HostEnd { index: host.index, name: host.name, sources };
+        Ok(FoundEnd { end, peer, namespace, fixed })
+    }
+
+    /// Lets out what the container has now, or less. Returns whether it is still there.
+    fn follow(&mut self, index: u32) -> bool {
+        let Some(container) = self.containers.get_mut(&index) else { return false };
+        let host = match self.namespaces.link(None, index) {
+            Ok(host) => host,
+            Err(e) if is_gone(&e) => return false,
+            Err(e) => {
+                eprintln!("rocinante-agent: {} cannot be read: {e}", container.name);
+                return true;
+            }
+        };
+        container.name = host.name.clone();
+        let sources = if peer_elsewhere(&host) == Some(container.peer) {
+            let now = self.namespaces.link(Some(container.peer.0), container.peer.1);
+            let now =
+                now.and_then(|link| sources_of(&mut self.namespaces, container.peer.0, &link));
+            match (now, &mut container.fixed) {
+                (Ok(now), None) => now,
+                (Ok(now), Some(fixed)) => {
+                    *fixed = narrowed(fixed, &now);
+                    fixed.clone()
+                }
+                (Err(e), _) => {
+                    eprintln!("rocinante-agent: {} cannot be followed: {e}", container.name);
+                    return true;
+                }
+            }
+        } else {
+            // Its other end is in another namespace, which has said nothing yet: what was let out
+            // before stays, and no more.
+            return true;
+        };
+        match SourceFilter::attach(index, &sources) {
+            Ok((_, how)) => tell_mended(how, &container.name),
+            Err(e) if is_gone(&e) => return false,
+            Err(e) => eprintln!("rocinante-agent: {} cannot be guarded: {e}", container.name),
+        }
+        true
+    }
+}
+
+/// What concerns a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum HeardOf {
+    /// The host's end of one.
+    HostEnd(u32),
+    /// The interface of one, in its namespace.
+    Elsewhere(NsId, u32),
+    /// Any of them.
+    Anything,
+}
+
+impl From<Heard> for HeardOf {
+    fn from(heard: Heard) -> Self {
+        match heard {
+            Heard::Link(index) | Heard::LinkGone(index) => Self::HostEnd(index),
+            Heard::Elsewhere(namespace, index) => Self::Elsewhere(namespace, index),
+            Heard::Anything => Self::Anything,
+        }
+    }
+}
+
+impl From<Fixed> for Sources {
+    fn from(fixed: Fixed) -> Self {
+        Self { mac: fixed.mac, addresses: fixed.addresses.into_iter().collect() }
+    }
+}
+
+impl From<&Sources> for Fixed {
+    fn from(sources: &Sources) -> Self {
+        Self { mac: sources.mac, addresses: sources.addresses.iter().copied().collect() }
+    }
+}
+
+/// The fixed addresses without those that are gone. A changed Ethernet address is none of it: frames
+/// with another do not leave.
+fn narrowed(fixed: &Sources, now: &Sources) -> Sources {
+    let addresses = fixed.addresses.intersection(&now.addresses).copied().collect();
+    Sources { mac: fixed.mac, addresses }
+}
+
+fn no_filter(error: &io::Error) -> Refused {
+    let reason = format!("the agent cannot keep forged frames back on the host: {error}");
+    Refused::new(Code::Unsupported, reason, "the host needs Linux 6.6")
+}
+
+fn tell_mended(how: Attached, name: &str) {
+    if how == Attached::Mended {
+        eprintln!("rocinante-agent: the program at {name} was not in order, and is now");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_fixed_only_gets_less() {
+        let sources = |addresses: &[&str]| Sources {
+            mac: [2; 6],
+            addresses: addresses.iter().map(|a| a.parse().expect("an address")).collect(),
+        };
+        let fixed = sources(&["10.0.0.1", "fd00::1"]);
+        assert_eq!(narrowed(&fixed, &sources(&["10.0.0.1", "10.0.0.9"])), sources(&["10.0.0.1"]));
+        let other = Sources { mac: [4; 6], ..sources(&["fd00::1"]) };
+        assert_eq!(narrowed(&fixed, &other), sources(&["fd00::1"]));
+    }
+}

@@ -1,0 +1,76 @@
+//! What an earlier agent left.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use rocinante_netdev::handed::Kept;
+use rocinante_netdev::host::{SourceFilter, Sources, keep_again};
+
+use super::ports::{Port, PortId};
+use super::{Container, Containers, Inner};
+use crate::asker::Own;
+use crate::holders;
+use crate::links::peer_elsewhere;
+use crate::state::{Known, KnownPort};
+
+impl Containers {
+    /// Takes up what an earlier agent left: the programs at the hosts' ends, and the ports that are
+    /// still held. Returns those.
+    pub(crate) fn recover(&self, own: &Own) -> io::Result<Vec<PortId>> {
+        let state = self.state.read().unwrap_or_else(|why| {
+            eprintln!("rocinante-agent: the state is not used: {why}");
+            Default::default()
+        });
+        let mut inner = self.lock();
+        let known: BTreeMap<u32, Known> =
+            state.containers.into_iter().map(|known| (known.host_end, known)).collect();
+        let mut held = Vec::new();
+        for link in inner.namespaces.links(None)? {
+            let Some(peer) = peer_elsewhere(&link) else { continue };
+            let known = known.get(&link.index).filter(|k| k.interface == peer.1);
+            let filter = SourceFilter::find(link.index)?;
+            let fixed = match (known, &filter) {
+                (Some(Known { fixed, .. }), _) => fixed.clone().map(Sources::from),
+                // Of a state that is lost: what it lets through is all that is known.
+                (None, Some(filter)) => Some(filter.sources()?.unwrap_or_default()),
+                // None of ours.
+                (None, None) => continue,
+            };
+            let container = Container {
+                name: link.name,
+                peer,
+                namespace: known.map_or(0, |known| known.namespace),
+                fixed,
+                ports: BTreeMap::new(),
+            };
+            inner.containers.insert(link.index, container);
+            if !inner.follow(link.index) {
+                inner.containers.remove(&link.index);
+                continue;
+            }
+            for port in known.into_iter().flat_map(|known| &known.ports) {
+                held.extend(inner.guard_again(link.index, port, own));
+            }
+        }
+        self.write(&inner);
+        Ok(held)
+    }
+}
+
+impl Inner {
+    /// Guards the rings of ports that an earlier agent handed over, if a process has them.
+    fn guard_again(&mut self, host_end: u32, port: &KnownPort, own: &Own) -> Option<PortId> {
+        let container = self.containers.get_mut(&host_end)?;
+        if container.namespace == own.network().inode() {
+            return None;
+        }
+        let sockets: BTreeSet<u64> = port.sockets.iter().copied().collect();
+        let holder = holders::find(container.namespace, &sockets)?;
+        let again = |socket: &u64| keep_again(holder.copy_of(*socket)?, port.ring).ok();
+        let kept: Vec<Kept> = sockets.iter().filter_map(again).collect();
+        let number = self.next_port;
+        self.next_port += 1;
+        container.ports.insert(number, Port { sockets, ring: port.ring, kept });
+        Some(PortId { host_end, number })
+    }
+}

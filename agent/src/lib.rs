@@ -1,0 +1,27 @@
+//! The agent on a host: it hands containers without any capability ports of the backend `packet`
+//! that the host's rules bind.
+//!
+//! A program of a container connects to the agent's socket and asks (`docs/agent.md`). The agent
+//! looks at the process that asks ([`asker`]), lets only the container's own addresses out of the host's end of
+//! its veth ([`containers`]), and opens the port in the container's network namespace. It works in
+//! the network namespace that it is started in. `docs/design/23-agent.md` has the decisions.
+
+#![forbid(unsafe_code)]
+
+mod asker;
+mod config;
+mod containers;
+mod error;
+mod holders;
+mod limits;
+mod links;
+mod ready;
+mod rights;
+mod server;
+mod state;
+mod steps;
+
+pub use config::{Config, SelfAdministered};
+pub use error::AgentError;
+pub use server::run;
+pub use steps::STEPS;

@@ -1,0 +1,112 @@
+//! The rights that the agent keeps: those of its work, and no others.
+
+use std::fs;
+use std::io;
+
+use rustix::thread::{
+    CapabilitySet, capabilities, remove_capability_from_bounding_set, set_capabilities,
+    set_no_new_privs,
+};
+
+use crate::error::AgentError;
+
+/// What it keeps, with what for.
+const KEPT: [(CapabilitySet, &str); 6] = [
+    (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"), // links of containers, programs, their rules
+    (CapabilitySet::NET_RAW, "CAP_NET_RAW"),     // packet sockets
+    (CapabilitySet::BPF, "CAP_BPF"),             // programs
+    (CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN"), // namespaces, programs by their number
+    (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE"), // namespaces and sockets of processes
+    (CapabilitySet::IPC_LOCK, "CAP_IPC_LOCK"),   // memory of ports
+];
+
+/// What it needs when it starts: the kernel looks at it when a socket is opened that hears of other
+/// namespaces.
+const AT_START: (CapabilitySet, &str) = (CapabilitySet::NET_BROADCAST, "CAP_NET_BROADCAST");
+
+/// An error that names the rights that are missing.
+///
+/// # Errors
+/// Some are.
+pub(crate) fn check() -> Result<(), AgentError> {
+    let hint = "start it as root, or by agent/dist/rocinante-agent.service, or in a container as \
+                agent/dist/Containerfile says";
+    let sets = capabilities(None)
+        .map_err(|e| AgentError::os("capabilities cannot be read", &e.into(), hint))?;
+    let needed = KEPT.iter().chain([&AT_START]);
+    let missing = needed.filter(|(right, _)| !sets.effective.contains(*right));
+    let missing: Vec<&str> = missing.map(|(_, name)| *name).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(AgentError::new(format!("{} missing", missing.join(", ")), hint))
+}
+
+/// Drops every other right of the calling thread, and of those that it starts from now on, for good.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn drop_others() -> Result<(), AgentError> {
+    drop_all_but(KEPT.iter().map(|(right, _)| *right).collect())
+        .map_err(|e| AgentError::os("capabilities cannot be dropped", &e, ""))
+}
+
+fn drop_all_but(kept: CapabilitySet) -> io::Result<()> {
+    let sets = capabilities(None)?;
+    // CAP_SETPCAP is what reducing the bounding set takes. Without it the set stays. It says what a
+    // program may get that this process executes: none is.
+    if sets.effective.contains(CapabilitySet::SETPCAP) {
+        for right in CapabilitySet::all().difference(kept).iter() {
+            match remove_capability_from_bounding_set(right) {
+                // One that this kernel does not know.
+                Err(rustix::io::Errno::INVAL) => {}
+                removed => removed?,
+            }
+        }
+    }
+    set_no_new_privs(true)?;
+    let kept = sets.permitted.intersection(kept);
+    let sets = rustix::thread::CapabilitySets {
+        effective: kept,
+        permitted: kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, sets)?;
+    Ok(())
+}
+
+/// Lets the process open as many descriptors as it may: ports and processes are held by them.
+pub(crate) fn raise_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// Whether this kernel has tcx (Linux 6.6), by the name of its release.
+pub(crate) fn kernel_is_recent() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= (6, 6),
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_kept_stays() {
+        let kept = CapabilitySet::NET_RAW;
+        // Of a thread of its own: others of this process keep theirs.
+        let after = std::thread::spawn(move || {
+            drop_all_but(kept).expect("dropped");
+            let status = fs::read_to_string("/proc/thread-self/status").expect("status");
+            (capabilities(None).expect("sets"), status)
+        });
+        let (sets, status) = after.join().expect("no panic");
+        assert!(kept.contains(sets.effective) && kept.contains(sets.permitted), "{sets:?}");
+        assert!(status.contains("NoNewPrivs:\t1"), "{status}");
+    }
+}

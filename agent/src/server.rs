@@ -1,0 +1,329 @@
+//! The agent at work: connections, announcements of the kernel, signals. One thread waits for all of
+//! it; what asks the kernel at length runs on a few others.
+
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rocinante_netdev::handed::{
+    Answer, Code, GiveLimits, Given, Granted, Refused, Request, WAIT_MAX, give, receive_request,
+    send_answer,
+};
+use rocinante_netdev::host::Watch;
+use rustix::net::{
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
+    recv, socket_with,
+};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::asker::{Asker, Namespace, Own};
+use crate::config::Config;
+use crate::containers::{Containers, HeardOf, Hints, PortId};
+use crate::error::AgentError;
+use crate::limits::Limits;
+use crate::ready::readable;
+use crate::state::StateFile;
+use crate::{holders, rights, steps};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 256;
+/// Requests that are worked at a time, each on a thread.
+const WORKERS: usize = 16;
+/// How long a thread without work stays.
+const WORKER_IDLE: Duration = Duration::from_millis(500);
+/// How long to leave connections alone that cannot be accepted, for want of descriptors.
+const REST: Duration = Duration::from_millis(100);
+
+/// How long the kernel's announcements are collected after some were acted on.
+const HEAR_PAUSE: Duration = Duration::from_millis(10);
+
+/// When to look again for a process that has the sockets of ports which it says it closed: it may
+/// be about to. After these times only its end is waited for.
+const LOOK_AGAIN: [Duration; 3] =
+    [Duration::from_millis(20), Duration::from_millis(200), Duration::from_secs(2)];
+
+/// What all connections share.
+#[derive(Debug)]
+struct Agent {
+    own: Own,
+    containers: Containers,
+    limits: Arc<Limits>,
+    has_tcx: bool,
+}
+
+/// Serves the containers of this network namespace until SIGTERM or SIGINT.
+///
+/// # Errors
+/// A right is missing, another agent runs with this state, or the socket cannot be made.
+pub fn run(config: &Config) -> Result<(), AgentError> {
+    rights::check()?;
+    rights::raise_descriptors();
+    let own = Own::new().map_err(|e| AgentError::os("/proc/self/ns", &e, "mount /proc"))?;
+    let state = StateFile::open(&config.state, own.network().inode()).map_err(|e| {
+        AgentError::os(config.state.display(), &e, "one agent at a time has a state")
+    })?;
+    // The kernel looks at the rights of this moment when it decides what may be heard.
+    let watch = Watch::open().map_err(|e| AgentError::os("cannot open rtnetlink", &e, ""))?;
+    let listener = listener(&config.socket)
+        .map_err(|e| AgentError::os(config.socket.display(), &e, "see socket in agent.toml"))?;
+    rights::drop_others()?;
+    let containers = Containers::new(config, state)
+        .map_err(|e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20"))?;
+    let agent = Arc::new(Agent {
+        own,
+        containers,
+        limits: Arc::new(Limits::new(config.requests_per_second)),
+        has_tcx: rights::kernel_is_recent(),
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(WORKERS)
+        .thread_keep_alive(WORKER_IDLE)
+        .build()
+        .map_err(|e| AgentError::os("cannot start", &e, ""))?;
+    let ended = runtime.block_on(serve(agent, listener, watch));
+    // What hangs in the kernel is not waited for.
+    runtime.shutdown_timeout(WAIT_MAX);
+    let _ = fs::remove_file(&config.socket);
+    ended.map_err(|e| AgentError::os("cannot wait", &e, ""))
+}
+
+/// A listening socket at `path`, in the place of one that an earlier agent left.
+fn listener(path: &Path) -> io::Result<OwnedFd> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    // Under another name until it can be connected to.
+    let fresh = path.with_extension("new");
+    match fs::remove_file(&fresh) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    bind(&socket, &SocketAddrUnix::new(&fresh)?)?;
+    // Each program may connect. Its identity decides what it gets.
+    fs::set_permissions(&fresh, Permissions::from_mode(0o666))?;
+    listen(&socket, BACKLOG)?;
+    fs::rename(&fresh, path)?;
+    Ok(socket)
+}
+
+async fn serve(agent: Arc<Agent>, listener: OwnedFd, watch: Watch) -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let listener = readable(listener)?;
+    // What changed while no agent ran is read now; what changes from now on is announced.
+    let held = agent.containers.recover(&agent.own)?;
+    for port in held {
+        tokio::spawn(outlive(Arc::clone(&agent), port));
+    }
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let listen = tokio::spawn(hear(Arc::clone(&agent), watch));
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            connection = accepted(&listener) => match connection {
+                Ok(connection) => {
+                    tokio::spawn(answered(Arc::clone(&agent), connection));
+                }
+                Err(error) => {
+                    eprintln!("rocinante-agent: cannot accept connections: {error}");
+                    tokio::time::sleep(REST).await;
+                }
+            }
+        }
+    }
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    listen.abort();
+    Ok(())
+}
+
+async fn accepted(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    loop {
+        let accept = |listener: &OwnedFd| Ok(accept_with(listener, flags)?);
+        match listener.async_io(Interest::READABLE, accept).await {
+            // It went before it was accepted.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
+            accepted => return accepted,
+        }
+    }
+}
+
+/// Follows what the kernel announces.
+async fn hear(agent: Arc<Agent>, watch: Watch) -> io::Result<()> {
+    let mut watch = readable(watch)?;
+    loop {
+        let mut heard = BTreeSet::new();
+        let mut ready = watch.readable_mut().await?;
+        let more = ready.get_inner_mut().read(|of| {
+            heard.insert(HeardOf::from(of));
+        });
+        if !more {
+            ready.clear_ready();
+        }
+        let agent = Arc::clone(&agent);
+        // One after the other, so that the last word is the last to be acted on.
+        let _ = tokio::task::spawn_blocking(move || agent.containers.hear(&heard)).await;
+        // A container may change its addresses without end.
+        tokio::time::sleep(HEAR_PAUSE).await;
+    }
+}
+
+/// Answers a connection, and keeps its ports for as long as a process has them.
+async fn answered(agent: Arc<Agent>, connection: OwnedFd) {
+    let Ok(connection) = readable(connection) else { return };
+    steps::reached("asked");
+    let asker = Asker::of(connection.get_ref(), &agent.own);
+    steps::reached("identified");
+    // Those that get nothing share what one container has.
+    let container = asker.as_ref().map_or(0, |asker| asker.namespace().inode());
+    let Some(permit) = agent.limits.enter(container, Instant::now()) else {
+        // Not to be waited for. What it may have sent already is read, else it gets a reset.
+        let _ = receive_request(connection.get_ref());
+        let reason = "your container asks too often, or too much at a time";
+        return refuse(&connection, Refused::new(Code::Busy, reason, "try again in a second"));
+    };
+    let read = connection.async_io(Interest::READABLE, |from| receive_request(from));
+    let (asker, request) = match (asker, tokio::time::timeout(WAIT_MAX, read).await) {
+        (Ok(asker), Ok(Ok(Ok(request)))) => (asker, request),
+        (Err(refused), Ok(Ok(_))) | (Ok(_), Ok(Ok(Err(refused)))) => {
+            return refuse(&connection, refused);
+        }
+        // It hung up, or says nothing.
+        (_, Ok(Err(_)) | Err(_)) => return,
+    };
+    let worker = Arc::clone(&agent);
+    let work = tokio::task::spawn_blocking(move || {
+        let opened = worker.open(&asker, &request);
+        (asker, opened)
+    });
+    let Ok((asker, opened)) = work.await else { return };
+    drop(permit);
+    let (given, port) = match opened {
+        Ok(opened) => opened,
+        Err(refused) => return refuse(&connection, refused),
+    };
+    // One packet into an empty queue: it does not wait.
+    let sent = send_answer(connection.get_ref(), &given.answer, &given.descriptors());
+    steps::reached("answered");
+    drop(given);
+    let Some(port) = port else { return };
+    if sent.is_ok() {
+        let Ok(process) = readable(asker.into_pidfd()) else {
+            return outlive(agent, port).await;
+        };
+        tokio::select! {
+            // It says that it is done, or anything, which it should not.
+            _ = ended(&connection) => {}
+            _ = process.readable() => {}
+        }
+    }
+    drop(connection);
+    outlive(agent, port).await;
+}
+
+fn refuse(connection: &AsyncFd<OwnedFd>, refused: Refused) {
+    // The program may have gone.
+    let _ = send_answer(connection.get_ref(), &Answer::refusal(refused), &[]);
+}
+
+/// Waits until the other side hangs up or sends something.
+async fn ended(connection: &AsyncFd<OwnedFd>) -> io::Result<usize> {
+    let read = |from: &OwnedFd| Ok(recv(from, &mut [0_u8; 1][..], RecvFlags::DONTWAIT)?.0);
+    connection.async_io(Interest::READABLE, read).await
+}
+
+/// Keeps the rings of ports guarded until no process has them.
+async fn outlive(agent: Arc<Agent>, port: PortId) {
+    let mut again = LOOK_AGAIN.into_iter();
+    loop {
+        let worker = Arc::clone(&agent);
+        let look = move || {
+            let (namespace, sockets) = worker.containers.port(port)?;
+            let holder = holders::find(namespace, &sockets);
+            if holder.is_none() {
+                worker.containers.remove_port(port);
+            }
+            holder
+        };
+        let Ok(Some(holder)) = tokio::task::spawn_blocking(look).await else { return };
+        // Without a descriptor to wait by it stays until its interface goes.
+        let Ok(process) = readable(holder.pidfd) else { return };
+        match again.next() {
+            Some(pause) => drop(tokio::time::timeout(pause, process.readable()).await),
+            None => drop(process.readable().await),
+        }
+    }
+}
+
+impl Agent {
+    /// The answer to a request, and the ports that it hands over.
+    fn open(&self, asker: &Asker, request: &Request) -> Result<(Given, Option<PortId>), Refused> {
+        if !self.has_tcx {
+            let reason = "the host's kernel cannot keep forged frames back";
+            return Err(Refused::new(Code::Unsupported, reason, "the host needs Linux 6.6"));
+        }
+        let hints = Hints {
+            interface: request.interface,
+            is_administered_by_itself: asker.is_administered_by_itself(),
+        };
+        let found = self.containers.find(asker.namespace(), hints)?;
+        let (_room, limits) = self.containers.reserve(found.end(), request)?;
+        // The kernel takes its time with both. The port is handed over when the program is there.
+        let (end, given) = std::thread::scope(|scope| {
+            let attach = scope.spawn(|| self.containers.attach(found));
+            let given = give_in(asker.namespace(), request, &limits);
+            (attach.join(), given)
+        });
+        let end =
+            end.unwrap_or_else(|_| Err(Refused::new(Code::Failed, "the agent failed", "")))?;
+        let mut given = given?;
+        steps::reached("port opened");
+        asker.check_again()?;
+        let port = match &given.answer.outcome {
+            Ok(Granted::Packet { ring }) => {
+                let inode = |socket: &OwnedFd| holders::inode(socket);
+                let sockets = given.descriptors.iter().map(inode).collect::<io::Result<_>>();
+                let sockets = sockets.map_err(|e| Refused::new(Code::Failed, e.to_string(), ""))?;
+                let kept = std::mem::take(&mut given.kept);
+                Some(self.containers.add_port(&end, sockets, *ring, kept)?)
+            }
+            _ => None,
+        };
+        steps::reached("port recorded");
+        Ok((given, port))
+    }
+}
+
+/// Opens ports on a thread in the namespace: a thread of the agent's never goes there.
+fn give_in(
+    namespace: &Namespace,
+    request: &Request,
+    limits: &GiveLimits,
+) -> Result<Given, Refused> {
+    let failed = |why: &str| {
+        let reason = format!("the agent cannot enter your network namespace: {why}");
+        Refused::new(Code::Failed, reason, "start the agent with CAP_SYS_ADMIN")
+    };
+    let there: BorrowedFd<'_> = namespace.file().as_fd();
+    let work = || {
+        move_into_link_name_space(there, Some(LinkNameSpaceType::Network))
+            .map_err(|e| failed(&e.to_string()))?;
+        Ok(give(request, limits))
+    };
+    std::thread::scope(|scope| match scope.spawn(work).join() {
+        Ok(given) => given,
+        Err(_) => Err(failed("the thread there ended")),
+    })
+}

@@ -1,0 +1,315 @@
+//! A program in a container, without any capability: a process that does what the test tells it.
+
+use std::io::{BufRead as _, BufReader, IoSlice, Write as _};
+use std::mem::MaybeUninit;
+use std::net::IpAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rocinante_netdev::handed::{Answer, Request, receive_answer, send_request};
+use rocinante_netdev::{Backend, Shards};
+use rocinante_node::{ChildGuard, Netns};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, send, sendmsg, socket_with,
+};
+
+/// The variable that has the path of the agent's socket.
+const SOCKET: &str = "TEST_AGENT_SOCKET";
+/// Before each answer.
+const MARK: char = '@';
+/// Bytes of the virtio header before a frame.
+const VNET: [u8; 10] = [0; 10];
+
+/// How the process runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum As {
+    /// Without any capability, and without a way to one.
+    Nobody,
+    /// With all of root's.
+    Root,
+}
+
+/// A running program.
+pub(crate) struct Asker {
+    child: ChildGuard,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Asker {
+    /// Starts one in a namespace.
+    pub(crate) fn start(netns: &Netns, socket: &Path, who: As) -> Self {
+        let own = std::env::current_exe().expect("this program");
+        let mut command = match who {
+            As::Nobody => {
+                let mut command = Command::new("setpriv");
+                command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+                command.args(["--inh-caps=-all", "--bounding-set=-all", "--no-new-privs"]);
+                command.arg(own);
+                command
+            }
+            As::Root => Command::new(own),
+        };
+        command.args(["--exact", "role", "--ignored", "--nocapture"]).env(SOCKET, socket);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Self::of(netns, &mut command)
+    }
+
+    /// Starts this command, with pipes, which becomes one.
+    pub(crate) fn of(netns: &Netns, command: &mut Command) -> Self {
+        let mut child = netns.spawn(command).expect("a program in a container");
+        let to = child.child_mut().stdin.take().expect("a pipe");
+        let from = BufReader::new(child.child_mut().stdout.take().expect("a pipe"));
+        Self { child, to, from }
+    }
+
+    /// Tells it something, and returns what it answers.
+    pub(crate) fn tell(&mut self, command: &str) -> String {
+        self.say(command);
+        self.hear()
+    }
+
+    /// Tells it something, without waiting.
+    pub(crate) fn say(&mut self, command: &str) {
+        writeln!(self.to, "{command}").expect("it reads");
+    }
+
+    /// What it answers.
+    pub(crate) fn hear(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.from.read_line(&mut line).expect("it writes") > 0, "it ended");
+            // The first one may stand behind what the test harness writes.
+            if let Some((_, answer)) = line.split_once(MARK) {
+                return answer.trim().to_owned();
+            }
+        }
+    }
+
+    /// Asks for a port of `packet` on an interface with this address, and expects it.
+    pub(crate) fn granted(&mut self, address: IpAddr) {
+        let answer = self.tell(&format!("ask {address}"));
+        assert!(answer.starts_with("granted 1 "), "{answer}");
+    }
+
+    /// As [`granted`](Self::granted); returns the microseconds that it took.
+    pub(crate) fn timed(&mut self, address: IpAddr) -> u64 {
+        let answer = self.tell(&format!("ask {address}"));
+        assert!(answer.starts_with("granted 1 "), "{answer}");
+        answer.rsplit(' ').next().and_then(|us| us.parse().ok()).expect("a time")
+    }
+
+    /// Asks likewise, and returns the code of the refusal with its reason.
+    pub(crate) fn refused(&mut self, address: IpAddr) -> String {
+        let answer = self.tell(&format!("ask {address}"));
+        answer.strip_prefix("refused ").unwrap_or_else(|| panic!("{answer}")).to_owned()
+    }
+
+    /// Sends a frame from the last port.
+    pub(crate) fn send(&mut self, frame: &[u8]) {
+        let hex: String = frame.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(self.tell(&format!("send {hex}")), "sent");
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(mut self) {
+        self.child.kill();
+    }
+}
+
+/// What the process does.
+pub(crate) fn run() {
+    let Some(path) = std::env::var_os(SOCKET).map(PathBuf::from) else { return };
+    let (mut leases, mut sockets) = (Vec::new(), Vec::<OwnedFd>::new());
+    for line in std::io::stdin().lines() {
+        let line = line.expect("a line");
+        let mut words = line.split_whitespace();
+        let answer = match (words.next(), words.next()) {
+            (Some("ask"), Some(address)) => {
+                let request = request_with(address, words.next(), words.next());
+                match ask(&path, &request) {
+                    Ok((lease, answer, fds, took)) => {
+                        let said = told(&answer, fds.len(), took);
+                        if answer.outcome.is_ok() {
+                            leases.push(lease);
+                            sockets.extend(fds);
+                        }
+                        said
+                    }
+                    Err(what) => what,
+                }
+            }
+            (Some("raw"), Some(hex)) => {
+                let descriptors = words.next().map_or(0, |count| count.parse().expect("a number"));
+                raw(&path, &bytes(hex), descriptors)
+            }
+            (Some("flood"), Some(count)) => {
+                flood(&path, count.parse().expect("a number"), words.next())
+            }
+            (Some("send"), Some(hex)) => {
+                let frame = [&VNET[..], &bytes(hex)].concat();
+                match send(sockets.last().expect("a port"), &frame, SendFlags::empty()) {
+                    Ok(_) => "sent".into(),
+                    Err(error) => format!("error {error}"),
+                }
+            }
+            (Some("hang-up"), _) => {
+                leases.clear();
+                "done".into()
+            }
+            (Some("close"), _) => {
+                leases.clear();
+                sockets.clear();
+                "done".into()
+            }
+            (Some("leave-a-child"), Some(seconds)) => {
+                // It inherits the last port as its standard input.
+                let port = sockets.last().expect("a port").try_clone().expect("a copy");
+                let child = Command::new("sleep").arg(seconds).stdin(Stdio::from(port)).spawn();
+                child.map_or_else(|e| format!("error {e}"), |child| child.id().to_string())
+            }
+            (Some("rights"), _) => rights(),
+            (Some("hold"), Some(count)) => {
+                // Connections that say nothing.
+                let count: usize = count.parse().expect("a number");
+                leases.extend((0..count).map_while(|_| connected(&path).ok()));
+                "done".into()
+            }
+            other => format!("error {other:?}"),
+        };
+        println!("{MARK}{answer}");
+    }
+}
+
+/// A request for a port on `eth0`.
+pub(crate) fn request(address: &str) -> Request {
+    request_with(address, None, None)
+}
+
+fn request_with(address: &str, interface: Option<&str>, frames: Option<&str>) -> Request {
+    let interfaces = rocinante_netdev::Interface::all().expect("interfaces");
+    let eth0 = interfaces.iter().find(|i| i.name == "eth0").map_or(0, |i| i.index);
+    Request {
+        backend: Backend::Packet,
+        interface: interface.map_or(eth0, |index| index.parse().expect("a number")),
+        addresses: address.split(',').map(|a| a.parse().expect("an address")).collect(),
+        shards: Shards::ONE,
+        ring_frames: frames.map(|frames| frames.parse().expect("a number")),
+        tx_buffer_bytes: None,
+        despite_rules: false,
+    }
+}
+
+fn connected(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// The connection, the answer, its descriptors, and how long it took.
+type Answered = (OwnedFd, Answer, Vec<OwnedFd>, Duration);
+
+fn ask(path: &Path, request: &Request) -> Result<Answered, String> {
+    let start = Instant::now();
+    let connection = connected(path).map_err(|e| format!("error {e}"))?;
+    // The agent may answer without reading.
+    let _ = send_request(&connection, request);
+    match answer(&connection) {
+        Ok(Ok((answer, descriptors))) => Ok((connection, answer, descriptors, start.elapsed())),
+        Ok(Err(what)) => Err(format!("error {what}")),
+        Err(error) => Err(format!("closed {error}")),
+    }
+}
+
+fn told(answer: &Answer, descriptors: usize, took: Duration) -> String {
+    match &answer.outcome {
+        Ok(_) => format!("granted {descriptors} {}", took.as_micros()),
+        Err(refused) => format!("refused {:?} {refused}", refused.code),
+    }
+}
+
+/// Sends any bytes, with copies of a descriptor.
+fn raw(path: &Path, bytes: &[u8], descriptors: usize) -> String {
+    let Ok(connection) = connected(path) else { return "error".into() };
+    let stdin = std::io::stdin();
+    let fds = vec![stdin.as_fd(); descriptors];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(200))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if descriptors > 0 {
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    }
+    let sent = sendmsg(&connection, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+    if let Err(error) = sent {
+        return format!("error {error}");
+    }
+    match answer(&connection) {
+        Ok(Ok((answer, fds))) => told(&answer, fds.len(), Duration::ZERO),
+        Ok(Err(what)) => format!("error {what}"),
+        Err(error) => format!("closed {error}"),
+    }
+}
+
+/// Connects and asks again and again; without an address it says nothing and hangs up at once.
+fn flood(path: &Path, count: usize, address: Option<&str>) -> String {
+    let request = address.map(request);
+    let (mut busy, mut other) = (0, 0);
+    for _ in 0..count {
+        match (&request, connected(path)) {
+            (Some(request), Ok(connection)) => {
+                let _ = send_request(&connection, request);
+                match answer(&connection) {
+                    Ok(Ok((Answer { outcome: Err(refused), .. }, _)))
+                        if refused.reason.contains("too often") =>
+                    {
+                        busy += 1;
+                    }
+                    _ => other += 1,
+                }
+            }
+            (None, Ok(connection)) => drop(connection),
+            (_, Err(_)) => other += 1,
+        }
+    }
+    format!("busy {busy} other {other}")
+}
+
+fn answer(connection: &OwnedFd) -> std::io::Result<Result<(Answer, Vec<OwnedFd>), String>> {
+    let mut fds = [PollFd::new(connection, PollFlags::IN)];
+    let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
+    poll(&mut fds, Some(&limit)).expect("poll");
+    match receive_answer(connection) {
+        // The agent hung up without reading; what it said comes next.
+        Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => receive_answer(connection),
+        received => received,
+    }
+}
+
+/// What this process may do itself.
+fn rights() -> String {
+    let status = std::fs::read_to_string("/proc/thread-self/status").expect("status");
+    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:")).expect("a line").trim();
+    let own = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::empty(), None);
+    format!("{effective} {:?}", own.err())
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    let pair = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).expect("hex digits");
+    (0..hex.len() / 2).map(|at| pair(2 * at)).collect()
+}
+
+/// Time for what must happen, on a machine that is busy.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// Waits until something holds.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + SOON;
+    while !holds() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,195 @@
+//! A container that does not behave.
+
+use crate::asker::{As, Asker};
+use crate::lab::{Host, host_or_skip};
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The other container still gets what it asks for.
+fn others_are_served(host: &Host) {
+    host.asker(1).granted(host.addresses(1)[0]);
+    host.has_ports(0);
+}
+
+fn descriptors_of(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).expect("a process").count()
+}
+
+#[test]
+fn messages_that_are_none_are_answered() {
+    let mut host = host_or_skip!("bad_input::messages_that_are_none", 2);
+    host.configure("requests_per_second = 10000");
+    host.start();
+    let mut asker = host.asker(0);
+    let good = r#"{"version":1,"backend":"packet","interface":2,"addresses":["10.77.0.1"]}"#;
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut noise = |len: usize| -> Vec<u8> {
+        (0..len)
+            .map(|_| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (random >> 56) as u8
+            })
+            .collect()
+    };
+    let deep = "[".repeat(16_000);
+    let mut messages = vec![
+        (deep.into_bytes(), "Malformed"),
+        (vec![b'x'; 16 << 10], "Malformed"),
+        (vec![b'x'; (16 << 10) + 1], "Malformed"),
+        (vec![b'x'; 100_000], "Malformed"),
+        (good.replace(":1,", ":2,").into_bytes(), "Version"),
+        (good.replace("packet", "afxdp").into_bytes(), ""),
+        (good.replace("packet", "none").into_bytes(), "Unsupported"),
+        (good.replace("[\"10.77.0.1\"]", "[]").into_bytes(), "Malformed"),
+        (good.replace(":2,", ":-2,").into_bytes(), "Malformed"),
+        (good.replace(":2,", ":4294967296,").into_bytes(), "Malformed"),
+        (vec![0; 100], "Malformed"),
+    ];
+    for len in [1, 2, 100, 4000] {
+        messages.push((noise(len), "Malformed"));
+    }
+    for cut in 1..good.len() {
+        messages.push((good.as_bytes()[..cut].to_vec(), "Malformed"));
+    }
+    for (message, code) in messages {
+        let answer = asker.tell(&format!("raw {}", hex(&message)));
+        let expected = answer.starts_with(&format!("refused {code}"));
+        assert!(
+            expected,
+            "{:?}: {answer}",
+            String::from_utf8_lossy(&message[..message.len().min(80)])
+        );
+    }
+    // The good one among them.
+    let answer = asker.tell(&format!("raw {}", hex(good.as_bytes())));
+    assert!(answer.starts_with("granted 1"), "{answer}");
+    host.has_ports(0);
+    others_are_served(&host);
+}
+
+#[test]
+fn descriptors_that_come_along_are_not_kept() {
+    let mut host = host_or_skip!("bad_input::descriptors_that_come_along", 2);
+    host.start();
+    let mut asker = host.asker(0);
+    let before = descriptors_of(host.agent_id());
+    let good = r#"{"version":1,"backend":"packet","interface":2,"addresses":["10.77.0.1"]}"#;
+    for count in [1, 3, 200] {
+        let answer = asker.tell(&format!("raw {} {count}", hex(good.as_bytes())));
+        assert!(answer.starts_with("refused Malformed"), "{answer}");
+    }
+    others_are_served(&host);
+    crate::asker::eventually("no descriptor stays", || descriptors_of(host.agent_id()) <= before);
+}
+
+#[test]
+fn a_flood_is_bounded_and_others_are_served() {
+    let mut host = host_or_skip!("bad_input::a_flood", 2);
+    host.configure("requests_per_second = 20");
+    host.start();
+    let before = descriptors_of(host.agent_id());
+    let mut floods: Vec<Asker> = (0..3).map(|_| host.asker(0)).collect();
+    // Connections that say nothing, some that hang up, and requests.
+    floods[0].say("hold 500");
+    floods[1].say("flood 3000");
+    floods[2].say("flood 1000 10.77.0.1");
+    for _ in 0..5 {
+        let mut other = host.asker(1);
+        other.granted(host.addresses(1)[0]);
+    }
+    assert_eq!(floods[0].hear(), "done");
+    assert!(floods[1].hear().starts_with("busy"));
+    let answer = floods[2].hear();
+    let busy = answer.split_whitespace().nth(1).and_then(|n| n.parse::<u32>().ok());
+    assert!(busy.is_some_and(|busy| busy > 100), "most of it is not looked at: {answer}");
+    drop(floods);
+    host.has_ports(0);
+    crate::asker::eventually("no descriptor stays", || descriptors_of(host.agent_id()) <= before);
+    // The same container is served again after a while.
+    let mut asker = host.asker(0);
+    crate::asker::eventually("it is served again", || {
+        asker.tell(&format!("ask {}", host.addresses(0)[0])).starts_with("granted")
+    });
+}
+
+#[test]
+fn a_container_has_so_many_ports_and_so_much_memory() {
+    let mut host = host_or_skip!("bad_input::a_container_has_so_many", 2);
+    host.configure("ports_max = 3\nring_mib_max = 40");
+    host.start();
+    let mut asker = host.asker(0);
+    let [v4, _] = host.addresses(0);
+    for _ in 0..3 {
+        asker.granted(v4);
+    }
+    let refused = asker.refused(v4);
+    assert!(refused.starts_with("Busy") && refused.contains("3 ports"), "{refused}");
+    // Another program of the container has what is left, which is nothing.
+    assert!(host.asker(0).refused(v4).starts_with("Busy"));
+    host.asker(1).granted(host.addresses(1)[0]);
+    assert_eq!(asker.tell("close"), "done");
+    host.has_ports(0);
+    // As many frames as one may have take 16 MiB.
+    let large = |asker: &mut Asker| asker.tell(&format!("ask {v4} 2 256"));
+    assert!(large(&mut asker).starts_with("granted"));
+    assert!(large(&mut asker).starts_with("granted"));
+    let refused = large(&mut asker);
+    assert!(refused.starts_with("refused Busy") && refused.contains("bytes"), "{refused}");
+    // More frames than there may be are those that may be.
+    asker.tell("close");
+    host.has_ports(0);
+    let answer = asker.tell(&format!("ask {v4} 2 16384"));
+    assert!(answer.starts_with("granted"), "{answer}");
+}
+
+#[test]
+fn one_that_ends_in_the_middle_leaves_nothing() {
+    let mut host = host_or_skip!("bad_input::one_that_ends_in_the_middle", 2);
+    host.start();
+    let before = descriptors_of(host.agent_id());
+    for microseconds in (0..20).map(|step| step * 300) {
+        let mut asker = host.asker(0);
+        asker.tell("rights");
+        asker.say(&format!("ask {}", host.addresses(0)[0]));
+        std::thread::sleep(std::time::Duration::from_micros(microseconds));
+        asker.kill();
+    }
+    host.has_ports(0);
+    others_are_served(&host);
+    crate::asker::eventually("no descriptor stays", || descriptors_of(host.agent_id()) <= before);
+}
+
+#[test]
+fn without_a_right_the_agent_says_what_is_missing() {
+    let host = host_or_skip!("bad_input::without_a_right", 1);
+    let command = host.command();
+    let mut few = std::process::Command::new("setpriv");
+    few.args(["--bounding-set=-all,+net_admin", "--inh-caps=-all"]);
+    few.arg(command.get_program()).args(command.get_args());
+    let output = host.lab.host().output(&mut few).expect("started");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("CAP_NET_BROADCAST"), "{said}");
+    assert!(said.contains("CAP_BPF") && !said.contains("CAP_NET_ADMIN"), "{said}");
+}
+
+#[test]
+fn it_keeps_the_rights_that_it_needs_and_no_others() {
+    let mut host = host_or_skip!("bad_input::it_keeps_the_rights", 1);
+    host.start();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", host.agent_id()));
+    let status = status.expect("a process");
+    let set = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
+        u64::from_str_radix(line.trim_start_matches(':').trim(), 16).expect("a set")
+    };
+    // NET_ADMIN, NET_RAW, IPC_LOCK, SYS_PTRACE, SYS_ADMIN, BPF.
+    let kept = 1 << 12 | 1 << 13 | 1 << 14 | 1 << 19 | 1 << 21 | 1 << 39;
+    assert_eq!((set("CapEff"), set("CapPrm"), set("CapInh")), (kept, kept, 0));
+    assert_eq!(set("CapBnd") & !kept, 0);
+    // It works with these.
+    let mut root = Asker::start(host.container(0).netns(), &host.socket(), As::Root);
+    root.granted(host.addresses(0)[0]);
+}

@@ -1,0 +1,201 @@
+//! Which processes get a port, and which do not.
+
+use std::process::{Command, Stdio};
+
+use rocinante_node::{Container, Netns};
+
+use crate::asker::{As, Asker, eventually};
+use crate::lab::host_or_skip;
+
+#[test]
+fn a_program_without_rights_gets_a_port() {
+    let mut host = host_or_skip!("identity::a_program_without_rights", 2);
+    host.start();
+    for container in [0, 1] {
+        let mut asker = host.asker(container);
+        assert_eq!(
+            asker.tell("rights"),
+            "0000000000000000 Some(Os { code: 1, kind: PermissionDenied, message: \"Operation not permitted\" })"
+        );
+        let [v4, v6] = host.addresses(container);
+        assert!(host.filter(container).is_none(), "nothing is done before it asks");
+        asker.granted(v4);
+        let allowed = host.may_leave(container);
+        assert!(allowed.contains(&v4) && allowed.contains(&v6), "{allowed:?}");
+        assert!(!host.addresses(1 - container).iter().any(|other| allowed.contains(other)));
+        // Both addresses at once, and another port of the same program.
+        let answer = asker.tell(&format!("ask {v4},{v6}"));
+        assert!(answer.starts_with("granted"), "{answer}");
+    }
+}
+
+#[test]
+fn the_host_and_interfaces_without_a_host_end_are_refused() {
+    let mut host = host_or_skip!("identity::the_host_and_interfaces", 1);
+    host.start();
+    // The host's own namespace.
+    let mut on_host = Asker::start(host.lab.host(), &host.socket(), As::Nobody);
+    let refused = on_host.refused("10.77.0.1".parse().unwrap());
+    assert!(refused.starts_with("Forbidden") && refused.contains("host"), "{refused}");
+
+    let mut asker = host.asker(0);
+    let refused =
+        |asker: &mut Asker, interface: u32| asker.tell(&format!("ask 10.77.0.1 {interface}"));
+    let lo = refused(&mut asker, 1);
+    assert!(lo.contains("Forbidden") && lo.contains("no virtual interface"), "{lo}");
+    let none = refused(&mut asker, 4711);
+    assert!(none.contains("Interface"), "{none}");
+    let netns = host.container(0).netns();
+    netns.ip(&["link", "add", "mv0", "link", "eth0", "type", "macvlan"]).expect("a macvlan");
+    // A pair inside the container, and one into another container.
+    netns.ip(&["link", "add", "in0", "type", "veth", "peer", "name", "in1"]).expect("a veth");
+    let other = Netns::new().expect("a namespace");
+    let path = other.path();
+    let add = ["link", "add", "ot0", "type", "veth", "peer", "name", "ot1", "netns", &path];
+    netns.ip(&add).expect("a veth");
+    for (name, reason) in
+        [("mv0", "macvlan"), ("in0", "not on this host"), ("ot0", "not on this host")]
+    {
+        let index = netns.run(|| rocinante_netdev::Interface::by_name(name)).expect("entered");
+        let refused = refused(&mut asker, index.expect("the interface").index);
+        assert!(refused.contains("Forbidden") && refused.contains(reason), "{name}: {refused}");
+    }
+    // A port could send from each of the interfaces: by the veth into another container, too.
+    let refused = asker.refused(host.addresses(0)[0]);
+    assert!(refused.starts_with("Forbidden") && refused.contains("ot0"), "{refused}");
+    netns.ip(&["link", "del", "ot0"]).expect("deleted");
+    // An address that is not its own.
+    let answer = asker.tell("ask 10.77.0.99");
+    assert!(answer.contains("Interface"), "{answer}");
+    asker.granted(host.addresses(0)[0]);
+}
+
+/// A port can send from each interface of its namespace, so that each is guarded.
+#[test]
+fn every_interface_of_a_container_is_guarded() {
+    let host = host_or_skip!("identity::every_interface", 1);
+    let second = |name: &str, inside: &str, address: &str| {
+        let path = host.container(0).netns().path();
+        let add = ["link", "add", name, "type", "veth", "peer", "name", inside, "netns", &path];
+        host.lab.host().ip(&add).expect("a veth");
+        host.lab.host().ip(&["link", "set", name, "up"]).expect("up");
+        let netns = host.container(0).netns();
+        netns.ip(&["address", "add", address, "dev", inside]).expect("added");
+        netns.ip(&["link", "set", inside, "up"]).expect("up");
+    };
+    second("h20", "eth1", "10.78.0.1/24");
+    let allowed = |name: &str| {
+        let index = host.index(name);
+        let find = || rocinante_netdev::host::SourceFilter::find(index).expect("a query");
+        let filter = host.lab.host().run(find).expect("entered")?;
+        Some(filter.sources().expect("read").expect("sound").addresses)
+    };
+    let _agent = host.lab.host().spawn(&mut host.command()).expect("an agent");
+    eventually("the agent serves", || host.socket().exists());
+    let mut asker = host.asker(0);
+    asker.granted(host.addresses(0)[0]);
+    let second_address = "10.78.0.1".parse().expect("an address");
+    assert!(allowed("h20").expect("a program").contains(&second_address));
+    assert!(!host.may_leave(0).contains(&second_address));
+    // One that comes later.
+    second("h21", "eth2", "10.79.0.1/24");
+    let third_address = "10.79.0.1".parse().expect("an address");
+    eventually("it is guarded", || allowed("h21").is_some_and(|a| a.contains(&third_address)));
+}
+
+/// A network namespace whose user namespace is two levels below the agent's.
+#[test]
+fn a_nested_namespace_is_refused() {
+    let mut host = host_or_skip!("identity::a_nested_namespace", 1);
+    host.start();
+    let own = std::env::current_exe().expect("this program");
+    for (levels, reason) in [(1, "no interface"), (2, "nested")] {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user"]);
+        if levels == 2 {
+            command.args(["unshare", "--user", "--map-root-user"]);
+        }
+        command.args(["unshare", "--net"]).arg(&own);
+        command.args(["--exact", "role", "--ignored", "--nocapture"]);
+        command.env("TEST_AGENT_SOCKET", host.socket());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut asker = Asker::of(host.container(0).netns(), &mut command);
+        let answer = asker.tell("ask 10.77.0.1 2");
+        assert!(answer.contains(reason), "{levels}: {answer}");
+    }
+    // In the container's own namespace it does not matter in which user namespace one is.
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user"]).arg(&own);
+    command.args(["--exact", "role", "--ignored", "--nocapture"]);
+    command.env("TEST_AGENT_SOCKET", host.socket());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut asker = Asker::of(host.container(0).netns(), &mut command);
+    asker.granted(host.addresses(0)[0]);
+}
+
+#[test]
+fn addresses_are_followed_unless_the_container_changes_them_itself() {
+    let mut host = host_or_skip!("identity::addresses_are_followed", 2);
+    host.start();
+    let late = |index: usize| format!("10.77.0.{}", 101 + index);
+    let change = |host: &crate::lab::Host, index: usize, how: &str| {
+        let address = format!("{}/24", late(index));
+        let command = ["address", how, &address, "dev", Container::DEVICE];
+        host.container(index).netns().ip(&command).expect("changed");
+    };
+    let has = |host: &crate::lab::Host, index: usize, address: &str| {
+        host.may_leave(index).contains(&address.parse().expect("an address"))
+    };
+    // The first cannot change its addresses, the second can.
+    let mut follows = host.asker(0);
+    follows.granted(host.addresses(0)[0]);
+    let mut fixed = Asker::start(host.container(1).netns(), &host.socket(), As::Root);
+    fixed.granted(host.addresses(1)[0]);
+    for index in [0, 1] {
+        change(&host, index, "add");
+    }
+    eventually("the new address", || has(&host, 0, &late(0)));
+    assert!(!has(&host, 1, &late(1)));
+    let refused = fixed.refused(late(1).parse().unwrap());
+    assert!(refused.starts_with("Interface") && refused.contains("later"), "{refused}");
+    follows.granted(late(0).parse().unwrap());
+    // Both lose what they lose. A fixed one does not get it back.
+    let own = host.addresses(1)[0];
+    change(&host, 0, "del");
+    eventually("the address is gone", || !has(&host, 0, &late(0)));
+    let own_prefix = format!("{own}/24");
+    let netns = host.container(1).netns();
+    netns.ip(&["address", "del", &own_prefix, "dev", "eth0"]).expect("removed");
+    eventually("the address is gone", || !has(&host, 1, &own.to_string()));
+    netns.ip(&["address", "add", &own_prefix, "dev", "eth0"]).expect("added");
+    assert!(fixed.refused(own).starts_with("Interface"));
+    // The Ethernet address likewise.
+    let mac = |index: usize| host.filter(index).unwrap().sources().unwrap().unwrap().mac;
+    let before = [mac(0), mac(1)];
+    for index in [0, 1] {
+        let set = ["link", "set", "eth0", "address", "02:00:0a:4d:00:77"];
+        host.container(index).netns().ip(&set).expect("set");
+    }
+    eventually("the new Ethernet address", || mac(0) == [2, 0, 0x0a, 0x4d, 0, 0x77]);
+    assert_eq!(mac(1), before[1]);
+}
+
+#[test]
+fn a_container_that_changes_its_addresses_may_be_refused_or_followed() {
+    for (mode, granted) in [("refuse", false), ("follow", true)] {
+        let mut host = host_or_skip!("identity::a_container_that_changes", 1);
+        host.configure(&format!("self_administered = {mode:?}"));
+        host.start();
+        let mut root = Asker::start(host.container(0).netns(), &host.socket(), As::Root);
+        let answer = root.tell(&format!("ask {}", host.addresses(0)[0]));
+        assert_eq!(answer.starts_with("granted"), granted, "{mode}: {answer}");
+        if granted {
+            let add = ["address", "add", "10.77.0.101/24", "dev", "eth0"];
+            host.container(0).netns().ip(&add).expect("added");
+            let late = "10.77.0.101".parse().unwrap();
+            eventually("it is followed", || host.may_leave(0).contains(&late));
+        }
+        // One that cannot is not concerned.
+        host.asker(0).granted(host.addresses(0)[0]);
+    }
+}

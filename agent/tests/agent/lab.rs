@@ -1,0 +1,200 @@
+//! A host with containers and an agent.
+
+use std::fs;
+use std::io::Write as _;
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rocinante_netdev::host::{Reason, SourceFilter};
+use rocinante_node::{ChildGuard, Container, Lab, LabConfig, LabError, Privilege};
+
+use crate::asker::{As, Asker, eventually};
+
+/// The host.
+pub(crate) struct Host {
+    // Dropped first.
+    agent: Option<ChildGuard>,
+    pub(crate) lab: Lab,
+    dir: PathBuf,
+    config: String,
+}
+
+impl Host {
+    /// A host with this number of containers, without an agent.
+    pub(crate) fn new(containers: u8) -> Result<Self, LabError> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        if rocinante_node::enter_user_namespace()? != Privilege::Machine {
+            return Err(LabError::Namespace {
+                doing: "load a program for tc",
+                source: std::io::ErrorKind::PermissionDenied.into(),
+            });
+        }
+        let lab = Lab::new(&LabConfig { containers, ..LabConfig::default() })?;
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        // A tmpfs where there is one, as /run is.
+        let tmpfs = PathBuf::from("/dev/shm");
+        let above = if tmpfs.is_dir() { tmpfs } else { std::env::temp_dir() };
+        let dir = above.join(format!("agent-{}-{number}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir(&dir).expect("a directory");
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).expect("ours");
+        Ok(Self { agent: None, lab, dir, config: String::new() })
+    }
+
+    /// Adds a line to the configuration.
+    pub(crate) fn configure(&mut self, line: &str) {
+        self.config.push_str(line);
+        self.config.push('\n');
+    }
+
+    /// The agent's socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.join("s/agent.sock")
+    }
+
+    /// The agent's state.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.dir.join("t/state.json")
+    }
+
+    /// The command that starts an agent.
+    pub(crate) fn command(&self) -> Command {
+        let path = self.dir.join("agent.toml");
+        let (socket, state) = (self.socket(), self.state());
+        let text = format!("socket = {socket:?}\nstate = {state:?}\n{}", self.config);
+        fs::write(&path, text).expect("written");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rocinante-agent"));
+        command.arg("run").arg("--config").arg(path);
+        command
+    }
+
+    /// Starts an agent and waits until it serves.
+    pub(crate) fn start(&mut self) {
+        let command = self.command();
+        self.start_as(command);
+    }
+
+    /// Starts this command, which becomes an agent.
+    pub(crate) fn start_as(&mut self, mut command: Command) {
+        let ready = std::os::unix::net::UnixDatagram::bind(self.dir.join("notify"));
+        let ready = ready.expect("a socket");
+        ready.set_read_timeout(Some(crate::asker::SOON)).expect("set");
+        command.env("NOTIFY_SOCKET", self.dir.join("notify"));
+        self.agent = Some(self.lab.host().spawn(&mut command).expect("an agent"));
+        let mut said = [0; 64];
+        let length = ready.recv(&mut said).expect("the agent is ready");
+        assert_eq!(&said[..length], b"READY=1\n");
+        fs::remove_file(self.dir.join("notify")).expect("removed");
+    }
+
+    /// Ends the agent, as `kill -9` does.
+    pub(crate) fn kill(&mut self) {
+        self.agent.take().expect("an agent").kill();
+    }
+
+    /// Waits until the agent has ended by itself.
+    pub(crate) fn ended(&mut self) {
+        let mut agent = self.agent.take().expect("an agent");
+        agent.wait(crate::asker::SOON).expect("it ends");
+    }
+
+    /// The process id of the agent.
+    pub(crate) fn agent_id(&self) -> u32 {
+        self.agent.as_ref().expect("an agent").id()
+    }
+
+    /// A program without rights in a container.
+    pub(crate) fn asker(&self, container: usize) -> Asker {
+        Asker::start(self.container(container).netns(), &self.socket(), As::Nobody)
+    }
+
+    /// A container.
+    pub(crate) fn container(&self, index: usize) -> &Container {
+        self.lab.container(index)
+    }
+
+    /// The addresses of a container.
+    pub(crate) fn addresses(&self, index: usize) -> [IpAddr; 2] {
+        let container = self.container(index);
+        [container.ipv4().into(), container.ipv6().expect("it has one").into()]
+    }
+
+    /// The index of an interface of the host.
+    pub(crate) fn index(&self, name: &str) -> u32 {
+        let of = || rocinante_netdev::Interface::by_name(name).map(|i| i.index);
+        self.lab.host().run(of).expect("entered").expect("the interface")
+    }
+
+    /// The program at the host's end of a container.
+    pub(crate) fn filter(&self, container: usize) -> Option<SourceFilter> {
+        let index = self.index(self.container(container).host_end());
+        self.lab.host().run(|| SourceFilter::find(index)).expect("entered").expect("a query")
+    }
+
+    /// The addresses that may leave a container.
+    pub(crate) fn may_leave(&self, container: usize) -> Vec<IpAddr> {
+        let filter = self.filter(container).expect("a program");
+        filter.sources().expect("read").expect("sound").addresses.into_iter().collect()
+    }
+
+    /// What was dropped at the host's end of a container.
+    pub(crate) fn dropped(&self, container: usize) -> [u64; 7] {
+        let filter = self.filter(container).expect("a program");
+        Reason::ALL.map(|reason| filter.dropped(reason).expect("a counter"))
+    }
+
+    /// The agent's state as it is written.
+    pub(crate) fn state_text(&self) -> serde_json::Value {
+        let text = fs::read_to_string(self.state()).unwrap_or_default();
+        serde_json::from_str(&text).unwrap_or_default()
+    }
+
+    /// The number of answers whose ports the state has.
+    pub(crate) fn ports(&self) -> usize {
+        let state = self.state_text();
+        let containers = state["containers"].as_array().cloned().unwrap_or_default();
+        containers.iter().map(|c| c["ports"].as_array().map_or(0, Vec::len)).sum()
+    }
+
+    /// Waits until that number of ports is there.
+    pub(crate) fn has_ports(&self, count: usize) {
+        eventually(&format!("{count} ports, not {}", self.ports()), || self.ports() == count);
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.agent = None;
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Reports on the real stderr that a test did not run.
+pub(crate) fn skip(name: &str, reason: &dyn std::fmt::Display) {
+    use std::os::fd::AsFd as _;
+    if let Ok(fd) = std::io::stderr().as_fd().try_clone_to_owned() {
+        let _ = writeln!(fs::File::from(fd), "SKIPPED {name}: {reason}");
+    }
+}
+
+/// A host, or a `SKIPPED` line and a return from the calling test.
+macro_rules! host_or_skip {
+    ($name:literal, $containers:expr) => {
+        match $crate::lab::Host::new($containers) {
+            Ok(host) => host,
+            Err(error) => return $crate::lab::skip($name, &error),
+        }
+    };
+}
+pub(crate) use host_or_skip;
+
+/// Resident memory of a process in KiB.
+pub(crate) fn resident_kib(pid: u32) -> u64 {
+    let status = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status"));
+    let status = status.expect("a process");
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).expect("a line");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
