@@ -1,7 +1,7 @@
 //! Who asks: the process that connected, and its network namespace. Never what a message says.
 //!
-//! A process is held by a pidfd, so that its number cannot become another's unnoticed: what was read
-//! by the number is true if the pidfd says afterwards that the process lives.
+//! A process is held by a pidfd, so that its number cannot become another's unnoticed: what was
+//! read by the number is true if the pidfd says afterwards that the process lives.
 
 use std::fs::{self, File};
 use std::io;

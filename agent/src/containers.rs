@@ -1,8 +1,8 @@
 //! The containers that the agent knows: the host's end of each, what may leave there, and the ports
 //! that it handed over.
 //!
-//! [`Containers::find`] and [`Containers::attach`] are the one way to become known. What is in force is in the kernel; here is
-//! what is needed to keep it so.
+//! [`Containers::find`] and [`Containers::attach`] are the one way to become known. What is in
+//! force is in the kernel; here is what is needed to keep it so.
 
 mod ports;
 mod recover;
@@ -376,8 +376,8 @@ impl From<&Sources> for Fixed {
     }
 }
 
-/// The fixed addresses without those that are gone. A changed Ethernet address is none of it: frames
-/// with another do not leave.
+/// The fixed addresses without those that are gone. A changed Ethernet address is none of it:
+/// frames with another do not leave.
 fn narrowed(fixed: &Sources, now: &Sources) -> Sources {
     let addresses = fixed.addresses.intersection(&now.addresses).copied().collect();
     Sources { mac: fixed.mac, addresses }

@@ -42,7 +42,8 @@ pub(crate) fn check() -> Result<(), AgentError> {
     Err(AgentError::new(format!("{} missing", missing.join(", ")), hint))
 }
 
-/// Drops every other right of the calling thread, and of those that it starts from now on, for good.
+/// Drops every other right of the calling thread, and of those that it starts from now on, for
+/// good.
 ///
 /// # Errors
 /// The kernel's.

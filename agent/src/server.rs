@@ -1,5 +1,5 @@
-//! The agent at work: connections, announcements of the kernel, signals. One thread waits for all of
-//! it; what asks the kernel at length runs on a few others.
+//! The agent at work: connections, announcements of the kernel, signals. One thread waits for all
+//! of it; what asks the kernel at length runs on a few others.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};

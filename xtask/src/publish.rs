@@ -36,7 +36,8 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
     let names: Vec<&str> = published.iter().filter_map(|p| p["name"].as_str()).collect();
     let folder = unpack(&names, metadata["packages"][0]["version"].as_str().unwrap_or_default())?;
     let manifest = folder.join("Cargo.toml");
-    let check = ["check", "--quiet", "-p", "rocinante-cli", "-p", "rocinante-agent", "--manifest-path"];
+    let check =
+        ["check", "--quiet", "-p", "rocinante-cli", "-p", "rocinante-agent", "--manifest-path"];
     let targets = dist::TARGETS.map(|(target, _)| target);
     let (mut check, skips) = match Toolchain::of(LOWEST_RUST, &targets) {
         Ok(lowest) => (lowest.cargo(&check), vec![]),

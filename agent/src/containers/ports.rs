@@ -137,8 +137,8 @@ impl Containers {
         Some((container.namespace, container.ports.get(&id.number)?.sockets.clone()))
     }
 
-    /// Lets ports go that no process has any more. The kernel takes its time with the last descriptor
-    /// of a ring.
+    /// Lets ports go that no process has any more. The kernel takes its time with the last
+    /// descriptor of a ring.
     pub(crate) fn remove_port(&self, id: PortId) {
         let mut inner = self.lock();
         let container = inner.containers.get_mut(&id.host_end);

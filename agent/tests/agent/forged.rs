@@ -27,7 +27,8 @@ fn ethernet(sender: &Sender, kind: u16, rest: &[u8]) -> Vec<u8> {
     [&[0xff; 6][..], &sender.mac, &kind.to_be_bytes(), rest].concat()
 }
 
-/// With lengths and a checksum that are right: a bridge that hands packets to iptables drops others.
+/// With lengths and a checksum that are right: a bridge that hands packets to iptables drops
+/// others.
 fn ipv4(sender: &Sender) -> Vec<u8> {
     let [high, low] = (20 + 8 + MARKED).to_be_bytes();
     let fixed = [0x45, 0, high, low, 0, 1, 0, 0, 64, 17, 0, 0];

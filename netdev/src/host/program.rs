@@ -393,7 +393,8 @@ fn options(asm: &mut Asm, ends: &Ends) {
     asm.jump(ends.drop);
 }
 
-/// Copies `len` bytes at `offset` of the packet (R6) to the stack. Jumps to `short` if it has fewer.
+/// Copies `len` bytes at `offset` of the packet (R6) to the stack. Jumps to `short` if it has
+/// fewer.
 fn copy(asm: &mut Asm, offset: i32, to: i16, len: i32, short: Label) {
     asm.mov_imm(Reg::R2, offset);
     copy_rest(asm, to, len, short);
