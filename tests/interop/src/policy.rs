@@ -1,8 +1,10 @@
-//! What binds in another kernel, and RDMA over links that are no veth: `cargo xtask interop policy`.
+//! What binds in another kernel, and RDMA over links that are no veth: `cargo xtask interop
+//! policy`.
 //!
-//! The guest's kernel runs the matrix of `rocinante policy-check`, and then what the kernels of many
-//! machines lack: fq with a rate, `police`, ipvlan, netkit, WireGuard and IPsec. A cell of these is a
-//! link and a backend. Its expectation is written from where the kernel's code has its hooks.
+//! The guest's kernel runs the matrix of `rocinante policy-check`, and then what the kernels of
+//! many machines lack: fq with a rate, `police`, ipvlan, netkit, WireGuard and IPsec. A cell of
+//! these is a link and a backend. Its expectation is written from where the kernel's code has its
+//! hooks.
 
 use std::time::Duration;
 
