@@ -42,8 +42,9 @@ counted() {
     case $link in
     fq) at $h tc -s qdisc show dev tob | sed -n 's/.*throttled \([0-9]*\).*/counted \1/p' | tail -n 1 ;;
     police) at $h tc -s filter show dev toa ingress | sed -n 's/.*dropped \([0-9]*\),.*/counted \1/p' ;;
+    # What arrived encrypted: bytes, and packets.
+    wireguard) at $b wg show wg0 transfer | awk '{ print "counted", $2 }' ;;
     ipsec)
-        # What arrived encrypted.
         ip -n $b -s xfrm state | awk '/dst 10.7.0.2/ { mine = 1 } /dst 10.7.0.1/ { mine = 0 }
             mine && /\(packets\)/ { sub(/.*, */, ""); sum += $0 + 0 } END { print "counted", sum + 0 }'
         ;;
