@@ -159,6 +159,12 @@ impl Host {
         containers.iter().map(|c| c["ports"].as_array().map_or(0, Vec::len)).sum()
     }
 
+    /// The number of rings that the agent has mapped, so that nobody can resize them.
+    pub(crate) fn guarded_rings(&self) -> usize {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.agent_id()));
+        maps.expect("a process").lines().filter(|line| line.contains("socket:[")).count()
+    }
+
     /// Waits until that number of ports is there.
     pub(crate) fn has_ports(&self, count: usize) {
         eventually(&format!("{count} ports, not {}", self.ports()), || self.ports() == count);

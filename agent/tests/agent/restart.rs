@@ -34,9 +34,9 @@ fn what_is_in_force_outlives_the_agent() {
     assert!(host.may_leave(0).contains(&late), "it is followed when the agent is ready");
     assert_eq!(host.filter(0).unwrap().id().unwrap(), program, "the program is the same");
     // The port is still guarded, and goes with its program.
-    assert_eq!(host.ports(), 1);
+    assert_eq!((host.ports(), host.guarded_rings()), (1, 1));
     asker.granted(v4);
-    assert_eq!(host.ports(), 2);
+    assert_eq!((host.ports(), host.guarded_rings()), (2, 2));
     asker.kill();
     host.has_ports(0);
 }
