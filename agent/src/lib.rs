@@ -2,8 +2,8 @@
 //! that the host's rules bind.
 //!
 //! A program of a container connects to the agent's socket and asks (`docs/agent.md`). The agent
-//! looks at the process that asks ([`asker`]), lets only the container's own addresses out of the
-//! host's end of its veth ([`containers`]), and opens the port in the container's network
+//! looks at the process that asks (`asker`), lets only the container's own addresses out of the
+//! host's end of its veth (`containers`), and opens the port in the container's network
 //! namespace. It works in the network namespace that it is started in. `docs/design/23-agent.md`
 //! has the decisions.
 
