@@ -54,7 +54,7 @@ impl Asker {
             }
             As::Root => Command::new(own),
         };
-        command.args(["--exact", "role", "--ignored", "--nocapture"]).env(SOCKET, socket);
+        command.args(["--exact", "role", "--nocapture"]).env(SOCKET, socket);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         Self::of(netns, &mut command)
     }

@@ -116,7 +116,7 @@ fn a_nested_namespace_is_refused() {
             command.args(["unshare", "--user", "--map-root-user"]);
         }
         command.args(["unshare", "--net"]).arg(&own);
-        command.args(["--exact", "role", "--ignored", "--nocapture"]);
+        command.args(["--exact", "role", "--nocapture"]);
         command.env("TEST_AGENT_SOCKET", host.socket());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut asker = Asker::of(host.container(0).netns(), &mut command);
@@ -126,7 +126,7 @@ fn a_nested_namespace_is_refused() {
     // In the container's own namespace it does not matter in which user namespace one is.
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user"]).arg(&own);
-    command.args(["--exact", "role", "--ignored", "--nocapture"]);
+    command.args(["--exact", "role", "--nocapture"]);
     command.env("TEST_AGENT_SOCKET", host.socket());
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut asker = Asker::of(host.container(0).netns(), &mut command);
