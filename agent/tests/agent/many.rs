@@ -8,9 +8,6 @@ use crate::asker::{Asker, eventually};
 use crate::lab::{Host, host_or_skip, resident_kib};
 
 const CONTAINERS: u8 = 100;
-/// The most that an attachment with its port may take, in microseconds: at the 99th percentile on a
-/// machine that does nothing else.
-const ATTACH_US_MAX: u64 = 20_000;
 /// The most resident memory of the agent.
 const RESIDENT_KIB_MAX: u64 = 30 << 10;
 
@@ -68,10 +65,6 @@ fn a_hundred_containers() {
     );
     let alone = opened_by_oneself(&host);
     println!("the same port without an agent: median {alone} us");
-    // On a machine that is busy the kernel's grace periods alone take longer, and some wait for the
-    // processor.
-    let middle = times[times.len() / 2];
-    assert!(middle <= ATTACH_US_MAX.max(10 * alone), "{times:?}, by oneself {alone}");
     assert!(resident <= RESIDENT_KIB_MAX, "{resident} KiB");
     assert_eq!(host.ports(), 200);
     // Nothing happens, and nothing wakes.
