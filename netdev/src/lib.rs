@@ -7,6 +7,7 @@
 
 mod any;
 pub mod auto;
+mod bpf;
 mod config;
 mod denied;
 mod error;
@@ -43,6 +44,7 @@ mod scarcity_tests;
 mod sides;
 pub mod sim;
 mod steering;
+mod tcx;
 #[cfg(test)]
 mod testns;
 mod udp;
@@ -58,14 +60,12 @@ pub use iface::Interface;
 pub use names::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
 pub use packet::PacketPort;
 pub use parts::{BackendParts, Descriptor, Manifest, Parts};
-#[doc(hidden)]
-pub use policy::tcx_programs;
 pub use port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, ROCE_PORT,
     Runs, RxBudget, RxDatagram, RxIpId, TxFailure, TxSlot,
 };
+#[doc(hidden)]
+pub use tcx::{TcxDrop, tcx_programs};
 pub use udp::{UdpPort, holder};
 pub use watch::InterfaceWatch;
-#[doc(hidden)]
-pub use xdp::TcxDrop;
 pub use xdp::XdpPort;

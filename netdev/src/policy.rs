@@ -107,15 +107,6 @@ pub(crate) fn audit(iface: &Interface) -> Audit {
     audit
 }
 
-/// The number of BPF programs on a tcx hook of an interface, in the calling thread's network
-/// namespace; 0 if the kernel has no tcx.
-///
-/// # Errors
-/// `EPERM` without `CAP_NET_ADMIN` over the machine.
-pub fn tcx_programs(ifindex: u32, ingress: bool) -> std::io::Result<u32> {
-    sys::tcx_programs(ifindex, ingress)
-}
-
 /// Parses the payload of a netlink message as a chain and as a rule.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn try_payload(family: u8, payload: &[u8]) {

@@ -9,7 +9,7 @@ mod link;
 mod monitor;
 mod neighbour;
 mod qdisc;
-mod query;
+pub(crate) mod query;
 mod route;
 pub(crate) mod socket;
 

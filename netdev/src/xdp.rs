@@ -9,9 +9,7 @@
 //! These frames bypass the own namespace's netfilter and `tc` rules and its counters. On a veth,
 //! they pass the host's rules.
 
-pub(crate) mod asm;
 mod attach_error;
-pub(crate) mod bpf;
 mod cursor;
 mod mapping;
 mod open;
@@ -20,7 +18,6 @@ mod retry;
 mod ring;
 mod rx;
 mod socket;
-mod tcx;
 mod timer;
 mod tx;
 mod umem;
@@ -36,7 +33,7 @@ use crate::resolve::{Hop, PathTable, Sent};
 /// A descriptor of bpf(2).
 #[cfg(test)]
 pub(crate) fn test_map() -> std::io::Result<std::os::fd::OwnedFd> {
-    bpf::Map::hash("test", 4, 1)?.as_fd().try_clone_to_owned()
+    crate::bpf::Map::hash("test", 4, 1)?.as_fd().try_clone_to_owned()
 }
 
 pub(crate) use open::{Mapped, check_memory};
@@ -44,7 +41,6 @@ use prog::OwnAddresses;
 use retry::Retry;
 use rx::RxHalf;
 use socket::XdpSocket;
-pub use tcx::TcxDrop;
 use tx::TxHalf;
 use umem::Umem;
 

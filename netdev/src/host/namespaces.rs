@@ -5,6 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd as _};
 
+use crate::rtnl::query::{Query, ip, text, word};
 use crate::rtnl::socket::{Attributes, NetlinkSocket};
 
 const RTM_NEWNSID: u16 = 88;
@@ -22,8 +23,6 @@ const IFLA_INFO_KIND: u16 = 1;
 /// Lengths of `struct ifinfomsg` and of `struct ifaddrmsg`.
 const LINK_HEADER: usize = 16;
 const ADDRESS_HEADER: usize = 8;
-/// Longest name of an interface, with its zero.
-const NAME_MAX: usize = 16;
 
 /// The number that the own network namespace has for another. It may be another's when that one
 /// has gone.
@@ -80,38 +79,29 @@ impl Namespaces {
     /// `EINVAL` for another descriptor, `EPERM` without `CAP_NET_ADMIN`.
     pub fn id(&mut self, namespace: impl AsFd) -> io::Result<NsId> {
         let fd = namespace.as_fd().as_raw_fd().cast_unsigned();
-        let ask = body(&[0; 4], &[(NETNSA_FD, &fd.to_ne_bytes())]);
-        if let Some(id) = self.ask_id(&ask)? {
+        let ask = || Query::new(&[0; 4]).attribute(NETNSA_FD, &fd.to_ne_bytes());
+        if let Some(id) = self.ask_id(&ask())? {
             return Ok(id);
         }
-        let any = (-1_i32).to_ne_bytes();
-        let choose = body(&[0; 4], &[(NETNSA_FD, &fd.to_ne_bytes()), (NETNSA_NSID, &any)]);
-        match self.socket.request(RTM_NEWNSID, false, &choose, &mut |_, _| {}) {
+        let choose = ask().attribute(NETNSA_NSID, &(-1_i32).to_ne_bytes());
+        match self.socket.request(RTM_NEWNSID, false, choose.bytes(), &mut |_, _| {}) {
             // Chosen meanwhile.
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
             chosen => chosen?,
         }
-        self.ask_id(&ask)?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
-    }
-
-    /// A link of a namespace (`None`: the own) by its name.
-    ///
-    /// # Errors
-    /// `ENODEV` if there is none; `EINVAL` if the number is nobody's.
-    pub fn link_named(&mut self, namespace: Option<NsId>, name: &str) -> io::Result<HostLink> {
-        if name.is_empty() || name.len() >= NAME_MAX || name.contains(['\0', '/']) {
-            return Err(io::Error::from_raw_os_error(libc::ENODEV));
-        }
-        let name = [name.as_bytes(), &[0]].concat();
-        self.one_link(namespace, 0, &[(IFLA_IFNAME, &name)])
+        self.ask_id(&ask())?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
     }
 
     /// A link of a namespace (`None`: the own) by its index.
     ///
     /// # Errors
-    /// As [`link_named`](Self::link_named).
+    /// `ENODEV` if there is none; `EINVAL` if the number is nobody's.
     pub fn link(&mut self, namespace: Option<NsId>, index: u32) -> io::Result<HostLink> {
-        self.one_link(namespace, index, &[])
+        let mut header = [0; LINK_HEADER];
+        header[4..8].copy_from_slice(&index.to_ne_bytes());
+        let mut found = None;
+        self.ask_links(namespace, &header, false, &mut |link| found = Some(link))?;
+        found.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
     }
 
     /// All links of a namespace (`None`: the own).
@@ -119,15 +109,8 @@ impl Namespaces {
     /// # Errors
     /// `EINVAL` if the number is nobody's.
     pub fn links(&mut self, namespace: Option<NsId>) -> io::Result<Vec<HostLink>> {
-        let target = namespace.map(|id| id.0.to_ne_bytes());
-        let target: Vec<_> = target.iter().map(|id| (IFLA_TARGET_NETNSID, &id[..])).collect();
-        let ask = body(&[0; LINK_HEADER], &target);
         let mut links = Vec::new();
-        self.socket.request(libc::RTM_GETLINK, true, &ask, &mut |kind, body| {
-            if kind == libc::RTM_NEWLINK {
-                links.extend(link_from(body));
-            }
-        })?;
+        self.ask_links(namespace, &[0; LINK_HEADER], true, &mut |link| links.push(link))?;
         Ok(links)
     }
 
@@ -141,13 +124,15 @@ impl Namespaces {
             let mut header = [0; ADDRESS_HEADER];
             header[0] = family as u8;
             header[4..].copy_from_slice(&index.to_ne_bytes());
-            let ask = body(&header, &[(IFA_TARGET_NETNSID, &namespace.0.to_ne_bytes())]);
-            let asked = self.socket.request(libc::RTM_GETADDR, true, &ask, &mut |kind, body| {
-                let of_it = body.get(4..8) == Some(&index.to_ne_bytes());
-                if kind == libc::RTM_NEWADDR && of_it {
-                    addresses.extend(address_from(body));
-                }
-            });
+            let id = namespace.0.to_ne_bytes();
+            let ask = Query::new(&header).attribute(IFA_TARGET_NETNSID, &id);
+            let asked =
+                self.socket.request(libc::RTM_GETADDR, true, ask.bytes(), &mut |kind, body| {
+                    let of_it = body.get(4..8) == Some(&index.to_ne_bytes());
+                    if kind == libc::RTM_NEWADDR && of_it {
+                        addresses.extend(address_from(body));
+                    }
+                });
             match asked {
                 // The kernel has no IPv6.
                 Err(e)
@@ -158,47 +143,34 @@ impl Namespaces {
         Ok(addresses)
     }
 
-    fn one_link(
+    fn ask_links(
         &mut self,
         namespace: Option<NsId>,
-        index: u32,
-        attributes: &[(u16, &[u8])],
-    ) -> io::Result<HostLink> {
-        let mut header = [0; LINK_HEADER];
-        header[4..8].copy_from_slice(&index.to_ne_bytes());
-        let target = namespace.map(|id| id.0.to_ne_bytes());
-        let target = target.as_ref().map(|id| (IFLA_TARGET_NETNSID, &id[..]));
-        let attributes: Vec<_> = target.into_iter().chain(attributes.iter().copied()).collect();
-        let mut found = None;
-        let ask = body(&header, &attributes);
-        self.socket.request(libc::RTM_GETLINK, false, &ask, &mut |kind, body| {
-            if kind == libc::RTM_NEWLINK {
-                found = link_from(body);
+        header: &[u8],
+        all: bool,
+        each: &mut dyn FnMut(HostLink),
+    ) -> io::Result<()> {
+        let mut ask = Query::new(header);
+        if let Some(NsId(id)) = namespace {
+            ask = ask.attribute(IFLA_TARGET_NETNSID, &id.to_ne_bytes());
+        }
+        self.socket.request(libc::RTM_GETLINK, all, ask.bytes(), &mut |kind, body| {
+            if kind == libc::RTM_NEWLINK
+                && let Some(link) = link_from(body)
+            {
+                each(link);
             }
-        })?;
-        found.ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))
+        })
     }
 
-    fn ask_id(&mut self, ask: &[u8]) -> io::Result<Option<NsId>> {
+    fn ask_id(&mut self, ask: &Query) -> io::Result<Option<NsId>> {
         let mut id = None;
-        self.socket.request(RTM_GETNSID, false, ask, &mut |_, body| {
+        self.socket.request(RTM_GETNSID, false, ask.bytes(), &mut |_, body| {
             let attributes = Attributes(body.get(4..).unwrap_or(&[]));
             id = attributes.filter(|(kind, _)| *kind == NETNSA_NSID).find_map(|(_, v)| word(v));
         })?;
         Ok(id.map(u32::cast_signed).filter(|id| *id >= 0).map(NsId))
     }
-}
-
-/// A request's header and attributes.
-fn body(header: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
-    let mut body = header.to_vec();
-    for (kind, value) in attributes {
-        body.extend(((4 + value.len()) as u16).to_ne_bytes());
-        body.extend(kind.to_ne_bytes());
-        body.extend(*value);
-        body.resize(body.len().next_multiple_of(4), 0);
-    }
-    body
 }
 
 fn link_from(message: &[u8]) -> Option<HostLink> {
@@ -243,17 +215,4 @@ fn address_from(message: &[u8]) -> Option<IpAddr> {
         }
     }
     local.or(address)
-}
-
-fn ip(value: &[u8]) -> Option<IpAddr> {
-    let v4 = <[u8; 4]>::try_from(value).map(IpAddr::from);
-    v4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok()
-}
-
-fn word(value: &[u8]) -> Option<u32> {
-    value.try_into().ok().map(u32::from_ne_bytes)
-}
-
-fn text(value: &[u8]) -> String {
-    String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
 }

@@ -18,8 +18,8 @@
 use std::net::IpAddr;
 
 use super::filter::Reason;
-use crate::xdp::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size};
-use crate::xdp::bpf::Map;
+use crate::bpf::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size, net_u16};
+use crate::bpf::{Map, TCX_DROP, TCX_NEXT};
 
 /// Bytes of a key: an IPv6 or IPv4-mapped address, the Ethernet address, the kind, and a zero.
 pub(super) const KEY_LEN: usize = 24;
@@ -27,10 +27,6 @@ pub(super) const KEY_LEN: usize = 24;
 const OF_V6: i32 = 0;
 const MAC_ALONE: i32 = 1;
 const OF_V4: i32 = 2;
-
-// Verdicts of `enum tcx_action_base` of `bpf.h`.
-pub(super) const TCX_NEXT: i32 = -1;
-pub(super) const TCX_DROP: i32 = 2;
 
 /// Offset of `vlan_present` in `struct __sk_buff`. The kernel takes a tag out of the frame.
 const CTX_VLAN_PRESENT: i16 = 20;
@@ -397,22 +393,13 @@ fn options(asm: &mut Asm, ends: &Ends) {
 /// fewer.
 fn copy(asm: &mut Asm, offset: i32, to: i16, len: i32, short: Label) {
     asm.mov_imm(Reg::R2, offset);
-    copy_rest(asm, to, len, short);
+    asm.copy_packet(to, len, short);
 }
 
 /// As [`copy`], at offset R9.
 fn copy_at(asm: &mut Asm, to: i16, len: i32, short: Label) {
     asm.mov(Reg::R2, Reg::R9);
-    copy_rest(asm, to, len, short);
-}
-
-fn copy_rest(asm: &mut Asm, to: i16, len: i32, short: Label) {
-    asm.mov(Reg::R1, Reg::R6);
-    asm.mov(Reg::R3, Reg::R10);
-    asm.add_imm(Reg::R3, i32::from(to));
-    asm.mov_imm(Reg::R4, len);
-    asm.call(Helper::SkbLoadBytes);
-    asm.jump_if_imm(Cond::Ne, Reg::R0, 0, short);
+    asm.copy_packet(to, len, short);
 }
 
 /// Looks the key up; R0 is 0 if it is not there.
@@ -446,9 +433,4 @@ fn v4_mapped(asm: &mut Asm) {
     asm.store_imm(Size::W, Reg::R10, KEY + 4, 0);
     let mapped = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
     asm.store_imm(Size::W, Reg::R10, KEY + 8, mapped.cast_signed());
-}
-
-/// The result of a 16-bit load of `value` in network order.
-fn net_u16(value: u16) -> u32 {
-    u32::from(value.to_be())
 }

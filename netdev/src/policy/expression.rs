@@ -6,9 +6,10 @@
 
 use std::collections::HashMap;
 
-use super::nft::{be32, text};
+use super::nft::be32;
 use crate::iface::Interface;
 use crate::port::ROCE_PORT;
+use crate::rtnl::query::text;
 use crate::rtnl::socket::Attributes;
 
 /// The place where a rule sees the datagram.

@@ -6,6 +6,7 @@ use std::io;
 use super::expression::{self, Context, Effect};
 use super::{ADMIN, Audit};
 use crate::iface::Interface;
+use crate::rtnl::query::text;
 use crate::rtnl::socket::{Attributes, NetlinkSocket};
 
 const NETLINK_NETFILTER: isize = 12;
@@ -237,12 +238,6 @@ pub(super) fn try_payload(family: u8, payload: &[u8]) {
             let _ = expression::effect(&rule.expressions, &context);
         }
     }
-}
-
-/// A string attribute, without the zero at its end.
-pub(super) fn text(value: &[u8]) -> String {
-    let end = value.iter().position(|b| *b == 0).unwrap_or(value.len());
-    String::from_utf8_lossy(&value[..end]).into_owned()
 }
 
 /// A 32-bit integer, big-endian as in all of nftables' messages.

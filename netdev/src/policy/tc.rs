@@ -1,9 +1,10 @@
 //! `tc`: filters on `ingress` and `clsact`, programs on tcx, and disciplines that shape.
 
-use super::{ADMIN, Audit, sys};
+use super::{ADMIN, Audit};
 use crate::denied::{Capability, Needs};
 use crate::iface::Interface;
 use crate::rtnl::{FilterHook, Rtnl};
+use crate::tcx::tcx_programs;
 
 /// Disciplines that an interface has by default, or that only schedule.
 const PLAIN: [&str; 6] = ["noqueue", "pfifo_fast", "pfifo", "fq_codel", "mq", "fq"];
@@ -16,7 +17,7 @@ pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
     }
     let mut unseen = None;
     for (ingress, name) in [(true, "ingress"), (false, "egress")] {
-        match sys::tcx_programs(iface.index, ingress) {
+        match tcx_programs(iface.index, ingress) {
             Ok(0) => {}
             Ok(n) => audit.found(format!("tcx: {n} programs on {name} of {}", iface.name), ingress),
             Err(e) => unseen = Some(e),

@@ -3,7 +3,6 @@
 
 use super::XdpIo;
 use super::attach_error;
-use super::bpf::{Map, Program, fd_value};
 use super::mapping::{is_memory_file, memory_file};
 use super::prog::{OwnAddresses, program};
 use super::retry::Retry;
@@ -11,6 +10,7 @@ use super::rx::RxHalf;
 use super::socket::{Rings, XdpSocket};
 use super::tx::TxHalf;
 use super::umem::{CHUNK, Umem};
+use crate::bpf::{Map, Program, fd_value};
 use crate::config::{PortConfig, Shards, XdpConfig};
 use crate::denied::{Capability, Needs};
 use crate::error::OpenError;

@@ -9,8 +9,8 @@
 //!
 //! Frames that are not ours get `XDP_PASS`, and so do ours on a queue without a socket.
 
-use super::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size};
-use super::bpf::Map;
+use crate::bpf::Map;
+use crate::bpf::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size, net_u16};
 use crate::port::ROCE_PORT;
 use std::io;
 use std::net::IpAddr;
@@ -195,16 +195,11 @@ fn ne_u32(bytes: [u8; 4]) -> u32 {
     u32::from_ne_bytes(bytes)
 }
 
-/// The result of a 16-bit load of `value` in network order.
-fn net_u16(value: u16) -> u32 {
-    u32::from(value.to_be())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bpf::{Program, fd_value};
     use crate::testns;
-    use crate::xdp::bpf::{Program, fd_value};
     use crate::xdp::socket::XdpSocket;
     use std::os::fd::AsFd as _;
 

@@ -6,6 +6,8 @@ mod shards;
 mod tap;
 
 use super::*;
+use crate::bpf::Program;
+use crate::bpf::asm::{Asm, Reg};
 use crate::config::{PortConfig, Shards, XdpConfig};
 use crate::error::OpenError;
 use crate::iface::Interface;
@@ -55,10 +57,10 @@ fn spec(v6: bool, from_a: bool) -> PathSpec {
 
 /// Attaches a program that is not a port's, until the result is dropped.
 pub(crate) fn another_program(interface: u32) -> io::Result<impl Sized> {
-    let mut asm = asm::Asm::default();
-    asm.mov_imm(asm::Reg::R0, prog::XDP_PASS.cast_signed());
+    let mut asm = Asm::default();
+    asm.mov_imm(Reg::R0, prog::XDP_PASS.cast_signed());
     asm.exit();
-    bpf::Program::load("other", &asm.assemble())?.attach(interface, false)
+    Program::load("other", &asm.assemble())?.attach(interface, false)
 }
 
 /// A test's record of a received datagram.

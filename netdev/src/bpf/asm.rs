@@ -222,6 +222,17 @@ impl Asm {
         self.emit(EXIT, Reg::R0, 0, 0, 0);
     }
 
+    /// Copies `len` bytes of the packet, from the offset in R2 on, to the stack at `to`. The
+    /// context is in R6. Jumps to `short` if there are fewer.
+    pub(crate) fn copy_packet(&mut self, to: i16, len: i32, short: Label) {
+        self.mov(Reg::R1, Reg::R6);
+        self.mov(Reg::R3, Reg::R10);
+        self.add_imm(Reg::R3, i32::from(to));
+        self.mov_imm(Reg::R4, len);
+        self.call(Helper::SkbLoadBytes);
+        self.jump_if_imm(Cond::Ne, Reg::R0, 0, short);
+    }
+
     /// The program, with all jumps resolved.
     ///
     /// # Panics
@@ -244,6 +255,11 @@ impl Asm {
         };
         self.code.push(Insn { code, regs, off, imm });
     }
+}
+
+/// The result of a 16-bit load of `value` in network order.
+pub(crate) fn net_u16(value: u16) -> u32 {
+    u32::from(value.to_be())
 }
 
 #[cfg(test)]

@@ -1,170 +1,22 @@
-//! `bpf(2)`: maps, the program, its link and test runs. Layouts: `union bpf_attr` of
-//! `include/uapi/linux/bpf.h`; the kernel takes a prefix of it and treats the rest as zero.
+//! `bpf(2)`: maps, programs, their attachments and test runs. The kernel takes a prefix of `union
+//! bpf_attr` and treats the rest as zero.
 #![allow(unsafe_code)]
 
-use super::asm::Insn;
-use crate::inherited;
+pub(crate) mod asm;
+mod attr;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-// `enum bpf_cmd`.
-const MAP_CREATE: libc::c_long = 0;
-const MAP_LOOKUP_ELEM: libc::c_long = 1;
-const MAP_UPDATE_ELEM: libc::c_long = 2;
-const MAP_DELETE_ELEM: libc::c_long = 3;
-const MAP_GET_NEXT_KEY: libc::c_long = 4;
-const PROG_LOAD: libc::c_long = 5;
-const PROG_ATTACH: libc::c_long = 8;
-const PROG_DETACH: libc::c_long = 9;
-#[cfg(test)]
-const PROG_TEST_RUN: libc::c_long = 10;
-const PROG_GET_FD_BY_ID: libc::c_long = 13;
-const MAP_GET_FD_BY_ID: libc::c_long = 14;
-const OBJ_GET_INFO_BY_FD: libc::c_long = 15;
-const PROG_QUERY: libc::c_long = 16;
-const LINK_CREATE: libc::c_long = 28;
+use self::asm::Insn;
+use self::attr::*;
+pub(crate) use self::attr::{TCX_DROP, TCX_NEXT};
+use crate::inherited;
 
-const MAP_TYPE_HASH: u32 = 1;
-const MAP_TYPE_ARRAY: u32 = 2;
-const MAP_TYPE_XSKMAP: u32 = 17;
-const PROG_TYPE_SCHED_CLS: u32 = 3;
-const PROG_TYPE_XDP: u32 = 6;
-const ATTACH_XDP: u32 = 37;
-const ATTACH_TCX_INGRESS: u32 = 46;
-const ATTACH_TCX_EGRESS: u32 = 47;
-/// `BPF_F_REPLACE` and `BPF_F_BEFORE`: in the place of a program; before all others.
-const F_REPLACE: u32 = 1 << 2;
-const F_BEFORE: u32 = 1 << 3;
 /// The most programs of an interface that are read.
 const PROGRAMS_MAX: usize = 64;
 /// The most maps of a program that are read.
 const MAPS_MAX: usize = 8;
-/// Length of a program's tag, and of an object's name.
-const TAG_LEN: usize = 8;
-const NAME_LEN: usize = 16;
-/// `BPF_F_XDP_HAS_FRAGS`: the program reads only the linear part and so accepts frames of several
-/// fragments, which a veth needs above an MTU of about 3500.
-const F_XDP_HAS_FRAGS: u32 = 1 << 5;
-/// `XDP_FLAGS_SKB_MODE` and `XDP_FLAGS_DRV_MODE` of `if_link.h`.
-const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
-const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
-
-#[repr(C)]
-struct MapCreate {
-    map_type: u32,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    flags: u32,
-    inner_map_fd: u32,
-    numa_node: u32,
-    name: [u8; 16],
-}
-
-#[repr(C)]
-struct MapElem {
-    map_fd: u32,
-    pad: u32,
-    key: u64,
-    value: u64,
-    flags: u64,
-}
-
-#[repr(C)]
-struct ProgLoad {
-    prog_type: u32,
-    insn_cnt: u32,
-    insns: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log_buf: u64,
-    kern_version: u32,
-    prog_flags: u32,
-    name: [u8; 16],
-    ifindex: u32,
-    expected_attach_type: u32,
-}
-
-#[repr(C)]
-struct ProgAttach {
-    target_ifindex: u32,
-    attach_bpf_fd: u32,
-    attach_type: u32,
-    attach_flags: u32,
-    replace_bpf_fd: u32,
-    relative_fd: u32,
-    expected_revision: u64,
-}
-
-#[repr(C)]
-struct ProgQuery {
-    target_ifindex: u32,
-    attach_type: u32,
-    query_flags: u32,
-    attach_flags: u32,
-    prog_ids: u64,
-    prog_cnt: u32,
-    pad: u32,
-    prog_attach_flags: u64,
-    link_ids: u64,
-    link_attach_flags: u64,
-    revision: u64,
-}
-
-#[repr(C)]
-struct GetId {
-    id: u32,
-    next_id: u32,
-    open_flags: u32,
-}
-
-#[repr(C)]
-struct GetInfo {
-    bpf_fd: u32,
-    info_len: u32,
-    info: u64,
-}
-
-/// The start of `struct bpf_prog_info`.
-#[derive(Default)]
-#[repr(C)]
-struct ProgInfo {
-    kind: u32,
-    id: u32,
-    tag: [u8; TAG_LEN],
-    jited_len: u32,
-    xlated_len: u32,
-    jited: u64,
-    xlated: u64,
-    load_time: u64,
-    uid: u32,
-    nr_map_ids: u32,
-    map_ids: u64,
-    name: [u8; NAME_LEN],
-}
-
-/// The start of `struct bpf_map_info`.
-#[derive(Default)]
-#[repr(C)]
-struct MapInfo {
-    kind: u32,
-    id: u32,
-    key_size: u32,
-    value_size: u32,
-    max_entries: u32,
-    flags: u32,
-    name: [u8; NAME_LEN],
-}
-
-#[repr(C)]
-struct LinkCreate {
-    prog_fd: u32,
-    target_ifindex: u32,
-    attach_type: u32,
-    flags: u32,
-}
-
 /// The most keys of a map that [`Map::keys`] returns.
 const KEYS_MAX: usize = 1 << 16;
 
@@ -300,7 +152,7 @@ impl Map {
     }
 }
 
-/// A loaded XDP program.
+/// A loaded program: for XDP, or a classifier for tcx.
 #[derive(Debug)]
 pub(crate) struct Program(OwnedFd);
 
@@ -340,8 +192,7 @@ impl Program {
     /// Attaches a classifier to an interface, behind the programs that are there, until the link
     /// is dropped or the process ends in any way.
     pub(crate) fn attach_tcx(&self, ifindex: u32, ingress: bool) -> io::Result<Link> {
-        let attach_type = if ingress { ATTACH_TCX_INGRESS } else { ATTACH_TCX_EGRESS };
-        let prog_fd = raw(&self.0);
+        let (prog_fd, attach_type) = (raw(&self.0), tcx_hook(ingress));
         bpf_fd(LINK_CREATE, &LinkCreate { prog_fd, target_ifindex: ifindex, attach_type, flags: 0 })
             .map(Link)
     }
@@ -361,8 +212,7 @@ impl Program {
             attach_type: ATTACH_TCX_INGRESS,
             attach_flags: if replace.is_some() { F_REPLACE } else { F_BEFORE },
             replace_bpf_fd: replace.unwrap_or(0),
-            relative_fd: 0,
-            expected_revision: 0,
+            ..ProgAttach::default()
         };
         bpf(PROG_ATTACH, &attr).map(|_| ())
     }
@@ -376,10 +226,7 @@ impl Program {
             target_ifindex: ifindex,
             attach_bpf_fd: raw(&self.0),
             attach_type: ATTACH_TCX_INGRESS,
-            attach_flags: 0,
-            replace_bpf_fd: 0,
-            relative_fd: 0,
-            expected_revision: 0,
+            ..ProgAttach::default()
         };
         bpf(PROG_DETACH, &attr).map(|_| ())
     }
@@ -390,26 +237,12 @@ impl Program {
     /// `EINVAL` before Linux 6.6; `ENODEV`.
     pub(crate) fn at_ingress(ifindex: u32) -> io::Result<Vec<Self>> {
         let mut ids = [0_u32; PROGRAMS_MAX];
-        let mut attr = ProgQuery {
-            target_ifindex: ifindex,
-            attach_type: ATTACH_TCX_INGRESS,
-            query_flags: 0,
-            attach_flags: 0,
-            prog_ids: ids.as_mut_ptr() as u64,
-            prog_cnt: ids.len() as u32,
-            pad: 0,
-            prog_attach_flags: 0,
-            link_ids: 0,
-            link_attach_flags: 0,
-            revision: 0,
-        };
-        match bpf_mut(PROG_QUERY, &mut attr) {
-            Ok(_) => {}
+        let count = match programs(ifindex, true, &mut ids) {
             // An interface that never had one.
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(Vec::new()),
-            Err(e) => return Err(e),
-        }
-        let found = ids.iter().take(attr.prog_cnt as usize);
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => 0,
+            count => count?,
+        };
+        let found = ids.iter().take(count as usize);
         let open = found.map(|&id| by_id(PROG_GET_FD_BY_ID, id));
         // One that has gone meanwhile.
         let is_there = |fd: &io::Result<OwnedFd>| !matches!(fd, Err(e) if e.raw_os_error() == Some(libc::ENOENT));
@@ -485,6 +318,28 @@ impl Map {
     }
 }
 
+const fn tcx_hook(ingress: bool) -> u32 {
+    if ingress { ATTACH_TCX_INGRESS } else { ATTACH_TCX_EGRESS }
+}
+
+/// The number of programs at a tcx hook of an interface. The ids of all are written to `ids`,
+/// unless that is empty.
+///
+/// # Errors
+/// `EINVAL` before Linux 6.6, `EPERM` without `CAP_NET_ADMIN` over the machine, `ENOSPC` if `ids`
+/// is too short.
+pub(crate) fn programs(ifindex: u32, ingress: bool, ids: &mut [u32]) -> io::Result<u32> {
+    let mut attr = ProgQuery {
+        target_ifindex: ifindex,
+        attach_type: tcx_hook(ingress),
+        prog_ids: if ids.is_empty() { 0 } else { ids.as_mut_ptr() as u64 },
+        prog_cnt: ids.len() as u32,
+        ..ProgQuery::default()
+    };
+    bpf_mut(PROG_QUERY, &mut attr)?;
+    Ok(attr.prog_cnt)
+}
+
 fn by_id(cmd: libc::c_long, id: u32) -> io::Result<OwnedFd> {
     bpf_fd(cmd, &GetId { id, next_id: 0, open_flags: 0 })
 }
@@ -531,9 +386,9 @@ fn raw(fd: &OwnedFd) -> u32 {
 }
 
 /// An object name of at most 15 bytes.
-fn name(text: &str) -> [u8; 16] {
-    let mut name = [0; 16];
-    for (to, from) in name[..15].iter_mut().zip(text.bytes()) {
+fn name(text: &str) -> [u8; NAME_LEN] {
+    let mut name = [0; NAME_LEN];
+    for (to, from) in name[..NAME_LEN - 1].iter_mut().zip(text.bytes()) {
         *to = from;
     }
     name
@@ -603,13 +458,8 @@ pub(crate) mod test_run {
                 flags: 0,
                 cpu: 0,
             };
-            // SAFETY: the attributes are a prefix of `union bpf_attr`; the kernel reads
-            // `data_size_in` bytes of the frame and writes `retval`, `duration` and
-            // `data_size_out` back into `attr`, which is borrowed exclusively.
-            let result = unsafe {
-                libc::syscall(libc::SYS_bpf, PROG_TEST_RUN, &raw mut attr, size_of::<TestRun>())
-            };
-            if result < 0 { Err(io::Error::last_os_error()) } else { Ok(attr.retval) }
+            bpf_mut(PROG_TEST_RUN, &mut attr)?;
+            Ok(attr.retval)
         }
     }
 }

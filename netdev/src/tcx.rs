@@ -1,14 +1,10 @@
-//! A tcx program that drops and counts UDP datagrams to two ports: the place of policies written in
-//! eBPF.
+//! tcx: the programs at its hooks counted, and one that drops and counts UDP datagrams to two ports,
+//! in the place of policies written in eBPF.
 
 use std::io;
 
-use super::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size};
-use super::bpf::{Link, Map, Program};
-
-// Verdicts of `enum tcx_action_base` of `bpf.h`.
-const TCX_NEXT: i32 = -1;
-const TCX_DROP: i32 = 2;
+use crate::bpf::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size, net_u16};
+use crate::bpf::{self, Link, Map, Program, TCX_DROP, TCX_NEXT};
 
 /// Where the program copies the headers to: bytes below the frame pointer.
 const FRAME: i16 = -64;
@@ -19,6 +15,18 @@ const IP: i16 = FRAME + 14;
 const V4_HEADERS: i32 = 14 + 20 + 8;
 const V6_HEADERS: i32 = 14 + 40 + 8;
 const UDP: u32 = 17;
+
+/// The number of programs on a tcx hook of an interface, in the calling thread's network namespace;
+/// 0 if the kernel has no tcx (before 6.6).
+///
+/// # Errors
+/// `EPERM` without `CAP_NET_ADMIN` over the machine.
+pub fn tcx_programs(ifindex: u32, ingress: bool) -> io::Result<u32> {
+    match bpf::programs(ifindex, ingress, &mut []) {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => Ok(0),
+        count => count,
+    }
+}
 
 /// A program on an interface that drops and counts UDP datagrams to either port, of IPv4 without
 /// options and IPv6 without extension headers. It leaves the interface when this is dropped or the
@@ -98,26 +106,19 @@ fn code(dropped: &Map, ports: [u16; 2]) -> Vec<Insn> {
     asm.assemble()
 }
 
-/// Copies the first `len` bytes of the packet (R6) to the stack. Jumps to `short` if it has fewer.
+/// Copies the first `len` bytes of the packet to the stack. Jumps to `short` if it has fewer.
 fn copy(asm: &mut Asm, len: i32, short: Label) {
-    asm.mov(Reg::R1, Reg::R6);
     asm.mov_imm(Reg::R2, 0);
-    asm.mov(Reg::R3, Reg::R10);
-    asm.add_imm(Reg::R3, i32::from(FRAME));
-    asm.mov_imm(Reg::R4, len);
-    asm.call(Helper::SkbLoadBytes);
-    asm.jump_if_imm(Cond::Ne, Reg::R0, 0, short);
-}
-
-/// The result of a 16-bit load of `value` in network order.
-fn net_u16(value: u16) -> u32 {
-    u32::from(value.to_be())
+    asm.copy_packet(FRAME, len, short);
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
-    use crate::testns;
+    use crate::iface::Interface;
+    use crate::testns::{self, Pair};
 
     const PORTS: [u16; 2] = [4790, 4791];
 
@@ -160,5 +161,31 @@ mod tests {
         }
         assert_eq!(dropped.value(&[0; 4]).unwrap(), due);
         assert!(dropped.value(&[1, 0, 0, 0]).is_err(), "there is one counter");
+    }
+
+    #[test]
+    fn programs_on_tcx_are_counted() {
+        let pair = testns::or_skip!("tcx::programs_on_tcx_are_counted", Pair::new_seeing());
+        pair.a.run(|| {
+            let iface = Interface::by_name("v0").expect("v0");
+            for ingress in [true, false] {
+                let count = || tcx_programs(iface.index, ingress).expect("readable");
+                assert_eq!(count(), 0);
+                let attached = TcxDrop::attach(iface.index, ingress, PORTS);
+                let attached = testns::or_skip!("tcx::programs_on_tcx_are_counted", attached);
+                assert_eq!(count(), 1);
+                let rules = crate::policy::audit(&iface).rules;
+                assert_eq!(rules.len(), 1, "{rules:?}");
+                assert_eq!(rules[0].packet_bypasses, ingress, "egress binds a packet socket");
+                drop(attached);
+                // A child that another thread is just forking holds the descriptors too, until it
+                // executes a program.
+                let deadline = Instant::now() + Duration::from_secs(10);
+                while count() > 0 {
+                    assert!(Instant::now() < deadline, "it stays attached");
+                    std::thread::yield_now();
+                }
+            }
+        });
     }
 }
