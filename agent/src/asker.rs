@@ -1,4 +1,4 @@
-//! Who asks: the process that connected, and its network namespace. Never what a message says.
+//! The asker: the process that connected, and its network namespace. No message says either.
 //!
 //! A process is held by a pidfd, so that its number cannot become another's unnoticed: what was
 //! read by the number is true if the pidfd says afterwards that the process lives.
@@ -75,7 +75,7 @@ impl Namespace {
 }
 
 impl Asker {
-    /// Who connected.
+    /// The process at the other end of a connection.
     ///
     /// # Errors
     /// What to answer: it has gone, is no container, or cannot be told.
@@ -137,7 +137,7 @@ impl Asker {
 /// The user namespace that owns a network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
-    /// The agent's: whoever administers the network has a right over the host.
+    /// The agent's: to administer the network takes a right over the host.
     Host,
     /// A container's: its root administers the network.
     Container,

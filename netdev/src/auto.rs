@@ -439,7 +439,7 @@ mod tests {
         }
         let given = server.given.lock().expect("no panic").len();
         assert_eq!(given, 2);
-        // Who has both rights asks nobody.
+        // A process with both rights asks no agent.
         let choice = pair.a.run(|| choose_with(&agent, None)).expect("a port");
         assert_eq!(choice.backend, Backend::Packet);
         assert!(!choice.reason.contains("agent"), "{choice}");

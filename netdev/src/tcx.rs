@@ -1,5 +1,5 @@
-//! tcx: the programs at its hooks counted, and one that drops and counts UDP datagrams to two ports,
-//! in the place of policies written in eBPF.
+//! tcx: how many programs are at its hooks, and a program that drops and counts UDP datagrams to
+//! two ports, in the place of policies written in eBPF.
 
 use std::io;
 

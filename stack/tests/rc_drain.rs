@@ -257,7 +257,7 @@ fn the_room_of_the_old_and_the_new_address_is_counted_apart() {
     let moved = solo.end.qpn;
     (0..4).for_each(|_| post(&mut solo, moved));
     assert_eq!(solo.sent().len(), 3, "as if nobody had sent anything");
-    // Both leave: whoever comes next to either address finds all its room.
+    // Both leave: the next queue pair of either address finds all its room.
     for qpn in [moved, other] {
         let attr = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
         solo.end.modify(qpn, &attr).expect("from everywhere");

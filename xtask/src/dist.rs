@@ -245,7 +245,7 @@ fn try_out(program: &[String]) -> Result<(), String> {
 }
 
 /// Packs a processor's folder and the licences: one file to download, which unpacks to a folder
-/// that can lie anywhere. The same files make the same archive, whoever packs them and when.
+/// that can lie anywhere. The same files make the same archive, at any time and for any user.
 fn archive(out: &Path, processor: &str) -> Result<PathBuf, String> {
     let name = format!("rocinante-{}-{processor}", env!("CARGO_PKG_VERSION"));
     let file = format!("{name}.tar.gz");

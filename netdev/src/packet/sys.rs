@@ -277,7 +277,7 @@ fn advise(base: NonNull<u8>, len: usize, advice: i32) -> io::Result<()> {
 
 /// Keeps the receive ring of a socket that another process has: as long as this value lives, the
 /// kernel refuses to resize or to remove the ring and to add one for sending (`EBUSY`). Otherwise
-/// whoever has the socket could take any amount of kernel memory, without a privilege.
+/// the other process could take any amount of kernel memory, without a privilege.
 ///
 /// It also keeps the socket open. It maps one page of the ring, without access: it cannot read nor
 /// write what the other process and the kernel exchange.

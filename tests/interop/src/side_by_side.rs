@@ -3,10 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rocinante_node::{Lab, LabConfig};
-
 use crate::error::{Error, Result};
-use crate::guest::{Guest, GuestConfig, Image};
+use crate::guest::Guest;
 
 /// Two Soft-RoCE devices on the ends of a veth pair. Both must be in the first network namespace,
 /// so routing rules make packets between the two addresses leave through the pair instead of
@@ -51,13 +49,7 @@ const REPORT: &str = "/tmp/report";
 /// The guest does not start, or the command failed.
 pub fn run(args: &[String]) -> Result<()> {
     let (words, report) = with_report_inside(args)?;
-    let lab = Lab::new(&LabConfig { containers: 1, ..LabConfig::default() })?;
-    let image = Image::prepare()?;
-    let program = std::env::current_exe()?;
-    let Some(programs) = program.parent() else {
-        return Err(Error::new("no directory of programs"));
-    };
-    let guest = Guest::boot(&lab, &image, &GuestConfig::new(programs))?;
+    let (_lab, guest) = Guest::beside_this_program()?;
     let (kernel, accelerator) = (guest.kernel(), guest.accelerator());
     eprintln!(
         "Linux {kernel}, {accelerator:?}: where the processor is emulated, only ratios mean anything"

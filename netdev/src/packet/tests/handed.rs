@@ -188,7 +188,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
 }
 
-/// Whoever has the socket cannot change what it takes, nor how much memory it has.
+/// A process that has the socket cannot change what it takes, nor how much memory it has.
 fn cannot_be_changed(socket: &PacketSocket) {
     let errno = |result: io::Result<()>| result.expect_err("it is refused").raw_os_error();
     let all = [libc::sock_filter { code: libc::BPF_RET as u16, jt: 0, jf: 0, k: u32::MAX }];

@@ -31,7 +31,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rocinante_node::{ChildGuard, Lab, Netns};
+use rocinante_node::{ChildGuard, Lab, LabConfig, Netns};
 
 pub use self::control::Outcome;
 use self::control::{ControlReply, ControlRequest, lock};
@@ -106,6 +106,19 @@ pub struct Job {
 }
 
 impl Guest {
+    /// Boots a guest in a lab of its own, which must outlive it, with the programs that are beside
+    /// this one.
+    ///
+    /// # Errors
+    /// As [`boot`](Self::boot).
+    pub fn beside_this_program() -> Result<(Lab, Self)> {
+        let lab = Lab::new(&LabConfig { containers: 1, ..LabConfig::default() })?;
+        let program = std::env::current_exe()?;
+        let programs = program.parent().ok_or_else(|| Error::new("no directory of programs"))?;
+        let guest = Self::boot(&lab, &Image::prepare()?, &GuestConfig::new(programs))?;
+        Ok((lab, guest))
+    }
+
     /// Boots a guest in `lab`, with its taps, and makes its RDMA devices.
     ///
     /// A hung boot is killed, reported on standard error, and repeated, up to three boots. KVM is
