@@ -118,7 +118,8 @@ impl Agent {
         despite_rules: bool,
     ) -> Result<Asked, AskError> {
         let Some(path) = &self.0 else { return Err(AskError::Off) };
-        // Before anything is made for nothing: the port may be in use.
+        let connection = connected(path)?;
+        // Before the agent makes anything for nothing: the port may be in use.
         let guards = udp::acquire_guards(Backend::Packet, iface, addresses, config, shards)
             .map_err(AskError::Useless)?;
         let defaults = PortConfig::default();
@@ -133,7 +134,7 @@ impl Agent {
             despite_rules,
         };
         let failed = |why: String| AskError::Failed(path.clone(), why);
-        let (connection, answer, sockets) = exchange(path, &request)?;
+        let (answer, sockets) = exchange(&connection, &request).map_err(failed)?;
         let audit = answer.report.map(Audit::from);
         let granted = match answer.outcome {
             Ok(granted) => granted,
@@ -152,29 +153,22 @@ impl Agent {
 }
 
 /// One request and one answer, with its descriptors.
-fn exchange(path: &Path, request: &Request) -> Result<(OwnedFd, Answer, Vec<OwnedFd>), AskError> {
-    let failed = |why: String| AskError::Failed(path.to_owned(), why);
-    let connection = connected(path).map_err(|e| match e.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
-            AskError::Absent(path.to_owned())
-        }
-        io::ErrorKind::WouldBlock => failed("it does not take the connection".into()),
-        _ => failed(e.to_string()),
-    })?;
+///
+/// # Errors
+/// Why there is no answer, or a wrong one.
+fn exchange(connection: &OwnedFd, request: &Request) -> Result<(Answer, Vec<OwnedFd>), String> {
     let broken = |e: io::Error| match e.kind() {
-        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-            failed("it hung up".into())
-        }
-        _ => failed(e.to_string()),
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => "it hung up".into(),
+        _ => e.to_string(),
     };
-    match send_request(&connection, request) {
+    match send_request(connection, request) {
         // It may have answered without reading.
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
         sent => sent.map_err(broken)?,
     }
     let end = Instant::now() + WAIT_MAX;
     let received = loop {
-        match receive_answer(&connection) {
+        match receive_answer(connection) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             // It hung up without reading. What it said before comes next.
             Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {}
@@ -182,28 +176,38 @@ fn exchange(path: &Path, request: &Request) -> Result<(OwnedFd, Answer, Vec<Owne
         }
         let left = end.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(failed("it does not answer in time".into()));
+            return Err("it does not answer in time".into());
         }
         let ms = i32::try_from(left.as_millis()).unwrap_or(i32::MAX).max(1);
-        wait_readable(&connection, ms).map_err(|e| failed(e.to_string()))?;
+        wait_readable(connection, ms).map_err(|e| e.to_string())?;
     };
-    let (answer, descriptors) = received.map_err(broken)?.map_err(failed)?;
+    let (answer, descriptors) = received.map_err(broken)??;
     let expected = answer.outcome.as_ref().map_or(0, |g| g.descriptors(request.shards.count));
     if descriptors.len() != expected {
         let (came, of) = (descriptors.len(), expected);
-        return Err(failed(format!("{came} descriptors came with its answer, not {of}")));
+        return Err(format!("{came} descriptors came with its answer, not {of}"));
     }
-    Ok((connection, answer, descriptors))
+    Ok((answer, descriptors))
 }
 
-fn connected(path: &Path) -> io::Result<OwnedFd> {
-    let address = SocketAddrUnix::new(path)?;
-    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
-    let connection = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-    // A full queue of connections is waited for as long.
-    set_socket_timeout(&connection, Timeout::Send, Some(WAIT_MAX))?;
-    connect(&connection, &address)?;
-    Ok(connection)
+fn connected(path: &Path) -> Result<OwnedFd, AskError> {
+    let connected = || {
+        let address = SocketAddrUnix::new(path)?;
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let connection = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+        // A full queue of connections is waited for as long.
+        set_socket_timeout(&connection, Timeout::Send, Some(WAIT_MAX))?;
+        connect(&connection, &address)?;
+        io::Result::Ok(connection)
+    };
+    let failed = |why: String| AskError::Failed(path.to_owned(), why);
+    connected().map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            AskError::Absent(path.to_owned())
+        }
+        io::ErrorKind::WouldBlock => failed("it does not take the connection".into()),
+        _ => failed(e.to_string()),
+    })
 }
 
 impl fmt::Display for AskError {
