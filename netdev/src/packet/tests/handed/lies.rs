@@ -163,7 +163,7 @@ fn a_program_that_is_told_lies_has_udp_and_keeps_nothing() {
     let test = "lies::in_a_process_that_is_told_lies";
     let (child, _socket) = pair.a.run(|| child(test, &agent, 1)).expect("a child");
     succeeds(child);
-    assert_eq!(packet_sockets(&pair.a), 0);
+    no_packet_sockets(&pair.a);
 }
 
 /// The child.
