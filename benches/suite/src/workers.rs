@@ -5,6 +5,7 @@
 //! processes does the steps of one subject: our device, a raw baseline, or another transport. Each
 //! process of a pair keeps to its own core.
 
+mod agent;
 mod cost;
 mod datagrams;
 mod fan_in;

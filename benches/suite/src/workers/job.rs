@@ -11,6 +11,7 @@ use rocinante::device::{Backend, PortConfig};
 use rocinante::exchange::Exchange;
 use rocinante::{Context, OpenOptions};
 use rocinante_baselines::{Raw, Task};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use serde::{Deserialize, Serialize};
 
 use super::measure::{Figure, Measure, Step};
@@ -40,6 +41,8 @@ pub(crate) enum Device {
         backend: String,
         /// Limits socket buffers to the size that every process may have.
         small_buffers: bool,
+        /// An agent opens its port, because the process drops all capabilities before.
+        handed: bool,
     },
     /// RDMA devices of the kernel: the first side's, and the second side's.
     Hardware([String; 2]),
@@ -114,6 +117,12 @@ pub fn run_worker(args: &WorkerArgs) -> ExitCode {
 }
 
 impl Work {
+    /// Whether an agent opens its ports.
+    pub(super) const fn is_handed(&self) -> bool {
+        let (Self::Verbs { device, .. } | Self::FanIn { device, .. }) = self else { return false };
+        matches!(device, Device::Software { handed: true, .. })
+    }
+
     /// Whether it uses devices of the kernel.
     pub(super) const fn is_hardware(&self) -> bool {
         matches!(self, Self::Verbs { device: Device::Hardware(_), .. })
@@ -250,7 +259,10 @@ impl Job {
             Device::Hardware(names) => {
                 options.device(&names[usize::from(self.side == Side::Second)])
             }
-            Device::Software { backend, small_buffers } => {
+            Device::Software { backend, small_buffers, handed } => {
+                if *handed {
+                    drop_capabilities()?;
+                }
                 let mut config = PortConfig::default();
                 if *small_buffers {
                     config.udp.rx_buffer_bytes = SMALL_BUFFER;
@@ -298,6 +310,14 @@ impl Job {
             _ => None,
         }
     }
+}
+
+/// This thread and those that it starts have no rights any more.
+fn drop_capabilities() -> Result<(), Failure> {
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    set_capabilities(None, sets)
+        .map_err(|error| Failure::Failed(format!("cannot drop capabilities: {error}")))
 }
 
 /// Replaces this process with another program. Returns only if that fails.

@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::agent::Agent;
 use super::job::{Job, Outcome, Work};
 use super::peers::{iperf3_figures, sockperf_figures};
+use rocinante::device::AGENT_VARIABLE;
 use rocinante_cli::devices::is_soft_roce;
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::Failure;
@@ -33,6 +35,10 @@ pub struct PlaceArgs {
     /// devices of Soft-RoCE
     #[arg(long)]
     patient: bool,
+    /// Also ports of packet that rocinante-agent, which is beside this program, opens for processes
+    /// without capabilities: rows of handed. A bridge is between the two sides then, in all rows
+    #[arg(long, conflicts_with_all = ["local", "devices"])]
+    pub(crate) agent: bool,
 }
 
 impl PlaceArgs {
@@ -146,6 +152,8 @@ impl Place {
 
 /// The places where the processes of a measurement start.
 pub(crate) struct Places {
+    /// Ended before the namespaces go.
+    agent: Option<Agent>,
     software: Place,
     /// The place for the kernel's devices, if it differs.
     hardware: Option<Place>,
@@ -185,14 +193,19 @@ impl Places {
         {
             return Ok(Self::with(software, None, urgent));
         }
-        let software = Place::new(Link::Plain, 2);
+        // An agent is on a host, which is no end of the link.
+        let software = Place::new(if args.agent { Link::Bridge } else { Link::Plain }, 2);
         let software = software.map_err(|error| Failure::Failed(error.to_string()))?;
-        Ok(Self::with(software, here, urgent))
+        let agent = match &software {
+            Place::Lab(lab) if args.agent => Some(Agent::start(lab)?),
+            _ => None,
+        };
+        Ok(Self { agent, ..Self::with(software, here, urgent) })
     }
 
     fn with(software: Place, hardware: Option<Place>, urgent: bool) -> Self {
         let others = BTreeMap::new();
-        Self { software, hardware, others, urgent, swapped: false, slowness: 1.0 }
+        Self { agent: None, software, hardware, others, urgent, swapped: false, slowness: 1.0 }
     }
 
     /// Makes sure that there is a place with `link` and this many namespaces.
@@ -333,6 +346,8 @@ impl Places {
         let mut command = Command::new("/proc/self/exe");
         command.args(["measure-worker", "--job", &job]).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let agent = self.agent.as_ref().filter(|_| work.is_handed());
+        command.envs(agent.map(|agent| (AGENT_VARIABLE, agent.socket())));
         place.spawn(own, &mut command)
     }
 }

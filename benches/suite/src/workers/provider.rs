@@ -18,6 +18,10 @@ pub enum Provider {
     Udp,
     /// The software device over AF_PACKET.
     Packet,
+    /// The software device over AF_PACKET that an agent on the host opened, in a process without
+    /// capabilities.
+    #[value(skip)]
+    Handed,
     /// The software device over AF_XDP.
     Afxdp,
 }
@@ -35,6 +39,10 @@ impl Provider {
             let can_be = |one: &Self| *one != Self::Hw || !place.devices.is_empty();
             wanted.extend(Self::ALL.into_iter().filter(can_be));
         }
+        if place.agent {
+            let own = wanted.iter().position(|one| *one == Self::Packet);
+            wanted.insert(own.map_or(wanted.len(), |own| own + 1), Self::Handed);
+        }
         if wanted.contains(&Self::Hw) {
             place.devices()?;
         }
@@ -48,6 +56,7 @@ impl Provider {
             Self::Hw => "hw",
             Self::Udp => "udp",
             Self::Packet => "packet",
+            Self::Handed => "handed",
             Self::Afxdp => "afxdp",
         }
     }
@@ -56,7 +65,7 @@ impl Provider {
         match self {
             Self::Hw => None,
             Self::Udp => Some(Backend::Udp),
-            Self::Packet => Some(Backend::Packet),
+            Self::Packet | Self::Handed => Some(Backend::Packet),
             Self::Afxdp => Some(Backend::Xdp),
         }
     }
@@ -71,14 +80,17 @@ impl Provider {
         match self {
             Self::Udp => Some("udp-port"),
             Self::Packet => Some("packet-port"),
-            Self::Hw | Self::Afxdp => None,
+            Self::Hw | Self::Handed | Self::Afxdp => None,
         }
     }
 
     /// The device to measure.
     pub(crate) fn device(self, place: &PlaceArgs) -> Result<Device, Failure> {
         match self.backend_name() {
-            Some(backend) => Ok(Device::Software { backend, small_buffers: false }),
+            Some(backend) => {
+                let handed = self == Self::Handed;
+                Ok(Device::Software { backend, small_buffers: false, handed })
+            }
             None => Ok(Device::Hardware(place.devices()?)),
         }
     }
