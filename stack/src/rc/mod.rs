@@ -272,7 +272,7 @@ impl Qp {
         let to = join(&peer, Some(dest), shared);
         let from = std::mem::replace(&mut self.limits.peer, to);
         shared.peers.take_over(from, to, self.requester.charged());
-        self.limits.selective = shared.config.reorder_packets_max > 0;
+        self.limits.selective = Self::is_selective(&peer, shared);
         self.requester.control.recognised(window_of(&peer, shared));
         shared.enqueue(self.core.slot, &mut self.core.queued);
     }
