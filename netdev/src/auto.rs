@@ -11,6 +11,7 @@
 mod features;
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use crate::any::AnyPort;
 use crate::config::{PortConfig, Shards};
@@ -22,6 +23,7 @@ use crate::parts::{BackendParts, Parts};
 use crate::policy::{self, Audit, AuditVerdict};
 use crate::port::{Backend, Capabilities, Port as _};
 use crate::rtnl::Rtnl;
+use crate::shared::Slots;
 use crate::udp::UdpPort;
 use crate::xdp::XdpPort;
 
@@ -56,11 +58,13 @@ pub fn choose(
     config: &PortConfig,
     agent: &Agent,
 ) -> Result<(AnyPort, Choice), OpenError> {
-    let (mut ports, choice) = choose_shards(iface, addresses, want, config, Shards::ONE, agent)?;
+    let (mut ports, choice) =
+        choose_shards(iface, addresses, want, config, Shards::ONE, None, agent)?;
     Ok((ports.pop().expect("one was asked for"), choice))
 }
 
-/// As [`choose`], but opens several ports of one backend, which share the addresses.
+/// As [`choose`], but opens several ports of one backend, which share the addresses; with `slots`
+/// also with other processes.
 ///
 /// # Errors
 /// As [`choose`].
@@ -70,16 +74,18 @@ pub fn choose_shards(
     want: Option<Backend>,
     config: &PortConfig,
     shards: Shards,
+    slots: Option<&Arc<Slots>>,
     agent: &Agent,
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
     let assemble = |parts: Vec<Parts>| parts.into_iter().map(AnyPort::assemble).collect();
     let open = |backend| {
-        let parts = acquire_from(backend, iface, addresses, config, shards)?;
+        let parts = acquire_from(backend, iface, addresses, config, shards, slots)?;
         let copies = parts.iter().any(copies);
         Ok((assemble(parts)?, copies))
     };
     let ask = |despite_rules| {
-        let Asked { parts, audit } = agent.ask(iface, addresses, config, shards, despite_rules)?;
+        let sharing = (shards, slots);
+        let Asked { parts, audit } = agent.ask(iface, addresses, config, sharing, despite_rules)?;
         let ports: Result<Vec<AnyPort>, OpenError> = assemble(parts);
         Ok((ports.map_err(|e| agent.failed(&e))?, audit))
     };
@@ -100,7 +106,7 @@ pub fn acquire(
     shards: Shards,
 ) -> Result<(Vec<Parts>, Choice), OpenError> {
     let open = |backend| {
-        let parts = acquire_from(backend, iface, addresses, config, shards)?;
+        let parts = acquire_from(backend, iface, addresses, config, shards, None)?;
         let copies = parts.iter().any(copies);
         Ok((parts, copies))
     };
@@ -285,11 +291,12 @@ fn acquire_from(
     addresses: &[IpAddr],
     config: &PortConfig,
     shards: Shards,
+    slots: Option<&Arc<Slots>>,
 ) -> Result<Vec<Parts>, OpenError> {
     match backend {
-        Backend::Udp => UdpPort::acquire(iface, addresses, config, shards),
-        Backend::Packet => PacketPort::acquire(iface, addresses, config, shards),
-        Backend::Xdp => XdpPort::acquire(iface, addresses, config, shards),
+        Backend::Udp => UdpPort::acquire(iface, addresses, config, shards, slots),
+        Backend::Packet => PacketPort::acquire(iface, addresses, config, shards, slots),
+        Backend::Xdp => XdpPort::acquire(iface, addresses, config, shards, slots),
         Backend::Sim => Err(OpenError::plain(
             backend,
             "the simulator has no interface",

@@ -95,12 +95,14 @@ impl Default for XdpConfig {
 
 /// How the ports of one device share what arrives.
 ///
-/// One byte of each datagram says which port it is for: its value is the port's number. The kernel
-/// reads that byte where the backend lets it. The first port gets the datagrams for which there is
-/// no port, and those too short for the byte. Ports on `afxdp` read one receive queue of the
+/// One byte of each datagram says which port it is for: the first port has the value `first`, the
+/// next one the next value. The kernel reads that byte where the backend lets it. The first port
+/// gets the datagrams for which there is no port, and those too short for the byte. Ports on `afxdp` read one receive queue of the
 /// interface each, and the interface does not know that byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shards {
+    /// The value of the byte for the first port.
+    pub first: u8,
     /// The number of ports, 1 to 256.
     pub count: usize,
     /// Offset of that byte in the UDP payload.
@@ -109,5 +111,5 @@ pub struct Shards {
 
 impl Shards {
     /// A single port, which gets everything.
-    pub const ONE: Self = Self { count: 1, selector: 0 };
+    pub const ONE: Self = Self { first: 0, count: 1, selector: 0 };
 }

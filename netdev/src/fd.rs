@@ -217,6 +217,58 @@ pub(crate) fn attach_filter(socket: impl AsFd, program: &[libc::sock_filter]) ->
     Ok(())
 }
 
+/// Takes or leaves a lock on the byte `at` of a file, for its open file description
+/// (`F_OFD_SETLK` of fcntl(2)).
+///
+/// # Errors
+/// `EAGAIN`: another description has it.
+pub(crate) fn lock(file: impl AsFd, at: u64, take: bool) -> io::Result<()> {
+    let kind = if take { libc::F_WRLCK } else { libc::F_UNLCK };
+    let lock = byte_range(kind, at, 1)?;
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: the kernel only reads the structure, during the call.
+    unsafe { check(libc::fcntl(fd, libc::F_OFD_SETLK, &raw const lock)) }?;
+    Ok(())
+}
+
+/// The first locked byte of another description among these (`F_OFD_GETLK` of fcntl(2)).
+///
+/// # Errors
+/// It is no file.
+pub(crate) fn find_lock(file: impl AsFd, at: u64, bytes: u64) -> io::Result<Option<u64>> {
+    let mut lock = byte_range(libc::F_WRLCK, at, bytes)?;
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: the kernel reads and writes the structure during the call.
+    unsafe { check(libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut lock)) }?;
+    let is_free = lock.l_type == libc::F_UNLCK as libc::c_short;
+    Ok((!is_free).then(|| lock.l_start.cast_unsigned().max(at)))
+}
+
+fn byte_range(kind: libc::c_int, at: u64, bytes: u64) -> io::Result<libc::flock> {
+    let too_far = |_| io::ErrorKind::InvalidInput;
+    // SAFETY: all zeroes is a value of this plain C structure.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = i64::try_from(at).map_err(too_far)?;
+    lock.l_len = i64::try_from(bytes).map_err(too_far)?;
+    Ok(lock)
+}
+
+/// Has the next look into a stream socket's queue (`MSG_PEEK`) begin there (`SO_PEEK_OFF` of
+/// socket(7)).
+///
+/// # Errors
+/// It is no such socket.
+pub(crate) fn look_from(socket: impl AsFd, offset: usize) -> io::Result<()> {
+    let offset = i32::try_from(offset).map_err(io::Error::other)?;
+    let (fd, option) = (socket.as_fd().as_raw_fd(), libc::SO_PEEK_OFF);
+    let (at, len) = ((&raw const offset).cast(), size_of::<i32>() as libc::socklen_t);
+    // SAFETY: the kernel reads `len` bytes, which is the size of what it is pointed to.
+    unsafe { check(libc::setsockopt(fd, libc::SOL_SOCKET, option, at, len)) }?;
+    Ok(())
+}
+
 /// Tries again while the answer is `errno`, for up to `limit`: the kernel may free a closed
 /// resource late.
 ///

@@ -11,6 +11,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::{PortConfig, Shards};
@@ -25,6 +26,7 @@ use crate::port::{
     TxFailure, TxSlot,
 };
 use crate::resolve::{Hop, PathTable, Sent};
+use crate::shared::Slots;
 use crate::udp::UdpPort;
 use crate::xdp::Mapped;
 
@@ -33,7 +35,8 @@ pub trait Acquire: Sized {
     /// The backend.
     const BACKEND: Backend;
 
-    /// Takes what the ports need of the kernel: parts for each, in the order of their numbers.
+    /// Takes what the ports need of the kernel: parts for each, in the order of their numbers. With
+    /// `slots` they share the addresses with other processes.
     ///
     /// # Errors
     /// What is missing, and what to do about it.
@@ -42,6 +45,7 @@ pub trait Acquire: Sized {
         addresses: &[IpAddr],
         config: &PortConfig,
         shards: Shards,
+        slots: Option<&Arc<Slots>>,
     ) -> Result<Vec<Parts>, OpenError>;
 
     /// Makes the backend's part of a port, of the first of these descriptors.
@@ -207,7 +211,7 @@ impl<F: FrameIo> FramePort<F> {
         config: &PortConfig,
         shards: Shards,
     ) -> Result<Vec<Self>, OpenError> {
-        let parts = Self::acquire(iface, addresses, config, shards)?;
+        let parts = Self::acquire(iface, addresses, config, shards, None)?;
         parts.into_iter().map(Self::assemble).collect()
     }
 
@@ -221,8 +225,9 @@ impl<F: FrameIo> FramePort<F> {
         addresses: &[IpAddr],
         config: &PortConfig,
         shards: Shards,
+        slots: Option<&Arc<Slots>>,
     ) -> Result<Vec<Parts>, OpenError> {
-        F::acquire(iface, addresses, config, shards)
+        F::acquire(iface, addresses, config, shards, slots)
     }
 
     /// Makes a port of its parts, in the network namespace where they were acquired.
@@ -232,11 +237,11 @@ impl<F: FrameIo> FramePort<F> {
     /// and `afxdp` parts of another process before Linux 6.4.
     pub fn assemble(parts: Parts) -> Result<Self, OpenError> {
         parts.check_backend(F::BACKEND)?;
-        let Parts { manifest, fds, mapped, lease } = parts;
+        let Parts { manifest, fds, mapped, lease, slots } = parts;
         let os = |what: &'static str| move |e| OpenError::os(F::BACKEND, what, e, "");
         let mut fds = Fds::new(fds);
         let Assembled { io, capabilities, looped } = F::assemble(&manifest, &mut fds, mapped)?;
-        let guard = UdpPort::assemble_guard(&manifest, fds)?;
+        let guard = UdpPort::assemble_guard(&manifest, fds, slots)?;
         let paths = PathTable::open(&manifest.interface, &manifest.addresses)
             .map_err(os("cannot open rtnetlink"))?;
         let looped =
@@ -351,7 +356,7 @@ impl<F: FrameIo> Port for FramePort<F> {
         if !self.looped_first && !self.looped.is_empty() {
             count += self.receive_looped(budget.saturating_sub(count), &mut sink);
         }
-        if self.guard.has_groups() {
+        if self.guard.receives() {
             count += self.guard.receive(budget.saturating_sub(count), &mut sink)?;
         }
         // What arrived before the end of the interface still counts.

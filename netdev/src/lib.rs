@@ -40,6 +40,7 @@ mod resolve;
 mod rtnl;
 #[cfg(test)]
 mod scarcity_tests;
+mod shared;
 #[cfg(test)]
 mod sides;
 pub mod sim;
@@ -64,6 +65,7 @@ pub use port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, ROCE_PORT,
     Runs, RxBudget, RxDatagram, RxIpId, TxFailure, TxSlot,
 };
+pub use shared::Slots;
 #[doc(hidden)]
 pub use tcx::{TcxDrop, tcx_programs};
 pub use udp::{UdpPort, holder};

@@ -26,7 +26,6 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::ethtool::Segmentation;
-use crate::fd::attach_filter;
 use crate::frame::{FrameIo, FramePort, State};
 use crate::port::{PathId, PortRuns, PortStats, Runs, RxDatagram, TxFailure, TxSlot};
 use crate::resolve::{Hop, PathTable, Sent};
@@ -48,8 +47,6 @@ pub struct PacketIo {
     // The ring is unmapped before its socket is closed.
     ring: PacketRing,
     socket: PacketSocket,
-    /// The Ethernet address that the socket's filter takes, if it takes one.
-    mac: Option<[u8; 6]>,
     limits: RunLimits,
     staging: FrameStaging,
     sender: Sender,
@@ -149,12 +146,8 @@ impl FrameIo for PacketIo {
         }
     }
 
-    fn follow(&mut self, mac: [u8; 6], addresses: &[IpAddr]) -> io::Result<()> {
-        if self.mac.is_some_and(|before| before != mac) {
-            // A new filter replaces the old one.
-            attach_filter(self.socket.as_fd(), &filter::program(mac, addresses))?;
-            self.mac = Some(mac);
-        }
+    fn follow(&mut self, _: [u8; 6], _: &[IpAddr]) -> io::Result<()> {
+        // The filter does so by itself.
         Ok(())
     }
 

@@ -19,6 +19,7 @@
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +30,7 @@ use crate::handed::Lease;
 use crate::iface::Interface;
 use crate::inherited;
 use crate::port::Backend;
+use crate::shared::Slots;
 use crate::xdp::{Mapped, check_memory};
 
 /// What a port is assembled from: descriptors, and plain values about them.
@@ -41,6 +43,8 @@ pub struct Parts {
     pub(crate) mapped: Option<Mapped>,
     /// If an agent opened the port.
     pub(crate) lease: Option<Lease>,
+    /// If other processes share the addresses: the slots, and which of them is the port's.
+    pub(crate) slots: Option<(Arc<Slots>, usize)>,
 }
 
 /// The plain values of [`Parts`]. They can be serialised.
@@ -178,7 +182,7 @@ impl Parts {
                 return refused(format!("a descriptor is not what it should be, {wanted:?}"));
             }
         }
-        Ok(Self { manifest, fds, mapped: None, lease: None })
+        Ok(Self { manifest, fds, mapped: None, lease: None, slots: None })
     }
 
     /// An error unless these are parts for `backend`.

@@ -38,9 +38,9 @@ fn acquire(backend: Backend, shards: Shards) -> Result<Vec<Parts>, OpenError> {
     let iface = Interface::by_name("v0").expect("v0");
     let (own, config) = (A.map(ip), PortConfig::default());
     match backend {
-        Backend::Udp => UdpPort::acquire(&iface, &own, &config, shards),
-        Backend::Packet => PacketPort::acquire(&iface, &own, &config, shards),
-        _ => XdpPort::acquire(&iface, &own, &config, shards),
+        Backend::Udp => UdpPort::acquire(&iface, &own, &config, shards, None),
+        Backend::Packet => PacketPort::acquire(&iface, &own, &config, shards, None),
+        _ => XdpPort::acquire(&iface, &own, &config, shards, None),
     }
 }
 
@@ -94,7 +94,7 @@ fn another_process_assembles(backend: Backend, count: usize) -> Result<(), Strin
         pair.a.sh(&format!("ethtool -L v0 rx {count} tx {count}"));
         pair.b.sh(&format!("ethtool -L v0 rx {count} tx {count}"));
     }
-    let shards = Shards { count, selector: SELECTOR };
+    let shards = Shards { first: 0, count, selector: SELECTOR };
     let parts = pair.a.run(|| acquire(backend, shards)).map_err(|e| e.to_string())?;
     let mut peer = open(&pair.b, Backend::Udp, &B).map_err(|e| e.to_string())?;
     let (child, socket) = pair.a.run(|| child(backend, count)).map_err(|e| e.to_string())?;

@@ -65,11 +65,11 @@ pub(crate) fn open_once(
     own: &[IpAddr],
     count: usize,
 ) -> Result<Vec<AnyPort>, OpenError> {
-    let (config, shards) = (PortConfig::default(), Shards { count, selector: SELECTOR });
+    let (config, shards) = (PortConfig::default(), Shards { first: 0, count, selector: SELECTOR });
     let parts = match backend {
-        Backend::Udp => UdpPort::acquire(iface, own, &config, shards),
-        Backend::Packet => PacketPort::acquire(iface, own, &config, shards),
-        _ => XdpPort::acquire(iface, own, &config, shards),
+        Backend::Udp => UdpPort::acquire(iface, own, &config, shards, None),
+        Backend::Packet => PacketPort::acquire(iface, own, &config, shards, None),
+        _ => XdpPort::acquire(iface, own, &config, shards, None),
     };
     parts?.into_iter().map(AnyPort::assemble).collect()
 }

@@ -11,6 +11,7 @@ use crate::config::Shards;
 
 const LD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
 const SHIFT_RIGHT: u16 = (libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K) as u16;
+const SUBTRACT: u16 = (libc::BPF_ALU | libc::BPF_SUB | libc::BPF_K) as u16;
 const JEQ: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const JGE: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
@@ -28,10 +29,10 @@ const fn op(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
 
-/// The number of a socket, for a program that sees the UDP payload. The first socket gets datagrams
+/// The number of a socket, for a program that sees the UDP payload: the byte itself. The first socket gets datagrams
 /// for none of them (to a group, nonsense) and those that are too short: a load beyond the end
 /// returns 0.
-pub(crate) fn by_socket(Shards { count, selector }: Shards) -> [sock_filter; 4] {
+pub(crate) fn by_socket(Shards { count, selector, .. }: Shards) -> [sock_filter; 4] {
     [
         op(LD_BYTE, u32::from(selector), 0, 0),
         op(JGE, count as u32, 0, 1),
@@ -40,8 +41,9 @@ pub(crate) fn by_socket(Shards { count, selector }: Shards) -> [sock_filter; 4] 
     ]
 }
 
-/// As [`by_socket`], for a program that sees a frame from any offset.
-pub(crate) fn by_frame(Shards { count, selector }: Shards) -> [sock_filter; 9] {
+/// As [`by_socket`], for a program that sees a frame from any offset. The first socket has the value
+/// `first`.
+pub(crate) fn by_frame(Shards { first, count, selector }: Shards) -> [sock_filter; 10] {
     [
         op(LD_BYTE, NETWORK, 0, 0),
         op(SHIFT_RIGHT, 4, 0, 0),
@@ -49,6 +51,8 @@ pub(crate) fn by_frame(Shards { count, selector }: Shards) -> [sock_filter; 9] {
         op(LD_BYTE, NETWORK.wrapping_add(V4_HEADERS + u32::from(selector)), 0, 0),
         op(JUMP, 1, 0, 0), // over the other
         op(LD_BYTE, NETWORK.wrapping_add(V6_HEADERS + u32::from(selector)), 0, 0),
+        // A smaller one becomes a great one.
+        op(SUBTRACT, u32::from(first), 0, 0),
         op(JGE, count as u32, 0, 1),
         op(RET, 0, 0, 0),
         op(RET_A, 0, 0, 0),
@@ -81,6 +85,10 @@ mod tests {
                     a >>= k;
                     0
                 }
+                SUBTRACT => {
+                    a = a.wrapping_sub(k);
+                    0
+                }
                 JEQ => usize::from(if a == k { jt } else { jf }),
                 JGE => usize::from(if a >= k { jt } else { jf }),
                 JUMP => k as usize,
@@ -95,7 +103,7 @@ mod tests {
     const SELECTORS: [u16; 4] = [0, 5, 11, 31];
 
     fn shards(count: usize, selector: u16) -> Shards {
-        Shards { count, selector }
+        Shards { first: 0, count, selector }
     }
 
     /// A payload with this byte at an offset. No other byte is below 16, and its neighbours differ.
@@ -137,6 +145,23 @@ mod tests {
                     let chosen = run(&program, &payload, &frame[ETH_LEN..]);
                     assert_eq!(chosen, number, "{why}, IPv6: {v6}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_value_is_the_first_ports() {
+        for (first, count) in [(1, 1), (3, 2), (254, 2), (255, 1)] {
+            let program = by_frame(Shards { first, count, selector: 5 });
+            for byte in 0..=u8::MAX {
+                let number = byte.checked_sub(first).filter(|n| usize::from(*n) < count);
+                let frame = frame(false, &payload(5, byte));
+                let chosen = run(&program, &frame, &frame[ETH_LEN..]);
+                assert_eq!(
+                    chosen,
+                    u32::from(number.unwrap_or(0)),
+                    "{byte} of {count} from {first}"
+                );
             }
         }
     }

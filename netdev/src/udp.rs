@@ -14,6 +14,7 @@
 
 mod groups;
 pub mod holder;
+mod neighbours;
 mod offload;
 mod paths;
 mod rx;
@@ -25,6 +26,7 @@ mod tx;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::{PortConfig, Shards};
@@ -36,13 +38,17 @@ use crate::port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, Runs,
     RxBudget, RxDatagram, TxFailure, TxSlot,
 };
+use crate::shared::Slots;
 use groups::Groups;
+use neighbours::Neighbours;
 use offload::Offload;
 use paths::Paths;
 use rx::Receiver;
+pub(crate) use sockets::open_shared;
 use sockets::{Home, Options, Role};
 use staging::{RUN_BYTES_MAX, Staging};
-use sys::{SendScratch, Socket};
+use sys::SendScratch;
+pub(crate) use sys::Socket;
 
 /// A port over UDP sockets.
 ///
@@ -55,6 +61,7 @@ pub struct UdpPort {
     paths: Paths,
     receiver: Receiver,
     groups: Groups,
+    neighbours: Option<Neighbours>,
     staging: Staging,
     scratch: SendScratch,
     /// The socket that the kernel takes no more from.
@@ -105,7 +112,7 @@ impl UdpPort {
         config: &PortConfig,
         shards: Shards,
     ) -> Result<Vec<Self>, OpenError> {
-        let parts = Self::acquire(iface, addresses, config, shards)?;
+        let parts = Self::acquire(iface, addresses, config, shards, None)?;
         parts.into_iter().map(Self::assemble).collect()
     }
 
@@ -118,18 +125,24 @@ impl UdpPort {
         addresses: &[IpAddr],
         config: &PortConfig,
         shards: Shards,
+        slots: Option<&Arc<Slots>>,
     ) -> Result<Vec<Parts>, OpenError> {
-        let Acquired { sockets, segments_max } =
-            acquire(iface, addresses, config, Role::Receive, shards)?;
+        let acquired = acquire(iface, addresses, config, Role::Receive, shards, slots)?;
         let manifest = Manifest {
             interface: iface.clone(),
             addresses: addresses.to_vec(),
             config: config.clone(),
-            udp_segments_max: segments_max,
+            udp_segments_max: acquired.segments_max,
             backend: BackendParts::Udp,
         };
-        let parts = |fds| Parts { manifest: manifest.clone(), fds, mapped: None, lease: None };
-        Ok(sockets.into_iter().map(parts).collect())
+        let parts = |(fds, slots)| Parts {
+            manifest: manifest.clone(),
+            fds,
+            mapped: None,
+            lease: None,
+            slots,
+        };
+        Ok(acquired.into_ports().map(parts).collect())
     }
 
     /// Makes a port of its parts, in the network namespace where they were acquired.
@@ -138,8 +151,8 @@ impl UdpPort {
     /// Parts of another backend or of another network namespace, or no descriptors left.
     pub fn assemble(parts: Parts) -> Result<Self, OpenError> {
         parts.check_backend(Backend::Udp)?;
-        let Parts { manifest, fds, .. } = parts;
-        Self::over(&manifest, Fds::new(fds), Role::Receive)
+        let Parts { manifest, fds, slots, .. } = parts;
+        Self::over(&manifest, Fds::new(fds), Role::Receive, slots)
     }
 
     /// The companion of a port that reads frames elsewhere (`AF_PACKET`, `AF_XDP`).
@@ -148,12 +161,21 @@ impl UdpPort {
     /// other process takes the port. It drops all input before it is queued: `receive` returns only
     /// datagrams to groups. Sending works as on a port from [`open`](Self::open), through the
     /// kernel's routing and neighbour resolution.
-    pub(crate) fn assemble_guard(manifest: &Manifest, sockets: Fds) -> Result<Self, OpenError> {
+    pub(crate) fn assemble_guard(
+        manifest: &Manifest,
+        sockets: Fds,
+        slots: Option<(Arc<Slots>, usize)>,
+    ) -> Result<Self, OpenError> {
         let backend = manifest.backend();
-        Self::over(manifest, sockets, Role::Guard).map_err(|e| OpenError { backend, ..e })
+        Self::over(manifest, sockets, Role::Guard, slots).map_err(|e| OpenError { backend, ..e })
     }
 
-    fn over(manifest: &Manifest, sockets: Fds, role: Role) -> Result<Self, OpenError> {
+    fn over(
+        manifest: &Manifest,
+        sockets: Fds,
+        role: Role,
+        slots: Option<(Arc<Slots>, usize)>,
+    ) -> Result<Self, OpenError> {
         let Manifest { interface: iface, addresses, config, .. } = manifest;
         let segments_max = manifest.udp_segments_max;
         let own: Vec<Socket> = sockets.rest().map(Socket::from).collect();
@@ -175,9 +197,14 @@ impl UdpPort {
                 "assemble the port there",
             ));
         }
+        let neighbours = slots
+            .map(|(slots, nth)| Neighbours::new(slots, nth, addresses, &epoll))
+            .transpose()
+            .map_err(|e| os("cannot read what neighbours hand over", e))?;
         let counts = role == Role::Receive && segments_max > 1;
         let offload = counts.then(|| Offload::open(&own[0], iface.index).ok()).flatten();
-        Ok(Self {
+        let mut port = Self {
+            neighbours,
             capabilities: Capabilities {
                 backend: Backend::Udp,
                 link_mtu: iface.mtu,
@@ -200,7 +227,9 @@ impl UdpPort {
             epoll,
             tx: TxStats::default(),
             offload,
-        })
+        };
+        port.meet_neighbours().map_err(|e| os("cannot follow a neighbour", e))?;
+        Ok(port)
     }
 }
 
@@ -210,6 +239,19 @@ pub(crate) struct Acquired {
     pub(crate) sockets: Vec<Vec<OwnedFd>>,
     /// The most datagrams that the kernel takes in one message.
     pub(crate) segments_max: u16,
+    /// If other processes share the addresses.
+    slots: Option<Arc<Slots>>,
+}
+
+impl Acquired {
+    /// The sockets of each port, and its slot.
+    pub(crate) fn into_ports(
+        self,
+    ) -> impl Iterator<Item = (Vec<OwnedFd>, Option<(Arc<Slots>, usize)>)> {
+        let Self { sockets, slots, .. } = self;
+        let numbered = sockets.into_iter().enumerate();
+        numbered.map(move |(nth, own)| (own, slots.clone().map(|slots| (slots, nth))))
+    }
 }
 
 /// The network namespace of a UDP socket: see [`Socket::netns`].
@@ -225,8 +267,10 @@ pub(crate) fn acquire_guards(
     addresses: &[IpAddr],
     config: &PortConfig,
     shards: Shards,
+    slots: Option<&Arc<Slots>>,
 ) -> Result<Acquired, OpenError> {
-    acquire(iface, addresses, config, Role::Guard, shards).map_err(|e| OpenError { backend, ..e })
+    acquire(iface, addresses, config, Role::Guard, shards, slots)
+        .map_err(|e| OpenError { backend, ..e })
 }
 
 fn acquire(
@@ -235,6 +279,7 @@ fn acquire(
     config: &PortConfig,
     role: Role,
     shards: Shards,
+    slots: Option<&Arc<Slots>>,
 ) -> Result<Acquired, OpenError> {
     let Some(&first) = addresses.first() else {
         return Err(OpenError::plain(
@@ -245,22 +290,44 @@ fn acquire(
     };
     let mut sockets: Vec<Vec<OwnedFd>> = (0..shards.count).map(|_| Vec::new()).collect();
     for &address in addresses {
-        let opened = sockets::open_own(iface, address, Options::from(config), role, shards)?;
+        let options = Options::from(config);
+        let opened = match slots {
+            Some(slots) => own_of(slots, address, options, role)
+                .map_err(|e| OpenError::os(Backend::Udp, "cannot take the sockets over", e, ""))?,
+            None => sockets::open_own(iface, address, options, role, shards)?,
+        };
         sockets.iter_mut().zip(opened).for_each(|(own, socket)| own.push(socket.into()));
     }
     let segments_max = if config.no_segmentation { 1 } else { sockets::segments_max(iface, first) };
-    Ok(Acquired { sockets, segments_max })
+    Ok(Acquired { sockets, segments_max, slots: slots.cloned() })
+}
+
+/// The sockets of this process among those that processes share.
+fn own_of(slots: &Slots, address: IpAddr, options: Options, role: Role) -> io::Result<Vec<Socket>> {
+    let own = slots.sockets(address)?;
+    own.iter().try_for_each(|socket| sockets::take_over(socket, address, options, role))?;
+    Ok(own)
 }
 
 impl UdpPort {
+    /// Reads the sockets that this process inherits from neighbours.
+    fn meet_neighbours(&mut self) -> io::Result<()> {
+        let Some(neighbours) = &self.neighbours else { return Ok(()) };
+        for (address, socket) in neighbours.inherit(&self.epoll)? {
+            sockets::take_over(&socket, address, self.options, Role::Receive)?;
+            self.groups.adopt(address, socket, &self.epoll)?;
+        }
+        Ok(())
+    }
+
     /// Whether datagrams of a path wait for the kernel.
     pub(crate) fn holds(&self, path: PathId) -> bool {
         self.staging.waiting().iter().any(|run| run.path == path)
     }
 
-    /// Whether the port has joined groups.
-    pub(crate) fn has_groups(&self) -> bool {
-        !self.groups.is_empty()
+    /// Whether a guard receives something: datagrams to groups, or of neighbours.
+    pub(crate) fn receives(&self) -> bool {
+        !self.groups.is_empty() || self.neighbours.is_some()
     }
 }
 
@@ -301,7 +368,10 @@ impl Port for UdpPort {
         budget: usize,
         mut sink: impl FnMut(RxDatagram<'_>),
     ) -> io::Result<usize> {
-        let count = self.receiver.receive(self.paths.own_sockets(), budget, &mut sink)?;
+        let mut count = self.receiver.receive(self.paths.own_sockets(), budget, &mut sink)?;
+        if let Some(neighbours) = &mut self.neighbours {
+            count += neighbours.receive(&mut sink);
+        }
         if self.groups.is_empty() {
             return Ok(count);
         }
@@ -347,7 +417,9 @@ impl Port for UdpPort {
         if let Some(offload) = &mut self.offload {
             offload.maintain(self.paths.socket(0));
         }
-        None
+        // Without a descriptor the next call tries again.
+        let met = self.meet_neighbours();
+        met.err().map(|_| Duration::from_secs(1))
     }
 
     fn stats(&self) -> PortStats {
@@ -360,6 +432,9 @@ impl Port for UdpPort {
             ..self.receiver.stats(self.paths.own_sockets())
         };
         self.groups.add_stats(&mut stats);
+        if let Some(neighbours) = &self.neighbours {
+            stats.add(neighbours.stats());
+        }
         stats
     }
 }

@@ -2,12 +2,60 @@
 //! manager, or to the recognition of peers.
 
 use crate::cm::{ConnId, ConnectionManager};
+use crate::ids::slot_of;
 use crate::ingress::{Datagram, Integrity, UnconnectedSources};
 use crate::recognition::Recognised;
 use crate::shared::Shared;
 use crate::types::{Pkey, Psn, Qpn, Time};
+use crate::wire::cm::{CmMessage, CommId, ServiceId};
 use crate::wire::mad::{self, GSI_QKEY, MadBytes};
 use crate::wire::{Opcode, Packet, RecognitionMad, Solver};
+
+/// Whom a datagram to QP1 is for, where several devices share an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Addressee {
+    /// The device with this slot: it drew an id that the datagram names.
+    Slot(u8),
+    /// Whichever listens for the service.
+    Service(ServiceId),
+    /// Any of them can answer it, or nobody.
+    Any,
+}
+
+/// Whom a datagram is for, if it is to QP1. It has not been checked.
+#[must_use]
+pub fn addressee(bytes: &[u8]) -> Option<Addressee> {
+    let packet = Packet::parse(bytes).ok()?;
+    let is_mad = packet.bth().opcode == Opcode::UD_SEND_ONLY;
+    if packet.bth().dest_qpn != Qpn::GSI {
+        return None;
+    }
+    let payload = packet.payload();
+    let message = match RecognitionMad::parse(payload).filter(|_| is_mad) {
+        #[allow(clippy::cast_possible_truncation, reason = "ids are the lower half")]
+        Some((tid, RecognitionMad::Answer(_))) => {
+            return Some(Addressee::Slot(slot_of(tid as u32)));
+        }
+        Some(_) => return Some(Addressee::Any),
+        None => CmMessage::parse(payload).ok().filter(|_| is_mad).map(|(_, message)| message),
+    };
+    let id = match message {
+        Some(CmMessage::Req(req)) => return Some(Addressee::Service(req.service)),
+        Some(CmMessage::SidrReq(ask)) => return Some(Addressee::Service(ask.service)),
+        Some(CmMessage::SidrRep(rep)) => CommId(rep.request),
+        Some(CmMessage::Mra(mra)) => mra.remote,
+        Some(CmMessage::Rej(rej)) => rej.remote,
+        Some(CmMessage::Rep(rep)) => rep.remote,
+        Some(CmMessage::Rtu(rtu)) => rtu.remote,
+        Some(CmMessage::Dreq(dreq)) => dreq.remote,
+        Some(CmMessage::Drep(drep)) => drep.remote,
+        Some(CmMessage::Lap(lap)) => lap.remote,
+        Some(CmMessage::Apr(apr)) => apr.remote,
+        None => CommId(0),
+    };
+    // No device draws 0: the sender does not know the id yet.
+    Some(if id == CommId(0) { Addressee::Any } else { Addressee::Slot(slot_of(id.0)) })
+}
 
 /// QP1 of a shard. It exists only with a connection manager.
 #[derive(Debug, Default)]

@@ -6,17 +6,31 @@
 pub(crate) struct Ids {
     key: [u64; 2],
     next: u64,
+    slot: Option<u8>,
+}
+
+/// The bits of a number that say whose it is, where several devices share an address.
+const SLOT_SHIFT: u32 = 24;
+
+/// The slot of the device that drew an id, or a number whose lower half is one.
+pub(crate) const fn slot_of(id: u32) -> u8 {
+    (id >> SLOT_SHIFT) as u8
 }
 
 impl Ids {
-    pub(crate) const fn new(key: [u64; 2]) -> Self {
-        Self { key, next: 0 }
+    /// With a slot, all numbers say so.
+    pub(crate) const fn new(key: [u64; 2], slot: Option<u8>) -> Self {
+        Self { key, next: 0, slot }
     }
 
     /// The next number.
     pub(crate) fn draw(&mut self) -> u64 {
         self.next += 1;
-        siphash(self.key, self.next)
+        let drawn = siphash(self.key, self.next);
+        match self.slot {
+            None => drawn,
+            Some(slot) => drawn & !(0xff << SLOT_SHIFT) | u64::from(slot) << SLOT_SHIFT,
+        }
     }
 }
 
@@ -57,6 +71,23 @@ fn round(v: &mut [u64; 4]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_each_slot_the_ids_say_so_and_are_random_besides() {
+        let drawn = |slot| {
+            let mut ids = Ids::new([1, 2], slot);
+            [(); 100].map(|()| ids.draw())
+        };
+        let free = drawn(None);
+        for slot in [0, 1, 0x80, 0xff] {
+            let own = drawn(Some(slot));
+            #[allow(clippy::cast_possible_truncation)]
+            let slots = own.map(|id| slot_of(id as u32));
+            assert_eq!(slots, [slot; 100]);
+            let masked = |ids: [u64; 100]| ids.map(|id| id & !0xff00_0000);
+            assert_eq!(masked(own), masked(free));
+        }
+    }
 
     /// The reference implementation's vector for eight bytes: key 00 01 … 0f, message 00 01 … 07.
     #[test]

@@ -43,6 +43,7 @@ pub mod wire;
 pub use engine::{Engine, TxStop};
 pub use footprint::Footprint;
 pub use groups::GroupError;
+pub use gsi::{Addressee, addressee};
 pub use ingress::{Datagram, IpId};
 pub use pacer::Pacing;
 pub use peer::{Budget, PeerKind, RunLimits};

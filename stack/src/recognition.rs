@@ -92,9 +92,10 @@ struct Desk {
 }
 
 impl Recognition {
-    /// Opens it: transaction ids are derived from `key`, and `own` is what peers are told.
-    pub(crate) fn open(&mut self, key: [u64; 2], own: Introduction) {
-        let (tids, tx) = (Ids::new(key), VecDeque::new());
+    /// Opens it: transaction ids are derived from `key` and name the slot, and `own` is what peers
+    /// are told.
+    pub(crate) fn open(&mut self, key: [u64; 2], slot: Option<u8>, own: Introduction) {
+        let (tids, tx) = (Ids::new(key, slot), VecDeque::new());
         let (answers_left, since) = (ANSWERS, Time(0));
         self.desk = Some(Box::new(Desk { own, tids, tx, answers_left, since }));
     }

@@ -643,7 +643,7 @@ fn an_engine_without_qp1_has_another_ask() {
     let config = EngineConfig { recognises: true, sharers: 2, ..EngineConfig::default() };
     let mut first = Engine::new(config);
     first.start_cm(Default::default());
-    first.start_recognition([1, 2], INTRODUCTION);
+    first.start_recognition([1, 2], None, INTRODUCTION);
     let mut solo = Solo::new(&strangers(QpType::Rc));
     solo.end.engine = Engine::new(config);
     let qpn = solo.end.engine.create_qp(&qp_init(&solo.setup), 5).unwrap();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rocinante_netdev::AnyPort;
 pub use rocinante_netdev::handed::AGENT_VARIABLE;
 use rocinante_netdev::handed::Agent;
-use rocinante_netdev::{Backend, Interface, PortConfig, Shards, auto};
+use rocinante_netdev::{Backend, Interface, PortConfig, Shards, Slots, auto};
 
 pub use self::prepared::PreparedContext;
 use crate::choice::BackendChoice;
@@ -330,7 +330,8 @@ impl OpenOptions {
             return Err(VerbsError::Invalid("a device over one port has one shard".into()));
         }
         let events = Arc::new(soft::Inbox::new()?);
-        let hca = soft::Hca::start(&self.settings(), name, vec![port], why.to_owned(), None)?;
+        let hca =
+            soft::Hca::start(&self.settings(), name, (vec![port], None), why.to_owned(), None)?;
         Ok(context(hca, events))
     }
 
@@ -399,6 +400,21 @@ impl OpenOptions {
         PreparedContext::new(self, (backend, shards), iface, (addresses, are_all))
     }
 
+    /// The slots of the device on addresses that other processes share. Without `/proc` it shares
+    /// them with none.
+    fn lease(
+        &self,
+        iface: &Interface,
+        addresses: &[IpAddr],
+        shards: Shards,
+    ) -> Result<Option<Arc<Slots>>, VerbsError> {
+        match Slots::lease(iface, addresses, &self.port, shards) {
+            Ok(slots) => Ok(Some(Arc::new(slots))),
+            Err(error) if error.errno() == libc::ENOENT => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     fn start(
         &self,
         iface: &Interface,
@@ -408,10 +424,16 @@ impl OpenOptions {
     ) -> Result<Context, VerbsError> {
         let agent = Agent::from_environment();
         let start = |claim| {
-            let shards = Shards { count: shards.unwrap_or(1), selector: soft::SHARD_BYTE };
-            let (ports, choice) =
-                auto::choose_shards(iface, addresses, backend, &self.port, shards, &agent)?;
-            soft::Hca::start(&self.settings(), &iface.name, ports, choice.to_string(), claim)
+            let count = shards.unwrap_or(1);
+            let shards = Shards { first: 0, count, selector: soft::SHARD_BYTE };
+            let slots = self.lease(iface, addresses, shards)?;
+            let first = slots.as_ref().map_or(0, |slots| slots.first());
+            let (shards, slots_of) = (Shards { first, ..shards }, slots.as_ref());
+            let (ports, choice) = auto::choose_shards(
+                iface, addresses, backend, &self.port, shards, slots_of, &agent,
+            )?;
+            let parts = (ports, slots);
+            soft::Hca::start(&self.settings(), &iface.name, parts, choice.to_string(), claim)
         };
         let key = soft::Key::new(iface.index, addresses, are_all);
         let hca = soft::open(key, |device| self.suit(device, backend, shards), start)?;

@@ -23,6 +23,7 @@ use crate::packet;
 use crate::parts::Parts;
 use crate::policy::Audit;
 use crate::port::Backend;
+use crate::shared::Slots;
 use crate::udp;
 
 /// The environment variable that says where the agent is: the path of its socket, or `off`.
@@ -114,13 +115,13 @@ impl Agent {
         iface: &Interface,
         addresses: &[IpAddr],
         config: &PortConfig,
-        shards: Shards,
+        (shards, slots): (Shards, Option<&Arc<Slots>>),
         despite_rules: bool,
     ) -> Result<Asked, AskError> {
         let Some(path) = &self.0 else { return Err(AskError::Off) };
         let connection = connected(path)?;
         // Before the agent makes anything for nothing: the port may be in use.
-        let guards = udp::acquire_guards(Backend::Packet, iface, addresses, config, shards)
+        let guards = udp::acquire_guards(Backend::Packet, iface, addresses, config, shards, slots)
             .map_err(AskError::Useless)?;
         let defaults = PortConfig::default();
         let unless_default = |value, default| (value != default).then_some(value);

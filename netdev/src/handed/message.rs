@@ -169,7 +169,7 @@ struct ShardsOnWire {
 
 impl Default for ShardsOnWire {
     fn default() -> Self {
-        let Shards { count, selector } = Shards::ONE;
+        let Shards { count, selector, .. } = Shards::ONE;
         Self { count, selector }
     }
 }
@@ -192,7 +192,7 @@ impl Request {
     /// It asks for more than a request can: no addresses or too many, too many shards.
     pub fn encode(&self) -> Result<Vec<u8>, Refused> {
         self.check()?;
-        let Shards { count, selector } = self.shards;
+        let Shards { count, selector, .. } = self.shards;
         let on_wire = RequestOnWire {
             version: VERSION,
             backend: self.backend.name().to_owned(),
@@ -239,7 +239,7 @@ impl Request {
             backend,
             interface: read.interface,
             addresses: read.addresses,
-            shards: Shards { count: read.shards.count, selector: read.shards.selector },
+            shards: Shards { first: 0, count: read.shards.count, selector: read.shards.selector },
             ring_frames: read.ring_frames,
             tx_buffer_bytes: read.tx_buffer_bytes,
             despite_rules: read.despite_rules,

@@ -16,7 +16,7 @@ fn request() -> Request {
         backend: Backend::Packet,
         interface: 2,
         addresses: vec![ip("10.9.0.1"), ip("fd09::1")],
-        shards: Shards { count: 2, selector: 5 },
+        shards: Shards { first: 0, count: 2, selector: 5 },
         ring_frames: Some(128),
         tx_buffer_bytes: None,
         despite_rules: false,
@@ -99,7 +99,7 @@ fn a_request_has_bounds() {
     let v4 = |i: usize| Ipv4Addr::from_bits(i as u32).into();
     let with = |count| Request { addresses: (0..count).map(v4).collect(), ..request() };
     assert!(with(ADDRESSES_MAX).encode().is_ok());
-    let shards = |count| Request { shards: Shards { count, selector: 0 }, ..request() };
+    let shards = |count| Request { shards: Shards { first: 0, count, selector: 0 }, ..request() };
     assert!(shards(SHARDS_MAX).encode().is_ok());
     for bad in [with(0), with(ADDRESSES_MAX + 1), shards(0), shards(SHARDS_MAX + 1)] {
         assert_eq!(bad.encode().expect_err("out of bounds").code, Code::Malformed);

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use libc::sock_filter;
 
+use crate::config::Shards;
 use crate::port::ROCE_PORT;
 
 const LD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
@@ -16,6 +17,7 @@ const LD_BYTE: u16 = 0x30; // BPF_LD | BPF_B | BPF_ABS
 const JEQ: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
 const JGE: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
 const JSET: u16 = 0x45; // BPF_JMP | BPF_JSET | BPF_K
+const SUBTRACT: u16 = 0x14; // BPF_ALU | BPF_SUB | BPF_K
 const RET: u16 = 0x06; // BPF_RET | BPF_K
 
 const ALL: u32 = u32::MAX;
@@ -29,32 +31,23 @@ const PACKET_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32;
 /// `PACKET_OTHERHOST` of packet(7).
 const OTHERHOST: u32 = 3;
 
-/// The program for frames to `mac` or a group's Ethernet address, and to one of `addresses`.
-pub(super) fn program(mac: [u8; 6], addresses: &[IpAddr]) -> Vec<sock_filter> {
-    let mut code = Program::default();
-    code.untagged();
-    // A group has the lowest bit of the first byte set; else all six bytes must be ours.
-    code.load(LD_BYTE, 0);
-    code.push(JSET, 1, 5, 0);
-    code.load(LD_WORD, 0);
-    code.push(JEQ, u32::from_be_bytes([mac[0], mac[1], mac[2], mac[3]]), 0, 2);
-    code.load(LD_HALF, 4);
-    code.require(u32::from(u16::from_be_bytes([mac[4], mac[5]])));
-    code.ours(addresses)
-}
-
-/// As [`program`], for whatever Ethernet address the interface has: for a filter that cannot be
-/// replaced when that changes. A frame to another address, which a promiscuous interface receives,
-/// is of the type `PACKET_OTHERHOST`.
-pub(super) fn lasting_program(addresses: &[IpAddr]) -> Vec<sock_filter> {
+/// The program for frames to this station and to one of `addresses`. If other processes share
+/// these, `own` says which datagrams are for this one.
+///
+/// It holds for whatever Ethernet address the interface has: a frame to another one, which a
+/// promiscuous interface receives, is of the type `PACKET_OTHERHOST`.
+pub(super) fn program(addresses: &[IpAddr], own: Option<Shards>) -> Vec<sock_filter> {
     let mut code = Program::default();
     code.untagged();
     code.load(LD_BYTE, PACKET_TYPE);
     code.push(JGE, OTHERHOST, 0, 1);
     code.push(RET, NOTHING, 0, 0);
-    code.ours(addresses)
+    ipv4(&mut code, addresses, own);
+    ipv6(&mut code, addresses, own);
+    code.0
 }
-fn ipv4(code: &mut Program, addresses: &[IpAddr]) {
+
+fn ipv4(code: &mut Program, addresses: &[IpAddr], own: Option<Shards>) {
     let mut body = Program::default();
     body.load(LD_BYTE, 14);
     body.require(0x45);
@@ -68,15 +61,16 @@ fn ipv4(code: &mut Program, addresses: &[IpAddr]) {
     body.load(LD_WORD, 30);
     for address in addresses {
         if let IpAddr::V4(a) = address {
-            body.push(JEQ, a.to_bits(), 0, 1);
-            body.push(RET, ALL, 0, 0);
+            let taken = take(42, own);
+            body.push(JEQ, a.to_bits(), 0, taken.0.len() as u8);
+            body.0.extend(taken.0);
         }
     }
     body.push(RET, NOTHING, 0, 0);
     code.branch(0x0800, body);
 }
 
-fn ipv6(code: &mut Program, addresses: &[IpAddr]) {
+fn ipv6(code: &mut Program, addresses: &[IpAddr], own: Option<Shards>) {
     let mut body = Program::default();
     body.load(LD_BYTE, 20);
     body.require(libc::IPPROTO_UDP as u32);
@@ -85,18 +79,33 @@ fn ipv6(code: &mut Program, addresses: &[IpAddr]) {
     for address in addresses {
         if let IpAddr::V6(a) = address {
             // Four words must match; otherwise continue with the next address.
+            let taken = take(62, own);
             for (i, word) in a.octets().chunks_exact(4).enumerate() {
                 body.load(LD_WORD, 38 + 4 * i as u32);
-                let to_next = (3 - i as u8) * 2 + 1;
+                let to_next = (3 - i as u8) * 2 + taken.0.len() as u8;
                 let word = u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
                 body.push(JEQ, word, 0, to_next);
             }
-            body.push(RET, ALL, 0, 0);
+            body.0.extend(taken.0);
         }
     }
     body.push(RET, NOTHING, 0, 0);
     code.branch(0x86dd, body);
     code.push(RET, NOTHING, 0, 0);
+}
+
+/// Takes a datagram whose payload is at `payload`, if it is for one of the ports.
+fn take(payload: u32, own: Option<Shards>) -> Program {
+    let mut code = Program::default();
+    if let Some(Shards { first, count, selector }) = own {
+        code.load(LD_BYTE, payload + u32::from(selector));
+        // A smaller one becomes a great one.
+        code.push(SUBTRACT, u32::from(first), 0, 0);
+        code.push(JGE, count as u32, 0, 1);
+        code.push(RET, NOTHING, 0, 0);
+    }
+    code.push(RET, ALL, 0, 0);
+    code
 }
 
 #[derive(Default)]
@@ -115,13 +124,6 @@ impl Program {
     fn untagged(&mut self) {
         self.load(LD_WORD, VLAN_TAG_PRESENT);
         self.require(0);
-    }
-
-    /// Takes our datagrams to one of `addresses`, and no other frame.
-    fn ours(mut self, addresses: &[IpAddr]) -> Vec<sock_filter> {
-        ipv4(&mut self, addresses);
-        ipv6(&mut self, addresses);
-        self.0
     }
 
     /// Continues if the loaded value is `k`; otherwise takes nothing.
@@ -168,7 +170,10 @@ mod tests {
                 LD_WORD if f.k == VLAN_TAG_PRESENT => loaded = Some(u32::from(tagged)),
                 LD_WORD => loaded = (0..4).try_fold(0, |v, i| Some(v << 8 | byte(i)?)),
                 LD_HALF => loaded = (0..2).try_fold(0, |v, i| Some(v << 8 | byte(i)?)),
+                LD_BYTE if f.k == PACKET_TYPE => loaded = Some(kind(frame)),
                 LD_BYTE => loaded = byte(0),
+                SUBTRACT => loaded = Some(a.wrapping_sub(f.k)),
+                JGE => jump = usize::from(if a >= f.k { f.jt } else { f.jf }),
                 JEQ => jump = usize::from(if a == f.k { f.jt } else { f.jf }),
                 JSET => jump = usize::from(if a & f.k != 0 { f.jt } else { f.jf }),
                 0x05 => jump = k,
@@ -178,6 +183,15 @@ mod tests {
             let Some(value) = loaded else { return 0 };
             a = value;
             pc += 1 + jump;
+        }
+    }
+
+    /// What the kernel says of a frame's Ethernet address.
+    fn kind(frame: &[u8]) -> u32 {
+        match &frame[..6] {
+            to if to == MAC => u32::from(libc::PACKET_HOST),
+            to if to[0] & 1 != 0 => u32::from(libc::PACKET_MULTICAST),
+            _ => OTHERHOST,
         }
     }
 
@@ -198,7 +212,7 @@ mod tests {
 
     #[test]
     fn our_frames_are_taken() {
-        let program = program(MAC, &own());
+        let program = program(&own(), None);
         for i in [1, 2, 77, 90] {
             for (peer, us) in [("10.9.0.99", "10.9.0."), ("fd09::99:1", "fd09::")] {
                 let frame = frame(peer, &format!("{us}{i}"), MAC);
@@ -211,8 +225,34 @@ mod tests {
     }
 
     #[test]
+    fn of_a_shared_address_the_own_datagrams_are_taken() {
+        for (first, count) in [(0, 1), (3, 2), (255, 1)] {
+            let own = Some(Shards { first, count, selector: 5 });
+            let program = program(&[own_v4(), own_v6()], own);
+            for (peer, us, payload) in [("10.9.0.9", "10.9.0.1", 42), ("fd09::9", "fd09::1", 62)] {
+                let mut frame = frame(peer, us, MAC);
+                for byte in 0..=u8::MAX {
+                    frame[payload + 5] = byte;
+                    let is_own = byte.checked_sub(first).is_some_and(|n| usize::from(n) < count);
+                    let taken = run(&program, &frame, false);
+                    assert_eq!(taken, if is_own { ALL } else { 0 }, "{us}, {byte} from {first}");
+                }
+                assert_eq!(run(&program, &frame[..payload + 5], false), 0, "cut off");
+            }
+        }
+    }
+
+    fn own_v4() -> IpAddr {
+        own()[0]
+    }
+
+    fn own_v6() -> IpAddr {
+        own()[1]
+    }
+
+    #[test]
     fn other_frames_are_not() {
-        let program = program(MAC, &own());
+        let program = program(&own(), None);
         let other_mac = [2, 0, 0, 0, 9, 2];
         assert_eq!(run(&program, &frame("10.9.0.99", "10.9.0.1", other_mac), false), 0);
         assert_eq!(run(&program, &frame("10.9.0.99", "10.9.0.1", [2, 0, 0, 1, 9, 1]), false), 0);

@@ -27,7 +27,7 @@ pub(crate) fn open_for_another(
     shards: Shards,
 ) -> Result<(Ring, Vec<OwnedFd>, Vec<Kept>), OpenError> {
     open::check(iface, addresses)?;
-    let program = filter::lasting_program(addresses);
+    let program = filter::program(addresses, None);
     let sockets = open::open_sockets(iface, config, shards, &program)?;
     let layout = RingGeometry::new(config.packet.ring_frames, sys::page_bytes());
     open::bind(&sockets, iface, layout, shards)?;
@@ -90,13 +90,15 @@ pub(crate) fn assemble_from(
     }
     let link = open::link_of(iface)?;
     let manifest = open::manifest(iface, addresses, config, &link, layout, guards.segments_max);
-    let parts = |(socket, guard): (PacketSocket, Vec<OwnedFd>)| Parts {
+    let all = sockets.into_iter().zip(guards.into_ports());
+    let parts = all.map(|(socket, (guard, slots))| Parts {
         manifest: manifest.clone(),
         fds: std::iter::once(socket.into()).chain(guard).collect(),
         mapped: None,
         lease: Some(lease.clone()),
-    };
-    Ok(sockets.into_iter().zip(guards.sockets).map(parts).collect())
+        slots,
+    });
+    Ok(parts.collect())
 }
 
 /// Compares a socket with what it should be; returns its fan-out group, or 0. That its ring has the

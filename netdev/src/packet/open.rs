@@ -2,7 +2,8 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
 
 use super::ring::{PacketRing, RingGeometry};
 use super::rx::Drops;
@@ -21,6 +22,7 @@ use crate::iface::Interface;
 use crate::parts::{BackendParts, Fds, Manifest, Parts};
 use crate::port::{Backend, Capabilities, QueueKind, RxBudget};
 use crate::rtnl::{Link, Rtnl};
+use crate::shared::Slots;
 use crate::steering;
 use crate::udp;
 use crate::xdp::Mapped;
@@ -42,21 +44,25 @@ impl Acquire for PacketIo {
         addresses: &[IpAddr],
         config: &PortConfig,
         shards: Shards,
+        slots: Option<&Arc<Slots>>,
     ) -> Result<Vec<Parts>, OpenError> {
         let link = check(iface, addresses)?;
         // Before the guards, which need no privilege: the missing capability is the usual error.
-        let sockets = open_sockets(iface, config, shards, &filter::program(iface.mac, addresses))?;
-        let guards = udp::acquire_guards(Backend::Packet, iface, addresses, config, shards)?;
+        let program = filter::program(addresses, slots.map(|_| shards));
+        let sockets = open_sockets(iface, config, shards, &program)?;
+        let guards = udp::acquire_guards(Backend::Packet, iface, addresses, config, shards, slots)?;
         let layout = RingGeometry::new(config.packet.ring_frames, sys::page_bytes());
         bind(&sockets, iface, layout, shards)?;
         let manifest = manifest(iface, addresses, config, &link, layout, guards.segments_max);
-        let parts = |(socket, guard): (PacketSocket, Vec<OwnedFd>)| Parts {
+        let all = sockets.into_iter().zip(guards.into_ports());
+        let parts = all.map(|(socket, (guard, slots))| Parts {
             manifest: manifest.clone(),
             fds: std::iter::once(socket.into()).chain(guard).collect(),
             mapped: None,
             lease: None,
-        };
-        Ok(sockets.into_iter().zip(guards.sockets).map(parts).collect())
+            slots,
+        });
+        Ok(parts.collect())
     }
 
     /// Maps the ring of a socket.
@@ -83,13 +89,9 @@ impl Acquire for PacketIo {
         let mut sender = Sender::new(limits.datagrams > 1);
         sender.leaves_whole = segmentation.as_ref().is_some_and(|s| limits.are_taken_by(s));
         let capabilities = capabilities(iface, limits, ring.frames());
-        // A locked filter follows the interface's address by itself.
-        let follows =
-            !socket.filter_is_locked().map_err(|e| os("cannot ask for its lock", e, ""))?;
         let io = Self {
             ring,
             socket,
-            mac: follows.then_some(iface.mac),
             limits,
             staging: FrameStaging::new(),
             sender,

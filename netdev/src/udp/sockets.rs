@@ -100,37 +100,80 @@ pub(super) fn open_own(
     role: Role,
     shards: Shards,
 ) -> Result<Vec<Socket>, OpenError> {
-    let fail = |what: &str, source: io::Error| {
-        let hint = match source.raw_os_error() {
-            Some(libc::EADDRINUSE) => holder::hint(address, ROCE_PORT),
-            Some(libc::EADDRNOTAVAIL) => format!(
-                "{address} is not an address of this network namespace, or is still tentative: see \
-                 `ip address show dev {}`",
-                iface.name
-            ),
-            _ => String::new(),
-        };
-        OpenError::os(Backend::Udp, format!("cannot {what} {address}:{ROCE_PORT}"), source, hint)
-    };
-    let name = socket_address(iface, address, ROCE_PORT, 0);
-    let first = make(address, options, role)?;
-    // Bound alone first: fails if another socket has the port.
-    bind_alone(&first, &name, address).map_err(|e| fail("bind", e))?;
+    let mut sockets = vec![open_bound(iface, address, options, role, true)?];
     if shards.count == 1 {
-        return Ok(vec![first]);
+        return Ok(sockets);
     }
-    first.share_port().map_err(|e| fail("share", e))?;
-    let mut sockets = vec![first];
+    sockets[0].share_port().map_err(|e| own_error(iface, address, "share", e))?;
     for _ in 1..shards.count {
-        let socket = make(address, options, role)?;
-        socket.share_port().map_err(|e| fail("share", e))?;
         // Datagrams that arrived meanwhile are in the other ports' queues; their shards hand them
         // over.
-        socket.bind(&name).map_err(|e| fail("bind once more", e))?;
-        sockets.push(socket);
+        sockets.push(open_bound(iface, address, options, role, false)?);
     }
-    sockets[0].steer(&steering::by_socket(shards)).map_err(|e| fail("steer what comes to", e))?;
+    let steered = sockets[0].steer(&steering::by_socket(shards));
+    steered.map_err(|e| own_error(iface, address, "steer what comes to", e))?;
     Ok(sockets)
+}
+
+/// Opens a socket that processes share, on UDP/4791 of an address. It drops all input.
+pub(crate) fn open_shared(
+    iface: &Interface,
+    address: IpAddr,
+    config: &PortConfig,
+    is_first: bool,
+) -> Result<Socket, OpenError> {
+    let socket = open_bound(iface, address, config.into(), Role::Guard, is_first)?;
+    if is_first {
+        socket.share_port().map_err(|e| own_error(iface, address, "share", e))?;
+    }
+    Ok(socket)
+}
+
+/// Makes a socket that processes share this process's: with its options, and with nothing in its
+/// queue.
+pub(super) fn take_over(
+    socket: &Socket,
+    address: IpAddr,
+    options: Options,
+    role: Role,
+) -> io::Result<()> {
+    socket.drop_all_input()?;
+    socket.empty();
+    configure(socket, address.is_ipv6(), options, role)?;
+    if role == Role::Receive { socket.take_input() } else { Ok(()) }
+}
+
+/// A socket on UDP/4791 of an address. The first of an address is bound while it shares the port
+/// with none, which fails if another socket has it.
+fn open_bound(
+    iface: &Interface,
+    address: IpAddr,
+    options: Options,
+    role: Role,
+    is_first: bool,
+) -> Result<Socket, OpenError> {
+    let name = socket_address(iface, address, ROCE_PORT, 0);
+    let socket = make(address, options, role)?;
+    if is_first {
+        bind_alone(&socket, &name, address).map_err(|e| own_error(iface, address, "bind", e))?;
+    } else {
+        socket.share_port().map_err(|e| own_error(iface, address, "share", e))?;
+        socket.bind(&name).map_err(|e| own_error(iface, address, "bind once more", e))?;
+    }
+    Ok(socket)
+}
+
+fn own_error(iface: &Interface, address: IpAddr, what: &str, source: io::Error) -> OpenError {
+    let hint = match source.raw_os_error() {
+        Some(libc::EADDRINUSE) => holder::hint(address, ROCE_PORT),
+        Some(libc::EADDRNOTAVAIL) => format!(
+            "{address} is not an address of this network namespace, or is still tentative: see \
+             `ip address show dev {}`",
+            iface.name
+        ),
+        _ => String::new(),
+    };
+    OpenError::os(Backend::Udp, format!("cannot {what} {address}:{ROCE_PORT}"), source, hint)
 }
 
 /// A socket that is not bound yet.

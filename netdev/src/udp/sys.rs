@@ -9,6 +9,8 @@ use std::mem::{self, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use rustix::net::RecvFlags;
+
 use crate::fd::{attach_filter, receive_messages, send_messages};
 use crate::inherited;
 
@@ -202,6 +204,16 @@ impl Socket {
         // One instruction, `ret #0`: keep 0 bytes of the packet.
         let code = (libc::BPF_RET | libc::BPF_K) as u16;
         attach_filter(&self.0, &[libc::sock_filter { code, jt: 0, jf: 0, k: 0 }])
+    }
+
+    /// Takes input again after [`drop_all_input`](Self::drop_all_input).
+    pub(crate) fn take_input(&self) -> io::Result<()> {
+        self.set(libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)
+    }
+
+    /// Throws away what has arrived.
+    pub(crate) fn empty(&self) {
+        while rustix::net::recv(&self.0, &mut [0; 1], RecvFlags::DONTWAIT).is_ok() {}
     }
 
     /// Allows other sockets of this user to bind the same address and port, if they do the same

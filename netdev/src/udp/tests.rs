@@ -22,7 +22,7 @@ fn small_buffer(bytes: u32) -> PortConfig {
 
 fn open_guard(iface: &Interface, own: IpAddr) -> UdpPort {
     let (own, config) = ([own], PortConfig::default());
-    let guards = acquire_guards(Backend::Packet, iface, &own, &config, Shards::ONE).unwrap();
+    let guards = acquire_guards(Backend::Packet, iface, &own, &config, Shards::ONE, None).unwrap();
     let manifest = Manifest {
         interface: iface.clone(),
         addresses: own.to_vec(),
@@ -31,7 +31,7 @@ fn open_guard(iface: &Interface, own: IpAddr) -> UdpPort {
         backend: BackendParts::Udp,
     };
     let sockets = Fds::new(guards.sockets.into_iter().flatten().collect());
-    UdpPort::assemble_guard(&manifest, sockets).unwrap()
+    UdpPort::assemble_guard(&manifest, sockets, None).unwrap()
 }
 
 /// A received datagram, owned.
@@ -432,7 +432,7 @@ fn several_ports_share_an_address_and_each_gets_what_is_for_its_queue_pairs() {
             &lo(),
             &[own],
             &PortConfig::default(),
-            Shards { count: 3, selector: 5 },
+            Shards { first: 0, count: 3, selector: 5 },
         )
     };
     let mut ports = several().unwrap();

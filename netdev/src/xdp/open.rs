@@ -21,10 +21,12 @@ use crate::headers::{ETH_LEN, HEADERS_V6};
 use crate::iface::Interface;
 use crate::parts::{BackendParts, Fds, Manifest, Parts};
 use crate::port::{Backend, Capabilities, QueueKind, RxBudget};
+use crate::shared::Slots;
 use crate::udp;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes of a received frame that fit a chunk: the kernel keeps 256 free (`XDP_PACKET_HEADROOM`).
@@ -72,9 +74,10 @@ impl Acquire for XdpIo {
         addresses: &[IpAddr],
         config: &PortConfig,
         shards: Shards,
+        slots: Option<&Arc<Slots>>,
     ) -> Result<Vec<Parts>, OpenError> {
         // The guards come first: from the first redirected frame on, UDP/4791 is ours.
-        let guards = udp::acquire_guards(Backend::Xdp, iface, addresses, config, shards)?;
+        let guards = udp::acquire_guards(Backend::Xdp, iface, addresses, config, shards, slots)?;
         let first = if shards.count == 1 { config.xdp.queue } else { 0 };
         check_interface(iface, &config.xdp, first, shards.count)?;
         let queues = first..first + shards.count as u32;
@@ -95,8 +98,9 @@ impl Acquire for XdpIo {
         let attach = || program.attach(iface.index, config.xdp.generic);
         let link = patiently(libc::EBUSY, COPIES_HELD_MAX, attach)
             .map_err(|e| attach_error::explain(iface, config.xdp.generic, e))?;
-        let all = backends.into_iter().zip(made).zip(guards.sockets);
-        let parts = all.map(|((backend, made), guard)| {
+        let segments_max = guards.segments_max;
+        let all = backends.into_iter().zip(made).zip(guards.into_ports());
+        let parts = all.map(|((backend, made), (guard, slots))| {
             let Made { socket, memory, mapped, .. } = made;
             let mut fds = vec![socket.into(), memory, copy(link.as_fd())?, copy(own.map_fd())?];
             fds.extend(guard);
@@ -104,10 +108,10 @@ impl Acquire for XdpIo {
                 interface: iface.clone(),
                 addresses: addresses.to_vec(),
                 config: config.clone(),
-                udp_segments_max: guards.segments_max,
+                udp_segments_max: segments_max,
                 backend,
             };
-            Ok(Parts { manifest, fds, mapped: Some(mapped), lease: None })
+            Ok(Parts { manifest, fds, mapped: Some(mapped), lease: None, slots })
         });
         parts.collect()
     }

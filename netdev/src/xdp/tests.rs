@@ -445,7 +445,7 @@ fn errors_say_what_to_do() {
             &iface,
             &addresses,
             &PortConfig::default(),
-            Shards { count: 2, selector: 5 },
+            Shards { first: 0, count: 2, selector: 5 },
         )
     });
     let error = several.expect_err("refused").to_string();

@@ -83,7 +83,7 @@ impl ConnectionManager {
         };
         Self {
             config,
-            ids: Ids::new(config.key),
+            ids: Ids::new(config.key, config.slot),
             conns: BTreeMap::new(),
             by_request: BTreeMap::new(),
             by_qpn: BTreeMap::new(),

@@ -12,6 +12,9 @@ use crate::wire::mad::MadBytes;
 pub struct CmConfig {
     /// A random key; the communication ids are derived from it.
     pub key: [u64; 2],
+    /// Where several devices share an address: the slot of this one, the upper byte of its queue
+    /// pairs' numbers and of all ids that it draws ([`addressee`](crate::addressee)).
+    pub slot: Option<u8>,
     /// The device's GUID; peers identify the device by it.
     pub ca_guid: u64,
     /// Most connections. Those count that wait until their queue pairs' numbers may be used again.
@@ -31,6 +34,7 @@ impl Default for CmConfig {
     fn default() -> Self {
         Self {
             key: [0; 2],
+            slot: None,
             ca_guid: 0,
             max_connections: 16_384,
             // 0.27 s and 67 ms: a message is repeated after 0.4 s.

@@ -16,12 +16,13 @@ use crate::wire::Introduction;
 
 impl Engine {
     /// Questions of peers are answered from now on with `own`; with [`EngineConfig::recognises`],
-    /// peers are asked. Transaction ids are derived from `key`, which must be random. QP1 has to be
-    /// open ([`start_cm`](Self::start_cm)).
+    /// peers are asked. Transaction ids are derived from `key`, which must be random; `slot` is as
+    /// in [`CmConfig`]. QP1 has to be open ([`start_cm`](Self::start_cm)).
     ///
     /// [`EngineConfig::recognises`]: crate::EngineConfig::recognises
-    pub fn start_recognition(&mut self, key: [u64; 2], own: Introduction) {
-        self.shared.recognition.open(key, own);
+    /// [`CmConfig`]: crate::cm::CmConfig
+    pub fn start_recognition(&mut self, key: [u64; 2], slot: Option<u8>, own: Introduction) {
+        self.shared.recognition.open(key, slot, own);
     }
 
     /// Whether there is something to poll of [`poll_introduction`](Self::poll_introduction),

@@ -294,7 +294,7 @@ impl End {
         let mut engine = Engine::new(config);
         if setup.recognises {
             engine.start_cm(CmConfig::default());
-            engine.start_recognition([n.into(), 7], INTRODUCTION);
+            engine.start_recognition([n.into(), 7], None, INTRODUCTION);
         }
         let (srq, qpns) = make(&mut engine);
         let (host, out) = (Host::new(setup.arena), Wire::new(addr(n), addr(3 - n)));

@@ -239,7 +239,7 @@ impl<'a> World<'a> {
             engine.start_cm(CmConfig { key, ..host.desk.config });
         }
         if manages && self.has.strangers {
-            engine.start_recognition([key[1], key[0]], introduction(&host.config));
+            engine.start_recognition([key[1], key[0]], None, introduction(&host.config));
         }
         host.engine = Some(engine);
         host.desk.boot += 1;

@@ -16,7 +16,6 @@ use rocinante_stack::stats::CmCounters;
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus};
 
-use super::others::shard_of;
 use super::progress::Core;
 use super::shard::Shard;
 use super::sidr::Services;
@@ -37,6 +36,8 @@ pub(super) struct Post {
     fresh: Allowance,
     conns: BTreeMap<ConnId, (Qpn, Arc<Mailbox>)>,
     listeners: BTreeMap<ListenerId, Arc<Mailbox>>,
+    /// Where each of them listens, as other processes on the addresses see it.
+    claims: BTreeMap<ListenerId, (ServiceId, Option<IpAddr>)>,
     /// The listener that got each request.
     asked: BTreeMap<ConnId, ListenerId>,
     pub(super) services: Services,
@@ -261,13 +262,53 @@ impl Device {
                 engine.await_message(qpn, conn);
             }
         };
-        match self.shards.get(shard_of(qpn)) {
+        match self.shards.of_qpn(qpn) {
             Some(core) if !Arc::ptr_eq(core, self.cm_core()) => {
                 let mut held = core.hold();
                 keep(&mut held.engine);
                 held.release_into(&mut first.host.woken);
             }
             _ => keep(&mut first.engine),
+        }
+    }
+
+    /// Listens by `listen` at a place where no other process on the addresses does.
+    pub(super) fn claim(
+        &self,
+        claim: (ServiceId, Option<IpAddr>),
+        listen: impl FnOnce(&mut Shard) -> Result<(ListenerId, Arc<Mailbox>), CmError>,
+    ) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
+        let mut shard = self.cm_core().hold();
+        // This process's own listeners are not in each other's way for the kernel.
+        if shard.post.claims.values().any(|other| *other == claim) {
+            return Err(CmError::InUse.into());
+        }
+        let (service, address) = claim;
+        if let Some(slots) = &self.slots {
+            slots.listen(service.0, address).map_err(|error| match error.raw_os_error() {
+                Some(libc::EADDRINUSE) => CmError::InUse.into(),
+                _ => VerbsError::from(error),
+            })?;
+        }
+        match listen(&mut shard) {
+            Ok((listener, mailbox)) => {
+                shard.post.claims.insert(listener, claim);
+                Ok((listener, mailbox))
+            }
+            Err(error) => {
+                if let Some(slots) = &self.slots {
+                    slots.unlisten(service.0, address);
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    pub(super) fn release_claim(&self, shard: &mut Shard, listener: ListenerId) {
+        if let (Some((service, address)), Some(slots)) =
+            (shard.post.claims.remove(&listener), &self.slots)
+        {
+            slots.unlisten(service.0, address);
         }
     }
 
@@ -286,14 +327,15 @@ impl Manager for Device {
             return Err(gone());
         }
         if to == ListensTo::Datagrams {
-            return Ok(self.cm_listen_datagrams(place)?);
+            return self.cm_listen_datagrams(place);
         }
         let service = ServiceId::of_port(PortSpace::Tcp, place.port);
-        let mut shard = self.cm_core().hold();
-        let listener = shard.cm().listen(service, place.address, place.backlog)?;
-        let mailbox = Arc::new(Mailbox::default());
-        shard.post.listeners.insert(listener, mailbox.clone());
-        Ok((listener, mailbox))
+        self.claim((service, place.address), |shard| {
+            let listener = shard.cm().listen(service, place.address, place.backlog)?;
+            let mailbox = Arc::new(Mailbox::default());
+            shard.post.listeners.insert(listener, mailbox.clone());
+            Ok((listener, mailbox))
+        })
     }
 
     fn unlisten(&self, listener: ListenerId, to: ListensTo) {
@@ -301,6 +343,7 @@ impl Manager for Device {
             return self.cm_unlisten_datagrams(listener);
         }
         let mut shard = self.cm_core().hold();
+        self.release_claim(&mut shard, listener);
         let mailbox = shard.post.listeners.remove(&listener);
         let now = shard.now();
         // The program still decides about requests that it has taken.
@@ -417,7 +460,7 @@ impl Shard {
 }
 
 /// The configuration of a device's connection manager.
-pub(super) fn config(settings: &Settings) -> Result<CmConfig, VerbsError> {
+pub(super) fn config(settings: &Settings, slot: Option<u8>) -> Result<CmConfig, VerbsError> {
     let mut words = [0; 3];
     for word in &mut words {
         let halves = [random()?, random()?];
@@ -427,7 +470,7 @@ pub(super) fn config(settings: &Settings) -> Result<CmConfig, VerbsError> {
     let max_connections = settings.limits.max_qp as usize;
     let usual = CmConfig::default();
     let max_retries = settings.cm_retries.unwrap_or(usual.max_retries);
-    Ok(CmConfig { key: [first, second], ca_guid, max_connections, max_retries, ..usual })
+    Ok(CmConfig { key: [first, second], slot, ca_guid, max_connections, max_retries, ..usual })
 }
 
 #[cfg(test)]

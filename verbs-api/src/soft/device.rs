@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rocinante_netdev::{self as netdev, AnyPort, Backend, Capabilities, Port, PortConfig};
+use rocinante_netdev::{self as netdev, AnyPort, Backend, Capabilities, Port, PortConfig, Slots};
 use rocinante_stack::mem::PdId;
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
 use rocinante_stack::wire::Introduction;
@@ -54,7 +54,7 @@ fn counted(shard: &Shard) -> DeviceCounters {
         limits_hit: *shard.engine.limits_hit(),
         port: shard.port.stats(),
         refused: shard.refused,
-        handed_over: shard.handed_over(),
+        handed_over: (shard.handed_over(), shard.lost_mail()),
     }
 }
 
@@ -83,6 +83,9 @@ impl Drop for Device {
 /// The device itself: all contexts that the process has opened share it.
 pub(crate) struct Hca {
     pub(super) shards: Shards,
+    /// Its slots, if it shares its addresses with other processes. After the shards, whose ports
+    /// have them, too.
+    pub(super) slots: Option<Arc<Slots>>,
     /// What it was started with.
     pub(crate) settings: Settings,
     pub(crate) limits: Limits,
@@ -189,7 +192,7 @@ impl Hca {
     pub(crate) fn start(
         settings: &Settings,
         name: &str,
-        ports: Vec<AnyPort>,
+        (ports, slots): (Vec<AnyPort>, Option<Arc<Slots>>),
         why: String,
         claim: Option<Claim>,
     ) -> Result<Arc<Self>, VerbsError> {
@@ -206,10 +209,15 @@ impl Hca {
         let own = (budget.part(1, 4), queue);
         let advertised = advertised(budget, capabilities.backend, count);
         let pace = pace_of(capabilities.backend);
-        let introduction = introduction(advertised, queue, count, pace);
-        let shards = Shards::start(settings, name, ports, active_mtu, own, introduction)?;
+        // Who answers for all speaks for its own slots, if these are the first.
+        let answered =
+            if slots.as_ref().is_some_and(|slots| slots.first() > 0) { 0 } else { count };
+        let introduction = introduction(advertised, queue, answered, pace);
+        let shards = (settings, name, ports, active_mtu);
+        let shards = Shards::start(shards, own, introduction, slots.as_ref())?;
         let hca = Arc::new(Self {
             shards,
+            slots,
             settings: settings.clone(),
             limits: settings.limits,
             active_mtu,

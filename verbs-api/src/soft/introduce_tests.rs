@@ -41,7 +41,8 @@ fn device(net: &SimNet, own: u8, recognises: bool) -> Context {
         cpus: Vec::new(),
     };
     let ports = vec![port];
-    let hca = super::Hca::start(&settings, "sim", ports, "a test wants it".into(), None).unwrap();
+    let hca =
+        super::Hca::start(&settings, "sim", (ports, None), "a test wants it".into(), None).unwrap();
     Context {
         device: Device::Soft(super::Device::new(hca, Arc::new(super::Inbox::new().unwrap()))),
     }

@@ -22,6 +22,7 @@ mod introduce_tests;
 mod mail;
 mod mr;
 mod mw;
+mod neighbours;
 mod opens;
 mod others;
 #[cfg(test)]

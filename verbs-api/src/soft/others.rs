@@ -16,17 +16,22 @@ use super::staging::Staging;
 
 /// The most shards: the bits of a word.
 pub(crate) const SHARDS_MAX: usize = 64;
-/// Offset in a datagram of the byte that names the shard: the upper byte of the destination QPN in
-/// the BTH, which is `EngineConfig::qpn_slot` of the shard.
+/// Offset in a datagram of the byte that names the slot, hence the shard: the upper byte of the
+/// destination QPN in the BTH, which is `EngineConfig::qpn_slot` of the shard.
 pub(crate) const SHARD_BYTE: u16 = 5;
 
-/// The shard of a queue pair: the upper byte of its number.
-pub(super) const fn shard_of(qpn: Qpn) -> usize {
-    (qpn.value() >> 16) as usize
+/// The shard of a queue pair, of those whose slots begin with `first`; otherwise a number that no
+/// shard has.
+pub(super) const fn shard_of(qpn: Qpn, first: u8) -> usize {
+    qpn.slot().wrapping_sub(first) as usize
 }
 
-/// Offset in the BTH of the upper byte of the destination QPN.
-const QPN_AT: usize = 5;
+/// The destination of a datagram, if it is so long.
+#[inline]
+pub(super) fn dest_qpn(bytes: &[u8]) -> Option<Qpn> {
+    let &[upper, middle, lower] = bytes.get(5..8)?.first_chunk()?;
+    Some(Qpn::new(u32::from_be_bytes([0, upper, middle, lower])))
+}
 
 /// State that all shards of a device share.
 #[derive(Debug, Default)]
@@ -41,6 +46,8 @@ pub(super) struct Common {
 #[derive(Debug)]
 pub(super) struct Others {
     own: usize,
+    /// The slot of the first shard.
+    first: u8,
     /// Those of all shards, by shard.
     boxes: Arc<[Arc<Staging>]>,
     common: Arc<Common>,
@@ -58,9 +65,15 @@ pub(super) struct Others {
 }
 
 impl Others {
-    pub(super) fn new(own: usize, boxes: &Arc<[Arc<Staging>]>, common: &Arc<Common>) -> Self {
+    pub(super) fn new(
+        own: usize,
+        first: u8,
+        boxes: &Arc<[Arc<Staging>]>,
+        common: &Arc<Common>,
+    ) -> Self {
         Self {
             own,
+            first,
             boxes: boxes.clone(),
             common: common.clone(),
             unrung: 0,
@@ -78,8 +91,8 @@ impl Others {
     /// Hands a datagram over if it belongs to another shard. One without an owner stays here.
     #[inline]
     pub(super) fn hand_over(&mut self, datagram: &Datagram<'_>) -> bool {
-        let Some(&owner) = datagram.bytes.get(QPN_AT) else { return false };
-        let owner = usize::from(owner);
+        let Some(dest) = dest_qpn(datagram.bytes) else { return false };
+        let owner = if dest == Qpn::GSI { 0 } else { self.shard_of(dest) };
         if owner == self.own {
             return false;
         }
@@ -107,9 +120,13 @@ impl Others {
         (others == 0, others + 1 == self.boxes.len())
     }
 
+    fn shard_of(&self, qpn: Qpn) -> usize {
+        shard_of(qpn, self.first)
+    }
+
     /// Whether a queue pair belongs to another shard.
     pub(super) fn has(&self, qpn: Qpn) -> bool {
-        shard_of(qpn) != self.own
+        self.shard_of(qpn) != self.own
     }
 
     /// Leaves an order for a shard.
@@ -249,7 +266,9 @@ impl Shard {
     /// Ends the connection of a queue pair of any shard.
     pub(super) fn end_connection_of(&mut self, qpn: Qpn) {
         match &mut self.others {
-            Some(others) if others.has(qpn) => others.order(shard_of(qpn), Order::Break(qpn)),
+            Some(others) if others.has(qpn) => {
+                others.order(others.shard_of(qpn), Order::Break(qpn));
+            }
             _ => break_down(&mut self.engine, &mut self.host, qpn),
         }
     }
@@ -257,16 +276,22 @@ impl Shard {
     /// Releases the number of a queue pair of any shard for reuse.
     pub(super) fn release_number(&mut self, qpn: Qpn) {
         match &mut self.others {
-            Some(others) if others.has(qpn) => others.order(shard_of(qpn), Order::Release(qpn)),
+            Some(others) if others.has(qpn) => {
+                others.order(others.shard_of(qpn), Order::Release(qpn));
+            }
             _ => self.engine.release_qpn(qpn),
         }
     }
 
-    /// Datagrams handed over to other shards, and those of other shards that this one dropped for
-    /// lack of room.
-    pub(super) fn handed_over(&self) -> (u64, u64) {
-        let handed_over = self.others.as_ref().map_or(0, |others| others.handed_over);
-        (handed_over, self.staging.mail.lost())
+    /// Datagrams handed over to other shards and to other processes.
+    pub(super) fn handed_over(&self) -> u64 {
+        let to_shards = self.others.as_ref().map_or(0, |others| others.handed_over);
+        to_shards + self.neighbours.as_ref().map_or(0, |neighbours| neighbours.handed_over)
+    }
+
+    /// Datagrams of other shards that this one dropped for lack of room.
+    pub(super) fn lost_mail(&self) -> u64 {
+        self.staging.mail.lost()
     }
 
     /// The number on the device of a shared receive queue.

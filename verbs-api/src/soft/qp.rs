@@ -12,7 +12,6 @@ use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
 use rocinante_stack::{ModifyError, QpAttr, QpInit};
 
 use super::front::QpShared;
-use super::others::shard_of;
 use super::progress::Core;
 use super::{Cq, Device, Pd, Srq, ah};
 use crate::model::error::VerbsError;
@@ -89,7 +88,7 @@ impl Qp {
 
     /// The shard that it lives on.
     pub(crate) fn shard(&self) -> usize {
-        shard_of(self.qpn)
+        self.device.shards.number_of(self.qpn)
     }
 
     pub(crate) fn qpn(&self) -> Qpn {

@@ -21,6 +21,7 @@ use super::events::Owner;
 use super::flood::Flood;
 use super::host::Host;
 use super::mail::Order;
+use super::neighbours::Neighbours;
 use super::others::Others;
 use super::sink::{Paths, Sink, translate};
 use super::staging::Staging;
@@ -39,6 +40,8 @@ pub(crate) struct Shard {
     pub(super) staging: Arc<Staging>,
     /// The other shards of the device, if there are some.
     pub(super) others: Option<Box<Others>>,
+    /// Other processes on its addresses, if it shares them.
+    pub(super) neighbours: Option<Box<Neighbours>>,
     pub(super) started: Instant,
     /// When the port's chores are to be looked at, if the shard is driven then; and when it must be
     /// for that.
@@ -133,6 +136,7 @@ impl Shard {
             post: Post::default(),
             staging,
             others,
+            neighbours: None,
             started: Instant::now(),
             chores_at: Time(0),
             chores_by: None,
@@ -373,13 +377,16 @@ impl Shard {
         if self.broken.is_some() {
             return 0;
         }
+        let before_elsewhere = self.handed_over();
         let (engine, host, staging) = (&mut self.engine, &mut self.host, &self.staging);
         let before = accepted(engine);
-        let elsewhere =
-            |others: &Option<Box<Others>>| others.as_ref().map_or(0, |it| it.handed_over);
-        let handed_over = elsewhere(&self.others);
-        let others = &mut self.others;
+        let (others, neighbours) = (&mut self.others, &mut self.neighbours);
         let received = self.port.receive(RX_BURST, |datagram| {
+            if let Some(neighbours) = neighbours
+                && neighbours.hand_over(&datagram)
+            {
+                return;
+            }
             let datagram = translate(&datagram);
             if let Some(others) = others
                 && others.hand_over(&datagram)
@@ -402,7 +409,8 @@ impl Shard {
         });
         self.density.arrived(&self.port, &mut self.engine);
         // What was handed over is for its owner to judge, which says so later.
-        let used = accepted(&self.engine) - before + elsewhere(&self.others) - handed_over;
+        let elsewhere = self.handed_over() - before_elsewhere;
+        let used = accepted(&self.engine) - before + elsewhere;
         let wasted = (received as u64).saturating_sub(used);
         self.flood.add(now, wasted + wasted_elsewhere);
         received

@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use rocinante_netdev::{AnyPort, Capabilities, Port as _};
+use rocinante_netdev::{AnyPort, Capabilities, Port as _, Slots};
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
 use rocinante_stack::wire::Introduction;
 use rocinante_stack::{Budget, Engine, EngineConfig, RunLimits};
 
 use super::events::Events;
 use super::host::Host;
+use super::neighbours::Neighbours;
 use super::others::{self, Common, Others};
 use super::pin;
 use super::progress::{Core, Held};
@@ -31,6 +32,8 @@ use crate::provider::{trace, wake};
 /// All shards of a device, and their threads.
 #[derive(Debug)]
 pub(super) struct Shards {
+    /// The slot of the first one; the others follow.
+    slot: u8,
     first: Arc<Core>,
     rest: Box<[Arc<Core>]>,
     threads: Vec<JoinHandle<()>>,
@@ -49,14 +52,15 @@ impl Drop for Shards {
 impl Shards {
     /// Starts one shard for each port.
     pub(super) fn start(
-        settings: &Settings,
-        name: &str,
-        ports: Vec<AnyPort>,
-        port_mtu: Mtu,
+        (settings, name, ports, port_mtu): (&Settings, &str, Vec<AnyPort>, Mtu),
         (own_budget, own_queue): (Budget, QueueKind),
         introduction: Introduction,
+        slots: Option<&Arc<Slots>>,
     ) -> Result<Self, VerbsError> {
         let count = ports.len();
+        // Ids name the slot where other processes have some, too.
+        let shared = slots.map(|slots| slots.first());
+        let slot = shared.unwrap_or(0);
         let events = Arc::new(Events::default());
         // A single shard gets no mail.
         let staging = if count > 1 { Staging::with_mail } else { Staging::default };
@@ -66,7 +70,7 @@ impl Shards {
         for (index, port) in ports.into_iter().enumerate() {
             let mut engine = Engine::new(EngineConfig {
                 max_qp: settings.limits.max_qp,
-                qpn_slot: u8::try_from(index).expect("64 shards at most"),
+                qpn_slot: slot + u8::try_from(index).expect("64 shards at most"),
                 own_budget,
                 own_queue,
                 port_mtu,
@@ -79,21 +83,22 @@ impl Shards {
                 ..EngineConfig::default()
             });
             if index == 0 {
-                engine.start_cm(cm::config(settings)?);
+                engine.start_cm(cm::config(settings, shared)?);
                 if settings.recognises {
-                    engine.start_recognition(introduce::key()?, introduction);
+                    engine.start_recognition(introduce::key()?, shared, introduction);
                 }
             }
             let host = Host::new(settings.limits.max_mr as usize);
-            let others = (count > 1).then(|| Box::new(Others::new(index, &boxes, &common)));
+            let others = (count > 1).then(|| Box::new(Others::new(index, slot, &boxes, &common)));
             let mut shard = Shard::new(engine, port, host, others);
             shard.told = trace::Watch::new(name);
+            shard.neighbours = slots.map(|slots| Box::new(Neighbours::new(slots)));
             cores.push(Arc::new(Core::new(shard, events.clone())?));
         }
         common.cores.set(cores.iter().map(Arc::downgrade).collect()).expect("set once");
         let rest = cores.split_off(1).into();
         let first = cores.pop().expect("one port at least");
-        let mut shards = Self { first, rest, threads: Vec::new() };
+        let mut shards = Self { slot, first, rest, threads: Vec::new() };
         if settings.background {
             shards.spawn(name, &settings.cpus)?;
         }
@@ -140,7 +145,12 @@ impl Shards {
 
     /// The shard of a queue pair.
     pub(super) fn of_qpn(&self, qpn: Qpn) -> Option<&Arc<Core>> {
-        self.get(others::shard_of(qpn))
+        self.get(self.number_of(qpn))
+    }
+
+    /// The number of a queue pair's shard.
+    pub(super) fn number_of(&self, qpn: Qpn) -> usize {
+        others::shard_of(qpn, self.slot)
     }
 
     /// Locks all shards.

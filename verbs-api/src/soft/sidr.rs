@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use rocinante_stack::cm::{AskId, CmError, CmEvent, ListenerId, QueryId};
+use rocinante_stack::cm::{AskId, CmEvent, ListenerId, QueryId};
 use rocinante_stack::wire::cm::{PortSpace, ServiceId, SidrStatus};
 
 use super::Device;
@@ -63,17 +63,19 @@ impl Device {
     pub(super) fn cm_listen_datagrams(
         &self,
         place: Place,
-    ) -> Result<(ListenerId, Arc<Mailbox>), CmError> {
+    ) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
         let service = ServiceId::of_port(PortSpace::Udp, place.port);
-        let mut shard = self.cm_core().hold();
-        let listener = shard.cm().listen_datagrams(service, place.address, place.backlog)?;
-        let mailbox = Arc::new(Mailbox::default());
-        shard.post.services.listeners.insert(listener, mailbox.clone());
-        Ok((listener, mailbox))
+        self.claim((service, place.address), |shard| {
+            let listener = shard.cm().listen_datagrams(service, place.address, place.backlog)?;
+            let mailbox = Arc::new(Mailbox::default());
+            shard.post.services.listeners.insert(listener, mailbox.clone());
+            Ok((listener, mailbox))
+        })
     }
 
     pub(super) fn cm_unlisten_datagrams(&self, listener: ListenerId) {
         let mut shard = self.cm_core().hold();
+        self.release_claim(&mut shard, listener);
         let mailbox = shard.post.services.listeners.remove(&listener);
         let now = shard.now();
         // The program still decides about requests that it has taken.

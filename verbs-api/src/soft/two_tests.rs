@@ -60,7 +60,7 @@ fn device(net: &SimNet, own: &[u8], background: bool) -> Context {
     let settings = settings(background);
     let ports = own.iter().map(port).collect();
     let why = "a test wants it".to_owned();
-    let hca = super::Hca::start(&settings, "sim", ports, why, None).unwrap();
+    let hca = super::Hca::start(&settings, "sim", (ports, None), why, None).unwrap();
     Context {
         device: Device::Soft(super::Device::new(hca, Arc::new(super::Inbox::new().unwrap()))),
     }
@@ -346,7 +346,7 @@ fn each_side_asks_for_no_more_reads_than_the_other_serves() {
 
 #[test]
 fn a_connection_manager_has_the_limits_of_its_device() {
-    let of = |cm_retries| super::cm::config(&Settings { cm_retries, ..settings(false) }).unwrap();
+    let of = |cm_retries| super::cm::config(&Settings { cm_retries, ..settings(false) }, None).unwrap();
     let usual = of(None);
     assert_eq!(usual.max_connections, 64);
     assert_eq!(usual.max_retries, CmConfig::default().max_retries);

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use super::super::tx::FrameSink as _;
 use super::*;
 use crate::auto::{self, Choice};
+use crate::fd::attach_filter;
 use crate::handed::testing::Server;
 use crate::handed::{Agent, Code, GiveLimits, Request, give};
 use crate::parts_tests::{A, B, SPARE, assert_unprivileged, echo, exchange};
@@ -185,8 +186,8 @@ fn choose_from(
     count: usize,
     agent: &Agent,
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
-    let shards = Shards { count, selector: SELECTOR };
-    auto::choose_shards(v0, &A.map(ip), want, &PortConfig::default(), shards, agent)
+    let shards = Shards { first: 0, count, selector: SELECTOR };
+    auto::choose_shards(v0, &A.map(ip), want, &PortConfig::default(), shards, None, agent)
 }
 
 fn socket_of(port: &AnyPort) -> PacketSocket {
@@ -259,7 +260,7 @@ fn an_agent_gives_no_more_than_its_limits_and_what_the_kernel_has() {
         backend: Backend::Packet,
         interface: v0.index,
         addresses: A.map(ip).to_vec(),
-        shards: Shards { count: 2, selector: SELECTOR },
+        shards: Shards { first: 0, count: 2, selector: SELECTOR },
         ring_frames: Some(u32::MAX),
         tx_buffer_bytes: Some(u32::MAX),
         despite_rules: true,

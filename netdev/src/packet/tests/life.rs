@@ -39,19 +39,6 @@ fn a_new_ethernet_address_is_followed() {
     assert_eq!(receive(&mut b, 1).len(), 1);
 }
 
-/// Without any datagram sent or received.
-#[test]
-fn a_port_without_a_path_follows_its_interface() {
-    let pair = or_skip!("packet::a_port_without_a_path_follows_its_interface", Pair::new());
-    let (mut a, _b) = ports(&pair);
-    assert_eq!(a.maintain(), None, "and need not look for it");
-    pair.a.sh("ip link set v0 address 02:00:00:00:09:77");
-    while a.io.mac.expect("its own filter")[5] != 0x77 {
-        assert!(wait_readable(a.wait_fd(), 20_000).expect("poll"), "it is told");
-        assert_eq!(a.maintain(), None);
-    }
-}
-
 /// Frames cause no wake-up while no thread waits for them.
 #[test]
 fn what_arrives_is_told_while_it_is_wished() {

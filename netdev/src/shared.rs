@@ -1,0 +1,373 @@
+//! Several processes on one address.
+//!
+//! One byte of each datagram says which port it is for ([`Shards`](crate::Shards)). Processes that
+//! share an address divide the values of that byte, the *slots*, among themselves. Nobody keeps a
+//! register: all that they share are objects of the kernel, which stay as long as any of them lives
+//! and let go of what a process had when it dies, however it dies.
+//!
+//! For each address there are:
+//! - a listening socket with an abstract name (unix(7)), which *all* of them listen on: one that
+//!   comes later gets copies of the objects from whichever of them accepts ([`meeting`]);
+//! - a file in memory, in which a *lock* on a byte says that a slot is taken, or that a process
+//!   listens for a service ([`locks`]). The file's contents say how long slots rest;
+//! - a *bag* of sockets ([`bag`]): a stream that is written and never read, only looked into. It has
+//!   the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket stays in the
+//!   group at its index when its process dies, and the next process on the slot takes it over;
+//! - the *duty*, a second name. Who has it reads the socket of slot 0, to which come datagrams to
+//!   the general services (QP1) and those to nobody. The others are connected to it, hear of its
+//!   end, and one of them follows.
+//!
+//! Processes of one user share an address: the kernel lets only sockets of one user share a port.
+
+mod bag;
+mod locks;
+mod mail;
+mod meeting;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use self::bag::{Bag, Entry};
+use self::locks::Locks;
+pub(crate) use self::mail::Mail;
+use self::mail::Writer;
+use self::meeting::{Duty, Host};
+use crate::config::{PortConfig, Shards};
+use crate::error::OpenError;
+use crate::iface::Interface;
+use crate::port::{Backend, RxDatagram};
+use crate::steering;
+use crate::udp::{Socket, open_shared};
+
+/// The most slots: the values of a byte.
+const SLOTS_MAX: usize = 256;
+/// How long a slot rests when its process has gone: twice the longest ACK timeout that a connection
+/// counts. Until then packets of the old process's peers may come.
+const REST: Duration = Duration::from_secs(34);
+/// Slots are used anew before there are more of them than this, and twice those in use.
+const ROOM_MIN: usize = 16;
+/// How often the mailbox of a slot is looked for that nobody has made yet.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// The slots of a device: so many in a row, the same on each of its addresses.
+pub struct Slots {
+    first: u8,
+    count: usize,
+    shared: Vec<Shared>,
+    /// Lets others join.
+    host: Host,
+}
+
+/// An address, as a process shares it.
+struct Shared {
+    address: IpAddr,
+    /// The address and, if it is of the link alone, its interface, in words.
+    name: String,
+    objects: meeting::Objects,
+    locks: Locks,
+    duty: Mutex<Duty>,
+    /// By slot.
+    writers: Mutex<BTreeMap<u8, Known>>,
+}
+
+/// What is known of a neighbour's mailbox.
+#[derive(Default)]
+struct Known {
+    writer: Option<Writer>,
+    /// When it was looked for last.
+    asked: Option<Instant>,
+}
+
+impl std::fmt::Debug for Slots {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Slots({} from {})", self.count, self.first)
+    }
+}
+
+impl Slots {
+    /// Takes slots for the ports of a device with these addresses, of which `shards` says how many
+    /// and by which byte.
+    ///
+    /// # Errors
+    /// Another user's process, or one that does not share, has an address; all slots are taken; no
+    /// descriptors or no memory left.
+    pub fn lease(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        Shards { count, selector, .. }: Shards,
+    ) -> Result<Self, OpenError> {
+        let mut shared = addresses
+            .iter()
+            .map(|address| Shared::join(iface, *address))
+            .collect::<Result<Vec<_>, _>>()?;
+        // Every process takes several locks in this order.
+        shared.sort_by(|one, other| one.name.cmp(&other.name));
+        let first = take_slots(&shared, iface, config, (count, selector))?;
+        let host = Host::start(shared.iter().map(|it| &it.objects))
+            .map_err(|e| failed("start a thread", e, ""))?;
+        Ok(Self { first, count, shared, host })
+    }
+
+    /// The first slot: the others follow.
+    #[must_use]
+    pub fn first(&self) -> u8 {
+        self.first
+    }
+
+    /// The number of slots.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    fn at(&self, address: IpAddr) -> io::Result<&Shared> {
+        let found = self.shared.iter().find(|it| it.address == address);
+        found.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+    }
+
+    /// The UDP sockets of the own slots on an address.
+    pub(crate) fn sockets(&self, address: IpAddr) -> io::Result<Vec<Socket>> {
+        let it = self.at(address)?;
+        let _held = it.locks.hold()?;
+        let own = usize::from(self.first)..usize::from(self.first) + self.count;
+        own.map(|slot| Ok(it.bag().get(slot)?.socket)).collect()
+    }
+
+    /// What neighbours hand over to one of the own slots on an address.
+    pub(crate) fn mail(&self, address: IpAddr, nth: usize) -> io::Result<Mail> {
+        let it = self.at(address)?;
+        let _held = it.locks.hold()?;
+        Ok(Mail::new(address, it.bag().get(usize::from(self.first) + nth)?.inbox))
+    }
+
+    /// Looks whether a neighbour that had a duty has ended; returns the sockets of slot 0 that this
+    /// process has to read from now on. Call it when what [`watch`](Self::watch) gave is readable.
+    pub(crate) fn inherit(&self) -> io::Result<Vec<(IpAddr, Socket)>> {
+        let mut inherited = Vec::new();
+        for it in &self.shared {
+            let is_new = it.duty().look()?;
+            // The own slot is read anyway.
+            if is_new && self.first != 0 {
+                let _held = it.locks.hold()?;
+                inherited.push((it.address, it.bag().get(0)?.socket));
+            }
+        }
+        Ok(inherited)
+    }
+
+    /// Whether this process has the duty on an address.
+    #[must_use]
+    pub fn has_duty(&self, address: IpAddr) -> bool {
+        self.at(address).is_ok_and(|it| it.duty().is_ours())
+    }
+
+    /// Calls `add` with what becomes readable when a neighbour that has a duty ends.
+    pub(crate) fn watch(
+        &self,
+        mut add: impl FnMut(BorrowedFd<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.shared.iter().try_for_each(|it| match it.duty().unwatched() {
+            Some(fd) => add(fd),
+            None => Ok(()),
+        })
+    }
+
+    /// Gives a datagram to the process that has a slot. Returns whether it has got it.
+    pub fn hand_over(&self, slot: u8, datagram: &RxDatagram<'_>) -> bool {
+        let Ok(it) = self.at(datagram.dst) else { return false };
+        let mut writers = it.writers.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = writers.entry(slot).or_default();
+        if known.writer.is_none() && known.asked.is_none_or(|at| at.elapsed() > ASK_EVERY) {
+            known.asked = Some(Instant::now());
+            let found = it.locks.hold_at_once().and_then(|_held| it.bag().get(usize::from(slot)));
+            known.writer = found.ok().map(|entry| Writer::new(entry.outbox));
+        }
+        known.writer.as_ref().is_some_and(|writer| writer.write(datagram))
+    }
+
+    /// This process listens for a service from now on, on one address or on all of the device.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`: a neighbour does already.
+    pub fn listen(&self, service: u64, address: Option<IpAddr>) -> io::Result<()> {
+        let here: Vec<&Shared> = self.places(address).collect();
+        for (nth, it) in here.iter().enumerate() {
+            let key = locks::service(service, address.is_none());
+            if let Err(e) = it.locks.listen(key, self.first) {
+                here[..nth].iter().for_each(|it| it.locks.unlisten(key, self.first));
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    /// It does not any more.
+    pub fn unlisten(&self, service: u64, address: Option<IpAddr>) {
+        let key = locks::service(service, address.is_none());
+        self.places(address).for_each(|it| it.locks.unlisten(key, self.first));
+    }
+
+    /// The slot of the neighbour that listens for a service on this address, or on all.
+    #[must_use]
+    pub fn listener(&self, service: u64, address: IpAddr) -> Option<u8> {
+        let it = self.at(address).ok()?;
+        let places = [false, true].map(|any| locks::service(service, any));
+        places.into_iter().find_map(|place| it.locks.listener(place).ok().flatten())
+    }
+
+    fn places(&self, address: Option<IpAddr>) -> impl Iterator<Item = &Shared> + use<'_> {
+        self.shared.iter().filter(move |it| address.is_none_or(|address| it.address == address))
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        self.host.stop();
+        for it in &self.shared {
+            // Without the lock the slots look like those of a process that died.
+            let Ok(_held) = it.locks.hold() else { continue };
+            for slot in usize::from(self.first)..usize::from(self.first) + self.count {
+                if let Ok(entry) = it.bag().get(slot) {
+                    let _ = entry.socket.drop_all_input();
+                }
+                it.locks.leave(slot, REST);
+            }
+        }
+    }
+}
+
+fn failed(what: &str, error: io::Error, hint: &str) -> OpenError {
+    OpenError::os(Backend::Udp, format!("cannot {what}"), error, hint)
+}
+
+/// Takes slots on all addresses, and makes the sockets that they need. Returns the first slot.
+fn take_slots(
+    shared: &[Shared],
+    iface: &Interface,
+    config: &PortConfig,
+    (count, selector): (usize, u16),
+) -> Result<u8, OpenError> {
+    let mut held = Vec::new();
+    for it in shared {
+        let hint = "a process on this address is stopped: let it go on, or end it";
+        let lock = it.locks.hold();
+        held.push(lock.map_err(|e| failed(&format!("take the lock of {}", it.name), e, hint))?);
+    }
+    let first = choose(shared, count).map_err(|e| failed("see which slots are free", e, ""))?;
+    let Some(first) = first else {
+        let text = format!("of {SLOTS_MAX} slots no {count} are free");
+        let hint = "end a process on this address, or take fewer shards";
+        return Err(OpenError::plain(Backend::Udp, text, hint));
+    };
+    for it in shared {
+        let own = usize::from(first)..usize::from(first) + count;
+        it.make_sockets(iface, config, own.end, selector)?;
+        own.into_iter()
+            .try_for_each(|slot| it.locks.take(slot))
+            .map_err(|e| failed("take a slot", e, ""))?;
+        // Before another process joins, which would read slot 0 otherwise.
+        if first == 0 {
+            it.duty().look().map_err(|e| failed("take the duty", e, ""))?;
+        }
+    }
+    drop(held);
+    Ok(first)
+}
+
+/// The first of `count` slots in a row that are free on all addresses. Where a group of sockets is
+/// new, that is slot 0; later slot 0 is the duty's.
+fn choose(shared: &[Shared], count: usize) -> io::Result<Option<u8>> {
+    let mut is_new = true;
+    // When each may be used: `None` while it is taken.
+    let mut slots = [Some(0); SLOTS_MAX];
+    for it in shared {
+        is_new &= it.bag().len()? == 0;
+        for (slot, both) in slots.iter_mut().enumerate() {
+            let here = it.locks.rests_until(slot, REST)?;
+            *both = both.zip(here).map(|(one, other)| one.max(other));
+        }
+    }
+    if is_new {
+        return Ok(Some(0).filter(|_| slots[..count].iter().all(Option::is_some)));
+    }
+    let taken = slots.iter().filter(|slot| slot.is_none()).count();
+    let room = (2 * taken + ROOM_MIN + count).min(SLOTS_MAX);
+    let until = |row: &[Option<u64>]| {
+        row.iter().try_fold(0, |latest, slot| slot.map(|until| latest.max(until)))
+    };
+    // Those that rest longest if none has rested enough.
+    let rows = |end: usize| {
+        let rows = slots[..end].windows(count).enumerate().skip(1);
+        rows.filter_map(|(first, row)| Some((until(row)?, first))).min()
+    };
+    let found = rows(room).or_else(|| rows(SLOTS_MAX));
+    Ok(found.map(|(_, first)| u8::try_from(first).expect("below 256")))
+}
+
+impl Shared {
+    fn join(iface: &Interface, address: IpAddr) -> Result<Self, OpenError> {
+        let name = match address {
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => format!("{ip}%{}", iface.index),
+            _ => address.to_string(),
+        };
+        let fail = |e: meeting::Refused| {
+            OpenError::os(Backend::Udp, format!("cannot share {name}"), e.error, e.hint)
+        };
+        let objects = meeting::join(&name).map_err(fail)?;
+        let locks = Locks::open(&objects.memory).map_err(|e| {
+            let hint = "mount /proc in this container";
+            OpenError::os(Backend::Udp, format!("cannot share {name}"), e, hint)
+        })?;
+        let duty = Mutex::new(Duty::new(&name));
+        Ok(Self { address, name, objects, locks, duty, writers: Mutex::default() })
+    }
+
+    fn bag(&self) -> &Bag {
+        &self.objects.bag
+    }
+
+    fn duty(&self) -> MutexGuard<'_, Duty> {
+        self.duty.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the sockets of slots below `end` that are not there yet. Until a process takes the
+    /// slot its socket drops what comes.
+    fn make_sockets(
+        &self,
+        iface: &Interface,
+        config: &PortConfig,
+        end: usize,
+        selector: u16,
+    ) -> Result<(), OpenError> {
+        let fail = |what: &str, e: io::Error| {
+            let hint = match e.raw_os_error() {
+                Some(libc::EMFILE | libc::ENFILE | libc::ETOOMANYREFS) => {
+                    "raise the limit of open files (`ulimit -n`)"
+                }
+                _ => "",
+            };
+            OpenError::os(Backend::Udp, format!("cannot {what} of {}", self.name), e, hint)
+        };
+        let len = self.bag().len().map_err(|e| fail("see the sockets", e))?;
+        let mut last = None;
+        for index in len..end {
+            let socket = open_shared(iface, self.address, config.into(), index == 0)?;
+            let entry = Entry::new(socket).map_err(|e| fail("make a mailbox", e))?;
+            self.bag().put(&entry).map_err(|e| fail("keep a socket", e))?;
+            last = Some(entry);
+        }
+        if let Some(Entry { socket, .. }) = last.filter(|_| end > 1) {
+            let all = Shards { first: 0, count: end, selector };
+            socket.steer(&steering::by_socket(all)).map_err(|e| fail("steer what comes to", e))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+//! Locks in a file that processes share: who has a slot, and who listens for a service.
+//!
+//! They are locks of an open file description (`F_OFD_SETLK` of fcntl(2)): the kernel removes them
+//! with the last descriptor of it, so with the process. Each process opens the file anew, for a
+//! description of its own.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _};
+use std::os::unix::fs::FileExt as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::SLOTS_MAX;
+use crate::fd;
+use crate::inherited;
+
+/// The byte whose lock everything is done under that takes several steps. Slot *s* is byte *s*.
+const ALL: u64 = 1 << 16;
+/// Services are behind this: 256 bytes each, one for each slot.
+const SERVICES: u64 = 1 << 20;
+/// How long that lock is waited for. A process holds it for some dozens of system calls.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A record of the file: nanoseconds since the machine started until which a slot rests.
+const RECORD: u64 = 8;
+/// The record of a slot that a process has taken, and not left.
+const TAKEN: u64 = u64::MAX;
+
+/// The bytes of the file.
+pub(super) const FILE_BYTES: u64 = SLOTS_MAX as u64 * RECORD;
+
+/// One process's locks.
+#[derive(Debug)]
+pub(super) struct Locks {
+    file: File,
+    /// For the kernel the threads of a process are one.
+    threads: Mutex<()>,
+}
+
+/// The lock of all, until it is dropped.
+pub(super) struct Held<'a> {
+    locks: &'a Locks,
+    _thread: MutexGuard<'a, ()>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.locks.unlock(ALL);
+    }
+}
+
+/// The place of a service among the locks. Two services at one place would only refuse each other.
+pub(super) fn service(service: u64, any: bool) -> u64 {
+    // As SplitMix64 mixes. Locks that are next to each other become one, so these are apart.
+    let mut mixed = (service << 1 | u64::from(any)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    SERVICES + ((mixed ^ mixed >> 31) >> 11) * 512
+}
+
+impl Locks {
+    /// Opens the file anew.
+    ///
+    /// # Errors
+    /// There is no `/proc`, or no descriptor left.
+    pub(super) fn open(memory: impl AsFd) -> io::Result<Self> {
+        let path = format!("/proc/self/fd/{}", memory.as_fd().as_raw_fd());
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        Ok(Self { file: File::from(inherited::noted(file.into())), threads: Mutex::new(()) })
+    }
+
+    /// Takes the lock of all.
+    ///
+    /// # Errors
+    /// A process has it for two seconds: it is stopped.
+    pub(super) fn hold(&self) -> io::Result<Held<'_>> {
+        self.hold_within(PATIENCE)
+    }
+
+    /// As [`hold`](Self::hold), but waits for no other process.
+    pub(super) fn hold_at_once(&self) -> io::Result<Held<'_>> {
+        self.hold_within(Duration::ZERO)
+    }
+
+    fn hold_within(&self, limit: Duration) -> io::Result<Held<'_>> {
+        let thread = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        fd::patiently(libc::EAGAIN, limit, || self.lock(ALL))?;
+        Ok(Held { locks: self, _thread: thread })
+    }
+
+    /// When a slot has rested, nanoseconds since the machine started: 0 if it has, and `None` while
+    /// another process has it. If that process has died, the slot rests from now on. Under the lock
+    /// of all.
+    pub(super) fn rests_until(&self, slot: usize, rest: Duration) -> io::Result<Option<u64>> {
+        if fd::find_lock(&self.file, slot as u64, 1)?.is_some() {
+            return Ok(None);
+        }
+        if self.record(slot)? == TAKEN {
+            self.set_record(slot, now() + rest.as_nanos() as u64)?;
+        }
+        let until = self.record(slot)?;
+        Ok(Some(if until <= now() { 0 } else { until }))
+    }
+
+    /// Takes a slot that is free, under the lock of all.
+    pub(super) fn take(&self, slot: usize) -> io::Result<()> {
+        self.lock(slot as u64)?;
+        self.set_record(slot, TAKEN)
+    }
+
+    /// Leaves a slot, which rests then. Under the lock of all.
+    pub(super) fn leave(&self, slot: usize, rest: Duration) {
+        // Otherwise it is one of a process that has died, and rests when it is looked at.
+        let _ = self.set_record(slot, now() + rest.as_nanos() as u64);
+        self.unlock(slot as u64);
+    }
+
+    /// The process on `slot` listens at this place.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`: another does.
+    pub(super) fn listen(&self, place: u64, slot: u8) -> io::Result<()> {
+        let _held = self.hold()?;
+        match self.listener(place)? {
+            Some(_) => Err(io::Error::from_raw_os_error(libc::EADDRINUSE)),
+            None => self.lock(place + u64::from(slot)),
+        }
+    }
+
+    pub(super) fn unlisten(&self, place: u64, slot: u8) {
+        self.unlock(place + u64::from(slot));
+    }
+
+    /// The slot of another process that listens there.
+    pub(super) fn listener(&self, place: u64) -> io::Result<Option<u8>> {
+        let found = fd::find_lock(&self.file, place, SLOTS_MAX as u64)?;
+        Ok(found.and_then(|at| u8::try_from(at.saturating_sub(place)).ok()))
+    }
+
+    fn lock(&self, at: u64) -> io::Result<()> {
+        fd::lock(&self.file, at, true)
+    }
+
+    fn unlock(&self, at: u64) {
+        // It has no error but for a file that is none.
+        let _ = fd::lock(&self.file, at, false);
+    }
+
+    fn record(&self, slot: usize) -> io::Result<u64> {
+        let mut bytes = [0; RECORD as usize];
+        self.file.read_exact_at(&mut bytes, slot as u64 * RECORD)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    fn set_record(&self, slot: usize, record: u64) -> io::Result<()> {
+        self.file.write_all_at(&record.to_ne_bytes(), slot as u64 * RECORD)
+    }
+}
+
+/// Nanoseconds since the machine started.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}

@@ -1,0 +1,335 @@
+//! How a process finds the others on an address, and hears of the end of one: abstract names of
+//! Unix sockets (unix(7)), which are of a network namespace and end with the last descriptor.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
+};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect, listen, recvmsg, sendmsg, socket_with, sockopt,
+};
+
+use super::bag::Bag;
+use super::locks::FILE_BYTES;
+use crate::fd::EventFd;
+use crate::inherited;
+
+/// The first bytes of each name. The number is the version of what is shared.
+const NAMES: &str = "rocinante/1/";
+/// The descriptors that a process gets when it joins: the listening socket, the bag, the file.
+const DESCRIPTORS: usize = 4;
+/// How long a process tries to join.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How long it waits for one of the others to answer: any of them may have been stopped just now.
+const ANSWER: Duration = Duration::from_millis(500);
+const BACKLOG: i32 = 128;
+
+/// What the processes on an address share.
+#[derive(Debug)]
+pub(super) struct Objects {
+    listener: OwnedFd,
+    pub(super) bag: Bag,
+    pub(super) memory: OwnedFd,
+}
+
+/// Why a process cannot share an address.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) error: io::Error,
+    pub(super) hint: String,
+}
+
+impl From<Errno> for Refused {
+    fn from(error: Errno) -> Self {
+        Self { error: error.into(), hint: String::new() }
+    }
+}
+
+impl From<io::Error> for Refused {
+    fn from(error: io::Error) -> Self {
+        Self { error, hint: String::new() }
+    }
+}
+
+/// Joins the processes on an address, or is the first.
+///
+/// # Errors
+/// Another user has the name; the others do not answer; no descriptors left.
+pub(super) fn join(address: &str) -> Result<Objects, Refused> {
+    let end = Instant::now() + PATIENCE;
+    let name = name(address)?;
+    loop {
+        let error = match ask(&name) {
+            Ok(objects) => return Ok(objects),
+            Err(Ask::Nobody) => match found(&name) {
+                Ok(objects) => return Ok(objects),
+                // Another process is doing the same, or the last of the others is just ending.
+                Err(Errno::ADDRINUSE) => Errno::ADDRINUSE,
+                Err(error) => return Err(error.into()),
+            },
+            Err(Ask::Refused(refused)) => return Err(refused),
+            Err(Ask::Again(error)) => error,
+        };
+        if Instant::now() >= end {
+            let hint = "the processes on this address do not answer: are they stopped?".into();
+            return Err(Refused { error: error.into(), hint });
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+enum Ask {
+    Nobody,
+    Again(Errno),
+    Refused(Refused),
+}
+
+impl From<Errno> for Ask {
+    fn from(error: Errno) -> Self {
+        match error {
+            Errno::CONNREFUSED => Self::Nobody,
+            // The last of them has ended meanwhile, or none of them accepts in time.
+            Errno::CONNRESET | Errno::PIPE | Errno::AGAIN => Self::Again(error),
+            error => Self::Refused(error.into()),
+        }
+    }
+}
+
+/// Asks the processes that are there.
+fn ask(name: &SocketAddrUnix) -> Result<Objects, Ask> {
+    let connection = seqpacket(SocketFlags::CLOEXEC)?;
+    sockopt::set_socket_timeout(&connection, sockopt::Timeout::Recv, Some(ANSWER))?;
+    sockopt::set_socket_timeout(&connection, sockopt::Timeout::Send, Some(ANSWER))?;
+    connect(&connection, name)?;
+    check_user(&connection).map_err(Ask::Refused)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(&connection, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
+    let descriptors = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    let all: Vec<OwnedFd> = descriptors.flatten().map(inherited::noted).collect();
+    if got.bytes == 0 {
+        return Err(Ask::Again(Errno::CONNRESET));
+    }
+    let wrong = |_| {
+        let hint = "no descriptors are left (`ulimit -n`), or the others are of another version";
+        Ask::Refused(Refused { error: io::ErrorKind::InvalidData.into(), hint: hint.into() })
+    };
+    let [listener, reader, writer, memory] =
+        <[OwnedFd; DESCRIPTORS]>::try_from(all).map_err(wrong)?;
+    // Nobody can shorten it, so what is read of it is there.
+    if !fcntl_get_seals(&memory)?.contains(SealFlags::SHRINK) {
+        return Err(wrong(Vec::new()));
+    }
+    Ok(Objects { listener, bag: Bag::from_ends([reader, writer]), memory })
+}
+
+/// Makes the objects: this process is the first.
+fn found(name: &SocketAddrUnix) -> Result<Objects, Errno> {
+    let listener = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    bind(&listener, name)?;
+    let memory = memfd_create("rocinante", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&memory, FILE_BYTES)?;
+    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let bag = Bag::new().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::NOMEM))?;
+    listen(&listener, BACKLOG)?;
+    Ok(Objects { listener, bag, memory: inherited::noted(memory) })
+}
+
+/// An error unless the process that made the socket at the other end is of this user, or root.
+fn check_user(connection: &OwnedFd) -> Result<(), Refused> {
+    let peer = sockopt::socket_peercred(connection)?;
+    if is_trusted(peer.uid.as_raw()) {
+        return Ok(());
+    }
+    let (uid, pid) = (peer.uid.as_raw(), peer.pid.as_raw_nonzero());
+    let hint = format!(
+        "a process of user {uid}, {pid}, has the address: only processes of one user share one"
+    );
+    Err(Refused { error: io::Error::from_raw_os_error(libc::EADDRINUSE), hint })
+}
+
+fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
+fn name(address: &str) -> Result<SocketAddrUnix, Errno> {
+    SocketAddrUnix::new_abstract_name(format!("{NAMES}{address}").as_bytes())
+}
+
+fn seqpacket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map(inherited::noted)
+}
+
+/// The thread that gives copies of the objects to processes that join.
+#[derive(Debug)]
+pub(super) struct Host {
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Host {
+    pub(super) fn start<'a>(all: impl Iterator<Item = &'a Objects>) -> io::Result<Self> {
+        let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(inherited::noted);
+        let copies = all.map(|it| {
+            let [reader, writer] = it.bag.ends();
+            Ok(Objects {
+                listener: copy(it.listener.as_fd())?,
+                bag: Bag::from_ends([copy(reader)?, copy(writer)?]),
+                memory: copy(it.memory.as_fd())?,
+            })
+        });
+        let all = copies.collect::<io::Result<Vec<_>>>()?;
+        let stop = Arc::new(EventFd::new()?);
+        let stopped = stop.clone();
+        let thread = std::thread::Builder::new().name("roce-meet".into());
+        let thread = thread.spawn(move || serve(&all, &stopped))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.stop.signal();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(all: &[Objects], stop: &EventFd) {
+    loop {
+        let stop = stop.as_fd();
+        let listeners = all.iter().map(|it| it.listener.as_fd());
+        let mut ready: Vec<PollFd<'_>> = std::iter::once(stop)
+            .chain(listeners)
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        match poll(&mut ready, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return,
+        }
+        let is_ready = |at: usize| !ready[at].revents().is_empty();
+        if is_ready(0) {
+            return;
+        }
+        (0..all.len()).filter(|at| is_ready(at + 1)).for_each(|at| welcome(&all[at]));
+    }
+}
+
+/// Answers all who wait. Each of them has done all that it has to when it is here, so nobody is
+/// waited for.
+fn welcome(objects: &Objects) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    while let Ok(connection) = accept_with(&objects.listener, flags) {
+        let peer = sockopt::socket_peercred(&connection);
+        if !peer.is_ok_and(|peer| is_trusted(peer.uid.as_raw())) {
+            continue;
+        }
+        let [reader, writer] = objects.bag.ends();
+        let descriptors = [objects.listener.as_fd(), reader, writer, objects.memory.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)), "there is room");
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        // It may have gone.
+        let _ = sendmsg(&connection, &[IoSlice::new(&[0])], &mut control, flags);
+    }
+}
+
+/// What one of the processes on an address does for all: the one whose socket has the name.
+#[derive(Debug)]
+pub(super) struct Duty {
+    name: Option<SocketAddrUnix>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Unknown,
+    Ours {
+        _name: OwnedFd,
+    },
+    /// Another process has it, to which this is connected. `watched` is whether
+    /// [`unwatched`](Duty::unwatched) has given it away.
+    Theirs {
+        connection: OwnedFd,
+        watched: bool,
+    },
+}
+
+impl Duty {
+    pub(super) fn new(address: &str) -> Self {
+        Self { name: name(&format!("{address}/duty")).ok(), state: State::Unknown }
+    }
+
+    /// Takes the duty if nobody has it; returns whether this process has got it just now.
+    ///
+    /// # Errors
+    /// No descriptor left; another user has the name.
+    pub(super) fn look(&mut self) -> io::Result<bool> {
+        let Some(name) = &self.name else { return Ok(false) };
+        match &self.state {
+            State::Ours { .. } => return Ok(false),
+            State::Theirs { connection, .. } if !is_over(connection) => return Ok(false),
+            _ => {}
+        }
+        let end = Instant::now() + ANSWER;
+        loop {
+            let socket = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+            match bind(&socket, name).and_then(|()| listen(&socket, i32::MAX)) {
+                Ok(()) => {
+                    self.state = State::Ours { _name: socket };
+                    return Ok(true);
+                }
+                Err(Errno::ADDRINUSE) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let connection = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+            match connect(&connection, name) {
+                Ok(()) => {
+                    check_user(&connection).map_err(|refused| refused.error)?;
+                    self.state = State::Theirs { connection, watched: false };
+                    return Ok(false);
+                }
+                // It has the name and does not listen yet, or has just ended.
+                Err(Errno::CONNREFUSED | Errno::AGAIN) if Instant::now() < end => {}
+                Err(error) => return Err(error.into()),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub(super) fn is_ours(&self) -> bool {
+        matches!(self.state, State::Ours { .. })
+    }
+
+    /// What becomes readable once the process that has it has ended, unless this was called before.
+    pub(super) fn unwatched(&mut self) -> Option<BorrowedFd<'_>> {
+        match &mut self.state {
+            State::Theirs { connection, watched } if !*watched => {
+                *watched = true;
+                Some(OwnedFd::as_fd(connection))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn is_over(connection: &OwnedFd) -> bool {
+    let mut ready = [PollFd::new(connection, PollFlags::IN)];
+    let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut ready, Some(&at_once)).is_ok_and(|count| count > 0)
+}

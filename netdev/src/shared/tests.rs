@@ -1,0 +1,351 @@
+use std::net::UdpSocket;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use super::mail::Writer;
+use super::*;
+use crate::fd::wait_readable;
+use crate::port::PortStats;
+use crate::port::{PathId, PathSpec, Port as _, ROCE_PORT, RxIpId};
+use crate::sides::{SELECTOR, lo};
+use crate::udp::UdpPort;
+
+/// An address of this test alone, so that tests of several processes can run in parallel.
+fn address(n: u8) -> IpAddr {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    IpAddr::from([127, 128 + (high & 0x3F), low, n])
+}
+
+/// What a process has: its slots, and its ports.
+struct Process {
+    slots: Arc<Slots>,
+    ports: Vec<UdpPort>,
+}
+
+fn shards(count: usize) -> Shards {
+    Shards { first: 0, count, selector: SELECTOR }
+}
+
+fn lease(addresses: &[IpAddr], count: usize) -> Result<Arc<Slots>, OpenError> {
+    Slots::lease(&lo(), addresses, &PortConfig::default(), shards(count)).map(Arc::new)
+}
+
+/// A process: for the kernel two of a process are as those of two.
+fn process(addresses: &[IpAddr], count: usize) -> Process {
+    let slots = lease(addresses, count).expect("slots");
+    let own = Shards { first: slots.first(), ..shards(count) };
+    let parts = UdpPort::acquire(&lo(), addresses, &PortConfig::default(), own, Some(&slots));
+    let parts = parts.expect("sockets").into_iter();
+    Process { slots, ports: parts.map(|parts| UdpPort::assemble(parts).expect("a port")).collect() }
+}
+
+/// Sends a datagram for a slot from a program that knows nothing of it.
+fn send(to: IpAddr, slot: u8, mark: u8) {
+    let from = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let mut payload = [mark; 20];
+    payload[usize::from(SELECTOR)] = slot;
+    from.send_to(&payload, (to, ROCE_PORT)).expect("sent");
+}
+
+/// The marks of what a port has received.
+fn received(port: &mut UdpPort) -> Vec<u8> {
+    let mut marks = Vec::new();
+    // So often that what neighbours handed over is looked for, too.
+    for _ in 0..40 {
+        port.receive(64, |datagram| marks.push(datagram.payload[0])).expect("received");
+    }
+    marks
+}
+
+#[test]
+fn each_process_gets_what_is_for_its_slots() {
+    let here = address(1);
+    let mut all = [(0, 1), (1, 2), (3, 1)].map(|(first, count)| {
+        let process = process(&[here], count);
+        assert_eq!((process.slots.first(), process.slots.count()), (first, count));
+        process
+    });
+    for slot in [0, 1, 2, 3, 4, 200, 255] {
+        send(here, slot, 100 + slot / 2);
+    }
+    let marks = all.each_mut().map(|it| it.ports.iter_mut().map(received).collect::<Vec<_>>());
+    // What is for nobody comes to slot 0.
+    assert_eq!(marks[0], [vec![100, 102, 200, 227]]);
+    assert_eq!(marks[1], [vec![100], vec![101]]);
+    assert_eq!(marks[2], [vec![101]]);
+}
+
+#[test]
+fn what_a_process_leaves_is_where_it_was() {
+    let here = address(2);
+    let [first, second, third] = [(); 3].map(|()| process(&[here], 1));
+    assert_eq!([&first, &second, &third].map(|it| it.slots.first()), [0, 1, 2]);
+    drop(second);
+    send(here, 1, 1);
+    let mut third = third;
+    send(here, 2, 2);
+    assert_eq!(received(&mut third.ports[0]), [2], "the others' sockets have not moved");
+    // The slot rests, and a new one is there.
+    let mut fourth = process(&[here], 1);
+    assert_eq!(fourth.slots.first(), 3);
+    send(here, 3, 3);
+    assert_eq!(received(&mut fourth.ports[0]), [3]);
+}
+
+#[test]
+fn a_slot_that_is_used_anew_has_nothing_of_the_process_before() {
+    let here = address(3);
+    let keeper = process(&[here], 1);
+    let mut last = 0;
+    // More than there is room for, so one is used anew.
+    for nth in 0..40_u8 {
+        let mut process = process(&[here], 1);
+        let slot = process.slots.first();
+        assert!(slot != 0 && usize::from(slot) <= 2 + ROOM_MIN + 2, "slot {slot}");
+        assert_eq!(received(&mut process.ports[0]), [0; 0], "process {nth} on slot {slot}");
+        send(here, slot, nth);
+        assert_eq!(received(&mut process.ports[0]), [nth]);
+        send(here, slot, 99);
+        assert!(keeper.slots.hand_over(slot, &datagram(here, b"for nobody")));
+        last = last.max(slot);
+    }
+    assert!(last > 10, "they have not rested: {last}");
+}
+
+fn datagram(dst: IpAddr, payload: &[u8]) -> RxDatagram<'_> {
+    RxDatagram {
+        payload,
+        src: IpAddr::from([10, 1, 2, 3]),
+        dst,
+        src_port: 0xc123,
+        ip_id: RxIpId::Exact { id: 77, flags: 0x4000 },
+        tos: Some(3),
+    }
+}
+
+#[test]
+fn the_one_that_follows_reads_what_is_for_all() {
+    let here = [address(4), address(5)];
+    let first = process(&here, 1);
+    let [mut second, mut third] = [(); 2].map(|()| process(&here, 1));
+    assert!(!wait_readable(second.ports[0].wait_fd(), 0).expect("poll"));
+    drop(first);
+    assert!(wait_readable(second.ports[0].wait_fd(), 10_000).expect("poll"), "it is told");
+    assert_eq!(second.ports[0].maintain(), None);
+    assert_eq!(third.ports[0].maintain(), None);
+    for (mark, to) in here.into_iter().enumerate() {
+        send(to, 0, mark as u8);
+    }
+    assert_eq!(
+        (received(&mut second.ports[0]), received(&mut third.ports[0])),
+        (vec![0, 1], vec![])
+    );
+    drop(second);
+    assert!(wait_readable(third.ports[0].wait_fd(), 10_000).expect("poll"), "also the second time");
+    assert_eq!(third.ports[0].maintain(), None);
+    here.into_iter().for_each(|to| send(to, 0, 7));
+    assert_eq!(received(&mut third.ports[0]), [7, 7]);
+    // The slot 0 of a new process would be read twice.
+    assert_ne!(process(&here, 1).slots.first(), 0);
+}
+
+#[test]
+fn what_is_handed_over_arrives_as_it_was() {
+    let here = address(6);
+    let [first, mut second] = [(); 2].map(|()| process(&[here], 1));
+    let other = IpAddr::from([255, 0, 0, 1]);
+    let kinds = [RxIpId::None, RxIpId::Hint(9), RxIpId::Exact { id: 0xfffe, flags: 0x4000 }];
+    for (nth, ip_id) in kinds.into_iter().enumerate() {
+        let payload = vec![nth as u8; 4000 * nth + 1];
+        let one = RxDatagram { ip_id, tos: None, src: other, ..datagram(here, &payload) };
+        assert!(first.slots.hand_over(1, &one) && first.slots.hand_over(1, &datagram(here, b"x")));
+    }
+    assert!(wait_readable(second.ports[0].wait_fd(), 10_000).expect("poll"), "it is told");
+    let mut nth = 0;
+    for _ in 0..40 {
+        let got = second.ports[0].receive(64, |it| {
+            let payload = vec![(nth / 2) as u8; 4000 * (nth / 2) + 1];
+            let expected = match nth % 2 {
+                0 => RxDatagram {
+                    ip_id: kinds[nth / 2],
+                    tos: None,
+                    src: other,
+                    ..datagram(here, &payload)
+                },
+                _ => datagram(here, b"x"),
+            };
+            assert_eq!(format!("{it:?}"), format!("{expected:?}"));
+            nth += 1;
+        });
+        got.expect("received");
+    }
+    assert_eq!(nth, 6);
+    // Of slots that nobody has, and of other addresses, nothing is kept.
+    assert!(!first.slots.hand_over(9, &datagram(here, b"x")));
+    assert!(!first.slots.hand_over(1, &datagram(address(99), b"x")));
+    // A mailbox that nobody reads fills up.
+    let payload = [0; 4096];
+    let room = (0..10_000).take_while(|_| first.slots.hand_over(1, &datagram(here, &payload)));
+    assert!((10..10_000).contains(&room.count()));
+}
+
+/// Other processes may write anything.
+#[test]
+fn a_mailbox_with_nonsense_is_read_no_more_and_harms_nothing() {
+    let here = address(7);
+    let good = {
+        let mut bytes = Vec::new();
+        let (writer, reader) = UnixStream::pair().expect("a pair");
+        Writer::new(writer.into()).write(&datagram(here, b"right"));
+        reader.set_nonblocking(true).expect("a socket");
+        std::io::Read::read_to_end(&mut &reader, &mut bytes).ok();
+        bytes
+    };
+    let count = |bytes: &[u8], step: usize| {
+        let (mut writer, reader) = UnixStream::pair().expect("a pair");
+        let mut mail = Mail::new(here, OwnedFd::from(reader));
+        let mut stats = PortStats::default();
+        let mut count = 0;
+        for part in bytes.chunks(step) {
+            std::io::Write::write_all(&mut writer, part).expect("written");
+            count += mail.receive(&mut stats, &mut |it| assert_eq!(it.payload, b"right"));
+        }
+        (count, stats.rx_malformed)
+    };
+    let twice = [good.as_slice(), &good].concat();
+    for step in 1..=twice.len() {
+        assert_eq!(count(&twice, step), (2, 0), "in pieces of {step}");
+    }
+    // Each byte of the header: its length, its family, its identification, its addresses.
+    for at in 0..good.len() - 5 {
+        for value in [0, 1, 0x7f, 0xff] {
+            let mut bad = twice.clone();
+            bad[at] = value;
+            let (mut writer, reader) = UnixStream::pair().expect("a pair");
+            std::io::Write::write_all(&mut writer, &bad).expect("written");
+            let mut mail = Mail::unread(here, reader.into());
+            let mut stats = PortStats::default();
+            let first = mail.receive(&mut stats, &mut |_| {});
+            assert!(first <= 2 && stats.rx_malformed <= 1, "byte {at} as {value}");
+        }
+    }
+    let mut other = twice.clone();
+    other[28 + 15] ^= 1;
+    assert_eq!(count(&other, other.len()), (0, 1), "to another address");
+}
+
+#[test]
+fn a_service_has_one_process_that_listens() {
+    let here = [address(8), address(9)];
+    let [first, second, third] = [(); 3].map(|()| lease(&here, 1).expect("a slot"));
+    let in_use =
+        |result: io::Result<()>| result.is_err_and(|e| e.raw_os_error() == Some(libc::EADDRINUSE));
+    first.listen(5, None).expect("nobody does");
+    assert!(in_use(second.listen(5, None)));
+    second.listen(5, Some(here[0])).expect("on one address");
+    assert!(in_use(third.listen(5, Some(here[0]))));
+    second.listen(6, None).expect("another service");
+    // The more precise one is found first. Nobody is told of itself.
+    assert_eq!([here[0], here[1]].map(|at| third.listener(5, at)), [Some(1), Some(0)]);
+    assert_eq!([here[0], here[1]].map(|at| second.listener(5, at)), [Some(0), Some(0)]);
+    assert_eq!((third.listener(6, here[1]), third.listener(7, here[1])), (Some(1), None));
+    second.unlisten(5, Some(here[0]));
+    assert_eq!(third.listener(5, here[0]), Some(0));
+    // It ends with the process.
+    drop(first);
+    assert_eq!(third.listener(5, here[0]), None);
+    third.listen(5, None).expect("nobody does any more");
+    // A process that cannot listen on one of its addresses listens on none.
+    let fourth = lease(&here, 1).expect("a slot");
+    third.listen(8, Some(here[1])).expect("nobody does");
+    assert_eq!(fourth.listener(8, here[0]), None);
+}
+
+#[test]
+fn with_the_last_process_all_is_gone() {
+    let here = address(10);
+    let [first, second] = [(); 2].map(|()| process(&[here], 1));
+    let alone = || UdpSocket::bind((here, ROCE_PORT));
+    assert!(alone().is_err());
+    drop(first);
+    assert!(alone().is_err());
+    drop(second);
+    drop(alone().expect("the port is free"));
+    assert_eq!(lease(&[here], 1).expect("slots").first(), 0);
+}
+
+#[test]
+fn a_program_that_shares_with_nobody_has_the_address_alone() {
+    let here = address(11);
+    let alone = UdpSocket::bind((here, ROCE_PORT)).expect("free");
+    let error = lease(&[here], 1).expect_err("the port is in use").to_string();
+    assert!(error.contains("UDP/4791 is held by pid"), "{error}");
+    drop(alone);
+    let shared = process(&[here], 1);
+    let error = UdpPort::open(&lo(), &[here], &PortConfig::default()).err().expect("shared");
+    assert_eq!(error.errno(), libc::EADDRINUSE);
+    drop(shared);
+}
+
+#[test]
+fn processes_with_some_addresses_in_common_have_the_same_slots_on_all_of_theirs() {
+    let [one, two] = [address(12), address(13)];
+    let mut first = process(&[one], 1);
+    let mut both = process(&[two, one], 1);
+    assert_eq!(both.slots.first(), 1);
+    let mut second = process(&[two], 1);
+    assert_eq!(second.slots.first(), 2, "slot 0 is for what is for all");
+    for (to, slot) in [(one, 0), (one, 1), (two, 0), (two, 1), (two, 2)] {
+        send(to, slot, 10 * slot + u8::from(to == two));
+    }
+    assert_eq!(received(&mut first.ports[0]), [0]);
+    let mut marks = received(&mut both.ports[0]);
+    marks.sort_unstable();
+    assert_eq!(marks, [1, 10, 11], "also what is for all on the address where it was first");
+    assert_eq!(received(&mut second.ports[0]), [21]);
+}
+
+#[test]
+fn more_slots_than_there_are_are_refused() {
+    let here = address(14);
+    let first = lease(&[here], 64).expect("slots");
+    let error = lease(&[here], 250).expect_err("too many").to_string();
+    assert!(error.contains("no 250 are free"), "{error}");
+    assert_eq!((first.first(), lease(&[here], 1).expect("a slot").first()), (0, 64));
+}
+
+/// A path to a neighbour on the same address is as any other.
+#[test]
+fn neighbours_reach_each_other() {
+    let here = address(15);
+    let [mut first, mut second] = [(); 2].map(|()| process(&[here], 1));
+    let spec =
+        PathSpec { local: here, remote: here, src_port: 0xc100, tos: 0, ttl: 64, flow_label: 0 };
+    let send = |port: &mut UdpPort, id: PathId, slot: u8| {
+        let buf = port.reserve(id, 20).expect("room").buf;
+        buf.fill(30 + slot);
+        buf[usize::from(SELECTOR)] = slot;
+        port.commit();
+        port.flush(|failure| panic!("{failure:?}"));
+    };
+    let to = second.ports[0].add_path(&spec).expect("a path").id;
+    send(&mut second.ports[0], to, 0);
+    let to = first.ports[0].add_path(&spec).expect("a path").id;
+    send(&mut first.ports[0], to, 1);
+    send(&mut first.ports[0], to, 0);
+    assert_eq!(received(&mut first.ports[0]), [30, 30]);
+    assert_eq!(received(&mut second.ports[0]), [31]);
+}
+
+/// A process in the middle of a change is waited for, and no longer than two seconds.
+#[test]
+fn a_process_that_is_stopped_in_a_change_is_named() {
+    let here = address(16);
+    let first = lease(&[here], 1).expect("a slot");
+    let held = first.shared[0].locks.hold().expect("free");
+    let error = lease(&[here], 1).expect_err("held").to_string();
+    assert!(error.contains("is stopped"), "{error}");
+    drop(held);
+    assert_eq!(lease(&[here], 1).expect("a slot").first(), 1);
+}
