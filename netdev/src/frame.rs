@@ -1,12 +1,13 @@
 //! A port of whole Ethernet frames: all that the backends `packet` and `afxdp` have in common.
 //!
-//! [`FramePort`] finds the way of each datagram ([`PathTable`]), keeps datagrams to the port's own
-//! addresses in a [`LoopQueue`], follows changes of the interface, and counts. A [`FrameIo`] moves
-//! frames to and from the kernel.
+//! [`FramePort`] finds the way of each datagram ([`PathTable`]), follows changes of the interface,
+//! and counts. A [`FrameIo`] moves frames to and from the kernel.
 //!
-//! The *guard* is a UDP socket on port 4791 that drops all its input. It stops the kernel from
-//! answering "port unreachable", and sends for paths with an unknown neighbour. Multicast goes
-//! through it in both directions, because the kernel knows which groups have been joined.
+//! The *guard* is a UDP socket on port 4791 that takes only what comes over loopback. It stops the
+//! kernel from answering "port unreachable", and sends for paths with an unknown neighbour. Two
+//! things go through it in both directions: multicast, because the kernel knows which groups have
+//! been joined, and datagrams to the own addresses, of this process or of another one that shares
+//! them, because an interface does not receive what it sends.
 
 use std::io;
 use std::net::IpAddr;
@@ -19,7 +20,6 @@ use crate::error::OpenError;
 use crate::fd::{Epoll, Interest};
 use crate::handed::Lease;
 use crate::iface::Interface;
-use crate::loopback::{LoopHeader, LoopQueue};
 use crate::parts::{Fds, Manifest, Parts};
 use crate::port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, RxDatagram,
@@ -127,8 +127,6 @@ pub trait FrameIo: Acquire + AsFd + Send {
 pub struct Assembled<F> {
     pub(crate) io: F,
     pub(crate) capabilities: Capabilities,
-    /// Capacity of the loopback queue in bytes, and in datagrams.
-    pub(crate) looped: (usize, usize),
 }
 
 /// The counters of a port, and whether its interface is gone.
@@ -159,10 +157,6 @@ pub struct FramePort<F: FrameIo> {
     pub(crate) io: F,
     pub(crate) paths: PathTable,
     pub(crate) guard: UdpPort,
-    /// Datagrams to the port's own addresses: an interface does not receive what it sends.
-    looped: LoopQueue,
-    /// Whether this `receive` began with `looped`; the two alternate, so that neither starves.
-    looped_first: bool,
     reserved: Slot,
     pub(crate) epoll: Epoll,
     /// Whether the socket is in the epoll set.
@@ -180,10 +174,6 @@ enum Slot {
     Nothing,
     Frame,
     Guard,
-    /// In the loopback queue, `len` bytes.
-    Looped {
-        len: usize,
-    },
 }
 
 impl<F: FrameIo> FramePort<F> {
@@ -240,14 +230,13 @@ impl<F: FrameIo> FramePort<F> {
         let Parts { manifest, fds, mapped, lease, slots } = parts;
         let os = |what: &'static str| move |e| OpenError::os(F::BACKEND, what, e, "");
         let mut fds = Fds::new(fds);
-        let Assembled { io, capabilities, looped } = F::assemble(&manifest, &mut fds, mapped)?;
+        let Assembled { io, mut capabilities } = F::assemble(&manifest, &mut fds, mapped)?;
         let guard = UdpPort::assemble_guard(&manifest, fds, slots)?;
         let paths = PathTable::open(&manifest.interface, &manifest.addresses)
             .map_err(os("cannot open rtnetlink"))?;
-        let looped =
-            LoopQueue::new(looped.0, looped.1).map_err(os("cannot make the loopback queue"))?;
+        capabilities.local_budget = guard.capabilities().local_budget;
         let epoll = Epoll::new().map_err(os("cannot make an epoll set"))?;
-        let fds = [io.as_fd(), paths.wait_fd(), guard.wait_fd(), looped.wait_fd()];
+        let fds = [io.as_fd(), paths.wait_fd(), guard.wait_fd()];
         for fd in fds.into_iter().chain(io.timer()) {
             epoll.add(fd, Interest::Read).map_err(os("cannot wait for the socket"))?;
         }
@@ -256,8 +245,6 @@ impl<F: FrameIo> FramePort<F> {
             io,
             paths,
             guard,
-            looped,
-            looped_first: false,
             reserved: Slot::Nothing,
             epoll,
             watched: true,
@@ -265,26 +252,6 @@ impl<F: FrameIo> FramePort<F> {
             state: State::default(),
             _lease: lease,
         })
-    }
-
-    fn receive_looped(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> usize {
-        let stats = &mut self.state.stats;
-        self.looped.pop(budget, |datagram| {
-            stats.rx_datagrams += 1;
-            stats.rx_runs += 1;
-            stats.rx_bytes += datagram.payload.len() as u64;
-            sink(datagram);
-        })
-    }
-
-    fn reserve_looped(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
-        if len > self.capabilities.run_bytes_max as usize {
-            return None;
-        }
-        let (spec, src_port) = self.paths.spec(path)?;
-        let buf = self.looped.reserve(LoopHeader::new(spec, src_port, 0), len)?;
-        self.reserved = Slot::Looped { len };
-        Some(TxSlot { buf, ip_id: 0 })
     }
 
     /// Discards a slot that was reserved and not committed.
@@ -347,18 +314,8 @@ impl<F: FrameIo> Port for FramePort<F> {
         budget: usize,
         mut sink: impl FnMut(RxDatagram<'_>),
     ) -> io::Result<usize> {
-        self.looped_first = !self.looped_first && !self.looped.is_empty();
-        let mut count = 0;
-        if self.looped_first {
-            count += self.receive_looped(budget, &mut sink);
-        }
-        count += self.io.receive(budget.saturating_sub(count), &mut self.state, &mut sink);
-        if !self.looped_first && !self.looped.is_empty() {
-            count += self.receive_looped(budget.saturating_sub(count), &mut sink);
-        }
-        if self.guard.receives() {
-            count += self.guard.receive(budget.saturating_sub(count), &mut sink)?;
-        }
+        let mut count = self.io.receive(budget, &mut self.state, &mut sink);
+        count += self.guard.receive(budget.saturating_sub(count), &mut sink)?;
         // What arrived before the end of the interface still counts.
         match self.state.dead {
             Some(errno) if count == 0 => Err(io::Error::from_raw_os_error(errno)),
@@ -383,7 +340,6 @@ impl<F: FrameIo> Port for FramePort<F> {
                 self.reserved = Slot::Guard;
                 Some(slot)
             }
-            Hop::Loopback => self.reserve_looped(path, len),
         }
     }
 
@@ -392,13 +348,6 @@ impl<F: FrameIo> Port for FramePort<F> {
             Slot::Nothing => {}
             Slot::Frame => self.io.commit(&mut self.paths, &mut self.state),
             Slot::Guard => self.guard.commit(),
-            Slot::Looped { len } => {
-                self.looped.commit();
-                let stats = &mut self.state.stats;
-                stats.tx_datagrams += 1;
-                stats.tx_runs += 1;
-                stats.tx_bytes += len as u64;
-            }
         }
     }
 
@@ -416,7 +365,6 @@ impl<F: FrameIo> Port for FramePort<F> {
                 failed(TxFailure { path, ..failure });
             }
         });
-        self.looped.publish();
         let Self { paths, io, guard, .. } = self;
         paths.flushed(|sent| holds(io, guard, sent));
         self.watch_room();
@@ -467,7 +415,7 @@ impl<F: FrameIo> Port for FramePort<F> {
 
 /// Whether datagrams of a path wait for the kernel.
 fn holds(io: &impl FrameIo, guard: &UdpPort, sent: &Sent) -> bool {
-    io.holds(sent) || sent.guard.is_some_and(|path| guard.holds(path))
+    io.holds(sent) || guard.holds(sent.guard)
 }
 
 impl<F: FrameIo> std::fmt::Debug for FramePort<F> {

@@ -25,7 +25,6 @@ mod headers;
 pub mod host;
 mod iface;
 mod inherited;
-mod loopback;
 mod names;
 mod packet;
 mod parts;

@@ -77,6 +77,8 @@ pub struct Capabilities {
     /// Whether the IPv4 identification of a received datagram is read (`true`) or must be solved
     /// from the ICRC (`false`).
     pub ip_id_exact: bool,
+    /// As `rx_budget`, of what comes from the port's own addresses.
+    pub local_budget: RxBudget,
     /// Whether each path sends with its own `PathSpec::tos`.
     pub tos_on_send: bool,
     /// Whether received datagrams carry their TOS byte.

@@ -59,8 +59,6 @@ pub(crate) const IP_ID_END: u16 = 128;
 pub enum Hop<'a> {
     /// As a frame with these headers.
     Direct(&'a FrameTemplate),
-    /// To one of the port's own addresses: it does not leave.
-    Loopback,
     /// Through the guard, on this path of the guard.
     Guard(PathId),
 }
@@ -145,13 +143,8 @@ impl PathTable {
             spec.ttl = hop_limit;
         }
         let spec = &spec;
-        let (guard, src_port) = if target == Target::Own {
-            (None, spec.src_port)
-        } else {
-            let path = guard.add_path(spec)?;
-            (Some(path.id), path.src_port)
-        };
-        let mut entry = PathEntry::new(*spec, src_port, target, guard);
+        let Path { id, src_port } = guard.add_path(spec)?;
+        let mut entry = PathEntry::new(*spec, src_port, target, id);
         entry.settle(&self.iface, neighbour);
         if entry.template.is_none() && entry.is_resolved_by_kernel() {
             self.backoff = RESOLVE_FIRST;
@@ -180,9 +173,7 @@ impl PathTable {
         // The id may be given to another path, which starts anew.
         self.checking.retain(|other| *other != path);
         self.turning.retain(|other| *other != path);
-        if let Some(id) = entry.guard {
-            guard.remove_path(id);
-        }
+        guard.remove_path(entry.guard);
     }
 
     /// How the next datagram of a path leaves. `None` for an unknown path, and while the kernel has
@@ -194,15 +185,14 @@ impl PathTable {
             return None;
         }
         match (&entry.template, entry.guard) {
-            (_, None) => Some(Hop::Loopback),
-            (None, Some(guard)) => Some(Hop::Guard(guard)),
-            (Some(_), Some(guard)) if entry.check => {
+            (None, guard) => Some(Hop::Guard(guard)),
+            (Some(_), guard) if entry.check => {
                 if !self.checking.contains(&path) {
                     self.checking.push(path);
                 }
                 Some(Hop::Guard(guard))
             }
-            (Some(template), Some(_)) => Some(Hop::Direct(template)),
+            (Some(template), _) => Some(Hop::Direct(template)),
         }
     }
 
@@ -242,13 +232,6 @@ impl PathTable {
         !self.turning.is_empty()
     }
 
-    /// The spec of a path, with the source port really in use.
-    #[must_use]
-    pub fn spec(&self, path: PathId) -> Option<(&PathSpec, u16)> {
-        let entry = self.entries.get(path.0 as usize)?.as_ref()?;
-        Some((&entry.spec, entry.src_port))
-    }
-
     /// The IPv4 identification of the path's next frame, chosen such that `room` frames can be
     /// numbered upwards from it. Identifications wrap below 128.
     pub fn peek_ip_id(&mut self, path: PathId, room: u16) -> u16 {
@@ -271,8 +254,7 @@ impl PathTable {
     /// The path of this table that has the given path of the guard.
     #[must_use]
     pub fn of_guard(&self, guard: PathId) -> Option<PathId> {
-        let has =
-            |entry: &Option<PathEntry>| entry.as_ref().is_some_and(|e| e.guard == Some(guard));
+        let has = |entry: &Option<PathEntry>| entry.as_ref().is_some_and(|e| e.guard == guard);
         self.entries.iter().position(has).map(|index| PathId(index as u32))
     }
 
@@ -498,10 +480,7 @@ impl PathTable {
                 unreachable(format!("{remote} is a broadcast address"))
             }
             _ if self.iface.loopback => Ok(Target::Fixed([0; 6])),
-            RouteKind::Local => unreachable(format!(
-                "{remote} is another address of this machine: open the port with it, or use \
-                 --netdev udp"
-            )),
+            RouteKind::Local => Ok(Target::Own),
             RouteKind::Unicast => Ok(Target::Neighbour(route.gateway.unwrap_or(remote))),
         }
     }

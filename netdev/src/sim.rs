@@ -169,6 +169,7 @@ impl SimNet {
                 tos_on_send: true,
                 tos_on_receive: true,
                 rx_budget: config.rx_budget,
+                local_budget: config.rx_budget,
                 rx_queue: QueueKind::Frames,
             },
             net: self.clone(),

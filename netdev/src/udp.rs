@@ -158,16 +158,18 @@ impl UdpPort {
     /// The companion of a port that reads frames elsewhere (`AF_PACKET`, `AF_XDP`).
     ///
     /// It owns UDP/4791 on each address, so that the kernel never answers "port unreachable" and no
-    /// other process takes the port. It drops all input before it is queued: `receive` returns only
-    /// datagrams to groups. Sending works as on a port from [`open`](Self::open), through the
-    /// kernel's routing and neighbour resolution.
+    /// program takes the port. `receive` returns only datagrams to groups, what comes over
+    /// loopback, and what neighbours hand over: other input is dropped before it is queued. Sending
+    /// works as on a port from [`open`](Self::open), through the kernel's routing and neighbour
+    /// resolution.
     pub(crate) fn assemble_guard(
         manifest: &Manifest,
         sockets: Fds,
         slots: Option<(Arc<Slots>, usize)>,
     ) -> Result<Self, OpenError> {
         let backend = manifest.backend();
-        Self::over(manifest, sockets, Role::Guard, slots).map_err(|e| OpenError { backend, ..e })
+        Self::over(manifest, sockets, guard_of(&manifest.interface), slots)
+            .map_err(|e| OpenError { backend, ..e })
     }
 
     fn over(
@@ -181,7 +183,7 @@ impl UdpPort {
         let own: Vec<Socket> = sockets.rest().map(Socket::from).collect();
         let os = |what: &str, e| OpenError::os(Backend::Udp, what, e, "");
         let epoll = Epoll::new().map_err(|e| os("cannot make an epoll set", e))?;
-        if role == Role::Receive {
+        if role != Role::Shut {
             for socket in &own {
                 epoll
                     .add(socket.as_fd(), Interest::Read)
@@ -214,10 +216,11 @@ impl UdpPort {
                 tos_on_send: true,
                 tos_on_receive: true,
                 rx_budget: rx_budget(&own),
+                local_budget: rx_budget(&own),
                 rx_queue: QueueKind::Memory,
             },
             groups: Groups::new(iface, home).map_err(|e| os("cannot make an epoll set", e))?,
-            receiver: Receiver::new(addresses, role == Role::Receive),
+            receiver: Receiver::new(addresses, role),
             paths: Paths::new(iface, home, addresses, own, segments_max),
             addresses: addresses.clone(),
             options: Options::from(config),
@@ -260,6 +263,11 @@ pub(crate) fn namespace_of(socket: &OwnedFd) -> Option<u64> {
     Socket::from(socket).netns()
 }
 
+/// What a guard of this interface does: on loopback the port itself receives what comes there.
+fn guard_of(iface: &Interface) -> Role {
+    if iface.loopback { Role::Shut } else { Role::Guard }
+}
+
 /// Opens the sockets of guards: see [`UdpPort::assemble_guard`].
 pub(crate) fn acquire_guards(
     backend: Backend,
@@ -269,7 +277,7 @@ pub(crate) fn acquire_guards(
     shards: Shards,
     slots: Option<&Arc<Slots>>,
 ) -> Result<Acquired, OpenError> {
-    acquire(iface, addresses, config, Role::Guard, shards, slots)
+    acquire(iface, addresses, config, guard_of(iface), shards, slots)
         .map_err(|e| OpenError { backend, ..e })
 }
 
@@ -324,11 +332,6 @@ impl UdpPort {
     pub(crate) fn holds(&self, path: PathId) -> bool {
         self.staging.waiting().iter().any(|run| run.path == path)
     }
-
-    /// Whether a guard receives something: datagrams to groups, or of neighbours.
-    pub(crate) fn receives(&self) -> bool {
-        !self.groups.is_empty() || self.neighbours.is_some()
-    }
 }
 
 impl Port for UdpPort {
@@ -342,13 +345,13 @@ impl Port for UdpPort {
 
     fn add_path(&mut self, spec: &PathSpec) -> io::Result<Path> {
         let path = self.paths.add(spec, self.options)?;
-        self.receiver.path_added(spec.local);
+        self.receiver.path_added(spec.local, spec.remote);
         Ok(path)
     }
 
     fn remove_path(&mut self, path: PathId) {
-        if let Some(local) = self.paths.remove(path) {
-            self.receiver.path_removed(local);
+        if let Some((local, remote)) = self.paths.remove(path) {
+            self.receiver.path_removed(local, remote);
         }
         if self.staging.is_empty() {
             self.paths.reclaim();
@@ -416,6 +419,11 @@ impl Port for UdpPort {
         // The kernel handles routes, neighbours and other changes of the link.
         if let Some(offload) = &mut self.offload {
             offload.maintain(self.paths.socket(0));
+        }
+        // A thread that was woken and found nothing calls this.
+        self.receiver.look();
+        if let Some(neighbours) = &mut self.neighbours {
+            neighbours.look();
         }
         // Without a descriptor the next call tries again.
         let met = self.meet_neighbours();

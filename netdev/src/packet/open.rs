@@ -29,8 +29,6 @@ use crate::xdp::Mapped;
 
 /// The first Linux with packet sockets that take and give UDP super-packets.
 const KERNEL_MIN: (u32, u32) = (6, 2);
-/// Capacity of the loopback queue: bytes, and datagrams.
-const LOOPED: (usize, usize) = (4 << 20, 1024);
 /// Puts the payload of a received IPv4 datagram at a multiple of 64 bytes: the kernel puts the IP
 /// header at 90 bytes (headers of the ring, of a link address and of virtio) plus this.
 const RING_RESERVE: i32 = 10;
@@ -99,7 +97,7 @@ impl Acquire for PacketIo {
             scratch: SendScratch::new(),
             drops: Drops::default(),
         };
-        Ok(Assembled { io, capabilities, looped: LOOPED })
+        Ok(Assembled { io, capabilities })
     }
 }
 
@@ -302,6 +300,7 @@ fn capabilities(iface: &Interface, limits: RunLimits, frames: u32) -> Capabiliti
         tos_on_send: true,
         tos_on_receive: true,
         rx_budget: rx_budget(frames),
+        local_budget: RxBudget { bytes: 0, datagrams: 0 },
         rx_queue: QueueKind::Places,
     }
 }

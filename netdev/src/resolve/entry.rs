@@ -13,8 +13,8 @@ pub(super) struct PathEntry {
     pub(super) spec: PathSpec,
     pub(super) src_port: u16,
     pub(super) target: Target,
-    /// `None` on loopback, which needs no guard.
-    pub(super) guard: Option<PathId>,
+    /// The guard's id of the path.
+    pub(super) guard: PathId,
     /// Headers with the Ethernet address last known.
     pub(super) template: Option<FrameTemplate>,
     /// The next burst takes the guard although there is a template.
@@ -40,8 +40,8 @@ pub(super) struct PathEntry {
 pub struct Sent {
     /// The path.
     pub path: PathId,
-    /// The guard's id of the path; `None` on loopback.
-    pub guard: Option<PathId>,
+    /// The guard's id of the path.
+    pub guard: PathId,
     /// The last number given to [`super::PathTable::sent`]; 0 if there was none.
     pub last: u64,
 }
@@ -55,7 +55,7 @@ pub(super) struct Turn {
 /// The target of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
-    /// One of the port's own addresses.
+    /// An address of this machine: the guard sends, and the kernel's loopback carries.
     Own,
     /// A multicast group: the guard sends, so that members on this machine get a copy.
     Group,
@@ -69,12 +69,7 @@ pub(super) enum Target {
 
 impl PathEntry {
     /// A path of which nothing is known yet but where it leads.
-    pub(super) fn new(
-        spec: PathSpec,
-        src_port: u16,
-        target: Target,
-        guard: Option<PathId>,
-    ) -> Self {
+    pub(super) fn new(spec: PathSpec, src_port: u16, target: Target, guard: PathId) -> Self {
         Self {
             spec,
             src_port,
@@ -127,9 +122,6 @@ impl PathEntry {
 
     /// Adopts the state of the neighbour cache.
     pub(super) fn settle(&mut self, iface: &Interface, neighbour: Option<Neighbour>) {
-        if self.target == Target::Own {
-            return;
-        }
         let Some((mac, check)) = self.next_hop(neighbour) else {
             self.template = None;
             (self.check, self.answered) = (false, false);
@@ -160,7 +152,7 @@ mod tests {
             ttl: 64,
             flow_label: 0,
         };
-        PathEntry::new(spec, 49152, target, Some(PathId(0)))
+        PathEntry::new(spec, 49152, target, PathId(0))
     }
 
     fn iface() -> Interface {

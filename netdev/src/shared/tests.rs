@@ -52,7 +52,7 @@ fn send(to: IpAddr, slot: u8, mark: u8) {
 fn received(port: &mut UdpPort) -> Vec<u8> {
     let mut marks = Vec::new();
     // So often that what neighbours handed over is looked for, too.
-    for _ in 0..40 {
+    for _ in 0..300 {
         port.receive(64, |datagram| marks.push(datagram.payload[0])).expect("received");
     }
     marks
@@ -163,7 +163,7 @@ fn what_is_handed_over_arrives_as_it_was() {
     }
     assert!(wait_readable(second.ports[0].wait_fd(), 10_000).expect("poll"), "it is told");
     let mut nth = 0;
-    for _ in 0..40 {
+    for _ in 0..300 {
         let got = second.ports[0].receive(64, |it| {
             let payload = vec![(nth / 2) as u8; 4000 * (nth / 2) + 1];
             let expected = match nth % 2 {

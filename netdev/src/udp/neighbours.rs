@@ -10,9 +10,9 @@ use crate::fd::{Epoll, Interest};
 use crate::port::{PortStats, RxDatagram};
 use crate::shared::{Mail, Slots};
 
-/// Mail is looked for once in this many calls: few datagrams come so, and to look takes a system
-/// call.
-const MAIL_EVERY: u32 = 32;
+/// Mail is looked for once in this many calls, and after a thread was told that there is something:
+/// few datagrams come so, and to look takes a system call.
+const MAIL_EVERY: u32 = 256;
 
 /// The neighbours of a port.
 pub(super) struct Neighbours {
@@ -46,6 +46,11 @@ impl Neighbours {
         let inherited = self.slots.inherit()?;
         self.slots.watch(|fd| epoll.add(fd, Interest::Read))?;
         Ok(inherited)
+    }
+
+    /// Has the next call look for mail.
+    pub(super) fn look(&mut self) {
+        self.calls = u32::MAX;
     }
 
     /// Hands up what neighbours handed over.

@@ -22,6 +22,7 @@ const IDLE_MAX: usize = 8;
 /// The port's data of a path.
 pub(super) struct UdpPath {
     pub(super) dest: Dest,
+    remote: IpAddr,
     /// Index of the socket that sends for it.
     pub(super) socket: usize,
     pub(super) v6: bool,
@@ -99,6 +100,7 @@ impl Paths {
         self.check_route(spec)?;
         let socket = self.sender_for(spec, options)?;
         let entry = UdpPath {
+            remote: spec.remote,
             dest: sockets::destination(&self.iface, spec, self.ttl_default[usize::from(v6)]),
             socket,
             v6,
@@ -198,11 +200,12 @@ impl Paths {
     }
 
     /// Removes a path; returns its own address, if the path was in use.
-    pub(super) fn remove(&mut self, path: PathId) -> Option<IpAddr> {
+    pub(super) fn remove(&mut self, path: PathId) -> Option<(IpAddr, IpAddr)> {
         let entry = self.entries.get_mut(path.0 as usize).filter(|e| e.live)?;
         entry.live = false;
         self.retired.push(path);
-        self.senders[entry.socket].as_ref().map(|sender| sender.local)
+        let remote = entry.remote;
+        self.senders[entry.socket].as_ref().map(|sender| (sender.local, remote))
     }
 
     /// Call this when nothing waits for the kernel any more: closes the sockets without a path.

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::io;
 use std::net::IpAddr;
 
+use super::sockets::Role;
 use super::sys::{RECV_MAX, Received, RecvBatch, Socket};
 use crate::port::{PortStats, Runs, RxDatagram, RxIpId};
 
@@ -12,13 +13,17 @@ use crate::port::{PortStats, Runs, RxDatagram, RxIpId};
 const BURST_BYTES: usize = 256 * 1024;
 /// While some sockets have paths, those without one are read only once in this many calls.
 const IDLE_EVERY: u32 = 16;
+/// A guard without a path to an own address is read once in this many calls, and after a thread was
+/// told that there is something.
+const GUARD_EVERY: u32 = 256;
 
 /// The receive side of a port.
 pub(super) struct Receiver {
-    /// `None` on a guard.
+    role: Role,
+    /// Made when it is needed: a guard may receive nothing ever.
     batch: Option<RecvBatch>,
     queues: Vec<Queue>,
-    /// Paths on all queues together.
+    /// Paths on all queues together whose peers' datagrams come here.
     paths: usize,
     calls: u32,
     /// The queue that the next call starts with, so that one busy address does not starve the
@@ -39,9 +44,10 @@ pub(super) struct Queue {
 }
 
 impl Receiver {
-    pub(super) fn new(addresses: &[IpAddr], receives: bool) -> Self {
+    pub(super) fn new(addresses: &[IpAddr], role: Role) -> Self {
         Self {
-            batch: receives.then(RecvBatch::new),
+            role,
+            batch: None,
             queues: addresses.iter().copied().map(Queue::new).collect(),
             paths: 0,
             calls: 0,
@@ -50,19 +56,33 @@ impl Receiver {
         }
     }
 
+    pub(super) fn path_added(&mut self, local: IpAddr, remote: IpAddr) {
+        if self.hears(remote) {
+            self.paths += 1;
+            self.queues.iter_mut().filter(|q| q.local == local).for_each(|q| q.paths += 1);
+        }
+    }
+
+    pub(super) fn path_removed(&mut self, local: IpAddr, remote: IpAddr) {
+        if self.hears(remote) {
+            self.paths -= 1;
+            self.queues.iter_mut().filter(|q| q.local == local).for_each(|q| q.paths -= 1);
+        }
+    }
+
     /// Whether the port receives, that is, is not a guard.
     pub(super) fn receives(&self) -> bool {
-        self.batch.is_some()
+        self.role == Role::Receive
     }
 
-    pub(super) fn path_added(&mut self, local: IpAddr) {
-        self.paths += 1;
-        self.queues.iter_mut().filter(|q| q.local == local).for_each(|q| q.paths += 1);
+    /// Has the next call read all sockets.
+    pub(super) fn look(&mut self) {
+        self.calls = u32::MAX;
     }
 
-    pub(super) fn path_removed(&mut self, local: IpAddr) {
-        self.paths -= 1;
-        self.queues.iter_mut().filter(|q| q.local == local).for_each(|q| q.paths -= 1);
+    /// Whether datagrams from this address come here. To a guard they do from the own ones.
+    fn hears(&self, remote: IpAddr) -> bool {
+        self.role == Role::Receive || self.queues.iter().any(|queue| queue.local == remote)
     }
 
     /// Reads from the sockets in use, one per own address and in that order.
@@ -72,9 +92,15 @@ impl Receiver {
         budget: usize,
         mut sink: impl FnMut(RxDatagram<'_>),
     ) -> io::Result<usize> {
-        let Some(batch) = &mut self.batch else { return Ok(0) };
         self.calls = self.calls.wrapping_add(1);
-        let all = self.paths == 0 || self.calls.is_multiple_of(IDLE_EVERY);
+        let all = match self.role {
+            Role::Receive => self.paths == 0 || self.calls.is_multiple_of(IDLE_EVERY),
+            _ => self.calls.is_multiple_of(GUARD_EVERY),
+        };
+        if self.role == Role::Shut || !all && self.paths == 0 {
+            return Ok(0);
+        }
+        let batch = self.batch.get_or_insert_with(RecvBatch::new);
         let count = self.queues.len();
         let mut total = 0;
         for i in (self.first..count).chain(0..self.first) {
@@ -101,7 +127,7 @@ impl Receiver {
     /// The receiving half of the port's counters.
     pub(super) fn stats<'s>(&self, sockets: impl Fn(usize) -> &'s Socket) -> PortStats {
         let mut stats = self.stats;
-        if self.batch.is_some() {
+        if self.role == Role::Receive {
             for (i, queue) in self.queues.iter().enumerate() {
                 stats.rx_queue_drops += queue.drops(sockets(i));
             }

@@ -24,8 +24,10 @@ const SRC_PORT_TRIES: u16 = 16;
 pub(super) enum Role {
     /// Receives and sends.
     Receive,
-    /// Owns the port, drops what arrives, and sends.
+    /// Owns the port, takes only what comes over loopback, and sends.
     Guard,
+    /// Owns the port, drops what arrives, and sends.
+    Shut,
     /// Drops what arrives, and sends.
     Send,
     /// Receives datagrams to a group.
@@ -122,7 +124,7 @@ pub(crate) fn open_shared(
     config: &PortConfig,
     is_first: bool,
 ) -> Result<Socket, OpenError> {
-    let socket = open_bound(iface, address, config.into(), Role::Guard, is_first)?;
+    let socket = open_bound(iface, address, config.into(), Role::Shut, is_first)?;
     if is_first {
         socket.share_port().map_err(|e| own_error(iface, address, "share", e))?;
     }
@@ -260,7 +262,8 @@ pub(super) fn open_sender(
 fn configure(socket: &Socket, v6: bool, options: Options, role: Role) -> io::Result<()> {
     match role {
         Role::Receive => {}
-        Role::Guard | Role::Send => socket.drop_all_input()?,
+        Role::Guard => socket.take_local_input()?,
+        Role::Shut | Role::Send => socket.drop_all_input()?,
         Role::Group => {
             socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
             // Only datagrams from the interface where this socket has joined.
@@ -286,11 +289,10 @@ fn configure(socket: &Socket, v6: bool, options: Options, role: Role) -> io::Res
         return Ok(());
     }
     if options.merges {
-        // Also on a guard: otherwise the kernel segments every super-packet for a socket that drops
-        // it.
+        // Also where all is dropped: otherwise the kernel segments every super-packet for that.
         socket.set(libc::SOL_UDP, libc::UDP_GRO, 1)?;
     }
-    if role == Role::Guard {
+    if role == Role::Shut {
         return Ok(());
     }
     buffer(socket, libc::SO_RCVBUF, libc::SO_RCVBUFFORCE, options.rx_buffer_bytes, options)?;

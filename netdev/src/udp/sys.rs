@@ -206,6 +206,21 @@ impl Socket {
         attach_filter(&self.0, &[libc::sock_filter { code, jt: 0, jf: 0, k: 0 }])
     }
 
+    /// Makes the kernel drop all input that does not come over loopback.
+    pub(crate) fn take_local_input(&self) -> io::Result<()> {
+        /// `lo` of every network namespace (`LOOPBACK_IFINDEX` of include/net/net_namespace.h).
+        const LOOPBACK: u32 = 1;
+        let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+        let interface = (libc::SKF_AD_OFF + libc::SKF_AD_IFINDEX) as u32;
+        let program = [
+            instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, interface),
+            instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, LOOPBACK),
+            instruction(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),
+            instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
+        ];
+        attach_filter(&self.0, &program)
+    }
+
     /// Takes input again after [`drop_all_input`](Self::drop_all_input).
     pub(crate) fn take_input(&self) -> io::Result<()> {
         self.set(libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)

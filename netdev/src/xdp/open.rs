@@ -149,6 +149,7 @@ impl Acquire for XdpIo {
             tos_on_send: true,
             tos_on_receive: true,
             rx_budget: rx_budget(chunks, iface.mtu),
+            local_budget: RxBudget { bytes: 0, datagrams: 0 },
             rx_queue: QueueKind::Frames,
         };
         let own = OwnAddresses::of_fd(own, addresses, iface.mac).map_err(|e| {
@@ -167,8 +168,7 @@ impl Acquire for XdpIo {
             reserved: None,
             retry,
         };
-        let looped = (chunks as usize * CHUNK, chunks as usize);
-        Ok(Assembled { io, capabilities, looped })
+        Ok(Assembled { io, capabilities })
     }
 }
 

@@ -271,7 +271,13 @@ impl Hca {
     /// A peer as the engine of a shard gets it, at the end of the path `id`.
     pub(super) fn peer_at(&self, local: IpAddr, path: &PeerPath, id: u32) -> PeerAddress {
         let kind = PeerKind::announced(path.budget, path.queue);
-        let budget = self.share_of(path.budget, kind);
+        let mut budget = self.share_of(path.budget, kind);
+        if self.gids.contains(&path.remote) {
+            // It comes over loopback, whatever queue the peer has besides.
+            let local = self.capabilities.local_budget;
+            budget.bytes = budget.bytes.min(local.bytes / 4 * 3);
+            budget.datagrams = budget.datagrams.min(local.datagrams / 4 * 3);
+        }
         PeerAddress { local, remote: path.remote, path: id, budget, kind }
     }
 
