@@ -21,7 +21,6 @@ mod server;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use rocinante::device::Provider;
 use rocinante::exchange::{Exchange, Hello};
 use rocinante::verbs::{ModifyAttr, Mtu, QpState};
 use rocinante::{ConnectOptions, Context, Endpoint, PreparedQp, Qp, VerbsError};
@@ -103,20 +102,7 @@ impl NetArgs {
     /// There is no route, or the device cannot be opened.
     fn open_towards(&self, server: SocketAddr, out: Output) -> Result<Context, Failure> {
         let route = address::local(server, self.bind.as_ref())?;
-        let free = self.bind.is_none() && self.gid == AddressChoice::Any;
-        if free && self.device.name.is_none() && address::is_shared_loopback(route, server.ip()) {
-            return self.device.open_loopback(out);
-        }
-        let opened = self.open(route, out);
-        // On a hardware device both sides can use one address.
-        let shared = opened.as_ref().is_ok_and(|ctx| ctx.provider() == Provider::Hardware);
-        if route == server.ip() && !shared {
-            out.note(format_args!(
-                "{route} is an address of this machine: the server must use another one (--bind at either side), \
-                 or both will want UDP/4791 of the same"
-            ));
-        }
-        opened
+        self.open(route, out)
     }
 
     /// Checks that no option contradicts `--compat`: other programs find each other in their own

@@ -7,7 +7,6 @@ use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, Command};
 use rocinante::device::{Backend, DEVICE_VARIABLE};
 use rocinante::{Context, OpenOptions, VerbsError};
-use rocinante_netdev::{ROCE_PORT, holder};
 
 use super::address;
 use super::own::Own;
@@ -95,12 +94,7 @@ impl OpenArgs {
         own: Option<&Own>,
         out: Output,
     ) -> Result<Context, Failure> {
-        let local = address::local(server, own)?;
-        let shared = address::is_shared_loopback(local, server.ip());
-        if shared && own.is_none() && self.name.is_none() {
-            return self.open_loopback(out);
-        }
-        self.open(local, out)
+        self.open(address::local(server, own)?, out)
     }
 
     /// The device that the user named.
@@ -115,27 +109,6 @@ impl OpenArgs {
     /// As [`open`](Self::open).
     pub fn open_interface(&self, name: &str, out: Output) -> Result<Context, Failure> {
         self.open_by(|options| options.open_interface(name), name, out)
-    }
-
-    /// Opens a device at a loopback address that no other process uses. The server has one already.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_loopback(&self, out: Output) -> Result<Context, Failure> {
-        const LAST: u8 = 66;
-        let is_held = |address: IpAddr| {
-            let sockets = holder::sockets(ROCE_PORT);
-            sockets.iter().any(|socket| socket.address.ip() == address)
-        };
-        let addresses = (2..LAST).map(|last| IpAddr::from([127, 0, 0, last]));
-        for address in addresses.filter(|address| !is_held(*address)) {
-            match self.open(address, out) {
-                // Another process was faster.
-                Err(_) if is_held(address) => {}
-                opened => return opened,
-            }
-        }
-        self.open([127, 0, 0, LAST].into(), out)
     }
 
     /// Opens the device with `address`. Prints its name and the reason for its backend.

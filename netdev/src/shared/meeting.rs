@@ -158,7 +158,8 @@ fn check_user(connection: &OwnedFd) -> Result<(), Refused> {
     }
     let (uid, pid) = (peer.uid.as_raw(), peer.pid.as_raw_nonzero());
     let hint = format!(
-        "a process of user {uid}, {pid}, has the address: only processes of one user share one"
+        "it is shared by processes of user {uid}, of which the first was pid {pid}: only processes of \
+         one user share one. Use the same user, or another address"
     );
     Err(Refused { error: io::Error::from_raw_os_error(libc::EADDRINUSE), hint })
 }

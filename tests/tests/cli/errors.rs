@@ -10,15 +10,13 @@ use std::time::{Duration, Instant};
 #[test]
 fn a_taken_address_names_its_process() {
     let addresses = Addresses::new();
-    let server = addresses.serve("pingpong");
-    let pid = format!("pid {}", server.child.id());
-    let line = format!("pingpong --netdev udp --bind {} -p 18516", addresses.server);
+    // A program that shares the port with nobody.
+    let _holder = UdpSocket::bind((addresses.server, 4791)).unwrap();
+    let pid = format!("pid {}", std::process::id());
+    let line = format!("pingpong --netdev udp --bind {}", addresses.server);
     let second = run(&format!("{line} --json"));
     let second = second.failed(1, &["UDP/4791 is held by", &pid, "or use another address"]);
     assert!(second.json()["error"]["message"].as_str().unwrap().contains(&pid), "{}", second.out);
-    // Also for a client that was started without `--bind` on its server's machine.
-    let line = format!("pingpong --netdev udp --bind {0} {0}", addresses.server);
-    run(&line).failed(1, &[&pid, "the server must use another one"]);
 }
 
 #[test]

@@ -395,22 +395,6 @@ fn loopback_needs_no_addresses() {
 }
 
 #[test]
-fn a_held_port_is_told_when_the_server_starts() {
-    require_lab!();
-    let lab = Lab::new(&LabConfig::default()).unwrap();
-    let container = lab.container(0);
-    let address = container.ipv4();
-    let mut holder = start(container, &format!("rping -s --netdev udp -a {address}"));
-    holder.says("waiting for a client");
-    let mut server = start(container, "perf write-bw --netdev udp");
-    server.says(&format!("UDP/4791 of {address} is held by pid {}", holder.child.id()));
-    for mut running in [server, holder] {
-        running.child.signal(Signal::SIGTERM);
-        let _ = running.finish();
-    }
-}
-
-#[test]
 fn a_name_may_become_known() {
     let client = run("pingpong --patience 2 no.such.host.invalid");
     client.failed(1, &["trying for up to 2 s", "is the name right"]);

@@ -26,6 +26,7 @@ mod perftest_cm;
 mod pingpong;
 mod rping;
 mod run;
+mod shared;
 mod ucmatose;
 
 use std::ffi::OsStr;

@@ -346,7 +346,8 @@ fn each_side_asks_for_no_more_reads_than_the_other_serves() {
 
 #[test]
 fn a_connection_manager_has_the_limits_of_its_device() {
-    let of = |cm_retries| super::cm::config(&Settings { cm_retries, ..settings(false) }, None).unwrap();
+    let of =
+        |cm_retries| super::cm::config(&Settings { cm_retries, ..settings(false) }, None).unwrap();
     let usual = of(None);
     assert_eq!(usual.max_connections, 64);
     assert_eq!(usual.max_retries, CmConfig::default().max_retries);

@@ -1,0 +1,217 @@
+//! Several processes on one address.
+
+use super::{Done, Running, rocinante, words};
+use nix::sys::signal::Signal;
+use rocinante::device::Backend;
+use rocinante_node::{Container, Lab, LabConfig};
+use rocinante_tests::{require_backend, require_lab, require_machine_root};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const NOBODY: u32 = 65534;
+
+fn start(container: &Container, line: &str) -> Running {
+    started(container, rocinante(words(line)))
+}
+
+fn started(container: &Container, mut command: Command) -> Running {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Running::of(container.spawn(&mut command).unwrap())
+}
+
+fn serve(container: &Container, line: &str) -> Running {
+    let mut server = start(container, line);
+    server.says("waiting for a client");
+    server
+}
+
+/// A server and a client that verifies what comes, each in its container.
+struct Talk {
+    server: Running,
+    client: Running,
+}
+
+impl Talk {
+    /// The `nth` of several at once.
+    fn start([there, here]: [&Container; 2], nth: usize, netdevs: [&str; 2], rest: &str) -> Self {
+        let port = 18600 + nth;
+        let [server, client] = netdevs.map(|it| format!("pingpong -p {port} --netdev {it} {rest}"));
+        let server = serve(there, &format!("{server} --bind {}", there.ipv4()));
+        let client = format!("{client} -c --bind {} {}", here.ipv4(), there.ipv4());
+        Self { server, client: start(here, &client) }
+    }
+
+    fn end(self) -> [Done; 2] {
+        let client = self.client.finish();
+        [self.server.finish(), client]
+    }
+
+    fn succeeds(self) {
+        self.end().map(|done| drop(done.succeeded()));
+    }
+}
+
+/// Four servers on one address, and their clients on another.
+fn pairs(backend: Backend) {
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let (both, netdev) = ([lab.container(1), lab.container(0)], backend.name());
+    let talk = |nth| Talk::start(both, nth, [netdev; 2], "-n 400 -s 9000");
+    let all = [0, 1, 2, 3].map(talk);
+    all.map(Talk::succeeds);
+}
+
+/// A server beside its client.
+fn beside(backend: Backend) {
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let (both, netdev) = ([lab.container(0); 2], backend.name());
+    for rest in ["-n 300 -s 9000", "-n 300 --cm"] {
+        Talk::start(both, 0, [netdev; 2], rest).succeeds();
+    }
+}
+
+#[test]
+fn pairs_on_udp() {
+    require_lab!();
+    pairs(Backend::Udp);
+}
+
+#[test]
+fn pairs_on_packet() {
+    require_backend!(Backend::Packet);
+    pairs(Backend::Packet);
+}
+
+#[test]
+fn a_server_beside_its_client_on_udp() {
+    require_lab!();
+    beside(Backend::Udp);
+}
+
+#[test]
+fn a_server_beside_its_client_on_packet() {
+    require_backend!(Backend::Packet);
+    beside(Backend::Packet);
+}
+
+/// Each process of an address has a backend of its own.
+#[test]
+fn backends_mix_on_one_address() {
+    require_backend!(Backend::Packet);
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [a, b] = [lab.container(0), lab.container(1)];
+    let mixed = [["packet", "udp"], ["udp", "packet"], ["packet", "packet"], ["udp", "udp"]];
+    let mut all = Vec::new();
+    for (nth, netdevs) in mixed.into_iter().enumerate() {
+        all.push(Talk::start([b, a], 2 * nth, netdevs, "-n 300 -s 3000"));
+        // The two sides on one address.
+        all.push(Talk::start([a, a], 2 * nth + 1, netdevs, "-n 300 -s 3000"));
+    }
+    all.into_iter().for_each(Talk::succeeds);
+}
+
+/// Of five processes on each address the first dies, which serves all; then another one.
+fn deaths(netdev: &str) {
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [a, b] = [lab.container(0), lab.container(1)];
+    let mut all: Vec<Talk> =
+        (0..5).map(|nth| Talk::start([b, a], nth, [netdev; 2], "-n 3000 -s 2000")).collect();
+    for (nth, killed) in [0, 2].into_iter().enumerate() {
+        let mut talk = all.remove(killed);
+        talk.server.child.signal(Signal::SIGKILL);
+        talk.client.child.signal(Signal::SIGKILL);
+        talk.end();
+        // Who asks by the connection manager is heard at once, and is one of the others' heirs.
+        let begun = Instant::now();
+        let managed = Talk::start([b, a], 5 + nth, [netdev; 2], "-n 50 --cm");
+        managed.succeeds();
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+    all.into_iter().for_each(Talk::succeeds);
+}
+
+#[test]
+fn the_others_go_on_when_one_dies_on_udp() {
+    require_lab!();
+    deaths("udp");
+}
+
+#[test]
+fn the_others_go_on_when_one_dies_on_packet() {
+    require_backend!(Backend::Packet);
+    deaths("packet");
+}
+
+/// The connection manager of each process is reached by the process that has QP1. It is stopped: the
+/// others' queue pairs go on, and those that need no connection manager begin.
+#[test]
+fn a_process_that_is_stopped_holds_up_no_queue_pair() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [a, b] = [lab.container(0), lab.container(1)];
+    let mut first = serve(b, &format!("pingpong -p 18590 --netdev udp --bind {}", b.ipv4()));
+    let goes_on = Talk::start([b, a], 0, ["udp"; 2], "-n 3000 -s 2000");
+    first.child.signal(Signal::SIGSTOP);
+    Talk::start([b, a], 1, ["udp"; 2], "-n 300").succeeds();
+    goes_on.succeeds();
+    first.child.signal(Signal::SIGCONT);
+    let client = format!("pingpong -p 18590 --netdev udp -n 50 -c {}", b.ipv4());
+    start(a, &client).finish().succeeded();
+    first.finish().succeeded();
+}
+
+/// Requests come to the process that listens, whichever has QP1; and one listens at a time.
+#[test]
+fn each_listens_for_itself() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [a, b] = [lab.container(0), lab.container(1)];
+    let line = |port: u16| format!("pingpong --cm -p {port} --netdev udp --bind {}", b.ipv4());
+    let servers = [18601, 18602, 18603].map(|port| serve(b, &line(port)));
+    start(b, &line(18602)).finish().failed(1, &["18602"]);
+    for port in [18603, 18601, 18602] {
+        let client = format!("pingpong --cm -p {port} --netdev udp -n 50 -c {}", b.ipv4());
+        start(a, &client).finish().succeeded();
+    }
+    servers.map(|server| drop(server.finish().succeeded()));
+    // Nobody listens any more.
+    let late = start(a, &format!("pingpong --cm --patience 1 -p 18602 {}", b.ipv4()));
+    late.finish().failed(1, &[]);
+}
+
+#[test]
+fn processes_of_another_user_are_told_who_has_the_address() {
+    require_machine_root!();
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let container = lab.container(0);
+    let line = |port: u16| format!("pingpong -p {port} --netdev udp --bind {}", container.ipv4());
+    // A copy where every user can run it.
+    let program = std::env::temp_dir().join(format!("rocinante-shared-{}", std::process::id()));
+    std::fs::copy(env!("CARGO_BIN_EXE_rocinante-under-test"), &program).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let other = |line: &str| {
+        let mut command = Command::new(&program);
+        command.args(words(line)).current_dir("/").uid(NOBODY).gid(NOBODY);
+        started(container, command)
+    };
+    let mut theirs = other(&line(18601));
+    theirs.says("waiting for a client");
+    let pid = format!("pid {}", theirs.child.id());
+    let ours = start(container, &line(18602)).finish();
+    ours.failed(1, &["user 65534", &pid, "only processes of one user share one"]);
+    // Those of the same user share it.
+    let client = format!("{} -n 50 -c {}", line(18601), container.ipv4());
+    other(&client).finish().succeeded();
+    theirs.finish().succeeded();
+    // And the other way round.
+    let ours = serve(container, &line(18601));
+    let refused = other(&line(18602)).finish();
+    std::fs::remove_file(&program).unwrap();
+    let pid = format!("pid {}", ours.child.id());
+    refused.failed(1, &["user 0", &pid, "only processes of one user share one"]);
+    let mut ours = ours;
+    ours.child.signal(Signal::SIGTERM);
+    let _ = ours.finish();
+}
