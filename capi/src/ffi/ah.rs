@@ -5,17 +5,19 @@ use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
 
 use rocinante::plain;
+use rocinante::verbs::AhId;
 
 use super::border::{Outcome, minus, pointer, status};
 use super::context::{self, Shared, refused};
 use super::object::{Object, Private};
-use super::pd::Domain;
+use super::pd::{Domain, Identity};
 use crate::abi;
 use crate::convert;
 
 /// What is ours of an address handle.
 struct Handle {
-    _ah: plain::Ah,
+    ah: plain::Ah,
+    domain: Identity,
 }
 
 impl Private for Handle {
@@ -41,10 +43,10 @@ unsafe fn create(pd: *mut abi::Pd, attr: &abi::AhAttr) -> Outcome<*mut abi::Ah> 
     unsafe { context::of(context)? }.is_own()?;
     let path = convert::path(attr).ok_or(libc::EINVAL)?;
     let ah = domain.pd()?.create_ah(&path).map_err(refused("ibv_create_ah"))?;
+    let identity = domain.identity()?;
     domain.add_user();
-    // Posting reads the handle from here.
     let public = abi::Ah { context, pd, handle: ah.id().0 };
-    Ok(Object::make(public, Handle { _ah: ah }))
+    Ok(Object::make(public, Handle { ah, domain: identity }))
 }
 
 /// `ibv_destroy_ah(3)`.
@@ -63,14 +65,19 @@ pub(super) unsafe extern "C" fn destroy_ah(ah: *mut abi::Ah) -> c_int {
     })
 }
 
-/// The number of the engine's handle.
+/// The engine's handle, for a queue pair of this protection domain.
+///
+/// # Errors
+/// `EINVAL` for a handle of another domain, be it of this context or of another: the device knows
+/// handles by numbers, and each context has its own.
 ///
 /// # Safety
 /// As [`Object::of`].
 #[inline]
-pub(super) unsafe fn number(ah: *mut abi::Ah) -> Outcome<u32> {
+pub(super) unsafe fn id(ah: *mut abi::Ah, domain: Identity) -> Outcome<AhId> {
     // SAFETY: the caller vouches for it.
-    unsafe { Object::<Handle>::of(ah)?.public().as_ref() }.map(|ah| ah.handle).ok_or(libc::EINVAL)
+    let handle = unsafe { &Object::<Handle>::of(ah)?.private };
+    if handle.domain == domain { Ok(handle.ah.id()) } else { Err(libc::EINVAL) }
 }
 
 /// The way back to the sender of a datagram.

@@ -20,6 +20,7 @@ pub(super) trait Private {
 /// An object.
 #[repr(C)]
 pub(super) struct Object<P: Private> {
+    /// The program may change it at any time.
     public: UnsafeCell<P::Public>,
     magic: AtomicU64,
     pub(super) private: P,
@@ -52,11 +53,6 @@ impl<P: Private> Object<P> {
             let magic = &(*object).magic;
             if magic.load(Ordering::Relaxed) == P::MAGIC { Ok(&*object) } else { Err(libc::EINVAL) }
         }
-    }
-
-    /// The public structure. The program may change it at any time.
-    pub(super) fn public(&self) -> *mut P::Public {
-        self.public.get()
     }
 
     /// Destroys the object, and keeps its empty [shell](Shell).

@@ -25,6 +25,11 @@ enum Kind {
     },
 }
 
+/// Which domain objects are made in. A parent domain's are those of the domain that it stands for.
+/// No two domains of a process have the same while objects are in them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity(usize);
+
 impl Private for Domain {
     type Public = abi::Pd;
     const MAGIC: u64 = 0x524f_4345_0000_0003;
@@ -54,6 +59,10 @@ impl Domain {
             // SAFETY: the parent domain uses it, so the program cannot have destroyed it.
             Kind::Parent { of, .. } => unsafe { Self::of(*of)? }.pd(),
         }
+    }
+
+    pub(super) fn identity(&self) -> Outcome<Identity> {
+        self.pd().map(|pd| Identity(std::ptr::from_ref(pd).addr()))
     }
 
     pub(super) fn add_user(&self) {

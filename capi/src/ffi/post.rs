@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
 use std::{ptr, slice};
 
-use rocinante::verbs::{AhId, Destination, Key, PostListError, QpType, Qpn, SendData, SendOp};
+use rocinante::verbs::{Destination, Key, PostListError, QpType, Qpn, SendData, SendOp};
 use rocinante::{Access, RecvWr, SendWr, VerbsError};
 
 use super::border::{Outcome, status};
@@ -129,7 +129,7 @@ pub(super) unsafe fn destination(
     qkey: u32,
 ) -> Outcome<Destination> {
     // SAFETY: the caller vouches for it.
-    let ah = AhId(unsafe { ah::number(handle)? });
+    let ah = unsafe { ah::id(handle, pair.domain)? };
     // With the highest bit set, it stands for the queue pair's own.
     let own = qkey & 1 << 31 != 0;
     let qkey = if own { pair.qkey.load(Ordering::Relaxed) } else { qkey };

@@ -15,7 +15,7 @@ use super::border::{Outcome, afford, pointer, status};
 use super::context::{self, refused};
 use super::cq::Queue;
 use super::object::{Object, Private, Unacknowledged};
-use super::pd::Domain;
+use super::pd::{Domain, Identity};
 use super::qp_ex::{self, Builder};
 use super::srq;
 use crate::abi;
@@ -26,6 +26,8 @@ use crate::log::{Level, say};
 pub(super) struct Pair {
     pub(super) qp: plain::Qp,
     pub(super) qp_type: QpType,
+    /// Address handles of another domain are refused.
+    pub(super) domain: Identity,
     /// For datagrams to a Q_Key with the highest bit set.
     pub(super) qkey: AtomicU32,
     pub(super) events: Unacknowledged,
@@ -146,6 +148,7 @@ unsafe fn create(
         sq_sig_all: init.sq_sig_all != 0,
     };
     afford(bytes(&init.cap))?;
+    let identity = domain.identity()?;
     let qp = domain.pd()?.create_qp(&attr).map_err(refused("ibv_create_qp"))?;
     domain.add_user();
     send.users.add();
@@ -173,6 +176,7 @@ unsafe fn create(
     let pair = Pair {
         qp,
         qp_type,
+        domain: identity,
         qkey: AtomicU32::new(0),
         events: Unacknowledged::default(),
         known: Mutex::default(),

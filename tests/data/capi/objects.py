@@ -2,6 +2,7 @@
 one. Each call with them is refused with the errno of the table; no one crashes."""
 
 import os
+import time
 
 from verbs import *
 
@@ -94,8 +95,15 @@ MEMORY = c.create_string_buffer(4096)
 SRQ = c.create_string_buffer(struct.pack("<QIII", 0, 4, 1, 0), 24)
 
 
+def sends(qp):
+    """Takes a queue pair of datagrams to RTS."""
+    for fields, bits in [({"qp_state": INIT, "port_num": 1}, PKEY | PORT | QKEY),
+                         ({"qp_state": RTR}, 0), ({"qp_state": RTS}, SQ_PSN)]:
+        made("ibv_modify_qp", qp, attributes(**fields), c.c_int(STATE | bits))
+
+
 class Objects:
-    """One of each kind, in a context of its own."""
+    """One of each kind, in a context of its own. The queue pair of datagrams can send."""
 
     def __init__(self, index):
         self.context = made("ibv_open_device", word(devices + 8 * index, P))
@@ -107,6 +115,7 @@ class Objects:
         self.srq = made("ibv_create_srq", self.pd, SRQ)
         self.qp = made("ibv_create_qp", self.pd, plain_qp(self.cq))
         self.datagrams = made("ibv_create_qp", self.pd, init(UD, self.cq, self.cq, depth=4))
+        sends(self.datagrams)
         self.ah = made("ibv_create_ah", self.pd, own_address(self.context))
         self.td = new(ALLOC_TD, self.context, self.context, packed(4))
         self.parent = new(ALLOC_PARENT, self.context, self.context,
@@ -170,9 +179,9 @@ CALLS = {
 }
 
 
-def datagram(ah):
-    # `struct ibv_send_wr`: opcode SEND, and the handle in its union.
-    return packed(128, at28=("i", 2), at40=("Q", ah), at48=("I", 1))
+def datagram(ah, behind=0):
+    # `struct ibv_send_wr`: the next, opcode SEND, and the handle in its union. Nobody receives it.
+    return packed(128, at8=("Q", behind), at28=("i", 2), at40=("Q", ah), at48=("I", 0xFFFFFE))
 
 
 sets = [Objects(0), Objects(0), Objects(1)]
@@ -198,6 +207,57 @@ for other in sets[1:]:
         ("ibv_rereg_mr", (own.mr, c.c_int(2), other.pd, None, c.c_size_t(0), c.c_int(0))),
     ]:
         refuses(foreign, E, what, *arguments)
+
+# Address handles of another context or domain: neither posting takes them, and a list is posted as
+# far as the first.
+parent_ah = made("ibv_create_ah", own.parent, own_address(own.context))
+other_pd = made("ibv_alloc_pd", own.context)
+other_ah = made("ibv_create_ah", other_pd, own_address(own.context))
+built = new(CREATE_QP, own.context, own.context, qp_attr(own.pd, own.cq, 1 | 64, ops=4, qp_type=UD))
+sends(built)
+
+
+def build(ah):
+    """The errno of `ibv_wr_complete` after `ibv_wr_send` to this handle."""
+    built_by = lambda offset, result, *kinds: operation(built, offset, result, P, *kinds)
+    built_by(320, None)(built)
+    c.c_uint32.from_address(built + 176).value = 2
+    built_by(240, None)(built)
+    built_by(272, None, P, U32, U32)(built, ah, 0xFFFFFE, 0)
+    return built_by(328, I)(built)
+
+
+def completions(wanted):
+    """The statuses of so many completions, and of any more that there are."""
+    wc, found, until = packed(48), [], time.monotonic() + 5
+    while time.monotonic() < until:
+        if run(POLL, own.context, own.cq, 1, c.addressof(wc))[0] == 1:
+            found.append(struct.unpack_from("<i", wc, 8)[0])
+        elif len(found) >= wanted:
+            break
+    return found
+
+
+for why, ah, error in [("its own", own.ah, 0), ("of a parent domain", parent_ah, 0),
+                       ("of another domain", other_ah, E)] + [
+                           (f"of context {sets.index(other)}", other.ah, E)
+                           for other in sets[1:]]:
+    last = datagram(ah)
+    first = datagram(own.ah, c.addressof(last))
+    bad.value = 1
+    found = run(POST_SEND, own.context, own.datagrams, first, c.addressof(bad))[0]
+    is_bad = bad.value == (c.addressof(last) if error else 1)
+    posted = [0] if error else [0, 0]
+    if (found, is_bad, completions(len(posted))) != (error, True, posted):
+        failures.append(f"a handle {why}: {found}, {is_bad}")
+    found = build(ah)
+    posted = [] if error else [0]
+    if (found, completions(len(posted))) != (error, posted):
+        failures.append(f"ibv_wr_complete, a handle {why}: {found}")
+gone("ibv_destroy_qp", built)
+for ah in [parent_ah, other_ah]:
+    gone("ibv_destroy_ah", ah)
+gone("ibv_dealloc_pd", other_pd)
 
 # Masks, flags and kinds, bit by bit. What is known is taken.
 NONE, context = errno.EOPNOTSUPP, own.context
