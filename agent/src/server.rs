@@ -11,8 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocinante_netdev::handed::{
-    Answer, Code, GiveLimits, Given, Granted, Refused, Request, WAIT_MAX, give, receive_request,
-    send_answer,
+    Answer, Code, GiveLimits, Given, Refused, Request, WAIT_MAX, give, receive_request, send_answer,
 };
 use rocinante_netdev::host::Watch;
 use rustix::net::{
@@ -292,14 +291,12 @@ impl Agent {
         steps::reached("port opened");
         asker.check_again()?;
         let port = match &given.answer.outcome {
-            Ok(Granted::Packet { ring }) => {
-                let inode = |socket: &OwnedFd| holders::inode(socket);
-                let sockets = given.descriptors.iter().map(inode).collect::<io::Result<_>>();
+            Ok(_) => {
+                let sockets = given.sockets().map(holders::inode).collect::<io::Result<_>>();
                 let sockets = sockets.map_err(|e| Refused::new(Code::Failed, e.to_string(), ""))?;
-                let kept = std::mem::take(&mut given.kept);
-                Some(self.containers.add_port(&end, sockets, *ring, kept)?)
+                Some(self.containers.add_port(&end, sockets, &mut given)?)
             }
-            _ => None,
+            Err(_) => None,
         };
         steps::reached("port recorded");
         Ok((given, port))

@@ -58,8 +58,12 @@ pub(crate) struct Fixed {
 pub(crate) struct KnownPort {
     /// The inodes of the sockets.
     pub(crate) sockets: Vec<u64>,
-    /// The geometry of each receive ring.
-    pub(crate) ring: Ring,
+    /// The geometry of each receive ring; ports of `afxdp` have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ring: Option<Ring>,
+    /// Bytes of memory that the kernel keeps for them.
+    #[serde(default)]
+    pub(crate) bytes: usize,
 }
 
 /// Where the state is.
@@ -171,7 +175,10 @@ mod tests {
     fn known(host_end: u32) -> Known {
         let fixed = Fixed { mac: [2, 0, 0, 0, 0, 1], addresses: vec!["fd00::1".parse().unwrap()] };
         let ring = Ring { block_bytes: 4096, blocks: 1, frame_bytes: 2048, frames: 2 };
-        let ports = vec![KnownPort { sockets: vec![7, 8], ring }];
+        let ports = vec![
+            KnownPort { sockets: vec![7, 8], ring: Some(ring), bytes: 1 << 20 },
+            KnownPort { sockets: vec![9], ring: None, bytes: 1 << 21 },
+        ];
         Known { host_end, interface: 2, namespace: 4_026_531_840, fixed: Some(fixed), ports }
     }
 

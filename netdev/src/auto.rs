@@ -6,7 +6,8 @@
 //! [`Choice`] says why, and which better backends were tried.
 //!
 //! Where the process may not open AF_PACKET, or not read the rules, an [`Agent`] is asked: it reads
-//! the rules of this namespace with rights of its own, and opens the sockets.
+//! the rules of this namespace with rights of its own, and opens the sockets. For AF_XDP it is asked
+//! only if the caller names that: the program switches off offloads of a veth.
 
 mod features;
 
@@ -83,9 +84,9 @@ pub fn choose_shards(
         let copies = parts.iter().any(copies);
         Ok((assemble(parts)?, copies))
     };
-    let ask = |despite_rules| {
-        let sharing = (shards, slots);
-        let Asked { parts, audit } = agent.ask(iface, addresses, config, sharing, despite_rules)?;
+    let ask = |backend, despite_rules| {
+        let asked = agent.ask(backend, iface, addresses, config, (shards, slots), despite_rules);
+        let Asked { parts, audit } = asked?;
         let ports: Result<Vec<AnyPort>, OpenError> = assemble(parts);
         Ok((ports.map_err(|e| agent.failed(&e))?, audit))
     };
@@ -118,9 +119,9 @@ fn copies(parts: &Parts) -> bool {
     matches!(parts.manifest().backend, BackendParts::Xdp { zero_copy: false, .. })
 }
 
-/// Asks the agent to open `packet`, despite rules that it bypasses or only without; returns what
-/// the agent sees of the rules as well.
-type Ask<'a, T> = (&'a Agent, &'a dyn Fn(bool) -> Result<(T, Audit), AskError>);
+/// Asks the agent to open a backend, despite rules that it bypasses or only without; returns what the
+/// agent sees of the rules as well.
+type Ask<'a, T> = (&'a Agent, &'a dyn Fn(Backend, bool) -> Result<(T, Audit), AskError>);
 
 /// Chooses a backend. `open` opens it, and says whether the driver copies after all.
 fn choose_what<T>(
@@ -132,7 +133,7 @@ fn choose_what<T>(
     if let Some(backend) = want {
         let (opened, reason) = match open(backend) {
             Ok((opened, _)) => (opened, asked_for(&policy::audit(iface), backend)),
-            Err(error) if backend == Backend::Packet && is_denied(&error) => instead(error, ask)?,
+            Err(error) if is_denied(&error) => instead(error, ask)?,
             Err(error) => return Err(error),
         };
         return Ok((opened, Choice { backend, reason, tried: Vec::new() }));
@@ -164,10 +165,13 @@ fn is_denied(error: &OpenError) -> bool {
 
 /// Asks the agent for a backend that the caller named and may not open; returns the reason, too.
 fn instead<T>(error: OpenError, ask: Option<Ask<'_, T>>) -> Result<(T, String), OpenError> {
-    let Some((agent, ask)) = ask else { return Err(error) };
-    match ask(true) {
+    let backend = error.backend;
+    let (Backend::Packet | Backend::Xdp, Some((agent, ask))) = (backend, ask) else {
+        return Err(error);
+    };
+    match ask(backend, true) {
         Ok((opened, audit)) => {
-            Ok((opened, format!("{}; {}", asked_for(&audit, Backend::Packet), opened_by(agent))))
+            Ok((opened, format!("{}; {}", asked_for(&audit, backend), opened_by(agent))))
         }
         Err(AskError::Off) => Err(error),
         Err(AskError::Useless(error)) => Err(error),
@@ -254,7 +258,7 @@ fn open_unless_bypassing<T>(
         ),
     };
     let (Backend::Packet, Some((agent, ask))) = (backend, ask) else { return Err(obstacle) };
-    let (audit, refused) = match ask(false) {
+    let (audit, refused) = match ask(backend, false) {
         Ok((opened, audit)) => match audit.verdict(backend) {
             AuditVerdict::Clear => return Ok((opened, format!("; {}", opened_by(agent)))),
             _ => (audit, "it opens what might bypass rules".to_owned()),

@@ -41,7 +41,7 @@ impl Map {
 
     /// An array of `entries` counters of 64 bits, for [`count`](Self::count).
     pub(crate) fn counters(name: &str, entries: u32) -> io::Result<Self> {
-        Self::create_with(MAP_TYPE_ARRAY, name, size_of::<u32>(), size_of::<u64>(), entries)
+        Self::create_with(MAP_TYPE_ARRAY, 0, name, (size_of::<u32>(), size_of::<u64>()), entries)
     }
 
     /// An array of AF_XDP sockets by receive queue.
@@ -49,19 +49,10 @@ impl Map {
         Self::create(MAP_TYPE_XSKMAP, name, size_of::<u32>(), entries)
     }
 
-    /// A map with keys of `key_size` bytes, perhaps made by another process.
-    ///
-    /// # Errors
-    /// `EINVAL` for another map, and for no map: the kernel reads as many bytes of a key and a
-    /// value as the map has.
-    pub(crate) fn of_fd(fd: OwnedFd, key_size: usize) -> io::Result<Self> {
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
-        let size =
-            |name| info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
-        if (size("key_size:"), size("value_size:")) != (Some(key_size), Some(size_of::<u32>())) {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
-        }
-        Ok(Self { fd, key_size, value_size: size_of::<u32>() })
+    /// A number of eight bytes that processes can map: [`is_shared_word`].
+    pub(crate) fn shared_word(name: &str) -> io::Result<Self> {
+        let sizes = (size_of::<u32>(), size_of::<u64>());
+        Self::create_with(MAP_TYPE_ARRAY, F_MMAPABLE, name, sizes, 1)
     }
 
     /// Sets `key` (of the map's key size) to `value`.
@@ -128,14 +119,14 @@ impl Map {
     }
 
     fn create(map_type: u32, map: &str, key_size: usize, entries: u32) -> io::Result<Self> {
-        Self::create_with(map_type, map, key_size, size_of::<u32>(), entries)
+        Self::create_with(map_type, 0, map, (key_size, size_of::<u32>()), entries)
     }
 
     fn create_with(
         map_type: u32,
+        flags: u32,
         map: &str,
-        key_size: usize,
-        value_size: usize,
+        (key_size, value_size): (usize, usize),
         entries: u32,
     ) -> io::Result<Self> {
         let attr = MapCreate {
@@ -143,7 +134,7 @@ impl Map {
             key_size: key_size as u32,
             value_size: value_size as u32,
             max_entries: entries,
-            flags: 0,
+            flags,
             inner_map_fd: 0,
             numa_node: 0,
             name: name(map),
@@ -370,10 +361,44 @@ fn reason(log: &str) -> String {
 #[derive(Debug)]
 pub(crate) struct Link(OwnedFd);
 
+impl From<Link> for OwnedFd {
+    fn from(link: Link) -> Self {
+        link.0
+    }
+}
+
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Whether a descriptor is a map that [`Map::shared_word`] made, perhaps in another process.
+pub(crate) fn is_shared_word(fd: BorrowedFd<'_>) -> bool {
+    const WANTED: [(&str, u32); 4] =
+        [("map_type", MAP_TYPE_ARRAY), ("key_size", 4), ("value_size", 8), ("max_entries", 1)];
+    WANTED.iter().all(|(name, value)| described_as(fd, name).as_deref() == Some(&value.to_string()))
+}
+
+/// The interface of a link of an XDP program, perhaps of another process; `None` for what is none.
+pub(crate) fn interface_of(link: BorrowedFd<'_>) -> Option<u32> {
+    let kind = described_as(link, "link_type")?;
+    (kind == "xdp").then(|| described_as(link, "ifindex")?.parse().ok())?
+}
+
+/// Opens the program of a link by its number.
+#[cfg(test)]
+pub(crate) fn link_program_by_id(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let id = described_as(link, "prog_id").and_then(|id| id.parse().ok());
+    by_id(PROG_GET_FD_BY_ID, id.expect("a link"))
+}
+
+/// A field of what `/proc` says of a descriptor (proc_pid_fdinfo(5)).
+fn described_as(fd: BorrowedFd<'_>, name: &str) -> Option<String> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
+    let value =
+        |line: &str| line.strip_prefix(name)?.strip_prefix(':').map(str::trim).map(str::to_owned);
+    info.lines().find_map(value)
 }
 
 /// The number of a socket or program descriptor, as maps and attributes contain it.

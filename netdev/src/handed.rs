@@ -20,11 +20,11 @@ mod transport;
 use std::time::Duration;
 
 pub use self::ask::{AGENT_VARIABLE, Agent, DEFAULT_PATH};
-pub(crate) use self::ask::{AskError, Asked, HandedSockets, Lease};
+pub(crate) use self::ask::{AskError, Asked, Handed, Lease};
 pub use self::give::{GiveLimits, Given, RING_FRAMES, give};
 pub use self::message::{
-    ADDRESSES_MAX, Answer, Code, Granted, MESSAGE_BYTES_MAX, Refused, Report, ReportedRule,
-    Request, Ring, SHARDS_MAX, VERSION,
+    ADDRESSES_MAX, Answer, Code, DESCRIPTORS_MAX, Granted, MESSAGE_BYTES_MAX, Refused, Report,
+    ReportedRule, Request, Ring, SHARDS_MAX, VERSION,
 };
 pub use self::transport::{receive_answer, receive_request, send_answer, send_request};
 pub use crate::packet::Kept;

@@ -35,6 +35,7 @@ use ring::PacketRing;
 use rx::Drops;
 use staging::{FrameStaging, IP_IDS_MIN, RunLimits};
 pub use sys::Kept;
+pub(crate) use sys::page_bytes;
 use sys::{PacketSocket, SendScratch, Transmit};
 use tx::Sender;
 
@@ -173,4 +174,4 @@ impl AsFd for PacketIo {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -11,8 +11,6 @@
 //!   (`NTF_USE` needs `CAP_NET_ADMIN`). Until then datagrams leave through the guard.
 //! - Sockets made later, to send from other source ports and for groups, have buffers up to
 //!   `net.core.wmem_max` and `rmem_max`.
-//! - Before Linux 5.19, `afxdp` does not follow a change of the interface's Ethernet address if
-//!   `kernel.unprivileged_bpf_disabled` is set.
 //! - Netfilter rules about the owner of a socket see the user that acquired it.
 
 #![allow(unsafe_code)]
@@ -100,8 +98,8 @@ pub enum Descriptor {
     Memory,
     /// The link of the XDP program: it stays attached while a process has this open.
     Program,
-    /// The BPF map of addresses whose frames the program takes.
-    Addresses,
+    /// The BPF map with the Ethernet address whose frames the program takes.
+    Mac,
 }
 
 impl Manifest {
@@ -118,11 +116,11 @@ impl Manifest {
     /// What the descriptors are, in their order.
     #[must_use]
     pub fn descriptors(&self) -> Vec<Descriptor> {
-        use Descriptor::{Addresses, Memory, Packet, Program, Udp, Xdp};
+        use Descriptor::{Mac, Memory, Packet, Program, Udp, Xdp};
         let own: &[Descriptor] = match self.backend {
             BackendParts::Udp => &[],
             BackendParts::Packet { .. } => &[Packet],
-            BackendParts::Xdp { .. } => &[Xdp, Memory, Program, Addresses],
+            BackendParts::Xdp { .. } => &[Xdp, Memory, Program, Mac],
         };
         own.iter().copied().chain(self.addresses.iter().copied().map(Udp)).collect()
     }
@@ -176,7 +174,7 @@ impl Parts {
                 }
                 // The map is checked when the port is assembled. Another descriptor in the place of
                 // the program's link does not keep it attached.
-                Descriptor::Program | Descriptor::Addresses => continue,
+                Descriptor::Program | Descriptor::Mac => continue,
             };
             if socket_family(fd).ok() != Some(family) {
                 return refused(format!("a descriptor is not what it should be, {wanted:?}"));

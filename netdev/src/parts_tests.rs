@@ -315,14 +315,14 @@ fn descriptors_that_are_not_what_the_manifest_says_are_refused() {
         turned.reverse();
         refused(&manifest, turned, "in another order");
         if let BackendParts::Xdp { queue, chunks, zero_copy } = manifest.backend {
-            // Something else in the place of the map of addresses.
-            let at = kinds.iter().position(|kind| *kind == Descriptor::Addresses).expect("a map");
+            // Something else in the place of the map.
+            let at = kinds.iter().position(|kind| *kind == Descriptor::Mac).expect("a map");
             let mut other = copies();
             other[at] = std::fs::File::open("/proc/self/exe").expect("a file").into();
             // SAFETY: no port is made of them: the map is refused.
             let parts = unsafe { Parts::from_descriptors(manifest.clone(), other) };
             let error = AnyPort::assemble(parts.expect("sockets and memory")).expect_err("no map");
-            assert!(error.to_string().contains("map of addresses"), "{error}");
+            assert!(error.to_string().contains("the interface's Ethernet address"), "{error}");
             for chunks in [0, chunks - 1, 2 * chunks, u32::MAX] {
                 let backend = BackendParts::Xdp { queue, chunks, zero_copy };
                 refused(&Manifest { backend, ..manifest.clone() }, copies(), "another size");

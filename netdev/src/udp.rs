@@ -257,7 +257,7 @@ impl Acquired {
     }
 }
 
-/// The network namespace of a UDP socket: see [`Socket::netns`].
+/// The network namespace of a socket: see [`Socket::netns`].
 pub(crate) fn namespace_of(socket: &OwnedFd) -> Option<u64> {
     let socket = socket.try_clone().ok()?;
     Socket::from(socket).netns()

@@ -11,6 +11,7 @@
 
 mod attach_error;
 mod cursor;
+mod handing;
 mod mapping;
 mod open;
 mod prog;
@@ -36,8 +37,9 @@ pub(crate) fn test_map() -> std::io::Result<std::os::fd::OwnedFd> {
     crate::bpf::Map::hash("test", 4, 1)?.as_fd().try_clone_to_owned()
 }
 
-pub(crate) use open::{Mapped, check_memory};
-use prog::OwnAddresses;
+pub(crate) use handing::{assemble_from, chunks_within, memory_bytes, open_for_another};
+pub(crate) use open::{CHUNKS_MIN, Mapped, check_memory};
+use prog::OwnMac;
 use retry::Retry;
 use rx::RxHalf;
 use socket::XdpSocket;
@@ -60,7 +62,7 @@ pub struct XdpIo {
     /// Keeps the program attached. Dropped first: the program leaves the interface before its
     /// socket closes.
     _link: OwnedFd,
-    own: OwnAddresses,
+    mac: OwnMac,
     tx: TxHalf,
     rx: RxHalf,
     socket: XdpSocket,
@@ -190,7 +192,8 @@ impl FrameIo for XdpIo {
     }
 
     fn follow(&mut self, mac: [u8; 6], _: &[IpAddr]) -> io::Result<()> {
-        self.own.follow(mac)
+        self.mac.follow(mac);
+        Ok(())
     }
 
     fn add_kernel_stats(&self, stats: &mut PortStats) {
@@ -204,6 +207,24 @@ impl FrameIo for XdpIo {
 impl XdpIo {
     fn kick_receive(&self, state: &mut State) {
         self.socket.kick_receive().unwrap_or_else(|e| state.note_error(&e));
+    }
+}
+
+impl XdpPort {
+    /// Sends a whole frame as it is. For tests of what leaves a container: whoever has a socket can
+    /// do so.
+    ///
+    /// # Errors
+    /// `EAGAIN` without room; the kernel's.
+    #[doc(hidden)]
+    pub fn send_frame(&mut self, frame: &[u8]) -> io::Result<()> {
+        let XdpIo { tx, umem, socket, .. } = &mut self.io;
+        let full = || io::Error::from(io::ErrorKind::WouldBlock);
+        let slot = tx.reserve(umem).ok_or_else(full)?;
+        let room = umem.get_mut(slot).and_then(|slot| slot.get_mut(..frame.len()));
+        room.ok_or_else(full)?.copy_from_slice(frame);
+        tx.send(umem, PathId::NONE, frame.len());
+        tx.flush(umem, || socket.kick_send(), |_| ()).map(drop)
     }
 }
 

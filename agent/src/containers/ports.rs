@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rocinante_netdev::handed::{Code, GiveLimits, Kept, Refused, Request, Ring};
+use rocinante_netdev::Backend;
+use rocinante_netdev::handed::{Code, GiveLimits, Given, Granted, Kept, Refused, Request, Ring};
 
 use super::{Containers, HostEnd, Inner};
 use crate::state::KnownPort;
@@ -11,8 +12,12 @@ use crate::state::KnownPort;
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) sockets: BTreeSet<u64>,
-    pub(super) ring: Ring,
-    pub(super) kept: Vec<Kept>,
+    /// The receive ring of each; ports of `afxdp` have none.
+    pub(super) ring: Option<Ring>,
+    /// What guards the rings.
+    pub(super) _kept: Vec<Kept>,
+    /// Bytes of memory that the kernel keeps for them.
+    pub(super) bytes: usize,
 }
 
 /// What ports take.
@@ -81,6 +86,13 @@ impl Containers {
             return Err(Refused::new(Code::Interface, reason, hint));
         }
         let mut inner = self.lock();
+        let has_xdp = |container: &super::Container| container.ports.values().any(Port::is_xdp);
+        if request.backend == Backend::Xdp && inner.containers.get(&end.index).is_some_and(has_xdp)
+        {
+            // Before anything is made for nothing.
+            let reason = "your container has a port of afxdp on this interface already";
+            return Err(Refused::new(Code::InUse, reason, "close it, or choose --netdev packet"));
+        }
         let all: Taken = inner.containers.keys().map(|end| inner.taken(*end)).sum::<Taken>();
         let all = all + inner.reserved.values().copied().sum();
         let reserved = inner.reserved.get(&end.index).copied().unwrap_or_default();
@@ -94,14 +106,14 @@ impl Containers {
         }
         let left = (self.config.ring_mib_total << 20).saturating_sub(all.bytes);
         let Some(limits) = GiveLimits::within(left, request) else {
-            return busy(format!("the rings of all containers have {} bytes already", all.bytes));
+            return busy(format!("the ports of all containers have {} bytes already", all.bytes));
         };
         let ring_frames_max = limits.ring_frames_max.min(self.config.ring_frames_max);
         let limits = GiveLimits { ring_frames_max, ..limits };
-        let bytes = limits.ring_bytes(request);
+        let bytes = limits.memory_bytes(request);
         if own.bytes + bytes > self.config.ring_mib_max << 20 {
             let own = own.bytes;
-            return busy(format!("the rings of your container's ports have {own} bytes already"));
+            return busy(format!("your container's ports have {own} bytes already"));
         }
         let taken = Taken { ports: request.shards.count, bytes };
         inner.reserved.insert(end.index, reserved + taken);
@@ -116,16 +128,20 @@ impl Containers {
         &self,
         end: &HostEnd,
         sockets: BTreeSet<u64>,
-        ring: Ring,
-        kept: Vec<Kept>,
+        given: &mut Given,
     ) -> Result<PortId, Refused> {
+        let ring = match &given.answer.outcome {
+            Ok(Granted::Packet { ring }) => Some(*ring),
+            _ => None,
+        };
         let mut inner = self.lock();
         let number = inner.next_port;
         inner.next_port += 1;
         let Some(container) = inner.containers.get_mut(&end.index) else {
             return Err(Refused::new(Code::Interface, "your interface has gone", ""));
         };
-        container.ports.insert(number, Port { sockets, ring, kept });
+        let kept = std::mem::take(&mut given.kept);
+        container.ports.insert(number, Port { sockets, ring, _kept: kept, bytes: given.bytes });
         self.write(&inner);
         Ok(PortId { host_end: end.index, number })
     }
@@ -161,13 +177,17 @@ impl Inner {
 
 impl Port {
     fn taken(&self) -> Taken {
-        let bytes = self.kept.iter().map(Kept::ring_bytes).sum();
-        Taken { ports: self.sockets.len(), bytes }
+        Taken { ports: self.sockets.len(), bytes: self.bytes }
+    }
+
+    fn is_xdp(&self) -> bool {
+        self.ring.is_none()
     }
 }
 
 impl From<&Port> for KnownPort {
     fn from(port: &Port) -> Self {
-        Self { sockets: port.sockets.iter().copied().collect(), ring: port.ring }
+        let sockets = port.sockets.iter().copied().collect();
+        Self { sockets, ring: port.ring, bytes: port.bytes }
     }
 }

@@ -58,7 +58,7 @@ impl Containers {
 }
 
 impl Inner {
-    /// Guards the rings of ports that an earlier agent handed over, if a process has them.
+    /// Notes ports that an earlier agent handed over, if a process has them, and guards their rings.
     fn guard_again(&mut self, host_end: u32, port: &KnownPort, own: &Own) -> Option<PortId> {
         let container = self.containers.get_mut(&host_end)?;
         if container.namespace == own.network().inode() {
@@ -66,11 +66,13 @@ impl Inner {
         }
         let sockets: BTreeSet<u64> = port.sockets.iter().copied().collect();
         let holder = holders::find(container.namespace, &sockets)?;
-        let again = |socket: &u64| keep_again(holder.copy_of(*socket)?, port.ring).ok();
+        let again = |socket: &u64| keep_again(holder.copy_of(*socket)?, port.ring?).ok();
         let kept: Vec<Kept> = sockets.iter().filter_map(again).collect();
+        // An older agent did not write it.
+        let bytes = port.bytes.max(kept.iter().map(Kept::ring_bytes).sum());
         let number = self.next_port;
         self.next_port += 1;
-        container.ports.insert(number, Port { sockets, ring: port.ring, kept });
+        container.ports.insert(number, Port { sockets, ring: port.ring, _kept: kept, bytes });
         Some(PortId { host_end, number })
     }
 }

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rocinante_netdev::handed::{Answer, Request, receive_answer, send_request};
-use rocinante_netdev::{Backend, Shards};
+use rocinante_netdev::handed::{Agent, Answer, Request, receive_answer, send_request};
+use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, Shards, auto};
 use rocinante_node::{ChildGuard, Netns};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
@@ -103,6 +103,19 @@ impl Asker {
         answer.rsplit(' ').next().and_then(|us| us.parse().ok()).expect("a time")
     }
 
+    /// Opens a port of a backend on `eth0`, with the agent's help, and expects it.
+    pub(crate) fn opened(&mut self, backend: Backend, address: IpAddr) {
+        let answer = self.tell(&format!("open {backend} {address}"));
+        assert!(answer.starts_with(&format!("opened {backend}: ")), "{answer}");
+        assert!(answer.contains("opened by the agent"), "{answer}");
+    }
+
+    /// Opens likewise, and returns the error.
+    pub(crate) fn not_opened(&mut self, backend: Backend, address: IpAddr) -> String {
+        let answer = self.tell(&format!("open {backend} {address}"));
+        answer.strip_prefix("no port ").unwrap_or_else(|| panic!("{answer}")).to_owned()
+    }
+
     /// Asks likewise, and returns the code of the refusal with its reason.
     pub(crate) fn refused(&mut self, address: IpAddr) -> String {
         let answer = self.tell(&format!("ask {address}"));
@@ -125,6 +138,7 @@ impl Asker {
 pub(crate) fn run() {
     let Some(path) = std::env::var_os(SOCKET).map(PathBuf::from) else { return };
     let (mut leases, mut sockets) = (Vec::new(), Vec::<OwnedFd>::new());
+    let mut ports = Vec::<AnyPort>::new();
     for line in std::io::stdin().lines() {
         let line = line.expect("a line");
         let mut words = line.split_whitespace();
@@ -150,12 +164,26 @@ pub(crate) fn run() {
             (Some("flood"), Some(count)) => {
                 flood(&path, count.parse().expect("a number"), words.next())
             }
-            (Some("send"), Some(hex)) => {
-                let frame = [&VNET[..], &bytes(hex)].concat();
-                match send(sockets.last().expect("a port"), &frame, SendFlags::empty()) {
-                    Ok(_) => "sent".into(),
-                    Err(error) => format!("error {error}"),
+            (Some("open"), Some(backend)) => {
+                match opened(&path, backend, words.next().expect("an address")) {
+                    Ok((port, choice)) => {
+                        ports.push(port);
+                        format!("opened {choice}")
+                    }
+                    Err(error) => format!("no port {error}"),
                 }
+            }
+            (Some("send"), Some(hex)) => {
+                let sent = match ports.last_mut() {
+                    Some(AnyPort::Xdp(port)) => port.send_frame(&bytes(hex)),
+                    Some(other) => panic!("{other:?} sends no frames"),
+                    None => {
+                        let frame = [&VNET[..], &bytes(hex)].concat();
+                        let socket = sockets.last().expect("a port");
+                        send(socket, &frame, SendFlags::empty()).map(drop).map_err(Into::into)
+                    }
+                };
+                sent.map_or_else(|error| format!("error {error}"), |()| "sent".into())
             }
             (Some("hang-up"), _) => {
                 leases.clear();
@@ -164,6 +192,7 @@ pub(crate) fn run() {
             (Some("close"), _) => {
                 leases.clear();
                 sockets.clear();
+                ports.clear();
                 "done".into()
             }
             (Some("leave-a-child"), Some(seconds)) => {
@@ -202,6 +231,15 @@ fn request_with(address: &str, interface: Option<&str>, frames: Option<&str>) ->
         tx_buffer_bytes: None,
         despite_rules: false,
     }
+}
+
+/// Opens a port as programs do.
+fn opened(path: &Path, backend: &str, address: &str) -> Result<(AnyPort, auto::Choice), String> {
+    let eth0 = Interface::by_name("eth0").map_err(|e| e.to_string())?;
+    let own = [address.parse().expect("an address")];
+    let want = (backend != "auto").then(|| backend.parse().expect("a backend"));
+    auto::choose(&eth0, &own, want, &PortConfig::default(), &Agent::at(path))
+        .map_err(|e| e.to_string())
 }
 
 fn connected(path: &Path) -> rustix::io::Result<OwnedFd> {

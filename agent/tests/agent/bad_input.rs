@@ -40,7 +40,6 @@ fn messages_that_are_none_are_answered() {
         (vec![b'x'; (16 << 10) + 1], "Malformed"),
         (vec![b'x'; 100_000], "Malformed"),
         (good.replace(":1,", ":2,").into_bytes(), "Version"),
-        (good.replace("packet", "afxdp").into_bytes(), ""),
         (good.replace("packet", "none").into_bytes(), "Unsupported"),
         (good.replace("[\"10.77.0.1\"]", "[]").into_bytes(), "Malformed"),
         (good.replace(":2,", ":-2,").into_bytes(), "Malformed"),

@@ -1,6 +1,7 @@
 //! The agent between containers that the tests make. Each test has a "host" of its own: a namespace
 //! with a bridge, in which an agent runs.
 
+mod afxdp;
 mod asker;
 mod bad_input;
 mod ends;

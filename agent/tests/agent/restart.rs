@@ -63,6 +63,16 @@ fn ports_that_ended_while_no_agent_ran_are_forgotten() {
 
 #[test]
 fn killed_at_each_step_it_goes_on() {
+    goes_on("ask", "granted");
+}
+
+#[test]
+fn killed_at_each_step_of_afxdp_it_goes_on() {
+    goes_on("open afxdp", "opened");
+}
+
+/// What a program says to get a port, and what it then answers.
+fn goes_on(ask: &str, granted: &str) {
     let mut host = host_or_skip!("restart::killed_at_each_step", 1);
     let [v4, _] = host.addresses(0);
     for step in STEPS {
@@ -77,8 +87,8 @@ fn killed_at_each_step_it_goes_on() {
         } else {
             host.start_as(command);
             let mut asker = host.asker(0);
-            let answer = asker.tell(&format!("ask {v4}"));
-            let came = answer.starts_with("granted");
+            let answer = asker.tell(&format!("{ask} {v4}"));
+            let came = answer.starts_with(granted);
             assert_eq!(came, step == "answered", "{step}: {answer}");
             host.ended();
             // Before a port is there, so is the program at the host's end.
@@ -88,7 +98,8 @@ fn killed_at_each_step_it_goes_on() {
         }
         host.start();
         let mut asker = host.asker(0);
-        asker.granted(v4);
+        let answer = asker.tell(&format!("{ask} {v4}"));
+        assert!(answer.starts_with(granted), "{step}: {answer}");
         let programs = host.lab.host().run(|| {
             let index = rocinante_netdev::Interface::by_name("veth0").expect("the end").index;
             rocinante_netdev::tcx_programs(index, true).expect("a query")

@@ -112,6 +112,7 @@ const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 const LD_IMM64: u8 = 0x18;
 const PSEUDO_MAP_FD: u8 = 1;
+const PSEUDO_MAP_VALUE: u8 = 2;
 
 impl Asm {
     /// A label that [`bind`](Self::bind) places.
@@ -209,6 +210,12 @@ impl Asm {
     /// `dst = map`, by the map's file descriptor; takes two instruction slots.
     pub(crate) fn load_map(&mut self, dst: Reg, fd: i32) {
         self.emit(LD_IMM64, dst, PSEUDO_MAP_FD, 0, fd);
+        self.emit(0, Reg::R0, 0, 0, 0);
+    }
+
+    /// `dst = &map[0]` of an array, by the map's file descriptor; takes two instruction slots.
+    pub(crate) fn load_map_value(&mut self, dst: Reg, fd: i32) {
+        self.emit(LD_IMM64, dst, PSEUDO_MAP_VALUE, 0, fd);
         self.emit(0, Reg::R0, 0, 0, 0);
     }
 

@@ -26,6 +26,8 @@ pub(super) const PROG_TYPE_XDP: u32 = 6;
 pub(super) const ATTACH_XDP: u32 = 37;
 pub(super) const ATTACH_TCX_INGRESS: u32 = 46;
 pub(super) const ATTACH_TCX_EGRESS: u32 = 47;
+/// `BPF_F_MMAPABLE`: processes may map the array.
+pub(super) const F_MMAPABLE: u32 = 1 << 10;
 /// `BPF_F_REPLACE` and `BPF_F_BEFORE`: in the place of a program; before all others.
 pub(super) const F_REPLACE: u32 = 1 << 2;
 pub(super) const F_BEFORE: u32 = 1 << 3;

@@ -6,15 +6,15 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use super::WAIT_MAX;
-use super::message::{Answer, Granted, Refused, Request, Ring};
+use super::message::{Answer, Code, Granted, Refused, Request};
 use super::transport::{receive_answer, send_request};
-use crate::config::{PortConfig, Shards};
+use crate::config::{PortConfig, Shards, XdpConfig};
 use crate::error::OpenError;
 use crate::fd::wait_readable;
 use crate::iface::Interface;
@@ -25,12 +25,18 @@ use crate::policy::Audit;
 use crate::port::Backend;
 use crate::shared::Slots;
 use crate::udp;
+use crate::xdp;
 
 /// The environment variable that says where the agent is: the path of its socket, or `off`.
 pub const AGENT_VARIABLE: &str = "ROCINANTE_AGENT";
 
 /// Where the agent is, unless the variable says otherwise.
 pub const DEFAULT_PATH: &str = "/run/rocinante/agent.sock";
+
+/// How long to ask again for an interface that is in use, and how often: a queue is free some time
+/// after its socket was closed.
+const IN_USE_MAX: Duration = Duration::from_secs(2);
+const IN_USE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Where to ask for ports that this process may not open itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,13 +46,13 @@ pub struct Agent(Option<PathBuf>);
 #[derive(Debug, Clone)]
 pub(crate) struct Lease(#[allow(dead_code)] Arc<OwnedFd>);
 
-/// Packet sockets as they came from an agent.
+/// Ports as they came from an agent.
 #[derive(Debug)]
-pub(crate) struct HandedSockets {
-    /// What the agent says of their rings.
-    pub(crate) ring: Ring,
+pub(crate) struct Handed {
+    /// What the agent says of them.
+    pub(crate) granted: Granted,
     /// The descriptors.
-    pub(crate) sockets: Vec<OwnedFd>,
+    pub(crate) descriptors: Vec<OwnedFd>,
     /// The connection.
     pub(crate) lease: Lease,
 }
@@ -108,10 +114,11 @@ impl Agent {
         AskError::Failed(self.0.clone().unwrap_or_default(), error.to_string())
     }
 
-    /// Asks for ports of `packet`. An answer or an error comes within [`WAIT_MAX`] each for the
-    /// connection and the answer.
+    /// Asks for ports of `packet` or `afxdp`. An answer or an error comes within [`WAIT_MAX`] each
+    /// for the connection and the answer, and within [`IN_USE_MAX`] more if the interface is in use.
     pub(crate) fn ask(
         &self,
+        backend: Backend,
         iface: &Interface,
         addresses: &[IpAddr],
         config: &PortConfig,
@@ -119,23 +126,35 @@ impl Agent {
         despite_rules: bool,
     ) -> Result<Asked, AskError> {
         let Some(path) = &self.0 else { return Err(AskError::Off) };
-        let connection = connected(path)?;
+        let ring_frames = frames_to_ask_for(backend, config).map_err(AskError::Useless)?;
+        let mut connection = connected(path)?;
         // Before the agent makes anything for nothing: the port may be in use.
-        let guards = udp::acquire_guards(Backend::Packet, iface, addresses, config, shards, slots)
+        let guards = udp::acquire_guards(backend, iface, addresses, config, shards, slots)
             .map_err(AskError::Useless)?;
-        let defaults = PortConfig::default();
-        let unless_default = |value, default| (value != default).then_some(value);
+        let tx_buffer_bytes = Some(config.tx_buffer_bytes)
+            .filter(|bytes| *bytes != PortConfig::default().tx_buffer_bytes);
         let request = Request {
-            backend: Backend::Packet,
+            backend,
             interface: iface.index,
             addresses: addresses.to_vec(),
             shards,
-            ring_frames: unless_default(config.packet.ring_frames, defaults.packet.ring_frames),
-            tx_buffer_bytes: unless_default(config.tx_buffer_bytes, defaults.tx_buffer_bytes),
+            ring_frames,
+            tx_buffer_bytes,
             despite_rules,
         };
         let failed = |why: String| AskError::Failed(path.clone(), why);
-        let (answer, sockets) = exchange(&connection, &request).map_err(failed)?;
+        let end = Instant::now() + IN_USE_MAX;
+        let (answer, descriptors) = loop {
+            let answered = exchange(&connection, &request).map_err(failed)?;
+            match &answered.0.outcome {
+                // By a socket that was just closed: the agent does not wait.
+                Err(refused) if refused.code == Code::InUse && Instant::now() < end => {
+                    std::thread::sleep(IN_USE_PAUSE);
+                    connection = connected(path)?;
+                }
+                _ => break answered,
+            }
+        };
         let audit = answer.report.map(Audit::from);
         let granted = match answer.outcome {
             Ok(granted) => granted,
@@ -145,12 +164,32 @@ impl Agent {
         };
         let audit = audit.ok_or_else(|| failed("it does not say which rules there are".into()))?;
         let lease = Lease(Arc::new(inherited::noted(connection)));
-        let Granted::Packet { ring } = granted;
-        let handed = HandedSockets { ring, sockets, lease };
-        let parts = packet::assemble_from(iface, addresses, config, handed, guards)
-            .map_err(|e| failed(e.to_string()))?;
-        Ok(Asked { parts, audit })
+        let handed = Handed { granted, descriptors, lease };
+        let parts = match backend {
+            Backend::Xdp => xdp::assemble_from(iface, addresses, config, handed, guards),
+            _ => packet::assemble_from(iface, addresses, config, handed, guards),
+        };
+        Ok(Asked { parts: parts.map_err(|e| failed(e.to_string()))?, audit })
     }
+}
+
+/// The frames to ask for, if they are not left to the agent.
+///
+/// # Errors
+/// The configuration has what an agent does not open.
+fn frames_to_ask_for(backend: Backend, config: &PortConfig) -> Result<Option<u32>, OpenError> {
+    let defaults = PortConfig::default();
+    let unless_default = |value, default| (value != default).then_some(value);
+    if backend != Backend::Xdp {
+        return Ok(unless_default(config.packet.ring_frames, defaults.packet.ring_frames));
+    }
+    let ring_frames = config.xdp.ring_frames;
+    if config.xdp != (XdpConfig { ring_frames, ..defaults.xdp }) {
+        let what = "an agent opens the first queues alone, in native mode, and polls none";
+        let hint = "leave out the other options of xdp, or run with the capabilities of afxdp";
+        return Err(OpenError::plain(backend, what, hint));
+    }
+    Ok(unless_default(ring_frames, defaults.xdp.ring_frames))
 }
 
 /// One request and one answer, with its descriptors.
@@ -183,6 +222,11 @@ fn exchange(connection: &OwnedFd, request: &Request) -> Result<(Answer, Vec<Owne
         wait_readable(connection, ms).map_err(|e| e.to_string())?;
     };
     let (answer, descriptors) = received.map_err(broken)??;
+    if let Ok(granted) = &answer.outcome
+        && granted.backend() != request.backend
+    {
+        return Err(format!("it hands over {}, not {}", granted.backend(), request.backend));
+    }
     let expected = answer.outcome.as_ref().map_or(0, |g| g.descriptors(request.shards.count));
     if descriptors.len() != expected {
         let (came, of) = (descriptors.len(), expected);

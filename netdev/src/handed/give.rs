@@ -3,16 +3,19 @@
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use super::message::{Answer, Code, Granted, Refused, Report, ReportedRule, Request};
-use crate::config::{PacketConfig, PortConfig};
+use crate::config::{PacketConfig, PortConfig, XdpConfig};
 use crate::error::OpenError;
 use crate::iface::Interface;
 use crate::packet::{self, Kept};
 use crate::policy::{self, Audit, AuditVerdict};
 use crate::port::Backend;
+use crate::xdp;
 
-/// Frames in the receive ring of a port that is handed over, unless the program asks for another
-/// number.
+/// Frames in the receive ring of a port of `packet` that is handed over, unless the program asks for
+/// another number.
 pub const RING_FRAMES: u32 = 180;
+/// Chunks for each direction of a port of `afxdp`, likewise.
+const XDP_CHUNKS: u32 = 256;
 
 /// Frames of the smallest ring that [`GiveLimits::within`] allows: one block of 1 MiB.
 const RING_FRAMES_MIN: u32 = 15;
@@ -22,7 +25,8 @@ const SHARES: usize = 64;
 /// What an agent hands over at most, whatever a program asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GiveLimits {
-    /// Frames in a receive ring; 256 by default. Each takes 68 KiB of kernel memory.
+    /// Frames in a receive ring; 256 by default. Each takes 68 KiB of kernel memory, of `afxdp` about
+    /// 8 KiB.
     pub ring_frames_max: u32,
     /// Bytes of a send buffer; 4 MiB by default.
     pub tx_buffer_bytes_max: u32,
@@ -41,34 +45,61 @@ pub struct Given {
     pub answer: Answer,
     /// The descriptors to send with it; then the agent drops them.
     pub descriptors: Vec<OwnedFd>,
-    /// To be kept as long as the program may use the ports: see [`Kept`].
+    /// To be kept as long as the program may use the ports: see [`Kept`]. Ports of `afxdp` have
+    /// nothing to be kept.
     pub kept: Vec<Kept>,
+    /// Bytes of memory that the kernel keeps for the ports.
+    pub bytes: usize,
 }
 
 impl GiveLimits {
-    /// The limits of a request to an agent that has `left` bytes of kernel memory left for rings.
+    /// The limits of a request to an agent that has `left` bytes of kernel memory left for ports.
     /// Each takes a 64th of what is left, or the least: where there are few ports they are fast,
     /// and where there are many each is answered. `None` if not even the least is left.
     #[must_use]
     pub fn within(left: usize, request: &Request) -> Option<Self> {
-        let shards = request.shards.count;
-        let most = (left / SHARES).max(packet::ring_bytes(RING_FRAMES_MIN) * shards);
         let default = Self::default();
-        let fits = |frames: &u32| packet::ring_bytes(*frames) * shards <= most.min(left);
-        // Whole blocks: a part of one takes as much memory.
-        let blocks = (1..=default.ring_frames_max / RING_FRAMES_MIN).rev();
-        let ring_frames_max = blocks.map(|blocks| blocks * RING_FRAMES_MIN).find(fits)?;
+        let sizes: Vec<u32> = match request.backend {
+            // All that there are.
+            Backend::Xdp => vec![xdp::CHUNKS_MIN, 2 * xdp::CHUNKS_MIN, 4 * xdp::CHUNKS_MIN],
+            // Whole blocks: a part of one takes as much memory.
+            _ => (RING_FRAMES_MIN..=default.ring_frames_max)
+                .step_by(RING_FRAMES_MIN as usize)
+                .collect(),
+        };
+        let bytes = |frames: u32| Self { ring_frames_max: frames, ..default }.most_bytes(request);
+        let most = (left / SHARES).max(bytes(sizes[0])).min(left);
+        let ring_frames_max = sizes.into_iter().rev().find(|frames| bytes(*frames) <= most)?;
         Some(Self { ring_frames_max, ..default })
     }
 
-    /// Bytes of kernel memory that the rings of a request take, before they are made.
+    /// Bytes of kernel memory that the ports of a request take, before they are made.
     #[must_use]
-    pub fn ring_bytes(&self, request: &Request) -> usize {
-        packet::ring_bytes(self.ring_frames(request)) * request.shards.count
+    pub fn memory_bytes(&self, request: &Request) -> usize {
+        port_bytes(request.backend, self.ring_frames(request)) * request.shards.count
+    }
+
+    /// The same of a request that asks for all that it may have.
+    fn most_bytes(&self, request: &Request) -> usize {
+        port_bytes(request.backend, self.ring_frames_max) * request.shards.count
     }
 
     fn ring_frames(&self, request: &Request) -> u32 {
-        request.ring_frames.unwrap_or(RING_FRAMES).min(self.ring_frames_max)
+        match request.backend {
+            Backend::Xdp => {
+                let frames = request.ring_frames.unwrap_or(XDP_CHUNKS).min(self.ring_frames_max);
+                xdp::chunks_within(frames)
+            }
+            _ => request.ring_frames.unwrap_or(RING_FRAMES).min(self.ring_frames_max),
+        }
+    }
+}
+
+/// Bytes of kernel memory of a port.
+fn port_bytes(backend: Backend, frames: u32) -> usize {
+    match backend {
+        Backend::Xdp => xdp::memory_bytes(frames),
+        _ => packet::ring_bytes(frames),
     }
 }
 
@@ -79,9 +110,19 @@ impl Given {
         self.descriptors.iter().map(OwnedFd::as_fd).collect()
     }
 
+    /// The descriptors that are the ports' sockets.
+    pub fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let sockets = match &self.answer.outcome {
+            // Each with its memory, and then what all share.
+            Ok(Granted::Xdp { .. }) => (2, self.descriptors.len().saturating_sub(2)),
+            _ => (1, self.descriptors.len()),
+        };
+        self.descriptors[..sockets.1].iter().step_by(sockets.0).map(OwnedFd::as_fd)
+    }
+
     fn refused(refused: Refused, report: Option<Report>) -> Self {
         let answer = Answer { outcome: Err(refused), report };
-        Self { answer, descriptors: Vec::new(), kept: Vec::new() }
+        Self { answer, descriptors: Vec::new(), kept: Vec::new(), bytes: 0 }
     }
 }
 
@@ -89,7 +130,7 @@ impl Given {
 /// must be the program's. The agent decides before whether it may have any.
 ///
 /// Takes `CAP_NET_RAW`, and for the rules `CAP_NET_ADMIN` over the namespace; those of tcx take it
-/// over the machine.
+/// over the machine. `afxdp` takes `CAP_NET_ADMIN`, `CAP_BPF` and `CAP_IPC_LOCK`.
 #[must_use]
 pub fn give(request: &Request, limits: &GiveLimits) -> Given {
     let iface = match interface(request) {
@@ -99,9 +140,9 @@ pub fn give(request: &Request, limits: &GiveLimits) -> Given {
     let audit = policy::audit(&iface);
     let report = Report::from(&audit);
     match open(request, limits, &iface, &audit) {
-        Ok((granted, descriptors, kept)) => {
+        Ok(Opened { granted, descriptors, kept, bytes }) => {
             let answer = Answer { outcome: Ok(granted), report: Some(report) };
-            Given { answer, descriptors, kept }
+            Given { answer, descriptors, kept, bytes }
         }
         Err(refused) => Given::refused(refused, Some(report)),
     }
@@ -119,16 +160,20 @@ fn interface(request: &Request) -> Result<Interface, Refused> {
     }
 }
 
+/// What was opened.
+struct Opened {
+    granted: Granted,
+    descriptors: Vec<OwnedFd>,
+    kept: Vec<Kept>,
+    bytes: usize,
+}
+
 fn open(
     request: &Request,
     limits: &GiveLimits,
     iface: &Interface,
     audit: &Audit,
-) -> Result<(Granted, Vec<OwnedFd>, Vec<Kept>), Refused> {
-    if request.backend != Backend::Packet {
-        let what = format!("this agent hands over ports of packet, not of {}", request.backend);
-        return Err(Refused::new(Code::Unsupported, what, ""));
-    }
+) -> Result<Opened, Refused> {
     if !request.despite_rules {
         match audit.verdict(request.backend) {
             AuditVerdict::Clear => {}
@@ -145,19 +190,42 @@ fn open(
     let config = PortConfig {
         tx_buffer_bytes: bytes.min(limits.tx_buffer_bytes_max),
         packet: PacketConfig { ring_frames: limits.ring_frames(request) },
+        xdp: XdpConfig { ring_frames: limits.ring_frames(request), ..defaults.xdp },
         ..defaults
     };
-    let opened = packet::open_for_another(iface, &request.addresses, &config, request.shards);
-    let (ring, descriptors, kept) = opened.map_err(failed)?;
-    Ok((Granted::Packet { ring }, descriptors, kept))
+    let Request { addresses, shards, .. } = request;
+    match request.backend {
+        Backend::Packet => {
+            let opened = packet::open_for_another(iface, addresses, &config, *shards);
+            let (ring, descriptors, kept) = opened.map_err(failed)?;
+            let bytes = kept.iter().map(Kept::ring_bytes).sum();
+            Ok(Opened { granted: Granted::Packet { ring }, descriptors, kept, bytes })
+        }
+        Backend::Xdp => {
+            let opened = xdp::open_for_another(iface, addresses, &config, *shards);
+            let (chunks, descriptors) = opened.map_err(failed)?;
+            let bytes = xdp::memory_bytes(chunks) * shards.count;
+            let granted = Granted::Xdp { chunks };
+            Ok(Opened { granted, descriptors, kept: Vec::new(), bytes })
+        }
+        other => {
+            let what = format!("this agent hands over ports of packet and afxdp, not of {other}");
+            Err(Refused::new(Code::Unsupported, what, ""))
+        }
+    }
 }
 
 fn failed(error: OpenError) -> Refused {
+    let code = match error.errno() {
+        // A packet socket is never in the way of another.
+        libc::EBUSY | libc::EEXIST if error.backend == Backend::Xdp => Code::InUse,
+        _ => Code::Failed,
+    };
     let reason = match error.source {
         Some(source) => format!("{}: {source}", error.what),
         None => error.what,
     };
-    Refused::new(Code::Failed, reason, error.hint)
+    Refused::new(code, reason, error.hint)
 }
 
 impl From<&Audit> for Report {
@@ -187,8 +255,12 @@ mod tests {
     use crate::sides::ip;
 
     fn request(count: usize) -> Request {
+        of(Backend::Packet, count)
+    }
+
+    fn of(backend: Backend, count: usize) -> Request {
         Request {
-            backend: Backend::Packet,
+            backend,
             interface: 2,
             addresses: vec![ip("10.9.0.1")],
             shards: Shards { first: 0, count, selector: 0 },
@@ -203,7 +275,7 @@ mod tests {
         let (request, total) = (request(1), 1_000_000_000);
         let (mut left, mut sizes) = (total, Vec::new());
         while let Some(limits) = GiveLimits::within(left, &request) {
-            left -= limits.ring_bytes(&request);
+            left -= limits.memory_bytes(&request);
             sizes.push(limits.ring_frames(&request));
         }
         assert!(sizes[..15].iter().all(|frames| *frames == RING_FRAMES), "{sizes:?}");
@@ -216,11 +288,31 @@ mod tests {
     #[test]
     fn shards_share_what_one_request_takes() {
         let limits = GiveLimits::within(1_000_000_000, &request(4)).expect("room");
-        assert!(limits.ring_bytes(&request(4)) <= 1_000_000_000 / SHARES);
+        assert!(limits.memory_bytes(&request(4)) <= 1_000_000_000 / SHARES);
         assert!(GiveLimits::within(63 << 20, &request(64)).is_none(), "64 take 64 MiB");
         assert!(GiveLimits::within(64 << 20, &request(64)).is_some());
         let larger = Request { ring_frames: Some(256), ..request(1) };
         let limits = GiveLimits::within(1 << 30, &larger).expect("room");
-        assert!(limits.ring_bytes(&larger) <= 1 << 24, "nobody takes more by asking for it");
+        assert!(limits.memory_bytes(&larger) <= 1 << 24, "nobody takes more by asking for it");
+    }
+    #[test]
+    fn ports_of_afxdp_are_counted_by_their_own_size() {
+        let (request, total) = (of(Backend::Xdp, 1), 500_000_000);
+        let (mut left, mut sizes) = (total, Vec::new());
+        while let Some(limits) = GiveLimits::within(left, &request) {
+            left -= limits.memory_bytes(&request);
+            sizes.push(limits.ring_frames(&request));
+        }
+        assert!(sizes[..100].iter().all(|chunks| *chunks == XDP_CHUNKS), "{sizes:?}");
+        assert!(sizes.is_sorted_by(|one, next| one >= next));
+        assert!(sizes.len() >= 200, "{}", sizes.len());
+        assert_eq!(sizes.last(), Some(&xdp::CHUNKS_MIN));
+        assert!(left < 1 << 20, "nothing is left over: {left}");
+        // What cannot be is the next that can.
+        for (asked, chunks) in [(0, 64), (100, 64), (128, 128), (255, 128), (u32::MAX, 256)] {
+            let asked = Request { ring_frames: Some(asked), ..of(Backend::Xdp, 2) };
+            assert_eq!(GiveLimits::default().ring_frames(&asked), chunks);
+            assert_eq!(GiveLimits::default().memory_bytes(&asked), 2 * xdp::memory_bytes(chunks));
+        }
     }
 }

@@ -16,8 +16,10 @@ pub const VERSION: u32 = 1;
 pub const MESSAGE_BYTES_MAX: usize = 16 << 10;
 /// The most addresses of a port.
 pub const ADDRESSES_MAX: usize = 64;
-/// The most ports that share addresses, which is also the most descriptors of an answer.
+/// The most ports that share addresses.
 pub const SHARDS_MAX: usize = 64;
+/// The most descriptors of an answer.
+pub const DESCRIPTORS_MAX: usize = 2 * SHARDS_MAX + 2;
 
 /// The most rules, and the most reasons why rules are unseen, that a [`Report`] lists.
 const LISTED_MAX: usize = 8;
@@ -35,7 +37,8 @@ pub struct Request {
     pub addresses: Vec<IpAddr>,
     /// How many ports, and how they share what arrives.
     pub shards: Shards,
-    /// The frames of each receive ring; `None` leaves it to the agent.
+    /// The frames of each receive ring, of `afxdp` for each direction; `None` leaves it to the
+    /// agent.
     pub ring_frames: Option<u32>,
     /// The send buffer of each socket in bytes; `None` leaves it to the agent.
     pub tx_buffer_bytes: Option<u32>,
@@ -63,6 +66,14 @@ pub enum Granted {
     Packet {
         /// The receive ring that each socket has.
         ring: Ring,
+    },
+    /// For each port a bound AF_XDP socket and its memory, then the link of the program and the map
+    /// with the interface's Ethernet address, which all ports share.
+    #[serde(rename = "afxdp")]
+    Xdp {
+        /// Chunks of 4096 bytes of each port's memory for each direction. Each ring has twice as
+        /// many entries.
+        chunks: u32,
     },
 }
 
@@ -112,6 +123,9 @@ pub enum Code {
     Unseen,
     /// The program has as many ports as it may have, or asks too often.
     Busy,
+    /// The interface's queue is another AF_XDP socket's, or its program another's. The kernel takes
+    /// its time to let go of a socket that was closed.
+    InUse,
     /// The kernel refused.
     Failed,
     /// A kind that this code does not know.
@@ -231,7 +245,7 @@ impl Request {
             "packet" => Backend::Packet,
             "afxdp" => Backend::Xdp,
             _ => {
-                let what = "this agent hands over ports of `packet`";
+                let what = "this agent hands over ports of `packet` and `afxdp`";
                 return Err(Refused::new(Code::Unsupported, what, ""));
             }
         };
@@ -311,6 +325,7 @@ impl Granted {
     pub fn backend(&self) -> Backend {
         match self {
             Self::Packet { .. } => Backend::Packet,
+            Self::Xdp { .. } => Backend::Xdp,
         }
     }
 
@@ -319,6 +334,7 @@ impl Granted {
     pub fn descriptors(&self, shards: usize) -> usize {
         match self {
             Self::Packet { .. } => shards,
+            Self::Xdp { .. } => 2 * shards + 2,
         }
     }
 }

@@ -1,23 +1,41 @@
-//! An agent for tests: it gives what is asked for, or does something else.
+//! An agent for tests: it gives what is asked for, or does something else; and a process without
+//! privileges that asks it.
 
 use std::fs::{self, Permissions};
-use std::os::fd::OwnedFd;
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
 
-use super::{Agent, GiveLimits, Kept, Request, WAIT_MAX, give, receive_request, send_answer};
+use super::{
+    Agent, Answer, GiveLimits, Given, Granted, Kept, Report, Request, WAIT_MAX, give,
+    receive_request, send_answer,
+};
+use crate::auto::{self, Choice};
 use crate::fd::wait_readable;
-use crate::testns::NetNs;
+use crate::parts_tests::{A, echo};
+use crate::sides::{SELECTOR, ip};
+use crate::testns::{NetNs, Pair, drop_privileges};
+use crate::{AnyPort, Backend, Interface, OpenError, PortConfig, Shards};
+
+/// Another Ethernet address of `v0` in the child's namespace.
+pub(crate) const NEW_MAC: [u8; 6] = [2, 0, 0, 0, 9, 0x77];
+/// What the child asks its parent for: that Ethernet address, and what the test is about.
+pub(crate) const ASK_NEW_MAC: u8 = 1;
+pub(crate) const ASK_OTHER: u8 = 2;
 
 /// Connections, and what is kept for them.
-type Given = Arc<Mutex<Vec<(OwnedFd, Vec<Kept>)>>>;
+type Held = Arc<Mutex<Vec<(OwnedFd, Vec<Kept>)>>>;
 
 /// A socket of its own on which a thread answers, until this value is dropped.
 pub(crate) struct Server {
@@ -25,7 +43,7 @@ pub(crate) struct Server {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     /// What an honest agent gave.
-    pub(crate) given: Given,
+    pub(crate) given: Held,
 }
 
 impl Server {
@@ -34,7 +52,7 @@ impl Server {
         Self::keeping(Arc::default(), move |connection, _| answer(connection))
     }
 
-    fn keeping(given: Given, mut answer: impl FnMut(OwnedFd, &Given) + Send + 'static) -> Self {
+    fn keeping(given: Held, mut answer: impl FnMut(OwnedFd, &Held) + Send + 'static) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("rocinante-handed-{}-{number}", std::process::id());
@@ -106,4 +124,142 @@ pub(crate) fn request(connection: &OwnedFd) -> Option<Request> {
             None
         }
     }
+}
+
+/// Answers a request with these bytes.
+pub(crate) fn say(connection: &OwnedFd, bytes: &[u8]) {
+    request(connection).expect("a request");
+    rustix::net::send(connection, bytes, rustix::net::SendFlags::NOSIGNAL).expect("sent");
+}
+
+/// Answers a request, and says that there are no rules.
+pub(crate) fn grant(connection: &OwnedFd, granted: Granted, descriptors: &[OwnedFd]) {
+    let report = Some(Report::default());
+    answer(connection, &Answer { outcome: Ok(granted), report }, descriptors);
+}
+
+/// Answers a request.
+pub(crate) fn answer(connection: &OwnedFd, answer: &Answer, descriptors: &[OwnedFd]) {
+    request(connection).expect("a request");
+    let descriptors: Vec<_> = descriptors.iter().map(|fd| fd.as_fd()).collect();
+    send_answer(connection, answer, &descriptors).expect("sent");
+}
+
+impl Given {
+    /// What was given, or why not.
+    pub(crate) fn whole(self) -> Result<Self, String> {
+        match &self.answer.outcome {
+            Err(refused) => Err(refused.to_string()),
+            Ok(_) => Ok(self),
+        }
+    }
+}
+
+/// This program again, without any privilege, with one end of a socket as its input. It runs this
+/// test alone, and is to get so many ports.
+pub(crate) fn child(
+    test: &str,
+    agent: &Server,
+    count: usize,
+) -> std::io::Result<(Child, UnixStream)> {
+    let (ours, its) = UnixStream::pair()?;
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .args(["--exact", test, "--nocapture"])
+        .env("ROCINANTE_TEST_HANDED", format!("{test} {count} {}", agent.path().display()))
+        .stdin(OwnedFd::from(its))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    drop_privileges(&mut command);
+    Ok((command.spawn()?, ours))
+}
+
+/// Sends back what the child sends to `peer`, and does what it asks for, until it ends.
+pub(crate) fn serve(
+    pair: &Pair,
+    peer: &mut AnyPort,
+    (mut child, socket): (Child, UnixStream),
+    other: impl Fn(),
+) {
+    while let Some(asked) = asked_of(pair, peer, (&mut child, &socket)) {
+        if asked == ASK_NEW_MAC {
+            pair.a.sh("ip link set v0 address 02:00:00:00:09:77");
+            pair.b.sh("ip neigh flush dev v0");
+        } else {
+            other();
+        }
+        done(&socket);
+    }
+    succeeds(child);
+}
+
+/// Sends back what the child sends to `peer` until it asks for something; `None` if it has ended.
+pub(crate) fn asked_of(
+    pair: &Pair,
+    peer: &mut AnyPort,
+    (child, socket): (&mut Child, &UnixStream),
+) -> Option<u8> {
+    let mut socket = socket;
+    socket.set_nonblocking(true).expect("a socket");
+    let end = Instant::now() + Duration::from_secs(60);
+    while child.try_wait().expect("a child").is_none() {
+        assert!(Instant::now() < end, "the child does not end");
+        echo(pair, peer);
+        let mut asked = [0];
+        if matches!(socket.read(&mut asked), Ok(1)) {
+            return Some(asked[0]);
+        }
+    }
+    None
+}
+
+/// Tells the child that what it asked for is done.
+pub(crate) fn done(mut socket: &UnixStream) {
+    socket.write_all(&[0]).expect("the child waits");
+}
+
+/// Expects that it did all that it should.
+pub(crate) fn succeeds(child: Child) {
+    let output = child.wait_with_output().expect("its output");
+    let text = [output.stdout, output.stderr].map(|out| String::from_utf8_lossy(&out).into_owned());
+    let done = output.status.success() && text[0].contains("everything was exchanged");
+    assert!(done, "{}", text.concat());
+}
+
+/// The number of ports and the agent's path, in a child that was started for this test.
+pub(crate) fn expected_of(test: &str) -> Option<(usize, String)> {
+    let expected = std::env::var("ROCINANTE_TEST_HANDED").ok()?;
+    let (count, path) = expected.strip_prefix(test)?.strip_prefix(' ')?.split_once(' ')?;
+    Some((count.parse().expect("a number"), path.to_owned()))
+}
+
+/// The other end of a child's input.
+pub(crate) struct Parent(UnixStream);
+
+impl Parent {
+    pub(crate) fn of_this_process() -> Self {
+        Self(std::io::stdin().as_fd().try_clone_to_owned().expect("an input").into())
+    }
+
+    /// Asks for something and waits until it is done.
+    pub(crate) fn asked(&self, what: u8) {
+        (&self.0).write_all(&[what]).expect("the parent listens");
+        (&self.0).read_exact(&mut [0]).expect("its answer");
+    }
+}
+
+/// Chooses ports of this process's namespace, with the help of an agent.
+pub(crate) fn choose_from(
+    v0: &Interface,
+    want: Option<Backend>,
+    count: usize,
+    agent: &Agent,
+) -> Result<(Vec<AnyPort>, Choice), OpenError> {
+    let shards = Shards { first: 0, count, selector: SELECTOR };
+    auto::choose_shards(v0, &A.map(ip), want, &PortConfig::default(), shards, None, agent)
+}
+
+/// The number of this process's descriptors.
+pub(crate) fn descriptors() -> usize {
+    fs::read_dir("/proc/self/fd").expect("descriptors").count()
 }

@@ -23,7 +23,7 @@ fn request() -> Request {
     }
 }
 
-fn answers() -> [Answer; 3] {
+fn answers() -> [Answer; 4] {
     let ring = Ring { block_bytes: 1_044_480, blocks: 4, frame_bytes: 69_632, frames: 60 };
     let rule = |what: &str, packet_bypasses| ReportedRule { what: what.into(), packet_bypasses };
     let report = Report {
@@ -34,6 +34,7 @@ fn answers() -> [Answer; 3] {
         Answer { outcome: Ok(Granted::Packet { ring }), report: Some(Report::default()) },
         Answer { outcome: Err(Refused::new(Code::Bypasses, "rules", "")), report: Some(report) },
         Answer::refusal(Refused::new(Code::Busy, "as many as it may have", "close some")),
+        Answer { outcome: Ok(Granted::Xdp { chunks: 256 }), report: Some(Report::default()) },
     ]
 }
 
@@ -47,7 +48,9 @@ fn what_is_written_is_read() {
     let one = request();
     assert_eq!(Request::decode(&one.encode().expect("within bounds")), Ok(one.clone()));
     let other = Request { despite_rules: true, shards: Shards::ONE, ring_frames: None, ..one };
-    assert_eq!(Request::decode(&other.encode().expect("within bounds")), Ok(other));
+    assert_eq!(Request::decode(&other.encode().expect("within bounds")), Ok(other.clone()));
+    let of_afxdp = Request { backend: Backend::Xdp, ..other };
+    assert_eq!(Request::decode(&of_afxdp.encode().expect("within bounds")), Ok(of_afxdp));
     for answer in answers() {
         assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
     }
@@ -60,9 +63,12 @@ fn the_document_shows_messages_that_are_read() {
     let mut blocks = text.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap());
     let asked = Request::decode(blocks.next().expect("a request").as_bytes());
     assert_eq!(asked, Ok(Request { ring_frames: None, ..request() }));
-    let (one, other) = blocks.next().expect("two answers").split_once("\n{").expect("two answers");
+    let shown: Vec<&str> = blocks.next().expect("answers").split("\n{").collect();
+    let [one, of_afxdp, other] = shown[..] else { panic!("{} answers", shown.len()) };
     let one = Answer::decode(one.as_bytes()).expect("an answer");
     assert_eq!(one, answers()[0]);
+    let of_afxdp = Answer::decode(format!("{{{of_afxdp}").as_bytes()).expect("an answer");
+    assert_eq!(of_afxdp, answers()[3]);
     let other = Answer::decode(format!("{{{other}").as_bytes()).expect("an answer");
     assert_eq!(other.outcome.expect_err("refused").code, Code::Bypasses);
     assert!(other.report.expect("rules").rules[0].packet_bypasses);
@@ -82,7 +88,7 @@ fn unknown_fields_are_passed_over_and_other_versions_are_not() {
     assert_eq!(Request::decode(&newer).expect_err("another version").code, Code::Version);
     let other = change(&bytes, "\"packet\"", "\"pigeon\"");
     assert_eq!(Request::decode(&other).expect_err("unknown").code, Code::Unsupported);
-    let [granted, refused, _] = answers().map(|answer| answer.encode());
+    let [granted, refused, ..] = answers().map(|answer| answer.encode());
     assert_eq!(Answer::decode(&change(&granted, "{", "{\"later\":0,")), Ok(answers()[0].clone()));
     let newer = change(&granted, "\"version\":1", "\"version\":2");
     assert!(Answer::decode(&newer).expect_err("another version").contains("version 2"));
@@ -197,5 +203,5 @@ fn an_answer_comes_with_its_descriptors_in_their_order() {
     assert!(receive_answer(&program).expect("there").is_err());
     drop(held);
     assert!(receive_request(&other).is_err_and(|e| e.kind() == io::ErrorKind::UnexpectedEof));
-    assert!(send_answer(&agent, &answers()[0], &[other.as_fd(); SHARDS_MAX + 1]).is_err());
+    assert!(send_answer(&agent, &answers()[0], &[other.as_fd(); DESCRIPTORS_MAX + 1]).is_err());
 }

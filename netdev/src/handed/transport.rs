@@ -9,10 +9,10 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use super::message::{Answer, Code, MESSAGE_BYTES_MAX, Refused, Request, SHARDS_MAX};
+use super::message::{Answer, Code, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Refused, Request};
 
 /// Room for one descriptor more than an answer has, so that one too many is seen.
-const SPACE: usize = rustix::cmsg_space!(ScmRights(SHARDS_MAX + 1));
+const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX + 1));
 
 /// Sends a request, without waiting.
 ///
@@ -72,7 +72,7 @@ pub fn receive_answer(from: impl AsFd) -> io::Result<Result<(Answer, Vec<OwnedFd
 fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fits = descriptors.len() <= SHARDS_MAX
+    let fits = descriptors.len() <= DESCRIPTORS_MAX
         && (descriptors.is_empty() || control.push(SendAncillaryMessage::ScmRights(descriptors)));
     if !fits {
         return Err(io::Error::other("more descriptors than a message can have"));

@@ -9,7 +9,7 @@ use super::{filter, open};
 use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
 use crate::fd::socket_family;
-use crate::handed::{HandedSockets, Ring};
+use crate::handed::{Granted, Handed, Ring};
 use crate::iface::Interface;
 use crate::parts::Parts;
 use crate::port::Backend;
@@ -67,21 +67,22 @@ pub(crate) fn assemble_from(
     iface: &Interface,
     addresses: &[IpAddr],
     config: &PortConfig,
-    HandedSockets { ring, sockets, lease }: HandedSockets,
+    Handed { granted, descriptors, lease }: Handed,
     guards: udp::Acquired,
 ) -> Result<Vec<Parts>, OpenError> {
     let refused = |what: &str| {
         let what = format!("what the agent handed over cannot be used: {what}");
         OpenError::plain(Backend::Packet, what, "use a program and an agent of one release")
     };
+    let Granted::Packet { ring } = granted else { return Err(refused("another backend")) };
     let layout = RingGeometry::new(ring.frames, sys::page_bytes());
     if Ring::from(layout) != ring {
         return Err(refused("a ring of another geometry"));
     }
-    if sockets.len() != guards.sockets.len() {
+    if descriptors.len() != guards.sockets.len() {
         return Err(refused("not one socket for each port"));
     }
-    let sockets: Vec<PacketSocket> = sockets.into_iter().map(PacketSocket::from).collect();
+    let sockets: Vec<PacketSocket> = descriptors.into_iter().map(PacketSocket::from).collect();
     let here = udp::namespace_of(&guards.sockets[0][0]);
     let groups = sockets.iter().map(|socket| check(socket, iface, here));
     let groups = groups.collect::<Result<Vec<_>, _>>().map_err(|what| refused(&what))?;

@@ -258,7 +258,7 @@ impl AsFd for PacketSocket {
 }
 
 /// Size of a page of memory, in bytes.
-pub(super) fn page_bytes() -> u32 {
+pub(crate) fn page_bytes() -> u32 {
     // SAFETY: no pointers.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u32::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)

@@ -1,5 +1,5 @@
 mod blocked;
-mod handed;
+pub(crate) mod handed;
 mod life;
 mod two;
 

@@ -1,11 +1,12 @@
-//! Mapped memory: the UMEM (of a memory file, so that another process can map it too) and the rings
-//! (of the socket).
+//! Mapped memory: the UMEM (of a memory file, so that another process can map it too), the rings (of
+//! the socket), and a number that the program reads.
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::inherited;
 
@@ -73,6 +74,27 @@ impl Drop for Mapping {
         // SAFETY: the range is the mapping that this value owns, and nothing borrowed from it
         // outlives its owner.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// A number in a map of bpf(2), which a program reads. To change it takes no privilege, not even
+/// bpf(2), which the seccomp profiles of containers forbid.
+#[derive(Debug)]
+pub(crate) struct SharedWord(Mapping);
+
+impl SharedWord {
+    /// Maps the first eight bytes of a map.
+    pub(crate) fn of_fd(map: BorrowedFd<'_>) -> io::Result<Self> {
+        Mapping::of_fd(map, 0, size_of::<AtomicU64>()).map(Self)
+    }
+
+    /// Changes the number.
+    pub(crate) fn store(&self, word: u64) {
+        // SAFETY: the start of the mapping, which is aligned to a page and lives as long as `self`.
+        // Processes access the number as a whole. The program reads it in the kernel, in two parts:
+        // it may find the MAC of one frame to be neither the old nor the new one, and pass the frame.
+        let shared = unsafe { self.0.base().cast::<AtomicU64>().as_ref() };
+        shared.store(word, Ordering::Relaxed);
     }
 }
 

@@ -4,13 +4,13 @@
 use super::XdpIo;
 use super::attach_error;
 use super::mapping::{is_memory_file, memory_file};
-use super::prog::{OwnAddresses, program};
+use super::prog::{Own, OwnMac, program};
 use super::retry::Retry;
 use super::rx::RxHalf;
 use super::socket::{Rings, XdpSocket};
 use super::tx::TxHalf;
 use super::umem::{CHUNK, Umem};
-use crate::bpf::{Map, Program, fd_value};
+use crate::bpf::{Link, Map, Program, fd_value};
 use crate::config::{PortConfig, Shards, XdpConfig};
 use crate::denied::{Capability, Needs};
 use crate::error::OpenError;
@@ -34,8 +34,8 @@ const RX_CHUNK_BYTES: usize = CHUNK - 256;
 /// The most chunks of a TX slot: enough for a 4096-byte RoCE payload and all its headers.
 const SLOT_CHUNKS_MAX: usize = 2;
 /// The fewest and the most chunks for each direction.
-const CHUNKS_MIN: u32 = 64;
-const CHUNKS_MAX: u32 = 1 << 15;
+pub(crate) const CHUNKS_MIN: u32 = 64;
+pub(super) const CHUNKS_MAX: u32 = 1 << 15;
 
 /// How long to wait until the kernel frees the queue of a closed socket, or of a killed process. A
 /// work queue does that, under the lock of all network configuration (RTNL).
@@ -56,12 +56,27 @@ pub struct Mapped {
 }
 
 /// A socket with its memory and its rings.
-struct Made {
-    socket: XdpSocket,
-    memory: OwnedFd,
-    mapped: Mapped,
+pub(super) struct Made {
+    pub(super) socket: XdpSocket,
+    pub(super) memory: OwnedFd,
+    pub(super) mapped: Mapped,
     /// Chunks for each direction.
-    chunks: u32,
+    pub(super) chunks: u32,
+}
+
+/// A socket that is bound to a queue.
+pub(super) struct OnQueue {
+    pub(super) made: Made,
+    pub(super) queue: u32,
+    pub(super) zero_copy: bool,
+}
+
+/// The sockets of several ports, and what takes frames to them.
+pub(super) struct Opened {
+    pub(super) sockets: Vec<OnQueue>,
+    pub(super) link: Link,
+    /// The map of the interface's MAC.
+    pub(super) mac: OwnedFd,
 }
 
 impl Acquire for XdpIo {
@@ -78,38 +93,20 @@ impl Acquire for XdpIo {
     ) -> Result<Vec<Parts>, OpenError> {
         // The guards come first: from the first redirected frame on, UDP/4791 is ours.
         let guards = udp::acquire_guards(Backend::Xdp, iface, addresses, config, shards, slots)?;
-        let first = if shards.count == 1 { config.xdp.queue } else { 0 };
-        check_interface(iface, &config.xdp, first, shards.count)?;
-        let queues = first..first + shards.count as u32;
-        let made = queues.clone().map(|_| make(config)).collect::<Result<Vec<_>, _>>()?;
-        let (program, own, sockets) = load_program(iface, addresses, queues.end, shards.count)?;
-        let mut backends = Vec::with_capacity(shards.count);
-        for (queue, Made { socket, chunks, .. }) in queues.zip(&made) {
-            bind(socket, iface, queue, QUEUE_RELEASE_MAX)?;
-            let zero_copy = socket.zero_copy().unwrap_or(false);
-            if let Some(microseconds) = config.xdp.busy_poll_us {
-                busy_poll(socket, iface, zero_copy, microseconds)?;
-            }
-            sockets
-                .set(&queue.to_ne_bytes(), fd_value(socket.as_fd()))
-                .map_err(|e| permission("cannot put the socket into the XSKMAP", e))?;
-            backends.push(BackendParts::Xdp { queue, chunks: *chunks, zero_copy });
-        }
-        let attach = || program.attach(iface.index, config.xdp.generic);
-        let link = patiently(libc::EBUSY, COPIES_HELD_MAX, attach)
-            .map_err(|e| attach_error::explain(iface, config.xdp.generic, e))?;
+        let Opened { sockets, link, mac } =
+            open_sockets(iface, addresses, config, shards, QUEUE_RELEASE_MAX)?;
         let segments_max = guards.segments_max;
-        let all = backends.into_iter().zip(made).zip(guards.into_ports());
-        let parts = all.map(|((backend, made), (guard, slots))| {
-            let Made { socket, memory, mapped, .. } = made;
-            let mut fds = vec![socket.into(), memory, copy(link.as_fd())?, copy(own.map_fd())?];
+        let parts = sockets.into_iter().zip(guards.into_ports()).map(|(opened, (guard, slots))| {
+            let OnQueue { made: Made { socket, memory, mapped, chunks }, queue, zero_copy } =
+                opened;
+            let mut fds = vec![socket.into(), memory, copy(link.as_fd())?, copy(mac.as_fd())?];
             fds.extend(guard);
             let manifest = Manifest {
                 interface: iface.clone(),
                 addresses: addresses.to_vec(),
                 config: config.clone(),
                 udp_segments_max: segments_max,
-                backend,
+                backend: BackendParts::Xdp { queue, chunks, zero_copy },
             };
             Ok(Parts { manifest, fds, mapped: Some(mapped), lease: None, slots })
         });
@@ -125,13 +122,13 @@ impl Acquire for XdpIo {
         let BackendParts::Xdp { chunks, .. } = manifest.backend else {
             unreachable!("the port has checked the backend")
         };
-        let [socket, memory, link, own] = [(); 4].map(|()| fds.take());
+        let [socket, memory, link, mac] = [(); 4].map(|()| fds.take());
         let socket = XdpSocket::from(socket);
         let Mapped { mut umem, rings } = match mapped {
             Some(mapped) => mapped,
             None => map(&socket, memory.as_fd(), chunks)?,
         };
-        let Manifest { interface: iface, addresses, config, .. } = manifest;
+        let Manifest { interface: iface, config, .. } = manifest;
         let frame_bytes_max = iface.mtu as usize + ETH_LEN;
         let per_slot = frame_bytes_max.div_ceil(CHUNK).min(SLOT_CHUNKS_MAX) as u32;
         let rx = RxHalf::new(rings.rx, rings.fill, chunks, &mut umem);
@@ -152,13 +149,18 @@ impl Acquire for XdpIo {
             local_budget: RxBudget { bytes: 0, datagrams: 0 },
             rx_queue: QueueKind::Frames,
         };
-        let own = OwnAddresses::of_fd(own, addresses, iface.mac).map_err(|e| {
-            let hint = "send the descriptors of the manifest";
-            OpenError::os(Backend::Xdp, "cannot take the map of addresses", e, hint)
+        let mac = OwnMac::of_map(mac.as_fd()).map_err(|e| {
+            let what = "cannot map the interface's Ethernet address";
+            OpenError::os(
+                Backend::Xdp,
+                what,
+                e,
+                "send the descriptors in the order of the manifest",
+            )
         })?;
         let io = Self {
             _link: link,
-            own,
+            mac,
             tx,
             rx,
             socket,
@@ -170,6 +172,40 @@ impl Acquire for XdpIo {
         };
         Ok(Assembled { io, capabilities })
     }
+}
+
+/// Opens a socket for each port, each on a queue, and attaches the program. What is held is waited
+/// for, up to `patience`: by a socket that was just closed, or by a copy of a descriptor.
+pub(super) fn open_sockets(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+    shards: Shards,
+    patience: Duration,
+) -> Result<Opened, OpenError> {
+    let first = if shards.count == 1 { config.xdp.queue } else { 0 };
+    check_interface(iface, &config.xdp, first, shards.count)?;
+    let queues = first..first + shards.count as u32;
+    let made = queues.clone().map(|_| make(config)).collect::<Result<Vec<_>, _>>()?;
+    let mut sockets = Vec::with_capacity(shards.count);
+    for (queue, made) in queues.clone().zip(made) {
+        bind(&made.socket, iface, queue, patience)?;
+        let zero_copy = made.socket.zero_copy().unwrap_or(false);
+        if let Some(microseconds) = config.xdp.busy_poll_us {
+            busy_poll(&made.socket, iface, zero_copy, microseconds)?;
+        }
+        sockets.push(OnQueue { made, queue, zero_copy });
+    }
+    let (program, own, by_queue) = load_program(iface, addresses, queues.end)?;
+    for OnQueue { made, queue, .. } in &sockets {
+        by_queue
+            .set(&queue.to_ne_bytes(), fd_value(made.socket.as_fd()))
+            .map_err(|e| permission("cannot put the socket into the XSKMAP", e))?;
+    }
+    let attach = || program.attach(iface.index, config.xdp.generic);
+    let link = patiently(libc::EBUSY, COPIES_HELD_MAX.min(patience), attach)
+        .map_err(|e| attach_error::explain(iface, config.xdp.generic, e))?;
+    Ok(Opened { sockets, link, mac: copy(own.mac())? })
 }
 
 /// Capacity of `chunks` receive chunks, less an eighth for other senders' frames.
@@ -199,7 +235,7 @@ fn make(config: &PortConfig) -> Result<Made, OpenError> {
 
 /// Entries of each ring: twice as many as the chunks could fill, because the kernel shows some of
 /// its progress late.
-fn ring_entries(chunks: u32) -> u32 {
+pub(super) fn ring_entries(chunks: u32) -> u32 {
     2 * chunks
 }
 
@@ -232,7 +268,7 @@ pub(crate) fn check_memory(memory: BorrowedFd<'_>, manifest: &Manifest) -> Resul
     ))
 }
 
-fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, OpenError> {
+pub(super) fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, OpenError> {
     fd.try_clone_to_owned().map(apart).map_err(|e| {
         let hint = "raise the limit of open files (`ulimit -n`)";
         OpenError::os(Backend::Xdp, "cannot copy a descriptor", e, hint)
@@ -333,10 +369,9 @@ fn load_program(
     iface: &Interface,
     addresses: &[IpAddr],
     queues: u32,
-    ports: usize,
-) -> Result<(Program, OwnAddresses, Map), OpenError> {
+) -> Result<(Program, Own, Map), OpenError> {
     let failed = |e| permission("cannot make a BPF map", e);
-    let own = OwnAddresses::new(addresses, iface.mac, ports).map_err(failed)?;
+    let own = Own::new(addresses, iface.mac).map_err(failed)?;
     let sockets = Map::sockets("roce_sockets", queues).map_err(failed)?;
     let program = Program::load("roce_redirect", &program(&own, &sockets))
         .map_err(|e| permission("cannot load the XDP program", e))?;

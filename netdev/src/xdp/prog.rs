@@ -4,23 +4,27 @@
 //! - its destination MAC is the interface's (a bridge floods unknown unicast to every port);
 //! - it is IPv4 without options that is no fragment, or IPv6 without extension headers;
 //! - it is UDP to port 4791;
-//! - its destination address is in the map of own addresses, which holds them together with the
-//!   MAC, so that the interface may change its MAC.
+//! - its destination address is one of the port's own.
+//!
+//! The addresses are in a map that no process has. The MAC is in another, which the port has and
+//! follows the interface with. A program that was given a port can have frames to other stations by
+//! it, as a bridge floods them, but none to other addresses.
 //!
 //! Frames that are not ours get `XDP_PASS`, and so do ours on a queue without a socket.
 
-use crate::bpf::Map;
+use super::mapping::SharedWord;
 use crate::bpf::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size, net_u16};
+use crate::bpf::{Map, is_shared_word};
 use crate::port::ROCE_PORT;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 /// `enum xdp_action` of `bpf.h`.
 pub(crate) const XDP_PASS: u32 = 2;
 
-/// Bytes of a key of the address map: an IPv6 or IPv4-mapped address, the MAC, and two zeros.
-const KEY_LEN: usize = 24;
+/// Bytes of a key of the address map: an IPv6 or IPv4-mapped address.
+const KEY_LEN: usize = 16;
 
 // `struct xdp_md` of `bpf.h`.
 const CTX_DATA: i16 = 0;
@@ -47,77 +51,68 @@ const FRAGMENT_MASK: u16 = 0x3fff;
 
 /// Where the program builds the key: the bytes below the frame pointer.
 const KEY: i16 = -(KEY_LEN as i16);
-const KEY_MAC: i16 = KEY + 16;
 
-/// The map of own addresses; the program takes the frames to them. The ports of a device share the
-/// map, each with a descriptor of its own.
+/// What the program compares frames with.
 #[derive(Debug)]
-pub(crate) struct OwnAddresses {
-    map: Map,
-    addresses: Vec<IpAddr>,
-    mac: [u8; 6],
+pub(crate) struct Own {
+    addresses: Map,
+    mac: Map,
 }
 
-impl OwnAddresses {
-    /// A map with the addresses of an interface with this MAC, for this many ports.
-    pub(crate) fn new(addresses: &[IpAddr], mac: [u8; 6], ports: usize) -> io::Result<Self> {
-        // During a change, each port has its addresses in the map twice, and the ports follow one
-        // after the other.
-        let room = 2 * ports.max(1) * addresses.len().max(1);
-        let map = Map::hash("roce_addresses", KEY_LEN, room as u32)?;
-        let own = Self { map, addresses: addresses.to_vec(), mac };
-        own.insert(mac)?;
+impl Own {
+    /// The addresses of an interface with this MAC.
+    pub(crate) fn new(addresses: &[IpAddr], mac: [u8; 6]) -> io::Result<Self> {
+        let room = addresses.len().max(1) as u32;
+        let own = Self {
+            addresses: Map::hash("roce_addresses", KEY_LEN, room)?,
+            mac: Map::shared_word("roce_mac")?,
+        };
+        addresses.iter().try_for_each(|address| own.addresses.set(&key(*address), 1))?;
+        OwnMac::of_map(own.mac.as_fd())?.follow(mac);
         Ok(own)
     }
 
-    /// A map with these addresses that [`new`](Self::new) made, perhaps in another process.
+    /// The descriptor of the map with the MAC, for [`OwnMac::of_map`].
+    pub(crate) fn mac(&self) -> BorrowedFd<'_> {
+        self.mac.as_fd()
+    }
+}
+
+/// The MAC that the program compares. The ports of a device have the same one, each a mapping of
+/// its own.
+#[derive(Debug)]
+pub(crate) struct OwnMac(SharedWord);
+
+impl OwnMac {
+    /// That of a map, which may be another process's.
     ///
     /// # Errors
-    /// As [`Map::of_fd`].
-    pub(crate) fn of_fd(map: OwnedFd, addresses: &[IpAddr], mac: [u8; 6]) -> io::Result<Self> {
-        Ok(Self { map: Map::of_fd(map, KEY_LEN)?, addresses: addresses.to_vec(), mac })
-    }
-
-    /// The map's descriptor.
-    pub(crate) fn map_fd(&self) -> BorrowedFd<'_> {
-        self.map.as_fd()
+    /// `EINVAL` for another map, and for no map.
+    pub(crate) fn of_map(map: BorrowedFd<'_>) -> io::Result<Self> {
+        if !is_shared_word(map) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        SharedWord::of_fd(map).map(Self)
     }
 
     /// Adopts a new MAC of the interface.
-    pub(crate) fn follow(&mut self, mac: [u8; 6]) -> io::Result<()> {
-        if mac != self.mac {
-            self.insert(mac)?;
-            let old = std::mem::replace(&mut self.mac, mac);
-            for address in &self.addresses {
-                match self.map.remove(&key(*address, old)) {
-                    // Another port of the device was faster.
-                    Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-                    removed => removed?,
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn insert(&self, mac: [u8; 6]) -> io::Result<()> {
-        self.addresses.iter().try_for_each(|address| self.map.set(&key(*address, mac), 1))
+    pub(crate) fn follow(&self, mac: [u8; 6]) {
+        let [a, b, c, d, e, f] = mac;
+        self.0.store(u64::from_ne_bytes([a, b, c, d, e, f, 0, 0]));
     }
 }
 
 /// The map's key of an address.
-fn key(address: IpAddr, mac: [u8; 6]) -> [u8; KEY_LEN] {
-    let mut key = [0; KEY_LEN];
-    key[..16].copy_from_slice(&match address {
+fn key(address: IpAddr) -> [u8; KEY_LEN] {
+    match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
-    });
-    key[16..22].copy_from_slice(&mac);
-    key
+    }
 }
 
 /// Assembles the program for the addresses and an XSKMAP by receive queue.
-pub(crate) fn program(own: &OwnAddresses, sockets: &Map) -> Vec<Insn> {
-    use Reg::{R0, R1, R2, R3, R5, R6, R10};
+pub(crate) fn program(own: &Own, sockets: &Map) -> Vec<Insn> {
+    use Reg::{R0, R1, R2, R3, R4, R5, R6, R10};
     let mut asm = Asm::default();
     let (pass, v4, lookup) = (asm.label(), asm.label(), asm.label());
 
@@ -154,12 +149,13 @@ pub(crate) fn program(own: &OwnAddresses, sockets: &Map) -> Vec<Insn> {
     asm.store(Size::W, R10, KEY + 12, R5);
 
     asm.bind(lookup);
-    asm.load(Size::W, R5, R2, ETH_DST);
-    asm.store(Size::W, R10, KEY_MAC, R5);
-    asm.load(Size::H, R5, R2, ETH_DST + 4);
-    asm.store(Size::H, R10, KEY_MAC + 4, R5);
-    asm.store_imm(Size::H, R10, KEY_MAC + 6, 0);
-    asm.load_map(R1, own.map.raw_fd());
+    asm.load_map_value(R4, own.mac.raw_fd());
+    for (size, at) in [(Size::W, 0), (Size::H, 4)] {
+        asm.load(size, R5, R2, ETH_DST + at);
+        asm.load(size, R0, R4, at);
+        asm.jump_if(Cond::Ne, R0, R5, pass);
+    }
+    asm.load_map(R1, own.addresses.raw_fd());
     asm.mov(R2, R10);
     asm.add_imm(R2, i32::from(KEY));
     asm.call(Helper::MapLookupElem);
@@ -212,14 +208,14 @@ mod tests {
     /// unbound: a test run returns the verdict without acting on it.
     struct Loaded {
         program: Program,
-        own: OwnAddresses,
+        own: Own,
         sockets: Map,
         _socket: XdpSocket,
     }
 
     fn load() -> std::io::Result<Loaded> {
         let socket = XdpSocket::new()?;
-        let own = OwnAddresses::new(&[IpAddr::from(V4), IpAddr::from(V6)], MAC, 1)?;
+        let own = Own::new(&[IpAddr::from(V4), IpAddr::from(V6)], MAC)?;
         let sockets = Map::sockets("test", 1)?;
         sockets.set(&0u32.to_ne_bytes(), fd_value(socket.as_fd()))?;
         let program = Program::load("test", &program(&own, &sockets))?;
@@ -335,12 +331,13 @@ mod tests {
 
     #[test]
     fn another_mac_takes_the_place_of_the_first() {
-        let mut loaded = testns::or_skip!("another_mac_takes_the_place_of_the_first", load());
+        let loaded = testns::or_skip!("another_mac_takes_the_place_of_the_first", load());
+        let of_map = OwnMac::of_map(loaded.own.mac()).expect("ours");
         let frames = [frame_v4(), frame_v6()];
         for last in [0xf6, 0xf7, MAC[5]] {
             let [a, b, c, d, e, _] = MAC;
             // Repeatedly: no old address stays.
-            loaded.own.follow([a, b, c, d, e, last]).unwrap();
+            of_map.follow([a, b, c, d, e, last]);
             for mac in [0xf6, 0xf7, MAC[5]] {
                 for frame in &frames {
                     let to_us = loaded.verdict(&changed(frame, 5, &[mac])) == XDP_REDIRECT;
@@ -348,6 +345,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn another_map_is_not_taken_for_the_one_with_the_mac() {
+        let loaded = testns::or_skip!("another_map_is_not_taken", load());
+        let counters = Map::counters("test", 1).expect("a map");
+        for other in [&loaded.own.addresses, &loaded.sockets] {
+            assert!(OwnMac::of_map(other.as_fd()).is_err());
+        }
+        // Alike, but not to be mapped.
+        assert!(OwnMac::of_map(counters.as_fd()).is_err());
+        let file = std::fs::File::open("/proc/self/exe").expect("a file");
+        assert!(OwnMac::of_map(file.as_fd()).is_err());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::mapping::Mapping;
 use super::ring::{CompletionRing, Desc, FillRing, Layout, RxRing, TxRing};
 use super::umem::{CHUNK, Umem};
 use crate::inherited;
+use crate::packet::page_bytes;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -28,6 +29,15 @@ pub(crate) struct Rings {
     pub(crate) tx: TxRing,
     /// Chunks sent.
     pub(crate) completion: CompletionRing,
+}
+
+/// Where a ring is.
+struct Placed {
+    /// The offset at which it is mapped.
+    page: u64,
+    layout: Layout,
+    /// Bytes of an entry.
+    entry: usize,
 }
 
 impl XdpSocket {
@@ -58,17 +68,63 @@ impl XdpSocket {
 
     /// Makes the four rings, each of `size` entries.
     pub(crate) fn make_rings(&self, size: u32) -> io::Result<()> {
-        self.set(libc::SOL_XDP, libc::XDP_UMEM_FILL_RING, &size)?;
-        self.set(libc::SOL_XDP, libc::XDP_UMEM_COMPLETION_RING, &size)?;
-        self.set(libc::SOL_XDP, libc::XDP_RX_RING, &size)?;
-        self.set(libc::SOL_XDP, libc::XDP_TX_RING, &size)
+        self.make_ring(libc::XDP_UMEM_FILL_RING, size)?;
+        self.make_ring(libc::XDP_UMEM_COMPLETION_RING, size)?;
+        self.make_ring(libc::XDP_RX_RING, size)?;
+        self.make_ring(libc::XDP_TX_RING, size)
+    }
+
+    /// Makes one of them, by its option.
+    pub(crate) fn make_ring(&self, option: i32, size: u32) -> io::Result<()> {
+        self.set(libc::SOL_XDP, option, &size)
     }
 
     /// Maps the rings, which have `size` entries each. If the socket is bound, that needs Linux
     /// 6.4; before, it is `EBUSY`.
     pub(crate) fn map_rings(&self, size: u32) -> io::Result<Rings> {
+        let [fill, done, rx, tx] = self.layouts(size)?.map(|Placed { page, layout, entry }| {
+            let map = Mapping::of_fd(self.0.as_fd(), page, layout.bytes(entry));
+            map.map(|map| (map, layout))
+        });
+        let ((fill, fill_at), (done, done_at)) = (fill?, done?);
+        let ((rx, rx_at), (tx, tx_at)) = (rx?, tx?);
+        Ok(Rings {
+            fill: FillRing::new(fill, fill_at),
+            rx: RxRing::new(rx, rx_at),
+            tx: TxRing::new(tx, tx_at),
+            completion: CompletionRing::new(done, done_at),
+        })
+    }
+
+    /// Whether each ring has `size` entries: the kernel maps no more of it than there is, in pages.
+    /// It may be that of a ring of few entries this tells not all.
+    pub(crate) fn has_rings_of(&self, size: u32) -> io::Result<bool> {
+        let maps = |page, len| match Mapping::of_fd(self.0.as_fd(), page, len) {
+            Ok(_) => Ok(true),
+            // There is no ring, or not as much of it.
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+            Err(e) => Err(e),
+        };
+        for Placed { page, layout, entry } in self.layouts(size)? {
+            let pages = layout.bytes(entry).next_multiple_of(page_bytes() as usize);
+            if !maps(page, pages)? || maps(page, pages + 1)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether the socket is bound to an interface that is there.
+    pub(crate) fn is_bound(&self) -> bool {
+        // Without a frame in the ring this sends nothing.
+        !matches!(self.kick_send(), Err(e) if e.raw_os_error() == Some(libc::ENXIO))
+    }
+
+    /// Where the rings of `size` entries are: of chunks to receive into and sent, of frames received
+    /// and to send.
+    fn layouts(&self, size: u32) -> io::Result<[Placed; 4]> {
         let at: libc::xdp_mmap_offsets = self.get(libc::XDP_MMAP_OFFSETS)?;
-        let map = |offsets: &libc::xdp_ring_offset, entry: usize, page: u64| {
+        let placed = |offsets: &libc::xdp_ring_offset, entry: usize, page: u64| {
             let layout = Layout {
                 producer: offsets.producer as usize,
                 consumer: offsets.consumer as usize,
@@ -76,19 +132,15 @@ impl XdpSocket {
                 entries: offsets.desc as usize,
                 size,
             };
-            Mapping::of_fd(self.0.as_fd(), page, layout.bytes(entry)).map(|map| (map, layout))
+            Placed { page, layout, entry }
         };
         let (addr, desc) = (size_of::<u64>(), size_of::<Desc>());
-        let (fill, fill_at) = map(&at.fr, addr, libc::XDP_UMEM_PGOFF_FILL_RING)?;
-        let (done, done_at) = map(&at.cr, addr, libc::XDP_UMEM_PGOFF_COMPLETION_RING)?;
-        let (rx, rx_at) = map(&at.rx, desc, libc::XDP_PGOFF_RX_RING.cast_unsigned())?;
-        let (tx, tx_at) = map(&at.tx, desc, libc::XDP_PGOFF_TX_RING.cast_unsigned())?;
-        Ok(Rings {
-            fill: FillRing::new(fill, fill_at),
-            rx: RxRing::new(rx, rx_at),
-            tx: TxRing::new(tx, tx_at),
-            completion: CompletionRing::new(done, done_at),
-        })
+        Ok([
+            placed(&at.fr, addr, libc::XDP_UMEM_PGOFF_FILL_RING),
+            placed(&at.cr, addr, libc::XDP_UMEM_PGOFF_COMPLETION_RING),
+            placed(&at.rx, desc, libc::XDP_PGOFF_RX_RING.cast_unsigned()),
+            placed(&at.tx, desc, libc::XDP_PGOFF_TX_RING.cast_unsigned()),
+        ])
     }
 
     /// Binds to a queue of an interface. The kernel takes zero-copy where the driver has it, and

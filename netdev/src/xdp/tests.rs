@@ -1,6 +1,7 @@
 //! Two ports on the ends of a veth pair.
 
 mod flow;
+mod handed;
 mod life;
 mod shards;
 mod tap;

@@ -48,6 +48,7 @@ pub(super) fn corpus() -> Vec<Vec<u8>> {
         unseen: vec!["the tcx programs of v0".into(); 20],
     };
     let answers = [
+        Answer { outcome: Ok(Granted::Xdp { chunks: 256 }), report: Some(Report::default()) },
         Answer { outcome: Ok(Granted::Packet { ring }), report: Some(Report::default()) },
         Answer {
             outcome: Err(Refused::new(Code::Bypasses, "it would bypass rules", "")),
@@ -55,7 +56,8 @@ pub(super) fn corpus() -> Vec<Vec<u8>> {
         },
         Answer::refusal(Refused::new(Code::Busy, "as many as it may have", "close some")),
     ];
-    let requests = [one, other].map(|request| request.encode().expect("within bounds"));
+    let of_afxdp = Request { backend: Backend::Xdp, ..one.clone() };
+    let requests = [one, other, of_afxdp].map(|request| request.encode().expect("within bounds"));
     let later = b"{\"version\":1,\"refused\":{\"code\":\"later\",\"reason\":\"\"},\"more\":[0]}";
     requests
         .into_iter()

@@ -2,42 +2,19 @@
 
 mod lies;
 
-use std::io::{Read as _, Write as _};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
-
 use super::super::tx::FrameSink as _;
 use super::*;
-use crate::auto::{self, Choice};
 use crate::fd::attach_filter;
-use crate::handed::testing::Server;
+use crate::handed::testing::{
+    ASK_NEW_MAC, ASK_OTHER, NEW_MAC, Parent, Server, child, choose_from, descriptors, expected_of,
+    serve,
+};
 use crate::handed::{Agent, Code, GiveLimits, Request, give};
-use crate::parts_tests::{A, B, SPARE, assert_unprivileged, echo, exchange};
+use crate::parts_tests::{A, B, SPARE, assert_unprivileged, exchange};
 use crate::sides::{SELECTOR, open};
-use crate::testns::drop_privileges;
-use crate::{AnyPort, Backend, OpenError, Shards};
+use crate::{AnyPort, Backend, Shards};
 
-/// Another Ethernet address of `v0` in the child's namespace.
-const NEW_MAC: [u8; 6] = [2, 0, 0, 0, 9, 0x77];
 const STRANGER: [u8; 6] = [2, 0, 0, 0, 9, 0x99];
-/// What the child asks its parent for.
-const ASK_NEW_MAC: u8 = 1;
-const ASK_STRAYS: u8 = 2;
-
-/// This program again, without any privilege, with one end of a socket as its input.
-fn child(test: &str, agent: &Server, count: usize) -> std::io::Result<(Child, UnixStream)> {
-    let (ours, its) = UnixStream::pair()?;
-    let mut command = Command::new("/proc/self/exe");
-    command
-        .args(["--exact", &format!("packet::tests::handed::{test}"), "--nocapture"])
-        .env("ROCINANTE_TEST_HANDED", format!("{test} {count} {}", agent.path().display()))
-        .stdin(OwnedFd::from(its))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    drop_privileges(&mut command);
-    Ok((command.spawn()?, ours))
-}
 
 /// A child gets `count` ports from an agent and exchanges datagrams with a port of this process.
 fn another_process_gets(count: usize) -> Result<(), String> {
@@ -45,29 +22,9 @@ fn another_process_gets(count: usize) -> Result<(), String> {
     pair.a.sh(&format!("ip address add {SPARE}/24 dev v0"));
     let agent = Server::honest(&pair.a);
     let mut peer = open(&pair.b, Backend::Udp, &B).map_err(|e| e.to_string())?;
-    let test = "in_a_process_without_privileges";
-    let (mut child, socket) =
-        pair.a.run(|| child(test, &agent, count)).map_err(|e| e.to_string())?;
-    socket.set_nonblocking(true).map_err(|e| e.to_string())?;
-    let end = Instant::now() + Duration::from_secs(60);
-    while child.try_wait().expect("a child").is_none() {
-        assert!(Instant::now() < end, "the child does not end");
-        echo(&pair, &mut peer);
-        let mut asked = [0];
-        if !matches!((&socket).read(&mut asked), Ok(1)) {
-            continue;
-        }
-        match asked[0] {
-            ASK_NEW_MAC => {
-                pair.a.sh("ip link set v0 address 02:00:00:00:09:77");
-                pair.b.sh("ip neigh flush dev v0");
-            }
-            ASK_STRAYS => strays(&pair),
-            other => panic!("the child asks for {other}"),
-        }
-        (&socket).write_all(&asked).map_err(|e| e.to_string())?;
-    }
-    succeeds(child);
+    let test = "packet::tests::handed::in_a_process_without_privileges";
+    let child = pair.a.run(|| child(test, &agent, count)).map_err(|e| e.to_string())?;
+    serve(&pair, &mut peer, child, || strays(&pair));
     // The child has gone; what the agent keeps is all that is left.
     let given = std::mem::take(&mut *agent.given.lock().expect("no panic"));
     assert_eq!(given.len(), 1);
@@ -78,13 +35,6 @@ fn another_process_gets(count: usize) -> Result<(), String> {
     drop(given);
     no_packet_sockets(&pair.a);
     Ok(())
-}
-
-fn succeeds(child: Child) {
-    let output = child.wait_with_output().expect("its output");
-    let text = [output.stdout, output.stderr].map(|out| String::from_utf8_lossy(&out).into_owned());
-    let done = output.status.success() && text[0].contains("everything was exchanged");
-    assert!(done, "{}", text.concat());
 }
 
 /// Waits until a namespace has no packet socket any more. A process that another test is just
@@ -105,7 +55,7 @@ fn packet_sockets(ns: &NetNs) -> usize {
 
 /// Sends datagrams that are not for the child's ports, which its interface receives: to another
 /// station, to another address, and to another UDP port.
-fn strays(pair: &Pair) {
+pub(crate) fn strays(pair: &Pair) {
     pair.b.run(|| {
         let socket = PacketSocket::new().expect("a socket");
         socket.bind(Interface::by_name("v0").expect("v0").index).expect("bound");
@@ -132,17 +82,11 @@ fn strays(pair: &Pair) {
     });
 }
 
-/// The number of ports and the agent's path, in a child that was started for this test.
-fn expected_of(test: &str) -> Option<(usize, String)> {
-    let expected = std::env::var("ROCINANTE_TEST_HANDED").ok()?;
-    let (count, path) = expected.strip_prefix(test)?.strip_prefix(' ')?.split_once(' ')?;
-    Some((count.parse().expect("a number"), path.to_owned()))
-}
-
 /// The child. Without an agent there is nothing to test.
 #[test]
 fn in_a_process_without_privileges() {
-    let Some((count, path)) = expected_of("in_a_process_without_privileges") else { return };
+    let test = "packet::tests::handed::in_a_process_without_privileges";
+    let Some((count, path)) = expected_of(test) else { return };
     assert_unprivileged();
     assert_eq!(PacketSocket::new().expect_err("it is forbidden").raw_os_error(), Some(libc::EPERM));
     let v0 = Interface::by_name("v0").expect("v0");
@@ -157,19 +101,14 @@ fn in_a_process_without_privileges() {
     for port in &ports {
         cannot_be_changed(&socket_of(port));
     }
-    let input = std::io::stdin().as_fd().try_clone_to_owned().expect("an input");
-    let parent = UnixStream::from(input);
-    let ask = |what| {
-        (&parent).write_all(&[what]).expect("the parent listens");
-        (&parent).read_exact(&mut [0]).expect("its answer");
-    };
+    let parent = Parent::of_this_process();
     // The locked filter follows the interface.
-    ask(ASK_NEW_MAC);
+    parent.asked(ASK_NEW_MAC);
     for number in 0..count {
         exchange(&mut ports, Backend::Packet, number, 0);
         exchange(&mut ports, Backend::Packet, number, 1);
     }
-    gets_no_strays(&mut ports, &v0, || ask(ASK_STRAYS));
+    gets_no_strays(&mut ports, &v0, || parent.asked(ASK_OTHER));
     // Its own mapping is not what protects the ring.
     let sockets: Vec<PacketSocket> = ports.iter().map(socket_of).collect();
     drop(ports);
@@ -180,23 +119,9 @@ fn in_a_process_without_privileges() {
     println!("everything was exchanged");
 }
 
-fn choose_from(
-    v0: &Interface,
-    want: Option<Backend>,
-    count: usize,
-    agent: &Agent,
-) -> Result<(Vec<AnyPort>, Choice), OpenError> {
-    let shards = Shards { first: 0, count, selector: SELECTOR };
-    auto::choose_shards(v0, &A.map(ip), want, &PortConfig::default(), shards, None, agent)
-}
-
 fn socket_of(port: &AnyPort) -> PacketSocket {
     let AnyPort::Packet(port) = port else { panic!("{port:?} is another") };
     PacketSocket::from(port.io.as_fd().try_clone_to_owned().expect("a copy"))
-}
-
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
 }
 
 /// A process that has the socket cannot change what it takes, nor how much memory it has.
@@ -268,7 +193,7 @@ fn an_agent_gives_no_more_than_its_limits_and_what_the_kernel_has() {
     let given = or_skip!("packet::handed", pair.a.run(|| give(&asked, &limits)).whole());
     assert_eq!((given.descriptors.len(), given.kept.len()), (2, 2));
     let rings: usize = given.kept.iter().map(crate::handed::Kept::ring_bytes).sum();
-    assert_eq!(limits.ring_bytes(&asked), rings);
+    assert_eq!(limits.memory_bytes(&asked), rings);
     assert_eq!(rings, 6 << 20, "three blocks of 1 MiB each");
     for fd in &given.descriptors {
         let buffer = rustix::net::sockopt::socket_send_buffer_size(fd).expect("a socket");
@@ -279,7 +204,7 @@ fn an_agent_gives_no_more_than_its_limits_and_what_the_kernel_has() {
     for (change, code) in [
         (Request { interface: v0.index + 1000, ..asked.clone() }, Code::Interface),
         (Request { addresses: vec![ip("10.9.0.99")], ..asked.clone() }, Code::Interface),
-        (Request { backend: Backend::Xdp, ..asked.clone() }, Code::Unsupported),
+        (Request { backend: Backend::Udp, ..asked.clone() }, Code::Unsupported),
         (Request { interface: 1, ..asked.clone() }, Code::Interface),
     ] {
         let refused = pair.a.run(|| give(&change, &limits));
@@ -292,13 +217,4 @@ fn an_agent_gives_no_more_than_its_limits_and_what_the_kernel_has() {
     let refused = pair.a.run(|| give(&asked, &limits)).answer.outcome.expect_err("it is down");
     assert_eq!((refused.code, refused.hint.contains("ip link set v0 up")), (Code::Failed, true));
     no_packet_sockets(&pair.a);
-}
-
-impl crate::handed::Given {
-    fn whole(self) -> Result<Self, String> {
-        match &self.answer.outcome {
-            Err(refused) => Err(refused.to_string()),
-            Ok(_) => Ok(self),
-        }
-    }
 }

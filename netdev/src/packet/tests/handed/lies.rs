@@ -1,11 +1,11 @@
 //! Agents that do not keep to it: a program gets `udp`, and keeps nothing.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::fd::wait_readable;
-use crate::handed::testing::request;
+use crate::handed::testing::{answer, grant, request, say, succeeds};
 use crate::handed::{
     Answer, Granted, MESSAGE_BYTES_MAX, Refused, Report, ReportedRule, Ring, receive_request,
     send_answer,
@@ -13,6 +13,9 @@ use crate::handed::{
 use crate::packet::handing::open_for_another;
 use crate::packet::ring::RingGeometry;
 use crate::policy::AuditVerdict;
+
+/// The child.
+const TEST: &str = "packet::tests::handed::lies::in_a_process_that_is_told_lies";
 
 /// What an agent does with a connection, and what the program then says. The namespaces are the
 /// program's and its peer's.
@@ -97,7 +100,7 @@ const LIES: [Lie; 23] = [
         grant(&connection, granted(15), &parts.into_iter().map(OwnedFd::from).collect::<Vec<_>>());
     }),
     ("another geometry", |connection, ns, _| {
-        let Granted::Packet { ring } = granted(15);
+        let Granted::Packet { ring } = granted(15) else { unreachable!() };
         let ring = Ring { frame_bytes: ring.frame_bytes / 2, frames: ring.frames * 2, ..ring };
         grant(&connection, Granted::Packet { ring }, &[honest(ns, 15).0]);
     }),
@@ -134,22 +137,6 @@ fn honest(ns: &NetNs, frames: u32) -> (OwnedFd, Kept) {
     (sockets.remove(0), kept.remove(0))
 }
 
-fn say(connection: &OwnedFd, bytes: &[u8]) {
-    request(connection).expect("a request");
-    rustix::net::send(connection, bytes, rustix::net::SendFlags::NOSIGNAL).expect("sent");
-}
-
-fn grant(connection: &OwnedFd, granted: Granted, descriptors: &[OwnedFd]) {
-    let report = Some(Report::default());
-    answer(connection, &Answer { outcome: Ok(granted), report }, descriptors);
-}
-
-fn answer(connection: &OwnedFd, answer: &Answer, descriptors: &[OwnedFd]) {
-    request(connection).expect("a request");
-    let descriptors: Vec<_> = descriptors.iter().map(|fd| fd.as_fd()).collect();
-    send_answer(connection, answer, &descriptors).expect("sent");
-}
-
 #[test]
 fn a_program_that_is_told_lies_has_udp_and_keeps_nothing() {
     let pair = or_skip!("packet::handed", Pair::new_seeing());
@@ -160,8 +147,7 @@ fn a_program_that_is_told_lies_has_udp_and_keeps_nothing() {
         let number = served.fetch_add(1, Ordering::Relaxed) / 2;
         LIES[number].1(connection, &a, &b);
     });
-    let test = "lies::in_a_process_that_is_told_lies";
-    let (child, _socket) = pair.a.run(|| child(test, &agent, 1)).expect("a child");
+    let (child, _socket) = pair.a.run(|| child(TEST, &agent, 1)).expect("a child");
     succeeds(child);
     no_packet_sockets(&pair.a);
 }
@@ -169,7 +155,7 @@ fn a_program_that_is_told_lies_has_udp_and_keeps_nothing() {
 /// The child.
 #[test]
 fn in_a_process_that_is_told_lies() {
-    let Some((_, path)) = expected_of("lies::in_a_process_that_is_told_lies") else { return };
+    let Some((_, path)) = expected_of(TEST) else { return };
     assert_unprivileged();
     let v0 = Interface::by_name("v0").expect("v0");
     let absent = ("there is no agent at", format!("{path}.not"));
