@@ -19,12 +19,12 @@ pub struct Config {
     pub state: PathBuf,
     /// Ports that a container may have at a time.
     pub ports_max: usize,
-    /// Kernel memory in MiB that the receive rings of a container's ports may take.
+    /// Memory in MiB that the receive rings of a container's ports may take, and their frames
+    /// (`afxdp`).
     pub ring_mib_max: usize,
-    /// Kernel memory in MiB that the receive rings of all ports may take. Rings get smaller as it
-    /// runs out.
+    /// The same of all ports. Rings get smaller as it runs out.
     pub ring_mib_total: usize,
-    /// Frames that one receive ring may have. Each takes 68 KiB.
+    /// Frames that one receive ring may have. Each takes 68 KiB, of `afxdp` 8 KiB.
     pub ring_frames_max: u32,
     /// Requests of a container in a second that are looked at.
     pub requests_per_second: u32,

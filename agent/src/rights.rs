@@ -13,11 +13,11 @@ use crate::error::AgentError;
 /// What it keeps, with what for.
 const KEPT: [(CapabilitySet, &str); 6] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"), // links of containers, programs, their rules
-    (CapabilitySet::NET_RAW, "CAP_NET_RAW"),     // packet sockets
+    (CapabilitySet::NET_RAW, "CAP_NET_RAW"),     // packet sockets, AF_XDP
     (CapabilitySet::BPF, "CAP_BPF"),             // programs
     (CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN"), // namespaces, programs by their number
     (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE"), // namespaces and sockets of processes
-    (CapabilitySet::IPC_LOCK, "CAP_IPC_LOCK"),   // memory of ports
+    (CapabilitySet::IPC_LOCK, "CAP_IPC_LOCK"),   // memory of afxdp
 ];
 
 /// What it needs when it starts: the kernel looks at it when a socket is opened that hears of other

@@ -35,6 +35,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
     (
         "rocinante-tests",
         &[
+            "rocinante-agent",
             "rocinante-capi",
             "rocinante-cli",
             "rocinante-bench",

@@ -1,6 +1,7 @@
-//! `cargo xtask dist`: what others take away, below `cli/dist/out`. The command `rocinante` is a
-//! static program for each of [`TARGETS`], with the libraries of `rocinante run` where they can be
-//! built, an archive of both, completions, man pages, checksums and a bill of materials.
+//! `cargo xtask dist`: what others take away, below `cli/dist/out`. The command `rocinante` and the
+//! daemon `rocinante-agent` are static programs for each of [`TARGETS`], with the libraries of
+//! `rocinante run` where they can be built, and what starts the agent; an archive of all of it,
+//! completions, man pages, checksums and bills of materials.
 
 use crate::command::{self, cargo, is_installed};
 use crate::{demo, machine, sbom, setup};
@@ -15,6 +16,12 @@ use std::process::{Command, Stdio};
 pub(crate) const TARGETS: [(&str, &str); 2] =
     [("x86_64-unknown-linux-musl", "x86_64"), ("aarch64-unknown-linux-musl", "aarch64")];
 const OUT: &str = "cli/dist/out";
+/// The packages of the programs, which are called so.
+const PROGRAMS: [(&str, &str); 2] =
+    [("rocinante-cli", "rocinante"), ("rocinante-agent", "rocinante-agent")];
+/// What starts the agent.
+const AGENT: &str = "agent/dist";
+const AGENT_FILES: [&str; 3] = ["Containerfile", "agent.toml", "rocinante-agent.service"];
 /// The libraries that `rocinante run` preloads: as cargo builds them, and as they are called beside
 /// the command.
 const LIBRARIES: [(&str, &str); 2] = [
@@ -23,9 +30,10 @@ const LIBRARIES: [(&str, &str); 2] = [
 ];
 /// The newest glibc that they may need: that of RHEL 9 and Ubuntu 22.04.
 const GLIBC_MAX: (u32, u32) = (2, 34);
-/// The packages of the workspace that the command is made of. All others measure or test.
-const SHIPPED: [&str; 6] = [
+/// The packages of the workspace that the programs are made of. All others measure or test.
+const SHIPPED: [&str; 7] = [
     "rocinante",
+    "rocinante-agent",
     "rocinante-cli",
     "rocinante-crc",
     "rocinante-netdev",
@@ -54,23 +62,37 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
     let packages = shipped()?;
     let names: Vec<&str> = targets.iter().map(|(target, _)| *target).collect();
     let build = ["build", "--locked", "--quiet", "--profile", "dist"];
-    command::run(for_targets(&build, &names).args(names.iter().flat_map(|name| same_paths(name))))?;
+    for (package, _) in PROGRAMS {
+        // Each by itself, with the features that it asks for.
+        let mut build = for_targets(&build, package, &names);
+        command::run(build.args(names.iter().flat_map(|name| same_paths(name))))?;
+    }
     let out = Path::new(OUT);
     // An artefact of another version would be misleading.
     let _ = fs::remove_dir_all(out);
     let built = demo::target()?;
     let mut works = None;
     for (target, processor) in &targets {
-        let program = out.join(processor).join("rocinante");
-        copy(&built.join(target).join("dist/rocinante"), &program)?;
-        let bytes = fs::metadata(&program).map_or(0, |file| file.len());
-        println!("{}: {bytes} bytes", program.display());
+        let folder = out.join(processor);
+        for (_, name) in PROGRAMS {
+            let program = folder.join(name);
+            copy(&built.join(target).join("dist").join(name), &program)?;
+            let bytes = fs::metadata(&program).map_or(0, |file| file.len());
+            println!("{}: {bytes} bytes", program.display());
+        }
+        for file in AGENT_FILES {
+            copy(&Path::new(AGENT).join(file), &folder.join("agent").join(file))?;
+        }
+        let program = folder.join("rocinante");
         let Some(mut words) = emulator(processor) else {
             println!("SKIPPED dist: no qemu-{processor}: {} never ran", program.display());
             continue;
         };
+        let agent = [&words[..], &[folder.join("rocinante-agent").display().to_string()]].concat();
         words.push(program.display().to_string());
         try_out(&words)?;
+        let version = command::read(start(&agent).arg("--version"))?;
+        println!("{}: {} ran", agent.join(" "), version.trim());
         works.get_or_insert(words);
     }
     libraries(&targets, &built, out)?;
@@ -83,7 +105,9 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
     for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
         copy(Path::new(licence), &out.join(licence))?;
     }
-    write(&out.join("rocinante.cdx.json"), &sbom::cyclone_dx(&packages)?)?;
+    for ((_, name), packages) in PROGRAMS.iter().zip(&packages) {
+        write(&out.join(format!("{name}.cdx.json")), &sbom::cyclone_dx(packages)?)?;
+    }
     for (_, processor) in &targets {
         let archive = archive(out, processor)?;
         if native(&("", processor)) {
@@ -167,25 +191,30 @@ fn same_paths(target: &str) -> [String; 2] {
     ["--config".into(), format!("target.{target}.rustflags=[{flag:?}]")]
 }
 
-fn for_targets(args: &[&str], targets: &[&str]) -> Command {
+fn for_targets(args: &[&str], package: &str, targets: &[&str]) -> Command {
     let mut command = cargo(args);
-    command.args(["-p", "rocinante-cli"]);
+    command.args(["-p", package]);
     command.args(targets.iter().flat_map(|target| ["--target", *target]));
     command
 }
 
-/// The packages that the command is made of, from `cargo tree`.
+/// The packages that each of [`PROGRAMS`] is made of, from `cargo tree`.
 ///
 /// # Errors
 /// Some are for tests.
-pub(crate) fn shipped() -> Result<Vec<sbom::Line>, String> {
+pub(crate) fn shipped() -> Result<Vec<Vec<sbom::Line>>, String> {
+    PROGRAMS.iter().map(|(package, name)| made_of(package, name)).collect()
+}
+
+fn made_of(package: &str, name: &str) -> Result<Vec<sbom::Line>, String> {
     let targets = TARGETS.map(|(target, _)| target);
-    let mut tree = for_targets(&["tree", "--locked", "--edges=normal", "--no-dedupe"], &targets);
+    let tree = ["tree", "--locked", "--edges=normal", "--no-dedupe"];
+    let mut tree = for_targets(&tree, package, &targets);
     tree.args(["--prefix=depth", "--format= {p}|{l}|{f}"]);
     let lines = sbom::lines(&command::read(&mut tree)?);
     match instruments(&lines) {
         wrong if wrong.is_empty() => Ok(lines),
-        wrong => Err(format!("the command contains what is for tests: {}", wrong.join(", "))),
+        wrong => Err(format!("{name} contains what is for tests: {}", wrong.join(", "))),
     }
 }
 
@@ -352,8 +381,9 @@ mod tests {
     fn an_archive_has_one_folder_and_says_nothing_of_who_packed_it() {
         let out = std::env::temp_dir().join(format!("rocinante-archive-{}", std::process::id()));
         let _ = fs::remove_dir_all(&out);
-        for file in ["x86_64/rocinante", "x86_64/libibverbs.so.1", "LICENSE-APACHE", "LICENSE-MIT"]
-        {
+        let files = ["rocinante", "libibverbs.so.1", "agent/agent.toml"];
+        let files = files.map(|file| format!("x86_64/{file}"));
+        for file in files.iter().map(String::as_str).chain(["LICENSE-APACHE", "LICENSE-MIT"]) {
             write(&out.join(file), file).unwrap();
         }
         fs::set_permissions(out.join("x86_64/rocinante"), fs::Permissions::from_mode(0o775))
@@ -371,7 +401,15 @@ mod tests {
             .map(|line| (line.split(' ').next().unwrap(), line.rsplit(' ').next().unwrap()))
             .collect();
         let of = |file: &str| format!("{name}{file}");
-        let rest = ["LICENSE-APACHE", "LICENSE-MIT", "libibverbs.so.1", "rocinante"].map(of);
+        let rest = [
+            "LICENSE-APACHE",
+            "LICENSE-MIT",
+            "agent/",
+            "agent/agent.toml",
+            "libibverbs.so.1",
+            "rocinante",
+        ]
+        .map(of);
         let mut names: Vec<&str> = files.iter().map(|(_, name)| *name).collect();
         names.sort_unstable();
         assert_eq!(names, [&[name.to_owned()], &rest[..]].concat());

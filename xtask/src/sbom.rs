@@ -1,4 +1,4 @@
-//! The bill of materials of the command: every crate in it, as CycloneDX 1.5 in JSON
+//! The bill of materials of a program: every crate in it, as CycloneDX 1.5 in JSON
 //! (<https://cyclonedx.org/docs/1.5/json/>).
 
 use serde_json::{Value, json};

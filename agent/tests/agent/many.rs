@@ -1,4 +1,4 @@
-//! A hundred containers: what an attachment takes, and what the agent.
+//! Two hundred containers: what an attachment takes, and what the agent and the kernel.
 
 use std::time::Instant;
 
@@ -7,7 +7,10 @@ use rocinante_netdev::handed::{GiveLimits, give};
 use crate::asker::{Asker, eventually};
 use crate::lab::{Host, host_or_skip, resident_kib};
 
-const CONTAINERS: u8 = 100;
+const CONTAINERS: u8 = 200;
+/// What the ports of all of them may take, in MiB and in bytes: 1 GB.
+const MIB_TOTAL: u64 = 953;
+const BYTES_TOTAL: u64 = 1_000_000_000;
 /// The most resident memory of the agent.
 const RESIDENT_KIB_MAX: u64 = 30 << 10;
 
@@ -40,48 +43,81 @@ fn opened_by_oneself(host: &Host) -> u64 {
     times[times.len() / 2]
 }
 
+/// Bytes that the agent counts for the ports of all containers.
+fn counted_bytes(host: &Host) -> u64 {
+    let state = host.state_text();
+    let containers = state["containers"].as_array().cloned().unwrap_or_default();
+    let ports = containers.iter().flat_map(|c| c["ports"].as_array().cloned().unwrap_or_default());
+    ports.map(|port| port["bytes"].as_u64().expect("a number")).sum()
+}
+
+/// Bytes of memory that the machine has left.
+fn available_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").expect("a table");
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:")).expect("a line");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+/// Closes what all programs have.
+fn close(host: &Host, askers: &mut [Asker]) {
+    for asker in &mut *askers {
+        asker.say("close");
+    }
+    for asker in askers {
+        assert_eq!(asker.hear(), "done");
+    }
+    host.has_ports(0);
+}
+
+/// A port for each, one after the other; the sorted times in microseconds.
+fn one_after_the_other(host: &Host, askers: &mut [Asker], family: usize) -> Vec<u64> {
+    let ask = |(index, asker): (usize, &mut Asker)| asker.timed(host.addresses(index)[family]);
+    let mut times: Vec<u64> = askers.iter_mut().enumerate().map(ask).collect();
+    times.sort_unstable();
+    assert_eq!(host.ports(), askers.len());
+    times
+}
+
 #[test]
-fn a_hundred_containers() {
-    let mut host = host_or_skip!("many::a_hundred_containers", CONTAINERS);
+fn two_hundred_containers() {
+    let mut host = host_or_skip!("many::two_hundred_containers", CONTAINERS);
+    host.configure(&format!("ring_mib_total = {MIB_TOTAL}"));
     host.start();
     let mut askers: Vec<Asker> = (0..CONTAINERS).map(|index| host.asker(index.into())).collect();
+    askers.iter_mut().for_each(|asker| drop(asker.tell("rights")));
     // The first is the first that asks; each one after that finds more containers there.
-    let mut times = Vec::new();
-    for (index, asker) in askers.iter_mut().enumerate() {
-        asker.tell("rights");
-        times.push(asker.timed(host.addresses(index)[0]));
-    }
-    // With all of them there: a second port each.
-    let mut again = Vec::new();
-    for (index, asker) in askers.iter_mut().enumerate() {
-        again.push(asker.timed(host.addresses(index)[1]));
-    }
-    times.sort_unstable();
-    again.sort_unstable();
+    let before = available_bytes();
+    let times = one_after_the_other(&host, &mut askers, 0);
+    let taken = before.saturating_sub(available_bytes());
+    let counted = counted_bytes(&host);
+    assert!(counted <= BYTES_TOTAL, "{counted}");
     let resident = resident_kib(host.agent_id());
-    println!(
-        "attach with a port, us: median {} p99 {} max {}; another port: median {} p99 {}; agent {} KiB",
-        times[50], times[98], times[99], again[50], again[98], resident
-    );
-    let alone = opened_by_oneself(&host);
-    println!("the same port without an agent: median {alone} us");
     assert!(resident <= RESIDENT_KIB_MAX, "{resident} KiB");
-    assert_eq!(host.ports(), 200);
     // Nothing happens, and nothing wakes.
     eventually("the worker threads end", || {
         std::fs::read_dir(format!("/proc/{}/task", host.agent_id())).expect("tasks").count() == 1
     });
-    let before = voluntary_switches(host.agent_id());
+    let switches = voluntary_switches(host.agent_id());
     std::thread::sleep(std::time::Duration::from_secs(2));
-    assert_eq!(voluntary_switches(host.agent_id()), before);
-    // All at once, after they closed what they have.
-    for asker in &mut askers {
-        asker.say("close");
-    }
-    for asker in &mut askers {
-        assert_eq!(asker.hear(), "done");
-    }
-    host.has_ports(0);
+    assert_eq!(voluntary_switches(host.agent_id()), switches);
+    // With all of them known: another port each.
+    close(&host, &mut askers);
+    let again = one_after_the_other(&host, &mut askers, 1);
+    close(&host, &mut askers);
+    let p99 = |times: &[u64]| times[times.len() * 99 / 100];
+    println!(
+        "attach with a port, us: median {} p99 {} max {}; another port: median {} p99 {}; agent \
+         {resident} KiB; ports: {counted} bytes by its count, {taken} fewer available",
+        times[times.len() / 2],
+        p99(&times),
+        times[times.len() - 1],
+        again[again.len() / 2],
+        p99(&again),
+    );
+    let alone = opened_by_oneself(&host);
+    println!("the same port without an agent: median {alone} us");
+    // All at once.
+    let start = Instant::now();
     for (index, asker) in askers.iter_mut().enumerate() {
         asker.say(&format!("ask {}", host.addresses(index)[0]));
     }
@@ -89,5 +125,8 @@ fn a_hundred_containers() {
         let answer = asker.hear();
         assert!(answer.starts_with("granted"), "{answer}");
     }
-    assert_eq!(host.ports(), 100);
+    println!("all at once: {} ms", start.elapsed().as_millis());
+    assert_eq!(host.ports(), usize::from(CONTAINERS));
+    let counted = counted_bytes(&host);
+    assert!(counted <= BYTES_TOTAL, "{counted}");
 }

@@ -4,7 +4,9 @@
 //! chunks only. A chunk enters a ring only as a [`Lent`], which marks it as the kernel's. It
 //! becomes ours again only through a [`Returned`], which only a ring can make. So neither a mistake
 //! in the callers nor an invalid address from a driver makes two owners of one chunk. The memory is
-//! this port's alone: `Parts::from_descriptors` has its callers promise that.
+//! this port's alone: `Parts::from_descriptors` has its callers promise that. An agent that made the
+//! memory for this process wrote nothing into it, has unmapped it before it sends the descriptor
+//! (`xdp/handing.rs`), and closes its own.
 #![allow(unsafe_code)]
 
 use super::mapping::Mapping;
@@ -92,7 +94,8 @@ impl Umem {
         self.check(&range)?;
         // SAFETY: the range lies in the mapping, which lives as long as `self` and is used by no
         // other port, and in chunks that the kernel does not own and so does not write; no `&mut`
-        // to them exists while `self` is borrowed.
+        // to them exists while `self` is borrowed. No other process writes them: an agent that made
+        // the memory has it mapped no more.
         Some(unsafe {
             std::slice::from_raw_parts(self.map.base().as_ptr().add(range.start), range.len())
         })

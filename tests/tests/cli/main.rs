@@ -15,6 +15,7 @@ mod devices;
 mod ending;
 mod errors;
 mod examples;
+mod handed;
 mod json;
 mod known;
 mod lab;
