@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Requests of a container that are answered at a time.
-const AT_ONCE_MAX: usize = 16;
+pub(crate) const AT_ONCE_MAX: usize = 16;
 /// Requests of all containers that are answered at a time.
 const ALL_AT_ONCE_MAX: usize = 1024;
 /// Containers that are remembered. One of which nothing is known has asked for nothing lately.

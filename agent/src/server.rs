@@ -27,15 +27,15 @@ use crate::asker::{Asker, Namespace, Own};
 use crate::config::Config;
 use crate::containers::{Containers, HeardOf, Hints, PortId};
 use crate::error::AgentError;
-use crate::limits::Limits;
+use crate::limits::{AT_ONCE_MAX, Limits};
 use crate::ready::readable;
 use crate::state::StateFile;
 use crate::{holders, rights, steps};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 256;
-/// Requests that are worked at a time, each on a thread.
-const WORKERS: usize = 16;
+/// Requests that are worked at a time, each on a thread: more than one container may have.
+const WORKERS: usize = 2 * AT_ONCE_MAX;
 /// How long a thread without work stays.
 const WORKER_IDLE: Duration = Duration::from_millis(500);
 /// How long to leave connections alone that cannot be accepted, for want of descriptors.
