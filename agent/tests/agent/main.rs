@@ -10,6 +10,7 @@ mod identity;
 mod lab;
 mod many;
 mod restart;
+mod unit;
 
 /// What a program in a container does. Other tests start it as a process of its own, with the
 /// agent's socket in its environment; without one there is nothing to do.

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use rocinante_netdev::Backend;
 use rocinante_netdev::handed::{GiveLimits, give};
 
 use crate::asker::{Asker, eventually};
@@ -138,4 +139,29 @@ fn two_hundred_containers() {
     assert_eq!(host.ports(), usize::from(CONTAINERS));
     let counted = counted_bytes(&host);
     assert!(counted <= BYTES_TOTAL, "{counted}");
+}
+
+#[test]
+fn a_hundred_ports_of_afxdp() {
+    let mut host = host_or_skip!("many::a_hundred_ports_of_afxdp", 100);
+    host.start();
+    let mut askers: Vec<Asker> = (0..100).map(|index| host.asker(index)).collect();
+    askers.iter_mut().for_each(|asker| drop(asker.tell("rights")));
+    let before = available_bytes();
+    let start = Instant::now();
+    for (index, asker) in askers.iter_mut().enumerate() {
+        asker.opened(Backend::Xdp, host.addresses(index)[0]);
+    }
+    let (took, counted) = (start.elapsed(), counted_bytes(&host));
+    let taken = before.saturating_sub(available_bytes());
+    let resident = resident_kib(host.agent_id());
+    println!(
+        "100 ports of afxdp: {} us each; agent {resident} KiB; {counted} bytes by its count, \
+         {taken} fewer available",
+        took.as_micros() / 100
+    );
+    assert_eq!(host.ports(), 100);
+    assert!((200 << 20..240 << 20).contains(&counted), "2 MiB each, and some: {counted}");
+    // None of it is mapped by the agent any more.
+    assert!(resident <= RESIDENT_KIB_MAX, "{resident} KiB");
 }

@@ -1,0 +1,43 @@
+//! The agent as its unit of systemd starts it.
+
+use std::process::Command;
+
+use rocinante_netdev::Backend;
+
+use crate::lab::host_or_skip;
+
+const UNIT: &str = include_str!("../../dist/rocinante-agent.service");
+
+/// The words of an option.
+fn words(option: &str) -> Vec<&'static str> {
+    let value = UNIT.lines().find_map(|line| line.strip_prefix(option)?.strip_prefix('='));
+    value.expect("the option").split_whitespace().collect()
+}
+
+#[test]
+fn it_works_with_the_rights_of_the_unit() {
+    let mut host = host_or_skip!("unit::it_works_with_the_rights", 1);
+    let rights = words("CapabilityBoundingSet").into_iter().map(|right| {
+        let right = right.strip_prefix("CAP_").expect("a right");
+        format!(",+{}", right.to_lowercase())
+    });
+    let rights: String = rights.collect();
+    assert_eq!(words("NoNewPrivileges"), ["yes"]);
+    let agent = host.command();
+    let mut command = Command::new("setpriv");
+    command.args([&format!("--bounding-set=-all{rights}"), "--inh-caps=-all", "--no-new-privs"]);
+    command.arg(agent.get_program()).args(agent.get_args());
+    host.start_as(command);
+    let [v4, v6] = host.addresses(0);
+    let mut asker = host.asker(0);
+    asker.granted(v4);
+    assert!(host.may_leave(0).contains(&v6));
+    asker.opened(Backend::Xdp, v6);
+    assert_eq!((host.ports(), host.guarded_rings()), (2, 1));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", host.agent_id()));
+    let status = status.expect("a process");
+    let set = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    // What it needs to start alone it has dropped.
+    assert_eq!(set("CapEff:"), set("CapBnd:"));
+    assert_eq!(set("CapEff:"), Some("\t0000008000287000"));
+}
