@@ -6,8 +6,8 @@
 //! [`Choice`] says why, and which better backends were tried.
 //!
 //! Where the process may not open AF_PACKET, or not read the rules, an [`Agent`] is asked: it reads
-//! the rules of this namespace with rights of its own, and opens the sockets. For AF_XDP it is asked
-//! only if the caller names that: the program switches off offloads of a veth.
+//! the rules of this namespace with rights of its own, and opens the sockets. For AF_XDP it is
+//! asked only if the caller names that: the program switches off offloads of a veth.
 
 mod features;
 
@@ -119,8 +119,8 @@ fn copies(parts: &Parts) -> bool {
     matches!(parts.manifest().backend, BackendParts::Xdp { zero_copy: false, .. })
 }
 
-/// Asks the agent to open a backend, despite rules that it bypasses or only without; returns what the
-/// agent sees of the rules as well.
+/// Asks the agent to open a backend, despite rules that it bypasses or only without; returns what
+/// the agent sees of the rules as well.
 type Ask<'a, T> = (&'a Agent, &'a dyn Fn(Backend, bool) -> Result<(T, Audit), AskError>);
 
 /// Chooses a backend. `open` opens it, and says whether the driver copies after all.

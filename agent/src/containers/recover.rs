@@ -58,7 +58,8 @@ impl Containers {
 }
 
 impl Inner {
-    /// Notes ports that an earlier agent handed over, if a process has them, and guards their rings.
+    /// Notes ports that an earlier agent handed over, if a process has them, and guards their
+    /// rings.
     fn guard_again(&mut self, host_end: u32, port: &KnownPort, own: &Own) -> Option<PortId> {
         let container = self.containers.get_mut(&host_end)?;
         if container.namespace == own.network().inode() {

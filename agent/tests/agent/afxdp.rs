@@ -1,5 +1,5 @@
-//! Ports of `afxdp`: only for who asks for them, one on an interface, and the agent keeps nothing of
-//! them.
+//! Ports of `afxdp`: only for who asks for them, one on an interface, and the agent keeps nothing
+//! of them.
 
 use rocinante_netdev::Backend;
 

@@ -115,7 +115,8 @@ impl Agent {
     }
 
     /// Asks for ports of `packet` or `afxdp`. An answer or an error comes within [`WAIT_MAX`] each
-    /// for the connection and the answer, and within [`IN_USE_MAX`] more if the interface is in use.
+    /// for the connection and the answer, and within [`IN_USE_MAX`] more if the interface is in
+    /// use.
     pub(crate) fn ask(
         &self,
         backend: Backend,

@@ -11,8 +11,8 @@ use crate::policy::{self, Audit, AuditVerdict};
 use crate::port::Backend;
 use crate::xdp;
 
-/// Frames in the receive ring of a port of `packet` that is handed over, unless the program asks for
-/// another number.
+/// Frames in the receive ring of a port of `packet` that is handed over, unless the program asks
+/// for another number.
 pub const RING_FRAMES: u32 = 180;
 /// Chunks for each direction of a port of `afxdp`, likewise.
 const XDP_CHUNKS: u32 = 256;
@@ -25,8 +25,8 @@ const SHARES: usize = 64;
 /// What an agent hands over at most, whatever a program asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GiveLimits {
-    /// Frames in a receive ring; 256 by default. Each takes 68 KiB of kernel memory, of `afxdp` about
-    /// 8 KiB.
+    /// Frames in a receive ring; 256 by default. Each takes 68 KiB of kernel memory, of `afxdp`
+    /// about 8 KiB.
     pub ring_frames_max: u32,
     /// Bytes of a send buffer; 4 MiB by default.
     pub tx_buffer_bytes_max: u32,

@@ -21,8 +21,9 @@ use crate::port::Backend;
 use crate::udp;
 
 /// Opens the sockets of the ports that another process makes. Returns the chunks of each for each
-/// direction, and the descriptors, in the order of [`Granted::Xdp`]. Nothing else of the ports stays
-/// with this process: neither a mapping nor a descriptor, and no process has the map of addresses.
+/// direction, and the descriptors, in the order of [`Granted::Xdp`]. Nothing else of the ports
+/// stays with this process: neither a mapping nor a descriptor, and no process has the map of
+/// addresses.
 ///
 /// What is in use is not waited for.
 ///
@@ -64,10 +65,10 @@ pub(crate) fn memory_bytes(chunks: u32) -> usize {
     Umem::bytes(2 * chunks) + 2 * ring(8) + 2 * ring(16) + 2 * chunks as usize * NOTES
 }
 
-/// Makes parts of what an agent opened for this process, and of guards of its own, which are in this
-/// thread's network namespace. All is compared with what was asked for and with what the agent says
-/// of it, as far as the kernel tells: no option of an AF_XDP socket says which interface it is bound
-/// to, nor which memory it has.
+/// Makes parts of what an agent opened for this process, and of guards of its own, which are in
+/// this thread's network namespace. All is compared with what was asked for and with what the agent
+/// says of it, as far as the kernel tells: no option of an AF_XDP socket says which interface it is
+/// bound to, nor which memory it has.
 ///
 /// # Errors
 /// A descriptor is not what it should be; or none is left.

@@ -1,5 +1,5 @@
-//! Mapped memory: the UMEM (of a memory file, so that another process can map it too), the rings (of
-//! the socket), and a number that the program reads.
+//! Mapped memory: the UMEM (of a memory file, so that another process can map it too), the rings
+//! (of the socket), and a number that the program reads.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -92,7 +92,8 @@ impl SharedWord {
     pub(crate) fn store(&self, word: u64) {
         // SAFETY: the start of the mapping, which is aligned to a page and lives as long as `self`.
         // Processes access the number as a whole. The program reads it in the kernel, in two parts:
-        // it may find the MAC of one frame to be neither the old nor the new one, and pass the frame.
+        // it may find the MAC of one frame to be neither the old nor the new one, and pass the
+        // frame.
         let shared = unsafe { self.0.base().cast::<AtomicU64>().as_ref() };
         shared.store(word, Ordering::Relaxed);
     }

@@ -120,8 +120,8 @@ impl XdpSocket {
         !matches!(self.kick_send(), Err(e) if e.raw_os_error() == Some(libc::ENXIO))
     }
 
-    /// Where the rings of `size` entries are: of chunks to receive into and sent, of frames received
-    /// and to send.
+    /// Where the rings of `size` entries are: of chunks to receive into and sent, of frames
+    /// received and to send.
     fn layouts(&self, size: u32) -> io::Result<[Placed; 4]> {
         let at: libc::xdp_mmap_offsets = self.get(libc::XDP_MMAP_OFFSETS)?;
         let placed = |offsets: &libc::xdp_ring_offset, entry: usize, page: u64| {

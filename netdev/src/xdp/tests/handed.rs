@@ -101,8 +101,8 @@ fn io_of(port: &AnyPort) -> &XdpIo {
     &port.io
 }
 
-/// A process that has the port cannot change what its program takes, where it is bound, nor how much
-/// memory it has.
+/// A process that has the port cannot change what its program takes, where it is bound, nor how
+/// much memory it has.
 fn cannot_be_changed(io: &XdpIo, v0: &Interface) {
     let errno = |result: io::Result<()>| result.expect_err("it is refused").raw_os_error();
     let socket = &io.socket;

@@ -14,8 +14,8 @@ const TEST: &str = "xdp::tests::handed::lies::in_a_process_that_is_told_lies";
 const CHUNKS: u32 = 64;
 const GRANTED: Granted = Granted::Xdp { chunks: CHUNKS };
 
-/// What the program says, and what an agent does with a connection. The namespaces are the program's
-/// and its peer's.
+/// What the program says, and what an agent does with a connection. The namespaces are the
+/// program's and its peer's.
 type Lie = (&'static str, fn(OwnedFd, &NetNs, &NetNs));
 
 const LIES: [Lie; 17] = [
