@@ -14,6 +14,8 @@ use crate::abi;
 use crate::log::{Level, say};
 
 /// The errno of an error, which is said aloud to those that listen.
+#[cold]
+#[inline(never)]
 pub(crate) fn errno(what: &str, error: &VerbsError) -> c_int {
     say(Level::Info, format_args!("{what}: {error}"));
     error.errno()

@@ -264,6 +264,24 @@ impl Cq {
         self.0.poll_as(out, make)
     }
 
+    /// As [`poll`](Self::poll). If there is none, it may be that [no more come](Self::check_end).
+    #[inline]
+    pub fn take<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> usize {
+        self.0.take_or_drive(out, make)
+    }
+
+    /// Whether completions were lost, or the interface is gone.
+    #[inline]
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.0.has_ended()
+    }
+
+    /// The error if no more completions come.
+    pub fn check_end(&self) -> Result<(), VerbsError> {
+        self.0.check_end()
+    }
+
     pub fn resize(&self, depth: u32) -> Result<(), VerbsError> {
         check_depth(depth, self.0.device().limits.max_cqe)?;
         self.0.resize(depth)

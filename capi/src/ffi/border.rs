@@ -17,7 +17,7 @@ pub(super) fn set_errno(errno: c_int) {
 
 /// Runs the body. A panic is a bug of this library, which must not end the program.
 #[inline]
-fn caught<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+pub(super) fn caught<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(libc::EIO))
 }
 

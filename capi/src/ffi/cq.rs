@@ -1,16 +1,16 @@
 //! Completion queues.
 #![allow(unsafe_code)]
 
-use std::cell::{Cell, UnsafeCell};
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use rocinante::device::Limits;
+use rocinante::plain;
 use rocinante::verbs::Qpn;
-use rocinante::{WcStatus, plain};
 
-use super::border::{Outcome, afford, pointer, status};
+use super::border::{Outcome, afford, caught, pointer, status};
 use super::channel;
 use super::context::{self, refused};
 use super::cq_ex;
@@ -198,30 +198,53 @@ pub(super) unsafe extern "C" fn poll_cq(
     entries: c_int,
     wc: *mut abi::Wc,
 ) -> c_int {
-    let mut count = 0;
-    let errno = status(|| {
-        let entries = usize::try_from(entries).map_err(|_| libc::EINVAL)?;
-        if entries == 0 {
-            return Ok(());
-        }
-        if wc.is_null() {
-            return Err(libc::EINVAL);
-        }
-        // SAFETY: the program's queue, and its array of so many entries, which are plain numbers.
-        let (queue, out) = unsafe { (Queue::of(cq)?, std::slice::from_raw_parts_mut(wc, entries)) };
-        let failed = Cell::new(false);
-        let make = |cqe: plain::Cqe| {
-            failed.set(failed.get() | (cqe.status != WcStatus::Success));
-            convert::wc(cqe)
-        };
-        count = queue.cq.poll(out, make).map_err(refused("ibv_poll_cq"))?;
-        if failed.get() {
-            // SAFETY: the program's queue.
-            unsafe { tell(cq, &out[..count]) };
-        }
-        Ok(())
-    });
-    if errno == 0 { c_int::try_from(count).unwrap_or(c_int::MAX) } else { -errno }
+    // SAFETY: the program's queue and array.
+    caught(|| Ok(unsafe { poll(cq, entries, wc) })).unwrap_or_else(|errno| -errno)
+}
+
+/// The number of completions, or the negative errno.
+///
+/// # Safety
+/// As for `ibv_poll_cq(3)`.
+#[inline]
+unsafe fn poll(cq: *mut abi::Cq, entries: c_int, wc: *mut abi::Wc) -> c_int {
+    if entries <= 0 {
+        return if entries == 0 { 0 } else { -libc::EINVAL };
+    }
+    if wc.is_null() {
+        return -libc::EINVAL;
+    }
+    // SAFETY: the program's queue, and its array of so many entries, which are plain numbers.
+    let (queue, out) = unsafe {
+        let Ok(queue) = Queue::of(cq) else { return -libc::EINVAL };
+        (queue, std::slice::from_raw_parts_mut(wc, entries.unsigned_abs() as usize))
+    };
+    let count = queue.cq.take(out, convert::wc);
+    if count == 0 {
+        // SAFETY: the program's queue.
+        return if queue.cq.has_ended() { unsafe { ended(cq) } } else { 0 };
+    }
+    if let Some(completions) = out.get(..count)
+        && completions.iter().any(|wc| wc.status != 0)
+    {
+        // SAFETY: the program's queue.
+        unsafe { tell(cq, completions) };
+    }
+    // No more than `entries`.
+    count as c_int
+}
+
+/// The negative errno of a queue that is empty and gets no more.
+///
+/// # Safety
+/// It is the program's queue.
+#[cold]
+#[inline(never)]
+unsafe fn ended(cq: *mut abi::Cq) -> c_int {
+    // SAFETY: the caller vouches for it.
+    let end = unsafe { Queue::of(cq) };
+    let end = end.and_then(|queue| queue.cq.check_end().map_err(refused("ibv_poll_cq")));
+    end.map_or_else(|errno| -errno, |()| 0)
 }
 
 /// Says why completions failed, if that was asked for.

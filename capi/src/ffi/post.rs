@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint};
+use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 use std::{ptr, slice};
 
@@ -44,6 +45,7 @@ pub(super) const BATCH: usize = 16;
 const INLINE_MAX: usize = 4096;
 
 /// The errno of a refused request, and its place in the list.
+#[cold]
 pub(super) fn refusal(error: PostListError) -> (usize, c_int) {
     (error.index, VerbsError::Post(error.error).errno())
 }
@@ -52,13 +54,15 @@ pub(super) fn refusal(error: PostListError) -> (usize, c_int) {
 ///
 /// # Safety
 /// The program's list has so many elements.
+#[inline]
 unsafe fn list<'a>(start: *const Sge, count: c_int) -> Outcome<&'a [Sge]> {
-    match usize::try_from(count) {
-        Ok(0) => Ok(&[]),
-        Ok(_) if start.is_null() => Err(libc::EINVAL),
+    if count > 0 && !start.is_null() {
         // SAFETY: the caller vouches for it.
-        Ok(count) => Ok(unsafe { slice::from_raw_parts(start, count) }),
-        Err(_) => Err(libc::EINVAL),
+        Ok(unsafe { slice::from_raw_parts(start, count.unsigned_abs() as usize) })
+    } else if count == 0 {
+        Ok(&[])
+    } else {
+        Err(libc::EINVAL)
     }
 }
 
@@ -136,18 +140,21 @@ pub(super) unsafe fn destination(
     Ok(Destination { ah, qpn: Qpn::new(qpn & 0xff_ffff), qkey })
 }
 
+/// The halves of a word as they are in memory: `rdma.rkey`; `ud.remote_qpn` and `ud.remote_qkey`.
+#[inline]
+fn halves(word: u64) -> [u32; 2] {
+    let (low, high) = (word as u32, (word >> 32) as u32);
+    if cfg!(target_endian = "little") { [low, high] } else { [high, low] }
+}
+
 /// A send request, without its data.
 ///
 /// # Safety
 /// The program's request, with what it points to.
-#[inline]
+#[inline(always)]
 unsafe fn operation(pair: &Pair, wr: &abi::SendWr) -> Outcome<SendOp> {
     let remote = wr.wr.remote_addr;
-    // The halves of the word, as `rdma.rkey` and as `ud.remote_qpn`, `ud.remote_qkey`.
-    let [first, second] = [0, 4].map(|at| {
-        let word = wr.wr.compare_add.to_ne_bytes();
-        u32::from_ne_bytes([word[at], word[at + 1], word[at + 2], word[at + 3]])
-    });
+    let [first, second] = halves(wr.wr.compare_add);
     let (key, atomic_key) = (Key(first), Key(wr.wr.rkey));
     let (imm, invalidate) = (Some(wr.imm_data), Key(u32::from_ne_bytes(wr.imm_data)));
     let datagrams = pair.qp_type == QpType::Ud;
@@ -201,11 +208,14 @@ pub(super) unsafe extern "C" fn post_send(
         // SAFETY: the program's queue pair and requests, as far as the last of them.
         unsafe {
             let pair = Pair::of(qp)?;
-            while !next.is_null() {
-                post_some(pair, &mut next)?;
+            match first.as_ref().map(|wr| (wr, frequent(pair, wr))) {
+                Some((wr, Some(op))) => {
+                    let sges = SendData::Sges(list(wr.sg_list, wr.num_sge)?);
+                    post_one(pair, &request(wr.wr_id, op, sges, wr.send_flags))
+                }
+                _ => post_list(pair, &mut next),
             }
         }
-        Ok(())
     });
     if errno != 0 && !bad.is_null() {
         // SAFETY: the program's pointer.
@@ -214,72 +224,147 @@ pub(super) unsafe extern "C" fn post_send(
     errno
 }
 
-/// Posts up to [`BATCH`] requests, and moves `next` behind them.
-///
-/// # Safety
-/// The program's requests.
-#[inline]
-unsafe fn post_some(pair: &Pair, next: &mut *mut abi::SendWr) -> Outcome<()> {
-    // SAFETY: the caller vouches for all that is read here.
-    unsafe {
-        let wr = &**next;
-        let flags = wr.send_flags;
-        let sges = list(wr.sg_list, wr.num_sge)?;
-        let op = operation(pair, wr)?;
-        if flags & flag::INLINE != 0 {
-            let mut room = [0; INLINE_MAX];
-            let data = match sges {
-                [sge] => bytes(sge.addr, sge.len as usize),
-                _ => gather(sges, &mut room).ok_or(libc::EINVAL)?,
-            };
-            let one = request(wr.wr_id, op, SendData::Inline(data), flags);
-            pair.qp.post_send(&[one]).map_err(|error| refusal(error).1)?;
-            *next = wr.next;
-            return Ok(());
-        }
-        let one = request(wr.wr_id, op, SendData::Sges(sges), flags);
-        if wr.next.is_null() || matches!(op, SendOp::BindMw { .. }) {
-            pair.qp.post_send(&[one]).map_err(|error| refusal(error).1)?;
-            if let SendOp::BindMw { rkey, .. } = op {
-                (*wr.bind_mw.mw).rkey = rkey.0;
-            }
-            *next = wr.next;
-            return Ok(());
-        }
-        post_batch(pair, one, next)
+/// The operation of a request that stands alone, if it is one of those that programs post most: they
+/// are posted without all that others need.
+#[inline(always)]
+fn frequent(pair: &Pair, wr: &abi::SendWr) -> Option<SendOp> {
+    if !wr.next.is_null() || wr.send_flags & flag::INLINE != 0 {
+        return None;
+    }
+    let (remote, rkey) = (wr.wr.remote_addr, Key(halves(wr.wr.compare_add)[0]));
+    match wr.opcode {
+        opcode::WRITE => Some(SendOp::Write { remote, rkey, imm: None }),
+        opcode::READ => Some(SendOp::Read { remote, rkey }),
+        opcode::SEND if pair.qp_type != QpType::Ud => Some(SendOp::Send { imm: None }),
+        _ => None,
     }
 }
 
-/// Posts this request and those behind it that are of the usual kind.
+/// Posts the requests of a list, and moves `next` behind those that are posted.
 ///
 /// # Safety
-/// As [`post_some`].
-unsafe fn post_batch(pair: &Pair, one: SendWr<'_>, next: &mut *mut abi::SendWr) -> Outcome<()> {
-    let mut batch = [one; BATCH];
-    let mut count = 1;
+/// The program's requests.
+#[inline(never)]
+unsafe fn post_list(pair: &Pair, next: &mut *mut abi::SendWr) -> Outcome<()> {
+    while !next.is_null() {
+        // SAFETY: the caller vouches for it.
+        unsafe {
+            if is_unusual(&**next) { post_unusual(pair, next) } else { post_batch(pair, next) }
+        }?;
+    }
+    Ok(())
+}
+
+/// Whether a request has its own turn: one with its bytes, whose copy lives as long, and a binding,
+/// which changes its window.
+#[inline]
+fn is_unusual(wr: &abi::SendWr) -> bool {
+    wr.send_flags & flag::INLINE != 0 || wr.opcode == opcode::BIND_MW
+}
+
+/// A request of the usual kind.
+///
+/// # Safety
+/// As [`operation`].
+#[inline(always)]
+unsafe fn prepared<'a>(pair: &Pair, wr: &'a abi::SendWr) -> Outcome<SendWr<'a>> {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        let (sges, op) = (list(wr.sg_list, wr.num_sge)?, operation(pair, wr)?);
+        Ok(request(wr.wr_id, op, SendData::Sges(sges), wr.send_flags))
+    }
+}
+
+#[inline(always)]
+fn post_one(pair: &Pair, one: &SendWr<'_>) -> Outcome<()> {
+    pair.qp.post_send(slice::from_ref(one)).map_err(|error| refusal(error).1)
+}
+
+/// Posts an [unusual](is_unusual) request.
+///
+/// # Safety
+/// As [`post_list`].
+unsafe fn post_unusual(pair: &Pair, next: &mut *mut abi::SendWr) -> Outcome<()> {
     // SAFETY: the caller vouches for all that is read here.
     unsafe {
-        let mut behind = (**next).next;
-        while count < BATCH && !behind.is_null() {
-            let wr = &*behind;
-            // An inline request, a binding and one with a mistake have their own turn.
-            let unusual = wr.send_flags & flag::INLINE != 0 || wr.opcode == opcode::BIND_MW;
-            let parts = (list(wr.sg_list, wr.num_sge), operation(pair, wr));
-            let (false, (Ok(sges), Ok(op))) = (unusual, parts) else { break };
-            batch[count] = request(wr.wr_id, op, SendData::Sges(sges), wr.send_flags);
-            count += 1;
-            behind = wr.next;
+        let wr = &**next;
+        let (op, sges) = (operation(pair, wr)?, list(wr.sg_list, wr.num_sge)?);
+        if wr.send_flags & flag::INLINE == 0 {
+            post_one(pair, &request(wr.wr_id, op, SendData::Sges(sges), wr.send_flags))?;
+        } else if let [sge] = sges {
+            let data = SendData::Inline(bytes(sge.addr, sge.len as usize));
+            post_one(pair, &request(wr.wr_id, op, data, wr.send_flags))?;
+        } else {
+            let mut room = [0; INLINE_MAX];
+            let data = SendData::Inline(gather(sges, &mut room).ok_or(libc::EINVAL)?);
+            post_one(pair, &request(wr.wr_id, op, data, wr.send_flags))?;
         }
-        if let Err(error) = pair.qp.post_send(&batch[..count]) {
+        if let SendOp::BindMw { rkey, .. } = op {
+            (*wr.bind_mw.mw).rkey = rkey.0;
+        }
+        *next = wr.next;
+    }
+    Ok(())
+}
+
+/// Posts this request and those behind it, as far as they are of the usual kind.
+///
+/// # Safety
+/// As [`post_list`].
+unsafe fn post_batch(pair: &Pair, next: &mut *mut abi::SendWr) -> Outcome<()> {
+    let (mut batch, mut behind) = (Batch::new(), *next);
+    // SAFETY: the caller vouches for all that is read here.
+    unsafe {
+        batch.push(prepared(pair, &*behind)?);
+        behind = (*behind).next;
+        while !batch.is_full() && !behind.is_null() && !is_unusual(&*behind) {
+            // One with a mistake has its own turn, after those before it are posted.
+            let Ok(one) = prepared(pair, &*behind) else { break };
+            batch.push(one);
+            behind = (*behind).next;
+        }
+        if let Err(error) = pair.qp.post_send(batch.list()) {
             let (index, errno) = refusal(error);
             for _ in 0..index {
                 *next = (**next).next;
             }
             return Err(errno);
         }
-        *next = behind;
     }
+    *next = behind;
     Ok(())
+}
+
+/// Up to [`BATCH`] requests. The room for them is not written beforehand.
+pub(super) struct Batch<T> {
+    room: [MaybeUninit<T>; BATCH],
+    count: usize,
+}
+
+impl<T: Copy> Batch<T> {
+    #[inline]
+    pub(super) fn new() -> Self {
+        Self { room: [const { MaybeUninit::uninit() }; BATCH], count: 0 }
+    }
+
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.count == BATCH
+    }
+
+    /// # Panics
+    /// It is full.
+    #[inline]
+    pub(super) fn push(&mut self, one: T) {
+        self.room[self.count].write(one);
+        self.count += 1;
+    }
+
+    #[inline]
+    pub(super) fn list(&self) -> &[T] {
+        // SAFETY: so many were written.
+        unsafe { slice::from_raw_parts(self.room.as_ptr().cast(), self.count) }
+    }
 }
 
 /// Posts a list of receives.
@@ -295,20 +380,18 @@ unsafe fn receives(
     let mut next = first;
     let errno = status(|| {
         while !next.is_null() {
-            let mut batch = [RecvWr { wr_id: 0, sges: &[] }; BATCH];
-            let (mut count, mut behind) = (0, next);
-            while count < BATCH && !behind.is_null() {
+            let (mut batch, mut behind) = (Batch::new(), next);
+            while !batch.is_full() && !behind.is_null() {
                 // SAFETY: the caller vouches for it.
                 let (wr, sges) = unsafe { (&*behind, list((*behind).sg_list, (*behind).num_sge)) };
                 let Ok(sges) = sges else { break };
-                batch[count] = RecvWr { wr_id: wr.wr_id, sges };
-                count += 1;
+                batch.push(RecvWr { wr_id: wr.wr_id, sges });
                 behind = wr.next;
             }
-            if count == 0 {
+            if batch.list().is_empty() {
                 return Err(libc::EINVAL);
             }
-            if let Err(error) = post(&batch[..count]) {
+            if let Err(error) = post(batch.list()) {
                 let (index, errno) = refusal(error);
                 for _ in 0..index {
                     // SAFETY: the caller vouches for it.

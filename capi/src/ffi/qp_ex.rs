@@ -10,7 +10,7 @@ use rocinante::SendWr;
 use rocinante::verbs::{Destination, FlushLevel, Key, Placement, QpType, SendData, SendOp};
 
 use super::border::{Outcome, quiet, status};
-use super::post::{BATCH, bind, bytes, destination, refusal, request};
+use super::post::{BATCH, Batch, bind, bytes, destination, refusal, request};
 use super::qp::Pair;
 use crate::abi::{Ah, DataBuf, Mw, MwBindInfo, Qp, QpEx, Sge};
 
@@ -334,11 +334,9 @@ fn post(pair: &Pair, builder: &Builder) -> Outcome<()> {
         return Err(builder.failed);
     }
     for some in builder.list.chunks(BATCH) {
-        let mut batch = [SendWr::send(SendData::NONE); BATCH];
-        for (to, from) in batch.iter_mut().zip(some) {
-            *to = builder.prepared(from);
-        }
-        pair.qp.post_send(&batch[..some.len()]).map_err(|error| refusal(error).1)?;
+        let mut batch = Batch::new();
+        some.iter().for_each(|one| batch.push(builder.prepared(one)));
+        pair.qp.post_send(batch.list()).map_err(|error| refusal(error).1)?;
     }
     for (mw, rkey) in &builder.bound {
         // SAFETY: `wr_bind_mw` saw that it is a window of the program's.

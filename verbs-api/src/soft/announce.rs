@@ -8,7 +8,7 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::Cqe;
 
 use crate::provider::listeners::fresh_number;
-use crate::provider::sync::{AtomicU8, Mutex, Ordering};
+use crate::provider::sync::{AtomicU8, Mutex, MutexGuard, Ordering};
 use crate::provider::wake::{self, AsFd, BorrowedFd, OwnedFd};
 use crate::provider::wakers::{Wakers, Woken};
 
@@ -118,13 +118,11 @@ impl CqShared {
         self.armed.fetch_max(level, Ordering::Relaxed);
     }
 
+    /// Most polls find nothing: that costs the lock and no more.
+    #[inline(never)]
     pub(super) fn take<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> usize {
-        let mut ring = self.ring.lock();
-        let count = out.len().min(ring.completions.len());
-        for (slot, cqe) in out.iter_mut().zip(ring.completions.drain(..count)) {
-            *slot = make(cqe);
-        }
-        count
+        let ring = self.ring.lock();
+        if ring.completions.is_empty() { 0 } else { take_some(ring, out, make) }
     }
 
     pub(super) fn take_one(&self) -> Option<Cqe> {
@@ -161,6 +159,7 @@ impl CqShared {
     }
 
     /// Whether completions were lost, or the interface is gone.
+    #[inline]
     pub(super) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Relaxed) != OPEN
     }
@@ -185,6 +184,17 @@ impl CqShared {
     pub(super) fn has_channel(&self) -> bool {
         self.channel.is_some()
     }
+}
+
+#[inline(never)]
+fn take_some<T>(mut ring: MutexGuard<'_, Ring>, out: &mut [T], make: impl Fn(Cqe) -> T) -> usize {
+    let mut count = 0;
+    for slot in out {
+        let Some(cqe) = ring.completions.pop_front() else { break };
+        *slot = make(cqe);
+        count += 1;
+    }
+    count
 }
 
 /// The part of a channel that the driving thread uses.

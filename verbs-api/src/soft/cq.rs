@@ -153,15 +153,26 @@ impl Cq {
         out: &mut [T],
         make: impl Fn(Cqe) -> T,
     ) -> Result<usize, VerbsError> {
-        match self.shared.take(out, &make) {
-            0 => {}
-            count => return Ok(count),
-        }
-        self.drive();
-        match self.shared.take(out, &make) {
-            0 => self.check_end().map(|()| 0),
+        match self.take_or_drive(out, make) {
+            0 if self.shared.has_ended() => self.check_end().map(|()| 0),
             count => Ok(count),
         }
+    }
+
+    /// The same without the error at the end.
+    #[inline]
+    pub(crate) fn take_or_drive<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> usize {
+        let count = self.shared.take(out, &make);
+        if count > 0 {
+            return count;
+        }
+        self.drive();
+        self.shared.take(out, &make)
+    }
+
+    #[inline]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.shared.has_ended()
     }
 
     pub(crate) fn poll_one(&self) -> Result<Option<Wc>, VerbsError> {
@@ -204,7 +215,8 @@ impl Cq {
     }
 
     /// The error if no more completions come.
-    fn check_end(&self) -> Result<(), VerbsError> {
+    #[cold]
+    pub(crate) fn check_end(&self) -> Result<(), VerbsError> {
         match self.shared.end() {
             None => Ok(()),
             Some(End::Overflow) => Err(VerbsError::Busy(
