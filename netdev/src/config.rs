@@ -107,9 +107,12 @@ pub struct Shards {
     pub count: usize,
     /// Offset of that byte in the UDP payload.
     pub selector: u16,
+    /// Whether other ports have the other values of the byte. Then the first port gets nothing but
+    /// what is its own.
+    pub shared: bool,
 }
 
 impl Shards {
     /// A single port, which gets everything.
-    pub const ONE: Self = Self { first: 0, count: 1, selector: 0 };
+    pub const ONE: Self = Self { first: 0, count: 1, selector: 0, shared: false };
 }

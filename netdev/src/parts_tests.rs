@@ -94,7 +94,7 @@ fn another_process_assembles(backend: Backend, count: usize) -> Result<(), Strin
         pair.a.sh(&format!("ethtool -L v0 rx {count} tx {count}"));
         pair.b.sh(&format!("ethtool -L v0 rx {count} tx {count}"));
     }
-    let shards = Shards { first: 0, count, selector: SELECTOR };
+    let shards = Shards { shared: false, first: 0, count, selector: SELECTOR };
     let parts = pair.a.run(|| acquire(backend, shards)).map_err(|e| e.to_string())?;
     let mut peer = open(&pair.b, Backend::Udp, &B).map_err(|e| e.to_string())?;
     let (child, socket) = pair.a.run(|| child(backend, count)).map_err(|e| e.to_string())?;

@@ -362,7 +362,7 @@ impl Shared {
             last = Some(entry);
         }
         if let Some(Entry { socket, .. }) = last.filter(|_| end > 1) {
-            let all = Shards { first: 0, count: end, selector };
+            let all = Shards { shared: false, first: 0, count: end, selector };
             socket.steer(&steering::by_socket(all)).map_err(|e| fail("steer what comes to", e))?;
         }
         Ok(())

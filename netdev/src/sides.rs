@@ -65,7 +65,8 @@ pub(crate) fn open_once(
     own: &[IpAddr],
     count: usize,
 ) -> Result<Vec<AnyPort>, OpenError> {
-    let (config, shards) = (PortConfig::default(), Shards { first: 0, count, selector: SELECTOR });
+    let (config, shards) =
+        (PortConfig::default(), Shards { shared: false, first: 0, count, selector: SELECTOR });
     let parts = match backend {
         Backend::Udp => UdpPort::acquire(iface, own, &config, shards, None),
         Backend::Packet => PacketPort::acquire(iface, own, &config, shards, None),

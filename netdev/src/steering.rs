@@ -43,7 +43,7 @@ pub(crate) fn by_socket(Shards { count, selector, .. }: Shards) -> [sock_filter;
 
 /// As [`by_socket`], for a program that sees a frame from any offset. The first socket has the value
 /// `first`.
-pub(crate) fn by_frame(Shards { first, count, selector }: Shards) -> [sock_filter; 10] {
+pub(crate) fn by_frame(Shards { first, count, selector, .. }: Shards) -> [sock_filter; 10] {
     [
         op(LD_BYTE, NETWORK, 0, 0),
         op(SHIFT_RIGHT, 4, 0, 0),
@@ -103,7 +103,7 @@ mod tests {
     const SELECTORS: [u16; 4] = [0, 5, 11, 31];
 
     fn shards(count: usize, selector: u16) -> Shards {
-        Shards { first: 0, count, selector }
+        Shards { shared: false, first: 0, count, selector }
     }
 
     /// A payload with this byte at an offset. No other byte is below 16, and its neighbours differ.
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn the_first_value_is_the_first_ports() {
         for (first, count) in [(1, 1), (3, 2), (254, 2), (255, 1)] {
-            let program = by_frame(Shards { first, count, selector: 5 });
+            let program = by_frame(Shards { shared: true, first, count, selector: 5 });
             for byte in 0..=u8::MAX {
                 let number = byte.checked_sub(first).filter(|n| usize::from(*n) < count);
                 let frame = frame(false, &payload(5, byte));

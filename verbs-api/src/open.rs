@@ -425,10 +425,11 @@ impl OpenOptions {
         let agent = Agent::from_environment();
         let start = |claim| {
             let count = shards.unwrap_or(1);
-            let shards = Shards { first: 0, count, selector: soft::SHARD_BYTE };
+            let shards = Shards { shared: false, first: 0, count, selector: soft::SHARD_BYTE };
             let slots = self.lease(iface, addresses, shards)?;
             let first = slots.as_ref().map_or(0, |slots| slots.first());
-            let (shards, slots_of) = (Shards { first, ..shards }, slots.as_ref());
+            let shards = Shards { first, shared: slots.is_some(), ..shards };
+            let slots_of = slots.as_ref();
             let (ports, choice) = auto::choose_shards(
                 iface, addresses, backend, &self.port, shards, slots_of, &agent,
             )?;

@@ -263,7 +263,7 @@ mod tests {
             backend,
             interface: 2,
             addresses: vec![ip("10.9.0.1")],
-            shards: Shards { first: 0, count, selector: 0 },
+            shards: Shards { shared: false, first: 0, count, selector: 0 },
             ring_frames: None,
             tx_buffer_bytes: None,
             despite_rules: false,

@@ -177,14 +177,29 @@ struct RequestOnWire {
 
 #[derive(Serialize, Deserialize)]
 struct ShardsOnWire {
+    #[serde(default)]
+    first: u8,
     count: usize,
     selector: u16,
+    #[serde(default)]
+    shared: bool,
+}
+
+impl From<Shards> for ShardsOnWire {
+    fn from(Shards { first, count, selector, shared }: Shards) -> Self {
+        Self { first, count, selector, shared }
+    }
+}
+
+impl From<ShardsOnWire> for Shards {
+    fn from(ShardsOnWire { first, count, selector, shared }: ShardsOnWire) -> Self {
+        Self { first, count, selector, shared }
+    }
 }
 
 impl Default for ShardsOnWire {
     fn default() -> Self {
-        let Shards { count, selector, .. } = Shards::ONE;
-        Self { count, selector }
+        Self::from(Shards::ONE)
     }
 }
 
@@ -206,13 +221,12 @@ impl Request {
     /// It asks for more than a request can: no addresses or too many, too many shards.
     pub fn encode(&self) -> Result<Vec<u8>, Refused> {
         self.check()?;
-        let Shards { count, selector, .. } = self.shards;
         let on_wire = RequestOnWire {
             version: VERSION,
             backend: self.backend.name().to_owned(),
             interface: self.interface,
             addresses: self.addresses.clone(),
-            shards: ShardsOnWire { count, selector },
+            shards: self.shards.into(),
             ring_frames: self.ring_frames,
             tx_buffer_bytes: self.tx_buffer_bytes,
             despite_rules: self.despite_rules,
@@ -253,7 +267,7 @@ impl Request {
             backend,
             interface: read.interface,
             addresses: read.addresses,
-            shards: Shards { first: 0, count: read.shards.count, selector: read.shards.selector },
+            shards: read.shards.into(),
             ring_frames: read.ring_frames,
             tx_buffer_bytes: read.tx_buffer_bytes,
             despite_rules: read.despite_rules,
@@ -269,6 +283,9 @@ impl Request {
         }
         if !(1..=SHARDS_MAX).contains(&self.shards.count) {
             return refused(format!("an agent hands over 1 to {SHARDS_MAX} shards at a time"));
+        }
+        if usize::from(self.shards.first) + self.shards.count > 256 {
+            return refused("the values of a byte are below 256".to_owned());
         }
         Ok(())
     }

@@ -255,7 +255,7 @@ pub(crate) fn choose_from(
     count: usize,
     agent: &Agent,
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
-    let shards = Shards { first: 0, count, selector: SELECTOR };
+    let shards = Shards { shared: false, first: 0, count, selector: SELECTOR };
     auto::choose_shards(v0, &A.map(ip), want, &PortConfig::default(), shards, None, agent)
 }
 

@@ -16,7 +16,7 @@ fn request() -> Request {
         backend: Backend::Packet,
         interface: 2,
         addresses: vec![ip("10.9.0.1"), ip("fd09::1")],
-        shards: Shards { first: 0, count: 2, selector: 5 },
+        shards: Shards { shared: false, first: 0, count: 2, selector: 5 },
         ring_frames: Some(128),
         tx_buffer_bytes: None,
         despite_rules: false,
@@ -105,9 +105,19 @@ fn a_request_has_bounds() {
     let v4 = |i: usize| Ipv4Addr::from_bits(i as u32).into();
     let with = |count| Request { addresses: (0..count).map(v4).collect(), ..request() };
     assert!(with(ADDRESSES_MAX).encode().is_ok());
-    let shards = |count| Request { shards: Shards { first: 0, count, selector: 0 }, ..request() };
+    let shards = |count| Request {
+        shards: Shards { shared: false, first: 0, count, selector: 0 },
+        ..request()
+    };
     assert!(shards(SHARDS_MAX).encode().is_ok());
-    for bad in [with(0), with(ADDRESSES_MAX + 1), shards(0), shards(SHARDS_MAX + 1)] {
+    let from = |first| Request {
+        shards: Shards { shared: true, first, count: 2, selector: 5 },
+        ..request()
+    };
+    let last = from(254).encode().expect("the last values");
+    assert_eq!(Request::decode(&last).expect("a request").shards, from(254).shards);
+    let many = [shards(0), shards(SHARDS_MAX + 1), shards(usize::MAX), from(255)];
+    for bad in [with(0), with(ADDRESSES_MAX + 1)].into_iter().chain(many) {
         assert_eq!(bad.encode().expect_err("out of bounds").code, Code::Malformed);
     }
     let bytes = String::from_utf8(request().encode().expect("within bounds")).expect("text");

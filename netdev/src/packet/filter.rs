@@ -31,23 +31,23 @@ const PACKET_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32;
 /// `PACKET_OTHERHOST` of packet(7).
 const OTHERHOST: u32 = 3;
 
-/// The program for frames to this station and to one of `addresses`. If other processes share
-/// these, `own` says which datagrams are for this one.
+/// The program for frames to this station and to one of `addresses`, or for those of them that
+/// `shards` says.
 ///
 /// It holds for whatever Ethernet address the interface has: a frame to another one, which a
 /// promiscuous interface receives, is of the type `PACKET_OTHERHOST`.
-pub(super) fn program(addresses: &[IpAddr], own: Option<Shards>) -> Vec<sock_filter> {
+pub(super) fn program(addresses: &[IpAddr], shards: Shards) -> Vec<sock_filter> {
     let mut code = Program::default();
     code.untagged();
     code.load(LD_BYTE, PACKET_TYPE);
     code.push(JGE, OTHERHOST, 0, 1);
     code.push(RET, NOTHING, 0, 0);
-    ipv4(&mut code, addresses, own);
-    ipv6(&mut code, addresses, own);
+    ipv4(&mut code, addresses, shards);
+    ipv6(&mut code, addresses, shards);
     code.0
 }
 
-fn ipv4(code: &mut Program, addresses: &[IpAddr], own: Option<Shards>) {
+fn ipv4(code: &mut Program, addresses: &[IpAddr], shards: Shards) {
     let mut body = Program::default();
     body.load(LD_BYTE, 14);
     body.require(0x45);
@@ -61,7 +61,7 @@ fn ipv4(code: &mut Program, addresses: &[IpAddr], own: Option<Shards>) {
     body.load(LD_WORD, 30);
     for address in addresses {
         if let IpAddr::V4(a) = address {
-            let taken = take(42, own);
+            let taken = take(42, shards);
             body.push(JEQ, a.to_bits(), 0, taken.0.len() as u8);
             body.0.extend(taken.0);
         }
@@ -70,7 +70,7 @@ fn ipv4(code: &mut Program, addresses: &[IpAddr], own: Option<Shards>) {
     code.branch(0x0800, body);
 }
 
-fn ipv6(code: &mut Program, addresses: &[IpAddr], own: Option<Shards>) {
+fn ipv6(code: &mut Program, addresses: &[IpAddr], shards: Shards) {
     let mut body = Program::default();
     body.load(LD_BYTE, 20);
     body.require(libc::IPPROTO_UDP as u32);
@@ -79,7 +79,7 @@ fn ipv6(code: &mut Program, addresses: &[IpAddr], own: Option<Shards>) {
     for address in addresses {
         if let IpAddr::V6(a) = address {
             // Four words must match; otherwise continue with the next address.
-            let taken = take(62, own);
+            let taken = take(62, shards);
             for (i, word) in a.octets().chunks_exact(4).enumerate() {
                 body.load(LD_WORD, 38 + 4 * i as u32);
                 let to_next = (3 - i as u8) * 2 + taken.0.len() as u8;
@@ -95,9 +95,10 @@ fn ipv6(code: &mut Program, addresses: &[IpAddr], own: Option<Shards>) {
 }
 
 /// Takes a datagram whose payload is at `payload`, if it is for one of the ports.
-fn take(payload: u32, own: Option<Shards>) -> Program {
+fn take(payload: u32, shards: Shards) -> Program {
     let mut code = Program::default();
-    if let Some(Shards { first, count, selector }) = own {
+    let Shards { first, count, selector, shared } = shards;
+    if shared {
         code.load(LD_BYTE, payload + u32::from(selector));
         // A smaller one becomes a great one.
         code.push(SUBTRACT, u32::from(first), 0, 0);
@@ -212,7 +213,7 @@ mod tests {
 
     #[test]
     fn our_frames_are_taken() {
-        let program = program(&own(), None);
+        let program = program(&own(), Shards::ONE);
         for i in [1, 2, 77, 90] {
             for (peer, us) in [("10.9.0.99", "10.9.0."), ("fd09::99:1", "fd09::")] {
                 let frame = frame(peer, &format!("{us}{i}"), MAC);
@@ -227,7 +228,7 @@ mod tests {
     #[test]
     fn of_a_shared_address_the_own_datagrams_are_taken() {
         for (first, count) in [(0, 1), (3, 2), (255, 1)] {
-            let own = Some(Shards { first, count, selector: 5 });
+            let own = Shards { shared: true, first, count, selector: 5 };
             let program = program(&[own_v4(), own_v6()], own);
             for (peer, us, payload) in [("10.9.0.9", "10.9.0.1", 42), ("fd09::9", "fd09::1", 62)] {
                 let mut frame = frame(peer, us, MAC);
@@ -252,7 +253,7 @@ mod tests {
 
     #[test]
     fn other_frames_are_not() {
-        let program = program(&own(), None);
+        let program = program(&own(), Shards::ONE);
         let other_mac = [2, 0, 0, 0, 9, 2];
         assert_eq!(run(&program, &frame("10.9.0.99", "10.9.0.1", other_mac), false), 0);
         assert_eq!(run(&program, &frame("10.9.0.99", "10.9.0.1", [2, 0, 0, 1, 9, 1]), false), 0);

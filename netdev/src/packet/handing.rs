@@ -27,7 +27,7 @@ pub(crate) fn open_for_another(
     shards: Shards,
 ) -> Result<(Ring, Vec<OwnedFd>, Vec<Kept>), OpenError> {
     open::check(iface, addresses)?;
-    let program = filter::program(addresses, None);
+    let program = filter::program(addresses, shards);
     let sockets = open::open_sockets(iface, config, shards, &program)?;
     let layout = RingGeometry::new(config.packet.ring_frames, sys::page_bytes());
     open::bind(&sockets, iface, layout, shards)?;

@@ -46,7 +46,7 @@ impl Acquire for PacketIo {
     ) -> Result<Vec<Parts>, OpenError> {
         let link = check(iface, addresses)?;
         // Before the guards, which need no privilege: the missing capability is the usual error.
-        let program = filter::program(addresses, slots.map(|_| shards));
+        let program = filter::program(addresses, shards);
         let sockets = open_sockets(iface, config, shards, &program)?;
         let guards = udp::acquire_guards(Backend::Packet, iface, addresses, config, shards, slots)?;
         let layout = RingGeometry::new(config.packet.ring_frames, sys::page_bytes());

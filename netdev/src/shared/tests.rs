@@ -24,7 +24,7 @@ struct Process {
 }
 
 fn shards(count: usize) -> Shards {
-    Shards { first: 0, count, selector: SELECTOR }
+    Shards { shared: false, first: 0, count, selector: SELECTOR }
 }
 
 fn lease(addresses: &[IpAddr], count: usize) -> Result<Arc<Slots>, OpenError> {

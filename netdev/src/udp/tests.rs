@@ -432,7 +432,7 @@ fn several_ports_share_an_address_and_each_gets_what_is_for_its_queue_pairs() {
             &lo(),
             &[own],
             &PortConfig::default(),
-            Shards { first: 0, count: 3, selector: 5 },
+            Shards { shared: false, first: 0, count: 3, selector: 5 },
         )
     };
     let mut ports = several().unwrap();

@@ -196,7 +196,7 @@ pub(super) fn open_sockets(
         }
         sockets.push(OnQueue { made, queue, zero_copy });
     }
-    let (program, own, by_queue) = load_program(iface, addresses, queues.end)?;
+    let (program, own, by_queue) = load_program(iface, addresses, shards, queues.end)?;
     for OnQueue { made, queue, .. } in &sockets {
         by_queue
             .set(&queue.to_ne_bytes(), fd_value(made.socket.as_fd()))
@@ -368,12 +368,13 @@ fn register_memory(socket: &XdpSocket, wanted: u32) -> Result<(OwnedFd, Umem, u3
 fn load_program(
     iface: &Interface,
     addresses: &[IpAddr],
+    shards: Shards,
     queues: u32,
 ) -> Result<(Program, Own, Map), OpenError> {
     let failed = |e| permission("cannot make a BPF map", e);
     let own = Own::new(addresses, iface.mac).map_err(failed)?;
     let sockets = Map::sockets("roce_sockets", queues).map_err(failed)?;
-    let program = Program::load("roce_redirect", &program(&own, &sockets))
+    let program = Program::load("roce_redirect", &program(&own, shards, &sockets))
         .map_err(|e| permission("cannot load the XDP program", e))?;
     Ok((program, own, sockets))
 }

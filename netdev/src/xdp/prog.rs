@@ -4,7 +4,8 @@
 //! - its destination MAC is the interface's (a bridge floods unknown unicast to every port);
 //! - it is IPv4 without options that is no fragment, or IPv6 without extension headers;
 //! - it is UDP to port 4791;
-//! - its destination address is one of the port's own.
+//! - its destination address is one of the port's own;
+//! - if other processes share the addresses, it is for a port of this one.
 //!
 //! The addresses are in a map that no process has. The MAC is in another, which the port has and
 //! follows the interface with. A program that was given a port can have frames to other stations by
@@ -15,6 +16,7 @@
 use super::mapping::SharedWord;
 use crate::bpf::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size, net_u16};
 use crate::bpf::{Map, is_shared_word};
+use crate::config::Shards;
 use crate::port::ROCE_PORT;
 use std::io;
 use std::net::IpAddr;
@@ -110,8 +112,9 @@ fn key(address: IpAddr) -> [u8; KEY_LEN] {
     }
 }
 
-/// Assembles the program for the addresses and an XSKMAP by receive queue.
-pub(crate) fn program(own: &Own, sockets: &Map) -> Vec<Insn> {
+/// Assembles the program for the addresses, or for those datagrams to them that `shards` says, and an
+/// XSKMAP by receive queue.
+pub(crate) fn program(own: &Own, shards: Shards, sockets: &Map) -> Vec<Insn> {
     use Reg::{R0, R1, R2, R3, R4, R5, R6, R10};
     let mut asm = Asm::default();
     let (pass, v4, lookup) = (asm.label(), asm.label(), asm.label());
@@ -130,6 +133,7 @@ pub(crate) fn program(own: &Own, sockets: &Map) -> Vec<Insn> {
     asm.jump32_if_imm(Cond::Ne, R5, 6, pass);
     require(&mut asm, Size::B, V6_NEXT_HEADER, UDP, pass);
     require(&mut asm, Size::H, V6_UDP_DPORT, net_u16(ROCE_PORT), pass);
+    require_own(&mut asm, V6_HEADERS, shards, pass);
     for word in [0, 4, 8, 12] {
         asm.load(Size::W, R5, R2, V6_DST + word);
         asm.store(Size::W, R10, KEY + word, R5);
@@ -142,6 +146,7 @@ pub(crate) fn program(own: &Own, sockets: &Map) -> Vec<Insn> {
     asm.load(Size::H, R5, R2, V4_FRAGMENT);
     asm.jump32_if_imm(Cond::Set, R5, net_u16(FRAGMENT_MASK), pass);
     require(&mut asm, Size::H, V4_UDP_DPORT, net_u16(ROCE_PORT), pass);
+    require_own(&mut asm, V4_HEADERS, shards, pass);
     asm.store_imm(Size::W, R10, KEY, 0);
     asm.store_imm(Size::W, R10, KEY + 4, 0);
     asm.store_imm(Size::W, R10, KEY + 8, ne_u32([0, 0, 0xff, 0xff]).cast_signed());
@@ -186,6 +191,19 @@ fn require(asm: &mut Asm, size: Size, off: i16, value: u32, pass: Label) {
     asm.jump32_if_imm(Cond::Ne, Reg::R5, value, pass);
 }
 
+/// Jumps to `pass` unless the datagram at `payload` is for one of the ports, or these are alone.
+fn require_own(asm: &mut Asm, payload: i32, shards: Shards, pass: Label) {
+    let Shards { first, count, selector, shared } = shards;
+    if shared {
+        let at = payload + i32::from(selector);
+        require_bytes(asm, at + 1, pass);
+        asm.load(Size::B, Reg::R5, Reg::R2, at as i16);
+        // A smaller one becomes a great one.
+        asm.add_imm(Reg::R5, -i32::from(first));
+        asm.jump32_if_imm(Cond::Gt, Reg::R5, count as u32 - 1, pass);
+    }
+}
+
 /// The result of a 32-bit load of these bytes.
 fn ne_u32(bytes: [u8; 4]) -> u32 {
     u32::from_ne_bytes(bytes)
@@ -214,11 +232,15 @@ mod tests {
     }
 
     fn load() -> std::io::Result<Loaded> {
+        load_for(Shards::ONE)
+    }
+
+    fn load_for(shards: Shards) -> std::io::Result<Loaded> {
         let socket = XdpSocket::new()?;
         let own = Own::new(&[IpAddr::from(V4), IpAddr::from(V6)], MAC)?;
         let sockets = Map::sockets("test", 1)?;
         sockets.set(&0u32.to_ne_bytes(), fd_value(socket.as_fd()))?;
-        let program = Program::load("test", &program(&own, &sockets))?;
+        let program = Program::load("test", &program(&own, shards, &sockets))?;
         Ok(Loaded { program, own, sockets, _socket: socket })
     }
 
@@ -278,6 +300,23 @@ mod tests {
         let mut frame = frame.to_vec();
         frame[at..at + bytes.len()].copy_from_slice(bytes);
         frame
+    }
+
+    #[test]
+    fn of_a_shared_address_the_own_datagrams_are_ours() {
+        for (first, count) in [(0, 1), (3, 2), (255, 1)] {
+            let shards = Shards { shared: true, first, count, selector: 5 };
+            let loaded = testns::or_skip!("of_a_shared_address_the_own_are_ours", load_for(shards));
+            for (frame, payload) in [(frame_v4(), 42), (frame_v6(), 62)] {
+                for byte in 0..=u8::MAX {
+                    let is_own = byte.checked_sub(first).is_some_and(|n| usize::from(n) < count);
+                    let verdict = loaded.verdict(&changed(&frame, payload + 5, &[byte]));
+                    let expected = if is_own { XDP_REDIRECT } else { XDP_PASS };
+                    assert_eq!(verdict, expected, "{byte} of {count} from {first}");
+                }
+                assert_eq!(loaded.verdict(&frame[..payload + 5]), XDP_PASS, "cut off");
+            }
+        }
     }
 
     #[test]

@@ -446,7 +446,7 @@ fn errors_say_what_to_do() {
             &iface,
             &addresses,
             &PortConfig::default(),
-            Shards { first: 0, count: 2, selector: 5 },
+            Shards { shared: false, first: 0, count: 2, selector: 5 },
         )
     });
     let error = several.expect_err("refused").to_string();

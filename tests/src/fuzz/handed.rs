@@ -35,7 +35,7 @@ pub(super) fn corpus() -> Vec<Vec<u8>> {
     };
     let other = Request {
         addresses: vec!["fd09::1".parse().expect("an address"); 3],
-        shards: Shards { first: 0, count: 4, selector: 5 },
+        shards: Shards { shared: false, first: 0, count: 4, selector: 5 },
         ring_frames: Some(128),
         tx_buffer_bytes: Some(1 << 20),
         despite_rules: true,

@@ -49,7 +49,7 @@ impl Talk {
     }
 
     fn succeeds(self) {
-        self.end().map(|done| drop(done.succeeded()));
+        self.end().into_iter().for_each(|done| drop(done.succeeded()));
     }
 }
 
@@ -59,7 +59,7 @@ fn pairs(backend: Backend) {
     let (both, netdev) = ([lab.container(1), lab.container(0)], backend.name());
     let talk = |nth| Talk::start(both, nth, [netdev; 2], "-n 400 -s 9000");
     let all = [0, 1, 2, 3].map(talk);
-    all.map(Talk::succeeds);
+    all.into_iter().for_each(Talk::succeeds);
 }
 
 /// A server beside its client.
@@ -174,7 +174,7 @@ fn each_listens_for_itself() {
         let client = format!("pingpong --cm -p {port} --netdev udp -n 50 -c {}", b.ipv4());
         start(a, &client).finish().succeeded();
     }
-    servers.map(|server| drop(server.finish().succeeded()));
+    servers.into_iter().for_each(|server| drop(server.finish().succeeded()));
     // Nobody listens any more.
     let late = start(a, &format!("pingpong --cm --patience 1 -p 18602 {}", b.ipv4()));
     late.finish().failed(1, &[]);

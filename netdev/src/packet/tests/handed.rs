@@ -185,7 +185,7 @@ fn an_agent_gives_no_more_than_its_limits_and_what_the_kernel_has() {
         backend: Backend::Packet,
         interface: v0.index,
         addresses: A.map(ip).to_vec(),
-        shards: Shards { first: 0, count: 2, selector: SELECTOR },
+        shards: Shards { shared: false, first: 0, count: 2, selector: SELECTOR },
         ring_frames: Some(u32::MAX),
         tx_buffer_bytes: Some(u32::MAX),
         despite_rules: true,

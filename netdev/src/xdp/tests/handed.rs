@@ -244,7 +244,13 @@ fn an_agent_gives_no_more_than_its_limits_and_what_is_free() {
         (Request { interface: v0.index + 1000, ..asked.clone() }, Code::Interface),
         (Request { addresses: vec![ip("10.9.0.99")], ..asked.clone() }, Code::Interface),
         (Request { interface: 1, ..asked.clone() }, Code::Interface),
-        (Request { shards: Shards { first: 0, count: 2, selector: 5 }, ..asked.clone() }, Code::Failed),
+        (
+            Request {
+                shards: Shards { shared: false, first: 0, count: 2, selector: 5 },
+                ..asked.clone()
+            },
+            Code::Failed,
+        ),
     ] {
         let refused = give_in(&pair.a, &change, &limits);
         assert_eq!(refused.answer.outcome.expect_err("refused").code, code);

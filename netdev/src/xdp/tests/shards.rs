@@ -17,7 +17,7 @@ fn on_two_queues() -> Result<(Pair, Vec<XdpPort>), String> {
             &iface,
             &addresses,
             &PortConfig::default(),
-            Shards { first: 0, count: 2, selector: 5 },
+            Shards { shared: false, first: 0, count: 2, selector: 5 },
         )
     });
     Ok((pair, ports.map_err(|e| e.to_string())?))

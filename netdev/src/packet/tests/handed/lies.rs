@@ -92,7 +92,7 @@ const LIES: [Lie; 23] = [
         let parts = ns.run(|| {
             let (v0, config) = (Interface::by_name("v0").expect("v0"), config(15));
             let layout = RingGeometry::new(15, sys::page_bytes());
-            let program = filter::program(&A.map(ip), None);
+            let program = filter::program(&A.map(ip), Shards::ONE);
             let sockets = open::open_sockets(&v0, &config, Shards::ONE, &program).expect("one");
             open::bind(&sockets, &v0, layout, Shards::ONE).expect("bound");
             sockets
