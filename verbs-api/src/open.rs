@@ -214,7 +214,7 @@ impl OpenOptions {
     /// has the options of its first context: later ones give the same options, or leave them at
     /// their defaults. They open the same addresses: another set of addresses of an interface that
     /// has one in common is refused. The device closes with the last object of its last context.
-    /// Another process cannot open it meanwhile.
+    /// Other processes of the user share the addresses, each with a device of its own.
     ///
     /// # Errors
     /// [`VerbsError::NoDevice`] if there is none; [`VerbsError::Open`] and [`VerbsError::Hardware`]

@@ -74,38 +74,6 @@ fn every_test_over(backend: Backend) {
     }
 }
 
-fn second_processes_are_refused(backend: Backend) {
-    let lab = Lab::new(&LabConfig::default()).unwrap();
-    let container = lab.container(1);
-    let line = format!("perf send-bw --netdev {backend} --bind {}", container.ipv4());
-    let mut first = start(container, &line);
-    first.says("waiting for a client");
-    let second = start(container, &format!("{line} -p 18516")).finish();
-    second.failed(1, &[&format!("pid {}", first.child.id()), "UDP/4791", "--bind"]);
-    // The first is not disturbed.
-    let line = format!("perf send-bw --netdev {backend} -n 100 {}", container.ipv4());
-    start(lab.container(0), &line).finish().succeeded();
-    first.finish().succeeded();
-}
-
-#[test]
-fn a_second_process_is_told_of_the_first_udp() {
-    require_backend!(Backend::Udp);
-    second_processes_are_refused(Backend::Udp);
-}
-
-#[test]
-fn a_second_process_is_told_of_the_first_packet() {
-    require_backend!(Backend::Packet);
-    second_processes_are_refused(Backend::Packet);
-}
-
-#[test]
-fn a_second_process_is_told_of_the_first_afxdp() {
-    require_backend!(Backend::Xdp);
-    second_processes_are_refused(Backend::Xdp);
-}
-
 #[test]
 fn a_host_that_is_not_there_is_named() {
     require_lab!();

@@ -111,6 +111,24 @@ fn backends_mix_on_one_address() {
     all.into_iter().for_each(Talk::succeeds);
 }
 
+/// An interface has one XDP program: the first process's, which leaves the others' datagrams alone.
+#[test]
+fn a_second_process_beside_afxdp_takes_another_backend() {
+    require_backend!(Backend::Xdp);
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [a, b] = [lab.container(0), lab.container(1)];
+    let line = |port: u16, netdev: &str| {
+        format!("pingpong -p {port} --netdev {netdev} --bind {}", b.ipv4())
+    };
+    let first = serve(b, &line(18601, "afxdp"));
+    start(b, &line(18602, "afxdp")).finish().failed(1, &["another AF_XDP socket has this queue"]);
+    Talk::start([b, a], 2, ["udp"; 2], "-n 300 -s 3000").succeeds();
+    Talk::start([b, b], 3, ["udp"; 2], "-n 300 -s 3000").succeeds();
+    let client = format!("pingpong -p 18601 --netdev udp -n 300 -c {}", b.ipv4());
+    start(a, &client).finish().succeeded();
+    first.finish().succeeded();
+}
+
 /// Of five processes on each address the first dies, which serves all; then another one.
 fn deaths(netdev: &str) {
     let lab = Lab::new(&LabConfig::default()).unwrap();

@@ -137,14 +137,14 @@ pub(super) const BUGS: &[Bug] = &[
         )],
     },
     Bug {
-        name: "loop-begins-before-the-oldest",
-        what: "where the loopback queue has gone round, a datagram needs room for its first byte only before the oldest",
-        file: "netdev/src/loopback.rs",
-        right: "        (next + len.max(1) <= oldest.at).then_some(next)
+        name: "slot-without-rest",
+        what: "a slot whose process has died or left is given to the next one at once",
+        file: "netdev/src/shared/locks.rs",
+        right: "        Ok(Some(if until <= now() { 0 } else { until }))
 ",
-        wrong: "        (next < oldest.at).then_some(next)
+        wrong: "        Ok(Some(0 * until))
 ",
-        found_by: &[of("loopback::tests::nothing_is_lost_or_overwritten_however_it_wraps")],
+        found_by: &[of("shared::tests::what_a_process_leaves_is_where_it_was")],
     },
     Bug {
         name: "slot-free-with-its-first-chunk",
