@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::bag::{Bag, Entry};
@@ -67,7 +67,7 @@ struct Shared {
     address: IpAddr,
     /// The address and, if it is of the link alone, its interface, in words.
     name: String,
-    objects: meeting::Objects,
+    objects: Arc<meeting::Objects>,
     locks: Locks,
     duty: Mutex<Duty>,
     /// By slot.
@@ -108,7 +108,7 @@ impl Slots {
         // Every process takes several locks in this order.
         shared.sort_by(|one, other| one.name.cmp(&other.name));
         let first = take_slots(&shared, iface, config, (count, selector))?;
-        let host = Host::start(shared.iter().map(|it| &it.objects))
+        let host = Host::start(shared.iter().map(|it| it.objects.clone()).collect())
             .map_err(|e| failed("start a thread", e, ""))?;
         Ok(Self { first, count, shared, host })
     }
@@ -227,6 +227,10 @@ impl Slots {
 
 impl Drop for Slots {
     fn drop(&mut self) {
+        // A child of fork(2) has descriptors of nothing.
+        if !self.host.is_own() {
+            return;
+        }
         self.host.stop();
         for it in &self.shared {
             // Without the lock the slots look like those of a process that died.
@@ -318,7 +322,7 @@ impl Shared {
         let fail = |e: meeting::Refused| {
             OpenError::os(Backend::Udp, format!("cannot share {name}"), e.error, e.hint)
         };
-        let objects = meeting::join(&name).map_err(fail)?;
+        let objects = Arc::new(meeting::join(&name).map_err(fail)?);
         let locks = Locks::open(&objects.memory).map_err(|e| {
             let hint = "mount /proc in this container";
             OpenError::os(Backend::Udp, format!("cannot share {name}"), e, hint)

@@ -5,12 +5,12 @@ mod common;
 
 use common::{PORT, Solo, addr, template};
 use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, QpSide};
-use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn};
+use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn, QueueKind, Time};
 use rocinante_stack::verbs::QpState;
 use rocinante_stack::wire::cm::{CmMessage, CommId, Dreq, PortSpace, ServiceId, Transport};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
-use rocinante_stack::wire::{Bth, Opcode, Packet};
-use rocinante_stack::{Datagram, IpId, QpAttr};
+use rocinante_stack::wire::{Bth, Introduction, MadBytes, Opcode, Packet, RecognitionMad};
+use rocinante_stack::{Addressee, Datagram, IpId, QpAttr, addressee};
 
 /// A message for an unknown connection: it gets an answer.
 fn packet() -> [u8; GSI_PACKET_LEN] {
@@ -306,4 +306,110 @@ fn nobody_else_is_awaited() {
     solo.end.engine.await_message(Qpn::new(0xabcd), conn);
     solo.receive_request(Opcode::RC_RDMA_WRITE_ONLY, 0, &[&solo.reth(0, 4), &[1; 4]]);
     assert_eq!(solo.end.engine.cm().unwrap().poll_event(), None);
+}
+
+/// Where several devices share an address, each datagram to QP1 says whose it is: both sides draw
+/// ids with their slot.
+#[test]
+fn each_datagram_says_whom_it_is_for() {
+    let of = |mad: &MadBytes| {
+        let mut packet = [0; GSI_PACKET_LEN];
+        write_gsi(&mut packet, Psn::new(1), mad);
+        addressee(&packet)
+    };
+    let (now, addresses) = (Time(1_000_000_000), [addr(1), addr(2)]);
+    let [mut here, mut there] = [5, 0xc3].map(|slot| {
+        let key = [u64::from(slot), 9];
+        ConnectionManager::new(CmConfig { key, slot: Some(slot), ..CmConfig::default() })
+    });
+    let service = ServiceId::of_port(PortSpace::Tcp, 7);
+    let datagrams = ServiceId::of_port(PortSpace::Udp, 8);
+    there.listen(service, None, 8).unwrap();
+    there.serve(datagrams, None, (Qpn::new(0x77), 1), b"").unwrap();
+    let side = QpSide {
+        qpn: Qpn::new(0x05_0123),
+        psn: Psn::new(1),
+        responder_resources: 1,
+        initiator_depth: 1,
+        rnr_retry: 7,
+        flow_control: false,
+        srq: false,
+        announced: None,
+    };
+    let ask = Connect {
+        local: addresses[0],
+        remote: addresses[1],
+        service,
+        source_port: 9,
+        side,
+        transport: Transport::Rc,
+        mtu: Mtu::Mtu256,
+        ack_timeout: 14,
+        retry_count: 7,
+        traffic_class: 0,
+        hop_limit: 64,
+        private: b"",
+    };
+    let conn = here.connect(now, &ask).unwrap();
+    here.resolve(now, (addresses[0], addresses[1]), (datagrams, 9), b"").unwrap();
+    let mut seen = Vec::new();
+    for _ in 0..8 {
+        while let Some(sent) = here.poll_transmit() {
+            seen.push((false, of(&sent.mad)));
+            there.handle_mad(now, addresses[0], addresses[1], &sent.mad);
+        }
+        while let Some(event) = there.poll_event() {
+            if let CmEvent::Request { conn, .. } = event {
+                let side = QpSide { qpn: Qpn::new(0xc3_0456), ..side };
+                there.accept(now, conn, &Accept { side, private: b"" }).unwrap();
+            }
+        }
+        while let Some(sent) = there.poll_transmit() {
+            seen.push((true, of(&sent.mad)));
+            here.handle_mad(now, addresses[1], addresses[0], &sent.mad);
+        }
+        while let Some(event) = here.poll_event() {
+            match event {
+                CmEvent::Replied { conn, .. } => {
+                    here.establish(conn, b"").unwrap();
+                    here.disconnect(now, conn, b"").unwrap();
+                }
+                CmEvent::Disconnected { conn: ended, .. } => assert_eq!(ended, conn),
+                _ => {}
+            }
+        }
+    }
+    let (to_here, to_there) = (Some(Addressee::Slot(5)), Some(Addressee::Slot(0xc3)));
+    assert_eq!(
+        seen,
+        [
+            (false, Some(Addressee::Service(service))),
+            (false, Some(Addressee::Service(datagrams))),
+            // The answer for the datagram service, and REP; RTU and DREQ; DREP.
+            (true, to_here),
+            (true, to_here),
+            (false, to_there),
+            (false, to_there),
+            (true, to_here),
+        ]
+    );
+    // Whoever has QP1 answers a question, and decides about what names nobody.
+    assert_eq!(of(&RecognitionMad::Question.emit(0xc300_0001)), Some(Addressee::Any));
+    let answer = RecognitionMad::Answer(Some(Introduction {
+        bytes: 1,
+        datagrams: 1,
+        queue: QueueKind::Memory,
+        slots: 1,
+        packet_ns: 1,
+        kib_ns: 1,
+    }));
+    assert_eq!(of(&answer.emit(0x1234_5678_c300_0001)), to_there);
+    let nobody =
+        Dreq { local: CommId(7), remote: CommId(0), remote_qpn: Qpn::new(9), private: b"" };
+    assert_eq!(of(&CmMessage::Dreq(nobody).emit(3)), Some(Addressee::Any));
+    assert_eq!(of(&[0xff; 256]), Some(Addressee::Any));
+    // What is to another queue pair, or is no packet, is none.
+    let mut other = packet();
+    other[7] = 2;
+    assert_eq!((addressee(&other), addressee(&[]), addressee(&[0x64; 11])), (None, None, None));
 }

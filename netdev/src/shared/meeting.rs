@@ -18,6 +18,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
     connect, listen, recvmsg, sendmsg, socket_with, sockopt,
 };
+use rustix::process::{Uid, geteuid};
 
 use super::bag::Bag;
 use super::locks::FILE_BYTES;
@@ -150,10 +151,10 @@ fn found(name: &SocketAddrUnix) -> Result<Objects, Errno> {
     Ok(Objects { listener, bag, memory: inherited::noted(memory) })
 }
 
-/// An error unless the process that made the socket at the other end is of this user, or root.
+/// An error unless the process that made the socket at the other end is of this user.
 fn check_user(connection: &OwnedFd) -> Result<(), Refused> {
     let peer = sockopt::socket_peercred(connection)?;
-    if is_trusted(peer.uid.as_raw()) {
+    if is_own_user(peer.uid) {
         return Ok(());
     }
     let (uid, pid) = (peer.uid.as_raw(), peer.pid.as_raw_nonzero());
@@ -164,8 +165,9 @@ fn check_user(connection: &OwnedFd) -> Result<(), Refused> {
     Err(Refused { error: io::Error::from_raw_os_error(libc::EADDRINUSE), hint })
 }
 
-fn is_trusted(uid: u32) -> bool {
-    uid == 0 || uid == rustix::process::geteuid().as_raw()
+/// Whether that is this process's user: the kernel lets no other share a port.
+fn is_own_user(uid: Uid) -> bool {
+    uid == geteuid()
 }
 
 fn name(address: &str) -> Result<SocketAddrUnix, Errno> {
@@ -181,25 +183,22 @@ fn seqpacket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
 pub(super) struct Host {
     stop: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
+    process: u32,
 }
 
 impl Host {
-    pub(super) fn start<'a>(all: impl Iterator<Item = &'a Objects>) -> io::Result<Self> {
-        let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().map(inherited::noted);
-        let copies = all.map(|it| {
-            let [reader, writer] = it.bag.ends();
-            Ok(Objects {
-                listener: copy(it.listener.as_fd())?,
-                bag: Bag::from_ends([copy(reader)?, copy(writer)?]),
-                memory: copy(it.memory.as_fd())?,
-            })
-        });
-        let all = copies.collect::<io::Result<Vec<_>>>()?;
+    pub(super) fn start(all: Vec<Arc<Objects>>) -> io::Result<Self> {
         let stop = Arc::new(EventFd::new()?);
         let stopped = stop.clone();
         let thread = std::thread::Builder::new().name("roce-meet".into());
         let thread = thread.spawn(move || serve(&all, &stopped))?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { stop, thread: Some(thread), process: std::process::id() })
+    }
+
+    /// Whether this is the process that started it, and no child of fork(2): that has not got the
+    /// thread.
+    pub(super) fn is_own(&self) -> bool {
+        self.process == std::process::id()
     }
 
     pub(super) fn stop(&mut self) {
@@ -210,7 +209,7 @@ impl Host {
     }
 }
 
-fn serve(all: &[Objects], stop: &EventFd) {
+fn serve(all: &[Arc<Objects>], stop: &EventFd) {
     loop {
         let stop = stop.as_fd();
         let listeners = all.iter().map(|it| it.listener.as_fd());
@@ -236,7 +235,7 @@ fn welcome(objects: &Objects) {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     while let Ok(connection) = accept_with(&objects.listener, flags) {
         let peer = sockopt::socket_peercred(&connection);
-        if !peer.is_ok_and(|peer| is_trusted(peer.uid.as_raw())) {
+        if !peer.is_ok_and(|peer| is_own_user(peer.uid)) {
             continue;
         }
         let [reader, writer] = objects.bag.ends();
