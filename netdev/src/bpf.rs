@@ -374,31 +374,42 @@ impl AsFd for Link {
 }
 
 /// Whether a descriptor is a map that [`Map::shared_word`] made, perhaps in another process.
-pub(crate) fn is_shared_word(fd: BorrowedFd<'_>) -> bool {
+///
+/// # Errors
+/// No descriptor is left to ask by.
+pub(crate) fn is_shared_word(fd: BorrowedFd<'_>) -> io::Result<bool> {
     const WANTED: [(&str, u32); 4] =
         [("map_type", MAP_TYPE_ARRAY), ("key_size", 4), ("value_size", 8), ("max_entries", 1)];
-    WANTED.iter().all(|(name, value)| described_as(fd, name).as_deref() == Some(&value.to_string()))
+    let description = description(fd)?;
+    Ok(WANTED.iter().all(|(name, value)| field(&description, name) == Some(&value.to_string())))
 }
 
 /// The interface of a link of an XDP program, perhaps of another process; `None` for what is none.
-pub(crate) fn interface_of(link: BorrowedFd<'_>) -> Option<u32> {
-    let kind = described_as(link, "link_type")?;
-    (kind == "xdp").then(|| described_as(link, "ifindex")?.parse().ok())?
+///
+/// # Errors
+/// As [`is_shared_word`].
+pub(crate) fn interface_of(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    let description = description(link)?;
+    let is_xdp = field(&description, "link_type") == Some("xdp");
+    Ok(field(&description, "ifindex").filter(|_| is_xdp).and_then(|index| index.parse().ok()))
 }
 
 /// Opens the program of a link by its number.
 #[cfg(test)]
 pub(crate) fn link_program_by_id(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let id = described_as(link, "prog_id").and_then(|id| id.parse().ok());
+    let description = description(link)?;
+    let id = field(&description, "prog_id").and_then(|id| id.parse().ok());
     by_id(PROG_GET_FD_BY_ID, id.expect("a link"))
 }
 
-/// A field of what `/proc` says of a descriptor (proc_pid_fdinfo(5)).
-fn described_as(fd: BorrowedFd<'_>, name: &str) -> Option<String> {
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
-    let value =
-        |line: &str| line.strip_prefix(name)?.strip_prefix(':').map(str::trim).map(str::to_owned);
-    info.lines().find_map(value)
+/// What `/proc` says of a descriptor (proc_pid_fdinfo(5)).
+fn description(fd: BorrowedFd<'_>) -> io::Result<String> {
+    std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))
+}
+
+fn field<'a>(description: &'a str, name: &str) -> Option<&'a str> {
+    let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':').map(str::trim);
+    description.lines().find_map(value)
 }
 
 /// The number of a socket or program descriptor, as maps and attributes contain it.

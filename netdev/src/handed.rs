@@ -31,6 +31,9 @@ pub use crate::packet::Kept;
 
 /// How long each side waits for the other's message.
 pub const WAIT_MAX: Duration = Duration::from_secs(1);
+/// How long a program waits for ports of `afxdp`: the kernel attaches their program under the lock
+/// of all network configuration, and waits for grace periods meanwhile.
+pub const XDP_WAIT_MAX: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 pub(crate) mod testing;

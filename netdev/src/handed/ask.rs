@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use super::WAIT_MAX;
 use super::message::{Answer, Code, Granted, Refused, Request};
 use super::transport::{receive_answer, send_request};
+use super::{WAIT_MAX, XDP_WAIT_MAX};
 use crate::config::{PortConfig, Shards, XdpConfig};
 use crate::error::OpenError;
 use crate::fd::wait_readable;
@@ -115,8 +115,8 @@ impl Agent {
     }
 
     /// Asks for ports of `packet` or `afxdp`. An answer or an error comes within [`WAIT_MAX`] each
-    /// for the connection and the answer, and within [`IN_USE_MAX`] more if the interface is in
-    /// use.
+    /// for the connection and the answer, for that of `afxdp` [`XDP_WAIT_MAX`], and within
+    /// [`IN_USE_MAX`] more if the interface is in use.
     pub(crate) fn ask(
         &self,
         backend: Backend,
@@ -207,7 +207,8 @@ fn exchange(connection: &OwnedFd, request: &Request) -> Result<(Answer, Vec<Owne
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
         sent => sent.map_err(broken)?,
     }
-    let end = Instant::now() + WAIT_MAX;
+    let wait = if request.backend == Backend::Xdp { XDP_WAIT_MAX } else { WAIT_MAX };
+    let end = Instant::now() + wait;
     let received = loop {
         match receive_answer(connection) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}

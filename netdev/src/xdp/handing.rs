@@ -98,10 +98,11 @@ pub(crate) fn assemble_from(
     if ports.len() != guards.sockets.len() {
         return Err(refused("not one socket for each port"));
     }
-    if interface_of(link.as_fd()) != Some(iface.index) {
+    let unknown = |e| refused(&format!("a descriptor that cannot be looked at ({e})"));
+    if interface_of(link.as_fd()).map_err(unknown)? != Some(iface.index) {
         return Err(refused(&format!("no program of {}", iface.name)));
     }
-    if !is_shared_word(mac.as_fd()) {
+    if !is_shared_word(mac.as_fd()).map_err(unknown)? {
         return Err(refused("no map of an Ethernet address"));
     }
     let here = udp::namespace_of(&guards.sockets[0][0]);

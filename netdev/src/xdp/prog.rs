@@ -89,9 +89,9 @@ impl OwnMac {
     /// That of a map, which may be another process's.
     ///
     /// # Errors
-    /// `EINVAL` for another map, and for no map.
+    /// `EINVAL` for another map, and for no map; no descriptor or memory is left.
     pub(crate) fn of_map(map: BorrowedFd<'_>) -> io::Result<Self> {
-        if !is_shared_word(map) {
+        if !is_shared_word(map)? {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         SharedWord::of_fd(map).map(Self)

@@ -229,7 +229,7 @@ fn an_agent_gives_no_more_than_its_limits_and_what_is_free() {
     use rustix::fs::SealFlags;
     let sealed = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW;
     assert!(rustix::fs::fcntl_get_seals(memory).expect("seals").contains(sealed));
-    assert_eq!(crate::bpf::interface_of(link.as_fd()), Some(v0.index));
+    assert_eq!(crate::bpf::interface_of(link.as_fd()).expect("read"), Some(v0.index));
     OwnMac::of_map(mac.as_fd()).expect("the map of the Ethernet address");
     // Nothing of it stays with this process, mapped or open.
     let maps = std::fs::read_to_string("/proc/self/maps").expect("mappings");
