@@ -97,8 +97,8 @@ impl Default for XdpConfig {
 ///
 /// One byte of each datagram says which port it is for: the first port has the value `first`, the
 /// next one the next value. The kernel reads that byte where the backend lets it. The first port
-/// gets the datagrams for which there is no port, and those too short for the byte. Ports on `afxdp` read one receive queue of the
-/// interface each, and the interface does not know that byte.
+/// gets the datagrams for which there is no port, and those too short for the byte. Ports on
+/// `afxdp` read one receive queue of the interface each, and the interface does not know that byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shards {
     /// The value of the byte for the first port.

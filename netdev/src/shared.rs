@@ -10,16 +10,18 @@
 //!   comes later gets copies of the objects from whichever of them accepts ([`meeting`]);
 //! - a file in memory, in which a *lock* on a byte says that a slot is taken, or that a process
 //!   listens for a service ([`locks`]). The file's contents say how long slots rest;
-//! - a *bag* of sockets ([`bag`]): a stream that is written and never read, only looked into. It has
-//!   the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket stays in the
-//!   group at its index when its process dies, and the next process on the slot takes it over;
+//! - a *bag* of sockets ([`bag`]): a stream that is written and never read, only looked into. It
+//!   has the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket stays in
+//!   the group at its index when its process dies, and the next process on the slot takes it over;
 //! - the *duty*, a second name. Who has it reads the socket of slot 0, to which come datagrams to
 //!   the general services (QP1) and those to nobody. The others are connected to it, hear of its
-//!   end, and one of them follows.
+//!   end, and one of them follows ([`duty`]).
 //!
 //! Processes of one user share an address: the kernel lets only sockets of one user share a port.
 
 mod bag;
+mod duty;
+mod host;
 mod locks;
 mod mail;
 mod meeting;
@@ -28,14 +30,16 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::bag::{Bag, Entry};
+use self::duty::{Duty, IsOurs};
+use self::host::Host;
 use self::locks::Locks;
 pub(crate) use self::mail::Mail;
 use self::mail::Writer;
-use self::meeting::{Duty, Host};
+
 use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
 use crate::iface::Interface;
@@ -69,7 +73,7 @@ struct Shared {
     name: String,
     objects: Arc<meeting::Objects>,
     locks: Locks,
-    duty: Mutex<Duty>,
+    duty: Arc<IsOurs>,
     /// By slot.
     writers: Mutex<BTreeMap<u8, Known>>,
 }
@@ -101,14 +105,14 @@ impl Slots {
         config: &PortConfig,
         Shards { count, selector, .. }: Shards,
     ) -> Result<Self, OpenError> {
-        let mut shared = addresses
-            .iter()
-            .map(|address| Shared::join(iface, *address))
-            .collect::<Result<Vec<_>, _>>()?;
+        let joined = addresses.iter().map(|address| Shared::join(iface, *address));
+        let mut joined = joined.collect::<Result<Vec<_>, _>>()?;
         // Every process takes several locks in this order.
-        shared.sort_by(|one, other| one.name.cmp(&other.name));
-        let first = take_slots(&shared, iface, config, (count, selector))?;
-        let host = Host::start(shared.iter().map(|it| it.objects.clone()).collect())
+        joined.sort_by(|(one, _), (other, _)| one.name.cmp(&other.name));
+        let (shared, mut duties): (Vec<_>, Vec<_>) = joined.into_iter().unzip();
+        let first = take_slots(&shared, &mut duties, iface, config, (count, selector))?;
+        let objects = shared.iter().map(|it| it.objects.clone());
+        let host = Host::start(objects.zip(duties).collect())
             .map_err(|e| failed("start a thread", e, ""))?;
         Ok(Self { first, count, shared, host })
     }
@@ -145,14 +149,14 @@ impl Slots {
         Ok(Mail::new(address, it.bag().get(usize::from(self.first) + nth)?.inbox))
     }
 
-    /// Looks whether a neighbour that had a duty has ended; returns the sockets of slot 0 that this
-    /// process has to read from now on. Call it when what [`watch`](Self::watch) gave is readable.
+    /// The sockets of slot 0 that this process has to read from now on, because it has got the
+    /// duty: who had it has ended. Call it when [`news`](Self::news) is readable.
     pub(crate) fn inherit(&self) -> io::Result<Vec<(IpAddr, Socket)>> {
+        self.host.heard();
         let mut inherited = Vec::new();
         for it in &self.shared {
-            let is_new = it.duty().look()?;
             // The own slot is read anyway.
-            if is_new && self.first != 0 {
+            if it.duty.take_news() && self.first != 0 {
                 let _held = it.locks.hold()?;
                 inherited.push((it.address, it.bag().get(0)?.socket));
             }
@@ -160,21 +164,15 @@ impl Slots {
         Ok(inherited)
     }
 
+    /// Readable once this process has got a duty, until [`inherit`](Self::inherit).
+    pub(crate) fn news(&self) -> BorrowedFd<'_> {
+        self.host.news()
+    }
+
     /// Whether this process has the duty on an address.
     #[must_use]
     pub fn has_duty(&self, address: IpAddr) -> bool {
-        self.at(address).is_ok_and(|it| it.duty().is_ours())
-    }
-
-    /// Calls `add` with what becomes readable when a neighbour that has a duty ends.
-    pub(crate) fn watch(
-        &self,
-        mut add: impl FnMut(BorrowedFd<'_>) -> io::Result<()>,
-    ) -> io::Result<()> {
-        self.shared.iter().try_for_each(|it| match it.duty().unwatched() {
-            Some(fd) => add(fd),
-            None => Ok(()),
-        })
+        self.at(address).is_ok_and(|it| it.duty.now())
     }
 
     /// Gives a datagram to the process that has a slot. Returns whether it has got it.
@@ -252,6 +250,7 @@ fn failed(what: &str, error: io::Error, hint: &str) -> OpenError {
 /// Takes slots on all addresses, and makes the sockets that they need. Returns the first slot.
 fn take_slots(
     shared: &[Shared],
+    duties: &mut [Duty],
     iface: &Interface,
     config: &PortConfig,
     (count, selector): (usize, u16),
@@ -268,16 +267,14 @@ fn take_slots(
         let hint = "end a process on this address, or take fewer shards";
         return Err(OpenError::plain(Backend::Udp, text, hint));
     };
-    for it in shared {
+    for (it, duty) in shared.iter().zip(duties) {
         let own = usize::from(first)..usize::from(first) + count;
         it.make_sockets(iface, config, own.end, selector)?;
         own.into_iter()
             .try_for_each(|slot| it.locks.take(slot))
             .map_err(|e| failed("take a slot", e, ""))?;
-        // Before another process joins, which would read slot 0 otherwise.
-        if first == 0 {
-            it.duty().look().map_err(|e| failed("take the duty", e, ""))?;
-        }
+        // Before another process joins: with a new group, it is this one's.
+        duty.look().map_err(|e| failed("take the duty, or see who has it", e, ""))?;
     }
     drop(held);
     Ok(first)
@@ -314,7 +311,7 @@ fn choose(shared: &[Shared], count: usize) -> io::Result<Option<u8>> {
 }
 
 impl Shared {
-    fn join(iface: &Interface, address: IpAddr) -> Result<Self, OpenError> {
+    fn join(iface: &Interface, address: IpAddr) -> Result<(Self, Duty), OpenError> {
         let name = match address {
             IpAddr::V6(ip) if ip.is_unicast_link_local() => format!("{ip}%{}", iface.index),
             _ => address.to_string(),
@@ -327,16 +324,14 @@ impl Shared {
             let hint = "mount /proc in this container";
             OpenError::os(Backend::Udp, format!("cannot share {name}"), e, hint)
         })?;
-        let duty = Mutex::new(Duty::new(&name));
-        Ok(Self { address, name, objects, locks, duty, writers: Mutex::default() })
+        let duty = Duty::new(&name).map_err(|e| failed("name the duty", e, ""))?;
+        let is_ours = duty.is_ours.clone();
+        let it = Self { address, name, objects, locks, duty: is_ours, writers: Mutex::default() };
+        Ok((it, duty))
     }
 
     fn bag(&self) -> &Bag {
         &self.objects.bag
-    }
-
-    fn duty(&self) -> MutexGuard<'_, Duty> {
-        self.duty.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes the sockets of slots below `end` that are not there yet. Until a process takes the
@@ -360,7 +355,7 @@ impl Shared {
         let len = self.bag().len().map_err(|e| fail("see the sockets", e))?;
         let mut last = None;
         for index in len..end {
-            let socket = open_shared(iface, self.address, config.into(), index == 0)?;
+            let socket = open_shared(iface, self.address, config, index == 0)?;
             let entry = Entry::new(socket).map_err(|e| fail("make a mailbox", e))?;
             self.bag().put(&entry).map_err(|e| fail("keep a socket", e))?;
             last = Some(entry);

@@ -29,9 +29,9 @@ const fn op(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
 
-/// The number of a socket, for a program that sees the UDP payload: the byte itself. The first socket gets datagrams
-/// for none of them (to a group, nonsense) and those that are too short: a load beyond the end
-/// returns 0.
+/// The number of a socket, for a program that sees the UDP payload: the byte itself. The first
+/// socket gets datagrams for none of them (to a group, nonsense) and those that are too short: a
+/// load beyond the end returns 0.
 pub(crate) fn by_socket(Shards { count, selector, .. }: Shards) -> [sock_filter; 4] {
     [
         op(LD_BYTE, u32::from(selector), 0, 0),
@@ -41,8 +41,8 @@ pub(crate) fn by_socket(Shards { count, selector, .. }: Shards) -> [sock_filter;
     ]
 }
 
-/// As [`by_socket`], for a program that sees a frame from any offset. The first socket has the value
-/// `first`.
+/// As [`by_socket`], for a program that sees a frame from any offset. The first socket is that of
+/// the value `first`.
 pub(crate) fn by_frame(Shards { first, count, selector, .. }: Shards) -> [sock_filter; 10] {
     [
         op(LD_BYTE, NETWORK, 0, 0),

@@ -321,7 +321,7 @@ impl UdpPort {
     /// Reads the sockets that this process inherits from neighbours.
     fn meet_neighbours(&mut self) -> io::Result<()> {
         let Some(neighbours) = &self.neighbours else { return Ok(()) };
-        for (address, socket) in neighbours.inherit(&self.epoll)? {
+        for (address, socket) in neighbours.inherit()? {
             sockets::take_over(&socket, address, self.options, Role::Receive)?;
             self.groups.adopt(address, socket, &self.epoll)?;
         }

@@ -19,7 +19,7 @@ use crate::udp::Socket;
 
 /// The bytes of a message; they mean nothing.
 const MESSAGE: usize = 1;
-/// The queue's size: some hundreds of messages, if the system's limit (`net.core.wmem_max`) lets it.
+/// The queue's size: hundreds of messages, as far as the system lets it (`net.core.wmem_max`).
 const QUEUE_BYTES: usize = 1 << 20;
 /// The descriptors of an entry.
 const DESCRIPTORS: usize = 3;

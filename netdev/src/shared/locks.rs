@@ -76,17 +76,15 @@ impl Locks {
     /// # Errors
     /// A process has it for two seconds: it is stopped.
     pub(super) fn hold(&self) -> io::Result<Held<'_>> {
-        self.hold_within(PATIENCE)
-    }
-
-    /// As [`hold`](Self::hold), but waits for no other process.
-    pub(super) fn hold_at_once(&self) -> io::Result<Held<'_>> {
-        self.hold_within(Duration::ZERO)
-    }
-
-    fn hold_within(&self, limit: Duration) -> io::Result<Held<'_>> {
         let thread = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        fd::patiently(libc::EAGAIN, limit, || self.lock(ALL))?;
+        fd::patiently(libc::EAGAIN, PATIENCE, || self.lock(ALL))?;
+        Ok(Held { locks: self, _thread: thread })
+    }
+
+    /// As [`hold`](Self::hold), but waits neither for another process nor for another thread.
+    pub(super) fn hold_at_once(&self) -> io::Result<Held<'_>> {
+        let thread = self.threads.try_lock().map_err(|_| io::ErrorKind::WouldBlock)?;
+        self.lock(ALL)?;
         Ok(Held { locks: self, _thread: thread })
     }
 

@@ -108,8 +108,12 @@ impl Mail {
     /// What was for a former process on the slot is thrown away.
     pub(super) fn new(local: IpAddr, inbox: OwnedFd) -> Self {
         let mut mail = Self::unread(local, inbox);
-        while matches!(mail.read(), Ok(bytes) if bytes > 0) {
-            mail.buffer.clear();
+        // More than the stream holds, so that who writes on without end does not keep us here.
+        for _ in 0..64 {
+            match mail.read() {
+                Ok(bytes) if bytes > 0 => mail.buffer.clear(),
+                _ => break,
+            }
         }
         mail
     }

@@ -1,14 +1,11 @@
-//! How a process finds the others on an address, and hears of the end of one: abstract names of
-//! Unix sockets (unix(7)), which are of a network namespace and end with the last descriptor.
+//! How a process finds the others on an address: by an abstract name of a Unix socket (unix(7)),
+//! which is of a network namespace and ends with the last descriptor.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
 };
@@ -22,7 +19,6 @@ use rustix::process::{Uid, geteuid};
 
 use super::bag::Bag;
 use super::locks::FILE_BYTES;
-use crate::fd::EventFd;
 use crate::inherited;
 
 /// The first bytes of each name. The number is the version of what is shared.
@@ -32,13 +28,13 @@ const DESCRIPTORS: usize = 4;
 /// How long a process tries to join.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long it waits for one of the others to answer: any of them may have been stopped just now.
-const ANSWER: Duration = Duration::from_millis(500);
+pub(super) const ANSWER: Duration = Duration::from_millis(500);
 const BACKLOG: i32 = 128;
 
 /// What the processes on an address share.
 #[derive(Debug)]
 pub(super) struct Objects {
-    listener: OwnedFd,
+    pub(super) listener: OwnedFd,
     pub(super) bag: Bag,
     pub(super) memory: OwnedFd,
 }
@@ -152,7 +148,7 @@ fn found(name: &SocketAddrUnix) -> Result<Objects, Errno> {
 }
 
 /// An error unless the process that made the socket at the other end is of this user.
-fn check_user(connection: &OwnedFd) -> Result<(), Refused> {
+pub(super) fn check_user(connection: &OwnedFd) -> Result<(), Refused> {
     let peer = sockopt::socket_peercred(connection)?;
     if is_own_user(peer.uid) {
         return Ok(());
@@ -170,70 +166,25 @@ fn is_own_user(uid: Uid) -> bool {
     uid == geteuid()
 }
 
-fn name(address: &str) -> Result<SocketAddrUnix, Errno> {
+pub(super) fn name(address: &str) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(format!("{NAMES}{address}").as_bytes())
 }
 
-fn seqpacket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
+pub(super) fn seqpacket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map(inherited::noted)
 }
 
-/// The thread that gives copies of the objects to processes that join.
-#[derive(Debug)]
-pub(super) struct Host {
-    stop: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
-    process: u32,
-}
-
-impl Host {
-    pub(super) fn start(all: Vec<Arc<Objects>>) -> io::Result<Self> {
-        let stop = Arc::new(EventFd::new()?);
-        let stopped = stop.clone();
-        let thread = std::thread::Builder::new().name("roce-meet".into());
-        let thread = thread.spawn(move || serve(&all, &stopped))?;
-        Ok(Self { stop, thread: Some(thread), process: std::process::id() })
-    }
-
-    /// Whether this is the process that started it, and no child of fork(2): that has not got the
-    /// thread.
-    pub(super) fn is_own(&self) -> bool {
-        self.process == std::process::id()
-    }
-
-    pub(super) fn stop(&mut self) {
-        self.stop.signal();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn serve(all: &[Arc<Objects>], stop: &EventFd) {
-    loop {
-        let stop = stop.as_fd();
-        let listeners = all.iter().map(|it| it.listener.as_fd());
-        let mut ready: Vec<PollFd<'_>> = std::iter::once(stop)
-            .chain(listeners)
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-            .collect();
-        match poll(&mut ready, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => return,
-        }
-        let is_ready = |at: usize| !ready[at].revents().is_empty();
-        if is_ready(0) {
-            return;
-        }
-        (0..all.len()).filter(|at| is_ready(at + 1)).for_each(|at| welcome(&all[at]));
-    }
-}
-
 /// Answers all who wait. Each of them has done all that it has to when it is here, so nobody is
-/// waited for.
-fn welcome(objects: &Objects) {
+/// waited for. Returns whether there was a descriptor for each of them.
+pub(super) fn welcome(objects: &Objects) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    while let Ok(connection) = accept_with(&objects.listener, flags) {
+    loop {
+        let connection = match accept_with(&objects.listener, flags) {
+            Ok(connection) => connection,
+            // Another process was faster.
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return true,
+            Err(_) => return false,
+        };
         let peer = sockopt::socket_peercred(&connection);
         if !peer.is_ok_and(|peer| is_own_user(peer.uid)) {
             continue;
@@ -247,89 +198,4 @@ fn welcome(objects: &Objects) {
         // It may have gone.
         let _ = sendmsg(&connection, &[IoSlice::new(&[0])], &mut control, flags);
     }
-}
-
-/// What one of the processes on an address does for all: the one whose socket has the name.
-#[derive(Debug)]
-pub(super) struct Duty {
-    name: Option<SocketAddrUnix>,
-    state: State,
-}
-
-#[derive(Debug)]
-enum State {
-    Unknown,
-    Ours {
-        _name: OwnedFd,
-    },
-    /// Another process has it, to which this is connected. `watched` is whether
-    /// [`unwatched`](Duty::unwatched) has given it away.
-    Theirs {
-        connection: OwnedFd,
-        watched: bool,
-    },
-}
-
-impl Duty {
-    pub(super) fn new(address: &str) -> Self {
-        Self { name: name(&format!("{address}/duty")).ok(), state: State::Unknown }
-    }
-
-    /// Takes the duty if nobody has it; returns whether this process has got it just now.
-    ///
-    /// # Errors
-    /// No descriptor left; another user has the name.
-    pub(super) fn look(&mut self) -> io::Result<bool> {
-        let Some(name) = &self.name else { return Ok(false) };
-        match &self.state {
-            State::Ours { .. } => return Ok(false),
-            State::Theirs { connection, .. } if !is_over(connection) => return Ok(false),
-            _ => {}
-        }
-        let end = Instant::now() + ANSWER;
-        loop {
-            let socket = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-            match bind(&socket, name).and_then(|()| listen(&socket, i32::MAX)) {
-                Ok(()) => {
-                    self.state = State::Ours { _name: socket };
-                    return Ok(true);
-                }
-                Err(Errno::ADDRINUSE) => {}
-                Err(error) => return Err(error.into()),
-            }
-            let connection = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
-            match connect(&connection, name) {
-                Ok(()) => {
-                    check_user(&connection).map_err(|refused| refused.error)?;
-                    self.state = State::Theirs { connection, watched: false };
-                    return Ok(false);
-                }
-                // It has the name and does not listen yet, or has just ended.
-                Err(Errno::CONNREFUSED | Errno::AGAIN) if Instant::now() < end => {}
-                Err(error) => return Err(error.into()),
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    pub(super) fn is_ours(&self) -> bool {
-        matches!(self.state, State::Ours { .. })
-    }
-
-    /// What becomes readable once the process that has it has ended, unless this was called before.
-    pub(super) fn unwatched(&mut self) -> Option<BorrowedFd<'_>> {
-        match &mut self.state {
-            State::Theirs { connection, watched } if !*watched => {
-                *watched = true;
-                Some(OwnedFd::as_fd(connection))
-            }
-            _ => None,
-        }
-    }
-}
-
-fn is_over(connection: &OwnedFd) -> bool {
-    let mut ready = [PollFd::new(connection, PollFlags::IN)];
-    let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut ready, Some(&at_once)).is_ok_and(|count| count > 0)
 }

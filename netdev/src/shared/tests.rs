@@ -261,6 +261,29 @@ fn a_service_has_one_process_that_listens() {
     assert_eq!(fourth.listener(8, here[0]), None);
 }
 
+/// Those that have gone wait for the end of nothing.
+#[test]
+fn who_leaves_leaves_nothing_behind() {
+    let here = address(18);
+    let keeper = lease(&[here], 1).expect("a slot");
+    let descriptors = || std::fs::read_dir("/proc/self/fd").expect("procfs").count();
+    let passes = || {
+        for _ in 0..60 {
+            drop(lease(&[here], 1).expect("a slot"));
+        }
+    };
+    passes();
+    // Tests beside this one have descriptors, too: so there are some that it has again.
+    let before = descriptors();
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    passes();
+    while descriptors() > before {
+        assert!(std::time::Instant::now() < end, "{} and {before} before", descriptors());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(keeper.first(), 0);
+}
+
 #[test]
 fn with_the_last_process_all_is_gone() {
     let here = address(10);

@@ -34,18 +34,15 @@ impl Neighbours {
         let mail = addresses.iter().map(|address| slots.mail(*address, nth));
         let mail = mail.collect::<io::Result<Vec<_>>>()?;
         mail.iter().try_for_each(|mail| epoll.add(mail.fd(), Interest::Read))?;
+        if nth == 0 {
+            epoll.add(slots.news(), Interest::Read)?;
+        }
         Ok(Self { slots, nth, mail, calls: 0, stats: PortStats::default() })
     }
 
-    /// The sockets of neighbours that have ended, which this port has to read from now on. What
-    /// becomes readable at the next end is added to `epoll`.
-    pub(super) fn inherit(&self, epoll: &Epoll) -> io::Result<Vec<(IpAddr, Socket)>> {
-        if self.nth > 0 {
-            return Ok(Vec::new());
-        }
-        let inherited = self.slots.inherit()?;
-        self.slots.watch(|fd| epoll.add(fd, Interest::Read))?;
-        Ok(inherited)
+    /// The sockets of neighbours that have ended, which this port has to read from now on.
+    pub(super) fn inherit(&self) -> io::Result<Vec<(IpAddr, Socket)>> {
+        if self.nth == 0 { self.slots.inherit() } else { Ok(Vec::new()) }
     }
 
     /// Has the next call look for mail.

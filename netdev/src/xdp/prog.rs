@@ -112,8 +112,8 @@ fn key(address: IpAddr) -> [u8; KEY_LEN] {
     }
 }
 
-/// Assembles the program for the addresses, or for those datagrams to them that `shards` says, and an
-/// XSKMAP by receive queue.
+/// Assembles the program for the addresses, or for those datagrams to them that `shards` says, and
+/// an XSKMAP by receive queue.
 pub(crate) fn program(own: &Own, shards: Shards, sockets: &Map) -> Vec<Insn> {
     use Reg::{R0, R1, R2, R3, R4, R5, R6, R10};
     let mut asm = Asm::default();

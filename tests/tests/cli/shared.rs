@@ -161,8 +161,8 @@ fn the_others_go_on_when_one_dies_on_packet() {
     deaths("packet");
 }
 
-/// The connection manager of each process is reached by the process that has QP1. It is stopped: the
-/// others' queue pairs go on, and those that need no connection manager begin.
+/// The connection manager of each process is reached by the process that has QP1. It is stopped:
+/// the others' queue pairs go on, and those that need no connection manager begin.
 #[test]
 fn a_process_that_is_stopped_holds_up_no_queue_pair() {
     require_lab!();

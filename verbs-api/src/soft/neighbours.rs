@@ -47,8 +47,8 @@ impl Neighbours {
         slot.is_some_and(|slot| self.hand_over_to(slot, datagram))
     }
 
-    /// The slot of the process that listens for a service, if that is not this one. Only the process
-    /// that has the duty asks: what it hands over stays where it is.
+    /// The slot of the process that listens for a service, if that is not this one. Only the
+    /// process that has the duty asks: what it hands over stays where it is.
     fn listener(&self, service: u64, address: IpAddr) -> Option<u8> {
         if !self.slots.has_duty(address) {
             return None;

@@ -1,0 +1,133 @@
+//! What one of the processes on an address does for all: the one whose socket has a second name.
+//! The others are connected to it, and hear of its end.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen};
+
+use super::meeting::{ANSWER, check_user, name, seqpacket};
+use crate::inherited;
+
+/// Whether this process has the duty, for all threads.
+#[derive(Debug, Default)]
+pub(super) struct IsOurs {
+    now: AtomicBool,
+    /// It has got it since this was asked last.
+    new: AtomicBool,
+}
+
+impl IsOurs {
+    pub(super) fn now(&self) -> bool {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn take_news(&self) -> bool {
+        self.new.swap(false, Ordering::Relaxed)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Duty {
+    name: SocketAddrUnix,
+    state: State,
+    pub(super) is_ours: Arc<IsOurs>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Nobody has it, or another user.
+    Nobodys,
+    /// With the connections of the processes that wait for the end. They say nothing.
+    Ours { listener: OwnedFd, watchers: Vec<OwnedFd> },
+    /// Connected to the process that has it.
+    Theirs(OwnedFd),
+}
+
+impl Duty {
+    pub(super) fn new(address: &str) -> io::Result<Self> {
+        let name = name(&format!("{address}/duty"))?;
+        Ok(Self { name, state: State::Nobodys, is_ours: Arc::default() })
+    }
+
+    /// Takes the duty, or connects to the process that has it.
+    ///
+    /// # Errors
+    /// No descriptor left; another user has the name.
+    pub(super) fn look(&mut self) -> io::Result<()> {
+        self.state = State::Nobodys;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let end = Instant::now() + ANSWER;
+        loop {
+            let listener = seqpacket(flags)?;
+            match bind(&listener, &self.name).and_then(|()| listen(&listener, i32::MAX)) {
+                Ok(()) => {
+                    self.state = State::Ours { listener, watchers: Vec::new() };
+                    self.is_ours.now.store(true, Ordering::Relaxed);
+                    self.is_ours.new.store(true, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(Errno::ADDRINUSE) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let connection = seqpacket(flags)?;
+            match connect(&connection, &self.name) {
+                Ok(()) => {
+                    check_user(&connection).map_err(|refused| refused.error)?;
+                    self.state = State::Theirs(connection);
+                    return Ok(());
+                }
+                // It has the name and does not listen yet, has just ended, or is stopped and many
+                // wait.
+                Err(Errno::CONNREFUSED | Errno::AGAIN) if Instant::now() < end => {}
+                Err(error) => return Err(error.into()),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Whether nobody is known to have it.
+    pub(super) fn is_nobodys(&self) -> bool {
+        matches!(self.state, State::Nobodys)
+    }
+
+    /// What becomes readable when there is something for [`attend`](Self::attend).
+    pub(super) fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let (own, watchers) = match &self.state {
+            State::Nobodys => (None, &[][..]),
+            State::Ours { listener, watchers } => (Some(listener.as_fd()), watchers.as_slice()),
+            State::Theirs(connection) => (Some(connection.as_fd()), &[][..]),
+        };
+        own.into_iter().chain(watchers.iter().map(OwnedFd::as_fd))
+    }
+
+    /// Does what there is to do: `ready` says of each descriptor of
+    /// [`waits_for`](Self::waits_for) whether it is readable.
+    ///
+    /// # Errors
+    /// No descriptor left.
+    pub(super) fn attend(&mut self, ready: &[bool]) -> io::Result<()> {
+        let Some((own, others)) = ready.split_first() else { return self.look() };
+        match &mut self.state {
+            State::Ours { listener, watchers } => {
+                let mut is_over = others.iter();
+                watchers.retain(|_| !is_over.next().copied().unwrap_or(false));
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                while *own {
+                    match accept_with(&*listener, flags) {
+                        Ok(watcher) => watchers.push(inherited::noted(watcher)),
+                        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => break,
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Ok(())
+            }
+            State::Theirs(_) if *own => self.look(),
+            State::Theirs(_) | State::Nobodys => Ok(()),
+        }
+    }
+}
