@@ -26,15 +26,16 @@ mod locks;
 mod mail;
 mod meeting;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::bag::{Bag, Entry};
-use self::duty::{Duty, IsOurs};
+use self::duty::Duty;
 use self::host::Host;
 use self::locks::Locks;
 pub(crate) use self::mail::Mail;
@@ -54,6 +55,8 @@ const SLOTS_MAX: usize = 256;
 const REST: Duration = Duration::from_secs(34);
 /// Slots are used anew before there are more of them than this, and twice those in use.
 const ROOM_MIN: usize = 16;
+/// How long the duty of a group that has ended may be held.
+const DUTY_RELEASE_MAX: Duration = Duration::from_secs(2);
 /// How often the mailbox of a slot is looked for that nobody has made yet.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
@@ -73,7 +76,9 @@ struct Shared {
     name: String,
     objects: Arc<meeting::Objects>,
     locks: Locks,
-    duty: Arc<IsOurs>,
+    duty: Arc<AtomicBool>,
+    /// Where this process listens: the kernel does not tell a process of its own locks.
+    listens: Mutex<BTreeSet<u64>>,
     /// By slot.
     writers: Mutex<BTreeMap<u8, Known>>,
 }
@@ -105,10 +110,11 @@ impl Slots {
         config: &PortConfig,
         Shards { count, selector, .. }: Shards,
     ) -> Result<Self, OpenError> {
-        let joined = addresses.iter().map(|address| Shared::join(iface, *address));
-        let mut joined = joined.collect::<Result<Vec<_>, _>>()?;
-        // Every process takes several locks in this order.
-        joined.sort_by(|(one, _), (other, _)| one.name.cmp(&other.name));
+        // Every process joins in this order, and takes several locks in it.
+        let mut sorted = addresses.to_vec();
+        sorted.sort_unstable();
+        let joined = sorted.into_iter().map(|address| Shared::join(iface, address));
+        let joined = joined.collect::<Result<Vec<_>, _>>()?;
         let (shared, mut duties): (Vec<_>, Vec<_>) = joined.into_iter().unzip();
         let first = take_slots(&shared, &mut duties, iface, config, (count, selector))?;
         let objects = shared.iter().map(|it| it.objects.clone());
@@ -149,22 +155,24 @@ impl Slots {
         Ok(Mail::new(address, it.bag().get(usize::from(self.first) + nth)?.inbox))
     }
 
-    /// The sockets of slot 0 that this process has to read from now on, because it has got the
-    /// duty: who had it has ended. Call it when [`news`](Self::news) is readable.
-    pub(crate) fn inherit(&self) -> io::Result<Vec<(IpAddr, Socket)>> {
-        self.host.heard();
-        let mut inherited = Vec::new();
-        for it in &self.shared {
-            // The own slot is read anyway.
-            if it.duty.take_news() && self.first != 0 {
-                let _held = it.locks.hold()?;
-                inherited.push((it.address, it.bag().get(0)?.socket));
-            }
+    /// The socket of slot 0 of an address, if this process has to read it: it has the duty, and
+    /// whoever had it before has ended. Nobody is waited for.
+    pub(crate) fn inherited(&self, address: IpAddr) -> io::Result<Option<Socket>> {
+        let it = self.at(address)?;
+        // The own slot is read anyway.
+        if self.first == 0 || !it.has_duty() {
+            return Ok(None);
         }
-        Ok(inherited)
+        let _held = it.locks.hold_at_once()?;
+        Ok(Some(it.bag().get(0)?.socket))
     }
 
-    /// Readable once this process has got a duty, until [`inherit`](Self::inherit).
+    /// Clears [`news`](Self::news).
+    pub(crate) fn heard(&self) {
+        self.host.heard();
+    }
+
+    /// Readable once this process has got a duty, until [`heard`](Self::heard).
     pub(crate) fn news(&self) -> BorrowedFd<'_> {
         self.host.news()
     }
@@ -172,7 +180,7 @@ impl Slots {
     /// Whether this process has the duty on an address.
     #[must_use]
     pub fn has_duty(&self, address: IpAddr) -> bool {
-        self.at(address).is_ok_and(|it| it.duty.now())
+        self.at(address).is_ok_and(Shared::has_duty)
     }
 
     /// Gives a datagram to the process that has a slot. Returns whether it has got it.
@@ -194,28 +202,38 @@ impl Slots {
     /// `EADDRINUSE`: a neighbour does already.
     pub fn listen(&self, service: u64, address: Option<IpAddr>) -> io::Result<()> {
         let here: Vec<&Shared> = self.places(address).collect();
+        let place = locks::service(service, address.is_none());
         for (nth, it) in here.iter().enumerate() {
-            let key = locks::service(service, address.is_none());
-            if let Err(e) = it.locks.listen(key, self.first) {
-                here[..nth].iter().for_each(|it| it.locks.unlisten(key, self.first));
+            if let Err(e) = it.locks.listen(place, self.first) {
+                here[..nth].iter().for_each(|it| it.unlisten(place, self.first));
                 return Err(e);
             }
+            it.listens().insert(place);
         }
         Ok(())
     }
 
     /// It does not any more.
     pub fn unlisten(&self, service: u64, address: Option<IpAddr>) {
-        let key = locks::service(service, address.is_none());
-        self.places(address).for_each(|it| it.locks.unlisten(key, self.first));
+        let place = locks::service(service, address.is_none());
+        self.places(address).for_each(|it| it.unlisten(place, self.first));
     }
 
-    /// The slot of the neighbour that listens for a service on this address, or on all.
+    /// The slot of the neighbour that listens for a service on this address, or on all, unless this
+    /// process does so more precisely.
     #[must_use]
     pub fn listener(&self, service: u64, address: IpAddr) -> Option<u8> {
         let it = self.at(address).ok()?;
-        let places = [false, true].map(|any| locks::service(service, any));
-        places.into_iter().find_map(|place| it.locks.listener(place).ok().flatten())
+        for any in [false, true] {
+            let place = locks::service(service, any);
+            if it.listens().contains(&place) {
+                return None;
+            }
+            if let Ok(Some(slot)) = it.locks.listener(place) {
+                return Some(slot);
+            }
+        }
+        None
     }
 
     fn places(&self, address: Option<IpAddr>) -> impl Iterator<Item = &Shared> + use<'_> {
@@ -229,7 +247,6 @@ impl Drop for Slots {
         if !self.host.is_own() {
             return;
         }
-        self.host.stop();
         for it in &self.shared {
             // Without the lock the slots look like those of a process that died.
             let Ok(_held) = it.locks.hold() else { continue };
@@ -240,6 +257,8 @@ impl Drop for Slots {
                 it.locks.leave(slot, REST);
             }
         }
+        // With it goes the duty. Who follows takes slot 0 as it has been left.
+        self.host.stop();
     }
 }
 
@@ -273,8 +292,24 @@ fn take_slots(
         own.into_iter()
             .try_for_each(|slot| it.locks.take(slot))
             .map_err(|e| failed("take a slot", e, ""))?;
-        // Before another process joins: with a new group, it is this one's.
-        duty.look().map_err(|e| failed("take the duty, or see who has it", e, ""))?;
+        // With a new group the duty is this process's, before another one joins. It may still be
+        // that of the last process of the group before.
+        let end = Instant::now() + DUTY_RELEASE_MAX;
+        loop {
+            duty.look().map_err(|e| failed("take the duty, or see who has it", e, ""))?;
+            if first > 0 || it.has_duty() {
+                break;
+            }
+            if Instant::now() > end {
+                let e = io::Error::from_raw_os_error(libc::EADDRINUSE);
+                return Err(failed(
+                    "take the duty",
+                    e,
+                    "a process that is ending has it: try again",
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
     drop(held);
     Ok(first)
@@ -326,8 +361,29 @@ impl Shared {
         })?;
         let duty = Duty::new(&name).map_err(|e| failed("name the duty", e, ""))?;
         let is_ours = duty.is_ours.clone();
-        let it = Self { address, name, objects, locks, duty: is_ours, writers: Mutex::default() };
+        let it = Self {
+            address,
+            name,
+            objects,
+            locks,
+            duty: is_ours,
+            listens: Mutex::default(),
+            writers: Mutex::default(),
+        };
         Ok((it, duty))
+    }
+
+    fn has_duty(&self) -> bool {
+        self.duty.load(Ordering::Relaxed)
+    }
+
+    fn listens(&self) -> MutexGuard<'_, BTreeSet<u64>> {
+        self.listens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unlisten(&self, place: u64, slot: u8) {
+        self.listens().remove(&place);
+        self.locks.unlisten(place, slot);
     }
 
     fn bag(&self) -> &Bag {
@@ -353,16 +409,22 @@ impl Shared {
             OpenError::os(Backend::Udp, format!("cannot {what} of {}", self.name), e, hint)
         };
         let len = self.bag().len().map_err(|e| fail("see the sockets", e))?;
-        let mut last = None;
-        for index in len..end {
-            let socket = open_shared(iface, self.address, config, index == 0)?;
+        let put = |socket| {
             let entry = Entry::new(socket).map_err(|e| fail("make a mailbox", e))?;
             self.bag().put(&entry).map_err(|e| fail("keep a socket", e))?;
-            last = Some(entry);
-        }
-        if let Some(Entry { socket, .. }) = last.filter(|_| end > 1) {
-            let all = Shards { shared: false, first: 0, count: end, selector };
-            socket.steer(&steering::by_socket(all)).map_err(|e| fail("steer what comes to", e))?;
+            Ok(entry.socket)
+        };
+        let open = |index| open_shared(iface, self.address, config, index == 0);
+        let first = match len {
+            0 => put(open(0)?)?,
+            _ => self.bag().get(0).map_err(|e| fail("see the first socket", e))?.socket,
+        };
+        // The program goes first: without it, or with a shorter one, new sockets would get what is
+        // for others. Each process sets it, because the last one may have died on the way.
+        let all = Shards { first: 0, count: end.max(len), selector, shared: true };
+        first.steer(&steering::by_socket(all)).map_err(|e| fail("steer what comes to", e))?;
+        for index in len.max(1)..end {
+            put(open(index)?)?;
         }
         Ok(())
     }

@@ -231,7 +231,8 @@ impl UdpPort {
             tx: TxStats::default(),
             offload,
         };
-        port.meet_neighbours().map_err(|e| os("cannot follow a neighbour", e))?;
+        // What cannot be done yet is tried again with the chores.
+        let _ = port.meet_neighbours();
         Ok(port)
     }
 }
@@ -320,12 +321,12 @@ fn own_of(slots: &Slots, address: IpAddr, options: Options, role: Role) -> io::R
 impl UdpPort {
     /// Reads the sockets that this process inherits from neighbours.
     fn meet_neighbours(&mut self) -> io::Result<()> {
-        let Some(neighbours) = &self.neighbours else { return Ok(()) };
-        for (address, socket) in neighbours.inherit()? {
-            sockets::take_over(&socket, address, self.options, Role::Receive)?;
-            self.groups.adopt(address, socket, &self.epoll)?;
-        }
-        Ok(())
+        let Self { neighbours: Some(neighbours), epoll, options, .. } = self else {
+            return Ok(());
+        };
+        neighbours.inherit(epoll, |socket, address| {
+            sockets::take_over(socket, address, *options, Role::Receive)
+        })
     }
 
     /// Whether datagrams of a path wait for the kernel.
@@ -373,7 +374,7 @@ impl Port for UdpPort {
     ) -> io::Result<usize> {
         let mut count = self.receiver.receive(self.paths.own_sockets(), budget, &mut sink)?;
         if let Some(neighbours) = &mut self.neighbours {
-            count += neighbours.receive(&mut sink);
+            count += neighbours.receive(budget.saturating_sub(count), &mut sink)?;
         }
         if self.groups.is_empty() {
             return Ok(count);
@@ -425,7 +426,6 @@ impl Port for UdpPort {
         if let Some(neighbours) = &mut self.neighbours {
             neighbours.look();
         }
-        // Without a descriptor the next call tries again.
         let met = self.meet_neighbours();
         met.err().map(|_| Duration::from_secs(1))
     }

@@ -400,8 +400,8 @@ impl OpenOptions {
         PreparedContext::new(self, (backend, shards), iface, (addresses, are_all))
     }
 
-    /// The slots of the device on addresses that other processes share. Without `/proc` it shares
-    /// them with none.
+    /// The slots of the device on addresses that other processes share. Without `/proc`, or if the
+    /// user has too many descriptors in messages, it shares them with none.
     fn lease(
         &self,
         iface: &Interface,
@@ -410,7 +410,7 @@ impl OpenOptions {
     ) -> Result<Option<Arc<Slots>>, VerbsError> {
         match Slots::lease(iface, addresses, &self.port, shards) {
             Ok(slots) => Ok(Some(Arc::new(slots))),
-            Err(error) if error.errno() == libc::ENOENT => Ok(None),
+            Err(error) if matches!(error.errno(), libc::ENOENT | libc::ETOOMANYREFS) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }

@@ -21,6 +21,8 @@ use crate::udp::Socket;
 const MESSAGE: usize = 1;
 /// The queue's size: hundreds of messages, as far as the system lets it (`net.core.wmem_max`).
 const QUEUE_BYTES: usize = 1 << 20;
+/// The size of a mailbox, many times a datagram's.
+const MAILBOX_BYTES: usize = 1 << 18;
 /// The descriptors of an entry.
 const DESCRIPTORS: usize = 3;
 
@@ -45,6 +47,7 @@ impl Entry {
     /// An entry with a new mailbox.
     pub(super) fn new(socket: Socket) -> io::Result<Self> {
         let (inbox, outbox) = pair()?;
+        sockopt::set_socket_send_buffer_size(&outbox, MAILBOX_BYTES)?;
         Ok(Self { socket, inbox, outbox })
     }
 }

@@ -10,32 +10,21 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen};
 
+use super::SLOTS_MAX;
 use super::meeting::{ANSWER, check_user, name, seqpacket};
 use crate::inherited;
 
-/// Whether this process has the duty, for all threads.
-#[derive(Debug, Default)]
-pub(super) struct IsOurs {
-    now: AtomicBool,
-    /// It has got it since this was asked last.
-    new: AtomicBool,
-}
-
-impl IsOurs {
-    pub(super) fn now(&self) -> bool {
-        self.now.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn take_news(&self) -> bool {
-        self.new.swap(false, Ordering::Relaxed)
-    }
-}
+/// The most processes that wait for the end of a duty: there are no more slots.
+const WATCHERS_MAX: usize = SLOTS_MAX;
+/// The most connections that are accepted before anything else is looked at.
+pub(super) const AT_ONCE: usize = 128;
 
 #[derive(Debug)]
 pub(super) struct Duty {
     name: SocketAddrUnix,
     state: State,
-    pub(super) is_ours: Arc<IsOurs>,
+    /// Whether this process has it, for all threads.
+    pub(super) is_ours: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -67,8 +56,7 @@ impl Duty {
             match bind(&listener, &self.name).and_then(|()| listen(&listener, i32::MAX)) {
                 Ok(()) => {
                     self.state = State::Ours { listener, watchers: Vec::new() };
-                    self.is_ours.now.store(true, Ordering::Relaxed);
-                    self.is_ours.new.store(true, Ordering::Relaxed);
+                    self.is_ours.store(true, Ordering::Relaxed);
                     return Ok(());
                 }
                 Err(Errno::ADDRINUSE) => {}
@@ -117,11 +105,15 @@ impl Duty {
                 let mut is_over = others.iter();
                 watchers.retain(|_| !is_over.next().copied().unwrap_or(false));
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-                while *own {
-                    match accept_with(&*listener, flags) {
-                        Ok(watcher) => watchers.push(inherited::noted(watcher)),
+                for _ in 0..if *own { AT_ONCE } else { 0 } {
+                    let watcher = match accept_with(&*listener, flags) {
+                        Ok(watcher) => inherited::noted(watcher),
                         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => break,
                         Err(error) => return Err(error.into()),
+                    };
+                    // Others hear that it is over at once.
+                    if watchers.len() < WATCHERS_MAX && check_user(&watcher).is_ok() {
+                        watchers.push(watcher);
                     }
                 }
                 Ok(())

@@ -4,9 +4,12 @@
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::time::Timespec;
 
 use super::duty::Duty;
@@ -15,6 +18,7 @@ use crate::fd::EventFd;
 
 /// How long the thread waits where no descriptor was left.
 const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The thread.
 #[derive(Debug)]
@@ -79,13 +83,14 @@ impl Work {
         }
         let mut all_done = true;
         for (objects, duty) in &mut self.places {
-            let (join, behind) = rest.split_first().expect("one for each");
+            // Without memory for more, only the stop was looked at.
+            let Some((join, behind)) = rest.split_first() else { break };
             let (of_duty, behind) = behind.split_at(duty.waits_for().count());
             rest = behind;
             all_done &= !join || welcome(objects);
-            let had = duty.is_ours.now();
+            let had = duty.is_ours.load(Ordering::Relaxed);
             all_done &= duty.attend(of_duty).is_ok();
-            if duty.is_ours.now() && !had {
+            if duty.is_ours.load(Ordering::Relaxed) && !had {
                 self.news.signal();
             }
         }
@@ -103,7 +108,12 @@ impl Work {
             stop.chain(places).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut all, limit.as_ref()) {
             Ok(_) => Some(all.iter().map(|fd| !fd.revents().is_empty()).collect()),
-            Err(_) => None,
+            Err(Errno::INTR) => None,
+            // There is no memory for it, or there are more descriptors than there may be now.
+            Err(_) => {
+                std::thread::sleep(Duration::from_secs(1));
+                everything.then(|| self.wait(Some(AT_ONCE), false)).flatten()
+            }
         }
     }
 }

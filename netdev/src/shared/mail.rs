@@ -30,7 +30,7 @@ impl Writer {
         let Some(header) = header(datagram) else { return false };
         let parts = [IoSlice::new(&header), IoSlice::new(datagram.payload)];
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        // A message of this length is taken whole or not at all.
+        // A message that is shorter than half of the buffer is taken whole or not at all.
         sendmsg(&self.0, &parts, &mut SendAncillaryBuffer::default(), flags).is_ok()
     }
 }
@@ -120,6 +120,10 @@ impl Mail {
 
     pub(super) fn unread(local: IpAddr, inbox: OwnedFd) -> Self {
         Self { local, inbox, buffer: Vec::new(), is_broken: false }
+    }
+
+    pub(crate) fn local(&self) -> IpAddr {
+        self.local
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

@@ -18,12 +18,14 @@ use rustix::net::{
 use rustix::process::{Uid, geteuid};
 
 use super::bag::Bag;
+use super::duty::AT_ONCE;
 use super::locks::FILE_BYTES;
 use crate::inherited;
 
 /// The first bytes of each name. The number is the version of what is shared.
 const NAMES: &str = "rocinante/1/";
-/// The descriptors that a process gets when it joins: the listening socket, the bag, the file.
+/// The descriptors that a process gets when it joins: the listening socket, the bag's two ends, the
+/// file.
 const DESCRIPTORS: usize = 4;
 /// How long a process tries to join.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -178,7 +180,7 @@ pub(super) fn seqpacket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
 /// waited for. Returns whether there was a descriptor for each of them.
 pub(super) fn welcome(objects: &Objects) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    loop {
+    for _ in 0..AT_ONCE {
         let connection = match accept_with(&objects.listener, flags) {
             Ok(connection) => connection,
             // Another process was faster.
@@ -198,4 +200,5 @@ pub(super) fn welcome(objects: &Objects) -> bool {
         // It may have gone.
         let _ = sendmsg(&connection, &[IoSlice::new(&[0])], &mut control, flags);
     }
+    true
 }

@@ -8,6 +8,7 @@ use crate::fd::wait_readable;
 use crate::port::PortStats;
 use crate::port::{PathId, PathSpec, Port as _, ROCE_PORT, RxIpId};
 use crate::sides::{SELECTOR, lo};
+use crate::testns::{NetNs, has_address, or_skip};
 use crate::udp::UdpPort;
 
 /// An address of this test alone, so that tests of several processes can run in parallel.
@@ -247,7 +248,8 @@ fn a_service_has_one_process_that_listens() {
     second.listen(6, None).expect("another service");
     // The more precise one is found first. Nobody is told of itself.
     assert_eq!([here[0], here[1]].map(|at| third.listener(5, at)), [Some(1), Some(0)]);
-    assert_eq!([here[0], here[1]].map(|at| second.listener(5, at)), [Some(0), Some(0)]);
+    assert_eq!([here[0], here[1]].map(|at| second.listener(5, at)), [None, Some(0)]);
+    assert_eq!([here[0], here[1]].map(|at| first.listener(5, at)), [Some(1), None]);
     assert_eq!((third.listener(6, here[1]), third.listener(7, here[1])), (Some(1), None));
     second.unlisten(5, Some(here[0]));
     assert_eq!(third.listener(5, here[0]), Some(0));
@@ -256,9 +258,58 @@ fn a_service_has_one_process_that_listens() {
     assert_eq!(third.listener(5, here[0]), None);
     third.listen(5, None).expect("nobody does any more");
     // A process that cannot listen on one of its addresses listens on none.
-    let fourth = lease(&here, 1).expect("a slot");
-    third.listen(8, Some(here[1])).expect("nobody does");
-    assert_eq!(fourth.listener(8, here[0]), None);
+    let on_one = lease(&here[1..], 1).expect("a slot");
+    on_one.listen(8, None).expect("nobody does");
+    assert!(in_use(second.listen(8, None)));
+    assert_eq!([here[0], here[1]].map(|at| third.listener(8, at)), [None, Some(on_one.first())]);
+}
+
+/// IPv6 has options of its own, and `::1` is there once: so in a namespace of its own.
+#[test]
+fn ipv6_addresses_are_shared_too() {
+    let ns = or_skip!("shared::ipv6_addresses_are_shared_too", NetNs::new());
+    ns.run(|| {
+        has_address("::1").expect("an address of loopback");
+        let here: [IpAddr; 2] = ["::1", "127.0.0.1"].map(|text| text.parse().expect("an address"));
+        let first = process(&here, 1);
+        let mut second = process(&here, 2);
+        let from = UdpSocket::bind("[::1]:0").expect("a socket");
+        for slot in [0, 1, 2] {
+            let mut payload = [50 + slot; 20];
+            payload[usize::from(SELECTOR)] = slot;
+            from.send_to(&payload, (here[0], ROCE_PORT)).expect("sent");
+        }
+        assert_eq!([0, 1].map(|nth: usize| received(&mut second.ports[nth])), [[51], [52]]);
+        // The one that follows reads slot 0 of both families, and what has come there before.
+        drop(first);
+        assert!(wait_readable(second.ports[0].wait_fd(), 10_000).expect("poll"), "it is told");
+        assert_eq!(second.ports[0].maintain(), None);
+        let mut payload = [60; 20];
+        payload[usize::from(SELECTOR)] = 0;
+        from.send_to(&payload, (here[0], ROCE_PORT)).expect("sent");
+        assert_eq!(received(&mut second.ports[0]), [60]);
+    });
+}
+
+/// While the first process's datagrams come, others join.
+#[test]
+fn nothing_is_lost_when_others_join() {
+    let here = address(19);
+    let mut first = process(&[here], 1);
+    let senders: Vec<UdpSocket> =
+        (0..16).map(|_| UdpSocket::bind("127.0.0.1:0").expect("a socket")).collect();
+    let mut others = Vec::new();
+    for round in 0..20_u8 {
+        if round % 4 == 1 {
+            others.push(process(&[here], 1));
+        }
+        for sender in &senders {
+            let mut payload = [round; 20];
+            payload[usize::from(SELECTOR)] = 0;
+            sender.send_to(&payload, (here, ROCE_PORT)).expect("sent");
+        }
+        assert_eq!(received(&mut first.ports[0]), vec![round; senders.len()], "round {round}");
+    }
 }
 
 /// Those that have gone wait for the end of nothing.

@@ -77,21 +77,10 @@ impl Groups {
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
         }
         let socket = sockets::open_group(&self.iface, self.home, group, options)?;
-        self.adopt(group, socket, epoll)
-    }
-
-    /// Adds a socket whose datagrams are to `address`, a group or an address that another process
-    /// has left.
-    pub(super) fn adopt(
-        &mut self,
-        address: IpAddr,
-        socket: Socket,
-        epoll: &Epoll,
-    ) -> io::Result<()> {
         self.ready.add(socket.as_fd(), Interest::Read)?;
         epoll.add(socket.as_fd(), Interest::Read)?;
         self.batch.get_or_insert_with(RecvBatch::new);
-        self.entries.push(Group { socket, queue: Queue::new(address) });
+        self.entries.push(Group { socket, queue: Queue::new(group) });
         Ok(())
     }
 

@@ -3,16 +3,18 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
-use super::sys::Socket;
+use super::rx::Queue;
+use super::sys::{RecvBatch, Socket};
 use crate::fd::{Epoll, Interest};
 use crate::port::{PortStats, RxDatagram};
 use crate::shared::{Mail, Slots};
 
-/// Mail is looked for once in this many calls, and after a thread was told that there is something:
-/// few datagrams come so, and to look takes a system call.
-const MAIL_EVERY: u32 = 256;
+/// All of it is looked at once in this many calls, and after a thread was told that there is
+/// something: few datagrams come so, and to look takes system calls.
+const EVERY: u32 = 256;
 
 /// The neighbours of a port.
 pub(super) struct Neighbours {
@@ -20,6 +22,8 @@ pub(super) struct Neighbours {
     /// The number of the port among those of its device. The first one has what belongs to all.
     nth: usize,
     mail: Vec<Mail>,
+    inherited: Vec<(Socket, Queue)>,
+    batch: Option<RecvBatch>,
     calls: u32,
     stats: PortStats,
 }
@@ -37,28 +41,62 @@ impl Neighbours {
         if nth == 0 {
             epoll.add(slots.news(), Interest::Read)?;
         }
-        Ok(Self { slots, nth, mail, calls: 0, stats: PortStats::default() })
+        let (inherited, batch, stats) = (Vec::new(), None, PortStats::default());
+        Ok(Self { slots, nth, mail, inherited, batch, calls: 0, stats })
     }
 
-    /// The sockets of neighbours that have ended, which this port has to read from now on.
-    pub(super) fn inherit(&self) -> io::Result<Vec<(IpAddr, Socket)>> {
-        if self.nth == 0 { self.slots.inherit() } else { Ok(Vec::new()) }
+    /// Begins to read the sockets that processes have left which have ended. `take_over` makes one
+    /// this process's.
+    ///
+    /// # Errors
+    /// No descriptor is left, or another process is just joining or leaving: to be tried again.
+    pub(super) fn inherit(
+        &mut self,
+        epoll: &Epoll,
+        take_over: impl Fn(&Socket, IpAddr) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if self.nth > 0 {
+            return Ok(());
+        }
+        self.slots.heard();
+        for at in 0..self.mail.len() {
+            let address = self.mail[at].local();
+            if self.inherited.iter().any(|(_, queue)| queue.local() == address) {
+                continue;
+            }
+            let Some(socket) = self.slots.inherited(address)? else { continue };
+            take_over(&socket, address)?;
+            epoll.add(socket.as_fd(), Interest::Read)?;
+            self.inherited.push((socket, Queue::new(address)));
+        }
+        Ok(())
     }
 
-    /// Has the next call look for mail.
+    /// Has the next call look.
     pub(super) fn look(&mut self) {
         self.calls = u32::MAX;
     }
 
-    /// Hands up what neighbours handed over.
+    /// Hands up what neighbours handed over, and what has come to the sockets that they left.
     #[inline]
-    pub(super) fn receive(&mut self, sink: &mut impl FnMut(RxDatagram<'_>)) -> usize {
+    pub(super) fn receive(
+        &mut self,
+        budget: usize,
+        sink: &mut impl FnMut(RxDatagram<'_>),
+    ) -> io::Result<usize> {
         self.calls = self.calls.wrapping_add(1);
-        if !self.calls.is_multiple_of(MAIL_EVERY) {
-            return 0;
+        if self.calls.is_multiple_of(EVERY) { self.read(budget, sink) } else { Ok(0) }
+    }
+
+    fn read(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> io::Result<usize> {
+        let Self { mail, inherited, batch, stats, .. } = self;
+        let mut count = mail.iter_mut().map(|mail| mail.receive(stats, sink)).sum();
+        for (socket, queue) in inherited {
+            let batch = batch.get_or_insert_with(RecvBatch::new);
+            let left = budget.saturating_sub(count).max(1);
+            count += queue.drain(socket, batch, left, stats, sink)?;
         }
-        let Self { mail, stats, .. } = self;
-        mail.iter_mut().map(|mail| mail.receive(stats, sink)).sum()
+        Ok(count)
     }
 
     pub(super) fn stats(&self) -> &PortStats {

@@ -124,11 +124,12 @@ pub(crate) fn open_shared(
     config: &PortConfig,
     is_first: bool,
 ) -> Result<Socket, OpenError> {
-    let socket = open_bound(iface, address, config.into(), Role::Shut, is_first)?;
+    let options = Options::from(config);
     if is_first {
-        socket.share_port().map_err(|e| own_error(iface, address, "share", e))?;
+        // Nobody else has the port. A socket that is bound alone cannot have a program later.
+        drop(open_bound(iface, address, options, Role::Shut, true)?);
     }
-    Ok(socket)
+    open_bound(iface, address, options, Role::Shut, false)
 }
 
 /// Makes a socket that processes share this process's: with its options, and with nothing in its
@@ -277,7 +278,6 @@ fn configure(socket: &Socket, v6: bool, options: Options, role: Role) -> io::Res
     // Never fragment. For IPv4 this is also what makes the identification known: an unconnected
     // socket with DF writes 0, and segmentation counts it up.
     if v6 {
-        socket.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
         socket.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
         // Lets the flow label of the destination address take effect; 0 leaves it to the kernel.
         socket.set(libc::IPPROTO_IPV6, libc::IPV6_FLOWINFO_SEND, 1)?;
@@ -288,9 +288,11 @@ fn configure(socket: &Socket, v6: bool, options: Options, role: Role) -> io::Res
     if role == Role::Send {
         return Ok(());
     }
+    // Also where all is dropped: otherwise the kernel segments every super-packet for that. Kernels
+    // without it merge nothing.
+    let merges = socket.set(libc::SOL_UDP, libc::UDP_GRO, i32::from(options.merges));
     if options.merges {
-        // Also where all is dropped: otherwise the kernel segments every super-packet for that.
-        socket.set(libc::SOL_UDP, libc::UDP_GRO, 1)?;
+        merges?;
     }
     if role == Role::Shut {
         return Ok(());

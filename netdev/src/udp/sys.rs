@@ -114,10 +114,15 @@ impl Socket {
         let family = if v6 { libc::AF_INET6 } else { libc::AF_INET };
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
-        unsafe {
+        let socket = unsafe {
             let fd = check(libc::socket(family, kind, libc::IPPROTO_UDP))?;
-            Ok(Self(inherited::noted(OwnedFd::from_raw_fd(fd))))
+            Self(inherited::noted(OwnedFd::from_raw_fd(fd)))
+        };
+        if v6 {
+            // Only before it is bound.
+            socket.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
         }
+        Ok(socket)
     }
 
     pub(crate) fn bind(&self, address: &SocketAddr) -> io::Result<()> {

@@ -69,6 +69,11 @@ fn beside(backend: Backend) {
     for rest in ["-n 300 -s 9000", "-n 300 --cm"] {
         Talk::start(both, 0, [netdev; 2], rest).succeeds();
     }
+    let Some(v6) = lab.container(0).ipv6() else { return };
+    let line = format!("pingpong --cm --netdev {netdev} --bind {v6}");
+    let server = serve(lab.container(0), &line);
+    start(lab.container(0), &format!("{line} -n 300 -c {v6}")).finish().succeeded();
+    server.finish().succeeded();
 }
 
 #[test]
@@ -133,13 +138,15 @@ fn a_second_process_beside_afxdp_takes_another_backend() {
 fn deaths(netdev: &str) {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [a, b] = [lab.container(0), lab.container(1)];
+    // The two that die would go on for minutes.
+    let length = |nth| if nth % 3 == 0 { "-n 5000000 -s 2000" } else { "-n 3000 -s 2000" };
     let mut all: Vec<Talk> =
-        (0..5).map(|nth| Talk::start([b, a], nth, [netdev; 2], "-n 3000 -s 2000")).collect();
+        (0..5).map(|nth| Talk::start([b, a], nth, [netdev; 2], length(nth))).collect();
     for (nth, killed) in [0, 2].into_iter().enumerate() {
         let mut talk = all.remove(killed);
         talk.server.child.signal(Signal::SIGKILL);
         talk.client.child.signal(Signal::SIGKILL);
-        talk.end();
+        assert_eq!(talk.end().map(|done| done.status), [-1; 2], "they were at work");
         // Who asks by the connection manager is heard at once, and is one of the others' heirs.
         let begun = Instant::now();
         let managed = Talk::start([b, a], 5 + nth, [netdev; 2], "-n 50 --cm");

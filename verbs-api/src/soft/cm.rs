@@ -1,6 +1,6 @@
 //! The connection manager on a shard: sending its datagrams, and delivering its events.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
@@ -38,6 +38,8 @@ pub(super) struct Post {
     listeners: BTreeMap<ListenerId, Arc<Mailbox>>,
     /// Where each of them listens, as other processes on the addresses see it.
     claims: BTreeMap<ListenerId, (ServiceId, Option<IpAddr>)>,
+    /// The same places, and those of calls that are not over.
+    claimed: BTreeSet<(ServiceId, Option<IpAddr>)>,
     /// The listener that got each request.
     asked: BTreeMap<ConnId, ListenerId>,
     pub(super) services: Services,
@@ -278,37 +280,42 @@ impl Device {
         claim: (ServiceId, Option<IpAddr>),
         listen: impl FnOnce(&mut Shard) -> Result<(ListenerId, Arc<Mailbox>), CmError>,
     ) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
-        let mut shard = self.cm_core().hold();
         // This process's own listeners are not in each other's way for the kernel.
-        if shard.post.claims.values().any(|other| *other == claim) {
+        if !self.cm_core().hold().post.claimed.insert(claim) {
             return Err(CmError::InUse.into());
         }
         let (service, address) = claim;
-        if let Some(slots) = &self.slots {
-            slots.listen(service.0, address).map_err(|error| match error.raw_os_error() {
+        // Not while the shard is held: another process may be waited for.
+        let claimed = match &self.slots {
+            Some(slots) => slots.listen(service.0, address),
+            None => Ok(()),
+        };
+        let mut shard = self.cm_core().hold();
+        let listening = claimed
+            .map_err(|error| match error.raw_os_error() {
                 Some(libc::EADDRINUSE) => CmError::InUse.into(),
                 _ => VerbsError::from(error),
-            })?;
+            })
+            .and_then(|()| {
+                listen(&mut shard).map_err(|error| {
+                    if let Some(slots) = &self.slots {
+                        slots.unlisten(service.0, address);
+                    }
+                    error.into()
+                })
+            });
+        match &listening {
+            Ok((listener, _)) => drop(shard.post.claims.insert(*listener, claim)),
+            Err(_) => drop(shard.post.claimed.remove(&claim)),
         }
-        match listen(&mut shard) {
-            Ok((listener, mailbox)) => {
-                shard.post.claims.insert(listener, claim);
-                Ok((listener, mailbox))
-            }
-            Err(error) => {
-                if let Some(slots) = &self.slots {
-                    slots.unlisten(service.0, address);
-                }
-                Err(error.into())
-            }
-        }
+        listening
     }
 
     pub(super) fn release_claim(&self, shard: &mut Shard, listener: ListenerId) {
-        if let (Some((service, address)), Some(slots)) =
-            (shard.post.claims.remove(&listener), &self.slots)
-        {
-            slots.unlisten(service.0, address);
+        let Some(claim) = shard.post.claims.remove(&listener) else { return };
+        shard.post.claimed.remove(&claim);
+        if let Some(slots) = &self.slots {
+            slots.unlisten(claim.0.0, claim.1);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The shards of a device: each has an engine, a port and a thread, and a lock of its own.
 //!
-//! A queue pair lives on one shard: the upper byte of its number is the shard's index. All shards
+//! A queue pair lives on one shard: the upper byte of its number, its slot, says which. All shards
 //! know all regions, completion queues and address handles. The connection manager belongs to the
 //! first shard.
 //!
