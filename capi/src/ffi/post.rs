@@ -224,8 +224,8 @@ pub(super) unsafe extern "C" fn post_send(
     errno
 }
 
-/// The operation of a request that stands alone, if it is one of those that programs post most:
-/// they are posted without all that others need.
+/// The operation of a request that stands alone, if it is one of those that programs post most.
+/// They are posted without all that others need.
 #[inline(always)]
 fn frequent(pair: &Pair, wr: &abi::SendWr) -> Option<SendOp> {
     if !wr.next.is_null() || wr.send_flags & flag::INLINE != 0 {
