@@ -17,13 +17,23 @@ fn main() {
     let map = out.join("nodes.map");
     std::fs::write(&map, script).expect("OUT_DIR can be written to");
     std::fs::write(out.join("exports.rs"), exports).expect("OUT_DIR can be written to");
+    let linker_alone = std::env::var_os("RUSTC_LINKER").is_some_and(|linker| {
+        Path::new(&linker).file_stem().is_some_and(|name| name == "rust-lld")
+    });
     for argument in [
         "-soname,libibverbs.so.1".to_owned(),
         // Its threads and its functions for atexit(3) outlive a dlclose(3).
         "-z,nodelete".to_owned(),
         format!("--version-script={}", map.display()),
     ] {
-        println!("cargo::rustc-cdylib-link-arg=-Wl,{argument}");
+        // Without a compiler between, a linker takes its options as they are.
+        if linker_alone {
+            for word in argument.split(',') {
+                println!("cargo::rustc-cdylib-link-arg={word}");
+            }
+        } else {
+            println!("cargo::rustc-cdylib-link-arg=-Wl,{argument}");
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Values of `verbs.h` and of this project, one as the other.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint};
 use std::net::{IpAddr, Ipv6Addr};
 
 use rocinante::plain::Cqe;
@@ -19,6 +19,16 @@ use crate::log::{Level, say};
 pub(crate) fn errno(what: &str, error: &VerbsError) -> c_int {
     say(Level::Info, format_args!("{what}: {error}"));
     error.errno()
+}
+
+/// Text in a structure, with a zero at its end.
+pub(crate) fn text<const N: usize>(from: &str) -> [c_char; N] {
+    let mut to = [0; N];
+    for (to, from) in to[..N - 1].iter_mut().zip(from.bytes()) {
+        // The sign of a `char` is the processor's.
+        *to = from as c_char;
+    }
+    to
 }
 
 pub(crate) fn gid(address: IpAddr) -> [u8; 16] {

@@ -44,13 +44,9 @@ impl Found {
     pub(crate) fn attributes(&self) -> DeviceAttr {
         let limits = Limits::default();
         let int = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
-        let mut fw_ver = [0; 64];
-        for (to, from) in fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
-            *to = from.cast_signed();
-        }
         let rd_atom = int(limits.max_qp_rd_atom);
         DeviceAttr {
-            fw_ver,
+            fw_ver: convert::text(env!("CARGO_PKG_VERSION")),
             node_guid: self.guid(),
             sys_image_guid: self.guid(),
             max_mr_size: 1 << 47,

@@ -4,6 +4,7 @@
 //! completions, man pages, checksums and bills of materials.
 
 use crate::command::{self, cargo, is_installed};
+use crate::foreign::Root;
 use crate::{demo, machine, sbom, setup};
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -119,21 +120,26 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the libraries of `rocinante run`, beside the command of this machine's processor. What it
-/// does not build it names.
+/// Builds the libraries of `rocinante run`, beside the command. What it does not build it names.
 fn libraries(targets: &[(&str, &str)], built: &Path, out: &Path) -> Result<(), String> {
     for (_, processor) in targets {
         let target = format!("{processor}-unknown-linux-gnu");
-        if machine::triple()? != target {
-            println!(
-                "SKIPPED dist: no libraries for {processor}: `cargo xtask dist {processor}` on \
-                 such a machine, with glibc, makes them"
-            );
-            continue;
-        }
         let mut build = cargo(["build", "--locked", "--quiet", "--profile", "dist"]);
         build.args(["-p", "rocinante-capi", "-p", "rocinante-paths", "--target", &target]);
+        let mut foreign = None;
+        if machine::triple()? != target {
+            let root = setup::target(&target).and_then(|()| Root::of(processor, built));
+            match root {
+                Ok(root) => foreign = Some(root),
+                Err(why) => {
+                    println!("SKIPPED dist: no libraries for {processor}: {why}");
+                    continue;
+                }
+            }
+        }
+        build.args(foreign.iter().flat_map(|root| root.linking(&target)));
         command::run(build.args(same_paths(&target)))?;
+        let mut made = Vec::new();
         for (from, to) in LIBRARIES {
             let library = out.join(processor).join(to);
             copy(&built.join(&target).join("dist").join(from), &library)?;
@@ -143,10 +149,29 @@ fn libraries(targets: &[(&str, &str)], built: &Path, out: &Path) -> Result<(), S
             if glibc > GLIBC_MAX {
                 return Err(format!("{to} needs a newer glibc than {GLIBC_MAX:?}"));
             }
+            made.push(fs::canonicalize(&library).map_err(|error| format!("{to}: {error}"))?);
+        }
+        if let Some(root) = foreign {
+            try_foreign(&root, processor, &made)?;
         }
     }
     println!("SKIPPED dist: no libraries for musl: programs for it have another loader");
     Ok(())
+}
+
+/// Runs an unmodified program for another processor on the libraries.
+fn try_foreign(root: &Root, processor: &str, libraries: &[PathBuf]) -> Result<(), String> {
+    let Some(emulator) = emulator(processor).and_then(|mut words| words.pop()) else {
+        println!("SKIPPED dist: no qemu-{processor}: its libraries were never loaded");
+        return Ok(());
+    };
+    match root.list_devices(&emulator, libraries)? {
+        list if list.contains("roce0") => {
+            println!("{emulator}: Debian's ibv_devices for {processor} runs on the libraries");
+            Ok(())
+        }
+        list => Err(format!("ibv_devices for {processor} found no device: {list}")),
+    }
 }
 
 /// The newest version of glibc that is named in a library.

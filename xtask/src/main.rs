@@ -10,6 +10,7 @@ mod deny;
 mod dist;
 mod dropin;
 mod floors;
+mod foreign;
 mod fuzz;
 mod instructions;
 mod interop;

@@ -105,15 +105,18 @@ pub(crate) fn toolchain() -> Result<(), String> {
             rustup(&["component", "add", component])?;
         }
     }
+    let ours = dist::TARGETS.map(|(name, _)| name);
+    ours.into_iter().chain(["wasm32-unknown-unknown"]).try_for_each(target)
+}
+
+/// Adds Rust's library for a target.
+///
+/// # Errors
+/// As for [`toolchain`].
+pub(crate) fn target(name: &str) -> Result<(), String> {
     let sysroot = command::read(Command::new("rustc").args(["--print", "sysroot"]))?;
-    let installed = Path::new(sysroot.trim()).join("lib/rustlib");
-    let ours = dist::TARGETS.map(|(target, _)| target);
-    for target in ours.into_iter().chain(["wasm32-unknown-unknown"]) {
-        if !installed.join(target).is_dir() {
-            rustup(&["target", "add", target])?;
-        }
-    }
-    Ok(())
+    let there = Path::new(sysroot.trim()).join("lib/rustlib").join(name).is_dir();
+    if there { Ok(()) } else { rustup(&["target", "add", name]) }
 }
 
 /// The path of cargo-deny: an installed one, or one built below the target directory.

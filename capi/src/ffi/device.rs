@@ -10,6 +10,7 @@ use super::context;
 use super::fork;
 use super::object::{Object, Private};
 use crate::abi;
+use crate::convert::text;
 use crate::devices::{self, Found};
 use crate::log;
 
@@ -61,14 +62,6 @@ fn known(found: Found) -> *mut abi::Device {
     let pointer = Device::make(DeviceAndTail { device, tail: [0; 32] }, found);
     known.push(pointer as usize);
     pointer.cast()
-}
-
-fn text<const N: usize>(from: &str) -> [c_char; N] {
-    let mut to = [0; N];
-    for (to, from) in to[..N - 1].iter_mut().zip(from.bytes()) {
-        *to = from.cast_signed();
-    }
-    to
 }
 
 /// `ibv_get_device_list(3)`.
