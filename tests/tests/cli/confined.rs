@@ -113,5 +113,7 @@ fn a_missing_agent_is_named_by_what_was_lost() {
         unasked.out
     );
     let words = ["needs CAP_NET_RAW", "--cap-add NET_RAW", missing];
-    alone(&lab, "packet", with("/nowhere/agent.sock")).failed(1, &words);
+    for netdev in ["packet", "afxdp"] {
+        alone(&lab, netdev, with("/nowhere/agent.sock")).failed(1, &words);
+    }
 }
