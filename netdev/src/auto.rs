@@ -60,7 +60,7 @@ pub fn choose(
     agent: &Agent,
 ) -> Result<(AnyPort, Choice), OpenError> {
     let (mut ports, choice) =
-        choose_shards(iface, addresses, want, config, Shards::ONE, None, agent)?;
+        choose_shards(iface, addresses, want, config, (Shards::ONE, None), agent)?;
     Ok((ports.pop().expect("one was asked for"), choice))
 }
 
@@ -74,8 +74,7 @@ pub fn choose_shards(
     addresses: &[IpAddr],
     want: Option<Backend>,
     config: &PortConfig,
-    shards: Shards,
-    slots: Option<&Arc<Slots>>,
+    (shards, slots): (Shards, Option<&Arc<Slots>>),
     agent: &Agent,
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
     let assemble = |parts: Vec<Parts>| parts.into_iter().map(AnyPort::assemble).collect();
@@ -91,6 +90,28 @@ pub fn choose_shards(
         Ok((ports.map_err(|e| agent.failed(&e))?, audit))
     };
     choose_what(iface, want, open, Some((agent, &ask)))
+}
+
+/// Takes slots for `count` ports on addresses that other processes of this user may share. Without
+/// `/proc`, or if the user has too many descriptors in messages, the ports have the addresses alone.
+///
+/// # Errors
+/// As [`Slots::lease`].
+pub fn lease(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+    count: usize,
+) -> Result<(Shards, Option<Arc<Slots>>), OpenError> {
+    let alone = Shards { count, ..Shards::ONE };
+    match Slots::lease(iface, addresses, config, alone) {
+        Ok(slots) => {
+            let shared = Shards { first: slots.first(), shared: true, ..alone };
+            Ok((shared, Some(Arc::new(slots))))
+        }
+        Err(e) if matches!(e.errno(), libc::ENOENT | libc::ETOOMANYREFS) => Ok((alone, None)),
+        Err(e) => Err(e),
+    }
 }
 
 /// As [`choose_shards`], but only acquires the parts of the ports, which another process may
@@ -207,8 +228,10 @@ pub fn preview(
         );
         return Ok((None, Choice { backend: Backend::Xdp, reason, tried: Vec::new() }));
     }
-    let (port, choice) = choose(iface, addresses, None, config, agent)?;
-    Ok((Some(port.capabilities().clone()), choice))
+    let (shards, slots) = lease(iface, addresses, config, 1)?;
+    let sharing = (shards, slots.as_ref());
+    let (ports, choice) = choose_shards(iface, addresses, None, config, sharing, agent)?;
+    Ok((Some(ports[0].capabilities().clone()), choice))
 }
 
 /// The backend that fits the interface best, and why.

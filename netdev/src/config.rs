@@ -113,6 +113,10 @@ pub struct Shards {
 }
 
 impl Shards {
+    /// The byte of RoCEv2: the upper one of the destination QPN in the BTH. Processes that share an
+    /// address have to agree on it.
+    pub const SELECTOR: u16 = 5;
+
     /// A single port, which gets everything.
-    pub const ONE: Self = Self { first: 0, count: 1, selector: 0, shared: false };
+    pub const ONE: Self = Self { first: 0, count: 1, selector: Self::SELECTOR, shared: false };
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rocinante_netdev::AnyPort;
 pub use rocinante_netdev::handed::AGENT_VARIABLE;
 use rocinante_netdev::handed::Agent;
-use rocinante_netdev::{Backend, Interface, PortConfig, Shards, Slots, auto};
+use rocinante_netdev::{Backend, Interface, PortConfig, auto};
 
 pub use self::prepared::PreparedContext;
 use crate::choice::BackendChoice;
@@ -400,21 +400,6 @@ impl OpenOptions {
         PreparedContext::new(self, (backend, shards), iface, (addresses, are_all))
     }
 
-    /// The slots of the device on addresses that other processes share. Without `/proc`, or if the
-    /// user has too many descriptors in messages, it shares them with none.
-    fn lease(
-        &self,
-        iface: &Interface,
-        addresses: &[IpAddr],
-        shards: Shards,
-    ) -> Result<Option<Arc<Slots>>, VerbsError> {
-        match Slots::lease(iface, addresses, &self.port, shards) {
-            Ok(slots) => Ok(Some(Arc::new(slots))),
-            Err(error) if matches!(error.errno(), libc::ENOENT | libc::ETOOMANYREFS) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
-    }
-
     fn start(
         &self,
         iface: &Interface,
@@ -425,14 +410,10 @@ impl OpenOptions {
         let agent = Agent::from_environment();
         let start = |claim| {
             let count = shards.unwrap_or(1);
-            let shards = Shards { shared: false, first: 0, count, selector: soft::SHARD_BYTE };
-            let slots = self.lease(iface, addresses, shards)?;
-            let first = slots.as_ref().map_or(0, |slots| slots.first());
-            let shards = Shards { first, shared: slots.is_some(), ..shards };
-            let slots_of = slots.as_ref();
-            let (ports, choice) = auto::choose_shards(
-                iface, addresses, backend, &self.port, shards, slots_of, &agent,
-            )?;
+            let (shards, slots) = auto::lease(iface, addresses, &self.port, count)?;
+            let sharing = (shards, slots.as_ref());
+            let (ports, choice) =
+                auto::choose_shards(iface, addresses, backend, &self.port, sharing, &agent)?;
             let parts = (ports, slots);
             soft::Hca::start(&self.settings(), &iface.name, parts, choice.to_string(), claim)
         };

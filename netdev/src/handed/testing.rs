@@ -256,7 +256,7 @@ pub(crate) fn choose_from(
     agent: &Agent,
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
     let shards = Shards { shared: false, first: 0, count, selector: SELECTOR };
-    auto::choose_shards(v0, &A.map(ip), want, &PortConfig::default(), shards, None, agent)
+    auto::choose_shards(v0, &A.map(ip), want, &PortConfig::default(), (shards, None), agent)
 }
 
 /// The number of this process's descriptors.

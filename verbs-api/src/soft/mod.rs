@@ -52,7 +52,7 @@ pub(crate) use self::gids::GidTable;
 pub(crate) use self::mr::{Change, Registration};
 pub(crate) use self::mw::Window;
 pub(crate) use self::opens::{Key, open};
-pub(crate) use self::others::{SHARD_BYTE, SHARDS_MAX};
+pub(crate) use self::others::SHARDS_MAX;
 pub(crate) use self::qp::{Qp, QpInitAttr};
 pub(crate) use self::srq::Srq;
 use crate::model::error::VerbsError;

@@ -16,10 +16,6 @@ use super::staging::Staging;
 
 /// The most shards: the bits of a word.
 pub(crate) const SHARDS_MAX: usize = 64;
-/// Offset in a datagram of the byte that names the slot, hence the shard: the upper byte of the
-/// destination QPN in the BTH, which is `EngineConfig::qpn_slot` of the shard.
-pub(crate) const SHARD_BYTE: u16 = 5;
-
 /// The shard of a queue pair, of those whose slots begin with `first`; otherwise a number that no
 /// shard has.
 pub(super) const fn shard_of(qpn: Qpn, first: u8) -> usize {
