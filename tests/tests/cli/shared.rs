@@ -34,10 +34,12 @@ struct Talk {
 }
 
 impl Talk {
-    /// The `nth` of several at once.
+    /// The `nth` of several at once. They sleep while they wait: more that spin than there are
+    /// processors would have their peers give them up.
     fn start([there, here]: [&Container; 2], nth: usize, netdevs: [&str; 2], rest: &str) -> Self {
         let port = 18600 + nth;
-        let [server, client] = netdevs.map(|it| format!("pingpong -p {port} --netdev {it} {rest}"));
+        let [server, client] =
+            netdevs.map(|it| format!("pingpong -e -p {port} --netdev {it} {rest}"));
         let server = serve(there, &format!("{server} --bind {}", there.ipv4()));
         let client = format!("{client} -c --bind {} {}", here.ipv4(), there.ipv4());
         Self { server, client: start(here, &client) }
@@ -123,7 +125,7 @@ fn a_second_process_beside_afxdp_takes_another_backend() {
     let lab = Lab::new(&LabConfig::default()).unwrap();
     let [a, b] = [lab.container(0), lab.container(1)];
     let line = |port: u16, netdev: &str| {
-        format!("pingpong -p {port} --netdev {netdev} --bind {}", b.ipv4())
+        format!("pingpong -e -p {port} --netdev {netdev} --bind {}", b.ipv4())
     };
     let first = serve(b, &line(18601, "afxdp"));
     start(b, &line(18602, "afxdp")).finish().failed(1, &["another AF_XDP socket has this queue"]);
