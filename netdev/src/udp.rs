@@ -346,13 +346,13 @@ impl Port for UdpPort {
 
     fn add_path(&mut self, spec: &PathSpec) -> io::Result<Path> {
         let path = self.paths.add(spec, self.options)?;
-        self.receiver.path_added(spec.local, spec.remote);
+        self.receiver.path_added(spec.local, self.paths.loops(path.id));
         Ok(path)
     }
 
     fn remove_path(&mut self, path: PathId) {
-        if let Some((local, remote)) = self.paths.remove(path) {
-            self.receiver.path_removed(local, remote);
+        if let Some((local, loops)) = self.paths.remove(path) {
+            self.receiver.path_removed(local, loops);
         }
         if self.staging.is_empty() {
             self.paths.reclaim();

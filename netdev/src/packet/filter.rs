@@ -14,6 +14,7 @@ use crate::port::ROCE_PORT;
 const LD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const LD_HALF: u16 = 0x28; // BPF_LD | BPF_H | BPF_ABS
 const LD_BYTE: u16 = 0x30; // BPF_LD | BPF_B | BPF_ABS
+const LD_LEN: u16 = 0x80; // BPF_LD | BPF_W | BPF_LEN
 const JEQ: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
 const JGE: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
 const JSET: u16 = 0x45; // BPF_JMP | BPF_JSET | BPF_K
@@ -99,6 +100,12 @@ fn take(payload: u32, shards: Shards) -> Program {
     let mut code = Program::default();
     let Shards { first, count, selector, shared } = shards;
     if shared {
+        if first == 0 {
+            // What is too short for the byte is the first one's, which counts it.
+            code.push(LD_LEN, 0, 0, 0);
+            code.push(JGE, payload + u32::from(selector) + 1, 1, 0);
+            code.push(RET, ALL, 0, 0);
+        }
         code.load(LD_BYTE, payload + u32::from(selector));
         // A smaller one becomes a great one.
         code.push(SUBTRACT, u32::from(first), 0, 0);
@@ -173,6 +180,7 @@ mod tests {
                 LD_HALF => loaded = (0..2).try_fold(0, |v, i| Some(v << 8 | byte(i)?)),
                 LD_BYTE if f.k == PACKET_TYPE => loaded = Some(kind(frame)),
                 LD_BYTE => loaded = byte(0),
+                LD_LEN => loaded = Some(frame.len() as u32),
                 SUBTRACT => loaded = Some(a.wrapping_sub(f.k)),
                 JGE => jump = usize::from(if a >= f.k { f.jt } else { f.jf }),
                 JEQ => jump = usize::from(if a == f.k { f.jt } else { f.jf }),
@@ -238,7 +246,9 @@ mod tests {
                     let taken = run(&program, &frame, false);
                     assert_eq!(taken, if is_own { ALL } else { 0 }, "{us}, {byte} from {first}");
                 }
-                assert_eq!(run(&program, &frame[..payload + 5], false), 0, "cut off");
+                // The first process counts what is too short.
+                let short = if first == 0 { ALL } else { 0 };
+                assert_eq!(run(&program, &frame[..payload + 5], false), short, "cut off");
             }
         }
     }

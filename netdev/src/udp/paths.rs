@@ -22,12 +22,13 @@ const IDLE_MAX: usize = 8;
 /// The port's data of a path.
 pub(super) struct UdpPath {
     pub(super) dest: Dest,
-    remote: IpAddr,
     /// Index of the socket that sends for it.
     pub(super) socket: usize,
     pub(super) v6: bool,
     /// The most datagrams per message; 1 once the kernel refused to segment here.
     pub(super) segments_max: u16,
+    /// Whether its peer is one of the port's own addresses.
+    loops: bool,
     live: bool,
 }
 
@@ -100,11 +101,11 @@ impl Paths {
         self.check_route(spec)?;
         let socket = self.sender_for(spec, options)?;
         let entry = UdpPath {
-            remote: spec.remote,
             dest: sockets::destination(&self.iface, spec, self.ttl_default[usize::from(v6)]),
             socket,
             v6,
             segments_max: self.segments_max,
+            loops: self.own_senders().any(|s| s.local == spec.remote),
             live: true,
         };
         let sender = self.senders[socket].as_mut().expect("just found or made");
@@ -200,12 +201,17 @@ impl Paths {
     }
 
     /// Removes a path; returns its own address, if the path was in use.
-    pub(super) fn remove(&mut self, path: PathId) -> Option<(IpAddr, IpAddr)> {
+    pub(super) fn remove(&mut self, path: PathId) -> Option<(IpAddr, bool)> {
         let entry = self.entries.get_mut(path.0 as usize).filter(|e| e.live)?;
         entry.live = false;
         self.retired.push(path);
-        let remote = entry.remote;
-        self.senders[entry.socket].as_ref().map(|sender| (sender.local, remote))
+        let loops = entry.loops;
+        self.senders[entry.socket].as_ref().map(|sender| (sender.local, loops))
+    }
+
+    /// Whether a path is to one of the port's own addresses.
+    pub(super) fn loops(&self, path: PathId) -> bool {
+        self.entries[path.0 as usize].loops
     }
 
     /// Call this when nothing waits for the kernel any more: closes the sockets without a path.

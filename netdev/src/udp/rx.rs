@@ -56,15 +56,16 @@ impl Receiver {
         }
     }
 
-    pub(super) fn path_added(&mut self, local: IpAddr, remote: IpAddr) {
-        if self.hears(remote) {
+    /// Counts a path from an own address. `loops`: to an own address; only of such does a guard hear.
+    pub(super) fn path_added(&mut self, local: IpAddr, loops: bool) {
+        if self.receives() || loops {
             self.paths += 1;
             self.queues.iter_mut().filter(|q| q.local == local).for_each(|q| q.paths += 1);
         }
     }
 
-    pub(super) fn path_removed(&mut self, local: IpAddr, remote: IpAddr) {
-        if self.hears(remote) {
+    pub(super) fn path_removed(&mut self, local: IpAddr, loops: bool) {
+        if self.receives() || loops {
             self.paths -= 1;
             self.queues.iter_mut().filter(|q| q.local == local).for_each(|q| q.paths -= 1);
         }
@@ -78,11 +79,6 @@ impl Receiver {
     /// Has the next call read all sockets.
     pub(super) fn look(&mut self) {
         self.calls = u32::MAX;
-    }
-
-    /// Whether datagrams from this address come here. To a guard they do from the own ones.
-    fn hears(&self, remote: IpAddr) -> bool {
-        self.role == Role::Receive || self.queues.iter().any(|queue| queue.local == remote)
     }
 
     /// Reads from the sockets in use, one per own address and in that order.

@@ -195,12 +195,14 @@ fn require(asm: &mut Asm, size: Size, off: i16, value: u32, pass: Label) {
 fn require_own(asm: &mut Asm, payload: i32, shards: Shards, pass: Label) {
     let Shards { first, count, selector, shared } = shards;
     if shared {
-        let at = payload + i32::from(selector);
-        require_bytes(asm, at + 1, pass);
+        let (at, own) = (payload + i32::from(selector), asm.label());
+        // What is too short for the byte is the first one's, which counts it.
+        require_bytes(asm, at + 1, if first == 0 { own } else { pass });
         asm.load(Size::B, Reg::R5, Reg::R2, at as i16);
         // A smaller one becomes a great one.
         asm.add_imm(Reg::R5, -i32::from(first));
         asm.jump32_if_imm(Cond::Gt, Reg::R5, count as u32 - 1, pass);
+        asm.bind(own);
     }
 }
 
@@ -314,7 +316,8 @@ mod tests {
                     let expected = if is_own { XDP_REDIRECT } else { XDP_PASS };
                     assert_eq!(verdict, expected, "{byte} of {count} from {first}");
                 }
-                assert_eq!(loaded.verdict(&frame[..payload + 5]), XDP_PASS, "cut off");
+                let short = if first == 0 { XDP_REDIRECT } else { XDP_PASS };
+                assert_eq!(loaded.verdict(&frame[..payload + 5]), short, "cut off");
             }
         }
     }

@@ -56,10 +56,10 @@ pub(super) const BUGS: &[Bug] = &[
         what: "a path that is refused is counted as one of its address",
         file: "netdev/src/udp.rs",
         right: "        let path = self.paths.add(spec, self.options)?;
-        self.receiver.path_added(spec.local);
+        self.receiver.path_added(spec.local, self.paths.loops(path.id));
         Ok(path)
 ",
-        wrong: "        self.receiver.path_added(spec.local);
+        wrong: "        self.receiver.path_added(spec.local, false);
         self.paths.add(spec, self.options)
 ",
         found_by: &[of("udp::tests::several::a_path_that_is_refused_is_no_path_of_its_address")],
