@@ -56,7 +56,8 @@ impl Receiver {
         }
     }
 
-    /// Counts a path from an own address. `loops`: to an own address; only of such does a guard hear.
+    /// Counts a path from an own address; `loops` if it is to one, too. Of others a guard hears
+    /// nothing.
     pub(super) fn path_added(&mut self, local: IpAddr, loops: bool) {
         if self.receives() || loops {
             self.paths += 1;
