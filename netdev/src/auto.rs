@@ -93,7 +93,7 @@ pub fn choose_shards(
 }
 
 /// Takes slots for `count` ports on addresses that other processes of this user may share. Without
-/// `/proc`, or if the user has too many descriptors in messages, the ports have the addresses alone.
+/// `/proc`, or if the user has too many descriptors in messages, the ports share them with none.
 ///
 /// # Errors
 /// As [`Slots::lease`].
