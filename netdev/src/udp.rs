@@ -168,8 +168,8 @@ impl UdpPort {
         slots: Option<(Arc<Slots>, usize)>,
     ) -> Result<Self, OpenError> {
         let backend = manifest.backend();
-        Self::over(manifest, sockets, guard_of(&manifest.interface), slots)
-            .map_err(|e| OpenError { backend, ..e })
+        let role = guard_of(&manifest.interface, Shards::ONE);
+        Self::over(manifest, sockets, role, slots).map_err(|e| OpenError { backend, ..e })
     }
 
     fn over(
@@ -265,8 +265,8 @@ pub(crate) fn namespace_of(socket: &OwnedFd) -> Option<u64> {
 }
 
 /// What a guard of this interface does: on loopback the port itself receives what comes there.
-fn guard_of(iface: &Interface) -> Role {
-    if iface.loopback { Role::Shut } else { Role::Guard }
+fn guard_of(iface: &Interface, shards: Shards) -> Role {
+    if iface.loopback { Role::Shut } else { Role::Guard(shards) }
 }
 
 /// Opens the sockets of guards: see [`UdpPort::assemble_guard`].
@@ -278,7 +278,7 @@ pub(crate) fn acquire_guards(
     shards: Shards,
     slots: Option<&Arc<Slots>>,
 ) -> Result<Acquired, OpenError> {
-    acquire(iface, addresses, config, guard_of(iface), shards, slots)
+    acquire(iface, addresses, config, guard_of(iface, shards), shards, slots)
         .map_err(|e| OpenError { backend, ..e })
 }
 

@@ -24,8 +24,9 @@ const SRC_PORT_TRIES: u16 = 16;
 pub(super) enum Role {
     /// Receives and sends.
     Receive,
-    /// Owns the port, takes only what comes over loopback, and sends.
-    Guard,
+    /// Owns the port and sends. Takes what comes over loopback; and on a shared address what is for
+    /// none of these ports, so that it is counted.
+    Guard(Shards),
     /// Owns the port, drops what arrives, and sends.
     Shut,
     /// Drops what arrives, and sends.
@@ -161,7 +162,9 @@ fn open_bound(
         bind_alone(&socket, &name, address).map_err(|e| own_error(iface, address, "bind", e))?;
     } else {
         socket.share_port().map_err(|e| own_error(iface, address, "share", e))?;
-        socket.bind(&name).map_err(|e| own_error(iface, address, "bind once more", e))?;
+        // A child that is about to execute a program may have a copy of the one that was alone.
+        patiently(libc::EADDRINUSE, COPIES_HELD_MAX, || socket.bind(&name))
+            .map_err(|e| own_error(iface, address, "bind once more", e))?;
     }
     Ok(socket)
 }
@@ -263,7 +266,7 @@ pub(super) fn open_sender(
 fn configure(socket: &Socket, v6: bool, options: Options, role: Role) -> io::Result<()> {
     match role {
         Role::Receive => {}
-        Role::Guard => socket.take_local_input()?,
+        Role::Guard(shards) => socket.take_local_input(shards)?,
         Role::Shut | Role::Send => socket.drop_all_input()?,
         Role::Group => {
             socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;

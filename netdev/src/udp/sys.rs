@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::net::RecvFlags;
 
+use crate::config::Shards;
 use crate::fd::{attach_filter, receive_messages, send_messages};
 use crate::inherited;
 
@@ -211,15 +212,30 @@ impl Socket {
         attach_filter(&self.0, &[libc::sock_filter { code, jt: 0, jf: 0, k: 0 }])
     }
 
-    /// Makes the kernel drop all input that does not come over loopback.
-    pub(crate) fn take_local_input(&self) -> io::Result<()> {
+    /// Makes the kernel drop all input that does not come over loopback, but on a shared address
+    /// what is for none of these ports.
+    pub(crate) fn take_local_input(&self, shards: Shards) -> io::Result<()> {
         /// `lo` of every network namespace (`LOOPBACK_IFINDEX` of include/net/net_namespace.h).
         const LOOPBACK: u32 = 1;
+        /// The program sees the UDP header first.
+        const HEADER: u32 = 8;
         let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
         let interface = (libc::SKF_AD_OFF + libc::SKF_AD_IFINDEX) as u32;
+        let Shards { first, count, selector, shared } = shards;
+        // Of an address that is not shared nothing is for other ports.
+        let own = if shared { count as u32 } else { u32::MAX };
         let program = [
             instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, interface),
-            instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, LOOPBACK),
+            instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 3, 0, LOOPBACK),
+            instruction(
+                libc::BPF_LD | libc::BPF_B | libc::BPF_ABS,
+                0,
+                0,
+                HEADER + u32::from(selector),
+            ),
+            // A smaller one becomes a great one.
+            instruction(libc::BPF_ALU | libc::BPF_SUB | libc::BPF_K, 0, 0, u32::from(first)),
+            instruction(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 1, own),
             instruction(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),
             instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
         ];
