@@ -94,9 +94,7 @@ pub(super) const BUGS: &[Bug] = &[
         name: "guards-path-kept",
         what: "a path that is removed keeps its path at the guard, with its socket",
         file: "netdev/src/resolve.rs",
-        right: "        if let Some(id) = entry.guard {
-            guard.remove_path(id);
-        }
+        right: "        guard.remove_path(entry.guard);
 ",
         wrong: "        let _ = (entry, guard);
 ",
