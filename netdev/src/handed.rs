@@ -20,7 +20,7 @@ mod transport;
 use std::time::Duration;
 
 pub use self::ask::{AGENT_VARIABLE, Agent, DEFAULT_PATH};
-pub(crate) use self::ask::{AskError, Asked, Handed, Lease};
+pub(crate) use self::ask::{AskError, Asked, Handed, Lease, unusable};
 pub use self::give::{GiveLimits, Given, RING_FRAMES, give};
 pub use self::message::{
     ADDRESSES_MAX, Answer, Code, DESCRIPTORS_MAX, Granted, MESSAGE_BYTES_MAX, Refused, Report,

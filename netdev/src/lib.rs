@@ -36,6 +36,7 @@ mod policy;
 mod port;
 mod recent;
 mod resolve;
+mod rights;
 mod rtnl;
 #[cfg(test)]
 mod scarcity_tests;

@@ -103,6 +103,17 @@ pub enum Descriptor {
 }
 
 impl Manifest {
+    pub(crate) fn new(
+        interface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        udp_segments_max: u16,
+        backend: BackendParts,
+    ) -> Self {
+        let (interface, addresses) = (interface.clone(), addresses.to_vec());
+        Self { interface, addresses, config: config.clone(), udp_segments_max, backend }
+    }
+
     /// The backend.
     #[must_use]
     pub fn backend(&self) -> Backend {

@@ -13,9 +13,9 @@
 //! - a *bag* of sockets ([`bag`]): a stream that is written and never read, only looked into. It
 //!   has the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket stays in
 //!   the group at its index when its process dies, and the next process on the slot takes it over;
-//! - the *duty*, a second name. Who has it reads the socket of slot 0, to which come datagrams to
-//!   the general services (QP1) and those to nobody. The others are connected to it, hear of its
-//!   end, and one of them follows ([`duty`]).
+//! - the *duty*, a second name. The process that has it reads the socket of slot 0: datagrams to
+//!   the general services (QP1), and to no slot. The others are connected to it, hear of its end,
+//!   and one of them follows ([`duty`]).
 //!
 //! Processes of one user share an address: the kernel lets only sockets of one user share a port.
 
@@ -155,8 +155,8 @@ impl Slots {
         Ok(Mail::new(address, it.bag().get(usize::from(self.first) + nth)?.inbox))
     }
 
-    /// The socket of slot 0 of an address, if this process has to read it: it has the duty, and
-    /// whoever had it before has ended. Nobody is waited for.
+    /// The socket of slot 0 of an address, if this process has to read it: it has the duty, and the
+    /// process that had it before has ended. It waits for no other process.
     pub(crate) fn inherited(&self, address: IpAddr) -> io::Result<Option<Socket>> {
         let it = self.at(address)?;
         // The own slot is read anyway.
@@ -257,7 +257,7 @@ impl Drop for Slots {
                 it.locks.leave(slot, REST);
             }
         }
-        // With it goes the duty. Who follows takes slot 0 as it has been left.
+        // With it goes the duty. The process that follows takes slot 0 as it has been left.
         self.host.stop();
     }
 }

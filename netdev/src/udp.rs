@@ -128,13 +128,8 @@ impl UdpPort {
         slots: Option<&Arc<Slots>>,
     ) -> Result<Vec<Parts>, OpenError> {
         let acquired = acquire(iface, addresses, config, Role::Receive, shards, slots)?;
-        let manifest = Manifest {
-            interface: iface.clone(),
-            addresses: addresses.to_vec(),
-            config: config.clone(),
-            udp_segments_max: acquired.segments_max,
-            backend: BackendParts::Udp,
-        };
+        let segments_max = acquired.segments_max;
+        let manifest = Manifest::new(iface, addresses, config, segments_max, BackendParts::Udp);
         let parts = |(fds, slots)| Parts {
             manifest: manifest.clone(),
             fds,

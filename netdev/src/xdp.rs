@@ -211,8 +211,8 @@ impl XdpIo {
 }
 
 impl XdpPort {
-    /// Sends a whole frame as it is. For tests of what leaves a container: whoever has a socket can
-    /// do so.
+    /// Sends a whole frame as it is. For tests of what leaves a container: a process with a socket
+    /// can do so.
     ///
     /// # Errors
     /// `EAGAIN` without room; the kernel's.

@@ -11,7 +11,7 @@ use crate::wire::cm::{CmMessage, CommId, ServiceId};
 use crate::wire::mad::{self, GSI_QKEY, MadBytes};
 use crate::wire::{Opcode, Packet, RecognitionMad, Solver};
 
-/// Whom a datagram to QP1 is for, where several devices share an address.
+/// The addressee of a datagram to QP1, where several devices share an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Addressee {
     /// The device with this slot: it drew an id that the datagram names.
@@ -22,7 +22,7 @@ pub enum Addressee {
     Any,
 }
 
-/// Whom a datagram is for, if it is to QP1. It has not been checked.
+/// The addressee of a datagram that has not been checked, if it is to QP1.
 #[must_use]
 pub fn addressee(bytes: &[u8]) -> Option<Addressee> {
     let packet = Packet::parse(bytes).ok()?;

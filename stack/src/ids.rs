@@ -9,7 +9,7 @@ pub(crate) struct Ids {
     slot: Option<u8>,
 }
 
-/// The bits of a number that say whose it is, where several devices share an address.
+/// The bits of a number that name the device's slot, where several devices share an address.
 const SLOT_SHIFT: u32 = 24;
 
 /// The slot of the device that drew an id, or a number whose lower half is one.

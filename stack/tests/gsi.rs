@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::net::IpAddr;
+
 use common::{PORT, Solo, addr, template};
 use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, QpSide};
 use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn, QueueKind, Time};
@@ -210,11 +212,9 @@ fn what_it_sends_is_numbered_and_counted() {
     assert_eq!(solo.end.engine.counters().sent_pkts, 3);
 }
 
-/// An accepted connection for the queue pair of `solo`; its RTU does not come.
-fn accepted(solo: &mut Solo) -> ConnId {
-    let service = ServiceId::of_port(PortSpace::Tcp, 7);
-    let side = QpSide {
-        qpn: common::PEER,
+fn side(qpn: Qpn) -> QpSide {
+    QpSide {
+        qpn,
         psn: Psn::new(1),
         responder_resources: 1,
         initiator_depth: 1,
@@ -222,10 +222,13 @@ fn accepted(solo: &mut Solo) -> ConnId {
         flow_control: false,
         srq: false,
         announced: None,
-    };
-    let ask = Connect {
-        local: addr(2),
-        remote: addr(1),
+    }
+}
+
+fn ask([local, remote]: [IpAddr; 2], service: ServiceId, side: QpSide) -> Connect<'static> {
+    Connect {
+        local,
+        remote,
         service,
         source_port: 9,
         side,
@@ -236,7 +239,14 @@ fn accepted(solo: &mut Solo) -> ConnId {
         traffic_class: 0,
         hop_limit: 64,
         private: b"",
-    };
+    }
+}
+
+/// An accepted connection for the queue pair of `solo`; its RTU does not come.
+fn accepted(solo: &mut Solo) -> ConnId {
+    let service = ServiceId::of_port(PortSpace::Tcp, 7);
+    let side = side(common::PEER);
+    let ask = ask([addr(2), addr(1)], service, side);
     let mut peer = ConnectionManager::new(CmConfig { key: [1, 2], ..CmConfig::default() });
     peer.connect(solo.now, &ask).unwrap();
     let asked = peer.poll_transmit().unwrap();
@@ -308,7 +318,7 @@ fn nobody_else_is_awaited() {
     assert_eq!(solo.end.engine.cm().unwrap().poll_event(), None);
 }
 
-/// Where several devices share an address, each datagram to QP1 says whose it is: both sides draw
+/// Where several devices share an address, each datagram to QP1 names its device: both sides draw
 /// ids with their slot.
 #[test]
 fn each_datagram_says_whom_it_is_for() {
@@ -326,30 +336,8 @@ fn each_datagram_says_whom_it_is_for() {
     let datagrams = ServiceId::of_port(PortSpace::Udp, 8);
     there.listen(service, None, 8).unwrap();
     there.serve(datagrams, None, (Qpn::new(0x77), 1), b"").unwrap();
-    let side = QpSide {
-        qpn: Qpn::new(0x05_0123),
-        psn: Psn::new(1),
-        responder_resources: 1,
-        initiator_depth: 1,
-        rnr_retry: 7,
-        flow_control: false,
-        srq: false,
-        announced: None,
-    };
-    let ask = Connect {
-        local: addresses[0],
-        remote: addresses[1],
-        service,
-        source_port: 9,
-        side,
-        transport: Transport::Rc,
-        mtu: Mtu::Mtu256,
-        ack_timeout: 14,
-        retry_count: 7,
-        traffic_class: 0,
-        hop_limit: 64,
-        private: b"",
-    };
+    let side = side(Qpn::new(0x05_0123));
+    let ask = ask(addresses, service, side);
     let conn = here.connect(now, &ask).unwrap();
     here.resolve(now, (addresses[0], addresses[1]), (datagrams, 9), b"").unwrap();
     let mut seen = Vec::new();
@@ -393,7 +381,7 @@ fn each_datagram_says_whom_it_is_for() {
             (true, to_here),
         ]
     );
-    // Whoever has QP1 answers a question, and decides about what names nobody.
+    // The device that has QP1 answers a question, and decides about what names no slot.
     assert_eq!(of(&RecognitionMad::Question.emit(0xc300_0001)), Some(Addressee::Any));
     let answer = RecognitionMad::Answer(Some(Introduction {
         bytes: 1,

@@ -1,4 +1,4 @@
-//! Ports of `afxdp`: only for who asks for them, one on an interface, and the agent keeps nothing
+//! Ports of `afxdp`: only for programs that name them, one on an interface; the agent keeps nothing
 //! of them.
 
 use rocinante_netdev::Backend;

@@ -193,6 +193,12 @@ fn frames_to_ask_for(backend: Backend, config: &PortConfig) -> Result<Option<u32
     Ok(unless_default(ring_frames, defaults.xdp.ring_frames))
 }
 
+/// The error for what an agent handed over and that is not what it should be.
+pub(crate) fn unusable(backend: Backend, what: &str) -> OpenError {
+    let what = format!("what the agent handed over cannot be used: {what}");
+    OpenError::plain(backend, what, "use a program and an agent of one release")
+}
+
 /// One request and one answer, with its descriptors.
 ///
 /// # Errors

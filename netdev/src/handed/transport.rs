@@ -1,15 +1,12 @@
 //! One message in one packet of a `SOCK_SEQPACKET` socket, and the descriptors with it.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{RecvFlags, ReturnFlags};
 
 use super::message::{Answer, Code, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Refused, Request};
+use crate::rights;
 
 /// Room for one descriptor more than an answer has, so that one too many is seen.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX + 1));
@@ -31,7 +28,7 @@ pub fn send_request(to: impl AsFd, request: &Request) -> io::Result<()> {
 /// message yet, `UnexpectedEof` if there will be none.
 pub fn receive_request(from: impl AsFd) -> io::Result<Result<Request, Refused>> {
     // Without room for descriptors the kernel installs none.
-    let (bytes, flags, _) = receive(from.as_fd(), &mut [])?;
+    let (bytes, flags, _) = receive::<0>(from.as_fd())?;
     let refused = |what: &str| Ok(Err(Refused::new(Code::Malformed, what, "")));
     if flags.contains(ReturnFlags::TRUNC) {
         return refused("the request is too long");
@@ -59,8 +56,7 @@ pub fn send_answer(
 /// # Errors
 /// As [`receive_request`]; the inner one says why there is no answer.
 pub fn receive_answer(from: impl AsFd) -> io::Result<Result<(Answer, Vec<OwnedFd>), String>> {
-    let mut space = [MaybeUninit::uninit(); SPACE];
-    let (bytes, flags, descriptors) = receive(from.as_fd(), &mut space)?;
+    let (bytes, flags, descriptors) = receive::<SPACE>(from.as_fd())?;
     if flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Ok(Err(
             "an answer that is too long, or more descriptors than there is room for".into()
@@ -70,36 +66,20 @@ pub fn receive_answer(from: impl AsFd) -> io::Result<Result<(Answer, Vec<OwnedFd
 }
 
 fn send(to: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); SPACE];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fits = descriptors.len() <= DESCRIPTORS_MAX
-        && (descriptors.is_empty() || control.push(SendAncillaryMessage::ScmRights(descriptors)));
-    if !fits {
-        return Err(io::Error::other("more descriptors than a message can have"));
-    }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    sendmsg(to, &[IoSlice::new(bytes)], &mut control, flags)?;
-    Ok(())
+    rights::send::<SPACE>(to, bytes, descriptors)
 }
 
-fn receive(
+fn receive<const SPACE: usize>(
     from: BorrowedFd<'_>,
-    space: &mut [MaybeUninit<u8>],
 ) -> io::Result<(Vec<u8>, ReturnFlags, Vec<OwnedFd>)> {
     let mut bytes = vec![0; MESSAGE_BYTES_MAX];
-    let mut control = RecvAncillaryBuffer::new(space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let received = recvmsg(from, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
-    let descriptors = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-        _ => None,
-    });
-    let descriptors = descriptors.flatten().collect();
-    if received.bytes == 0 && !received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    let (count, flags, descriptors) =
+        rights::receive::<SPACE>(from, &mut bytes, RecvFlags::DONTWAIT)?;
+    if count == 0 && !flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    bytes.truncate(received.bytes);
-    Ok((bytes, received.flags, descriptors))
+    bytes.truncate(count);
+    Ok((bytes, flags, descriptors))
 }
 
 #[cfg(test)]
@@ -108,9 +88,7 @@ pub(super) mod tests {
 
     /// Sends any bytes with any number of descriptors.
     pub(crate) fn send_with(to: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
-        sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::empty()).expect("sent");
+        const MOST: usize = rustix::cmsg_space!(ScmRights(253));
+        rights::send::<MOST>(to, bytes, descriptors).expect("sent");
     }
 }

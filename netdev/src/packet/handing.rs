@@ -9,7 +9,7 @@ use super::{filter, open};
 use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
 use crate::fd::socket_family;
-use crate::handed::{Granted, Handed, Ring};
+use crate::handed::{Granted, Handed, Ring, unusable};
 use crate::iface::Interface;
 use crate::parts::Parts;
 use crate::port::Backend;
@@ -70,10 +70,7 @@ pub(crate) fn assemble_from(
     Handed { granted, descriptors, lease }: Handed,
     guards: udp::Acquired,
 ) -> Result<Vec<Parts>, OpenError> {
-    let refused = |what: &str| {
-        let what = format!("what the agent handed over cannot be used: {what}");
-        OpenError::plain(Backend::Packet, what, "use a program and an agent of one release")
-    };
+    let refused = |what: &str| unusable(Backend::Packet, what);
     let Granted::Packet { ring } = granted else { return Err(refused("another backend")) };
     let layout = RingGeometry::new(ring.frames, sys::page_bytes());
     if Ring::from(layout) != ring {

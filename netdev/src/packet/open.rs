@@ -161,17 +161,12 @@ pub(super) fn manifest(
     udp_segments_max: u16,
 ) -> Manifest {
     let limits = run_limits(link, config);
-    Manifest {
-        interface: iface.clone(),
-        addresses: addresses.to_vec(),
-        config: config.clone(),
-        udp_segments_max,
-        backend: BackendParts::Packet {
-            ring_frames: layout.frames(),
-            segments_max: limits.datagrams,
-            run_bytes_max: limits.bytes as u32,
-        },
-    }
+    let backend = BackendParts::Packet {
+        ring_frames: layout.frames(),
+        segments_max: limits.datagrams,
+        run_bytes_max: limits.bytes as u32,
+    };
+    Manifest::new(iface, addresses, config, udp_segments_max, backend)
 }
 
 pub(super) fn no_ring(error: io::Error) -> OpenError {

@@ -3,18 +3,14 @@
 //! the queue (`MSG_PEEK`) makes copies of them. What is in it stays open while any process has the
 //! stream.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-    sockopt,
-};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair, sockopt};
 
 use crate::fd::look_from;
 use crate::inherited;
+use crate::rights;
 use crate::udp::Socket;
 
 /// The bytes of a message; they mean nothing.
@@ -25,6 +21,7 @@ const QUEUE_BYTES: usize = 1 << 20;
 const MAILBOX_BYTES: usize = 1 << 18;
 /// The descriptors of an entry.
 const DESCRIPTORS: usize = 3;
+const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS));
 
 /// The bag: the stream's two ends.
 #[derive(Debug)]
@@ -80,12 +77,7 @@ impl Bag {
     /// have open.
     pub(super) fn put(&self, entry: &Entry) -> io::Result<()> {
         let descriptors = [entry.socket.as_fd(), entry.inbox.as_fd(), entry.outbox.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)), "there is room");
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        sendmsg(&self.writer, &[IoSlice::new(&[0; MESSAGE])], &mut control, flags)?;
-        Ok(())
+        rights::send::<SPACE>(&self.writer, &[0; MESSAGE], &descriptors)
     }
 
     /// Copies of an entry. The place where the kernel looks is the stream's, so the lock of all is
@@ -95,16 +87,9 @@ impl Bag {
     /// There is no such entry, or no descriptor left.
     pub(super) fn get(&self, index: usize) -> io::Result<Entry> {
         look_from(&self.reader, index * MESSAGE)?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut bytes = [0; MESSAGE];
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        recvmsg(&self.reader, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
-        let descriptors = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-            _ => None,
-        });
-        let all: Vec<OwnedFd> = descriptors.flatten().map(inherited::noted).collect();
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let (_, _, all) = rights::receive::<SPACE>(&self.reader, &mut [0; MESSAGE], flags)?;
+        let all: Vec<OwnedFd> = all.into_iter().map(inherited::noted).collect();
         let missing = |_| io::Error::from_raw_os_error(libc::EMFILE);
         let [socket, inbox, outbox] = <[OwnedFd; DESCRIPTORS]>::try_from(all).map_err(missing)?;
         Ok(Entry { socket: Socket::from(socket), inbox, outbox })

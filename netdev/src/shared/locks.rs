@@ -1,4 +1,4 @@
-//! Locks in a file that processes share: who has a slot, and who listens for a service.
+//! Locks in a file that processes share: slots that are taken, and services that are listened for.
 //!
 //! They are locks of an open file description (`F_OFD_SETLK` of fcntl(2)): the kernel removes them
 //! with the last descriptor of it, so with the process. Each process opens the file anew, for a
@@ -17,7 +17,8 @@ use super::SLOTS_MAX;
 use crate::fd;
 use crate::inherited;
 
-/// The byte whose lock everything is done under that takes several steps. Slot *s* is byte *s*.
+/// A process has the lock of this byte while it does what takes several steps. Slot *s* is the
+/// byte *s*.
 const ALL: u64 = 1 << 16;
 /// Services are behind this: 256 bytes each, one for each slot.
 const SERVICES: u64 = 1 << 20;

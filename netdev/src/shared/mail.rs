@@ -108,7 +108,7 @@ impl Mail {
     /// What was for a former process on the slot is thrown away.
     pub(super) fn new(local: IpAddr, inbox: OwnedFd) -> Self {
         let mut mail = Self::unread(local, inbox);
-        // More than the stream holds, so that who writes on without end does not keep us here.
+        // More than the stream holds. A neighbour that writes without end does not keep us here.
         for _ in 0..64 {
             match mail.read() {
                 Ok(bytes) if bytes > 0 => mail.buffer.clear(),

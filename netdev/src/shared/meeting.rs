@@ -1,8 +1,7 @@
 //! How a process finds the others on an address: by an abstract name of a Unix socket (unix(7)),
 //! which is of a network namespace and ends with the last descriptor.
 
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -11,9 +10,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-    connect, listen, recvmsg, sendmsg, socket_with, sockopt,
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, socket_with, sockopt,
 };
 use rustix::process::{Uid, geteuid};
 
@@ -21,12 +19,14 @@ use super::bag::Bag;
 use super::duty::AT_ONCE;
 use super::locks::FILE_BYTES;
 use crate::inherited;
+use crate::rights;
 
 /// The first bytes of each name. The number is the version of what is shared.
 const NAMES: &str = "rocinante/1/";
 /// The descriptors that a process gets when it joins: the listening socket, the bag's two ends, the
 /// file.
 const DESCRIPTORS: usize = 4;
+const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS));
 /// How long a process tries to join.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long it waits for one of the others to answer: any of them may have been stopped just now.
@@ -111,17 +111,10 @@ fn ask(name: &SocketAddrUnix) -> Result<Objects, Ask> {
     sockopt::set_socket_timeout(&connection, sockopt::Timeout::Send, Some(ANSWER))?;
     connect(&connection, name)?;
     check_user(&connection).map_err(Ask::Refused)?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let got = recvmsg(&connection, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
-    let descriptors = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-        _ => None,
-    });
-    let all: Vec<OwnedFd> = descriptors.flatten().map(inherited::noted).collect();
-    if got.bytes == 0 {
+    let flags = RecvFlags::empty();
+    let (bytes, _, all) = rights::receive::<SPACE>(&connection, &mut [0], flags)?;
+    let all: Vec<OwnedFd> = all.into_iter().map(inherited::noted).collect();
+    if bytes == 0 {
         return Err(Ask::Again(Errno::CONNRESET));
     }
     let wrong = |_| {
@@ -157,8 +150,8 @@ pub(super) fn check_user(connection: &OwnedFd) -> Result<(), Refused> {
     }
     let (uid, pid) = (peer.uid.as_raw(), peer.pid.as_raw_nonzero());
     let hint = format!(
-        "it is shared by processes of user {uid}, of which the first was pid {pid}: only processes of \
-         one user share one. Use the same user, or another address"
+        "it is shared by processes of user {uid}, of which the first was pid {pid}: only \
+         processes of one user share one. Use the same user, or another address"
     );
     Err(Refused { error: io::Error::from_raw_os_error(libc::EADDRINUSE), hint })
 }
@@ -176,8 +169,8 @@ pub(super) fn seqpacket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map(inherited::noted)
 }
 
-/// Answers all who wait. Each of them has done all that it has to when it is here, so nobody is
-/// waited for. Returns whether there was a descriptor for each of them.
+/// Answers the processes that wait, and waits for none of them. Returns whether there was a
+/// descriptor for each.
 pub(super) fn welcome(objects: &Objects) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     for _ in 0..AT_ONCE {
@@ -193,12 +186,8 @@ pub(super) fn welcome(objects: &Objects) -> bool {
         }
         let [reader, writer] = objects.bag.ends();
         let descriptors = [objects.listener.as_fd(), reader, writer, objects.memory.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)), "there is room");
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         // It may have gone.
-        let _ = sendmsg(&connection, &[IoSlice::new(&[0])], &mut control, flags);
+        let _ = rights::send::<SPACE>(&connection, &[0], &descriptors);
     }
     true
 }

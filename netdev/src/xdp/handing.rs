@@ -14,7 +14,7 @@ use crate::bpf::{interface_of, is_shared_word};
 use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
 use crate::fd::socket_family;
-use crate::handed::{Granted, Handed};
+use crate::handed::{Granted, Handed, unusable};
 use crate::iface::Interface;
 use crate::parts::{BackendParts, Manifest, Parts};
 use crate::port::Backend;
@@ -79,10 +79,7 @@ pub(crate) fn assemble_from(
     Handed { granted, descriptors, lease }: Handed,
     guards: udp::Acquired,
 ) -> Result<Vec<Parts>, OpenError> {
-    let refused = |what: &str| {
-        let what = format!("what the agent handed over cannot be used: {what}");
-        OpenError::plain(Backend::Xdp, what, "use a program and an agent of one release")
-    };
+    let refused = |what: &str| unusable(Backend::Xdp, what);
     let Granted::Xdp { chunks } = granted else { return Err(refused("another backend")) };
     if chunks_within(chunks) != chunks {
         return Err(refused("a number of chunks that cannot be"));
@@ -118,13 +115,8 @@ pub(crate) fn assemble_from(
         let zero_copy = socket.zero_copy().unwrap_or(false);
         let mut fds = vec![socket.into(), memory, copy(link.as_fd())?, copy(mac.as_fd())?];
         fds.extend(guard);
-        let manifest = Manifest {
-            interface: iface.clone(),
-            addresses: addresses.to_vec(),
-            config: config.clone(),
-            udp_segments_max: segments_max,
-            backend: BackendParts::Xdp { queue, chunks, zero_copy },
-        };
+        let backend = BackendParts::Xdp { queue, chunks, zero_copy };
+        let manifest = Manifest::new(iface, addresses, config, segments_max, backend);
         Ok(Parts { manifest, fds, mapped: None, lease: Some(lease.clone()), slots })
     });
     parts.collect()

@@ -101,13 +101,8 @@ impl Acquire for XdpIo {
                 opened;
             let mut fds = vec![socket.into(), memory, copy(link.as_fd())?, copy(mac.as_fd())?];
             fds.extend(guard);
-            let manifest = Manifest {
-                interface: iface.clone(),
-                addresses: addresses.to_vec(),
-                config: config.clone(),
-                udp_segments_max: segments_max,
-                backend: BackendParts::Xdp { queue, chunks, zero_copy },
-            };
+            let backend = BackendParts::Xdp { queue, chunks, zero_copy };
+            let manifest = Manifest::new(iface, addresses, config, segments_max, backend);
             Ok(Parts { manifest, fds, mapped: Some(mapped), lease: None, slots })
         });
         parts.collect()

@@ -1,17 +1,17 @@
 //! Backends with the capabilities that the documents name, and what is said where one is missing
 //! or a seccomp profile forbids a call.
 
-use super::{Done, Running, rocinante, words};
+use super::{Done, Running, rocinante, start_command, words};
 use rocinante::device::Backend;
 use rocinante_node::{Container, Lab, LabConfig};
 use rocinante_tests::{confined, require_backend, require_lab, require_machine_root};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// Starts a command line in a container, after `confine`.
 fn start(container: &Container, line: &str, confine: impl FnOnce(&mut Command)) -> Running {
     let mut command = rocinante(words(line));
-    confine(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
-    Running::of(container.spawn(&mut command).unwrap())
+    confine(&mut command);
+    start_command(container, &mut command)
 }
 
 /// A client that finds nobody: it opens its device, and ends.

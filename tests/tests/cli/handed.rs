@@ -1,6 +1,6 @@
 //! Commands of a user without any capability, on ports that an agent opened.
 
-use super::{Running, command, rocinante, words};
+use super::{Running, command, rocinante, start_command, words};
 use rocinante::device::Backend;
 use rocinante_node::{ChildGuard, Container, Lab, LabConfig};
 use rocinante_tests::{require_backend, require_machine_root};
@@ -43,7 +43,7 @@ impl Drop for Agent {
     }
 }
 
-/// Starts a command line in a container, as a user without capabilities who can get none.
+/// Starts a command line in a container, as a user without capabilities that can get none.
 fn start(container: &Container, agent: &Agent, line: &str) -> Running {
     let program = rocinante(words(line));
     let mut command = Command::new("setpriv");
@@ -54,10 +54,8 @@ fn start(container: &Container, agent: &Agent, line: &str) -> Running {
         .args(program.get_args())
         .env_remove("ROCINANTE_NETDEV")
         .env("ROCINANTE_AGENT", agent.dir.join("socket/agent.sock"))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    Running::of(container.spawn(&mut command).unwrap())
+        .stdin(Stdio::null());
+    start_command(container, &mut command)
 }
 
 /// Two sides in two containers exchange messages and compare them, over both families.

@@ -1,6 +1,6 @@
 //! What users of perftest and rdma-core type by heart.
 
-use super::{Addresses, Done, Running, both, run, words};
+use super::{Addresses, Done, Running, both, run, start, words};
 use nix::sys::signal::Signal;
 use rocinante_node::{Container, Lab, LabConfig};
 use rocinante_tests::require_lab;
@@ -259,12 +259,6 @@ fn own_programs_of_another_kind_are_recognised() {
     let client = addresses.call("perf write-bw --patience 1");
     client.failed(1, &["a server with --cm is reached with --cm alone"]);
     drop(server);
-}
-
-fn start(container: &Container, line: &str) -> Running {
-    let mut command = super::rocinante(words(line));
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    Running::of(container.spawn(&mut command).unwrap())
 }
 
 /// The link-local address of a container's interface.

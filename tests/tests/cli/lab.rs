@@ -1,17 +1,9 @@
 //! The commands between two containers, with each backend, and with the host's rules on the way.
 
-use super::{Done, Running, rocinante, words};
+use super::{Done, start};
 use rocinante::device::Backend;
-use rocinante_node::{Container, Lab, LabConfig, Match};
+use rocinante_node::{Lab, LabConfig, Match};
 use rocinante_tests::{require_backend, require_lab, require_nft};
-use std::process::Stdio;
-
-/// Starts a command line in a container.
-fn start(container: &Container, line: &str) -> Running {
-    let mut command = rocinante(words(line));
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    Running::of(container.spawn(&mut command).unwrap())
-}
 
 /// Server in the second container, client in the first; no addresses are given.
 fn between(lab: &Lab, server: &str, client: &str) -> (Done, Done) {

@@ -34,11 +34,23 @@ use std::ffi::OsStr;
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
+use rocinante_node::Container;
 use rocinante_tests::running::{Done, Running};
 use rocinante_tests::unique;
 
 fn rocinante<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     command(env!("CARGO_BIN_EXE_rocinante-under-test"), args)
+}
+
+/// Starts a command in a container, with its output to be read.
+fn start_command(container: &Container, command: &mut Command) -> Running {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    Running::of(container.spawn(command).unwrap())
+}
+
+/// Starts a command line in a container.
+fn start(container: &Container, line: &str) -> Running {
+    start_command(container, &mut rocinante(words(line)))
 }
 
 fn rocinante_bench<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {

@@ -1,25 +1,16 @@
 //! Several processes on one address.
 
-use super::{Done, Running, rocinante, words};
+use super::{Done, Running, start, start_command, words};
 use nix::sys::signal::Signal;
 use rocinante::device::Backend;
 use rocinante_node::{Container, Lab, LabConfig};
 use rocinante_tests::{require_backend, require_lab, require_machine_root};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const NOBODY: u32 = 65534;
-
-fn start(container: &Container, line: &str) -> Running {
-    started(container, rocinante(words(line)))
-}
-
-fn started(container: &Container, mut command: Command) -> Running {
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    Running::of(container.spawn(&mut command).unwrap())
-}
 
 fn serve(container: &Container, line: &str) -> Running {
     let mut server = start(container, line);
@@ -149,7 +140,7 @@ fn deaths(netdev: &str) {
         talk.server.child.signal(Signal::SIGKILL);
         talk.client.child.signal(Signal::SIGKILL);
         assert_eq!(talk.end().map(|done| done.status), [-1; 2], "they were at work");
-        // Who asks by the connection manager is heard at once, and is one of the others' heirs.
+        // A request to the connection manager is answered by the process that has followed.
         let begun = Instant::now();
         let managed = Talk::start([b, a], 5 + nth, [netdev; 2], "-n 50 --cm");
         managed.succeeds();
@@ -221,7 +212,7 @@ fn processes_of_another_user_are_told_who_has_the_address() {
     let other = |line: &str| {
         let mut command = Command::new(&program);
         command.args(words(line)).current_dir("/").uid(NOBODY).gid(NOBODY);
-        started(container, command)
+        start_command(container, &mut command)
     };
     let mut theirs = other(&line(18601));
     theirs.says("waiting for a client");

@@ -209,7 +209,7 @@ impl Hca {
         let own = (budget.part(1, 4), queue);
         let advertised = advertised(budget, capabilities.backend, count);
         let pace = pace_of(capabilities.backend);
-        // Who answers for all speaks for its own slots, if these are the first.
+        // The answer is about slots from 0 on: a later process has none to speak of.
         let answered =
             if slots.as_ref().is_some_and(|slots| slots.first() > 0) { 0 } else { count };
         let introduction = introduction(advertised, queue, answered, pace);

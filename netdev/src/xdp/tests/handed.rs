@@ -57,7 +57,7 @@ fn in_a_process_without_privileges() {
     let v0 = Interface::by_name("v0").expect("v0");
     let before = descriptors();
     let agent = Agent::at(&path);
-    // Who names no backend gets no program on the interface.
+    // Without a named backend there is no program on the interface.
     let (ports, choice) = choose_from(&v0, None, count, &agent).expect("ports");
     assert_eq!(choice.backend, Backend::Packet, "{choice}");
     assert!(!attached_to(&v0));
