@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rocinante_dropin::install::Installation;
 use rocinante_dropin::suite::{self, State, Verdict};
-use rocinante_dropin::{row, table};
+use rocinante_dropin::{kills, row, table};
 use rocinante_tests::{need, skip};
 
 /// Program, mode and backend of rows of the table.
@@ -58,6 +58,20 @@ fn programs_run_unmodified() {
         let outcome = row::run(*row, &installed);
         assert_eq!(outcome.result, Ok(()), "{}", outcome.line());
     }
+}
+
+/// One of the rounds of `cargo xtask dropin --kills`.
+#[test]
+fn of_many_on_one_address_a_third_is_killed_and_the_others_go_on() {
+    if !is_there("ibv_rc_pingpong") {
+        skip!("no programs: apt install ibverbs-utils");
+    }
+    let installed = match installed() {
+        Ok(installed) => installed,
+        Err(why) => skip!("{why}"),
+    };
+    let round = kills::round("udp", &installed).unwrap();
+    assert_eq!((round.failed, round.killed, round.ended), (vec![], 22, 42));
 }
 
 #[test]

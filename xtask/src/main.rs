@@ -72,6 +72,8 @@ cargo xtask COMMAND
                        each WORD in program, mode and backend; --accept writes the table anew
   dropin --suite [--json] [WORD...]
                        rdma-core's own tests on a device in software
+  dropin --kills [--json] [BACKEND]
+                       20 rounds of 32 pairs of ibv_rc_pingpong on one pair of addresses, a third of them killed, on udp or BACKEND
   soak [--hogs N] [SECONDS [BACKEND]]
                        every operation compared byte for byte while packets are lost, the network changes and peers are killed: for ten
                        minutes, or so long, on each backend, or on udp, packet or afxdp (as root, with network namespaces);

@@ -3,6 +3,7 @@
 //! - [`table`] has the rows: a program, the mode in which it runs, and the backend.
 //! - `programs` builds those that no package has.
 //! - [`row`] runs one.
+//! - [`kills`] has many on one address, of which a third is killed.
 //! - [`speed`] measures perftest beside `rocinante perf`.
 //! - [`suite`] runs rdma-core's own tests, as Debian ships them.
 //! - [`document`] is the table in `docs/dropin.md`.
@@ -13,6 +14,7 @@
 
 pub mod document;
 pub mod install;
+pub mod kills;
 mod programs;
 pub mod row;
 pub mod speed;

@@ -7,15 +7,16 @@ use std::process::ExitCode;
 
 use rocinante_dropin::install::Installation;
 use rocinante_dropin::suite::{self, State, Verdict};
-use rocinante_dropin::{Outcome, document, row, speed, table};
+use rocinante_dropin::{Outcome, document, kills, row, speed, table};
 use rocinante_node::kill_children_on_signal;
 use serde_json::json;
 
 const USAGE: &str = "\
-rocinante-dropin [--json] [--suite|--speed] [--accept FILE] [WORD...]
+rocinante-dropin [--json] [--suite|--speed|--kills] [--accept FILE] [WORD...]
 
   --json         a JSON object for each row
   --suite        rdma-core's own tests in the place of the table of programs
+  --kills        20 rounds of 32 pairs of processes on one pair of addresses, a third of them killed
   --speed        perftest beside `rocinante perf`, on a machine that does nothing else
   --accept FILE  write the results into the table of that document
   WORD...        only rows with each of these in program, mode and backend";
@@ -26,6 +27,7 @@ struct Options {
     json: bool,
     suite: bool,
     speed: bool,
+    kills: bool,
     accept: Option<PathBuf>,
     words: Vec<String>,
 }
@@ -45,9 +47,10 @@ fn main() -> ExitCode {
         let built = own.parent().unwrap_or(Path::new("."));
         let installed = Installation::of(&built.join("rocinante"), built)
             .map_err(|error| format!("{error}: `cargo xtask dropin` builds all"))?;
-        match (options.suite, options.speed) {
-            (true, _) => tests(&options, &installed),
-            (_, true) => speeds(&options, &installed),
+        match (options.suite, options.speed, options.kills) {
+            (true, ..) => tests(&options, &installed),
+            (_, true, _) => speeds(&options, &installed),
+            (.., true) => kill_rounds(&options, &installed),
             _ => programs(&options, &installed),
         }
     });
@@ -70,12 +73,14 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--json" => options.json = true,
             "--suite" => options.suite = true,
             "--speed" => options.speed = true,
+            "--kills" => options.kills = true,
             "--accept" => options.accept = Some(args.next().ok_or(USAGE)?.into()),
             word if word.starts_with("--") => return Err(USAGE.to_owned()),
             _ => options.words.push(arg),
         }
     }
-    if options.accept.is_some() && (options.suite || options.speed || !options.words.is_empty()) {
+    let others = options.suite || options.speed || options.kills;
+    if options.accept.is_some() && (others || !options.words.is_empty()) {
         return Err("a document has the results of all programs: --accept alone".to_owned());
     }
     Ok(options)
@@ -108,6 +113,29 @@ fn programs(options: &Options, installed: &Installation) -> Result<Count, String
     }
     let passed = outcomes.iter().filter(|outcome| outcome.result.is_ok()).count();
     Ok(Count { passed, failed: outcomes.len() - passed, skipped: 0 })
+}
+
+/// The rounds of `--kills`.
+const ROUNDS: usize = 20;
+
+fn kill_rounds(options: &Options, installed: &Installation) -> Result<Count, String> {
+    let mut count = Count::default();
+    let netdev = options.words.first().map_or("udp", String::as_str);
+    for nth in 1..=ROUNDS {
+        let kills::Round { killed, ended, failed } = kills::round(netdev, installed)?;
+        if options.json {
+            println!(
+                "{}",
+                json!({"round": nth, "netdev": netdev, "killed": killed, "ended": ended, "failed": failed})
+            );
+        } else {
+            println!("round {nth}, {netdev}: {killed} killed, {ended} others ended with 0");
+            failed.iter().for_each(|why| println!("FAILED  {why}"));
+        }
+        count.passed += ended;
+        count.failed += failed.len();
+    }
+    Ok(count)
 }
 
 fn speeds(options: &Options, installed: &Installation) -> Result<Count, String> {

@@ -174,8 +174,13 @@ impl Says {
 
 /// Waits until the program listens on [`PORT`].
 pub(crate) fn listens(program: &mut ChildGuard) -> Result<(), String> {
+    listens_on(program, PORT)
+}
+
+/// Waits until the program listens on a TCP port.
+pub(crate) fn listens_on(program: &mut ChildGuard, number: u16) -> Result<(), String> {
     let deadline = Instant::now() + PATIENCE;
-    let port = format!(":{PORT:04X}");
+    let port = format!(":{number:04X}");
     while Instant::now() < deadline {
         if !matches!(program.try_wait(), Ok(None)) {
             return Err("the server ended".to_owned());
@@ -196,7 +201,7 @@ pub(crate) fn listens(program: &mut ChildGuard) -> Result<(), String> {
         std::thread::sleep(Duration::from_millis(2));
     }
     program.kill();
-    Err(format!("the server does not listen on TCP port {PORT}"))
+    Err(format!("the server does not listen on TCP port {number}"))
 }
 
 /// The lines of a program's standard output, as they come.
