@@ -48,6 +48,9 @@ pub fn send_answer(
     answer: &Answer,
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
+    if descriptors.len() > DESCRIPTORS_MAX {
+        return Err(io::Error::other("more descriptors than an answer can have"));
+    }
     send(to.as_fd(), &answer.encode(), descriptors)
 }
 
