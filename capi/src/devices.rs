@@ -41,6 +41,11 @@ impl Found {
         self.interface.guid().to_be_bytes()
     }
 
+    /// The largest path MTU that the link took when it was listed.
+    pub(crate) fn mtu(&self) -> Mtu {
+        mtu(&self.interface)
+    }
+
     pub(crate) fn attributes(&self) -> DeviceAttr {
         let limits = Limits::default();
         let int = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
@@ -96,7 +101,7 @@ impl Found {
         let now = Interface::by_name(&self.interface.name);
         let interface = now.as_ref().unwrap_or(&self.interface);
         let up = now.is_ok() && interface.up;
-        let mtu = Mtu::for_link(interface.mtu).unwrap_or(Mtu::Mtu256);
+        let mtu = mtu(interface);
         let (active_width, active_speed) = lanes(interface.link_speed());
         PortAttr {
             // IBV_PORT_ACTIVE, or IBV_PORT_DOWN.
@@ -119,6 +124,10 @@ impl Found {
             ..PortAttr::default()
         }
     }
+}
+
+fn mtu(interface: &Interface) -> Mtu {
+    Mtu::for_link(interface.mtu).unwrap_or(Mtu::Mtu256)
 }
 
 /// The width of a port and the speed of a lane, for a link of so many Mb/s: the least that carry

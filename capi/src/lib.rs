@@ -2,7 +2,8 @@
 //! unchanged.
 //!
 //! `abi` has the structures of `verbs.h`, `ffi` the functions. The rest is safe code: which devices
-//! there are, values from one side to the other, and what is said of failures and at the exit.
+//! there are, values from one side to the other, what is said of failures and at the exit, and `ucma`:
+//! the kernel's `rdma_cm` as librdmacm sees it.
 
 mod abi;
 mod convert;
@@ -11,3 +12,4 @@ mod failures;
 mod ffi;
 mod log;
 mod report;
+mod ucma;

@@ -15,11 +15,15 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 pub use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
+pub use rocinante_stack::cm::{
+    Accept, AskId, Asked, CmEvent, ConnId, Connect, ListenerId, QpSide, QueryId, Reply, Request,
+};
 pub use rocinante_stack::grh_addresses;
 use rocinante_stack::mem::{Access, AccessError, MwType, Sge};
 use rocinante_stack::types::{Key, Qpn};
 pub use rocinante_stack::verbs::Cqe;
 use rocinante_stack::verbs::{AhId, QpState, QpType, RecvWr, SendWr};
+pub use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus, Transport};
 use rocinante_stack::{QpAttr, SrqAttr, SrqChange};
 
 use crate::context::Context;
@@ -29,9 +33,11 @@ use crate::model::device::DeviceCounters;
 use crate::model::error::VerbsError;
 use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
 pub use crate::mr::Advice;
+use crate::provider::manager::{ListensTo, Manager, Place};
 use crate::provider::memory::Range;
 use crate::provider::wake;
 use crate::soft;
+pub use crate::soft::CmSink;
 
 /// Sends the acknowledgements that wait for the program's next call, for a program that ends
 /// without running what `exit(3)` runs. No call may follow.
@@ -81,6 +87,126 @@ impl Device {
         }
         soft::Cq::create(&self.0, depth, channel.map(|channel| &channel.0)).map(Cq)
     }
+}
+
+/// The connection manager. Events come to a sink; a queue pair stays as it is when its connection
+/// ends.
+impl Device {
+    /// Listens for requests, or for questions where the service is of datagrams.
+    pub fn listen<S: CmSink + 'static>(
+        &self,
+        service: ServiceId,
+        (address, backlog): (Option<IpAddr>, usize),
+        sink: Arc<S>,
+    ) -> Result<ListenerId, VerbsError> {
+        let port = service.port().map_or(0, |(_, port)| port);
+        self.0.cm_listen_to(service, Place { address, port, backlog }, sink)
+    }
+
+    pub fn unlisten(&self, listener: ListenerId, service: ServiceId) {
+        let datagrams = service.takes_datagrams();
+        let to = if datagrams { ListensTo::Datagrams } else { ListensTo::Connections };
+        self.0.unlisten(listener, to);
+    }
+
+    pub fn connect<S: CmSink + 'static>(
+        &self,
+        ask: &Connect<'_>,
+        sink: Arc<S>,
+    ) -> Result<ConnId, VerbsError> {
+        self.0.cm_connect_to(ask, sink)
+    }
+
+    pub fn accept<S: CmSink + 'static>(
+        &self,
+        conn: ConnId,
+        accept: &Accept<'_>,
+        sink: Arc<S>,
+    ) -> Result<(), VerbsError> {
+        self.0.cm_accept_to(conn, accept, sink)
+    }
+
+    pub fn establish(&self, conn: ConnId) -> Result<(), VerbsError> {
+        self.0.establish(conn)
+    }
+
+    /// The first message has come: as if the peer's RTU had.
+    pub fn message_arrived(&self, conn: ConnId) {
+        self.0.cm_message_arrived(conn);
+    }
+
+    pub fn reject(
+        &self,
+        conn: ConnId,
+        reason: RejReason,
+        private: &[u8],
+    ) -> Result<(), VerbsError> {
+        self.0.reject(conn, reason, private)
+    }
+
+    /// One that has ended is no error.
+    pub fn disconnect(&self, conn: ConnId) -> Result<(), VerbsError> {
+        self.0.disconnect(conn)
+    }
+
+    /// Rejects or ends it; no more is told of it but its release.
+    pub fn forget(&self, conn: ConnId) {
+        self.0.forget(conn);
+    }
+
+    /// Asks for the queue pair of a datagram service: our address and the peer's, the service and
+    /// our port.
+    pub fn resolve<S: CmSink + 'static>(
+        &self,
+        way: (IpAddr, IpAddr),
+        service: (ServiceId, u16),
+        private: &[u8],
+        sink: Arc<S>,
+    ) -> Result<QueryId, VerbsError> {
+        self.0.cm_resolve_to(way, service, private, sink)
+    }
+
+    pub fn forget_query(&self, query: QueryId) {
+        self.0.forget_query(query);
+    }
+
+    /// Answers a question with a queue pair and its Q_Key, or refuses.
+    pub fn answer(
+        &self,
+        ask: AskId,
+        answer: Result<(Qpn, u32), SidrStatus>,
+        private: &[u8],
+    ) -> Result<(), VerbsError> {
+        self.0.answer(ask, answer, private)
+    }
+}
+
+/// A descriptor that is readable while something is there.
+#[derive(Debug)]
+pub struct Bell(std::os::fd::OwnedFd);
+
+impl Bell {
+    pub fn new() -> io::Result<Self> {
+        wake::eventfd().map(Self)
+    }
+
+    pub fn ring(&self) {
+        wake::notify(&self.0);
+    }
+
+    pub fn clear(&self) {
+        wake::clear(&self.0);
+    }
+
+    #[must_use]
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(&self.0)
+    }
+}
+
+/// A random number.
+pub fn random() -> Result<u32, VerbsError> {
+    crate::provider::random::random()
 }
 
 /// The counters of a device. They keep nothing open.

@@ -9,6 +9,7 @@ use super::border::{afford, hush, minus, pointer};
 use super::context;
 use super::fork;
 use super::object::{Object, Private};
+use super::ucma;
 use crate::abi;
 use crate::convert::text;
 use crate::devices::{self, Found};
@@ -70,6 +71,7 @@ pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
         hush();
         log::begin();
         fork::generation();
+        ucma::watch();
         afford(0)?;
         if !count.is_null() {
             // SAFETY: the program's pointer to an int.
@@ -137,6 +139,7 @@ pub(super) unsafe extern "C" fn close_device(context: *mut abi::Context) -> c_in
 
 /// Where sysfs is (`SYSFS_PATH`, as in rdma-core).
 pub(super) extern "C" fn get_sysfs_path() -> *const c_char {
+    ucma::watch();
     c"/sys".as_ptr()
 }
 

@@ -25,6 +25,10 @@ mod post;
 mod qp;
 mod qp_ex;
 mod query;
+mod slots;
 mod srq;
 mod stubs;
+mod ucma;
 mod wait;
+
+pub(crate) use self::wait::{Given, without_signals};

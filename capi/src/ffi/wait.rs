@@ -14,7 +14,7 @@ use super::border::Outcome;
 
 /// A descriptor that the program has, too. If it closed it and has a file under its number, that
 /// stays open.
-pub(super) struct Given {
+pub(crate) struct Given {
     fd: ManuallyDrop<OwnedFd>,
     is: Option<(u64, u64)>,
 }
@@ -22,14 +22,14 @@ pub(super) struct Given {
 impl Given {
     /// A descriptor that is readable while `inner` is. The program may change its flags, of which
     /// `inner` knows nothing.
-    pub(super) fn following(inner: BorrowedFd<'_>) -> Outcome<Self> {
+    pub(crate) fn following(inner: BorrowedFd<'_>) -> Outcome<Self> {
         let fd = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Errno::raw_os_error)?;
         let data = epoll::EventData::new_u64(0);
         let added = epoll::add(&fd, inner, data, epoll::EventFlags::IN);
         added.map(|()| Self::from(fd)).map_err(Errno::raw_os_error)
     }
 
-    pub(super) fn number(&self) -> c_int {
+    pub(crate) fn number(&self) -> c_int {
         self.fd.as_raw_fd()
     }
 }
@@ -98,7 +98,7 @@ pub(super) fn interrupted() -> Outcome<()> {
 }
 
 /// Runs `body` with all signals blocked, which the threads that it starts inherit.
-pub(super) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
+pub(crate) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: both sets are written before they are read.

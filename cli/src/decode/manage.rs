@@ -182,6 +182,7 @@ impl Managed {
                 PortSpace::Tcp => "tcp",
                 PortSpace::Udp => "udp",
                 PortSpace::Ib => "ib",
+                PortSpace::IpOverIb => "ipoib",
             });
         }
     }

@@ -115,9 +115,11 @@ impl ConnectionManager {
             },
         };
         let full = self.conns.len() >= self.config.max_connections;
-        let service = req.service.listened();
-        let place = [(service, Some(dst)), (service, None)]
+        let service = req.service;
+        let places = [service, service.listened()].map(|it| [(it, Some(dst)), (it, None)]);
+        let place = places
             .into_iter()
+            .flatten()
             .find(|place| self.listeners.contains_key(place))
             .ok_or(RejReason::INVALID_SERVICE_ID)?;
         if stale.is_some() {

@@ -16,6 +16,7 @@ use rocinante_stack::stats::CmCounters;
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus};
 
+use super::owner::{CmSink, Direct, Owner};
 use super::progress::Core;
 use super::shard::Shard;
 use super::sidr::Services;
@@ -34,8 +35,8 @@ pub(super) struct Post {
     paths: BTreeMap<(IpAddr, IpAddr), (u32, Time)>,
     /// How many more paths may be made.
     fresh: Allowance,
-    conns: BTreeMap<ConnId, (Qpn, Arc<Mailbox>)>,
-    listeners: BTreeMap<ListenerId, Arc<Mailbox>>,
+    conns: BTreeMap<ConnId, (Qpn, Arc<dyn Owner>)>,
+    listeners: BTreeMap<ListenerId, Arc<dyn Owner>>,
     /// Where each of them listens, as other processes on the addresses see it.
     claims: BTreeMap<ListenerId, (ServiceId, Option<IpAddr>)>,
     /// The same places, and those of calls that are not over.
@@ -55,16 +56,16 @@ impl Post {
     fn release(&mut self, conn: ConnId) {
         self.conns.remove(&conn);
         let listener = self.asked.remove(&conn);
-        if let Some(mailbox) = listener.and_then(|listener| self.listeners.get(&listener)) {
-            mailbox.withdraw(conn);
+        if let Some(owner) = listener.and_then(|listener| self.listeners.get(&listener)) {
+            owner.withdraw(conn);
         }
     }
 
     /// The interface is gone: no more events will come.
     pub(super) fn fail(&self, woken: &mut Woken) {
-        let conns = self.conns.values().map(|(_, mailbox)| mailbox);
-        let mailboxes = conns.chain(self.listeners.values()).chain(self.services.mailboxes());
-        mailboxes.for_each(|mailbox| woken.append(mailbox.fail(gone())));
+        let conns = self.conns.values().map(|(_, owner)| owner);
+        let owners = conns.chain(self.listeners.values()).chain(self.services.owners());
+        owners.for_each(|owner| woken.append(owner.fail(gone())));
     }
 }
 
@@ -136,22 +137,26 @@ impl Shard {
         trace::connection(&event);
         let conn = match &event {
             CmEvent::Request { listener, conn, .. } => {
-                match self.post.listeners.get(listener) {
-                    Some(mailbox) => {
-                        self.post.asked.insert(*conn, *listener);
-                        self.host.woken.append(mailbox.push(event));
+                let (listener, conn) = (*listener, *conn);
+                let owner = self.post.listeners.get(&listener);
+                match owner.and_then(|owner| owner.put(event)) {
+                    Some(woken) => {
+                        self.post.asked.insert(conn, listener);
+                        self.host.woken.append(woken);
                     }
-                    // The listener has just been dropped.
+                    // The listener has just been dropped, or has no room.
                     None => {
-                        let (conn, now) = (*conn, self.now());
+                        let now = self.now();
                         self.cm().forget(now, conn);
                     }
                 }
                 return;
             }
             CmEvent::Released { conn, qpn } => {
+                let conn = *conn;
                 self.release_number(*qpn);
-                self.post.release(*conn);
+                self.put_mail(conn, event);
+                self.post.release(conn);
                 return;
             }
             CmEvent::Asked { .. }
@@ -160,7 +165,7 @@ impl Shard {
             | CmEvent::Unresolved { .. } => return self.deliver_service(event),
             CmEvent::Disconnected { conn, .. } => {
                 let conn = *conn;
-                if let Some((qpn, _)) = self.post.conns.get(&conn) {
+                if let Some((qpn, _)) = self.post.conns.get(&conn).filter(|(_, it)| it.breaks()) {
                     // The peer no longer answers: posted requests complete now.
                     self.end_connection_of(*qpn);
                 }
@@ -171,8 +176,13 @@ impl Shard {
             | CmEvent::Rejected { conn, .. }
             | CmEvent::TimedOut { conn } => *conn,
         };
-        if let Some((_, mailbox)) = self.post.conns.get(&conn) {
-            self.host.woken.append(mailbox.push(event));
+        self.put_mail(conn, event);
+    }
+
+    fn put_mail(&mut self, conn: ConnId, event: CmEvent) {
+        let owner = self.post.conns.get(&conn).map(|(_, owner)| owner);
+        if let Some(woken) = owner.and_then(|owner| owner.put(event)) {
+            self.host.woken.append(woken);
         }
     }
 
@@ -278,8 +288,8 @@ impl Device {
     pub(super) fn claim(
         &self,
         claim: (ServiceId, Option<IpAddr>),
-        listen: impl FnOnce(&mut Shard) -> Result<(ListenerId, Arc<Mailbox>), CmError>,
-    ) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
+        listen: impl FnOnce(&mut Shard) -> Result<ListenerId, CmError>,
+    ) -> Result<ListenerId, VerbsError> {
         // This process's own listeners are not in each other's way for the kernel.
         if !self.cm_core().hold().post.claimed.insert(claim) {
             return Err(CmError::InUse.into());
@@ -305,7 +315,7 @@ impl Device {
                 })
             });
         match &listening {
-            Ok((listener, _)) => drop(shard.post.claims.insert(*listener, claim)),
+            Ok(listener) => drop(shard.post.claims.insert(*listener, claim)),
             Err(_) => drop(shard.post.claimed.remove(&claim)),
         }
         listening
@@ -324,25 +334,111 @@ impl Device {
     }
 }
 
+/// The calls for either owner.
+impl Device {
+    /// Listens for requests for a service.
+    fn listen_into(
+        &self,
+        service: ServiceId,
+        place: Place,
+        owner: Arc<dyn Owner>,
+    ) -> Result<ListenerId, VerbsError> {
+        if self.cm_core().hold().broken.is_some() {
+            return Err(gone());
+        }
+        if service.takes_datagrams() {
+            return self.cm_listen_datagrams(service, place, owner);
+        }
+        self.claim((service, place.address), |shard| {
+            let listener = shard.cm().listen(service, place.address, place.backlog)?;
+            shard.post.listeners.insert(listener, owner);
+            Ok(listener)
+        })
+    }
+
+    fn connect_into(&self, ask: &Connect<'_>, owner: Arc<dyn Owner>) -> Result<ConnId, VerbsError> {
+        let mut shard = self.cm_core().hold();
+        let now = shard.now();
+        let conn = shard.cm().connect(now, ask)?;
+        shard.post.conns.insert(conn, (ask.side.qpn, owner));
+        self.keep(&mut shard, ask.side.qpn, None);
+        shard.serve_cm(now);
+        Ok(conn)
+    }
+
+    fn accept_into(
+        &self,
+        conn: ConnId,
+        accept: &Accept<'_>,
+        owner: Arc<dyn Owner>,
+    ) -> Result<(), VerbsError> {
+        let mut shard = self.cm_core().hold();
+        let now = shard.now();
+        shard.cm().accept(now, conn, accept)?;
+        shard.post.conns.insert(conn, (accept.side.qpn, owner));
+        self.keep(&mut shard, accept.side.qpn, Some(conn));
+        shard.serve_cm(now);
+        Ok(())
+    }
+}
+
+/// The calls of the C ABI. Queue pairs stay as they are when their connections end.
+impl Device {
+    pub(crate) fn cm_listen_to<S: CmSink + 'static>(
+        &self,
+        service: ServiceId,
+        place: Place,
+        sink: Arc<S>,
+    ) -> Result<ListenerId, VerbsError> {
+        self.listen_into(service, place, Arc::new(Direct(sink)))
+    }
+
+    pub(crate) fn cm_connect_to<S: CmSink + 'static>(
+        &self,
+        ask: &Connect<'_>,
+        sink: Arc<S>,
+    ) -> Result<ConnId, VerbsError> {
+        self.connect_into(ask, Arc::new(Direct(sink)))
+    }
+
+    pub(crate) fn cm_accept_to<S: CmSink + 'static>(
+        &self,
+        conn: ConnId,
+        accept: &Accept<'_>,
+        sink: Arc<S>,
+    ) -> Result<(), VerbsError> {
+        self.accept_into(conn, accept, Arc::new(Direct(sink)))
+    }
+
+    pub(crate) fn cm_resolve_to<S: CmSink + 'static>(
+        &self,
+        way: (IpAddr, IpAddr),
+        service: (ServiceId, u16),
+        private: &[u8],
+        sink: Arc<S>,
+    ) -> Result<QueryId, VerbsError> {
+        self.cm_resolve(way, service, private, Arc::new(Direct(sink)))
+    }
+
+    /// The queue pair of a connection got a message: as if the RTU had come.
+    pub(crate) fn cm_message_arrived(&self, conn: ConnId) {
+        self.with_cm(|cm, _| cm.message_arrived(conn));
+    }
+}
+
 impl Manager for Device {
     fn listen(
         &self,
         place: Place,
         to: ListensTo,
     ) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
-        if self.cm_core().hold().broken.is_some() {
-            return Err(gone());
-        }
-        if to == ListensTo::Datagrams {
-            return self.cm_listen_datagrams(place);
-        }
-        let service = ServiceId::of_port(PortSpace::Tcp, place.port);
-        self.claim((service, place.address), |shard| {
-            let listener = shard.cm().listen(service, place.address, place.backlog)?;
-            let mailbox = Arc::new(Mailbox::default());
-            shard.post.listeners.insert(listener, mailbox.clone());
-            Ok((listener, mailbox))
-        })
+        let space = match to {
+            ListensTo::Connections => PortSpace::Tcp,
+            ListensTo::Datagrams => PortSpace::Udp,
+        };
+        let mailbox = Arc::new(Mailbox::default());
+        let service = ServiceId::of_port(space, place.port);
+        Ok((self.listen_into(service, place, mailbox.clone())?, mailbox))
     }
 
     fn unlisten(&self, listener: ListenerId, to: ListensTo) {
@@ -351,10 +447,10 @@ impl Manager for Device {
         }
         let mut shard = self.cm_core().hold();
         self.release_claim(&mut shard, listener);
-        let mailbox = shard.post.listeners.remove(&listener);
+        let owner = shard.post.listeners.remove(&listener);
         let now = shard.now();
         // The program still decides about requests that it has taken.
-        let heard = |conn| mailbox.as_ref().is_none_or(|mailbox| !mailbox.has_request(conn));
+        let heard = |conn| owner.as_ref().is_none_or(|owner| !owner.has_request(conn));
         shard.cm().unlisten(listener, heard);
         shard.serve_cm(now);
     }
@@ -364,13 +460,8 @@ impl Manager for Device {
         ask: &Connect<'_>,
         _qp: Option<Weak<dyn Breaks>>,
     ) -> Result<(ConnId, Arc<Mailbox>), VerbsError> {
-        let mut shard = self.cm_core().hold();
-        let now = shard.now();
-        let conn = shard.cm().connect(now, ask)?;
-        let mailbox = shard.own(conn, ask.side.qpn);
-        self.keep(&mut shard, ask.side.qpn, None);
-        shard.serve_cm(now);
-        Ok((conn, mailbox))
+        let mailbox = Arc::new(Mailbox::default());
+        Ok((self.connect_into(ask, mailbox.clone())?, mailbox))
     }
 
     fn chosen(&self, _conn: ConnId) -> Option<Chosen> {
@@ -383,12 +474,8 @@ impl Manager for Device {
         accept: &Accept<'_>,
         _qp: Option<Weak<dyn Breaks>>,
     ) -> Result<Arc<Mailbox>, VerbsError> {
-        let mut shard = self.cm_core().hold();
-        let now = shard.now();
-        shard.cm().accept(now, conn, accept)?;
-        let mailbox = shard.own(conn, accept.side.qpn);
-        self.keep(&mut shard, accept.side.qpn, Some(conn));
-        shard.serve_cm(now);
+        let mailbox = Arc::new(Mailbox::default());
+        self.accept_into(conn, accept, mailbox.clone())?;
         Ok(mailbox)
     }
 
@@ -435,7 +522,13 @@ impl Manager for Device {
         peer: SocketAddr,
         private: &[u8],
     ) -> Result<(QueryId, Arc<Mailbox>), VerbsError> {
-        self.cm_resolve(local, peer, private)
+        let service = ServiceId::of_port(PortSpace::Udp, peer.port());
+        #[allow(clippy::cast_possible_truncation)]
+        let source_port = 0x8000 | random()? as u16;
+        let mailbox = Arc::new(Mailbox::default());
+        let way = (local, peer.ip());
+        let query = self.cm_resolve(way, (service, source_port), private, mailbox.clone())?;
+        Ok((query, mailbox))
     }
 
     fn forget_query(&self, query: QueryId) {
@@ -450,13 +543,6 @@ impl Manager for Device {
 }
 
 impl Shard {
-    /// Makes the mailbox for the connection's events.
-    fn own(&mut self, conn: ConnId, qpn: Qpn) -> Arc<Mailbox> {
-        let mailbox = Arc::new(Mailbox::default());
-        self.post.conns.insert(conn, (qpn, mailbox.clone()));
-        mailbox
-    }
-
     pub(super) fn flush(&mut self) {
         let refused = &mut self.refused;
         self.port.flush(|failure| {

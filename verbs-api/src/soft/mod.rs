@@ -27,6 +27,7 @@ mod opens;
 mod others;
 #[cfg(test)]
 mod others_tests;
+mod owner;
 mod pin;
 mod posting;
 mod progress;
@@ -53,6 +54,7 @@ pub(crate) use self::mr::{Change, Registration};
 pub(crate) use self::mw::Window;
 pub(crate) use self::opens::{Key, open};
 pub(crate) use self::others::SHARDS_MAX;
+pub use self::owner::CmSink;
 pub(crate) use self::qp::{Qp, QpInitAttr};
 pub(crate) use self::srq::Srq;
 use crate::model::error::VerbsError;

@@ -41,7 +41,9 @@ impl Neighbours {
     fn hand_over_mad(&mut self, datagram: &RxDatagram<'_>) -> bool {
         let slot = match addressee(datagram.payload) {
             Some(Addressee::Slot(slot)) if !self.own.contains(&usize::from(slot)) => Some(slot),
-            Some(Addressee::Service(service)) => self.listener(service.0, datagram.dst),
+            Some(Addressee::Service(service)) => self
+                .listener(service.0, datagram.dst)
+                .or_else(|| self.listener(service.listened().0, datagram.dst)),
             _ => None,
         };
         slot.is_some_and(|slot| self.hand_over_to(slot, datagram))

@@ -1,53 +1,54 @@
 //! Datagram services on a shard: listeners, and queries.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use rocinante_stack::cm::{AskId, CmEvent, ListenerId, QueryId};
-use rocinante_stack::wire::cm::{PortSpace, ServiceId, SidrStatus};
+use rocinante_stack::cm::{CmEvent, ListenerId, QueryId};
+use rocinante_stack::wire::cm::{ServiceId, SidrStatus};
 
 use super::Device;
+use super::owner::Owner;
 use super::shard::Shard;
 use crate::model::error::VerbsError;
-use crate::provider::mailbox::Mailbox;
 use crate::provider::manager::Place;
-use crate::provider::random::random;
 
-/// The mailboxes for events of datagram services.
+/// Who gets the events of datagram services.
 #[derive(Debug, Default)]
 pub(super) struct Services {
-    listeners: BTreeMap<ListenerId, Arc<Mailbox>>,
-    queries: BTreeMap<QueryId, Arc<Mailbox>>,
+    listeners: BTreeMap<ListenerId, Arc<dyn Owner>>,
+    queries: BTreeMap<QueryId, Arc<dyn Owner>>,
 }
 
 impl Services {
-    pub(super) fn mailboxes(&self) -> impl Iterator<Item = &Arc<Mailbox>> {
+    pub(super) fn owners(&self) -> impl Iterator<Item = &Arc<dyn Owner>> {
         self.listeners.values().chain(self.queries.values())
     }
 }
 
 impl Shard {
-    /// Puts an event of a datagram service into the mailbox of its listener or query.
+    /// Gives an event of a datagram service to its listener or question.
     pub(super) fn deliver_service(&mut self, event: CmEvent) {
         let services = &self.post.services;
-        match &event {
-            CmEvent::Asked { listener, ask, .. } => match services.listeners.get(listener) {
-                Some(mailbox) => self.host.woken.append(mailbox.push(event)),
-                // The listener has just been dropped.
-                None => {
-                    let (ask, now) = (*ask, self.now());
-                    let _ = self.cm().answer(now, ask, Err(SidrStatus::REJECT), &[]);
-                }
-            },
-            CmEvent::AskOver { ask } => {
-                for mailbox in services.listeners.values() {
-                    mailbox.retain(|event| !is_asked(event, *ask));
+        match event {
+            CmEvent::Asked { listener, ask, .. } => {
+                let owner = services.listeners.get(&listener);
+                match owner.and_then(|owner| owner.put(event)) {
+                    Some(woken) => self.host.woken.append(woken),
+                    // The listener has just been dropped, or has no room.
+                    None => {
+                        let now = self.now();
+                        let _ = self.cm().answer(now, ask, Err(SidrStatus::REJECT), &[]);
+                    }
                 }
             }
+            CmEvent::AskOver { ask } => {
+                services.listeners.values().for_each(|owner| owner.withdraw_ask(ask));
+            }
             CmEvent::Resolved { query, .. } | CmEvent::Unresolved { query, .. } => {
-                if let Some(mailbox) = services.queries.get(query) {
-                    self.host.woken.append(mailbox.push(event));
+                let owner = services.queries.get(&query);
+                if let Some(woken) = owner.and_then(|owner| owner.put(event)) {
+                    self.host.woken.append(woken);
                 }
             }
             _ => {}
@@ -55,52 +56,44 @@ impl Shard {
     }
 }
 
-fn is_asked(event: &CmEvent, of: AskId) -> bool {
-    matches!(event, CmEvent::Asked { ask, .. } if *ask == of)
-}
-
 impl Device {
     pub(super) fn cm_listen_datagrams(
         &self,
+        service: ServiceId,
         place: Place,
-    ) -> Result<(ListenerId, Arc<Mailbox>), VerbsError> {
-        let service = ServiceId::of_port(PortSpace::Udp, place.port);
+        owner: Arc<dyn Owner>,
+    ) -> Result<ListenerId, VerbsError> {
         self.claim((service, place.address), |shard| {
             let listener = shard.cm().listen_datagrams(service, place.address, place.backlog)?;
-            let mailbox = Arc::new(Mailbox::default());
-            shard.post.services.listeners.insert(listener, mailbox.clone());
-            Ok((listener, mailbox))
+            shard.post.services.listeners.insert(listener, owner);
+            Ok(listener)
         })
     }
 
     pub(super) fn cm_unlisten_datagrams(&self, listener: ListenerId) {
         let mut shard = self.cm_core().hold();
         self.release_claim(&mut shard, listener);
-        let mailbox = shard.post.services.listeners.remove(&listener);
+        let owner = shard.post.services.listeners.remove(&listener);
         let now = shard.now();
         // The program still decides about requests that it has taken.
-        let heard = |ask| mailbox.as_ref().is_none_or(|it| !it.any(|event| is_asked(event, ask)));
+        let heard = |ask| owner.as_ref().is_none_or(|owner| !owner.has_ask(ask));
         shard.cm().unlisten_datagrams(now, listener, heard);
         shard.serve_cm(now);
     }
 
     pub(super) fn cm_resolve(
         &self,
-        local: IpAddr,
-        peer: SocketAddr,
+        way: (IpAddr, IpAddr),
+        service: (ServiceId, u16),
         private: &[u8],
-    ) -> Result<(QueryId, Arc<Mailbox>), VerbsError> {
-        let service = ServiceId::of_port(PortSpace::Udp, peer.port());
-        #[allow(clippy::cast_possible_truncation)]
-        let source_port = 0x8000 | random()? as u16;
+        owner: Arc<dyn Owner>,
+    ) -> Result<QueryId, VerbsError> {
         let mut shard = self.cm_core().hold();
         let now = shard.now();
-        let way = (local, peer.ip());
-        let query = shard.cm().resolve(now, way, (service, source_port), private)?;
-        let mailbox = Arc::new(Mailbox::default());
-        shard.post.services.queries.insert(query, mailbox.clone());
+        let query = shard.cm().resolve(now, way, service, private)?;
+        shard.post.services.queries.insert(query, owner);
         shard.serve_cm(now);
-        Ok((query, mailbox))
+        Ok(query)
     }
 
     pub(super) fn cm_forget_query(&self, query: QueryId) {

@@ -43,6 +43,8 @@ pub enum PortSpace {
     /// `RDMA_PS_IB`: any service. The kernel's connection manager has unreliable connections only
     /// here.
     Ib,
+    /// `RDMA_PS_IPOIB`: datagrams, beside those of IP over InfiniBand.
+    IpOverIb,
 }
 
 impl PortSpace {
@@ -53,6 +55,7 @@ impl PortSpace {
             Self::Tcp => 0x0106,
             Self::Udp => 0x0111,
             Self::Ib => 0x013f,
+            Self::IpOverIb => 0x0002,
         }
     }
 }
@@ -80,6 +83,12 @@ impl ServiceId {
         }
     }
 
+    /// Whether peers ask for a queue pair for datagrams there (SIDR), and for no connection.
+    #[must_use]
+    pub const fn takes_datagrams(self) -> bool {
+        matches!(self.port(), Some((PortSpace::Udp | PortSpace::IpOverIb, _)))
+    }
+
     /// Port space and port, if it is an `rdma_cm` service id of a known port space.
     #[must_use]
     pub const fn port(self) -> Option<(PortSpace, u16)> {
@@ -89,6 +98,7 @@ impl ServiceId {
             0x0106 => Some((PortSpace::Tcp, port)),
             0x0111 => Some((PortSpace::Udp, port)),
             0x013f => Some((PortSpace::Ib, port)),
+            0x0002 => Some((PortSpace::IpOverIb, port)),
             _ => None,
         }
     }
@@ -98,7 +108,9 @@ impl fmt::Display for ServiceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.port() {
             Some((PortSpace::Tcp | PortSpace::Ib, port)) => write!(f, "port {port}"),
-            Some((PortSpace::Udp, port)) => write!(f, "datagram port {port}"),
+            Some((PortSpace::Udp | PortSpace::IpOverIb, port)) => {
+                write!(f, "datagram port {port}")
+            }
             None => write!(f, "0x{:016x}", self.0),
         }
     }

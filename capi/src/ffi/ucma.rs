@@ -1,0 +1,199 @@
+//! The kernel's `/dev/infiniband/rdma_cm` for librdmacm: before it opens that file it has called
+//! this library, and by then its calls of open(2), fstat(2), write(2) and close(2) come here.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use super::border::{Outcome, caught, minus, quiet, set_errno};
+use super::slots::{self, Before};
+use super::{fork, wait};
+use crate::ucma::{Answer, Ucma};
+
+/// Only librdmacm imports this, by whatever name a copy of it is loaded.
+const MARK: &CStr = c"ibv_copy_qp_attr_from_kern";
+const FILE: &CStr = c"/dev/infiniband/rdma_cm";
+/// The kernel's file for its number, where the machine has the module.
+const NUMBER: &str = "/sys/class/misc/rdma_cm/dev";
+
+static OPEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static FSTAT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static WRITE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static CLOSE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Stands before librdmacm's calls, wherever it is loaded.
+pub(super) fn watch() {
+    let before = |name, ours, theirs| Before { name, ours, theirs };
+    slots::stand_before(
+        MARK,
+        &[
+            before(c"open", open as *const c_void, &OPEN),
+            before(c"open64", open as *const c_void, &OPEN),
+            before(c"fstat", fstat as *const c_void, &FSTAT),
+            before(c"fstat64", fstat as *const c_void, &FSTAT),
+            before(c"write", write as *const c_void, &WRITE),
+            before(c"close", close as *const c_void, &CLOSE),
+        ],
+    );
+}
+
+/// The state of this process. A child of fork(2) begins anew: what it inherited has locks of
+/// threads that are not there, and is never freed.
+fn ucma() -> &'static Ucma {
+    static NOW: AtomicPtr<(u32, Ucma)> = AtomicPtr::new(ptr::null_mut());
+    let generation = fork::generation();
+    loop {
+        let now = NOW.load(Ordering::Acquire);
+        // SAFETY: null, or a box that was leaked below.
+        if let Some((of, ucma)) = unsafe { now.as_ref() }
+            && *of == generation
+        {
+            return ucma;
+        }
+        let new = Box::into_raw(Box::new((generation, Ucma::default())));
+        if NOW.compare_exchange(now, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: nobody else has got it.
+            drop(unsafe { Box::from_raw(new) });
+        }
+    }
+}
+
+/// Ends connections when the program ends, as the kernel does when the file is closed.
+fn end_at_exit() {
+    static ONCE: Once = Once::new();
+    extern "C" fn end() {
+        quiet(|| ucma().end());
+    }
+    // SAFETY: the library is never unloaded, and the function does not unwind. Without room for it
+    // peers learn of the end by their timeouts.
+    ONCE.call_once(|| unsafe {
+        libc::atexit(end);
+    });
+}
+
+/// The function that a slot had; `None` before [`watch`].
+fn theirs(of: &AtomicPtr<c_void>) -> Option<*mut c_void> {
+    Some(of.load(Ordering::Acquire)).filter(|found| !found.is_null())
+}
+
+unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+    // SAFETY: the caller's C string.
+    if !path.is_null() && unsafe { CStr::from_ptr(path) } == FILE {
+        return minus(|| {
+            end_at_exit();
+            ucma().open()
+        });
+    }
+    type Open = unsafe extern "C" fn(*const c_char, c_int, c_uint) -> c_int;
+    match theirs(&OPEN) {
+        // SAFETY: the loader found this function for the name, so it is of this type.
+        Some(open) => unsafe { std::mem::transmute::<*mut c_void, Open>(open)(path, flags, mode) },
+        // SAFETY: as the caller's.
+        None => unsafe { libc::open(path, flags, mode) },
+    }
+}
+
+unsafe extern "C" fn fstat(fd: c_int, into: *mut libc::stat) -> c_int {
+    type Fstat = unsafe extern "C" fn(c_int, *mut libc::stat) -> c_int;
+    // SAFETY: as in `open`.
+    let result = unsafe {
+        match theirs(&FSTAT) {
+            Some(fstat) => std::mem::transmute::<*mut c_void, Fstat>(fstat)(fd, into),
+            None => libc::fstat(fd, into),
+        }
+    };
+    if result == 0 && ucma().has(fd) {
+        // SAFETY: the call above filled it.
+        unsafe {
+            (*into).st_mode = libc::S_IFCHR | 0o666;
+            (*into).st_rdev = number();
+        }
+    }
+    result
+}
+
+/// The number of the kernel's file, which librdmacm compares if it has learnt it.
+fn number() -> libc::dev_t {
+    let text = std::fs::read_to_string(NUMBER).unwrap_or_default();
+    let number = text.trim().split_once(':');
+    let number = number.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
+    number.map_or(0, |(major, minor)| libc::makedev(major, minor))
+}
+
+unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if ucma().close(fd) {
+        return 0;
+    }
+    type Close = unsafe extern "C" fn(c_int) -> c_int;
+    match theirs(&CLOSE) {
+        // SAFETY: as in `open`.
+        Some(close) => unsafe { std::mem::transmute::<*mut c_void, Close>(close)(fd) },
+        // SAFETY: as the caller's.
+        None => unsafe { libc::close(fd) },
+    }
+}
+
+unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
+    if let Some(file) = ucma().file(fd) {
+        let done = caught(|| {
+            if bytes.is_null() {
+                return Err(libc::EFAULT);
+            }
+            // SAFETY: the caller's command.
+            let input = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), len) };
+            loop {
+                // SAFETY: a command names memory of the caller, as for the kernel.
+                let answer = ucma().command(&file, input, &|at, len| unsafe { copy(at, len) });
+                match answer {
+                    Err(libc::EAGAIN) => {
+                        wait::may_block(&file.fd)?;
+                        wait::readable(&file.fd)?;
+                    }
+                    Ok(answer) => {
+                        // SAFETY: as above.
+                        unsafe { put(&answer)? };
+                        return Ok(isize::try_from(len).unwrap_or(isize::MAX));
+                    }
+                    Err(errno) => return Err(errno),
+                }
+            }
+        });
+        return done.unwrap_or_else(|errno| {
+            set_errno(errno);
+            -1
+        });
+    }
+    type Write = unsafe extern "C" fn(c_int, *const c_void, usize) -> isize;
+    match theirs(&WRITE) {
+        // SAFETY: as in `open`.
+        Some(write) => unsafe { std::mem::transmute::<*mut c_void, Write>(write)(fd, bytes, len) },
+        // SAFETY: as the caller's.
+        None => unsafe { libc::write(fd, bytes, len) },
+    }
+}
+
+/// Memory that a command names.
+unsafe fn copy(at: u64, len: usize) -> Outcome<Vec<u8>> {
+    let at = at as *const u8;
+    if at.is_null() {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: the caller's memory of that length.
+    Ok(unsafe { std::slice::from_raw_parts(at, len) }.to_vec())
+}
+
+/// Writes the answer where the command wants it.
+unsafe fn put(answer: &Answer) -> Outcome<()> {
+    if answer.bytes.is_empty() {
+        return Ok(());
+    }
+    let at = answer.to as *mut u8;
+    if at.is_null() {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: the caller's memory, for which it gave this length.
+    unsafe { ptr::copy_nonoverlapping(answer.bytes.as_ptr(), at, answer.bytes.len()) };
+    Ok(())
+}

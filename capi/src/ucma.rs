@@ -1,0 +1,253 @@
+//! The kernel's `rdma_cm` (`/dev/infiniband/rdma_cm`, version 4 of its interface) as librdmacm sees
+//! it, over this project's connection manager. `rdma/rdma_user_cm.h` has the commands, `ucma.c` and
+//! `cma.c` of Linux what they do.
+//!
+//! A command is a write: bytes come in, an errno or bytes for the program's memory go out. Nothing
+//! here touches memory of the program.
+
+mod address;
+mod connect;
+mod devices;
+mod event;
+mod group;
+mod id;
+mod options;
+mod ports;
+mod query;
+mod table;
+mod words;
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+use rocinante::plain::PortSpace;
+use rocinante::verbs::QpType;
+
+use self::devices::Devices;
+pub(crate) use self::event::File;
+use self::id::{Held, Id, Phase};
+use self::ports::Ports;
+use self::table::Table;
+use self::words::{In, Out};
+
+/// A value, or the errno.
+pub(crate) type Outcome<T> = Result<T, c_int>;
+
+/// What a command gives back, and where it goes.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub(crate) to: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Copies so many bytes of the program's memory.
+pub(crate) type Copy<'a> = &'a dyn Fn(u64, usize) -> Outcome<Vec<u8>>;
+
+/// All that a process has opened.
+#[derive(Default)]
+pub(crate) struct Ucma {
+    files: RwLock<HashMap<c_int, Arc<File>>>,
+    table: Arc<Table>,
+    ports: Mutex<Ports>,
+    devices: Devices,
+}
+
+/// The header of a command.
+const HEADER: usize = 8;
+
+impl Ucma {
+    /// Opens the file. Returns the program's descriptor.
+    pub(crate) fn open(&self) -> Outcome<c_int> {
+        let file = File::new()?;
+        let fd = file.fd.number();
+        self.files.write().insert(fd, Arc::new(file));
+        Ok(fd)
+    }
+
+    pub(crate) fn has(&self, fd: c_int) -> bool {
+        self.files.read().contains_key(&fd)
+    }
+
+    pub(crate) fn file(&self, fd: c_int) -> Option<Arc<File>> {
+        self.files.read().get(&fd).cloned()
+    }
+
+    /// Closes the file, which destroys its ids. `false` if it is none of ours.
+    pub(crate) fn close(&self, fd: c_int) -> bool {
+        let Some(file) = self.files.write().remove(&fd) else { return false };
+        self.table.ids_of(Some(&file)).iter().for_each(|id| {
+            self.destroy(id);
+        });
+        true
+    }
+
+    /// Ends all connections: the program ends.
+    pub(crate) fn end(&self) {
+        self.table.ids_of(None).iter().for_each(|id| {
+            self.destroy(id);
+        });
+    }
+
+    /// Does what a command asks for.
+    ///
+    /// # Errors
+    /// The kernel's; `EAGAIN` if there is no event to get.
+    pub(crate) fn command(
+        &self,
+        file: &Arc<File>,
+        bytes: &[u8],
+        copy: Copy<'_>,
+    ) -> Outcome<Answer> {
+        let Some((header, body)) = bytes.split_at_checked(HEADER) else { return Err(libc::EINVAL) };
+        let header = In(header);
+        let (number, len, room) = (header.u32(0), header.u16(4), header.u16(6));
+        let body = body.get(..usize::from(len)).ok_or(libc::EINVAL)?;
+        let command = Command { it: self, file, body: In(body), room: room.into(), copy };
+        match number {
+            0 => command.create(),
+            1 => command.destroy(),
+            2 => command.bind_ip(),
+            3 => command.resolve_ip(),
+            4 => command.resolve_route(),
+            5 => command.query_route(),
+            6 => command.connect(),
+            7 => command.listen(),
+            8 => command.accept(),
+            9 => command.reject(),
+            10 => command.disconnect(),
+            11 => command.init_qp_attr(),
+            12 => command.get_event(),
+            14 => command.set_option(),
+            15 => command.notify(),
+            16 => command.join_ip(),
+            17 => command.leave(),
+            18 => command.migrate(),
+            19 => command.query(),
+            20 => command.bind(),
+            21 => command.resolve_addr(),
+            22 => command.join(),
+            // Among them GET_OPTION, which the kernel does not have either.
+            _ => Err(libc::ENOSYS),
+        }
+    }
+
+    /// Destroys an id. Returns how many of its events the program has read.
+    fn destroy(&self, id: &Arc<Id>) -> u32 {
+        self.table.remove(id.number);
+        let mut held = id.held.lock();
+        self.leave_phase(id, &mut held);
+        for group in held.groups.drain(..) {
+            self.table.remove_group(group.number);
+        }
+        held.opened = None;
+        drop(held);
+        let mut facts = id.facts.lock();
+        facts.is_alive = false;
+        let file = facts.file.clone();
+        drop(facts);
+        let (unread, reported) = file.take(|event| Arc::ptr_eq(&event.of, id), &id.reported);
+        for child in unread.into_iter().filter_map(|event| event.child) {
+            self.destroy(&child);
+        }
+        reported
+    }
+
+    /// Ends what the id has begun.
+    fn leave_phase(&self, id: &Id, held: &mut Held) {
+        let phase = std::mem::replace(&mut held.phase, Phase::Destroyed);
+        let device = held.opened.as_ref().map(|opened| &opened.device);
+        match (phase, device) {
+            (Phase::Listening(places), _) => {
+                for (opened, listener) in places {
+                    opened.device.unlisten(listener, id.service_of(held));
+                }
+            }
+            (Phase::Requested(conn) | Phase::Connected(conn), Some(device)) => device.forget(conn),
+            (Phase::Asked(ask), Some(device)) => {
+                let _ = device.answer(ask, Err(rocinante::plain::SidrStatus::REJECT), &[]);
+            }
+            (Phase::Querying(query), Some(device)) => device.forget_query(query),
+            _ => {}
+        }
+        if held.has_port
+            && let Some(local) = held.local
+        {
+            self.ports.lock().release(id.space, local.port(), id.number);
+        }
+    }
+}
+
+/// A command in the making.
+struct Command<'a> {
+    it: &'a Ucma,
+    file: &'a Arc<File>,
+    body: In<'a>,
+    /// How many bytes the program has room for.
+    room: usize,
+    copy: Copy<'a>,
+}
+
+impl Command<'_> {
+    fn id(&self, at: usize) -> Outcome<Arc<Id>> {
+        self.it.table.find(self.body.u32(at), self.file)
+    }
+
+    /// # Errors
+    /// `ENOSPC` if the program has less room.
+    fn needs(&self, room: usize) -> Outcome<()> {
+        if self.room < room { Err(libc::ENOSPC) } else { Ok(()) }
+    }
+
+    /// The answer, for the address that stands at the beginning of most commands.
+    fn answer(&self, out: Out) -> Answer {
+        let mut bytes = out.0;
+        bytes.truncate(self.room);
+        Answer { to: self.body.u64(0), bytes }
+    }
+
+    fn create(&self) -> Outcome<Answer> {
+        self.needs(4)?;
+        let space = match self.body.u16(16) {
+            0x0106 => PortSpace::Tcp,
+            0x0111 => PortSpace::Udp,
+            0x0002 => PortSpace::IpOverIb,
+            0x013f => PortSpace::Ib,
+            _ => return Err(libc::EINVAL),
+        };
+        let qp_type = match (space, self.body.u8(18)) {
+            (PortSpace::Tcp, _) | (PortSpace::Ib, 2) => QpType::Rc,
+            (PortSpace::Udp | PortSpace::IpOverIb, _) | (PortSpace::Ib, 4) => QpType::Ud,
+            (PortSpace::Ib, 3) => QpType::Uc,
+            _ => return Err(libc::EINVAL),
+        };
+        let of = (self.body.u64(0), self.file.clone());
+        let id = self.it.table.make((space, qp_type), of, |_, _| {})?;
+        Ok(Answer { to: self.body.u64(8), bytes: Out::default().u32(id.number).0 })
+    }
+
+    fn destroy(&self) -> Outcome<Answer> {
+        self.needs(4)?;
+        let id = self.id(8)?;
+        Ok(self.answer(Out::default().u32(self.it.destroy(&id))))
+    }
+
+    fn get_event(&self) -> Outcome<Answer> {
+        let bytes = self.file.read(self.room)?;
+        Ok(Answer { to: self.body.u64(0), bytes })
+    }
+
+    /// The id's events come to this file from now on.
+    fn migrate(&self) -> Outcome<Answer> {
+        self.needs(4)?;
+        let from = c_int::try_from(self.body.u32(12)).ok().and_then(|fd| self.it.file(fd));
+        let from = from.ok_or(libc::EINVAL)?;
+        let id = self.it.table.find(self.body.u32(8), &from)?;
+        let mut facts = id.facts.lock();
+        let (events, reported) = from.take(|event| Arc::ptr_eq(&event.of, &id), &id.reported);
+        facts.file = self.file.clone();
+        events.into_iter().for_each(|event| self.file.push(event));
+        Ok(self.answer(Out::default().u32(reported)))
+    }
+}

@@ -1,0 +1,179 @@
+//! Addresses: binding, resolving, listening.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use rocinante::plain::ServiceId;
+
+use super::devices::{self, negative, toward};
+use super::event::{Kind, Param};
+use super::id::{Held, Id, Phase, ToListener};
+use super::ports::Bound;
+use super::words::{Address, SOCKADDR_IN6, errno};
+use super::{Answer, Command, Outcome};
+
+/// Most requests that wait for the program, where it names no number (`ucma.c`, `max_backlog`).
+const BACKLOG: u32 = 1024;
+/// How many requests the connection manager keeps at most for a listener that decides on them one
+/// after the other: those that the program has read, too.
+const PENDING: usize = 16_384;
+
+impl Id {
+    /// The service that its listener has.
+    pub(super) fn service_of(&self, held: &Held) -> ServiceId {
+        ServiceId::of_port(self.space, held.local.map_or(0, |local| local.port()))
+    }
+}
+
+impl Command<'_> {
+    pub(super) fn bind_ip(&self) -> Outcome<Answer> {
+        let id = self.id(8 + SOCKADDR_IN6)?;
+        self.bind_to(&id, self.body.address(8)?)
+    }
+
+    pub(super) fn bind(&self) -> Outcome<Answer> {
+        let id = self.id(0)?;
+        self.bind_to(&id, self.body.address(8)?)
+    }
+
+    fn bind_to(&self, id: &Arc<Id>, address: Address) -> Outcome<Answer> {
+        let mut held = id.held.lock();
+        if address == (Address::Ib { is_any: true }) && matches!(held.phase, Phase::Idle) {
+            // librdmacm asks so whether such addresses are known. Nobody has one.
+            held.phase = Phase::Bound;
+            return Ok(Answer::default());
+        }
+        self.bind_held(id, &mut held, address.ip()?)?;
+        Ok(Answer::default())
+    }
+
+    fn bind_held(&self, id: &Id, held: &mut Held, address: SocketAddr) -> Outcome<()> {
+        if !matches!(held.phase, Phase::Idle) {
+            return Err(libc::EINVAL);
+        }
+        let is_any = address.ip().is_unspecified();
+        let found = if is_any { None } else { Some(devices::of(address.ip())?) };
+        let (reuse, one_family) = (held.reuse, held.one_family);
+        let of = Bound { id: id.number, address, reuse, one_family };
+        held.local = Some(self.it.ports.lock().bind(id.space, of)?);
+        (held.has_port, held.found, held.phase) = (true, found, Phase::Bound);
+        Ok(())
+    }
+
+    pub(super) fn resolve_ip(&self) -> Outcome<Answer> {
+        let id = self.id(2 * SOCKADDR_IN6)?;
+        self.resolve(&id, self.body.address(0)?, self.body.address(SOCKADDR_IN6)?)
+    }
+
+    pub(super) fn resolve_addr(&self) -> Outcome<Answer> {
+        let id = self.id(0)?;
+        let local = if self.body.u16(8) == 0 { Address::None } else { self.body.address(16)? };
+        self.resolve(&id, local, self.body.address(16 + 128)?)
+    }
+
+    fn resolve(&self, id: &Arc<Id>, local: Address, peer: Address) -> Outcome<Answer> {
+        let peer = peer.ip()?;
+        let mut held = id.held.lock();
+        if matches!(held.phase, Phase::Idle) {
+            let any = SocketAddr::new(
+                match peer.is_ipv4() {
+                    true => Ipv4Addr::UNSPECIFIED.into(),
+                    false => std::net::Ipv6Addr::UNSPECIFIED.into(),
+                },
+                0,
+            );
+            let local = if local == Address::None { any } else { local.ip()? };
+            if local.is_ipv4() != peer.is_ipv4() {
+                return Err(libc::EINVAL);
+            }
+            self.bind_held(id, &mut held, local)?;
+        }
+        let local = held.local.filter(|local| local.is_ipv4() == peer.is_ipv4());
+        let (Phase::Bound, Some(local)) = (&held.phase, local) else { return Err(libc::EINVAL) };
+        let found = toward(Some(local), peer)
+            .and_then(|(from, to)| Ok((from, to, devices::of(from).map_err(|_| libc::ENODEV)?)));
+        match found {
+            Ok((from, to, found)) => {
+                held.local = Some(with_address(local, from));
+                held.peer = Some(with_address(peer, to));
+                (held.found, held.phase) = (Some(found), Phase::AddrResolved);
+                id.tell(Kind::AddrResolved, 0, Param::default());
+            }
+            Err(errno) => {
+                held.peer = Some(peer);
+                id.tell(Kind::AddrError, negative(errno), Param::default());
+            }
+        }
+        Ok(Answer::default())
+    }
+
+    pub(super) fn resolve_route(&self) -> Outcome<Answer> {
+        let id = self.id(0)?;
+        let mut held = id.held.lock();
+        if !matches!(held.phase, Phase::AddrResolved) {
+            return Err(libc::EINVAL);
+        }
+        held.phase = Phase::RouteResolved;
+        id.tell(Kind::RouteResolved, 0, Param::default());
+        Ok(Answer::default())
+    }
+
+    pub(super) fn listen(&self) -> Outcome<Answer> {
+        let id = self.id(0)?;
+        let mut held = id.held.lock();
+        if matches!(held.phase, Phase::Idle) {
+            self.bind_held(&id, &mut held, SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))?;
+        }
+        let (Phase::Bound, Some(local)) = (&held.phase, held.local) else {
+            return Err(libc::EINVAL);
+        };
+        let (reuse, one_family) = (held.reuse, held.one_family);
+        let of = Bound { id: id.number, address: local, reuse, one_family };
+        self.it.ports.lock().listen(id.space, &of)?;
+        let backlog = match self.body.u32(4) {
+            given @ 1..BACKLOG => given,
+            _ => BACKLOG,
+        };
+        id.facts.lock().backlog = backlog as usize;
+        let (devices, address) = match &held.found {
+            Some(found) => (vec![found.clone()], Some(local.ip())),
+            None => (devices::all()?, None),
+        };
+        let service = id.service_of(&held);
+        let (mut places, mut failed) = (Vec::new(), None);
+        for found in devices {
+            let listening = self.it.devices.open(&found).and_then(|opened| {
+                let sink = ToListener {
+                    id: id.clone(),
+                    local,
+                    one_family,
+                    opened: Arc::downgrade(&opened),
+                    table: self.it.table.clone(),
+                };
+                let listener = opened.device.listen(service, (address, PENDING), Arc::new(sink));
+                Ok((listener.map_err(|error| errno(&error))?, opened))
+            });
+            match listening {
+                Ok((listener, opened)) => places.push((opened, listener)),
+                Err(why) => failed = Some(why),
+            }
+        }
+        // A wildcard is for all devices that can be opened. But a port has one listener.
+        match failed {
+            Some(why) if places.is_empty() || why == libc::EADDRINUSE => {
+                for (opened, listener) in places {
+                    opened.device.unlisten(listener, service);
+                }
+                return Err(why);
+            }
+            _ => held.phase = Phase::Listening(places),
+        }
+        Ok(Answer::default())
+    }
+}
+
+/// The address with another IP address, and its port.
+fn with_address(mut address: SocketAddr, ip: std::net::IpAddr) -> SocketAddr {
+    address.set_ip(ip);
+    address
+}

@@ -1,0 +1,109 @@
+//! The devices of addresses.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use rocinante::verbs::Mtu;
+use rocinante::{Context, OpenOptions, plain};
+
+use super::Outcome;
+use super::words::errno;
+use crate::devices::{self, Found};
+use crate::ffi::without_signals;
+
+/// The port that a route is looked up for.
+const ROCE: u16 = 4791;
+
+/// An open device.
+pub(super) struct Opened {
+    pub(super) context: Context,
+    pub(super) device: plain::Device,
+    pub(super) found: Found,
+}
+
+impl Opened {
+    /// The place of one of its addresses in the GID table.
+    pub(super) fn gid_index(&self, address: IpAddr) -> Outcome<u8> {
+        let table = self.context.gid_table();
+        let index = table.iter().position(|gid| *gid == Some(address));
+        index.and_then(|index| u8::try_from(index).ok()).ok_or(libc::EADDRNOTAVAIL)
+    }
+
+    /// The largest path MTU that its link takes.
+    pub(super) fn mtu(&self) -> Mtu {
+        self.found.mtu()
+    }
+}
+
+/// The devices that ids have opened. Each is closed with the last of its ids.
+#[derive(Default)]
+pub(super) struct Devices(Mutex<HashMap<String, Weak<Opened>>>);
+
+impl Devices {
+    pub(super) fn open(&self, found: &Found) -> Outcome<Arc<Opened>> {
+        let mut open = self.0.lock();
+        if let Some(opened) = open.get(&found.name).and_then(Weak::upgrade) {
+            return Ok(opened);
+        }
+        let context = without_signals(|| {
+            OpenOptions::new()
+                .prepare_interface(&found.interface.name)?
+                .open()
+                .map_err(|it| it.error)
+        });
+        let context = context.map_err(|error| errno(&error))?;
+        let device = plain::Device::of(&context).ok_or(libc::ENODEV)?;
+        let opened = Arc::new(Opened { context, device, found: found.clone() });
+        open.insert(found.name.clone(), Arc::downgrade(&opened));
+        Ok(opened)
+    }
+}
+
+/// All devices.
+pub(super) fn all() -> Outcome<Vec<Found>> {
+    devices::list().map_err(|error| error.raw_os_error().unwrap_or(libc::ENODEV))
+}
+
+/// The device that has an address.
+///
+/// # Errors
+/// `EADDRNOTAVAIL`.
+pub(super) fn of(address: IpAddr) -> Outcome<Found> {
+    let has = |found: &Found| found.interface.addresses.iter().any(|(it, _)| *it == address);
+    all()?.into_iter().find(has).ok_or(libc::EADDRNOTAVAIL)
+}
+
+/// Our address towards a peer, by the kernel's routes. A destination without an address is this
+/// machine, as for connect(2).
+///
+/// # Errors
+/// The kernel's: there is no route.
+pub(super) fn toward(local: Option<SocketAddr>, peer: SocketAddr) -> Outcome<(IpAddr, IpAddr)> {
+    let failed = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EHOSTUNREACH);
+    let any: IpAddr = match peer.is_ipv4() {
+        true => Ipv4Addr::UNSPECIFIED.into(),
+        false => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let from = local.filter(|local| !local.ip().is_unspecified());
+    if let Some(from) = from
+        && peer.ip().is_multicast()
+    {
+        return Ok((from.ip(), peer.ip()));
+    }
+    let mut from = from.unwrap_or(SocketAddr::new(any, 0));
+    from.set_port(0);
+    let mut to = peer;
+    to.set_port(ROCE);
+    let socket = UdpSocket::bind(from).map_err(failed)?;
+    socket.connect(to).map_err(failed)?;
+    let ends = (socket.local_addr().map_err(failed)?, socket.peer_addr().map_err(failed)?);
+    Ok((ends.0.ip(), ends.1.ip()))
+}
+
+/// A negative errno, as events have it.
+pub(super) fn negative(errno: c_int) -> c_int {
+    -errno.abs()
+}

@@ -1,0 +1,339 @@
+//! Communication ids: what the program has done with each, and what its connection's events change.
+//!
+//! Three locks, always taken in this order: an id's `held` for a command, the device's, an id's
+//! `facts`. Events come while the device is locked, so they touch facts only.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use rocinante::plain::{
+    AskId, Asked, CmEvent, CmSink, ConnId, ListenerId, PortSpace, QpSide, QueryId, Reply, Request,
+    SidrStatus, Transport,
+};
+use rocinante::verbs::{Mtu, Psn, QpType, Qpn};
+
+use super::devices::Opened;
+use super::event::{AH, Event, File, Group, Kind, Param};
+use super::table::Table;
+use crate::devices::Found;
+
+/// The Q_Key of `RDMA_PS_UDP`, where the program names none (`RDMA_UDP_QKEY`).
+pub(super) const UDP_QKEY: u32 = 0x0123_4567;
+
+/// A communication id.
+pub(super) struct Id {
+    pub(super) number: u32,
+    pub(super) space: PortSpace,
+    pub(super) qp_type: QpType,
+    pub(super) held: Mutex<Held>,
+    pub(super) facts: Mutex<Facts>,
+    /// How many of its events the program has read. Changes only under the lock of its file's
+    /// queue.
+    pub(super) reported: AtomicU32,
+}
+
+/// What commands change.
+pub(super) struct Held {
+    pub(super) phase: Phase,
+    pub(super) local: Option<SocketAddr>,
+    pub(super) peer: Option<SocketAddr>,
+    /// The device of its local address; none of a wildcard.
+    pub(super) found: Option<Found>,
+    pub(super) opened: Option<Arc<Opened>>,
+    /// Whether it has a port of its own. That of a request is its listener's.
+    pub(super) has_port: bool,
+    pub(super) reuse: bool,
+    pub(super) one_family: bool,
+    pub(super) tos: u8,
+    pub(super) ack_timeout: Option<u8>,
+    /// The first PSN that its queue pair expects.
+    pub(super) psn: Psn,
+    pub(super) qkey: u32,
+    pub(super) groups: Vec<Arc<Group>>,
+}
+
+/// How far an id has come.
+pub(super) enum Phase {
+    Idle,
+    Bound,
+    AddrResolved,
+    RouteResolved,
+    Listening(Vec<(Arc<Opened>, ListenerId)>),
+    /// A peer asks for a connection.
+    Requested(ConnId),
+    /// A peer asks for a queue pair for datagrams.
+    Asked(AskId),
+    /// It asked for a connection, or accepted one.
+    Connected(ConnId),
+    /// It asked for a queue pair for datagrams.
+    Querying(QueryId),
+    /// It answered a question.
+    Answered,
+    Destroyed,
+}
+
+/// What events change, and what they need.
+pub(super) struct Facts {
+    /// The program's own name for it; 0 until it accepts a request. Before that no event is told.
+    pub(super) uid: u64,
+    pub(super) file: Arc<File>,
+    pub(super) is_alive: bool,
+    pub(super) backlog: usize,
+    pub(super) route: Option<Route>,
+    /// The address handle for datagrams to its peer: `struct ib_uverbs_ah_attr`.
+    pub(super) ah: [u8; AH],
+    /// Whether its connection was established: then its end is followed by that of TIMEWAIT.
+    has_ended: bool,
+}
+
+/// A queue pair's way to its peer's.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Route {
+    pub(super) qpn: Qpn,
+    /// The first PSN that the peer expects.
+    pub(super) psn: Option<Psn>,
+    pub(super) mtu: Mtu,
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+    pub(super) ack_timeout: u8,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry: u8,
+}
+
+impl Id {
+    pub(super) fn new(
+        number: u32,
+        (space, qp_type): (PortSpace, QpType),
+        (uid, file): (u64, Arc<File>),
+        psn: Psn,
+    ) -> Self {
+        let held = Held {
+            phase: Phase::Idle,
+            local: None,
+            peer: None,
+            found: None,
+            opened: None,
+            has_port: false,
+            reuse: false,
+            one_family: false,
+            tos: 0,
+            ack_timeout: None,
+            psn,
+            qkey: UDP_QKEY,
+            groups: Vec::new(),
+        };
+        let facts = Facts {
+            uid,
+            file,
+            is_alive: true,
+            backlog: 0,
+            route: None,
+            ah: [0; AH],
+            has_ended: false,
+        };
+        let (held, facts) = (Mutex::new(held), Mutex::new(facts));
+        Self { number, space, qp_type, held, facts, reported: AtomicU32::new(0) }
+    }
+
+    pub(super) fn uid(&self) -> u64 {
+        self.facts.lock().uid
+    }
+
+    pub(super) fn is_of_datagrams(&self) -> bool {
+        self.qp_type == QpType::Ud
+    }
+
+    pub(super) fn tell(self: &Arc<Self>, kind: Kind, status: i32, param: Param) {
+        self.facts.lock().tell(self, kind, status, param);
+    }
+}
+
+impl Facts {
+    fn tell(&self, id: &Arc<Id>, kind: Kind, status: i32, param: Param) {
+        if self.is_alive && self.uid != 0 {
+            let of = id.clone();
+            self.file.push(Event { of, kind, status, param, child: None, group: None });
+        }
+    }
+}
+
+/// Gets the events of a connection, or of a question of ours.
+#[derive(Clone)]
+pub(super) struct ToId(pub(super) Arc<Id>);
+
+impl std::fmt::Debug for ToId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "id {}", self.0.number)
+    }
+}
+
+impl CmSink for ToId {
+    fn put(&self, event: CmEvent) -> bool {
+        let id = &self.0;
+        let mut facts = id.facts.lock();
+        let none = Param::default();
+        match event {
+            CmEvent::Replied { reply, .. } => {
+                if let Some(route) = &mut facts.route {
+                    take_reply(route, &reply);
+                }
+                let Reply { side, private, .. } = *reply;
+                facts.tell(id, Kind::ConnectResponse, 0, param_of(&side, 0, private));
+            }
+            CmEvent::Established { .. } => facts.tell(id, Kind::Established, 0, none),
+            CmEvent::Rejected { reason, private, .. } => {
+                let param = Param { private, ..none };
+                facts.tell(id, Kind::Rejected, reason.0.into(), param);
+            }
+            CmEvent::TimedOut { .. } => {
+                facts.tell(id, Kind::Unreachable, -libc::ETIMEDOUT, none);
+            }
+            CmEvent::Disconnected { .. } => {
+                facts.has_ended = true;
+                facts.tell(id, Kind::Disconnected, 0, none);
+            }
+            CmEvent::Released { .. } if facts.has_ended => {
+                facts.tell(id, Kind::TimewaitExit, 0, none);
+            }
+            CmEvent::Resolved { qpn, qkey, private, .. } => {
+                let param = Param { qpn: qpn.value(), qkey, ah: facts.ah, private, ..none };
+                facts.tell(id, Kind::Established, 0, param);
+            }
+            CmEvent::Unresolved { status, .. } => {
+                let status = status.map_or(-libc::ETIMEDOUT, |SidrStatus(code)| code.into());
+                facts.tell(id, Kind::Unreachable, status, none);
+            }
+            _ => {}
+        }
+        true
+    }
+
+    fn gone(&self) {
+        self.0.tell(Kind::DeviceRemoval, 0, Param::default());
+    }
+}
+
+/// Gets the requests to a listener.
+pub(super) struct ToListener {
+    pub(super) id: Arc<Id>,
+    /// Its address: a wildcard takes those of its family.
+    pub(super) local: SocketAddr,
+    pub(super) one_family: bool,
+    pub(super) opened: Weak<Opened>,
+    pub(super) table: Arc<Table>,
+}
+
+impl std::fmt::Debug for ToListener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "listener {}", self.id.number)
+    }
+}
+
+impl CmSink for ToListener {
+    fn put(&self, event: CmEvent) -> bool {
+        match event {
+            CmEvent::Request { conn, request, .. } => self.request(conn, *request),
+            CmEvent::Asked { ask, asked, .. } => self.question(ask, *asked),
+            _ => true,
+        }
+    }
+
+    fn gone(&self) {
+        self.id.tell(Kind::DeviceRemoval, 0, Param::default());
+    }
+}
+
+impl ToListener {
+    fn request(&self, conn: ConnId, request: Request) -> bool {
+        let qp_type = match request.transport {
+            Transport::Uc => QpType::Uc,
+            _ => QpType::Rc,
+        };
+        let Request { local, peer, side, private, .. } = request;
+        let param = param_of(&side, request.retry_count, private);
+        let route = |mtu: Mtu| Route {
+            qpn: side.qpn,
+            psn: Some(side.psn),
+            mtu: request.mtu.min(mtu),
+            responder_resources: side.initiator_depth,
+            initiator_depth: side.responder_resources,
+            ack_timeout: request.ack_timeout,
+            retry_count: request.retry_count,
+            rnr_retry: side.rnr_retry,
+        };
+        self.make(qp_type, (local, peer), (Phase::Requested(conn), param), |opened| {
+            Some(route(opened.mtu()))
+        })
+    }
+
+    fn question(&self, ask: AskId, asked: Asked) -> bool {
+        let Asked { local, peer, private, .. } = asked;
+        let param = Param { private, ..Param::default() };
+        self.make(QpType::Ud, (local, peer), (Phase::Asked(ask), param), |_| None)
+    }
+
+    /// Makes an id for a request, and tells the program. `false` if there is no room.
+    fn make(
+        &self,
+        qp_type: QpType,
+        (local, peer): (IpAddr, SocketAddr),
+        (phase, param): (Phase, Param),
+        route: impl FnOnce(&Opened) -> Option<Route>,
+    ) -> bool {
+        let of_family = !self.local.ip().is_unspecified()
+            || local.is_ipv4() == self.local.is_ipv4()
+            || self.local.is_ipv6() && !self.one_family;
+        let facts = self.id.facts.lock();
+        let (Some(opened), true) = (self.opened.upgrade(), facts.is_alive && of_family) else {
+            return false;
+        };
+        if facts.file.requests(&self.id) >= facts.backlog {
+            return false;
+        }
+        let of = (self.id.space, qp_type);
+        let child = self.table.make(of, (0, facts.file.clone()), |held, facts| {
+            facts.route = route(&opened);
+            held.phase = phase;
+            held.local = Some(SocketAddr::new(local, self.local.port()));
+            held.peer = Some(peer);
+            held.found = Some(opened.found.clone());
+            held.opened = Some(opened);
+        });
+        let Ok(child) = child else { return false };
+        facts.file.push(Event {
+            of: self.id.clone(),
+            kind: Kind::ConnectRequest,
+            status: 0,
+            param,
+            child: Some(child),
+            group: None,
+        });
+        true
+    }
+}
+
+fn take_reply(route: &mut Route, reply: &Reply) {
+    let side = &reply.side;
+    route.qpn = side.qpn;
+    route.psn = Some(side.psn);
+    route.responder_resources = side.initiator_depth;
+    route.initiator_depth = side.responder_resources;
+    route.rnr_retry = side.rnr_retry;
+}
+
+/// What the peer says of its side, as this side sees it: what it may begin is what we serve.
+fn param_of(side: &QpSide, retry_count: u8, private: Vec<u8>) -> Param {
+    Param {
+        qpn: side.qpn.value(),
+        private,
+        srq: side.srq,
+        responder_resources: side.initiator_depth,
+        initiator_depth: side.responder_resources,
+        flow_control: side.flow_control,
+        retry_count,
+        rnr_retry: side.rnr_retry,
+        ..Param::default()
+    }
+}

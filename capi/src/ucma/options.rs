@@ -1,0 +1,43 @@
+//! `rdma_set_option(3)`.
+
+use super::id::Phase;
+use super::{Answer, Command, Outcome};
+
+impl Command<'_> {
+    pub(super) fn set_option(&self) -> Outcome<Answer> {
+        /// `RDMA_OPTION_ID`.
+        const OF_IDS: u32 = 0;
+        const TOS: u32 = 0;
+        const REUSEADDR: u32 = 1;
+        const AFONLY: u32 = 2;
+        const ACK_TIMEOUT: u32 = 3;
+        let id = self.id(8)?;
+        let (level, name, len) = (self.body.u32(12), self.body.u32(16), self.body.u32(20));
+        if level != OF_IDS {
+            // Paths are given to InfiniBand's devices only.
+            return Err(if level == 1 { libc::EINVAL } else { libc::ENOSYS });
+        }
+        let wanted = match name {
+            TOS | ACK_TIMEOUT => 1,
+            REUSEADDR | AFONLY => 4,
+            _ => return Err(libc::ENOSYS),
+        };
+        if len != wanted {
+            return Err(libc::EINVAL);
+        }
+        let value = (self.copy)(self.body.u64(0), wanted as usize)?;
+        let is_set = value.iter().any(|byte| *byte != 0);
+        let first = value.first().copied().unwrap_or(0);
+        let mut held = id.held.lock();
+        match name {
+            TOS => held.tos = first,
+            // An exponent of 4.096 µs, 5 bits.
+            ACK_TIMEOUT if first > 31 => return Err(libc::EINVAL),
+            ACK_TIMEOUT => held.ack_timeout = Some(first),
+            _ if !matches!(held.phase, Phase::Idle | Phase::Bound) => return Err(libc::EINVAL),
+            REUSEADDR => held.reuse = is_set,
+            _ => held.one_family = is_set,
+        }
+        Ok(Answer::default())
+    }
+}
