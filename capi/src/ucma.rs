@@ -31,6 +31,7 @@ use self::id::{Held, Id, Phase};
 use self::ports::Ports;
 use self::table::Table;
 use self::words::{In, Out};
+use crate::log::{Level, say};
 
 /// A value, or the errno.
 pub(crate) type Outcome<T> = Result<T, c_int>;
@@ -57,6 +58,36 @@ pub(crate) struct Ucma {
 /// The header of a command.
 const HEADER: usize = 8;
 
+type Execute = fn(&Command<'_>) -> Outcome<Answer>;
+
+/// The commands, in the order of their numbers.
+const COMMANDS: [(&str, Execute); 23] = [
+    ("CREATE_ID", |it| it.create()),
+    ("DESTROY_ID", |it| it.destroy()),
+    ("BIND_IP", |it| it.bind_ip()),
+    ("RESOLVE_IP", |it| it.resolve_ip()),
+    ("RESOLVE_ROUTE", |it| it.resolve_route()),
+    ("QUERY_ROUTE", |it| it.query_route()),
+    ("CONNECT", |it| it.connect()),
+    ("LISTEN", |it| it.listen()),
+    ("ACCEPT", |it| it.accept()),
+    ("REJECT", |it| it.reject()),
+    ("DISCONNECT", |it| it.disconnect()),
+    ("INIT_QP_ATTR", |it| it.init_qp_attr()),
+    ("GET_EVENT", |it| it.get_event()),
+    // The kernel does not have it either.
+    ("GET_OPTION", |_| Err(libc::ENOSYS)),
+    ("SET_OPTION", |it| it.set_option()),
+    ("NOTIFY", |it| it.notify()),
+    ("JOIN_IP_MCAST", |it| it.join_ip()),
+    ("LEAVE_MCAST", |it| it.leave()),
+    ("MIGRATE_ID", |it| it.migrate()),
+    ("QUERY", |it| it.query()),
+    ("BIND", |it| it.bind()),
+    ("RESOLVE_ADDR", |it| it.resolve_addr()),
+    ("JOIN_MCAST", |it| it.join()),
+];
+
 impl Ucma {
     /// Opens the file. Returns the program's descriptor.
     pub(crate) fn open(&self) -> Outcome<c_int> {
@@ -76,10 +107,16 @@ impl Ucma {
 
     /// Closes the file, which destroys its ids. `false` if it is none of ours.
     pub(crate) fn close(&self, fd: c_int) -> bool {
-        let Some(file) = self.files.write().remove(&fd) else { return false };
+        let mut files = self.files.write();
+        let Some(file) = files.remove(&fd) else { return false };
+        let is_last = files.is_empty();
+        drop(files);
         self.table.ids_of(Some(&file)).iter().for_each(|id| {
             self.destroy(id);
         });
+        if is_last {
+            self.devices.close();
+        }
         true
     }
 
@@ -105,32 +142,14 @@ impl Ucma {
         let (number, len, room) = (header.u32(0), header.u16(4), header.u16(6));
         let body = body.get(..usize::from(len)).ok_or(libc::EINVAL)?;
         let command = Command { it: self, file, body: In(body), room: room.into(), copy };
-        match number {
-            0 => command.create(),
-            1 => command.destroy(),
-            2 => command.bind_ip(),
-            3 => command.resolve_ip(),
-            4 => command.resolve_route(),
-            5 => command.query_route(),
-            6 => command.connect(),
-            7 => command.listen(),
-            8 => command.accept(),
-            9 => command.reject(),
-            10 => command.disconnect(),
-            11 => command.init_qp_attr(),
-            12 => command.get_event(),
-            14 => command.set_option(),
-            15 => command.notify(),
-            16 => command.join_ip(),
-            17 => command.leave(),
-            18 => command.migrate(),
-            19 => command.query(),
-            20 => command.bind(),
-            21 => command.resolve_addr(),
-            22 => command.join(),
-            // Among them GET_OPTION, which the kernel does not have either.
-            _ => Err(libc::ENOSYS),
-        }
+        let known = usize::try_from(number).ok().and_then(|number| COMMANDS.get(number));
+        let (name, execute) = known.ok_or(libc::ENOSYS)?;
+        execute(&command).inspect_err(|errno| {
+            if *errno != libc::EAGAIN {
+                let error = std::io::Error::from_raw_os_error(*errno);
+                say(Level::Info, format_args!("rdma_cm: {name}: {error}"));
+            }
+        })
     }
 
     /// Destroys an id. Returns how many of its events the program has read.

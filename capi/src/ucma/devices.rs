@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rocinante::verbs::Mtu;
@@ -38,15 +38,16 @@ impl Opened {
     }
 }
 
-/// The devices that ids have opened. Each is closed with the last of its ids.
+/// The devices that ids have opened. They stay open until the program closes its last file: one
+/// that listens anew, again and again, finds them open.
 #[derive(Default)]
-pub(super) struct Devices(Mutex<HashMap<String, Weak<Opened>>>);
+pub(super) struct Devices(Mutex<HashMap<String, Arc<Opened>>>);
 
 impl Devices {
     pub(super) fn open(&self, found: &Found) -> Outcome<Arc<Opened>> {
         let mut open = self.0.lock();
-        if let Some(opened) = open.get(&found.name).and_then(Weak::upgrade) {
-            return Ok(opened);
+        if let Some(opened) = open.get(&found.name) {
+            return Ok(opened.clone());
         }
         let context = without_signals(|| {
             OpenOptions::new()
@@ -57,8 +58,13 @@ impl Devices {
         let context = context.map_err(|error| errno(&error))?;
         let device = plain::Device::of(&context).ok_or(libc::ENODEV)?;
         let opened = Arc::new(Opened { context, device, found: found.clone() });
-        open.insert(found.name.clone(), Arc::downgrade(&opened));
+        open.insert(found.name.clone(), opened.clone());
         Ok(opened)
+    }
+
+    pub(super) fn close(&self) {
+        let open = std::mem::take(&mut *self.0.lock());
+        drop(open);
     }
 }
 
