@@ -51,8 +51,10 @@ impl Command<'_> {
         if !matches!(held.phase, Phase::Idle) {
             return Err(libc::EINVAL);
         }
-        let is_any = address.ip().is_unspecified();
-        let found = if is_any { None } else { Some(devices::of(address.ip())?) };
+        // An id of loopback has no device until it resolves an address or listens, as in `cma.c`:
+        // libfabric takes an id without one for those of all devices.
+        let has_none = address.ip().is_unspecified() || address.ip().is_loopback();
+        let found = if has_none { None } else { Some(devices::of(address.ip())?) };
         let (reuse, one_family) = (held.reuse, held.one_family);
         let of = Bound { id: id.number, address, reuse, one_family };
         held.local = Some(self.it.ports.lock().bind(id.space, of)?);
@@ -135,9 +137,9 @@ impl Command<'_> {
             _ => BACKLOG,
         };
         id.facts.lock().backlog = backlog as usize;
-        let (devices, address) = match &held.found {
-            Some(found) => (vec![found.clone()], Some(local.ip())),
-            None => (devices::all()?, None),
+        let (devices, address) = match local.ip() {
+            ip if ip.is_unspecified() => (devices::all()?, None),
+            ip => (vec![devices::of(ip)?], Some(ip)),
         };
         let service = id.service_of(&held);
         let (mut places, mut failed) = (Vec::new(), None);

@@ -15,6 +15,9 @@ impl ConnectionManager {
     /// limits the number of requests that the program has not decided plus the number of accepted
     /// connections that are not established. Requests beyond it are rejected for lack of resources.
     ///
+    /// Requests that waited for it are taken by the next
+    /// [`handle_timeout`](Self::handle_timeout), whose time has then come.
+    ///
     /// # Errors
     /// [`CmError::InUse`], [`CmError::Full`].
     pub fn listen(
@@ -32,6 +35,7 @@ impl ConnectionManager {
         let id = ListenerId(self.ids.draw());
         let listener = Listener { id, backlog: backlog.max(1), pending: 0 };
         self.listeners.insert((service, address), listener);
+        self.end_waits(service);
         Ok(id)
     }
 

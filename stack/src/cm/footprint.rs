@@ -16,6 +16,7 @@ impl ConnectionManager {
             asks: self.asks.len(),
             by_ask: self.by_ask.len(),
             queries: self.queries.len(),
+            early: self.early.len(),
             timers: self.timers.len(),
             datagrams: self.tx.len(),
             events: self.events.len(),

@@ -19,6 +19,7 @@
 mod asks;
 mod calls;
 mod conn;
+mod early;
 mod footprint;
 mod receive;
 mod sidr;
@@ -30,7 +31,7 @@ use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use self::conn::{Conn, State};
-use self::tables::{Ask, ListenAddress, Listener, Query, ServingQp, Timer};
+use self::tables::{Ask, Early, ListenAddress, Listener, Query, ServingQp, Timer};
 pub use self::types::{
     Accept, AskId, Asked, CmConfig, CmError, CmEvent, CmFootprint, ConnId, Connect, Ended,
     ListenerId, QpSide, QueryId, Reply, Request, Transmit,
@@ -64,6 +65,7 @@ pub struct ConnectionManager {
     /// The answered questions, oldest first.
     answered: VecDeque<AskId>,
     queries: BTreeMap<QueryId, Query>,
+    early: BTreeMap<u64, Early>,
     timers: BTreeSet<(Time, Timer)>,
     tx: VecDeque<Transmit>,
     events: VecDeque<CmEvent>,
@@ -94,6 +96,7 @@ impl ConnectionManager {
             by_ask: BTreeMap::new(),
             answered: VecDeque::new(),
             queries: BTreeMap::new(),
+            early: BTreeMap::new(),
             timers: BTreeSet::new(),
             tx: VecDeque::new(),
             events: VecDeque::new(),
@@ -143,6 +146,7 @@ impl ConnectionManager {
             && self.resolvers.is_empty()
             && self.asks.is_empty()
             && self.queries.is_empty()
+            && self.early.is_empty()
     }
 
     /// The counters so far.

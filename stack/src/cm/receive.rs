@@ -19,7 +19,7 @@ impl ConnectionManager {
         };
         let (way, tid) = ((src, dst), header.tid);
         match message {
-            CmMessage::Req(req) => self.on_req(now, way, tid, &req),
+            CmMessage::Req(req) => self.on_req(now, way, tid, &req, true),
             CmMessage::Mra(mra) => self.on_mra(now, way, &mra),
             CmMessage::Rej(rej) => self.on_rej(now, way, &rej),
             CmMessage::Rep(rep) => self.on_rep(now, way, tid, &rep),
@@ -34,7 +34,15 @@ impl ConnectionManager {
         }
     }
 
-    fn on_req(&mut self, now: Time, (src, dst): (IpAddr, IpAddr), tid: u64, req: &Req<'_>) {
+    /// Takes a request. One for which there is no listener may wait for one.
+    pub(super) fn on_req(
+        &mut self,
+        now: Time,
+        (src, dst): (IpAddr, IpAddr),
+        tid: u64,
+        req: &Req<'_>,
+        may_wait: bool,
+    ) {
         if req.local == CommId(0) {
             return self.counters.malformed += 1;
         }
@@ -54,6 +62,8 @@ impl ConnectionManager {
             Ok((listener, peer, user)) => {
                 self.take_request(now, (src, dst), tid, req, (listener, peer, user));
             }
+            Err(RejReason::INVALID_SERVICE_ID)
+                if may_wait && self.wait_for_listener(now, (src, dst), tid, req) => {}
             Err(reason) => {
                 self.refuse((src, dst), tid, (CommId(0), req.local), Subject::Req, reason);
                 if let Some(id) = stale.filter(|_| reason == RejReason::STALE_CONNECTION) {

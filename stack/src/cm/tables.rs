@@ -25,6 +25,7 @@ pub(super) enum Timer {
     Conn(CommId),
     Query(QueryId),
     Ask(AskId),
+    Early(u64),
 }
 
 /// The address of a listener: a service, on one address or on all.
@@ -46,6 +47,21 @@ pub(super) struct Ask {
 pub(super) enum Stage {
     Waits(ListenerId),
     Answered(Box<MadBytes>),
+}
+
+/// Most requests that wait for a listener.
+pub(super) const EARLY_MAX: usize = 64;
+
+/// A request for a service that nobody listens for yet.
+#[derive(Debug)]
+pub(super) struct Early {
+    /// The peer's address, and ours.
+    pub(super) way: (IpAddr, IpAddr),
+    /// The peer's communication id.
+    pub(super) request: CommId,
+    pub(super) service: ServiceId,
+    pub(super) mad: Box<MadBytes>,
+    pub(super) due: Time,
 }
 
 /// The answer to questions for a service.

@@ -18,6 +18,7 @@ impl ConnectionManager {
                 Timer::Conn(id) => self.conn_timeout(now, id),
                 Timer::Query(id) => self.query_timeout(now, id),
                 Timer::Ask(id) => self.ask_timeout(id),
+                Timer::Early(id) => self.early_timeout(now, id),
             }
         }
     }

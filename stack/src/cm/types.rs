@@ -25,6 +25,10 @@ pub struct CmConfig {
     pub packet_lifetime: u8,
     /// How often a message is repeated, 0 to 15.
     pub max_retries: u8,
+    /// How long a request waits for a listener where there is none, before it is refused,
+    /// nanoseconds; 0 for not at all. A peer that knows of a program that is about to listen may be
+    /// faster than that program.
+    pub refusal_delay: u64,
     /// How long the program may take to decide, and the longest time that a peer may claim for its
     /// program: 4.096 µs · 2^code.
     pub service_timeout: u8,
@@ -41,6 +45,7 @@ impl Default for CmConfig {
             response_timeout: 16,
             packet_lifetime: 14,
             max_retries: 15,
+            refusal_delay: 0,
             // 69 s, as in Linux (CMA_CM_MRA_SETTING).
             service_timeout: 24,
         }
@@ -343,6 +348,8 @@ pub struct CmFootprint {
     pub by_ask: usize,
     /// Our questions for a datagram service.
     pub queries: usize,
+    /// Requests that wait for a listener.
+    pub early: usize,
     /// Deadlines.
     pub timers: usize,
     /// Datagrams that wait to be sent.

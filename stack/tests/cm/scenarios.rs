@@ -1,12 +1,14 @@
 //! Scenarios of a connection, by name.
 
-use rocinante_stack::cm::{Accept, CmError, CmEvent, Connect, ConnectionManager, Ended, QueryId};
+use rocinante_stack::cm::{
+    Accept, CmConfig, CmError, CmEvent, Connect, ConnectionManager, Ended, QueryId,
+};
 use rocinante_stack::types::{Mtu, Psn, Qpn, QueueKind};
 use rocinante_stack::wire::cm::{
     Announced, CmMessage, CommId, Lap, PortSpace, RejReason, ServiceId, SidrStatus,
 };
 
-use crate::net::{A, B, Net, SERVICE, address, ask, disconnected, released, side};
+use crate::net::{A, B, MS, Net, SERVICE, address, ask, config, disconnected, released, side};
 
 /// Milliseconds after which even a peer that never answers has been given up.
 pub(crate) const FOR_EVER: u64 = 200_000;
@@ -66,6 +68,66 @@ fn nobody_listens() {
     assert_eq!(rejection(&received[0]), RejReason::INVALID_SERVICE_ID);
     assert_eq!(received[1..], [released(a, 0x11)]);
     assert_eq!((net.take(B), net.sent()), (vec![], vec![(A, "REQ"), (B, "REJ")]));
+    net.assert_nothing_left();
+}
+
+#[test]
+fn a_request_waits_for_its_listener() {
+    let delay = 100 * MS;
+    let waits = |side| CmConfig { refusal_delay: delay, ..config(side) };
+    let mut net = Net::with(waits, 1);
+    let (a, other) = (net.connect(0x11), net.connect(0x12));
+    net.run(50);
+    assert_eq!((net.take(A), net.take(B), net.cm[B].footprint().early), (vec![], vec![], 2));
+    // A listener for another service changes nothing.
+    net.cm[B].listen(ServiceId::of_port(PortSpace::Tcp, 1), None, 4).unwrap();
+    net.run(10);
+    assert_eq!((net.take(B), net.cm[B].footprint().early), (vec![], 2));
+    let listener = net.listen(4);
+    net.run(1);
+    let asked = |event: &CmEvent| match event {
+        CmEvent::Request { listener: of, request, .. } if *of == listener => request.side.qpn,
+        other => panic!("{other:?}"),
+    };
+    let mut heard: Vec<_> = net.take(B).iter().map(asked).collect();
+    heard.sort_unstable();
+    assert_eq!(heard, [Qpn::new(0x11), Qpn::new(0x12)]);
+    assert_eq!((net.take(A), net.cm[B].footprint().early), (vec![], 0));
+    for conn in [a, other] {
+        let now = net.now;
+        net.cm[A].forget(now, conn);
+    }
+    net.run(1);
+    assert_eq!(net.cm[B].len(), 0);
+}
+
+#[test]
+fn a_request_without_a_listener_is_refused_late_and_once() {
+    let waits = |side| CmConfig { refusal_delay: 500 * MS, ..config(side) };
+    let mut net = Net::with(waits, 1);
+    net.connect(0x11);
+    // The peer repeats it meanwhile.
+    net.run(499);
+    assert_eq!((net.take(A), net.sent()), (vec![], vec![(A, "REQ"), (A, "REQ")]));
+    net.run(2);
+    assert_eq!(rejection(&net.take(A)[0]), RejReason::INVALID_SERVICE_ID);
+    assert_eq!(net.sent(), [(B, "REJ")]);
+    net.assert_nothing_left();
+}
+
+#[test]
+fn few_requests_wait_for_a_listener() {
+    let waits = |side| CmConfig { refusal_delay: 100 * MS, ..config(side) };
+    let mut net = Net::with(waits, 1);
+    for qpn in 0..100 {
+        net.connect(0x11 + qpn);
+    }
+    net.run(1);
+    assert_eq!(net.cm[B].footprint().early, 64);
+    let refused = net.take(A).iter().filter(|it| matches!(it, CmEvent::Rejected { .. })).count();
+    assert_eq!(refused, 36);
+    net.run(200);
+    net.take(A);
     net.assert_nothing_left();
 }
 

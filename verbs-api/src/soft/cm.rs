@@ -352,6 +352,10 @@ impl Device {
         self.claim((service, place.address), |shard| {
             let listener = shard.cm().listen(service, place.address, place.backlog)?;
             shard.post.listeners.insert(listener, owner);
+            // Requests may have waited for it.
+            let now = shard.now();
+            shard.cm().handle_timeout(now);
+            shard.serve_cm(now);
             Ok(listener)
         })
     }
@@ -552,6 +556,10 @@ impl Shard {
     }
 }
 
+/// Nanoseconds for which a request waits for its listener: 0.1 s. perftest and qperf tell their peer
+/// that they listen before they do, and end if it is refused.
+const REFUSAL_DELAY: u64 = 100_000_000;
+
 /// The configuration of a device's connection manager.
 pub(super) fn config(settings: &Settings, slot: Option<u8>) -> Result<CmConfig, VerbsError> {
     let mut words = [0; 3];
@@ -563,7 +571,15 @@ pub(super) fn config(settings: &Settings, slot: Option<u8>) -> Result<CmConfig, 
     let max_connections = settings.limits.max_qp as usize;
     let usual = CmConfig::default();
     let max_retries = settings.cm_retries.unwrap_or(usual.max_retries);
-    Ok(CmConfig { key: [first, second], slot, ca_guid, max_connections, max_retries, ..usual })
+    Ok(CmConfig {
+        key: [first, second],
+        slot,
+        ca_guid,
+        max_connections,
+        max_retries,
+        refusal_delay: REFUSAL_DELAY,
+        ..usual
+    })
 }
 
 #[cfg(test)]

@@ -1,0 +1,57 @@
+//! Requests that come before their listener. A program may tell its peer by a first connection that
+//! it listens for a second one now, and do so a moment later.
+
+use core::net::IpAddr;
+
+use super::ConnectionManager;
+use super::tables::{EARLY_MAX, Early, Timer};
+use crate::types::Time;
+use crate::wire::cm::{CmMessage, Req, ServiceId};
+
+impl ConnectionManager {
+    /// Keeps a request for a while. Returns whether it is kept.
+    pub(super) fn wait_for_listener(
+        &mut self,
+        now: Time,
+        way: (IpAddr, IpAddr),
+        tid: u64,
+        req: &Req<'_>,
+    ) -> bool {
+        if self.config.refusal_delay == 0 {
+            return false;
+        }
+        if self.early.values().any(|it| it.way == way && it.request == req.local) {
+            self.counters.duplicates += 1;
+            return true;
+        }
+        if self.early.len() >= EARLY_MAX {
+            return false;
+        }
+        let id = self.early.last_key_value().map_or(0, |(last, _)| last + 1);
+        let mad = Box::new(CmMessage::Req(*req).emit(tid));
+        let due = now.after(self.config.refusal_delay);
+        let early = Early { way, request: req.local, service: req.service, mad, due };
+        self.early.insert(id, early);
+        self.timers.insert((due, Timer::Early(id)));
+        true
+    }
+
+    /// Somebody listens for a service: those that wait for it are due.
+    pub(super) fn end_waits(&mut self, service: ServiceId) {
+        for (id, early) in &mut self.early {
+            if [early.service, early.service.listened()].contains(&service) {
+                self.timers.remove(&(early.due, Timer::Early(*id)));
+                early.due = Time(0);
+                self.timers.insert((early.due, Timer::Early(*id)));
+            }
+        }
+    }
+
+    /// Takes a request that has waited, or refuses it.
+    pub(super) fn early_timeout(&mut self, now: Time, id: u64) {
+        let Some(early) = self.early.remove(&id) else { return };
+        if let Ok((header, CmMessage::Req(req))) = CmMessage::parse(&early.mad[..]) {
+            self.on_req(now, early.way, header.tid, &req, false);
+        }
+    }
+}
