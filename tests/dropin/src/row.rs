@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rocinante_node::{ChildGuard, Container, LabConfig, LabError, Pair};
 
 use crate::install::Installation;
-use crate::table::{Row, Says, Shape};
+use crate::table::{self, Row, Says, Shape};
 use crate::{NOBODY, Outcome, in_words, programs};
 
 /// How long a program may take.
@@ -21,6 +21,14 @@ const LIMIT_LOSING: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The TCP port at which ping-pongs and perftest meet.
 const PORT: u16 = 18515;
+/// How long the client of a pair may take.
+const LIMIT_PAIR: Duration = Duration::from_secs(60);
+/// UDP port 4791 in /proc/net/udp.
+const ROCE: &str = ":12B7 ";
+/// An address and the state of a socket that listens to all, there.
+const LISTENS_TO_ALL: &str = " 00000000:0000 0A ";
+/// Debian's library that makes sockets of TCP those of rsockets.
+const RSOCKET: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so.1";
 /// The state of a socket that listens, in /proc/net/tcp (`TCP_LISTEN` of Linux).
 const LISTENS: &str = "0A";
 
@@ -42,6 +50,7 @@ pub fn run(row: Row, installed: &Installation) -> Outcome {
             Shape::Alone(words) => place.alone(words),
             Shape::Alike(script, words) => place.alike(script, words),
             Shape::Events => place.events(),
+            Shape::Pair { server, ends, client, says } => place.pair((server, ends), client, says),
             Shape::Between { always, times, says } => (1..=times).try_for_each(|time| {
                 let why = |why| if times > 1 { format!("round {time}: {why}") } else { why };
                 let first = place.between(always, says);
@@ -136,6 +145,38 @@ impl Place<'_> {
         }
     }
 
+    fn pair(&self, (server, ends): (&str, bool), client: &str, says: Says) -> Result<(), String> {
+        let mut server = self.start(1, self.script(server))?;
+        opens(&mut server)?;
+        let client = self.start(0, self.script(client))?;
+        let client = ended("the client", client, LIMIT_PAIR)?;
+        succeeded("the client", &client)?;
+        if ends {
+            succeeded("the server", &ended("the server", server, PATIENCE)?)?;
+        } else {
+            server.kill();
+        }
+        let said = String::from_utf8_lossy(&client.stdout);
+        let is_said = says == Says::Nothing || said.lines().any(|line| says.is(line));
+        if is_said { Ok(()) } else { Err("the client prints no result".to_owned()) }
+    }
+
+    /// A script of one of the sides of a pair.
+    fn script(&self, script: &str) -> Command {
+        let mut command = self.installed.run(self.row.netdev, ["sh", "-c", script]);
+        let [here, there] = [0, 1].map(|side| self.container(side).ipv4().to_string());
+        let [server, client] = table::ECHO;
+        command
+            .env("HERE", here)
+            .env("THERE", there)
+            .env("PROGRAM", self.row.program)
+            .env("MODE", self.row.mode)
+            .env("RSOCKET", RSOCKET)
+            .env("ECHO_SERVER", server)
+            .env("ECHO_CLIENT", client);
+        self.as_user(command)
+    }
+
     /// The command line of these words, as the user that the backend needs.
     fn command(&self, words: &[&str]) -> Command {
         let words = words.iter().flat_map(|words| words.split_whitespace());
@@ -168,8 +209,33 @@ impl Says {
                 words.len() > 3
                     && words.iter().all(|word| word.parse::<f64>().is_ok_and(f64::is_finite))
             }
+            Self::Word(word) => line.contains(word),
+            Self::Nothing => true,
         }
     }
+}
+
+/// Waits until a program has opened the device, and perhaps a moment more: a client asks again, and
+/// one that it refuses waits for its listener.
+fn opens(program: &mut ChildGuard) -> Result<(), String> {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if !matches!(program.try_wait(), Ok(None)) {
+            return Err("the server ended".to_owned());
+        }
+        let has = |table, word| {
+            let table = std::fs::read_to_string(format!("/proc/{}/net/{table}", program.id()));
+            table.is_ok_and(|table| table.contains(word))
+        };
+        // Some meet over TCP before they open it.
+        if has("udp", ROCE) || has("tcp", LISTENS_TO_ALL) {
+            std::thread::sleep(Duration::from_millis(200));
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    program.kill();
+    Err("the server opens no device".to_owned())
 }
 
 /// Waits until the program listens on [`PORT`].
