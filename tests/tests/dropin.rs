@@ -10,7 +10,7 @@ use rocinante_dropin::{kills, row, table};
 use rocinante_tests::{need, skip};
 
 /// Program, mode and backend of rows of the table.
-const CORE: [(&str, &str, &str); 17] = [
+const CORE: [(&str, &str, &str); 24] = [
     ("ibv_devices", "", "udp"),
     ("ibv_devinfo", "-v", "udp"),
     ("ibv_rc_pingpong", "-c", "udp"),
@@ -28,6 +28,13 @@ const CORE: [(&str, &str, &str); 17] = [
     ("ib_read_bw", "", "afxdp"),
     ("ib_atomic_bw", "", "udp"),
     ("ib_atomic_lat", "", "udp"),
+    ("rping", "-V", "udp"),
+    ("ucmatose", "-c 10 -C 10", "packet"),
+    ("udaddy", "-c 4", "udp"),
+    ("mckey", "", "packet"),
+    ("ib_write_bw", "-R", "udp"),
+    ("ib_send_lat", "-z", "udp"),
+    ("rcopy", "", "udp"),
 ];
 
 /// What cargo builds for the tests of the libraries lies beside this program.
@@ -45,8 +52,8 @@ fn is_there(program: &str) -> bool {
 
 #[test]
 fn programs_run_unmodified() {
-    if !is_there("ibv_rc_pingpong") || !is_there("ib_write_bw") {
-        skip!("no programs: apt install ibverbs-utils perftest");
+    if !["ibv_rc_pingpong", "ib_write_bw", "rping"].iter().all(|program| is_there(program)) {
+        skip!("no programs: apt install ibverbs-utils perftest rdmacm-utils");
     }
     let installed = match installed() {
         Ok(installed) => installed,

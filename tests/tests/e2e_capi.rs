@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rocinante_node::{Container, LabConfig, Pair};
 use rocinante_tests::running::{Done, Running};
-use rocinante_tests::{require_lab, require_program};
+use rocinante_tests::{require_lab, require_program, skip};
 
 const NOBODY: u32 = 65534;
 
@@ -68,6 +68,16 @@ impl Library {
             fs::copy(from.join(file), self.0.join(file)).unwrap();
         }
         format!("/usr/bin/python3 -B {}", self.0.join(name).display())
+    }
+
+    /// Compiles a C program with the system's headers and libraries.
+    fn compiled(&self, name: &str, libraries: &[&str]) -> String {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/capi").join(name);
+        let program = self.0.join(name).with_extension("");
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-Wall", "-Werror"]).arg(source).arg("-o").arg(&program).args(libraries);
+        assert!(cc.status().unwrap().success(), "{cc:?}");
+        program.display().to_string()
     }
 
     fn start(&self, at: &Container, line: &str) -> Running {
@@ -397,4 +407,43 @@ fn a_bare_file_system_is_enough() {
     let server = server.finish().succeeded();
     assert_eq!((&*client.err, &*server.err), ("", ""));
     assert!(client.out.contains("1000 iters in"), "{}", client.out);
+}
+
+/// librdmacm's own headers, which its programs are compiled with.
+fn has_librdmacm() -> bool {
+    Path::new("/usr/include/rdma/rdma_cma.h").exists()
+}
+
+/// Events, status codes, lengths of private data, ports, backlogs, signals: as the kernel has them.
+#[test]
+fn librdmacm_is_told_what_the_kernel_tells() {
+    require_lab!();
+    if !has_librdmacm() {
+        skip!("no librdmacm: apt install librdmacm-dev");
+    }
+    let (library, pair) = (Library::new(), pair());
+    let [a, b] = pair.containers();
+    let program = library.compiled("rdmacm.c", &["-lrdmacm", "-libverbs"]);
+    let done = library.run(a, &format!("{program} {}", a.ipv4())).succeeded();
+    assert!(done.out.ends_with("all as expected\n"), "{}", done.out);
+    // A program that ends has its connections ended, as a closed file has.
+    let mut watches = library.start(b, &format!("{program} {} watch", b.ipv4()));
+    watches.says("listens");
+    library.run(a, &format!("{program} {} leave", b.ipv4())).succeeded();
+    assert!(watches.finish().succeeded().out.ends_with("ended\n"));
+}
+
+#[test]
+fn commands_to_rdma_cm_that_make_no_sense_get_an_errno() {
+    require_lab!();
+    if !has_librdmacm() {
+        skip!("no header files: apt install librdmacm-dev");
+    }
+    let (library, pair) = (Library::new(), pair());
+    let [a, _] = pair.containers();
+    let program = library.compiled("ucma.c", &["-libverbs"]);
+    for seed in 1..=5 {
+        let done = library.run(a, &format!("{program} {} {seed}", a.ipv4())).succeeded();
+        assert_eq!(done.out, "all as expected\n", "seed {seed}");
+    }
 }

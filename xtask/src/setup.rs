@@ -15,6 +15,7 @@ const PERFTEST: Package = ("perftest", || is_installed("ib_write_bw"));
 const RDMA_CORE: Package = ("rdma-core", || Path::new("/usr/share/doc/rdma-core/tests").is_dir());
 const PYVERBS: Package =
     ("python3-pyverbs", || Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir());
+const RDMACM_UTILS: Package = ("rdmacm-utils", || is_installed("rping"));
 const NFTABLES: Package = ("nftables", || is_installed("nft"));
 
 /// The Debian packages that the demo uses.
@@ -32,6 +33,8 @@ pub(crate) const TESTS: &[Package] = &[
     PERFTEST,
     RDMA_CORE,
     PYVERBS,
+    RDMACM_UTILS,
+    ("librdmacm-dev", || Path::new("/usr/include/rdma/rdma_cma.h").exists()),
     // Counts instructions.
     ("valgrind", || is_installed("valgrind")),
     ("tshark", || is_installed("tshark")),
@@ -50,7 +53,7 @@ pub(crate) const DROPIN: &[Package] = &[
     RDMA_CORE,
     PYVERBS,
     ("git", || is_installed("git")),
-    ("rdmacm-utils", || is_installed("rping")),
+    RDMACM_UTILS,
     ("fio", || is_installed("fio")),
     ("libfabric-bin", || is_installed("fi_pingpong")),
     ("gcc", || is_installed("cc")),

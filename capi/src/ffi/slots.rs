@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 pub(super) struct Before {
     pub(super) name: &'static CStr,
     pub(super) ours: *const c_void,
-    /// What the loader had found.
-    pub(super) theirs: &'static AtomicPtr<c_void>,
 }
 
-/// Has each module that imports `mark` call ours. A module that is done already stays as it is.
+/// Has each module that imports `mark` call ours. A module that is done already stays as it is. What
+/// a slot held is of no use: before the first call that may be the loader's own code, which would
+/// write the slot anew.
 ///
 /// Calls that a module has begun meanwhile may still go to theirs.
 pub(super) fn stand_before(mark: &CStr, functions: &[Before]) {
@@ -163,11 +163,9 @@ impl Module {
     unsafe fn point(&self, slot: *const AtomicPtr<c_void>, before: &Before) {
         let ours = before.ours.cast_mut();
         // SAFETY: an aligned pointer in the module's data, which its code reads as one.
-        let theirs = unsafe { (*slot).load(Ordering::Relaxed) };
-        if theirs == ours {
+        if unsafe { (*slot).load(Ordering::Relaxed) } == ours {
             return;
         }
-        before.theirs.store(theirs, Ordering::Release);
         let page = rustix::param::page_size();
         let start = slot as usize & !(page - 1);
         let protected = (self.read_only.0..self.read_only.1).contains(&(slot as usize));

@@ -18,23 +18,18 @@ const FILE: &CStr = c"/dev/infiniband/rdma_cm";
 /// The kernel's file for its number, where the machine has the module.
 const NUMBER: &str = "/sys/class/misc/rdma_cm/dev";
 
-static OPEN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-static FSTAT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-static WRITE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-static CLOSE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-
 /// Stands before librdmacm's calls, wherever it is loaded.
 pub(super) fn watch() {
-    let before = |name, ours, theirs| Before { name, ours, theirs };
+    let before = |name, ours| Before { name, ours };
     slots::stand_before(
         MARK,
         &[
-            before(c"open", open as *const c_void, &OPEN),
-            before(c"open64", open as *const c_void, &OPEN),
-            before(c"fstat", fstat as *const c_void, &FSTAT),
-            before(c"fstat64", fstat as *const c_void, &FSTAT),
-            before(c"write", write as *const c_void, &WRITE),
-            before(c"close", close as *const c_void, &CLOSE),
+            before(c"open", open as *const c_void),
+            before(c"open64", open as *const c_void),
+            before(c"fstat", fstat as *const c_void),
+            before(c"fstat64", fstat as *const c_void),
+            before(c"write", write as *const c_void),
+            before(c"close", close as *const c_void),
         ],
     );
 }
@@ -73,9 +68,19 @@ fn end_at_exit() {
     });
 }
 
-/// The function that a slot had; `None` before [`watch`].
-fn theirs(of: &AtomicPtr<c_void>) -> Option<*mut c_void> {
-    Some(of.load(Ordering::Acquire)).filter(|found| !found.is_null())
+/// The function that librdmacm would have called: of another preloaded library, or libc's.
+macro_rules! theirs {
+    ($name:literal as $function:ty) => {{
+        static FOUND: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+        let mut found = FOUND.load(Ordering::Relaxed);
+        if found.is_null() {
+            // SAFETY: the name ends with a zero.
+            found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, $name.as_ptr()) };
+            FOUND.store(found, Ordering::Relaxed);
+        }
+        // SAFETY: the loader found a function of this name, and so of this type.
+        (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, $function>(found) })
+    }};
 }
 
 unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
@@ -87,23 +92,16 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_
         });
     }
     type Open = unsafe extern "C" fn(*const c_char, c_int, c_uint) -> c_int;
-    match theirs(&OPEN) {
-        // SAFETY: the loader found this function for the name, so it is of this type.
-        Some(open) => unsafe { std::mem::transmute::<*mut c_void, Open>(open)(path, flags, mode) },
-        // SAFETY: as the caller's.
-        None => unsafe { libc::open(path, flags, mode) },
+    match theirs!(c"open" as Open) {
+        // SAFETY: as the caller's call.
+        Some(open) => unsafe { open(path, flags, mode) },
+        None => missing(),
     }
 }
 
 unsafe extern "C" fn fstat(fd: c_int, into: *mut libc::stat) -> c_int {
-    type Fstat = unsafe extern "C" fn(c_int, *mut libc::stat) -> c_int;
-    // SAFETY: as in `open`.
-    let result = unsafe {
-        match theirs(&FSTAT) {
-            Some(fstat) => std::mem::transmute::<*mut c_void, Fstat>(fstat)(fd, into),
-            None => libc::fstat(fd, into),
-        }
-    };
+    // SAFETY: the caller's structure. A call by this library is nobody's business but libc's.
+    let result = unsafe { libc::fstat(fd, into) };
     if result == 0 && ucma().has(fd) {
         // SAFETY: the call above filled it.
         unsafe {
@@ -112,6 +110,12 @@ unsafe extern "C" fn fstat(fd: c_int, into: *mut libc::stat) -> c_int {
         }
     }
     result
+}
+
+/// There is no such function, which no program that runs lacks.
+fn missing() -> c_int {
+    set_errno(libc::ENOSYS);
+    -1
 }
 
 /// The number of the kernel's file, which librdmacm compares if it has learnt it.
@@ -127,11 +131,10 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
         return 0;
     }
     type Close = unsafe extern "C" fn(c_int) -> c_int;
-    match theirs(&CLOSE) {
-        // SAFETY: as in `open`.
-        Some(close) => unsafe { std::mem::transmute::<*mut c_void, Close>(close)(fd) },
-        // SAFETY: as the caller's.
-        None => unsafe { libc::close(fd) },
+    match theirs!(c"close" as Close) {
+        // SAFETY: as the caller's call.
+        Some(close) => unsafe { close(fd) },
+        None => missing(),
     }
 }
 
@@ -166,11 +169,10 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize
         });
     }
     type Write = unsafe extern "C" fn(c_int, *const c_void, usize) -> isize;
-    match theirs(&WRITE) {
-        // SAFETY: as in `open`.
-        Some(write) => unsafe { std::mem::transmute::<*mut c_void, Write>(write)(fd, bytes, len) },
-        // SAFETY: as the caller's.
-        None => unsafe { libc::write(fd, bytes, len) },
+    match theirs!(c"write" as Write) {
+        // SAFETY: as the caller's call.
+        Some(write) => unsafe { write(fd, bytes, len) },
+        None => isize::try_from(missing()).unwrap_or(-1),
     }
 }
 

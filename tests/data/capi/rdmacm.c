@@ -1,0 +1,459 @@
+// What librdmacm tells programs of connections, ids and ports over Rocinante's rdma_cm: both sides
+// in one process, at the address that is its argument. It prints a line for each test, and ends with
+// 1 at the first answer that is not as the kernel gives it.
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <rdma/rdma_cma.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#define CHECK(what)                                                                                \
+	do {                                                                                       \
+		if (!(what)) {                                                                     \
+			printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);                \
+			exit(1);                                                                   \
+		}                                                                                  \
+	} while (0)
+
+static const char *address;
+
+static struct sockaddr *at(const char *ip, int port)
+{
+	static struct sockaddr_in all[8];
+	static int next;
+	struct sockaddr_in *one = &all[next++ % 8];
+	memset(one, 0, sizeof *one);
+	one->sin_family = AF_INET;
+	one->sin_port = htons(port);
+	inet_pton(AF_INET, ip, &one->sin_addr);
+	return (struct sockaddr *)one;
+}
+
+static struct rdma_event_channel *channel(void)
+{
+	struct rdma_event_channel *it = rdma_create_event_channel();
+	CHECK(it);
+	return it;
+}
+
+static struct rdma_cm_id *id(struct rdma_event_channel *on, enum rdma_port_space space)
+{
+	struct rdma_cm_id *it;
+	CHECK(!rdma_create_id(on, &it, (void *)0x77, space));
+	return it;
+}
+
+// The next event, which is of this kind.
+static struct rdma_cm_event *event(struct rdma_event_channel *on, enum rdma_cm_event_type kind)
+{
+	struct rdma_cm_event *it;
+	CHECK(!rdma_get_cm_event(on, &it));
+	if (it->event != kind) {
+		printf("%s, status %d in place of %s\n", rdma_event_str(it->event), it->status,
+		       rdma_event_str(kind));
+		exit(1);
+	}
+	return it;
+}
+
+static int status_of(struct rdma_event_channel *on, enum rdma_cm_event_type kind)
+{
+	struct rdma_cm_event *it = event(on, kind);
+	int status = it->status;
+	CHECK(!rdma_ack_cm_event(it));
+	return status;
+}
+
+static int is_readable(struct rdma_event_channel *on, int milliseconds)
+{
+	struct pollfd one = { .fd = on->fd, .events = POLLIN };
+	return poll(&one, 1, milliseconds) == 1;
+}
+
+static struct rdma_cm_id *listener(struct rdma_event_channel *on, enum rdma_port_space space,
+				   int port, int backlog)
+{
+	struct rdma_cm_id *it = id(on, space);
+	CHECK(!rdma_bind_addr(it, at(address, port)));
+	CHECK(!rdma_listen(it, backlog));
+	return it;
+}
+
+static void queue_pair(struct rdma_cm_id *of)
+{
+	struct ibv_qp_init_attr attr = {
+		.qp_type = of->qp_type,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+	CHECK(!rdma_create_qp(of, NULL, &attr));
+}
+
+// An id that has found the way to the port.
+static struct rdma_cm_id *routed(struct rdma_event_channel *on, enum rdma_port_space space, int port)
+{
+	struct rdma_cm_id *it = id(on, space);
+	CHECK(!rdma_resolve_addr(it, NULL, at(address, port), 1000));
+	CHECK(status_of(on, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
+	CHECK(it->verbs && it->port_num == 1);
+	CHECK(!rdma_resolve_route(it, 1000));
+	CHECK(status_of(on, RDMA_CM_EVENT_ROUTE_RESOLVED) == 0);
+	queue_pair(it);
+	return it;
+}
+
+static void ask(struct rdma_cm_id *of, const char *private)
+{
+	struct rdma_conn_param param = {
+		.private_data = private,
+		.private_data_len = strlen(private),
+		.responder_resources = 3,
+		.initiator_depth = 2,
+		.retry_count = 5,
+		.rnr_retry_count = 6,
+	};
+	CHECK(!rdma_connect(of, &param));
+}
+
+static enum ibv_qp_state state(struct rdma_cm_id *of)
+{
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	CHECK(!ibv_query_qp(of->qp, &attr, IBV_QP_STATE, &init));
+	return attr.qp_state;
+}
+
+static void gone(struct rdma_cm_id *it)
+{
+	if (it->qp)
+		rdma_destroy_qp(it);
+	CHECK(!rdma_destroy_id(it));
+}
+
+struct both {
+	struct rdma_event_channel *here, *there;
+	struct rdma_cm_id *listener, *client, *server;
+};
+
+static struct both connected(int port)
+{
+	struct both it = { .here = channel(), .there = channel() };
+	it.listener = listener(it.there, RDMA_PS_TCP, port, 4);
+	it.client = routed(it.here, RDMA_PS_TCP, port);
+	ask(it.client, "hello");
+	struct rdma_cm_event *asked = event(it.there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(asked->listen_id == it.listener && asked->id->context == (void *)0x77);
+	struct rdma_conn_param *param = &asked->param.conn;
+	CHECK(param->private_data_len == 56 && !memcmp(param->private_data, "hello", 6));
+	// What one may begin the other serves.
+	CHECK(param->responder_resources == 2 && param->initiator_depth == 3);
+	CHECK(param->retry_count == 5 && param->rnr_retry_count == 6);
+	CHECK(param->qp_num == it.client->qp->qp_num);
+	it.server = asked->id;
+	CHECK(ntohs(rdma_get_src_port(it.server)) == port);
+	CHECK(rdma_get_dst_port(it.server) == rdma_get_src_port(it.client));
+	CHECK(!rdma_ack_cm_event(asked));
+	queue_pair(it.server);
+	struct rdma_conn_param answer = { .private_data = "welcome", .private_data_len = 7,
+					  .responder_resources = 1, .initiator_depth = 1,
+					  .rnr_retry_count = 7 };
+	CHECK(!rdma_accept(it.server, &answer));
+	struct rdma_cm_event *ours = event(it.here, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(ours->id == it.client && ours->param.conn.private_data_len == 196);
+	CHECK(!memcmp(ours->param.conn.private_data, "welcome", 8));
+	CHECK(ours->param.conn.qp_num == it.server->qp->qp_num);
+	CHECK(!rdma_ack_cm_event(ours));
+	CHECK(status_of(it.there, RDMA_CM_EVENT_ESTABLISHED) == 0);
+	CHECK(state(it.client) == IBV_QPS_RTS && state(it.server) == IBV_QPS_RTS);
+	return it;
+}
+
+static void over(struct both it)
+{
+	gone(it.client);
+	gone(it.server);
+	CHECK(!rdma_destroy_id(it.listener));
+	rdma_destroy_event_channel(it.here);
+	rdma_destroy_event_channel(it.there);
+}
+
+static void a_connection_ends_on_both_sides(void)
+{
+	struct both it = connected(5001);
+	CHECK(!rdma_disconnect(it.client));
+	CHECK(state(it.client) == IBV_QPS_ERR);
+	CHECK(status_of(it.there, RDMA_CM_EVENT_DISCONNECTED) == 0);
+	CHECK(status_of(it.here, RDMA_CM_EVENT_DISCONNECTED) == 0);
+	// The end of the connection is nothing to the other queue pair.
+	CHECK(state(it.server) == IBV_QPS_RTS);
+	CHECK(!rdma_disconnect(it.server) && state(it.server) == IBV_QPS_ERR);
+	CHECK(status_of(it.there, RDMA_CM_EVENT_TIMEWAIT_EXIT) == 0);
+	CHECK(status_of(it.here, RDMA_CM_EVENT_TIMEWAIT_EXIT) == 0);
+	CHECK(!is_readable(it.here, 0) && !is_readable(it.there, 0));
+	over(it);
+}
+
+static void ports_are_given_once(void)
+{
+	struct rdma_event_channel *on = channel();
+	struct rdma_cm_id *first = id(on, RDMA_PS_TCP), *second = id(on, RDMA_PS_TCP);
+	struct rdma_cm_id *datagrams = id(on, RDMA_PS_UDP), *any = id(on, RDMA_PS_TCP);
+	CHECK(!rdma_bind_addr(first, at(address, 5002)));
+	CHECK(first->verbs);
+	CHECK(rdma_bind_addr(second, at(address, 5002)) == -1 && errno == EADDRINUSE);
+	CHECK(rdma_bind_addr(second, at("0.0.0.0", 5002)) == -1 && errno == EADDRNOTAVAIL);
+	CHECK(rdma_bind_addr(second, at("10.254.254.254", 1)) == -1 && errno == EADDRNOTAVAIL);
+	CHECK(!rdma_bind_addr(datagrams, at(address, 5002)));
+	CHECK(!rdma_bind_addr(any, at("0.0.0.0", 0)) && !any->verbs);
+	CHECK(!rdma_bind_addr(second, at(address, 0)));
+	CHECK(rdma_get_src_port(any) && rdma_get_src_port(second) != rdma_get_src_port(any));
+	CHECK(rdma_bind_addr(second, at(address, 0)) == -1 && errno == EINVAL);
+	// Two that reuse an address may both have it, and one may listen.
+	struct rdma_cm_id *reusing[2];
+	int yes = 1;
+	for (int which = 0; which < 2; which++) {
+		reusing[which] = id(on, RDMA_PS_TCP);
+		CHECK(!rdma_set_option(reusing[which], RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR,
+				       &yes, sizeof yes));
+		CHECK(!rdma_bind_addr(reusing[which], at(address, 5003)));
+	}
+	CHECK(rdma_listen(reusing[0], 1) == -1 && errno == EADDRINUSE);
+	CHECK(!rdma_destroy_id(reusing[1]));
+	CHECK(!rdma_listen(reusing[0], 1));
+	CHECK(rdma_listen(reusing[0], 1) == -1 && errno == EINVAL);
+	struct rdma_cm_id *all[] = { first, second, datagrams, any, reusing[0] };
+	for (int which = 0; which < 5; which++)
+		CHECK(!rdma_destroy_id(all[which]));
+	// The port is free again.
+	first = id(on, RDMA_PS_TCP);
+	CHECK(!rdma_bind_addr(first, at(address, 5002)));
+	CHECK(!rdma_destroy_id(first));
+	rdma_destroy_event_channel(on);
+}
+
+static void who_is_not_there_or_refuses(void)
+{
+	struct rdma_event_channel *here = channel(), *there = channel();
+	struct rdma_cm_id *client = routed(here, RDMA_PS_TCP, 5004);
+	ask(client, "");
+	// Nobody listens.
+	CHECK(status_of(here, RDMA_CM_EVENT_REJECTED) == 8);
+	CHECK(state(client) == IBV_QPS_ERR);
+	gone(client);
+	struct rdma_cm_id *server = listener(there, RDMA_PS_TCP, 5004, 4);
+	client = routed(here, RDMA_PS_TCP, 5004);
+	ask(client, "please");
+	struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(!rdma_reject(asked->id, "no", 2));
+	struct rdma_cm_event *refused = event(here, RDMA_CM_EVENT_REJECTED);
+	CHECK(refused->status == 28 && refused->param.conn.private_data_len == 148);
+	CHECK(!memcmp(refused->param.conn.private_data, "no", 3));
+	CHECK(!rdma_ack_cm_event(refused));
+	struct rdma_cm_id *child = asked->id;
+	CHECK(!rdma_ack_cm_event(asked));
+	gone(child);
+	gone(client);
+	// The listener goes with a request that nobody has read.
+	client = routed(here, RDMA_PS_TCP, 5004);
+	ask(client, "please");
+	CHECK(is_readable(there, 5000));
+	CHECK(!rdma_destroy_id(server) && !is_readable(there, 0));
+	CHECK(status_of(here, RDMA_CM_EVENT_REJECTED) == 28);
+	gone(client);
+	// There is no way.
+	client = id(here, RDMA_PS_TCP);
+	CHECK(!rdma_resolve_addr(client, NULL, at("203.0.113.1", 1), 1000));
+	CHECK(status_of(here, RDMA_CM_EVENT_ADDR_ERROR) == -ENETUNREACH);
+	CHECK(!rdma_destroy_id(client));
+	rdma_destroy_event_channel(here);
+	rdma_destroy_event_channel(there);
+}
+
+static void a_backlog_is_of_unread_requests(void)
+{
+	struct rdma_event_channel *here = channel(), *there = channel();
+	struct rdma_cm_id *server = listener(there, RDMA_PS_TCP, 5005, 1);
+	struct rdma_cm_id *first = routed(here, RDMA_PS_TCP, 5005);
+	struct rdma_cm_id *second = routed(here, RDMA_PS_TCP, 5005);
+	ask(first, "1");
+	CHECK(is_readable(there, 5000));
+	ask(second, "2");
+	struct rdma_cm_event *refused = event(here, RDMA_CM_EVENT_REJECTED);
+	CHECK(refused->id == second);
+	CHECK(!rdma_ack_cm_event(refused));
+	struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *child = asked->id;
+	CHECK(!rdma_ack_cm_event(asked));
+	gone(second);
+	// Read is not answered, and there is room again.
+	second = routed(here, RDMA_PS_TCP, 5005);
+	ask(second, "2");
+	asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(!memcmp(asked->param.conn.private_data, "2", 2));
+	struct rdma_cm_id *other = asked->id;
+	CHECK(!rdma_ack_cm_event(asked));
+	gone(child);
+	gone(other);
+	CHECK(status_of(here, RDMA_CM_EVENT_REJECTED) == 28);
+	CHECK(status_of(here, RDMA_CM_EVENT_REJECTED) == 28);
+	gone(first);
+	gone(second);
+	gone(server);
+	rdma_destroy_event_channel(here);
+	rdma_destroy_event_channel(there);
+}
+
+static void nothing(int signal)
+{
+	(void)signal;
+}
+
+static void waiting_ends_as_a_read_does(void)
+{
+	struct rdma_event_channel *on = channel();
+	struct rdma_cm_event *none;
+	CHECK(fcntl(on->fd, F_SETFL, fcntl(on->fd, F_GETFL) | O_NONBLOCK) == 0);
+	CHECK(rdma_get_cm_event(on, &none) == -1 && errno == EAGAIN);
+	CHECK(fcntl(on->fd, F_SETFL, fcntl(on->fd, F_GETFL) & ~O_NONBLOCK) == 0);
+	struct sigaction action = { .sa_handler = nothing };
+	struct itimerval timer = { .it_value = { .tv_usec = 50000 } };
+	CHECK(!sigaction(SIGALRM, &action, NULL) && !setitimer(ITIMER_REAL, &timer, NULL));
+	CHECK(rdma_get_cm_event(on, &none) == -1 && errno == EINTR);
+	CHECK(!is_readable(on, 0));
+	rdma_destroy_event_channel(on);
+}
+
+static void events_move_with_their_id(void)
+{
+	struct rdma_event_channel *from = channel(), *to = channel();
+	struct rdma_cm_id *mover = id(from, RDMA_PS_TCP), *stayer = id(from, RDMA_PS_TCP);
+	CHECK(!rdma_resolve_addr(mover, NULL, at(address, 1), 1000));
+	CHECK(!rdma_resolve_addr(stayer, NULL, at(address, 2), 1000));
+	CHECK(!rdma_migrate_id(mover, to));
+	CHECK(is_readable(from, 0) && is_readable(to, 0));
+	struct rdma_cm_event *moved = event(to, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(moved->id == mover && !rdma_ack_cm_event(moved) && !is_readable(to, 0));
+	struct rdma_cm_event *stayed = event(from, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(stayed->id == stayer && !rdma_ack_cm_event(stayed) && !is_readable(from, 0));
+	gone(mover);
+	gone(stayer);
+	rdma_destroy_event_channel(from);
+	rdma_destroy_event_channel(to);
+}
+
+static void a_closed_channel_ends_its_connections(void)
+{
+	struct both it = connected(5006), other = connected(5007);
+	close(it.here->fd);
+	// Not librdmacm's own call: nobody notices. Its call is.
+	rdma_destroy_event_channel(it.here);
+	CHECK(!is_readable(other.there, 200));
+	rdma_destroy_event_channel(other.here);
+	CHECK(status_of(other.there, RDMA_CM_EVENT_DISCONNECTED) == 0);
+	gone(other.server);
+	gone(other.listener);
+	rdma_destroy_event_channel(other.there);
+}
+
+static void a_datagram_service_is_found(void)
+{
+	struct rdma_event_channel *here = channel(), *there = channel();
+	struct rdma_cm_id *server = listener(there, RDMA_PS_UDP, 5008, 4);
+	struct rdma_cm_id *client = routed(here, RDMA_PS_UDP, 5008);
+	ask(client, "where");
+	struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(asked->param.ud.private_data_len == 180);
+	CHECK(!memcmp(asked->param.ud.private_data, "where", 6));
+	struct rdma_cm_id *child = asked->id;
+	CHECK(!rdma_ack_cm_event(asked));
+	queue_pair(child);
+	struct rdma_conn_param answer = { .private_data = "here", .private_data_len = 4,
+					  .qp_num = child->qp->qp_num };
+	CHECK(!rdma_accept(child, &answer));
+	struct rdma_cm_event *found = event(here, RDMA_CM_EVENT_ESTABLISHED);
+	struct rdma_ud_param *param = &found->param.ud;
+	CHECK(param->qp_num == child->qp->qp_num && param->qkey == RDMA_UDP_QKEY);
+	CHECK(param->private_data_len == 136 && !memcmp(param->private_data, "here", 5));
+	CHECK(param->ah_attr.is_global && param->ah_attr.port_num == 1);
+	struct ibv_ah *ah = ibv_create_ah(client->pd, &param->ah_attr);
+	CHECK(ah && !ibv_destroy_ah(ah));
+	CHECK(!rdma_ack_cm_event(found));
+	gone(client);
+	// Nobody is at another port.
+	client = routed(here, RDMA_PS_UDP, 5009);
+	ask(client, "");
+	CHECK(status_of(here, RDMA_CM_EVENT_UNREACHABLE) != 0);
+	gone(client);
+	gone(child);
+	gone(server);
+	rdma_destroy_event_channel(here);
+	rdma_destroy_event_channel(there);
+}
+
+// Listens, and waits for the end of the connection that comes.
+static void watch(void)
+{
+	struct rdma_event_channel *there = channel();
+	struct rdma_cm_id *server = listener(there, RDMA_PS_TCP, 5010, 1);
+	printf("listens\n");
+	struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *child = asked->id;
+	CHECK(!rdma_ack_cm_event(asked));
+	queue_pair(child);
+	struct rdma_conn_param answer = { .rnr_retry_count = 7 };
+	CHECK(!rdma_accept(child, &answer));
+	CHECK(status_of(there, RDMA_CM_EVENT_ESTABLISHED) == 0);
+	CHECK(is_readable(there, 3000));
+	CHECK(status_of(there, RDMA_CM_EVENT_DISCONNECTED) == 0);
+	gone(child);
+	gone(server);
+	rdma_destroy_event_channel(there);
+	printf("ended\n");
+}
+
+// Connects, and is gone.
+static void leave(void)
+{
+	struct rdma_event_channel *here = channel();
+	struct rdma_cm_id *client = routed(here, RDMA_PS_TCP, 5010);
+	ask(client, "");
+	CHECK(status_of(here, RDMA_CM_EVENT_ESTABLISHED) == 0);
+	exit(0);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void (*run)(void);
+	} tests[] = {
+		{ "a connection ends on both sides", a_connection_ends_on_both_sides },
+		{ "ports are given once", ports_are_given_once },
+		{ "who is not there, or refuses", who_is_not_there_or_refuses },
+		{ "a backlog is of unread requests", a_backlog_is_of_unread_requests },
+		{ "waiting ends as a read does", waiting_ends_as_a_read_does },
+		{ "events move with their id", events_move_with_their_id },
+		{ "a closed channel ends its connections", a_closed_channel_ends_its_connections },
+		{ "a datagram service is found", a_datagram_service_is_found },
+	};
+	if (argc < 2)
+		return 2;
+	address = argv[1];
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	if (argc == 3) {
+		strcmp(argv[2], "watch") ? leave() : watch();
+		return 0;
+	}
+	for (unsigned which = 0; which < sizeof tests / sizeof *tests; which++) {
+		printf("%s\n", tests[which].name);
+		tests[which].run();
+	}
+	printf("all as expected\n");
+	return 0;
+}
