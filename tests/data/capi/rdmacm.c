@@ -401,7 +401,7 @@ static void watch(void)
 {
 	struct rdma_event_channel *there = channel();
 	struct rdma_cm_id *server = listener(there, RDMA_PS_TCP, 5010, 1);
-	printf("listens\n");
+	fprintf(stderr, "listens\n");
 	struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
 	struct rdma_cm_id *child = asked->id;
 	CHECK(!rdma_ack_cm_event(asked));
