@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
 
 use rocinante::plain;
-use rocinante::verbs::{AhId, PeerPath};
+use rocinante::verbs::AhId;
 
 use super::border::{Outcome, minus, pointer, status};
 use super::context::{self, Shared, refused};
@@ -40,17 +40,8 @@ unsafe fn create(pd: *mut abi::Pd, attr: &abi::AhAttr) -> Outcome<*mut abi::Ah> 
     // SAFETY: the program's domain, and its context.
     let (domain, context) = unsafe { (Domain::of(pd)?, (*pd).context) };
     // SAFETY: as above.
-    let shared = unsafe { context::of(context)? };
-    shared.is_own()?;
-    let path = match attr.is_global {
-        // A way by LIDs, of which this port has the one that it says: 0. The kernel refuses it on
-        // RoCE, but librdmacm's datagram sockets make a handle of their own queue pair so.
-        0 if attr.dlid == 0 && attr.port_num == 1 => {
-            let own = shared.gids()?.into_iter().flatten().next();
-            PeerPath::new(own.ok_or(libc::EINVAL)?)
-        }
-        _ => convert::path(attr).ok_or(libc::EINVAL)?,
-    };
+    unsafe { context::of(context)? }.is_own()?;
+    let path = convert::path(attr).ok_or(libc::EINVAL)?;
     let ah = domain.pd()?.create_ah(&path).map_err(refused("ibv_create_ah"))?;
     let identity = domain.identity()?;
     domain.add_user();
