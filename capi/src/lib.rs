@@ -2,8 +2,8 @@
 //! unchanged.
 //!
 //! `abi` has the structures of `verbs.h`, `ffi` the functions. The rest is safe code: which devices
-//! there are, values from one side to the other, what is said of failures and at the exit, and `ucma`:
-//! the kernel's `rdma_cm` as librdmacm sees it.
+//! there are, values from one side to the other, what is said of failures and at the exit, and
+//! `ucma`: the kernel's `rdma_cm` as librdmacm sees it.
 
 mod abi;
 mod convert;

@@ -12,9 +12,9 @@ pub(super) struct Before {
     pub(super) ours: *const c_void,
 }
 
-/// Has each module that imports `mark` call ours. A module that is done already stays as it is. What
-/// a slot held is of no use: before the first call that may be the loader's own code, which would
-/// write the slot anew.
+/// Has each module that imports `mark` call ours. A module that is done already stays as it is.
+/// What a slot held is of no use: before the first call that may be the loader's own code, which
+/// would write the slot anew.
 ///
 /// Calls that a module has begun meanwhile may still go to theirs.
 pub(super) fn stand_before(mark: &CStr, functions: &[Before]) {

@@ -556,8 +556,8 @@ impl Shard {
     }
 }
 
-/// Nanoseconds for which a request waits for its listener: 0.1 s. perftest and qperf tell their peer
-/// that they listen before they do, and end if it is refused.
+/// Nanoseconds for which a request waits for its listener: 0.1 s. perftest and qperf tell their
+/// peer that they listen before they do, and end if it is refused.
 const REFUSAL_DELAY: u64 = 100_000_000;
 
 /// The configuration of a device's connection manager.
