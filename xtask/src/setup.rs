@@ -35,6 +35,8 @@ pub(crate) const TESTS: &[Package] = &[
     PYVERBS,
     RDMACM_UTILS,
     ("librdmacm-dev", || Path::new("/usr/include/rdma/rdma_cma.h").exists()),
+    // Containers.
+    ("podman", || is_installed("podman")),
     // Counts instructions.
     ("valgrind", || is_installed("valgrind")),
     ("tshark", || is_installed("tshark")),

@@ -9,9 +9,12 @@ use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 use yaml_rust2::{Yaml, YamlLoader};
 
-fn documents(name: &str) -> Vec<Yaml> {
-    let path = format!("{}/../docs/examples/{name}", env!("CARGO_MANIFEST_DIR"));
-    YamlLoader::load_from_str(&fs::read_to_string(path).unwrap()).unwrap()
+pub(super) fn path(name: &str) -> String {
+    format!("{}/../docs/examples/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+pub(super) fn documents(name: &str) -> Vec<Yaml> {
+    YamlLoader::load_from_str(&fs::read_to_string(path(name)).unwrap()).unwrap()
 }
 
 /// The last step of the workflow, as a runner runs it: `bash -e`.

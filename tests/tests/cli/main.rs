@@ -10,6 +10,7 @@ mod cm_bench;
 mod compare;
 mod compat;
 mod confined;
+mod container;
 mod datagrams;
 mod devices;
 mod ending;
