@@ -9,7 +9,8 @@
 //! - a listening socket with an abstract name (unix(7)), which *all* of them listen on: one that
 //!   comes later gets copies of the objects from whichever of them accepts ([`meeting`]);
 //! - a file in memory, in which a *lock* on a byte says that a slot is taken, or that a process
-//!   listens for a service ([`locks`]). The file's contents say how long slots rest;
+//!   listens for a service ([`locks`]). The file's contents say how long slots rest, and
+//!   what is to be done for a process that has gone ([`notes`]);
 //! - a *bag* of sockets ([`bag`]): a stream that is written and never read, only looked into. It
 //!   has the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket stays in
 //!   the group at its index when its process dies, and the next process on the slot takes it over;
@@ -25,6 +26,7 @@ mod host;
 mod locks;
 mod mail;
 mod meeting;
+mod notes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -40,6 +42,8 @@ use self::host::Host;
 use self::locks::Locks;
 pub(crate) use self::mail::Mail;
 use self::mail::Writer;
+pub use self::notes::NOTE_BYTES;
+use self::notes::Notes;
 
 use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
@@ -79,6 +83,8 @@ struct Shared {
     duty: Arc<AtomicBool>,
     /// Where this process listens: the kernel does not tell a process of its own locks.
     listens: Mutex<BTreeSet<u64>>,
+    /// What this process leaves here.
+    notes: Notes,
     /// By slot.
     writers: Mutex<BTreeMap<u8, Known>>,
 }
@@ -172,7 +178,8 @@ impl Slots {
         self.host.heard();
     }
 
-    /// Readable once this process has got a duty, until [`heard`](Self::heard).
+    /// Readable once this process has got a duty, or there may be something for
+    /// [`left`](Self::left), until [`heard`](Self::heard).
     pub(crate) fn news(&self) -> BorrowedFd<'_> {
         self.host.news()
     }
@@ -181,6 +188,47 @@ impl Slots {
     #[must_use]
     pub fn has_duty(&self, address: IpAddr) -> bool {
         self.at(address).is_ok_and(Shared::has_duty)
+    }
+
+    /// Keeps a note for the neighbours, under a key: what they do for this process once it has
+    /// gone, however it goes. They find as many as there is room for.
+    pub fn note(&self, address: IpAddr, key: u32, note: &[u8; NOTE_BYTES]) {
+        if let Ok(it) = self.at(address) {
+            it.notes.keep(&it.locks, self.first, key, note);
+        }
+    }
+
+    /// Drops the note with this key.
+    pub fn drop_note(&self, address: IpAddr, key: u32) {
+        if let Ok(it) = self.at(address) {
+            it.notes.drop(&it.locks, self.first, key);
+        }
+    }
+
+    /// The notes of neighbours that have gone, if this process has the duty: each is told once, and
+    /// with the address. Any process of the user may have written them.
+    #[must_use]
+    pub fn left(&self) -> Vec<(IpAddr, [u8; NOTE_BYTES])> {
+        let mut all = Vec::new();
+        if !self.host.has_to_look() {
+            return all;
+        }
+        let own = usize::from(self.first)..usize::from(self.first) + self.count;
+        for it in self.shared.iter().filter(|it| it.has_duty()) {
+            let Ok(_held) = it.locks.hold_at_once() else {
+                // Another process is just joining or leaving.
+                self.host.look_again();
+                continue;
+            };
+            let _ = notes::take_left(&it.locks, own.clone(), |note| all.push((it.address, note)));
+        }
+        all
+    }
+
+    /// Whether another process has a slot of an address.
+    #[must_use]
+    pub fn is_taken(&self, slot: u8, address: IpAddr) -> bool {
+        self.at(address).is_ok_and(|it| it.locks.is_taken(usize::from(slot)).unwrap_or(true))
     }
 
     /// Gives a datagram to the process that has a slot. Returns whether it has got it.
@@ -368,6 +416,7 @@ impl Shared {
             locks,
             duty: is_ours,
             listens: Mutex::default(),
+            notes: Notes::default(),
             writers: Mutex::default(),
         };
         Ok((it, duty))

@@ -201,6 +201,8 @@ counters! {
         timeouts,
         /// Connections that the peer had forgotten.
         stale,
+        /// Connections ended for devices that shared the address and are gone.
+        ended_for_others,
         /// Datagram services resolved for peers.
         sidr_answered,
     }

@@ -94,16 +94,23 @@ impl Duty {
     }
 
     /// Does what there is to do: `ready` says of each descriptor of
-    /// [`waits_for`](Self::waits_for) whether it is readable.
+    /// [`waits_for`](Self::waits_for) whether it is readable. Returns whether a process has gone
+    /// that this one has to do something for.
     ///
     /// # Errors
     /// No descriptor left.
-    pub(super) fn attend(&mut self, ready: &[bool]) -> io::Result<()> {
-        let Some((own, others)) = ready.split_first() else { return self.look() };
+    pub(super) fn attend(&mut self, ready: &[bool]) -> io::Result<bool> {
+        let follow = |duty: &mut Self| {
+            duty.look()?;
+            Ok(duty.is_ours.load(Ordering::Relaxed))
+        };
+        let Some((own, others)) = ready.split_first() else { return follow(self) };
         match &mut self.state {
             State::Ours { listener, watchers } => {
                 let mut is_over = others.iter();
+                let before = watchers.len();
                 watchers.retain(|_| !is_over.next().copied().unwrap_or(false));
+                let has_gone = watchers.len() < before;
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 for _ in 0..if *own { AT_ONCE } else { 0 } {
                     let watcher = match accept_with(&*listener, flags) {
@@ -116,10 +123,10 @@ impl Duty {
                         watchers.push(watcher);
                     }
                 }
-                Ok(())
+                Ok(has_gone)
             }
-            State::Theirs(_) if *own => self.look(),
-            State::Theirs(_) | State::Nobodys => Ok(()),
+            State::Theirs(_) if *own => follow(self),
+            State::Theirs(_) | State::Nobodys => Ok(false),
         }
     }
 }

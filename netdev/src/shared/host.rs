@@ -1,12 +1,12 @@
 //! The thread of a device that shares its addresses. It sleeps until another process joins, or one
-//! that has a duty ends.
+//! ends: the one that has a duty, or, if that is this process, any.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -19,12 +19,17 @@ use crate::fd::EventFd;
 /// How long the thread waits where no descriptor was left.
 const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// After an end, the first and the last pause between two searches for what was left. The kernel
+/// may close the connection of a process that dies before it removes its locks.
+const SEARCH_PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 
 /// The thread.
 #[derive(Debug)]
 pub(super) struct Host {
     stop: Arc<EventFd>,
     news: Arc<EventFd>,
+    /// Somebody has ended, and the port has not looked for what it left.
+    ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     process: u32,
 }
@@ -36,10 +41,13 @@ impl Host {
     /// No thread or no descriptor left.
     pub(super) fn start(places: Vec<(Arc<Objects>, Duty)>) -> io::Result<Self> {
         let (stop, news) = (Arc::new(EventFd::new()?), Arc::new(EventFd::new()?));
-        let mut work = Work { stop: stop.clone(), news: news.clone(), places };
+        let ended = Arc::new(AtomicBool::new(false));
+        let (stop_too, news_too) = (stop.clone(), news.clone());
+        let mut work =
+            Work { stop: stop_too, news: news_too, ended: ended.clone(), places, search: None };
         let thread = std::thread::Builder::new().name("roce-meet".into());
         let thread = thread.spawn(move || while work.step() {})?;
-        Ok(Self { stop, news, thread: Some(thread), process: std::process::id() })
+        Ok(Self { stop, news, ended, thread: Some(thread), process: std::process::id() })
     }
 
     /// Whether this is the process that started it, and no child of fork(2): that has not got the
@@ -48,13 +56,24 @@ impl Host {
         self.process == std::process::id()
     }
 
-    /// Readable once this process has got a duty, until [`heard`](Self::heard).
+    /// Readable once this process has got a duty, or has to look for what a process with another
+    /// slot left, until [`heard`](Self::heard).
     pub(super) fn news(&self) -> BorrowedFd<'_> {
         self.news.as_fd()
     }
 
     pub(super) fn heard(&self) {
         self.news.clear();
+    }
+
+    /// Whether to look for what a process has left, since the last call.
+    pub(super) fn has_to_look(&self) -> bool {
+        self.ended.swap(false, Ordering::Relaxed)
+    }
+
+    /// It could not look.
+    pub(super) fn look_again(&self) {
+        self.ended.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn stop(&mut self) {
@@ -68,6 +87,9 @@ impl Host {
 struct Work {
     stop: Arc<EventFd>,
     news: Arc<EventFd>,
+    ended: Arc<AtomicBool>,
+    /// When the port looks for what was left, and the pause after that.
+    search: Option<(Instant, Duration)>,
     places: Vec<(Arc<Objects>, Duty)>,
 }
 
@@ -76,7 +98,11 @@ impl Work {
     fn step(&mut self) -> bool {
         // What has not been done is tried again.
         let again = self.places.iter().any(|(_, duty)| duty.is_nobodys());
-        let Some(ready) = self.wait(again.then_some(PAUSE), true) else { return true };
+        let pause =
+            self.search.map(|(at, _)| timespec(at.saturating_duration_since(Instant::now())));
+        let Some(ready) = self.wait(pause.or_else(|| again.then_some(PAUSE)), true) else {
+            return true;
+        };
         let (stop, mut rest) = ready.split_first().expect("the first one");
         if *stop {
             return false;
@@ -89,13 +115,26 @@ impl Work {
             rest = behind;
             all_done &= !join || welcome(objects);
             let had = duty.is_ours.load(Ordering::Relaxed);
-            all_done &= duty.attend(of_duty).is_ok();
+            match duty.attend(of_duty) {
+                Ok(true) => self.search = Some((Instant::now(), SEARCH_PAUSES[0])),
+                Ok(false) => {}
+                Err(_) => all_done = false,
+            }
             if duty.is_ours.load(Ordering::Relaxed) && !had {
                 self.news.signal();
             }
         }
+        self.search();
         // What is still there would be told at once.
         all_done || self.wait(Some(PAUSE), false).is_none_or(|ready| !ready[0])
+    }
+
+    /// Has the port look for what was left, if it is time.
+    fn search(&mut self) {
+        let Some((_, pause)) = self.search.filter(|(at, _)| *at <= Instant::now()) else { return };
+        self.search = (pause <= SEARCH_PAUSES[1]).then(|| (Instant::now() + pause, pause * 4));
+        self.ended.store(true, Ordering::Relaxed);
+        self.news.signal();
     }
 
     /// Waits for the stop, and for `everything` besides; says what is ready.
@@ -116,4 +155,9 @@ impl Work {
             }
         }
     }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    let (seconds, nanoseconds) = (time.as_secs().min(1), time.subsec_nanos());
+    Timespec { tv_sec: seconds.cast_signed(), tv_nsec: nanoseconds.into() }
 }

@@ -11,9 +11,10 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::SLOTS_MAX;
+use super::{SLOTS_MAX, notes};
 use crate::fd;
 use crate::inherited;
 
@@ -29,8 +30,10 @@ const RECORD: u64 = 8;
 /// The record of a slot that a process has taken, and not left.
 const TAKEN: u64 = u64::MAX;
 
-/// The bytes of the file.
-pub(super) const FILE_BYTES: u64 = SLOTS_MAX as u64 * RECORD;
+/// Behind the records there are notes.
+pub(super) const NOTES_AT: u64 = SLOTS_MAX as u64 * RECORD;
+/// The bytes of the file. Pages that nobody writes to take no memory.
+pub(super) const FILE_BYTES: u64 = NOTES_AT + notes::BYTES;
 
 /// One process's locks.
 #[derive(Debug)]
@@ -93,7 +96,7 @@ impl Locks {
     /// another process has it. If that process has died, the slot rests from now on. Under the lock
     /// of all.
     pub(super) fn rests_until(&self, slot: usize, rest: Duration) -> io::Result<Option<u64>> {
-        if fd::find_lock(&self.file, slot as u64, 1)?.is_some() {
+        if self.is_taken(slot)? {
             return Ok(None);
         }
         if self.record(slot)? == TAKEN {
@@ -103,9 +106,15 @@ impl Locks {
         Ok(Some(if until <= now() { 0 } else { until }))
     }
 
+    /// Whether another process has a slot.
+    pub(super) fn is_taken(&self, slot: usize) -> io::Result<bool> {
+        Ok(fd::find_lock(&self.file, slot as u64, 1)?.is_some())
+    }
+
     /// Takes a slot that is free, under the lock of all.
     pub(super) fn take(&self, slot: usize) -> io::Result<()> {
         self.lock(slot as u64)?;
+        let _ = notes::clear(self, slot);
         self.set_record(slot, TAKEN)
     }
 
@@ -149,13 +158,34 @@ impl Locks {
 
     fn record(&self, slot: usize) -> io::Result<u64> {
         let mut bytes = [0; RECORD as usize];
-        self.file.read_exact_at(&mut bytes, slot as u64 * RECORD)?;
+        self.read(&mut bytes, slot as u64 * RECORD)?;
         Ok(u64::from_ne_bytes(bytes))
     }
 
     fn set_record(&self, slot: usize, record: u64) -> io::Result<()> {
-        self.file.write_all_at(&record.to_ne_bytes(), slot as u64 * RECORD)
+        self.write(&record.to_ne_bytes(), slot as u64 * RECORD)
     }
+
+    pub(super) fn read(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        self.file.read_exact_at(bytes, at)
+    }
+
+    /// Writes to the file.
+    ///
+    /// # Errors
+    /// It ends before, as one that an older version made; `EFBIG` beyond `ulimit -f`.
+    pub(super) fn write(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        // The kernel would end the program (SIGXFSZ of setrlimit(2)).
+        if file_bytes_max() < at + bytes.len() as u64 {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
+        self.file.write_all_at(bytes, at)
+    }
+}
+
+/// How long a file may be that this process writes.
+pub(super) fn file_bytes_max() -> u64 {
+    getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
 /// Nanoseconds since the machine started.

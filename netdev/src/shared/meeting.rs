@@ -17,7 +17,7 @@ use rustix::process::{Uid, geteuid};
 
 use super::bag::Bag;
 use super::duty::AT_ONCE;
-use super::locks::FILE_BYTES;
+use super::locks::{FILE_BYTES, NOTES_AT, file_bytes_max};
 use crate::inherited;
 use crate::rights;
 
@@ -135,7 +135,12 @@ fn found(name: &SocketAddrUnix) -> Result<Objects, Errno> {
     let listener = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     bind(&listener, name)?;
     let memory = memfd_create("rocinante", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&memory, FILE_BYTES)?;
+    // Beyond the limit it would be a signal that ends the program. Notes may have no room.
+    let bytes = FILE_BYTES.min(file_bytes_max());
+    if bytes < NOTES_AT {
+        return Err(Errno::FBIG);
+    }
+    ftruncate(&memory, bytes)?;
     fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     let bag = Bag::new().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::NOMEM))?;
     listen(&listener, BACKLOG)?;

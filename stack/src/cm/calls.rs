@@ -172,6 +172,7 @@ impl ConnectionManager {
         };
         it.mad = Some(Box::new(CmMessage::Rep(rep).emit(it.tid)));
         (it.state, it.mra, it.qpn, it.retries) = (State::RepSent, false, side.qpn, retries);
+        self.note(conn.0);
         self.send_stored(conn.0);
         self.set_deadline(conn.0, Some(now.after(interval)));
         Ok(())
@@ -211,6 +212,7 @@ impl ConnectionManager {
         let rtu = Rtu { local: it.local, remote: it.remote, private };
         it.mad = Some(Box::new(CmMessage::Rtu(rtu).emit(it.tid)));
         it.state = State::Established;
+        self.note(conn.0);
         self.counters.established += 1;
         self.send_stored(conn.0);
         self.set_deadline(conn.0, None);

@@ -19,7 +19,7 @@ impl ConnectionManager {
             early: self.early.len(),
             timers: self.timers.len(),
             datagrams: self.tx.len(),
-            events: self.events.len(),
+            events: self.events.len() + self.notes.len(),
         }
     }
 }

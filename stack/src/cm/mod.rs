@@ -21,6 +21,7 @@ mod calls;
 mod conn;
 mod early;
 mod footprint;
+mod notes;
 mod receive;
 mod sidr;
 mod tables;
@@ -31,6 +32,7 @@ use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use self::conn::{Conn, State};
+pub use self::notes::{Note, Noted};
 use self::tables::{Ask, Early, ListenAddress, Listener, Query, ServingQp, Timer};
 pub use self::types::{
     Accept, AskId, Asked, CmConfig, CmError, CmEvent, CmFootprint, ConnId, Connect, Ended,
@@ -69,6 +71,7 @@ pub struct ConnectionManager {
     timers: BTreeSet<(Time, Timer)>,
     tx: VecDeque<Transmit>,
     events: VecDeque<CmEvent>,
+    notes: VecDeque<Noted>,
     counters: CmCounters,
 }
 
@@ -100,6 +103,7 @@ impl ConnectionManager {
             timers: BTreeSet::new(),
             tx: VecDeque::new(),
             events: VecDeque::new(),
+            notes: VecDeque::new(),
             counters: CmCounters::default(),
         }
     }
@@ -255,7 +259,8 @@ impl ConnectionManager {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         conn.state = State::TimeWait;
         conn.mad = None;
-        let due = now.after(conn.timewait());
+        let (due, address) = (now.after(conn.timewait()), conn.addresses.0);
+        self.forget_note(address, id);
         self.set_deadline(id, Some(due));
     }
 
@@ -264,6 +269,7 @@ impl ConnectionManager {
         self.leave_backlog(id);
         self.set_deadline(id, None);
         let Some(conn) = self.conns.remove(&id) else { return };
+        self.forget_note(conn.addresses.0, id);
         let peer = conn.addresses.1;
         if self.by_request.get(&(peer, conn.remote)) == Some(&id) {
             self.by_request.remove(&(peer, conn.remote));

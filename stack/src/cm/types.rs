@@ -354,6 +354,6 @@ pub struct CmFootprint {
     pub timers: usize,
     /// Datagrams that wait to be sent.
     pub datagrams: usize,
-    /// Events that the caller has not polled yet.
+    /// Events and notes that the caller has not polled yet.
     pub events: usize,
 }

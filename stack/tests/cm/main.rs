@@ -3,6 +3,7 @@
 mod counts;
 mod datagrams;
 mod deaths;
+mod heirs;
 mod hostile;
 mod messages;
 mod net;

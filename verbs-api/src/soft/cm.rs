@@ -119,6 +119,7 @@ impl Shard {
     /// Delivers the connection manager's events, and sends its datagrams. The caller delivers the
     /// completions that result.
     pub(super) fn serve_cm(&mut self, now: Time) {
+        self.note_connections();
         // An answer leaves before the program sees the event that it answers: that event may be the
         // last that the program waits for.
         self.transmit_cm(now);

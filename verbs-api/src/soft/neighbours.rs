@@ -4,11 +4,13 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rocinante_netdev::{RxDatagram, Slots};
-use rocinante_stack::types::Qpn;
+use rocinante_netdev::{NOTE_BYTES, RxDatagram, Slots};
+use rocinante_stack::cm::{Note, Noted};
+use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::{Addressee, addressee};
 
 use super::others::dest_qpn;
+use super::shard::Shard;
 
 /// The neighbours of a shard.
 #[derive(Debug)]
@@ -46,7 +48,10 @@ impl Neighbours {
                 .or_else(|| self.listener(service.listened().0, datagram.dst)),
             _ => None,
         };
-        slot.is_some_and(|slot| self.hand_over_to(slot, datagram))
+        // What is for a process that has gone is answered here.
+        slot.is_some_and(|slot| {
+            self.slots.is_taken(slot, datagram.dst) && self.hand_over_to(slot, datagram)
+        })
     }
 
     /// The slot of the process that listens for a service, if that is not this one. Only the
@@ -64,4 +69,49 @@ impl Neighbours {
         self.handed_over += u64::from(taken);
         taken
     }
+
+    /// Writes down what neighbours have to do for this process once it has gone.
+    fn note(&self, noted: &Noted) {
+        match &noted.note {
+            Some(note) => self.slots.note(noted.address, noted.id.0, &note.to_bytes()),
+            None => self.slots.drop_note(noted.address, noted.id.0),
+        }
+    }
+
+    /// The connections of neighbours that have gone. No process lives on the slot of any: the notes
+    /// may be forged.
+    fn left(&self) -> Vec<(IpAddr, Note)> {
+        let read = |(address, bytes): (IpAddr, [u8; NOTE_BYTES])| {
+            let note = Note::from_bytes(&bytes)?;
+            let (slot, is_own) = (note.slot(), self.own.contains(&usize::from(note.slot())));
+            (!is_own && !self.slots.is_taken(slot, address)).then_some((address, note))
+        };
+        self.slots.left().into_iter().filter_map(read).collect()
+    }
 }
+
+impl Shard {
+    /// Writes down the connections that begin and end, before their peers are told of it.
+    pub(super) fn note_connections(&mut self) {
+        let Self { engine, neighbours: Some(neighbours), .. } = self else { return };
+        while let Some(noted) = engine.cm().and_then(|cm| cm.poll_note()) {
+            neighbours.note(&noted);
+        }
+    }
+
+    /// Ends the connections of neighbours that have gone.
+    pub(super) fn end_for_neighbours(&mut self, now: Time) {
+        let Self { engine, neighbours: Some(neighbours), .. } = self else { return };
+        let Some(cm) = engine.cm() else { return };
+        let left = neighbours.left();
+        if left.is_empty() {
+            return;
+        }
+        for (address, note) in left {
+            cm.end_for(now, address, &note);
+        }
+        self.serve_cm(now);
+    }
+}
+
+const _: () = assert!(NOTE_BYTES == Note::LEN, "a note has a place in the shared file");

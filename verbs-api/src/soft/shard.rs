@@ -482,6 +482,7 @@ impl Shard {
             // A port whose interface is gone has nothing left to do.
             .filter(|_| self.broken.is_none())
             .map(|pause| u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).max(PAUSE_MIN));
+        self.end_for_neighbours(now);
         let pause = pause.into_iter().chain(until_idle).min();
         self.chores_by = pause.map(|pause| now.after(pause));
         self.chores_at = now.after(pause.map_or(PAUSE_MAX, |pause| pause.min(PAUSE_MAX)));

@@ -1,0 +1,181 @@
+//! Notes on connections, for the devices that share the address: what they need to end a connection
+//! whose device has gone without a word. A peer that sends nothing would never notice.
+
+use core::net::{IpAddr, Ipv6Addr};
+
+use super::ConnectionManager;
+use super::conn::{Conn, State};
+use crate::ids::slot_of;
+use crate::types::{Qpn, Time};
+use crate::wire::cm::CommId;
+
+/// What a DREQ to the peer of a connection has to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Note {
+    peer: IpAddr,
+    local: CommId,
+    remote: CommId,
+    remote_qpn: Qpn,
+}
+
+/// A change of the notes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Noted {
+    /// The own address of the connection.
+    pub address: IpAddr,
+    /// Its communication id.
+    pub id: CommId,
+    /// The note; `None` if the connection is over.
+    pub note: Option<Note>,
+}
+
+impl Note {
+    /// The length of its bytes.
+    pub const LEN: usize = 28;
+
+    /// Its bytes. They are not all zero.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        let peer = match self.peer {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        bytes[..16].copy_from_slice(&peer.octets());
+        let words = [self.local.0, self.remote.0, self.remote_qpn.value()];
+        for (place, word) in bytes[16..].chunks_exact_mut(4).zip(words) {
+            place.copy_from_slice(&word.to_be_bytes());
+        }
+        bytes
+    }
+
+    /// The note with these bytes. Whoever wrote them is not trusted.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Option<Self> {
+        let (octets, rest) = bytes.split_first_chunk::<16>()?;
+        let word = |at: usize| {
+            rest.get(at..)
+                .and_then(|rest| rest.first_chunk())
+                .map_or(0, |it| u32::from_be_bytes(*it))
+        };
+        let ip = Ipv6Addr::from(*octets);
+        let peer = ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4);
+        let (local, remote, number) = (CommId(word(0)), CommId(word(4)), word(8));
+        let remote_qpn = Qpn::new(number);
+        let is_host = match peer {
+            IpAddr::V4(ip) => !ip.is_broadcast(),
+            IpAddr::V6(_) => true,
+        } && !peer.is_unspecified()
+            && !peer.is_multicast();
+        let is_queue_pair =
+            remote_qpn.value() == number && remote_qpn > Qpn::GSI && remote_qpn != Qpn::MULTICAST;
+        let has_ids = local != CommId(0) && remote != CommId(0);
+        (is_host && is_queue_pair && has_ids).then_some(Self { peer, local, remote, remote_qpn })
+    }
+
+    /// The slot of the device whose connection it is.
+    #[must_use]
+    pub fn slot(&self) -> u8 {
+        slot_of(self.local.0)
+    }
+}
+
+impl ConnectionManager {
+    /// The next change of the notes that this device leaves. Call after every other call, before
+    /// [`poll_transmit`](Self::poll_transmit): once the peer has a connection, there is a note.
+    pub fn poll_note(&mut self) -> Option<Noted> {
+        self.notes.pop_front()
+    }
+
+    /// Ends a connection of a device that had this address, too, and is gone: sends a DREQ until
+    /// the peer answers. No event tells of it. Without room for it the peer finds out by itself.
+    pub fn end_for(&mut self, now: Time, address: IpAddr, note: &Note) {
+        let &Note { peer, local, remote, remote_qpn } = note;
+        let is_own = self.config.slot.is_none_or(|slot| slot == note.slot());
+        // The other half is for this device's own.
+        let is_full = self.conns.len() >= self.config.max_connections / 2;
+        if is_own || is_full || address.is_ipv4() != peer.is_ipv4() {
+            return;
+        }
+        if self.conns.contains_key(&local) {
+            return;
+        }
+        let conn = Conn {
+            state: State::Established,
+            mra: false,
+            end_reported: true,
+            active: true,
+            addresses: (address, peer),
+            local,
+            remote,
+            tid: 0,
+            // No queue pair of this device: its release means nothing.
+            qpn: Qpn::default(),
+            remote_qpn,
+            remote_guid: 0,
+            listener: None,
+            mad: None,
+            retries: 0,
+            deadline: None,
+            ack_timeout: 0,
+            announces: false,
+        };
+        self.conns.insert(local, conn);
+        self.counters.ended_for_others += 1;
+        // For the one that follows if this device goes, too.
+        self.note(local);
+        self.begin_disconnect(now, local, &[]);
+    }
+
+    /// From now on the peer may have the connection.
+    pub(super) fn note(&mut self, id: CommId) {
+        let Some(conn) = self.conns.get(&id).filter(|_| self.config.slot.is_some()) else { return };
+        let (address, peer) = conn.addresses;
+        let note = Note { peer, local: id, remote: conn.remote, remote_qpn: conn.remote_qpn };
+        self.notes.push_back(Noted { address, id, note: Some(note) });
+    }
+
+    /// The peer has it no more.
+    pub(super) fn forget_note(&mut self, address: IpAddr, id: CommId) {
+        if self.config.slot.is_some() {
+            self.notes.push_back(Noted { address, id, note: None });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note(peer: &str) -> Note {
+        let peer = peer.parse().unwrap();
+        Note { peer, local: CommId(0x0700_0001), remote: CommId(9), remote_qpn: Qpn::new(0x3_0004) }
+    }
+
+    #[test]
+    fn a_note_is_its_bytes() {
+        for peer in ["10.0.0.2", "fd00::2", "127.0.0.1", "::1"] {
+            assert_eq!(Note::from_bytes(&note(peer).to_bytes()), Some(note(peer)));
+        }
+        assert_eq!(note("10.0.0.2").slot(), 7);
+    }
+
+    #[test]
+    fn notes_that_no_device_leaves_are_refused() {
+        let refused = |note: Note| assert_eq!(Note::from_bytes(&note.to_bytes()), None, "{note:?}");
+        for peer in ["0.0.0.0", "255.255.255.255", "224.0.0.1", "::", "ff02::1"] {
+            refused(note(peer));
+        }
+        let good = note("10.0.0.2");
+        refused(Note { local: CommId(0), ..good });
+        refused(Note { remote: CommId(0), ..good });
+        for number in [0, 1, 0xff_ffff] {
+            refused(Note { remote_qpn: Qpn::new(number), ..good });
+        }
+        let mut bytes = good.to_bytes();
+        bytes[24] = 1;
+        assert_eq!(Note::from_bytes(&bytes), None, "a number of more than 24 bits");
+        assert_eq!(Note::from_bytes(&[0; Note::LEN]), None);
+        assert_eq!(Note::from_bytes(&[0xff; Note::LEN]), None);
+    }
+}
