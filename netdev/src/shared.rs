@@ -124,7 +124,8 @@ impl Slots {
         let (shared, mut duties): (Vec<_>, Vec<_>) = joined.into_iter().unzip();
         let first = take_slots(&shared, &mut duties, iface, config, (count, selector))?;
         let objects = shared.iter().map(|it| it.objects.clone());
-        let host = Host::start(objects.zip(duties).collect())
+        let follows = first > 0 && shared.iter().any(Shared::has_duty);
+        let host = Host::start(objects.zip(duties).collect(), follows)
             .map_err(|e| failed("start a thread", e, ""))?;
         Ok(Self { first, count, shared, host })
     }

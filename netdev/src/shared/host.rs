@@ -36,15 +36,17 @@ pub(super) struct Host {
 
 impl Host {
     /// Starts it for the addresses of a device: what processes that join are given, and the duty.
+    /// With `follows`, this process has had a duty from the beginning, and was not the first.
     ///
     /// # Errors
     /// No thread or no descriptor left.
-    pub(super) fn start(places: Vec<(Arc<Objects>, Duty)>) -> io::Result<Self> {
+    pub(super) fn start(places: Vec<(Arc<Objects>, Duty)>, follows: bool) -> io::Result<Self> {
         let (stop, news) = (Arc::new(EventFd::new()?), Arc::new(EventFd::new()?));
         let ended = Arc::new(AtomicBool::new(false));
         let (stop_too, news_too) = (stop.clone(), news.clone());
+        let search = follows.then(|| (Instant::now(), SEARCH_PAUSES[0]));
         let mut work =
-            Work { stop: stop_too, news: news_too, ended: ended.clone(), places, search: None };
+            Work { stop: stop_too, news: news_too, ended: ended.clone(), places, search };
         let thread = std::thread::Builder::new().name("roce-meet".into());
         let thread = thread.spawn(move || while work.step() {})?;
         Ok(Self { stop, news, ended, thread: Some(thread), process: std::process::id() })
