@@ -74,6 +74,10 @@ pub(super) fn join(address: &str) -> Result<Objects, Refused> {
                 Ok(objects) => return Ok(objects),
                 // Another process is doing the same, or the last of the others is just ending.
                 Err(Errno::ADDRINUSE) => Errno::ADDRINUSE,
+                Err(Errno::FBIG) => {
+                    let hint = "raise the limit of file sizes (`ulimit -f`)".into();
+                    return Err(Refused { error: Errno::FBIG.into(), hint });
+                }
                 Err(error) => return Err(error.into()),
             },
             Err(Ask::Refused(refused)) => return Err(refused),

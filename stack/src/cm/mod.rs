@@ -256,20 +256,20 @@ impl ConnectionManager {
     /// The connection has ended; its queue pair may still get packets.
     fn enter_timewait(&mut self, now: Time, id: CommId) {
         self.leave_backlog(id);
+        self.forget_note(id);
         let Some(conn) = self.conns.get_mut(&id) else { return };
         conn.state = State::TimeWait;
         conn.mad = None;
-        let (due, address) = (now.after(conn.timewait()), conn.addresses.0);
-        self.forget_note(address, id);
+        let due = now.after(conn.timewait());
         self.set_deadline(id, Some(due));
     }
 
     /// Forgets a connection.
     fn remove(&mut self, id: CommId) {
         self.leave_backlog(id);
+        self.forget_note(id);
         self.set_deadline(id, None);
         let Some(conn) = self.conns.remove(&id) else { return };
-        self.forget_note(conn.addresses.0, id);
         let peer = conn.addresses.1;
         if self.by_request.get(&(peer, conn.remote)) == Some(&id) {
             self.by_request.remove(&(peer, conn.remote));

@@ -136,9 +136,9 @@ impl ConnectionManager {
     }
 
     /// The peer has it no more.
-    pub(super) fn forget_note(&mut self, address: IpAddr, id: CommId) {
-        if self.config.slot.is_some() {
-            self.notes.push_back(Noted { address, id, note: None });
+    pub(super) fn forget_note(&mut self, id: CommId) {
+        if let Some(conn) = self.conns.get(&id).filter(|_| self.config.slot.is_some()) {
+            self.notes.push_back(Noted { address: conn.addresses.0, id, note: None });
         }
     }
 }

@@ -179,6 +179,37 @@ fn a_process_that_is_stopped_holds_up_no_queue_pair() {
     first.finish().succeeded();
 }
 
+/// The file that processes share is written within `ulimit -f`, beyond which the kernel would end a
+/// program.
+#[test]
+fn the_limit_of_file_sizes_is_obeyed() {
+    require_lab!();
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [a, b] = [lab.container(0), lab.container(1)];
+    let limited = |container, blocks: u32, line: &str| {
+        let program = env!("CARGO_BIN_EXE_rocinante-under-test");
+        let mut sh = Command::new("sh");
+        sh.args(["-c", &format!("ulimit -f {blocks}; exec {program} {line}")]);
+        start_command(container, sh.env_remove("ROCINANTE_NETDEV"))
+    };
+    let line = format!("pingpong --cm --netdev udp --bind {}", b.ipv4());
+    // Of 512 bytes each.
+    limited(b, 1, &line).finish().failed(1, &["cannot share", "`ulimit -f`"]);
+    let mut server = limited(b, 100, &line);
+    server.says("waiting for a client");
+    let client = format!("pingpong --cm --netdev udp -n 50 -c {}", b.ipv4());
+    start(a, &client).finish().succeeded();
+    server.finish().succeeded();
+    // The second one has a note beyond its own limit, in a file that is as long as ever.
+    let mut first = serve(b, &format!("pingpong -p 18590 --netdev udp --bind {}", b.ipv4()));
+    let mut second = limited(b, 8, &line);
+    second.says("waiting for a client");
+    start(a, &client).finish().succeeded();
+    second.finish().succeeded();
+    first.child.signal(Signal::SIGTERM);
+    let _ = first.finish();
+}
+
 /// Requests come to the process that listens, whichever has QP1; and one listens at a time.
 #[test]
 fn each_listens_for_itself() {
