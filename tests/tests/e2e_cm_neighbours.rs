@@ -1,5 +1,5 @@
-//! Processes on one address are killed (`kill -9`) while their connections are idle. The peers learn
-//! of it at once, because a neighbour ends the connections; the neighbours' own go on.
+//! Processes on one address are killed (`kill -9`) while their connections are idle. The peers
+//! learn of it at once, because a neighbour ends the connections; the neighbours' own go on.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};

@@ -1,7 +1,7 @@
 //! Notes that a process leaves for its neighbours, in the file that all share: what they have to do
 //! for it once it has gone. Their meaning is the caller's.
 //!
-//! The file has a number for each slot, of the places that have been used, and behind it the places.
+//! The file has a number for each slot, of the places that have been used, and the places behind.
 //! Any process of the user can write anything there, so all that is read is bounded, and the caller
 //! judges the notes.
 
