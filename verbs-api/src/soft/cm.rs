@@ -119,7 +119,6 @@ impl Shard {
     /// Delivers the connection manager's events, and sends its datagrams. The caller delivers the
     /// completions that result.
     pub(super) fn serve_cm(&mut self, now: Time) {
-        self.note_connections();
         // An answer leaves before the program sees the event that it answers: that event may be the
         // last that the program waits for.
         self.transmit_cm(now);
@@ -130,6 +129,7 @@ impl Shard {
         }
         if any {
             self.write_mail();
+            self.note_connections();
             self.transmit_cm(now);
         }
     }
@@ -191,6 +191,7 @@ impl Shard {
         if self.engine.cm().is_none_or(|cm| !cm.wants_transmit()) {
             return;
         }
+        self.note_connections();
         while let Some(transmit) = self.engine.cm().and_then(ConnectionManager::poll_transmit) {
             let way = (transmit.local, transmit.remote);
             // Without a path to the peer the message is lost, as on any network; it is repeated if

@@ -91,7 +91,8 @@ impl Neighbours {
 }
 
 impl Shard {
-    /// Writes down the connections that begin and end, before their peers are told of it.
+    /// Writes down the connections that begin and end, before their peers are told of it: where
+    /// there is a change, there is a datagram or an event, too.
     pub(super) fn note_connections(&mut self) {
         let Self { engine, neighbours: Some(neighbours), .. } = self else { return };
         while let Some(noted) = engine.cm().and_then(|cm| cm.poll_note()) {
