@@ -16,7 +16,9 @@ use rocinante_stack::stats::CmCounters;
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus};
 
-use super::owner::{CmSink, Direct, Owner};
+use super::owner::Owner;
+#[cfg(feature = "internals")]
+use super::owner::{CmSink, Direct};
 use super::progress::Core;
 use super::shard::Shard;
 use super::sidr::Services;
@@ -389,6 +391,7 @@ impl Device {
 }
 
 /// The calls of the C ABI. Queue pairs stay as they are when their connections end.
+#[cfg(feature = "internals")]
 impl Device {
     pub(crate) fn cm_listen_to<S: CmSink + 'static>(
         &self,

@@ -2,6 +2,7 @@
 //! the kernel's `rdma_cm` at once.
 
 use std::fmt;
+#[cfg(feature = "internals")]
 use std::sync::Arc;
 
 use rocinante_stack::cm::{AskId, CmEvent, ConnId};
@@ -73,6 +74,7 @@ fn is_asked(event: &CmEvent, of: AskId) -> bool {
 }
 
 /// Takes events for the C ABI ([`crate::plain`]), which queues them where its program looks.
+#[cfg(feature = "internals")]
 pub trait CmSink: fmt::Debug + Send + Sync {
     /// Takes an event, while the device is locked. `false` for a request for which there is no
     /// room.
@@ -83,9 +85,11 @@ pub trait CmSink: fmt::Debug + Send + Sync {
 }
 
 /// A sink as an owner. A request that it took is the program's, so none is withdrawn.
+#[cfg(feature = "internals")]
 #[derive(Debug)]
 pub(super) struct Direct<S: ?Sized>(pub(super) Arc<S>);
 
+#[cfg(feature = "internals")]
 impl<S: CmSink + ?Sized> Owner for Direct<S> {
     fn put(&self, event: CmEvent) -> Option<Woken> {
         self.0.put(event).then(Woken::default)
