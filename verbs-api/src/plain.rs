@@ -103,6 +103,11 @@ impl Device {
         self.0.cm_listen_to(service, Place { address, port, backlog }, sink)
     }
 
+    /// Has requests wait for their listener for a moment.
+    pub fn delay_refusals(&self) {
+        self.0.cm_delay_refusals();
+    }
+
     pub fn unlisten(&self, listener: ListenerId, service: ServiceId) {
         let datagrams = service.takes_datagrams();
         let to = if datagrams { ListensTo::Datagrams } else { ListensTo::Connections };

@@ -57,6 +57,7 @@ impl Devices {
         });
         let context = context.map_err(|error| errno(&error))?;
         let device = plain::Device::of(&context).ok_or(libc::ENODEV)?;
+        device.delay_refusals();
         let opened = Arc::new(Opened { context, device, found: found.clone() });
         open.insert(found.name.clone(), opened.clone());
         Ok(opened)
