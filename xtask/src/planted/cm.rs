@@ -114,9 +114,9 @@ pub(super) const BUGS: &[Bug] = &[
         name: "any-address-first",
         what: "of two listeners the one on all addresses hears what came to the address of the other",
         file: "stack/src/cm/receive.rs",
-        right: "        let place = [(service, Some(dst)), (service, None)]
+        right: "        let places = [service, service.listened()].map(|it| [(it, Some(dst)), (it, None)]);
 ",
-        wrong: "        let place = [(service, None), (service, Some(dst))]
+        wrong: "        let places = [service, service.listened()].map(|it| [(it, None), (it, Some(dst))]);
 ",
         found_by: &[of("scenarios::a_listener_on_another_address_does_not_hear")],
     },
