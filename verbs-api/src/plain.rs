@@ -6,9 +6,10 @@
 
 #![allow(missing_docs)]
 
+use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -36,8 +37,8 @@ pub use crate::mr::Advice;
 use crate::provider::manager::{ListensTo, Manager, Place};
 use crate::provider::memory::Range;
 use crate::provider::wake;
+use crate::provider::wakers::Woken;
 use crate::soft;
-pub use crate::soft::CmSink;
 
 /// Sends the acknowledgements that wait for the program's next call, for a program that ends
 /// without running what `exit(3)` runs. No call may follow.
@@ -89,6 +90,53 @@ impl Device {
     }
 }
 
+/// Takes events of the connection manager as they come, while the device is locked: it queues them
+/// where its program looks, and calls nothing of the device.
+pub trait CmSink: fmt::Debug + Send + Sync {
+    /// Takes an event. `false` for a request for which there is no room.
+    fn put(&self, event: CmEvent) -> bool;
+
+    /// The interface is gone: no more events will come.
+    fn gone(&self);
+}
+
+/// A sink as an owner. A request that it took is the program's, so none is withdrawn.
+#[derive(Debug)]
+struct Direct<S>(Arc<S>);
+
+impl<S: CmSink + 'static> Direct<S> {
+    fn owner(sink: Arc<S>) -> Arc<dyn soft::Owner> {
+        Arc::new(Self(sink))
+    }
+}
+
+impl<S: CmSink> soft::Owner for Direct<S> {
+    fn put(&self, event: CmEvent) -> Option<Woken> {
+        self.0.put(event).then(Woken::default)
+    }
+
+    fn fail(&self, _: VerbsError) -> Woken {
+        self.0.gone();
+        Woken::default()
+    }
+
+    fn withdraw(&self, _: ConnId) {}
+
+    fn withdraw_ask(&self, _: AskId) {}
+
+    fn has_request(&self, _: ConnId) -> bool {
+        false
+    }
+
+    fn has_ask(&self, _: AskId) -> bool {
+        false
+    }
+
+    fn breaks(&self) -> bool {
+        false
+    }
+}
+
 /// The connection manager. Events come to a sink; a queue pair stays as it is when its connection
 /// ends.
 impl Device {
@@ -100,7 +148,7 @@ impl Device {
         sink: Arc<S>,
     ) -> Result<ListenerId, VerbsError> {
         let port = service.port().map_or(0, |(_, port)| port);
-        self.0.cm_listen_to(service, Place { address, port, backlog }, sink)
+        self.0.listen_into(service, Place { address, port, backlog }, Direct::owner(sink))
     }
 
     /// Has requests wait for their listener for a moment.
@@ -119,7 +167,7 @@ impl Device {
         ask: &Connect<'_>,
         sink: Arc<S>,
     ) -> Result<ConnId, VerbsError> {
-        self.0.cm_connect_to(ask, sink)
+        self.0.connect_into(ask, Direct::owner(sink))
     }
 
     pub fn accept<S: CmSink + 'static>(
@@ -128,7 +176,7 @@ impl Device {
         accept: &Accept<'_>,
         sink: Arc<S>,
     ) -> Result<(), VerbsError> {
-        self.0.cm_accept_to(conn, accept, sink)
+        self.0.accept_into(conn, accept, Direct::owner(sink))
     }
 
     pub fn establish(&self, conn: ConnId) -> Result<(), VerbsError> {
@@ -168,7 +216,7 @@ impl Device {
         private: &[u8],
         sink: Arc<S>,
     ) -> Result<QueryId, VerbsError> {
-        self.0.cm_resolve_to(way, service, private, sink)
+        self.0.resolve_into(way, service, private, Direct::owner(sink))
     }
 
     pub fn forget_query(&self, query: QueryId) {
@@ -188,7 +236,7 @@ impl Device {
 
 /// A descriptor that is readable while something is there.
 #[derive(Debug)]
-pub struct Bell(std::os::fd::OwnedFd);
+pub struct Bell(OwnedFd);
 
 impl Bell {
     pub fn new() -> io::Result<Self> {
@@ -205,7 +253,7 @@ impl Bell {
 
     #[must_use]
     pub fn as_fd(&self) -> BorrowedFd<'_> {
-        std::os::fd::AsFd::as_fd(&self.0)
+        self.0.as_fd()
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rocinante::plain::ServiceId;
 
-use super::devices::{self, negative, toward};
+use super::devices::{self, toward};
 use super::event::{Kind, Param};
 use super::id::{Held, Id, Phase, ToListener};
 use super::ports::Bound;
@@ -103,7 +103,7 @@ impl Command<'_> {
             }
             Err(errno) => {
                 held.peer = Some(peer);
-                id.tell(Kind::AddrError, negative(errno), Param::default());
+                id.tell(Kind::AddrError, -errno, Param::default());
             }
         }
         Ok(Answer::default())

@@ -1,7 +1,6 @@
 //! The devices of addresses.
 
 use std::collections::HashMap;
-use std::ffi::c_int;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
@@ -108,9 +107,4 @@ pub(super) fn toward(local: Option<SocketAddr>, peer: SocketAddr) -> Outcome<(Ip
     socket.connect(to).map_err(failed)?;
     let ends = (socket.local_addr().map_err(failed)?, socket.peer_addr().map_err(failed)?);
     Ok((ends.0.ip(), ends.1.ip()))
-}
-
-/// A negative errno, as events have it.
-pub(super) fn negative(errno: c_int) -> c_int {
-    -errno.abs()
 }

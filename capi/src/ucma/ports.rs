@@ -23,7 +23,7 @@ pub(super) struct Bound {
     pub(super) one_family: bool,
 }
 
-/// Who has which ports.
+/// The ids that have each port.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     bound: HashMap<(u16, u16), Vec<Bound>>,

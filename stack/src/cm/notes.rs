@@ -49,7 +49,7 @@ impl Note {
         bytes
     }
 
-    /// The note with these bytes. Whoever wrote them is not trusted.
+    /// The note with these bytes, which any process of the user may have written.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let (octets, rest) = bytes.split_first_chunk::<16>()?;

@@ -149,7 +149,7 @@ fn an_heir_leaves_what_it_has_not_finished() {
     assert!(noted(&mut net).iter().any(|noted| noted.note.is_none()), "then there is none");
 }
 
-/// Whoever wrote a note may have forged it.
+/// A note may be forged.
 #[test]
 fn a_forged_note_ends_no_connection_of_ones_own_and_takes_half_of_the_room_at_most() {
     let mut net = shared();

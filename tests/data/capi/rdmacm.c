@@ -14,13 +14,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#define CHECK(what)                                                                                \
-	do {                                                                                       \
-		if (!(what)) {                                                                     \
-			printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);                \
-			exit(1);                                                                   \
-		}                                                                                  \
-	} while (0)
+#include "check.h"
 
 static const char *address;
 

@@ -13,17 +13,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Who imports this is taken for librdmacm.
+// A module that imports this is taken for librdmacm.
 void ibv_copy_qp_attr_from_kern(struct ibv_qp_attr *, void *);
 const char *ibv_get_sysfs_path(void);
 
-#define CHECK(what)                                                                                \
-	do {                                                                                       \
-		if (!(what)) {                                                                     \
-			printf("line %d: %s (errno %d)\n", __LINE__, #what, errno);                \
-			exit(1);                                                                   \
-		}                                                                                  \
-	} while (0)
+#include "check.h"
 
 static uint64_t state;
 

@@ -273,40 +273,18 @@ const MANAGED_ELSEWHERE: [Managed; 11] = [
         "exec fi_pingpong -p verbs -e dgram -c $THERE",
         Says::Word("4k "),
     ),
-    (
-        "fio",
-        "verb=write",
-        FIO_SERVER,
-        true,
-        "V=write; exec fio --name=c --ioengine=rdma --hostname=$THERE --port=7590 --verb=$V \
-         --rw=write --bs=64k --size=20m --iodepth=8",
-        Says::Word("WRITE: bw="),
-    ),
-    (
-        "fio",
-        "verb=read",
-        FIO_SERVER,
-        true,
-        "V=read; exec fio --name=c --ioengine=rdma --hostname=$THERE --port=7590 --verb=$V \
-         --rw=write --bs=64k --size=20m --iodepth=8",
-        Says::Word("WRITE: bw="),
-    ),
-    (
-        "fio",
-        "verb=send",
-        FIO_RECEIVER,
-        true,
-        "V=send; exec fio --name=c --ioengine=rdma --hostname=$THERE --port=7590 --verb=$V \
-         --rw=write --bs=64k --size=20m --iodepth=8",
-        Says::Word("WRITE: bw="),
-    ),
+    ("fio", "verb=write", FIO_SERVER, true, FIO_CLIENT, Says::Word("WRITE: bw=")),
+    ("fio", "verb=read", FIO_SERVER, true, FIO_CLIENT, Says::Word("WRITE: bw=")),
+    ("fio", "verb=send", FIO_RECEIVER, true, FIO_CLIENT, Says::Word("WRITE: bw=")),
 ];
 
-/// The side whose memory is written and read.
+/// The side whose memory is written and read, the one that receives, and the other side of either.
 const FIO_SERVER: &str = "exec fio --name=s --ioengine=rdma --port=7590 --rw=read --bs=64k \
     --size=20m --iodepth=8";
 const FIO_RECEIVER: &str = "exec fio --name=s --ioengine=rdma --port=7590 --verb=recv --rw=read \
     --bs=64k --size=20m --iodepth=16";
+const FIO_CLIENT: &str = "exec fio --name=c --ioengine=rdma --hostname=$THERE --port=7590 --$MODE \
+    --rw=write --bs=64k --size=20m --iodepth=8";
 
 /// An echo over a socket, which librspreload makes one of rsockets: the server's Python, and the
 /// client's. Python itself makes sockets with `SOCK_CLOEXEC`, which librspreload leaves alone.

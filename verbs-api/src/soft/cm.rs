@@ -17,8 +17,6 @@ use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus};
 
 use super::owner::Owner;
-#[cfg(feature = "internals")]
-use super::owner::{CmSink, Direct};
 use super::progress::Core;
 use super::shard::Shard;
 use super::sidr::Services;
@@ -338,10 +336,10 @@ impl Device {
     }
 }
 
-/// The calls for either owner.
+/// The calls for an owner of either kind.
 impl Device {
     /// Listens for requests for a service.
-    fn listen_into(
+    pub(crate) fn listen_into(
         &self,
         service: ServiceId,
         place: Place,
@@ -364,7 +362,11 @@ impl Device {
         })
     }
 
-    fn connect_into(&self, ask: &Connect<'_>, owner: Arc<dyn Owner>) -> Result<ConnId, VerbsError> {
+    pub(crate) fn connect_into(
+        &self,
+        ask: &Connect<'_>,
+        owner: Arc<dyn Owner>,
+    ) -> Result<ConnId, VerbsError> {
         let mut shard = self.cm_core().hold();
         let now = shard.now();
         let conn = shard.cm().connect(now, ask)?;
@@ -374,7 +376,7 @@ impl Device {
         Ok(conn)
     }
 
-    fn accept_into(
+    pub(crate) fn accept_into(
         &self,
         conn: ConnId,
         accept: &Accept<'_>,
@@ -387,46 +389,6 @@ impl Device {
         self.keep(&mut shard, accept.side.qpn, Some(conn));
         shard.serve_cm(now);
         Ok(())
-    }
-}
-
-/// The calls of the C ABI. Queue pairs stay as they are when their connections end.
-#[cfg(feature = "internals")]
-impl Device {
-    pub(crate) fn cm_listen_to<S: CmSink + 'static>(
-        &self,
-        service: ServiceId,
-        place: Place,
-        sink: Arc<S>,
-    ) -> Result<ListenerId, VerbsError> {
-        self.listen_into(service, place, Arc::new(Direct(sink)))
-    }
-
-    pub(crate) fn cm_connect_to<S: CmSink + 'static>(
-        &self,
-        ask: &Connect<'_>,
-        sink: Arc<S>,
-    ) -> Result<ConnId, VerbsError> {
-        self.connect_into(ask, Arc::new(Direct(sink)))
-    }
-
-    pub(crate) fn cm_accept_to<S: CmSink + 'static>(
-        &self,
-        conn: ConnId,
-        accept: &Accept<'_>,
-        sink: Arc<S>,
-    ) -> Result<(), VerbsError> {
-        self.accept_into(conn, accept, Arc::new(Direct(sink)))
-    }
-
-    pub(crate) fn cm_resolve_to<S: CmSink + 'static>(
-        &self,
-        way: (IpAddr, IpAddr),
-        service: (ServiceId, u16),
-        private: &[u8],
-        sink: Arc<S>,
-    ) -> Result<QueryId, VerbsError> {
-        self.cm_resolve(way, service, private, Arc::new(Direct(sink)))
     }
 
     /// Has requests wait for their listener from now on, for 0.1 s: perftest and qperf tell their
@@ -543,7 +505,7 @@ impl Manager for Device {
         let source_port = 0x8000 | random()? as u16;
         let mailbox = Arc::new(Mailbox::default());
         let way = (local, peer.ip());
-        let query = self.cm_resolve(way, (service, source_port), private, mailbox.clone())?;
+        let query = self.resolve_into(way, (service, source_port), private, mailbox.clone())?;
         Ok((query, mailbox))
     }
 

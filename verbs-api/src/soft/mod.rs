@@ -54,8 +54,7 @@ pub(crate) use self::mr::{Change, Registration};
 pub(crate) use self::mw::Window;
 pub(crate) use self::opens::{Key, open};
 pub(crate) use self::others::SHARDS_MAX;
-#[cfg(feature = "internals")]
-pub use self::owner::CmSink;
+pub(crate) use self::owner::Owner;
 pub(crate) use self::qp::{Qp, QpInitAttr};
 pub(crate) use self::srq::Srq;
 use crate::model::error::VerbsError;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rocinante_netdev::{NOTE_BYTES, RxDatagram, Slots};
 use rocinante_stack::cm::{Note, Noted};
 use rocinante_stack::types::{Qpn, Time};
+use rocinante_stack::wire::cm::ServiceId;
 use rocinante_stack::{Addressee, addressee};
 
 use super::others::dest_qpn;
@@ -43,9 +44,11 @@ impl Neighbours {
     fn hand_over_mad(&mut self, datagram: &RxDatagram<'_>) -> bool {
         let slot = match addressee(datagram.payload) {
             Some(Addressee::Slot(slot)) if !self.own.contains(&usize::from(slot)) => Some(slot),
-            Some(Addressee::Service(service)) => self
-                .listener(service.0, datagram.dst)
-                .or_else(|| self.listener(service.listened().0, datagram.dst)),
+            Some(Addressee::Service(service)) => {
+                let other = Some(service.listened()).filter(|other| *other != service);
+                let find = |service: ServiceId| self.listener(service.0, datagram.dst);
+                find(service).or_else(|| find(other?))
+            }
             _ => None,
         };
         // What is for a process that has gone is answered here.

@@ -1,9 +1,7 @@
-//! Who gets the connection manager's events: a mailbox of the Rust API, or the C ABI's emulation of
-//! the kernel's `rdma_cm` at once.
+//! The owner of a connection gets the connection manager's events: a mailbox of the Rust API, or
+//! the C ABI's emulation of the kernel's `rdma_cm`.
 
 use std::fmt;
-#[cfg(feature = "internals")]
-use std::sync::Arc;
 
 use rocinante_stack::cm::{AskId, CmEvent, ConnId};
 
@@ -13,7 +11,7 @@ use crate::provider::wakers::Woken;
 
 /// Takes the events of a connection, a listener or a question. It is called while the device is
 /// locked, and so must not call the device.
-pub(super) trait Owner: fmt::Debug + Send + Sync {
+pub(crate) trait Owner: fmt::Debug + Send + Sync {
     /// Takes an event. Returns the tasks that wait for one; `None` for a request for which there is
     /// no room.
     fn put(&self, event: CmEvent) -> Option<Woken>;
@@ -71,48 +69,4 @@ impl Owner for Mailbox {
 
 fn is_asked(event: &CmEvent, of: AskId) -> bool {
     matches!(event, CmEvent::Asked { ask, .. } if *ask == of)
-}
-
-/// Takes events for the C ABI ([`crate::plain`]), which queues them where its program looks.
-#[cfg(feature = "internals")]
-pub trait CmSink: fmt::Debug + Send + Sync {
-    /// Takes an event, while the device is locked. `false` for a request for which there is no
-    /// room.
-    fn put(&self, event: CmEvent) -> bool;
-
-    /// The interface is gone: no more events will come.
-    fn gone(&self);
-}
-
-/// A sink as an owner. A request that it took is the program's, so none is withdrawn.
-#[cfg(feature = "internals")]
-#[derive(Debug)]
-pub(super) struct Direct<S: ?Sized>(pub(super) Arc<S>);
-
-#[cfg(feature = "internals")]
-impl<S: CmSink + ?Sized> Owner for Direct<S> {
-    fn put(&self, event: CmEvent) -> Option<Woken> {
-        self.0.put(event).then(Woken::default)
-    }
-
-    fn fail(&self, _: VerbsError) -> Woken {
-        self.0.gone();
-        Woken::default()
-    }
-
-    fn withdraw(&self, _: ConnId) {}
-
-    fn withdraw_ask(&self, _: AskId) {}
-
-    fn has_request(&self, _: ConnId) -> bool {
-        false
-    }
-
-    fn has_ask(&self, _: AskId) -> bool {
-        false
-    }
-
-    fn breaks(&self) -> bool {
-        false
-    }
 }

@@ -13,7 +13,7 @@ use super::shard::Shard;
 use crate::model::error::VerbsError;
 use crate::provider::manager::Place;
 
-/// Who gets the events of datagram services.
+/// The owners of datagram services and questions.
 #[derive(Debug, Default)]
 pub(super) struct Services {
     listeners: BTreeMap<ListenerId, Arc<dyn Owner>>,
@@ -81,7 +81,7 @@ impl Device {
         shard.serve_cm(now);
     }
 
-    pub(super) fn cm_resolve(
+    pub(crate) fn resolve_into(
         &self,
         way: (IpAddr, IpAddr),
         service: (ServiceId, u16),
