@@ -493,10 +493,19 @@ pub struct Cqe {
     /// The sender of a datagram. If present, the first 40 bytes of the receive hold the datagram's
     /// IP header (`IBV_WC_GRH`) and count in `byte_len`. An IPv4 header is in the last 20 of these
     /// bytes; the others are 0.
-    pub src_qp: Option<Qpn>,
+    pub sender: Option<Sender>,
     /// Whether an event for solicited completions is due: the sender asked for it, or it is an
     /// error.
     pub solicited: bool,
+}
+
+/// Where a datagram came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sender {
+    /// The queue pair that sent it.
+    pub qpn: Qpn,
+    /// Whether it came over IPv4. `false` also if the device does not say.
+    pub ipv4: bool,
 }
 
 /// An asynchronous event of a queue pair (`enum ibv_event_type`).

@@ -89,7 +89,7 @@ fn receive_group(end: &mut End, to: IpAddr) {
 fn received(end: &mut End) -> Vec<(Qpn, u64)> {
     let all = std::mem::take(&mut end.host.completions);
     assert!(all.iter().all(|cqe| cqe.status == WcStatus::Success));
-    assert!(all.iter().all(|cqe| cqe.src_qp == Some(Qpn::new(0x99))));
+    assert!(all.iter().all(|cqe| cqe.sender.is_some_and(|sender| sender.qpn == Qpn::new(0x99))));
     all.iter().map(|cqe| (cqe.qpn, cqe.wr_id)).collect()
 }
 

@@ -61,7 +61,7 @@ fn every_operation_at_every_mtu_and_no_word_from_the_receiver() {
             let received: Vec<_> = pair
                 .completions(1)
                 .iter()
-                .map(|c| (c.wr_id, c.status, c.opcode, c.byte_len, c.imm, c.src_qp))
+                .map(|c| (c.wr_id, c.status, c.opcode, c.byte_len, c.imm, c.sender))
                 .collect();
             let recv = |id, opcode, imm| (id, WcStatus::Success, opcode, len32, imm, None);
             let expected = [

@@ -8,8 +8,8 @@ use common::{BASE, End, PORT, QKEY, Setup, addr, pattern, sge, steps};
 use rocinante_stack::mem::{Access, PdId};
 use rocinante_stack::types::{Key, Mtu, Pkey, Psn, Qpn, Time};
 use rocinante_stack::verbs::{
-    AhId, Cqe, Destination, QpEvent, QpState, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode,
-    WcStatus,
+    AhId, Cqe, Destination, QpEvent, QpState, QpType, RecvWr, SendData, SendOp, SendWr, Sender,
+    WcOpcode, WcStatus,
 };
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::wire::{Bth, Deth, ICRC_LEN, Opcode, bth};
@@ -113,7 +113,7 @@ fn a_datagram_arrives_behind_its_ip_header_and_says_who_sent_it() {
             invalidated: None,
             qpn: b.qpn,
             context: 0,
-            src_qp: Some(a.qpn),
+            sender: Some(Sender { qpn: a.qpn, ipv4: true }),
             solicited: false,
         };
         assert_eq!(std::mem::take(&mut b.host.completions), [expected]);
@@ -145,6 +145,8 @@ fn over_ipv6_the_header_fills_the_area() {
     let datagram =
         Datagram { bytes: &packet, src, dst, src_port: PORT, ip_id, tos: 0x69, hop_limit };
     end.engine.handle_datagram(Time(1), &datagram, &mut end.host);
+    let sender = end.host.completions[0].sender;
+    assert_eq!(sender, Some(Sender { qpn: Qpn::new(0x99), ipv4: false }));
     assert_eq!(end.host.completed(), [(1, WcStatus::Success)]);
     let grh = grh(&end, 0);
     let len = (8 + packet.len() as u16).to_be_bytes();
@@ -250,7 +252,8 @@ fn anybody_may_send() {
             let packet = made(&end, addr(n), from(n.into()), &[n; 20]);
             receive(&mut end, addr(n), &packet);
             let cqe = end.host.completions.pop().expect("a datagram");
-            assert_eq!((cqe.wr_id, cqe.src_qp), (wr_id, Some(Qpn::new(n.into()))));
+            let sender = Sender { qpn: Qpn::new(n.into()), ipv4: true };
+            assert_eq!((cqe.wr_id, cqe.sender), (wr_id, Some(sender)));
             assert_eq!(end.host.arena[40..60], [n; 20]);
             assert_eq!(grh_addresses(&grh(&end, 0)), Some((addr(n), addr(1))));
         }

@@ -180,7 +180,7 @@ fn received(packet: &Packet<'_>, wr_id: u64, opcode: WcOpcode, byte_len: u32) ->
         byte_len,
         imm: packet.immediate(),
         invalidated: None,
-        src_qp: None,
+        sender: None,
         solicited: packet.bth().solicited,
     }
 }
@@ -195,7 +195,7 @@ pub(crate) fn fail(receives: &mut Receives<'_>, status: WcStatus) {
         byte_len: 0,
         imm: None,
         invalidated: None,
-        src_qp: None,
+        sender: None,
         solicited: true,
     });
 }

@@ -284,7 +284,7 @@ impl Core {
                 invalidated: received.invalidated,
                 qpn: self.qpn,
                 context: self.init.context,
-                src_qp: received.src_qp,
+                sender: received.sender,
                 solicited: received.solicited,
             },
         );
@@ -334,7 +334,7 @@ impl Core {
     fn cqe(&self, wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len: u32) -> Cqe {
         let solicited = status != WcStatus::Success;
         let (qpn, context) = (self.qpn, self.init.context);
-        let (imm, invalidated, src_qp) = (None, None, None);
-        Cqe { wr_id, status, opcode, byte_len, imm, invalidated, qpn, context, src_qp, solicited }
+        let (imm, invalidated, sender) = (None, None, None);
+        Cqe { wr_id, status, opcode, byte_len, imm, invalidated, qpn, context, sender, solicited }
     }
 }

@@ -3,8 +3,8 @@
 use super::post::{PostError, check_recv};
 use super::scatter::place;
 use crate::mem::{AccessError, Memory, PdId, Sge};
-use crate::types::{Key, Qpn};
-use crate::verbs::{RecvWr, WcOpcode, WcStatus};
+use crate::types::Key;
+use crate::verbs::{RecvWr, Sender, WcOpcode, WcStatus};
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Rwqe {
@@ -24,7 +24,7 @@ pub(crate) struct Received {
     /// The window that it invalidated.
     pub(crate) invalidated: Option<Key>,
     /// The sender of a datagram.
-    pub(crate) src_qp: Option<Qpn>,
+    pub(crate) sender: Option<Sender>,
     pub(crate) solicited: bool,
 }
 

@@ -10,7 +10,7 @@ use crate::ingress::{Datagram, IpId};
 use crate::mem::Memory;
 use crate::qp::rq::Received;
 use crate::shared::Shared;
-use crate::verbs::{Completions, WcOpcode, WcStatus};
+use crate::verbs::{Completions, Sender, WcOpcode, WcStatus};
 use crate::wire::Packet;
 use crate::wire::icrc::DF;
 
@@ -60,7 +60,7 @@ impl Qp {
             byte_len: len as u32,
             imm: packet.immediate(),
             invalidated: None,
-            src_qp: Some(deth.src_qpn),
+            sender: Some(Sender { qpn: deth.src_qpn, ipv4: datagram.src.is_ipv4() }),
             solicited: packet.bth().solicited,
         };
         receives.complete(received);

@@ -342,8 +342,8 @@ fn the_numbers_of_a_datagram_are_told_as_they_are() {
             let deth = [qkey.to_be_bytes(), src_qpn.to_be_bytes()].concat();
             let packet = solo.request(Op::UD_SEND_ONLY, 0xff_ffff, &[&deth, &[7; 8]]);
             solo.receive(&packet);
-            let told = solo.end.host.completions.first().and_then(|cqe| cqe.src_qp);
-            assert_eq!(told.map(|qpn| qpn.value()), is_right.then_some(src_qpn), "{qkey:#x}");
+            let told = solo.end.host.completions.first().and_then(|cqe| cqe.sender);
+            assert_eq!(told.map(|sender| sender.qpn.value()), is_right.then_some(src_qpn), "{qkey:#x}");
             assert_eq!(solo.end.engine.drops().qkey, u64::from(!is_right));
         }
     }

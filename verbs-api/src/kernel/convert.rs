@@ -9,7 +9,7 @@ use rocinante_stack::mem::{Access, MwType, Sge};
 use rocinante_stack::stats::Counters;
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
 use rocinante_stack::verbs::{
-    Cqe, Destination, QpEvent, QpState, QpType, RecvWr, SendData, SendOp, SendWr, WcOpcode,
+    Cqe, Destination, QpEvent, QpState, QpType, RecvWr, SendData, SendOp, SendWr, Sender, WcOpcode,
     WcStatus,
 };
 use rocinante_stack::{AltPath, Budget, PathMigState, PeerAddress, PeerKind, PostError, QpAttr};
@@ -538,8 +538,8 @@ pub(super) fn cqe(wc: &abi::Wc) -> Cqe {
         context: 0,
         // Soft-RoCE sets this flag on every receive. The queue knows whether its receives are
         // datagrams.
-        src_qp: (success && wc.opcode == WC_RECV && wc.wc_flags & abi::WC_GRH != 0)
-            .then(|| Qpn::new(wc.src_qp)),
+        sender: (success && wc.opcode == WC_RECV && wc.wc_flags & abi::WC_GRH != 0)
+            .then(|| Sender { qpn: Qpn::new(wc.src_qp), ipv4: false }),
         // The device does not report whether the sender requested an event.
         solicited: !success,
     }

@@ -112,7 +112,7 @@ impl Cq {
         let mut cqe = convert::cqe(wc);
         cqe.context = self.device.known.context_of(cqe.qpn);
         if !self.datagrams.load(Ordering::Relaxed) {
-            cqe.src_qp = None;
+            cqe.sender = None;
             // On Soft-RoCE this flag means an invalidated key. No checksum flag is in use here.
             if wc.wc_flags & ffi::abi::WC_IP_CSUM_OK != 0
                 && self.device.attr.vendor_id == RXE_VENDOR

@@ -64,8 +64,9 @@ impl Wc {
 
     #[inline]
     pub(crate) fn of(cqe: Cqe) -> Self {
-        let Cqe { wr_id, status, opcode, byte_len, imm, invalidated, qpn, context, src_qp, .. } =
+        let Cqe { wr_id, status, opcode, byte_len, imm, invalidated, qpn, context, sender, .. } =
             cqe;
+        let src_qp = sender.map(|sender| sender.qpn);
         Self { wr_id, status, opcode, byte_len, imm, invalidated, qpn, context, src_qp, peer: None }
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn cqe(solicited: bool) -> Cqe {
         invalidated: None,
         qpn: Qpn::default(),
         context: 0,
-        src_qp: None,
+        sender: None,
         solicited,
     }
 }

@@ -261,7 +261,7 @@ pub fn cqe(wr_id: u64) -> Cqe {
         invalidated: None,
         qpn: Qpn::default(),
         context: 0,
-        src_qp: None,
+        sender: None,
         solicited: false,
     }
 }

@@ -255,13 +255,13 @@ fn datagrams_in_the_librarys_form() {
         assert_eq!((out.opcode, out.imm_data, out.wr), (opcode, imm_data, ud));
     }
     let mut wc = abi::Wc::default();
-    assert_eq!(cqe(&wc).src_qp, None);
+    assert_eq!(cqe(&wc).sender, None);
     (wc.src_qp, wc.wc_flags, wc.opcode) = (0x99, abi::WC_GRH, 128);
-    assert_eq!(cqe(&wc).src_qp, Some(Qpn::new(0x99)));
+    assert_eq!(cqe(&wc).sender.map(|sender| sender.qpn), Some(Qpn::new(0x99)));
     // A failed receive, and a completion that is no receive.
     for (status, opcode) in [(5, 128), (0, 0)] {
         (wc.status, wc.opcode) = (status, opcode);
-        assert_eq!(cqe(&wc).src_qp, None);
+        assert_eq!(cqe(&wc).sender, None);
     }
 }
 
@@ -359,7 +359,7 @@ fn completions() {
         invalidated: None,
         qpn: Qpn::new(0x12_3456),
         context: 0,
-        src_qp: None,
+        sender: None,
         solicited: false,
     };
     assert_eq!(cqe(&wc), expected);
