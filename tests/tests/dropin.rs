@@ -10,7 +10,7 @@ use rocinante_dropin::{kills, row, table};
 use rocinante_tests::{need, skip};
 
 /// Program, mode and backend of rows of the table.
-const CORE: [(&str, &str, &str); 24] = [
+const CORE: [(&str, &str, &str); 27] = [
     ("ibv_devices", "", "udp"),
     ("ibv_devinfo", "-v", "udp"),
     ("ibv_rc_pingpong", "-c", "udp"),
@@ -35,6 +35,9 @@ const CORE: [(&str, &str, &str); 24] = [
     ("ib_write_bw", "-R", "udp"),
     ("ib_send_lat", "-z", "udp"),
     ("rcopy", "", "udp"),
+    ("ucx_perftest", "rc_v tag_lat", "udp"),
+    ("mpi.c", "-n 2, two containers", "udp"),
+    ("mpi.c", "-n 8", "udp"),
 ];
 
 /// What cargo builds for the tests of the libraries lies beside this program.
@@ -52,8 +55,12 @@ fn is_there(program: &str) -> bool {
 
 #[test]
 fn programs_run_unmodified() {
-    if !["ibv_rc_pingpong", "ib_write_bw", "rping"].iter().all(|program| is_there(program)) {
-        skip!("no programs: apt install ibverbs-utils perftest rdmacm-utils");
+    let programs = ["ibv_rc_pingpong", "ib_write_bw", "rping", "ucx_perftest", "mpirun", "mpicc"];
+    if !programs.iter().all(|program| is_there(program)) {
+        skip!(
+            "no programs: \
+             apt install ibverbs-utils perftest rdmacm-utils ucx-utils openmpi-bin libopenmpi-dev gcc"
+        );
     }
     let installed = match installed() {
         Ok(installed) => installed,

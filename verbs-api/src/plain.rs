@@ -22,8 +22,8 @@ pub use rocinante_stack::cm::{
 pub use rocinante_stack::grh_addresses;
 use rocinante_stack::mem::{Access, AccessError, MwType, Sge};
 use rocinante_stack::types::{Key, Qpn};
-pub use rocinante_stack::verbs::{Cqe, Sender};
 use rocinante_stack::verbs::{AhId, QpState, QpType, RecvWr, SendWr};
+pub use rocinante_stack::verbs::{Cqe, Sender};
 pub use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus, Transport};
 use rocinante_stack::{QpAttr, SrqAttr, SrqChange};
 

@@ -16,6 +16,9 @@ const RDMA_CORE: Package = ("rdma-core", || Path::new("/usr/share/doc/rdma-core/
 const PYVERBS: Package =
     ("python3-pyverbs", || Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir());
 const RDMACM_UTILS: Package = ("rdmacm-utils", || is_installed("rping"));
+const UCX: Package = ("ucx-utils", || is_installed("ucx_perftest"));
+const OPENMPI: Package = ("openmpi-bin", || is_installed("mpirun"));
+const OPENMPI_DEV: Package = ("libopenmpi-dev", || is_installed("mpicc"));
 const NFTABLES: Package = ("nftables", || is_installed("nft"));
 
 /// The Debian packages that the demo uses.
@@ -37,6 +40,10 @@ pub(crate) const TESTS: &[Package] = &[
     ("librdmacm-dev", || Path::new("/usr/include/rdma/rdma_cma.h").exists()),
     // Containers.
     ("podman", || is_installed("podman")),
+    // Programs for UCX and MPI.
+    UCX,
+    OPENMPI,
+    OPENMPI_DEV,
     // Counts instructions.
     ("valgrind", || is_installed("valgrind")),
     ("tshark", || is_installed("tshark")),
@@ -58,6 +65,12 @@ pub(crate) const DROPIN: &[Package] = &[
     RDMACM_UTILS,
     ("fio", || is_installed("fio")),
     ("libfabric-bin", || is_installed("fi_pingpong")),
+    UCX,
+    ("qperf", || is_installed("qperf")),
+    OPENMPI,
+    OPENMPI_DEV,
+    ("netpipe-openmpi", || is_installed("NPopenmpi")),
+    ("hpcc", || is_installed("hpcc")),
     ("gcc", || is_installed("cc")),
     ("libibverbs-dev", || Path::new("/usr/include/infiniband/verbs.h").exists()),
     ("libclang-dev", || is_installed("clang")),

@@ -343,7 +343,11 @@ fn the_numbers_of_a_datagram_are_told_as_they_are() {
             let packet = solo.request(Op::UD_SEND_ONLY, 0xff_ffff, &[&deth, &[7; 8]]);
             solo.receive(&packet);
             let told = solo.end.host.completions.first().and_then(|cqe| cqe.sender);
-            assert_eq!(told.map(|sender| sender.qpn.value()), is_right.then_some(src_qpn), "{qkey:#x}");
+            assert_eq!(
+                told.map(|sender| sender.qpn.value()),
+                is_right.then_some(src_qpn),
+                "{qkey:#x}"
+            );
             assert_eq!(solo.end.engine.drops().qkey, u64::from(!is_right));
         }
     }

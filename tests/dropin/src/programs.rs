@@ -10,6 +10,9 @@ use crate::table::Row;
 /// The runner of Python's own tests.
 pub(crate) const VERDICTS: &str = include_str!("../clients/verdicts.py");
 const CLIENT: &str = include_str!("../clients/client.c");
+const MPI: &str = include_str!("../clients/mpi.c");
+/// The input of hpcc: a small problem for two ranks.
+pub(crate) const HPCC: &str = include_str!("../clients/hpccinf.txt");
 const PYVERBS: &str = include_str!("../clients/rc_pyverbs.py");
 
 /// Crates whose examples are rows, at these versions. They find the distribution's libibverbs as
@@ -51,6 +54,18 @@ fn client(define: &str, installed: &Installation) -> Result<PathBuf, String> {
         cc.arg("-libverbs");
     }
     done(&mut cc, "apt install gcc libibverbs-dev")?;
+    Ok(program)
+}
+
+/// Compiles the program for MPI.
+pub(crate) fn mpi(installed: &Installation) -> Result<PathBuf, String> {
+    let source = installed.script("mpi.c", MPI)?;
+    let program = source.with_file_name("mpi");
+    if !program.exists() {
+        let mut cc = Command::new("mpicc");
+        cc.args(["-O1", "-Wall"]).arg(source).arg("-o").arg(&program);
+        done(&mut cc, "apt install libopenmpi-dev")?;
+    }
     Ok(program)
 }
 

@@ -27,6 +27,7 @@ const LIMIT_PAIR: Duration = Duration::from_secs(60);
 const ROCE: &str = ":12B7 ";
 /// An address and the state of a socket that listens to all, there.
 const LISTENS_TO_ALL: &str = " 00000000:0000 0A ";
+const LISTENS_TO_ALL_IPV6: &str = " 00000000000000000000000000000000:0000 0A ";
 /// Debian's library that makes sockets of TCP those of rsockets.
 const RSOCKET: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so.1";
 /// The state of a socket that listens, in /proc/net/tcp (`TCP_LISTEN` of Linux).
@@ -49,6 +50,7 @@ pub fn run(row: Row, installed: &Installation) -> Outcome {
         match row.shape {
             Shape::Alone(words) => place.alone(words),
             Shape::Alike(script, words) => place.alike(script, words),
+            Shape::Script(script, says) => place.here(script, says),
             Shape::Events => place.events(),
             Shape::Pair { server, ends, client, says } => place.pair((server, ends), client, says),
             Shape::Between { always, times, says } => (1..=times).try_for_each(|time| {
@@ -145,10 +147,16 @@ impl Place<'_> {
         }
     }
 
+    fn here(&self, script: &str, says: Says) -> Result<(), String> {
+        let output = ended("it", self.start(0, self.script(script)?)?, LIMIT_PAIR)?;
+        succeeded("it", &output)?;
+        is_said("it", &output, says)
+    }
+
     fn pair(&self, (server, ends): (&str, bool), client: &str, says: Says) -> Result<(), String> {
-        let mut server = self.start(1, self.script(server))?;
+        let mut server = self.start(1, self.script(server)?)?;
         opens(&mut server)?;
-        let client = self.start(0, self.script(client))?;
+        let client = self.start(0, self.script(client)?)?;
         let client = ended("the client", client, LIMIT_PAIR)?;
         succeeded("the client", &client)?;
         if ends {
@@ -156,17 +164,22 @@ impl Place<'_> {
         } else {
             server.kill();
         }
-        let said = String::from_utf8_lossy(&client.stdout);
-        let is_said = says == Says::Nothing || said.lines().any(|line| says.is(line));
-        if is_said { Ok(()) } else { Err("the client prints no result".to_owned()) }
+        is_said("the client", &client, says)
     }
 
     /// A script of one of the sides of a pair.
-    fn script(&self, script: &str) -> Command {
+    fn script(&self, script: &str) -> Result<Command, String> {
         let mut command = self.installed.run(self.row.netdev, ["sh", "-c", script]);
         let [here, there] = [0, 1].map(|side| self.container(side).ipv4().to_string());
         let [server, client] = table::ECHO;
+        let [serve, ask] = table::REMOTE;
+        if self.row.program == "mpi.c" {
+            command.env("MPI", programs::mpi(self.installed)?);
+        }
         command
+            .env("MPI_SERVE", serve)
+            .env("MPI_ASK", ask)
+            .env("HPCC", programs::HPCC)
             .env("HERE", here)
             .env("THERE", there)
             .env("PROGRAM", self.row.program)
@@ -174,7 +187,7 @@ impl Place<'_> {
             .env("RSOCKET", RSOCKET)
             .env("ECHO_SERVER", server)
             .env("ECHO_CLIENT", client);
-        self.as_user(command)
+        Ok(self.as_user(command))
     }
 
     /// The command line of these words, as the user that the backend needs.
@@ -215,6 +228,12 @@ impl Says {
     }
 }
 
+fn is_said(who: &str, output: &Output, says: Says) -> Result<(), String> {
+    let said = String::from_utf8_lossy(&output.stdout);
+    let is_said = says == Says::Nothing || said.lines().any(|line| says.is(line));
+    if is_said { Ok(()) } else { Err(format!("{who} prints no result")) }
+}
+
 /// Waits until a program has opened the device, and perhaps a moment more: a client asks again, and
 /// one that it refuses waits for its listener.
 fn opens(program: &mut ChildGuard) -> Result<(), String> {
@@ -228,7 +247,7 @@ fn opens(program: &mut ChildGuard) -> Result<(), String> {
             table.is_ok_and(|table| table.contains(word))
         };
         // Some meet over TCP before they open it.
-        if has("udp", ROCE) || has("tcp", LISTENS_TO_ALL) {
+        if has("udp", ROCE) || has("tcp", LISTENS_TO_ALL) || has("tcp6", LISTENS_TO_ALL_IPV6) {
             std::thread::sleep(Duration::from_millis(200));
             return Ok(());
         }

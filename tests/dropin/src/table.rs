@@ -1,5 +1,52 @@
 //! The rows: which programs run, in which modes, on which backends.
 
+/// UCX on the transport that is the mode's first word, and `$1` is the second.
+macro_rules! ucx {
+    () => {
+        "set -- $MODE; export UCX_NET_DEVICES=roce0:1 UCX_TLS=$1,self; shift; "
+    };
+}
+
+/// mpirun, whose ranks have UCX on our device and nothing else. They wait for each other without a
+/// processor of their own.
+macro_rules! mpi {
+    () => {
+        "export TMPDIR=$(mktemp -dp $XDG_RUNTIME_DIR); export HOME=$TMPDIR; cd $HOME; \
+         export UCX_TLS=rc_v,self UCX_NET_DEVICES=roce0:1; \
+         MPIRUN='mpirun --allow-run-as-root --oversubscribe --mca pml ucx --mca osc ucx \
+         --mca btl self --mca mpi_yield_when_idle 1 -x UCX_TLS -x UCX_NET_DEVICES'; "
+    };
+}
+
+/// The options of mpirun for every other rank in the other container, and what goes there in the
+/// place of ssh.
+macro_rules! away {
+    () => {
+        "echo 'shift; exec /usr/bin/python3 -c \"$MPI_ASK\" \"$*\"' > ask; \
+         AWAY=\"--leave-session-attached -H $HERE:4,$THERE:4 --map-by node \
+         --mca oob_tcp_if_include eth0\"; export OMPI_MCA_plm_rsh_agent=\"sh $PWD/ask\"; "
+    };
+}
+
+/// The other container: what `$MPI_ASK` asks for.
+const MPI_AWAY: &str = "export TMPDIR=$(mktemp -dp $XDG_RUNTIME_DIR); export HOME=$TMPDIR; \
+    exec /usr/bin/python3 -c \"$MPI_SERVE\"";
+
+/// Python in the place of sshd and ssh: a shell for the command that comes.
+pub(crate) const REMOTE: [&str; 2] = [
+    "
+import os, socket
+listener = socket.create_server(('', 7000))
+asked = listener.accept()[0].makefile().read()
+listener.close()
+os.execv('/bin/sh', ['sh', '-c', asked])
+",
+    "
+import os, socket, sys
+socket.create_connection((os.environ['THERE'], 7000)).sendall(sys.argv[1].encode())
+",
+];
+
 /// A program in a mode on a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row {
@@ -28,6 +75,8 @@ pub enum Shape {
     /// A script of sh(1) with and without `rocinante run`: it prints the same, these words among
     /// it, and ends in the same way.
     Alike(&'static str, &'static [&'static str]),
+    /// A script of sh(1) in one container, and what it prints.
+    Script(&'static str, Says),
     /// By itself, until the link goes down and up and an address comes: it prints each event.
     Events,
     /// A server and a client.
@@ -117,6 +166,7 @@ pub fn rows() -> Vec<Row> {
         rows.extend(on_all(program, &modes, "", 1, Says::Figures));
     }
     rows.extend(managed());
+    rows.extend(hpc());
     rows.extend(built());
     rows.extend(ordinary());
     rows
@@ -311,6 +361,94 @@ for _ in range(20):
 connection.close()
 print('alike')
 ",
+];
+
+/// UCX, what runs over it, and qperf. UCX may use our device only, and no shared memory; by `rc_v` it
+/// connects over datagrams and sends by RC, which `rc_verbs` alone cannot.
+fn hpc() -> Vec<Row> {
+    let mut rows = Vec::new();
+    let words = &["Device: roce0:1", "Transport: rc_verbs", "Transport: ud_verbs"];
+    let shape = Shape::Alone(words);
+    rows.push(Row { program: "ucx_info", mode: "-d", netdev: "udp", shape });
+    let on = |netdevs: &'static [&'static str], program, mode, shape| {
+        netdevs.iter().map(move |netdev| Row { program, mode, netdev, shape })
+    };
+    for mode in UCX_MODES {
+        let shape = Shape::Pair {
+            server: concat!(ucx!(), "exec ucx_perftest"),
+            ends: true,
+            client: concat!(ucx!(), "exec ucx_perftest $THERE -t $1 -s 4096 -n 1000 -w 50"),
+            says: Says::Word("Final:"),
+        };
+        rows.extend(on(&["udp", "packet"], "ucx_perftest", mode, shape));
+    }
+    for mode in ["rc_v -q", "ud_v -q"] {
+        let shape = Shape::Pair {
+            server: concat!(ucx!(), "exec io_demo $1 -d 65536"),
+            ends: false,
+            client: concat!(ucx!(), "exec io_demo $1 -d 65536 -i 2000 -o read,write $THERE 2>&1"),
+            says: Says::Word("Client exit with status 'OK'"),
+        };
+        rows.push(Row { program: "io_demo", mode, netdev: "udp", shape });
+    }
+    for mode in QPERF {
+        let server = "exec qperf";
+        let client = "exec qperf -cm1 -t 1 $THERE $MODE";
+        let shape = Shape::Pair { server, ends: false, client, says: Says::Word(" = ") };
+        rows.push(Row { program: "qperf", mode, netdev: "udp", shape });
+    }
+    let bytes = Says::Word("every byte as it was sent");
+    for mode in ["-n 2", "-n 8"] {
+        let shape = Shape::Script(concat!(mpi!(), "exec $MPIRUN $MODE $MPI"), bytes);
+        rows.extend(on(&["udp", "packet"], "mpi.c", mode, shape));
+    }
+    let between = |client, says| Shape::Pair { server: MPI_AWAY, ends: true, client, says };
+    for mode in ["-n 2, two containers", "-n 8, two containers"] {
+        let client = concat!(mpi!(), away!(), "exec $MPIRUN $AWAY ${MODE%,*} $MPI");
+        rows.extend(on(&["udp", "packet"], "mpi.c", mode, between(client, bytes)));
+    }
+    let client =
+        concat!(mpi!(), away!(), "exec $MPIRUN $AWAY -n 2 NPopenmpi -i -u 200000 -o np 2>&1");
+    // The last of its 31 sizes.
+    let says = Says::Word("196609 bytes");
+    rows.extend(on(&["udp", "packet"], "NPopenmpi", "-i", between(client, says)));
+    let client = concat!(
+        mpi!(),
+        away!(),
+        "echo \"$HPCC\" > hpccinf.txt; $MPIRUN $AWAY --wdir $PWD -n 2 hpcc && cat hpccoutf.txt"
+    );
+    let says = Says::Word("Success=1");
+    rows.push(Row { program: "hpcc", mode: "", netdev: "udp", shape: between(client, says) });
+    rows
+}
+
+/// Transport and test of ucx_perftest.
+const UCX_MODES: [&str; 10] = [
+    "rc_v tag_lat",
+    "rc_v tag_bw",
+    "rc_v ucp_put_lat",
+    "rc_v ucp_get",
+    "rc_v ucp_am_lat",
+    "ud_v tag_lat",
+    "ud_v tag_bw",
+    "ud_v ucp_put_lat",
+    "ud_v ucp_get",
+    "ud_v ucp_am_lat",
+];
+
+/// qperf's tests that can meet by rdma_cm.
+const QPERF: [&str; 11] = [
+    "rc_bi_bw",
+    "rc_bw",
+    "rc_lat",
+    "rc_rdma_read_bw",
+    "rc_rdma_read_lat",
+    "rc_rdma_write_bw",
+    "rc_rdma_write_lat",
+    "rc_rdma_write_poll_lat",
+    "rc_compare_swap_mr",
+    "rc_fetch_add_mr",
+    "ver_rc_compare_swap",
 ];
 
 /// Programs that are not installed: [`programs`](crate::programs) has where they come from.
