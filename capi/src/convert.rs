@@ -262,9 +262,9 @@ fn wc_opcode(opcode: WcOpcode) -> c_int {
     }
 }
 
-/// The service level of a datagram. RoCE has none, and ConnectX cards say here how it came: bit 3 if
-/// over UDP, below it 1 for IPv6 and 2 for IPv4. UCX's `ud_verbs` asks it where the address is that
-/// the datagram was sent to, and drops a datagram over IPv4 that says nothing.
+/// The service level of a datagram. RoCE has none, and ConnectX cards say here how it came: bit 3
+/// if over UDP, below it 1 for IPv6 and 2 for IPv4. UCX's `ud_verbs` asks it where the address is
+/// that the datagram was sent to, and drops a datagram over IPv4 that says nothing.
 fn service_level(sender: Sender) -> u8 {
     if sender.ipv4 { 0b1010 } else { 0b1001 }
 }

@@ -363,8 +363,8 @@ print('alike')
 ",
 ];
 
-/// UCX, what runs over it, and qperf. UCX may use our device only, and no shared memory; by `rc_v` it
-/// connects over datagrams and sends by RC, which `rc_verbs` alone cannot.
+/// UCX, what runs over it, and qperf. UCX may use our device only, and no shared memory; by `rc_v`
+/// it connects over datagrams and sends by RC, which `rc_verbs` alone cannot.
 fn hpc() -> Vec<Row> {
     let mut rows = Vec::new();
     let words = &["Device: roce0:1", "Transport: rc_verbs", "Transport: ud_verbs"];
