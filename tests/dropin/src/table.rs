@@ -8,13 +8,13 @@ macro_rules! ucx {
 }
 
 /// mpirun, whose ranks have UCX on our device and nothing else. They wait for each other without a
-/// processor of their own.
+/// processor of their own; else the first rank of each container would be bound to the same one.
 macro_rules! mpi {
     () => {
         "export TMPDIR=$(mktemp -dp $XDG_RUNTIME_DIR); export HOME=$TMPDIR; cd $HOME; \
          export UCX_TLS=rc_v,self UCX_NET_DEVICES=roce0:1; \
          MPIRUN='mpirun --allow-run-as-root --oversubscribe --mca pml ucx --mca osc ucx \
-         --mca btl self --mca mpi_yield_when_idle 1 -x UCX_TLS -x UCX_NET_DEVICES'; "
+         --mca btl self --mca mpi_yield_when_idle 1 --bind-to none -x UCX_TLS -x UCX_NET_DEVICES'; "
     };
 }
 
