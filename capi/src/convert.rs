@@ -291,35 +291,3 @@ pub(crate) fn wc(cqe: Cqe) -> abi::Wc {
         ..abi::Wc::default()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use rocinante::verbs::WcStatus;
-
-    use super::*;
-
-    fn of(sender: Option<Sender>) -> abi::Wc {
-        wc(Cqe {
-            wr_id: 1,
-            status: WcStatus::Success,
-            opcode: WcOpcode::Recv,
-            byte_len: 40,
-            imm: None,
-            invalidated: None,
-            qpn: Qpn::new(2),
-            context: 0,
-            sender,
-            solicited: false,
-        })
-    }
-
-    #[test]
-    fn a_datagram_says_over_which_protocol_it_came() {
-        for (ipv4, sl) in [(true, 10), (false, 9)] {
-            let wc = of(Some(Sender { qpn: Qpn::new(3), ipv4 }));
-            assert_eq!((wc.src_qp, wc.wc_flags, wc.sl), (3, WC_GRH, sl));
-        }
-        let wc = of(None);
-        assert_eq!((wc.src_qp, wc.wc_flags, wc.sl), (0, 0, 0));
-    }
-}
