@@ -426,6 +426,11 @@ fn librdmacm_is_told_what_the_kernel_tells() {
     let program = library.compiled("rdmacm.c", &["-lrdmacm", "-libverbs"]);
     let done = library.run(a, &format!("{program} {}", a.ipv4())).succeeded();
     assert!(done.out.ends_with("all as expected\n"), "{}", done.out);
+    // With few descriptors, too.
+    let script = library.0.join("few.sh");
+    fs::write(&script, format!("ulimit -n 64; exec {program} {}\n", a.ipv4())).unwrap();
+    let done = library.run(a, &format!("sh {}", script.display())).succeeded();
+    assert!(done.out.ends_with("all as expected\n"), "{}", done.out);
     // A program that ends has its connections ended, as a closed file has.
     let mut watches = library.start(b, &format!("{program} {} watch", b.ipv4()));
     watches.says("listens");

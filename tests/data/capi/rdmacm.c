@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -390,6 +391,98 @@ static void a_datagram_service_is_found(void)
 	rdma_destroy_event_channel(there);
 }
 
+static void options_reach_the_queue_pair(void)
+{
+	struct rdma_event_channel *here = channel(), *there = channel();
+	struct rdma_cm_id *server = listener(there, RDMA_PS_TCP, 5011, 4);
+	struct rdma_cm_id *client = id(here, RDMA_PS_TCP);
+	uint8_t tos = 0x68, timeout = 19;
+	CHECK(!rdma_set_option(client, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof tos));
+	CHECK(!rdma_set_option(client, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout,
+			       sizeof timeout));
+	CHECK(!rdma_resolve_addr(client, NULL, at(address, 5011), 1000));
+	CHECK(status_of(here, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
+	CHECK(!rdma_resolve_route(client, 1000));
+	CHECK(status_of(here, RDMA_CM_EVENT_ROUTE_RESOLVED) == 0);
+	CHECK(client->route.num_paths == 1 && client->route.path_rec->traffic_class == tos);
+	queue_pair(client);
+	ask(client, "");
+	struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *child = asked->id;
+	CHECK(!rdma_ack_cm_event(asked));
+	queue_pair(child);
+	struct rdma_conn_param answer = { .rnr_retry_count = 7 };
+	CHECK(!rdma_accept(child, &answer));
+	CHECK(status_of(here, RDMA_CM_EVENT_ESTABLISHED) == 0);
+	// The RTU comes by itself, and to say so beside it harms nothing.
+	CHECK(status_of(there, RDMA_CM_EVENT_ESTABLISHED) == 0);
+	CHECK(!rdma_notify(child, IBV_EVENT_COMM_EST));
+	CHECK(rdma_notify(child, IBV_EVENT_PATH_MIG) == -1 && errno == EINVAL);
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	CHECK(!ibv_query_qp(client->qp, &attr, IBV_QP_AV | IBV_QP_TIMEOUT, &init));
+	CHECK(attr.timeout == timeout && attr.ah_attr.grh.traffic_class == tos);
+	gone(client);
+	CHECK(status_of(there, RDMA_CM_EVENT_DISCONNECTED) == 0);
+	gone(child);
+	gone(server);
+	rdma_destroy_event_channel(here);
+	rdma_destroy_event_channel(there);
+}
+
+static void groups_are_joined_and_left(void)
+{
+	struct rdma_event_channel *on = channel();
+	struct rdma_cm_id *member = id(on, RDMA_PS_UDP);
+	CHECK(rdma_join_multicast(member, at("239.1.2.3", 0), NULL) == -1 && errno == EINVAL);
+	CHECK(!rdma_bind_addr(member, at(address, 0)));
+	queue_pair(member);
+	struct sockaddr *groups[2] = { at("239.1.2.3", 0), at("239.1.2.4", 0) };
+	for (int which = 0; which < 2; which++) {
+		CHECK(!rdma_join_multicast(member, groups[which], groups[which]));
+		struct rdma_cm_event *joined = event(on, RDMA_CM_EVENT_MULTICAST_JOIN);
+		struct rdma_ud_param *param = &joined->param.ud;
+		CHECK(joined->status == 0 && param->private_data == groups[which]);
+		CHECK(param->qp_num == 0xffffff && param->qkey == RDMA_UDP_QKEY);
+		CHECK(param->ah_attr.grh.dgid.raw[15] == 3 + which);
+		CHECK(!rdma_ack_cm_event(joined));
+	}
+	CHECK(!rdma_leave_multicast(member, groups[0]));
+	CHECK(rdma_leave_multicast(member, groups[0]) == -1 && errno == EADDRNOTAVAIL);
+	CHECK(!rdma_leave_multicast(member, groups[1]));
+	gone(member);
+	rdma_destroy_event_channel(on);
+}
+
+// A child of fork(2) in the middle of a connection gets errors, and channels of its own.
+static void a_child_begins_anew(void)
+{
+	struct rdma_event_channel *here = channel(), *there = channel();
+	struct rdma_cm_id *server = listener(there, RDMA_PS_TCP, 5012, 4);
+	struct rdma_cm_id *client = routed(here, RDMA_PS_TCP, 5012);
+	ask(client, "");
+	pid_t child = fork();
+	if (!child) {
+		struct rdma_cm_event *none;
+		CHECK(rdma_get_cm_event(here, &none) == -1 && errno == EINVAL);
+		CHECK(rdma_destroy_id(client) == -1 && errno == EINVAL);
+		struct rdma_event_channel *own = channel();
+		CHECK(!rdma_destroy_id(id(own, RDMA_PS_TCP)));
+		_exit(0);
+	}
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *other = asked->id;
+	CHECK(!rdma_ack_cm_event(asked));
+	gone(other);
+	CHECK(status_of(here, RDMA_CM_EVENT_REJECTED) == 28);
+	gone(client);
+	gone(server);
+	rdma_destroy_event_channel(here);
+	rdma_destroy_event_channel(there);
+}
+
 // Listens, and waits for the end of the connection that comes.
 static void watch(void)
 {
@@ -435,6 +528,9 @@ int main(int argc, char **argv)
 		{ "events move with their id", events_move_with_their_id },
 		{ "a closed channel ends its connections", a_closed_channel_ends_its_connections },
 		{ "a datagram service is found", a_datagram_service_is_found },
+		{ "options reach the queue pair", options_reach_the_queue_pair },
+		{ "groups are joined and left", groups_are_joined_and_left },
+		{ "a child begins anew", a_child_begins_anew },
 	};
 	if (argc < 2)
 		return 2;
