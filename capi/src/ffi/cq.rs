@@ -252,6 +252,7 @@ unsafe fn ended(cq: *mut abi::Cq) -> c_int {
 /// # Safety
 /// It is the program's queue.
 #[cold]
+#[inline(never)]
 pub(super) unsafe fn tell(cq: *mut abi::Cq, completions: &[abi::Wc]) {
     // SAFETY: the queue's context.
     let Ok(shared) = (unsafe { context::of((*cq).context) }) else { return };
