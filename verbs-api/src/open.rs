@@ -44,6 +44,7 @@ pub struct OpenOptions {
     whole_writes: bool,
     no_recognition: bool,
     cm_retries: Option<u8>,
+    refuses_late: bool,
     shards: Option<usize>,
     cpus: Vec<usize>,
 }
@@ -177,6 +178,16 @@ impl OpenOptions {
     #[must_use]
     pub fn cm_retries(mut self, times: u8) -> Self {
         self.cm_retries = Some(times);
+        self
+    }
+
+    /// Has requests wait for their listener for 0.5 s before they are refused: perftest and qperf
+    /// tell their peer that they listen before they do, and end if it is refused.
+    #[cfg(feature = "internals")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn refuse_late(mut self) -> Self {
+        self.refuses_late = true;
         self
     }
 
@@ -345,6 +356,7 @@ impl OpenOptions {
             recognises: !self.no_recognition,
             background: self.background.unwrap_or(true),
             cm_retries: self.cm_retries,
+            refuses_late: self.refuses_late,
             cpus: self.cpus.clone(),
         }
     }

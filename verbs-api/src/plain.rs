@@ -151,11 +151,6 @@ impl Device {
         self.0.listen_into(service, Place { address, port, backlog }, Direct::owner(sink))
     }
 
-    /// Has requests wait for their listener for a moment.
-    pub fn delay_refusals(&self) {
-        self.0.cm_delay_refusals();
-    }
-
     pub fn unlisten(&self, listener: ListenerId, service: ServiceId) {
         let datagrams = service.takes_datagrams();
         let to = if datagrams { ListensTo::Datagrams } else { ListensTo::Connections };

@@ -186,7 +186,7 @@ fn cannot_open(found: &Found, error: &rocinante::VerbsError) -> i32 {
 /// Makes a context.
 pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi::Context> {
     afford(0)?;
-    let prepared = OpenOptions::new().prepare_interface(&found.interface.name);
+    let prepared = OpenOptions::new().refuse_late().prepare_interface(&found.interface.name);
     let prepared = prepared.map_err(|error| cannot_open(found, &error))?;
     let async_fd = prepared.async_fd().try_clone_to_owned();
     let async_fd = async_fd.map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;

@@ -50,13 +50,13 @@ impl Devices {
         }
         let context = without_signals(|| {
             OpenOptions::new()
+                .refuse_late()
                 .prepare_interface(&found.interface.name)?
                 .open()
                 .map_err(|it| it.error)
         });
         let context = context.map_err(|error| errno(&error))?;
         let device = plain::Device::of(&context).ok_or(libc::ENODEV)?;
-        device.delay_refusals();
         let opened = Arc::new(Opened { context, device, found: found.clone() });
         open.insert(found.name.clone(), opened.clone());
         Ok(opened)

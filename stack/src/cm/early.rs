@@ -9,11 +9,6 @@ use crate::types::Time;
 use crate::wire::cm::{CmMessage, Req, ServiceId};
 
 impl ConnectionManager {
-    /// Changes [`CmConfig::refusal_delay`](super::CmConfig::refusal_delay), for requests to come.
-    pub fn set_refusal_delay(&mut self, nanoseconds: u64) {
-        self.config.refusal_delay = nanoseconds;
-    }
-
     /// Keeps a request for a while. Returns whether it is kept.
     pub(super) fn wait_for_listener(
         &mut self,

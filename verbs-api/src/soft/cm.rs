@@ -391,13 +391,6 @@ impl Device {
         Ok(())
     }
 
-    /// Has requests wait for their listener from now on, for 0.1 s: perftest and qperf tell their
-    /// peer that they listen before they do, and end if it is refused.
-    pub(crate) fn cm_delay_refusals(&self) {
-        const REFUSAL_DELAY: u64 = 100_000_000;
-        self.with_cm(|cm, _| cm.set_refusal_delay(REFUSAL_DELAY));
-    }
-
     /// The queue pair of a connection got a message: as if the RTU had come.
     pub(crate) fn cm_message_arrived(&self, conn: ConnId) {
         self.with_cm(|cm, _| cm.message_arrived(conn));
@@ -541,7 +534,10 @@ pub(super) fn config(settings: &Settings, slot: Option<u8>) -> Result<CmConfig, 
     let max_connections = settings.limits.max_qp as usize;
     let usual = CmConfig::default();
     let max_retries = settings.cm_retries.unwrap_or(usual.max_retries);
-    Ok(CmConfig { key: [first, second], slot, ca_guid, max_connections, max_retries, ..usual })
+    // 0.5 s.
+    let refusal_delay = if settings.refuses_late { 500_000_000 } else { 0 };
+    let key = [first, second];
+    Ok(CmConfig { key, slot, ca_guid, max_connections, max_retries, refusal_delay, ..usual })
 }
 
 #[cfg(test)]

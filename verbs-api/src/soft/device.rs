@@ -41,6 +41,8 @@ pub(crate) struct Settings {
     pub(crate) background: bool,
     /// How often the connection manager repeats a message, if the program sets it.
     pub(crate) cm_retries: Option<u8>,
+    /// Whether requests wait for their listener for a while.
+    pub(crate) refuses_late: bool,
     /// The processors of the threads: one per shard, starting again from the first. If empty, the
     /// threads are not pinned.
     pub(crate) cpus: Vec<usize>,
