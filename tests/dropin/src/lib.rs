@@ -5,6 +5,7 @@
 //! - [`row`] runs one.
 //! - [`kills`] has many on one address, of which a third is killed.
 //! - [`speed`] measures perftest beside `rocinante perf`.
+//! - [`transports`] runs programs over this project and over TCP.
 //! - [`suite`] runs rdma-core's own tests, as Debian ships them.
 //! - [`document`] is the table in `docs/dropin.md`.
 //!
@@ -20,6 +21,7 @@ pub mod row;
 pub mod speed;
 pub mod suite;
 pub mod table;
+pub mod transports;
 
 use serde_json::{Value, json};
 

@@ -7,17 +7,20 @@ use std::process::ExitCode;
 
 use rocinante_dropin::install::Installation;
 use rocinante_dropin::suite::{self, State, Verdict};
-use rocinante_dropin::{Outcome, document, kills, row, speed, table};
+use rocinante_dropin::{Outcome, document, kills, row, speed, table, transports};
 use rocinante_node::kill_children_on_signal;
 use serde_json::json;
 
 const USAGE: &str = "\
-rocinante-dropin [--json] [--suite|--speed|--kills] [--accept FILE] [WORD...]
+rocinante-dropin [--json] [--suite|--speed|--kills|--transports FOLDER] [--accept FILE] [WORD...]
 
   --json         a JSON object for each row
   --suite        rdma-core's own tests in the place of the table of programs
   --kills        20 rounds of 32 pairs of processes on one pair of addresses, a third of them killed
   --speed        perftest beside `rocinante perf`, on a machine that does nothing else
+  --transports FOLDER
+                 programs over this project and over TCP, on a machine that does nothing else; all
+                 that they print goes into a file in the folder
   --accept FILE  write the results into the table of that document
   WORD...        only rows with each of these in program, mode and backend";
 
@@ -28,6 +31,7 @@ struct Options {
     suite: bool,
     speed: bool,
     kills: bool,
+    transports: Option<PathBuf>,
     accept: Option<PathBuf>,
     words: Vec<String>,
 }
@@ -47,6 +51,9 @@ fn main() -> ExitCode {
         let built = own.parent().unwrap_or(Path::new("."));
         let installed = Installation::of(&built.join("rocinante"), built)
             .map_err(|error| format!("{error}: `cargo xtask dropin` builds all"))?;
+        if let Some(folder) = &options.transports {
+            return race(folder, &options, &installed);
+        }
         match (options.suite, options.speed, options.kills) {
             (true, ..) => tests(&options, &installed),
             (_, true, _) => speeds(&options, &installed),
@@ -74,12 +81,13 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--suite" => options.suite = true,
             "--speed" => options.speed = true,
             "--kills" => options.kills = true,
+            "--transports" => options.transports = Some(args.next().ok_or(USAGE)?.into()),
             "--accept" => options.accept = Some(args.next().ok_or(USAGE)?.into()),
             word if word.starts_with("--") => return Err(USAGE.to_owned()),
             _ => options.words.push(arg),
         }
     }
-    let others = options.suite || options.speed || options.kills;
+    let others = options.suite || options.speed || options.kills || options.transports.is_some();
     if options.accept.is_some() && (others || !options.words.is_empty()) {
         return Err("a document has the results of all programs: --accept alone".to_owned());
     }
@@ -154,6 +162,17 @@ fn speeds(options: &Options, installed: &Installation) -> Result<Count, String> 
         },
     )?;
     Ok(count)
+}
+
+/// Prints a table, and puts all that the programs printed beside it.
+fn race(folder: &Path, options: &Options, installed: &Installation) -> Result<Count, String> {
+    let want = |name: &str| options.want(name);
+    let all = transports::run(want, installed, |line| println!("{line}"))?;
+    for (name, text) in [("table.md", &all.table), ("raw.txt", &all.raw)] {
+        let path = folder.join(name);
+        std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(Count { passed: all.table.lines().count().saturating_sub(2), ..Count::default() })
 }
 
 fn write(path: &Path, outcomes: &[Outcome]) -> Result<(), String> {

@@ -236,7 +236,7 @@ fn is_said(who: &str, output: &Output, says: Says) -> Result<(), String> {
 
 /// Waits until a program has opened the device, and perhaps a moment more: a client asks again, and
 /// one that it refuses waits for its listener.
-fn opens(program: &mut ChildGuard) -> Result<(), String> {
+pub(crate) fn opens(program: &mut ChildGuard) -> Result<(), String> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         if !matches!(program.try_wait(), Ok(None)) {

@@ -29,7 +29,7 @@ macro_rules! away {
 }
 
 /// The other container: what `$MPI_ASK` asks for.
-const MPI_AWAY: &str = "export TMPDIR=$(mktemp -dp $XDG_RUNTIME_DIR); export HOME=$TMPDIR; \
+pub(crate) const MPI_AWAY: &str = "export TMPDIR=$(mktemp -dp $XDG_RUNTIME_DIR); export HOME=$TMPDIR; \
     exec /usr/bin/python3 -c \"$MPI_SERVE\"";
 
 /// Python in the place of sshd and ssh: a shell for the command that comes.

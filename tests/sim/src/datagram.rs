@@ -215,7 +215,8 @@ impl World<'_> {
             ));
         }
         let expected = (letter.imm, letter.solicited, Some(Qpn::new(letter.from)));
-        if (cqe.imm, cqe.solicited, cqe.src_qp) != expected || cqe.invalidated.is_some() {
+        let sender = cqe.sender.map(|sender| sender.qpn);
+        if (cqe.imm, cqe.solicited, sender) != expected || cqe.invalidated.is_some() {
             return Err(format!(
                 "end {end}: a datagram arrived as {cqe:?} instead of {expected:?}"
             ));

@@ -200,7 +200,7 @@ impl World<'_> {
         };
         let expected = (opcode, request.len, request.immediate(), request.solicited, invalidated);
         let found = (cqe.opcode, cqe.byte_len, cqe.imm, cqe.solicited, cqe.invalidated);
-        if found != expected || cqe.src_qp.is_some() {
+        if found != expected || cqe.sender.is_some() {
             return Err(format!(
                 "end {end}: request {number} arrived as {found:?} instead of {expected:?}"
             ));
