@@ -59,6 +59,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
             "rocinante",
             "rocinante-stack",
             "rocinante-scripts",
+            "rocinante-dropin",
         ],
     ),
     // It compiles files of verbs-api itself.

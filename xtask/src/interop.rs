@@ -21,6 +21,15 @@ pub(crate) fn run(args: &[&str], from: &Path) -> Result<(), String> {
     if let Some(&"compare" | &"bench" | &"policy") = args.first() {
         return in_guest(args);
     }
+    // What unmodified programs run on.
+    command::run(&mut cargo([
+        "build",
+        "--quiet",
+        "-p",
+        "rocinante-capi",
+        "-p",
+        "rocinante-paths",
+    ]))?;
     let (subset, rest): (Vec<&str>, Vec<&str>) = args.iter().partition(|arg| **arg == "--subset");
     let mut command =
         cargo(["test", "--quiet", "-p", "rocinante-interop", "--test", "matrix", "--"]);

@@ -50,6 +50,11 @@ impl Installation {
         self.0.join("run")
     }
 
+    /// The command's path.
+    pub(crate) fn program(&self) -> PathBuf {
+        self.0.join(COMMAND)
+    }
+
     /// Writes a file that every user can read.
     ///
     /// # Errors
@@ -76,7 +81,7 @@ impl Installation {
 
     /// `rocinante WORDS`.
     pub(crate) fn command<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
-        let own = self.0.join(COMMAND).into_os_string();
+        let own = self.program().into_os_string();
         let words = words.into_iter().map(|word| word.as_ref().to_owned());
         self.plain([own].into_iter().chain(words))
     }

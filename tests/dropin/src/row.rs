@@ -236,7 +236,10 @@ fn is_said(who: &str, output: &Output, says: Says) -> Result<(), String> {
 
 /// Waits until a program has opened the device, and perhaps a moment more: a client asks again, and
 /// one that it refuses waits for its listener.
-pub(crate) fn opens(program: &mut ChildGuard) -> Result<(), String> {
+///
+/// # Errors
+/// It ends, or does not in time.
+pub fn opens(program: &mut ChildGuard) -> Result<(), String> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         if !matches!(program.try_wait(), Ok(None)) {
@@ -263,7 +266,10 @@ pub(crate) fn listens(program: &mut ChildGuard) -> Result<(), String> {
 }
 
 /// Waits until the program listens on a TCP port.
-pub(crate) fn listens_on(program: &mut ChildGuard, number: u16) -> Result<(), String> {
+///
+/// # Errors
+/// It ends, or does not in time, and is killed then.
+pub fn listens_on(program: &mut ChildGuard, number: u16) -> Result<(), String> {
     let deadline = Instant::now() + PATIENCE;
     let port = format!(":{number:04X}");
     while Instant::now() < deadline {

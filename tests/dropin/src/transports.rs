@@ -43,7 +43,7 @@ macro_rules! ucx {
 
 /// NetPIPE between two containers: over UCX on our device, or over OpenMPI's own TCP.
 macro_rules! netpipe {
-    ($options:literal) => {
+    ($options:literal, $measure:literal) => {
         concat!(
             "export TMPDIR=$(mktemp -dp $XDG_RUNTIME_DIR); export HOME=$TMPDIR; cd $HOME; \
              echo 'shift; exec /usr/bin/python3 -c \"$MPI_ASK\" \"$*\"' > ask; \
@@ -51,16 +51,23 @@ macro_rules! netpipe {
              UCX_NET_DEVICES=roce0:1; exec mpirun --allow-run-as-root --leave-session-attached \
              -H $HERE:1,$THERE:1 --map-by node --bind-to none --mca oob_tcp_if_include eth0 ",
             $options,
-            " -n 2 NPopenmpi -u 1048576 -p 0 -o np 2>&1"
+            " -n 2 NPopenmpi -p 0 -o np ",
+            $measure,
+            " 2>&1"
         )
     };
+    (ours $measure:literal) => {
+        [MPI_AWAY, netpipe!("--mca pml ucx --mca btl self -x UCX_TLS -x UCX_NET_DEVICES", $measure)]
+    };
+    (tcp $measure:literal) => {
+        [
+            MPI_AWAY,
+            netpipe!("--mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include eth0", $measure),
+        ]
+    };
 }
-const NETPIPE: [[&str; 2]; 2] = [
-    [MPI_AWAY, netpipe!("--mca pml ucx --mca btl self -x UCX_TLS -x UCX_NET_DEVICES")],
-    [MPI_AWAY, netpipe!("--mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include eth0")],
-];
 
-const RACES: [Race; 8] = [
+const RACES: [Race; 10] = [
     Race {
         name: "ucx_perftest tag_lat, 8 B",
         unit: "µs",
@@ -118,16 +125,34 @@ const RACES: [Race; 8] = [
     Race {
         name: "NPopenmpi, 8 B",
         unit: "µs",
-        ours: NETPIPE[0],
-        tcp: NETPIPE[1],
+        ours: netpipe!(ours "-l 8 -u 8"),
+        tcp: netpipe!(tcp "-l 8 -u 8"),
         figure: |said| netpipe(said, "8", " in "),
     },
     Race {
         name: "NPopenmpi, 1 MiB",
         unit: "Mb/s",
-        ours: NETPIPE[0],
-        tcp: NETPIPE[1],
+        ours: netpipe!(ours "-l 1048576 -u 1048576"),
+        tcp: netpipe!(tcp "-l 1048576 -u 1048576"),
         figure: |said| netpipe(said, "1048576", "--> "),
+    },
+    Race {
+        name: "NPopenmpi -s, 1 MiB",
+        unit: "Mb/s",
+        ours: netpipe!(ours "-s -l 1048576 -u 1048576"),
+        tcp: netpipe!(tcp "-s -l 1048576 -u 1048576"),
+        figure: |said| netpipe(said, "1048576", "--> "),
+    },
+    // No program that has both: what each carrier reaches on this machine at that moment.
+    Race {
+        name: "rocinante perf write-bw, iperf3, 1 MiB",
+        unit: "Gb/s",
+        ours: [
+            "exec $OWN perf write-bw -s 1048576 -D 2 --netdev $NETDEV",
+            "exec $OWN perf write-bw -s 1048576 -D 2 --netdev $NETDEV $THERE",
+        ],
+        tcp: ["exec iperf3 -s -1", "exec iperf3 -c $THERE -t 2 -l 1M"],
+        figure: |said| iperf(said).or_else(|| column(said, " 1048576", 3)),
     },
 ];
 
@@ -143,6 +168,13 @@ fn qperf(said: &str, units: &[(&str, f64)]) -> Option<f64> {
     let (number, unit) = value.trim().split_once(' ')?;
     let (_, factor) = units.iter().find(|(name, _)| *name == unit.trim())?;
     Some(number.parse::<f64>().ok()? * factor)
+}
+
+/// What iperf3's receiver got.
+fn iperf(said: &str) -> Option<f64> {
+    let line = said.lines().rfind(|line| line.ends_with("receiver"))?;
+    let (before, _) = line.split_once(" Gbits/sec")?;
+    before.split_whitespace().last()?.parse().ok()
 }
 
 /// What stands behind a word in the line of a size.
@@ -211,6 +243,7 @@ impl Race {
                 if is_tcp { installed.plain(words) } else { installed.run(carrier, words) };
             let [here, there] = [a, b].map(|container| container.ipv4().to_string());
             command.env("HERE", here).env("THERE", there);
+            command.env("OWN", installed.program()).env("NETDEV", carrier);
             command.env("MPI_SERVE", REMOTE[0]).env("MPI_ASK", REMOTE[1]);
             if carrier == "udp" {
                 command.uid(NOBODY).gid(NOBODY);
@@ -256,5 +289,7 @@ mod tests {
         assert_eq!(netpipe(said, "8", " in "), Some(49.1));
         assert_eq!(netpipe(said, "8", "--> "), Some(1.23));
         assert_eq!(netpipe(said, "18", "--> "), None);
+        let said = "[  5]   0.00-2.00   sec  12.3 GBytes  52.9 Gbits/sec                  receiver";
+        assert_eq!((iperf(said), iperf("")), (Some(52.9), None));
     }
 }

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rocinante::device::hardware_devices;
+use rocinante_dropin::row;
 use rocinante_node::{ChildGuard, LabError};
 
 use super::machine::Machine;
@@ -68,14 +69,10 @@ impl Host {
         let program = Program::by_name(&invocation.program)?;
         let index = gid_index(&invocation.device, invocation.address)?;
         let device = invocation.device.split(':').next().unwrap_or_default();
-        let mut command = Command::new(program.tool());
-        command.args(["-d", device, program.gid(), &index.to_string()]);
-        command.args(["-p", &invocation.port.to_string()]);
-        // Datagrams use the link's path MTU.
-        if program.tool() != "ibv_ud_pingpong" {
-            command.args(["-m", &invocation.mtu.to_string()]);
-        }
-        command.args(program.options()).args(invocation.server.map(|server| server.to_string()));
+        let Invocation { port, mtu, server, .. } = *invocation;
+        let words = program.words(device, index, port, mtu, server);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = ChildGuard::spawn(&mut command).map_err(|error| match error {
             LabError::Missing { program } => cannot(format!(
@@ -83,6 +80,9 @@ impl Host {
             )),
             other => other.to_string(),
         })?;
+        if server.is_none() {
+            listens(program, &mut child, port)?;
+        }
         let outputs = child.child_mut();
         let (stdout, stderr) = (outputs.stdout.take(), outputs.stderr.take());
         let (stdout, stderr) = (collect(stdout), collect(stderr));
@@ -112,6 +112,32 @@ impl Host {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
+}
+
+/// Waits until a server listens: programs of others ask once.
+fn listens(program: &Program, child: &mut ChildGuard, port: u16) -> Result<(), String> {
+    if !program.is_managed() {
+        return row::listens_on(child, port);
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while child.try_wait().is_ok_and(|ended| ended.is_none()) && Instant::now() < deadline {
+        let shown = Command::new("rdma").args(["resource", "show", "cm_id"]).output();
+        // Without the tool nothing tells.
+        let Ok(shown) = shown else { break };
+        if is_listening(&String::from_utf8_lossy(&shown.stdout), port) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Whether an id of `rdma_cm` listens at this port, by what `rdma resource show cm_id` prints.
+pub(crate) fn is_listening(shown: &str, port: u16) -> bool {
+    let at_port = |word: &str| word.rsplit_once(':').is_some_and(|(_, at)| at == port.to_string());
+    let listener =
+        |line: &str| line.contains("state LISTEN") && line.split_whitespace().any(at_port);
+    shown.lines().any(listener)
 }
 
 /// Runs a check in a process of its own. A check that hangs or crashes takes nothing with it, and a

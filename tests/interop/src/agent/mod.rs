@@ -2,7 +2,7 @@
 //! it runs on the machine with the device, such as the guest, and is reached over TCP. For
 //! Rocinante's device it runs in the scenario's own process.
 
-mod host;
+pub(crate) mod host;
 pub mod machine;
 pub mod proto;
 mod remote;

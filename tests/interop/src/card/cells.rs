@@ -12,6 +12,7 @@ use crate::agent::Verbs;
 use crate::agent::proto::{Reply, Request};
 use crate::guest::Link;
 use crate::hardware::checks::CHECKS;
+use crate::matrix::ours::Programs;
 use crate::matrix::programs::{self, ProgramCell, ProgramPlace};
 use crate::matrix::{
     MTUS, Node, Requester, SCENARIOS, Scenario, Session, Setting, Step, Verdict, cannot,
@@ -169,7 +170,7 @@ fn program(cell: &ProgramCell, stage: &Stage) -> Step {
     let device = stage.device_name();
     let place = ProgramPlace {
         netns: ours.netns,
-        ours: (&exe, &["rocinante"]),
+        ours: Programs::Own(&exe, &["rocinante"]),
         own: ours.address,
         device: &device,
         address: stage.device_address(ipv6)?,

@@ -1,11 +1,11 @@
 //! Programs of librdmacm in the guest, over the kernel's `rdma_cm` and Soft-RoCE, and our programs
-//! of the same names. The connection manager connects them, with either side as the client.
+//! of the same names, or the same programs on `rocinante run`. The connection manager connects
+//! them, with either side as the client.
 
 mod mckey;
 mod place;
 
 use std::net::IpAddr;
-use std::path::Path;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use rocinante::device::Backend;
@@ -13,6 +13,7 @@ use rocinante::device::Backend;
 use super::Bench;
 use super::cell::{Requester, Setting};
 use super::node::Step;
+use super::ours::Programs;
 use crate::guest::Link;
 use place::CmPlace;
 
@@ -22,7 +23,7 @@ use place::CmPlace;
 pub struct CmProgram {
     /// The cell's name.
     name: &'static str,
-    /// The server's and the client's command in the guest.
+    /// The server's and the client's command in the guest, and, unmodified, at our end.
     theirs: [&'static str; 2],
     /// Our server's and client's commands.
     ours: [&'static str; 2],
@@ -37,7 +38,7 @@ pub static CM_PROGRAMS: [CmProgram; 4] = [
     CmProgram {
         name: "rping",
         theirs: [
-            "rping -s -v -a {here} -p {port}",
+            "rping -s -v -S 3000 -a {here} -p {port}",
             "rping -c -v -V -C 5 -S 3000 -a {there} -p {port}",
         ],
         ours: [
@@ -99,13 +100,17 @@ pub struct CmCell {
     what: What,
     /// Where and how.
     pub setting: Setting,
+    /// The same program runs at our end, too.
+    pub unmodified: bool,
 }
 
 impl CmCell {
-    /// Its name: `cm_ucmatose::ours::packet::veth::v4::4096`.
+    /// Its name: `cm_ucmatose::ours::packet::veth::v4::4096`, or, unmodified,
+    /// `cm_ucmatose_run::ours::packet::veth::v4::4096`.
     #[must_use]
     pub fn name(&self) -> String {
-        format!("cm_{}::{}", self.what.name(), self.setting)
+        let run = if self.unmodified { "_run" } else { "" };
+        format!("cm_{}{run}::{}", self.what.name(), self.setting)
     }
 }
 
@@ -144,7 +149,7 @@ pub fn all() -> Vec<CmCell> {
                     if what.fits(requester, ipv6) {
                         let link = [Link::Veth, Link::Tap][(p + r + b + f) % 2];
                         let setting = Setting { requester, backend, link, ipv6, mtu: 4096 };
-                        cells.push(CmCell { what, setting });
+                        cells.push(CmCell { what, setting, unmodified: false });
                     }
                 }
             }
@@ -153,19 +158,28 @@ pub fn all() -> Vec<CmCell> {
     cells
 }
 
-/// The part for each test run: of the six settings of each program and client, two.
+/// The programs' settings again, unmodified at both ends.
+#[must_use]
+pub fn unmodified() -> Vec<CmCell> {
+    let programs = all().into_iter().filter(|cell| matches!(cell.what, What::Program(_)));
+    programs.map(|cell| CmCell { unmodified: true, ..cell }).collect()
+}
+
+/// The part for each test run: of the six settings of each program and client, two; and some of
+/// those unmodified.
 #[must_use]
 pub fn subset() -> Vec<CmCell> {
-    let all = all().into_iter().enumerate();
-    all.filter(|(index, _)| (index % 6) % 3 == (index / 6) % 3).map(|(_, cell)| cell).collect()
+    let own = all().into_iter().enumerate();
+    let own = own.filter(|(index, _)| (index % 6) % 3 == (index / 6) % 3).map(|(_, cell)| cell);
+    own.chain(unmodified().into_iter().step_by(7)).collect()
 }
 
 impl Bench {
-    /// Runs a cell; `ours` is the `rocinante` to run.
+    /// Runs a cell; `ours` is what runs at our end.
     ///
     /// # Errors
     /// One of both fails, or prints something unexpected: the text has the output of both.
-    pub fn run_cm_program(&self, cell: &CmCell, ours: &Path) -> Step {
+    pub fn run_cm_program(&self, cell: &CmCell, ours: Programs<'_>) -> Step {
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let setting = cell.setting;
         let network = self.guest.network();
@@ -178,7 +192,7 @@ impl Bench {
             bench: self,
             netns: container.netns(),
             device: network.device(setting.link),
-            program: ours,
+            ours,
             backend: setting.backend,
             here,
             there: network.address(setting.link, setting.ipv6),
@@ -205,10 +219,13 @@ mod tests {
     fn no_cell_is_missing() {
         // Four programs with either side as the client, 3 backends, 2 families; two runs without a
         // server, for which only we ask; and multicast with either side as the sender, over IPv4.
+        // Unmodified, the four programs again.
         assert_eq!(all().len(), 4 * 2 * 3 * 2 + 2 * 3 * 2 + 2 * 3);
-        assert_eq!(subset().len(), 4 * 2 * 2 + 2 * 2 + 2);
-        let names: BTreeSet<String> = all().iter().map(CmCell::name).collect();
-        assert_eq!(names.len(), all().len());
+        assert_eq!(unmodified().len(), 4 * 2 * 3 * 2);
+        assert_eq!(subset().len(), 4 * 2 * 2 + 2 * 2 + 2 + 7);
+        let cells = [all(), unmodified()].concat();
+        let names: BTreeSet<String> = cells.iter().map(CmCell::name).collect();
+        assert_eq!(names.len(), cells.len());
         let of = |of: fn(&Setting) -> String| {
             subset().iter().map(|cell| of(&cell.setting)).collect::<BTreeSet<_>>().len()
         };

@@ -11,7 +11,7 @@ mod losses;
 mod multicast;
 mod node;
 mod operations;
-pub(crate) mod ours;
+pub mod ours;
 pub mod programs;
 mod scenario;
 pub mod scripts;

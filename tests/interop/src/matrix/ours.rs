@@ -1,11 +1,17 @@
-//! A running command of ours.
+//! A running program at our end.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rocinante::device::Backend;
+use rocinante_dropin::install::Installation;
+use rocinante_dropin::{NOBODY, row};
 use rocinante_node::{ChildGuard, Netns};
 
 use super::node::Step;
@@ -14,7 +20,29 @@ use crate::guest::Outcome;
 /// How long it may take until it prints something, or ends.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running command of ours. Its output is read as it comes. It is killed when this is dropped.
+/// What runs at our end, beside a program at the other.
+#[derive(Debug, Clone, Copy)]
+pub enum Programs<'a> {
+    /// Our own command: the program `rocinante`, and words before its own arguments.
+    Own(&'a Path, &'a [&'a str]),
+    /// The same program, unmodified, on `rocinante run`.
+    Unmodified(&'a Installation),
+}
+
+/// A program on `rocinante run`, as a user without privileges where the backend permits that.
+pub(super) fn unprivileged<S: AsRef<OsStr>>(
+    installed: &Installation,
+    backend: Backend,
+    words: impl IntoIterator<Item = S>,
+) -> Command {
+    let mut command = installed.run(&backend.to_string(), words);
+    if backend == Backend::Udp {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    command
+}
+
+/// A running program at our end. Its output is read as it comes. It is killed when this is dropped.
 pub(super) struct Ours {
     child: ChildGuard,
     stdout: JoinHandle<String>,
@@ -64,6 +92,14 @@ impl Ours {
                     return Err(format!("ours: it never said {what:?}: {}", self.heard));
                 }
             }
+        }
+    }
+
+    /// Waits until it serves. A command of ours then says `what`.
+    pub(super) fn serves(&mut self, programs: Programs<'_>, what: &str) -> Step {
+        match programs {
+            Programs::Own(..) => self.says(what),
+            Programs::Unmodified(_) => row::opens(&mut self.child),
         }
     }
 

@@ -1,9 +1,9 @@
 //! Programs of other projects: rdma-core's ping-pongs and perftest's measurements. The agent starts
 //! them on the machine with the kernel's device. They run against `rocinante pingpong --compat` and
-//! `rocinante perf --compat`, over the connections that they make themselves.
+//! `rocinante perf --compat`, and against themselves on `rocinante run`, over the connections that
+//! they make themselves.
 
 use std::net::IpAddr;
-use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use rocinante_node::Netns;
 use super::Bench;
 use super::cell::{MTUS, Requester, Setting};
 use super::node::Step;
-use super::ours::{Ours, PATIENCE};
+use super::ours::{Ours, PATIENCE, Programs, unprivileged};
 use crate::agent::Agent;
 use crate::agent::proto::{Invocation, Reply, Request};
 use crate::guest::{Link, Outcome};
@@ -44,19 +44,28 @@ impl Program {
         program.ok_or_else(|| format!("there is no program {name:?}"))
     }
 
-    /// The command on the machine with the device.
-    pub(crate) fn tool(&self) -> &'static str {
-        self.tool
+    /// The command on a device, and its arguments.
+    pub(crate) fn words(
+        &self,
+        device: &str,
+        gid: u8,
+        port: u16,
+        mtu: u32,
+        server: Option<IpAddr>,
+    ) -> Vec<String> {
+        let mut line = format!("{} -d {device} {} {gid} -p {port}", self.tool, self.gid);
+        // Datagrams use the link's path MTU.
+        if self.tool != "ibv_ud_pingpong" {
+            line += &format!(" -m {mtu}");
+        }
+        line += &format!(" {}", self.options);
+        let server = server.map(|server| server.to_string());
+        line.split_whitespace().map(str::to_owned).chain(server).collect()
     }
 
     /// Options of both sides.
-    pub(crate) fn options(&self) -> impl Iterator<Item = &'static str> {
+    fn options(&self) -> impl Iterator<Item = &'static str> {
         self.options.split_whitespace()
-    }
-
-    /// The option for the index of its GID.
-    pub(crate) fn gid(&self) -> &'static str {
-        self.gid
     }
 
     /// All sizes up to 8 MiB take long on an emulated machine: they run in one setting only, with
@@ -67,7 +76,7 @@ impl Program {
 
     /// Whether the connection manager connects the queue pairs (`-R`), or their exchange (`-z`).
     /// perftest 4.5 does that over IPv4 only, and `rdma_cm` with the link's path MTU.
-    fn is_managed(&self) -> bool {
+    pub(crate) fn is_managed(&self) -> bool {
         self.options().any(|option| matches!(option, "-R" | "-z"))
     }
 
@@ -150,13 +159,17 @@ pub struct ProgramCell {
     pub program: &'static Program,
     /// Where and how.
     pub setting: Setting,
+    /// The same program runs at our end, too.
+    pub unmodified: bool,
 }
 
 impl ProgramCell {
-    /// Its name: `ib_write_bw::ours::packet::veth::v4::1024`.
+    /// Its name: `ib_write_bw::ours::packet::veth::v4::1024`, or, unmodified,
+    /// `ib_write_bw_run::ours::packet::veth::v4::1024`.
     #[must_use]
     pub fn name(&self) -> String {
-        format!("{}::{}", self.program.name, self.setting)
+        let run = if self.unmodified { "_run" } else { "" };
+        format!("{}{run}::{}", self.program.name, self.setting)
     }
 }
 
@@ -178,7 +191,7 @@ pub fn all() -> Vec<ProgramCell> {
                     let mtu = if program.is_long() || program.is_managed() { 4096 } else { mtu };
                     let setting = Setting { requester, backend, link, ipv6, mtu };
                     if program.is_run(backend, ipv6) {
-                        cells.push(ProgramCell { program, setting });
+                        cells.push(ProgramCell { program, setting, unmodified: false });
                     }
                 }
             }
@@ -187,8 +200,21 @@ pub fn all() -> Vec<ProgramCell> {
     cells
 }
 
+/// The settings in which the programs run unmodified at both ends: each that is not long with
+/// either side as the client, on each backend. Address families take turns.
+#[must_use]
+pub fn unmodified() -> Vec<ProgramCell> {
+    let turn = |cell: &ProgramCell| {
+        let ipv6 = cell.setting.backend == Backend::Packet;
+        !cell.program.is_long() && (cell.program.is_managed() || cell.setting.ipv6 == ipv6)
+    };
+    let cells = all().into_iter().filter(turn);
+    cells.map(|cell| ProgramCell { unmodified: true, ..cell }).collect()
+}
+
 /// The part for each test run: each program that is not long twice, with either side as the client.
-/// Of those that the connection manager connects, one for each client and backend.
+/// Of those that the connection manager connects, one for each client and backend. Unmodified at
+/// both ends, a program in eleven settings.
 #[must_use]
 pub fn subset() -> Vec<ProgramCell> {
     let short = all().into_iter().filter(|cell| !cell.program.is_long());
@@ -197,7 +223,12 @@ pub fn subset() -> Vec<ProgramCell> {
     let others = others.into_iter().enumerate();
     let others = others.filter(|(index, _)| index % 6 == (index / 6) % 6).map(|(_, cell)| cell);
     // Each program has six cells: take another program, and another one of the six, each time.
-    others.chain(managed.into_iter().step_by(11)).collect()
+    let others = others.chain(managed.into_iter().step_by(11));
+    // Their servers refuse our clients more often than not in a slow guest.
+    let refused =
+        |cell: &ProgramCell| cell.program.is_managed() && cell.setting.requester == Requester::Ours;
+    let unmodified = unmodified().into_iter().filter(|cell| !refused(cell));
+    others.chain(unmodified.step_by(11)).collect()
 }
 
 /// How long ours may take to notice that the other program has failed.
@@ -207,8 +238,8 @@ const ALONE: Duration = Duration::from_secs(20);
 pub struct ProgramPlace<'a> {
     /// Our namespace, if it is not the present one.
     pub netns: Option<&'a Netns>,
-    /// Our command: the program `rocinante`, and words before its own arguments.
-    pub ours: (&'a Path, &'a [&'a str]),
+    /// What runs at our end.
+    pub ours: Programs<'a>,
     /// Our address.
     pub own: IpAddr,
     /// The kernel's device.
@@ -220,18 +251,22 @@ pub struct ProgramPlace<'a> {
     pub meet: [IpAddr; 2],
 }
 
-/// perftest prints this if it cannot measure how fast its processor counts: the emulated processor
-/// was not scheduled regularly. It then ends without a report, whatever it has measured.
-const NO_CLOCK: &str = "Correlation coefficient";
-/// How often to start a program that prints this.
-const CLOCK_TRIES: u32 = 3;
+/// What perftest prints when it fails because the emulated processor is slow, and why: it cannot
+/// measure how fast the processor counts, and then ends without a report, whatever it has measured;
+/// or a server with `-R` told its client that it listens, and did so a moment later.
+const TOO_SLOW: [(&str, &str); 2] = [
+    ("Correlation coefficient", "perftest makes nothing of the guest's clock"),
+    ("RDMA_CM_EVENT_REJECTED; error: 8", "perftest's server does not listen yet"),
+];
+/// How often to start a program that prints one of these.
+const TRIES: u32 = 20;
 
 impl Bench {
-    /// Runs a program's cell; `ours` is the `rocinante` to run.
+    /// Runs a program's cell; `ours` is what runs at our end.
     ///
     /// # Errors
     /// One of both fails, or prints something unexpected: the text has the output of both.
-    pub fn run_program(&self, cell: &ProgramCell, ours: &Path) -> Step {
+    pub fn run_program(&self, cell: &ProgramCell, ours: Programs<'_>) -> Step {
         let setting = cell.setting;
         let network = self.guest.network();
         let container = network.container(&self.lab, setting.link);
@@ -243,7 +278,7 @@ impl Bench {
         let there = network.address(setting.link, false);
         let place = ProgramPlace {
             netns: Some(container.netns()),
-            ours: (ours, &[]),
+            ours,
             own,
             device: network.device(setting.link),
             address: network.address(setting.link, setting.ipv6),
@@ -251,15 +286,14 @@ impl Bench {
         };
         let mut tries = 1;
         loop {
-            match cell.run(&place, super::agent(container, there)?) {
-                Err(why) if why.contains(NO_CLOCK) && tries < CLOCK_TRIES => {
-                    println!(
-                        "{}: perftest makes nothing of the guest's clock, again: {NO_CLOCK}",
-                        cell.name()
-                    );
+            let ended = cell.run(&place, super::agent(container, there)?);
+            let said = |why: &String| TOO_SLOW.iter().find(|(said, _)| why.contains(said));
+            match ended.as_ref().err().and_then(said) {
+                Some((said, why)) if tries < TRIES => {
+                    println!("{}: {why}, again: {said}", cell.name());
                     tries += 1;
                 }
-                ended => return ended,
+                _ => return ended,
             }
         }
     }
@@ -271,19 +305,9 @@ impl ProgramCell {
     /// # Errors
     /// One of both fails, or prints something unexpected: the text has the output of both.
     pub fn run(&self, place: &ProgramPlace<'_>, agent: Box<dyn Agent>) -> Step {
-        let Self { program, setting } = *self;
+        let Self { program, setting, .. } = *self;
         let port = next_port();
-        let line = format!(
-            "{} {} -m {} -p {port} --netdev {} --bind {} --json",
-            program.ours, program.options, setting.mtu, setting.backend, place.own
-        );
-        let compat = if program.gid == "-x" { " --compat perftest" } else { "" };
-        let ours = |host: &str| {
-            let (ours, words) = place.ours;
-            let mut command = Command::new(ours);
-            command.args(words).args(format!("{line}{compat} {host}").split_whitespace());
-            Ours::start(place.netns, &mut command)
-        };
+        let ours = |server| Ours::start(place.netns, &mut self.command(place, port, server));
         let invocation = |server: Option<IpAddr>| Invocation {
             program: program.name.to_owned(),
             device: place.device.to_owned(),
@@ -296,18 +320,46 @@ impl ProgramCell {
         let (ours, theirs) = match setting.requester {
             Requester::Ours => {
                 let mut theirs = Theirs::start(agent, invocation(None))?;
-                (finish(ours(&there.to_string())?, &mut theirs)?, theirs)
+                (finish(ours(Some(there))?, &mut theirs)?, theirs)
             }
             Requester::Rxe => {
-                let mut server = ours("")?;
-                server.says("waiting for a client")?;
+                let mut server = ours(None)?;
+                server.serves(place.ours, "waiting for a client")?;
                 let mut theirs = Theirs::start(agent, invocation(Some(here)))?;
                 (finish(server, &mut theirs)?, theirs)
             }
         };
         let Ended { ours, theirs: outcome } = ours;
+        if self.unmodified && ours.code != 0 {
+            // Theirs may wait for ever.
+            return Err(format!("ours ended with {}: {}{}", ours.code, ours.stdout, ours.stderr));
+        }
         let theirs = outcome.map_or_else(|| theirs.wait(), Ok)?;
         verdict(self, &ours, &theirs)
+    }
+
+    /// The command at our end.
+    fn command(&self, place: &ProgramPlace<'_>, port: u16, server: Option<IpAddr>) -> Command {
+        let Self { program, setting, .. } = *self;
+        let Setting { backend, mtu, ipv6, .. } = setting;
+        let (ours, words) = match place.ours {
+            Programs::Own(ours, words) => (ours, words),
+            Programs::Unmodified(installed) => {
+                let words = program.words("roce0", u8::from(ipv6), port, mtu, server);
+                return unprivileged(installed, backend, words);
+            }
+        };
+        let line = format!(
+            "{} {} -m {mtu} -p {port} --netdev {backend} --bind {} --json",
+            program.ours, program.options, place.own
+        );
+        let mut command = Command::new(ours);
+        command.args(words).args(line.split_whitespace());
+        if program.gid == "-x" {
+            command.args(["--compat", "perftest"]);
+        }
+        command.args(server.map(|server| server.to_string()));
+        command
     }
 }
 
@@ -388,19 +440,28 @@ fn verdict(cell: &ProgramCell, ours: &Outcome, theirs: &Outcome) -> Step {
     if ours.code != 0 || theirs.code != 0 {
         return Err(both());
     }
+    let pingpong = cell.program.gid == "-g";
+    let told = match pingpong {
+        true => !theirs.stdout.contains("invalid data"),
+        false => theirs.stdout.contains("#bytes") || is_silent(cell, Requester::Ours),
+    };
+    if cell.unmodified {
+        let ours = match pingpong {
+            true => !ours.stdout.contains("invalid data"),
+            false => ours.stdout.contains("#bytes") || is_silent(cell, Requester::Rxe),
+        };
+        return if told && ours { Ok(()) } else { Err(both()) };
+    }
     let json = ours.stdout.lines().last().and_then(|line| serde_json::from_str(line).ok());
     let json: serde_json::Value = json.ok_or_else(|| format!("no JSON: {}", both()))?;
     if json["mtu"] != cell.setting.mtu {
         return Err(format!("the path MTU is {}: {}", json["mtu"], both()));
     }
-    let pingpong = cell.program.gid == "-g";
-    let fine = if pingpong {
-        json["validated"] == true && !theirs.stdout.contains("invalid data")
-    } else {
-        let told = theirs.stdout.contains("#bytes") || is_silent(cell);
-        json["perftest"].is_string() && told && has_results(cell, &json)
+    let fine = match pingpong {
+        true => json["validated"] == true,
+        false => json["perftest"].is_string() && has_results(cell, &json),
     };
-    if fine { Ok(()) } else { Err(format!("not what it should be: {}", both())) }
+    if told && fine { Ok(()) } else { Err(format!("not what it should be: {}", both())) }
 }
 
 /// Whether our client measured each size.
@@ -411,10 +472,11 @@ fn has_results(cell: &ProgramCell, json: &serde_json::Value) -> bool {
     cell.setting.requester == Requester::Rxe || measured == sizes
 }
 
-/// Whether the program prints no table: perftest's servers of latencies in which they take no part.
-fn is_silent(cell: &ProgramCell) -> bool {
+/// Whether the program of the side that does not ask prints no table: perftest's servers of
+/// latencies in which they take no part.
+fn is_silent(cell: &ProgramCell, asks: Requester) -> bool {
     let passive = matches!(cell.program.tool, "ib_read_lat" | "ib_atomic_lat");
-    passive && cell.setting.requester == Requester::Ours
+    passive && cell.setting.requester == asks
 }
 
 #[cfg(test)]
@@ -427,11 +489,13 @@ mod tests {
     fn no_cell_is_missing() {
         // 25 programs with either side as the client, 3 backends, 2 families; 6 long ones with
         // either side as the client; 11 that the connection manager connects, with either side as
-        // the client, 3 backends.
+        // the client, 3 backends. Unmodified, 36 with either side as the client, 3 backends.
         assert_eq!(all().len(), 25 * 2 * 3 * 2 + 6 * 2 + 11 * 2 * 3);
-        assert_eq!(subset().len(), 25 * 2 + 2 * 3);
-        let names: BTreeSet<String> = all().iter().map(ProgramCell::name).collect();
-        assert_eq!(names.len(), all().len());
+        assert_eq!(unmodified().len(), 36 * 2 * 3);
+        assert_eq!(subset().len(), 25 * 2 + 2 * 3 + 17);
+        let cells = [all(), unmodified()].concat();
+        let names: BTreeSet<String> = cells.iter().map(ProgramCell::name).collect();
+        assert_eq!(names.len(), cells.len());
     }
 
     #[test]
@@ -445,14 +509,21 @@ mod tests {
         };
         assert_eq!(seen(|s| s.mtu.to_string(), &all()), 25 * 5);
         assert_eq!(seen(|s| format!("{:?} {:?}", s.link, s.requester), &all()), 25 * 4);
-        let managed: Vec<_> =
-            subset().into_iter().filter(|cell| cell.program.is_managed()).collect();
+        let part = subset();
+        let (unmodified, own): (Vec<&ProgramCell>, Vec<_>) =
+            part.iter().partition(|cell| cell.unmodified);
+        let managed: Vec<_> = own.into_iter().filter(|cell| cell.program.is_managed()).collect();
         let clients: BTreeSet<String> = managed
             .iter()
             .map(|cell| format!("{:?} {}", cell.setting.requester, cell.setting.backend))
             .collect();
         let programs: BTreeSet<&str> = managed.iter().map(|cell| cell.program.name).collect();
         assert_eq!((managed.len(), clients.len(), programs.len()), (6, 6, 6));
+        let backends: BTreeSet<String> = unmodified
+            .iter()
+            .map(|cell| format!("{:?} {}", cell.setting.requester, cell.setting.backend))
+            .collect();
+        assert_eq!(backends.len(), 6);
         // In the part all settings occur, though not with each program.
         let of: [fn(&Setting) -> String; 4] = [
             |s| s.mtu.to_string(),

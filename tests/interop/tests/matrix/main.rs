@@ -10,13 +10,15 @@ mod device;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use rocinante::device::Backend;
+use rocinante_dropin::install::Installation;
 use rocinante_interop::guest::{Guest, GuestConfig, Image, Link};
 use rocinante_interop::matrix::cm_programs::{self, CmCell};
+use rocinante_interop::matrix::ours::Programs;
 use rocinante_interop::matrix::programs::{self, ProgramCell};
 use rocinante_interop::matrix::scripts::{self, ScriptCell};
 use rocinante_interop::matrix::{self, Bench, Cell, Requester, Setting, Table, subset};
@@ -57,9 +59,15 @@ fn main() -> ExitCode {
     let scripts = if has("--whole") { scripts::all() } else { scripts::subset() };
     tests.extend(scripts.into_iter().map(Test::Script));
     tests.extend(cells.into_iter().map(Test::Cell));
-    let programs = if has("--whole") { programs::all() } else { programs::subset() };
+    let programs = match has("--whole") {
+        true => [programs::all(), programs::unmodified()].concat(),
+        false => programs::subset(),
+    };
     tests.extend(programs.into_iter().map(Test::Program));
-    let programs = if has("--whole") { cm_programs::all() } else { cm_programs::subset() };
+    let programs = match has("--whole") {
+        true => [cm_programs::all(), cm_programs::unmodified()].concat(),
+        false => cm_programs::subset(),
+    };
     tests.extend(programs.into_iter().map(Test::CmProgram));
     let total = tests.len();
     tests.retain(|test| filters.iter().all(|part| test.name().contains(part)));
@@ -131,6 +139,23 @@ fn options(args: &[String]) -> std::result::Result<u32, String> {
 /// Our program, the peer of other programs.
 const OURS: &str = env!("CARGO_BIN_EXE_rocinante-under-interop");
 
+/// What `rocinante run` needs, installed for unmodified programs when the first of them runs.
+type Installed = LazyLock<std::result::Result<Installation, String>>;
+
+/// Installs it. The libraries lie beside the guest's program.
+fn install() -> std::result::Result<Installation, String> {
+    Installation::of(Path::new(OURS), host_programs())
+        .map_err(|error| format!("{error}: cargo build -p rocinante-capi -p rocinante-paths, too"))
+}
+
+/// What runs at our end of a program's cell.
+fn ours(unmodified: bool, installed: &Installed) -> std::result::Result<Programs<'_>, String> {
+    match unmodified {
+        true => installed.as_ref().map(Programs::Unmodified).map_err(Clone::clone),
+        false => Ok(Programs::Own(Path::new(OURS), &[])),
+    }
+}
+
 /// The directory of the programs; the guest sees it at `/host`.
 fn host_programs() -> &'static Path {
     let guest = Path::new(env!("CARGO_BIN_EXE_rocinante-interop"));
@@ -168,12 +193,12 @@ impl Test {
         }
     }
 
-    fn run(&self, bench: &Bench) -> std::result::Result<(), String> {
+    fn run(&self, bench: &Bench, installed: &Installed) -> std::result::Result<(), String> {
         match self {
             Self::Cell(cell) => bench.run(cell),
             Self::Hardware(cell) => cell.run(bench, host_programs()),
-            Self::Program(cell) => bench.run_program(cell, Path::new(OURS)),
-            Self::CmProgram(cell) => bench.run_cm_program(cell, Path::new(OURS)),
+            Self::Program(cell) => bench.run_program(cell, ours(cell.unmodified, installed)?),
+            Self::CmProgram(cell) => bench.run_cm_program(cell, ours(cell.unmodified, installed)?),
             Self::Script(cell) => bench.run_script(cell),
             Self::Device(case) => case.run(bench),
             Self::Witness(setting) => match need::program("tshark") {
@@ -224,6 +249,7 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
     // Made once, before several guests need it.
     Image::prepare()?;
     let guests = if total > MANY { parallelism().min(2) } else { 1 };
+    let installed = Installed::new(install);
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Outcomes::default()));
     let attend = || -> Result<()> {
         let mut bench = boot()?;
@@ -238,7 +264,7 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
             let mut once_more = true;
             let result = loop {
                 let result = if start.elapsed() < limit {
-                    test.run(&bench)
+                    test.run(&bench, &installed)
                 } else {
                     Err(format!("not run: the time of {} s is over", limit.as_secs()))
                 };

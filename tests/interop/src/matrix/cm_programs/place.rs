@@ -1,7 +1,6 @@
 //! The places of both sides, and how to run programs there.
 
 use std::net::IpAddr;
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -9,10 +8,11 @@ use rocinante::device::Backend;
 use rocinante_node::Netns;
 
 use super::{CM_PROGRAMS, CmProgram};
+use crate::agent::host::is_listening;
 use crate::guest::{Job, Outcome};
 use crate::matrix::Bench;
 use crate::matrix::node::Step;
-use crate::matrix::ours::{Ours, PATIENCE};
+use crate::matrix::ours::{Ours, PATIENCE, Programs, unprivileged};
 
 /// The places of both sides.
 pub(super) struct CmPlace<'a> {
@@ -20,7 +20,7 @@ pub(super) struct CmPlace<'a> {
     pub(super) netns: &'a Netns,
     /// The guest's RDMA device.
     pub(super) device: &'a str,
-    pub(super) program: &'a Path,
+    pub(super) ours: Programs<'a>,
     pub(super) backend: Backend,
     pub(super) here: IpAddr,
     pub(super) there: IpAddr,
@@ -28,11 +28,27 @@ pub(super) struct CmPlace<'a> {
 }
 
 impl CmPlace<'_> {
+    /// Starts a command of ours.
     pub(super) fn run(&self, line: &str) -> Step<Ours> {
-        let mut command = Command::new(self.program);
+        let Programs::Own(program, _) = self.ours else {
+            return Err(format!("{line} is no command of others"));
+        };
+        let mut command = Command::new(program);
         command.args(self.filled(line, self.here, self.there).split_whitespace());
         command.args(["--netdev", &self.backend.to_string(), "--json"]);
         Ours::start(Some(self.netns), &mut command)
+    }
+
+    /// Starts a program at our end: 0 is the server, 1 the client.
+    fn we_run(&self, program: &CmProgram, role: usize) -> Step<Ours> {
+        match self.ours {
+            Programs::Own(..) => self.run(program.ours[role]),
+            Programs::Unmodified(installed) => {
+                let line = self.filled(program.theirs[role], self.here, self.there);
+                let words = line.split_whitespace();
+                Ours::start(Some(self.netns), &mut unprivileged(installed, self.backend, words))
+            }
+        }
     }
 
     fn filled(&self, line: &str, here: IpAddr, there: IpAddr) -> String {
@@ -69,29 +85,39 @@ impl CmPlace<'_> {
     pub(super) fn we_ask(&self, program: &CmProgram) -> Step {
         let server = self.start(&self.filled(program.theirs[0], self.there, self.here))?;
         self.until("theirs listens", || self.guest_listens(program))?;
-        let ours = self.run(program.ours[1])?.finish()?;
+        let ours = self.we_run(program, 1)?.finish()?;
         let theirs = server.wait().map_err(|error| error.to_string())?;
-        verdict(program, 0, &ours, &theirs)
+        self.verdict(program, 0, &ours, &theirs)
     }
 
     pub(super) fn they_ask(&self, program: &CmProgram) -> Step {
-        let mut server = self.run(program.ours[0])?;
-        server.says("waiting for ")?;
+        let mut server = self.we_run(program, 0)?;
+        server.serves(self.ours, "waiting for ")?;
         let theirs = self.guest(&self.filled(program.theirs[1], self.there, self.here))?;
         let ours = server.finish()?;
-        verdict(program, 1, &ours, &theirs)
+        self.verdict(program, 1, &ours, &theirs)
+    }
+
+    /// Checks that both ended well and printed what they did. `role` is the guest's program: 0 is
+    /// the server.
+    fn verdict(&self, program: &CmProgram, role: usize, ours: &Outcome, theirs: &Outcome) -> Step {
+        // rping's server ends with an error of its own when the client goes.
+        let fine = match self.ours {
+            Programs::Own(..) => ours.code == 0 && ours.stdout.contains(program.done),
+            Programs::Unmodified(_) => {
+                let ends = ours.code == 0 || program.name == "rping" && role == 1;
+                ends && ours.stdout.contains(program.say[1 - role])
+            }
+        };
+        let fine = fine && theirs.stdout.contains(program.say[role]);
+        if fine { Ok(()) } else { Err(format!("ours: {ours:?}; theirs: {theirs:?}")) }
     }
 
     /// Whether the guest's kernel has a listener at the program's port.
     fn guest_listens(&self, program: &CmProgram) -> Step<bool> {
         let port = if program.theirs[0].contains("{port}") { self.port } else { UDADDY_PORT };
         let ids = self.guest("rdma resource show cm_id")?;
-        let listener = |line: &str| {
-            let at_port =
-                |word: &str| word.rsplit_once(':').is_some_and(|(_, at)| at == port.to_string());
-            line.contains("state LISTEN") && line.split_whitespace().any(at_port)
-        };
-        Ok(ids.stdout.lines().any(listener))
+        Ok(is_listening(&ids.stdout, port))
     }
 
     pub(super) fn until(&self, what: &str, mut done: impl FnMut() -> Step<bool>) -> Step {
@@ -108,13 +134,3 @@ impl CmPlace<'_> {
 
 /// udaddy's fixed port: no option changes it.
 const UDADDY_PORT: u16 = 7174;
-
-/// Checks that both ended well and printed what they did. `role` is the guest's program: 0 is the
-/// server.
-fn verdict(program: &CmProgram, role: usize, ours: &Outcome, theirs: &Outcome) -> Step {
-    // rping's server ends with an error of its own when the client goes.
-    let fine = ours.code == 0
-        && ours.stdout.contains(program.done)
-        && theirs.stdout.contains(program.say[role]);
-    if fine { Ok(()) } else { Err(format!("ours: {ours:?}; theirs: {theirs:?}")) }
-}
