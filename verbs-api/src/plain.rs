@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-pub use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
+pub use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, apart, named_interfaces};
 pub use rocinante_stack::cm::{
     Accept, AskId, Asked, CmEvent, ConnId, Connect, ListenerId, QpSide, QueryId, Reply, Request,
 };

@@ -19,6 +19,7 @@ const RDMACM_UTILS: Package = ("rdmacm-utils", || is_installed("rping"));
 const UCX: Package = ("ucx-utils", || is_installed("ucx_perftest"));
 const OPENMPI: Package = ("openmpi-bin", || is_installed("mpirun"));
 const OPENMPI_DEV: Package = ("libopenmpi-dev", || is_installed("mpicc"));
+const IPERF3: Package = ("iperf3", || is_installed("iperf3"));
 const NFTABLES: Package = ("nftables", || is_installed("nft"));
 
 /// The Debian packages that the demo uses.
@@ -29,7 +30,7 @@ pub(crate) const TESTS: &[Package] = &[
     IPROUTE2,
     NFTABLES,
     ("ethtool", || is_installed("ethtool")),
-    ("iperf3", || is_installed("iperf3")),
+    IPERF3,
     ("python3-scapy", has_scapy),
     // Programs for libibverbs, and rdma-core's test-suite for it.
     IBVERBS_UTILS,
@@ -63,6 +64,7 @@ pub(crate) const DROPIN: &[Package] = &[
     PYVERBS,
     ("git", || is_installed("git")),
     RDMACM_UTILS,
+    IPERF3,
     ("fio", || is_installed("fio")),
     ("libfabric-bin", || is_installed("fi_pingpong")),
     UCX,

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 
+use rocinante::plain::apart;
 use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fstat};
@@ -23,10 +24,16 @@ impl Given {
     /// A descriptor that is readable while `inner` is. The program may change its flags, of which
     /// `inner` knows nothing.
     pub(crate) fn following(inner: BorrowedFd<'_>) -> Outcome<Self> {
-        let fd = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Errno::raw_os_error)?;
-        let data = epoll::EventData::new_u64(0);
-        let added = epoll::add(&fd, inner, data, epoll::EventFlags::IN);
-        added.map(|()| Self::from(fd)).map_err(Errno::raw_os_error)
+        following(inner).map(Self::from).map_err(Errno::raw_os_error)
+    }
+
+    /// The same under a high number, if there is one that select(2) takes.
+    pub(crate) fn following_high(inner: BorrowedFd<'_>) -> Outcome<Self> {
+        let fd = following(inner).map_err(Errno::raw_os_error)?;
+        let Ok(low) = fd.try_clone() else { return Ok(Self::from(fd)) };
+        let high = apart(fd);
+        let is_taken = usize::try_from(high.as_raw_fd()).is_ok_and(|fd| fd < libc::FD_SETSIZE);
+        Ok(Self::from(if is_taken { high } else { low }))
     }
 
     pub(crate) fn number(&self) -> c_int {
@@ -53,6 +60,12 @@ impl Drop for Given {
             unsafe { ManuallyDrop::drop(&mut self.fd) };
         }
     }
+}
+
+fn following(inner: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
+    let fd = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&fd, inner, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    Ok(fd)
 }
 
 /// What is behind a descriptor: device and inode. Those without a file of their own share them.

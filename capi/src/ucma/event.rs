@@ -89,7 +89,7 @@ pub(crate) struct File {
 impl File {
     pub(super) fn new() -> Outcome<Self> {
         let bell = Bell::new().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
-        Ok(Self { fd: Given::following(bell.as_fd())?, bell, queue: Mutex::default() })
+        Ok(Self { fd: Given::following_high(bell.as_fd())?, bell, queue: Mutex::default() })
     }
 
     pub(super) fn push(&self, event: Event) {

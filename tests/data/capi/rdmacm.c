@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/select.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -342,6 +344,41 @@ static void events_move_with_their_id(void)
 	rdma_destroy_event_channel(to);
 }
 
+// librspreload before 63 loses the events of a socket that has a higher number than its channel.
+static void channels_have_high_numbers(void)
+{
+	int low = open("/dev/null", O_RDONLY), top = 0;
+	CHECK(low >= 0 && low < 100);
+	struct rdma_event_channel *high = channel(), *other = channel();
+	CHECK(high->fd > low + 300 && other->fd > low + 300 && high->fd != other->fd);
+	CHECK(high->fd < FD_SETSIZE && other->fd < FD_SETSIZE);
+	// Numbers that select(2) takes run out: low ones do as well.
+	struct rlimit limit, more;
+	CHECK(!getrlimit(RLIMIT_NOFILE, &limit));
+	more = (struct rlimit){ .rlim_cur = limit.rlim_max, .rlim_max = limit.rlim_max };
+	if (more.rlim_cur > 2 * FD_SETSIZE)
+		more.rlim_cur = 2 * FD_SETSIZE;
+	CHECK(!setrlimit(RLIMIT_NOFILE, &more));
+	int taken[FD_SETSIZE], many = 0;
+	while (top >= 0 && top < FD_SETSIZE - 1)
+		if ((top = fcntl(low, F_DUPFD, 512)) >= 0)
+			taken[many++] = top;
+	CHECK(many > 100);
+	struct rdma_event_channel *late = channel();
+	CHECK(late->fd > low && late->fd < 512);
+	struct rdma_cm_id *it = id(late, RDMA_PS_TCP);
+	CHECK(!rdma_resolve_addr(it, NULL, at(address, 1), 1000));
+	CHECK(status_of(late, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
+	gone(it);
+	rdma_destroy_event_channel(late);
+	while (many)
+		close(taken[--many]);
+	CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
+	rdma_destroy_event_channel(high);
+	rdma_destroy_event_channel(other);
+	close(low);
+}
+
 static void a_closed_channel_ends_its_connections(void)
 {
 	struct both it = connected(5006), other = connected(5007);
@@ -526,6 +563,7 @@ int main(int argc, char **argv)
 		{ "a backlog is of unread requests", a_backlog_is_of_unread_requests },
 		{ "waiting ends as a read does", waiting_ends_as_a_read_does },
 		{ "events move with their id", events_move_with_their_id },
+		{ "channels have high numbers", channels_have_high_numbers },
 		{ "a closed channel ends its connections", a_closed_channel_ends_its_connections },
 		{ "a datagram service is found", a_datagram_service_is_found },
 		{ "options reach the queue pair", options_reach_the_queue_pair },

@@ -172,6 +172,7 @@ impl Place<'_> {
         let mut command = self.installed.run(self.row.netdev, ["sh", "-c", script]);
         let [here, there] = [0, 1].map(|side| self.container(side).ipv4().to_string());
         let [server, client] = table::ECHO;
+        let [selecting_server, selecting_client] = table::SELECT;
         let [serve, ask] = table::REMOTE;
         if self.row.program == "mpi.c" {
             command.env("MPI", programs::mpi(self.installed)?);
@@ -186,7 +187,9 @@ impl Place<'_> {
             .env("MODE", self.row.mode)
             .env("RSOCKET", RSOCKET)
             .env("ECHO_SERVER", server)
-            .env("ECHO_CLIENT", client);
+            .env("ECHO_CLIENT", client)
+            .env("SELECT_SERVER", selecting_server)
+            .env("SELECT_CLIENT", selecting_client);
         Ok(self.as_user(command))
     }
 

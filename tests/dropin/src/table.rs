@@ -255,7 +255,7 @@ const MANAGED: [Managed; 6] = [
 ];
 
 /// Others, on `udp`.
-const MANAGED_ELSEWHERE: [Managed; 11] = [
+const MANAGED_ELSEWHERE: [Managed; 14] = [
     (
         "rping",
         "-P, 4 clients",
@@ -300,6 +300,16 @@ const MANAGED_ELSEWHERE: [Managed; 11] = [
         Says::Word("alike"),
     ),
     (
+        "python3",
+        "librspreload, select",
+        "export LD_PRELOAD=$LD_PRELOAD:$RSOCKET; exec /usr/bin/python3 -c \"$SELECT_SERVER\"",
+        true,
+        "export LD_PRELOAD=$LD_PRELOAD:$RSOCKET; exec /usr/bin/python3 -c \"$SELECT_CLIENT\"",
+        Says::Word("alike"),
+    ),
+    ("iperf3", "librspreload", IPERF_SERVER, true, IPERF_CLIENT, Says::Word("iperf Done.")),
+    ("iperf3", "librspreload -R", IPERF_SERVER, true, IPERF_CLIENT, Says::Word("iperf Done.")),
+    (
         "fi_pingpong",
         "-e msg",
         "exec fi_pingpong -p verbs -e msg -c",
@@ -336,6 +346,12 @@ const FIO_RECEIVER: &str = "exec fio --name=s --ioengine=rdma --port=7590 --verb
 const FIO_CLIENT: &str = "exec fio --name=c --ioengine=rdma --hostname=$THERE --port=7590 --$MODE \
     --rw=write --bs=64k --size=20m --iodepth=8";
 
+/// iperf3 over sockets of librspreload, with the mode's option. It ends when so much has come, and
+/// waits some 10 s before: librdmacm says of a new connection only when it wakes up by itself.
+const IPERF_SERVER: &str = "export LD_PRELOAD=$LD_PRELOAD:$RSOCKET; exec iperf3 -s -1";
+const IPERF_CLIENT: &str = "export LD_PRELOAD=$LD_PRELOAD:$RSOCKET; \
+    exec iperf3 -c $THERE -n 64M ${MODE#librspreload}";
+
 /// An echo over a socket, which librspreload makes one of rsockets: the server's Python, and the
 /// client's. Python itself makes sockets with `SOCK_CLOEXEC`, which librspreload leaves alone.
 pub(crate) const ECHO: [&str; 2] = [
@@ -359,6 +375,48 @@ for _ in range(20):
         back += connection.recv(65536)
     assert back == data
 connection.close()
+print('alike')
+",
+];
+
+/// The same with select(2), of two connections at once: the server has no thread for either.
+pub(crate) const SELECT: [&str; 2] = [
+    "
+import ctypes, os, select, socket
+call = ctypes.CDLL(None)
+listener = socket.socket(2, 1, 0, fileno=call.socket(2, 1, 0))
+listener.bind((os.environ['THERE'], 9000))
+listener.listen(2)
+connections, ended = [], 0
+while ended < 2:
+    for one in select.select([listener, *connections], [], [])[0]:
+        if one is listener:
+            accepted = call.accept(listener.fileno(), 0, 0)
+            connections.append(socket.socket(2, 1, 0, fileno=accepted))
+        elif data := one.recv(65536):
+            one.sendall(data)
+        else:
+            connections.remove(one)
+            one.close()
+            ended += 1
+",
+    "
+import ctypes, os, select, socket
+call = ctypes.CDLL(None)
+connections = [socket.socket(2, 1, 0, fileno=call.socket(2, 1, 0)) for _ in range(2)]
+for one in connections:
+    one.connect((os.environ['THERE'], 9000))
+for _ in range(20):
+    data = {one: os.urandom(20000) for one in connections}
+    back = dict.fromkeys(connections, b'')
+    for one in connections:
+        one.sendall(data[one])
+    while waits := [one for one in connections if len(back[one]) < len(data[one])]:
+        for one in select.select(waits, [], [])[0]:
+            back[one] += one.recv(65536)
+    assert back == data
+for one in connections:
+    one.close()
 print('alike')
 ",
 ];
