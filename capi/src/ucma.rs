@@ -31,6 +31,7 @@ use self::id::{Held, Id, Phase};
 use self::ports::Ports;
 use self::table::Table;
 use self::words::{In, Out};
+use crate::devices::Found;
 use crate::log::{Level, say};
 
 /// A value, or the errno.
@@ -89,6 +90,17 @@ const COMMANDS: [(&str, Execute); 23] = [
 ];
 
 impl Ucma {
+    /// One that reaches no other devices.
+    pub(crate) fn with_devices(these: Vec<Found>) -> Self {
+        Self { devices: Devices::only(these), ..Self::default() }
+    }
+
+    /// How many files, ids, groups and ports there are.
+    pub(crate) fn counts(&self) -> [usize; 4] {
+        let (ids, groups) = self.table.counts();
+        [self.files.read().len(), ids, groups, self.ports.lock().count()]
+    }
+
     /// Opens the file. Returns the program's descriptor.
     pub(crate) fn open(&self) -> Outcome<c_int> {
         let file = File::new()?;
@@ -266,7 +278,13 @@ impl Command<'_> {
         let mut facts = id.facts.lock();
         let (events, reported) = from.take(|event| Arc::ptr_eq(&event.of, &id), &id.reported);
         facts.file = self.file.clone();
-        events.into_iter().for_each(|event| self.file.push(event));
+        for event in events {
+            // The program will find the new id where it reads of it.
+            if let Some(child) = &event.child {
+                child.facts.lock().file = self.file.clone();
+            }
+            self.file.push(event);
+        }
         Ok(self.answer(Out::default().u32(reported)))
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rocinante::plain::ServiceId;
 
-use super::devices::{self, toward};
+use super::devices::toward;
 use super::event::{Kind, Param};
 use super::id::{Held, Id, Phase, ToListener};
 use super::ports::Bound;
@@ -54,7 +54,7 @@ impl Command<'_> {
         // An id of loopback has no device until it resolves an address or listens, as in `cma.c`:
         // libfabric takes an id without one for those of all devices.
         let has_none = address.ip().is_unspecified() || address.ip().is_loopback();
-        let found = if has_none { None } else { Some(devices::of(address.ip())?) };
+        let found = if has_none { None } else { Some(self.it.devices.of(address.ip())?) };
         let (reuse, one_family) = (held.reuse, held.one_family);
         let of = Bound { id: id.number, address, reuse, one_family };
         held.local = Some(self.it.ports.lock().bind(id.space, of)?);
@@ -92,8 +92,9 @@ impl Command<'_> {
         }
         let local = held.local.filter(|local| local.is_ipv4() == peer.is_ipv4());
         let (Phase::Bound, Some(local)) = (&held.phase, local) else { return Err(libc::EINVAL) };
-        let found = toward(Some(local), peer)
-            .and_then(|(from, to)| Ok((from, to, devices::of(from).map_err(|_| libc::ENODEV)?)));
+        let found = toward(Some(local), peer).and_then(|(from, to)| {
+            Ok((from, to, self.it.devices.of(from).map_err(|_| libc::ENODEV)?))
+        });
         match found {
             Ok((from, to, found)) => {
                 held.local = Some(with_address(local, from));
@@ -138,8 +139,8 @@ impl Command<'_> {
         };
         id.facts.lock().backlog = backlog as usize;
         let (devices, address) = match local.ip() {
-            ip if ip.is_unspecified() => (devices::all()?, None),
-            ip => (vec![devices::of(ip)?], Some(ip)),
+            ip if ip.is_unspecified() => (self.it.devices.all()?, None),
+            ip => (vec![self.it.devices.of(ip)?], Some(ip)),
         };
         let service = id.service_of(&held);
         let (mut places, mut failed) = (Vec::new(), None);

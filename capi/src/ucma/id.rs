@@ -80,6 +80,8 @@ pub(super) struct Facts {
     pub(super) uid: u64,
     pub(super) file: Arc<File>,
     pub(super) is_alive: bool,
+    /// Whether the program can know its number: of a request, once its event was read.
+    pub(super) is_told: bool,
     pub(super) backlog: usize,
     pub(super) route: Option<Route>,
     /// The address handle for datagrams to its peer: `struct ib_uverbs_ah_attr`.
@@ -128,6 +130,7 @@ impl Id {
             uid,
             file,
             is_alive: true,
+            is_told: true,
             backlog: 0,
             route: None,
             ah: [0; AH],
@@ -295,6 +298,7 @@ impl ToListener {
         let of = (self.id.space, qp_type);
         let child = self.table.make(of, (0, facts.file.clone()), |held, facts| {
             facts.route = route(&opened);
+            facts.is_told = false;
             held.phase = phase;
             held.local = Some(SocketAddr::new(local, self.local.port()));
             held.peer = Some(peer);

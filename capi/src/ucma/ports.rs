@@ -64,6 +64,11 @@ impl Ports {
         }
     }
 
+    /// How many ids have one.
+    pub(super) fn count(&self) -> usize {
+        self.bound.values().map(Vec::len).sum()
+    }
+
     fn free(&mut self, space: PortSpace) -> Option<u16> {
         if self.next == 0 {
             // Another process begins elsewhere.
