@@ -1,13 +1,13 @@
 //! For the fuzz target `ucma` only: commands to rdma_cm without a C program around them.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use crate::devices;
 use crate::ucma::Ucma;
 
 /// A process that has opened `/dev/infiniband/rdma_cm`, with loopback as its one device.
-#[derive(Default)]
-pub struct RdmaCm(Ucma);
+pub struct RdmaCm(Arc<Ucma>);
 
 impl std::fmt::Debug for RdmaCm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -29,7 +29,7 @@ impl RdmaCm {
     /// Without a device if loopback is not there.
     #[must_use]
     pub fn on_loopback() -> Self {
-        Self(Ucma::with_devices(devices::limited(Some("lo")).unwrap_or_default()))
+        Self(Arc::new(Ucma::with_devices(devices::limited(Some("lo")).unwrap_or_default())))
     }
 
     /// A file's descriptor.

@@ -14,6 +14,7 @@ mod id;
 mod options;
 mod ports;
 mod query;
+mod removal;
 mod table;
 mod words;
 
@@ -144,7 +145,7 @@ impl Ucma {
     /// # Errors
     /// The kernel's; `EAGAIN` if there is no event to get.
     pub(crate) fn command(
-        &self,
+        self: &Arc<Self>,
         file: &Arc<File>,
         bytes: &[u8],
         copy: Copy<'_>,
@@ -212,7 +213,7 @@ impl Ucma {
 
 /// A command in the making.
 struct Command<'a> {
-    it: &'a Ucma,
+    it: &'a Arc<Ucma>,
     file: &'a Arc<File>,
     body: In<'a>,
     /// How many bytes the program has room for.
@@ -221,8 +222,11 @@ struct Command<'a> {
 }
 
 impl Command<'_> {
+    /// # Errors
+    /// As [`Table::find`]; `ENXIO` if its device is gone.
     fn id(&self, at: usize) -> Outcome<Arc<Id>> {
-        self.it.table.find(self.body.u32(at), self.file)
+        let id = self.it.table.find(self.body.u32(at), self.file)?;
+        if id.facts.lock().is_removed { Err(libc::ENXIO) } else { Ok(id) }
     }
 
     /// # Errors
@@ -260,7 +264,7 @@ impl Command<'_> {
 
     fn destroy(&self) -> Outcome<Answer> {
         self.needs(4)?;
-        let id = self.id(8)?;
+        let id = self.it.table.find(self.body.u32(8), self.file)?;
         Ok(self.answer(Out::default().u32(self.it.destroy(&id))))
     }
 

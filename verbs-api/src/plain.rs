@@ -95,12 +95,10 @@ impl Device {
 pub trait CmSink: fmt::Debug + Send + Sync {
     /// Takes an event. `false` for a request for which there is no room.
     fn put(&self, event: CmEvent) -> bool;
-
-    /// The interface is gone: no more events will come.
-    fn gone(&self);
 }
 
-/// A sink as an owner. A request that it took is the program's, so none is withdrawn.
+/// A sink as an owner. A request that it took is the program's, so none is withdrawn. That the
+/// interface is gone it hears as an event of its context.
 #[derive(Debug)]
 struct Direct<S>(Arc<S>);
 
@@ -116,7 +114,6 @@ impl<S: CmSink> soft::Owner for Direct<S> {
     }
 
     fn fail(&self, _: VerbsError) -> Woken {
-        self.0.gone();
         Woken::default()
     }
 

@@ -145,7 +145,7 @@ impl Command<'_> {
         let service = id.service_of(&held);
         let (mut places, mut failed) = (Vec::new(), None);
         for found in devices {
-            let listening = self.it.devices.open(&found).and_then(|opened| {
+            let listening = self.it.open_device(&found).and_then(|opened| {
                 let sink = ToListener {
                     id: id.clone(),
                     local,

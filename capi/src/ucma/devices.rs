@@ -10,6 +10,7 @@ use rocinante::verbs::Mtu;
 use rocinante::{Context, OpenOptions, plain};
 
 use super::Outcome;
+use super::removal::Watch;
 use super::words::errno;
 use crate::devices::{self, Found};
 use crate::ffi::without_signals;
@@ -38,11 +39,14 @@ impl Opened {
     }
 }
 
+/// A device that is open, and who watches it.
+type Watched = (Arc<Opened>, Watch);
+
 /// The devices that ids have opened. They stay open until the program closes its last file: one
 /// that listens anew, again and again, finds them open.
 #[derive(Default)]
 pub(super) struct Devices {
-    open: Mutex<HashMap<String, Arc<Opened>>>,
+    open: Mutex<HashMap<String, Watched>>,
     /// The devices that there are, if not all those of the machine. They send by sockets.
     only: Option<Vec<Found>>,
 }
@@ -70,9 +74,14 @@ impl Devices {
         self.all()?.into_iter().find(has).ok_or(libc::EADDRNOTAVAIL)
     }
 
-    pub(super) fn open(&self, found: &Found) -> Outcome<Arc<Opened>> {
+    /// Opens a device, unless it is open. `watch` begins to watch it.
+    pub(super) fn open(
+        &self,
+        found: &Found,
+        watch: impl FnOnce(&Arc<Opened>) -> std::io::Result<Watch>,
+    ) -> Outcome<Arc<Opened>> {
         let mut open = self.open.lock();
-        if let Some(opened) = open.get(&found.name) {
+        if let Some((opened, _)) = open.get(&found.name) {
             return Ok(opened.clone());
         }
         let context = without_signals(|| {
@@ -83,8 +92,21 @@ impl Devices {
         let context = context.map_err(|error| errno(&error))?;
         let device = plain::Device::of(&context).ok_or(libc::ENODEV)?;
         let opened = Arc::new(Opened { context, device, found: found.clone() });
-        open.insert(found.name.clone(), opened.clone());
+        let watch = without_signals(|| watch(&opened));
+        let watch = watch.map_err(|error| error.raw_os_error().unwrap_or(libc::EAGAIN))?;
+        open.insert(found.name.clone(), (opened.clone(), watch));
         Ok(opened)
+    }
+
+    /// The device is gone: another of its name is opened anew.
+    pub(super) fn forget(&self, device: &Arc<Opened>) {
+        let mut open = self.open.lock();
+        let gone: Vec<Watched> = open
+            .extract_if(|_, (opened, _)| Arc::ptr_eq(opened, device))
+            .map(|(_, watched)| watched)
+            .collect();
+        drop(open);
+        drop(gone);
     }
 
     pub(super) fn close(&self) {

@@ -514,6 +514,65 @@ static void leave(void)
 	exit(0);
 }
 
+// The device goes: each id on it is told so once, and then is good for its destruction only.
+static void lose(void)
+{
+	struct both first = connected(5021), second = connected(5022);
+	struct rdma_event_channel *on = channel();
+	struct rdma_cm_id *any = id(on, RDMA_PS_TCP), *idle = id(on, RDMA_PS_TCP);
+	struct rdma_cm_id *way = routed(on, RDMA_PS_TCP, 5023);
+	CHECK(!rdma_bind_addr(any, at("0.0.0.0", 5023)) && !rdma_listen(any, 1));
+	// A request that nobody has read, and one that nobody has answered.
+	struct rdma_cm_id *unread = routed(first.here, RDMA_PS_TCP, 5021);
+	ask(unread, "");
+	CHECK(is_readable(first.there, 5000));
+	struct rdma_cm_id *unanswered = routed(second.here, RDMA_PS_TCP, 5022);
+	ask(unanswered, "");
+	struct rdma_cm_event *asked = event(second.there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *child = asked->id;
+	CHECK(!rdma_ack_cm_event(asked));
+	fprintf(stderr, "has all\n");
+	CHECK(is_readable(first.here, 10000));
+	struct rdma_cm_id *told[] = { first.client, first.server, first.listener, unread,
+				      second.client, second.server, second.listener, unanswered };
+	struct rdma_event_channel *channels[] = { first.here, first.there, second.here,
+						  second.there };
+	unsigned seen = 0;
+	for (int which = 0; which < 4; which++) {
+		// librdmacm passes over a request whose id is good for nothing.
+		for (int count = 0; count < 2; count++) {
+			struct rdma_cm_event *it = event(channels[which], RDMA_CM_EVENT_DEVICE_REMOVAL);
+			CHECK(it->status == 0);
+			for (int one = 0; one < 8; one++)
+				if (told[one] == it->id)
+					seen |= 1 << one;
+			CHECK(!rdma_ack_cm_event(it));
+		}
+		CHECK(!is_readable(channels[which], 300));
+	}
+	CHECK(seen == 0xff);
+	CHECK(rdma_disconnect(first.client) == -1 && errno == ENXIO);
+	CHECK(rdma_reject(child, NULL, 0) == -1 && errno == ENXIO);
+	CHECK(rdma_listen(second.listener, 1) == -1 && errno == ENXIO);
+	// A wildcard is on no device, and an id that did nothing is not either.
+	CHECK(!rdma_bind_addr(idle, at("127.0.0.1", 5024)) && !rdma_listen(idle, 1));
+	CHECK(!is_readable(on, 0));
+	gone(unread);
+	gone(unanswered);
+	gone(child);
+	over(first);
+	over(second);
+	gone(way);
+	gone(any);
+	gone(idle);
+	// The ports are free.
+	any = id(on, RDMA_PS_TCP);
+	CHECK(!rdma_bind_addr(any, at("0.0.0.0", 5021)));
+	gone(any);
+	rdma_destroy_event_channel(on);
+	printf("all as expected\n");
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -537,7 +596,10 @@ int main(int argc, char **argv)
 	address = argv[1];
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (argc == 3) {
-		strcmp(argv[2], "watch") ? leave() : watch();
+		if (!strcmp(argv[2], "lose"))
+			lose();
+		else
+			strcmp(argv[2], "watch") ? leave() : watch();
 		return 0;
 	}
 	for (unsigned which = 0; which < sizeof tests / sizeof *tests; which++) {
