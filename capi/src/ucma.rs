@@ -128,6 +128,7 @@ impl Ucma {
             self.destroy(id);
         });
         if is_last {
+            self.ports.lock().leave(None);
             self.devices.close();
         }
         true

@@ -427,6 +427,8 @@ fn librdmacm_is_told_what_the_kernel_tells() {
     let program = library.compiled("rdmacm.c", &["-lrdmacm", "-libverbs"]);
     let done = library.run(a, &format!("{program} {}", a.ipv4())).succeeded();
     assert!(done.out.ends_with("all as expected\n"), "{}", done.out);
+    let done = library.run(a, &format!("{program} {} neighbours", a.ipv4())).succeeded();
+    assert!(done.out.ends_with("all as expected\n"), "{}", done.out);
     // A program that ends has its connections ended, as a closed file has. With few descriptors.
     let script = library.0.join("few.sh");
     fs::write(&script, format!("ulimit -n 64; exec {program} {} $1\n", b.ipv4())).unwrap();

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-pub use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
+pub use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, PortClaim, named_interfaces};
 pub use rocinante_stack::cm::{
     Accept, AskId, Asked, CmEvent, ConnId, Connect, ListenerId, QpSide, QueryId, Reply, Request,
 };
@@ -148,6 +148,22 @@ impl Device {
         self.0.listen_into(service, Place { address, port, backlog }, Direct::owner(sink))
     }
 
+    /// Has a port of a port space as `claim` says, as far as other processes are concerned.
+    /// `EADDRINUSE` if one is in the way.
+    pub fn claim_port(
+        &self,
+        (address, space, port): (IpAddr, PortSpace, u16),
+        claim: PortClaim,
+    ) -> io::Result<()> {
+        self.0.claim_port(address, number_of(space, port), claim)
+    }
+
+    /// Whether another process has a port on an address.
+    #[must_use]
+    pub fn is_port_claimed(&self, (address, space, port): (IpAddr, PortSpace, u16)) -> bool {
+        self.0.is_port_claimed(address, number_of(space, port))
+    }
+
     pub fn unlisten(&self, listener: ListenerId, service: ServiceId) {
         let datagrams = service.takes_datagrams();
         let to = if datagrams { ListensTo::Datagrams } else { ListensTo::Connections };
@@ -224,6 +240,11 @@ impl Device {
     ) -> Result<(), VerbsError> {
         self.0.answer(ask, answer, private)
     }
+}
+
+/// The port's number among those of all spaces.
+fn number_of(space: PortSpace, port: u16) -> u32 {
+    u32::from(space.number()) << 16 | u32::from(port)
 }
 
 /// A descriptor that is readable while something is there.

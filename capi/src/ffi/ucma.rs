@@ -4,8 +4,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::{Arc, Once};
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Once};
 
 use super::border::{Outcome, caught, minus, quiet, set_errno};
 use super::slots::{self, Before};

@@ -69,16 +69,19 @@ impl Ucma {
     /// Opens a device, and watches it.
     pub(super) fn open_device(self: &Arc<Self>, found: &Found) -> Outcome<Arc<Opened>> {
         let of = Arc::downgrade(self);
-        self.devices.open(found, |opened| Watch::start(opened.clone(), of))
+        let opened = self.devices.open(found, |opened| Watch::start(opened.clone(), of))?;
+        self.ports.lock().join(&opened);
+        Ok(opened)
     }
 
     /// The device is gone: so are the connections and listeners of all ids that are on it.
     fn remove(&self, device: &Arc<Opened>) {
         self.devices.forget(device);
+        self.ports.lock().leave(Some(device));
         // A listener may have made an id for a request meanwhile. Without listeners none comes.
-        while self.table.ids_of(None).into_iter().filter(|id| self.remove_from(device, id)).count() > 0
-        {
-        }
+        while self.table.ids_of(None).into_iter().filter(|id| self.remove_from(device, id)).count()
+            > 0
+        {}
     }
 
     /// Returns whether the id was on the device.
