@@ -8,9 +8,9 @@
 //! For each address there are:
 //! - a listening socket with an abstract name (unix(7)), which *all* of them listen on: one that
 //!   comes later gets copies of the objects from whichever of them accepts ([`meeting`]);
-//! - a file in memory, in which a *lock* on a byte says that a slot is taken, that a process listens
-//!   for a service, or that it has bound a port ([`locks`]). The file's contents say how long slots
-//!   rest, and what is to be done for a process that has gone ([`notes`]);
+//! - a file in memory, in which a *lock* on a byte says that a slot is taken, that a process
+//!   listens for a service, or that it has bound a port ([`locks`]). The file's contents say how
+//!   long slots rest, and what is to be done for a process that has gone ([`notes`]);
 //! - a *bag* of sockets ([`bag`]): a stream that is written and never read, only looked into. It
 //!   has the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket stays in
 //!   the group at its index when its process dies, and the next process on the slot takes it over;

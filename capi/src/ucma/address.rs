@@ -61,10 +61,11 @@ impl Command<'_> {
         };
         // Other processes see a port on devices that are open. One that cannot be opened says so
         // when the id connects or listens.
-        let opened = near.iter().filter_map(|found| self.it.open_device(found).ok()).last();
+        let opened: Vec<_> =
+            near.iter().filter_map(|found| self.it.open_device(found).ok()).collect();
         self.bind_port(id, held, address)?;
         if !has_none {
-            (held.found, held.opened) = (near.into_iter().next(), opened);
+            (held.found, held.opened) = (near.into_iter().next(), opened.into_iter().next());
         }
         Ok(())
     }
