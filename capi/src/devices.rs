@@ -24,8 +24,12 @@ pub(crate) struct Found {
 
 /// The devices, in the order of their names.
 pub(crate) fn list() -> std::io::Result<Vec<Found>> {
-    let limits = std::env::var(DEVICES_VARIABLE).ok();
-    let all = named_interfaces(limits.as_deref())
+    limited(std::env::var(DEVICES_VARIABLE).ok().as_deref())
+}
+
+/// The devices of a list as the variable has it.
+pub(crate) fn limited(list: Option<&str>) -> std::io::Result<Vec<Found>> {
+    let all = named_interfaces(list)
         .inspect_err(|error| say(Level::Warn, format_args!("the list of devices: {error}")))?;
     let found = (0..).zip(all).map(|(index, named)| Found {
         name: named.name,

@@ -3,13 +3,15 @@
 //!
 //! `abi` has the structures of `verbs.h`, `ffi` the functions. The rest is safe code: which devices
 //! there are, values from one side to the other, what is said of failures and at the exit, and
-//! `ucma`: the kernel's `rdma_cm` as librdmacm sees it.
+//! `ucma`: the kernel's `rdma_cm` as librdmacm sees it. `fuzzing` exports no symbol.
 
 mod abi;
 mod convert;
 mod devices;
 mod failures;
 mod ffi;
+#[doc(hidden)]
+pub mod fuzzing;
 mod log;
 mod report;
 mod ucma;

@@ -14,6 +14,7 @@ mod id;
 mod options;
 mod ports;
 mod query;
+mod removal;
 mod table;
 mod words;
 
@@ -31,6 +32,7 @@ use self::id::{Held, Id, Phase};
 use self::ports::Ports;
 use self::table::Table;
 use self::words::{In, Out};
+use crate::devices::Found;
 use crate::log::{Level, say};
 
 /// A value, or the errno.
@@ -89,6 +91,17 @@ const COMMANDS: [(&str, Execute); 23] = [
 ];
 
 impl Ucma {
+    /// One that reaches no other devices.
+    pub(crate) fn with_devices(these: Vec<Found>) -> Self {
+        Self { devices: Devices::only(these), ..Self::default() }
+    }
+
+    /// How many files, ids, groups and ports there are.
+    pub(crate) fn counts(&self) -> [usize; 4] {
+        let (ids, groups) = self.table.counts();
+        [self.files.read().len(), ids, groups, self.ports.lock().count()]
+    }
+
     /// Opens the file. Returns the program's descriptor.
     pub(crate) fn open(&self) -> Outcome<c_int> {
         let file = File::new()?;
@@ -115,6 +128,7 @@ impl Ucma {
             self.destroy(id);
         });
         if is_last {
+            self.ports.lock().leave(None);
             self.devices.close();
         }
         true
@@ -132,7 +146,7 @@ impl Ucma {
     /// # Errors
     /// The kernel's; `EAGAIN` if there is no event to get.
     pub(crate) fn command(
-        &self,
+        self: &Arc<Self>,
         file: &Arc<File>,
         bytes: &[u8],
         copy: Copy<'_>,
@@ -200,7 +214,7 @@ impl Ucma {
 
 /// A command in the making.
 struct Command<'a> {
-    it: &'a Ucma,
+    it: &'a Arc<Ucma>,
     file: &'a Arc<File>,
     body: In<'a>,
     /// How many bytes the program has room for.
@@ -209,8 +223,11 @@ struct Command<'a> {
 }
 
 impl Command<'_> {
+    /// # Errors
+    /// As [`Table::find`]; `ENXIO` if its device is gone.
     fn id(&self, at: usize) -> Outcome<Arc<Id>> {
-        self.it.table.find(self.body.u32(at), self.file)
+        let id = self.it.table.find(self.body.u32(at), self.file)?;
+        if id.facts.lock().is_removed { Err(libc::ENXIO) } else { Ok(id) }
     }
 
     /// # Errors
@@ -248,7 +265,7 @@ impl Command<'_> {
 
     fn destroy(&self) -> Outcome<Answer> {
         self.needs(4)?;
-        let id = self.id(8)?;
+        let id = self.it.table.find(self.body.u32(8), self.file)?;
         Ok(self.answer(Out::default().u32(self.it.destroy(&id))))
     }
 
@@ -266,7 +283,13 @@ impl Command<'_> {
         let mut facts = id.facts.lock();
         let (events, reported) = from.take(|event| Arc::ptr_eq(&event.of, &id), &id.reported);
         facts.file = self.file.clone();
-        events.into_iter().for_each(|event| self.file.push(event));
+        for event in events {
+            // The program will find the new id where it reads of it.
+            if let Some(child) = &event.child {
+                child.facts.lock().file = self.file.clone();
+            }
+            self.file.push(event);
+        }
         Ok(self.answer(Out::default().u32(reported)))
     }
 }

@@ -217,13 +217,28 @@ pub(crate) fn attach_filter(socket: impl AsFd, program: &[libc::sock_filter]) ->
     Ok(())
 }
 
-/// Takes or leaves a lock on the byte `at` of a file, for its open file description
+/// How an open file description has a byte of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lock {
+    /// Not at all.
+    None,
+    /// As others that share it.
+    Shared,
+    /// No other description has it.
+    Alone,
+}
+
+/// Takes, changes or leaves the lock on the byte `at` of a file, for its open file description
 /// (`F_OFD_SETLK` of fcntl(2)).
 ///
 /// # Errors
-/// `EAGAIN`: another description has it.
-pub(crate) fn lock(file: impl AsFd, at: u64, take: bool) -> io::Result<()> {
-    let kind = if take { libc::F_WRLCK } else { libc::F_UNLCK };
+/// `EAGAIN`: another description has one that is in the way. Then nothing has changed.
+pub(crate) fn lock(file: impl AsFd, at: u64, how: Lock) -> io::Result<()> {
+    let kind = match how {
+        Lock::None => libc::F_UNLCK,
+        Lock::Shared => libc::F_RDLCK,
+        Lock::Alone => libc::F_WRLCK,
+    };
     let lock = byte_range(kind, at, 1)?;
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: the kernel only reads the structure, during the call.

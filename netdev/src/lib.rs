@@ -65,7 +65,7 @@ pub use port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, ROCE_PORT,
     Runs, RxBudget, RxDatagram, RxIpId, TxFailure, TxSlot,
 };
-pub use shared::{NOTE_BYTES, Slots};
+pub use shared::{NOTE_BYTES, PortClaim, Slots};
 #[doc(hidden)]
 pub use tcx::{TcxDrop, tcx_programs};
 pub use udp::{UdpPort, holder};

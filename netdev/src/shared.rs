@@ -8,9 +8,9 @@
 //! For each address there are:
 //! - a listening socket with an abstract name (unix(7)), which *all* of them listen on: one that
 //!   comes later gets copies of the objects from whichever of them accepts ([`meeting`]);
-//! - a file in memory, in which a *lock* on a byte says that a slot is taken, or that a process
-//!   listens for a service ([`locks`]). The file's contents say how long slots rest, and
-//!   what is to be done for a process that has gone ([`notes`]);
+//! - a file in memory, in which a *lock* on a byte says that a slot is taken, that a process
+//!   listens for a service, or that it has bound a port ([`locks`]). The file's contents say how
+//!   long slots rest, and what is to be done for a process that has gone ([`notes`]);
 //! - a *bag* of sockets ([`bag`]): a stream that is written and never read, only looked into. It
 //!   has the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket stays in
 //!   the group at its index when its process dies, and the next process on the slot takes it over;
@@ -40,6 +40,7 @@ use self::bag::{Bag, Entry};
 use self::duty::Duty;
 use self::host::Host;
 use self::locks::Locks;
+pub use self::locks::PortClaim;
 pub(crate) use self::mail::Mail;
 use self::mail::Writer;
 pub use self::notes::NOTE_BYTES;
@@ -283,6 +284,22 @@ impl Slots {
             }
         }
         None
+    }
+
+    /// This process has a port on an address as `claim` says from now on. The number means what the
+    /// callers say; in the kernel's eyes a port is one, however often this process has it.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`: a neighbour has it in a way that does not go with that. Nothing has changed
+    /// then.
+    pub fn claim_port(&self, address: IpAddr, port: u32, claim: PortClaim) -> io::Result<()> {
+        self.at(address)?.locks.claim_port(port, claim)
+    }
+
+    /// Whether a neighbour has a port on an address.
+    #[must_use]
+    pub fn is_port_claimed(&self, address: IpAddr, port: u32) -> bool {
+        self.at(address).is_ok_and(|it| it.locks.is_port_claimed(port).unwrap_or(false))
     }
 
     fn places(&self, address: Option<IpAddr>) -> impl Iterator<Item = &Shared> + use<'_> {

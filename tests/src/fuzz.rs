@@ -16,6 +16,7 @@ mod engine;
 mod handed;
 mod kernel;
 mod packet;
+mod ucma;
 mod words;
 
 use crate::captures;
@@ -34,7 +35,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target { name: "packet", run: packet::run, corpus: packet::corpus, tries: 200_000 },
     Target { name: "engine", run: engine::run, corpus: engine::corpus, tries: 6_000 },
     Target { name: "api", run: api::run, corpus: api::corpus, tries: 6_000 },
@@ -43,6 +44,7 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "kernel", run: kernel::run, corpus: kernel::corpus, tries: 100_000 },
     Target { name: "decode", run: decode::run, corpus: decode::corpus, tries: 6_000 },
     Target { name: "handed", run: handed::run, corpus: handed::corpus, tries: 100_000 },
+    Target { name: "ucma", run: ucma::run, corpus: ucma::corpus, tries: 3_000 },
 ];
 
 /// The target with this name.

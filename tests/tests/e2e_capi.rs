@@ -9,8 +9,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rocinante_node::{Container, LabConfig, Pair};
+use rocinante_tests::harness::Backend;
 use rocinante_tests::running::{Done, Running};
-use rocinante_tests::{require_lab, require_program, skip};
+use rocinante_tests::{require_backend, require_lab, require_program, skip};
 
 const NOBODY: u32 = 65534;
 
@@ -426,6 +427,8 @@ fn librdmacm_is_told_what_the_kernel_tells() {
     let program = library.compiled("rdmacm.c", &["-lrdmacm", "-libverbs"]);
     let done = library.run(a, &format!("{program} {}", a.ipv4())).succeeded();
     assert!(done.out.ends_with("all as expected\n"), "{}", done.out);
+    let done = library.run(a, &format!("{program} {} neighbours", a.ipv4())).succeeded();
+    assert!(done.out.ends_with("all as expected\n"), "{}", done.out);
     // A program that ends has its connections ended, as a closed file has. With few descriptors.
     let script = library.0.join("few.sh");
     fs::write(&script, format!("ulimit -n 64; exec {program} {} $1\n", b.ipv4())).unwrap();
@@ -434,6 +437,38 @@ fn librdmacm_is_told_what_the_kernel_tells() {
     watches.says("listens");
     library.run(a, &format!("{script} leave")).succeeded();
     assert!(watches.finish().succeeded().out.ends_with("ended\n"));
+}
+
+/// UDP's sockets outlive the interface, a ring does not.
+#[test]
+fn ids_of_rdma_cm_are_told_that_their_device_is_gone_udp() {
+    require_lab!();
+    let nobody = (NOBODY, "udp");
+    ids_are_told_that_their_device_is_gone(nobody);
+}
+
+#[test]
+fn ids_of_rdma_cm_are_told_that_their_device_is_gone_packet() {
+    require_backend!(Backend::Packet);
+    ids_are_told_that_their_device_is_gone((0, "packet"));
+}
+
+fn ids_are_told_that_their_device_is_gone((user, backend): (u32, &str)) {
+    if !has_librdmacm() {
+        skip!("no librdmacm: apt install librdmacm-dev");
+    }
+    let (library, pair) = (Library::new(), pair());
+    let [a, _] = pair.containers();
+    let program = library.compiled("rdmacm.c", &["-lrdmacm", "-libverbs"]);
+    let mut command = library.command(&format!("{program} {} lose", a.ipv4()));
+    command.uid(user).gid(user).env("ROCINANTE_NETDEV", backend);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut loses = Running::of(a.spawn(&mut command).unwrap());
+    loses.says("has all");
+    let removed = a.output(Command::new("ip").args(["link", "delete", "eth0"])).unwrap();
+    assert!(removed.status.success(), "{removed:?}");
+    let done = loses.finish().succeeded();
+    assert!(done.out.ends_with("all as expected\n"), "{}", done.out);
 }
 
 #[test]

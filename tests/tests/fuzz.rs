@@ -87,3 +87,8 @@ fn each_target_has_a_program_for_cargo_fuzz() {
 fn any_messages_between_a_program_and_an_agent() {
     smoke("handed");
 }
+
+#[test]
+fn any_commands_to_rdma_cm() {
+    smoke("ucma");
+}

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-pub use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, apart, named_interfaces};
+pub use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, PortClaim, apart, named_interfaces};
 pub use rocinante_stack::cm::{
     Accept, AskId, Asked, CmEvent, ConnId, Connect, ListenerId, QpSide, QueryId, Reply, Request,
 };
@@ -95,12 +95,10 @@ impl Device {
 pub trait CmSink: fmt::Debug + Send + Sync {
     /// Takes an event. `false` for a request for which there is no room.
     fn put(&self, event: CmEvent) -> bool;
-
-    /// The interface is gone: no more events will come.
-    fn gone(&self);
 }
 
-/// A sink as an owner. A request that it took is the program's, so none is withdrawn.
+/// A sink as an owner. A request that it took is the program's, so none is withdrawn. That the
+/// interface is gone it hears as an event of its context.
 #[derive(Debug)]
 struct Direct<S>(Arc<S>);
 
@@ -116,7 +114,6 @@ impl<S: CmSink> soft::Owner for Direct<S> {
     }
 
     fn fail(&self, _: VerbsError) -> Woken {
-        self.0.gone();
         Woken::default()
     }
 
@@ -149,6 +146,22 @@ impl Device {
     ) -> Result<ListenerId, VerbsError> {
         let port = service.port().map_or(0, |(_, port)| port);
         self.0.listen_into(service, Place { address, port, backlog }, Direct::owner(sink))
+    }
+
+    /// Has a port of a port space as `claim` says, as far as other processes are concerned.
+    /// `EADDRINUSE` if one is in the way.
+    pub fn claim_port(
+        &self,
+        (address, space, port): (IpAddr, PortSpace, u16),
+        claim: PortClaim,
+    ) -> io::Result<()> {
+        self.0.claim_port(address, number_of(space, port), claim)
+    }
+
+    /// Whether another process has a port on an address.
+    #[must_use]
+    pub fn is_port_claimed(&self, (address, space, port): (IpAddr, PortSpace, u16)) -> bool {
+        self.0.is_port_claimed(address, number_of(space, port))
     }
 
     pub fn unlisten(&self, listener: ListenerId, service: ServiceId) {
@@ -227,6 +240,11 @@ impl Device {
     ) -> Result<(), VerbsError> {
         self.0.answer(ask, answer, private)
     }
+}
+
+/// The port's number among those of all spaces.
+fn number_of(space: PortSpace, port: u16) -> u32 {
+    u32::from(space.number()) << 16 | u32::from(port)
 }
 
 /// A descriptor that is readable while something is there.

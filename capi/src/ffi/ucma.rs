@@ -4,8 +4,8 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Once};
 
 use super::border::{Outcome, caught, minus, quiet, set_errno};
 use super::slots::{self, Before};
@@ -36,8 +36,8 @@ pub(super) fn watch() {
 
 /// The state of this process. A child of fork(2) begins anew: what it inherited has locks of
 /// threads that are not there, and is never freed.
-fn ucma() -> &'static Ucma {
-    static NOW: AtomicPtr<(u32, Ucma)> = AtomicPtr::new(ptr::null_mut());
+fn ucma() -> &'static Arc<Ucma> {
+    static NOW: AtomicPtr<(u32, Arc<Ucma>)> = AtomicPtr::new(ptr::null_mut());
     let generation = fork::generation();
     loop {
         let now = NOW.load(Ordering::Acquire);
@@ -47,7 +47,7 @@ fn ucma() -> &'static Ucma {
         {
             return ucma;
         }
-        let new = Box::into_raw(Box::new((generation, Ucma::default())));
+        let new = Box::into_raw(Box::new((generation, Arc::default())));
         if NOW.compare_exchange(now, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
             // SAFETY: nobody else has got it.
             drop(unsafe { Box::from_raw(new) });

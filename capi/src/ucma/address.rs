@@ -1,11 +1,11 @@
 //! Addresses: binding, resolving, listening.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use rocinante::plain::ServiceId;
 
-use super::devices::{self, toward};
+use super::devices::toward;
 use super::event::{Kind, Param};
 use super::id::{Held, Id, Phase, ToListener};
 use super::ports::Bound;
@@ -54,11 +54,28 @@ impl Command<'_> {
         // An id of loopback has no device until it resolves an address or listens, as in `cma.c`:
         // libfabric takes an id without one for those of all devices.
         let has_none = address.ip().is_unspecified() || address.ip().is_loopback();
-        let found = if has_none { None } else { Some(devices::of(address.ip())?) };
+        let near = match address.ip() {
+            ip if ip.is_unspecified() => self.it.devices.all().unwrap_or_default(),
+            ip if ip.is_loopback() => self.it.devices.of(ip).into_iter().collect(),
+            ip => vec![self.it.devices.of(ip)?],
+        };
+        // Other processes see a port on devices that are open. One that cannot be opened says so
+        // when the id connects or listens.
+        let opened: Vec<_> =
+            near.iter().filter_map(|found| self.it.open_device(found).ok()).collect();
+        self.bind_port(id, held, address)?;
+        if !has_none {
+            (held.found, held.opened) = (near.into_iter().next(), opened.into_iter().next());
+        }
+        Ok(())
+    }
+
+    /// Binds the port on devices that are open.
+    fn bind_port(&self, id: &Id, held: &mut Held, address: SocketAddr) -> Outcome<()> {
         let (reuse, one_family) = (held.reuse, held.one_family);
         let of = Bound { id: id.number, address, reuse, one_family };
         held.local = Some(self.it.ports.lock().bind(id.space, of)?);
-        (held.has_port, held.found, held.phase) = (true, found, Phase::Bound);
+        (held.has_port, held.phase) = (true, Phase::Bound);
         Ok(())
     }
 
@@ -76,28 +93,34 @@ impl Command<'_> {
     fn resolve(&self, id: &Arc<Id>, local: Address, peer: Address) -> Outcome<Answer> {
         let peer = peer.ip()?;
         let mut held = id.held.lock();
-        if matches!(held.phase, Phase::Idle) {
-            let any = SocketAddr::new(
-                match peer.is_ipv4() {
-                    true => Ipv4Addr::UNSPECIFIED.into(),
-                    false => std::net::Ipv6Addr::UNSPECIFIED.into(),
-                },
-                0,
-            );
-            let local = if local == Address::None { any } else { local.ip()? };
-            if local.is_ipv4() != peer.is_ipv4() {
-                return Err(libc::EINVAL);
-            }
-            self.bind_held(id, &mut held, local)?;
+        let is_idle = matches!(held.phase, Phase::Idle);
+        let local = match (is_idle, local) {
+            (true, Address::None) if peer.is_ipv4() => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+            (true, Address::None) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+            (true, local) => local.ip()?,
+            (false, _) => held.local.ok_or(libc::EINVAL)?,
+        };
+        if local.is_ipv4() != peer.is_ipv4() || !is_idle && !matches!(held.phase, Phase::Bound) {
+            return Err(libc::EINVAL);
         }
-        let local = held.local.filter(|local| local.is_ipv4() == peer.is_ipv4());
-        let (Phase::Bound, Some(local)) = (&held.phase, local) else { return Err(libc::EINVAL) };
-        let found = toward(Some(local), peer)
-            .and_then(|(from, to)| Ok((from, to, devices::of(from).map_err(|_| libc::ENODEV)?)));
-        match found {
+        let way = toward(Some(local), peer).and_then(|(from, to)| {
+            Ok((from, to, self.it.devices.of(from).map_err(|_| libc::ENODEV)?))
+        });
+        let near = way.as_ref().ok().and_then(|(.., found)| self.it.open_device(found).ok());
+        match is_idle {
+            // Its port is one of the address where the way begins.
+            true if local.ip().is_unspecified() => self.bind_port(id, &mut held, local)?,
+            true => self.bind_held(id, &mut held, local)?,
+            false => {}
+        }
+        match way {
             Ok((from, to, found)) => {
-                held.local = Some(with_address(local, from));
-                held.peer = Some(with_address(peer, to));
+                let local = with_address(held.local.unwrap_or(local), from);
+                if held.has_port {
+                    self.it.ports.lock().settle(id.space, id.number, local);
+                }
+                (held.local, held.peer) = (Some(local), Some(with_address(peer, to)));
+                held.opened = held.opened.take().or(near);
                 (held.found, held.phase) = (Some(found), Phase::AddrResolved);
                 id.tell(Kind::AddrResolved, 0, Param::default());
             }
@@ -138,13 +161,13 @@ impl Command<'_> {
         };
         id.facts.lock().backlog = backlog as usize;
         let (devices, address) = match local.ip() {
-            ip if ip.is_unspecified() => (devices::all()?, None),
-            ip => (vec![devices::of(ip)?], Some(ip)),
+            ip if ip.is_unspecified() => (self.it.devices.all()?, None),
+            ip => (vec![self.it.devices.of(ip)?], Some(ip)),
         };
         let service = id.service_of(&held);
         let (mut places, mut failed) = (Vec::new(), None);
         for found in devices {
-            let listening = self.it.devices.open(&found).and_then(|opened| {
+            let listening = self.it.open_device(&found).and_then(|opened| {
                 let sink = ToListener {
                     id: id.clone(),
                     local,

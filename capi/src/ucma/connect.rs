@@ -49,11 +49,11 @@ impl Id {
     pub(super) fn open<'a>(
         &self,
         held: &'a mut Held,
-        it: &super::Ucma,
+        it: &Arc<super::Ucma>,
     ) -> Outcome<&'a Arc<Opened>> {
         if held.opened.is_none() {
             let found = held.found.as_ref().ok_or(libc::EINVAL)?;
-            held.opened = Some(it.devices.open(found)?);
+            held.opened = Some(it.open_device(found)?);
         }
         held.opened.as_ref().ok_or(libc::EINVAL)
     }

@@ -5,10 +5,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rocinante::device::Backend;
 use rocinante::verbs::Mtu;
 use rocinante::{Context, OpenOptions, plain};
 
 use super::Outcome;
+use super::removal::Watch;
 use super::words::errno;
 use crate::devices::{self, Found};
 use crate::ffi::without_signals;
@@ -37,49 +39,80 @@ impl Opened {
     }
 }
 
+/// A device that is open, and who watches it.
+type Watched = (Arc<Opened>, Watch);
+
 /// The devices that ids have opened. They stay open until the program closes its last file: one
 /// that listens anew, again and again, finds them open.
 #[derive(Default)]
-pub(super) struct Devices(Mutex<HashMap<String, Arc<Opened>>>);
+pub(super) struct Devices {
+    open: Mutex<HashMap<String, Watched>>,
+    /// The devices that there are, if not all those of the machine. They send by sockets.
+    only: Option<Vec<Found>>,
+}
 
 impl Devices {
-    pub(super) fn open(&self, found: &Found) -> Outcome<Arc<Opened>> {
-        let mut open = self.0.lock();
-        if let Some(opened) = open.get(&found.name) {
+    /// For those who must not reach every device of the machine.
+    pub(super) fn only(these: Vec<Found>) -> Self {
+        Self { open: Mutex::default(), only: Some(these) }
+    }
+
+    /// All devices.
+    pub(super) fn all(&self) -> Outcome<Vec<Found>> {
+        if let Some(only) = &self.only {
+            return Ok(only.clone());
+        }
+        devices::list().map_err(|error| error.raw_os_error().unwrap_or(libc::ENODEV))
+    }
+
+    /// The device that has an address.
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL`.
+    pub(super) fn of(&self, address: IpAddr) -> Outcome<Found> {
+        let has = |found: &Found| found.interface.addresses.iter().any(|(it, _)| *it == address);
+        self.all()?.into_iter().find(has).ok_or(libc::EADDRNOTAVAIL)
+    }
+
+    /// Opens a device, unless it is open. `watch` begins to watch it.
+    pub(super) fn open(
+        &self,
+        found: &Found,
+        watch: impl FnOnce(&Arc<Opened>) -> std::io::Result<Watch>,
+    ) -> Outcome<Arc<Opened>> {
+        let mut open = self.open.lock();
+        if let Some((opened, _)) = open.get(&found.name) {
             return Ok(opened.clone());
         }
         let context = without_signals(|| {
-            OpenOptions::new()
-                .refuse_late()
-                .prepare_interface(&found.interface.name)?
-                .open()
-                .map_err(|it| it.error)
+            let options = OpenOptions::new().refuse_late();
+            let options = if self.only.is_some() { options.netdev(Backend::Udp) } else { options };
+            options.prepare_interface(&found.interface.name)?.open().map_err(|it| it.error)
         });
         let context = context.map_err(|error| errno(&error))?;
         let device = plain::Device::of(&context).ok_or(libc::ENODEV)?;
         let opened = Arc::new(Opened { context, device, found: found.clone() });
-        open.insert(found.name.clone(), opened.clone());
+        let watch = without_signals(|| watch(&opened));
+        let watch = watch.map_err(|error| error.raw_os_error().unwrap_or(libc::EAGAIN))?;
+        open.insert(found.name.clone(), (opened.clone(), watch));
         Ok(opened)
     }
 
+    /// The device is gone: another of its name is opened anew.
+    pub(super) fn forget(&self, device: &Arc<Opened>) {
+        let mut open = self.open.lock();
+        let gone: Vec<Watched> = open
+            .extract_if(|_, (opened, _)| Arc::ptr_eq(opened, device))
+            .map(|(_, watched)| watched)
+            .collect();
+        drop(open);
+        drop(gone);
+    }
+
     pub(super) fn close(&self) {
-        let open = std::mem::take(&mut *self.0.lock());
+        let open = std::mem::take(&mut *self.open.lock());
         drop(open);
     }
-}
-
-/// All devices.
-pub(super) fn all() -> Outcome<Vec<Found>> {
-    devices::list().map_err(|error| error.raw_os_error().unwrap_or(libc::ENODEV))
-}
-
-/// The device that has an address.
-///
-/// # Errors
-/// `EADDRNOTAVAIL`.
-pub(super) fn of(address: IpAddr) -> Outcome<Found> {
-    let has = |found: &Found| found.interface.addresses.iter().any(|(it, _)| *it == address);
-    all()?.into_iter().find(has).ok_or(libc::EADDRNOTAVAIL)
 }
 
 /// Our address towards a peer, by the kernel's routes. A destination without an address is this

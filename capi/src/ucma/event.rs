@@ -140,6 +140,9 @@ impl File {
         }
         self.clear_if_idle(&queue);
         drop(queue);
+        if let Some(child) = &event.child {
+            child.facts.lock().is_told = true;
+        }
         let mut bytes = event.bytes();
         bytes.truncate(room);
         Ok(bytes)

@@ -71,6 +71,8 @@ pub(super) enum Phase {
     Querying(QueryId),
     /// It answered a question.
     Answered,
+    /// Its device is gone.
+    Removed,
     Destroyed,
 }
 
@@ -80,6 +82,10 @@ pub(super) struct Facts {
     pub(super) uid: u64,
     pub(super) file: Arc<File>,
     pub(super) is_alive: bool,
+    /// Whether its device is gone: that was the last event.
+    pub(super) is_removed: bool,
+    /// Whether the program can know its number: of a request, once its event was read.
+    pub(super) is_told: bool,
     pub(super) backlog: usize,
     pub(super) route: Option<Route>,
     /// The address handle for datagrams to its peer: `struct ib_uverbs_ah_attr`.
@@ -100,6 +106,20 @@ pub(super) struct Route {
     pub(super) ack_timeout: u8,
     pub(super) retry_count: u8,
     pub(super) rnr_retry: u8,
+}
+
+impl Held {
+    /// Whether it is on this device. A wildcard is on none.
+    pub(super) fn is_on(&self, device: &Arc<Opened>) -> bool {
+        let is_it = |opened: &Arc<Opened>| Arc::ptr_eq(opened, device);
+        let is_wildcard = || self.local.is_none_or(|local| local.ip().is_unspecified());
+        match &self.phase {
+            Phase::Listening(places) => {
+                !is_wildcard() && places.iter().any(|(opened, _)| is_it(opened))
+            }
+            _ => self.opened.as_ref().is_some_and(is_it),
+        }
+    }
 }
 
 impl Id {
@@ -128,6 +148,8 @@ impl Id {
             uid,
             file,
             is_alive: true,
+            is_removed: false,
+            is_told: true,
             backlog: 0,
             route: None,
             ah: [0; AH],
@@ -145,6 +167,13 @@ impl Id {
         self.qp_type == QpType::Ud
     }
 
+    /// Its device is gone.
+    pub(super) fn tell_removal(self: &Arc<Self>) {
+        let mut facts = self.facts.lock();
+        facts.tell(self, Kind::DeviceRemoval, 0, Param::default());
+        facts.is_removed = true;
+    }
+
     pub(super) fn tell(self: &Arc<Self>, kind: Kind, status: i32, param: Param) {
         self.facts.lock().tell(self, kind, status, param);
     }
@@ -152,7 +181,7 @@ impl Id {
 
 impl Facts {
     fn tell(&self, id: &Arc<Id>, kind: Kind, status: i32, param: Param) {
-        if self.is_alive && self.uid != 0 {
+        if self.is_alive && !self.is_removed && self.uid != 0 {
             let of = id.clone();
             self.file.push(Event { of, kind, status, param, child: None, group: None });
         }
@@ -209,10 +238,6 @@ impl CmSink for ToId {
         }
         true
     }
-
-    fn gone(&self) {
-        self.0.tell(Kind::DeviceRemoval, 0, Param::default());
-    }
 }
 
 /// Gets the requests to a listener.
@@ -238,10 +263,6 @@ impl CmSink for ToListener {
             CmEvent::Asked { ask, asked, .. } => self.question(ask, *asked),
             _ => true,
         }
-    }
-
-    fn gone(&self) {
-        self.id.tell(Kind::DeviceRemoval, 0, Param::default());
     }
 }
 
@@ -295,6 +316,7 @@ impl ToListener {
         let of = (self.id.space, qp_type);
         let child = self.table.make(of, (0, facts.file.clone()), |held, facts| {
             facts.route = route(&opened);
+            facts.is_told = false;
             held.phase = phase;
             held.local = Some(SocketAddr::new(local, self.local.port()));
             held.peer = Some(peer);

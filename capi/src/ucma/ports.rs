@@ -1,13 +1,15 @@
-//! Ports of the port spaces, as `cma.c` gives them out: within the process. Other processes on the
-//! same addresses are in the way once they listen.
+//! Ports of the port spaces, as `cma.c` gives them out. Other processes see them by a claim on each
+//! address of the devices that are open, which the kernel drops when the process ends.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
-use rocinante::plain::PortSpace;
+use rocinante::plain::{PortClaim, PortSpace};
 
 use super::Outcome;
+use super::devices::Opened;
 
 /// The ports from which one is taken where the program names none.
 const FREE: std::ops::Range<u16> = 32_768..61_000;
@@ -23,11 +25,24 @@ pub(super) struct Bound {
     pub(super) one_family: bool,
 }
 
+impl Bound {
+    fn covers(&self, address: IpAddr) -> bool {
+        let own = self.address.ip();
+        own == address
+            || own.is_unspecified() && (own.is_ipv4() == address.is_ipv4() || !self.one_family)
+    }
+}
+
+/// A port of a port space.
+type Key = (PortSpace, u16);
+
 /// The ids that have each port.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Ports {
-    bound: HashMap<(u16, u16), Vec<Bound>>,
+    bound: HashMap<Key, Vec<Bound>>,
     next: u16,
+    /// The devices on whose addresses ports are claimed.
+    devices: Vec<Arc<Opened>>,
 }
 
 impl Ports {
@@ -36,14 +51,73 @@ impl Ports {
     /// # Errors
     /// `EADDRINUSE` or `EADDRNOTAVAIL` if the port is another's.
     pub(super) fn bind(&mut self, space: PortSpace, mut of: Bound) -> Outcome<SocketAddr> {
-        if of.address.port() == 0 {
+        if of.address.port() != 0 {
+            return self.take(space, of);
+        }
+        for _ in FREE {
             let port = self.free(space).ok_or(libc::EADDRNOTAVAIL)?;
             of.address.set_port(port);
+            // Another process may have it.
+            if let Ok(bound) = self.take(space, of) {
+                return Ok(bound);
+            }
         }
-        let owners = self.bound.entry((space.number(), of.address.port())).or_default();
+        Err(libc::EADDRNOTAVAIL)
+    }
+
+    fn take(&mut self, space: PortSpace, of: Bound) -> Outcome<SocketAddr> {
+        let port = of.address.port();
+        let owners = self.bound.entry((space, port)).or_default();
         conflict(owners, &of, of.reuse)?;
         owners.push(of);
+        if self.devices.iter().any(|device| self.claim((space, port), device).is_err()) {
+            self.release(space, port, of.id);
+            return Err(in_the_way(&of));
+        }
         Ok(of.address)
+    }
+
+    /// Claims a port on the addresses of a device, as far as ids have it there.
+    fn claim(&self, (space, port): Key, device: &Opened) -> std::io::Result<()> {
+        let owners = self.bound.get(&(space, port)).map_or(&[][..], Vec::as_slice);
+        device.context.gids().iter().try_for_each(|address| {
+            let mut here = owners.iter().filter(|owner| owner.covers(*address));
+            let claim = match here.next() {
+                None => PortClaim::None,
+                Some(first) if first.reuse && here.all(|owner| owner.reuse) => PortClaim::Shared,
+                Some(_) => PortClaim::Alone,
+            };
+            device.device.claim_port((*address, space, port), claim)
+        })
+    }
+
+    /// A device is open: what is bound on its addresses is claimed there. A port that another
+    /// process has already is in the way once an id listens.
+    pub(super) fn join(&mut self, device: &Arc<Opened>) {
+        if self.devices.iter().any(|other| Arc::ptr_eq(other, device)) {
+            return;
+        }
+        self.devices.push(device.clone());
+        for key in self.bound.keys() {
+            let _ = self.claim(*key, device);
+        }
+    }
+
+    /// A device is gone, or all are closed.
+    pub(super) fn leave(&mut self, device: Option<&Arc<Opened>>) {
+        self.devices.retain(|other| device.is_some_and(|device| !Arc::ptr_eq(other, device)));
+    }
+
+    /// The wildcard of an id has become an address: its way to a peer begins there.
+    pub(super) fn settle(&mut self, space: PortSpace, id: u32, address: SocketAddr) {
+        let port = address.port();
+        let owners = self.bound.get_mut(&(space, port));
+        if let Some(owner) = owners.and_then(|all| all.iter_mut().find(|owner| owner.id == id)) {
+            owner.address = address;
+            for device in &self.devices {
+                let _ = self.claim((space, port), device);
+            }
+        }
     }
 
     /// The id listens from now on: nobody else has its place, whatever is reused.
@@ -51,17 +125,31 @@ impl Ports {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub(super) fn listen(&self, space: PortSpace, of: &Bound) -> Outcome<()> {
-        let owners = self.bound.get(&(space.number(), of.address.port()));
-        owners.map_or(Ok(()), |owners| conflict(owners, of, false))
+        let port = of.address.port();
+        let owners = self.bound.get(&(space, port));
+        owners.map_or(Ok(()), |owners| conflict(owners, of, false))?;
+        let is_claimed = |device: &Arc<Opened>| {
+            let mut here = device.context.gids().iter().filter(|address| of.covers(**address));
+            here.any(|address| device.device.is_port_claimed((*address, space, port)))
+        };
+        if self.devices.iter().any(is_claimed) { Err(in_the_way(of)) } else { Ok(()) }
     }
 
     pub(super) fn release(&mut self, space: PortSpace, port: u16, id: u32) {
-        if let Some(owners) = self.bound.get_mut(&(space.number(), port)) {
+        if let Some(owners) = self.bound.get_mut(&(space, port)) {
             owners.retain(|owner| owner.id != id);
             if owners.is_empty() {
-                self.bound.remove(&(space.number(), port));
+                self.bound.remove(&(space, port));
+            }
+            for device in &self.devices {
+                let _ = self.claim((space, port), device);
             }
         }
+    }
+
+    /// How many ids have one.
+    pub(super) fn count(&self) -> usize {
+        self.bound.values().map(Vec::len).sum()
     }
 
     fn free(&mut self, space: PortSpace) -> Option<u16> {
@@ -74,12 +162,17 @@ impl Ports {
         for _ in FREE {
             let port = self.next;
             self.next = if port + 1 < FREE.end { port + 1 } else { FREE.start };
-            if !self.bound.contains_key(&(space.number(), port)) {
+            if !self.bound.contains_key(&(space, port)) {
                 return Some(port);
             }
         }
         None
     }
+}
+
+/// The errno where the id of another process has the port.
+fn in_the_way(of: &Bound) -> c_int {
+    if of.address.ip().is_unspecified() { libc::EADDRNOTAVAIL } else { libc::EADDRINUSE }
 }
 
 /// Whether another id is in the way, as `cma_check_port` of `cma.c` has it.

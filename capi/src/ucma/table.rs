@@ -65,11 +65,17 @@ impl Table {
     }
 
     /// # Errors
-    /// `EINVAL` if the file has no such id, as the kernel.
+    /// As the kernel: `ENOENT` if there is none, `EINVAL` if it is another file's.
     pub(super) fn find(&self, number: u32, file: &Arc<File>) -> Outcome<Arc<Id>> {
         let id = self.ids.lock().all.get(&number).cloned().ok_or(libc::ENOENT)?;
-        let is_its = Arc::ptr_eq(&id.facts.lock().file, file);
-        if is_its { Ok(id) } else { Err(libc::EINVAL) }
+        let facts = id.facts.lock();
+        let (is_told, is_its) = (facts.is_told, Arc::ptr_eq(&facts.file, file));
+        drop(facts);
+        match (is_told, is_its) {
+            (false, _) => Err(libc::ENOENT),
+            (true, false) => Err(libc::EINVAL),
+            (true, true) => Ok(id),
+        }
     }
 
     pub(super) fn remove(&self, number: u32) {
@@ -81,6 +87,11 @@ impl Table {
         let all: Vec<_> = self.ids.lock().all.values().cloned().collect();
         let is_its = |id: &Arc<Id>| file.is_none_or(|it| Arc::ptr_eq(&id.facts.lock().file, it));
         all.into_iter().filter(is_its).collect()
+    }
+
+    /// How many ids and groups there are.
+    pub(super) fn counts(&self) -> (usize, usize) {
+        (self.ids.lock().all.len(), self.groups.lock().all.len())
     }
 
     pub(super) fn make_group(&self, make: impl FnOnce(u32) -> Group) -> Outcome<Arc<Group>> {

@@ -1,4 +1,5 @@
-//! Locks in a file that processes share: slots that are taken, and services that are listened for.
+//! Locks in a file that processes share: slots that are taken, services that are listened for, and
+//! ports that are bound.
 //!
 //! They are locks of an open file description (`F_OFD_SETLK` of fcntl(2)): the kernel removes them
 //! with the last descriptor of it, so with the process. Each process opens the file anew, for a
@@ -15,7 +16,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{SLOTS_MAX, notes};
-use crate::fd;
+use crate::fd::{self, Lock};
 use crate::inherited;
 
 /// A process has the lock of this byte while it does what takes several steps. Slot *s* is the
@@ -23,6 +24,8 @@ use crate::inherited;
 const ALL: u64 = 1 << 16;
 /// Services are behind this: 256 bytes each, one for each slot.
 const SERVICES: u64 = 1 << 20;
+/// Ports are behind those, a byte each, so that the locks of ports in a row are one to the kernel.
+const PORTS: u64 = 3 << 61;
 /// How long that lock is waited for. A process holds it for some dozens of system calls.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// A record of the file: nanoseconds since the machine started until which a slot rests.
@@ -34,6 +37,17 @@ const TAKEN: u64 = u64::MAX;
 pub(super) const NOTES_AT: u64 = SLOTS_MAX as u64 * RECORD;
 /// The bytes of the file. Pages that nobody writes to take no memory.
 pub(super) const FILE_BYTES: u64 = NOTES_AT + notes::BYTES;
+
+/// How a process has a port, as its neighbours see it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortClaim {
+    /// Not at all.
+    None,
+    /// As all others that have it so, too.
+    Shared,
+    /// Alone.
+    Alone,
+}
 
 /// One process's locks.
 #[derive(Debug)]
@@ -147,13 +161,35 @@ impl Locks {
         Ok(found.and_then(|at| u8::try_from(at.saturating_sub(place)).ok()))
     }
 
+    /// Has a port as `claim` says from now on.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`: another process has it in a way that does not go with that.
+    pub(super) fn claim_port(&self, port: u32, claim: PortClaim) -> io::Result<()> {
+        let how = match claim {
+            PortClaim::None => Lock::None,
+            PortClaim::Shared => Lock::Shared,
+            PortClaim::Alone => Lock::Alone,
+        };
+        let done = fd::lock(&self.file, PORTS + u64::from(port), how);
+        done.map_err(|error| match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => io::Error::from_raw_os_error(libc::EADDRINUSE),
+            _ => error,
+        })
+    }
+
+    /// Whether another process has a port in any way.
+    pub(super) fn is_port_claimed(&self, port: u32) -> io::Result<bool> {
+        Ok(fd::find_lock(&self.file, PORTS + u64::from(port), 1)?.is_some())
+    }
+
     fn lock(&self, at: u64) -> io::Result<()> {
-        fd::lock(&self.file, at, true)
+        fd::lock(&self.file, at, Lock::Alone)
     }
 
     fn unlock(&self, at: u64) {
         // It has no error but for a file that is none.
-        let _ = fd::lock(&self.file, at, false);
+        let _ = fd::lock(&self.file, at, Lock::None);
     }
 
     fn record(&self, slot: usize) -> io::Result<u64> {

@@ -279,6 +279,37 @@ fn a_service_has_one_process_that_listens() {
     assert_eq!([here[0], here[1]].map(|at| third.listener(8, at)), [None, Some(on_one.first())]);
 }
 
+#[test]
+fn a_port_is_one_processs_or_all_share_it() {
+    use PortClaim::{Alone, None, Shared};
+    let here = [address(16), address(17)];
+    let [first, second, third] = [(); 3].map(|()| lease(&here, 1).expect("a slot"));
+    let in_use =
+        |result: io::Result<()>| result.is_err_and(|e| e.raw_os_error() == Some(libc::EADDRINUSE));
+    first.claim_port(here[0], 5, Alone).expect("nobody has it");
+    first.claim_port(here[0], 5, Alone).expect("it has it already");
+    for claim in [Alone, Shared] {
+        assert!(in_use(second.claim_port(here[0], 5, claim)));
+    }
+    second.claim_port(here[0], 6, Alone).expect("another port, beside it");
+    second.claim_port(here[1], 5, Alone).expect("another address");
+    let claimed = |by: &Slots| here.map(|at| [5, 6, 7].map(|port| by.is_port_claimed(at, port)));
+    assert_eq!(claimed(&first), [[false, true, false], [true, false, false]]);
+    assert_eq!(claimed(&second), [[true, false, false], [false; 3]]);
+    // Shared by two, it is nobody's alone. To fail changes nothing.
+    first.claim_port(here[0], 5, Shared).expect("its own");
+    third.claim_port(here[0], 5, Shared).expect("shared");
+    assert!(in_use(first.claim_port(here[0], 5, Alone)));
+    assert!(in_use(second.claim_port(here[0], 5, Alone)));
+    third.claim_port(here[0], 5, None).expect("no more");
+    first.claim_port(here[0], 5, Alone).expect("alone again");
+    // It ends with the process, whose other port does not.
+    drop(second);
+    assert_eq!(claimed(&third), [[true, false, false], [false; 3]]);
+    drop(first);
+    assert_eq!(claimed(&third), [[false; 3]; 2]);
+}
+
 /// IPv6 has options of its own, and `::1` is there once: so in a namespace of its own.
 #[test]
 fn ipv6_addresses_are_shared_too() {

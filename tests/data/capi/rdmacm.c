@@ -520,6 +520,91 @@ static void a_child_begins_anew(void)
 	rdma_destroy_event_channel(there);
 }
 
+static struct rdma_cm_id *reusing(struct rdma_event_channel *on, int port)
+{
+	struct rdma_cm_id *it = id(on, RDMA_PS_TCP);
+	int yes = 1;
+	CHECK(!rdma_set_option(it, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &yes, sizeof yes));
+	CHECK(!rdma_bind_addr(it, at(address, port)));
+	return it;
+}
+
+static int port_0(struct rdma_event_channel *on)
+{
+	struct rdma_cm_id *it = id(on, RDMA_PS_TCP);
+	CHECK(!rdma_bind_addr(it, at(address, 0)));
+	int port = ntohs(rdma_get_src_port(it));
+	CHECK(!rdma_destroy_id(it));
+	return port;
+}
+
+// Has ports, and those after the number that it reads, until it is killed.
+static void hold(int in, int out)
+{
+	struct rdma_event_channel *on = channel();
+	struct rdma_cm_id *any = id(on, RDMA_PS_TCP);
+	int next;
+	CHECK(!rdma_bind_addr(id(on, RDMA_PS_TCP), at(address, 5031)));
+	CHECK(!rdma_bind_addr(any, at("0.0.0.0", 5032)));
+	reusing(on, 5033);
+	reusing(on, 5034);
+	CHECK(!rdma_bind_addr(id(on, RDMA_PS_TCP), at("127.0.0.1", 5035)));
+	CHECK(read(in, &next, sizeof next) == sizeof next);
+	for (int more = 1; more <= 3; more++)
+		CHECK(!rdma_bind_addr(id(on, RDMA_PS_TCP), at(address, next + more)));
+	CHECK(write(out, &next, sizeof next) == sizeof next);
+	// Killed, or alone.
+	CHECK(read(in, &next, sizeof next) == 0);
+	exit(1);
+}
+
+// Ports that another process has bound are in the way, until it ends.
+static void neighbours(void)
+{
+	int to[2], from[2];
+	CHECK(!pipe(to) && !pipe(from));
+	pid_t child = fork();
+	if (!child) {
+		close(to[1]);
+		hold(to[0], from[1]);
+	}
+	struct rdma_event_channel *on = channel();
+	int next = port_0(on), held;
+	CHECK(write(to[1], &next, sizeof next) == sizeof next);
+	// It ends at once if the other process does.
+	close(from[1]);
+	CHECK(read(from[0], &held, sizeof held) == sizeof held && held == next);
+	CHECK(port_0(on) == next + 4);
+	struct rdma_cm_id *it = id(on, RDMA_PS_TCP), *other = id(on, RDMA_PS_UDP);
+	CHECK(rdma_bind_addr(it, at(address, 5031)) == -1 && errno == EADDRINUSE);
+	CHECK(rdma_bind_addr(it, at("0.0.0.0", 5031)) == -1 && errno == EADDRNOTAVAIL);
+	CHECK(rdma_bind_addr(it, at(address, 5032)) == -1 && errno == EADDRINUSE);
+	CHECK(rdma_bind_addr(it, at("127.0.0.1", 5032)) == -1 && errno == EADDRINUSE);
+	CHECK(rdma_bind_addr(it, at(address, 5033)) == -1 && errno == EADDRINUSE);
+	CHECK(rdma_bind_addr(it, at("127.0.0.1", 5035)) == -1 && errno == EADDRINUSE);
+	CHECK(rdma_bind_addr(it, at(address, next + 2)) == -1 && errno == EADDRINUSE);
+	// Another port space, another address, and both reuse it.
+	CHECK(!rdma_bind_addr(other, at(address, 5031)));
+	CHECK(!rdma_bind_addr(it, at(address, 5035)));
+	struct rdma_cm_id *shared = reusing(on, 5033), *second = reusing(on, 5034);
+	CHECK(rdma_listen(shared, 1) == -1 && errno == EADDRINUSE);
+	CHECK(!rdma_destroy_id(second));
+	gone(it);
+	CHECK(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child);
+	for (int port = 5031; port <= 5035; port++) {
+		if (port == 5033)
+			continue;
+		it = id(on, RDMA_PS_TCP);
+		CHECK(!rdma_bind_addr(it, at("0.0.0.0", port)));
+		gone(it);
+	}
+	CHECK(!rdma_listen(shared, 1));
+	gone(shared);
+	gone(other);
+	rdma_destroy_event_channel(on);
+	printf("all as expected\n");
+}
+
 // Listens, and waits for the end of the connection that comes.
 static void watch(void)
 {
@@ -551,6 +636,67 @@ static void leave(void)
 	exit(0);
 }
 
+// The device goes: each id on it is told so once, and then is good for its destruction only.
+static void lose(void)
+{
+	struct both first = connected(5021), second = connected(5022);
+	struct rdma_event_channel *on = channel();
+	struct rdma_cm_id *any = id(on, RDMA_PS_TCP), *idle = id(on, RDMA_PS_TCP);
+	struct rdma_cm_id *way = routed(on, RDMA_PS_TCP, 5023);
+	CHECK(!rdma_bind_addr(any, at("0.0.0.0", 5023)) && !rdma_listen(any, 1));
+	// A request that nobody has read, and one that nobody has answered.
+	struct rdma_cm_id *unread = routed(first.here, RDMA_PS_TCP, 5021);
+	ask(unread, "");
+	CHECK(is_readable(first.there, 5000));
+	struct rdma_cm_id *unanswered = routed(second.here, RDMA_PS_TCP, 5022);
+	ask(unanswered, "");
+	struct rdma_cm_event *asked = event(second.there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *child = asked->id;
+	CHECK(!rdma_ack_cm_event(asked));
+	fprintf(stderr, "has all\n");
+	CHECK(is_readable(first.here, 10000));
+	struct rdma_cm_id *told[] = { first.client, first.server, first.listener, unread,
+				      second.client, second.server, second.listener, unanswered };
+	struct rdma_event_channel *channels[] = { first.here, first.there, second.here,
+						  second.there };
+	unsigned seen = 0;
+	for (int which = 0; which < 4; which++) {
+		// librdmacm passes over a request whose id is good for nothing.
+		for (int count = 0; count < 2; count++) {
+			struct rdma_cm_event *it = event(channels[which], RDMA_CM_EVENT_DEVICE_REMOVAL);
+			CHECK(it->status == 0);
+			for (int one = 0; one < 8; one++)
+				if (told[one] == it->id)
+					seen |= 1 << one;
+			CHECK(!rdma_ack_cm_event(it));
+		}
+		CHECK(!is_readable(channels[which], 300));
+	}
+	CHECK(seen == 0xff);
+	CHECK(rdma_disconnect(first.client) == -1 && errno == ENXIO);
+	CHECK(rdma_reject(child, NULL, 0) == -1 && errno == ENXIO);
+	CHECK(rdma_listen(second.listener, 1) == -1 && errno == ENXIO);
+	// An id that did nothing is on none either.
+	CHECK(!rdma_bind_addr(idle, at("127.0.0.1", 5024)) && !rdma_listen(idle, 1));
+	// A wildcard is on no device.
+	struct rdma_cm_event *last = event(on, RDMA_CM_EVENT_DEVICE_REMOVAL);
+	CHECK(last->id == way && !rdma_ack_cm_event(last) && !is_readable(on, 0));
+	gone(unread);
+	gone(unanswered);
+	gone(child);
+	over(first);
+	over(second);
+	gone(way);
+	gone(any);
+	gone(idle);
+	// The ports are free.
+	any = id(on, RDMA_PS_TCP);
+	CHECK(!rdma_bind_addr(any, at("0.0.0.0", 5021)));
+	gone(any);
+	rdma_destroy_event_channel(on);
+	printf("all as expected\n");
+}
+
 int main(int argc, char **argv)
 {
 	static const struct {
@@ -575,7 +721,12 @@ int main(int argc, char **argv)
 	address = argv[1];
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (argc == 3) {
-		strcmp(argv[2], "watch") ? leave() : watch();
+		if (!strcmp(argv[2], "lose"))
+			lose();
+		else if (!strcmp(argv[2], "neighbours"))
+			neighbours();
+		else
+			strcmp(argv[2], "watch") ? leave() : watch();
 		return 0;
 	}
 	for (unsigned which = 0; which < sizeof tests / sizeof *tests; which++) {

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use rocinante_netdev::{PathSpec, Port};
+use rocinante_netdev::{PathSpec, Port, PortClaim};
 use rocinante_stack::Engine;
 use rocinante_stack::cm::{
     Accept, AskId, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager, ListenerId,
@@ -321,6 +321,24 @@ impl Device {
             Err(_) => drop(shard.post.claimed.remove(&claim)),
         }
         listening
+    }
+
+    /// This process has a port of the connection manager on an address as `claim` says from now on.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`: another process is in the way. None is for a device that shares no address.
+    pub(crate) fn claim_port(
+        &self,
+        address: IpAddr,
+        port: u32,
+        claim: PortClaim,
+    ) -> io::Result<()> {
+        self.slots.as_ref().map_or(Ok(()), |slots| slots.claim_port(address, port, claim))
+    }
+
+    /// Whether another process has a port on an address.
+    pub(crate) fn is_port_claimed(&self, address: IpAddr, port: u32) -> bool {
+        self.slots.as_ref().is_some_and(|slots| slots.is_port_claimed(address, port))
     }
 
     pub(super) fn release_claim(&self, shard: &mut Shard, listener: ListenerId) {
