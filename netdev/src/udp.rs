@@ -319,9 +319,7 @@ impl UdpPort {
         let Self { neighbours: Some(neighbours), epoll, options, .. } = self else {
             return Ok(());
         };
-        neighbours.inherit(epoll, |socket, address| {
-            sockets::take_over(socket, address, *options, Role::Receive)
-        })
+        neighbours.inherit(epoll, |socket, address| sockets::inherit(socket, address, *options))
     }
 
     /// Whether datagrams of a path wait for the kernel.

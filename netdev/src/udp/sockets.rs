@@ -147,6 +147,12 @@ pub(super) fn take_over(
     if role == Role::Receive { socket.take_input() } else { Ok(()) }
 }
 
+/// Makes the socket of slot 0 this process's, which has the duty now. What waits there is for all.
+pub(super) fn inherit(socket: &Socket, address: IpAddr, options: Options) -> io::Result<()> {
+    configure(socket, address.is_ipv6(), options, Role::Receive)?;
+    socket.take_input()
+}
+
 /// A socket on UDP/4791 of an address. The first of an address is bound while it shares the port
 /// with none, which fails if another socket has it.
 fn open_bound(

@@ -242,9 +242,13 @@ impl Socket {
         attach_filter(&self.0, &program)
     }
 
-    /// Takes input again after [`drop_all_input`](Self::drop_all_input).
+    /// Takes all input, also after [`drop_all_input`](Self::drop_all_input).
     pub(crate) fn take_input(&self) -> io::Result<()> {
-        self.set(libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0)
+        match self.set(libc::SOL_SOCKET, libc::SO_DETACH_FILTER, 0) {
+            // There is no filter.
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            result => result,
+        }
     }
 
     /// Throws away what has arrived.
