@@ -142,9 +142,10 @@ const OURS: &str = env!("CARGO_BIN_EXE_rocinante-under-interop");
 /// What `rocinante run` needs, installed for unmodified programs when the first of them runs.
 type Installed = LazyLock<std::result::Result<Installation, String>>;
 
-/// Installs it. The libraries lie beside the guest's program.
+/// Installs it. The libraries lie beside this program, wherever cargo puts what is for its users.
 fn install() -> std::result::Result<Installation, String> {
-    Installation::of(Path::new(OURS), host_programs())
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    Installation::of(Path::new(OURS), own.parent().unwrap_or(Path::new(".")))
         .map_err(|error| format!("{error}: cargo build -p rocinante-capi -p rocinante-paths, too"))
 }
 
