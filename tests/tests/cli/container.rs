@@ -217,12 +217,12 @@ fn the_script_fails_where_figures_are_missing_or_bytes_are_wrong() {
     let wrong = "ibv_rc_pingpong) echo 'invalid data in page 0'; echo '1000 iters';;";
     script(&[write, send, wrong].join("\n")).failed(1, &["other bytes came"]);
     // A client that comes before its server tries again.
-    let early = "ib_write_bw) if [ \"$#\" = 2 ] && mkdir $0.late 2>/dev/null; then \
+    let early = "ib_write_bw) if [ \"$#\" = 4 ] && mkdir $0.late 2>/dev/null; then \
                  echo \"Couldn't connect\"; exit 1; fi; echo ' 65536  5000  9.0  8.5  0.01';;";
     let done = script(&[early, send, pingpong].join("\n")).succeeded();
     assert!(!done.out.contains("Couldn't"), "{}", done.out);
     // The server alone fails.
-    let server = "ib_write_bw) [ \"$#\" = 2 ] || exit 4; echo ' 65536  5000  9.0  8.5  0.01';;";
+    let server = "ib_write_bw) [ \"$#\" = 4 ] || exit 4; echo ' 65536  5000  9.0  8.5  0.01';;";
     let done = script(&[server, send, pingpong].join("\n"));
     done.failed(1, &["ib_write_bw: the server failed with status 4"]);
 }
