@@ -25,6 +25,8 @@ trap 'exit 130' INT
 # both PROGRAM [OPTION]...: runs a server and its client. Both have a minute.
 both() {
     echo "== $*"
+    # It is shown even if the server has not begun.
+    : >"$results/server"
     timeout 60 "$rocinante" run --netdev udp -- "$@" >"$results/server" 2>&1 &
     server=$!
     # Until the server listens, a client is refused.
