@@ -288,6 +288,10 @@ struct Attr {
     rnr_retry: u8,
 }
 
+/// What a sender waits before it tries again where no receive is posted: 655.36 ms, as the kernel
+/// has it (`cm_init_qp_rtr_attr`). Programs give few tries, and count on that they take long.
+const MIN_RNR_TIMER: u8 = 0;
+
 /// `enum ibv_qp_attr_mask`.
 mod mask {
     pub(super) const STATE: u32 = 1 << 0;
@@ -364,7 +368,7 @@ impl Attr {
             .u16(0)
             .u8(self.initiator_depth)
             .u8(self.responder_resources)
-            .u8(ConnectOptions::default().min_rnr_timer)
+            .u8(MIN_RNR_TIMER)
             // port_num
             .u8(1)
             .u8(self.timeout)
