@@ -253,10 +253,12 @@ pub struct ProgramPlace<'a> {
 
 /// What perftest prints when it fails because the emulated processor is slow, and why: it cannot
 /// measure how fast the processor counts, and then ends without a report, whatever it has measured;
-/// or a server with `-R` told its client that it listens, and did so a moment later.
-const TOO_SLOW: [(&str, &str); 2] = [
+/// or a server with `-R` told its client that it listens, and did so a moment later. A datagram
+/// service that is not there is unreachable, of SIDR's status 1.
+const TOO_SLOW: [(&str, &str); 3] = [
     ("Correlation coefficient", "perftest makes nothing of the guest's clock"),
     ("RDMA_CM_EVENT_REJECTED; error: 8", "perftest's server does not listen yet"),
+    ("RDMA_CM_EVENT_UNREACHABLE; error: 1", "perftest's server does not listen yet"),
 ];
 /// How often to start a program that prints one of these.
 const TRIES: u32 = 20;
