@@ -79,6 +79,13 @@ impl AnyQp {
         either!(self, qp => qp.detach(shared));
     }
 
+    /// Owes the peer an acknowledgement of what arrived and did not ask for any.
+    pub(crate) fn acknowledge_unasked(&mut self, shared: &mut Shared) {
+        if let Self::Rc(qp) = self {
+            qp.acknowledge_unasked(shared);
+        }
+    }
+
     /// Moves to the error state and flushes all work.
     pub(crate) fn break_down<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         match self {

@@ -478,6 +478,18 @@ impl Engine {
         self.shared.events.pop()
     }
 
+    /// Has acknowledgements leave with the next [`poll_transmit`](Self::poll_transmit) of what
+    /// arrived and did not ask for any: of the queue pair `of`, or of all. Call it before they go,
+    /// or the program ends: nobody answers then when the peer does ask. It looks at all queue
+    /// pairs.
+    pub fn acknowledge_unasked(&mut self, of: Option<Qpn>) {
+        for qp in self.qps.iter_mut().flatten() {
+            if of.is_none_or(|qpn| qpn == qp.core().qpn) {
+                qp.acknowledge_unasked(&mut self.shared);
+            }
+        }
+    }
+
     /// A completion queue overflowed: every queue pair that uses it breaks (`IBV_EVENT_CQ_ERR`).
     ///
     /// It looks at all queue pairs. A queue overflows once; an index of its users would take memory

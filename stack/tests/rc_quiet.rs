@@ -1,14 +1,14 @@
-//! Quiet WRITEs: small ones, unsignaled and in answer to the peer's. Only every eighth has AckReq,
-//! and a probe asks in time about those not acknowledged.
+//! Quiet messages: small SENDs and WRITEs, unsignaled and in answer to the peer's. Only every eighth
+//! has AckReq, and a probe asks in time about those not acknowledged.
 
 mod common;
 
 use common::{BASE, Pair, Setup, Solo, qp_init, seal};
 use rocinante_scripts::packet;
 use rocinante_stack::mem::{Access, MwType};
-use rocinante_stack::types::{Key, Psn};
+use rocinante_stack::types::{Key, Psn, Qpn};
 use rocinante_stack::verbs::{QpEvent, QpState, SendData, SendOp, SendWr, WcStatus};
-use rocinante_stack::wire::{NakCode, Opcode as Op};
+use rocinante_stack::wire::{NakCode, Opcode as Op, Syndrome};
 use rocinante_stack::{Budget, EngineConfig, QpAttr, QpInit, Urgency};
 
 const TIMEOUT_14: u64 = 4096 << 14;
@@ -114,13 +114,11 @@ fn one_of_eight_asks_and_its_answer_is_for_all() {
 fn who_waits_or_sends_anything_else_asks() {
     let small = [5; 64];
     let wr = inline(7, &small);
-    let immediate = SendOp::Write { remote: BASE, rkey: Key(0x99), imm: Some([0; 4]) };
     assert!(!talk(&setup()).asks(&wr), "as the others do not");
     for (what, wr) in [
         ("signaled", wr.signaled(true)),
         ("fenced", wr.fence()),
-        ("a SEND", SendWr::send(wr.data)),
-        ("with immediate data", SendWr::new(immediate, wr.data)),
+        ("one that invalidates", SendWr::new(SendOp::SendInv { rkey: Key(0x99) }, wr.data)),
     ] {
         assert!(talk(&setup()).asks(&wr), "{what}");
     }
@@ -128,6 +126,29 @@ fn who_waits_or_sends_anything_else_asks() {
     let sges = [registered.solo.sge(0, 64)];
     let wr = SendWr::new(wr.op, &sges);
     assert!(registered.asks(&wr), "from registered memory");
+}
+
+#[test]
+fn what_takes_a_receive_asks_as_seldom_while_the_peer_has_enough_of_them() {
+    let imm = Some([0; 4]);
+    let write = SendOp::Write { remote: BASE, rkey: Key(0x99), imm };
+    for op in [SendOp::Send { imm: None }, SendOp::Send { imm }, write] {
+        let wr = SendWr::new(op, SendData::Inline(&[5; 64])).signaled(false);
+        let asked = |syndrome: Option<Syndrome>, count: usize| -> Vec<bool> {
+            let mut talk = talk(&setup());
+            if let Some(syndrome) = syndrome {
+                talk.solo.receive_syndrome(0, syndrome);
+            }
+            (0..count).map(|_| talk.asks(&wr)).collect()
+        };
+        let seldom = [[false; 7].as_slice(), &[true]].concat();
+        assert_eq!(asked(None, 8), seldom, "{op:?}");
+        // The peer counts none yet, and one was sent before. What is quiet has eight behind it.
+        assert_eq!(asked(Some(Syndrome::credits(16)), 8), seldom);
+        let some = asked(Some(Syndrome::credits(12)), 8);
+        assert_eq!(some.iter().position(|asks| *asks), Some(3), "{some:?}");
+        assert_eq!(asked(Some(Syndrome::credits(8)), 4), [true; 4]);
+    }
 }
 
 #[test]
@@ -318,6 +339,39 @@ fn what_is_lost_with_its_probe_arrives_when_the_network_is_back() {
         talk.solo.receive_ack(1);
         assert_eq!(talk.solo.end.host.sends_retired, 2);
     }
+}
+
+#[test]
+fn one_without_a_receive_goes_again_and_asks() {
+    let mut talk = talk(&setup());
+    let wr = SendWr::send(SendData::Inline(&[5; 64])).signaled(false);
+    assert!(!talk.asks(&wr) && !talk.asks(&wr));
+    talk.solo.receive_rnr(1, 1);
+    assert_eq!(talk.leaving(), []);
+    talk.solo.wait_for_timer();
+    assert_eq!(talk.leaving().first(), Some(&(1, true)));
+}
+
+// ---- the responder ----
+
+#[test]
+fn who_goes_says_what_came_unasked() {
+    let mut talk = talk(&setup());
+    let qpn = talk.solo.end.qpn;
+    let acks = |talk: &mut Talk, of| {
+        talk.solo.end.engine.acknowledge_unasked(of);
+        talk.solo.sent()
+    };
+    assert_eq!(acks(&mut talk, None), [""; 0], "nothing came");
+    talk.receive();
+    talk.receive();
+    assert_eq!(talk.solo.sent(), [""; 0], "nobody asked");
+    assert_eq!(acks(&mut talk, Some(Qpn::new(qpn.value() + 1))), [""; 0], "it is another's");
+    let one = acks(&mut talk, Some(qpn));
+    assert!(one.len() == 1 && one[0].contains("ACK"), "{one:?}");
+    assert_eq!(acks(&mut talk, None), [""; 0], "all is told");
+    talk.receive();
+    assert_eq!(acks(&mut talk, None).len(), 1);
 }
 
 // ---- packets that cannot wait for the probe ----

@@ -222,8 +222,8 @@ fn contexts_without_objects_hear_of_their_port() {
     }
 }
 
-/// The last acknowledgement leaves, whichever way a program ends; at `_exit(2)` by the library of
-/// paths, which `rocinante run` preloads too.
+/// The last acknowledgement leaves, whichever way a program ends, and whether or not the peer asked
+/// for it; at `_exit(2)` by the library of paths, which `rocinante run` preloads too.
 #[test]
 fn the_end_right_after_the_last_completion_leaves_the_peer_no_error() {
     require_lab!();
@@ -231,7 +231,7 @@ fn the_end_right_after_the_last_completion_leaves_the_peer_no_error() {
     let (library, pair) = (Library::new(), pair());
     let [a, b] = pair.containers();
     let script = library.script("pong.py");
-    for (how, rounds) in [("return", 40), ("exit", 40), ("_exit", 200)] {
+    for (how, rounds) in [("return", 40), ("exit", 40), ("_exit", 200), ("quiet", 10)] {
         let mut server = library.start(b, &format!("{script} server - 0 {how}"));
         server.says("ready");
         let mut client = library.command(&format!("{script} client {} {rounds} {how}", b.ipv4()));

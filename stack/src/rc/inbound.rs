@@ -114,6 +114,14 @@ impl Qp {
         }
     }
 
+    /// Owes the peer an acknowledgement of what arrived and did not ask for any.
+    #[cold]
+    pub(crate) fn acknowledge_unasked(&mut self, shared: &mut Shared) {
+        if self.responder.owe_unasked() {
+            shared.enqueue(self.core.slot, &mut self.core.queued);
+        }
+    }
+
     /// A SEND would have invalidated what it may not: it is acknowledged, and nothing after it is.
     #[cold]
     fn invalidated_nothing<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {

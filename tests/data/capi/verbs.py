@@ -61,10 +61,10 @@ def gid(context, index):
     return found.raw
 
 
-def init(qp_type, send_cq, recv_cq, depth=16):
+def init(qp_type, send_cq, recv_cq, depth=16, inline=0, signal_all=1):
     # qp_context, send_cq, recv_cq, srq, five capabilities, qp_type, sq_sig_all.
-    words = struct.pack("<QQQQIIIIIiii", 0, send_cq, recv_cq, 0, depth, depth, 1, 1, 0, qp_type, 1,
-                        0)
+    words = struct.pack("<QQQQIIIIIiii", 0, send_cq, recv_cq, 0, depth, depth, 1, 1,
+                        inline, qp_type, signal_all, 0)
     return c.create_string_buffer(words, len(words))
 
 

@@ -1,4 +1,5 @@
-//! Acknowledgements that wait for the program's next call, sent at the program's exit.
+//! Acknowledgements that wait for the program's next call, or for the peer to ask, sent at the
+//! program's exit.
 //!
 //! Dropping an object sends what it holds back. A program that returns from `main` or calls
 //! `exit(3)` without dropping its objects runs the function that this module registers. A program
@@ -64,9 +65,7 @@ pub(crate) extern "C" fn send_held_at_once() {
                 lock = core.shard.try_lock();
             }
             if let Some(mut shard) = lock {
-                if shard.cork.is_in() {
-                    shard.send_waiting();
-                }
+                shard.send_last(None);
                 std::mem::forget(shard);
             }
         }
@@ -83,10 +82,8 @@ extern "C" fn send_held() {
     let Some(devices) = DEVICES.try_lock_for(PATIENCE) else { return };
     for device in devices.iter().filter_map(Weak::upgrade) {
         for core in device.shards.all() {
-            if let Some(mut shard) = core.shard.try_lock_for(PATIENCE)
-                && shard.cork.is_in()
-            {
-                shard.send_waiting();
+            if let Some(mut shard) = core.shard.try_lock_for(PATIENCE) {
+                shard.send_last(None);
             }
         }
         // Leaks the device, so that the exit does not wait for its threads.

@@ -110,7 +110,10 @@ impl Qp {
         guard.settle(self.qpn);
         self.core.take_staged(&mut guard);
         let shard = &mut *guard;
-        shard.send_waiting();
+        match attr.state {
+            Some(QpState::Err | QpState::Reset) => shard.send_last(Some(self.qpn)),
+            _ => shard.send_waiting(),
+        }
         let mut added = None;
         if let (Some(path), Some(local)) = (&change.path, local) {
             let known = || shard.engine.query_qp(self.qpn).and_then(|(_, is, _)| is.dest_qpn);
@@ -197,7 +200,7 @@ impl Drop for Qp {
         // Requests that were staged while another thread held the shard leave as well.
         self.core.take_staged(&mut shard);
         self.shared.forget_staged();
-        shard.send_waiting();
+        shard.send_last(Some(self.qpn));
         self.detach_all(&mut shard);
         let gone: Result<(), ModifyError> = shard.engine.destroy_qp(self.qpn);
         debug_assert!(gone.is_ok());

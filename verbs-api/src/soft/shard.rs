@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rocinante_netdev::{AnyPort, PathId, PathSpec, Port};
-use rocinante_stack::types::Time;
+use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::verbs::CqId;
 use rocinante_stack::wire::MadBytes;
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
@@ -240,6 +240,13 @@ impl Shard {
     pub(super) fn send_waiting(&mut self) {
         let now = self.now();
         self.transmit(now);
+    }
+
+    /// As [`send_waiting`](Self::send_waiting), and acknowledges what the peers have not asked about
+    /// yet: of this queue pair, which stops to answer, or of all, because the program ends.
+    pub(super) fn send_last(&mut self, of: Option<Qpn>) {
+        self.engine.acknowledge_unasked(of);
+        self.send_waiting();
     }
 
     /// Receives, does what is due, sends. Returns whether anything happened, so that more may soon.

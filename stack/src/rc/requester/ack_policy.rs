@@ -4,14 +4,14 @@
 //! - Problem: an acknowledgement is a packet, and it takes credit of our own receive queue. But
 //!   completions, the congestion window and the peer's credit wait for it.
 //! - Rule: while there is credit, each message asks at its end, and long ones in between; without,
-//!   only the last packet that may leave does. Small WRITEs that answer each other and make no
+//!   only the last packet that may leave does. Small messages that answer each other and make no
 //!   completion ask one in eight times ([`Acks`]).
 //! - Cost if wrong: the sender stands still until a probe, or each packet costs two.
 //! - Measured: `docs/performance/history.md`.
 //!
-//! Where two sides answer each other's WRITEs, each answer takes the acknowledgement of what it
+//! Where two sides answer each other's SENDs or WRITEs, each answer takes the acknowledgement of what it
 //! answers along: two packets in the place of one, and their receiver looks at both before its
-//! program sees the one. Nothing waits for it if the WRITE makes no completion. Cards ask once in
+//! program sees the one. Nothing waits for it if the message makes no completion. Cards ask once in
 //! so many (`log_ack_req_freq` of mlx5, in Linux' `fpga/conn.c` 2^8; `HERMON_QP_ACKREQ_FREQ` of
 //! illumos, 2^5). All are acknowledged, several at once, by whatever asks next.
 //!
@@ -22,8 +22,9 @@
 //! number that is acknowledged already, so that it is not taken for what was lost, and its answer
 //! could be an older one that was late.
 //!
-//! So a lost WRITE is noticed when it would have been noticed before: by the gap in front of what
-//! follows, or by the probe.
+//! So a lost message is noticed when it would have been noticed before: by the gap in front of what
+//! follows, or by the probe. A responder whose program ends says before that what it has
+//! ([`Engine::acknowledge`](crate::Engine::acknowledge)).
 
 use crate::peer::Peers;
 use crate::qp::sq::{SendQueue, Wqe, WqeIndex};
@@ -34,7 +35,7 @@ use crate::rc::requester::permit::Permit;
 use crate::types::{Seq, Time};
 use crate::verbs::SendOp;
 
-/// Of small WRITEs that answer, one of so many asks.
+/// Of small messages that answer, one of so many asks.
 const EVERY: u32 = 8;
 /// A queue pair that sends one so soon after the other asks by the last of them in half the time in
 /// which the probe would. One that sends more rarely would be probed for each.
@@ -137,19 +138,21 @@ impl Qp {
     fn is_an_answer(&self, now: Time, wqe: &Wqe, peers: &mut Peers) -> bool {
         let Self { core, requester, responder, limits, .. } = self;
         let Requester { acks, control, recovery, round_trip, .. } = requester;
-        let writes = wqe.is_plain()
-            && matches!(wqe.op, SendOp::Write { imm: None, .. })
+        let small = wqe.is_plain()
+            && matches!(wqe.op, SendOp::Write { .. } | SendOp::Send { .. })
             && wqe.len <= BYTES_MAX;
         let answers = responder.expected() != acks.expected && now.since(acks.left) < SOON_NS;
         let asked_lately = requester.snd_nxt - acks.last < u64::from(EVERY);
         // What it takes is given back late, and others may want it: of the send queue, of the
-        // peer's credit, of the window.
-        let has_room = core.sq.is_mostly_free() && control.has_ample(EVERY, limits.peer, peers);
+        // peer's credit, of the window, of the receives that it said it has.
+        let has_room = core.sq.is_mostly_free()
+            && control.has_ample(EVERY, limits.peer, peers)
+            && control.grants(wqe, EVERY);
         // Of a path that is not known nothing is probed, and of a long one late.
         let probed = (1..=PATIENCE_NS / 4).contains(&round_trip.srtt())
             && self.timeout().is_none_or(|timeout| timeout >= TIMEOUT_NS_MIN);
         let usual = recovery.is_open() && requester.snd_nxt == requester.snd_max;
-        writes
+        small
             && answers
             && asked_lately
             && has_room

@@ -62,6 +62,8 @@ pub(in crate::rc) struct Responder {
     /// The last PSN of a SEND or WRITE that was executed. READs and atomics are acknowledged by
     /// their own responses, and never by an ACK: some requesters would take it for the response.
     ackable: Seq,
+    /// The last PSN that an ACK told of.
+    told: Seq,
     nak: Option<Nak>,
     /// Whether acknowledgements say how many receives are posted.
     advertise: bool,
@@ -93,6 +95,7 @@ impl Responder {
             records: Records::default(),
             ack: false,
             ackable: Seq::default(),
+            told: Seq::default(),
             nak: None,
             advertise: false,
             min_rnr_timer: 0,
@@ -103,7 +106,7 @@ impl Responder {
         self.stop();
         self.advertise = advertise;
         self.epsn = psn;
-        self.ackable = psn - 1;
+        (self.ackable, self.told) = (psn - 1, psn - 1);
         self.msn = 0;
         self.nak_sent = false;
         (self.gap, self.last_early) = (Seq::default(), Seq::default());
@@ -456,7 +459,13 @@ impl Responder {
     /// A plain acknowledgement left.
     #[inline]
     pub(in crate::rc) fn acknowledged(&mut self) {
-        self.ack = false;
+        (self.ack, self.told) = (false, self.ackable);
+    }
+
+    /// Owes an acknowledgement of what came unasked; whether there is any.
+    pub(in crate::rc) fn owe_unasked(&mut self) -> bool {
+        self.ack |= self.told < self.ackable;
+        self.ack
     }
 
     /// The AETH of a positive response to the message `msn`.
@@ -478,7 +487,7 @@ impl Responder {
         match response {
             Response::Acknowledge { .. } => {
                 self.nak = None;
-                self.ack = false;
+                self.acknowledged();
             }
             Response::Data(DataResponse::Read { psn, .. } | DataResponse::Atomic { psn, .. }) => {
                 self.records.sent(*psn);

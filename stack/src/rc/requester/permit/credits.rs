@@ -50,6 +50,12 @@ impl Credits {
     /// Whether `wqe` is beyond the limit.
     #[inline]
     pub(super) fn exceeded(&self, wqe: &Wqe) -> bool {
+        self.lacks(wqe, 0)
+    }
+
+    /// Whether `wqe`, or the last of so many `more` behind it, is beyond the limit.
+    #[inline]
+    pub(super) fn lacks(&self, wqe: &Wqe, more: u32) -> bool {
         let Some(limit) = self.limit else { return false };
         let consumes = matches!(
             wqe.op,
@@ -57,7 +63,7 @@ impl Credits {
         );
         // The numbers of messages that are under way lie close together.
         #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
-        let beyond = wqe.messages.wrapping_sub(limit as u32) as i32 > 0;
+        let beyond = wqe.messages.wrapping_add(more).wrapping_sub(limit as u32) as i32 > 0;
         consumes && beyond
     }
 }

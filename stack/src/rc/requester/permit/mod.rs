@@ -256,6 +256,12 @@ impl SendControl {
         peers.get(peer).is_mostly_free(packets) && window
     }
 
+    /// Whether the peer said that it has receives for `wqe` and for so many `more` behind it; or
+    /// says nothing of them.
+    pub(in crate::rc) fn grants(&self, wqe: &Wqe, more: u32) -> bool {
+        !self.credits.lacks(wqe, more)
+    }
+
     /// Packets that the congestion window has left.
     #[inline]
     fn window_left(&self) -> u32 {
