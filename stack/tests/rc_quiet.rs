@@ -1,5 +1,5 @@
-//! Quiet messages: small SENDs and WRITEs, unsignaled and in answer to the peer's. Only every eighth
-//! has AckReq, and a probe asks in time about those not acknowledged.
+//! Quiet messages: small SENDs and WRITEs, unsignaled and in answer to the peer's. Only every
+//! eighth has AckReq, and a probe asks in time about those not acknowledged.
 
 mod common;
 

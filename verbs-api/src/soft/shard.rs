@@ -242,8 +242,8 @@ impl Shard {
         self.transmit(now);
     }
 
-    /// As [`send_waiting`](Self::send_waiting), and acknowledges what the peers have not asked about
-    /// yet: of this queue pair, which stops to answer, or of all, because the program ends.
+    /// As [`send_waiting`](Self::send_waiting), and acknowledges what the peers have not asked
+    /// about yet: of this queue pair, which stops to answer, or of all, because the program ends.
     pub(super) fn send_last(&mut self, of: Option<Qpn>) {
         self.engine.acknowledge_unasked(of);
         self.send_waiting();

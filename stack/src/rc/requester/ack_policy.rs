@@ -9,10 +9,10 @@
 //! - Cost if wrong: the sender stands still until a probe, or each packet costs two.
 //! - Measured: `docs/performance/history.md`.
 //!
-//! Where two sides answer each other's SENDs or WRITEs, each answer takes the acknowledgement of what it
-//! answers along: two packets in the place of one, and their receiver looks at both before its
-//! program sees the one. Nothing waits for it if the message makes no completion. Cards ask once in
-//! so many (`log_ack_req_freq` of mlx5, in Linux' `fpga/conn.c` 2^8; `HERMON_QP_ACKREQ_FREQ` of
+//! Where two sides answer each other's SENDs or WRITEs, each answer takes the acknowledgement of
+//! what it answers along: two packets in the place of one, and their receiver looks at both before
+//! its program sees the one. Nothing waits for it if the message makes no completion. Cards ask once
+//! in so many (`log_ack_req_freq` of mlx5, in Linux' `fpga/conn.c` 2^8; `HERMON_QP_ACKREQ_FREQ` of
 //! illumos, 2^5). All are acknowledged, several at once, by whatever asks next.
 //!
 //! If nothing does, the probe asks ([`clock`](crate::rc::clock)), as if the acknowledgement had
@@ -145,9 +145,8 @@ impl Qp {
         let asked_lately = requester.snd_nxt - acks.last < u64::from(EVERY);
         // What it takes is given back late, and others may want it: of the send queue, of the
         // peer's credit, of the window, of the receives that it said it has.
-        let has_room = core.sq.is_mostly_free()
-            && control.has_ample(EVERY, limits.peer, peers)
-            && control.grants(wqe, EVERY);
+        let has_room =
+            core.sq.is_mostly_free() && control.has_ample(EVERY, wqe, limits.peer, peers);
         // Of a path that is not known nothing is probed, and of a long one late.
         let probed = (1..=PATIENCE_NS / 4).contains(&round_trip.srtt())
             && self.timeout().is_none_or(|timeout| timeout >= TIMEOUT_NS_MIN);

@@ -250,16 +250,17 @@ impl SendControl {
         self.rnr_until != Time::NEVER
     }
 
-    /// Whether credit for so many packets more, which is given back late, is nobody else's loss.
-    pub(in crate::rc) fn has_ample(&self, packets: u32, peer: PeerId, peers: &mut Peers) -> bool {
-        let window = self.congestion.is_whole() && self.congestion.packets() > packets;
-        peers.get(peer).is_mostly_free(packets) && window
-    }
-
-    /// Whether the peer said that it has receives for `wqe` and for so many `more` behind it; or
-    /// says nothing of them.
-    pub(in crate::rc) fn grants(&self, wqe: &Wqe, more: u32) -> bool {
-        !self.credits.lacks(wqe, more)
+    /// Whether credit for so many packets more, which is given back late, is nobody else's loss; and
+    /// the peer has receives for `wqe` and so many messages behind it, or says nothing of them.
+    pub(in crate::rc) fn has_ample(
+        &self,
+        more: u32,
+        wqe: &Wqe,
+        peer: PeerId,
+        peers: &mut Peers,
+    ) -> bool {
+        let window = self.congestion.is_whole() && self.congestion.packets() > more;
+        peers.get(peer).is_mostly_free(more) && window && !self.credits.lacks(wqe, more)
     }
 
     /// Packets that the congestion window has left.
