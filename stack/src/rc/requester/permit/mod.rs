@@ -250,8 +250,8 @@ impl SendControl {
         self.rnr_until != Time::NEVER
     }
 
-    /// Whether credit for so many packets more, which is given back late, is nobody else's loss; and
-    /// the peer has receives for `wqe` and so many messages behind it, or says nothing of them.
+    /// Whether credit for so many packets more, which is given back late, is nobody else's loss;
+    /// and the peer has receives for `wqe` and so many messages behind it, or says nothing of them.
     pub(in crate::rc) fn has_ample(
         &self,
         more: u32,
