@@ -12,8 +12,8 @@
 //! Where two sides answer each other's SENDs or WRITEs, each answer takes the acknowledgement of
 //! what it answers along: two packets in the place of one, and their receiver looks at both before
 //! its program sees the one. Nothing waits for it if the message makes no completion. Cards ask
-//! once in so many (`log_ack_req_freq` of mlx5, in Linux' `fpga/conn.c` 2^8; `HERMON_QP_ACKREQ_FREQ` of
-//! illumos, 2^5). All are acknowledged, several at once, by whatever asks next.
+//! once in so many: 2^8 of mlx5 (`log_ack_req_freq` in Linux' `fpga/conn.c`), 2^5 of illumos
+//! (`HERMON_QP_ACKREQ_FREQ`). All are acknowledged, several at once, by whatever asks next.
 //!
 //! If nothing does, the probe asks ([`clock`](crate::rc::clock)), as if the acknowledgement had
 //! been lost: 2 ms later, by the last packet again. A standard responder answers that wherever it
