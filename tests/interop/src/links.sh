@@ -2,11 +2,11 @@
 # links.sh LINK BACKEND: two network namespaces of the guest with the named link between them, and
 # RDMA over it. Prints `works N` (Mbit/s of WRITEs; every byte of a ping-pong was right), or
 # `refused: WHY`; and then what the host counted.
-link=$1 backend=$2 rocinante=/host/rocinante
-a=a$$ b=b$$ h=h$$
+link=$1 backend=$2 rocinante=/host/rocinante interop=/host/rocinante-interop
+a=a$$ b=b$$ h=h$$ held=
 peer=10.7.0.2
 at() { local at=$1; shift; ip netns exec "$at" "$@"; }
-end() { for ns in $a $b $h; do ip netns del $ns 2>/dev/null; done; }
+end() { if [ "$held" ]; then kill $held; fi; for ns in $a $b $h; do ip netns del $ns 2>/dev/null; done; }
 trap end EXIT
 for ns in $a $b $h; do ip netns add $ns; ip -n $ns link set lo up; done
 
@@ -63,7 +63,7 @@ decrypted() {
 counted() {
     at $h nft list table netdev t 2>/dev/null | sed -n 's/.*counter packets \([0-9]*\).*/counted \1/p'
     case $link in
-    fq) at $h tc -s qdisc show dev tob | sed -n 's/.*throttled \([0-9]*\).*/counted \1/p' | tail -n 1 ;;
+    fq | edt) at $h tc -s qdisc show dev tob | sed -n 's/.*throttled \([0-9]*\).*/counted \1/p' | tail -n 1 ;;
     police) at $h tc -s filter show dev toa ingress | sed -n 's/.*dropped \([0-9]*\),.*/counted \1/p' ;;
     # What arrived encrypted: bytes, and packets.
     wireguard) at $b wg show wg0 transfer | awk '{ print "counted", $2 }' ;;
@@ -74,6 +74,14 @@ counted() {
 case $link in
 bridged) bridged ;;
 fq) bridged; at $h tc qdisc add dev tob root fq maxrate 10mbit flow_limit 1000 || exit ;;
+edt)
+    bridged
+    at $h tc qdisc add dev tob root fq flow_limit 1000 || exit
+    # 10 Mbit/s.
+    ip netns exec $h $interop departures tob 800 >/tmp/said.$a &
+    held=$!
+    for try in 1 2 3 4 5 6 7 8; do grep -q attached /tmp/said.$a && break; sleep 1; done
+    ;;
 police)
     bridged
     at $h tc qdisc add dev toa ingress
@@ -102,6 +110,17 @@ netkit)
     at $h ip route add 10.7.0.1/32 dev host0; at $h ip route add 10.7.0.2/32 dev up0
     at $a ip route replace 10.7.0.2/32 dev eth0
     at $h nft "table netdev t { chain c { type filter hook ingress device host0 priority 0; udp dport 4791 counter; }; }"
+    ;;
+netkit-l2)
+    ip -n $h link add br0 type bridge; ip -n $h link set br0 up
+    for side in a b; do
+        eval ns=\$$side
+        at $h $interop netkit-l2 to$side nk$side || exit
+        ip -n $h link set nk$side netns $ns name eth0
+        ip -n $h link set to$side master br0 up
+    done
+    addressed $a eth0 1; addressed $b eth0 2
+    at $h nft "table netdev t { chain c { type filter hook ingress device toa priority 0; udp dport 4791 counter; }; }"
     ;;
 wireguard)
     underlay

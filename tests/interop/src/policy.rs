@@ -2,9 +2,9 @@
 //! policy`.
 //!
 //! The guest's kernel runs the matrix of `rocinante policy-check`, and then what the kernels of
-//! many machines lack: fq with a rate, `police`, ipvlan, netkit, WireGuard and IPsec. A cell of
-//! these is a link and a backend. Its expectation is written from where the kernel's code has its
-//! hooks.
+//! many machines lack: fq with a rate or departure times, `police`, ipvlan, netkit, WireGuard and
+//! IPsec. A cell of these is a link and a backend. Its expectation is written from where the
+//! kernel's code has its hooks.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const SCRIPT: &str = include_str!("links.sh");
 const MATRIX_MAX: Duration = Duration::from_secs(5400);
 /// How long a cell may take.
 const CELL_MAX: Duration = Duration::from_secs(300);
-/// The rate of fq and `police` in Gb/s, and what may seem to be more by rounding.
+/// The rate of fq, departure times and `police` in Gb/s, and what may seem to be more by rounding.
 const RATE_GBPS: f64 = 0.011;
 
 /// What a backend does on a link.
@@ -43,18 +43,21 @@ type Link = (&'static str, [Option<Expected>; 4]);
 
 /// All links.
 ///
-/// - fq and `police` are at the host's ends, which every frame passes.
+/// - fq, the program with departure times and `police` are at the host's ends, which every frame
+///   passes.
 /// - ipvlan and netkit hand each frame to the device below or at the other end, whose hooks it
 ///   passes. Neither has native XDP.
 /// - WireGuard's device has no Ethernet header. The driver encrypts what it is given.
 /// - IPsec encrypts where IP sends, in either mode. A packet socket does not pass there: `auto`
 ///   sees the policy. Named by the program, `packet` is in its own hands, and not tried.
-const LINKS: [Link; 8] = [
+const LINKS: [Link; 10] = [
     ("fq", [Some(Limited), Some(Limited), Some(Limited), Some(Limited)]),
+    ("edt", [Some(Limited), Some(Limited), Some(Limited), Some(Limited)]),
     ("police", [Some(Limited), Some(Limited), Some(Limited), Some(Limited)]),
     ("ipvlan-l2", [Some(Binds), Some(Binds), Some(NO_XDP), Some(Binds)]),
     ("ipvlan-l3", [Some(Binds), Some(Binds), Some(NO_XDP), Some(Binds)]),
     ("netkit", [Some(Binds), Some(Binds), Some(NO_XDP), Some(Binds)]),
+    ("netkit-l2", [Some(Binds), Some(Binds), Some(NO_XDP), Some(Binds)]),
     (
         "wireguard",
         [Some(Binds), Some(Refused("not an Ethernet interface")), Some(NO_XDP), Some(BindsAsUdp)],
