@@ -67,7 +67,7 @@ pub use port::{
 };
 pub use shared::{NOTE_BYTES, PortClaim, Slots};
 #[doc(hidden)]
-pub use tcx::{TcxDrop, tcx_programs};
+pub use tcx::{TcxDepartures, TcxDrop, tcx_programs};
 pub use udp::{UdpPort, holder};
 pub use watch::InterfaceWatch;
 pub use xdp::XdpPort;

@@ -1,8 +1,11 @@
 //! tcx: how many programs are at its hooks, and a program that drops and counts UDP datagrams to
-//! two ports, in the place of policies written in eBPF.
+//! two ports, in the place of policies written in eBPF; [`TcxDepartures`] is another.
+
+mod departures;
 
 use std::io;
 
+pub use self::departures::TcxDepartures;
 use crate::bpf::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size, net_u16};
 use crate::bpf::{self, Link, Map, Program, TCX_DROP, TCX_NEXT};
 

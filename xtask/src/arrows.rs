@@ -58,6 +58,7 @@ const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
             "rocinante-examples",
             "rocinante",
             "rocinante-stack",
+            "rocinante-netdev",
             "rocinante-scripts",
             "rocinante-dropin",
         ],

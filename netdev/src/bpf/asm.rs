@@ -24,7 +24,7 @@ pub(crate) enum Reg {
     R10 = 10,
 }
 
-/// Width of a load or store (`BPF_B`, `BPF_H`, `BPF_W`).
+/// Width of a load or store (`BPF_B`, `BPF_H`, `BPF_W`, `BPF_DW`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Size {
@@ -58,6 +58,8 @@ pub(crate) enum Cond {
 pub(crate) enum Helper {
     /// `void *bpf_map_lookup_elem(map, key)`.
     MapLookupElem = 1,
+    /// `u64 bpf_ktime_get_ns(void)`: CLOCK_MONOTONIC.
+    KtimeGetNs = 5,
     /// `long bpf_skb_load_bytes(skb, offset, to, len)`.
     SkbLoadBytes = 26,
     /// `long bpf_redirect_map(map, key, flags)`.
@@ -98,6 +100,7 @@ const ALU64_MOV_REG: u8 = 0xbf;
 const ALU64_MOV_IMM: u8 = 0xb7;
 const ALU64_ADD_IMM: u8 = 0x07;
 const ALU64_ADD_REG: u8 = 0x0f;
+const ALU64_MUL_IMM: u8 = 0x27;
 const ALU64_OR_REG: u8 = 0x4f;
 const ALU64_LSH_IMM: u8 = 0x67;
 const ALU64_RSH_IMM: u8 = 0x77;
@@ -160,6 +163,11 @@ impl Asm {
     /// `dst += src`.
     pub(crate) fn add(&mut self, dst: Reg, src: Reg) {
         self.emit(ALU64_ADD_REG, dst, src as u8, 0, 0);
+    }
+
+    /// `dst *= imm`.
+    pub(crate) fn multiply_imm(&mut self, dst: Reg, imm: i32) {
+        self.emit(ALU64_MUL_IMM, dst, 0, 0, imm);
     }
 
     /// `dst |= src`.
@@ -294,6 +302,7 @@ mod tests {
         assert_eq!(one(|a| a.add_imm(Reg::R4, 42)), insn(0x07, 0x04, 0, 42));
         assert_eq!(one(|a| a.shift_right_imm(Reg::R5, 4)), insn(0x77, 0x05, 0, 4));
         assert_eq!(one(|a| a.add(Reg::R9, Reg::R1)), insn(0x0f, 0x19, 0, 0));
+        assert_eq!(one(|a| a.multiply_imm(Reg::R7, 800)), insn(0x27, 0x07, 0, 800));
         assert_eq!(one(|a| a.or(Reg::R5, Reg::R4)), insn(0x4f, 0x45, 0, 0));
         assert_eq!(one(|a| a.shift_left_imm(Reg::R1, 3)), insn(0x67, 0x01, 0, 3));
         assert_eq!(one(|a| a.atomic_add(Reg::R0, 0, Reg::R1)), insn(0xdb, 0x10, 0, 0));

@@ -7,6 +7,7 @@ pub mod card;
 mod error;
 pub mod guest;
 pub mod hardware;
+pub mod links;
 pub mod matrix;
 pub mod policy;
 pub mod side_by_side;

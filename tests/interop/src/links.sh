@@ -2,11 +2,11 @@
 # links.sh LINK BACKEND: two network namespaces of the guest with the named link between them, and
 # RDMA over it. Prints `works N` (Mbit/s of WRITEs; every byte of a ping-pong was right), or
 # `refused: WHY`; and then what the host counted.
-link=$1 backend=$2 rocinante=/host/rocinante
-a=a$$ b=b$$ h=h$$
+link=$1 backend=$2 rocinante=/host/rocinante interop=/host/rocinante-interop
+a=a$$ b=b$$ h=h$$ held=
 peer=10.7.0.2
 at() { local at=$1; shift; ip netns exec "$at" "$@"; }
-end() { for ns in $a $b $h; do ip netns del $ns 2>/dev/null; done; }
+end() { if [ "$held" ]; then kill $held; fi; for ns in $a $b $h; do ip netns del $ns 2>/dev/null; done; }
 trap end EXIT
 for ns in $a $b $h; do ip netns add $ns; ip -n $ns link set lo up; done
 
@@ -36,24 +36,52 @@ parent() {
     ip -n $h link set up0 up
     addressed $b eth0 2
 }
+# secured MODE N: a veth between both, and ESP from 10.N.0.1 to 10.N.0.2 for 10.7.0.1 and 10.7.0.2.
+secured() {
+    mode=$1 net=$2
+    veth $a eth0 $b eth0
+    addressed $a eth0 1; addressed $b eth0 2
+    key=0x0123456789abcdef0123456789abcdef01234567
+    for ns in $a $b; do
+        for way in "10.$net.0.1 dst 10.$net.0.2 proto esp spi 1" "10.$net.0.2 dst 10.$net.0.1 proto esp spi 2"; do
+            ip -n $ns xfrm state add src $way reqid 1 mode $mode aead 'rfc4106(gcm(aes))' $key 128 || exit
+        done
+    done
+    policy $a 1 2 out; policy $a 2 1 in; policy $b 2 1 out; policy $b 1 2 in
+}
+# policy NAMESPACE FROM TO DIRECTION
+policy() {
+    ip -n $1 xfrm policy add src 10.7.0.$2 dst 10.7.0.$3 dir $4 \
+        tmpl src 10.$net.0.$2 dst 10.$net.0.$3 proto esp reqid 1 mode $mode
+}
+# The packets that came to the second namespace by ESP.
+decrypted() {
+    ip -n $b -s xfrm state | awk '/dst 10.[78].0.2/ { mine = 1 } /dst 10.[78].0.1/ { mine = 0 }
+        mine && /\(packets\)/ { sub(/.*, */, ""); sum += $0 + 0 } END { print sum + 0 }'
+}
 # What the host counted of RoCEv2, or held back.
 counted() {
     at $h nft list table netdev t 2>/dev/null | sed -n 's/.*counter packets \([0-9]*\).*/counted \1/p'
     case $link in
-    fq) at $h tc -s qdisc show dev tob | sed -n 's/.*throttled \([0-9]*\).*/counted \1/p' | tail -n 1 ;;
+    fq | edt) at $h tc -s qdisc show dev tob | sed -n 's/.*throttled \([0-9]*\).*/counted \1/p' | tail -n 1 ;;
     police) at $h tc -s filter show dev toa ingress | sed -n 's/.*dropped \([0-9]*\),.*/counted \1/p' ;;
     # What arrived encrypted: bytes, and packets.
     wireguard) at $b wg show wg0 transfer | awk '{ print "counted", $2 }' ;;
-    ipsec)
-        ip -n $b -s xfrm state | awk '/dst 10.7.0.2/ { mine = 1 } /dst 10.7.0.1/ { mine = 0 }
-            mine && /\(packets\)/ { sub(/.*, */, ""); sum += $0 + 0 } END { print "counted", sum + 0 }'
-        ;;
+    ipsec | ipsec-tunnel) echo "counted $(($(decrypted) - pings))" ;;
     esac
 }
 
 case $link in
 bridged) bridged ;;
 fq) bridged; at $h tc qdisc add dev tob root fq maxrate 10mbit flow_limit 1000 || exit ;;
+edt)
+    bridged
+    at $h tc qdisc add dev tob root fq flow_limit 1000 || exit
+    # 10 Mbit/s.
+    ip netns exec $h $interop departures tob 800 >/tmp/said.$a &
+    held=$!
+    for try in 1 2 3 4 5 6 7 8; do grep -q attached /tmp/said.$a && break; sleep 1; done
+    ;;
 police)
     bridged
     at $h tc qdisc add dev toa ingress
@@ -83,6 +111,17 @@ netkit)
     at $a ip route replace 10.7.0.2/32 dev eth0
     at $h nft "table netdev t { chain c { type filter hook ingress device host0 priority 0; udp dport 4791 counter; }; }"
     ;;
+netkit-l2)
+    ip -n $h link add br0 type bridge; ip -n $h link set br0 up
+    for side in a b; do
+        eval ns=\$$side
+        at $h $interop netkit-l2 to$side nk$side || exit
+        ip -n $h link set nk$side netns $ns name eth0
+        ip -n $h link set to$side master br0 up
+    done
+    addressed $a eth0 1; addressed $b eth0 2
+    at $h nft "table netdev t { chain c { type filter hook ingress device toa priority 0; udp dport 4791 counter; }; }"
+    ;;
 wireguard)
     underlay
     for side in a b; do
@@ -97,24 +136,18 @@ wireguard)
     rm -f /tmp/key.$a /tmp/key.$b
     addressed $a wg0 1; addressed $b wg0 2
     ;;
-ipsec)
-    veth $a eth0 $b eth0
-    addressed $a eth0 1; addressed $b eth0 2
-    key=0x0123456789abcdef0123456789abcdef01234567
-    for ns in $a $b; do
-        for way in "10.7.0.1 dst 10.7.0.2 proto esp spi 1" "10.7.0.2 dst 10.7.0.1 proto esp spi 2"; do
-            ip -n $ns xfrm state add src $way reqid 1 mode transport aead 'rfc4106(gcm(aes))' $key 128 || exit
-        done
-    done
-    policy() { ip -n $1 xfrm policy add src $2 dst $3 dir $4 tmpl src $2 dst $3 proto esp reqid 1 mode transport; }
-    policy $a 10.7.0.1 10.7.0.2 out; policy $a 10.7.0.2 10.7.0.1 in
-    policy $b 10.7.0.2 10.7.0.1 out; policy $b 10.7.0.1 10.7.0.2 in
+ipsec) secured transport 7 ;;
+# Of one device: the addresses that the program uses, and those that the tunnel has.
+ipsec-tunnel)
+    secured tunnel 8
+    ip -n $a address add 10.8.0.1/24 dev eth0; ip -n $b address add 10.8.0.2/24 dev eth0
     ;;
 *) echo "no such link: $link"; exit 2 ;;
 esac
 
 # Until the other side answers: addresses of IPv6 and handshakes take a moment.
 for try in 1 2 3 4 5 6 7 8; do at $a ping -c 1 -W 1 $peer >/dev/null && break; done
+case $link in ipsec*) pings=$(decrypted) ;; esac
 
 run() { command=$1 said=$2; shift 2
     at $b timeout 60 $rocinante $command --netdev "$backend" "$@" >/tmp/server.$a 2>&1 &

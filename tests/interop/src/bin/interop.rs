@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use rocinante_interop::hardware::checks;
-use rocinante_interop::{agent, card, guest};
+use rocinante_interop::{agent, card, guest, links};
 use rocinante_node::kill_children_on_signal;
 
 /// Rocinante and the RDMA devices of the kernel, tried with each other
@@ -59,6 +59,16 @@ enum Command {
         device: String,
         address: IpAddr,
     },
+    #[command(hide = true)]
+    Departures {
+        device: String,
+        ns_per_byte: u16,
+    },
+    #[command(hide = true)]
+    NetkitL2 {
+        name: String,
+        peer: String,
+    },
     /// The command `rocinante`
     Rocinante,
 }
@@ -82,6 +92,13 @@ fn main() -> ExitCode {
         }
         Command::Watch { device, address, seconds } => checks::watch(&device, address, seconds),
         Command::Gone { device, address } => checks::gone(&device, address),
+        Command::Departures { device, ns_per_byte } => {
+            let done = links::departures(&device, ns_per_byte);
+            done.map(|never| match never {}).map_err(|error| error.to_string())
+        }
+        Command::NetkitL2 { name, peer } => {
+            links::netkit_l2(&name, &peer).map_err(|error| error.to_string())
+        }
         Command::Rocinante => Ok(()),
     };
     match done {
