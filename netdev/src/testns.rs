@@ -248,8 +248,8 @@ pub(crate) fn limit_descriptors(room: usize) -> impl Drop {
     limit
 }
 
-/// From now on the kernel knows a socket option (`SOL_SOCKET`) no longer when this thread sets it.
-pub(crate) fn forget_option(option: i32) {
+/// From now on the kernel knows a socket option no longer when this thread sets it.
+pub(crate) fn forget_option(level: i32, option: i32) {
     const NUMBER: u32 = std::mem::offset_of!(libc::seccomp_data, nr) as u32;
     /// The lower halves of the second and third argument.
     const LEVEL: u32 = std::mem::offset_of!(libc::seccomp_data, args) as u32
@@ -263,7 +263,7 @@ pub(crate) fn forget_option(option: i32) {
         act(load, 0, NUMBER),
         act(equal, 5, libc::SYS_setsockopt as u32),
         act(load, 0, LEVEL),
-        act(equal, 3, libc::SOL_SOCKET as u32),
+        act(equal, 3, level as u32),
         act(load, 0, NAME),
         act(equal, 1, option as u32),
         act(ret, 0, libc::SECCOMP_RET_ERRNO | libc::ENOPROTOOPT as u32),

@@ -414,7 +414,7 @@ fn a_program_that_shares_with_nobody_has_the_address_alone() {
 fn where_the_kernel_cannot_steer_the_first_process_has_its_addresses_alone() {
     let here = address(24);
     let process = std::thread::spawn(move || {
-        forget_option(libc::SO_ATTACH_REUSEPORT_CBPF);
+        forget_option(libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF);
         let error = lease(&[here], 1).expect_err("the option is missing");
         assert_eq!(error.errno(), libc::ENOPROTOOPT);
         let text = error.to_string();

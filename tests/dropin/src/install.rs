@@ -154,3 +154,33 @@ impl Drop for Installation {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_of_another_processor_is_started_by_its_emulator() {
+        let name = format!("rocinante-foreign-{}", std::process::id());
+        let place = std::env::temp_dir().join(name);
+        let (own, built, root) = (place.join("own"), place.join("built"), place.join("root"));
+        let _ = fs::remove_dir_all(&place);
+        for folder in [&own, &built, &root.join("usr/bin")] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        LIBRARIES.iter().for_each(|(from, _)| fs::write(built.join(from), "").unwrap());
+        fs::write(root.join("usr/bin/rping"), "").unwrap();
+        let installed = Installation(own.clone());
+        installed.add_foreign("echo", &root, &built).unwrap();
+        let output = Command::new(installed.foreign().join("rping")).args(["-s", "a b"]).output();
+        let place_of = own.join(FOREIGN).display().to_string();
+        let wanted = format!(
+            "-L {place_of}/root -E LD_PRELOAD={place_of}/libibverbs.so.1:\
+             {place_of}/librocinante_paths.so -E LD_LIBRARY_PATH={place_of} \
+             {place_of}/root/usr/bin/rping -s a b\n"
+        );
+        assert_eq!(String::from_utf8(output.unwrap().stdout).unwrap(), wanted);
+        drop(installed);
+        fs::remove_dir_all(place).unwrap();
+    }
+}

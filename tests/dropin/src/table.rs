@@ -611,6 +611,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn rows_for_another_processor_are_of_the_table_and_on_udp() {
+        let rows = foreign();
+        assert_eq!(rows.len(), FOREIGN.len());
+        assert!(rows.iter().all(|row| row.netdev == "udp"));
+        assert!(rows[0].is_alone() && !rows[2].is_alone());
+    }
+
+    #[test]
     fn no_row_is_there_twice() {
         let rows = rows();
         for (at, row) in rows.iter().enumerate() {
