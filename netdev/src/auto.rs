@@ -92,13 +92,13 @@ pub fn choose_shards(
     choose_what(iface, want, open, Some((agent, &ask)))
 }
 
-/// What [`Slots::lease`] fails with where processes cannot share: no `/proc`, too many descriptors in
-/// messages, a kernel without a socket option.
+/// What [`Slots::lease`] fails with where processes cannot share: no `/proc`, too many descriptors
+/// in messages, a kernel without a socket option.
 const CANNOT_SHARE: [i32; 3] = [libc::ENOENT, libc::ETOOMANYREFS, libc::ENOPROTOOPT];
 
 /// Takes slots for `count` ports on addresses that other processes of this user may share. Without
-/// `/proc`, if the user has too many descriptors in messages, or if the kernel cannot steer datagrams
-/// to a process, as some emulators of Linux cannot, the ports share them with none.
+/// `/proc`, if the user has too many descriptors in messages, or if the kernel cannot steer
+/// datagrams to a process, as some emulators of Linux cannot, the ports share them with none.
 ///
 /// # Errors
 /// As [`Slots::lease`].

@@ -63,8 +63,8 @@ pub fn run_foreign(row: Row, installed: &Installation, foreign: [bool; 2]) -> Ou
             Shape::Between { always, times, says } => (1..=times).try_for_each(|time| {
                 let why = |why| if times > 1 { format!("round {time}: {why}") } else { why };
                 let first = place.between(always, says);
-                // A lost message is for ever, and no fault. Nor is it one if perftest cannot measure
-                // the clock of an emulator that has no processor for itself.
+                // A lost message is for ever, and no fault. Nor is it one if perftest cannot
+                // measure the clock of an emulator that has no processor for itself.
                 let guesses = says == Says::Figures && foreign.contains(&true);
                 let more = if row.may_lose() || guesses { TRIES - 1 } else { 0 };
                 (0..more)
