@@ -1,5 +1,5 @@
-//! The structures of `verbs.h`, as programs see them, asserted against `offsets.txt`, which a C
-//! compiler printed.
+//! The structures of `verbs.h`, as programs see them, asserted against the tables that C compilers
+//! printed: `offsets.txt` for x86-64, and `offsets-aarch64.txt` for what differs there.
 //!
 //! Their names are those of `verbs.h` without `ibv_`. Members that this library never reads or
 //! writes have no names of their own.
@@ -494,7 +494,7 @@ macro_rules! assert_layout {
     };
 }
 
-// Structures with types of pthread have other offsets on aarch64: they follow from libc's sizes.
+// Structures with types of pthread: a mutex is 40 bytes on x86-64 and 48 on aarch64.
 #[cfg(target_arch = "x86_64")]
 assert_layout! {
     Context 328 { ops 8 cmd_fd 264 async_fd 268 num_comp_vectors 272 mutex 280 abi_compat 320 }
@@ -516,6 +516,29 @@ assert_layout! {
         wr_abort 336 wr_flush 352
     }
     Srq 128 { handle 24 mutex 32 }
+}
+
+#[cfg(target_arch = "aarch64")]
+assert_layout! {
+    Context 336 { ops 8 cmd_fd 264 async_fd 268 num_comp_vectors 272 mutex 280 abi_compat 328 }
+    VerbsContext 656 {
+        query_port 0 advise_mr 8 alloc_null_mr 16 dm 56 modify_qp_rate_limit 104
+        alloc_parent_domain 112 alloc_td 128 modify_cq 136 query_rt_values 192 create_cq_ex 200
+        private 208 query_device_ex 216 open_qp 256 create_qp_ex 264 get_srq_num 272
+        create_srq_ex 280 open_xrcd 288 close_xrcd 296 sz 312 context 320
+    }
+    Cq 136 { channel 8 cq_context 16 handle 24 cqe 28 mutex 32 comp_events_completed 128 }
+    CqEx 296 { comp_mask 136 status 140 wr_id 144 start_poll 152 read_completion_wallclock_ns 288 }
+    Qp 168 {
+        qp_context 8 pd 16 send_cq 24 recv_cq 32 srq 40 handle 48 qp_num 52 state 56 qp_type 60
+        mutex 64 events_completed 160
+    }
+    // 360 before version 64.
+    QpEx 368 {
+        comp_mask 168 wr_id 176 wr_flags 184 wr_atomic_cmp_swp 192 wr_start 328 wr_complete 336
+        wr_abort 344 wr_flush 360
+    }
+    Srq 136 { handle 24 mutex 32 }
 }
 
 #[cfg(target_pointer_width = "64")]

@@ -92,8 +92,13 @@ pub fn choose_shards(
     choose_what(iface, want, open, Some((agent, &ask)))
 }
 
+/// What [`Slots::lease`] fails with where processes cannot share: no `/proc`, too many descriptors
+/// in messages, a kernel without a socket option.
+const CANNOT_SHARE: [i32; 3] = [libc::ENOENT, libc::ETOOMANYREFS, libc::ENOPROTOOPT];
+
 /// Takes slots for `count` ports on addresses that other processes of this user may share. Without
-/// `/proc`, or if the user has too many descriptors in messages, the ports share them with none.
+/// `/proc`, if the user has too many descriptors in messages, or if the kernel cannot steer
+/// datagrams to a process, as some emulators of Linux cannot, the ports share them with none.
 ///
 /// # Errors
 /// As [`Slots::lease`].
@@ -109,7 +114,7 @@ pub fn lease(
             let shared = Shards { first: slots.first(), shared: true, ..alone };
             Ok((shared, Some(Arc::new(slots))))
         }
-        Err(e) if matches!(e.errno(), libc::ENOENT | libc::ETOOMANYREFS) => Ok((alone, None)),
+        Err(e) if CANNOT_SHARE.contains(&e.errno()) => Ok((alone, None)),
         Err(e) => Err(e),
     }
 }

@@ -492,7 +492,7 @@ impl Shared {
         // The program goes first: without it, or with a shorter one, new sockets would get what is
         // for others. Each process sets it, because the last one may have died on the way.
         let all = Shards { first: 0, count: end.max(len), selector, shared: true };
-        first.steer(&steering::by_socket(all)).map_err(|e| fail("steer what comes to", e))?;
+        first.steer(&steering::by_socket(all)).map_err(|e| fail("steer the datagrams", e))?;
         for index in len.max(1)..end {
             put(open(index)?)?;
         }

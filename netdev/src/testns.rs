@@ -248,6 +248,36 @@ pub(crate) fn limit_descriptors(room: usize) -> impl Drop {
     limit
 }
 
+/// From now on the kernel knows a socket option no longer when this thread sets it.
+pub(crate) fn forget_option(level: i32, option: i32) {
+    const NUMBER: u32 = std::mem::offset_of!(libc::seccomp_data, nr) as u32;
+    /// The lower halves of the second and third argument.
+    const LEVEL: u32 = std::mem::offset_of!(libc::seccomp_data, args) as u32
+        + if cfg!(target_endian = "big") { 12 } else { 8 };
+    const NAME: u32 = LEVEL + 8;
+    let act = |code: u32, jf, k| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let ret = libc::BPF_RET | libc::BPF_K;
+    let mut filter = [
+        act(load, 0, NUMBER),
+        act(equal, 5, libc::SYS_setsockopt as u32),
+        act(load, 0, LEVEL),
+        act(equal, 3, level as u32),
+        act(load, 0, NAME),
+        act(equal, 1, option as u32),
+        act(ret, 0, libc::SECCOMP_RET_ERRNO | libc::ENOPROTOOPT as u32),
+        act(ret, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the kernel reads the program and its filter, which are there until the call returns.
+    let set = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    };
+    assert_eq!(set, 0, "prctl: {}", io::Error::last_os_error());
+}
+
 /// Runs a port's chores, then waits until they are due again, at most `ms_max` milliseconds.
 pub(crate) fn look_after(port: &mut impl crate::port::Port, ms_max: u64) {
     let again = port.maintain().unwrap_or(Duration::MAX);

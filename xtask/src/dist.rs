@@ -254,7 +254,7 @@ fn instruments(lines: &[sbom::Line]) -> Vec<String> {
 
 /// What runs programs for `processor`: nothing on such a machine, QEMU on others; `None` without
 /// that.
-fn emulator(processor: &str) -> Option<Vec<String>> {
+pub(crate) fn emulator(processor: &str) -> Option<Vec<String>> {
     if machine::triple().is_ok_and(|triple| triple.starts_with(processor)) {
         return Some(vec![]);
     }

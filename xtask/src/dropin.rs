@@ -1,17 +1,22 @@
 //! `cargo xtask dropin`: unmodified programs of others on `rocinante run`.
 
 use crate::command::{self, cargo};
-use crate::{demo, setup};
+use crate::foreign::Root;
+use crate::{demo, dist, setup};
+use std::path::Path;
 use std::process::Command;
 
 /// What the programs need, and what they are run by.
 const PACKAGES: [&str; 4] =
     ["rocinante-cli", "rocinante-capi", "rocinante-paths", "rocinante-dropin"];
+/// Those of them that are for the processor of the programs.
+const LIBRARIES: [&str; 2] = ["rocinante-capi", "rocinante-paths"];
 /// The table of what works.
 const DOCUMENT: &str = "docs/dropin.md";
 
 /// Sets up the machine, builds, and runs the table of programs; with `--suite` rdma-core's own
-/// tests. `--accept` writes the table in [`DOCUMENT`] anew.
+/// tests, with `--foreign PROCESSOR` programs of another processor. `--accept` writes the table in
+/// [`DOCUMENT`] anew.
 ///
 /// # Errors
 /// A row failed, or something does not build.
@@ -19,12 +24,36 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     setup::packages(setup::DROPIN);
     let build = ["build", "--release", "--quiet"];
     command::run(cargo(build).args(PACKAGES.iter().flat_map(|package| ["-p", *package])))?;
-    let mut program = Command::new(demo::target()?.join("release/rocinante-dropin"));
+    let target = demo::target()?;
+    let mut program = Command::new(target.join("release/rocinante-dropin"));
     let document = args.contains(&"--accept").then_some(DOCUMENT);
-    for arg in args {
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        if *arg == "--foreign" {
+            let processor = args.next().ok_or("--foreign: which processor?")?;
+            program.arg(arg).args(foreign(processor, &target)?);
+            continue;
+        }
         program.arg(arg).args(document.filter(|_| *arg == "--accept"));
     }
     // It has said what failed.
     let status = program.status().map_err(|error| format!("rocinante-dropin: {error}"))?;
     if status.success() { Ok(()) } else { Err(String::new()) }
+}
+
+/// Builds the libraries for another processor. Returns its emulator, a root file system with
+/// programs for it, and where the libraries are.
+fn foreign(processor: &str, target: &Path) -> Result<[String; 3], String> {
+    setup::packages(setup::DIST);
+    let emulator = dist::emulator(processor).and_then(|mut words| words.pop());
+    let emulator = emulator.ok_or(format!("no qemu-{processor}: apt install qemu-user-static"))?;
+    let triple = format!("{processor}-unknown-linux-gnu");
+    setup::target(&triple)?;
+    let root = Root::of(processor, target)?;
+    let build = ["build", "--release", "--quiet", "--target", &triple];
+    let mut build = cargo(build);
+    build.args(LIBRARIES.iter().flat_map(|package| ["-p", *package]));
+    command::run(build.args(root.linking(&triple)))?;
+    let built = target.join(triple).join("release");
+    Ok([emulator, root.path().display().to_string(), built.display().to_string()])
 }

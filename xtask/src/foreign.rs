@@ -8,10 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What is in it: glibc with its part that is linked statically, the unwinder of Rust's panics, and
-/// a program with all that it needs.
-const PACKAGES: [&str; 3] = ["libc6-dev", "libgcc-s1", "ibverbs-utils"];
+/// programs with all that they need.
+const PACKAGES: [&str; 5] = ["libc6-dev", "libgcc-s1", "ibverbs-utils", "perftest", "rdmacm-utils"];
 /// Of [`PACKAGES`]: a program that lists devices.
 const PROGRAM: &str = "usr/bin/ibv_devices";
+/// A program of each other package.
+const MORE: [&str; 2] = ["usr/bin/ib_write_bw", "usr/bin/rping"];
 /// What Rust's library asks a linker for, and the files that have it. From glibc 2.34 on
 /// `libc.so.6` has all of the C library's parts, but for functions such as pthread_atfork(3), which
 /// each library has for itself.
@@ -51,7 +53,8 @@ impl Root {
         let folder = target.join("foreign").join(architecture);
         let root = Self { path: folder.join("root"), links: folder.join("links") };
         let complete = LINKED.iter().all(|(name, _)| root.links.join(name).exists());
-        if !complete || !root.path.join(PROGRAM).exists() {
+        let mut programs = [PROGRAM].into_iter().chain(MORE);
+        if !complete || !programs.all(|program| root.path.join(program).exists()) {
             // What was begun is begun again.
             let _ = fs::remove_dir_all(&folder);
             println!("set-up: Debian's libraries for {processor} into {}", folder.display());
@@ -60,6 +63,11 @@ impl Root {
             root.link(processor).map_err(|error| format!("{}: {error}", folder.display()))?;
         }
         Ok(root)
+    }
+
+    /// The directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Writes the scripts. They are there as soon as all are.

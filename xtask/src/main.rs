@@ -72,6 +72,8 @@ cargo xtask COMMAND
                        each WORD in program, mode and backend; --accept writes the table anew
   dropin --suite [--json] [WORD...]
                        rdma-core's own tests on a device in software
+  dropin --foreign PROCESSOR [--json] [WORD...]
+                       programs for another processor by its emulator, such as aarch64: with each other, and with those for this one
   dropin --kills [--json] [BACKEND]
                        20 rounds of 32 pairs of ibv_rc_pingpong on one pair of addresses, a third of them killed, on udp or BACKEND
   soak [--hogs N] [SECONDS [BACKEND]]

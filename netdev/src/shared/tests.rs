@@ -8,7 +8,7 @@ use crate::fd::wait_readable;
 use crate::port::PortStats;
 use crate::port::{PathId, PathSpec, Port as _, ROCE_PORT, RxIpId};
 use crate::sides::{SELECTOR, lo};
-use crate::testns::{NetNs, has_address, or_skip};
+use crate::testns::{NetNs, forget_option, has_address, or_skip};
 use crate::udp::UdpPort;
 
 /// An address of this test alone, so that tests of several processes can run in parallel.
@@ -407,6 +407,31 @@ fn a_program_that_shares_with_nobody_has_the_address_alone() {
     let error = UdpPort::open(&lo(), &[here], &PortConfig::default()).err().expect("shared");
     assert_eq!(error.errno(), libc::EADDRINUSE);
     drop(shared);
+}
+
+/// As under QEMU's emulation of Linux for programs of other processors.
+#[test]
+fn where_the_kernel_cannot_steer_the_first_process_has_its_addresses_alone() {
+    let here = address(24);
+    let process = std::thread::spawn(move || {
+        forget_option(libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF);
+        let error = lease(&[here], 1).expect_err("the option is missing");
+        assert_eq!(error.errno(), libc::ENOPROTOOPT);
+        let text = error.to_string();
+        assert!(text.contains(&format!("cannot steer the datagrams of {here}: ")), "{text}");
+        let open = || crate::auto::lease(&lo(), &[here], &PortConfig::default(), 1);
+        let (shards, slots) = open().expect("alone");
+        assert!(slots.is_none() && !shards.shared, "{shards:?}");
+        let port = UdpPort::open(&lo(), &[here], &PortConfig::default()).expect("the port is free");
+        let error = open().map(drop).expect_err("held").to_string();
+        assert!(error.contains("UDP/4791 is held by pid"), "{error}");
+        port
+    });
+    let mut port = process.join().expect("a port");
+    send(here, 7, 1);
+    assert_eq!(received(&mut port), [1], "every slot is its own");
+    drop(port);
+    assert_eq!(lease(&[here], 1).expect("slots").first(), 0, "another thread still can");
 }
 
 #[test]

@@ -289,7 +289,11 @@ fn configure(socket: &Socket, v6: bool, options: Options, role: Role) -> io::Res
     if v6 {
         socket.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
         // Lets the flow label of the destination address take effect; 0 leaves it to the kernel.
-        socket.set(libc::IPPROTO_IPV6, libc::IPV6_FLOWINFO_SEND, 1)?;
+        // Where the kernel lacks the option, as some emulators of Linux do, it chooses each label.
+        match socket.set(libc::IPPROTO_IPV6, libc::IPV6_FLOWINFO_SEND, 1) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOPROTOOPT) => {}
+            result => result?,
+        }
     } else {
         socket.set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
     }

@@ -1,9 +1,11 @@
+use std::net::UdpSocket;
+
 use super::*;
 use crate::config::UdpConfig;
 use crate::fd;
 use crate::port::{ROCE_PORT, RxIpId};
 use crate::sides::lo;
-use crate::testns::{Pair, or_skip};
+use crate::testns::{Pair, forget_option, or_skip};
 
 /// Addresses 127.x.y.z of this test process alone, so that tests of several processes, which all
 /// use UDP/4791, can run in parallel.
@@ -152,6 +154,30 @@ fn more_than_one_run_per_flush_and_more_than_one_burst_per_receive() {
         assert_eq!(got.payload[..4], (i as u32).to_be_bytes());
     }
     assert_eq!(rx.stats().rx_queue_drops, 0);
+}
+
+/// As under QEMU's emulation of Linux for programs of other processors.
+#[test]
+fn a_kernel_that_sends_no_flow_labels_sends_all_else() {
+    let own = UdpSocket::bind("[::1]:0").map_err(|e| e.raw_os_error());
+    if let Err(Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT)) = own {
+        eprintln!("SKIPPED a_kernel_that_sends_no_flow_labels_sends_all_else: no ::1");
+        return;
+    }
+    let sent = std::thread::spawn(move || {
+        let open = |option| {
+            forget_option(libc::IPPROTO_IPV6, option);
+            let home = sockets::Home::of(&Socket::new(true)?);
+            let options = sockets::Options::from(&PortConfig::default());
+            sockets::open_sender(&lo(), home, "::1".parse().unwrap(), 0xC321, options)
+        };
+        assert!(open(libc::IPV6_FLOWINFO_SEND)?.is_some(), "a socket");
+        // Without this one, datagrams could be fragmented.
+        let error = open(libc::IPV6_MTU_DISCOVER).err().and_then(|e| e.raw_os_error());
+        assert_eq!(error, Some(libc::ENOPROTOOPT));
+        io::Result::Ok(())
+    });
+    sent.join().unwrap().unwrap();
 }
 
 #[test]

@@ -16,6 +16,10 @@ const LIBRARIES: [(&str, &str); 2] = [
     ("librocinante_paths.so", "lib/rocinante/librocinante_paths.so"),
 ];
 
+/// Programs of another processor: scripts that start them by its emulator, called as they are, and
+/// what those need.
+const FOREIGN: &str = "foreign";
+
 /// A directory with `bin/rocinante` and `lib/rocinante`. It is removed at the end.
 #[derive(Debug)]
 pub struct Installation(PathBuf);
@@ -43,6 +47,45 @@ impl Installation {
         fs::create_dir(place.runtime())?;
         fs::set_permissions(place.runtime(), Permissions::from_mode(0o1777))?;
         Ok(place)
+    }
+
+    /// Adds the programs in `usr/bin` of `root`, a root file system for another processor, to be
+    /// run by `emulator` on the libraries that cargo built for it in `built`.
+    ///
+    /// # Errors
+    /// Something is not there, or cannot be written.
+    pub fn add_foreign(&self, emulator: &str, root: &Path, built: &Path) -> io::Result<()> {
+        let place = self.0.join(FOREIGN);
+        fs::create_dir(&place)?;
+        let copied = Command::new("cp").arg("-a").arg(root).arg(place.join("root")).status()?;
+        if !copied.success() {
+            return Err(io::Error::other(format!("{}: cp: {copied}", root.display())));
+        }
+        let [verbs, paths] = LIBRARIES.map(|(from, to)| {
+            let to = place.join(Path::new(to).file_name().unwrap_or_default());
+            fs::copy(built.join(from), &to).map(|_| to.display().to_string())
+        });
+        let (verbs, paths, lib) = (verbs?, paths?, place.display());
+        let programs = place.join("root/usr/bin");
+        fs::create_dir(self.foreign())?;
+        for program in fs::read_dir(&programs)?.flatten() {
+            let (name, program) = (program.file_name(), program.path());
+            // These are not the shell's own LD_PRELOAD and LD_LIBRARY_PATH, for its processor.
+            let script = format!(
+                "#!/bin/sh\nexec {emulator} -L {lib}/root -E LD_PRELOAD={verbs}:{paths} \\\n\
+                 -E LD_LIBRARY_PATH={lib} {} \"$@\"\n",
+                program.display()
+            );
+            let path = self.foreign().join(name);
+            fs::write(&path, script)?;
+            fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+        }
+        Ok(())
+    }
+
+    /// Where the scripts of [`add_foreign`](Self::add_foreign) lie.
+    pub(crate) fn foreign(&self) -> PathBuf {
+        self.0.join(FOREIGN).join("bin")
     }
 
     /// A directory of its own below, which every user can write to.
@@ -109,5 +152,35 @@ impl Installation {
 impl Drop for Installation {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_of_another_processor_is_started_by_its_emulator() {
+        let name = format!("rocinante-foreign-{}", std::process::id());
+        let place = std::env::temp_dir().join(name);
+        let (own, built, root) = (place.join("own"), place.join("built"), place.join("root"));
+        let _ = fs::remove_dir_all(&place);
+        for folder in [&own, &built, &root.join("usr/bin")] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        LIBRARIES.iter().for_each(|(from, _)| fs::write(built.join(from), "").unwrap());
+        fs::write(root.join("usr/bin/rping"), "").unwrap();
+        let installed = Installation(own.clone());
+        installed.add_foreign("echo", &root, &built).unwrap();
+        let output = Command::new(installed.foreign().join("rping")).args(["-s", "a b"]).output();
+        let place_of = own.join(FOREIGN).display().to_string();
+        let wanted = format!(
+            "-L {place_of}/root -E LD_PRELOAD={place_of}/libibverbs.so.1:\
+             {place_of}/librocinante_paths.so -E LD_LIBRARY_PATH={place_of} \
+             {place_of}/root/usr/bin/rping -s a b\n"
+        );
+        assert_eq!(String::from_utf8(output.unwrap().stdout).unwrap(), wanted);
+        drop(installed);
+        fs::remove_dir_all(place).unwrap();
     }
 }

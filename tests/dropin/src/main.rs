@@ -13,6 +13,7 @@ use serde_json::json;
 
 const USAGE: &str = "\
 rocinante-dropin [--json] [--suite|--speed|--kills|--transports FOLDER] [--accept FILE] [WORD...]
+rocinante-dropin --foreign EMULATOR ROOT BUILT [--json] [WORD...]
 
   --json         a JSON object for each row
   --suite        rdma-core's own tests in the place of the table of programs
@@ -21,6 +22,9 @@ rocinante-dropin [--json] [--suite|--speed|--kills|--transports FOLDER] [--accep
   --transports FOLDER
                  programs over this project and over TCP, on a machine that does nothing else; all
                  that they print goes into a file in the folder
+  --foreign EMULATOR ROOT BUILT
+                 programs of another processor, from a root file system for it, on the libraries
+                 that cargo built for it: with each other, and with those of this processor
   --accept FILE  write the results into the table of that document
   WORD...        only rows with each of these in program, mode and backend";
 
@@ -32,6 +36,7 @@ struct Options {
     speed: bool,
     kills: bool,
     transports: Option<PathBuf>,
+    foreign: Option<[String; 3]>,
     accept: Option<PathBuf>,
     words: Vec<String>,
 }
@@ -53,6 +58,11 @@ fn main() -> ExitCode {
             .map_err(|error| format!("{error}: `cargo xtask dropin` builds all"))?;
         if let Some(folder) = &options.transports {
             return race(folder, &options, &installed);
+        }
+        if let Some([emulator, root, built]) = &options.foreign {
+            let added = installed.add_foreign(emulator, Path::new(root), Path::new(built));
+            added.map_err(|error| format!("--foreign: {error}"))?;
+            return foreign(&options, &installed);
         }
         match (options.suite, options.speed, options.kills) {
             (true, ..) => tests(&options, &installed),
@@ -81,13 +91,24 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--suite" => options.suite = true,
             "--speed" => options.speed = true,
             "--kills" => options.kills = true,
+            "--foreign" => {
+                let words = [(); 3].map(|()| args.next());
+                let [Some(emulator), Some(root), Some(built)] = words else {
+                    return Err(USAGE.to_owned());
+                };
+                options.foreign = Some([emulator, root, built]);
+            }
             "--transports" => options.transports = Some(args.next().ok_or(USAGE)?.into()),
             "--accept" => options.accept = Some(args.next().ok_or(USAGE)?.into()),
             word if word.starts_with("--") => return Err(USAGE.to_owned()),
             _ => options.words.push(arg),
         }
     }
-    let others = options.suite || options.speed || options.kills || options.transports.is_some();
+    let others = options.suite
+        || options.speed
+        || options.kills
+        || options.transports.is_some()
+        || options.foreign.is_some();
     if options.accept.is_some() && (others || !options.words.is_empty()) {
         return Err("a document has the results of all programs: --accept alone".to_owned());
     }
@@ -121,6 +142,33 @@ fn programs(options: &Options, installed: &Installation) -> Result<Count, String
     }
     let passed = outcomes.iter().filter(|outcome| outcome.result.is_ok()).count();
     Ok(Count { passed, failed: outcomes.len() - passed, skipped: 0 })
+}
+
+/// Runs the rows of [`table::FOREIGN`]: both sides on the other processor, and each with this one.
+fn foreign(options: &Options, installed: &Installation) -> Result<Count, String> {
+    const SIDES: [([bool; 2], &str); 3] = [
+        ([true, true], "both foreign"),
+        ([true, false], "client foreign"),
+        ([false, true], "server foreign"),
+    ];
+    let mut rows = table::foreign();
+    rows.retain(|row| options.want(&format!("{} {} {}", row.program, row.mode, row.netdev)));
+    let mut count = Count::default();
+    for row in rows {
+        let sides = if row.is_alone() { &SIDES[..1] } else { &SIDES };
+        for (sides, name) in sides {
+            let outcome = row::run_foreign(row, installed, *sides);
+            if options.json {
+                let mut object = outcome.json();
+                object["sides"] = json!(name);
+                println!("{object}");
+            } else {
+                println!("{name:<14}  {}", outcome.line());
+            }
+            if outcome.result.is_ok() { count.passed += 1 } else { count.failed += 1 }
+        }
+    }
+    Ok(count)
 }
 
 /// The rounds of `--kills`.
