@@ -199,7 +199,7 @@ const FOREIGN: [(&str, &str); 17] = [
     ("ib_write_bw", "-R"),
 ];
 
-/// The rows of [`FOREIGN`].
+/// The rows that also run on the emulator of another processor, on `udp`.
 ///
 /// # Panics
 /// The table has one of them no longer.

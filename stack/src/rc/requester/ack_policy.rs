@@ -24,7 +24,7 @@
 //!
 //! So a lost message is noticed when it would have been noticed before: by the gap in front of what
 //! follows, or by the probe. A responder whose program ends says before that what it has
-//! ([`Engine::acknowledge`](crate::Engine::acknowledge)).
+//! ([`Engine::acknowledge_unasked`](crate::Engine::acknowledge_unasked)).
 
 use crate::peer::Peers;
 use crate::qp::sq::{SendQueue, Wqe, WqeIndex};
