@@ -480,13 +480,14 @@ impl Engine {
 
     /// Has acknowledgements leave with the next [`poll_transmit`](Self::poll_transmit) of what
     /// arrived and did not ask for any: of the queue pair `of`, or of all. Call it before they go,
-    /// or the program ends: nobody answers then when the peer does ask. It looks at all queue
-    /// pairs.
+    /// or the program ends: nobody answers then when the peer does ask.
     pub fn acknowledge_unasked(&mut self, of: Option<Qpn>) {
-        for qp in self.qps.iter_mut().flatten() {
-            if of.is_none_or(|qpn| qpn == qp.core().qpn) {
-                qp.acknowledge_unasked(&mut self.shared);
-            }
+        let slots = match of {
+            Some(qpn) => self.slot(qpn).map_or(0..0, |slot| slot..slot + 1),
+            None => 0..self.qps.len(),
+        };
+        for qp in self.qps[slots].iter_mut().flatten() {
+            qp.acknowledge_unasked(&mut self.shared);
         }
     }
 

@@ -289,7 +289,7 @@ struct Attr {
 }
 
 /// What a sender waits before it tries again where no receive is posted: 655.36 ms, as the kernel
-/// has it (`cm_init_qp_rtr_attr`). Programs give few tries, and count on that they take long.
+/// has it (`cm_init_qp_rtr_attr`). Programs allow few tries and rely on the long wait.
 const MIN_RNR_TIMER: u8 = 0;
 
 /// `enum ibv_qp_attr_mask`.
