@@ -26,7 +26,8 @@ class Side:
 
     def connect(self, link):
         self.cq = made("ibv_create_cq", self.context, c.c_int(64), None, None, c.c_int(0))
-        self.qp = made("ibv_create_qp", self.pd, init(RC, self.cq, self.cq, inline=SIZE, signal_all=0))
+        wanted = init(RC, self.cq, self.cq, inline=SIZE, signal_all=0)
+        self.qp = made("ibv_create_qp", self.pd, wanted)
         steps = [({"qp_state": INIT, "port_num": 1, "qp_access_flags": 1}, PKEY | PORT | ACCESS)]
         link.sendall(struct.pack("<16sI", gid(self.context, 0), word(self.qp + 52, c.c_uint32)))
         remote, number = struct.unpack("<16sI", link.recv(20, socket.MSG_WAITALL))

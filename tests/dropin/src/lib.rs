@@ -3,6 +3,7 @@
 //! - [`table`] has the rows: a program, the mode in which it runs, and the backend.
 //! - `programs` builds those that no package has.
 //! - [`row`] runs one.
+//! - [`foreign`] has rows that also run on another processor's emulator.
 //! - [`kills`] has many on one address, of which a third is killed.
 //! - [`speed`] measures perftest beside `rocinante perf`.
 //! - [`transports`] runs programs over this project and over TCP.
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod document;
+pub mod foreign;
 pub mod install;
 pub mod kills;
 mod programs;

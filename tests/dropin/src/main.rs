@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 use rocinante_dropin::install::Installation;
 use rocinante_dropin::suite::{self, State, Verdict};
-use rocinante_dropin::{Outcome, document, kills, row, speed, table, transports};
+use rocinante_dropin::table::{self, Row};
+use rocinante_dropin::{Outcome, document, foreign, kills, row, speed, transports};
 use rocinante_node::kill_children_on_signal;
 use serde_json::json;
 
@@ -62,7 +63,7 @@ fn main() -> ExitCode {
         if let Some([emulator, root, built]) = &options.foreign {
             let added = installed.add_foreign(emulator, Path::new(root), Path::new(built));
             added.map_err(|error| format!("--foreign: {error}"))?;
-            return foreign(&options, &installed);
+            return on_foreign(&options, &installed);
         }
         match (options.suite, options.speed, options.kills) {
             (true, ..) => tests(&options, &installed),
@@ -119,16 +120,17 @@ impl Options {
     fn want(&self, text: &str) -> bool {
         self.words.iter().all(|word| text.contains(word.as_str()))
     }
+
+    /// Those rows that have all words.
+    fn choose(&self, mut rows: Vec<Row>) -> Result<Vec<Row>, String> {
+        rows.retain(|row| self.want(&format!("{} {} {}", row.program, row.mode, row.netdev)));
+        if rows.is_empty() { Err("there is no such row".to_owned()) } else { Ok(rows) }
+    }
 }
 
 fn programs(options: &Options, installed: &Installation) -> Result<Count, String> {
-    let mut rows = table::rows();
-    rows.retain(|row| options.want(&format!("{} {} {}", row.program, row.mode, row.netdev)));
-    if rows.is_empty() {
-        return Err("there is no such row".to_owned());
-    }
     let mut outcomes = Vec::new();
-    for row in rows {
+    for row in options.choose(table::rows())? {
         let outcome = row::run(row, installed);
         if options.json {
             println!("{}", outcome.json());
@@ -144,18 +146,11 @@ fn programs(options: &Options, installed: &Installation) -> Result<Count, String
     Ok(Count { passed, failed: outcomes.len() - passed, skipped: 0 })
 }
 
-/// Runs the rows of [`table::FOREIGN`]: both sides on the other processor, and each with this one.
-fn foreign(options: &Options, installed: &Installation) -> Result<Count, String> {
-    const SIDES: [([bool; 2], &str); 3] = [
-        ([true, true], "both foreign"),
-        ([true, false], "client foreign"),
-        ([false, true], "server foreign"),
-    ];
-    let mut rows = table::foreign();
-    rows.retain(|row| options.want(&format!("{} {} {}", row.program, row.mode, row.netdev)));
+/// Runs the rows of [`foreign`]: both sides on the other processor, and each with this one.
+fn on_foreign(options: &Options, installed: &Installation) -> Result<Count, String> {
     let mut count = Count::default();
-    for row in rows {
-        let sides = if row.is_alone() { &SIDES[..1] } else { &SIDES };
+    for row in options.choose(foreign::rows())? {
+        let sides = if row.is_alone() { &foreign::SIDES[..1] } else { &foreign::SIDES };
         for (sides, name) in sides {
             let outcome = row::run_foreign(row, installed, *sides);
             if options.json {

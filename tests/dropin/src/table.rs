@@ -178,41 +178,6 @@ pub fn rows() -> Vec<Row> {
     rows
 }
 
-/// Programs and modes of the table that also run on another processor's emulator, on `udp`.
-const FOREIGN: [(&str, &str); 17] = [
-    ("ibv_devices", ""),
-    ("ibv_devinfo", "-v"),
-    ("ibv_rc_pingpong", "-c"),
-    ("ibv_rc_pingpong", "-e -c"),
-    ("ibv_rc_pingpong", "-N -c"),
-    ("ibv_rc_pingpong", "-o -c"),
-    ("ibv_uc_pingpong", "-e -c"),
-    ("ibv_ud_pingpong", "-e -c"),
-    ("ibv_srq_pingpong", "-e -c"),
-    ("ib_write_bw", ""),
-    ("ib_send_lat", ""),
-    ("ib_read_bw", "-e"),
-    ("ib_atomic_lat", ""),
-    ("rping", "-V"),
-    ("ucmatose", "-c 10 -C 10"),
-    ("udaddy", "-c 4"),
-    ("ib_write_bw", "-R"),
-];
-
-/// The rows that also run on the emulator of another processor, on `udp`.
-///
-/// # Panics
-/// The table has one of them no longer.
-#[must_use]
-pub fn foreign() -> Vec<Row> {
-    let rows = rows();
-    let find = |(program, mode)| {
-        let is_it = |row: &&Row| (row.program, row.mode, row.netdev) == (program, mode, "udp");
-        *rows.iter().find(is_it).expect("a row of the table")
-    };
-    FOREIGN.into_iter().map(find).collect()
-}
-
 /// Programs that connect by rdma_cm, on stock librdmacm.
 fn managed() -> Vec<Row> {
     let mut rows = Vec::new();
@@ -609,14 +574,6 @@ fn on_all(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rows_for_another_processor_are_of_the_table_and_on_udp() {
-        let rows = foreign();
-        assert_eq!(rows.len(), FOREIGN.len());
-        assert!(rows.iter().all(|row| row.netdev == "udp"));
-        assert!(rows[0].is_alone() && !rows[2].is_alone());
-    }
 
     #[test]
     fn no_row_is_there_twice() {
