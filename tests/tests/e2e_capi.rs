@@ -241,7 +241,7 @@ fn the_end_right_after_the_last_completion_leaves_the_peer_no_error() {
             client.env("LD_PRELOAD", format!("{verbs}:{paths}"));
         }
         let done = a.output(&mut client).unwrap();
-        assert!(done.status.success(), "{done:?}");
+        assert!(done.status.success(), "{how}: {done:?}");
         let done = server.finish().succeeded();
         assert!(done.out.starts_with("0 errors"), "{how}: {}{}", done.out, done.err);
     }
