@@ -23,6 +23,8 @@ class Side:
         self.poll = poll_cq(self.context)
         self.send, self.recv = post_send(self.context), post_recv(self.context)
         self.wc = c.create_string_buffer(48)
+        # The longest time between two polls.
+        self.pause = 0
 
     def connect(self, link):
         self.cq = made("ibv_create_cq", self.context, c.c_int(64), None, None, c.c_int(0))
@@ -58,8 +60,10 @@ class Side:
 
     def wait(self, wanted, receives_only=False):
         """Polls until so many receives and sends have completed; returns statuses of errors."""
-        wrong = []
+        wrong, last = [], time.monotonic()
         while wanted[1] > 0 or wanted[2] > 0 and not receives_only:
+            now = time.monotonic()
+            self.pause, last = max(self.pause, now - last), now
             if self.poll(self.cq, 1, c.addressof(self.wc)) == 1:
                 wr_id, status = struct.unpack_from("<Qi", self.wc)
                 wanted[wr_id] -= 1
@@ -112,7 +116,7 @@ def ping(address, how):
     for _ in range(MESSAGES):
         side.post_send()
         wrong = side.wait({1: 1, 2: 1})
-        assert not wrong, wrong
+        assert not wrong, f"{wrong}, not polled for {side.pause:.3f} s"
     if how == "_exit":
         os._exit(0)
     if how in ("exit", "quiet"):

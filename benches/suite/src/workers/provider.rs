@@ -10,7 +10,7 @@ use rocinante_cli::output::Failure;
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum, serde::Serialize, serde::Deserialize,
 )]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Provider {
     /// The RDMA device of the kernel: hardware, or Soft-RoCE.
     Hw,
@@ -24,6 +24,9 @@ pub enum Provider {
     Handed,
     /// The software device over AF_XDP.
     Afxdp,
+    /// The software device over AF_XDP that an agent opened, in such a process.
+    #[value(skip)]
+    HandedAfxdp,
 }
 
 impl Provider {
@@ -40,13 +43,22 @@ impl Provider {
             wanted.extend(Self::ALL.into_iter().filter(can_be));
         }
         if place.agent {
-            let own = wanted.iter().position(|one| *one == Self::Packet);
-            wanted.insert(own.map_or(wanted.len(), |own| own + 1), Self::Handed);
+            let and_handed = |one: Self| [Some(one), one.handed()].into_iter().flatten();
+            wanted = wanted.into_iter().flat_map(and_handed).collect();
         }
         if wanted.contains(&Self::Hw) {
             place.devices()?;
         }
         Ok(wanted)
+    }
+
+    /// The same over a port that an agent opened.
+    const fn handed(self) -> Option<Self> {
+        match self {
+            Self::Packet => Some(Self::Handed),
+            Self::Afxdp => Some(Self::HandedAfxdp),
+            _ => None,
+        }
     }
 
     /// Its name on the command line.
@@ -58,6 +70,7 @@ impl Provider {
             Self::Packet => "packet",
             Self::Handed => "handed",
             Self::Afxdp => "afxdp",
+            Self::HandedAfxdp => "handed-afxdp",
         }
     }
 
@@ -66,7 +79,7 @@ impl Provider {
             Self::Hw => None,
             Self::Udp => Some(Backend::Udp),
             Self::Packet | Self::Handed => Some(Backend::Packet),
-            Self::Afxdp => Some(Backend::Xdp),
+            Self::Afxdp | Self::HandedAfxdp => Some(Backend::Xdp),
         }
     }
 
@@ -80,7 +93,7 @@ impl Provider {
         match self {
             Self::Udp => Some("udp-port"),
             Self::Packet => Some("packet-port"),
-            Self::Hw | Self::Handed | Self::Afxdp => None,
+            Self::Hw | Self::Handed | Self::Afxdp | Self::HandedAfxdp => None,
         }
     }
 
@@ -88,7 +101,7 @@ impl Provider {
     pub(crate) fn device(self, place: &PlaceArgs) -> Result<Device, Failure> {
         match self.backend_name() {
             Some(backend) => {
-                let handed = self == Self::Handed;
+                let handed = matches!(self, Self::Handed | Self::HandedAfxdp);
                 Ok(Device::Software { backend, small_buffers: false, handed })
             }
             None => Ok(Device::Hardware(place.devices()?)),
