@@ -3,10 +3,12 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use rustix::net::AddressFamily;
+
+use crate::fd::datagram_socket;
 use crate::rtnl::Rtnl;
 
 const ETHTOOL_GSET: u32 = 0x1;
@@ -35,16 +37,14 @@ const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// The number of receive queues in use. `None` if the driver does not say: then it has one queue,
 /// or `bind` shows otherwise.
 pub(crate) fn receive_queues(interface: &str) -> Option<u32> {
-    // Any socket of the namespace serves for the request.
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+    let socket = datagram_socket(AddressFamily::INET).ok()?;
     let channels = read_channels(socket.as_fd(), &mut named(interface)?).ok()?;
     queues_in(&channels)
 }
 
 /// The speed of a link in Mb/s. `None` if it has none, as loopback, or is down.
 pub(crate) fn link_speed(interface: &str) -> Option<u32> {
-    // As for `receive_queues`.
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+    let socket = datagram_socket(AddressFamily::INET).ok()?;
     speed_in(&read_settings(socket.as_fd(), &mut named(interface)?).ok()?)
 }
 
@@ -335,6 +335,8 @@ unsafe fn ask(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::OwnedFd;
+
     use crate::iface::Interface;
     use crate::testns::{Pair, needs, or_skip};
 
@@ -343,8 +345,8 @@ mod tests {
         Segmentation::new(socket().as_fd(), index).expect("netlink")
     }
 
-    fn socket() -> UdpSocket {
-        UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket")
+    fn socket() -> OwnedFd {
+        datagram_socket(AddressFamily::INET).expect("a socket")
     }
 
     fn takes_any(asked: &Segmentation) -> bool {

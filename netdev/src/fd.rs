@@ -7,6 +7,10 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+use crate::call;
+
 /// How long a child process may hold copies of descriptors closed here: from fork to exec.
 pub(crate) const COPIES_HELD_MAX: Duration = Duration::from_millis(100);
 
@@ -188,6 +192,14 @@ pub(crate) fn wait_readable(fd: impl AsFd, timeout_ms: i32) -> io::Result<bool> 
     }
 }
 
+/// A socket that is bound to nothing, for questions about the network namespace.
+///
+/// # Errors
+/// The kernel's: no descriptors left, or not this family.
+pub(crate) fn datagram_socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?)
+}
+
 /// The address family of a socket (`SO_DOMAIN`).
 ///
 /// # Errors
@@ -197,7 +209,7 @@ pub(crate) fn socket_family(fd: impl AsFd) -> io::Result<i32> {
     let fd = fd.as_fd().as_raw_fd();
     let at = (&raw mut family).cast();
     // SAFETY: the kernel writes at most `len` bytes, which is the size of `family`.
-    unsafe { check(libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, at, &raw mut len)) }?;
+    unsafe { check(call::getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, at, &raw mut len)) }?;
     Ok(family)
 }
 
@@ -213,7 +225,7 @@ pub(crate) fn attach_filter(socket: impl AsFd, program: &[libc::sock_filter]) ->
     let (at, len) = ((&raw const filter).cast(), size_of::<libc::sock_fprog>() as libc::socklen_t);
     // SAFETY: during the call the kernel copies `len` bytes and the program they point to; it
     // writes to neither.
-    unsafe { check(libc::setsockopt(fd, libc::SOL_SOCKET, option, at, len)) }?;
+    unsafe { check(call::setsockopt(fd, libc::SOL_SOCKET, option, at, len)) }?;
     Ok(())
 }
 
@@ -280,7 +292,7 @@ pub(crate) fn look_from(socket: impl AsFd, offset: usize) -> io::Result<()> {
     let (fd, option) = (socket.as_fd().as_raw_fd(), libc::SO_PEEK_OFF);
     let (at, len) = ((&raw const offset).cast(), size_of::<i32>() as libc::socklen_t);
     // SAFETY: the kernel reads `len` bytes, which is the size of what it is pointed to.
-    unsafe { check(libc::setsockopt(fd, libc::SOL_SOCKET, option, at, len)) }?;
+    unsafe { check(call::setsockopt(fd, libc::SOL_SOCKET, option, at, len)) }?;
     Ok(())
 }
 

@@ -8,6 +8,7 @@
 mod any;
 pub mod auto;
 mod bpf;
+mod call;
 mod config;
 mod denied;
 mod error;

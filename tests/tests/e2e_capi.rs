@@ -301,6 +301,34 @@ fn counters_are_printed_once_at_the_exit() {
     assert!(count("transport.sent_pkts") >= 40 && count("port.rx_datagrams") >= 40, "{}", done.err);
 }
 
+/// librspreload and libvma take over the names of calls: they get the calls of the program alone.
+#[test]
+fn calls_that_a_preloaded_library_takes_over_are_not_used() {
+    require_lab!();
+    require_program!("cc");
+    require_program!("ibv_rc_pingpong");
+    let (library, pair) = (Library::new(), pair());
+    let [a, b] = pair.containers();
+    let taken = library.compiled("taken.c", &["-shared", "-fPIC"]);
+    let start = |at: &Container, line: &str| {
+        let mut command = library.command(line);
+        let ours = library.0.join("libibverbs.so.1");
+        command.env("LD_PRELOAD", format!("{taken}:{}", ours.display()));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::of(at.spawn(&mut command).unwrap())
+    };
+    let server = start(b, "ibv_rc_pingpong -g 0 -n 100 -c");
+    loop {
+        let done = start(a, &format!("ibv_rc_pingpong -g 0 -n 100 -c {}", b.ipv4())).finish();
+        // The server does not listen yet.
+        if !done.err.contains("Couldn't connect") {
+            done.succeeded();
+            break;
+        }
+    }
+    server.finish().succeeded();
+}
+
 #[test]
 fn the_log_says_what_is_bound_and_why_retries_are_exceeded() {
     require_lab!();

@@ -4,6 +4,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
+use crate::call;
+
 /// `_IO(0xb7, 1)` of `linux/nsfs.h`.
 const NS_GET_USERNS: libc::c_ulong = 0xb701;
 /// Of `linux/netlink.h`: the option, and the type of its control message.
@@ -42,7 +44,7 @@ pub(super) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize
     // exclusively. The control messages are read within the length that it returned.
     unsafe {
         let flags = libc::MSG_DONTWAIT;
-        let length = libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, flags);
+        let length = call::recvmsg(socket.as_fd().as_raw_fd(), &raw mut message, flags);
         if length < 0 {
             return Err(io::Error::last_os_error());
         }

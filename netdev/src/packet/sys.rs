@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::ring::{RingGeometry, RxFrame};
 use super::tx::FrameSink;
 use super::vnet::VNET_LEN;
+use crate::call;
 use crate::fd::send_messages;
 use crate::inherited;
 
@@ -33,7 +34,7 @@ impl PacketSocket {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         unsafe {
-            let fd = check(libc::socket(libc::AF_PACKET, kind, 0))?;
+            let fd = check(call::socket(libc::AF_PACKET, kind, 0))?;
             Ok(Self(inherited::noted(OwnedFd::from_raw_fd(fd))))
         }
     }
@@ -56,7 +57,7 @@ impl PacketSocket {
         };
         let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         // SAFETY: the pointer is valid for the length given with it during the call.
-        unsafe { check(libc::bind(self.raw(), (&raw const address).cast(), len)) }?;
+        unsafe { check(call::bind(self.raw(), (&raw const address).cast(), len)) }?;
         Ok(())
     }
 
@@ -119,7 +120,7 @@ impl PacketSocket {
         let mut len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         let at = (&raw mut address).cast();
         // SAFETY: the kernel writes at most `len` bytes, which is the size of `address`.
-        unsafe { check(libc::getsockname(self.raw(), at, &raw mut len)) }?;
+        unsafe { check(call::getsockname(self.raw(), at, &raw mut len)) }?;
         Ok((address.sll_ifindex.cast_unsigned(), u16::from_be(address.sll_protocol)))
     }
 
@@ -129,7 +130,7 @@ impl PacketSocket {
         let mut len = size_of::<u64>() as libc::socklen_t;
         let (option, at) = (libc::SO_NETNS_COOKIE, (&raw mut cookie).cast());
         // SAFETY: the kernel writes at most `len` bytes, which is the size of `cookie`.
-        unsafe { check(libc::getsockopt(self.raw(), libc::SOL_SOCKET, option, at, &raw mut len)) }?;
+        unsafe { check(call::getsockopt(self.raw(), libc::SOL_SOCKET, option, at, &raw mut len)) }?;
         Ok(cookie)
     }
 
@@ -145,7 +146,7 @@ impl PacketSocket {
         let mut len = size_of::<u32>() as libc::socklen_t;
         let at = (&raw mut word).cast();
         // SAFETY: the kernel writes at most `len` bytes, which is the size of `word`.
-        unsafe { check(libc::getsockopt(self.raw(), level, option, at, &raw mut len)) }?;
+        unsafe { check(call::getsockopt(self.raw(), level, option, at, &raw mut len)) }?;
         Ok(word)
     }
 
@@ -155,7 +156,7 @@ impl PacketSocket {
         let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
         // SAFETY: the kernel writes at most `len` bytes to `stats`, which is a plain C struct.
         unsafe {
-            check(libc::getsockopt(
+            check(call::getsockopt(
                 self.raw(),
                 libc::SOL_PACKET,
                 libc::PACKET_STATISTICS,
@@ -228,7 +229,7 @@ impl PacketSocket {
         let len = size_of::<T>() as libc::socklen_t;
         // SAFETY: the kernel reads `len` bytes of `value`, and what it points to, during the call.
         unsafe {
-            check(libc::setsockopt(self.raw(), level, option, (&raw const *value).cast(), len))
+            check(call::setsockopt(self.raw(), level, option, (&raw const *value).cast(), len))
         }?;
         Ok(())
     }
@@ -480,7 +481,9 @@ impl FrameSink for Transmit<'_> {
     fn send_one(&mut self, frame: &[u8]) -> io::Result<()> {
         let (at, len) = (frame.as_ptr().cast(), frame.len());
         // SAFETY: the kernel only reads `len` bytes, which are the frame's, during the call.
-        let sent = unsafe { libc::send(self.socket.raw(), at, len, libc::MSG_DONTWAIT) };
+        let sent = unsafe {
+            call::sendto(self.socket.raw(), at, len, libc::MSG_DONTWAIT, std::ptr::null(), 0)
+        };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 }

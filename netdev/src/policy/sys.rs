@@ -5,6 +5,8 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::AsRawFd;
 
+use crate::call;
+
 const SO_GET_INFO: i32 = 64; // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
 const SO_GET_ENTRIES: i32 = 65;
 const NAME_LEN: usize = 32;
@@ -36,7 +38,7 @@ pub(super) fn table_info(socket: &impl AsRawFd, level: i32, table: &str) -> io::
     // SAFETY: the kernel reads and writes at most `len` bytes of `info`, which is made of integers.
     let result = unsafe {
         let info = (&raw mut info).cast();
-        libc::getsockopt(socket.as_raw_fd(), level, SO_GET_INFO, info, &raw mut len)
+        call::getsockopt(socket.as_raw_fd(), level, SO_GET_INFO, info, &raw mut len)
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(info) }
 }
@@ -58,7 +60,7 @@ pub(super) fn table_entries(
     // SAFETY: the kernel reads and writes at most `len` bytes of `bytes`.
     let result = unsafe {
         let bytes = bytes.as_mut_ptr().cast();
-        libc::getsockopt(socket.as_raw_fd(), level, SO_GET_ENTRIES, bytes, &raw mut len)
+        call::getsockopt(socket.as_raw_fd(), level, SO_GET_ENTRIES, bytes, &raw mut len)
     };
     if result < 0 {
         return Err(io::Error::last_os_error());

@@ -4,17 +4,19 @@
 //! an end mark; any other entry counts as a rule that concerns us.
 
 use std::io;
-use std::net::UdpSocket;
+
+use rustix::net::AddressFamily;
 
 use super::sys::{TableInfo, table_entries, table_info};
 use super::{ADMIN, Audit};
+use crate::fd::datagram_socket;
 
 /// One of the two families.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Family {
     name: &'static str,
     names: &'static str,
-    any: &'static str,
+    family: AddressFamily,
     pub(super) level: i32,
     /// Offset in an entry of the distance to its target.
     target_offset_at: usize,
@@ -24,14 +26,14 @@ const FAMILIES: [Family; 2] = [
     Family {
         name: "iptables",
         names: "/proc/self/net/ip_tables_names",
-        any: "0.0.0.0:0",
+        family: AddressFamily::INET,
         level: libc::IPPROTO_IP,
         target_offset_at: 88,
     },
     Family {
         name: "ip6tables",
         names: "/proc/self/net/ip6_tables_names",
-        any: "[::]:0",
+        family: AddressFamily::INET6,
         level: libc::IPPROTO_IPV6,
         target_offset_at: 140,
     },
@@ -80,7 +82,7 @@ fn thread_path(path: &str) -> String {
 
 /// Whether a table has no rules, and accepts everything.
 fn is_pristine(family: Family, table: &str) -> io::Result<bool> {
-    let socket = UdpSocket::bind(family.any)?;
+    let socket = datagram_socket(family.family)?;
     let info = table_info(&socket, family.level, table)?;
     if info.num_entries > info.valid_hooks.count_ones() + 1 {
         return Ok(false);
@@ -119,7 +121,7 @@ mod tests {
         );
         ns.run(|| {
             for family in FAMILIES {
-                let socket = UdpSocket::bind(family.any).expect("a socket");
+                let socket = datagram_socket(family.family).expect("a socket");
                 // Asking makes the kernel create the table, if it has it.
                 let info = or_skip!(
                     "policy::a_fresh_table_is_pristine_and_a_changed_policy_is_seen",

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::net::RecvFlags;
 
+use crate::call;
 use crate::config::Shards;
 use crate::fd::{attach_filter, receive_messages, send_messages};
 use crate::inherited;
@@ -116,7 +117,7 @@ impl Socket {
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no pointers; a non-negative result is a descriptor without another owner.
         let socket = unsafe {
-            let fd = check(libc::socket(family, kind, libc::IPPROTO_UDP))?;
+            let fd = check(call::socket(family, kind, libc::IPPROTO_UDP))?;
             Self(inherited::noted(OwnedFd::from_raw_fd(fd)))
         };
         if v6 {
@@ -129,14 +130,14 @@ impl Socket {
     pub(crate) fn bind(&self, address: &SocketAddr) -> io::Result<()> {
         let name = SockAddr::new(address);
         // SAFETY: the pointer is valid for the length given with it during the call.
-        unsafe { check(libc::bind(self.0.as_raw_fd(), (&raw const name).cast(), name.len())) }?;
+        unsafe { check(call::bind(self.0.as_raw_fd(), (&raw const name).cast(), name.len())) }?;
         Ok(())
     }
 
     pub(crate) fn connect(&self, address: &SocketAddr) -> io::Result<()> {
         let name = SockAddr::new(address);
         // SAFETY: the pointer is valid for the length given with it during the call.
-        unsafe { check(libc::connect(self.0.as_raw_fd(), (&raw const name).cast(), name.len())) }?;
+        unsafe { check(call::connect(self.0.as_raw_fd(), (&raw const name).cast(), name.len())) }?;
         Ok(())
     }
 
@@ -146,7 +147,7 @@ impl Socket {
         let mut len = size_of::<SockAddr>() as libc::socklen_t;
         // SAFETY: the kernel writes at most `len` bytes, which is the size of `name`.
         unsafe {
-            check(libc::getsockname(self.0.as_raw_fd(), (&raw mut name).cast(), &raw mut len))
+            check(call::getsockname(self.0.as_raw_fd(), (&raw mut name).cast(), &raw mut len))
         }?;
         Ok(name.decode().1)
     }
@@ -159,7 +160,7 @@ impl Socket {
         let len = size_of::<T>() as libc::socklen_t;
         let value = std::ptr::from_ref(value).cast();
         // SAFETY: the kernel reads `len` bytes, which is the size of what `value` points to.
-        unsafe { check(libc::setsockopt(self.0.as_raw_fd(), level, option, value, len)) }?;
+        unsafe { check(call::setsockopt(self.0.as_raw_fd(), level, option, value, len)) }?;
         Ok(())
     }
 
@@ -193,7 +194,7 @@ impl Socket {
         let mut len = size_of::<[i32; N]>() as libc::socklen_t;
         let at = words.as_mut_ptr().cast();
         // SAFETY: the kernel writes at most `len` bytes, which is the size of `words`.
-        unsafe { check(libc::getsockopt(self.0.as_raw_fd(), level, option, at, &raw mut len)) }?;
+        unsafe { check(call::getsockopt(self.0.as_raw_fd(), level, option, at, &raw mut len)) }?;
         Ok(words)
     }
 

@@ -5,6 +5,7 @@
 use super::mapping::Mapping;
 use super::ring::{CompletionRing, Desc, FillRing, Layout, RxRing, TxRing};
 use super::umem::{CHUNK, Umem};
+use crate::call;
 use crate::inherited;
 use crate::packet::page_bytes;
 use std::io;
@@ -44,7 +45,7 @@ impl XdpSocket {
     /// A fresh socket; needs `CAP_NET_RAW`.
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: no pointers.
-        let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        let fd = unsafe { call::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -156,7 +157,7 @@ impl XdpSocket {
         // SAFETY: the address is initialised and its size is given.
         let result = unsafe {
             let len = size_of_val(&address) as libc::socklen_t;
-            libc::bind(self.0.as_raw_fd(), (&raw const address).cast(), len)
+            call::bind(self.0.as_raw_fd(), (&raw const address).cast(), len)
         };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -205,7 +206,7 @@ impl XdpSocket {
         // SAFETY: no bytes are given, so the null pointers are not read.
         let result = unsafe {
             let (none, flags) = (std::ptr::null(), libc::MSG_DONTWAIT);
-            libc::sendto(self.0.as_raw_fd(), none, 0, flags, std::ptr::null(), 0)
+            call::sendto(self.0.as_raw_fd(), none, 0, flags, std::ptr::null(), 0)
         };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -215,7 +216,14 @@ impl XdpSocket {
         // SAFETY: no buffer is given, so the null pointers are not written.
         let result = unsafe {
             let (none, flags) = (std::ptr::null_mut(), libc::MSG_DONTWAIT);
-            libc::recv(self.0.as_raw_fd(), none, 0, flags)
+            call::recvfrom(
+                self.0.as_raw_fd(),
+                none,
+                0,
+                flags,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )
         };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -225,7 +233,7 @@ impl XdpSocket {
         let result = unsafe {
             let len = size_of::<T>() as libc::socklen_t;
             let value = std::ptr::from_ref(value).cast();
-            libc::setsockopt(self.0.as_raw_fd(), level, option, value, len)
+            call::setsockopt(self.0.as_raw_fd(), level, option, value, len)
         };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
@@ -238,7 +246,7 @@ impl XdpSocket {
         // SAFETY: the kernel writes at most `len` bytes, any of which are a `T`.
         let result = unsafe {
             let value = (&raw mut value).cast();
-            libc::getsockopt(self.0.as_raw_fd(), libc::SOL_XDP, option, value, &raw mut len)
+            call::getsockopt(self.0.as_raw_fd(), libc::SOL_XDP, option, value, &raw mut len)
         };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
     }

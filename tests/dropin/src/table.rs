@@ -209,7 +209,7 @@ fn managed() -> Vec<Row> {
 type Managed = (&'static str, &'static str, &'static str, bool, &'static str, Says);
 
 /// Those of rdmacm-utils that run on every backend.
-const MANAGED: [Managed; 6] = [
+const MANAGED: [Managed; 10] = [
     (
         "rping",
         "-V",
@@ -258,10 +258,6 @@ const MANAGED: [Managed; 6] = [
         "exec cmtime -s $THERE -c 100",
         Says::Word("disconnect"),
     ),
-];
-
-/// Others, on `udp`.
-const MANAGED_ELSEWHERE: [Managed; 14] = [
     (
         "rping",
         "-P, 4 clients",
@@ -297,6 +293,10 @@ const MANAGED_ELSEWHERE: [Managed; 14] = [
          && cmp from to && echo alike",
         Says::Word("alike"),
     ),
+];
+
+/// Others, on `udp`.
+const MANAGED_ELSEWHERE: [Managed; 10] = [
     (
         "python3",
         "librspreload",
@@ -434,6 +434,9 @@ fn hpc() -> Vec<Row> {
     let words = &["Device: roce0:1", "Transport: rc_verbs", "Transport: ud_verbs"];
     let shape = Shape::Alone(words);
     rows.push(Row { program: "ucx_info", mode: "-d", netdev: "udp", shape });
+    let words = &["provider: verbs", "domain: roce0", "FI_EP_MSG", "FI_EP_DGRAM", "FI_EP_RDM"];
+    let shape = Shape::Alone(words);
+    rows.push(Row { program: "fi_info", mode: "", netdev: "udp", shape });
     let on = |netdevs: &'static [&'static str], program, mode, shape| {
         netdevs.iter().map(move |netdev| Row { program, mode, netdev, shape })
     };
