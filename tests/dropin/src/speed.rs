@@ -15,7 +15,7 @@ use crate::{NOBODY, in_words};
 /// How often each side of a row is measured, in turns.
 const RUNS: usize = 3;
 const LIMIT: Duration = Duration::from_secs(60);
-const BACKENDS: [&str; 2] = ["udp", "packet"];
+const BACKENDS: [&str; 3] = ["udp", "packet", "afxdp"];
 
 /// What is compared.
 #[derive(Debug, Clone, Copy)]
