@@ -82,6 +82,10 @@ impl Asker {
     pub(crate) fn of(connection: impl AsFd, own: &Own) -> Result<Self, Refused> {
         let (pidfd, pid) = process(connection.as_fd())?;
         let unreadable = |e: io::Error| {
+            // A process that has ended is in no namespace.
+            if !lives(&pidfd) {
+                return gone();
+            }
             let reason = format!("the agent cannot tell in which network namespace you are: {e}");
             let hint = "start the agent with CAP_SYS_PTRACE, and with the host's /proc";
             Refused::new(Code::Failed, reason, hint)

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use rocinante_cli::policy::table::{Action, BACKENDS, CONTROLS, Effect, Group, Mark};
-use rocinante_node::{Availability, Lab, LabConfig};
+use rocinante_node::{Availability, Lab, LabConfig, Netns};
 use serde_json::Value;
 
 /// The matrix measures rates: one at a time.
@@ -116,6 +116,24 @@ fn the_document_has_the_table() {
     assert_eq!(rows, due);
 }
 
+/// What `--live` says of the first container of a lab.
+fn look(lab: &Lab, args: &[&str]) -> Value {
+    let netns = lab.container(0).netns().path();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rocinante"));
+    command.args(["policy-check", "--json", "--live", &netns]).args(args);
+    let output = lab.host().output(&mut command).expect("the program starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}");
+    serde_json::from_str::<Value>(&text).expect("JSON")["live"].clone()
+}
+
+/// The effects of the thing that has this in its name.
+fn effects(live: &Value, part: &str) -> Value {
+    let found = live["found"].as_array().expect("a list");
+    let of = found.iter().find(|found| found["what"].as_str().unwrap().contains(part));
+    of.unwrap_or_else(|| panic!("{part}: {live:#}"))["effect"].clone()
+}
+
 /// A container on a host of its own, with a rule that an ifb shadows.
 #[test]
 fn the_path_of_a_running_container_is_read() {
@@ -126,16 +144,7 @@ fn the_path_of_a_running_container_is_read() {
             return;
         }
     };
-    let look = |args: &[&str]| -> Value {
-        let netns = lab.container(0).netns().path();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rocinante"));
-        command.args(["policy-check", "--json", "--live", &netns]).args(args);
-        let output = lab.host().output(&mut command).expect("the program starts");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "{text}");
-        serde_json::from_str::<Value>(&text).expect("JSON")["live"].clone()
-    };
-    let empty = look(&[]);
+    let empty = look(&lab, &[]);
     assert_eq!(
         (&empty["links"][0], &empty["found"]),
         (&"eth0 veth0".into(), &Value::Array(vec![]))
@@ -149,12 +158,7 @@ fn the_path_of_a_running_container_is_read() {
     lab.container(0)
         .nft("table inet o {\nchain c {\ntype filter hook output priority 0; policy drop;\n}\n}\n")
         .unwrap();
-    let effects = |live: &Value, part: &str| -> Value {
-        let found = live["found"].as_array().expect("a list");
-        let of = found.iter().find(|found| found["what"].as_str().unwrap().contains(part));
-        of.unwrap_or_else(|| panic!("{part}: {live:#}"))["effect"].clone()
-    };
-    let live = look(&[]);
+    let live = look(&lab, &[]);
     let binds = serde_json::json!(["binds", "binds", "binds"]);
     assert_eq!(effects(&live, "netdev s a"), binds);
     assert_eq!(effects(&live, "inet o c"), serde_json::json!(["binds", "bypassed", "bypassed"]));
@@ -168,12 +172,59 @@ fn the_path_of_a_running_container_is_read() {
     lab.host().tc(&["filter", "add", "dev", "veth0", "parent", "ffff:", "protocol", "all", "u32",
                     "match", "u32", "0", "0", "action", "mirred", "egress", "redirect",
                     "dev", "ifb0"]).expect("a redirection");
+    let tbf = ["root", "tbf", "rate", "10mbit", "burst", "128kb", "limit", "1mb"];
+    lab.host().tc(&[&["qdisc", "add", "dev", "ifb0"], &tbf[..]].concat()).expect("a shaper");
     lab.container(0).nft("delete table inet o").expect("its own rule goes");
     let peer = lab.container(1).ipv4().to_string();
-    let live = look(&["--probe", &peer]);
+    let live = look(&lab, &["--probe", &peer]);
     let none = serde_json::json!(["bypassed", "bypassed", "bypassed"]);
     assert_eq!(effects(&live, "netdev s a"), none);
     assert!(live["warnings"].to_string().contains("shadowed"), "{live:#}");
+    assert_eq!(effects(&live, "tc tbf on ifb0"), binds);
     assert_eq!(live["probe"], serde_json::json!([10, 10]));
     assert!(!lab.host().ruleset().unwrap().to_string().contains("rocinante_probe"));
+}
+
+/// Legacy iptables and IPsec, which `nft` does not list.
+#[test]
+fn rules_that_nft_does_not_list_are_on_the_path() {
+    let lab = match Lab::new(&LabConfig { containers: 2, ..LabConfig::default() }) {
+        Ok(lab) => lab,
+        Err(why) => {
+            eprintln!("SKIPPED policy::rules_that_nft_does_not_list: {why}");
+            return;
+        }
+    };
+    let binds_udp = serde_json::json!(["binds", "bypassed", "bypassed"]);
+    let binds = serde_json::json!(["binds", "binds", "binds"]);
+    let none = serde_json::json!(["bypassed", "bypassed", "bypassed"]);
+    let (own, to) = (lab.container(0).ipv4().to_string(), lab.container(1).ipv4().to_string());
+    let template = ["tmpl", "src", &own, "dst", &to, "proto", "esp", "mode", "transport"];
+    let policy = ["xfrm", "policy", "add", "src", &own, "dst", &to, "dir", "out"];
+    lab.container(0).netns().ip(&[&policy[..], &template].concat()).expect("a policy");
+    assert_eq!(effects(&look(&lab, &[]), "ipsec: 1 policies of direction out"), binds_udp);
+
+    let iptables = |netns: &Netns, rule: &str| {
+        let mut command = Command::new("iptables-legacy");
+        let output = netns.output(command.args(rule.split_whitespace()));
+        output.is_ok_and(|output| output.status.success())
+    };
+    if !iptables(lab.host(), "-A FORWARD -p udp --dport 4791 -j DROP") {
+        eprintln!("SKIPPED policy::legacy_iptables: this machine has none");
+        return;
+    }
+    assert!(iptables(lab.host(), "-A INPUT -j ACCEPT"));
+    assert!(iptables(lab.container(0).netns(), "-t mangle -P OUTPUT DROP"));
+    // Whether the bridge calls them. Without the module it does not.
+    let calls = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+    for (value, effect) in [("1", &binds), ("0", &none)] {
+        let set = lab.host().run(|| std::fs::write(calls, value)).expect("entered");
+        if set.is_ok() || value == "0" {
+            assert_eq!(&effects(&look(&lab, &[]), "iptables filter (forward)"), effect);
+        }
+    }
+    let live = look(&lab, &[]);
+    assert!(live["warnings"].to_string().contains("bridge-nf-call"), "{live:#}");
+    assert!(!live.to_string().contains("(input)"), "it does not lie on the path: {live:#}");
+    assert_eq!(effects(&live, "iptables mangle (output)"), binds_udp);
 }

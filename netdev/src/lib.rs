@@ -62,6 +62,7 @@ pub use iface::Interface;
 pub use names::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
 pub use packet::PacketPort;
 pub use parts::{BackendParts, Descriptor, Manifest, Parts};
+pub use policy::{Unlisted, unlisted_rules};
 pub use port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, ROCE_PORT,
     Runs, RxBudget, RxDatagram, RxIpId, TxFailure, TxSlot,

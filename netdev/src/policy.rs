@@ -107,6 +107,38 @@ pub(crate) fn audit(iface: &Interface) -> Audit {
     audit
 }
 
+/// Rules in one place that neither `nft` nor `tc` lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unlisted {
+    /// `ip` and `ip6` of legacy iptables, `xfrm` of IPsec.
+    pub family: &'static str,
+    /// The hook, as nftables names it; of IPsec the direction, `in` or `out`.
+    pub hook: &'static str,
+    /// What and where they are: `iptables filter (forward)`.
+    pub what: String,
+}
+
+/// The rules in the calling thread's network namespace that neither `nft` nor `tc` lists: those of
+/// legacy iptables, and the policies of IPsec that RoCEv2 from and to the addresses of `iface`
+/// could meet there. The second list says what could not be read, and why.
+#[must_use]
+pub fn unlisted_rules(iface: &Interface) -> (Vec<Unlisted>, Vec<String>) {
+    let (mut audit, mut rules) = (Audit::default(), Vec::new());
+    for xtables::Table { family, name, hooks } in xtables::tables(&mut audit) {
+        rules.extend(hooks.into_iter().map(|hook| Unlisted {
+            family: family.nft,
+            hook,
+            what: format!("{} {name} ({hook})", family.name),
+        }));
+    }
+    rules.extend(xfrm::policies(iface, &mut audit).into_iter().map(|(hook, count)| Unlisted {
+        family: "xfrm",
+        hook,
+        what: format!("ipsec: {count} policies of direction {hook}"),
+    }));
+    (rules, audit.unseen)
+}
+
 /// Parses the payload of a netlink message as a chain and as a rule.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn try_payload(family: u8, payload: &[u8]) {

@@ -30,6 +30,7 @@ pub(crate) const TESTS: &[Package] = &[
     IPROUTE2,
     NFTABLES,
     ("ethtool", || is_installed("ethtool")),
+    ("iptables", || is_installed("iptables-legacy")),
     IPERF3,
     ("python3-scapy", has_scapy),
     // Programs for libibverbs, and rdma-core's test-suite for it.

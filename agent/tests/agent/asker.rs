@@ -4,6 +4,7 @@ use std::io::{BufRead as _, BufReader, IoSlice, Write as _};
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,11 +15,14 @@ use rocinante_node::{ChildGuard, Netns};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, connect, send, sendmsg, socket_with,
+    SocketFlags, SocketType, UCred, connect, send, sendmsg, socket_with,
 };
+use rustix::process::{Gid, Pid, Uid};
 
 /// The variable that has the path of the agent's socket.
 const SOCKET: &str = "TEST_AGENT_SOCKET";
+/// The variable that says that the standard error is a connection with the agent.
+const INHERITED: &str = "TEST_AGENT_INHERITED";
 /// Before each answer.
 const MARK: char = '@';
 /// Bytes of the virtio header before a frame.
@@ -132,6 +136,16 @@ impl Asker {
     pub(crate) fn kill(mut self) {
         self.child.kill();
     }
+
+    /// Kills it. The process that has its connection goes on.
+    pub(crate) fn kill_first(&mut self) {
+        self.child.kill();
+    }
+
+    /// The process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
 }
 
 /// What the process does.
@@ -139,6 +153,11 @@ pub(crate) fn run() {
     let Some(path) = std::env::var_os(SOCKET).map(PathBuf::from) else { return };
     let (mut leases, mut sockets) = (Vec::new(), Vec::<OwnedFd>::new());
     let mut ports = Vec::<AnyPort>::new();
+    let mut asked = None;
+    if std::env::var_os(INHERITED).is_some() {
+        asked = std::io::stderr().as_fd().try_clone_to_owned().ok();
+        println!("{MARK}here");
+    }
     for line in std::io::stdin().lines() {
         let line = line.expect("a line");
         let mut words = line.split_whitespace();
@@ -157,9 +176,51 @@ pub(crate) fn run() {
                     Err(what) => what,
                 }
             }
+            (Some("send-request"), Some(address)) => {
+                let connection = connected(&path).expect("an agent");
+                send_request(&connection, &request(address)).expect("sent");
+                asked = Some(connection);
+                "sent".into()
+            }
+            (Some("hear-answer"), _) => {
+                let connection = asked.take().expect("a connection");
+                match answer(&connection) {
+                    Ok(Ok((answer, fds))) => {
+                        leases.push(connection);
+                        let said = told(&answer, fds.len(), Duration::ZERO);
+                        sockets.extend(fds);
+                        said
+                    }
+                    other => format!("error {other:?}"),
+                }
+            }
+            (Some("move"), Some(netns)) => {
+                // The same process, with its first thread in another namespace.
+                let mut command = Command::new("nsenter");
+                command.arg(format!("--net={netns}"));
+                let error = with_connection(&mut command, asked.take()).exec();
+                format!("error {error}")
+            }
+            (Some("pass-on"), _) => {
+                // This one reads no line any more: they are for the other process.
+                let mut command = Command::new("env");
+                let child = with_connection(&mut command, asked.take()).spawn();
+                let _ = child.and_then(|mut child| child.wait());
+                return;
+            }
+            (Some("forge"), Some(pid)) => {
+                let request = request(words.next().expect("an address"));
+                let request = request.encode().expect("short");
+                let pid = Pid::from_raw(pid.parse().expect("a number")).expect("a process");
+                let credentials = UCred { pid, uid: Uid::ROOT, gid: Gid::ROOT };
+                raw(&path, &request, Some(SendAncillaryMessage::ScmCredentials(credentials)))
+            }
             (Some("raw"), Some(hex)) => {
                 let descriptors = words.next().map_or(0, |count| count.parse().expect("a number"));
-                raw(&path, &bytes(hex), descriptors)
+                let stdin = std::io::stdin();
+                let fds = vec![stdin.as_fd(); descriptors];
+                let along = (descriptors > 0).then_some(SendAncillaryMessage::ScmRights(&fds));
+                raw(&path, &bytes(hex), along)
             }
             (Some("flood"), Some(count)) => {
                 flood(&path, count.parse().expect("a number"), words.next())
@@ -271,15 +332,20 @@ fn told(answer: &Answer, descriptors: usize, took: Duration) -> String {
     }
 }
 
-/// Sends any bytes, with copies of a descriptor.
-fn raw(path: &Path, bytes: &[u8], descriptors: usize) -> String {
+/// A command that becomes another one like this, with the connection. It answers first.
+fn with_connection(command: &mut Command, connection: Option<OwnedFd>) -> &mut Command {
+    let own = std::env::current_exe().expect("this program");
+    command.arg(own).args(["--exact", "role", "--nocapture"]).env(INHERITED, "yes");
+    command.stderr(connection.expect("a connection"))
+}
+
+/// Sends any bytes, with what comes along.
+fn raw(path: &Path, bytes: &[u8], along: Option<SendAncillaryMessage<'_, '_>>) -> String {
     let Ok(connection) = connected(path) else { return "error".into() };
-    let stdin = std::io::stdin();
-    let fds = vec![stdin.as_fd(); descriptors];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(200))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if descriptors > 0 {
-        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    if let Some(along) = along {
+        assert!(control.push(along));
     }
     let sent = sendmsg(&connection, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
     if let Err(error) = sent {

@@ -1,5 +1,7 @@
 //! A container that does not behave.
 
+use rocinante_agent::STEPS;
+
 use crate::asker::{As, Asker};
 use crate::lab::{Host, host_or_skip};
 
@@ -11,10 +13,6 @@ fn hex(bytes: &[u8]) -> String {
 fn others_are_served(host: &Host) {
     host.asker(1).granted(host.addresses(1)[0]);
     host.has_ports(0);
-}
-
-fn descriptors_of(pid: u32) -> usize {
-    std::fs::read_dir(format!("/proc/{pid}/fd")).expect("a process").count()
 }
 
 #[test]
@@ -73,14 +71,14 @@ fn descriptors_that_come_along_are_not_kept() {
     let mut host = host_or_skip!("bad_input::descriptors_that_come_along", 2);
     host.start();
     let mut asker = host.asker(0);
-    let before = descriptors_of(host.agent_id());
+    let before = host.descriptors();
     let good = r#"{"version":1,"backend":"packet","interface":2,"addresses":["10.77.0.1"]}"#;
     for count in [1, 3, 200] {
         let answer = asker.tell(&format!("raw {} {count}", hex(good.as_bytes())));
         assert!(answer.starts_with("refused Malformed"), "{answer}");
     }
     others_are_served(&host);
-    crate::asker::eventually("no descriptor stays", || descriptors_of(host.agent_id()) <= before);
+    crate::asker::eventually("no descriptor stays", || host.descriptors() <= before);
 }
 
 #[test]
@@ -88,7 +86,7 @@ fn a_flood_is_bounded_and_others_are_served() {
     let mut host = host_or_skip!("bad_input::a_flood", 2);
     host.configure("requests_per_second = 20");
     host.start();
-    let before = descriptors_of(host.agent_id());
+    let before = host.descriptors();
     let mut floods: Vec<Asker> = (0..3).map(|_| host.asker(0)).collect();
     // Connections that say nothing, some that hang up, and requests.
     floods[0].say("hold 500");
@@ -105,7 +103,7 @@ fn a_flood_is_bounded_and_others_are_served() {
     assert!(busy.is_some_and(|busy| busy > 100), "most of it is not looked at: {answer}");
     drop(floods);
     host.has_ports(0);
-    crate::asker::eventually("no descriptor stays", || descriptors_of(host.agent_id()) <= before);
+    crate::asker::eventually("no descriptor stays", || host.descriptors() <= before);
     // The same container is served again after a while.
     let mut asker = host.asker(0);
     crate::asker::eventually("it is served again", || {
@@ -144,20 +142,50 @@ fn a_container_has_so_many_ports_and_so_much_memory() {
 }
 
 #[test]
-fn one_that_ends_in_the_middle_leaves_nothing() {
-    let mut host = host_or_skip!("bad_input::one_that_ends_in_the_middle", 2);
-    host.start();
-    let before = descriptors_of(host.agent_id());
-    for microseconds in (0..20).map(|step| step * 300) {
+fn one_that_ends_at_each_step_leaves_nothing() {
+    leaves_nothing("ask", "granted");
+}
+
+#[test]
+fn one_that_ends_at_each_step_of_afxdp_leaves_nothing() {
+    leaves_nothing("open afxdp", "opened");
+}
+
+/// What a program says to get a port, and what it answers when it has it.
+fn leaves_nothing(ask: &str, granted: &str) {
+    let mut host = host_or_skip!("bad_input::one_that_ends_at_each_step", 2);
+    // What is left of a port would count.
+    host.configure("ports_max = 1");
+    let line = format!("{ask} {}", host.addresses(0)[0]);
+    // The state is written first when the agent starts, and in each of two other steps.
+    for step in STEPS.into_iter().filter(|step| *step != "state written") {
+        host.start_stopping_at(step);
+        let before = host.descriptors();
         let mut asker = host.asker(0);
         asker.tell("rights");
-        asker.say(&format!("ask {}", host.addresses(0)[0]));
-        std::thread::sleep(std::time::Duration::from_micros(microseconds));
-        asker.kill();
+        asker.say(&line);
+        host.while_it_stops(|| asker.kill());
+        others_are_served(&host);
+        crate::asker::eventually(&format!("nothing stays of {step:?}"), || {
+            host.descriptors() <= before && (host.ports(), host.guarded_rings()) == (0, 0)
+        });
+        // The next one of the same container has what it would have had.
+        let answer = host.asker(0).tell(&line);
+        assert!(answer.starts_with(granted), "{step}: {answer}");
+        host.has_ports(0);
+        host.kill();
     }
-    host.has_ports(0);
-    others_are_served(&host);
-    crate::asker::eventually("no descriptor stays", || descriptors_of(host.agent_id()) <= before);
+}
+
+#[test]
+fn it_works_without_any_program_in_its_path() {
+    let mut host = host_or_skip!("bad_input::it_works_without_any_program", 1);
+    let mut command = host.command();
+    command.env("PATH", "");
+    host.start_as(command);
+    let [v4, v6] = host.addresses(0);
+    host.asker(0).granted(v4);
+    assert!(host.may_leave(0).contains(&v6));
 }
 
 #[test]

@@ -199,3 +199,80 @@ fn a_container_that_changes_its_addresses_may_be_refused_or_followed() {
         host.asker(0).granted(host.addresses(0)[0]);
     }
 }
+
+/// What the agent knows of a process is of the moment at which it connected. Before the port is
+/// handed over it looks again.
+#[test]
+fn a_program_that_moves_before_the_answer_is_refused() {
+    let mut host = host_or_skip!("identity::a_program_that_moves", 2);
+    let elsewhere = host.container(1).netns().path();
+    for step in ["identified", "port opened"] {
+        host.start_stopping_at(step);
+        let mut asker = Asker::start(host.container(0).netns(), &host.socket(), As::Root);
+        let address = host.addresses(0)[0];
+        assert_eq!(asker.tell(&format!("send-request {address}")), "sent");
+        let moved = host.while_it_stops(|| asker.tell(&format!("move {elsewhere}")));
+        assert_eq!(moved, "here");
+        let answer = asker.tell("hear-answer");
+        let expected = "refused Forbidden you moved to another network namespace";
+        assert!(answer.starts_with(expected), "{step}: {answer}");
+        assert_eq!((host.ports(), host.guarded_rings()), (0, 0), "{step}");
+        assert!(host.filter(1).is_none(), "{step}");
+        // Where it is now it gets what belongs there, and nothing else.
+        let refused = asker.refused(address);
+        assert!(refused.starts_with("Interface"), "{step}: {refused}");
+        host.kill();
+    }
+}
+
+/// A process connects, gives its connection to another one, and ends.
+#[test]
+fn a_port_is_for_the_process_that_connected_while_it_lives() {
+    let mut host = host_or_skip!("identity::a_port_is_for_the_process", 1);
+    for step in ["asked", "identified", "port opened", "answered"] {
+        host.start_stopping_at(step);
+        let before = host.descriptors();
+        let mut asker = host.asker(0);
+        asker.tell(&format!("send-request {}", host.addresses(0)[0]));
+        let answer = host.while_it_stops(|| {
+            assert_eq!(asker.tell("pass-on"), "here");
+            asker.kill_first();
+            (step == "answered").then(|| asker.tell("hear-answer"))
+        });
+        match answer {
+            None => {
+                let answer = asker.tell("hear-answer");
+                let expected = "refused Forbidden the process that connected has gone";
+                assert!(answer.starts_with(expected), "{step}: {answer}");
+            }
+            // It was there when the port was handed over. The port stays guarded, as one does that
+            // a child has.
+            Some(answer) => {
+                assert!(answer.starts_with("granted 1 "), "{answer}");
+                eventually("its end is seen", || host.descriptors() <= before + 1);
+                assert_eq!((host.ports(), host.guarded_rings()), (1, 1));
+                assert_eq!(asker.tell("close"), "done");
+            }
+        }
+        eventually(&format!("nothing stays of {step:?}"), || {
+            host.descriptors() <= before && (host.ports(), host.guarded_rings()) == (0, 0)
+        });
+        host.kill();
+    }
+}
+
+/// Root may send a message in the name of any process. The agent does not listen to that.
+#[test]
+fn credentials_in_a_message_are_not_read() {
+    let mut host = host_or_skip!("identity::credentials_in_a_message", 2);
+    host.start();
+    let victim = host.asker(1);
+    let mut root = Asker::start(host.container(0).netns(), &host.socket(), As::Root);
+    let [own, _] = host.addresses(0);
+    let [anothers, _] = host.addresses(1);
+    let answer = root.tell(&format!("forge {} {anothers}", victim.id()));
+    assert!(answer.starts_with("refused Interface"), "{answer}");
+    let answer = root.tell(&format!("forge {} {own}", victim.id()));
+    assert!(answer.starts_with("granted 1 "), "{answer}");
+    assert!(host.filter(0).is_some() && host.filter(1).is_none());
+}

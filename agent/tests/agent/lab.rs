@@ -95,6 +95,25 @@ impl Host {
         self.agent.take().expect("an agent").kill();
     }
 
+    /// Starts an agent that stops itself the first time that it gets to this step.
+    pub(crate) fn start_stopping_at(&mut self, step: &str) {
+        let mut command = self.command();
+        command.env("ROCINANTE_AGENT_STOP_AT", step);
+        self.start_as(command);
+    }
+
+    /// Waits until the agent has stopped itself, does something, and lets it go on.
+    pub(crate) fn while_it_stops<T>(&self, work: impl FnOnce() -> T) -> T {
+        let stat = format!("/proc/{}/stat", self.agent_id());
+        eventually("the agent stops itself", || {
+            fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "))
+        });
+        let done = work();
+        let pid = rustix::process::Pid::from_raw(self.agent_id().cast_signed()).expect("a process");
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("it is there");
+        done
+    }
+
     /// Waits until the agent has ended by itself.
     pub(crate) fn ended(&mut self) {
         let mut agent = self.agent.take().expect("an agent");
@@ -163,6 +182,11 @@ impl Host {
     pub(crate) fn guarded_rings(&self) -> usize {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.agent_id()));
         maps.expect("a process").lines().filter(|line| line.contains("socket:[")).count()
+    }
+
+    /// The number of descriptors that the agent has.
+    pub(crate) fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.agent_id())).expect("a process").count()
     }
 
     /// Waits until that number of ports is there.

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 
+use rocinante_netdev::{Interface, unlisted_rules};
 use rocinante_node::{LabError, Netns};
 use serde::Serialize;
 use serde_json::Value;
@@ -66,8 +67,10 @@ pub(super) fn look(name: &str, probe: Option<IpAddr>) -> Result<Live, String> {
     let mut live = Live::default();
     for pair in &pairs {
         live.links.push(format!("{} {}", pair.inner, pair.outer));
-        live.own(&own, pair).map_err(in_words)?;
-        live.host(&host, pair).map_err(in_words)?;
+        let addresses = own.run(|| Interface::by_name(&pair.inner)).map_err(in_words)?;
+        let addresses = addresses.map_err(|error| error.to_string())?.addresses;
+        live.own(&own, pair, &addresses).map_err(in_words)?;
+        live.host(&host, pair, &addresses).map_err(in_words)?;
     }
     if let Some(peer) = probe {
         live.probe = Some(count_probe(&own, &host, &pairs[0], peer).map_err(in_words)?);
@@ -118,7 +121,11 @@ fn joined(own: &Value, host: &Value) -> Vec<Pair> {
     pairs
 }
 
-/// A base chain of nftables with rules, or with the policy `drop`.
+/// The addresses of an interface, each with its prefix length.
+type Addresses = [(IpAddr, u8)];
+
+/// A base chain of nftables with rules, or with the policy `drop`. Rules that `nft` does not list
+/// have this form, too.
 #[derive(Debug, PartialEq, Eq)]
 struct Chain {
     family: String,
@@ -189,8 +196,43 @@ impl Live {
         }
     }
 
-    fn own(&mut self, own: &Netns, pair: &Pair) -> Result<(), LabError> {
-        for chain in all_chains(own)? {
+    /// The rules of a namespace that `nft` does not list, on the way of what comes from and goes to
+    /// these addresses by these interfaces.
+    fn unlisted(
+        &mut self,
+        netns: &Netns,
+        place: &'static str,
+        interfaces: &[&str],
+        addresses: &Addresses,
+    ) -> Result<Vec<Chain>, LabError> {
+        let mut chains = Vec::new();
+        for name in interfaces {
+            let read = netns.run(|| {
+                let interface = Interface::by_name(name)?;
+                let addresses = addresses.to_vec();
+                Ok::<_, std::io::Error>(unlisted_rules(&Interface { addresses, ..interface }))
+            })?;
+            let (rules, unread) = read.unwrap_or_else(|error| (vec![], vec![error.to_string()]));
+            for rule in rules {
+                let names = [String::new(), String::new()];
+                let (family, hook) = (rule.family.to_owned(), rule.hook.to_owned());
+                chains.push(Chain { family, hook, devices: vec![], names, what: rule.what });
+            }
+            for what in unread {
+                let warning = format!("{place}: {what}");
+                if !self.warnings.contains(&warning) {
+                    self.warnings.push(warning);
+                }
+            }
+        }
+        chains.dedup();
+        Ok(chains)
+    }
+
+    fn own(&mut self, own: &Netns, pair: &Pair, addresses: &Addresses) -> Result<(), LabError> {
+        let mut chains = all_chains(own)?;
+        chains.extend(self.unlisted(own, "own", &[&pair.inner], addresses)?);
+        for chain in chains {
             let here = chain.family != "netdev" || chain.devices.contains(&pair.inner);
             let effect = match (chain.family.as_str(), chain.hook.as_str()) {
                 ("netdev", "egress") => NOT_AFXDP,
@@ -202,23 +244,33 @@ impl Live {
             }
         }
         self.disciplines(own, "own", &pair.inner, NOT_AFXDP)?;
-        self.filters(own, "own", &pair.inner, [UDP_ONLY, NOT_AFXDP])?;
+        let redirection = self.filters(own, "own", &pair.inner, [UDP_ONLY, NOT_AFXDP])?;
+        for device in redirection.iter().flatten() {
+            self.disciplines(own, "own", device, UDP_ONLY)?;
+        }
         Ok(())
     }
 
-    fn host(&mut self, host: &Netns, pair: &Pair) -> Result<(), LabError> {
+    fn host(&mut self, host: &Netns, pair: &Pair, addresses: &Addresses) -> Result<(), LabError> {
         self.disciplines(host, "host", &pair.outer, BINDS)?;
-        let redirected = self.filters(host, "host", &pair.outer, [BINDS, BINDS])?;
+        let redirection = self.filters(host, "host", &pair.outer, [BINDS, BINDS])?;
+        for device in redirection.iter().flatten() {
+            self.disciplines(host, "host", device, BINDS)?;
+        }
         let uplinks = uplinks(host)?;
         for uplink in uplinks.iter().filter(|uplink| Some(*uplink) != pair.bridge.as_ref()) {
             self.disciplines(host, "host", uplink, BINDS)?;
         }
         let bridged = pair.bridge.is_some();
-        for chain in all_chains(host)? {
+        let interfaces: Vec<&str> =
+            [&pair.outer].into_iter().chain(&uplinks).map(String::as_str).collect();
+        let mut chains = all_chains(host)?;
+        chains.extend(self.unlisted(host, "host", &interfaces, addresses)?);
+        for chain in chains {
             let devices = &chain.devices;
             let effect = match (chain.family.as_str(), chain.hook.as_str()) {
                 ("netdev", "ingress") if devices.contains(&pair.outer) => {
-                    if redirected {
+                    if redirection.is_some() {
                         self.warnings.push(format!(
                             "{} is shadowed: the ingress of {} is redirected before it; put the \
                              rule into the family bridge, or on tcx before the redirection",
@@ -235,6 +287,8 @@ impl Live {
                     BINDS
                 }
                 ("netdev" | "arp", _) | (_, "input" | "output") => continue,
+                // What IP forwards meets those of direction `out` alone.
+                ("xfrm", direction) if bridged || direction == "in" => continue,
                 ("bridge", _) if !bridged => continue,
                 ("bridge", _) => BINDS,
                 (family, _) if bridged && !bridge_nf_call(host, family)? => {
@@ -271,27 +325,29 @@ impl Live {
         Ok(())
     }
 
-    /// Adds the filters and programs of `device`. Returns whether its ingress is redirected.
+    /// Adds the filters and programs of `device`. Returns where its ingress is redirected to, if it
+    /// is: the devices that send it on.
     fn filters(
         &mut self,
         netns: &Netns,
         place: &'static str,
         device: &str,
         [ingress, egress]: [[Effect; 3]; 2],
-    ) -> Result<bool, LabError> {
+    ) -> Result<Option<Vec<String>>, LabError> {
         let qdiscs = netns.tc_json(&["qdisc", "show", "dev", device])?;
         let clsact = qdiscs.as_array().into_iter().flatten().any(|q| q["kind"] == "clsact");
-        let mut redirected = false;
+        let mut redirection = None;
         for (hook, effect) in [("ingress", ingress), ("egress", egress)] {
             // A discipline `ingress` answers for egress, too.
             let listing = match (clsact, hook) {
                 (false, "egress") => Value::Null,
                 _ => netns.tc_json(&["filter", "show", "dev", device, hook])?,
             };
-            let text = listing.to_string();
             if listing.as_array().is_some_and(|list| !list.is_empty()) {
                 self.add(place, format!("tc filters on {hook} of {device}"), effect);
-                redirected |= hook == "ingress" && text.contains("\"redirect\"");
+                if hook == "ingress" {
+                    redirection = redirected(&listing);
+                }
             }
             let programs = netns.run(|| {
                 let index = rocinante_netdev::Interface::by_name(device)?.index;
@@ -305,8 +361,18 @@ impl Live {
                 )),
             }
         }
-        Ok(redirected)
+        Ok(redirection)
     }
+}
+
+/// The devices whose disciplines get what these filters redirect, if one redirects.
+fn redirected(filters: &Value) -> Option<Vec<String>> {
+    let filters = filters.as_array().into_iter().flatten();
+    let actions = filters.filter_map(|filter| filter["options"]["actions"].as_array()).flatten();
+    let redirects: Vec<_> = actions.filter(|a| a["mirred_action"] == "redirect").collect();
+    let leaving = redirects.iter().filter(|redirect| redirect["direction"] == "egress");
+    let devices = leaving.filter_map(|redirect| redirect["to_dev"].as_str()).map(str::to_owned);
+    (!redirects.is_empty()).then(|| devices.collect())
 }
 
 /// The interfaces of the default routes.
@@ -382,7 +448,7 @@ pub(super) fn lines(live: &Live) -> Vec<String> {
         lines.push(format!("{place:4}  {what}: {}", effects.join(", ")));
     }
     if live.found.is_empty() {
-        lines.push("no rule and no shaper lies on it".to_owned());
+        lines.push("nothing found in nftables, iptables, IPsec and tc".to_owned());
     }
     lines.extend(live.warnings.iter().map(|warning| format!("warning: {warning}")));
     if let Some((sent, counted)) = live.probe {
@@ -436,6 +502,19 @@ mod tests {
         assert_eq!(devices(&chain("device \"d0\"")), ["d0"]);
         assert_eq!(devices(&chain("devices = { \"d0\", ens1 }")), ["d0", "ens1"]);
         assert!(devices("table inet s {").is_empty());
+    }
+
+    #[test]
+    fn redirections_are_read() {
+        let filter = |action: &str, direction: &str| {
+            let mirred = json!({"kind": "mirred", "mirred_action": action, "direction": direction,
+                                "to_dev": "ifb0"});
+            json!([{"kind": "u32"}, {"kind": "u32", "options": {"actions": [mirred]}}])
+        };
+        assert_eq!(redirected(&filter("redirect", "egress")), Some(vec!["ifb0".to_owned()]));
+        assert_eq!(redirected(&filter("redirect", "ingress")), Some(vec![]));
+        assert_eq!(redirected(&filter("mirror", "egress")), None);
+        assert_eq!(redirected(&Value::Null), None);
     }
 
     #[test]

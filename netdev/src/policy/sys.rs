@@ -13,7 +13,7 @@ const NAME_LEN: usize = 32;
 /// `struct ipt_get_entries`: name, size, and padding before the entries.
 const GET_ENTRIES_LEN: usize = 40;
 /// The largest table that is read, in bytes.
-const ENTRIES_MAX: u32 = 1 << 20;
+const ENTRIES_MAX: u32 = 1 << 24;
 
 /// `struct ipt_getinfo` and `struct ip6t_getinfo`.
 #[derive(Debug, Clone, Default)]
@@ -22,11 +22,11 @@ pub(super) struct TableInfo {
     name: [u8; NAME_LEN],
     /// A bit for each of the five hooks that the table is on.
     pub(super) valid_hooks: u32,
-    hook_entry: [u32; 5],
+    /// Offset of each hook's first rule, or its policy.
+    pub(super) hook_entry: [u32; 5],
     /// Offset of each hook's policy among the entries.
     pub(super) underflow: [u32; 5],
-    /// Rules, policies, heads of chains and the end mark.
-    pub(super) num_entries: u32,
+    num_entries: u32,
     /// Bytes of all entries.
     pub(super) size: u32,
 }

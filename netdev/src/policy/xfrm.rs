@@ -35,20 +35,24 @@ const XFRMA_TMPL: u16 = 5;
 
 /// Adds the policies that datagrams of ours could meet on `iface`.
 pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
-    let mut found = [0_usize; 2];
+    for (direction, count) in policies(iface, audit) {
+        audit.found(format!("ipsec: {count} policies of direction {direction}"), true);
+    }
+}
+
+/// The directions of policies that datagrams of ours could meet on `iface`, with their number.
+/// Notes if they could not be read.
+pub(super) fn policies(iface: &Interface, audit: &mut Audit) -> Vec<(&'static str, usize)> {
+    let mut found = [("in", 0), ("out", 0)];
     let read = read(&mut |policy| {
         if let Some(direction) = concerned(policy, iface) {
-            found[usize::from(direction)] += 1;
+            found[usize::from(direction)].1 += 1;
         }
     });
-    for (count, direction) in found.into_iter().zip(["in", "out"]) {
-        if count > 0 {
-            audit.found(format!("ipsec: {count} policies of direction {direction}"), true);
-        }
-    }
     if let Err(e) = read {
         audit.note_unseen("the IPsec policies", || ADMIN.explain(), &e);
     }
+    found.into_iter().filter(|(_, count)| *count > 0).collect()
 }
 
 fn read(each: &mut dyn FnMut(&[u8])) -> io::Result<()> {

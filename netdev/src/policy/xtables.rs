@@ -1,7 +1,7 @@
 //! Legacy `iptables` and `ip6tables` (`include/uapi/linux/netfilter_ipv4/ip_tables.h`).
 //!
-//! `/proc` lists the tables in the namespace. An empty one has one entry per hook, its policy, and
-//! an end mark; any other entry counts as a rule that concerns us.
+//! `/proc` lists the tables in the namespace. A hook without rules has one entry, its policy; any
+//! other entry counts as a rule that concerns us.
 
 use std::io;
 
@@ -14,7 +14,9 @@ use crate::fd::datagram_socket;
 /// One of the two families.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Family {
-    name: &'static str,
+    pub(super) name: &'static str,
+    /// As nftables names it.
+    pub(super) nft: &'static str,
     names: &'static str,
     family: AddressFamily,
     pub(super) level: i32,
@@ -25,6 +27,7 @@ pub(super) struct Family {
 const FAMILIES: [Family; 2] = [
     Family {
         name: "iptables",
+        nft: "ip",
         names: "/proc/self/net/ip_tables_names",
         family: AddressFamily::INET,
         level: libc::IPPROTO_IP,
@@ -32,6 +35,7 @@ const FAMILIES: [Family; 2] = [
     },
     Family {
         name: "ip6tables",
+        nft: "ip6",
         names: "/proc/self/net/ip6_tables_names",
         family: AddressFamily::INET6,
         level: libc::IPPROTO_IPV6,
@@ -44,8 +48,28 @@ const ACCEPT: i32 = -2;
 /// Length of `struct xt_entry_target`; a standard target's verdict follows it.
 const TARGET_LEN: usize = 32;
 
+/// The hooks, as nftables names them.
+const HOOKS: [&str; 5] = ["prerouting", "input", "forward", "output", "postrouting"];
+
+/// A table that holds rules.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) family: Family,
+    pub(super) name: String,
+    /// The hooks that have them.
+    pub(super) hooks: Vec<&'static str>,
+}
+
 /// Adds the tables that hold rules.
 pub(super) fn audit(audit: &mut Audit) {
+    for Table { family, name, .. } in tables(audit) {
+        audit.found(format!("{}: rules in table {name}", family.name), true);
+    }
+}
+
+/// The tables that hold rules. Notes what could not be read.
+pub(super) fn tables(audit: &mut Audit) -> Vec<Table> {
+    let mut tables = Vec::new();
     for family in FAMILIES {
         let names = match std::fs::read_to_string(thread_path(family.names)) {
             Ok(names) => names,
@@ -60,9 +84,9 @@ pub(super) fn audit(audit: &mut Audit) {
             }
         };
         for table in names.split_whitespace() {
-            match is_pristine(family, table) {
-                Ok(true) => {}
-                Ok(false) => audit.found(format!("{}: rules in table {table}", family.name), true),
+            match hooks_with_rules(family, table) {
+                Ok(hooks) if hooks.is_empty() => {}
+                Ok(hooks) => tables.push(Table { family, name: table.to_owned(), hooks }),
                 Err(e) => {
                     audit.note_unseen(
                         &format!("table {table} of {}", family.name),
@@ -73,6 +97,7 @@ pub(super) fn audit(audit: &mut Audit) {
             }
         }
     }
+    tables
 }
 
 /// `/proc/self/net` is the namespace of the process's first thread; this thread may be in another.
@@ -80,24 +105,24 @@ fn thread_path(path: &str) -> String {
     path.replace("/proc/self/", "/proc/thread-self/")
 }
 
-/// Whether a table has no rules, and accepts everything.
-fn is_pristine(family: Family, table: &str) -> io::Result<bool> {
+/// The hooks of a table that have a rule or another policy than ACCEPT.
+fn hooks_with_rules(family: Family, table: &str) -> io::Result<Vec<&'static str>> {
     let socket = datagram_socket(family.family)?;
     let info = table_info(&socket, family.level, table)?;
-    if info.num_entries > info.valid_hooks.count_ones() + 1 {
-        return Ok(false);
-    }
     let entries = table_entries(&socket, family.level, table, info.size)?;
-    Ok(policies_accept(family, &info, &entries))
+    Ok(busy(family, &info, &entries).map(|hook| HOOKS[hook]).collect())
 }
 
-fn policies_accept(family: Family, info: &TableInfo, entries: &[u8]) -> bool {
-    (0..5).filter(|hook| info.valid_hooks & (1 << hook) != 0).all(|hook| {
+fn busy(family: Family, info: &TableInfo, entries: &[u8]) -> impl Iterator<Item = usize> {
+    let accepts = move |hook: usize| {
         let entry = info.underflow[hook] as usize;
         let verdict = u16_at(entries, entry + family.target_offset_at)
             .and_then(|target| i32_at(entries, entry + usize::from(target) + TARGET_LEN));
         verdict == Some(ACCEPT)
-    })
+    };
+    (0..HOOKS.len())
+        .filter(|hook| info.valid_hooks & (1 << hook) != 0)
+        .filter(move |hook| info.hook_entry[*hook] != info.underflow[*hook] || !accepts(*hook))
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -129,7 +154,7 @@ mod tests {
                 );
                 let names = std::fs::read_to_string(thread_path(family.names)).expect("names");
                 assert!(names.contains("filter"), "{names:?}");
-                assert!(is_pristine(family, "filter").expect("readable"));
+                assert!(hooks_with_rules(family, "filter").expect("readable").is_empty());
                 let mut found = Audit::default();
                 audit(&mut found);
                 assert_eq!(found, Audit::default());
@@ -139,8 +164,9 @@ mod tests {
                 let target = u16_at(&entries, entry + family.target_offset_at).expect("there");
                 let at = entry + usize::from(target) + TARGET_LEN;
                 entries[at..at + 4].copy_from_slice(&(-1_i32).to_ne_bytes()); // DROP
-                assert!(!policies_accept(family, &info, &entries));
-                assert!(!policies_accept(family, &info, &[]));
+                // Of three hooks, the first.
+                assert_eq!(busy(family, &info, &entries).collect::<Vec<_>>(), [1]);
+                assert_eq!(busy(family, &info, &[]).count(), 3);
             }
         });
     }

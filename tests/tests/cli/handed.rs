@@ -1,18 +1,21 @@
 //! Commands of a user without any capability, on ports that an agent opened.
 
 use super::{Running, command, rocinante, start_command, words};
+use nix::sys::signal::Signal;
 use rocinante::device::Backend;
-use rocinante_node::{ChildGuard, Container, Lab, LabConfig};
-use rocinante_tests::{require_backend, require_machine_root};
+use rocinante_node::{ChildGuard, Container, Lab, LabConfig, Match};
+use rocinante_tests::running::PATIENCE;
+use rocinante_tests::{require_backend, require_machine_root, require_nft};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// `rocinante-agent` on the host of a lab.
 struct Agent {
-    _child: ChildGuard,
+    child: Option<ChildGuard>,
     dir: PathBuf,
 }
 
@@ -25,15 +28,27 @@ impl Agent {
         let (config, state) = (dir.join("agent.toml"), dir.join("state/state.json"));
         let socket = dir.join("socket/agent.sock");
         fs::write(&config, format!("socket = {socket:?}\nstate = {state:?}\n")).unwrap();
+        let mut agent = Self { child: None, dir };
+        agent.start_again(lab);
+        agent
+    }
+
+    /// Starts it and waits until it serves.
+    fn start_again(&mut self, lab: &Lab) {
+        let notify = self.dir.join("notify");
+        let ready = UnixDatagram::bind(&notify).unwrap();
+        ready.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut agent =
             command(env!("CARGO_BIN_EXE_rocinante-agent-under-test"), ["run", "--config"]);
-        let child = lab.host().spawn(agent.arg(config)).unwrap();
-        let end = Instant::now() + Duration::from_secs(20);
-        while !socket.exists() {
-            assert!(Instant::now() < end, "the agent does not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Self { _child: child, dir }
+        agent.arg(self.dir.join("agent.toml")).env("NOTIFY_SOCKET", &notify);
+        self.child = Some(lab.host().spawn(&mut agent).unwrap());
+        ready.recv(&mut [0; 64]).expect("the agent is ready");
+        fs::remove_file(notify).unwrap();
+    }
+
+    /// Ends it, as `kill -9` does.
+    fn kill(&mut self) {
+        self.child.take().unwrap().kill();
     }
 }
 
@@ -92,4 +107,58 @@ fn ping_pong_on_afxdp_without_a_capability() {
     require_machine_root!();
     require_backend!(Backend::Xdp);
     ping_pong_on(Backend::Xdp);
+}
+
+/// Two sides that compare every byte go on while the agent is killed and started again: neither
+/// their ports nor the programs at the host's ends are the agent's.
+fn messages_flow_while_the_agent_is_killed_on(backend: Backend) {
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let mut agent = Agent::start(&lab, &format!("killed-{backend}"));
+    let [client, server] = [0, 1].map(|index| lab.container(index));
+    let line = format!("pingpong --netdev {backend}");
+    let mut waiting = start(server, &agent, &line);
+    waiting.says("waiting for a client");
+    let to = server.ipv4();
+    let line = format!("{line} -n 1000000000 -s 5000 -c --json {to}");
+    let mut asking = start(client, &agent, &line);
+    asking.says("opened by the agent");
+    let seen = lab.count(&Match::roce()).unwrap();
+    let mut more_come = |while_the_agent: &str| {
+        let before = seen.counter().unwrap().packets;
+        let end = Instant::now() + PATIENCE;
+        while seen.counter().unwrap().packets < before + 200 {
+            let ended = asking.child.try_wait().unwrap();
+            assert_eq!(ended, None, "{backend}, while the agent {while_the_agent}");
+            assert!(Instant::now() < end, "no packets while the agent {while_the_agent}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    for _ in 0..4 {
+        more_come("runs");
+        agent.kill();
+        more_come("is dead");
+        agent.start_again(&lab);
+    }
+    more_come("runs again");
+    asking.child.signal(Signal::SIGTERM);
+    // A byte that differs would have ended it with another status.
+    let json = asking.finish().failed(143, &["stopped by SIGTERM"]).json();
+    assert!(json["results"][0]["iters"].as_u64() > Some(100), "{json}");
+    waiting.finish().failed(1, &["stopped by SIGTERM"]);
+}
+
+#[test]
+fn messages_flow_on_packet_while_the_agent_is_killed() {
+    require_machine_root!();
+    require_nft!();
+    require_backend!(Backend::Packet);
+    messages_flow_while_the_agent_is_killed_on(Backend::Packet);
+}
+
+#[test]
+fn messages_flow_on_afxdp_while_the_agent_is_killed() {
+    require_machine_root!();
+    require_nft!();
+    require_backend!(Backend::Xdp);
+    messages_flow_while_the_agent_is_killed_on(Backend::Xdp);
 }
