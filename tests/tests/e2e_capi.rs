@@ -439,6 +439,25 @@ fn librdmacm_is_told_what_the_kernel_tells() {
     assert!(watches.finish().succeeded().out.ends_with("ended\n"));
 }
 
+/// A profile that forbids mprotect(2) leaves librdmacm's calls with the kernel, and the log says so
+/// once.
+#[test]
+fn librdmacm_without_import_slots_is_named_in_the_log() {
+    require_lab!();
+    if !has_librdmacm() {
+        skip!("no librdmacm: apt install librdmacm-dev");
+    }
+    let (library, pair) = (Library::new(), pair());
+    let [a, _] = pair.containers();
+    let program = library.compiled("rdmacm.c", &["-lrdmacm", "-libverbs"]);
+    let done = library.run(a, &format!("{program} {} slotless", a.ipv4())).succeeded();
+    assert_eq!(done.out, "all as expected\n");
+    assert_eq!(done.err.lines().count(), 1, "{}", done.err);
+    for words in ["no rdma_cm: ", "mprotect: Operation not permitted", "/dev/infiniband/rdma_cm"] {
+        assert!(done.err.contains(words), "no {words:?} in {}", done.err);
+    }
+}
+
 /// UDP's sockets outlive the interface, a ring does not.
 #[test]
 fn ids_of_rdma_cm_are_told_that_their_device_is_gone_udp() {

@@ -12,6 +12,7 @@ use rocinante::plain::is_accessible;
 use super::border::{Outcome, caught, minus, quiet, set_errno};
 use super::slots::{self, Before};
 use super::{fork, wait};
+use crate::log::{Level, say};
 use crate::ucma::{self, Answer, Memory, Ucma};
 
 /// Only librdmacm imports this, by whatever name a copy of it is loaded.
@@ -20,10 +21,11 @@ const FILE: &CStr = c"/dev/infiniband/rdma_cm";
 /// The kernel's file for its number, where the machine has the module.
 const NUMBER: &str = "/sys/class/misc/rdma_cm/dev";
 
-/// Stands before librdmacm's calls, wherever it is loaded.
+/// Stands before librdmacm's calls, wherever it is loaded. Where that fails it says so once.
 pub(super) fn watch() {
+    static SAID: Once = Once::new();
     let before = |name, ours| Before { name, ours };
-    slots::stand_before(
+    let done = slots::stand_before(
         MARK,
         &[
             before(c"open", open as *const c_void),
@@ -34,6 +36,18 @@ pub(super) fn watch() {
             before(c"close", close as *const c_void),
         ],
     );
+    if let Err(error) = done {
+        SAID.call_once(|| {
+            say(
+                Level::Warn,
+                format_args!(
+                    "no rdma_cm: librdmacm's import slots cannot be pointed to this library \
+                     (mprotect: {error}), so it opens the kernel's {FILE:?} and finds none, or \
+                     devices other than these: permit mprotect(2) in the seccomp profile"
+                ),
+            );
+        });
+    }
 }
 
 /// The state of this process. A child of fork(2) begins anew: what it inherited has locks of
