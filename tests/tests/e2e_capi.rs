@@ -145,6 +145,14 @@ fn objects_and_masks_that_a_call_does_not_take_are_refused() {
     all_as_expected("objects.py");
 }
 
+/// Calls that no program of the other tests makes, each with what it takes and what it refuses.
+#[test]
+fn rare_calls_give_what_the_manual_says() {
+    require_lab!();
+    require_program!("python3");
+    all_as_expected("calls.py");
+}
+
 #[test]
 fn transitions_take_what_the_kernels_table_has_and_queries_give_it_back() {
     require_lab!();
