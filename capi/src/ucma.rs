@@ -3,7 +3,7 @@
 //! `cma.c` of Linux what they do.
 //!
 //! A command is a write: bytes come in, an errno or bytes for the program's memory go out. Nothing
-//! here touches memory of the program.
+//! here touches memory of the program but by [`Memory`].
 
 mod address;
 mod connect;
@@ -45,8 +45,18 @@ pub(crate) struct Answer {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Copies so many bytes of the program's memory.
-pub(crate) type Copy<'a> = &'a dyn Fn(u64, usize) -> Outcome<Vec<u8>>;
+/// The program's memory, of which commands name addresses.
+pub(crate) trait Memory {
+    /// # Errors
+    /// `EFAULT` unless so many bytes can be read, or written if `writable`.
+    fn check(&self, at: u64, len: usize, writable: bool) -> Outcome<()>;
+
+    /// Copies so many bytes.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    fn load(&self, at: u64, len: usize) -> Outcome<Vec<u8>>;
+}
 
 /// All that a process has opened.
 #[derive(Default)]
@@ -58,7 +68,12 @@ pub(crate) struct Ucma {
 }
 
 /// The header of a command.
-const HEADER: usize = 8;
+pub(crate) const HEADER: usize = 8;
+
+/// How long a command is that begins with this header.
+pub(crate) fn announced(header: &[u8]) -> usize {
+    HEADER + usize::from(In(header).u16(4))
+}
 
 type Execute = fn(&Command<'_>) -> Outcome<Answer>;
 
@@ -141,7 +156,8 @@ impl Ucma {
         });
     }
 
-    /// Does what a command asks for.
+    /// Does what a command asks for. One that makes something, or takes an event, does so only if
+    /// the program's memory takes the answer.
     ///
     /// # Errors
     /// The kernel's; `EAGAIN` if there is no event to get.
@@ -149,15 +165,15 @@ impl Ucma {
         self: &Arc<Self>,
         file: &Arc<File>,
         bytes: &[u8],
-        copy: Copy<'_>,
+        memory: &dyn Memory,
     ) -> Outcome<Answer> {
         let Some((header, body)) = bytes.split_at_checked(HEADER) else { return Err(libc::EINVAL) };
         let header = In(header);
         let (number, len, room) = (header.u32(0), header.u16(4), header.u16(6));
-        let body = body.get(..usize::from(len)).ok_or(libc::EINVAL)?;
-        let command = Command { it: self, file, body: In(body), room: room.into(), copy };
         let known = usize::try_from(number).ok().and_then(|number| COMMANDS.get(number));
-        let (name, execute) = known.ok_or(libc::ENOSYS)?;
+        let (name, execute) = known.ok_or(libc::EINVAL)?;
+        let body = body.get(..usize::from(len)).ok_or(libc::EINVAL)?;
+        let command = Command { it: self, file, body: In(body), room: room.into(), memory };
         execute(&command).inspect_err(|errno| {
             if *errno != libc::EAGAIN {
                 let error = std::io::Error::from_raw_os_error(*errno);
@@ -219,7 +235,7 @@ struct Command<'a> {
     body: In<'a>,
     /// How many bytes the program has room for.
     room: usize,
-    copy: Copy<'a>,
+    memory: &'a dyn Memory,
 }
 
 impl Command<'_> {
@@ -258,9 +274,10 @@ impl Command<'_> {
             (PortSpace::Ib, 3) => QpType::Uc,
             _ => return Err(libc::EINVAL),
         };
-        let of = (self.body.u64(0), self.file.clone());
+        let (of, to) = ((self.body.u64(0), self.file.clone()), self.body.u64(8));
+        self.memory.check(to, 4, true)?;
         let id = self.it.table.make((space, qp_type), of, |_, _| {})?;
-        Ok(Answer { to: self.body.u64(8), bytes: Out::default().u32(id.number).0 })
+        Ok(Answer { to, bytes: Out::default().u32(id.number).0 })
     }
 
     fn destroy(&self) -> Outcome<Answer> {
@@ -270,8 +287,9 @@ impl Command<'_> {
     }
 
     fn get_event(&self) -> Outcome<Answer> {
-        let bytes = self.file.read(self.room)?;
-        Ok(Answer { to: self.body.u64(0), bytes })
+        let to = self.body.u64(0);
+        let bytes = self.file.read(self.room, |len| self.memory.check(to, len, true))?;
+        Ok(Answer { to, bytes })
     }
 
     /// The id's events come to this file from now on.

@@ -145,6 +145,14 @@ fn objects_and_masks_that_a_call_does_not_take_are_refused() {
     all_as_expected("objects.py");
 }
 
+/// Calls that no program of the other tests makes, each with what it takes and what it refuses.
+#[test]
+fn rare_calls_give_what_the_manual_says() {
+    require_lab!();
+    require_program!("python3");
+    all_as_expected("calls.py");
+}
+
 #[test]
 fn transitions_take_what_the_kernels_table_has_and_queries_give_it_back() {
     require_lab!();
@@ -465,6 +473,25 @@ fn librdmacm_is_told_what_the_kernel_tells() {
     watches.says("listens");
     library.run(a, &format!("{script} leave")).succeeded();
     assert!(watches.finish().succeeded().out.ends_with("ended\n"));
+}
+
+/// A profile that forbids mprotect(2) leaves librdmacm's calls with the kernel, and the log says so
+/// once.
+#[test]
+fn librdmacm_without_import_slots_is_named_in_the_log() {
+    require_lab!();
+    if !has_librdmacm() {
+        skip!("no librdmacm: apt install librdmacm-dev");
+    }
+    let (library, pair) = (Library::new(), pair());
+    let [a, _] = pair.containers();
+    let program = library.compiled("rdmacm.c", &["-lrdmacm", "-libverbs"]);
+    let done = library.run(a, &format!("{program} {} slotless", a.ipv4())).succeeded();
+    assert_eq!(done.out, "all as expected\n");
+    assert_eq!(done.err.lines().count(), 1, "{}", done.err);
+    for words in ["no rdma_cm: ", "mprotect: Operation not permitted", "/dev/infiniband/rdma_cm"] {
+        assert!(done.err.contains(words), "no {words:?} in {}", done.err);
+    }
 }
 
 /// UDP's sockets outlive the interface, a ring does not.

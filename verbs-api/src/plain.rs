@@ -35,7 +35,7 @@ use crate::model::error::VerbsError;
 use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
 pub use crate::mr::Advice;
 use crate::provider::manager::{ListensTo, Manager, Place};
-use crate::provider::memory::Range;
+use crate::provider::memory::{self, Range};
 use crate::provider::wake;
 use crate::provider::wakers::Woken;
 use crate::soft;
@@ -268,6 +268,14 @@ impl Bell {
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Whether all of `len` bytes from `address` on can be read, and written if `writable`. It changes
+/// nothing in them. Linux before 5.14 tells only whether memory is mapped there.
+#[must_use]
+pub fn is_accessible(address: u64, len: usize, writable: bool) -> bool {
+    let len = len as u64;
+    memory::is_mapped(address, len) && memory::populate(address, len, writable).is_ok()
 }
 
 /// A random number.

@@ -80,20 +80,34 @@ pub(super) unsafe fn id(ah: *mut abi::Ah, domain: Identity) -> Outcome<AhId> {
     if handle.domain == domain { Ok(handle.ah.id()) } else { Err(libc::EINVAL) }
 }
 
-/// The way back to the sender of a datagram.
+/// The way back to the sender of a datagram. One without a GRH, which no RoCE port delivers, has a
+/// way of LIDs, to which no handle can be made.
 fn answer(shared: &Shared, port: u8, wc: &abi::Wc, grh: &[u8; 40]) -> Outcome<abi::AhAttr> {
     /// `IBV_WC_GRH`.
     const GRH: u32 = 1;
-    if port != 1 || wc.wc_flags & GRH == 0 {
+    if port != 1 {
         return Err(libc::EINVAL);
     }
-    let (remote, local) = plain::grh_addresses(grh).ok_or(libc::EINVAL)?;
+    let attr = abi::AhAttr {
+        dlid: wc.slid,
+        sl: wc.sl,
+        src_path_bits: wc.dlid_path_bits,
+        port_num: port,
+        ..abi::AhAttr::default()
+    };
+    if wc.wc_flags & GRH == 0 {
+        return Ok(attr);
+    }
+    let (remote, local) = plain::grh_addresses(grh).ok_or(libc::EPROTONOSUPPORT)?;
     // The answer to a datagram to a group leaves from the first address of its family.
     let gids = shared.gids()?;
     let place = |is: &dyn Fn(IpAddr) -> bool| gids.iter().position(|gid| gid.is_some_and(is));
-    let sgid_index = place(&|gid| gid == local)
-        .or_else(|| place(&|gid| gid.is_ipv4() == local.is_ipv4()))
-        .ok_or(libc::EINVAL)?;
+    let sgid_index = if local.is_multicast() {
+        place(&|gid| gid.is_ipv4() == local.is_ipv4())
+    } else {
+        place(&|gid| gid == local)
+    };
+    let sgid_index = sgid_index.ok_or(libc::EINVAL)?;
     let (flow_label, hop_limit, traffic_class) = match remote {
         IpAddr::V4(_) => (0, grh[28], grh[21]),
         IpAddr::V6(_) => {
@@ -108,7 +122,7 @@ fn answer(shared: &Shared, port: u8, wc: &abi::Wc, grh: &[u8; 40]) -> Outcome<ab
         hop_limit,
         traffic_class,
     };
-    Ok(abi::AhAttr { grh, is_global: 1, port_num: port, sl: wc.sl, ..abi::AhAttr::default() })
+    Ok(abi::AhAttr { grh, is_global: 1, ..attr })
 }
 
 /// `ibv_init_ah_from_wc(3)`.
@@ -124,7 +138,7 @@ pub(super) unsafe extern "C" fn init_ah_from_wc(
         unsafe {
             let shared = context::of(context)?;
             let (wc, grh) = (wc.as_ref().ok_or(libc::EINVAL)?, grh.as_ref().ok_or(libc::EINVAL)?);
-            attr.write(answer(shared, port, wc, grh)?);
+            *attr.as_mut().ok_or(libc::EINVAL)? = answer(shared, port, wc, grh)?;
         }
         Ok(0)
     })
@@ -149,11 +163,12 @@ pub(super) unsafe extern "C" fn create_ah_from_wc(
 }
 
 /// The Ethernet address of a destination, for providers' libraries: the device finds it itself.
+/// Errors are negative.
 pub(super) unsafe extern "C" fn resolve_eth_l2_from_gid(
     _: *mut abi::Context,
     _: *mut abi::AhAttr,
     _: *mut u8,
     _: *mut c_void,
 ) -> c_int {
-    libc::EOPNOTSUPP
+    -libc::EOPNOTSUPP
 }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int};
+use std::io::Read as _;
 use std::ptr;
 use std::sync::Mutex;
 
@@ -143,7 +144,8 @@ pub(super) extern "C" fn get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads a file below a folder of sysfs into `buf`, without the last newline.
+/// Reads a file below a folder of sysfs into `buf`, without the last newline. One for which there
+/// is too little room is an error, `ENOSPC`.
 pub(super) unsafe extern "C" fn read_sysfs_file(
     folder: *const c_char,
     file: *const c_char,
@@ -158,11 +160,15 @@ pub(super) unsafe extern "C" fn read_sysfs_file(
         let (folder, file) =
             unsafe { (std::ffi::CStr::from_ptr(folder), std::ffi::CStr::from_ptr(file)) };
         let path = format!("{}/{}", folder.to_string_lossy(), file.to_string_lossy());
-        let mut bytes = std::fs::read(path).map_err(|error| error.raw_os_error().unwrap_or(5))?;
+        let mut bytes = Vec::new();
+        let read = std::fs::File::open(path)
+            .and_then(|file| file.take(size as u64).read_to_end(&mut bytes));
+        read.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
         if bytes.last() == Some(&b'\n') {
             bytes.pop();
+        } else if bytes.len() == size {
+            return Err(libc::ENOSPC);
         }
-        bytes.truncate(size - 1);
         // SAFETY: the program's buffer of `size` bytes, of which one stays for the zero.
         unsafe {
             ptr::copy_nonoverlapping(bytes.as_ptr().cast(), buf, bytes.len());

@@ -60,11 +60,14 @@ unsafe fn register(
     unsafe { context::of(context)? }.is_own()?;
     afford(0)?;
     let access = checked(access)?;
-    let zero_based = access.admits(Access::ZERO_BASED);
-    if (addr as u64).checked_add(length as u64).is_none() {
+    let start = if access.admits(Access::ZERO_BASED) { 0 } else { iova };
+    // Neither its addresses nor its pages wrap around. All memory at once, on demand, is more.
+    let page = rustix::param::page_size() as u64;
+    let end = |start: u64| start.checked_add(length as u64);
+    let pages_end = end(addr as u64).and_then(|end| end.checked_next_multiple_of(page));
+    if end(start).is_none() || pages_end.is_none() {
         return Err(libc::EINVAL);
     }
-    let start = if zero_based { 0 } else { iova };
     let memory = (addr as u64, length);
     let mr = domain.pd()?.register(memory, start, access).map_err(refused("ibv_reg_mr"))?;
     domain.add_user();

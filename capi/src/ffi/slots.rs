@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::io;
 use std::mem::size_of;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -17,23 +18,36 @@ pub(super) struct Before {
 /// would write the slot anew.
 ///
 /// Calls that a module has begun meanwhile may still go to theirs.
-pub(super) fn stand_before(mark: &CStr, functions: &[Before]) {
-    let mut search = (mark, functions);
+///
+/// # Errors
+/// A slot's page cannot be made writable (mprotect(2)): this slot stays as it is.
+pub(super) fn stand_before(mark: &CStr, functions: &[Before]) -> io::Result<()> {
+    let mut search = Search { mark, functions, done: Ok(()) };
     // SAFETY: the callback gets the pointer to `search`, which outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut search).cast()) };
+    search.done
+}
+
+/// What [`visit`] does with each module.
+struct Search<'a> {
+    mark: &'a CStr,
+    functions: &'a [Before],
+    done: io::Result<()>,
 }
 
 unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
     // SAFETY: `stand_before` gave this pointer, and the loader that of a module that it keeps
     // loaded until this returns.
     unsafe {
-        let (mark, functions) = *search.cast::<(&CStr, &[Before])>();
+        let search = &mut *search.cast::<Search<'_>>();
         if let Some(module) = Module::of(&*info)
-            && module.imports().any(|(name, _)| name == mark)
+            && module.imports().any(|(name, _)| name == search.mark)
         {
             for (name, slot) in module.imports() {
-                if let Some(before) = functions.iter().find(|before| before.name == name) {
-                    module.point(slot, before);
+                if let Some(before) = search.functions.iter().find(|before| before.name == name)
+                    && let Err(error) = module.point(slot, before)
+                {
+                    search.done = Err(error);
                 }
             }
         }
@@ -156,15 +170,18 @@ impl Module {
         })
     }
 
-    /// Points a slot to ours. Where its page cannot be made writable it stays as it is.
+    /// Points a slot to ours.
+    ///
+    /// # Errors
+    /// As [`stand_before`].
     ///
     /// # Safety
     /// The slot is one of this module's.
-    unsafe fn point(&self, slot: *const AtomicPtr<c_void>, before: &Before) {
+    unsafe fn point(&self, slot: *const AtomicPtr<c_void>, before: &Before) -> io::Result<()> {
         let ours = before.ours.cast_mut();
         // SAFETY: an aligned pointer in the module's data, which its code reads as one.
         if unsafe { (*slot).load(Ordering::Relaxed) } == ours {
-            return;
+            return Ok(());
         }
         let page = rustix::param::page_size();
         let start = slot as usize & !(page - 1);
@@ -173,10 +190,12 @@ impl Module {
             // SAFETY: a page of the module's data, which stays mapped and readable.
             !protected || unsafe { libc::mprotect(start as *mut c_void, page, protection) } == 0
         };
-        if protect(libc::PROT_READ | libc::PROT_WRITE) {
-            // SAFETY: as above, and writable now.
-            unsafe { (*slot).store(ours, Ordering::Release) };
-            protect(libc::PROT_READ);
+        if !protect(libc::PROT_READ | libc::PROT_WRITE) {
+            return Err(io::Error::last_os_error());
         }
+        // SAFETY: as above, and writable now.
+        unsafe { (*slot).store(ours, Ordering::Release) };
+        protect(libc::PROT_READ);
+        Ok(())
     }
 }

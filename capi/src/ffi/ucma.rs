@@ -7,10 +7,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Once};
 
+use rocinante::plain::is_accessible;
+
 use super::border::{Outcome, caught, minus, quiet, set_errno};
 use super::slots::{self, Before};
 use super::{fork, wait};
-use crate::ucma::{Answer, Ucma};
+use crate::log::{Level, say};
+use crate::ucma::{self, Answer, Memory, Ucma};
 
 /// Only librdmacm imports this, by whatever name a copy of it is loaded.
 const MARK: &CStr = c"ibv_copy_qp_attr_from_kern";
@@ -18,10 +21,11 @@ const FILE: &CStr = c"/dev/infiniband/rdma_cm";
 /// The kernel's file for its number, where the machine has the module.
 const NUMBER: &str = "/sys/class/misc/rdma_cm/dev";
 
-/// Stands before librdmacm's calls, wherever it is loaded.
+/// Stands before librdmacm's calls, wherever it is loaded. Where that fails it says so once.
 pub(super) fn watch() {
+    static SAID: Once = Once::new();
     let before = |name, ours| Before { name, ours };
-    slots::stand_before(
+    let done = slots::stand_before(
         MARK,
         &[
             before(c"open", open as *const c_void),
@@ -32,6 +36,18 @@ pub(super) fn watch() {
             before(c"close", close as *const c_void),
         ],
     );
+    if let Err(error) = done {
+        SAID.call_once(|| {
+            say(
+                Level::Warn,
+                format_args!(
+                    "no rdma_cm: librdmacm's import slots cannot be pointed to this library \
+                     (mprotect: {error}), so it opens the kernel's {FILE:?} and finds none, or \
+                     devices other than these: permit mprotect(2) in the seccomp profile"
+                ),
+            );
+        });
+    }
 }
 
 /// The state of this process. A child of fork(2) begins anew: what it inherited has locks of
@@ -141,23 +157,20 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
 unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
     if let Some(file) = ucma().file(fd) {
         let done = caught(|| {
-            if bytes.is_null() {
-                return Err(libc::EFAULT);
-            }
-            // SAFETY: the caller's command.
-            let input = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), len) };
+            let taken = isize::try_from(len).map_err(|_| libc::EINVAL)?;
+            let at = bytes as u64;
+            // What is behind the command is not read, whatever the length of the write.
+            let header = Program.load(at, len.min(ucma::HEADER))?;
+            let input = Program.load(at, len.min(ucma::announced(&header)))?;
             loop {
-                // SAFETY: a command names memory of the caller, as for the kernel.
-                let answer = ucma().command(&file, input, &|at, len| unsafe { copy(at, len) });
-                match answer {
+                match ucma().command(&file, &input, &Program) {
                     Err(libc::EAGAIN) => {
                         wait::may_block(&file.fd)?;
                         wait::readable(&file.fd)?;
                     }
                     Ok(answer) => {
-                        // SAFETY: as above.
-                        unsafe { put(&answer)? };
-                        return Ok(isize::try_from(len).unwrap_or(isize::MAX));
+                        put(&answer)?;
+                        return Ok(taken);
                     }
                     Err(errno) => return Err(errno),
                 }
@@ -176,26 +189,35 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize
     }
 }
 
-/// Memory that a command names.
-unsafe fn copy(at: u64, len: usize) -> Outcome<Vec<u8>> {
-    let at = at as *const u8;
-    if at.is_null() {
-        return Err(libc::EFAULT);
+/// The memory of this process.
+struct Program;
+
+impl Memory for Program {
+    fn check(&self, at: u64, len: usize, writable: bool) -> Outcome<()> {
+        // Rust has no object at 0, even where the program has mapped memory there.
+        let is_there = len == 0 || at != 0 && is_accessible(at, len, writable);
+        if is_there { Ok(()) } else { Err(libc::EFAULT) }
     }
-    // SAFETY: the caller's memory of that length.
-    Ok(unsafe { std::slice::from_raw_parts(at, len) }.to_vec())
+
+    fn load(&self, at: u64, len: usize) -> Outcome<Vec<u8>> {
+        self.check(at, len, false)?;
+        let mut bytes = vec![0; len];
+        if len > 0 {
+            // SAFETY: all of it can be read, unless another thread takes it away meanwhile, which
+            // a program that gives a command must not do. It overlaps nothing new.
+            unsafe { ptr::copy_nonoverlapping(at as *const u8, bytes.as_mut_ptr(), len) };
+        }
+        Ok(bytes)
+    }
 }
 
 /// Writes the answer where the command wants it.
-unsafe fn put(answer: &Answer) -> Outcome<()> {
-    if answer.bytes.is_empty() {
-        return Ok(());
+fn put(answer: &Answer) -> Outcome<()> {
+    let Answer { to, bytes } = answer;
+    Program.check(*to, bytes.len(), true)?;
+    if !bytes.is_empty() {
+        // SAFETY: all of it can be written, as above, and is the caller's for the answer.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), *to as *mut u8, bytes.len()) };
     }
-    let at = answer.to as *mut u8;
-    if at.is_null() {
-        return Err(libc::EFAULT);
-    }
-    // SAFETY: the caller's memory, for which it gave this length.
-    unsafe { ptr::copy_nonoverlapping(answer.bytes.as_ptr(), at, answer.bytes.len()) };
     Ok(())
 }

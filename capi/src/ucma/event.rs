@@ -124,15 +124,23 @@ impl File {
         }
     }
 
-    /// The next event as the program gets it.
+    /// The next event as the program gets it. It stays the next one if the program's memory does
+    /// not take its length.
     ///
     /// # Errors
-    /// `EAGAIN` if there is none; `ENOSPC` if there is too little room for it.
-    pub(super) fn read(&self, room: usize) -> Outcome<Vec<u8>> {
+    /// `EAGAIN` if there is none; `ENOSPC` if there is too little room for it; what `check` says.
+    pub(super) fn read(
+        &self,
+        room: usize,
+        check: impl Fn(usize) -> Outcome<()>,
+    ) -> Outcome<Vec<u8>> {
         if room < EVENT_LEAST {
             return Err(libc::ENOSPC);
         }
         let mut queue = self.queue.lock();
+        if !queue.is_empty() {
+            check(room.min(EVENT))?;
+        }
         let event = queue.pop_front().ok_or(libc::EAGAIN)?;
         event.of.reported.fetch_add(1, Ordering::Relaxed);
         if let Some(group) = &event.group {

@@ -37,6 +37,7 @@ impl Command<'_> {
         }
         id.open(&mut held, self.it)?;
         let ah = held.ah(group.ip())?;
+        self.memory.check(self.body.u64(0), 4, true)?;
         let uid = self.body.u64(8);
         let joined = self.it.table.make_group(|number| Group {
             number,

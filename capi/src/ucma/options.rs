@@ -11,8 +11,14 @@ impl Command<'_> {
         const REUSEADDR: u32 = 1;
         const AFONLY: u32 = 2;
         const ACK_TIMEOUT: u32 = 3;
+        /// The most that the kernel copies (`KMALLOC_MAX_SIZE`), which it does first.
+        const LEN_MAX: u32 = 4 << 20;
         let id = self.id(8)?;
         let (level, name, len) = (self.body.u32(12), self.body.u32(16), self.body.u32(20));
+        if len > LEN_MAX {
+            return Err(libc::EINVAL);
+        }
+        self.memory.check(self.body.u64(0), len as usize, false)?;
         if level != OF_IDS {
             // Paths are given to InfiniBand's devices only.
             return Err(if level == 1 { libc::EINVAL } else { libc::ENOSYS });
@@ -25,7 +31,7 @@ impl Command<'_> {
         if len != wanted {
             return Err(libc::EINVAL);
         }
-        let value = (self.copy)(self.body.u64(0), wanted as usize)?;
+        let value = self.memory.load(self.body.u64(0), wanted as usize)?;
         let is_set = value.iter().any(|byte| *byte != 0);
         let first = value.first().copied().unwrap_or(0);
         let mut held = id.held.lock();

@@ -5,15 +5,20 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/select.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -438,6 +443,8 @@ static void options_reach_the_queue_pair(void)
 	CHECK(!rdma_set_option(client, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &tos, sizeof tos));
 	CHECK(!rdma_set_option(client, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout,
 			       sizeof timeout));
+	CHECK(rdma_set_option(client, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, (void *)8, 1) == -1
+	      && errno == EFAULT);
 	CHECK(!rdma_resolve_addr(client, NULL, at(address, 5011), 1000));
 	CHECK(status_of(here, RDMA_CM_EVENT_ADDR_RESOLVED) == 0);
 	CHECK(!rdma_resolve_route(client, 1000));
@@ -626,6 +633,37 @@ static void neighbours(void)
 	printf("all as expected\n");
 }
 
+// Whatever forbids it that a page becomes writable.
+static void forbid_mprotect(void)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mprotect, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof filter / sizeof *filter, filter };
+	CHECK(!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	CHECK(!prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+}
+
+// librdmacm asks the kernel, which may have no such file. Verbs go on.
+static void slotless(void)
+{
+	forbid_mprotect();
+	for (int again = 0; again < 2; again++) {
+		struct rdma_event_channel *it = rdma_create_event_channel();
+		CHECK(it ? !access("/dev/infiniband/rdma_cm", F_OK) : errno == ENOENT);
+		if (it)
+			rdma_destroy_event_channel(it);
+	}
+	int count;
+	struct ibv_device **devices = ibv_get_device_list(&count);
+	CHECK(devices && count == 2);
+	ibv_free_device_list(devices);
+	printf("all as expected\n");
+}
+
 // Listens, and waits for the end of the connection that comes.
 static void watch(void)
 {
@@ -747,6 +785,8 @@ int main(int argc, char **argv)
 			lose();
 		else if (!strcmp(argv[2], "neighbours"))
 			neighbours();
+		else if (!strcmp(argv[2], "slotless"))
+			slotless();
 		else
 			strcmp(argv[2], "watch") ? leave() : watch();
 		return 0;

@@ -1,6 +1,6 @@
 // Commands to rdma_cm that librdmacm would not give, at the address that is its argument: cut short,
-// of unknown numbers, about ids that are not there, and of random bytes. None may end the program,
-// or wait for ever. What a command has for an answer is memory here, as the kernel would check.
+// of unknown numbers, about ids that are not there, with memory that is not there, and of random
+// bytes. None may end the program, or wait for ever. Random ones have memory for their answers.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -78,8 +79,8 @@ static void known_mistakes(int fd, const char *address)
 	CHECK(write(fd, body, 7) == -1 && errno == EINVAL);
 	struct rdma_ucm_cmd_hdr longer = { RDMA_USER_CM_CMD_LISTEN, 8, 0 };
 	CHECK(write(fd, &longer, sizeof longer) == -1 && errno == EINVAL);
-	CHECK(command(fd, 23, body, 8, 0) == ENOSYS);
-	CHECK(command(fd, UINT32_MAX, body, 8, 0) == ENOSYS);
+	CHECK(command(fd, 23, body, 8, 0) == EINVAL);
+	CHECK(command(fd, UINT32_MAX, body, 8, 0) == EINVAL);
 	CHECK(command(fd, RDMA_USER_CM_CMD_GET_OPTION, body, 8, 0) == ENOSYS);
 	struct rdma_ucm_listen listen = { none, 1 };
 	CHECK(command(fd, RDMA_USER_CM_CMD_LISTEN, &listen, sizeof listen, 0) == ENOENT);
@@ -128,12 +129,153 @@ static void known_mistakes(int fd, const char *address)
 	CHECK(!command(fd, RDMA_USER_CM_CMD_SET_OPTION, &option, sizeof option, 0));
 	option.optlen = 1 << 30;
 	CHECK(command(fd, RDMA_USER_CM_CMD_SET_OPTION, &option, sizeof option, 0) == EINVAL);
-	option.optname = 77;
+	option.optname = 77, option.optlen = 1;
 	CHECK(command(fd, RDMA_USER_CM_CMD_SET_OPTION, &option, sizeof option, 0) == ENOSYS);
 	struct rdma_ucm_destroy_id destroy = { (uintptr_t)answer, id, 0 };
 	CHECK(!command(fd, RDMA_USER_CM_CMD_DESTROY_ID, &destroy, sizeof destroy, 4));
 	CHECK(command(fd, RDMA_USER_CM_CMD_DESTROY_ID, &destroy, sizeof destroy, 4) == ENOENT);
 	CHECK(command(fd, RDMA_USER_CM_CMD_LEAVE_MCAST, &destroy, sizeof destroy, 4) == ENOENT);
+}
+
+// Four pages: one to read and write, one to read, a hole, and one to read and write.
+static uint64_t page, rw, ro, hole, last;
+
+static void make_pages(void)
+{
+	page = sysconf(_SC_PAGESIZE);
+	void *start = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(start != MAP_FAILED);
+	rw = (uintptr_t)start, ro = rw + page, hole = ro + page, last = hole + page;
+	CHECK(!mprotect((void *)ro, page, PROT_READ) && !munmap((void *)hole, page));
+}
+
+static int options_from(int fd, uint32_t id, uint64_t from, uint32_t len)
+{
+	struct rdma_ucm_set_option option = { from, id, 0, 1, len };
+	return command(fd, RDMA_USER_CM_CMD_SET_OPTION, &option, sizeof option, 0);
+}
+
+static int query_into(int fd, uint32_t id, uint64_t to)
+{
+	struct rdma_ucm_query query = { to, id, RDMA_USER_CM_QUERY_ADDR };
+	return command(fd, RDMA_USER_CM_CMD_QUERY, &query, sizeof query, 280);
+}
+
+static uint32_t bound(int fd, uint16_t space, const char *address)
+{
+	uint32_t id = create(fd, space);
+	struct rdma_ucm_bind bind = { .id = id, .addr_size = 16 };
+	struct sockaddr_in *in = (struct sockaddr_in *)&bind.addr;
+	in->sin_family = AF_INET;
+	inet_pton(AF_INET, address, &in->sin_addr);
+	CHECK(!command(fd, RDMA_USER_CM_CMD_BIND, &bind, sizeof bind, 0));
+	return id;
+}
+
+// The compiler need not know what is wrong with it.
+static int given(int fd, volatile uint64_t at, volatile size_t len)
+{
+	return write(fd, (void *)at, len) < 0 ? errno : 0;
+}
+
+// The commands themselves, in memory that is not there or ends right behind them.
+static void commands_from_bad_memory(int fd)
+{
+	struct {
+		struct rdma_ucm_cmd_hdr header;
+		struct rdma_ucm_get_event body;
+	} get = { { RDMA_USER_CM_CMD_GET_EVENT, sizeof get.body, 336 }, { rw } };
+	CHECK(given(fd, 0, 8) == EFAULT);
+	CHECK(given(fd, hole, 8) == EFAULT);
+	CHECK(given(fd, hole - 7, 8) == EFAULT);
+	CHECK(given(fd, -8, 8) == EFAULT);
+	CHECK(given(fd, -4, 16) == EFAULT);
+	CHECK(!mprotect((void *)ro, page, PROT_READ | PROT_WRITE));
+	memcpy((void *)(hole - sizeof get.header), &get, sizeof get.header);
+	CHECK(given(fd, hole - sizeof get.header, sizeof get) == EFAULT);
+	memcpy((void *)(hole - sizeof get), &get, sizeof get);
+	CHECK(!mprotect((void *)ro, page, PROT_READ));
+	CHECK(given(fd, hole - sizeof get, sizeof get) == EAGAIN);
+	// What is behind the command is nobody's business, however much there is.
+	CHECK(given(fd, hole - sizeof get, 1 << 30) == EAGAIN);
+	CHECK(given(fd, hole - sizeof get, 8) == EINVAL);
+	CHECK(given(fd, hole - sizeof get, SIZE_MAX) == EINVAL);
+}
+
+static void options_and_answers_in_bad_memory(int fd, uint32_t id)
+{
+	const struct {
+		uint64_t at;
+		int in, out;
+	} places[] = {
+		{ 0, EFAULT, EFAULT },
+		{ 1, EFAULT, EFAULT },
+		{ UINT64_MAX, EFAULT, EFAULT },
+		{ UINT64_MAX - 300, EFAULT, EFAULT },
+		{ 1ull << 63, EFAULT, EFAULT },
+		{ rw, 0, 0 },
+		{ rw + page - 280, 0, 0 },
+		{ rw + page - 279, 0, EFAULT },
+		{ rw + page - 1, 0, EFAULT },
+		{ ro, 0, EFAULT },
+		{ hole - 4, 0, EFAULT },
+		{ hole - 3, EFAULT, EFAULT },
+		{ hole, EFAULT, EFAULT },
+		{ last - 1, EFAULT, EFAULT },
+		{ last + 1, 0, 0 },
+	};
+	for (unsigned which = 0; which < sizeof places / sizeof *places; which++) {
+		CHECK(options_from(fd, id, places[which].at, 4) == places[which].in);
+		CHECK(query_into(fd, id, places[which].at) == places[which].out);
+	}
+	// Options are read before anybody knows what they are, over many pages.
+	CHECK(options_from(fd, id, rw, 2 * page) == EINVAL);
+	CHECK(options_from(fd, id, rw, 2 * page + 1) == EFAULT);
+	CHECK(options_from(fd, id, rw, 4 * page) == EFAULT);
+	struct rdma_ucm_set_option unknown = { hole, id, 9, 9, 4 };
+	CHECK(command(fd, RDMA_USER_CM_CMD_SET_OPTION, &unknown, sizeof unknown, 0) == EFAULT);
+	CHECK(options_from(fd, 0xffff, hole, 4) == ENOENT);
+}
+
+// A command that cannot give its answer has done nothing, or, if it ends something, all.
+static void commands_without_an_answer(int fd, const char *address)
+{
+	struct rdma_ucm_create_id make = { .uid = 1, .response = hole, .ps = RDMA_PS_TCP };
+	// More than there are ids.
+	for (int count = 0; count < 70000; count++)
+		CHECK(command(fd, RDMA_USER_CM_CMD_CREATE_ID, &make, sizeof make, 4) == EFAULT);
+	uint32_t id = bound(fd, RDMA_PS_UDP, address);
+	struct rdma_ucm_join_mcast join = { .response = ro, .uid = 3, .id = id, .addr_size = 16 };
+	struct sockaddr_in *group = (struct sockaddr_in *)&join.addr;
+	group->sin_family = AF_INET;
+	inet_pton(AF_INET, "239.1.2.3", &group->sin_addr);
+	CHECK(command(fd, RDMA_USER_CM_CMD_JOIN_MCAST, &join, sizeof join, 4) == EFAULT);
+	struct rdma_ucm_get_event get = { rw };
+	CHECK(command(fd, RDMA_USER_CM_CMD_GET_EVENT, &get, sizeof get, 336) == EAGAIN);
+	join.response = rw;
+	CHECK(!command(fd, RDMA_USER_CM_CMD_JOIN_MCAST, &join, sizeof join, 4));
+	uint32_t joined = *(uint32_t *)rw;
+	get.response = rw + page - 335;
+	CHECK(command(fd, RDMA_USER_CM_CMD_GET_EVENT, &get, sizeof get, 336) == EFAULT);
+	get.response--;
+	CHECK(!command(fd, RDMA_USER_CM_CMD_GET_EVENT, &get, sizeof get, 336));
+	struct rdma_ucm_event_resp *event = (void *)(uintptr_t)get.response;
+	CHECK(event->id == joined && event->uid == 3);
+	int second = open_file();
+	struct rdma_ucm_migrate_id migrate = { ro, id, fd };
+	CHECK(command(second, RDMA_USER_CM_CMD_MIGRATE_ID, &migrate, sizeof migrate, 4) == EFAULT);
+	CHECK(!query_into(second, id, rw));
+	struct rdma_ucm_init_qp_attr attr = { ro, id, IBV_QPS_INIT };
+	CHECK(command(second, RDMA_USER_CM_CMD_INIT_QP_ATTR, &attr, sizeof attr, 144) == EFAULT);
+	struct rdma_ucm_query route = { .response = ro, .id = id };
+	CHECK(command(second, RDMA_USER_CM_CMD_QUERY_ROUTE, &route, sizeof route, 224) == EFAULT);
+	struct rdma_ucm_destroy_id destroy = { ro, joined, 0 };
+	CHECK(command(second, RDMA_USER_CM_CMD_LEAVE_MCAST, &destroy, sizeof destroy, 4) == EFAULT);
+	CHECK(command(second, RDMA_USER_CM_CMD_LEAVE_MCAST, &destroy, sizeof destroy, 4) == ENOENT);
+	destroy.id = id;
+	CHECK(command(second, RDMA_USER_CM_CMD_DESTROY_ID, &destroy, sizeof destroy, 4) == EFAULT);
+	CHECK(command(second, RDMA_USER_CM_CMD_DESTROY_ID, &destroy, sizeof destroy, 4) == ENOENT);
+	CHECK(!close(second));
 }
 
 static void random_commands(int fd, const char *address)
@@ -176,6 +318,10 @@ int main(int argc, char **argv)
 	CHECK(ibv_get_sysfs_path());
 	int fd = open_file();
 	known_mistakes(fd, argv[1]);
+	make_pages();
+	commands_from_bad_memory(fd);
+	options_and_answers_in_bad_memory(fd, create(fd, RDMA_PS_TCP));
+	commands_without_an_answer(fd, argv[1]);
 	random_commands(fd, argv[1]);
 	CHECK(!close(fd));
 	printf("all as expected\n");

@@ -73,9 +73,7 @@ impl VerbsError {
             Self::Post(_) | Self::Modify(_) | Self::Invalid(_) => Errno::INVAL.raw_os_error(),
             Self::Fault { .. } => Errno::FAULT.raw_os_error(),
             Self::Busy(_) => Errno::BUSY.raw_os_error(),
-            Self::Path(error) | Self::Io(error) => {
-                error.raw_os_error().unwrap_or(Errno::IO.raw_os_error())
-            }
+            Self::Path(error) | Self::Io(error) => errno_of(error),
             Self::Hardware(error) => error.errno(),
             Self::Exchange(_) => Errno::PROTO.raw_os_error(),
             Self::Cm(failure) => failure.errno().raw_os_error(),
@@ -83,6 +81,20 @@ impl VerbsError {
             Self::Completion(_) => Errno::IO.raw_os_error(),
         }
     }
+}
+
+/// An error with words of our own has its errno as its kind only.
+fn errno_of(error: &io::Error) -> i32 {
+    let of_kind = match error.kind() {
+        io::ErrorKind::InvalidInput => Errno::INVAL,
+        io::ErrorKind::NetworkUnreachable => Errno::NETUNREACH,
+        io::ErrorKind::HostUnreachable => Errno::HOSTUNREACH,
+        io::ErrorKind::NetworkDown => Errno::NETDOWN,
+        io::ErrorKind::AddrNotAvailable => Errno::ADDRNOTAVAIL,
+        io::ErrorKind::PermissionDenied => Errno::ACCESS,
+        _ => Errno::IO,
+    };
+    error.raw_os_error().unwrap_or(of_kind.raw_os_error())
 }
 
 impl fmt::Display for VerbsError {
@@ -259,6 +271,25 @@ mod tests {
     use std::error::Error as _;
 
     use super::*;
+
+    #[test]
+    fn an_error_keeps_its_errno_under_other_words() {
+        for errno in [
+            Errno::INVAL,
+            Errno::NETUNREACH,
+            Errno::HOSTUNREACH,
+            Errno::NETDOWN,
+            Errno::ADDRNOTAVAIL,
+            Errno::ACCESS,
+            Errno::NOBUFS,
+        ] {
+            let plain = || io::Error::from(errno);
+            let worded = io::Error::new(plain().kind(), "other words");
+            assert_eq!(VerbsError::Path(plain()).errno(), errno.raw_os_error());
+            let kept = if errno == Errno::NOBUFS { Errno::IO } else { errno };
+            assert_eq!(VerbsError::Path(worded).errno(), kept.raw_os_error(), "{errno}");
+        }
+    }
 
     /// `anyhow` and its like print the cause of an error, so the cause must not be lost.
     #[test]
