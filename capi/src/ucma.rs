@@ -171,7 +171,7 @@ impl Ucma {
         let header = In(header);
         let (number, len, room) = (header.u32(0), header.u16(4), header.u16(6));
         let known = usize::try_from(number).ok().and_then(|number| COMMANDS.get(number));
-        let (name, execute) = known.ok_or(libc::EINVAL)?;
+        let (name, execute) = known.ok_or(libc::ENOSYS)?;
         let body = body.get(..usize::from(len)).ok_or(libc::EINVAL)?;
         let command = Command { it: self, file, body: In(body), room: room.into(), memory };
         execute(&command).inspect_err(|errno| {
