@@ -13,6 +13,9 @@ use super::words::{In, Out, errno};
 use super::{Answer, Command, Outcome};
 use crate::convert;
 
+/// The errno where there is no Q_Key, as of `cma_set_default_qkey` of `cma.c` on RoCE.
+const NO_QKEY: std::ffi::c_int = libc::ENODEV;
+
 /// `struct rdma_ucm_conn_param`.
 struct Params {
     side: QpSide,
@@ -169,10 +172,14 @@ impl Command<'_> {
             (Phase::Asked(ask), true) => {
                 let ask = *ask;
                 let qkey = if qkey == 0 { held.qkey } else { qkey };
-                let answered = device.answer(ask, Ok((side.qpn, qkey)), &private);
-                answered.map_err(|error| errno(&error))?;
+                let with = if qkey == 0 { Err(SidrStatus::REJECT) } else { Ok((side.qpn, qkey)) };
+                device.answer(ask, with, &private).map_err(|error| errno(&error))?;
+                held.phase = Phase::Answered;
+                if qkey == 0 {
+                    return Err(NO_QKEY);
+                }
                 id.facts.lock().uid = self.body.u64(0);
-                (held.qkey, held.phase) = (qkey, Phase::Answered);
+                held.qkey = qkey;
             }
             _ => return Err(libc::EINVAL),
         }
@@ -240,6 +247,7 @@ impl Command<'_> {
         let state = self.body.u32(12);
         let route = id.facts.lock().route;
         let attr = match (state, route) {
+            (1, _) if id.is_of_datagrams() && held.qkey == 0 => return Err(NO_QKEY),
             (1, route) => Attr::init(&id, &held, route.as_ref()),
             (2 | 3, Some(route)) if !id.is_of_datagrams() => {
                 let psn = route.psn.ok_or(libc::EINVAL)?;

@@ -20,7 +20,7 @@ use super::table::Table;
 use crate::devices::Found;
 
 /// The Q_Key of `RDMA_PS_UDP`, where the program names none (`RDMA_UDP_QKEY`).
-pub(super) const UDP_QKEY: u32 = 0x0123_4567;
+const UDP_QKEY: u32 = 0x0123_4567;
 
 /// A communication id.
 pub(super) struct Id {
@@ -50,6 +50,8 @@ pub(super) struct Held {
     pub(super) ack_timeout: Option<u8>,
     /// The first PSN that its queue pair expects.
     pub(super) psn: Psn,
+    /// The Q_Key of its datagrams. 0 in `RDMA_PS_IPOIB`, whose ids have that of a group that IP
+    /// over InfiniBand joined: RoCE has none.
     pub(super) qkey: u32,
     pub(super) groups: Vec<Arc<Group>>,
 }
@@ -141,7 +143,7 @@ impl Id {
             tos: 0,
             ack_timeout: None,
             psn,
-            qkey: UDP_QKEY,
+            qkey: if space == PortSpace::IpOverIb { 0 } else { UDP_QKEY },
             groups: Vec::new(),
         };
         let facts = Facts {

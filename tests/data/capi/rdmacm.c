@@ -89,17 +89,23 @@ static struct rdma_cm_id *listener(struct rdma_event_channel *on, enum rdma_port
 	return it;
 }
 
-static void queue_pair(struct rdma_cm_id *of)
+static int try_queue_pair(struct rdma_cm_id *of)
 {
 	struct ibv_qp_init_attr attr = {
 		.qp_type = of->qp_type,
 		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
 	};
-	CHECK(!rdma_create_qp(of, NULL, &attr));
+	return rdma_create_qp(of, NULL, &attr) ? errno : 0;
+}
+
+static void queue_pair(struct rdma_cm_id *of)
+{
+	CHECK(!try_queue_pair(of));
 }
 
 // An id that has found the way to the port.
-static struct rdma_cm_id *routed(struct rdma_event_channel *on, enum rdma_port_space space, int port)
+static struct rdma_cm_id *routed_alone(struct rdma_event_channel *on, enum rdma_port_space space,
+				       int port)
 {
 	struct rdma_cm_id *it = id(on, space);
 	CHECK(!rdma_resolve_addr(it, NULL, at(address, port), 1000));
@@ -107,6 +113,13 @@ static struct rdma_cm_id *routed(struct rdma_event_channel *on, enum rdma_port_s
 	CHECK(it->verbs && it->port_num == 1);
 	CHECK(!rdma_resolve_route(it, 1000));
 	CHECK(status_of(on, RDMA_CM_EVENT_ROUTE_RESOLVED) == 0);
+	return it;
+}
+
+// As well, with a queue pair.
+static struct rdma_cm_id *routed(struct rdma_event_channel *on, enum rdma_port_space space, int port)
+{
+	struct rdma_cm_id *it = routed_alone(on, space, port);
 	queue_pair(it);
 	return it;
 }
@@ -144,11 +157,11 @@ struct both {
 	struct rdma_cm_id *listener, *client, *server;
 };
 
-static struct both connected(int port)
+static struct both connected_in(enum rdma_port_space space, int port)
 {
 	struct both it = { .here = channel(), .there = channel() };
-	it.listener = listener(it.there, RDMA_PS_TCP, port, 4);
-	it.client = routed(it.here, RDMA_PS_TCP, port);
+	it.listener = listener(it.there, space, port, 4);
+	it.client = routed(it.here, space, port);
 	ask(it.client, "hello");
 	struct rdma_cm_event *asked = event(it.there, RDMA_CM_EVENT_CONNECT_REQUEST);
 	CHECK(asked->listen_id == it.listener && asked->id->context == (void *)0x77);
@@ -175,6 +188,11 @@ static struct both connected(int port)
 	CHECK(status_of(it.there, RDMA_CM_EVENT_ESTABLISHED) == 0);
 	CHECK(state(it.client) == IBV_QPS_RTS && state(it.server) == IBV_QPS_RTS);
 	return it;
+}
+
+static struct both connected(int port)
+{
+	return connected_in(RDMA_PS_TCP, port);
 }
 
 static void over(struct both it)
@@ -430,6 +448,65 @@ static void a_datagram_service_is_found(void)
 	gone(client);
 	gone(child);
 	gone(server);
+	rdma_destroy_event_channel(here);
+	rdma_destroy_event_channel(there);
+}
+
+// RDMA_PS_IB has connections and ports of its own.
+static void the_space_of_infiniband_is_one_more(void)
+{
+	struct rdma_event_channel *on = channel();
+	struct rdma_cm_id *stream = listener(on, RDMA_PS_TCP, 5014, 4);
+	struct both it = connected_in(RDMA_PS_IB, 5014);
+	CHECK(it.client->ps == RDMA_PS_IB && it.client->qp_type == IBV_QPT_RC);
+	CHECK(it.server->ps == RDMA_PS_IB && it.server->qp_type == IBV_QPT_RC);
+	struct rdma_cm_id *second = id(on, RDMA_PS_IB);
+	CHECK(rdma_bind_addr(second, at(address, 5014)) == -1 && errno == EADDRINUSE);
+	CHECK(!rdma_disconnect(it.client));
+	CHECK(status_of(it.there, RDMA_CM_EVENT_DISCONNECTED) == 0);
+	CHECK(status_of(it.here, RDMA_CM_EVENT_DISCONNECTED) == 0);
+	CHECK(status_of(it.here, RDMA_CM_EVENT_TIMEWAIT_EXIT) == 0);
+	over(it);
+	CHECK(!is_readable(on, 0));
+	CHECK(!rdma_bind_addr(second, at(address, 5014)));
+	gone(second);
+	gone(stream);
+	rdma_destroy_event_channel(on);
+}
+
+// RDMA_PS_IPOIB has the Q_Key of a group that IP over InfiniBand joined. RoCE has none, so there are
+// ports, ways and questions, and no queue pair.
+static void the_space_of_ipoib_has_no_queue_pairs(void)
+{
+	struct rdma_event_channel *here = channel(), *there = channel();
+	struct rdma_cm_id *server = listener(there, RDMA_PS_IPOIB, 5015, 4);
+	struct rdma_cm_id *other = listener(there, RDMA_PS_UDP, 5015, 4);
+	struct rdma_cm_id *client = routed_alone(here, RDMA_PS_IPOIB, 5015);
+	CHECK(client->qp_type == IBV_QPT_UD && try_queue_pair(client) == ENODEV);
+	ask(client, "where");
+	struct rdma_cm_event *asked = event(there, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(asked->listen_id == server && !memcmp(asked->param.ud.private_data, "where", 6));
+	struct rdma_cm_id *child = asked->id;
+	CHECK(!rdma_ack_cm_event(asked));
+	CHECK(child->ps == RDMA_PS_IPOIB && try_queue_pair(child) == ENODEV);
+	struct rdma_conn_param answer = { .qp_num = 77 };
+	CHECK(rdma_accept(child, &answer) == -1 && errno == ENODEV);
+	// IB_SIDR_REJECT.
+	CHECK(status_of(here, RDMA_CM_EVENT_UNREACHABLE) == 2);
+	gone(client);
+	gone(child);
+	// A group is joined, without a Q_Key.
+	struct rdma_cm_id *member = id(here, RDMA_PS_IPOIB);
+	CHECK(!rdma_bind_addr(member, at(address, 0)));
+	struct sockaddr *group = at("239.1.2.5", 0);
+	CHECK(!rdma_join_multicast(member, group, NULL));
+	struct rdma_cm_event *joined = event(here, RDMA_CM_EVENT_MULTICAST_JOIN);
+	CHECK(joined->status == 0 && joined->param.ud.qkey == 0);
+	CHECK(!rdma_ack_cm_event(joined));
+	CHECK(!rdma_leave_multicast(member, group));
+	gone(member);
+	gone(server);
+	gone(other);
 	rdma_destroy_event_channel(here);
 	rdma_destroy_event_channel(there);
 }
@@ -771,6 +848,8 @@ int main(int argc, char **argv)
 		{ "channels have high numbers", channels_have_high_numbers },
 		{ "a closed channel ends its connections", a_closed_channel_ends_its_connections },
 		{ "a datagram service is found", a_datagram_service_is_found },
+		{ "the space of InfiniBand is one more", the_space_of_infiniband_is_one_more },
+		{ "the space of IPoIB has no queue pairs", the_space_of_ipoib_has_no_queue_pairs },
 		{ "options reach the queue pair", options_reach_the_queue_pair },
 		{ "a late receive is waited for", a_late_receive_is_waited_for },
 		{ "groups are joined and left", groups_are_joined_and_left },
