@@ -9,7 +9,7 @@
 //! - a listening socket with an abstract name (unix(7)), which *all* of them listen on: one that
 //!   comes later gets copies of the objects from whichever of them accepts ([`meeting`]);
 //! - a file in memory, in which a *lock* on a byte says that a slot is taken, that a process
-//!   listens for a service, or that it has bound a port ([`locks`]). The file's contents say how
+//!   listens for a service, that it has bound a port, or that it has `afxdp` ([`locks`]). The file's contents say how
 //!   long slots rest, and what is to be done for a process that has gone ([`notes`]);
 //! - a *bag* of sockets ([`bag`]): a stream that is written and never read, only looked into. It
 //!   has the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket stays in
@@ -233,6 +233,18 @@ impl Slots {
         self.at(address).is_ok_and(|it| it.locks.is_taken(usize::from(slot)).unwrap_or(true))
     }
 
+    /// Tells the neighbours that this process has `afxdp`, for as long as it has its slots.
+    pub(crate) fn take_xdp(&self) {
+        // A lock that is not had only means that they are told less of why they cannot have it.
+        self.shared.iter().for_each(|it| drop(it.locks.take_xdp()));
+    }
+
+    /// The first address on which a neighbour has `afxdp`.
+    pub(crate) fn xdp_neighbour(&self) -> Option<IpAddr> {
+        let found = self.shared.iter().find(|it| it.locks.is_xdp_taken().unwrap_or(false));
+        found.map(|it| it.address)
+    }
+
     /// Gives a datagram to the process that has a slot. Returns whether it has got it.
     pub fn hand_over(&self, slot: u8, datagram: &RxDatagram<'_>) -> bool {
         let Ok(it) = self.at(datagram.dst) else { return false };
@@ -314,6 +326,8 @@ impl Drop for Slots {
             return;
         }
         for it in &self.shared {
+            // A copy of its descriptor in a child between fork and exec would keep it.
+            it.locks.leave_xdp();
             // Without the lock the slots look like those of a process that died.
             let Ok(_held) = it.locks.hold() else { continue };
             for slot in usize::from(self.first)..usize::from(self.first) + self.count {
