@@ -153,14 +153,14 @@ impl Slots {
         let it = self.at(address)?;
         let _held = it.locks.hold()?;
         let own = usize::from(self.first)..usize::from(self.first) + self.count;
-        own.map(|slot| Ok(it.bag().get(slot)?.socket)).collect()
+        own.map(|slot| Ok(it.entry(slot)?.socket)).collect()
     }
 
     /// What neighbours hand over to one of the own slots on an address.
     pub(crate) fn mail(&self, address: IpAddr, nth: usize) -> io::Result<Mail> {
         let it = self.at(address)?;
         let _held = it.locks.hold()?;
-        Ok(Mail::new(address, it.bag().get(usize::from(self.first) + nth)?.inbox))
+        Ok(Mail::new(address, it.entry(usize::from(self.first) + nth)?.inbox))
     }
 
     /// The socket of slot 0 of an address, if this process has to read it: it has the duty, and the
@@ -172,7 +172,7 @@ impl Slots {
             return Ok(None);
         }
         let _held = it.locks.hold_at_once()?;
-        Ok(Some(it.bag().get(0)?.socket))
+        Ok(Some(it.entry(0)?.socket))
     }
 
     /// Clears [`news`](Self::news).
@@ -379,17 +379,14 @@ fn take_slots(
         // that of the last process of the group before.
         let end = Instant::now() + DUTY_RELEASE_MAX;
         loop {
-            duty.look().map_err(|e| failed("take the duty, or see who has it", e, ""))?;
+            let looked = duty.look();
+            looked.map_err(|e| failed("take the duty, or see who has it", e.error, &e.hint))?;
             if first > 0 || it.has_duty() {
                 break;
             }
             if Instant::now() > end {
                 let e = io::Error::from_raw_os_error(libc::EADDRINUSE);
-                return Err(failed(
-                    "take the duty",
-                    e,
-                    "a process that is ending has it: try again",
-                ));
+                return Err(failed("take the duty", e, &duty.hint()));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -474,6 +471,16 @@ impl Shared {
         &self.objects.bag
     }
 
+    /// What is kept for a slot, under the lock of all.
+    fn entry(&self, slot: usize) -> io::Result<Entry> {
+        self.bag().get(slot).map_err(|e| match e.kind() {
+            io::ErrorKind::InvalidData => {
+                io::Error::new(e.kind(), meeting::strange_at(&self.name).hint)
+            }
+            _ => e,
+        })
+    }
+
     /// Makes the sockets of slots below `end` that are not there yet. Until a process takes the
     /// slot its socket drops what comes.
     fn make_sockets(
@@ -486,9 +493,11 @@ impl Shared {
         let fail = |what: &str, e: io::Error| {
             let hint = match e.raw_os_error() {
                 Some(libc::EMFILE | libc::ENFILE | libc::ETOOMANYREFS) => {
-                    "raise the limit of open files (`ulimit -n`)"
+                    "raise the limit of open files (`ulimit -n`)".to_owned()
                 }
-                _ => "",
+                // Every entry has descriptors, and the bag is a pair.
+                None | Some(libc::EAGAIN) => meeting::strange_at(&self.name).hint,
+                _ => String::new(),
             };
             OpenError::os(Backend::Udp, format!("cannot {what} of {}", self.name), e, hint)
         };
@@ -514,5 +523,7 @@ impl Shared {
     }
 }
 
+#[cfg(test)]
+mod squatter_tests;
 #[cfg(test)]
 mod tests;

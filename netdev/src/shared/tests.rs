@@ -12,7 +12,7 @@ use crate::testns::{NetNs, forget_option, has_address, or_skip};
 use crate::udp::UdpPort;
 
 /// An address of this test alone, so that tests of several processes can run in parallel.
-fn address(n: u8) -> IpAddr {
+pub(super) fn address(n: u8) -> IpAddr {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     IpAddr::from([127, 128 + (high & 0x3F), low, n])
 }
@@ -27,7 +27,7 @@ fn shards(count: usize) -> Shards {
     Shards { shared: false, first: 0, count, selector: SELECTOR }
 }
 
-fn lease(addresses: &[IpAddr], count: usize) -> Result<Arc<Slots>, OpenError> {
+pub(super) fn lease(addresses: &[IpAddr], count: usize) -> Result<Arc<Slots>, OpenError> {
     Slots::lease(&lo(), addresses, &PortConfig::default(), shards(count)).map(Arc::new)
 }
 
