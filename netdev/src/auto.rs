@@ -85,6 +85,7 @@ pub fn choose_shards(
     (shards, slots): (Shards, Option<&Arc<Slots>>),
     agent: &Agent,
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
+    let config = &slots.map_or_else(|| config.clone(), |slots| slots.fitted(config));
     let assemble = |parts: Vec<Parts>| parts.into_iter().map(AnyPort::assemble).collect();
     let neighbour = || slots.and_then(|slots| slots.xdp_neighbour());
     let open = |backend| {

@@ -46,7 +46,7 @@ use self::mail::Writer;
 pub use self::notes::NOTE_BYTES;
 use self::notes::Notes;
 
-use crate::config::{PortConfig, Shards};
+use crate::config::{PacketConfig, PortConfig, Shards};
 use crate::error::OpenError;
 use crate::iface::Interface;
 use crate::port::{Backend, RxDatagram};
@@ -55,6 +55,9 @@ use crate::udp::{Socket, open_shared};
 
 /// The most slots: the values of a byte.
 const SLOTS_MAX: usize = 256;
+/// The fewest frames that the ring of `packet` gets because of neighbours: with so many a port alone
+/// in its traffic still does READs half as fast (docs/agent.md).
+const RING_FRAMES_MIN: u32 = 64;
 /// How long a slot rests when its process has gone: twice the longest ACK timeout that a connection
 /// counts. Until then packets of the old process's peers may come.
 const REST: Duration = Duration::from_secs(34);
@@ -69,6 +72,8 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 pub struct Slots {
     first: u8,
     count: usize,
+    /// How many slots others had when these were taken.
+    neighbours: usize,
     shared: Vec<Shared>,
     /// Lets others join.
     host: Host,
@@ -123,12 +128,13 @@ impl Slots {
         let joined = sorted.into_iter().map(|address| Shared::join(iface, address));
         let joined = joined.collect::<Result<Vec<_>, _>>()?;
         let (shared, mut duties): (Vec<_>, Vec<_>) = joined.into_iter().unzip();
-        let first = take_slots(&shared, &mut duties, iface, config, (count, selector))?;
+        let (first, neighbours) =
+            take_slots(&shared, &mut duties, iface, config, (count, selector))?;
         let objects = shared.iter().map(|it| it.objects.clone());
         let follows = first > 0 && shared.iter().any(Shared::has_duty);
         let host = Host::start(objects.zip(duties).collect(), follows)
             .map_err(|e| failed("start a thread", e, ""))?;
-        Ok(Self { first, count, shared, host })
+        Ok(Self { first, count, neighbours, shared, host })
     }
 
     /// The first slot: the others follow.
@@ -141,6 +147,18 @@ impl Slots {
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
+    }
+
+    /// The configuration of these ports: where the program left the ring of `packet` at its default,
+    /// it has half the frames for each doubling of the ports on an address.
+    pub(crate) fn fitted(&self, config: &PortConfig) -> PortConfig {
+        let mut fitted = config.clone();
+        let default = PacketConfig::default().ring_frames;
+        if config.packet.ring_frames == default {
+            let doublings = (self.neighbours + 1).ilog2();
+            fitted.packet.ring_frames = (default >> doublings).max(RING_FRAMES_MIN);
+        }
+        fitted
     }
 
     fn at(&self, address: IpAddr) -> io::Result<&Shared> {
@@ -349,14 +367,15 @@ fn failed(what: &str, error: io::Error, hint: &str) -> OpenError {
     OpenError::os(Backend::Udp, format!("cannot {what}"), error, hint)
 }
 
-/// Takes slots on all addresses, and makes the sockets that they need. Returns the first slot.
+/// Takes slots on all addresses, and makes the sockets that they need. Returns the first slot, and
+/// how many others have.
 fn take_slots(
     shared: &[Shared],
     duties: &mut [Duty],
     iface: &Interface,
     config: &PortConfig,
     (count, selector): (usize, u16),
-) -> Result<u8, OpenError> {
+) -> Result<(u8, usize), OpenError> {
     let mut held = Vec::new();
     for it in shared {
         let hint = "a process on this address is stopped: let it go on, or end it";
@@ -364,7 +383,7 @@ fn take_slots(
         held.push(lock.map_err(|e| failed(&format!("take the lock of {}", it.name), e, hint))?);
     }
     let first = choose(shared, count).map_err(|e| failed("see which slots are free", e, ""))?;
-    let Some(first) = first else {
+    let Some((first, neighbours)) = first else {
         let text = format!("of {SLOTS_MAX} slots no {count} are free");
         let hint = "end a process on this address, or take fewer shards";
         return Err(OpenError::plain(Backend::Udp, text, hint));
@@ -392,12 +411,12 @@ fn take_slots(
         }
     }
     drop(held);
-    Ok(first)
+    Ok((first, neighbours))
 }
 
-/// The first of `count` slots in a row that are free on all addresses. Where a group of sockets is
-/// new, that is slot 0; later slot 0 is the duty's.
-fn choose(shared: &[Shared], count: usize) -> io::Result<Option<u8>> {
+/// The first of `count` slots in a row that are free on all addresses, and the number of those that
+/// are taken. Where a group of sockets is new, that is slot 0; later slot 0 is the duty's.
+fn choose(shared: &[Shared], count: usize) -> io::Result<Option<(u8, usize)>> {
     let mut is_new = true;
     // When each may be used: `None` while it is taken.
     let mut slots = [Some(0); SLOTS_MAX];
@@ -408,10 +427,10 @@ fn choose(shared: &[Shared], count: usize) -> io::Result<Option<u8>> {
             *both = both.zip(here).map(|(one, other)| one.max(other));
         }
     }
-    if is_new {
-        return Ok(Some(0).filter(|_| slots[..count].iter().all(Option::is_some)));
-    }
     let taken = slots.iter().filter(|slot| slot.is_none()).count();
+    if is_new {
+        return Ok(Some((0, taken)).filter(|_| slots[..count].iter().all(Option::is_some)));
+    }
     let room = (2 * taken + ROOM_MIN + count).min(SLOTS_MAX);
     let until = |row: &[Option<u64>]| {
         row.iter().try_fold(0, |latest, slot| slot.map(|until| latest.max(until)))
@@ -422,7 +441,7 @@ fn choose(shared: &[Shared], count: usize) -> io::Result<Option<u8>> {
         rows.filter_map(|(first, row)| Some((until(row)?, first))).min()
     };
     let found = rows(room).or_else(|| rows(SLOTS_MAX));
-    Ok(found.map(|(_, first)| u8::try_from(first).expect("below 256")))
+    Ok(found.map(|(_, first)| (u8::try_from(first).expect("below 256"), taken)))
 }
 
 impl Shared {

@@ -69,6 +69,22 @@ fn the_next_backend_is_taken_beside_a_neighbour_that_has_afxdp() {
     assert_eq!(pair.a.run(|| process(want)).expect("the next backend").1.backend, Backend::Packet);
 }
 
+/// What peers may send follows the ring.
+#[test]
+fn a_port_that_joins_has_a_smaller_ring_and_says_so() {
+    let pair = or_skip!("auto::a_port_that_joins_has_a_smaller_ring", Pair::new());
+    let mut all = Vec::new();
+    for _ in 0..5 {
+        all.push(or_skip!(
+            "auto::a_port_that_joins_has_a_smaller_ring",
+            pair.a.run(|| process(Some(Backend::Packet)))
+        ));
+    }
+    let budgets = all.iter().map(|it| it.0[0].capabilities().rx_budget.datagrams);
+    // Of whole blocks of 15, three quarters.
+    assert_eq!(budgets.collect::<Vec<_>>(), [203, 102, 102, 57, 57]);
+}
+
 #[test]
 fn a_program_of_a_stranger_is_an_error_beside_neighbours_too() {
     let pair = or_skip!("auto::a_program_of_a_stranger", Pair::new());

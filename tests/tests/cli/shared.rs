@@ -111,6 +111,32 @@ fn backends_mix_on_one_address() {
     all.into_iter().for_each(Talk::succeeds);
 }
 
+/// The memory of the ports on an address does not grow with their number alone, and peers are told
+/// how much each takes.
+#[test]
+fn a_process_that_joins_has_a_smaller_ring() {
+    require_backend!(Backend::Packet);
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let b = lab.container(1);
+    let has_room_for = |datagrams: u32| {
+        let mut devices = rocinante(["devices", "--json"]);
+        let done = start_command(b, devices.env("ROCINANTE_NETDEV", "packet")).finish();
+        let told = done.succeeded().out;
+        assert!(told.contains(&format!("\"rx_budget_datagrams\":{datagrams}")), "{told}");
+    };
+    let line = |nth| format!("pingpong -p {} --netdev packet --bind {}", 18600 + nth, b.ipv4());
+    let mut all = Vec::new();
+    for datagrams in [203, 102, 102, 57] {
+        has_room_for(datagrams);
+        all.push(serve(b, &line(all.len())));
+    }
+    for (nth, server) in all.into_iter().enumerate() {
+        let client = format!("pingpong -e -p {} -n 300 -s 60000 -c {}", 18600 + nth, b.ipv4());
+        start(lab.container(0), &format!("{client} --netdev packet")).finish().succeeded();
+        server.finish().succeeded();
+    }
+}
+
 /// An interface has one XDP program: the first process's, which leaves the others' datagrams alone.
 /// Who names `afxdp` beside it gets the next backend, and is told.
 #[test]
