@@ -232,9 +232,16 @@ pub(crate) fn backend(
     if !word.is_empty() && word != "auto" {
         return requested(interface, word);
     }
+    preview(interface, None)
+}
+
+fn preview(
+    interface: &Interface,
+    want: Option<Backend>,
+) -> (Option<Backend>, String, Option<Capabilities>) {
     let addresses: Vec<IpAddr> = interface.addresses.iter().map(|(address, _)| *address).collect();
     let agent = Agent::from_environment();
-    match auto::preview(interface, &addresses, &PortConfig::default(), &agent) {
+    match auto::preview(interface, &addresses, want, &PortConfig::default(), &agent) {
         Ok((capabilities, choice)) => (Some(choice.backend), choice.reason, capabilities),
         Err(error) => (None, error.to_string(), None),
     }
@@ -247,7 +254,10 @@ fn requested(interface: &Interface, word: &str) -> (Option<Backend>, String, Opt
     };
     let asked = format!("asked for by {NETDEV_VARIABLE}");
     if backend == Backend::Xdp {
-        return (Some(backend), asked, None);
+        return match preview(interface, Some(backend)) {
+            (Some(Backend::Xdp), ..) => (Some(backend), asked, None),
+            other => other,
+        };
     }
     let opened = OpenOptions::new().netdev(backend).background(false);
     match opened.open_interface(&interface.name) {

@@ -5,12 +5,19 @@
 //! AF_PACKET on a veth, and UDP sockets elsewhere. If the rules cannot be read, it takes UDP. The
 //! [`Choice`] says why, and which better backends were tried.
 //!
+//! A backend that the caller names is taken, or there is an error. The exception is `afxdp` beside
+//! another process that has it on one of the addresses: an interface has one XDP program, which
+//! leaves other processes' datagrams alone. Then `packet` is taken, else `udp`.
+//!
 //! Where the process may not open AF_PACKET, or not read the rules, an [`Agent`] is asked: it reads
 //! the rules of this namespace with rights of its own, and opens the sockets. For AF_XDP it is
 //! asked only if the caller names that: the program switches off offloads of a veth.
 
+#[cfg(test)]
+mod beside_tests;
 mod features;
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -65,7 +72,8 @@ pub fn choose(
 }
 
 /// As [`choose`], but opens several ports of one backend, which share the addresses; with `slots`
-/// also with other processes.
+/// also with other processes. If one of those has `afxdp` and `want` names it, the ports are of
+/// `packet`, or else of `udp`: [`Choice::tried`] has what was wanted.
 ///
 /// # Errors
 /// As [`choose`].
@@ -77,8 +85,15 @@ pub fn choose_shards(
     (shards, slots): (Shards, Option<&Arc<Slots>>),
     agent: &Agent,
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
+    let config = &slots.map_or_else(|| config.clone(), |slots| slots.fitted(config));
     let assemble = |parts: Vec<Parts>| parts.into_iter().map(AnyPort::assemble).collect();
+    let neighbour = || slots.and_then(|slots| slots.xdp_neighbour());
     let open = |backend| {
+        if backend == Backend::Xdp
+            && let Some(address) = neighbour()
+        {
+            return Err(taken(iface, address));
+        }
         let parts = acquire_from(backend, iface, addresses, config, shards, slots)?;
         let copies = parts.iter().any(copies);
         Ok((assemble(parts)?, copies))
@@ -89,7 +104,47 @@ pub fn choose_shards(
         let ports: Result<Vec<AnyPort>, OpenError> = assemble(parts);
         Ok((ports.map_err(|e| agent.failed(&e))?, audit))
     };
-    choose_what(iface, want, open, Some((agent, &ask)))
+    let ask: Option<Ask<'_, Vec<AnyPort>>> = Some((agent, &ask));
+    let chosen = match choose_what(iface, want, open, ask) {
+        // It may have got it in the meantime.
+        Err(error) if want == Some(Backend::Xdp) => match neighbour() {
+            Some(address) => beside_xdp(iface, address, open, ask),
+            None => Err(error),
+        },
+        chosen => chosen,
+    };
+    if let (Ok((_, Choice { backend: Backend::Xdp, .. })), Some(slots)) = (&chosen, slots) {
+        slots.take_xdp();
+    }
+    chosen
+}
+
+/// The error of `afxdp` where a neighbour on this address has it.
+fn taken(iface: &Interface, address: IpAddr) -> OpenError {
+    let what = format!("another process on {address} has {}", iface.name);
+    let hint = "an interface has one XDP program: take packet or udp";
+    OpenError::os(Backend::Xdp, what, io::Error::from_raw_os_error(libc::EBUSY), hint)
+}
+
+/// Opens the next backend in the place of `afxdp`, which the caller named and a neighbour has.
+fn beside_xdp<T>(
+    iface: &Interface,
+    address: IpAddr,
+    open: impl Fn(Backend) -> Result<(T, bool), OpenError>,
+    ask: Option<Ask<'_, T>>,
+) -> Result<(T, Choice), OpenError> {
+    let why = format!("another process on {address} has it, and {} has one program", iface.name);
+    let mut reason = format!("not {}, because {why}", Backend::Xdp);
+    let mut tried = vec![(Backend::Xdp, why)];
+    let (opened, choice) = match named(Backend::Packet, iface, &open, ask, &reason) {
+        Ok(chosen) => chosen,
+        Err(error) => {
+            reason.push_str(&format!("; not {}, because {error}", Backend::Packet));
+            tried.push((Backend::Packet, error.to_string()));
+            named(Backend::Udp, iface, &open, ask, &reason)?
+        }
+    };
+    Ok((opened, Choice { tried, ..choice }))
 }
 
 /// What [`Slots::lease`] fails with where processes cannot share: no `/proc`, too many descriptors
@@ -157,12 +212,7 @@ fn choose_what<T>(
     ask: Option<Ask<'_, T>>,
 ) -> Result<(T, Choice), OpenError> {
     if let Some(backend) = want {
-        let (opened, reason) = match open(backend) {
-            Ok((opened, _)) => (opened, asked_for(&policy::audit(iface), backend)),
-            Err(error) if is_denied(&error) => instead(error, ask)?,
-            Err(error) => return Err(error),
-        };
-        return Ok((opened, Choice { backend, reason, tried: Vec::new() }));
+        return named(backend, iface, &open, ask, "asked for");
     }
     let mut tried = Vec::new();
     let (best, why) = best_for(iface);
@@ -184,20 +234,41 @@ fn choose_what<T>(
     Ok((opened, Choice { backend: Backend::Udp, reason, tried }))
 }
 
+/// Opens this backend, whatever it bypasses. The reason begins with `why`.
+fn named<T>(
+    backend: Backend,
+    iface: &Interface,
+    open: &impl Fn(Backend) -> Result<(T, bool), OpenError>,
+    ask: Option<Ask<'_, T>>,
+    why: &str,
+) -> Result<(T, Choice), OpenError> {
+    let (opened, reason) = match open(backend) {
+        Ok((opened, _)) => (opened, with_bypassed(why, &policy::audit(iface), backend)),
+        Err(error) if is_denied(&error) => instead(error, ask, why)?,
+        Err(error) => return Err(error),
+    };
+    Ok((opened, Choice { backend, reason, tried: Vec::new() }))
+}
+
 /// Whether the kernel denied something to this process that it may allow to another.
 fn is_denied(error: &OpenError) -> bool {
     matches!(error.errno(), libc::EPERM | libc::EACCES)
 }
 
 /// Asks the agent for a backend that the caller named and may not open; returns the reason, too.
-fn instead<T>(error: OpenError, ask: Option<Ask<'_, T>>) -> Result<(T, String), OpenError> {
+fn instead<T>(
+    error: OpenError,
+    ask: Option<Ask<'_, T>>,
+    why: &str,
+) -> Result<(T, String), OpenError> {
     let backend = error.backend;
     let (Backend::Packet | Backend::Xdp, Some((agent, ask))) = (backend, ask) else {
         return Err(error);
     };
     match ask(backend, true) {
         Ok((opened, audit)) => {
-            Ok((opened, format!("{}; {}", asked_for(&audit, backend), opened_by(agent))))
+            let reason = with_bypassed(why, &audit, backend);
+            Ok((opened, format!("{reason}; {}", opened_by(agent))))
         }
         Err(AskError::Off) => Err(error),
         Err(AskError::Useless(error)) => Err(error),
@@ -213,29 +284,36 @@ fn opened_by(agent: &Agent) -> String {
     format!("opened by the agent at {}", path.display())
 }
 
-/// Returns what [`choose`] would choose without a named backend, and the capabilities of its port.
-/// No traffic is disturbed. AF_XDP is not opened, because that would attach a program to the
-/// interface: its capabilities are unknown. Other backends are opened and closed.
+/// Returns what [`choose_shards`] would choose now, and the capabilities of its port. No traffic is
+/// disturbed. AF_XDP is not opened, because that would attach a program to the interface: its
+/// capabilities are unknown. Other backends are opened and closed.
 ///
 /// # Errors
-/// Not even a UDP socket can be opened.
+/// As [`choose`].
 pub fn preview(
     iface: &Interface,
     addresses: &[IpAddr],
+    want: Option<Backend>,
     config: &PortConfig,
     agent: &Agent,
 ) -> Result<(Option<Capabilities>, Choice), OpenError> {
-    if let (Backend::Xdp, why) = best_for(iface)
-        && policy::audit(iface).verdict(Backend::Xdp) == AuditVerdict::Clear
-    {
-        let reason = format!(
-            "{why}, and it bypasses no rule of this network namespace (whether it can be opened shows when a device is used)"
-        );
-        return Ok((None, Choice { backend: Backend::Xdp, reason, tried: Vec::new() }));
-    }
     let (shards, slots) = lease(iface, addresses, config, 1)?;
+    let unopened = |why: &str| {
+        let reason = format!("{why} (whether it can be opened shows when a device is used)");
+        Ok((None, Choice { backend: Backend::Xdp, reason, tried: Vec::new() }))
+    };
+    if slots.as_ref().is_none_or(|slots| slots.xdp_neighbour().is_none()) {
+        if want == Some(Backend::Xdp) {
+            return unopened("asked for");
+        }
+        if let (None, (Backend::Xdp, why)) = (want, best_for(iface))
+            && policy::audit(iface).verdict(Backend::Xdp) == AuditVerdict::Clear
+        {
+            return unopened(&format!("{why}, and it bypasses no rule of this network namespace"));
+        }
+    }
     let sharing = (shards, slots.as_ref());
-    let (ports, choice) = choose_shards(iface, addresses, None, config, sharing, agent)?;
+    let (ports, choice) = choose_shards(iface, addresses, want, config, sharing, agent)?;
     Ok((Some(ports[0].capabilities().clone()), choice))
 }
 
@@ -337,13 +415,13 @@ fn acquire_from(
     }
 }
 
-/// The reason for a backend that the caller named, with the rules that it bypasses.
-fn asked_for(audit: &Audit, backend: Backend) -> String {
+/// The reason for a backend that is taken whatever it bypasses, with the rules that it bypasses.
+fn with_bypassed(why: &str, audit: &Audit, backend: Backend) -> String {
     match audit.verdict(backend) {
-        AuditVerdict::Clear => "asked for".to_owned(),
-        AuditVerdict::Bypasses(rules) => format!("asked for; it bypasses {}", list(&rules)),
+        AuditVerdict::Clear => why.to_owned(),
+        AuditVerdict::Bypasses(rules) => format!("{why}; it bypasses {}", list(&rules)),
         AuditVerdict::Unseen(unseen) => {
-            format!("asked for; it might bypass rules of this network namespace: {}", list(&unseen))
+            format!("{why}; it might bypass rules of this network namespace: {}", list(&unseen))
         }
     }
 }
@@ -408,7 +486,7 @@ mod tests {
             let (capabilities, choice) = pair.a.run(|| {
                 let iface = Interface::by_name(name).expect("the interface");
                 let address = iface.addresses[0].0;
-                preview(&iface, &[address], &PortConfig::default(), &Agent::off())
+                preview(&iface, &[address], None, &PortConfig::default(), &Agent::off())
                     .expect("a choice")
             });
             assert_eq!(Some(choice.backend), capabilities.map(|c| c.backend), "{choice}");

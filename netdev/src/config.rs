@@ -53,8 +53,10 @@ impl Default for UdpConfig {
 /// Options of the backend `packet`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketConfig {
-    /// Frames in the receive ring, 1 to 16,384; 256 by default. Each has 68 KiB of the kernel's
-    /// memory, for a super-packet.
+    /// Frames in the receive ring, 1 to 16,384; more than 15 are rounded up to whole blocks of 15.
+    /// Each has 68 KiB of the kernel's memory, for a super-packet. 256 by default, but beside ports
+    /// of other processes on an address half as many for each doubling of the ports, and no fewer
+    /// than 64; another number is taken as it is.
     pub ring_frames: u32,
 }
 

@@ -282,6 +282,29 @@ fn byte_range(kind: libc::c_int, at: u64, bytes: u64) -> io::Result<libc::flock>
     Ok(lock)
 }
 
+/// A process, as the kernel names it of the other end of a Unix socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Peer {
+    /// Its user.
+    pub(crate) uid: u32,
+    /// The process; 0 if it is not visible from this one.
+    pub(crate) pid: u32,
+}
+
+/// The process that made the other end of a connected Unix socket, or listened there
+/// (`SO_PEERCRED`).
+///
+/// # Errors
+/// It is no such socket.
+pub(crate) fn peer(socket: impl AsFd) -> io::Result<Peer> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of_val(&peer) as libc::socklen_t;
+    let (fd, level, option) = (socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: the kernel writes the structure, whose length it is given.
+    unsafe { check(libc::getsockopt(fd, level, option, (&raw mut peer).cast(), &raw mut len)) }?;
+    Ok(Peer { uid: peer.uid, pid: peer.pid.cast_unsigned() })
+}
+
 /// Has the next look into a stream socket's queue (`MSG_PEEK`) begin there (`SO_PEEK_OFF` of
 /// socket(7)).
 ///

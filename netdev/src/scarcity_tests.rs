@@ -228,7 +228,7 @@ fn others_in_the_way(v0: &Interface) {
         assert_eq!(held(v0), before, "{backend}");
     }
     let config = crate::PortConfig::default();
-    crate::auto::preview(v0, &own(), &config, &Agent::off()).expect("a choice");
+    crate::auto::preview(v0, &own(), None, &config, &Agent::off()).expect("a choice");
     crate::auto::choose(v0, &own(), None, &config, &Agent::off()).expect("a port");
     for want in [None, Some(Backend::Udp), Some(Backend::Packet), Some(Backend::Xdp)] {
         crate::auto::choose(v0, &[ip("10.9.0.99")], want, &config, &Agent::off())

@@ -9,7 +9,7 @@
 //! - a listening socket with an abstract name (unix(7)), which *all* of them listen on: one that
 //!   comes later gets copies of the objects from whichever of them accepts ([`meeting`]);
 //! - a file in memory, in which a *lock* on a byte says that a slot is taken, that a process
-//!   listens for a service, or that it has bound a port ([`locks`]). The file's contents say how
+//!   listens for a service, that it has bound a port, or that it has `afxdp` ([`locks`]). The file's contents say how
 //!   long slots rest, and what is to be done for a process that has gone ([`notes`]);
 //! - a *bag* of sockets ([`bag`]): a stream that is written and never read, only looked into. It
 //!   has the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket stays in
@@ -46,7 +46,7 @@ use self::mail::Writer;
 pub use self::notes::NOTE_BYTES;
 use self::notes::Notes;
 
-use crate::config::{PortConfig, Shards};
+use crate::config::{PacketConfig, PortConfig, Shards};
 use crate::error::OpenError;
 use crate::iface::Interface;
 use crate::port::{Backend, RxDatagram};
@@ -55,6 +55,9 @@ use crate::udp::{Socket, open_shared};
 
 /// The most slots: the values of a byte.
 const SLOTS_MAX: usize = 256;
+/// The fewest frames that the ring of `packet` gets because of neighbours: with so many a port alone
+/// in its traffic still does READs half as fast (docs/agent.md).
+const RING_FRAMES_MIN: u32 = 64;
 /// How long a slot rests when its process has gone: twice the longest ACK timeout that a connection
 /// counts. Until then packets of the old process's peers may come.
 const REST: Duration = Duration::from_secs(34);
@@ -69,6 +72,8 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 pub struct Slots {
     first: u8,
     count: usize,
+    /// How many slots others had when these were taken.
+    neighbours: usize,
     shared: Vec<Shared>,
     /// Lets others join.
     host: Host,
@@ -123,12 +128,13 @@ impl Slots {
         let joined = sorted.into_iter().map(|address| Shared::join(iface, address));
         let joined = joined.collect::<Result<Vec<_>, _>>()?;
         let (shared, mut duties): (Vec<_>, Vec<_>) = joined.into_iter().unzip();
-        let first = take_slots(&shared, &mut duties, iface, config, (count, selector))?;
+        let (first, neighbours) =
+            take_slots(&shared, &mut duties, iface, config, (count, selector))?;
         let objects = shared.iter().map(|it| it.objects.clone());
         let follows = first > 0 && shared.iter().any(Shared::has_duty);
         let host = Host::start(objects.zip(duties).collect(), follows)
             .map_err(|e| failed("start a thread", e, ""))?;
-        Ok(Self { first, count, shared, host })
+        Ok(Self { first, count, neighbours, shared, host })
     }
 
     /// The first slot: the others follow.
@@ -143,6 +149,18 @@ impl Slots {
         self.count
     }
 
+    /// The configuration of these ports: where the program left the ring of `packet` at its default,
+    /// it has half the frames for each doubling of the ports on an address.
+    pub(crate) fn fitted(&self, config: &PortConfig) -> PortConfig {
+        let mut fitted = config.clone();
+        let default = PacketConfig::default().ring_frames;
+        if config.packet.ring_frames == default {
+            let doublings = (self.neighbours + 1).ilog2();
+            fitted.packet.ring_frames = (default >> doublings).max(RING_FRAMES_MIN);
+        }
+        fitted
+    }
+
     fn at(&self, address: IpAddr) -> io::Result<&Shared> {
         let found = self.shared.iter().find(|it| it.address == address);
         found.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
@@ -153,14 +171,14 @@ impl Slots {
         let it = self.at(address)?;
         let _held = it.locks.hold()?;
         let own = usize::from(self.first)..usize::from(self.first) + self.count;
-        own.map(|slot| Ok(it.bag().get(slot)?.socket)).collect()
+        own.map(|slot| Ok(it.entry(slot)?.socket)).collect()
     }
 
     /// What neighbours hand over to one of the own slots on an address.
     pub(crate) fn mail(&self, address: IpAddr, nth: usize) -> io::Result<Mail> {
         let it = self.at(address)?;
         let _held = it.locks.hold()?;
-        Ok(Mail::new(address, it.bag().get(usize::from(self.first) + nth)?.inbox))
+        Ok(Mail::new(address, it.entry(usize::from(self.first) + nth)?.inbox))
     }
 
     /// The socket of slot 0 of an address, if this process has to read it: it has the duty, and the
@@ -172,7 +190,7 @@ impl Slots {
             return Ok(None);
         }
         let _held = it.locks.hold_at_once()?;
-        Ok(Some(it.bag().get(0)?.socket))
+        Ok(Some(it.entry(0)?.socket))
     }
 
     /// Clears [`news`](Self::news).
@@ -231,6 +249,18 @@ impl Slots {
     #[must_use]
     pub fn is_taken(&self, slot: u8, address: IpAddr) -> bool {
         self.at(address).is_ok_and(|it| it.locks.is_taken(usize::from(slot)).unwrap_or(true))
+    }
+
+    /// Tells the neighbours that this process has `afxdp`, for as long as it has its slots.
+    pub(crate) fn take_xdp(&self) {
+        // A lock that is not had only means that they are told less of why they cannot have it.
+        self.shared.iter().for_each(|it| drop(it.locks.take_xdp()));
+    }
+
+    /// The first address on which a neighbour has `afxdp`.
+    pub(crate) fn xdp_neighbour(&self) -> Option<IpAddr> {
+        let found = self.shared.iter().find(|it| it.locks.is_xdp_taken().unwrap_or(false));
+        found.map(|it| it.address)
     }
 
     /// Gives a datagram to the process that has a slot. Returns whether it has got it.
@@ -314,6 +344,8 @@ impl Drop for Slots {
             return;
         }
         for it in &self.shared {
+            // A copy of its descriptor in a child between fork and exec would keep it.
+            it.locks.leave_xdp();
             // Without the lock the slots look like those of a process that died.
             let Ok(_held) = it.locks.hold() else { continue };
             for slot in usize::from(self.first)..usize::from(self.first) + self.count {
@@ -335,14 +367,15 @@ fn failed(what: &str, error: io::Error, hint: &str) -> OpenError {
     OpenError::os(Backend::Udp, format!("cannot {what}"), error, hint)
 }
 
-/// Takes slots on all addresses, and makes the sockets that they need. Returns the first slot.
+/// Takes slots on all addresses, and makes the sockets that they need. Returns the first slot, and
+/// how many others have.
 fn take_slots(
     shared: &[Shared],
     duties: &mut [Duty],
     iface: &Interface,
     config: &PortConfig,
     (count, selector): (usize, u16),
-) -> Result<u8, OpenError> {
+) -> Result<(u8, usize), OpenError> {
     let mut held = Vec::new();
     for it in shared {
         let hint = "a process on this address is stopped: let it go on, or end it";
@@ -350,7 +383,7 @@ fn take_slots(
         held.push(lock.map_err(|e| failed(&format!("take the lock of {}", it.name), e, hint))?);
     }
     let first = choose(shared, count).map_err(|e| failed("see which slots are free", e, ""))?;
-    let Some(first) = first else {
+    let Some((first, neighbours)) = first else {
         let text = format!("of {SLOTS_MAX} slots no {count} are free");
         let hint = "end a process on this address, or take fewer shards";
         return Err(OpenError::plain(Backend::Udp, text, hint));
@@ -365,28 +398,25 @@ fn take_slots(
         // that of the last process of the group before.
         let end = Instant::now() + DUTY_RELEASE_MAX;
         loop {
-            duty.look().map_err(|e| failed("take the duty, or see who has it", e, ""))?;
+            let looked = duty.look();
+            looked.map_err(|e| failed("take the duty, or see who has it", e.error, &e.hint))?;
             if first > 0 || it.has_duty() {
                 break;
             }
             if Instant::now() > end {
                 let e = io::Error::from_raw_os_error(libc::EADDRINUSE);
-                return Err(failed(
-                    "take the duty",
-                    e,
-                    "a process that is ending has it: try again",
-                ));
+                return Err(failed("take the duty", e, &duty.hint()));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
     }
     drop(held);
-    Ok(first)
+    Ok((first, neighbours))
 }
 
-/// The first of `count` slots in a row that are free on all addresses. Where a group of sockets is
-/// new, that is slot 0; later slot 0 is the duty's.
-fn choose(shared: &[Shared], count: usize) -> io::Result<Option<u8>> {
+/// The first of `count` slots in a row that are free on all addresses, and the number of those that
+/// are taken. Where a group of sockets is new, that is slot 0; later slot 0 is the duty's.
+fn choose(shared: &[Shared], count: usize) -> io::Result<Option<(u8, usize)>> {
     let mut is_new = true;
     // When each may be used: `None` while it is taken.
     let mut slots = [Some(0); SLOTS_MAX];
@@ -397,10 +427,10 @@ fn choose(shared: &[Shared], count: usize) -> io::Result<Option<u8>> {
             *both = both.zip(here).map(|(one, other)| one.max(other));
         }
     }
-    if is_new {
-        return Ok(Some(0).filter(|_| slots[..count].iter().all(Option::is_some)));
-    }
     let taken = slots.iter().filter(|slot| slot.is_none()).count();
+    if is_new {
+        return Ok(Some((0, taken)).filter(|_| slots[..count].iter().all(Option::is_some)));
+    }
     let room = (2 * taken + ROOM_MIN + count).min(SLOTS_MAX);
     let until = |row: &[Option<u64>]| {
         row.iter().try_fold(0, |latest, slot| slot.map(|until| latest.max(until)))
@@ -411,7 +441,7 @@ fn choose(shared: &[Shared], count: usize) -> io::Result<Option<u8>> {
         rows.filter_map(|(first, row)| Some((until(row)?, first))).min()
     };
     let found = rows(room).or_else(|| rows(SLOTS_MAX));
-    Ok(found.map(|(_, first)| u8::try_from(first).expect("below 256")))
+    Ok(found.map(|(_, first)| (u8::try_from(first).expect("below 256"), taken)))
 }
 
 impl Shared {
@@ -460,6 +490,16 @@ impl Shared {
         &self.objects.bag
     }
 
+    /// What is kept for a slot, under the lock of all.
+    fn entry(&self, slot: usize) -> io::Result<Entry> {
+        self.bag().get(slot).map_err(|e| match e.kind() {
+            io::ErrorKind::InvalidData => {
+                io::Error::new(e.kind(), meeting::strange_at(&self.name).hint)
+            }
+            _ => e,
+        })
+    }
+
     /// Makes the sockets of slots below `end` that are not there yet. Until a process takes the
     /// slot its socket drops what comes.
     fn make_sockets(
@@ -472,9 +512,11 @@ impl Shared {
         let fail = |what: &str, e: io::Error| {
             let hint = match e.raw_os_error() {
                 Some(libc::EMFILE | libc::ENFILE | libc::ETOOMANYREFS) => {
-                    "raise the limit of open files (`ulimit -n`)"
+                    "raise the limit of open files (`ulimit -n`)".to_owned()
                 }
-                _ => "",
+                // Every entry has descriptors, and the bag is a pair.
+                None | Some(libc::EAGAIN) => meeting::strange_at(&self.name).hint,
+                _ => String::new(),
             };
             OpenError::os(Backend::Udp, format!("cannot {what} of {}", self.name), e, hint)
         };
@@ -500,5 +542,7 @@ impl Shared {
     }
 }
 
+#[cfg(test)]
+mod squatter_tests;
 #[cfg(test)]
 mod tests;

@@ -196,6 +196,23 @@ pub(crate) fn without_capability<R: Send>(capability: u32, f: impl FnOnce() -> R
     })
 }
 
+/// Runs `f` on a thread of another user, which has no capability then.
+///
+/// # Errors
+/// This one may not become another user.
+pub(crate) fn as_user<R: Send>(uid: u32, f: impl FnOnce() -> R + Send) -> io::Result<R> {
+    let work = || {
+        // SAFETY: a system call of numbers alone. Unlike the library's function it changes this
+        // thread only.
+        let changed = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
+        if changed == 0 { Ok(f()) } else { Err(io::Error::other("needs root")) }
+    };
+    std::thread::scope(|scope| match scope.spawn(work).join() {
+        Ok(value) => value,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
 /// Makes the process that `command` starts one of the user and group 65534, without capabilities,
 /// which can get none.
 pub(crate) fn drop_privileges(command: &mut Command) {

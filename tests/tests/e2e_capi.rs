@@ -338,6 +338,38 @@ fn calls_that_a_preloaded_library_takes_over_are_not_used() {
 }
 
 #[test]
+fn beside_a_program_that_has_afxdp_another_one_takes_packet_and_warns() {
+    require_backend!(Backend::Xdp);
+    require_program!("ibv_rc_pingpong");
+    let (library, pair) = (Library::new(), pair());
+    let [a, b] = pair.containers();
+    let start = |at: &Container, netdev: &str, level: &str, line: &str| {
+        let mut command = library.command(line);
+        command.uid(0).gid(0).env("ROCINANTE_NETDEV", netdev).env("ROCINANTE_LOG", level);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running::of(at.spawn(&mut command).unwrap())
+    };
+    let words = |port: u16| format!("ibv_rc_pingpong -g 0 -e -c -n 300 -p {port}");
+    let mut first = start(b, "afxdp", "info", &words(18601));
+    first.says("afxdp: asked for; bound UDP port 4791");
+    let mut second = start(b, "afxdp", "warn", &words(18602));
+    second.says("packet: not afxdp, because another process on");
+    for port in [18602, 18601] {
+        let client = format!("{} {}", words(port), b.ipv4());
+        loop {
+            let done = start(a, "udp", "warn", &client).finish();
+            // The server does not listen yet.
+            if !done.err.contains("Couldn't connect") {
+                break drop(done.succeeded());
+            }
+        }
+    }
+    for server in [first, second] {
+        server.finish().succeeded();
+    }
+}
+
+#[test]
 fn the_log_says_what_is_bound_and_why_retries_are_exceeded() {
     require_lab!();
     require_program!("ibv_rc_pingpong");

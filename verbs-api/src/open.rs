@@ -83,6 +83,12 @@ impl OpenOptions {
     }
 
     /// Takes this backend or fails, instead of choosing. Only the device in software has backends.
+    ///
+    /// The exception is [`Backend::Xdp`] beside another process that has it on one of the
+    /// addresses: an interface has one XDP program. The device takes `packet` then, or `udp` if
+    /// it cannot: [`Context::backend`] says which, and [`DeviceAttr::instead_of`] that it is so.
+    ///
+    /// [`DeviceAttr::instead_of`]: crate::device::DeviceAttr::instead_of
     #[must_use]
     pub fn netdev(mut self, backend: Backend) -> Self {
         self.netdev = BackendChoice::Only(backend);
@@ -341,8 +347,13 @@ impl OpenOptions {
             return Err(VerbsError::Invalid("a device over one port has one shard".into()));
         }
         let events = Arc::new(soft::Inbox::new()?);
-        let hca =
-            soft::Hca::start(&self.settings(), name, (vec![port], None), why.to_owned(), None)?;
+        let hca = soft::Hca::start(
+            &self.settings(),
+            name,
+            (vec![port], None),
+            (why.to_owned(), None),
+            None,
+        )?;
         Ok(context(hca, events))
     }
 
@@ -371,7 +382,7 @@ impl OpenOptions {
     ) -> Result<(), VerbsError> {
         let (is, wanted) = (&device.settings, self.settings());
         let suits = [
-            ("netdev", backend.is_none_or(|backend| backend == device.capabilities.backend)),
+            ("netdev", backend.is_none_or(|backend| device.is_taken_as(backend))),
             ("shards", shards.is_none_or(|count| count == device.shard_count())),
             ("port", wanted.port == is.port || self.port == PortConfig::default()),
             ("limits", wanted.limits == is.limits || self.limits == Limits::default()),
@@ -427,7 +438,9 @@ impl OpenOptions {
             let (ports, choice) =
                 auto::choose_shards(iface, addresses, backend, &self.port, sharing, &agent)?;
             let parts = (ports, slots);
-            soft::Hca::start(&self.settings(), &iface.name, parts, choice.to_string(), claim)
+            let instead_of = backend.filter(|named| *named != choice.backend);
+            let why = (choice.to_string(), instead_of);
+            soft::Hca::start(&self.settings(), &iface.name, parts, why, claim)
         };
         let key = soft::Key::new(iface.index, addresses, are_all);
         let hca = soft::open(key, |device| self.suit(device, backend, shards), start)?;

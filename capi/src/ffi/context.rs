@@ -106,7 +106,7 @@ impl Shared {
         let attr = context.query_device();
         let addresses: Vec<String> = context.gids().iter().map(ToString::to_string).collect();
         say(
-            Level::Info,
+            if attr.instead_of.is_some() { Level::Warn } else { Level::Info },
             format_args!(
                 "{}: {interface} on {}: {}; bound UDP port 4791 of {}",
                 self.found.name,

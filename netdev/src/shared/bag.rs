@@ -6,7 +6,9 @@
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair, sockopt};
+use rustix::net::{
+    AddressFamily, RecvFlags, ReturnFlags, SocketFlags, SocketType, socketpair, sockopt,
+};
 
 use crate::fd::look_from;
 use crate::inherited;
@@ -74,26 +76,49 @@ impl Bag {
     ///
     /// # Errors
     /// The queue is full, or `ETOOMANYREFS`: the user has as many descriptors in messages as it may
-    /// have open.
+    /// have open; `InvalidData` if the two ends are not of one stream.
     pub(super) fn put(&self, entry: &Entry) -> io::Result<()> {
         let descriptors = [entry.socket.as_fd(), entry.inbox.as_fd(), entry.outbox.as_fd()];
-        rights::send::<SPACE>(&self.writer, &[0; MESSAGE], &descriptors)
+        let before = self.len()?;
+        rights::send::<SPACE>(&self.writer, &[0; MESSAGE], &descriptors)?;
+        // The two ends came from another process.
+        if self.len()? > before { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
     /// Copies of an entry. The place where the kernel looks is the stream's, so the lock of all is
     /// held.
     ///
     /// # Errors
-    /// There is no such entry, or no descriptor left.
+    /// There is no such entry, or no descriptor left; `InvalidData` if it is none of ours.
     pub(super) fn get(&self, index: usize) -> io::Result<Entry> {
         look_from(&self.reader, index * MESSAGE)?;
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let (_, _, all) = rights::receive::<SPACE>(&self.reader, &mut [0; MESSAGE], flags)?;
+        let (_, said, all) = rights::receive::<SPACE>(&self.reader, &mut [0; MESSAGE], flags)?;
         let all: Vec<OwnedFd> = all.into_iter().map(inherited::noted).collect();
-        let missing = |_| io::Error::from_raw_os_error(libc::EMFILE);
+        let missing = |_| match said.contains(ReturnFlags::CTRUNC) {
+            true => io::Error::from_raw_os_error(libc::EMFILE),
+            false => io::ErrorKind::InvalidData.into(),
+        };
         let [socket, inbox, outbox] = <[OwnedFd; DESCRIPTORS]>::try_from(all).map_err(missing)?;
+        // Any process of the user can put something else in: to empty that might take for ever.
+        let [v4, v6] = [AddressFamily::INET, AddressFamily::INET6];
+        let is_udp = [v4, v6].map(|family| is_socket(&socket, family, SocketType::DGRAM));
+        let are_ends = [&inbox, &outbox].map(is_stream);
+        if is_udp == [false; 2] || are_ends != [true; 2] {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         Ok(Entry { socket: Socket::from(socket), inbox, outbox })
     }
+}
+
+/// Whether this is a socket of that kind.
+pub(super) fn is_socket(fd: &OwnedFd, family: AddressFamily, kind: SocketType) -> bool {
+    sockopt::socket_domain(fd) == Ok(family) && sockopt::socket_type(fd) == Ok(kind)
+}
+
+/// Whether this may be an end of a stream.
+pub(super) fn is_stream(fd: &OwnedFd) -> bool {
+    is_socket(fd, AddressFamily::UNIX, SocketType::STREAM)
 }
 
 /// The two ends of a stream.

@@ -11,7 +11,8 @@ use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen};
 
 use super::SLOTS_MAX;
-use super::meeting::{ANSWER, check_user, name, seqpacket};
+use super::meeting::{ANSWER, Refused, check_user, holders, name, seqpacket};
+use crate::fd;
 use crate::inherited;
 
 /// The most processes that wait for the end of a duty: there are no more slots.
@@ -46,8 +47,8 @@ impl Duty {
     /// Takes the duty, or connects to the process that has it.
     ///
     /// # Errors
-    /// No descriptor left; another user has the name.
-    pub(super) fn look(&mut self) -> io::Result<()> {
+    /// No descriptor left; another user has the name, or a program that does not listen.
+    pub(super) fn look(&mut self) -> Result<(), Refused> {
         self.state = State::Nobodys;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let end = Instant::now() + ANSWER;
@@ -65,17 +66,30 @@ impl Duty {
             let connection = seqpacket(flags)?;
             match connect(&connection, &self.name) {
                 Ok(()) => {
-                    check_user(&connection).map_err(|refused| refused.error)?;
+                    check_user(&connection)?;
                     self.state = State::Theirs(connection);
                     return Ok(());
                 }
                 // It has the name and does not listen yet, has just ended, or is stopped and many
                 // wait.
                 Err(Errno::CONNREFUSED | Errno::AGAIN) if Instant::now() < end => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    let hint = self.hint();
+                    return Err(Refused { error: error.into(), hint });
+                }
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// What to do about a process that has it and should not.
+    pub(super) fn hint(&self) -> String {
+        let peer = match &self.state {
+            State::Theirs(connection) => fd::peer(connection).ok(),
+            State::Ours { .. } | State::Nobodys => None,
+        };
+        let holders = holders(&self.name, peer);
+        format!("a process that is ending has it ({holders}): try again, or end it yourself")
     }
 
     /// Whether nobody is known to have it.
@@ -101,7 +115,7 @@ impl Duty {
     /// No descriptor left.
     pub(super) fn attend(&mut self, ready: &[bool]) -> io::Result<bool> {
         let follow = |duty: &mut Self| {
-            duty.look()?;
+            duty.look().map_err(|refused| refused.error)?;
             Ok(duty.is_ours.load(Ordering::Relaxed))
         };
         let Some((own, others)) = ready.split_first() else { return follow(self) };

@@ -22,6 +22,8 @@ use crate::inherited;
 /// A process has the lock of this byte while it does what takes several steps. Slot *s* is the
 /// byte *s*.
 const ALL: u64 = 1 << 16;
+/// A process has the lock of this byte while its port on the address is one of `afxdp`.
+const XDP: u64 = 1 << 17;
 /// Services are behind this: 256 bytes each, one for each slot.
 const SERVICES: u64 = 1 << 20;
 /// Ports are behind those, a byte each, so that the locks of ports in a row are one to the kernel.
@@ -181,6 +183,23 @@ impl Locks {
     /// Whether another process has a port in any way.
     pub(super) fn is_port_claimed(&self, port: u32) -> io::Result<bool> {
         Ok(fd::find_lock(&self.file, PORTS + u64::from(port), 1)?.is_some())
+    }
+
+    /// The process has `afxdp`.
+    ///
+    /// # Errors
+    /// Another has.
+    pub(super) fn take_xdp(&self) -> io::Result<()> {
+        self.lock(XDP)
+    }
+
+    pub(super) fn leave_xdp(&self) {
+        self.unlock(XDP);
+    }
+
+    /// Whether another process has `afxdp`.
+    pub(super) fn is_xdp_taken(&self) -> io::Result<bool> {
+        Ok(fd::find_lock(&self.file, XDP, 1)?.is_some())
     }
 
     fn lock(&self, at: u64) -> io::Result<()> {

@@ -6,20 +6,23 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
+    MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fstat, ftruncate,
+    memfd_create,
 };
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
-    listen, socket_with, sockopt,
+    AddressFamily, RecvFlags, ReturnFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with,
+    bind, connect, listen, socket_with, sockopt,
 };
-use rustix::process::{Uid, geteuid};
+use rustix::process::geteuid;
 
-use super::bag::Bag;
+use super::bag::{Bag, is_socket, is_stream};
 use super::duty::AT_ONCE;
 use super::locks::{FILE_BYTES, NOTES_AT, file_bytes_max};
+use crate::fd::{self, Peer};
 use crate::inherited;
 use crate::rights;
+use crate::udp::holder;
 
 /// The first bytes of each name. The number is the version of what is shared.
 const NAMES: &str = "rocinante/1/";
@@ -68,7 +71,8 @@ pub(super) fn join(address: &str) -> Result<Objects, Refused> {
     let end = Instant::now() + PATIENCE;
     let name = name(address)?;
     loop {
-        let error = match ask(&name) {
+        let mut peer = None;
+        let error = match ask(&name, &mut peer) {
             Ok(objects) => return Ok(objects),
             Err(Ask::Nobody) => match found(&name) {
                 Ok(objects) => return Ok(objects),
@@ -84,7 +88,11 @@ pub(super) fn join(address: &str) -> Result<Objects, Refused> {
             Err(Ask::Again(error)) => error,
         };
         if Instant::now() >= end {
-            let hint = "the processes on this address do not answer: are they stopped?".into();
+            let hint = format!(
+                "the processes on this address do not answer ({}): let them go on if they are \
+                 stopped, else end them, or use another address",
+                holders(&name, peer)
+            );
             return Err(Refused { error: error.into(), hint });
         }
         std::thread::sleep(Duration::from_millis(2));
@@ -108,30 +116,72 @@ impl From<Errno> for Ask {
     }
 }
 
-/// Asks the processes that are there.
-fn ask(name: &SocketAddrUnix) -> Result<Objects, Ask> {
+/// Asks the processes that are there. `peer` is the first of them, as far as it came to be known.
+fn ask(name: &SocketAddrUnix, peer: &mut Option<Peer>) -> Result<Objects, Ask> {
     let connection = seqpacket(SocketFlags::CLOEXEC)?;
     sockopt::set_socket_timeout(&connection, sockopt::Timeout::Recv, Some(ANSWER))?;
     sockopt::set_socket_timeout(&connection, sockopt::Timeout::Send, Some(ANSWER))?;
     connect(&connection, name)?;
     check_user(&connection).map_err(Ask::Refused)?;
+    *peer = fd::peer(&connection).ok();
     let flags = RecvFlags::empty();
-    let (bytes, _, all) = rights::receive::<SPACE>(&connection, &mut [0], flags)?;
+    let (bytes, said, all) = rights::receive::<SPACE>(&connection, &mut [0], flags)?;
     let all: Vec<OwnedFd> = all.into_iter().map(inherited::noted).collect();
-    if bytes == 0 {
+    if bytes == 0 && all.is_empty() {
         return Err(Ask::Again(Errno::CONNRESET));
     }
-    let wrong = |_| {
-        let hint = "no descriptors are left (`ulimit -n`), or the others are of another version";
-        Ask::Refused(Refused { error: io::ErrorKind::InvalidData.into(), hint: hint.into() })
-    };
-    let [listener, reader, writer, memory] =
-        <[OwnedFd; DESCRIPTORS]>::try_from(all).map_err(wrong)?;
-    // Nobody can shorten it, so what is read of it is there.
-    if !fcntl_get_seals(&memory)?.contains(SealFlags::SHRINK) {
-        return Err(wrong(Vec::new()));
+    let wrong = || Ask::Refused(strange(name, *peer));
+    if said.contains(ReturnFlags::CTRUNC) && all.len() < DESCRIPTORS {
+        let hint = "raise the limit of open files (`ulimit -n`)".into();
+        return Err(Ask::Refused(Refused { error: Errno::MFILE.into(), hint }));
     }
+    let all = <[OwnedFd; DESCRIPTORS]>::try_from(all).map_err(|_| wrong())?;
+    if !are_ours(&all) {
+        return Err(wrong());
+    }
+    let [listener, reader, writer, memory] = all;
     Ok(Objects { listener, bag: Bag::from_ends([reader, writer]), memory })
+}
+
+/// Whether these can be used as the objects of an address without harm: no call of ours waits for
+/// another process, and what is read is there.
+fn are_ours([listener, reader, writer, memory]: &[OwnedFd; DESCRIPTORS]) -> bool {
+    let listens = is_socket(listener, AddressFamily::UNIX, SocketType::SEQPACKET)
+        && sockopt::socket_acceptconn(listener) == Ok(true)
+        && fcntl_getfl(listener).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
+    // Nobody can shorten it.
+    let seals = fcntl_get_seals(memory).unwrap_or(SealFlags::empty());
+    let is_long = fstat(memory).is_ok_and(|file| file.st_size.cast_unsigned() >= NOTES_AT);
+    let lasts = seals.contains(SealFlags::SHRINK) && is_long;
+    listens && is_stream(reader) && is_stream(writer) && lasts
+}
+
+/// The error for what is none of ours, or of another version.
+fn strange(name: &SocketAddrUnix, peer: Option<Peer>) -> Refused {
+    let hint = format!(
+        "what the processes on this address share is not as it should be ({}): end them, or use \
+         another address, or programs of one release",
+        holders(name, peer)
+    );
+    Refused { error: io::ErrorKind::InvalidData.into(), hint }
+}
+
+/// The same for an address.
+pub(super) fn strange_at(address: &str) -> Refused {
+    name(address).map_or_else(Refused::from, |name| strange(&name, None))
+}
+
+/// The processes that have a name, in words: those that are visible, else the one that had it
+/// first.
+pub(super) fn holders(name: &SocketAddrUnix, peer: Option<Peer>) -> String {
+    let text = name.abstract_name().map(String::from_utf8_lossy).unwrap_or_default();
+    let visible = holder::of_name(&text);
+    match peer {
+        _ if !visible.is_empty() => holder::listed(&visible),
+        Some(Peer { uid, pid: 0 }) => format!("processes of user {uid}, not visible from here"),
+        Some(Peer { uid, pid }) => format!("the first was pid {pid} of user {uid}"),
+        None => "not visible from here: `ss -xlp` as root names them".to_owned(),
+    }
 }
 
 /// Makes the objects: this process is the first.
@@ -153,11 +203,10 @@ fn found(name: &SocketAddrUnix) -> Result<Objects, Errno> {
 
 /// An error unless the process that made the socket at the other end is of this user.
 pub(super) fn check_user(connection: &OwnedFd) -> Result<(), Refused> {
-    let peer = sockopt::socket_peercred(connection)?;
-    if is_own_user(peer.uid) {
+    let Peer { uid, pid } = fd::peer(connection)?;
+    if is_own_user(uid) {
         return Ok(());
     }
-    let (uid, pid) = (peer.uid.as_raw(), peer.pid.as_raw_nonzero());
     let hint = format!(
         "it is shared by processes of user {uid}, of which the first was pid {pid}: only \
          processes of one user share one. Use the same user, or another address"
@@ -166,8 +215,8 @@ pub(super) fn check_user(connection: &OwnedFd) -> Result<(), Refused> {
 }
 
 /// Whether that is this process's user: the kernel lets no other share a port.
-fn is_own_user(uid: Uid) -> bool {
-    uid == geteuid()
+fn is_own_user(uid: u32) -> bool {
+    uid == geteuid().as_raw()
 }
 
 pub(super) fn name(address: &str) -> Result<SocketAddrUnix, Errno> {
@@ -189,7 +238,7 @@ pub(super) fn welcome(objects: &Objects) -> bool {
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return true,
             Err(_) => return false,
         };
-        let peer = sockopt::socket_peercred(&connection);
+        let peer = fd::peer(&connection);
         if !peer.is_ok_and(|peer| is_own_user(peer.uid)) {
             continue;
         }

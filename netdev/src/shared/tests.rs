@@ -12,7 +12,7 @@ use crate::testns::{NetNs, forget_option, has_address, or_skip};
 use crate::udp::UdpPort;
 
 /// An address of this test alone, so that tests of several processes can run in parallel.
-fn address(n: u8) -> IpAddr {
+pub(super) fn address(n: u8) -> IpAddr {
     let [_, _, high, low] = std::process::id().to_be_bytes();
     IpAddr::from([127, 128 + (high & 0x3F), low, n])
 }
@@ -27,7 +27,7 @@ fn shards(count: usize) -> Shards {
     Shards { shared: false, first: 0, count, selector: SELECTOR }
 }
 
-fn lease(addresses: &[IpAddr], count: usize) -> Result<Arc<Slots>, OpenError> {
+pub(super) fn lease(addresses: &[IpAddr], count: usize) -> Result<Arc<Slots>, OpenError> {
     Slots::lease(&lo(), addresses, &PortConfig::default(), shards(count)).map(Arc::new)
 }
 
@@ -482,6 +482,26 @@ fn neighbours_reach_each_other() {
     send(&mut first.ports[0], to, 0);
     assert_eq!(received(&mut first.ports[0]), [30, 30]);
     assert_eq!(received(&mut second.ports[0]), [31]);
+}
+
+#[test]
+fn rings_are_smaller_for_those_that_join_unless_the_program_says_how_large() {
+    let here = address(25);
+    let default = PortConfig::default();
+    let frames = |slots: &Slots| slots.fitted(&default).packet.ring_frames;
+    let mut all = Vec::new();
+    for expected in [256, 128, 128, 64, 64, 64, 64, 64, 64] {
+        let slots = lease(&[here], 1).expect("a slot");
+        assert_eq!(frames(&slots), expected, "beside {}", all.len());
+        let chosen = PortConfig { packet: PacketConfig { ring_frames: 200 }, ..default.clone() };
+        assert_eq!(slots.fitted(&chosen), chosen);
+        all.push(slots);
+    }
+    // Those that have gone do not count, and each port of a process does.
+    all.truncate(1);
+    all.push(lease(&[here], 3).expect("slots"));
+    assert_eq!(all.iter().map(|it| frames(it)).collect::<Vec<_>>(), [256, 128]);
+    assert_eq!(frames(&lease(&[here], 1).expect("a slot")), 64);
 }
 
 /// A process in the middle of a change is waited for, and no longer than two seconds.

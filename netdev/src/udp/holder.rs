@@ -1,6 +1,5 @@
 //! Finds the processes that hold a port: for the message of a failed bind, and for diagnosis.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -69,6 +68,29 @@ pub(super) fn of(address: IpAddr, port: u16) -> Vec<(u32, String)> {
     holders(&inodes(address, port))
 }
 
+/// Id and command of the processes that have a socket with this abstract name (unix(7)), as far as
+/// visible.
+pub(crate) fn of_name(name: &str) -> Vec<(u32, String)> {
+    let table = fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
+    // `Num RefCount Protocol Flags Type St Inode Path`, with `@` before such a name.
+    let inode = |row: &str| {
+        let fields: Vec<&str> = row.split_ascii_whitespace().collect();
+        let is_it = fields.get(7)?.strip_prefix('@') == Some(name);
+        if is_it { fields[6].parse().ok() } else { None }
+    };
+    holders(&table.lines().skip(1).filter_map(inode).collect::<Vec<u64>>())
+}
+
+/// Some processes in words: `pid 7 (sleep 3), pid 9 (cat) and 2 more`.
+pub(crate) fn listed(holders: &[(u32, String)]) -> String {
+    let named = holders.iter().take(NAMED_MAX);
+    let named: Vec<String> = named.map(|(pid, command)| format!("pid {pid} ({command})")).collect();
+    match holders.len().saturating_sub(NAMED_MAX) {
+        0 => named.join(", "),
+        more => format!("{} and {more} more", named.join(", ")),
+    }
+}
+
 /// What to do about `EADDRINUSE` for UDP `address`:`port`: names the processes that hold it, as far
 /// as `/proc` shows them.
 pub(super) fn hint(address: IpAddr, port: u16) -> String {
@@ -80,14 +102,7 @@ pub(super) fn hint(address: IpAddr, port: u16) -> String {
              with `ss -ulpn 'sport = :{port}'` as root, or use another address"
         );
     }
-    let mut hint = format!("UDP/{port} is held by ");
-    for (i, (pid, command)) in holders.iter().take(NAMED_MAX).enumerate() {
-        let comma = if i == 0 { "" } else { ", " };
-        let _ = write!(hint, "{comma}pid {pid} ({command})");
-    }
-    if holders.len() > NAMED_MAX {
-        let _ = write!(hint, " and {} more", holders.len() - NAMED_MAX);
-    }
+    let mut hint = format!("UDP/{port} is held by {}", listed(&holders));
     if holders.iter().any(|(pid, _)| *pid == std::process::id()) {
         hint.push_str(": this process has it open already: close that device first");
     } else {

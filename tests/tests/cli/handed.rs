@@ -73,6 +73,82 @@ fn start(container: &Container, agent: &Agent, line: &str) -> Running {
     start_command(container, &mut command)
 }
 
+/// Starts a command line in a container as the same user, with a right of its own to `packet` and
+/// without an agent.
+fn start_with_right(container: &Container, line: &str) -> Running {
+    let program = rocinante(words(line));
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .args(["--inh-caps=-all,+net_raw", "--ambient-caps=-all,+net_raw"])
+        .arg(program.get_program())
+        .args(program.get_args())
+        .env_remove("ROCINANTE_NETDEV")
+        .env("ROCINANTE_AGENT", "off")
+        .stdin(Stdio::null());
+    start_command(container, &mut command)
+}
+
+/// On one address: a port that an agent opened, a process on `udp`, and one on a `packet` of its
+/// own. Each is the first in its turn, reached from another container and from beside it.
+fn beside_others_on(backend: Backend) {
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let agent = Agent::start(&lab, &format!("beside-{backend}"));
+    let [there, here] = [0, 1].map(|index| lab.container(index));
+    for (first, managed) in [(0, ""), (1, "--cm"), (2, "--cm")] {
+        let line = |nth: usize, netdev: &str| {
+            let port = 18600 + nth;
+            format!("pingpong -p {port} --netdev {netdev} {managed} --bind {}", here.ipv4())
+        };
+        let mut servers = Vec::new();
+        for nth in (0..3).map(|nth| (first + nth) % 3) {
+            let mut server = match nth {
+                0 => start(here, &agent, &line(0, backend.name())),
+                1 => start(here, &agent, &line(1, "udp")),
+                _ => start_with_right(here, &line(2, "packet")),
+            };
+            server.says("waiting for a client");
+            servers.push((nth, server));
+        }
+        // Beside an `afxdp` that an agent opened there is none, and of `packet` it opens more.
+        let mut fourth = start(here, &agent, &line(3, backend.name()));
+        fourth.says("waiting for a client");
+        servers.push((3, fourth));
+        for (nth, server) in servers {
+            let client = format!("pingpong -p {} {managed} -e -n 300 -s 5000", 18600 + nth);
+            // The last two are asked from the servers' own address.
+            let from = if nth < 2 { there } else { here };
+            let client = format!("{client} --netdev udp --bind {} -c {}", from.ipv4(), here.ipv4());
+            start(from, &agent, &client).finish().succeeded();
+            let said = server.finish().succeeded().err;
+            let (name, is_handed) = match (nth, backend) {
+                (0, _) => (backend.name(), true),
+                (1, _) => ("udp", false),
+                (2, _) => ("packet", false),
+                _ => ("packet", true),
+            };
+            assert!(said.contains(&format!(", {name}: ")), "{nth}: {said}");
+            assert_eq!(said.contains("opened by the agent"), is_handed, "{nth}: {said}");
+            let gave_way = nth == 3 && backend == Backend::Xdp;
+            assert_eq!(said.contains("not afxdp, because another"), gave_way, "{nth}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_handed_packet_lives_beside_others_on_its_address() {
+    require_machine_root!();
+    require_backend!(Backend::Packet);
+    beside_others_on(Backend::Packet);
+}
+
+#[test]
+fn a_handed_afxdp_lives_beside_others_on_its_address() {
+    require_machine_root!();
+    require_backend!(Backend::Xdp);
+    beside_others_on(Backend::Xdp);
+}
+
 /// Two sides in two containers exchange messages and compare them, over both families.
 fn ping_pong_on(backend: Backend) {
     let lab = Lab::new(&LabConfig::default()).unwrap();

@@ -1,10 +1,12 @@
 //! Several processes on one address.
 
-use super::{Done, Running, start, start_command, words};
+use super::{Done, Running, rocinante, start, start_command, words};
 use nix::sys::signal::Signal;
+use rocinante::OpenOptions;
 use rocinante::device::Backend;
 use rocinante_node::{Container, Lab, LabConfig};
 use rocinante_tests::{require_backend, require_lab, require_machine_root};
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -109,7 +111,34 @@ fn backends_mix_on_one_address() {
     all.into_iter().for_each(Talk::succeeds);
 }
 
+/// The memory of the ports on an address does not grow with their number alone, and peers are told
+/// how much each takes.
+#[test]
+fn a_process_that_joins_has_a_smaller_ring() {
+    require_backend!(Backend::Packet);
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let b = lab.container(1);
+    let has_room_for = |datagrams: u32| {
+        let mut devices = rocinante(["devices", "--json"]);
+        let done = start_command(b, devices.env("ROCINANTE_NETDEV", "packet")).finish();
+        let told = done.succeeded().out;
+        assert!(told.contains(&format!("\"rx_budget_datagrams\":{datagrams}")), "{told}");
+    };
+    let line = |nth| format!("pingpong -p {} --netdev packet --bind {}", 18600 + nth, b.ipv4());
+    let mut all = Vec::new();
+    for datagrams in [203, 102, 102, 57] {
+        has_room_for(datagrams);
+        all.push(serve(b, &line(all.len())));
+    }
+    for (nth, server) in all.into_iter().enumerate() {
+        let client = format!("pingpong -e -p {} -n 300 -s 60000 -c {}", 18600 + nth, b.ipv4());
+        start(lab.container(0), &format!("{client} --netdev packet")).finish().succeeded();
+        server.finish().succeeded();
+    }
+}
+
 /// An interface has one XDP program: the first process's, which leaves the others' datagrams alone.
+/// Who names `afxdp` beside it gets the next backend, and is told.
 #[test]
 fn a_second_process_beside_afxdp_takes_another_backend() {
     require_backend!(Backend::Xdp);
@@ -119,12 +148,62 @@ fn a_second_process_beside_afxdp_takes_another_backend() {
         format!("pingpong -e -p {port} --netdev {netdev} --bind {}", b.ipv4())
     };
     let first = serve(b, &line(18601, "afxdp"));
-    start(b, &line(18602, "afxdp")).finish().failed(1, &["another AF_XDP socket has this queue"]);
+    let because = format!("not afxdp, because another process on {} has it", b.ipv4());
+    // Its clients on the other address have `afxdp`, one after the other.
+    let asks_for = |netdev: &str| format!("pingpong -e -p 18602 --netdev {netdev} -n 300 -s 3000");
+    let client = format!("{} -c --bind {} {}", asks_for("afxdp"), a.ipv4(), b.ipv4());
+    let server = format!("{} --bind {}", asks_for("afxdp"), b.ipv4());
+    let second = serve(b, &server);
+    start(a, &client).finish().succeeded();
+    let said = second.finish().succeeded().err;
+    assert!(said.contains(&format!("packet: {because}")), "{said}");
+    // Without the right to `packet` it is `udp`, for both reasons.
+    let mut command = Command::new("setpriv");
+    let program = env!("CARGO_BIN_EXE_rocinante-under-test");
+    command.args(["--inh-caps=-all", "--bounding-set=-all", program]).args(words(&server));
+    command.env_remove("ROCINANTE_NETDEV").env("ROCINANTE_AGENT", "off");
+    let mut third = start_command(b, &mut command);
+    third.says("waiting for a client");
+    start(a, &client).finish().succeeded();
+    let said = third.finish().succeeded().err;
+    assert!(said.contains(&format!("udp: {because}")), "{said}");
+    assert!(said.contains("not packet, because") && said.contains("CAP_NET_RAW"), "{said}");
+    // What is told of a device that nobody opens.
+    let mut devices = rocinante(["devices", "-v"]);
+    let told = start_command(b, devices.env("ROCINANTE_NETDEV", "afxdp")).finish().succeeded().out;
+    assert!(told.contains(&because), "{told}");
+    // A program that opens it again, by the same name, has another context of it.
+    let twice = || {
+        let open = || OpenOptions::new().netdev(Backend::Xdp).open(b.ipv4().into()).unwrap();
+        [open(), open()].map(|it| (it.backend(), it.query_device().instead_of))
+    };
+    assert_eq!(b.run(twice).unwrap(), [(Some(Backend::Packet), Some(Backend::Xdp)); 2]);
     Talk::start([b, a], 2, ["udp"; 2], "-n 300 -s 3000").succeeds();
     Talk::start([b, b], 3, ["udp"; 2], "-n 300 -s 3000").succeeds();
     let client = format!("pingpong -p 18601 --netdev udp -n 300 -c {}", b.ipv4());
     start(a, &client).finish().succeeded();
-    first.finish().succeeded();
+    let said = first.finish().succeeded().err;
+    assert!(said.contains("afxdp: asked for"), "{said}");
+    // With it goes the program.
+    let next = serve(b, &server);
+    start(a, &format!("{} -c {}", asks_for("udp"), b.ipv4())).finish().succeeded();
+    let said = next.finish().succeeded().err;
+    assert!(said.contains("afxdp: asked for"), "{said}");
+}
+
+/// A program of somebody else's is not beside it.
+#[test]
+fn a_foreign_xdp_socket_is_an_error_as_ever() {
+    require_backend!(Backend::Xdp);
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let b = lab.container(1);
+    let [v4, v6] = [b.ipv4().into(), b.ipv6().unwrap().into()];
+    let line = |address: IpAddr| format!("pingpong -e --netdev afxdp --bind {address}");
+    // It shares the interface, and no address.
+    let mut first = serve(b, &line(v4));
+    start(b, &line(v6)).finish().failed(1, &["another AF_XDP socket has this queue"]);
+    first.child.signal(Signal::SIGTERM);
+    let _ = first.finish();
 }
 
 /// Of five processes on each address the first dies, which serves all; then another one.

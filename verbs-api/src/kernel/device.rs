@@ -169,6 +169,7 @@ impl Device {
             hardware: Some(self.attr.clone()),
             active_mtu: self.active_mtu,
             chosen_because: "the kernel's RDMA device, through libibverbs".to_owned(),
+            instead_of: None,
         }
     }
 

@@ -127,6 +127,9 @@ pub struct DeviceAttr {
     pub active_mtu: Mtu,
     /// What carries the packets, and why that was chosen.
     pub chosen_because: String,
+    /// The backend that the program or the environment named, if the port is of another one:
+    /// `afxdp`, which another process has on one of the addresses. `chosen_because` says it, too.
+    pub instead_of: Option<Backend>,
 }
 
 /// Which memory windows a device has (`IBV_DEVICE_MEM_WINDOW` and the like).

@@ -60,7 +60,7 @@ mod on {
     use rocinante_stack::stats::{Counters, Drops};
     use rocinante_stack::types::Qpn;
     use rocinante_stack::verbs::{Cqe, QpState, WcStatus};
-    use tracing::{Level, debug, enabled, info};
+    use tracing::{Level, debug, enabled, info, warn};
 
     use crate::model::device::DeviceAttr;
     use crate::model::event::AsyncEvent;
@@ -117,7 +117,10 @@ mod on {
 
     pub(crate) fn opened(device: &str, attr: &DeviceAttr) {
         let (why, mtu) = (&attr.chosen_because, attr.active_mtu);
-        info!(target: "rocinante::device", device, %mtu, why, "opened");
+        match attr.instead_of {
+            None => info!(target: "rocinante::device", device, %mtu, why, "opened"),
+            Some(_) => warn!(target: "rocinante::device", device, %mtu, why, "opened"),
+        }
     }
 
     /// The program changed the state of a queue pair, if this is one.

@@ -97,8 +97,8 @@ pub(crate) struct Hca {
     /// What fills it.
     pub(crate) queue: QueueKind,
     pub(crate) name: String,
-    /// Why this backend was chosen.
-    why: String,
+    /// Why this backend was chosen, and the one that was named and a neighbour has.
+    why: (String, Option<Backend>),
     pub(crate) capabilities: Capabilities,
     pub(crate) gids: Vec<IpAddr>,
     pds: AtomicU32,
@@ -195,7 +195,7 @@ impl Hca {
         settings: &Settings,
         name: &str,
         (ports, slots): (Vec<AnyPort>, Option<Arc<Slots>>),
-        why: String,
+        why: (String, Option<Backend>),
         claim: Option<Claim>,
     ) -> Result<Arc<Self>, VerbsError> {
         let Some(first) = ports.first() else {
@@ -252,9 +252,15 @@ impl Hca {
         DeviceAttr {
             port: Some(self.capabilities.clone()),
             active_mtu: self.active_mtu,
-            chosen_because: self.why.clone(),
+            chosen_because: self.why.0.clone(),
+            instead_of: self.why.1,
             ..attributes(self.limits, self.shard_count())
         }
+    }
+
+    /// Whether a program that names this backend gets this device.
+    pub(crate) fn is_taken_as(&self, backend: Backend) -> bool {
+        backend == self.capabilities.backend || self.why.1 == Some(backend)
     }
 
     /// The number of shards.
@@ -383,6 +389,7 @@ pub(crate) fn attributes(limits: Limits, shards: usize) -> DeviceAttr {
         hardware: None,
         active_mtu: Mtu::Mtu256,
         chosen_because: String::new(),
+        instead_of: None,
     }
 }
 

@@ -43,7 +43,8 @@ fn device(net: &SimNet, own: u8, recognises: bool) -> Context {
     };
     let ports = vec![port];
     let hca =
-        super::Hca::start(&settings, "sim", (ports, None), "a test wants it".into(), None).unwrap();
+        super::Hca::start(&settings, "sim", (ports, None), ("a test wants it".into(), None), None)
+            .unwrap();
     Context {
         device: Device::Soft(super::Device::new(hca, Arc::new(super::Inbox::new().unwrap()))),
     }

@@ -61,7 +61,7 @@ fn device(net: &SimNet, own: &[u8], background: bool) -> Context {
     let settings = settings(background);
     let ports = own.iter().map(port).collect();
     let why = "a test wants it".to_owned();
-    let hca = super::Hca::start(&settings, "sim", (ports, None), why, None).unwrap();
+    let hca = super::Hca::start(&settings, "sim", (ports, None), (why, None), None).unwrap();
     Context {
         device: Device::Soft(super::Device::new(hca, Arc::new(super::Inbox::new().unwrap()))),
     }
