@@ -301,7 +301,7 @@ pub(crate) fn peer(socket: impl AsFd) -> io::Result<Peer> {
     let mut len = size_of_val(&peer) as libc::socklen_t;
     let (fd, level, option) = (socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED);
     // SAFETY: the kernel writes the structure, whose length it is given.
-    unsafe { check(libc::getsockopt(fd, level, option, (&raw mut peer).cast(), &raw mut len)) }?;
+    unsafe { check(call::getsockopt(fd, level, option, (&raw mut peer).cast(), &raw mut len)) }?;
     Ok(Peer { uid: peer.uid, pid: peer.pid.cast_unsigned() })
 }
 
