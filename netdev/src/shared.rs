@@ -9,8 +9,9 @@
 //! - a listening socket with an abstract name (unix(7)), which *all* of them listen on: one that
 //!   comes later gets copies of the objects from whichever of them accepts ([`meeting`]);
 //! - a file in memory, in which a *lock* on a byte says that a slot is taken, that a process
-//!   listens for a service, that it has bound a port, or that it has `afxdp` ([`locks`]). The file's contents say how
-//!   long slots rest, and what is to be done for a process that has gone ([`notes`]);
+//!   listens for a service, that it has bound a port, or that it has `afxdp` ([`locks`]). The
+//!   file's contents say how long slots rest, and what is to be done for a process that has gone
+//!   ([`notes`]);
 //! - a *bag* of sockets ([`bag`]): a stream that is written and never read, only looked into. It
 //!   has the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket stays in
 //!   the group at its index when its process dies, and the next process on the slot takes it over;
@@ -55,8 +56,8 @@ use crate::udp::{Socket, open_shared};
 
 /// The most slots: the values of a byte.
 const SLOTS_MAX: usize = 256;
-/// The fewest frames that the ring of `packet` gets because of neighbours: with so many a port alone
-/// in its traffic still does READs half as fast (docs/agent.md).
+/// The fewest frames that the ring of `packet` gets because of neighbours: with so many a port
+/// alone in its traffic still does READs half as fast (docs/agent.md).
 const RING_FRAMES_MIN: u32 = 64;
 /// How long a slot rests when its process has gone: twice the longest ACK timeout that a connection
 /// counts. Until then packets of the old process's peers may come.
@@ -149,8 +150,8 @@ impl Slots {
         self.count
     }
 
-    /// The configuration of these ports: where the program left the ring of `packet` at its default,
-    /// it has half the frames for each doubling of the ports on an address.
+    /// The configuration of these ports: where the program left the ring of `packet` at its
+    /// default, it has half the frames for each doubling of the ports on an address.
     pub(crate) fn fitted(&self, config: &PortConfig) -> PortConfig {
         let mut fitted = config.clone();
         let default = PacketConfig::default().ring_frames;
