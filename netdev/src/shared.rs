@@ -56,8 +56,8 @@ use crate::udp::{Socket, open_shared};
 
 /// The most slots: the values of a byte.
 const SLOTS_MAX: usize = 256;
-/// The fewest frames that the ring of `packet` gets because of neighbours: with so many a port
-/// alone in its traffic still does READs half as fast (docs/agent.md).
+/// The fewest frames that the ring of `packet` gets because of neighbours: a port that has the
+/// traffic to itself still does READs half as fast (docs/agent.md).
 const RING_FRAMES_MIN: u32 = 64;
 /// How long a slot rests when its process has gone: twice the longest ACK timeout that a connection
 /// counts. Until then packets of the old process's peers may come.
@@ -150,8 +150,8 @@ impl Slots {
         self.count
     }
 
-    /// The configuration of these ports: where the program left the ring of `packet` at its
-    /// default, it has half the frames for each doubling of the ports on an address.
+    /// The configuration of these ports: a ring of `packet` that the program left at its default
+    /// has half the frames for each doubling of the ports on an address.
     pub(crate) fn fitted(&self, config: &PortConfig) -> PortConfig {
         let mut fitted = config.clone();
         let default = PacketConfig::default().ring_frames;
