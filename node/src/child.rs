@@ -9,6 +9,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{self, Read};
 use std::process::{Child, Command, ExitStatus, Output};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -72,17 +73,16 @@ impl ChildGuard {
     /// # Errors
     /// The child did not end within `limit`. It is killed then.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus, LabError> {
-        let deadline = Instant::now() + limit;
+        self.wait_until(Instant::now() + limit, limit)
+    }
+
+    fn wait_until(&mut self, deadline: Instant, limit: Duration) -> Result<ExitStatus, LabError> {
         let mut pause = Duration::from_micros(200);
         loop {
             match self.try_wait() {
                 Ok(Some(status)) => return Ok(status),
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(pause),
-                Ok(None) => {
-                    self.kill();
-                    let (command, seconds) = (self.command.clone(), limit.as_secs_f64());
-                    return Err(LabError::Timeout { command, seconds });
-                }
+                Ok(None) => return Err(self.too_long(limit)),
                 Err(source) => {
                     return Err(LabError::Spawn { program: self.command.clone(), source });
                 }
@@ -91,18 +91,32 @@ impl ChildGuard {
         }
     }
 
+    fn too_long(&mut self, limit: Duration) -> LabError {
+        self.kill();
+        LabError::Timeout { command: self.command.clone(), seconds: limit.as_secs_f64() }
+    }
+
     /// Waits until the child ends. Collects the output that it wrote to pipes.
     ///
     /// # Errors
-    /// The child did not end within `limit`. It is killed then.
+    /// The child did not end within `limit`, and is killed; or another process has its pipes.
     pub fn wait_with_output(mut self, limit: Duration) -> Result<Output, LabError> {
-        let stdout = self.child.stdout.take().map(|pipe| std::thread::spawn(|| drain(pipe)));
-        let stderr = self.child.stderr.take().map(|pipe| std::thread::spawn(|| drain(pipe)));
-        let status = self.wait(limit)?;
-        let join = |reader: Option<std::thread::JoinHandle<Vec<u8>>>| {
-            reader.and_then(|reader| reader.join().ok()).unwrap_or_default()
+        let deadline = Instant::now() + limit;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let [stdout, stderr] = [
+            self.child.stdout.take().map(|pipe| on_its_own(|| drain(pipe))),
+            self.child.stderr.take().map(|pipe| on_its_own(|| drain(pipe))),
+        ];
+        // The ends of the pipes come at once, where `wait` looks now and then.
+        let [stdout, stderr] = [stdout, stderr].map(|all| match all {
+            None => Ok(Vec::new()),
+            Some(all) => all.recv_timeout(left()),
+        });
+        let (Ok(stdout), Ok(stderr)) = (stdout, stderr) else {
+            return Err(self.too_long(limit));
         };
-        Ok(Output { status, stdout: join(stdout), stderr: join(stderr) })
+        let status = self.wait_until(deadline, limit)?;
+        Ok(Output { status, stdout, stderr })
     }
 
     /// Sends a signal, if the child has not ended.
@@ -186,6 +200,13 @@ fn registry() -> MutexGuard<'static, Vec<u32>> {
 fn send(pid: u32, signal: Signal) {
     // The child may have ended already: then there is nothing to do.
     let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
+}
+
+/// The result of `work` on a thread of its own.
+fn on_its_own<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || sender.send(work()));
+    receiver
 }
 
 fn drain(mut pipe: impl Read) -> Vec<u8> {

@@ -1,11 +1,17 @@
 //! Runs `ip`, `nft`, `tc` and `ethtool` inside a namespace, and reads their JSON.
 
+use crate::child::ChildGuard;
 use crate::error::LabError;
 use crate::netns::Netns;
 use serde_json::Value;
 use std::io::{self, Write};
 use std::process::{Command, Output, Stdio};
 use std::thread;
+use std::time::Duration;
+
+/// How long a program may take. On a machine that makes many namespaces at once the kernel lets one
+/// wait for seconds.
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs `ip ARGS`.
 pub(super) fn ip(netns: &Netns, args: &[&str]) -> Result<(), LabError> {
@@ -20,14 +26,14 @@ pub(super) fn ip_json(netns: &Netns, args: &[&str]) -> Result<Value, LabError> {
 /// Feeds `script` to `nft -f -`. The whole script takes effect, or nothing.
 pub(super) fn nft_script(netns: &Netns, script: &str) -> Result<(), LabError> {
     let mut command = command("nft", &["-f", "-"]);
-    let output = netns.run(|| fed(&mut command, script.as_bytes()))??;
+    let output = netns.run(|| fed(&mut command, script.as_bytes(), LIMIT))??;
     succeeded(&command, &output).map(drop)
 }
 
 /// Runs a program. Returns its standard output if it succeeded.
 pub(super) fn run(netns: &Netns, program: &str, args: &[&str]) -> Result<String, LabError> {
     let mut command = command(program, args);
-    let output = netns.output(&mut command)?;
+    let output = netns.run(|| fed(&mut command, &[], LIMIT))??;
     succeeded(&command, &output)
 }
 
@@ -87,20 +93,20 @@ fn search_path() -> String {
     format!("{path}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin")
 }
 
-fn fed(command: &mut Command, input: &[u8]) -> Result<Output, LabError> {
+/// Runs `command` to its end with this input, for no longer than `limit`.
+fn fed(command: &mut Command, input: &[u8], limit: Duration) -> Result<Output, LabError> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| cannot_start(command, error))?;
-    let stdin = child.stdin.take();
+    let mut child = ChildGuard::spawn(command)?;
+    let stdin = child.child_mut().stdin.take();
     // The input is written on its own thread: a child whose output fills the pipe reads no more
     // input until somebody reads that output.
-    let output = thread::scope(|scope| {
+    thread::scope(|scope| {
         if let Some(mut stdin) = stdin {
             // A program that does not read its input gives the reason on its standard error.
             scope.spawn(move || drop(stdin.write_all(input)));
         }
-        child.wait_with_output()
-    });
-    output.map_err(|error| cannot_start(command, error))
+        child.wait_with_output(limit)
+    })
 }
 
 fn succeeded(command: &Command, output: &Output) -> Result<String, LabError> {
@@ -116,7 +122,6 @@ fn succeeded(command: &Command, output: &Output) -> Result<String, LabError> {
 mod tests {
     use super::*;
     use std::sync::mpsc;
-    use std::time::Duration;
 
     #[test]
     fn a_program_that_is_not_there_is_named() {
@@ -142,16 +147,31 @@ mod tests {
         let (done, result) = mpsc::channel();
         thread::spawn(move || {
             let mut chatty = command("sh", &["-c", "head -c 300000 /dev/zero; exec wc -c"]);
-            done.send(fed(&mut chatty, &[b'x'; 300_000]))
+            done.send(fed(&mut chatty, &[b'x'; 300_000], LIMIT))
         });
         let output = result.recv_timeout(Duration::from_secs(20)).expect("it ends").unwrap();
         assert_eq!(output.stdout.len(), 300_000 + "300000\n".len());
     }
 
+    /// It does not read its input either, which does not fit into a pipe.
+    #[test]
+    fn a_program_that_hangs_is_named() {
+        let (done, result) = mpsc::channel();
+        thread::spawn(move || {
+            let mut hanging = command("sleep", &["60"]);
+            done.send(fed(&mut hanging, &[b'x'; 300_000], Duration::from_millis(50)))
+        });
+        let result = result.recv_timeout(Duration::from_secs(20)).expect("it ends");
+        assert_eq!(
+            result.unwrap_err().to_string(),
+            "\"sleep 60\" did not end within 0.05 s and was killed"
+        );
+    }
+
     #[test]
     fn a_program_may_end_without_reading() {
         let mut deaf = command("sh", &["-c", "exec 0<&-; echo no >&2; exit 4"]);
-        let output = fed(&mut deaf, &[b'x'; 300_000]).unwrap();
+        let output = fed(&mut deaf, &[b'x'; 300_000], LIMIT).unwrap();
         assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(4), &b"no\n"[..]));
     }
 
