@@ -160,7 +160,8 @@ impl Ucma {
     /// the program's memory takes the answer.
     ///
     /// # Errors
-    /// The kernel's; `EAGAIN` if there is no event to get.
+    /// The kernel's; `EAGAIN` if there is no event to get. A command that is not known is `ENOSYS`
+    /// whatever its number, where the kernel says `EINVAL` behind the end of its table.
     pub(crate) fn command(
         self: &Arc<Self>,
         file: &Arc<File>,

@@ -112,7 +112,7 @@ pub(crate) fn audit(iface: &Interface) -> Audit {
 pub struct Unlisted {
     /// `ip` and `ip6` of legacy iptables, `xfrm` of IPsec.
     pub family: &'static str,
-    /// The hook, as nftables names it; of IPsec the direction, `in` or `out`.
+    /// The hook, as nftables names it; of IPsec the direction, `in`, `out` or `fwd`.
     pub hook: &'static str,
     /// What and where they are: `iptables filter (forward)`.
     pub what: String,
@@ -120,9 +120,10 @@ pub struct Unlisted {
 
 /// The rules in the calling thread's network namespace that neither `nft` nor `tc` lists: those of
 /// legacy iptables, and the policies of IPsec that RoCEv2 from and to the addresses of `iface`
-/// could meet there. The second list says what could not be read, and why.
+/// could meet there. With `forwards` the addresses are of others, for which the namespace forwards.
+/// The second list says what could not be read, and why.
 #[must_use]
-pub fn unlisted_rules(iface: &Interface) -> (Vec<Unlisted>, Vec<String>) {
+pub fn unlisted_rules(iface: &Interface, forwards: bool) -> (Vec<Unlisted>, Vec<String>) {
     let (mut audit, mut rules) = (Audit::default(), Vec::new());
     for xtables::Table { family, name, hooks } in xtables::tables(&mut audit) {
         rules.extend(hooks.into_iter().map(|hook| Unlisted {
@@ -131,10 +132,12 @@ pub fn unlisted_rules(iface: &Interface) -> (Vec<Unlisted>, Vec<String>) {
             what: format!("{} {name} ({hook})", family.name),
         }));
     }
-    rules.extend(xfrm::policies(iface, &mut audit).into_iter().map(|(hook, count)| Unlisted {
-        family: "xfrm",
-        hook,
-        what: format!("ipsec: {count} policies of direction {hook}"),
+    rules.extend(xfrm::policies(iface, forwards, &mut audit).into_iter().map(|(hook, count)| {
+        Unlisted {
+            family: "xfrm",
+            hook,
+            what: format!("ipsec: {count} policies of direction {hook}"),
+        }
     }));
     (rules, audit.unseen)
 }

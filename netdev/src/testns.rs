@@ -205,6 +205,9 @@ pub(crate) fn as_user<R: Send>(uid: u32, f: impl FnOnce() -> R + Send) -> io::Re
         // SAFETY: a system call of numbers alone. Unlike the library's function it changes this
         // thread only.
         let changed = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
+        // The process would be one of which others may not read /proc.
+        // SAFETY: numbers alone.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) };
         if changed == 0 { Ok(f()) } else { Err(io::Error::other("needs root")) }
     };
     std::thread::scope(|scope| match scope.spawn(work).join() {

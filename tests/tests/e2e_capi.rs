@@ -7,6 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use rocinante_node::{Container, LabConfig, Pair};
 use rocinante_tests::harness::Backend;
@@ -95,6 +96,18 @@ impl Library {
 impl Drop for Library {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What a client of a ping-pong says that is started anew until its server listens.
+fn once_it_listens(mut client: impl FnMut() -> Running) -> Done {
+    let begin = Instant::now();
+    loop {
+        let done = client().finish();
+        if !done.err.contains("Couldn't connect") {
+            return done.succeeded();
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "the server does not listen");
     }
 }
 
@@ -291,13 +304,7 @@ fn counters_are_printed_once_at_the_exit() {
     let server = library.start(b, "ibv_rc_pingpong -g 0 -n 10");
     let mut command = library.command(&format!("ibv_rc_pingpong -g 0 -n 10 {}", b.ipv4()));
     command.env("ROCINANTE_COUNTERS", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
-    let done = loop {
-        let done = Running::of(a.spawn(&mut command).unwrap()).finish();
-        // The server does not listen yet.
-        if !done.err.contains("Couldn't connect") {
-            break done.succeeded();
-        }
-    };
+    let done = once_it_listens(|| Running::of(a.spawn(&mut command).unwrap()));
     let server = server.finish().succeeded();
     assert!(!server.err.contains("counters"), "{}", server.err);
     assert_eq!(done.err.matches("counters of").count(), 1, "{}", done.err);
@@ -326,14 +333,7 @@ fn calls_that_a_preloaded_library_takes_over_are_not_used() {
         Running::of(at.spawn(&mut command).unwrap())
     };
     let server = start(b, "ibv_rc_pingpong -g 0 -n 100 -c");
-    loop {
-        let done = start(a, &format!("ibv_rc_pingpong -g 0 -n 100 -c {}", b.ipv4())).finish();
-        // The server does not listen yet.
-        if !done.err.contains("Couldn't connect") {
-            done.succeeded();
-            break;
-        }
-    }
+    once_it_listens(|| start(a, &format!("ibv_rc_pingpong -g 0 -n 100 -c {}", b.ipv4())));
     server.finish().succeeded();
 }
 
@@ -356,13 +356,7 @@ fn beside_a_program_that_has_afxdp_another_one_takes_packet_and_warns() {
     second.says("packet: not afxdp, because another process on");
     for port in [18602, 18601] {
         let client = format!("{} {}", words(port), b.ipv4());
-        loop {
-            let done = start(a, "udp", "warn", &client).finish();
-            // The server does not listen yet.
-            if !done.err.contains("Couldn't connect") {
-                break drop(done.succeeded());
-            }
-        }
+        once_it_listens(|| start(a, "udp", "warn", &client));
     }
     for server in [first, second] {
         server.finish().succeeded();
@@ -383,20 +377,20 @@ fn the_log_says_what_is_bound_and_why_retries_are_exceeded() {
     let mut command = library.command(&format!("{words} {}", b.ipv4()));
     command.env("ROCINANTE_LOG", format!("debug,{}", file.display()));
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     let read = || fs::read_to_string(&file).unwrap();
     let client = loop {
         let mut client = Running::of(a.spawn(&mut command).unwrap());
         while !read().contains("Rts, peer") && matches!(client.child.try_wait(), Ok(None)) {
             assert!(begin.elapsed().as_secs() < 20, "{}", read());
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
         // The server does not listen yet.
         if matches!(client.child.try_wait(), Ok(None)) {
             break client;
         }
     };
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(300));
     server.child.kill();
     let done = client.finish();
     let log = read();
@@ -466,13 +460,7 @@ fn a_bare_file_system_is_enough() {
     let words = "ibv_rc_pingpong -g 0 -e -c";
     let server = Running::of(b.spawn(&mut bare(words)).unwrap());
     let mut command = bare(&format!("{words} {}", b.ipv4()));
-    let client = loop {
-        let done = Running::of(a.spawn(&mut command).unwrap()).finish();
-        // The server does not listen yet.
-        if !done.err.contains("Couldn't connect") {
-            break done.succeeded();
-        }
-    };
+    let client = once_it_listens(|| Running::of(a.spawn(&mut command).unwrap()));
     let server = server.finish().succeeded();
     assert_eq!((&*client.err, &*server.err), ("", ""));
     assert!(client.out.contains("1000 iters in"), "{}", client.out);

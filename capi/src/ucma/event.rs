@@ -137,10 +137,12 @@ impl File {
         if room < EVENT_LEAST {
             return Err(libc::ENOSPC);
         }
-        let mut queue = self.queue.lock();
-        if !queue.is_empty() {
+        // Not under the lock, which the device's thread takes: looking may bring in a page.
+        let has_one = !self.queue.lock().is_empty();
+        if has_one {
             check(room.min(EVENT))?;
         }
+        let mut queue = self.queue.lock();
         let event = queue.pop_front().ok_or(libc::EAGAIN)?;
         event.of.reported.fetch_add(1, Ordering::Relaxed);
         if let Some(group) = &event.group {

@@ -210,7 +210,8 @@ impl Live {
             let read = netns.run(|| {
                 let interface = Interface::by_name(name)?;
                 let addresses = addresses.to_vec();
-                Ok::<_, std::io::Error>(unlisted_rules(&Interface { addresses, ..interface }))
+                let interface = Interface { addresses, ..interface };
+                Ok::<_, std::io::Error>(unlisted_rules(&interface, place == "host"))
             })?;
             let (rules, unread) = read.unwrap_or_else(|error| (vec![], vec![error.to_string()]));
             for rule in rules {
@@ -287,8 +288,8 @@ impl Live {
                     BINDS
                 }
                 ("netdev" | "arp", _) | (_, "input" | "output") => continue,
-                // What IP forwards meets those of direction `out` alone.
-                ("xfrm", direction) if bridged || direction == "in" => continue,
+                // What is bridged is not forwarded by IP.
+                ("xfrm", _) if bridged => continue,
                 ("bridge", _) if !bridged => continue,
                 ("bridge", _) => BINDS,
                 (family, _) if bridged && !bridge_nf_call(host, family)? => {

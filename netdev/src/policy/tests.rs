@@ -194,6 +194,29 @@ fn ipsec_policies_are_found() {
     }
 }
 
+/// A namespace that forwards for others' addresses, which are the source or the destination.
+#[test]
+fn ipsec_policies_of_what_is_forwarded_are_found() {
+    let pair = or_skip!("policy::ipsec_policies_of_what_is_forwarded", Pair::new_seeing());
+    for (policy, found) in [
+        ("src 10.8.0.0/16 dst 10.7.0.1/32 dir fwd action block", "fwd"),
+        ("src 10.7.0.1/32 dst 10.8.0.0/16 dir fwd action block", "fwd"),
+        ("src 10.7.0.1/32 dst 10.8.0.0/16 dir out action block", "out"),
+        ("src 10.7.0.1/32 dst 10.8.0.0/16 dir fwd", ""),
+        ("src 10.7.0.1/32 dst 10.8.0.0/16 dir in action block", ""),
+        ("src 10.7.0.1/32 dst 10.6.0.0/16 dir fwd action block", ""),
+    ] {
+        pair.a.sh(&format!("ip xfrm policy flush; ip xfrm policy add {policy}"));
+        let rules = pair.a.run(|| {
+            let v0 = Interface::by_name("v0").expect("v0");
+            let addresses = vec![("10.8.0.1".parse().expect("an address"), 16)];
+            unlisted_rules(&Interface { addresses, ..v0 }, true).0
+        });
+        let hooks: Vec<_> = rules.iter().map(|rule| rule.hook).collect();
+        assert_eq!(hooks.join(" "), found, "{policy}");
+    }
+}
+
 #[test]
 fn what_cannot_be_read_is_unseen() {
     /// `CAP_NET_ADMIN` of capabilities(7).

@@ -29,23 +29,29 @@ const INFO_LEN: usize = 168;
 
 const DIR_IN: u8 = 0;
 const DIR_OUT: u8 = 1;
+const DIR_FWD: u8 = 2;
 const ACTION_ALLOW: u8 = 0;
 /// The attribute that says how a policy transforms.
 const XFRMA_TMPL: u16 = 5;
 
 /// Adds the policies that datagrams of ours could meet on `iface`.
 pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
-    for (direction, count) in policies(iface, audit) {
+    for (direction, count) in policies(iface, false, audit) {
         audit.found(format!("ipsec: {count} policies of direction {direction}"), true);
     }
 }
 
-/// The directions of policies that datagrams of ours could meet on `iface`, with their number.
-/// Notes if they could not be read.
-pub(super) fn policies(iface: &Interface, audit: &mut Audit) -> Vec<(&'static str, usize)> {
-    let mut found = [("in", 0), ("out", 0)];
+/// The directions of policies that datagrams of ours could meet on `iface`, with their number; with
+/// `forwards`, those that meet what is forwarded for the interface's addresses. Notes if they could
+/// not be read.
+pub(super) fn policies(
+    iface: &Interface,
+    forwards: bool,
+    audit: &mut Audit,
+) -> Vec<(&'static str, usize)> {
+    let mut found = [("in", 0), ("out", 0), ("fwd", 0)];
     let read = read(&mut |policy| {
-        if let Some(direction) = concerned(policy, iface) {
+        if let Some(direction) = concerned(policy, iface, forwards) {
             found[usize::from(direction)].1 += 1;
         }
     });
@@ -69,13 +75,16 @@ fn read(each: &mut dyn FnMut(&[u8])) -> io::Result<()> {
 }
 
 /// The direction of a policy, unless none of our datagrams can meet it.
-pub(super) fn concerned(policy: &[u8], iface: &Interface) -> Option<u8> {
+pub(super) fn concerned(policy: &[u8], iface: &Interface, forwards: bool) -> Option<u8> {
     let info = policy.get(..INFO_LEN)?;
     let (direction, action) = (info[DIR], info[ACTION]);
     let u16_at = |at: usize| u16::from_be_bytes([info[at], info[at + 1]]);
-    let own = match direction {
-        DIR_IN => (&info[..16], info[PREFIX_D]),
-        DIR_OUT => (&info[16..32], info[PREFIX_S]),
+    let (to, from) = ((&info[..16], info[PREFIX_D]), (&info[16..32], info[PREFIX_S]));
+    // What is forwarded meets `fwd` and then `out` (`ip_forward`), whoever sent it.
+    let own = match (direction, forwards) {
+        (DIR_IN, false) => [to, to],
+        (DIR_OUT, false) => [from, from],
+        (DIR_OUT | DIR_FWD, true) => [to, from],
         _ => return None,
     };
     let transforms = Attributes(&policy[INFO_LEN..]).any(|(kind, _)| kind == XFRMA_TMPL);
@@ -83,7 +92,7 @@ pub(super) fn concerned(policy: &[u8], iface: &Interface) -> Option<u8> {
     let matches = matches!(info[PROTO], 0 | UDP)
         && (u16_at(DPORT) ^ ROCE_PORT) & u16_at(DPORT_MASK) == 0
         && (index == 0 || index == iface.index)
-        && iface.addresses.iter().any(|(address, _)| is_within(*address, own));
+        && iface.addresses.iter().any(|(at, _)| own.iter().any(|end| is_within(*at, *end)));
     (matches && (transforms || action != ACTION_ALLOW)).then_some(direction)
 }
 

@@ -207,9 +207,10 @@ pub(super) fn check_user(connection: &OwnedFd) -> Result<(), Refused> {
     if is_own_user(uid) {
         return Ok(());
     }
+    let first = if pid == 0 { "is not visible".to_owned() } else { format!("was pid {pid}") };
     let hint = format!(
-        "it is shared by processes of user {uid}, of which the first was pid {pid}: only \
-         processes of one user share one. Use the same user, or another address"
+        "it is shared by processes of user {uid}, of which the first {first}: only processes of \
+         one user share one. Use the same user, or another address"
     );
     Err(Refused { error: io::Error::from_raw_os_error(libc::EADDRINUSE), hint })
 }

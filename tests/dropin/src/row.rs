@@ -136,7 +136,7 @@ impl Place<'_> {
         let words = [&*found, always];
         let mut server = self.start(1, self.command(&words))?;
         if let Err(why) = listens(&mut server) {
-            let output = server.wait_with_output(Duration::ZERO);
+            let output = server.wait_with_output(Duration::from_secs(1));
             return output.map_err(|_| why).and_then(|output| {
                 succeeded("the server", &output)
                     .and(Err("the server ended without a client".to_owned()))
