@@ -102,9 +102,12 @@ impl Image {
         }
     }
 
-    /// podman, which keeps its state in the folder.
+    /// podman, which keeps its state in the folder. Where the machine has both versions of cgroups
+    /// (`hybrid`) it sees the first: crun 1.8 refuses the second if that has a controller.
     fn podman(&self) -> Command {
-        let mut podman = Command::new("podman");
+        let mut podman = Command::new("unshare");
+        podman.args(["--mount", "--propagation", "private", "sh", "-c"]);
+        podman.args(["umount /sys/fs/cgroup/unified 2>/dev/null; exec \"$@\"", "sh", "podman"]);
         for (option, place) in [("--root", "store"), ("--runroot", "run"), ("--tmpdir", "state")] {
             podman.arg(option).arg(self.folder.join(place));
         }
