@@ -93,13 +93,16 @@ fn an_atomic_that_was_passed_over_is_asked_for_again() {
 #[test]
 fn a_lost_response_in_mid_read_is_asked_for_from_there_with_the_same_end() {
     let mut solo = Solo::script();
+    let again = |solo: &Solo| solo.end.engine.counters().retransmitted_pkts;
     solo.read(1, 1000);
     solo.sent();
+    assert_eq!(again(&solo), 0);
     let data = pattern(1000, 9);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 0, &data[..256]);
     // #1 is lost.
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_MIDDLE, 2, &data[512..768]);
     assert_eq!(solo.sent(), ["READ #1 @9100+744"]);
+    assert_eq!(again(&solo), 1);
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_LAST, 3, &data[768..]);
     assert!(solo.sent().is_empty());
     solo.receive_data(Op::RC_RDMA_READ_RESPONSE_FIRST, 1, &data[256..512]);

@@ -171,12 +171,9 @@ impl ReorderBuffer {
 
     /// Gives everything back.
     pub(super) fn clear(&mut self, store: &mut ReorderSlab) {
-        if !self.is_empty() {
-            for block in self.places.drain(..).flatten() {
-                store.give_back(block);
-            }
+        for block in self.places.drain(..).flatten() {
+            store.give_back(block);
         }
-        self.places.clear();
         (self.count, self.news, self.overflowed) = (0, 0, false);
         self.places.shrink_to(PLACES_KEPT);
     }
