@@ -382,14 +382,14 @@ pub const BUGS: &[Bug] = &[
         what: "the memory of packets that came too early is lost when their queue pair breaks",
         seed: 1,
         file: "rc/reorder.rs",
-        right: "            for block in self.places.drain(..).flatten() {
-                store.give_back(block);
+        right: "        for block in self.places.drain(..).flatten() {
+            store.give_back(block);
 ",
-        wrong: "            for block in self.places.drain(..).flatten() {
-                if BUG {
-                    continue;
-                }
-                store.give_back(block);
+        wrong: "        for block in self.places.drain(..).flatten() {
+            if BUG {
+                continue;
+            }
+            store.give_back(block);
 ",
     },
     Bug {
