@@ -36,7 +36,10 @@ impl Installed {
 
     fn copy(&self, from: &Path, to: &str, mode: u32) -> PathBuf {
         let to = self.0.join(to);
-        fs::copy(from, &to).unwrap();
+        // By another process: a child that another test starts meanwhile would hold this one's
+        // descriptor, and a file that can be written to does not start (ETXTBSY).
+        let copied = Command::new("cp").arg(from).arg(&to).status().unwrap();
+        assert!(copied.success(), "{}", from.display());
         fs::set_permissions(&to, Permissions::from_mode(mode)).unwrap();
         to
     }
