@@ -38,7 +38,7 @@ fn every_cell_is_as_documented() {
         let why = cell["why"].as_array().map_or(&[][..], Vec::as_slice);
         let of_rate = |why: &Value| why.to_string().contains("of the rate came through");
         cell["verdict"] == "differs"
-            && rate.is_some_and(|rate| rate > 0.0 && rate <= 1.25)
+            && rate.is_some_and(|rate| rate > 0.0 && rate <= 1.03)
             && why.iter().all(of_rate)
     };
     let slow = cells.iter().filter(is_slow).count();

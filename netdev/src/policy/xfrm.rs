@@ -80,7 +80,7 @@ pub(super) fn concerned(policy: &[u8], iface: &Interface, forwards: bool) -> Opt
     let (direction, action) = (info[DIR], info[ACTION]);
     let u16_at = |at: usize| u16::from_be_bytes([info[at], info[at + 1]]);
     let (to, from) = ((&info[..16], info[PREFIX_D]), (&info[16..32], info[PREFIX_S]));
-    // What is forwarded meets `fwd` and then `out` (`ip_forward`), whoever sent it.
+    // What is forwarded meets `fwd` and then `out` (`ip_forward`), in both directions of travel.
     let own = match (direction, forwards) {
         (DIR_IN, false) => [to, to],
         (DIR_OUT, false) => [from, from],
