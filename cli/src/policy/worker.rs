@@ -182,9 +182,16 @@ impl Link {
             if done == posted {
                 break;
             }
-            status = self.cq.wait_one(PATIENCE)?.status;
+            // All that is there: what a process without a processor finds late is of before.
+            let mut next = Some(self.cq.wait_one(PATIENCE)?);
+            while let Some(wc) = next.take() {
+                status = wc.status;
+                done += usize::from(status == WcStatus::Success);
+                if status == WcStatus::Success {
+                    next = self.cq.poll_one()?;
+                }
+            }
             let now = Instant::now();
-            done += usize::from(status == WcStatus::Success);
             if now >= start + warm && now < end {
                 first.get_or_insert((now, done));
                 last = (now, done);
