@@ -43,7 +43,8 @@ use rocinante::{
 
 use crate::oracles::{Channels, Oracles, becomes_idle, is_ready_within};
 pub use crate::setup::{ADDRESS_VARIABLE, DEVICE_VARIABLE, Family, KernelDevice, On, Setup};
-use rocinante_node::{Lab, LabConfig, Netns};
+use crate::tunnel;
+use rocinante_node::{ChildGuard, Lab, LabConfig, Netns};
 
 /// How long an expected event may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -84,7 +85,7 @@ impl Side {
     /// If it cannot be opened.
     #[must_use]
     pub fn open(netns: &Netns, address: IpAddr, setup: &Setup) -> Self {
-        let On::Software(backend) = setup.on else { panic!("a lab is for the device in software") };
+        let backend = setup.backend();
         let options = setup.open_options(backend);
         let ctx = netns.run(|| options.open(address)).expect("a namespace");
         let ctx = ctx.unwrap_or_else(|e| panic!("{backend} on {address}: {e}"));
@@ -202,6 +203,8 @@ pub struct Harness {
     pub sides: [Side; 2],
     /// How they were made.
     pub setup: Setup,
+    /// The programs that encrypt between the containers.
+    _tunnel: Option<[ChildGuard; 2]>,
     /// The lab of software devices: dropped last.
     pub lab: Option<Lab>,
 }
@@ -215,23 +218,34 @@ impl Harness {
     pub fn new(setup: &Setup) -> Self {
         if let On::Kernel(device) = &setup.on {
             let sides = [0, 1].map(|_| Side::open_kernels(device, setup.family));
-            return Self::of(sides, setup, None);
+            return Self::of(sides, setup, None, None);
         }
         let queues = setup.receive_queues();
         let config = LabConfig { containers: setup.containers, queues, ..LabConfig::default() };
         let lab = Lab::new(&config).expect("a lab");
+        let encrypted = setup.on == On::Encrypted;
+        let tunnel = encrypted.then(|| tunnel::join(&lab, setup.underlay()));
         let sides = [0, 1].map(|index| {
             if !setup.segmentation {
                 lab.container(index).set_udp_segmentation(false).expect("ethtool");
             }
-            Side::open(lab.container(index).netns(), address(&lab, index, setup.family), setup)
+            let address = match setup.on {
+                On::Encrypted => tunnel::address(index, setup.family),
+                _ => address(&lab, index, setup.family),
+            };
+            Side::open(lab.container(index).netns(), address, setup)
         });
-        Self::of(sides, setup, Some(lab))
+        Self::of(sides, setup, tunnel, Some(lab))
     }
 
-    fn of(sides: [Side; 2], setup: &Setup, lab: Option<Lab>) -> Self {
+    fn of(
+        sides: [Side; 2],
+        setup: &Setup,
+        tunnel: Option<[ChildGuard; 2]>,
+        lab: Option<Lab>,
+    ) -> Self {
         let oracles = Oracles::new(&sides, &setup.exceptions);
-        Self { oracles, sides, setup: setup.clone(), lab }
+        Self { oracles, sides, setup: setup.clone(), _tunnel: tunnel, lab }
     }
 
     /// Its parts, for another use. The rules are checked now, and not again later.

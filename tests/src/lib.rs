@@ -30,6 +30,7 @@ pub mod setup;
 pub mod skip;
 pub mod snapshot;
 pub mod tshark;
+pub mod tunnel;
 pub mod unique;
 pub mod verbs;
 

@@ -13,6 +13,9 @@ use crate::oracles::{Exception, Oracle};
 pub enum On {
     /// The software device over this backend: two of them, in two containers of a lab.
     Software(Backend),
+    /// The software device over `udp`, as above, on WireGuard devices of these containers: see
+    /// [`tunnel`](crate::tunnel).
+    Encrypted,
     /// A device of the kernel, opened twice.
     Kernel(KernelDevice),
 }
@@ -146,6 +149,28 @@ impl Setup {
     pub fn may_break(mut self, oracle: Oracle, why: &'static str) -> Self {
         self.exceptions.push(Exception { oracle, always: false, why });
         self
+    }
+
+    /// The backend of the software device.
+    ///
+    /// # Panics
+    /// If it runs on a device of the kernel.
+    #[must_use]
+    pub(crate) fn backend(&self) -> Backend {
+        match self.on {
+            On::Software(backend) => backend,
+            On::Encrypted => Backend::Udp,
+            On::Kernel(_) => panic!("a lab is for the device in software"),
+        }
+    }
+
+    /// The MTU in bytes of what is below an encrypted link. A device on it takes the path MTU that
+    /// fits; with one that is asked for the usual link for it is tried.
+    pub(crate) fn underlay(&self) -> u32 {
+        match self.connect.mtu {
+            Some(mtu) if mtu <= Mtu::Mtu1024 => 1500,
+            _ => 9000,
+        }
     }
 
     /// How many receive queues the devices need: each shard over AF_XDP has its own.

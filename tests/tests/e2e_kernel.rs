@@ -10,7 +10,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use rocinante_tests::harness::{ADDRESS_VARIABLE, DEVICE_VARIABLE, KernelDevice};
+use rocinante_tests::harness::{ADDRESS_VARIABLE, DEVICE_VARIABLE, KernelDevice, On};
 use rocinante_tests::verbs::{TESTS, Test, death};
 
 fn main() -> ExitCode {
@@ -51,7 +51,7 @@ fn run(tests: &[&Test], device: &KernelDevice) -> ExitCode {
     println!("running {} tests on {} with {}", tests.len(), device.name, device.address);
     let start = Instant::now();
     let failed = tests.iter().filter(|test| {
-        let result = test.run(device);
+        let result = test.run(On::Kernel(device.clone()));
         println!("test {} ... {}", test.name, if result.is_ok() { "ok" } else { "FAILED" });
         result.is_err()
     });

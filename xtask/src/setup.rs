@@ -49,6 +49,9 @@ pub(crate) const TESTS: &[Package] = &[
     // Counts instructions.
     ("valgrind", || is_installed("valgrind")),
     ("tshark", || is_installed("tshark")),
+    // Encrypted links.
+    ("wireguard-go", || is_installed("wireguard-go")),
+    ("wireguard-tools", || is_installed("wg")),
     // The guest of the interoperability tests, and the programs that unpack its kernel.
     ("qemu-system-x86", || is_installed("qemu-system-x86_64")),
     ("xz-utils", || is_installed("xz")),

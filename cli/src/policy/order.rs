@@ -97,6 +97,7 @@ pub(super) struct Bulk {
     pub(super) seconds: f64,
     /// Payload of all.
     pub(super) all_bytes: u64,
-    /// Time of all.
-    pub(super) all_seconds: f64,
+    /// Before the first was posted and after the last completion, in nanoseconds of the clock that
+    /// all processes of this machine share (`CLOCK_MONOTONIC`).
+    pub(super) from_to: (u64, u64),
 }

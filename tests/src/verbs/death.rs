@@ -89,6 +89,7 @@ pub fn be_the_peer(on: On) {
     let options = rocinante::OpenOptions::new();
     let options = match on {
         On::Software(backend) => options.netdev(backend),
+        On::Encrypted => options.netdev(rocinante::device::Backend::Udp),
         On::Kernel(device) => options.device(&device.name),
     };
     let ctx = options.open(own.ip()).unwrap();
@@ -152,7 +153,7 @@ struct Place<'a> {
 impl<'a> Place<'a> {
     fn new(on: On, args: &'a [&'a str]) -> Self {
         let lab = match on {
-            On::Software(_) => Some(Lab::new(&LabConfig::default()).unwrap()),
+            On::Software(_) | On::Encrypted => Some(Lab::new(&LabConfig::default()).unwrap()),
             On::Kernel(_) => None,
         };
         Self { on, args, lab }
@@ -166,7 +167,7 @@ impl<'a> Place<'a> {
                 let own = address(lab, 0, Family::V4);
                 Side::open(lab.container(0).netns(), own, &Setup::new(on.clone()))
             }
-            (On::Software(_), None) => unreachable!("a lab was made"),
+            (_, None) => unreachable!("a lab was made"),
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::harness::{Family, KernelDevice, On};
+use crate::harness::{Family, On};
 
 /// Declares the modules and lists their public functions, which are tests.
 /// [`on_each_backend!`](crate::on_each_backend) runs those of a module.
@@ -147,7 +147,7 @@ tests! {
 /// The families of which the device has addresses: a card may have no IPv6 address.
 fn families(on: &On) -> Vec<Family> {
     let has = |family: &Family| match on {
-        On::Software(_) => true,
+        On::Software(_) | On::Encrypted => true,
         On::Kernel(device) => *family == Family::V4 || device.address_of(*family).is_ok(),
     };
     [Family::V4, Family::V6].into_iter().filter(has).collect()
@@ -169,12 +169,11 @@ pub struct Test {
 }
 
 impl Test {
-    /// Runs it on a device of the kernel.
+    /// Runs it.
     ///
     /// # Errors
     /// The message of its panic.
-    pub fn run(&self, device: &KernelDevice) -> Result<(), String> {
-        let on = On::Kernel(device.clone());
+    pub fn run(&self, on: On) -> Result<(), String> {
         catch_unwind(AssertUnwindSafe(|| (self.run)(on))).map_err(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| Some((*panic.downcast_ref::<&str>()?).to_owned()));

@@ -1,7 +1,7 @@
 //! Every operation, at sizes around packet borders. All bytes are compared, also those around the
 //! target.
 
-use rocinante::device::Provider;
+use rocinante::device::{Backend, Provider};
 use rocinante::verbs::{Mtu, SendOp, WcOpcode};
 use rocinante::{Access, Mr, Qp, RecvWr};
 
@@ -79,6 +79,7 @@ pub fn run(setup: &Setup) {
         assert_eq!(drops, [], "nothing was lost or malformed: {counters:?}");
         match &setup.on {
             On::Software(backend) => assert_eq!(side.ctx.backend(), Some(*backend)),
+            On::Encrypted => assert_eq!(side.ctx.backend(), Some(Backend::Udp)),
             On::Kernel(_) => assert_eq!(side.ctx.provider(), Provider::Hardware),
         }
     }

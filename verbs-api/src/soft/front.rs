@@ -155,7 +155,9 @@ impl QpShared {
         self.rules.check(wr)
     }
 
-    pub(super) fn check_recv(&self, front: &Front, wr: &RecvWr<'_>) -> Result<(), PostError> {
+    /// Whether the queue takes a receive request now, as [`admits_send`](Self::admits_send) says of
+    /// send requests.
+    pub(super) fn admits_recv(&self, front: &Front) -> Result<(), PostError> {
         if self.state.get() == QpState::Reset {
             return Err(PostError::State);
         }
@@ -163,6 +165,12 @@ impl QpShared {
         if out >= u64::from(self.rules.caps.max_recv_wr) {
             return Err(PostError::Full);
         }
+        Ok(())
+    }
+
+    /// The same, and checks the request, as [`check_send`](Self::check_send) does.
+    pub(super) fn check_recv(&self, front: &Front, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        self.admits_recv(front)?;
         self.rules.caps.check_recv(wr)
     }
 }

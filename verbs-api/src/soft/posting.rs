@@ -91,7 +91,7 @@ impl QpShared {
             front.give(self.qpn(), &mut shard.engine, &mut shard.host);
             for (index, wr) in list.iter().enumerate() {
                 let posted = self
-                    .check_recv(&front, wr)
+                    .admits_recv(&front)
                     .and_then(|()| shard.engine.post_recv(self.qpn(), wr, &mut shard.host));
                 if let Err(error) = posted {
                     failed = Some(PostListError { index, error });

@@ -9,7 +9,7 @@ use nix::unistd::{Gid, Uid, setgid, setuid};
 use rocinante::device::{Backend, Provider};
 use rocinante::verbs::{Mtu, SendData, SendOp};
 use rocinante::{Access, ConnectOptions, Context, OpenOptions, SendWr, VerbsError, WcStatus, cm};
-use rocinante_tests::harness::KernelDevice;
+use rocinante_tests::harness::{KernelDevice, On};
 use rocinante_tests::verbs;
 
 use crate::agent::machine::Kind;
@@ -32,7 +32,7 @@ pub static CHECKS: [Check; 2] =
 /// The first deviation from what is expected.
 pub fn run(name: &str, device: &str, address: IpAddr) -> Step {
     if let Some(test) = verbs::find(name) {
-        return test.run(&KernelDevice { name: device.to_owned(), address });
+        return test.run(On::Kernel(KernelDevice { name: device.to_owned(), address }));
     }
     let check = CHECKS.iter().find(|check| check.name == name);
     let check = check.ok_or_else(|| format!("there is no check {name:?}"))?;
