@@ -161,6 +161,24 @@ fn a_read_that_was_begun_survives_that_no_more_are_allowed() {
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
 }
 
+#[test]
+fn what_was_begun_goes_again_by_as_many_as_are_allowed_now() {
+    let mut solo = Solo::script();
+    for wr_id in 1..=3 {
+        solo.read(wr_id, 8);
+    }
+    assert_eq!(solo.sent().len(), 3);
+    let attr = QpAttr { max_rd_atomic: Some(1), ..QpAttr::default() };
+    drain(&mut solo, false);
+    modify(&mut solo, &QpAttr { state: Some(QpState::Sqd), ..attr }).expect("in SQD");
+    solo.wait_for_timer();
+    for psn in 0..3 {
+        assert_eq!(solo.sent(), [format!("READ #{psn} @9000+8")], "one at a time");
+        solo.receive_data(Op::RC_RDMA_READ_RESPONSE_ONLY, psn, &[7; 8]);
+        assert_eq!(solo.completed(), [(psn as u64 + 1, WcStatus::Success)]);
+    }
+}
+
 /// The way to the peer at `addr(n)`.
 fn path_to(n: u8, path: u32, budget: Budget) -> QpAttr {
     let (local, remote) = (addr(1), addr(n));

@@ -387,15 +387,20 @@ fn records_are_kept_until_as_many_came_after_them() {
 #[test]
 fn a_duplicate_that_does_not_match_its_record_is_dropped() {
     let mut solo = answered(1);
-    let wrong =
-        [solo.reth(8, 8), solo.reth(0, 9), solo.reth(0, 4), common::reth(common::BASE, Key(1), 8)];
+    let wrong = [
+        solo.reth(8, 8),
+        solo.reth(0, 9),
+        solo.reth(0, 4),
+        solo.reth(0, 0),
+        common::reth(common::BASE, Key(1), 8),
+    ];
     for reth in &wrong {
         solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[reth]);
     }
     let eth = solo.atomic_eth(0, 1, 1);
     solo.receive_request(Op::RC_FETCH_ADD, 0, &[&eth]);
     assert!(solo.sent().is_empty());
-    assert_eq!(solo.end.engine.drops().stale_duplicate, 5);
+    assert_eq!(solo.end.engine.drops().stale_duplicate, 6);
 }
 
 #[test]
@@ -415,6 +420,20 @@ fn a_part_of_a_read_can_be_repeated() {
     let last = solo.reth(768, 232);
     solo.receive_request(Op::RC_RDMA_READ_REQUEST, 3, &[&last]);
     assert_eq!(solo.sent(), ["READ_ONLY #3 232B"]);
+}
+
+/// What has not left yet leaves once, from where it is.
+#[test]
+fn a_part_that_is_asked_for_before_it_left_takes_nothing_away() {
+    let mut solo = Solo::script();
+    let [whole, middle, rest] = [solo.reth(0, 1000), solo.reth(256, 256), solo.reth(512, 488)];
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&whole]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 2, &[&rest]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&middle]);
+    let all =
+        ["READ_FIRST #0 256B", "READ_MIDDLE #1 256B", "READ_MIDDLE #2 256B", "READ_LAST #3 232B"];
+    assert_eq!(solo.sent(), all);
+    assert!(solo.sent().is_empty());
 }
 
 #[test]

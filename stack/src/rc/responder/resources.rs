@@ -241,3 +241,27 @@ fn place_of(begins: bool, ends: bool) -> Place {
         (false, false) => Place::Middle,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_forgotten_is_not_sent() {
+        let mut records = Records::default();
+        records.start(2);
+        for psn in [Seq(1), Seq(2)] {
+            assert!(records.make_room());
+            records.push(psn, psn, 1, Kind::Done { operation: Operation::Flush });
+        }
+        assert!(records.due() && records.response(Mtu::Mtu256).is_some());
+        records.sent(Seq(1));
+        assert_eq!((records.len(), records.due()), (2, true));
+        records.start(2);
+        assert_eq!((records.len(), records.due()), (0, false));
+        assert!(records.response(Mtu::Mtu256).is_none());
+        assert!(records.make_room());
+        records.push(Seq(3), Seq(3), 1, Kind::Done { operation: Operation::Flush });
+        assert!(records.due());
+    }
+}

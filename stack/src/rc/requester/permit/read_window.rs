@@ -168,8 +168,10 @@ mod tests {
             peers.arrived(2, 15, 0);
         }
         assert_eq!(cut(Mtu::Mtu4096, &peers), 78);
-        let flow = ReadWindow::new(Mtu::Mtu4096, 1000, false);
+        let mut flow = ReadWindow::new(Mtu::Mtu4096, 1000, false);
         assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 15, "a stranger's");
+        flow.recognised();
+        assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 78);
         for _ in 0..400 {
             peers.arrived(1, 1, 0);
         }

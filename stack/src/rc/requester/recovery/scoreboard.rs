@@ -357,6 +357,23 @@ mod tests {
         }
     }
 
+    /// Packets that go again at one time say nothing of each other: none overtook the other.
+    #[test]
+    fn what_went_again_is_lost_again_only_if_something_later_arrived() {
+        let mut board = holding([3, 4].map(Seq).into_iter());
+        board.held.clear(Seq(3));
+        assert!(board.judge(Seq(1), Time(10), 1));
+        assert_eq!(board.due, 3, "1, 2, 3");
+        board.left(Time(11), Seq(5));
+        board.left(Time(11), Seq(5));
+        board.left(Time(12), Seq(5));
+        board.arrived(Seq(1), Seq(2));
+        assert!(!board.judge(Seq(5), Time(30), 1), "2 left with 1");
+        board.held.set(Seq(3));
+        assert!(board.judge(Seq(5), Time(30), 1), "3 left later than 2");
+        assert_eq!((board.due, board.lost.len()), (1, 1));
+    }
+
     #[test]
     fn what_is_due_is_counted_until_it_left_arrived_or_was_forgotten() {
         let lost = || {
