@@ -102,3 +102,96 @@ impl Engine {
             + all().filter(idle).count()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::PdId;
+    use crate::peer::{Budget, PeerKind};
+    use crate::qp::attr::{PeerAddress, QpAttr, QpInit};
+    use crate::shared::EngineConfig;
+    use crate::types::{Mtu, Psn, Qpn};
+    use crate::verbs::{Completions, CqId, Cqe, QpState, QpType, SendData, SendWr};
+
+    struct Nothing;
+
+    impl Completions for Nothing {
+        fn complete(&mut self, _: CqId, _: Cqe) {}
+
+        fn send_retired(&mut self, _: u32, _: u32) {}
+
+        fn recv_retired(&mut self, _: u32, _: u32) {}
+    }
+
+    /// An engine with one queue pair in RTS.
+    fn connected() -> (Engine, Qpn) {
+        let mut engine = Engine::new(EngineConfig::default());
+        let init = QpInit {
+            qp_type: QpType::Rc,
+            pd: PdId(1),
+            send_cq: CqId(0),
+            recv_cq: CqId(0),
+            srq: None,
+            max_send_wr: 4,
+            max_recv_wr: 4,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 8,
+            sq_sig_all: false,
+            cookie: 0,
+            context: 0,
+        };
+        let qpn = engine.create_qp(&init, 5).expect("room");
+        let (local, remote) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let (budget, kind) = (Budget::STANDARD, PeerKind::Standard);
+        let attr = QpAttr {
+            pkey_index: Some(0),
+            port: Some(1),
+            access: Some(crate::mem::Access::ALL),
+            ..QpAttr::default()
+        };
+        let rtr = QpAttr {
+            peer: Some(PeerAddress { local, remote, path: 0, budget, kind }),
+            path_mtu: Some(Mtu::Mtu1024),
+            dest_qpn: Some(Qpn::new(7)),
+            rq_psn: Some(Psn::new(0)),
+            max_dest_rd_atomic: Some(1),
+            min_rnr_timer: Some(12),
+            ..QpAttr::default()
+        };
+        let rts = QpAttr {
+            sq_psn: Some(Psn::new(0)),
+            max_rd_atomic: Some(1),
+            retry_cnt: Some(7),
+            rnr_retry: Some(7),
+            timeout: Some(14),
+            ..QpAttr::default()
+        };
+        let steps = [(QpState::Init, attr), (QpState::Rtr, rtr), (QpState::Rts, rts)];
+        for (state, attr) in steps {
+            let attr = QpAttr { state: Some(state), ..attr };
+            engine.modify_qp(qpn, &attr, &mut Nothing).expect("a legal change");
+        }
+        (engine, qpn)
+    }
+
+    #[test]
+    fn a_queue_pair_that_could_send_and_gets_no_turn_counts_as_forgotten() {
+        let (mut engine, qpn) = connected();
+        assert_eq!(engine.footprint().forgotten, 0, "it has nothing to send");
+        let wr = SendWr::send(SendData::Inline(&[1; 8]));
+        engine.post_send(qpn, &wr, &mut Nothing).expect("a good request");
+        assert_eq!(engine.footprint().forgotten, 0, "it has its turn");
+        // As if the engine had lost it.
+        engine.shared.dirty.clear();
+        let qp = engine.qps[0].as_mut().expect("a queue pair");
+        qp.core_mut().queued = false;
+        assert_eq!(engine.footprint().forgotten, 1);
+        let drain = QpAttr { state: Some(QpState::Sqd), ..QpAttr::default() };
+        engine.modify_qp(qpn, &drain, &mut Nothing).expect("from RTS");
+        engine.shared.dirty.clear();
+        let qp = engine.qps[0].as_mut().expect("a queue pair");
+        qp.core_mut().queued = false;
+        assert_eq!(engine.footprint().forgotten, 0, "a drained queue begins no request");
+    }
+}

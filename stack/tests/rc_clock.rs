@@ -277,3 +277,19 @@ fn the_packets_that_asked_are_known_one_by_one() {
     let again = solo.sent();
     assert!(again[0].ends_with("#2 10B ack"), "{again:?}");
 }
+
+/// The acknowledgement answers the packet before the one that the probe repeats.
+#[test]
+fn an_acknowledgement_of_what_is_before_it_leaves_the_probe_a_probe() {
+    let mut solo = Solo::script();
+    solo.know_round_trip(1000);
+    solo.send(2, 10);
+    solo.send(3, 10);
+    solo.sent();
+    assert_eq!(solo.wait_for_timer(), Some(2_000_000));
+    // The probe is due and has not left.
+    solo.receive_ack(1);
+    assert_eq!(solo.sent(), ["SEND_ONLY #2 10B ack"]);
+    let counters = solo.end.engine.counters();
+    assert_eq!((counters.tail_probes, counters.retransmitted_pkts), (1, 0));
+}

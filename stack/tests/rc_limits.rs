@@ -6,7 +6,7 @@ use common::{Setup, Solo};
 use rocinante_stack::stats::Limit;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{QpState, SendOp, SendWr};
-use rocinante_stack::wire::{NakCode, Syndrome};
+use rocinante_stack::wire::{NakCode, Opcode, Syndrome};
 use rocinante_stack::{Budget, QpAttr};
 
 /// What ended turns since the last call.
@@ -46,6 +46,16 @@ fn a_queue_pair_that_has_nothing_to_send_is_limited_by_its_program() {
     assert_eq!(turn(&mut solo), (0, vec![]), "it had no turn");
     solo.send(1, 10);
     assert_eq!(turn(&mut solo), (1, vec![(Limit::SendQueueEmpty, 1)]));
+}
+
+#[test]
+fn a_queue_pair_that_only_answers_is_not_limited() {
+    let mut solo = Solo::script();
+    for psn in 0..3 {
+        let header = solo.reth(0, 1);
+        solo.receive_request(Opcode::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1]]);
+        assert_eq!(turn(&mut solo), (1, vec![]), "it has no request to send");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use rocinante_stack::PostError;
 use rocinante_stack::mem::{Access, PdId, Sge};
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{QpState, RecvWr, SendData, SendOp, SendWr, WcStatus};
+use rocinante_stack::wire::NakCode;
 
 const SEND: SendOp = SendOp::Send { imm: None };
 
@@ -310,4 +311,26 @@ fn errors_meet_on_both_sides() {
     });
     let sender = vec![(1, WcStatus::Success), (2, WcStatus::RemAccessErr)];
     assert_eq!(read_first, [sender, vec![]]);
+}
+
+/// The engine asks for the regions once for each plan, and once for each packet with their data.
+#[test]
+fn packets_that_leave_together_are_planned_together() {
+    let lookups = |solo: &mut Solo, packets: usize| {
+        let before = solo.end.host.lookups.get();
+        assert_eq!(solo.packets().len(), packets);
+        solo.end.host.lookups.get() - before
+    };
+    let mut solo = Solo::script();
+    for wr_id in 0..30 {
+        let data = SendData::Inline(&[7; 32]);
+        solo.post_wr(&wr(wr_id, SEND, data)).expect("a good request");
+    }
+    assert_eq!(lookups(&mut solo, 30), 1);
+    solo.receive_nak(10, NakCode::PsnSequenceError);
+    assert_eq!(lookups(&mut solo, 20), 1, "again");
+    solo.receive_ack(29);
+    solo.send(30, 30 * 256);
+    let with_data = lookups(&mut solo, 30);
+    assert!((30..40).contains(&with_data), "{with_data}");
 }

@@ -438,6 +438,22 @@ fn a_closed_sink_costs_no_retries() {
 }
 
 #[test]
+fn sixteen_queue_pairs_keep_their_lists_at_rest_and_more_hand_them_on() {
+    for (qps, kept) in [(15, 15), (16, 16), (17, 16), (40, 16)] {
+        let mut pair = Pair::new(&Setup { qps, ..Setup::default() });
+        let keys = pair.register();
+        for qp in 0..qps {
+            pair.send_on(0, qp, qp as u64, write(keys[1]), &[sge(0, 8, keys[0])]);
+        }
+        pair.run();
+        assert_eq!(pair.completions(0).len(), qps);
+        let left = pair.ends[0].engine.footprint();
+        let lists = (left.in_flight_lists, left.spare_in_flight_lists);
+        assert_eq!(lists, (kept, qps - kept), "{qps} queue pairs");
+    }
+}
+
+#[test]
 fn turns_are_short_and_go_round() {
     let mut pair = Pair::new(&Setup { qps: 4, arena: 4 << 20, ..Setup::default() });
     let keys = pair.register();

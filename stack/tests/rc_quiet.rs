@@ -230,6 +230,12 @@ fn what_is_sent_again_asks() {
     talk.solo.receive_ack(2);
     talk.solo.wait(TIMEOUT_14);
     assert_eq!(talk.solo.end.host.sends_retired, 3);
+    // Also one that is alone and answers.
+    let mut talk = self::talk(&setup());
+    talk.hush(1);
+    talk.receive();
+    talk.solo.receive_nak(1, NakCode::PsnSequenceError);
+    assert_eq!(talk.leaving(), [(1, true)]);
 }
 
 // ---- the state of earlier packets ----

@@ -436,6 +436,27 @@ fn a_part_that_is_asked_for_before_it_left_takes_nothing_away() {
     assert!(solo.sent().is_empty());
 }
 
+/// The frames of the port are full of other bytes before the engine writes them.
+#[test]
+fn the_pad_of_a_response_is_zero_whatever_was_in_the_frame() {
+    for len in (0..=5).chain(253..=261).chain(509..=517) {
+        let mut solo = Solo::script();
+        solo.end.host.arena.fill(7);
+        let reth = solo.reth(0, len);
+        solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&reth]);
+        let mut rest = len as usize;
+        for bytes in solo.packets() {
+            let packet = Packet::parse(&bytes).expect("a packet of ours");
+            let payload = packet.payload();
+            assert_eq!(payload, vec![7; rest.min(256)], "{len}");
+            rest -= payload.len();
+            let pad = payload.len().next_multiple_of(4) - payload.len();
+            assert_eq!(bytes[bytes.len() - 4 - pad..][..pad], [0; 3][..pad], "{len}");
+        }
+        assert_eq!(rest, 0, "{len}");
+    }
+}
+
 #[test]
 fn a_duplicate_while_the_ring_is_full_and_the_first_answer_is_under_way() {
     let mut solo = Solo::new(&Setup { rd_atomic: 2, ..Setup::script() });

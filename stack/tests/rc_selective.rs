@@ -96,6 +96,32 @@ fn without_a_receive_everything_behind_is_to_come_again() {
     assert_eq!(written(&solo), [1], "#2 was not held");
 }
 
+/// The receiver drops what it holds when it has no receive, and does not count the dropped packets
+/// as a gap when they come again.
+#[test]
+fn what_was_dropped_for_want_of_a_receive_is_not_reported_as_the_next_gap() {
+    let mut solo = solo();
+    solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[1]]);
+    (2..=5).for_each(|psn| receive_write(&mut solo, psn, psn as u8 + 1));
+    solo.sent();
+    receive_write(&mut solo, 0, 1);
+    assert_eq!(solo.sent(), ["RNR #1 timer 12"]);
+    let list = [solo.sge(0, 8)];
+    solo.post_recv(7, &list);
+    solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[1]]);
+    assert_eq!(solo.sent(), ["ACK #1"]);
+    let reported = solo.end.engine.counters().sent_seq_err;
+    // All of them come again; #2 and #3 swap places on the way.
+    receive_write(&mut solo, 3, 4);
+    assert_eq!(solo.sent(), ["NAK #2 sequence holds [3]"]);
+    receive_write(&mut solo, 2, 3);
+    assert_eq!(solo.sent(), ["ACK #3"], "nothing is missing before #4 and #5");
+    (4..=5).for_each(|psn| receive_write(&mut solo, psn, psn as u8 + 1));
+    assert_eq!(solo.sent(), ["ACK #5"]);
+    assert_eq!(written(&solo), [1, 3, 4, 5, 6]);
+    assert_eq!(solo.end.engine.counters().sent_seq_err - reported, 1);
+}
+
 #[test]
 fn what_is_refused_when_its_turn_comes_breaks_the_connection_then() {
     let mut solo = solo();

@@ -3,8 +3,8 @@
 
 mod span;
 
-pub(crate) use self::span::OVERHEAD;
-use self::span::{CostSum, Span, Totals, full_cost};
+use self::span::{CostSum, Span, Totals};
+pub(crate) use self::span::{OVERHEAD, full_cost};
 use crate::mem::{AccessError, Memory, PdId, RegionTable, Sge};
 use crate::peer::Cost;
 use crate::qp::opcode::data_opcode;

@@ -8,6 +8,7 @@ mod pair;
 mod solo;
 mod tables;
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -36,6 +37,8 @@ pub struct Host {
     pub completions: Vec<Cqe>,
     pub sends_retired: u32,
     pub recvs_retired: u32,
+    /// How often the engine asked for the table of regions.
+    pub lookups: Cell<u64>,
 }
 
 /// Where the arena begins in the addresses of work requests.
@@ -52,6 +55,7 @@ impl Host {
             completions: Vec::new(),
             sends_retired: 0,
             recvs_retired: 0,
+            lookups: Cell::new(0),
         }
     }
 
@@ -81,6 +85,7 @@ impl Host {
 
 impl Memory for Host {
     fn regions(&self) -> &RegionTable {
+        self.lookups.set(self.lookups.get() + 1);
         &self.regions
     }
 

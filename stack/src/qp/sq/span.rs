@@ -11,9 +11,9 @@ pub(crate) const OVERHEAD: u32 = 12 + 16 + 4 + 4;
 const COST_MAX: u32 = Budget::cost(4096 + OVERHEAD);
 const _: () = assert!(COST_MAX <= u16::MAX as u32);
 
-/// The cost of a full packet to its receiver.
-pub(super) fn full_cost(mtu: Mtu) -> u32 {
-    Budget::cost(mtu.bytes() + OVERHEAD)
+/// What a full packet costs its receiver at most.
+pub(crate) fn full_cost(mtu: Mtu) -> u32 {
+    Budget::cost(OVERHEAD + mtu.bytes())
 }
 
 /// A sum of [`Cost`]s; each component is modulo 2^32. The difference of two sums is the exact

@@ -101,4 +101,14 @@ mod tests {
         }
         assert!((500..=505).contains(&last), "marks in each round trip halve: {last}");
     }
+
+    #[test]
+    fn each_round_trip_without_marks_takes_a_sixteenth_of_the_share() {
+        for (trips, left) in [(1, 500), (2, 530), (3, 557), (17, 802)] {
+            let mut reaction = Reaction::new();
+            reaction.at = NOW;
+            let window = reaction.notified(NOW.after(100_000 * trips), 100_000, 1000);
+            assert_eq!(window, Some(left), "one in {trips} round trips");
+        }
+    }
 }

@@ -7,7 +7,7 @@
 use crate::mem::{Memory, RegionTable};
 use crate::peer::{Budget, Cost, Peers, RunLimits};
 use crate::qp::outbound::{RequestPacket, Sent};
-use crate::qp::sq::{OVERHEAD, SendQueue, Wqe, WqeIndex};
+use crate::qp::sq::{OVERHEAD, SendQueue, Wqe, WqeIndex, full_cost};
 use crate::rc::Qp;
 use crate::rc::requester::ack_policy::AckPolicy;
 use crate::rc::requester::permit::{Permit, Want};
@@ -15,7 +15,7 @@ use crate::rc::requester::recovery::Probe;
 use crate::rc::requester::{Limits, Requester};
 use crate::shared::Shared;
 use crate::sink::TxSink;
-use crate::types::{Mtu, Seq, Time};
+use crate::types::{Seq, Time};
 use crate::verbs::{SendOp, WcStatus};
 use crate::wire::{ICRC_LEN, Opcode, Reth, bth};
 
@@ -215,7 +215,7 @@ impl Qp {
         // What goes again, and what does not, are bursts of their own.
         let end = if again { requester.snd_max } else { Seq::MAX };
         let mut batches = !again && requester.ack_requests.end().is_some();
-        let (full, runs) = (full_packet(limits.mtu), shared.peers.runs());
+        let (full, runs) = (full_cost(limits.mtu), shared.peers.runs());
         let mut burst = Burst {
             policy,
             psn: requester.snd_nxt,
@@ -373,9 +373,4 @@ impl Requester {
 pub(in crate::rc) fn request_header(op: &SendOp, begins: bool) -> u32 {
     let reth = if begins && matches!(op, SendOp::Write { .. }) { Reth::LEN } else { 0 };
     (bth::LEN + reth + ICRC_LEN) as u32
-}
-
-/// What a packet costs at most.
-fn full_packet(mtu: Mtu) -> u32 {
-    Budget::cost(mtu.bytes() + OVERHEAD)
 }

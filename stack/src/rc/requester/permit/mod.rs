@@ -343,10 +343,9 @@ impl Requester {
     }
 
     /// Whether nothing but credit may hold back what is at the cursor, and no answer is to come
-    /// after which it is looked at again.
+    /// after which it is looked at again. Nothing is in flight then, so the window has room.
     pub(in crate::rc) fn lacks_only_credit(&self, sq: &SendQueue) -> bool {
-        let may = self.transport_limit(sq).is_none() && self.control.window_left() > 0;
-        may && !self.outstanding()
+        self.transport_limit(sq).is_none() && !self.outstanding()
     }
 
     /// What the packet of `psn`, of so many `bytes`, should wait for; it `begins` a message or not.
