@@ -22,8 +22,8 @@ const PROGRAMS: [(&str, &str, &str); 2] = [
 ];
 
 /// Makes the device and its addresses, says so, and becomes the program. The device is there with
-/// its MTU before, because boringtun reads that once; wireguard-go sets another one. Its control socket lies in a `/run` of its own. It
-/// ends with the process that started it.
+/// its MTU before, because boringtun reads that once; wireguard-go sets another one. The control
+/// socket lies in a `/run` of its own. The program ends with the process that started it.
 const SCRIPT: &str = r#"
 set -e
 mount -t tmpfs none /run
