@@ -5,7 +5,7 @@
 mod common;
 
 use common::{BASE, Pair, Setup, Solo, pattern, seal, sge};
-use rocinante_stack::types::Key;
+use rocinante_stack::types::{Key, Mtu};
 use rocinante_stack::verbs::{SendData, SendOp, SendWr, WcStatus};
 use rocinante_stack::wire::{NakCode, Opcode as Op, Syndrome};
 use rocinante_stack::{Budget, EngineConfig};
@@ -526,4 +526,21 @@ fn every_pattern_of_losses_in_a_message_is_repaired_with_as_many_packets() {
             assert_eq!(again, u64::from(lost.count_ones()), "{lost:#b}");
         }
     }
+}
+
+/// While nothing is lost, room for less than a run is left until there is room for all of it. After
+/// a loss the next acknowledgement may be long in coming, and what may leave leaves.
+#[test]
+fn after_a_loss_room_for_less_than_a_run_is_used() {
+    let budget = Budget { bytes: u32::MAX, datagrams: 84 };
+    let mut solo = Solo::new(&Setup { mtu: Mtu::Mtu4096, budget, arena: 1 << 21, ..setup() });
+    let list = [solo.sge(0, 256 * 4096)];
+    solo.post(1, SendOp::Write { remote: BASE, rkey: Key(9), imm: None }, &list);
+    let sent = solo.packets().len();
+    assert!(84 - 15 < sent && sent < 84, "{sent}");
+    assert!(solo.packets().is_empty());
+    // All that there is room for leaves, and the one that is missing goes again.
+    solo.receive_gap(0, &[1]);
+    assert_eq!(solo.packets().len(), 84 - (sent - 1) + 1);
+    assert!(solo.packets().is_empty());
 }
