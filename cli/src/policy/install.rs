@@ -41,7 +41,7 @@ const MTU: &str = "9000";
 const QUEUE: u32 = 1_000_000;
 /// Burst and queue of the shaper whose queue is too short for a burst of the sender: it holds one
 /// super-packet, and not two.
-const SHORT_BURST: u32 = 16 << 10;
+pub(super) const SHORT_BURST: u32 = 16 << 10;
 const SHORT_QUEUE: u32 = 64 << 10;
 
 /// A control on its path. Dropping this takes it away.

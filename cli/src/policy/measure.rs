@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::install::{HITS, Installed, OTHERS, Trouble};
+use super::install::{HITS, Installed, OTHERS, SHORT_BURST, Trouble};
 use super::lab::{Family, Network};
 use super::order::{Answer, Bulk, Order};
 use super::sides::{RECEIVER, SECOND, SENDER, Sides};
@@ -180,10 +180,15 @@ impl Bench<'_> {
         for flow in &flows {
             out.must(flow.status == SUCCESS, || format!("a WRITE ended in {}", flow.status));
         }
+        let burst = u64::from(BURST);
         let (factor, at_once) = match shaper {
             // nft counts a super-packet's headers once, and neither Ethernet's nor each datagram's.
-            Shaper::Policer => (1.0, SECOND_OF_RATE),
-            _ => (self.wire_factor(), 0),
+            Shaper::Policer => (1.0, SECOND_OF_RATE + burst),
+            // A class sends by its own tokens, and then borrows those of its parent.
+            Shaper::Uplink => (self.wire_factor(), 3 * burst),
+            Shaper::Htb => (self.wire_factor(), 2 * burst),
+            Shaper::Tbf | Shaper::Ifb | Shaper::Own => (self.wire_factor(), burst),
+            Shaper::ShortTbf => (self.wire_factor(), SHORT_BURST.into()),
         };
         let on_wire = |payload: u64| payload as f64 * factor;
         let rates: Vec<f64> = flows
@@ -191,10 +196,13 @@ impl Bench<'_> {
             .map(|flow| on_wire(flow.bytes) * 8.0 / flow.seconds.max(1e-3) / f64::from(RATE))
             .collect();
         let all_bytes: u64 = flows.iter().map(|flow| flow.all_bytes).sum();
-        let beyond = on_wire(all_bytes.saturating_sub(at_once));
+        let beyond = on_wire(all_bytes) - at_once as f64;
         let in_all = beyond * 8.0 / seconds_of_all(&flows) / f64::from(RATE);
-        // What passes at once can last beyond the warm-up.
-        let of_limit = if at_once > 0 { in_all } else { rates.iter().sum() };
+        let of_limit = match shaper {
+            // What passes at once can last beyond the warm-up.
+            Shaper::Policer => in_all,
+            _ => rates.iter().sum(),
+        };
         out.figures.of_limit = Some(super::rounded(of_limit));
         out.figures.of_limit_in_all = Some(super::rounded(in_all));
         let shown = if shaper == Shaper::Policer {
