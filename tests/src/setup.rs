@@ -171,8 +171,8 @@ impl Setup {
         }
     }
 
-    /// The MTU in bytes of what is below an encrypted link. A device on it takes the path MTU that
-    /// fits; with one that is asked for the usual link for it is tried.
+    /// The MTU in bytes of the link below an encrypted one: Ethernet's 1500 where the test asks for
+    /// a path MTU that fits it, else 9000.
     pub(crate) fn underlay(&self) -> u32 {
         match self.connect.mtu {
             Some(mtu) if mtu <= Mtu::Mtu1024 => 1500,

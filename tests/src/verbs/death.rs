@@ -20,6 +20,7 @@ use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
 const ROLE: &str = "ROCINANTE_E2E_DEATH";
 const PORT: u16 = 18_700;
 const LEN: usize = 1 << 20;
+const NO_TUNNEL: &str = "the processes of this test have a lab without an encrypted link";
 /// Requests outstanding when the peer dies.
 const DEPTH: u64 = 32;
 
@@ -89,7 +90,7 @@ pub fn be_the_peer(on: On) {
     let options = rocinante::OpenOptions::new();
     let options = match on {
         On::Software(backend) => options.netdev(backend),
-        On::Encrypted => options.netdev(rocinante::device::Backend::Udp),
+        On::Encrypted => panic!("{NO_TUNNEL}"),
         On::Kernel(device) => options.device(&device.name),
     };
     let ctx = options.open(own.ip()).unwrap();
@@ -153,7 +154,8 @@ struct Place<'a> {
 impl<'a> Place<'a> {
     fn new(on: On, args: &'a [&'a str]) -> Self {
         let lab = match on {
-            On::Software(_) | On::Encrypted => Some(Lab::new(&LabConfig::default()).unwrap()),
+            On::Software(_) => Some(Lab::new(&LabConfig::default()).unwrap()),
+            On::Encrypted => panic!("{NO_TUNNEL}"),
             On::Kernel(_) => None,
         };
         Self { on, args, lab }
