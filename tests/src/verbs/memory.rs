@@ -78,8 +78,13 @@ fn content(round: u64, len: usize) -> Vec<u8> {
 
 fn wait_for<T>(counter: &AtomicU64, round: u64, reader: &std::thread::ScopedJoinHandle<'_, T>) {
     let deadline = Instant::now() + PATIENCE;
-    while counter.load(Ordering::Acquire) < round {
-        assert!(!reader.is_finished(), "the reader failed");
+    loop {
+        // Asked before the counter is read: after the last round the reader ends by itself.
+        let ended = reader.is_finished();
+        if counter.load(Ordering::Acquire) >= round {
+            return;
+        }
+        assert!(!ended, "the reader failed in round {round}");
         assert!(Instant::now() < deadline, "the reader saw nothing in round {round}");
         std::thread::yield_now();
     }
