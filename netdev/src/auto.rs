@@ -74,8 +74,8 @@ pub fn choose(
 }
 
 /// As [`choose`], but opens several ports of one backend, which share the addresses; with `slots`
-/// also with other processes. If one of those has `afxdp` and `want` names it, the ports are of
-/// `packet`, or else of `udp`: [`Choice::tried`] has what was wanted.
+/// also with other processes. If one of those has `afxdp`, or opens it, and `want` names it, the
+/// ports are of `packet`, or else of `udp`: [`Choice::tried`] has what was wanted.
 ///
 /// # Errors
 /// As [`choose`].
@@ -89,12 +89,11 @@ pub fn choose_shards(
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
     let config = &slots.map_or_else(|| config.clone(), |slots| slots.fitted(config));
     let assemble = |parts: Vec<Parts>| parts.into_iter().map(AnyPort::assemble).collect();
-    let neighbour = || slots.and_then(|slots| slots.xdp_neighbour());
+    // Before it is opened: of two processes that come at once, one is told of the other.
+    let take_xdp = || slots.map_or(Ok(()), |slots| slots.take_xdp());
     let open = |backend| {
-        if backend == Backend::Xdp
-            && let Some(address) = neighbour()
-        {
-            return Err(taken(iface, address));
+        if backend == Backend::Xdp {
+            take_xdp().map_err(|address| taken(iface, address))?;
         }
         let parts = acquire_from(backend, iface, addresses, config, shards, slots)?;
         let copies = parts.iter().any(copies);
@@ -107,16 +106,15 @@ pub fn choose_shards(
         Ok((ports.map_err(|e| agent.failed(&e))?, audit))
     };
     let ask: Option<Ask<'_, Vec<AnyPort>>> = Some((agent, &ask));
-    let chosen = match choose_what(iface, want, open, ask) {
-        // It may have got it in the meantime.
-        Err(error) if want == Some(Backend::Xdp) => match neighbour() {
-            Some(address) => beside_xdp(iface, address, open, ask),
-            None => Err(error),
-        },
-        chosen => chosen,
+    let neighbour = if want == Some(Backend::Xdp) { take_xdp().err() } else { None };
+    let chosen = match neighbour {
+        Some(address) => beside_xdp(iface, address, open, ask),
+        None => choose_what(iface, want, open, ask),
     };
-    if let (Ok((_, Choice { backend: Backend::Xdp, .. })), Some(slots)) = (&chosen, slots) {
-        slots.take_xdp();
+    if let Some(slots) = slots
+        && !matches!(&chosen, Ok((_, Choice { backend: Backend::Xdp, .. })))
+    {
+        slots.leave_xdp();
     }
     chosen
 }

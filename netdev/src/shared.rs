@@ -252,13 +252,23 @@ impl Slots {
         self.at(address).is_ok_and(|it| it.locks.is_taken(usize::from(slot)).unwrap_or(true))
     }
 
-    /// Tells the neighbours that this process has `afxdp`, for as long as it has its slots.
-    pub(crate) fn take_xdp(&self) {
-        // A lock that is not had only means that they are told less of why they cannot have it.
-        self.shared.iter().for_each(|it| drop(it.locks.take_xdp()));
+    /// Takes the right to open `afxdp`, which one process of an address has at a time: until
+    /// [`leave_xdp`](Self::leave_xdp), or for as long as it has its slots.
+    ///
+    /// # Errors
+    /// The first address on which a neighbour has it. Then nothing is taken.
+    pub(crate) fn take_xdp(&self) -> Result<(), IpAddr> {
+        let Some(other) = self.shared.iter().find(|it| !it.locks.take_xdp()) else { return Ok(()) };
+        self.leave_xdp();
+        Err(other.address)
     }
 
-    /// The first address on which a neighbour has `afxdp`.
+    /// This process does not open `afxdp` after all.
+    pub(crate) fn leave_xdp(&self) {
+        self.shared.iter().for_each(|it| it.locks.leave_xdp());
+    }
+
+    /// The first address on which a neighbour has `afxdp`, or opens it.
     pub(crate) fn xdp_neighbour(&self) -> Option<IpAddr> {
         let found = self.shared.iter().find(|it| it.locks.is_xdp_taken().unwrap_or(false));
         found.map(|it| it.address)

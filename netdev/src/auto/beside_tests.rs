@@ -17,10 +17,16 @@ fn v0() -> (Interface, Vec<IpAddr>) {
 type Process = (Vec<AnyPort>, Choice, Option<Arc<Slots>>);
 
 fn process(want: Option<Backend>) -> Result<Process, OpenError> {
+    process_after(want, || ())
+}
+
+/// Calls `opens` when it has its slots and opens its ports.
+fn process_after(want: Option<Backend>, opens: impl FnOnce()) -> Result<Process, OpenError> {
     let (iface, addresses) = v0();
     let config = PortConfig::default();
     let (shards, slots) = lease(&iface, &addresses, &config, 1)?;
     let sharing = (shards, slots.as_ref());
+    opens();
     let (ports, choice) = choose_shards(&iface, &addresses, want, &config, sharing, &Agent::off())?;
     assert_eq!(ports[0].capabilities().backend, choice.backend);
     Ok((ports, choice, slots))
@@ -69,6 +75,27 @@ fn the_next_backend_is_taken_beside_a_neighbour_that_has_afxdp() {
     assert_eq!(pair.a.run(|| process(want)).expect("the next backend").1.backend, Backend::Packet);
 }
 
+/// Whichever is first, the other one is told of it.
+#[test]
+fn of_two_that_name_afxdp_at_once_one_has_it() {
+    let pair = or_skip!("auto::of_two_that_name_afxdp_at_once", Pair::new());
+    let want = Some(Backend::Xdp);
+    drop(or_skip!("auto::of_two_that_name_afxdp_at_once", pair.a.run(|| process(want))));
+    for round in 0..5 {
+        let start = std::sync::Barrier::new(2);
+        let run = || pair.a.run(|| process_after(want, || drop(start.wait())));
+        let both = std::thread::scope(|scope| {
+            [scope.spawn(run), scope.spawn(run)].map(|it| it.join().unwrap())
+        });
+        let mut got = both.map(|it| {
+            let (ports, choice, slots) = it.unwrap_or_else(|e| panic!("round {round}: {e}"));
+            ((choice.backend == Backend::Xdp, choice.tried.len()), ports, slots)
+        });
+        got.sort_by_key(|it| it.0);
+        assert_eq!(got.map(|it| it.0), [(false, 1), (true, 0)], "round {round}");
+    }
+}
+
 /// What peers may send follows the ring.
 #[test]
 fn a_port_that_joins_has_a_smaller_ring_and_says_so() {
@@ -92,8 +119,20 @@ fn a_program_of_a_stranger_is_an_error_beside_neighbours_too() {
     let stranger =
         or_skip!("auto::a_program_of_a_stranger", pair.a.run(|| another_program(v0().0.index)));
     let _neighbour = pair.a.run(|| process(Some(Backend::Udp))).expect("udp");
-    let error = pair.a.run(|| process(want)).map(|it| it.1).expect_err("it is attached");
+    let (tried, told) = std::thread::scope(|scope| {
+        let tries = scope.spawn(|| pair.a.run(|| process(want)).map(|it| it.1));
+        // While it tries, a neighbour is told that it does.
+        let told = loop {
+            let told = pair.a.run(|| previewed(want).backend) == Backend::Packet;
+            if told || tries.is_finished() {
+                break told;
+            }
+        };
+        (tries.join().unwrap(), told)
+    });
+    let error = tried.expect_err("it is attached");
     assert!(error.to_string().contains("another XDP program"), "{error}");
+    assert!(told, "what one process opens is told to others");
     // What did not come of it is told to nobody.
     drop(stranger);
     let choice = pair.a.run(|| process(want)).expect("it has gone").1;

@@ -22,7 +22,7 @@ use crate::inherited;
 /// A process has the lock of this byte while it does what takes several steps. Slot *s* is the
 /// byte *s*.
 const ALL: u64 = 1 << 16;
-/// A process has the lock of this byte while its port on the address is one of `afxdp`.
+/// A process has the lock of this byte while it opens `afxdp` on the address, or has it.
 const XDP: u64 = 1 << 17;
 /// Services are behind this: 256 bytes each, one for each slot.
 const SERVICES: u64 = 1 << 20;
@@ -185,12 +185,10 @@ impl Locks {
         Ok(fd::find_lock(&self.file, PORTS + u64::from(port), 1)?.is_some())
     }
 
-    /// The process has `afxdp`.
-    ///
-    /// # Errors
-    /// Another has.
-    pub(super) fn take_xdp(&self) -> io::Result<()> {
-        self.lock(XDP)
+    /// This process opens `afxdp`, or has it. Returns whether no other does.
+    pub(super) fn take_xdp(&self) -> bool {
+        // Without a lock the kernel says who was first.
+        !self.lock(XDP).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
     }
 
     pub(super) fn leave_xdp(&self) {
