@@ -86,6 +86,11 @@ impl Port for AnyPort {
         on!(self, port => port.receive(budget, sink))
     }
 
+    #[inline]
+    fn is_filled(&self, eighths: u32) -> bool {
+        on!(self, port => port.is_filled(eighths))
+    }
+
     fn runs(&self) -> PortRuns {
         on!(self, port => port.runs())
     }

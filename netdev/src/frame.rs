@@ -70,6 +70,9 @@ pub trait FrameIo: Acquire + AsFd + Send {
         sink: &mut impl FnMut(RxDatagram<'_>),
     ) -> usize;
 
+    /// See [`Port::is_filled`].
+    fn is_filled(&self, eighths: u32) -> bool;
+
     /// Room for a datagram along a path that leaves directly. Discards an earlier slot.
     fn reserve(&mut self, paths: &mut PathTable, path: PathId, len: usize) -> Option<TxSlot<'_>>;
 
@@ -321,6 +324,11 @@ impl<F: FrameIo> Port for FramePort<F> {
             Some(errno) if count == 0 => Err(io::Error::from_raw_os_error(errno)),
             _ => Ok(count),
         }
+    }
+
+    #[inline]
+    fn is_filled(&self, eighths: u32) -> bool {
+        self.io.is_filled(eighths)
     }
 
     fn runs(&self) -> PortRuns {

@@ -89,6 +89,11 @@ impl FrameIo for PacketIo {
         count
     }
 
+    #[inline]
+    fn is_filled(&self, eighths: u32) -> bool {
+        self.ring.is_filled(eighths)
+    }
+
     fn reserve(&mut self, paths: &mut PathTable, path: PathId, len: usize) -> Option<TxSlot<'_>> {
         let mut limits = self.limits;
         limits.datagrams = limits.datagrams.min(self.sender.segments_max());

@@ -340,6 +340,14 @@ pub trait Port: Send {
     where
         Self: Sized;
 
+    /// Whether so many eighths of the receive queue are filled. Of `udp` that is known only between
+    /// two calls of [`receive`](Self::receive) of which the first did not empty its queue, because
+    /// it costs a system call. By default it is not known, and `false`.
+    #[inline]
+    fn is_filled(&self, _eighths: u32) -> bool {
+        false
+    }
+
     /// How datagrams arrived and left, since the port was opened. By default each travels alone.
     fn runs(&self) -> PortRuns {
         PortRuns::default()

@@ -375,6 +375,11 @@ impl Port for UdpPort {
         Ok(count + self.groups.receive(budget.saturating_sub(count), sink)?)
     }
 
+    #[inline]
+    fn is_filled(&self, eighths: u32) -> bool {
+        self.receiver.is_filled(self.paths.own_sockets(), eighths)
+    }
+
     fn runs(&self) -> PortRuns {
         let TxStats { runs, apart, datagrams, bytes, .. } = self.tx;
         PortRuns {

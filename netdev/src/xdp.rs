@@ -114,6 +114,11 @@ impl FrameIo for XdpIo {
         frames
     }
 
+    #[inline]
+    fn is_filled(&self, eighths: u32) -> bool {
+        self.rx.is_filled(eighths)
+    }
+
     fn reserve(&mut self, paths: &mut PathTable, path: PathId, len: usize) -> Option<TxSlot<'_>> {
         let ip_id = paths.peek_ip_id(path, 1);
         let Some(Hop::Direct(template)) = paths.hop(path) else { return None };

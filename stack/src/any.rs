@@ -94,10 +94,17 @@ impl AnyQp {
         }
     }
 
-    /// A packet arrived with an ECN congestion mark.
+    /// A packet arrived with an ECN congestion mark, or from a crowded receive queue.
     #[cold]
-    pub(crate) fn on_ecn_mark(&mut self, now: Time, shared: &mut Shared) {
-        shared.counters.rcvd_ecn_ce += 1;
+    pub(crate) fn on_congestion(
+        &mut self,
+        now: Time,
+        datagram: &Datagram<'_>,
+        shared: &mut Shared,
+    ) {
+        let is_marked = datagram.is_congested();
+        shared.counters.rcvd_ecn_ce += u64::from(is_marked);
+        shared.counters.rcvd_crowded += u64::from(!is_marked);
         if let Self::Rc(qp) = self {
             qp.marked(now, shared);
         }

@@ -65,6 +65,7 @@ pub struct Engine {
     /// each.
     reserved: BTreeMap<u16, u32>,
     pub(crate) unconnected: UnconnectedSources,
+    is_crowded: bool,
     pub(crate) shared: Shared,
 }
 
@@ -81,6 +82,7 @@ impl Engine {
             groups: Groups::default(),
             reserved: BTreeMap::new(),
             unconnected: UnconnectedSources::default(),
+            is_crowded: false,
             shared: Shared {
                 peers: Peers::new(config.own_budget, config.stable_packets)
                     .of_kind(config.own_queue)
@@ -259,6 +261,14 @@ impl Engine {
         self.shared.peers.departed(runs, datagrams, bytes);
     }
 
+    /// Says whether the receive queue in which the next datagrams waited is nearly full. Then what
+    /// reliable connections take is answered as if a switch had marked it (CNP): their senders send
+    /// less until it is not.
+    #[inline]
+    pub fn set_crowded(&mut self, is_crowded: bool) {
+        self.is_crowded = is_crowded;
+    }
+
     /// Takes one datagram. Bad ones are dropped and counted. Nothing that a peer sends can do more
     /// than break its own queue pair.
     #[inline]
@@ -323,8 +333,8 @@ impl Engine {
         self.shared.counters.rcvd_pkts += 1;
         qp.core().tally.received();
         self.shared.arrived_at = now;
-        if datagram.is_congested() {
-            qp.on_ecn_mark(now, &mut self.shared);
+        if datagram.is_congested() || self.is_crowded {
+            qp.on_congestion(now, datagram, &mut self.shared);
         }
         if qp.core().awaited_by.is_some() {
             return self.handle_first(now, slot, &packet, datagram, host);

@@ -340,7 +340,12 @@ impl Harness {
         self.connect_to(qps, ends, [&self.setup.connect; 2])
     }
 
-    fn connect_to(
+    /// Connects two queue pairs, one of each side, that are told this of each other.
+    ///
+    /// # Panics
+    /// If they cannot be connected.
+    #[must_use]
+    pub fn connect_to(
         &self,
         qps: [PreparedQp; 2],
         ends: [Endpoint; 2],

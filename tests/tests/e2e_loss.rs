@@ -4,12 +4,14 @@
 //! The unit of loss is the kernel's packet. With super-packets one loss takes up to a whole run of
 //! datagrams; with segmentation switched off it takes one datagram.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante::device::Backend;
 use rocinante::verbs::{Mtu, SendOp, WcOpcode};
 use rocinante::{Access, Mr, Qp, RecvWr};
 use rocinante_node::{Match, Rule};
+use rocinante_stack::Budget;
 use rocinante_tests::harness::{Harness, Setup, Side, assert_same, pattern, wr};
 use rocinante_tests::oracles::Oracle;
 use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft};
@@ -65,6 +67,60 @@ fn congestion_is_notified_to_its_sender(backend: Backend) {
     let [told, teller] = [a, b].map(|side| side.ctx.counters().transport);
     assert!(teller.rcvd_ecn_ce > 5000 && teller.sent_cnp > 0, "{teller:?}");
     assert!(teller.sent_cnp < teller.rcvd_ecn_ce / 4, "in turns: {teller:?}");
+    assert!(told.rcvd_cnp > 0, "{told:?}");
+}
+
+#[test]
+fn a_packet_receiver_with_a_crowded_queue_slows_its_senders() {
+    crowded(Backend::Packet);
+}
+
+#[test]
+fn an_afxdp_receiver_with_a_crowded_queue_slows_its_senders() {
+    crowded(Backend::Xdp);
+}
+
+/// A sender that takes the receive queue for many times as large as it is stands for many that do
+/// not know of each other. It is notified of what no switch marked, and everything arrives. (What
+/// a socket holds is more than can be sent while the program pauses.)
+fn crowded(backend: Backend) {
+    require_backend!(backend);
+    let mut setup = Setup::new(backend)
+        .mtu(Mtu::Mtu1024)
+        .may_break(Oracle::Retransmissions, "the receive queue overflows");
+    setup.segmentation = false;
+    let harness = Harness::new(&setup);
+    let qps = harness.sides.each_ref().map(|side| side.qp().build().unwrap());
+    let mut ends = [qps[0].endpoint(), qps[1].endpoint()];
+    let announced = ends[1].budget;
+    let huge = Budget { bytes: announced.bytes * 16, datagrams: announced.datagrams * 16 };
+    ends[1] = ends[1].budget(huge);
+    let [qp, _peer] = harness.connect_to(qps, ends, [&setup.connect; 2]);
+    let [a, b] = &harness.sides;
+    let (mine, theirs) = (mapped(a, 1 << 22), mapped(b, 1 << 22));
+    let op = SendOp::Write { remote: theirs.address(), rkey: theirs.rkey(), imm: None };
+    let counters = || harness.sides.each_ref().map(|side| side.ctx.counters().transport);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                qp.post_send(&[wr(1, op, &[mine.sge(0, 1 << 22)])]).unwrap();
+                a.succeed(1);
+            }
+        });
+        // The background thread leaves the device to a program that polls. This one pauses.
+        let end = Instant::now() + PATIENCE;
+        while counters()[1].rcvd_crowded == 0 && Instant::now() < end {
+            for _ in 0..100 {
+                assert!(b.cq.poll_one().unwrap().is_none());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let [told, teller] = counters();
+    assert!(teller.rcvd_crowded > 0, "the queue was never crowded: {told:?} {teller:?}");
+    assert!(teller.sent_cnp > 0 && teller.rcvd_ecn_ce == 0, "{teller:?}");
     assert!(told.rcvd_cnp > 0, "{told:?}");
 }
 

@@ -83,7 +83,7 @@ fn of_two_that_name_afxdp_at_once_one_has_it() {
     drop(or_skip!("auto::of_two_that_name_afxdp_at_once", pair.a.run(|| process(want))));
     for round in 0..5 {
         let start = std::sync::Barrier::new(2);
-        let run = || pair.a.run(|| process_after(want, || drop(start.wait())));
+        let run = || pair.a.run(|| process_after(want, || _ = start.wait()));
         let both = std::thread::scope(|scope| {
             [scope.spawn(run), scope.spawn(run)].map(|it| it.join().unwrap())
         });

@@ -86,6 +86,13 @@ impl PacketRing {
         self.map.layout().frames()
     }
 
+    /// Whether so many eighths of it wait to be read: frames come in order, so one says it.
+    pub(super) fn is_filled(&self, eighths: u32) -> bool {
+        let frames = self.frames();
+        let last = (frames * eighths.min(8)).div_ceil(8).saturating_sub(1);
+        self.map.is_ours((self.next + last) % frames)
+    }
+
     /// Hands the next frame to `take` and then back to the kernel. `None` if there is no frame;
     /// `Some(None)` if the kernel's description of it is invalid.
     pub(super) fn take<R>(&mut self, take: impl FnOnce(RxFrame<'_>) -> R) -> Option<Option<R>> {
@@ -148,6 +155,33 @@ mod tests {
         assert!(!ring.map.is_ours(next), "the slot is the kernel's again");
         assert!(ring.take(|_| ()).is_none(), "there was one");
         got
+    }
+
+    #[test]
+    fn it_is_filled_from_the_next_frame_on_and_around_its_end() {
+        for frames in [4, 15, 60] {
+            let mut ring = ring(frames);
+            let frames = ring.frames();
+            for begin in 0..frames {
+                for wanted in 0..=8 {
+                    let enough = (frames * wanted).div_ceil(8).max(1);
+                    for given in 0..enough {
+                        assert!(!ring.is_filled(wanted), "{given} of {frames} from {begin}");
+                        let place = (begin + given) % frames;
+                        ring.map.kernel_gives(
+                            place,
+                            (MAC_AT, 60, 60),
+                            usize::from(MAC_AT),
+                            &[7; 60],
+                        );
+                    }
+                    assert!(ring.is_filled(wanted), "{enough} of {frames} are {wanted} eighths");
+                    while ring.take(|_| ()).is_some() {}
+                    ring.next = begin;
+                }
+                ring.next = (begin + 1) % frames;
+            }
+        }
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub(super) struct Receiver {
     /// The queue that the next call starts with, so that one busy address does not starve the
     /// others.
     first: usize,
+    /// The queue that the last call did not empty.
+    left_off: Option<usize>,
     stats: PortStats,
 }
 
@@ -52,6 +54,7 @@ impl Receiver {
             paths: 0,
             calls: 0,
             first: 0,
+            left_off: None,
             stats: PortStats::default(),
         }
     }
@@ -90,6 +93,7 @@ impl Receiver {
         mut sink: impl FnMut(RxDatagram<'_>),
     ) -> io::Result<usize> {
         self.calls = self.calls.wrapping_add(1);
+        self.left_off = None;
         let all = match self.role {
             Role::Receive => self.paths == 0 || self.calls.is_multiple_of(IDLE_EVERY),
             _ => self.calls.is_multiple_of(GUARD_EVERY),
@@ -109,10 +113,20 @@ impl Receiver {
             total += queue.drain(sockets(i), batch, left, &mut self.stats, &mut sink)?;
             if total >= budget {
                 self.first = (i + 1) % count;
+                self.left_off = Some(i);
                 break;
             }
         }
         Ok(total)
+    }
+
+    /// Whether so many eighths of the queue are filled at which the last call left off, if it did.
+    pub(super) fn is_filled<'s>(
+        &self,
+        sockets: impl Fn(usize) -> &'s Socket,
+        eighths: u32,
+    ) -> bool {
+        self.left_off.is_some_and(|queue| sockets(queue).is_filled(eighths))
     }
 
     /// How the datagrams that were read had arrived.

@@ -258,6 +258,12 @@ impl RxRing {
         self.0.filled()
     }
 
+    /// The same, but they cannot be read yet.
+    pub(crate) fn waiting(&self) -> u32 {
+        let produced = self.0.index(self.0.layout.producer).load(Ordering::Acquire);
+        produced.wrapping_sub(self.0.cursor.consumed())
+    }
+
     /// The descriptor `ahead` places after the oldest, if it has arrived (as of the last
     /// [`filled`](Self::filled)).
     pub(crate) fn peek(&self, ahead: u32) -> Option<Desc> {

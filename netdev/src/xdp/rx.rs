@@ -75,6 +75,11 @@ impl RxHalf {
         frames
     }
 
+    /// Whether so many eighths of the chunks wait to be read.
+    pub(super) fn is_filled(&self, eighths: u32) -> bool {
+        self.ring.waiting() * 8 >= self.chunks * eighths
+    }
+
     /// Whether the driver needs a wake-up for new chunks.
     pub(super) fn needs_wakeup(&self) -> bool {
         self.fill.needs_wakeup()
@@ -251,6 +256,27 @@ mod tests {
         ("a last part that is too long", 9000, |parts| parts[2].len = CHUNK as u32),
         ("too many parts", JOINED_MAX + 1, |_| ()),
     ];
+
+    /// Of frames in one chunk and in two; and after a call that left some.
+    #[test]
+    fn it_is_known_how_many_chunks_wait() {
+        for (len, parts) in [(100, 1), (5000, 2)] {
+            let mut port = Port::new();
+            for round in 0..3 * CHUNKS {
+                for arrived in 1..=CHUNKS / parts {
+                    port.arrives(&frame(len), |_| ());
+                    for eighths in 0..=8 {
+                        let filled = port.half.is_filled(eighths);
+                        assert_eq!(filled, arrived * parts >= eighths, "{round} {arrived}");
+                    }
+                }
+                assert_eq!(port.receive(1).1, 1);
+                assert!(port.half.is_filled(8 - parts) && !port.half.is_filled(9 - parts));
+                port.receive(64);
+                assert!(port.half.is_filled(0) && !port.half.is_filled(1));
+            }
+        }
+    }
 
     /// Each of them more often than there are chunks.
     #[test]

@@ -60,6 +60,8 @@ pub(crate) struct Shard {
     overdue: u32,
     density: Density,
     flood: Flood,
+    /// The receive queue was nearly full, and has not been half empty since.
+    is_crowded: bool,
     /// The port is left alone until then, because of a flood.
     pub(super) resume_at: Option<Time>,
     /// Datagrams that the kernel refused, and its last errno.
@@ -92,6 +94,10 @@ impl std::fmt::Debug for Shard {
 
 /// Datagrams read before it is the senders' turn.
 const RX_BURST: usize = 256;
+/// A receive queue is crowded from so many eighths on, which is more than one peer may fill, and
+/// until so many are left (`docs/design/02-receiver-credit.md`).
+const CROWDED_FROM: u32 = 7;
+const CROWDED_UNTIL: u32 = 2;
 /// Packets written before it is the receivers' turn.
 const TX_BURST: usize = 1024;
 /// The most datagrams whose acknowledgement may wait for the program's next call: those of a
@@ -147,6 +153,7 @@ impl Shard {
             overdue: 0,
             density: Density::default(),
             flood: Flood::default(),
+            is_crowded: false,
             resume_at: None,
             refused: (0, 0),
             watched: true,
@@ -384,6 +391,9 @@ impl Shard {
         if self.broken.is_some() {
             return 0;
         }
+        if self.is_crowded || self.port.is_filled(CROWDED_FROM) {
+            self.look_for_a_crowd();
+        }
         let before_elsewhere = self.handed_over();
         let (engine, host, staging) = (&mut self.engine, &mut self.host, &self.staging);
         let before = accepted(engine);
@@ -421,6 +431,13 @@ impl Shard {
         let wasted = (received as u64).saturating_sub(used);
         self.flood.add(now, wasted + wasted_elsewhere);
         received
+    }
+
+    /// Whether the receive queue is crowded, or still is.
+    #[cold]
+    fn look_for_a_crowd(&mut self) {
+        self.is_crowded = !self.is_crowded || self.port.is_filled(CROWDED_UNTIL);
+        self.engine.set_crowded(self.is_crowded);
     }
 
     /// The port is good for nothing any more.

@@ -1,5 +1,7 @@
 //! Two own addresses, and many paths of each; source ports, buffers and TTLs at their ends.
 
+use std::collections::BTreeMap;
+
 use super::*;
 use crate::testns::watched;
 
@@ -164,5 +166,33 @@ fn buffers_and_lifetimes_may_be_as_small_and_large_as_can_be() {
                 assert_eq!(receive(&mut rx, 1)[0].tos, Some(ttl));
             }
         }
+    }
+}
+
+/// What is asked of is the queue that was read last, as far as it was to be read.
+#[test]
+fn it_is_known_how_far_the_queue_is_filled_that_is_being_read() {
+    let (own, peer) = ([loopback(54), loopback(55)], loopback(56));
+    let udp = UdpConfig { rx_buffer_bytes: 65_536 };
+    let config = PortConfig { udp, ..PortConfig::default() };
+    let mut rx = UdpPort::open(&lo(), &own, &config).unwrap();
+    let mut tx = open(peer);
+    let to = own.map(|local| tx.add_path(&spec(peer, local)).unwrap().id);
+    for (full, other) in [(0, 1), (1, 0)] {
+        while !rx.paths.socket(full).is_filled(7) {
+            send(&mut tx, to[full], &[1000]);
+        }
+        send(&mut tx, to[other], &[1000]);
+        let mut from = Vec::new();
+        let mut read = |rx: &mut UdpPort| {
+            assert_eq!(rx.receive(1, |got| from.push(got.dst)).unwrap(), 1);
+            (from.pop().unwrap(), [1, 4].map(|eighths| rx.is_filled(eighths)))
+        };
+        // They take turns.
+        let both = BTreeMap::from([read(&mut rx), read(&mut rx)]);
+        assert_eq!(both[&own[full]], [true, true]);
+        assert_eq!(both[&own[other]], [false, false]);
+        while rx.receive(64, |_| ()).unwrap() > 0 {}
+        assert!(!rx.paths.socket(full).is_filled(1));
     }
 }
