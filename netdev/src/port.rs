@@ -340,9 +340,9 @@ pub trait Port: Send {
     where
         Self: Sized;
 
-    /// Whether so many eighths of the receive queue are filled. Of `udp` that is known only between
-    /// two calls of [`receive`](Self::receive) of which the first did not empty its queue, because
-    /// it costs a system call. By default it is not known, and `false`.
+    /// Whether more than so many eighths (0 to 7) of the receive queue are filled. Of `udp` that is
+    /// known only between two calls of [`receive`](Self::receive) of which the first did not empty
+    /// its queue, because it costs a system call. By default it is not known, and `false`.
     #[inline]
     fn is_filled(&self, _eighths: u32) -> bool {
         false

@@ -86,11 +86,11 @@ impl PacketRing {
         self.map.layout().frames()
     }
 
-    /// Whether so many eighths of it wait to be read: frames come in order, so one says it.
+    /// Whether more than so many eighths of it wait to be read: frames come in order, so one says
+    /// it.
     pub(super) fn is_filled(&self, eighths: u32) -> bool {
         let frames = self.frames();
-        let last = (frames * eighths.min(8)).div_ceil(8).saturating_sub(1);
-        self.map.is_ours((self.next + last) % frames)
+        self.map.is_ours((self.next + frames * eighths / 8) % frames)
     }
 
     /// Hands the next frame to `take` and then back to the kernel. `None` if there is no frame;
@@ -163,8 +163,8 @@ mod tests {
             let mut ring = ring(frames);
             let frames = ring.frames();
             for begin in 0..frames {
-                for wanted in 0..=8 {
-                    let enough = (frames * wanted).div_ceil(8).max(1);
+                for wanted in 0..8 {
+                    let enough = frames * wanted / 8 + 1;
                     for given in 0..enough {
                         assert!(!ring.is_filled(wanted), "{given} of {frames} from {begin}");
                         let place = (begin + given) % frames;
@@ -175,7 +175,7 @@ mod tests {
                             &[7; 60],
                         );
                     }
-                    assert!(ring.is_filled(wanted), "{enough} of {frames} are {wanted} eighths");
+                    assert!(ring.is_filled(wanted), "{enough} of {frames}, {wanted} eighths");
                     while ring.take(|_| ()).is_some() {}
                     ring.next = begin;
                 }

@@ -120,7 +120,7 @@ impl Receiver {
         Ok(total)
     }
 
-    /// Whether so many eighths of the queue are filled at which the last call left off, if it did.
+    /// Whether more than so many eighths of the queue are filled at which the last call left off.
     pub(super) fn is_filled<'s>(
         &self,
         sockets: impl Fn(usize) -> &'s Socket,

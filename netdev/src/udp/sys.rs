@@ -275,11 +275,11 @@ impl Socket {
         self.set_raw(libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &filter)
     }
 
-    /// Whether what waits in this socket takes so many eighths of its memory: `SO_MEMINFO`, the
-    /// fields `SK_MEMINFO_RMEM_ALLOC` and `SK_MEMINFO_RCVBUF`.
+    /// Whether what waits in this socket takes more than so many eighths of its memory:
+    /// `SO_MEMINFO`, the fields `SK_MEMINFO_RMEM_ALLOC` and `SK_MEMINFO_RCVBUF`.
     pub(super) fn is_filled(&self, eighths: u32) -> bool {
         self.get_words::<2>(libc::SOL_SOCKET, libc::SO_MEMINFO)
-            .is_ok_and(|[used, room]| i64::from(used) * 8 >= i64::from(room) * i64::from(eighths))
+            .is_ok_and(|[used, room]| i64::from(used) * 8 > i64::from(room) * i64::from(eighths))
     }
 
     /// How many datagrams the kernel dropped because this socket's queue was full (or their

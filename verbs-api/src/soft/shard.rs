@@ -60,7 +60,7 @@ pub(crate) struct Shard {
     overdue: u32,
     density: Density,
     flood: Flood,
-    /// The receive queue was nearly full, and has not been half empty since.
+    /// The receive queue was nearly full, and is not nearly empty yet.
     is_crowded: bool,
     /// The port is left alone until then, because of a flood.
     pub(super) resume_at: Option<Time>,
@@ -94,8 +94,8 @@ impl std::fmt::Debug for Shard {
 
 /// Datagrams read before it is the senders' turn.
 const RX_BURST: usize = 256;
-/// A receive queue is crowded from so many eighths on, which is more than one peer may fill, and
-/// until so many are left (`docs/design/02-receiver-credit.md`).
+/// A receive queue is crowded if more than so many eighths are filled, which one peer may not do,
+/// and until so many are left (`docs/design/02-receiver-credit.md`).
 const CROWDED_FROM: u32 = 7;
 const CROWDED_UNTIL: u32 = 2;
 /// Packets written before it is the receivers' turn.

@@ -193,6 +193,6 @@ fn it_is_known_how_far_the_queue_is_filled_that_is_being_read() {
         assert_eq!(both[&own[full]], [true, true]);
         assert_eq!(both[&own[other]], [false, false]);
         while rx.receive(64, |_| ()).unwrap() > 0 {}
-        assert!(!rx.paths.socket(full).is_filled(1));
+        assert!(!rx.paths.socket(full).is_filled(0));
     }
 }
