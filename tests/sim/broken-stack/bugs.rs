@@ -514,10 +514,10 @@ pub const BUGS: &[Bug] = &[
         what: "a marked response or acknowledgement is not answered by a congestion notification",
         seed: 1,
         file: "engine.rs",
-        right: "        if datagram.is_congested() {
-            qp.on_ecn_mark",
+        right: "        if datagram.is_congested() || self.is_crowded {
+            qp.on_congestion",
         wrong: "        if datagram.is_congested() && !(BUG && matches!(packet.info.operation, Operation::ReadResponse | Operation::Acknowledge)) {
-            qp.on_ecn_mark",
+            qp.on_congestion",
     },
     Bug {
         name: "notified-too-often",
