@@ -187,7 +187,7 @@ impl Locks {
 
     /// This process opens `afxdp`, or has it. Returns whether no other does.
     pub(super) fn take_xdp(&self) -> bool {
-        // Without a lock the kernel says who was first.
+        // Where the file cannot be locked, the second open fails.
         !self.lock(XDP).is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock)
     }
 
