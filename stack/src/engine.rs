@@ -269,6 +269,13 @@ impl Engine {
         self.is_crowded = is_crowded;
     }
 
+    /// What was said last with [`set_crowded`](Self::set_crowded).
+    #[must_use]
+    #[inline]
+    pub const fn is_crowded(&self) -> bool {
+        self.is_crowded
+    }
+
     /// Takes one datagram. Bad ones are dropped and counted. Nothing that a peer sends can do more
     /// than break its own queue pair.
     #[inline]

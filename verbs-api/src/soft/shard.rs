@@ -60,8 +60,6 @@ pub(crate) struct Shard {
     overdue: u32,
     density: Density,
     flood: Flood,
-    /// The receive queue was nearly full, and is not nearly empty yet.
-    is_crowded: bool,
     /// The port is left alone until then, because of a flood.
     pub(super) resume_at: Option<Time>,
     /// Datagrams that the kernel refused, and its last errno.
@@ -153,7 +151,6 @@ impl Shard {
             overdue: 0,
             density: Density::default(),
             flood: Flood::default(),
-            is_crowded: false,
             resume_at: None,
             refused: (0, 0),
             watched: true,
@@ -391,7 +388,7 @@ impl Shard {
         if self.broken.is_some() {
             return 0;
         }
-        if self.is_crowded || self.port.is_filled(CROWDED_FROM) {
+        if self.engine.is_crowded() || self.port.is_filled(CROWDED_FROM) {
             self.look_for_a_crowd();
         }
         let before_elsewhere = self.handed_over();
@@ -436,8 +433,8 @@ impl Shard {
     /// Whether the receive queue is crowded, or still is.
     #[cold]
     fn look_for_a_crowd(&mut self) {
-        self.is_crowded = !self.is_crowded || self.port.is_filled(CROWDED_UNTIL);
-        self.engine.set_crowded(self.is_crowded);
+        let is_crowded = !self.engine.is_crowded() || self.port.is_filled(CROWDED_UNTIL);
+        self.engine.set_crowded(is_crowded);
     }
 
     /// The port is good for nothing any more.
