@@ -66,15 +66,21 @@ impl Receiver {
         self.in_flight.datagrams == 0 || self.holds(charge.bytes, charge.datagrams)
     }
 
-    /// Whether `run` should wait until all of it fits, so that credit that comes back in pieces is
+    /// What `run` costs, if it should wait until all of it fits, so that credit that comes back in pieces is
     /// not spent in pieces (silly window avoidance, RFC 9293, 3.8.6.2.1). Two such runs are in
-    /// flight, from whichever queue pairs, so credit comes back; and the queue holds four.
+    /// flight, from whichever queue pairs, so credit comes back; and the queue holds four. What the
+    /// run costs is not asked while there can be no two.
     #[inline]
-    pub(crate) fn withholds(&self, run: Cost) -> bool {
-        self.in_flight.datagrams >= 2 * run.datagrams
+    pub(crate) fn withholds(&self, run: impl FnOnce() -> Cost) -> Option<Cost> {
+        if self.in_flight.datagrams < 2 {
+            return None;
+        }
+        let run = run();
+        let waits = self.in_flight.datagrams >= 2 * run.datagrams
             && self.capacity.datagrams >= 4 * run.datagrams
             && u64::from(self.capacity.bytes) >= 4 * run.bytes
-            && !self.holds(run.bytes, run.datagrams)
+            && !self.holds(run.bytes, run.datagrams);
+        waits.then_some(run)
     }
 
     #[inline]

@@ -404,7 +404,8 @@ impl Requester {
             return Permit::none(Limit::Credits);
         }
         let len = wqe.payload(psn, limits.mtu);
-        let cost = Cost::of(1, Budget::cost(len + OVERHEAD));
+        let each = Budget::cost(len + OVERHEAD);
+        let cost = Cost::of(1, each);
         if psn >= self.snd_max {
             let (begins, runs) = (wqe.begins(psn), peers.runs());
             let bytes = len + request_header(&wqe.op, begins);
@@ -416,11 +417,15 @@ impl Requester {
             if matches!(awaited, Awaited::Messages | Awaited::Window) {
                 return Permit::none(Limit::Batch);
             }
-            let queued = u32::try_from(sq.next_psn - psn).unwrap_or(u32::MAX);
-            let run = runs.packets_of(bytes).min(queued);
-            let all = Cost::of(run, Budget::cost(len + OVERHEAD));
+            let run = || {
+                let queued = u32::try_from(sq.next_psn - psn).unwrap_or(u32::MAX);
+                Cost::of(runs.packets_of(bytes).min(queued), each)
+            };
             // In line: a queue pair that left it would lose the rest of its turn.
-            if self.fills_runs(bytes) && !probes && peers.get(limits.peer).withholds(all) {
+            if self.fills_runs(bytes)
+                && !probes
+                && let Some(all) = peers.get(limits.peer).withholds(run)
+            {
                 return Permit::wait(Limit::PeerRoom, limits.peer, all);
             }
         }
