@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rocinante_node::{Lab, Netns};
 
@@ -102,24 +102,28 @@ const CHANGES: &[Change] = &[
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum When {
     Changed,
-    Back,
+    /// It is as before. What was posted in between waited so long.
+    Back(Duration),
 }
 
-/// Makes each change at a container `times` times, and puts it back a moment later. Calls `work`
-/// both while the change lasts and after it.
+/// Makes each change at a container until `work` has judged it `times` times, and puts it back a
+/// moment later. Calls `work` both while the change lasts and after it, when that says whether it
+/// has judged it: on a busy machine `ip` may wait long for the kernel.
 pub(super) fn each(
     lab: &Lab,
     [at, peer]: [usize; 2],
     times: u32,
-    mut work: impl FnMut(&str, When),
+    mut work: impl FnMut(&str, When) -> bool,
 ) {
     for change in CHANGES {
-        for _ in 0..times {
+        let mut judged = 0;
+        while judged < times {
             run(lab, change, at, peer, change.change);
+            let changed = Instant::now();
             work(change.name, When::Changed);
             std::thread::sleep(Duration::from_millis(LASTS[0]));
             run(lab, change, at, peer, change.back);
-            work(change.name, When::Back);
+            judged += u32::from(work(change.name, When::Back(changed.elapsed())));
         }
     }
 }
