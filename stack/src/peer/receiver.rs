@@ -66,10 +66,10 @@ impl Receiver {
         self.in_flight.datagrams == 0 || self.holds(charge.bytes, charge.datagrams)
     }
 
-    /// What `run` costs, if it should wait until all of it fits, so that credit that comes back in pieces is
-    /// not spent in pieces (silly window avoidance, RFC 9293, 3.8.6.2.1). Two such runs are in
-    /// flight, from whichever queue pairs, so credit comes back; and the queue holds four. What the
-    /// run costs is not asked while there can be no two.
+    /// What `run` costs, if it should wait until all of it fits, so that credit that comes back in
+    /// pieces is not spent in pieces (silly window avoidance, RFC 9293, 3.8.6.2.1). Two such runs
+    /// are in flight, from whichever queue pairs, so credit comes back; and the queue holds four.
+    /// While there can be no two, the cost is not worked out.
     #[inline]
     pub(crate) fn withholds(&self, run: impl FnOnce() -> Cost) -> Option<Cost> {
         if self.in_flight.datagrams < 2 {
