@@ -2,34 +2,36 @@
 //! queue pairs, and with programs of `librdmacm` as peers.
 //!
 //! ```
-//! use std::net::SocketAddr;
+//! use std::net::{IpAddr, SocketAddr};
 //! use std::time::Duration;
-//! use rocinante::{Context, ConnectOptions, cm};
+//! use rocinante::{Context, VerbsError, cm};
 //!
-//! # let (here, there) = rocinante::doc::addresses();
-//! let patience = Duration::from_secs(10);
-//! let server = Context::open(there)?;
-//! let listener = cm::Listener::bind(&server, SocketAddr::new(there, 7471), 16)?;
-//! let server = std::thread::spawn(move || -> Result<_, rocinante::VerbsError> {
-//!     let (pd, cq) = (server.alloc_pd(), server.create_cq(16)?);
-//!     let request = listener.request(Some(patience))?;
-//!     assert_eq!(&request.private_data()[..5], b"hello");
+//! fn main() -> Result<(), VerbsError> {
+//!     let [here, there] = [1, 2].map(|host| IpAddr::from([127, 0, 0, host]));
+//! #   let (here, there) = rocinante::doc::addresses();
+//!     let (address, patience) = (SocketAddr::new(there, 7471), Duration::from_secs(10));
+//!     let server = Context::open(there)?;
+//!     let listener = cm::Listener::bind(&server, address, 16)?;
+//!     let server = std::thread::spawn(move || -> Result<_, VerbsError> {
+//!         let (pd, cq) = (server.alloc_pd(), server.create_cq(16)?);
+//!         let request = listener.request(Some(patience))?;
+//!         assert_eq!(&request.private_data()[..5], b"hello");
+//!         let qp = pd.qp(&cq, &cq).build()?;
+//!         request.accept(qp, &cm::Params::default().private_data(b"welcome"))?.wait(patience)
+//!     });
+//!
+//!     let client = Context::open(here)?;
+//!     let (pd, cq) = (client.alloc_pd(), client.create_cq(16)?);
 //!     let qp = pd.qp(&cq, &cq).build()?;
-//!     request.accept(qp, &cm::Params::default().private_data(b"welcome"))?.wait(patience)
-//! });
+//!     let params = cm::Params::default().private_data(b"hello");
+//!     let connection = cm::connect(qp, address, &params, patience)?;
+//!     assert_eq!(&connection.private_data()[..7], b"welcome");
 //!
-//! let client = Context::open(here)?;
-//! let (pd, cq) = (client.alloc_pd(), client.create_cq(16)?);
-//! let qp = pd.qp(&cq, &cq).build()?;
-//! let params = cm::Params::default().private_data(b"hello");
-//! let connection = cm::connect(qp, SocketAddr::new(there, 7471), &params, patience)?;
-//! assert_eq!(&connection.private_data()[..7], b"welcome");
-//!
-//! // A connection is a queue pair in RTS that knows when the peer ends it.
-//! let at_server = server.join().unwrap()?;
-//! connection.disconnect()?;
-//! at_server.wait_disconnected(patience)?;
-//! # Ok::<(), rocinante::VerbsError>(())
+//!     // A connection is a queue pair in RTS that knows when the peer ends it.
+//!     let at_server = server.join().unwrap()?;
+//!     connection.disconnect()?;
+//!     at_server.wait_disconnected(patience)
+//! }
 //! ```
 //!
 //! No call here needs a thread: calls that wait drive the device. An asynchronous program awaits
@@ -59,28 +61,31 @@
 //! may choose another one for each peer.
 //!
 //! ```
-//! use std::net::SocketAddr;
+//! use std::net::{IpAddr, SocketAddr};
 //! use std::time::Duration;
-//! use rocinante::{Context, cm};
 //! use rocinante::verbs::QpType;
+//! use rocinante::{Context, VerbsError, cm};
 //!
-//! # let (here, there) = rocinante::doc::addresses();
-//! let patience = Duration::from_secs(10);
-//! let (server, client) = (Context::open(there)?, Context::open(here)?);
-//! let listener = cm::DatagramListener::bind(&server, SocketAddr::new(there, 7174), 16)?;
-//! let server = std::thread::spawn(move || -> Result<_, rocinante::VerbsError> {
-//!     let (pd, cq) = (server.alloc_pd(), server.create_cq(16)?);
-//!     let qp = pd.qp(&cq, &cq).qp_type(QpType::Ud).qkey(cm::UDP_QKEY).build()?;
-//!     let qp = qp.ready()?;
-//!     listener.request(Some(patience))?.accept(&qp, b"welcome")?;
-//!     Ok(qp)
-//! });
-//! let service = cm::resolve(&client, 0, SocketAddr::new(there, 7174), b"hello", patience)?;
-//! assert_eq!(service.qpn(), server.join().unwrap()?.qpn());
-//! assert_eq!(&service.private_data()[..7], b"welcome");
-//! let ah = service.address_handle(&client.alloc_pd())?;
-//! let _to = service.destination(&ah);
-//! # Ok::<(), rocinante::VerbsError>(())
+//! fn main() -> Result<(), VerbsError> {
+//!     let [here, there] = [1, 2].map(|host| IpAddr::from([127, 0, 0, host]));
+//! #   let (here, there) = rocinante::doc::addresses();
+//!     let (address, patience) = (SocketAddr::new(there, 7174), Duration::from_secs(10));
+//!     let (server, client) = (Context::open(there)?, Context::open(here)?);
+//!     let listener = cm::DatagramListener::bind(&server, address, 16)?;
+//!     let server = std::thread::spawn(move || -> Result<_, VerbsError> {
+//!         let (pd, cq) = (server.alloc_pd(), server.create_cq(16)?);
+//!         let qp = pd.qp(&cq, &cq).qp_type(QpType::Ud).qkey(cm::UDP_QKEY).build()?;
+//!         let qp = qp.ready()?;
+//!         listener.request(Some(patience))?.accept(&qp, b"welcome")?;
+//!         Ok(qp)
+//!     });
+//!     let service = cm::resolve(&client, 0, address, b"hello", patience)?;
+//!     assert_eq!(service.qpn(), server.join().unwrap()?.qpn());
+//!     assert_eq!(&service.private_data()[..7], b"welcome");
+//!     let ah = service.address_handle(&client.alloc_pd())?;
+//!     let _to = service.destination(&ah);
+//!     Ok(())
+//! }
 //! ```
 //!
 //! For queue pairs of the kernel's devices, the kernel's connection manager makes the connections,

@@ -114,14 +114,19 @@ impl Cq {
     /// sends packets on the caller's thread.
     ///
     /// ```
-    /// # use rocinante::{Context, Wc};
-    /// # let (here, _) = rocinante::doc::addresses();
-    /// # let cq = Context::open(here)?.create_cq(16)?;
-    /// let mut room = [Wc::default(); 16];
-    /// for wc in cq.poll(&mut room)? {
-    ///     println!("{} {}", wc.wr_id, wc.status);
+    /// use std::net::IpAddr;
+    /// use rocinante::{Context, VerbsError, Wc};
+    ///
+    /// fn main() -> Result<(), VerbsError> {
+    ///     let here = IpAddr::from([127, 0, 0, 1]);
+    /// #   let (here, _) = rocinante::doc::addresses();
+    ///     let cq = Context::open(here)?.create_cq(16)?;
+    ///     let mut room = [Wc::default(); 16];
+    ///     for wc in cq.poll(&mut room)? {
+    ///         println!("{} {}", wc.wr_id, wc.status);
+    ///     }
+    ///     Ok(())
     /// }
-    /// # Ok::<(), rocinante::VerbsError>(())
     /// ```
     ///
     /// # Errors

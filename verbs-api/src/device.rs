@@ -27,11 +27,13 @@ use crate::{kernel, soft};
 /// The interfaces that can be opened as devices in software: those that are up and have an address.
 ///
 /// ```
-/// for interface in rocinante::device::software_devices()? {
-///     println!("{}: {:?}", interface.name, interface.addresses);
-/// #   assert!(interface.up);
+/// fn main() -> std::io::Result<()> {
+///     for interface in rocinante::device::software_devices()? {
+///         assert!(interface.up);
+///         println!("{}: {:?}", interface.name, interface.addresses);
+///     }
+///     Ok(())
 /// }
-/// # Ok::<(), std::io::Error>(())
 /// ```
 ///
 /// # Errors

@@ -5,29 +5,33 @@
 //! no RDMA card, no kernel module and no root.
 //!
 //! ```
+//! use std::net::IpAddr;
 //! use std::time::Duration;
-//! use rocinante::{Access, ConnectOptions, Context, SendWr};
+//! use rocinante::{Access, ConnectOptions, Context, SendWr, VerbsError};
 //!
-//! # let (here, there) = rocinante::doc::addresses();
-//! // Two devices; usually they are in two containers, and `Exchange` carries the endpoints.
-//! let (a, b) = (Context::open(here)?, Context::open(there)?);
-//! let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());
-//! let (cq_a, cq_b) = (a.create_cq(16)?, b.create_cq(16)?);
-//! let qp_a = pd_a.qp(&cq_a, &cq_a).build()?;
-//! let qp_b = pd_b.qp(&cq_b, &cq_b).access(Access::REMOTE_WRITE).build()?;
-//! let (to_b, to_a) = (qp_b.endpoint(), qp_a.endpoint());
-//! let options = ConnectOptions::default();
-//! let qp_a = qp_a.connect(&to_b, &options)?;
-//! let _qp_b = qp_b.connect(&to_a, &options)?;
+//! fn main() -> Result<(), VerbsError> {
+//!     // Two devices; usually they are in two containers, and `Exchange` carries the endpoints.
+//!     let [here, there] = [1, 2].map(|host| IpAddr::from([127, 0, 0, host]));
+//! #   let (here, there) = rocinante::doc::addresses();
+//!     let (a, b) = (Context::open(here)?, Context::open(there)?);
+//!     let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());
+//!     let (cq_a, cq_b) = (a.create_cq(16)?, b.create_cq(16)?);
+//!     let qp_a = pd_a.qp(&cq_a, &cq_a).build()?;
+//!     let qp_b = pd_b.qp(&cq_b, &cq_b).access(Access::REMOTE_WRITE).build()?;
+//!     let (to_b, to_a) = (qp_b.endpoint(), qp_a.endpoint());
+//!     let options = ConnectOptions::default();
+//!     let qp_a = qp_a.connect(&to_b, &options)?;
+//!     let _qp_b = qp_b.connect(&to_a, &options)?;
 //!
-//! // b offers memory, a writes into it.
-//! let target = pd_b.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-//! let source = pd_a.allocate(4096, Access::NONE)?;
-//! source.write(0, b"one-sided");
-//! qp_a.post(SendWr::write(&[source.sge(0, 9)], target.remote()))?;
-//! cq_a.wait_one(Duration::from_secs(5))?.ok()?;
-//! assert_eq!(target.to_vec(0, 9), b"one-sided");
-//! # Ok::<(), rocinante::VerbsError>(())
+//!     // b offers memory, a writes into it.
+//!     let target = pd_b.allocate(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+//!     let source = pd_a.allocate(4096, Access::NONE)?;
+//!     source.write(0, b"one-sided");
+//!     qp_a.post(SendWr::write(&[source.sge(0, 9)], target.remote()))?;
+//!     cq_a.wait_one(Duration::from_secs(5))?.ok()?;
+//!     assert_eq!(target.to_vec(0, 9), b"one-sided");
+//!     Ok(())
+//! }
 //! ```
 //!
 //! New here? The [`guide`] has a first program, and chapters about errors, memory, threads.

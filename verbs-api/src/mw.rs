@@ -50,36 +50,39 @@ impl Pd {
 /// request in flight that binds it.
 ///
 /// ```
-/// # use std::time::Duration;
-/// # use rocinante::{Access, ConnectOptions, Context};
-/// # use rocinante::verbs::{MwPart, MwType};
-/// # use rocinante::SendWr;
-/// # use rocinante::verbs::SendData;
-/// # let (here, there) = rocinante::doc::addresses();
-/// # let (a, b) = (Context::open(here)?, Context::open(there)?);
-/// # let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());
-/// # let (cq_a, cq_b) = (a.create_cq(16)?, b.create_cq(16)?);
-/// # let qp_a = pd_a.qp(&cq_a, &cq_a).build()?;
-/// # let qp_b = pd_b.qp(&cq_b, &cq_b).access(Access::REMOTE_WRITE).build()?;
-/// # let (to_b, to_a) = (qp_b.endpoint(), qp_a.endpoint());
-/// # let options = ConnectOptions::default();
-/// # let qp_a = qp_a.connect(&to_b, &options)?;
-/// # let qp_b = qp_b.connect(&to_a, &options)?;
-/// # let source = pd_a.allocate(64, Access::NONE)?;
-/// // `qp_b`'s peer may write 64 bytes of the region, until they are taken back.
-/// let region = pd_b.allocate(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
-/// let mw = pd_b.alloc_mw(MwType::Type2)?;
-/// let part = MwPart { mr: &region, offset: 1024, len: 64, access: Access::REMOTE_WRITE };
-/// qp_b.post(SendWr::new(mw.bind(&part), SendData::NONE))?;
-/// cq_b.wait_one(Duration::from_secs(5))?.ok()?;
+/// use std::net::IpAddr;
+/// use std::time::Duration;
+/// use rocinante::verbs::{MwPart, MwType, SendData};
+/// use rocinante::{Access, ConnectOptions, Context, SendWr, VerbsError};
 ///
-/// let remote = mw.remote(&part);
-/// qp_a.post(SendWr::write(&[source.sge(0, 64)], remote))?;
-/// cq_a.wait_one(Duration::from_secs(5))?.ok()?;
+/// fn main() -> Result<(), VerbsError> {
+///     let [here, there] = [1, 2].map(|host| IpAddr::from([127, 0, 0, host]));
+/// #   let (here, there) = rocinante::doc::addresses();
+///     let (a, b) = (Context::open(here)?, Context::open(there)?);
+///     let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());
+///     let (cq_a, cq_b) = (a.create_cq(16)?, b.create_cq(16)?);
+///     let qp_a = pd_a.qp(&cq_a, &cq_a).build()?;
+///     let qp_b = pd_b.qp(&cq_b, &cq_b).access(Access::REMOTE_WRITE).build()?;
+///     let (to_b, to_a) = (qp_b.endpoint(), qp_a.endpoint());
+///     let options = ConnectOptions::default();
+///     let qp_a = qp_a.connect(&to_b, &options)?;
+///     let qp_b = qp_b.connect(&to_a, &options)?;
 ///
-/// qp_b.post(SendWr::local_inv(mw.rkey()))?;
-/// cq_b.wait_one(Duration::from_secs(5))?.ok()?;
-/// # Ok::<(), rocinante::VerbsError>(())
+///     // `qp_b`'s peer may write 64 bytes of the region, until they are taken back.
+///     let region = pd_b.allocate(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
+///     let mw = pd_b.alloc_mw(MwType::Type2)?;
+///     let part = MwPart { mr: &region, offset: 1024, len: 64, access: Access::REMOTE_WRITE };
+///     qp_b.post(SendWr::new(mw.bind(&part), SendData::NONE))?;
+///     cq_b.wait_one(Duration::from_secs(5))?.ok()?;
+///
+///     let source = pd_a.allocate(64, Access::NONE)?;
+///     qp_a.post(SendWr::write(&[source.sge(0, 64)], mw.remote(&part)))?;
+///     cq_a.wait_one(Duration::from_secs(5))?.ok()?;
+///
+///     qp_b.post(SendWr::local_inv(mw.rkey()))?;
+///     cq_b.wait_one(Duration::from_secs(5))?.ok()?;
+///     Ok(())
+/// }
 /// ```
 #[derive(Debug)]
 pub struct Mw {

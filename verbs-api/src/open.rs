@@ -25,12 +25,14 @@ use crate::soft::{self, Settings};
 /// Options for opening a device.
 ///
 /// ```no_run
-/// use rocinante::OpenOptions;
 /// use rocinante::device::Backend;
+/// use rocinante::{OpenOptions, VerbsError};
 ///
-/// let ctx = OpenOptions::new().netdev(Backend::Udp).open_interface("eth0")?;
-/// println!("{} on {}", ctx.name(), ctx.provider());
-/// # Ok::<(), rocinante::VerbsError>(())
+/// fn main() -> Result<(), VerbsError> {
+///     let ctx = OpenOptions::new().netdev(Backend::Udp).open_interface("eth0")?;
+///     println!("{} on {}", ctx.name(), ctx.provider());
+///     Ok(())
+/// }
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {

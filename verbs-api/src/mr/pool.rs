@@ -15,27 +15,33 @@ use crate::model::error::VerbsError;
 /// So a program gives a buffer away as that number and takes it back with the completion:
 ///
 /// ```
-/// # use std::time::Duration;
-/// # use rocinante::{Access, BufferPool, ConnectOptions, Context, RecvWr, SendWr};
-/// # let (here, there) = rocinante::doc::addresses();
-/// # let (a, b) = (Context::open(here)?, Context::open(there)?);
-/// # let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());
-/// # let (cq_a, cq_b) = (a.create_cq(16)?, b.create_cq(16)?);
-/// # let (qp_a, qp_b) = (pd_a.qp(&cq_a, &cq_a).build()?, pd_b.qp(&cq_b, &cq_b).build()?);
-/// # let (to_b, to_a) = (qp_b.endpoint(), qp_a.endpoint());
-/// # let options = ConnectOptions::default();
-/// # let (qp_a, qp_b) = (qp_a.connect(&to_b, &options)?, qp_b.connect(&to_a, &options)?);
-/// let pool = BufferPool::new(&pd_b, 16, 4096, Access::LOCAL_WRITE)?;
-/// while let Some(buffer) = pool.take() {
-///     let sge = buffer.slice().sge();
-///     qp_b.post_recv(&[RecvWr::new(buffer.give_away(), &[sge])])?;
-/// }
-/// qp_a.post(SendWr::send(b"hello"))?;
+/// use std::net::IpAddr;
+/// use std::time::Duration;
+/// use rocinante::{Access, BufferPool, ConnectOptions, Context, RecvWr, SendWr, VerbsError};
 ///
-/// let wc = cq_b.wait_one(Duration::from_secs(5))?;
-/// let buffer = pool.take_back(wc.wr_id).expect("given away");
-/// assert_eq!(buffer.slice().slice(0, wc.byte_len as usize).to_vec(), b"hello");
-/// # Ok::<(), rocinante::VerbsError>(())
+/// fn main() -> Result<(), VerbsError> {
+///     let [here, there] = [1, 2].map(|host| IpAddr::from([127, 0, 0, host]));
+/// #   let (here, there) = rocinante::doc::addresses();
+///     let (a, b) = (Context::open(here)?, Context::open(there)?);
+///     let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());
+///     let (cq_a, cq_b) = (a.create_cq(16)?, b.create_cq(16)?);
+///     let (qp_a, qp_b) = (pd_a.qp(&cq_a, &cq_a).build()?, pd_b.qp(&cq_b, &cq_b).build()?);
+///     let (to_b, to_a) = (qp_b.endpoint(), qp_a.endpoint());
+///     let options = ConnectOptions::default();
+///     let (qp_a, qp_b) = (qp_a.connect(&to_b, &options)?, qp_b.connect(&to_a, &options)?);
+///
+///     let pool = BufferPool::new(&pd_b, 16, 4096, Access::LOCAL_WRITE)?;
+///     while let Some(buffer) = pool.take() {
+///         let sge = buffer.slice().sge();
+///         qp_b.post_recv(&[RecvWr::new(buffer.give_away(), &[sge])])?;
+///     }
+///     qp_a.post(SendWr::send(b"hello"))?;
+///
+///     let wc = cq_b.wait_one(Duration::from_secs(5))?;
+///     let buffer = pool.take_back(wc.wr_id).expect("given away");
+///     assert_eq!(buffer.slice().slice(0, wc.byte_len as usize).to_vec(), b"hello");
+///     Ok(())
+/// }
 /// ```
 #[derive(Debug, Clone)]
 pub struct BufferPool {

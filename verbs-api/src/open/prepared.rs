@@ -21,11 +21,17 @@ use crate::soft;
 /// [`Context`] that has objects.
 ///
 /// ```
-/// # let (here, _) = rocinante::doc::addresses();
-/// let prepared = rocinante::OpenOptions::new().prepare(here)?;
-/// println!("{}: path MTU {}", prepared.name(), prepared.query_device().active_mtu);
-/// let cq = prepared.open()?.create_cq(16)?;
-/// # Ok::<(), rocinante::VerbsError>(())
+/// use std::net::IpAddr;
+/// use rocinante::{OpenOptions, VerbsError};
+///
+/// fn main() -> Result<(), VerbsError> {
+///     let here = IpAddr::from([127, 0, 0, 1]);
+/// #   let (here, _) = rocinante::doc::addresses();
+///     let prepared = OpenOptions::new().prepare(here)?;
+///     println!("{}: path MTU {}", prepared.name(), prepared.query_device().active_mtu);
+///     let _cq = prepared.open()?.create_cq(16)?;
+///     Ok(())
+/// }
 /// ```
 #[derive(Debug)]
 pub struct PreparedContext {
