@@ -4,6 +4,11 @@ use std::net::IpAddr;
 
 use rocinante::{Context, OpenOptions, VerbsError};
 
+/// The program in the project's README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;
+
 /// The port of the examples' servers, in the connection manager's port space of TCP.
 pub const PORT: u16 = 18_600;
 

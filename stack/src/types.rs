@@ -317,7 +317,7 @@ impl Mtu {
     }
 
     /// The largest that fits a link with an MTU of `link_mtu` bytes (IP header included), as rxe
-    /// counts: it subtracts 80 bytes of headers. 1500 gives 1024, 4500 and above give 4096. `None`
+    /// counts: it subtracts 80 bytes of headers. 1500 gives 1024, 4176 and above give 4096. `None`
     /// below 336.
     #[must_use]
     pub fn for_link(link_mtu: u32) -> Option<Self> {
@@ -357,7 +357,8 @@ mod tests {
     #[test]
     fn mtu_follows_the_link_as_rxe_has_it() {
         assert_eq!(Mtu::for_link(1500), Some(Mtu::Mtu1024));
-        assert_eq!(Mtu::for_link(4500), Some(Mtu::Mtu4096));
+        assert_eq!(Mtu::for_link(4176), Some(Mtu::Mtu4096));
+        assert_eq!(Mtu::for_link(4175), Some(Mtu::Mtu2048));
         assert_eq!(Mtu::for_link(300), None);
         assert_eq!(Mtu::from_bytes(2048).map(Mtu::code), Some(4));
         assert_eq!(Mtu::Mtu4096.bytes(), 4096);

@@ -227,3 +227,72 @@ fn each_document_that_is_linked_to_exists() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// All files below a folder whose names end in one of these.
+fn files_below(folder: &Path, ends: &[&str], found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            files_below(&path, ends, found);
+        } else if ends.iter().any(|end| path.to_string_lossy().ends_with(end)) {
+            found.push(path);
+        }
+    }
+}
+
+/// The lines of each block of Rust in comments of the documentation or in Markdown.
+fn examples(text: &str) -> Vec<Vec<&str>> {
+    let (mut all, mut open): (Vec<Vec<&str>>, Option<Option<Vec<&str>>>) = (Vec::new(), None);
+    for line in text.lines() {
+        let line = line.trim_start();
+        let line = line.strip_prefix("//!").or_else(|| line.strip_prefix("///")).unwrap_or(line);
+        let line = line.strip_prefix(' ').unwrap_or(line);
+        match (line.strip_prefix("```"), &mut open) {
+            (Some(words), None) => {
+                let is_rust = matches!(words, "" | "no_run" | "rust" | "rust,no_run");
+                open = Some(is_rust.then(Vec::new));
+            }
+            (Some(_), Some(_)) => all.extend(open.take().flatten()),
+            (None, Some(Some(lines))) => lines.push(line),
+            (None, _) => {}
+        }
+    }
+    all
+}
+
+/// An example that is copied as rustdoc shows it compiles: it has a `main`, and hides nothing but
+/// the line that gives a test addresses of its own.
+#[test]
+fn each_example_is_a_whole_program() {
+    const OWN_ADDRESSES: [&str; 2] = [
+        "let (here, there) = rocinante::doc::addresses();",
+        "let (here, _) = rocinante::doc::addresses();",
+    ];
+    let mut files = vec![root().join("README.md")];
+    files_below(&root().join("verbs-api/src"), &[".rs", ".md"], &mut files);
+    let (mut count, mut wrong) = (0, Vec::new());
+    for file in files {
+        let text = fs::read_to_string(&file).expect("a source");
+        for example in examples(&text) {
+            count += 1;
+            let hidden = example.iter().filter_map(|line| line.trim_start().strip_prefix("# "));
+            let hides = hidden.map(str::trim).find(|line| !OWN_ADDRESSES.contains(line));
+            if let Some(line) = hides {
+                wrong.push(format!("{}: an example hides {line:?}", file.display()));
+            }
+            if !example.iter().any(|line| line.contains("fn main() -> ")) {
+                wrong.push(format!("{}: an example without main: {example:#?}", file.display()));
+            }
+        }
+    }
+    assert!(count >= 19, "only {count} examples");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn each_limit_is_explained() {
+    let text = fs::read_to_string(root().join("docs/operations.md")).expect("a document");
+    for limit in rocinante::stats::Limit::ALL {
+        assert!(text.contains(&format!("\n| `{}` | ", limit.name())), "{}", limit.name());
+    }
+}

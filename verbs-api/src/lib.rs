@@ -55,6 +55,8 @@
 //! The program needs no thread for the device: `post_send` and `poll` drive it on the spot. A
 //! background thread drives it while the program does not.
 
+// docs.rs shows which feature an item needs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // What only `plain` calls is dead without it. A build with that feature finds what is dead anyhow.
 #![cfg_attr(not(feature = "internals"), allow(dead_code, unused_imports))]
 

@@ -59,11 +59,12 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
     if !targets.iter().all(native) {
         setup::packages(setup::DIST);
     }
-    setup::toolchain()?;
     let packages = shipped()?;
     let names: Vec<&str> = targets.iter().map(|(target, _)| *target).collect();
-    let build = ["build", "--locked", "--quiet", "--profile", "dist"];
-    for (package, _) in PROGRAMS {
+    names.iter().try_for_each(|name| setup::target(name))?;
+    let build = ["build", "--locked", "--profile", "dist"];
+    for (package, name) in PROGRAMS {
+        println!("dist: building {name} for {}", names.join(" and "));
         // Each by itself, with the features that it asks for.
         let mut build = for_targets(&build, package, &names);
         command::run(build.args(names.iter().flat_map(|name| same_paths(name))))?;
@@ -85,6 +86,7 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
             copy(&Path::new(AGENT).join(file), &folder.join("agent").join(file))?;
         }
         let program = folder.join("rocinante");
+        println!("dist: trying the programs for {processor}");
         let Some(mut words) = emulator(processor) else {
             println!("SKIPPED dist: no qemu-{processor}: {} never ran", program.display());
             continue;
@@ -98,6 +100,7 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
     }
     libraries(&targets, &built, out)?;
     let works = works.ok_or("no program runs here, to make completions and man pages")?;
+    println!("dist: making completions, man pages, bills of materials, archives and checksums");
     for (shell, file) in SHELLS {
         let script = command::read(start(&works).args(["completions", shell]))?;
         write(&out.join("completions").join(file), &script)?;
@@ -124,7 +127,8 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
 fn libraries(targets: &[(&str, &str)], built: &Path, out: &Path) -> Result<(), String> {
     for (_, processor) in targets {
         let target = format!("{processor}-unknown-linux-gnu");
-        let mut build = cargo(["build", "--locked", "--quiet", "--profile", "dist"]);
+        println!("dist: building the libraries of `rocinante run` for {target}");
+        let mut build = cargo(["build", "--locked", "--profile", "dist"]);
         build.args(["-p", "rocinante-capi", "-p", "rocinante-paths", "--target", &target]);
         let mut foreign = None;
         if machine::triple()? != target {
