@@ -1,42 +1,90 @@
 //! Which devices there are, and what they say of themselves before they are open.
 
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 use rocinante::device::{Interface, Limits};
-use rocinante::plain::{DEVICES_VARIABLE, named_interfaces};
+use rocinante::plain::sysfs::Devices;
+use rocinante::plain::{DEVICES_VARIABLE, NamedInterface, gid_table_len, named_interfaces};
 use rocinante::verbs::Mtu;
 
 use crate::abi::{DeviceAttr, PortAttr};
 use crate::convert;
 use crate::log::{Level, say};
 
-/// The length of a table of so many GIDs. Its end is empty.
-pub(crate) fn gid_table_len(gids: usize) -> usize {
-    (gids + 1).next_multiple_of(16)
-}
-
 /// A device that a program can open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Found {
     pub(crate) name: String,
-    /// Its place in the list.
+    /// Its number, which stays.
     pub(crate) index: u32,
     pub(crate) interface: Interface,
+    /// Its GIDs by their indices, when it was listed.
+    pub(crate) gids: Vec<Option<IpAddr>>,
 }
 
-/// The devices, in the order of their names.
+/// The names that programs know. Without `rocinante run` they are of this process alone.
+static DEVICES: LazyLock<Mutex<Devices>> = LazyLock::new(|| Mutex::new(Devices::of_environment()));
+/// How long a thread waits for another one that lists. In a child of fork(2) that may be none.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+fn of_environment() -> String {
+    std::env::var(DEVICES_VARIABLE).unwrap_or_default()
+}
+
+/// The devices, in the order of their numbers.
 pub(crate) fn list() -> std::io::Result<Vec<Found>> {
-    limited(std::env::var(DEVICES_VARIABLE).ok().as_deref())
+    let list = of_environment();
+    match DEVICES.try_lock_for(PATIENCE) {
+        Some(mut devices) => found(devices.list(Some(&list))),
+        None => found(Devices::of_environment().list(Some(&list))),
+    }
 }
 
-/// The devices of a list as the variable has it.
+/// The devices of a list as the variable has it, named for this call.
 pub(crate) fn limited(list: Option<&str>) -> std::io::Result<Vec<Found>> {
-    let all = named_interfaces(list)
+    found(named_interfaces(list))
+}
+
+fn found(devices: std::io::Result<Vec<NamedInterface>>) -> std::io::Result<Vec<Found>> {
+    let devices = devices
         .inspect_err(|error| say(Level::Warn, format_args!("the list of devices: {error}")))?;
-    let found = (0..).zip(all).map(|(index, named)| Found {
-        name: named.name,
-        index,
-        interface: named.interface,
+    let found = devices.into_iter().map(|device| Found {
+        name: device.name,
+        index: device.number,
+        interface: device.interface,
+        gids: device.gids,
     });
     Ok(found.collect())
+}
+
+/// The directory that all processes of one `rocinante run` share.
+pub(crate) fn directory() -> Option<PathBuf> {
+    DEVICES.try_lock_for(PATIENCE)?.root().map(Path::to_owned)
+}
+
+/// The program is about to read in the tree of files: brings it up to date, unless that was done a
+/// moment ago.
+pub(crate) fn show(counters: bool) {
+    /// Less than it takes to change an interface from another process.
+    const FRESH: Duration = Duration::from_millis(1);
+    static LAST: [Mutex<Option<Instant>>; 2] = [Mutex::new(None), Mutex::new(None)];
+    // A thread that comes meanwhile waits for the result.
+    let Some(mut last) = LAST[usize::from(counters)].try_lock_for(PATIENCE) else { return };
+    if last.is_some_and(|last| last.elapsed() < FRESH) {
+        return;
+    }
+    let list = of_environment();
+    if let Some(mut devices) = DEVICES.try_lock_for(PATIENCE) {
+        let _ = match counters {
+            true => devices.count(Some(&list)),
+            false => devices.list(Some(&list)).map(drop),
+        };
+    }
+    *last = Some(Instant::now());
 }
 
 impl Found {
@@ -100,21 +148,26 @@ impl Found {
         }
     }
 
+    /// Its interface as it is now. Another one of the same name is another device.
+    pub(crate) fn now(&self) -> Option<Interface> {
+        let all = Interface::all().unwrap_or_default();
+        all.into_iter().find(|interface| interface.index == self.interface.index)
+    }
+
     /// Port 1, as its interface is now, with so many GIDs.
     pub(crate) fn port(&self, gids: usize) -> PortAttr {
-        let now = Interface::by_name(&self.interface.name);
+        let now = self.now();
         let interface = now.as_ref().unwrap_or(&self.interface);
-        let up = now.is_ok() && interface.up;
+        let up = now.is_some() && interface.up;
         let mtu = mtu(interface);
-        let (active_width, active_speed) = lanes(interface.link_speed());
+        let (active_width, active_speed) = interface.lanes();
         PortAttr {
             // IBV_PORT_ACTIVE, or IBV_PORT_DOWN.
             state: if up { 4 } else { 1 },
             max_mtu: convert::mtu_code(Mtu::Mtu4096),
             active_mtu: convert::mtu_code(mtu),
             gid_tbl_len: i32::try_from(gid_table_len(gids)).unwrap_or(i32::MAX),
-            // IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS.
-            port_cap_flags: 1 << 16 | 1 << 26,
+            port_cap_flags: Interface::PORT_CAPABILITIES,
             max_msg_sz: 1 << 30,
             pkey_tbl_len: 1,
             max_vl_num: 1,
@@ -132,29 +185,6 @@ impl Found {
 
 fn mtu(interface: &Interface) -> Mtu {
     Mtu::for_link(interface.mtu).unwrap_or(Mtu::Mtu256)
-}
-
-/// The width of a port and the speed of a lane, for a link of so many Mb/s: the least that carry
-/// it. Without a speed, as on loopback, it is one lane of the slowest, as the kernel says of
-/// Soft-RoCE.
-fn lanes(link_speed: Option<u32>) -> (u8, u8) {
-    /// `IBV_WIDTH_1X` and `..._4X`.
-    const ONE: u8 = 1;
-    const FOUR: u8 = 2;
-    // SDR, DDR, FDR10, EDR, HDR, NDR: 2.5, 5, 10, 25, 50 and 100 Gb/s.
-    let table = [
-        (2_500, ONE, 1),
-        (10_000, ONE, 8),
-        (20_000, FOUR, 2),
-        (25_000, ONE, 32),
-        (40_000, FOUR, 8),
-        (50_000, ONE, 64),
-        (100_000, FOUR, 32),
-        (200_000, FOUR, 64),
-    ];
-    let speed = link_speed.unwrap_or(0);
-    let found = table.iter().find(|(carries, ..)| speed <= *carries);
-    found.map_or((FOUR, 128), |(_, width, lane)| (*width, *lane))
 }
 
 /// `enum ibv_device_cap_flags`.

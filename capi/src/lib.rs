@@ -7,6 +7,7 @@
 
 mod abi;
 mod convert;
+mod counters;
 mod devices;
 mod failures;
 mod ffi;

@@ -1,24 +1,31 @@
-//! Counters at the program's exit, if `ROCINANTE_COUNTERS` asks for them.
+//! The counters of the devices that this process has opened: printed at its exit if
+//! `ROCINANTE_COUNTERS` asks for it, and told whoever reads them below /sys/class/infiniband.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rocinante::plain::sysfs::{Counts, PortKey, Published};
 use rocinante::plain::{self, Watched};
 use rocinante::stats::DeviceCounters;
 
-use crate::log;
+use crate::devices::{self, Found};
+use crate::ffi::without_signals;
+use crate::{counters, log};
 
 /// Names the environment variable: anything but nothing and `0` asks for counters.
 const VARIABLE: &str = "ROCINANTE_COUNTERS";
 /// How long the exit waits for a thread that holds a lock.
 const PATIENCE: Duration = Duration::from_millis(20);
 
+/// A device, by its name and port.
+type Named = (String, Option<PortKey>);
+
 /// A device that was opened.
 struct Opened {
-    name: String,
+    name: Named,
     /// The process that opened it: a child of fork(2) does not report its parent's.
     process: u32,
     device: Watched,
@@ -30,20 +37,26 @@ struct Opened {
 #[derive(Default)]
 struct Report {
     opened: Vec<Opened>,
-    closed: BTreeMap<String, DeviceCounters>,
+    closed: BTreeMap<Named, DeviceCounters>,
 }
 
 static REPORT: Mutex<Option<Report>> = Mutex::new(None);
 
-/// Whether counters are to be printed.
+/// Whether counters may be asked for.
 pub(crate) fn is_wanted() -> bool {
+    is_printed() || devices::directory().is_some()
+}
+
+/// Whether counters are to be printed.
+fn is_printed() -> bool {
     static WANTED: OnceLock<bool> = OnceLock::new();
     let read = || std::env::var_os(VARIABLE).is_some_and(|word| !word.is_empty() && word != "0");
     *WANTED.get_or_init(read)
 }
 
 /// A context of the device was opened.
-pub(crate) fn opened(name: &str, device: Watched) {
+pub(crate) fn opened(found: &Found, device: Watched) {
+    publish();
     let process = std::process::id();
     let mut report = REPORT.lock();
     let report = report.get_or_insert_default();
@@ -51,7 +64,8 @@ pub(crate) fn opened(name: &str, device: Watched) {
     if report.opened.iter().any(|opened| opened.device.is(&device)) {
         return;
     }
-    let (name, last) = (name.to_owned(), DeviceCounters::default());
+    let last = DeviceCounters::default();
+    let name = (found.name.clone(), PortKey::of(found.interface.index).ok());
     report.opened.push(Opened { name, process, device, last });
 }
 
@@ -79,17 +93,70 @@ pub(crate) fn closed(device: &Watched) {
     }
 }
 
-/// Prints the counters that are not 0, once.
-pub(crate) fn print() {
-    // A thread that another one's exit(3) stopped may hold it.
-    let Some(mut report) = REPORT.try_lock_for(PATIENCE) else { return };
-    let Some(Report { opened, closed: mut sums }) = report.take() else { return };
-    let process = std::process::id();
-    for opened in opened.into_iter().filter(|opened| opened.process == process) {
+/// The counters of each device. `None` if a thread that another one's exit(3) stopped has them.
+fn sums() -> Option<BTreeMap<Named, DeviceCounters>> {
+    let report = REPORT.try_lock_for(PATIENCE)?;
+    let Report { opened, closed } = report.as_ref()?;
+    let (mut sums, process) = (closed.clone(), std::process::id());
+    for opened in opened.iter().filter(|opened| opened.process == process) {
         let counters = opened.device.counters(PATIENCE).unwrap_or(opened.last);
-        plain::add(sums.entry(opened.name).or_default(), &counters);
+        plain::add(sums.entry(opened.name.clone()).or_default(), &counters);
     }
-    for (name, counters) in sums {
+    Some(sums)
+}
+
+/// Where the counters are told, and the process that does it.
+static PUBLISHED: Mutex<Option<(u32, Arc<Published>)>> = Mutex::new(None);
+
+/// Has a thread tell the counters whenever a process asks. Without a place for it, none does.
+fn publish() {
+    let process = std::process::id();
+    let mut published = PUBLISHED.lock();
+    if published.as_ref().is_some_and(|(by, _)| *by == process) {
+        return;
+    }
+    let Some(begun) = devices::directory().and_then(|root| Published::begin(&root).ok()) else {
+        return;
+    };
+    let begun = Arc::new(begun);
+    let answering = begun.clone();
+    let builder = std::thread::Builder::new().name("roce-counts".to_owned()).stack_size(256 << 10);
+    let thread = without_signals(|| {
+        builder.spawn(move || {
+            while let Ok(question) = answering.asked() {
+                answer(&answering);
+                drop(question);
+            }
+        })
+    });
+    if thread.is_ok() {
+        *published = Some((process, begun));
+    }
+}
+
+fn answer(published: &Published) {
+    let Some(sums) = sums() else { return };
+    let ports = sums.iter().filter_map(|((_, port), sum)| Some((*port.as_ref()?, sum)));
+    let ports: BTreeMap<PortKey, Counts> =
+        ports.map(|(port, sum)| (port, counters::of_kernel(sum))).collect();
+    let _ = published.answer(ports.iter().map(|(port, counts)| (*port, counts)));
+}
+
+/// The process ends: its counters stay, and are printed, those that are not 0.
+pub(crate) fn end() {
+    if let Some(published) = PUBLISHED.try_lock_for(PATIENCE).and_then(|mut it| it.take())
+        && published.0 == std::process::id()
+    {
+        answer(&published.1);
+        published.1.end();
+    }
+    if !is_printed() {
+        return;
+    }
+    let sums = sums().unwrap_or_default();
+    // Once.
+    drop(REPORT.try_lock_for(PATIENCE).map(|mut report| report.take()));
+    for ((name, _), counters) in sums {
         let mut text = format!("counters of {name} (those that are not 0):");
         for (group, name, count) in counters.iter().filter(|(_, _, count)| *count > 0) {
             let name = format!("{group}.{name}");

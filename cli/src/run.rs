@@ -4,24 +4,25 @@
 //! that it leaves behind is the environment.
 
 pub mod library;
+mod mount;
 pub mod program;
 pub mod tree;
 
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use rocinante::device::{Backend, NETDEV_VARIABLE};
-use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
+use rocinante_netdev::sysfs::PATHS_VARIABLE;
+use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface};
 
 use crate::devices;
 use library::Libraries;
 
 /// Names the environment variable that has the library print its counters at exit.
 pub const COUNTERS_VARIABLE: &str = "ROCINANTE_COUNTERS";
-/// Names the environment variable with the directory of [`tree`], for the library of paths.
-pub const PATHS_VARIABLE: &str = "ROCINANTE_PATHS";
 
 /// The exit status of a program that is there and cannot be run, as env(1) and shells have it.
 const CANNOT_RUN: u8 = 126;
@@ -95,22 +96,41 @@ fn prepare(args: &Args) -> Result<Command, Refusal> {
     };
     let path = program::find(name)?;
     let libraries = Libraries::find().map_err(Refusal::cannot)?;
-    program::check(&path, &libraries)?;
+    let blind = program::blindness(&path);
+    if blind.is_none() {
+        program::check(&path, &libraries)?;
+    }
     let list = if args.device.is_empty() {
         std::env::var(DEVICES_VARIABLE).unwrap_or_default()
     } else {
         args.device.join(",")
     };
-    let devices = named_interfaces(Some(&list)).map_err(|error| Refusal::cannot(error.to_string()));
+    let made = tree::make(&list).map_err(|error| Refusal::cannot(error.to_string()));
     // Without netlink the library finds no device either, and says so to the program.
-    let devices = if list.is_empty() { devices.unwrap_or_default() } else { devices? };
-    let tree = libraries.paths.as_ref().map(|_| tree::make(&devices));
+    let (devices, root) = match made {
+        Err(_) if list.is_empty() => (Vec::new(), Err(io::ErrorKind::NotFound.into())),
+        made => made?,
+    };
+    // Below another `run` these are no machine's.
+    let machine = match std::env::var_os(PATHS_VARIABLE) {
+        None => machine_devices(Path::new("/sys/class/infiniband")),
+        Some(_) => Vec::new(),
+    };
+    let mounted = root.as_ref().map(|root| mount::over(root));
+    let is_mounted = matches!(mounted, Ok(Ok(())));
+    match blind {
+        None => {}
+        Some(why) if is_mounted => say(&format!(
+            "{why}: it finds the devices below /sys/class/infiniband, and cannot use them"
+        )),
+        Some(_) => program::check(&path, &libraries)?,
+    }
 
     let mut command = Command::new(&path);
     // Some programs are several, and choose by their name.
     command.arg0(name).args(rest).envs(libraries.environment());
-    if let Some(Ok(tree)) = &tree {
-        command.env(PATHS_VARIABLE, tree);
+    if let Ok(root) = &root {
+        command.env(PATHS_VARIABLE, root);
     }
     if let Some(netdev) = &args.netdev {
         command.env(NETDEV_VARIABLE, netdev);
@@ -123,10 +143,25 @@ fn prepare(args: &Args) -> Result<Command, Refusal> {
     }
     if args.verbose {
         explain(args, &libraries, &devices);
-        match tree {
-            Some(Ok(tree)) => say(&format!("/sys/class/infiniband is {}", tree.display())),
-            Some(Err(error)) => say(&format!("/sys/class/infiniband is not answered: {error}")),
-            None => say("/sys/class/infiniband is not answered: no librocinante_paths.so"),
+        if !machine.is_empty() {
+            let list = machine.join(", ");
+            say(&format!("hidden: this machine's own RDMA devices: {list}"));
+        }
+        match (&root, mounted) {
+            (Ok(root), Ok(Ok(()))) => {
+                say(&format!("/sys/class/infiniband is {}, mounted", root.display()));
+            }
+            (Ok(root), Ok(Err(error))) => say(&format!(
+                "/sys/class/infiniband is {}; it cannot be mounted ({error}), so programs in Go and \
+                 static ones do not see it",
+                root.display()
+            )),
+            (Err(error), _) | (_, Err(error)) => {
+                say(&format!("/sys/class/infiniband is not answered: {error}"));
+            }
+        }
+        if libraries.paths.is_none() {
+            say("there is no librocinante_paths.so: paths are not answered, but by a mount");
         }
     }
     Ok(command)
@@ -137,7 +172,7 @@ fn explain(args: &Args, libraries: &Libraries, devices: &[NamedInterface]) {
     say(&format!("libibverbs.so.1 is {}", libraries.verbs.display()));
     let word = args.netdev.clone().or_else(|| std::env::var(NETDEV_VARIABLE).ok());
     let word = word.unwrap_or_default();
-    for NamedInterface { name, interface } in devices {
+    for NamedInterface { name, interface, .. } in devices {
         let (backend, reason, _) = devices::backend(interface, &word);
         let addresses: Vec<String> =
             interface.addresses.iter().map(|(address, _)| address.to_string()).collect();
@@ -150,11 +185,6 @@ fn explain(args: &Args, libraries: &Libraries, devices: &[NamedInterface]) {
     }
     if devices.is_empty() {
         say("no device: no interface has an address");
-    }
-    let hidden = machine_devices(Path::new("/sys/class/infiniband"));
-    if !hidden.is_empty() {
-        let list = hidden.join(", ");
-        say(&format!("hidden: this machine's own RDMA devices: {list}"));
     }
 }
 

@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -211,6 +212,25 @@ pub(crate) fn socket_family(fd: impl AsFd) -> io::Result<i32> {
     // SAFETY: the kernel writes at most `len` bytes, which is the size of `family`.
     unsafe { check(call::getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, at, &raw mut len)) }?;
     Ok(family)
+}
+
+/// The calling thread's network namespace: a number that no other one gets until the next boot
+/// (`SO_NETNS_COOKIE` of socket(7)), or before Linux 5.14 while this one exists.
+///
+/// # Errors
+/// No descriptor is left, or the kernel does not tell.
+pub(crate) fn network_namespace() -> io::Result<u64> {
+    /// Of `asm-generic/socket.h`; the crate `libc` lacks it.
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let socket = datagram_socket(AddressFamily::INET)?;
+    let (mut cookie, mut len) = (0_u64, size_of::<u64>() as libc::socklen_t);
+    let (fd, at) = (socket.as_raw_fd(), (&raw mut cookie).cast());
+    // SAFETY: the kernel writes at most `len` bytes, which is the size of `cookie`.
+    let got = unsafe { call::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, at, &raw mut len) };
+    match check(got) {
+        Ok(_) => Ok(cookie),
+        Err(_) => Ok(std::fs::metadata("/proc/thread-self/ns/net")?.ino()),
+    }
 }
 
 /// Attaches a classic BPF program that decides how many bytes of each packet a socket takes

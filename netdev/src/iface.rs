@@ -64,6 +64,25 @@ impl Interface {
         ethtool::link_speed(&self.name)
     }
 
+    /// What its port announces (`port_cap_flags` of verbs.h): `IBV_PORT_CM_SUP` and
+    /// `IBV_PORT_IP_BASED_GIDS`.
+    pub const PORT_CAPABILITIES: u32 = 1 << 16 | 1 << 26;
+
+    /// The width of its port and the speed of a lane, by their codes in verbs.h: the least that
+    /// carry what the link does. Without a speed, as on loopback, it is one lane of the slowest, as
+    /// the kernel says of Soft-RoCE.
+    #[must_use]
+    pub fn lanes(&self) -> (u8, u8) {
+        let lanes = Lanes::of(self.link_speed().unwrap_or(0));
+        (lanes.width, lanes.speed)
+    }
+
+    /// The rate of its port as sysfs writes it: `100 Gb/sec (4X EDR)`.
+    #[must_use]
+    pub fn rate(&self) -> String {
+        Lanes::of(self.link_speed().unwrap_or(0)).text.to_owned()
+    }
+
     /// The interface that has the address. On loopback, all of an IPv4 prefix is local: 127.0.0.2
     /// belongs to the interface that has 127.0.0.1/8.
     ///
@@ -102,6 +121,43 @@ impl Interface {
     }
 }
 
+/// The length of a table of so many GIDs. Its end is empty.
+#[must_use]
+pub fn gid_table_len(gids: usize) -> usize {
+    (gids + 1).next_multiple_of(16)
+}
+
+/// The lanes of a port.
+struct Lanes {
+    /// `IBV_WIDTH_1X` or `..._4X`.
+    width: u8,
+    /// `active_speed` of verbs.h.
+    speed: u8,
+    text: &'static str,
+}
+
+impl Lanes {
+    /// The least that carry this many Mb/s, or the most there are.
+    fn of(link_speed: u32) -> Self {
+        const ONE: u8 = 1;
+        const FOUR: u8 = 2;
+        let table = [
+            (2_500, ONE, 1, "2.5 Gb/sec (1X SDR)"),
+            (10_000, ONE, 8, "10 Gb/sec (1X FDR10)"),
+            (20_000, FOUR, 2, "20 Gb/sec (4X DDR)"),
+            (25_000, ONE, 32, "25 Gb/sec (1X EDR)"),
+            (40_000, FOUR, 8, "40 Gb/sec (4X FDR10)"),
+            (50_000, ONE, 64, "50 Gb/sec (1X HDR)"),
+            (100_000, FOUR, 32, "100 Gb/sec (4X EDR)"),
+            (200_000, FOUR, 64, "200 Gb/sec (4X HDR)"),
+            (u32::MAX, FOUR, 128, "400 Gb/sec (4X NDR)"),
+        ];
+        let mut rows = table.into_iter().skip_while(|(carry, ..)| link_speed > *carry);
+        let (_, width, speed, text) = rows.next().unwrap_or(table[0]);
+        Self { width, speed, text }
+    }
+}
+
 fn not_found(message: String) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, message)
 }
@@ -126,6 +182,21 @@ mod tests {
             assert!(lo.has([127, 0, 0, 1].into()));
             assert_eq!(lo.has([127, 0, 0, 2].into()), has_2, "/{prefix_len}");
             assert_eq!(lo.has([10, 0, 0, 1].into()), has_other, "/{prefix_len}");
+        }
+    }
+
+    #[test]
+    fn lanes_carry_what_the_link_does() {
+        for (link_speed, width, speed, text) in [
+            (0, 1, 1, "2.5 Gb/sec (1X SDR)"),
+            (2_500, 1, 1, "2.5 Gb/sec (1X SDR)"),
+            (2_501, 1, 8, "10 Gb/sec (1X FDR10)"),
+            (100_000, 2, 32, "100 Gb/sec (4X EDR)"),
+            (400_000, 2, 128, "400 Gb/sec (4X NDR)"),
+            (u32::MAX, 2, 128, "400 Gb/sec (4X NDR)"),
+        ] {
+            let lanes = Lanes::of(link_speed);
+            assert_eq!((lanes.width, lanes.speed, lanes.text), (width, speed, text));
         }
     }
 

@@ -46,6 +46,7 @@ mod shared;
 mod sides;
 pub mod sim;
 mod steering;
+pub mod sysfs;
 mod tcx;
 #[cfg(test)]
 mod testns;
@@ -58,8 +59,8 @@ pub use config::{PacketConfig, PortConfig, Shards, UdpConfig, XdpConfig};
 pub use error::OpenError;
 pub use fd::apart;
 pub use frame::FramePort;
-pub use iface::Interface;
-pub use names::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
+pub use iface::{Interface, gid_table_len};
+pub use names::{DEVICES_VARIABLE, NamedInterface, Names, follow_gids, named_interfaces};
 pub use packet::PacketPort;
 pub use parts::{BackendParts, Descriptor, Manifest, Parts};
 pub use policy::{Unlisted, unlisted_rules};

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-pub use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, PortClaim, apart, named_interfaces};
+pub use rocinante_netdev::{
+    DEVICES_VARIABLE, NamedInterface, PortClaim, apart, gid_table_len, named_interfaces, sysfs,
+};
 pub use rocinante_stack::cm::{
     Accept, AskId, Asked, CmEvent, ConnId, Connect, ListenerId, QpSide, QueryId, Reply, Request,
 };
@@ -34,6 +36,7 @@ use crate::model::device::DeviceCounters;
 use crate::model::error::VerbsError;
 use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
 pub use crate::mr::Advice;
+use crate::open::PreparedContext;
 use crate::provider::manager::{ListensTo, Manager, Place};
 use crate::provider::memory::{self, Range};
 use crate::provider::wake;
@@ -300,6 +303,13 @@ impl Watched {
     pub fn counters(&self, patience: Duration) -> Option<DeviceCounters> {
         self.0.upgrade()?.try_counters(patience)
     }
+}
+
+/// Has the GIDs of a context in the places that they have for other processes.
+#[must_use]
+pub fn with_places(prepared: PreparedContext, gids: &[Option<IpAddr>]) -> PreparedContext {
+    prepared.take_places(gids);
+    prepared
 }
 
 /// Adds the counters of a device to those of another.

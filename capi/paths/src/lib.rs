@@ -1,33 +1,50 @@
-//! A library to preload: paths below /sys/class/infiniband and /dev/infiniband lead into the tree
-//! of files that `ROCINANTE_PATHS` names. All other paths, and all else that these functions of
-//! libc do, stay as they are.
+//! A library to preload: paths below /sys/class/infiniband, what links there lead to, and
+//! /dev/infiniband lead into the tree of files that `ROCINANTE_PATHS` names, as if it lay over the
+//! machine's own. All other paths, and all else that these functions of libc do, stay as they are.
+//! Before a program looks into the tree, libibverbs.so.1 brings it up to date.
+//!
+//! Where `rocinante run` has mounted the tree, paths below /sys are the kernel's business.
 //!
 //! It also stands before `_exit(2)`, which ends a program without its handlers: what
 //! libibverbs.so.1 has to send until then is sent.
 //!
-//! Programs call these functions in signal handlers and between fork and exec, so nothing here
-//! takes a lock, allocates or panics.
+//! Programs call these functions in signal handlers and between fork and exec, so for other paths
+//! nothing here takes a lock, allocates or panics.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicUsize, Ordering};
 
 use libc::{mode_t, size_t, ssize_t};
 
+mod lists;
+mod resolve;
+mod walks;
+
+use resolve::{Buffer, Named, follow};
+
 const VARIABLE: &[u8] = b"ROCINANTE_PATHS=";
-/// What leads into the tree. `infiniband_verbs` and others of that class lie beside the first.
+/// What the tree stands for. `infiniband_verbs` and others of that class lie beside the first.
 const CLASS: &[u8] = b"/sys/class/infiniband";
+const BUS: &[u8] = b"/sys/devices/rocinante";
 const DEVICES: &[u8] = b"/dev/infiniband";
-/// Length of the longest path (`PATH_MAX`), with its zero.
-const PATH_MAX: usize = libc::PATH_MAX as usize;
 
 /// The tree's path without a zero, in the environment that the process began with. The kernel put
 /// it there, and it stays.
 static ROOT: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
 /// The length of that path; 0 as long as there is no tree.
 static ROOT_LEN: AtomicUsize = AtomicUsize::new(0);
+/// The working directory is in the tree.
+static IS_INSIDE: AtomicBool = AtomicBool::new(false);
+/// Whether the tree is mounted: 0 until it was looked at, then 1 for no and 2 for yes.
+static MOUNTED: AtomicU8 = AtomicU8::new(0);
+
+/// A part of the paths of counters.
+const COUNTERS: &[u8] = b"counters/";
+/// The program has looked at counters.
+static HAS_COUNTERS: AtomicBool = AtomicBool::new(false);
 
 /// glibc calls it with the arguments of `main` before that, and before the program can change its
 /// environment.
@@ -53,6 +70,7 @@ unsafe extern "C" fn init(
             Some(root) if root.starts_with(b"/") => {
                 ROOT.store(root.as_ptr().cast_mut(), Ordering::Relaxed);
                 ROOT_LEN.store(root.len(), Ordering::Release);
+                moved();
             }
             _ => {}
         }
@@ -69,65 +87,300 @@ fn root() -> &'static [u8] {
     }
 }
 
-/// Calls `then` with the path that stands for `path`: itself, or one in the tree.
-fn lead<R>(path: *const c_char, then: impl FnOnce(*const c_char) -> R) -> R {
-    // SAFETY: null, or a C string, as libc's own functions want.
-    if path.is_null() || !unsafe { begins_as_ours(path) } {
-        return then(path);
+/// The working directory is another one.
+fn moved() {
+    let mut now = Buffer::new();
+    let inside = directory(libc::AT_FDCWD, &mut now) && is_ours(now.path());
+    IS_INSIDE.store(inside, Ordering::Relaxed);
+}
+
+/// Whether an absolute path without links is one that the tree stands for.
+fn is_ours(path: &[u8]) -> bool {
+    let ends = |rest: &[u8]| rest.is_empty() || rest.starts_with(b"/");
+    path.starts_with(CLASS)
+        || [BUS, DEVICES].iter().any(|it| path.strip_prefix(*it).is_some_and(ends))
+}
+
+/// Whether such a path is answered here, and not by the kernel.
+fn is_led(path: &[u8]) -> bool {
+    is_ours(path) && !(path.starts_with(b"/sys") && is_mounted())
+}
+
+/// Whether /sys has the tree.
+fn is_mounted() -> bool {
+    let known = MOUNTED.load(Ordering::Relaxed);
+    if known != 0 {
+        return known == 2;
     }
-    // SAFETY: not null, so a C string.
-    into_tree(unsafe { CStr::from_ptr(path) }, then)
-}
-
-/// Whether the path may be one of the tree's: a quick look, as this happens to every path. It reads
-/// no byte after the zero.
-unsafe fn begins_as_ours(path: *const c_char) -> bool {
-    let begins = |with: &[u8]| {
-        // SAFETY: `all` stops at the first byte that differs, at the latest at the zero.
-        with.iter().enumerate().all(|(at, byte)| unsafe { *path.cast::<u8>().add(at) } == *byte)
+    let place = |before: &[u8]| {
+        let mut path = Buffer::new();
+        path.push(before)?;
+        path.push(CLASS)?;
+        // SAFETY: all zeroes is a value of this plain structure.
+        let mut found: libc::stat = unsafe { std::mem::zeroed() };
+        let (at, into) = (path.with_zero().as_ptr(), &raw mut found);
+        // SAFETY: a path with its zero, and a structure of which the kernel writes.
+        let status = unsafe { libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, at, into, 0) };
+        (status == 0).then_some((found.st_dev, found.st_ino))
     };
-    begins(CLASS) || begins(DEVICES)
+    let mounted = place(root()).is_some_and(|tree| place(b"") == Some(tree));
+    MOUNTED.store(if mounted { 2 } else { 1 }, Ordering::Relaxed);
+    mounted
 }
 
-/// As [`lead`], for a path that begins as ours. A function of its own, for its large stack frame.
+/// A path, by a quick look.
+enum Look {
+    /// It has nothing to do with the tree.
+    Elsewhere,
+    /// It may lead into the tree or out of it.
+    Near,
+    /// If there is nothing, it may lead out of the tree.
+    IfMissing,
+}
+
+/// A quick look, as this happens to every path.
+fn look(dirfd: c_int, path: &[u8]) -> Look {
+    let root = root();
+    if root.is_empty() || path.is_empty() {
+        return Look::Elsewhere;
+    }
+    let is_absolute = path.starts_with(b"/");
+    if is_absolute && path.starts_with(root) {
+        return Look::Elsewhere;
+    }
+    let named = has(path, b"infiniband")
+        || has(path, b"devices/rocinante")
+        || (!is_absolute && path.starts_with(b"rocinante"));
+    match (named, is_absolute, dirfd) {
+        (true, ..) => Look::Near,
+        (_, true, _) => Look::Elsewhere,
+        (_, _, libc::AT_FDCWD) if IS_INSIDE.load(Ordering::Relaxed) => Look::Near,
+        (_, _, libc::AT_FDCWD) => Look::Elsewhere,
+        _ if has(path, b"..") => Look::Near,
+        _ => Look::IfMissing,
+    }
+}
+
+fn has(path: &[u8], word: &[u8]) -> bool {
+    let (at, len) = (path.as_ptr().cast(), path.len());
+    // SAFETY: both are memory of these lengths.
+    !unsafe { libc::memmem(at, len, word.as_ptr().cast(), word.len()) }.is_null()
+}
+
+/// Calls `then` with the directory and the path that stand for these: themselves, or a path in the
+/// tree, or one out of it.
+fn lead<R: Answer>(
+    dirfd: c_int,
+    path: *const c_char,
+    last: bool,
+    then: impl Fn(c_int, *const c_char) -> R,
+) -> R {
+    if path.is_null() {
+        return then(dirfd, path);
+    }
+    // SAFETY: not null, so a C string, as libc's own functions want.
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let answer = match look(dirfd, bytes) {
+        Look::Elsewhere => return then(dirfd, path).shown(),
+        Look::Near => None,
+        Look::IfMissing => {
+            Some(then(dirfd, path)).filter(|it| !it.failed() || errno() != libc::ENOENT)
+        }
+    };
+    match answer {
+        Some(answer) => answer,
+        None => near(dirfd, bytes, last, &mut |dirfd, other| {
+            then(dirfd, other.map_or(path, |other| other.as_ptr().cast()))
+        })
+        .shown(),
+    }
+}
+
+/// As [`lead`], for a path that may have to do with the tree. `then` gets another path with its
+/// zero, or none. A function of its own, for its large stack frame.
 #[cold]
 #[inline(never)]
-fn into_tree<R>(path: &CStr, then: impl FnOnce(*const c_char) -> R) -> R {
-    let (root, bytes) = (root(), path.to_bytes_with_nul());
-    if root.is_empty() || root.len() + bytes.len() > PATH_MAX || !is_ours(path.to_bytes()) {
-        return then(path.as_ptr());
+fn near<R>(
+    dirfd: c_int,
+    path: &[u8],
+    last: bool,
+    then: &mut dyn FnMut(c_int, Option<&[u8]>) -> R,
+) -> R {
+    let before = errno();
+    let mut found = Buffer::new();
+    let mut crossed = find(dirfd, path, last, &mut found);
+    if crossed.is_some() && is_ours(found.path()) {
+        show(&found);
+        crossed = find(dirfd, path, last, &mut found);
     }
-    let mut whole = [MaybeUninit::<u8>::uninit(); PATH_MAX];
-    for (to, from) in whole.iter_mut().zip(root.iter().chain(bytes)) {
-        to.write(*from);
+    set_errno(before);
+    if crossed != Some(true) {
+        return then(dirfd, None);
     }
-    then(whole.as_ptr().cast())
+    if !is_led(found.path()) {
+        if found.path().is_empty() {
+            let _ = found.push(b"/");
+        }
+        return then(libc::AT_FDCWD, Some(found.with_zero()));
+    }
+    let mut whole = Buffer::new();
+    match whole.push(root()).and_then(|()| whole.push(found.path())) {
+        Some(()) => then(libc::AT_FDCWD, Some(whole.with_zero())),
+        None => then(dirfd, None),
+    }
 }
 
-/// Whether the tree has the answer to a path that begins as ours: not to one that leads out of it
-/// again, nor to a file of a similar name.
-fn is_ours(path: &[u8]) -> bool {
-    let rest = path.strip_prefix(DEVICES);
-    rest.is_none_or(|rest| rest.is_empty() || rest.starts_with(b"/"))
-        && path.split(|byte| *byte == b'/').all(|word| word != b"..")
+/// Has the tree brought up to date, for a program that looks at this path.
+fn show(path: &Buffer) {
+    if has(path.path(), COUNTERS) {
+        HAS_COUNTERS.store(true, Ordering::Relaxed);
+    }
+    let show = BEFORE_PATH.load(Ordering::Acquire);
+    if show.is_null() || IS_SHOWING.replace(true) {
+        return;
+    }
+    // SAFETY: `rocinante_before_path` stored a function of this type.
+    let show: unsafe extern "C" fn(*const c_char) = unsafe { std::mem::transmute(show) };
+    // SAFETY: a path with its zero.
+    unsafe { show(path.with_zero().as_ptr().cast()) };
+    IS_SHOWING.set(false);
+}
+
+thread_local! {
+    /// This thread brings the tree up to date, and reads in it.
+    static IS_SHOWING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A program may keep a counter's file open, and read it again: then it reads what is counted by
+/// now, as the kernel has it.
+#[cold]
+#[inline(never)]
+fn show_open(fd: c_int) {
+    let before = errno();
+    let mut path = Buffer::new();
+    if directory(fd, &mut path) && is_ours(path.path()) && has(path.path(), COUNTERS) {
+        show(&path);
+    }
+    set_errno(before);
+}
+
+/// Where a path leads, as an absolute one; the root is empty. Returns whether the way there leads
+/// through the tree, if there is a way.
+fn find(dirfd: c_int, path: &[u8], last: bool, found: &mut Buffer) -> Option<bool> {
+    let mut crossed = false;
+    if !path.starts_with(b"/") {
+        if !directory(dirfd, found) {
+            return None;
+        }
+        crossed = is_led(found.path());
+    }
+    let read_link = |path: &Buffer, target: &mut Buffer| {
+        let led = is_led(path.path());
+        crossed |= led;
+        target_of(path, if led { root() } else { &[] }, target)
+    };
+    follow(found, path, last, read_link)?;
+    Some(crossed || is_led(found.path()))
+}
+
+/// Reads a link, if it is one.
+fn target_of(path: &Buffer, base: &[u8], target: &mut Buffer) -> Named {
+    let mut whole = Buffer::new();
+    if whole.push(base).and_then(|()| whole.push(path.path())).is_none() {
+        return Named::Missing;
+    }
+    let room = target.room();
+    let (at, into) = (whole.with_zero().as_ptr(), room.as_mut_ptr());
+    // SAFETY: a path with its zero, and room of this length.
+    let len = unsafe { libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, at, into, room.len()) };
+    match usize::try_from(len) {
+        Ok(len) => {
+            target.filled(len);
+            Named::Link
+        }
+        Err(_) if errno() == libc::EINVAL => Named::Plain,
+        Err(_) => Named::Missing,
+    }
+}
+
+/// The path of an open file, as the program knows it; the root is empty. `false` if it has
+/// none.
+fn directory(dirfd: c_int, into: &mut Buffer) -> bool {
+    let room = into.room();
+    let (at, len) = (room.as_mut_ptr(), room.len());
+    let len = if dirfd == libc::AT_FDCWD {
+        // SAFETY: room of this length. The kernel counts the zero.
+        unsafe { libc::syscall(libc::SYS_getcwd, at, len) - 1 }
+    } else {
+        let mut name = *b"/proc/self/fd/..........\0";
+        let digits = &mut name[14..24];
+        digits.fill(b'0');
+        let mut rest = dirfd.unsigned_abs();
+        for digit in digits.iter_mut().rev() {
+            *digit = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        // The kernel takes no number that begins with 0.
+        let zeros = digits[..9].iter().take_while(|digit| **digit == b'0').count();
+        name.copy_within(14 + zeros.., 14);
+        // SAFETY: a path with its zero, and room of this length.
+        unsafe { libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, name.as_ptr(), at, len) }
+    };
+    let Ok(len) = usize::try_from(len) else { return false };
+    into.filled(len);
+    if !into.path().starts_with(b"/") {
+        return false;
+    }
+    let inside = root().len();
+    if is_in_tree(into.path()) {
+        let len = len - inside;
+        into.room().copy_within(inside..inside + len, 0);
+        into.filled(len);
+    } else if len == 1 {
+        into.filled(0);
+    }
+    true
+}
+
+/// Whether a path without links is of a file in the tree.
+fn is_in_tree(path: &[u8]) -> bool {
+    let root = root();
+    !root.is_empty() && path.strip_prefix(root).is_some_and(|rest| rest.starts_with(b"/"))
 }
 
 /// Takes the tree's path away from the front of a path that libc found, so that the program sees
 /// what it asked for.
 fn out_of_tree(path: *mut c_char) -> *mut c_char {
-    let root = root();
-    if path.is_null() || root.is_empty() {
+    if path.is_null() {
         return path;
     }
     // SAFETY: a C string that libc has just written.
     let found = unsafe { CStr::from_ptr(path) }.to_bytes_with_nul();
-    if let Some(rest) = found.strip_prefix(root)
-        && rest.starts_with(b"/")
-    {
+    if is_in_tree(found) {
+        let inside = root().len();
         // SAFETY: both lie in the string, and the end is before the place where it was.
-        unsafe { ptr::copy(path.add(root.len()), path, rest.len()) };
+        unsafe { ptr::copy(path.add(inside), path, found.len() - inside) };
     }
     path
+}
+
+fn errno() -> c_int {
+    // SAFETY: the place of the thread's errno.
+    unsafe { *libc::__errno_location() }
+}
+
+fn set_errno(errno: c_int) {
+    // SAFETY: the place of the thread's errno.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// What libibverbs.so.1 does before the program looks into the tree; null for nothing.
+static BEFORE_PATH: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Has `then` called before the program looks at a path that the tree stands for.
+#[unsafe(no_mangle)]
+pub extern "C" fn rocinante_before_path(then: unsafe extern "C" fn(*const c_char)) {
+    BEFORE_PATH.store(then as *mut c_void, Ordering::Release);
 }
 
 /// What libibverbs.so.1 does before the end; null for nothing.
@@ -165,10 +418,23 @@ pub extern "C" fn _Exit(status: c_int) -> ! {
     end(status)
 }
 
+/// The function of this name and type of the libraries after this one.
+macro_rules! behind {
+    ($name:ident: $type:ty) => {{
+        static NEXT: std::sync::atomic::AtomicPtr<c_void> =
+            std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+        let next = crate::next(&NEXT, concat!(stringify!($name), "\0"));
+        // SAFETY: the loader found a function of this name, and so of this type; null is `None`.
+        unsafe { std::mem::transmute::<*mut c_void, Option<$type>>(next) }
+    }};
+}
+pub(crate) use behind;
+
 /// What functions of libc return.
 trait Answer: Sized {
     /// The answer of a function that failed.
     const FAILED: Self;
+    fn failed(&self) -> bool;
     /// The answer as the program is to see it.
     fn shown(self) -> Self {
         self
@@ -177,53 +443,69 @@ trait Answer: Sized {
 
 impl Answer for c_int {
     const FAILED: Self = -1;
+    fn failed(&self) -> bool {
+        *self < 0
+    }
 }
 
 impl Answer for ssize_t {
     const FAILED: Self = -1;
+    fn failed(&self) -> bool {
+        *self < 0
+    }
 }
 
 /// A stream.
 impl Answer for *mut c_void {
     const FAILED: Self = ptr::null_mut();
+    fn failed(&self) -> bool {
+        self.is_null()
+    }
 }
 
 /// A path that was found.
 impl Answer for *mut c_char {
     const FAILED: Self = ptr::null_mut();
+    fn failed(&self) -> bool {
+        self.is_null()
+    }
     fn shown(self) -> Self {
         out_of_tree(self)
     }
 }
 
 /// Defines functions of libc that lead their `path` to where it belongs and go on to the next
-/// library that has them.
+/// library that has them. The block says whether the function follows a link that the path names.
 macro_rules! hooks {
-    ($($name:ident($([$($before:ident: $type:ty),*])? path $(, $after:ident: $other:ty)*)
-        -> $result:ty;)*) => {$(
+    ($($name:ident($([$before:ident: $type:ty],)? $(@$dirfd:ident,)? path
+        $(, $after:ident: $other:ty)*) $last:block -> $result:ty;)*) => {$(
         /// The function of libc, with another path.
         ///
         /// # Safety
         /// As libc's.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
-            $($($before: $type,)*)? path: *const c_char $(, $after: $other)*
+            $($before: $type,)? $($dirfd: c_int,)? path: *const c_char $(, $after: $other)*
         ) -> $result {
-            type Function =
-                unsafe extern "C" fn($($($type,)*)? *const c_char $(, $other)*) -> $result;
-            static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-            let next = next(&NEXT, concat!(stringify!($name), "\0"));
-            if next.is_null() {
-                // SAFETY: the place of the thread's errno.
-                unsafe { *libc::__errno_location() = libc::ENOSYS };
+            type Function = unsafe extern "C" fn(
+                $($type,)? $(hooks!(@int $dirfd),)? *const c_char $(, $other)*
+            ) -> $result;
+            let Some(next) = behind!($name: Function) else {
+                set_errno(libc::ENOSYS);
                 return Answer::FAILED;
-            }
-            // SAFETY: the loader found a function of this name, and so of this type.
-            let next: Function = unsafe { std::mem::transmute(next) };
-            // SAFETY: the caller keeps to libc's rules; the path is a C string or null.
-            lead(path, |path| unsafe { next($($($before,)*)? path $(, $after)*) }).shown()
+            };
+            let from = hooks!(@from $($dirfd)?);
+            lead(from, path, $last, |dirfd, path| {
+                let _ = dirfd;
+                $(let $dirfd = dirfd;)?
+                // SAFETY: the caller keeps to libc's rules; the path is a C string or null.
+                unsafe { next($($before,)? $($dirfd,)? path $(, $after)*) }
+            })
         }
     )*};
+    (@int $dirfd:ident) => { c_int };
+    (@from $dirfd:ident) => { $dirfd };
+    (@from) => { libc::AT_FDCWD };
 }
 
 /// The function `name` of the libraries after this one; null if they have none.
@@ -237,52 +519,76 @@ fn next(cached: &AtomicPtr<c_void>, name: &'static str) -> *mut c_void {
     found
 }
 
+/// Whether open(2) follows a link at the end.
+fn opens(flags: c_int) -> bool {
+    let made = libc::O_CREAT | libc::O_EXCL;
+    flags & libc::O_NOFOLLOW == 0 && flags & made != made
+}
+
+/// Whether a function with flags of fstatat(2) does.
+fn looks(flags: c_int) -> bool {
+    flags & libc::AT_SYMLINK_NOFOLLOW == 0
+}
+
 // Functions with a variable number of arguments take theirs in the same registers as if each were
 // named (System V ABI, AAPCS64). Buffers are untyped: they are libc's business.
 hooks! {
-    open(path, flags: c_int, mode: mode_t) -> c_int;
-    open64(path, flags: c_int, mode: mode_t) -> c_int;
-    __open_2(path, flags: c_int) -> c_int;
-    __open64_2(path, flags: c_int) -> c_int;
-    openat([dirfd: c_int] path, flags: c_int, mode: mode_t) -> c_int;
-    openat64([dirfd: c_int] path, flags: c_int, mode: mode_t) -> c_int;
-    __openat_2([dirfd: c_int] path, flags: c_int) -> c_int;
-    __openat64_2([dirfd: c_int] path, flags: c_int) -> c_int;
-    fopen(path, mode: *const c_char) -> *mut c_void;
-    fopen64(path, mode: *const c_char) -> *mut c_void;
-    opendir(path) -> *mut c_void;
-    scandir(path, list: *mut c_void, filter: *const c_void, order: *const c_void) -> c_int;
-    scandir64(path, list: *mut c_void, filter: *const c_void, order: *const c_void) -> c_int;
-    stat(path, into: *mut c_void) -> c_int;
-    stat64(path, into: *mut c_void) -> c_int;
-    lstat(path, into: *mut c_void) -> c_int;
-    lstat64(path, into: *mut c_void) -> c_int;
-    fstatat([dirfd: c_int] path, into: *mut c_void, flags: c_int) -> c_int;
-    fstatat64([dirfd: c_int] path, into: *mut c_void, flags: c_int) -> c_int;
-    statx([dirfd: c_int] path, flags: c_int, mask: c_uint, into: *mut c_void) -> c_int;
+    open(path, flags: c_int, mode: mode_t) { opens(flags) } -> c_int;
+    open64(path, flags: c_int, mode: mode_t) { opens(flags) } -> c_int;
+    __open_2(path, flags: c_int) { opens(flags) } -> c_int;
+    __open64_2(path, flags: c_int) { opens(flags) } -> c_int;
+    openat(@dirfd, path, flags: c_int, mode: mode_t) { opens(flags) } -> c_int;
+    openat64(@dirfd, path, flags: c_int, mode: mode_t) { opens(flags) } -> c_int;
+    __openat_2(@dirfd, path, flags: c_int) { opens(flags) } -> c_int;
+    __openat64_2(@dirfd, path, flags: c_int) { opens(flags) } -> c_int;
+    fopen(path, mode: *const c_char) { true } -> *mut c_void;
+    fopen64(path, mode: *const c_char) { true } -> *mut c_void;
+    freopen(path, mode: *const c_char, stream: *mut c_void) { true } -> *mut c_void;
+    freopen64(path, mode: *const c_char, stream: *mut c_void) { true } -> *mut c_void;
+    opendir(path) { true } -> *mut c_void;
+    scandir(path, list: *mut c_void, filter: *const c_void, order: *const c_void) { true }
+        -> c_int;
+    scandir64(path, list: *mut c_void, filter: *const c_void, order: *const c_void) { true }
+        -> c_int;
+    scandirat(@dirfd, path, list: *mut c_void, filter: *const c_void, order: *const c_void)
+        { true } -> c_int;
+    stat(path, into: *mut c_void) { true } -> c_int;
+    stat64(path, into: *mut c_void) { true } -> c_int;
+    lstat(path, into: *mut c_void) { false } -> c_int;
+    lstat64(path, into: *mut c_void) { false } -> c_int;
+    fstatat(@dirfd, path, into: *mut c_void, flags: c_int) { looks(flags) } -> c_int;
+    fstatat64(@dirfd, path, into: *mut c_void, flags: c_int) { looks(flags) } -> c_int;
+    statx(@dirfd, path, flags: c_int, mask: c_uint, into: *mut c_void) { looks(flags) } -> c_int;
     // What stat was before glibc 2.33.
-    __xstat([version: c_int] path, into: *mut c_void) -> c_int;
-    __xstat64([version: c_int] path, into: *mut c_void) -> c_int;
-    __lxstat([version: c_int] path, into: *mut c_void) -> c_int;
-    __lxstat64([version: c_int] path, into: *mut c_void) -> c_int;
-    __fxstatat([version: c_int, dirfd: c_int] path, into: *mut c_void, flags: c_int) -> c_int;
-    __fxstatat64([version: c_int, dirfd: c_int] path, into: *mut c_void, flags: c_int) -> c_int;
-    access(path, mode: c_int) -> c_int;
-    eaccess(path, mode: c_int) -> c_int;
-    euidaccess(path, mode: c_int) -> c_int;
-    faccessat([dirfd: c_int] path, mode: c_int, flags: c_int) -> c_int;
-    readlink(path, into: *mut c_char, len: size_t) -> ssize_t;
-    readlinkat([dirfd: c_int] path, into: *mut c_char, len: size_t) -> ssize_t;
-    __readlink_chk(path, into: *mut c_char, len: size_t, room: size_t) -> ssize_t;
-    __readlinkat_chk([dirfd: c_int] path, into: *mut c_char, len: size_t, room: size_t)
+    __xstat([version: c_int], path, into: *mut c_void) { true } -> c_int;
+    __xstat64([version: c_int], path, into: *mut c_void) { true } -> c_int;
+    __lxstat([version: c_int], path, into: *mut c_void) { false } -> c_int;
+    __lxstat64([version: c_int], path, into: *mut c_void) { false } -> c_int;
+    __fxstatat([version: c_int], @dirfd, path, into: *mut c_void, flags: c_int) { looks(flags) }
+        -> c_int;
+    __fxstatat64([version: c_int], @dirfd, path, into: *mut c_void, flags: c_int) { looks(flags) }
+        -> c_int;
+    statvfs(path, into: *mut c_void) { true } -> c_int;
+    statvfs64(path, into: *mut c_void) { true } -> c_int;
+    access(path, mode: c_int) { true } -> c_int;
+    eaccess(path, mode: c_int) { true } -> c_int;
+    euidaccess(path, mode: c_int) { true } -> c_int;
+    faccessat(@dirfd, path, mode: c_int, flags: c_int) { looks(flags) } -> c_int;
+    readlink(path, into: *mut c_char, len: size_t) { false } -> ssize_t;
+    readlinkat(@dirfd, path, into: *mut c_char, len: size_t) { false } -> ssize_t;
+    __readlink_chk(path, into: *mut c_char, len: size_t, room: size_t) { false } -> ssize_t;
+    __readlinkat_chk(@dirfd, path, into: *mut c_char, len: size_t, room: size_t) { false }
         -> ssize_t;
     // `ls -l` asks each file for its access control list.
-    getxattr(path, name: *const c_char, into: *mut c_void, len: size_t) -> ssize_t;
-    lgetxattr(path, name: *const c_char, into: *mut c_void, len: size_t) -> ssize_t;
-    listxattr(path, into: *mut c_char, len: size_t) -> ssize_t;
-    llistxattr(path, into: *mut c_char, len: size_t) -> ssize_t;
-    chdir(path) -> c_int;
-    realpath(path, into: *mut c_char) -> *mut c_char;
-    __realpath_chk(path, into: *mut c_char, room: size_t) -> *mut c_char;
-    canonicalize_file_name(path) -> *mut c_char;
+    getxattr(path, name: *const c_char, into: *mut c_void, len: size_t) { true } -> ssize_t;
+    lgetxattr(path, name: *const c_char, into: *mut c_void, len: size_t) { false } -> ssize_t;
+    listxattr(path, into: *mut c_char, len: size_t) { true } -> ssize_t;
+    llistxattr(path, into: *mut c_char, len: size_t) { false } -> ssize_t;
+    inotify_add_watch([fd: c_int], path, mask: u32) { mask & libc::IN_DONT_FOLLOW == 0 } -> c_int;
+    name_to_handle_at(@dirfd, path, into: *mut c_void, id: *mut c_void, flags: c_int)
+        { flags & libc::AT_SYMLINK_FOLLOW != 0 } -> c_int;
+    pathconf(path, name: c_int) { true } -> ssize_t;
+    realpath(path, into: *mut c_char) { true } -> *mut c_char;
+    __realpath_chk(path, into: *mut c_char, room: size_t) { true } -> *mut c_char;
+    canonicalize_file_name(path) { true } -> *mut c_char;
 }

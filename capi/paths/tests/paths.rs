@@ -80,6 +80,29 @@ fn programs_find_the_tree() {
         {path}\n{path}\n"
         ),
     );
+    // The tree lies over the machine's own files.
+    let state = "infiniband/x0/ports/1/state";
+    for way in [
+        format!("cat /sys/./class//{state}"),
+        format!("cat //sys/class/net/../{state}"),
+        format!("cat /usr/../sys/class/{state}"),
+        format!("cd /sys/class && cat {state}"),
+        format!("cd /sys/class/net && cat ../{state}"),
+        "cd /sys/class/infiniband/x0/ports && cat ../ports/1/state".to_owned(),
+        "cd / && cat sys/class/infiniband/*/ports/1/state".to_owned(),
+    ] {
+        tree.prints(&way, "4: ACTIVE\n");
+    }
+    let lo = fs::read_to_string("/sys/class/net/lo/mtu").unwrap();
+    for way in ["/sys/class/infiniband/../net", "/dev/infiniband/../../sys/class/net"] {
+        tree.prints(&format!("cat {way}/lo/mtu"), &lo);
+    }
+    tree.prints("cd /sys/class/infiniband/x0 && cat ../../net/lo/mtu", &lo);
+    tree.prints("cd /sys/class/infiniband/x0/ports && pwd -P", &format!("{path}/ports\n"));
+    tree.prints("ls /sys/class | grep infiniband_v", "infiniband_verbs\n");
+    tree.prints("ls -d /sys/class/*/x0", "/sys/class/infiniband/x0\n");
+    tree.prints("cat /sys/class/infiniband/nosuch/../x0/node_type; ls /dev/infinib*", "uverbs0\n");
+    tree.prints("stat -f -c %T /sys/class/infiniband", "sysfs\n");
     let long = tree.shell("ls -lR /sys/class/infiniband /dev/infiniband");
     assert!(long.status.success() && long.stderr.is_empty(), "{long:?}");
 }
@@ -106,10 +129,10 @@ fn python_finds_the_tree() {
 fn other_paths_stay_as_they_are() {
     let tree = Tree::new("others");
     for script in [
-        "ls -l /sys/class /etc/ /dev/pts; stat -c '%n %s %i' /etc/passwd /; exit 5",
+        "ls -l /sys/class/net /etc/ /dev/pts; stat -c '%n %s %i' /etc/passwd /; exit 5",
         "cat /nowhere /etc/hostname; echo $?; readlink /proc/self/exe; realpath /sys/class/net/lo",
         "cd /usr/bin/../lib && pwd -P; [ -e /dev/null ] && [ ! -e /dev/infinibandage ] && echo y",
-        "cat /sys/class/infiniband/../net/lo/mtu /dev/infiniband/../null; echo $?",
+        "cd /sys/class/net && cat lo/mtu ../net/lo/mtu; pwd -P; ls .. | grep -c '^net$'",
         "find /etc -maxdepth 1 -name 'host*' | sort; cat ''; ls /dev/infinibandage",
         "d=$(mktemp -d) && cd $d && echo a > b && ln -s b c && cat c && stat -c %F c && rm -r $d",
     ] {

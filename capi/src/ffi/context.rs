@@ -46,7 +46,7 @@ pub(super) struct Objects {
 pub(super) struct Opened {
     pub(super) context: Context,
     pub(super) device: plain::Device,
-    /// Of the counters, if they are to be printed.
+    /// Of the counters, if they may be asked for.
     reported: Option<plain::Watched>,
 }
 
@@ -120,7 +120,7 @@ impl Shared {
         let reported = report::is_wanted().then(|| device.watch());
         if let Some(counters) = &reported {
             ending::report();
-            report::opened(&self.found.name, counters.clone());
+            report::opened(&self.found, counters.clone());
         }
         Ok(self.opened.get_or_init(|| Opened { context, device, reported }))
     }
@@ -186,8 +186,11 @@ fn cannot_open(found: &Found, error: &rocinante::VerbsError) -> i32 {
 /// Makes a context.
 pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi::Context> {
     afford(0)?;
-    let prepared = OpenOptions::new().refuse_late().prepare_interface(&found.interface.name);
+    // By now another interface may have its name.
+    let interface = found.now().ok_or(libc::ENODEV)?;
+    let prepared = OpenOptions::new().refuse_late().prepare_interface(&interface.name);
     let prepared = prepared.map_err(|error| cannot_open(found, &error))?;
+    let prepared = plain::with_places(prepared, &found.gids);
     let async_fd = prepared.async_fd().try_clone_to_owned();
     let async_fd = async_fd.map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
     let async_fd = Given::from(async_fd);

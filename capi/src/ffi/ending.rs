@@ -25,16 +25,16 @@ pub(super) fn watch() {
     });
 }
 
-/// Has the counters printed when the program returns from `main` or calls exit(3).
+/// Has the counters told when the program returns from `main` or calls exit(3).
 pub(super) fn report() {
     static ONCE: Once = Once::new();
     // SAFETY: the library is never unloaded, and the function does not unwind. Without room for it
-    // nothing is printed.
+    // nothing is told.
     ONCE.call_once(|| unsafe {
-        libc::atexit(print);
+        libc::atexit(end);
     });
 }
 
-extern "C" fn print() {
-    quiet(report::print);
+extern "C" fn end() {
+    quiet(report::end);
 }

@@ -28,6 +28,7 @@ mod query;
 mod slots;
 mod srq;
 mod stubs;
+mod sysfs;
 mod ucma;
 mod wait;
 

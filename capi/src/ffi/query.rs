@@ -5,11 +5,13 @@ use std::ffi::{c_int, c_uint};
 use std::net::IpAddr;
 use std::ptr;
 
+use rocinante::plain::gid_table_len;
+
 use super::border::{Outcome, minus, set_errno, status};
 use super::context::{self, Shared};
 use crate::abi;
 use crate::convert;
-use crate::devices::{CAPABILITIES_EX, gid_table_len};
+use crate::devices::CAPABILITIES_EX;
 
 /// The only port.
 const PORT: u32 = 1;

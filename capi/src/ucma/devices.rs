@@ -87,7 +87,8 @@ impl Devices {
         let context = without_signals(|| {
             let options = OpenOptions::new().refuse_late();
             let options = if self.only.is_some() { options.netdev(Backend::Udp) } else { options };
-            options.prepare_interface(&found.interface.name)?.open().map_err(|it| it.error)
+            let prepared = options.prepare_interface(&found.interface.name)?;
+            plain::with_places(prepared, &found.gids).open().map_err(|it| it.error)
         });
         let context = context.map_err(|error| errno(&error))?;
         let device = plain::Device::of(&context).ok_or(libc::ENODEV)?;

@@ -72,6 +72,19 @@ pub fn check(path: &Path, libraries: &Libraries) -> Result<(), Refusal> {
     elf.map_or(Ok(()), |(path, elf)| elf.check(&path, &ours, libraries).map_err(Refusal::cannot))
 }
 
+/// Why no library reaches what the program at `path` asks the kernel for; `None` if one does.
+#[must_use]
+pub fn blindness(path: &Path) -> Option<String> {
+    let (path, elf) = program_of(path, SCRIPTS_MAX).ok()??;
+    (elf.loader.is_none() && !is_loader(&path))
+        .then(|| format!("{} is linked statically", path.display()))
+}
+
+/// The loader itself runs the program that is its argument.
+fn is_loader(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld"))
+}
+
 /// The program that the kernel starts for `path`; `None` if that cannot be known.
 fn program_of(path: &Path, scripts: u32) -> Result<Option<(PathBuf, Elf)>, Refusal> {
     match Kind::of(path).map_err(Refusal::cannot)? {
@@ -173,9 +186,7 @@ impl Elf {
             ));
         }
         let Some(loader) = &self.loader else {
-            // The loader itself runs the program that is its argument.
-            let is_loader = path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld"));
-            return if is_loader {
+            return if is_loader(path) {
                 Ok(())
             } else {
                 Err(format!(

@@ -60,6 +60,12 @@ impl PreparedContext {
         Ok(Self { options, backend, shards, iface, gids, are_all, active_mtu, events })
     }
 
+    /// Has its GIDs in the places that they have for others.
+    #[cfg(feature = "internals")]
+    pub(crate) fn take_places(&self, gids: &[Option<IpAddr>]) {
+        self.events.take_places(gids);
+    }
+
     /// The name of its interface.
     #[must_use]
     pub fn name(&self) -> &str {

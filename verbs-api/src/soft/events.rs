@@ -176,6 +176,14 @@ impl Inbox {
         Some(woken)
     }
 
+    /// Takes over the places that another context's addresses have in the table.
+    #[cfg(feature = "internals")]
+    pub(crate) fn take_places(&self, gids: &[Option<IpAddr>]) {
+        if let Some(port) = &self.port {
+            port.take_places(gids);
+        }
+    }
+
     /// The GID table as it is now; `None` if the port is not followed.
     pub(crate) fn gids(&self) -> Option<Vec<Option<IpAddr>>> {
         drop(self.look()?);

@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use rocinante_netdev::{Interface, InterfaceWatch};
+use rocinante_netdev::{Interface, InterfaceWatch, follow_gids};
 
 use crate::model::event::AsyncEvent;
 use crate::provider::wake;
 
-/// A table of GIDs. An index belongs to its address until that is gone, which leaves a hole. A new
-/// address takes the first hole, or else the end, as in the kernel's table.
+/// A table of GIDs ([`follow_gids`] says how it changes).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GidTable {
     entries: Vec<Option<IpAddr>>,
@@ -37,18 +36,7 @@ impl GidTable {
             return self.entries != before;
         }
         let addresses = interface.map(|interface| interface.addresses.as_slice()).unwrap_or(&[]);
-        for entry in &mut self.entries {
-            *entry = entry.filter(|known| addresses.iter().any(|(address, _)| address == known));
-        }
-        for (address, _) in addresses {
-            if self.entries.contains(&Some(*address)) {
-                continue;
-            }
-            match self.entries.iter_mut().find(|entry| entry.is_none()) {
-                Some(hole) => *hole = Some(*address),
-                None => self.entries.push(Some(*address)),
-            }
-        }
+        follow_gids(&mut self.entries, addresses);
         self.entries != before
     }
 }
@@ -77,6 +65,17 @@ impl Followed {
 
     pub(super) fn gids(&self) -> Vec<Option<IpAddr>> {
         self.following.lock().table.entries.clone()
+    }
+
+    /// Takes over the places that another context's addresses have.
+    #[cfg(feature = "internals")]
+    pub(super) fn take_places(&self, gids: &[Option<IpAddr>]) {
+        let mut following = self.following.lock();
+        let Following { watch, table, .. } = &mut *following;
+        if table.only.is_none() {
+            table.entries = gids.to_vec();
+            table.follow(watch.interface());
+        }
     }
 
     /// Hands what happened to `each`.

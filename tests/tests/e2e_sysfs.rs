@@ -1,0 +1,298 @@
+//! What programs find below /sys/class/infiniband under `rocinante run`: each test with the tree
+//! mounted, and by the preloaded library alone, as without the right to mount.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rocinante_node::{Container, LabConfig, Pair};
+use rocinante_tests::running::{Done, Running};
+use rocinante_tests::{require_lab, require_machine_root, require_program};
+
+/// An installation in a folder of its own.
+struct Installed(PathBuf);
+
+/// How programs get at the tree.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Mounted,
+    /// Without CAP_SYS_ADMIN, which mounting takes.
+    Preloaded,
+}
+
+const WAYS: [Way; 2] = [Way::Mounted, Way::Preloaded];
+
+impl Installed {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (own, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let installed = Self(std::env::temp_dir().join(format!("rocinante-sysfs-{own}-{number}")));
+        fs::create_dir(&installed.0).unwrap();
+        fs::set_permissions(&installed.0, Permissions::from_mode(0o755)).unwrap();
+        let built = std::env::current_exe().unwrap();
+        for (from, to) in [
+            (PathBuf::from(env!("CARGO_BIN_EXE_rocinante-under-test")), "rocinante"),
+            // Cargo builds them beside this program.
+            (built.with_file_name("librocinante_ibverbs.so"), "libibverbs.so.1"),
+            (built.with_file_name("librocinante_paths.so"), "librocinante_paths.so"),
+        ] {
+            // By another process: a child that another test starts meanwhile would hold this one's
+            // descriptor, and a file that can be written to does not start (ETXTBSY).
+            let copied = Command::new("cp").arg(from).arg(installed.0.join(to)).status().unwrap();
+            assert!(copied.success());
+        }
+        installed
+    }
+
+    /// Compiles a C program.
+    fn compiled(&self, name: &str, more: &[&str]) -> String {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/capi").join(name);
+        let program = self.0.join(format!("{name}{}", more.concat()));
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-Wall", "-Werror"]).args(more).arg(source).arg("-o").arg(&program);
+        assert!(cc.status().unwrap().success(), "{cc:?}");
+        program.display().to_string()
+    }
+
+    /// `rocinante run WORDS`.
+    fn command(&self, way: Way, words: &[&str]) -> Command {
+        let mut command = Command::new("setpriv");
+        if way == Way::Preloaded {
+            command.args(["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"]);
+        }
+        command.arg(self.0.join("rocinante")).arg("run").args(words);
+        command
+            .env("XDG_RUNTIME_DIR", &self.0)
+            .env("ROCINANTE_NETDEV", "udp")
+            .env("LC_ALL", "C")
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn start(&self, way: Way, at: &Container, words: &[&str]) -> Running {
+        Running::of(at.spawn(&mut self.command(way, words)).unwrap())
+    }
+
+    fn run(&self, way: Way, at: &Container, words: &[&str]) -> Done {
+        self.start(way, at, words).finish()
+    }
+
+    fn prints(&self, way: Way, at: &Container, script: &str) -> String {
+        let done = self.run(way, at, &["--", "sh", "-c", script]).succeeded();
+        assert_eq!(done.err, "", "{script}: {}", done.out);
+        done.out
+    }
+}
+
+impl Drop for Installed {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn pair() -> Pair {
+    let pair = Pair::new(&LabConfig::default()).unwrap();
+    for container in pair.containers() {
+        sh(container, "ip link set eth0 addrgenmode none; ip -6 address flush dev eth0");
+    }
+    pair
+}
+
+fn sh(at: &Container, script: &str) {
+    let done = at.output(Command::new("sh").args(["-ec", script])).unwrap();
+    assert!(done.status.success(), "{script}: {done:?}");
+}
+
+const PATHS: &str = "\
+/sys/class/infiniband is /sys/class/infiniband
+/sys/class/infiniband/roce0 is /sys/devices/rocinante/eth0/infiniband/roce0
+/sys/class/infiniband/roce0/ is /sys/devices/rocinante/eth0/infiniband/roce0
+/sys/class/infiniband/roce0/.. is /sys/devices/rocinante/eth0/infiniband
+/sys/class/infiniband/roce0/../roce0 is /sys/devices/rocinante/eth0/infiniband/roce0
+/sys/class/infiniband/roce0/device is /sys/devices/rocinante/eth0
+/sys/class/infiniband/roce0/device/../.. is /sys/devices
+/sys/class/infiniband/roce0/subsystem is /sys/class/infiniband
+/sys/class/infiniband/roce0/ports/1/../../.. is /sys/devices/rocinante/eth0/infiniband
+/sys/class/infiniband/../net is /sys/class/net
+//sys/class/infiniband is /sys/class/infiniband
+/sys/./class/infiniband is /sys/class/infiniband
+/sys//class//infiniband/ is /sys/class/infiniband
+/usr/../sys/class/infiniband is /sys/class/infiniband
+/sys/class/net/../infiniband/roce0 is /sys/devices/rocinante/eth0/infiniband/roce0
+/sys/class/infiniband/nosuch is nothing
+/sys/class/infiniband/nosuch/.. is nothing
+/sys/devices/rocinante/eth0/infiniband_verbs/uverbs0/device/infiniband is \
+/sys/devices/rocinante/eth0/infiniband
+glob 0
+/sys/class/infiniband/roce0/ports/1/state
+/sys/class/infiniband/roce1/ports/1/state
+glob 0 /sys/class/infiniband/roce0
+nftw 0 several
+fts calls it /sys/class/infiniband/roce0
+fts several
+statfs 0
+fstatat 0 1
+out of it 0
+readlinkat ../../devices/rocinante/eth0/infiniband/roce0
+inotify 1
+chdir 0 0
+chdir 0 0
+in /sys/devices/rocinante/eth0/infiniband/roce0
+out of it 0
+short 0
+fchdir 0 /sys/class/infiniband
+relative /sys/devices/rocinante/eth0/infiniband
+listed 2
+listed 2
+";
+
+#[test]
+fn paths_lead_where_sysfs_leads() {
+    require_lab!();
+    require_machine_root!();
+    require_program!("cc");
+    let (installed, pair) = (Installed::new(), pair());
+    let [a, _] = pair.containers();
+    let program = installed.compiled("paths.c", &[]);
+    for way in WAYS {
+        let done = installed.run(way, a, &["--", &program]).succeeded();
+        assert_eq!(done.out, PATHS, "{way:?}: {}", done.err);
+    }
+    // A program that no library reaches sees the same, or is told why not.
+    let program = installed.compiled("paths.c", &["-static"]);
+    let done = installed.run(Way::Mounted, a, &["--", &program]).succeeded();
+    assert_eq!(done.out, PATHS);
+    assert!(done.err.contains("is linked statically: it finds the devices"), "{}", done.err);
+    installed.run(Way::Preloaded, a, &["--", &program]).failed(126, &["is linked statically"]);
+    let said = installed.run(Way::Preloaded, a, &["-v", "--", "true"]).succeeded().err;
+    assert!(said.contains("programs in Go and static ones do not see it"), "{said}");
+    // The mount is the program's own.
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(installed.0.to_str().unwrap()), "{mounts}");
+}
+
+/// A name belongs to its port, for the verbs and for files alike, whatever comes and goes while the
+/// shell runs that `rocinante run` has begun.
+#[test]
+fn ports_that_come_and_go_are_followed() {
+    require_lab!();
+    require_machine_root!();
+    require_program!("ibv_devices");
+    for way in WAYS {
+        let (installed, pair) = (Installed::new(), pair());
+        let [a, _] = pair.containers();
+        let of_verbs = "ibv_devices | awk 'NR > 2 { print $1 }'";
+        let of_files =
+            "for d in /sys/class/infiniband/*; do echo ${d##*/} $(ls $d/device/net); done";
+        let gids = "cd /sys/class/infiniband/roce2/ports/1/gids && \
+            grep -l ffff: * | while read i; do echo $i $(cat $i ../gid_attrs/ndevs/$i); done";
+        let script = format!(
+            "{of_verbs}; {of_files}
+             ip link add d0 type veth peer name d1
+             ip link set d0 addrgenmode none; ip link set d1 addrgenmode none
+             ip address add 10.9.0.1/24 dev d0; ip link set d1 up; ip link set d0 up
+             ip route add default via 10.9.0.7
+             echo came; {of_verbs}; {of_files}
+             ip address add 10.9.5.2/24 dev d0; ({gids})
+             ip address del 10.9.0.1/24 dev d0; ({gids})
+             ibv_devinfo -v -d roce2 | awk '/GID/ {{ print $2, $3 }}'
+             ip link set d0 name d9; ({gids}); {of_files}
+             ip link del d9
+             echo went; {of_verbs}; {of_files}; ls /sys/devices/rocinante
+             ip link add d0 type veth peer name d1; ip address add 10.9.0.1/24 dev d0
+             echo again; {of_verbs}; {of_files}; ls /sys/class/infiniband_verbs"
+        );
+        let expected = "\
+roce0\nroce1\nroce0 eth0\nroce1 lo
+came\nroce0\nroce1\nroce2\nroce0 eth0\nroce1 lo\nroce2 d0
+0 0000:0000:0000:0000:0000:ffff:0a09:0001 d0\n1 0000:0000:0000:0000:0000:ffff:0a09:0502 d0
+1 0000:0000:0000:0000:0000:ffff:0a09:0502 d0\n1]: ::ffff:10.9.5.2,
+1 0000:0000:0000:0000:0000:ffff:0a09:0502 d9\nroce0 eth0\nroce1 lo\nroce2 d9
+went\nroce0\nroce1\nroce0 eth0\nroce1 lo\neth0\nlo
+again\nroce0\nroce1\nroce3\nroce0 eth0\nroce1 lo\nroce3 d0
+abi_version\nuverbs0\nuverbs1\nuverbs3\n";
+        // A link that is renamed while it is up is from Linux 6.2 on.
+        let script = script.replace(
+            "ip link set d0 name d9",
+            "ip link set d0 down; ip link set d0 name d9; ip link set d9 up",
+        );
+        assert_eq!(installed.prints(way, a, &script), expected, "{way:?}");
+    }
+}
+
+/// Programs that describe devices by files alone.
+#[test]
+fn programs_that_read_files_describe_the_devices() {
+    require_lab!();
+    require_machine_root!();
+    let (installed, pair) = (Installed::new(), pair());
+    let [a, _] = pair.containers();
+    require_program!("ibstat");
+    require_program!("ibstatus");
+    require_program!("lstopo");
+    for (program, words) in [
+        ("ibstat", &["CA 'roce0'", "State: Active", "Link layer: Ethernet"][..]),
+        ("ibstatus", &["'roce0' port 1 status", "10 Gb/sec (1X FDR10)", "4: ACTIVE"]),
+        ("lstopo --of console --whole-io", &["OpenFabrics \"roce0\""]),
+    ] {
+        for way in WAYS {
+            let done = installed.run(way, a, &["--", "sh", "-c", program]).succeeded();
+            for word in words {
+                assert!(done.out.contains(word), "{way:?} {program}: {}{}", done.out, done.err);
+            }
+        }
+    }
+}
+
+/// The counters of a port are those of all processes that use it, are live, and stay when the
+/// processes are gone.
+#[test]
+fn counters_are_live_and_of_all_processes() {
+    require_lab!();
+    require_machine_root!();
+    require_program!("ib_write_bw");
+    let (installed, pair) = (Installed::new(), pair());
+    let [a, b] = pair.containers();
+    let server_at = b.ipv4().to_string();
+    let counter = |way, at: &Container, name: &str| -> u64 {
+        let path = format!("/sys/class/infiniband/roce0/ports/1/{name}");
+        installed.prints(way, at, &format!("cat {path}")).trim().parse().unwrap()
+    };
+    let mut sum = 0;
+    for way in WAYS {
+        let server = ["--", "ib_write_bw", "-d", "roce0", "-s", "65536", "-n", "200"];
+        let names = "counters/port_xmit_data,hw_counters/sent_pkts";
+        let client = [&server[..], &["-W", names, &server_at]].concat();
+        let begin = Instant::now();
+        let done = loop {
+            let server = installed.start(way, b, &server);
+            let done = installed.run(way, a, &client);
+            if done.status == 0 {
+                server.finish().succeeded();
+                break done;
+            }
+            // It did not listen yet.
+            drop(server);
+            assert!(begin.elapsed() < Duration::from_secs(60), "{}{}", done.out, done.err);
+        };
+        let words_sent = 65536 / 4 * 200;
+        let prefix = "counters/port_xmit_data=";
+        let shown = done.out.lines().find_map(|line| line.trim().strip_prefix(prefix));
+        let shown: u64 = shown.unwrap_or_default().trim().parse().unwrap_or_default();
+        assert!(shown >= words_sent, "{way:?}: {shown}: {}", done.out);
+        // Another process, after that one has gone.
+        sum += words_sent;
+        for way in WAYS {
+            let sent = counter(way, a, "counters/port_xmit_data");
+            assert!(sent >= sum, "{way:?}: {sent} of {sum}");
+            assert!(counter(way, b, "counters/port_rcv_data") >= sum);
+            assert!(counter(way, b, "hw_counters/rcvd_pkts") > 0);
+        }
+    }
+}
