@@ -1,8 +1,9 @@
 //! `rocinante run -- PROGRAM`: an RDMA program as it is, on our libibverbs.so.1.
 //!
 //! It becomes the program (`execve(2)`), so status, signals and terminal are the program's. All
-//! that it leaves behind is the environment.
+//! that it leaves behind is the environment, and a [guardian] that is no child of the program.
 
+pub mod guardian;
 pub mod library;
 pub mod program;
 pub mod tree;
@@ -13,7 +14,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use rocinante::device::{Backend, NETDEV_VARIABLE};
-use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
+use rocinante_netdev::{DEVICES_VARIABLE, GUARDIAN_VARIABLE, NamedInterface, named_interfaces};
 
 use crate::devices;
 use library::Libraries;
@@ -82,6 +83,17 @@ fn become_program(args: &Args) -> Refusal {
     prepare(args).map_or_else(
         |refusal| refusal,
         |mut command| {
+            // At last: what is refused has none.
+            match guardian::start() {
+                Ok(name) => drop(command.env(GUARDIAN_VARIABLE, name)),
+                Err(why) => {
+                    // Another program's would not know when this one ends.
+                    command.env_remove(GUARDIAN_VARIABLE);
+                    if args.verbose {
+                        say(&format!("no guardian, so peers wait if the program is killed: {why}"));
+                    }
+                }
+            }
             let error = command.exec();
             Refusal::cannot(format!("{}: {error}", command.get_program().display()))
         },

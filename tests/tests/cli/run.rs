@@ -13,12 +13,13 @@ const NOT_FOUND: i32 = 127;
 const NOBODY: u32 = 65534;
 
 /// An installation in a directory of its own, which every user can read.
-struct Installed(PathBuf);
+pub(super) struct Installed(PathBuf);
 
 impl Installed {
     /// In the place of libibverbs.so.1 there is a library that every program has anyhow, so that
     /// nothing comes of what is put into it but the loader's verdict.
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
+        let name = name.replace(':', "-");
         let place = format!("rocinante-run-{name}-{}", std::process::id());
         let installed = Self(std::env::temp_dir().join(place));
         fs::create_dir_all(installed.0.join("lib/rocinante")).unwrap();
@@ -52,11 +53,16 @@ impl Installed {
     }
 
     /// `rocinante run WORDS`.
-    fn run(&self, words: &[&str]) -> Command {
+    pub(super) fn run(&self, words: &[&str]) -> Command {
         let mut command = Command::new(self.0.join("bin/rocinante"));
         command.arg("run").args(words).stdin(Stdio::null());
         command.env("XDG_RUNTIME_DIR", &self.0).env_remove("ROCINANTE_NETDEV");
         command
+    }
+
+    /// The directory.
+    pub(super) fn place(&self) -> &Path {
+        &self.0
     }
 
     /// Asserts that a program is refused with this status and these words.
