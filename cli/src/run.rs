@@ -5,6 +5,7 @@
 
 pub mod guardian;
 pub mod library;
+pub mod links;
 pub mod program;
 pub mod tree;
 

@@ -1,7 +1,7 @@
 //! `rocinante run`: what the program gets, and what cannot be run.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -29,6 +29,8 @@ impl Installed {
             line.split(' ').next_back().filter(|path| path.contains("/libgcc_s.so"))
         });
         installed.copy(Path::new(library.unwrap()), "lib/rocinante/libibverbs.so.1", 0o644);
+        let link = installed.0.join("lib/rocinante/libibverbs.so");
+        symlink("libibverbs.so.1", link).unwrap();
         // Beside the program, and in `../lib/rocinante` from its directory.
         fs::create_dir(installed.0.join("bin")).unwrap();
         fs::rename(installed.0.join("rocinante"), installed.0.join("bin/rocinante")).unwrap();
@@ -142,7 +144,8 @@ fn the_environment_names_the_library() {
     }
     let mut again = installed.run(&["--", "env"]);
     let output = again.env("LD_PRELOAD", "libc.so.6").output().unwrap();
-    let line = format!("LD_PRELOAD={place}/libibverbs.so.1:libc.so.6\n");
+    // What the caller preloads may stand before verbs, or has to be the first.
+    let line = format!("LD_PRELOAD=libc.so.6:{place}/libibverbs.so.1\n");
     assert!(String::from_utf8(output.stdout).unwrap().contains(&line));
 }
 
