@@ -56,10 +56,11 @@ fn generate(table: &str) -> (String, String) {
                 before.clear();
             }
         }
-        writeln!(
-            exports,
-            "export!(\"roce_export_{number}\", \"{name}{at}{node}\", crate::ffi::{function});"
-        )
+        let (made, symbol) = (format!("roce_export_{number}"), format!("{name}{at}{node}"));
+        match function.strip_prefix("object:") {
+            Some(bytes) => writeln!(exports, "object!(\"{made}\", \"{symbol}\", \"{bytes}\");"),
+            None => writeln!(exports, "export!(\"{made}\", \"{symbol}\", crate::ffi::{function});"),
+        }
         .expect("a string takes all");
     }
     (script, exports)

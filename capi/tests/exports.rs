@@ -1,6 +1,6 @@
 //! The library as the linker made it, beside the table of what it should export.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use object::elf;
@@ -15,13 +15,14 @@ fn library() -> Vec<u8> {
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// `name@@NODE`, or `name@NODE` where that is not the default version.
-fn exported(bytes: &[u8]) -> BTreeSet<String> {
+/// `name@@NODE`, or `name@NODE` where that is not the default version, and of a variable its length
+/// if it can be written to.
+fn exported(bytes: &[u8]) -> BTreeMap<String, Option<u64>> {
     let file = Elf::parse(bytes).expect("a shared object");
     let (endian, sections) = (file.endian(), file.elf_section_table());
     let symbols = sections.symbols(endian, bytes, elf::SHT_DYNSYM).expect("dynamic symbols");
     let versions = sections.versions(endian, bytes).expect("versions").expect("some");
-    let mut all = BTreeSet::new();
+    let mut all = BTreeMap::new();
     for (index, symbol) in symbols.enumerate() {
         if symbol.is_undefined(endian) || symbol.st_shndx(endian) == elf::SHN_ABS {
             continue;
@@ -34,7 +35,14 @@ fn exported(bytes: &[u8]) -> BTreeSet<String> {
             None => "none".to_owned(),
         };
         let at = if version.is_hidden() { "@" } else { "@@" };
-        all.insert(format!("{name}{at}{node}"));
+        let section = symbols.symbol_section(endian, symbol, index).expect("a number");
+        let section = sections.section(section.expect("a section")).expect("a section");
+        let is_writable = section.sh_flags(endian).contains(elf::SHF_WRITE);
+        let (is_object, is_function) =
+            (symbol.st_type() == elf::STT_OBJECT, symbol.st_type() == elf::STT_FUNC);
+        assert!(is_object && is_writable || is_function && !is_writable, "{name}");
+        let object = is_object.then(|| symbol.st_size(endian));
+        all.insert(format!("{name}{at}{node}"), object);
     }
     all
 }
@@ -42,18 +50,40 @@ fn exported(bytes: &[u8]) -> BTreeSet<String> {
 #[test]
 fn the_symbols_are_those_of_the_table_and_none_besides() {
     let table = include_str!("../symbols.txt").lines().filter(|line| !line.starts_with('#'));
-    let wanted: BTreeSet<String> = table
+    let wanted: BTreeMap<String, Option<u64>> = table
         .map(|row| {
             let mut columns = row.split_whitespace();
             let mut next = || columns.next().expect("four columns");
-            let (node, name, at) = (next(), next(), next());
-            format!("{name}{at}{node}")
+            let (node, name, at, what) = (next(), next(), next(), next());
+            let bytes = what.strip_prefix("object:").map(|bytes| bytes.parse().expect("a number"));
+            (format!("{name}{at}{node}"), bytes)
         })
         .collect();
     let found = exported(&library());
-    let missing: Vec<_> = wanted.difference(&found).collect();
-    let stray: Vec<_> = found.difference(&wanted).collect();
+    let missing: Vec<_> = wanted.iter().filter(|(it, kind)| found.get(*it) != Some(kind)).collect();
+    let stray: Vec<_> = found.iter().filter(|(it, kind)| wanted.get(*it) != Some(kind)).collect();
     assert!(missing.is_empty() && stray.is_empty(), "missing {missing:?}, stray {stray:?}");
+}
+
+/// A variable that is a function here is written to by a driver, or by a second libibverbs.
+#[test]
+fn functions_and_variables_are_what_they_are_in_rdma_core() {
+    let triple = format!("{}-linux-gnu", std::env::consts::ARCH);
+    let places = ["/usr/lib", "/lib"].map(|lib| format!("{lib}/{triple}/libibverbs.so.1"));
+    let Some(theirs) = places.iter().find_map(|place| std::fs::read(place).ok()) else {
+        println!("SKIPPED functions_and_variables_are_what_they_are_in_rdma_core: no libibverbs1");
+        return;
+    };
+    let bytes = library();
+    let (ours, theirs) = (exported(&bytes), exported(&theirs));
+    let plain = |name: &String| name.replace("@@", "@");
+    let ours: BTreeMap<String, Option<u64>> =
+        ours.iter().map(|(name, kind)| (plain(name), *kind)).collect();
+    let theirs: Vec<_> = theirs.iter().map(|(name, kind)| (plain(name), *kind)).collect();
+    assert!(theirs.iter().any(|(_, kind)| kind.is_some()), "it has one variable at least");
+    for (name, kind) in theirs {
+        assert_eq!(ours.get(&name), Some(&kind), "{name}");
+    }
 }
 
 /// The nodes follow each other as in libibverbs.map: a program that was linked with a node finds

@@ -30,6 +30,8 @@ enum Command {
     #[command(hide = true)]
     PolicyWorker(policy::WorkerArgs),
     Run(run::Args),
+    #[command(hide = true)]
+    Guardian(run::guardian::Args),
     Pingpong(pingpong::Args),
     Perf(perf::Args),
     Rping(rping::Args),
@@ -61,7 +63,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(error) => return refuse(&error, &args),
     };
     // The demo and the policy check end their children first, and their workers end with them. What
-    // `run` becomes has the signals that our parent gave us.
+    // `run` becomes has the signals that our parent gave us. The guardian ignores them.
     let own_signals = matches!(
         command,
         Command::Demo(_)
@@ -69,6 +71,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             | Command::PolicyCheck(_)
             | Command::PolicyWorker(_)
             | Command::Run(_)
+            | Command::Guardian(_)
     );
     if !own_signals && let Err(error) = ending::handle_signals() {
         eprintln!("rocinante: signals end it without a report: {error}");
@@ -80,6 +83,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::PolicyCheck(args) => policy::run(&args),
         Command::PolicyWorker(args) => policy::run_worker(&args),
         Command::Run(args) => run::run(&args),
+        Command::Guardian(args) => run::guardian::run(&args),
         Command::Pingpong(args) => pingpong::run(&args),
         Command::Perf(args) => perf::run(&args),
         Command::Rping(args) => rping::run(&args),

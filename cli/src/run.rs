@@ -1,9 +1,11 @@
 //! `rocinante run -- PROGRAM`: an RDMA program as it is, on our libibverbs.so.1.
 //!
 //! It becomes the program (`execve(2)`), so status, signals and terminal are the program's. All
-//! that it leaves behind is the environment.
+//! that it leaves behind is the environment, and a [guardian] that is no child of the program.
 
+pub mod guardian;
 pub mod library;
+pub mod links;
 mod mount;
 pub mod program;
 pub mod tree;
@@ -16,7 +18,7 @@ use std::process::{Command, ExitCode};
 
 use rocinante::device::{Backend, NETDEV_VARIABLE};
 use rocinante_netdev::sysfs::PATHS_VARIABLE;
-use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface};
+use rocinante_netdev::{DEVICES_VARIABLE, GUARDIAN_VARIABLE, NamedInterface};
 
 use crate::devices;
 use library::Libraries;
@@ -82,15 +84,26 @@ pub fn run(args: &Args) -> ExitCode {
 fn become_program(args: &Args) -> Refusal {
     prepare(args).map_or_else(
         |refusal| refusal,
-        |mut command| {
+        |(mut command, tree)| {
+            // At last: what is refused has none.
+            match guardian::start(&tree) {
+                Ok(name) => drop(command.env(GUARDIAN_VARIABLE, name)),
+                Err(why) => {
+                    // Another program's would not know when this one ends.
+                    command.env_remove(GUARDIAN_VARIABLE);
+                    if args.verbose {
+                        say(&format!("no guardian, so peers wait if the program is killed: {why}"));
+                    }
+                }
+            }
             let error = command.exec();
             Refusal::cannot(format!("{}: {error}", command.get_program().display()))
         },
     )
 }
 
-/// The program with its environment.
-fn prepare(args: &Args) -> Result<Command, Refusal> {
+/// The program with its environment, and what a guardian keeps for it.
+fn prepare(args: &Args) -> Result<(Command, guardian::Tree), Refusal> {
     let [name, rest @ ..] = &args.program[..] else {
         return Err(Refusal::cannot("no program is named"));
     };
@@ -164,7 +177,8 @@ fn prepare(args: &Args) -> Result<Command, Refusal> {
             say("there is no librocinante_paths.so: paths are not answered, but by a mount");
         }
     }
-    Ok(command)
+    let tree = root.ok().filter(|_| is_mounted);
+    Ok((command, guardian::Tree { tree, devices: list }))
 }
 
 /// What a user wants to know if a program does not find what it should.

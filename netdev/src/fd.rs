@@ -44,6 +44,21 @@ pub fn apart(fd: OwnedFd) -> OwnedFd {
     copy.unwrap_or(fd)
 }
 
+/// Has a program that this process becomes or starts get no descriptor but the first three.
+///
+/// # Errors
+/// There is no `/proc`.
+pub fn keep_from_children() -> io::Result<()> {
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let number = entry?.file_name().to_str().and_then(|name| name.parse().ok()).unwrap_or(0);
+        if number > libc::STDERR_FILENO {
+            // SAFETY: it takes no pointer, and closes nothing in this process.
+            unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+        }
+    }
+    Ok(())
+}
+
 /// A netlink socket, [`apart`].
 ///
 /// # Errors
@@ -307,6 +322,8 @@ fn byte_range(kind: libc::c_int, at: u64, bytes: u64) -> io::Result<libc::flock>
 pub(crate) struct Peer {
     /// Its user.
     pub(crate) uid: u32,
+    /// Its group.
+    pub(crate) gid: u32,
     /// The process; 0 if it is not visible from this one.
     pub(crate) pid: u32,
 }
@@ -322,7 +339,7 @@ pub(crate) fn peer(socket: impl AsFd) -> io::Result<Peer> {
     let (fd, level, option) = (socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED);
     // SAFETY: the kernel writes the structure, whose length it is given.
     unsafe { check(call::getsockopt(fd, level, option, (&raw mut peer).cast(), &raw mut len)) }?;
-    Ok(Peer { uid: peer.uid, pid: peer.pid.cast_unsigned() })
+    Ok(Peer { uid: peer.uid, gid: peer.gid, pid: peer.pid.cast_unsigned() })
 }
 
 /// Has the next look into a stream socket's queue (`MSG_PEEK`) begin there (`SO_PEEK_OFF` of

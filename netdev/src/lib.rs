@@ -57,7 +57,7 @@ mod xdp;
 pub use any::AnyPort;
 pub use config::{PacketConfig, PortConfig, Shards, UdpConfig, XdpConfig};
 pub use error::OpenError;
-pub use fd::apart;
+pub use fd::{apart, keep_from_children};
 pub use frame::FramePort;
 pub use iface::{Interface, gid_table_len};
 pub use names::{DEVICES_VARIABLE, NamedInterface, Names, follow_gids, named_interfaces};
@@ -68,7 +68,7 @@ pub use port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, ROCE_PORT,
     Runs, RxBudget, RxDatagram, RxIpId, TxFailure, TxSlot,
 };
-pub use shared::{NOTE_BYTES, PortClaim, Slots};
+pub use shared::{Errand, GUARDIAN_VARIABLE, Guardian, Left, NOTE_BYTES, PortClaim, Slots};
 #[doc(hidden)]
 pub use tcx::{TcxDepartures, TcxDrop, tcx_programs};
 pub use udp::{UdpPort, holder};

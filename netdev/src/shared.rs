@@ -23,6 +23,7 @@
 
 mod bag;
 mod duty;
+mod guardian;
 mod host;
 mod locks;
 mod mail;
@@ -32,13 +33,14 @@ mod notes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use self::bag::{Bag, Entry};
 use self::duty::Duty;
+pub use self::guardian::{Errand, GUARDIAN_VARIABLE, Guardian, Left};
 use self::host::Host;
 use self::locks::Locks;
 pub use self::locks::PortClaim;
@@ -62,6 +64,8 @@ const RING_FRAMES_MIN: u32 = 64;
 /// How long a slot rests when its process has gone: twice the longest ACK timeout that a connection
 /// counts. Until then packets of the old process's peers may come.
 const REST: Duration = Duration::from_secs(34);
+/// A slot with notes of a process that has gone rests longest.
+const OWED: u64 = u64::MAX;
 /// Slots are used anew before there are more of them than this, and twice those in use.
 const ROOM_MIN: usize = 16;
 /// How long the duty of a group that has ended may be held.
@@ -78,6 +82,8 @@ pub struct Slots {
     shared: Vec<Shared>,
     /// Lets others join.
     host: Host,
+    /// The connection to the guardian, if there is one.
+    _guardian: Option<OwnedFd>,
 }
 
 /// An address, as a process shares it.
@@ -92,6 +98,8 @@ struct Shared {
     listens: Mutex<BTreeSet<u64>>,
     /// What this process leaves here.
     notes: Notes,
+    /// The slots whose notes have been told, and are there still.
+    told: Mutex<BTreeSet<usize>>,
     /// By slot.
     writers: Mutex<BTreeMap<u8, Known>>,
 }
@@ -135,7 +143,8 @@ impl Slots {
         let follows = first > 0 && shared.iter().any(Shared::has_duty);
         let host = Host::start(objects.zip(duties).collect(), follows)
             .map_err(|e| failed("start a thread", e, ""))?;
-        Ok(Self { first, count, neighbours, shared, host })
+        let guardian = guardian::tell(&shared, first, count);
+        Ok(Self { first, count, neighbours, shared, host, _guardian: guardian })
     }
 
     /// The first slot: the others follow.
@@ -226,8 +235,9 @@ impl Slots {
         }
     }
 
-    /// The notes of neighbours that have gone, if this process has the duty: each is told once, and
-    /// with the address. Any process of the user may have written them.
+    /// The notes of neighbours that have gone, if this process has the duty, each with the address.
+    /// Any process of the user may have written them. They stay until
+    /// [`forget_left`](Self::forget_left): this process may die before it has noted them itself.
     #[must_use]
     pub fn left(&self) -> Vec<(IpAddr, [u8; NOTE_BYTES])> {
         let mut all = Vec::new();
@@ -241,9 +251,33 @@ impl Slots {
                 self.host.look_again();
                 continue;
             };
-            let _ = notes::take_left(&it.locks, own.clone(), |note| all.push((it.address, note)));
+            let mut told = it.told.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = notes::left(&it.locks, own.clone(), |slot, notes| {
+                told.insert(slot);
+                all.extend(notes.into_iter().map(|note| (it.address, note)));
+            });
         }
         all
+    }
+
+    /// Removes what [`left`](Self::left) has told.
+    pub fn forget_left(&self) {
+        for it in &self.shared {
+            let mut told = it.told.lock().unwrap_or_else(PoisonError::into_inner);
+            if told.is_empty() {
+                continue;
+            }
+            let Ok(_held) = it.locks.hold_at_once() else {
+                // They are told again.
+                self.host.look_again();
+                continue;
+            };
+            // The next process on a slot has removed them.
+            let is_free = |slot: &usize| !it.locks.is_taken(*slot).unwrap_or(true);
+            for slot in std::mem::take(&mut *told).into_iter().filter(is_free) {
+                let _ = notes::clear(&it.locks, slot);
+            }
+        }
     }
 
     /// Whether another process has a slot of an address.
@@ -434,7 +468,11 @@ fn choose(shared: &[Shared], count: usize) -> io::Result<Option<(u8, usize)>> {
     for it in shared {
         is_new &= it.bag().len()? == 0;
         for (slot, both) in slots.iter_mut().enumerate() {
-            let here = it.locks.rests_until(slot, REST)?;
+            let mut here = it.locks.rests_until(slot, REST)?;
+            // The next process on the slot writes there: not before they are read, if it can be.
+            if here.is_some() && notes::are_left(&it.locks, slot).unwrap_or(false) {
+                here = Some(OWED);
+            }
             *both = both.zip(here).map(|(one, other)| one.max(other));
         }
     }
@@ -451,7 +489,7 @@ fn choose(shared: &[Shared], count: usize) -> io::Result<Option<(u8, usize)>> {
         let rows = slots[..end].windows(count).enumerate().skip(1);
         rows.filter_map(|(first, row)| Some((until(row)?, first))).min()
     };
-    let found = rows(room).or_else(|| rows(SLOTS_MAX));
+    let found = rows(room).filter(|(until, _)| *until < OWED).or_else(|| rows(SLOTS_MAX));
     Ok(found.map(|(_, first)| (u8::try_from(first).expect("below 256"), taken)))
 }
 
@@ -479,6 +517,7 @@ impl Shared {
             duty: is_ours,
             listens: Mutex::default(),
             notes: Notes::default(),
+            told: Mutex::default(),
             writers: Mutex::default(),
         };
         Ok((it, duty))

@@ -10,7 +10,7 @@ use rocinante_dropin::{kills, row, table};
 use rocinante_tests::{need, skip};
 
 /// Program, mode and backend of rows of the table.
-const CORE: [(&str, &str, &str); 27] = [
+const CORE: [(&str, &str, &str); 33] = [
     ("ibv_devices", "", "udp"),
     ("ibv_devinfo", "-v", "udp"),
     ("ibv_rc_pingpong", "-c", "udp"),
@@ -38,6 +38,12 @@ const CORE: [(&str, &str, &str); 27] = [
     ("ucx_perftest", "rc_v tag_lat", "udp"),
     ("mpi.c", "-n 2, two containers", "udp"),
     ("mpi.c", "-n 8", "udp"),
+    ("client.c", "-fsanitize=address", "udp"),
+    ("client.c", "-fsanitize=thread", "udp"),
+    ("loaders.c", "libibverbs.so", "udp"),
+    ("loaders.c", "dlmopen", "udp"),
+    ("loaders.c", "system", "udp"),
+    ("loaders.c", "others", "udp"),
 ];
 
 /// What cargo builds for the tests of the libraries lies beside this program.

@@ -226,6 +226,23 @@ abi_version\nuverbs0\nuverbs1\nuverbs3\n";
     }
 }
 
+/// The guardian keeps the tree for a program that no library reaches.
+#[test]
+fn a_static_program_sees_a_port_that_comes() {
+    require_lab!();
+    require_machine_root!();
+    require_program!("cc");
+    let (installed, pair) = (Installed::new(), pair());
+    let [a, _] = pair.containers();
+    let program = installed.compiled("waits.c", &["-static"]);
+    let gid = "/sys/class/infiniband/roce2/ports/1/gids/0";
+    let mut waits = installed.start(Way::Mounted, a, &["--", &program, gid]);
+    waits.says("ready");
+    sh(a, "ip link add d0 type veth peer name d1; ip address add 10.9.0.1/24 dev d0");
+    let done = waits.finish().succeeded();
+    assert!(done.out.contains("0000:ffff:0a09:0001"), "{}{}", done.out, done.err);
+}
+
 /// Programs that describe devices by files alone.
 #[test]
 fn programs_that_read_files_describe_the_devices() {

@@ -9,6 +9,7 @@ use crate::{demo, machine, sbom, setup};
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::Ipv4Addr;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -29,6 +30,8 @@ const LIBRARIES: [(&str, &str); 2] = [
     ("librocinante_ibverbs.so", "libibverbs.so.1"),
     ("librocinante_paths.so", "librocinante_paths.so"),
 ];
+/// A link beside them, and where it leads.
+const LINK: (&str, &str) = ("libibverbs.so", "libibverbs.so.1");
 /// The newest glibc that they may need: that of RHEL 9 and Ubuntu 22.04.
 const GLIBC_MAX: (u32, u32) = (2, 34);
 /// The packages of the workspace that the programs are made of. All others measure or test.
@@ -155,6 +158,10 @@ fn libraries(targets: &[(&str, &str)], built: &Path, out: &Path) -> Result<(), S
             }
             made.push(fs::canonicalize(&library).map_err(|error| format!("{to}: {error}"))?);
         }
+        // Programs that load it themselves ask for either name.
+        let link = out.join(processor).join(LINK.0);
+        let _ = fs::remove_file(&link);
+        symlink(LINK.1, &link).map_err(|error| format!("{}: {error}", link.display()))?;
         if let Some(root) = foreign {
             try_foreign(&root, processor, &made)?;
         }

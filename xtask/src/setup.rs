@@ -81,6 +81,8 @@ pub(crate) const DROPIN: &[Package] = &[
     ("libibverbs-dev", || Path::new("/usr/include/infiniband/verbs.h").exists()),
     ("libclang-dev", || is_installed("clang")),
     ("clang", || is_installed("clang")),
+    ("libclang-rt-14-dev", || Path::new("/usr/lib/llvm-14/lib/clang/14.0.6/lib/linux").is_dir()),
+    ("valgrind", || is_installed("valgrind")),
     ("cmake", || is_installed("cmake")),
     ("libpython3.11-testsuite", has_python_tests),
 ];

@@ -1,4 +1,4 @@
-//! The symbols of the library: a trampoline for each row of `symbols.txt`.
+//! The symbols of the library: a trampoline for each function of `symbols.txt`, and the variables.
 
 #![allow(unsafe_code)]
 
@@ -28,6 +28,23 @@ macro_rules! export {
             "b {function}",
             concat!(".symver ", $trampoline, ",", $symbol),
             function = sym $function,
+        );
+    };
+}
+
+/// A variable of so many bytes.
+macro_rules! object {
+    ($object:literal, $symbol:literal, $bytes:literal) => {
+        global_asm!(
+            concat!(".pushsection .bss.", $object, ", \"aw\", %nobits"),
+            ".p2align 3",
+            concat!(".globl ", $object),
+            concat!(".type ", $object, ", %object"),
+            concat!(".size ", $object, ", ", $bytes),
+            concat!($object, ":"),
+            concat!(".zero ", $bytes),
+            concat!(".symver ", $object, ",", $symbol),
+            ".popsection",
         );
     };
 }

@@ -5,6 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use super::links;
+
 /// The file name of the library of verbs where it is installed: that of rdma-core's.
 const VERBS: &str = "libibverbs.so.1";
 /// The same as cargo builds it.
@@ -14,6 +16,13 @@ const PATHS: &str = "librocinante_paths.so";
 
 const PRELOAD: &str = "LD_PRELOAD";
 const SEARCH: &str = "LD_LIBRARY_PATH";
+/// What programs with sanitizers read at their start, and what they need. AddressSanitizer refuses
+/// to be behind a preloaded library. ThreadSanitizer sees the library's calls of libc, and neither
+/// its other accesses to memory nor its locks: so all of them look like races.
+const SANITIZERS: [(&str, &str, &str); 2] = [
+    ("ASAN_OPTIONS", "verify_asan_link_order", "0"),
+    ("TSAN_OPTIONS", "ignore_noninstrumented_modules", "1"),
+];
 
 /// The libraries of an installation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,27 +68,47 @@ impl Libraries {
         Ok(Self { verbs, paths: found(&[PATHS]) })
     }
 
-    /// The variables of ld.so(8) with these libraries before those that are there. `LD_PRELOAD`
-    /// also beats copies that a program brings along under other names; `LD_LIBRARY_PATH` reaches
-    /// the children of a program that drops it.
+    /// The variables of ld.so(8) with these libraries. `LD_PRELOAD` also beats copies that a
+    /// program brings along under other names; `LD_LIBRARY_PATH` reaches the children of a program
+    /// that drops it, and leads those that ask for the library by [a name](links).
+    ///
+    /// What the caller preloads comes before: it may stand before verbs. Programs with sanitizers
+    /// get the options that they need, unless they are given.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
+        let mut preload = others(&env::var_os(PRELOAD).unwrap_or_default());
         let files = [Some(&self.verbs), self.paths.as_ref()];
-        let preload = files.into_iter().flatten().map(|file| file.as_os_str().to_owned());
-        let mut variables = vec![(PRELOAD, before(preload.collect(), PRELOAD))];
-        if self.verbs.file_name() == Some(OsStr::new(VERBS))
-            && let Some(directory) = self.verbs.parent()
-        {
-            variables.push((SEARCH, before(vec![directory.into()], SEARCH)));
+        preload.extend(files.into_iter().flatten().map(|file| file.as_os_str().to_owned()));
+        let mut variables = vec![(PRELOAD, preload.join(OsStr::new(":")))];
+        let links = links::directory(&self.verbs).ok();
+        // Where no link can be made, one of the names is better than none.
+        let own = self.verbs.parent().filter(|_| self.verbs.file_name() == Some(VERBS.as_ref()));
+        if let Some(directory) = links.or_else(|| own.map(Path::to_owned)) {
+            variables.push((SEARCH, joined(Some(directory.into()), env::var_os(SEARCH))));
+        }
+        for (variable, name, value) in SANITIZERS {
+            let given = env::var_os(variable);
+            if given.as_ref().is_none_or(|given| !given.to_string_lossy().contains(name)) {
+                variables.push((variable, joined(given, Some(format!("{name}={value}").into()))));
+            }
         }
         variables
     }
 }
 
-/// `words` before the value of a variable that this process has.
-fn before(mut words: Vec<OsString>, variable: &str) -> OsString {
-    words.extend(env::var_os(variable).filter(|value| !value.is_empty()));
-    words.join(OsStr::new(":"))
+/// The words of `LD_PRELOAD`, without libraries such as these: those of a `rocinante run` outside
+/// of this one.
+fn others(preload: &OsStr) -> Vec<OsString> {
+    let ours = [VERBS, VERBS_BUILT, PATHS].map(|name| Some(OsStr::new(name)));
+    let words = preload.as_bytes().split(|byte| b": ".contains(byte));
+    let words = words.filter(|word| !word.is_empty()).map(OsStr::from_bytes);
+    words.filter(|word| !ours.contains(&Path::new(word).file_name())).map(OsStr::to_owned).collect()
+}
+
+/// Those that there are, separated by a colon.
+fn joined(first: Option<OsString>, second: Option<OsString>) -> OsString {
+    let both = [first, second].into_iter().flatten().filter(|value| !value.is_empty());
+    both.collect::<Vec<_>>().join(OsStr::new(":"))
 }
 
 /// The path with its directory resolved; the file keeps its name, which may be that of a link.
@@ -142,13 +171,28 @@ mod tests {
 
     #[test]
     fn both_variables_name_the_library() {
-        let verbs = PathBuf::from("/opt/lib/libibverbs.so.1");
-        let libraries = Libraries { verbs, paths: Some("/opt/lib/p.so".into()) };
-        let [(preload, files), (search, directory)] = &libraries.environment()[..] else {
-            panic!("two variables");
-        };
+        let scratch = Scratch::new("variables");
+        let verbs = scratch.file("lib/libibverbs.so.1");
+        std::os::unix::fs::symlink(&verbs, scratch.0.join("lib/libibverbs.so")).unwrap();
+        let paths = scratch.file("lib/p.so");
+        let libraries = Libraries { verbs: verbs.clone(), paths: Some(paths.clone()) };
+        let variables = libraries.environment();
+        let [(preload, files), (search, directory), ..] = &variables[..] else { panic!() };
         assert_eq!((*preload, *search), ("LD_PRELOAD", "LD_LIBRARY_PATH"));
-        assert!(files.to_str().unwrap().starts_with("/opt/lib/libibverbs.so.1:/opt/lib/p.so"));
-        assert!(directory.to_str().unwrap().starts_with("/opt/lib"));
+        let both = format!("{}:{}", verbs.display(), paths.display());
+        assert!(files.to_str().unwrap().ends_with(&both), "{}", files.display());
+        assert!(Path::new(directory).starts_with(scratch.0.join("lib")));
+        for (variable, name, value) in SANITIZERS {
+            let (_, options) = variables.iter().find(|(it, _)| *it == variable).unwrap();
+            assert!(options.to_str().unwrap().ends_with(&format!("{name}={value}")));
+        }
+    }
+
+    #[test]
+    fn what_the_caller_preloads_stays_but_for_other_copies_of_ours() {
+        let preload =
+            "libasan.so.8:/opt/1/libibverbs.so.1 /opt/1/librocinante_paths.so::libtrace.so";
+        assert_eq!(others(OsStr::new(preload)), ["libasan.so.8", "libtrace.so"]);
+        assert!(others(OsStr::new("/x/librocinante_ibverbs.so")).is_empty());
     }
 }

@@ -24,6 +24,8 @@ use crate::inherited;
 const ALL: u64 = 1 << 16;
 /// A process has the lock of this byte while it opens `afxdp` on the address, or has it.
 const XDP: u64 = 1 << 17;
+/// A guardian has the lock of this byte while it ends the connections of those that have gone.
+const GUARD: u64 = 1 << 18;
 /// Services are behind this: 256 bytes each, one for each slot.
 const SERVICES: u64 = 1 << 20;
 /// Ports are behind those, a byte each, so that the locks of ports in a row are one to the kernel.
@@ -198,6 +200,20 @@ impl Locks {
     /// Whether another process has `afxdp`.
     pub(super) fn is_xdp_taken(&self) -> io::Result<bool> {
         Ok(fd::find_lock(&self.file, XDP, 1)?.is_some())
+    }
+
+    /// Whether no process has a slot.
+    pub(super) fn is_deserted(&self) -> bool {
+        fd::find_lock(&self.file, 0, SLOTS_MAX as u64).is_ok_and(|found| found.is_none())
+    }
+
+    /// This guardian does what there is to do. Returns whether no other does.
+    pub(super) fn take_guard(&self) -> bool {
+        self.lock(GUARD).is_ok()
+    }
+
+    pub(super) fn leave_guard(&self) {
+        self.unlock(GUARD);
     }
 
     fn lock(&self, at: u64) -> io::Result<()> {

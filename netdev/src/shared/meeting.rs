@@ -2,7 +2,8 @@
 //! which is of a network namespace and ends with the last descriptor.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{
@@ -29,7 +30,7 @@ const NAMES: &str = "rocinante/1/";
 /// The descriptors that a process gets when it joins: the listening socket, the bag's two ends, the
 /// file.
 const DESCRIPTORS: usize = 4;
-const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS));
+pub(super) const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS));
 /// How long a process tries to join.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long it waits for one of the others to answer: any of them may have been stopped just now.
@@ -135,12 +136,22 @@ fn ask(name: &SocketAddrUnix, peer: &mut Option<Peer>) -> Result<Objects, Ask> {
         let hint = "raise the limit of open files (`ulimit -n`)".into();
         return Err(Ask::Refused(Refused { error: Errno::MFILE.into(), hint }));
     }
-    let all = <[OwnedFd; DESCRIPTORS]>::try_from(all).map_err(|_| wrong())?;
-    if !are_ours(&all) {
-        return Err(wrong());
+    Objects::from_descriptors(all).ok_or_else(wrong)
+}
+
+impl Objects {
+    /// Those that another process has sent; `None` if they are none of ours.
+    pub(super) fn from_descriptors(all: Vec<OwnedFd>) -> Option<Self> {
+        let all = <[OwnedFd; DESCRIPTORS]>::try_from(all).ok().filter(are_ours)?;
+        let [listener, reader, writer, memory] = all;
+        Some(Self { listener, bag: Bag::from_ends([reader, writer]), memory })
     }
-    let [listener, reader, writer, memory] = all;
-    Ok(Objects { listener, bag: Bag::from_ends([reader, writer]), memory })
+
+    /// What another process is sent.
+    pub(super) fn descriptors(&self) -> [BorrowedFd<'_>; DESCRIPTORS] {
+        let [reader, writer] = self.bag.ends();
+        [self.listener.as_fd(), reader, writer, self.memory.as_fd()]
+    }
 }
 
 /// Whether these can be used as the objects of an address without harm: no call of ours waits for
@@ -178,8 +189,8 @@ pub(super) fn holders(name: &SocketAddrUnix, peer: Option<Peer>) -> String {
     let visible = holder::of_name(&text);
     match peer {
         _ if !visible.is_empty() => holder::listed(&visible),
-        Some(Peer { uid, pid: 0 }) => format!("processes of user {uid}, not visible from here"),
-        Some(Peer { uid, pid }) => format!("the first was pid {pid} of user {uid}"),
+        Some(Peer { uid, pid: 0, .. }) => format!("processes of user {uid}, not visible from here"),
+        Some(Peer { uid, pid, .. }) => format!("the first was pid {pid} of user {uid}"),
         None => "not visible from here: `ss -xlp` as root names them".to_owned(),
     }
 }
@@ -203,7 +214,7 @@ fn found(name: &SocketAddrUnix) -> Result<Objects, Errno> {
 
 /// An error unless the process that made the socket at the other end is of this user.
 pub(super) fn check_user(connection: &OwnedFd) -> Result<(), Refused> {
-    let Peer { uid, pid } = fd::peer(connection)?;
+    let Peer { uid, pid, .. } = fd::peer(connection)?;
     if is_own_user(uid) {
         return Ok(());
     }
@@ -222,6 +233,14 @@ fn is_own_user(uid: u32) -> bool {
 
 pub(super) fn name(address: &str) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(format!("{NAMES}{address}").as_bytes())
+}
+
+/// The address that a name is of, and its interface if it is of the link alone.
+pub(super) fn address_of(name: &str) -> Option<(IpAddr, Option<u32>)> {
+    match name.split_once('%') {
+        Some((address, index)) => Some((address.parse().ok()?, Some(index.parse().ok()?))),
+        None => Some((name.parse().ok()?, None)),
+    }
 }
 
 pub(super) fn seqpacket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
@@ -243,10 +262,8 @@ pub(super) fn welcome(objects: &Objects) -> bool {
         if !peer.is_ok_and(|peer| is_own_user(peer.uid)) {
             continue;
         }
-        let [reader, writer] = objects.bag.ends();
-        let descriptors = [objects.listener.as_fd(), reader, writer, objects.memory.as_fd()];
         // It may have gone.
-        let _ = rights::send::<SPACE>(&connection, &[0], &descriptors);
+        let _ = rights::send::<SPACE>(&connection, &[0], &objects.descriptors());
     }
     true
 }

@@ -80,11 +80,31 @@ pub(super) fn clear(locks: &Locks, slot: usize) -> io::Result<()> {
     locks.write(&[0; 8], count_at(slot))
 }
 
-/// Takes the notes of processes that have gone, those of `own` slots aside. Under the lock of all.
-pub(super) fn take_left(
+/// Whether a process that has gone left notes on its slot.
+pub(super) fn are_left(locks: &Locks, slot: usize) -> io::Result<bool> {
+    let mut count = [0; 8];
+    locks.read(&mut count, count_at(slot))?;
+    if u64::from_ne_bytes(count) == 0 || locks.is_taken(slot)? {
+        return Ok(false);
+    }
+    Ok(!read_left(locks, slot, u64::from_ne_bytes(count))?.is_empty())
+}
+
+/// The notes at the first `count` places of a slot.
+fn read_left(locks: &Locks, slot: usize, count: u64) -> io::Result<Vec<[u8; NOTE_BYTES]>> {
+    let count = usize::try_from(count).map_or(NOTES_MAX, |count| count.min(NOTES_MAX));
+    let mut bytes = vec![0; count * NOTE_BYTES];
+    locks.read(&mut bytes, place_at(slot, 0))?;
+    let notes = bytes.chunks_exact(NOTE_BYTES).filter_map(|note| note.try_into().ok());
+    Ok(notes.filter(|note| *note != EMPTY).collect())
+}
+
+/// Tells the slots and the notes of processes that have gone, those of `own` slots aside. Under the
+/// lock of all.
+pub(super) fn left(
     locks: &Locks,
     own: std::ops::Range<usize>,
-    mut each: impl FnMut([u8; NOTE_BYTES]),
+    mut each: impl FnMut(usize, Vec<[u8; NOTE_BYTES]>),
 ) -> io::Result<()> {
     let mut counts = vec![0; COUNTS];
     locks.read(&mut counts, NOTES_AT)?;
@@ -93,16 +113,8 @@ pub(super) fn take_left(
         if count == 0 || own.contains(&slot) || locks.is_taken(slot)? {
             continue;
         }
-        let count = usize::try_from(count).map_or(NOTES_MAX, |count| count.min(NOTES_MAX));
-        let mut bytes = vec![0; count * NOTE_BYTES];
-        let is_there = locks.read(&mut bytes, place_at(slot, 0));
-        clear(locks, slot)?;
         // The file may be shorter.
-        if is_there.is_err() {
-            continue;
-        }
-        let notes = bytes.chunks_exact(NOTE_BYTES).filter_map(|note| note.try_into().ok());
-        notes.filter(|note| *note != EMPTY).for_each(&mut each);
+        each(slot, read_left(locks, slot, count).unwrap_or_default());
     }
     Ok(())
 }

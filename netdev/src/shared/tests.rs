@@ -1,3 +1,4 @@
+mod guardians;
 mod left_notes;
 
 use std::net::UdpSocket;

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -43,6 +43,7 @@ impl Installation {
                 .map_err(|error| io::Error::other(format!("{}: {error}", from.display())))?;
             fs::set_permissions(&to, Permissions::from_mode(0o755))?;
         }
+        symlink("libibverbs.so.1", place.0.join("lib/rocinante/libibverbs.so"))?;
         // Every user puts its files here, as in /tmp.
         fs::create_dir(place.runtime())?;
         fs::set_permissions(place.runtime(), Permissions::from_mode(0o1777))?;

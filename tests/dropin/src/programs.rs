@@ -10,6 +10,7 @@ use crate::table::Row;
 /// The runner of Python's own tests.
 pub(crate) const VERDICTS: &str = include_str!("../clients/verdicts.py");
 const CLIENT: &str = include_str!("../clients/client.c");
+const LOADERS: &str = include_str!("../clients/loaders.c");
 const MPI: &str = include_str!("../clients/mpi.c");
 /// The input of hpcc: a small problem for two ranks.
 pub(crate) const HPCC: &str = include_str!("../clients/hpccinf.txt");
@@ -27,6 +28,7 @@ pub(crate) fn find(row: &Row, installed: &Installation) -> Result<String, String
     let Row { program, mode, .. } = row;
     let words = match *program {
         "client.c" => return client(mode, installed).map(shown),
+        "loaders.c" => shown(loaders(installed)?),
         "rc_pyverbs.py" => {
             format!("/usr/bin/python3 {}", shown(installed.script("rc_pyverbs.py", PYVERBS)?))
         }
@@ -43,17 +45,31 @@ fn shown(path: PathBuf) -> String {
     path.display().to_string()
 }
 
-/// Compiles the C program with one of its macros.
-fn client(define: &str, installed: &Installation) -> Result<PathBuf, String> {
+/// Compiles the C program with one of its macros, or with a sanitizer, perhaps by another compiler.
+fn client(mode: &str, installed: &Installation) -> Result<PathBuf, String> {
     let source = installed.script("client.c", CLIENT)?;
-    let program = source.with_file_name(format!("client{define}"));
-    let mut cc = Command::new("cc");
-    cc.args(["-O1", "-Wall", define]).arg(source).arg("-o").arg(&program);
+    let (compiler, option) = mode.split_once(' ').unwrap_or(("cc", mode));
+    let program = source.with_file_name(format!("client-{compiler}{option}"));
+    let mut cc = Command::new(compiler);
+    cc.args(["-O1", "-Wall", option]).arg(source).arg("-o").arg(&program);
     // By dlopen(3) it is not linked with the library.
-    if define != "-DDLVSYM" {
+    if option != "-DDLVSYM" {
         cc.arg("-libverbs");
     }
-    done(&mut cc, "apt install gcc libibverbs-dev")?;
+    if option == "-fsanitize=undefined" {
+        cc.arg("-fno-sanitize-recover");
+    }
+    done(&mut cc, "apt install gcc clang libibverbs-dev")?;
+    Ok(program)
+}
+
+/// Compiles the program that opens the library in several ways.
+fn loaders(installed: &Installation) -> Result<PathBuf, String> {
+    let source = installed.script("loaders.c", LOADERS)?;
+    let program = source.with_file_name("loaders");
+    let mut cc = Command::new("cc");
+    cc.args(["-O1", "-Wall"]).arg(source).arg("-o").arg(&program).arg("-ldl");
+    done(&mut cc, "apt install gcc libibverbs-dev librdmacm1")?;
     Ok(program)
 }
 

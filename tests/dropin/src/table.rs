@@ -521,11 +521,26 @@ const QPERF: [&str; 11] = [
 /// Programs that are not installed: [`programs`](crate::programs) has where they come from.
 fn built() -> Vec<Row> {
     let between = Shape::Between { always: "", times: 1, says: Says::Iterations };
+    // The server is under it, too: both have to end with status 0.
+    let pingpong = Shape::Between { always: "-g 0 -n 100", times: 1, says: Says::Iterations };
+    const VALGRIND: &str = "-q --error-exitcode=9 ibv_rc_pingpong";
     let alone = Shape::Alone;
     let rows = [
         ("client.c", "-DOLDER", between),
         ("client.c", "-DNEWER", between),
         ("client.c", "-DDLVSYM", between),
+        ("client.c", "-fsanitize=address", between),
+        ("client.c", "-fsanitize=thread", between),
+        ("client.c", "-fsanitize=undefined", between),
+        ("client.c", "clang -fsanitize=address", between),
+        ("client.c", "clang -fsanitize=thread", between),
+        ("valgrind", VALGRIND, pingpong),
+        ("loaders.c", "libibverbs.so.1", alone(&["works"])),
+        ("loaders.c", "libibverbs.so", alone(&["works"])),
+        ("loaders.c", "deepbind", alone(&["works"])),
+        ("loaders.c", "dlmopen", alone(&["works"])),
+        ("loaders.c", "system", alone(&["works"])),
+        ("loaders.c", "others", alone(&["works"])),
         ("rc_pyverbs.py", "", between),
         ("ibverbs/loopback", "", alone(&["sent", "received"])),
         ("sideway/ibv_devinfo", "", alone(&["roce0", "roce1"])),

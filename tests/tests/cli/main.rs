@@ -16,6 +16,7 @@ mod devices;
 mod ending;
 mod errors;
 mod examples;
+mod guardian;
 mod handed;
 mod json;
 mod known;

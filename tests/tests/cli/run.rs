@@ -1,7 +1,7 @@
 //! `rocinante run`: what the program gets, and what cannot be run.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -13,12 +13,13 @@ const NOT_FOUND: i32 = 127;
 const NOBODY: u32 = 65534;
 
 /// An installation in a directory of its own, which every user can read.
-struct Installed(PathBuf);
+pub(super) struct Installed(PathBuf);
 
 impl Installed {
     /// In the place of libibverbs.so.1 there is a library that every program has anyhow, so that
     /// nothing comes of what is put into it but the loader's verdict.
-    fn new(name: &str) -> Self {
+    pub(super) fn new(name: &str) -> Self {
+        let name = name.replace(':', "-");
         let place = format!("rocinante-run-{name}-{}", std::process::id());
         let installed = Self(std::env::temp_dir().join(place));
         fs::create_dir_all(installed.0.join("lib/rocinante")).unwrap();
@@ -28,6 +29,8 @@ impl Installed {
             line.split(' ').next_back().filter(|path| path.contains("/libgcc_s.so"))
         });
         installed.copy(Path::new(library.unwrap()), "lib/rocinante/libibverbs.so.1", 0o644);
+        let link = installed.0.join("lib/rocinante/libibverbs.so");
+        symlink("libibverbs.so.1", link).unwrap();
         // Beside the program, and in `../lib/rocinante` from its directory.
         fs::create_dir(installed.0.join("bin")).unwrap();
         fs::rename(installed.0.join("rocinante"), installed.0.join("bin/rocinante")).unwrap();
@@ -52,11 +55,16 @@ impl Installed {
     }
 
     /// `rocinante run WORDS`.
-    fn run(&self, words: &[&str]) -> Command {
+    pub(super) fn run(&self, words: &[&str]) -> Command {
         let mut command = Command::new(self.0.join("bin/rocinante"));
         command.arg("run").args(words).stdin(Stdio::null());
         command.env("XDG_RUNTIME_DIR", &self.0).env_remove("ROCINANTE_NETDEV");
         command
+    }
+
+    /// The directory.
+    pub(super) fn place(&self) -> &Path {
+        &self.0
     }
 
     /// Asserts that a program is refused with this status and these words.
@@ -136,7 +144,8 @@ fn the_environment_names_the_library() {
     }
     let mut again = installed.run(&["--", "env"]);
     let output = again.env("LD_PRELOAD", "libc.so.6").output().unwrap();
-    let line = format!("LD_PRELOAD={place}/libibverbs.so.1:libc.so.6\n");
+    // What the caller preloads may stand before verbs, or has to be the first.
+    let line = format!("LD_PRELOAD=libc.so.6:{place}/libibverbs.so.1\n");
     assert!(String::from_utf8(output.stdout).unwrap().contains(&line));
 }
 

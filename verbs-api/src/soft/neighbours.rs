@@ -83,13 +83,13 @@ impl Neighbours {
 
     /// The connections of neighbours that have gone. No process lives on the slot of any: the notes
     /// may be forged.
-    fn left(&self) -> Vec<(IpAddr, Note)> {
+    fn of_the_dead(&self, left: Vec<(IpAddr, [u8; NOTE_BYTES])>) -> Vec<(IpAddr, Note)> {
         let read = |(address, bytes): (IpAddr, [u8; NOTE_BYTES])| {
             let note = Note::from_bytes(&bytes)?;
             let (slot, is_own) = (note.slot(), self.own.contains(&usize::from(note.slot())));
             (!is_own && !self.slots.is_taken(slot, address)).then_some((address, note))
         };
-        self.slots.left().into_iter().filter_map(read).collect()
+        left.into_iter().filter_map(read).collect()
     }
 }
 
@@ -107,12 +107,17 @@ impl Shard {
     pub(super) fn end_for_neighbours(&mut self, now: Time) {
         let Self { engine, neighbours: Some(neighbours), .. } = self else { return };
         let Some(cm) = engine.cm() else { return };
-        let left = neighbours.left();
+        let left = neighbours.slots.left();
         if left.is_empty() {
             return;
         }
-        for (address, note) in left {
+        for (address, note) in neighbours.of_the_dead(left) {
             cm.end_for(now, address, &note);
+        }
+        // If this process is killed here, the next one finds their notes, or this one's.
+        self.note_connections();
+        if let Some(neighbours) = &self.neighbours {
+            neighbours.slots.forget_left();
         }
         self.serve_cm(now);
     }

@@ -8,6 +8,7 @@ fn left(of: &Process) -> Vec<(IpAddr, [u8; NOTE_BYTES])> {
     let end = Instant::now() + Duration::from_millis(300);
     while all.is_empty() && Instant::now() < end {
         all = of.slots.left();
+        of.slots.forget_left();
         std::thread::sleep(Duration::from_millis(1));
     }
     all.sort_unstable();
@@ -50,6 +51,42 @@ fn notes_of_a_process_that_has_gone_are_told_to_the_one_with_the_duty() {
     let mut third = third;
     follow(&mut [&mut third], &here);
     assert_eq!(left(&third), [(here[0], note(1))]);
+}
+
+/// Who has read them may die before anything came of it.
+#[test]
+fn notes_stay_until_they_are_forgotten_and_no_process_takes_their_slot_before() {
+    let here = address(24);
+    let first = process(&[here], 1);
+    let gone: Vec<Process> = (0..ROOM_MIN + 4).map(|_| process(&[here], 1)).collect();
+    for (nth, it) in gone.iter().enumerate() {
+        it.slots.note(here, 7, &note(nth as u8 + 1));
+    }
+    let used: BTreeSet<u8> = gone.iter().map(|it| it.slots.first()).collect();
+    drop(gone);
+    // There is no room for another slot, but no neighbour's notes are lost for it.
+    let next = process(&[here], 1);
+    assert!(!used.contains(&next.slots.first()), "{next:?} of {used:?}", next = next.slots);
+    let told = |of: &Process| {
+        let end = Instant::now() + Duration::from_secs(5);
+        let mut told = Vec::new();
+        while told.is_empty() && Instant::now() < end {
+            told = of.slots.left();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        told.len()
+    };
+    assert_eq!(told(&first), ROOM_MIN + 4);
+    drop(first);
+    let mut next = next;
+    follow(&mut [&mut next], &[here]);
+    assert_eq!(told(&next), ROOM_MIN + 4, "to the one that follows, too");
+    next.slots.forget_left();
+    let mut third = process(&[here], 1);
+    drop(next);
+    follow(&mut [&mut third], &[here]);
+    assert_eq!(left(&third), []);
+    assert!(used.contains(&process(&[here], 1).slots.first()), "their slots are used anew");
 }
 
 #[test]
@@ -123,7 +160,7 @@ fn a_file_without_room_for_notes_has_none() {
     let notes = Notes::default();
     let told = || {
         let mut told = Vec::new();
-        notes::take_left(&locks, 0..0, |note| told.push(note)).map(|()| told)
+        notes::left(&locks, 0..0, |_, notes| told.extend(notes)).map(|()| told)
     };
     notes.keep(&locks, 5, 7, &note(7));
     // What the numbers say is not there.

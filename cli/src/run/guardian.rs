@@ -1,0 +1,190 @@
+//! The process that outlives a program of `rocinante run`: it ends the connections of processes
+//! that die without a word, as the kernel does for a card.
+//!
+//! It is no child of the program: the one that `run` starts starts it, and ends. It has a session
+//! of its own, none of the program's descriptors, and sleeps until a process that has a device goes
+//! ([`Guardian`]). It ends with the program and its processes.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum as _;
+use nix::sys::signal::SigSet;
+use rocinante::OpenOptions;
+use rocinante::device::Backend;
+use rocinante_netdev::sysfs;
+use rocinante_netdev::{Errand, Guardian, Interface, Left, keep_from_children};
+use rustix::process::{PidfdFlags, child_subreaper, getpid, pidfd_open, setsid};
+
+/// How long a guardian tries to end connections. A peer that is there answers at once.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// The most guardians for other users. Any user can connect.
+const STRANGERS_MAX: usize = 128;
+/// How often it looks whether the peers have answered.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// The guardian of a program that `rocinante run` starts
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What this process does
+    #[arg(long, value_enum, default_value_t)]
+    part: Part,
+    #[command(flatten)]
+    tree: Tree,
+}
+
+/// The tree of files that the guardian keeps up to date for programs that no library reaches.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Tree {
+    /// Its directory, if there is one that is mounted.
+    #[arg(long)]
+    pub tree: Option<PathBuf>,
+    /// The list of devices.
+    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    pub devices: String,
+}
+
+impl Tree {
+    /// Adds it to the command line of a guardian.
+    fn tell(&self, mut command: Command) -> Command {
+        if let Some(tree) = &self.tree {
+            command.arg("--tree").arg(tree).arg("--devices").arg(&self.devices);
+        }
+        command
+    }
+
+    /// Has a thread keep it until the program ends, or this process.
+    fn keep(self, program: &OwnedFd) -> io::Result<()> {
+        let Some(tree) = self.tree else { return Ok(()) };
+        let program = program.try_clone()?;
+        // The thread takes none, either.
+        SigSet::all().thread_block()?;
+        std::thread::Builder::new()
+            .spawn(move || sysfs::keep(&tree, &self.devices, program.as_fd()))
+            .map(drop)
+    }
+}
+
+/// What this process does for a guardian.
+#[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
+enum Part {
+    /// It starts the guardian.
+    #[default]
+    Start,
+    /// It is the guardian.
+    Be,
+    /// It is the guardian of one process, of another user than the program's.
+    BeForOne,
+}
+
+/// Starts a guardian of this process, and of the program that it becomes. Returns the value of
+/// [`GUARDIAN_VARIABLE`](rocinante_netdev::GUARDIAN_VARIABLE).
+///
+/// # Errors
+/// The program would notice: it is the one that gets the children of others. Or there is no
+/// process or descriptor left.
+pub fn start(tree: &Tree) -> io::Result<String> {
+    let gets_orphans = getpid().is_init() || child_subreaper()?.is_some();
+    if gets_orphans {
+        return Err(io::Error::other(
+            "the program is PID 1, or a subreaper, and would get it as a child",
+        ));
+    }
+    let (socket, name) = Guardian::socket()?;
+    let program = pidfd_open(getpid(), PidfdFlags::empty())?;
+    let status = tree.tell(own(Part::Start)).stdin(socket).stdout(program).status();
+    match status {
+        // The caller has its children reaped for it.
+        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(name),
+        Ok(status) if status.success() => Ok(name),
+        Ok(status) => Err(io::Error::other(format!("it ended with {status}"))),
+        Err(error) => Err(error),
+    }
+}
+
+/// This command in a part. It chooses for itself: variables are for the program.
+fn own(part: Part) -> Command {
+    let path = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
+    let mut command = Command::new(path);
+    let word = part.to_possible_value().map(|value| value.get_name().to_owned());
+    command.args(["guardian", "--part"]).args(word).current_dir("/").stderr(Stdio::null());
+    for (name, _) in std::env::vars_os() {
+        if name == "LD_PRELOAD" || name.to_string_lossy().starts_with("ROCINANTE_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Does a part, with the first two descriptors of this process.
+#[must_use]
+pub fn run(args: &Args) -> ExitCode {
+    let done = match args.part {
+        Part::Start => {
+            keep_from_children().and_then(|()| args.tree.tell(own(Part::Be)).spawn().map(drop))
+        }
+        Part::Be => received(io::stdin()).and_then(|socket| {
+            let program = received(io::stdout())?;
+            // Without room for it the connections of the dead are ended all the same.
+            let _ = args.tree.clone().keep(&program);
+            guard(&mut Guardian::new(socket, program))
+        }),
+        Part::BeForOne => received(io::stdin()).and_then(|it| guard(&mut Guardian::of(it))),
+    };
+    if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn received(stream: impl AsFd) -> io::Result<OwnedFd> {
+    stream.as_fd().try_clone_to_owned()
+}
+
+fn guard(guardian: &mut Guardian) -> io::Result<()> {
+    // Whatever ends the program's group, terminal or service is not for it: it has to be the last.
+    let _ = setsid();
+    SigSet::all().thread_block()?;
+    let mut children: Vec<Child> = Vec::new();
+    std::thread::scope(|scope| {
+        while let Some(errand) = guardian.errand()? {
+            children.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+            match errand {
+                Errand::Settle(left) => {
+                    let deadline = Instant::now() + PATIENCE;
+                    for it in left {
+                        let act = move || it.settle(deadline, || end_connections(&it, deadline));
+                        scope.spawn(act);
+                    }
+                }
+                Errand::Stranger { .. } if children.len() >= STRANGERS_MAX => {}
+                Errand::Stranger { connection, uid, gid } => {
+                    let mut command = own(Part::BeForOne);
+                    command.uid(uid).gid(gid).stdin(connection).stdout(Stdio::null());
+                    children.extend(command.spawn());
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Opens the address as its next process, and waits until the peers have answered.
+fn end_connections(place: &Left, deadline: Instant) {
+    let mut options = OpenOptions::new().netdev(Backend::Udp).shards(1);
+    if let Some(index) = place.interface {
+        let all = Interface::all().unwrap_or_default();
+        let Some(interface) = all.iter().find(|it| it.index == index) else { return };
+        options = options.device(&interface.name);
+    }
+    let Ok(context) = options.open(place.address) else { return };
+    let is_done = || {
+        // In this order: notes become connections.
+        let is_taken = !place.is_owed();
+        is_taken && context.resources().is_some_and(|resources| resources.connections == 0)
+    };
+    while !is_done() && Instant::now() < deadline {
+        std::thread::sleep(LOOK_EVERY);
+    }
+}

@@ -1,0 +1,165 @@
+//! The guardian of `rocinante run`: peers of a program that is killed are told, and the program
+//! sees nothing of it.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use rocinante::OpenOptions;
+use rocinante::cm::{Connecting, Connection, Listener, Params};
+use rocinante::device::Backend;
+use rocinante_node::{Lab, LabConfig, exit_with_parent};
+use rocinante_tests::alone::myself;
+use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
+use rocinante_tests::{require_backend, require_machine_root};
+
+use super::run::Installed;
+
+/// Makes a process of this program one that connects and does nothing more: its own address, the
+/// survivor's, and how many connections it has.
+const ROLE: &str = "ROCINANTE_GUARDED";
+const PORT: u16 = 7471;
+/// The longest time until the peers know, on a busy machine. A silent peer would be noticed never.
+const KNOWN: Duration = Duration::from_secs(10);
+const PROGRAMS: usize = 3;
+const CONNECTIONS: usize = 4;
+
+macro_rules! guarded {
+    ($( $name:ident: $backend:ident; )*) => {$(
+        #[test]
+        fn $name() {
+            if let Ok(role) = std::env::var(ROLE) {
+                return connect_and_wait(Backend::$backend, &role);
+            }
+            require_backend!(Backend::$backend);
+            peers_are_told(Backend::$backend, concat!("guardian::", stringify!($name)));
+        }
+    )*};
+}
+
+guarded! {
+    peers_of_programs_that_are_killed_together_are_told_udp: Udp;
+    peers_of_programs_that_are_killed_together_are_told_packet: Packet;
+}
+
+fn connect_and_wait(backend: Backend, role: &str) {
+    exit_with_parent();
+    let [own, survivor] = role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
+    let own = own.parse().unwrap();
+    let ctx = OpenOptions::new().netdev(backend).open(own).unwrap();
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16).unwrap());
+    let side = Side::of(ctx, pd, cq, own);
+    let peer: SocketAddr = survivor.parse().unwrap();
+    let connect = |_| {
+        let qp = side.qp().build().unwrap();
+        Connecting::start(qp, peer, &Params::default()).unwrap().wait(PATIENCE).unwrap()
+    };
+    let _connections: Vec<Connection> = (0..CONNECTIONS).map(connect).collect();
+    println!("\nconnected");
+    loop {
+        std::thread::park();
+    }
+}
+
+/// All processes of an address die in one moment, with all of their process group: no neighbour is
+/// left.
+fn peers_are_told(backend: Backend, test: &str) {
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let installed = Installed::new(test);
+    let [own, survivor] = [0, 1].map(|container| address(&lab, container, Family::V4));
+    let side = Side::open(lab.container(1).netns(), survivor, &Setup::new(backend));
+    side.run(|| {
+        let listener = Listener::bind(&side.ctx, SocketAddr::new(survivor, PORT), 16).unwrap();
+        let (mut programs, mut connections) = (Vec::new(), Vec::new());
+        for _ in 0..PROGRAMS {
+            let program = myself(test);
+            let mut run = installed.run(&["--"]);
+            run.arg(program.get_program()).args(program.get_args()).process_group(0);
+            run.env(ROLE, format!("{own} {}", listener.address())).stdout(Stdio::piped());
+            let mut child = lab.container(0).spawn(&mut run).unwrap();
+            for _ in 0..CONNECTIONS {
+                let request = listener.request(Some(PATIENCE)).unwrap();
+                let qp = side.qp().build().unwrap();
+                let connecting = request.accept(qp, &Params::default()).unwrap();
+                connections.push(connecting.wait(PATIENCE).unwrap());
+            }
+            let mut lines = BufReader::new(child.child_mut().stdout.take().unwrap()).lines();
+            assert!(lines.by_ref().map_while(Result::ok).any(|line| line == "connected"));
+            programs.push(child);
+        }
+        let place = fs::metadata(format!("/proc/{}/ns/net", programs[0].id())).unwrap();
+        let place = (place.dev(), place.ino());
+        for program in &programs {
+            killpg(Pid::from_raw(program.id().try_into().unwrap()), Signal::SIGKILL).unwrap();
+        }
+        let killed = Instant::now();
+        for connection in &connections {
+            connection.wait_disconnected(KNOWN.saturating_sub(killed.elapsed())).unwrap();
+        }
+        println!("{} connections: known after {:?}", connections.len(), killed.elapsed());
+        drop(programs);
+        wait_until("the guardians have ended", || processes_in(place) == 0);
+    });
+}
+
+/// The processes in a network namespace.
+fn processes_in(place: (u64, u64)) -> usize {
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let namespaces = all.filter_map(|entry| fs::metadata(entry.path().join("ns/net")).ok());
+    namespaces.filter(|it| (it.dev(), it.ino()) == place).count()
+}
+
+/// What a program can see of the processes, descriptors and signals that it was given.
+const LOOK: &str = "read children < /proc/$$/task/$$/children; echo \"children: $children\"; \
+    for fd in /proc/$$/fd/*; do echo ${fd##*/}; done; \
+    read pid name state parent group session rest < /proc/$$/stat; echo $parent $group $session; \
+    while read key value; do case $key in Sig[BIC]*|Shd*|Uid:) echo $key $value;; esac; done \
+        < /proc/$$/status; \
+    wait; echo $?; sh -c 'exit 7'; echo $?; exit 3";
+
+#[test]
+fn a_program_sees_nothing_of_its_guardian() {
+    let installed = Installed::new("sees-nothing");
+    let look = |mut command: Command| {
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let mut plain = Command::new("sh");
+    plain.args(["-c", LOOK]);
+    let plain = look(plain);
+    assert!(plain.starts_with("children: \n0\n1\n2\n"), "{plain}");
+    assert_eq!(look(installed.run(&["--", "sh", "-c", LOOK])), plain);
+    // The end of its output is the program's own, although the guardian ends later.
+    let name = "echo ${ROCINANTE_GUARDIAN:-none}";
+    let output = installed.run(&["--", "sh", "-c", name]).output().unwrap();
+    assert_ne!(output.stdout, b"none\n");
+}
+
+#[test]
+fn a_program_that_is_pid_1_has_none() {
+    require_machine_root!();
+    if !Path::new("/usr/bin/unshare").exists() {
+        rocinante_tests::skip!("no unshare: apt install util-linux");
+    }
+    let installed = Installed::new("pid-1");
+    // Nor another program's, which would not know when this one ends.
+    let script = format!("echo $$ ${{ROCINANTE_GUARDIAN:-none}}; {LOOK}");
+    let run = installed.run(&["-v", "--", "sh", "-c", &script]);
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--pid", "--fork", "--mount-proc", "--kill-child"]);
+    unshare.arg(run.get_program()).args(run.get_args());
+    unshare.env("XDG_RUNTIME_DIR", installed.place()).env("ROCINANTE_GUARDIAN", "another's");
+    let output = unshare.stdin(Stdio::null()).output().unwrap();
+    let [out, error] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
+    assert_eq!(output.status.code(), Some(3), "{error}");
+    assert!(out.starts_with("1 none\nchildren: \n0\n1\n2\n"), "{out}");
+    assert!(error.contains("no guardian, so peers wait"), "{error}");
+}
