@@ -35,6 +35,8 @@ mod parts_tests;
 mod path_tests;
 mod policy;
 mod port;
+#[cfg(test)]
+mod rails_tests;
 mod recent;
 mod resolve;
 mod rights;
@@ -58,7 +60,7 @@ pub use config::{PacketConfig, PortConfig, Shards, UdpConfig, XdpConfig};
 pub use error::OpenError;
 pub use fd::apart;
 pub use frame::FramePort;
-pub use iface::Interface;
+pub use iface::{Interface, Unusable, WhyUnusable};
 pub use names::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
 pub use packet::PacketPort;
 pub use parts::{BackendParts, Descriptor, Manifest, Parts};
