@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-pub use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, PortClaim, apart, named_interfaces};
+pub use rocinante_netdev::{
+    DEVICES_VARIABLE, Interface, NamedInterface, PortClaim, apart, named_interfaces,
+};
 pub use rocinante_stack::cm::{
     Accept, AskId, Asked, CmEvent, ConnId, Connect, ListenerId, QpSide, QueryId, Reply, Request,
 };
