@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use rocinante::device::{Backend, NETDEV_VARIABLE};
-use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
+use rocinante_netdev::{DEVICES_VARIABLE, Interface, NamedInterface, named_interfaces};
 
 use crate::devices;
 use library::Libraries;
@@ -101,9 +101,20 @@ fn prepare(args: &Args) -> Result<Command, Refusal> {
     } else {
         args.device.join(",")
     };
-    let devices = named_interfaces(Some(&list)).map_err(|error| Refusal::cannot(error.to_string()));
-    // Without netlink the library finds no device either, and says so to the program.
-    let devices = if list.is_empty() { devices.unwrap_or_default() } else { devices? };
+    let devices = named_interfaces(Some(&list)).map_err(|error| {
+        // Its words say what to do where a sandbox forbids netlink.
+        let why = Interface::all().map_or_else(|why| why.to_string(), |_| error.to_string());
+        Refusal::cannot(why)
+    });
+    let devices = match devices {
+        Ok(devices) => devices,
+        Err(refusal) if !list.is_empty() => return Err(refusal),
+        // The library finds no device either, and the program may do without.
+        Err(refusal) => {
+            say(&format!("no device: {}", refusal.why));
+            Vec::new()
+        }
+    };
     let tree = libraries.paths.as_ref().map(|_| tree::make(&devices));
 
     let mut command = Command::new(&path);
