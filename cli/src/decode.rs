@@ -12,6 +12,7 @@ pub mod manage;
 pub mod rewrite;
 pub mod select;
 pub mod summary;
+mod tunnel;
 
 use std::cell::RefCell;
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -217,7 +218,12 @@ impl<'a> Run<'a> {
         let since_start_ns = frame.time_ns.map(|now| now - *self.start_ns.get_or_insert(now));
         let datagram = match frame::roce_datagram(frame.link, frame.data) {
             Ok(Some(datagram)) => datagram,
-            Ok(None) => return Ok(()),
+            Ok(None) => {
+                if let Some(tunnel) = tunnel::around_roce(frame.link, frame.data) {
+                    *self.summary.tunnelled.entry(tunnel).or_default() += 1;
+                }
+                return Ok(());
+            }
             Err(Unsupported(link)) => {
                 *self.summary.unread.entry(link).or_default() += 1;
                 return Ok(());

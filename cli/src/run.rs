@@ -18,7 +18,7 @@ use std::process::{Command, ExitCode};
 
 use rocinante::device::{Backend, NETDEV_VARIABLE};
 use rocinante_netdev::sysfs::PATHS_VARIABLE;
-use rocinante_netdev::{DEVICES_VARIABLE, GUARDIAN_VARIABLE, NamedInterface};
+use rocinante_netdev::{DEVICES_VARIABLE, GUARDIAN_VARIABLE, Interface, NamedInterface};
 
 use crate::devices;
 use library::Libraries;
@@ -118,10 +118,17 @@ fn prepare(args: &Args) -> Result<(Command, guardian::Tree), Refusal> {
     } else {
         args.device.join(",")
     };
-    let made = tree::make(&list).map_err(|error| Refusal::cannot(error.to_string()));
-    // Without netlink the library finds no device either, and says so to the program.
+    let made = tree::make(&list).map_err(|error| {
+        // Its words say what to do where a sandbox forbids netlink.
+        let why = Interface::all().map_or_else(|why| why.to_string(), |_| error.to_string());
+        Refusal::cannot(why)
+    });
     let (devices, root) = match made {
-        Err(_) if list.is_empty() => (Vec::new(), Err(io::ErrorKind::NotFound.into())),
+        // The library finds no device either, and the program may do without.
+        Err(refusal) if list.is_empty() => {
+            say(&format!("no device: {}", refusal.why));
+            (Vec::new(), Err(io::ErrorKind::NotFound.into()))
+        }
         made => made?,
     };
     // Below another `run` these are no machine's.

@@ -209,6 +209,8 @@ pub struct Session {
     /// The listener for the peer's queue pairs, at a server with connections by the connection
     /// manager.
     door: Option<Door>,
+    /// The address that the peer says it has.
+    claimed: Option<IpAddr>,
 }
 
 impl Session {
@@ -246,7 +248,7 @@ impl Session {
         let answer = exchange.hear().map_err(|error| of_no_answer(error, net.cm))?;
         agreement::accepted(&answer).map_err(|why| exchange.error(why))?;
         enter(&mut exchange, "making queue pairs");
-        Ok(Self { ctx, exchange, door: None })
+        Ok(Self { ctx, exchange, door: None, claimed: None })
     }
 
     /// Does `work`. If it fails, sends the reason to the peer.
@@ -257,7 +259,8 @@ impl Session {
         mut self,
         work: impl FnOnce(&mut Self) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        work(&mut self).inspect_err(|failure| {
+        let done = work(&mut self).map_err(|failure| self.with_translation(failure));
+        done.inspect_err(|failure| {
             // Whatever failed did so because of the signal, if one has come.
             let stopped = ending::check_signal().err();
             let why = stopped.as_ref().unwrap_or(failure).to_string();
@@ -265,6 +268,15 @@ impl Session {
             let own = format!("peer {}, ", self.peer());
             self.exchange.give_up(why.strip_prefix(&own).unwrap_or(&why));
         })
+    }
+
+    /// Adds that addresses are translated between the two sides, if nothing has come of the peer.
+    fn with_translation(&self, failure: Failure) -> Failure {
+        let between = self.claimed.and_then(|it| diagnosis::translated(it, self.peer().ip()));
+        match between.filter(|_| self.ctx.counters().transport.rcvd_pkts == 0) {
+            Some(between) => failure.told(|why| format!("{why}: {between}")),
+            None => failure,
+        }
     }
 
     /// Swaps endpoints and regions with the peer. The peer must have the same number of each, and
@@ -275,6 +287,7 @@ impl Session {
     fn swap(&mut self, hello: &Hello) -> Result<Hello, Failure> {
         self.enter("exchange of endpoints");
         let peer = self.exchange.swap(hello)?;
+        self.claimed = peer.endpoints.first().map(|endpoint| endpoint.address);
         for (what, ours, theirs) in [
             ("queue pairs", hello.endpoints.len(), peer.endpoints.len()),
             ("regions", hello.regions.len(), peer.regions.len()),

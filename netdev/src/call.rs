@@ -27,8 +27,6 @@ calls! {
     socket: SYS_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
     /// `bind(2)`.
     bind: SYS_bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
-    /// `connect(2)`.
-    connect: SYS_connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
     /// `getsockname(2)`.
     getsockname: SYS_getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
     /// `getsockopt(2)`.

@@ -3,7 +3,8 @@
 //! [`FramePort`] finds the way of each datagram ([`PathTable`]), follows changes of the interface,
 //! and counts. A [`FrameIo`] moves frames to and from the kernel.
 //!
-//! The *guard* is a UDP socket on port 4791 that takes only what comes over loopback. It stops the
+//! The *guard* is a UDP socket on port 4791 that takes what does not come by the interface: over
+//! loopback, or by another one that answers ARP for this one's addresses. It stops the
 //! kernel from answering "port unreachable", and sends for paths with an unknown neighbour. Two
 //! things go through it in both directions: multicast, because the kernel knows which groups have
 //! been joined, and datagrams to the own addresses, of this process or of another one that shares

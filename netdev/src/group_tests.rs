@@ -107,7 +107,37 @@ fn destinations_are_told(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
+/// One group with much to read leaves the others their turns.
+fn groups_take_turns(backend: Backend) -> Result<(), String> {
+    let (pair, mut a, mut b) = sides(backend)?;
+    let groups = ["239.9.4.1", "239.9.4.2", "239.9.4.3"];
+    for group in groups {
+        join(&pair.b, &mut b, group).expect("b joins");
+    }
+    for group in groups {
+        send(&pair.a, &mut a, ("10.9.0.1", group), &[64, 65, 66, 67]);
+    }
+    let end = Instant::now() + Duration::from_secs(5);
+    let (mut turns, mut first) = (Vec::new(), Vec::new());
+    while turns.len() < 12 && Instant::now() < end {
+        fd::wait_readable(b.wait_fd(), 20).expect("poll");
+        if first.is_empty() {
+            // All have come before the first is read.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let mut round = Vec::new();
+        b.receive(1, |d| round.push(d.dst)).expect("alive");
+        first.extend(round.first().copied());
+        turns.extend(round);
+    }
+    assert_eq!(turns.len(), 12, "all come");
+    let each: std::collections::BTreeSet<IpAddr> = first.iter().take(3).copied().collect();
+    assert_eq!(each.len(), groups.len(), "each has had its turn: {first:?}");
+    Ok(())
+}
+
 on_each! { "group_tests":
+    groups_take_turns_on_udp: groups_take_turns, Udp;
     members_receive_on_udp: members_receive, Udp;
     members_receive_on_packet: members_receive, Packet;
     members_receive_on_afxdp: members_receive, Xdp;

@@ -4,7 +4,8 @@ use std::io;
 use std::net::IpAddr;
 
 use crate::ethtool;
-use crate::rtnl::Rtnl;
+use crate::port::ROCE_PORT;
+use crate::rtnl::{RouteQuery, Rtnl};
 
 /// An interface of the own network namespace, as rtnetlink reports it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -30,9 +31,10 @@ impl Interface {
     /// All interfaces of the calling thread's network namespace, in index order.
     ///
     /// # Errors
-    /// No netlink socket is available, or the kernel refuses to list.
+    /// No netlink socket is available (`PermissionDenied` where a sandbox forbids it), or the
+    /// kernel refuses to list.
     pub fn all() -> io::Result<Vec<Self>> {
-        Rtnl::open()?.interfaces()
+        Rtnl::open().and_then(|mut rtnl| rtnl.interfaces()).map_err(explained)
     }
 
     /// The interface of that name.
@@ -87,16 +89,40 @@ impl Interface {
     /// belongs to the interface that has 127.0.0.1/8.
     ///
     /// # Errors
-    /// As [`all`](Self::all); and `NotFound` if no interface has it.
+    /// As [`all`](Self::all); `AddrNotAvailable` if an interface has it but cannot use it
+    /// ([`Unusable`]), and `NotFound` if none has it.
     pub fn by_address(address: IpAddr) -> io::Result<Self> {
         let all = Self::all()?;
-        all.iter()
+        let found = all
+            .iter()
             .find(|i| i.addresses.iter().any(|(own, _)| *own == address))
-            .or_else(|| all.iter().find(|i| i.has(address)))
-            .cloned()
-            .ok_or_else(|| {
-                not_found(format!("no interface has the address {address}: see `ip address`"))
-            })
+            .or_else(|| all.iter().find(|i| i.has(address)));
+        if let Some(found) = found {
+            return Ok(found.clone());
+        }
+        let unusable = Unusable::all()?.into_iter().find(|it| it.address == address);
+        Err(unusable.map_or_else(
+            || not_found(format!("no interface has the address {address}: see `ip address`")),
+            |it| io::Error::new(io::ErrorKind::AddrNotAvailable, it.to_string()),
+        ))
+    }
+
+    /// Whether datagrams from an own address of this interface reach a peer by it, or stay in this
+    /// machine. Neither address is multicast.
+    ///
+    /// # Errors
+    /// `HostUnreachable` if the only way leads by another interface; or the kernel's answer.
+    pub fn reaches(&self, from: IpAddr, peer: IpAddr) -> io::Result<()> {
+        let mut rtnl = Rtnl::open()?;
+        let domain = rtnl.domain(self.index)?;
+        let query = RouteQuery {
+            destination: peer,
+            source: Some(from),
+            interface: None,
+            tos: 0,
+            src_port: ROCE_PORT,
+        };
+        rtnl.way(self, domain, query).map(drop)
     }
 
     /// Whether the address is one of this interface's; on loopback, whether an IPv4 prefix contains
@@ -158,13 +184,87 @@ impl Lanes {
     }
 }
 
+/// An address that an interface has, but cannot use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unusable {
+    /// The address.
+    pub address: IpAddr,
+    /// Name of the interface.
+    pub interface: String,
+    /// Why it cannot be used.
+    pub why: WhyUnusable,
+}
+
+/// Why an address cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhyUnusable {
+    /// Duplicate address detection runs (RFC 4862): it will be usable in a moment.
+    Tentative,
+    /// Another station on the link has it, too.
+    Duplicate,
+    /// Duplicate address detection waits for the link.
+    LinkDown,
+}
+
+impl Unusable {
+    /// All of the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// As [`Interface::all`].
+    pub fn all() -> io::Result<Vec<Self>> {
+        Rtnl::open().and_then(|mut rtnl| rtnl.unusable()).map_err(explained)
+    }
+}
+
+impl std::fmt::Display for Unusable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { address, interface, why } = self;
+        match why {
+            WhyUnusable::Tentative => write!(
+                f,
+                "the address {address} of {interface} is tentative: the kernel still asks whether \
+                 another station has it, which takes a second or two (`nodad` leaves that out)"
+            ),
+            WhyUnusable::Duplicate => write!(
+                f,
+                "the address {address} of {interface} is a duplicate: another station on the link \
+                 has it, too: give this one another"
+            ),
+            WhyUnusable::LinkDown => write!(
+                f,
+                "the address {address} of {interface} waits for the link, which is down: \
+                 `ip link set {interface} up`, and the other end, too"
+            ),
+        }
+    }
+}
+
+/// Adds what to do where a sandbox forbids netlink.
+fn explained(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::EAFNOSUPPORT | libc::EPERM | libc::EACCES) => io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!(
+                "cannot list the network interfaces: {error}: this process may make no netlink \
+                 socket: allow AF_NETLINK (systemd: RestrictAddressFamilies=, containers: the \
+                 seccomp profile)"
+            ),
+        ),
+        _ => error,
+    }
+}
+
 fn not_found(message: String) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, message)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
+    use crate::sides::ip;
+    use crate::testns::{NetNs, Pair, forbid_family, has_address, or_skip};
 
     #[test]
     fn the_loopback_interface_has_its_prefix_however_long() {
@@ -182,6 +282,69 @@ mod tests {
             assert!(lo.has([127, 0, 0, 1].into()));
             assert_eq!(lo.has([127, 0, 0, 2].into()), has_2, "/{prefix_len}");
             assert_eq!(lo.has([10, 0, 0, 1].into()), has_other, "/{prefix_len}");
+        }
+    }
+
+    /// Each cause has words of its own, and the errors tell them apart.
+    #[test]
+    fn why_an_address_is_not_found_is_told() {
+        let pair = or_skip!("iface::why_an_address_is_not_found_is_told", Pair::new_in_calm());
+        let missing = |ns: &NetNs, address: &str| {
+            ns.run(|| Interface::by_address(ip(address)).expect_err("it cannot be used"))
+        };
+        // The peer has the address already.
+        pair.b.sh("ip address add fd09::77/64 dev v0 nodad");
+        pair.b.run(|| has_address("fd09::77")).expect("it has it");
+        pair.a.sh("echo 100 > /proc/sys/net/ipv6/conf/v0/dad_transmits
+                   ip address add fd09::66/64 dev v0
+                   ip address add fd09::77/64 dev v0
+                   ip link add w0 type veth peer name w1
+                   ip address add fd0a::55/64 dev w0");
+        let end = Instant::now() + Duration::from_secs(60);
+        let duplicate = loop {
+            let error = missing(&pair.a, "fd09::77").to_string();
+            if error.contains("duplicate") || Instant::now() > end {
+                break error;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        assert!(duplicate.contains("another station on the link has it"), "{duplicate}");
+        for (address, why) in [("fd09::66", "v0 is tentative"), ("fd0a::55", "link, which is down")]
+        {
+            let error = missing(&pair.a, address);
+            assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable, "{error}");
+            assert!(
+                error.to_string().contains(why) && error.to_string().contains(address),
+                "{error}"
+            );
+        }
+        let none = missing(&pair.a, "fd09::99");
+        assert_eq!(none.kind(), io::ErrorKind::NotFound, "{none}");
+        let all = pair.a.run(|| Unusable::all().expect("a list"));
+        let mut states: Vec<_> = all.iter().map(|it| (it.address, it.why)).collect();
+        states.retain(|(address, _)| [ip("fd09::66"), ip("fd09::77")].contains(address));
+        states.sort_by_key(|(address, _)| *address);
+        let (tentative, twice) = (WhyUnusable::Tentative, WhyUnusable::Duplicate);
+        assert_eq!(states, [(ip("fd09::66"), tentative), (ip("fd09::77"), twice)]);
+        let lo = pair.a.run(|| Interface::by_address(ip("::1")).expect("lo"));
+        assert!(lo.loopback, "what is usable is found beside them");
+    }
+
+    #[test]
+    fn a_sandbox_without_netlink_is_told_of() {
+        let asked = std::thread::spawn(|| {
+            forbid_family(libc::AF_NETLINK);
+            let errors = [
+                Interface::all().map(drop),
+                Interface::by_name("lo").map(drop),
+                Interface::by_address(ip("127.0.0.1")).map(drop),
+                Unusable::all().map(drop),
+            ];
+            errors.map(|it| it.expect_err("no netlink"))
+        });
+        for error in asked.join().expect("the thread ends") {
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+            assert!(error.to_string().contains("AF_NETLINK"), "{error}");
         }
     }
 

@@ -35,6 +35,8 @@ mod parts_tests;
 mod path_tests;
 mod policy;
 mod port;
+#[cfg(test)]
+mod rails_tests;
 mod recent;
 mod resolve;
 mod rights;
@@ -59,7 +61,7 @@ pub use config::{PacketConfig, PortConfig, Shards, UdpConfig, XdpConfig};
 pub use error::OpenError;
 pub use fd::{apart, keep_from_children};
 pub use frame::FramePort;
-pub use iface::{Interface, gid_table_len};
+pub use iface::{Interface, Unusable, WhyUnusable, gid_table_len};
 pub use names::{DEVICES_VARIABLE, NamedInterface, Names, follow_gids, named_interfaces};
 pub use packet::PacketPort;
 pub use parts::{BackendParts, Descriptor, Manifest, Parts};

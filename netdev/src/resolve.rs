@@ -28,7 +28,7 @@ use crate::headers::FrameTemplate;
 use crate::iface::Interface;
 use crate::port::{Path, PathId, PathSpec, Port};
 use crate::recent::Recent;
-use crate::rtnl::{Change, Monitor, Neighbour, Route, RouteKind, RouteQuery, Rtnl};
+use crate::rtnl::{Change, Monitor, Neighbour, RouteKind, RouteQuery, Rtnl, Way};
 pub(crate) use entry::Sent;
 use entry::{PathEntry, Target, Turn, is_usable};
 
@@ -64,12 +64,14 @@ pub enum Hop<'a> {
 }
 
 /// The way to an address: the next hop, its entry in the neighbour cache, and the TTL or hop limit.
-type Way = (Target, Option<Neighbour>, u8);
+type Resolved = (Target, Option<Neighbour>, u8);
 
 /// The paths of a port that writes whole frames.
 #[derive(Debug)]
 pub struct PathTable {
     iface: Interface,
+    /// Its VRF.
+    domain: Option<u32>,
     addresses: Vec<IpAddr>,
     rtnl: Rtnl,
     monitor: Monitor,
@@ -82,7 +84,7 @@ pub struct PathTable {
     /// Unused ids: their entries are `None`.
     free: Vec<PathId>,
     /// Recent route lookups: from, to, TOS.
-    recent: Recent<(IpAddr, IpAddr, u8), Way>,
+    recent: Recent<(IpAddr, IpAddr, u8), Resolved>,
     /// TTL and hop limit of routes that have none.
     hop_limits: HopLimits,
     /// Paths with a burst in the guard only to have the neighbour checked.
@@ -107,15 +109,18 @@ impl PathTable {
     /// # Errors
     /// No netlink socket is available.
     pub fn open(iface: &Interface, addresses: &[IpAddr]) -> io::Result<Self> {
+        let mut rtnl = Rtnl::open()?;
         Ok(Self {
             iface: iface.clone(),
+            // Without an answer it has none: the interface may be gone already.
+            domain: rtnl.domain(iface.index).unwrap_or(None),
             addresses: addresses.to_vec(),
             monitor: Monitor::open(iface.index)?,
             interface_changed: false,
             // Announcements from before the monitor was opened are missing.
             interface_due: true,
             changes: false,
-            rtnl: Rtnl::open()?,
+            rtnl,
             hop_limits: HopLimits::of(&iface.name),
             entries: Vec::new(),
             free: Vec::new(),
@@ -421,7 +426,7 @@ impl PathTable {
 
     /// Where the kernel would send a datagram of this path, and its neighbour entry. If the second
     /// lookup fails, the path starts with the guard, and `maintain` asks again.
-    fn way(&mut self, spec: &PathSpec) -> io::Result<Way> {
+    fn way(&mut self, spec: &PathSpec) -> io::Result<Resolved> {
         let (now, question) = (Instant::now(), (spec.local, spec.remote, spec.tos));
         if let Some(known) = self.recent.get(now, &question) {
             return Ok(*known);
@@ -456,34 +461,34 @@ impl PathTable {
         if spec.remote.is_multicast() {
             return Ok((Target::Group, default));
         }
-        let route = self.rtnl.route(&RouteQuery {
+        let query = RouteQuery {
             destination: spec.remote,
             source: Some(spec.local),
-            interface: needs_interface(spec.remote).then_some(self.iface.index),
+            interface: None,
             tos: spec.tos,
             src_port: spec.src_port,
-        })?;
-        Ok((self.target_of(spec.remote, &route)?, route.hop_limit.unwrap_or(default)))
-    }
-
-    fn target_of(&self, remote: IpAddr, route: &Route) -> io::Result<Target> {
-        let unreachable = |what: String| Err(io::Error::new(io::ErrorKind::HostUnreachable, what));
-        if route.interface != self.iface.index {
-            return unreachable(format!(
-                "{remote} is not reached through {} but through interface {}: open that one, or \
-                 use --netdev udp",
-                self.iface.name, route.interface
-            ));
-        }
-        match route.kind {
-            RouteKind::Multicast | RouteKind::Broadcast => {
-                unreachable(format!("{remote} is a broadcast address"))
+        };
+        let (target, route) = match self.rtnl.way(&self.iface, self.domain, query)? {
+            Way::Own => return Ok((Target::Own, default)),
+            Way::Port(route) => (Target::Neighbour(route.gateway.unwrap_or(spec.remote)), route),
+            Way::Any(route) if self.iface.loopback && route.interface == self.iface.index => {
+                (Target::Fixed([0; 6]), route)
             }
-            _ if self.iface.loopback => Ok(Target::Fixed([0; 6])),
-            RouteKind::Local => Ok(Target::Own),
-            RouteKind::Unicast => Ok(Target::Neighbour(route.gateway.unwrap_or(remote))),
+            Way::Any(_) => return Err(elsewhere(spec.remote, &self.iface)),
+        };
+        if matches!(route.kind, RouteKind::Multicast | RouteKind::Broadcast) {
+            return Err(a_broadcast_address(spec.remote));
         }
+        Ok((target, route.hop_limit.unwrap_or(default)))
     }
+}
+
+fn elsewhere(remote: IpAddr, iface: &Interface) -> io::Error {
+    let what = format!(
+        "{remote} is not reached through {}, which carries nothing by itself: use --netdev udp",
+        iface.name
+    );
+    io::Error::new(io::ErrorKind::HostUnreachable, what)
 }
 
 /// TTL and hop limit of datagrams whose route has none, as they were when the port was opened.
@@ -524,12 +529,9 @@ pub(crate) fn two_families(spec: &PathSpec) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, message)
 }
 
-/// Whether a destination is ambiguous without an interface.
-fn needs_interface(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(_) => false,
-        IpAddr::V6(a) => a.is_unicast_link_local(),
-    }
+/// The error for a path to a broadcast address.
+pub(crate) fn a_broadcast_address(remote: IpAddr) -> io::Error {
+    io::Error::new(io::ErrorKind::HostUnreachable, format!("{remote} is a broadcast address"))
 }
 
 #[cfg(test)]

@@ -12,14 +12,17 @@ mod qdisc;
 pub(crate) mod query;
 mod route;
 pub(crate) mod socket;
+mod way;
 
 pub(crate) use link::Link;
 pub(crate) use monitor::{Change, Monitor};
 pub(crate) use neighbour::{Neighbour, NeighbourStatus};
 pub(crate) use qdisc::FilterHook;
 pub(crate) use route::{Route, RouteKind, RouteQuery};
+pub(crate) use way::Way;
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_packet_core::{Emitable, Parseable};
 use socket::NetlinkSocket;
@@ -55,14 +58,20 @@ impl Rtnl {
         body.emit(&mut bytes);
         let mut answers = Vec::new();
         let mut undecodable = None;
-        self.socket.request(request, dump, &bytes, &mut |kind, payload| {
-            if kind == answer {
-                match A::parse(payload) {
-                    Ok(message) => answers.push(message),
-                    Err(e) => undecodable = Some(e),
+        let is_whole =
+            self.socket.request_loosely(request, dump, &bytes, &mut |kind, payload| {
+                if kind == answer {
+                    match A::parse(payload) {
+                        Ok(message) => answers.push(message),
+                        Err(e) => undecodable = Some(e),
+                    }
                 }
-            }
-        })?;
+            })?;
+        // On a machine where interfaces come and go all the time, what is there is good enough.
+        // Rules are another matter.
+        if !is_whole && !matches!(answer, libc::RTM_NEWLINK | libc::RTM_NEWADDR) {
+            return Err(socket::keeps_changing());
+        }
         // One odd object (a tunnel type that the library does not know) must not hide the others.
         match undecodable {
             Some(e) if answers.is_empty() => {
@@ -70,6 +79,12 @@ impl Rtnl {
             }
             _ => Ok(answers),
         }
+    }
+}
+
+impl AsFd for Rtnl {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 
 use crate::handed::Agent;
 use crate::rtnl::Rtnl;
-use crate::sides::{ip, open_once};
+use crate::sides::{SELECTOR, ip, lo, open_once};
 use crate::testns::{NetNs, Pair, limit_descriptors, or_skip};
 use crate::xdp::tests::another_program;
-use crate::{AnyPort, Backend, Interface, OpenError, PathSpec, Port};
+use crate::{AnyPort, Backend, Interface, OpenError, PathSpec, Port, PortConfig, Shards, Slots};
 
 const OWN: [&str; 2] = ["10.9.0.1", "fd09::1"];
 const BACKENDS: [Backend; 3] = [Backend::Udp, Backend::Packet, Backend::Xdp];
@@ -247,4 +247,31 @@ fn others_in_the_way(v0: &Interface) {
         open(v0, Backend::Xdp, 1).expect("nothing is in the way");
         assert_eq!(held(v0), before);
     }
+}
+
+/// What one process may have on one address at a time is taken on all addresses or on none.
+#[test]
+fn afxdp_that_is_refused_on_one_address_is_free_on_the_other() {
+    let ns = or_skip!("scarcity::afxdp_that_is_refused_on_one_address", NetNs::new());
+    ns.run(|| {
+        let both = [ip("127.0.0.2"), ip("127.0.0.3")];
+        let lease = |own: &[IpAddr]| {
+            let shards = Shards { first: 0, count: 1, selector: SELECTOR, shared: true };
+            Slots::lease(&lo(), own, &PortConfig::default(), shards).expect("slots")
+        };
+        for taken in both {
+            let (holder, asker) = (lease(&[taken]), lease(&both));
+            holder.take_xdp().expect("it is free");
+            assert_eq!(asker.take_xdp(), Err(taken));
+            // Each of two, whichever is asked for first.
+            for address in both {
+                let other = lease(&[address]);
+                let expected = if address == taken { Err(taken) } else { Ok(()) };
+                assert_eq!(other.take_xdp(), expected, "{taken} is taken");
+                other.leave_xdp();
+            }
+            holder.leave_xdp();
+            asker.take_xdp().expect("they are free");
+        }
+    });
 }

@@ -54,7 +54,7 @@ use crate::error::OpenError;
 use crate::iface::Interface;
 use crate::port::{Backend, RxDatagram};
 use crate::steering;
-use crate::udp::{Socket, open_shared};
+use crate::udp::{Socket, domain_of, open_shared};
 
 /// The most slots: the values of a byte.
 const SLOTS_MAX: usize = 256;
@@ -89,7 +89,7 @@ pub struct Slots {
 /// An address, as a process shares it.
 struct Shared {
     address: IpAddr,
-    /// The address and, if it is of the link alone, its interface, in words.
+    /// The address in words, and the interface if it is of the link alone, or the VRF.
     name: String,
     objects: Arc<meeting::Objects>,
     locks: Locks,
@@ -495,10 +495,11 @@ fn choose(shared: &[Shared], count: usize) -> io::Result<Option<(u8, usize)>> {
 
 impl Shared {
     fn join(iface: &Interface, address: IpAddr) -> Result<(Self, Duty), OpenError> {
-        let name = match address {
-            IpAddr::V6(ip) if ip.is_unicast_link_local() => format!("{ip}%{}", iface.index),
-            _ => address.to_string(),
+        let scope = match address {
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => Some(iface.index),
+            _ => domain_of(iface),
         };
+        let name = scope.map_or_else(|| address.to_string(), |scope| format!("{address}%{scope}"));
         let fail = |e: meeting::Refused| {
             OpenError::os(Backend::Udp, format!("cannot share {name}"), e.error, e.hint)
         };

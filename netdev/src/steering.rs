@@ -1,5 +1,5 @@
 //! Classic BPF programs that select a port among several by a byte of the datagram, as
-//! [`Shards`] says.
+//! [`Shards`] says, and the one that selects what a guard takes.
 //!
 //! They only save work: the owner of a port hands datagrams for another one over. Sources:
 //! `Documentation/networking/filter.rst`, socket(7) (`SO_ATTACH_REUSEPORT_CBPF`), packet(7)
@@ -9,6 +9,7 @@ use libc::sock_filter;
 
 use crate::config::Shards;
 
+const LD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const LD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
 const SHIFT_RIGHT: u16 = (libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K) as u16;
 const SUBTRACT: u16 = (libc::BPF_ALU | libc::BPF_SUB | libc::BPF_K) as u16;
@@ -56,6 +57,34 @@ pub(crate) fn by_frame(Shards { first, count, selector, .. }: Shards) -> [sock_f
         op(JGE, count as u32, 0, 1),
         op(RET, 0, 0, 0),
         op(RET_A, 0, 0, 0),
+    ]
+}
+
+/// The program of a guard's socket: it drops what arrives by the interface `iface`, which is read
+/// elsewhere, but on a shared address takes what is for none of these ports. It takes what comes
+/// over loopback, and what arrives by another interface, which may answer ARP for this one's
+/// addresses. In a VRF all that arrives seems to come by the VRF: only what loops back is taken.
+pub(crate) fn of_guard(iface: u32, is_in_vrf: bool, shards: Shards) -> [sock_filter; 7] {
+    /// `PACKET_LOOPBACK` of linux/if_packet.h.
+    const LOOPED: u32 = 5;
+    /// The program sees the UDP header first.
+    const HEADER: u32 = 8;
+    let (field, value, equal, other) = match is_in_vrf {
+        false => (libc::SKF_AD_IFINDEX, iface, 0, 3),
+        true => (libc::SKF_AD_PKTTYPE, LOOPED, 3, 0),
+    };
+    let Shards { first, count, selector, shared } = shards;
+    // Of an address that is not shared nothing is for other ports.
+    let own = if shared { count as u32 } else { u32::MAX };
+    [
+        op(LD_WORD, (libc::SKF_AD_OFF + field) as u32, 0, 0),
+        op(JEQ, value, equal, other),
+        op(LD_BYTE, HEADER + u32::from(selector), 0, 0),
+        // A smaller one becomes a great one.
+        op(SUBTRACT, u32::from(first), 0, 0),
+        op(JGE, own, 0, 1),
+        op(RET, u32::MAX, 0, 0),
+        op(RET, 0, 0, 0),
     ]
 }
 

@@ -279,7 +279,7 @@ pub(crate) fn forget_option(level: i32, option: i32) {
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     let ret = libc::BPF_RET | libc::BPF_K;
-    let mut filter = [
+    filter_calls(&mut [
         act(load, 0, NUMBER),
         act(equal, 5, libc::SYS_setsockopt as u32),
         act(load, 0, LEVEL),
@@ -288,7 +288,31 @@ pub(crate) fn forget_option(level: i32, option: i32) {
         act(equal, 1, option as u32),
         act(ret, 0, libc::SECCOMP_RET_ERRNO | libc::ENOPROTOOPT as u32),
         act(ret, 0, libc::SECCOMP_RET_ALLOW),
-    ];
+    ]);
+}
+
+/// From now on this thread makes no socket of an address family, as under systemd's
+/// `RestrictAddressFamilies`.
+pub(crate) fn forbid_family(family: i32) {
+    const NUMBER: u32 = std::mem::offset_of!(libc::seccomp_data, nr) as u32;
+    const FAMILY: u32 = std::mem::offset_of!(libc::seccomp_data, args) as u32
+        + if cfg!(target_endian = "big") { 4 } else { 0 };
+    let act = |code: u32, jf, k| libc::sock_filter { code: code as u16, jt: 0, jf, k };
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let ret = libc::BPF_RET | libc::BPF_K;
+    filter_calls(&mut [
+        act(load, 0, NUMBER),
+        act(equal, 3, libc::SYS_socket as u32),
+        act(load, 0, FAMILY),
+        act(equal, 1, family as u32),
+        act(ret, 0, libc::SECCOMP_RET_ERRNO | libc::EAFNOSUPPORT as u32),
+        act(ret, 0, libc::SECCOMP_RET_ALLOW),
+    ]);
+}
+
+/// Has this thread's calls pass a filter.
+fn filter_calls(filter: &mut [libc::sock_filter]) {
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: the kernel reads the program and its filter, which are there until the call returns.
     let set = unsafe {

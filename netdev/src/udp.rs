@@ -44,8 +44,8 @@ use neighbours::Neighbours;
 use offload::Offload;
 use paths::Paths;
 use rx::Receiver;
-pub(crate) use sockets::open_shared;
 use sockets::{Home, Options, Role};
+pub(crate) use sockets::{domain_of, open_shared};
 use staging::{RUN_BYTES_MAX, Staging};
 use sys::SendScratch;
 pub(crate) use sys::Socket;
@@ -153,10 +153,11 @@ impl UdpPort {
     /// The companion of a port that reads frames elsewhere (`AF_PACKET`, `AF_XDP`).
     ///
     /// It owns UDP/4791 on each address, so that the kernel never answers "port unreachable" and no
-    /// program takes the port. `receive` returns only datagrams to groups, what comes over
-    /// loopback, and what neighbours hand over: other input is dropped before it is queued. Sending
-    /// works as on a port from [`open`](Self::open), through the kernel's routing and neighbour
-    /// resolution.
+    /// program takes the port. `receive` returns only datagrams to groups, what does not come by
+    /// the port's interface, and what neighbours hand over: other input is dropped before it is
+    /// queued.
+    /// Sending works as on a port from [`open`](Self::open), through the kernel's routing and
+    /// neighbour resolution.
     pub(crate) fn assemble_guard(
         manifest: &Manifest,
         sockets: Fds,
@@ -218,7 +219,7 @@ impl UdpPort {
             receiver: Receiver::new(addresses, role),
             paths: Paths::new(iface, home, addresses, own, segments_max),
             addresses: addresses.clone(),
-            options: Options::from(config),
+            options: Options::new(config, home.domain),
             staging: Staging::new(),
             scratch: SendScratch::new(),
             blocked: None,
@@ -261,7 +262,7 @@ pub(crate) fn namespace_of(socket: &OwnedFd) -> Option<u64> {
 
 /// What a guard of this interface does: on loopback the port itself receives what comes there.
 fn guard_of(iface: &Interface, shards: Shards) -> Role {
-    if iface.loopback { Role::Shut } else { Role::Guard(shards) }
+    if iface.loopback { Role::Shut } else { Role::Guard { iface: iface.index, shards } }
 }
 
 /// Opens the sockets of guards: see [`UdpPort::assemble_guard`].
@@ -292,9 +293,9 @@ fn acquire(
             format!("give it one: `ip address add ADDRESS/PREFIX dev {}`", iface.name),
         ));
     };
+    let options = Options::new(config, sockets::domain_of(iface));
     let mut sockets: Vec<Vec<OwnedFd>> = (0..shards.count).map(|_| Vec::new()).collect();
     for &address in addresses {
-        let options = Options::from(config);
         let opened = match slots {
             Some(slots) => own_of(slots, address, options, role)
                 .map_err(|e| OpenError::os(Backend::Udp, "cannot take the sockets over", e, ""))?,
@@ -302,7 +303,8 @@ fn acquire(
         };
         sockets.iter_mut().zip(opened).for_each(|(own, socket)| own.push(socket.into()));
     }
-    let segments_max = if config.no_segmentation { 1 } else { sockets::segments_max(iface, first) };
+    let segments_max =
+        if config.no_segmentation { 1 } else { sockets::segments_max(iface, first, options) };
     Ok(Acquired { sockets, segments_max, slots: slots.cloned() })
 }
 

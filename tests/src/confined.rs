@@ -51,9 +51,33 @@ pub fn without_bpf(command: &mut Command) {
         step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
         step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
     ];
-    let install = || {
+    filtered(command, &FILTER);
+}
+
+/// Starts `command` under a seccomp filter that refuses sockets of netlink, as systemd's
+/// `RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX` does.
+pub fn without_netlink(command: &mut Command) {
+    const fn step(code: u32, skip: u8, k: u32) -> libc::sock_filter {
+        libc::sock_filter { code: code as u16, jt: 0, jf: skip, k }
+    }
+    /// The lower half of the first argument.
+    const FAMILY: u32 = std::mem::offset_of!(libc::seccomp_data, args) as u32
+        + if cfg!(target_endian = "big") { 4 } else { 0 };
+    static FILTER: [libc::sock_filter; 6] = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 3, libc::SYS_socket as u32),
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, FAMILY),
+        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, libc::AF_NETLINK as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ERRNO | libc::EAFNOSUPPORT as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    filtered(command, &FILTER);
+}
+
+fn filtered(command: &mut Command, filter: &'static [libc::sock_filter]) {
+    let install = move || {
         let program =
-            libc::sock_fprog { len: FILTER.len() as u16, filter: FILTER.as_ptr().cast_mut() };
+            libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };
         let mode = libc::SECCOMP_MODE_FILTER;
         // SAFETY: the kernel reads the program, which lives until the call returns, and the filter,
         // which is constant.

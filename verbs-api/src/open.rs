@@ -3,6 +3,7 @@
 mod prepared;
 
 use std::ffi::OsStr;
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use rocinante_netdev::AnyPort;
 pub use rocinante_netdev::handed::AGENT_VARIABLE;
 use rocinante_netdev::handed::Agent;
-use rocinante_netdev::{Backend, Interface, PortConfig, auto};
+use rocinante_netdev::{Backend, Interface, PortConfig, Unusable, auto};
 
 pub use self::prepared::PreparedContext;
 use crate::choice::BackendChoice;
@@ -236,7 +237,8 @@ impl OpenOptions {
     /// Other processes of the user share the addresses, each with a device of its own.
     ///
     /// # Errors
-    /// [`VerbsError::NoDevice`] if there is none; [`VerbsError::Open`] and [`VerbsError::Hardware`]
+    /// [`VerbsError::NoDevice`] if there is none; [`VerbsError::Io`] if that cannot be known, or if
+    /// its interface cannot use the address yet; [`VerbsError::Open`] and [`VerbsError::Hardware`]
     /// say what is missing and what to do.
     pub fn open(self, address: IpAddr) -> Result<Context, VerbsError> {
         match self.wanted()? {
@@ -253,9 +255,8 @@ impl OpenOptions {
         if kernel::exists(name) {
             return self.open_hardware(name, None);
         }
-        if Interface::by_name(name).is_err() {
-            return Err(kernel::no_device(name));
-        }
+        Interface::by_name(name)
+            .map_err(|error| unless_missing(error, || kernel::no_device(name)))?;
         self.open_interface(name)
     }
 
@@ -289,8 +290,9 @@ impl OpenOptions {
     /// # Errors
     /// As [`prepare`](Self::prepare).
     pub fn prepare_interface(self, name: &str) -> Result<PreparedContext, VerbsError> {
-        let iface = Interface::by_name(name)
-            .map_err(|_| VerbsError::NoDevice(format!("the name {name:?}")))?;
+        let iface = Interface::by_name(name).map_err(|error| {
+            unless_missing(error, || VerbsError::NoDevice(format!("the name {name:?}")))
+        })?;
         let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(address, _)| *address).collect();
         self.prepare_addresses(&iface, &addresses, true)
     }
@@ -302,10 +304,11 @@ impl OpenOptions {
     ) -> Result<PreparedContext, VerbsError> {
         let iface = match name {
             Some(name) => Interface::by_name(&name)
-                .map_err(|_| kernel::no_device(&name))
+                .map_err(|error| unless_missing(error, || kernel::no_device(&name)))
                 .and_then(|iface| has_address(iface, address))?,
-            None => Interface::by_address(address)
-                .map_err(|_| VerbsError::NoDevice(format!("the address {address}")))?,
+            None => Interface::by_address(address).map_err(|error| {
+                unless_missing(error, || VerbsError::NoDevice(format!("the address {address}")))
+            })?,
         };
         self.prepare_addresses(&iface, &[address], false)
     }
@@ -481,9 +484,19 @@ fn settle_shards(
 }
 
 /// Returns the interface if it has the address.
+/// Why an interface is not found: there is none, or whatever else the kernel says.
+fn unless_missing(error: io::Error, missing: impl FnOnce() -> VerbsError) -> VerbsError {
+    if error.kind() == io::ErrorKind::NotFound { missing() } else { VerbsError::Io(error) }
+}
+
 fn has_address(iface: Interface, address: IpAddr) -> Result<Interface, VerbsError> {
     if iface.addresses.iter().any(|(other, _)| *other == address) {
         return Ok(iface);
+    }
+    let is_it = |it: &Unusable| it.address == address && it.interface == iface.name;
+    if let Some(it) = Unusable::all().unwrap_or_default().into_iter().find(is_it) {
+        let error = io::Error::new(io::ErrorKind::AddrNotAvailable, it.to_string());
+        return Err(VerbsError::Io(error));
     }
     let known: Vec<String> = iface.addresses.iter().map(|(other, _)| other.to_string()).collect();
     let (name, known) = (&iface.name, known.join(", "));

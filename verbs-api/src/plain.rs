@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 pub use rocinante_netdev::{
-    DEVICES_VARIABLE, NamedInterface, PortClaim, apart, gid_table_len, named_interfaces, sysfs,
+    DEVICES_VARIABLE, Interface, NamedInterface, PortClaim, apart, gid_table_len, named_interfaces,
+    sysfs,
 };
 pub use rocinante_stack::cm::{
     Accept, AskId, Asked, CmEvent, ConnId, Connect, ListenerId, QpSide, QueryId, Reply, Request,

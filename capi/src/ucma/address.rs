@@ -104,7 +104,11 @@ impl Command<'_> {
             return Err(libc::EINVAL);
         }
         let way = toward(Some(local), peer).and_then(|(from, to)| {
-            Ok((from, to, self.it.devices.of(from).map_err(|_| libc::ENODEV)?))
+            let found = self.it.devices.of(from).map_err(|errno| match errno {
+                libc::EADDRNOTAVAIL => libc::ENODEV,
+                errno => errno,
+            });
+            Ok((from, to, found?))
         });
         let near = way.as_ref().ok().and_then(|(.., found)| self.it.open_device(found).ok());
         match is_idle {

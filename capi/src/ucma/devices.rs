@@ -133,6 +133,9 @@ pub(super) fn toward(local: Option<SocketAddr>, peer: SocketAddr) -> Outcome<(Ip
     {
         return Ok((from.ip(), peer.ip()));
     }
+    if let Some(from) = from.filter(|from| !from.ip().is_loopback()) {
+        return by_device_of(from, peer);
+    }
     let mut from = from.unwrap_or(SocketAddr::new(any, 0));
     from.set_port(0);
     let mut to = peer;
@@ -141,4 +144,29 @@ pub(super) fn toward(local: Option<SocketAddr>, peer: SocketAddr) -> Outcome<(Ip
     socket.connect(to).map_err(failed)?;
     let ends = (socket.local_addr().map_err(failed)?, socket.peer_addr().map_err(failed)?);
     Ok((ends.0.ip(), ends.1.ip()))
+}
+
+/// The way from an own address: by the interface that has it, as a device that is bound to one.
+fn by_device_of(from: SocketAddr, peer: SocketAddr) -> Outcome<(IpAddr, IpAddr)> {
+    let failed = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EHOSTUNREACH);
+    let scope = |address: SocketAddr| match address {
+        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => Some(v6.scope_id()),
+        _ => None,
+    };
+    let all = plain::Interface::all().map_err(failed)?;
+    let is_its = |it: &&plain::Interface| {
+        it.has(from.ip()) && scope(from).is_none_or(|scope| scope == it.index)
+    };
+    let own = all.iter().find(is_its).ok_or(libc::EADDRNOTAVAIL)?;
+    // A peer of the link is on the link of the own address.
+    if scope(peer).is_some_and(|scope| scope != 0 && scope != own.index) {
+        return Err(libc::EINVAL);
+    }
+    let to = match peer.ip() {
+        IpAddr::V4(to) if to.is_unspecified() => from.ip(),
+        IpAddr::V6(to) if to.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        to => to,
+    };
+    own.reaches(from.ip(), to).map_err(failed)?;
+    Ok((from.ip(), to))
 }

@@ -100,18 +100,7 @@ impl Datagram<'_> {
 /// # Errors
 /// [`Unsupported`], if the frame cannot be read at all.
 pub fn roce_datagram(link: LinkType, frame: &[u8]) -> Result<Option<Datagram<'_>>, Unsupported> {
-    let net = match link.0 {
-        1 => LaxSlicedPacket::from_ethernet(frame).ok().and_then(|packet| packet.net),
-        // Linux cooked: of 16 or 20 bytes, an Ethernet protocol number at 14 or 0.
-        113 => cooked(frame, 16, 14),
-        276 => cooked(frame, 20, 0),
-        // Raw IP. Some systems write their DLT_RAW as 12 or 14.
-        101 | 228 | 229 | 12 | 14 => raw_ip(frame),
-        // BSD loopback: a four-byte address family in either byte order. The IP version has the
-        // same information.
-        0 | 108 => frame.get(4..).and_then(raw_ip),
-        _ => return Err(Unsupported(link)),
-    };
+    let net = network(link, frame)?;
     let datagram = match net {
         Some(LaxNetSlice::Ipv4(ip)) => {
             from_ipv4(&ip).map(|datagram| (datagram, ip.header().slice().as_ptr().addr()))
@@ -126,6 +115,25 @@ pub fn roce_datagram(link: LinkType, frame: &[u8]) -> Result<Option<Datagram<'_>
         let udp_at = datagram.captured.as_ptr().addr() - UDP_LEN - start;
         Datagram { ip_at: ip - start, udp_at, ..datagram }
     }))
+}
+
+/// The IP packet of a frame, or another of the network layer.
+pub(super) fn network(
+    link: LinkType,
+    frame: &[u8],
+) -> Result<Option<LaxNetSlice<'_>>, Unsupported> {
+    Ok(match link.0 {
+        1 => LaxSlicedPacket::from_ethernet(frame).ok().and_then(|packet| packet.net),
+        // Linux cooked: of 16 or 20 bytes, an Ethernet protocol number at 14 or 0.
+        113 => cooked(frame, 16, 14),
+        276 => cooked(frame, 20, 0),
+        // Raw IP. Some systems write their DLT_RAW as 12 or 14.
+        101 | 228 | 229 | 12 | 14 => raw_ip(frame),
+        // BSD loopback: a four-byte address family in either byte order. The IP version has the
+        // same information.
+        0 | 108 => frame.get(4..).and_then(raw_ip),
+        _ => return Err(Unsupported(link)),
+    })
 }
 
 fn cooked(frame: &[u8], header: usize, protocol: usize) -> Option<LaxNetSlice<'_>> {

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::check::Verdict;
 use super::frame::LinkType;
 use super::line::{NO_BTH, opcode_name};
+use super::tunnel::VXLAN;
 use crate::ending;
 
 /// The counts of a capture. Each RoCEv2 packet counts under its verdict and under its opcode.
@@ -31,6 +32,9 @@ pub struct Summary {
     /// Frames that could not be read, by link type.
     #[serde(skip)]
     pub unread: BTreeMap<LinkType, u64>,
+    /// RoCEv2 datagrams inside of tunnels, by the kind of the tunnel. They are not decoded.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub tunnelled: BTreeMap<&'static str, u64>,
     /// What each flow carried, if that is wanted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flows: Option<Value>,
@@ -95,7 +99,21 @@ impl fmt::Display for Summary {
             f,
             "{} packets, {} of them RoCEv2: ICRC {} ok, {} bad, {} unknown",
             self.packets, self.roce, self.icrc_ok, self.icrc_bad, self.icrc_unknown
-        )
+        )?;
+        for (tunnel, count) in &self.tunnelled {
+            write!(
+                f,
+                "\n{count} more are RoCEv2 inside of {tunnel}, which is not decoded: capture where the tunnel has ended, as at \
+                 the container's own interface{}",
+                // Ethernet, IPv4, UDP, VXLAN.
+                if *tunnel == VXLAN {
+                    ", or take it off: `editcap -C 50 FILE INNER` over IPv4"
+                } else {
+                    ""
+                }
+            )?;
+        }
+        Ok(())
     }
 }
 

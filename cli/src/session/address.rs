@@ -4,8 +4,9 @@ use std::io::ErrorKind;
 use std::net::{
     IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, TcpListener, ToSocketAddrs, UdpSocket,
 };
+use std::time::{Duration, Instant};
 
-use rocinante_netdev::{Interface, ROCE_PORT, holder};
+use rocinante_netdev::{Interface, ROCE_PORT, Unusable, WhyUnusable, holder};
 
 use super::own::{Own, is_link_local};
 use crate::output::Failure;
@@ -31,12 +32,23 @@ pub fn towards(mut peer: SocketAddr) -> Result<IpAddr, Failure> {
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     peer.set_port(ROCE_PORT);
-    // Connecting a UDP socket sends no packet. It only asks the routing table.
-    let asked = UdpSocket::bind((any, 0)).and_then(|socket| {
+    let ask = || {
+        // Connecting a UDP socket sends no packet. It only asks the routing table.
+        let socket = UdpSocket::bind((any, 0))?;
         socket.connect(peer)?;
-        socket.local_addr()
-    });
-    asked.map(|local| local.ip()).map_err(|error| {
+        let local = socket.local_addr()?.ip();
+        // While no other address can be used the kernel names that of loopback.
+        if local.is_loopback() && !peer.ip().is_loopback() {
+            let why = format!("this machine has no address but {local} that it can use");
+            return Err(std::io::Error::new(ErrorKind::AddrNotAvailable, why));
+        }
+        Ok(local)
+    };
+    let mut asked = ask();
+    if asked.is_err() && peer.is_ipv6() && wait_for(|it| it.address.is_ipv6()) {
+        asked = ask();
+    }
+    asked.map_err(|error| {
         let ip = peer.ip();
         let advice = match peer {
             SocketAddr::V6(v6) if is_link_local(ip) && v6.scope_id() == 0 => format!(
@@ -46,6 +58,28 @@ pub fn towards(mut peer: SocketAddr) -> Result<IpAddr, Failure> {
         };
         Failure::Failed(format!("no route to {ip}: {error}: {advice}"))
     })
+}
+
+/// How long an address may be tentative: five questions, one a second, and the time before them.
+const TENTATIVE_MAX: Duration = Duration::from_secs(6);
+
+/// Waits while one of these addresses is tentative, and says so. Returns whether it has waited.
+pub fn wait_for(is_one: impl Fn(&Unusable) -> bool) -> bool {
+    let end = Instant::now() + TENTATIVE_MAX;
+    let mut has_waited = false;
+    loop {
+        // What cannot be known is told by those who need it.
+        let all = Unusable::all().unwrap_or_default();
+        let tentative = |it: &&Unusable| it.why == WhyUnusable::Tentative && is_one(it);
+        let Some(it) = all.iter().find(tentative) else { return has_waited };
+        if Instant::now() > end {
+            return has_waited;
+        }
+        if !std::mem::replace(&mut has_waited, true) {
+            eprintln!("rocinante: waiting: {it}");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// The server's address. If `bind` is given, the address is of the same family.

@@ -134,9 +134,35 @@ fn silence(counters: &DeviceCounters, peer: IpAddr, unanswered: Unanswered) -> S
     }
 }
 
+/// What is between, if a peer says that it is at another address than that by which it is seen.
+#[must_use]
+pub fn translated(claimed: IpAddr, seen: IpAddr) -> Option<String> {
+    let seen = seen.to_canonical();
+    (claimed != seen).then(|| {
+        format!(
+            "the peer says that it is at {claimed}, but is seen at {seen} over TCP: something between translates addresses (NAT, \
+             slirp, `docker -p`), and RoCE does not pass that: use a network on which both sides have their own addresses, or, if \
+             the peer has both addresses, give --bind"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_by_which_a_peer_is_not_seen_is_translated() {
+        let [own, host, mapped]: [IpAddr; 3] =
+            ["10.0.2.15", "192.0.2.1", "::ffff:10.0.2.15"].map(|text| text.parse().unwrap());
+        for same in [own, mapped] {
+            assert_eq!(translated(own, same), None, "{same}");
+        }
+        let why = translated(own, host).unwrap();
+        assert!(why.contains("at 10.0.2.15, but is seen at 192.0.2.1") && why.contains("NAT"));
+        let [zone, v6]: [IpAddr; 2] = ["fe80::1", "fd00::1"].map(|text| text.parse().unwrap());
+        assert!(translated(zone, v6).is_some() && translated(v6, v6).is_none());
+    }
 
     #[test]
     fn silence_has_a_cause() {

@@ -1,9 +1,12 @@
 //! The own address, as users name it: by itself, or by its interface.
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::str::FromStr;
 
 use rocinante_netdev::Interface;
+
+use super::address::wait_for;
 
 /// An own address, or those of an interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,11 +23,16 @@ impl FromStr for Own {
         // The device finds the interface of a link-local address by itself.
         let address = text.split_once('%').map_or(text, |(address, _zone)| address);
         if let Ok(address) = address.parse() {
+            wait_for(|it| it.address == address);
             return Ok(Self { name: text.to_owned(), addresses: vec![address] });
         }
-        let interface = Interface::by_name(text).map_err(|_| {
-            "it is neither an IP address nor an interface: `rocinante devices` lists both"
-                .to_owned()
+        wait_for(|it| it.interface == text);
+        let interface = Interface::by_name(text).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => {
+                "it is neither an IP address nor an interface: `rocinante devices` lists both"
+                    .to_owned()
+            }
+            _ => error.to_string(),
         })?;
         let addresses: Vec<IpAddr> =
             interface.addresses.iter().map(|(address, _)| *address).collect();

@@ -143,7 +143,7 @@ impl Server {
             Waits::Tcp(_) => None,
             Waits::Cm(all) => Some(Door::new(Arc::clone(all)).map_err(VerbsError::Io)?),
         };
-        Ok((Session { ctx, exchange, door }, plan))
+        Ok((Session { ctx, exchange, door, claimed: None }, plan))
     }
 
     /// Waits for a client with a valid request. Returns also the device that it came to.

@@ -144,6 +144,59 @@ fn each_hook_counts_for_those_that_bypass_it() {
     }
 }
 
+/// Each base chain follows all that it leads to, whatever another has followed before.
+#[test]
+fn a_chain_of_two_base_chains_counts_for_each() {
+    let pair = or_skip!("policy::a_chain_of_two_base_chains_counts_for_each", Pair::new_seeing());
+    let hooks = ["egress", "ingress"];
+    for order in [[0, 1], [1, 0]] {
+        for by_another in [false, true] {
+            let to = if by_another { "between" } else { "last" };
+            let bases: String = order
+                .iter()
+                .map(|&at| {
+                    let hook = hooks[at];
+                    format!(
+                        "chain {hook} {{ type filter hook {hook} device v0 priority 0;
+                                         udp dport 4791 jump {to}; }}\n"
+                    )
+                })
+                .collect();
+            let found = with_nft(
+                &pair,
+                &format!(
+                    "table netdev t {{ chain last {{ ip ttl 1 drop; }}
+                       chain between {{ jump last; }}
+                       {bases} }}"
+                ),
+            );
+            // Egress alone would not count for packet sockets.
+            assert!(bypasses(&found, Backend::Packet), "{order:?} {to}: {found:?}");
+            assert!(bypasses(&found, Backend::Xdp), "{order:?} {to}: {found:?}");
+        }
+    }
+}
+
+/// Two tables and two families may have chains of one name.
+#[test]
+fn chains_of_one_name_are_of_their_tables() {
+    let pair = or_skip!("policy::chains_of_one_name_are_of_their_tables", Pair::new_seeing());
+    for (drops, other) in [("inet a", "inet b"), ("inet b", "inet a"), ("ip a", "inet a")] {
+        for (based, found) in [(drops, true), (other, false)] {
+            let table = |name: &str| {
+                let verdict = if name == drops { "drop;" } else { "tcp dport 22 drop;" };
+                let base = match name == based {
+                    true => "chain base { type filter hook input priority 0; jump c; }",
+                    false => "",
+                };
+                format!("table {name} {{ chain c {{ {verdict} }}\n{base} }}\n")
+            };
+            let audit = with_nft(&pair, &(table(drops) + &table(other)));
+            assert_eq!(bypasses(&audit, Backend::Packet), found, "{drops} {based}: {audit:?}");
+        }
+    }
+}
+
 #[test]
 fn tc_filters_and_shapers_are_found() {
     let pair = or_skip!("policy::tc_filters_and_shapers_are_found", Pair::new_seeing());
@@ -171,7 +224,14 @@ fn ipsec_policies_are_found() {
     let pair = or_skip!("policy::ipsec_policies_are_found", Pair::new_seeing());
     let tmpl = "tmpl src 10.9.0.1 dst 10.9.0.2 proto esp mode transport";
     let to = "src 10.9.0.1/32 dst 10.9.0.2/32";
+    let tmpl6 = "tmpl src fd09::1 dst fd09::2 proto esp mode transport";
     for (policy, found) in [
+        (format!("src fd09::1/128 dst fd09::2/128 dir out {tmpl6}"), "out"),
+        (format!("dst fd09::/68 src fd09::2/128 dir in {tmpl6}"), "in"),
+        (format!("src fd09::1:0:0:1/68 dst fd09::2/128 dir out {tmpl6}"), "out"),
+        (format!("src fd09::3/128 dst fd09::2/128 dir out {tmpl6}"), ""),
+        (format!("src fd09:0:0:0:1000::/68 dst fd09::2/128 dir out {tmpl6}"), ""),
+        (format!("src fd09::1/128 dst fd09::2/128 dev lo dir out {tmpl6}"), ""),
         (format!("{to} dir out {tmpl}"), "out"),
         (format!("dst 10.9.0.0/16 src 10.9.0.2/32 dir in {tmpl}"), "in"),
         (format!("{to} proto udp dport 4791 dir out {tmpl}"), "out"),

@@ -386,9 +386,10 @@ fn gateways_groups_and_own_addresses() {
         assert_eq!(to("203.0.113.7").expect("a path"), "0a", "through an IPv6 gateway");
         assert_eq!(to("239.1.2.3").expect("a path"), "guard", "a group");
         assert_eq!(to("10.9.0.1").expect("a path"), "guard");
+        assert_eq!(to("10.8.0.1").expect("a path"), "guard", "w0's address, over loopback");
+        assert_eq!(to("127.0.0.1").expect("a path"), "guard", "over loopback");
         for (remote, why) in [
             ("10.8.0.7", "w0's network"),
-            ("10.8.0.1", "w0's address"),
             ("10.9.0.255", "broadcast"),
             ("8.8.8.8", "no route"),
             ("fd09::9", "families"),

@@ -10,7 +10,7 @@ use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkMessage
 use super::Rtnl;
 use super::query::Query;
 use super::socket::Attributes;
-use crate::iface::Interface;
+use crate::iface::{Interface, Unusable, WhyUnusable};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
@@ -41,6 +41,8 @@ pub(crate) struct Link {
     pub ethernet: bool,
     /// Kind of a virtual link (`veth`, `bridge`, `tun`, …); `None` for hardware and loopback.
     pub kind: Option<String>,
+    /// Index of the bridge, bond or VRF that the link belongs to.
+    pub master: Option<u32>,
     /// The most segments that the link accepts in one super-packet (`IFLA_GSO_MAX_SEGS`).
     pub gso_segs_max: u32,
     /// The longest super-packet in bytes (`IFLA_GSO_MAX_SIZE`).
@@ -103,9 +105,33 @@ impl Rtnl {
     /// Whatever the kernel answers.
     pub(crate) fn interfaces(&mut self) -> io::Result<Vec<Interface>> {
         let links = self.links()?;
-        let addresses: Vec<AddressMessage> =
-            self.ask(RTM_GETADDR, RTM_NEWADDR, true, &AddressMessage::default())?;
+        let addresses = self.addresses()?;
         Ok(links.into_iter().map(|link| with_addresses(link, &addresses)).collect())
+    }
+
+    /// The addresses that [`interfaces`](Self::interfaces) leaves out.
+    ///
+    /// # Errors
+    /// Whatever the kernel answers.
+    pub(crate) fn unusable(&mut self) -> io::Result<Vec<Unusable>> {
+        let links = self.links()?;
+        let found = self.addresses()?;
+        let unusable = |message: &AddressMessage| {
+            let (address, _, state) = address_from(message)?;
+            let link = links.iter().find(|link| link.index == message.header.index)?;
+            let why = match state {
+                State::Usable => return None,
+                State::Duplicate => WhyUnusable::Duplicate,
+                State::Tentative if link.up => WhyUnusable::Tentative,
+                State::Tentative => WhyUnusable::LinkDown,
+            };
+            Some(Unusable { address, interface: link.name.clone(), why })
+        };
+        Ok(found.iter().filter_map(unusable).collect())
+    }
+
+    fn addresses(&mut self) -> io::Result<Vec<AddressMessage>> {
+        self.ask(RTM_GETADDR, RTM_NEWADDR, true, &AddressMessage::default())
     }
 }
 
@@ -121,6 +147,7 @@ fn link_from(message: &LinkMessage) -> Link {
         loopback: flags.contains(LinkFlags::Loopback),
         ethernet: matches!(link_type, libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK),
         kind: None,
+        master: None,
         gso_segs_max: 0xffff,
         gso_bytes_max: 0x1_0000,
         rx_queues: 1,
@@ -134,6 +161,7 @@ fn link_from(message: &LinkMessage) -> Link {
             LinkAttribute::Address(bytes) if bytes.len() == MAC_LEN => {
                 link.mac.copy_from_slice(bytes);
             }
+            LinkAttribute::Controller(master) => link.master = Some(*master).filter(|it| *it != 0),
             LinkAttribute::GsoMaxSegs(n) => link.gso_segs_max = *n,
             LinkAttribute::GsoMaxSize(n) => link.gso_bytes_max = *n,
             LinkAttribute::NumRxQueues(n) => link.rx_queues = *n,
@@ -160,7 +188,7 @@ fn is_attached(xdp: &LinkXdp) -> bool {
 
 fn with_addresses(link: Link, all: &[AddressMessage]) -> Interface {
     let mut addresses: Vec<(IpAddr, u8)> =
-        all.iter().filter(|a| a.header.index == link.index).filter_map(address_from).collect();
+        all.iter().filter(|a| a.header.index == link.index).filter_map(usable_from).collect();
     // Stable: within a class the kernel's order, which is the order of creation for IPv4.
     addresses.sort_by_key(|(address, _)| gid_class(address));
     let mut seen = Vec::with_capacity(addresses.len());
@@ -189,7 +217,20 @@ fn gid_class(address: &IpAddr) -> Reverse<u8> {
     })
 }
 
-fn address_from(message: &AddressMessage) -> Option<(IpAddr, u8)> {
+/// What duplicate address detection says of an address (RFC 4862).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Usable,
+    Tentative,
+    Duplicate,
+}
+
+fn usable_from(message: &AddressMessage) -> Option<(IpAddr, u8)> {
+    let (address, prefix_len, state) = address_from(message)?;
+    (state == State::Usable).then_some((address, prefix_len))
+}
+
+fn address_from(message: &AddressMessage) -> Option<(IpAddr, u8, State)> {
     let mut flags = u32::from(message.header.flags.bits());
     let (mut local, mut address) = (None, None);
     for attribute in &message.attributes {
@@ -202,12 +243,15 @@ fn address_from(message: &AddressMessage) -> Option<(IpAddr, u8)> {
         }
     }
     let flags = AddressFlags::from_bits_retain(flags);
-    let pending =
-        flags.contains(AddressFlags::Tentative) && !flags.contains(AddressFlags::Optimistic);
-    if pending || flags.contains(AddressFlags::Dadfailed) {
-        return None;
-    }
-    Some((local.or(address)?, message.header.prefix_len))
+    // An address whose detection failed stays tentative.
+    let state = if flags.contains(AddressFlags::Dadfailed) {
+        State::Duplicate
+    } else if flags.contains(AddressFlags::Tentative) && !flags.contains(AddressFlags::Optimistic) {
+        State::Tentative
+    } else {
+        State::Usable
+    };
+    Some((local.or(address)?, message.header.prefix_len, state))
 }
 
 #[cfg(test)]
@@ -257,11 +301,14 @@ mod tests {
             m.attributes.push(AddressAttribute::Flags(flags));
             m
         };
-        assert!(address_from(&message(AddressFlags::Permanent)).is_some());
-        assert!(address_from(&message(AddressFlags::Tentative)).is_none());
-        assert!(
-            address_from(&message(AddressFlags::Tentative | AddressFlags::Optimistic)).is_some()
-        );
-        assert!(address_from(&message(AddressFlags::Dadfailed)).is_none());
+        let state = |flags| address_from(&message(flags)).expect("an address").2;
+        assert_eq!(state(AddressFlags::Permanent), State::Usable);
+        assert_eq!(state(AddressFlags::Tentative), State::Tentative);
+        assert_eq!(state(AddressFlags::Tentative | AddressFlags::Optimistic), State::Usable);
+        assert_eq!(state(AddressFlags::Dadfailed), State::Duplicate);
+        assert_eq!(state(AddressFlags::Tentative | AddressFlags::Dadfailed), State::Duplicate);
+        let usable = |flags| usable_from(&message(flags)).is_some();
+        assert!(usable(AddressFlags::Permanent) && !usable(AddressFlags::Tentative));
+        assert!(!usable(AddressFlags::Dadfailed));
     }
 }

@@ -10,6 +10,8 @@ use crate::port::ROCE_PORT;
 
 /// Length of `struct rtmsg` (linux/rtnetlink.h, as are those below).
 const HEADER_LEN: usize = 12;
+/// The answer is the route of the tables that matches, not the way that follows from it.
+const RTM_F_FIB_MATCH: u32 = 0x2000;
 const RTA_VIA: u16 = 18;
 const RTA_IP_PROTO: u16 = 27;
 const RTA_SPORT: u16 = 28;
@@ -24,8 +26,8 @@ pub(crate) struct RouteQuery {
     pub destination: IpAddr,
     /// Source address, if it is already chosen; must be local.
     pub source: Option<IpAddr>,
-    /// Output interface, for link-local and multicast destinations, where the route may not choose
-    /// it. With it, the kernel treats an IPv4 destination without a route as a direct neighbour.
+    /// Output interface, or VRF. With it, the kernel treats an IPv4 destination without a route as
+    /// a direct neighbour.
     pub interface: Option<u32>,
     /// TOS or traffic class byte, for rules that match it.
     pub tos: u8,
@@ -70,22 +72,40 @@ impl Rtnl {
     /// `ENETUNREACH` or `EHOSTUNREACH` without a route, `EACCES` or `EINVAL` if a route or a rule
     /// forbids it, and `EINVAL` if the source address is not local.
     pub(crate) fn route(&mut self, query: &RouteQuery) -> io::Result<Route> {
-        self.ask_one(libc::RTM_GETROUTE, libc::RTM_NEWROUTE, &message_for(query), |message| {
+        self.ask_one(libc::RTM_GETROUTE, libc::RTM_NEWROUTE, &message_for(query, 0), |message| {
             Some(route_from(message))
         })?
     }
+}
+
+impl Rtnl {
+    /// Whether a route of the tables leads where [`route`](Self::route) says, so that the kernel
+    /// has not taken the destination for a neighbour. Does not allocate.
+    ///
+    /// # Errors
+    /// As [`route`](Self::route), except that there is no such route.
+    pub(crate) fn is_routed(&mut self, query: &RouteQuery) -> io::Result<bool> {
+        let message = message_for(query, RTM_F_FIB_MATCH);
+        let found = self.ask_one(libc::RTM_GETROUTE, libc::RTM_NEWROUTE, &message, |_| Some(true));
+        found.or_else(|error| if is_no_route(&error) { Ok(false) } else { Err(error) })
+    }
+}
+
+pub(super) fn is_no_route(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENETUNREACH | libc::EHOSTUNREACH))
 }
 
 fn unreachable() -> io::Error {
     io::Error::from_raw_os_error(libc::ENETUNREACH)
 }
 
-fn message_for(query: &RouteQuery) -> Query {
+fn message_for(query: &RouteQuery, flags: u32) -> Query {
     let (family, bits) = family(query.destination);
     let source_bits = if query.source.is_some() { bits } else { 0 };
     let mut header = [0; HEADER_LEN];
     // Routes and rules match the DSCP only; the kernel refuses a lookup with ECN bits.
     header[..4].copy_from_slice(&[family, bits, source_bits, query.tos & 0xfc]);
+    header[8..].copy_from_slice(&flags.to_ne_bytes());
     let mut message = Query::new(&header).address(libc::RTA_DST, query.destination);
     if let Some(source) = query.source {
         message = message.address(libc::RTA_SRC, source);

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::UdpSocket;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use netlink_packet_core::{
@@ -78,14 +78,27 @@ impl NetlinkSocket {
         body: &[u8],
         each: &mut dyn FnMut(u16, &[u8]),
     ) -> io::Result<()> {
+        let is_whole = self.request_loosely(message_type, dump, body, each)?;
+        if is_whole { Ok(()) } else { Err(keeps_changing()) }
+    }
+
+    /// As [`request`](Self::request). Returns whether the list is whole: the objects may have
+    /// changed during each of several attempts.
+    pub(crate) fn request_loosely(
+        &mut self,
+        message_type: u16,
+        dump: bool,
+        body: &[u8],
+        each: &mut dyn FnMut(u16, &[u8]),
+    ) -> io::Result<bool> {
         for _ in 0..DUMP_ATTEMPTS {
             let flags = NLM_F_REQUEST | if dump { NLM_F_DUMP } else { NLM_F_ACK };
             self.send(message_type, flags, body)?;
             if !self.read_answers(each)? {
-                return Ok(());
+                return Ok(true);
             }
         }
-        Err(io::Error::new(io::ErrorKind::Interrupted, "the kernel's tables keep changing"))
+        Ok(false)
     }
 
     /// Sends one short request for one object, with `flags` in addition to the usual ones, and
@@ -155,6 +168,12 @@ impl NetlinkSocket {
     }
 }
 
+impl AsFd for NetlinkSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 /// The end of an answer, as a datagram shows it.
 pub(crate) struct Read {
     /// It was the last datagram.
@@ -186,6 +205,10 @@ pub(crate) fn hand_out(
         }
     }
     Ok(read)
+}
+
+pub(crate) fn keeps_changing() -> io::Error {
+    io::Error::new(io::ErrorKind::Interrupted, "the kernel's tables keep changing")
 }
 
 fn name_timeout(error: io::Error) -> io::Error {

@@ -199,11 +199,61 @@ fn holders(inodes: &[u64]) -> Vec<(u32, String)> {
 }
 
 fn has_open(pid: u32, links: &[String]) -> bool {
-    // Fails for other users' processes: they are not visible.
-    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-    descriptors
-        .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
-        .any(|link| link.to_str().is_some_and(|link| links.iter().any(|l| l == link)))
+    let has_open = |thread: String| {
+        // Fails for other users' processes: they are not visible.
+        let descriptors = fs::read_dir(format!("{thread}/fd")).ok()?;
+        let mut targets = descriptors.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        let first = targets.next()?;
+        let is_one = |link: &std::path::PathBuf| {
+            link.to_str().is_some_and(|link| links.iter().any(|it| it == link))
+        };
+        Some(is_one(&first) || targets.any(|link| is_one(&link)))
+    };
+    // A first thread that has ended shows no descriptors, though the others have them.
+    has_open(format!("/proc/{pid}"))
+        .unwrap_or_else(|| threads(pid).any(|thread| has_open(thread) == Some(true)))
+}
+
+/// The directories of a process's threads.
+fn threads(pid: u32) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.path().to_str().map(str::to_owned))
+}
+
+/// Whether one of these processes is about to end, or any process is if none is named: what it has
+/// open will be closed once its threads have run again, which takes long on a busy machine.
+pub(super) fn is_ending(holders: &[(u32, String)]) -> bool {
+    let ends = |pid: u32| {
+        threads(pid).any(|thread| {
+            let read = |file| fs::read_to_string(format!("{thread}/{file}")).unwrap_or_default();
+            thread_ends(&read("stat"), &read("status"))
+        })
+    };
+    if !holders.is_empty() {
+        return holders.iter().any(|(pid, _)| ends(*pid));
+    }
+    let Ok(processes) = fs::read_dir("/proc") else { return false };
+    processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).any(ends)
+}
+
+/// Whether a thread is on its way out, by its `stat` and `status` (proc_pid_stat(5)): the kernel
+/// has begun to end it, or SIGKILL waits for it. One that has ended has closed what it had.
+fn thread_ends(stat: &str, status: &str) -> bool {
+    /// `PF_EXITING` of the kernel's linux/sched.h.
+    const EXITING: u64 = 4;
+    let killed = 1_u64 << (libc::SIGKILL - 1);
+    // The name may contain anything.
+    let Some((_, fields)) = stat.rsplit_once(')') else { return false };
+    let mut fields = fields.split_ascii_whitespace();
+    if matches!(fields.next(), None | Some("Z" | "X")) {
+        return false;
+    }
+    let is_exiting = fields.nth(5).and_then(|flags| flags.parse().ok()).unwrap_or(0) & EXITING != 0;
+    let pending = |line: &str| {
+        let signals = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
+        u64::from_str_radix(signals.trim(), 16).ok()
+    };
+    is_exiting || status.lines().filter_map(pending).any(|signals| signals & killed != 0)
 }
 
 /// The command line of a process, shortened; else its name.
@@ -228,6 +278,10 @@ fn command(pid: u32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Command, Stdio};
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -268,6 +322,84 @@ mod tests {
         let own = held.iter().find(|held| held.address == address).unwrap();
         assert!(own.holders.iter().any(|(pid, _)| *pid == std::process::id()), "{own:?}");
         drop(socket);
+    }
+
+    #[test]
+    fn three_processes_are_named_and_others_counted() {
+        let some = |count: u32| -> Vec<(u32, String)> {
+            (1..=count).map(|pid| (pid, format!("p{pid}"))).collect()
+        };
+        let named = ["pid 1 (p1)", "pid 2 (p2)", "pid 3 (p3)"];
+        for (count, expected) in [
+            (0, String::new()),
+            (1, named[0].to_owned()),
+            (3, named.join(", ")),
+            (4, format!("{} and 1 more", named.join(", "))),
+            (7, format!("{} and 4 more", named.join(", "))),
+        ] {
+            assert_eq!(listed(&some(count)), expected);
+        }
+    }
+
+    #[test]
+    fn a_thread_on_its_way_out_is_told_from_others() {
+        let stat = |state: &str, flags: u32| {
+            format!("77 (a (b) c) {state} 1 77 77 0 -1 {flags} 100 0 0 0 0 0 0 0 20 0 2 0 1 0 0")
+        };
+        let status = |own: &str, shared: &str| {
+            format!("Name:\tx\nState:\tR (running)\nSigPnd:\t{own}\nShdPnd:\t{shared}\n")
+        };
+        let (none, kill) = ("0000000000000000", "0000000000000100");
+        for (stat, status, ends) in [
+            (stat("S", 0x40_0040), status(none, none), false),
+            (stat("R", 0x40_0044), status(none, none), true),
+            (stat("D", 0x40_0040), status(kill, none), true),
+            (stat("D", 0x40_0040), status(none, kill), true),
+            (stat("S", 0x40_0040), status("0000000000000200", "0000000000000080"), false),
+            (stat("Z", 0x40_0044), status(kill, kill), false),
+            (String::new(), String::new(), false),
+        ] {
+            assert_eq!(thread_ends(&stat, &status), ends, "{stat}: {status}");
+        }
+        assert!(!is_ending(&[(std::process::id(), String::new())]), "this one is not");
+    }
+
+    /// The first thread of a process may end before the others: those that are killed end in any
+    /// order, and a busy machine takes its time.
+    #[test]
+    fn a_process_without_its_first_thread_is_found() {
+        let program = "import ctypes, socket, sys, threading, time\n\
+                       s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n\
+                       s.bind(('127.0.0.1', 0))\n\
+                       print(s.getsockname()[1], flush=True)\n\
+                       threading.Thread(target=lambda: time.sleep(600)).start()\n\
+                       ctypes.CDLL(None).syscall(int(sys.argv[1]), 0)\n";
+        let mut child = Command::new("python3")
+            .args(["-c", program, &libc::SYS_exit.to_string()])
+            .stdout(Stdio::piped())
+            .spawn();
+        let Ok(child) = &mut child else {
+            return crate::testns::skip(
+                "holder::a_process_without_its_first_thread",
+                &"no python3",
+            );
+        };
+        let mut port = String::new();
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut port).expect("a line");
+        let port: u16 = port.trim().parse().expect("a port");
+        let gone = |pid: u32| {
+            fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|it| it.contains(") Z "))
+        };
+        let end = Instant::now() + Duration::from_secs(60);
+        while !gone(child.id()) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let holders = of(Ipv4Addr::LOCALHOST.into(), port);
+        let is_ending = is_ending(&holders);
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+        assert_eq!(holders.first().map(|(pid, _)| *pid), Some(child.id()), "{holders:?}");
+        assert!(!is_ending, "it goes on without that thread");
     }
 
     #[test]

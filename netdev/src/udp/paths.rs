@@ -4,7 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use super::sockets::{self, Home, Options};
+use super::sockets::{self, Home, Leaving, Options};
 use super::sys::{Dest, Socket};
 use crate::iface::Interface;
 use crate::port::{Path, PathId, PathSpec, ROCE_PORT};
@@ -27,7 +27,7 @@ pub(super) struct UdpPath {
     pub(super) v6: bool,
     /// The most datagrams per message; 1 once the kernel refused to segment here.
     pub(super) segments_max: u16,
-    /// Whether its peer is one of the port's own addresses.
+    /// Whether its peer is an address of this machine.
     loops: bool,
     live: bool,
 }
@@ -36,6 +36,9 @@ pub(super) struct UdpPath {
 struct SenderSocket {
     socket: Socket,
     local: IpAddr,
+    /// Whether its paths leave by the port's interface, and whether it is bound to that.
+    by_port: bool,
+    is_bound: bool,
     /// The port that paths asked for; differs from `port` if that was taken.
     wanted: u16,
     port: u16,
@@ -57,7 +60,7 @@ pub(super) struct Paths {
     free: Vec<PathId>,
     ttl_default: [u8; 2],
     /// Recent route checks: from, to, TOS.
-    checked: Recent<(IpAddr, IpAddr, u8), ()>,
+    checked: Recent<(IpAddr, IpAddr, u8), Leaving>,
 }
 
 impl Paths {
@@ -74,7 +77,16 @@ impl Paths {
             ttl_default[usize::from(v6)] = sockets::ttl_default(socket, v6);
         }
         let sender = |(socket, &local)| {
-            Some(SenderSocket { socket, local, wanted: ROCE_PORT, port: ROCE_PORT, paths: 0 })
+            let (wanted, port) = (ROCE_PORT, ROCE_PORT);
+            Some(SenderSocket {
+                socket,
+                local,
+                by_port: false,
+                is_bound: false,
+                wanted,
+                port,
+                paths: 0,
+            })
         };
         Self {
             iface: iface.clone(),
@@ -98,19 +110,21 @@ impl Paths {
         if v6 != spec.remote.is_ipv6() {
             return Err(two_families(spec));
         }
-        self.check_route(spec)?;
-        let socket = self.sender_for(spec, options)?;
+        let leaving = self.leaving(spec)?;
+        let by_port = leaving == Leaving::ByPort;
+        let socket = self.sender_for(spec, by_port, options)?;
+        let sender = self.senders[socket].as_mut().expect("just found or made");
+        sender.paths += 1;
+        let (src_port, by_port) = (sender.port, by_port && !sender.is_bound);
+        let ttl_default = self.ttl_default[usize::from(v6)];
         let entry = UdpPath {
-            dest: sockets::destination(&self.iface, spec, self.ttl_default[usize::from(v6)]),
+            dest: sockets::destination(&self.iface, spec, ttl_default, by_port),
             socket,
             v6,
             segments_max: self.segments_max,
-            loops: self.own_senders().any(|s| s.local == spec.remote),
+            loops: leaving == Leaving::Looped,
             live: true,
         };
-        let sender = self.senders[socket].as_mut().expect("just found or made");
-        sender.paths += 1;
-        let src_port = sender.port;
         let id = if let Some(id) = self.free.pop() {
             self.entries[id.0 as usize] = entry;
             id
@@ -121,46 +135,61 @@ impl Paths {
         Ok(Path { id, src_port })
     }
 
-    fn check_route(&mut self, spec: &PathSpec) -> io::Result<()> {
-        let (now, way) = (Instant::now(), (spec.local, spec.remote, spec.tos));
-        if self.checked.get(now, &way).is_some() {
-            return Ok(());
+    /// How datagrams of a path leave.
+    fn leaving(&mut self, spec: &PathSpec) -> io::Result<Leaving> {
+        if self.own_senders().any(|s| s.local == spec.remote) {
+            return Ok(Leaving::Looped);
         }
-        let known = sockets::check_route(&self.iface, self.home, spec).map_err(|e| {
+        if spec.remote.is_multicast() {
+            return Ok(Leaving::ByPort);
+        }
+        let (now, way) = (Instant::now(), (spec.local, spec.remote, spec.tos));
+        if let Some(known) = self.checked.get(now, &way) {
+            return Ok(*known);
+        }
+        let found = sockets::way(&self.iface, self.home, spec).map_err(|e| {
             let what = format!("cannot send from {} to {}: {e}", spec.local, spec.remote);
             io::Error::new(e.kind(), what)
         })?;
-        if known {
-            self.checked.put(now, way, ());
-        }
-        Ok(())
+        let Some(found) = found else { return Ok(Leaving::Anyhow) };
+        self.checked.put(now, way, found);
+        Ok(found)
     }
 
     /// The socket for a path: one with the wanted port, a new one, another path's if there are
     /// many, or the own address's.
-    fn sender_for(&mut self, spec: &PathSpec, options: Options) -> io::Result<usize> {
+    fn sender_for(
+        &mut self,
+        spec: &PathSpec,
+        by_port: bool,
+        options: Options,
+    ) -> io::Result<usize> {
+        let (local, wanted) = (spec.local, spec.src_port);
+        if wanted == ROCE_PORT {
+            return Ok(self.own_of(local));
+        }
         let same = |s: &Option<SenderSocket>| {
-            s.as_ref().is_some_and(|s| s.local == spec.local && s.wanted == spec.src_port)
+            s.as_ref().is_some_and(|s| (s.local, s.wanted, s.by_port) == (local, wanted, by_port))
         };
         if let Some(found) = self.senders.iter().position(same) {
             return Ok(found);
         }
-        if let Some(shared) = self.shared(spec) {
+        if let Some(shared) = self.shared(spec, by_port) {
             return Ok(shared);
         }
-        let opened =
-            sockets::open_sender(&self.iface, self.home, spec.local, spec.src_port, options);
+        let (iface, home) = (&self.iface, self.home);
+        let opened = sockets::open_sender(iface, home, local, wanted, by_port, options);
         let (socket, port) = match opened {
             Ok(Some(opened)) => opened,
             // No port or no descriptor available: UDP/4791 works as well.
-            Ok(None) => return Ok(self.own_of(spec.local)),
+            Ok(None) => return Ok(self.own_of(local)),
             Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                return Ok(self.own_of(spec.local));
+                return Ok(self.own_of(local));
             }
             Err(e) => return Err(e),
         };
-        let sender =
-            SenderSocket { socket, local: spec.local, wanted: spec.src_port, port, paths: 0 };
+        let is_bound = socket.interface() == Some(iface.index);
+        let sender = SenderSocket { socket, local, by_port, is_bound, wanted, port, paths: 0 };
         if let Some(hole) = self.senders.iter().position(Option::is_none) {
             self.senders[hole] = Some(sender);
             return Ok(hole);
@@ -170,17 +199,12 @@ impl Paths {
     }
 
     /// An open socket that works as well: one without a path, or any if there are many.
-    fn shared(&self, spec: &PathSpec) -> Option<usize> {
-        // A path that asks for the own address's port gets that socket.
-        if spec.src_port == ROCE_PORT {
-            return None;
-        }
+    fn shared(&self, spec: &PathSpec, by_port: bool) -> Option<usize> {
+        let serves = |s: &&SenderSocket| s.local == spec.local && s.by_port == by_port;
         let (mut count, mut nth) = (0, None);
         let turn = usize::from(spec.src_port) % SENDERS_MAX;
         for (index, sender) in self.senders.iter().enumerate().skip(self.own) {
-            let Some(sender) = sender.as_ref().filter(|sender| sender.local == spec.local) else {
-                continue;
-            };
+            let Some(sender) = sender.as_ref().filter(serves) else { continue };
             if sender.paths == 0 {
                 return Some(index);
             }

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use super::holder;
@@ -12,6 +13,8 @@ use crate::error::OpenError;
 use crate::fd::{COPIES_HELD_MAX, patiently};
 use crate::iface::Interface;
 use crate::port::{Backend, PathSpec, ROCE_PORT};
+use crate::resolve::a_broadcast_address;
+use crate::rtnl::{RouteKind, RouteQuery, Rtnl, Way};
 use crate::steering;
 
 /// Source ports are taken from here up when the wanted one is in use, as RoCEv2 senders do.
@@ -24,9 +27,9 @@ const SRC_PORT_TRIES: u16 = 16;
 pub(super) enum Role {
     /// Receives and sends.
     Receive,
-    /// Owns the port and sends. Takes what comes over loopback; and on a shared address what is for
-    /// none of these ports, so that it is counted.
-    Guard(Shards),
+    /// Owns the port and sends. Takes what does not come by the port's interface, which is read
+    /// elsewhere; and on a shared address what is for none of these ports, so that it is counted.
+    Guard { iface: u32, shards: Shards },
     /// Owns the port, drops what arrives, and sends.
     Shut,
     /// Drops what arrives, and sends.
@@ -43,11 +46,15 @@ pub(super) struct Options {
     force_buffers: bool,
     /// Whether the kernel merges datagrams that arrive together (`UDP_GRO`).
     merges: bool,
+    /// The interface or VRF that it is bound to.
+    interface: Option<u32>,
 }
 
-impl From<&PortConfig> for Options {
-    fn from(config: &PortConfig) -> Self {
+impl Options {
+    /// For the sockets of a port whose interface belongs to this VRF.
+    pub(super) fn new(config: &PortConfig, domain: Option<u32>) -> Self {
         Self {
+            interface: domain,
             tx_buffer_bytes: config.tx_buffer_bytes,
             rx_buffer_bytes: config.udp.rx_buffer_bytes,
             force_buffers: config.force_buffers,
@@ -56,39 +63,51 @@ impl From<&PortConfig> for Options {
     }
 }
 
-/// The network namespace of a port, which is that of its first sockets. Later sockets are in the
-/// namespace of the thread that opens them: that thread may have left the port's.
+/// The network namespace and the VRF of a port, which are those of its first sockets. Later sockets
+/// are in the namespace of the thread that opens them: that thread may have left the port's.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Home(Option<u64>);
+pub(super) struct Home {
+    netns: Option<u64>,
+    pub(super) domain: Option<u32>,
+}
 
 impl Home {
     pub(super) fn of(own: &Socket) -> Self {
-        Self(own.netns())
+        Self { netns: own.netns(), domain: own.interface() }
     }
 
     /// Whether a socket is in this namespace. Before Linux 5.14 that is unknown, and every socket
     /// counts as in it.
     pub(super) fn has(self, socket: &Socket) -> bool {
-        self.0 == socket.netns()
+        self.netns == socket.netns()
     }
+}
+
+/// The VRF of an interface. Where the kernel does not say, it has none.
+pub(crate) fn domain_of(iface: &Interface) -> Option<u32> {
+    Rtnl::open().and_then(|mut rtnl| rtnl.domain(iface.index)).unwrap_or(None)
 }
 
 /// How long a port may be held by no process that `/proc` shows, before it counts as in use.
 const UNSEEN_HOLDER_MAX: Duration = Duration::from_secs(2);
+/// How long a process may take to end.
+const ENDING_HOLDER_MAX: Duration = Duration::from_secs(20);
 
-/// Binds a socket that shares its port with none. A port that is just being freed is waited for; a
-/// port that the same process holds at two looks is in use.
+/// Binds a socket that shares its port with none. A port that is just being freed is waited for, as
+/// long as processes end; a port that the same process holds at two looks is in use.
 fn bind_alone(socket: &Socket, name: &SocketAddr, address: IpAddr) -> io::Result<()> {
-    let end = Instant::now() + UNSEEN_HOLDER_MAX;
+    let begun = Instant::now();
     let mut before = Vec::new();
     loop {
         let bound = patiently(libc::EADDRINUSE, COPIES_HELD_MAX, || socket.bind(name));
+        let waited = begun.elapsed();
         match &bound {
-            Err(e) if e.raw_os_error() == Some(libc::EADDRINUSE) && Instant::now() < end => {}
+            Err(e) if e.raw_os_error() == Some(libc::EADDRINUSE) && waited < ENDING_HOLDER_MAX => {}
             _ => return bound,
         }
         let holders = holder::of(address, ROCE_PORT);
-        if !holders.is_empty() && holders == before {
+        let is_held = holders == before && !holders.is_empty();
+        if (is_held || waited >= UNSEEN_HOLDER_MAX) && !holder::is_ending(&holders) {
             return bound;
         }
         before = holders;
@@ -125,7 +144,7 @@ pub(crate) fn open_shared(
     config: &PortConfig,
     is_first: bool,
 ) -> Result<Socket, OpenError> {
-    let options = Options::from(config);
+    let options = Options::new(config, domain_of(iface));
     if is_first {
         // Nobody else has the port. A socket that is bound alone cannot have a program later.
         drop(open_bound(iface, address, options, Role::Shut, true)?);
@@ -237,19 +256,23 @@ pub(super) fn open_group(
     Ok(socket)
 }
 
-/// Opens a socket to send from `address` with source port `wanted`, or the next free one. `None` if
-/// none is free, or if the calling thread has left the port's namespace.
+/// Opens a socket to send from `address` with source port `wanted`, or the next free one; with
+/// `by_port` it is bound to the port's interface, if the kernel lets it. `None` if no port is free,
+/// or if the calling thread has left the port's namespace.
 pub(super) fn open_sender(
     iface: &Interface,
     home: Home,
     address: IpAddr,
     wanted: u16,
+    by_port: bool,
     options: Options,
 ) -> io::Result<Option<(Socket, u16)>> {
     let socket = Socket::new(address.is_ipv6())?;
     if !home.has(&socket) {
         return Ok(None);
     }
+    let is_bound = by_port && socket.bind_to_interface(iface.index).is_ok();
+    let options = Options { interface: options.interface.filter(|_| !is_bound), ..options };
     configure(&socket, address.is_ipv6(), options, Role::Send)?;
     let mut port = wanted;
     for _ in 0..=SRC_PORT_TRIES {
@@ -270,9 +293,12 @@ pub(super) fn open_sender(
 }
 
 fn configure(socket: &Socket, v6: bool, options: Options, role: Role) -> io::Result<()> {
+    if let Some(interface) = options.interface {
+        socket.bind_to_interface(interface)?;
+    }
     match role {
         Role::Receive => {}
-        Role::Guard(shards) => socket.take_local_input(shards)?,
+        Role::Guard { iface, shards } => socket.take_other_input(iface, shards)?,
         Role::Shut | Role::Send => socket.drop_all_input()?,
         Role::Group => {
             socket.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
@@ -353,32 +379,59 @@ pub(super) fn socket_address(
     }
 }
 
-/// Asks the kernel whether it would send along this path at all. Returns whether the answer is
-/// known. It is unknown if the calling thread has left the port's namespace, or if there is no
-/// descriptor left to ask with: a missing route then shows on sending.
-pub(super) fn check_route(iface: &Interface, home: Home, spec: &PathSpec) -> io::Result<bool> {
-    let probe = match Socket::new(spec.local.is_ipv6()) {
-        Err(e) if matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-            return Ok(false);
-        }
-        probe => probe?,
-    };
-    if !home.has(&probe) {
-        return Ok(false);
+/// How the datagrams of a path leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Leaving {
+    /// They do not: the kernel's loopback carries them to an address of this machine.
+    Looped,
+    /// By the port's interface.
+    ByPort,
+    /// As the kernel's routes say.
+    Anyhow,
+}
+
+/// Asks the kernel how it would send along this path, and whether at all. `None` if that cannot be
+/// known: the calling thread has left the port's namespace, or there is no descriptor left to ask
+/// with, or no netlink. A missing route then shows on sending.
+pub(super) fn way(iface: &Interface, home: Home, spec: &PathSpec) -> io::Result<Option<Leaving>> {
+    let Ok(mut rtnl) = Rtnl::open() else { return Ok(None) };
+    if !rtnl.as_fd().try_clone_to_owned().is_ok_and(|fd| home.has(&Socket::from(fd))) {
+        return Ok(None);
     }
-    // Rules and routes may match it. Where it cannot be set, the route without it has to do.
-    let _ = if spec.local.is_ipv6() {
-        probe.set(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, i32::from(spec.tos))
-    } else {
-        probe.set(libc::IPPROTO_IP, libc::IP_TOS, i32::from(spec.tos))
+    let query = RouteQuery {
+        destination: spec.remote,
+        source: Some(spec.local),
+        interface: None,
+        tos: spec.tos,
+        src_port: spec.src_port,
     };
-    probe.bind(&socket_address(iface, spec.local, 0, 0))?;
-    probe.connect(&socket_address(iface, spec.remote, ROCE_PORT, 0))?;
-    Ok(true)
+    let found = match rtnl.way(iface, home.domain, query) {
+        Ok(found) => found,
+        // Emulators of Linux answer some questions only.
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPERM)) => {
+            return Ok(None);
+        }
+        Err(e) => return Err(e),
+    };
+    let (leaving, kind) = match found {
+        Way::Own => (Leaving::Looped, RouteKind::Local),
+        Way::Port(route) => (Leaving::ByPort, route.kind),
+        Way::Any(route) => (Leaving::Anyhow, route.kind),
+    };
+    match kind {
+        RouteKind::Broadcast | RouteKind::Multicast => Err(a_broadcast_address(spec.remote)),
+        _ => Ok(Some(leaving)),
+    }
 }
 
 /// The destination of a path, for a socket with the default TTL or hop limit `ttl_default`.
-pub(super) fn destination(iface: &Interface, spec: &PathSpec, ttl_default: u8) -> Dest {
+/// Datagrams leave by the port's interface if `by_port`, else as the socket is bound.
+pub(super) fn destination(
+    iface: &Interface,
+    spec: &PathSpec,
+    ttl_default: u8,
+    by_port: bool,
+) -> Dest {
     let name = socket_address(iface, spec.remote, ROCE_PORT, spec.flow_label);
     // Datagrams to a group have another default: 1.
     let ttl_default = if spec.remote.is_multicast() { 1 } else { ttl_default };
@@ -386,6 +439,7 @@ pub(super) fn destination(iface: &Interface, spec: &PathSpec, ttl_default: u8) -
         name: SockAddr::new(&name),
         tos: (spec.tos != 0).then_some(spec.tos),
         ttl: (spec.ttl != 0 && spec.ttl != ttl_default).then_some(spec.ttl),
+        by: by_port.then_some((iface.index, spec.local)),
     }
 }
 
@@ -404,11 +458,14 @@ pub(super) fn ttl_default(socket: &Socket, v6: bool) -> u8 {
 /// `UDP_SEGMENT` (before 4.18).
 ///
 /// Sends one super-packet from `address` to itself, which does not leave the machine.
-pub(super) fn segments_max(iface: &Interface, address: IpAddr) -> u16 {
+pub(super) fn segments_max(iface: &Interface, address: IpAddr, options: Options) -> u16 {
     const SEGMENTS: [u16; 2] = [128, 64];
     const SEGMENT_BYTES: usize = 16;
     let probe = || -> io::Result<u16> {
         let socket = Socket::new(address.is_ipv6())?;
+        if let Some(domain) = options.interface {
+            socket.bind_to_interface(domain)?;
+        }
         if socket.get(libc::SOL_UDP, libc::UDP_SEGMENT).is_err() {
             return Ok(1);
         }
@@ -417,7 +474,7 @@ pub(super) fn segments_max(iface: &Interface, address: IpAddr) -> u16 {
         let _ = socket.set(libc::SOL_UDP, libc::UDP_GRO, 1);
         socket.bind(&socket_address(iface, address, 0, 0))?;
         let itself = socket_address(iface, address, socket.local_port()?, 0);
-        let dest = Dest { name: SockAddr::new(&itself), tos: None, ttl: None };
+        let dest = Dest { name: SockAddr::new(&itself), tos: None, ttl: None, by: None };
         let payload = [0; SEGMENTS[0] as usize * SEGMENT_BYTES];
         let payload = payload.as_slice();
         let message = Message { payload, dest: &dest, segment: SEGMENT_BYTES as u16 };

@@ -14,7 +14,7 @@ use rustix::net::RecvFlags;
 use crate::call;
 use crate::config::Shards;
 use crate::fd::{attach_filter, receive_messages, send_messages};
-use crate::inherited;
+use crate::{inherited, steering};
 
 /// The most messages one [`send`] takes.
 pub(crate) const SEND_MAX: usize = 64;
@@ -22,8 +22,11 @@ pub(crate) const SEND_MAX: usize = 64;
 pub(crate) const RECV_MAX: usize = 32;
 /// Bytes of one receive slot; a UDP payload is at most 65,507 (IPv4) or 65,527 (IPv6).
 pub(crate) const SLOT_BYTES: usize = 65_536;
-/// Room for the control messages that one datagram can carry in either direction: three ints.
-const CONTROL_BYTES: usize = 96;
+/// Room for the control messages that one datagram can carry in either direction: three ints and
+/// `struct in6_pktinfo`.
+const CONTROL_BYTES: usize = 112;
+/// The longest data of a control message, `struct in6_pktinfo`, with its padding.
+const DATA_BYTES: usize = 24;
 
 /// A socket address of either family, as the kernel wants it.
 #[derive(Clone, Copy)]
@@ -134,13 +137,6 @@ impl Socket {
         Ok(())
     }
 
-    pub(crate) fn connect(&self, address: &SocketAddr) -> io::Result<()> {
-        let name = SockAddr::new(address);
-        // SAFETY: the pointer is valid for the length given with it during the call.
-        unsafe { check(call::connect(self.0.as_raw_fd(), (&raw const name).cast(), name.len())) }?;
-        Ok(())
-    }
-
     /// The port it is bound to.
     pub(crate) fn local_port(&self) -> io::Result<u16> {
         let mut name = SockAddr::empty();
@@ -213,34 +209,24 @@ impl Socket {
         attach_filter(&self.0, &[libc::sock_filter { code, jt: 0, jf: 0, k: 0 }])
     }
 
-    /// Makes the kernel drop all input that does not come over loopback, but on a shared address
-    /// what is for none of these ports.
-    pub(crate) fn take_local_input(&self, shards: Shards) -> io::Result<()> {
-        /// `lo` of every network namespace (`LOOPBACK_IFINDEX` of include/net/net_namespace.h).
-        const LOOPBACK: u32 = 1;
-        /// The program sees the UDP header first.
-        const HEADER: u32 = 8;
-        let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-        let interface = (libc::SKF_AD_OFF + libc::SKF_AD_IFINDEX) as u32;
-        let Shards { first, count, selector, shared } = shards;
-        // Of an address that is not shared nothing is for other ports.
-        let own = if shared { count as u32 } else { u32::MAX };
-        let program = [
-            instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, interface),
-            instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 3, 0, LOOPBACK),
-            instruction(
-                libc::BPF_LD | libc::BPF_B | libc::BPF_ABS,
-                0,
-                0,
-                HEADER + u32::from(selector),
-            ),
-            // A smaller one becomes a great one.
-            instruction(libc::BPF_ALU | libc::BPF_SUB | libc::BPF_K, 0, 0, u32::from(first)),
-            instruction(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 1, own),
-            instruction(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),
-            instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
-        ];
-        attach_filter(&self.0, &program)
+    /// Binds it to an interface or a VRF, for the routes of what it sends and for what it gets
+    /// (`SO_BINDTOIFINDEX`). Needs no privilege unless it is bound to another.
+    pub(crate) fn bind_to_interface(&self, interface: u32) -> io::Result<()> {
+        if self.interface() == Some(interface) {
+            return Ok(());
+        }
+        self.set(libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX, interface.cast_signed())
+    }
+
+    /// The interface or VRF that it is bound to.
+    pub(crate) fn interface(&self) -> Option<u32> {
+        let index = self.get(libc::SOL_SOCKET, libc::SO_BINDTOIFINDEX).ok()?;
+        (index != 0).then_some(index.cast_unsigned())
+    }
+
+    /// Makes the kernel drop what a guard does not take: see [`steering::of_guard`].
+    pub(crate) fn take_other_input(&self, iface: u32, shards: Shards) -> io::Result<()> {
+        attach_filter(&self.0, &steering::of_guard(iface, self.interface().is_some(), shards))
     }
 
     /// Takes all input, also after [`drop_all_input`](Self::drop_all_input).
@@ -319,6 +305,9 @@ pub(crate) struct Dest {
     pub(crate) tos: Option<u8>,
     /// TTL or hop limit; `None` for the socket's own.
     pub(crate) ttl: Option<u8>,
+    /// The interface that it leaves by, with the source address; `None` for the socket's or the
+    /// route's.
+    pub(crate) by: Option<(u32, IpAddr)>,
 }
 
 /// One message: `payload` is cut into datagrams of `segment` bytes unless that is 0.
@@ -404,28 +393,41 @@ impl Control {
         if let Some(value) = message.dest.ttl {
             at = self.put(at, level, ttl, &i32::from(value).to_ne_bytes());
         }
-        at
+        match message.dest.by {
+            // struct in_pktinfo: interface, source, and an address that only receivers are given.
+            Some((interface, IpAddr::V4(source))) => {
+                let mut info = [0; 12];
+                info[..4].copy_from_slice(&interface.to_ne_bytes());
+                info[4..8].copy_from_slice(&source.octets());
+                self.put(at, level, libc::IP_PKTINFO, &info)
+            }
+            // struct in6_pktinfo: source and interface. The socket is bound to the source.
+            Some((interface, IpAddr::V6(_))) => {
+                let mut info = [0; 20];
+                info[16..].copy_from_slice(&interface.to_ne_bytes());
+                self.put(at, level, libc::IPV6_PKTINFO, &info)
+            }
+            None => at,
+        }
     }
 
-    /// Appends one control message of at most 8 bytes at `at` (a multiple of 8).
+    /// Appends one control message of at most [`DATA_BYTES`] bytes at `at` (a multiple of 8).
     fn put(&mut self, at: usize, level: i32, kind: i32, data: &[u8]) -> usize {
         // cmsg(3): header { size_t len; int level; int type; }, data, padding to the alignment. On
         // every 64-bit Linux CMSG_LEN(n) = 16 + n and CMSG_SPACE(n) = 16 + n rounded up to 8.
         const HEADER: usize = size_of::<libc::cmsghdr>();
-        let word = at / 8;
-        let mut header = [0_u8; 16];
-        header[..8].copy_from_slice(&(HEADER + data.len()).to_ne_bytes());
-        header[8..12].copy_from_slice(&level.to_ne_bytes());
-        header[12..].copy_from_slice(&kind.to_ne_bytes());
-        let mut body = [0_u8; 8];
-        body[..data.len()].copy_from_slice(data);
-        let [h0, h1] = [0, 8].map(|i| {
-            let mut half = [0; 8];
-            half.copy_from_slice(&header[i..i + 8]);
-            u64::from_ne_bytes(half)
-        });
-        self.0[word..word + 3].copy_from_slice(&[h0, h1, u64::from_ne_bytes(body)]);
-        at + HEADER + 8
+        let mut bytes = [0_u8; HEADER + DATA_BYTES];
+        bytes[..8].copy_from_slice(&(HEADER + data.len()).to_ne_bytes());
+        bytes[8..12].copy_from_slice(&level.to_ne_bytes());
+        bytes[12..16].copy_from_slice(&kind.to_ne_bytes());
+        bytes[HEADER..HEADER + data.len()].copy_from_slice(data);
+        let end = at + HEADER + data.len().next_multiple_of(8);
+        for (word, bytes) in self.0[at / 8..end / 8].iter_mut().zip(bytes.chunks_exact(8)) {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(bytes);
+            *word = u64::from_ne_bytes(eight);
+        }
+        end
     }
 }
 

@@ -168,8 +168,9 @@ fn a_kernel_that_sends_no_flow_labels_sends_all_else() {
         let open = |option| {
             forget_option(libc::IPPROTO_IPV6, option);
             let home = sockets::Home::of(&Socket::new(true)?);
-            let options = sockets::Options::from(&PortConfig::default());
-            sockets::open_sender(&lo(), home, "::1".parse().unwrap(), 0xC321, options)
+            let options = sockets::Options::new(&PortConfig::default(), None);
+            let own = "::1".parse().unwrap();
+            sockets::open_sender(&lo(), home, own, 0xC321, false, options)
         };
         assert!(open(libc::IPV6_FLOWINFO_SEND)?.is_some(), "a socket");
         // Without this one, datagrams could be fragmented.

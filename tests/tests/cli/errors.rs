@@ -59,6 +59,11 @@ fn another_service_on_the_port_is_no_server() {
 
 /// A peer that answers correctly over TCP and sends nothing on UDP/4791.
 fn silent_server(address: Ipv4Addr) -> std::thread::JoinHandle<Vec<String>> {
+    translated_server(address, address)
+}
+
+/// As [`silent_server`], by its own words at another address.
+fn translated_server(address: Ipv4Addr, own: Ipv4Addr) -> std::thread::JoinHandle<Vec<String>> {
     let listener = TcpListener::bind((address, 18515)).unwrap();
     let silence = UdpSocket::bind((address, 4791)).unwrap();
     std::thread::spawn(move || {
@@ -69,7 +74,7 @@ fn silent_server(address: Ipv4Addr) -> std::thread::JoinHandle<Vec<String>> {
         answers.write_all(b"accepted\n").unwrap();
         let mut hello: Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
         for endpoint in hello["endpoints"].as_array_mut().unwrap() {
-            endpoint["address"] = json!(address);
+            endpoint["address"] = json!(own);
             endpoint["qpn"] = json!(17);
         }
         answers.write_all(format!("{hello}\n").as_bytes()).unwrap();
@@ -108,6 +113,18 @@ fn a_silent_peer_means_a_firewall() {
         let heard = server.join().unwrap();
         assert!(heard.last().unwrap().contains(": no reply on UDP/4791"), "{heard:?}");
     }
+}
+
+#[test]
+fn a_translation_of_addresses_is_named() {
+    let addresses = Addresses::new();
+    let own = unique::loopback();
+    let server = translated_server(addresses.server, own);
+    let seen = addresses.server;
+    let between = format!("says that it is at {own}, but is seen at {seen} over TCP");
+    addresses.call("pingpong").failed(1, &[&between, "NAT"]);
+    let heard = server.join().unwrap();
+    assert!(heard.last().unwrap().contains(&between), "the peer gets it, too: {heard:?}");
 }
 
 #[test]

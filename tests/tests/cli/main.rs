@@ -31,6 +31,7 @@ mod rping;
 mod run;
 mod shared;
 mod ucmatose;
+mod ways;
 
 use std::ffi::OsStr;
 use std::net::Ipv4Addr;

@@ -26,7 +26,8 @@ const CHANGES: [(&str, [&str; 3]); 17] = [
     ("ip route add fd09::7/128 via fd09::8", ["07", "07", "08"]),
     ("ip route del 192.0.2.0/24", ["07", "none", "0a"]),
     ("ip route add prohibit 192.0.2.1/32", ["07", "none", "0a"]),
-    ("ip route add 192.0.2.1/32 dev w0", ["07", "none", "0a"]),
+    // The port has another way to it.
+    ("ip route add 192.0.2.1/32 dev w0", ["07", "07", "0a"]),
     (
         "ip route add default via 10.9.0.8 table 77; ip rule add prio 77 to 192.0.2.0/24 lookup 77",
         ["07", "08", "0a"],

@@ -31,15 +31,19 @@ fn int(value: i32) -> u64 {
 fn control_messages_are_read_as_they_are_written() {
     let mut control = Control([0; CONTROL_BYTES / 8]);
     let name = SockAddr::new(&"[fd09::1]:4791".parse().unwrap());
-    let dest = Dest { name, tos: Some(0x6a), ttl: Some(u8::MAX) };
+    let by = Some((0x0102_0304, "fd09::2".parse().unwrap()));
+    let dest = Dest { name, tos: Some(0x6a), ttl: Some(u8::MAX), by };
     let len = control.fill(&Message { payload: &[], dest: &dest, segment: u16::MAX });
-    assert_eq!(len, 3 * 24);
+    assert_eq!(len, 3 * 24 + 40, "all that a datagram may have");
+    assert_eq!(len, CONTROL_BYTES);
     let words = control.0;
     assert_eq!(words[..2], header(18, libc::SOL_UDP, libc::UDP_SEGMENT));
     assert_eq!(words[2], u64::from(u16::MAX));
     assert_eq!(words[3..5], header(20, libc::IPPROTO_IPV6, libc::IPV6_TCLASS));
     assert_eq!(words[6..8], header(20, libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT));
     assert_eq!(words[8], 255);
+    assert_eq!(words[9..11], header(36, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO));
+    assert_eq!(words[11..], [0, 0, 0x0102_0304], "no source but the socket's");
     assert_eq!(read(&words, len), (None, Some(0x6a)));
 }
 
