@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 pub use rocinante_netdev::{DEVICES_VARIABLE, NamedInterface, PortClaim, apart, named_interfaces};
 pub use rocinante_stack::cm::{
-    Accept, AskId, Asked, CmEvent, ConnId, Connect, ListenerId, QpSide, QueryId, Reply, Request,
+    Accept, AskId, Asked, CmEvent, ConnId, Connect, Ended, ListenerId, QpSide, QueryId, Reply, Request,
 };
 pub use rocinante_stack::grh_addresses;
 use rocinante_stack::mem::{Access, AccessError, MwType, Sge};
@@ -546,6 +546,11 @@ impl Qp {
     #[inline]
     pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
         self.0.post_send(list)
+    }
+
+    /// Posts all requests of a list, or none.
+    pub fn post_send_all(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+        self.0.post_send_all(list)
     }
 
     #[inline]

@@ -8,7 +8,7 @@ use rocinante::Access;
 use rocinante::plain;
 use rocinante::verbs::MwType;
 
-use super::border::{Outcome, afford, pointer, set_errno, status};
+use super::border::{Outcome, afford, pointer, status};
 use super::context::{self, refused};
 use super::object::{Object, Private};
 use super::pd::Domain;
@@ -162,11 +162,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
 ) -> c_int {
     // SAFETY: the program's objects and memory.
     let changed = status(|| unsafe { change(mr, flags, pd, (addr, length), access) });
-    if changed == 0 {
-        return 0;
-    }
-    set_errno(changed);
-    REREG_INPUT
+    if changed == 0 { 0 } else { REREG_INPUT }
 }
 
 /// # Safety

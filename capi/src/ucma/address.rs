@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rocinante::plain::ServiceId;
 
-use super::devices::toward;
+use super::devices::{toward, zone};
 use super::event::{Kind, Param};
 use super::id::{Held, Id, Phase, ToListener};
 use super::ports::Bound;
@@ -55,9 +55,11 @@ impl Command<'_> {
         // libfabric takes an id without one for those of all devices.
         let has_none = address.ip().is_unspecified() || address.ip().is_loopback();
         let near = match address.ip() {
+            // As `cma_check_linklocal`.
+            _ if zone(address) == Some(0) => return Err(libc::EINVAL),
             ip if ip.is_unspecified() => self.it.devices.all().unwrap_or_default(),
-            ip if ip.is_loopback() => self.it.devices.of(ip).into_iter().collect(),
-            ip => vec![self.it.devices.of(ip)?],
+            ip if ip.is_loopback() => self.it.devices.of(address).into_iter().collect(),
+            _ => vec![self.it.devices.of(address)?],
         };
         // Other processes see a port on devices that are open. One that cannot be opened says so
         // when the id connects or listens.
@@ -115,11 +117,11 @@ impl Command<'_> {
         }
         match way {
             Ok((from, to, found)) => {
-                let local = with_address(held.local.unwrap_or(local), from);
+                let local = with_port(from, held.local.unwrap_or(local).port());
                 if held.has_port {
                     self.it.ports.lock().settle(id.space, id.number, local);
                 }
-                (held.local, held.peer) = (Some(local), Some(with_address(peer, to)));
+                (held.local, held.peer) = (Some(local), Some(with_port(to, peer.port())));
                 held.opened = held.opened.take().or(near);
                 (held.found, held.phase) = (Some(found), Phase::AddrResolved);
                 id.tell(Kind::AddrResolved, 0, Param::default());
@@ -161,8 +163,8 @@ impl Command<'_> {
         };
         id.facts.lock().backlog = backlog as usize;
         let (devices, address) = match local.ip() {
-            ip if ip.is_unspecified() => (self.it.devices.all()?, None),
-            ip => (vec![self.it.devices.of(ip)?], Some(ip)),
+            ip if ip.is_unspecified() => (self.it.devices.all()?, Some(ip).filter(|_| one_family)),
+            ip => (vec![self.it.devices.of(local)?], Some(ip)),
         };
         let service = id.service_of(&held);
         let (mut places, mut failed) = (Vec::new(), None);
@@ -171,7 +173,6 @@ impl Command<'_> {
                 let sink = ToListener {
                     id: id.clone(),
                     local,
-                    one_family,
                     opened: Arc::downgrade(&opened),
                     table: self.it.table.clone(),
                 };
@@ -197,8 +198,8 @@ impl Command<'_> {
     }
 }
 
-/// The address with another IP address, and its port.
-fn with_address(mut address: SocketAddr, ip: std::net::IpAddr) -> SocketAddr {
-    address.set_ip(ip);
+/// The address, its scope included, with another port.
+fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
+    address.set_port(port);
     address
 }

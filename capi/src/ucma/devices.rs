@@ -33,6 +33,15 @@ impl Opened {
         index.and_then(|index| u8::try_from(index).ok()).ok_or(libc::EADDRNOTAVAIL)
     }
 
+    /// An address at this device, or of a peer on its link: a link-local one has its interface as
+    /// the scope.
+    pub(super) fn scoped(&self, mut address: SocketAddr) -> SocketAddr {
+        if let (Some(_), SocketAddr::V6(it)) = (zone(address), &mut address) {
+            it.set_scope_id(self.found.interface.index);
+        }
+        address
+    }
+
     /// The largest path MTU that its link takes.
     pub(super) fn mtu(&self) -> Mtu {
         self.found.mtu()
@@ -65,12 +74,16 @@ impl Devices {
         devices::list().map_err(|error| error.raw_os_error().unwrap_or(libc::ENODEV))
     }
 
-    /// The device that has an address.
+    /// The device that has an address; of a link-local one, that of its scope.
     ///
     /// # Errors
     /// `EADDRNOTAVAIL`.
-    pub(super) fn of(&self, address: IpAddr) -> Outcome<Found> {
-        let has = |found: &Found| found.interface.addresses.iter().any(|(it, _)| *it == address);
+    pub(super) fn of(&self, address: SocketAddr) -> Outcome<Found> {
+        let zone = zone(address);
+        let has = |found: &Found| {
+            zone.is_none_or(|zone| zone == found.interface.index)
+                && found.interface.addresses.iter().any(|(it, _)| *it == address.ip())
+        };
         self.all()?.into_iter().find(has).ok_or(libc::EADDRNOTAVAIL)
     }
 
@@ -115,12 +128,23 @@ impl Devices {
     }
 }
 
+/// The scope of a link-local address. Without it the address could be on any link.
+pub(super) fn zone(address: SocketAddr) -> Option<u32> {
+    match address {
+        SocketAddr::V6(it) if it.ip().is_unicast_link_local() => Some(it.scope_id()),
+        _ => None,
+    }
+}
+
 /// Our address towards a peer, by the kernel's routes. A destination without an address is this
 /// machine, as for connect(2).
 ///
 /// # Errors
 /// The kernel's: there is no route.
-pub(super) fn toward(local: Option<SocketAddr>, peer: SocketAddr) -> Outcome<(IpAddr, IpAddr)> {
+pub(super) fn toward(
+    local: Option<SocketAddr>,
+    peer: SocketAddr,
+) -> Outcome<(SocketAddr, SocketAddr)> {
     let failed = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EHOSTUNREACH);
     let any: IpAddr = match peer.is_ipv4() {
         true => Ipv4Addr::UNSPECIFIED.into(),
@@ -130,7 +154,7 @@ pub(super) fn toward(local: Option<SocketAddr>, peer: SocketAddr) -> Outcome<(Ip
     if let Some(from) = from
         && peer.ip().is_multicast()
     {
-        return Ok((from.ip(), peer.ip()));
+        return Ok((from, peer));
     }
     let mut from = from.unwrap_or(SocketAddr::new(any, 0));
     from.set_port(0);
@@ -138,6 +162,5 @@ pub(super) fn toward(local: Option<SocketAddr>, peer: SocketAddr) -> Outcome<(Ip
     to.set_port(ROCE);
     let socket = UdpSocket::bind(from).map_err(failed)?;
     socket.connect(to).map_err(failed)?;
-    let ends = (socket.local_addr().map_err(failed)?, socket.peer_addr().map_err(failed)?);
-    Ok((ends.0.ip(), ends.1.ip()))
+    Ok((socket.local_addr().map_err(failed)?, socket.peer_addr().map_err(failed)?))
 }
