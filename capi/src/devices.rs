@@ -1,7 +1,9 @@
 //! Which devices there are, and what they say of themselves before they are open.
 
 use rocinante::device::{Interface, Limits};
-use rocinante::plain::{DEVICES_VARIABLE, named_interfaces};
+use rocinante::plain::{
+    AHS_MAX, DEVICES_VARIABLE, GROUPS_MAX, MEMBERS_MAX, PDS_MAX, named_interfaces,
+};
 use rocinante::verbs::Mtu;
 
 use crate::abi::{DeviceAttr, PortAttr};
@@ -53,6 +55,7 @@ impl Found {
     pub(crate) fn attributes(&self) -> DeviceAttr {
         let limits = Limits::default();
         let int = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
+        let size = |value: usize| i32::try_from(value).unwrap_or(i32::MAX);
         let rd_atom = int(limits.max_qp_rd_atom);
         DeviceAttr {
             fw_ver: convert::text(env!("CARGO_PKG_VERSION")),
@@ -72,7 +75,7 @@ impl Found {
             max_cq: int(limits.max_cq),
             max_cqe: int(limits.max_cqe),
             max_mr: int(limits.max_mr),
-            max_pd: 1 << 16,
+            max_pd: int(PDS_MAX),
             max_qp_rd_atom: rd_atom,
             max_ee_rd_atom: 0,
             max_res_rd_atom: rd_atom.saturating_mul(int(limits.max_qp)),
@@ -85,10 +88,10 @@ impl Found {
             max_mw: int(limits.max_mr),
             max_raw_ipv6_qp: 0,
             max_raw_ethy_qp: 0,
-            max_mcast_grp: 64,
-            max_mcast_qp_attach: 64,
-            max_total_mcast_qp_attach: 4096,
-            max_ah: 1 << 16,
+            max_mcast_grp: size(GROUPS_MAX),
+            max_mcast_qp_attach: size(MEMBERS_MAX),
+            max_total_mcast_qp_attach: size(GROUPS_MAX * MEMBERS_MAX),
+            max_ah: int(AHS_MAX),
             max_fmr: 0,
             max_map_per_fmr: 0,
             max_srq: int(limits.max_srq),
@@ -115,7 +118,7 @@ impl Found {
             gid_tbl_len: i32::try_from(gid_table_len(gids)).unwrap_or(i32::MAX),
             // IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS.
             port_cap_flags: 1 << 16 | 1 << 26,
-            max_msg_sz: 1 << 30,
+            max_msg_sz: 1 << 31,
             pkey_tbl_len: 1,
             max_vl_num: 1,
             active_width,

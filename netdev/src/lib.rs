@@ -27,6 +27,7 @@ pub mod host;
 mod iface;
 mod inherited;
 mod names;
+mod next_hop;
 mod packet;
 mod parts;
 #[cfg(test)]
@@ -60,6 +61,7 @@ pub use fd::apart;
 pub use frame::FramePort;
 pub use iface::Interface;
 pub use names::{DEVICES_VARIABLE, NamedInterface, named_interfaces};
+pub use next_hop::NextHop;
 pub use packet::PacketPort;
 pub use parts::{BackendParts, Descriptor, Manifest, Parts};
 pub use policy::{Unlisted, unlisted_rules};

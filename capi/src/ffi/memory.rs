@@ -139,6 +139,11 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut abi::Mr) -> c_int {
         unsafe {
             let object = Object::<Region>::of(mr)?;
             let shared = context::of((*mr).context)?;
+            if !shared.is_inherited() {
+                // Of a window that is bound to it, the kernel's device says EINVAL.
+                let removed = object.private.mr.lock().remove();
+                removed.map_err(refused("ibv_dereg_mr")).map_err(|_| libc::EINVAL)?;
+            }
             if let Ok(domain) = Domain::of((*mr).pd) {
                 domain.remove_user();
             }

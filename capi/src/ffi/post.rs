@@ -192,7 +192,9 @@ unsafe fn operation(pair: &Pair, wr: &abi::SendWr) -> Outcome<SendOp> {
         opcode::SEND_WITH_INV => SendOp::SendInv { rkey: invalidate },
         opcode::ATOMIC_WRITE => SendOp::AtomicWrite { remote, rkey: key },
         // SAFETY: the caller vouches for it.
-        opcode::BIND_MW => unsafe { bind(wr.bind_mw.mw, |now| now, wr.bind_mw.rkey, &wr.bind_mw.info)? },
+        opcode::BIND_MW => unsafe {
+            bind(wr.bind_mw.mw, |now| now, wr.bind_mw.rkey, &wr.bind_mw.info)?
+        },
         // Segmentation, tags and drivers' own: a card's.
         _ => return Err(libc::EINVAL),
     })

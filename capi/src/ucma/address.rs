@@ -2,8 +2,9 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
-use rocinante::plain::ServiceId;
+use rocinante::plain::{NextHop, ServiceId};
 
 use super::devices::{toward, zone};
 use super::event::{Kind, Param};
@@ -83,16 +84,22 @@ impl Command<'_> {
 
     pub(super) fn resolve_ip(&self) -> Outcome<Answer> {
         let id = self.id(2 * SOCKADDR_IN6)?;
-        self.resolve(&id, self.body.address(0)?, self.body.address(SOCKADDR_IN6)?)
+        let ends = (self.body.address(0)?, self.body.address(SOCKADDR_IN6)?);
+        self.resolve(&id, ends, self.body.u32(2 * SOCKADDR_IN6 + 4))
     }
 
     pub(super) fn resolve_addr(&self) -> Outcome<Answer> {
         let id = self.id(0)?;
         let local = if self.body.u16(8) == 0 { Address::None } else { self.body.address(16)? };
-        self.resolve(&id, local, self.body.address(16 + 128)?)
+        self.resolve(&id, (local, self.body.address(16 + 128)?), self.body.u32(4))
     }
 
-    fn resolve(&self, id: &Arc<Id>, local: Address, peer: Address) -> Outcome<Answer> {
+    fn resolve(
+        &self,
+        id: &Arc<Id>,
+        (local, peer): (Address, Address),
+        patience_ms: u32,
+    ) -> Outcome<Answer> {
         let peer = peer.ip()?;
         let mut held = id.held.lock();
         let is_idle = matches!(held.phase, Phase::Idle);
@@ -123,8 +130,17 @@ impl Command<'_> {
                 }
                 (held.local, held.peer) = (Some(local), Some(with_port(to, peer.port())));
                 held.opened = held.opened.take().or(near);
-                (held.found, held.phase) = (Some(found), Phase::AddrResolved);
-                id.tell(Kind::AddrResolved, 0, Param::default());
+                held.found = Some(found);
+                // What the kernel does not tell of neighbours is no reason to wait.
+                let mut hop = NextHop::of(from.ip(), to).unwrap_or(None);
+                let is_known = |hop: &mut NextHop| hop.is_known().unwrap_or(true);
+                let hop = hop.take_if(|hop| !is_known(hop));
+                held.phase = Phase::AddrQuery;
+                let patience = Duration::from_millis(patience_ms.into());
+                if !hop.is_some_and(|hop| self.it.resolving.add(id, hop, patience)) {
+                    held.phase = Phase::AddrResolved;
+                    id.tell(Kind::AddrResolved, 0, Param::default());
+                }
             }
             Err(errno) => {
                 held.peer = Some(peer);

@@ -9,8 +9,8 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rocinante::plain::{
-    AskId, Asked, CmEvent, CmSink, ConnId, Ended, ListenerId, PortSpace, QpSide, QueryId, Reply, Request,
-    SidrStatus, Transport,
+    AskId, Asked, CmEvent, CmSink, ConnId, Ended, ListenerId, PortSpace, QpSide, QueryId, Reply,
+    Request, SidrStatus, Transport,
 };
 use rocinante::verbs::{Mtu, Psn, QpType, Qpn};
 
@@ -60,6 +60,8 @@ pub(super) struct Held {
 pub(super) enum Phase {
     Idle,
     Bound,
+    /// Its next hop is asked for.
+    AddrQuery,
     AddrResolved,
     RouteResolved,
     Listening(Vec<(Arc<Opened>, ListenerId)>),
@@ -159,6 +161,11 @@ impl Id {
         };
         let (held, facts) = (Mutex::new(held), Mutex::new(facts));
         Self { number, space, qp_type, held, facts, reported: AtomicU32::new(0) }
+    }
+
+    /// Whether it waits for its next hop.
+    pub(super) fn is_querying(&self) -> bool {
+        matches!(self.held.lock().phase, Phase::AddrQuery)
     }
 
     pub(super) fn uid(&self) -> u64 {

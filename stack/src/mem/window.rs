@@ -419,6 +419,26 @@ mod tests {
         assert_eq!(write(&table, QP, unbind.rkey, 0x1800, 1), Err(AccessError::Permission));
     }
 
+    /// Programs give what they like above the low 8 bits, and a device takes those alone.
+    #[test]
+    fn a_binding_gives_the_low_bits_of_the_key() {
+        for mw_type in [MwType::Type1, MwType::Type2] {
+            let (mut table, region) = table();
+            let mw = table.insert_window(PD, mw_type, 0xabcd_ef00).unwrap();
+            for given in [0xba, 0xffff_ffbb, !mw.0 & !0xff | 0xbc] {
+                let now = table.window(table.find_tag(mw.0).unwrap()).unwrap().0;
+                table.bind(QP, &Bind { rkey: Key(given), ..bind(now, region) }).unwrap();
+                let key = Key(mw.0 & !0xff | given & 0xff);
+                assert!(write(&table, QP, key, 0x1100, 1).is_ok());
+                assert_eq!(write(&table, QP, now, 0x1100, 1), Err(AccessError::Key));
+                if mw_type == MwType::Type2 {
+                    table.invalidate(QP, key).unwrap();
+                }
+            }
+            assert_eq!(table.len(), 2);
+        }
+    }
+
     #[test]
     fn zero_based_windows_count_from_their_first_byte() {
         let (mut table, region) = table();

@@ -102,6 +102,9 @@ pub(crate) struct Hca {
     pub(crate) capabilities: Capabilities,
     pub(crate) gids: Vec<IpAddr>,
     pds: AtomicU32,
+    /// Protection domains and address handles of the C ABI, which announces limits of both.
+    pub(crate) plain_pds: AtomicU32,
+    pub(crate) plain_ahs: AtomicU32,
     /// Queue pairs.
     pub(super) qps: AtomicU32,
     /// The next shard for queue pairs without a chosen one.
@@ -230,6 +233,8 @@ impl Hca {
             capabilities,
             gids,
             pds: AtomicU32::new(1),
+            plain_pds: AtomicU32::new(0),
+            plain_ahs: AtomicU32::new(0),
             qps: AtomicU32::new(0),
             next: AtomicU32::new(0),
             _claim: claim,
