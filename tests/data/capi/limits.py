@@ -25,7 +25,6 @@ small = init(RC, cq, cq, depth=1)
 srq_init = c.create_string_buffer(struct.pack("<QIII", 0, 1, 1, 0), 24)
 alloc_mw = operation(context, 64, P, P, c.c_int)
 dealloc_mw = operation(context, 80, c.c_int, P)
-post_sends, polls = post_send(context), poll_cq(context)
 
 
 def run(what, *arguments):
@@ -60,7 +59,7 @@ for name, offset, have, make, destroy in [
      "ibv_destroy_cq"),
     ("max_mr", 136, 0, ("ibv_reg_mr", pd, memory, c.c_size_t(64), c.c_int(1)), "ibv_dereg_mr"),
     ("max_pd", 140, 1, ("ibv_alloc_pd", context), "ibv_dealloc_pd"),
-    ("max_mw", 172, 0, (alloc_mw, pd, 2), dealloc_mw),
+    ("max_mw", 176, 0, (alloc_mw, pd, 2), dealloc_mw),
     ("max_ah", 200, 0, ("ibv_create_ah", pd, peer), "ibv_destroy_ah"),
     ("max_srq", 212, 0, ("ibv_create_srq", pd, srq_init), "ibv_destroy_srq"),
 ]:
@@ -89,7 +88,7 @@ def group(number):
                                   16)
 
 
-max_groups, max_members, max_total = limit(184), limit(188), limit(192)
+max_groups, max_members, max_total = limit(188), limit(192), limit(196)
 assert max_total == max_groups * max_members
 datagrams = made("ibv_create_qp", pd, init(UD, cq, cq, depth=1))
 for number in range(max_groups):
