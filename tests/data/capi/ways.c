@@ -105,7 +105,7 @@ static void serve(void)
 	struct rdma_event_channel *on = rdma_create_event_channel();
 	listens(id(on, 1), at("0.0.0.0", NULL, SERVED));
 	listens(id(on, 1), at("::", NULL, SERVED));
-	printf("listens\n");
+	fprintf(stderr, "listens\n");
 	for (;;)
 		accept_with(on, 0);
 }
@@ -268,7 +268,7 @@ static void ask(const char *peer, const char *dead)
 	sigemptyset(&cut);
 	sigaddset(&cut, SIGUSR1);
 	sigprocmask(SIG_BLOCK, &cut, NULL);
-	printf("cut\n");
+	fprintf(stderr, "cut\n");
 	CHECK(sigwaitinfo(&cut, NULL) == SIGUSR1);
 	CHECK(!rdma_disconnect(it));
 	CHECK(status_of(on, RDMA_CM_EVENT_DISCONNECTED) == -ETIMEDOUT);
