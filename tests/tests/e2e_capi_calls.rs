@@ -1,5 +1,5 @@
-//! Calls of `capi`'s library and commands of librdmacm, each with what it refuses and what it tells,
-//! as an ordinary user in a container: C programs that say what they expect.
+//! Calls of `capi`'s library and commands of librdmacm, each with what it refuses and what it
+//! tells, as an ordinary user in a container: C programs that say what they expect.
 
 use std::process::Command;
 
@@ -23,8 +23,8 @@ fn a_refusal_changes_nothing() {
     assert_eq!(done.out, "all as expected\n", "{}", done.err);
 }
 
-/// Wildcards of both families, link-local addresses of two links, addresses of nobody, and a peer
-/// that is cut off.
+/// Wildcards of both families, link-local addresses of two links, addresses that no machine has,
+/// and a peer that is cut off.
 #[test]
 fn ways_of_librdmacm_are_the_kernels() {
     require_lab!();

@@ -132,9 +132,7 @@ impl Command<'_> {
                 held.opened = held.opened.take().or(near);
                 held.found = Some(found);
                 // What the kernel does not tell of neighbours is no reason to wait.
-                let mut hop = NextHop::of(from.ip(), to).unwrap_or(None);
-                let is_known = |hop: &mut NextHop| hop.is_known().unwrap_or(true);
-                let hop = hop.take_if(|hop| !is_known(hop));
+                let hop = NextHop::of(from.ip(), to).unwrap_or(None);
                 held.phase = Phase::AddrQuery;
                 let patience = Duration::from_millis(patience_ms.into());
                 if !hop.is_some_and(|hop| self.it.resolving.add(id, hop, patience)) {

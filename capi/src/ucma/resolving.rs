@@ -1,5 +1,5 @@
-//! Ways to peers whose neighbours are being asked for. As in the kernel, an address is resolved once
-//! its next hop's Ethernet address is known, and the program says for how long to ask.
+//! Ways to peers whose neighbours are being asked for. As in the kernel, an address is resolved
+//! once its next hop's Ethernet address is known, and the program says for how long to ask.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-"""Each number of objects that a device reports can be made at once, and one more is refused; after one
-is given back another can be made."""
+"""Each number of objects that a device reports can be made at once, and one more is refused; after
+one is given back another can be made."""
 
 import time
 
@@ -84,8 +84,8 @@ for what, makes, limits in [
 
 # Groups: a datagram queue pair is in so many, and so many are in one.
 def group(number):
-    return c.create_string_buffer(bytes(10) + b"\xff\xff" + bytes([239, 1, number >> 8, number & 255]),
-                                  16)
+    raw = bytes(10) + b"\xff\xff" + bytes([239, 1, number >> 8, number & 255])
+    return c.create_string_buffer(raw, 16)
 
 
 max_groups, max_members, max_total = limit(188), limit(192), limit(196)

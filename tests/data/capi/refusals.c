@@ -1,5 +1,5 @@
-// A call that is refused returns what its manual page says, has it in errno, and changes nothing: what
-// it named does afterwards all that it did before. A call that succeeds leaves errno alone.
+// A call that is refused returns what its manual page says, has it in errno, and changes nothing:
+// what it named does afterwards all that it did before. A call that succeeds leaves errno alone.
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -97,14 +97,16 @@ static enum ibv_qp_state state(struct ibv_qp *qp)
 	return attr.qp_state;
 }
 
-// A field that no queue pair can have is refused at each step, and the step can be taken afterwards.
+// A field that no queue pair can have is refused at each step, and the step can be taken
+// afterwards.
 static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer)
 {
 	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = 7 };
 	struct ibv_qp_attr rtr = {
 		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp_num,
 		.max_dest_rd_atomic = 1, .min_rnr_timer = 12,
-		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = own, .hop_limit = 64 } },
+		.ah_attr = { .is_global = 1, .port_num = 1,
+			     .grh = { .dgid = own, .hop_limit = 64 } },
 	};
 	struct ibv_qp_attr rts = { .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7,
 				   .rnr_retry = 7, .max_rd_atomic = 1 };
@@ -253,11 +255,13 @@ static void a_queue_pair_in_a_group_stays(void)
 
 static void regions_and_windows(void)
 {
-	// A card and Soft-RoCE take the low 8 bits of a key, and the program reads the key from there on.
+	// A card and Soft-RoCE take the low 8 bits of a key, and the program reads the key from
+	// there on.
 	struct ibv_mw *mw;
 	MADE(mw, ibv_alloc_mw(pd, IBV_MW_TYPE_2));
 	unsigned old = mw->rkey;
-	struct ibv_send_wr bind = { .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr bind = { .opcode = IBV_WR_BIND_MW,
+				    .send_flags = IBV_SEND_SIGNALED }, *bad;
 	struct ibv_mw_bind_info shows = { mr, (uintptr_t)memory + 64, 8, IBV_ACCESS_REMOTE_WRITE };
 	bind.bind_mw.mw = mw;
 	bind.bind_mw.rkey = 0x12345600 | (old + 0x35) % 256;
@@ -412,13 +416,18 @@ static void questions(void)
 	MINUS(EINVAL, ibv_get_pkey_index(context, 1, 0x1234));
 	REFUSED(EINVAL, ibv_query_gid_ex(context, 1, 9999, &entry, 0));
 	REFUSED(EOPNOTSUPP, ibv_query_gid_ex(context, 1, 0, &entry, 1));
-	CHECK((errno = 0, ibv_query_gid_table(context, &entry, 0, 0)) == -EINVAL && errno == EINVAL);
+	errno = 0;
+	CHECK(ibv_query_gid_table(context, &entry, 0, 0) == -EINVAL && errno == EINVAL);
 	MINUS(EINVAL, ibv_init_ah_from_wc(context, 2, &wc, &grh, &ah));
 	REFUSED(EOPNOTSUPP, ibv_get_srq_num(srq, &number));
 	REFUSED(EINVAL, ibv_query_srq(srq, NULL));
 	REFUSED(EINVAL, ibv_query_qp(from, NULL, 0, NULL));
-	NONE(EOPNOTSUPP, ibv_qp_to_qp_ex(to->srq ? ibv_create_qp(pd, &(struct ibv_qp_init_attr){
-		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 1, 1, 1, 1, 0 } }) : to));
+	struct ibv_qp_init_attr plain = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+					  .cap = { 1, 1, 1, 1, 0 } };
+	struct ibv_qp *without;
+	MADE(without, ibv_create_qp(pd, &plain));
+	NONE(EOPNOTSUPP, ibv_qp_to_qp_ex(without));
+	DONE(ibv_destroy_qp(without));
 	CHECK((errno = 0, ibv_poll_cq(cq, -1, &wc)) == -EINVAL && errno == EINVAL);
 	NONE(EINVAL, ibv_create_cq(context, 0, NULL, NULL, 0));
 	NONE(EINVAL, ibv_create_cq(other, 1, NULL, channel, 0));

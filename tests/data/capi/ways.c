@@ -1,9 +1,9 @@
-// Addresses that are resolved, bound and listened on: both families' wildcards, link-local ones of two
-// interfaces, those of nobody; and what a program is told when its peer is cut off.
+// Addresses that are resolved, bound and listened on: both families' wildcards, link-local ones of
+// two interfaces, those that no machine has; and what a program is told when its peer is cut off.
 //
 //   ways serve
-//   ways ask PEER DEAD     PEER serves; both links are eth0, with fe80::a here and fe80::b there, and
-//                          eth1 here has fe80::a, too
+//   ways ask PEER DEAD     PEER serves; both links are eth0, with fe80::a here and fe80::b there,
+//                          and eth1 here has fe80::a, too
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <net/if.h>
@@ -35,7 +35,8 @@ static struct sockaddr *at(const char *ip, const char *link, int port)
 	memset(one, 0, sizeof *one);
 	v4->sin_port = htons(port);
 	v4->sin_family = strchr(ip, ':') ? AF_INET6 : AF_INET;
-	CHECK(inet_pton(v4->sin_family, ip, strchr(ip, ':') ? (void *)&v6->sin6_addr : &v4->sin_addr));
+	void *to = strchr(ip, ':') ? (void *)&v6->sin6_addr : &v4->sin_addr;
+	CHECK(inet_pton(v4->sin_family, ip, to));
 	if (link)
 		v6->sin6_scope_id = if_nametoindex(link);
 	return (struct sockaddr *)one;
@@ -214,7 +215,8 @@ static void links(struct rdma_event_channel *on)
 	for (int which = 0; which < 2; which++) {
 		both[which] = id(on, 0);
 		CHECK(!rdma_bind_addr(both[which], at("fe80::a", names[which], OWN)));
-		CHECK(scope_of(rdma_get_local_addr(both[which])) == (int)if_nametoindex(names[which]));
+		int link = if_nametoindex(names[which]);
+		CHECK(scope_of(rdma_get_local_addr(both[which])) == link);
 		refused(third, at("fe80::a", names[which], OWN), EADDRINUSE);
 		CHECK(!rdma_listen(both[which], 1));
 	}
@@ -226,13 +228,14 @@ static void links(struct rdma_event_channel *on)
 	gone(both[1]);
 	// From an address of one link to one of the other.
 	struct rdma_cm_id *astray = id(on, 0);
-	CHECK(!rdma_resolve_addr(astray, at("fe80::a", "eth1", 0), at("fe80::b", "eth0", SERVED), 300));
+	CHECK(!rdma_resolve_addr(astray, at("fe80::a", "eth1", 0), at("fe80::b", "eth0", SERVED),
+				 300));
 	CHECK(status_of(on, RDMA_CM_EVENT_ADDR_ERROR) < 0);
 	gone(astray);
 }
 
 // The time that was given is kept, and the id can be used again.
-static void nobody(struct rdma_event_channel *on, const char *dead, const char *peer)
+static void no_answer(struct rdma_event_channel *on, const char *dead, const char *peer)
 {
 	struct rdma_cm_id *it = id(on, 0), *other = id(on, 0), *given_up = id(on, 0);
 	double begin = now();
@@ -261,7 +264,7 @@ static void ask(const char *peer, const char *dead)
 	CHECK(on);
 	wildcards(on, peer);
 	links(on);
-	nobody(on, dead, peer);
+	no_answer(on, dead, peer);
 	struct rdma_cm_id *it = resolved(on, NULL, at(peer, NULL, SERVED));
 	CHECK(established(on) == '4');
 	sigset_t cut;
