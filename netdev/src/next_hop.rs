@@ -106,9 +106,8 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_rights_has_the_kernel_ask_its_links() {
-        let name = "next_hop::a_process_without_rights_has_the_kernel_ask_its_links";
-        let pair = or_skip!(name, Pair::new());
+    fn a_process_without_rights_has_the_kernel_ask() {
+        let pair = or_skip!("next_hop::a_process_without_rights_has_the_kernel_ask", Pair::new());
         pair.a.sh("ip route add 192.0.2.0/24 via 10.9.0.2
                    ip link add d0 type dummy
                    ip link set d0 up

@@ -10,7 +10,6 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -78,7 +77,7 @@ impl Device {
 
     pub fn alloc_pd(&self) -> Result<Pd, VerbsError> {
         let (what, max) = ("protection domains", PDS_MAX);
-        let count = Counted::new(&self.0, |hca| &hca.plain_pds, (what, max))?;
+        let count = soft::Counted::new(&self.0, |hca| &hca.plain_pds, (what, max))?;
         Ok(Pd(soft::Pd::new(&self.0), count))
     }
 
@@ -316,36 +315,12 @@ pub fn add(sum: &mut DeviceCounters, more: &DeviceCounters) {
 pub const PDS_MAX: u32 = 1 << 16;
 pub const AHS_MAX: u32 = 1 << 16;
 
-/// One of the objects of a device of which there are so many at most.
-#[derive(Debug)]
-struct Counted {
-    device: Arc<soft::Device>,
-    of: fn(&soft::Hca) -> &AtomicU32,
-}
-
-impl Counted {
-    fn new(
-        device: &Arc<soft::Device>,
-        of: fn(&soft::Hca) -> &AtomicU32,
-        (what, max): (&'static str, u32),
-    ) -> Result<Self, VerbsError> {
-        let room = |count| (count < max).then_some(count + 1);
-        match of(device).fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) {
-            Ok(_) => Ok(Self { device: device.clone(), of }),
-            Err(_) => Err(VerbsError::Limit { what, max: max.into() }),
-        }
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        (self.of)(&self.device).fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// A protection domain.
 #[derive(Debug)]
-pub struct Pd(soft::Pd, #[allow(dead_code, reason = "counts as long as it is there")] Counted);
+pub struct Pd(
+    soft::Pd,
+    #[allow(dead_code, reason = "counts as long as it is there")] soft::Counted,
+);
 
 /// The attributes of a new queue pair.
 #[derive(Debug)]
@@ -393,7 +368,7 @@ impl Pd {
             return Err(VerbsError::Path(io::ErrorKind::InvalidInput.into()));
         }
         let (what, max) = ("address handles", AHS_MAX);
-        let count = Counted::new(self.0.device(), |hca| &hca.plain_ahs, (what, max))?;
+        let count = soft::Counted::new(self.0.device(), |hca| &hca.plain_ahs, (what, max))?;
         Ok(Ah(soft::Ah::create(&self.0, local, path)?, count))
     }
 
@@ -458,7 +433,7 @@ impl Mw {
 
 /// An address handle.
 #[derive(Debug)]
-pub struct Ah(soft::Ah, #[allow(dead_code, reason = "as of a domain")] Counted);
+pub struct Ah(soft::Ah, #[allow(dead_code, reason = "as of a domain")] soft::Counted);
 
 impl Ah {
     #[must_use]

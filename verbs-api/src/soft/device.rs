@@ -398,6 +398,38 @@ pub(crate) fn attributes(limits: Limits, shards: usize) -> DeviceAttr {
     }
 }
 
+/// One of the objects of a device of which there is a most. It counts until it is dropped.
+pub(crate) struct Counted {
+    device: Arc<Device>,
+    of: fn(&Hca) -> &AtomicU32,
+}
+
+impl std::fmt::Debug for Counted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Counted").finish_non_exhaustive()
+    }
+}
+
+impl Counted {
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        of: fn(&Hca) -> &AtomicU32,
+        (what, max): (&'static str, u32),
+    ) -> Result<Self, VerbsError> {
+        let room = |count| (count < max).then_some(count + 1);
+        match of(device).fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) {
+            Ok(_) => Ok(Self { device: device.clone(), of }),
+            Err(_) => Err(VerbsError::Limit { what, max: max.into() }),
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        (self.of)(&self.device).fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The largest path MTU that fits a link.
 pub(crate) fn active_mtu(name: &str, link_mtu: u32) -> Result<Mtu, VerbsError> {
     let none = || format!("{name} has an MTU of {link_mtu} bytes: RoCE needs 336");
