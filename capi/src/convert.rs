@@ -110,7 +110,7 @@ pub(crate) fn state_code(state: QpState) -> c_int {
 
 /// A path to the other end; `None` if the attributes are those of no RoCE path.
 pub(crate) fn path(av: &abi::AhAttr) -> Option<PeerPath> {
-    if av.is_global == 0 || av.port_num > 1 {
+    if av.is_global == 0 || av.port_num != 1 {
         return None;
     }
     let remote = address(av.grh.dgid);

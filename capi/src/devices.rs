@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rocinante::device::{Interface, Limits};
 use rocinante::plain::sysfs::Devices;
-use rocinante::plain::{DEVICES_VARIABLE, NamedInterface, gid_table_len, named_interfaces};
+use rocinante::plain::{
+    AHS_MAX, DEVICES_VARIABLE, GROUPS_MAX, MEMBERS_MAX, NamedInterface, PDS_MAX, gid_table_len,
+    named_interfaces,
+};
 use rocinante::verbs::Mtu;
 
 use crate::abi::{DeviceAttr, PortAttr};
@@ -101,6 +104,7 @@ impl Found {
     pub(crate) fn attributes(&self) -> DeviceAttr {
         let limits = Limits::default();
         let int = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
+        let size = |value: usize| i32::try_from(value).unwrap_or(i32::MAX);
         let rd_atom = int(limits.max_qp_rd_atom);
         DeviceAttr {
             fw_ver: convert::text(env!("CARGO_PKG_VERSION")),
@@ -120,7 +124,7 @@ impl Found {
             max_cq: int(limits.max_cq),
             max_cqe: int(limits.max_cqe),
             max_mr: int(limits.max_mr),
-            max_pd: 1 << 16,
+            max_pd: int(PDS_MAX),
             max_qp_rd_atom: rd_atom,
             max_ee_rd_atom: 0,
             max_res_rd_atom: rd_atom.saturating_mul(int(limits.max_qp)),
@@ -133,10 +137,10 @@ impl Found {
             max_mw: int(limits.max_mr),
             max_raw_ipv6_qp: 0,
             max_raw_ethy_qp: 0,
-            max_mcast_grp: 64,
-            max_mcast_qp_attach: 64,
-            max_total_mcast_qp_attach: 4096,
-            max_ah: 1 << 16,
+            max_mcast_grp: size(GROUPS_MAX),
+            max_mcast_qp_attach: size(MEMBERS_MAX),
+            max_total_mcast_qp_attach: size(GROUPS_MAX * MEMBERS_MAX),
+            max_ah: int(AHS_MAX),
             max_fmr: 0,
             max_map_per_fmr: 0,
             max_srq: int(limits.max_srq),
@@ -168,7 +172,7 @@ impl Found {
             active_mtu: convert::mtu_code(mtu),
             gid_tbl_len: i32::try_from(gid_table_len(gids)).unwrap_or(i32::MAX),
             port_cap_flags: Interface::PORT_CAPABILITIES,
-            max_msg_sz: 1 << 30,
+            max_msg_sz: 1 << 31,
             pkey_tbl_len: 1,
             max_vl_num: 1,
             active_width,

@@ -15,6 +15,7 @@ mod options;
 mod ports;
 mod query;
 mod removal;
+mod resolving;
 mod table;
 mod words;
 
@@ -30,6 +31,7 @@ use self::devices::Devices;
 pub(crate) use self::event::File;
 use self::id::{Held, Id, Phase};
 use self::ports::Ports;
+use self::resolving::Resolving;
 use self::table::Table;
 use self::words::{In, Out};
 use crate::devices::Found;
@@ -65,6 +67,7 @@ pub(crate) struct Ucma {
     table: Arc<Table>,
     ports: Mutex<Ports>,
     devices: Devices,
+    resolving: Resolving,
 }
 
 /// The header of a command.

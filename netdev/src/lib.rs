@@ -27,6 +27,7 @@ pub mod host;
 mod iface;
 mod inherited;
 mod names;
+mod next_hop;
 mod packet;
 mod parts;
 #[cfg(test)]
@@ -63,6 +64,7 @@ pub use fd::{apart, keep_from_children};
 pub use frame::FramePort;
 pub use iface::{Interface, Unusable, WhyUnusable, gid_table_len};
 pub use names::{DEVICES_VARIABLE, NamedInterface, Names, follow_gids, named_interfaces};
+pub use next_hop::NextHop;
 pub use packet::PacketPort;
 pub use parts::{BackendParts, Descriptor, Manifest, Parts};
 pub use policy::{Unlisted, unlisted_rules};

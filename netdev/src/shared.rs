@@ -42,8 +42,8 @@ use self::bag::{Bag, Entry};
 use self::duty::Duty;
 pub use self::guardian::{Errand, GUARDIAN_VARIABLE, Guardian, Left};
 use self::host::Host;
-use self::locks::Locks;
 pub use self::locks::PortClaim;
+use self::locks::{Locks, On};
 pub(crate) use self::mail::Mail;
 use self::mail::Writer;
 pub use self::notes::NOTE_BYTES;
@@ -327,7 +327,7 @@ impl Slots {
     /// `EADDRINUSE`: a neighbour does already.
     pub fn listen(&self, service: u64, address: Option<IpAddr>) -> io::Result<()> {
         let here: Vec<&Shared> = self.places(address).collect();
-        let place = locks::service(service, address.is_none());
+        let place = locks::service(service, On::of(address));
         for (nth, it) in here.iter().enumerate() {
             if let Err(e) = it.locks.listen(place, self.first) {
                 here[..nth].iter().for_each(|it| it.unlisten(place, self.first));
@@ -340,7 +340,7 @@ impl Slots {
 
     /// It does not any more.
     pub fn unlisten(&self, service: u64, address: Option<IpAddr>) {
-        let place = locks::service(service, address.is_none());
+        let place = locks::service(service, On::of(address));
         self.places(address).for_each(|it| it.unlisten(place, self.first));
     }
 
@@ -349,8 +349,8 @@ impl Slots {
     #[must_use]
     pub fn listener(&self, service: u64, address: IpAddr) -> Option<u8> {
         let it = self.at(address).ok()?;
-        for any in [false, true] {
-            let place = locks::service(service, any);
+        for on in On::EACH {
+            let place = locks::service(service, on);
             if it.listens().contains(&place) {
                 return None;
             }
@@ -378,7 +378,13 @@ impl Slots {
     }
 
     fn places(&self, address: Option<IpAddr>) -> impl Iterator<Item = &Shared> + use<'_> {
-        self.shared.iter().filter(move |it| address.is_none_or(|address| it.address == address))
+        let of_family = move |it: &&Shared| {
+            address.is_none_or(|address| match On::of(Some(address)) {
+                On::Family => it.address.is_ipv4() == address.is_ipv4(),
+                _ => it.address == address,
+            })
+        };
+        self.shared.iter().filter(of_family)
     }
 }
 

@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 
 use crate::types::Qpn;
 
-/// Most groups.
-const GROUPS_MAX: usize = 256;
+/// Most groups of a device.
+pub const GROUPS_MAX: usize = 256;
 /// Most queue pairs of a group: a datagram costs as many copies.
-const MEMBERS_MAX: usize = 1024;
+pub const MEMBERS_MAX: usize = 1024;
 
 /// The groups with their queue pairs. A group without queue pairs has no entry.
 #[derive(Debug, Default)]

@@ -42,7 +42,7 @@ pub mod wire;
 
 pub use engine::{Engine, TxStop};
 pub use footprint::Footprint;
-pub use groups::GroupError;
+pub use groups::{GROUPS_MAX, GroupError, MEMBERS_MAX};
 pub use gsi::{Addressee, addressee};
 pub use ingress::{Datagram, IpId};
 pub use pacer::Pacing;

@@ -206,7 +206,7 @@ pub enum SendOp {
     BindMw {
         /// The window's key until now.
         mw: Key,
-        /// Its key from now on: only the low 8 bits may differ.
+        /// Its key from now on, of which only the low 8 bits count.
         rkey: Key,
         /// The local key of the region.
         region: Key,

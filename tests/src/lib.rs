@@ -18,6 +18,7 @@
 
 pub mod alone;
 pub mod attacker;
+pub mod capi;
 pub mod captures;
 pub mod confined;
 mod delay;

@@ -4,100 +4,15 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante_node::{Container, LabConfig, Pair};
+use rocinante_tests::capi::{Library, NOBODY, has_librdmacm};
 use rocinante_tests::harness::Backend;
 use rocinante_tests::running::{Done, Running};
 use rocinante_tests::{require_backend, require_lab, require_program, skip};
-
-const NOBODY: u32 = 65534;
-
-/// A folder with the library under its name, where every user can read it.
-struct Library(PathBuf);
-
-impl Library {
-    fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let folder = std::env::temp_dir().join(format!(
-            "rocinante-capi-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        ));
-        fs::create_dir(&folder).unwrap();
-        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
-        // Cargo builds it beside this program.
-        let built = std::env::current_exe().unwrap().with_file_name("librocinante_ibverbs.so");
-        let copy = folder.join("libibverbs.so.1");
-        fs::copy(built, &copy).unwrap();
-        fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
-        Self(folder)
-    }
-
-    /// A program that gets the library, as the user `nobody`, without capabilities.
-    fn command(&self, line: &str) -> Command {
-        let mut words = line.split_whitespace();
-        let mut command = Command::new(words.next().unwrap());
-        command
-            .args(words)
-            .uid(NOBODY)
-            .gid(NOBODY)
-            .current_dir("/")
-            .env("LD_PRELOAD", self.0.join("libibverbs.so.1"))
-            .env("LD_LIBRARY_PATH", &self.0)
-            .env("ROCINANTE_NETDEV", "udp")
-            .env("ROCINANTE_LOG", "warn")
-            .stdin(Stdio::null());
-        command
-    }
-
-    /// The library that `rocinante run` preloads besides.
-    fn copy_of_paths(&self) -> PathBuf {
-        let built = std::env::current_exe().unwrap().with_file_name("librocinante_paths.so");
-        let copy = self.0.join("librocinante_paths.so");
-        fs::copy(built, &copy).unwrap();
-        fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
-        copy
-    }
-
-    /// The command line of a script beside the library.
-    fn script(&self, name: &str) -> String {
-        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/capi");
-        for file in [name, "verbs.py"] {
-            fs::copy(from.join(file), self.0.join(file)).unwrap();
-        }
-        format!("/usr/bin/python3 -B {}", self.0.join(name).display())
-    }
-
-    /// Compiles a C program with the system's headers and libraries.
-    fn compiled(&self, name: &str, libraries: &[&str]) -> String {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/capi").join(name);
-        let program = self.0.join(name).with_extension("");
-        let mut cc = Command::new("cc");
-        cc.args(["-O1", "-Wall", "-Werror"]).arg(source).arg("-o").arg(&program).args(libraries);
-        assert!(cc.status().unwrap().success(), "{cc:?}");
-        program.display().to_string()
-    }
-
-    fn start(&self, at: &Container, line: &str) -> Running {
-        let mut command = self.command(line);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        Running::of(at.spawn(&mut command).unwrap())
-    }
-
-    fn run(&self, at: &Container, line: &str) -> Done {
-        self.start(at, line).finish()
-    }
-}
-
-impl Drop for Library {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// What a client of a ping-pong says that is started anew until its server listens.
 fn once_it_listens(mut client: impl FnMut() -> Running) -> Done {
@@ -464,11 +379,6 @@ fn a_bare_file_system_is_enough() {
     let server = server.finish().succeeded();
     assert_eq!((&*client.err, &*server.err), ("", ""));
     assert!(client.out.contains("1000 iters in"), "{}", client.out);
-}
-
-/// librdmacm's own headers, which its programs are compiled with.
-fn has_librdmacm() -> bool {
-    Path::new("/usr/include/rdma/rdma_cma.h").exists()
 }
 
 /// Events, status codes, lengths of private data, ports, backlogs, signals: as the kernel has them.

@@ -16,18 +16,19 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 pub use rocinante_netdev::{
-    DEVICES_VARIABLE, Interface, NamedInterface, PortClaim, apart, gid_table_len, named_interfaces,
-    sysfs,
+    DEVICES_VARIABLE, Interface, NamedInterface, NextHop, PortClaim, apart, gid_table_len,
+    named_interfaces, sysfs,
 };
 pub use rocinante_stack::cm::{
-    Accept, AskId, Asked, CmEvent, ConnId, Connect, ListenerId, QpSide, QueryId, Reply, Request,
+    Accept, AskId, Asked, CmEvent, ConnId, Connect, Ended, ListenerId, QpSide, QueryId, Reply,
+    Request,
 };
-pub use rocinante_stack::grh_addresses;
 use rocinante_stack::mem::{Access, AccessError, MwType, Sge};
 use rocinante_stack::types::{Key, Qpn};
 use rocinante_stack::verbs::{AhId, QpState, QpType, RecvWr, SendWr};
 pub use rocinante_stack::verbs::{Cqe, Sender};
 pub use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus, Transport};
+pub use rocinante_stack::{GROUPS_MAX, MEMBERS_MAX, grh_addresses};
 use rocinante_stack::{QpAttr, SrqAttr, SrqChange};
 
 use crate::context::Context;
@@ -76,9 +77,10 @@ impl Device {
         self.0.peer_of(qpn)
     }
 
-    #[must_use]
-    pub fn alloc_pd(&self) -> Pd {
-        Pd(soft::Pd::new(&self.0))
+    pub fn alloc_pd(&self) -> Result<Pd, VerbsError> {
+        let (what, max) = ("protection domains", PDS_MAX);
+        let count = soft::Counted::new(&self.0, |hca| &hca.plain_pds, (what, max))?;
+        Ok(Pd(soft::Pd::new(&self.0), count))
     }
 
     pub fn create_channel(&self) -> Result<Channel, VerbsError> {
@@ -318,9 +320,16 @@ pub fn add(sum: &mut DeviceCounters, more: &DeviceCounters) {
     sum.add(more);
 }
 
+/// Most protection domains and most address handles of a device: what a C program is told.
+pub const PDS_MAX: u32 = 1 << 16;
+pub const AHS_MAX: u32 = 1 << 16;
+
 /// A protection domain.
 #[derive(Debug)]
-pub struct Pd(soft::Pd);
+pub struct Pd(
+    soft::Pd,
+    #[allow(dead_code, reason = "counts as long as it is there")] soft::Counted,
+);
 
 /// The attributes of a new queue pair.
 #[derive(Debug)]
@@ -367,7 +376,9 @@ impl Pd {
         if local.is_ipv4() != path.remote.is_ipv4() {
             return Err(VerbsError::Path(io::ErrorKind::InvalidInput.into()));
         }
-        soft::Ah::create(&self.0, local, path).map(Ah)
+        let (what, max) = ("address handles", AHS_MAX);
+        let count = soft::Counted::new(self.0.device(), |hca| &hca.plain_ahs, (what, max))?;
+        Ok(Ah(soft::Ah::create(&self.0, local, path)?, count))
     }
 
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<Srq, VerbsError> {
@@ -400,6 +411,11 @@ impl Mr {
         self.0.key()
     }
 
+    /// Deregisters it, unless a window is bound to it. Requests that name it fail.
+    pub fn remove(&mut self) -> Result<(), VerbsError> {
+        self.0.remove(true)
+    }
+
     /// Changes the domain and the memory, if they are given, and the access. The key stays unless
     /// the memory changes.
     pub fn change(
@@ -426,7 +442,7 @@ impl Mw {
 
 /// An address handle.
 #[derive(Debug)]
-pub struct Ah(soft::Ah);
+pub struct Ah(soft::Ah, #[allow(dead_code, reason = "as of a domain")] soft::Counted);
 
 impl Ah {
     #[must_use]
@@ -559,9 +575,19 @@ impl Qp {
         self.0.post_send(list)
     }
 
+    /// Posts all requests of a list, or none.
+    pub fn post_send_all(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+        self.0.post_send_all(list)
+    }
+
     #[inline]
     pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         self.0.post_recv(list)
+    }
+
+    #[must_use]
+    pub fn is_in_group(&self) -> bool {
+        self.0.is_in_group()
     }
 
     pub fn attach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {

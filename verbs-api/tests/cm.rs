@@ -104,6 +104,29 @@ fn a_request_that_is_dropped_is_rejected() {
     assert_eq!(reason, RejReason::CONSUMER);
 }
 
+/// One for each family; that of IPv4 is the more precise for what comes over it.
+#[test]
+fn wildcards_of_both_families_have_a_listener_each() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net);
+    let at = |address: &str| Listener::bind(&b.ctx, address.parse().unwrap(), 4);
+    let [v4, all] = ["0.0.0.0:7471", "[::]:7471"].map(|address| at(address).unwrap());
+    for address in ["0.0.0.0:7471", "[::]:7471"] {
+        let error = at(address).unwrap_err();
+        let kind = std::io::Error::from_raw_os_error(error.errno()).kind();
+        assert_eq!(kind, std::io::ErrorKind::AddrInUse, "{error}");
+    }
+    let asked = Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();
+    drop(v4.request(Some(PATIENCE)).unwrap());
+    assert!(asked.wait(PATIENCE).is_err() && all.try_request().unwrap().is_none());
+    drop(v4);
+    let asked = Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();
+    drop(all.request(Some(PATIENCE)).unwrap());
+    assert!(asked.wait(PATIENCE).is_err());
+    // What was refused has taken nothing, and the place of the one that is gone is free.
+    let _v4 = at("0.0.0.0:7471").unwrap();
+}
+
 #[test]
 fn who_does_not_wait_any_more_is_not_offered() {
     let net = SimNet::new(1);

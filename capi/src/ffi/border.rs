@@ -21,27 +21,43 @@ pub(super) fn caught<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(libc::EIO))
 }
 
-/// For calls that return 0 or the errno.
-#[inline]
+/// The result of a call that is not made per request. What a program reads in errno is the errno of
+/// a failure; success leaves it as it was, whatever the body has called.
+fn told<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    // SAFETY: the function returns the address of the thread's own errno.
+    let before = unsafe { *libc::__errno_location() };
+    let outcome = caught(body);
+    set_errno(outcome.as_ref().err().copied().unwrap_or(before));
+    outcome
+}
+
+/// For calls that return 0 or the errno, which errno has, too.
 pub(super) fn status(body: impl FnOnce() -> Outcome<()>) -> c_int {
-    caught(body).err().unwrap_or(0)
+    told(body).err().unwrap_or(0)
+}
+
+/// As [`status`], for the calls that a program makes for each request: success costs no look at
+/// errno.
+#[inline]
+pub(super) fn posted(body: impl FnOnce() -> Outcome<()>) -> c_int {
+    caught(body).map_or_else(refuse, |()| 0)
+}
+
+/// Leaves an errno where programs look for it, and returns it.
+#[cold]
+pub(super) fn refuse(errno: c_int) -> c_int {
+    set_errno(errno);
+    errno
 }
 
 /// For calls that return -1 and set errno.
-#[inline]
 pub(super) fn minus(body: impl FnOnce() -> Outcome<c_int>) -> c_int {
-    caught(body).unwrap_or_else(|errno| {
-        set_errno(errno);
-        -1
-    })
+    told(body).unwrap_or(-1)
 }
 
 /// For calls that return NULL and set errno.
 pub(super) fn pointer<T>(body: impl FnOnce() -> Outcome<*mut T>) -> *mut T {
-    caught(body).unwrap_or_else(|errno| {
-        set_errno(errno);
-        ptr::null_mut()
-    })
+    told(body).unwrap_or(ptr::null_mut())
 }
 
 /// For calls that return nothing.

@@ -10,7 +10,7 @@ use rocinante::device::Limits;
 use rocinante::plain;
 use rocinante::verbs::Qpn;
 
-use super::border::{Outcome, afford, caught, pointer, status};
+use super::border::{Outcome, afford, caught, pointer, posted, refuse, status};
 use super::channel;
 use super::context::{self, refused};
 use super::cq_ex;
@@ -199,30 +199,29 @@ pub(super) unsafe extern "C" fn poll_cq(
     wc: *mut abi::Wc,
 ) -> c_int {
     // SAFETY: the program's queue and array.
-    caught(|| Ok(unsafe { poll(cq, entries, wc) })).unwrap_or_else(|errno| -errno)
+    caught(|| unsafe { poll(cq, entries, wc) }).unwrap_or_else(|errno| -refuse(errno))
 }
 
-/// The number of completions, or the negative errno.
+/// The number of completions.
 ///
 /// # Safety
 /// As for `ibv_poll_cq(3)`.
 #[inline]
-unsafe fn poll(cq: *mut abi::Cq, entries: c_int, wc: *mut abi::Wc) -> c_int {
+unsafe fn poll(cq: *mut abi::Cq, entries: c_int, wc: *mut abi::Wc) -> Outcome<c_int> {
     if entries <= 0 {
-        return if entries == 0 { 0 } else { -libc::EINVAL };
+        return if entries == 0 { Ok(0) } else { Err(libc::EINVAL) };
     }
     if wc.is_null() {
-        return -libc::EINVAL;
+        return Err(libc::EINVAL);
     }
     // SAFETY: the program's queue, and its array of so many entries, which are plain numbers.
     let (queue, out) = unsafe {
-        let Ok(queue) = Queue::of(cq) else { return -libc::EINVAL };
-        (queue, std::slice::from_raw_parts_mut(wc, entries.unsigned_abs() as usize))
+        (Queue::of(cq)?, std::slice::from_raw_parts_mut(wc, entries.unsigned_abs() as usize))
     };
     let count = queue.cq.take(out, convert::wc);
     if count == 0 {
         // SAFETY: the program's queue.
-        return if queue.cq.has_ended() { unsafe { ended(cq) } } else { 0 };
+        return if queue.cq.has_ended() { unsafe { ended(cq) } } else { Ok(0) };
     }
     if let Some(completions) = out.get(..count)
         && completions.iter().any(|wc| wc.status != 0)
@@ -231,20 +230,19 @@ unsafe fn poll(cq: *mut abi::Cq, entries: c_int, wc: *mut abi::Wc) -> c_int {
         unsafe { tell(cq, completions) };
     }
     // No more than `entries`.
-    count as c_int
+    Ok(count as c_int)
 }
 
-/// The negative errno of a queue that is empty and gets no more.
+/// The errno of a queue that is empty and gets no more.
 ///
 /// # Safety
 /// It is the program's queue.
 #[cold]
 #[inline(never)]
-unsafe fn ended(cq: *mut abi::Cq) -> c_int {
+unsafe fn ended(cq: *mut abi::Cq) -> Outcome<c_int> {
     // SAFETY: the caller vouches for it.
-    let end = unsafe { Queue::of(cq) };
-    let end = end.and_then(|queue| queue.cq.check_end().map_err(refused("ibv_poll_cq")));
-    end.map_or_else(|errno| -errno, |()| 0)
+    let end = unsafe { Queue::of(cq) }?.cq.check_end();
+    end.map(|()| 0).map_err(refused("ibv_poll_cq"))
 }
 
 /// Says why completions failed, if that was asked for.
@@ -264,7 +262,7 @@ pub(super) unsafe fn tell(cq: *mut abi::Cq, completions: &[abi::Wc]) {
 
 /// `ibv_req_notify_cq(3)`.
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut abi::Cq, solicited_only: c_int) -> c_int {
-    status(|| {
+    posted(|| {
         // SAFETY: the program's queue.
         unsafe { Queue::of(cq)? }.cq.req_notify(solicited_only != 0);
         Ok(())

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use parking_lot::lock_api::RawMutex as _;
 
-use super::border::{Outcome, status};
+use super::border::{Outcome, caught, refuse};
 use super::context::refused;
 use super::cq::{Queue, tell};
 use crate::abi::{Cq, CqEx, Wc};
@@ -65,12 +65,12 @@ unsafe fn take(cq: *mut CqEx, queue: &Queue) -> Outcome<()> {
 unsafe extern "C" fn start_poll(cq: *mut CqEx, attr: *mut u32) -> c_int {
     // SAFETY: the program's queue and structure.
     unsafe {
-        let Ok(queue) = Queue::of(cq.cast()) else { return libc::EINVAL };
+        let Ok(queue) = Queue::of(cq.cast()) else { return refuse(libc::EINVAL) };
         if attr.as_ref().is_some_and(|comp_mask| *comp_mask != 0) {
-            return libc::EINVAL;
+            return refuse(libc::EINVAL);
         }
         queue.polling.lock();
-        let taken = status(|| take(cq, queue));
+        let taken = found(|| take(cq, queue));
         if taken != 0 {
             queue.polling.unlock();
         }
@@ -80,7 +80,17 @@ unsafe extern "C" fn start_poll(cq: *mut CqEx, attr: *mut u32) -> c_int {
 
 unsafe extern "C" fn next_poll(cq: *mut CqEx) -> c_int {
     // SAFETY: the program's queue, between the two calls.
-    status(|| unsafe { take(cq, Queue::of(cq.cast())?) })
+    found(|| unsafe { take(cq, Queue::of(cq.cast())?) })
+}
+
+/// That there is no completion is no failure: programs ask again and again, and errno stays.
+#[inline]
+fn found(take: impl FnOnce() -> Outcome<()>) -> c_int {
+    match caught(take) {
+        Ok(()) => 0,
+        Err(libc::ENOENT) => libc::ENOENT,
+        Err(errno) => refuse(errno),
+    }
 }
 
 unsafe extern "C" fn end_poll(cq: *mut CqEx) {

@@ -8,7 +8,7 @@ use rocinante::Access;
 use rocinante::plain;
 use rocinante::verbs::MwType;
 
-use super::border::{Outcome, afford, pointer, set_errno, status};
+use super::border::{Outcome, afford, pointer, status};
 use super::context::{self, refused};
 use super::object::{Object, Private};
 use super::pd::Domain;
@@ -139,6 +139,11 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut abi::Mr) -> c_int {
         unsafe {
             let object = Object::<Region>::of(mr)?;
             let shared = context::of((*mr).context)?;
+            if !shared.is_inherited() {
+                // Of a window that is bound to it, the kernel's device says EINVAL.
+                let removed = object.private.mr.lock().remove();
+                removed.map_err(refused("ibv_dereg_mr")).map_err(|_| libc::EINVAL)?;
+            }
             if let Ok(domain) = Domain::of((*mr).pd) {
                 domain.remove_user();
             }
@@ -162,11 +167,7 @@ pub(super) unsafe extern "C" fn rereg_mr(
 ) -> c_int {
     // SAFETY: the program's objects and memory.
     let changed = status(|| unsafe { change(mr, flags, pd, (addr, length), access) });
-    if changed == 0 {
-        return 0;
-    }
-    set_errno(changed);
-    REREG_INPUT
+    if changed == 0 { 0 } else { REREG_INPUT }
 }
 
 /// # Safety

@@ -5,8 +5,8 @@ use std::ffi::c_int;
 
 use rocinante::plain;
 
-use super::border::{Outcome, pointer, status};
-use super::context;
+use super::border::{Outcome, afford, pointer, status};
+use super::context::{self, refused};
 use super::object::{Object, Private, Users};
 use crate::abi;
 
@@ -79,7 +79,8 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut abi::Context) -> *mut abi
     pointer(|| {
         // SAFETY: the program's context.
         let shared = unsafe { context::of(context)? };
-        let pd = shared.device()?.alloc_pd();
+        afford(0)?;
+        let pd = shared.device()?.alloc_pd().map_err(refused("ibv_alloc_pd"))?;
         let domain = Domain { kind: Kind::Own(pd), users: Users::default() };
         Ok(Object::make(abi::Pd { context, handle: 0 }, domain))
     })

@@ -9,7 +9,7 @@ use std::{ptr, slice};
 use rocinante::verbs::{Destination, Key, PostListError, QpType, Qpn, SendData, SendOp};
 use rocinante::{Access, RecvWr, SendWr, VerbsError};
 
-use super::border::{Outcome, status};
+use super::border::{Outcome, posted};
 use super::memory::is_window;
 use super::qp::Pair;
 use super::{ah, srq};
@@ -93,11 +93,21 @@ unsafe fn gather<'a>(sges: &[Sge], room: &'a mut [u8; INLINE_MAX]) -> Option<&'a
     Some(&room[..end])
 }
 
-/// The operation that binds a window.
+/// The key that a window with the key `now` gets by a binding: the program gives the low 8 bits.
+pub(super) fn bound_key(now: u32, given: u32) -> u32 {
+    now & !0xff | given & 0xff
+}
+
+/// The operation that binds a window whose key is `now`.
 ///
 /// # Safety
 /// The program's window and region.
-pub(super) unsafe fn bind(mw: *mut abi::Mw, rkey: u32, info: &MwBindInfo) -> Outcome<SendOp> {
+pub(super) unsafe fn bind(
+    mw: *mut abi::Mw,
+    now: impl FnOnce(u32) -> u32,
+    given: u32,
+    info: &MwBindInfo,
+) -> Outcome<SendOp> {
     // SAFETY: the caller vouches for it.
     unsafe {
         if !is_window(mw) {
@@ -116,7 +126,8 @@ pub(super) unsafe fn bind(mw: *mut abi::Mw, rkey: u32, info: &MwBindInfo) -> Out
         let access = convert::access(info.access).ok_or(libc::EINVAL)?;
         let access = access.without(Access::LOCAL_WRITE).without(Access::MW_BIND);
         let addr = if len == 0 { 0 } else { info.addr };
-        let (mw, rkey) = (Key((*mw).rkey), Key(rkey));
+        let now = now((*mw).rkey);
+        let (mw, rkey) = (Key(now), Key(bound_key(now, given)));
         Ok(SendOp::BindMw { mw, rkey, region, addr, len, access })
     }
 }
@@ -181,7 +192,9 @@ unsafe fn operation(pair: &Pair, wr: &abi::SendWr) -> Outcome<SendOp> {
         opcode::SEND_WITH_INV => SendOp::SendInv { rkey: invalidate },
         opcode::ATOMIC_WRITE => SendOp::AtomicWrite { remote, rkey: key },
         // SAFETY: the caller vouches for it.
-        opcode::BIND_MW => unsafe { bind(wr.bind_mw.mw, wr.bind_mw.rkey, &wr.bind_mw.info)? },
+        opcode::BIND_MW => unsafe {
+            bind(wr.bind_mw.mw, |now| now, wr.bind_mw.rkey, &wr.bind_mw.info)?
+        },
         // Segmentation, tags and drivers' own: a card's.
         _ => return Err(libc::EINVAL),
     })
@@ -204,7 +217,7 @@ pub(super) unsafe extern "C" fn post_send(
 ) -> c_int {
     // The first request that is not posted.
     let mut next = first;
-    let errno = status(|| {
+    let errno = posted(|| {
         // SAFETY: the program's queue pair and requests, as far as the last of them.
         unsafe {
             let pair = Pair::of(qp)?;
@@ -372,13 +385,15 @@ impl<T: Copy> Batch<T> {
 /// # Safety
 /// The program's requests.
 #[inline]
-unsafe fn receives(
+unsafe fn receives<T>(
     first: *mut abi::RecvWr,
     bad: *mut *mut abi::RecvWr,
-    post: impl Fn(&[RecvWr<'_>]) -> Result<(), PostListError>,
+    to: impl FnOnce() -> Outcome<T>,
+    post: impl Fn(&T, &[RecvWr<'_>]) -> Result<(), PostListError>,
 ) -> c_int {
     let mut next = first;
-    let errno = status(|| {
+    let errno = posted(|| {
+        let to = to()?;
         while !next.is_null() {
             let (mut batch, mut behind) = (Batch::new(), next);
             while !batch.is_full() && !behind.is_null() {
@@ -391,7 +406,7 @@ unsafe fn receives(
             if batch.list().is_empty() {
                 return Err(libc::EINVAL);
             }
-            if let Err(error) = post(batch.list()) {
+            if let Err(error) = post(&to, batch.list()) {
                 let (index, errno) = refusal(error);
                 for _ in 0..index {
                     // SAFETY: the caller vouches for it.
@@ -417,12 +432,7 @@ pub(super) unsafe extern "C" fn post_recv(
     bad: *mut *mut abi::RecvWr,
 ) -> c_int {
     // SAFETY: the program's queue pair and requests.
-    unsafe {
-        match Pair::of(qp) {
-            Ok(pair) => receives(first, bad, |list| pair.qp.post_recv(list)),
-            Err(errno) => errno,
-        }
-    }
+    unsafe { receives(first, bad, || Pair::of(qp), |pair, list| pair.qp.post_recv(list)) }
 }
 
 /// `ibv_post_srq_recv(3)`.
@@ -432,12 +442,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     bad: *mut *mut abi::RecvWr,
 ) -> c_int {
     // SAFETY: the program's queue and requests.
-    unsafe {
-        match srq::of(queue) {
-            Ok(queue) => receives(first, bad, |list| queue.srq.post_recv(list)),
-            Err(errno) => errno,
-        }
-    }
+    unsafe { receives(first, bad, || srq::of(queue), |queue, list| queue.srq.post_recv(list)) }
 }
 
 /// `ibv_bind_mw(3)`: a window of type 1, under its next key.
@@ -446,7 +451,7 @@ pub(super) unsafe extern "C" fn bind_mw(
     mw: *mut abi::Mw,
     bind_of: *const abi::MwBind,
 ) -> c_int {
-    status(|| {
+    posted(|| {
         // SAFETY: the program's objects and structure.
         unsafe {
             let (pair, how) = (Pair::of(qp)?, bind_of.as_ref().ok_or(libc::EINVAL)?);
@@ -454,11 +459,11 @@ pub(super) unsafe extern "C" fn bind_mw(
                 return Err(libc::EINVAL);
             }
             let key = (*mw).rkey;
-            let rkey = key & !0xff | key.wrapping_add(1) & 0xff;
-            let op = bind(mw, rkey, &how.info)?;
+            let next = key.wrapping_add(1);
+            let op = bind(mw, |now| now, next, &how.info)?;
             let one = request(how.wr_id, op, SendData::NONE, how.send_flags);
             pair.qp.post_send(&[one]).map_err(|error| refusal(error).1)?;
-            (*mw).rkey = rkey;
+            (*mw).rkey = bound_key(key, next);
         }
         Ok(())
     })

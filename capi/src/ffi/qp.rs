@@ -295,6 +295,10 @@ pub(super) unsafe extern "C" fn destroy_qp(qp: *mut abi::Qp) -> c_int {
             let object = Object::<Pair>::of(qp.cast())?;
             let shared = context::of((*qp).context)?;
             if !shared.is_inherited() {
+                // As the kernel has it: detach first.
+                if object.private.qp.is_in_group() {
+                    return Err(libc::EBUSY);
+                }
                 shared.objects.lock().qps.remove(&(*qp).qp_num);
                 object.private.events.wait();
                 Queue::of((*qp).send_cq)?.users.remove();

@@ -9,7 +9,7 @@ use parking_lot::lock_api::RawMutex as _;
 use rocinante::SendWr;
 use rocinante::verbs::{Destination, FlushLevel, Key, Placement, QpType, SendData, SendOp};
 
-use super::border::{Outcome, quiet, status};
+use super::border::{Outcome, posted, quiet, refuse};
 use super::post::{BATCH, Batch, bind, bytes, destination, refusal, request};
 use super::qp::Pair;
 use crate::abi::{Ah, DataBuf, Mw, MwBindInfo, Qp, QpEx, Sge};
@@ -52,6 +52,12 @@ impl Builder {
         if self.failed == 0 {
             self.failed = errno;
         }
+    }
+
+    /// Appends a request without data, with the number and flags that the program has set.
+    fn push(&mut self, qp: &QpEx, op: SendOp) {
+        let (wr_id, flags, at) = (qp.wr_id, qp.wr_flags, self.sges.len());
+        self.list.push(Request { wr_id, flags, op, data: Data::Sges(at..at) });
     }
 
     fn set(&mut self, data: Data) {
@@ -155,9 +161,8 @@ unsafe fn push(qp: *mut QpEx, op: impl FnOnce(&Pair) -> Outcome<SendOp>) {
     // SAFETY: the caller vouches for it.
     unsafe {
         build(qp, |pair, builder| {
-            let (wr_id, flags, at) = ((*qp).wr_id, (*qp).wr_flags, builder.sges.len());
             let op = op(pair)?;
-            builder.list.push(Request { wr_id, flags, op, data: Data::Sges(at..at) });
+            builder.push(&*qp, op);
             Ok(())
         });
     }
@@ -221,9 +226,15 @@ fn flush(rkey: Key, remote: u64, len: usize, placement: u8, level: u8) -> Outcom
 unsafe extern "C" fn wr_bind_mw(qp: *mut QpEx, mw: *mut Mw, rkey: u32, info: *const MwBindInfo) {
     // SAFETY: the program's window and structure, between the two calls.
     unsafe {
-        push(qp, |_| bind(mw, rkey, info.as_ref().ok_or(libc::EINVAL)?));
         build(qp, |_, builder| {
-            builder.bound.push((mw as usize, rkey));
+            let info = info.as_ref().ok_or(libc::EINVAL)?;
+            // The one before in this list has not changed the window yet.
+            let earlier = builder.bound.iter().rev().find(|(other, _)| *other == mw as usize);
+            let op = bind(mw, |now| earlier.map_or(now, |(_, key)| *key), rkey, info)?;
+            builder.push(&*qp, op);
+            if let SendOp::BindMw { rkey, .. } = op {
+                builder.bound.push((mw as usize, rkey.0));
+            }
             Ok(())
         });
     }
@@ -310,9 +321,12 @@ unsafe extern "C" fn wr_start(qp: *mut QpEx) {
 unsafe extern "C" fn wr_complete(qp: *mut QpEx) -> c_int {
     // SAFETY: the program's queue pair, whose lock this thread took in `wr_start`.
     unsafe {
-        let Ok(pair) = Pair::of(qp.cast()) else { return libc::EINVAL };
+        let Ok(pair) = Pair::of(qp.cast()) else { return refuse(libc::EINVAL) };
+        if !pair.building.is_locked() {
+            return refuse(libc::EINVAL);
+        }
         let builder = &*pair.builder.get();
-        let errno = status(|| post(pair, builder));
+        let errno = posted(|| post(pair, builder));
         pair.building.unlock();
         errno
     }
@@ -329,15 +343,25 @@ unsafe extern "C" fn wr_abort(qp: *mut QpEx) {
     }
 }
 
+/// Posts all that was built, or nothing.
 fn post(pair: &Pair, builder: &Builder) -> Outcome<()> {
     if builder.failed != 0 {
         return Err(builder.failed);
     }
-    for some in builder.list.chunks(BATCH) {
-        let mut batch = Batch::new();
-        some.iter().for_each(|one| batch.push(builder.prepared(one)));
-        pair.qp.post_send(batch.list()).map_err(|error| refusal(error).1)?;
-    }
+    let requests = builder.list.iter().map(|one| builder.prepared(one));
+    let posted = match builder.list.len() {
+        ..=BATCH => {
+            let mut batch = Batch::new();
+            requests.for_each(|one| batch.push(one));
+            match batch.list() {
+                // One is all of it.
+                one @ [_] => pair.qp.post_send(one),
+                list => pair.qp.post_send_all(list),
+            }
+        }
+        _ => pair.qp.post_send_all(&requests.collect::<Vec<_>>()),
+    };
+    posted.map_err(|error| refusal(error).1)?;
     for (mw, rkey) in &builder.bound {
         // SAFETY: `wr_bind_mw` saw that it is a window of the program's.
         unsafe { (*(*mw as *mut Mw)).rkey = *rkey };

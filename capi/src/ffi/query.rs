@@ -7,7 +7,7 @@ use std::ptr;
 
 use rocinante::plain::gid_table_len;
 
-use super::border::{Outcome, minus, set_errno, status};
+use super::border::{Outcome, minus, status};
 use super::context::{self, Shared};
 use crate::abi;
 use crate::convert;
@@ -298,10 +298,8 @@ pub(super) unsafe extern "C" fn get_pkey_index(
     port: u8,
     pkey: u16,
 ) -> c_int {
-    let found = pkey_at(context, port, 0);
-    if found == Ok(u16::from_be(pkey)) {
-        return 0;
-    }
-    set_errno(libc::EINVAL);
-    -1
+    minus(|| {
+        let found = pkey_at(context, port, 0)?;
+        if found == u16::from_be(pkey) { Ok(0) } else { Err(libc::EINVAL) }
+    })
 }

@@ -10,6 +10,7 @@ use super::border::{Outcome, afford, pointer, status};
 use super::context::{self, refused};
 use super::object::{Object, Private, Unacknowledged, Users};
 use super::pd::Domain;
+use super::stubs;
 use crate::abi;
 
 /// What is ours of a shared receive queue.
@@ -153,7 +154,7 @@ pub(super) unsafe extern "C" fn query_srq(srq: *mut abi::Srq, attr: *mut abi::Sr
 /// `ibv_get_srq_num(3)`: only a queue of type XRC has one that peers name.
 pub(super) unsafe extern "C" fn get_srq_num(srq: *mut abi::Srq, number: *mut u32) -> c_int {
     let _ = (srq, number);
-    libc::EOPNOTSUPP
+    stubs::errno()
 }
 
 /// `ibv_destroy_srq(3)`.

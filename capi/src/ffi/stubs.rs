@@ -5,11 +5,11 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::border::set_errno;
+use super::border::{refuse, set_errno};
 
-/// Returns `EOPNOTSUPP`.
+/// Returns `EOPNOTSUPP`, which errno has, too.
 pub(super) extern "C" fn errno() -> c_int {
-    libc::EOPNOTSUPP
+    refuse(libc::EOPNOTSUPP)
 }
 
 /// Returns -1, with errno.
@@ -34,5 +34,5 @@ pub(super) extern "C" fn nothing() {}
 
 /// Returns `EOPNOTSUPP`, where the type of the slot asks for an argument.
 pub(super) unsafe extern "C" fn one_argument(_: *mut c_void) -> c_int {
-    libc::EOPNOTSUPP
+    errno()
 }

@@ -2,10 +2,11 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
-use rocinante::plain::ServiceId;
+use rocinante::plain::{NextHop, ServiceId};
 
-use super::devices::toward;
+use super::devices::{toward, zone};
 use super::event::{Kind, Param};
 use super::id::{Held, Id, Phase, ToListener};
 use super::ports::Bound;
@@ -55,9 +56,11 @@ impl Command<'_> {
         // libfabric takes an id without one for those of all devices.
         let has_none = address.ip().is_unspecified() || address.ip().is_loopback();
         let near = match address.ip() {
+            // As `cma_check_linklocal`.
+            _ if zone(address) == Some(0) => return Err(libc::EINVAL),
             ip if ip.is_unspecified() => self.it.devices.all().unwrap_or_default(),
-            ip if ip.is_loopback() => self.it.devices.of(ip).into_iter().collect(),
-            ip => vec![self.it.devices.of(ip)?],
+            ip if ip.is_loopback() => self.it.devices.of(address).into_iter().collect(),
+            _ => vec![self.it.devices.of(address)?],
         };
         // Other processes see a port on devices that are open. One that cannot be opened says so
         // when the id connects or listens.
@@ -81,16 +84,22 @@ impl Command<'_> {
 
     pub(super) fn resolve_ip(&self) -> Outcome<Answer> {
         let id = self.id(2 * SOCKADDR_IN6)?;
-        self.resolve(&id, self.body.address(0)?, self.body.address(SOCKADDR_IN6)?)
+        let ends = (self.body.address(0)?, self.body.address(SOCKADDR_IN6)?);
+        self.resolve(&id, ends, self.body.u32(2 * SOCKADDR_IN6 + 4))
     }
 
     pub(super) fn resolve_addr(&self) -> Outcome<Answer> {
         let id = self.id(0)?;
         let local = if self.body.u16(8) == 0 { Address::None } else { self.body.address(16)? };
-        self.resolve(&id, local, self.body.address(16 + 128)?)
+        self.resolve(&id, (local, self.body.address(16 + 128)?), self.body.u32(4))
     }
 
-    fn resolve(&self, id: &Arc<Id>, local: Address, peer: Address) -> Outcome<Answer> {
+    fn resolve(
+        &self,
+        id: &Arc<Id>,
+        (local, peer): (Address, Address),
+        patience_ms: u32,
+    ) -> Outcome<Answer> {
         let peer = peer.ip()?;
         let mut held = id.held.lock();
         let is_idle = matches!(held.phase, Phase::Idle);
@@ -119,14 +128,21 @@ impl Command<'_> {
         }
         match way {
             Ok((from, to, found)) => {
-                let local = with_address(held.local.unwrap_or(local), from);
+                let local = with_port(from, held.local.unwrap_or(local).port());
                 if held.has_port {
                     self.it.ports.lock().settle(id.space, id.number, local);
                 }
-                (held.local, held.peer) = (Some(local), Some(with_address(peer, to)));
+                (held.local, held.peer) = (Some(local), Some(with_port(to, peer.port())));
                 held.opened = held.opened.take().or(near);
-                (held.found, held.phase) = (Some(found), Phase::AddrResolved);
-                id.tell(Kind::AddrResolved, 0, Param::default());
+                held.found = Some(found);
+                // What the kernel does not tell of neighbours is no reason to wait.
+                let hop = NextHop::of(from.ip(), to).unwrap_or(None);
+                held.phase = Phase::AddrQuery;
+                let patience = Duration::from_millis(patience_ms.into());
+                if !hop.is_some_and(|hop| self.it.resolving.add(id, hop, patience)) {
+                    held.phase = Phase::AddrResolved;
+                    id.tell(Kind::AddrResolved, 0, Param::default());
+                }
             }
             Err(errno) => {
                 held.peer = Some(peer);
@@ -165,8 +181,8 @@ impl Command<'_> {
         };
         id.facts.lock().backlog = backlog as usize;
         let (devices, address) = match local.ip() {
-            ip if ip.is_unspecified() => (self.it.devices.all()?, None),
-            ip => (vec![self.it.devices.of(ip)?], Some(ip)),
+            ip if ip.is_unspecified() => (self.it.devices.all()?, Some(ip).filter(|_| one_family)),
+            ip => (vec![self.it.devices.of(local)?], Some(ip)),
         };
         let service = id.service_of(&held);
         let (mut places, mut failed) = (Vec::new(), None);
@@ -175,7 +191,6 @@ impl Command<'_> {
                 let sink = ToListener {
                     id: id.clone(),
                     local,
-                    one_family,
                     opened: Arc::downgrade(&opened),
                     table: self.it.table.clone(),
                 };
@@ -201,8 +216,8 @@ impl Command<'_> {
     }
 }
 
-/// The address with another IP address, and its port.
-fn with_address(mut address: SocketAddr, ip: std::net::IpAddr) -> SocketAddr {
-    address.set_ip(ip);
+/// The address, its scope included, with another port.
+fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
+    address.set_port(port);
     address
 }

@@ -1,7 +1,7 @@
 //! The devices of addresses.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -31,6 +31,15 @@ impl Opened {
         let table = self.context.gid_table();
         let index = table.iter().position(|gid| *gid == Some(address));
         index.and_then(|index| u8::try_from(index).ok()).ok_or(libc::EADDRNOTAVAIL)
+    }
+
+    /// An address at this device, or of a peer on its link: a link-local one has its interface as
+    /// the scope.
+    pub(super) fn scoped(&self, mut address: SocketAddr) -> SocketAddr {
+        if let (Some(_), SocketAddr::V6(it)) = (zone(address), &mut address) {
+            it.set_scope_id(self.found.interface.index);
+        }
+        address
     }
 
     /// The largest path MTU that its link takes.
@@ -65,12 +74,16 @@ impl Devices {
         devices::list().map_err(|error| error.raw_os_error().unwrap_or(libc::ENODEV))
     }
 
-    /// The device that has an address.
+    /// The device that has an address; of a link-local one, that of its scope.
     ///
     /// # Errors
     /// `EADDRNOTAVAIL`.
-    pub(super) fn of(&self, address: IpAddr) -> Outcome<Found> {
-        let has = |found: &Found| found.interface.addresses.iter().any(|(it, _)| *it == address);
+    pub(super) fn of(&self, address: SocketAddr) -> Outcome<Found> {
+        let zone = zone(address);
+        let has = |found: &Found| {
+            zone.is_none_or(|zone| zone == found.interface.index)
+                && found.interface.addresses.iter().any(|(it, _)| *it == address.ip())
+        };
         self.all()?.into_iter().find(has).ok_or(libc::EADDRNOTAVAIL)
     }
 
@@ -116,12 +129,23 @@ impl Devices {
     }
 }
 
+/// The scope of a link-local address. Without it the address could be on any link.
+pub(super) fn zone(address: SocketAddr) -> Option<u32> {
+    match address {
+        SocketAddr::V6(it) if it.ip().is_unicast_link_local() => Some(it.scope_id()),
+        _ => None,
+    }
+}
+
 /// Our address towards a peer, by the kernel's routes. A destination without an address is this
 /// machine, as for connect(2).
 ///
 /// # Errors
 /// The kernel's: there is no route.
-pub(super) fn toward(local: Option<SocketAddr>, peer: SocketAddr) -> Outcome<(IpAddr, IpAddr)> {
+pub(super) fn toward(
+    local: Option<SocketAddr>,
+    peer: SocketAddr,
+) -> Outcome<(SocketAddr, SocketAddr)> {
     let failed = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EHOSTUNREACH);
     let any: IpAddr = match peer.is_ipv4() {
         true => Ipv4Addr::UNSPECIFIED.into(),
@@ -131,7 +155,7 @@ pub(super) fn toward(local: Option<SocketAddr>, peer: SocketAddr) -> Outcome<(Ip
     if let Some(from) = from
         && peer.ip().is_multicast()
     {
-        return Ok((from.ip(), peer.ip()));
+        return Ok((from, peer));
     }
     if let Some(from) = from.filter(|from| !from.ip().is_loopback()) {
         return by_device_of(from, peer);
@@ -142,24 +166,19 @@ pub(super) fn toward(local: Option<SocketAddr>, peer: SocketAddr) -> Outcome<(Ip
     to.set_port(ROCE);
     let socket = UdpSocket::bind(from).map_err(failed)?;
     socket.connect(to).map_err(failed)?;
-    let ends = (socket.local_addr().map_err(failed)?, socket.peer_addr().map_err(failed)?);
-    Ok((ends.0.ip(), ends.1.ip()))
+    Ok((socket.local_addr().map_err(failed)?, socket.peer_addr().map_err(failed)?))
 }
 
 /// The way from an own address: by the interface that has it, as a device that is bound to one.
-fn by_device_of(from: SocketAddr, peer: SocketAddr) -> Outcome<(IpAddr, IpAddr)> {
+fn by_device_of(from: SocketAddr, peer: SocketAddr) -> Outcome<(SocketAddr, SocketAddr)> {
     let failed = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EHOSTUNREACH);
-    let scope = |address: SocketAddr| match address {
-        SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => Some(v6.scope_id()),
-        _ => None,
-    };
     let all = plain::Interface::all().map_err(failed)?;
     let is_its = |it: &&plain::Interface| {
-        it.has(from.ip()) && scope(from).is_none_or(|scope| scope == it.index)
+        it.has(from.ip()) && zone(from).is_none_or(|scope| scope == it.index)
     };
     let own = all.iter().find(is_its).ok_or(libc::EADDRNOTAVAIL)?;
     // A peer of the link is on the link of the own address.
-    if scope(peer).is_some_and(|scope| scope != 0 && scope != own.index) {
+    if zone(peer).is_some_and(|scope| scope != 0 && scope != own.index) {
         return Err(libc::EINVAL);
     }
     let to = match peer.ip() {
@@ -168,5 +187,11 @@ fn by_device_of(from: SocketAddr, peer: SocketAddr) -> Outcome<(IpAddr, IpAddr)>
         to => to,
     };
     own.reaches(from.ip(), to).map_err(failed)?;
-    Ok((from.ip(), to))
+    let on_link = |ip: IpAddr, port| match ip {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => {
+            SocketAddrV6::new(ip, port, 0, own.index).into()
+        }
+        ip => SocketAddr::new(ip, port),
+    };
+    Ok((on_link(from.ip(), 0), on_link(to, ROCE)))
 }

@@ -9,8 +9,8 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rocinante::plain::{
-    AskId, Asked, CmEvent, CmSink, ConnId, ListenerId, PortSpace, QpSide, QueryId, Reply, Request,
-    SidrStatus, Transport,
+    AskId, Asked, CmEvent, CmSink, ConnId, Ended, ListenerId, PortSpace, QpSide, QueryId, Reply,
+    Request, SidrStatus, Transport,
 };
 use rocinante::verbs::{Mtu, Psn, QpType, Qpn};
 
@@ -60,6 +60,8 @@ pub(super) struct Held {
 pub(super) enum Phase {
     Idle,
     Bound,
+    /// Its next hop is asked for.
+    AddrQuery,
     AddrResolved,
     RouteResolved,
     Listening(Vec<(Arc<Opened>, ListenerId)>),
@@ -161,6 +163,11 @@ impl Id {
         Self { number, space, qp_type, held, facts, reported: AtomicU32::new(0) }
     }
 
+    /// Whether it waits for its next hop.
+    pub(super) fn is_querying(&self) -> bool {
+        matches!(self.held.lock().phase, Phase::AddrQuery)
+    }
+
     pub(super) fn uid(&self) -> u64 {
         self.facts.lock().uid
     }
@@ -221,9 +228,9 @@ impl CmSink for ToId {
             CmEvent::TimedOut { .. } => {
                 facts.tell(id, Kind::Unreachable, -libc::ETIMEDOUT, none);
             }
-            CmEvent::Disconnected { .. } => {
+            CmEvent::Disconnected { ended, .. } => {
                 facts.has_ended = true;
-                facts.tell(id, Kind::Disconnected, 0, none);
+                facts.tell(id, Kind::Disconnected, status_of(ended), none);
             }
             CmEvent::Released { .. } if facts.has_ended => {
                 facts.tell(id, Kind::TimewaitExit, 0, none);
@@ -245,9 +252,7 @@ impl CmSink for ToId {
 /// Gets the requests to a listener.
 pub(super) struct ToListener {
     pub(super) id: Arc<Id>,
-    /// Its address: a wildcard takes those of its family.
     pub(super) local: SocketAddr,
-    pub(super) one_family: bool,
     pub(super) opened: Weak<Opened>,
     pub(super) table: Arc<Table>,
 }
@@ -305,11 +310,8 @@ impl ToListener {
         (phase, param): (Phase, Param),
         route: impl FnOnce(&Opened) -> Option<Route>,
     ) -> bool {
-        let of_family = !self.local.ip().is_unspecified()
-            || local.is_ipv4() == self.local.is_ipv4()
-            || self.local.is_ipv6() && !self.one_family;
         let facts = self.id.facts.lock();
-        let (Some(opened), true) = (self.opened.upgrade(), facts.is_alive && of_family) else {
+        let (Some(opened), true) = (self.opened.upgrade(), facts.is_alive) else {
             return false;
         };
         if facts.file.requests(&self.id) >= facts.backlog {
@@ -320,8 +322,8 @@ impl ToListener {
             facts.route = route(&opened);
             facts.is_told = false;
             held.phase = phase;
-            held.local = Some(SocketAddr::new(local, self.local.port()));
-            held.peer = Some(peer);
+            held.local = Some(opened.scoped(SocketAddr::new(local, self.local.port())));
+            held.peer = Some(opened.scoped(peer));
             held.found = Some(opened.found.clone());
             held.opened = Some(opened);
         });
@@ -335,6 +337,14 @@ impl ToListener {
             group: None,
         });
         true
+    }
+}
+
+/// The status of `DISCONNECTED`, as `cma_ib_handler` of `cma.c` has it.
+fn status_of(ended: Ended) -> i32 {
+    match ended {
+        Ended::Unanswered => -libc::ETIMEDOUT,
+        Ended::ByPeer | Ended::ByUs | Ended::Stale | Ended::Rejected(_) => 0,
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rocinante::plain::{PortClaim, PortSpace};
 
 use super::Outcome;
-use super::devices::Opened;
+use super::devices::{Opened, zone};
 
 /// The ports from which one is taken where the program names none.
 const FREE: std::ops::Range<u16> = 32_768..61_000;
@@ -26,9 +26,10 @@ pub(super) struct Bound {
 }
 
 impl Bound {
-    fn covers(&self, address: IpAddr) -> bool {
+    /// Whether it is on this address of a device.
+    fn covers(&self, address: IpAddr, device: &Opened) -> bool {
         let own = self.address.ip();
-        own == address
+        own == address && device.scoped(self.address) == self.address
             || own.is_unspecified() && (own.is_ipv4() == address.is_ipv4() || !self.one_family)
     }
 }
@@ -81,7 +82,7 @@ impl Ports {
     fn claim(&self, (space, port): Key, device: &Opened) -> std::io::Result<()> {
         let owners = self.bound.get(&(space, port)).map_or(&[][..], Vec::as_slice);
         device.context.gids().iter().try_for_each(|address| {
-            let mut here = owners.iter().filter(|owner| owner.covers(*address));
+            let mut here = owners.iter().filter(|owner| owner.covers(*address, device));
             let claim = match here.next() {
                 None => PortClaim::None,
                 Some(first) if first.reuse && here.all(|owner| owner.reuse) => PortClaim::Shared,
@@ -129,7 +130,8 @@ impl Ports {
         let owners = self.bound.get(&(space, port));
         owners.map_or(Ok(()), |owners| conflict(owners, of, false))?;
         let is_claimed = |device: &Arc<Opened>| {
-            let mut here = device.context.gids().iter().filter(|address| of.covers(**address));
+            let mut here =
+                device.context.gids().iter().filter(|address| of.covers(**address, device));
             here.any(|address| device.device.is_port_claimed((*address, space, port)))
         };
         if self.devices.iter().any(is_claimed) { Err(in_the_way(of)) } else { Ok(()) }
@@ -185,7 +187,9 @@ fn conflict(owners: &[Bound], of: &Bound, reuse: bool) -> Result<(), c_int> {
         if owner.address.ip().is_unspecified() || of.address.ip().is_unspecified() {
             return Err(libc::EADDRNOTAVAIL);
         }
-        if owner.address.ip() == of.address.ip() {
+        // Link-local addresses of two links differ.
+        let [own, new] = [owner.address, of.address].map(|it| (it.ip(), zone(it)));
+        if own == new {
             return Err(libc::EADDRINUSE);
         }
     }

@@ -47,7 +47,7 @@ impl In<'_> {
         self.array::<256>(at)[..usize::from(len)].to_vec()
     }
 
-    /// A socket address.
+    /// A socket address. One of IPv6 keeps its scope, which is the interface of a link-local one.
     ///
     /// # Errors
     /// `EINVAL` for a family that there is not.

@@ -37,6 +37,8 @@ pub(crate) struct Link {
     pub up: bool,
     /// The loopback interface.
     pub loopback: bool,
+    /// Whether peers on the link have addresses of its own that the kernel asks for.
+    pub has_neighbours: bool,
     /// Whether frames carry Ethernet headers (`ARPHRD_ETHER`, `ARPHRD_LOOPBACK`).
     pub ethernet: bool,
     /// Kind of a virtual link (`veth`, `bridge`, `tun`, …); `None` for hardware and loopback.
@@ -135,6 +137,10 @@ impl Rtnl {
     }
 }
 
+/// What a link is whose packets have no Ethernet address that is asked for.
+const WITHOUT_NEIGHBOURS: LinkFlags =
+    LinkFlags::Loopback.union(LinkFlags::Noarp).union(LinkFlags::Pointopoint);
+
 fn link_from(message: &LinkMessage) -> Link {
     let flags = message.header.flags;
     let link_type = u16::from(message.header.link_layer_type);
@@ -145,6 +151,7 @@ fn link_from(message: &LinkMessage) -> Link {
         mac: [0; 6],
         up: flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
         loopback: flags.contains(LinkFlags::Loopback),
+        has_neighbours: !flags.intersects(WITHOUT_NEIGHBOURS),
         ethernet: matches!(link_type, libc::ARPHRD_ETHER | libc::ARPHRD_LOOPBACK),
         kind: None,
         master: None,

@@ -7,6 +7,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -73,10 +74,30 @@ impl Drop for Held<'_> {
     }
 }
 
+/// What a service is on, the most precise first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum On {
+    Address,
+    Family,
+    All,
+}
+
+impl On {
+    pub(super) const EACH: [Self; 3] = [Self::Address, Self::Family, Self::All];
+
+    pub(super) fn of(address: Option<IpAddr>) -> Self {
+        match address {
+            None => Self::All,
+            Some(address) if address.is_unspecified() => Self::Family,
+            Some(_) => Self::Address,
+        }
+    }
+}
+
 /// The place of a service among the locks. Two services at one place would only refuse each other.
-pub(super) fn service(service: u64, any: bool) -> u64 {
+pub(super) fn service(service: u64, on: On) -> u64 {
     // As SplitMix64 mixes. Locks that are next to each other become one, so these are apart.
-    let mut mixed = (service << 1 | u64::from(any)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut mixed = (service << 2 | on as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     SERVICES + ((mixed ^ mixed >> 31) >> 11) * 512

@@ -274,6 +274,15 @@ fn a_service_has_one_process_that_listens() {
     assert_eq!((third.listener(6, here[1]), third.listener(7, here[1])), (Some(1), None));
     second.unlisten(5, Some(here[0]));
     assert_eq!(third.listener(5, here[0]), Some(0));
+    // All of a family are less precise than one of it, and more than all of both.
+    let v4 = IpAddr::from([0; 4]);
+    second.listen(5, Some(v4)).expect("a place of its own");
+    assert!(in_use(third.listen(5, Some(v4))));
+    third.listen(5, Some([0_u16; 8].into())).expect("another family");
+    assert_eq!([here[0], here[1]].map(|at| third.listener(5, at)), [Some(1), Some(1)]);
+    third.unlisten(5, Some([0_u16; 8].into()));
+    second.unlisten(5, Some(v4));
+    assert_eq!(third.listener(5, here[1]), Some(0));
     // It ends with the process.
     drop(first);
     assert_eq!(third.listener(5, here[0]), None);

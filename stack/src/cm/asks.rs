@@ -7,7 +7,7 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use super::tables::{Ask, ListenAddress, Listener, SERVICES_MAX, Stage, Timer};
+use super::tables::{Ask, ListenAddress, Listener, SERVICES_MAX, Stage, Timer, places};
 use super::{AskId, Asked, CmError, CmEvent, ConnectionManager, ListenerId};
 use crate::types::{Qpn, Time};
 use crate::wire::cm::{CmMessage, IpHeader, ServiceId, SidrRep, SidrReq, SidrStatus};
@@ -18,7 +18,7 @@ const ANSWERS_MAX: usize = 1024;
 const ANSWER_KEPT: u64 = 60_000_000_000;
 
 impl ConnectionManager {
-    /// Listens for questions about `service` to `address`, or to any address of ours:
+    /// Listens for questions about `service` to `address`, as [`listen`](Self::listen) does:
     /// [`CmEvent::Asked`]. At most `backlog` questions may be undecided.
     ///
     /// # Errors
@@ -182,8 +182,7 @@ impl ConnectionManager {
     }
 
     fn resolver(&self, service: ServiceId, dst: IpAddr) -> Option<ListenAddress> {
-        let places = [(service, Some(dst)), (service, None)];
-        places.into_iter().find(|place| self.resolvers.contains_key(place))
+        places(service, dst).into_iter().find(|place| self.resolvers.contains_key(place))
     }
 
     /// Its listener has one undecided question less.

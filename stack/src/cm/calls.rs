@@ -11,9 +11,11 @@ use crate::wire::cm::{
 };
 
 impl ConnectionManager {
-    /// Listens for requests for `service` to `address`, or to any address of ours. The `backlog`
-    /// limits the number of requests that the program has not decided plus the number of accepted
-    /// connections that are not established. Requests beyond it are rejected for lack of resources.
+    /// Listens for requests for `service` to `address`, to any address of a family for its
+    /// unspecified address, or to any address of ours. The most precise listener takes a request.
+    /// The `backlog` limits the number of requests that the program has not decided plus the number
+    /// of accepted connections that are not established. Requests beyond it are rejected for lack
+    /// of resources.
     ///
     /// Requests that waited for it are taken by the next
     /// [`handle_timeout`](Self::handle_timeout), whose time has then come.

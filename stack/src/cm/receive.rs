@@ -3,6 +3,7 @@
 use core::net::{IpAddr, SocketAddr};
 
 use super::conn::{Conn, State};
+use super::tables::places;
 use super::{CmEvent, ConnId, ConnectionManager, Ended, ListenerId, QpSide, Reply, Request};
 use crate::types::{Mtu, Pkey, Qpn, Time};
 use crate::wire::cm::{
@@ -126,8 +127,8 @@ impl ConnectionManager {
         };
         let full = self.conns.len() >= self.config.max_connections;
         let service = req.service;
-        let places = [service, service.listened()].map(|it| [(it, Some(dst)), (it, None)]);
-        let place = places
+        let place = [service, service.listened()]
+            .map(|it| places(it, dst))
             .into_iter()
             .flatten()
             .find(|place| self.listeners.contains_key(place))

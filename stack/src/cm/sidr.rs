@@ -4,13 +4,14 @@
 use core::net::IpAddr;
 
 use super::calls::{request_private, with_user};
-use super::tables::{ListenAddress, Query, SERVICES_MAX, ServingQp, Timer};
+use super::tables::{ListenAddress, Query, SERVICES_MAX, ServingQp, Timer, places};
 use super::{CmError, CmEvent, ConnectionManager, QueryId};
 use crate::types::{Pkey, Qpn, Time};
 use crate::wire::cm::{CmMessage, IpHeader, ServiceId, SidrRep, SidrReq, SidrStatus};
 
 impl ConnectionManager {
-    /// Answers questions for `service` on `address`, or on any address, with this queue pair.
+    /// Answers questions for `service` on `address`, a place as for [`listen`](Self::listen), with
+    /// this queue pair.
     ///
     /// # Errors
     /// [`CmError::InUse`], [`CmError::PrivateTooLong`], [`CmError::Full`].
@@ -143,9 +144,7 @@ impl ConnectionManager {
     }
 
     fn service(&self, service: ServiceId, dst: IpAddr) -> Option<ListenAddress> {
-        [(service, Some(dst)), (service, None)]
-            .into_iter()
-            .find(|place| self.services.contains_key(place))
+        places(service, dst).into_iter().find(|place| self.services.contains_key(place))
     }
 
     pub(super) fn on_sidr_rep(

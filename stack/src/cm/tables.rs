@@ -1,6 +1,6 @@
 //! What the tables of a connection manager hold, other than connections.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::types::{AskId, ListenerId, QueryId};
 use crate::types::{Qpn, Time};
@@ -28,8 +28,18 @@ pub(super) enum Timer {
     Early(u64),
 }
 
-/// The address of a listener: a service, on one address or on all.
+/// The address of a listener: a service, on one address, on all of a family (its unspecified
+/// address), or on all.
 pub(super) type ListenAddress = (ServiceId, Option<IpAddr>);
+
+/// Where a listener for what comes to `dst` may be, the most precise place first.
+pub(super) fn places(service: ServiceId, dst: IpAddr) -> [ListenAddress; 3] {
+    let family: IpAddr = match dst {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    [Some(dst), Some(family), None].map(|address| (service, address))
+}
 
 /// A question, decided or not.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use crate::types::{Key, Qpn};
 pub struct Bind {
     /// The window's key until now.
     pub mw: Key,
-    /// Its key from now on: only the low 8 bits may differ.
+    /// Its low 8 bits are those of the window's key from now on. The others stay, whatever is here.
     pub rkey: Key,
     /// The local key of the region.
     pub region: Key,
@@ -90,9 +90,10 @@ impl RegionTable {
     pub fn bind(&mut self, by: Accessor, bind: &Bind) -> Result<(), WindowError> {
         let at = self.find_tag(bind.mw.0).ok_or(WindowError::Key)?;
         let (key, pd, mw_type) = self.window(at).ok_or(WindowError::Key)?;
-        if bind.rkey.0 >> 8 != key.0 >> 8 || (mw_type == MwType::Type2 && bind.mw != key) {
+        if mw_type == MwType::Type2 && bind.mw != key {
             return Err(WindowError::Key);
         }
+        let rkey = Key(key.0 & !0xff | bind.rkey.0 & 0xff);
         // C10-72
         if pd != by.pd {
             return Err(WindowError::Pd);
@@ -120,7 +121,7 @@ impl RegionTable {
         }
         self.owned += usize::from(owner != Qpn::default());
         let kind = EntryKind::Window { mw_type, region: to };
-        self.slots[at] = Slot::Taken(bind.rkey, Entry::new(region, owner, kind));
+        self.slots[at] = Slot::Taken(rkey, Entry::new(region, owner, kind));
         Ok(())
     }
 
@@ -325,7 +326,6 @@ mod tests {
         let zero = table.insert(zero, 0x6666_0000).unwrap();
         let refused = [
             (Bind { mw: Key(mw.0 ^ 1), ..good }, WindowError::Key),
-            (Bind { rkey: Key(mw.0 ^ 0x100), ..good }, WindowError::Key),
             (Bind { mw: region, rkey: region, ..good }, WindowError::Key),
             (Bind { len: 0, ..good }, WindowError::Type),
             (Bind { region: Key(region.0 ^ 1), ..good }, WindowError::Region),
@@ -417,6 +417,26 @@ mod tests {
         table.bind(QP, &unbind).unwrap();
         assert!(!table.has_windows(region));
         assert_eq!(write(&table, QP, unbind.rkey, 0x1800, 1), Err(AccessError::Permission));
+    }
+
+    /// Programs give what they like above the low 8 bits, and a device takes those alone.
+    #[test]
+    fn a_binding_gives_the_low_bits_of_the_key() {
+        for mw_type in [MwType::Type1, MwType::Type2] {
+            let (mut table, region) = table();
+            let mw = table.insert_window(PD, mw_type, 0xabcd_ef00).unwrap();
+            for given in [0xba, 0xffff_ffbb, !mw.0 & !0xff | 0xbc] {
+                let now = table.window(table.find_tag(mw.0).unwrap()).unwrap().0;
+                table.bind(QP, &Bind { rkey: Key(given), ..bind(now, region) }).unwrap();
+                let key = Key(mw.0 & !0xff | given & 0xff);
+                assert!(write(&table, QP, key, 0x1100, 1).is_ok());
+                assert_eq!(write(&table, QP, now, 0x1100, 1), Err(AccessError::Key));
+                if mw_type == MwType::Type2 {
+                    table.invalidate(QP, key).unwrap();
+                }
+            }
+            assert_eq!(table.len(), 2);
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod heirs;
 mod hostile;
 mod messages;
 mod net;
+mod places;
 mod random;
 mod refusals;
 mod scenarios;

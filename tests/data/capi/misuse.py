@@ -28,10 +28,10 @@ def call(name, *arguments):
 
 
 def refuses(what, name, *arguments, value=None, error=errno.EINVAL):
-    """NULL with errno, -1 with errno, or the errno itself, as the call's value says."""
+    """NULL, -1 or the errno itself, as the call's value says; each with errno."""
     got, number = call(name, *arguments)
     if value is None and name not in PTR:
-        number = got
+        number = got if got == number else f"{got} with errno {number}"
     elif got != value:
         number = f"value {got}"
     if number != error:

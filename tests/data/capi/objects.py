@@ -42,7 +42,7 @@ def refuses(why, error, what, *arguments):
     value, number = run(what, *arguments)
     # NULL or -1 with errno, the errno, or the negative errno.
     found = number if value in (None, -1) and number else abs(value or 0)
-    if found != error:
+    if found != error or number != error:
         failures.append(f"{why}: {what}: {value}, errno {number}, not {error}")
 
 

@@ -106,7 +106,7 @@ def query(qp):
 
 def operation(context, offset, result, *arguments):
     """A function behind a pointer of `struct ibv_context`."""
-    return c.CFUNCTYPE(result, *arguments)(word(context + offset, c.c_void_p))
+    return c.CFUNCTYPE(result, *arguments, use_errno=True)(word(context + offset, c.c_void_p))
 
 
 def poll_cq(context):

@@ -26,9 +26,9 @@ use crate::qp::Qp;
 pub struct DatagramListener(Port);
 
 impl DatagramListener {
-    /// Listens on a port of the device: on one of its addresses, or on all if the address is
-    /// unspecified. At most `backlog` requests wait for an answer; it drops further ones, and their
-    /// peers repeat them.
+    /// Listens on a port of the device, at an address as of
+    /// [`Listener::bind`](super::Listener::bind). At most `backlog` requests wait for an answer; it
+    /// drops further ones, and their peers repeat them.
     ///
     /// The port is one of `RDMA_PS_UDP`, unrelated to UDP's ports, and belongs to this device.
     ///

@@ -1,7 +1,7 @@
 //! The receiving end of connection manager events: a place where they arrive, and ways to wait for
 //! them.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -154,10 +154,11 @@ impl Port {
     }
 }
 
-/// The place of a listener at a program's address; the unspecified address stands for all.
+/// The place of a listener at a program's address. As of TCP, the unspecified address of IPv6
+/// stands for all, and that of IPv4 for all of its family.
 fn place(device: &Device, address: SocketAddr, backlog: usize) -> Result<Place, VerbsError> {
-    let ip = Some(address.ip()).filter(|ip| !ip.is_unspecified());
-    if let Some(ip) = ip.filter(|ip| !device.gids().contains(ip)) {
+    let ip = address.ip();
+    if !ip.is_unspecified() && !device.gids().contains(&ip) {
         let name = device.name();
         let why = format!("{name} has not the address {ip}: see `rocinante devices`");
         return Err(VerbsError::Invalid(why));
@@ -165,6 +166,7 @@ fn place(device: &Device, address: SocketAddr, backlog: usize) -> Result<Place, 
     if address.port() == 0 {
         return Err(VerbsError::Invalid("port 0 is none: choose one".into()));
     }
+    let ip = Some(ip).filter(|ip| *ip != Ipv6Addr::UNSPECIFIED);
     Ok(Place { address: ip, port: address.port(), backlog })
 }
 

@@ -25,8 +25,9 @@ use crate::qp::PreparedQp;
 pub struct Listener(Port);
 
 impl Listener {
-    /// Listens on a port of the device: on one of its addresses, or on all if the address is
-    /// unspecified. At most `backlog` requests may be not yet accepted or not yet established; it
+    /// Listens on a port of the device: on one of its addresses, on all of IPv4 for `0.0.0.0`, or
+    /// on all of both families for `::`. Of listeners on one port the most precise gets a request.
+    /// At most `backlog` requests may be not yet accepted or not yet established; it
     /// rejects further peers.
     ///
     /// The port is one of `RDMA_PS_TCP`, unrelated to TCP's ports, and belongs to this device.

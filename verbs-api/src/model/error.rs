@@ -92,6 +92,7 @@ fn errno_of(error: &io::Error) -> i32 {
         io::ErrorKind::NetworkDown => Errno::NETDOWN,
         io::ErrorKind::AddrNotAvailable => Errno::ADDRNOTAVAIL,
         io::ErrorKind::PermissionDenied => Errno::ACCESS,
+        io::ErrorKind::OutOfMemory => Errno::NOMEM,
         _ => Errno::IO,
     };
     error.raw_os_error().unwrap_or(of_kind.raw_os_error())

@@ -101,10 +101,20 @@ pub(crate) struct Chosen {
 /// The place of a listener, and its backlog.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
-    /// `None` for all addresses of the device.
+    /// The unspecified address of a family for all its addresses; `None` for all of the device.
     pub(crate) address: Option<IpAddr>,
     pub(crate) port: u16,
     pub(crate) backlog: usize,
+}
+
+impl Place {
+    /// Whether a listener there takes what comes to an address.
+    pub(crate) fn covers(&self, address: &IpAddr) -> bool {
+        self.address.is_none_or(|own| match own.is_unspecified() {
+            true => own.is_ipv4() == address.is_ipv4(),
+            false => own == *address,
+        })
+    }
 }
 
 /// The kind of requests that a listener takes.

@@ -102,6 +102,9 @@ pub(crate) struct Hca {
     pub(crate) capabilities: Capabilities,
     pub(crate) gids: Vec<IpAddr>,
     pds: AtomicU32,
+    /// Protection domains and address handles of the C ABI, which announces limits of both.
+    pub(crate) plain_pds: AtomicU32,
+    pub(crate) plain_ahs: AtomicU32,
     /// Queue pairs.
     pub(super) qps: AtomicU32,
     /// The next shard for queue pairs without a chosen one.
@@ -230,6 +233,8 @@ impl Hca {
             capabilities,
             gids,
             pds: AtomicU32::new(1),
+            plain_pds: AtomicU32::new(0),
+            plain_ahs: AtomicU32::new(0),
             qps: AtomicU32::new(0),
             next: AtomicU32::new(0),
             _claim: claim,
@@ -390,6 +395,38 @@ pub(crate) fn attributes(limits: Limits, shards: usize) -> DeviceAttr {
         active_mtu: Mtu::Mtu256,
         chosen_because: String::new(),
         instead_of: None,
+    }
+}
+
+/// One of the objects of a device of which there is a most. It counts until it is dropped.
+pub(crate) struct Counted {
+    device: Arc<Device>,
+    of: fn(&Hca) -> &AtomicU32,
+}
+
+impl std::fmt::Debug for Counted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Counted").finish_non_exhaustive()
+    }
+}
+
+impl Counted {
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        of: fn(&Hca) -> &AtomicU32,
+        (what, max): (&'static str, u32),
+    ) -> Result<Self, VerbsError> {
+        let room = |count| (count < max).then_some(count + 1);
+        match of(device).fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) {
+            Ok(_) => Ok(Self { device: device.clone(), of }),
+            Err(_) => Err(VerbsError::Limit { what, max: max.into() }),
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        (self.of)(&self.device).fetch_sub(1, Ordering::Relaxed);
     }
 }
 

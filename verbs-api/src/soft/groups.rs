@@ -1,5 +1,6 @@
 //! Multicast groups: the engine knows the attached queue pairs, the port joins the groups.
 
+use std::io;
 use std::net::IpAddr;
 
 use rocinante_netdev::Port;
@@ -27,6 +28,11 @@ impl Qp {
         self.detach_from(&mut shard, group).map_err(refused)
     }
 
+    /// Whether it is attached to a group.
+    pub(crate) fn is_in_group(&self) -> bool {
+        !self.core.hold().engine.groups_of(self.qpn).is_empty()
+    }
+
     /// Detaches from all groups, before destruction.
     pub(super) fn detach_all(&self, shard: &mut Shard) {
         for group in shard.engine.groups_of(self.qpn) {
@@ -47,7 +53,7 @@ fn refused(error: GroupError) -> VerbsError {
         GroupError::Full { max } => {
             let what =
                 format!("{max} multicast groups of a device, or queue pairs in one, at most");
-            VerbsError::Invalid(what)
+            VerbsError::Io(io::Error::new(io::ErrorKind::OutOfMemory, what))
         }
         other => VerbsError::Invalid(other.to_string()),
     }

@@ -46,7 +46,7 @@ use rocinante_stack::Engine;
 
 pub(crate) use self::ah::Ah;
 pub(crate) use self::cq::{Channel, Cq};
-pub(crate) use self::device::{Device, Hca, Pd, Settings, active_mtu, attributes};
+pub(crate) use self::device::{Counted, Device, Hca, Pd, Settings, active_mtu, attributes};
 pub(crate) use self::events::Inbox;
 pub(crate) use self::exit::send_held_at_once;
 pub(crate) use self::gids::GidTable;

@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use rocinante_netdev::PathSpec;
@@ -13,7 +12,7 @@ use rocinante_stack::{ModifyError, QpAttr, QpInit};
 
 use super::front::QpShared;
 use super::progress::Core;
-use super::{Cq, Device, Pd, Srq, ah};
+use super::{Counted, Cq, Device, Pd, Srq, ah};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
 use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
@@ -46,6 +45,8 @@ pub(crate) struct Qp {
     pub(super) qpn: Qpn,
     cookie: u32,
     path: Mutex<Option<u32>>,
+    /// Against the device's limit.
+    _counted: Counted,
 }
 
 impl Qp {
@@ -55,7 +56,8 @@ impl Qp {
         let random = random()?;
         let index = choose_shard(&device, attr)?;
         let core = device.shards.get(index).expect("chosen among them").clone();
-        let counted = Counted::new(&device)?;
+        let most = ("queue pairs", device.limits.max_qp);
+        let counted = Counted::new(&device, |hca| &hca.qps, most)?;
         let mut guard = core.hold();
         let shard = &mut *guard;
         let mut qpn = None;
@@ -75,11 +77,10 @@ impl Qp {
         let shared = shard.host.qps.get(cookie).expect("just inserted").clone();
         shard.staging.joined(shard.host.qps.len(), shared.backlog_max());
         drop(guard);
-        std::mem::forget(counted);
         let cqs = [attr.send_cq, attr.recv_cq].map(Arc::clone);
         cqs.iter().for_each(|cq| cq.used_by(index));
         let path = Mutex::new(None);
-        Ok(Self { shared, device, core, cqs, qpn, cookie, path })
+        Ok(Self { shared, device, core, cqs, qpn, cookie, path, _counted: counted })
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -195,7 +196,6 @@ impl Qp {
 impl Drop for Qp {
     fn drop(&mut self) {
         self.cqs.iter().for_each(|cq| cq.left_by(self.shard()));
-        self.device.qps.fetch_sub(1, Ordering::Relaxed);
         let mut shard = self.core.hold();
         // Requests that were staged while another thread held the shard leave as well.
         self.core.take_staged(&mut shard);
@@ -230,26 +230,6 @@ fn choose_shard(device: &Device, attr: &QpInitAttr<'_>) -> Result<usize, VerbsEr
         ))),
         (Some(shard), _) | (None, Some(shard)) => Ok(shard),
         (None, None) => Ok(device.next_shard()),
-    }
-}
-
-/// A queue pair counted against the device's limit. Dropping it takes the count back.
-struct Counted<'a>(&'a Device);
-
-impl<'a> Counted<'a> {
-    fn new(device: &'a Device) -> Result<Self, VerbsError> {
-        let max = device.limits.max_qp;
-        let room = |count| (count < max).then_some(count + 1);
-        match device.qps.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) {
-            Ok(_) => Ok(Self(device)),
-            Err(_) => Err(VerbsError::Limit { what: "queue pairs", max: max.into() }),
-        }
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.qps.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

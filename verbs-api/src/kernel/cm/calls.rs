@@ -231,7 +231,7 @@ impl Manager for Device {
 }
 
 impl Device {
-    /// Listens at the address, or at all addresses of the device that are not link-local.
+    /// Listens at the address, or at all addresses of its place that are not link-local.
     fn listen_to(
         &self,
         services: &[Service],
@@ -241,8 +241,9 @@ impl Device {
             IpAddr::V4(_) => true,
             IpAddr::V6(address) => !address.is_unicast_link_local(),
         };
-        let all = || self.gids.iter().filter(beyond_link).copied().collect();
-        let addresses: Vec<IpAddr> = place.address.map_or_else(all, |address| vec![address]);
+        let is_one = place.address.is_some_and(|address| !address.is_unspecified());
+        let here = self.gids.iter().filter(|address| place.covers(address));
+        let addresses = here.filter(|address| is_one || beyond_link(address)).copied();
         let cm = self.cm()?;
         let mut table = cm.table()?;
         let number = table.number();

@@ -1,0 +1,119 @@
+//! Where listeners are: one address, all of a family, all. Each is a place of its own, and the most
+//! precise one that has a listener gets what comes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use rocinante_stack::cm::{CmConfig, CmError, CmEvent, Connect, ConnectionManager};
+use rocinante_stack::types::{Qpn, Time};
+use rocinante_stack::wire::cm::{PortSpace, ServiceId};
+
+use crate::net::{A, B, SERVICE, ask, config};
+
+const UDP: ServiceId = ServiceId::of_port(PortSpace::Udp, 7174);
+
+fn v4(last: u8) -> IpAddr {
+    [10, 0, 0, last].into()
+}
+
+fn v6(last: u16) -> IpAddr {
+    Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last).into()
+}
+
+const ANY_V4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+const ANY_V6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+
+/// The places in the order of their precision, for what comes to these addresses.
+fn places_of(dst: IpAddr) -> [Option<IpAddr>; 3] {
+    [Some(dst), Some(if dst.is_ipv4() { ANY_V4 } else { ANY_V6 }), None]
+}
+
+fn all() -> [Option<IpAddr>; 5] {
+    [Some(v4(2)), Some(v6(2)), Some(ANY_V4), Some(ANY_V6), None]
+}
+
+/// What a peer's request becomes; `None` if nobody listens.
+fn asked(here: &mut ConnectionManager, nth: u32, dst: IpAddr) -> Option<CmEvent> {
+    // Each is another peer.
+    let key = [nth.into(), 7];
+    let mut there = ConnectionManager::new(CmConfig { key, ..config(A) });
+    let remote = if dst.is_ipv4() { v4(100) } else { v6(100) };
+    let ask = Connect { local: remote, remote: dst, ..ask(nth, b"") };
+    there.connect(Time(0), &ask).unwrap();
+    let mad = there.poll_transmit().unwrap().mad;
+    here.handle_mad(Time(u64::from(nth)), remote, dst, &mad);
+    here.poll_event()
+}
+
+#[test]
+fn each_place_has_a_listener_and_the_most_precise_gets_the_request() {
+    let mut here = ConnectionManager::new(config(B));
+    let mut listeners = Vec::new();
+    for place in all() {
+        listeners.push((place, here.listen(SERVICE, place, 64).unwrap()));
+        assert_eq!(here.listen(SERVICE, place, 64), Err(CmError::InUse), "{place:?}");
+    }
+    let mut nth = 0x100;
+    // Without the most precise one the next gets it; another address of the family has none.
+    for dst in [v4(2), v6(2), v4(3), v6(3)] {
+        let precise = places_of(dst).into_iter().filter(|place| all().contains(place));
+        let mut open = listeners.clone();
+        for place in precise {
+            nth += 1;
+            let at = open.iter().position(|(it, _)| *it == place).unwrap();
+            let (_, wanted) = open.remove(at);
+            let event = asked(&mut here, nth, dst);
+            let Some(CmEvent::Request { listener, .. }) = event else { panic!("{event:?}") };
+            assert_eq!(listener, wanted, "{dst} at {place:?}");
+            here.unlisten(wanted, |_| true);
+        }
+        nth += 1;
+        assert_eq!(asked(&mut here, nth, dst), None, "{dst}");
+        for (place, id) in &mut listeners {
+            *id = here.listen(SERVICE, *place, 64).unwrap_or(*id);
+        }
+    }
+}
+
+#[test]
+fn datagram_services_have_the_same_places() {
+    let resolve = |here: &mut ConnectionManager, dst: IpAddr| {
+        let mut there = ConnectionManager::new(config(A));
+        let from = if dst.is_ipv4() { v4(100) } else { v6(100) };
+        let query = there.resolve(Time(0), (from, dst), (UDP, 40_000), b"").unwrap();
+        let mad = there.poll_transmit().unwrap().mad;
+        here.handle_mad(Time(1), from, dst, &mad);
+        let event = here.poll_event();
+        if let Some(answer) = here.poll_transmit() {
+            there.handle_mad(Time(2), dst, from, &answer.mad);
+        }
+        there.forget_query(query);
+        (event, there.poll_event())
+    };
+    let mut here = ConnectionManager::new(config(B));
+    for (number, place) in (0x20..).zip(all()) {
+        here.serve(UDP, place, (Qpn::new(number), 7), b"").unwrap();
+        assert_eq!(here.listen_datagrams(UDP, place, 4), Err(CmError::InUse));
+    }
+    for dst in [v4(2), v6(2), v4(3), v6(3)] {
+        let mut left = all().to_vec();
+        for place in places_of(dst).into_iter().filter(|place| all().contains(place)) {
+            let number = 0x20 + all().iter().position(|it| *it == place).unwrap() as u32;
+            let (_, told) = resolve(&mut here, dst);
+            let Some(CmEvent::Resolved { qpn, .. }) = told else { panic!("{told:?}") };
+            assert_eq!(qpn, Qpn::new(number), "{dst} at {place:?}");
+            here.unserve(UDP, place);
+            left.retain(|it| *it != place);
+        }
+        for (number, place) in (0x20..).zip(all()).filter(|(_, place)| !left.contains(place)) {
+            here.serve(UDP, place, (Qpn::new(number), 7), b"").unwrap();
+        }
+    }
+    all().into_iter().for_each(|place| here.unserve(UDP, place));
+    let [first, second] =
+        [ANY_V4, ANY_V6].map(|place| here.listen_datagrams(UDP, Some(place), 4).unwrap());
+    for (dst, wanted) in [(v4(2), first), (v6(2), second)] {
+        let (event, _) = resolve(&mut here, dst);
+        let Some(CmEvent::Asked { listener, .. }) = event else { panic!("{event:?}") };
+        assert_eq!(listener, wanted, "{dst}");
+    }
+}

@@ -1,0 +1,62 @@
+//! Calls of `capi`'s library and commands of librdmacm, each with what it refuses and what it
+//! tells, as an ordinary user in a container: C programs that say what they expect.
+
+use std::process::Command;
+
+use nix::sys::signal::Signal;
+use rocinante_node::{Container, LabConfig, Pair};
+use rocinante_tests::capi::{Library, has_librdmacm};
+use rocinante_tests::{require_lab, require_program, skip};
+
+fn pair() -> Pair {
+    Pair::new(&LabConfig::default()).unwrap()
+}
+
+/// Each call's refusal has its errno, and what it named does all that it did before.
+#[test]
+fn a_refusal_changes_nothing() {
+    require_lab!();
+    require_program!("cc");
+    let (library, pair) = (Library::new(), pair());
+    let program = library.compiled("refusals.c", &["-libverbs"]);
+    let done = library.run(&pair.containers()[0], &program).succeeded();
+    assert_eq!(done.out, "all as expected\n", "{}", done.err);
+}
+
+/// Wildcards of both families, link-local addresses of two links, addresses that no machine has,
+/// and a peer that is cut off.
+#[test]
+fn ways_of_librdmacm_are_the_kernels() {
+    require_lab!();
+    if !has_librdmacm() {
+        skip!("no librdmacm: apt install librdmacm-dev");
+    }
+    let (library, pair) = (Library::new(), pair());
+    let [a, b] = pair.containers();
+    let ip = |at: &Container, words: &str| {
+        let done = at.output(Command::new("ip").args(words.split(' '))).unwrap();
+        assert!(done.status.success(), "ip {words}: {done:?}");
+    };
+    for (at, own) in [(a, "fe80::a"), (b, "fe80::b")] {
+        ip(at, "link set eth0 addrgenmode none");
+        ip(at, "-6 addr flush dev eth0");
+        ip(at, &format!("address add {own}/64 dev eth0 nodad"));
+    }
+    ip(a, "link add eth1 type veth peer name eth2");
+    for name in ["eth1", "eth2"] {
+        ip(a, &format!("link set {name} addrgenmode none"));
+        ip(a, &format!("link set {name} up"));
+    }
+    ip(a, "address add fe80::a/64 dev eth1 nodad");
+    let program = library.compiled("ways.c", &["-lrdmacm", "-libverbs"]);
+    let mut serves = library.start(b, &format!("{program} serve"));
+    serves.says("listens");
+    let [x, y, z, _] = a.ipv4().octets();
+    let mut asks = library.start(a, &format!("{program} ask {} {x}.{y}.{z}.253", b.ipv4()));
+    asks.says("cut");
+    ip(b, "link set eth0 down");
+    asks.child.signal(Signal::SIGUSR1);
+    let done = asks.finish().succeeded();
+    assert!(done.out.ends_with("all as expected\n"), "{}{}", done.out, done.err);
+    serves.child.kill();
+}
