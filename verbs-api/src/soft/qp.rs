@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use rocinante_netdev::PathSpec;
@@ -55,7 +55,7 @@ impl Qp {
         let random = random()?;
         let index = choose_shard(&device, attr)?;
         let core = device.shards.get(index).expect("chosen among them").clone();
-        let counted = Counted::new(&device)?;
+        let counted = Counted::new(&device.qps, ("queue pairs", device.limits.max_qp))?;
         let mut guard = core.hold();
         let shard = &mut *guard;
         let mut qpn = None;
@@ -233,23 +233,27 @@ fn choose_shard(device: &Device, attr: &QpInitAttr<'_>) -> Result<usize, VerbsEr
     }
 }
 
-/// A queue pair counted against the device's limit. Dropping it takes the count back.
-struct Counted<'a>(&'a Device);
+/// An object counted against a limit of its device. Dropping it takes the count back.
+pub(super) struct Counted<'a>(&'a AtomicU32);
 
 impl<'a> Counted<'a> {
-    fn new(device: &'a Device) -> Result<Self, VerbsError> {
-        let max = device.limits.max_qp;
+    /// # Errors
+    /// There are as many as there may be.
+    pub(super) fn new(
+        counter: &'a AtomicU32,
+        (what, max): (&'static str, u32),
+    ) -> Result<Self, VerbsError> {
         let room = |count| (count < max).then_some(count + 1);
-        match device.qps.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) {
-            Ok(_) => Ok(Self(device)),
-            Err(_) => Err(VerbsError::Limit { what: "queue pairs", max: max.into() }),
+        match counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) {
+            Ok(_) => Ok(Self(counter)),
+            Err(_) => Err(VerbsError::Limit { what, max: max.into() }),
         }
     }
 }
 
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
-        self.0.qps.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

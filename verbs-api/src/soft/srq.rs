@@ -1,12 +1,14 @@
 //! Shared receive queues of the engine.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rocinante_stack::verbs::{RecvWr, SrqId};
 use rocinante_stack::{SrqAttr, SrqChange, SrqInit};
 
 use super::events::Owner;
 use super::progress::Core;
+use super::qp::Counted;
 use super::{Device, Pd};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
@@ -28,16 +30,18 @@ impl Srq {
         let device = &pd.device;
         let index = device.next_shard();
         let core = device.shards.get(index).expect("one of them").clone();
+        let limit = ("shared receive queues", device.limits.max_srq);
+        let counted = Counted::new(&device.srqs, limit)?;
         let mut shard = core.hold();
-        let max = device.limits.max_srq;
         let init = SrqInit { pd: pd.id, max_wr, max_sge };
-        let room = shard.engine.srq_count() < max as usize;
-        let Some(id) = room.then(|| shard.engine.create_srq(&init)).flatten() else {
-            return Err(VerbsError::Limit { what: "shared receive queues", max: max.into() });
+        let Some(id) = shard.engine.create_srq(&init) else {
+            let (what, max) = limit;
+            return Err(VerbsError::Limit { what, max: max.into() });
         };
         let number = shard.number_of(id);
         device.add_owner(Owner::Srq(number));
         drop(shard);
+        std::mem::forget(counted);
         Ok(Self { device: device.clone(), core, shard: index, id, number })
     }
 
@@ -85,5 +89,6 @@ impl Drop for Srq {
         let number = self.number;
         let is_of = |event: &AsyncEvent| matches!(event, AsyncEvent::SrqLimitReached { srq } if *srq == number);
         self.device.remove_owner(Owner::Srq(number), is_of);
+        self.device.srqs.fetch_sub(1, Ordering::Relaxed);
     }
 }

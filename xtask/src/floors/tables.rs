@@ -59,7 +59,7 @@ pub(super) const STACK: Crate = Crate {
     units: &[
         Unit {
             name: "types",
-            modules: &["types", "stats", "ids"],
+            modules: &["types", "stats", "ids", "allowance"],
             uses: &[],
             tests: Tests::AsCode,
         },
