@@ -263,12 +263,13 @@ mod tests {
         /// As many rooms as there are for such requests, and the refusal of the next.
         fn all(&self, index: u32, request: &Request) -> (Vec<Room<'_>>, Refused) {
             let mut rooms = Vec::new();
-            loop {
+            while rooms.len() < 100 {
                 match self.reserve(index, request) {
                     Ok(room) => rooms.push(room),
                     Err(refused) => return (rooms, refused),
                 }
             }
+            panic!("no limit holds")
         }
 
         /// What is reserved and what is taken at the ends.
@@ -344,6 +345,24 @@ mod tests {
             world.containers.remove_port(ports.remove(0));
             assert_eq!(world.all(3, &request).0.len(), 1, "{name}");
         }
+    }
+
+    /// Of several containers that go at once none stays.
+    #[test]
+    fn containers_that_go_at_once_are_all_forgotten() {
+        use crate::containers::HeardOf;
+        let world = World::new("gone", &Config::default());
+        // No interface has such a number.
+        let ends = [2_000_000_000, 2_000_000_001, 2_000_000_002];
+        ends.into_iter().for_each(|index| world.comes(index));
+        let known = || world.containers.lock().containers.keys().copied().collect::<Vec<_>>();
+        let told = ends[..2].iter().map(|index| HeardOf::HostEnd(*index)).collect();
+        world.containers.hear(&told);
+        assert_eq!(known(), [3, 4, ends[2]], "the others have said nothing");
+        world.comes(ends[0]);
+        world.containers.lock().containers.retain(|index, _| *index > 4);
+        world.containers.hear(&[HeardOf::Anything].into());
+        assert!(known().is_empty(), "{:?}", known());
     }
 
     /// A port that was handed over counts once, also before its request is over.

@@ -453,6 +453,23 @@ fn questions_are_answered_at_a_bounded_rate() {
     assert_eq!(solo.packets().len(), 256);
 }
 
+/// More peers at once than questions may wait: the others are asked soon, and not ten minutes later.
+#[test]
+fn a_peer_for_which_there_was_no_room_is_asked_soon() {
+    let mut solo = Solo::new(&Setup { depth: 512, ..strangers(QpType::Ud) });
+    let peer = |n: u32| IpAddr::from((0x0b00_0000 + n).to_be_bytes());
+    let handles: Vec<AhId> = (0..300).map(|n| handle_of(&mut solo.end, peer(n))).collect();
+    let mut asked = || {
+        for ah in &handles {
+            send_to(&mut solo.end, *ah, solo.key, 1);
+        }
+        let asked = questions(&solo.packets()).len();
+        solo.wait(1_000_000);
+        asked
+    };
+    assert_eq!([asked(), asked(), asked()], [256, 44, 0]);
+}
+
 /// Whoever asks more often than once in a millisecond still gets an answer each millisecond.
 #[test]
 fn the_rate_of_answers_does_not_depend_on_how_often_peers_ask() {

@@ -56,6 +56,13 @@ impl Post {
         self.claimed.len()
     }
 
+    /// All that its tables hold.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        let listening = self.listeners.len() + self.claims.len() + self.claimed.len();
+        listening + self.conns.len() + self.asked.len() + self.services.owners().count()
+    }
+
     /// The connection is over: withdraws its request from the listener.
     fn release(&mut self, conn: ConnId) {
         self.conns.remove(&conn);

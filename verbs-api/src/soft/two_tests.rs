@@ -2,6 +2,7 @@
 //! acquired something.
 
 mod beside;
+mod tables;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
