@@ -453,7 +453,8 @@ fn questions_are_answered_at_a_bounded_rate() {
     assert_eq!(solo.packets().len(), 256);
 }
 
-/// More peers at once than questions may wait: the others are asked soon, and not ten minutes later.
+/// More peers at once than questions may wait: the others are asked soon, and not ten minutes
+/// later.
 #[test]
 fn a_peer_for_which_there_was_no_room_is_asked_soon() {
     let mut solo = Solo::new(&Setup { depth: 512, ..strangers(QpType::Ud) });

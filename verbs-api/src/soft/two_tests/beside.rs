@@ -177,7 +177,7 @@ fn threads_that_make_objects_at_once_stay_within_the_limits() {
     ];
     for own in [&[1][..], &[1, 2]] {
         let limits = Limits { max_cq: 64, ..limits };
-        let ctx = device_with(&SimNet::new(1), own, Settings { limits, ..settings(false) });
+        let ctx = device_with(&SimNet::new(1), own, &Settings { limits, ..settings(false) });
         let nothing = ctx.resources().unwrap();
         for (what, make) in makes {
             let max = match what {

@@ -1,5 +1,5 @@
-//! What the tables of a shard, of a queue pair's operations and of a device hold: nothing of what is
-//! over, and all of what is not.
+//! What the tables of a shard, of a queue pair's operations and of a device hold: nothing of what
+//! is over, and all of what is not.
 
 use rocinante_stack::types::Time;
 use rocinante_stack::verbs::QpState;
