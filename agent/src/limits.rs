@@ -66,7 +66,7 @@ impl Limits {
         });
         let passed = now.saturating_duration_since(of.since).as_secs_f64();
         of.tokens = (of.tokens + passed * full).min(full);
-        of.since = now;
+        of.since = of.since.max(now);
         if of.tokens < 1.0 || of.at_once >= AT_ONCE_MAX {
             return None;
         }
@@ -100,8 +100,47 @@ mod tests {
         assert_eq!(asked(2, start), 10);
         assert_eq!(asked(1, start + Duration::from_millis(350)), 3);
         assert_eq!(asked(1, start + Duration::from_secs(60)), 10);
-        // A clock that is behind gives nothing.
+        // A clock that is behind gives nothing, then and later.
         assert_eq!(asked(1, start), 0);
+        assert_eq!(asked(1, start + Duration::from_secs(60)), 0);
+    }
+
+    /// Pauses that are no multiple of a request's time, and shorter than it.
+    #[test]
+    fn the_rate_does_not_depend_on_how_often_one_asks() {
+        for pause in [700, 9_990, 70_000, 130_000] {
+            let (limits, start) = (Arc::new(Limits::new(10)), Instant::now());
+            (0..10).for_each(|_| assert!(limits.enter(1, start).is_some()));
+            let (pauses, mut granted) = (10_000_000 / pause, 0);
+            for n in 1..=pauses {
+                let now = start + Duration::from_micros(n * pause);
+                // Another container's requests change nothing.
+                drop(limits.enter(2, now));
+                granted += u64::from(limits.enter(1, now).is_some());
+                granted += u64::from(limits.enter(1, now).is_some());
+            }
+            // Tokens are no whole numbers.
+            let due = pauses * pause / 100_000;
+            assert!((due - 1..=due).contains(&granted), "{granted} every {pause} us");
+        }
+    }
+
+    /// Who asks for too much at a time loses none of what may be asked for later.
+    #[test]
+    fn a_refusal_takes_no_token_and_no_place() {
+        let (limits, now) = (Arc::new(Limits::new(100)), Instant::now());
+        let mut held: Vec<Permit> = (0..AT_ONCE_MAX).map_while(|_| limits.enter(1, now)).collect();
+        for rounds in 1..=84 / 2 {
+            assert!(limits.enter(1, now).is_none());
+            drop(held.split_off(AT_ONCE_MAX - 2));
+            held.extend((0..2).map_while(|_| limits.enter(1, now)));
+            assert_eq!(held.len(), AT_ONCE_MAX, "{rounds}");
+        }
+        drop(held.pop());
+        assert!(limits.enter(1, now).is_none(), "all hundred were used");
+        drop(held);
+        let inner = limits.inner.lock().expect("not poisoned");
+        assert_eq!((inner.at_once, inner.containers[&1].at_once), (0, 0));
     }
 
     #[test]

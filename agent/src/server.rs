@@ -182,37 +182,7 @@ async fn hear(agent: Arc<Agent>, watch: Watch) -> io::Result<()> {
 /// Answers a connection, and keeps its ports for as long as a process has them.
 async fn answered(agent: Arc<Agent>, connection: OwnedFd) {
     let Ok(connection) = readable(connection) else { return };
-    steps::reached("asked");
-    let asker = Asker::of(connection.get_ref(), &agent.own);
-    steps::reached("identified");
-    // Those that get nothing share what one container has.
-    let container = asker.as_ref().map_or(0, |asker| asker.namespace().inode());
-    let Some(permit) = agent.limits.enter(container, Instant::now()) else {
-        // Not to be waited for. What it may have sent already is read, else it gets a reset.
-        let _ = receive_request(connection.get_ref());
-        let reason = "your container asks too often, or too much at a time";
-        return refuse(&connection, Refused::new(Code::Busy, reason, "try again in a second"));
-    };
-    let read = connection.async_io(Interest::READABLE, |from| receive_request(from));
-    let (asker, request) = match (asker, tokio::time::timeout(WAIT_MAX, read).await) {
-        (Ok(asker), Ok(Ok(Ok(request)))) => (asker, request),
-        (Err(refused), Ok(Ok(_))) | (Ok(_), Ok(Ok(Err(refused)))) => {
-            return refuse(&connection, refused);
-        }
-        // It hung up, or says nothing.
-        (_, Ok(Err(_)) | Err(_)) => return,
-    };
-    let worker = Arc::clone(&agent);
-    let work = tokio::task::spawn_blocking(move || {
-        let opened = worker.open(&asker, &request);
-        (asker, opened)
-    });
-    let Ok((asker, opened)) = work.await else { return };
-    drop(permit);
-    let (given, port) = match opened {
-        Ok(opened) => opened,
-        Err(refused) => return refuse(&connection, refused),
-    };
+    let Some((asker, given, port)) = worked(&agent, &connection).await else { return };
     // One packet into an empty queue: it does not wait.
     let sent = send_answer(connection.get_ref(), &given.answer, &given.descriptors());
     steps::reached("answered");
@@ -230,6 +200,49 @@ async fn answered(agent: Arc<Agent>, connection: OwnedFd) {
     }
     drop(connection);
     outlive(agent, port).await;
+}
+
+/// Works the request of a connection, with a permit until that is done. `None` if there is nothing
+/// to hand over: the program has got its refusal.
+async fn worked(
+    agent: &Arc<Agent>,
+    connection: &AsyncFd<OwnedFd>,
+) -> Option<(Asker, Given, Option<PortId>)> {
+    steps::reached("asked");
+    let asker = Asker::of(connection.get_ref(), &agent.own);
+    steps::reached("identified");
+    // Those that get nothing share what one container has.
+    let container = asker.as_ref().map_or(0, |asker| asker.namespace().inode());
+    let Some(_permit) = agent.limits.enter(container, Instant::now()) else {
+        // Not to be waited for. What it may have sent already is read, else it gets a reset.
+        let _ = receive_request(connection.get_ref());
+        let reason = "your container asks too often, or too much at a time";
+        refuse(connection, Refused::new(Code::Busy, reason, "try again in a second"));
+        return None;
+    };
+    let read = connection.async_io(Interest::READABLE, |from| receive_request(from));
+    let (asker, request) = match (asker, tokio::time::timeout(WAIT_MAX, read).await) {
+        (Ok(asker), Ok(Ok(Ok(request)))) => (asker, request),
+        (Err(refused), Ok(Ok(_))) | (Ok(_), Ok(Ok(Err(refused)))) => {
+            refuse(connection, refused);
+            return None;
+        }
+        // It hung up, or says nothing.
+        (_, Ok(Err(_)) | Err(_)) => return None,
+    };
+    let worker = Arc::clone(agent);
+    let work = tokio::task::spawn_blocking(move || {
+        let opened = worker.open(&asker, &request);
+        (asker, opened)
+    });
+    let (asker, opened) = work.await.ok()?;
+    match opened {
+        Ok((given, port)) => Some((asker, given, port)),
+        Err(refused) => {
+            refuse(connection, refused);
+            None
+        }
+    }
 }
 
 fn refuse(connection: &AsyncFd<OwnedFd>, refused: Refused) {
@@ -278,15 +291,14 @@ impl Agent {
             is_administered_by_itself: asker.is_administered_by_itself(),
         };
         let found = self.containers.find(asker.namespace(), hints)?;
-        let (_room, limits) = self.containers.reserve(found.end(), request)?;
+        let (room, limits) = self.containers.reserve(found.end(), request)?;
         // The kernel takes its time with both. The port is handed over when the program is there.
-        let (end, given) = std::thread::scope(|scope| {
+        let (attached, given) = std::thread::scope(|scope| {
             let attach = scope.spawn(|| self.containers.attach(found));
             let given = give_in(asker.namespace(), request, &limits);
             (attach.join(), given)
         });
-        let end =
-            end.unwrap_or_else(|_| Err(Refused::new(Code::Failed, "the agent failed", "")))?;
+        attached.unwrap_or_else(|_| Err(Refused::new(Code::Failed, "the agent failed", "")))?;
         let mut given = given?;
         steps::reached("port opened");
         asker.check_again()?;
@@ -294,7 +306,7 @@ impl Agent {
             Ok(_) => {
                 let sockets = given.sockets().map(holders::inode).collect::<io::Result<_>>();
                 let sockets = sockets.map_err(|e| Refused::new(Code::Failed, e.to_string(), ""))?;
-                Some(self.containers.add_port(&end, sockets, &mut given)?)
+                Some(room.fill(sockets, &mut given)?)
             }
             Err(_) => None,
         };

@@ -43,6 +43,8 @@ pub struct Footprint {
     pub responder_resources: usize,
     /// Reserved queue pair numbers.
     pub reserved_qpns: usize,
+    /// Multicast groups with queue pairs.
+    pub groups: usize,
     /// Peers that were asked whether they are Rocinantes, and are remembered.
     pub acquaintances: usize,
 }
@@ -77,6 +79,7 @@ impl Engine {
             spare_in_flight_lists: shared.lists.spare(),
             responder_resources: 0,
             reserved_qpns: self.reserved_qpns(),
+            groups: self.group_count(),
             acquaintances: shared.recognition.count(),
         };
         for qp in self.qps.iter().flatten() {

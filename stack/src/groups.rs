@@ -87,6 +87,10 @@ impl Groups {
         Ok(is_last)
     }
 
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// The groups of a queue pair.
     pub(crate) fn of(&self, qpn: Qpn) -> Vec<IpAddr> {
         let with =

@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod ah;
+mod allowance;
 mod any;
 pub mod cm;
 mod engine;
@@ -40,6 +41,7 @@ mod unreliable;
 pub mod verbs;
 pub mod wire;
 
+pub use allowance::Allowance;
 pub use engine::{Engine, TxStop};
 pub use footprint::Footprint;
 pub use groups::{GROUPS_MAX, GroupError, MEMBERS_MAX};

@@ -11,6 +11,7 @@
 use core::net::IpAddr;
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::allowance::Allowance;
 use crate::cm::Transmit;
 use crate::ids::Ids;
 use crate::stats::{Counters, Drops};
@@ -86,9 +87,8 @@ struct Desk {
     own: Introduction,
     tids: Ids,
     tx: VecDeque<Transmit>,
-    answers_left: u32,
-    /// Since when there are so many.
-    since: Time,
+    /// Questions that it still answers.
+    answers: Allowance,
 }
 
 impl Recognition {
@@ -96,8 +96,8 @@ impl Recognition {
     /// are told.
     pub(crate) fn open(&mut self, key: [u64; 2], slot: Option<u8>, own: Introduction) {
         let (tids, tx) = (Ids::new(key, slot), VecDeque::new());
-        let (answers_left, since) = (ANSWERS, Time(0));
-        self.desk = Some(Box::new(Desk { own, tids, tx, answers_left, since }));
+        let answers = Allowance::new(ANSWERS, ANSWER_NS);
+        self.desk = Some(Box::new(Desk { own, tids, tx, answers }));
     }
 
     /// Whether it asks and answers itself.
@@ -271,15 +271,6 @@ impl Recognition {
 impl Desk {
     /// Whether one more question is answered now.
     fn may_answer(&mut self, now: Time) -> bool {
-        let grown = now.since(self.since) / ANSWER_NS;
-        let grown_by = u32::try_from(grown).unwrap_or(u32::MAX);
-        self.answers_left = ANSWERS.min(self.answers_left.saturating_add(grown_by));
-        self.since = match self.answers_left {
-            ANSWERS => now,
-            _ => self.since.after(grown * ANSWER_NS),
-        };
-        let may = self.answers_left > 0 && self.tx.len() < TX_MAX;
-        self.answers_left -= u32::from(may);
-        may
+        self.tx.len() < TX_MAX && self.answers.take(now)
     }
 }

@@ -196,6 +196,9 @@ impl Qp {
             timeout: reliable.then_some(options.timeout),
             ..QpAttr::default()
         };
+        // Before anything has changed: on the way back from RTR, receives that are posted get lost.
+        self.check_limits(&rts)?;
+        rts.check(self.qp_type, QpState::Rtr).map_err(VerbsError::Modify)?;
         self.bring_up(&ModifyAttr { attr: rtr, path: Some(path) }, rts)
     }
 
@@ -209,7 +212,7 @@ impl Qp {
         self.bring_up(&ModifyAttr { attr: to(QpState::Rtr), path: None }, rts)
     }
 
-    /// From INIT to RTS. If RTS fails, the queue pair goes back to INIT.
+    /// From INIT to RTS. If RTS fails, the queue pair goes back to INIT, without its receives.
     fn bring_up(&self, rtr: &ModifyAttr, rts: QpAttr) -> Result<(), VerbsError> {
         self.modify(rtr)?;
         if let Err(error) = self.modify(&ModifyAttr { attr: rts, path: None }) {

@@ -12,10 +12,10 @@ use rocinante::device::Limits;
 use rocinante::stats::Resources;
 use rocinante::verbs::{
     BindMw, ModifyAttr, Mtu, MwPart, MwType, PeerPath, Psn, QpAttr, QpCaps, QpState, QpType, Qpn,
-    Rereg, SrqChange,
+    Rereg, SendData, SendOp, SrqChange,
 };
 use rocinante::{
-    Access, ConnectOptions, Context, Endpoint, OpenOptions, PreparedQp, Qp, VerbsError,
+    Access, ConnectOptions, Endpoint, OpenOptions, PreparedQp, Qp, RecvWr, VerbsError, WcStatus,
 };
 use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{SimConfig, SimNet};
@@ -111,6 +111,22 @@ impl World {
         (asked, self.listener.try_request().unwrap().expect("it has come"))
     }
 
+    /// What was there before a refusal does what it did: the connection, and the service.
+    fn still_works(&self, what: &str) {
+        let op = SendOp::Write { remote: self.b.mr.address(), rkey: self.b.mr.rkey(), imm: None };
+        let wr = sim::request(1, op, SendData::Inline(&[7; 8]));
+        assert_eq!(self.connected[0].post(wr), Ok(()), "{what}");
+        let mut asked =
+            cm::Resolving::start(&self.a.ctx, 0, self.datagrams.address(), &[]).unwrap();
+        sim::until(what, || {
+            self.b.ctx.progress();
+            self.a.cq.poll_one().unwrap().is_some_and(|wc| wc.status == WcStatus::Success)
+        });
+        self.datagrams.try_request().unwrap().expect(what).reject(&[]).unwrap();
+        self.a.ctx.progress();
+        assert!(asked.try_finish().is_err(), "{what}");
+    }
+
     /// Counts without the connection manager's numbers, which it keeps for a while after the end.
     fn after_asking(
         &self,
@@ -190,7 +206,7 @@ const CREATE: [(&str, Call); 22] = [
 ];
 
 /// Changes that fail.
-const CHANGE: [(&str, Call); 22] = [
+const CHANGE: [(&str, Call); 28] = [
     ("to RTR without a number", |w| {
         let mut change = w.rtr();
         change.attr.dest_qpn = None;
@@ -280,6 +296,72 @@ const CHANGE: [(&str, Call); 22] = [
     }),
     ("a region to all memory", |w| {
         changed_region(w, &Rereg { len: Some(usize::MAX), ..Rereg::default() })
+    }),
+    ("a group too many", |w| {
+        let qp = w.datagram_qp().ready()?;
+        let group = |n: u8| IpAddr::from([239, 1, 1, n]);
+        (0..=u8::MAX).for_each(|n| qp.attach_mcast(group(n)).unwrap());
+        let full = w.a.ctx.resources();
+        let refused = qp.attach_mcast("ff15::1".parse().unwrap());
+        assert_eq!(w.a.ctx.resources(), full);
+        qp.detach_mcast(group(7))?;
+        qp.attach_mcast("ff15::1".parse().unwrap())?;
+        assert_eq!(w.a.ctx.resources(), full);
+        refused
+    }),
+    ("a group that it is not in", |w| {
+        let [first, second] = [(); 2].map(|()| w.datagram_qp().ready().unwrap());
+        let group = IpAddr::from([239, 1, 1, 1]);
+        first.attach_mcast(group)?;
+        let refused = second.detach_mcast(group);
+        assert_eq!(w.a.ctx.resources().unwrap().groups, 1, "the other's");
+        first.detach_mcast(group)?;
+        refused
+    }),
+    ("the end of a region that a request names", |w| {
+        let mr = w.a.pd.allocate(64, Access::ALL)?;
+        let qp = w.qp();
+        qp.post_recv(&[RecvWr { wr_id: 1, sges: &[mr.sge(0, 64)] }]).unwrap();
+        let Err(rocinante::Refused { value: mr, error }) = mr.deregister() else { return Ok(()) };
+        mr.check(mr.address(), 64, Access::REMOTE_WRITE).unwrap();
+        drop(qp);
+        mr.deregister().expect("it is free");
+        Err(error)
+    }),
+    ("the end of a queue that is in use", |w| {
+        let cq = w.a.ctx.create_cq(4)?;
+        let qp = w.a.pd.qp(&cq, &cq).build()?;
+        let Err(rocinante::Refused { value: cq, error }) = cq.destroy() else { return Ok(()) };
+        qp.post_recv(&[RecvWr { wr_id: 8, sges: &[] }]).unwrap();
+        let qp = qp.connect(&w.connected[1].endpoint(), &ConnectOptions::default()).unwrap();
+        qp.modify(&ModifyAttr::state(QpState::Err))?;
+        assert_eq!(cq.poll_one()?.map(|wc| wc.wr_id), Some(8), "it still completes");
+        drop(qp);
+        cq.destroy().expect("it is free");
+        Err(error)
+    }),
+    ("a queue smaller than what is in it", |w| {
+        let cq = w.a.ctx.create_cq(4)?;
+        let qp = w.a.pd.qp(&cq, &cq).build_reset()?;
+        qp.modify(&ModifyAttr::init(Access::ALL))?;
+        (0..4).for_each(|wr_id| qp.post_recv(&[RecvWr { wr_id, sges: &[] }]).unwrap());
+        qp.modify(&ModifyAttr::state(QpState::Err))?;
+        let refused = cq.resize(3);
+        let all = std::iter::from_fn(|| cq.poll_one().unwrap()).map(|wc| wc.wr_id);
+        assert_eq!((cq.depth(), all.collect::<Vec<_>>()), (4, vec![0, 1, 2, 3]));
+        cq.resize(3)?;
+        refused
+    }),
+    ("a shared queue smaller than what is in it", |w| {
+        let srq = w.a.pd.create_srq(4, 1)?;
+        (0..3).for_each(|wr_id| srq.post_recv(&[RecvWr { wr_id, sges: &[] }]).unwrap());
+        srq.arm(2)?;
+        let before = srq.query()?;
+        let result = srq.modify(&SrqChange { max_wr: Some(2), srq_limit: Some(1) });
+        assert_eq!(srq.query()?, before, "armed as it was, too");
+        srq.post_recv(&[RecvWr { wr_id: 3, sges: &[] }]).expect("there is room for one");
+        srq.post_recv(&[RecvWr { wr_id: 4, sges: &[] }]).expect_err("and no more");
+        result
     }),
     ("a window of another's", |w| {
         let mw = w.b.pd.alloc_mw(MwType::Type1)?;
@@ -390,23 +472,6 @@ fn whatever_is_refused_leaves_nothing_behind() {
         }
         let paths = |held: &([Resources; 3], usize)| held.0.map(|of| (of.paths, of.qps, of.mrs));
         assert_eq!(paths(&world.held()), paths(&before), "{what}");
+        world.still_works(what);
     }
-    // The connection still works.
-    let [qp, _] = &world.connected;
-    let wr = sim::request(
-        1,
-        rocinante::verbs::SendOp::Write {
-            remote: world.b.mr.address(),
-            rkey: world.b.mr.rkey(),
-            imm: None,
-        },
-        rocinante::verbs::SendData::Inline(&[7; 8]),
-    );
-    qp.post_send(&[wr]).unwrap();
-    sim::until("the WRITE", || {
-        world.b.ctx.progress();
-        world.a.cq.poll_one().unwrap().is_some()
-    });
-    let again = Context::resources(&world.a.ctx).unwrap();
-    assert_eq!(again.paths, 1);
 }

@@ -52,13 +52,47 @@ impl std::iter::Sum for Taken {
 
 impl Drop for Room<'_> {
     fn drop(&mut self) {
-        let mut inner = self.containers.lock();
+        self.give_back(&mut self.containers.lock());
+    }
+}
+
+impl Room<'_> {
+    fn give_back(&mut self, inner: &mut Inner) {
+        let taken = std::mem::take(&mut self.taken);
         let Some(reserved) = inner.reserved.get_mut(&self.host_end) else { return };
-        reserved.ports -= self.taken.ports;
-        reserved.bytes -= self.taken.bytes;
+        reserved.ports -= taken.ports;
+        reserved.bytes -= taken.bytes;
         if *reserved == Taken::default() {
             inner.reserved.remove(&self.host_end);
         }
+    }
+
+    /// Notes the ports for which it was reserved, which are about to be handed over. From then on
+    /// they count themselves.
+    ///
+    /// # Errors
+    /// What to answer: the container has gone meanwhile.
+    pub(crate) fn fill(
+        mut self,
+        sockets: BTreeSet<u64>,
+        given: &mut Given,
+    ) -> Result<PortId, Refused> {
+        let ring = match &given.answer.outcome {
+            Ok(Granted::Packet { ring }) => Some(*ring),
+            _ => None,
+        };
+        let (containers, host_end) = (self.containers, self.host_end);
+        let mut inner = containers.lock();
+        self.give_back(&mut inner);
+        let number = inner.next_port;
+        inner.next_port += 1;
+        let Some(container) = inner.containers.get_mut(&host_end) else {
+            return Err(Refused::new(Code::Interface, "your interface has gone", ""));
+        };
+        let kept = std::mem::take(&mut given.kept);
+        container.ports.insert(number, Port { sockets, ring, _kept: kept, bytes: given.bytes });
+        containers.write(&inner);
+        Ok(PortId { host_end, number })
     }
 }
 
@@ -120,32 +154,6 @@ impl Containers {
         Ok((Room { containers: self, host_end: end.index, taken }, limits))
     }
 
-    /// Notes ports that are about to be handed over.
-    ///
-    /// # Errors
-    /// What to answer: the container has gone meanwhile.
-    pub(crate) fn add_port(
-        &self,
-        end: &HostEnd,
-        sockets: BTreeSet<u64>,
-        given: &mut Given,
-    ) -> Result<PortId, Refused> {
-        let ring = match &given.answer.outcome {
-            Ok(Granted::Packet { ring }) => Some(*ring),
-            _ => None,
-        };
-        let mut inner = self.lock();
-        let number = inner.next_port;
-        inner.next_port += 1;
-        let Some(container) = inner.containers.get_mut(&end.index) else {
-            return Err(Refused::new(Code::Interface, "your interface has gone", ""));
-        };
-        let kept = std::mem::take(&mut given.kept);
-        container.ports.insert(number, Port { sockets, ring, _kept: kept, bytes: given.bytes });
-        self.write(&inner);
-        Ok(PortId { host_end: end.index, number })
-    }
-
     /// The namespace and the sockets of ports, if they are there.
     pub(crate) fn port(&self, id: PortId) -> Option<(u64, BTreeSet<u64>)> {
         let inner = self.lock();
@@ -189,5 +197,217 @@ impl From<&Port> for KnownPort {
     fn from(port: &Port) -> Self {
         let sockets = port.sockets.iter().copied().collect();
         Self { sockets, ring: port.ring, bytes: port.bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::path::PathBuf;
+
+    use rocinante_netdev::Shards;
+    use rocinante_netdev::handed::Answer;
+    use rocinante_netdev::host::{NsId, Sources};
+
+    use super::*;
+    use crate::config::Config;
+    use crate::containers::Container;
+    use crate::state::StateFile;
+
+    /// An agent with containers at the ends 3 and 4.
+    struct World {
+        containers: Containers,
+        state: PathBuf,
+    }
+
+    impl Drop for World {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.state);
+        }
+    }
+
+    fn addresses() -> [IpAddr; 2] {
+        ["10.0.0.2", "fe80::2"].map(|own| own.parse().expect("an address"))
+    }
+
+    fn end(index: u32) -> HostEnd {
+        let sources = Sources { mac: [2; 6], addresses: addresses().into() };
+        HostEnd { index, name: format!("end{index}"), sources }
+    }
+
+    impl World {
+        fn new(name: &str, config: &Config) -> Self {
+            let state = std::env::temp_dir().join(format!("agent-{name}-{}", std::process::id()));
+            let file = StateFile::open(&state.join("state.json"), 7).expect("a state");
+            let world =
+                Self { containers: Containers::new(config, file).expect("rtnetlink"), state };
+            [3, 4].into_iter().for_each(|index| world.comes(index));
+            world
+        }
+
+        fn comes(&self, index: u32) {
+            let container = Container {
+                name: format!("end{index}"),
+                peer: (NsId(1), index),
+                namespace: index.into(),
+                fixed: None,
+                ports: BTreeMap::new(),
+            };
+            self.containers.lock().containers.insert(index, container);
+        }
+
+        fn reserve(&self, index: u32, request: &Request) -> Result<Room<'_>, Refused> {
+            self.containers.reserve(&end(index), request).map(|(room, _)| room)
+        }
+
+        /// As many rooms as there are for such requests, and the refusal of the next.
+        fn all(&self, index: u32, request: &Request) -> (Vec<Room<'_>>, Refused) {
+            let mut rooms = Vec::new();
+            while rooms.len() < 100 {
+                match self.reserve(index, request) {
+                    Ok(room) => rooms.push(room),
+                    Err(refused) => return (rooms, refused),
+                }
+            }
+            panic!("no limit holds")
+        }
+
+        /// What is reserved and what is taken at the ends.
+        fn held(&self) -> [(Taken, Taken); 2] {
+            let inner = self.containers.lock();
+            let reserved = |end| inner.reserved.get(&end).copied().unwrap_or_default();
+            [3, 4].map(|end| (reserved(end), inner.taken(end)))
+        }
+    }
+
+    /// A request for rings of the least that each gets.
+    fn request(shards: usize) -> Request {
+        Request {
+            backend: Backend::Packet,
+            interface: 2,
+            addresses: addresses().into(),
+            shards: Shards { count: shards, ..Shards::ONE },
+            ring_frames: Some(15),
+            tx_buffer_bytes: None,
+            despite_rules: false,
+        }
+    }
+
+    /// Ports that were opened for a request.
+    fn fill(room: Room<'_>, shards: u64, backend: Backend) -> Result<PortId, Refused> {
+        let ring = Ring { block_bytes: 4096, blocks: 1, frame_bytes: 2048, frames: 2 };
+        let granted = match backend {
+            Backend::Xdp => Granted::Xdp { chunks: 64 },
+            _ => Granted::Packet { ring },
+        };
+        let answer = Answer { outcome: Ok(granted), report: None };
+        let bytes = room.taken.bytes;
+        let mut given = Given { answer, descriptors: Vec::new(), kept: Vec::new(), bytes };
+        room.fill((0..shards).collect(), &mut given)
+    }
+
+    /// Each limit, reached by requests none of which is over: what is under way counts, whether it
+    /// is handed over then or given up.
+    #[test]
+    fn requests_at_one_time_get_no_more_than_one_after_the_other() {
+        let rooms_of = |mib: usize| (mib << 20) / GiveLimits::default().memory_bytes(&request(1));
+        let usual = Config::default;
+        for (name, config, shards, rooms, said) in [
+            ("one", Config { ports_max: 1, ..usual() }, 1, 1, "1 ports"),
+            ("shards", Config { ports_max: 7, ..usual() }, 2, 3, "6 ports"),
+            ("usual", usual(), 1, 64, "64 ports"),
+            ("ring", Config { ring_mib_max: 4, ..usual() }, 1, rooms_of(4), "bytes already"),
+            ("total", Config { ring_mib_total: 6, ..usual() }, 1, rooms_of(6), "all containers"),
+        ] {
+            let (world, request) = (World::new(name, &config), request(shards));
+            let mut ports = Vec::new();
+            for round in 0..3 {
+                let before = world.held();
+                let (made, refused) = world.all(3, &request);
+                assert_eq!(made.len(), rooms, "{name}, {round}: {refused}");
+                assert_eq!(refused.code, Code::Busy, "{name}: {refused}");
+                // What another container may have is its own, or what all have together.
+                let others = world.all(4, &request).0.len();
+                assert_eq!(others, if name == "total" { 0 } else { rooms }, "{name}");
+                if round < 2 {
+                    drop(made);
+                    assert_eq!(world.held(), before, "{name}: they were given up");
+                    continue;
+                }
+                for room in made {
+                    ports.push(fill(room, shards as u64, Backend::Packet).expect("it is there"));
+                    assert_eq!(world.all(3, &request).0.len(), 0, "{name}: each counts");
+                }
+            }
+            let refused = world.all(3, &request).1;
+            assert!(refused.reason.contains(said), "{name}: {refused}");
+            // The room of a port that goes is for the next.
+            world.containers.remove_port(ports.remove(0));
+            assert_eq!(world.all(3, &request).0.len(), 1, "{name}");
+        }
+    }
+
+    /// Of several containers that go at once none stays.
+    #[test]
+    fn containers_that_go_at_once_are_all_forgotten() {
+        use crate::containers::HeardOf;
+        let world = World::new("gone", &Config::default());
+        // No interface has such a number.
+        let ends = [2_000_000_000, 2_000_000_001, 2_000_000_002];
+        ends.into_iter().for_each(|index| world.comes(index));
+        let known = || world.containers.lock().containers.keys().copied().collect::<Vec<_>>();
+        let told = ends[..2].iter().map(|index| HeardOf::HostEnd(*index)).collect();
+        world.containers.hear(&told);
+        assert_eq!(known(), [3, 4, ends[2]], "the others have said nothing");
+        world.comes(ends[0]);
+        world.containers.lock().containers.retain(|index, _| *index > 4);
+        world.containers.hear(&[HeardOf::Anything].into());
+        assert!(known().is_empty(), "{:?}", known());
+    }
+
+    /// A port that was handed over counts once, also before its request is over.
+    #[test]
+    fn a_port_counts_as_reserved_or_as_taken() {
+        let world = World::new("once", &Config { ports_max: 3, ..Config::default() });
+        let [first, second] = [(); 2].map(|()| world.reserve(3, &request(1)).expect("room"));
+        let each = first.taken;
+        let id = fill(first, 1, Backend::Packet).expect("it is there");
+        assert_eq!(world.held()[0], (each, each));
+        let third = world.reserve(3, &request(1)).expect("there is room for one more");
+        drop((second, third));
+        assert_eq!(world.held(), [(Taken::default(), each), Default::default()]);
+        world.containers.remove_port(id);
+        world.containers.remove_port(id);
+        assert_eq!(world.held(), <[(Taken, Taken); 2]>::default());
+    }
+
+    #[test]
+    fn whatever_is_refused_takes_nothing() {
+        let config = Config { ports_max: 2, ring_mib_max: 64, ..Config::default() };
+        let world = World::new("refused", &config);
+        let xdp = Request { backend: Backend::Xdp, ring_frames: None, ..request(1) };
+        let room = world.reserve(4, &xdp).expect("room");
+        fill(room, 1, Backend::Xdp).expect("it is there");
+        let foreign = vec!["fe80::3".parse().expect("an address")];
+        for (end, request, code) in [
+            (3, Request { addresses: foreign, ..request(1) }, Code::Interface),
+            (3, request(3), Code::Busy),
+            (3, request(1 << 20), Code::Busy),
+            (3, Request { ring_frames: None, ..request(256) }, Code::Busy),
+            (4, xdp.clone(), Code::InUse),
+        ] {
+            let before = world.held();
+            for _ in 0..3 {
+                assert_eq!(world.reserve(end, &request).expect_err("refused").code, code);
+                assert_eq!(world.held(), before, "{request:?}");
+            }
+        }
+        // The container goes while its ports are made, and one comes to its place.
+        let gone = world.reserve(3, &request(2)).expect("room");
+        world.containers.lock().containers.remove(&3);
+        let refused = fill(gone, 2, Backend::Packet).expect_err("it has gone");
+        assert_eq!((refused.code, world.held()[0]), (Code::Interface, Default::default()));
+        world.comes(3);
+        assert_eq!(world.all(3, &request(1)).0.len(), 2);
     }
 }

@@ -141,6 +141,45 @@ fn a_container_has_so_many_ports_and_so_much_memory() {
     assert!(answer.starts_with("granted"), "{answer}");
 }
 
+/// As many as the configuration says without a word, which is more than may ask at a time.
+#[test]
+fn a_program_keeps_as_many_ports_as_a_container_may_have() {
+    let mut host = host_or_skip!("bad_input::a_program_keeps_as_many_ports", 2);
+    host.start();
+    let [v4, v6] = host.addresses(0);
+    let (mut asker, mut other) = (host.asker(0), host.asker(0));
+    for nth in 0..64 {
+        let own = if nth % 2 == 0 { v4 } else { v6 };
+        let answer = asker.tell(&format!("ask {own} 2 2"));
+        assert!(answer.starts_with("granted 1 "), "port {nth}: {answer}");
+    }
+    let refused = other.refused(v6);
+    assert!(refused.starts_with("Busy") && refused.contains("64 ports"), "{refused}");
+    // Once they are closed there is room for as many.
+    assert_eq!(asker.tell("close"), "done");
+    host.has_ports(0);
+    other.granted(v6);
+}
+
+/// Programs of a container that ask at one time get what one after the other would.
+#[test]
+fn programs_that_ask_at_once_share_what_a_container_may_have() {
+    let mut host = host_or_skip!("bad_input::programs_that_ask_at_once", 1);
+    host.configure("ports_max = 3");
+    host.start();
+    let [v4, v6] = host.addresses(0);
+    let mut askers = [(); 8].map(|()| host.asker(0));
+    askers.iter_mut().for_each(|asker| drop(asker.tell("rights")));
+    for own in [v4, v6] {
+        askers.iter_mut().for_each(|asker| asker.say(&format!("ask {own} 2 2")));
+        let answers = askers.each_mut().map(Asker::hear);
+        let granted = answers.iter().filter(|answer| answer.starts_with("granted 1 ")).count();
+        assert_eq!((granted, host.ports()), (3, 3), "{answers:?}");
+        askers.iter_mut().for_each(|asker| drop(asker.tell("close")));
+        host.has_ports(0);
+    }
+}
+
 #[test]
 fn one_that_ends_at_each_step_leaves_nothing() {
     leaves_nothing("ask", "granted");

@@ -23,6 +23,12 @@ fn ports_go_when_their_program_closes_them_or_ends() {
     host.has_ports(1);
     assert_eq!(second.tell("close"), "done");
     host.has_ports(0);
+    // It closes them some time after it says so, and lives on.
+    second.granted(host.addresses(1)[0]);
+    assert_eq!(second.tell("hang-up"), "done");
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert_eq!((host.ports(), second.tell("close").as_str()), (1, "done"));
+    host.has_ports(0);
     // The program at the host's end stays as long as the interface.
     assert!(host.filter(0).is_some() && host.filter(1).is_some());
     second.granted(host.addresses(1)[0]);

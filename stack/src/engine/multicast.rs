@@ -42,6 +42,12 @@ impl Engine {
         self.groups.of(qpn)
     }
 
+    /// The number of groups with queue pairs.
+    #[must_use]
+    pub fn group_count(&self) -> usize {
+        self.groups.count()
+    }
+
     /// Takes a packet for the queue pairs of a group.
     #[cold]
     pub(super) fn handle_multicast<H: Memory + Completions>(

@@ -92,3 +92,25 @@ impl Epochs {
         overdue
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_of_its_epoch_and_the_next_also_when_their_numbers_begin_again() {
+        let cost = Cost { bytes: 100, datagrams: 1 };
+        for current in [7, u32::MAX - 1, u32::MAX] {
+            let mut epochs = Epochs { current, ..Epochs::default() };
+            let [first, second] = [(); 2].map(|()| epochs.ask(cost, 1));
+            let nothing = epochs.pass(Time(0)).datagrams;
+            let third = epochs.ask(cost, 1);
+            assert_eq!((epochs.answered(first), nothing), (Some(cost), 0), "{current}");
+            // Of the first two one has come.
+            assert_eq!(epochs.pass(Time(1)).datagrams, 1, "{current}");
+            assert!(epochs.has_forgotten(second) && !epochs.has_forgotten(third), "{current}");
+            assert_eq!((epochs.answered(second), epochs.answered(third)), (None, Some(cost)));
+            assert_eq!(epochs.pass(Time(2)).datagrams, 0, "{current}");
+        }
+    }
+}

@@ -121,6 +121,30 @@ fn of_two_requests_of_a_peer_the_one_that_it_withdraws_goes() {
     }
 }
 
+/// Of the requests that wait for a listener which goes, those that the program has not seen are
+/// refused, and the other is still the program's.
+#[test]
+fn a_listener_that_goes_refuses_each_request_that_waits() {
+    let mut net = Net::new();
+    let listener = net.listen(4);
+    let asked = [0x11, 0x12, 0x13].map(|qpn| net.asked(qpn));
+    let (_, seen) = asked[1];
+    net.cm[B].unlisten(listener, |conn| conn == seen);
+    net.run(1);
+    let received = net.take(A);
+    for (at, (conn, _)) in asked.iter().enumerate() {
+        let refused = received
+            .iter()
+            .find(|event| matches!(event, CmEvent::Rejected { conn: of, .. } if of == conn));
+        let reason = (at != 1).then_some(RejReason::INVALID_SERVICE_ID);
+        assert_eq!(refused.map(rejection), reason, "request {at}: {received:?}");
+    }
+    assert_eq!(net.cm[B].len(), 1);
+    net.accept(seen, 0x22);
+    net.run(1);
+    assert!(matches!(net.one(A), CmEvent::Replied { .. }));
+}
+
 #[test]
 fn the_accepter_waits_for_as_long_as_the_asker_said_that_packets_take() {
     const CODE: u8 = 20;

@@ -453,6 +453,43 @@ fn questions_are_answered_at_a_bounded_rate() {
     assert_eq!(solo.packets().len(), 256);
 }
 
+/// More peers at once than questions may wait: the others are asked soon, and not ten minutes
+/// later.
+#[test]
+fn a_peer_for_which_there_was_no_room_is_asked_soon() {
+    let mut solo = Solo::new(&Setup { depth: 512, ..strangers(QpType::Ud) });
+    let peer = |n: u32| IpAddr::from((0x0b00_0000 + n).to_be_bytes());
+    let handles: Vec<AhId> = (0..300).map(|n| handle_of(&mut solo.end, peer(n))).collect();
+    let mut asked = || {
+        for ah in &handles {
+            send_to(&mut solo.end, *ah, solo.key, 1);
+        }
+        let asked = questions(&solo.packets()).len();
+        solo.wait(1_000_000);
+        asked
+    };
+    assert_eq!([asked(), asked(), asked()], [256, 44, 0]);
+}
+
+/// Whoever asks more often than once in a millisecond still gets an answer each millisecond.
+#[test]
+fn the_rate_of_answers_does_not_depend_on_how_often_peers_ask() {
+    for (pause, expected) in [(700_000, 700), (10_000, 10), (1_900_000, 1000)] {
+        let mut solo = Solo::new(&strangers(QpType::Rc));
+        let asked = |solo: &mut Solo, times: u64| {
+            (0..times).for_each(|n| hear(solo, addr(2), n, RecognitionMad::Question));
+            solo.packets().len()
+        };
+        assert_eq!(asked(&mut solo, 1000), 256, "all that there is at once");
+        let mut answers = 0;
+        for _ in 0..1000 {
+            solo.wait(pause);
+            answers += asked(&mut solo, 1);
+        }
+        assert_eq!(answers, expected, "a question every {pause} ns");
+    }
+}
+
 #[test]
 fn so_many_peers_are_remembered_and_no_more() {
     let mut solo = Solo::new(&strangers(QpType::Ud));

@@ -121,6 +121,12 @@ impl Desk {
         error.unwrap_or(VerbsError::Busy("the completion queue takes no more"))
     }
 
+    /// The number of slots.
+    #[cfg(test)]
+    pub(super) fn in_flight(&self) -> usize {
+        self.slots.lock().by_number.len()
+    }
+
     /// The operation was not posted.
     pub(super) fn withdraw(&self, number: u64) {
         self.slots.lock().by_number.remove(&number);

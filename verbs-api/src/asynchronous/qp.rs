@@ -192,6 +192,12 @@ impl<C: Carrier> AsyncQp<C> {
         }
     }
 
+    /// Operations that are not complete, or whose completion was not taken.
+    #[cfg(test)]
+    pub(crate) fn in_flight(&self) -> usize {
+        self.desk.0.in_flight()
+    }
+
     fn refused<B: Buffer>(&self, buffer: B, why: VerbsError) -> Operation<B> {
         self.begun(buffer, Err(why))
     }

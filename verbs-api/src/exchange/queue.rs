@@ -4,7 +4,7 @@
 //! side's link.
 
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ pub(super) fn connect(
     let own = ctx.query_device().active_mtu;
     let kernels = ctx.provider() == Provider::Hardware;
     loop {
-        let parts = Parts::new(ctx, 0)?;
+        let parts = Parts::new(ctx, gid_for(ctx.gids(), peer.ip()))?;
         let left = patience.saturating_sub(begin.elapsed());
         let left = if kernels { left.min(ANEW) } else { left };
         let params = Params::default().options(options()).private_data(&words(own));
@@ -85,6 +85,15 @@ pub(super) fn connect(
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// The index of the address to reach a peer from: the first of its kind, or else of its family.
+fn gid_for(gids: &[IpAddr], peer: IpAddr) -> usize {
+    let is_of_link = |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
+    let is_of_family = |own: &&IpAddr| own.is_ipv4() == peer.is_ipv4();
+    let found = gids.iter().filter(is_of_family).find(|own| is_of_link(own) == is_of_link(&peer));
+    let found = found.or_else(|| gids.iter().find(is_of_family));
+    found.and_then(|found| gids.iter().position(|own| own == found)).unwrap_or(0)
 }
 
 /// Accepts a peer that requests such an exchange.

@@ -5,6 +5,12 @@
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Resources {
+    /// Protection domains.
+    pub pds: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Shared receive queues.
+    pub srqs: usize,
     /// Queue pairs.
     pub qps: usize,
     /// Reserved queue pair numbers, which no new queue pair gets yet: those of connections in
@@ -18,4 +24,8 @@ pub struct Resources {
     /// Paths to peers, of queue pairs and of address handles. The connection manager's own paths,
     /// which it drops after 2 s without use, do not count.
     pub paths: usize,
+    /// Places of the connection manager that are listened at.
+    pub listeners: usize,
+    /// Multicast groups that the interface is in for queue pairs.
+    pub groups: usize,
 }

@@ -7,7 +7,6 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use rocinante_netdev::{PathSpec, Port, PortClaim};
-use rocinante_stack::Engine;
 use rocinante_stack::cm::{
     Accept, AskId, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager, ListenerId,
     QueryId,
@@ -15,6 +14,7 @@ use rocinante_stack::cm::{
 use rocinante_stack::stats::CmCounters;
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus};
+use rocinante_stack::{Allowance, Engine};
 
 use super::owner::Owner;
 use super::progress::Core;
@@ -33,8 +33,7 @@ use crate::provider::wakers::Woken;
 pub(super) struct Post {
     /// The ports' paths of QP1, with the time of their last use.
     paths: BTreeMap<(IpAddr, IpAddr), (u32, Time)>,
-    /// How many more paths may be made.
-    fresh: Allowance,
+    fresh: Fresh,
     conns: BTreeMap<ConnId, (Qpn, Arc<dyn Owner>)>,
     listeners: BTreeMap<ListenerId, Arc<dyn Owner>>,
     /// Where each of them listens, as other processes on the addresses see it.
@@ -50,6 +49,18 @@ impl Post {
     /// The number of QP1's paths.
     pub(super) fn paths(&self) -> usize {
         self.paths.len()
+    }
+
+    /// The number of places that are listened at, or claimed by a call that is not over.
+    pub(super) fn places(&self) -> usize {
+        self.claimed.len()
+    }
+
+    /// All that its tables hold.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        let listening = self.listeners.len() + self.claims.len() + self.claimed.len();
+        listening + self.conns.len() + self.asked.len() + self.services.owners().count()
     }
 
     /// The connection is over: withdraws its request from the listener.
@@ -69,38 +80,14 @@ impl Post {
     }
 }
 
-/// Limits the new paths of QP1. Each costs a route lookup in the kernel, which forged addresses
-/// could otherwise trigger without end.
+/// How many more paths of QP1 may be made: 64 at once, and one more every 10 ms. Each costs a route
+/// lookup in the kernel, which forged addresses could otherwise trigger without end.
 #[derive(Debug)]
-struct Allowance {
-    left: u32,
-    /// Time of the last growth.
-    since: Time,
-}
+struct Fresh(Allowance);
 
-impl Default for Allowance {
+impl Default for Fresh {
     fn default() -> Self {
-        Self { left: Self::MAX, since: Time(0) }
-    }
-}
-
-impl Allowance {
-    const MAX: u32 = 64;
-    /// Nanoseconds per unit of growth: 10 ms.
-    const GROWTH: u64 = 10_000_000;
-
-    fn take(&mut self, now: Time) -> bool {
-        let grown = now.since(self.since) / Self::GROWTH;
-        self.left =
-            Self::MAX.min(self.left.saturating_add(u32::try_from(grown).unwrap_or(u32::MAX)));
-        // The rest of a unit counts for the next one, unless there are as many as there may be.
-        self.since = match self.left {
-            Self::MAX => now,
-            _ => self.since.after(grown * Self::GROWTH),
-        };
-        let granted = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        granted
+        Self(Allowance::new(64, 10_000_000))
     }
 }
 
@@ -217,7 +204,7 @@ impl Shard {
             *used = now;
             return Ok(*path);
         }
-        if !self.post.fresh.take(now) {
+        if !self.post.fresh.0.take(now) {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
         if self.post.paths.len() >= PATHS_MAX {
@@ -556,33 +543,4 @@ pub(super) fn config(settings: &Settings, slot: Option<u8>) -> Result<CmConfig, 
     let refusal_delay = if settings.refuses_late { 500_000_000 } else { 0 };
     let key = [first, second];
     Ok(CmConfig { key, slot, ca_guid, max_connections, max_retries, refusal_delay, ..usual })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_used_up_comes_back_slowly() {
-        let mut fresh = Allowance::default();
-        let at = |ms: u64| Time(ms * 1_000_000);
-        let granted = |fresh: &mut Allowance, ms| (0..1000).filter(|_| fresh.take(at(ms))).count();
-        assert_eq!(granted(&mut fresh, 1000), 64);
-        assert_eq!(granted(&mut fresh, 1005), 0);
-        assert_eq!(granted(&mut fresh, 1030), 3);
-        assert_eq!(granted(&mut fresh, 60_000), 64);
-    }
-
-    #[test]
-    fn what_comes_back_does_not_depend_on_how_often_one_asks() {
-        let mut fresh = Allowance::default();
-        let mut granted = |ms: u64| u32::from(fresh.take(Time(ms * 1_000_000)));
-        let first: u32 = (0..64).map(|_| granted(1000)).sum();
-        // Every 7 ms: a unit of 10 ms is never over when asked, and one is due in each.
-        let later: u32 = (1..=1000).map(|n| granted(1000 + 7 * n)).sum();
-        assert_eq!((first, later), (64, 700));
-        // A full allowance saves nothing up.
-        let again: u32 = (0..1000).map(|_| granted(60_009)).sum();
-        assert_eq!((again, granted(60_018), granted(60_019)), (64, 0, 1));
-    }
 }

@@ -101,12 +101,14 @@ pub(crate) struct Hca {
     why: (String, Option<Backend>),
     pub(crate) capabilities: Capabilities,
     pub(crate) gids: Vec<IpAddr>,
-    pds: AtomicU32,
+    pub(super) pds: AtomicU32,
     /// Protection domains and address handles of the C ABI, which announces limits of both.
     pub(crate) plain_pds: AtomicU32,
     pub(crate) plain_ahs: AtomicU32,
     /// Queue pairs.
     pub(super) qps: AtomicU32,
+    /// Shared receive queues.
+    pub(super) srqs: AtomicU32,
     /// The next shard for queue pairs without a chosen one.
     next: AtomicU32,
     /// Its entry among the open devices. This is the last field: the entry outlives the ports.
@@ -180,9 +182,9 @@ impl Device {
         }
     }
 
-    /// Directs the events of an object to this context.
-    pub(super) fn add_owner(&self, owner: Owner) {
-        self.hca.events().add(owner, &self.events);
+    /// Directs the events of an object to this context. Returns whether none has its number.
+    pub(super) fn add_owner(&self, owner: Owner) -> bool {
+        self.hca.events().add(owner, &self.events)
     }
 
     /// The object is gone, and its number will be reused: forgets its events.
@@ -236,6 +238,7 @@ impl Hca {
             plain_pds: AtomicU32::new(0),
             plain_ahs: AtomicU32::new(0),
             qps: AtomicU32::new(0),
+            srqs: AtomicU32::new(0),
             next: AtomicU32::new(0),
             _claim: claim,
         });
@@ -358,14 +361,21 @@ impl Hca {
         for (index, core) in self.shards.all().enumerate() {
             let shard = core.hold();
             sum.qps += shard.engine.qp_count();
+            sum.srqs += shard.engine.srq_count();
+            sum.groups += shard.engine.group_count();
             sum.kept_qpns += shard.engine.reserved_qpns();
             sum.paths += shard.paths_of_queue_pairs();
             if index == 0 {
-                // All shards have the same regions.
+                // All shards have the same regions and completion queues.
                 sum.mrs = shard.host.regions.len();
+                sum.cqs = shard.host.cqs.len();
             }
         }
-        sum.connections = self.shards.first().hold().cm().len();
+        let mut first = self.shards.first().hold();
+        sum.connections = first.cm().len();
+        sum.listeners = first.post.places();
+        drop(first);
+        sum.pds = self.events().count(|owner| matches!(owner, Owner::Pd(_)));
         sum
     }
 
@@ -494,8 +504,14 @@ pub(crate) struct Pd {
 
 impl Pd {
     pub(crate) fn new(device: &Arc<Device>) -> Self {
-        let id = PdId(device.pds.fetch_add(1, Ordering::Relaxed));
-        device.add_owner(id.into());
+        // The count may have begun again, and have come to a domain that is still there.
+        let fresh = || PdId(device.pds.fetch_add(1, Ordering::Relaxed));
+        let id = loop {
+            let id = fresh();
+            if id.0 != 0 && device.add_owner(id.into()) {
+                break id;
+            }
+        };
         Self { device: device.clone(), id }
     }
 

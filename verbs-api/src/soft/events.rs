@@ -1,5 +1,6 @@
 //! The asynchronous events of a device: each reaches the contexts that it concerns.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::IpAddr;
@@ -52,14 +53,25 @@ impl Events {
         self.contexts.lock().all.retain(|other| !Arc::ptr_eq(other, inbox));
     }
 
-    /// An object of a context exists.
-    pub(crate) fn add(&self, owner: Owner, inbox: &Arc<Inbox>) {
-        self.contexts.lock().owners.insert(owner, inbox.clone());
+    /// An object of a context exists. Returns whether none had its number.
+    pub(crate) fn add(&self, owner: Owner, inbox: &Arc<Inbox>) -> bool {
+        match self.contexts.lock().owners.entry(owner) {
+            Entry::Vacant(entry) => {
+                entry.insert(inbox.clone());
+                true
+            }
+            Entry::Occupied(_) => false,
+        }
     }
 
     /// The object is gone. Its number will be reused.
     pub(crate) fn remove(&self, owner: Owner) {
         self.contexts.lock().owners.remove(&owner);
+    }
+
+    /// How many of the objects of all contexts are of this kind.
+    pub(crate) fn count(&self, of: impl Fn(&Owner) -> bool) -> usize {
+        self.contexts.lock().owners.keys().filter(|owner| of(owner)).count()
     }
 
     /// Takes the events of a shard that is about to be unlocked. Adds the tasks to wake then to

@@ -7,7 +7,7 @@ use rocinante_stack::{SrqAttr, SrqChange, SrqInit};
 
 use super::events::Owner;
 use super::progress::Core;
-use super::{Device, Pd};
+use super::{Counted, Device, Pd};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
 use crate::model::qp::PostListError;
@@ -21,6 +21,7 @@ pub(crate) struct Srq {
     shard: usize,
     id: SrqId,
     number: u32,
+    _counted: Counted,
 }
 
 impl Srq {
@@ -28,17 +29,18 @@ impl Srq {
         let device = &pd.device;
         let index = device.next_shard();
         let core = device.shards.get(index).expect("one of them").clone();
+        let limit = ("shared receive queues", device.limits.max_srq);
+        let counted = Counted::new(device, |hca| &hca.srqs, limit)?;
         let mut shard = core.hold();
-        let max = device.limits.max_srq;
         let init = SrqInit { pd: pd.id, max_wr, max_sge };
-        let room = shard.engine.srq_count() < max as usize;
-        let Some(id) = room.then(|| shard.engine.create_srq(&init)).flatten() else {
-            return Err(VerbsError::Limit { what: "shared receive queues", max: max.into() });
+        let Some(id) = shard.engine.create_srq(&init) else {
+            let (what, max) = limit;
+            return Err(VerbsError::Limit { what, max: max.into() });
         };
         let number = shard.number_of(id);
         device.add_owner(Owner::Srq(number));
         drop(shard);
-        Ok(Self { device: device.clone(), core, shard: index, id, number })
+        Ok(Self { device: device.clone(), core, shard: index, id, number, _counted: counted })
     }
 
     pub(super) fn id(&self) -> SrqId {

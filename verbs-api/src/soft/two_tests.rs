@@ -1,6 +1,9 @@
 //! Pairs of objects, on a device of two shards where that matters; and calls that fail after they
 //! acquired something.
 
+mod beside;
+mod tables;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -57,11 +60,14 @@ fn settings(background: bool) -> Settings {
 
 /// A device with a shard for each of these addresses.
 fn device(net: &SimNet, own: &[u8], background: bool) -> Context {
+    device_with(net, own, &settings(background))
+}
+
+fn device_with(net: &SimNet, own: &[u8], settings: &Settings) -> Context {
     let port = |last: &u8| AnyPort::from(net.port(&[ip(*last)], &SimConfig::default()).unwrap());
-    let settings = settings(background);
     let ports = own.iter().map(port).collect();
     let why = "a test wants it".to_owned();
-    let hca = super::Hca::start(&settings, "sim", (ports, None), (why, None), None).unwrap();
+    let hca = super::Hca::start(settings, "sim", (ports, None), (why, None), None).unwrap();
     Context {
         device: Device::Soft(super::Device::new(hca, Arc::new(super::Inbox::new().unwrap()))),
     }

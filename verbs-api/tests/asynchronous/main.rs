@@ -4,6 +4,7 @@
 mod operations;
 #[path = "../sim/mod.rs"]
 mod sim;
+mod tasks;
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;

@@ -65,6 +65,7 @@ pub(super) const STACK: Crate = Crate {
         },
         Unit { name: "wire", modules: &["wire"], uses: &["types"], tests: Tests::AsCode },
         Unit { name: "timer", modules: &["timer"], uses: &["types"], tests: Tests::AsCode },
+        Unit { name: "allowance", modules: &["allowance"], uses: &["types"], tests: Tests::AsCode },
         Unit { name: "memory", modules: &["mem"], uses: &["types"], tests: Tests::AsCode },
         Unit { name: "verbs", modules: &["verbs"], uses: &["types", "memory"], tests: Tests::All },
         Unit {
@@ -90,7 +91,7 @@ pub(super) const STACK: Crate = Crate {
         Unit {
             name: "recognition",
             modules: &["recognition"],
-            uses: &["types", "wire", "cm"],
+            uses: &["types", "wire", "allowance", "cm"],
             tests: Tests::All,
         },
         Unit {
@@ -181,6 +182,7 @@ pub(super) const STACK: Crate = Crate {
             name: "root",
             modules: &[ROOT],
             uses: &[
+                "allowance",
                 "verbs",
                 "ingress",
                 "sink",

@@ -517,3 +517,25 @@ impl Responder {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::RecvWr;
+
+    /// Message numbers have 24 bits, and begin again: the number on the wire, and what an older
+    /// response grants.
+    #[test]
+    fn the_numbers_of_messages_begin_again() {
+        let mut rq = RecvQueue::new(8, 1);
+        (0..3).for_each(|wr_id| rq.push(&RecvWr { wr_id, sges: &[] }).unwrap());
+        let mut responder = Responder { advertise: true, msn: 0xff_fffd, ..Responder::new() };
+        for msn in [0xff_fffe, 0xff_ffff, 0, 1] {
+            responder.finish();
+            assert_eq!(responder.ack(responder.msn, &rq).msn, msn);
+            // The limit is a message's number: an older response says the same of it.
+            let older = responder.ack(msn.wrapping_sub(2) & 0xff_ffff, &rq);
+            assert_eq!(older.syndrome, Syndrome::credits(5), "{msn:#x}");
+        }
+    }
+}

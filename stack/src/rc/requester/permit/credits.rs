@@ -56,14 +56,60 @@ impl Credits {
     /// Whether `wqe`, or the last of so many `more` behind it, is beyond the limit.
     #[inline]
     pub(super) fn lacks(&self, wqe: &Wqe, more: u32) -> bool {
-        let Some(limit) = self.limit else { return false };
         let consumes = matches!(
             wqe.op,
             SendOp::Send { .. } | SendOp::SendInv { .. } | SendOp::Write { imm: Some(_), .. }
         );
-        // The numbers of messages that are under way lie close together.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
-        let beyond = wqe.messages.wrapping_add(more).wrapping_sub(limit as u32) as i32 > 0;
-        consumes && beyond
+        consumes && self.is_beyond(wqe.messages.wrapping_add(more))
+    }
+
+    /// Whether a message is beyond the limit. The numbers of messages that are under way lie close
+    /// together.
+    #[inline]
+    fn is_beyond(&self, message: u32) -> bool {
+        #[allow(clippy::cast_possible_truncation)]
+        self.limit.is_some_and(|limit| message.wrapping_sub(limit as u32).cast_signed() > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Syndrome;
+
+    /// What the peer says that has completed so many messages, and has two receives.
+    fn aeth(completed: u64) -> Aeth {
+        #[allow(clippy::cast_possible_truncation)]
+        let msn = (completed & 0xff_ffff) as u32;
+        Aeth { syndrome: Syndrome::credits(2), msn }
+    }
+
+    /// Message numbers have 24 bits, and begin again.
+    #[test]
+    fn the_limit_follows_the_peer_over_each_wrap() {
+        let (mut credits, mut completed) = (Credits::default(), 0);
+        for step in [1 << 22, (1 << 23) - 1, 1 << 20, 12_345].repeat(8) {
+            for completed_now in [completed + step - 1, completed + step] {
+                credits.on_aeth(aeth(completed_now));
+                assert_eq!(credits.limit, Some(completed_now + 2));
+            }
+            completed += step;
+            // One that was overtaken says nothing.
+            credits.on_aeth(aeth(completed - 1));
+            assert_eq!(credits.limit, Some(completed + 2));
+        }
+        assert!(completed > 5 << 24, "it has wrapped five times");
+    }
+
+    #[test]
+    fn a_message_is_beyond_the_limit_over_the_wrap_of_its_count_too() {
+        for limit in [5, u64::from(u32::MAX) - 1, u64::from(u32::MAX), 1 << 32, (1 << 33) + 2] {
+            let credits = Credits { limit: Some(limit), ..Credits::default() };
+            #[allow(clippy::cast_possible_truncation)]
+            let beyond = [limit - 1, limit, limit + 1, limit + 1000]
+                .map(|message| credits.is_beyond(message as u32));
+            assert_eq!(beyond, [false, false, true, true], "{limit}");
+        }
+        assert!(!Credits::default().is_beyond(7), "no limit is known");
     }
 }
