@@ -28,6 +28,7 @@ use super::shard::Shard;
 use super::staging::Staging;
 use super::{Settings, cm, introduce, slice};
 use crate::model::error::VerbsError;
+use crate::provider::memory::faults;
 use crate::provider::{trace, wake};
 
 /// All shards of a device, and their threads.
@@ -63,6 +64,7 @@ impl Shards {
         introduction: Introduction,
         (slots, claim): (Option<&Arc<Slots>>, Option<&Arc<Claim>>),
     ) -> Result<Self, VerbsError> {
+        faults::watch();
         let count = ports.len();
         // Ids name the slot where other processes have some, too.
         let shared = slots.map(|slots| slots.first());
@@ -127,6 +129,7 @@ impl Shards {
             let claim = claim.cloned();
             let work = move || {
                 slice::shorten();
+                faults::unblock();
                 core.background();
                 // The port is closed before another may be opened in its place.
                 drop((core, claim));
