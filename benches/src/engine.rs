@@ -4,7 +4,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use rocinante_stack::mem::{
-    Access, Atomic, AtomicOp, Checked, Memory, PdId, Read, Region, RegionTable, Sge, Write,
+    Access, AccessError, Atomic, AtomicOp, Checked, Memory, PdId, Read, Region, RegionTable, Sge,
+    Write,
 };
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn, Time};
 use rocinante_stack::verbs::{
@@ -307,21 +308,23 @@ impl Memory for Host {
         &mut self.regions
     }
 
-    fn place(&mut self, dst: Checked<Write>, src: &[u8]) {
+    fn place(&mut self, dst: Checked<Write>, src: &[u8]) -> Result<(), AccessError> {
         self.memory[dst.host() as usize..][..src.len()].copy_from_slice(src);
+        Ok(())
     }
 
-    fn fetch(&self, src: Checked<Read>, dst: &mut [u8]) {
+    fn fetch(&self, src: Checked<Read>, dst: &mut [u8]) -> Result<(), AccessError> {
         dst.copy_from_slice(&self.memory[src.host() as usize..][..dst.len()]);
+        Ok(())
     }
 
-    fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> u64 {
+    fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> Result<u64, AccessError> {
         let word = &mut self.memory[at.host() as usize..][..8];
         let found = u64::from_ne_bytes((&*word).try_into().expect("eight bytes"));
         if let AtomicOp::FetchAdd { add } = op {
             word.copy_from_slice(&found.wrapping_add(add).to_ne_bytes());
         }
-        found
+        Ok(found)
     }
 }
 

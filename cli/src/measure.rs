@@ -124,14 +124,7 @@ impl fmt::Display for MeasureError {
     }
 }
 
-impl std::error::Error for MeasureError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Verbs(error) => Some(error),
-            Self::Completion(_) | Self::Silence { .. } => None,
-        }
-    }
-}
+impl std::error::Error for MeasureError {}
 
 impl From<VerbsError> for MeasureError {
     fn from(error: VerbsError) -> Self {

@@ -52,8 +52,5 @@ impl std::fmt::Display for OpenError {
     }
 }
 
-impl std::error::Error for OpenError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|e| e as _)
-    }
-}
+/// Its own text has the kernel's answer, so it has no source.
+impl std::error::Error for OpenError {}

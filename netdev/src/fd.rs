@@ -248,16 +248,38 @@ pub(crate) fn network_namespace() -> io::Result<u64> {
     }
 }
 
+/// A classic BPF program for an option of a socket (`struct sock_fprog`). What is between its fields
+/// is zero: the kernel reads it, too.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Program {
+    len: u16,
+    between: [u8; size_of::<*const ()>() - 2],
+    instructions: *const libc::sock_filter,
+}
+
+const _: () = assert!(size_of::<Program>() == size_of::<libc::sock_fprog>());
+
+impl Program {
+    /// It must not be used after `instructions`.
+    ///
+    /// # Errors
+    /// There are more than 65,535.
+    pub(crate) fn new(instructions: &[libc::sock_filter]) -> io::Result<Self> {
+        let len = u16::try_from(instructions.len()).map_err(io::Error::other)?;
+        Ok(Self { len, between: Default::default(), instructions: instructions.as_ptr() })
+    }
+}
+
 /// Attaches a classic BPF program that decides how many bytes of each packet a socket takes
 /// (`SO_ATTACH_FILTER`). It replaces the previous one.
 ///
 /// # Errors
 /// The kernel rejects the program, or no memory is left.
 pub(crate) fn attach_filter(socket: impl AsFd, program: &[libc::sock_filter]) -> io::Result<()> {
-    let len = u16::try_from(program.len()).map_err(io::Error::other)?;
-    let filter = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+    let filter = Program::new(program)?;
     let (fd, option) = (socket.as_fd().as_raw_fd(), libc::SO_ATTACH_FILTER);
-    let (at, len) = ((&raw const filter).cast(), size_of::<libc::sock_fprog>() as libc::socklen_t);
+    let (at, len) = ((&raw const filter).cast(), size_of::<Program>() as libc::socklen_t);
     // SAFETY: during the call the kernel copies `len` bytes and the program they point to; it
     // writes to neither.
     unsafe { check(call::setsockopt(fd, libc::SOL_SOCKET, option, at, len)) }?;

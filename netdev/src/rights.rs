@@ -20,7 +20,8 @@ pub(crate) fn send<const SPACE: usize>(
     bytes: &[u8],
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); SPACE];
+    // What is between two headers is read, too.
+    let mut space = [MaybeUninit::new(0); SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::other("more descriptors than a message can have"));

@@ -101,14 +101,8 @@ impl fmt::Display for LabError {
     }
 }
 
-impl std::error::Error for LabError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Namespace { source, .. } | Self::Spawn { source, .. } => Some(source),
-            _ => None,
-        }
-    }
-}
+/// Its own text has the system's answer, so it has no source.
+impl std::error::Error for LabError {}
 
 impl From<LabError> for io::Error {
     fn from(error: LabError) -> Self {

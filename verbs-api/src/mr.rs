@@ -37,9 +37,11 @@ impl Pd {
     /// The pages need not be in memory: they come in when they are used, and nothing pins them. So
     /// every region is one of explicit on-demand paging (`IBV_ACCESS_ON_DEMAND`).
     ///
-    /// A program in another language may break the promise and unmap memory that is registered. An
-    /// access of a peer then fails as if the region did not permit it, but for one that comes while
-    /// packets come all the time: "Memory that goes away" in `docs/design/08-memory-regions.md`.
+    /// A program in another language may break the promise: unmap or protect memory that is
+    /// registered, or shorten its file. An access then fails as if the region did not permit it,
+    /// and ends the one queue pair. A handler of SIGSEGV and SIGBUS sees to that; it passes all
+    /// other faults to the one that the program has: "Memory that goes away" in
+    /// `docs/design/08-memory-regions.md`.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate); [`VerbsError::Fault`] if the process has no such memory:
@@ -248,11 +250,11 @@ impl Mr {
     /// there, the result is a mix of old and new bytes.
     ///
     /// # Panics
-    /// If that is not inside the region.
+    /// If that is not inside the region, or the program took its memory away.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         let part = self.part(offset, out.len());
         // SAFETY: `part` checked the bounds, and the memory is valid while the region lives.
-        unsafe { part.load(out) };
+        unsafe { part.load(out) }.expect(GONE);
     }
 
     /// A copy of `len` bytes from `offset` on.
@@ -269,12 +271,12 @@ impl Mr {
     /// Copies `data` to `offset`. A thread that sees the last byte sees all bytes.
     ///
     /// # Panics
-    /// If that is not inside the region.
+    /// As [`read`](Self::read).
     pub fn write(&self, offset: usize, data: &[u8]) {
         let part = self.part(offset, data.len());
         // SAFETY: as for `read`; owned memory is writable, and the caller that registered raw
         // memory vouched for it.
-        unsafe { part.store(data) };
+        unsafe { part.store(data) }.expect(GONE);
     }
 
     /// The byte at `offset`, with acquire: all bytes that a peer wrote before it are visible. Use
@@ -291,7 +293,7 @@ impl Mr {
     pub fn load_byte(&self, offset: usize) -> u8 {
         self.part(offset, 1);
         // SAFETY: as for `read`.
-        unsafe { self.range.load_byte(offset) }
+        unsafe { self.range.load_byte(offset) }.expect(GONE)
     }
 
     /// The aligned word at `offset`, in the byte order of the host: the atomic that peers' atomics
@@ -472,6 +474,9 @@ impl Mr {
         Range { address: self.range.address + offset as u64, len }
     }
 }
+
+/// A [registered](Pd::register) region whose memory the program took away.
+const GONE: &str = "the memory of the region is there";
 
 impl Drop for Mr {
     fn drop(&mut self) {

@@ -284,6 +284,13 @@ pub fn is_accessible(address: u64, len: usize, writable: bool) -> bool {
     memory::is_mapped(address, len) && memory::populate(address, len, writable).is_ok()
 }
 
+/// Whether all of `len` bytes from `address` on can be read now. It touches each page, so it is for
+/// few.
+#[must_use]
+pub fn is_readable(address: u64, len: usize) -> bool {
+    memory::is_readable(address, len)
+}
+
 /// A random number.
 pub fn random() -> Result<u32, VerbsError> {
     crate::provider::random::random()

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 use std::{ptr, slice};
 
+use rocinante::plain;
 use rocinante::verbs::{Destination, Key, PostListError, QpType, Qpn, SendData, SendOp};
 use rocinante::{Access, RecvWr, SendWr, VerbsError};
 
@@ -66,31 +67,34 @@ unsafe fn list<'a>(start: *const Sge, count: c_int) -> Outcome<&'a [Sge]> {
     }
 }
 
-/// The program's bytes.
+/// The program's bytes: EFAULT if they cannot be read.
 ///
 /// # Safety
-/// So many bytes can be read there, and nothing changes them during the call.
-pub(super) unsafe fn bytes<'a>(start: u64, len: usize) -> &'a [u8] {
+/// If so many bytes are there, nothing changes them during the call.
+pub(super) unsafe fn bytes<'a>(start: u64, len: usize) -> Outcome<&'a [u8]> {
     if len == 0 {
-        return &[];
+        return Ok(&[]);
     }
-    // SAFETY: the caller vouches for it.
-    unsafe { slice::from_raw_parts(start as *const u8, len) }
+    if !plain::is_readable(start, len) {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: they were just read, and the caller vouches for the rest.
+    Ok(unsafe { slice::from_raw_parts(start as *const u8, len) })
 }
 
-/// Appends the bytes of inline elements. `None` if they are more than any queue pair takes.
+/// Appends the bytes of inline elements: EINVAL if they are more than any queue pair takes.
 ///
 /// # Safety
 /// As [`bytes`], for each element.
-unsafe fn gather<'a>(sges: &[Sge], room: &'a mut [u8; INLINE_MAX]) -> Option<&'a [u8]> {
+unsafe fn gather<'a>(sges: &[Sge], room: &'a mut [u8; INLINE_MAX]) -> Outcome<&'a [u8]> {
     let mut end = 0;
     for sge in sges {
-        let to = room.get_mut(end..end + sge.len as usize)?;
+        let to = room.get_mut(end..end + sge.len as usize).ok_or(libc::EINVAL)?;
         // SAFETY: the caller vouches for it.
-        to.copy_from_slice(unsafe { bytes(sge.addr, sge.len as usize) });
+        to.copy_from_slice(unsafe { bytes(sge.addr, sge.len as usize) }?);
         end += sge.len as usize;
     }
-    Some(&room[..end])
+    Ok(&room[..end])
 }
 
 /// The key that a window with the key `now` gets by a binding: the program gives the low 8 bits.
@@ -305,11 +309,11 @@ unsafe fn post_unusual(pair: &Pair, next: &mut *mut abi::SendWr) -> Outcome<()> 
         if wr.send_flags & flag::INLINE == 0 {
             post_one(pair, &request(wr.wr_id, op, SendData::Sges(sges), wr.send_flags))?;
         } else if let [sge] = sges {
-            let data = SendData::Inline(bytes(sge.addr, sge.len as usize));
+            let data = SendData::Inline(bytes(sge.addr, sge.len as usize)?);
             post_one(pair, &request(wr.wr_id, op, data, wr.send_flags))?;
         } else {
             let mut room = [0; INLINE_MAX];
-            let data = SendData::Inline(gather(sges, &mut room).ok_or(libc::EINVAL)?);
+            let data = SendData::Inline(gather(sges, &mut room)?);
             post_one(pair, &request(wr.wr_id, op, data, wr.send_flags))?;
         }
         if let SendOp::BindMw { rkey, .. } = op {

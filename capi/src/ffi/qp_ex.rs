@@ -275,7 +275,7 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut QpEx, count: usize, buffer
             let start = builder.inline.len();
             let buffers = if count == 0 { &[] } else { slice::from_raw_parts(buffers, count) };
             for buffer in buffers {
-                builder.inline.extend_from_slice(bytes(buffer.addr as u64, buffer.length));
+                builder.inline.extend_from_slice(bytes(buffer.addr as u64, buffer.length)?);
             }
             builder.set(Data::Inline(start..builder.inline.len()));
             Ok(())

@@ -15,7 +15,7 @@ use super::ring::{RingGeometry, RxFrame};
 use super::tx::FrameSink;
 use super::vnet::VNET_LEN;
 use crate::call;
-use crate::fd::send_messages;
+use crate::fd::{Program, send_messages};
 use crate::inherited;
 
 /// The most frames of one [`SendScratch::send`].
@@ -83,9 +83,7 @@ impl PacketSocket {
 
     /// Sets the program of the socket's fan-out group.
     pub(super) fn set_fanout_program(&self, program: &[libc::sock_filter]) -> io::Result<()> {
-        let len = u16::try_from(program.len()).map_err(io::Error::other)?;
-        let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
-        self.set_raw(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &program)
+        self.set_raw(libc::SOL_PACKET, libc::PACKET_FANOUT_DATA, &Program::new(program)?)
     }
 
     fn fanout_group(&self) -> io::Result<u16> {

@@ -13,7 +13,7 @@ use rustix::net::RecvFlags;
 
 use crate::call;
 use crate::config::Shards;
-use crate::fd::{attach_filter, receive_messages, send_messages};
+use crate::fd::{Program, attach_filter, receive_messages, send_messages};
 use crate::{inherited, steering};
 
 /// The most messages one [`send`] takes.
@@ -253,12 +253,8 @@ impl Socket {
     /// and port, by its index in bind order (`SO_ATTACH_REUSEPORT_CBPF`). The program sees the UDP
     /// payload.
     pub(crate) fn steer(&self, program: &[libc::sock_filter]) -> io::Result<()> {
-        let filter = libc::sock_fprog {
-            len: u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
-            // The kernel only reads it.
-            filter: program.as_ptr().cast_mut(),
-        };
-        self.set_raw(libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &filter)
+        let option = libc::SO_ATTACH_REUSEPORT_CBPF;
+        self.set_raw(libc::SOL_SOCKET, option, &Program::new(program)?)
     }
 
     /// Whether what waits in this socket takes more than so many eighths of its memory:

@@ -139,7 +139,8 @@ pub enum AccessError {
     Range,
     /// The region does not permit it.
     Permission,
-    /// The program unmapped the memory while it was registered.
+    /// The memory is not there, or does not permit it: the program unmapped or protected it while
+    /// it was registered, it is behind the end of its file, or the system has none left.
     Memory,
 }
 

@@ -1,7 +1,5 @@
 //! The entries of the region table.
 
-use core::cell::Cell;
-
 use super::access::Access;
 use super::region::Region;
 use crate::types::{Key, Qpn};
@@ -40,13 +38,11 @@ pub(super) struct Entry {
     /// number 0.
     pub(super) owner: Qpn,
     pub(super) kind: EntryKind,
-    /// The period in which all of its memory was last found present.
-    pub(super) seen: Cell<u32>,
 }
 
 impl Entry {
     pub(super) const fn new(region: Region, owner: Qpn, kind: EntryKind) -> Self {
-        Self { region, owner, kind, seen: Cell::new(0) }
+        Self { region, owner, kind }
     }
 
     /// Without the permission to use a local key, which the caller does not know of.

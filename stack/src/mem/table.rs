@@ -19,36 +19,14 @@ pub struct RegionTable {
     max: usize,
     /// Windows that belong to a queue pair.
     pub(super) owned: usize,
-    /// Whether `len` bytes from `host` on are present; `None` if memory never goes away.
-    probe: Option<Probe>,
-    /// Memory that was found present in this period is trusted. 0 if memory never goes away.
-    period: u32,
 }
-
-/// Whether `len` bytes from `host` on (see [`Region::host`]) are still there.
-pub type Probe = fn(host: u64, len: u64) -> bool;
 
 impl RegionTable {
     /// A table for at most `max` regions and windows.
     #[must_use]
     pub fn new(max: usize) -> Self {
         let slots = vec![Slot::Empty; (max.max(1) * 2).next_power_of_two()].into_boxed_slice();
-        Self { slots, used: 0, max, owned: 0, probe: None, period: 0 }
-    }
-
-    /// The same for memory that may go away while it is registered: the first access to a region in
-    /// each [period](Self::begin_period) asks `probe`.
-    #[must_use]
-    pub fn with_probe(max: usize, probe: Probe) -> Self {
-        Self { probe: Some(probe), period: 1, ..Self::new(max) }
-    }
-
-    /// Trusts no earlier answer of the probe any more.
-    #[inline]
-    pub fn begin_period(&mut self) {
-        if self.probe.is_some() {
-            self.period = self.period.wrapping_add(1).max(1);
-        }
+        Self { slots, used: 0, max, owned: 0 }
     }
 
     /// How many regions and windows there are.
@@ -203,22 +181,7 @@ impl RegionTable {
         if end > region.len {
             return Err(AccessError::Range);
         }
-        let host = region.host + offset;
-        if entry.seen.get() != self.period && !self.look(entry, host, len) {
-            return Err(AccessError::Memory);
-        }
-        Ok(Checked { host, len, right: PhantomData })
-    }
-
-    /// Asks the probe. If a part of the region is gone, each access to the rest asks again.
-    #[cold]
-    fn look(&self, entry: &Entry, host: u64, len: u32) -> bool {
-        let Some(probe) = self.probe else { return true };
-        if probe(entry.region.host, entry.region.len) {
-            entry.seen.set(self.period);
-            return true;
-        }
-        len == 0 || probe(host, len.into())
+        Ok(Checked { host: region.host + offset, len, right: PhantomData })
     }
 
     #[inline]
@@ -370,55 +333,6 @@ mod tests {
         }
         live.iter().for_each(|key| assert!(table.remove(*key).is_some()));
         assert!(table.slots.iter().all(|slot| matches!(slot, Slot::Empty)));
-    }
-
-    #[test]
-    fn memory_that_is_gone_is_refused_from_the_next_period_on() {
-        // The second page of the process is gone.
-        fn probe(host: u64, len: u64) -> bool {
-            host + len <= 8192 || host >= 3 * 4096
-        }
-        let mut table = RegionTable::with_probe(8, probe);
-        let at = |host, key: u32| (Region { host, ..region(0, 4096, Access::ALL) }, key << 8);
-        let [first, second, third] = [at(4096, 1), at(8192, 2), at(3 * 4096, 3)]
-            .map(|(region, random)| table.insert(region, random).unwrap());
-        let both = at(4096, 4).0;
-        let both = table.insert(Region { len: 8192, ..both }, 4 << 8).unwrap();
-        let write = |table: &RegionTable, key, addr, len| {
-            table.remote_write(by(1), &Sge { addr, len, lkey: key }).map(|checked| checked.host())
-        };
-        for _ in 0..3 {
-            assert_eq!(write(&table, first, 8, 8), Ok(4104));
-            assert_eq!(write(&table, second, 8, 8), Err(AccessError::Memory));
-            assert_eq!(write(&table, third, 8, 8), Ok(3 * 4096 + 8));
-            // Of a region that has lost a part, the rest can be used.
-            assert_eq!(write(&table, both, 8, 8), Ok(4104));
-            assert_eq!(write(&table, both, 4092, 8), Err(AccessError::Memory));
-            assert_eq!(write(&table, both, 4096, 0), Ok(8192));
-            table.begin_period();
-        }
-    }
-
-    #[test]
-    fn the_probe_is_asked_once_for_each_region_and_period() {
-        use core::sync::atomic::{AtomicU32, Ordering};
-        static ASKED: AtomicU32 = AtomicU32::new(0);
-        fn probe(_: u64, _: u64) -> bool {
-            ASKED.fetch_add(1, Ordering::Relaxed);
-            true
-        }
-        let mut table = RegionTable::with_probe(8, probe);
-        let keys = [1, 2].map(|n| table.insert(region(0, 64, Access::ALL), n << 8).unwrap());
-        for period in 1..=3 {
-            for _ in 0..5 {
-                for key in keys {
-                    let sge = Sge { addr: 0, len: 8, lkey: key };
-                    assert!(table.remote_read(by(1), &sge).is_ok());
-                }
-            }
-            assert_eq!(ASKED.load(Ordering::Relaxed), 2 * period);
-            table.begin_period();
-        }
     }
 
     #[test]

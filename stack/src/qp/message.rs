@@ -156,7 +156,7 @@ impl Message {
             }
             let target = Sge { addr: va, len: now, lkey: rkey };
             let target = regions.remote_write(rights.by, &target).map_err(|_| Refusal::Access)?;
-            memory.place(target, payload);
+            memory.place(target, payload).map_err(|_| Refusal::Access)?;
         }
         if !place.ends() {
             let va = va.wrapping_add(u64::from(now));

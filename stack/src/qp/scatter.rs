@@ -15,7 +15,7 @@ pub(super) fn gather_parts(
     for part in parts(list, offset, out.len()) {
         let source = memory.regions().local_read(pd, &part)?;
         let (now, later) = out.split_at_mut(part.len as usize);
-        memory.fetch(source, now);
+        memory.fetch(source, now)?;
         out = later;
     }
     Ok(())
@@ -38,8 +38,7 @@ pub(crate) fn place(
         // The usual case: one element.
         let part = part_of(sge, offset, src.len())?;
         let target: Checked<Write> = memory.regions().local_write(pd, &part)?;
-        memory.place(target, src);
-        return Ok(());
+        return memory.place(target, src);
     }
     // Checks every part before the first is placed.
     for part in parts(list, offset, src.len()) {
@@ -49,7 +48,7 @@ pub(crate) fn place(
     for part in parts(list, offset, src.len()) {
         let target = memory.regions().local_write(pd, &part)?;
         let (now, later) = src.split_at(part.len as usize);
-        memory.place(target, now);
+        memory.place(target, now)?;
         src = later;
     }
     Ok(())

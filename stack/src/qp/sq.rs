@@ -403,7 +403,7 @@ impl SendQueue {
             // The usual case: one element.
             (1, Some(sge)) => {
                 let part = part_of(sge, offset, out.len())?;
-                Ok(memory.fetch_summed(memory.regions().local_read(pd, &part)?, out))
+                memory.fetch_summed(memory.regions().local_read(pd, &part)?, out)
             }
             _ => {
                 gather_parts(&list[..usize::from(wqe.sges)], offset, out, pd, memory)?;

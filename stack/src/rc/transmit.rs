@@ -399,7 +399,7 @@ impl Qp {
             }
             if let Some(source) = source {
                 let end = info.header_len + payload;
-                let sum = host.fetch_summed(source, &mut out[info.header_len..end]);
+                let sum = host.fetch_summed(source, &mut out[info.header_len..end])?;
                 if bth.pad > 0 {
                     out[end..end + usize::from(bth.pad)].fill(0);
                 }

@@ -11,10 +11,12 @@ mod tables;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
 
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::mem::{
-    Access, Atomic, AtomicOp, Checked, Memory, PdId, Read, Region, RegionTable, Sge, Write,
+    Access, AccessError, Atomic, AtomicOp, Checked, Memory, PdId, Read, Region, RegionTable, Sge,
+    Write,
 };
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn, QueueKind};
 use rocinante_stack::verbs::{CqId, Cqe, QpState, QpType, RecvWr, SrqId, WcStatus};
@@ -34,6 +36,8 @@ pub use rocinante_scripts::{describe, pattern, reth};
 pub struct Host {
     pub regions: RegionTable,
     pub arena: Vec<u8>,
+    /// What is no memory (any more), although it may be registered.
+    pub gone: Range<u64>,
     pub completions: Vec<Cqe>,
     pub sends_retired: u32,
     pub recvs_retired: u32,
@@ -52,6 +56,7 @@ impl Host {
         Self {
             regions: RegionTable::new(64),
             arena: vec![0; bytes],
+            gone: 0..0,
             completions: Vec::new(),
             sends_retired: 0,
             recvs_retired: 0,
@@ -77,6 +82,12 @@ impl Host {
         self.regions.insert(region, 0x7a57_e000).expect("room in the table")
     }
 
+    /// Whether these bytes of the arena are memory.
+    fn bears(&self, at: u64, len: u32) -> Result<(), AccessError> {
+        let apart = at + u64::from(len) <= self.gone.start || at >= self.gone.end;
+        if apart { Ok(()) } else { Err(AccessError::Memory) }
+    }
+
     /// `wr_id` and status of the completions since the last call.
     pub fn completed(&mut self) -> Vec<(u64, WcStatus)> {
         self.completions.drain(..).map(|cqe| (cqe.wr_id, cqe.status)).collect()
@@ -93,22 +104,27 @@ impl Memory for Host {
         &mut self.regions
     }
 
-    fn place(&mut self, dst: Checked<Write>, src: &[u8]) {
+    fn place(&mut self, dst: Checked<Write>, src: &[u8]) -> Result<(), AccessError> {
         assert_eq!(dst.len() as usize, src.len());
+        self.bears(dst.host(), dst.len())?;
         self.arena[dst.host() as usize..][..src.len()].copy_from_slice(src);
+        Ok(())
     }
 
-    fn fetch(&self, src: Checked<Read>, dst: &mut [u8]) {
+    fn fetch(&self, src: Checked<Read>, dst: &mut [u8]) -> Result<(), AccessError> {
         assert_eq!(src.len() as usize, dst.len());
+        self.bears(src.host(), src.len())?;
         dst.copy_from_slice(&self.arena[src.host() as usize..][..dst.len()]);
+        Ok(())
     }
 
-    fn fetch_summed(&self, src: Checked<Read>, dst: &mut [u8]) -> Option<u32> {
-        self.fetch(src, dst);
-        Some(crc32fast::hash(dst))
+    fn fetch_summed(&self, src: Checked<Read>, dst: &mut [u8]) -> Result<Option<u32>, AccessError> {
+        self.fetch(src, dst)?;
+        Ok(Some(crc32fast::hash(dst)))
     }
 
-    fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> u64 {
+    fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> Result<u64, AccessError> {
+        self.bears(at.host(), at.len())?;
         let word = &mut self.arena[at.host() as usize..][..8];
         let found = u64::from_ne_bytes(word.try_into().expect("eight bytes"));
         let stored = match op {
@@ -117,7 +133,7 @@ impl Memory for Host {
             AtomicOp::FetchAdd { add } => found.wrapping_add(add),
         };
         word.copy_from_slice(&stored.to_ne_bytes());
-        found
+        Ok(found)
     }
 }
 

@@ -51,7 +51,7 @@ pub const BUGS: &[Bug] = &[
             && let Some(eth) = packet.atomic_eth()
             && let Ok(at) = memory.regions().remote_atomic(self.rights.by, eth.va, eth.rkey)
         {
-            memory.atomic(at, AtomicOp::FetchAdd { add: eth.swap_add });
+            let _ = memory.atomic(at, AtomicOp::FetchAdd { add: eth.swap_add });
         }
         if psn < self.epsn {
 ",

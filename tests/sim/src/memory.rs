@@ -7,7 +7,9 @@
 use std::cell::RefCell;
 
 use rocinante_stack::Completions;
-use rocinante_stack::mem::{Access, Atomic, AtomicOp, Checked, Memory, Read, RegionTable, Write};
+use rocinante_stack::mem::{
+    Access, AccessError, Atomic, AtomicOp, Checked, Memory, Read, RegionTable, Write,
+};
 use rocinante_stack::verbs::{CqId, Cqe};
 
 /// The longest message, and the depth of queues.
@@ -181,7 +183,7 @@ impl Memory for Ram {
         &mut self.regions
     }
 
-    fn place(&mut self, dst: Checked<Write>, src: &[u8]) {
+    fn place(&mut self, dst: Checked<Write>, src: &[u8]) -> Result<(), AccessError> {
         let (at, len) = (dst.host(), src.len() as u64);
         if u64::from(dst.len()) != len {
             *self.wrong.borrow_mut() = Some("a range is not as long as its data".into());
@@ -193,19 +195,21 @@ impl Memory for Ram {
         let from = self.bytes.len();
         self.bytes.extend_from_slice(src);
         self.effects.push(Effect::Place { at, from, len: src.len() });
+        Ok(())
     }
 
-    fn fetch(&self, src: Checked<Read>, dst: &mut [u8]) {
+    fn fetch(&self, src: Checked<Read>, dst: &mut [u8]) -> Result<(), AccessError> {
         let (at, len) = (src.host(), dst.len() as u64);
         if self.admit("a load", at, len, Access::NONE) {
             dst.copy_from_slice(self.slice(at, len));
         }
+        Ok(())
     }
 
-    fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> u64 {
+    fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> Result<u64, AccessError> {
         let at = at.host();
         if !self.admit("an atomic", at, 8, Access::REMOTE_ATOMIC) {
-            return 0;
+            return Ok(0);
         }
         let word = self.slice_mut(at, 8);
         let found = u64::from_ne_bytes(word.try_into().unwrap_or_default());
@@ -216,7 +220,7 @@ impl Memory for Ram {
         };
         word.copy_from_slice(&stored.to_ne_bytes());
         self.effects.push(Effect::Atomic { at, op, found });
-        found
+        Ok(found)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -216,9 +217,9 @@ impl Desk {
             Some(Slot::Done(_)) | None => {}
         }
         drop(slots);
-        drop(freed);
+        run(|| drop(freed));
         if let Some(task) = task {
-            task.wake();
+            run(|| task.wake());
         }
     }
 
@@ -243,9 +244,15 @@ impl Desk {
             slots.by_number.insert(number, Slot::Done(done));
         }
         drop(slots);
-        drop(freed);
-        woken.into_iter().for_each(Waker::wake);
+        freed.into_iter().for_each(|memory| run(|| drop(memory)));
+        woken.into_iter().for_each(|task| run(|| task.wake()));
     }
+}
+
+/// Runs what is the program's, on whichever thread has found a completion. A panic there
+/// reaches the panic hook, and keeps no other operation from its completion.
+fn run(work: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(work));
 }
 
 /// A desk whose queue pair is gone when this is dropped.

@@ -283,11 +283,16 @@ impl<B: Buffer> Future for Operation<B> {
             (_, Err(_)) => None,
         };
         let (buffer, number) = this.state.take().expect("looked at above");
-        let result = number.and_then(|wr_id| {
-            let (status, opcode) = (WcStatus::WrFlushErr, WcOpcode::Unknown);
-            let (qpn, context, peer) = (this.qpn, 0, None);
-            let lost = WcError { status, wr_id, opcode, qpn, context, peer };
-            Ok(done.map_or(Err(lost), Wc::ok)?)
+        let result = number.and_then(|_| {
+            let lost = Wc {
+                status: WcStatus::WrFlushErr,
+                opcode: WcOpcode::Unknown,
+                qpn: this.qpn,
+                ..Wc::default()
+            };
+            // The number is the desk's own.
+            let wc = Wc { wr_id: 0, ..done.unwrap_or(lost) };
+            Ok(wc.ok().map_err(WcError::without_number)?)
         });
         Poll::Ready((result, buffer))
     }

@@ -49,7 +49,7 @@ impl Wc {
             WcStatus::Success => Ok(self),
             status => {
                 let Self { wr_id, opcode, qpn, context, peer, .. } = self;
-                Err(WcError { status, wr_id, opcode, qpn, context, peer })
+                Err(WcError { status, wr_id, opcode, qpn, context, peer, is_numbered: true })
             }
         }
     }
@@ -87,14 +87,26 @@ pub struct WcError {
     pub context: u64,
     /// Where the peer of the connection is.
     pub peer: Option<IpAddr>,
+    /// Whether the program gave the request its number.
+    is_numbered: bool,
+}
+
+impl WcError {
+    /// Of a request that the program gave no number.
+    pub(crate) fn without_number(self) -> Self {
+        Self { is_numbered: false, ..self }
+    }
 }
 
 impl fmt::Display for WcError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { status, wr_id, opcode, qpn, peer, .. } = self;
+        let Self { status, wr_id, opcode, qpn, peer, is_numbered, .. } = self;
         match opcode {
-            WcOpcode::Unknown => write!(f, "request {wr_id}")?,
-            opcode => write!(f, "{opcode} {wr_id}")?,
+            WcOpcode::Unknown => f.write_str("request")?,
+            opcode => write!(f, "{opcode}")?,
+        }
+        if *is_numbered {
+            write!(f, " {wr_id}")?;
         }
         write!(f, " of queue pair {qpn}")?;
         if let Some(peer) = peer {
@@ -104,11 +116,8 @@ impl fmt::Display for WcError {
     }
 }
 
-impl std::error::Error for WcError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.status)
-    }
-}
+/// It has no source: its own text says how the request failed.
+impl std::error::Error for WcError {}
 
 #[cfg(test)]
 mod tests {
@@ -127,7 +136,9 @@ mod tests {
         assert_eq!((error.status, error.wr_id, error.context), (status, 7, 9));
         let text = "RDMA_WRITE 7 of queue pair 0x000012 with 10.0.0.2: RETRY_EXC_ERR: the peer does not answer";
         assert_eq!(error.to_string(), text);
-        assert_eq!(error.source().unwrap().to_string(), "RETRY_EXC_ERR");
+        assert!(error.source().is_none());
+        let text = text.replace("RDMA_WRITE 7", "RDMA_WRITE");
+        assert_eq!(error.without_number().to_string(), text);
         let unknown = Wc { opcode: WcOpcode::Unknown, peer: None, ..bad }.ok().unwrap_err();
         assert!(unknown.to_string().starts_with("request 7 of queue pair 0x000012: RETRY"));
     }

@@ -112,7 +112,7 @@ pub(crate) struct Hca {
     /// The next shard for queue pairs without a chosen one.
     next: AtomicU32,
     /// Its entry among the open devices. This is the last field: the entry outlives the ports.
-    _claim: Option<Claim>,
+    _claim: Option<Arc<Claim>>,
 }
 
 impl std::fmt::Debug for Device {
@@ -221,7 +221,8 @@ impl Hca {
             if slots.as_ref().is_some_and(|slots| slots.first() > 0) { 0 } else { count };
         let introduction = introduction(advertised, queue, answered, pace);
         let shards = (settings, name, ports, active_mtu);
-        let shards = Shards::start(shards, own, introduction, slots.as_ref())?;
+        let claim = claim.map(Arc::new);
+        let shards = Shards::start(shards, own, introduction, (slots.as_ref(), claim.as_ref()))?;
         let hca = Arc::new(Self {
             shards,
             slots,

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rocinante_stack::Completions;
-use rocinante_stack::mem::{Atomic, AtomicOp, Checked, Memory, Read, RegionTable, Write};
+use rocinante_stack::mem::{
+    AccessError, Atomic, AtomicOp, Checked, Memory, Read, RegionTable, Write,
+};
 use rocinante_stack::types::Time;
 use rocinante_stack::verbs::{CqId, Cqe, QpState, WcOpcode};
 use rocinante_stack::{Engine, QpAttr};
 
 use super::announce::{CqShared, Pushed};
 use super::front::QpShared;
-use crate::provider::memory::{Range, Summing, is_mapped};
+use crate::provider::memory::{Range, Summing, faults};
 use crate::provider::trace;
 use crate::provider::wakers::Woken;
 
@@ -27,15 +29,16 @@ pub(crate) struct Host {
     /// Tasks to wake once the shard is unlocked.
     pub(crate) woken: Woken,
     summing: Summing,
-    /// Since when registered memory that was found mapped is trusted, and when packets came last.
-    trusted_since: Time,
+    /// When it was last made sure that a page that is gone ends no process, and when packets came
+    /// last.
+    watched_at: Time,
     active_at: Time,
 }
 
-/// The program may unmap memory while it is registered. A packet that comes after such a pause, and
-/// the first of each span, finds out.
+/// The program may set a handler of its own, or block signals. A packet that comes after such a
+/// pause, and the first of each span, finds out.
 const PAUSE: u64 = 20_000;
-const TRUSTED_MAX: u64 = 1_000_000;
+const WATCHED_MAX: u64 = 1_000_000;
 
 /// The most completions of a burst that are kept without allocation.
 const PENDING: usize = 8192;
@@ -43,24 +46,24 @@ const PENDING: usize = 8192;
 impl Host {
     pub(crate) fn new(max_mr: usize) -> Self {
         Self {
-            regions: RegionTable::with_probe(max_mr, is_mapped),
+            regions: RegionTable::new(max_mr),
             cqs: Table::default(),
             qps: Table::default(),
             pending: Vec::with_capacity(PENDING),
             woken: Woken::default(),
             summing: Summing::detect(),
-            trusted_since: Time(0),
+            watched_at: Time(0),
             active_at: Time(0),
         }
     }
 
-    /// The port is about to be read.
+    /// Packets are about to be read or made.
     #[inline]
     pub(super) fn before_packets(&mut self, now: Time) {
-        let since = now.since(self.trusted_since);
-        if since > TRUSTED_MAX || (since > PAUSE && now.since(self.active_at) > PAUSE) {
-            self.regions.begin_period();
-            self.trusted_since = now;
+        let since = now.since(self.watched_at);
+        if since > WATCHED_MAX || (since > PAUSE && now.since(self.active_at) > PAUSE) {
+            self.watched_at = now;
+            faults::watch();
         }
     }
 
@@ -146,36 +149,36 @@ impl Memory for Host {
     }
 
     #[inline]
-    fn place(&mut self, dst: Checked<Write>, src: &[u8]) {
+    fn place(&mut self, dst: Checked<Write>, src: &[u8]) -> Result<(), AccessError> {
         let range = Range { address: dst.host(), len: dst.len() as usize };
         assert_eq!(range.len, src.len());
         // SAFETY: a `Checked<Write>` exists only for a range inside a registered region with that
         // right, and was made in this call of the engine, under the shard's lock. A region is
         // removed under the same lock before its memory is freed (`Mr`), and the caller that
         // registered raw memory promised the same.
-        unsafe { range.store(src) };
+        unsafe { range.store(src) }.map_err(|_| AccessError::Memory)
     }
 
     #[inline]
-    fn fetch(&self, src: Checked<Read>, dst: &mut [u8]) {
+    fn fetch(&self, src: Checked<Read>, dst: &mut [u8]) -> Result<(), AccessError> {
         let range = Range { address: src.host(), len: src.len() as usize };
         assert_eq!(range.len, dst.len());
         // SAFETY: as for `place`.
-        unsafe { range.load(dst) };
+        unsafe { range.load(dst) }.map_err(|_| AccessError::Memory)
     }
 
     #[inline]
-    fn fetch_summed(&self, src: Checked<Read>, dst: &mut [u8]) -> Option<u32> {
+    fn fetch_summed(&self, src: Checked<Read>, dst: &mut [u8]) -> Result<Option<u32>, AccessError> {
         let range = Range { address: src.host(), len: src.len() as usize };
         assert_eq!(range.len, dst.len());
         // SAFETY: as for `place`.
-        unsafe { range.load_summed(dst, self.summing) }
+        unsafe { range.load_summed(dst, self.summing) }.map_err(|_| AccessError::Memory)
     }
 
-    fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> u64 {
+    fn atomic(&mut self, at: Checked<Atomic>, op: AtomicOp) -> Result<u64, AccessError> {
         let range = Range { address: at.host(), len: at.len() as usize };
         // SAFETY: as for `place`; `Checked<Atomic>` is eight bytes and aligned.
-        unsafe { range.atomic(op) }
+        unsafe { range.atomic(op) }.map_err(|_| AccessError::Memory)
     }
 }
 

@@ -40,6 +40,7 @@ impl Registration {
     ) -> Result<Self, VerbsError> {
         check(access)?;
         check_memory(range, access)?;
+        memory::faults::watch();
         let random = random()?;
         let device = &pd.device;
         let region = region(pd.id, range, start, access);
@@ -136,7 +137,12 @@ impl Registration {
         let shard = self.device.shards.first().hold();
         // A region admits every queue pair of its domain.
         let by = Accessor { pd: self.pd, qpn: Qpn::default() };
-        shard.host.regions.check(self.key, by, address, len, need).map(|_| ())
+        let checked = shard.host.regions.check(self.key, by, address, len, need)?;
+        let writable = need.bits() & !Access::REMOTE_READ.bits() != 0;
+        match memory::is_usable(checked.host(), len.into(), writable) {
+            true => Ok(()),
+            false => Err(AccessError::Memory),
+        }
     }
 }
 

@@ -16,6 +16,7 @@ use super::{Counted, Cq, Device, Pd, Srq, ah};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
 use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
+use crate::provider::memory::faults;
 use crate::provider::random::random;
 
 /// The attributes of a new queue pair.
@@ -52,6 +53,7 @@ pub(crate) struct Qp {
 impl Qp {
     /// Makes a queue pair in the RESET state.
     pub(crate) fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
+        faults::watch();
         let device = pd.device.clone();
         let random = random()?;
         let index = choose_shard(&device, attr)?;

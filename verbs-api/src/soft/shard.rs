@@ -334,6 +334,7 @@ impl Shard {
             return false;
         }
         let mut now = now;
+        self.host.before_packets(now);
         loop {
             let (port, paths) = (&mut self.port, &mut self.paths);
             let mut sink = Sink { port, paths, refused: &mut self.refused };

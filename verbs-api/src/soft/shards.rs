@@ -20,6 +20,7 @@ use rocinante_stack::{Budget, Engine, EngineConfig, RunLimits};
 use super::events::Events;
 use super::host::Host;
 use super::neighbours::Neighbours;
+use super::opens::Claim;
 use super::others::{self, Common, Others};
 use super::pin;
 use super::progress::{Core, Held};
@@ -27,6 +28,7 @@ use super::shard::Shard;
 use super::staging::Staging;
 use super::{Settings, cm, introduce, slice};
 use crate::model::error::VerbsError;
+use crate::provider::memory::faults;
 use crate::provider::{trace, wake};
 
 /// All shards of a device, and their threads.
@@ -42,9 +44,14 @@ pub(super) struct Shards {
 impl Drop for Shards {
     fn drop(&mut self) {
         self.all().for_each(|core| core.shut_down());
+        let own = std::thread::current().id();
         for thread in self.threads.drain(..) {
-            // A thread never panics on purpose; if it did, there is nothing left to save.
-            let _ = thread.join();
+            // What a thread of the device completes may own the last of its objects. That thread
+            // ends once it has dropped them.
+            if thread.thread().id() != own {
+                // A thread never panics on purpose; if it did, there is nothing left to save.
+                let _ = thread.join();
+            }
         }
     }
 }
@@ -55,8 +62,9 @@ impl Shards {
         (settings, name, ports, port_mtu): (&Settings, &str, Vec<AnyPort>, Mtu),
         (own_budget, own_queue): (Budget, QueueKind),
         introduction: Introduction,
-        slots: Option<&Arc<Slots>>,
+        (slots, claim): (Option<&Arc<Slots>>, Option<&Arc<Claim>>),
     ) -> Result<Self, VerbsError> {
+        faults::watch();
         let count = ports.len();
         // Ids name the slot where other processes have some, too.
         let shared = slots.map(|slots| slots.first());
@@ -100,12 +108,17 @@ impl Shards {
         let first = cores.pop().expect("one port at least");
         let mut shards = Self { slot, first, rest, threads: Vec::new() };
         if settings.background {
-            shards.spawn(name, &settings.cpus)?;
+            shards.spawn(name, &settings.cpus, claim)?;
         }
         Ok(shards)
     }
 
-    fn spawn(&mut self, name: &str, cpus: &[usize]) -> Result<(), VerbsError> {
+    fn spawn(
+        &mut self,
+        name: &str,
+        cpus: &[usize],
+        claim: Option<&Arc<Claim>>,
+    ) -> Result<(), VerbsError> {
         let mut cpus = cpus.iter().cycle();
         let cores: Vec<_> = self.all().cloned().collect();
         for (index, core) in cores.into_iter().enumerate() {
@@ -113,9 +126,13 @@ impl Shards {
                 0 => format!("roce-{name}"),
                 _ => format!("roce-{name}.{index}"),
             };
+            let claim = claim.cloned();
             let work = move || {
                 slice::shorten();
+                faults::unblock();
                 core.background();
+                // The port is closed before another may be opened in its place.
+                drop((core, claim));
             };
             self.threads.push(pin::spawn(&thread, cpus.next().copied(), work)?);
         }

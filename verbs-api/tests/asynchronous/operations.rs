@@ -196,3 +196,160 @@ fn operations_that_fail_say_why_and_return_their_memory() {
         drop(peer);
     });
 }
+
+/// How often a thread of a device has panicked.
+fn panics() -> &'static AtomicUsize {
+    static PANICS: AtomicUsize = AtomicUsize::new(0);
+    static HOOK: std::sync::Once = std::sync::Once::new();
+    HOOK.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let is_ours =
+                std::thread::current().name().is_some_and(|name| name.starts_with("roce-"));
+            let wanted = info.payload().downcast_ref() == Some(&WANTED);
+            PANICS.fetch_add(usize::from(is_ours && !wanted), Ordering::SeqCst);
+            before(info);
+        }));
+    });
+    &PANICS
+}
+
+/// The text of a panic that a test wants.
+const WANTED: &str = "a test wants this";
+
+/// What a buffer drops with itself.
+type Rest = Arc<std::sync::Mutex<Option<Box<dyn std::any::Any + Send>>>>;
+
+/// A region with other things of its program.
+struct Loaded {
+    mr: Mr,
+    rest: Rest,
+    gone: std::sync::mpsc::Sender<Option<String>>,
+}
+
+impl Buffer for Loaded {
+    fn sge(&self) -> Sge {
+        Buffer::sge(&self.mr)
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        drop(self.rest.lock().unwrap().take());
+        let _ = self.gone.send(std::thread::current().name().map(str::to_owned));
+    }
+}
+
+/// The device's own thread completes the operation, and so drops all that there is of the device.
+#[test]
+fn the_last_of_a_device_may_go_on_its_own_thread() {
+    let panics = panics();
+    let (a_and_b, qp, _peer) = owning(false);
+    let [a, b] = a_and_b;
+    let (gone, is_gone) = std::sync::mpsc::channel();
+    let rest = Rest::default();
+    let mr = a.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+    let operation = qp.write(Loaded { mr, rest: rest.clone(), gone }, region(&b.mr));
+    *rest.lock().unwrap() = Some(Box::new((a, qp)));
+    drop((operation, rest));
+    let mut thread = None;
+    until("the operation", || {
+        b.ctx.progress();
+        thread = is_gone.try_recv().ok();
+        thread.is_some()
+    });
+    assert!(thread.unwrap().unwrap().starts_with("roce-"));
+    assert_eq!(panics.load(Ordering::SeqCst), 0);
+}
+
+/// The last to go may be a buffer, whose operation completes on a thread of the device.
+#[test]
+fn all_may_go_in_any_order_while_operations_are_in_flight() {
+    let panics = panics();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let mut state = 1u64;
+    let mut draw = |below: usize| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    for _ in 0..200 {
+        let ([a, b], qp, peer) = owning(true);
+        let remote = region(&b.mr);
+        let qp = Arc::new(qp);
+        let mut all: Vec<Box<dyn std::any::Any>> = Vec::new();
+        for _ in 0..draw(4) {
+            let mut operation = qp.write(a.pd.allocate(4096, Access::NONE).unwrap(), remote);
+            let wait = Duration::from_micros(draw(60) as u64);
+            let done = runtime.block_on(async {
+                tokio::time::timeout(
+                    wait,
+                    poll_fn(|cx| std::pin::Pin::new(&mut operation).poll(cx)),
+                )
+                .await
+            });
+            if done.is_err() {
+                all.push(Box::new(operation));
+            }
+        }
+        let Side { ctx, pd, cq, mr } = a;
+        all.extend([Box::new(ctx) as Box<dyn std::any::Any>, Box::new(pd), Box::new(cq)]);
+        all.extend([Box::new(mr) as Box<dyn std::any::Any>, Box::new(qp), Box::new(peer)]);
+        all.push(Box::new(b));
+        while !all.is_empty() {
+            drop(all.swap_remove(draw(all.len())));
+        }
+    }
+    assert_eq!(panics.load(Ordering::SeqCst), 0);
+}
+
+/// A region whose drop panics.
+struct Bad(Mr);
+
+impl Buffer for Bad {
+    fn sge(&self) -> Sge {
+        Buffer::sge(&self.0)
+    }
+}
+
+impl Drop for Bad {
+    fn drop(&mut self) {
+        std::panic::panic_any(WANTED);
+    }
+}
+
+#[test]
+fn a_buffer_that_panics_when_it_is_freed_stops_no_device() {
+    under_tokio(|| async {
+        let panics = panics();
+        let ([a, b], qp, _peer) = owning(false);
+        let allocate = || a.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+        let bad = [(); 2].map(|()| qp.write(Bad(allocate()), region(&b.mr)));
+        let good = qp.write(allocate(), region(&b.mr));
+        drop(bad);
+        let driver = std::thread::spawn(move || {
+            until("all is written", || {
+                b.ctx.progress();
+                b.ctx.counters().transport.rcvd_pkts >= 3
+            });
+            b
+        });
+        good.await.0.unwrap();
+        drop(driver.join().unwrap());
+        assert_eq!(panics.load(Ordering::SeqCst), 0);
+    });
+}
+
+#[test]
+fn an_operation_that_fails_names_no_number() {
+    under_tokio(|| async {
+        let ([a, b], qp, _peer) = owning(true);
+        let nowhere = RemoteSlice { rkey: rocinante::verbs::Key(0x1234), ..region(&b.mr) };
+        let error =
+            qp.write(a.pd.allocate(64, Access::NONE).unwrap(), nowhere).await.0.unwrap_err();
+        let VerbsError::Completion(failed) = &error else { panic!("{error}") };
+        assert_eq!((failed.status, failed.wr_id), (WcStatus::RemAccessErr, 0));
+        let text = error.to_string();
+        assert!(text.starts_with("RDMA_WRITE of queue pair "), "{text}");
+    });
+}

@@ -259,7 +259,7 @@ impl Responder {
             }
             _ => AtomicOp::FetchAdd { add: eth.swap_add },
         };
-        let found = memory.atomic(at, op);
+        let found = memory.atomic(at, op).map_err(|_| Refusal::Access)?;
         self.record(1, Kind::Atomic { found });
         Ok(())
     }
@@ -281,7 +281,7 @@ impl Responder {
         }
         let at = memory.regions().remote_store(self.rights.by, reth.va, reth.rkey);
         // An aligned word is placed whole, and after what was placed before.
-        memory.place(at.map_err(|_| Refusal::Access)?, payload);
+        at.and_then(|at| memory.place(at, payload)).map_err(|_| Refusal::Access)?;
         self.record(1, Kind::Done { operation: Operation::AtomicWrite });
         Ok(())
     }

@@ -7,6 +7,8 @@
 //! are added in a tree, not one after the other. That matters for few rounds: 1 KiB has four.
 #![allow(unsafe_code)]
 
+use super::NoMemory;
+
 /// Whether this processor copies and sums in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Summing(bool);
@@ -27,40 +29,43 @@ impl Summing {
     /// Copies `dst.len()` bytes and returns their CRC-32. It returns `None` and copies nothing if
     /// the processor lacks the instructions, or if the length is not a path MTU of 1024 bytes or
     /// more: shorter payloads are not faster this way, and only the CRCs of these lengths can be
-    /// joined to the ICRC (`Template::seal_around`).
+    /// joined to the ICRC (`Template::seal_around`). It fails if there is no memory.
     ///
     /// # Safety
-    /// `src` must be valid for reads of `dst.len()` bytes for the duration of the call, and not
-    /// overlap `dst`.
+    /// If there is memory at `src`, Rust must not refer to it by more than atomics and raw pointers,
+    /// and it must not overlap `dst`.
     #[inline]
-    pub(super) unsafe fn copy(self, src: *const u8, dst: &mut [u8]) -> Option<u32> {
+    pub(super) unsafe fn copy(
+        self,
+        src: *const u8,
+        dst: &mut [u8],
+    ) -> Result<Option<u32>, NoMemory> {
         #[cfg(target_arch = "x86_64")]
         if self.0 && matches!(dst.len(), 1024 | 2048 | 4096) {
             // SAFETY: the processor has what it takes, and the caller vouches for `src`.
-            return Some(unsafe { wide::copy(src, dst) });
+            return unsafe { wide::copy(src, dst) }.map(Some);
         }
         let _ = (src, dst);
-        None
+        Ok(None)
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod wide {
     use std::arch::x86_64::{
-        __m128i, __m512i, _mm_cvtsi32_si128, _mm_xor_si128, _mm256_castsi256_si128,
-        _mm256_extracti128_si256, _mm256_xor_si256, _mm512_castsi512_si256,
-        _mm512_clmulepi64_epi128, _mm512_extracti32x4_epi32, _mm512_extracti64x4_epi64,
-        _mm512_loadu_si512, _mm512_set_epi64, _mm512_storeu_si512, _mm512_ternarylogic_epi64,
-        _mm512_xor_si512, _mm512_zextsi128_si512,
+        __m128i, __m512i, _mm_xor_si128, _mm256_castsi256_si128, _mm256_extracti128_si256,
+        _mm256_xor_si256, _mm512_castsi512_si256, _mm512_clmulepi64_epi128,
+        _mm512_extracti32x4_epi32, _mm512_extracti64x4_epi64, _mm512_loadu_si512, _mm512_set_epi64,
+        _mm512_ternarylogic_epi64, _mm512_xor_si512,
     };
 
     use rocinante_crc::folding::{Factors, further, reduce};
 
-    /// Bytes of a round: four registers.
-    const ROUND: usize = 4 * LANES;
-    const LANES: usize = 64;
+    use super::super::guarded::{Sums, copy_summed};
+    use super::NoMemory;
 
-    const ROUND_ON: Factors = further(8 * ROUND as u64);
+    /// Bits of a round: four registers.
+    const ROUND_ON: Factors = further(8 * 4 * 64);
     const TWO_ON: Factors = further(1024);
     const ONE_ON: Factors = further(512);
     const THREE_LANES_ON: Factors = further(384);
@@ -68,36 +73,24 @@ mod wide {
     const LANE_ON: Factors = further(128);
 
     /// # Safety
-    /// `src` must be valid for reads of `dst.len()` bytes, which is a multiple of [`ROUND`] and not
-    /// 0, and not overlap `dst`.
+    /// As `Summing::copy`, and the length of `dst` must be a multiple of a round and not 0.
     #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq")]
-    pub(super) unsafe fn copy(src: *const u8, dst: &mut [u8]) -> u32 {
-        let to = dst.as_mut_ptr();
-        let take = |at: usize| {
-            // SAFETY: all callers below stay within `dst.len()`, and the caller vouches for as much
-            // of `src`.
-            unsafe {
-                let lanes = _mm512_loadu_si512(src.add(at).cast());
-                _mm512_storeu_si512(to.add(at).cast(), lanes);
-                lanes
-            }
-        };
-        // The CRC starts with all ones.
-        let ones = _mm512_zextsi128_si512(_mm_cvtsi32_si128(-1));
-        let mut a = _mm512_xor_si512(take(0), ones);
-        let [mut b, mut c, mut d] = [take(LANES), take(2 * LANES), take(3 * LANES)];
-        let round = all(ROUND_ON);
-        let mut at = ROUND;
-        while at < dst.len() {
-            a = fold(a, take(at), round);
-            b = fold(b, take(at + LANES), round);
-            c = fold(c, take(at + 2 * LANES), round);
-            d = fold(d, take(at + 3 * LANES), round);
-            at += ROUND;
+    pub(super) unsafe fn copy(src: *const u8, dst: &mut [u8]) -> Result<u32, NoMemory> {
+        let (low, high) = ROUND_ON;
+        let factors = [low, high, low, high, low, high, low, high];
+        let mut sums = Sums { factors, registers: [[0; 8]; 4] };
+        // SAFETY: the caller vouches for `src` and for the length, and the processor has what it
+        // takes.
+        if !unsafe { copy_summed(dst.as_mut_ptr(), src, dst.len(), &mut sums) } {
+            return Err(NoMemory);
         }
+        let [a, b, c, d] = sums.registers.map(|lanes| {
+            // SAFETY: an array of eight words is read.
+            unsafe { _mm512_loadu_si512(lanes.as_ptr().cast()) }
+        });
         let one = all(ONE_ON);
         let lanes = fold(fold(a, b, one), fold(c, d, one), all(TWO_ON));
-        reduce(add_lanes(lanes))
+        Ok(reduce(add_lanes(lanes)))
     }
 
     #[inline]
@@ -150,7 +143,8 @@ mod tests {
                     let mut dst = vec![0xee; len + 64];
                     // SAFETY: the source has more bytes than that.
                     let sum =
-                        unsafe { summing.copy(src.as_ptr().add(from), &mut dst[to..to + len]) };
+                        unsafe { summing.copy(src.as_ptr().add(from), &mut dst[to..to + len]) }
+                            .unwrap();
                     let copied = summing.0 && [1024, 2048, 4096].contains(&len);
                     assert_eq!(
                         sum,

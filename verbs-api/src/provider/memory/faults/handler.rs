@@ -1,0 +1,196 @@
+//! What is installed, and what was before.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::mem::zeroed;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use libc::{c_int, sigaction, siginfo_t, sigset_t, ucontext_t};
+
+use super::super::guarded::resumes_at;
+use crate::provider::sync::Mutex;
+
+const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
+
+/// An action that was there before ours. It is never freed: a handler may be about to follow it.
+struct Before {
+    action: sigaction,
+    /// What was there before that, if ours was between them.
+    older: *const Before,
+}
+
+/// The last action before ours, for each signal.
+static BEFORE: [AtomicPtr<Before>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
+/// Held while an action is changed.
+static CHANGE: Mutex<()> = Mutex::new(());
+/// The fault that a handler of the program was given last: by its context, where on the stack, and
+/// which handler. A handler that passes on what is not for it may know ours as the one before it.
+static GIVEN: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
+
+/// Makes sure that the faults of guarded accesses come here, also if the program has set a handler
+/// of its own since the last call, and that this thread does not block them.
+///
+/// A thread that blocks a signal that an instruction of its own causes is ended by it.
+pub(crate) fn watch() {
+    for (signal, before) in SIGNALS.into_iter().zip(&BEFORE) {
+        if !is_ours(&current(signal)) {
+            install(signal, before);
+        }
+    }
+    unblock();
+}
+
+/// Has this thread take SIGSEGV and SIGBUS.
+pub(crate) fn unblock() {
+    // SAFETY: the set is this function's own.
+    unsafe {
+        let mut set: sigset_t = zeroed();
+        libc::sigemptyset(&raw mut set);
+        SIGNALS.iter().for_each(|signal| {
+            libc::sigaddset(&raw mut set, *signal);
+        });
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, ptr::null_mut());
+    }
+}
+
+fn current(signal: c_int) -> sigaction {
+    // SAFETY: zeroes are a value of the structure, which the call fills in.
+    unsafe {
+        let mut action: sigaction = zeroed();
+        libc::sigaction(signal, ptr::null(), &raw mut action);
+        action
+    }
+}
+
+fn is_ours(action: &sigaction) -> bool {
+    action.sa_sigaction == on_fault as *const () as usize
+}
+
+#[cold]
+fn install(signal: c_int, before: &AtomicPtr<Before>) {
+    let _change = CHANGE.lock();
+    let found = current(signal);
+    if is_ours(&found) {
+        return;
+    }
+    let older = before.load(Ordering::Relaxed);
+    let node = Box::leak(Box::new(Before { action: found, older }));
+    // A fault in this moment finds what is about to be replaced.
+    before.store(node, Ordering::Release);
+    // SAFETY: the handler is a function of this library, which is never unloaded. It calls only
+    // what a signal may interrupt.
+    unsafe {
+        let mut ours: sigaction = zeroed();
+        ours.sa_sigaction = on_fault as *const () as usize;
+        // The others' flags that change how the program is interrupted stay as they were.
+        let kept = libc::SA_RESTART | libc::SA_NODEFER;
+        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | (found.sa_flags & kept);
+        ours.sa_mask = found.sa_mask;
+        libc::sigaction(signal, &raw const ours, ptr::null_mut());
+    }
+}
+
+/// A fault, or a signal that a process sent.
+extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel, or a handler that passes it on, gives what `sigaction(2)` says.
+    unsafe {
+        let counter = program_counter(context.cast());
+        // A signal that the kernel did not send is no fault.
+        if (*info).si_code > 0
+            && let Some(end) = resumes_at(*counter as usize)
+        {
+            *counter = end as _;
+            return;
+        }
+        pass_on(signal, info, context);
+    }
+}
+
+/// # Safety
+/// The context of a signal.
+#[cfg(target_arch = "x86_64")]
+unsafe fn program_counter<'a>(context: *mut ucontext_t) -> &'a mut i64 {
+    // SAFETY: the caller vouches for it.
+    unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] }
+}
+
+/// # Safety
+/// The context of a signal.
+#[cfg(target_arch = "aarch64")]
+unsafe fn program_counter<'a>(context: *mut ucontext_t) -> &'a mut u64 {
+    // SAFETY: the caller vouches for it.
+    unsafe { &mut (*context).uc_mcontext.pc }
+}
+
+/// Does with a fault what would have been done without us.
+///
+/// # Safety
+/// As [`on_fault`].
+unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    let index = usize::from(signal != SIGNALS[0]);
+    let here = (&raw const index) as usize;
+    let [fault, place, handler] = &GIVEN;
+    let mut before: *const Before = BEFORE[index].load(Ordering::Acquire);
+    // The same fault, further up the stack: the handler that was given it passed it back.
+    let given = handler.load(Ordering::Relaxed) as *const Before;
+    if fault.load(Ordering::Relaxed) == context as usize
+        && place.load(Ordering::Relaxed) > here
+        && !given.is_null()
+    {
+        // SAFETY: none is ever freed.
+        before = unsafe { (*given).older };
+    }
+    if before.is_null() {
+        return end(signal, info);
+    }
+    // SAFETY: none is ever freed.
+    let action = unsafe { &(*before).action };
+    match action.sa_sigaction {
+        libc::SIG_DFL => return end(signal, info),
+        // SAFETY: as in `on_fault`.
+        libc::SIG_IGN => match unsafe { (*info).si_code } > 0 {
+            true => return end(signal, info),
+            false => return,
+        },
+        _ => {}
+    }
+    if action.sa_flags & libc::SA_RESETHAND != 0 {
+        reset(signal);
+    }
+    fault.store(context as usize, Ordering::Relaxed);
+    place.store(here, Ordering::Relaxed);
+    handler.store(before as usize, Ordering::Relaxed);
+    // SAFETY: the program gave a function of this kind.
+    unsafe {
+        if action.sa_flags & libc::SA_SIGINFO != 0 {
+            let call: extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
+                std::mem::transmute(action.sa_sigaction);
+            call(signal, info, context);
+        } else {
+            let call: extern "C" fn(c_int) = std::mem::transmute(action.sa_sigaction);
+            call(signal);
+        }
+    }
+    fault.store(0, Ordering::Relaxed);
+}
+
+/// Has the signal end the process: by the instruction that had the fault, which is executed again,
+/// or by sending it again.
+fn end(signal: c_int, info: *mut siginfo_t) {
+    reset(signal);
+    // SAFETY: as in `on_fault`. The signal is blocked until the handler returns.
+    unsafe {
+        if (*info).si_code <= 0 {
+            libc::raise(signal);
+        }
+    }
+}
+
+fn reset(signal: c_int) {
+    // SAFETY: zeroes are the default action.
+    unsafe {
+        let default: sigaction = zeroed();
+        libc::sigaction(signal, &raw const default, ptr::null_mut());
+    }
+}
