@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use rocinante_netdev::{PathSpec, Port, PortClaim};
+use rocinante_netdev::{Port, PortClaim};
 use rocinante_stack::Engine;
 use rocinante_stack::cm::{
     Accept, AskId, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager, ListenerId,
@@ -16,6 +16,7 @@ use rocinante_stack::stats::CmCounters;
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus};
 
+use super::gsi_paths::GsiPaths;
 use super::owner::Owner;
 use super::progress::Core;
 use super::shard::Shard;
@@ -31,10 +32,7 @@ use crate::provider::wakers::Woken;
 /// The state that the connection manager needs on its shard.
 #[derive(Debug, Default)]
 pub(super) struct Post {
-    /// The ports' paths of QP1, with the time of their last use.
-    paths: BTreeMap<(IpAddr, IpAddr), (u32, Time)>,
-    /// How many more paths may be made.
-    fresh: Allowance,
+    pub(super) ways: GsiPaths,
     conns: BTreeMap<ConnId, (Qpn, Arc<dyn Owner>)>,
     listeners: BTreeMap<ListenerId, Arc<dyn Owner>>,
     /// Where each of them listens, as other processes on the addresses see it.
@@ -47,11 +45,6 @@ pub(super) struct Post {
 }
 
 impl Post {
-    /// The number of QP1's paths.
-    pub(super) fn paths(&self) -> usize {
-        self.paths.len()
-    }
-
     /// The connection is over: withdraws its request from the listener.
     fn release(&mut self, conn: ConnId) {
         self.conns.remove(&conn);
@@ -68,47 +61,6 @@ impl Post {
         owners.for_each(|owner| woken.append(owner.fail(gone())));
     }
 }
-
-/// Limits the new paths of QP1. Each costs a route lookup in the kernel, which forged addresses
-/// could otherwise trigger without end.
-#[derive(Debug)]
-struct Allowance {
-    left: u32,
-    /// Time of the last growth.
-    since: Time,
-}
-
-impl Default for Allowance {
-    fn default() -> Self {
-        Self { left: Self::MAX, since: Time(0) }
-    }
-}
-
-impl Allowance {
-    const MAX: u32 = 64;
-    /// Nanoseconds per unit of growth: 10 ms.
-    const GROWTH: u64 = 10_000_000;
-
-    fn take(&mut self, now: Time) -> bool {
-        let grown = now.since(self.since) / Self::GROWTH;
-        self.left =
-            Self::MAX.min(self.left.saturating_add(u32::try_from(grown).unwrap_or(u32::MAX)));
-        // The rest of a unit counts for the next one, unless there are as many as there may be.
-        self.since = match self.left {
-            Self::MAX => now,
-            _ => self.since.after(grown * Self::GROWTH),
-        };
-        let granted = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        granted
-    }
-}
-
-/// The most paths of QP1.
-const PATHS_MAX: usize = 256;
-/// Idle time in nanoseconds after which a path is dropped: 2 s, in which an unanswered message is
-/// sent five times.
-const PATH_IDLE: u64 = 2_000_000_000;
 
 impl Shard {
     /// The connection manager.
@@ -193,10 +145,9 @@ impl Shard {
         }
         self.note_connections();
         while let Some(transmit) = self.engine.cm().and_then(ConnectionManager::poll_transmit) {
-            let way = (transmit.local, transmit.remote);
             // Without a path to the peer the message is lost, as on any network; it is repeated if
             // it matters.
-            let Ok(path) = self.cm_path(now, way) else { continue };
+            let Ok(path) = self.path_of_mad(now, &transmit) else { continue };
             if !self.send_mad(&transmit.mad, path) {
                 self.flush();
                 if !self.send_mad(&transmit.mad, path) {
@@ -206,48 +157,6 @@ impl Shard {
             }
         }
         self.flush();
-    }
-
-    pub(super) fn cm_path(
-        &mut self,
-        now: Time,
-        (local, remote): (IpAddr, IpAddr),
-    ) -> io::Result<u32> {
-        if let Some((path, used)) = self.post.paths.get_mut(&(local, remote)) {
-            *used = now;
-            return Ok(*path);
-        }
-        if !self.post.fresh.take(now) {
-            return Err(io::ErrorKind::QuotaExceeded.into());
-        }
-        if self.post.paths.len() >= PATHS_MAX {
-            let oldest = self.post.paths.iter().min_by_key(|(_, (_, used))| *used);
-            if let Some(way) = oldest.map(|(way, _)| *way) {
-                self.drop_cm_path(way);
-            }
-        }
-        let spec = PathSpec { local, remote, src_port: 0xc000, tos: 0, ttl: 64, flow_label: 0 };
-        let path = self.add_path(&spec)?;
-        self.post.paths.insert((local, remote), (path, now));
-        Ok(path)
-    }
-
-    fn drop_cm_path(&mut self, way: (IpAddr, IpAddr)) {
-        if let Some((path, _)) = self.post.paths.remove(&way) {
-            self.flush();
-            self.remove_path(path);
-        }
-    }
-
-    /// Drops idle paths, so that an idle device has nothing to maintain. Returns the nanoseconds
-    /// until the next path may be dropped.
-    pub(super) fn tidy_cm_paths(&mut self, now: Time) -> Option<u64> {
-        let idle = |(_, (_, used)): &(&_, &(u32, Time))| now.since(*used) >= PATH_IDLE;
-        let idle: Vec<_> = self.post.paths.iter().filter(idle).map(|(way, _)| *way).collect();
-        for way in idle {
-            self.drop_cm_path(way);
-        }
-        self.post.paths.values().map(|(_, used)| PATH_IDLE - now.since(*used)).min()
     }
 }
 
@@ -374,7 +283,8 @@ impl Device {
             shard.post.listeners.insert(listener, owner);
             // Requests may have waited for it.
             let now = shard.now();
-            shard.cm().handle_timeout(now);
+            shard.engine.handle_cm_timeout(now);
+            shard.write_mail();
             shard.serve_cm(now);
             Ok(listener)
         })
@@ -555,34 +465,17 @@ pub(super) fn config(settings: &Settings, slot: Option<u8>) -> Result<CmConfig, 
     // 0.5 s.
     let refusal_delay = if settings.refuses_late { 500_000_000 } else { 0 };
     let key = [first, second];
-    Ok(CmConfig { key, slot, ca_guid, max_connections, max_retries, refusal_delay, ..usual })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_used_up_comes_back_slowly() {
-        let mut fresh = Allowance::default();
-        let at = |ms: u64| Time(ms * 1_000_000);
-        let granted = |fresh: &mut Allowance, ms| (0..1000).filter(|_| fresh.take(at(ms))).count();
-        assert_eq!(granted(&mut fresh, 1000), 64);
-        assert_eq!(granted(&mut fresh, 1005), 0);
-        assert_eq!(granted(&mut fresh, 1030), 3);
-        assert_eq!(granted(&mut fresh, 60_000), 64);
-    }
-
-    #[test]
-    fn what_comes_back_does_not_depend_on_how_often_one_asks() {
-        let mut fresh = Allowance::default();
-        let mut granted = |ms: u64| u32::from(fresh.take(Time(ms * 1_000_000)));
-        let first: u32 = (0..64).map(|_| granted(1000)).sum();
-        // Every 7 ms: a unit of 10 ms is never over when asked, and one is due in each.
-        let later: u32 = (1..=1000).map(|n| granted(1000 + 7 * n)).sum();
-        assert_eq!((first, later), (64, 700));
-        // A full allowance saves nothing up.
-        let again: u32 = (0..1000).map(|_| granted(60_009)).sum();
-        assert_eq!((again, granted(60_018), granted(60_019)), (64, 0, 1));
-    }
+    let keep_alive = u64::try_from(settings.keep_alive.as_nanos()).unwrap_or(u64::MAX);
+    Ok(CmConfig {
+        key,
+        slot,
+        ca_guid,
+        max_connections,
+        max_retries,
+        refusal_delay,
+        keep_alive,
+        // A device that only its program drives may be silent for as long as the program computes.
+        answers: settings.background,
+        ..usual
+    })
 }
