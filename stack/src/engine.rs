@@ -378,9 +378,7 @@ impl Engine {
                 qp.handle_timer(now, &mut self.shared, host);
             }
         }
-        if let Some(cm) = &mut self.gsi.cm {
-            cm.handle_timeout(now);
-        }
+        self.handle_cm_timeout(now);
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout): at this time. It may be slightly too

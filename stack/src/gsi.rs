@@ -4,12 +4,12 @@
 use crate::cm::{ConnId, ConnectionManager};
 use crate::ids::slot_of;
 use crate::ingress::{Datagram, Integrity, UnconnectedSources};
-use crate::recognition::Recognised;
+use crate::recognition::{Recognised, Stranger};
 use crate::shared::Shared;
 use crate::types::{Pkey, Psn, Qpn, Time};
 use crate::wire::cm::{CmMessage, CommId, ServiceId};
 use crate::wire::mad::{self, GSI_QKEY, MadBytes};
-use crate::wire::{Opcode, Packet, RecognitionMad, Solver};
+use crate::wire::{AliveMad, Opcode, Packet, RecognitionMad, Service, Solver};
 
 /// The addressee of a datagram to QP1, where several devices share an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +31,18 @@ pub fn addressee(bytes: &[u8]) -> Option<Addressee> {
         return None;
     }
     let payload = packet.payload();
+    if let Some((tid, mad)) = AliveMad::parse(payload).filter(|_| is_mad) {
+        #[allow(clippy::cast_possible_truncation, reason = "ids are the lower half")]
+        return Some(match mad {
+            // All of them name one device.
+            AliveMad::Question(pairs) => {
+                let (_, id) = pairs.iter().next().unwrap_or_default();
+                Addressee::Slot(slot_of(id.0))
+            }
+            AliveMad::Answer(..) => Addressee::Slot(slot_of(tid as u32)),
+            AliveMad::Notice(_) | AliveMad::Unknown => Addressee::Any,
+        });
+    }
     let message = match RecognitionMad::parse(payload).filter(|_| is_mad) {
         #[allow(clippy::cast_possible_truncation, reason = "ids are the lower half")]
         Some((tid, RecognitionMad::Answer(_))) => {
@@ -64,6 +76,8 @@ pub(crate) struct Gsi {
     psn: u32,
     /// Connections of another shard's connection manager that got their first message here.
     arrived: Vec<ConnId>,
+    /// Connections to look at whose queue pairs are another shard's.
+    looks: Vec<(ConnId, Qpn)>,
 }
 
 impl Gsi {
@@ -77,6 +91,9 @@ impl Gsi {
         (sources, solver): (&mut UnconnectedSources, &mut Solver),
         shared: &mut Shared,
     ) -> Option<Recognised> {
+        if packet.bth().dest_qpn != Qpn::GSI {
+            self.notify(now, packet, datagram, (sources, solver), shared);
+        }
         let Shared { counters, drops, recognition, .. } = shared;
         let Some(cm) = self.cm.as_mut().filter(|_| packet.bth().dest_qpn == Qpn::GSI) else {
             drops.unknown_qpn += 1;
@@ -109,12 +126,44 @@ impl Gsi {
         }
         counters.rcvd_pkts += 1;
         if recognition.is_open()
+            && AliveMad::parse(packet.payload()).is_none()
             && let Some(mad) = RecognitionMad::parse(packet.payload())
         {
             return recognition.handle(now, mad, (datagram.src, datagram.dst), (counters, drops));
         }
         cm.handle_mad(now, datagram.src, datagram.dst, packet.payload());
         None
+    }
+
+    /// A packet came for a queue pair that does not exist. The device that was at this address
+    /// before may have had it. A Rocinante is told, and asks about its connection then; another is
+    /// asked what it is, once. A standard peer never gets more than that.
+    fn notify(
+        &mut self,
+        now: Time,
+        packet: &Packet<'_>,
+        datagram: &Datagram<'_>,
+        (sources, solver): (&mut UnconnectedSources, &mut Solver),
+        shared: &mut Shared,
+    ) {
+        let is_connected = matches!(packet.info.service, Service::Rc | Service::Uc);
+        let Some(cm) = self.cm.as_mut().filter(|_| is_connected && !datagram.dst.is_multicast())
+        else {
+            return;
+        };
+        let Shared { counters, recognition, .. } = shared;
+        if !recognition.is_open()
+            || !cm.may_notify(now)
+            || sources.integrity(now, datagram, solver) == Integrity::Wrong
+        {
+            return;
+        }
+        let (local, remote) = (datagram.dst, datagram.src);
+        if recognition.told_last(remote).is_some() {
+            cm.notify((local, remote), packet.bth().dest_qpn);
+        } else if recognition.has_room() {
+            recognition.meet(now, Stranger { local, remote }, counters);
+        }
     }
 
     /// The first message of a connection arrived.
@@ -128,6 +177,15 @@ impl Gsi {
     /// A connection of another shard's connection manager that got its first message here.
     pub(crate) fn poll_arrived(&mut self) -> Option<ConnId> {
         self.arrived.pop()
+    }
+
+    /// A connection to look at whose queue pair is not here.
+    pub(crate) fn put_look(&mut self, conn: ConnId, qpn: Qpn) {
+        self.looks.push((conn, qpn));
+    }
+
+    pub(crate) fn poll_look(&mut self) -> Option<(ConnId, Qpn)> {
+        self.looks.pop()
     }
 
     /// Writes the packet that carries a datagram.

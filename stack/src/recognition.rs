@@ -105,6 +105,11 @@ impl Recognition {
         self.desk.is_some()
     }
 
+    /// Whether there is room for peers that somebody else may have made up.
+    pub(crate) fn has_room(&self) -> bool {
+        self.peers.len() < PEERS_MAX / 2
+    }
+
     /// Peers that are remembered.
     pub(crate) fn count(&self) -> usize {
         self.peers.len()
@@ -158,7 +163,7 @@ impl Recognition {
         }
         let tid = desk.tids.draw();
         let mad = RecognitionMad::Question.emit(tid);
-        desk.tx.push_back(Transmit { local: to.local, remote: to.remote, mad });
+        desk.tx.push_back(Transmit { local: to.local, remote: to.remote, via: None, mad });
         self.news = true;
         counters.sent_questions += 1;
         Some(Some(tid))
@@ -178,7 +183,7 @@ impl Recognition {
                 let answers = self.desk.as_mut().is_some_and(|desk| {
                     desk.may_answer(now) && {
                         let mad = RecognitionMad::Answer(Some(desk.own)).emit(tid);
-                        desk.tx.push_back(Transmit { local: dst, remote: src, mad });
+                        desk.tx.push_back(Transmit { local: dst, remote: src, via: None, mad });
                         true
                     }
                 });

@@ -206,6 +206,14 @@ counters! {
         stale,
         /// Connections ended for devices that shared the address and are gone.
         ended_for_others,
+        /// Connections whose peers were asked whether they are still there; each question counts.
+        asked_alive,
+        /// Connections ended because the peer answered that it does not have them.
+        denied,
+        /// Connections ended because the peer answered nothing.
+        silent_peers,
+        /// Peers told that a packet of theirs came for a queue pair that does not exist.
+        notices,
         /// Datagram services resolved for peers.
         sidr_answered,
     }

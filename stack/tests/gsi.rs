@@ -6,12 +6,16 @@ mod common;
 use std::net::IpAddr;
 
 use common::{PORT, Solo, addr, template};
-use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, QpSide};
+use rocinante_stack::cm::{
+    Accept, CmConfig, CmEvent, ConnId, Connect, ConnectionManager, Ended, QpSide,
+};
 use rocinante_stack::types::{Mtu, Pkey, Psn, Qpn, QueueKind, Time};
 use rocinante_stack::verbs::QpState;
 use rocinante_stack::wire::cm::{CmMessage, CommId, Dreq, PortSpace, ServiceId, Transport};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
-use rocinante_stack::wire::{Bth, Introduction, MadBytes, Opcode, Packet, RecognitionMad};
+use rocinante_stack::wire::{
+    AliveMad, Bth, Introduction, MadBytes, Opcode, Packet, Pairs, RecognitionMad,
+};
 use rocinante_stack::{Addressee, Datagram, IpId, QpAttr, addressee};
 
 /// A message for an unknown connection: it gets an answer.
@@ -238,25 +242,30 @@ fn ask([local, remote]: [IpAddr; 2], service: ServiceId, side: QpSide) -> Connec
         retry_count: 7,
         traffic_class: 0,
         hop_limit: 64,
+        keep_alive: None,
         private: b"",
     }
 }
 
 /// An accepted connection for the queue pair of `solo`; its RTU does not come.
 fn accepted(solo: &mut Solo) -> ConnId {
+    accepted_with(solo, CmConfig::default())
+}
+
+fn accepted_with(solo: &mut Solo, config: CmConfig) -> ConnId {
     let service = ServiceId::of_port(PortSpace::Tcp, 7);
     let side = side(common::PEER);
     let ask = ask([addr(2), addr(1)], service, side);
-    let mut peer = ConnectionManager::new(CmConfig { key: [1, 2], ..CmConfig::default() });
+    let mut peer = ConnectionManager::new(CmConfig { key: [1, 2], ..config });
     peer.connect(solo.now, &ask).unwrap();
     let asked = peer.poll_transmit().unwrap();
-    solo.end.engine.start_cm(CmConfig::default());
+    solo.end.engine.start_cm(config);
     let cm = solo.end.engine.cm().unwrap();
     cm.listen(service, None, 1).unwrap();
     cm.handle_mad(solo.now, addr(2), addr(1), &asked.mad);
     let Some(CmEvent::Request { conn, .. }) = cm.poll_event() else { panic!("no request") };
     let side = QpSide { qpn: solo.end.qpn, ..side };
-    cm.accept(solo.now, conn, &Accept { side, private: b"" }).unwrap();
+    cm.accept(solo.now, conn, &Accept { side, keep_alive: None, private: b"" }).unwrap();
     conn
 }
 
@@ -349,7 +358,7 @@ fn each_datagram_says_whom_it_is_for() {
         while let Some(event) = there.poll_event() {
             if let CmEvent::Request { conn, .. } = event {
                 let side = QpSide { qpn: Qpn::new(0xc3_0456), ..side };
-                there.accept(now, conn, &Accept { side, private: b"" }).unwrap();
+                there.accept(now, conn, &Accept { side, keep_alive: None, private: b"" }).unwrap();
             }
         }
         while let Some(sent) = there.poll_transmit() {
@@ -381,6 +390,12 @@ fn each_datagram_says_whom_it_is_for() {
             (true, to_here),
         ]
     );
+    // A question about connections is for the device that has them, its answer for the one that
+    // asked.
+    let pairs = Pairs::new([(CommId(0x0500_0001), CommId(0xc300_0002))]);
+    assert_eq!(of(&AliveMad::Question(pairs).emit(0x0500_0009)), to_there);
+    assert_eq!(of(&AliveMad::Answer(pairs, 0).emit(0x0500_0009)), to_here);
+    assert_eq!(of(&AliveMad::Notice(Qpn::new(0xc3_0001)).emit(9)), Some(Addressee::Any));
     // The device that has QP1 answers a question, and decides about what names no slot.
     assert_eq!(of(&RecognitionMad::Question.emit(0xc300_0001)), Some(Addressee::Any));
     let answer = RecognitionMad::Answer(Some(Introduction {
@@ -400,4 +415,104 @@ fn each_datagram_says_whom_it_is_for() {
     let mut other = packet();
     other[7] = 2;
     assert_eq!((addressee(&other), addressee(&[]), addressee(&[0x64; 11])), (None, None, None));
+}
+
+/// What the queue pair receives is a sign of the peer.
+#[test]
+fn a_connection_is_asked_about_once_its_queue_pair_receives_nothing() {
+    let period = 10_000_000_000;
+    let config = CmConfig { answers: true, keep_alive: period, ..CmConfig::default() };
+    let mut solo = Solo::script();
+    let conn = accepted_with(&mut solo, config);
+    let qpn = solo.end.qpn;
+    solo.end.engine.await_message(qpn, conn);
+    let asked = |solo: &mut Solo| solo.end.engine.cm().unwrap().counters().asked_alive;
+    for psn in 0..100 {
+        solo.receive_request(Opcode::RC_RDMA_WRITE_ONLY, psn, &[&solo.reth(0, 4), &[1; 4]]);
+        solo.wait(300_000_000);
+    }
+    assert_eq!(asked(&mut solo), 0);
+    let last = solo.now;
+    let mut questions = Vec::new();
+    let ended = loop {
+        let due = solo.end.engine.poll_timeout().expect("something is due");
+        solo.wait(due.since(solo.now));
+        let cm = solo.end.engine.cm().unwrap();
+        while let Some(sent) = cm.poll_transmit() {
+            if AliveMad::parse(&sent.mad).is_some() {
+                assert_eq!((sent.remote, sent.via), (addr(2), Some(qpn)));
+                questions.push(solo.now);
+            }
+        }
+        let cm = solo.end.engine.cm().unwrap();
+        if let Some(event @ CmEvent::Disconnected { .. }) =
+            std::iter::from_fn(|| cm.poll_event()).last()
+        {
+            break event;
+        }
+    };
+    assert_eq!(ended, CmEvent::Disconnected { conn, ended: Ended::Gone });
+    assert_eq!(questions.len(), 3);
+    assert!((period / 4 * 3..=period + period / 8).contains(&questions[0].since(last)));
+    assert!(solo.end.engine.path_of(qpn).is_some(), "what they are sent by");
+}
+
+/// A packet for a queue pair that the device does not have, of the peer of the one before it.
+fn lost(opcode: Opcode, qpn: u32) -> Vec<u8> {
+    let mut packet = vec![0; 12 + 16 + 4];
+    let bth = Bth::new(opcode, Pkey::DEFAULT, Qpn::new(qpn), Psn::new(5));
+    packet[..12].copy_from_slice(&bth.bytes());
+    let mut template = template(addr(2), addr(1));
+    template.set_id(0, 0x4000);
+    template.seal(&mut packet);
+    packet
+}
+
+#[test]
+fn a_rocinante_is_told_of_a_queue_pair_that_does_not_exist_and_a_standard_peer_is_not() {
+    let mut solo = Solo::script();
+    solo.end.engine.start_cm(CmConfig::default());
+    let write = lost(Opcode::RC_RDMA_WRITE_ONLY, 0x4321);
+    receive(&mut solo, &write, WHOLE);
+    assert!(!solo.end.engine.has_introductions(), "it recognises nobody");
+    solo.end.engine.start_recognition([3, 4], None, common::INTRODUCTION);
+    // Of other services, and damaged.
+    receive(&mut solo, &lost(Opcode::UD_SEND_ONLY, 0x4321), WHOLE);
+    let mut damaged = write.clone();
+    damaged[20] ^= 1;
+    receive(&mut solo, &damaged, WHOLE);
+    assert!(!solo.end.engine.has_introductions());
+    // A stranger is asked what it is, once; a standard peer says nothing.
+    for _ in 0..10 {
+        receive(&mut solo, &write, WHOLE);
+    }
+    let question = solo.end.engine.poll_introduction().unwrap();
+    let Some((tid, RecognitionMad::Question)) = RecognitionMad::parse(&question.mad) else {
+        panic!()
+    };
+    assert_eq!(solo.end.engine.poll_introduction(), None);
+    assert_eq!(solo.end.engine.cm().unwrap().poll_transmit(), None);
+    // A Rocinante answers, and is told from then on, at a limited rate.
+    let answer = RecognitionMad::Answer(Some(common::INTRODUCTION)).emit(tid);
+    let mut packet = [0; GSI_PACKET_LEN];
+    write_gsi(&mut packet, Psn::new(1), &answer);
+    receive(&mut solo, &sealed(packet), WHOLE);
+    let qpns = [0x4321, 0x4322];
+    for opcode in [Opcode::RC_RDMA_WRITE_ONLY, Opcode::UC_RDMA_WRITE_ONLY] {
+        for qpn in qpns {
+            receive(&mut solo, &lost(opcode, qpn), WHOLE);
+            let told = solo.end.engine.cm().unwrap().poll_transmit().unwrap();
+            assert_eq!((told.local, told.remote), (addr(1), addr(2)));
+            let said = AliveMad::parse(&told.mad).map(|(_, said)| said);
+            assert_eq!(said, Some(AliveMad::Notice(Qpn::new(qpn))));
+        }
+    }
+    for _ in 0..1_000 {
+        receive(&mut solo, &write, WHOLE);
+    }
+    let told = solo.end.engine.cm().unwrap().counters().notices;
+    assert!((10..=64).contains(&told), "{told}");
+    solo.wait(50_000_000);
+    receive(&mut solo, &write, WHOLE);
+    assert_eq!(solo.end.engine.cm().unwrap().counters().notices, told + 1);
 }

@@ -68,6 +68,7 @@ impl Puppet {
             retry_count: 7,
             traffic_class: 0,
             hop_limit: 64,
+            keep_alive: None,
             private: b"",
         };
         self.cm.connect(Time(1_000_000_000), &ask).unwrap();

@@ -263,7 +263,12 @@ proptest! {
 
 #[test]
 fn a_budget_stands_where_other_implementations_do_not_look() {
-    let places = Announced { bytes: 147_456, datagrams: 384, queue: Some(QueueKind::Places) };
+    let places = Announced {
+        bytes: 147_456,
+        datagrams: 384,
+        queue: Some(QueueKind::Places),
+        answers: false,
+    };
     let changed = |of: &dyn Fn(Option<Announced>) -> [u8; MAD_LEN], announced| {
         let (with, without) = (of(announced), of(None));
         let differing = (0..MAD_LEN).filter(|at| with[*at] != without[*at]);
@@ -497,9 +502,14 @@ fn what_linux_asked_for_is_offered_and_answered() {
             rnr_retry: 7,
             flow_control: false,
             srq: false,
-            announced: Some(Announced { bytes: 1 << 20, datagrams: 64, queue: None }),
+            announced: Some(Announced {
+                bytes: 1 << 20,
+                datagrams: 64,
+                queue: None,
+                answers: false,
+            }),
         };
-        cm.accept(now, conn, &Accept { side, private: b"" }).unwrap();
+        cm.accept(now, conn, &Accept { side, keep_alive: None, private: b"" }).unwrap();
         let reply = cm.poll_transmit().unwrap();
         let Ok((header, CmMessage::Rep(rep))) = CmMessage::parse(&reply.mad) else { panic!() };
         // A peer of another implementation is not told the size of our receive queue: it would not

@@ -132,6 +132,8 @@ use crate::qp::PreparedQp;
 pub struct Params {
     options: ConnectOptions,
     private: Vec<u8>,
+    /// Zero for off.
+    keep_alive: Option<Duration>,
 }
 
 impl Params {
@@ -149,6 +151,24 @@ impl Params {
     pub fn private_data(mut self, private: &[u8]) -> Self {
         self.private = private.to_vec();
         self
+    }
+
+    /// After how much silence the peer is asked whether it still has the connection (compare
+    /// `TCP_KEEPIDLE`): a second at least. `None` turns it off. By default it is what
+    /// [`KEEP_ALIVE_VARIABLE`](crate::device::KEEP_ALIVE_VARIABLE) says, or else ten seconds.
+    ///
+    /// A peer that does not know the connection, or answers none of three questions a second apart,
+    /// has gone: the connection ends as if the peer had ended it. Only a peer is asked that is a
+    /// Rocinante with a background thread; others would not answer. The guide has
+    /// [a chapter](crate::guide::peers) about peers that die. Only for the device in software.
+    #[must_use]
+    pub fn keep_alive(mut self, silence: Option<Duration>) -> Self {
+        self.keep_alive = Some(silence.unwrap_or_default());
+        self
+    }
+
+    fn keep_alive_ns(&self) -> Option<u64> {
+        self.keep_alive.map(|silence| u64::try_from(silence.as_nanos()).unwrap_or(u64::MAX))
     }
 }
 
@@ -189,7 +209,8 @@ fn side_of(
     has_srq: bool,
 ) -> QpSide {
     let Budget { bytes, datagrams } = endpoint.budget;
-    let announced = |queue| Announced { bytes, datagrams, queue: Some(queue) };
+    let announced =
+        |queue| Announced { bytes, datagrams, queue: Some(queue), ..Announced::default() };
     QpSide {
         qpn: endpoint.qpn,
         psn: endpoint.psn,
@@ -206,7 +227,7 @@ fn side_of(
 fn endpoint_of(side: &QpSide, peer: SocketAddr, mtu: Mtu) -> Endpoint {
     let endpoint = Endpoint::new(peer.ip(), side.qpn, side.psn, mtu);
     match side.announced {
-        Some(Announced { bytes, datagrams, queue }) if bytes > 0 && datagrams > 0 => {
+        Some(Announced { bytes, datagrams, queue, .. }) if bytes > 0 && datagrams > 0 => {
             endpoint.budget(Budget { bytes, datagrams }).queue(queue)
         }
         _ => endpoint,

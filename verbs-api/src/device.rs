@@ -20,7 +20,9 @@ pub use crate::model::device::{
 pub use crate::model::error::HardwareError;
 use crate::model::error::VerbsError;
 use crate::model::qp::gid_at;
-pub use crate::open::{AGENT_VARIABLE, DEVICE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE};
+pub use crate::open::{
+    AGENT_VARIABLE, DEVICE_VARIABLE, KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE,
+};
 use crate::provider::manager::Manager;
 use crate::{kernel, soft};
 

@@ -6,6 +6,7 @@
 //! 4. [Threads](threads)
 //! 5. [Asynchronous programs](asynchronous)
 //! 6. [Limits](limits)
+//! 7. [When the peer dies](peers)
 
 #[doc = include_str!("guide/first_program.md")]
 pub mod first_program {}
@@ -24,3 +25,6 @@ pub mod asynchronous {}
 
 #[doc = include_str!("guide/limits.md")]
 pub mod limits {}
+
+#[doc = include_str!("guide/peers.md")]
+pub mod peers {}

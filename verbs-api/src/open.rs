@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 #[cfg(any(test, feature = "internals"))]
 use rocinante_netdev::AnyPort;
@@ -63,6 +64,14 @@ pub const DEVICE_VARIABLE: &str = "ROCINANTE_DEVICE";
 /// The environment variable that sets the number of shards of a device in software if the program
 /// does not: see [`OpenOptions::shards`].
 pub const SHARDS_VARIABLE: &str = "ROCINANTE_SHARDS";
+
+/// The environment variable that says after how many seconds of silence the peer of a connection is
+/// asked whether it is still there, if the program does not: see
+/// [`cm::Params::keep_alive`](crate::cm::Params::keep_alive). `0` or `off` for never.
+pub const KEEP_ALIVE_VARIABLE: &str = "ROCINANTE_KEEP_ALIVE";
+
+/// The silence after which a peer is asked if neither the program nor the environment says it.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 impl OpenOptions {
     /// The defaults: Rocinante chooses the backend, buffers are large, and a background thread
@@ -372,6 +381,8 @@ impl OpenOptions {
             recognises: !self.no_recognition,
             background: self.background.unwrap_or(true),
             cm_retries: self.cm_retries,
+            // A wrong value was refused before.
+            keep_alive: keep_alive().unwrap_or(KEEP_ALIVE),
             refuses_late: self.refuses_late,
             cpus: self.cpus.clone(),
         }
@@ -420,6 +431,7 @@ impl OpenOptions {
             return Err(VerbsError::Invalid(why));
         }
         let backend = self.netdev.settle(std::env::var_os(NETDEV_VARIABLE).as_deref())?;
+        keep_alive()?;
         let shards = settle_shards(self.shards, std::env::var_os(SHARDS_VARIABLE).as_deref())?;
         if shards.unwrap_or(1) > 1 && self.background == Some(false) {
             let why = "several shards need their background threads: leave them, or open one shard";
@@ -483,6 +495,23 @@ fn settle_shards(
     }
 }
 
+/// What the environment says of silent peers.
+fn keep_alive() -> Result<Duration, VerbsError> {
+    settle_keep_alive(std::env::var_os(KEEP_ALIVE_VARIABLE).as_deref())
+}
+
+fn settle_keep_alive(variable: Option<&OsStr>) -> Result<Duration, VerbsError> {
+    let Some(text) = variable.filter(|text| !text.is_empty()) else { return Ok(KEEP_ALIVE) };
+    let text = text.to_string_lossy();
+    if text == "off" {
+        return Ok(Duration::ZERO);
+    }
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| {
+        VerbsError::Invalid(format!("{KEEP_ALIVE_VARIABLE}={text}: give it seconds, or `off`"))
+    })
+}
+
 /// Returns the interface if it has the address.
 /// Why an interface is not found: there is none, or whatever else the kernel says.
 fn unless_missing(error: io::Error, missing: impl FnOnce() -> VerbsError) -> VerbsError {
@@ -506,6 +535,25 @@ fn has_address(iface: Interface, address: IpAddr) -> Result<Interface, VerbsErro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_environment_says_how_long_a_peer_may_be_silent() {
+        let settled = |text: Option<&str>| settle_keep_alive(text.map(OsStr::new));
+        for (text, seconds) in [
+            (None, 10.0),
+            (Some(""), 10.0),
+            (Some("0"), 0.0),
+            (Some("off"), 0.0),
+            (Some("30"), 30.0),
+            (Some("2.5"), 2.5),
+        ] {
+            assert_eq!(settled(text).unwrap(), Duration::from_secs_f64(seconds), "{text:?}");
+        }
+        for text in ["-1", "NaN", "inf", "1e30", "10s", "on"] {
+            let error = settled(Some(text)).unwrap_err().to_string();
+            assert!(error.contains("ROCINANTE_KEEP_ALIVE") && error.contains(text), "{error}");
+        }
+    }
 
     #[test]
     fn the_program_says_of_how_many_shards_it_is_or_else_the_environment() {

@@ -135,6 +135,7 @@ impl Command<'_> {
             retry_count,
             traffic_class: held.tos,
             hop_limit: ConnectOptions::default().hop_limit,
+            keep_alive: None,
             private: &private,
         };
         let conn = opened.device.connect(&ask, sink).map_err(|error| errno(&error))?;
@@ -161,7 +162,7 @@ impl Command<'_> {
                     route.responder_resources = side.responder_resources;
                     route.initiator_depth = side.initiator_depth;
                 }
-                let accept = Accept { side, private: &private };
+                let accept = Accept { side, keep_alive: None, private: &private };
                 let accepted = device.accept(conn, &accept, Arc::new(ToId(id.clone())));
                 accepted.map_err(|error| {
                     id.facts.lock().uid = 0;

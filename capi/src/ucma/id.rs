@@ -343,7 +343,7 @@ impl ToListener {
 /// The status of `DISCONNECTED`, as `cma_ib_handler` of `cma.c` has it.
 fn status_of(ended: Ended) -> i32 {
     match ended {
-        Ended::Unanswered => -libc::ETIMEDOUT,
+        Ended::Unanswered | Ended::Gone => -libc::ETIMEDOUT,
         Ended::ByPeer | Ended::ByUs | Ended::Stale | Ended::Rejected(_) => 0,
     }
 }

@@ -2,12 +2,14 @@
 
 use core::net::{IpAddr, SocketAddr};
 
+use super::alive::Alive;
 use super::conn::{Conn, State};
 use super::tables::{Listener, SERVICES_MAX};
-use super::{Accept, CmError, ConnId, Connect, ConnectionManager, ListenerId};
+use super::{Accept, CmError, ConnId, Connect, ConnectionManager, ListenerId, QpSide};
 use crate::types::{Pkey, Qpn, Time};
 use crate::wire::cm::{
-    CmMessage, CmPath, CommId, Dreq, IpHeader, Rej, RejReason, Rep, Req, Rtu, ServiceId, Subject,
+    Announced, CmMessage, CmPath, CommId, Dreq, IpHeader, Rej, RejReason, Rep, Req, Rtu, ServiceId,
+    Subject,
 };
 
 impl ConnectionManager {
@@ -69,6 +71,7 @@ impl ConnectionManager {
         if self.conns.len() >= self.config.max_connections {
             return Err(CmError::Full);
         }
+        let keep_alive = ask.keep_alive.unwrap_or(self.config.keep_alive);
         let local = self.draw_id();
         let tid = self.ids.draw() << 32 | u64::from(local.0);
         let mad = CmMessage::Req(self.req(local, ask, &private)).emit(tid);
@@ -92,6 +95,8 @@ impl ConnectionManager {
                 deadline: None,
                 ack_timeout: ask.ack_timeout,
                 announces: false,
+                answers: false,
+                alive: Alive::new(keep_alive),
             },
         );
         self.counters.connects += 1;
@@ -106,7 +111,7 @@ impl ConnectionManager {
             local,
             service: ask.service,
             ca_guid: self.config.ca_guid,
-            announced: side.announced,
+            announced: self.announced(side),
             qkey: 0,
             qpn: side.qpn,
             responder_resources: side.responder_resources,
@@ -153,14 +158,17 @@ impl ConnectionManager {
         }
         let (ca_guid, lifetime) = (self.config.ca_guid, self.config.packet_lifetime);
         let (retries, interval) = (self.config.max_retries, self.interval());
+        let keep_alive = accept.keep_alive.unwrap_or(self.config.keep_alive);
+        let announced = self.announced(&accept.side);
         let it = self.in_state(conn, &[State::ReqReceived])?;
         let side = &accept.side;
+        it.alive = Alive::new(keep_alive);
         let rep = Rep {
             local: it.local,
             remote: it.remote,
             qkey: 0,
             qpn: side.qpn,
-            announced: side.announced.filter(|_| it.announces),
+            announced: announced.filter(|_| it.announces),
             psn: side.psn,
             responder_resources: side.responder_resources,
             initiator_depth: side.initiator_depth,
@@ -217,7 +225,7 @@ impl ConnectionManager {
         self.note(conn.0);
         self.counters.established += 1;
         self.send_stored(conn.0);
-        self.set_deadline(conn.0, None);
+        self.watch(conn.0);
         Ok(())
     }
 
@@ -257,6 +265,13 @@ impl ConnectionManager {
             State::RepSent | State::Established => self.begin_disconnect(now, conn.0, &[]),
             State::DreqSent | State::TimeWait => {}
         }
+    }
+
+    /// What peers are told of this device and of the receive queue of a side.
+    fn announced(&self, side: &QpSide) -> Option<Announced> {
+        let answers = self.config.answers;
+        let queue = side.announced.or_else(|| answers.then(Announced::default));
+        queue.map(|announced| Announced { answers, ..announced })
     }
 
     fn in_state(&mut self, conn: ConnId, states: &[State]) -> Result<&mut Conn, CmError> {

@@ -12,6 +12,7 @@
 
 use core::net::IpAddr;
 
+use super::alive::Alive;
 use super::types::{ConnId, ListenerId};
 use crate::types::{Qpn, Time};
 use crate::wire::cm::{CommId, code_to_ns};
@@ -66,8 +67,11 @@ pub(super) struct Conn {
     pub(super) deadline: Option<Time>,
     /// ACK timeout of the queue pairs, a code.
     pub(super) ack_timeout: u8,
-    /// Whether the peer announces its receive queue. If so, it also reads what we announce.
+    /// Whether the peer announces something of itself. If so, it also reads what we announce.
     pub(super) announces: bool,
+    /// Whether it answers questions about idle connections.
+    pub(super) answers: bool,
+    pub(super) alive: Alive,
 }
 
 /// The longest ACK timeout that counts, a code: 17 s.

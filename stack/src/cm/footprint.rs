@@ -18,8 +18,8 @@ impl ConnectionManager {
             queries: self.queries.len(),
             early: self.early.len(),
             timers: self.timers.len(),
-            datagrams: self.tx.len(),
-            events: self.events.len() + self.notes.len(),
+            datagrams: self.tx.len() + self.letters.len(),
+            events: self.events.len() + self.notes.len() + self.looks.len(),
         }
     }
 }

@@ -16,6 +16,7 @@
 //! the number of datagrams that wait to be sent. It refuses requests beyond the bound and keeps no
 //! state for them. It answers a message for an unknown connection from the message alone.
 
+mod alive;
 mod asks;
 mod calls;
 mod conn;
@@ -31,11 +32,12 @@ mod types;
 use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use self::alive::{Letter, Notices};
 use self::conn::{Conn, State};
 pub use self::notes::{Note, Noted};
 use self::tables::{Ask, Early, ListenAddress, Listener, Query, ServingQp, Timer};
 pub use self::types::{
-    Accept, AskId, Asked, CmConfig, CmError, CmEvent, CmFootprint, ConnId, Connect, Ended,
+    ASKS, Accept, AskId, Asked, CmConfig, CmError, CmEvent, CmFootprint, ConnId, Connect, Ended,
     ListenerId, QpSide, QueryId, Reply, Request, Transmit,
 };
 use crate::ids::Ids;
@@ -72,6 +74,11 @@ pub struct ConnectionManager {
     tx: VecDeque<Transmit>,
     events: VecDeque<CmEvent>,
     notes: VecDeque<Noted>,
+    /// Connections to look at.
+    looks: VecDeque<CommId>,
+    /// Those whose peers are to be asked whether they are still there.
+    letters: BTreeMap<Letter, Vec<CommId>>,
+    notices: Notices,
     counters: CmCounters,
 }
 
@@ -104,19 +111,22 @@ impl ConnectionManager {
             tx: VecDeque::new(),
             events: VecDeque::new(),
             notes: VecDeque::new(),
+            looks: VecDeque::new(),
+            letters: BTreeMap::new(),
+            notices: Notices::default(),
             counters: CmCounters::default(),
         }
     }
 
     /// The next datagram to send. Call after every other call.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.tx.pop_front()
+        self.tx.pop_front().or_else(|| self.next_question())
     }
 
     /// Whether there is something to send.
     #[must_use]
     pub fn wants_transmit(&self) -> bool {
-        !self.tx.is_empty()
+        !self.tx.is_empty() || !self.letters.is_empty()
     }
 
     /// Puts back a datagram for which there was no room.
@@ -175,13 +185,18 @@ impl ConnectionManager {
         code_to_ns(self.config.service_timeout)
     }
 
-    fn send(&mut self, (local, remote): (IpAddr, IpAddr), mad: MadBytes) {
+    fn send(&mut self, addresses: (IpAddr, IpAddr), mad: MadBytes) {
+        self.send_via(None, addresses, mad);
+    }
+
+    /// Sends to the peer of a queue pair of ours, if there is one.
+    fn send_via(&mut self, via: Option<Qpn>, (local, remote): (IpAddr, IpAddr), mad: MadBytes) {
         if self.tx.len() >= TX_MAX {
             self.counters.tx_overflow += 1;
             return;
         }
         self.counters.sent += 1;
-        self.tx.push_back(Transmit { local, remote, mad });
+        self.tx.push_back(Transmit { local, remote, via, mad });
     }
 
     /// Sends the stored message of the connection once more: the one that waits for an answer.

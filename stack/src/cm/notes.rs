@@ -4,6 +4,7 @@
 use core::net::{IpAddr, Ipv6Addr};
 
 use super::ConnectionManager;
+use super::alive::Alive;
 use super::conn::{Conn, State};
 use crate::ids::slot_of;
 use crate::types::{Qpn, Time};
@@ -119,6 +120,8 @@ impl ConnectionManager {
             deadline: None,
             ack_timeout: 0,
             announces: false,
+            answers: false,
+            alive: Alive::default(),
         };
         self.conns.insert(local, conn);
         self.counters.ended_for_others += 1;

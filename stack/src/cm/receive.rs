@@ -2,10 +2,12 @@
 
 use core::net::{IpAddr, SocketAddr};
 
+use super::alive::Alive;
 use super::conn::{Conn, State};
 use super::tables::places;
 use super::{CmEvent, ConnId, ConnectionManager, Ended, ListenerId, QpSide, Reply, Request};
 use crate::types::{Mtu, Pkey, Qpn, Time};
+use crate::wire::AliveMad;
 use crate::wire::cm::{
     Apr, CmMessage, CommId, Drep, Dreq, IpHeader, Lap, Mra, Rej, RejReason, Rep, Req, Rtu, Subject,
     Transport, code_to_ns,
@@ -15,6 +17,9 @@ impl ConnectionManager {
     /// Takes a management datagram that came from `src` to `dst`. Bad ones are dropped and counted.
     pub fn handle_mad(&mut self, now: Time, src: IpAddr, dst: IpAddr, mad: &[u8]) {
         self.counters.received += 1;
+        if let Some((tid, mad)) = AliveMad::parse(mad) {
+            return self.on_alive(now, (src, dst), tid, mad);
+        }
         let Ok((header, message)) = CmMessage::parse(mad) else {
             return self.counters.malformed += 1;
         };
@@ -172,6 +177,8 @@ impl ConnectionManager {
             deadline: None,
             ack_timeout: req.primary.ack_timeout,
             announces: req.announced.is_some(),
+            answers: req.announced.is_some_and(|announced| announced.answers),
+            alive: Alive::default(),
         };
         self.conns.insert(local, conn);
         self.by_request.insert((src, req.local), local);
@@ -296,6 +303,7 @@ impl ConnectionManager {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         (conn.state, conn.mra, conn.mad) = (State::RepReceived, false, None);
         (conn.remote_qpn, conn.remote_guid) = (rep.qpn, rep.ca_guid);
+        conn.answers = rep.announced.is_some_and(|announced| announced.answers);
         self.by_qpn.insert((peer, rep.qpn), id);
         self.set_deadline(id, Some(now.after(wait)));
         let reply = Box::new(Reply {
@@ -342,7 +350,7 @@ impl ConnectionManager {
         (conn.state, conn.mad) = (State::Established, None);
         self.counters.established += 1;
         self.leave_backlog(id);
-        self.set_deadline(id, None);
+        self.watch(id);
         self.events.push_back(CmEvent::Established { conn: ConnId(id) });
     }
 
@@ -390,7 +398,11 @@ impl ConnectionManager {
     }
 
     /// The connection with this id, if its peer sent the datagram.
-    fn conn_of(&mut self, (src, dst): (IpAddr, IpAddr), id: CommId) -> Option<&mut Conn> {
+    pub(super) fn conn_of(
+        &mut self,
+        (src, dst): (IpAddr, IpAddr),
+        id: CommId,
+    ) -> Option<&mut Conn> {
         self.conns.get_mut(&id).filter(|conn| conn.addresses == (dst, src))
     }
 

@@ -37,6 +37,7 @@ impl ConnectionManager {
             }
             State::ReqReceived | State::RepReceived if !conn.mra => self.send_mra(now, id),
             State::TimeWait => self.remove(id),
+            State::Established => self.looks.push_back(id),
             state => self.give_up(now, id, state),
         }
     }

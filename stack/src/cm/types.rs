@@ -7,6 +7,9 @@ use crate::types::{Mtu, Psn, Qpn};
 use crate::wire::cm::{Announced, CommId, RejReason, ServiceId, SidrStatus, Transport};
 use crate::wire::mad::MadBytes;
 
+/// Questions without an answer, a second apart, after which a silent peer counts as gone.
+pub const ASKS: u8 = 3;
+
 /// Timeouts and limits of a connection manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CmConfig {
@@ -29,6 +32,13 @@ pub struct CmConfig {
     /// nanoseconds; 0 for not at all. A peer that knows of a program that is about to listen may be
     /// faster than that program.
     pub refusal_delay: u64,
+    /// After how many nanoseconds of silence the peer of a connection is asked whether it is still
+    /// there, unless [`Connect`] or [`Accept`] say otherwise; 0 for never. Only peers are asked
+    /// that announced that they answer.
+    pub keep_alive: u64,
+    /// Announces that this device answers such questions: it is driven also while its program does
+    /// something else.
+    pub answers: bool,
     /// How long the program may take to decide, and the longest time that a peer may claim for its
     /// program: 4.096 µs · 2^code.
     pub service_timeout: u8,
@@ -46,6 +56,8 @@ impl Default for CmConfig {
             packet_lifetime: 14,
             max_retries: 15,
             refusal_delay: 0,
+            keep_alive: 0,
+            answers: false,
             // 69 s, as in Linux (CMA_CM_MRA_SETTING).
             service_timeout: 24,
         }
@@ -128,6 +140,8 @@ pub struct Connect<'a> {
     pub traffic_class: u8,
     /// Hop limit.
     pub hop_limit: u8,
+    /// As [`CmConfig::keep_alive`], for this connection.
+    pub keep_alive: Option<u64>,
     /// Private data for the peer's program: at most 56 bytes where the service has a port, else 92.
     pub private: &'a [u8],
 }
@@ -137,6 +151,8 @@ pub struct Connect<'a> {
 pub struct Accept<'a> {
     /// Our queue pair. Its receive queue is announced only to peers that announced theirs.
     pub side: QpSide,
+    /// As [`CmConfig::keep_alive`], for this connection.
+    pub keep_alive: Option<u64>,
     /// Private data for the peer's program: at most 196 bytes.
     pub private: &'a [u8],
 }
@@ -186,6 +202,9 @@ pub enum Ended {
     ByUs,
     /// We ended it, and the peer did not answer.
     Unanswered,
+    /// The peer has ended without a word: it has not answered [`ASKS`] questions, or what is at its
+    /// address now does not know the connection.
+    Gone,
     /// The peer's queue pair asks for another connection, so it has forgotten this one.
     Stale,
     /// The peer says that there is no such connection.
@@ -324,6 +343,9 @@ pub struct Transmit {
     pub local: IpAddr,
     /// The destination.
     pub remote: IpAddr,
+    /// A queue pair of ours whose peer is there: its path serves for the datagram, and the address
+    /// is no stranger's.
+    pub via: Option<Qpn>,
     /// The datagram.
     pub mad: MadBytes,
 }

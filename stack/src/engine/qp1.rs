@@ -3,6 +3,7 @@
 use super::Engine;
 use crate::cm::{CmConfig, ConnId, ConnectionManager};
 use crate::sink::TxSink;
+use crate::types::{Qpn, Time};
 use crate::wire::mad::{GSI_PACKET_LEN, MadBytes};
 
 impl Engine {
@@ -16,6 +17,42 @@ impl Engine {
     #[inline]
     pub fn cm(&mut self) -> Option<&mut ConnectionManager> {
         self.gsi.cm.as_deref_mut()
+    }
+
+    /// Does what is due of the connection manager. It looks at connections by their queue pairs.
+    pub fn handle_cm_timeout(&mut self, now: Time) {
+        let Some(cm) = &mut self.gsi.cm else { return };
+        cm.handle_timeout(now);
+        while let Some((conn, qpn)) = self.gsi.cm.as_mut().and_then(|cm| cm.poll_look()) {
+            let config = &self.shared.config;
+            if config.sharers > 1 && qpn.slot() != config.qpn_slot {
+                self.gsi.put_look(conn, qpn);
+                continue;
+            }
+            let packets = self.packets_of(qpn);
+            if let Some(cm) = self.cm() {
+                cm.looked(now, conn, packets);
+            }
+        }
+    }
+
+    /// A connection to look at whose queue pair is in another engine: report what
+    /// [`packets_of`](Self::packets_of) says there with [`ConnectionManager::looked`].
+    pub fn poll_look(&mut self) -> Option<(ConnId, Qpn)> {
+        self.gsi.poll_look()
+    }
+
+    /// How many packets a queue pair has received; `None` if there is no such queue pair.
+    #[must_use]
+    pub fn packets_of(&self, qpn: Qpn) -> Option<u64> {
+        Some(self.qp_counters(qpn)?.rcvd_pkts)
+    }
+
+    /// The path of a queue pair to its peer, if it has one.
+    #[must_use]
+    pub fn path_of(&self, qpn: Qpn) -> Option<u32> {
+        let (_, attr, _) = self.query_qp(qpn)?;
+        Some(attr.peer?.path)
     }
 
     /// Where the connection manager runs in another shard: a connection that got its first message

@@ -1,6 +1,7 @@
 //! The wire: headers as values, one opcode table, the ICRC. Bytes in, value out; nothing
 //! half-checked.
 
+mod alive;
 pub mod bth;
 pub mod cm;
 pub mod ext;
@@ -10,6 +11,7 @@ pub mod opcode;
 mod packet;
 mod recognition;
 
+pub use alive::{AliveMad, Pairs};
 pub use bth::Bth;
 pub use ext::{AckKind, Aeth, AtomicEth, Deth, Feth, NakCode, Reth, Syndrome};
 pub use icrc::solver::Solver;

@@ -33,6 +33,40 @@ const VERSION: u8 = 1;
 const QUESTION: u16 = 0x0010;
 const ANSWER: u16 = 0x0011;
 
+/// A datagram of the class and organisation, of any attribute.
+pub(super) struct Frame<'a> {
+    pub(super) tid: u64,
+    pub(super) attribute: u16,
+    pub(super) mad: &'a MadBytes,
+}
+
+impl<'a> Frame<'a> {
+    /// `None` if it is of another class or organisation.
+    pub(super) fn read(payload: &'a [u8]) -> Option<Self> {
+        let mad: &MadBytes = payload.try_into().ok()?;
+        let header = MadHeader::read(mad.first_chunk()?);
+        let ours = header.base_version == 1
+            && header.class == CLASS
+            && header.class_version == CLASS_VERSION
+            && header.method == MadHeader::METHOD_SEND
+            && mad[37..40] == ORGANISATION;
+        ours.then_some(Self { tid: header.tid, attribute: header.attribute, mad })
+    }
+
+    /// The datagram with nothing behind the organisation.
+    pub(super) fn write(attribute: u16, tid: u64) -> MadBytes {
+        let header = MadHeader {
+            class: CLASS,
+            class_version: CLASS_VERSION,
+            ..MadHeader::cm(attribute, tid)
+        };
+        let mut mad = [0; MAD_LEN];
+        mad[..MAD_HEADER_LEN].copy_from_slice(&header.bytes());
+        mad[37..40].copy_from_slice(&ORGANISATION);
+        mad
+    }
+}
+
 /// What a Rocinante says of its receive queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Introduction {
@@ -67,21 +101,13 @@ impl RecognitionMad {
     /// Reads a datagram, and its transaction id; `None` if it is none of recognition.
     #[must_use]
     pub fn parse(payload: &[u8]) -> Option<(u64, Self)> {
-        let mad: &MadBytes = payload.try_into().ok()?;
-        let header = MadHeader::read(mad.first_chunk()?);
-        let ours = header.base_version == 1
-            && header.class == CLASS
-            && header.class_version == CLASS_VERSION
-            && header.method == MadHeader::METHOD_SEND
-            && mad[37..40] == ORGANISATION;
-        ours.then(|| {
-            let mad = match header.attribute {
-                QUESTION => Self::Question,
-                ANSWER => Self::Answer(Introduction::read(mad)),
-                _ => Self::Unknown,
-            };
-            (header.tid, mad)
-        })
+        let Frame { tid, attribute, mad } = Frame::read(payload)?;
+        let mad = match attribute {
+            QUESTION => Self::Question,
+            ANSWER => Self::Answer(Introduction::read(mad)),
+            _ => Self::Unknown,
+        };
+        Some((tid, mad))
     }
 
     /// Its bytes with a transaction id. An answer without an introduction says a version that no
@@ -93,14 +119,7 @@ impl RecognitionMad {
             Self::Answer(_) => ANSWER,
             Self::Unknown => 0,
         };
-        let header = MadHeader {
-            class: CLASS,
-            class_version: CLASS_VERSION,
-            ..MadHeader::cm(attribute, tid)
-        };
-        let mut mad = [0; MAD_LEN];
-        mad[..MAD_HEADER_LEN].copy_from_slice(&header.bytes());
-        mad[37..40].copy_from_slice(&ORGANISATION);
+        let mut mad = Frame::write(attribute, tid);
         match self {
             Self::Question => mad[40] = VERSION,
             Self::Answer(Some(introduction)) => introduction.write(&mut mad),

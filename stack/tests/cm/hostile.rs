@@ -231,7 +231,11 @@ fn damaged_messages_do_no_harm() {
                         // A damaged message may have withdrawn either.
                         CmEvent::Request { conn, .. } if net.random(4) > 0 => {
                             let (now, side) = (net.now, side_of(0x5000 + round));
-                            let _ = net.cm[B].accept(now, conn, &Accept { side, private: b"" });
+                            let _ = net.cm[B].accept(
+                                now,
+                                conn,
+                                &Accept { side, keep_alive: None, private: b"" },
+                            );
                         }
                         CmEvent::Replied { conn, .. }
                             if net.cm[side].establish(conn, b"").is_ok() =>

@@ -1,5 +1,6 @@
 //! Two connection managers and a wire between them that may lose, repeat and reorder.
 
+mod alive;
 mod counts;
 mod datagrams;
 mod deaths;

@@ -29,7 +29,7 @@ fn what_does_not_fit_into_a_message_is_refused() {
     net.run(1);
     let CmEvent::Request { conn, request, .. } = net.one(B) else { panic!() };
     assert_eq!(request.private[..], [1; 56]);
-    let accept = Accept { side: side(0x22), private: &[1; 197] };
+    let accept = Accept { side: side(0x22), keep_alive: None, private: &[1; 197] };
     assert_eq!(net.cm[B].accept(now, conn, &accept), too_long(196));
     assert_eq!(net.cm[B].reject(conn, RejReason::CONSUMER, &[1; 149]), too_long(148));
     net.cm[B].accept(now, conn, &Accept { private: &[1; 196], ..accept }).unwrap();

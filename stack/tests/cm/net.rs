@@ -1,5 +1,6 @@
 //! The wire, the clock, and the events of both sides.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use rocinante_stack::cm::{
@@ -7,6 +8,7 @@ use rocinante_stack::cm::{
     Transmit,
 };
 use rocinante_stack::types::{Mtu, Psn, Qpn, Time};
+use rocinante_stack::wire::AliveMad;
 use rocinante_stack::wire::cm::{CmMessage, PortSpace, ServiceId, Transport};
 
 /// The two sides: usually A connects and B listens.
@@ -39,6 +41,10 @@ pub(crate) struct Net {
     /// While set, all datagrams of a side are lost.
     pub(crate) mute: [bool; 2],
     wire: Vec<(Time, u64, Transmit)>,
+    /// Packets that queue pairs of each side have received.
+    pub(crate) packets: [BTreeMap<Qpn, u64>; 2],
+    /// How often each side had something due.
+    pub(crate) wakes: [u64; 2],
     /// All messages sent: the side, and the kind.
     pub(crate) log: Vec<(usize, &'static str)>,
     state: u64,
@@ -75,6 +81,7 @@ pub(crate) fn ask(qpn: u32, private: &[u8]) -> Connect<'_> {
         retry_count: 7,
         traffic_class: 0,
         hop_limit: 64,
+        keep_alive: None,
         private,
     }
 }
@@ -92,6 +99,8 @@ impl Net {
             faults: Faults::default(),
             mute: [false; 2],
             wire: Vec::new(),
+            packets: [BTreeMap::new(), BTreeMap::new()],
+            wakes: [0; 2],
             log: Vec::new(),
             state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             sent: 0,
@@ -152,8 +161,15 @@ impl Net {
             let side = if transmit.remote == address(A) { A } else { B };
             self.cm[side].handle_mad(self.now, transmit.local, transmit.remote, &transmit.mad);
         }
-        for cm in &mut self.cm {
-            cm.handle_timeout(self.now);
+        for side in [A, B] {
+            let (now, packets) = (self.now, &self.packets[side]);
+            let cm = &mut self.cm[side];
+            let was_due = cm.poll_timeout().is_some_and(|due| due <= now);
+            self.wakes[side] += u64::from(was_due);
+            cm.handle_timeout(now);
+            while let Some((conn, qpn)) = cm.poll_look() {
+                cm.looked(now, conn, packets.get(&qpn).copied());
+            }
         }
         self.collect();
         true
@@ -195,7 +211,8 @@ impl Net {
     }
 
     pub(crate) fn accept(&mut self, conn: ConnId, qpn: u32) {
-        let (now, accept) = (self.now, Accept { side: side(qpn), private: b"welcome" });
+        let (now, accept) =
+            (self.now, Accept { side: side(qpn), keep_alive: None, private: b"welcome" });
         self.cm[B].accept(now, conn, &accept).unwrap();
     }
 
@@ -235,6 +252,12 @@ impl Net {
 }
 
 fn name(transmit: &Transmit) -> &'static str {
+    match AliveMad::parse(&transmit.mad) {
+        Some((_, AliveMad::Question(_))) => return "question",
+        Some((_, AliveMad::Answer(..))) => return "answer",
+        Some(_) => return "notice",
+        None => {}
+    }
     match CmMessage::parse(&transmit.mad).expect("a message of ours").1 {
         CmMessage::Req(_) => "REQ",
         CmMessage::Mra(_) => "MRA",

@@ -53,7 +53,7 @@ const ALWAYS: [Refused; 19] = [
         cm.resolve(now, (address(A), address(B)), (UDP, 1), &LONG[..181]).map(drop)
     }),
     (too_long(196), "accept", |cm, now, conn| {
-        cm.accept(now, conn, &Accept { side: side(5), private: &LONG[..197] })
+        cm.accept(now, conn, &Accept { side: side(5), keep_alive: None, private: &LONG[..197] })
     }),
     (too_long(148), "reject", |cm, _, conn| cm.reject(conn, RejReason::CONSUMER, &LONG[..149])),
     (too_long(224), "establish", |cm, _, conn| cm.establish(conn, &LONG[..225])),
@@ -63,7 +63,7 @@ const ALWAYS: [Refused; 19] = [
     }),
     (CmError::Unknown, "answer", |cm, now, _| cm.answer(now, AskId(1), Ok((Qpn::new(9), 9)), b"")),
     (CmError::Unknown, "accept nothing", |cm, now, _| {
-        cm.accept(now, ConnId(CommId(1)), &Accept { side: side(5), private: b"" })
+        cm.accept(now, ConnId(CommId(1)), &Accept { side: side(5), keep_alive: None, private: b"" })
     }),
     (CmError::Unknown, "reject nothing", |cm, _, _| {
         cm.reject(ConnId(CommId(1)), RejReason::CONSUMER, b"")
@@ -71,7 +71,7 @@ const ALWAYS: [Refused; 19] = [
 ];
 
 const ACCEPT: fn(&mut ConnectionManager, Time, ConnId) -> Result<(), CmError> =
-    |cm, now, conn| cm.accept(now, conn, &Accept { side: side(5), private: b"" });
+    |cm, now, conn| cm.accept(now, conn, &Accept { side: side(5), keep_alive: None, private: b"" });
 const REJECT: fn(&mut ConnectionManager, Time, ConnId) -> Result<(), CmError> =
     |cm, _, conn| cm.reject(conn, RejReason::CONSUMER, b"");
 const ESTABLISH: fn(&mut ConnectionManager, Time, ConnId) -> Result<(), CmError> =

@@ -425,7 +425,7 @@ fn the_number_of_connections_is_bounded() {
 #[test]
 fn budgets_are_told_to_those_who_tell_theirs() {
     let queue = Some(QueueKind::Memory);
-    let announced = Some(Announced { bytes: 147_456, datagrams: 384, queue });
+    let announced = Some(Announced { bytes: 147_456, datagrams: 384, queue, answers: false });
     for told in [announced, None] {
         let mut net = Net::new();
         net.listen(1);
@@ -440,7 +440,7 @@ fn budgets_are_told_to_those_who_tell_theirs() {
         assert_eq!(request.side.announced, told);
         let side = rocinante_stack::cm::QpSide { announced, ..side(0x22) };
         let now = net.now;
-        net.cm[B].accept(now, conn, &Accept { side, private: b"" }).unwrap();
+        net.cm[B].accept(now, conn, &Accept { side, keep_alive: None, private: b"" }).unwrap();
         net.run(1);
         let CmEvent::Replied { reply, .. } = net.one(A) else { panic!() };
         assert_eq!(reply.side.announced, told.and(announced));
@@ -462,7 +462,7 @@ fn one_manager_connects_to_itself() {
     };
     let received = deliver(cm);
     let CmEvent::Request { conn: b, .. } = received[0] else { panic!("{received:?}") };
-    cm.accept(now, b, &Accept { side: side(0x22), private: b"" }).unwrap();
+    cm.accept(now, b, &Accept { side: side(0x22), keep_alive: None, private: b"" }).unwrap();
     assert!(matches!(deliver(cm)[..], [CmEvent::Replied { .. }]));
     cm.establish(a, b"").unwrap();
     assert_eq!(deliver(cm), [CmEvent::Established { conn: b }]);

@@ -177,11 +177,12 @@ const REQS: [Change; 45] = [
     ("ACK timeout 31", |req| req.primary.ack_timeout = 31),
     ("another path", |req| req.alternate = CmPath { ack_timeout: 31, ..req.primary }),
     ("room for nothing", |req| {
-        req.announced = Some(Announced { bytes: 0, datagrams: 0, queue: None });
+        req.announced = Some(Announced { bytes: 0, datagrams: 0, queue: None, answers: false });
     }),
     ("room for everything", |req| {
         let queue = Some(QueueKind::Memory);
-        req.announced = Some(Announced { bytes: u32::MAX, datagrams: u32::MAX, queue });
+        req.announced =
+            Some(Announced { bytes: u32::MAX, datagrams: u32::MAX, queue, answers: false });
     }),
 ];
 
@@ -291,8 +292,12 @@ fn messages(local: CommId, remote: CommId) -> Vec<CmMessage<'static>> {
         ca_guid: 77,
         private: b"",
     };
-    let everything =
-        Announced { bytes: u32::MAX, datagrams: u32::MAX, queue: Some(QueueKind::Frames) };
+    let everything = Announced {
+        bytes: u32::MAX,
+        datagrams: u32::MAX,
+        queue: Some(QueueKind::Frames),
+        answers: false,
+    };
     let reps = [
         rep,
         Rep { local: CommId(0), ..rep },
@@ -302,7 +307,10 @@ fn messages(local: CommId, remote: CommId) -> Vec<CmMessage<'static>> {
         Rep { qpn: Qpn::new(0), ..rep },
         Rep { qpn: Qpn::new(1), ..rep },
         Rep { qpn: Qpn::MULTICAST, ..rep },
-        Rep { announced: Some(Announced { bytes: 0, datagrams: 0, queue: None }), ..rep },
+        Rep {
+            announced: Some(Announced { bytes: 0, datagrams: 0, queue: None, answers: false }),
+            ..rep
+        },
         Rep { announced: Some(everything), ..rep },
         Rep {
             responder_resources: 0,
@@ -462,7 +470,7 @@ fn a_configuration_of_absurd_values_is_brought_to_what_a_message_can_say() {
     assert_eq!((config.max_retries, config.service_timeout), (15, 31));
     net.listen(1);
     let (_, b) = net.asked(0x11);
-    let accept = Accept { side: side(0x22), private: b"" };
+    let accept = Accept { side: side(0x22), keep_alive: None, private: b"" };
     let now = net.now;
     net.cm[B].accept(now, ConnId(b.0), &accept).unwrap();
     net.run(1);

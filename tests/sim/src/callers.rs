@@ -167,6 +167,7 @@ impl World<'_> {
             retry_count: call.retry_count,
             traffic_class: 0,
             hop_limit: 64,
+            keep_alive: None,
             private: &call.private,
         };
         let desk = &self.hosts[host].desk;
@@ -239,7 +240,7 @@ impl World<'_> {
         let side = side(Qpn::new(0x77), 0);
         let manager = self.manager(host)?;
         let found = match roll {
-            0 => manager.accept(now, conn, &Accept { side, private: &[] }),
+            0 => manager.accept(now, conn, &Accept { side, keep_alive: None, private: &[] }),
             1 => manager.establish(conn, &[]),
             _ => manager.disconnect(now, conn, &[]),
         };
@@ -267,7 +268,7 @@ impl World<'_> {
         let guid = self.hosts[host].desk.config.ca_guid;
         answers.push(Accepted { guid, boot, conn, side, private: private.clone() });
         let accepted =
-            self.manager(host)?.accept(Time(now), conn, &Accept { side, private: &private });
+            self.manager(host)?.accept(Time(now), conn, &Accept { side, keep_alive: None, private: &private });
         accepted.map_err(|error| format!("host {host} cannot accept {conn:?}: {error}"))?;
         self.after_call(host)
     }

@@ -73,6 +73,7 @@ impl Pair {
             retry_count: 7,
             traffic_class: 0,
             hop_limit: 64,
+            keep_alive: None,
             private: input.slice(20),
         };
         let conn = self.sides[side].connect(self.now, &ask);
@@ -88,7 +89,11 @@ impl Pair {
         let (cm, now) = (&mut self.sides[side], self.now);
         let private = input.slice(8);
         let done = match input.u8() % 6 {
-            0 | 1 => cm.accept(now, conn, &Accept { side: side_of(input.u32()), private }),
+            0 | 1 => cm.accept(
+                now,
+                conn,
+                &Accept { side: side_of(input.u32()), keep_alive: None, private },
+            ),
             2 => cm.reject(conn, RejReason(u16::from(input.u8())), private),
             3 => cm.establish(conn, private),
             4 => cm.disconnect(now, conn, private),

@@ -82,6 +82,7 @@ impl Connecting {
             retry_count: options.retry_cnt,
             traffic_class: options.traffic_class,
             hop_limit: options.hop_limit,
+            keep_alive: params.keep_alive_ns(),
             private: &params.private,
         };
         let (conn, mailbox) = manager.connect(&ask, qp.qp().breaks())?;

@@ -183,7 +183,7 @@ impl Request {
         let qp = qp.connect_by_cm(&peer, ours, &options)?;
         let (serve, ask) = (options.max_dest_rd_atomic, options.max_rd_atomic);
         let side = side_of(&endpoint, serve, ask, params.options.rnr_retry, qp.srq().is_some());
-        let accept = Accept { side, private: &params.private };
+        let accept = Accept { side, keep_alive: params.keep_alive_ns(), private: &params.private };
         let mailbox = self.manager.accept(self.conn, &accept, qp.breaks())?;
         self.decided = true;
         let private = std::mem::take(&mut self.asked.private);

@@ -6,7 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use rocinante_netdev::{PathSpec, Port, PortClaim};
+use rocinante_netdev::{Port, PortClaim};
+use rocinante_stack::Engine;
 use rocinante_stack::cm::{
     Accept, AskId, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager, ListenerId,
     QueryId,
@@ -14,8 +15,8 @@ use rocinante_stack::cm::{
 use rocinante_stack::stats::CmCounters;
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus};
-use rocinante_stack::{Allowance, Engine};
 
+use super::gsi_paths::GsiPaths;
 use super::owner::Owner;
 use super::progress::Core;
 use super::shard::Shard;
@@ -31,9 +32,7 @@ use crate::provider::wakers::Woken;
 /// The state that the connection manager needs on its shard.
 #[derive(Debug, Default)]
 pub(super) struct Post {
-    /// The ports' paths of QP1, with the time of their last use.
-    paths: BTreeMap<(IpAddr, IpAddr), (u32, Time)>,
-    fresh: Fresh,
+    pub(super) ways: GsiPaths,
     conns: BTreeMap<ConnId, (Qpn, Arc<dyn Owner>)>,
     listeners: BTreeMap<ListenerId, Arc<dyn Owner>>,
     /// Where each of them listens, as other processes on the addresses see it.
@@ -46,11 +45,6 @@ pub(super) struct Post {
 }
 
 impl Post {
-    /// The number of QP1's paths.
-    pub(super) fn paths(&self) -> usize {
-        self.paths.len()
-    }
-
     /// The number of places that are listened at, or claimed by a call that is not over.
     pub(super) fn places(&self) -> usize {
         self.claimed.len()
@@ -79,23 +73,6 @@ impl Post {
         owners.for_each(|owner| woken.append(owner.fail(gone())));
     }
 }
-
-/// How many more paths of QP1 may be made: 64 at once, and one more every 10 ms. Each costs a route
-/// lookup in the kernel, which forged addresses could otherwise trigger without end.
-#[derive(Debug)]
-struct Fresh(Allowance);
-
-impl Default for Fresh {
-    fn default() -> Self {
-        Self(Allowance::new(64, 10_000_000))
-    }
-}
-
-/// The most paths of QP1.
-const PATHS_MAX: usize = 256;
-/// Idle time in nanoseconds after which a path is dropped: 2 s, in which an unanswered message is
-/// sent five times.
-const PATH_IDLE: u64 = 2_000_000_000;
 
 impl Shard {
     /// The connection manager.
@@ -180,10 +157,9 @@ impl Shard {
         }
         self.note_connections();
         while let Some(transmit) = self.engine.cm().and_then(ConnectionManager::poll_transmit) {
-            let way = (transmit.local, transmit.remote);
             // Without a path to the peer the message is lost, as on any network; it is repeated if
             // it matters.
-            let Ok(path) = self.cm_path(now, way) else { continue };
+            let Ok(path) = self.path_of_mad(now, &transmit) else { continue };
             if !self.send_mad(&transmit.mad, path) {
                 self.flush();
                 if !self.send_mad(&transmit.mad, path) {
@@ -193,48 +169,6 @@ impl Shard {
             }
         }
         self.flush();
-    }
-
-    pub(super) fn cm_path(
-        &mut self,
-        now: Time,
-        (local, remote): (IpAddr, IpAddr),
-    ) -> io::Result<u32> {
-        if let Some((path, used)) = self.post.paths.get_mut(&(local, remote)) {
-            *used = now;
-            return Ok(*path);
-        }
-        if !self.post.fresh.0.take(now) {
-            return Err(io::ErrorKind::QuotaExceeded.into());
-        }
-        if self.post.paths.len() >= PATHS_MAX {
-            let oldest = self.post.paths.iter().min_by_key(|(_, (_, used))| *used);
-            if let Some(way) = oldest.map(|(way, _)| *way) {
-                self.drop_cm_path(way);
-            }
-        }
-        let spec = PathSpec { local, remote, src_port: 0xc000, tos: 0, ttl: 64, flow_label: 0 };
-        let path = self.add_path(&spec)?;
-        self.post.paths.insert((local, remote), (path, now));
-        Ok(path)
-    }
-
-    fn drop_cm_path(&mut self, way: (IpAddr, IpAddr)) {
-        if let Some((path, _)) = self.post.paths.remove(&way) {
-            self.flush();
-            self.remove_path(path);
-        }
-    }
-
-    /// Drops idle paths, so that an idle device has nothing to maintain. Returns the nanoseconds
-    /// until the next path may be dropped.
-    pub(super) fn tidy_cm_paths(&mut self, now: Time) -> Option<u64> {
-        let idle = |(_, (_, used)): &(&_, &(u32, Time))| now.since(*used) >= PATH_IDLE;
-        let idle: Vec<_> = self.post.paths.iter().filter(idle).map(|(way, _)| *way).collect();
-        for way in idle {
-            self.drop_cm_path(way);
-        }
-        self.post.paths.values().map(|(_, used)| PATH_IDLE - now.since(*used)).min()
     }
 }
 
@@ -361,7 +295,8 @@ impl Device {
             shard.post.listeners.insert(listener, owner);
             // Requests may have waited for it.
             let now = shard.now();
-            shard.cm().handle_timeout(now);
+            shard.engine.handle_cm_timeout(now);
+            shard.write_mail();
             shard.serve_cm(now);
             Ok(listener)
         })
@@ -542,5 +477,17 @@ pub(super) fn config(settings: &Settings, slot: Option<u8>) -> Result<CmConfig, 
     // 0.5 s.
     let refusal_delay = if settings.refuses_late { 500_000_000 } else { 0 };
     let key = [first, second];
-    Ok(CmConfig { key, slot, ca_guid, max_connections, max_retries, refusal_delay, ..usual })
+    let keep_alive = u64::try_from(settings.keep_alive.as_nanos()).unwrap_or(u64::MAX);
+    Ok(CmConfig {
+        key,
+        slot,
+        ca_guid,
+        max_connections,
+        max_retries,
+        refusal_delay,
+        keep_alive,
+        // A device that only its program drives may be silent for as long as the program computes.
+        answers: settings.background,
+        ..usual
+    })
 }

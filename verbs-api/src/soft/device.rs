@@ -41,6 +41,9 @@ pub(crate) struct Settings {
     pub(crate) background: bool,
     /// How often the connection manager repeats a message, if the program sets it.
     pub(crate) cm_retries: Option<u8>,
+    /// After how much silence peers of connections are asked whether they are still there, unless
+    /// the connection says otherwise; zero for never.
+    pub(crate) keep_alive: Duration,
     /// Whether requests wait for their listener for a while.
     pub(crate) refuses_late: bool,
     /// The processors of the threads: one per shard, starting again from the first. If empty, the

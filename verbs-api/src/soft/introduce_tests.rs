@@ -37,6 +37,7 @@ fn device(net: &SimNet, own: u8, recognises: bool) -> Context {
         cut_writes: true,
         recognises,
         cm_retries: None,
+        keep_alive: std::time::Duration::ZERO,
         refuses_late: false,
         background: true,
         cpus: Vec::new(),

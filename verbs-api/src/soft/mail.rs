@@ -57,6 +57,11 @@ pub(crate) enum Order {
     /// The first message of a connection has arrived, so the peer is ready. For the shard of the
     /// connection manager.
     Arrived(ConnId),
+    /// How many packets has this queue pair of an idle connection received? From the shard of the
+    /// connection manager.
+    Look(ConnId, Qpn),
+    /// The answer; `None` if the queue pair is gone.
+    Looked(ConnId, Option<u64>),
     /// Completions were lost.
     Overflow(CqId),
     /// A first packet left for this peer. For the shard of QP1, which asks what it is.

@@ -15,6 +15,7 @@ mod flood;
 mod front;
 mod gids;
 mod groups;
+mod gsi_paths;
 mod host;
 mod introduce;
 #[cfg(test)]

@@ -219,6 +219,15 @@ impl Shard {
                         cm.message_arrived(conn);
                     }
                 }
+                Order::Look(conn, qpn) => {
+                    others.order(0, Order::Looked(conn, self.engine.packets_of(qpn)));
+                }
+                Order::Looked(conn, packets) => {
+                    let now = now_since(self.started);
+                    if let Some(cm) = self.engine.cm() {
+                        cm.looked(now, conn, packets);
+                    }
+                }
                 Order::Ask(peer) => {
                     if let Some(peer) = self.engine.ask(now_since(self.started), peer) {
                         others.order_all(Order::Learn(peer));
@@ -255,6 +264,9 @@ impl Shard {
         let Some(others) = &mut self.others else { return };
         while let Some(conn) = self.engine.poll_arrived() {
             others.order(0, Order::Arrived(conn));
+        }
+        while let Some((conn, qpn)) = self.engine.poll_look() {
+            others.order(others.shard_of(qpn), Order::Look(conn, qpn));
         }
         others.ring();
     }

@@ -530,7 +530,7 @@ impl Shard {
 
     /// How many paths there are but those of QP1.
     pub(super) fn paths_of_queue_pairs(&self) -> usize {
-        self.paths.used - self.post.paths()
+        self.paths.used - self.post.ways.count()
     }
 
     /// The next asynchronous event, and the object that it is of, if it is of one.

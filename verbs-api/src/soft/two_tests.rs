@@ -52,6 +52,7 @@ fn settings(background: bool) -> Settings {
         cut_writes: true,
         recognises: false,
         cm_retries: None,
+        keep_alive: std::time::Duration::ZERO,
         refuses_late: false,
         background,
         cpus: Vec::new(),

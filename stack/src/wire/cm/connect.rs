@@ -110,12 +110,15 @@ impl CmPath {
 /// 0  0x52
 /// 1  bytes                        rounded
 /// 2  datagrams                    rounded
-/// 3  QueueKind::code              0: an earlier version, which does not say it
+/// 3  QueueKind::code, lower seven bits   0: the sender does not say it
+///    answers, upper bit
 /// ```
+///
+/// A sender that says nothing of its queue announces 0 bytes and 0 datagrams.
 ///
 /// Both numbers are rounded down to one byte each, by less than an eighth: five bits of exponent,
 /// three of mantissa.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Announced {
     /// Bytes that the receive queue holds.
     pub bytes: u32,
@@ -123,23 +126,29 @@ pub struct Announced {
     pub datagrams: u32,
     /// What fills it, if the sender says so.
     pub queue: Option<QueueKind>,
+    /// Whether the sender answers questions about connections that have been idle for long
+    /// ([`AliveMad`](crate::wire::AliveMad)).
+    pub answers: bool,
 }
 
 impl Announced {
     /// Marks the fields as an announcement.
     const MARK: u8 = 0x52;
+    const ANSWERS: u8 = 0x80;
 
     fn read(b: &[u8]) -> Option<Self> {
         (b[0] == Self::MARK).then(|| Self {
             bytes: expand(b[1]),
             datagrams: expand(b[2]),
-            queue: QueueKind::from_code(b[3]),
+            queue: QueueKind::from_code(b[3] & !Self::ANSWERS),
+            answers: b[3] & Self::ANSWERS != 0,
         })
     }
 
     fn write(self) -> [u8; 4] {
         let queue = self.queue.map_or(0, QueueKind::code);
-        [Self::MARK, compress(self.bytes), compress(self.datagrams), queue]
+        let answers = if self.answers { Self::ANSWERS } else { 0 };
+        [Self::MARK, compress(self.bytes), compress(self.datagrams), queue | answers]
     }
 }
 
