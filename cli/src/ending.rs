@@ -64,9 +64,7 @@ struct Running {
 /// # Errors
 /// The kernel refuses the handler or its pipe.
 pub fn handle_signals() -> io::Result<()> {
-    let ignored = ignored();
-    let handled =
-        [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let handled = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal));
     let handled: Vec<i32> = handled.collect();
     for signal in &handled {
         // At once, so that a call that the signal interrupts is not taken for a failure.
@@ -84,11 +82,13 @@ pub fn handle_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// The signals that this process ignores, a bit for each (`SigIgn` of proc_pid_status(5)).
-fn ignored() -> u64 {
+/// Whether this process ignores a signal (`SigIgn` of proc_pid_status(5), a bit for each).
+#[must_use]
+pub fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let field = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    field.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0)
+    let ignored = field.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    ignored >> (signal - 1) & 1 == 1
 }
 
 fn end_by(signal: i32) {

@@ -38,5 +38,6 @@ pub mod run;
 pub mod session;
 pub mod size;
 pub mod ticks;
+pub mod turns;
 pub mod ucmatose;
 pub mod udaddy;

@@ -22,6 +22,7 @@ use crate::output::{self, Failure, Kind, Output};
 use crate::pingpong::Place;
 use crate::session::{self, NetArgs, Server, Session};
 use crate::size::size;
+use crate::turns::{Processor, Watch};
 use plan::{Given, Plan};
 use round::{Own, Round};
 use table::Row;
@@ -129,6 +130,9 @@ struct Report {
     plan: Plan,
     /// One row per size. The server of a one-sided test has none.
     results: Vec<Row>,
+    /// How this side's thread got its processor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    processor: Option<Processor>,
     #[serde(skip_serializing_if = "Option::is_none")]
     counters: Option<serde_json::Value>,
 }
@@ -201,7 +205,7 @@ fn with_perftest(args: &Args, given: &Given, out: Output) -> Result<Report, Fail
     let messages = Some(done.iters()).filter(|iters| *iters > 0);
     plan.done_as(messages, done.cq_mod, [done.tx_depth, done.rx_depth]);
     let (ends, version) = (outcome.ends, Some(outcome.version));
-    Ok(args.report(&outcome.ctx, plan, ends, outcome.results, version, out))
+    Ok(args.report(&outcome.ctx, plan, ends, outcome.results, (version, None), out))
 }
 
 impl Args {
@@ -211,7 +215,7 @@ impl Args {
         plan: Plan,
         [local, remote]: [Place; 2],
         results: Vec<Row>,
-        perftest: Option<String>,
+        (perftest, processor): (Option<String>, Option<Processor>),
         out: Output,
     ) -> Report {
         let counters = self.counters.then(|| ctx.counters());
@@ -227,6 +231,7 @@ impl Args {
             remote,
             plan,
             results,
+            processor,
             counters: counters.as_ref().map(counters::json),
         }
     }
@@ -320,6 +325,7 @@ fn measure(
 ) -> Result<Report, Failure> {
     let (test, client) = (args.test, args.net.host.is_some());
     let (mut results, mut last) = (Vec::new(), None);
+    let watch = Watch::start();
     for (index, size) in plan.sizes().enumerate() {
         let how = Own {
             client,
@@ -347,6 +353,7 @@ fn measure(
     }
     let (mtu, ends) = last.ok_or_else(|| session.failed("there is no size to measure"))?;
     plan.mtu = Some(mtu);
+    let processor = watch.end(out);
     args.check_limits(&results)?;
-    Ok(args.report(&session.ctx, plan, ends, results, None, out))
+    Ok(args.report(&session.ctx, plan, ends, results, (None, processor), out))
 }

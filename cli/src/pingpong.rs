@@ -20,6 +20,7 @@ use crate::ending;
 use crate::output::{Failure, Output};
 use crate::session::{self, NetArgs, Server, Session};
 use crate::size::size;
+use crate::turns::{Processor, Watch};
 use game::{PingPong, Played};
 
 /// Send a message back and forth over a reliable connection, like ibv_rc_pingpong
@@ -149,6 +150,9 @@ pub struct Report {
     mbit_per_s: f64,
     us_per_iter: f64,
     validated: bool,
+    /// How this side's thread got its processor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    processor: Option<Processor>,
     #[serde(skip_serializing_if = "Option::is_none")]
     counters: Option<serde_json::Value>,
 }
@@ -299,6 +303,7 @@ fn play(
     session.barrier("ready")?;
     session.enter("first message");
     let mut played = Played::default();
+    let watch = Watch::start();
     let ends = [Place::from(&local), Place::from(&remote)];
     let result = session.watched(
         |exchange| {
@@ -308,8 +313,9 @@ fn play(
         || session::abandon(qp),
     );
     result.inspect_err(|_| tell(&ctx, plan, ends, played, out))?;
+    let processor = watch.end(out);
     session.barrier("done")?;
-    let mut report = report(&ctx, plan, ends, played.time);
+    let mut report = Report { processor, ..report(&ctx, plan, ends, played.time) };
     report.finish(&ctx, args, out);
     Ok(report)
 }
@@ -341,6 +347,7 @@ fn report(ctx: &Context, plan: &PingPongPlan, ends: [Place; 2], time: Duration) 
         mbit_per_s: bytes as f64 * 8.0 / seconds / 1e6,
         us_per_iter: seconds * 1e6 / plan.iters as f64,
         validated: plan.chk,
+        processor: None,
         counters: None,
     }
 }

@@ -3,11 +3,13 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Once};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use rocinante_cli::ending;
 use rocinante_node::ChildGuard;
 
 /// How long any command here may take on a busy machine.
@@ -71,12 +73,32 @@ impl Done {
     }
 }
 
+/// Has programs that are started from now on begin with the usual reaction to signals.
+///
+/// A shell that is not interactive starts what it puts into the background with SIGINT ignored, and
+/// each process hands that on to its children. A signal that it handles it hands on as it was at
+/// first (execve(2)).
+///
+/// # Panics
+/// The kernel refuses a handler.
+pub fn hand_on_no_ignored_signal() {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        for signal in [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|at| ending::is_ignored(*at)) {
+            // The handler does nothing that matters: this process goes on to ignore the signal.
+            signal_hook::flag::register(signal, Arc::default()).expect("a handler");
+        }
+    });
+}
+
 impl Running {
     /// Starts a command.
     ///
     /// # Panics
     /// If it cannot be started.
     pub fn start(command: &mut Command) -> Self {
+        hand_on_no_ignored_signal();
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Self::of(ChildGuard::spawn(command).unwrap())
     }

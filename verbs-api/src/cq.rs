@@ -178,22 +178,32 @@ impl Cq {
     /// # Errors
     /// [`VerbsError::TimedOut`] after `timeout`; else as [`poll`](Self::poll).
     pub fn wait_one(&self, timeout: Duration) -> Result<Wc, VerbsError> {
+        /// Polls before it sleeps: some ten milliseconds.
+        const SPINS: u32 = 100_000;
+        /// The longest sleep. A completion ends it, and so does a packet.
+        const NAP: Duration = Duration::from_millis(10);
         let deadline = Instant::now().checked_add(timeout);
         let mut spins = 0u32;
         loop {
             if let Some(wc) = self.poll_one()? {
                 return Ok(wc);
             }
-            spins += 1;
-            let late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if spins.is_multiple_of(64) && late() {
+            spins = spins.saturating_add(1);
+            if spins <= SPINS && !spins.is_multiple_of(64) {
+                std::hint::spin_loop();
+                continue;
+            }
+            let now = Instant::now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(VerbsError::TimedOut);
             }
-            if spins > 100_000 {
-                // The background thread drives the device while this thread sleeps.
-                std::thread::sleep(Duration::from_micros(50));
-            } else {
-                std::hint::spin_loop();
+            match &self.kind {
+                _ if spins <= SPINS => {}
+                CqKind::Soft(cq) => {
+                    let until = now + NAP;
+                    cq.rest(deadline.map_or(until, |deadline| deadline.min(until)));
+                }
+                CqKind::Kernel(_) => std::thread::sleep(Duration::from_micros(50)),
             }
         }
     }

@@ -1,5 +1,5 @@
 //! A process that did not run for a while reads its waiting packets before it concludes that a peer
-//! is silent. Two devices on a simulated network, in real time.
+//! is silent, and does not spin where it keeps others from the processor. Two devices on a simulated network, in real time.
 
 mod sim;
 
@@ -109,4 +109,61 @@ fn who_is_woken_by_a_packet_reads_it_before_it_stands_aside() {
         round += 1;
     }
     assert!(best < AT_ONCE, "{best:?} at best of {round}");
+}
+
+/// How often this thread has gone to sleep.
+fn sleeps() -> u64 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+/// Threads that compute have the processors. A thread that polls a queue, or the device, in vain
+/// sleeps in its polls then.
+#[test]
+#[cfg(not(miri))]
+fn a_thread_that_polls_in_vain_beside_others_sleeps() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    if rocinante::Turns::of_thread().is_none() {
+        eprintln!("SKIPPED: the kernel does not say how long a thread waits for a processor");
+        return;
+    }
+    let sides = sides(&SimNet::new(1), [true, true]);
+    let [qp, _peer] = connect(&sides, 20);
+    let [a, b] = &sides;
+    let until = Instant::now() + Duration::from_secs(120);
+    let over = AtomicBool::new(false);
+    let threads = 4 * std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        struct Over<'a>(&'a AtomicBool);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let _over = Over(&over);
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let polls: [&dyn Fn(); 3] = [
+            &|| assert!(a.cq.poll_one().unwrap().is_none()),
+            &|| assert!(a.cq.poll(&mut [rocinante::Wc::default(); 4]).unwrap().is_empty()),
+            &|| a.ctx.progress(),
+        ];
+        for (way, poll) in polls.iter().enumerate() {
+            let before = sleeps();
+            // Other reasons to sleep are rare.
+            while sleeps() < before + 200 {
+                assert!(Instant::now() < until, "way {way}: {} sleeps", sleeps() - before);
+                (0..64).for_each(|_| poll());
+            }
+        }
+        // What comes then is found.
+        qp.post_send(&[write(5, b, true)]).unwrap();
+        a.succeed(5);
+    });
 }

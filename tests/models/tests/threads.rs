@@ -139,6 +139,19 @@ fn two_tasks_of_one_queue_are_both_woken() {
     });
 }
 
+/// The same for threads that poll and sleep between, of a queue with a channel.
+#[test]
+fn threads_that_rest_are_woken_for_each_completion_that_they_do_not_find() {
+    model(2, || {
+        let device = Device::new(Peer::Near);
+        let other = spawn(&device, |device| block_on(|cx| device.rest(cx)).wr_id);
+        device.complete(&[cqe(1)]);
+        device.complete(&[cqe(2)]);
+        let ids = [block_on(|cx| device.rest(cx)).wr_id, other.join().unwrap()];
+        assert!(ids == [1, 2] || ids == [2, 1], "{ids:?}");
+    });
+}
+
 /// Arming once makes one event. The descriptor is readable exactly while there are events.
 #[test]
 fn a_wish_makes_one_event_and_the_descriptor_tells_the_truth() {

@@ -267,8 +267,11 @@ impl World<'_> {
         (talk.step, talk.since) = (Step::Accepted, now);
         let guid = self.hosts[host].desk.config.ca_guid;
         answers.push(Accepted { guid, boot, conn, side, private: private.clone() });
-        let accepted =
-            self.manager(host)?.accept(Time(now), conn, &Accept { side, keep_alive: None, private: &private });
+        let accepted = self.manager(host)?.accept(
+            Time(now),
+            conn,
+            &Accept { side, keep_alive: None, private: &private },
+        );
         accepted.map_err(|error| format!("host {host} cannot accept {conn:?}: {error}"))?;
         self.after_call(host)
     }

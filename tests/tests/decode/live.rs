@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use rocinante_node::ChildGuard;
+use rocinante_tests::running::hand_on_no_ignored_signal;
 use serde_json::Value;
 
 use super::command;
@@ -60,6 +61,7 @@ fn packets_are_printed_as_they_come() {
 fn a_signal_ends_it_with_the_counts() {
     let mut command = command();
     command.args(["-", "--json"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    hand_on_no_ignored_signal();
     let mut child = ChildGuard::spawn(command.stderr(Stdio::piped())).unwrap();
     let mut to = child.child_mut().stdin.take().unwrap();
     let lines = lines_of(child.child_mut().stderr.take().unwrap());

@@ -19,6 +19,11 @@ pub(crate) struct Wakers {
 }
 
 impl Wakers {
+    /// With room for this many.
+    pub(crate) fn with_room(tasks: usize) -> Self {
+        Self { tasks: Mutex::new(Vec::with_capacity(tasks)), ..Self::default() }
+    }
+
     /// Claims all that comes for one waiter. Returns whether no other has it.
     pub(crate) fn claim(&self) -> bool {
         !self.is_claimed.swap(true, Ordering::Relaxed)

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::task::Waker;
 
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::Cqe;
 
 use crate::provider::listeners::fresh_number;
-use crate::provider::sync::{AtomicU8, Mutex, MutexGuard, Ordering};
+use crate::provider::sync::{AtomicBool, AtomicU8, Mutex, MutexGuard, Ordering};
 use crate::provider::wake::{self, AsFd, BorrowedFd, OwnedFd};
 use crate::provider::wakers::{Wakers, Woken};
 
@@ -24,6 +25,10 @@ pub(crate) struct CqShared {
     channel: Option<Arc<ChannelShared>>,
     /// Tasks that wait for completions. A queue with a channel has none: the channel's tasks wait.
     pub(super) tasks: Wakers,
+    /// Threads that poll and sleep for a moment ([`rest`](super::cq::Cq::rest)), and whether there
+    /// are some.
+    pollers: Wakers,
+    rested: AtomicBool,
 }
 
 /// The completions that the program has not taken, and how many there may be.
@@ -70,6 +75,26 @@ impl CqShared {
             ended: AtomicU8::new(OPEN),
             channel,
             tasks: Wakers::default(),
+            pollers: Wakers::with_room(4),
+            rested: AtomicBool::new(false),
+        }
+    }
+
+    /// Has a thread woken once that polls, before the next completion can be missed. Returns
+    /// whether there is one already.
+    pub(super) fn rests(&self, thread: &Waker) -> bool {
+        self.pollers.set(0, thread);
+        self.rested.store(true, Ordering::Relaxed);
+        // As with a queue that is armed: the lock makes it visible to the next push.
+        !self.ring.lock().completions.is_empty() || self.has_ended()
+    }
+
+    /// Wakes the threads that poll.
+    #[inline]
+    fn wake_pollers(&self, woken: &mut Woken) {
+        if self.rested.load(Ordering::Relaxed) {
+            self.rested.store(false, Ordering::Relaxed);
+            woken.append(self.pollers.take());
         }
     }
 
@@ -87,6 +112,7 @@ impl CqShared {
             ring.completions.push_back(cqe);
         }
         drop(ring);
+        self.wake_pollers(woken);
         let news = !fits && self.ended.fetch_max(OVERFLOWED, Ordering::Relaxed) == OPEN;
         if news {
             self.announce(woken);
@@ -155,6 +181,7 @@ impl CqShared {
     /// more to `woken`.
     pub(super) fn gone(&self, woken: &mut Woken) {
         self.ended.fetch_max(GONE, Ordering::Relaxed);
+        self.wake_pollers(woken);
         self.announce(woken);
     }
 

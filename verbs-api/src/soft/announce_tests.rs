@@ -2,6 +2,8 @@
 
 use std::iter::once_with;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Wake, Waker};
 
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Cqe, WcOpcode, WcStatus};
@@ -123,4 +125,37 @@ fn a_full_queue_tells_whoever_waits_and_is_news_once() {
     assert!(full.has_ended() && full.end().is_none(), "there is one to take");
     assert!(full.take_one().is_some() && full.end() == Some(End::Overflow));
     assert!(!other.has_ended());
+}
+
+/// How often a thread was woken.
+#[derive(Default)]
+struct Wakes(AtomicU32);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A thread that polls and sleeps for a moment is no reader of the channel: its sleep asks for no
+/// event, and takes none.
+#[test]
+fn threads_that_rest_are_woken_once_by_what_comes_next() {
+    let (channel, [queue]) = queues::<1>();
+    let wakes = [(); 2].map(|()| Arc::<Wakes>::default());
+    let [first, second] = wakes.each_ref().map(|wakes| Waker::from(wakes.clone()));
+    let count = || wakes.each_ref().map(|wakes| wakes.0.load(Ordering::Relaxed));
+    assert!(!queue.rests(&first) && !queue.rests(&first) && !queue.rests(&second));
+    complete(&queue);
+    assert_eq!(count(), [1, 1]);
+    assert!(!is_ready(&channel));
+    complete(&queue);
+    assert_eq!(count(), [1, 1], "they rest no more");
+    queue.push([cqe(false)].into_iter(), &mut Woken::default());
+    assert!(queue.rests(&first), "there is something already");
+    queue.take_one();
+    assert!(!queue.rests(&second));
+    queue.gone(&mut Woken::default());
+    assert_eq!(count(), [2, 2]);
+    assert!(queue.rests(&first), "nothing comes any more");
 }

@@ -11,6 +11,7 @@ use rocinante_stack::verbs::{CqId, Cqe};
 
 use super::announce::{ChannelShared, CqShared, End};
 use super::events::Owner;
+use super::rivals::{self, Vain};
 use super::{Device, gone};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
@@ -25,6 +26,7 @@ pub(crate) struct Cq {
     shared: Arc<CqShared>,
     shards: Users,
     channel: Option<Channel>,
+    vain: Vain,
 }
 
 /// The shards of the queue pairs that complete to a queue: polling the queue drives them.
@@ -91,7 +93,13 @@ impl Cq {
         drop(shards);
         let users = Users::new(device.shards.count());
         let (device, channel_of) = (device.clone(), channel.cloned());
-        let cq = Arc::new(Self { device, shared, shards: users, channel: channel_of });
+        let cq = Arc::new(Self {
+            device,
+            shared,
+            shards: users,
+            channel: channel_of,
+            vain: Vain::default(),
+        });
         if let Some(channel) = channel {
             channel.queues.add(cq.shared.number, &cq);
         }
@@ -162,12 +170,28 @@ impl Cq {
     /// The same without the error at the end.
     #[inline]
     pub(crate) fn take_or_drive<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> usize {
-        let count = self.shared.take(out, &make);
-        if count > 0 {
-            return count;
+        let take = || Some(self.shared.take(out, &make)).filter(|count| *count > 0);
+        self.find(take).unwrap_or(0)
+    }
+
+    /// What `take` finds, before the device is driven or after.
+    #[inline]
+    fn find<T>(&self, mut take: impl FnMut() -> Option<T>) -> Option<T> {
+        let mut found = take();
+        if found.is_none() {
+            self.drive();
+            found = take();
         }
-        self.drive();
-        self.shared.take(out, &make)
+        if found.is_none()
+            && let Some(until) = self.vain.missed()
+        {
+            self.rest(until);
+            found = take();
+        }
+        if found.is_some() {
+            self.vain.found();
+        }
+        found
     }
 
     #[inline]
@@ -176,11 +200,20 @@ impl Cq {
     }
 
     pub(crate) fn poll_one(&self) -> Result<Option<Wc>, VerbsError> {
-        if let Some(cqe) = self.shared.take_one() {
-            return Ok(Some(Wc::of(cqe)));
+        match self.find(|| self.shared.take_one()) {
+            Some(cqe) => Ok(Some(Wc::of(cqe))),
+            None => self.check_end().map(|()| None),
         }
-        self.drive();
-        self.take_now()
+    }
+
+    /// Sleeps until the queue or its shard's port has something, or `until`, and drives the device.
+    #[cold]
+    pub(crate) fn rest(&self, until: Instant) {
+        rivals::with_bell(|task, fd| {
+            if !self.shared.rests(task) {
+                self.device.shards.rest(self.shards.set.load(Ordering::Relaxed), fd, until);
+            }
+        });
     }
 
     pub(crate) fn req_notify(&self, solicited_only: bool) {

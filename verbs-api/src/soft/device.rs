@@ -16,6 +16,7 @@ use rocinante_stack::{Budget, PeerAddress, PeerKind};
 use super::events::{Events, Inbox, Owner};
 use super::exit;
 use super::opens::Claim;
+use super::rivals::{self, Vain};
 use super::shard::Shard;
 use super::shards::Shards;
 use crate::model::device::{DeviceAttr, DeviceCounters, Limits, MwSupport, OptionalOperations};
@@ -88,6 +89,7 @@ impl Drop for Device {
 /// The device itself: all contexts that the process has opened share it.
 pub(crate) struct Hca {
     pub(super) shards: Shards,
+    vain: Vain,
     /// Its slots, if it shares its addresses with other processes. After the shards, whose ports
     /// have them, too.
     pub(super) slots: Option<Arc<Slots>>,
@@ -228,6 +230,7 @@ impl Hca {
         let shards = Shards::start(shards, own, introduction, (slots.as_ref(), claim.as_ref()))?;
         let hca = Arc::new(Self {
             shards,
+            vain: Vain::default(),
             slots,
             settings: settings.clone(),
             limits: settings.limits,
@@ -388,7 +391,12 @@ impl Hca {
     }
 
     pub(crate) fn progress(&self) {
-        self.shards.all().for_each(|core| core.drive());
+        const ALL: u64 = u64::MAX;
+        if self.shards.drive(ALL) {
+            self.vain.found();
+        } else if let Some(until) = self.vain.missed() {
+            rivals::with_bell(|_, fd| self.shards.rest(ALL, fd, until));
+        }
     }
 }
 

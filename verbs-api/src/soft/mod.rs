@@ -33,6 +33,7 @@ mod pin;
 mod posting;
 mod progress;
 mod qp;
+mod rivals;
 mod shard;
 mod shards;
 mod sidr;

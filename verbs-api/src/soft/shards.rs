@@ -176,13 +176,13 @@ impl Shards {
         HeldAll { rest: self.rest.iter().map(|core| core.hold()).collect(), first }
     }
 
-    /// Drives the shards of a set.
+    /// Drives the shards of a set. Returns whether anything happened.
     #[inline]
-    pub(super) fn drive(&self, set: u64) {
+    pub(super) fn drive(&self, set: u64) -> bool {
         if self.rest.is_empty() {
             return self.first.drive();
         }
-        self.of(set).for_each(|core| core.drive());
+        self.of(set).fold(false, |busy, core| core.drive() | busy)
     }
 
     /// Sends what was posted on the shards of a set and waits there for more, so that completions
@@ -204,6 +204,16 @@ impl Shards {
     #[inline]
     pub(super) fn expect(&self, set: u64) {
         self.of(set).for_each(|core| core.expect());
+    }
+
+    /// As [`wait`](Self::wait), for a thread that polls. Without a shard it waits for `fd` alone.
+    pub(super) fn rest(&self, set: u64, fd: BorrowedFd<'_>, until: Instant) {
+        match set.count_ones() {
+            0 => drop(wake::wait(None, fd, Some(until.saturating_duration_since(Instant::now())))),
+            _ if self.rest.is_empty() => self.first.rest(fd, until),
+            1 => self.of(set).for_each(|core| core.rest(fd, until)),
+            _ => self.wait(set, fd, Some(until)),
+        }
     }
 
     fn of(&self, set: u64) -> impl Iterator<Item = &Arc<Core>> {

@@ -59,6 +59,7 @@ impl<T> Mutex<T> {
     }
 
     pub fn try_lock_for(&self, _: Duration) -> Option<MutexGuard<'_, T>> {
+        yield_now();
         self.try_lock()
     }
 

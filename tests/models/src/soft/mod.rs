@@ -196,6 +196,16 @@ impl Device {
         self.cq.take_one()
     }
 
+    /// A completion for a thread that polls, and sleeps between as [`block_on`](crate::block_on)
+    /// does. Nothing else wakes it.
+    pub fn rest(&self, cx: &Context<'_>) -> Poll<Cqe> {
+        let register = || {
+            let _ = self.cq.rests(cx.waker());
+            Ok::<_, Infallible>(())
+        };
+        poll_until(register, |_| Ok(self.taken())).map(|found| found.unwrap())
+    }
+
     /// `ibv_req_notify_cq`.
     pub fn arm(&self, solicited_only: bool) {
         self.cq.arm(solicited_only);

@@ -9,9 +9,7 @@ use super::core::{Core, NOWHERE};
 use super::spin::Spin;
 use super::standby::Standby;
 use super::watch::State;
-use crate::provider::sync::{
-    Instant, Mutex, MutexGuard, Ordering, fence, processor, spin_loop, yield_now,
-};
+use crate::provider::sync::{Instant, Mutex, MutexGuard, Ordering, fence, processor, spin_loop};
 use crate::provider::wake::BorrowedFd;
 use crate::provider::wakers::Woken;
 use crate::soft::shard::Shard;
@@ -64,10 +62,8 @@ impl Core {
                 }
                 continue;
             }
-            let Some(mut shard) = self.shard.try_lock() else {
-                yield_now();
-                continue;
-            };
+            // A thread that holds it and does not run may wait for this processor.
+            let Some(mut shard) = self.shard.try_lock_for(Standby::MIN) else { continue };
             self.take_staged(&mut shard);
             let now = Instant::now();
             let found = shard.drive(false);

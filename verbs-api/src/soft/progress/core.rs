@@ -13,7 +13,7 @@ use rocinante_stack::types::Time;
 use super::standby::Standby;
 use super::watch::{Call, Event, Watch};
 use crate::provider::sync::{
-    AtomicU32, AtomicU64, Instant, Mutex, MutexGuard, Ordering, fence, processor,
+    AtomicBool, AtomicU32, AtomicU64, Instant, Mutex, MutexGuard, Ordering, fence, processor,
 };
 use crate::provider::wake::{self, AsFd as _, BorrowedFd, Calls, OwnedFd};
 use crate::provider::wakers::Woken;
@@ -39,6 +39,8 @@ pub(crate) struct Core {
     pub(super) caller_on: AtomicU32,
     /// The port's descriptor, for waiting without the lock.
     port_fd: OwnedFd,
+    /// A thread that polls sleeps on the port.
+    rested_on: AtomicBool,
     /// For the background thread.
     pub(super) calls: Calls,
     /// Rounds of the background thread. No order with anything else depends on it, so the models of
@@ -61,6 +63,7 @@ impl Core {
             polls: AtomicU64::new(0),
             polls_seen: AtomicU64::new(0),
             caller_on: AtomicU32::new(NOWHERE),
+            rested_on: AtomicBool::new(false),
             calls: Calls::new()?,
             rounds: Count::new(0),
             events,
@@ -72,15 +75,19 @@ impl Core {
         Held { core: self, shard: Some(self.shard.lock()) }
     }
 
-    /// Drives the shard unless another thread does, for a program that will do so again.
+    /// Drives the shard unless another thread does, for a program that will do so again. Returns
+    /// whether anything happened.
     #[inline]
-    pub(crate) fn drive(&self) {
+    pub(crate) fn drive(&self) -> bool {
         self.note_poll();
-        self.drive_and(true, &mut Woken::default(), |shard, _| {
+        let mut any = false;
+        self.drive_and(true, &mut Woken::default(), |shard, busy| {
+            any |= busy;
             if shard.is_watched() {
                 self.leave_unwatched(shard);
             }
         });
+        any
     }
 
     /// The same for a program that may not.
@@ -297,6 +304,17 @@ impl Core {
         });
         // If it was the last, no thread watches the port now: one that rests is woken.
         self.tell(Event::Leaves, Duration::ZERO);
+    }
+
+    /// As [`wait`](Self::wait), for a thread that polls. Of several, one watches the port: a packet
+    /// wakes no other, and what it completes for another wakes that one by its `fd`.
+    pub(crate) fn rest(&self, fd: BorrowedFd<'_>, until: Instant) {
+        if self.rested_on.swap(true, Ordering::Relaxed) {
+            wake::wait(None, fd, Some(until.saturating_duration_since(Instant::now())));
+            return;
+        }
+        self.wait(fd, Some(until));
+        self.rested_on.store(false, Ordering::Relaxed);
     }
 
     /// What to wait for besides, the port's descriptor and whether it shall take more; and for how

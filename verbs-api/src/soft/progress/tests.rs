@@ -114,6 +114,39 @@ fn the_background_thread_rests_while_a_thread_of_the_program_waits() {
     });
 }
 
+/// Else each packet would wake all of them.
+#[test]
+fn of_threads_that_poll_in_vain_one_sleeps_on_the_port() {
+    let core = core();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let [first, second] = [(); 2].map(|()| wake::eventfd().unwrap());
+    std::thread::scope(|scope| {
+        let watching = scope.spawn(|| core.rest(first.as_fd(), deadline));
+        while !core.watch.view().is_waited() {
+            assert!(Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+        let other = scope.spawn(|| core.rest(second.as_fd(), deadline));
+        // It is no second thread that waits on the port, so it does not end the first one's wait.
+        wake::notify(&second);
+        other.join().unwrap();
+        assert!(core.watch.view().is_waited() && !watching.is_finished());
+        wake::notify(&first);
+        watching.join().unwrap();
+        assert!(!core.watch.view().is_waited());
+        // The next one has the port again.
+        wake::clear(&first);
+        let watching = scope.spawn(|| core.rest(first.as_fd(), deadline));
+        while !core.watch.view().is_waited() {
+            assert!(Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+        wake::notify(&first);
+        watching.join().unwrap();
+    });
+    assert!(Instant::now() < deadline);
+}
+
 /// Stops the background thread, so that a failing test does not wait for it.
 struct ShutsDown<'a>(&'a Core);
 
@@ -173,7 +206,7 @@ fn the_port_is_watched_for_a_program_that_polls_now_and_then() {
         drop(core.hold());
     }
     assert!(is_watched(), "a program that posts may not poll");
-    (0..POLLS).for_each(|_| core.drive());
+    (0..POLLS).for_each(|_| _ = core.drive());
     assert!(is_watched());
     assert_eq!(state(&core), State::Watching);
     core.drive();
@@ -185,12 +218,12 @@ fn the_port_is_watched_for_a_program_that_polls_now_and_then() {
     assert!(is_watched());
     // A thread that sleeps on several shards would be told late.
     assert_eq!(core.watch.on(Event::Sleeps), Call::No);
-    (0..2 * POLLS).for_each(|_| core.drive());
+    (0..2 * POLLS).for_each(|_| _ = core.drive());
     assert!(is_watched());
     core.wakes();
     // While the background thread is awake, the port is watched until much has arrived.
     core.watch.wake_up();
-    (0..2 * POLLS).for_each(|_| core.drive());
+    (0..2 * POLLS).for_each(|_| _ = core.drive());
     assert!(is_watched());
 }
 
