@@ -229,6 +229,8 @@ impl World<'_> {
                     && self.stage != Stage::Prove
             }
             Ended::ByPeer => peer_left,
+            // No manager here asks whether its peers are still there.
+            Ended::Gone => false,
             Ended::Stale => peer_left || talk.mistaken,
             Ended::Rejected(reason) => peer_left && self.was_refused(talk, reason, None),
         };

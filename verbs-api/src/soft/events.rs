@@ -189,7 +189,6 @@ impl Inbox {
     }
 
     /// Takes over the places that another context's addresses have in the table.
-    #[cfg(feature = "internals")]
     pub(crate) fn take_places(&self, gids: &[Option<IpAddr>]) {
         if let Some(port) = &self.port {
             port.take_places(gids);

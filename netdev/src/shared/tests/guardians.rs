@@ -125,7 +125,7 @@ fn a_guardian_takes_no_nonsense_and_goes_on() {
     say(b"", true);
     say(&[0], true);
     say(b"\0\0not an address", true);
-    say(b"\0\0127.0.0.1", false);
+    say(b"\0\x00127.0.0.1", false);
     say(&[&[255, 1], &b"127.0.0.1"[..]].concat(), true);
     drop(connect());
     for _ in 0..6 {
