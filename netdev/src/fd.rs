@@ -248,8 +248,8 @@ pub(crate) fn network_namespace() -> io::Result<u64> {
     }
 }
 
-/// A classic BPF program for an option of a socket (`struct sock_fprog`). What is between its fields
-/// is zero: the kernel reads it, too.
+/// A classic BPF program for an option of a socket (`struct sock_fprog`). The bytes between its
+/// fields are zero: the kernel reads them, too.
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Program {

@@ -96,7 +96,7 @@ pub use model::wc::{Wc, WcError};
 pub use mr::{BufferPool, Mr, MrSlice, PoolBuffer};
 pub use mw::Mw;
 pub use open::{OpenOptions, PreparedContext};
-pub use provider::turns::Turns;
+pub use model::turns::Turns;
 pub use qp::{PreparedQp, Qp, QpBuilder};
 pub use rocinante_stack::mem::{Access, RemoteSlice};
 pub use rocinante_stack::verbs::{RecvWr, SendWr, WcStatus};

@@ -1,5 +1,6 @@
 //! A process that did not run for a while reads its waiting packets before it concludes that a peer
-//! is silent, and does not spin where it keeps others from the processor. Two devices on a simulated network, in real time.
+//! is silent, and does not spin where it keeps others from the processor. Two devices on a
+//! simulated network, in real time.
 
 mod sim;
 

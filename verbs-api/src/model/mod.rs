@@ -26,4 +26,5 @@ pub(crate) mod error;
 pub(crate) mod event;
 pub(crate) mod qp;
 pub(crate) mod resources;
+pub(crate) mod turns;
 pub(crate) mod wc;

@@ -11,7 +11,6 @@ pub(crate) mod random;
 pub(crate) mod state;
 pub(crate) mod sync;
 pub(crate) mod trace;
-pub(crate) mod turns;
 pub(crate) mod wake;
 pub(crate) mod wakers;
 #[cfg(test)]

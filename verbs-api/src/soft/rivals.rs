@@ -20,7 +20,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-use crate::provider::turns::Turns;
+use crate::model::turns::Turns;
 use crate::provider::wake::{self, AsFd as _, BorrowedFd, OwnedFd};
 
 /// How often a queue, or a device, was polled in vain.

@@ -1,7 +1,8 @@
 //! Accesses that fail where there is no memory, instead of ending the process.
 //!
-//! - Problem: a page that was registered may be gone when it is touched: unmapped, protected, behind
-//!   the end of its file, a huge page beyond the pool. The kernel then sends SIGSEGV or SIGBUS.
+//! - Problem: a page that was registered may be gone when it is touched: unmapped, protected,
+//!   behind the end of its file, a huge page beyond the pool. The kernel then sends SIGSEGV or
+//!   SIGBUS.
 //! - Rule: all of user memory is touched by one function, which is written in assembly and keeps
 //!   nothing on the stack. If a fault is at one of its instructions, the handler of
 //!   [`faults`](super::faults) has it go on at its end, where it returns that. For the compiler
@@ -11,15 +12,19 @@
 //! - Measured: `docs/design/08-memory-regions.md`.
 #![allow(unsafe_code)]
 
-#[cfg_attr(all(target_arch = "x86_64", not(miri)), path = "guarded/x86_64.rs")]
-#[cfg_attr(all(target_arch = "aarch64", not(miri)), path = "guarded/aarch64.rs")]
-#[cfg_attr(
-    any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))),
-    path = "guarded/other.rs"
-)]
-mod here;
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+mod aarch64;
+#[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+mod other;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod x86_64;
 
-use self::here::access;
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+use self::aarch64::access;
+#[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
+use self::other::access;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use self::x86_64::access;
 
 /// What an access does.
 #[repr(u32)]

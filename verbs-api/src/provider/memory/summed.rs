@@ -32,8 +32,8 @@ impl Summing {
     /// joined to the ICRC (`Template::seal_around`). It fails if there is no memory.
     ///
     /// # Safety
-    /// If there is memory at `src`, Rust must not refer to it by more than atomics and raw pointers,
-    /// and it must not overlap `dst`.
+    /// If there is memory at `src`, Rust must not refer to it by more than atomics and raw
+    /// pointers, and it must not overlap `dst`.
     #[inline]
     pub(super) unsafe fn copy(
         self,
