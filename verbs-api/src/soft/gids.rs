@@ -68,7 +68,6 @@ impl Followed {
     }
 
     /// Takes over the places that another context's addresses have.
-    #[cfg(feature = "internals")]
     pub(super) fn take_places(&self, gids: &[Option<IpAddr>]) {
         let mut following = self.following.lock();
         let Following { watch, table, .. } = &mut *following;

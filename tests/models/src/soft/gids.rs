@@ -26,6 +26,10 @@ impl Followed {
         match *self {}
     }
 
+    pub(super) fn take_places(&self, _: &[Option<IpAddr>]) {
+        match *self {}
+    }
+
     pub(super) fn look(&self, _: impl FnMut(AsyncEvent)) {
         match *self {}
     }
