@@ -8,6 +8,7 @@
 
 pub(crate) mod faults;
 mod guarded;
+mod mappings;
 mod summed;
 
 use std::ffi::c_void;
@@ -86,11 +87,13 @@ pub(crate) fn is_mapped(address: u64, len: u64) -> bool {
     found != Err(Errno::NOMEM)
 }
 
-/// Whether a device may take these bytes: they are mapped, and their first and last page can be
-/// read, and written if `writable`. It brings these two pages in, and changes nothing in them.
+/// Whether a device may take these bytes: they are mapped by mappings that may be read, and written
+/// if `writable`, and their first and last page can be. It brings these two pages in, and changes
+/// nothing in them.
 pub(crate) fn is_usable(address: u64, len: u64, writable: bool) -> bool {
     let Some(last) = len.checked_sub(1) else { return true };
     is_mapped(address, len)
+        && (cfg!(miri) || mappings::permit(address, len, writable))
         && [address, address + last].iter().all(|byte| populate(*byte, 1, writable).is_ok())
 }
 

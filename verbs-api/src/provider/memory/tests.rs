@@ -36,6 +36,31 @@ fn memory_is_there_until_it_is_unmapped() {
     unsafe { mm::munmap(start, 4 * page).unwrap() };
 }
 
+/// The first and the last page are good; Linux before 6.11 does not say what is between.
+#[test]
+#[cfg_attr(miri, ignore = "asks the kernel")]
+fn each_mapping_of_a_range_has_to_permit_it() {
+    let page = rustix::param::page_size();
+    let all = mm::ProtFlags::READ | mm::ProtFlags::WRITE;
+    for (permission, readable) in
+        [(mm::MprotectFlags::empty(), false), (mm::MprotectFlags::READ, true)]
+    {
+        // SAFETY: new memory, which nothing else uses.
+        let start =
+            unsafe { mm::mmap_anonymous(ptr::null_mut(), 4 * page, all, mm::MapFlags::PRIVATE) };
+        let start = start.unwrap();
+        // SAFETY: it is ours.
+        unsafe { mm::mprotect(start.byte_add(2 * page), page, permission).unwrap() };
+        let usable = |len, writable| is_usable(start as u64 + 5, len, writable);
+        assert!(usable(2 * page as u64 - 5, true), "before the page");
+        let says = mappings::are_known();
+        assert_eq!(usable(4 * page as u64 - 5, false), readable || !says);
+        assert_eq!(usable(4 * page as u64 - 5, true), !says);
+        // SAFETY: as above.
+        unsafe { mm::munmap(start, 4 * page).unwrap() };
+    }
+}
+
 #[test]
 fn every_alignment_and_length_is_copied_exactly() {
     let (buffer, room) = (Buffer::zeroed(8192).unwrap(), 5000);

@@ -1,0 +1,55 @@
+//! What the kernel says of the mappings of a range.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+
+use rustix::io::Errno;
+use rustix::ioctl::{self, opcode};
+
+/// `struct procmap_query` of linux/fs.h, which comes back with the mapping.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Query {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    /// [`READABLE`] and [`WRITABLE`].
+    permits: u64,
+    /// Of the page size, the file and the name.
+    rest: [u64; 7],
+}
+
+const READABLE: u64 = 1;
+const WRITABLE: u64 = 2;
+
+/// `PROCMAP_QUERY` of linux/fs.h.
+const PROCMAP_QUERY: ioctl::Opcode = opcode::read_write::<Query>(b'f', 17);
+
+/// Whether every mapping of the range, which does not wrap around, may be read, and written if
+/// `writable`. A system call for each mapping. Linux before 6.11 does not say, nor does a process
+/// without /proc: then the answer is yes, and an access fails instead.
+pub(super) fn permit(start: u64, len: u64, writable: bool) -> bool {
+    let Ok(maps) = File::open("/proc/self/maps") else { return true };
+    let wanted = READABLE | if writable { WRITABLE } else { 0 };
+    let mut at = start;
+    while at < start + len {
+        let mut query = Query { size: size_of::<Query>() as u64, address: at, ..Query::default() };
+        // SAFETY: the kernel reads and writes the structure, as long as `size` says.
+        let update = unsafe { ioctl::Updater::<PROCMAP_QUERY, Query>::new(&mut query) };
+        // SAFETY: the opcode is of that structure, and files that do not know it refuse it.
+        match unsafe { ioctl::ioctl(&maps, update) } {
+            Ok(()) if query.permits & wanted == wanted && query.end > at => at = query.end,
+            Ok(()) | Err(Errno::NOENT) => return false,
+            Err(_) => return true,
+        }
+    }
+    true
+}
+
+/// Whether the kernel says it.
+#[cfg(test)]
+pub(super) fn are_known() -> bool {
+    !permit(0, 1, false)
+}
