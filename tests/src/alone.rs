@@ -79,6 +79,15 @@ impl Held {
     }
 }
 
+/// What a device holds of which only its [`Side`](crate::harness::Side) has objects: a protection
+/// domain and a completion queue.
+#[must_use]
+pub fn at_rest() -> Resources {
+    let mut resources = Resources::default();
+    (resources.pds, resources.cqs) = (1, 1);
+    resources
+}
+
 /// Open file descriptors of this process. The count always includes that of `/proc/self/fd` itself.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()

@@ -10,13 +10,12 @@ use std::time::{Duration, Instant};
 
 use rocinante::cm::{Connecting, Connection, DatagramListener, Listener, Params, Resolving};
 use rocinante::device::Backend;
-use rocinante::stats::Resources;
 use rocinante::verbs::SendOp;
 use rocinante::{Access, ConnectOptions, Cq, Mr, PreparedQp, RecvWr, VerbsError, WcStatus};
 use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::wire::cm::code_to_ns;
-use rocinante_tests::alone::{Held, alone, myself};
+use rocinante_tests::alone::{Held, alone, at_rest, myself};
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until, wr};
 use rocinante_tests::require_backend;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -238,7 +237,7 @@ fn survive(backend: Backend, test: &str) {
     let side = Side::open(lab.container(0).netns(), own, &setup);
     let scene = Scene { lab: &lab, side: &side, test };
     let (before, counted) = (Held::now(&[&side.ctx]), side.ctx.cm_counters().unwrap());
-    assert_eq!(before.resources, [Resources::default()]);
+    assert_eq!(before.resources, [at_rest()]);
     std::thread::scope(|scope| {
         for (at, step) in STEPS.into_iter().enumerate() {
             scope.spawn(move || scene.act(step, at + 1));

@@ -12,11 +12,11 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::{Mutex, RwLock};
 use rocinante::device::Backend;
-use rocinante::stats::Resources;
 use rocinante::verbs::{ModifyAttr, PostError, QpState, SendOp};
 use rocinante::{
     Access, CompChannel, ConnectOptions, Cq, Mr, Qp, RecvWr, VerbsError, Wc, WcStatus,
 };
+use rocinante_tests::alone::at_rest;
 use rocinante_tests::alone_on_each_backend;
 use rocinante_tests::fuzz::Random;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, assert_same, pattern, wait_until, wr};
@@ -261,7 +261,7 @@ impl Storm {
         let Self { harness, ends, pairs, .. } = self;
         drop((pairs, ends));
         for side in &harness.sides {
-            assert_eq!(side.ctx.resources(), Some(Resources::default()));
+            assert_eq!(side.ctx.resources(), Some(at_rest()));
         }
     }
 

@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 
 use rocinante::cm::{Connecting, Connection, Listener, Params};
 use rocinante::device::Backend;
-use rocinante::stats::Resources;
 use rocinante::verbs::{Sge, WcOpcode};
 use rocinante::{Access, Context, Cq, Mr, OpenOptions, RecvWr, SendWr};
 use rocinante_node::{ChildGuard, Container, Lab, LabConfig, exit_with_parent};
-use rocinante_tests::alone::{Held, myself};
+use rocinante_tests::alone::{Held, at_rest, myself};
 use rocinante_tests::harness::{Family, Setup, Side, address};
 
 use super::party::{PATIENCE, Party};
@@ -57,7 +56,7 @@ pub(super) fn soak(backend: Backend, test: &str, time: Duration, hogs: u32) {
         Side::open(lab.container(at).netns(), address(&lab, at, Family::V4), &setup)
     });
     let before = Held::now(&[&lanes.ctx, &pings.ctx]);
-    assert_eq!(before.resources, [Resources::default(); 2]);
+    assert_eq!(before.resources, [at_rest(); 2]);
     let mut hogs: Vec<ChildGuard> = (0..hogs).map(|_| hog(test, time)).collect();
     let (tally, [ours, tcp]) = std::thread::scope(|scope| {
         let container = lab.container(PINGS[1]);

@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use rocinante::cm::Listener;
 use rocinante::device::Backend;
-use rocinante::stats::Resources;
 use rocinante::verbs::Mtu;
 use rocinante_node::{Lab, LabConfig, Match, Rule};
-use rocinante_tests::alone::{Held, resident_bytes};
+use rocinante_tests::alone::{Held, at_rest, resident_bytes};
 use rocinante_tests::harness::{Family, Setup, Side, address};
 
 use super::lane::{Tally, mix};
@@ -56,7 +55,7 @@ pub(super) fn soak(backend: Backend, test: &str, time: Duration) {
     let side = Side::open(lab.container(0).netns(), address(&lab, 0, Family::V4), &setup);
     let loses = lab.lose(&Match::roce(), LOST).unwrap();
     let (before, resident) = (Held::now(&[&side.ctx]), resident_bytes());
-    assert_eq!(before.resources, [Resources::default()]);
+    assert_eq!(before.resources, [at_rest()]);
     let until = Instant::now() + time;
     let story = Mutex::new(Story::default());
     let changes = std::thread::scope(|scope| {
