@@ -70,7 +70,8 @@ fn rc_pingpong_plays() {
         assert!(serving.child.wait().unwrap().success());
         let mut rest = String::new();
         serving.stdout.read_to_string(&mut rest).unwrap();
-        assert_eq!(rest, "");
+        // On a busy machine it says so.
+        assert!(rest.is_empty() || rest.starts_with("of this, other programs"), "{rest}");
     }
 }
 

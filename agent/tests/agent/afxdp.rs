@@ -65,7 +65,14 @@ fn an_interface_has_one_at_a_time_and_others_are_served() {
     second.say(&format!("open afxdp {v6}"));
     std::thread::sleep(std::time::Duration::from_millis(200));
     first.kill();
-    let answer = second.hear();
+    // A program asks for some seconds. On a busy machine the agent may see the end later.
+    let mut answer = second.hear();
+    for _ in 0..10 {
+        if answer.contains("on this interface already") {
+            second.say(&format!("open afxdp {v6}"));
+            answer = second.hear();
+        }
+    }
     assert!(answer.starts_with("opened afxdp: "), "{answer}");
 }
 
