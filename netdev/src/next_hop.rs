@@ -127,8 +127,9 @@ mod tests {
     fn a_process_without_rights_has_the_kernel_ask() {
         let pair = or_skip!("next_hop::a_process_without_rights_has_the_kernel_ask", Pair::new());
         pair.a.sh("ip route add 192.0.2.0/24 via 10.9.0.2
-                   ip link add d0 type dummy
-                   ip link set d0 up
+                   ip link add d0 type veth peer name d1
+                   ip link set d1 up
+                   ip link set d0 arp off up
                    ip address add 10.8.0.1/24 dev d0");
         let unprivileged = || {
             as_user(65534, || {

@@ -17,11 +17,16 @@ const ALONE: &str = "ROCINANTE_TEST_ALONE";
 ///
 /// # Panics
 /// If `work` fails in that process, or the process does not end within `limit`.
-pub fn alone(test: &str, limit: Duration, work: impl FnOnce()) {
+pub fn alone(test: &str, limit: Duration, work: impl FnOnce() + Send) {
     if std::env::var_os(ALONE).is_some() {
         exit_with_parent();
         let before = descriptors();
-        work();
+        // What a thread that polls keeps for itself goes with it.
+        std::thread::scope(|scope| {
+            if let Err(panic) = scope.spawn(work).join() {
+                std::panic::resume_unwind(panic);
+            }
+        });
         // A thread that has ended closes its descriptors a moment later.
         return wait_until("as many descriptors as before", || descriptors() == before);
     }

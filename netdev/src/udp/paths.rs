@@ -27,6 +27,8 @@ pub(super) struct UdpPath {
     pub(super) v6: bool,
     /// The most datagrams per message; 1 once the kernel refused to segment here.
     pub(super) segments_max: u16,
+    /// Whether each datagram names the port's interface, because the socket is not bound to it.
+    names_interface: bool,
     /// Whether its peer is an address of this machine.
     loops: bool,
     live: bool,
@@ -115,13 +117,14 @@ impl Paths {
         let socket = self.sender_for(spec, by_port, options)?;
         let sender = self.senders[socket].as_mut().expect("just found or made");
         sender.paths += 1;
-        let (src_port, by_port) = (sender.port, by_port && !sender.is_bound);
+        let (src_port, names_interface) = (sender.port, by_port && !sender.is_bound);
         let ttl_default = self.ttl_default[usize::from(v6)];
         let entry = UdpPath {
-            dest: sockets::destination(&self.iface, spec, ttl_default, by_port),
+            dest: sockets::destination(&self.iface, spec, ttl_default),
             socket,
             v6,
             segments_max: self.segments_max,
+            names_interface,
             loops: leaving == Leaving::Looped,
             live: true,
         };
@@ -271,6 +274,12 @@ impl Paths {
 
     pub(super) fn socket(&self, index: usize) -> &Socket {
         &self.senders[index].as_ref().expect("open while a path uses it").socket
+    }
+
+    /// The interface that a path's datagrams name, with their source address.
+    pub(super) fn by(&self, entry: &UdpPath) -> Option<(u32, IpAddr)> {
+        let sender = self.senders[entry.socket].as_ref()?;
+        entry.names_interface.then_some((self.iface.index, sender.local))
     }
 
     /// The socket of the own address with this index.

@@ -425,13 +425,7 @@ pub(super) fn way(iface: &Interface, home: Home, spec: &PathSpec) -> io::Result<
 }
 
 /// The destination of a path, for a socket with the default TTL or hop limit `ttl_default`.
-/// Datagrams leave by the port's interface if `by_port`, else as the socket is bound.
-pub(super) fn destination(
-    iface: &Interface,
-    spec: &PathSpec,
-    ttl_default: u8,
-    by_port: bool,
-) -> Dest {
+pub(super) fn destination(iface: &Interface, spec: &PathSpec, ttl_default: u8) -> Dest {
     let name = socket_address(iface, spec.remote, ROCE_PORT, spec.flow_label);
     // Datagrams to a group have another default: 1.
     let ttl_default = if spec.remote.is_multicast() { 1 } else { ttl_default };
@@ -439,7 +433,6 @@ pub(super) fn destination(
         name: SockAddr::new(&name),
         tos: (spec.tos != 0).then_some(spec.tos),
         ttl: (spec.ttl != 0 && spec.ttl != ttl_default).then_some(spec.ttl),
-        by: by_port.then_some((iface.index, spec.local)),
     }
 }
 
@@ -474,10 +467,10 @@ pub(super) fn segments_max(iface: &Interface, address: IpAddr, options: Options)
         let _ = socket.set(libc::SOL_UDP, libc::UDP_GRO, 1);
         socket.bind(&socket_address(iface, address, 0, 0))?;
         let itself = socket_address(iface, address, socket.local_port()?, 0);
-        let dest = Dest { name: SockAddr::new(&itself), tos: None, ttl: None, by: None };
+        let dest = Dest { name: SockAddr::new(&itself), tos: None, ttl: None };
         let payload = [0; SEGMENTS[0] as usize * SEGMENT_BYTES];
         let payload = payload.as_slice();
-        let message = Message { payload, dest: &dest, segment: SEGMENT_BYTES as u16 };
+        let message = Message { payload, dest: &dest, by: None, segment: SEGMENT_BYTES as u16 };
         send(&socket, &mut SendScratch::new(), std::iter::once(message))?;
         Ok(SEGMENTS[0])
     };

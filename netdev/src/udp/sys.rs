@@ -301,15 +301,15 @@ pub(crate) struct Dest {
     pub(crate) tos: Option<u8>,
     /// TTL or hop limit; `None` for the socket's own.
     pub(crate) ttl: Option<u8>,
-    /// The interface that it leaves by, with the source address; `None` for the socket's or the
-    /// route's.
-    pub(crate) by: Option<(u32, IpAddr)>,
 }
 
 /// One message: `payload` is cut into datagrams of `segment` bytes unless that is 0.
 pub(crate) struct Message<'a> {
     pub(crate) payload: &'a [u8],
     pub(crate) dest: &'a Dest,
+    /// The interface that it leaves by, with the source address; `None` for the socket's or the
+    /// route's.
+    pub(crate) by: Option<(u32, IpAddr)>,
     pub(crate) segment: u16,
 }
 
@@ -389,7 +389,7 @@ impl Control {
         if let Some(value) = message.dest.ttl {
             at = self.put(at, level, ttl, &i32::from(value).to_ne_bytes());
         }
-        match message.dest.by {
+        match message.by {
             // struct in_pktinfo: interface, source, and an address that only receivers are given.
             Some((interface, IpAddr::V4(source))) => {
                 let mut info = [0; 12];

@@ -41,6 +41,7 @@ impl UdpPort {
             .map(|(run, entry)| Message {
                 payload: staging.payload(run),
                 dest: &entry.dest,
+                by: paths.by(entry),
                 segment: if run.segments > 1 { run.segment } else { 0 },
             });
         let sent = sys::send(paths.socket(index), &mut self.scratch, messages)?;
@@ -66,7 +67,8 @@ impl UdpPort {
         let entry = self.paths.entry(run.path);
         let bytes = run.first_bytes();
         let payload = &self.staging.payload(run)[..bytes];
-        let message = Message { payload, dest: &entry.dest, segment: 0 };
+        let by = self.paths.by(entry);
+        let message = Message { payload, dest: &entry.dest, by, segment: 0 };
         sys::send(self.paths.socket(entry.socket), &mut self.scratch, std::iter::once(message))?;
         // Segmentation was the reason for the refusal, not the path itself.
         let v6 = entry.v6;

@@ -67,10 +67,23 @@ impl Installed {
         &self.0
     }
 
-    /// Asserts that a program is refused with this status and these words.
+    /// Asserts that a program is refused with this status and these words, where `run` may not
+    /// mount: then it has no way to show its files to the program.
     #[track_caller]
     fn refuses(&self, program: &str, status: i32, word: &str) {
-        refused(&self.run(&["--", program]).output().unwrap(), status, word);
+        let run = self.run(&["--", program]);
+        let mut command = Command::new("setpriv");
+        if rustix::process::geteuid().is_root() {
+            command.arg("--bounding-set=-sys_admin");
+        }
+        command.arg(run.get_program()).args(run.get_args()).stdin(Stdio::null());
+        for (name, value) in run.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        refused(&command.output().unwrap(), status, word);
     }
 }
 

@@ -1,5 +1,7 @@
 //! Which address and which interface a command takes, and what it says where none can be used.
 
+use std::process::Command;
+
 use super::{rocinante, start_command, words};
 use rocinante_node::{Lab, LabConfig};
 use rocinante_tests::{confined, require_lab};
@@ -15,6 +17,11 @@ fn tentative_addresses_are_waited_for() {
         netns.ip(&[&["address", "add", address, "dev", "eth0"], dad].concat()).unwrap();
     };
     let mut served = 0;
+    // The kernel asks three times, a second apart each.
+    let asks = "cd /proc/sys/net/ipv6/conf && echo 1 > all/accept_dad && echo 1 > eth0/accept_dad \
+                && echo 3 > eth0/dad_transmits";
+    let done = lab.container(0).output(Command::new("sh").args(["-c", asks])).unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     for options in ["", "--bind fd00:77::1", "--bind eth0"] {
         for index in [0, 1] {
             let netns = lab.container(index).netns();

@@ -422,7 +422,8 @@ pub(crate) fn attributes(limits: Limits, shards: usize) -> DeviceAttr {
 
 /// One of the objects of a device of which there is a most. It counts until it is dropped.
 pub(crate) struct Counted {
-    device: Arc<Device>,
+    /// `None` once it was [kept](Self::keep).
+    device: Option<Arc<Device>>,
     of: fn(&Hca) -> &AtomicU32,
 }
 
@@ -440,15 +441,22 @@ impl Counted {
     ) -> Result<Self, VerbsError> {
         let room = |count| (count < max).then_some(count + 1);
         match of(device).fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) {
-            Ok(_) => Ok(Self { device: device.clone(), of }),
+            Ok(_) => Ok(Self { device: Some(device.clone()), of }),
             Err(_) => Err(VerbsError::Limit { what, max: max.into() }),
         }
+    }
+
+    /// It counts until its object takes it back. Queue pairs do, to be smaller.
+    pub(super) fn keep(mut self) {
+        self.device = None;
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        (self.of)(&self.device).fetch_sub(1, Ordering::Relaxed);
+        if let Some(device) = &self.device {
+            (self.of)(device).fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use rocinante_netdev::PathSpec;
@@ -46,8 +47,6 @@ pub(crate) struct Qp {
     pub(super) qpn: Qpn,
     cookie: u32,
     path: Mutex<Option<u32>>,
-    /// Against the device's limit.
-    _counted: Counted,
 }
 
 impl Qp {
@@ -82,7 +81,8 @@ impl Qp {
         let cqs = [attr.send_cq, attr.recv_cq].map(Arc::clone);
         cqs.iter().for_each(|cq| cq.used_by(index));
         let path = Mutex::new(None);
-        Ok(Self { shared, device, core, cqs, qpn, cookie, path, _counted: counted })
+        counted.keep();
+        Ok(Self { shared, device, core, cqs, qpn, cookie, path })
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -213,6 +213,7 @@ impl Drop for Qp {
         if let Some(path) = self.path.lock().take() {
             shard.remove_path(path);
         }
+        self.device.qps.fetch_sub(1, Ordering::Relaxed);
         // The number will be reused.
         self.device
             .events

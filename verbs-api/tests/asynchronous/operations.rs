@@ -324,18 +324,22 @@ fn a_buffer_that_panics_when_it_is_freed_stops_no_device() {
         let panics = panics();
         let ([a, b], qp, _peer) = owning(false);
         let allocate = || a.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
-        let bad = [(); 2].map(|()| qp.write(Bad(allocate()), region(&b.mr)));
-        let good = qp.write(allocate(), region(&b.mr));
-        drop(bad);
+        let (theirs, written) = (region(&b.mr), Arc::new(AtomicBool::new(false)));
+        let is_written = written.clone();
         let driver = std::thread::spawn(move || {
-            until("all is written", || {
+            while !is_written.load(Ordering::SeqCst) {
                 b.ctx.progress();
-                b.ctx.counters().transport.rcvd_pkts >= 3
-            });
+                std::thread::yield_now();
+            }
             b
         });
-        good.await.0.unwrap();
+        let bad = [(); 2].map(|()| qp.write(Bad(allocate()), theirs));
+        let good = qp.write(allocate(), theirs);
+        drop(bad);
+        let (result, _) = good.await;
+        written.store(true, Ordering::SeqCst);
         drop(driver.join().unwrap());
+        result.unwrap();
         assert_eq!(panics.load(Ordering::SeqCst), 0);
     });
 }

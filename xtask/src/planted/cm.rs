@@ -113,10 +113,10 @@ pub(super) const BUGS: &[Bug] = &[
     Bug {
         name: "any-address-first",
         what: "of two listeners the one on all addresses hears what came to the address of the other",
-        file: "stack/src/cm/receive.rs",
-        right: "        let places = [service, service.listened()].map(|it| [(it, Some(dst)), (it, None)]);
+        file: "stack/src/cm/tables.rs",
+        right: "    [Some(dst), Some(family), None].map(|address| (service, address))
 ",
-        wrong: "        let places = [service, service.listened()].map(|it| [(it, None), (it, Some(dst))]);
+        wrong: "    [None, Some(family), Some(dst)].map(|address| (service, address))
 ",
         found_by: &[of("scenarios::a_listener_on_another_address_does_not_hear")],
     },

@@ -32,8 +32,8 @@ fn control_messages_are_read_as_they_are_written() {
     let mut control = Control([0; CONTROL_BYTES / 8]);
     let name = SockAddr::new(&"[fd09::1]:4791".parse().unwrap());
     let by = Some((0x0102_0304, "fd09::2".parse().unwrap()));
-    let dest = Dest { name, tos: Some(0x6a), ttl: Some(u8::MAX), by };
-    let len = control.fill(&Message { payload: &[], dest: &dest, segment: u16::MAX });
+    let dest = Dest { name, tos: Some(0x6a), ttl: Some(u8::MAX) };
+    let len = control.fill(&Message { payload: &[], dest: &dest, by, segment: u16::MAX });
     assert_eq!(len, 3 * 24 + 40, "all that a datagram may have");
     assert_eq!(len, CONTROL_BYTES);
     let words = control.0;

@@ -34,7 +34,7 @@ fn behind_a_plug() -> io::Result<(NetNs, UdpPort)> {
 fn fill(port: &mut UdpPort, path: PathId) {
     let UdpPort { paths, scratch, .. } = port;
     let entry = paths.entry(path);
-    let message = || sys::Message { payload: &[0; LEN], dest: &entry.dest, segment: 0 };
+    let message = || sys::Message { payload: &[0; LEN], dest: &entry.dest, by: None, segment: 0 };
     let full = (0..100).any(|_| {
         let sent = sys::send(paths.socket(entry.socket), scratch, std::iter::once(message()));
         sent.is_err_and(|e| e.raw_os_error() == Some(libc::EAGAIN))

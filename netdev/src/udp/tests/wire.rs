@@ -322,8 +322,8 @@ fn ipv6_datagrams_without_a_checksum_are_accepted() {
     a.set(libc::SOL_UDP, UDP_NO_CHECK6_TX, 1).unwrap();
     a.bind(&(a6, 0xC000).into()).unwrap();
     let name = sys::SockAddr::new(&(b6, 4791).into());
-    let dest = sys::Dest { name, tos: None, ttl: None, by: None };
-    let message = sys::Message { payload: b"no checksum", dest: &dest, segment: 0 };
+    let dest = sys::Dest { name, tos: None, ttl: None };
+    let message = sys::Message { payload: b"no checksum", dest: &dest, by: None, segment: 0 };
     sys::send(&a, &mut SendScratch::new(), std::iter::once(message)).unwrap();
     assert_eq!(receive(&mut b, 1)[0].payload, b"no checksum");
 }
