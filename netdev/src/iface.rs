@@ -147,7 +147,7 @@ impl Interface {
     }
 }
 
-/// The length of a table of so many GIDs. Its end is empty.
+/// The length of a table with this number of GIDs. Its end is empty.
 #[must_use]
 pub fn gid_table_len(gids: usize) -> usize {
     (gids + 1).next_multiple_of(16)

@@ -105,7 +105,7 @@ impl Recognition {
         self.desk.is_some()
     }
 
-    /// Whether there is room for peers that somebody else may have made up.
+    /// Whether there is room for peers whose addresses may be forged.
     pub(crate) fn has_room(&self) -> bool {
         self.peers.len() < PEERS_MAX / 2
     }

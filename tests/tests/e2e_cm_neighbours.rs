@@ -21,7 +21,7 @@ use rocinante_tests::require_backend;
 /// survivor's, its name, and how many connections it has.
 const ROLE: &str = "ROCINANTE_CM_NEIGHBOURS";
 const PORT: u16 = 7471;
-/// The longest time until the peers know, on a busy machine. A silent peer would be noticed never.
+/// The longest time until the peers know, on a busy machine. Before 7.75 s they ask no silent peer.
 const KNOWN: Duration = Duration::from_secs(5);
 
 macro_rules! neighbours {

@@ -32,7 +32,7 @@ macro_rules! export {
     };
 }
 
-/// A variable of so many bytes.
+/// A variable of that number of bytes.
 macro_rules! object {
     ($object:literal, $symbol:literal, $bytes:literal) => {
         global_asm!(

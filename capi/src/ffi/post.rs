@@ -70,7 +70,7 @@ unsafe fn list<'a>(start: *const Sge, count: c_int) -> Outcome<&'a [Sge]> {
 /// The program's bytes: EFAULT if they cannot be read.
 ///
 /// # Safety
-/// If so many bytes are there, nothing changes them during the call.
+/// If there are `len` bytes, nothing changes them during the call.
 pub(super) unsafe fn bytes<'a>(start: u64, len: usize) -> Outcome<&'a [u8]> {
     if len == 0 {
         return Ok(&[]);

@@ -1,5 +1,6 @@
 //! Notes on connections, for the devices that share the address: what they need to end a connection
-//! whose device has gone without a word. A peer that sends nothing would never notice.
+//! whose device has gone without a word. A peer that sends nothing notices only when it asks, and a
+//! standard one never asks.
 
 use core::net::{IpAddr, Ipv6Addr};
 

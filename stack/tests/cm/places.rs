@@ -31,7 +31,7 @@ fn all() -> [Option<IpAddr>; 5] {
     [Some(v4(2)), Some(v6(2)), Some(ANY_V4), Some(ANY_V6), None]
 }
 
-/// What a peer's request becomes; `None` if nobody listens.
+/// What a peer's request becomes; `None` without a listener.
 fn asked(here: &mut ConnectionManager, nth: u32, dst: IpAddr) -> Option<CmEvent> {
     // Each is another peer.
     let key = [nth.into(), 7];

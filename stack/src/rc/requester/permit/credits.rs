@@ -77,7 +77,7 @@ mod tests {
     use super::*;
     use crate::wire::Syndrome;
 
-    /// What the peer says that has completed so many messages, and has two receives.
+    /// The AETH of a peer that has completed this number of messages, and has two receives.
     fn aeth(completed: u64) -> Aeth {
         #[allow(clippy::cast_possible_truncation)]
         let msn = (completed & 0xff_ffff) as u32;
