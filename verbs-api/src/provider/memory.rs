@@ -13,7 +13,7 @@ mod summed;
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::AtomicU64;
 
 use rocinante_stack::mem::{Access, AtomicOp};
 use rustix::io::Errno;
@@ -288,10 +288,9 @@ impl Range {
             if byte % 8 == 7 && at >= 7 {
                 guarded::load_words(word.as_mut_ptr(), (byte - 7) as *const u8, 8)
             } else {
-                guarded::copy(&raw mut word[7], byte as *const u8, 1)
+                guarded::load_bytes(&raw mut word[7], byte as *const u8, 1)
             }
         };
-        fence(Ordering::Acquire);
         done(there).map(|()| word[7])
     }
 

@@ -11,6 +11,10 @@
 //!   page ends the process.
 //! - Measured: `docs/design/08-memory-regions.md`.
 #![allow(unsafe_code)]
+#![cfg_attr(
+    any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))),
+    expect(dead_code, reason = "no access goes on after a fault")
+)]
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 mod aarch64;
@@ -35,13 +39,14 @@ enum Op {
     Copy = 2,
     /// The same by registers of 32 bytes, for at least 128 bytes.
     CopyWide = 3,
-    StoreBytes = 4,
-    Add = 5,
-    Swap = 6,
+    LoadBytes = 4,
+    StoreBytes = 5,
+    Add = 6,
+    Swap = 7,
     /// Copies and sums: `more` is the address of [`Sums`].
-    Summed = 7,
+    Summed = 8,
     /// Returns in `there` where the function ends.
-    End = 8,
+    End = 9,
 }
 
 /// Whether there was memory, and the value that an atomic found.
@@ -104,6 +109,16 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> bool {
     let op = if wide { Op::CopyWide } else { Op::Copy };
     // SAFETY: the caller vouches for it, and the processor has what it takes.
     unsafe { access(to, from, len, op, 0) }.there != 0
+}
+
+/// Loads bytes, one after the other, each with acquire.
+///
+/// # Safety
+/// As [`load_words`], for any `len` but 0 and any alignment.
+#[inline]
+pub(super) unsafe fn load_bytes(to: *mut u8, from: *const u8, len: usize) -> bool {
+    // SAFETY: the caller vouches for it.
+    unsafe { access(to, from, len, Op::LoadBytes, 0) }.there != 0
 }
 
 /// Stores bytes, one after the other, each with release.

@@ -30,6 +30,10 @@ pub(super) unsafe extern "C" fn access(
                 AtomicU64::from_ptr(to.add(at).cast()).store(word, Ordering::Release);
             }),
             Op::Copy | Op::CopyWide => ptr::copy_nonoverlapping(from, to, len),
+            Op::LoadBytes => (0..len).for_each(|at| {
+                let byte = AtomicU8::from_ptr(from.add(at).cast_mut());
+                to.add(at).write(byte.load(Ordering::Acquire));
+            }),
             Op::StoreBytes => (0..len).for_each(|at| {
                 AtomicU8::from_ptr(to.add(at)).store(*from.add(at), Ordering::Release);
             }),
