@@ -1,7 +1,7 @@
 //! The asker: the process that connected, and its network namespace. No message says either.
 //!
-//! A process is held by a pidfd, so that its number cannot become another's unnoticed: what was
-//! read by the number is true if the pidfd says afterwards that the process lives.
+//! A process is held by a pidfd, so that its number cannot become another's unnoticed: facts read
+//! by the number are true if the pidfd shows afterwards that the process lives.
 
 use std::fs::{self, File};
 use std::io;
@@ -78,7 +78,7 @@ impl Asker {
     /// The process at the other end of a connection.
     ///
     /// # Errors
-    /// What to answer: it has gone, is no container, or cannot be told.
+    /// The refusal to send: the process has gone, is in no container, or cannot be identified.
     pub(crate) fn of(connection: impl AsFd, own: &Own) -> Result<Self, Refused> {
         let (pidfd, pid) = process(connection.as_fd())?;
         let unreadable = |e: io::Error| {
@@ -92,7 +92,7 @@ impl Asker {
         };
         let namespace = namespace_of(pid).map_err(unreadable)?;
         let status = fs::read_to_string(format!("/proc/{pid}/status")).map_err(unreadable)?;
-        // What was read is of this process and no later one.
+        // The values just read belong to this process and no later one.
         if !lives(&pidfd) {
             return Err(gone());
         }

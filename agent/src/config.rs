@@ -32,7 +32,7 @@ pub struct Config {
     pub self_administered: SelfAdministered,
 }
 
-/// What holds for a container whose processes may change its addresses: they have `CAP_NET_ADMIN`
+/// The rule for a container whose processes may change its addresses: they have `CAP_NET_ADMIN`
 /// over its network, or may get it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -1,8 +1,8 @@
-//! The containers that the agent knows: the host's end of each, what may leave there, and the ports
-//! that it handed over.
+//! The containers that the agent knows: the host's end of each, the source addresses that may leave
+//! there, and the ports that it handed over.
 //!
-//! [`Containers::find`] and [`Containers::attach`] are the one way to become known. What is in
-//! force is in the kernel; here is what is needed to keep it so.
+//! [`Containers::find`] and [`Containers::attach`] are the one way to become known. The rules in
+//! force are in the kernel; this module keeps the state that maintains them.
 
 mod ports;
 mod recover;
@@ -23,7 +23,7 @@ use crate::steps;
 pub(crate) use self::ports::PortId;
 use self::ports::{Port, Taken};
 
-/// What is known of a container beside its namespace. A later use of the agent says more here: a
+/// The facts about a container beside its namespace. A later user of the agent gives more here: a
 /// CNI plugin or an OCI hook, which call before a container runs, know its addresses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Hints {
@@ -64,7 +64,7 @@ pub(crate) struct HostEnd {
     pub(crate) index: u32,
     /// Its name.
     pub(crate) name: String,
-    /// What may leave there.
+    /// The source addresses that may leave there.
     pub(crate) sources: Sources,
 }
 
@@ -83,7 +83,7 @@ struct Inner {
     namespaces: Namespaces,
     /// By the index of the host's end.
     containers: BTreeMap<u32, Container>,
-    /// What ports will take that are being made, by the index of the host's end.
+    /// The resources of ports that are being made, by the index of the host's end.
     reserved: BTreeMap<u32, Taken>,
     next_port: u64,
 }
@@ -94,7 +94,7 @@ struct Container {
     /// The number of its namespace, and its interface there.
     peer: (NsId, u32),
     namespace: u64,
-    /// What may leave, if it does not follow what the namespace has.
+    /// The source addresses that may leave, if they do not follow the namespace's addresses.
     fixed: Option<Sources>,
     ports: BTreeMap<u64, Port>,
 }
@@ -116,10 +116,10 @@ impl Containers {
         })
     }
 
-    /// Looks for the host's end of a container's interface, and what may leave there.
+    /// Looks for the host's end of a container's interface, and the addresses that may leave there.
     ///
     /// # Errors
-    /// What to answer.
+    /// The refusal to send.
     pub(crate) fn find(&self, namespace: &Namespace, hints: Hints) -> Result<Found, Refused> {
         if hints.is_administered_by_itself
             && self.config.self_administered == SelfAdministered::Refuse
@@ -155,12 +155,12 @@ impl Containers {
     }
 
     /// Makes the interface of a container one that may have ports: from then on only its own
-    /// addresses leave it. May be called again, and puts in order what is not.
+    /// addresses leave it. May be called again, and repairs a missing part.
     ///
     /// The kernel takes its time to put a program there, so other containers do not wait for it.
     ///
     /// # Errors
-    /// What to answer.
+    /// The refusal to send.
     pub(crate) fn attach(&self, found: Found) -> Result<HostEnd, Refused> {
         for other in found.others {
             self.guard(other)?;
@@ -179,7 +179,8 @@ impl Containers {
         let ports = inner.containers.remove(&end.index).map(|old| old.ports).unwrap_or_default();
         let container = Container { name: end.name.clone(), peer, namespace, fixed, ports };
         inner.containers.insert(end.index, container);
-        // What changed since the addresses were read was announced to nobody.
+        // A change since the addresses were read was announced before the container was in the
+        // table.
         if !inner.follow(end.index) {
             inner.containers.remove(&end.index);
             return Err(Refused::new(Code::Interface, "your interface has gone", ""));
@@ -198,7 +199,7 @@ impl Containers {
         turn
     }
 
-    /// Acts on what the kernel announced.
+    /// Acts on announcements of the kernel.
     pub(crate) fn hear(&self, heard: &BTreeSet<HeardOf>) {
         let mut inner = self.lock();
         let mut lost = Vec::new();
@@ -270,7 +271,7 @@ impl Containers {
             ports: container.ports.values().map(KnownPort::from).collect(),
         };
         if let Err(error) = self.state.write(inner.containers.iter().map(known).collect()) {
-            // What is in force stays so; only a restarted agent would miss it.
+            // The rules in force stay; only a restarted agent would miss them.
             eprintln!("rocinante-agent: the state cannot be written: {error}");
         }
         steps::reached("state written");
@@ -278,7 +279,7 @@ impl Containers {
 }
 
 impl Inner {
-    /// A host's end, with what may leave there.
+    /// A host's end, with the addresses that may leave there.
     fn found(
         &mut self,
         id: NsId,
@@ -302,7 +303,8 @@ impl Inner {
         Ok(FoundEnd { end, peer, namespace, fixed })
     }
 
-    /// Lets out what the container has now, or less. Returns whether it is still there.
+    /// Lets out the addresses that the container has now, or fewer. Returns whether it is still
+    /// there.
     fn follow(&mut self, index: u32) -> bool {
         let Some(container) = self.containers.get_mut(&index) else { return false };
         let host = match self.namespaces.link(None, index) {
@@ -330,8 +332,8 @@ impl Inner {
                 }
             }
         } else {
-            // Its other end is in another namespace, which has said nothing yet: what was let out
-            // before stays, and no more.
+            // Its other end is in another namespace, which has announced nothing yet: the addresses
+            // permitted before stay, and no others.
             return true;
         };
         match SourceFilter::attach(index, &sources) {
@@ -343,7 +345,7 @@ impl Inner {
     }
 }
 
-/// What concerns a container.
+/// The subject of an announcement about a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum HeardOf {
     /// The host's end of one.

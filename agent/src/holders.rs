@@ -33,7 +33,7 @@ pub(crate) fn inode(socket: impl AsFd) -> io::Result<u64> {
 /// A living process of the network namespace with this inode that has one of the sockets.
 pub(crate) fn find(namespace: u64, sockets: &BTreeSet<u64>) -> Option<Holder> {
     processes().find_map(|pid| {
-        // The pidfd is opened first: what is read afterwards is of its process while that lives.
+        // The pidfd is opened first: later reads are of its process while that lives.
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
         let of = fs::metadata(format!("/proc/{pid}/ns/net")).ok()?.ino();
         if of != namespace {

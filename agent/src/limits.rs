@@ -1,4 +1,4 @@
-//! How often a container may ask, and how much of it is looked at a time.
+//! The rate at which a container may ask, and the number of its requests at one time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -125,7 +125,7 @@ mod tests {
         }
     }
 
-    /// Who asks for too much at a time loses none of what may be asked for later.
+    /// A container that asks for too much at a time loses none of its later requests.
     #[test]
     fn a_refusal_takes_no_token_and_no_place() {
         let (limits, now) = (Arc::new(Limits::new(100)), Instant::now());

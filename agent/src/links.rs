@@ -5,8 +5,8 @@ use std::io;
 use rocinante_netdev::handed::{Code, Refused};
 use rocinante_netdev::host::{HostLink, Namespaces, NsId, Peer, Sources};
 
-/// Both ends of a container's veth. The kernel says what the host's end is an end of, so that
-/// nobody can forge it.
+/// Both ends of a container's veth. The kernel names the container's end, so a container cannot
+/// forge it.
 pub(crate) fn ends(
     namespaces: &mut Namespaces,
     id: NsId,

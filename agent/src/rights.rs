@@ -10,7 +10,7 @@ use rustix::thread::{
 
 use crate::error::AgentError;
 
-/// What it keeps, with what for.
+/// The capabilities to keep, each with its name.
 const KEPT: [(CapabilitySet, &str); 6] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"), // links of containers, programs, their rules
     (CapabilitySet::NET_RAW, "CAP_NET_RAW"),     // packet sockets, AF_XDP
@@ -20,8 +20,8 @@ const KEPT: [(CapabilitySet, &str); 6] = [
     (CapabilitySet::IPC_LOCK, "CAP_IPC_LOCK"),   // memory of afxdp
 ];
 
-/// What it needs when it starts: the kernel looks at it when a socket is opened that hears of other
-/// namespaces.
+/// A capability for the start: the kernel checks it when a socket is opened that receives
+/// announcements of other namespaces.
 const AT_START: (CapabilitySet, &str) = (CapabilitySet::NET_BROADCAST, "CAP_NET_BROADCAST");
 
 /// An error that names the rights that are missing.
@@ -54,8 +54,8 @@ pub(crate) fn drop_others() -> Result<(), AgentError> {
 
 fn drop_all_but(kept: CapabilitySet) -> io::Result<()> {
     let sets = capabilities(None)?;
-    // CAP_SETPCAP is what reducing the bounding set takes. Without it the set stays. It says what a
-    // program may get that this process executes: none is.
+    // CAP_SETPCAP permits to reduce the bounding set. Without it the set stays. The set bounds the
+    // rights of a program that this process executes: it executes none.
     if sets.effective.contains(CapabilitySet::SETPCAP) {
         for right in CapabilitySet::all().difference(kept).iter() {
             match remove_capability_from_bounding_set(right) {
@@ -76,7 +76,7 @@ fn drop_all_but(kept: CapabilitySet) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets the process open as many descriptors as it may: ports and processes are held by them.
+/// Raises the limit of open descriptors to its maximum: ports and processes are held by them.
 pub(crate) fn raise_descriptors() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

@@ -1,5 +1,5 @@
 //! The agent at work: connections, announcements of the kernel, signals. One thread waits for all
-//! of it; what asks the kernel at length runs on a few others.
+//! of it; long queries of the kernel run on a few others.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -69,7 +69,8 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
     let state = StateFile::open(&config.state, own.network().inode()).map_err(|e| {
         AgentError::os(config.state.display(), &e, "one agent at a time has a state")
     })?;
-    // The kernel looks at the rights of this moment when it decides what may be heard.
+    // The kernel checks the rights of this moment for the announcements that the socket may
+    // receive.
     let watch = Watch::open().map_err(|e| AgentError::os("cannot open rtnetlink", &e, ""))?;
     let listener = listener(&config.socket)
         .map_err(|e| AgentError::os(config.socket.display(), &e, "see socket in agent.toml"))?;
@@ -89,7 +90,7 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
         .build()
         .map_err(|e| AgentError::os("cannot start", &e, ""))?;
     let ended = runtime.block_on(serve(agent, listener, watch));
-    // What hangs in the kernel is not waited for.
+    // A task that hangs in the kernel is not waited for.
     runtime.shutdown_timeout(WAIT_MAX);
     let _ = fs::remove_file(&config.socket);
     ended.map_err(|e| AgentError::os("cannot wait", &e, ""))
@@ -109,7 +110,7 @@ fn listener(path: &Path) -> io::Result<OwnedFd> {
         _ => {}
     }
     bind(&socket, &SocketAddrUnix::new(&fresh)?)?;
-    // Each program may connect. Its identity decides what it gets.
+    // Each program may connect. Its identity decides the answer.
     fs::set_permissions(&fresh, Permissions::from_mode(0o666))?;
     listen(&socket, BACKLOG)?;
     fs::rename(&fresh, path)?;
@@ -120,7 +121,7 @@ async fn serve(agent: Arc<Agent>, listener: OwnedFd, watch: Watch) -> io::Result
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let listener = readable(listener)?;
-    // What changed while no agent ran is read now; what changes from now on is announced.
+    // Changes made while no agent ran are read now; later changes are announced.
     let held = agent.containers.recover(&agent.own)?;
     for port in held {
         tokio::spawn(outlive(Arc::clone(&agent), port));
@@ -159,7 +160,7 @@ async fn accepted(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
     }
 }
 
-/// Follows what the kernel announces.
+/// Follows the kernel's announcements.
 async fn hear(agent: Arc<Agent>, watch: Watch) -> io::Result<()> {
     let mut watch = readable(watch)?;
     loop {
@@ -211,10 +212,10 @@ async fn worked(
     steps::reached("asked");
     let asker = Asker::of(connection.get_ref(), &agent.own);
     steps::reached("identified");
-    // Those that get nothing share what one container has.
+    // Programs that get nothing share the limits of one container.
     let container = asker.as_ref().map_or(0, |asker| asker.namespace().inode());
     let Some(_permit) = agent.limits.enter(container, Instant::now()) else {
-        // Not to be waited for. What it may have sent already is read, else it gets a reset.
+        // Not to be waited for. A request that has arrived is read, else its sender gets a reset.
         let _ = receive_request(connection.get_ref());
         let reason = "your container asks too often, or too much at a time";
         refuse(connection, Refused::new(Code::Busy, reason, "try again in a second"));

@@ -1,8 +1,8 @@
-//! The state: what a restarted agent cannot read from the kernel. One file on a tmpfs, written to
-//! another name and renamed, so that it is whole or not there.
+//! The state: the facts that a restarted agent cannot read from the kernel. One file on a tmpfs,
+//! written to another name and renamed, so that it is whole or not there.
 //!
-//! What is in force is in the kernel: the programs at the hosts' ends with what they let through.
-//! So a file that is lost, cut, of another boot or another agent costs little: containers whose
+//! The rules in force are in the kernel: the programs at the hosts' ends and their addresses. So a
+//! file that is lost, cut, of another boot or another agent costs little: containers whose
 //! addresses were fixed or followed have from then on those that the kernel knows, and ports that
 //! are held lose the guard of their rings.
 
@@ -40,7 +40,7 @@ pub(crate) struct Known {
     pub(crate) interface: u32,
     /// The inode of its network namespace.
     pub(crate) namespace: u64,
-    /// Its addresses, if they do not follow what the namespace has.
+    /// Its addresses, if they do not follow those of the namespace.
     pub(crate) fixed: Option<Fixed>,
     /// Its ports.
     pub(crate) ports: Vec<KnownPort>,
@@ -104,7 +104,7 @@ impl StateFile {
         Ok(Self { path: path.to_owned(), boot, namespace, _lock: lock })
     }
 
-    /// What an earlier agent of this namespace wrote since the machine started.
+    /// The state that an earlier agent of this namespace wrote since the machine started.
     ///
     /// # Errors
     /// Why it is not used. Without a file there is none.
@@ -197,7 +197,7 @@ mod tests {
             fs::write(&path, &text[..cut]).expect("cut");
             assert!(file.read().is_err(), "cut at {cut}");
         }
-        // What an agent left that was killed while it wrote.
+        // A file that an agent left when it was killed while writing.
         fs::write(path.with_extension("new"), "{").expect("written");
         file.write(vec![known(6)]).expect("written");
         assert_eq!(file.read().expect("read").containers, [known(6)]);

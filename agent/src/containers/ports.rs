@@ -14,13 +14,13 @@ pub(super) struct Port {
     pub(super) sockets: BTreeSet<u64>,
     /// The receive ring of each; ports of `afxdp` have none.
     pub(super) ring: Option<Ring>,
-    /// What guards the rings.
+    /// The guards of the rings.
     pub(super) _kept: Vec<Kept>,
     /// Bytes of memory that the kernel keeps for them.
     pub(super) bytes: usize,
 }
 
-/// What ports take.
+/// The resources that ports take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Taken {
     ports: usize,
@@ -176,7 +176,7 @@ impl Containers {
 }
 
 impl Inner {
-    /// What the ports of a container take.
+    /// The resources that the ports of a container take.
     fn taken(&self, host_end: u32) -> Taken {
         let ports = self.containers.get(&host_end).map(|container| &container.ports);
         ports.into_iter().flat_map(BTreeMap::values).map(Port::taken).sum()
@@ -260,7 +260,7 @@ mod tests {
             self.containers.reserve(&end(index), request).map(|(room, _)| room)
         }
 
-        /// As many rooms as there are for such requests, and the refusal of the next.
+        /// Every room that exists for such requests, and the refusal of the next.
         fn all(&self, index: u32, request: &Request) -> (Vec<Room<'_>>, Refused) {
             let mut rooms = Vec::new();
             while rooms.len() < 100 {
@@ -272,7 +272,7 @@ mod tests {
             panic!("no limit holds")
         }
 
-        /// What is reserved and what is taken at the ends.
+        /// The reserved and the taken resources at the ends.
         fn held(&self) -> [(Taken, Taken); 2] {
             let inner = self.containers.lock();
             let reserved = |end| inner.reserved.get(&end).copied().unwrap_or_default();
@@ -306,8 +306,8 @@ mod tests {
         room.fill((0..shards).collect(), &mut given)
     }
 
-    /// Each limit, reached by requests none of which is over: what is under way counts, whether it
-    /// is handed over then or given up.
+    /// Each limit, reached by requests none of which is over: requests under way count, whether
+    /// their port is handed over then or given up.
     #[test]
     fn requests_at_one_time_get_no_more_than_one_after_the_other() {
         let rooms_of = |mib: usize| (mib << 20) / GiveLimits::default().memory_bytes(&request(1));

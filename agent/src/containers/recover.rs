@@ -1,4 +1,4 @@
-//! What an earlier agent left.
+//! The state that an earlier agent left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -14,8 +14,8 @@ use crate::links::peer_elsewhere;
 use crate::state::{Known, KnownPort};
 
 impl Containers {
-    /// Takes up what an earlier agent left: the programs at the hosts' ends, and the ports that are
-    /// still held. Returns those.
+    /// Takes over from an earlier agent: the programs at the hosts' ends, and the ports that are
+    /// still held. Returns those ports.
     pub(crate) fn recover(&self, own: &Own) -> io::Result<Vec<PortId>> {
         let state = self.state.read().unwrap_or_else(|why| {
             eprintln!("rocinante-agent: the state is not used: {why}");
@@ -31,7 +31,8 @@ impl Containers {
             let filter = SourceFilter::find(link.index)?;
             let fixed = match (known, &filter) {
                 (Some(Known { fixed, .. }), _) => fixed.clone().map(Sources::from),
-                // Of a state that is lost: what it lets through is all that is known.
+                // The state is lost: the addresses that the program lets through are all that is
+                // known.
                 (None, Some(filter)) => Some(filter.sources()?.unwrap_or_default()),
                 // None of ours.
                 (None, None) => continue,

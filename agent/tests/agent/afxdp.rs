@@ -91,7 +91,7 @@ fn it_outlives_the_agent_and_ends_with_its_process() {
     host.kill();
     assert!(attached(&host, 0));
     host.start();
-    // The next one knows of it, and what it takes.
+    // The next agent knows of the port, and of its resources.
     assert_eq!((host.ports(), host.guarded_rings(), bytes(&host)), (1, 0, before));
     let refused = host.asker(0).not_opened(Backend::Xdp, v6);
     assert!(refused.contains("on this interface already"), "{refused}");

@@ -1,4 +1,4 @@
-//! A program in a container, without any capability: a process that does what the test tells it.
+//! A program in a container, without any capability: a process that follows the test's commands.
 
 use std::io::{BufRead as _, BufReader, IoSlice, Write as _};
 use std::mem::MaybeUninit;
@@ -71,7 +71,7 @@ impl Asker {
         Self { child, to, from }
     }
 
-    /// Tells it something, and returns what it answers.
+    /// Sends a command, and returns the answer.
     pub(crate) fn tell(&mut self, command: &str) -> String {
         self.say(command);
         self.hear()
@@ -82,12 +82,12 @@ impl Asker {
         writeln!(self.to, "{command}").expect("it reads");
     }
 
-    /// What it answers.
+    /// The next answer.
     pub(crate) fn hear(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert!(self.from.read_line(&mut line).expect("it writes") > 0, "it ended");
-            // The first one may stand behind what the test harness writes.
+            // The first answer may stand behind text of the test harness.
             if let Some((_, answer)) = line.split_once(MARK) {
                 return answer.trim().to_owned();
             }
@@ -148,7 +148,7 @@ impl Asker {
     }
 }
 
-/// What the process does.
+/// The process's side: it reads commands and answers.
 pub(crate) fn run() {
     let Some(path) = std::env::var_os(SOCKET).map(PathBuf::from) else { return };
     let (mut leases, mut sockets) = (Vec::new(), Vec::<OwnedFd>::new());
@@ -339,7 +339,7 @@ fn with_connection(command: &mut Command, connection: Option<OwnedFd>) -> &mut C
     command.stderr(connection.expect("a connection"))
 }
 
-/// Sends any bytes, with what comes along.
+/// Sends any bytes, with the ancillary data `along`.
 fn raw(path: &Path, bytes: &[u8], along: Option<SendAncillaryMessage<'_, '_>>) -> String {
     let Ok(connection) = connected(path) else { return "error".into() };
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(200))];
@@ -387,13 +387,13 @@ fn answer(connection: &OwnedFd) -> std::io::Result<Result<(Answer, Vec<OwnedFd>)
     let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
     poll(&mut fds, Some(&limit)).expect("poll");
     match receive_answer(connection) {
-        // The agent hung up without reading; what it said comes next.
+        // The agent hung up without reading; its answer comes next.
         Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => receive_answer(connection),
         received => received,
     }
 }
 
-/// What this process may do itself.
+/// The capabilities of this process.
 fn rights() -> String {
     let status = std::fs::read_to_string("/proc/thread-self/status").expect("status");
     let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:")).expect("a line").trim();
@@ -406,7 +406,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len() / 2).map(|at| pair(2 * at)).collect()
 }
 
-/// Time for what must happen, on a machine that is busy.
+/// A deadline for an event that must happen, on a machine that is busy.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
 /// Waits until something holds.

@@ -9,7 +9,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The other container still gets what it asks for.
+/// The other container still gets the port that it asks for.
 fn others_are_served(host: &Host) {
     host.asker(1).granted(host.addresses(1)[0]);
     host.has_ports(0);
@@ -123,12 +123,12 @@ fn a_container_has_so_many_ports_and_so_much_memory() {
     }
     let refused = asker.refused(v4);
     assert!(refused.starts_with("Busy") && refused.contains("3 ports"), "{refused}");
-    // Another program of the container has what is left, which is nothing.
+    // Another program of the container has the remaining room, which is none.
     assert!(host.asker(0).refused(v4).starts_with("Busy"));
     host.asker(1).granted(host.addresses(1)[0]);
     assert_eq!(asker.tell("close"), "done");
     host.has_ports(0);
-    // As many frames as one may have take 16 MiB.
+    // The most frames that one port may have take 16 MiB.
     let large = |asker: &mut Asker| asker.tell(&format!("ask {v4} 2 256"));
     assert!(large(&mut asker).starts_with("granted"));
     assert!(large(&mut asker).starts_with("granted"));
@@ -141,7 +141,7 @@ fn a_container_has_so_many_ports_and_so_much_memory() {
     assert!(answer.starts_with("granted"), "{answer}");
 }
 
-/// As many as the configuration says without a word, which is more than may ask at a time.
+/// The default number of ports, which is more than may be asked for at a time.
 #[test]
 fn a_program_keeps_as_many_ports_as_a_container_may_have() {
     let mut host = host_or_skip!("bad_input::a_program_keeps_as_many_ports", 2);
@@ -155,13 +155,13 @@ fn a_program_keeps_as_many_ports_as_a_container_may_have() {
     }
     let refused = other.refused(v6);
     assert!(refused.starts_with("Busy") && refused.contains("64 ports"), "{refused}");
-    // Once they are closed there is room for as many.
+    // Once they are closed there is room for them again.
     assert_eq!(asker.tell("close"), "done");
     host.has_ports(0);
     other.granted(v6);
 }
 
-/// Programs of a container that ask at one time get what one after the other would.
+/// Programs of a container that ask at one time get together no more than one after the other.
 #[test]
 fn programs_that_ask_at_once_share_what_a_container_may_have() {
     let mut host = host_or_skip!("bad_input::programs_that_ask_at_once", 1);
@@ -190,10 +190,10 @@ fn one_that_ends_at_each_step_of_afxdp_leaves_nothing() {
     leaves_nothing("open afxdp", "opened");
 }
 
-/// What a program says to get a port, and what it answers when it has it.
+/// The command that gets a port, and the answer that grants it.
 fn leaves_nothing(ask: &str, granted: &str) {
     let mut host = host_or_skip!("bad_input::one_that_ends_at_each_step", 2);
-    // What is left of a port would count.
+    // A port left behind would count.
     host.configure("ports_max = 1");
     let line = format!("{ask} {}", host.addresses(0)[0]);
     // The state is written first when the agent starts, and in each of two other steps.
@@ -208,7 +208,7 @@ fn leaves_nothing(ask: &str, granted: &str) {
         crate::asker::eventually(&format!("nothing stays of {step:?}"), || {
             host.descriptors() <= before && (host.ports(), host.guarded_rings()) == (0, 0)
         });
-        // The next one of the same container has what it would have had.
+        // The next program of the same container is served as if the first had not asked.
         let answer = host.asker(0).tell(&line);
         assert!(answer.starts_with(granted), "{step}: {answer}");
         host.has_ports(0);

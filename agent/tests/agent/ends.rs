@@ -1,4 +1,4 @@
-//! What was made for a container goes with it, and not before.
+//! Objects made for a container go with it, and not before.
 
 use rocinante_node::Container;
 
@@ -126,7 +126,7 @@ fn a_host_end_may_be_renamed_and_moved() {
     let [mut first, mut second] = askers;
     assert!(first.refused(host.addresses(0)[0]).contains("not on this host"));
     second.granted(host.addresses(1)[0]);
-    // The container's end, too: what could leave before is all that can.
+    // The container's end, too: only the addresses permitted before may leave.
     let other = rocinante_node::Netns::new().expect("a namespace");
     let before = host.may_leave(1);
     host.container(1).netns().ip(&["link", "set", "eth0", "netns", &other.path()]).expect("moved");

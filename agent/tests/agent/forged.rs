@@ -16,7 +16,7 @@ const MARK: [u8; 6] = *b"forged";
 /// Bytes that [`marked`] adds to a frame.
 const MARKED: u16 = 47;
 
-/// What a frame says of its sender.
+/// A frame's claims about its sender.
 #[derive(Debug, Clone)]
 struct Sender {
     mac: [u8; 6],
@@ -65,7 +65,7 @@ fn router(sender: &Sender) -> Vec<u8> {
     ipv6(sender, 58, &[134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0])
 }
 
-/// Reads all frames of a container, whatever they are.
+/// Reads all frames of a container, of every protocol.
 fn listener(host: &Host, container: usize) -> OwnedFd {
     let all =
         Protocol::from_raw(std::num::NonZero::new(u32::from(3_u16.to_be())).expect("ETH_P_ALL"));
@@ -151,7 +151,8 @@ fn forged_by(gets_port: impl Fn(&mut Asker, IpAddr)) {
         ("version of IPv4", ethernet(&own, 0x0800, &[0x65; 46]), Some(Malformed)),
         ("short IPv6", ethernet(&own, 0x86dd, &[0x60; 6]), Some(Malformed)),
     ];
-    // One on the same bridge hears what is sent to all, the container of the host's other end too.
+    // A listener on the same bridge receives all broadcasts, the container of the host's other end
+    // too.
     let listeners = [1, 2].map(|container| listener(&host, container));
     let mut counts = host.dropped(0);
     for (number, (name, frame, reason)) in cases.iter().enumerate() {
@@ -180,7 +181,7 @@ fn forged_by(gets_port: impl Fn(&mut Asker, IpAddr)) {
     assert!(host.filter(1).is_none() && host.filter(2).is_none());
 }
 
-/// The container's own kernel still does what it did: with a program at the host's end, datagrams,
+/// The container's own kernel works as before: with a program at the host's end, datagrams,
 /// neighbours and duplicate address detection work.
 #[test]
 fn the_containers_own_kernel_is_not_disturbed() {
@@ -219,7 +220,7 @@ fn the_containers_own_kernel_is_not_disturbed() {
         !tentative.to_string().contains("fd00:77::77")
     });
     let drops = [host.dropped(0), host.dropped(1)];
-    // What was announced before the agent heard of the address may be among them.
+    // Announcements from before the agent knew of the address may be among them.
     assert_eq!(drops[1], [0; 7]);
     assert_eq!([&drops[0][..5], &drops[0][6..]].concat(), [0; 6], "{drops:?}");
 }

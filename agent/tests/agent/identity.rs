@@ -159,7 +159,7 @@ fn addresses_are_followed_unless_the_container_changes_them_itself() {
     let refused = fixed.refused(late(1).parse().unwrap());
     assert!(refused.starts_with("Interface") && refused.contains("later"), "{refused}");
     follows.granted(late(0).parse().unwrap());
-    // Both lose what they lose. A fixed one does not get it back.
+    // Both lose the deleted address. A fixed one does not get it back.
     let own = host.addresses(1)[0];
     change(&host, 0, "del");
     eventually("the address is gone", || !has(&host, 0, &late(0)));
@@ -200,8 +200,8 @@ fn a_container_that_changes_its_addresses_may_be_refused_or_followed() {
     }
 }
 
-/// What the agent knows of a process is of the moment at which it connected. Before the port is
-/// handed over it looks again.
+/// The agent's knowledge of a process is of the moment at which it connected. Before it hands the
+/// port over it looks again.
 #[test]
 fn a_program_that_moves_before_the_answer_is_refused() {
     let mut host = host_or_skip!("identity::a_program_that_moves", 2);
@@ -218,7 +218,7 @@ fn a_program_that_moves_before_the_answer_is_refused() {
         assert!(answer.starts_with(expected), "{step}: {answer}");
         assert_eq!((host.ports(), host.guarded_rings()), (0, 0), "{step}");
         assert!(host.filter(1).is_none(), "{step}");
-        // Where it is now it gets what belongs there, and nothing else.
+        // In its new container it gets that container's ports, and nothing else.
         let refused = asker.refused(address);
         assert!(refused.starts_with("Interface"), "{step}: {refused}");
         host.kill();

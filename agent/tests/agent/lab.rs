@@ -159,7 +159,7 @@ impl Host {
         filter.sources().expect("read").expect("sound").addresses.into_iter().collect()
     }
 
-    /// What was dropped at the host's end of a container.
+    /// Packets dropped at the host's end of a container, by reason.
     pub(crate) fn dropped(&self, container: usize) -> [u64; 7] {
         let filter = self.filter(container).expect("a program");
         Reason::ALL.map(|reason| filter.dropped(reason).expect("a counter"))
@@ -178,7 +178,7 @@ impl Host {
         containers.iter().map(|c| c["ports"].as_array().map_or(0, Vec::len)).sum()
     }
 
-    /// The number of rings that the agent has mapped, so that nobody can resize them.
+    /// The number of rings that the agent has mapped, so that their holders cannot resize them.
     pub(crate) fn guarded_rings(&self) -> usize {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.agent_id()));
         maps.expect("a process").lines().filter(|line| line.contains("socket:[")).count()

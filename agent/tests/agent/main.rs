@@ -12,7 +12,7 @@ mod many;
 mod restart;
 mod unit;
 
-/// What a program in a container does. Other tests start it as a process of its own, with the
+/// The role of a program in a container. Other tests start it as a process of its own, with the
 /// agent's socket in its environment; without one there is nothing to do.
 #[test]
 fn role() {

@@ -1,4 +1,4 @@
-//! Two hundred containers: what an attachment takes, and what the agent and the kernel.
+//! Two hundred containers: the costs of an attachment, of the agent and of the kernel.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use crate::asker::{Asker, eventually};
 use crate::lab::{Host, host_or_skip, resident_kib};
 
 const CONTAINERS: u8 = 200;
-/// What the ports of all of them may take, in MiB and in bytes: 1 GB.
+/// The limit for the ports of all of them, in MiB and in bytes: 1 GB.
 const MIB_TOTAL: u64 = 953;
 const BYTES_TOTAL: u64 = 1_000_000_000;
 /// The most resident memory of the agent.
@@ -25,7 +25,7 @@ fn voluntary_switches(pid: u32) -> u64 {
     tasks.filter_map(switches).sum()
 }
 
-/// What a port costs that is opened in a container by one with the rights, at the median.
+/// The cost of a port opened in a container by a process with the rights, at the median.
 fn opened_by_oneself(host: &Host) -> u64 {
     let mut times: Vec<u64> = (0..20)
         .map(|index| {

@@ -71,7 +71,7 @@ fn killed_at_each_step_of_afxdp_it_goes_on() {
     goes_on("open afxdp", "opened");
 }
 
-/// What a program says to get a port, and what it then answers.
+/// The command that gets a port, and the answer afterwards.
 fn goes_on(ask: &str, granted: &str) {
     let mut host = host_or_skip!("restart::killed_at_each_step", 1);
     let [v4, _] = host.addresses(0);
@@ -138,8 +138,9 @@ fn a_state_that_is_lost_cut_or_anothers_costs_little() {
         }
         host.start();
         assert_eq!(host.may_leave(0), allowed, "{what}");
-        // What the program at the host's end lets through is all that is known, until one of its
-        // processes asks, which cannot change the container's addresses: they are followed then.
+        // The addresses that the program at the host's end lets through are all that is known,
+        // until a process asks that cannot change the container's addresses: they are followed
+        // then.
         let netns = host.container(0).netns();
         netns.ip(&["address", "add", "10.77.0.101/24", "dev", "eth0"]).expect("added");
         asker.granted(v4);
@@ -164,11 +165,11 @@ fn a_program_that_was_removed_or_passed_comes_back() {
         host.lab.host().run(|| filter.detach()).expect("entered").expect("detached");
         assert!(host.filter(0).is_none());
     };
-    // Somebody took it away: the next one to ask gets it back first.
+    // The program was removed: the next request puts it back first.
     remove(&host);
     asker.granted(v4);
     assert!(host.filter(0).is_some());
-    // While no agent ran, too. A program of somebody else stays where it is.
+    // While no agent ran, too. A foreign program stays in place.
     host.kill();
     let attach = || rocinante_netdev::TcxDrop::attach(index, true, [1, 2]);
     let foreign = host.lab.host().run(attach).expect("entered").expect("attached");

@@ -37,7 +37,7 @@ fn it_works_with_the_rights_of_the_unit() {
     let status = std::fs::read_to_string(format!("/proc/{}/status", host.agent_id()));
     let status = status.expect("a process");
     let set = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-    // What it needs to start alone it has dropped.
+    // It has dropped the capability that only its start needs.
     assert_eq!(set("CapEff:"), set("CapBnd:"));
     assert_eq!(set("CapEff:"), Some("\t0000008000287000"));
 }
