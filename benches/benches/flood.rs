@@ -29,7 +29,7 @@ const PAYLOAD: usize = 1024;
 /// Duration of one measurement, and number of measurements.
 const TIME: Duration = Duration::from_millis(300);
 const TURNS: usize = 5;
-/// Damaged packets per second; `None` for as many as a thread can send.
+/// Damaged packets per second; `None` for the highest rate of a thread.
 const RATES: [Option<u64>; 3] = [Some(10_000), Some(50_000), None];
 
 fn main() {

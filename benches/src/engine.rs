@@ -62,8 +62,7 @@ pub enum Kind {
 pub enum Pace {
     /// One for each completed request; each makes a completion.
     Steady,
-    /// As many as may be in flight, once all before are complete; only the last of them makes a
-    /// completion.
+    /// The whole depth, once all before are complete; only the last of them makes a completion.
     Bursts,
 }
 

@@ -34,7 +34,7 @@ const WINDOWS: [u64; 4] = [2, 4, 10, 30];
 /// The traffic pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// As much as possible, in one direction.
+    /// Packets at full speed, in one direction.
     Flood,
     /// One message back and forth.
     PingPong,
@@ -49,8 +49,8 @@ pub struct Task {
     pub message: usize,
     /// Path MTU in bytes.
     pub mtu: usize,
-    /// Messages that would be in flight if there were a protocol. As many have memory of their own,
-    /// up to 4 MiB. A ping-pong has one.
+    /// Messages that would be in flight if there were a protocol. Each has memory of its own, up to
+    /// 4 MiB in all. A ping-pong has one.
     pub depth: usize,
     /// Duration of the measurement, in seconds.
     pub seconds: f64,

@@ -1,4 +1,4 @@
-//! As much as possible in one direction, counted at the receiver.
+//! Packets at full speed in one direction, counted at the receiver.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -21,8 +21,8 @@ pub(crate) struct Received {
     pub(crate) seconds: f64,
 }
 
-/// Sends as much as possible for `time`, with at most as many packets in flight as `window` full
-/// super-packets hold. Returns the number of packets that it considers lost.
+/// Sends at full speed for `time`, with at most the packets of `window` full super-packets in
+/// flight. Returns the number of packets that it considers lost.
 pub(crate) fn flood(
     link: &mut impl Link,
     tally: &Tally,

@@ -66,7 +66,7 @@ impl Socket {
         unsafe { check(libc::setsockopt(self.raw(), level, option, value, len)) }.map(drop)
     }
 
-    /// Attaches a classic BPF program that decides how many bytes of each packet are taken.
+    /// Attaches a classic BPF program that returns the number of bytes to take of each packet.
     pub(crate) fn filter(&self, program: &mut [libc::sock_filter]) -> io::Result<()> {
         let len = program.len() as u16;
         let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };

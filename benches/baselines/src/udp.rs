@@ -15,7 +15,7 @@ const GATHER_MIN: usize = 4096;
 const GATHER_PACKETS: usize = 16;
 /// Receive buffer of the socket, in bytes.
 const RECEIVE_BUFFER: i32 = 4 << 20;
-/// Messages per call: as many as stay in a second-level cache.
+/// Messages per call: they stay in a second-level cache.
 const BURST: usize = 4;
 
 /// Sockets bound to the two ports. They are unconnected and never fragment, so their IPv4

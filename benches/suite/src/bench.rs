@@ -28,19 +28,19 @@ use rocinante_cli::output::{Failure, Output};
 use rocinante_cli::session::mtu;
 
 /// Measure everything: bandwidth, rate and latency of all backends beside their raw baselines and
-/// TCP, and what it costs
+/// TCP, and their processor time
 ///
 /// With Soft-RoCE devices all processes wait for their turn, since the kernel's threads need their
-/// cores. Where the processor is emulated, everything takes as many times longer as the processor
-/// is slower, and no goal is judged.
+/// cores. On an emulated processor the measurements take longer by its slowness, and no goal is
+/// judged.
 ///
-/// A raw baseline is what the same interface carries without a protocol: packets of the same sizes,
-/// ICRC and copies, and nothing else. A run does not count if the machine changed its speed
-/// meanwhile, or its hypervisor took time away. Everything is measured between two network
-/// namespaces with one veth between them, unless addresses are given.
+/// A raw baseline measures the same interface without a protocol: packets of the same sizes, ICRC
+/// and copies, and nothing else. A run does not count if the machine changed its speed meanwhile,
+/// or its hypervisor took time away. Everything is measured between two network namespaces with one
+/// veth between them, unless addresses are given.
 ///
 /// Exit status: 0 if something was measured, 1 if nothing could be, 2 if the command line makes no
-/// sense. The output names what could not be measured.
+/// sense. The output names measurements that failed.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     /// Fewer sizes, each for a shorter time, no links and no fan_in: at most 40 seconds a run

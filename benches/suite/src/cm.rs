@@ -1,5 +1,5 @@
-//! `rocinante-bench cm`: how fast connections are made and ended, how many are held at once, and
-//! the cost of an idle one.
+//! `rocinante-bench cm`: the rates at which connections are made and ended, the number held at
+//! once, and the cost of an idle one.
 
 mod asks;
 mod serves;
@@ -45,10 +45,10 @@ pub struct Args {
     /// How long connections are made and ended, in seconds
     #[arg(short = 'D', long, value_name = "SECONDS", default_value_t = 2.0)]
     seconds: f64,
-    /// How many are being made or ended at a time
+    /// Connections that are being made or ended at a time
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     at_a_time: u32,
-    /// How many are held at once
+    /// Connections held at once
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=20_000))]
     connections: u32,
     /// Sends, and receives, that fit into each queue pair
@@ -242,7 +242,7 @@ impl Maker {
     }
 }
 
-/// What the process holds: resident bytes and descriptors.
+/// The process's holdings: resident bytes and descriptors.
 fn holdings() -> Result<(u64, i64), Failure> {
     let failed = |what: &str| Failure::Failed(format!("cannot read {what}"));
     let descriptors =
@@ -251,7 +251,7 @@ fn holdings() -> Result<(u64, i64), Failure> {
     Ok((resident()?, descriptors))
 }
 
-/// The growth of the process since `before`, with so many connections.
+/// The growth of the process since `before`, per connection of `connections`.
 fn grown(before: (u64, i64), connections: u32) -> Result<Memory, Failure> {
     let now = holdings()?;
     Ok(Memory {

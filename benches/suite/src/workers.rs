@@ -1,9 +1,9 @@
 //! Processes that measure together, each in a namespace of its own: pairs, or one receiver and many
 //! senders. [`bench`](crate::bench) and [`compare`](crate::compare) use them.
 //!
-//! A [`Measure`] names what is measured. A `Step` is a measure with a size and a time. One pair of
-//! processes does the steps of one subject: our device, a raw baseline, or another transport. Each
-//! process of a pair keeps to its own core.
+//! A [`Measure`] names a quantity to measure. A `Step` is a measure with a size and a time. One
+//! pair of processes does the steps of one subject: our device, a raw baseline, or another
+//! transport. Each process of a pair keeps to its own core.
 
 mod agent;
 mod cost;

@@ -86,7 +86,7 @@ fn encode(key: &[u8], value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a slot holds.
+/// The contents of a slot.
 #[derive(Debug, PartialEq, Eq)]
 enum Slot {
     Empty,
@@ -180,7 +180,7 @@ async fn attend(
     let qp = qp.accept(request, &Params::default().private_data(&places)).await?;
     loop {
         let (received, note) = put.await;
-        // The client has left, and what waits is flushed.
+        // The client has left, and its pending receives are flushed.
         let Ok(received) = received else { return Ok(()) };
         put = qp.recv(note);
         let len = received.imm_data().ok_or("a message that is no put")? as usize;

@@ -94,7 +94,8 @@ fn serve(args: &Args, bind: IpAddr) -> Result<(), VerbsError> {
             println!("client {number}: {}", request.peer());
             let attended = attend(request, qp, &questions, &pool);
             clients.lock().unwrap().remove(&number);
-            // Without the buffers of its unanswered questions no other client might be heard.
+            // Returns the buffers of its unanswered questions, so that other clients' questions
+            // find receives.
             drop(questions);
             match attended.and(refill(&srq, &pool)) {
                 Ok(()) => println!("client {number} has gone"),
@@ -105,7 +106,7 @@ fn serve(args: &Args, bind: IpAddr) -> Result<(), VerbsError> {
     Ok(())
 }
 
-/// Posts every buffer that nobody holds.
+/// Posts every buffer that is free.
 fn refill(srq: &Srq, pool: &BufferPool) -> Result<(), VerbsError> {
     while let Some(buffer) = pool.take() {
         let sge = buffer.slice().sge();

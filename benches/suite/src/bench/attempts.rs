@@ -23,8 +23,8 @@ struct Tried {
     failures: u32,
 }
 
-/// After so many failures, a subject that never worked is not tried again. One failure may be an
-/// accident.
+/// After this number of failures, a subject that never worked is not tried again. One failure may
+/// be an accident.
 const FAILURES_MAX: u32 = 2;
 
 impl Attempts {

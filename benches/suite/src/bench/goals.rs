@@ -174,7 +174,7 @@ impl JudgedRows<'_> {
         Some(self.row(measure, peer.name(), size, LINK_MTU, 1)?.value)
     }
 
-    /// The best of TCP's rows, whatever its congestion control: of the streams and sizes that `of`
+    /// The best of TCP's rows, with any congestion control: of the streams and sizes that `of`
     /// names, among the sizes that are measured for long.
     fn of_tcp(&self, measure: Measure, of: impl Fn(Peer, usize) -> bool) -> Option<f64> {
         self.of_tcp_over(Link::Plain, measure, of)
@@ -374,7 +374,7 @@ impl JudgedRows<'_> {
         }
     }
 
-    /// Other links, by what they carry without a protocol; without offload also by TCP there.
+    /// Other links, compared with their raw baseline; without offload also with TCP there.
     fn links(&self, netdev: &str, goals: &mut Vec<Goal>) {
         for (link, what) in [
             (Link::Mtu1500, "MTU 1500"),

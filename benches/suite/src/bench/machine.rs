@@ -18,7 +18,7 @@ use rocinante_cli::output::Failure;
 pub(super) struct Machine {
     /// Name, family and model from `/proc/cpuinfo`.
     pub cpu: String,
-    /// How many processors are online.
+    /// Number of online processors.
     pub cpus: usize,
     /// The kernel's release.
     pub kernel: String,
@@ -74,7 +74,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// What the machine did to one run.
+/// The machine's disturbances of one run.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Calibration {
     /// Its speed before and after.
@@ -161,8 +161,8 @@ const ORDINARY_COPY_NS: f64 = 100.0;
 const SLOWNESS_MAX: f64 = 10.0;
 
 impl Mode {
-    /// How many times slower this processor is than an ordinary one; an emulated processor is. 1 if
-    /// it is less than twice as slow.
+    /// The slowness of this processor: its time divided by an ordinary processor's. An emulated
+    /// processor is slow. 1 if it is less than twice as slow.
     #[must_use]
     pub(super) fn slowness(&self) -> f64 {
         let times = self.memcpy_ns / ORDINARY_COPY_NS;

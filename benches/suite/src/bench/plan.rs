@@ -45,7 +45,7 @@ const LATENCY_MAX: usize = 64 << 10;
 pub(super) enum Group {
     /// Large messages in one direction: WRITE, SEND, READ, a passive target.
     Bandwidth,
-    /// Small WRITEs, as many as go.
+    /// Small WRITEs at the highest rate.
     Rate,
     /// Small messages one at a time.
     Latency,
@@ -344,7 +344,7 @@ impl Choice {
         steps.into_iter().filter(wanted).collect()
     }
 
-    /// Whether to leave out what takes long, unless it is named.
+    /// Whether to leave out long measurements, unless they are named.
     fn is_short(&self) -> bool {
         self.quick && self.only.is_empty()
     }

@@ -1,4 +1,4 @@
-//! A directory with what was measured: Markdown, the rows as JSON, and plots.
+//! A directory of results: Markdown, the rows as JSON, and plots.
 
 use std::fs;
 use std::path::Path;

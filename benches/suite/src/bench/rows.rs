@@ -22,7 +22,7 @@ pub(super) struct Key {
     pub(super) mtu: u32,
     /// Queue pairs; with many processes those of all.
     pub(super) qps: u32,
-    /// What lies between the two sides.
+    /// The link between the two sides.
     #[serde(skip_serializing_if = "Link::is_plain")]
     pub(super) link: Link,
     #[serde(flatten)]
@@ -77,11 +77,11 @@ pub(super) struct Rows {
 /// The standing of a run. Better standings come first: the runs of the best one count.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Standing {
-    /// The machine kept its speed, and nobody took its time.
+    /// The machine kept its speed, and its hypervisor took no time away.
     Valid,
     /// Unknown, and why.
     NotJudged(String),
-    /// It did not, and what happened.
+    /// The machine failed that, and how.
     Invalid(String),
 }
 
@@ -183,7 +183,7 @@ impl Rows {
         self.standings.iter().filter_map(|(run, standing)| standing.remark(*run)).collect()
     }
 
-    /// What the remarks mean for the rows. Empty if all rows come from valid runs.
+    /// The consequence of the remarks for the rows. Empty if all rows come from valid runs.
     pub(super) fn caution(&self) -> String {
         let best = self.standings.values().map(Standing::is_valid).fold(Some(false), better);
         let rows = self.rows();

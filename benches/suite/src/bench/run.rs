@@ -29,7 +29,7 @@ pub(super) struct Bench {
     out: Output,
     /// Whether the ports are measured, too.
     ports: bool,
-    /// How many times slower than an ordinary machine this one is.
+    /// The slowness of this machine: its time divided by an ordinary machine's.
     slowness: f64,
     begin: Instant,
     until: Instant,
@@ -37,7 +37,7 @@ pub(super) struct Bench {
     pub(super) machine: Machine,
     /// The machine's state, in each run.
     pub(super) calibrations: Vec<Calibration>,
-    /// What could not be measured, and why.
+    /// Measurements that failed, and why.
     pub(super) notes: Vec<String>,
     attempts: Attempts,
 }
@@ -138,7 +138,7 @@ impl Bench {
         self.slowness > 1.0
     }
 
-    /// The notes, as a list: what could not be measured, and which runs do not count.
+    /// The notes, as a list: measurements that failed, and runs that do not count.
     pub(super) fn remarks(&self) -> String {
         self.notes.iter().map(|note| format!("- {note}\n")).collect()
     }

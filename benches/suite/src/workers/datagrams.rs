@@ -1,4 +1,4 @@
-//! Datagrams between two queue pairs of type UD: how many arrive in a second.
+//! Datagrams between two queue pairs of type UD: the rate of arrivals.
 //!
 //! Nothing acknowledges them, so the receiver counts. Each of its receives is posted by itself, as
 //! perftest does.

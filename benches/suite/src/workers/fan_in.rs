@@ -3,7 +3,7 @@
 //!
 //! The receiver connects a queue pair with each sender and then sleeps: its device's background
 //! thread answers. The senders sleep for completions, because there may be more of them than cores.
-//! All count within the same window of time, so their sum is what arrived in it.
+//! All count within the same window of time, so their sum is the arrivals in it.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::Duration;
@@ -34,7 +34,7 @@ struct Window {
     end: u64,
 }
 
-/// What one sender did.
+/// The result of one sender.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Sent {
     /// Payload bytes completed within the window.

@@ -37,9 +37,9 @@ pub enum Measure {
     FanIn,
     /// Jain's index of the processes' shares of `fan_in`.
     FanInFairness,
-    /// How many of their queue pairs ended in an error.
+    /// The number of their queue pairs that ended in an error.
     FanInErrors,
-    /// How many packets they sent again.
+    /// The number of packets that they sent again.
     FanInRetransmits,
     /// SENDs in one direction: goodput.
     SendBw,

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) const PAUSE: Duration = Duration::from_millis(2);
 /// Seconds that iperf3 sends before it counts. It takes whole seconds only.
 pub(crate) const IPERF3_WARM_UP: f64 = 1.0;
-/// Seconds that sockperf takes beside those that it is told.
+/// Seconds that sockperf takes beside those on its command line.
 pub(crate) const SOCKPERF_WARM_UP: f64 = 1.0;
 /// Round trips before the measured ones.
 const FIRST: u32 = 50;
@@ -76,8 +76,8 @@ fn failed(what: &str) -> impl Fn(io::Error) -> Failure + '_ {
     move |error| Failure::Failed(format!("{what}: {error}"))
 }
 
-/// A stream. Measures the goodput of writes of the step's size and what it costs, or half the round
-/// trip of messages of that size.
+/// A stream. Measures the goodput of writes of the step's size and its processor time, or half the
+/// round trip of messages of that size.
 pub(super) fn tcp(
     side: Side,
     (local, remote): (IpAddr, IpAddr),
@@ -134,7 +134,7 @@ pub(super) fn tcp(
     Ok(Vec::new())
 }
 
-/// What the receiver of a stream tells the sender.
+/// The report of a stream's receiver to its sender.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Received {
     gbps: f64,
@@ -223,7 +223,7 @@ fn spin<T>(patience: Duration, mut call: impl FnMut() -> io::Result<T>) -> io::R
 
 /// Sends messages to and fro until the time is over, with the pause `apart` before each if there is
 /// one. Returns the halves of the round trips, at the first side. `transfer` sends the bytes if its
-/// second argument is `true`, and else receives as many.
+/// second argument is `true`, and else receives the same number.
 fn ping_pong(
     side: Side,
     size: usize,

@@ -59,7 +59,7 @@ impl PlaceArgs {
     }
 }
 
-/// What lies between the two sides of a measurement.
+/// The link between the two sides of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Link {
@@ -161,7 +161,7 @@ pub(crate) struct Places {
     others: BTreeMap<(Link, u8), Place>,
     urgent: bool,
     swapped: bool,
-    /// How many times longer processes take to start than on an ordinary machine.
+    /// The time that processes take to start, divided by that on an ordinary machine.
     slowness: f64,
 }
 

@@ -16,7 +16,7 @@ use super::job::backend;
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::Failure;
 
-/// What sends and receives the packets.
+/// The carrier of the packets: it sends and receives them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Carrier {
     /// Sockets of their own, as the backend of this name uses them: its baseline.
