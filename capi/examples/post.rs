@@ -1,5 +1,6 @@
-//! What `cost/post.c` does by the C ABI, by the Rust API: `cargo xtask instructions` counts both.
-//! Posts a WRITE of 64 bytes and polls for its completion, so many times as the argument says.
+//! Does by the Rust API the work of `cost/post.c` by the C ABI: `cargo xtask instructions` counts
+//! both. Posts a WRITE of 64 bytes and polls for its completion; the argument is the number of
+//! times.
 #![forbid(unsafe_code)]
 
 use rocinante::device::Backend;

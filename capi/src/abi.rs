@@ -1,5 +1,5 @@
 //! The structures of `verbs.h`, as programs see them, asserted against the tables that C compilers
-//! printed: `offsets.txt` for x86-64, and `offsets-aarch64.txt` for what differs there.
+//! printed: `offsets.txt` for x86-64, and `offsets-aarch64.txt` for the differences there.
 //!
 //! Their names are those of `verbs.h` without `ibv_`. Members that this library never reads or
 //! writes have no names of their own.

@@ -13,7 +13,7 @@ use rocinante::{Access, VerbsError};
 use crate::abi;
 use crate::log::{Level, say};
 
-/// The errno of an error, which is said aloud to those that listen.
+/// The errno of an error, which is logged.
 #[cold]
 #[inline(never)]
 pub(crate) fn errno(what: &str, error: &VerbsError) -> c_int {

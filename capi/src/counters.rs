@@ -1,4 +1,4 @@
-//! What the device counts, by the names that the kernel has below `ports/1`.
+//! The device's counters, by the names that the kernel has below `ports/1`.
 
 use rocinante::plain::sysfs::Counts;
 use rocinante::stats::DeviceCounters;

@@ -1,4 +1,4 @@
-//! Which devices there are, and what they say of themselves before they are open.
+//! The devices of this machine, and their attributes before they are open.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -158,7 +158,7 @@ impl Found {
         all.into_iter().find(|interface| interface.index == self.interface.index)
     }
 
-    /// Port 1, as its interface is now, with so many GIDs.
+    /// Port 1, as its interface is now, with this number of GIDs.
     pub(crate) fn port(&self, gids: usize) -> PortAttr {
         let now = self.now();
         let interface = now.as_ref().unwrap_or(&self.interface);

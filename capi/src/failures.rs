@@ -28,7 +28,7 @@ pub(crate) fn tell(
     ask: impl Fn(u32) -> Option<(Option<IpAddr>, DeviceCounters)>,
 ) {
     for wc in completions.iter().filter(|wc| wc.status != status::SUCCESS) {
-        // What is flushed comes after what failed.
+        // Flushed requests follow the one that failed.
         let level = if wc.status == status::WR_FLUSH_ERR { Level::Debug } else { Level::Warn };
         if !crate::log::says(level) {
             continue;

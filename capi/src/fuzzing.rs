@@ -15,7 +15,7 @@ impl std::fmt::Debug for RdmaCm {
     }
 }
 
-/// How many files, ids, groups and ports there are.
+/// The numbers of files, ids, groups and ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Left {
@@ -58,7 +58,7 @@ impl RdmaCm {
         self.0.close(fd)
     }
 
-    /// Gives a command to a file. `memory` is what it finds wherever it looks in the program's
+    /// Gives a command to a file. The command reads `memory` at every address of the program's
     /// memory. Returns an answer and where in that memory it belongs.
     ///
     /// # Errors
@@ -69,7 +69,7 @@ impl RdmaCm {
         done.map(|answer| (answer.to, answer.bytes))
     }
 
-    /// What has not been closed and destroyed.
+    /// The objects that are not closed and destroyed.
     #[must_use]
     pub fn left(&self) -> Left {
         let [files, ids, groups, ports] = self.0.counts();

@@ -1,4 +1,4 @@
-//! What the library says, and where: nothing, unless `ROCINANTE_LOG` asks for it.
+//! The library's log, and its place: nothing, unless `ROCINANTE_LOG` asks for it.
 //!
 //! It writes with system calls of its own: a preloaded library may have taken over those of the C
 //! library. It holds no descriptor, so that it writes into no file that the program opened after it
@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use rustix::fs::{Mode, OFlags, fstat, open};
 use rustix::io::{Errno, write};
 
-/// How much is said. The order is that of the words of [`VARIABLE`].
+/// The level of the log. The order is that of the words of [`VARIABLE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     Off,
@@ -61,7 +61,7 @@ fn stderr() -> Option<(u64, u64)> {
     fstat(std::io::stderr().as_fd()).ok().map(|file| (file.st_dev, file.st_ino))
 }
 
-/// Whether lines of this level are said.
+/// Whether lines of this level are logged.
 #[inline]
 pub(crate) fn says(level: Level) -> bool {
     level <= log().level
@@ -74,11 +74,11 @@ pub(crate) fn say(level: Level, line: Arguments<'_>) {
     }
 }
 
-/// Says lines, whatever the level.
+/// Logs lines at any level.
 pub(crate) fn print(lines: Arguments<'_>) {
     let text = format!("rocinante[{}]: {lines}\n", std::process::id());
     let log = log();
-    // There is nobody else to tell of an error.
+    // There is no other place to report an error.
     if let Some(path) = &log.file {
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
         let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;

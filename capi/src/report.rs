@@ -1,5 +1,5 @@
 //! The counters of the devices that this process has opened: printed at its exit if
-//! `ROCINANTE_COUNTERS` asks for it, and told whoever reads them below /sys/class/infiniband.
+//! `ROCINANTE_COUNTERS` asks for it, and shown to readers of the files below /sys/class/infiniband.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -29,7 +29,7 @@ struct Opened {
     /// The process that opened it: a child of fork(2) does not report its parent's.
     process: u32,
     device: Watched,
-    /// What it had counted when a context of it was last closed.
+    /// Its counters when a context of it was last closed.
     last: DeviceCounters,
 }
 
@@ -105,7 +105,7 @@ fn sums() -> Option<BTreeMap<Named, DeviceCounters>> {
     Some(sums)
 }
 
-/// Where the counters are told, and the process that does it.
+/// The place at which the counters are published, and the process that does it.
 static PUBLISHED: Mutex<Option<(u32, Arc<Published>)>> = Mutex::new(None);
 
 /// Has a thread tell the counters whenever a process asks. Without a place for it, none does.

@@ -1,6 +1,6 @@
 //! The kernel's `rdma_cm` (`/dev/infiniband/rdma_cm`, version 4 of its interface) as librdmacm sees
 //! it, over this project's connection manager. `rdma/rdma_user_cm.h` has the commands, `ucma.c` and
-//! `cma.c` of Linux what they do.
+//! `cma.c` of Linux their meaning.
 //!
 //! A command is a write: bytes come in, an errno or bytes for the program's memory go out. Nothing
 //! here touches memory of the program but by [`Memory`].
@@ -40,7 +40,7 @@ use crate::log::{Level, say};
 /// A value, or the errno.
 pub(crate) type Outcome<T> = Result<T, c_int>;
 
-/// What a command gives back, and where it goes.
+/// The result of a command, and its place in the program's memory.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) to: u64,
@@ -50,10 +50,10 @@ pub(crate) struct Answer {
 /// The program's memory, of which commands name addresses.
 pub(crate) trait Memory {
     /// # Errors
-    /// `EFAULT` unless so many bytes can be read, or written if `writable`.
+    /// `EFAULT` unless `len` bytes can be read, or written if `writable`.
     fn check(&self, at: u64, len: usize, writable: bool) -> Outcome<()>;
 
-    /// Copies so many bytes.
+    /// Copies `len` bytes.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -114,7 +114,7 @@ impl Ucma {
         Self { devices: Devices::only(these), ..Self::default() }
     }
 
-    /// How many files, ids, groups and ports there are.
+    /// The numbers of files, ids, groups and ports.
     pub(crate) fn counts(&self) -> [usize; 4] {
         let (ids, groups) = self.table.counts();
         [self.files.read().len(), ids, groups, self.ports.lock().count()]
@@ -159,12 +159,12 @@ impl Ucma {
         });
     }
 
-    /// Does what a command asks for. One that makes something, or takes an event, does so only if
-    /// the program's memory takes the answer.
+    /// Executes a command. One that makes something, or takes an event, does so only if the
+    /// program's memory takes the answer.
     ///
     /// # Errors
-    /// The kernel's; `EAGAIN` if there is no event to get. A command that is not known is `ENOSYS`
-    /// whatever its number, where the kernel says `EINVAL` behind the end of its table.
+    /// The kernel's; `EAGAIN` if there is no event to get. An unknown command is `ENOSYS` for every
+    /// number, where the kernel returns `EINVAL` behind the end of its table.
     pub(crate) fn command(
         self: &Arc<Self>,
         file: &Arc<File>,
@@ -186,7 +186,7 @@ impl Ucma {
         })
     }
 
-    /// Destroys an id. Returns how many of its events the program has read.
+    /// Destroys an id. Returns the number of its events that the program has read.
     fn destroy(&self, id: &Arc<Id>) -> u32 {
         self.table.remove(id.number);
         let mut held = id.held.lock();
@@ -207,7 +207,7 @@ impl Ucma {
         reported
     }
 
-    /// Ends what the id has begun.
+    /// Ends the id's pending operation.
     fn leave_phase(&self, id: &Id, held: &mut Held) {
         let phase = std::mem::replace(&mut held.phase, Phase::Destroyed);
         let device = held.opened.as_ref().map(|opened| &opened.device);
@@ -237,7 +237,7 @@ struct Command<'a> {
     it: &'a Arc<Ucma>,
     file: &'a Arc<File>,
     body: In<'a>,
-    /// How many bytes the program has room for.
+    /// Bytes of room that the program has for the answer.
     room: usize,
     memory: &'a dyn Memory,
 }

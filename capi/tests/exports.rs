@@ -1,4 +1,4 @@
-//! The library as the linker made it, beside the table of what it should export.
+//! The library as the linker made it, beside the table of its intended exports.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,12 +1,12 @@
-//! A library to preload: paths below /sys/class/infiniband, what links there lead to, and
+//! A library to preload: paths below /sys/class/infiniband, the targets of its links, and
 //! /dev/infiniband lead into the tree of files that `ROCINANTE_PATHS` names, as if it lay over the
-//! machine's own. All other paths, and all else that these functions of libc do, stay as they are.
-//! Before a program looks into the tree, libibverbs.so.1 brings it up to date.
+//! machine's own. All other paths, and all other effects of these functions of libc, stay as they
+//! are. Before a program looks into the tree, libibverbs.so.1 brings it up to date.
 //!
 //! Where `rocinante run` has mounted the tree, paths below /sys are the kernel's business.
 //!
-//! It also stands before `_exit(2)`, which ends a program without its handlers: what
-//! libibverbs.so.1 has to send until then is sent.
+//! It also stands before `_exit(2)`, which ends a program without its handlers: libibverbs.so.1
+//! sends its pending packets first.
 //!
 //! Programs call these functions in signal handlers and between fork and exec, so for other paths
 //! nothing here takes a lock, allocates or panics.
@@ -26,7 +26,8 @@ mod walks;
 use resolve::{Buffer, Named, follow};
 
 const VARIABLE: &[u8] = b"ROCINANTE_PATHS=";
-/// What the tree stands for. `infiniband_verbs` and others of that class lie beside the first.
+/// The directories that the tree stands for. `infiniband_verbs` and others of that class lie beside
+/// the first.
 const CLASS: &[u8] = b"/sys/class/infiniband";
 const BUS: &[u8] = b"/sys/devices/rocinante";
 const DEVICES: &[u8] = b"/dev/infiniband";
@@ -251,8 +252,8 @@ thread_local! {
     static IS_SHOWING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A program may keep a counter's file open, and read it again: then it reads what is counted by
-/// now, as the kernel has it.
+/// A program may keep a counter's file open, and read it again: then it reads the present count, as
+/// with the kernel.
 #[cold]
 #[inline(never)]
 fn show_open(fd: c_int) {
@@ -349,7 +350,7 @@ fn is_in_tree(path: &[u8]) -> bool {
 }
 
 /// Takes the tree's path away from the front of a path that libc found, so that the program sees
-/// what it asked for.
+/// the path that it asked for.
 fn out_of_tree(path: *mut c_char) -> *mut c_char {
     if path.is_null() {
         return path;
@@ -374,7 +375,7 @@ fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// What libibverbs.so.1 does before the program looks into the tree; null for nothing.
+/// The function of libibverbs.so.1 to call before the program looks into the tree; null for none.
 static BEFORE_PATH: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Has `then` called before the program looks at a path that the tree stands for.
@@ -383,7 +384,7 @@ pub extern "C" fn rocinante_before_path(then: unsafe extern "C" fn(*const c_char
     BEFORE_PATH.store(then as *mut c_void, Ordering::Release);
 }
 
-/// What libibverbs.so.1 does before the end; null for nothing.
+/// The function of libibverbs.so.1 to call before the end; null for none.
 static BEFORE_EXIT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Has `then` called before `_exit(2)`. It may be called in a signal handler, and in a child of
@@ -406,7 +407,7 @@ fn end(status: c_int) -> ! {
     }
 }
 
-/// The function of libc, after what libibverbs.so.1 has to do.
+/// The function of libc, after the last work of libibverbs.so.1.
 #[unsafe(no_mangle)]
 pub extern "C" fn _exit(status: c_int) -> ! {
     end(status)
@@ -430,7 +431,7 @@ macro_rules! behind {
 }
 pub(crate) use behind;
 
-/// What functions of libc return.
+/// Return values of functions of libc.
 trait Answer: Sized {
     /// The answer of a function that failed.
     const FAILED: Self;

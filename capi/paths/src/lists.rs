@@ -10,7 +10,7 @@ use libc::{DIR, dirent64};
 
 use crate::{Answer as _, behind, is_mounted, root, set_errno};
 
-/// What a directory of the machine's has besides: it, and the names.
+/// Additional entries of a directory of the machine's: it, and the names.
 const ALSO: [(&CStr, &[&CStr]); 3] = [
     (c"/sys/class", &[c"infiniband", c"infiniband_mad", c"infiniband_verbs"]),
     (c"/sys/devices", &[c"rocinante"]),
@@ -96,7 +96,7 @@ fn forget(stream: *mut DIR) {
 
 macro_rules! streams {
     ($($name:ident;)*) => {$(
-        /// The function of libc, with what the tree adds at the end.
+        /// The function of libc, followed by the tree's additional entries at the end.
         ///
         /// # Safety
         /// As libc's.

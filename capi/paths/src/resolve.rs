@@ -12,9 +12,9 @@ pub(crate) struct Buffer {
     len: usize,
 }
 
-/// What a path names.
+/// The kind of file at a path.
 pub(crate) enum Named {
-    /// A link to what the buffer has from now on.
+    /// A link; the buffer has its target from now on.
     Link,
     /// Something else.
     Plain,
@@ -71,9 +71,9 @@ impl Buffer {
     }
 }
 
-/// Follows `path` from the directory `out`, an absolute path without links, to what it names. `out`
-/// is `/` without a byte if it is the root. `read` reads a link. `None` if a path is too long or
-/// the links do not end.
+/// Follows `path` from the directory `out`, an absolute path without links, to the file that it
+/// names. `out` is `/` without a byte if it is the root. `read` reads a link. `None` if a path is
+/// too long or the links do not end.
 pub(crate) fn follow(
     out: &mut Buffer,
     path: &[u8],

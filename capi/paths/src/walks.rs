@@ -187,7 +187,7 @@ type Visit = unsafe extern "C" fn(*const c_char, *const c_void, c_int, *mut At) 
 /// A walk that goes on.
 struct Walk {
     visit: Visit,
-    /// What the program calls the top, and how long its path is in the tree.
+    /// The program's path of the top, and the length of its path in the tree.
     top: *const c_char,
     inside: usize,
 }

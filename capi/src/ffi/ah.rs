@@ -14,7 +14,7 @@ use super::pd::{Domain, Identity};
 use crate::abi;
 use crate::convert;
 
-/// What is ours of an address handle.
+/// The private part of an address handle.
 struct Handle {
     ah: plain::Ah,
     domain: Identity,

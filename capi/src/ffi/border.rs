@@ -21,8 +21,8 @@ pub(super) fn caught<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(libc::EIO))
 }
 
-/// The result of a call that is not made per request. What a program reads in errno is the errno of
-/// a failure; success leaves it as it was, whatever the body has called.
+/// The result of a call that is not made per request. A program finds in errno the errno of a
+/// failure; success leaves it as it was, whichever functions the body has called.
 fn told<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     // SAFETY: the function returns the address of the thread's own errno.
     let before = unsafe { *libc::__errno_location() };
@@ -69,10 +69,10 @@ pub(super) fn quiet(body: impl FnOnce()) {
     });
 }
 
-/// `ENOMEM` if there are not so many bytes and some more: where an allocation of Rust's library
-/// fails, the process ends. So a call asks before it makes something.
+/// `ENOMEM` if `bytes` bytes and a reserve cannot be allocated: where an allocation of Rust's
+/// library fails, the process ends. So a call asks before it makes something.
 pub(super) fn afford(bytes: usize) -> Outcome<()> {
-    /// What the object itself takes, and all that is small.
+    /// The object itself, and all small allocations.
     const BESIDES: usize = 64 << 10;
     // SAFETY: the memory is given back as it came, NULL included. Nothing touches it: the black box
     // keeps the compiler from leaving the two calls out.
@@ -83,7 +83,7 @@ pub(super) fn afford(bytes: usize) -> Outcome<()> {
     }
 }
 
-/// Panics of this library are said to those that listen, and not printed.
+/// Panics of this library are logged, and not printed.
 pub(super) fn hush() {
     std::panic::set_hook(Box::new(|panic| say(Level::Warn, format_args!("a bug: {panic}"))));
 }

@@ -12,7 +12,7 @@ use super::object::{Object, Private, Users};
 use super::wait::{self, Given};
 use crate::abi;
 
-/// What is ours of a channel.
+/// The private part of a channel.
 pub(super) struct Channel {
     pub(super) channel: plain::Channel,
     /// The program's descriptor.

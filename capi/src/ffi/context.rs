@@ -21,11 +21,11 @@ use crate::devices::Found;
 use crate::log::{Level, say};
 use crate::report;
 
-/// What is ours of a context.
+/// The private part of a context.
 pub(super) struct Shared {
     pub(super) found: Found,
     opened: OnceLock<Opened>,
-    /// What the first object opens.
+    /// The prepared context that the first object opens.
     prepared: Mutex<Option<PreparedContext>>,
     /// Readable while there are asynchronous events; the program's `async_fd`. It is a set of
     /// descriptors, so its flags are the program's.
@@ -61,7 +61,7 @@ const DEVICE_BYTES: usize = 64 << 20;
 /// Where `struct ibv_context` begins in its `struct verbs_context`.
 const INSIDE: usize = std::mem::offset_of!(abi::VerbsContext, context);
 
-/// What is ours of the program's context.
+/// The private part of the program's context.
 ///
 /// # Safety
 /// As [`Object::of`].
@@ -125,7 +125,7 @@ impl Shared {
         Ok(self.opened.get_or_init(|| Opened { context, device, reported }))
     }
 
-    /// What is open, if something is.
+    /// The open device, if there is one.
     pub(super) fn if_opened(&self) -> Option<&Opened> {
         self.opened.get()
     }
@@ -168,7 +168,7 @@ impl Shared {
         self.generation != fork::generation()
     }
 
-    /// Frees what is ours of an object, unless it is a copy of a parent's.
+    /// Frees the private part of an object, unless it is a copy of a parent's.
     pub(super) fn free<T>(&self, ours: T) {
         if self.is_inherited() {
             std::mem::forget(ours);
@@ -271,7 +271,7 @@ pub(super) fn same(one: *mut abi::Context, other: *mut abi::Context) -> Outcome<
     if one == other { Ok(()) } else { Err(libc::EINVAL) }
 }
 
-/// Closes a context. Its objects keep what they need.
+/// Closes a context. Its objects keep the parts that they need.
 ///
 /// # Safety
 /// The program gives the context back.

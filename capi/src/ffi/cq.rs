@@ -20,7 +20,7 @@ use crate::abi;
 use crate::convert;
 use crate::failures;
 
-/// What is ours of a completion queue.
+/// The private part of a completion queue.
 pub(super) struct Queue {
     pub(super) cq: plain::Cq,
     pub(super) users: Users,
@@ -149,7 +149,7 @@ unsafe fn create(
     Ok(made)
 }
 
-/// What a queue of that depth takes at most. One that is too deep is refused for that.
+/// The most bytes that a queue of that depth takes. One that is too deep is refused for that.
 fn bytes(depth: u32) -> usize {
     let depth = depth.min(Limits::default().max_cqe);
     depth as usize * 2 * size_of::<plain::Cqe>()
@@ -214,7 +214,7 @@ unsafe fn poll(cq: *mut abi::Cq, entries: c_int, wc: *mut abi::Wc) -> Outcome<c_
     if wc.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: the program's queue, and its array of so many entries, which are plain numbers.
+    // SAFETY: the program's queue, and its array of `entries` entries, which are plain numbers.
     let (queue, out) = unsafe {
         (Queue::of(cq)?, std::slice::from_raw_parts_mut(wc, entries.unsigned_abs() as usize))
     };

@@ -1,6 +1,6 @@
 //! The end of a program: by `exit(3)` or a return from `main`, which run handlers, and by
 //! `_exit(2)`, which runs none: the library that `rocinante run` preloads for paths stands before
-//! it, and calls what it is told here.
+//! it, and calls the function registered here.
 #![allow(unsafe_code)]
 
 use std::sync::Once;
@@ -25,11 +25,11 @@ pub(super) fn watch() {
     });
 }
 
-/// Has the counters told when the program returns from `main` or calls exit(3).
+/// Has the counters reported when the program returns from `main` or calls exit(3).
 pub(super) fn report() {
     static ONCE: Once = Once::new();
     // SAFETY: the library is never unloaded, and the function does not unwind. Without room for it
-    // nothing is told.
+    // nothing is reported.
     ONCE.call_once(|| unsafe {
         libc::atexit(end);
     });

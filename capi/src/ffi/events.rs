@@ -94,7 +94,7 @@ fn element_kind(element: &Element) -> Option<Kind> {
     }
 }
 
-/// What counts the events of an object.
+/// The counts of unacknowledged events of an object.
 ///
 /// # Safety
 /// The object is one of the program's.

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How many forks lie between the process that loaded the library and this one.
+/// Number of forks between the process that loaded the library and this one.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// This process, among those that forked from each other.

@@ -15,7 +15,7 @@ use super::pd::Domain;
 use crate::abi;
 use crate::convert;
 
-/// What is ours of a region.
+/// The private part of a region.
 struct Region {
     mr: Mutex<plain::Mr>,
     access: Mutex<Access>,
@@ -26,7 +26,7 @@ impl Private for Region {
     const MAGIC: u64 = 0x524f_4345_0000_0005;
 }
 
-/// What is ours of a window.
+/// The private part of a window.
 struct Window {
     _mw: plain::Mw,
 }

@@ -1,4 +1,4 @@
-//! Objects that C programs hold: the public structure, and behind it what is ours.
+//! Objects that C programs hold: the public structure, and behind it a private part.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, dealloc};
@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::border::Outcome;
 
-/// What is ours of an object. The number tells the kinds apart.
+/// The private part of an object. The number tells the kinds apart.
 pub(super) trait Private {
     /// The public structure.
     type Public;
@@ -37,7 +37,7 @@ impl<P: Private> Object<P> {
     /// The object behind a pointer.
     ///
     /// # Errors
-    /// `EINVAL` for NULL and for what is no object of this kind.
+    /// `EINVAL` for NULL and for a pointer to anything but an object of this kind.
     ///
     /// # Safety
     /// The pointer is NULL, or that of an object that nothing destroys meanwhile.
@@ -47,8 +47,7 @@ impl<P: Private> Object<P> {
             return Err(libc::EINVAL);
         }
         let object = public.cast::<Self>();
-        // SAFETY: the caller vouches for it. Of what is no object of this kind only the number is
-        // read.
+        // SAFETY: the caller vouches for it. Of any other object only the number is read.
         unsafe {
             let magic = &(*object).magic;
             if magic.load(Ordering::Relaxed) == P::MAGIC { Ok(&*object) } else { Err(libc::EINVAL) }
@@ -78,7 +77,7 @@ struct Shell {
     layout: Layout,
 }
 
-/// How many are kept.
+/// The number of shells kept.
 const SHELLS: usize = 256;
 
 impl Shell {
@@ -100,7 +99,7 @@ impl Shell {
     }
 }
 
-/// How many objects use one, which therefore cannot be destroyed.
+/// The number of objects that use one. With users it cannot be destroyed.
 #[derive(Debug, Default)]
 pub(super) struct Users(AtomicU32);
 

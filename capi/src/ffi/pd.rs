@@ -10,7 +10,7 @@ use super::context::{self, refused};
 use super::object::{Object, Private, Users};
 use crate::abi;
 
-/// What is ours of a protection domain.
+/// The private part of a protection domain.
 pub(super) struct Domain {
     kind: Kind,
     users: Users,
@@ -35,7 +35,7 @@ impl Private for Domain {
     const MAGIC: u64 = 0x524f_4345_0000_0003;
 }
 
-/// What is ours of a thread domain: what uses it. Its promise of one thread brings nothing here.
+/// The private part of a thread domain: its users. Its promise of one thread brings nothing here.
 #[derive(Default)]
 struct ThreadDomain(Users);
 

@@ -40,7 +40,7 @@ mod opcode {
     pub(super) const ATOMIC_WRITE: i32 = 15;
 }
 
-/// How many requests of a list are posted at once.
+/// Requests of a list that are posted at once.
 pub(super) const BATCH: usize = 16;
 /// The longest inline data (`Limits::max_inline_data`).
 const INLINE_MAX: usize = 4096;
@@ -54,7 +54,7 @@ pub(super) fn refusal(error: PostListError) -> (usize, c_int) {
 /// The scatter-gather list of a request.
 ///
 /// # Safety
-/// The program's list has so many elements.
+/// The program's list has `count` elements.
 #[inline]
 unsafe fn list<'a>(start: *const Sge, count: c_int) -> Outcome<&'a [Sge]> {
     if count > 0 && !start.is_null() {
@@ -165,7 +165,7 @@ fn halves(word: u64) -> [u32; 2] {
 /// A send request, without its data.
 ///
 /// # Safety
-/// The program's request, with what it points to.
+/// The program's request; its pointers are valid.
 #[inline(always)]
 unsafe fn operation(pair: &Pair, wr: &abi::SendWr) -> Outcome<SendOp> {
     let remote = wr.wr.remote_addr;
@@ -379,7 +379,7 @@ impl<T: Copy> Batch<T> {
 
     #[inline]
     pub(super) fn list(&self) -> &[T] {
-        // SAFETY: so many were written.
+        // SAFETY: `count` elements were written.
         unsafe { slice::from_raw_parts(self.room.as_ptr().cast(), self.count) }
     }
 }

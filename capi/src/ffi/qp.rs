@@ -22,7 +22,7 @@ use crate::abi;
 use crate::convert::{self, mask};
 use crate::log::{Level, say};
 
-/// What is ours of a queue pair.
+/// The private part of a queue pair.
 pub(super) struct Pair {
     pub(super) qp: plain::Qp,
     pub(super) qp_type: QpType,
@@ -31,7 +31,7 @@ pub(super) struct Pair {
     /// For datagrams to a Q_Key with the highest bit set.
     pub(super) qkey: AtomicU32,
     pub(super) events: Unacknowledged,
-    /// What a query gives back.
+    /// The attributes that a query returns.
     known: Mutex<abi::QpAttr>,
     sq_sig_all: c_int,
     cap: abi::QpCap,
@@ -192,7 +192,7 @@ unsafe fn create(
     Ok(made.cast())
 }
 
-/// What a queue pair takes at most. One that is too large is refused for that.
+/// The most bytes that a queue pair takes. One that is too large is refused for that.
 fn bytes(cap: &abi::QpCap) -> usize {
     let limits = Limits::default();
     let requests = cap.max_send_wr.min(limits.max_qp_wr) + cap.max_recv_wr.min(limits.max_qp_wr);

@@ -34,8 +34,8 @@ const ON_DEMAND_PAGING: [u64; 3] = {
     [1, rc | uc << 32, ud]
 };
 
-/// Copies as much of a structure as the caller's has room for. The caller's own end becomes zero:
-/// it is of a newer version.
+/// Copies the members of a structure for which the caller's has room. The caller's own end becomes
+/// zero: it is of a newer version.
 ///
 /// # Safety
 /// `to` has `len` bytes, and `T` has no padding that must not be read.
@@ -223,7 +223,7 @@ pub(super) unsafe extern "C" fn query_gid_table(
 ) -> isize {
     let mut count = 0_usize;
     let errno = status(|| {
-        // SAFETY: the program's context and its array of so many entries of that size.
+        // SAFETY: the program's context and its array of `room` entries of that size.
         unsafe {
             let shared = context::of(context)?;
             if flags != 0 {

@@ -13,8 +13,8 @@ pub(super) struct Before {
     pub(super) ours: *const c_void,
 }
 
-/// Has each module that imports `mark` call ours. A module that is done already stays as it is.
-/// What a slot held is of no use: before the first call that may be the loader's own code, which
+/// Has each module that imports `mark` call ours. A module that is done already stays as it is. The
+/// old value of a slot is of no use: before the first call it may be the loader's own code, which
 /// would write the slot anew.
 ///
 /// Calls that a module has begun meanwhile may still go to theirs.
@@ -100,7 +100,7 @@ const IMPORTS: [u32; 2] = [6, 7];
 const IMPORTS: [u32; 2] = [1025, 1026];
 
 impl Module {
-    /// `None` for what has no table of relocations with addends, such as the kernel's vDSO.
+    /// `None` for a module without a table of relocations with addends, such as the kernel's vDSO.
     ///
     /// # Safety
     /// The loader's description of a module that stays loaded.
@@ -113,7 +113,7 @@ impl Module {
         const DT_JMPREL: i64 = 23;
         let base = usize::try_from(info.dlpi_addr).ok()?;
         let count = usize::from(info.dlpi_phnum);
-        // SAFETY: the loader's array of so many headers.
+        // SAFETY: the loader's array of `count` headers.
         let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, count) };
         let at = |header: &libc::Elf64_Phdr| base + header.p_vaddr as usize;
         let header = |kind: u32| headers.iter().find(|header| header.p_type == kind);

@@ -13,7 +13,7 @@ use super::pd::Domain;
 use super::stubs;
 use crate::abi;
 
-/// What is ours of a shared receive queue.
+/// The private part of a shared receive queue.
 pub(super) struct Shared {
     pub(super) srq: plain::Srq,
     pub(super) users: Users,

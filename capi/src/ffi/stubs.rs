@@ -1,5 +1,5 @@
-//! What is not supported, in the forms in which the calls refuse. The pointers are those of calls
-//! with any parameters: none is read.
+//! Unsupported calls, in the forms in which they refuse. The pointers are those of calls with any
+//! parameters: none is read.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};

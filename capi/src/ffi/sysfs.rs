@@ -1,5 +1,5 @@
-//! What programs read below /sys/class/infiniband: the library of paths, which `rocinante run`
-//! preloads, leads it into a tree of files, and has it brought up to date here before.
+//! Reads below /sys/class/infiniband: the library of paths, which `rocinante run` preloads, leads
+//! them into a tree of files, and has it brought up to date here before.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};

@@ -50,7 +50,7 @@ pub(super) fn watch() {
     }
 }
 
-/// The state of this process. A child of fork(2) begins anew: what it inherited has locks of
+/// The state of this process. A child of fork(2) begins anew: the inherited state has locks of
 /// threads that are not there, and is never freed.
 fn ucma() -> &'static Arc<Ucma> {
     static NOW: AtomicPtr<(u32, Arc<Ucma>)> = AtomicPtr::new(ptr::null_mut());
@@ -65,7 +65,7 @@ fn ucma() -> &'static Arc<Ucma> {
         }
         let new = Box::into_raw(Box::new((generation, Arc::default())));
         if NOW.compare_exchange(now, new, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: nobody else has got it.
+            // SAFETY: no other thread has got it.
             drop(unsafe { Box::from_raw(new) });
         }
     }
@@ -116,7 +116,7 @@ unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_
 }
 
 unsafe extern "C" fn fstat(fd: c_int, into: *mut libc::stat) -> c_int {
-    // SAFETY: the caller's structure. A call by this library is nobody's business but libc's.
+    // SAFETY: the caller's structure. A call by this library concerns libc alone.
     let result = unsafe { libc::fstat(fd, into) };
     if result == 0 && ucma().has(fd) {
         // SAFETY: the call above filled it.
@@ -159,7 +159,7 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize
         let done = caught(|| {
             let taken = isize::try_from(len).map_err(|_| libc::EINVAL)?;
             let at = bytes as u64;
-            // What is behind the command is not read, whatever the length of the write.
+            // Bytes behind the command are not read, for any length of the write.
             let header = Program.load(at, len.min(ucma::HEADER))?;
             let input = Program.load(at, len.min(ucma::announced(&header)))?;
             loop {

@@ -68,7 +68,7 @@ fn following(inner: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// What is behind a descriptor: device and inode. Those without a file of their own share them.
+/// The file behind a descriptor: device and inode. Those without a file of their own share them.
 fn identity(fd: &OwnedFd) -> Option<(u64, u64)> {
     fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino))
 }

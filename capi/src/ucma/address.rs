@@ -15,7 +15,7 @@ use super::{Answer, Command, Outcome};
 
 /// Most requests that wait for the program, where it names no number (`ucma.c`, `max_backlog`).
 const BACKLOG: u32 = 1024;
-/// How many requests the connection manager keeps at most for a listener that decides on them one
+/// The most requests that the connection manager keeps for a listener that decides on them one
 /// after the other: those that the program has read, too.
 const PENDING: usize = 16_384;
 
@@ -40,7 +40,7 @@ impl Command<'_> {
     fn bind_to(&self, id: &Arc<Id>, address: Address) -> Outcome<Answer> {
         let mut held = id.held.lock();
         if address == (Address::Ib { is_any: true }) && matches!(held.phase, Phase::Idle) {
-            // librdmacm asks so whether such addresses are known. Nobody has one.
+            // librdmacm asks so whether such addresses are known. There are none.
             held.phase = Phase::Bound;
             return Ok(Answer::default());
         }
@@ -135,7 +135,7 @@ impl Command<'_> {
                 (held.local, held.peer) = (Some(local), Some(with_port(to, peer.port())));
                 held.opened = held.opened.take().or(near);
                 held.found = Some(found);
-                // What the kernel does not tell of neighbours is no reason to wait.
+                // A failed query of the kernel's neighbours is no reason to wait.
                 let hop = NextHop::of(from.ip(), to).unwrap_or(None);
                 held.phase = Phase::AddrQuery;
                 let patience = Duration::from_millis(patience_ms.into());

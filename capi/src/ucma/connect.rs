@@ -297,8 +297,8 @@ struct Attr {
     rnr_retry: u8,
 }
 
-/// What a sender waits before it tries again where no receive is posted: 655.36 ms, as the kernel
-/// has it (`cm_init_qp_rtr_attr`). Programs allow few tries and rely on the long wait.
+/// The sender's delay before it tries again where no receive is posted: 655.36 ms, as the kernel
+/// has it (`cm_init_qp_rtr_attr`). Programs allow few tries and rely on the long delay.
 const MIN_RNR_TIMER: u8 = 0;
 
 /// `enum ibv_qp_attr_mask`.

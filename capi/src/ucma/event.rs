@@ -51,7 +51,7 @@ pub(super) const AH: usize = 32;
 /// Where the parameters begin in `struct rdma_ucm_event_resp`, and its length.
 const PARAM: usize = 20;
 const EVENT: usize = 336;
-/// What a program must have room for: all but what later versions appended.
+/// The least room of a program: without the members that later versions appended.
 const EVENT_LEAST: usize = 324;
 /// Length of the private data in both structures.
 const PRIVATE: usize = 256;
@@ -98,14 +98,14 @@ impl File {
         self.bell.ring();
     }
 
-    /// How many requests to a listener the program has not read.
+    /// The number of requests to a listener that the program has not read.
     pub(super) fn requests(&self, of: &Id) -> usize {
         let request = |event: &&Event| event.child.is_some() && event.of.number == of.number;
         self.queue.lock().iter().filter(request).count()
     }
 
-    /// Takes the events out that belong to what is destroyed, or migrates. Returns them, and how
-    /// many the program has read, which cannot become more meanwhile.
+    /// Takes out the events of an id that is destroyed, or migrates. Returns them, and the number
+    /// that the program has read, which cannot grow meanwhile.
     pub(super) fn take(
         &self,
         which: impl Fn(&Event) -> bool,

@@ -1,4 +1,5 @@
-//! Communication ids: what the program has done with each, and what its connection's events change.
+//! Communication ids: the state of each after the program's commands, and the facts that its
+//! connection's events change.
 //!
 //! Three locks, always taken in this order: an id's `held` for a command, the device's, an id's
 //! `facts`. Events come while the device is locked, so they touch facts only.
@@ -29,12 +30,12 @@ pub(super) struct Id {
     pub(super) qp_type: QpType,
     pub(super) held: Mutex<Held>,
     pub(super) facts: Mutex<Facts>,
-    /// How many of its events the program has read. Changes only under the lock of its file's
-    /// queue.
+    /// The number of its events that the program has read. Changes only under the lock of its
+    /// file's queue.
     pub(super) reported: AtomicU32,
 }
 
-/// What commands change.
+/// The state that commands change.
 pub(super) struct Held {
     pub(super) phase: Phase,
     pub(super) local: Option<SocketAddr>,
@@ -80,9 +81,10 @@ pub(super) enum Phase {
     Destroyed,
 }
 
-/// What events change, and what they need.
+/// The state that events change, and need.
 pub(super) struct Facts {
-    /// The program's own name for it; 0 until it accepts a request. Before that no event is told.
+    /// The program's own name for it; 0 until it accepts a request. Before that no event is
+    /// reported.
     pub(super) uid: u64,
     pub(super) file: Arc<File>,
     pub(super) is_alive: bool,
@@ -357,7 +359,8 @@ fn take_reply(route: &mut Route, reply: &Reply) {
     route.rnr_retry = side.rnr_retry;
 }
 
-/// What the peer says of its side, as this side sees it: what it may begin is what we serve.
+/// The peer's side, as this side sees it: the requests that it may begin are those that this side
+/// serves.
 fn param_of(side: &QpSide, retry_count: u8, private: Vec<u8>) -> Param {
     Param {
         qpn: side.qpn.value(),

@@ -92,7 +92,7 @@ impl Ports {
         })
     }
 
-    /// A device is open: what is bound on its addresses is claimed there. A port that another
+    /// A device is open: the ports bound on its addresses are claimed there. A port that another
     /// process has already is in the way once an id listens.
     pub(super) fn join(&mut self, device: &Arc<Opened>) {
         if self.devices.iter().any(|other| Arc::ptr_eq(other, device)) {
@@ -121,7 +121,8 @@ impl Ports {
         }
     }
 
-    /// The id listens from now on: nobody else has its place, whatever is reused.
+    /// The id listens from now on: no other id or process may have its place, with `reuseaddr` or
+    /// without.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -149,7 +150,7 @@ impl Ports {
         }
     }
 
-    /// How many ids have one.
+    /// The number of ids that have a port.
     pub(super) fn count(&self) -> usize {
         self.bound.values().map(Vec::len).sum()
     }

@@ -19,7 +19,7 @@ const LIFETIME: u8 = 16;
 
 impl Command<'_> {
     pub(super) fn query_route(&self) -> Outcome<Answer> {
-        /// What a program must have room for: all but the device's index.
+        /// The least room of a program: without the device's index.
         const LEAST: usize = 200;
         self.needs(LEAST)?;
         let id = self.id(8)?;
@@ -103,7 +103,7 @@ impl Command<'_> {
     }
 }
 
-/// What a program must have room for: all but the device's index.
+/// The least room of a program: without the device's index.
 const LEAST_ADDR: usize = 272;
 
 /// The beginning of `struct rdma_ucm_query_addr_resp`.

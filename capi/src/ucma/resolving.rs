@@ -11,7 +11,7 @@ use super::event::{Kind, Param};
 use super::id::{Id, Phase};
 use crate::ffi::without_signals;
 
-/// How often the kernel is asked for what it knows.
+/// The interval at which the kernel's table of neighbours is read.
 const STEPS: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_millis(20);
 /// How often it is made to ask the link again, which it gives up after three tries.

@@ -89,7 +89,7 @@ impl Table {
         all.into_iter().filter(is_its).collect()
     }
 
-    /// How many ids and groups there are.
+    /// The numbers of ids and groups.
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.ids.lock().all.len(), self.groups.lock().all.len())
     }

@@ -13,7 +13,7 @@ pub(super) const SOCKADDR_IN6: usize = 28;
 /// The length of `struct sockaddr_storage`.
 pub(super) const STORAGE: usize = 128;
 
-/// The bytes of a command. What lies behind their end counts as 0.
+/// The bytes of a command. Those behind their end count as 0.
 #[derive(Clone, Copy)]
 pub(super) struct In<'a>(pub(super) &'a [u8]);
 
@@ -42,7 +42,7 @@ impl In<'_> {
         u64::from_ne_bytes(self.array(at))
     }
 
-    /// Private data: as many of the 256 bytes as their length, which stands elsewhere, says.
+    /// Private data: the first `len` of the 256 bytes. The length stands elsewhere.
     pub(super) fn private(self, at: usize, len: u8) -> Vec<u8> {
         self.array::<256>(at)[..usize::from(len)].to_vec()
     }
@@ -70,7 +70,7 @@ impl In<'_> {
     }
 }
 
-/// What a socket address names.
+/// The meaning of a socket address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Address {
     /// Family 0: no address.
@@ -131,7 +131,7 @@ impl Out {
         self.bytes(&value.to_ne_bytes())
     }
 
-    /// A socket address in so many bytes.
+    /// A socket address in `room` bytes.
     pub(super) fn address(self, address: Option<SocketAddr>, room: usize) -> Self {
         let end = self.0.len() + room;
         let it = match address {
