@@ -55,7 +55,7 @@ impl std::fmt::Display for Choice {
 }
 
 /// Opens a port on `iface` for these own `addresses`. Takes the backend `want`, or the best one if
-/// that is `None`. Asks `agent` for what this process may not open.
+/// that is `None`. Asks `agent` for a backend that this process may not open.
 ///
 /// A backend named by the caller is taken even if it bypasses rules; the reason then lists them.
 ///
@@ -75,7 +75,7 @@ pub fn choose(
 
 /// As [`choose`], but opens several ports of one backend, which share the addresses; with `slots`
 /// also with other processes. If one of those has `afxdp`, or opens it, and `want` names it, the
-/// ports are of `packet`, or else of `udp`: [`Choice::tried`] has what was wanted.
+/// ports are of `packet`, or else of `udp`: [`Choice::tried`] has the wanted one.
 ///
 /// # Errors
 /// As [`choose`].
@@ -89,7 +89,7 @@ pub fn choose_shards(
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
     let config = &slots.map_or_else(|| config.clone(), |slots| slots.fitted(config));
     let assemble = |parts: Vec<Parts>| parts.into_iter().map(AnyPort::assemble).collect();
-    // Before it is opened: of two processes that come at once, one is told of the other.
+    // Before it is opened: of two processes that come at once, one learns of the other.
     let take_xdp = || slots.map_or(Ok(()), |slots| slots.take_xdp());
     let open = |backend| {
         if backend == Backend::Xdp {
@@ -200,8 +200,8 @@ fn copies(parts: &Parts) -> bool {
     matches!(parts.manifest().backend, BackendParts::Xdp { zero_copy: false, .. })
 }
 
-/// Asks the agent to open a backend, despite rules that it bypasses or only without; returns what
-/// the agent sees of the rules as well.
+/// Asks the agent to open a backend, despite rules that it bypasses or only without; also returns
+/// the agent's view of the rules.
 type Ask<'a, T> = (&'a Agent, &'a dyn Fn(Backend, bool) -> Result<(T, Audit), AskError>);
 
 /// Chooses a backend. `open` opens it, and says whether the driver copies after all.
@@ -234,7 +234,7 @@ fn choose_what<T>(
     Ok((opened, Choice { backend: Backend::Udp, reason, tried }))
 }
 
-/// Opens this backend, whatever it bypasses. The reason begins with `why`.
+/// Opens this backend, even if it bypasses rules. The reason begins with `why`.
 fn named<T>(
     backend: Backend,
     iface: &Interface,
@@ -340,9 +340,9 @@ fn best_for(iface: &Interface) -> (Backend, String) {
     }
 }
 
-/// Opens a backend that bypasses hooks, if it bypasses no rule; else returns what prevents it. The
-/// agent is asked for `packet` if this process may not see all rules, or not open it; what it says
-/// of the rules then counts. Returns words about that, too.
+/// Opens a backend that bypasses hooks, if it bypasses no rule; else returns the obstacle. The
+/// agent is asked for `packet` if this process may not see all rules, or not open it; its list of
+/// rules then counts. Returns words about that, too.
 fn open_unless_bypassing<T>(
     backend: Backend,
     iface: &Interface,
@@ -415,7 +415,8 @@ fn acquire_from(
     }
 }
 
-/// The reason for a backend that is taken whatever it bypasses, with the rules that it bypasses.
+/// The reason for a backend that is taken even if it bypasses rules, with the rules that it
+/// bypasses.
 fn with_bypassed(why: &str, audit: &Audit, backend: Backend) -> String {
     match audit.verdict(backend) {
         AuditVerdict::Clear => why.to_owned(),

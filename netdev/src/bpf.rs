@@ -188,7 +188,7 @@ impl Program {
             .map(Link)
     }
 
-    /// Attaches a classifier to what enters an interface, before all that are there, or in the
+    /// Attaches a classifier to the ingress of an interface, before all that are there, or in the
     /// place of `replaced`. It stays when this process ends, until it is detached or the interface
     /// goes.
     ///
@@ -286,7 +286,7 @@ impl Program {
     }
 }
 
-/// What the kernel says of a program.
+/// The kernel's description of a program.
 #[derive(Debug)]
 pub(crate) struct Described {
     /// Its id.
@@ -384,7 +384,8 @@ pub(crate) fn is_shared_word(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(WANTED.iter().all(|(name, value)| field(&description, name) == Some(&value.to_string())))
 }
 
-/// The interface of a link of an XDP program, perhaps of another process; `None` for what is none.
+/// The interface of a link of an XDP program, perhaps of another process; `None` for any other
+/// link.
 ///
 /// # Errors
 /// As [`is_shared_word`].
@@ -437,12 +438,12 @@ fn bpf_fd<T>(cmd: libc::c_long, attr: &T) -> io::Result<OwnedFd> {
     Ok(inherited::noted_bpf(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// `bpf(cmd, attr)`. The attributes' pointers are valid for what the callers above state.
+/// `bpf(cmd, attr)`. The attributes' pointers are valid as the callers above state.
 fn bpf<T>(cmd: libc::c_long, attr: &T) -> io::Result<i32> {
     // SAFETY: `attr` is a prefix of `union bpf_attr` of the size given; the buffers it points to
     // live in the callers' frames and have the sizes that the attributes or the map's definition
-    // state. Only the verifier's log, a looked up value, the next key and what describes a program
-    // or a map are written, through pointers that were made from exclusive borrows.
+    // state. Only the verifier's log, a looked up value, the next key and the description of a
+    // program or a map are written, through pointers that were made from exclusive borrows.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, cmd, std::ptr::from_ref(attr), size_of::<T>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }

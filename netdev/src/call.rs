@@ -15,7 +15,8 @@ macro_rules! calls {
             /// # Safety
             /// As the C library's function.
             pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
-                // SAFETY: the caller's promise. The kernel takes what the C library passes to it.
+                // SAFETY: the caller's promise. The kernel takes the C library's arguments
+                // unchanged.
                 unsafe { syscall(libc::$number, $($arg),*) as $result }
             }
         )*

@@ -54,9 +54,9 @@ impl Default for UdpConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketConfig {
     /// Frames in the receive ring, 1 to 16,384; more than 15 are rounded up to whole blocks of 15.
-    /// Each has 68 KiB of the kernel's memory, for a super-packet. 256 by default, but beside ports
-    /// of other processes on an address half as many for each doubling of the ports, and no fewer
-    /// than 64; another number is taken as it is.
+    /// Each has 68 KiB of the kernel's memory, for a super-packet. 256 by default; beside ports of
+    /// other processes on an address each doubling of the ports halves that, to no fewer than 64.
+    /// Another number is taken as it is.
     pub ring_frames: u32,
 }
 
@@ -95,7 +95,7 @@ impl Default for XdpConfig {
     }
 }
 
-/// How the ports of one device share what arrives.
+/// How the ports of one device share received datagrams.
 ///
 /// One byte of each datagram says which port it is for: the first port has the value `first`, the
 /// next one the next value. The kernel reads that byte where the backend lets it. The first port
@@ -109,8 +109,8 @@ pub struct Shards {
     pub count: usize,
     /// Offset of that byte in the UDP payload.
     pub selector: u16,
-    /// Whether other ports have the other values of the byte. Then the first port gets nothing but
-    /// what is its own.
+    /// Whether other ports have the other values of the byte. Then the first port gets its own
+    /// datagrams only.
     pub shared: bool,
 }
 

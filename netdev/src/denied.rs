@@ -25,7 +25,7 @@ impl Capability {
     }
 }
 
-/// What a system call needs.
+/// The rights that a system call needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Needs {
     /// The call, for the message: `bpf(2)`.
@@ -36,7 +36,7 @@ pub(crate) struct Needs {
     pub(crate) of_the_host: bool,
 }
 
-/// What a thread has, as `/proc` shows it.
+/// A thread's rights, as `/proc` shows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rights {
     effective: u64,

@@ -8,11 +8,11 @@ use crate::port::Backend;
 pub struct OpenError {
     /// The backend that was tried.
     pub backend: Backend,
-    /// What failed, in words: `cannot bind 10.0.0.1:4791`.
+    /// The failure, in words: `cannot bind 10.0.0.1:4791`.
     pub what: String,
     /// The kernel's answer, where there is one.
     pub source: Option<std::io::Error>,
-    /// What the user can do: `run with --cap-add NET_RAW, or --netdev udp`.
+    /// The user's remedy: `run with --cap-add NET_RAW, or --netdev udp`.
     pub hint: String,
 }
 

@@ -261,8 +261,8 @@ fn read_feature_names(socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Res
         ETH_SS_FEATURES,
         count as u32,
     ]);
-    // SAFETY: `ethtool_get_strings` ignores the count that it is given, and writes as many names as
-    // the set has. The features are a constant table of the kernel, with the count that it has just
+    // SAFETY: `ethtool_get_strings` ignores the count that it is given, and writes all names of the
+    // set. The features are a constant table of the kernel, with the count that it has just
     // returned. (A driver's own set could grow between the two requests.)
     unsafe { ask(socket, name, &mut strings) }?;
     let text = |words: &[u32]| {
@@ -272,8 +272,8 @@ fn read_feature_names(socket: BorrowedFd<'_>, name: &mut libc::ifreq) -> io::Res
     Ok(strings[STRINGS_HEADER_WORDS..].chunks_exact(NAME_WORDS).map(text).collect())
 }
 
-/// Reads a `struct ethtool_gfeatures` with as many blocks as `features` has room for, which is at
-/// least its header.
+/// Reads a `struct ethtool_gfeatures` with the number of blocks for which `features` has room,
+/// which is at least its header.
 fn read_features(
     socket: BorrowedFd<'_>,
     name: &mut libc::ifreq,

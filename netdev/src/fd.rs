@@ -15,14 +15,14 @@ use crate::call;
 /// How long a child process may hold copies of descriptors closed here: from fork to exec.
 pub(crate) const COPIES_HELD_MAX: Duration = Duration::from_millis(100);
 
-/// The least number of our own descriptors, if so many may be open.
+/// The least number of our own descriptors, if the limit permits such numbers.
 const APART: libc::c_int = 512;
 
 /// The same file under a number that a program's next file does not get. A program may close
-/// descriptors that it did not open, and new files get the lowest free numbers: what we would write
-/// to one of those is the program's. `select(2)` still takes these numbers.
+/// descriptors that it did not open, and new files get the lowest free numbers: a write of ours to
+/// one of those would go to the program's file. `select(2)` still takes these numbers.
 ///
-/// Without room up there the descriptor stays what it is.
+/// Without room up there the descriptor keeps its number.
 #[must_use]
 pub fn apart(fd: OwnedFd) -> OwnedFd {
     if cfg!(miri) {
@@ -271,7 +271,7 @@ impl Program {
     }
 }
 
-/// Attaches a classic BPF program that decides how many bytes of each packet a socket takes
+/// Attaches a classic BPF program that returns the number of bytes to take of each packet
 /// (`SO_ATTACH_FILTER`). It replaces the previous one.
 ///
 /// # Errors
@@ -373,7 +373,7 @@ pub(crate) fn look_from(socket: impl AsFd, offset: usize) -> io::Result<()> {
     let offset = i32::try_from(offset).map_err(io::Error::other)?;
     let (fd, option) = (socket.as_fd().as_raw_fd(), libc::SO_PEEK_OFF);
     let (at, len) = ((&raw const offset).cast(), size_of::<i32>() as libc::socklen_t);
-    // SAFETY: the kernel reads `len` bytes, which is the size of what it is pointed to.
+    // SAFETY: the kernel reads `len` bytes, which is the size of `offset`.
     unsafe { check(call::setsockopt(fd, libc::SOL_SOCKET, option, at, len)) }?;
     Ok(())
 }
@@ -404,7 +404,7 @@ pub(crate) fn patiently<T>(
 }
 
 /// `sendmmsg(2)` by its number: on 64-bit machines musl's function of that name makes one call of
-/// `sendmsg(2)` per message. Returns how many messages the kernel took.
+/// `sendmsg(2)` per message. Returns the number of messages that the kernel took.
 ///
 /// # Safety
 /// `messages` points to `count` headers that are valid for sending, with zeroed padding.
@@ -421,7 +421,7 @@ pub(crate) unsafe fn send_messages(
 }
 
 /// `recvmmsg(2)`, as [`send_messages`] makes its call: the flags have another type in musl. Returns
-/// how many messages there are.
+/// the number of messages.
 ///
 /// # Safety
 /// `messages` points to `count` headers that are valid for receiving, with zeroed padding.

@@ -3,12 +3,12 @@
 //! [`FramePort`] finds the way of each datagram ([`PathTable`]), follows changes of the interface,
 //! and counts. A [`FrameIo`] moves frames to and from the kernel.
 //!
-//! The *guard* is a UDP socket on port 4791 that takes what does not come by the interface: over
-//! loopback, or by another one that answers ARP for this one's addresses. It stops the
-//! kernel from answering "port unreachable", and sends for paths with an unknown neighbour. Two
-//! things go through it in both directions: multicast, because the kernel knows which groups have
-//! been joined, and datagrams to the own addresses, of this process or of another one that shares
-//! them, because an interface does not receive what it sends.
+//! The *guard* is a UDP socket on port 4791 that takes datagrams that do not come by the interface:
+//! over loopback, or by another one that answers ARP for this one's addresses. It stops the kernel
+//! from answering "port unreachable", and sends for paths with an unknown neighbour. Two things go
+//! through it in both directions: multicast, because the kernel knows which groups have been
+//! joined, and datagrams to the own addresses, of this process or of another one that shares them,
+//! because an interface does not receive its own frames.
 
 use std::io;
 use std::net::IpAddr;
@@ -36,11 +36,11 @@ pub trait Acquire: Sized {
     /// The backend.
     const BACKEND: Backend;
 
-    /// Takes what the ports need of the kernel: parts for each, in the order of their numbers. With
-    /// `slots` they share the addresses with other processes.
+    /// Takes the kernel's objects for the ports: parts for each, in the order of their numbers.
+    /// With `slots` they share the addresses with other processes.
     ///
     /// # Errors
-    /// What is missing, and what to do about it.
+    /// The missing object or right, and the remedy.
     fn acquire(
         iface: &Interface,
         addresses: &[IpAddr],
@@ -127,7 +127,7 @@ pub trait FrameIo: Acquire + AsFd + Send {
     }
 }
 
-/// A [`FrameIo`], and what its port has to know.
+/// A [`FrameIo`], and the facts that its port has to know.
 pub struct Assembled<F> {
     pub(crate) io: F,
     pub(crate) capabilities: Capabilities,
@@ -320,7 +320,7 @@ impl<F: FrameIo> Port for FramePort<F> {
     ) -> io::Result<usize> {
         let mut count = self.io.receive(budget, &mut self.state, &mut sink);
         count += self.guard.receive(budget.saturating_sub(count), &mut sink)?;
-        // What arrived before the end of the interface still counts.
+        // Datagrams that arrived before the end of the interface still count.
         match self.state.dead {
             Some(errno) if count == 0 => Err(io::Error::from_raw_os_error(errno)),
             _ => Ok(count),

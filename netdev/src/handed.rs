@@ -1,4 +1,4 @@
-//! A port that somebody else opened.
+//! A port that another process opened.
 //!
 //! A program without a right gets the parts of its ports from an *agent*, a process with rights in
 //! the same or another container. The program connects to the agent's socket, sends one
@@ -9,8 +9,8 @@
 //!   port.
 //! - The program's side: an [`Agent`] is where to ask; [`auto`](crate::auto) asks it.
 //!
-//! What comes from a program is hostile. An agent is trusted as the kernel is, and yet all that it
-//! says is compared with the descriptors.
+//! Input from a program is hostile. An agent is trusted as the kernel is, and yet all its answers
+//! are compared with the descriptors.
 
 mod ask;
 mod give;

@@ -1,5 +1,5 @@
-//! What an agent on the host does for containers: it says which frames may leave one, knows the
-//! host's end of its veth, and hears of changes.
+//! An agent's work on the host for containers: it limits the frames that may leave one, knows the
+//! host's end of its veth, and follows changes.
 //!
 //! Everything is asked from the agent's network namespace, by the number that it has for the
 //! container's (`ip netns list-id`). So nothing here holds a container's namespace open, which

@@ -66,13 +66,13 @@ impl Interface {
         ethtool::link_speed(&self.name)
     }
 
-    /// What its port announces (`port_cap_flags` of verbs.h): `IBV_PORT_CM_SUP` and
+    /// The capabilities of its port (`port_cap_flags` of verbs.h): `IBV_PORT_CM_SUP` and
     /// `IBV_PORT_IP_BASED_GIDS`.
     pub const PORT_CAPABILITIES: u32 = 1 << 16 | 1 << 26;
 
     /// The width of its port and the speed of a lane, by their codes in verbs.h: the least that
-    /// carry what the link does. Without a speed, as on loopback, it is one lane of the slowest, as
-    /// the kernel says of Soft-RoCE.
+    /// carry the link's rate. Without a speed, as on loopback, it is one lane of the slowest, as
+    /// the kernel reports of Soft-RoCE.
     #[must_use]
     pub fn lanes(&self) -> (u8, u8) {
         let lanes = Lanes::of(self.link_speed().unwrap_or(0));

@@ -1,4 +1,4 @@
-//! What a child of `fork(2)` inherits of the ports, and keeps nothing of.
+//! The descriptors of ports that a child of `fork(2)` inherits, and does not keep.
 //!
 //! A child that lives on would keep the parent's UDP port, sockets and XDP program alive after the
 //! parent has closed them or ended. So each such descriptor is noted here, and a handler in the
@@ -20,7 +20,7 @@ use crate::fd::apart;
 /// Descriptors with greater numbers are not noted.
 const NUMBERS: usize = 1 << 16;
 
-/// What is behind each noted descriptor, 0 for none: a number may have been closed and be another
+/// The file behind each noted descriptor, 0 for none: a number may have been closed and be another
 /// descriptor by now. Pages that no number is in take no memory.
 static IDENTITIES: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
 /// Behind the greatest number.
@@ -58,14 +58,14 @@ const BPF: u32 = 1;
 /// Registers the handler, once.
 fn register() {
     static ONCE: Once = Once::new();
-    // SAFETY: the handler does what is allowed in a child of a process with threads. It is part of
-    // a program, or of a library that is never unloaded or that `dlclose` takes it from.
+    // SAFETY: the handler does only things allowed in a child of a process with threads. It is part
+    // of a program, or of a library that is never unloaded or that `dlclose` takes it from.
     ONCE.call_once(|| unsafe {
         libc::pthread_atfork(None, None, Some(in_child));
     });
 }
 
-/// Without a descriptor left the child keeps what it inherits.
+/// Without a descriptor left the child keeps the inherited ones.
 extern "C" fn in_child() {
     let end = END.load(Ordering::Relaxed);
     // A pipe without a writer: reading it finds the end, and nothing else can be done with it.
@@ -97,7 +97,7 @@ fn is_bpf(number: RawFd) -> bool {
     const KIND: &[u8] = b"anon_inode:bpf";
     let (mut path, mut target) = (*b"/proc/self/fd/..........\0", [0_u8; KIND.len()]);
     let (mut at, mut rest) = (path.len() - 1, number.max(0));
-    // From the last digit on; what is left of the room repeats the slash.
+    // From the last digit on; the rest of the room repeats the slash.
     while at > b"/proc/self/fd/".len() {
         at -= 1;
         path[at] = if rest > 0 || at == path.len() - 2 { b'0' + (rest % 10) as u8 } else { b'/' };

@@ -1,9 +1,9 @@
 //! Frames in, frames out: the ways a RoCEv2 datagram reaches the kernel and comes back.
 //!
-//! A [`Port`] moves the payloads of UDP datagrams to and from port 4791. It knows nothing of what
-//! they are: neither of queue pairs, nor of the transport's headers. Its contract is that of
-//! [`Port`], its backends are [`UdpPort`], [`PacketPort`], [`XdpPort`] and [`sim`], and [`auto`]
-//! chooses one. [`Parts`] open a port in two steps, of which only the first needs privileges.
+//! A [`Port`] moves the payloads of UDP datagrams to and from port 4791. It knows nothing of their
+//! contents: neither queue pairs, nor the transport's headers. Its contract is that of [`Port`],
+//! its backends are [`UdpPort`], [`PacketPort`], [`XdpPort`] and [`sim`], and [`auto`] chooses one.
+//! [`Parts`] open a port in two steps, of which only the first needs privileges.
 
 mod any;
 pub mod auto;

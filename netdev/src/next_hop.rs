@@ -139,7 +139,7 @@ mod tests {
                 let gateway = hop("10.9.0.1", "192.0.2.9:1").expect("by the gateway");
                 assert_eq!(gateway.address, IpAddr::from([10, 9, 0, 2]));
                 assert!(answers(gateway, patience));
-                // What is known by now, this machine, and a link without neighbours.
+                // Hops known by now, this machine, and a link without neighbours.
                 for (from, to) in [
                     ("10.9.0.1", "10.9.0.2:1"),
                     ("127.0.0.1", "127.0.0.1:1"),

@@ -40,7 +40,7 @@ use sys::{PacketSocket, SendScratch, Transmit};
 use tx::Sender;
 
 /// A port over an `AF_PACKET` socket. Opening it needs `CAP_NET_RAW` and Linux 6.2. Several ports
-/// share what arrives by `PACKET_FANOUT`.
+/// share received frames by `PACKET_FANOUT`.
 pub type PacketPort = FramePort<PacketIo>;
 
 /// Frames through an `AF_PACKET` socket.
@@ -145,7 +145,7 @@ impl FrameIo for PacketIo {
 
     fn maintain(&mut self, changed: bool, _: &mut State) {
         // It cannot fail: the descriptor is a socket. The error itself is discarded: the kernel's
-        // announcements of the interface say what it means.
+        // announcements of the interface give its meaning.
         let _ = self.socket.take_error();
         if changed || self.segmentation.as_ref().is_some_and(Segmentation::is_unanswered) {
             self.check_segmentation();

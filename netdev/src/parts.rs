@@ -31,7 +31,7 @@ use crate::port::Backend;
 use crate::shared::Slots;
 use crate::xdp::{Mapped, check_memory};
 
-/// What a port is assembled from: descriptors, and plain values about them.
+/// The parts from which a port is assembled: descriptors, and plain values about them.
 #[derive(Debug)]
 pub struct Parts {
     pub(crate) manifest: Manifest,
@@ -78,14 +78,14 @@ pub enum BackendParts {
     Xdp {
         /// The receive queue that the socket is bound to.
         queue: u32,
-        /// Chunks of 4096 bytes for each direction. Each ring has twice as many entries.
+        /// Chunks of 4096 bytes for each direction. Each ring has twice that number of entries.
         chunks: u32,
         /// Whether the driver works on the shared memory without copying.
         zero_copy: bool,
     },
 }
 
-/// What a descriptor of [`Parts`] is.
+/// The kind of a descriptor of [`Parts`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Descriptor {
     /// A UDP socket on port 4791 of this address: of the backend `udp`, or of a guard.
@@ -124,7 +124,7 @@ impl Manifest {
         }
     }
 
-    /// What the descriptors are, in their order.
+    /// The kinds of the descriptors, in their order.
     #[must_use]
     pub fn descriptors(&self) -> Vec<Descriptor> {
         use Descriptor::{Mac, Memory, Packet, Program, Udp, Xdp};
@@ -144,7 +144,7 @@ impl Parts {
         &self.manifest
     }
 
-    /// The descriptors, and what each of them is.
+    /// The descriptors, each with its kind.
     pub fn descriptors(&self) -> impl Iterator<Item = (Descriptor, BorrowedFd<'_>)> {
         self.manifest.descriptors().into_iter().zip(self.fds.iter().map(OwnedFd::as_fd))
     }
@@ -153,13 +153,13 @@ impl Parts {
     ///
     /// # Safety
     /// The descriptors are those of one port, as the process that acquired them got them, and
-    /// nothing else uses their memory: neither that process, nor another port of the same parts.
-    /// So the sender must be trusted. The rings and the memory of frames are shared with whatever
-    /// has these descriptors.
+    /// nothing else uses their memory: neither that process, nor another port of the same parts. So
+    /// the sender must be trusted. The rings and the memory of frames are shared with every process
+    /// that has these descriptors.
     ///
     /// # Errors
-    /// No address, not as many descriptors as the manifest says, a socket of another family, or
-    /// memory of another size.
+    /// No address, another number of descriptors than the manifest's, a socket of another family,
+    /// or memory of another size.
     pub unsafe fn from_descriptors(
         manifest: Manifest,
         fds: Vec<OwnedFd>,
@@ -214,7 +214,7 @@ impl Fds {
         Self(fds.into_iter())
     }
 
-    /// The next one. Parts have as many as their manifest says.
+    /// The next one. The manifest's number of descriptors has been checked.
     pub(crate) fn take(&mut self) -> OwnedFd {
         self.0.next().expect("checked when the parts were made")
     }

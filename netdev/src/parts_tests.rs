@@ -1,4 +1,4 @@
-//! Ports that a process without privileges assembles of what it was sent.
+//! Ports that a process without privileges assembles of received descriptors.
 
 #![allow(unsafe_code)]
 
@@ -28,7 +28,7 @@ pub(crate) const A: [&str; 2] = ["10.9.0.1", "fd09::1"];
 pub(crate) const B: [&str; 2] = ["10.9.0.2", "fd09::2"];
 /// An address of the child's namespace that no port has.
 pub(crate) const SPARE: &str = "10.9.0.11";
-/// As many descriptors and bytes as one message has.
+/// The most descriptors and bytes of one message.
 const FDS_MAX: usize = 16;
 const MANIFEST_BYTES_MAX: usize = 4096;
 /// As long as a RoCEv2 datagram with a payload of 4096 bytes; and shorter ones.
@@ -130,7 +130,7 @@ fn another_process_assembles(backend: Backend, count: usize) -> Result<(), Strin
     Ok(())
 }
 
-/// Sends back what arrives.
+/// Sends received datagrams back.
 pub(crate) fn echo(pair: &Pair, port: &mut AnyPort) {
     fd::wait_readable(port.wait_fd(), 5).expect("poll");
     let mut got: Vec<(IpAddr, IpAddr, Vec<u8>)> = Vec::new();
@@ -212,7 +212,7 @@ pub(crate) fn exchange(ports: &mut [AnyPort], backend: Backend, number: usize, a
         let before = ports[number].stats();
         let sent = send(&mut ports[number], path, number as u8);
         let mut got = receive(ports, sent.len(), backend != Backend::Xdp);
-        // What was sent back late, of an earlier exchange, comes first.
+        // Late replies of an earlier exchange come first.
         let is_known =
             |(_, src, dst): &Got| [0, 1].iter().any(|at| (*src, *dst) == (ip(B[*at]), ip(A[*at])));
         assert!(got.iter().all(is_known), "other addresses");

@@ -119,7 +119,7 @@ fn what_fails_of_a_removed_path_is_told_of_no_other(backend: Backend) -> Result<
     Ok(())
 }
 
-/// A thread may ask twice for what is so already.
+/// A thread may ask twice for the present state.
 fn watching_twice_is_watching(backend: Backend) -> Result<(), String> {
     let (pair, mut a, mut b) = sides(backend)?;
     know(&pair, true);
@@ -134,7 +134,8 @@ fn watching_twice_is_watching(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
-/// What arrived before the end of the interface is handed up after it, and then the end is told.
+/// Datagrams that arrived before the end of the interface are handed up after it, and then the end
+/// is reported.
 fn the_end_comes_after_what_arrived(backend: Backend) -> Result<(), String> {
     let (pair, mut a, mut b) = sides(backend)?;
     know(&pair, true);
@@ -240,7 +241,7 @@ fn devices_beside_each_other_hear_their_own(backend: Backend) -> Result<(), Stri
     Ok(())
 }
 
-/// To itself a port sends whatever the link may hold.
+/// To itself a port sends datagrams of the link's whole MTU.
 fn the_longest_datagram_reaches_itself(backend: Backend) -> Result<(), String> {
     let (pair, mut a, _b) = sides(backend)?;
     let longest = a.capabilities().link_mtu as usize - 48;
@@ -278,7 +279,7 @@ fn the_hop_limit_is_the_routes(backend: Backend) -> Result<(), String> {
     send(A[1], B[1], 0);
     pair.a.sh("ip route add 10.9.0.2/32 dev v0 hoplimit 7
                ip route add fd09::2/128 dev v0 hoplimit 8");
-    // What was known of these ways is known for a moment.
+    // Old routes stay known for a moment.
     std::thread::sleep(Duration::from_millis(1100));
     send(A[0], B[0], 0);
     send(A[1], B[1], 0);

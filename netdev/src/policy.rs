@@ -11,9 +11,9 @@
 //!
 //! A rule is left out only if it provably cannot match: another protocol or port, another
 //! interface, a loopback address. Reading nftables needs `CAP_NET_ADMIN` over the namespace;
-//! reading tcx needs it over the machine. [`Audit::unseen`] lists what could not be read. The audit
-//! does not cover rules outside the namespace, which apply to every backend on a veth, nor BPF
-//! programs of cgroups and of netfilter links.
+//! reading tcx needs it over the machine. [`Audit::unseen`] lists rules that could not be read. The
+//! audit does not cover rules outside the namespace, which apply to every backend on a veth, nor
+//! BPF programs of cgroups and of netfilter links.
 
 mod expression;
 mod nft;
@@ -40,7 +40,7 @@ pub(crate) struct Rule {
 pub(crate) struct Audit {
     /// Rules that could concern RoCEv2.
     pub rules: Vec<Rule>,
-    /// What could not be read, and why.
+    /// Rules that could not be read, and why.
     pub unseen: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ pub struct Unlisted {
 /// The rules in the calling thread's network namespace that neither `nft` nor `tc` lists: those of
 /// legacy iptables, and the policies of IPsec that RoCEv2 from and to the addresses of `iface`
 /// could meet there. With `forwards` the addresses are of others, for which the namespace forwards.
-/// The second list says what could not be read, and why.
+/// The second list has rules that could not be read, and why.
 #[must_use]
 pub fn unlisted_rules(iface: &Interface, forwards: bool) -> (Vec<Unlisted>, Vec<String>) {
     let (mut audit, mut rules) = (Audit::default(), Vec::new());

@@ -2,8 +2,9 @@
 //!
 //! A [`Port`] moves RoCEv2 datagrams: the bytes from the BTH to the ICRC, which are the payload of
 //! a UDP datagram to port 4791. The port owns the Ethernet, IP and UDP headers; it never reads the
-//! payload. Because the ICRC covers fields of those headers, the port says which IP identification
-//! a datagram will carry ([`TxSlot::ip_id`]) and what it knows about a received one ([`RxIpId`]).
+//! payload. Because the ICRC covers fields of those headers, the port gives the IP identification
+//! that a datagram will carry ([`TxSlot::ip_id`]) and its knowledge of a received one's
+//! ([`RxIpId`]).
 //!
 //! Drive a port in bursts: `receive` until it returns 0, then `reserve`/`commit` for each datagram
 //! to send, then one `flush`.
@@ -77,7 +78,7 @@ pub struct Capabilities {
     /// Whether the IPv4 identification of a received datagram is read (`true`) or must be solved
     /// from the ICRC (`false`).
     pub ip_id_exact: bool,
-    /// As `rx_budget`, of what comes from the port's own addresses.
+    /// As `rx_budget`, of datagrams from the port's own addresses.
     pub local_budget: RxBudget,
     /// Whether each path sends with its own `PathSpec::tos`.
     pub tos_on_send: bool,
@@ -85,15 +86,15 @@ pub struct Capabilities {
     pub tos_on_receive: bool,
     /// Capacity of the receive queue.
     pub rx_budget: RxBudget,
-    /// What fills the receive queue.
+    /// The resource that limits the receive queue.
     pub rx_queue: QueueKind,
 }
 
-/// What fills a receive queue.
+/// The resource that limits a receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QueueKind {
-    /// Memory: the kernel charges the socket with the buffers of what waits. A super-packet costs
-    /// little more than its bytes. Sockets of `udp`.
+    /// Memory: the kernel charges the socket with the buffers of waiting datagrams. A super-packet
+    /// costs little more than its bytes. Sockets of `udp`.
     Memory,
     /// Places, of which each takes a frame or a super-packet of any length. The ring of `packet`.
     Places,
@@ -157,7 +158,7 @@ pub struct PathSpec {
 pub struct PathId(pub u32);
 
 impl PathId {
-    /// No path: of what was committed to a path that is gone.
+    /// No path: of a datagram committed to a path that is gone.
     pub(crate) const NONE: Self = Self(u32::MAX);
 }
 
@@ -340,9 +341,9 @@ pub trait Port: Send {
     where
         Self: Sized;
 
-    /// Whether more than so many eighths (0 to 7) of the receive queue are filled. Of `udp` that is
-    /// known only between two calls of [`receive`](Self::receive) of which the first did not empty
-    /// its queue, because it costs a system call. By default it is not known, and `false`.
+    /// Whether more than `eighths` eighths (0 to 7) of the receive queue are filled. Of `udp` that
+    /// is known only between two calls of [`receive`](Self::receive) of which the first did not
+    /// empty its queue, because it costs a system call. By default it is not known, and `false`.
     #[inline]
     fn is_filled(&self, _eighths: u32) -> bool {
         false

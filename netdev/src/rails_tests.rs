@@ -1,4 +1,4 @@
-//! Several ports of one machine: what a port sends leaves by its own interface.
+//! Several ports of one machine: datagrams of a port leave by its own interface.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -86,7 +86,7 @@ fn spec(local: &str, remote: &str, src_port: u16) -> PathSpec {
     PathSpec { local: ip(local), remote: ip(remote), src_port, tos: 0, ttl: 64, flow_label: 0 }
 }
 
-/// Sends one datagram, again and again until it has arrived; returns what has.
+/// Sends one datagram, again and again until it has arrived; returns its addresses.
 fn deliver(from: &mut AnyPort, path: PathId, to: &mut AnyPort) -> Option<(IpAddr, IpAddr)> {
     let end = Instant::now() + Duration::from_secs(10);
     let mut heard = None;
@@ -175,8 +175,8 @@ fn the_other_port_is_reached(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
-/// The other interface answers for the port's addresses, as Linux lets it: what arrives there is
-/// heard, and once.
+/// The other interface answers for the port's addresses, as Linux lets it: datagrams to it are
+/// received, and once.
 fn what_arrives_by_another_port_is_heard(backend: Backend) -> Result<(), String> {
     let rails = Rails::new([24, 24], [256, 256])?;
     let mut second = open_on(&rails.a, "v1", backend, &SECOND)?;
@@ -193,7 +193,7 @@ fn what_arrives_by_another_port_is_heard(backend: Backend) -> Result<(), String>
         told(&mac("v0"));
         let there = path(&rails.b, &mut peer, local, remote, 0xc0de);
         assert_eq!(deliver(&mut peer, there, &mut second), Some((ip(local), ip(remote))));
-        // And what arrives by the port itself is not heard twice.
+        // And a datagram that arrives by the port itself is not received twice.
         told(&mac("v1"));
         peer.remove_path(there);
         let there = path(&rails.b, &mut peer, local, remote, 0xc0de);
@@ -216,7 +216,7 @@ fn what_arrives_by_another_port_is_heard(backend: Backend) -> Result<(), String>
     Ok(())
 }
 
-/// While a port is down, what it sends does not leave by another; that one goes on.
+/// While a port is down, its datagrams do not leave by another; that one goes on.
 fn a_rail_is_taken_away(backend: Backend) -> Result<(), String> {
     let rails = Rails::new([24, 24], [256, 256])?;
     let mut first = open_on(&rails.a, "v0", backend, &FIRST)?;
@@ -232,7 +232,7 @@ fn a_rail_is_taken_away(backend: Backend) -> Result<(), String> {
     peer.receive(64, |_| ()).expect("alive");
     for family in [0, 1] {
         let spec = spec(FIRST[family], PEER[family], 0xc0df);
-        // What is known of a way holds for a second.
+        // A known route holds for a second.
         let end = Instant::now() + Duration::from_secs(10);
         let why = loop {
             match rails.a.run(|| first.add_path(&spec)) {

@@ -208,9 +208,9 @@ impl PathTable {
         }
     }
 
-    /// Call this after the kernel was given what it takes. Paths that took the guard only for a
-    /// neighbour check leave directly again, and turning paths change their way, unless datagrams
-    /// of theirs still wait according to `waits`.
+    /// Call this after a flush to the kernel. Paths that took the guard only for a neighbour check
+    /// leave directly again, and turning paths change their way, unless datagrams of theirs still
+    /// wait according to `waits`.
     pub fn flushed(&mut self, waits: impl Fn(&Sent) -> bool) {
         let Self { entries, checking, turning, iface, .. } = self;
         let mut gone = |path: &PathId, act: &mut dyn FnMut(&mut PathEntry)| {

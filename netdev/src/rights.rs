@@ -20,7 +20,7 @@ pub(crate) fn send<const SPACE: usize>(
     bytes: &[u8],
     descriptors: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    // What is between two headers is read, too.
+    // Padding between two headers is read, too.
     let mut space = [MaybeUninit::new(0); SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
@@ -31,8 +31,8 @@ pub(crate) fn send<const SPACE: usize>(
     Ok(())
 }
 
-/// Receives a message: the number of its bytes, what the kernel says of it, and its descriptors.
-/// Those for which there is no room are not installed (`MSG_CTRUNC`).
+/// Receives a message: the number of its bytes, the kernel's flags, and its descriptors. Those for
+/// which there is no room are not installed (`MSG_CTRUNC`).
 ///
 /// # Errors
 /// The kernel's.

@@ -67,7 +67,7 @@ impl Rtnl {
                     }
                 }
             })?;
-        // On a machine where interfaces come and go all the time, what is there is good enough.
+        // On a machine where interfaces come and go all the time, a partial list is good enough.
         // Rules are another matter.
         if !is_whole && !matches!(answer, libc::RTM_NEWLINK | libc::RTM_NEWADDR) {
             return Err(socket::keeps_changing());

@@ -249,7 +249,7 @@ fn others_in_the_way(v0: &Interface) {
     }
 }
 
-/// What one process may have on one address at a time is taken on all addresses or on none.
+/// The one `afxdp` of an address is taken on all addresses or on none.
 #[test]
 fn afxdp_that_is_refused_on_one_address_is_free_on_the_other() {
     let ns = or_skip!("scarcity::afxdp_that_is_refused_on_one_address", NetNs::new());

@@ -1,22 +1,22 @@
 //! Several processes on one address.
 //!
 //! One byte of each datagram says which port it is for ([`Shards`](crate::Shards)). Processes that
-//! share an address divide the values of that byte, the *slots*, among themselves. Nobody keeps a
-//! register: all that they share are objects of the kernel, which stay as long as any of them lives
-//! and let go of what a process had when it dies, however it dies.
+//! share an address divide the values of that byte, the *slots*, among themselves. There is no
+//! registry process: they share objects of the kernel, which stay as long as any of them lives.
+//! When a process dies, in any way, they release its slots.
 //!
 //! For each address there are:
 //! - a listening socket with an abstract name (unix(7)), which *all* of them listen on: one that
 //!   comes later gets copies of the objects from whichever of them accepts ([`meeting`]);
 //! - a file in memory, in which a *lock* on a byte says that a slot is taken, that a process
 //!   listens for a service, that it has bound a port, or that it has `afxdp` ([`locks`]). The
-//!   file's contents say how long slots rest, and what is to be done for a process that has gone
+//!   file's contents say how long slots rest, and the work to do for a process that has gone
 //!   ([`notes`]);
 //! - a *bag* of sockets ([`bag`]): a stream that is written and never read, only looked into. It
 //!   has the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket stays in
 //!   the group at its index when its process dies, and the next process on the slot takes it over;
 //! - the *duty*, a second name. The process that has it reads the socket of slot 0: datagrams to
-//!   the general services (QP1), and to no slot. The others are connected to it, hear of its end,
+//!   the general services (QP1), and to no slot. The others are connected to it, learn of its end,
 //!   and one of them follows ([`duty`]).
 //!
 //! Processes of one user share an address: the kernel lets only sockets of one user share a port.
@@ -70,14 +70,14 @@ const OWED: u64 = u64::MAX;
 const ROOM_MIN: usize = 16;
 /// How long the duty of a group that has ended may be held.
 const DUTY_RELEASE_MAX: Duration = Duration::from_secs(2);
-/// How often the mailbox of a slot is looked for that nobody has made yet.
+/// The interval of searches for the mailbox of a slot that has none yet.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
-/// The slots of a device: so many in a row, the same on each of its addresses.
+/// The slots of a device: `count` in a row, the same on each of its addresses.
 pub struct Slots {
     first: u8,
     count: usize,
-    /// How many slots others had when these were taken.
+    /// The number of others' slots when these were taken.
     neighbours: usize,
     shared: Vec<Shared>,
     /// Lets others join.
@@ -96,15 +96,15 @@ struct Shared {
     duty: Arc<AtomicBool>,
     /// Where this process listens: the kernel does not tell a process of its own locks.
     listens: Mutex<BTreeSet<u64>>,
-    /// What this process leaves here.
+    /// The notes of this process here.
     notes: Notes,
-    /// The slots whose notes have been told, and are there still.
+    /// The slots whose notes have been returned, and are there still.
     told: Mutex<BTreeSet<usize>>,
     /// By slot.
     writers: Mutex<BTreeMap<u8, Known>>,
 }
 
-/// What is known of a neighbour's mailbox.
+/// The known state of a neighbour's mailbox.
 #[derive(Default)]
 struct Known {
     writer: Option<Writer>,
@@ -119,8 +119,8 @@ impl std::fmt::Debug for Slots {
 }
 
 impl Slots {
-    /// Takes slots for the ports of a device with these addresses, of which `shards` says how many
-    /// and by which byte.
+    /// Takes slots for the ports of a device with these addresses; `shards` has their number and
+    /// the byte.
     ///
     /// # Errors
     /// Another user's process, or one that does not share, has an address; all slots are taken; no
@@ -184,7 +184,7 @@ impl Slots {
         own.map(|slot| Ok(it.entry(slot)?.socket)).collect()
     }
 
-    /// What neighbours hand over to one of the own slots on an address.
+    /// The datagrams that neighbours hand over to one of the own slots on an address.
     pub(crate) fn mail(&self, address: IpAddr, nth: usize) -> io::Result<Mail> {
         let it = self.at(address)?;
         let _held = it.locks.hold()?;
@@ -220,8 +220,8 @@ impl Slots {
         self.at(address).is_ok_and(Shared::has_duty)
     }
 
-    /// Keeps a note for the neighbours, under a key: what they do for this process once it has
-    /// gone, however it goes. They find as many as there is room for.
+    /// Keeps a note for the neighbours, under a key: their work for this process once it has gone,
+    /// in any way. They find the notes for which there is room.
     pub fn note(&self, address: IpAddr, key: u32, note: &[u8; NOTE_BYTES]) {
         if let Ok(it) = self.at(address) {
             it.notes.keep(&it.locks, self.first, key, note);
@@ -260,7 +260,7 @@ impl Slots {
         all
     }
 
-    /// Removes what [`left`](Self::left) has told.
+    /// Removes the notes that [`left`](Self::left) has returned.
     pub fn forget_left(&self) {
         for it in &self.shared {
             let mut told = it.told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -268,7 +268,7 @@ impl Slots {
                 continue;
             }
             let Ok(_held) = it.locks.hold_at_once() else {
-                // They are told again.
+                // They are returned again.
                 self.host.look_again();
                 continue;
             };
@@ -361,8 +361,8 @@ impl Slots {
         None
     }
 
-    /// This process has a port on an address as `claim` says from now on. The number means what the
-    /// callers say; in the kernel's eyes a port is one, however often this process has it.
+    /// This process has a port on an address as `claim` says from now on. The meaning of the number
+    /// is the callers'; to the kernel a port is one, however often this process has it.
     ///
     /// # Errors
     /// `EADDRINUSE`: a neighbour has it in a way that does not go with that. Nothing has changed
@@ -400,7 +400,7 @@ impl Drop for Slots {
             // Without the lock the slots look like those of a process that died.
             let Ok(_held) = it.locks.hold() else { continue };
             for slot in usize::from(self.first)..usize::from(self.first) + self.count {
-                // The next process with the duty reads what comes to slot 0 meanwhile.
+                // The next process with the duty reads datagrams that come to slot 0 meanwhile.
                 if slot > 0
                     && let Ok(entry) = it.bag().get(slot)
                 {
@@ -419,7 +419,7 @@ fn failed(what: &str, error: io::Error, hint: &str) -> OpenError {
 }
 
 /// Takes slots on all addresses, and makes the sockets that they need. Returns the first slot, and
-/// how many others have.
+/// the number of others' slots.
 fn take_slots(
     shared: &[Shared],
     duties: &mut [Duty],
@@ -547,7 +547,7 @@ impl Shared {
         &self.objects.bag
     }
 
-    /// What is kept for a slot, under the lock of all.
+    /// The entry of a slot, under the lock of all.
     fn entry(&self, slot: usize) -> io::Result<Entry> {
         self.bag().get(slot).map_err(|e| match e.kind() {
             io::ErrorKind::InvalidData => {
@@ -558,7 +558,7 @@ impl Shared {
     }
 
     /// Makes the sockets of slots below `end` that are not there yet. Until a process takes the
-    /// slot its socket drops what comes.
+    /// slot its socket drops all datagrams.
     fn make_sockets(
         &self,
         iface: &Interface,
@@ -588,8 +588,8 @@ impl Shared {
             0 => put(open(0)?)?,
             _ => self.bag().get(0).map_err(|e| fail("see the first socket", e))?.socket,
         };
-        // The program goes first: without it, or with a shorter one, new sockets would get what is
-        // for others. Each process sets it, because the last one may have died on the way.
+        // The program goes first: without it, or with a shorter one, new sockets would get others'
+        // datagrams. Each process sets it, because the last one may have died on the way.
         let all = Shards { first: 0, count: end.max(len), selector, shared: true };
         first.steer(&steering::by_socket(all)).map_err(|e| fail("steer the datagrams", e))?;
         for index in len.max(1)..end {

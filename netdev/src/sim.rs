@@ -53,7 +53,7 @@ use batch::{Batch, Flow, Mark};
 use gate::Bell;
 use hub::Hub;
 
-/// Bytes that a port takes between two flushes: as many as `udp` takes.
+/// Bytes that a port takes between two flushes: those of `udp`.
 const TX_BYTES: usize = 5 * 65_536;
 /// UDP payload bytes in one run.
 const RUN_BYTES_MAX: u32 = 65_469;
@@ -87,7 +87,7 @@ pub enum Verdict {
     Drop,
 }
 
-/// What a simulated port knows about the IPv4 identification.
+/// A simulated port's knowledge of the IPv4 identification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SimIpId {
     /// It writes its own, counting up, and reads received ones, as `packet` and `afxdp` do.
@@ -109,7 +109,7 @@ pub struct SimConfig {
     pub rx_budget: RxBudget,
     /// The most datagrams in one run.
     pub segments_max: u16,
-    /// What it knows about the IPv4 identification.
+    /// Its knowledge of the IPv4 identification.
     pub ip_id: SimIpId,
 }
 

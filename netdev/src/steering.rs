@@ -1,5 +1,5 @@
-//! Classic BPF programs that select a port among several by a byte of the datagram, as
-//! [`Shards`] says, and the one that selects what a guard takes.
+//! Classic BPF programs that select a port among several by a byte of the datagram, as [`Shards`]
+//! says, and the one that selects a guard's datagrams.
 //!
 //! They only save work: the owner of a port hands datagrams for another one over. Sources:
 //! `Documentation/networking/filter.rst`, socket(7) (`SO_ATTACH_REUSEPORT_CBPF`), packet(7)
@@ -60,10 +60,11 @@ pub(crate) fn by_frame(Shards { first, count, selector, .. }: Shards) -> [sock_f
     ]
 }
 
-/// The program of a guard's socket: it drops what arrives by the interface `iface`, which is read
-/// elsewhere, but on a shared address takes what is for none of these ports. It takes what comes
-/// over loopback, and what arrives by another interface, which may answer ARP for this one's
-/// addresses. In a VRF all that arrives seems to come by the VRF: only what loops back is taken.
+/// The program of a guard's socket: it drops datagrams that arrive by the interface `iface`, which
+/// is read elsewhere, but on a shared address takes those for none of these ports. It takes
+/// datagrams over loopback, and those that arrive by another interface, which may answer ARP for
+/// this one's addresses. In a VRF all datagrams seem to come by the VRF: only those that loop back
+/// are taken.
 pub(crate) fn of_guard(iface: u32, is_in_vrf: bool, shards: Shards) -> [sock_filter; 7] {
     /// `PACKET_LOOPBACK` of linux/if_packet.h.
     const LOOPED: u32 = 5;

@@ -1,9 +1,9 @@
-//! The devices of a program as files: what sysfs and /dev have for those of the kernel.
+//! The devices of a program as files, as sysfs and /dev have them for those of the kernel.
 //!
 //! All processes that one `rocinante run` begins share a directory. It has the names that were
 //! given, and a tree of files as the kernel has them below /sys and /dev. Each process that looks
-//! for devices, or reads in the tree, brings both up to date first: so the verbs and the files tell
-//! the same.
+//! for devices, or reads in the tree, brings both up to date first: so the verbs and the files
+//! agree.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io;
@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// The file with the names.
 const RECORD: &str = "names";
 
-/// What the directory is for.
+/// The contents of the directory's record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Record {
     /// The only network namespace whose devices it has.

@@ -1,4 +1,4 @@
-//! tcx: how many programs are at its hooks, and a program that drops and counts UDP datagrams to
+//! tcx: the number of programs at its hooks, and a program that drops and counts UDP datagrams to
 //! two ports, in the place of policies written in eBPF; [`TcxDepartures`] is another.
 
 mod departures;
@@ -41,8 +41,8 @@ pub struct TcxDrop {
 }
 
 impl TcxDrop {
-    /// Attaches the program to what enters (`ingress`) or leaves the interface with this index, in
-    /// the calling thread's network namespace.
+    /// Attaches the program to the ingress (`ingress`) or egress of the interface with this index,
+    /// in the calling thread's network namespace.
     ///
     /// # Errors
     /// `EPERM` without `CAP_BPF` and `CAP_NET_ADMIN` over the machine; `EINVAL` before Linux 6.6.

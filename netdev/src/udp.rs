@@ -3,8 +3,8 @@
 //! Each own address has one socket on UDP/4791 that receives. Datagrams leave from a socket bound
 //! to the path's source port, opened for the first path that needs it. All sockets are unconnected
 //! and never fragment (`IP_PMTUDISC_DO`). Linux then writes IPv4 identification 0, and datagram *i*
-//! of a super-packet gets *i* when it is segmented, so the sender knows what the ICRC must cover.
-//! The receiver cannot read the identification; it is a hint
+//! of a super-packet gets *i* when it is segmented, so the sender knows the bytes that the ICRC
+//! must cover. The receiver cannot read the identification; it is a hint
 //! ([`RxIpId::Hint`](crate::RxIpId::Hint)).
 //!
 //! Each joined group has a socket of its own (`groups`), which shares UDP/4791 with those of other
@@ -153,11 +153,10 @@ impl UdpPort {
     /// The companion of a port that reads frames elsewhere (`AF_PACKET`, `AF_XDP`).
     ///
     /// It owns UDP/4791 on each address, so that the kernel never answers "port unreachable" and no
-    /// program takes the port. `receive` returns only datagrams to groups, what does not come by
-    /// the port's interface, and what neighbours hand over: other input is dropped before it is
-    /// queued.
-    /// Sending works as on a port from [`open`](Self::open), through the kernel's routing and
-    /// neighbour resolution.
+    /// program takes the port. `receive` returns only datagrams to groups, those that do not come
+    /// by the port's interface, and those that neighbours hand over: other input is dropped before
+    /// it is queued. Sending works as on a port from [`open`](Self::open), through the kernel's
+    /// routing and neighbour resolution.
     pub(crate) fn assemble_guard(
         manifest: &Manifest,
         sockets: Fds,
@@ -260,7 +259,7 @@ pub(crate) fn namespace_of(socket: &OwnedFd) -> Option<u64> {
     Socket::from(socket).netns()
 }
 
-/// What a guard of this interface does: on loopback the port itself receives what comes there.
+/// The role of a guard of this interface: on loopback the port itself receives those datagrams.
 fn guard_of(iface: &Interface, shards: Shards) -> Role {
     if iface.loopback { Role::Shut } else { Role::Guard { iface: iface.index, shards } }
 }

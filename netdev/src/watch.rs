@@ -1,8 +1,8 @@
 //! Follows an interface: whether it is up, and its addresses.
 //!
 //! The kernel's announcements come to a descriptor, so that nothing has to look or to run in
-//! between. A filter in the kernel knows what is known already: the descriptor becomes readable for
-//! a change, and not when an address is only renewed (by DHCP, or by each router advertisement). A
+//! between. A filter in the kernel has the known state: the descriptor becomes readable for a
+//! change, and not when an address is only renewed (by DHCP, or by each router advertisement). A
 //! program that sleeps on the descriptor and then takes an event finds one.
 
 use std::io;
@@ -69,7 +69,7 @@ impl InterfaceWatch {
                 return changed;
             }
             (self.now, changed) = (found, true);
-            // Of a change between this look and the new filter the kernel may have said nothing: it
+            // The kernel may not have announced a change between this look and the new filter: it
             // is looked at once more.
             let exact = self.monitor.filter(&program(self.index, self.now.as_ref()));
             if exact.or_else(|_| self.monitor.filter(&program(self.index, None))).is_err() {
@@ -94,8 +94,8 @@ fn same(one: Option<&Interface>, other: Option<&Interface>) -> bool {
     one.map(known) == other.map(known)
 }
 
-/// Takes announcements about the interface that tell something other than what is known. Without an
-/// interface nothing is known.
+/// Takes announcements about the interface that differ from the known state. Without an interface
+/// nothing is known.
 fn program(index: u32, known: Option<&Interface>) -> Vec<sock_filter> {
     const LD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const LD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;

@@ -216,8 +216,8 @@ impl XdpIo {
 }
 
 impl XdpPort {
-    /// Sends a whole frame as it is. For tests of what leaves a container: a process with a socket
-    /// can do so.
+    /// Sends a whole frame as it is. For tests of frames that leave a container: a process with a
+    /// socket can do so.
     ///
     /// # Errors
     /// `EAGAIN` without room; the kernel's.

@@ -13,7 +13,8 @@ fn v0() -> (Interface, Vec<IpAddr>) {
     (iface, addresses)
 }
 
-/// What a process has. For the kernel two of a process are as those of two.
+/// A process's ports, their backend, and its slots. To the kernel two of these in one process are
+/// as two processes.
 type Process = (Vec<AnyPort>, Choice, Option<Arc<Slots>>);
 
 fn process(want: Option<Backend>) -> Result<Process, OpenError> {
@@ -55,7 +56,7 @@ fn the_next_backend_is_taken_beside_a_neighbour_that_has_afxdp() {
     assert_eq!((choice.backend, &*choice.reason), (Backend::Packet, "asked for"));
     let choice = pair.a.run(|| process(None)).expect("a port").1;
     assert_eq!((choice.backend, choice.tried.len()), (Backend::Packet, 0), "{choice}");
-    // Where that is denied, both reasons are told.
+    // Where that is denied, both reasons are given.
     let lame = || without_capability(NET_RAW, || process(want));
     let choice = pair.a.run(lame).expect("udp").1;
     assert_eq!((choice.backend, choice.tried.len()), (Backend::Udp, 2), "{choice}");
@@ -68,14 +69,14 @@ fn the_next_backend_is_taken_beside_a_neighbour_that_has_afxdp() {
     let choice = pair.a.run(|| process(want)).expect("packet").1;
     assert!(choice.reason.starts_with(&format!("{because}; it bypasses nft: rule")), "{choice}");
     pair.a.sh("nft flush ruleset");
-    // The neighbour keeps what it has, and the next one gets what was left.
+    // The neighbour keeps its backend, and the next one gets the free one.
     drop(first);
     let next = pair.a.run(|| process(want)).expect("afxdp");
     assert_eq!((next.1.backend, &*next.1.reason), (Backend::Xdp, "asked for"));
     assert_eq!(pair.a.run(|| process(want)).expect("the next backend").1.backend, Backend::Packet);
 }
 
-/// Whichever is first, the other one is told of it.
+/// The first one has it, and the other one learns that.
 #[test]
 fn of_two_that_name_afxdp_at_once_one_has_it() {
     let pair = or_skip!("auto::of_two_that_name_afxdp_at_once", Pair::new());
@@ -96,7 +97,7 @@ fn of_two_that_name_afxdp_at_once_one_has_it() {
     }
 }
 
-/// What peers may send follows the ring.
+/// The budget announced to peers follows the ring.
 #[test]
 fn a_port_that_joins_has_a_smaller_ring_and_says_so() {
     let pair = or_skip!("auto::a_port_that_joins_has_a_smaller_ring", Pair::new());
@@ -121,7 +122,7 @@ fn a_program_of_a_stranger_is_an_error_beside_neighbours_too() {
     let _neighbour = pair.a.run(|| process(Some(Backend::Udp))).expect("udp");
     let (tried, told) = std::thread::scope(|scope| {
         let tries = scope.spawn(|| pair.a.run(|| process(want)).map(|it| it.1));
-        // While it tries, a neighbour is told that it does.
+        // While it tries, a neighbour sees that it does.
         let told = loop {
             let told = pair.a.run(|| previewed(want).backend) == Backend::Packet;
             if told || tries.is_finished() {
@@ -133,7 +134,7 @@ fn a_program_of_a_stranger_is_an_error_beside_neighbours_too() {
     let error = tried.expect_err("it is attached");
     assert!(error.to_string().contains("another XDP program"), "{error}");
     assert!(told, "what one process opens is told to others");
-    // What did not come of it is told to nobody.
+    // A failed try is seen by no other process.
     drop(stranger);
     let choice = pair.a.run(|| process(want)).expect("it has gone").1;
     assert_eq!(choice.backend, Backend::Xdp);

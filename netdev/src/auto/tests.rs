@@ -69,7 +69,7 @@ fn a_rule_that_packet_would_bypass_means_udp() {
     assert_eq!(choice.backend, Backend::Udp);
     assert!(choice.reason.contains("chain out of table inet t"), "{choice}");
     assert_eq!(choice.tried[0].0, Backend::Packet);
-    // A named backend is taken, but the choice says what it bypasses.
+    // A named backend is taken, but the choice lists the rules that it bypasses.
     let choice = choose_in(&pair.a, Some(Backend::Packet));
     assert_eq!(choice.backend, Backend::Packet);
     assert!(choice.reason.contains("bypasses nft: rule"), "{choice}");

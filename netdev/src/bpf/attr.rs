@@ -1,5 +1,5 @@
-//! Layouts and numbers of `include/uapi/linux/bpf.h`: prefixes of `union bpf_attr`, and what the
-//! kernel says of objects.
+//! Layouts and numbers of `include/uapi/linux/bpf.h`: prefixes of `union bpf_attr`, and the
+//! kernel's descriptions of objects.
 
 // `enum bpf_cmd`.
 pub(super) const MAP_CREATE: libc::c_long = 0;

@@ -49,7 +49,7 @@ pub(crate) struct Lease(#[allow(dead_code)] Arc<OwnedFd>);
 /// Ports as they came from an agent.
 #[derive(Debug)]
 pub(crate) struct Handed {
-    /// What the agent says of them.
+    /// The agent's description of them.
     pub(crate) granted: Granted,
     /// The descriptors.
     pub(crate) descriptors: Vec<OwnedFd>,
@@ -57,7 +57,7 @@ pub(crate) struct Handed {
     pub(crate) lease: Lease,
 }
 
-/// What an agent handed over.
+/// Ports that an agent handed over.
 #[derive(Debug)]
 pub(crate) struct Asked {
     /// The parts of each port.
@@ -77,7 +77,7 @@ pub(crate) enum AskError {
     Useless(OpenError),
     /// It refuses; it may have looked at the rules.
     Refused(PathBuf, Box<(Refused, Option<Audit>)>),
-    /// It does not answer as it should, or what it sent cannot be used.
+    /// Its answer is wrong, or its descriptors cannot be used.
     Failed(PathBuf, String),
 }
 
@@ -109,7 +109,7 @@ impl Agent {
         self.0.as_deref()
     }
 
-    /// The error of making ports of what it handed over.
+    /// The error of making ports of the descriptors.
     pub(crate) fn failed(&self, error: &OpenError) -> AskError {
         AskError::Failed(self.0.clone().unwrap_or_default(), error.to_string())
     }
@@ -177,7 +177,7 @@ impl Agent {
 /// The frames to ask for, if they are not left to the agent.
 ///
 /// # Errors
-/// The configuration has what an agent does not open.
+/// The configuration has an option that an agent does not set.
 fn frames_to_ask_for(backend: Backend, config: &PortConfig) -> Result<Option<u32>, OpenError> {
     let defaults = PortConfig::default();
     let unless_default = |value, default| (value != default).then_some(value);
@@ -193,7 +193,7 @@ fn frames_to_ask_for(backend: Backend, config: &PortConfig) -> Result<Option<u32
     Ok(unless_default(ring_frames, defaults.xdp.ring_frames))
 }
 
-/// The error for what an agent handed over and that is not what it should be.
+/// The error for descriptors of an agent that are not as they should be.
 pub(crate) fn unusable(backend: Backend, what: &str) -> OpenError {
     let what = format!("what the agent handed over cannot be used: {what}");
     OpenError::plain(backend, what, "use a program and an agent of one release")
@@ -218,7 +218,7 @@ fn exchange(connection: &OwnedFd, request: &Request) -> Result<(Answer, Vec<Owne
     let received = loop {
         match receive_answer(connection) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-            // It hung up without reading. What it said before comes next.
+            // It hung up without reading. Its earlier answer comes next.
             Err(e) if e.kind() == io::ErrorKind::ConnectionReset => {}
             received => break received,
         }

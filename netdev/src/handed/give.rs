@@ -22,7 +22,7 @@ const RING_FRAMES_MIN: u32 = 15;
 /// A request takes no more of the memory that is left than one part in this many.
 const SHARES: usize = 64;
 
-/// What an agent hands over at most, whatever a program asks for.
+/// The most that an agent hands over, for any request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GiveLimits {
     /// Frames in a receive ring; 256 by default. Each takes 68 KiB of kernel memory, of `afxdp`
@@ -38,7 +38,7 @@ impl Default for GiveLimits {
     }
 }
 
-/// The answer to a request, and what belongs to it.
+/// The answer to a request, and the objects that belong to it.
 #[derive(Debug)]
 pub struct Given {
     /// The answer.
@@ -54,15 +54,15 @@ pub struct Given {
 
 impl GiveLimits {
     /// The limits of a request to an agent that has `left` bytes of kernel memory left for ports.
-    /// Each takes a 64th of what is left, or the least: where there are few ports they are fast,
-    /// and where there are many each is answered. `None` if not even the least is left.
+    /// Each takes a 64th of these, or the least: where there are few ports they are fast, and where
+    /// there are many each is answered. `None` if not even the least is left.
     #[must_use]
     pub fn within(left: usize, request: &Request) -> Option<Self> {
         let default = Self::default();
         let sizes: Vec<u32> = match request.backend {
             // All that there are.
             Backend::Xdp => vec![xdp::CHUNKS_MIN, 2 * xdp::CHUNKS_MIN, 4 * xdp::CHUNKS_MIN],
-            // Whole blocks: a part of one takes as much memory.
+            // Whole blocks: a part of one takes the same memory.
             _ => (RING_FRAMES_MIN..=default.ring_frames_max)
                 .step_by(RING_FRAMES_MIN as usize)
                 .collect(),
@@ -160,7 +160,7 @@ fn interface(request: &Request) -> Result<Interface, Refused> {
     }
 }
 
-/// What was opened.
+/// Opened ports.
 struct Opened {
     granted: Granted,
     descriptors: Vec<OwnedFd>,

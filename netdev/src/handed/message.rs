@@ -26,7 +26,7 @@ const LISTED_MAX: usize = 8;
 /// The most characters of a text.
 const TEXT_MAX: usize = 200;
 
-/// What a program asks for.
+/// A program's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
     /// The backend of the ports.
@@ -35,7 +35,7 @@ pub struct Request {
     pub interface: u32,
     /// The ports' own addresses, which are addresses of that interface.
     pub addresses: Vec<IpAddr>,
-    /// How many ports, and how they share what arrives.
+    /// The number of ports, and how they share received datagrams.
     pub shards: Shards,
     /// The frames of each receive ring, of `afxdp` for each direction; `None` leaves it to the
     /// agent.
@@ -47,16 +47,17 @@ pub struct Request {
     pub despite_rules: bool,
 }
 
-/// What an agent answers.
+/// An agent's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// What it hands over, with the descriptors that come with the answer; or why it does not.
+    /// The ports handed over, with the descriptors that come with the answer; or the reason of the
+    /// refusal.
     pub outcome: Result<Granted, Refused>,
     /// The rules of the program's network namespace, if the agent looked at them.
     pub report: Option<Report>,
 }
 
-/// What an agent hands over.
+/// The ports that an agent hands over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "backend")]
 #[non_exhaustive]
@@ -71,8 +72,8 @@ pub enum Granted {
     /// with the interface's Ethernet address, which all ports share.
     #[serde(rename = "afxdp")]
     Xdp {
-        /// Chunks of 4096 bytes of each port's memory for each direction. Each ring has twice as
-        /// many entries.
+        /// Chunks of 4096 bytes of each port's memory for each direction. Each ring has twice that
+        /// number of entries.
         chunks: u32,
     },
 }
@@ -97,7 +98,7 @@ pub struct Refused {
     pub code: Code,
     /// The reason, in words for the user.
     pub reason: String,
-    /// What the user can do about it; may be empty.
+    /// The user's remedy; may be empty.
     #[serde(default)]
     pub hint: String,
 }
@@ -111,17 +112,18 @@ pub enum Code {
     Version,
     /// The request is no request.
     Malformed,
-    /// The agent cannot hand over such ports: an unknown backend, a kernel without what it needs.
+    /// The agent cannot hand over such ports: an unknown backend, or a kernel without the features
+    /// for it.
     Unsupported,
-    /// The agent hands nothing to this program, whatever it asks for.
+    /// The agent refuses every request of this program.
     Forbidden,
     /// No such interface, an address that it has not, or an interface that is down.
     Interface,
     /// The ports would bypass the rules that the report lists.
     Bypasses,
-    /// Not even the agent can read all rules; the report lists what it cannot.
+    /// Not even the agent can read all rules; the report lists the unread ones.
     Unseen,
-    /// The program has as many ports as it may have, or asks too often.
+    /// The program has the most ports that it may have, or asks too often.
     Busy,
     /// The interface's queue is another AF_XDP socket's, or its program another's. The kernel takes
     /// its time to let go of a socket that was closed.
@@ -139,7 +141,7 @@ pub struct Report {
     /// The rules.
     #[serde(default)]
     pub rules: Vec<ReportedRule>,
-    /// What could not be read, and why.
+    /// Unread rules, and why.
     #[serde(default)]
     pub unseen: Vec<String>,
 }
@@ -377,7 +379,7 @@ impl std::fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 impl Report {
-    /// Cuts what is too long for a message.
+    /// Cuts texts that are too long for a message.
     fn cut(mut self) -> Self {
         let more = self.rules.len().saturating_sub(LISTED_MAX);
         if more > 0 {
@@ -399,8 +401,8 @@ impl Report {
     }
 }
 
-/// A text without control characters, cut where it is too long. What names in it say may be
-/// anybody's.
+/// A text without control characters, cut where it is too long. Names in it may be any other
+/// program's text.
 fn cut(text: &str) -> String {
     let plain = |c: char| if c.is_control() { '?' } else { c };
     let mut cut: String = text.chars().take(TEXT_MAX).map(plain).collect();

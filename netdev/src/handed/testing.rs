@@ -1,4 +1,4 @@
-//! An agent for tests: it gives what is asked for, or does something else; and a process without
+//! An agent for tests: it gives the requested ports, or does something else; and a process without
 //! privileges that asks it.
 
 use std::fs::{self, Permissions};
@@ -30,11 +30,11 @@ use crate::{AnyPort, Backend, Interface, OpenError, PortConfig, Shards};
 
 /// Another Ethernet address of `v0` in the child's namespace.
 pub(crate) const NEW_MAC: [u8; 6] = [2, 0, 0, 0, 9, 0x77];
-/// What the child asks its parent for: that Ethernet address, and what the test is about.
+/// The child's requests to its parent: that Ethernet address, and the action of the test.
 pub(crate) const ASK_NEW_MAC: u8 = 1;
 pub(crate) const ASK_OTHER: u8 = 2;
 
-/// Connections, and what is kept for them.
+/// Connections, and the objects kept for them.
 type Held = Arc<Mutex<Vec<(OwnedFd, Vec<Kept>)>>>;
 
 /// A socket of its own on which a thread answers, until this value is dropped.
@@ -42,7 +42,7 @@ pub(crate) struct Server {
     dir: PathBuf,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-    /// What an honest agent gave.
+    /// The objects that an honest agent gave.
     pub(crate) given: Held,
 }
 
@@ -81,7 +81,7 @@ impl Server {
         Self { dir, stop, thread: Some(thread), given }
     }
 
-    /// An agent that gives what is asked for in this namespace.
+    /// An agent that gives the requested ports in this namespace.
     pub(crate) fn honest(ns: &NetNs) -> Self {
         let ns = NetNs::at(&ns.path()).expect("the same");
         Self::keeping(Arc::default(), move |connection, kept| {
@@ -114,7 +114,7 @@ impl Drop for Server {
     }
 }
 
-/// Waits for a request; answers what is none.
+/// Waits for a request; refuses other messages.
 pub(crate) fn request(connection: &OwnedFd) -> Option<Request> {
     wait_readable(connection, WAIT_MAX.as_millis() as i32).expect("poll");
     match receive_request(connection).ok()? {
@@ -146,7 +146,7 @@ pub(crate) fn answer(connection: &OwnedFd, answer: &Answer, descriptors: &[Owned
 }
 
 impl Given {
-    /// What was given, or why not.
+    /// The given ports, or the refusal.
     pub(crate) fn whole(self) -> Result<Self, String> {
         match &self.answer.outcome {
             Err(refused) => Err(refused.to_string()),
@@ -156,7 +156,7 @@ impl Given {
 }
 
 /// This program again, without any privilege, with one end of a socket as its input. It runs this
-/// test alone, and is to get so many ports.
+/// test alone, and is to get `count` ports.
 pub(crate) fn child(
     test: &str,
     agent: &Server,
@@ -174,7 +174,7 @@ pub(crate) fn child(
     Ok((command.spawn()?, ours))
 }
 
-/// Sends back what the child sends to `peer`, and does what it asks for, until it ends.
+/// Sends the child's datagrams to `peer` back, and fulfils its requests, until it ends.
 pub(crate) fn serve(
     pair: &Pair,
     peer: &mut AnyPort,
@@ -193,7 +193,7 @@ pub(crate) fn serve(
     succeeds(child);
 }
 
-/// Sends back what the child sends to `peer` until it asks for something; `None` if it has ended.
+/// Sends the child's datagrams to `peer` back until it makes a request; `None` if it has ended.
 pub(crate) fn asked_of(
     pair: &Pair,
     peer: &mut AnyPort,
@@ -213,7 +213,7 @@ pub(crate) fn asked_of(
     None
 }
 
-/// Tells the child that what it asked for is done.
+/// Reports to the child that its request is done.
 pub(crate) fn done(mut socket: &UnixStream) {
     socket.write_all(&[0]).expect("the child waits");
 }

@@ -1,4 +1,4 @@
-//! The messages, and what is none.
+//! The messages, and bytes that are none.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -185,7 +185,7 @@ fn an_agent_reads_one_request_and_no_descriptor() {
     assert!(refused().reason.contains("too long"));
     send(b"{").expect("sent");
     assert_eq!(refused().code, Code::Malformed);
-    // As many descriptors as a message can have, of a socket whose end shows that they are closed.
+    // The most descriptors of one message, of a socket whose end shows that they are closed.
     let (held, other) = pair();
     let bytes = request().encode().expect("within bounds");
     transport::tests::send_with(&program, &bytes, &[held.as_fd(); 200]);

@@ -1,4 +1,5 @@
-//! The program on a host's end, with what it lets through: attached, found again, changed.
+//! The program on a host's end, with the addresses that it lets through: attached, found again,
+//! changed.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -61,7 +62,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// The keys of the map. Addresses that are nobody's are left out.
+    /// The keys of the map. Addresses of no host are left out.
     fn keys(&self) -> BTreeSet<Vec<u8>> {
         let is_source = |a: &&IpAddr| !a.is_unspecified() && !a.is_multicast();
         let addresses = self.addresses.iter().filter(is_source).take(ADDRESSES_MAX);
@@ -169,7 +170,8 @@ impl SourceFilter {
         Ok(())
     }
 
-    /// What it lets through; `None` if its map was changed by others into what no [`Sources`] are.
+    /// The addresses that it lets through; `None` if others changed its map so that it holds no
+    /// [`Sources`].
     ///
     /// # Errors
     /// The error of bpf(2).
@@ -250,7 +252,7 @@ impl SourceFilter {
         Ok(Self { ifindex, program, own, dropped })
     }
 
-    /// The program with its maps, or the program if its maps are not what ours are.
+    /// The program with its maps, or the program if its maps are not of our kind.
     fn of(ifindex: u32, program: Program, described: Described) -> Result<Self, Program> {
         let (mut own, mut dropped) = (None, None);
         for (name, map) in described.maps {

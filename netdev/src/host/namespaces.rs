@@ -51,7 +51,7 @@ pub struct HostLink {
     pub mac: [u8; 6],
     /// Whether it is a loopback interface.
     pub is_loopback: bool,
-    /// What it is an end of or stands on.
+    /// The link of which it is an end, or on which it stands.
     pub peer: Option<Peer>,
     /// Whether it sends by a namespace that is not the one it is in.
     pub is_of_another_namespace: bool,
@@ -95,7 +95,7 @@ impl Namespaces {
     /// A link of a namespace (`None`: the own) by its index.
     ///
     /// # Errors
-    /// `ENODEV` if there is none; `EINVAL` if the number is nobody's.
+    /// `ENODEV` if there is none; `EINVAL` if no namespace has the number.
     pub fn link(&mut self, namespace: Option<NsId>, index: u32) -> io::Result<HostLink> {
         let mut header = [0; LINK_HEADER];
         header[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -107,7 +107,7 @@ impl Namespaces {
     /// All links of a namespace (`None`: the own).
     ///
     /// # Errors
-    /// `EINVAL` if the number is nobody's.
+    /// `EINVAL` if no namespace has the number.
     pub fn links(&mut self, namespace: Option<NsId>) -> io::Result<Vec<HostLink>> {
         let mut links = Vec::new();
         self.ask_links(namespace, &[0; LINK_HEADER], true, &mut |link| links.push(link))?;

@@ -1,4 +1,4 @@
-//! The program against forged senders: what a container sends carries addresses that are its own.
+//! The program against forged senders: frames of a container carry its own addresses only.
 //!
 //! It runs at the tcx ingress of the host's end of a veth. A frame goes on (`TCX_NEXT`, so that
 //! other programs and shapers see it) if all of this holds:
@@ -12,7 +12,7 @@
 //! of ARP, and IPv6 before an address is known unique. The rest is dropped and counted by
 //! [`Reason`].
 //!
-//! The key of the map of what is the container's is an address with the Ethernet address, so that
+//! The key of the map of the container's addresses is an address with the Ethernet address, so that
 //! both change at once. A key of another kind has the Ethernet address alone.
 
 use std::net::IpAddr;
@@ -344,7 +344,7 @@ fn neighbour_discovery(asm: &mut Asm, own: &Map, ends: &Ends) {
     asm.jump32_if_imm(Cond::Eq, R5, NEIGHBOUR_SOLICITATION, solicitation);
     asm.jump_if_imm(Cond::Ne, R8, 0, ends.drop);
     asm.jump(own_target);
-    // Asking for another's address is what solicitations are for. Without a source it claims one.
+    // A solicitation asks for another's address. Without a source it claims one.
     asm.bind(solicitation);
     asm.jump_if_imm(Cond::Eq, R8, 0, target_options);
     asm.bind(own_target);
@@ -427,7 +427,7 @@ fn zero_address(asm: &mut Asm) {
     }
 }
 
-/// Puts what stands before an IPv4 address into the key.
+/// Puts the prefix of a mapped IPv4 address into the key.
 fn v4_mapped(asm: &mut Asm) {
     asm.store_imm(Size::W, Reg::R10, KEY, 0);
     asm.store_imm(Size::W, Reg::R10, KEY + 4, 0);

@@ -1,4 +1,4 @@
-//! The program's verdicts, where it stands, and what is heard of other namespaces.
+//! The program's verdicts, its place, and announcements of other namespaces.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -298,14 +298,14 @@ fn it_stays_first_and_alone_and_lets_others_see() {
     let (host, container) = or_skip!("host::it_stays_first_and_alone", host_and_container());
     host.run(|| {
         let h0 = index("h0");
-        // Somebody else's program, which drops.
+        // A foreign program, which drops.
         let foreign = or_skip!("host::it_stays_first", TcxDrop::attach(h0, true, [4791, 4791]));
         assert!(SourceFilter::find(h0).expect("a query").is_none());
         let (filter, how) = SourceFilter::attach(h0, &sources()).expect("attached");
         assert_eq!((how, crate::tcx_programs(h0, true).unwrap()), (Attached::New, 2));
         let first = filter.id().expect("an id");
         drop(filter);
-        // It is there without a descriptor of it, and is found with what it lets through.
+        // It is there without a descriptor of it, and is found with its addresses.
         let found = SourceFilter::find(h0).expect("a query").expect("it stays");
         assert_eq!(found.sources().expect("read"), Some(sources()));
         let (_, how) = SourceFilter::attach(h0, &sources()).expect("attached");

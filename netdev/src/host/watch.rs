@@ -11,12 +11,12 @@ use super::sys;
 use crate::rtnl::socket::Messages;
 
 const GROUPS: [u32; 3] = [libc::RTNLGRP_LINK, libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR];
-/// The longest datagram that is read whole: its first message is what counts.
+/// The longest datagram that is read whole: only its first message counts.
 const DATAGRAM_MAX: usize = 16 * 1024;
 /// The most datagrams per read; the others stay in the queue.
 const BURST: usize = 256;
 
-/// What was announced. The number is the interface's.
+/// An announcement. The number is the interface's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heard {
     /// A link of the own namespace is new or changed.
@@ -53,7 +53,7 @@ impl Watch {
         Ok(Self { socket, buffer: vec![0; DATAGRAM_MAX].into() })
     }
 
-    /// Hands what was announced to `each`. Whether more may be waiting.
+    /// Hands the announcements to `each`. Returns whether more may be waiting.
     pub fn read(&mut self, mut each: impl FnMut(Heard)) -> bool {
         for _ in 0..BURST {
             match sys::receive(&self.socket, &mut self.buffer) {

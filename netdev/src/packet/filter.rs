@@ -27,7 +27,7 @@ const NOTHING: u32 = 0;
 /// not ours.
 const VLAN_TAG_PRESENT: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT) as u32;
 
-/// `SKF_AD_OFF + SKF_AD_PKTTYPE`: what the kernel found the frame's Ethernet address to be.
+/// `SKF_AD_OFF + SKF_AD_PKTTYPE`: the kernel's class of the frame's Ethernet address.
 const PACKET_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32;
 /// `PACKET_OTHERHOST` of packet(7).
 const OTHERHOST: u32 = 3;
@@ -101,7 +101,7 @@ fn take(payload: u32, shards: Shards) -> Program {
     let Shards { first, count, selector, shared } = shards;
     if shared {
         if first == 0 {
-            // What is too short for the byte is the first one's, which counts it.
+            // A datagram too short for the byte is the first one's, which counts it.
             code.push(LD_LEN, 0, 0, 0);
             code.push(JGE, payload + u32::from(selector) + 1, 1, 0);
             code.push(RET, ALL, 0, 0);
@@ -166,7 +166,8 @@ mod tests {
             .collect()
     }
 
-    /// Runs the program as the kernel would; returns how many bytes of the frame it takes.
+    /// Runs the program as the kernel would; returns the number of bytes of the frame that it
+    /// takes.
     fn run(program: &[sock_filter], frame: &[u8], tagged: bool) -> u32 {
         let (mut pc, mut a) = (0, 0);
         loop {
@@ -195,7 +196,7 @@ mod tests {
         }
     }
 
-    /// What the kernel says of a frame's Ethernet address.
+    /// The kernel's class of a frame's Ethernet address.
     fn kind(frame: &[u8]) -> u32 {
         match &frame[..6] {
             to if to == MAC => u32::from(libc::PACKET_HOST),
@@ -246,7 +247,7 @@ mod tests {
                     let taken = run(&program, &frame, false);
                     assert_eq!(taken, if is_own { ALL } else { 0 }, "{us}, {byte} from {first}");
                 }
-                // The first process counts what is too short.
+                // The first process counts short datagrams.
                 let short = if first == 0 { ALL } else { 0 };
                 assert_eq!(run(&program, &frame[..payload + 5], false), short, "cut off");
             }

@@ -58,11 +58,11 @@ pub fn keep_again(socket: OwnedFd, ring: Ring) -> std::io::Result<Kept> {
 }
 
 /// Makes parts of sockets that an agent opened for this process, and of guards of its own, which
-/// are in this thread's network namespace. The sockets are compared with what was asked for and
-/// with what the agent says of them.
+/// are in this thread's network namespace. The sockets are compared with the request and with the
+/// agent's description.
 ///
 /// # Errors
-/// A descriptor is not what it should be; or no memory is left.
+/// A descriptor is not as it should be; or no memory is left.
 pub(crate) fn assemble_from(
     iface: &Interface,
     addresses: &[IpAddr],
@@ -99,8 +99,8 @@ pub(crate) fn assemble_from(
     Ok(parts.collect())
 }
 
-/// Compares a socket with what it should be; returns its fan-out group, or 0. That its ring has the
-/// length of the geometry shows when it is mapped.
+/// Checks a socket; returns its fan-out group, or 0. That its ring has the length of the geometry
+/// shows when it is mapped.
 fn check(socket: &PacketSocket, iface: &Interface, here: Option<u64>) -> Result<u32, String> {
     let version = libc::tpacket_versions::TPACKET_V2 as u32;
     if socket_family(socket).ok() != Some(libc::AF_PACKET) {

@@ -131,7 +131,7 @@ pub(super) fn open_sockets(
     (0..shards.count).map(open).collect()
 }
 
-/// Makes their rings, and lets them share what arrives.
+/// Makes their rings, and lets them share received frames.
 pub(super) fn bind(
     sockets: &[PacketSocket],
     iface: &Interface,
@@ -230,7 +230,7 @@ fn check_link(link: &Link) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// What a packet socket needs.
+/// The rights that a packet socket needs.
 const NEEDS: Needs =
     Needs { call: "sockets of AF_PACKET", capabilities: &[Capability::NetRaw], of_the_host: false };
 

@@ -86,7 +86,7 @@ impl PacketRing {
         self.map.layout().frames()
     }
 
-    /// Whether more than so many eighths of it wait to be read: frames come in order, so one says
+    /// Whether more than `eighths` of it wait to be read: frames come in order, so one frame shows
     /// it.
     pub(super) fn is_filled(&self, eighths: u32) -> bool {
         let frames = self.frames();

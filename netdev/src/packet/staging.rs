@@ -19,9 +19,8 @@ const ARENA_BYTES: usize = 6 * RUN_BYTES_MAX;
 pub(super) const RUNS_MAX: usize = 256;
 /// Payloads begin at multiples of a cache line.
 const ALIGN: usize = 64;
-/// The most datagrams of a run: as many as a UDP socket sends since Linux 6.9, so that receivers
-/// expect them, and as many as there are identifications. (Packet sockets have no limit of their
-/// own.)
+/// The most datagrams of a run: a UDP socket sends this number since Linux 6.9, so that receivers
+/// expect it, and the identifications end there, too. (Packet sockets have no limit of their own.)
 pub(super) const SEGMENTS_MAX: u16 = IP_ID_END;
 /// A new run has at least this many identifications; if it would need more, it ends there.
 pub(super) const IP_IDS_MIN: u16 = 64;

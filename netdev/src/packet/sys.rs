@@ -225,7 +225,8 @@ impl PacketSocket {
 
     fn set_raw<T>(&self, level: i32, option: i32, value: &T) -> io::Result<()> {
         let len = size_of::<T>() as libc::socklen_t;
-        // SAFETY: the kernel reads `len` bytes of `value`, and what it points to, during the call.
+        // SAFETY: the kernel reads `len` bytes of `value`, and the memory that it points to, during
+        // the call.
         unsafe {
             check(call::setsockopt(self.raw(), level, option, (&raw const *value).cast(), len))
         }?;
@@ -278,8 +279,8 @@ fn advise(base: NonNull<u8>, len: usize, advice: i32) -> io::Result<()> {
 /// kernel refuses to resize or to remove the ring and to add one for sending (`EBUSY`). Otherwise
 /// the other process could take any amount of kernel memory, without a privilege.
 ///
-/// It also keeps the socket open. It maps one page of the ring, without access: it cannot read nor
-/// write what the other process and the kernel exchange.
+/// It also keeps the socket open. It maps one page of the ring, without access: it can neither read
+/// nor write the frames of the other process and the kernel.
 #[derive(Debug)]
 pub struct Kept {
     base: NonNull<u8>,
@@ -287,7 +288,7 @@ pub struct Kept {
     ring_bytes: usize,
 }
 
-// SAFETY: the mapping is the process's, not a thread's, and nobody has access to its bytes.
+// SAFETY: the mapping is the process's, not a thread's, and no thread has access to its bytes.
 unsafe impl Send for Kept {}
 // SAFETY: as above.
 unsafe impl Sync for Kept {}
@@ -299,8 +300,8 @@ impl Kept {
         self.ring_bytes
     }
 
-    /// Unmaps all but the first `len` bytes: one page does, and does not count as much memory of
-    /// this process.
+    /// Unmaps all but the first `len` bytes: one page does, and counts as little memory of this
+    /// process.
     fn but(mut self, len: usize) -> io::Result<Self> {
         if len < self.len {
             // SAFETY: the end of the mapping, which is ours alone, and which nothing points into.
@@ -320,8 +321,8 @@ impl Drop for Kept {
 
 /// The mapped receive ring: `TPACKET_V2` frames that the kernel and we own in turn.
 ///
-/// Nobody else reads or writes it. If an agent opened the socket, it has the ring mapped too, but
-/// without access ([`Kept`]). It closes its descriptor when it has sent it, so that it maps no
+/// No other process reads or writes it. If an agent opened the socket, it has the ring mapped too,
+/// but without access ([`Kept`]). It closes its descriptor when it has sent it, so that it maps no
 /// more.
 #[derive(Debug)]
 pub(super) struct RingMap {
@@ -349,8 +350,8 @@ impl RingMap {
             return None;
         }
         // SAFETY: the slot lies within the mapping, and having seen USER with acquire ordering, the
-        // kernel does not write to it until we hand it back. Nobody else writes to it at all: an
-        // agent that opened the socket has no access to its own mapping.
+        // kernel does not write to it until we hand it back. No other process writes to it at all:
+        // an agent that opened the socket has no access to its own mapping.
         let slot = unsafe {
             std::slice::from_raw_parts(self.slot(index).as_ptr(), self.layout.frame_bytes as usize)
         };

@@ -124,7 +124,7 @@ struct Registers(HashMap<u32, (u32, Known)>);
 
 impl Registers {
     const WORD_BYTES: u32 = 4;
-    /// As many bytes as one expression loads at most: a name of an interface, an IPv6 address.
+    /// The most bytes that one expression loads: a name of an interface, an IPv6 address.
     const LOAD_MAX: u32 = 16;
 
     /// The 32-bit register with which a register begins: `nft_parse_register` of Linux.
@@ -340,7 +340,7 @@ mod tests {
         for (wide, narrow) in [(1, 8..12), (2, 12..16), (3, 16..20), (4, 20..24)] {
             for register in narrow.clone() {
                 assert_eq!(effect_of(&[to(register, PORT), is(register, &dns)]), Effect::None);
-                // What is loaded over it, in part or as a whole, is not known to be the port.
+                // A value loaded over it, in part or as a whole, is not known to be the port.
                 let over = [to(register, PORT), to(wide, OTHER), is(register, &dns)];
                 assert_eq!(effect_of(&over), Effect::Some, "{register} after {wide}");
                 let beside = [to(register, PORT), to(wide % 4 + 1, OTHER), is(register, &dns)];

@@ -1,6 +1,6 @@
 //! IPsec: the policies of the network namespace, by netlink (`include/uapi/linux/xfrm.h`). The
-//! kernel applies them where IP sends and receives, which a packet socket is not: what a policy
-//! encrypts for a UDP socket leaves a packet socket as it is.
+//! kernel applies them where IP sends and receives, which a packet socket is not: datagrams that a
+//! policy encrypts for a UDP socket leave a packet socket in the clear.
 
 use std::io;
 use std::net::IpAddr;
@@ -42,8 +42,8 @@ pub(super) fn audit(iface: &Interface, audit: &mut Audit) {
 }
 
 /// The directions of policies that datagrams of ours could meet on `iface`, with their number; with
-/// `forwards`, those that meet what is forwarded for the interface's addresses. Notes if they could
-/// not be read.
+/// `forwards`, those that meet datagrams forwarded for the interface's addresses. Notes if they
+/// could not be read.
 pub(super) fn policies(
     iface: &Interface,
     forwards: bool,
@@ -80,7 +80,7 @@ pub(super) fn concerned(policy: &[u8], iface: &Interface, forwards: bool) -> Opt
     let (direction, action) = (info[DIR], info[ACTION]);
     let u16_at = |at: usize| u16::from_be_bytes([info[at], info[at + 1]]);
     let (to, from) = ((&info[..16], info[PREFIX_D]), (&info[16..32], info[PREFIX_S]));
-    // What is forwarded meets `fwd` and then `out` (`ip_forward`), in both directions of travel.
+    // Forwarded datagrams meet `fwd` and then `out` (`ip_forward`), in both directions of travel.
     let own = match (direction, forwards) {
         (DIR_IN, false) => [to, to],
         (DIR_OUT, false) => [from, from],

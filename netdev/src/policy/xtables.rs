@@ -67,7 +67,7 @@ pub(super) fn audit(audit: &mut Audit) {
     }
 }
 
-/// The tables that hold rules. Notes what could not be read.
+/// The tables that hold rules. Notes unread ones.
 pub(super) fn tables(audit: &mut Audit) -> Vec<Table> {
     let mut tables = Vec::new();
     for family in FAMILIES {

@@ -61,7 +61,7 @@ impl Rtnl {
     /// All links of the namespace, in index order.
     ///
     /// # Errors
-    /// Whatever the kernel answers.
+    /// The kernel's error.
     pub(crate) fn links(&mut self) -> io::Result<Vec<Link>> {
         let found: Vec<LinkMessage> =
             self.ask(RTM_GETLINK, RTM_NEWLINK, true, &LinkMessage::default())?;
@@ -104,7 +104,7 @@ impl Rtnl {
     /// after it failed: such an address cannot send.
     ///
     /// # Errors
-    /// Whatever the kernel answers.
+    /// The kernel's error.
     pub(crate) fn interfaces(&mut self) -> io::Result<Vec<Interface>> {
         let links = self.links()?;
         let addresses = self.addresses()?;
@@ -114,7 +114,7 @@ impl Rtnl {
     /// The addresses that [`interfaces`](Self::interfaces) leaves out.
     ///
     /// # Errors
-    /// Whatever the kernel answers.
+    /// The kernel's error.
     pub(crate) fn unusable(&mut self) -> io::Result<Vec<Unusable>> {
         let links = self.links()?;
         let found = self.addresses()?;
@@ -137,7 +137,7 @@ impl Rtnl {
     }
 }
 
-/// What a link is whose packets have no Ethernet address that is asked for.
+/// The flags of a link whose packets have no Ethernet address to ask for.
 const WITHOUT_NEIGHBOURS: LinkFlags =
     LinkFlags::Loopback.union(LinkFlags::Noarp).union(LinkFlags::Pointopoint);
 

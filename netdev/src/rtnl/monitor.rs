@@ -108,7 +108,7 @@ impl Monitor {
         Self::with(groups, &program(interface))
     }
 
-    /// Receives what the groups announce and this program takes.
+    /// Receives the groups' announcements that this program takes.
     ///
     /// # Errors
     /// As [`open`](Self::open); and the kernel rejects the program.
@@ -127,7 +127,7 @@ impl Monitor {
         Ok(Self { socket, buffer: vec![0; MESSAGE_MAX].into(), overrun: false })
     }
 
-    /// Takes what this program takes from now on.
+    /// Takes the announcements that this program takes, from now on.
     ///
     /// # Errors
     /// The kernel rejects it, or no memory is left.

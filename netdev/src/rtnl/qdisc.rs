@@ -76,7 +76,7 @@ impl Rtnl {
     /// All disciplines of an interface: root, children, `ingress` and `clsact`.
     ///
     /// # Errors
-    /// Whatever the kernel answers.
+    /// The kernel's error.
     pub(crate) fn qdiscs(&mut self, interface: u32) -> io::Result<Vec<Qdisc>> {
         let query = TcMessage::default();
         let found: Vec<KindMessage> = self.ask(RTM_GETQDISC, RTM_NEWQDISC, true, &query)?;
@@ -90,7 +90,7 @@ impl Rtnl {
     /// Whether there are filters at a hook of an interface.
     ///
     /// # Errors
-    /// Whatever the kernel answers.
+    /// The kernel's error.
     pub(crate) fn has_filters(&mut self, interface: u32, hook: FilterHook) -> io::Result<bool> {
         let mut query = TcMessage::default();
         query.header.index = i32::try_from(interface).map_err(io::Error::other)?;

@@ -49,8 +49,7 @@ impl NetlinkSocket {
         Ok(Self { socket, sequence: 0, answer: vec![0; ANSWER_MAX].into() })
     }
 
-    /// As [`open`](Self::open); the kernel reads all of a request, and refuses what it does not
-    /// know.
+    /// As [`open`](Self::open); the kernel reads all of a request, and refuses unknown parts.
     pub(crate) fn open_strict(protocol: isize) -> io::Result<Self> {
         let this = Self::open(protocol)?;
         this.socket.set_netlink_get_strict_chk(true)?;

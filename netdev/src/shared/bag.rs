@@ -1,6 +1,6 @@
 //! A bag of sockets that processes share: a stream that is written and never read. In its queue are
 //! descriptors (`SCM_RIGHTS` of unix(7)), one message for each slot, in their order. To look into
-//! the queue (`MSG_PEEK`) makes copies of them. What is in it stays open while any process has the
+//! the queue (`MSG_PEEK`) makes copies of them. Its sockets stay open while any process has the
 //! stream.
 
 use std::io;
@@ -32,7 +32,7 @@ pub(super) struct Bag {
     writer: OwnedFd,
 }
 
-/// What is kept for a slot.
+/// The sockets of a slot.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) socket: Socket,
@@ -75,8 +75,8 @@ impl Bag {
     /// Puts an entry behind the others.
     ///
     /// # Errors
-    /// The queue is full, or `ETOOMANYREFS`: the user has as many descriptors in messages as it may
-    /// have open; `InvalidData` if the two ends are not of one stream.
+    /// The queue is full, or `ETOOMANYREFS`: the user has the most descriptors in messages, which
+    /// is the limit of open ones; `InvalidData` if the two ends are not of one stream.
     pub(super) fn put(&self, entry: &Entry) -> io::Result<()> {
         let descriptors = [entry.socket.as_fd(), entry.inbox.as_fd(), entry.outbox.as_fd()];
         let before = self.len()?;

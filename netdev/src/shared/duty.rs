@@ -1,5 +1,5 @@
-//! What one of the processes on an address does for all: the one whose socket has a second name.
-//! The others are connected to it, and hear of its end.
+//! The work that one of the processes on an address does for all: the one whose socket has a second
+//! name. The others are connected to it, and learn of its end.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -30,7 +30,7 @@ pub(super) struct Duty {
 
 #[derive(Debug)]
 enum State {
-    /// Nobody has it, or another user.
+    /// No process has it, or another user's.
     Nobodys,
     /// With the connections of the processes that wait for the end. They say nothing.
     Ours { listener: OwnedFd, watchers: Vec<OwnedFd> },
@@ -92,12 +92,12 @@ impl Duty {
         format!("a process that is ending has it ({holders}): try again, or end it yourself")
     }
 
-    /// Whether nobody is known to have it.
+    /// Whether no process is known to have it.
     pub(super) fn is_nobodys(&self) -> bool {
         matches!(self.state, State::Nobodys)
     }
 
-    /// What becomes readable when there is something for [`attend`](Self::attend).
+    /// The descriptors that become readable when there is something for [`attend`](Self::attend).
     pub(super) fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let (own, watchers) = match &self.state {
             State::Nobodys => (None, &[][..]),

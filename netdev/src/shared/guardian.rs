@@ -1,4 +1,4 @@
-//! A guardian outlives the processes on an address, and looks after what they leave where no other
+//! A guardian outlives the processes on an address, and looks after their leftovers where no other
 //! process has the address any more. `rocinante run` starts one for its program.
 //!
 //! A process that takes slots connects to the guardian that its environment names, and sends copies
@@ -75,7 +75,7 @@ pub struct Guardian {
     wards: Vec<Ward>,
 }
 
-/// What a guardian has to do.
+/// A guardian's next work.
 #[derive(Debug)]
 pub enum Errand {
     /// A process has left its slots.
@@ -148,7 +148,7 @@ impl Guardian {
     /// poll(2) has no memory.
     pub fn errand(&mut self) -> io::Result<Option<Errand>> {
         loop {
-            // What the program has said before its end comes first.
+            // The messages of the program from before its end come first.
             let Self { listener, program, wards } = &*self;
             let is_over = program.is_none() && wards.is_empty();
             let others = listener.iter().chain(program);
@@ -213,7 +213,7 @@ impl Ward {
 }
 
 impl Left {
-    /// What a process has sent; `None` if it makes no sense. Any process of the user may have.
+    /// A process's message; `None` if it makes no sense. Any process of the user may have sent it.
     fn read(message: &[u8], descriptors: Vec<OwnedFd>) -> Option<Self> {
         let (&[first, more], name) = message.split_first_chunk::<HEAD>()?;
         let (address, interface) = address_of(str::from_utf8(name).ok()?)?;

@@ -19,8 +19,8 @@ use crate::fd::EventFd;
 /// How long the thread waits where no descriptor was left.
 const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-/// After an end, the first and the last pause between two searches for what was left. The kernel
-/// may close the connection of a process that dies before it removes its locks.
+/// After an end, the first and the last pause between two searches for notes. The kernel may close
+/// the connection of a process that dies before it removes its locks.
 const SEARCH_PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 
 /// The thread.
@@ -28,14 +28,14 @@ const SEARCH_PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_
 pub(super) struct Host {
     stop: Arc<EventFd>,
     news: Arc<EventFd>,
-    /// Somebody has ended, and the port has not looked for what it left.
+    /// A process has ended, and the port has not looked for its notes.
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     process: u32,
 }
 
 impl Host {
-    /// Starts it for the addresses of a device: what processes that join are given, and the duty.
+    /// Starts it for the addresses of a device: the objects for processes that join, and the duty.
     /// With `follows`, this process has had a duty from the beginning, and was not the first.
     ///
     /// # Errors
@@ -58,8 +58,8 @@ impl Host {
         self.process == std::process::id()
     }
 
-    /// Readable once this process has got a duty, or has to look for what a process with another
-    /// slot left, until [`heard`](Self::heard).
+    /// Readable once this process has got a duty, or has to look for the notes of a process with
+    /// another slot, until [`heard`](Self::heard).
     pub(super) fn news(&self) -> BorrowedFd<'_> {
         self.news.as_fd()
     }
@@ -68,7 +68,7 @@ impl Host {
         self.news.clear();
     }
 
-    /// Whether to look for what a process has left, since the last call.
+    /// Whether to look for notes of processes that have gone, since the last call.
     pub(super) fn has_to_look(&self) -> bool {
         self.ended.swap(false, Ordering::Relaxed)
     }
@@ -90,7 +90,7 @@ struct Work {
     stop: Arc<EventFd>,
     news: Arc<EventFd>,
     ended: Arc<AtomicBool>,
-    /// When the port looks for what was left, and the pause after that.
+    /// When the port looks for notes, and the pause after that.
     search: Option<(Instant, Duration)>,
     places: Vec<(Arc<Objects>, Duty)>,
 }
@@ -98,7 +98,7 @@ struct Work {
 impl Work {
     /// Waits, and does what there is to do. Returns whether to go on.
     fn step(&mut self) -> bool {
-        // What has not been done is tried again.
+        // A failed step is tried again.
         let again = self.places.iter().any(|(_, duty)| duty.is_nobodys());
         let pause =
             self.search.map(|(at, _)| timespec(at.saturating_duration_since(Instant::now())));
@@ -127,11 +127,11 @@ impl Work {
             }
         }
         self.search();
-        // What is still there would be told at once.
+        // Unfinished work would be reported at once.
         all_done || self.wait(Some(PAUSE), false).is_none_or(|ready| !ready[0])
     }
 
-    /// Has the port look for what was left, if it is time.
+    /// Has the port look for notes, if it is time.
     fn search(&mut self) {
         let Some((_, pause)) = self.search.filter(|(at, _)| *at <= Instant::now()) else { return };
         self.search = (pause <= SEARCH_PAUSES[1]).then(|| (Instant::now() + pause, pause * 4));
@@ -139,7 +139,7 @@ impl Work {
         self.news.signal();
     }
 
-    /// Waits for the stop, and for `everything` besides; says what is ready.
+    /// Waits for the stop, and for `everything` besides; returns the ready ones.
     fn wait(&self, limit: Option<Timespec>, everything: bool) -> Option<Vec<bool>> {
         let stop = std::iter::once((*self.stop).as_fd());
         let places = self.places.iter().filter(|_| everything).flat_map(|(objects, duty)| {

@@ -20,8 +20,7 @@ use super::{SLOTS_MAX, notes};
 use crate::fd::{self, Lock};
 use crate::inherited;
 
-/// A process has the lock of this byte while it does what takes several steps. Slot *s* is the
-/// byte *s*.
+/// A process has the lock of this byte during work of several steps. Slot *s* is the byte *s*.
 const ALL: u64 = 1 << 16;
 /// A process has the lock of this byte while it opens `afxdp` on the address, or has it.
 const XDP: u64 = 1 << 17;
@@ -40,7 +39,7 @@ const TAKEN: u64 = u64::MAX;
 
 /// Behind the records there are notes.
 pub(super) const NOTES_AT: u64 = SLOTS_MAX as u64 * RECORD;
-/// The bytes of the file. Pages that nobody writes to take no memory.
+/// The bytes of the file. Pages without a write take no memory.
 pub(super) const FILE_BYTES: u64 = NOTES_AT + notes::BYTES;
 
 /// How a process has a port, as its neighbours see it.
@@ -74,7 +73,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// What a service is on, the most precise first.
+/// The addresses of a service, the most precise first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum On {
     Address,

@@ -11,7 +11,7 @@ use crate::port::{PortStats, RxDatagram, RxIpId};
 
 /// The longest payload that is handed over: more than any packet has.
 const PAYLOAD_MAX: usize = 8192;
-/// What is read at once.
+/// The bytes of one read.
 const READ_BYTES: usize = 64 * 1024;
 /// Bytes before the payload: its length, port and family; TOS; identification; two addresses.
 const HEADER: usize = 2 + 2 + 1 + 2 + 5 + 2 * 16;
@@ -93,19 +93,19 @@ fn parse(header: &[u8; HEADER]) -> Option<(RxDatagram<'static>, usize)> {
     (len <= PAYLOAD_MAX).then_some((datagram, len))
 }
 
-/// Where a process reads what neighbours hand over, for one of its addresses.
+/// The place where a process reads datagrams from neighbours, for one of its addresses.
 #[derive(Debug)]
 pub(crate) struct Mail {
     local: IpAddr,
     inbox: OwnedFd,
-    /// What was read. It may end with the beginning of a message.
+    /// Bytes read. They may end with the beginning of a message.
     buffer: Vec<u8>,
-    /// What was written is no message: the rest of the stream means nothing.
+    /// The stream has bytes that are no message: the rest means nothing.
     is_broken: bool,
 }
 
 impl Mail {
-    /// What was for a former process on the slot is thrown away.
+    /// Throws away the mail of a former process on the slot.
     pub(super) fn new(local: IpAddr, inbox: OwnedFd) -> Self {
         let mut mail = Self::unread(local, inbox);
         // More than the stream holds. A neighbour that writes without end does not keep us here.
@@ -130,7 +130,7 @@ impl Mail {
         self.inbox.as_fd()
     }
 
-    /// Hands up what has come. Returns the number of datagrams.
+    /// Hands up the mail. Returns the number of datagrams.
     pub(crate) fn receive(
         &mut self,
         stats: &mut PortStats,

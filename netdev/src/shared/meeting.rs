@@ -25,7 +25,7 @@ use crate::inherited;
 use crate::rights;
 use crate::udp::holder;
 
-/// The first bytes of each name. The number is the version of what is shared.
+/// The first bytes of each name. The number is the version of the shared objects.
 const NAMES: &str = "rocinante/1/";
 /// The descriptors that a process gets when it joins: the listening socket, the bag's two ends, the
 /// file.
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub(super) const ANSWER: Duration = Duration::from_millis(500);
 const BACKLOG: i32 = 128;
 
-/// What the processes on an address share.
+/// The objects that the processes on an address share.
 #[derive(Debug)]
 pub(super) struct Objects {
     pub(super) listener: OwnedFd,
@@ -155,19 +155,19 @@ impl Objects {
 }
 
 /// Whether these can be used as the objects of an address without harm: no call of ours waits for
-/// another process, and what is read is there.
+/// another process, and reads find their bytes.
 fn are_ours([listener, reader, writer, memory]: &[OwnedFd; DESCRIPTORS]) -> bool {
     let listens = is_socket(listener, AddressFamily::UNIX, SocketType::SEQPACKET)
         && sockopt::socket_acceptconn(listener) == Ok(true)
         && fcntl_getfl(listener).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
-    // Nobody can shorten it.
+    // No process can shorten it.
     let seals = fcntl_get_seals(memory).unwrap_or(SealFlags::empty());
     let is_long = fstat(memory).is_ok_and(|file| file.st_size.cast_unsigned() >= NOTES_AT);
     let lasts = seals.contains(SealFlags::SHRINK) && is_long;
     listens && is_stream(reader) && is_stream(writer) && lasts
 }
 
-/// The error for what is none of ours, or of another version.
+/// The error for an object that is none of ours, or of another version.
 fn strange(name: &SocketAddrUnix, peer: Option<Peer>) -> Refused {
     let hint = format!(
         "what the processes on this address share is not as it should be ({}): end them, or use \

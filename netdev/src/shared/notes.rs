@@ -1,5 +1,5 @@
-//! Notes that a process leaves for its neighbours, in the file that all share: what they have to do
-//! for it once it has gone. Their meaning is the caller's.
+//! Notes that a process leaves for its neighbours, in the file that all share: their work for it
+//! once it has gone. Their meaning is the caller's.
 //!
 //! The file has a number for each slot, of the places that have been used, and the places behind.
 //! Any process of the user can write anything there, so all that is read is bounded, and the caller
@@ -32,7 +32,7 @@ pub(super) struct Notes(Mutex<Places>);
 struct Places {
     by_key: BTreeMap<u32, usize>,
     free: Vec<usize>,
-    /// As many as have been used.
+    /// The number of places that have been used.
     count: usize,
 }
 
@@ -75,7 +75,7 @@ impl Notes {
     }
 }
 
-/// Forgets what a former process on the slot has left.
+/// Forgets the notes of a former process on the slot.
 pub(super) fn clear(locks: &Locks, slot: usize) -> io::Result<()> {
     locks.write(&[0; 8], count_at(slot))
 }

@@ -101,7 +101,7 @@ fn memory(bytes: u64, seals: SealFlags) -> OwnedFd {
 #[test]
 fn programs_that_do_not_answer_are_named() {
     let here = address(40);
-    // It never listens; it listens, and answers nobody.
+    // It never listens; it listens, and answers no connection.
     let socket = squat(&name_of(here));
     let silent = |error: String| {
         assert!(error.contains("do not answer"), "{error}");
@@ -193,10 +193,10 @@ fn a_bag_with_something_else_in_it_is_refused() {
         rights::send::<SPACE>(&other, &[0], &entry).expect("sent");
         with([end.as_fd(), other.as_fd()]);
     }
-    // What is put into it is not there.
+    // Entries put into it are not there.
     let [(one, two), (other, end)] = [(); 2].map(|()| UnixStream::pair().expect("a pair"));
     with([one.as_fd(), other.as_fd()]);
-    // What was put into it is in their queues.
+    // Entries put into it are in their queues.
     drop((one, two, other, end));
     is_over(here);
     // The same behind a socket that is right: to empty it would take for ever.
@@ -227,7 +227,7 @@ fn a_duty_that_another_program_has_is_an_error_that_names_it() {
     is_over(here);
 }
 
-/// Names have the version of what is shared: such a process is not met, but it has the port.
+/// Names have the version of the shared objects: such a process is not met, but it has the port.
 #[test]
 fn a_group_of_another_version_has_the_port() {
     let here = address(47);

@@ -20,7 +20,7 @@ pub(super) fn address(n: u8) -> IpAddr {
     IpAddr::from([127, 128 + (high & 0x3F), low, n])
 }
 
-/// What a process has: its slots, and its ports.
+/// A process: its slots, and its ports.
 struct Process {
     slots: Arc<Slots>,
     ports: Vec<UdpPort>,
@@ -51,10 +51,10 @@ fn send(to: IpAddr, slot: u8, mark: u8) {
     from.send_to(&payload, (to, ROCE_PORT)).expect("sent");
 }
 
-/// The marks of what a port has received.
+/// The marks of a port's received datagrams.
 fn received(port: &mut UdpPort) -> Vec<u8> {
     let mut marks = Vec::new();
-    // So often that what neighbours handed over is looked for, too.
+    // Often enough to look for datagrams from neighbours, too.
     for _ in 0..300 {
         port.receive(64, |datagram| marks.push(datagram.payload[0])).expect("received");
     }
@@ -73,7 +73,7 @@ fn each_process_gets_what_is_for_its_slots() {
         send(here, slot, 100 + slot / 2);
     }
     let marks = all.each_mut().map(|it| it.ports.iter_mut().map(received).collect::<Vec<_>>());
-    // What is for nobody comes to slot 0.
+    // Datagrams for no process come to slot 0.
     assert_eq!(marks[0], [vec![100, 102, 200, 227]]);
     assert_eq!(marks[1], [vec![100], vec![101]]);
     assert_eq!(marks[2], [vec![101]]);
@@ -146,7 +146,7 @@ fn the_one_that_follows_reads_what_is_for_all() {
     let first = process(&here, 1);
     let [mut second, mut third] = [(); 2].map(|()| process(&here, 1));
     assert!(!wait_readable(second.ports[0].wait_fd(), 0).expect("poll"));
-    // Nobody reads these before the duty has changed hands.
+    // These stay unread before the duty has changed hands.
     send(here[0], 0, 2);
     drop(first);
     send(here[1], 0, 3);
@@ -202,10 +202,10 @@ fn what_is_handed_over_arrives_as_it_was() {
         got.expect("received");
     }
     assert_eq!(nth, 6);
-    // Of slots that nobody has, and of other addresses, nothing is kept.
+    // Datagrams for slots without a process, and for other addresses, are not kept.
     assert!(!first.slots.hand_over(9, &datagram(here, b"x")));
     assert!(!first.slots.hand_over(1, &datagram(address(99), b"x")));
-    // A mailbox that nobody reads fills up.
+    // A mailbox without a reader fills up.
     let payload = [0; 4096];
     let room = (0..10_000).take_while(|_| first.slots.hand_over(1, &datagram(here, &payload)));
     assert!((10..10_000).contains(&room.count()));
@@ -267,7 +267,7 @@ fn a_service_has_one_process_that_listens() {
     second.listen(5, Some(here[0])).expect("on one address");
     assert!(in_use(third.listen(5, Some(here[0]))));
     second.listen(6, None).expect("another service");
-    // The more precise one is found first. Nobody is told of itself.
+    // The more precise one is found first. A process does not find itself.
     assert_eq!([here[0], here[1]].map(|at| third.listener(5, at)), [Some(1), Some(0)]);
     assert_eq!([here[0], here[1]].map(|at| second.listener(5, at)), [None, Some(0)]);
     assert_eq!([here[0], here[1]].map(|at| first.listener(5, at)), [Some(1), None]);
@@ -311,7 +311,7 @@ fn a_port_is_one_processs_or_all_share_it() {
     let claimed = |by: &Slots| here.map(|at| [5, 6, 7].map(|port| by.is_port_claimed(at, port)));
     assert_eq!(claimed(&first), [[false, true, false], [true, false, false]]);
     assert_eq!(claimed(&second), [[true, false, false], [false; 3]]);
-    // Shared by two, it is nobody's alone. To fail changes nothing.
+    // Shared by two, it is neither's alone. To fail changes nothing.
     first.claim_port(here[0], 5, Shared).expect("its own");
     third.claim_port(here[0], 5, Shared).expect("shared");
     assert!(in_use(first.claim_port(here[0], 5, Alone)));
@@ -341,7 +341,8 @@ fn ipv6_addresses_are_shared_too() {
             from.send_to(&payload, (here[0], ROCE_PORT)).expect("sent");
         }
         assert_eq!([0, 1].map(|nth: usize| received(&mut second.ports[nth])), [[51], [52]]);
-        // The one that follows reads slot 0 of both families, and what has come there before.
+        // The one that follows reads slot 0 of both families, and datagrams that have come there
+        // before.
         drop(first);
         follow(&mut [&mut second], &here);
         let mut payload = [60; 20];

@@ -63,7 +63,7 @@ pub struct SimStats {
     pub dropped: u64,
     /// Lost in bursts.
     pub dropped_in_bursts: u64,
-    /// Lost because the [tap](super::SimNet::set_tap) said so.
+    /// Lost by the [tap](super::SimNet::set_tap).
     pub dropped_by_tap: u64,
     /// Lost because a rate limiter's queue was full.
     pub dropped_by_rate: u64,

@@ -35,7 +35,7 @@ fn send(port: &mut SimPort, path: PathId, count: u32, len: usize) {
     port.flush(|failure| panic!("{failure:?}"));
 }
 
-/// Runs the clock from event to event and collects what arrives.
+/// Runs the clock from event to event and collects arrivals.
 fn drain(net: &SimNet, port: &mut SimPort) -> Trace {
     let mut trace = Vec::new();
     loop {
@@ -52,7 +52,7 @@ fn drain(net: &SimNet, port: &mut SimPort) -> Trace {
     }
 }
 
-/// Also where what was read before and what is read now make up the burst.
+/// Also where datagrams read before and those read now make up the burst.
 #[test]
 fn a_burst_is_no_longer_than_it_may_be() {
     let (net, mut a, mut b, path) = pair(1);
@@ -220,7 +220,7 @@ fn a_full_receive_queue_drops_and_counts() {
     assert_eq!(drain(&net, &mut b).len(), 64);
     assert_eq!(b.stats().rx_queue_drops, 36);
     assert_eq!(net.stats().dropped_at_receiver, 36);
-    // As many as the budget says always fit.
+    // The budget's number of datagrams always fits.
     send(&mut a, path, 64, 64);
     assert_eq!(drain(&net, &mut b).len(), 64);
     assert_eq!(b.stats().rx_queue_drops, 36);

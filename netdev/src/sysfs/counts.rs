@@ -1,10 +1,10 @@
 //! The counters of a port, of all processes of a user together.
 //!
 //! A process that has opened a device listens on a socket in a directory that the user's processes
-//! share. To connect to it is to ask: the process writes what it has counted to a file beside the
-//! socket, and closes the connection. So counting costs nothing until a program looks. What a
-//! process has counted that is gone is added to a file of the port: by itself, or by the next one
-//! that asks, from the last answer.
+//! share. To connect to it is to ask: the process writes its counters to a file beside the socket,
+//! and closes the connection. So counting costs nothing until a program looks. The counters of a
+//! process that is gone are added to a file of the port: by itself, or by the next one that asks,
+//! from the last answer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -47,7 +47,7 @@ impl PortKey {
     }
 }
 
-/// What was counted at each port.
+/// The counters of each port.
 type Ports = HashMap<PortKey, Counts>;
 
 /// The end of the socket that answers.
@@ -92,7 +92,7 @@ impl Published {
         self.listener.accept().map(|(stream, _)| stream)
     }
 
-    /// Answers with what was counted at these ports.
+    /// Answers with the counters of these ports.
     ///
     /// # Errors
     /// The directory is gone, or full.
@@ -105,14 +105,14 @@ impl Published {
         fs::rename(&draft, answer_of(&self.place, &self.name))
     }
 
-    /// The process ends: the last answer is what it has counted.
+    /// The process ends: the last answer has its final counters.
     pub fn end(&self) {
         let _held = hold(&self.place);
         retire(&self.place, &self.name);
     }
 }
 
-/// What the processes with this directory have counted, and all others of its user.
+/// The counters of the processes with this directory, and of all others of its user.
 pub(super) fn sum(root: &Path) -> Ports {
     let mut sums = Ports::new();
     let Ok(place) = place_of(root) else { return sums };

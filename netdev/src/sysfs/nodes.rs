@@ -50,7 +50,7 @@ const COUNTERS: [&str; 21] = [
     "multicast_rcv_packets",
     "multicast_xmit_packets",
 ];
-/// `hw_counters`: the names of Soft-RoCE, then those of mlx5 for what it does not count.
+/// `hw_counters`: the names of Soft-RoCE, then those of mlx5 for values that it does not count.
 const HW_COUNTERS: [&str; 20] = [
     "sent_pkts",
     "rcvd_pkts",
@@ -80,7 +80,7 @@ fn counter_files() -> impl Iterator<Item = String> {
     counters.chain(HW_COUNTERS.iter().map(|name| format!("hw_counters/{name}")))
 }
 
-/// What a tree tells of a device, but for its counters.
+/// A tree's facts about a device, without its counters.
 #[derive(Debug, serde::Serialize)]
 pub(super) struct Facts<'a> {
     device: &'a NamedInterface,
@@ -226,7 +226,7 @@ pub(super) fn common() -> Nodes {
     ])
 }
 
-/// What stands between /sys/devices and the classes of a device: a directory for its interface.
+/// The directory between /sys/devices and the classes of a device: one for its interface.
 fn parent_of(interface: &Interface) -> String {
     format!("sys/devices/rocinante/{}", interface.name)
 }

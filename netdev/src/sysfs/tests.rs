@@ -184,7 +184,7 @@ fn counters_are_summed_while_processes_run_and_after() {
     for _ in 0..2 {
         assert_eq!(sum(), HashMap::from([(ports[0], 30), (ports[1], 2)]));
     }
-    // A process that does not answer, as it is stopped, has counted what it said last.
+    // A process that does not answer, as it is stopped, counts by its last answer.
     let stopped = Published::begin(&root).unwrap();
     stopped.answer([(ports[1], &Counts::from([(name.to_owned(), 40)]))]).unwrap();
     assert_eq!(sum()[&ports[1]], 42);
@@ -192,7 +192,7 @@ fn counters_are_summed_while_processes_run_and_after() {
     assert_eq!(sum()[&ports[1]], 42);
 }
 
-/// What a program finds that reads files and nothing else.
+/// The view of a program that reads files and nothing else.
 #[test]
 fn a_tree_is_kept_for_those_that_only_read() {
     let pair = or_skip!("sysfs::a_tree_is_kept_for_those_that_only_read", Pair::new());

@@ -11,7 +11,7 @@ use super::make;
 use super::nodes::{self, Facts, Node};
 use crate::names::NamedInterface;
 
-/// The file with what the tree tells, by which a process knows that there is nothing to write.
+/// The file with the tree's facts, by which a process knows that there is nothing to write.
 const STATE: &str = "state";
 /// The directories with the tree.
 const TOPS: [&str; 2] = ["sys", "dev"];
@@ -27,8 +27,7 @@ pub(super) fn show(root: &Path, devices: &[NamedInterface]) -> io::Result<()> {
     let _ = fs::remove_file(root.join(STATE));
     let mut wanted = nodes::common();
     facts.iter().for_each(|facts| facts.add(&mut wanted));
-    // Links lead nowhere before what they lead to is gone, and come after it: /sys/devices is
-    // behind /sys/class.
+    // Links go before their targets go, and come after them: /sys/devices is behind /sys/class.
     let kept: HashSet<&Path> = wanted.keys().flat_map(|path| path.ancestors()).collect();
     TOPS.iter().for_each(|top| sweep(root, Path::new(top), &kept));
     for (path, node) in wanted.iter().rev() {

@@ -1,9 +1,9 @@
 //! Multicast groups: one socket for each joined group.
 //!
-//! The kernel does everything else for a group. It tells routers and switches (IGMP, MLD), and lets
-//! the interface accept the group's Ethernet address. It gives a copy of what this machine sends to
-//! every local socket that has joined, the sender's own included. Ports that read frames themselves
-//! use this too: their guards receive datagrams to groups.
+//! The kernel does everything else for a group. It informs routers and switches (IGMP, MLD), and
+//! lets the interface accept the group's Ethernet address. It gives a copy of this machine's
+//! datagrams to every local socket that has joined, the sender's own included. Ports that read
+//! frames themselves use this too: their guards receive datagrams to groups.
 
 use std::io;
 use std::net::IpAddr;

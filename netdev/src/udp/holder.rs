@@ -20,7 +20,7 @@ pub struct HeldSocket {
     pub holders: Vec<(u32, String)>,
     /// Whether one of them reads frames from a packet socket as well, as the backend `packet` does.
     /// This socket then only guards its port: its drops, which the kernel also counts as
-    /// `InErrors`, are copies of what the packet socket got.
+    /// `InErrors`, are copies of datagrams that the packet socket got.
     pub guards: bool,
 }
 
@@ -220,8 +220,8 @@ fn threads(pid: u32) -> impl Iterator<Item = String> {
     entries.filter_map(|entry| entry.ok()?.path().to_str().map(str::to_owned))
 }
 
-/// Whether one of these processes is about to end, or any process is if none is named: what it has
-/// open will be closed once its threads have run again, which takes long on a busy machine.
+/// Whether one of these processes is about to end, or any process is if none is named: its sockets
+/// will be closed once its threads have run again, which takes long on a busy machine.
 pub(super) fn is_ending(holders: &[(u32, String)]) -> bool {
     let ends = |pid: u32| {
         threads(pid).any(|thread| {
@@ -237,7 +237,7 @@ pub(super) fn is_ending(holders: &[(u32, String)]) -> bool {
 }
 
 /// Whether a thread is on its way out, by its `stat` and `status` (proc_pid_stat(5)): the kernel
-/// has begun to end it, or SIGKILL waits for it. One that has ended has closed what it had.
+/// has begun to end it, or SIGKILL waits for it. One that has ended has closed its descriptors.
 fn thread_ends(stat: &str, status: &str) -> bool {
     /// `PF_EXITING` of the kernel's linux/sched.h.
     const EXITING: u64 = 4;

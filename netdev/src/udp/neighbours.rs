@@ -1,5 +1,5 @@
-//! What a port has to do with other processes on its addresses: the datagrams that they hand over,
-//! and the sockets that they leave.
+//! A port's dealings with other processes on its addresses: the datagrams that they hand over, and
+//! the sockets that they leave.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,14 +12,15 @@ use crate::fd::{Epoll, Interest};
 use crate::port::{PortStats, RxDatagram};
 use crate::shared::{Mail, Slots};
 
-/// All of it is looked at once in this many calls, and after a thread was told that there is
-/// something: few datagrams come so, and to look takes system calls.
+/// All of it is read once in this many calls, and after a thread was woken for it: few datagrams
+/// come so, and to look takes system calls.
 const EVERY: u32 = 256;
 
 /// The neighbours of a port.
 pub(super) struct Neighbours {
     slots: Arc<Slots>,
-    /// The number of the port among those of its device. The first one has what belongs to all.
+    /// The number of the port among those of its device. The first one has the parts that belong to
+    /// all.
     nth: usize,
     mail: Vec<Mail>,
     inherited: Vec<(Socket, Queue)>,
@@ -77,7 +78,7 @@ impl Neighbours {
         self.calls = u32::MAX;
     }
 
-    /// Hands up what neighbours handed over, and what has come to the sockets that they left.
+    /// Hands up datagrams from neighbours, and those of the sockets that they left.
     #[inline]
     pub(super) fn receive(
         &mut self,

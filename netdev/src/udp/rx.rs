@@ -8,13 +8,13 @@ use super::sockets::Role;
 use super::sys::{RECV_MAX, Received, RecvBatch, Socket};
 use crate::port::{PortStats, Runs, RxDatagram, RxIpId};
 
-/// Bytes that one system call should return: as many as stay in a core's second-level cache until
-/// they are handed up.
+/// Bytes that one system call should return: they stay in a core's second-level cache until they
+/// are handed up.
 const BURST_BYTES: usize = 256 * 1024;
 /// While some sockets have paths, those without one are read only once in this many calls.
 const IDLE_EVERY: u32 = 16;
 /// A guard without a path to an own address is read once in this many calls, and after a thread was
-/// told that there is something.
+/// woken for it.
 const GUARD_EVERY: u32 = 256;
 
 /// The receive side of a port.
@@ -120,7 +120,7 @@ impl Receiver {
         Ok(total)
     }
 
-    /// Whether more than so many eighths of the queue are filled at which the last call left off.
+    /// Whether more than `eighths` eighths of the queue are filled at which the last call left off.
     pub(super) fn is_filled<'s>(
         &self,
         sockets: impl Fn(usize) -> &'s Socket,

@@ -19,7 +19,7 @@ use crate::steering;
 
 /// Source ports are taken from here up when the wanted one is in use, as RoCEv2 senders do.
 const SRC_PORT_MIN: u16 = 0xC000;
-/// How many other source ports are tried before the datagrams leave from UDP/4791.
+/// Number of other source ports that are tried before the datagrams leave from UDP/4791.
 const SRC_PORT_TRIES: u16 = 16;
 
 /// The purpose of a socket.
@@ -27,12 +27,13 @@ const SRC_PORT_TRIES: u16 = 16;
 pub(super) enum Role {
     /// Receives and sends.
     Receive,
-    /// Owns the port and sends. Takes what does not come by the port's interface, which is read
-    /// elsewhere; and on a shared address what is for none of these ports, so that it is counted.
+    /// Owns the port and sends. Takes datagrams that do not come by the port's interface, which is
+    /// read elsewhere; and on a shared address those for none of these ports, so that they are
+    /// counted.
     Guard { iface: u32, shards: Shards },
-    /// Owns the port, drops what arrives, and sends.
+    /// Owns the port, drops all input, and sends.
     Shut,
-    /// Drops what arrives, and sends.
+    /// Drops all input, and sends.
     Send,
     /// Receives datagrams to a group.
     Group,
@@ -146,7 +147,7 @@ pub(crate) fn open_shared(
 ) -> Result<Socket, OpenError> {
     let options = Options::new(config, domain_of(iface));
     if is_first {
-        // Nobody else has the port. A socket that is bound alone cannot have a program later.
+        // No other process has the port. A socket that is bound alone cannot have a program later.
         drop(open_bound(iface, address, options, Role::Shut, true)?);
     }
     open_bound(iface, address, options, Role::Shut, false)
@@ -166,7 +167,8 @@ pub(super) fn take_over(
     if role == Role::Receive { socket.take_input() } else { Ok(()) }
 }
 
-/// Makes the socket of slot 0 this process's, which has the duty now. What waits there is for all.
+/// Makes the socket of slot 0 this process's, which has the duty now. Its waiting datagrams are for
+/// all.
 pub(super) fn inherit(socket: &Socket, address: IpAddr, options: Options) -> io::Result<()> {
     configure(socket, address.is_ipv6(), options, Role::Receive)?;
     socket.take_input()
@@ -310,8 +312,8 @@ fn configure(socket: &Socket, v6: bool, options: Options, role: Role) -> io::Res
             }
         }
     }
-    // Never fragment. For IPv4 this is also what makes the identification known: an unconnected
-    // socket with DF writes 0, and segmentation counts it up.
+    // Never fragment. For IPv4 this also makes the identification known: an unconnected socket with
+    // DF writes 0, and segmentation counts it up.
     if v6 {
         socket.set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
         // Lets the flow label of the destination address take effect; 0 leaves it to the kernel.
@@ -447,7 +449,7 @@ pub(super) fn ttl_default(socket: &Socket, v6: bool) -> u8 {
     value.ok().and_then(|v| u8::try_from(v).ok()).unwrap_or(0)
 }
 
-/// How many segments the kernel takes per send: 128 since Linux 6.9, 64 before, 1 without
+/// The segments that the kernel takes per send: 128 since Linux 6.9, 64 before, 1 without
 /// `UDP_SEGMENT` (before 4.18).
 ///
 /// Sends one super-packet from `address` to itself, which does not leave the machine.

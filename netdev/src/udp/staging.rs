@@ -1,9 +1,9 @@
 //! Datagrams waiting for the kernel: one linear arena, split into runs.
 //!
-//! A run is what one message of `sendmmsg` carries: datagrams of one path, all of the same size but
-//! the last, which may be shorter. They lie end to end, as `UDP_SEGMENT` wants them. The arena is
-//! The arena is filled from front to back and starts again at the front once the kernel has taken
-//! everything, so an unblocked sender always works in the same warm memory.
+//! A run is the contents of one message of `sendmmsg`: datagrams of one path, all of the same size
+//! but the last, which may be shorter. They lie end to end, as `UDP_SEGMENT` wants them. The arena
+//! is filled from front to back and starts again at the front once the kernel has taken everything,
+//! so an unblocked sender always works in the same warm memory.
 
 use crate::port::PathId;
 

@@ -209,7 +209,7 @@ impl Socket {
         attach_filter(&self.0, &[libc::sock_filter { code, jt: 0, jf: 0, k: 0 }])
     }
 
-    /// Binds it to an interface or a VRF, for the routes of what it sends and for what it gets
+    /// Binds it to an interface or a VRF, for the routes of its datagrams in both directions
     /// (`SO_BINDTOIFINDEX`). Needs no privilege unless it is bound to another.
     pub(crate) fn bind_to_interface(&self, interface: u32) -> io::Result<()> {
         if self.interface() == Some(interface) {
@@ -224,7 +224,7 @@ impl Socket {
         (index != 0).then_some(index.cast_unsigned())
     }
 
-    /// Makes the kernel drop what a guard does not take: see [`steering::of_guard`].
+    /// Makes the kernel drop datagrams that a guard does not take: see [`steering::of_guard`].
     pub(crate) fn take_other_input(&self, iface: u32, shards: Shards) -> io::Result<()> {
         attach_filter(&self.0, &steering::of_guard(iface, self.interface().is_some(), shards))
     }
@@ -238,7 +238,7 @@ impl Socket {
         }
     }
 
-    /// Throws away what has arrived.
+    /// Throws away all waiting datagrams.
     pub(crate) fn empty(&self) {
         while rustix::net::recv(&self.0, &mut [0; 1], RecvFlags::DONTWAIT).is_ok() {}
     }
@@ -257,15 +257,15 @@ impl Socket {
         self.set_raw(libc::SOL_SOCKET, option, &Program::new(program)?)
     }
 
-    /// Whether what waits in this socket takes more than so many eighths of its memory:
+    /// Whether waiting datagrams take more than `eighths` eighths of this socket's memory:
     /// `SO_MEMINFO`, the fields `SK_MEMINFO_RMEM_ALLOC` and `SK_MEMINFO_RCVBUF`.
     pub(super) fn is_filled(&self, eighths: u32) -> bool {
         self.get_words::<2>(libc::SOL_SOCKET, libc::SO_MEMINFO)
             .is_ok_and(|[used, room]| i64::from(used) * 8 > i64::from(room) * i64::from(eighths))
     }
 
-    /// How many datagrams the kernel dropped because this socket's queue was full (or their
-    /// checksum wrong), modulo 2³²: `SO_MEMINFO`, the field `SK_MEMINFO_DROPS`.
+    /// The number of datagrams that the kernel dropped because this socket's queue was full (or
+    /// their checksum wrong), modulo 2³²: `SO_MEMINFO`, the field `SK_MEMINFO_DROPS`.
     pub(crate) fn input_drops(&self) -> u32 {
         const SK_MEMINFO_DROPS: usize = 8;
         const SK_MEMINFO_VARS: usize = 9;
@@ -335,8 +335,8 @@ impl SendScratch {
     }
 }
 
-/// Sends up to [`SEND_MAX`] messages with one system call. Returns how many the kernel took, from
-/// the first on. An error belongs to the first message.
+/// Sends up to [`SEND_MAX`] messages with one system call. Returns the number that the kernel took,
+/// from the first on. An error belongs to the first message.
 pub(crate) fn send<'a>(
     socket: &Socket,
     scratch: &mut SendScratch,
@@ -441,7 +441,7 @@ pub(crate) struct RecvBatch {
     /// Never touched after `new`; the kernel reads it in every `recv`.
     _vectors: Vec<libc::iovec>,
     headers: Vec<libc::mmsghdr>,
-    /// How many of the headers the last `recv` filled.
+    /// The number of headers that the last `recv` filled.
     filled: usize,
 }
 

@@ -25,7 +25,7 @@ use crate::udp;
 /// stays with this process: neither a mapping nor a descriptor, and no process has the map of
 /// addresses.
 ///
-/// What is in use is not waited for.
+/// An object in use is not waited for.
 ///
 /// # Errors
 /// As those of opening the ports; `EPERM` without the capabilities.
@@ -55,7 +55,7 @@ pub(crate) fn chunks_within(frames: u32) -> u32 {
 }
 
 /// Bytes of memory that a port with this number of chunks for each direction takes: the frames, the
-/// four rings, and what the kernel notes of each chunk.
+/// four rings, and the kernel's record of each chunk.
 pub(crate) fn memory_bytes(chunks: u32) -> usize {
     const PAGE: usize = 4096;
     /// `struct xdp_buff_xsk`, a pointer to it, and one to the page.
@@ -65,13 +65,13 @@ pub(crate) fn memory_bytes(chunks: u32) -> usize {
     Umem::bytes(2 * chunks) + 2 * ring(8) + 2 * ring(16) + 2 * chunks as usize * NOTES
 }
 
-/// Makes parts of what an agent opened for this process, and of guards of its own, which are in
-/// this thread's network namespace. All is compared with what was asked for and with what the agent
-/// says of it, as far as the kernel tells: no option of an AF_XDP socket says which interface it is
-/// bound to, nor which memory it has.
+/// Makes parts of the descriptors that an agent opened for this process, and of guards of its own,
+/// which are in this thread's network namespace. All is compared with the request and with the
+/// agent's description, as far as the kernel reports: no option of an AF_XDP socket gives the
+/// interface to which it is bound, nor its memory.
 ///
 /// # Errors
-/// A descriptor is not what it should be; or none is left.
+/// A descriptor is not as it should be; or none is left.
 pub(crate) fn assemble_from(
     iface: &Interface,
     addresses: &[IpAddr],
@@ -122,7 +122,7 @@ pub(crate) fn assemble_from(
     parts.collect()
 }
 
-/// Compares a socket with what it should be.
+/// Checks a socket's family and namespace.
 fn check(socket: &OwnedFd, here: Option<u64>) -> Result<(), String> {
     if socket_family(socket).ok() != Some(libc::AF_XDP) {
         return Err("a descriptor that is no AF_XDP socket".into());
@@ -133,7 +133,7 @@ fn check(socket: &OwnedFd, here: Option<u64>) -> Result<(), String> {
     Ok(())
 }
 
-/// Compares the rings with those that belong to so many chunks, and asks whether they are in use.
+/// Compares the rings with those that belong to `chunks` chunks, and asks whether they are in use.
 fn check_rings(socket: &XdpSocket, chunks: u32) -> Result<(), String> {
     let unknown = |e: std::io::Error| format!("a socket that does not answer ({e})");
     if !socket.is_bound() {

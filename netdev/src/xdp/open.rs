@@ -71,7 +71,7 @@ pub(super) struct OnQueue {
     pub(super) zero_copy: bool,
 }
 
-/// The sockets of several ports, and what takes frames to them.
+/// The sockets of several ports, and the objects that take frames to them.
 pub(super) struct Opened {
     pub(super) sockets: Vec<OnQueue>,
     pub(super) link: Link,
@@ -169,8 +169,8 @@ impl Acquire for XdpIo {
     }
 }
 
-/// Opens a socket for each port, each on a queue, and attaches the program. What is held is waited
-/// for, up to `patience`: by a socket that was just closed, or by a copy of a descriptor.
+/// Opens a socket for each port, each on a queue, and attaches the program. Waits for a held queue
+/// or program, up to `patience`: by a socket that was just closed, or by a copy of a descriptor.
 pub(super) fn open_sockets(
     iface: &Interface,
     addresses: &[IpAddr],
@@ -228,8 +228,8 @@ fn make(config: &PortConfig) -> Result<Made, OpenError> {
     Ok(Made { socket, memory, mapped: Mapped { umem, rings }, chunks })
 }
 
-/// Entries of each ring: twice as many as the chunks could fill, because the kernel shows some of
-/// its progress late.
+/// Entries of each ring: twice the number that the chunks could fill, because the kernel shows some
+/// of its progress late.
 pub(super) fn ring_entries(chunks: u32) -> u32 {
     2 * chunks
 }
@@ -332,7 +332,7 @@ fn check_interface(
     Ok(())
 }
 
-/// Registers memory for `wanted` chunks each way, or as much as `RLIMIT_MEMLOCK` allows.
+/// Registers memory for `wanted` chunks each way, or for the number that `RLIMIT_MEMLOCK` allows.
 fn register_memory(socket: &XdpSocket, wanted: u32) -> Result<(OwnedFd, Umem, u32), OpenError> {
     let mut chunks = wanted.clamp(CHUNKS_MIN, CHUNKS_MAX).next_power_of_two();
     loop {

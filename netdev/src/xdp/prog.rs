@@ -54,7 +54,7 @@ const FRAGMENT_MASK: u16 = 0x3fff;
 /// Where the program builds the key: the bytes below the frame pointer.
 const KEY: i16 = -(KEY_LEN as i16);
 
-/// What the program compares frames with.
+/// The values that the program compares frames with.
 #[derive(Debug)]
 pub(crate) struct Own {
     addresses: Map,
@@ -196,7 +196,7 @@ fn require_own(asm: &mut Asm, payload: i32, shards: Shards, pass: Label) {
     let Shards { first, count, selector, shared } = shards;
     if shared {
         let (at, own) = (payload + i32::from(selector), asm.label());
-        // What is too short for the byte is the first one's, which counts it.
+        // A datagram too short for the byte is the first one's, which counts it.
         require_bytes(asm, at + 1, if first == 0 { own } else { pass });
         asm.load(Size::B, Reg::R5, Reg::R2, at as i16);
         // A smaller one becomes a great one.

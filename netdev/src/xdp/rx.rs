@@ -75,7 +75,7 @@ impl RxHalf {
         frames
     }
 
-    /// Whether more than so many eighths of the chunks wait to be read.
+    /// Whether more than `eighths` eighths of the chunks wait to be read.
     pub(super) fn is_filled(&self, eighths: u32) -> bool {
         self.ring.waiting().min(self.chunks) * 8 > self.chunks * eighths
     }
@@ -212,7 +212,7 @@ mod tests {
             Self { half, umem, rx, fill }
         }
 
-        /// The kernel receives a frame into as many chunks as it needs; `spoil` changes their
+        /// The kernel receives a frame into the chunks that it needs; `spoil` changes their
         /// descriptors.
         fn arrives(&mut self, frame: &[u8], spoil: fn(&mut Vec<Desc>)) {
             let count = frame.len().div_ceil(PART);

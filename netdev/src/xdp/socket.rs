@@ -102,7 +102,7 @@ impl XdpSocket {
     pub(crate) fn has_rings_of(&self, size: u32) -> io::Result<bool> {
         let maps = |page, len| match Mapping::of_fd(self.0.as_fd(), page, len) {
             Ok(_) => Ok(true),
-            // There is no ring, or not as much of it.
+            // There is no ring, or a shorter one.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(false),
             Err(e) => Err(e),
         };
@@ -194,7 +194,7 @@ impl XdpSocket {
     pub(crate) fn prefer_busy_poll(&self, microseconds: u32) -> io::Result<()> {
         const SO_PREFER_BUSY_POLL: i32 = 69;
         const SO_BUSY_POLL_BUDGET: i32 = 70;
-        // As many frames at once as NAPI takes by default.
+        // The frames that NAPI takes at once by default.
         const BUDGET: u32 = 64;
         self.set(libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &1_u32)?;
         self.set(libc::SOL_SOCKET, libc::SO_BUSY_POLL, &microseconds)?;

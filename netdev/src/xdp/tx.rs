@@ -198,7 +198,7 @@ impl TxHalf {
         Ok(flushed)
     }
 
-    /// Notes what the kernel has taken. Returns whether it shows more than was known.
+    /// Notes the frames that the kernel has taken. Returns whether it shows more than before.
     fn see_taken(&mut self) -> bool {
         let shown = self.ring.taken();
         let is_more = shown.wrapping_sub(self.taken).cast_signed() > 0;
@@ -210,7 +210,7 @@ impl TxHalf {
 
     /// The path of the frame that the kernel took last, and dropped.
     ///
-    /// The kernel shows what a call took only if the call sent a frame before the one that it
+    /// The kernel shows a call's progress only if the call sent a frame before the one that it
     /// dropped. If it shows nothing new, the call took one frame. Before Linux 6.17 it shows that
     /// later: then the path may be that of an earlier frame.
     fn last_taken(&mut self) -> PathId {
@@ -419,7 +419,7 @@ mod tests {
             let slots = CHUNKS / per_slot;
             let mut port = Port::new(per_slot);
             for round in 0..12 {
-                // So many are sent before each that is dropped.
+                // `before` frames are sent before each that is dropped.
                 for before in 0..slots {
                     let first = port.next;
                     (0..slots).for_each(|_| assert!(port.send(), "round {round}"));
@@ -441,7 +441,7 @@ mod tests {
         }
     }
 
-    /// The kernel does not show what it took in a call that sent nothing.
+    /// The kernel does not show the progress of a call that sent nothing.
     #[test]
     fn a_dropped_frame_is_the_oldest_if_the_kernel_shows_nothing() {
         for per_slot in [1, 2] {

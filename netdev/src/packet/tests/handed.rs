@@ -25,7 +25,7 @@ fn another_process_gets(count: usize) -> Result<(), String> {
     let test = "packet::tests::handed::in_a_process_without_privileges";
     let child = pair.a.run(|| child(test, &agent, count)).map_err(|e| e.to_string())?;
     serve(&pair, &mut peer, child, || strays(&pair));
-    // The child has gone; what the agent keeps is all that is left.
+    // The child has gone; only the objects that the agent keeps are left.
     let given = std::mem::take(&mut *agent.given.lock().expect("no panic"));
     assert_eq!(given.len(), 1);
     let (connection, kept) = &given[0];
@@ -109,7 +109,7 @@ fn in_a_process_without_privileges() {
         exchange(&mut ports, Backend::Packet, number, 1);
     }
     gets_no_strays(&mut ports, &v0, || parent.asked(ASK_OTHER));
-    // Its own mapping is not what protects the ring.
+    // Its own mapping does not protect the ring.
     let sockets: Vec<PacketSocket> = ports.iter().map(socket_of).collect();
     drop(ports);
     sockets.iter().for_each(cannot_be_changed);
@@ -124,7 +124,7 @@ fn socket_of(port: &AnyPort) -> PacketSocket {
     PacketSocket::from(port.io.as_fd().try_clone_to_owned().expect("a copy"))
 }
 
-/// A process that has the socket cannot change what it takes, nor how much memory it has.
+/// A process that has the socket can change neither its filter nor the size of its memory.
 fn cannot_be_changed(socket: &PacketSocket) {
     let errno = |result: io::Result<()>| result.expect_err("it is refused").raw_os_error();
     let all = [libc::sock_filter { code: libc::BPF_RET as u16, jt: 0, jf: 0, k: u32::MAX }];
@@ -150,7 +150,7 @@ fn cannot_be_changed(socket: &PacketSocket) {
     }
 }
 
-/// Promiscuous, other datagrams do not come: `exchange` knows what it sent.
+/// Promiscuous, other datagrams do not come: `exchange` knows its own.
 fn gets_no_strays(ports: &mut [AnyPort], v0: &Interface, send_strays: impl Fn()) {
     for port in &*ports {
         let socket = socket_of(port);

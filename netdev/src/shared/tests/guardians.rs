@@ -1,4 +1,4 @@
-//! What a guardian does for processes that have gone.
+//! A guardian's work for processes that have gone.
 
 use std::sync::atomic::AtomicU32;
 
@@ -16,7 +16,7 @@ fn guardian() -> (Guardian, String) {
     (Guardian::new(socket, own), name)
 }
 
-/// A process that has told the guardian, and its connection.
+/// A process that has sent its slots to the guardian, and its connection.
 fn ward(name: &str, addresses: &[IpAddr], count: usize) -> (Process, OwnedFd) {
     let ward = process(addresses, count);
     let Slots { shared, first, count, .. } = &*ward.slots;
@@ -31,7 +31,7 @@ fn left(guardian: &mut Guardian) -> Vec<Left> {
     }
 }
 
-/// The next process: it takes what has been left, and is the only one.
+/// The next process: it takes the notes left, and is the only one.
 fn take_all(here: &[IpAddr]) -> usize {
     let mut next = process(here, 1);
     follow(&mut [&mut next], here);

@@ -1,8 +1,8 @@
-//! What a process leaves in its notes, and what becomes of it.
+//! The notes of a process, and their fate.
 
 use super::*;
 
-/// What `of` is told of processes that have gone.
+/// The notes of processes that have gone, as `of` finds them.
 fn left(of: &Process) -> Vec<(IpAddr, [u8; NOTE_BYTES])> {
     let mut all = Vec::new();
     let end = Instant::now() + Duration::from_millis(300);
@@ -129,16 +129,16 @@ fn a_file_with_nonsense_tells_nonsense_and_harms_nobody() {
         locks.write(&nonsense, locks::NOTES_AT).expect("written");
         drop(lease(&[here], 1).expect("a slot"));
         let told = left(&first);
-        // Those of slots that nobody has, as far as there are places. The rest is zero.
+        // Those of slots without a process, as far as there are places. The rest is zero.
         assert!(told.len() <= counts / NOTE_BYTES && told.iter().all(|(at, _)| *at == here));
         assert!(told.iter().all(|(_, it)| *it != note(7) && *it != note(1)), "of the living");
     }
-    // A process that lives goes on, and what it notes now is found.
+    // A process that lives goes on, and its notes from now on are found.
     second.slots.note(here, 8, &note(8));
     assert_eq!(second.slots.first(), 1);
     drop(second);
     assert!(left(&first).contains(&(here, note(8))));
-    // There is room for so many; it is had again.
+    // The room is limited; it is had again.
     let third = process(&[here], 1);
     for key in 0..5000 {
         third.slots.note(here, key, &note(3));
@@ -163,7 +163,7 @@ fn a_file_without_room_for_notes_has_none() {
         notes::left(&locks, 0..0, |_, notes| told.extend(notes)).map(|()| told)
     };
     notes.keep(&locks, 5, 7, &note(7));
-    // What the numbers say is not there.
+    // The notes that the numbers announce are not there.
     locks.write(&[0xff; 256 * 8], locks::NOTES_AT).expect("written");
     assert_eq!(told().expect("numbers"), [[0; NOTE_BYTES]; 0]);
     ftruncate(&memory, locks::NOTES_AT).expect("shorter");

@@ -43,7 +43,7 @@ fn the_way_is_that_of_the_traffic_class() {
         let own = ways.map(|[local, _]| local);
         let mut port = UdpPort::open(&v0, &own, &PortConfig::default()).unwrap();
         for [local, remote] in ways {
-            // Whatever was asked before.
+            // The first answer does not depend on earlier ones.
             for _ in 0..2 {
                 port.add_path(&spec(local, remote)).unwrap();
                 for tos in [0x10, 0x12] {
@@ -84,7 +84,7 @@ fn who_leaves_groups_hears_those_that_stay() {
     assert_eq!(receive_at_most(&mut rx, 64), 1);
 }
 
-/// Receives with this budget when there is something; returns how many came.
+/// Receives with this budget when there is something; returns the number of datagrams.
 fn receive_at_most(port: &mut UdpPort, budget: usize) -> usize {
     assert!(fd::wait_readable(port.wait_fd(), 5_000).unwrap());
     port.receive(budget, |_| ()).unwrap()

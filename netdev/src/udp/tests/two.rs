@@ -169,7 +169,7 @@ fn buffers_and_lifetimes_may_be_as_small_and_large_as_can_be() {
     }
 }
 
-/// What is asked of is the queue that was read last, as far as it was to be read.
+/// The fill is that of the queue read last, if it was not read to its end.
 #[test]
 fn it_is_known_how_far_the_queue_is_filled_that_is_being_read() {
     let (own, peer) = ([loopback(54), loopback(55)], loopback(56));

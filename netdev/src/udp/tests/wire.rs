@@ -1,4 +1,4 @@
-//! Two ports in two namespaces: what is really on the wire, and what the kernel refuses.
+//! Two ports in two namespaces: the packets on the wire, and sends that the kernel refuses.
 
 use super::*;
 use crate::testns::{NetNs, Pair, needs, or_skip};

@@ -251,8 +251,7 @@ fn a_link_that_is_down_for_a_while_only_delays() {
     }
 }
 
-/// Whatever happens to the link, or to the peer, while frames are in flight: each chunk
-/// comes back.
+/// The link or the peer fails while frames are in flight: each chunk comes back.
 #[test]
 fn every_chunk_comes_back_whatever_happens_to_the_link() {
     let config = config_with(|xdp| xdp.ring_frames = 64);

@@ -101,12 +101,12 @@ fn io_of(port: &AnyPort) -> &XdpIo {
     &port.io
 }
 
-/// A process that has the port cannot change what its program takes, where it is bound, nor how
-/// much memory it has.
+/// A process that has the port can change neither its program, nor its interface, nor the size of
+/// its memory.
 fn cannot_be_changed(io: &XdpIo, v0: &Interface) {
     let errno = |result: io::Result<()>| result.expect_err("it is refused").raw_os_error();
     let socket = &io.socket;
-    // Rings and memory of any size would be kernel memory that is counted for nobody.
+    // Rings and memory of any size would be kernel memory that is charged to no user.
     assert_eq!(errno(socket.make_rings(1 << 20)), Some(libc::EBUSY));
     for option in [
         libc::XDP_UMEM_FILL_RING,
@@ -154,8 +154,7 @@ fn a_child_that_waits() {
     unreachable!("nobody answers");
 }
 
-/// The program lives exactly as long as the process that has the port, whatever becomes of the
-/// agent.
+/// The program lives exactly as long as the process that has the port, even if the agent ends.
 #[test]
 fn the_program_goes_with_the_process_and_not_with_the_agent() {
     let pair = or_skip!("xdp::handed", Pair::new_seeing());
@@ -220,7 +219,7 @@ fn an_agent_gives_no_more_than_its_limits_and_what_is_free() {
     let [socket, memory, link, mac] = &given.descriptors[..] else { unreachable!() };
     let buffer = rustix::net::sockopt::socket_send_buffer_size(socket).expect("a socket");
     assert_eq!(buffer, 2 << 16, "the kernel doubles it");
-    // The memory keeps its size, and nobody unseals it.
+    // The memory keeps its size, and no process unseals it.
     let file = File::from(memory.try_clone().expect("a copy"));
     assert_eq!(file.metadata().expect("of a file").len(), 2 * 128 * 4096);
     for bytes in [0, 4096, 1 << 30] {

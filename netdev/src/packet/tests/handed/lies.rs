@@ -17,7 +17,7 @@ use crate::policy::AuditVerdict;
 /// The child.
 const TEST: &str = "packet::tests::handed::lies::in_a_process_that_is_told_lies";
 
-/// What an agent does with a connection, and what the program then says. The namespaces are the
+/// The program's error, and an agent's behaviour with a connection. The namespaces are the
 /// program's and its peer's.
 type Lie = (&'static str, fn(OwnedFd, &NetNs, &NetNs));
 

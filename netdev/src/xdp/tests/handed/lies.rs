@@ -14,7 +14,7 @@ const TEST: &str = "xdp::tests::handed::lies::in_a_process_that_is_told_lies";
 const CHUNKS: u32 = 64;
 const GRANTED: Granted = Granted::Xdp { chunks: CHUNKS };
 
-/// What the program says, and what an agent does with a connection. The namespaces are the
+/// The program's error, and an agent's behaviour with a connection. The namespaces are the
 /// program's and its peer's.
 type Lie = (&'static str, fn(OwnedFd, &NetNs, &NetNs));
 
@@ -96,7 +96,7 @@ fn file() -> OwnedFd {
     File::open("/proc/self/exe").expect("a file").into()
 }
 
-/// What an honest agent sends.
+/// An honest agent's descriptors.
 fn opened(ns: &NetNs, chunks: u32) -> Vec<OwnedFd> {
     let config = config_with(|xdp| xdp.ring_frames = chunks);
     let own: Vec<IpAddr> = v0_of(ns).addresses.iter().map(|(address, _)| *address).collect();
