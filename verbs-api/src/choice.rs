@@ -13,7 +13,7 @@ pub(crate) enum BackendChoice {
     /// None: the environment may choose.
     #[default]
     Unsaid,
-    /// The best, whatever the environment says.
+    /// The best backend, with no regard to the environment.
     Auto,
     /// This backend.
     Only(Backend),

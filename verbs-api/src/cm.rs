@@ -42,7 +42,7 @@
 //! [`Connecting::notifier`] and [`Connection::notifier`] return one. The same holds for
 //! [`DatagramListener`] and [`Resolving`].
 //!
-//! # What may arrive before the connection does
+//! # Messages that overtake the connection
 //!
 //! A client may send as soon as it has the server's answer. So a server's receive may complete
 //! before [`Connecting::wait`] or [`Connecting::try_finish`] has returned the [`Connection`]: the
@@ -137,8 +137,8 @@ pub struct Params {
 }
 
 impl Params {
-    /// Connects with these options. Each side gets as many READs and atomics as both permit. Path
-    /// MTU, ACK timeout and retry counts are those of the active side.
+    /// Connects with these options. The numbers of READs and atomics are the smaller ones of both
+    /// sides. Path MTU, ACK timeout and retry counts are those of the active side.
     #[must_use]
     pub fn options(mut self, options: ConnectOptions) -> Self {
         self.options = options;
@@ -153,9 +153,9 @@ impl Params {
         self
     }
 
-    /// After how much silence the peer is asked whether it still has the connection (compare
-    /// `TCP_KEEPIDLE`): a second at least. `None` turns it off. By default it is what
-    /// [`KEEP_ALIVE_VARIABLE`](crate::device::KEEP_ALIVE_VARIABLE) says, or else ten seconds.
+    /// The silence after which the peer is asked whether it still has the connection (compare
+    /// `TCP_KEEPIDLE`): a second at least. `None` turns it off. The default is the value of
+    /// [`KEEP_ALIVE_VARIABLE`](crate::device::KEEP_ALIVE_VARIABLE), or else ten seconds.
     ///
     /// A peer that does not know the connection, or answers none of three questions a second apart,
     /// has gone: the connection ends as if the peer had ended it. Only a peer is asked that is a

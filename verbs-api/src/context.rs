@@ -50,7 +50,7 @@ impl Context {
         self.device.name()
     }
 
-    /// What carries the packets.
+    /// The provider, which carries the packets.
     #[must_use]
     pub fn provider(&self) -> Provider {
         match &self.device {
@@ -85,7 +85,7 @@ impl Context {
         self.device.gid_table()
     }
 
-    /// What the device can do (`ibv_query_device(3)`, `ibv_query_port(3)`).
+    /// The attributes of the device (`ibv_query_device(3)`, `ibv_query_port(3)`).
     #[must_use]
     pub fn query_device(&self) -> DeviceAttr {
         match &self.device {
@@ -112,8 +112,8 @@ impl Context {
         }
     }
 
-    /// What the connection manager did and dropped. `None` for a device of the kernel: its
-    /// connection manager counts in `/sys/class/infiniband/*/ports/*/cm_*`.
+    /// The connection manager's counters of messages and drops. `None` for a device of the kernel:
+    /// its connection manager counts in `/sys/class/infiniband/*/ports/*/cm_*`.
     #[must_use]
     pub fn cm_counters(&self) -> Option<CmCounters> {
         match &self.device {

@@ -1,4 +1,4 @@
-//! Devices: which there are, how one is opened, and what it can do.
+//! Devices: their list, opening one, and its attributes.
 //!
 //! A device in software is a network interface ([`Interface`]) with the backend that carries its
 //! packets ([`Backend`]). A device of the kernel ([`HardwareDevice`]) is a card or Soft-RoCE.
@@ -114,7 +114,7 @@ impl Device {
         }
     }
 
-    /// What peers learn of the receive queue: its budget, and what fills it.
+    /// The announcement of the receive queue to peers: its budget and its kind.
     pub(crate) fn advertised(&self) -> (Budget, Option<QueueKind>) {
         match self {
             Self::Soft(device) => (device.advertised, Some(device.queue)),

@@ -221,8 +221,8 @@ impl Exchange {
     ) -> Result<(), VerbsError> {
         self.during(&format!("meeting at {name:?}"), |exchange| {
             match exchange.put(name) {
-                // A peer that has met this side may hang up before its device has acknowledged
-                // this line; what it said stays readable.
+                // A peer that has met this side may hang up before its device has acknowledged this
+                // line; its own lines stay readable.
                 Err(error) if !is_hang_up(&error) => return Err(exchange.unsaid(&error)),
                 _ => {}
             }

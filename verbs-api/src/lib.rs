@@ -49,15 +49,16 @@
 //!   [chapter](guide::asynchronous) has all that a task can wait for;
 //! - `exchange` (a feature): a small exchange, over TCP or a queue pair, that connects two queue
 //!   pairs;
-//! - [`verbs`]: operations, states and attributes; [`device`]: what devices there are, and what
-//!   they can do; [`stats`]: counters; [`prelude`]: the usual names.
+//! - [`verbs`]: operations, states and attributes; [`device`]: the devices and their attributes;
+//!   [`stats`]: counters; [`prelude`]: the usual names.
 //!
 //! The program needs no thread for the device: `post_send` and `poll` drive it on the spot. A
 //! background thread drives it while the program does not.
 
 // docs.rs shows which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// What only `plain` calls is dead without it. A build with that feature finds what is dead anyhow.
+// Items that only `plain` uses are dead without it. A build with that feature finds dead ones
+// anyhow.
 #![cfg_attr(not(feature = "internals"), allow(dead_code, unused_imports))]
 
 mod ah;
@@ -119,7 +120,7 @@ pub mod verbs {
     };
 }
 
-/// Counters of devices and queue pairs, and what a device holds.
+/// Counters of devices and queue pairs, and the objects that a device holds.
 pub mod stats {
     pub use crate::model::device::DeviceCounters;
     pub use crate::model::qp::QpInfo;

@@ -140,7 +140,7 @@ impl Mw {
         Key(self.rkey.load(Ordering::Acquire))
     }
 
-    /// What a peer needs to access the window once it is bound to `part`.
+    /// The address and key with which a peer accesses the window once it is bound to `part`.
     #[must_use]
     pub fn remote(&self, part: &MwPart<'_>) -> RemoteSlice {
         RemoteSlice { address: part.address(), len: part.len as u64, rkey: self.rkey() }

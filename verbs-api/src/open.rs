@@ -65,8 +65,8 @@ pub const DEVICE_VARIABLE: &str = "ROCINANTE_DEVICE";
 /// does not: see [`OpenOptions::shards`].
 pub const SHARDS_VARIABLE: &str = "ROCINANTE_SHARDS";
 
-/// The environment variable that says after how many seconds of silence the peer of a connection is
-/// asked whether it is still there, if the program does not: see
+/// The environment variable with the seconds of silence after which the peer of a connection is
+/// asked whether it is still there, if the program does not set them: see
 /// [`cm::Params::keep_alive`](crate::cm::Params::keep_alive). `0` or `off` for never.
 pub const KEEP_ALIVE_VARIABLE: &str = "ROCINANTE_KEEP_ALIVE";
 
@@ -139,9 +139,9 @@ impl OpenOptions {
         self
     }
 
-    /// Whether acknowledgements tell the peer how many receives are posted (end-to-end credits), as
-    /// hardware does. By default they set no limit, as those of Soft-RoCE, and a peer that finds no
-    /// receive gets an RNR NAK.
+    /// Whether acknowledgements announce the number of posted receives to the peer (end-to-end
+    /// credits), as those of hardware do. By default they set no limit, as those of Soft-RoCE, and
+    /// a peer that finds no receive gets an RNR NAK.
     #[must_use]
     pub fn advertise_credits(mut self, yes: bool) -> Self {
         self.advertise_credits = yes;
@@ -166,14 +166,14 @@ impl OpenOptions {
         self
     }
 
-    /// Whether the device asks peers whether they are Rocinantes, where no program tells it. By
+    /// Whether the device asks peers whether they are Rocinantes, unless a program states it. By
     /// default it does.
     ///
-    /// Programs that exchange queue pair numbers themselves do not say what a peer is. After the
+    /// Programs that exchange queue pair numbers themselves do not state the peer's kind. After the
     /// first packet to such a peer, the device asks it once, by a management datagram that other
     /// implementations drop, and again after ten minutes at the earliest. Nothing waits for the
-    /// answer. Two Rocinantes then send each other as much as they hold, and repeat only what was
-    /// lost. With `false` the device asks nobody, and does not answer.
+    /// answer. Two Rocinantes then use each other's whole receive queue, and retransmit lost
+    /// packets only. With `false` the device neither asks nor answers.
     #[must_use]
     pub fn recognise_peers(mut self, yes: bool) -> Self {
         self.no_recognition = !yes;
@@ -210,7 +210,7 @@ impl OpenOptions {
     }
 
     /// Makes a device in software of `count` shards, 1 to 64. Each shard has its own engine, port,
-    /// lock and background thread, so shards run on as many processors. The default is
+    /// lock and background thread, so each shard may run on a processor of its own. The default is
     /// [`SHARDS_VARIABLE`], or else one shard.
     ///
     /// The device spreads queue pairs over the shards in turn, or as
@@ -248,7 +248,7 @@ impl OpenOptions {
     /// # Errors
     /// [`VerbsError::NoDevice`] if there is none; [`VerbsError::Io`] if that cannot be known, or if
     /// its interface cannot use the address yet; [`VerbsError::Open`] and [`VerbsError::Hardware`]
-    /// say what is missing and what to do.
+    /// name the missing part and the remedy.
     pub fn open(self, address: IpAddr) -> Result<Context, VerbsError> {
         match self.wanted()? {
             Some(name) if kernel::exists(&name) => self.open_hardware(&name, Some(address)),
@@ -495,7 +495,7 @@ fn settle_shards(
     }
 }
 
-/// What the environment says of silent peers.
+/// The keep-alive time of the environment.
 fn keep_alive() -> Result<Duration, VerbsError> {
     settle_keep_alive(std::env::var_os(KEEP_ALIVE_VARIABLE).as_deref())
 }

@@ -1,8 +1,9 @@
 //! The device in software without its fronts, for the C ABI (`capi/`).
 //!
-//! The public types choose between two providers and keep what they use alive. A C program does the
-//! latter by itself, in the order of its calls, and has the device in software only. So these types
-//! are the provider's, with nothing added: no reference count and no choice in a call.
+//! The public types choose between two providers and keep the objects alive that they use. A C
+//! program does the latter by itself, in the order of its calls, and has the device in software
+//! only. So these types are the provider's, with nothing added: no reference count and no choice in
+//! a call.
 
 #![allow(missing_docs)]
 
@@ -65,7 +66,7 @@ impl Device {
         }
     }
 
-    /// What counts, of all contexts of the device together.
+    /// The counters, of all contexts of the device together.
     #[must_use]
     pub fn watch(&self) -> Watched {
         Watched(Arc::downgrade(self.0.hca()))
@@ -216,7 +217,7 @@ impl Device {
         self.0.disconnect(conn)
     }
 
-    /// Rejects or ends it; no more is told of it but its release.
+    /// Rejects or ends it; after that only its release is reported.
     pub fn forget(&self, conn: ConnId) {
         self.0.forget(conn);
     }
@@ -327,7 +328,7 @@ pub fn add(sum: &mut DeviceCounters, more: &DeviceCounters) {
     sum.add(more);
 }
 
-/// Most protection domains and most address handles of a device: what a C program is told.
+/// Most protection domains and most address handles of a device, as a C program reads them.
 pub const PDS_MAX: u32 = 1 << 16;
 pub const AHS_MAX: u32 = 1 << 16;
 
@@ -408,7 +409,7 @@ impl Pd {
     }
 }
 
-/// A registered region; dropping it deregisters it, whatever names it.
+/// A registered region; dropping it deregisters it, even if requests name it.
 #[derive(Debug)]
 pub struct Mr(soft::Registration);
 
@@ -521,7 +522,7 @@ impl Cq {
         self.0.resize(depth)
     }
 
-    /// How many completions it has room for.
+    /// Number of completions that it has room for.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.0.depth()

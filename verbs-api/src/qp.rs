@@ -43,7 +43,7 @@ pub struct Qp {
     pd: Pd,
 }
 
-/// What peers may do, from INIT on.
+/// The accesses that peers have, from INIT on.
 #[derive(Debug, Clone, Copy)]
 enum Peers {
     /// The connected peer has these rights.
@@ -95,7 +95,7 @@ impl Qp {
         self.qp_type
     }
 
-    /// What the peer needs to know to connect, or to send datagrams.
+    /// The facts that the peer needs to connect, or to send datagrams.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         let device = self.pd.device();
@@ -232,8 +232,8 @@ impl Qp {
         }
     }
 
-    /// What it sent and received since it was made; `None` for a device of the kernel (`rdma
-    /// statistic qp` reports it if the device can).
+    /// Its counters since it was made; `None` for a device of the kernel (`rdma statistic qp`
+    /// reports them if the device can).
     #[must_use]
     pub fn counters(&self) -> Option<QpCounters> {
         match &self.kind {
@@ -242,8 +242,8 @@ impl Qp {
         }
     }
 
-    /// Why it does not send: how often each limit was the reason that it sent nothing more when it
-    /// had its turn, modulo 2^32. A queue pair that is limited by what the program posts counts
+    /// The reasons why it does not send: the number of turns that each limit ended, modulo 2^32. A
+    /// queue pair that is limited by its program's posts counts
     /// [`Limit::SendQueueEmpty`](crate::stats::Limit::SendQueueEmpty). `None` for a device of the
     /// kernel.
     #[must_use]
@@ -260,8 +260,8 @@ impl Qp {
         self.query().0
     }
 
-    /// Posts send requests in order (`ibv_post_send(3)`), and sends at once what can be sent. It
-    /// returns before they are done: a completion reports that. Until then the memory that they
+    /// Posts send requests in order (`ibv_post_send(3)`), and sends at once those that may leave.
+    /// It returns before they are done: a completion reports that. Until then the memory that they
     /// name must stay registered.
     ///
     /// # Errors

@@ -104,7 +104,7 @@ fn a_request_that_is_dropped_is_rejected() {
     assert_eq!(reason, RejReason::CONSUMER);
 }
 
-/// One for each family; that of IPv4 is the more precise for what comes over it.
+/// One for each family; that of IPv4 is the more precise for requests over it.
 #[test]
 fn wildcards_of_both_families_have_a_listener_each() {
     let net = SimNet::new(1);
@@ -123,7 +123,7 @@ fn wildcards_of_both_families_have_a_listener_each() {
     let asked = Connecting::start(a.qp(), SERVER, &Params::default()).unwrap();
     drop(all.request(Some(PATIENCE)).unwrap());
     assert!(asked.wait(PATIENCE).is_err());
-    // What was refused has taken nothing, and the place of the one that is gone is free.
+    // A refused listener has taken nothing, and the place of the one that is gone is free.
     let _v4 = at("0.0.0.0:7471").unwrap();
 }
 

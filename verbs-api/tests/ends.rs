@@ -1,5 +1,5 @@
-//! A program that ends right after its last completion leaves its peer no error: what the peer
-//! waits for has left before the program sees the completion.
+//! A program that ends right after its last completion leaves its peer no error: the packets that
+//! the peer waits for have left before the program sees the completion.
 
 mod sim;
 
@@ -15,7 +15,7 @@ use rocinante_netdev::sim::{SimNet, Verdict};
 use rustix::process::{Signal, getpid, kill_process};
 use sim::{PATIENCE, Side, connect, is_ready, request, send, sides};
 
-/// Nobody but the test drives: the receiver only until it has its completion.
+/// Only the test drives: the receiver only until it has its completion.
 #[test]
 fn a_receive_completes_only_once_its_acknowledgement_has_left() {
     let write = |to: &Side| SendOp::Write {
@@ -40,7 +40,7 @@ fn a_receive_completes_only_once_its_acknowledgement_has_left() {
                 let received = b.cq.poll_one().unwrap().expect("it has come");
                 assert_eq!((received.wr_id, received.status), (wr_id, WcStatus::Success));
             }
-            // From here on nobody calls the receiver again.
+            // From here on the receiver is not called again.
             for wr_id in 0..messages {
                 let sent = a.cq.poll_one().unwrap();
                 let sent = sent.unwrap_or_else(|| panic!("no answer to {wr_id} of {messages}"));
@@ -50,8 +50,8 @@ fn a_receive_completes_only_once_its_acknowledgement_has_left() {
     }
 }
 
-/// A program that answers what it is shown has its acknowledgement leave with the answer, once it
-/// did so before. What it does not answer is acknowledged with its next call.
+/// A program that answers a message has its acknowledgement leave with the answer, once it did so
+/// before. A message without an answer is acknowledged with the program's next call.
 #[test]
 fn who_answers_acknowledges_with_the_answer() {
     let net = SimNet::new(1);
@@ -129,15 +129,15 @@ fn who_hears_of_the_end_of_a_connection_has_answered() {
     asked.disconnect().unwrap();
     b.ctx.progress();
     assert!(accepted.is_disconnected());
-    // From here on nobody calls the accepting side again.
+    // From here on the accepting side is not called again.
     a.ctx.progress();
     assert!(asked.is_disconnected());
     let counters = a.ctx.cm_counters().unwrap();
     assert_eq!(counters.repeated, 0, "{counters:?}");
 }
 
-/// Whatever the receiver sends, its program has not seen by then what it answers: another thread of
-/// it could end the program at any moment.
+/// When the receiver sends an answer, its program has not yet seen the message that it answers:
+/// another thread of it could end the program at any moment.
 #[test]
 fn an_answer_leaves_before_any_thread_can_see_what_it_answers() {
     let net = SimNet::new(1);
@@ -167,7 +167,8 @@ fn an_answer_leaves_before_any_thread_can_see_what_it_answers() {
     net.set_tap(None);
 }
 
-/// A program that polls memory sees no completions: what it owes leaves when its queue pair goes.
+/// A program that polls memory sees no completions: its owed acknowledgements leave when its queue
+/// pair goes.
 #[test]
 fn who_drops_a_queue_pair_has_acknowledged_all_that_came() {
     for count in [1, 2] {
@@ -187,10 +188,10 @@ fn who_drops_a_queue_pair_has_acknowledged_all_that_came() {
 
 /// Says how a process that a test has started is to end.
 const ROLE: &str = "ROCINANTE_TEST_ENDS";
-/// How many programs end; a thousand by hand.
+/// Number of programs that end; a thousand by hand.
 const ROUNDS: &str = "ROCINANTE_TEST_ROUNDS";
 
-/// What a program does last.
+/// The last action of a program.
 const LAST: [&str; 5] = ["receives", "is woken", "sends", "answers", "converses"];
 
 /// Programs over the kernel's network that kill themselves, in the place of `_exit(2)`: nothing of

@@ -1,4 +1,4 @@
-//! Whatever a program does by addresses it does by each of a device's: IPv4, IPv6, and link-local
+//! Every operation by address works by each of a device's addresses: IPv4, IPv6, and link-local
 //! ones, which a program may write with their scope. None of it strays to another address.
 
 mod sim;
@@ -98,7 +98,7 @@ fn queue_pairs_connect_by_the_address_that_they_are_of() {
         (0..2).for_each(|_| b.ctx.progress());
         assert_eq!((a.completion().wr_id, mr.to_vec(0, 8)), (0, word.to_vec()));
     }
-    // An address of the other family is refused, and the queue pair is what it was.
+    // An address of the other family is refused, and the queue pair is as before.
     let (near, far) = (a.qp(2), b.qp(2));
     let refused = near.connect(&b.qp(0).endpoint(), &ConnectOptions::default()).unwrap_err();
     assert!(matches!(refused.error, VerbsError::Path(_) | VerbsError::Modify(_)), "{refused}");
@@ -128,7 +128,7 @@ fn each_address_has_listeners_of_its_own() {
             assert_eq!((request.local(), request.peer().ip()), (ip(1, at), ip(0, at)));
             (asked, request)
         };
-        // A queue pair of another address does not serve, and the peer is told.
+        // A queue pair of another address does not serve, and the peer learns of it.
         let (mut asked, request) = ask();
         assert!(request.accept(b.qp((at + 1) % 5), &Params::default()).is_err());
         a.ctx.progress();
@@ -178,7 +178,7 @@ fn a_datagram_and_its_answer_keep_to_their_addresses() {
             b.ctx.progress();
             (asked, listener.try_request().unwrap().expect("a question"))
         };
-        // A queue pair of another address does not serve, and the peer is told.
+        // A queue pair of another address does not serve, and the peer learns of it.
         let (mut asked, question) = ask();
         assert_eq!((question.local(), question.peer().ip()), (ip(1, at), ip(0, at)));
         assert!(question.accept(&b.datagrams((at + 1) % 5), b"").is_err());

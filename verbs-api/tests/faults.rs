@@ -64,7 +64,7 @@ fn a_child_of_fork_has_the_handler_too() {
     assert_eq!(child("forked").code(), Some(HANDLED));
 }
 
-/// Not a test of its own: what the others start.
+/// Not a test of its own: the program that the others start.
 #[test]
 fn runs_as_a_child() {
     let Ok(case) = std::env::var(CASE) else { return };
@@ -140,12 +140,12 @@ fn refuses(sides: &[Side; 2]) {
 static NOWHERE: AtomicPtr<u32> = AtomicPtr::new(ptr::without_provenance_mut(4096));
 
 fn fault() {
-    // SAFETY: none: the fault is what the test wants.
+    // SAFETY: none: the test wants the fault.
     unsafe { NOWHERE.load(Ordering::Relaxed).write_volatile(1) };
 }
 
 fn set(handler: usize, flags: c_int) {
-    // SAFETY: the handlers of this file do only what a signal may interrupt.
+    // SAFETY: the handlers of this file call only functions that a signal may interrupt.
     unsafe {
         let mut action: libc::sigaction = mem::zeroed();
         (action.sa_sigaction, action.sa_flags) = (handler, flags);
@@ -171,7 +171,7 @@ const RESERVED: usize = 0x40_0000_0000;
 
 static RECOVERED: AtomicU32 = AtomicU32::new(0);
 
-/// Lets the program go on: what it wanted to touch is there from now on.
+/// Lets the program go on: the page that it wanted to touch is there from now on.
 extern "C" fn recover(_: c_int, _: *mut siginfo_t, _: *mut c_void) {
     let page = rustix::param::page_size();
     let (all, fixed) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_FIXED_NOREPLACE);
@@ -190,7 +190,7 @@ extern "C" fn recover(_: c_int, _: *mut siginfo_t, _: *mut c_void) {
 
 static OLD: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
-/// Sets a handler that passes what it gets to the one before it, as some libraries do.
+/// Sets a handler that passes faults to the one before it, as some libraries do.
 fn pass_back() {
     // SAFETY: as in `set`; the old action is never freed.
     unsafe {
@@ -223,7 +223,7 @@ fn block() {
 
 /// The child of fork(2) has a device of its own.
 fn forked(_: &[Side; 2]) {
-    // SAFETY: the child makes what it needs anew.
+    // SAFETY: the child makes its objects anew.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         refuses(&undriven(2));

@@ -45,7 +45,7 @@ struct Pages {
 
 impl Pages {
     fn new() -> Self {
-        // Far from what else is mapped: another test would get what this one unmaps.
+        // Far from other mappings: another test would get the range that this one unmaps.
         static NEXT: AtomicUsize = AtomicUsize::new(0x30_0000_0000);
         let page = rustix::param::page_size();
         let file: OwnedFd = memfd_create("pages", MemfdFlags::CLOEXEC).unwrap();
@@ -167,7 +167,7 @@ impl Touch {
         completions(sides, 1 + receives)
     }
 
-    /// What it ends with if the memory is gone.
+    /// Its completions if the memory is gone.
     fn ends(self) -> [Vec<WcStatus>; 2] {
         match self {
             Self::PeerWrites | Self::PeerReads | Self::PeerAdds | Self::PeerWritesAtomically => {
@@ -215,7 +215,7 @@ fn only_the_queue_pair_ends_that_touches_memory_that_is_gone() {
                 }
                 assert_eq!(seen, touch.ends(), "{what}");
                 assert_eq!(qp[side].state(), QpState::Err, "{what}");
-                // What is beside it in the region, and another queue pair, are as before.
+                // The memory beside it in the region, and another queue pair, are as before.
                 let good = region.sge((TAKEN.start - 1) * pages.page, 8);
                 if touch != Touch::Send {
                     let seen = touch.run(&sides, &beside, good, region.rkey());
@@ -255,7 +255,7 @@ fn what_else_leads_to_memory_that_is_gone_is_refused_too() {
     }
 }
 
-/// Everything behind a request that cannot be read is flushed, and what was before it is done.
+/// Everything behind a request that cannot be read is flushed, and requests before it are done.
 #[test]
 fn requests_before_one_that_cannot_be_read_are_done_and_those_behind_it_flushed() {
     let sides = undriven(3);

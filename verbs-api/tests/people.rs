@@ -1,4 +1,4 @@
-//! What makes the API pleasant: contexts of queue pairs, completions as errors, parts of regions,
+//! The conveniences of the API: contexts of queue pairs, completions as errors, parts of regions,
 //! pools of buffers, safe defaults. Two of each.
 
 mod sim;

@@ -35,7 +35,7 @@ fn nothing_is_open_before_it_is_opened() {
     let holder = UdpSocket::bind((here, 4791)).unwrap();
     assert_eq!(drivers(), 0);
 
-    // Somebody else has the address: nothing is lost, and a later call succeeds.
+    // Another context has the address: nothing is lost, and a later call succeeds.
     let fd = prepared.async_fd().as_raw_fd();
     let Refused { value: prepared, error } = prepared.open().unwrap_err();
     assert!(matches!(error, VerbsError::Open(_)), "{error}");

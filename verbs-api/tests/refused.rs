@@ -111,7 +111,7 @@ impl World {
         (asked, self.listener.try_request().unwrap().expect("it has come"))
     }
 
-    /// What was there before a refusal does what it did: the connection, and the service.
+    /// The connection and the service from before a refusal work as before.
     fn still_works(&self, what: &str) {
         let op = SendOp::Write { remote: self.b.mr.address(), rkey: self.b.mr.rkey(), imm: None };
         let wr = sim::request(1, op, SendData::Inline(&[7; 8]));

@@ -26,7 +26,7 @@ struct Pages {
 
 impl Pages {
     fn new(count: usize) -> Self {
-        // Far from what else is mapped: another test would get what this one unmaps.
+        // Far from other mappings: another test would get the range that this one unmaps.
         static NEXT: AtomicUsize = AtomicUsize::new(0x20_0000_0000);
         let page = rustix::param::page_size();
         let wish = NEXT.fetch_add(1 << 24, Ordering::Relaxed) as *mut c_void;
@@ -194,7 +194,7 @@ fn memory_that_is_not_there_is_not_registered() {
     assert_eq!((region.rkey(), region.address(), region.len()), before);
 }
 
-/// What a peer does to a page, and with what status that ends.
+/// A peer's access to a page. Returns its status.
 fn touch(sides: &[Side; 2], qp: &Qp, op: SendOp) -> WcStatus {
     let own = [sides[0].mr.sge(0, 8)];
     done(sides, qp, request(1, op, SendData::Sges(&own)))
@@ -222,7 +222,7 @@ fn memory_that_was_unmapped_refuses_a_peer_and_the_program_lives() {
     let sge = [region.sge(pages.page, 64)];
     receiver[1].post_recv(&[RecvWr { wr_id: 8, sges: &sge }]).unwrap();
     pages.unmap(1);
-    // The other pages are as they were; what reaches into the hole is refused.
+    // The other pages are as they were; an access into the hole is refused.
     for op in ops(pages.at(1) as u64, region.rkey()) {
         assert_eq!(touch(&sides, &pair(&sides)[0], op), WcStatus::RemAccessErr, "{op:?}");
     }

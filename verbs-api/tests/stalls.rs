@@ -163,7 +163,7 @@ fn a_thread_that_polls_in_vain_beside_others_sleeps() {
                 (0..64).for_each(|_| poll());
             }
         }
-        // What comes then is found.
+        // The next completion is found.
         qp.post_send(&[write(5, b, true)]).unwrap();
         a.succeed(5);
     });

@@ -1,4 +1,4 @@
-//! What the feature `tracing` tells: devices, states, failures, connections and counters.
+//! The events of the feature `tracing`: devices, states, failures, connections and counters.
 
 mod sim;
 

@@ -165,7 +165,7 @@ fn two_regions_have_keys_rights_and_ends_of_their_own() {
     let [gone, second_key] = [first.rkey(), second.rkey()];
     let at = first.address();
     first.deregister().unwrap();
-    // Whatever is registered next, the old key reaches nothing.
+    // The old key reaches no region that is registered later.
     let others: Vec<_> = (0..60).map(|_| b.pd.allocate(64, Access::ALL).unwrap()).collect();
     assert!(others.iter().all(|other| other.rkey() != gone));
     for (to, status) in [

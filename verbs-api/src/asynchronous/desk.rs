@@ -40,7 +40,7 @@ enum Slot {
     Posted(Option<Waker>),
     /// Complete; `None` if its completion was lost.
     Done(Option<Wc>),
-    /// In flight, and its future is gone: what the device still uses.
+    /// In flight, and its future is gone: the memory that the device still uses.
     Dropped(Box<dyn Any + Send>),
 }
 
@@ -249,8 +249,8 @@ impl Desk {
     }
 }
 
-/// Runs what is the program's, on whichever thread has found a completion. A panic there
-/// reaches the panic hook, and keeps no other operation from its completion.
+/// Runs code of the program, on whichever thread has found a completion. A panic there reaches the
+/// panic hook, and keeps no other operation from its completion.
 fn run(work: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(work));
 }

@@ -147,7 +147,7 @@ impl<C: Carrier> AsyncQp<C> {
         self.transfer(op, buffer, remote)
     }
 
-    /// READ from the beginning of `remote`, as many bytes as the buffer has.
+    /// READ from the beginning of `remote` into the whole buffer.
     pub fn read<B: Buffer>(&self, buffer: B, remote: RemoteSlice) -> Operation<B> {
         let op = SendOp::Read { remote: remote.address, rkey: remote.rkey };
         self.transfer(op, buffer, remote)
@@ -218,8 +218,8 @@ impl AsyncQp<PreparedQp> {
         Ok(AsyncQp { carrier: Connecting::start(carrier, peer, params)?.await?, desk })
     }
 
-    /// Accepts a peer's request: as [`Request::accept`]. Receives that were posted before take what
-    /// the peer sends at once.
+    /// Accepts a peer's request: as [`Request::accept`]. Receives posted before are ready for the
+    /// peer's first messages.
     ///
     /// # Errors
     /// As [`Request::accept`] and [`Connecting::try_finish`].

@@ -306,7 +306,7 @@ fn gone() -> io::Error {
 impl Shared {
     /// Handles the completions that are there.
     fn look(&mut self) -> io::Result<()> {
-        // At most as many as can have been there: a peer that never stops must not keep this
+        // At most the completions that can be there now: a peer that never stops must not keep this
         // thread.
         for _ in 0..=SLOTS {
             let Some(wc) = self.cq.poll_one().map_err(io::Error::other)? else { break };

@@ -202,7 +202,7 @@ fn a_peer_that_goes_is_noticed_behind_its_unread_lines() {
     }
 }
 
-/// The peer has met this side before it goes, though nothing can be said to it any more.
+/// The peer has met this side before it goes, though nothing can be sent to it any more.
 #[test]
 fn a_peer_that_goes_right_after_a_meeting_has_met() {
     for (said, meets) in [("done", true), ("go", false)] {

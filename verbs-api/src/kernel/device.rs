@@ -159,7 +159,7 @@ impl Device {
         }
     }
 
-    /// What it can do.
+    /// The device's attributes.
     pub(crate) fn query(&self) -> DeviceAttr {
         DeviceAttr {
             limits: self.limits,
@@ -178,7 +178,7 @@ impl Device {
         self.known.peer_of(qpn)
     }
 
-    /// What peers learn of the receive queue: nothing, so they take it for a standard peer's.
+    /// The announcement of the receive queue to peers: none, so they take it for a standard peer's.
     pub(crate) fn advertised(&self) -> (Budget, Option<QueueKind>) {
         (Budget::STANDARD, None)
     }

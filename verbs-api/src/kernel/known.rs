@@ -1,4 +1,4 @@
-//! What completions need to know of queue pairs, by their number.
+//! The facts about queue pairs that completions need, by number.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -108,7 +108,7 @@ pub struct OptionalOperations {
     pub atomic_write: bool,
 }
 
-/// What a device can do (`struct ibv_device_attr`).
+/// The attributes of a device (`struct ibv_device_attr`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceAttr {
@@ -119,13 +119,13 @@ pub struct DeviceAttr {
     pub optional: OptionalOperations,
     /// The types of memory windows.
     pub windows: MwSupport,
-    /// What the port of a device in software can do.
+    /// The capabilities of the port of a device in software.
     pub port: Option<Capabilities>,
     /// Attributes that only a device of the kernel has.
     pub hardware: Option<HardwareAttr>,
     /// The largest path MTU that fits the link.
     pub active_mtu: Mtu,
-    /// What carries the packets, and why that was chosen.
+    /// The carrier of the packets, and the reason for that choice.
     pub chosen_because: String,
     /// The backend that the program or the environment named, if the port is of another one:
     /// `afxdp`, which another process has on one of the addresses. `chosen_because` says it, too.
@@ -144,7 +144,7 @@ pub struct MwSupport {
     pub type_2b: bool,
 }
 
-/// What carries the packets of a device.
+/// The carrier of a device's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Provider {
@@ -171,18 +171,18 @@ impl std::fmt::Display for Provider {
     }
 }
 
-/// All counters of a device. A device of the kernel counts for all its users together, and only
-/// what its driver shows in `hw_counters`; the other counters are 0.
+/// All counters of a device. A device of the kernel counts for all its users together, and only the
+/// counters that its driver shows in `hw_counters`; the others are 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceCounters {
-    /// What the transport did.
+    /// The transport's counters.
     pub transport: Counters,
-    /// What was dropped, by reason.
+    /// Dropped packets, by reason.
     pub drops: Drops,
     /// Why queue pairs that had their turn sent nothing more: how often each limit applied.
     pub limits_hit: LimitsHit,
-    /// What the port did.
+    /// The port's counters.
     pub port: PortStats,
     /// Datagrams that the kernel refused, and its last errno.
     pub refused: (u64, i32),

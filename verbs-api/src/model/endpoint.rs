@@ -1,4 +1,4 @@
-//! What a peer needs to know of a queue pair.
+//! The facts about a queue pair that a peer needs.
 
 use std::net::IpAddr;
 
@@ -19,8 +19,8 @@ pub struct Endpoint {
     pub mtu: Mtu,
     /// Its receive budget.
     pub budget: Budget,
-    /// What fills its receive queue. `None` of a device of the kernel's, of another implementation,
-    /// and of earlier versions, which announce the budget alone.
+    /// The resource that limits its receive queue. `None` of a device of the kernel's, of
+    /// another implementation, and of earlier versions, which announce the budget alone.
     pub queue: Option<QueueKind>,
 }
 

@@ -139,8 +139,8 @@ impl fmt::Display for VerbsError {
     }
 }
 
-/// Its own text has the whole cause, and so have its variants. So it has no source: what prints the
-/// sources, too (`{:#}` of `anyhow`), would print the cause twice.
+/// Its own text has the whole cause, and so have its variants. So it has no source: a printer of
+/// all sources (`{:#}` of `anyhow`) would print the cause twice.
 impl std::error::Error for VerbsError {}
 
 impl From<OpenError> for VerbsError {
@@ -227,7 +227,7 @@ impl HardwareError {
         self.source.raw_os_error().unwrap_or(Errno::NODEV.raw_os_error())
     }
 
-    /// Something was refused: what, why, and what the user can do about it.
+    /// A refusal: its subject, its reason, and the user's remedy.
     pub(crate) fn refused(
         what: impl Into<String>,
         source: impl Into<io::Error>,
@@ -271,7 +271,7 @@ mod tests {
         }
     }
 
-    /// What a program prints that prints all sources, as `anyhow` does.
+    /// The text of a program that prints all sources, as `anyhow` does.
     fn chain(error: &dyn std::error::Error) -> String {
         let sources = std::iter::successors(error.source(), |error| error.source());
         sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))

@@ -32,7 +32,7 @@ pub enum AsyncEvent {
         srq: u32,
     },
     /// The interface is gone (`IBV_EVENT_DEVICE_FATAL`). Every queue pair is in the error state,
-    /// what waits for completions or connections ends with an error, and the device can only be
+    /// calls that wait for completions or connections end with an error, and the device can only be
     /// closed.
     DeviceFatal,
     /// The port came up (`IBV_EVENT_PORT_ACTIVE`).

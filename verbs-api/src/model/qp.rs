@@ -111,8 +111,8 @@ pub struct PeerPath {
     /// `queue`; it is then sent reports of gaps that other implementations do not understand.
     /// [`Budget::STANDARD`] if the peer announced none.
     pub budget: Budget,
-    /// What fills the peer's receive queue, as the peer announced it. `None` if it announced none,
-    /// or a budget alone, as earlier versions do: then the budget tells.
+    /// The resource that limits the peer's receive queue, as the peer announced it. `None`
+    /// if it announced none, or a budget alone, as earlier versions do: then the budget decides.
     pub queue: Option<QueueKind>,
 }
 
@@ -169,12 +169,12 @@ pub struct QpInfo {
     pub peer: Option<IpAddr>,
     /// The peer's number.
     pub dest_qpn: Option<Qpn>,
-    /// Whether its peer is another Rocinante, as the program said or as the device found out
+    /// Whether its peer is another Rocinante, as the program stated or as the device found out
     /// itself. `None` without a peer.
     pub peer_kind: Option<PeerKind>,
     /// The program's own value: [`QpBuilder::context`](crate::QpBuilder::context).
     pub context: u64,
-    /// What it sent and received.
+    /// Its counters of packets and messages.
     pub counters: QpCounters,
     /// Why it sent nothing more when it had its turn: [`Qp::limits_hit`](crate::Qp::limits_hit).
     pub limits_hit: LimitsHit,
@@ -231,7 +231,7 @@ impl ModifyAttr {
 pub struct ConnectOptions {
     /// Path MTU; the connection uses the smallest of this, the device's and the peer's.
     pub mtu: Option<Mtu>,
-    /// READs and atomics outstanding at the peer, which must permit as many.
+    /// READs and atomics outstanding at the peer, which must permit that number.
     pub max_rd_atomic: u8,
     /// READs and atomics that the peer may have outstanding here.
     pub max_dest_rd_atomic: u8,

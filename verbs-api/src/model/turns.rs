@@ -14,7 +14,7 @@ use std::time::Duration;
 /// fn main() -> Result<(), &'static str> {
 ///     const SILENT: &str = "the kernel does not say";
 ///     let before = Turns::of_thread().ok_or(SILENT)?;
-///     // … what is measured …
+///     // … the work to measure …
 ///     let turns = Turns::of_thread().ok_or(SILENT)?.since(before);
 ///     println!("waited {:?}, {:.0} % of the time", turns.waited, 100.0 * turns.share());
 ///     Ok(())
@@ -52,7 +52,7 @@ impl Turns {
         Some(Self { ran, waited, turns })
     }
 
-    /// What has been added since `before`.
+    /// The times added since `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self {

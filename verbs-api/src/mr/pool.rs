@@ -105,7 +105,7 @@ impl BufferPool {
         PoolBuffer { inner: self.inner.clone(), index, is_given_away: false }
     }
 
-    /// How many buffers are free.
+    /// Number of free buffers.
     #[must_use]
     pub fn free(&self) -> usize {
         self.inner.state.lock().free.len()

@@ -32,8 +32,8 @@ impl Mr {
         (end <= self.len()).then_some(MrSlice { mr: self, offset, len })
     }
 
-    /// What a peer needs to access it; send it, for instance in the private data of a connection
-    /// ([`RemoteSlice::to_bytes`]).
+    /// The address and key with which a peer accesses it; send them, for instance in the private
+    /// data of a connection ([`RemoteSlice::to_bytes`]).
     #[must_use]
     pub fn remote(&self) -> RemoteSlice {
         RemoteSlice { address: self.address(), len: self.len() as u64, rkey: self.rkey() }
@@ -113,8 +113,8 @@ impl<'a> MrSlice<'a> {
         self.mr.sge(self.offset, self.len)
     }
 
-    /// What a peer needs to access it, if the region permits that. The key opens the whole region:
-    /// a memory window ([`Mw`](crate::Mw)) opens a part only.
+    /// The address and key with which a peer accesses it, if the region permits that. The key opens
+    /// the whole region: a memory window ([`Mw`](crate::Mw)) opens a part only.
     #[must_use]
     pub fn remote(&self) -> RemoteSlice {
         self.mr.remote().slice(self.offset as u64, self.len as u64)

@@ -17,7 +17,7 @@ use crate::soft;
 /// A context of a device in software that has opened nothing yet: no socket, no ring, no thread.
 /// Only the descriptors of its asynchronous events exist: it follows its port already.
 ///
-/// It answers what a program asks before it makes the first object. [`open`](Self::open) makes the
+/// It answers a program's queries before the first object. [`open`](Self::open) makes the
 /// [`Context`] that has objects.
 ///
 /// ```
@@ -90,7 +90,7 @@ impl PreparedContext {
         self.events.gids().unwrap_or_default()
     }
 
-    /// As [`Context::query_device`]. What the port can do is known only once it is open:
+    /// As [`Context::query_device`]. The port's capabilities are known only once it is open:
     /// [`DeviceAttr::port`] is `None`.
     #[must_use]
     pub fn query_device(&self) -> DeviceAttr {

@@ -108,7 +108,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Whether a listener there takes what comes to an address.
+    /// Whether a listener there takes requests to an address.
     pub(crate) fn covers(&self, address: &IpAddr) -> bool {
         self.address.is_none_or(|own| match own.is_unspecified() {
             true => own.is_ipv4() == address.is_ipv4(),

@@ -82,7 +82,7 @@ pub(crate) fn is_mapped(address: u64, len: u64) -> bool {
     if len == 0 || cfg!(miri) {
         return true;
     }
-    // SAFETY: the kernel writes nothing, and reports what is not mapped.
+    // SAFETY: the kernel writes nothing, and reports ranges that are not mapped.
     let found = unsafe { mm::msync(start as *mut c_void, len, mm::MsyncFlags::ASYNC) };
     found != Err(Errno::NOMEM)
 }
@@ -103,7 +103,7 @@ pub(crate) fn is_readable(address: u64, len: usize) -> bool {
     let Some(last) = (len as u64).checked_sub(1).and_then(|last| address.checked_add(last)) else {
         return len == 0;
     };
-    // SAFETY: Rust may refer to what is there, and nothing is changed.
+    // SAFETY: Rust may refer to that memory, and nothing is changed.
     let is_there = |at: u64| unsafe { Range { address: at, len: 1 }.load_byte(0) }.is_ok();
     // Pages of other sizes consist of several of these.
     is_there(address)
@@ -170,7 +170,7 @@ impl Range {
     /// bytes of aligned words are stored word by word, each whole and with release.
     ///
     /// # Errors
-    /// A part of the range cannot be written; what was before it may have been.
+    /// A part of the range cannot be written; the part before it may have been.
     ///
     /// # Safety
     /// If there is memory, Rust must not refer to it by more than atomics and raw pointers.
@@ -319,7 +319,7 @@ fn prefetch(address: u64, len: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in (0..len).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch is a hint: it reads nothing, and never faults, whatever the address.
+        // SAFETY: a prefetch is a hint: it reads nothing, and faults at no address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>((address as *const i8).wrapping_add(line)) };
     }
     #[cfg(not(target_arch = "x86_64"))]

@@ -1,5 +1,5 @@
-//! What the providers share, which are the device in software and the kernel's devices: user
-//! memory, locks, descriptors to sleep on, and the interface of their connection managers.
+//! The parts that the providers share, which are the device in software and the kernel's devices:
+//! user memory, locks, descriptors to sleep on, and the interface of their connection managers.
 
 pub(crate) mod listeners;
 pub(crate) mod mailbox;

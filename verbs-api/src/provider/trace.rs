@@ -1,7 +1,8 @@
-//! What the feature `tracing` tells, and when: nothing for a packet, and no kind of event more than
-//! [`PER_SECOND`](on::PER_SECOND) times a second. Without the feature these calls are empty.
+//! The events of the feature `tracing`, and their limits: none for a packet, and no kind of event
+//! more than [`PER_SECOND`](on::PER_SECOND) times a second. Without the feature these calls are
+//! empty.
 //!
-//! Some of it is told while a shard is locked: a subscriber must not call this library.
+//! Some are emitted while a shard is locked: a subscriber must not call this library.
 
 #[cfg(not(feature = "tracing"))]
 pub(crate) use self::off::*;
@@ -84,7 +85,7 @@ mod on {
             Self(Mutex::new(Second { began: None, told: 0, left_out: 0 }))
         }
 
-        /// Whether an event may be told, and how many were left out before it.
+        /// The number of events left out before this one; `None` if this one must be left out, too.
         pub(super) fn take(&self, now: Instant) -> Option<u64> {
             let mut second = self.0.lock();
             if second.began.is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1))
@@ -130,7 +131,7 @@ mod on {
         }
     }
 
-    /// A completion: failures are told, but not the requests that they flush.
+    /// A completion: failures are reported, but not the requests that they flush.
     #[inline]
     pub(crate) fn completed(cqe: &Cqe) {
         if cqe.status != WcStatus::Success && cqe.status != WcStatus::WrFlushErr {
@@ -179,7 +180,7 @@ mod on {
         }
     }
 
-    /// The counters of a shard that were told last.
+    /// The counters of a shard as last reported.
     #[derive(Debug, Default)]
     pub(crate) struct Watch {
         device: String,
@@ -209,8 +210,8 @@ mod on {
             Self { device: device.to_owned(), ..Self::default() }
         }
 
-        /// Tells which counters of trouble have grown, but not so soon after it told some. Then it
-        /// returns how long that is.
+        /// Reports the counters of trouble that have grown, but not before [`PAUSE`] is over. Then
+        /// it returns the rest of the pause.
         pub(crate) fn look(&mut self, counters: &Counters, drops: &Drops) -> Option<Duration> {
             if !enabled!(target: "rocinante::counters", Level::DEBUG) {
                 return None;

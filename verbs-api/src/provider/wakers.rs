@@ -1,4 +1,4 @@
-//! Tasks that wait for something. What happens wakes them: no runtime is needed, and no thread.
+//! Tasks that wait for something. The event wakes them: no runtime is needed, and no thread.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,8 +9,9 @@ use super::sync::Mutex;
 
 /// The tasks that wait for one thing.
 ///
-/// A task registers and then looks again. A thread changes what the task looks at and then calls
-/// [`take`](Self::take). So either the task sees the change, or the thread wakes the task.
+/// A task registers and then looks again. A thread changes the state that the task looks at and
+/// then calls [`take`](Self::take). So either the task sees the change, or the thread wakes the
+/// task.
 #[derive(Debug, Default)]
 pub(crate) struct Wakers {
     tasks: Mutex<Vec<(u64, Waker)>>,

@@ -108,8 +108,8 @@ impl QpBuilder {
         self
     }
 
-    /// What the peer may do without a receive (`IBV_QP_ACCESS_FLAGS`): nothing by default. A
-    /// region's own flags limit it further.
+    /// The peer's accesses without a receive (`IBV_QP_ACCESS_FLAGS`): none by default. A region's
+    /// own flags limit them further.
     #[must_use]
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
@@ -259,7 +259,7 @@ pub struct PreparedQp {
 }
 
 impl PreparedQp {
-    /// What the peer needs to know to connect.
+    /// The facts that the peer needs to connect.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         self.qp.endpoint()

@@ -31,7 +31,7 @@ pub(crate) struct CqShared {
     rested: AtomicBool,
 }
 
-/// The completions that the program has not taken, and how many there may be.
+/// The completions that the program has not taken, and their limit.
 #[derive(Debug)]
 struct Ring {
     completions: VecDeque<Cqe>,

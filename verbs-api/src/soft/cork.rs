@@ -1,9 +1,9 @@
-//! What waits on a shard to leave together with more (`TCP_CORK`), and for how long.
+//! Packets that wait on a shard to leave together with more (`TCP_CORK`), and their deadline.
 //!
 //! Problem: a packet that leaves alone costs a system call, and its peer a wake-up. Rule: requests
 //! wait while answers are in flight that have the shard driven again, datagrams for 50 µs, and
-//! acknowledgements for the next call of a program that is about to answer. Cost if wrong: what
-//! waits is late by one look of the background thread.
+//! acknowledgements for the next call of a program that is about to answer. Cost if wrong: waiting
+//! packets are late by one look of the background thread.
 
 use rocinante_stack::Urgency;
 use rocinante_stack::types::Time;
@@ -83,7 +83,7 @@ impl Cork {
         self.waits != Urgency::Idle
     }
 
-    /// When what waits must leave.
+    /// The time at which waiting packets must leave.
     #[inline]
     pub(super) fn deadline(&self) -> Option<Time> {
         match self.waits {

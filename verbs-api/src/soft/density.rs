@@ -1,9 +1,9 @@
-//! What the port says of the runs in which datagrams arrive and leave, for the engine.
+//! The port's counts of the runs in which datagrams arrive and leave, for the engine.
 
 use rocinante_netdev::{Port, Runs};
 use rocinante_stack::Engine;
 
-/// What the port said last.
+/// The port's last counts.
 #[derive(Default)]
 pub(super) struct Density {
     arrived: Runs,
@@ -11,7 +11,7 @@ pub(super) struct Density {
 }
 
 impl Density {
-    /// Tells the engine how what was read had arrived.
+    /// Gives the engine the runs of received datagrams.
     #[inline]
     pub(super) fn arrived(&mut self, port: &impl Port, engine: &mut Engine) {
         let Some(now) = port.runs().arrived else { return };
@@ -19,7 +19,7 @@ impl Density {
         engine.arrived(runs, datagrams, bytes);
     }
 
-    /// Tells the engine how what was sent left.
+    /// Gives the engine the runs of sent datagrams.
     #[inline]
     pub(super) fn departed(&mut self, port: &impl Port, engine: &mut Engine) {
         let Some(now) = port.runs().departed else { return };
@@ -28,7 +28,7 @@ impl Density {
     }
 }
 
-/// By how much the counters grew since they were `before`.
+/// The growth of the counters since they were `before`.
 #[inline]
 fn grown(now: Runs, before: &mut Runs) -> (u32, u32, u64) {
     let before = std::mem::replace(before, now);

@@ -36,14 +36,14 @@ pub(crate) struct Settings {
     pub(crate) window_max: u32,
     pub(crate) advertise_credits: bool,
     pub(crate) cut_writes: bool,
-    /// Whether peers are asked what they are, and answered.
+    /// Whether the device asks peers for their kind, and answers such questions.
     pub(crate) recognises: bool,
     /// Whether a thread drives the device while the program does not.
     pub(crate) background: bool,
     /// How often the connection manager repeats a message, if the program sets it.
     pub(crate) cm_retries: Option<u8>,
-    /// After how much silence peers of connections are asked whether they are still there, unless
-    /// the connection says otherwise; zero for never.
+    /// The silence after which peers of connections are asked whether they are still there, unless
+    /// the connection has a value of its own; zero for never.
     pub(crate) keep_alive: Duration,
     /// Whether requests wait for their listener for a while.
     pub(crate) refuses_late: bool,
@@ -52,7 +52,7 @@ pub(crate) struct Settings {
     pub(crate) cpus: Vec<usize>,
 }
 
-/// What a shard counted.
+/// A shard's counters.
 fn counted(shard: &Shard) -> DeviceCounters {
     DeviceCounters {
         transport: *shard.engine.counters(),
@@ -93,13 +93,13 @@ pub(crate) struct Hca {
     /// Its slots, if it shares its addresses with other processes. After the shards, whose ports
     /// have them, too.
     pub(super) slots: Option<Arc<Slots>>,
-    /// What it was started with.
+    /// Its settings at the start.
     pub(crate) settings: Settings,
     pub(crate) limits: Limits,
     pub(crate) active_mtu: Mtu,
     /// The receive budget that peers learn: that of one shard.
     pub(crate) advertised: Budget,
-    /// What fills it.
+    /// Its kind.
     pub(crate) queue: QueueKind,
     pub(crate) name: String,
     /// Why this backend was chosen, and the one that was named and a neighbour has.
@@ -140,7 +140,7 @@ impl Device {
     /// Opens the device. Its events go to `events`.
     pub(crate) fn new(hca: Arc<Hca>, events: Arc<Inbox>) -> Arc<Self> {
         hca.events().join(&events);
-        // What happened before this context was there happened to it, too.
+        // Events from before this context was there happened to it, too.
         if hca.is_broken() {
             let _ = events.push(AsyncEvent::DeviceFatal);
         }
@@ -262,7 +262,7 @@ impl Hca {
         self.shards.all().any(|core| core.hold().broken.is_some())
     }
 
-    /// What it can do.
+    /// The device's attributes.
     pub(crate) fn query(&self) -> DeviceAttr {
         DeviceAttr {
             port: Some(self.capabilities.clone()),
@@ -305,7 +305,7 @@ impl Hca {
     }
 
     /// One shard's share of the budget that a peer announced: the other shards may send to the same
-    /// queue, and none knows what the others have in flight.
+    /// queue, and none knows the packets that the others have in flight.
     pub(super) fn share_of(&self, budget: Budget, peer: PeerKind) -> Budget {
         match peer {
             PeerKind::Standard => budget,
@@ -400,7 +400,7 @@ impl Hca {
     }
 }
 
-/// What every device of so many shards can do, whatever carries its packets. It knows no persistent
+/// The attributes of every device of `shards` shards, on any backend. It knows no persistent
 /// memory.
 pub(crate) fn attributes(limits: Limits, shards: usize) -> DeviceAttr {
     let has_windows = shards == 1;
@@ -466,9 +466,9 @@ pub(crate) fn active_mtu(name: &str, link_mtu: u32) -> Result<Mtu, VerbsError> {
     Mtu::for_link(link_mtu).ok_or_else(|| VerbsError::Invalid(none()))
 }
 
-/// What each of so many shards announces of its receive queue: three quarters, because the rest is
-/// for responses. Peers keep a credit for each shard. On `afxdp` the NIC spreads packets over the
-/// queues by UDP source port, not by shard: all that peers send may come to one queue.
+/// A shard's announcement of its receive queue: three quarters, because the rest is for responses.
+/// Peers keep a credit for each shard. On `afxdp` the NIC spreads packets over the queues by UDP
+/// source port, not by shard: all packets of peers may come to one queue.
 pub(super) fn advertised(queue: Budget, backend: Backend, shards: usize) -> Budget {
     let shards = match backend {
         Backend::Xdp => u32::try_from(shards).unwrap_or(u32::MAX / 4),
@@ -477,8 +477,8 @@ pub(super) fn advertised(queue: Budget, backend: Backend, shards: usize) -> Budg
     queue.part(3, 4 * shards)
 }
 
-/// What peers are told that recognise this device: what each of its shards holds, and takes of
-/// packets that nobody acknowledges.
+/// The announcement to peers that recognise this device: the budget of each of its shards, and its
+/// rate for unacknowledged packets.
 fn introduction(
     queue: Budget,
     kind: QueueKind,
@@ -495,7 +495,7 @@ fn introduction(
     }
 }
 
-/// What fills the receive queue of a port, in the engine's words.
+/// The kind of a port's receive queue, as the engine names it.
 fn queue_kind(capabilities: &Capabilities) -> QueueKind {
     match capabilities.rx_queue {
         netdev::QueueKind::Memory => QueueKind::Memory,
@@ -504,9 +504,9 @@ fn queue_kind(capabilities: &Capabilities) -> QueueKind {
     }
 }
 
-/// Nanoseconds in which a shard takes a datagram that nobody acknowledges, and 1,024 bytes of
-/// payload besides, without losing any (`docs/design/22-recognition.md` has the measurement). Over
-/// AF_XDP without a driver's help it takes no more than a stranger sends.
+/// Nanoseconds in which a shard takes an unacknowledged datagram, and 1,024 bytes of payload
+/// besides, without losing any (`docs/design/22-recognition.md` has the measurement). Over AF_XDP
+/// without a driver's help it takes no more than an unknown peer sends.
 const fn pace_of(backend: Backend) -> (u32, u32) {
     match backend {
         Backend::Packet => (240, 200),

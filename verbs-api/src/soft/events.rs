@@ -69,7 +69,7 @@ impl Events {
         self.contexts.lock().owners.remove(&owner);
     }
 
-    /// How many of the objects of all contexts are of this kind.
+    /// Number of objects of this kind, of all contexts.
     pub(crate) fn count(&self, of: impl Fn(&Owner) -> bool) -> usize {
         self.contexts.lock().owners.keys().filter(|owner| of(owner)).count()
     }
@@ -105,7 +105,7 @@ impl Contexts {
     }
 }
 
-/// So many events may wait whatever they are.
+/// Number of events of all kinds that may wait.
 const PLENTY: usize = 1024;
 
 /// The events of a context that the program has not taken yet, and its port.
@@ -125,7 +125,7 @@ pub(crate) struct Inbox {
 #[derive(Debug, Default)]
 struct Queue {
     events: VecDeque<AsyncEvent>,
-    /// The loss of the interface was told: it comes from the port, and from what follows it.
+    /// The loss of the interface was reported: the port reports it, and so do its consequences.
     fatal: bool,
 }
 
@@ -166,7 +166,7 @@ impl Inbox {
             self.take()
         });
         if event == Some(AsyncEvent::DeviceFatal) {
-            // The port told it, or the kernel: both know, and it is told once.
+            // The port reported it, or the kernel: both do, and the program gets it once.
             drop(self.look());
         }
         event

@@ -1,9 +1,9 @@
 //! Acknowledgements that wait for the program's next call, or for the peer to ask, sent at the
 //! program's exit.
 //!
-//! Dropping an object sends what it holds back. A program that returns from `main` or calls
+//! Dropping an object sends its held acknowledgements. A program that returns from `main` or calls
 //! `exit(3)` without dropping its objects runs the function that this module registers. A program
-//! that ends by `_exit(2)` or a signal runs nothing more, unless a preloaded library tells of the
+//! that ends by `_exit(2)` or a signal runs nothing more, unless a preloaded library intercepts the
 //! former (`capi/paths`).
 
 #![allow(unsafe_code)]
@@ -47,8 +47,8 @@ fn register() {
     let _: extern "C" fn() = send_held;
 }
 
-/// Sends what is held at `_exit(2)`. A signal handler may call that, or a child of `vfork(2)`: so
-/// it only tries for locks, and gives none back.
+/// Sends held acknowledgements at `_exit(2)`. A signal handler may call that, or a child of
+/// `vfork(2)`: so it only tries for locks, and gives none back.
 pub(crate) extern "C" fn send_held_at_once() {
     if OWNER.get() != Some(&std::process::id()) {
         return;

@@ -1,10 +1,9 @@
-//! Packets that are for nothing: damaged, forged, for nobody.
+//! Useless packets: damaged, forged, or for no queue pair.
 //!
-//! Each of them looked at when it comes costs a system call and a wake-up, several times what it
-//! costs among others. And a thread that looks at all of them never sleeps: another one on its
-//! core, the peer's on the same machine or the program's own, has to wait for the end of its time
-//! slice after every window. So while they come in such numbers, the port is left alone for a
-//! moment and then read at once.
+//! A look at each one costs a system call and a wake-up, several times the cost of a packet among
+//! others. And a thread that looks at all of them never sleeps: another one on its core, the peer's
+//! on the same machine or the program's own, has to wait for the end of its time slice after every
+//! window. So in a flood the port is left alone for a moment and then read at once.
 
 use rocinante_stack::types::Time;
 
@@ -20,13 +19,13 @@ impl Flood {
     const EACH: u64 = 20_000;
     /// Nanoseconds that those which come at once may be ahead of that.
     const AHEAD: u64 = 64 * Self::EACH;
-    /// For how long the port is left alone once it was read to the end; twice as long with what the
-    /// kernel adds to short sleeps. That is too little for a window to be closed by it, and less
-    /// than a flood of 300,000 a second takes to fill the part of a receive queue that no peer was
+    /// The time for which the port is left alone once it was read to the end; the kernel's slack of
+    /// short sleeps doubles it. That is too little for a window to be closed by it, and less than a
+    /// flood of 300,000 a second takes to fill the part of a receive queue that no peer was
     /// promised (an eighth, 32 of the least).
     pub(super) const PAUSE: u64 = 50_000;
 
-    /// So many came for nothing.
+    /// Adds `wasted` useless packets.
     #[inline]
     pub(super) fn add(&mut self, now: Time, wasted: u64) {
         if wasted > 0 {
@@ -47,7 +46,7 @@ impl Flood {
 mod tests {
     use super::*;
 
-    /// After so many in each of a hundred milliseconds.
+    /// The state after `each_ms` packets in each of a hundred milliseconds.
     fn after(each_ms: u64) -> (Flood, Time) {
         let mut flood = Flood::default();
         let mut now = Time(1_000_000_000);

@@ -1,5 +1,5 @@
-//! The posting side of a queue pair: what is checked before the engine sees a request, and where
-//! requests wait while another thread drives the engine.
+//! The posting side of a queue pair: the checks before the engine sees a request, and the place
+//! where requests wait while another thread drives the engine.
 
 use rocinante_stack::PostError;
 use rocinante_stack::mem::Sge;
@@ -12,7 +12,7 @@ use crate::model::qp::{PostListError, QpCaps, SendRules};
 use crate::provider::state::StateCell;
 use crate::provider::sync::{AtomicU64, Mutex, Ordering};
 
-/// What a queue pair shares between the threads that post and the thread that drives.
+/// The state that the threads that post and the thread that drives share.
 #[derive(Debug)]
 pub(crate) struct QpShared {
     qpn: Qpn,
@@ -28,7 +28,7 @@ pub(crate) struct QpShared {
 pub(super) struct Front {
     pub(super) sends: u64,
     pub(super) recvs: u64,
-    /// What is staged; `None` while nothing is.
+    /// Staged requests; `None` while there are none.
     pub(super) backlog: Option<Box<Backlog>>,
     /// In the list of queue pairs with staged work.
     pub(super) listed: bool,
@@ -44,7 +44,7 @@ pub(super) struct Backlog {
 }
 
 impl Backlog {
-    /// Makes room for so many requests with one element each.
+    /// Makes room for `requests` requests with one element each.
     pub(super) fn reserve(&mut self, requests: usize) {
         self.staged.reserve(requests.saturating_sub(self.staged.len()));
         self.sges.reserve(requests.saturating_sub(self.sges.len()));
@@ -85,14 +85,14 @@ impl QpShared {
         self.rules.caps
     }
 
-    /// For how many staged requests there is to be room.
+    /// The number of staged requests to have room for.
     pub(super) fn backlog_max(&self) -> usize {
         let caps = self.rules.caps;
         // Requests are staged only while another thread drives: that is worth no more than this.
         ((caps.max_send_wr + caps.max_recv_wr) as usize).min(4096)
     }
 
-    /// The queue pair goes away: what was not given to the engine never will be.
+    /// The queue pair goes away: requests that the engine has not got are dropped.
     pub(super) fn forget_staged(&self) {
         self.front.lock().clear();
     }
@@ -109,7 +109,7 @@ impl QpShared {
         self.state.set(state);
     }
 
-    /// Gives staged requests to the engine, and back in what they were.
+    /// Gives staged requests to the engine, and returns their memory.
     pub(super) fn post_staged(&self, engine: &mut Engine, host: &mut Host) -> Option<Box<Backlog>> {
         let mut front = self.front.lock();
         front.give(self.qpn, engine, host);
@@ -130,13 +130,13 @@ impl QpShared {
         Ok(())
     }
 
-    /// Whether the queue takes a send request now. What the request itself needs, the engine checks
-    /// when the request is posted to it.
+    /// Whether the queue takes a send request now. The engine checks the request itself when it is
+    /// posted to it.
     pub(super) fn admits_send(&self, front: &Front) -> Result<(), PostError> {
         self.admits_after(front, 0)
     }
 
-    /// The same, for a request that follows so many others.
+    /// The same, for a request that follows `before` others.
     #[inline]
     fn admits_after(&self, front: &Front, before: u64) -> Result<(), PostError> {
         if !self.state.get().takes_sends() {
@@ -200,8 +200,8 @@ impl Backlog {
 }
 
 impl Front {
-    /// Gives what is staged to the engine. It was checked when it was posted; an engine that
-    /// refuses it now has been reset meanwhile, and forgets it as a reset does.
+    /// Gives staged requests to the engine. They were checked when they were posted; an engine that
+    /// refuses one now has been reset meanwhile, and forgets it as a reset does.
     pub(super) fn give(&mut self, qpn: Qpn, engine: &mut Engine, host: &mut Host) {
         self.listed = false;
         if let Some(backlog) = &mut self.backlog {

@@ -27,7 +27,7 @@ impl GidTable {
         Self { entries: addresses.iter().copied().map(Some).collect(), only }
     }
 
-    /// Changes what has changed. Returns whether something has.
+    /// Follows the interface's addresses. Returns whether an entry has changed.
     fn follow(&mut self, interface: Option<&Interface>) -> bool {
         let before = self.entries.clone();
         if let Some(only) = &self.only {
@@ -77,7 +77,7 @@ impl Followed {
         }
     }
 
-    /// Hands what happened to `each`.
+    /// Hands new events to `each`.
     pub(super) fn look(&self, each: impl FnMut(AsyncEvent)) {
         self.following.lock().look(each);
     }
@@ -123,7 +123,7 @@ struct Following {
     watch: InterfaceWatch,
     table: GidTable,
     up: bool,
-    /// The interface is gone, which was told.
+    /// The interface is gone, which was reported.
     gone: bool,
 }
 
@@ -138,7 +138,7 @@ impl Following {
         Ok(this)
     }
 
-    /// Looks at the port if the kernel announced a change. Hands what happened to `each`.
+    /// Looks at the port if the kernel announced a change. Hands new events to `each`.
     fn look(&mut self, mut each: impl FnMut(AsyncEvent)) {
         if !self.watch.look() || self.gone {
             return;

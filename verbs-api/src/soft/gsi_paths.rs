@@ -16,7 +16,7 @@ use super::shard::Shard;
 pub(super) struct GsiPaths {
     /// The ports' paths, with the time of their last use.
     paths: BTreeMap<(IpAddr, IpAddr), (u32, Time)>,
-    /// How many more may be made. Each costs a route lookup in the kernel, which forged addresses
+    /// The allowance for new ones. Each costs a route lookup in the kernel, which forged addresses
     /// could otherwise trigger without end.
     fresh: Allowance,
 }
@@ -29,7 +29,7 @@ impl Default for GsiPaths {
 }
 
 impl GsiPaths {
-    /// How many there are.
+    /// Number of paths.
     pub(super) fn count(&self) -> usize {
         self.paths.len()
     }

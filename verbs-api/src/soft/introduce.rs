@@ -42,7 +42,7 @@ impl Shard {
     }
 }
 
-/// A key for the transaction ids of questions, which nobody can guess.
+/// A random key for the transaction ids of questions, which no peer can guess.
 pub(super) fn key() -> Result<[u64; 2], VerbsError> {
     let word = || Ok::<_, VerbsError>(u64::from(random()?) << 32 | u64::from(random()?));
     Ok([word()?, word()?])

@@ -82,7 +82,7 @@ impl Side {
     }
 }
 
-/// What a program tells that swaps numbers by hand.
+/// The endpoint as a program passes it that swaps numbers by hand.
 fn by_hand(endpoint: Endpoint) -> Endpoint {
     Endpoint { budget: Budget::STANDARD, queue: None, ..endpoint }
 }

@@ -57,21 +57,21 @@ pub(crate) enum Order {
     /// The first message of a connection has arrived, so the peer is ready. For the shard of the
     /// connection manager.
     Arrived(ConnId),
-    /// How many packets has this queue pair of an idle connection received? From the shard of the
-    /// connection manager.
+    /// Asks for the number of packets that this queue pair of an idle connection has received. From
+    /// the shard of the connection manager.
     Look(ConnId, Qpn),
     /// The answer; `None` if the queue pair is gone.
     Looked(ConnId, Option<u64>),
     /// Completions were lost.
     Overflow(CqId),
-    /// A first packet left for this peer. For the shard of QP1, which asks what it is.
+    /// A first packet left for this peer. For the shard of QP1, which asks for its kind.
     Ask(Stranger),
     /// This peer is a Rocinante.
     Learn(Recognised),
 }
 
-/// Room for datagrams, as much as a receive queue: the thread that takes them may not have run for
-/// a while.
+/// Room for datagrams, of the size of a receive queue: the thread that takes them may not have run
+/// for a while.
 const BYTES: usize = 4 << 20;
 const DATAGRAMS: usize = 2048;
 

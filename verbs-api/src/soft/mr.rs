@@ -59,8 +59,8 @@ impl Registration {
         self.key
     }
 
-    /// Locks the shards, if no window is bound to the region. What is posted has been sent as far
-    /// as it may be now.
+    /// Locks the shards, if no window is bound to the region. Posted requests have been sent as far
+    /// as they may be now.
     fn without_windows(&self) -> Result<HeldAll<'_>, VerbsError> {
         let mut shards = self.device.shards.hold_all();
         for shard in shards.iter_mut() {

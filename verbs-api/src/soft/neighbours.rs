@@ -1,4 +1,5 @@
-//! Other processes on this device's addresses, seen from a shard: what came here and is theirs.
+//! Other processes on this device's addresses, seen from a shard: datagrams that arrived here and
+//! are theirs.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -28,7 +29,7 @@ impl Neighbours {
         Self { slots: slots.clone(), own: first..first + slots.count(), handed_over: 0 }
     }
 
-    /// Hands a datagram over if it is another process's. One that nobody takes stays here.
+    /// Hands a datagram over if it is another process's. One without a taker stays here.
     #[inline]
     pub(super) fn hand_over(&mut self, datagram: &RxDatagram<'_>) -> bool {
         match dest_qpn(datagram.payload) {
@@ -51,14 +52,14 @@ impl Neighbours {
             }
             _ => None,
         };
-        // What is for a process that has gone is answered here.
+        // This shard answers in place of a process that has gone.
         slot.is_some_and(|slot| {
             self.slots.is_taken(slot, datagram.dst) && self.hand_over_to(slot, datagram)
         })
     }
 
     /// The slot of the process that listens for a service, if that is not this one. Only the
-    /// process that has the duty asks: what it hands over stays where it is.
+    /// process that has the duty asks: its neighbours do not hand such a datagram on.
     fn listener(&self, service: u64, address: IpAddr) -> Option<u8> {
         if !self.slots.has_duty(address) {
             return None;
@@ -73,7 +74,7 @@ impl Neighbours {
         taken
     }
 
-    /// Writes down what neighbours have to do for this process once it has gone.
+    /// Writes down the work of neighbours for this process once it has gone.
     fn note(&self, noted: &Noted) {
         match &noted.note {
             Some(note) => self.slots.note(noted.address, noted.id.0, &note.to_bytes()),
@@ -94,8 +95,8 @@ impl Neighbours {
 }
 
 impl Shard {
-    /// Writes down the connections that begin and end, before their peers are told of it: where
-    /// there is a change, there is a datagram or an event, too.
+    /// Writes down the connections that begin and end, before their peers learn of it: where there
+    /// is a change, there is a datagram or an event, too.
     pub(super) fn note_connections(&mut self) {
         let Self { engine, neighbours: Some(neighbours), .. } = self else { return };
         while let Some(noted) = engine.cm().and_then(|cm| cm.poll_note()) {

@@ -34,7 +34,7 @@ pub(super) fn dest_qpn(bytes: &[u8]) -> Option<Qpn> {
 pub(super) struct Common {
     /// Set once all shards are made.
     pub(super) cores: OnceLock<Box<[Weak<Core>]>>,
-    /// How many shards' ports have broken.
+    /// Number of shards whose ports have broken.
     broken: AtomicUsize,
 }
 

@@ -1,9 +1,9 @@
 //! Threads that poll in vain while others want their processor.
 //!
 //! - Problem: to a scheduler a thread that spins is one that computes. It gets turns of some
-//!   milliseconds, and then waits for those of all others, whatever arrives for it meanwhile. And
-//!   while it spins, the thread that it waits for may be the one that waits for the processor.
-//!   A thread that sleeps is given the processor as soon as a packet wakes it.
+//!   milliseconds, and then waits for those of all others, even if a packet arrives for it. And
+//!   while it spins, the thread that it waits for may be the one that waits for the processor. A
+//!   thread that sleeps is given the processor as soon as a packet wakes it.
 //! - Rule: a thread that was kept from the processor for long, and for a good part of the time in
 //!   which it could have run, sleeps once it has polled in vain for a moment: until a packet or a
 //!   completion comes, and not for long, because it may wait for something else. After a while it
@@ -72,7 +72,7 @@ impl Vain {
 /// The longest sleep of a thread that polls: it may wait for more than this device.
 const REST: Duration = Duration::from_micros(200);
 
-/// What a thread knows of the others that want its processor.
+/// A thread's knowledge of the others that want its processor.
 #[derive(Debug)]
 struct Rivals {
     looked: Option<Instant>,
@@ -135,12 +135,12 @@ impl Rivals {
     }
 }
 
-/// What a thread has that polls.
+/// The state of a thread that polls.
 struct Poller {
     rivals: Rivals,
     /// Since when it polls in vain.
     since: Instant,
-    /// What wakes it when it sleeps, and the task that stands for it.
+    /// The descriptor that wakes it when it sleeps, and the task that stands for it.
     bell: Option<(Arc<Bell>, Waker)>,
 }
 

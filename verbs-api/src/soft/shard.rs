@@ -28,15 +28,15 @@ use super::staging::Staging;
 use crate::model::event::AsyncEvent;
 use crate::provider::trace;
 
-/// What one thread at a time drives.
+/// The parts that one thread at a time drives.
 pub(crate) struct Shard {
     pub(crate) engine: Engine,
     pub(crate) port: AnyPort,
     pub(crate) host: Host,
     paths: Paths,
-    /// What the connection manager sends and says.
+    /// The packets and events of the connection manager.
     pub(super) post: Post,
-    /// What is posted by threads that do not hold the shard.
+    /// Requests posted by threads that do not hold the shard.
     pub(super) staging: Arc<Staging>,
     /// The other shards of the device, if there are some.
     pub(super) others: Option<Box<Others>>,
@@ -56,7 +56,7 @@ pub(crate) struct Shard {
     answers: bool,
     /// Something was received when it was last driven.
     received: bool,
-    /// Full bursts read since a deadline passed: what it waits for may be behind them.
+    /// Full bursts read since a deadline passed: the packet that it waits for may be behind them.
     overdue: u32,
     density: Density,
     flood: Flood,
@@ -64,8 +64,8 @@ pub(crate) struct Shard {
     pub(super) resume_at: Option<Time>,
     /// Datagrams that the kernel refused, and its last errno.
     pub(crate) refused: (u64, i32),
-    /// Whether the port's descriptor tells what arrives, and how many times in a row something had
-    /// since that was wished.
+    /// Whether the port's descriptor reports arrivals, and the number of looks in a row since then
+    /// that found some.
     watched: bool,
     arrivals: u32,
     /// When the program drove last.
@@ -80,7 +80,7 @@ pub(crate) struct Shard {
     pub(crate) broken: Option<io::Error>,
     /// Events that are not the engine's.
     events: VecDeque<AsyncEvent>,
-    /// What was told of the counters.
+    /// The counters as last reported.
     pub(super) told: trace::Watch,
 }
 
@@ -92,8 +92,8 @@ impl std::fmt::Debug for Shard {
 
 /// Datagrams read before it is the senders' turn.
 const RX_BURST: usize = 256;
-/// A receive queue is crowded if more than so many eighths are filled, which one peer may not do,
-/// and until so many are left (`docs/design/02-receiver-credit.md`).
+/// A receive queue is crowded from more than [`CROWDED_FROM`] eighths filled, which one peer may
+/// not do, until [`CROWDED_UNTIL`] eighths are left (`docs/design/02-receiver-credit.md`).
 const CROWDED_FROM: u32 = 7;
 const CROWDED_UNTIL: u32 = 2;
 /// Packets written before it is the receivers' turn.
@@ -101,27 +101,27 @@ const TX_BURST: usize = 1024;
 /// The most datagrams whose acknowledgement may wait for the program's next call: those of a
 /// super-packet, and an acknowledgement.
 const HELD_MAX: usize = 65;
-/// More than so many must find a program that answers, like a completed receive: they may be a
-/// window of a peer that sends no more before it is answered.
+/// A larger number waits only for a program that answers, as with a completed receive: the packets
+/// may be a window of a peer that sends no more before it is answered.
 const HELD_UNASKED: usize = 2;
-/// After so many looks at the port that found something, a thread that looks all the time need not
-/// be told of more.
+/// After this number of looks at the port that found something, a thread that looks all the time
+/// needs no reports of more.
 const ARRIVALS: u32 = 4;
 /// A program that polls so often while the background thread sleeps waits in a loop: that takes
 /// some microseconds, and a program that sleeps between does not get there.
 pub(super) const POLLS: u32 = 16;
 /// Rounds of one call: a caller of `post_send` or `poll_cq` is not kept for ever.
 const ROUNDS: usize = 4;
-/// After so many full bursts, what had arrived when a deadline passed has been read, unless a
-/// receive queue is far larger than those that the backends ask for; a deadline, or what another
-/// shard said, is not put off for ever by a peer that floods.
+/// After this number of full bursts, all packets that had arrived when a deadline passed have been
+/// read, unless a receive queue is far larger than those that the backends ask for; a peer that
+/// floods cannot put off a deadline, or another shard's message, for ever.
 pub(super) const OVERDUE_MAX: u32 = 64;
 /// Between two looks at the port's chores.
 const PAUSE_MIN: u64 = 1_000_000;
 /// The same for a program that drives all the time, and so never sleeps until the port has news.
 const PAUSE_MAX: u64 = 1_000_000_000;
-/// What is sent later than this after the time that the engine was told has been held up: the
-/// thread did not run.
+/// Packets that leave later than this after the engine's time have been held up: the thread did not
+/// run.
 const HELD_UP: u64 = 1_000_000;
 
 impl Shard {
@@ -170,7 +170,7 @@ impl Shard {
         self.port.wait_fd()
     }
 
-    /// Posts what others left.
+    /// Posts requests of other threads.
     pub(super) fn take_staged(&mut self) {
         self.staging.take(&mut self.engine, &mut self.host);
     }
@@ -181,7 +181,7 @@ impl Shard {
         self.watched
     }
 
-    /// Whether more arrives than is worth to be told of each time.
+    /// Whether arrivals are too frequent for a report of each.
     pub(super) fn is_busy(&self) -> bool {
         self.arrivals > ARRIVALS
     }
@@ -191,8 +191,8 @@ impl Shard {
         Duration::from_nanos(self.now().since(self.driven_at)) <= span
     }
 
-    /// Counts a poll while the background thread sleeps on the port. Returns whether there are so
-    /// many that the program does nothing else.
+    /// Counts a poll while the background thread sleeps on the port. Returns whether the program
+    /// does nothing but poll.
     pub(super) fn is_polled_without_pause(&mut self) -> bool {
         self.polls = self.polls.saturating_add(1);
         self.polls > POLLS && !self.assisted
@@ -203,8 +203,8 @@ impl Shard {
         self.assisted = assisted;
     }
 
-    /// Has the port's descriptor tell what arrives, or spares the kernel that. Returns whether it
-    /// does as is wished.
+    /// Turns the descriptor's reports of arrivals on, or spares the kernel that. Returns whether
+    /// they are as wished.
     pub(super) fn watch(&mut self, wished: bool) -> bool {
         (self.arrivals, self.polls) = (0, 0);
         if wished != self.watched && self.port.watch(wished).is_ok() {
@@ -213,7 +213,7 @@ impl Shard {
         self.watched == wished
     }
 
-    /// Whether what is to be sent waits for the port to take more.
+    /// Whether packets to send wait for the port to take more.
     pub(super) fn wants_write(&self) -> bool {
         self.port.wants_write()
     }
@@ -235,32 +235,34 @@ impl Shard {
 
     /// When the background thread must drive at the latest if the program does not.
     pub(crate) fn needed(&self) -> Option<Time> {
-        // What is corked waits for the program's next call, which may never come.
+        // Corked requests wait for the program's next call, which may never come.
         if self.cork.is_in() { Some(Time(0)) } else { self.deadline() }
     }
 
-    /// Sends what is corked, and what was just taken over from its program: the queue pair that
-    /// posted it is about to change.
+    /// Sends corked requests, and those just taken over from the program: their queue pair is about
+    /// to change.
     pub(super) fn send_waiting(&mut self) {
         let now = self.now();
         self.transmit(now);
     }
 
-    /// As [`send_waiting`](Self::send_waiting), and acknowledges what the peers have not asked
-    /// about yet: of this queue pair, which stops to answer, or of all, because the program ends.
+    /// As [`send_waiting`](Self::send_waiting), and acknowledges packets for which the peers have
+    /// not asked yet: of this queue pair, which stops to answer, or of all, because the program
+    /// ends.
     pub(super) fn send_last(&mut self, of: Option<Qpn>) {
         self.engine.acknowledge_unasked(of);
         self.send_waiting();
     }
 
-    /// Receives, does what is due, sends. Returns whether anything happened, so that more may soon.
+    /// Receives, handles deadlines, sends. Returns whether anything happened, so that more may
+    /// soon.
     ///
     /// With `hold`, plain acknowledgements of a message wait for the next call: the program is
-    /// about to see what arrived, and what it posts in answer leaves with them, in one system call.
-    /// Those of a completed receive, and of more than [`HELD_UNASKED`] packets, wait only for a
-    /// program that answered the one before: any other may end right after the completion, or
-    /// look seldom, and its peer would ask or wait in vain. `exit.rs` sends what is held when the
-    /// program exits.
+    /// about to see the message, and its answer leaves with them, in one system call. Those of a
+    /// completed receive, and of more than [`HELD_UNASKED`] packets, wait only for a program that
+    /// answered the one before: any other may end right after the completion, or look seldom, and
+    /// its peer would ask or wait in vain. `exit.rs` sends held acknowledgements when the program
+    /// exits.
     pub(crate) fn drive(&mut self, hold: bool) -> bool {
         let mut any = false;
         let mut now = self.now();
@@ -313,8 +315,8 @@ impl Shard {
         any && self.resume_at.is_none()
     }
 
-    /// Does what is due, unless there is more to read: a thread that did not run for a while finds
-    /// what it waited for among what has arrived meanwhile.
+    /// Handles deadlines, unless there is more to read: a thread that did not run for a while finds
+    /// the expected packet among those that have arrived meanwhile.
     fn handle_timeout(&mut self, now: Time, drained: bool) {
         if self.engine.poll_timeout().is_none_or(|due| due > now) {
             return;
@@ -356,7 +358,8 @@ impl Shard {
                 now = left;
             }
             match stop {
-                // The flush made room, perhaps only of what waited before: nobody else would look.
+                // The flush made room, perhaps only by packets that waited before: no other look is
+                // due.
                 TxStop::SinkFull if (progress || waited) && !self.port.wants_write() => {}
                 TxStop::Idle | TxStop::SinkFull | TxStop::Budget => break,
             }
@@ -366,7 +369,7 @@ impl Shard {
         true
     }
 
-    /// Sends what was just posted, unless it should wait for more ([`Cork::posted`]).
+    /// Sends posted requests, unless they should wait for more ([`Cork::posted`]).
     pub(crate) fn posted(&mut self, requests: u32, urgency: Urgency) {
         if std::mem::take(&mut self.shown) {
             self.answers = true;
@@ -408,8 +411,8 @@ impl Shard {
             {
                 return;
             }
-            // A receive that was posted before the peer sent is there for what it sent, whichever
-            // thread drives.
+            // A receive posted before the peer sent is there for that message, whichever thread
+            // drives.
             staging.take(engine, host);
             engine.handle_datagram(now, &datagram, host);
         });
@@ -423,7 +426,7 @@ impl Shard {
             0
         });
         self.density.arrived(&self.port, &mut self.engine);
-        // What was handed over is for its owner to judge, which says so later.
+        // The owner judges datagrams handed over to it, and reports later.
         let elsewhere = self.handed_over() - before_elsewhere;
         let used = accepted(&self.engine) - before + elsewhere;
         let wasted = (received as u64).saturating_sub(used);
@@ -528,7 +531,7 @@ impl Shard {
         self.paths.set(PathId(path), None);
     }
 
-    /// How many paths there are but those of QP1.
+    /// Number of paths without those of QP1.
     pub(super) fn paths_of_queue_pairs(&self) -> usize {
         self.paths.used - self.post.ways.count()
     }

@@ -46,7 +46,7 @@ impl Drop for Shards {
         self.all().for_each(|core| core.shut_down());
         let own = std::thread::current().id();
         for thread in self.threads.drain(..) {
-            // What a thread of the device completes may own the last of its objects. That thread
+            // A completion on a thread of the device may own the last of its objects. That thread
             // ends once it has dropped them.
             if thread.thread().id() != own {
                 // A thread never panics on purpose; if it did, there is nothing left to save.
@@ -185,8 +185,8 @@ impl Shards {
         self.of(set).fold(false, |busy, core| core.drive() | busy)
     }
 
-    /// Sends what was posted on the shards of a set and waits there for more, so that completions
-    /// of what needs no answer are in their queues.
+    /// Sends posted requests on the shards of a set that wait there for more, so that completions
+    /// of those that need no answer are in their queues.
     pub(super) fn send_waiting(&self, set: u64) {
         for core in self.of(set) {
             let mut shard = core.hold();
@@ -235,7 +235,7 @@ impl Shards {
     }
 }
 
-/// The longest run of a port. Without super-packets a run is what leaves by one system call, and to
+/// The longest run of a port. Without super-packets a run is the packets of one system call, and to
 /// wait for that was measured to pay as well (`docs/performance/history.md`).
 pub(super) fn run_limits(capabilities: &Capabilities) -> RunLimits {
     let longest = RunLimits::default();

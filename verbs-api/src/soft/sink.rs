@@ -1,4 +1,4 @@
-//! Between the engine and its port: where packets leave by, and what has come.
+//! Between the engine and its port: the paths by which packets leave, and received datagrams.
 
 use rocinante_netdev::{AnyPort, PathId, Port, RxDatagram, RxIpId};
 use rocinante_stack::wire::icrc::{DF, Summed, Template};
@@ -55,7 +55,7 @@ impl TxSink for Sink<'_> {
     }
 }
 
-/// What a port received, as the engine takes it.
+/// A datagram of the port, as the engine takes it.
 #[inline]
 pub(super) fn translate<'a>(datagram: &RxDatagram<'a>) -> Datagram<'a> {
     Datagram {

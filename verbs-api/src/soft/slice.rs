@@ -32,13 +32,13 @@ fn get() -> Option<libc::sched_attr> {
     None
 }
 
-/// What the kernel says of this thread.
+/// This thread's attributes from the kernel.
 #[cfg(not(miri))]
 fn get() -> Option<libc::sched_attr> {
     // SAFETY: zeroes are a value of each of its fields.
     let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
     let size = size_of_val(&attr);
-    // SAFETY: the kernel writes as many bytes as the structure has. 0 is this thread.
+    // SAFETY: the kernel writes `size` bytes at most. 0 is this thread.
     let done = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) };
     (done == 0).then_some(attr)
 }
@@ -47,7 +47,7 @@ fn get() -> Option<libc::sched_attr> {
 mod tests {
     use super::*;
 
-    /// Kernels before 6.12 say 0 of ordinary threads and take what they are told without effect.
+    /// Kernels before 6.12 report 0 of ordinary threads and ignore a new value.
     #[test]
     fn a_thread_gets_short_turns_and_keeps_its_nice_value() {
         let thread = std::thread::spawn(|| {

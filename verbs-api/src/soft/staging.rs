@@ -1,5 +1,5 @@
-//! What is posted while another thread drives the shard: a list of the queue pairs that have
-//! requests, and a bell; and what other shards leave.
+//! Requests posted while another thread drives the shard: a list of the queue pairs that have some,
+//! and a bell; and the mail of other shards.
 
 use std::sync::Arc;
 
@@ -28,9 +28,9 @@ struct Left {
     spare: Vec<Box<Backlog>>,
 }
 
-/// So many queue pairs can have staged requests at once without an allocation. Each would have room
-/// for as many as it takes, which is most of the memory of one that is idle, and few ever need it
-/// at the same time.
+/// Number of queue pairs that can have staged requests at once without an allocation. Room for all
+/// requests of each would be most of the memory of an idle one, and few ever need it at the same
+/// time.
 const BACKLOGS: usize = 16;
 
 impl Default for Staging {
@@ -46,7 +46,7 @@ impl Staging {
         Self { mail: Mail::new(), ..Self::default() }
     }
 
-    /// There are so many queue pairs now, one more than before, which stages so many requests at
+    /// There are `qps` queue pairs now, one more than before, which stages `requests` requests at
     /// most.
     pub(super) fn joined(&self, qps: usize, requests: usize) {
         let mut left = self.left.lock();
@@ -58,7 +58,7 @@ impl Staging {
         left.spare.iter_mut().for_each(|backlog| backlog.reserve(requests));
     }
 
-    /// Where a queue pair stages requests, with room for so many.
+    /// The place where a queue pair stages requests, with room for `requests` of them.
     pub(super) fn spare_backlog(&self, requests: usize) -> Box<Backlog> {
         let mut backlog = self.left.lock().spare.pop().unwrap_or_default();
         backlog.reserve(requests);
@@ -78,7 +78,7 @@ impl Staging {
         self.bell.load(Ordering::Relaxed) || self.mail.has_some()
     }
 
-    /// Posts what was left. Costs a load if nothing was.
+    /// Posts staged requests. Costs a load if there are none.
     #[inline]
     pub(super) fn take(&self, engine: &mut Engine, host: &mut Host) {
         if self.bell.load(Ordering::Relaxed) {

@@ -240,8 +240,8 @@ fn a_question_that_is_given_up_is_asked_no_more() {
     assert!(is_idle());
 }
 
-/// The acknowledgement of a message of several packets waits for what the program posts in answer,
-/// once the program has answered another. Twice without an answer, and none waits.
+/// The acknowledgement of a message of several packets waits for the program's answer, once the
+/// program has answered another. Twice without an answer, and none waits.
 #[test]
 fn a_long_write_is_acknowledged_with_the_answer_of_a_program_that_answers() {
     let net = SimNet::new(1);
@@ -341,7 +341,7 @@ fn each_side_asks_for_no_more_reads_than_the_other_serves() {
         let (_, attr, _) = connecting.wait(PATIENCE).unwrap().query();
         (attr.max_rd_atomic.unwrap(), attr.max_dest_rd_atomic.unwrap())
     };
-    // What the side that asks wants and serves, what the other does; and what comes of it.
+    // The wishes and limits of the side that asks, those of the other, and the agreed values.
     for (ours, theirs, agreed) in [((9, 8), (3, 5), (5, 3)), ((4, 2), (12, 6), (4, 2))] {
         let asked = Connecting::start(a.qp(), SERVER, &params(ours.0, ours.1)).unwrap();
         let request = listener.request(Some(PATIENCE)).unwrap();
@@ -495,8 +495,8 @@ fn a_wait_that_times_out_leaves_no_task_behind() {
     assert!(side.cq.tasks().take().is_empty());
 }
 
-/// Whatever waits on a device ends when its last port breaks, and what begins to wait then does so
-/// at once. What was posted completes before.
+/// Every call that waits on a device ends when its last port breaks, and one that begins to wait
+/// then ends at once. Posted requests complete before.
 #[test]
 fn tasks_end_when_the_interface_goes() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_time().build().unwrap();

@@ -96,7 +96,7 @@ impl Drop for Watched {
     }
 }
 
-/// Polls once, as a task that nobody wakes.
+/// Polls once, as a task without a waker.
 fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => Some(result),
@@ -120,7 +120,7 @@ fn a_task_that_sleeps_is_woken_by_a_completion() {
     });
 }
 
-/// Two queues, each with its own task; what one completes is not the other's.
+/// Two queues, each with its own task; completions of one are not the other's.
 #[test]
 fn each_of_two_queues_wakes_its_own_task() {
     under_tokio(|| async {
@@ -186,7 +186,7 @@ fn a_wait_that_is_given_up_loses_no_completion() {
     });
 }
 
-/// Tasks that take from one queue while others post: each completion wakes somebody in time.
+/// Tasks that take from one queue while others post: each completion wakes a task in time.
 #[test]
 fn tasks_that_race_for_completions_get_all_of_them() {
     const EACH: u64 = 500;
@@ -372,7 +372,7 @@ fn connections_that_are_refused_or_never_answered_end() {
         let refuses = async { listener.accept().await.unwrap().reject(b"no").unwrap() };
         let (asked, ()) = tokio::join!(ask(address), refuses);
         assert_eq!(reason(asked), RejReason::CONSUMER);
-        // Nobody takes the request, or nobody has the address: the program's patience ends.
+        // The request is not taken, or the address has no host: the program's patience ends.
         assert!(within(5, ask(address)).await.is_none());
         assert!(within(5, ask(SocketAddr::new([10, 0, 0, 9].into(), 7471))).await.is_none());
         // The first of these was given up, so that the listener has no request.

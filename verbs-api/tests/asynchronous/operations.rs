@@ -73,7 +73,7 @@ fn no_two_queue_pairs_whose_operations_own_their_memory_share_a_queue() {
     for (send, recv) in [(0, 0), (0, 1), (1, 0)] {
         assert!(matches!(make(&cqs[send], &cqs[recv]), Err(VerbsError::Invalid(_))));
     }
-    // What was refused has no queue.
+    // A refused builder has no queue.
     drop(make(&cqs[1], &cqs[1]).unwrap());
     drop(first);
     make(&cqs[0], &cqs[1]).unwrap();
@@ -117,7 +117,7 @@ fn an_operation_that_nobody_polls_keeps_no_other_waiting() {
 }
 
 /// The memory of an operation whose future is dropped is freed when the operation is complete, and
-/// not before. Nobody need poll for that.
+/// not before. That needs no poll.
 #[test]
 fn memory_in_flight_outlives_its_future() {
     for polled in [false, true] {
@@ -166,7 +166,8 @@ fn operations_end_with_their_queue_pair() {
     });
 }
 
-/// The peer refuses an access, and what is posted behind it is flushed. Each returns its memory.
+/// The peer refuses an access, and the requests posted behind it are flushed. Each returns its
+/// memory.
 #[test]
 fn operations_that_fail_say_why_and_return_their_memory() {
     under_tokio(|| async {
@@ -217,7 +218,7 @@ fn panics() -> &'static AtomicUsize {
 /// The text of a panic that a test wants.
 const WANTED: &str = "a test wants this";
 
-/// What a buffer drops with itself.
+/// A value that a buffer drops with itself.
 type Rest = Arc<std::sync::Mutex<Option<Box<dyn std::any::Any + Send>>>>;
 
 /// A region with other things of its program.

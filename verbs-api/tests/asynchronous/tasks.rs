@@ -36,7 +36,7 @@ impl Task {
     }
 }
 
-/// Polls from one task and another in turn; `happen` is what the future waits for.
+/// Polls from one task and another in turn; `happen` is the event that the future waits for.
 fn the_last_task_is_woken<F: Future>(what: &str, future: F, happen: impl FnOnce()) -> F::Output {
     let mut future = Box::pin(future);
     let [first, last] = [(); 2].map(|()| Task::new());
@@ -194,7 +194,7 @@ fn events_of_channels() {
 fn events_of_devices() {
     let sides = undriven(1);
     let [a, b] = &sides;
-    // A queue that overflows is told, and that its queue pair is broken.
+    // The overflow of a queue is reported, and the error of its queue pair.
     let overflow = || {
         let cq = a.ctx.create_cq(1).unwrap();
         let [qp, peer] = connect(&[Side { cq: cq.clone(), ..clone(a) }, clone(b)], 18);

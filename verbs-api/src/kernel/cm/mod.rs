@@ -91,7 +91,7 @@ enum Stage {
     /// The program of a listener has accepted; the peer must establish the connection.
     Accepted(u32),
     Established,
-    /// The program has dropped the connection, and the peer is being told.
+    /// The program has dropped the connection, and its end is on the way to the peer.
     Leaving,
 }
 

@@ -147,8 +147,8 @@ impl Context {
         if result == 0 { unsafe { attr.assume_init() }.device_cap_flags_ex } else { 0 }
     }
 
-    /// Makes a queue pair with these operations, or with as many as the library knows. `None` if
-    /// the queue pair cannot be extended.
+    /// Makes a queue pair with those of these operations that the library knows. `None` if the
+    /// queue pair cannot be extended.
     ///
     /// # Safety
     /// The domain and the queues of `init` exist.

@@ -186,7 +186,7 @@ fn post_chains<From, Wr: Request>(
         if count > 0 {
             let written = ptr::from_mut(&mut chain[..count]) as *mut [Entry<Wr>];
             // SAFETY: that many entries were just written, and have nothing to drop. `MaybeUninit`
-            // has the layout of what it holds.
+            // has the layout of its contents.
             let entries = unsafe { &mut *written };
             if let Err((index, error)) = post_entries(entries, &post) {
                 return Err(PostListError { index: posted + index, error });
@@ -237,7 +237,7 @@ impl Cq {
         let mut total = 0;
         while total < max {
             let room = (max - total).min(BURST);
-            // SAFETY: the queue exists, and the array has room for as many.
+            // SAFETY: the queue exists, and the array has room for `room` entries.
             let count = unsafe {
                 (self.ops.poll)(self.pointer.as_ptr(), room as c_int, burst.as_mut_ptr().cast())
             };

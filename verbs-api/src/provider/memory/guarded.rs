@@ -30,7 +30,7 @@ use self::other::access;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use self::x86_64::access;
 
-/// What an access does.
+/// The operation of an access.
 #[repr(u32)]
 #[derive(Debug, Clone, Copy)]
 enum Op {
@@ -56,8 +56,8 @@ struct Done {
     found: u64,
 }
 
-/// For the sum of what is copied: the factors of a round of four registers, and what these have at
-/// the end.
+/// For the sum of copied bytes: the factors of a round of four registers, and the registers at the
+/// end.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct Sums {
@@ -107,7 +107,7 @@ pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> bool {
     #[cfg(not(target_arch = "x86_64"))]
     let wide = false;
     let op = if wide { Op::CopyWide } else { Op::Copy };
-    // SAFETY: the caller vouches for it, and the processor has what it takes.
+    // SAFETY: the caller vouches for it, and the processor has the instructions.
     unsafe { access(to, from, len, op, 0) }.there != 0
 }
 
@@ -131,7 +131,7 @@ pub(super) unsafe fn store_bytes(to: *mut u8, from: *const u8, len: usize) -> bo
     unsafe { access(to, from, len, Op::StoreBytes, 0) }.there != 0
 }
 
-/// Adds to the word at `at`, and returns what was there before.
+/// Adds to the word at `at`, and returns its value before.
 ///
 /// # Safety
 /// `at` must be aligned. If there is memory, Rust must not refer to it by more than atomics and raw
@@ -142,7 +142,7 @@ pub(super) unsafe fn fetch_add(at: *mut u64, add: u64) -> Option<u64> {
     (done.there != 0).then_some(done.found)
 }
 
-/// Stores `swap` in the word at `at` if `compare` is there, and returns what was there before.
+/// Stores `swap` in the word at `at` if `compare` is there, and returns its value before.
 ///
 /// # Safety
 /// As [`fetch_add`].

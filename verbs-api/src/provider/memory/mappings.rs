@@ -1,4 +1,4 @@
-//! What the kernel says of the mappings of a range.
+//! The kernel's list of the mappings of a range.
 #![allow(unsafe_code)]
 
 use std::fs::File;

@@ -42,7 +42,7 @@ impl Summing {
     ) -> Result<Option<u32>, NoMemory> {
         #[cfg(target_arch = "x86_64")]
         if self.0 && matches!(dst.len(), 1024 | 2048 | 4096) {
-            // SAFETY: the processor has what it takes, and the caller vouches for `src`.
+            // SAFETY: the processor has the instructions, and the caller vouches for `src`.
             return unsafe { wide::copy(src, dst) }.map(Some);
         }
         let _ = (src, dst);
@@ -79,8 +79,8 @@ mod wide {
         let (low, high) = ROUND_ON;
         let factors = [low, high, low, high, low, high, low, high];
         let mut sums = Sums { factors, registers: [[0; 8]; 4] };
-        // SAFETY: the caller vouches for `src` and for the length, and the processor has what it
-        // takes.
+        // SAFETY: the caller vouches for `src` and for the length, and the processor has the
+        // instructions.
         if !unsafe { copy_summed(dst.as_mut_ptr(), src, dst.len(), &mut sums) } {
             return Err(NoMemory);
         }

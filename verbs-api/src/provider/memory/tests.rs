@@ -1,4 +1,4 @@
-//! What is stored, loaded and refused.
+//! Stores, loads and refusals.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering;
@@ -38,7 +38,7 @@ fn memory_is_there_until_it_is_unmapped() {
     unsafe { mm::munmap(start, 4 * page).unwrap() };
 }
 
-/// The first and the last page are good; Linux before 6.11 does not say what is between.
+/// The first and the last page are good; Linux before 6.11 does not report holes between them.
 #[test]
 #[cfg_attr(miri, ignore = "asks the kernel")]
 fn each_mapping_of_a_range_has_to_permit_it() {
@@ -225,7 +225,7 @@ fn a_line_is_stored_word_by_word_ascending() {
         unsafe { range.store(&round.to_ne_bytes().repeat(8)) }.unwrap();
     };
     let check = |range: &Range| {
-        // SAFETY: as above. Descending: what was stored before a word is there with it.
+        // SAFETY: as above. Descending: words stored before one that is seen are there with it.
         let seen = [56, 48, 40, 32, 24, 16, 8, 0]
             .map(|at| unsafe { word_at(range, at) }.load(Ordering::Acquire));
         assert!(seen.is_sorted(), "{seen:?}");

@@ -1,5 +1,5 @@
-//! What the background thread does: it drives the shard for programs that do not call, sleeps on
-//! the port, and steps aside while the program drives.
+//! The background thread: it drives the shard for programs that do not call, sleeps on the port,
+//! and steps aside while the program drives.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::soft::shard::Shard;
 const LATE: Duration = Duration::from_micros(500);
 
 impl Core {
-    /// What the background thread does until the device is closed.
+    /// The background thread's loop until the device is closed.
     pub(crate) fn background(&self) {
         prepare_to_block();
         let mut standby = Standby::new();
@@ -33,7 +33,7 @@ impl Core {
             self.rounds.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let polls = self.polls.load(Ordering::Relaxed);
             let polled = polls != self.polls_seen.load(Ordering::Relaxed);
-            // A round that only looks leaves what the program wants to the next round.
+            // A round that only looks leaves posted requests to the next round.
             let steadily = !look && polled && self.is_polled_steadily(&standby);
             // Work that was left while this thread held the lock is this thread's.
             fence(Ordering::SeqCst);
@@ -106,7 +106,7 @@ impl Core {
     fn stand_by(&self, standby: &Standby) -> bool {
         let pause = standby.pause();
         if standby.is_steady() {
-            // The program sends what is held, too.
+            // The program sends held acknowledgements, too.
             if self.watch.enter(State::CallerPolls) {
                 let late = self.sleep_for(pause);
                 self.watch.wake_up();

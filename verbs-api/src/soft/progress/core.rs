@@ -22,17 +22,17 @@ use crate::soft::front::{Backlog, QpShared};
 use crate::soft::shard::Shard;
 use crate::soft::staging::Staging;
 
-/// The shard and what its drivers need to agree on.
+/// The shard and the state by which its drivers agree.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) shard: Mutex<Shard>,
     /// Work that was left for the thread that holds the lock.
     pub(super) staging: Arc<Staging>,
-    /// What the background thread does, and which threads of the program sleep.
+    /// The state of the background thread, and the sleeping threads of the program.
     pub(super) watch: Watch,
     /// Moves whenever the program polls.
     pub(super) polls: AtomicU64,
-    /// Where `polls` was when the background thread looked last, or was told to look soon.
+    /// The value of `polls` when the background thread looked last, or was called to look soon.
     pub(super) polls_seen: AtomicU64,
     /// The processor on which the program last did something while the background thread slept;
     /// [`NOWHERE`] if it has not.
@@ -121,7 +121,7 @@ impl Core {
     ///
     /// While the background thread sleeps on the port, only a program that polls all the time does
     /// so. A program that polls when its own loop wakes it, or now and then, needs the background
-    /// thread to bring what arrives.
+    /// thread to bring packets.
     #[cold]
     pub(super) fn leave_unwatched(&self, shard: &mut Shard) {
         let view = self.watch.view();
@@ -131,7 +131,7 @@ impl Core {
         let unwatched = if view.is_asleep() {
             let spins = shard.is_polled_without_pause();
             if spins {
-                // The background thread looks whether the program goes on, and does what is due.
+                // The background thread looks whether the program goes on, and handles deadlines.
                 let left = Duration::from_nanos(shard.parked_until.since(shard.now()));
                 self.note_polls_seen();
                 self.tell(Event::Polled, Standby::MIN.min(left));
@@ -168,8 +168,8 @@ impl Core {
         }
     }
 
-    /// The background thread is about to be told to look soon. If the program has not polled again
-    /// by then, it polls no more.
+    /// The background thread is about to be called to look soon. If the program has not polled
+    /// again by then, it polls no more.
     fn note_polls_seen(&self) {
         self.polls_seen.store(self.polls.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -181,8 +181,8 @@ impl Core {
         self.polls.store(self.polls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Unlocks, and wakes the tasks that wait for what was done. Returns whether another thread
-    /// left work meanwhile.
+    /// Unlocks, and wakes the tasks whose completions or events are there. Returns whether another
+    /// thread left work meanwhile.
     #[inline]
     pub(crate) fn release(&self, shard: MutexGuard<'_, Shard>) -> bool {
         self.release_into(shard, &mut Woken::default())
@@ -224,7 +224,7 @@ impl Core {
         self.staging.leave(qp);
     }
 
-    /// Where a queue pair stages requests, with room for so many.
+    /// The place where a queue pair stages requests, with room for `requests` of them.
     pub(crate) fn spare_backlog(&self, requests: usize) -> Box<Backlog> {
         self.staging.spare_backlog(requests)
     }
@@ -253,7 +253,7 @@ impl Core {
         self.tell(Event::Wakes, Duration::ZERO);
     }
 
-    /// Posts what was left.
+    /// Posts staged requests.
     #[inline]
     pub(crate) fn take_staged(&self, shard: &mut Shard) {
         self.staging.take(&mut shard.engine, &mut shard.host);
@@ -287,8 +287,8 @@ impl Core {
                 sleep = Some(Duration::ZERO);
             }
         } else {
-            // The thread that drives will complete what this one waits for, or leave it to the
-            // next.
+            // The thread that drives will find the completion that this one waits for, or leave it
+            // to the next.
             sleep = Some(sleep.unwrap_or(Standby::MIN).min(Standby::MIN));
         }
         let mut woken = wake::wait(port, fd, sleep) && port.is_some();
@@ -307,7 +307,7 @@ impl Core {
     }
 
     /// As [`wait`](Self::wait), for a thread that polls. Of several, one watches the port: a packet
-    /// wakes no other, and what it completes for another wakes that one by its `fd`.
+    /// wakes no other, and a completion for another wakes that one by its `fd`.
     pub(crate) fn rest(&self, fd: BorrowedFd<'_>, until: Instant) {
         if self.rested_on.swap(true, Ordering::Relaxed) {
             wake::wait(None, fd, Some(until.saturating_duration_since(Instant::now())));
@@ -368,7 +368,7 @@ impl Held<'_> {
 
     fn unlock(&mut self, woken: &mut Woken) {
         let Some(mut shard) = self.shard.take() else { return };
-        // What was staged may have completed at once, and no other thread need drive soon.
+        // Staged requests may have completed at once, and no other thread need drive soon.
         shard.deliver();
         if self.core.release_into(shard, woken) {
             self.core.drive_and(true, woken, |_, _| {});

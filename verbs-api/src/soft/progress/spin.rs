@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 ///
 /// A spin that found nothing, and a sleep after it that was hardly longer: the peer may have waited
 /// for this processor, which a fair scheduler then gave it for as long. The next sleeps come
-/// without a spin, twice as many each time, and [`MAX_LEFT_OUT`](Self::MAX_LEFT_OUT) at most, until
-/// a spin has found something again. What a spin finds after another thread had the processor is no
-/// find of its own.
+/// without a spin, their number doubles each time, up to [`MAX_LEFT_OUT`](Self::MAX_LEFT_OUT),
+/// until a spin has found something again. A find after another thread had the processor does not
+/// count.
 #[derive(Debug)]
 pub(super) struct Spin {
     span: Duration,
@@ -20,9 +20,9 @@ pub(super) struct Spin {
     missed: Option<Instant>,
     /// A look has found something right after one that had not.
     found: bool,
-    /// How many sleeps the last spin in vain has cost the next ones.
+    /// Sleeps without a spin after the last spin in vain.
     penalty: u32,
-    /// How many sleeps come without a spin.
+    /// Sleeps without a spin still to come.
     left_out: u32,
 }
 

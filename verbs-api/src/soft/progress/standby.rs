@@ -12,7 +12,7 @@ pub(super) struct Standby {
     pause: Duration,
     /// Looks in a row at a program that polled without pause.
     steady: u32,
-    /// Looks in a row that found what a program that polls now and then had left.
+    /// Looks in a row that found packets left by a program that polls now and then.
     missed: u32,
     /// Sleeps for which the background thread does not stand aside any more.
     needed: u32,
@@ -34,7 +34,7 @@ impl Standby {
     const LOOKS: u32 = 4;
     /// Looks at a program that polls too little, before the background thread drives.
     const MISSED: u32 = 4;
-    /// For how many of its sleeps it does so, before it looks again what the program does. A sleep
+    /// The number of its sleeps for which it does so, before it looks at the program again. A sleep
     /// ends with a packet.
     const NEEDED: u32 = 512;
 
@@ -55,7 +55,7 @@ impl Standby {
     /// The program has driven since the last look, and not just now; `found` if something waited.
     ///
     /// Such a program polls until its request is done, and then watches its memory for the peer's.
-    /// What arrives meanwhile would wait for the next look each time.
+    /// Packets that arrive meanwhile would wait for the next look each time.
     pub(super) fn looked(&mut self, found: bool) {
         self.missed = if found { self.missed + 1 } else { 0 };
         if found {

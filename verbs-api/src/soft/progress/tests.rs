@@ -60,7 +60,7 @@ fn a_thread_on_standby_wakes_for_an_acknowledgement_that_is_corked() {
         core.release(shard);
         assert!(sleeper.join().unwrap() < NEVER);
     });
-    // What was corked before counts as well.
+    // Requests corked before count as well.
     let start = Instant::now();
     core.park(State::Standby, core.shard.lock(), None, Some(NEVER));
     assert!(start.elapsed() < NEVER);
@@ -216,7 +216,7 @@ fn the_port_is_watched_for_a_program_that_polls_now_and_then() {
     park();
     core.drive();
     assert!(is_watched());
-    // A thread that sleeps on several shards would be told late.
+    // A thread that sleeps on several shards would be woken late.
     assert_eq!(core.watch.on(Event::Sleeps), Call::No);
     (0..2 * POLLS).for_each(|_| _ = core.drive());
     assert!(is_watched());

@@ -1,5 +1,5 @@
-//! The state of the background thread: which thread watches the port, and what wakes the background
-//! thread.
+//! The state of the background thread: the thread that watches the port, and the events that wake
+//! the background thread.
 //!
 //! All of it is one word, so that a change and the look that decides it are one step. The table
 //! below has all changes by other threads; `transitions.txt` draws it. The background thread itself
@@ -11,7 +11,7 @@
 
 use crate::provider::sync::{AtomicU64, Ordering};
 
-/// What the background thread does.
+/// The activity of the background thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum State {
@@ -181,8 +181,8 @@ impl View {
         (Self(word), call)
     }
 
-    /// Whether the background thread may go to sleep so. What an event calls it for it learns from
-    /// its descriptor; here is what no event calls it for.
+    /// Whether the background thread may go to sleep in that state. Its descriptor reports the
+    /// events that call it; this covers the conditions without an event.
     fn permits(self, state: State) -> bool {
         match state {
             State::Awake | State::Watching => true,

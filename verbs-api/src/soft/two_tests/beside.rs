@@ -155,7 +155,7 @@ fn a_refused_connection_leaves_the_receives() {
 }
 
 /// Threads that make objects at one time get no more than one after the other, on all shards
-/// together; and as many again when those are gone.
+/// together; and the same number again when those are gone.
 #[test]
 fn threads_that_make_objects_at_once_stay_within_the_limits() {
     const THREADS: usize = 8;

@@ -1,5 +1,5 @@
-//! What the tables of a shard, of a queue pair's operations and of a device hold: nothing of what
-//! is over, and all of what is not.
+//! The contents of the tables of a shard, of a queue pair's operations and of a device: nothing
+//! that is over, and all that is not.
 
 use rocinante_stack::types::Time;
 use rocinante_stack::verbs::QpState;
@@ -16,7 +16,7 @@ fn settle(sides: &[Side; 2]) {
     }
 }
 
-/// What the connection manager's tables on the shards hold.
+/// The entries of the connection manager's tables on the shards.
 fn held(sides: &[Side; 2]) -> [usize; 2] {
     sides.each_ref().map(|side| soft(&side.ctx).cm_core().hold().post.held())
 }
@@ -168,8 +168,7 @@ fn an_operation_that_is_over_has_no_slot() {
     assert_eq!((a.in_flight(), regions()), (0, before));
 }
 
-/// Contexts of one device: what concerns the device is told to each, and what concerns an object
-/// to its own.
+/// Contexts of one device: each gets the device's events, and the events of its own objects.
 #[test]
 fn each_context_of_a_device_has_its_events() {
     let ctx = device(&SimNet::new(1), &[1], false);
@@ -231,7 +230,7 @@ fn a_question_that_is_over_takes_no_other_along() {
     assert_eq!(mailbox.numbers(), [7, 9]);
 }
 
-/// A peer asks for more than the link takes: it is told so at once.
+/// A peer asks for more than the link takes: it is refused at once, with the reason.
 #[test]
 fn a_path_mtu_that_does_not_fit_is_refused_by_its_name() {
     let net = SimNet::new(1);

@@ -1,4 +1,4 @@
-//! What is installed, and what was before.
+//! The installed handlers, and those before them.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -16,7 +16,7 @@ const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 /// An action that was there before ours. It is never freed: a handler may be about to follow it.
 struct Before {
     action: sigaction,
-    /// What was there before that, if ours was between them.
+    /// The handler before that, if ours was between them.
     older: *const Before,
 }
 
@@ -25,7 +25,7 @@ static BEFORE: [AtomicPtr<Before>; 2] = [const { AtomicPtr::new(ptr::null_mut())
 /// Held while an action is changed.
 static CHANGE: Mutex<()> = Mutex::new(());
 /// The fault that a handler of the program was given last: by its context, where on the stack, and
-/// which handler. A handler that passes on what is not for it may know ours as the one before it.
+/// which handler. A handler that passes on faults of others may know ours as the one before it.
 static GIVEN: [AtomicUsize; 3] = [const { AtomicUsize::new(0) }; 3];
 
 /// Makes sure that the faults of guarded accesses come here, also if the program has set a handler
@@ -76,10 +76,10 @@ fn install(signal: c_int, before: &AtomicPtr<Before>) {
     }
     let older = before.load(Ordering::Relaxed);
     let node = Box::leak(Box::new(Before { action: found, older }));
-    // A fault in this moment finds what is about to be replaced.
+    // A fault in this moment finds the action that is about to be replaced.
     before.store(node, Ordering::Release);
     // SAFETY: the handler is a function of this library, which is never unloaded. It calls only
-    // what a signal may interrupt.
+    // functions that a signal may interrupt.
     unsafe {
         let mut ours: sigaction = zeroed();
         ours.sa_sigaction = on_fault as *const () as usize;
@@ -123,7 +123,7 @@ unsafe fn program_counter<'a>(context: *mut ucontext_t) -> &'a mut u64 {
     unsafe { &mut (*context).uc_mcontext.pc }
 }
 
-/// Does with a fault what would have been done without us.
+/// Handles a fault as if this library were not there.
 ///
 /// # Safety
 /// As [`on_fault`].
