@@ -1,5 +1,5 @@
 /*
- * Posts a WRITE of 64 bytes and polls for its completion, so many times as the argument says, by the
+ * Posts a WRITE of 64 bytes and polls for its completion, as often as the argument says, by the
  * C ABI. `cargo xtask instructions` counts it beside examples/post.rs, which does the same by the
  * Rust API: the two queue pairs of one device are each other's peers.
  */

@@ -24,7 +24,7 @@ impl Server {
         let mut line = String::new();
         while !line.contains(what) {
             line.clear();
-            assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "never said {what:?}");
+            assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "never printed {what:?}");
         }
         line
     }

@@ -432,7 +432,7 @@ mod tests {
             assert!(takes_any(&asked) && asked.unanswered.is_none(), "{asked:?}");
         }
         asked.update(Err(io::Error::from_raw_os_error(libc::EPERM)));
-        assert!(!asked.takes(1, 100) && asked.unanswered.is_none(), "nobody may ask: {asked:?}");
+        assert!(!asked.takes(1, 100) && asked.unanswered.is_none(), "it may not ask: {asked:?}");
     }
 
     #[test]
@@ -468,7 +468,7 @@ mod tests {
             (bits(0, Some(1 << 40), [None; 2]), false),
         ] {
             assert_eq!(bits.are_set_in(&features), on, "{bits:?}");
-            assert!(!bits.are_set_in(&[]), "nothing was told");
+            assert!(!bits.are_set_in(&[]), "nothing was reported");
         }
     }
 

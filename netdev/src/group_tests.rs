@@ -58,7 +58,7 @@ fn receive_for(port: &mut AnyPort, want: usize, patience: Duration) -> Vec<Recei
         let sink = |d: RxDatagram<'_>| received.push((d.payload[0], d.payload.len(), d.src, d.dst));
         taken += port.receive(64, sink).expect("alive");
     }
-    assert_eq!(taken, received.len(), "receive() returns how many it gave");
+    assert_eq!(taken, received.len(), "receive() returns their number");
     assert!(!port.wants_write(), "nothing waits for room");
     received
 }
@@ -71,7 +71,7 @@ fn members_receive(backend: Backend) -> Result<(), String> {
         let all: Vec<_> =
             (0..).zip(lens).map(|(number, len)| (number, len, ip(from), ip(group))).collect();
         send(&pair.a, &mut a, (from, group), &lens);
-        assert_quiet(&mut b, "nobody has joined");
+        assert_quiet(&mut b, "no port has joined");
         join(&pair.b, &mut b, group).expect("b joins");
         join(&pair.b, &mut b, group).expect("again");
         send(&pair.a, &mut a, (from, group), &lens);
@@ -192,7 +192,7 @@ fn groups_come_and_go(backend: Backend) -> Result<(), String> {
     for (round, left) in [4, 0, 2, 1, 3].into_iter().enumerate() {
         // One datagram to each, received one at a time from the next socket in turn.
         all.iter().for_each(|group| send(&pair.a, &mut a, ("10.9.0.1", group), &[40]));
-        assert!(arrives(&mut b), "round {round}: somebody waits for that");
+        assert!(arrives(&mut b), "round {round}: a sender waits for that");
         let mut heard: Vec<IpAddr> = (0..3).flat_map(|_| budgeted(&mut b, 1)).collect();
         // Now fewer groups follow the next one, or it is gone itself.
         b.leave(ip(&all[left]));
@@ -238,7 +238,7 @@ fn what_cannot_be_joined_is_refused() {
         join(&pair.b, &mut b, no_group).expect_err(no_group);
     }
     for n in 0..256 {
-        join(&pair.b, &mut b, &format!("239.9.1.{n}")).expect("as many as there may be");
+        join(&pair.b, &mut b, &format!("239.9.1.{n}")).expect("within the limit");
     }
     let error = join(&pair.b, &mut b, "239.9.2.0").expect_err("one too many");
     assert!(error.to_string().contains("256 groups at most"), "{error}");

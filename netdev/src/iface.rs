@@ -327,7 +327,7 @@ mod tests {
         let (tentative, twice) = (WhyUnusable::Tentative, WhyUnusable::Duplicate);
         assert_eq!(states, [(ip("fd09::66"), tentative), (ip("fd09::77"), twice)]);
         let lo = pair.a.run(|| Interface::by_address(ip("::1")).expect("lo"));
-        assert!(lo.loopback, "what is usable is found beside them");
+        assert!(lo.loopback, "usable ones are found beside them");
     }
 
     #[test]

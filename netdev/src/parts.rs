@@ -188,7 +188,7 @@ impl Parts {
                 Descriptor::Program | Descriptor::Mac => continue,
             };
             if socket_family(fd).ok() != Some(family) {
-                return refused(format!("a descriptor is not what it should be, {wanted:?}"));
+                return refused(format!("a descriptor is not of its kind, {wanted:?}"));
             }
         }
         Ok(Self { manifest, fds, mapped: None, lease: None, slots: None })

@@ -172,7 +172,8 @@ fn in_a_process_without_privileges() {
             let (manifest, fds) = receive_parts(&socket);
             assert_eq!(manifest.backend(), backend);
             // SAFETY: the parent made each port's parts for this process alone.
-            let parts = unsafe { Parts::from_descriptors(manifest, fds) }.expect("what was sent");
+            let parts =
+                unsafe { Parts::from_descriptors(manifest, fds) }.expect("the parent's parts");
             AnyPort::assemble(parts).expect("a port")
         })
         .collect();

@@ -40,7 +40,7 @@ fn receive(port: &mut AnyPort, want: usize) -> Vec<Heard> {
         taken += port.receive(64, sink).expect("alive");
         port.maintain();
     }
-    assert_eq!(taken, received.len(), "receive() returns how many it gave");
+    assert_eq!(taken, received.len(), "receive() returns their number");
     received.sort_unstable();
     received
 }

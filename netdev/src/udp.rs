@@ -197,7 +197,7 @@ impl UdpPort {
         let neighbours = slots
             .map(|(slots, nth)| Neighbours::new(slots, nth, addresses, &epoll))
             .transpose()
-            .map_err(|e| os("cannot read what neighbours hand over", e))?;
+            .map_err(|e| os("cannot read the neighbours' datagrams", e))?;
         let counts = role == Role::Receive && segments_max > 1;
         let offload = counts.then(|| Offload::open(&own[0], iface.index).ok()).flatten();
         let mut port = Self {

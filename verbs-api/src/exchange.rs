@@ -253,7 +253,7 @@ impl Exchange {
     fn unsaid(&self, error: &io::Error) -> VerbsError {
         match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                self.error("it does not read what it is told")
+                self.error("it does not read this side's lines")
             }
             _ => self.lost(error),
         }
@@ -346,7 +346,7 @@ impl Exchange {
                 Err(error) => return Err(self.lost(&error)),
             }
         }
-        let line = String::from_utf8(line).map_err(|_| self.error("what it says is no text"))?;
+        let line = String::from_utf8(line).map_err(|_| self.error("its line is no text"))?;
         match line.strip_prefix(GAVE_UP) {
             Some(why) => Err(self.error(format_args!("it gave up: {}", printable(why)))),
             None => Ok(line),

@@ -138,7 +138,7 @@ impl World {
         let result = call(request);
         assert_eq!((paths(self), self.b.ctx.resources().unwrap().qps), before);
         self.a.ctx.progress();
-        assert!(asked.try_finish().is_err(), "the peer is told");
+        assert!(asked.try_finish().is_err(), "the peer learns of it");
         result
     }
 }
@@ -340,7 +340,7 @@ const CHANGE: [(&str, Call); 28] = [
         cq.destroy().expect("it is free");
         Err(error)
     }),
-    ("a queue smaller than what is in it", |w| {
+    ("a queue smaller than its contents", |w| {
         let cq = w.a.ctx.create_cq(4)?;
         let qp = w.a.pd.qp(&cq, &cq).build_reset()?;
         qp.modify(&ModifyAttr::init(Access::ALL))?;
@@ -352,7 +352,7 @@ const CHANGE: [(&str, Call); 28] = [
         cq.resize(3)?;
         refused
     }),
-    ("a shared queue smaller than what is in it", |w| {
+    ("a shared queue smaller than its contents", |w| {
         let srq = w.a.pd.create_srq(4, 1)?;
         (0..3).for_each(|wr_id| srq.post_recv(&[RecvWr { wr_id, sges: &[] }]).unwrap());
         srq.arm(2)?;
@@ -437,7 +437,7 @@ fn after_question(
     w.b.ctx.progress();
     let result = call(w.datagrams.try_request()?.expect("it has come"));
     w.a.ctx.progress();
-    assert!(asked.try_finish().is_err(), "the peer is told");
+    assert!(asked.try_finish().is_err(), "the peer learns of it");
     result
 }
 

@@ -94,7 +94,7 @@ fn what_happens_is_told_and_no_packet_is() {
         a.succeed(wr_id);
     }
     net.set_tap(None);
-    until("losses are told", || {
+    until("losses are reported", || {
         lines.has(&["rocinante::counters", "device=\"sim\"", "tail_probes", "by=", "total="])
     });
     // A failure: once, though more is flushed.
@@ -104,7 +104,7 @@ fn what_happens_is_told_and_no_packet_is() {
     assert_eq!(wc.status, WcStatus::RemAccessErr);
     assert!(lines.has(&["rocinante::qp", &qpn, "status=REM_ACCESS_ERR", "wr_id=77"]));
     assert_eq!((lines.count("wr_id=77"), lines.count("wr_id=78")), (1, 0));
-    until("the peer's side is told", || {
+    until("the peer's side is reported", || {
         lines.has(&["rocinante::counters", "remote_access_errors"])
     });
     // Connections.

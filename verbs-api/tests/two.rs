@@ -330,7 +330,11 @@ fn two_members_of_two_groups_get_what_is_sent_to_theirs() {
     second.detach_mcast(groups[1]).unwrap();
     assert_eq!(arrived(), [0, 0]);
     let drops = b.ctx.counters().drops;
-    assert_eq!(drops, rocinante::stats::Drops::default(), "nobody is a member, so nothing comes");
+    assert_eq!(
+        drops,
+        rocinante::stats::Drops::default(),
+        "no queue pair is a member, so nothing comes"
+    );
 }
 
 #[test]

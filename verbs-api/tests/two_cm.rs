@@ -34,7 +34,7 @@ fn each_of_two_listeners_hears_its_own_and_a_port_is_free_when_its_listener_goes
     drop(first);
     let mut refused = ask(7471);
     a.ctx.progress();
-    assert!(refused.try_finish().is_err(), "nobody listens");
+    assert!(refused.try_finish().is_err(), "there is no listener");
     let third = bind(7471);
     let _asked = ask(7471);
     assert_eq!([is_ready(&third), is_ready(&second)], [true, true]);

@@ -173,7 +173,7 @@ pub fn measure(
 
 fn receive_count(exchange: &mut Exchange) -> Result<Received, VerbsError> {
     let line = exchange.hear()?;
-    serde_json::from_str(&line).map_err(|_| exchange.error(format_args!("it said {line}")))
+    serde_json::from_str(&line).map_err(|_| exchange.error(format_args!("it sent {line}")))
 }
 
 /// The other side of [`measure`].

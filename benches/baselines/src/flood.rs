@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(pipe.runs[..3], [2, 15, 15], "the first packet is longer");
         assert!(pipe.sent > 45);
         assert_eq!(lost, 0);
-        assert!(of(61).0 > 0, "what is never delivered is lost");
+        assert!(of(61).0 > 0, "undelivered packets are lost");
     }
 
     #[test]

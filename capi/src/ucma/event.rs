@@ -51,7 +51,7 @@ pub(super) const AH: usize = 32;
 /// Where the parameters begin in `struct rdma_ucm_event_resp`, and its length.
 const PARAM: usize = 20;
 const EVENT: usize = 336;
-/// The least room of a program: without the members that later versions appended.
+/// The least room that a program must give: all but the members that later versions appended.
 const EVENT_LEAST: usize = 324;
 /// Length of the private data in both structures.
 const PRIVATE: usize = 256;

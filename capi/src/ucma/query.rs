@@ -19,7 +19,7 @@ const LIFETIME: u8 = 16;
 
 impl Command<'_> {
     pub(super) fn query_route(&self) -> Outcome<Answer> {
-        /// The least room of a program: without the device's index.
+        /// The least room that a program must give: all but the device's index.
         const LEAST: usize = 200;
         self.needs(LEAST)?;
         let id = self.id(8)?;
@@ -103,7 +103,7 @@ impl Command<'_> {
     }
 }
 
-/// The least room of a program: without the device's index.
+/// The least room that a program must give: all but the device's index.
 const LEAST_ADDR: usize = 272;
 
 /// The beginning of `struct rdma_ucm_query_addr_resp`.

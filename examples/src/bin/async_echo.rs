@@ -140,7 +140,7 @@ async fn ask_one(
         (received, incoming) = answer.await;
         received?;
         if incoming.to_vec(0, size) != message {
-            return Err(format!("message {iter} is not what was sent").into());
+            return Err(format!("message {iter} differs from the one sent").into());
         }
     }
     qp.disconnect()?;

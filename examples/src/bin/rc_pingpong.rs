@@ -109,7 +109,7 @@ impl Player {
     fn receive(&self, number: u64) -> Result<(), VerbsError> {
         self.received.wait_one(PATIENCE)?.ok()?;
         if self.incoming.to_vec(0, self.size).iter().any(|byte| *byte != letter(number)) {
-            return Err(invalid(format!("message {number} is not what was sent")));
+            return Err(invalid(format!("message {number} differs from the one sent")));
         }
         self.connection.post_recv(&[RecvWr::new(0, &[self.incoming.sge(0, self.size)])])?;
         Ok(())

@@ -133,7 +133,7 @@ fn a_program_of_a_stranger_is_an_error_beside_neighbours_too() {
     });
     let error = tried.expect_err("it is attached");
     assert!(error.to_string().contains("another XDP program"), "{error}");
-    assert!(told, "what one process opens is told to others");
+    assert!(told, "others see that one process opens it");
     // A failed try is seen by no other process.
     drop(stranger);
     let choice = pair.a.run(|| process(want)).expect("it has gone").1;

@@ -195,7 +195,7 @@ fn frames_to_ask_for(backend: Backend, config: &PortConfig) -> Result<Option<u32
 
 /// The error for descriptors of an agent that are not as they should be.
 pub(crate) fn unusable(backend: Backend, what: &str) -> OpenError {
-    let what = format!("what the agent handed over cannot be used: {what}");
+    let what = format!("the agent's descriptors cannot be used: {what}");
     OpenError::plain(backend, what, "use a program and an agent of one release")
 }
 

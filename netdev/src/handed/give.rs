@@ -293,7 +293,7 @@ mod tests {
         assert!(GiveLimits::within(64 << 20, &request(64)).is_some());
         let larger = Request { ring_frames: Some(256), ..request(1) };
         let limits = GiveLimits::within(1 << 30, &larger).expect("room");
-        assert!(limits.memory_bytes(&larger) <= 1 << 24, "nobody takes more by asking for it");
+        assert!(limits.memory_bytes(&larger) <= 1 << 24, "a request for more gets no more");
     }
     #[test]
     fn ports_of_afxdp_are_counted_by_their_own_size() {

@@ -194,7 +194,7 @@ fn an_agent_reads_one_request_and_no_descriptor() {
     assert_eq!(receive_request(&other).map_err(kind), Err(io::ErrorKind::UnexpectedEof));
     drop(program);
     assert_eq!(receive_request(&agent).map_err(kind), Err(io::ErrorKind::UnexpectedEof));
-    assert!(send_answer(&agent, &answers()[0], &[]).is_err(), "nobody is there");
+    assert!(send_answer(&agent, &answers()[0], &[]).is_err(), "the program has gone");
 }
 
 #[test]

@@ -162,7 +162,7 @@ fn cases() -> Vec<Case> {
             Some(NeighbourDiscovery),
         ),
         ("many options", nd(V6, 133, &nonce.repeat(9)), Some(NeighbourDiscovery)),
-        ("as many as are read", nd(V6, 133, &nonce.repeat(8)), None),
+        ("the most that are read", nd(V6, 133, &nonce.repeat(8)), None),
         ("behind hop by hop", behind(&extension(58), 0, &forged), Some(NeighbourDiscovery)),
         ("behind options", behind(&extension(58), 60, &forged), Some(NeighbourDiscovery)),
         ("behind routing", behind(&extension(58), 43, &forged), Some(NeighbourDiscovery)),
@@ -342,7 +342,7 @@ fn it_stays_first_and_alone_and_lets_others_see() {
 fn wait_for(watch: &mut Watch, wanted: impl Fn(&Heard) -> bool) -> Vec<Heard> {
     let (end, mut all) = (Instant::now() + Duration::from_secs(20), Vec::new());
     while !all.iter().any(&wanted) {
-        assert!(Instant::now() < end, "not heard of: {all:?}");
+        assert!(Instant::now() < end, "not announced: {all:?}");
         wait_readable(&*watch, 100).expect("poll");
         watch.read(|heard| all.push(heard));
     }
@@ -376,7 +376,7 @@ fn links_of_other_namespaces_are_known_and_heard_of() {
         assert!(!addresses.contains(&IpAddr::from([127, 0, 0, 1])), "{addresses:?}");
         let error = namespaces.link(Some(id), 4711).expect_err("no such link");
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV), "{error}");
-        assert!(namespaces.link(Some(NsId(4711)), 2).is_err(), "nobody's number");
+        assert!(namespaces.link(Some(NsId(4711)), 2).is_err(), "no namespace's number");
         assert!(namespaces.id(std::io::stdin()).is_err(), "no namespace");
 
         let mut watch = Watch::open().expect("netlink");

@@ -84,7 +84,7 @@ pub(crate) fn assemble_from(
     let groups = sockets.iter().map(|socket| check(socket, iface, here));
     let groups = groups.collect::<Result<Vec<_>, _>>().map_err(|what| refused(&what))?;
     if sockets.len() > 1 && groups.iter().any(|group| *group == 0 || *group != groups[0]) {
-        return Err(refused("sockets that do not share what arrives"));
+        return Err(refused("sockets that do not share received frames"));
     }
     let link = open::link_of(iface)?;
     let manifest = open::manifest(iface, addresses, config, &link, layout, guards.segments_max);

@@ -146,7 +146,7 @@ pub(super) fn bind(
             .map_err(|e| os(format!("cannot bind to {}", iface.name), e, "see `ip link`"))?;
         if shards.count > 1 {
             let joined = socket.join_fanout(fanout, &steering::by_frame(shards));
-            fanout = Some(joined.map_err(|e| os("cannot share what arrives", e, ""))?);
+            fanout = Some(joined.map_err(|e| os("cannot share received frames", e, ""))?);
         }
     }
     Ok(())

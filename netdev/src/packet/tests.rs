@@ -241,14 +241,14 @@ fn segmented_on_the_way_every_frame_carries_the_promised_identification() {
         }
     }
     let apart = a.runs().departed.expect("it counts");
-    assert_eq!(apart.runs, apart.datagrams, "whatever it gave to the kernel");
+    assert_eq!(apart.runs, apart.datagrams, "each datagram is a run, as on the wire");
     pair.a.sh("ethtool -K v0 tx-udp-segmentation on");
     pair.a.run(|| a.maintain());
     let to = path(&pair.a, &mut a, A4, B4);
     send(&mut a, to.id, &[1044; 20]);
     let whole = a.runs().departed.expect("it counts");
     assert_eq!(whole.datagrams - apart.datagrams, 20);
-    assert!(whole.runs - apart.runs <= 2, "the interface was heard of: {whole:?}");
+    assert!(whole.runs - apart.runs <= 2, "the change was announced: {whole:?}");
 }
 
 #[test]

@@ -140,14 +140,10 @@ fn a_path_follows_the_neighbour_cache() {
 
             neigh("replace @ lladdr 02:00:00:00:00:07 dev v0 nud reachable");
             maintain(&mut table);
-            assert_eq!(
-                hop(&mut table, path.id),
-                "guard",
-                "what waited for it may still be leaving"
-            );
+            assert_eq!(hop(&mut table, path.id), "guard", "waiting datagrams may still be leaving");
             maintain(&mut table);
             assert_eq!(hop(&mut table, path.id), "07", "reachable");
-            assert_eq!(maintain(&mut table), None, "it is told of what changes");
+            assert_eq!(maintain(&mut table), None, "the kernel announces changes");
 
             neigh("replace @ lladdr 02:00:00:00:00:08 dev v0 nud permanent");
             maintain(&mut table);
@@ -176,7 +172,10 @@ fn a_new_path_has_its_neighbour_resolved() {
             let path = table.add(&spec(local, remote), &mut guard).expect("a path").id;
             let until = Instant::now() + Duration::from_secs(20);
             while hop(&mut table, path) == "guard" {
-                assert!(Instant::now() < until, "nothing was sent, and nobody asked for {remote}");
+                assert!(
+                    Instant::now() < until,
+                    "nothing was sent, and no solicitation for {remote}"
+                );
                 maintain(&mut table);
             }
         });
@@ -276,7 +275,7 @@ fn an_idle_path_is_told_of_changes() {
             .sh("ip link add w0 type veth peer name w1; ip link set w0 up; ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:01 dev w0");
         let own = |entry: &Option<PathEntry>| entry.as_ref().is_some_and(|entry| entry.changed);
         table.read_changes();
-        assert!(!table.entries.iter().any(own), "what is told of others");
+        assert!(!table.entries.iter().any(own), "announcements of others");
     });
 }
 

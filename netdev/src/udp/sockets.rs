@@ -134,7 +134,7 @@ pub(super) fn open_own(
         sockets.push(open_bound(iface, address, options, role, false)?);
     }
     let steered = sockets[0].steer(&steering::by_socket(shards));
-    steered.map_err(|e| own_error(iface, address, "steer what comes to", e))?;
+    steered.map_err(|e| own_error(iface, address, "steer the datagrams to", e))?;
     Ok(sockets)
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn open_for_another(
         open_sockets(iface, addresses, config, shards, Duration::ZERO)?;
     let chunks = sockets[0].made.chunks;
     if sockets.iter().any(|socket| socket.made.chunks != chunks) {
-        let what = "not as much packet memory can be locked for each port";
+        let what = "the packet memory of each port cannot be locked";
         return Err(OpenError::plain(Backend::Xdp, what, "give the agent CAP_IPC_LOCK"));
     }
     let each = |OnQueue { made: Made { socket, memory, .. }, .. }| [socket.into(), memory];

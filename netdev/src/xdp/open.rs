@@ -319,9 +319,7 @@ fn check_interface(
         let read = if count == 1 { "one".to_owned() } else { count.to_string() };
         return Err(OpenError::plain(
             Backend::Xdp,
-            format!(
-                "{name} spreads what it receives over {queues} queues, AF_XDP reads only {read}"
-            ),
+            format!("{name} spreads packets over {queues} queues, AF_XDP reads only {read}"),
             format!(
                 "give it one queue for each shard: `ethtool -L {name} combined {count}` (veth: `ethtool -L {name} rx {count} \
                  tx {count}`), or steer UDP/4791 to what is read and say so in the configuration, or choose \

@@ -375,7 +375,7 @@ pub(crate) mod plain {
 
         /// Consumes the `n` oldest entries.
         pub(crate) fn consume(&self, n: u32) {
-            assert!(n <= self.filled(), "there are not so many");
+            assert!(n <= self.filled(), "the ring has fewer");
             self.store(self.layout.consumer, self.load(self.layout.consumer).wrapping_add(n));
         }
 

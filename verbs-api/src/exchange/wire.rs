@@ -89,7 +89,7 @@ impl WireEndpoint {
             IpAddr::V6(v6) => v6.is_unspecified() || v6.is_multicast(),
         };
         if nobodys {
-            return Err(format!("{address} is nobody's address"));
+            return Err(format!("{address} is no host's address"));
         }
         if own.is_some_and(|own| own.is_ipv4() != address.is_ipv4()) {
             return Err(format!(

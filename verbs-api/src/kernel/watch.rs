@@ -203,7 +203,7 @@ mod tests {
         far.write_all(b"x").unwrap();
         assert!(is_woken());
         wait().unwrap();
-        assert!(is_woken(), "nobody has read it");
+        assert!(is_woken(), "it is still unread");
         // A peer that closes without reading leaves an error.
         own.write_all(b"x").unwrap();
         drop(far);

@@ -210,8 +210,8 @@ mod on {
             Self { device: device.to_owned(), ..Self::default() }
         }
 
-        /// Reports the counters of trouble that have grown, but not before [`PAUSE`] is over. Then
-        /// it returns the rest of the pause.
+        /// Reports the counters of trouble that have grown. Within [`PAUSE`] of the last report it
+        /// reports nothing, and returns the rest of the pause.
         pub(crate) fn look(&mut self, counters: &Counters, drops: &Drops) -> Option<Duration> {
             if !enabled!(target: "rocinante::counters", Level::DEBUG) {
                 return None;

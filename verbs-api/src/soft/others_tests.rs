@@ -155,7 +155,7 @@ fn whoever_changes_a_queue_pair_finds_done_what_was_to_be_done_to_it() {
     bench.send(3000, 1, qpn, false);
     bench.order(Order::Break(qpn));
     bench.shards[1].drive(false);
-    assert_eq!(bench.state(qpn), QpState::Rtr, "what arrived before counts");
+    assert_eq!(bench.state(qpn), QpState::Rtr, "an earlier packet counts");
     bench.shards[1].settle(qpn);
     assert_eq!((bench.state(qpn), bench.drops()), (QpState::Err, 3000));
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
@@ -173,14 +173,14 @@ fn a_flood_at_the_wrong_port_is_left_alone_there() {
     let qpn = bench.qp();
     let mut flooded = |count, whole| {
         bench.send(count, 0, qpn, whole);
-        assert!(bench.shards[0].drive(false), "what is handed over is no waste yet");
+        assert!(bench.shards[0].drive(false), "a packet handed over is no waste yet");
         assert!(bench.shards[1].drive(false));
         // The report counts at the next read of the port.
         bench.shards[0].drive(false);
         assert!(!bench.shards[1].is_flooded());
         bench.shards[0].is_flooded()
     };
-    assert!(!flooded(500, true), "what is good is welcome wherever it comes");
+    assert!(!flooded(500, true), "good packets are no flood on any shard");
     assert!(!flooded(10, false));
     assert!(flooded(500, false));
     assert_eq!((bench.drops(), bench.shards[0].handed_over()), (510, 1010));

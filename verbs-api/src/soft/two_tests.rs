@@ -279,7 +279,7 @@ fn a_long_write_is_acknowledged_with_the_answer_of_a_program_that_answers() {
         }
         (at_once, then)
     };
-    assert_eq!(turn(true), (1, 0), "nobody knows yet that it answers");
+    assert_eq!(turn(true), (1, 0), "it is not yet known to answer");
     assert_eq!(turn(true), (0, 1), "with the answer");
     assert_eq!(turn(true), (0, 1));
     assert_eq!(turn(false), (0, 1), "it does not answer any more: by the next look");
@@ -361,7 +361,7 @@ fn a_connection_manager_has_the_limits_of_its_device() {
     assert_eq!(usual.max_retries, CmConfig::default().max_retries);
     let other = of(Some(3));
     assert_eq!(other.max_retries, 3);
-    assert!(usual.key != other.key && usual.ca_guid != other.ca_guid, "nobody can guess them");
+    assert!(usual.key != other.key && usual.ca_guid != other.ca_guid, "they are random");
 }
 
 #[test]

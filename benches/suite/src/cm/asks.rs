@@ -37,15 +37,14 @@ pub(super) fn ask(args: &Args, host: IpAddr, out: Output) -> Result<Report, Fail
     let client = grown(before, args.connections)?;
     exchange.barrier("held")?;
     let memory = exchange.hear()?;
-    let server: Memory = serde_json::from_str(&memory).map_err(|error| {
-        exchange.error(format_args!("what it says of its memory is none: {error}"))
-    })?;
+    let server: Memory = serde_json::from_str(&memory)
+        .map_err(|error| exchange.error(format_args!("its report of memory is wrong: {error}")))?;
     drop(held);
     exchange.barrier("released")?;
     let rate = asker.make_and_end(Duration::from_secs_f64(args.seconds), args.at_a_time)?;
     exchange.barrier("made and ended")?;
     let repeated: u64 = exchange.hear()?.parse().map_err(|error| {
-        exchange.error(format_args!("what it says of its repetitions is none: {error}"))
+        exchange.error(format_args!("its report of repetitions is wrong: {error}"))
     })?;
     let of_ours = ctx.cm_counters().map_or(0, |counters| counters.repeated);
     let us = |quantile| rate.latency.value_at_quantile(quantile) as f64 / 1e3;

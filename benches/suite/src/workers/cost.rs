@@ -52,9 +52,8 @@ pub(crate) struct Ticks {
 
 impl Ticks {
     pub(crate) fn now() -> Result<Self, Failure> {
-        Self::parse(&read("/proc/stat")?).ok_or_else(|| {
-            Failure::Failed("/proc/stat does not say what the processors did".into())
-        })
+        Self::parse(&read("/proc/stat")?)
+            .ok_or_else(|| Failure::Failed("/proc/stat has no times of the processors".into()))
     }
 
     fn parse(stat: &str) -> Option<Self> {
@@ -84,8 +83,8 @@ impl Ticks {
 pub(crate) fn resident() -> Result<u64, Failure> {
     let statm = read("/proc/self/statm")?;
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok());
-    let pages = pages
-        .ok_or_else(|| Failure::Failed("/proc/self/statm does not say what is resident".into()))?;
+    let pages =
+        pages.ok_or_else(|| Failure::Failed("/proc/self/statm has no resident size".into()))?;
     Ok(pages * rustix::param::page_size() as u64)
 }
 

@@ -70,7 +70,7 @@ pub(super) fn rate(
         flow(&lanes, &plan)?;
         exchange.barrier("sent")?;
         let line = exchange.hear()?;
-        let mops: f64 = line.parse().map_err(|_| exchange.error(format_args!("it said {line}")))?;
+        let mops: f64 = line.parse().map_err(|_| exchange.error(format_args!("it sent {line}")))?;
         return Ok(Some(step.figure(step.measure, mops)));
     }
     flow(&lanes, &FlowPlan { until: Until::Time(WARM_UP), ..plan })?;

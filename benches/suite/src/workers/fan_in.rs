@@ -163,7 +163,7 @@ fn say(exchange: &mut Exchange, what: &impl Serialize) -> Result<(), Failure> {
 fn hear<T: DeserializeOwned>(exchange: &mut Exchange) -> Result<T, Failure> {
     let line = exchange.hear()?;
     let heard = serde_json::from_str(&line);
-    Ok(heard.map_err(|_| exchange.error(format_args!("it said {line}")))?)
+    Ok(heard.map_err(|_| exchange.error(format_args!("it sent {line}")))?)
 }
 
 /// The machine's monotonic clock, which all its namespaces share, in nanoseconds.

@@ -56,7 +56,7 @@ pub(super) fn measure(
     }
     let line = exchange.hear()?;
     let theirs: [f64; 2] =
-        serde_json::from_str(&line).map_err(|_| exchange.error(format_args!("it said {line}")))?;
+        serde_json::from_str(&line).map_err(|_| exchange.error(format_args!("it sent {line}")))?;
     Ok(vec![
         step.figure(Measure::QpBytes, bytes.max(theirs[0])),
         step.figure(Measure::IdleWakeups, naps.max(theirs[1])),

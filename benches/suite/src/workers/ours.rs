@@ -246,7 +246,7 @@ impl Flow {
 fn receive_answer(exchange: &mut Exchange) -> Result<Answered, Failure> {
     let line = exchange.hear()?;
     let answered = serde_json::from_str(&line);
-    Ok(answered.map_err(|_| exchange.error(format_args!("it said {line}")))?)
+    Ok(answered.map_err(|_| exchange.error(format_args!("it sent {line}")))?)
 }
 
 /// Number of messages that each of `qps` queue pairs keeps in flight in a step.

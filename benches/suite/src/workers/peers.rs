@@ -120,7 +120,7 @@ pub(super) fn tcp(
         send(&mut stream, step.size, PATIENCE).map_err(&in_tcp)?;
         let line = exchange.hear()?;
         let theirs: Received = serde_json::from_str(&line)
-            .map_err(|_| exchange.error(format_args!("it said {line}")))?;
+            .map_err(|_| exchange.error(format_args!("it sent {line}")))?;
         let cpu = cost::own()? - begin + theirs.cpu + cost::softirq()? - softirq;
         return Ok(vec![
             step.figure(step.measure, theirs.gbps),

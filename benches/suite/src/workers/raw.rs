@@ -47,7 +47,7 @@ pub(super) fn run(
     exchange.say(&serde_json::to_string(&interface.mac).expect("an address is JSON"))?;
     let line = exchange.hear()?;
     let mac =
-        serde_json::from_str(&line).map_err(|_| exchange.error(format_args!("it said {line}")))?;
+        serde_json::from_str(&line).map_err(|_| exchange.error(format_args!("it sent {line}")))?;
     let both = Both { side, tally, tasks };
     let (own, config) = ([local], PortConfig::default());
     let (backend, port) = match carrier {

@@ -51,7 +51,7 @@ fn what_arrives_is_told_while_it_is_wished() {
     send(&mut a, to.id, &[40]);
     assert!(!has_arrivals(&mut b));
     b.watch(true).expect("room for an entry");
-    assert!(arrives(&mut b), "also of what came before");
+    assert!(arrives(&mut b), "also of earlier datagrams");
     assert_eq!(receive(&mut b, 1).len(), 1);
     assert!(!has_arrivals(&mut b));
 }
@@ -68,7 +68,7 @@ fn the_end_of_the_interface_ends_the_port() {
     assert_eq!(failures, 1);
     for port in [&mut a, &mut b] {
         while port.state.dead.is_none() {
-            assert!(wait_readable(port.wait_fd(), 20_000).expect("poll"), "it is told");
+            assert!(wait_readable(port.wait_fd(), 20_000).expect("poll"), "it is woken");
             port.maintain();
         }
         let error = port.receive(1, |_| {}).expect_err("the interface is gone");

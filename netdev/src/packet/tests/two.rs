@@ -74,6 +74,6 @@ fn a_blocked_port_is_woken_when_it_can_write_though_it_was_not_watched_for_a_whi
     }
     a.watch(false).expect("it is watched at first");
     a.watch(true).expect("room for an entry");
-    assert!(arrives(&mut a), "nobody is woken");
+    assert!(arrives(&mut a), "no thread is woken");
     a.flush(|failure| panic!("{failure:?}"));
 }

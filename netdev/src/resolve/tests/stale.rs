@@ -171,7 +171,7 @@ fn a_path_with_a_reused_id_has_nothing_of_the_one_before() {
         table.remove(old, &mut guard);
         let new = table.add(&spec("10.9.0.1", "10.9.0.8"), &mut guard).expect("a path").id;
         assert_eq!(new, old);
-        assert_eq!(hop(&mut table, new), "08", "it does not wait for what the other sent");
+        assert_eq!(hop(&mut table, new), "08", "it does not wait for the other's datagrams");
         assert_eq!(table.take_ip_ids(new, 1), 0);
         table.flushed(|sent| {
             assert_eq!((sent.path, sent.last), (other, 9), "nothing else is to be waited for");
@@ -271,10 +271,10 @@ fn without_answers_paths_stay_as_they_are_and_are_looked_at_again() {
         let mut ask_in_vain = |expected: [&str; 3]| {
             // Too few rounds for a route lookup.
             for round in 0..ROUTE_REFRESHES / 2 {
-                let wait = maintain(&mut table).expect("nobody wakes it otherwise");
+                let wait = maintain(&mut table).expect("nothing else wakes it");
                 assert!(wait <= REFRESH, "round {round}: {wait:?}");
                 if table.take_interface_change() {
-                    table.check_interface().expect_err("nobody answers");
+                    table.check_interface().expect_err("no answer");
                 }
                 assert_eq!(paths.map(|path| hop(&mut table, path)), expected, "round {round}");
             }

@@ -116,7 +116,7 @@ fn it_asks_when_the_interface_changed_and_in_calm_nothing() {
         pair.a.sh("ip neigh replace 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0
                    ip address replace 10.9.0.9/32 dev v0
                    ip link add w0 type veth peer name w1; ip link del w0");
-        assert_eq!((0..20).map(|_| look(&mut a)).max(), Some(asked), "nothing was told");
+        assert_eq!((0..20).map(|_| look(&mut a)).max(), Some(asked), "nothing was reported");
         pair.a.sh(&format!("ethtool -K v0 tx-udp-segmentation {change}"));
         assert_eq!(look(&mut a), asked + 1, "{change}");
         assert_eq!(departed(&mut a, to_b, &[100; 4]), runs, "{change}");

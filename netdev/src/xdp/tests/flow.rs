@@ -139,8 +139,8 @@ fn what_cannot_be_sent_is_refused_and_an_uncommitted_slot_is_not_sent() {
     assert!(a.reserve(PathId(77), 64).is_none(), "no such path");
     a.commit();
     a.flush(|failure| panic!("{failure:?}"));
-    assert_eq!(send_all(&mut a, path), 256, "as many as there are chunks");
-    assert!(a.wants_write(), "somebody waits for a slot");
+    assert_eq!(send_all(&mut a, path), 256, "all chunks");
+    assert!(a.wants_write(), "a sender waits for a slot");
     a.flush(|failure| panic!("{failure:?}"));
     assert!(!a.wants_write(), "sent frames have come back");
     assert_eq!(receive(&mut b, 256).len(), 256);

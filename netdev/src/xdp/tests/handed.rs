@@ -151,7 +151,7 @@ fn a_child_that_waits() {
     exchange(&mut ports, Backend::Xdp, 0, 0);
     // Until it is killed.
     parent.asked(ASK_OTHER);
-    unreachable!("nobody answers");
+    unreachable!("the parent ends this");
 }
 
 /// The program lives exactly as long as the process that has the port, even if the agent ends.
@@ -277,7 +277,7 @@ fn a_rule_means_no_port_unless_the_program_wants_it_despite() {
             choose_from(&v0, Some(Backend::Xdp), 1, &agent).map(|(_, choice)| choice)
         })
     });
-    let choice = choice.expect("as it was told to").reason;
+    let choice = choice.expect("as named").reason;
     assert!(choice.contains("asked for; it bypasses tc: tbf"), "{choice}");
 }
 

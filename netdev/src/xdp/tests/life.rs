@@ -163,16 +163,16 @@ fn kill_9_leaves_no_black_hole() {
 fn a_program_that_is_started_again_has_its_queue_again() {
     let pair = or_skip!("xdp::a_program_that_is_started_again_has_its_queue_again", usable_pair());
     for _ in 0..20 {
-        drop(open_in(&pair.a, &PortConfig::default()).expect("what was closed is freed"));
+        drop(open_in(&pair.a, &PortConfig::default()).expect("a closed port is freed"));
     }
     for _ in 0..3 {
         // A process that another test is just starting may still hold the port's descriptors.
-        assert!(detached(&pair.a), "what was closed is detached");
+        assert!(detached(&pair.a), "a closed port is detached");
         let child = child_with_port(&pair);
         let came = attached(&pair.a);
         kill_9(child);
         assert!(came, "the child attached");
-        drop(open_in(&pair.a, &PortConfig::default()).expect("what was killed is freed"));
+        drop(open_in(&pair.a, &PortConfig::default()).expect("a killed process's port is freed"));
     }
 }
 

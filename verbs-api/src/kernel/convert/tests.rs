@@ -369,7 +369,10 @@ fn completions() {
     wc.wc_flags = abi::WC_WITH_IMM;
     (wc.status, wc.opcode) = (10, 77);
     let failed = cqe(&wc);
-    assert!(wc.byte_len > 0 && wc.wc_flags & abi::WC_WITH_IMM != 0, "what must not be shown");
+    assert!(
+        wc.byte_len > 0 && wc.wc_flags & abi::WC_WITH_IMM != 0,
+        "fields that must not be shown"
+    );
     let shown = (failed.status, failed.opcode, failed.byte_len, failed.imm, failed.solicited);
     assert_eq!(shown, (WcStatus::RemAccessErr, WcOpcode::Unknown, 0, None, true));
 }

@@ -93,7 +93,7 @@ fn the_tables_of_the_connection_manager_hold_what_is_not_over() {
     settle(&sides);
     drop(second);
     settle(&sides);
-    assert!(its.try_finish().is_err() && its_too.try_finish().is_err(), "both are told");
+    assert!(its.try_finish().is_err() && its_too.try_finish().is_err(), "both are rejected");
     assert!(first.try_finish().unwrap().is_none());
     let request = listener.try_request().unwrap().expect("that of the first stays");
     let [left, kept] = asks;

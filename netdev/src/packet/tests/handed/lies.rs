@@ -175,7 +175,7 @@ fn in_a_process_that_is_told_lies() {
         drop(chosen);
         let named = choose_from(&v0, Some(Backend::Packet), 1, &agent);
         if number == LIES.len() + 1 {
-            let reason = named.expect("as it was told to").1.reason;
+            let reason = named.expect("as named").1.reason;
             assert!(reason.contains("asked for; it bypasses a wall; opened by"), "{reason}");
         } else {
             let error = named.expect_err(what);
