@@ -258,7 +258,7 @@ impl Receives<'_> {
         front
     }
 
-    /// How many bytes the next receive has room for.
+    /// The room of the next receive, in bytes.
     #[inline]
     pub(crate) fn room(&self) -> u32 {
         let shared = || {

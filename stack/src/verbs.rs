@@ -212,9 +212,9 @@ pub enum SendOp {
         region: Key,
         /// Address of the first byte, as local work requests name it.
         addr: u64,
-        /// How many bytes.
+        /// Length in bytes.
         len: u64,
-        /// What peers may do there: remote flags, and [`Access::ZERO_BASED`].
+        /// Permissions of peers: remote flags, and [`Access::ZERO_BASED`].
         access: Access,
     },
     /// Invalidates a window of type 2 that is bound for this queue pair (`IBV_WR_LOCAL_INV`). This
@@ -372,7 +372,7 @@ impl WcStatus {
 }
 
 impl WcStatus {
-    /// What it means, in a few words.
+    /// Its meaning, in a few words.
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
@@ -405,7 +405,7 @@ impl fmt::Display for WcStatus {
     }
 }
 
-/// What completed (`enum ibv_wc_opcode`).
+/// The operation that completed (`enum ibv_wc_opcode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum WcOpcode {

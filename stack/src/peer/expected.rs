@@ -7,7 +7,7 @@ use crate::types::Time;
 /// lost: the credit that it reserves must not block others.
 pub(super) const EXPECTED_NS: u64 = 100_000_000;
 
-/// What was charged to our own credit, and when: to give it back.
+/// A charge to our own credit, and its time: to give it back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Expected {
     bytes: u32,
@@ -19,7 +19,7 @@ impl Expected {
     /// The charge of an answer that a silent peer may still send: nothing.
     pub(crate) const NOTHING: Self = Self { bytes: 0, datagrams: 0, epoch: 0 };
 
-    /// The charge of so many answers.
+    /// The charge of `count` responses.
     #[inline]
     pub(crate) fn times(self, count: u32) -> Self {
         Self { bytes: self.bytes * count, datagrams: self.datagrams * count, ..self }
@@ -69,7 +69,7 @@ impl Epochs {
         self.current.wrapping_sub(answer.epoch) > 1 && answer.datagrams > 0
     }
 
-    /// It arrived, or will not arrive any more. Returns what that gives back.
+    /// The response arrived, or will not arrive any more. Returns the credit to give back.
     #[inline]
     pub(super) fn answered(&mut self, answer: Expected) -> Option<Cost> {
         if self.has_forgotten(answer) || answer.datagrams == 0 {

@@ -44,7 +44,7 @@ fn a_part_is_rounded_down() {
     assert_eq!(all.part(u32::MAX, u32::MAX), all);
 }
 
-/// Whether our own receive queue has credit for so many datagrams that nothing needs.
+/// Whether our own receive queue has spare credit for `datagrams` datagrams.
 fn spares(peers: &Peers, datagrams: u32) -> bool {
     peers.spared().datagrams >= datagrams
 }

@@ -1,8 +1,7 @@
-//! What a queue pair does when time has passed: one deadline, the earliest of several.
+//! The timers of a queue pair: one deadline, the earliest of several.
 //!
-//! The acknowledgement timeout and its retries are what the program asked for, neither earlier nor
-//! later, however often the queue pair asks in between. Those questions cost no retry: see
-//! [`Clock::probe`].
+//! The acknowledgement timeout and its retries are those that the program set, neither earlier nor
+//! later, however often the queue pair probes in between. Probes cost no retry: see [`Qp::probe`].
 
 use crate::peer::PeerKind;
 use crate::rc::Qp;
@@ -12,9 +11,9 @@ use crate::shared::Shared;
 use crate::types::Time;
 use crate::verbs::{Completions, WcStatus};
 
-/// A peer that needed no longer than this is not asked: it may only be busy.
+/// A peer that is silent for no longer than this is not probed: it may only be busy.
 pub(super) const PATIENCE_NS: u64 = 2_000_000;
-/// Questions after which it is not asked more rarely any more.
+/// Probes after which the time between two of them no longer doubles.
 const DOUBLINGS: u32 = 8;
 
 /// When something is to be done, or [`Time::NEVER`]: each queue pair has these, so they are short.
@@ -27,10 +26,10 @@ pub(super) struct Clock {
     tail_probe: Time,
     /// More may be sent.
     pacing: Time,
-    /// Questions since something was acknowledged.
+    /// Probes since something was acknowledged.
     probes: u32,
-    /// A NAK came since something was acknowledged. Its sender says no more, whatever comes, until
-    /// what it misses arrives.
+    /// A NAK came since something was acknowledged. Its sender stays silent until the packet that
+    /// it misses arrives.
     pub(super) complained: bool,
 }
 
@@ -49,8 +48,8 @@ impl Clock {
         self.complained = false;
     }
 
-    /// Whether nothing was asked since something was acknowledged: what comes then answers what was
-    /// sent at first.
+    /// Whether no probe left since something was acknowledged: a response that comes now answers
+    /// the original packets.
     pub(super) fn has_not_asked(&self) -> bool {
         self.probes == 0
     }
@@ -72,8 +71,8 @@ impl Clock {
 }
 
 impl Qp {
-    /// Whether the peer was asked nothing: what is outstanding left without asking, so the peer
-    /// need not answer yet.
+    /// Whether the peer owes no response: the packets in flight left without AckReq, and no probe
+    /// followed them.
     #[inline]
     pub(super) fn peer_owes_nothing(&self) -> bool {
         self.requester.asked_nothing() && self.clock.has_not_asked()
@@ -132,13 +131,13 @@ impl Qp {
         Some(4096 << exponent)
     }
 
-    /// When the acknowledgement of what leaves now must be there.
+    /// The time by which the acknowledgement of a packet that leaves now is due.
     #[inline]
     fn answer_by(&self, now: Time) -> Time {
         self.timeout().map_or(Time::NEVER, |timeout| now.after(timeout))
     }
 
-    /// What was sent at `now` left at `left` only: so the timer starts then.
+    /// The packets sent at `now` left only at `left`: the timer starts then.
     pub(crate) fn left_late(&mut self, now: Time, left: Time, shared: &mut Shared) {
         if let Some(timeout) = self.timeout()
             && self.clock.ack_timeout == now.after(timeout)
@@ -168,8 +167,8 @@ impl Qp {
             return self.disarm();
         }
         if Clock::is_due(&mut self.clock.ack_timeout, now) {
-            // Nothing asked: we did not run for so long that the probe is late as well, or what was
-            // to ask waits for credit. The peer has its time from now on.
+            // No AckReq left: we did not run for so long that the probe is late as well, or the
+            // packet with the AckReq waits for credit. The peer's time starts now.
             if self.peer_owes_nothing() && self.probe(now, shared) {
                 self.clock.ack_timeout = self.answer_by(now);
                 sends = true;
@@ -185,19 +184,20 @@ impl Qp {
         self.schedule(shared);
     }
 
-    /// Asks what became of what was sent.
+    /// Probes: asks for an acknowledgement of the packets in flight. Returns whether that may be
+    /// now.
     fn probe(&mut self, now: Time, shared: &mut Shared) -> bool {
         let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
         if self.requester.permit(Want::Probe, sq, limits, peers).packets == 0 {
             return false;
         }
         let repairs = self.requester.recovery.all_again();
-        // One of us complains again when asked; of others a NAK may be lost, and they do not repeat
-        // themselves.
+        // A Rocinante repeats its NAK when probed; a standard responder does not. Its NAK may be
+        // lost, so go back to `snd_una`.
         let standard = self.core.peer().is_none_or(|peer| peer.kind == PeerKind::Standard);
         let deaf = standard && (self.clock.complained || self.clock.probes > 0);
         if repairs {
-            // What is missing asks in the place of the last packet.
+            // The missing packet asks in the place of the last packet.
         } else if deaf {
             let una = self.requester.snd_una();
             self.requester.control.on_timeout(now);
@@ -211,7 +211,7 @@ impl Qp {
         true
     }
 
-    /// Nothing is asked for a while: something was heard, or was asked just now.
+    /// Puts the probe off: the peer responded, or was probed just now.
     pub(super) fn put_off_probe(&mut self, now: Time) {
         let patience = (4 * self.requester.round_trip.srtt()).max(PATIENCE_NS);
         self.clock.tail_probe = now.after(patience << self.clock.probes.min(DOUBLINGS));

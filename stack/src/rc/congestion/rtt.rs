@@ -6,14 +6,14 @@ use crate::types::{Seq, Time};
 
 /// For how long the shortest round trip counts: a path may change.
 const MEMORY_NS: u64 = 10_000_000_000;
-/// Times that are remembered. A queue pair that sends more often than so many times in a round trip
-/// is measured less often.
+/// Times that are remembered. A queue pair that sends more often than this in a round trip is
+/// measured less often.
 pub(in crate::rc) const TURNS: usize = 64;
 
 /// The round trip of a path.
 #[derive(Debug, Clone, Default)]
 pub(in crate::rc) struct RoundTrip {
-    /// What left together and is not acknowledged, ascending.
+    /// Packets that left together and are not acknowledged, ascending.
     pub(in crate::rc) turns: VecDeque<Turn>,
     /// The last measurement, in nanoseconds; 0 before the first.
     latest: u64,
@@ -24,12 +24,13 @@ pub(in crate::rc) struct RoundTrip {
     measured: Time,
 }
 
-/// What left at one time.
+/// Packets that left at one time.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rc) struct Turn {
     first: Seq,
     left: Time,
-    /// It had left before: nobody knows which of the two an acknowledgement answers.
+    /// A retransmission: an acknowledgement may answer either of the two (Karn's algorithm, RFC
+    /// 6298).
     again: bool,
 }
 
@@ -62,7 +63,8 @@ impl RoundTrip {
         }
     }
 
-    /// The packet of `psn` is said to be missing: measured is what came behind it.
+    /// The packet of `psn` is reported missing: measures the packets behind it, which caused the
+    /// report.
     pub(in crate::rc) fn missing(&mut self, psn: Seq, now: Time) {
         match self.turns.iter().rev().find(|turn| turn.first <= psn) {
             Some(turn) if turn.again => self.latest = now.since(turn.left).max(1),

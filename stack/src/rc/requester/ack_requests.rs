@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use crate::peer::{Budget, Cost, Expected, Peers};
 use crate::types::Seq;
 
-/// What an acknowledgement costs us: BTH, AETH, ICRC.
+/// The cost of an acknowledgement to us: BTH, AETH, ICRC.
 pub(in crate::rc) const ACK: Cost = Cost::of(1, Budget::cost(12 + 4 + 4));
 
 /// The PSNs that asked and are not answered, ascending, and the room for the next.
@@ -34,7 +34,7 @@ impl Run {
         self.first + u64::from(self.count)
     }
 
-    /// How many of them are before `to`.
+    /// Number of its packets before `to`.
     #[inline]
     fn before(&self, to: Seq) -> u32 {
         u32::try_from(to.saturating_sub(self.first))
@@ -62,7 +62,7 @@ impl AckRequests {
         self.next = Some(answer);
     }
 
-    /// Gives the room for the next answer back, because nobody waits for it.
+    /// Gives back the room for the next acknowledgement, because none is awaited.
     #[inline]
     pub(in crate::rc) fn close(&mut self, peers: &mut Peers) {
         if let Some(answer) = self.next.take() {
@@ -141,8 +141,8 @@ impl AckRequests {
         peers.answered(sum);
     }
 
-    /// Everything from `from` on is sent again, and asks again. The room of one is kept, for what
-    /// may be left before.
+    /// Everything from `from` on is sent again, and asks again. The room of one acknowledgement is
+    /// kept, for packets before `from`.
     pub(in crate::rc) fn taken_back(&mut self, from: Seq, peers: &mut Peers) {
         while let Some(run) = self.runs.back_mut()
             && run.end() > from
@@ -177,7 +177,7 @@ mod tests {
         asks
     }
 
-    /// For how many answers there is room left.
+    /// Number of acknowledgements for which there is room left.
     fn left(peers: &Peers) -> u32 {
         peers.spared().datagrams
     }
