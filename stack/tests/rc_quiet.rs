@@ -143,7 +143,7 @@ fn what_takes_a_receive_asks_as_seldom_while_the_peer_has_enough_of_them() {
         };
         let seldom = [[false; 7].as_slice(), &[true]].concat();
         assert_eq!(asked(None, 8), seldom, "{op:?}");
-        // The peer counts none yet, and one was sent before. What is quiet has eight behind it.
+        // The peer counts none yet, and one was sent before. A quiet request has eight behind it.
         assert_eq!(asked(Some(Syndrome::credits(16)), 8), seldom);
         let some = asked(Some(Syndrome::credits(12)), 8);
         assert_eq!(some.iter().position(|asks| *asks), Some(3), "{some:?}");

@@ -96,8 +96,8 @@ fn without_a_receive_everything_behind_is_to_come_again() {
     assert_eq!(written(&solo), [1], "#2 was not held");
 }
 
-/// The receiver drops what it holds when it has no receive, and does not count the dropped packets
-/// as a gap when they come again.
+/// The receiver drops the packets that it holds when it has no receive, and does not count them as
+/// a gap when they come again.
 #[test]
 fn what_was_dropped_for_want_of_a_receive_is_not_reported_as_the_next_gap() {
     let mut solo = solo();
@@ -141,7 +141,7 @@ fn memory_is_bounded_and_what_found_none_is_asked_for_again() {
     for psn in 1..=5 {
         receive_write(&mut solo, psn, psn as u8 + 1);
     }
-    // Each queue pair leaves as many buffers to the others as it takes.
+    // Each queue pair leaves the others one buffer for each that it takes.
     assert_eq!(solo.sent(), ["NAK #0 sequence holds [1, 2]"]);
     receive_write(&mut solo, 0, 1);
     assert_eq!(written(&solo), [1, 2, 3]);
@@ -529,7 +529,7 @@ fn every_pattern_of_losses_in_a_message_is_repaired_with_as_many_packets() {
 }
 
 /// While nothing is lost, room for less than a run is left until there is room for all of it. After
-/// a loss the next acknowledgement may be long in coming, and what may leave leaves.
+/// a loss the next acknowledgement may be long in coming, and each packet that may leave leaves.
 #[test]
 fn after_a_loss_room_for_less_than_a_run_is_used() {
     let budget = Budget { bytes: u32::MAX, datagrams: 84 };

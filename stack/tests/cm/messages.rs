@@ -1,4 +1,4 @@
-//! Messages sent: their transactions, the data that fits, and what happens without room.
+//! Messages sent: their transactions, the data that fits, and the lack of room.
 
 use rocinante_stack::cm::{Accept, CmError, CmEvent};
 use rocinante_stack::types::Qpn;

@@ -34,7 +34,7 @@ fn assert_waits_no_longer(net: &Net, side: usize, what: &dyn std::fmt::Debug) {
 
 // ---- MRA ----
 
-/// The peer's program gets as much time as ours, even if the peer announces more.
+/// The peer's program gets no more time than ours, even if the peer announces more.
 #[test]
 fn the_time_of_an_mra_is_limited_to_what_our_own_program_may_take() {
     for (step, side, subject) in [(Step::Asked, A, Subject::Req), (Step::Accepted, B, Subject::Rep)]

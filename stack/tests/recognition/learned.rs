@@ -1,9 +1,9 @@
-//! What queue pairs do with what they have learned, at any moment.
+//! Queue pairs adopt an introduction at any moment.
 
 use super::*;
 
-/// The first 128 datagrams leave at once in either case; the others at the pace of strangers, or at
-/// that which the receiver said.
+/// The first 128 datagrams leave at once in either case; the others at the pace for unknown peers,
+/// or at the pace that the receiver announced.
 #[test]
 fn datagrams_leave_as_fast_as_the_receiver_said() {
     for qp_type in [QpType::Ud, QpType::Uc] {
@@ -95,8 +95,8 @@ fn reads_in_flight_move_with_their_queue_pair() {
     assert_eq!(solo.end.engine.footprint().in_flight_packets, 0);
 }
 
-/// Each side learns at a moment of its own, or never, while packets are lost: nothing is, and what
-/// is charged is given back.
+/// Each side learns at a moment of its own, or never, while packets are lost: no message is, and
+/// all charges are given back.
 #[test]
 fn whoever_learns_when_nothing_is_lost() {
     let mut repaired = 0;

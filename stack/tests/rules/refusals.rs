@@ -154,7 +154,7 @@ fn a_change_of_a_queue_pair_that_is_refused_changes_nothing_in_any_state() {
     }
 }
 
-/// How many requests were flushed on the way to a state.
+/// Number of requests that were flushed on the way to a state.
 fn done(state: QpState) -> usize {
     usize::from(matches!(state, QpState::Err | QpState::Sqe))
 }

@@ -10,8 +10,8 @@ pub struct Bug {
     pub name: &'static str,
     /// The faulty behaviour of the engine.
     pub what: &'static str,
-    /// A seed that finds it within 300,000 steps. Changes of engine and simulator change what a
-    /// seed does: if this seed no longer finds the bug, the test names another.
+    /// A seed that finds it within 300,000 steps. A change of engine or simulator changes the
+    /// course of a seed: if this seed no longer finds the bug, the test names another.
     pub seed: u64,
     file: &'static str,
     right: &'static str,

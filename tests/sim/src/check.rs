@@ -34,7 +34,7 @@ impl<'a> Context<'a> {
 }
 
 impl World<'_> {
-    /// Judges what the engine of `host` did in the call that just returned.
+    /// Judges the effects of the last call of the engine of `host`.
     pub(crate) fn settle(&mut self, host: usize, context: Option<&Context<'_>>) -> Verdict {
         let ram = &mut self.hosts[host].ram;
         if let Some(wrong) = ram.wrong.get_mut().take() {

@@ -1,4 +1,4 @@
-//! The invariants of the responder: what an engine does for the peer.
+//! The invariants of the responder: the work of an engine for the peer.
 
 use rocinante_stack::mem::AtomicOp;
 use rocinante_stack::types::Psn;

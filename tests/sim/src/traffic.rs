@@ -128,7 +128,7 @@ impl World<'_> {
         if stop == TxStop::SinkFull && written && engine.urgency() == Urgency::Idle {
             return Err(format!("host {at} forgets what the port had no room for"));
         }
-        // What has no room goes next time.
+        // Datagrams without room go next time.
         let _ = introduce(engine, &addrs, &mut sink);
         let bytes = sink.out.iter().map(|(_, packet)| packet.len()).sum();
         host.gathered.departed(engine, sink.out.len(), bytes);
