@@ -197,7 +197,7 @@ mod tests {
                     count += 1;
                 }
                 Err(later) => {
-                    assert!(later > now, "the time to wait is told");
+                    assert!(later > now, "it returns the time to wait");
                     now = later;
                 }
             }

@@ -454,7 +454,7 @@ fn a_connection_is_asked_about_once_its_queue_pair_receives_nothing() {
     assert_eq!(ended, CmEvent::Disconnected { conn, ended: Ended::Gone });
     assert_eq!(questions.len(), 3);
     assert!((period / 4 * 3..=period + period / 8).contains(&questions[0].since(last)));
-    assert!(solo.end.engine.path_of(qpn).is_some(), "what they are sent by");
+    assert!(solo.end.engine.path_of(qpn).is_some(), "their path");
 }
 
 /// A packet for a queue pair that the device does not have, of the peer of the one before it.
@@ -474,7 +474,7 @@ fn a_rocinante_is_told_of_a_queue_pair_that_does_not_exist_and_a_standard_peer_i
     solo.end.engine.start_cm(CmConfig::default());
     let write = lost(Opcode::RC_RDMA_WRITE_ONLY, 0x4321);
     receive(&mut solo, &write, WHOLE);
-    assert!(!solo.end.engine.has_introductions(), "it recognises nobody");
+    assert!(!solo.end.engine.has_introductions(), "it recognises no peer");
     solo.end.engine.start_recognition([3, 4], None, common::INTRODUCTION);
     // Of other services, and damaged.
     receive(&mut solo, &lost(Opcode::UD_SEND_ONLY, 0x4321), WHOLE);

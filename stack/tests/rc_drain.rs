@@ -274,7 +274,7 @@ fn the_room_of_the_old_and_the_new_address_is_counted_apart() {
     resume(&mut solo);
     let moved = solo.end.qpn;
     (0..4).for_each(|_| post(&mut solo, moved));
-    assert_eq!(solo.sent().len(), 3, "as if nobody had sent anything");
+    assert_eq!(solo.sent().len(), 3, "as if no packet had been sent");
     // Both leave: the next queue pair of either address finds all its room.
     for qpn in [moved, other] {
         let attr = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
@@ -295,7 +295,7 @@ fn the_peer_may_ask_for_fewer_or_more_at_a_time() {
     drain(&mut solo, false);
     let at_most = |max| QpAttr { max_dest_rd_atomic: Some(max), ..QpAttr::default() };
     modify(&mut solo, &at_most(1)).expect("in SQD");
-    assert_eq!(solo.sent().len(), 3, "what was accepted is answered");
+    assert_eq!(solo.sent().len(), 3, "accepted requests are answered");
     // Only the newest is kept for duplicates.
     ask(&mut solo, 3);
     assert_eq!(solo.sent(), ["READ_ONLY #3 8B"]);

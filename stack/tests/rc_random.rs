@@ -445,10 +445,10 @@ impl World {
                 let ours = &streams[1 - at];
                 let part =
                     |offset: u64, len: usize| &end.host.arena[share + offset as usize..][..len];
-                assert!(part(WINDOW, ours.window.len()) == ours.window, "what was written");
+                assert!(part(WINDOW, ours.window.len()) == ours.window, "the written part");
                 assert!(
                     part(CONSTANT, self.constants.len()) == self.constants,
-                    "what was only read"
+                    "the part that was only read"
                 );
                 let words = [part(WORDS, 8), part(WORDS + 8, 8)];
                 assert_eq!(words, ours.words.each_ref().map(|word| word.to_ne_bytes()), "words");

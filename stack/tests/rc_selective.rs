@@ -189,7 +189,7 @@ fn what_lies_too_far_ahead_is_dropped() {
     let sent = solo.packets();
     assert_eq!(sent.len(), 1);
     assert_eq!(sent[0].len(), 12 + 4 + 128 + 4, "BTH, AETH, 1024 bits, ICRC");
-    assert_eq!(solo.end.engine.drops().out_of_sequence, 1, "the other is told of");
+    assert_eq!(solo.end.engine.drops().out_of_sequence, 1, "the other is reported");
 }
 
 // ---- the requester ----
@@ -200,7 +200,7 @@ fn only_what_is_missing_goes_again() {
     (1..=6).for_each(|id| solo.send(id, 10));
     assert_eq!(solo.sent().len(), 6);
     solo.receive_gap(1, &[2, 4]);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)], "it acknowledges what is before");
+    assert_eq!(solo.completed(), [(1, WcStatus::Success)], "it acknowledges the packets before");
     assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack", "SEND_ONLY #3 10B ack"]);
     assert_eq!(solo.end.engine.counters().retransmitted_pkts, 2);
     solo.receive_gap(1, &[2, 4]);
@@ -321,7 +321,7 @@ fn only_news_put_off_the_question() {
         (2..=5).for_each(|id| solo.send(id, 10));
         solo.sent();
         solo.receive_gap(1, &[2]);
-        assert_eq!(solo.sent().len(), 1, "what is missing goes again");
+        assert_eq!(solo.sent().len(), 1, "the missing packet goes again");
         let due = solo.end.engine.poll_timeout().unwrap().since(solo.now);
         solo.wait(due / 2);
         solo.receive_gap(1, held);

@@ -68,7 +68,7 @@ fn watch(line: Line, pieces: &[usize], port: usize, packets: usize) -> (Vec<u64>
         idle = if piece.is_empty() { idle + 1 } else { 0 };
         assert!(
             idle < 3,
-            "all wait for what nobody asks for: {line:?} {pieces_of:?} {port}, after {taken}"
+            "all wait, and no packet asks: {line:?} {pieces_of:?} {port}, after {taken}"
         );
         for packet in piece {
             pair.inject(1, src, dst, &packet);

@@ -328,7 +328,7 @@ impl fmt::Display for CmError {
             Self::PrivateTooLong { max } => {
                 write!(f, "too much private data: {max} bytes at most")
             }
-            Self::Full => f.write_str("there are as many connections as there may be"),
+            Self::Full => f.write_str("the limit of connections is reached"),
             Self::Family => f.write_str("the addresses are of different families"),
         }
     }

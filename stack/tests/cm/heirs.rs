@@ -91,7 +91,7 @@ fn notes_are_of_connections_that_a_peer_may_have() {
     let noted = net.cm[B].poll_note().unwrap();
     assert_eq!((noted.address, noted.id, noted.note.is_some()), (address(B), b.0, true));
     net.run(1);
-    assert_eq!(net.cm[A].poll_note(), None, "it shares its address with nobody");
+    assert_eq!(net.cm[A].poll_note(), None, "it shares its address with no other");
 }
 
 #[test]

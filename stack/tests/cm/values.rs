@@ -95,7 +95,7 @@ fn the_rest_of_a_number_is_bounded_on_both_sides_whatever_the_peer_says() {
         net.listen(4);
         receive_req(&mut net, |req| req.primary.ack_timeout = code);
         let CmEvent::Request { conn, request, .. } = net.one(B) else { panic!("no request") };
-        assert_eq!(request.ack_timeout, code, "the program hears what the peer says");
+        assert_eq!(request.ack_timeout, code, "the program gets the peer's values");
         net.accept(conn, 0x22);
         net.cm[B].message_arrived(conn);
         let (local, remote) = (CommId(77), conn.0);

@@ -46,7 +46,7 @@ fn the_window_grows_while_requests_are_in_flight() {
     solo.post(1, SendOp::Send { imm: None }, &list);
     let first = solo.packets();
     let tid = questions(&first)[0];
-    assert_eq!((first.len(), solo.packets().len()), (16 + 1, 0), "what a stranger gets");
+    assert_eq!((first.len(), solo.packets().len()), (16 + 1, 0), "the budget of an unknown peer");
     answer(&mut solo, tid);
     assert_eq!(solo.packets().len(), 64 - 16, "all of it");
     let footprint = solo.end.engine.footprint();

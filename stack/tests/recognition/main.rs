@@ -196,7 +196,7 @@ fn a_standard_peer_is_asked_once_and_not_before_the_first_packet() {
     let mut solo = Solo::new(&strangers(QpType::Rc));
     assert!(solo.packets().is_empty());
     solo.receive_ack(0);
-    assert!(solo.packets().is_empty(), "a response that nobody waits for is no reason");
+    assert!(solo.packets().is_empty(), "a response that is not awaited is no reason");
     solo.end.out.room = 0;
     solo.send(1, 10);
     assert!(solo.packets().is_empty());
@@ -550,7 +550,7 @@ fn an_engine_without_qp1_has_another_ask() {
     first.handle_datagram(solo.now, &datagram, &mut solo.end.host);
     let peer = Recognised { remote: addr(2), told: INTRODUCTION };
     assert_eq!(first.poll_recognised(), Some(peer));
-    assert_eq!(first.ask(solo.now, to), Some(peer), "and told to who asks later");
+    assert_eq!(first.ask(solo.now, to), Some(peer), "and a later question gets it");
     solo.end.engine.learn(&peer);
     assert_eq!(kind(&solo.end), OURS);
     let (_, attr, _) = solo.end.engine.query_qp(qpn).unwrap();

@@ -352,7 +352,7 @@ fn a_queue_pair_more_than_there_may_be_takes_nothing_with_it() {
     let before = tables(&engine);
     assert_eq!(engine.create_qp(&QpInit { srq: Some(srq), ..init }, 6), None);
     assert_same(&before, &tables(&engine), &"create_qp");
-    assert_eq!(engine.destroy_srq(srq), Ok(()), "nobody uses it");
+    assert_eq!(engine.destroy_srq(srq), Ok(()), "no queue pair uses it");
     engine.destroy_qp(qpn).unwrap();
     // And none is made while every number is reserved.
     (2..65_002).for_each(|low| engine.reserve_qpn(Qpn::new(low)));

@@ -257,7 +257,7 @@ fn a_report_of_any_length_and_content_leaves_a_sender_that_goes_on() {
                     solo.receive(&packet);
                     assert!(solo.sent().len() <= 6, "{name} in {len} bytes at #{psn}");
                 }
-                assert_eq!(solo.completed().len() as i64, psn % 6, "what is before it");
+                assert_eq!(solo.completed().len() as i64, psn % 6, "the requests before it");
                 solo.wait(4096 << 14);
                 solo.sent();
                 solo.receive_ack(5);

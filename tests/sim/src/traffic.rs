@@ -126,7 +126,7 @@ impl World<'_> {
             false => TxStop::SinkFull,
         };
         if stop == TxStop::SinkFull && written && engine.urgency() == Urgency::Idle {
-            return Err(format!("host {at} forgets what the port had no room for"));
+            return Err(format!("host {at} forgets packets for which the port had no room"));
         }
         // Datagrams without room go next time.
         let _ = introduce(engine, &addrs, &mut sink);

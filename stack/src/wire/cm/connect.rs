@@ -422,7 +422,7 @@ mod tests {
             assert!(value - round <= value / 8, "{value} became {round}");
         }
         for code in 0..=u8::MAX {
-            assert_eq!(compress(expand(code)), code.min(CODE_MAX), "what is read is written");
+            assert_eq!(compress(expand(code)), code.min(CODE_MAX), "both functions agree");
         }
     }
 }
