@@ -45,7 +45,7 @@ impl Default for Pacing {
 const PACKET_NS_MIN: u32 = 50;
 
 impl Pacing {
-    /// As a receiver says that it takes, but no slower than `usual`, nor without a limit.
+    /// The pace that a receiver announced, but no slower than `usual`, nor without a limit.
     pub(crate) fn at_most(self, usual: &Self) -> Self {
         let queue = |bytes: u32, datagrams: u32| Budget { bytes, datagrams };
         let (least, said) = (usual.queue_min, self.queue_min);
@@ -111,7 +111,7 @@ impl Pacer {
         *self = Self { held, takes_ns, at: now, closed: Time::default() };
     }
 
-    /// Packets that are taken to be on their way.
+    /// Packets that are taken to be in flight.
     pub(crate) fn held(&mut self, now: Time) -> u32 {
         let passed = now.since(self.at);
         if passed >= self.takes_ns {
@@ -130,7 +130,7 @@ impl Pacer {
         self.takes_ns
     }
 
-    /// Whether nothing is taken to be on its way, as of when that was last asked.
+    /// Whether nothing was taken to be in flight at the last update.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.takes_ns == 0

@@ -173,8 +173,8 @@ pub enum SendOp {
         /// The value to add.
         add: u64,
     },
-    /// FLUSH: its completion says that the data of all earlier writes to the range is placed as
-    /// `placement` says. It has no data.
+    /// FLUSH: its completion means that the data of all earlier writes to the range is placed as
+    /// `placement` asks. It has no data.
     Flush {
         /// Remote address.
         remote: u64,
@@ -516,7 +516,7 @@ pub enum QpEvent {
     CommEst,
     /// In SQD, all requests that had begun are complete (`IBV_EVENT_SQ_DRAINED`).
     SqDrained,
-    /// The QP broke and no completion could say so.
+    /// The QP broke and no completion could report it.
     Fatal,
     /// A request violated the protocol (`IBV_EVENT_QP_REQ_ERR`).
     ReqErr,

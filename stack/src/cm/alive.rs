@@ -268,8 +268,8 @@ impl ConnectionManager {
         }
     }
 
-    /// A packet of ours came to the peer for a queue pair that it does not have, or a forger says
-    /// so: asks at once, unless there was a sign of the peer just now.
+    /// A packet of ours came to the peer for a queue pair that it does not have, or the notice is
+    /// forged: asks at once, unless there was a sign of the peer just now.
     fn on_notice(&mut self, now: Time, (src, dst): (IpAddr, IpAddr), qpn: Qpn) {
         let known = self.by_qpn.get(&(src, qpn)).copied();
         let conn = known.and_then(|id| self.conn_of((src, dst), id));

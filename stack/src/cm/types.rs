@@ -343,8 +343,8 @@ pub struct Transmit {
     pub local: IpAddr,
     /// The destination.
     pub remote: IpAddr,
-    /// A queue pair of ours whose peer is there: its path serves for the datagram, and the address
-    /// is no stranger's.
+    /// A queue pair of ours whose peer is there: its path serves for the datagram, and the peer is
+    /// known.
     pub via: Option<Qpn>,
     /// The datagram.
     pub mad: MadBytes,

@@ -63,7 +63,7 @@ impl Engine {
         self.shared.recognition.poll_recognised()
     }
 
-    /// Another engine says that a peer is a Rocinante.
+    /// Another engine recognised a peer as a Rocinante.
     pub fn learn(&mut self, peer: &Recognised) {
         self.shared.recognition.learn(peer);
         self.apply(peer);

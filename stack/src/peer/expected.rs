@@ -1,9 +1,9 @@
-//! Answers that we requested, which will arrive in our own receive queue.
+//! Responses that we requested, which will arrive in our own receive queue.
 
 use super::budget::Cost;
 use crate::types::Time;
 
-/// An answer is overdue after this time, twice as long at most. Its peer is dead, or a packet was
+/// A response is overdue after this time, twice as long at most. Its peer is dead, or a packet was
 /// lost: the credit that it reserves must not block others.
 pub(super) const EXPECTED_NS: u64 = 100_000_000;
 
@@ -16,7 +16,7 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    /// The charge of an answer that a silent peer may still send: nothing.
+    /// The charge of a response that a silent peer may still send: nothing.
     pub(crate) const NOTHING: Self = Self { bytes: 0, datagrams: 0, epoch: 0 };
 
     /// The charge of `count` responses.
@@ -43,7 +43,7 @@ impl Expected {
     }
 }
 
-/// The answers that were requested in this epoch and in the one before.
+/// The responses that were requested in this epoch and in the one before.
 #[derive(Debug, Default)]
 pub(super) struct Epochs {
     current: u32,
@@ -52,7 +52,7 @@ pub(super) struct Epochs {
 }
 
 impl Epochs {
-    /// `count` answers of that cost are requested. Returns the charge of each.
+    /// `count` responses of that cost are requested. Returns the charge of each.
     #[inline]
     pub(super) fn ask(&mut self, answer: Cost, count: u32) -> Expected {
         let epoch = self.current;

@@ -62,11 +62,11 @@ pub(crate) struct Peers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct QueueKey {
     address: IpAddr,
-    /// [`Qpn::slot`], where it says something.
+    /// [`Qpn::slot`], if the peer's numbers have slots.
     slot: Option<u8>,
 }
 
-/// A peer of which nothing is known.
+/// An unknown peer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Meeting {
     /// A packet left for this receiver that no peer acknowledges.
@@ -199,7 +199,7 @@ impl Peers {
     /// user. A Rocinante's announcement replaces earlier knowledge of the same slot. A standard
     /// peer announces nothing: `limit` counts only if no other user announced more.
     ///
-    /// The numbers of a standard peer's queue pairs say nothing of its queues, so all of them share
+    /// The numbers of a standard peer's queue pairs do not name its queues, so all of them share
     /// one credit. So do all address handles (`dest` is `None`): the number comes with the request,
     /// and to find the queue of each slot would cost each datagram a search. All datagrams to an
     /// address are paced as if they went to one slot, which they may.
@@ -338,8 +338,8 @@ impl Peers {
         }
     }
 
-    /// How long the runs are that our own queue is taken to hold more of. Where a run takes a
-    /// place, answers are charged with fewer places instead ([`charge_of_answer`]).
+    /// The length of the runs of which our own queue is taken to hold more. Where a run takes a
+    /// place, responses are charged with fewer places instead ([`charge_of_answer`]).
     ///
     /// [`charge_of_answer`]: Self::charge_of_answer
     fn received_length(&self) -> RunLength {
@@ -377,7 +377,7 @@ impl Peers {
     }
 
     /// Number of packets of a response, of `len` bytes each, that our own receive queue holds, when
-    /// nothing else is on its way to it.
+    /// nothing else is in flight to it.
     pub(crate) fn answers(&self, len: u32) -> u32 {
         let Budget { bytes, datagrams } = self.own.target;
         let datagrams = match self.own.queue {
@@ -405,13 +405,13 @@ impl Peers {
         }
     }
 
-    /// `answer` will be requested: reserves our own credit for it.
+    /// Reserves our own credit for the response `answer`, which will be requested.
     #[inline]
     pub(crate) fn expect(&mut self, answer: Cost) -> Expected {
         self.expect_each(answer, 1)
     }
 
-    /// `count` answers of that cost will be requested. Returns the charge of each.
+    /// `count` responses of that cost will be requested. Returns the charge of each.
     #[inline]
     pub(crate) fn expect_each(&mut self, answer: Cost, count: u32) -> Expected {
         let each = self.epochs.ask(answer, count);
@@ -433,7 +433,7 @@ impl Peers {
         }
     }
 
-    /// Time passes: answers that are overdue reserve no credit any more.
+    /// Time passes: overdue responses reserve no credit any more.
     #[inline]
     pub(crate) fn age(&mut self, now: Time) {
         if now >= self.epochs.ends {
@@ -448,14 +448,14 @@ impl Peers {
         self.grant(PeerId::OWN);
     }
 
-    /// When a queue pair that waits for our own credit may get it without any answer.
+    /// When a queue pair that waits for our own credit may get it without any response.
     #[inline]
     pub(crate) fn next_age(&self) -> Option<Time> {
         (!self.own.wait_queue.is_empty()).then_some(self.epochs.ends)
     }
 
-    /// `slot`, which waits for `waiting` or for nothing, cannot go on before `need` is available at
-    /// `id`. If it was granted a turn there, it stays first until the turn is `over`.
+    /// Queues `slot` until `id` has `need` credit, and leaves the queue `waiting` that it was in.
+    /// If it was granted a turn at `id`, it stays first until the turn is `over`.
     pub(crate) fn wait(
         &mut self,
         slot: u32,
@@ -482,7 +482,7 @@ impl Peers {
         self.grant(id);
     }
 
-    /// `slot` waits for nothing any more, or its turn is over.
+    /// `slot` leaves the queue that it waits in, or ends its turn.
     #[inline]
     pub(crate) fn quit(&mut self, slot: u32, waiting: &mut Option<PeerId>) {
         if let Some(id) = waiting.take() {

@@ -57,7 +57,7 @@ pub(super) struct RunEstimate {
     length: RunLength,
 }
 
-/// How long runs are, rounded so that it seldom changes.
+/// The length of runs, rounded so that it seldom changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RunLength {
     /// Datagrams of a run, [`LENGTH_MAX`] at most.
@@ -108,7 +108,7 @@ impl RunEstimate {
         std::mem::replace(&mut self.length, length) != length
     }
 
-    /// How long runs are.
+    /// The length of runs.
     #[inline]
     pub(super) fn length(&self) -> RunLength {
         self.length

@@ -13,8 +13,8 @@ use crate::types::QueueKind;
 /// budget that a queue of places is taken to hold.
 const PLACE_EIGHTHS: u32 = 6;
 const PLACES_TIMES: u32 = 4;
-/// More payload than this on its way to one receiver is no faster, but colder in the caches of
-/// both: ten full super-packets. Bytes.
+/// More payload than this in flight to one receiver is no faster, but colder in the caches of both:
+/// ten full super-packets. Bytes.
 pub(super) const ENOUGH: u64 = 640 * 1024;
 
 /// The capacity of a queue of this budget for runs of this length, if no more than `enough` bytes

@@ -22,7 +22,7 @@ pub(super) struct Clock {
     /// The acknowledgement timeout.
     ack_timeout: Time,
     /// Nothing came back for several round trips: the last packet, or its acknowledgement, may be
-    /// lost, which nothing that follows would tell. It is sent again, and asks.
+    /// lost, and no later packet would show it. It is sent again, with AckReq.
     tail_probe: Time,
     /// More may be sent.
     pacing: Time,
@@ -92,7 +92,7 @@ impl Qp {
         self.schedule(shared);
     }
 
-    /// Whether the acknowledgement timer runs; or, where there is none, the questions.
+    /// Whether the acknowledgement timer runs; or, where there is none, the probe timer.
     #[inline]
     pub(super) fn is_armed(&self) -> bool {
         let Clock { ack_timeout, tail_probe, .. } = self.clock;
@@ -106,7 +106,7 @@ impl Qp {
         self.core.deadline.clear();
     }
 
-    /// Nothing is awaited any more, nor for long: a thread that was idle but for a question is not
+    /// Nothing is awaited any more, nor for long: a thread that was idle but for a probe is not
     /// woken again because of it.
     #[cold]
     pub(super) fn forget_deadline(&mut self, shared: &mut Shared) {
@@ -220,7 +220,7 @@ impl Qp {
     fn timed_out<H: Completions>(&mut self, now: Time, shared: &mut Shared, host: &mut H) {
         if !self.requester.outstanding() {
             if core::mem::take(&mut self.waits_to_send) {
-                // Others hold the room, and may hold it for ever: ask for a sign of life without.
+                // Others hold the room, and may hold it for ever: probe without room.
                 self.requester.recovery.set_probe(Probe::Timeout);
                 shared.enqueue(self.core.slot, &mut self.core.queued);
             }
@@ -241,8 +241,8 @@ impl Qp {
         self.requester.recovery.on_timeout();
         self.requester.answers_lost(&mut shared.peers);
         self.requester.go_back(una, &self.core.sq, &self.limits, &mut shared.peers);
-        // One packet asks again, whether or not there is room: in line for that, behind others that
-        // ask the same dead in vain, each try would take twice as long.
+        // One packet asks again, whether or not there is room. In line behind others that ask the
+        // same dead peer in vain, each try would take twice as long.
         self.requester.recovery.set_probe(Probe::Timeout);
         // Counts from now if nothing can be sent, and else from when it leaves.
         self.arm(now, shared);

@@ -16,9 +16,9 @@ pub(super) enum Verdict {
     RnrWait { to: Seq, timer: u8 },
     /// Everything before `to` is acknowledged; the request at `to` failed.
     Fatal { to: Seq, status: WcStatus },
-    /// Old news.
+    /// It was acknowledged before.
     Duplicate,
-    /// It answers nothing that was asked.
+    /// It answers no request.
     Ghost,
     /// A reserved syndrome.
     BadSyndrome,
@@ -91,9 +91,9 @@ pub(super) enum DataVerdict {
     Take,
     /// One before it is missing: send the request again from there on.
     Retry { from: Seq },
-    /// Old news.
+    /// It arrived before.
     Duplicate,
-    /// It answers nothing that was asked.
+    /// It answers no request.
     Ghost,
 }
 

@@ -46,7 +46,7 @@ impl Qp {
         }
     }
 
-    /// A request after a gap is held, if it can be; returns whether the peer should hear of it.
+    /// A request after a gap is held, if it can be. Returns whether the peer should get a report.
     #[cold]
     fn hold(&mut self, packet: &Packet<'_>, psn: Seq, report: bool, shared: &mut Shared) -> bool {
         let hold = self.limits.selective && self.responder.reports_gaps();

@@ -100,7 +100,7 @@ impl Qp {
         self.responder.min_rnr_timer = self.core.attr.min_rnr_timer.unwrap_or(0);
         match to {
             QpState::Reset => self.reset(shared),
-            // One that broke already says no more than it has to say.
+            // One that broke already keeps the responses that it owes.
             QpState::Err if from != to => {
                 self.responder.stop();
                 self.break_down(shared, host);
@@ -243,7 +243,7 @@ impl Qp {
         }
     }
 
-    /// If more packets left than `sent` for a peer of which nothing is known, it is asked.
+    /// Asks an unknown peer, if more packets than `sent` left for it.
     #[cold]
     pub(crate) fn met(&mut self, sent: u64, now: Time, shared: &mut Shared) {
         let Some(PeerAddress { local, remote, .. }) = self.core.peer().copied() else { return };
@@ -340,7 +340,7 @@ impl Qp {
         }
     }
 
-    /// The peer says that packets of ours are marked on their way.
+    /// The peer reports that our packets were marked (CNP).
     #[cold]
     pub(crate) fn notified(&mut self, now: Time) {
         let Requester { control, round_trip, .. } = &mut self.requester;

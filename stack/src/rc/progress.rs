@@ -201,7 +201,7 @@ impl Qp {
         }
     }
 
-    /// In SQD, says once that all requests that were begun are done.
+    /// In SQD, reports once that all requests that were begun are done.
     #[inline]
     pub(super) fn report_drained(&mut self, shared: &mut Shared) {
         if self.core.awaits_drain() && self.requester.is_drained(&self.core.sq) {
@@ -235,7 +235,7 @@ impl Qp {
             self.requester.answers_lost(&mut shared.peers);
         }
         self.requester.go_back(from, &self.core.sq, &self.limits, &mut shared.peers);
-        // The deadline stays: only progress moves it, so that a peer that complains for ever is
+        // The deadline stays: only progress moves it, so that a peer that repeats NAKs for ever is
         // given up in time.
         shared.enqueue(self.core.slot, &mut self.core.queued);
     }

@@ -22,7 +22,7 @@ use crate::wire::{Aeth, NakCode, Opcode, Place, Syndrome, bth};
 const CNP_RESERVED: usize = 16;
 
 impl Qp {
-    /// Sends up to `quantum` packets, which it counts down; says how that ended, and whether a
+    /// Sends up to `quantum` packets, which it counts down. Returns how that ended, and whether a
     /// request left.
     #[inline]
     pub(crate) fn transmit<H: Memory + Completions>(
@@ -308,7 +308,7 @@ impl Qp {
         sent
     }
 
-    /// Tells the peer that its packets are marked on their way.
+    /// Notifies the peer that its packets were marked (CNP).
     #[cold]
     fn send_notification(&self, shared: &mut Shared, sink: &mut impl TxSink) -> Sent {
         let Some(to) = self.core.target() else { return Sent::Refused };

@@ -16,7 +16,7 @@ use crate::verbs::{Completions, Destination, QpState, SendOp, WcStatus};
 use crate::wire::{Deth, Opcode};
 
 impl Qp {
-    /// Sends up to `quantum` packets, which it counts down; says how that ended.
+    /// Sends up to `quantum` packets, which it counts down. Returns how that ended.
     #[inline]
     pub(crate) fn transmit<H: Memory + Completions>(
         &mut self,

@@ -27,7 +27,7 @@ use crate::types::QueueKind;
 /// The class: of a vendor, with an organisation's id.
 const CLASS: u8 = 0x36;
 const CLASS_VERSION: u8 = 1;
-/// "Roc". Its second lowest bit says that no registry gave it out.
+/// "Roc". Its second lowest bit marks an id that no registry gave out.
 const ORGANISATION: [u8; 3] = [0x52, 0x6f, 0x63];
 const VERSION: u8 = 1;
 const QUESTION: u16 = 0x0010;
@@ -90,8 +90,8 @@ pub struct Introduction {
 pub enum RecognitionMad {
     /// Are you a Rocinante?
     Question,
-    /// A Rocinante says so; `None` if it does so in a version that is not known here, or in values
-    /// that have no meaning.
+    /// A Rocinante's introduction; `None` if it is of a version that is not known here, or has
+    /// values without a meaning.
     Answer(Option<Introduction>),
     /// Neither, of a version that is not known here.
     Unknown,
@@ -110,7 +110,7 @@ impl RecognitionMad {
         Some((tid, mad))
     }
 
-    /// Its bytes with a transaction id. An answer without an introduction says a version that no
+    /// Its bytes with a transaction id. An answer without an introduction has a version that no
     /// reader knows.
     #[must_use]
     pub fn emit(&self, tid: u64) -> MadBytes {

@@ -1,4 +1,4 @@
-//! Packets on their way out of an engine, through the network and into another.
+//! Packets from an engine, through the network and into another.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

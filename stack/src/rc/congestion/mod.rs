@@ -56,7 +56,7 @@ pub(in crate::rc) trait Controller {
     /// Nothing came back in time.
     fn on_timeout(&mut self, now: Time);
 
-    /// The peer says that packets were marked on their way (CNP).
+    /// The peer reports that packets were marked (CNP).
     fn on_ecn(&mut self, now: Time, rtt: &RoundTrip);
 }
 

@@ -1,10 +1,10 @@
-//! How long the peer takes to answer, from when the packets left.
+//! The round trip: the time from when packets left until the peer responds.
 
 use std::collections::VecDeque;
 
 use crate::types::{Seq, Time};
 
-/// For how long the shortest round trip counts: a path may change.
+/// The time for which the shortest round trip counts: a path may change.
 const MEMORY_NS: u64 = 10_000_000_000;
 /// Times that are remembered. A queue pair that sends more often than this in a round trip is
 /// measured less often.
@@ -73,7 +73,7 @@ impl RoundTrip {
         }
     }
 
-    /// Everything from `from` on is sent again: whose answer comes is unknown then.
+    /// Everything from `from` on is sent again: a response may answer either transmission then.
     pub(in crate::rc) fn taken_back(&mut self, from: Seq) {
         while self.turns.back().is_some_and(|turn| turn.first >= from) {
             self.turns.pop_back();
@@ -104,8 +104,8 @@ impl RoundTrip {
         self.srtt
     }
 
-    /// Of `packets` on their way, those that are so because of the way's length, and do not wait in
-    /// a queue.
+    /// Of `packets` in flight, those that the length of the path keeps there, and that do not wait
+    /// in a queue.
     pub(in crate::rc) fn without_queue(&self, packets: u32) -> u32 {
         if self.latest == 0 {
             return 0;

@@ -11,7 +11,8 @@ use crate::types::Seq;
 /// The cost of an acknowledgement to us: BTH, AETH, ICRC.
 pub(in crate::rc) const ACK: Cost = Cost::of(1, Budget::cost(12 + 4 + 4));
 
-/// The PSNs that asked and are not answered, ascending, and the room for the next.
+/// The PSNs that asked and are not acknowledged, ascending, and the room for the next
+/// acknowledgement.
 #[derive(Debug, Default)]
 pub(in crate::rc) struct AckRequests {
     pub(in crate::rc) runs: VecDeque<Run>,
@@ -24,7 +25,7 @@ pub(in crate::rc) struct AckRequests {
 pub(in crate::rc) struct Run {
     first: Seq,
     count: u32,
-    /// The room for the answer to each.
+    /// The room for the acknowledgement of each.
     each: Expected,
 }
 
@@ -43,19 +44,19 @@ impl Run {
 }
 
 impl AckRequests {
-    /// Whether credit for the next answer is reserved.
+    /// Whether credit for the next acknowledgement is reserved.
     #[inline]
     pub(in crate::rc) fn is_open(&self) -> bool {
         self.next.is_some()
     }
 
-    /// Whether the room for the next answer was kept for so long that others have it.
+    /// Whether the room for the next acknowledgement was kept for so long that others have it.
     #[inline]
     pub(in crate::rc) fn is_stale(&self, peers: &Peers) -> bool {
         self.next.is_some_and(|answer| peers.has_forgotten(answer))
     }
 
-    /// Takes room for the next answer.
+    /// Takes room for the next acknowledgement.
     #[inline]
     pub(in crate::rc) fn open(&mut self, answer: Expected) {
         debug_assert!(self.next.is_none());
@@ -70,20 +71,21 @@ impl AckRequests {
         }
     }
 
-    /// One more than the last PSN that asked and is not answered.
+    /// One more than the last PSN that asked and is not acknowledged.
     #[inline]
     pub(in crate::rc) fn end(&self) -> Option<Seq> {
         self.runs.back().map(Run::end)
     }
 
-    /// Whether the packet of `psn` asked and is not answered.
+    /// Whether the packet of `psn` asked and is not acknowledged.
     pub(in crate::rc) fn has(&self, psn: Seq) -> bool {
         let behind = self.runs.partition_point(|run| run.first <= psn);
         behind > 0 && psn < self.runs[behind - 1].end()
     }
 
-    /// `count` packets from `first` on, each of which asks, left. There is credit for the answer to
-    /// the first, and the caller saw that there is for the others; `silent` if none is taken.
+    /// `count` packets from `first` on, each of which asks, left. There is credit for the
+    /// acknowledgement of the first, and the caller checked that there is for the others; `silent`
+    /// if none is taken.
     #[inline]
     pub(in crate::rc) fn asked(
         &mut self,

@@ -55,7 +55,7 @@ impl Requester {
         self.cursor() == sq.tail && !self.outstanding() && !self.has_lists()
     }
 
-    /// Something is about to leave: gets lists, with room for all that may be under way.
+    /// Something is about to leave: gets lists, with room for all that may be in flight.
     #[inline(never)]
     pub(in crate::rc) fn take_lists(&mut self, spares: &mut SpareLists) {
         debug_assert!(!self.has_lists());
@@ -70,7 +70,7 @@ impl Requester {
         self.swap(&mut lists);
     }
 
-    /// Nothing is under way or to be sent: others may have the lists, if there are many.
+    /// Nothing is in flight or to be sent: others may have the lists, if there are many.
     #[inline]
     pub(in crate::rc) fn rest(&mut self, spares: &mut SpareLists) {
         if spares.lent > KEEPERS {

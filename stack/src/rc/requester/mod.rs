@@ -39,7 +39,7 @@ pub(in crate::rc) struct Outstanding {
 }
 
 impl Outstanding {
-    /// Packets of its answer from `from` on and before `to`.
+    /// Packets of its response from `from` on and before `to`.
     fn packets(&self, from: Seq, to: Seq) -> u64 {
         to.min(self.last + 1).saturating_sub(from.max(self.first))
     }
@@ -183,7 +183,7 @@ impl Requester {
         self.wqe_next
     }
 
-    /// Whether something was sent for which nothing was asked yet.
+    /// Whether a packet left that no AckReq covers yet.
     #[inline]
     pub(in crate::rc) fn is_unasked(&self) -> bool {
         let asked = self.ack_requests.end().unwrap_or(self.snd_una);
@@ -303,13 +303,12 @@ impl Requester {
         }
     }
 
-    /// Packets of answers that were asked for and have not come.
+    /// Packets of requested responses that have not come.
     pub(in crate::rc) fn responses_in_flight(&self) -> u64 {
         self.responses.iter().map(|asked| asked.packets(self.snd_una, Seq::MAX)).sum()
     }
 
-    /// Answers that were asked for did not come, if there were some; our own queue may have been
-    /// full.
+    /// Requested responses did not come, if there were some; our own queue may have been full.
     pub(in crate::rc) fn answers_lost(&mut self, peers: &mut Peers) {
         let under_way = self.responses_in_flight();
         if under_way > 1 {

@@ -23,7 +23,7 @@ pub(in crate::rc) enum Outcome {
     Duplicate { respond: bool },
     /// A duplicate that cannot be answered any more.
     Stale,
-    /// After a gap; `report` if that is news to the peer.
+    /// After a gap; `report` if the peer gets a report of it.
     Gap { psn: Seq, report: bool },
     /// No receive was posted.
     NotReady,
@@ -286,7 +286,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Placed bytes are visible to everybody at once, so the response is all that a FLUSH takes.
+    /// Placed bytes are visible at once, so the response is all that a FLUSH takes.
     fn flush(&mut self, packet: &Packet<'_>, memory: &impl Memory) -> Result<(), Refusal> {
         let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else {
             return Err(Refusal::Invalid);
@@ -496,9 +496,9 @@ impl Responder {
         }
     }
 
-    /// The memory of the READ under way is gone. Whether it had been answered before: a duplicate
-    /// that comes late, when the peer has long had its answer and our program has every right to
-    /// take its memory back, must do no harm.
+    /// The memory of the READ that is being answered is gone. Returns whether it had been answered
+    /// before: a duplicate that comes late, when the peer has long had its response and our program
+    /// has every right to take its memory back, must do no harm.
     pub(in crate::rc) fn drop_repetition(&mut self) -> bool {
         self.records.drop_repetition()
     }
@@ -508,7 +508,7 @@ impl Responder {
         self.nak = Some(Nak { psn: self.ackable, syndrome: Syndrome::ACK_UNLIMITED });
     }
 
-    /// The memory of the READ under way is gone: it ends with a NAK.
+    /// The memory of the READ that is being answered is gone: it ends with a NAK.
     pub(in crate::rc) fn read_failed(&mut self) {
         self.close();
         if let Some(psn) = self.records.fail() {
@@ -532,7 +532,7 @@ mod tests {
         for msn in [0xff_fffe, 0xff_ffff, 0, 1] {
             responder.finish();
             assert_eq!(responder.ack(responder.msn, &rq).msn, msn);
-            // The limit is a message's number: an older response says the same of it.
+            // The limit is a message's number: an older response has the same limit.
             let older = responder.ack(msn.wrapping_sub(2) & 0xff_ffff, &rq);
             assert_eq!(older.syndrome, Syndrome::credits(5), "{msn:#x}");
         }

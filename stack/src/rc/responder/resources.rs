@@ -12,7 +12,7 @@ use crate::wire::{Operation, Packet, Place, Reth};
 struct Record {
     first: Seq,
     last: Seq,
-    /// First PSN of the response under way.
+    /// First PSN of the response that is being sent.
     from: Seq,
     /// Next PSN of the response to send; beyond `until` if all was sent.
     next: Seq,
@@ -35,7 +35,7 @@ pub(in crate::rc) enum Kind {
     Atomic {
         found: u64,
     },
-    /// A FLUSH, or an ATOMIC WRITE: the response says only that it was executed.
+    /// A FLUSH, or an ATOMIC WRITE: the response shows only that it was executed.
     Done {
         operation: Operation,
     },
@@ -44,7 +44,7 @@ pub(in crate::rc) enum Kind {
 /// A response with data.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rc) enum DataResponse {
-    /// A packet of a READ response; an empty one says that a FLUSH or ATOMIC WRITE was executed.
+    /// A packet of a READ response; an empty one shows that a FLUSH or ATOMIC WRITE was executed.
     Read { psn: Seq, place: Place, at: Sge, msn: u32 },
     /// The result of an atomic.
     Atomic { psn: Seq, found: u64, msn: u32 },
@@ -118,7 +118,7 @@ impl Records {
         self.list.reserve_exact(self.max - self.list.len());
     }
 
-    /// Whether the peer may ask for nothing that needs one.
+    /// Whether the peer may send no request that needs one.
     pub(in crate::rc) fn has_none(&self) -> bool {
         self.max == 0
     }

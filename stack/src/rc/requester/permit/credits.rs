@@ -63,8 +63,7 @@ impl Credits {
         consumes && self.is_beyond(wqe.messages.wrapping_add(more))
     }
 
-    /// Whether a message is beyond the limit. The numbers of messages that are under way lie close
-    /// together.
+    /// Whether a message is beyond the limit. The numbers of messages in flight lie close together.
     #[inline]
     fn is_beyond(&self, message: u32) -> bool {
         #[allow(clippy::cast_possible_truncation)]
@@ -94,7 +93,7 @@ mod tests {
                 assert_eq!(credits.limit, Some(completed_now + 2));
             }
             completed += step;
-            // One that was overtaken says nothing.
+            // An AETH that was overtaken changes nothing.
             credits.on_aeth(aeth(completed - 1));
             assert_eq!(credits.limit, Some(completed + 2));
         }

@@ -84,7 +84,7 @@ pub(in crate::rc) struct SendControl {
     read_window: ReadWindow,
     credits: Credits,
     batch: Batch,
-    /// When the peer may have a receive again; [`Time::NEVER`] if nothing says that it has none.
+    /// When the peer may have a receive again; [`Time::NEVER`] without an RNR NAK.
     rnr_until: Time,
     max_rd_atomic: u8,
     /// No request is begun: SQD.
@@ -219,7 +219,7 @@ impl SendControl {
         self.congestion.on_timeout(now);
     }
 
-    /// Packets were marked on their way.
+    /// Packets were marked (CNP).
     pub(in crate::rc) fn on_ecn(&mut self, now: Time, rtt: &RoundTrip) {
         self.congestion.on_ecn(now, rtt);
     }

@@ -17,10 +17,10 @@ const FEW_BYTES: u32 = 61_440;
 const FEW_PACKETS: u32 = 60;
 /// Packets of the short run.
 const SHORT: u32 = 3;
-/// The most full runs of an answer: of nine super-packets eight are full then.
+/// The most full runs of a response: of nine super-packets eight are full then.
 const RUNS_MAX: u32 = 8;
-/// Requests for which there shall be room: while one is answered another is on its way, and the
-/// room of a third is being given back.
+/// Requests for which there shall be room: while one is answered another is in flight, and the room
+/// of a third is being given back.
 const UNDER_WAY: u32 = 3;
 
 /// Packets of each request of a READ that is posted now. If our own receive queue has room for
@@ -104,7 +104,7 @@ impl ReadWindow {
         self.since = self.since.saturating_add(packets).min(CALM);
     }
 
-    /// Whether answers may come as super-packets.
+    /// Whether responses may come as super-packets.
     pub(in crate::rc) fn comes_whole(&self) -> bool {
         self.whole
     }

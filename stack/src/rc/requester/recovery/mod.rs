@@ -45,7 +45,7 @@ pub(in crate::rc) struct Recovery {
 /// Where go-back-N went back to.
 #[derive(Debug)]
 struct GoBack {
-    /// The PSN that was lost last, and how often it was lost again.
+    /// The PSN that was lost last, and the number of times that it was lost again.
     psn: Seq,
     times: u32,
     at: Time,
@@ -112,7 +112,7 @@ impl Recovery {
         true
     }
 
-    /// Whether `psn` was lost before, within a `round_trip`: its retransmission is on its way.
+    /// Whether `psn` was lost before, within a `round_trip`: its retransmission is in flight.
     pub(in crate::rc) fn has_gone_back(&self, psn: Seq, now: Time, round_trip: u64) -> bool {
         self.back.psn == psn && now.since(self.back.at) < round_trip
     }
@@ -133,7 +133,7 @@ impl Recovery {
         core::mem::replace(&mut self.implied, expected) != expected
     }
 
-    /// Whether nothing is known to be lost, and nothing is asked about.
+    /// Whether nothing is known to be lost, and nothing is probed.
     #[inline]
     pub(in crate::rc) fn is_open(&self) -> bool {
         !self.probes() && !self.peer_silent && !self.is_selective()

@@ -359,7 +359,7 @@ mod tests {
         }
     }
 
-    /// Packets that go again at one time say nothing of each other: none overtook the other.
+    /// Packets that go again at one time prove nothing about each other: none overtook the other.
     #[test]
     fn what_went_again_is_lost_again_only_if_something_later_arrived() {
         let mut board = holding([3, 4].map(Seq).into_iter());
