@@ -55,7 +55,7 @@ mod tests {
         }
     }
 
-    /// Whatever the pause between two questions is: as many are granted as units have passed.
+    /// The length of the pauses makes no difference: each unit that passes grants one question.
     #[test]
     fn what_comes_back_does_not_depend_on_how_often_one_asks() {
         const UNIT: u64 = 10 * MS;

@@ -47,8 +47,7 @@ impl AnyQp {
         either!(self, qp => &mut qp.core)
     }
 
-    /// The only permitted source of its packets, and what is known of that source. `None` if any
-    /// source may send to it.
+    /// The check of the only permitted source of its packets. `None` if any source may send to it.
     #[inline]
     pub(crate) fn source(&mut self) -> Option<&mut SourceCheck> {
         match self {
@@ -79,7 +78,7 @@ impl AnyQp {
         either!(self, qp => qp.detach(shared));
     }
 
-    /// Owes the peer an acknowledgement of what arrived and did not ask for any.
+    /// Owes the peer an acknowledgement of the packets that arrived without AckReq.
     pub(crate) fn acknowledge_unasked(&mut self, shared: &mut Shared) {
         if let Self::Rc(qp) = self {
             qp.acknowledge_unasked(shared);
@@ -119,8 +118,8 @@ impl AnyQp {
         }
     }
 
-    /// Before its turn: what is known of its peer meanwhile holds from now on. An unreliable one
-    /// asks by its receivers.
+    /// Before its turn: adopts the peer's introduction, if one has arrived. An unreliable queue
+    /// pair asks through its receivers.
     #[cold]
     #[inline(never)]
     pub(crate) fn greet(&mut self, now: Time, shared: &mut Shared) {

@@ -1,4 +1,4 @@
-//! The engine: all queue pairs of one shard, what they share, and the entry points.
+//! The engine: all queue pairs of one shard, their shared state, and the entry points.
 
 mod multicast;
 mod qp1;
@@ -261,15 +261,15 @@ impl Engine {
         self.shared.peers.departed(runs, datagrams, bytes);
     }
 
-    /// Says whether the receive queue in which the next datagrams waited is nearly full. Then what
-    /// reliable connections take is answered as if a switch had marked it (CNP): their senders send
-    /// less until it is not.
+    /// Sets whether the receive queue of the next datagrams is nearly full. While it is, the engine
+    /// answers packets of reliable connections as if a switch had marked them (CNP), so their
+    /// senders send less.
     #[inline]
     pub fn set_crowded(&mut self, is_crowded: bool) {
         self.is_crowded = is_crowded;
     }
 
-    /// What was said last with [`set_crowded`](Self::set_crowded).
+    /// The last value of [`set_crowded`](Self::set_crowded).
     #[must_use]
     #[inline]
     pub const fn is_crowded(&self) -> bool {
@@ -370,7 +370,8 @@ impl Engine {
         }
     }
 
-    /// Does what is due at `now`. Call when [`poll_timeout`](Self::poll_timeout) has come.
+    /// Handles everything that is due at `now`. Call when [`poll_timeout`](Self::poll_timeout) has
+    /// come.
     pub fn handle_timeout<H: Completions>(&mut self, now: Time, host: &mut H) {
         self.shared.peers.age(now);
         while let Some(slot) = self.shared.timers.pop(now) {
@@ -435,8 +436,8 @@ impl Engine {
             match turn {
                 TurnEnd::Idle => peers.quit(slot, &mut core.waiting),
                 TurnEnd::Wait(receiver, need) => {
-                    // The peer's credit comes back in pieces of any size: one turn spans as many of
-                    // them as it needs.
+                    // The peer's credit comes back in pieces of any size. One turn may span several
+                    // of them.
                     let over = progress && (receiver == PeerId::OWN || spent() == whole);
                     if core.waiting == Some(receiver) && !over {
                         core.spent = spent();
@@ -473,9 +474,8 @@ impl Engine {
         }
     }
 
-    /// How soon to call [`poll_transmit`](Self::poll_transmit) for what there is to send. Plain
-    /// acknowledgements may wait for [`ACK_DELAY_NS`](crate::ACK_DELAY_NS), to leave with what the
-    /// program is about to post.
+    /// The urgency of a call of [`poll_transmit`](Self::poll_transmit). Plain acknowledgements may
+    /// wait for [`ACK_DELAY_NS`](crate::ACK_DELAY_NS), to leave with the program's next requests.
     #[must_use]
     #[inline]
     pub fn urgency(&self) -> Urgency {
@@ -493,9 +493,9 @@ impl Engine {
         self.shared.events.pop()
     }
 
-    /// Has acknowledgements leave with the next [`poll_transmit`](Self::poll_transmit) of what
-    /// arrived and did not ask for any: of the queue pair `of`, or of all. Call it before they go,
-    /// or the program ends: nobody answers then when the peer does ask.
+    /// Makes the next [`poll_transmit`](Self::poll_transmit) acknowledge packets that arrived
+    /// without AckReq: those of the queue pair `of`, or of all. Call it before a queue pair is
+    /// destroyed or the program ends: after that, no responder answers the peer's probe.
     pub fn acknowledge_unasked(&mut self, of: Option<Qpn>) {
         let slots = match of {
             Some(qpn) => self.slot(qpn).map_or(0..0, |slot| slot..slot + 1),

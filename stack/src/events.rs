@@ -17,7 +17,7 @@ const PER_QP: usize = 5;
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     queue: VecDeque<(Qpn, QpEvent)>,
-    /// How many events peers can cause.
+    /// Number of events that peers can cause.
     room: usize,
 }
 
@@ -63,7 +63,7 @@ mod tests {
             events.push(a, QpEvent::SqDrained);
         }
         assert_eq!(events.len(), 2 * PER_QP);
-        // The other queue pair's are new, and so is what has been polled.
+        // The other queue pair's events are new, and so is one that has been polled.
         events.push(b, QpEvent::CommEst);
         assert_eq!(events.pop(), Some((a, QpEvent::CommEst)));
         events.push(b, QpEvent::Fatal);

@@ -1,11 +1,11 @@
-//! What an engine holds: the amount of everything that grows and shrinks while it works.
+//! The footprint of an engine: the amount of everything that grows and shrinks while it works.
 
 use crate::any::AnyQp;
 use crate::cm::CmFootprint;
 use crate::engine::Engine;
 
-/// What an engine holds now. Its configuration, its queue pairs and its address handles bound all
-/// of it, whatever peers send.
+/// The footprint of an engine. Its configuration, its queue pairs and its address handles bound all
+/// of it. Packets from peers cannot exceed the bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Footprint {
     /// Queue pairs.
@@ -50,13 +50,13 @@ pub struct Footprint {
 }
 
 impl Engine {
-    /// What the connection manager holds now, if there is one.
+    /// The current footprint of the connection manager, if there is one.
     #[must_use]
     pub fn cm_footprint(&self) -> Option<CmFootprint> {
         self.gsi.cm.as_ref().map(|cm| cm.footprint())
     }
 
-    /// What the engine holds now. This looks at every queue pair.
+    /// The current footprint of the engine. This looks at every queue pair.
     #[must_use]
     pub fn footprint(&self) -> Footprint {
         let shared = &self.shared;

@@ -12,7 +12,7 @@ use crate::types::Qpn;
 
 /// Most groups of a device.
 pub const GROUPS_MAX: usize = 256;
-/// Most queue pairs of a group: a datagram costs as many copies.
+/// Most queue pairs of a group: each of them gets a copy of a datagram.
 pub const MEMBERS_MAX: usize = 1024;
 
 /// The groups with their queue pairs. A group without queue pairs has no entry.

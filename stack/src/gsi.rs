@@ -18,7 +18,7 @@ pub enum Addressee {
     Slot(u8),
     /// Whichever listens for the service.
     Service(ServiceId),
-    /// Any of them can answer it, or nobody.
+    /// Any of them can answer it, or none.
     Any,
 }
 
@@ -136,8 +136,8 @@ impl Gsi {
     }
 
     /// A packet came for a queue pair that does not exist. The device that was at this address
-    /// before may have had it. A Rocinante is told, and asks about its connection then; another is
-    /// asked what it is, once. A standard peer never gets more than that.
+    /// before may have had it. A Rocinante gets a notice, and asks about its connection then. An
+    /// unknown peer gets the recognition question, once. A standard peer never gets more than that.
     fn notify(
         &mut self,
         now: Time,

@@ -35,7 +35,7 @@ impl Datagram<'_> {
     }
 }
 
-/// What is known of the IPv4 identification and flags, which the ICRC covers.
+/// The IPv4 identification and flags, which the ICRC covers, as far as they are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IpId {
     /// Read from the header.
@@ -51,7 +51,7 @@ pub enum IpId {
     None,
 }
 
-/// What is known of one sender's packets: their headers, and how their identifications advance.
+/// State of one sender's packets: their headers, and how their identifications advance.
 #[derive(Debug, Default)]
 pub(crate) struct SourceCheck {
     template: Option<(u16, Template)>,
@@ -168,21 +168,21 @@ impl SourceCheck {
     }
 }
 
-/// Senders of datagrams without a connection. Any host may send; what is known of one is kept until
+/// Senders of datagrams without a connection. Any host may send; the state of one is kept until
 /// another takes its slot.
 #[derive(Debug)]
 pub(crate) struct UnconnectedSources {
     checks: Box<[UnconnectedSource]>,
 }
 
-/// A source and a destination address, and what is known of the packets between them.
+/// A source and a destination address, and the state of the packets between them.
 #[derive(Debug, Default)]
 struct UnconnectedSource {
     way: Option<(IpAddr, IpAddr)>,
     check: SourceCheck,
 }
 
-/// How many senders are remembered.
+/// Number of senders that are remembered.
 const SOURCES_MAX: usize = 128;
 
 impl Default for UnconnectedSources {

@@ -1,16 +1,17 @@
 //! When packets may leave that no peer acknowledges.
 //!
-//! Hardware sends such packets at the speed of its link: nothing tells what becomes of them, and
-//! without a posted receive they are lost at any speed. A receiver in software also has to run to
-//! take them, on a processor that it shares. So two amounts are bounded:
+//! Hardware sends such packets at the speed of its link. No response tells their fate, and without
+//! a posted receive they are lost at any speed. A receiver in software also has to run to take
+//! them, on a processor that it shares. So two amounts are bounded:
 //!
-//! - what leaves at once, by half of what the receiver's queue holds, so that the receiver may run
-//!   late by that;
-//! - what leaves in the long run, by what a receiver in software takes with time to spare, so that
-//!   it catches up after having run late.
+//! - The packets that leave at once: half of the receiver's queue, so that the receiver may run
+//!   late by that.
+//! - The packets that leave in the long run: the rate of a receiver in software, with time to
+//!   spare, so that it catches up after having run late.
 //!
-//! Both are one account: what the receiver is taken to hold, which shrinks as time passes. A
-//! reliable connection has such an account, too: of what it sent for nothing before it went back.
+//! Both are one account: the assumed contents of the receiver's queue, which shrink as time passes.
+//! A reliable connection has such an account, too: of the packets that it sent in vain before it
+//! went back.
 
 use crate::peer::{Budget, Cost};
 use crate::types::Time;
@@ -23,28 +24,28 @@ pub struct Pacing {
     pub packet_ns: u32,
     /// Nanoseconds that it gets for 1,024 bytes of payload besides.
     pub kib_ns: u32,
-    /// What the queue of any receiver is taken to hold, even if it announced less or nothing. At
-    /// once leaves no more than half of the queue.
+    /// The assumed size of any receiver's queue, even if it announced less or nothing. At most half
+    /// of the queue leaves at once.
     pub queue_min: Budget,
 }
 
 impl Default for Pacing {
-    /// The times are twice to two and a half times what a receiver was measured to need, because
-    /// its processor has other work: 3.1, 2.0 and 1.2 million packets of 64, 1,024 and 4,096 bytes
-    /// in a second between two of ours, with a processor each, over a veth and UDP sockets. The
-    /// queue is a socket of Linux with its default buffer (`net.core.rmem_default`). Hardware and
-    /// Soft-RoCE have no such queue.
+    /// The times are 2 to 2.5 times the measured need of a receiver, because its processor has
+    /// other work: 3.1, 2.0 and 1.2 million packets of 64, 1,024 and 4,096 bytes in a second
+    /// between two Rocinantes, with a processor each, over a veth and UDP sockets. The queue is a
+    /// socket of Linux with its default buffer (`net.core.rmem_default`). Hardware and Soft-RoCE
+    /// have no such queue.
     fn default() -> Self {
         let (bytes, datagrams) = (212_992, 212_992 / Budget::cost(0));
         Self { packet_ns: 800, kib_ns: 300, queue_min: Budget { bytes, datagrams } }
     }
 }
 
-/// The least that a receiver may say that it takes for a datagram: nobody sends faster.
+/// The least time that a receiver may announce for a datagram: no sender is faster.
 const PACKET_NS_MIN: u32 = 50;
 
 impl Pacing {
-    /// As a receiver says that it takes, but no slower than `usual`, nor without a limit.
+    /// The pace that a receiver announced, but no slower than `usual`, nor without a limit.
     pub(crate) fn at_most(self, usual: &Self) -> Self {
         let queue = |bytes: u32, datagrams: u32| Budget { bytes, datagrams };
         let (least, said) = (usual.queue_min, self.queue_min);
@@ -56,10 +57,10 @@ impl Pacing {
     }
 }
 
-/// The account of one receiver, or of what one connection sent for nothing.
+/// The account of one receiver, or of the packets that one connection sent in vain.
 #[derive(Debug, Default)]
 pub(crate) struct Pacer {
-    /// What it holds, as of `at`, and how long it will take for that.
+    /// The assumed contents of the queue at `at`, and the time that the receiver takes for them.
     held: Cost,
     takes_ns: u64,
     at: Time,
@@ -95,7 +96,7 @@ impl Pacer {
         Err(self.closed)
     }
 
-    /// A packet with so many bytes of payload left.
+    /// A packet with `payload` bytes of payload left.
     #[inline]
     pub(crate) fn sent(&mut self, pacing: &Pacing, charge: Cost, payload: u32) {
         self.held.add(charge);
@@ -103,33 +104,33 @@ impl Pacer {
         self.takes_ns += u64::from(payload) * u64::from(pacing.kib_ns) / 1024;
     }
 
-    /// So many packets are taken to be on their way, for nothing, and to be gone in `takes_ns`
-    /// nanoseconds.
+    /// Assumes that `packets` packets were sent in vain, are in flight, and will be gone in
+    /// `takes_ns` nanoseconds.
     pub(crate) fn fill(&mut self, now: Time, packets: u32, takes_ns: u64) {
         let held = Cost { bytes: 0, datagrams: packets };
         *self = Self { held, takes_ns, at: now, closed: Time::default() };
     }
 
-    /// Packets that are taken to be on their way.
+    /// Packets that are taken to be in flight.
     pub(crate) fn held(&mut self, now: Time) -> u32 {
         let passed = now.since(self.at);
         if passed >= self.takes_ns {
             self.pass(now);
             return 0;
         }
-        // Of what it was at first, so that asking often does not round often.
+        // A part of the first number, so that asking often does not round often.
         let left = u64::from(self.held.datagrams) * (self.takes_ns - passed);
         #[allow(clippy::cast_possible_truncation)]
         let held = left.div_ceil(self.takes_ns) as u32;
         held
     }
 
-    /// In how many nanoseconds what is on its way is gone, from when it was told.
+    /// Nanoseconds from [`fill`](Self::fill) until the packets in flight are gone.
     pub(crate) fn takes_ns(&self) -> u64 {
         self.takes_ns
     }
 
-    /// Whether nothing is taken to be on its way, as of when that was last asked.
+    /// Whether nothing was taken to be in flight at the last update.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.takes_ns == 0
@@ -185,7 +186,7 @@ mod tests {
         assert_eq!(sent(&Pacing { packet_ns: 0, kib_ns: 0, ..PACING }), 2000);
     }
 
-    /// How many packets of a size leave from `from` until `until`, asked for as often as may be.
+    /// Number of packets of a size that leave from `from` until `until`; each leaves when it may.
     fn sent(pace: &mut Pacer, limit: Budget, payload: u32, from: u64, until: u64) -> u32 {
         let charge = Cost::of(1, Budget::cost(payload + 36));
         let (mut now, mut count) = (Time(from), 0);
@@ -196,7 +197,7 @@ mod tests {
                     count += 1;
                 }
                 Err(later) => {
-                    assert!(later > now, "the time to wait is told");
+                    assert!(later > now, "it returns the time to wait");
                     now = later;
                 }
             }
@@ -210,7 +211,7 @@ mod tests {
         for (limit, payload, expected) in [
             (limit, 64, 500),
             (limit, 4096, (2 << 20) / Budget::cost(4132)),
-            // What any socket is taken to hold.
+            // The assumed size of any socket.
             (Budget::STANDARD, 64, 128),
             (Budget::STANDARD, 1024, 106_496 / Budget::cost(1060)),
             (Budget { bytes: 0, datagrams: 0 }, 4096, 12),
@@ -240,7 +241,7 @@ mod tests {
         let Err(later) = pace.admit(&PACING, Time(MS + 1), charge, limit) else {
             panic!("it is full")
         };
-        // Not a nanosecond earlier, and then for half of what there was room for.
+        // Not a nanosecond earlier, and then for half of the former room.
         assert_eq!(pace.admit(&PACING, Time(later.0 - 1), charge, limit), Err(later));
         let run = sent(&mut pace, limit, 64, later.0, later.0 + 1);
         assert!((60..=64).contains(&run), "{run}");

@@ -1,12 +1,13 @@
-//! Which peers are Rocinantes, although no program said so: the questions on QP1, and the answers.
+//! Which peers are Rocinantes, although no program names their kind: the questions on QP1, and the
+//! answers.
 //!
 //! - A peer is asked once, after the first packet of a program to it, and again after ten minutes
 //!   at the earliest. Nothing waits for the answer.
-//! - An answer is believed if it comes from where the question went, and has its transaction id,
-//!   which nobody can guess. It is believed for ten minutes of what begins then; a connection that
-//!   it was told of stays as it is.
-//! - Everything is bounded: the peers that are remembered, the datagrams that wait, and how many
-//!   questions are answered in a second.
+//! - An answer is believed if it comes from the address of the question, and has its transaction
+//!   id, which is unguessable. It holds for ten minutes for queue pairs that begin then; a
+//!   connection that adopted it keeps it.
+//! - Everything is bounded: the peers that are remembered, the datagrams that wait, and the
+//!   questions that are answered in a second.
 
 use core::net::IpAddr;
 use std::collections::{BTreeMap, VecDeque};
@@ -18,20 +19,20 @@ use crate::stats::{Counters, Drops};
 use crate::types::Time;
 use crate::wire::{Introduction, RecognitionMad};
 
-/// A peer is asked again after so many nanoseconds, and an answer is believed for as long: ten
-/// minutes.
+/// A peer is asked again after this time, and an answer is believed for as long: ten minutes.
+/// Nanoseconds.
 pub(crate) const PAUSE: u64 = 600_000_000_000;
 /// Peers that are remembered.
 const PEERS_MAX: usize = 4096;
 /// Datagrams that wait to be sent.
 const TX_MAX: usize = 256;
-/// Where datagrams wait, another attempt is made after so many nanoseconds.
+/// Where datagrams wait, another attempt is made after this time. Nanoseconds.
 const SOON: u64 = 1_000_000;
 /// Questions that are answered at once, and the nanoseconds until one more is.
 const ANSWERS: u32 = 256;
 const ANSWER_NS: u64 = 1_000_000;
 
-/// What is known of peers.
+/// The known peers.
 #[derive(Debug, Default)]
 pub(crate) struct Recognition {
     peers: BTreeMap<IpAddr, Acquaintance>,
@@ -69,11 +70,11 @@ pub struct Stranger {
 pub struct Recognised {
     /// Its address.
     pub remote: IpAddr,
-    /// What it says of its receive queues.
+    /// Its introduction, which describes its receive queues.
     pub told: Introduction,
 }
 
-/// What asking came to.
+/// The result of a meeting with a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Met {
     pub(crate) told: Option<Introduction>,
@@ -81,7 +82,7 @@ pub(crate) struct Met {
     pub(crate) again: Time,
 }
 
-/// What asks and answers.
+/// The part that asks and answers.
 #[derive(Debug)]
 struct Desk {
     own: Introduction,
@@ -92,8 +93,8 @@ struct Desk {
 }
 
 impl Recognition {
-    /// Opens it: transaction ids are derived from `key` and name the slot, and `own` is what peers
-    /// are told.
+    /// Opens it: transaction ids are derived from `key` and name the slot, and `own` is the
+    /// introduction that peers get.
     pub(crate) fn open(&mut self, key: [u64; 2], slot: Option<u8>, own: Introduction) {
         let (tids, tx) = (Ids::new(key, slot), VecDeque::new());
         let answers = Allowance::new(ANSWERS, ANSWER_NS);
@@ -115,14 +116,14 @@ impl Recognition {
         self.peers.len()
     }
 
-    /// What the peer said, if that still holds.
+    /// The peer's introduction, if it still holds.
     pub(crate) fn known(&self, now: Time, remote: IpAddr) -> Option<Met> {
         let known = self.peers.get(&remote)?;
         let again = known.at.after(PAUSE);
         (now < again).then_some(Met { told: known.told, again })
     }
 
-    /// What the peer said last, whenever that was.
+    /// The peer's last introduction, of any age.
     pub(crate) fn told_last(&self, remote: IpAddr) -> Option<Introduction> {
         self.peers.get(&remote)?.told
     }
@@ -211,7 +212,7 @@ impl Recognition {
         }
     }
 
-    /// Another shard says that a peer is one of us.
+    /// Another shard found that a peer is a Rocinante.
     pub(crate) fn learn(&mut self, peer: &Recognised) {
         if let Some(known) = self.peers.get_mut(&peer.remote) {
             known.told = Some(peer.told);
@@ -226,7 +227,7 @@ impl Recognition {
         }
     }
 
-    /// A peer does not answer any more: what it said may not hold for another that comes to its
+    /// A peer does not answer any more: its introduction may not hold for a successor at its
     /// address.
     #[cold]
     pub(crate) fn forget(&mut self, remote: IpAddr) {

@@ -30,13 +30,13 @@ pub struct EngineConfig {
     pub qpn_slot: u8,
     /// Receiver credit of our own queue: its room for responses to our READs and atomics.
     pub own_budget: Budget,
-    /// What fills our own queue.
+    /// The kind of our own queue.
     pub own_queue: QueueKind,
     /// The path MTU for UD.
     pub port_mtu: Mtu,
     /// The most unacknowledged packets of a queue pair.
     pub window_max: u32,
-    /// Whether acknowledgements tell the peer how many receives are posted, as hardware does.
+    /// Whether acknowledgements announce the number of posted receives, as hardware does.
     /// Otherwise they set no limit, like those of rxe and of shared receive queues.
     pub advertise_credits: bool,
     /// Most packets in the reorder buffers of all queue pairs together. Such a packet arrived out
@@ -58,25 +58,25 @@ pub struct EngineConfig {
     pub runs: RunLimits,
     /// How fast packets leave that no peer acknowledges.
     pub pacing: Pacing,
-    /// Whether peers of which no program says what they are are asked on QP1, so that two
-    /// Rocinantes recognise each other.
+    /// Whether peers whose kind no program gives are asked on QP1, so that two Rocinantes recognise
+    /// each other.
     pub recognises: bool,
-    /// Engines that may send to the same peers: each takes this part of what a peer holds that was
-    /// recognised. 0 counts as 1.
+    /// Engines that may send to the same peers: each takes this part of the capacity of a
+    /// recognised peer. 0 counts as 1.
     pub sharers: u32,
     /// Packets that a queue pair sends before other queue pairs get their turn. 0 counts as 1, and
-    /// what is above 65,535 as that.
+    /// more than 65,535 as that.
     pub quantum: u32,
 }
 
 impl EngineConfig {
-    /// This engine's share of what a peer said that it holds, and the kind of such a peer.
+    /// This engine's share of the capacity in an introduction, and the kind of the peer.
     pub(crate) fn share_of(&self, told: &Introduction) -> (Budget, PeerKind) {
         let said = Budget { bytes: told.bytes, datagrams: told.datagrams };
         (said.part(1, self.sharers.max(1)), PeerKind::Rocinante(told.queue))
     }
 
-    /// This engine's share of what such a peer said that it takes.
+    /// This engine's share of the pace in an introduction.
     pub(crate) fn takes(&self, told: &Introduction) -> Pacing {
         let (queue_min, _) = self.share_of(told);
         let sharers = self.sharers.max(1);
@@ -148,8 +148,8 @@ impl Shared {
         self.enqueue_lazily(slot, queued);
     }
 
-    /// As [`enqueue`](Self::enqueue), for a plain acknowledgement of what has just arrived: it may
-    /// wait and leave with other packets.
+    /// As [`enqueue`](Self::enqueue), for a plain acknowledgement of packets that have just
+    /// arrived: it may wait and leave with other packets.
     #[inline]
     pub(crate) fn enqueue_lazily(&mut self, slot: u32, queued: &mut bool) {
         if !*queued {

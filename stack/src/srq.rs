@@ -64,7 +64,7 @@ impl fmt::Display for SrqError {
         f.write_str(match self {
             Self::Unknown => "no such shared receive queue",
             Self::InUse => "queue pairs use the shared receive queue: destroy them first",
-            Self::Depth => "the depth must be at least 1, and at least what is posted",
+            Self::Depth => "the depth must be at least 1, and at least the posted receives",
             Self::Limit => "srq_limit must not exceed the depth",
         })
     }
@@ -258,7 +258,7 @@ impl Receives<'_> {
         front
     }
 
-    /// How many bytes the next receive has room for.
+    /// The room of the next receive, in bytes.
     #[inline]
     pub(crate) fn room(&self) -> u32 {
         let shared = || {

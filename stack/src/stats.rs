@@ -212,7 +212,7 @@ counters! {
         denied,
         /// Connections ended because the peer answered nothing.
         silent_peers,
-        /// Peers told that a packet of theirs came for a queue pair that does not exist.
+        /// Notices to peers that a packet of theirs came for a queue pair that does not exist.
         notices,
         /// Datagram services resolved for peers.
         sidr_answered,

@@ -54,7 +54,7 @@ impl Timers {
         }
     }
 
-    /// How many entries are filed.
+    /// Number of entries that are filed.
     pub(crate) fn count(&self) -> usize {
         self.heap.len()
     }

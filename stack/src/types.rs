@@ -157,11 +157,12 @@ impl Seq {
     }
 }
 
-/// What fills a receive queue. Its owner announces it when it connects.
+/// The kind of a receive queue: the resource that its datagrams fill. Its owner announces it when
+/// it connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum QueueKind {
-    /// Memory: the kernel charges a socket with the buffers of what waits in it. A super-packet
-    /// costs little more than its bytes, a single datagram at least a whole buffer.
+    /// Memory: the kernel charges a socket with the buffers of the datagrams that wait in it. A
+    /// super-packet costs little more than its bytes, a single datagram at least a whole buffer.
     Memory,
     /// Places, of which each takes a frame or a super-packet of any length: an `AF_PACKET` ring.
     Places,

@@ -173,8 +173,8 @@ pub enum SendOp {
         /// The value to add.
         add: u64,
     },
-    /// FLUSH: its completion says that the data of all earlier writes to the range is placed as
-    /// `placement` says. It has no data.
+    /// FLUSH: its completion means that the data of all earlier writes to the range is placed as
+    /// `placement` asks. It has no data.
     Flush {
         /// Remote address.
         remote: u64,
@@ -212,9 +212,9 @@ pub enum SendOp {
         region: Key,
         /// Address of the first byte, as local work requests name it.
         addr: u64,
-        /// How many bytes.
+        /// Length in bytes.
         len: u64,
-        /// What peers may do there: remote flags, and [`Access::ZERO_BASED`].
+        /// Permissions of peers: remote flags, and [`Access::ZERO_BASED`].
         access: Access,
     },
     /// Invalidates a window of type 2 that is bound for this queue pair (`IBV_WR_LOCAL_INV`). This
@@ -372,7 +372,7 @@ impl WcStatus {
 }
 
 impl WcStatus {
-    /// What it means, in a few words.
+    /// Its meaning, in a few words.
     #[must_use]
     pub const fn meaning(self) -> &'static str {
         match self {
@@ -405,7 +405,7 @@ impl fmt::Display for WcStatus {
     }
 }
 
-/// What completed (`enum ibv_wc_opcode`).
+/// The operation that completed (`enum ibv_wc_opcode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum WcOpcode {
@@ -516,7 +516,7 @@ pub enum QpEvent {
     CommEst,
     /// In SQD, all requests that had begun are complete (`IBV_EVENT_SQ_DRAINED`).
     SqDrained,
-    /// The QP broke and no completion could say so.
+    /// The QP broke and no completion could report it.
     Fatal,
     /// A request violated the protocol (`IBV_EVENT_QP_REQ_ERR`).
     ReqErr,

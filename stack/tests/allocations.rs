@@ -1,4 +1,4 @@
-//! After warm-up the engine allocates nothing, whatever the calls: a counting allocator watches.
+//! After warm-up the engine allocates nothing, in any call: a counting allocator watches.
 #![allow(unsafe_code)]
 #![allow(clippy::disallowed_types, reason = "a test counts what its own thread allocates")]
 

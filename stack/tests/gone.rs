@@ -8,7 +8,7 @@ use rocinante_stack::mem::Sge;
 use rocinante_stack::types::{Key, Mtu};
 use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendOp, WcStatus};
 
-/// What is gone, in the arena: as much as three packets.
+/// The part of the arena that is gone: three packets long.
 const GONE: std::ops::Range<u64> = 20_000..20_768;
 
 fn pair(qp_type: QpType, srq: Option<u32>) -> (Pair, [Key; 2]) {
@@ -32,7 +32,7 @@ fn recv(pair: &mut Pair, wr_id: u64, list: &[Sge]) {
     }
 }
 
-/// The other queue pair of both ends carries what it carried before.
+/// The other queue pair of both ends still carries messages.
 fn the_other_lives(pair: &mut Pair, keys: [Key; 2]) {
     let op = SendOp::Write { remote: BASE + 5000, rkey: keys[1], imm: None };
     pair.send_on(0, 1, 99, op, &[sge(6000, 700, keys[0])]);
@@ -43,7 +43,7 @@ fn the_other_lives(pair: &mut Pair, keys: [Key; 2]) {
     }
 }
 
-/// Where messages begin and how long they are: in what is gone, and with packets before it.
+/// Beginnings and lengths of messages: in the part that is gone, and with packets before it.
 const MESSAGES: [(u64, u32); 3] = [(GONE.start, 8), (GONE.start, 700), (GONE.start - 512, 700)];
 
 #[test]
@@ -145,7 +145,7 @@ fn an_unreliable_connection_ends_only_where_it_is_gone() {
     }
 }
 
-/// What was answered before, and is asked for again when the memory is gone, does no harm.
+/// A READ that was answered before, and is repeated when the memory is gone, does no harm.
 #[test]
 fn a_repeated_read_of_what_is_gone_is_dropped() {
     let (mut pair, keys) = pair(QpType::Rc, None);

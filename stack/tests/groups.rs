@@ -30,7 +30,7 @@ fn ud() -> Setup {
     Setup { qp_type: QpType::Ud, ..Setup::default() }
 }
 
-/// An end with so many ready queue pairs, and the key of its arena.
+/// An end with `count` ready queue pairs, and the key of its arena.
 fn ready(count: usize) -> (End, Vec<Qpn>, Key) {
     let setup = ud();
     let mut end = End::new(1, &setup);

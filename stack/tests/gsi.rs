@@ -396,7 +396,7 @@ fn each_datagram_says_whom_it_is_for() {
     assert_eq!(of(&AliveMad::Question(pairs).emit(0x0500_0009)), to_there);
     assert_eq!(of(&AliveMad::Answer(pairs, 0).emit(0x0500_0009)), to_here);
     assert_eq!(of(&AliveMad::Notice(Qpn::new(0xc3_0001)).emit(9)), Some(Addressee::Any));
-    // The device that has QP1 answers a question, and decides about what names no slot.
+    // The device that has QP1 answers a question, and decides about a message that names no slot.
     assert_eq!(of(&RecognitionMad::Question.emit(0xc300_0001)), Some(Addressee::Any));
     let answer = RecognitionMad::Answer(Some(Introduction {
         bytes: 1,
@@ -411,13 +411,13 @@ fn each_datagram_says_whom_it_is_for() {
         Dreq { local: CommId(7), remote: CommId(0), remote_qpn: Qpn::new(9), private: b"" };
     assert_eq!(of(&CmMessage::Dreq(nobody).emit(3)), Some(Addressee::Any));
     assert_eq!(of(&[0xff; 256]), Some(Addressee::Any));
-    // What is to another queue pair, or is no packet, is none.
+    // A packet to another queue pair has no addressee, nor have other bytes.
     let mut other = packet();
     other[7] = 2;
     assert_eq!((addressee(&other), addressee(&[]), addressee(&[0x64; 11])), (None, None, None));
 }
 
-/// What the queue pair receives is a sign of the peer.
+/// A packet that the queue pair receives is a sign of life of the peer.
 #[test]
 fn a_connection_is_asked_about_once_its_queue_pair_receives_nothing() {
     let period = 10_000_000_000;
@@ -454,7 +454,7 @@ fn a_connection_is_asked_about_once_its_queue_pair_receives_nothing() {
     assert_eq!(ended, CmEvent::Disconnected { conn, ended: Ended::Gone });
     assert_eq!(questions.len(), 3);
     assert!((period / 4 * 3..=period + period / 8).contains(&questions[0].since(last)));
-    assert!(solo.end.engine.path_of(qpn).is_some(), "what they are sent by");
+    assert!(solo.end.engine.path_of(qpn).is_some(), "their path");
 }
 
 /// A packet for a queue pair that the device does not have, of the peer of the one before it.
@@ -474,7 +474,7 @@ fn a_rocinante_is_told_of_a_queue_pair_that_does_not_exist_and_a_standard_peer_i
     solo.end.engine.start_cm(CmConfig::default());
     let write = lost(Opcode::RC_RDMA_WRITE_ONLY, 0x4321);
     receive(&mut solo, &write, WHOLE);
-    assert!(!solo.end.engine.has_introductions(), "it recognises nobody");
+    assert!(!solo.end.engine.has_introductions(), "it recognises no peer");
     solo.end.engine.start_recognition([3, 4], None, common::INTRODUCTION);
     // Of other services, and damaged.
     receive(&mut solo, &lost(Opcode::UD_SEND_ONLY, 0x4321), WHOLE);
@@ -482,7 +482,7 @@ fn a_rocinante_is_told_of_a_queue_pair_that_does_not_exist_and_a_standard_peer_i
     damaged[20] ^= 1;
     receive(&mut solo, &damaged, WHOLE);
     assert!(!solo.end.engine.has_introductions());
-    // A stranger is asked what it is, once; a standard peer says nothing.
+    // An unknown peer is asked for its introduction, once; a standard peer does not answer.
     for _ in 0..10 {
         receive(&mut solo, &write, WHOLE);
     }
@@ -492,7 +492,7 @@ fn a_rocinante_is_told_of_a_queue_pair_that_does_not_exist_and_a_standard_peer_i
     };
     assert_eq!(solo.end.engine.poll_introduction(), None);
     assert_eq!(solo.end.engine.cm().unwrap().poll_transmit(), None);
-    // A Rocinante answers, and is told from then on, at a limited rate.
+    // A Rocinante answers, and gets notices from then on, at a limited rate.
     let answer = RecognitionMad::Answer(Some(common::INTRODUCTION)).emit(tid);
     let mut packet = [0; GSI_PACKET_LEN];
     write_gsi(&mut packet, Psn::new(1), &answer);

@@ -1,5 +1,5 @@
-//! Deadlines, questions and repeated NAKs come neither earlier nor later than promised, whatever
-//! happens in between.
+//! Deadlines, probes and repeated NAKs come neither earlier nor later than promised, with any
+//! events in between.
 
 mod common;
 use common::{BASE, Pair, Setup, Solo, describe, sge};
@@ -229,7 +229,7 @@ fn full_before_anything_asked() -> Solo {
     solo
 }
 
-/// Only what was asked and is not answered speaks against the peer.
+/// Only an unanswered AckReq speaks against the peer.
 #[test]
 fn a_timeout_before_anything_asked_costs_no_retry() {
     let mut solo = full_before_anything_asked();
@@ -260,8 +260,8 @@ fn a_packet_that_asks_late_gives_the_peer_its_whole_time() {
     assert_eq!(solo.completed(), [(1, WcStatus::RetryExcErr)]);
 }
 
-/// With credit for two answers, the first and the last of a burst ask. The one that asked last is
-/// not answered: that is a timeout, whatever was answered before.
+/// With credit for two acknowledgements, the first and the last packet of a burst ask. The last one
+/// is not answered: that is a timeout, although the first one was.
 #[test]
 fn the_packets_that_asked_are_known_one_by_one() {
     let own = Some(Budget { bytes: 8 << 20, datagrams: 2 });

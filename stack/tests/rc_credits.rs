@@ -1,5 +1,5 @@
 //! End-to-end flow control: a requester keeps to the receives that its peer grants, and a responder
-//! announces how many it has.
+//! announces the number that it has.
 
 mod common;
 
@@ -93,7 +93,7 @@ fn what_needs_no_receive_is_not_limited_but_counts() {
 
 #[test]
 fn a_read_in_pieces_counts_as_many_messages() {
-    // 60 packets of 256 bytes are one request: half of what our queue holds.
+    // 60 packets of 256 bytes are one request: half of our queue.
     let own = Some(Budget { bytes: 1 << 20, datagrams: 120 });
     let mut solo = Solo::new(&Setup { own, ..Setup::script() });
     solo.send(1, 8);
@@ -136,7 +136,7 @@ fn receives_are_advertised_if_wanted() {
     assert_eq!(solo.sent(), ["ACK #3 of 3 credits 3"]);
 }
 
-/// SENDs to an end that posts receives late. Returns how many packets were sent again.
+/// SENDs to an end that posts receives late. Returns the number of retransmissions.
 fn repeated(advertise: bool) -> u64 {
     const MESSAGES: u64 = 500;
     let setup = Setup { advertise, ..Setup::default() };
@@ -145,7 +145,7 @@ fn repeated(advertise: bool) -> u64 {
     let (mut posted, mut received, mut done, mut receives) = (0, 0, 0, 1);
     pair.recv(1, 0, &[sge(0, 4096, peer_key)]);
     while done < MESSAGES {
-        // The first goes alone: its acknowledgement says how many may follow.
+        // The first goes alone: its acknowledgement has the limit for the others.
         while posted < MESSAGES && posted - done < if done == 0 { 1 } else { 32 } {
             let list = [sge(0, (posted * 37 % 4096) as u32, key)];
             pair.send(0, posted, SendOp::Send { imm: None }, &list);

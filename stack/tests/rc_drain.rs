@@ -207,7 +207,7 @@ fn another_path_is_taken_with_the_psns_that_are_due() {
     assert!(solo.sent().is_empty(), "still SQD");
     resume(&mut solo);
     assert_eq!((solo.sent(), solo.end.out.path), (vec!["SEND_ONLY #1 8B ack".into()], 9));
-    // Only the peer at its new address is heard.
+    // Only packets from the peer's new address count.
     let ack = solo.response(Op::RC_ACKNOWLEDGE, 1, &[&aeth(Syndrome::ACK_UNLIMITED, 0)]);
     receive_at(&mut solo, 2, &ack);
     assert_eq!(solo.completed(), [(1, WcStatus::Success)]);
@@ -220,7 +220,7 @@ fn another_path_is_taken_with_the_psns_that_are_due() {
     assert!(solo.completed().is_empty());
     receive_at(&mut solo, 3, &request);
     assert_eq!((solo.completed(), solo.sent().len()), (vec![(3, WcStatus::Success)], 1));
-    // What is lost on the new path goes again on it.
+    // A packet that is lost on the new path goes again on it.
     solo.send(4, 8);
     assert_eq!(solo.sent().len(), 1);
     solo.wait_for_timer().expect("a timeout");
@@ -254,8 +254,8 @@ fn a_path_stays_while_something_is_on_it() {
     assert_eq!((is.peer, is.retry_cnt), (to.peer, Some(7)));
 }
 
-/// Two queue pairs share the peer's receive queue. One leaves for another address: what the other
-/// has in flight still counts, and the new address has room of its own.
+/// Two queue pairs share the peer's receive queue. One leaves for another address. The other's
+/// packets in flight still count, and the new address has room of its own.
 #[test]
 fn the_room_of_the_old_and_the_new_address_is_counted_apart() {
     let budget = Budget { bytes: 1 << 20, datagrams: 3 };
@@ -274,7 +274,7 @@ fn the_room_of_the_old_and_the_new_address_is_counted_apart() {
     resume(&mut solo);
     let moved = solo.end.qpn;
     (0..4).for_each(|_| post(&mut solo, moved));
-    assert_eq!(solo.sent().len(), 3, "as if nobody had sent anything");
+    assert_eq!(solo.sent().len(), 3, "as if no packet had been sent");
     // Both leave: the next queue pair of either address finds all its room.
     for qpn in [moved, other] {
         let attr = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
@@ -295,7 +295,7 @@ fn the_peer_may_ask_for_fewer_or_more_at_a_time() {
     drain(&mut solo, false);
     let at_most = |max| QpAttr { max_dest_rd_atomic: Some(max), ..QpAttr::default() };
     modify(&mut solo, &at_most(1)).expect("in SQD");
-    assert_eq!(solo.sent().len(), 3, "what was accepted is answered");
+    assert_eq!(solo.sent().len(), 3, "accepted requests are answered");
     // Only the newest is kept for duplicates.
     ask(&mut solo, 3);
     assert_eq!(solo.sent(), ["READ_ONLY #3 8B"]);
@@ -306,7 +306,7 @@ fn the_peer_may_ask_for_fewer_or_more_at_a_time() {
     modify(&mut solo, &at_most(4)).expect("in SQD");
     (4..8).for_each(|psn| ask(&mut solo, psn));
     assert_eq!(solo.sent().len(), 4);
-    // One more than the peer was told is its mistake.
+    // A request above the announced limit is the peer's mistake.
     modify(&mut solo, &at_most(2)).expect("in SQD");
     (8..11).for_each(|psn| ask(&mut solo, psn));
     solo.sent();

@@ -9,7 +9,7 @@ use rocinante_stack::verbs::{QpState, SendOp, SendWr};
 use rocinante_stack::wire::{NakCode, Opcode, Syndrome};
 use rocinante_stack::{Budget, QpAttr};
 
-/// What ended turns since the last call.
+/// The limits that ended turns since the last call.
 struct Reasons([u64; Limit::ALL.len()]);
 
 impl Reasons {
@@ -29,7 +29,7 @@ impl Reasons {
     }
 }
 
-/// How many packets leave now, and why no more.
+/// Number of packets that leave now, and why no more.
 fn turn(solo: &mut Solo) -> (usize, Vec<(Limit, u64)>) {
     let mut reasons = Reasons::of(solo);
     let packets = solo.packets().len();
@@ -100,7 +100,7 @@ fn the_rules_of_the_transport() {
 fn the_windows() {
     let budget = Budget { bytes: 4 * 8704, datagrams: 4 };
     let wide = Setup { own: Some(Budget { bytes: 8 << 20, datagrams: 256 }), ..Setup::script() };
-    // The window is what the peer's queue holds, so it is full with it.
+    // The window is the size of the peer's queue, so both are full together.
     let mut solo = Solo::new(&Setup { budget, ..wide.clone() });
     solo.send(1, 10 * 256);
     assert_eq!(turn(&mut solo), (4, vec![(Limit::CongestionWindow, 1)]));
@@ -114,7 +114,7 @@ fn the_windows() {
     solo.receive_nak(1, NakCode::PsnSequenceError);
     assert_eq!(turn(&mut solo), (8, vec![(Limit::Pacing, 1)]));
 
-    // Lost once more: what follows is held back.
+    // Lost once more: later packets are held back.
     solo.wait(1_000_000);
     solo.packets();
     solo.receive_nak(1, NakCode::PsnSequenceError);

@@ -48,7 +48,7 @@ fn writes_of_all_stay_within_the_peers_room_and_nobody_starves() {
         let mut done = [0u64; QPS];
         for round in 0..600 {
             for qp in 0..QPS {
-                // The first posts as much as it can, the others little.
+                // The first posts up to its depth, the others little.
                 let depth = if qp == 0 { 60 } else { 2 };
                 while posted[qp] - done[qp] < depth {
                     pair.send_on(0, qp, qp as u64, write(keys[1]), &[sge(0, len, keys[0])]);

@@ -143,7 +143,7 @@ fn what_takes_a_receive_asks_as_seldom_while_the_peer_has_enough_of_them() {
         };
         let seldom = [[false; 7].as_slice(), &[true]].concat();
         assert_eq!(asked(None, 8), seldom, "{op:?}");
-        // The peer counts none yet, and one was sent before. What is quiet has eight behind it.
+        // The peer counts none yet, and one was sent before. A quiet request has eight behind it.
         assert_eq!(asked(Some(Syndrome::credits(16)), 8), seldom);
         let some = asked(Some(Syndrome::credits(12)), 8);
         assert_eq!(some.iter().position(|asks| *asks), Some(3), "{some:?}");
@@ -248,14 +248,14 @@ fn the_probe_asks_once_and_costs_no_retry() {
     assert_eq!(
         talk.solo.end.engine.post_urgency(qpn),
         Urgency::Now,
-        "nobody will drive because of it"
+        "no timer and no response will drive"
     );
     assert_eq!(talk.solo.wait_for_timer(), Some(PROBE - STEP), "since the first of them left");
     assert_eq!(talk.leaving(), [(2, true)]);
     assert_eq!(talk.solo.end.engine.post_urgency(qpn), Urgency::Idle);
     talk.solo.receive_ack(2);
     assert_eq!((talk.solo.completed(), talk.solo.end.host.sends_retired), (vec![], 3));
-    assert_eq!(talk.solo.end.engine.poll_timeout(), None, "nobody is woken again");
+    assert_eq!(talk.solo.end.engine.poll_timeout(), None, "no thread is woken again");
     let counters = talk.solo.end.engine.counters();
     assert_eq!((counters.tail_probes, counters.retransmitted_pkts), (1, 0));
 }
@@ -297,7 +297,7 @@ fn a_lost_one_is_noticed_by_the_probe_or_by_the_gap_in_front_of_the_next() {
     talk.solo.receive_ack(3);
     talk.hush(3);
     talk.solo.receive_nak(5, NakCode::PsnSequenceError);
-    assert_eq!(talk.leaving(), [(5, true), (6, true)], "what is before the gap has arrived");
+    assert_eq!(talk.leaving(), [(5, true), (6, true)], "the packets before the gap have arrived");
     assert_eq!(talk.solo.end.host.sends_retired, 5);
 }
 
@@ -371,11 +371,11 @@ fn who_goes_says_what_came_unasked() {
     assert_eq!(acks(&mut talk, None), [""; 0], "nothing came");
     talk.receive();
     talk.receive();
-    assert_eq!(talk.solo.sent(), [""; 0], "nobody asked");
+    assert_eq!(talk.solo.sent(), [""; 0], "no packet asked");
     assert_eq!(acks(&mut talk, Some(Qpn::new(qpn.value() + 1))), [""; 0], "it is another's");
     let one = acks(&mut talk, Some(qpn));
     assert!(one.len() == 1 && one[0].contains("ACK"), "{one:?}");
-    assert_eq!(acks(&mut talk, None), [""; 0], "all is told");
+    assert_eq!(acks(&mut talk, None), [""; 0], "all are acknowledged");
     talk.receive();
     assert_eq!(acks(&mut talk, None).len(), 1);
 }

@@ -42,7 +42,7 @@ impl Random {
     }
 }
 
-/// The longest message, and how many are in a queue.
+/// The longest message, and the most messages in a queue.
 const LONGEST: u64 = 6000;
 const DEPTH: u64 = 8;
 
@@ -142,7 +142,7 @@ impl World {
             next_receive: 0,
         };
         let streams = (0..qps).map(|_| [stream(), stream()]).collect();
-        // Not so many faults that eight tries in a row fail.
+        // Few faults, so that eight tries in a row do not all fail.
         let odds = |random: &mut Random, n: &[u64]| n[random.below(n.len() as u64) as usize];
         let loss = odds(&mut random, &[0, 20, 40, 100]);
         let dup = odds(&mut random, &[0, 10, 50]);
@@ -296,7 +296,7 @@ impl World {
         end.engine.post_recv(end.qpns[qp], &wr, &mut end.host).expect("there is room");
     }
 
-    /// Posts requests and receives, roughly as many as fit. Returns whether more are left to post.
+    /// Posts requests and receives, roughly up to the depth. Returns whether more are left to post.
     fn work(&mut self) -> bool {
         for qp in 0..self.streams.len() {
             for at in 0..2 {
@@ -445,10 +445,10 @@ impl World {
                 let ours = &streams[1 - at];
                 let part =
                     |offset: u64, len: usize| &end.host.arena[share + offset as usize..][..len];
-                assert!(part(WINDOW, ours.window.len()) == ours.window, "what was written");
+                assert!(part(WINDOW, ours.window.len()) == ours.window, "the written part");
                 assert!(
                     part(CONSTANT, self.constants.len()) == self.constants,
-                    "what was only read"
+                    "the part that was only read"
                 );
                 let words = [part(WORDS, 8), part(WORDS + 8, 8)];
                 assert_eq!(words, ours.words.each_ref().map(|word| word.to_ne_bytes()), "words");

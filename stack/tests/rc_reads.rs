@@ -134,7 +134,7 @@ fn a_large_read_is_cut_and_retried_with_the_same_borders() {
     assert_eq!(solo.sent(), ["READ #5 @9500+768", "READ #8 @9800+512"]);
 }
 
-/// How many packets each request of a READ of `packets` asks for, if our own queue holds `own`.
+/// Number of packets in each request of a READ of `packets`, if our own queue holds `own`.
 fn pieces(mtu: Mtu, own: Budget, packets: u32) -> Vec<u32> {
     let setup = Setup { mtu, own: Some(own), arena: 1 << 20, ..Setup::script() };
     let mut solo = Solo::new(&setup);
@@ -422,7 +422,7 @@ fn a_part_of_a_read_can_be_repeated() {
     assert_eq!(solo.sent(), ["READ_ONLY #3 232B"]);
 }
 
-/// What has not left yet leaves once, from where it is.
+/// A response that has not left yet leaves once, from its current place.
 #[test]
 fn a_part_that_is_asked_for_before_it_left_takes_nothing_away() {
     let mut solo = Solo::script();

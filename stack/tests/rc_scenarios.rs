@@ -193,7 +193,7 @@ fn a_gap_before_reads_and_atomics_executes_none_of_them() {
     solo.receive_request(Op::RC_FETCH_ADD, 4, &[&add]);
     assert_eq!(solo.sent(), ["NAK #0 sequence"]);
     assert_eq!(solo.end.host.arena[..8], [0; 8]);
-    // A READ takes as many PSNs as its response has packets: the next request's is #3, not #1.
+    // A READ takes one PSN for each packet of its response: the next request's is #3, not #1.
     solo.receive_request(Op::RC_RDMA_READ_REQUEST, 0, &[&read]);
     assert_eq!(solo.sent().len(), 3);
     solo.receive_request(Op::RC_FETCH_ADD, 3, &[&add]);

@@ -96,8 +96,8 @@ fn without_a_receive_everything_behind_is_to_come_again() {
     assert_eq!(written(&solo), [1], "#2 was not held");
 }
 
-/// The receiver drops what it holds when it has no receive, and does not count the dropped packets
-/// as a gap when they come again.
+/// The receiver drops the packets that it holds when it has no receive, and does not count them as
+/// a gap when they come again.
 #[test]
 fn what_was_dropped_for_want_of_a_receive_is_not_reported_as_the_next_gap() {
     let mut solo = solo();
@@ -141,7 +141,7 @@ fn memory_is_bounded_and_what_found_none_is_asked_for_again() {
     for psn in 1..=5 {
         receive_write(&mut solo, psn, psn as u8 + 1);
     }
-    // Each queue pair leaves as many buffers to the others as it takes.
+    // Each queue pair leaves the others one buffer for each that it takes.
     assert_eq!(solo.sent(), ["NAK #0 sequence holds [1, 2]"]);
     receive_write(&mut solo, 0, 1);
     assert_eq!(written(&solo), [1, 2, 3]);
@@ -189,7 +189,7 @@ fn what_lies_too_far_ahead_is_dropped() {
     let sent = solo.packets();
     assert_eq!(sent.len(), 1);
     assert_eq!(sent[0].len(), 12 + 4 + 128 + 4, "BTH, AETH, 1024 bits, ICRC");
-    assert_eq!(solo.end.engine.drops().out_of_sequence, 1, "the other is told of");
+    assert_eq!(solo.end.engine.drops().out_of_sequence, 1, "the other is reported");
 }
 
 // ---- the requester ----
@@ -200,7 +200,7 @@ fn only_what_is_missing_goes_again() {
     (1..=6).for_each(|id| solo.send(id, 10));
     assert_eq!(solo.sent().len(), 6);
     solo.receive_gap(1, &[2, 4]);
-    assert_eq!(solo.completed(), [(1, WcStatus::Success)], "it acknowledges what is before");
+    assert_eq!(solo.completed(), [(1, WcStatus::Success)], "it acknowledges the packets before");
     assert_eq!(solo.sent(), ["SEND_ONLY #1 10B ack", "SEND_ONLY #3 10B ack"]);
     assert_eq!(solo.end.engine.counters().retransmitted_pkts, 2);
     solo.receive_gap(1, &[2, 4]);
@@ -321,7 +321,7 @@ fn only_news_put_off_the_question() {
         (2..=5).for_each(|id| solo.send(id, 10));
         solo.sent();
         solo.receive_gap(1, &[2]);
-        assert_eq!(solo.sent().len(), 1, "what is missing goes again");
+        assert_eq!(solo.sent().len(), 1, "the missing packet goes again");
         let due = solo.end.engine.poll_timeout().unwrap().since(solo.now);
         solo.wait(due / 2);
         solo.receive_gap(1, held);
@@ -529,7 +529,7 @@ fn every_pattern_of_losses_in_a_message_is_repaired_with_as_many_packets() {
 }
 
 /// While nothing is lost, room for less than a run is left until there is room for all of it. After
-/// a loss the next acknowledgement may be long in coming, and what may leave leaves.
+/// a loss the next acknowledgement may be long in coming, and each packet that may leave leaves.
 #[test]
 fn after_a_loss_room_for_less_than_a_run_is_used() {
     let budget = Budget { bytes: u32::MAX, datagrams: 84 };

@@ -21,14 +21,14 @@ struct Line {
     room: u32,
 }
 
-/// How many messages of each queue pair complete while the receiver takes `packets`. It takes as
-/// many at a time as `pieces` says in turn; the sender's port holds `port` at a time. Too little
-/// time passes for any deadline.
+/// Number of messages of each queue pair that complete while the receiver takes `packets`. `pieces`
+/// has the number that it takes at a time, in turn; the sender's port holds `port` at a time. Too
+/// little time passes for any deadline.
 fn shares(line: Line, pieces: &[usize], port: usize, packets: usize) -> Vec<u64> {
     watch(line, pieces, port, packets).0
 }
 
-/// The same, and how many packets of one queue pair leave together, on average.
+/// The same, and the average number of packets of one queue pair that leave together.
 fn watch(line: Line, pieces: &[usize], port: usize, packets: usize) -> (Vec<u64>, f64) {
     let Line { qps, depth, message, room } = line;
     let budget = Budget { bytes: u32::MAX, datagrams: room };
@@ -68,7 +68,7 @@ fn watch(line: Line, pieces: &[usize], port: usize, packets: usize) -> (Vec<u64>
         idle = if piece.is_empty() { idle + 1 } else { 0 };
         assert!(
             idle < 3,
-            "all wait for what nobody asks for: {line:?} {pieces_of:?} {port}, after {taken}"
+            "all wait, and no packet asks: {line:?} {pieces_of:?} {port}, after {taken}"
         );
         for packet in piece {
             pair.inject(1, src, dst, &packet);

@@ -184,7 +184,7 @@ fn who_breaks_flushes_what_it_took_and_leaves_the_rest() {
     assert!(end.host.completions.is_empty());
     let events: Vec<_> = std::iter::from_fn(|| end.engine.poll_event()).collect();
     assert_eq!(events, [(dies, QpEvent::LastWqeReached)]);
-    // Only once, even if it is told to break again.
+    // Only once, even after a second transition to ERR.
     end.modify(dies, &to(QpState::Err)).unwrap();
     assert_eq!((end.engine.poll_event(), end.host.completions.len()), (None, 0));
     // The other queue pair takes the next, and there is room for one again.

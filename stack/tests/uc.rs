@@ -376,7 +376,7 @@ fn another_path_is_taken_in_sqd() {
     solo.end.modify(qpn, &to(QpState::Rts)).unwrap();
     solo.send(2, 8);
     assert_eq!((solo.sent(), solo.end.out.path), (vec!["SEND_ONLY #3 8B".into()], 9));
-    // The peer is heard at its new address only.
+    // Only packets from the peer's new address count.
     let list = [solo.sge(0, 64)];
     solo.post_recv(7, &list);
     solo.completed();

@@ -41,7 +41,7 @@ const LOOKS_GRID: u64 = 20;
 const NOTICES: u32 = 64;
 const NOTICE_NS: u64 = 10_000_000;
 
-/// What is known of a peer's life.
+/// The liveness of a peer.
 #[derive(Debug, Default)]
 pub(super) struct Alive {
     /// The silence after which the peer is asked, nanoseconds; 0 for never.
@@ -54,7 +54,7 @@ pub(super) struct Alive {
     looked: Time,
     /// The transaction id of the questions that wait for an answer; 0 for none.
     tid: u64,
-    /// How many have been asked.
+    /// Questions since the last sign of the peer.
     asks: u8,
 }
 
@@ -105,7 +105,7 @@ impl Conn {
 /// is one, too.
 pub(super) type Letter = ((IpAddr, IpAddr), u8, u64);
 
-/// How many notices may be sent.
+/// The rate limit of notices.
 #[derive(Debug)]
 pub(super) struct Notices {
     left: u32,
@@ -124,7 +124,7 @@ impl Notices {
         let grown = now.since(self.since) / NOTICE_NS;
         let more = u32::try_from(grown).unwrap_or(u32::MAX);
         self.left = NOTICES.min(self.left.saturating_add(more));
-        // The rest of a unit counts for the next one, unless there are as many as there may be.
+        // The rest of a unit counts for the next one, unless the number is at its limit.
         self.since = if self.left == NOTICES { now } else { self.since.after(grown * NOTICE_NS) };
         let may = self.left > 0;
         self.left = self.left.saturating_sub(1);
@@ -133,8 +133,8 @@ impl Notices {
 }
 
 impl ConnectionManager {
-    /// A connection to look at: report with [`looked`](Self::looked) how many packets its queue
-    /// pair has received. Call after [`handle_timeout`](Self::handle_timeout).
+    /// A connection to look at: pass the number of packets that its queue pair has received to
+    /// [`looked`](Self::looked). Call after [`handle_timeout`](Self::handle_timeout).
     pub fn poll_look(&mut self) -> Option<(ConnId, Qpn)> {
         let id = self.looks.pop_front()?;
         // It may have ended.
@@ -198,7 +198,7 @@ impl ConnectionManager {
             let mut pairs = Vec::with_capacity(now.len());
             let mut via = None;
             for id in now {
-                // Some may have ended, or been heard of.
+                // Some connections may have ended, and some peers may have shown life.
                 let waits = |it: &&mut Conn| it.is_watched() && it.alive.asks > 0;
                 let Some(it) = self.conns.get_mut(&id).filter(waits) else { continue };
                 it.alive.tid = tid;
@@ -268,8 +268,8 @@ impl ConnectionManager {
         }
     }
 
-    /// A packet of ours came to the peer for a queue pair that it does not have, or a forger says
-    /// so: asks at once, unless there was a sign of the peer just now.
+    /// A packet of ours came to the peer for a queue pair that it does not have, or the notice is
+    /// forged: asks at once, unless there was a sign of the peer just now.
     fn on_notice(&mut self, now: Time, (src, dst): (IpAddr, IpAddr), qpn: Qpn) {
         let known = self.by_qpn.get(&(src, qpn)).copied();
         let conn = known.and_then(|id| self.conn_of((src, dst), id));
@@ -283,15 +283,15 @@ impl ConnectionManager {
         }
     }
 
-    /// Tells a Rocinante that a packet of its came for a queue pair that does not exist, if that
-    /// may be said now.
+    /// Notifies a Rocinante that it sent a packet to a queue pair that does not exist. Ask
+    /// [`may_notify`](Self::may_notify) first.
     pub(crate) fn notify(&mut self, way: (IpAddr, IpAddr), qpn: Qpn) {
         self.counters.notices += 1;
         let tid = self.ids.draw();
         self.send(way, AliveMad::Notice(qpn).emit(tid));
     }
 
-    /// Whether one more may be told so.
+    /// Takes one notice from the rate limit. Returns whether there was one.
     pub(crate) fn may_notify(&mut self, now: Time) -> bool {
         self.notices.take(now)
     }

@@ -267,7 +267,8 @@ impl ConnectionManager {
         }
     }
 
-    /// What peers are told of this device and of the receive queue of a side.
+    /// The announcement to the peer: this device's liveness answers, and the receive queue of a
+    /// side.
     fn announced(&self, side: &QpSide) -> Option<Announced> {
         let answers = self.config.answers;
         let queue = side.announced.or_else(|| answers.then(Announced::default));

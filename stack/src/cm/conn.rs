@@ -67,7 +67,7 @@ pub(super) struct Conn {
     pub(super) deadline: Option<Time>,
     /// ACK timeout of the queue pairs, a code.
     pub(super) ack_timeout: u8,
-    /// Whether the peer announces something of itself. If so, it also reads what we announce.
+    /// Whether the peer announces anything about itself. If so, it also reads our announcements.
     pub(super) announces: bool,
     /// Whether it answers questions about idle connections.
     pub(super) answers: bool,

@@ -36,7 +36,7 @@ impl ConnectionManager {
         true
     }
 
-    /// Somebody listens for a service: those that wait for it are due.
+    /// `service` has a listener now: the requests that wait for it are due.
     pub(super) fn end_waits(&mut self, service: ServiceId) {
         for (id, early) in &mut self.early {
             if [early.service, early.service.listened()].contains(&service) {

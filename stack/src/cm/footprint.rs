@@ -1,9 +1,10 @@
-//! What a connection manager holds: the amount of everything that grows and shrinks while it works.
+//! The footprint of a connection manager: the amount of everything that grows and shrinks while it
+//! works.
 
 use super::{CmFootprint, ConnectionManager};
 
 impl ConnectionManager {
-    /// What it holds now.
+    /// Its current footprint.
     #[must_use]
     pub fn footprint(&self) -> CmFootprint {
         let waiting = self.listeners.values().chain(self.resolvers.values());

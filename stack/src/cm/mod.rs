@@ -145,7 +145,7 @@ impl ConnectionManager {
         self.timers.first().map(|(due, _)| *due)
     }
 
-    /// How many connections there are, also those that only wait for their release.
+    /// Number of connections, including those that only wait for their release.
     #[must_use]
     pub fn len(&self) -> usize {
         self.conns.len()

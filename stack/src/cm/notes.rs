@@ -1,6 +1,6 @@
-//! Notes on connections, for the devices that share the address: what they need to end a connection
-//! whose device has gone without a word. A peer that sends nothing notices only when it asks, and a
-//! standard one never asks.
+//! Notes on connections, for the devices that share the address. With a note they can end a
+//! connection whose device has gone without a word. A peer that sends nothing notices only when it
+//! asks, and a standard one never asks.
 
 use core::net::{IpAddr, Ipv6Addr};
 
@@ -11,7 +11,7 @@ use crate::ids::slot_of;
 use crate::types::{Qpn, Time};
 use crate::wire::cm::CommId;
 
-/// What a DREQ to the peer of a connection has to say.
+/// The contents of a DREQ to the peer of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Note {
     peer: IpAddr,

@@ -1,4 +1,4 @@
-//! What the tables of a connection manager hold, other than connections.
+//! The contents of a connection manager's tables, other than connections.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -32,7 +32,7 @@ pub(super) enum Timer {
 /// address), or on all.
 pub(super) type ListenAddress = (ServiceId, Option<IpAddr>);
 
-/// Where a listener for what comes to `dst` may be, the most precise place first.
+/// Possible places of a listener for messages to `dst`, the most precise place first.
 pub(super) fn places(service: ServiceId, dst: IpAddr) -> [ListenAddress; 3] {
     let family: IpAddr = match dst {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -62,7 +62,7 @@ pub(super) enum Stage {
 /// Most requests that wait for a listener.
 pub(super) const EARLY_MAX: usize = 64;
 
-/// A request for a service that nobody listens for yet.
+/// A request for a service that has no listener yet.
 #[derive(Debug)]
 pub(super) struct Early {
     /// The peer's address, and ours.

@@ -10,7 +10,8 @@ use crate::wire::cm::{CmMessage, CommId, Mra, RejReason, Subject};
 const A_WHILE: u8 = 4;
 
 impl ConnectionManager {
-    /// Does what is due at `now`. Call when [`poll_timeout`](Self::poll_timeout) has come.
+    /// Handles the timers that are due at `now`. Call when [`poll_timeout`](Self::poll_timeout) has
+    /// come.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some((due, timer)) = self.timers.first().copied().filter(|(due, _)| *due <= now) {
             self.timers.remove(&(due, timer));

@@ -111,7 +111,7 @@ pub struct QpSide {
     pub flow_control: bool,
     /// Whether it takes receives from a shared queue.
     pub srq: bool,
-    /// What it announces of its receive queue, if it does.
+    /// The announcement of its receive queue, if any.
     pub announced: Option<Announced>,
 }
 
@@ -178,7 +178,7 @@ pub struct Request {
     pub retry_count: u8,
     /// Traffic class of the connection.
     pub traffic_class: u8,
-    /// Private data from its program: as many bytes as fit; unused bytes are 0.
+    /// Private data from its program, in the full length of the field; unused bytes are 0.
     pub private: Vec<u8>,
 }
 
@@ -202,8 +202,8 @@ pub enum Ended {
     ByUs,
     /// We ended it, and the peer did not answer.
     Unanswered,
-    /// The peer has ended without a word: it has not answered [`ASKS`] questions, or what is at its
-    /// address now does not know the connection.
+    /// The peer has ended without a word: it has not answered [`ASKS`] questions, or the device at
+    /// its address now does not know the connection.
     Gone,
     /// The peer's queue pair asks for another connection, so it has forgotten this one.
     Stale,
@@ -328,7 +328,7 @@ impl fmt::Display for CmError {
             Self::PrivateTooLong { max } => {
                 write!(f, "too much private data: {max} bytes at most")
             }
-            Self::Full => f.write_str("there are as many connections as there may be"),
+            Self::Full => f.write_str("the limit of connections is reached"),
             Self::Family => f.write_str("the addresses are of different families"),
         }
     }
@@ -343,15 +343,15 @@ pub struct Transmit {
     pub local: IpAddr,
     /// The destination.
     pub remote: IpAddr,
-    /// A queue pair of ours whose peer is there: its path serves for the datagram, and the address
-    /// is no stranger's.
+    /// A queue pair of ours whose peer is there: its path serves for the datagram, and the peer is
+    /// known.
     pub via: Option<Qpn>,
     /// The datagram.
     pub mad: MadBytes,
 }
 
-/// What a connection manager holds now. Its configuration, its listeners and the program's calls
-/// bound all of it, whatever peers send.
+/// The footprint of a connection manager. Its configuration, its listeners and the program's calls
+/// bound all of it. Messages from peers cannot exceed the bound.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CmFootprint {
     /// Connections, also those that only wait for their release.

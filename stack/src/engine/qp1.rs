@@ -19,7 +19,8 @@ impl Engine {
         self.gsi.cm.as_deref_mut()
     }
 
-    /// Does what is due of the connection manager. It looks at connections by their queue pairs.
+    /// Handles the due timers of the connection manager. It looks at connections by their queue
+    /// pairs.
     pub fn handle_cm_timeout(&mut self, now: Time) {
         let Some(cm) = &mut self.gsi.cm else { return };
         cm.handle_timeout(now);
@@ -36,13 +37,13 @@ impl Engine {
         }
     }
 
-    /// A connection to look at whose queue pair is in another engine: report what
-    /// [`packets_of`](Self::packets_of) says there with [`ConnectionManager::looked`].
+    /// A connection to look at whose queue pair is in another engine: pass that engine's
+    /// [`packets_of`](Self::packets_of) to [`ConnectionManager::looked`].
     pub fn poll_look(&mut self) -> Option<(ConnId, Qpn)> {
         self.gsi.poll_look()
     }
 
-    /// How many packets a queue pair has received; `None` if there is no such queue pair.
+    /// Number of packets that a queue pair has received; `None` if there is no such queue pair.
     #[must_use]
     pub fn packets_of(&self, qpn: Qpn) -> Option<u64> {
         Some(self.qp_counters(qpn)?.rcvd_pkts)

@@ -40,7 +40,7 @@ impl Engine {
         self.shared.recognition.poll_transmit()
     }
 
-    /// Takes back what [`poll_introduction`](Self::poll_introduction) returned, for want of room.
+    /// Takes back a datagram of [`poll_introduction`](Self::poll_introduction), for want of room.
     pub fn put_back_introduction(&mut self, transmit: Transmit) {
         self.shared.recognition.put_back(transmit);
     }
@@ -50,8 +50,8 @@ impl Engine {
         self.shared.recognition.poll_stranger()
     }
 
-    /// Asks a peer that another engine met, unless it was asked lately. Returns what it said then,
-    /// for that engine to [`learn`](Self::learn).
+    /// Asks a peer that another engine met, unless it was asked lately. Returns the peer's last
+    /// introduction, for that engine to [`learn`](Self::learn).
     pub fn ask(&mut self, now: Time, to: Stranger) -> Option<Recognised> {
         let met = self.shared.recognition.meet(now, to, &mut self.shared.counters);
         met.told.map(|told| Recognised { remote: to.remote, told })
@@ -63,13 +63,13 @@ impl Engine {
         self.shared.recognition.poll_recognised()
     }
 
-    /// Another engine says that a peer is a Rocinante.
+    /// Another engine recognised a peer as a Rocinante.
     pub fn learn(&mut self, peer: &Recognised) {
         self.shared.recognition.learn(peer);
         self.apply(peer);
     }
 
-    /// What the peer of a queue pair is: as the program said, or as the peer said itself. `None` if
+    /// The kind of a queue pair's peer, from the program or from the peer's introduction. `None` if
     /// the queue pair has no peer.
     #[must_use]
     pub fn peer_kind(&self, qpn: Qpn) -> Option<PeerKind> {
@@ -87,7 +87,7 @@ impl Engine {
         })
     }
 
-    /// What the peer at an address said of itself last, if it is a Rocinante.
+    /// The last introduction of the peer at an address, if it is a Rocinante.
     #[must_use]
     pub fn introduction_of(&self, remote: IpAddr) -> Option<Introduction> {
         self.shared.recognition.told_last(remote)

@@ -43,7 +43,7 @@ impl Engine {
         self.shared.srqs.remove(id)
     }
 
-    /// How many shared receive queues there are.
+    /// Number of shared receive queues.
     #[must_use]
     pub fn srq_count(&self) -> usize {
         self.shared.srqs.count()

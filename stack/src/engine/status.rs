@@ -62,13 +62,13 @@ impl Engine {
         self.qps.iter().flatten().any(|qp| qp.core().uses(key)) || self.shared.srqs.uses(key)
     }
 
-    /// How many queue pairs there are.
+    /// Number of queue pairs.
     #[must_use]
     pub fn qp_count(&self) -> usize {
         self.qps.len() - self.free.len()
     }
 
-    /// How many queue pair numbers are reserved.
+    /// Number of reserved queue pair numbers.
     #[must_use]
     pub fn reserved_qpns(&self) -> usize {
         self.reserved.len()

@@ -17,7 +17,7 @@ pub struct Accessor {
     pub qpn: Qpn,
 }
 
-/// What a region, a window or a queue pair permits (`enum ibv_access_flags`).
+/// Permissions of a region, a window or a queue pair (`enum ibv_access_flags`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Access(u16);
 

@@ -18,7 +18,7 @@ pub enum MwType {
 /// The kind of an entry of the table.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum EntryKind {
-    /// A region, and how many windows are bound to it.
+    /// A region, and the number of windows bound to it.
     Region { windows: u32 },
     /// A window, and the key of its region if it is bound.
     Window { mw_type: MwType, region: Option<Key> },
@@ -30,7 +30,7 @@ pub(super) enum Slot {
     Taken(Key, Entry),
 }
 
-/// A region, or what a window shows now.
+/// A region, or the part of one that a window shows now.
 #[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) region: Region,

@@ -6,7 +6,7 @@ use super::region::{Checked, Sge, Write};
 use super::table::RegionTable;
 use crate::types::Key;
 
-/// What a FLUSH asks for (the placement type of the FETH, `enum ib_placement_type`).
+/// The placement that a FLUSH asks for (the placement type of the FETH, `enum ib_placement_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Placement(u8);
 
@@ -43,7 +43,7 @@ impl Placement {
         self.0 & other.0 == other.0
     }
 
-    /// What the region and the queue pair must permit.
+    /// Permissions that the region and the queue pair must have.
     #[must_use]
     pub const fn needs(self) -> Access {
         let mut needs = Access::NONE;
@@ -57,12 +57,12 @@ impl Placement {
     }
 }
 
-/// How much a FLUSH names (the selectivity level of the FETH, `enum ib_selectivity_level`).
+/// The extent of a FLUSH (the selectivity level of the FETH, `enum ib_selectivity_level`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FlushLevel {
     /// A range of a region.
     Range,
-    /// The whole region, whatever range is named.
+    /// The whole region; the named range is ignored.
     Region,
 }
 
@@ -84,7 +84,7 @@ impl RegionTable {
         Ok(checked.with())
     }
 
-    /// What a FLUSH names: the range `at`, or the whole region of its key.
+    /// The memory that a FLUSH names: the range `at`, or the whole region of its key.
     ///
     /// # Errors
     /// See [`RegionTable::check`]; [`AccessError::Permission`] also for persistence, because no

@@ -79,7 +79,7 @@ pub struct Sge {
     pub lkey: Key,
 }
 
-/// A range of a peer's memory: what a program needs to write to it and to read it.
+/// A range of a peer's memory, with the key that a program needs to write to it and to read it.
 ///
 /// A peer announces a whole region by it; [`slice`](Self::slice) and [`get`](Self::get) name parts.
 /// The peer's device checks each access again, against the region.

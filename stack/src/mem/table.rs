@@ -29,7 +29,7 @@ impl RegionTable {
         Self { slots, used: 0, max, owned: 0 }
     }
 
-    /// How many regions and windows there are.
+    /// Number of regions and windows.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.used
@@ -128,7 +128,7 @@ impl RegionTable {
         self.slots[gap] = Slot::Empty;
     }
 
-    /// The region of a key, or what its window shows.
+    /// The region of a key, or the part that its window shows.
     #[must_use]
     pub fn get(&self, key: Key) -> Option<Region> {
         self.entry(key).map(Entry::plain)

@@ -16,15 +16,16 @@ use crate::types::{Key, Qpn};
 pub struct Bind {
     /// The window's key until now.
     pub mw: Key,
-    /// Its low 8 bits are those of the window's key from now on. The others stay, whatever is here.
+    /// Its low 8 bits become those of the window's key. The key keeps its other bits, and those of
+    /// this value are ignored.
     pub rkey: Key,
     /// The local key of the region.
     pub region: Key,
     /// Address of the first byte, as local work requests name it.
     pub addr: u64,
-    /// How many bytes; 0 unbinds a window of type 1.
+    /// Length in bytes; 0 unbinds a window of type 1.
     pub len: u64,
-    /// What peers may do there: remote flags, and [`Access::ZERO_BASED`].
+    /// Permissions of peers: remote flags, and [`Access::ZERO_BASED`].
     pub access: Access,
 }
 
@@ -61,8 +62,8 @@ impl RegionTable {
         self.insert_entry(Entry::new(unbound(pd), Qpn::default(), kind), random)
     }
 
-    /// Removes a window, whatever the low 8 bits of its key are now: from now on the key is
-    /// refused. Returns whether the window existed.
+    /// Removes a window. The low 8 bits of its key may have changed meanwhile. From now on the key
+    /// is refused. Returns whether the window existed.
     pub fn remove_window(&mut self, key: Key) -> bool {
         let Some(at) = self.find_tag(key.0) else { return false };
         if self.window(at).is_none() {
@@ -419,7 +420,7 @@ mod tests {
         assert_eq!(write(&table, QP, unbind.rkey, 0x1800, 1), Err(AccessError::Permission));
     }
 
-    /// Programs give what they like above the low 8 bits, and a device takes those alone.
+    /// Programs may set any bits above the low 8, and a device takes the low 8 alone.
     #[test]
     fn a_binding_gives_the_low_bits_of_the_key() {
         for mw_type in [MwType::Type1, MwType::Type2] {

@@ -1,6 +1,6 @@
-//! What a receive queue holds, and what packets take of it.
+//! The capacity of a receive queue, and the cost of packets in it.
 
-/// What a receive queue holds before it drops: a sum of costs, and a number of datagrams.
+/// The capacity of a receive queue before it drops: a sum of costs, and a number of datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     /// Bytes, in the measure of [`Budget::cost`].
@@ -10,11 +10,11 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// What is assumed of a peer that did not say: 16 datagrams of any size.
+    /// Assumed of a peer that announced nothing: 16 datagrams of any size.
     pub const STANDARD: Self = Self { bytes: 16 * 8704, datagrams: 16 };
 
-    /// Upper bound of what one datagram of `len` bytes (BTH to ICRC) costs its receiver: the memory
-    /// that Linux accounts to a socket for it. Measured on Linux 6.18.
+    /// Upper bound of the cost of one datagram of `len` bytes (BTH to ICRC) to its receiver: the
+    /// memory that Linux accounts to a socket for it. Measured on Linux 6.18.
     #[must_use]
     #[inline]
     pub const fn cost(len: u32) -> u32 {
@@ -29,7 +29,7 @@ impl Budget {
         }
     }
 
-    /// A part of it, rounded down; or a multiple, up to what the numbers can say.
+    /// A part of it, rounded down; or a multiple, which saturates.
     #[must_use]
     pub const fn part(self, numerator: u32, denominator: u32) -> Self {
         #[allow(clippy::cast_possible_truncation)]

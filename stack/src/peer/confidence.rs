@@ -1,11 +1,11 @@
 //! Whether the losses at a receiver permit to count on super-packets.
 //!
-//! Only a loss tells that a router or a bridge on the way takes super-packets apart, so that the
-//! receiver's queue overflows. After a loss the queue holds what was announced and no more, until
-//! enough packets have arrived without another.
+//! Only a loss shows that a router or a bridge on the path takes super-packets apart, so that the
+//! receiver's queue overflows. After a loss the queue is taken to hold its announced budget and no
+//! more, until enough packets have arrived without another.
 
-/// After so many packets without a loss the confidence is restored; after twice as many for each
-/// time that it was lost again, up to [`TIMES_MAX`] as many.
+/// Packets without a loss that restore the confidence. The number doubles each time that the
+/// confidence is lost again, up to [`TIMES_MAX`] times this.
 pub(crate) const STABLE_PACKETS: u32 = 1 << 20;
 const TIMES_MAX: u32 = 1 << 10;
 /// At first this part of them is enough.
@@ -15,7 +15,7 @@ const FIRST_PART: u32 = 1 << 10;
 #[derive(Debug)]
 pub(super) struct Confidence {
     since_loss: u32,
-    /// So many restore it.
+    /// Number of packets that restore it.
     needed: u32,
     /// The least that `needed` may be.
     stable: u32,
@@ -31,7 +31,7 @@ impl Confidence {
         self.since_loss >= self.needed
     }
 
-    /// So many packets arrived. Returns whether that restores the confidence.
+    /// `packets` packets arrived. Returns whether that restores the confidence.
     #[inline]
     pub(super) fn arrived(&mut self, packets: u32) -> bool {
         let before = self.is_restored();

@@ -1,13 +1,13 @@
-//! Answers that we requested, which will arrive in our own receive queue.
+//! Responses that we requested, which will arrive in our own receive queue.
 
 use super::budget::Cost;
 use crate::types::Time;
 
-/// An answer is overdue after this time, twice as long at most. Its peer is dead, or a packet was
+/// A response is overdue after this time, twice as long at most. Its peer is dead, or a packet was
 /// lost: the credit that it reserves must not block others.
 pub(super) const EXPECTED_NS: u64 = 100_000_000;
 
-/// What was charged to our own credit, and when: to give it back.
+/// A charge to our own credit, and its time: to give it back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Expected {
     bytes: u32,
@@ -16,10 +16,10 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    /// The charge of an answer that a silent peer may still send: nothing.
+    /// The charge of a response that a silent peer may still send: nothing.
     pub(crate) const NOTHING: Self = Self { bytes: 0, datagrams: 0, epoch: 0 };
 
-    /// The charge of so many answers.
+    /// The charge of `count` responses.
     #[inline]
     pub(crate) fn times(self, count: u32) -> Self {
         Self { bytes: self.bytes * count, datagrams: self.datagrams * count, ..self }
@@ -43,7 +43,7 @@ impl Expected {
     }
 }
 
-/// The answers that were requested in this epoch and in the one before.
+/// The responses that were requested in this epoch and in the one before.
 #[derive(Debug, Default)]
 pub(super) struct Epochs {
     current: u32,
@@ -52,7 +52,7 @@ pub(super) struct Epochs {
 }
 
 impl Epochs {
-    /// `count` answers of that cost are requested. Returns the charge of each.
+    /// `count` responses of that cost are requested. Returns the charge of each.
     #[inline]
     pub(super) fn ask(&mut self, answer: Cost, count: u32) -> Expected {
         let epoch = self.current;
@@ -69,7 +69,7 @@ impl Epochs {
         self.current.wrapping_sub(answer.epoch) > 1 && answer.datagrams > 0
     }
 
-    /// It arrived, or will not arrive any more. Returns what that gives back.
+    /// The response arrived, or will not arrive any more. Returns the credit to give back.
     #[inline]
     pub(super) fn answered(&mut self, answer: Expected) -> Option<Cost> {
         if self.has_forgotten(answer) || answer.datagrams == 0 {

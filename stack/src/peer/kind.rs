@@ -6,8 +6,8 @@ use crate::types::QueueKind;
 /// The implementation of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PeerKind {
-    /// It announced nothing: hardware, Soft-RoCE, or another implementation. It gets what the
-    /// specification describes and no more.
+    /// It announced nothing: hardware, Soft-RoCE, or another implementation. It gets the protocol
+    /// of the specification and no more.
     #[default]
     Standard,
     /// Another Rocinante, with the kind of the receive queue that it announced. It understands
@@ -19,7 +19,7 @@ impl PeerKind {
     /// The kind of a peer that announced `budget`, and perhaps the kind of its queue.
     ///
     /// Earlier versions announce no kind. This function alone derives it for them, by their own
-    /// rule: [`Budget::STANDARD`] is what they say for a device of the kernel's, a slot for
+    /// rule: they announce [`Budget::STANDARD`] for a device of the kernel's, a slot for
     /// super-packets has more than 65,535 bytes, and a socket counts no datagram below the cost of
     /// the smallest. A queue that is no larger than the standard one counted frames by that rule.
     #[must_use]
@@ -49,7 +49,7 @@ impl PeerKind {
         matches!(self, Self::Rocinante(_))
     }
 
-    /// What fills its queue. A standard peer is taken to receive frame by frame.
+    /// The kind of its receive queue. A standard peer is taken to receive frame by frame.
     #[must_use]
     pub const fn queue(self) -> QueueKind {
         match self {

@@ -1,4 +1,4 @@
-//! Receiver credit: what a peer's receive queue can take, and what ours can.
+//! Receiver credit: the room in a peer's receive queue, and in ours.
 //!
 //! The window belongs to the receiver, not to the queue pair: all queue pairs that send to one
 //! queue share its socket buffer or ring. Before a packet leaves, its cost is charged to the credit
@@ -8,8 +8,8 @@
 //! Packets that no peer acknowledges are paced instead ([`Pacing`]).
 //!
 //! A queue pair without credit joins the wait queue of the receiver. While the queue is not empty,
-//! no other queue pair gets credit. The first is granted a turn as soon as what it needs is
-//! available, the next one when that turn is over.
+//! no other queue pair gets credit. The first is granted a turn as soon as the credit that it needs
+//! is available, the next one when that turn is over.
 
 mod budget;
 mod confidence;
@@ -48,7 +48,7 @@ pub(crate) struct Peers {
     epochs: Epochs,
     /// Packets without a loss after which the losses before count no more.
     stable_packets: u32,
-    /// Whether the receivers of packets that no peer acknowledges are asked what they are.
+    /// Whether receivers of packets that no peer acknowledges get the recognition question.
     asks: bool,
     peers: Vec<(QueueKey, u32, Receiver)>,
     /// Peers to ask.
@@ -62,11 +62,11 @@ pub(crate) struct Peers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct QueueKey {
     address: IpAddr,
-    /// [`Qpn::slot`], where it says something.
+    /// [`Qpn::slot`], if the peer's numbers have slots.
     slot: Option<u8>,
 }
 
-/// A peer of which nothing is known.
+/// An unknown peer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Meeting {
     /// A packet left for this receiver that no peer acknowledges.
@@ -100,7 +100,7 @@ impl Peers {
         }
     }
 
-    /// What fills our own queue.
+    /// Sets the kind of our own queue.
     pub(crate) fn of_kind(mut self, queue: QueueKind) -> Self {
         self.own.announce(self.own.announced, queue);
         self
@@ -111,7 +111,7 @@ impl Peers {
         Self { runs, pacing, ..self }
     }
 
-    /// Receivers of packets that no peer acknowledges are asked what they are.
+    /// Sets whether receivers of packets that no peer acknowledges get the recognition question.
     pub(crate) fn asking(self, asks: bool) -> Self {
         Self { asks, ..self }
     }
@@ -130,7 +130,7 @@ impl Peers {
         self.get(id).admit_paced(&pacing, now, charge)
     }
 
-    /// A packet of `charge` for `id` left, with so many bytes of payload, which no peer
+    /// A packet of `charge` for `id` left, with `payload` bytes of payload, which no peer
     /// acknowledges.
     #[inline]
     pub(crate) fn sent_paced(&mut self, id: PeerId, now: Time, charge: Cost, payload: u32) {
@@ -148,7 +148,7 @@ impl Peers {
         self.met.push_back(Meeting::Receiver(id));
     }
 
-    /// The queue pair of `slot`, which has sent so many packets, may be about to meet its peer.
+    /// The queue pair of `slot`, which has sent `sent` packets, may be about to meet its peer.
     pub(crate) fn may_meet(&mut self, slot: u32, sent: u64) {
         self.met.push_back(Meeting::QueuePair { slot, sent });
     }
@@ -169,7 +169,7 @@ impl Peers {
         !self.met.is_empty()
     }
 
-    /// The receiver is asked again at `again`. It said what it takes, or nothing.
+    /// The receiver is asked again at `again`. `takes` is the pace that it announced, if any.
     pub(crate) fn heard(&mut self, id: PeerId, takes: Option<Pacing>, again: Time) {
         let pacing = self.pacing;
         let receiver = self.get(id);
@@ -177,7 +177,7 @@ impl Peers {
         receiver.ask_at = again;
     }
 
-    /// A peer said what each of its queues takes, of which so many slots have one.
+    /// A peer announced the pace of its queues, of which each of the first `slots` slots has one.
     pub(crate) fn recognised(&mut self, address: IpAddr, slots: u8, takes: Pacing) {
         for (key, _, receiver) in &mut self.peers {
             if key.address == address && key.slot.is_none_or(|slot| slot < slots) {
@@ -186,7 +186,7 @@ impl Peers {
         }
     }
 
-    /// Moves what is charged for one user of `from` to `to`, which it has joined.
+    /// Moves the charge of one user of `from` to `to`, which it has joined.
     pub(crate) fn take_over(&mut self, from: PeerId, to: PeerId, charge: Cost) {
         self.get(to).charge(charge);
         let receiver = self.get(from);
@@ -196,10 +196,10 @@ impl Peers {
     }
 
     /// The receive queue behind an address and the number of the peer's queue pair, with one more
-    /// user. What another Rocinante announces replaces what was known of the same slot. A standard
+    /// user. A Rocinante's announcement replaces earlier knowledge of the same slot. A standard
     /// peer announces nothing: `limit` counts only if no other user announced more.
     ///
-    /// The numbers of a standard peer's queue pairs say nothing of its queues, so all of them share
+    /// The numbers of a standard peer's queue pairs do not name its queues, so all of them share
     /// one credit. So do all address handles (`dest` is `None`): the number comes with the request,
     /// and to find the queue of each slot would cost each datagram a search. All datagrams to an
     /// address are paced as if they went to one slot, which they may.
@@ -263,9 +263,10 @@ impl Peers {
         held
     }
 
-    /// How many in wait queues wait for ever, or for longer than they must: the first one, although
-    /// it could go on; one that was granted a turn and gets none; a slot that does not wait there.
-    /// `waits_for` says what a slot waits for, and `has_turn` whether the engine will call it.
+    /// Number of queue pairs that wait for ever, or for longer than they must: the first of a wait
+    /// queue, although it could go on; one that was granted a turn and gets none; a slot that does
+    /// not wait there. `waits_for` returns the receiver that a slot waits for, and `has_turn`
+    /// whether the engine will call it.
     pub(crate) fn forgotten(
         &self,
         waits_for: impl Fn(u32) -> Option<PeerId>,
@@ -297,7 +298,7 @@ impl Peers {
         self.granted.reserve((2 * queue_pairs).saturating_sub(self.granted.len()));
     }
 
-    /// Gives back what was charged.
+    /// Gives back a charge.
     #[inline]
     pub(crate) fn release(&mut self, id: PeerId, charge: Cost) {
         let receiver = self.get(id);
@@ -320,7 +321,7 @@ impl Peers {
         }
     }
 
-    /// `datagrams` of `bytes` in all left in so many runs.
+    /// `datagrams` of `bytes` in all left in `runs` runs.
     #[inline]
     pub(crate) fn departed(&mut self, runs: u32, datagrams: u32, bytes: u64) {
         if self.sent.add(runs, datagrams, bytes) {
@@ -328,7 +329,7 @@ impl Peers {
         }
     }
 
-    /// `datagrams` of `bytes` in all arrived in so many runs.
+    /// `datagrams` of `bytes` in all arrived in `runs` runs.
     #[inline]
     pub(crate) fn arrived(&mut self, runs: u32, datagrams: u32, bytes: u64) {
         if self.received.add(runs, datagrams, bytes) {
@@ -337,8 +338,8 @@ impl Peers {
         }
     }
 
-    /// How long the runs are that our own queue is taken to hold more of. Where a run takes a
-    /// place, answers are charged with fewer places instead ([`charge_of_answer`]).
+    /// The length of the runs of which our own queue is taken to hold more. Where a run takes a
+    /// place, responses are charged with fewer places instead ([`charge_of_answer`]).
     ///
     /// [`charge_of_answer`]: Self::charge_of_answer
     fn received_length(&self) -> RunLength {
@@ -375,8 +376,8 @@ impl Peers {
         self.get(id).lost();
     }
 
-    /// How many packets of `len` bytes of a response our own receive queue holds, when nothing else
-    /// is on its way to it.
+    /// Number of packets of a response, of `len` bytes each, that our own receive queue holds, when
+    /// nothing else is in flight to it.
     pub(crate) fn answers(&self, len: u32) -> u32 {
         let Budget { bytes, datagrams } = self.own.target;
         let datagrams = match self.own.queue {
@@ -392,7 +393,7 @@ impl Peers {
         datagrams.min(bytes / Budget::cost(len))
     }
 
-    /// What a response of so many `packets`, which cost `each`, takes of our own receive queue.
+    /// The cost of a response of `packets` packets, which cost `each`, to our own receive queue.
     #[inline]
     pub(crate) fn charge_of_answer(&self, packets: u32, each: u32) -> Cost {
         let all = Cost::of(packets, each);
@@ -404,13 +405,13 @@ impl Peers {
         }
     }
 
-    /// `answer` will be requested: reserves our own credit for it.
+    /// Reserves our own credit for the response `answer`, which will be requested.
     #[inline]
     pub(crate) fn expect(&mut self, answer: Cost) -> Expected {
         self.expect_each(answer, 1)
     }
 
-    /// `count` answers of that cost will be requested. Returns the charge of each.
+    /// `count` responses of that cost will be requested. Returns the charge of each.
     #[inline]
     pub(crate) fn expect_each(&mut self, answer: Cost, count: u32) -> Expected {
         let each = self.epochs.ask(answer, count);
@@ -432,7 +433,7 @@ impl Peers {
         }
     }
 
-    /// Time passes: answers that are overdue reserve no credit any more.
+    /// Time passes: overdue responses reserve no credit any more.
     #[inline]
     pub(crate) fn age(&mut self, now: Time) {
         if now >= self.epochs.ends {
@@ -447,14 +448,14 @@ impl Peers {
         self.grant(PeerId::OWN);
     }
 
-    /// When a queue pair that waits for our own credit may get it without any answer.
+    /// When a queue pair that waits for our own credit may get it without any response.
     #[inline]
     pub(crate) fn next_age(&self) -> Option<Time> {
         (!self.own.wait_queue.is_empty()).then_some(self.epochs.ends)
     }
 
-    /// `slot`, which waits for `waiting` or for nothing, cannot go on before `need` is available at
-    /// `id`. If it was granted a turn there, it stays first until the turn is `over`.
+    /// Queues `slot` until `id` has `need` credit, and leaves the queue `waiting` that it was in.
+    /// If it was granted a turn at `id`, it stays first until the turn is `over`.
     pub(crate) fn wait(
         &mut self,
         slot: u32,
@@ -481,7 +482,7 @@ impl Peers {
         self.grant(id);
     }
 
-    /// `slot` waits for nothing any more, or its turn is over.
+    /// `slot` leaves the queue that it waits in, or ends its turn.
     #[inline]
     pub(crate) fn quit(&mut self, slot: u32, waiting: &mut Option<PeerId>) {
         if let Some(id) = waiting.take() {
@@ -515,7 +516,7 @@ impl Peers {
         &mut self.peers[id.0 as usize].2
     }
 
-    /// Grants the first of the wait queue a turn, if what it needs is available.
+    /// Grants the first of the wait queue a turn, if the credit that it needs is available.
     fn grant(&mut self, id: PeerId) {
         if let Some(slot) = self.get(id).grant() {
             self.granted.push_back(slot);

@@ -13,23 +13,23 @@ use crate::types::{QueueKind, Time};
 /// The credit of one receiver, and the queue pairs that wait for some.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    /// What it announced.
+    /// Its announced budget.
     pub(super) announced: Budget,
     pub(super) queue: QueueKind,
-    /// What it is taken to hold: more than it announced while runs are long and nothing is lost.
+    /// Its assumed budget: more than it announced while runs are long and nothing is lost.
     pub(super) capacity: Budget,
-    /// The target of `capacity`, which grows to it at once. It shrinks by half of what is given
-    /// back: packets in flight may need credit to request their acknowledgement.
+    /// The target of `capacity`, which grows to it at once. It shrinks by half of the credit that
+    /// is given back: packets in flight may need credit to request their acknowledgement.
     pub(super) target: Budget,
     confidence: Confidence,
     pub(super) in_flight: Cost,
-    /// Queue pairs that wait for credit and what they need, oldest first.
+    /// Queue pairs that wait for credit, each with the credit that it needs, oldest first.
     pub(super) wait_queue: VecDeque<(u32, Cost)>,
     /// The queue pair with a turn: it left the wait queue and has not sent yet.
     pub(super) granted: Option<u32>,
-    /// What was sent that no acknowledgement follows.
+    /// The account of packets that no peer acknowledges.
     pacer: Pacer,
-    /// How fast that may leave, if the receiver said so.
+    /// The pace of those packets, if the receiver announced it.
     pub(super) takes: Option<Pacing>,
     /// From which of our addresses it is asked, and when.
     pub(super) local: IpAddr,
@@ -55,7 +55,8 @@ impl Receiver {
         }
     }
 
-    /// A peer's, that is asked what it is if such a packet leaves.
+    /// The receive queue of a peer. With `asks`, it gets the recognition question when a packet
+    /// leaves that no peer acknowledges.
     pub(super) fn of_peer(self, local: IpAddr, asks: bool) -> Self {
         Self { local, ask_at: if asks { Time(0) } else { Time::NEVER }, ..self }
     }
@@ -66,10 +67,10 @@ impl Receiver {
         self.in_flight.datagrams == 0 || self.holds(charge.bytes, charge.datagrams)
     }
 
-    /// What `run` costs, if it should wait until all of it fits, so that credit that comes back in
-    /// pieces is not spent in pieces (silly window avoidance, RFC 9293, 3.8.6.2.1). Two such runs
-    /// are in flight, from whichever queue pairs, so credit comes back; and the queue holds four.
-    /// While there can be no two, the cost is not worked out.
+    /// The cost of `run`, if the run should wait until all of it fits, so that credit that comes
+    /// back in pieces is not spent in pieces (silly window avoidance, RFC 9293, 3.8.6.2.1). Two
+    /// such runs are in flight then, from any queue pairs, so credit comes back; and the queue
+    /// holds four. With fewer than two datagrams in flight the cost is not computed.
     #[inline]
     pub(crate) fn withholds(&self, run: impl FnOnce() -> Cost) -> Option<Cost> {
         if self.in_flight.datagrams < 2 {
@@ -131,7 +132,8 @@ impl Receiver {
         (self.capacity, self.target) = (self.announced, self.announced);
     }
 
-    /// Whether three quarters of what it announced are free, if `more` small packets are in flight.
+    /// Whether three quarters of its announced budget are free, if `more` small packets are in
+    /// flight.
     #[inline]
     pub(crate) fn is_mostly_free(&self, more: u32) -> bool {
         4 * (self.in_flight.datagrams + more) <= self.announced.datagrams
@@ -153,7 +155,7 @@ impl Receiver {
         self.is_turn_of(slot) && self.fits(charge)
     }
 
-    /// How much `slot` may charge now.
+    /// The credit that `slot` may charge now.
     #[inline]
     pub(crate) fn room_for(&self, slot: u32) -> Cost {
         if self.is_turn_of(slot) { self.available() } else { Cost::default() }
@@ -189,7 +191,7 @@ impl Receiver {
         self.pacer.sent(self.takes.as_ref().unwrap_or(pacing), charge, payload);
     }
 
-    /// `slot`, which waits, needs so much now.
+    /// `slot`, which waits, needs `need` now.
     pub(super) fn renew(&mut self, slot: u32, need: Cost) {
         if let Some((_, needed)) = self.wait_queue.iter_mut().find(|(waiter, _)| *waiter == slot) {
             *needed = need;
@@ -214,7 +216,7 @@ impl Receiver {
         self.granted.is_none() && (used.datagrams == 0 || (has_bytes && has_places))
     }
 
-    /// Grants the first of the wait queue a turn, if what it needs fits and no other has one.
+    /// Grants the first of the wait queue a turn, if its need fits and no other has one.
     #[inline]
     pub(super) fn grant(&mut self) -> Option<u32> {
         if self.granted.is_some() {

@@ -1,4 +1,4 @@
-//! How many datagrams a run has: a super-packet, or a datagram that travels alone.
+//! The number of datagrams in a run: a super-packet, or a datagram that travels alone.
 //!
 //! A super-packet takes one place of a ring, or of a socket's memory little more than its bytes.
 //! Interfaces, routers and bridges join datagrams or take them apart, and change that without
@@ -6,7 +6,7 @@
 
 use super::budget::Budget;
 
-/// Runs that count as recent: what is older counts half, and less.
+/// Runs that count as recent: older ones count half, and less.
 const RECENT: u64 = 64;
 /// The most datagrams of a run.
 const DATAGRAMS_MAX: u32 = 128;
@@ -16,8 +16,8 @@ const LENGTH_MAX: u64 = 8;
 const MARGIN: (u64, u64) = (4, 3);
 /// The most eighths of its budget that a socket's memory is taken to hold.
 const EIGHTHS_MAX: u64 = 14;
-/// What a socket is charged with for a super-packet beside its bytes. Measured on Linux 6.18: 15
-/// datagrams of 4112 bytes take 62,900.
+/// The charge of a socket for a super-packet beside its bytes. Measured on Linux 6.18: 15 datagrams
+/// of 4112 bytes take 62,900.
 const RUN_COST: u64 = 1280;
 /// [`RunLength::bytes`] is a multiple of this.
 pub(super) const BYTES_STEP: u32 = 128;
@@ -32,15 +32,15 @@ pub struct RunLimits {
 }
 
 impl Default for RunLimits {
-    /// What Linux sends as one super-packet. Later versions of it take more than 64 packets, but a
-    /// longer wait for them was not found to pay.
+    /// The longest super-packet that Linux sends. Later versions of it take more than 64 packets,
+    /// but a longer wait for them was not found to pay.
     fn default() -> Self {
         Self { bytes: 65_470, packets: 64 }
     }
 }
 
 impl RunLimits {
-    /// Packets of so many bytes (BTH to ICRC) that a run holds, at least 1.
+    /// Packets of `bytes` bytes (BTH to ICRC) that a run holds, at least 1.
     #[must_use]
     #[inline]
     pub fn packets_of(self, bytes: u32) -> u32 {
@@ -57,7 +57,7 @@ pub(super) struct RunEstimate {
     length: RunLength,
 }
 
-/// How long runs are, rounded so that it seldom changes.
+/// The length of runs, rounded so that it seldom changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RunLength {
     /// Datagrams of a run, [`LENGTH_MAX`] at most.
@@ -108,7 +108,7 @@ impl RunEstimate {
         std::mem::replace(&mut self.length, length) != length
     }
 
-    /// How long runs are.
+    /// The length of runs.
     #[inline]
     pub(super) fn length(&self) -> RunLength {
         self.length
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_socket_is_never_taken_to_hold_more_bytes_than_are_there() {
-        // Of each length, super-packets of so many datagrams: what the kernel charges for them fits
+        // For each length, super-packets of `each` datagrams: the kernel's charge for them fits
         // wherever their stretched cost does.
         let step = if cfg!(miri) { 997 } else { 1 };
         for len in (16..=4200_u32).step_by(step) {
@@ -247,12 +247,12 @@ mod tests {
         let long = |eighths, bytes| RunLength { datagrams: 8, eighths, bytes };
         (0..200).for_each(|_| _ = runs.add(4, 60, 60 * 4112));
         assert_eq!(runs.length(), long(14, 3968));
-        // So long that they take nearly what they cost.
+        // So long that their bytes are nearly their cost.
         (0..200).for_each(|_| _ = runs.add(1, 16, 16 * 3600));
         assert_eq!(runs.length(), long(8, 3456));
         assert!(runs.add(1000, 1000, 1000 * 3600));
         assert_eq!(runs.length(), RunLength::default());
-        // Nothing is left of it, though nobody looked since.
+        // Nothing is left of it, even without a look in between.
         (0..9).for_each(|_| assert!(!runs.add(64, 64, 64 * 3600)));
         assert_eq!(places_of(&runs, 48), (48, 48));
     }

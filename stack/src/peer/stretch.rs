@@ -1,6 +1,7 @@
-//! How much more a receive queue holds of super-packets than of datagrams that come one by one.
+//! The larger capacity of a receive queue for super-packets than for datagrams that come one by
+//! one.
 //!
-//! A budget is what the queue holds however its datagrams travel. While runs are long and nothing
+//! A budget is the capacity for datagrams that travel in any way. While runs are long and nothing
 //! is lost ([`Confidence`](super::confidence::Confidence)), the queue is taken to hold more.
 
 use super::budget::Budget;
@@ -8,16 +9,16 @@ use super::kind::PeerKind;
 use super::runs::{BYTES_STEP, RunLength};
 use crate::types::QueueKind;
 
-/// A place counts as so many eighths of the datagrams of a run; and the most times its budget that
-/// a queue of places is taken to hold.
+/// A place counts as this number of eighths of the datagrams of a run; and the most times its
+/// budget that a queue of places is taken to hold.
 const PLACE_EIGHTHS: u32 = 6;
 const PLACES_TIMES: u32 = 4;
-/// More payload than this on its way to one receiver is no faster, but colder in the caches of
-/// both: ten full super-packets. Bytes.
+/// More payload than this in flight to one receiver is no faster, but colder in the caches of both:
+/// ten full super-packets. Bytes.
 pub(super) const ENOUGH: u64 = 640 * 1024;
 
-/// What a queue of this budget holds of runs of this length, if no more than `enough` bytes of
-/// payload are wanted.
+/// The capacity of a queue of this budget for runs of this length, if no more than `enough` bytes
+/// of payload are wanted.
 pub(super) fn stretched(budget: Budget, queue: QueueKind, runs: RunLength, enough: u64) -> Budget {
     if runs.datagrams < 2 {
         return budget;

@@ -44,7 +44,7 @@ fn a_part_is_rounded_down() {
     assert_eq!(all.part(u32::MAX, u32::MAX), all);
 }
 
-/// Whether our own receive queue has credit for so many datagrams that nothing needs.
+/// Whether our own receive queue has spare credit for `datagrams` datagrams.
 fn spares(peers: &Peers, datagrams: u32) -> bool {
     peers.spared().datagrams >= datagrams
 }
@@ -119,7 +119,7 @@ fn a_queue_pair_that_waits_for_longer_than_it_must_is_counted() {
         "one is in a wait queue for naught"
     );
     peers.get(id).release(Cost::of(1, 1));
-    assert_eq!(forgotten(&peers, waiting, false), 1, "there is credit, and nobody was called");
+    assert_eq!(forgotten(&peers, waiting, false), 1, "there is credit, and no slot was called");
     peers.grant(id);
     assert_eq!(forgotten(&peers, waiting, false), 0, "the engine will call it");
     assert_eq!(granted(&mut peers), [0]);
@@ -245,7 +245,7 @@ fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() 
     acknowledge(&mut peers, 4096);
     assert_eq!(peers.get(other).room_for(1).datagrams, 16, "it announced nothing");
     depart(&mut peers, 1);
-    assert_eq!(room(&mut peers), 400, "they leave one by one: as what is in flight arrives");
+    assert_eq!(room(&mut peers), 400, "they leave one by one: as the packets in flight arrive");
     acknowledge(&mut peers, 64);
     assert_eq!(room(&mut peers), 368, "it shrinks by half of that");
     acknowledge(&mut peers, 640);
@@ -262,7 +262,7 @@ fn a_ring_is_taken_to_hold_more_while_super_packets_leave_and_nothing_is_lost() 
     assert_eq!(room(&mut peers), 100);
     acknowledge(&mut peers, 512);
     assert_eq!(room(&mut peers), 400, "forgotten");
-    assert_eq!(peers.get(PeerId::OWN).room_for(1).datagrams, 4, "our own is what it is");
+    assert_eq!(peers.get(PeerId::OWN).room_for(1).datagrams, 4, "our own is the same");
     let smaller = Budget { bytes: 50 * 133_118, datagrams: 50 };
     peers.join((OURS, [10, 0, 0, 2].into()), QPN, smaller, PeerKind::Rocinante(Places));
     assert_eq!(
@@ -359,5 +359,5 @@ fn a_peer_speaks_for_the_slots_that_it_has() {
     let takes = Pacing { packet_ns: 100, ..Pacing::default() };
     peers.recognised([10, 0, 0, 2].into(), 1, takes);
     let told = [first, second, other].map(|id| peers.get(id).takes.map(|takes| takes.packet_ns));
-    assert_eq!(told, [Some(100), None, None], "it has one slot, and another peer said nothing");
+    assert_eq!(told, [Some(100), None, None], "it has one slot; another peer is unknown");
 }

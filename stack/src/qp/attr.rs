@@ -41,7 +41,7 @@ pub struct QpInit {
     pub context: u64,
 }
 
-/// Where the peer is: the address vector, with what the caller knows of its receive queue.
+/// The peer: the address vector, with the caller's knowledge of its receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerAddress {
     /// Our address.
@@ -50,9 +50,9 @@ pub struct PeerAddress {
     pub remote: IpAddr,
     /// The caller's name for the path, handed to [`TxSink::send`](crate::TxSink::send).
     pub path: u32,
-    /// What the peer's receive queue holds; [`Budget::STANDARD`] of a standard peer.
+    /// The capacity of the peer's receive queue; [`Budget::STANDARD`] of a standard peer.
     pub budget: Budget,
-    /// Whether the peer is another Rocinante, and what fills its receive queue.
+    /// Whether the peer is another Rocinante, and the kind of its receive queue.
     pub kind: PeerKind,
 }
 
@@ -140,7 +140,7 @@ macro_rules! kept {
         }
 
         impl Kept {
-            /// Takes what a change sets.
+            /// Takes the values that a change sets.
             pub(crate) fn merge(&mut self, attr: &QpAttr) {
                 $( self.$field = attr.$field.or(self.$field); )*
                 if let Some(path) = attr.alt_path {

@@ -1,5 +1,5 @@
 //! The incoming message of a connection: its packets are checked and placed, one after the other.
-//! The responder of the service decides which packet is next, and what follows from a refusal.
+//! The responder of the service decides which packet is next, and how it answers a refusal.
 //!
 //! The order of the checks is the protocol's: opcode sequence, opcode validity, resources, length,
 //! key, then execution (`rxe_resp.c` has the same pipeline).
@@ -12,7 +12,7 @@ use crate::types::{Key, Mtu, Qpn};
 use crate::verbs::{WcOpcode, WcStatus};
 use crate::wire::{NakCode, Packet, Place};
 
-/// What the connection permits.
+/// Permissions of the connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rights {
     /// The identity with which it accesses memory.

@@ -31,7 +31,8 @@ use crate::verbs::{Completions, Cqe, QpEvent, QpState, SendOp, WcOpcode, WcStatu
 /// How soon an engine must transmit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
-    /// There is nothing to send, or what is in flight will have the engine driven again.
+    /// There is nothing to send, or a response to the packets in flight will have the engine
+    /// driven.
     Idle,
     /// By this time at the latest. Until then it may wait and leave with more.
     By(Time),
@@ -94,7 +95,7 @@ pub(crate) struct Core {
     last_wqe_reported: bool,
     /// Whether the event is wanted that all work begun before SQD is done.
     pub(crate) drain_wanted: bool,
-    /// When its peer is asked what it is, if a packet leaves then.
+    /// When its peer gets the recognition question, if a packet leaves then.
     pub(crate) ask_at: Time,
 }
 
@@ -215,7 +216,7 @@ impl Core {
         events.push(self.qpn, QpEvent::SqDrained);
     }
 
-    /// What the connection permits.
+    /// Permissions of the connection.
     pub(crate) fn rights(&self, mtu: Mtu) -> Rights {
         Rights {
             by: self.accessor(),

@@ -67,7 +67,7 @@ impl RequestPacket {
 pub(crate) struct Target {
     pub(crate) path: u32,
     pub(crate) qpn: Qpn,
-    /// What a datagram says of its sender.
+    /// The header of a datagram that names its sender.
     pub(crate) deth: Option<Deth>,
 }
 

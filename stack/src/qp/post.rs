@@ -19,8 +19,9 @@ pub struct SendLimits {
 }
 
 impl SendLimits {
-    /// The limits of a queue pair of this type, with at most so many scatter-gather elements and
-    /// bytes of inline data in a request. A datagram must fit `mtu`, the MTU of the port.
+    /// The limits of a queue pair of this type, with at most `max_sge` scatter-gather elements and
+    /// `max_inline` bytes of inline data in a request. A datagram must fit `mtu`, the MTU of the
+    /// port.
     #[must_use]
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "2^31 and the lesser of two fit")]
@@ -94,7 +95,7 @@ fn check_special(op: &SendOp, len: u64) -> Result<u32, PostError> {
 }
 
 /// Checks a receive request of a queue whose requests have at most `max_sge` scatter-gather
-/// elements. Returns how many bytes it has room for.
+/// elements. Returns its room in bytes.
 ///
 /// # Errors
 /// [`PostError::TooManySges`], [`PostError::TooLong`].

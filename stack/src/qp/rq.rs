@@ -91,7 +91,7 @@ impl RecvQueue {
         (self.head < self.tail).then(|| self.wqes[self.slot(self.head)].wr_id)
     }
 
-    /// How many bytes the oldest request has room for.
+    /// The room of the oldest request, in bytes.
     pub(crate) fn room(&self) -> u32 {
         self.wqes[self.slot(self.head)].len
     }

@@ -14,8 +14,8 @@ use crate::types::{Mtu, Seq, counts};
 use crate::verbs::{SendData, SendOp, SendWr};
 use crate::wire::Opcode;
 
-/// The index of a work request in its send queue: how many were posted before it since the queue
-/// was made.
+/// The index of a work request in its send queue: the number of requests that were posted before it
+/// since the queue was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct WqeIndex(u64);
 
@@ -30,11 +30,11 @@ pub(crate) struct Wqe {
     pub(crate) first: Seq,
     /// Sum of the costs of all packets of the SENDs and WRITEs before it.
     before: CostSum,
-    /// How many PSNs it has: one for a message without payload, none for a request that sends
+    /// Number of its PSNs: one for a message without payload, none for a request that sends
     /// nothing.
     packets: u32,
-    /// How many messages the peer has completed after this one, modulo 2^32: the count in the
-    /// peer's AETHs. A READ that is split into several requests is as many messages.
+    /// Number of messages that the peer has completed after this one, modulo 2^32: the count in the
+    /// peer's AETHs. A READ that is split into several requests counts one message for each.
     pub(crate) messages: u32,
     /// Message length in bytes.
     pub(crate) len: u32,

@@ -5,7 +5,7 @@ use core::fmt;
 
 use crate::stats::{Counters, QpCounters};
 
-/// What a queue pair sent and received. Packets are counted where the queue pair is only borrowed.
+/// Counters of a queue pair. Packets are counted where the queue pair is only borrowed.
 #[derive(Default)]
 pub(crate) struct Tally {
     sent_pkts: Cell<u64>,
@@ -36,7 +36,7 @@ impl Tally {
         add(&self.sent_bytes, payload as u64);
     }
 
-    /// So many packets that left had left before.
+    /// `count` of the packets that left were retransmissions.
     #[inline]
     pub(crate) fn sent_again(&self, counters: &mut Counters, count: u32) {
         counters.retransmitted_pkts += u64::from(count);
@@ -62,13 +62,13 @@ impl Tally {
         bump(&self.local_ack_timeout_err);
     }
 
-    /// The peer said that a packet is missing.
+    /// The peer reported a missing packet.
     pub(crate) fn missed(&self, counters: &mut Counters) {
         counters.rcvd_seq_err += 1;
         bump(&self.rcvd_seq_err);
     }
 
-    /// The peer said that it has no receive.
+    /// The peer reported that it has no receive.
     pub(crate) fn not_ready(&self, counters: &mut Counters) {
         counters.rcvd_rnr_err += 1;
         bump(&self.rcvd_rnr_err);
@@ -94,5 +94,5 @@ impl fmt::Debug for Tally {
     }
 }
 
-/// So many bytes of each queue pair, no more.
+/// The size in each queue pair, no more.
 const _: () = assert!(size_of::<Tally>() == 48);

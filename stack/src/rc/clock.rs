@@ -1,8 +1,7 @@
-//! What a queue pair does when time has passed: one deadline, the earliest of several.
+//! The timers of a queue pair: one deadline, the earliest of several.
 //!
-//! The acknowledgement timeout and its retries are what the program asked for, neither earlier nor
-//! later, however often the queue pair asks in between. Those questions cost no retry: see
-//! [`Clock::probe`].
+//! The acknowledgement timeout and its retries are those that the program set, neither earlier nor
+//! later, however often the queue pair probes in between. Probes cost no retry: see [`Qp::probe`].
 
 use crate::peer::PeerKind;
 use crate::rc::Qp;
@@ -12,9 +11,9 @@ use crate::shared::Shared;
 use crate::types::Time;
 use crate::verbs::{Completions, WcStatus};
 
-/// A peer that needed no longer than this is not asked: it may only be busy.
+/// A peer that is silent for no longer than this is not probed: it may only be busy.
 pub(super) const PATIENCE_NS: u64 = 2_000_000;
-/// Questions after which it is not asked more rarely any more.
+/// Probes after which the time between two of them no longer doubles.
 const DOUBLINGS: u32 = 8;
 
 /// When something is to be done, or [`Time::NEVER`]: each queue pair has these, so they are short.
@@ -23,14 +22,14 @@ pub(super) struct Clock {
     /// The acknowledgement timeout.
     ack_timeout: Time,
     /// Nothing came back for several round trips: the last packet, or its acknowledgement, may be
-    /// lost, which nothing that follows would tell. It is sent again, and asks.
+    /// lost, and no later packet would show it. It is sent again, with AckReq.
     tail_probe: Time,
     /// More may be sent.
     pacing: Time,
-    /// Questions since something was acknowledged.
+    /// Probes since something was acknowledged.
     probes: u32,
-    /// A NAK came since something was acknowledged. Its sender says no more, whatever comes, until
-    /// what it misses arrives.
+    /// A NAK came since something was acknowledged. Its sender stays silent until the packet that
+    /// it misses arrives.
     pub(super) complained: bool,
 }
 
@@ -49,8 +48,8 @@ impl Clock {
         self.complained = false;
     }
 
-    /// Whether nothing was asked since something was acknowledged: what comes then answers what was
-    /// sent at first.
+    /// Whether no probe left since something was acknowledged: a response that comes now answers
+    /// the original packets.
     pub(super) fn has_not_asked(&self) -> bool {
         self.probes == 0
     }
@@ -72,8 +71,8 @@ impl Clock {
 }
 
 impl Qp {
-    /// Whether the peer was asked nothing: what is outstanding left without asking, so the peer
-    /// need not answer yet.
+    /// Whether the peer owes no response: the packets in flight left without AckReq, and no probe
+    /// followed them.
     #[inline]
     pub(super) fn peer_owes_nothing(&self) -> bool {
         self.requester.asked_nothing() && self.clock.has_not_asked()
@@ -93,7 +92,7 @@ impl Qp {
         self.schedule(shared);
     }
 
-    /// Whether the acknowledgement timer runs; or, where there is none, the questions.
+    /// Whether the acknowledgement timer runs; or, where there is none, the probe timer.
     #[inline]
     pub(super) fn is_armed(&self) -> bool {
         let Clock { ack_timeout, tail_probe, .. } = self.clock;
@@ -107,7 +106,7 @@ impl Qp {
         self.core.deadline.clear();
     }
 
-    /// Nothing is awaited any more, nor for long: a thread that was idle but for a question is not
+    /// Nothing is awaited any more, nor for long: a thread that was idle but for a probe is not
     /// woken again because of it.
     #[cold]
     pub(super) fn forget_deadline(&mut self, shared: &mut Shared) {
@@ -132,13 +131,13 @@ impl Qp {
         Some(4096 << exponent)
     }
 
-    /// When the acknowledgement of what leaves now must be there.
+    /// The time by which the acknowledgement of a packet that leaves now is due.
     #[inline]
     fn answer_by(&self, now: Time) -> Time {
         self.timeout().map_or(Time::NEVER, |timeout| now.after(timeout))
     }
 
-    /// What was sent at `now` left at `left` only: so the timer starts then.
+    /// The packets sent at `now` left only at `left`: the timer starts then.
     pub(crate) fn left_late(&mut self, now: Time, left: Time, shared: &mut Shared) {
         if let Some(timeout) = self.timeout()
             && self.clock.ack_timeout == now.after(timeout)
@@ -168,8 +167,8 @@ impl Qp {
             return self.disarm();
         }
         if Clock::is_due(&mut self.clock.ack_timeout, now) {
-            // Nothing asked: we did not run for so long that the probe is late as well, or what was
-            // to ask waits for credit. The peer has its time from now on.
+            // No AckReq left: we did not run for so long that the probe is late as well, or the
+            // packet with the AckReq waits for credit. The peer's time starts now.
             if self.peer_owes_nothing() && self.probe(now, shared) {
                 self.clock.ack_timeout = self.answer_by(now);
                 sends = true;
@@ -185,19 +184,20 @@ impl Qp {
         self.schedule(shared);
     }
 
-    /// Asks what became of what was sent.
+    /// Probes: asks for an acknowledgement of the packets in flight. Returns whether that may be
+    /// now.
     fn probe(&mut self, now: Time, shared: &mut Shared) -> bool {
         let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
         if self.requester.permit(Want::Probe, sq, limits, peers).packets == 0 {
             return false;
         }
         let repairs = self.requester.recovery.all_again();
-        // One of us complains again when asked; of others a NAK may be lost, and they do not repeat
-        // themselves.
+        // A Rocinante repeats its NAK when probed; a standard responder does not. Its NAK may be
+        // lost, so go back to `snd_una`.
         let standard = self.core.peer().is_none_or(|peer| peer.kind == PeerKind::Standard);
         let deaf = standard && (self.clock.complained || self.clock.probes > 0);
         if repairs {
-            // What is missing asks in the place of the last packet.
+            // The missing packet asks in the place of the last packet.
         } else if deaf {
             let una = self.requester.snd_una();
             self.requester.control.on_timeout(now);
@@ -211,7 +211,7 @@ impl Qp {
         true
     }
 
-    /// Nothing is asked for a while: something was heard, or was asked just now.
+    /// Puts the probe off: the peer responded, or was probed just now.
     pub(super) fn put_off_probe(&mut self, now: Time) {
         let patience = (4 * self.requester.round_trip.srtt()).max(PATIENCE_NS);
         self.clock.tail_probe = now.after(patience << self.clock.probes.min(DOUBLINGS));
@@ -220,7 +220,7 @@ impl Qp {
     fn timed_out<H: Completions>(&mut self, now: Time, shared: &mut Shared, host: &mut H) {
         if !self.requester.outstanding() {
             if core::mem::take(&mut self.waits_to_send) {
-                // Others hold the room, and may hold it for ever: ask for a sign of life without.
+                // Others hold the room, and may hold it for ever: probe without room.
                 self.requester.recovery.set_probe(Probe::Timeout);
                 shared.enqueue(self.core.slot, &mut self.core.queued);
             }
@@ -241,8 +241,8 @@ impl Qp {
         self.requester.recovery.on_timeout();
         self.requester.answers_lost(&mut shared.peers);
         self.requester.go_back(una, &self.core.sq, &self.limits, &mut shared.peers);
-        // One packet asks again, whether or not there is room: in line for that, behind others that
-        // ask the same dead in vain, each try would take twice as long.
+        // One packet asks again, whether or not there is room. In line behind others that ask the
+        // same dead peer in vain, each try would take twice as long.
         self.requester.recovery.set_probe(Probe::Timeout);
         // Counts from now if nothing can be sent, and else from when it leaves.
         self.arm(now, shared);

@@ -1,4 +1,4 @@
-//! The completer: what a response means for the requester. It judges; the queue pair acts.
+//! The completer: the meaning of a response for the requester. It judges; the queue pair acts.
 
 use crate::types::Seq;
 use crate::verbs::WcStatus;
@@ -16,9 +16,9 @@ pub(super) enum Verdict {
     RnrWait { to: Seq, timer: u8 },
     /// Everything before `to` is acknowledged; the request at `to` failed.
     Fatal { to: Seq, status: WcStatus },
-    /// Old news.
+    /// It was acknowledged before.
     Duplicate,
-    /// It answers nothing that was asked.
+    /// It answers no request.
     Ghost,
     /// A reserved syndrome.
     BadSyndrome,
@@ -33,7 +33,7 @@ pub(super) enum Why {
     Implied,
 }
 
-/// Judges an acknowledgement of `psn`, given what is unacknowledged (`una..sent`) and the PSN of
+/// Judges an acknowledgement of `psn`, given the unacknowledged PSNs (`una..sent`) and the PSN of
 /// the oldest response with data that is still to come.
 ///
 /// An acknowledgement covers all before it, except that a READ or atomic is acknowledged only by
@@ -52,7 +52,7 @@ pub(super) fn judge(
         return Verdict::Duplicate;
     }
     let kind = syndrome.kind();
-    // What a NAK of `psn` acknowledges ends before it, what an ACK acknowledges ends with it.
+    // A NAK acknowledges the packets before `psn`, an ACK that of `psn`, too.
     let to = match kind {
         AckKind::Ack { .. } => psn + 1,
         _ => psn,
@@ -91,9 +91,9 @@ pub(super) enum DataVerdict {
     Take,
     /// One before it is missing: send the request again from there on.
     Retry { from: Seq },
-    /// Old news.
+    /// It arrived before.
     Duplicate,
-    /// It answers nothing that was asked.
+    /// It answers no request.
     Ghost,
 }
 
@@ -108,7 +108,7 @@ pub(super) fn judge_data(psn: Seq, una: Seq, sent: Seq, gate: Option<Seq>) -> Da
     match gate {
         Some(expected) if psn == expected => DataVerdict::Take,
         Some(expected) if psn > expected => DataVerdict::Retry { from: expected },
-        // Between what is acknowledged and the next READ stand other requests: nothing there has
+        // The PSNs from `una` to the next READ are those of other requests, whose responses have no
         // data.
         _ => DataVerdict::Ghost,
     }

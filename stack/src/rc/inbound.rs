@@ -27,7 +27,7 @@ impl Qp {
         }
     }
 
-    /// Executes what was held, up to the next that is missing.
+    /// Executes the packets that were held, up to the next that is missing.
     #[cold]
     fn take_held<H: Memory + Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         let mut taken = false;
@@ -46,7 +46,7 @@ impl Qp {
         }
     }
 
-    /// A request after a gap is held, if it can be; returns whether the peer should hear of it.
+    /// A request after a gap is held, if it can be. Returns whether the peer should get a report.
     #[cold]
     fn hold(&mut self, packet: &Packet<'_>, psn: Seq, report: bool, shared: &mut Shared) -> bool {
         let hold = self.limits.selective && self.responder.reports_gaps();
@@ -114,7 +114,7 @@ impl Qp {
         }
     }
 
-    /// Owes the peer an acknowledgement of what arrived and did not ask for any.
+    /// Owes the peer an acknowledgement of the packets that arrived without AckReq.
     #[cold]
     pub(crate) fn acknowledge_unasked(&mut self, shared: &mut Shared) {
         if self.responder.owe_unasked() {
@@ -122,7 +122,8 @@ impl Qp {
         }
     }
 
-    /// A SEND would have invalidated what it may not: it is acknowledged, and nothing after it is.
+    /// A SEND would have invalidated a key that it may not: it is acknowledged, and nothing after
+    /// it is.
     #[cold]
     fn invalidated_nothing<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         shared.counters.remote_access_errors += 1;

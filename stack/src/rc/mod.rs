@@ -1,7 +1,7 @@
 //! The reliable connection: one queue pair, its requester, completer and responder.
 //!
-//! The roles never call each other. They return what they found or decided, and the queue pair
-//! applies it.
+//! The roles never call each other. They return their findings and decisions, and the queue pair
+//! applies them.
 
 mod clock;
 mod completer;
@@ -100,7 +100,7 @@ impl Qp {
         self.responder.min_rnr_timer = self.core.attr.min_rnr_timer.unwrap_or(0);
         match to {
             QpState::Reset => self.reset(shared),
-            // One that broke already says no more than it has to say.
+            // One that broke already keeps the responses that it owes.
             QpState::Err if from != to => {
                 self.responder.stop();
                 self.break_down(shared, host);
@@ -134,8 +134,8 @@ impl Qp {
         self.responder.stop();
     }
 
-    /// Leaves receivers and their wait queues, the timers, and what it holds of a shared receive
-    /// queue.
+    /// Leaves receivers, their wait queues and the timers, and returns its packets of a shared
+    /// receive queue.
     pub(crate) fn detach(&mut self, shared: &mut Shared) {
         self.core.give_back(&mut shared.srqs);
         self.requester.release_all(&self.limits, &mut shared.peers, &mut shared.lists);
@@ -165,7 +165,7 @@ impl Qp {
         self.core.ask_at = Self::ask_at(&peer, shared);
         self.source = SourceCheck::default();
         let psn = self.core.attr.rq_psn.unwrap_or_default().first();
-        // What is shared can be promised to nobody.
+        // Receives that queue pairs share cannot be promised to one peer.
         let advertise = shared.config.advertise_credits && self.core.init.srq.is_none();
         self.responder.start(psn, self.core.attr.max_dest_rd_atomic.unwrap_or(0), advertise);
     }
@@ -180,7 +180,7 @@ impl Qp {
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
     }
 
-    /// What nothing is known of yet: the path to this peer.
+    /// The control of a new path to this peer, of which nothing is known yet.
     fn control_to(&self, peer: &PeerAddress, shared: &Shared) -> SendControl {
         let rd = self.core.attr.max_rd_atomic.unwrap_or(0);
         let mtu = self.limits.mtu;
@@ -191,8 +191,8 @@ impl Qp {
     }
 
     /// The same queue pair of the peer is reached by another path, perhaps at another address. All
-    /// that left was acknowledged, so PSNs go on and nothing is repeated. What the peer told of
-    /// itself holds for its address only.
+    /// packets that left were acknowledged, so PSNs go on and nothing is repeated. The peer's
+    /// introduction holds for its address only.
     #[cold]
     fn take_path(&mut self, before: PeerAddress, shared: &mut Shared) {
         let Some(peer) = &mut self.core.attr.peer else { return };
@@ -218,18 +218,18 @@ impl Qp {
         self.requester.take_path(control);
     }
 
-    /// Whether what comes too early is held, and what is missing is reported.
+    /// Whether packets that come too early are held, and missing ones are reported.
     fn is_selective(peer: &PeerAddress, shared: &Shared) -> bool {
         shared.config.reorder_packets_max > 0 && peer.kind.is_rocinante()
     }
 
-    /// When a peer is asked what it is.
+    /// When a peer gets the recognition question.
     fn ask_at(peer: &PeerAddress, shared: &Shared) -> Time {
         let asks = shared.config.recognises && peer.kind == PeerKind::Standard;
         if asks { Time(0) } else { Time::NEVER }
     }
 
-    /// Before its turn: what is known of the peer meanwhile holds from now on.
+    /// Before its turn: adopts the peer's introduction, if one has arrived.
     #[cold]
     pub(crate) fn greet(&mut self, now: Time, shared: &mut Shared) {
         let remote = self.core.peer().map(|peer| peer.remote);
@@ -243,7 +243,7 @@ impl Qp {
         }
     }
 
-    /// If more packets left than `sent` for a peer of which nothing is known, it is asked.
+    /// Asks an unknown peer, if more packets than `sent` left for it.
     #[cold]
     pub(crate) fn met(&mut self, sent: u64, now: Time, shared: &mut Shared) {
         let Some(PeerAddress { local, remote, .. }) = self.core.peer().copied() else { return };
@@ -251,13 +251,13 @@ impl Qp {
             return;
         }
         let to = Stranger { local, remote };
-        // What is known was taken over before the turn.
+        // A known introduction was adopted before the turn.
         self.core.ask_at = shared.recognition.meet(now, to, &mut shared.counters).again;
     }
 
-    /// The peer said that it is one of us. From now on what comes too early is held, and what is
-    /// missing is reported; the window is what the peer has room for. Whether it knows as much of
-    /// us does not matter: it may always go back as the specification says, and need not report.
+    /// The peer introduced itself as a Rocinante. From now on packets that come too early are held,
+    /// missing ones are reported, and the window is the peer's room. The peer need not know the
+    /// same of us: it may always go back as the specification says, and need not report.
     #[cold]
     pub(crate) fn recognise(&mut self, told: &Introduction, shared: &mut Shared) {
         let dest = self.core.attr.dest_qpn.filter(|dest| dest.slot() < told.slots);
@@ -292,13 +292,13 @@ impl Qp {
         }
     }
 
-    /// How many packets it holds for what is missing before them, and how many responses it keeps.
+    /// Number of packets held behind a gap, and of responses kept.
     pub(crate) fn holds(&self) -> (usize, usize) {
         (self.held.len(), self.responder.records())
     }
 
-    /// Whether it has something to send, and nobody will let it: it has no turn, waits for no
-    /// credit, and no answer is to come.
+    /// Whether it has something to send, and nothing will let it: it has no turn, waits for no
+    /// credit, and no response is to come.
     pub(crate) fn is_forgotten(&self) -> bool {
         let Core { queued, waiting, state, sq, .. } = &self.core;
         let waits = *queued || waiting.is_some();
@@ -306,7 +306,7 @@ impl Qp {
     }
 
     pub(crate) fn is_busy(&self) -> bool {
-        // Of what is quiet nothing comes back that would make anybody drive.
+        // A quiet request brings no response that would have the engine driven.
         let sq = &self.core.sq;
         let awaits = self.requester.outstanding() && !self.requester.is_quiet(sq);
         let pending = awaits || self.requester.cursor() != sq.tail;
@@ -332,7 +332,7 @@ impl Qp {
         self.core.flush(&mut shared.srqs, &mut shared.events, host);
     }
 
-    /// A packet came that was marked on its way: its sender is told.
+    /// A packet came with a congestion mark: its sender gets a notification.
     #[cold]
     pub(crate) fn marked(&mut self, now: Time, shared: &mut Shared) {
         if self.notifier.marked(now) {
@@ -340,7 +340,7 @@ impl Qp {
         }
     }
 
-    /// The peer says that packets of ours are marked on their way.
+    /// The peer reports that our packets were marked (CNP).
     #[cold]
     pub(crate) fn notified(&mut self, now: Time) {
         let Requester { control, round_trip, .. } = &mut self.requester;

@@ -1,4 +1,4 @@
-//! Responses from the peer and the passing of time: what they mean for the requests under way.
+//! Responses from the peer and the passing of time: their meaning for outstanding requests.
 
 use crate::mem::Memory;
 use crate::qp::sq::WqeIndex;
@@ -201,7 +201,7 @@ impl Qp {
         }
     }
 
-    /// In SQD, says once that all requests that were begun are done.
+    /// In SQD, reports once that all requests that were begun are done.
     #[inline]
     pub(super) fn report_drained(&mut self, shared: &mut Shared) {
         if self.core.awaits_drain() && self.requester.is_drained(&self.core.sq) {
@@ -235,12 +235,12 @@ impl Qp {
             self.requester.answers_lost(&mut shared.peers);
         }
         self.requester.go_back(from, &self.core.sq, &self.limits, &mut shared.peers);
-        // The deadline stays: only progress moves it, so that a peer that complains for ever is
+        // The deadline stays: only progress moves it, so that a peer that repeats NAKs for ever is
         // given up in time.
         shared.enqueue(self.core.slot, &mut self.core.queued);
     }
 
-    /// The peer misses the packet of `from`, and `report` says what it holds of those behind.
+    /// The peer misses the packet of `from`, and `report` lists those behind it that it holds.
     fn repair(&mut self, now: Time, from: Seq, report: &[u8], shared: &mut Shared) {
         let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
         let news = match self.requester.is_behind(from) {
@@ -249,8 +249,8 @@ impl Qp {
         };
         let Requester { control, recovery, round_trip, .. } = &mut self.requester;
         let Some(news) = news else {
-            // It says so of each packet that asks: those that left before it was heard first are
-            // old news.
+            // It repeats the NAK for each packet that asks: for those that left before its first
+            // NAK arrived, that is old news.
             if !recovery.has_gone_back(from, now, round_trip.latest()) {
                 self.retry(now, from, Why::SequenceNak, shared);
             }

@@ -1,10 +1,10 @@
-//! Requests that came too early. Between two of us they are held until what is missing before them
-//! comes, and are then executed in order; the NAK that reports the gap carries which they are, so
-//! that only what is missing is sent again.
+//! Requests that came too early. Between two Rocinantes they are held until the packets missing
+//! before them come, and are then executed in order. The NAK that reports the gap lists them, so
+//! that only missing packets are sent again.
 //!
 //! The report is the payload of the NAK, which has none otherwise: a bitmap whose bit `i % 8` of
 //! byte `i / 8` stands for PSN + `i`, with the PSN of the NAK; a multiple of four bytes, 128 at
-//! most. It goes to a Rocinante ([`PeerKind`](crate::PeerKind)), and to nobody else.
+//! most. Only a Rocinante ([`PeerKind`](crate::PeerKind)) gets it.
 
 use std::collections::VecDeque;
 
@@ -13,9 +13,9 @@ use crate::wire::{Operation, Packet};
 
 /// PSNs after the first that is missing which are held, and the bits of a report.
 pub(super) const SPAN: u64 = 1024;
-/// So many that were held are worth a report, if nothing else is.
+/// Newly held packets that are worth a report on their own.
 const NEWS: u32 = 32;
-/// And fewer, where something else is missing before them.
+/// Fewer are, where another packet is missing before them.
 const GAP_NEWS: u32 = 8;
 /// The longest packet: BTH, RETH, immediate data, payload, ICRC.
 const BLOCK: usize = 12 + 16 + 4 + 4096 + 4;
@@ -42,7 +42,7 @@ impl Block {
 #[derive(Debug)]
 pub(crate) struct ReorderSlab {
     free: Vec<Block>,
-    /// What may still be allocated.
+    /// Packets for which memory may still be allocated.
     left: u32,
 }
 
@@ -88,16 +88,16 @@ impl ReorderSlab {
     }
 }
 
-/// What became of a packet that came too early.
+/// The treatment of a packet that came too early.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Hold {
     /// Else it was dropped.
     pub(super) held: bool,
-    /// Whether the peer should hear of it.
+    /// Whether the peer should get a report.
     pub(super) news: bool,
 }
 
-/// What a queue pair holds.
+/// The packets that a queue pair holds.
 #[derive(Debug, Default)]
 pub(super) struct ReorderBuffer {
     /// From the expected PSN on.
@@ -105,7 +105,7 @@ pub(super) struct ReorderBuffer {
     /// The PSN of the first place.
     first: Seq,
     count: u32,
-    /// Those that no report told of.
+    /// Held packets that no report has listed.
     news: u32,
     /// Something was dropped, for want of memory or because it is not held.
     overflowed: bool,
@@ -141,7 +141,7 @@ impl ReorderBuffer {
         if self.places.get(at).is_some_and(Option::is_some) {
             return Hold { held: true, news: asked };
         }
-        // Each queue pair leaves as much as it has to the others.
+        // Each queue pair leaves the others at least one block for each that it takes.
         let room = self.count < store.unused();
         let Some(block) = room.then(|| store.copy(packet.bytes())).flatten() else {
             return self.drop_one();
@@ -156,7 +156,7 @@ impl ReorderBuffer {
         Hold { held: true, news: asked || next == 0 || another_gap || self.news >= NEWS }
     }
 
-    /// The first that is dropped is told of: what was sent in its place may have been lost, too.
+    /// The first dropped packet is reported: the retransmission before it may have been lost, too.
     fn drop_one(&mut self) -> Hold {
         Hold { held: false, news: !core::mem::replace(&mut self.overflowed, true) }
     }
@@ -199,7 +199,7 @@ impl ReorderBuffer {
         }
     }
 
-    /// It was told what is held.
+    /// The peer has a report of all held packets.
     pub(super) fn reported(&mut self) {
         self.news = 0;
     }

@@ -1,4 +1,4 @@
-//! What a queue pair puts on the wire: responses that somebody waits for, then requests, then a
+//! The transmit order of a queue pair: responses that the peer waits for, then requests, then a
 //! plain acknowledgement. A frame is reserved before anything changes, so that nothing has to be
 //! taken back.
 
@@ -22,7 +22,7 @@ use crate::wire::{Aeth, NakCode, Opcode, Place, Syndrome, bth};
 const CNP_RESERVED: usize = 16;
 
 impl Qp {
-    /// Sends up to `quantum` packets, which it counts down; says how that ended, and whether a
+    /// Sends up to `quantum` packets, which it counts down. Returns how that ended, and whether a
     /// request left.
     #[inline]
     pub(crate) fn transmit<H: Memory + Completions>(
@@ -78,8 +78,8 @@ impl Qp {
         (self.transmit_acknowledgement(turn, shared, host, sink), sent)
     }
 
-    /// Sends a plain acknowledgement if one is due: last, because a request is what the peer's
-    /// program waits for.
+    /// Sends a plain acknowledgement if one is due: last, because the peer's program waits for a
+    /// request.
     fn transmit_acknowledgement<H: Memory + Completions>(
         &mut self,
         turn: TurnEnd,
@@ -255,8 +255,8 @@ impl Qp {
         }
     }
 
-    /// Whether what is planned goes on although the turn is over: a run that was begun is not cut
-    /// short, and what sends nothing costs the others nothing.
+    /// Whether the plan goes on although the turn is over: a run that was begun is not cut short,
+    /// and a request that sends nothing costs the others nothing.
     fn continues_beyond_turn(&self, plan: &Plan) -> bool {
         match plan {
             Plan::Burst(_) => {
@@ -308,7 +308,7 @@ impl Qp {
         sent
     }
 
-    /// Tells the peer that its packets are marked on their way.
+    /// Notifies the peer that its packets were marked (CNP).
     #[cold]
     fn send_notification(&self, shared: &mut Shared, sink: &mut impl TxSink) -> Sent {
         let Some(to) = self.core.target() else { return Sent::Refused };

@@ -34,17 +34,17 @@ limits! {
     Rnr "rnr",
     /// A request waits for all before it: one with a fence, or an invalidation.
     Fence "fence",
-    /// As many READs and atomics are outstanding as `max_rd_atomic` allows.
+    /// The number of outstanding READs and atomics is at `max_rd_atomic`.
     RdAtomic "rd_atomic",
     /// The responder has no receive for a further message (end-to-end credits).
     Credits "credits",
-    /// What is known to be lost must arrive first.
+    /// Lost packets must arrive first.
     Recovering "recovering",
-    /// As many packets are in flight as the congestion window allows.
+    /// The packets in flight fill the congestion window.
     CongestionWindow "congestion_window",
     /// More may leave as time passes: after a loss, or for an unreliable receiver.
     Pacing "pacing",
-    /// As many packets of READ responses are in flight as the read window allows.
+    /// The packets of READ responses in flight fill the read window.
     ReadWindow "read_window",
     /// More packets are awaited, so that a super-packet is filled.
     Batch "batch",

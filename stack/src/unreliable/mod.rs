@@ -135,7 +135,7 @@ impl Qp {
         connection.source = SourceCheck::default();
     }
 
-    /// Sends what is posted, from the next message on.
+    /// Sends the posted requests, from the next message on.
     fn go(&mut self, shared: &mut Shared) {
         let sq = &self.core.sq;
         if sq.is_empty() {
@@ -146,8 +146,8 @@ impl Qp {
         shared.enqueue(self.core.slot, &mut self.core.queued);
     }
 
-    /// Leaves the peer's receive queue and the timers, and returns what it holds of a shared
-    /// receive queue.
+    /// Leaves the peer's receive queue and the timers, and returns its packets of a shared receive
+    /// queue.
     pub(crate) fn detach(&mut self, shared: &mut Shared) {
         self.core.give_back(&mut shared.srqs);
         if let Some(connection) = self.connection.take() {

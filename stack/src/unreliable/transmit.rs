@@ -1,4 +1,5 @@
-//! What an unreliable queue pair sends, as far as the sink has room and the receiver's pace allows.
+//! The transmit path of an unreliable queue pair, as far as the sink has room and the receiver's
+//! pace allows.
 
 use super::Qp;
 use crate::mem::Memory;
@@ -15,7 +16,7 @@ use crate::verbs::{Completions, Destination, QpState, SendOp, WcStatus};
 use crate::wire::{Deth, Opcode};
 
 impl Qp {
-    /// Sends up to `quantum` packets, which it counts down; says how that ended.
+    /// Sends up to `quantum` packets, which it counts down. Returns how that ended.
     #[inline]
     pub(crate) fn transmit<H: Memory + Completions>(
         &mut self,
@@ -131,7 +132,7 @@ impl Qp {
     }
 
     /// The oldest request cannot be executed: it fails, those behind it are flushed, and none is
-    /// sent until the queue pair is RTS again. What comes in goes on.
+    /// sent until the queue pair is RTS again. Receiving goes on.
     fn local_fault<H: Completions>(&mut self, status: WcStatus, retired: u32, host: &mut H) {
         if retired > 0 {
             host.send_retired(self.core.init.cookie, retired);

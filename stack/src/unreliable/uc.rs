@@ -28,7 +28,7 @@ pub(super) struct Connection {
     message: Message,
 }
 
-/// What became of a packet.
+/// The outcome of a packet.
 #[derive(Debug)]
 enum Outcome {
     Placed,

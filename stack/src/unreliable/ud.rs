@@ -69,8 +69,9 @@ impl Qp {
     }
 }
 
-/// The IP header with which a datagram came, as far as the port told: over IPv4 in the last 20
-/// bytes, after zeros (IBTA annex A17, RoCEv2 \[M\]; `ibv_init_ah_from_wc(3)` looks for it there).
+/// The IP header with which a datagram came, as far as the port reported it: over IPv4 in the last
+/// 20 bytes, after zeros (IBTA annex A17, RoCEv2 \[M\]; `ibv_init_ah_from_wc(3)` looks for it
+/// there).
 fn ip_header(datagram: &Datagram<'_>) -> [u8; GRH_LEN] {
     let mut grh = [0; GRH_LEN];
     #[allow(clippy::cast_possible_truncation)]
@@ -123,8 +124,8 @@ fn checksum(header: &[u8]) -> u16 {
 #[must_use]
 pub fn grh_addresses(grh: &[u8; GRH_LEN]) -> Option<(IpAddr, IpAddr)> {
     let header = &grh[GRH_LEN - IPV4_LEN..];
-    // Before IPv4 there may be anything, such as what an earlier datagram left there; a right
-    // checksum is no accident. Soft-RoCE writes none for what does not leave the machine.
+    // Before IPv4 there may be anything, such as the remains of an earlier datagram; a right
+    // checksum is no accident. Soft-RoCE writes none for datagrams that do not leave the machine.
     let is_ipv6 = grh[0] >> 4 == 6;
     let unsummed = header[10..12] == [0, 0] && header[9] == 17 && !is_ipv6;
     if header[0] == 0x45 && (checksum(header) == 0 || unsummed) {

@@ -65,8 +65,8 @@ impl<'a, const N: usize> From<&'a [u8; N]> for SendData<'a> {
 /// event, and with 0 as its number. Its methods change that: `SendWr::send(b"ping").wr_id(7)`.
 ///
 /// The data of a SEND or a WRITE is a list of registered ranges (`&[Sge]`), or bytes that are
-/// copied when the request is posted (`&[u8]`, `IBV_SEND_INLINE`). A queue pair takes as many
-/// bytes of the second kind as its `max_inline_data`.
+/// copied when the request is posted (`&[u8]`, `IBV_SEND_INLINE`). A queue pair takes at most
+/// `max_inline_data` bytes of the second kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SendWr<'a> {
@@ -126,7 +126,7 @@ impl<'a> SendWr<'a> {
         Self::new(SendOp::Write { remote: address, rkey, imm: None }, data)
     }
 
-    /// RDMA READ from the beginning of `remote`, as many bytes as the list has.
+    /// RDMA READ from the beginning of `remote`, of the length of the list.
     ///
     /// # Panics
     /// If the list is longer than `remote`.

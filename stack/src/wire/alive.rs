@@ -28,7 +28,7 @@ const VERSION: u8 = 1;
 const QUESTION: u16 = 0x0020;
 const ANSWER: u16 = 0x0021;
 const NOTICE: u16 = 0x0022;
-/// Where the connections begin, and what each takes.
+/// The offset of the connections, and the length of each.
 const PAIRS: usize = 48;
 const PAIR: usize = 8;
 
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(&bytes[36..48], [0, 0x52, 0x6f, 0x63, 1, 2, 0, 0, 0, 0, 0, 2]);
         assert_eq!(&bytes[48..56], [1, 2, 3, 0, 0x0a, 0x0b, 0x0c, 0]);
         assert_eq!(&bytes[56..65], [1, 2, 3, 1, 0x0a, 0x0b, 0x0c, 1, 0]);
-        // What does not fit is left out.
+        // Connections that do not fit are left out.
         assert_eq!(pairs(most + 9), pairs(most));
     }
 

@@ -58,7 +58,7 @@ static BEFORE_4096: Moved = Moved::by(4096);
 pub struct Summed {
     /// Its first byte, counted from the BTH on.
     pub at: usize,
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub len: usize,
     /// Its CRC-32, as that of Ethernet and zlib.
     pub crc: u32,

@@ -1,18 +1,18 @@
-//! The datagrams by which two Rocinantes recognise each other: a question, and the answer that says
-//! what the receive queue of the answering side holds.
+//! The datagrams by which two Rocinantes recognise each other: a question, and the answer, which
+//! describes the receive queue of the answering side.
 //!
 //! They are Sends of a vendor's class on QP1 (IBTA volume 1, 16.5 \[M\]: classes 0x30 to 0x4f, with
 //! an organisation's id). A standard peer drops them without an answer: `ib_core` looks for an
-//! agent of the class and the id, and answers only a Get or a Set that nobody takes
-//! (`find_mad_agent` and `generate_unmatched_resp` of Linux, `drivers/infiniband/core/mad.c`);
-//! mlx5 hands such a class through to it (`mlx5_ib_process_mad`), rxe has no handler of its own.
+//! agent of the class and the id, and answers only a Get or a Set that no agent takes
+//! (`find_mad_agent` and `generate_unmatched_resp` of Linux, `drivers/infiniband/core/mad.c`); mlx5
+//! hands such a class through to it (`mlx5_ib_process_mad`), rxe has no handler of its own.
 //!
 //! ```text
 //!  0..24   header: class 0x36, class version 1, method 3 (Send)
 //! 24..37   no segments (RMPP), reserved
 //! 37..40   organisation: 52 6f 63, which is administered locally
 //! 40       version 1
-//! 41       what fills the queue, QueueKind::code     in an answer
+//! 41       kind of the queue, QueueKind::code         in an answer
 //! 42       QPN slots that have such a queue
 //! 43       reserved
 //! 44..48   bytes that a queue holds
@@ -27,7 +27,7 @@ use crate::types::QueueKind;
 /// The class: of a vendor, with an organisation's id.
 const CLASS: u8 = 0x36;
 const CLASS_VERSION: u8 = 1;
-/// "Roc". Its second lowest bit says that no registry gave it out.
+/// "Roc". Its second lowest bit marks an id that no registry gave out.
 const ORGANISATION: [u8; 3] = [0x52, 0x6f, 0x63];
 const VERSION: u8 = 1;
 const QUESTION: u16 = 0x0010;
@@ -67,17 +67,17 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// What a Rocinante says of its receive queues.
+/// A Rocinante's introduction: its receive queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Introduction {
     /// Bytes that a queue holds, as `Budget` counts them.
     pub bytes: u32,
     /// Datagrams that it holds.
     pub datagrams: u32,
-    /// What fills it.
+    /// The kind of the queue.
     pub queue: QueueKind,
     /// Queue pairs whose numbers have an upper byte below this are behind such queues, one for each
-    /// upper byte. Nothing is said of others.
+    /// upper byte. It does not describe others.
     pub slots: u8,
     /// Nanoseconds that it takes for a datagram.
     pub packet_ns: u32,
@@ -90,8 +90,8 @@ pub struct Introduction {
 pub enum RecognitionMad {
     /// Are you a Rocinante?
     Question,
-    /// A Rocinante says so; `None` if it does so in a version that is not known here, or in values
-    /// that have no meaning.
+    /// A Rocinante's introduction; `None` if it is of a version that is not known here, or has
+    /// values without a meaning.
     Answer(Option<Introduction>),
     /// Neither, of a version that is not known here.
     Unknown,
@@ -110,7 +110,7 @@ impl RecognitionMad {
         Some((tid, mad))
     }
 
-    /// Its bytes with a transaction id. An answer without an introduction says a version that no
+    /// Its bytes with a transaction id. An answer without an introduction has a version that no
     /// reader knows.
     #[must_use]
     pub fn emit(&self, tid: u64) -> MadBytes {
@@ -186,7 +186,7 @@ mod tests {
             let unknown = Some((7, RecognitionMad::Answer(None)));
             assert_eq!(RecognitionMad::parse(&bytes), unknown, "{at} {value}");
         }
-        // What is asked in a later version is a question still.
+        // A question of a later version is a question still.
         let mut question = RecognitionMad::Question.emit(7);
         question[40] = 2;
         assert_eq!(RecognitionMad::parse(&question), Some((7, RecognitionMad::Question)));

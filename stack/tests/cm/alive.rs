@@ -79,7 +79,7 @@ fn a_peer_that_dies_while_idle_is_noticed_by_either_side() {
     }
 }
 
-/// What the queue pair received last is at most a look older than the manager knows.
+/// The manager's count of received packets is at most one look old.
 #[test]
 fn a_peer_that_dies_in_the_middle_of_traffic_is_noticed_as_soon() {
     for extra in [0, 1, 250, 499, 500, 501, 999] {
@@ -363,7 +363,7 @@ fn a_question_names_one_device_of_an_address() {
 fn answers_without_a_question_change_nothing() {
     let (mut net, a, b) = watched();
     let pair = Pairs::new([(b.0, a.0)]);
-    // Before any question, whatever the id.
+    // Before any question, with any id.
     for tid in [0, 1, u64::MAX] {
         for known in [0, 1] {
             hear(&mut net, B, tid, AliveMad::Answer(pair, known));
@@ -459,7 +459,7 @@ fn a_notice_makes_us_ask_and_ends_nothing() {
     }
     assert!((1..=3).contains(&count(&mut net, (B, "question"))));
     assert_eq!((net.take(B), net.cm[B].len()), (vec![], 1));
-    // What follows at the address says so, and is asked.
+    // The successor at the address sends a notice, and is asked.
     net.cm[A] = ConnectionManager::new(CmConfig { key: [9, 9], ..watching(A) });
     net.run(1_500);
     hear(&mut net, B, 1, AliveMad::Notice(Qpn::new(0x11)));
@@ -574,7 +574,7 @@ fn the_end_of_the_clock_and_periods_without_end_do_no_harm() {
     }
 }
 
-/// What other implementations send on QP1 is none of this, and the other way round.
+/// Messages of other implementations on QP1 are none of these, and the other way round.
 #[test]
 fn they_are_no_messages_of_the_communication_manager() {
     let (mut net, a, b) = watched();

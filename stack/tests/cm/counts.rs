@@ -1,4 +1,4 @@
-//! What a connection manager counts and holds, and what its messages say of it.
+//! The counters and the footprint of a connection manager, and the messages behind them.
 
 use rocinante_stack::cm::{CmEvent, CmFootprint};
 use rocinante_stack::types::Qpn;

@@ -124,7 +124,7 @@ fn who_refuses_says_so() {
     net.cm[B].answer(now, ask, Err(SidrStatus::REJECT), b"no").unwrap();
     net.run(1);
     assert_eq!(net.one(A), CmEvent::Unresolved { query, status: Some(SidrStatus::REJECT) });
-    // After the listener stops, B refuses the questions that its program has not heard of.
+    // After the listener stops, B refuses the questions that its program has not seen.
     let [heard, unheard] = [0, 1].map(|_| resolve(&mut net));
     net.run(1);
     let events = net.take(B);

@@ -91,7 +91,7 @@ fn notes_are_of_connections_that_a_peer_may_have() {
     let noted = net.cm[B].poll_note().unwrap();
     assert_eq!((noted.address, noted.id, noted.note.is_some()), (address(B), b.0, true));
     net.run(1);
-    assert_eq!(net.cm[A].poll_note(), None, "it shares its address with nobody");
+    assert_eq!(net.cm[A].poll_note(), None, "it shares its address with no other");
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn it_is_said_until_the_peer_answers_and_not_for_ever() {
     net.listen(4);
     let (_, b) = net.connected(0x03_0011, 0x22);
     let notes = kept(&mut net);
-    // What the heir sends first is lost.
+    // The heir's first messages are lost.
     net.mute[A] = true;
     go(&mut net, &notes);
     net.run(300);
@@ -180,7 +180,7 @@ fn a_forged_note_ends_no_connection_of_ones_own_and_takes_half_of_the_room_at_mo
     assert!(
         matches!(CmMessage::parse(&dreq.mad).unwrap().1, CmMessage::Dreq(it) if it.local != CommId(0))
     );
-    // What one shares with nobody is nobody's to end.
+    // A device that shares its address with no other ends no connection of others.
     let mut alone = ConnectionManager::new(config(A));
     alone.end_for(Time(1), address(A), &note);
     assert!(alone.is_empty() && alone.poll_transmit().is_none());

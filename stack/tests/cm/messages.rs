@@ -1,4 +1,4 @@
-//! Messages sent: their transactions, the data that fits, and what happens without room.
+//! Messages sent: their transactions, the data that fits, and the lack of room.
 
 use rocinante_stack::cm::{Accept, CmError, CmEvent};
 use rocinante_stack::types::Qpn;
@@ -74,6 +74,6 @@ fn each_question_is_a_transaction_of_its_own() {
     let (CmMessage::Dreq(dreq), CmMessage::Req(req)) = (end.1, ask.1) else { panic!() };
     for (tid, id) in [(end.0.tid, dreq.local), (ask.0.tid, req.local)] {
         assert_eq!(tid as u32, id.0, "it ends with the number of the connection");
-        assert_ne!(tid >> 32, 0, "and begins with one that nobody knows");
+        assert_ne!(tid >> 32, 0, "and begins with an unknown one");
     }
 }

@@ -1,5 +1,5 @@
 //! Where listeners are: one address, all of a family, all. Each is a place of its own, and the most
-//! precise one that has a listener gets what comes.
+//! precise one that has a listener gets the message.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -22,7 +22,7 @@ fn v6(last: u16) -> IpAddr {
 const ANY_V4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 const ANY_V6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
-/// The places in the order of their precision, for what comes to these addresses.
+/// The places for messages to `dst`, in the order of their precision.
 fn places_of(dst: IpAddr) -> [Option<IpAddr>; 3] {
     [Some(dst), Some(if dst.is_ipv4() { ANY_V4 } else { ANY_V6 }), None]
 }
@@ -31,7 +31,7 @@ fn all() -> [Option<IpAddr>; 5] {
     [Some(v4(2)), Some(v6(2)), Some(ANY_V4), Some(ANY_V6), None]
 }
 
-/// What a peer's request becomes; `None` without a listener.
+/// The event of a peer's request; `None` without a listener.
 fn asked(here: &mut ConnectionManager, nth: u32, dst: IpAddr) -> Option<CmEvent> {
     // Each is another peer.
     let key = [nth.into(), 7];

@@ -9,7 +9,7 @@ use rocinante_stack::wire::cm::RejReason;
 
 use crate::net::{A, B, Faults, MS, Net};
 
-/// What a side knows of a connection.
+/// A connection, as far as one side knows it.
 #[derive(Debug, Default)]
 struct Known {
     established: bool,

@@ -34,7 +34,7 @@ const ALWAYS: [Refused; 19] = [
         cm.listen_datagrams(OTHER, None, 1).map(drop)
     }),
     (CmError::InUse, "serve", |cm, _, _| cm.serve(OTHER, None, (Qpn::new(9), 9), b"")),
-    (CmError::InUse, "serve what is decided", |cm, _, _| {
+    (CmError::InUse, "serve a decided request", |cm, _, _| {
         cm.serve(UDP, None, (Qpn::new(9), 9), b"")
     }),
     (too_long(136), "serve", |cm, _, _| cm.serve(OTHER, Some(V6), (Qpn::new(9), 9), &LONG[..137])),

@@ -214,7 +214,7 @@ fn a_listener_in_the_place_of_another_has_a_backlog_of_its_own() {
     net.take(B);
     net.run(1);
     net.take(A);
-    assert!(full(&mut net, 0x14), "what the first listener was asked for is decided");
+    assert!(full(&mut net, 0x14), "the requests to the first listener are decided");
     net.cm[B].reject(late, RejReason::CONSUMER, b"").unwrap();
     net.run(1);
     let _ = [A, B].map(|side| net.take(side));
@@ -276,7 +276,7 @@ fn a_question_whose_number_is_used_again_is_remembered_as_long_as_any() {
     receive_question(&mut net, 5, 2);
     assert_eq!(net.cm[B].counters().duplicates, 1);
     assert!(net.cm[B].poll_transmit().is_some(), "it is answered again");
-    assert_eq!(net.take(B), vec![], "and nobody is asked");
+    assert_eq!(net.take(B), vec![], "and no program is asked");
     net.run(30_000);
     receive_question(&mut net, 5, 2);
     answered(&mut net);
@@ -292,7 +292,7 @@ fn two_questions_of_ours_to_one_service_are_answered_or_given_up_each_by_itself(
     net.mute[A] = true;
     let only = ask(&mut net);
     net.cm[A].forget_query(only);
-    assert_eq!(net.cm[A].poll_timeout(), None, "nobody waits for its answer");
+    assert_eq!(net.cm[A].poll_timeout(), None, "no call waits for its answer");
     let [first, second] = [ask(&mut net), ask(&mut net)];
     net.run(1_000);
     let third = ask(&mut net);

@@ -34,7 +34,7 @@ fn assert_waits_no_longer(net: &Net, side: usize, what: &dyn std::fmt::Debug) {
 
 // ---- MRA ----
 
-/// The peer's program gets as much time as ours, even if the peer announces more.
+/// The peer's program gets no more time than ours, even if the peer announces more.
 #[test]
 fn the_time_of_an_mra_is_limited_to_what_our_own_program_may_take() {
     for (step, side, subject) in [(Step::Asked, A, Subject::Req), (Step::Accepted, B, Subject::Rep)]
@@ -95,7 +95,7 @@ fn the_rest_of_a_number_is_bounded_on_both_sides_whatever_the_peer_says() {
         net.listen(4);
         receive_req(&mut net, |req| req.primary.ack_timeout = code);
         let CmEvent::Request { conn, request, .. } = net.one(B) else { panic!("no request") };
-        assert_eq!(request.ack_timeout, code, "the program hears what the peer says");
+        assert_eq!(request.ack_timeout, code, "the program gets the peer's values");
         net.accept(conn, 0x22);
         net.cm[B].message_arrived(conn);
         let (local, remote) = (CommId(77), conn.0);

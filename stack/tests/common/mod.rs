@@ -36,7 +36,7 @@ pub use rocinante_scripts::{describe, pattern, reth};
 pub struct Host {
     pub regions: RegionTable,
     pub arena: Vec<u8>,
-    /// What is no memory (any more), although it may be registered.
+    /// Addresses without memory (any more), although they may be registered.
     pub gone: Range<u64>,
     pub completions: Vec<Cqe>,
     pub sends_retired: u32,
@@ -226,7 +226,7 @@ pub struct Setup {
     pub budget: Budget,
     /// The own receive queue's budget for requested responses; `budget` if `None`.
     pub own: Option<Budget>,
-    /// Whether acknowledgements announce how many receives are posted.
+    /// Whether acknowledgements announce the number of posted receives.
     pub advertise: bool,
     /// Most packets in reorder buffers, for selective repeat. With 0, scripts follow the
     /// specification alone.
@@ -237,7 +237,7 @@ pub struct Setup {
     pub srq: Option<u32>,
     pub qps: usize,
     pub quantum: u32,
-    /// Whether ends ask each other what they are.
+    /// Whether ends ask each other for introductions.
     pub recognises: bool,
 }
 
@@ -368,7 +368,7 @@ pub fn qp_init(setup: &Setup) -> QpInit {
     }
 }
 
-/// What ends say of themselves that recognise each other.
+/// The introduction of ends that recognise each other.
 pub const INTRODUCTION: Introduction = Introduction {
     bytes: 8 << 20,
     datagrams: 256,

@@ -1,9 +1,9 @@
-//! What queue pairs do with what they have learned, at any moment.
+//! Queue pairs adopt an introduction at any moment.
 
 use super::*;
 
-/// The first 128 datagrams leave at once in either case; the others at the pace of strangers, or at
-/// that which the receiver said.
+/// The first 128 datagrams leave at once in either case; the others at the pace for unknown peers,
+/// or at the pace that the receiver announced.
 #[test]
 fn datagrams_leave_as_fast_as_the_receiver_said() {
     for qp_type in [QpType::Ud, QpType::Uc] {
@@ -46,7 +46,7 @@ fn the_window_grows_while_requests_are_in_flight() {
     solo.post(1, SendOp::Send { imm: None }, &list);
     let first = solo.packets();
     let tid = questions(&first)[0];
-    assert_eq!((first.len(), solo.packets().len()), (16 + 1, 0), "what a stranger gets");
+    assert_eq!((first.len(), solo.packets().len()), (16 + 1, 0), "the budget of an unknown peer");
     answer(&mut solo, tid);
     assert_eq!(solo.packets().len(), 64 - 16, "all of it");
     let footprint = solo.end.engine.footprint();
@@ -95,8 +95,8 @@ fn reads_in_flight_move_with_their_queue_pair() {
     assert_eq!(solo.end.engine.footprint().in_flight_packets, 0);
 }
 
-/// Each side learns at a moment of its own, or never, while packets are lost: nothing is, and what
-/// is charged is given back.
+/// Each side learns at a moment of its own, or never, while packets are lost: no message is, and
+/// all charges are given back.
 #[test]
 fn whoever_learns_when_nothing_is_lost() {
     let mut repaired = 0;

@@ -1,5 +1,5 @@
-//! Two Rocinantes recognise each other although no program says what they are, and a standard peer
-//! is asked once.
+//! Two Rocinantes recognise each other although no program gives the kind of its peer, and a
+//! standard peer is asked once.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -25,7 +25,7 @@ use rocinante_stack::{
 const PAUSE: u64 = 600_000_000_000;
 const OURS: PeerKind = PeerKind::Rocinante(QueueKind::Frames);
 
-/// Ends of which no program says what they are.
+/// Ends whose programs do not give the kind of the peer.
 fn strangers(qp_type: QpType) -> Setup {
     Setup { qp_type, recognises: true, budget: Budget::STANDARD, held: 2048, ..Setup::default() }
 }
@@ -130,8 +130,8 @@ fn who_sends_datagrams_recognises_their_receiver() {
     assert_eq!((told(0, 2), told(1, 1)), (Some(INTRODUCTION), None), "it sent nothing itself");
 }
 
-/// What a peer said of itself holds where it said so: at another path to its address, not at
-/// another address, which is asked.
+/// An introduction holds for the address that it came from: on another path to that address, but
+/// not at another address, which is asked.
 #[test]
 fn a_peer_at_another_address_is_a_stranger_again() {
     let mut solo = Solo::new(&strangers(QpType::Rc));
@@ -189,14 +189,14 @@ fn without_recognition_nobody_asks_or_answers() {
     assert_eq!(pair.ends[0].engine.footprint().acquaintances, 0);
 }
 
-// ---- what a standard peer gets ----
+// ---- standard peers ----
 
 #[test]
 fn a_standard_peer_is_asked_once_and_not_before_the_first_packet() {
     let mut solo = Solo::new(&strangers(QpType::Rc));
     assert!(solo.packets().is_empty());
     solo.receive_ack(0);
-    assert!(solo.packets().is_empty(), "a response that nobody waits for is no reason");
+    assert!(solo.packets().is_empty(), "a response that is not awaited is no reason");
     solo.end.out.room = 0;
     solo.send(1, 10);
     assert!(solo.packets().is_empty());
@@ -204,7 +204,7 @@ fn a_standard_peer_is_asked_once_and_not_before_the_first_packet() {
     let first = solo.packets();
     assert_eq!(recognition(&first[0]), None, "the program's packet leaves first");
     assert_eq!((first.len(), questions(&first).len()), (2, 1));
-    // Whatever happens.
+    // With any later packets.
     for round in 0..20 {
         solo.receive_ack(round);
         solo.send(1, 10);
@@ -365,7 +365,7 @@ fn absurd_answers_do_no_harm() {
     }
 }
 
-/// What is said of one slot of numbers says nothing of another.
+/// The introduction for one slot of numbers does not describe another.
 #[test]
 fn a_number_beyond_the_slots_stays_a_strangers() {
     let mut solo = Solo::new(&strangers(QpType::Rc));
@@ -403,7 +403,8 @@ fn who_does_not_answer_any_more_is_a_stranger_again() {
     assert_eq!(kind(&solo.end), PeerKind::Standard);
 }
 
-/// An answer holds for ten minutes for what begins then; a connection keeps what it was told.
+/// An answer holds for ten minutes for queue pairs that begin then; a connection keeps the one that
+/// it adopted.
 #[test]
 fn what_was_said_holds_for_ten_minutes() {
     let mut solo = Solo::new(&Setup { qps: 2, ..strangers(QpType::Rc) });
@@ -510,7 +511,7 @@ fn so_many_peers_are_remembered_and_no_more() {
     assert_eq!(solo.end.engine.footprint().acquaintances, 1);
 }
 
-// ---- what follows ----
+// ---- effects ----
 
 /// An engine without QP1 reports a new peer; the engine with QP1 asks it, and passes the answer on.
 #[test]
@@ -549,7 +550,7 @@ fn an_engine_without_qp1_has_another_ask() {
     first.handle_datagram(solo.now, &datagram, &mut solo.end.host);
     let peer = Recognised { remote: addr(2), told: INTRODUCTION };
     assert_eq!(first.poll_recognised(), Some(peer));
-    assert_eq!(first.ask(solo.now, to), Some(peer), "and told to who asks later");
+    assert_eq!(first.ask(solo.now, to), Some(peer), "and a later question gets it");
     solo.end.engine.learn(&peer);
     assert_eq!(kind(&solo.end), OURS);
     let (_, attr, _) = solo.end.engine.query_qp(qpn).unwrap();

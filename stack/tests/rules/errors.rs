@@ -71,7 +71,7 @@ fn breaks(solo: &mut Solo) {
 type Failure = (&'static str, fn(&mut Solo));
 
 const FAILURES: [Failure; 21] = [
-    ("what was held is refused", |solo| {
+    ("a held packet is refused", |solo| {
         write(solo, 1, NOTHING);
         let key = solo.key;
         (2..4).for_each(|psn| write(solo, psn, key));
@@ -138,7 +138,7 @@ const FAILURES: [Failure; 21] = [
         sends(solo);
         solo.receive_nak(1, NakCode::RemoteAccessError);
     }),
-    ("the peer refuses what is repaired", |solo| {
+    ("the peer refuses the retransmission", |solo| {
         sends(solo);
         solo.receive_gap(0, &[1]);
         solo.receive_nak(0, NakCode::RemoteOperationalError);
@@ -160,7 +160,7 @@ const FAILURES: [Failure; 21] = [
         solo.post(1, SendOp::Send { imm: None }, &[sge(0, 8, NOTHING)]);
         solo.sent();
     }),
-    ("the memory of what is sent again is gone", |solo| {
+    ("the memory of a retransmission is gone", |solo| {
         sends(solo);
         without_memory(solo, |solo| {
             solo.receive_gap(0, &[1]);

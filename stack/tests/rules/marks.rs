@@ -25,7 +25,8 @@ fn receive(solo: &mut Solo, (src, dst): (IpAddr, IpAddr), tos: u8, bytes: &[u8])
     solo.end.engine.handle_datagram(solo.now, &datagram, &mut solo.end.host);
 }
 
-/// How many notifications leave now. Checks that each is whole, and for the peer's queue pair.
+/// Number of notifications that leave now. Checks that each is whole, and for the peer's queue
+/// pair.
 fn notified(solo: &mut Solo, peer: Qpn) -> usize {
     let sent = solo.packets();
     let all = sent.iter().map(|bytes| Packet::parse(bytes).expect("a packet of ours"));
@@ -55,7 +56,7 @@ fn every_marked_packet_of_a_reliable_connection_is_answered_and_no_other() {
     }
 }
 
-/// A packet with a mark counts as marked, whatever the queue.
+/// A packet with a mark counts as marked, from any queue.
 #[test]
 fn what_waited_in_a_crowded_queue_is_answered_as_if_it_were_marked() {
     for kind in &KINDS {

@@ -154,7 +154,7 @@ fn a_change_of_a_queue_pair_that_is_refused_changes_nothing_in_any_state() {
     }
 }
 
-/// How many requests were flushed on the way to a state.
+/// Number of requests that were flushed on the way to a state.
 fn done(state: QpState) -> usize {
     usize::from(matches!(state, QpState::Err | QpState::Sqe))
 }
@@ -352,7 +352,7 @@ fn a_queue_pair_more_than_there_may_be_takes_nothing_with_it() {
     let before = tables(&engine);
     assert_eq!(engine.create_qp(&QpInit { srq: Some(srq), ..init }, 6), None);
     assert_same(&before, &tables(&engine), &"create_qp");
-    assert_eq!(engine.destroy_srq(srq), Ok(()), "nobody uses it");
+    assert_eq!(engine.destroy_srq(srq), Ok(()), "no queue pair uses it");
     engine.destroy_qp(qpn).unwrap();
     // And none is made while every number is reserved.
     (2..65_002).for_each(|low| engine.reserve_qpn(Qpn::new(low)));

@@ -257,7 +257,7 @@ fn a_report_of_any_length_and_content_leaves_a_sender_that_goes_on() {
                     solo.receive(&packet);
                     assert!(solo.sent().len() <= 6, "{name} in {len} bytes at #{psn}");
                 }
-                assert_eq!(solo.completed().len() as i64, psn % 6, "what is before it");
+                assert_eq!(solo.completed().len() as i64, psn % 6, "the requests before it");
                 solo.wait(4096 << 14);
                 solo.sent();
                 solo.receive_ack(5);
@@ -268,7 +268,7 @@ fn a_report_of_any_length_and_content_leaves_a_sender_that_goes_on() {
     }
 }
 
-// ---- what a peer announces of its receive queue ----
+// ---- the announced receive queue of a peer ----
 
 const EXTREMES: [u32; 5] = [0, 1, 17, 1 << 31, u32::MAX];
 
@@ -422,7 +422,7 @@ fn every_timeout_and_retry_count_ends_or_waits_for_ever() {
     }
 }
 
-/// As many READs as can be agreed on, and the fewest.
+/// The highest number of READs that can be agreed on, and the lowest.
 #[test]
 fn the_most_and_the_fewest_reads_that_can_be_agreed_are_served() {
     for rd_atomic in [1, 128] {

@@ -39,7 +39,7 @@ impl Letters {
         self.0.pop().is_ok_and(|event| event.is_some())
     }
 
-    /// What `Listener::poll_accept` and others do.
+    /// The steps of `Listener::poll_accept` and others.
     pub fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         let register = || {
             self.0.tasks.register(cx);

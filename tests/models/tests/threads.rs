@@ -24,7 +24,7 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// A thread that works on what it shares with this one.
+/// A thread that works on the state that it shares with this one.
 fn spawn<S: Send + Sync + 'static, T: 'static>(
     shared: &Arc<S>,
     work: impl FnOnce(&S) -> T + 'static,
@@ -212,7 +212,7 @@ fn with_background(peer: Peer, program: impl FnOnce(&Arc<Device>)) {
     background.join().unwrap();
 }
 
-/// Whatever it is doing at that moment.
+/// In any state at that moment.
 #[test]
 fn the_background_thread_ends_when_it_is_told_to() {
     model(3, || with_background(Peer::Near, |device| assert!(device.poll().is_none())));

@@ -165,7 +165,7 @@ pub(crate) fn length_of_each_place(t: &mut Talk<'_>) -> Step {
     Ok(())
 }
 
-/// A WRITE carries as many bytes as its RETH says.
+/// The payload of a WRITE has the length of its RETH.
 pub(crate) fn length_of_a_write(t: &mut Talk<'_>) -> Step {
     let only = |t: &Talk<'_>, says: u32, has: usize| -> Body {
         (Op::RC_RDMA_WRITE_ONLY, [&t.reth(2048, says)[..], &vec![7; has]].concat())

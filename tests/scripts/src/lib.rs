@@ -3,8 +3,8 @@
 //! A [script](Script) is the peer of a queue pair, packet by packet, as requester or as responder.
 //! At the same time it is the program that owns the queue pair. The runner chooses the [`Subject`]:
 //! our engine in virtual time (`stack/tests/scripts.rs`), or Linux Soft-RoCE in a virtual machine
-//! (`interop`). A script expects what the specification says. Where Soft-RoCE is known to differ,
-//! the script calls `Talk::departs` with the [`Departure`], and then expects exactly that.
+//! (`interop`). A script expects the behaviour of the specification. Where Soft-RoCE is known to
+//! differ, the script calls `Talk::departs` with the [`Departure`], and then expects exactly that.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 // Lengths and PSNs of scripts are small.

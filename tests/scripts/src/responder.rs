@@ -174,8 +174,8 @@ pub(crate) fn duplicate_atomic(t: &mut Talk<'_>) -> Step {
     t.serves(2, 3)
 }
 
-/// Responder resources for as many READs and atomics as may be outstanding; older ones are
-/// replaced. A duplicate without resources is dropped, and not executed again.
+/// Responder resources for the READs and atomics that may be outstanding; older ones are replaced.
+/// A duplicate without resources is dropped, and not executed again.
 pub(crate) fn records_wrap(t: &mut Talk<'_>) -> Step {
     // A power of two, because Soft-RoCE rounds up to one.
     const KEPT: i64 = 4;

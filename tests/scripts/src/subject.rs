@@ -4,7 +4,7 @@ use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Key, Mtu, Qpn};
 use rocinante_stack::verbs::{QpState, SendOp, WcOpcode};
 
-/// The result of a step; the error says what differed from the expectation.
+/// The result of a step; the error names the difference from the expectation.
 pub type Step<T = ()> = Result<T, String>;
 
 /// An implementation with a reliable connection, and the path of its packets.
@@ -152,7 +152,7 @@ pub struct Range {
     pub region: usize,
     /// The first byte.
     pub offset: usize,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 

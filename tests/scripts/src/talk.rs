@@ -198,7 +198,7 @@ impl<'a> Talk<'a> {
         Err(format!("its state is {found:?} instead of {wanted:?}"))
     }
 
-    // ---- what the script sends ----
+    // ---- packets from the script ----
 
     /// A RETH for region 0.
     pub(crate) fn reth(&self, offset: usize, len: u32) -> Vec<u8> {
@@ -321,7 +321,7 @@ impl<'a> Talk<'a> {
         &self.last
     }
 
-    // ---- what the subject sends ----
+    // ---- packets from the subject ----
 
     /// Checks that the subject's next packets are these, in this order. Returns their payload,
     /// joined. A line without an MSN fits any MSN: it is not agreed whether a repeated response

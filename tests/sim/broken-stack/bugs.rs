@@ -10,8 +10,8 @@ pub struct Bug {
     pub name: &'static str,
     /// The faulty behaviour of the engine.
     pub what: &'static str,
-    /// A seed that finds it within 300,000 steps. Changes of engine and simulator change what a
-    /// seed does: if this seed no longer finds the bug, the test names another.
+    /// A seed that finds it within 300,000 steps. A change of engine or simulator changes the
+    /// course of a seed: if this seed no longer finds the bug, the test names another.
     pub seed: u64,
     file: &'static str,
     right: &'static str,
@@ -137,7 +137,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "nak-acknowledges-itself",
-        what: "what a NAK complains of counts as acknowledged",
+        what: "a packet that a NAK reports counts as acknowledged",
         seed: 1,
         file: "rc/completer.rs",
         right: "        _ => psn,",
@@ -200,7 +200,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "retransmission-skips",
-        what: "what is sent again begins one packet too late",
+        what: "retransmission begins one packet too late",
         seed: 1,
         file: "rc/requester/mod.rs",
         right: "        self.snd_nxt = from;
@@ -418,7 +418,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "unasked-acknowledged",
-        what: "an ACK acknowledges what left after what it answers, if that did not ask",
+        what: "an ACK acknowledges later packets, if they did not ask",
         seed: 10,
         file: "rc/progress.rs",
         right: "            Verdict::Advance { to } => {
@@ -439,7 +439,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "cut-forgotten",
-        what: "what is missing of a WRITE that was cut goes again as a part of one message",
+        what: "a lost packet of a WRITE that was cut goes again as a part of one message",
         seed: 1,
         file: "rc/requester/recovery/scoreboard.rs",
         right: "        // There is credit for the answer since it left first",
@@ -493,7 +493,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "ended-twice",
-        what: "a connection that the program has forgotten is said to have ended",
+        what: "a connection that the program has forgotten is reported as ended",
         seed: 1,
         file: "cm/calls.rs",
         right: "        it.end_reported = true;
@@ -503,7 +503,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "refusal-without-words",
-        what: "what a program says when it rejects a reply does not arrive",
+        what: "the private data of a rejected reply does not arrive",
         seed: 1,
         file: "cm/receive.rs",
         right: "private: rej.private.to_vec() };",

@@ -10,12 +10,12 @@ impl World<'_> {
     /// The engine placed the result of a READ or an atomic at `end`.
     pub(crate) fn answered(&mut self, end: EndId, at: u64, bytes: &[u8]) -> Verdict {
         let far = self.ends[peer(end)].host;
-        let stream = self.ends[end].current().ok_or("a response to nobody")?;
+        let stream = self.ends[end].current().ok_or("a response without a request")?;
         let mut number = stream.popped;
         let request = loop {
             let request = stream
                 .get_mut(number)
-                .ok_or_else(|| format!("end {end}: a response that nobody asked for"))?;
+                .ok_or_else(|| format!("end {end}: a response without a request"))?;
             if request.answered < request.answer_len() {
                 break request;
             }
@@ -60,7 +60,7 @@ impl World<'_> {
     pub(crate) fn sent(&mut self, end: EndId, cqe: &Cqe) -> Verdict {
         // Unsignaled requests before it are done, too.
         let (number, stream) = loop {
-            let stream = self.ends[end].current().ok_or("a completion for nobody")?;
+            let stream = self.ends[end].current().ok_or("a completion without a connection")?;
             let number = stream.popped;
             let request = stream.get(number).ok_or_else(|| {
                 format!("end {end}: {:x} completed, but nothing is outstanding", cqe.wr_id)

@@ -9,11 +9,11 @@ use crate::check::Verdict;
 use crate::talk::Talk;
 use crate::world::{Host, World};
 
-/// How many calls of an engine lie between two checks.
+/// Calls of an engine between two checks.
 const EACH: u64 = 16;
 
 impl World<'_> {
-    /// Now and then checks what the engine of `host` holds.
+    /// Now and then checks the footprint of the engine of `host`.
     pub(crate) fn weigh(&mut self, host: usize) -> Verdict {
         self.weighed += 1;
         if !self.weighed.is_multiple_of(EACH) {
@@ -62,7 +62,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Checks what the connection manager of `host` holds.
+    /// Checks the footprint of the connection manager of `host`.
     fn weigh_manager(&self, host: usize) -> Verdict {
         let Host { engine: Some(engine), desk, .. } = &self.hosts[host] else { return Ok(()) };
         let Some(found) = engine.cm_footprint() else { return Ok(()) };

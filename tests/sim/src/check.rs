@@ -34,7 +34,7 @@ impl<'a> Context<'a> {
 }
 
 impl World<'_> {
-    /// Judges what the engine of `host` did in the call that just returned.
+    /// Judges the effects of the last call of the engine of `host`.
     pub(crate) fn settle(&mut self, host: usize, context: Option<&Context<'_>>) -> Verdict {
         let ram = &mut self.hosts[host].ram;
         if let Some(wrong) = ram.wrong.get_mut().take() {
@@ -118,15 +118,15 @@ impl World<'_> {
         usize::try_from(cookie)
             .ok()
             .filter(|end| *end < self.ends.len())
-            .ok_or_else(|| format!("the cookie {cookie} is nobody's"))
+            .ok_or_else(|| format!("the cookie {cookie} has no owner"))
     }
 
     fn owner(&self, host: usize, at: u64, len: u64) -> Result<(Owner, Zone), String> {
-        let (index, zone, _) = owner(at, len).ok_or_else(|| format!("{at:#x} is nobody's"))?;
+        let (index, zone, _) = owner(at, len).ok_or_else(|| format!("{at:#x} has no owner"))?;
         let host = &self.hosts[host];
         let end = host.ends.get(index).copied().map(Owner::End);
         let shared = || host.srqs.iter().position(|srq| srq.index == index).map(Owner::Shared);
-        end.or_else(shared).map(|owner| (owner, zone)).ok_or_else(|| "nobody's".into())
+        end.or_else(shared).map(|owner| (owner, zone)).ok_or_else(|| "no owner".into())
     }
 
     fn completed(

@@ -79,7 +79,7 @@ impl World<'_> {
                 self.over(host, conn)
             }
             CmEvent::Released { conn, qpn } => self.released(host, conn, qpn),
-            other => Err(format!("{other:?}, which nobody asked for")),
+            other => Err(format!("{other:?}, which was not requested")),
         }
     }
 
@@ -111,7 +111,7 @@ impl World<'_> {
     /// A peer's request: it must be that of its program.
     fn requested(&mut self, host: usize, request: &Request) -> Result<Talk, String> {
         let (id, _) = read_words(&request.private).ok_or("a request without words")?;
-        let call = self.calls.get(id).ok_or("a request that nobody made")?;
+        let call = self.calls.get(id).ok_or("a request that was not made")?;
         let (local, remote) = (self.hosts[host].addr, self.hosts[call.from].addr);
         let right = (call.to, service(call.service)) == (host, request.service)
             && (request.local, request.peer) == (local, (remote, call.source_port).into())
@@ -120,7 +120,7 @@ impl World<'_> {
             && (request.ack_timeout, request.retry_count) == (call.ack_timeout, call.retry_count)
             && request.traffic_class == 0;
         if !right || request.private.len() != REQUEST || !carries(&request.private, &call.private) {
-            return Err(format!("{request:?} is not what was asked for: {call:?}"));
+            return Err(format!("{request:?} differs from the call: {call:?}"));
         }
         let mut talk = Talk::new(id, false, call.from, Step::Asked, self.now);
         (talk.far_qpn, talk.far_id) = (call.side.qpn, call.conn.0);
@@ -134,7 +134,7 @@ impl World<'_> {
         let talk = self.talk(host, conn)?;
         let (id, answer) = read_words(&reply.private).ok_or("a reply without words")?;
         let accepted = self.calls[talk.call].accepts.get(answer).filter(|_| id == talk.call);
-        let accepted = accepted.ok_or("a reply that nobody gave")?;
+        let accepted = accepted.ok_or("a reply that was not given")?;
         let side = QpSide { announced: reply.side.announced, ..accepted.side };
         let carried = reply.private.len() == REPLY && carries(&reply.private, &accepted.private);
         if talk.step != Step::Asking || talk.is_over() || reply.side != side || !carried {

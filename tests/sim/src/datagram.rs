@@ -243,7 +243,7 @@ impl World<'_> {
         let low_of = |to: EndId| self.number(to);
         let stream = self.ends[end].stream(self.ends[end].generation).ok_or("no stream")?;
         let number = stream.left.max(stream.popped);
-        let request = stream.get(number).ok_or("a datagram that nobody posted")?;
+        let request = stream.get(number).ok_or("a datagram that was not posted")?;
         let Op::Datagram { to, qkey, imm } = request.op else { return Err("no datagram".into()) };
         let expected = Letter {
             to: low_of(to),

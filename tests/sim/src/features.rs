@@ -1,5 +1,5 @@
 //! The features of a run: which faults it meets, which policies its engines and programs have, and
-//! what is scarce.
+//! which resources are scarce.
 //!
 //! Usually all faults and policies are there, and nothing is scarce. But one feature can hide the
 //! failures of another: where packets are lost, a retransmission wakes a queue pair that was
@@ -41,13 +41,13 @@ switches! {
     Policies:
     /// Packets that came early wait for those before them.
     selective_repeat,
-    /// A WRITE may leave as many messages.
+    /// A WRITE may leave as several messages.
     split_writes,
-    /// Acknowledgements say how many receives are posted.
+    /// Acknowledgements announce the number of posted receives.
     credits,
     /// Hosts announce the budgets of their receive queues.
     budgets,
-    /// Hosts report to their engines how many datagrams a super-packet had.
+    /// Hosts report the number of datagrams in a super-packet to their engines.
     runs,
     /// Programs that post few, short WRITEs, and wait for an answer.
     terse,
@@ -68,11 +68,11 @@ switches! {
 }
 
 switches! {
-    /// What is scarce, so that queue pairs wait for each other.
+    /// Scarce resources, so that queue pairs wait for each other.
     Scarcity:
     /// 64 queue pairs and more for each engine.
     crowd,
-    /// Receive queues of 1 to 4 datagrams, or of a few thousand bytes. What a host announces
+    /// Receive queues of 1 to 4 datagrams, or of a few thousand bytes. A host's announcement
     /// changes.
     small_credit,
     /// Windows of 1 to 3 packets, turns of one packet, one READ at a time, and reorder buffers of
@@ -86,15 +86,15 @@ pub(crate) struct Features {
     pub(crate) faults: FaultClasses,
     pub(crate) policies: Policies,
     pub(crate) scarcity: Scarcity,
-    /// No program says what its peer is: engines recognise each other. A seed does not draw it, so
-    /// that what it did before stays as it is.
+    /// No program gives the kind of its peer: engines recognise each other. A seed does not draw
+    /// it, so that earlier seeds keep their course.
     pub(crate) strangers: bool,
 }
 
 impl Features {
     /// The features of a run with this seed.
     pub(crate) fn new(seed: u64, swarm: bool, scarce: bool) -> Self {
-        // Its own random numbers: a seed without `swarm` does what it always did.
+        // Its own random numbers: a seed without `swarm` keeps its course.
         let mut random = Random::new(!seed);
         let mut features = if swarm {
             Self {

@@ -16,7 +16,7 @@
 //!   bytes are placed exactly once and in order;
 //! - success means that the peer has executed the request to its end, and that the result is what
 //!   the peer had;
-//! - no access leaves a registered region, or does what the region does not permit;
+//! - no access leaves a registered region, or exceeds its permissions;
 //! - a request that must be refused is refused, with the status that says why, and no other request
 //!   is;
 //! - a packet that was damaged or misrouted, or is of an earlier life of the connection, has no
@@ -92,12 +92,12 @@ pub struct Options {
     /// Whether to print every packet, request and completion on standard error.
     pub trace: bool,
     /// Swarm testing: the seed draws which faults may happen, which policies engines and programs
-    /// have, and what is scarce. It omits each with probability 1/2.
+    /// have, and which resources are scarce. It omits each with probability 1/2.
     pub swarm: bool,
     /// Whether queue pairs wait for each other in any case: there are many of them, and receive
     /// queues and windows are small.
     pub scarce: bool,
-    /// Whether no program says what its peer is, and engines find out themselves.
+    /// Whether no program gives the kind of its peer, and engines find out themselves.
     pub strangers: bool,
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct Due {
     over: Vec<ConnId>,
     /// The answer has this attribute.
     answer: Option<u16>,
-    /// So many messages with this attribute, or of all kinds, wait to be sent already.
+    /// Number of messages with this attribute, or of all kinds, that wait to be sent already.
     waiting: usize,
 }
 
@@ -239,7 +239,7 @@ impl World<'_> {
         self.hosts[at].desk.talks.iter().find(asked).map_or(CommId(0), |(conn, _)| conn.0)
     }
 
-    /// How many messages with this attribute, or of all kinds, wait to be sent to a host.
+    /// Number of messages with this attribute, or of all kinds, that wait to be sent to a host.
     fn waiting(&mut self, at: usize, to: usize, answer: Option<u16>) -> Result<usize, String> {
         let to = self.hosts[to].addr;
         let manager = self.manager(at)?;

@@ -55,7 +55,7 @@ impl World<'_> {
         };
         let sender = self.hosts[from].ends.iter().find(sends).copied();
         let sender = sender.ok_or_else(|| {
-            format!("host {from} sends a notification to {dest:x}, which nobody owes")
+            format!("host {from} sends a notification to {dest:x}, which is not due")
         })?;
         self.ends[sender].marks.owes = false;
         let zeros = bytes[12..28].iter().all(|byte| *byte == 0);

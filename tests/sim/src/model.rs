@@ -89,8 +89,8 @@ pub(crate) struct Request {
     pub(crate) packets: u64,
     /// A bad request: it must end with this status, and no part of it may be executed.
     pub(crate) bad: Option<WcStatus>,
-    /// How many of its bytes may be executed all the same: those of a WRITE that may be split, if
-    /// only its end is outside.
+    /// Number of its bytes that may be executed all the same: those of a WRITE that may be split,
+    /// if only its end is outside.
     pub(crate) overruns: u32,
     /// The key of the window through which it goes.
     pub(crate) through: Option<Key>,
@@ -139,7 +139,7 @@ pub(crate) struct Stream {
     /// Requests that are not yet both executed and completed, and the number of the oldest.
     requests: VecDeque<Request>,
     base: u64,
-    /// Number of the next request that the peer executes, and how many of its bytes were placed.
+    /// Number of the next request that the peer executes, and of its bytes that were placed.
     pub(crate) exec: u64,
     pub(crate) exec_bytes: u32,
     /// Number of the next request to complete.
@@ -149,9 +149,9 @@ pub(crate) struct Stream {
     pub(crate) packets: u64,
     /// Packets that left, in order.
     pub(crate) sent: u64,
-    /// As many requests must succeed in the end.
+    /// This number of requests must succeed in the end.
     pub(crate) proof: u64,
-    /// How many requests the engine reported as retired.
+    /// Number of requests that the engine reported as retired.
     pub(crate) retired: u64,
     /// No further request completes.
     abandoned: bool,
@@ -329,7 +329,7 @@ pub(crate) struct End {
     pub(crate) touched: bool,
     /// Whether the request behind a READ of the window is fenced by it.
     pub(crate) fence: bool,
-    /// How many requests the peer had executed when something was last posted.
+    /// Number of requests that the peer had executed when something was last posted.
     pub(crate) answered: u64,
     /// Until this time no receives are posted.
     pub(crate) starved_until: u64,
@@ -373,7 +373,7 @@ pub(crate) struct Letters {
     pub(crate) placed: u32,
     /// Whether it was accepted.
     pub(crate) arrived: bool,
-    /// How many datagrams must arrive.
+    /// Number of datagrams that must arrive.
     pub(crate) coming: u64,
 }
 
@@ -411,7 +411,7 @@ pub(crate) struct Terms {
     pub(crate) qkey: [u32; 2],
 }
 
-/// The place of byte `offset` of a list, and how many bytes follow in the same piece.
+/// The place of byte `offset` of a list, and the number of bytes that follow in the same piece.
 pub(crate) fn locate(list: &[Piece], offset: u32) -> Option<(u64, u32)> {
     let mut skip = offset;
     for (at, len) in list {

@@ -125,7 +125,7 @@ pub(crate) struct Packet {
     pub(crate) generation: u32,
 }
 
-/// How bad the network is: each fault once in so many packets, never for 0.
+/// The faults of the network: each hits one in this number of packets, none for 0.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Weather {
     pub(crate) drop: u64,
@@ -295,7 +295,7 @@ impl Network {
         }
     }
 
-    /// Sends a packet, unless the network loses it. Returns how many were lost.
+    /// Sends a packet, unless the network loses it. Returns the number of lost packets.
     pub(crate) fn send(
         &mut self,
         now: u64,

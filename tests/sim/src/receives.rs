@@ -139,7 +139,7 @@ impl World<'_> {
             }
         }
         if srqs.iter().any(|srq| srq.due) {
-            return Err(format!("host {host}: nobody said that a limit was reached"));
+            return Err(format!("host {host}: no event for a limit that was reached"));
         }
         Ok(())
     }

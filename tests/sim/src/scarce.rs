@@ -9,7 +9,7 @@ use crate::world::World;
 /// has two queue pairs.
 const USUAL: u64 = 4;
 const CROWD: (u64, u64) = (32, 49);
-/// The storm of a crowd has so many times as many steps as usual.
+/// The storm of a crowd has this many times the usual number of steps.
 const LONGER: u64 = 4;
 
 /// Connections of a crowd.
@@ -31,13 +31,13 @@ impl World<'_> {
         if self.has.scarcity.crowd { 0xa5 } else { 0x111 }
     }
 
-    /// How many steps the storm has, if it usually has `length`.
+    /// Steps of the storm, if it usually has `length`.
     pub(crate) fn storm_length(&self, length: u64) -> u64 {
         if self.has.scarcity.crowd { LONGER * length } else { length }
     }
 
-    /// How long a program rests, if it usually rests for `pause`: the programs of a crowd together
-    /// do as much as those of other worlds.
+    /// The rest of a program, if it usually rests for `pause`: the programs of a crowd together do
+    /// the same amount of work as those of other worlds.
     pub(crate) fn rest(&self, pause: u64) -> u64 {
         if self.has.scarcity.crowd { pause * self.connections.len() as u64 / USUAL } else { pause }
     }
@@ -71,7 +71,7 @@ impl World<'_> {
         }
     }
 
-    /// What a host announces of its receive queue at this moment.
+    /// A host's announcement of its receive queue at this moment.
     pub(crate) fn announced(&mut self, host: usize) -> Budget {
         let own = self.hosts[host].config.own_budget;
         let changes = self.has.scarcity.small_credit;

@@ -1,4 +1,4 @@
-//! The invariants of the responder: what an engine does for the peer.
+//! The invariants of the responder: the work of an engine for the peer.
 
 use rocinante_stack::mem::AtomicOp;
 use rocinante_stack::types::Psn;
@@ -50,7 +50,7 @@ impl World<'_> {
         let generation = self.ends[end].generation;
         self.ends[peer(end)]
             .stream_mut(generation)
-            .ok_or_else(|| format!("nobody asked end {end} for anything"))
+            .ok_or_else(|| format!("end {end} got no request"))
     }
 
     /// The engine placed bytes of a WRITE at `end`.
@@ -65,7 +65,7 @@ impl World<'_> {
         let stream = self.serving(end)?;
         let offset = stream.exec_bytes as usize;
         let request = stream.get(number).ok_or_else(|| {
-            format!("end {end}: {} bytes were written that nobody sent", bytes.len())
+            format!("end {end}: {} bytes were written that were not sent", bytes.len())
         })?;
         let (target, imm) = match request.op {
             Op::Write { at, imm } => (at, imm),
@@ -84,7 +84,7 @@ impl World<'_> {
             return Err(format!(
                 "end {end}: request {number}, byte {offset}: {} bytes placed at {at:#x}, which {}",
                 bytes.len(),
-                if right { "is the wrong place" } else { "are not what was sent" }
+                if right { "is the wrong place" } else { "differ from those that were sent" }
             ));
         }
         let len = request.len;
@@ -111,7 +111,7 @@ impl World<'_> {
         let stream = sender.stream_mut(taker.generation).ok_or("no stream")?;
         let offset = stream.exec_bytes;
         let request = stream.get(number).ok_or_else(|| {
-            format!("end {end}: {} bytes were received that nobody sent", bytes.len())
+            format!("end {end}: {} bytes were received that were not sent", bytes.len())
         })?;
         if !request.op.is_send() || request.bad.is_some() {
             return Err(format!("end {end}: a SEND was placed instead of {:?}", request.op));
@@ -138,7 +138,7 @@ impl World<'_> {
     pub(crate) fn calculated(&mut self, end: EndId, at: u64, op: AtomicOp, found: u64) -> Verdict {
         let number = self.executing(end, None)?;
         let stream = self.serving(end)?;
-        let request = stream.get_mut(number).ok_or("an atomic that nobody sent")?;
+        let request = stream.get_mut(number).ok_or("an atomic that was not sent")?;
         if request.op != (Op::Atomic { at, op }) || request.bad.is_some() {
             return Err(format!("end {end}: {op:?} at {at:#x} instead of {:?}", request.op));
         }
@@ -181,7 +181,7 @@ impl World<'_> {
     ) -> Verdict {
         let number = self.executing(end, context)?;
         let stream = self.serving(end)?;
-        let request = stream.get(number).ok_or("a message arrived that nobody sent")?;
+        let request = stream.get(number).ok_or("a message arrived that was not sent")?;
         let (opcode, whole) = match request.op {
             Op::Send { .. } => (WcOpcode::Recv, true),
             Op::SendInv { wrong, .. } => (WcOpcode::Recv, !wrong),
@@ -220,7 +220,7 @@ impl World<'_> {
         self.ends[end].reason.get_or_insert(WcStatus::RemInvReqErr);
         let stream = self.serving(end)?;
         let whole = stream.exec_bytes;
-        let request = stream.get(number).ok_or("a message arrived that nobody sent")?;
+        let request = stream.get(number).ok_or("a message arrived that was not sent")?;
         let (op, len) = (request.op, request.len);
         stream.executed();
         match op {
@@ -241,7 +241,7 @@ impl World<'_> {
         let number = self.executing(end, context)?;
         self.ends[end].reason.get_or_insert(status);
         let stream = self.serving(end)?;
-        let request = stream.get_mut(number).ok_or("a receive failed, but nobody sent anything")?;
+        let request = stream.get_mut(number).ok_or("a receive failed, but nothing was sent")?;
         let excuse = match status {
             WcStatus::LocLenErr if request.len > receive.room => WcStatus::RemInvReqErr,
             WcStatus::LocProtErr if receive.bad => WcStatus::RemOpErr,
@@ -255,7 +255,7 @@ impl World<'_> {
     pub(crate) fn refused(&mut self, end: EndId, status: WcStatus) -> Verdict {
         let generation = self.ends[end].generation;
         self.ends[end].reason.get_or_insert(status);
-        let stream = self.ends[peer(end)].stream_mut(generation).ok_or("refused nobody")?;
+        let stream = self.ends[peer(end)].stream_mut(generation).ok_or("refused no request")?;
         let due = |request: &mut Request| {
             request.bad == Some(status) || request.excuses.contains(&status)
         };

@@ -169,8 +169,8 @@ pub(crate) struct Desk {
     pub(crate) boot: u32,
     pub(crate) listening: [Option<Listening>; SERVICES],
     pub(crate) talks: BTreeMap<ConnId, Talk>,
-    /// How many numbers there are for queue pairs that do not really exist, and how long the
-    /// programs rest between two turns.
+    /// Amount of numbers for queue pairs that do not really exist, and the rest of the programs
+    /// between two turns.
     pub(crate) numbers: u32,
     pub(crate) pause: u64,
     /// Events of the call that is being judged.

@@ -1,4 +1,4 @@
-//! Packets on their way out of an engine, through the network and into another.
+//! Packets from an engine, through the network and into another.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -126,9 +126,9 @@ impl World<'_> {
             false => TxStop::SinkFull,
         };
         if stop == TxStop::SinkFull && written && engine.urgency() == Urgency::Idle {
-            return Err(format!("host {at} forgets what the port had no room for"));
+            return Err(format!("host {at} forgets packets for which the port had no room"));
         }
-        // What has no room goes next time.
+        // Datagrams without room go next time.
         let _ = introduce(engine, &addrs, &mut sink);
         let bytes = sink.out.iter().map(|(_, packet)| packet.len()).sum();
         host.gathered.departed(engine, sink.out.len(), bytes);

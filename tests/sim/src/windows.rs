@@ -12,7 +12,7 @@ use crate::model::{EndId, Op, Stream, peer};
 use crate::work::base_of;
 use crate::world::{Stage, World};
 
-/// What the peer reaches through a window.
+/// The part of a region that the peer reaches through a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shows {
     Nothing,
@@ -37,7 +37,7 @@ pub(crate) struct Pane {
     pending: bool,
     /// Whether the region was deregistered since that was posted.
     revoked: bool,
-    /// What it showed before that.
+    /// The part that it showed before that.
     before: Shows,
 }
 

@@ -99,13 +99,13 @@ pub(crate) struct World<'a> {
     pub(crate) asleep_until: u64,
     /// Events at the present time.
     busy: u32,
-    /// Calls of engines, to check what they hold after some of them.
+    /// Calls of engines, to check footprints after some of them.
     pub(crate) weighed: u64,
 }
 
 /// The UDP source port of all hosts.
 pub(crate) const PORT: u16 = 0xc001;
-/// How many packets may wait at a stalled host.
+/// Number of packets that may wait at a stalled host.
 pub(crate) const INBOX: usize = 64;
 /// By then everything has ended: eight timeouts of the longest, 17 ms each, and a margin.
 /// Nanoseconds.
@@ -263,7 +263,7 @@ impl<'a> World<'a> {
         srqs
     }
 
-    /// Runs the round. `length` is how many steps the storm usually has.
+    /// Runs the round. `length` is the usual number of steps of the storm.
     pub(crate) fn run(&mut self, length: u64) -> Verdict {
         let until = self.tally.steps + self.storm_length(length);
         while self.tally.steps < until {
@@ -300,7 +300,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// What has not ended.
+    /// The work that has not ended.
     fn stuck(&self) -> String {
         let mut text = String::new();
         for (at, end) in self.ends.iter().enumerate() {
@@ -513,7 +513,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// What a host says of itself: the numbers of its second shard, if it has one, are not among those.
+/// A host's introduction: the numbers of its second shard, if it has one, are not among those.
 fn introduction(config: &EngineConfig) -> Introduction {
     Introduction {
         bytes: config.own_budget.bytes,

@@ -1,4 +1,4 @@
-//! The JSON of `rocinante-sim` is what `docs/schema` says.
+//! The JSON of `rocinante-sim` follows `docs/schema`.
 
 #[path = "../../tests/common/schema.rs"]
 mod schema;

@@ -12,7 +12,7 @@ fn passes(options: &Options) -> Report {
     report
 }
 
-/// No program says what its peer is, and engines find out while everything goes wrong.
+/// No program gives the kind of its peer, and engines find out while everything goes wrong.
 fn strangers(seed: u64, steps: u64) -> Options {
     Options { strangers: true, ..usual(seed, steps) }
 }
@@ -76,7 +76,7 @@ fn fresh_seeds_hold() {
     }
 }
 
-/// As many seeds as fit in a quarter of that time.
+/// The seeds that fit in a quarter of that time.
 #[test]
 fn fresh_seeds_of_a_swarm_hold() {
     let (mut seed, until) = (fresh(), Instant::now() + time() / 4);

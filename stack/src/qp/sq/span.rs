@@ -11,7 +11,7 @@ pub(crate) const OVERHEAD: u32 = 12 + 16 + 4 + 4;
 const COST_MAX: u32 = Budget::cost(4096 + OVERHEAD);
 const _: () = assert!(COST_MAX <= u16::MAX as u32);
 
-/// What a full packet costs its receiver at most.
+/// The highest cost of a full packet to its receiver.
 pub(crate) fn full_cost(mtu: Mtu) -> u32 {
     Budget::cost(OVERHEAD + mtu.bytes())
 }

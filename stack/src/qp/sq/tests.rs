@@ -1,4 +1,4 @@
-//! The ring, its lists, and what its packets cost.
+//! The ring, its lists, and the cost of its packets.
 
 use super::*;
 use crate::mem::Sge;

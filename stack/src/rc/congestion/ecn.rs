@@ -1,9 +1,9 @@
 //! Congestion notifications (annex A17 of the InfiniBand specification \[M\]; Zhu et al.,
 //! "Congestion Control for Large-Scale RDMA Deployments", 2015): the receiver of marked packets
-//! says so, and their sender then sends less.
+//! sends notifications, and their sender then sends less.
 //!
-//! Switches mark what is marked as capable of it: with ECT(0) in the traffic class (2), which is
-//! the program's to set.
+//! Switches mark packets whose sender declares them capable of it: with ECT(0) in the traffic class
+//! (2), which is the program's to set.
 
 use crate::types::Time;
 
@@ -11,7 +11,7 @@ use crate::types::Time;
 const PACE_NS: u64 = 50_000;
 /// The unit of [`Reaction::share`].
 const ONE: u32 = 1 << 16;
-/// How much of the share a round trip is.
+/// A round trip moves the share by one part in this.
 const GAIN: u32 = 16;
 
 /// The notifications of a receiver.
@@ -22,7 +22,7 @@ pub(in crate::rc) struct Notifier {
 }
 
 impl Notifier {
-    /// A marked packet came; returns whether that is to be said.
+    /// A marked packet came. Returns whether a notification is due.
     pub(in crate::rc) fn marked(&mut self, now: Time) -> bool {
         if self.last.is_some_and(|last| now.since(last) < PACE_NS) {
             return false;
@@ -32,8 +32,8 @@ impl Notifier {
     }
 }
 
-/// What a sender makes of them. The window takes the place of the rate, and its own growth that of
-/// DCQCN's recovery: it shrinks by half of the share of round trips in which there were
+/// The sender's reaction. The window takes the place of the rate, and its own growth that of
+/// DCQCN's recovery. The window shrinks by half of the share of round trips in which there were
 /// notifications, a moving average.
 #[derive(Debug)]
 pub(in crate::rc) struct Reaction {
@@ -47,8 +47,8 @@ impl Reaction {
         Self { share: ONE, at: Time::default() }
     }
 
-    /// A notification came; what remains of a window of so many packets. At most once in a
-    /// `round_trip`.
+    /// A notification came. Returns the remainder of a window of `window` packets. At most once in
+    /// a `round_trip`.
     pub(in crate::rc) fn notified(
         &mut self,
         now: Time,
@@ -60,7 +60,7 @@ impl Reaction {
         if periods == 0 {
             return None;
         }
-        // Those without are forgotten after as many as matter.
+        // More round trips without a notification make no difference.
         for _ in 1..periods.min(16 * u64::from(GAIN)) {
             self.share -= self.share / GAIN;
         }

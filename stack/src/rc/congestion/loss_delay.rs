@@ -1,22 +1,22 @@
-//! The controller that is in use: it follows losses, and the delay that they came with.
+//! The controller in use: it follows losses, and the delay that they came with.
 //!
-//! A loss is answered by its likely reason. Where a queue overflowed, what came through just before
-//! took long: the window shrinks by as much as the round trip grew, to a half at most, which drains
-//! that queue. Where the round trip did not grow, the loss was an accident or a policer's, and only
-//! its frequency tells which: the window is bounded by a multiple of what gets through between two
-//! losses. More would be thrown away where everything behind a loss goes again; much less would
-//! leave the path idle.
+//! The answer to a loss depends on its likely reason. Where a queue overflowed, the packets just
+//! before the loss took long: the window shrinks in proportion to the growth of the round trip, to
+//! a half at most, which drains that queue. Where the round trip did not grow, the loss was an
+//! accident or a policer's, and only its frequency tells which. Then the number of packets that get
+//! through between two losses bounds the window, by a multiple. More would be thrown away where
+//! everything behind a loss goes again; much less would leave the path idle.
 
 use super::ecn::Reaction;
 use super::rtt::RoundTrip;
 use super::{Controller, Repeat, WINDOW_MIN};
 use crate::types::Time;
 
-/// How many times what gets through between two losses may be in flight: of the best that going
-/// back to a lost packet can reach, this many parts of one part more are reached then.
+/// The largest window, in multiples of the packets that get through between two losses. Go-back-N
+/// reaches `RUNS` parts in `RUNS + 1` of its best rate then.
 const RUNS: u32 = 4;
 
-/// A congestion window in packets, and what moves it.
+/// A congestion window in packets, with the state that moves it.
 #[derive(Debug)]
 pub(in crate::rc) struct LossDelay {
     cwnd: u32,
@@ -57,7 +57,7 @@ impl LossDelay {
         self.acknowledged = 0;
     }
 
-    /// What gets through between two losses permits no more than this.
+    /// The largest window that the losses permit.
     fn bound(&self) -> u32 {
         self.usual_run.saturating_mul(RUNS).max(8 * WINDOW_MIN)
     }
@@ -83,8 +83,8 @@ impl Controller for LossDelay {
         self.max
     }
 
-    /// A window that nothing has made smaller is as if it had begun so. One that a loss made
-    /// smaller says what the path carries, and grows from there.
+    /// A window that no loss has reduced becomes the new maximum, as if it had begun so. One that a
+    /// loss has reduced is an estimate of the path, and grows from there.
     fn grow(&mut self, max: u32) {
         if max <= self.max {
             return;
@@ -149,7 +149,7 @@ mod tests {
 
     const NOW: Time = Time(1 << 40);
 
-    /// A path whose round trip is now so many times the shortest.
+    /// A path whose round trip is now `times` times the shortest.
     fn path(times: u64) -> RoundTrip {
         let mut path = RoundTrip::default();
         for (turn, took) in [(1, 1_000), (2, 1_000 * times)] {

@@ -1,10 +1,10 @@
-//! Congestion control: how many packets of a queue pair may be in flight.
+//! Congestion control: the number of packets of a queue pair that may be in flight.
 //!
-//! - Problem: a path may carry less than the receiver holds, and says so only by losses, delay and
+//! - Problem: a path may carry less than the receiver holds, and shows it only by losses, delay and
 //!   marks.
 //! - Rule: a [`Controller`] answers acknowledgements, losses, timeouts and marks with a window.
-//!   After a loss a [`Pacer`] opens that window in the time of a round trip, because what was sent
-//!   in vain is still on its way.
+//!   After a loss a [`Pacer`] opens that window in the time of a round trip, because packets that
+//!   were sent in vain are still in flight.
 //! - Cost if wrong: a bottleneck overflows again and again, or a clear path is idle.
 //! - Measured: `stack/tests/goodput.txt`.
 
@@ -19,7 +19,7 @@ use crate::types::Time;
 
 /// The smallest window.
 const WINDOW_MIN: u32 = 2;
-/// What may leave at once although it is paced.
+/// Packets that may leave at once although they are paced.
 const FIRST: u32 = 8;
 /// Steps in which the paced window opens.
 const STEPS: u64 = 16;
@@ -35,18 +35,19 @@ pub(in crate::rc) enum Repeat {
     Alone,
 }
 
-/// What decides the congestion window. It has no clock: the time comes with each call.
+/// The algorithm that decides the congestion window. It has no clock: the time comes with each
+/// call.
 pub(in crate::rc) trait Controller {
     /// Packets that may be in flight.
     fn cwnd(&self) -> u32;
 
-    /// The most that it ever is: what the receiver has room for.
+    /// The largest window: the room of the receiver.
     fn max(&self) -> u32;
 
-    /// The receiver turned out to have room for so many packets.
+    /// The receiver turned out to have room for `max` packets.
     fn grow(&mut self, max: u32);
 
-    /// So many packets were acknowledged, or are known to be held.
+    /// `packets` packets were acknowledged, or are known to be held.
     fn on_ack(&mut self, packets: u32);
 
     /// A packet was lost, and goes again in this way.
@@ -55,7 +56,7 @@ pub(in crate::rc) trait Controller {
     /// Nothing came back in time.
     fn on_timeout(&mut self, now: Time);
 
-    /// The peer says that packets were marked on their way (CNP).
+    /// The peer reports that packets were marked (CNP).
     fn on_ecn(&mut self, now: Time, rtt: &RoundTrip);
 }
 
@@ -64,7 +65,7 @@ pub(in crate::rc) trait Controller {
 pub(in crate::rc) struct Congestion<C = LossDelay> {
     controller: C,
     pacer: Pacer,
-    /// What may be in flight now: the window, or less while it is paced.
+    /// Packets that may be in flight now: the window, or less while it is paced.
     allowed: u32,
 }
 
@@ -80,7 +81,7 @@ impl<C: Controller> Congestion<C> {
         Self { allowed: controller.cwnd(), pacer: Pacer::default(), controller }
     }
 
-    /// What the receiver has room for, whatever the path shows.
+    /// The room of the receiver, which the path may not carry.
     pub(in crate::rc) fn max(&self) -> u32 {
         self.controller.max()
     }
@@ -97,7 +98,7 @@ impl<C: Controller> Congestion<C> {
         self.allowed
     }
 
-    /// Whether they are what the receiver has room for: no loss has made the window smaller.
+    /// Whether they are the room of the receiver: no loss has reduced the window.
     #[inline]
     pub(in crate::rc) fn is_whole(&self) -> bool {
         self.allowed >= self.controller.max()
@@ -108,7 +109,8 @@ impl<C: Controller> Congestion<C> {
         self.allowed < self.controller.cwnd()
     }
 
-    /// Takes over what time permits; when it will permit more, if it does not permit all.
+    /// Opens the paced window as far as time permits. Returns when more of it opens, unless all is
+    /// open.
     #[inline]
     pub(in crate::rc) fn tick(&mut self, now: Time) -> Option<Time> {
         if self.pacer.is_empty() { None } else { self.open(now) }

@@ -1,19 +1,19 @@
-//! How long the peer takes to answer, from when the packets left.
+//! The round trip: the time from when packets left until the peer responds.
 
 use std::collections::VecDeque;
 
 use crate::types::{Seq, Time};
 
-/// For how long the shortest round trip counts: a path may change.
+/// The time for which the shortest round trip counts: a path may change.
 const MEMORY_NS: u64 = 10_000_000_000;
-/// Times that are remembered. A queue pair that sends more often than so many times in a round trip
-/// is measured less often.
+/// Times that are remembered. A queue pair that sends more often than this in a round trip is
+/// measured less often.
 pub(in crate::rc) const TURNS: usize = 64;
 
 /// The round trip of a path.
 #[derive(Debug, Clone, Default)]
 pub(in crate::rc) struct RoundTrip {
-    /// What left together and is not acknowledged, ascending.
+    /// Packets that left together and are not acknowledged, ascending.
     pub(in crate::rc) turns: VecDeque<Turn>,
     /// The last measurement, in nanoseconds; 0 before the first.
     latest: u64,
@@ -24,12 +24,13 @@ pub(in crate::rc) struct RoundTrip {
     measured: Time,
 }
 
-/// What left at one time.
+/// Packets that left at one time.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rc) struct Turn {
     first: Seq,
     left: Time,
-    /// It had left before: nobody knows which of the two an acknowledgement answers.
+    /// A retransmission: an acknowledgement may answer either of the two (Karn's algorithm, RFC
+    /// 6298).
     again: bool,
 }
 
@@ -62,7 +63,8 @@ impl RoundTrip {
         }
     }
 
-    /// The packet of `psn` is said to be missing: measured is what came behind it.
+    /// The packet of `psn` is reported missing: measures the packets behind it, which caused the
+    /// report.
     pub(in crate::rc) fn missing(&mut self, psn: Seq, now: Time) {
         match self.turns.iter().rev().find(|turn| turn.first <= psn) {
             Some(turn) if turn.again => self.latest = now.since(turn.left).max(1),
@@ -71,7 +73,7 @@ impl RoundTrip {
         }
     }
 
-    /// Everything from `from` on is sent again: whose answer comes is unknown then.
+    /// Everything from `from` on is sent again: a response may answer either transmission then.
     pub(in crate::rc) fn taken_back(&mut self, from: Seq) {
         while self.turns.back().is_some_and(|turn| turn.first >= from) {
             self.turns.pop_back();
@@ -102,8 +104,8 @@ impl RoundTrip {
         self.srtt
     }
 
-    /// Of `packets` on their way, those that are so because of the way's length, and do not wait in
-    /// a queue.
+    /// Of `packets` in flight, those that the length of the path keeps there, and that do not wait
+    /// in a queue.
     pub(in crate::rc) fn without_queue(&self, packets: u32) -> u32 {
         if self.latest == 0 {
             return 0;

@@ -9,21 +9,21 @@
 //! - Cost if wrong: the sender stands still until a probe, or each packet costs two.
 //! - Measured: `docs/performance/history.md`.
 //!
-//! Where two sides answer each other's SENDs or WRITEs, each answer takes the acknowledgement of
-//! what it answers along: two packets in the place of one, and their receiver looks at both before
-//! its program sees the one. Nothing waits for it if the message makes no completion. Cards ask
-//! once in so many: 2^8 of mlx5 (`log_ack_req_freq` in Linux' `fpga/conn.c`), 2^5 of illumos
-//! (`HERMON_QP_ACKREQ_FREQ`). All are acknowledged, several at once, by whatever asks next.
+//! Where two sides answer each other's SENDs or WRITEs, an acknowledgement leaves with each answer:
+//! two packets in the place of one, and their receiver looks at both before its program sees the
+//! one. Nothing waits for the acknowledgement if the message makes no completion. Cards ask once in
+//! a number of packets: 2^8 of mlx5 (`log_ack_req_freq` in Linux' `fpga/conn.c`), 2^5 of illumos
+//! (`HERMON_QP_ACKREQ_FREQ`). The next packet that asks has all of them acknowledged at once.
 //!
-//! If nothing does, the probe asks ([`clock`](crate::rc::clock)), as if the acknowledgement had
-//! been lost: 2 ms later, by the last packet again. A standard responder answers that wherever it
-//! stands: with an acknowledgement of all if it has that packet, by taking it if that alone was
-//! lost, with a NAK of the first that is missing otherwise. Anything shorter would have to bear a
-//! number that is acknowledged already, so that it is not taken for what was lost, and its answer
-//! could be an older one that was late.
+//! If none follows, the probe asks ([`clock`](crate::rc::clock)), as if the acknowledgement had
+//! been lost: 2 ms later, by the last packet again. A standard responder answers that in any state:
+//! with an acknowledgement of all if it has that packet, by taking it if that alone was lost, with
+//! a NAK of the first missing packet otherwise. A shorter packet would have to bear a PSN that is
+//! acknowledged already, so that it is not taken for the lost one, and its answer could be an older
+//! one that was late.
 //!
-//! So a lost message is noticed when it would have been noticed before: by the gap in front of what
-//! follows, or by the probe. A responder whose program ends says before that what it has
+//! So a loss is noticed as early as without this rule: by the gap in front of the next packets, or
+//! by the probe. A responder whose program ends acknowledges its packets before that
 //! ([`Engine::acknowledge_unasked`](crate::Engine::acknowledge_unasked)).
 
 use crate::peer::Peers;
@@ -35,16 +35,17 @@ use crate::rc::requester::permit::Permit;
 use crate::types::{Seq, Time};
 use crate::verbs::SendOp;
 
-/// Of small messages that answer, one of so many asks.
+/// Of small messages that answer, one in this number asks.
 const EVERY: u32 = 8;
-/// A queue pair that sends one so soon after the other asks by the last of them in half the time in
-/// which the probe would. One that sends more rarely would be probed for each.
+/// If small messages follow each other within this time, the last of [`EVERY`] asks in half the
+/// time of the probe. At a lower rate the probe would ask for each.
 const SOON_NS: u64 = PATIENCE_NS / 2 / EVERY as u64;
-/// What costs little when the probe sends it again.
+/// A message up to this length costs little when the probe sends it again.
 const BYTES_MAX: u32 = 256;
 /// An acknowledgement timeout of no less than this is not over before the probe is answered.
 const TIMEOUT_NS_MIN: u64 = 4 * PATIENCE_NS;
-/// A long message asks four times in a congestion window, and every so many packets at least.
+/// A long message asks four times in a congestion window, and at least once in this number of
+/// packets.
 const INTERVAL_MAX: u32 = 32;
 
 /// Which packets of a burst ask.
@@ -52,8 +53,8 @@ const INTERVAL_MAX: u32 = 32;
 pub(in crate::rc) enum AckPolicy {
     /// None.
     Never,
-    /// The last of each message, and each that comes so many after the one that asked before; as
-    /// many as there is credit for their answers. Whether or not there is, the last that may leave.
+    /// The last of each message, and each that comes `interval` after the last one that asked; at
+    /// most `spare`, the acknowledgements with credit. In any case, the last that may leave.
     Often { interval: u64, spare: u32 },
 }
 
@@ -107,7 +108,7 @@ impl Acks {
         self.unasked = WqeIndex::default();
     }
 
-    /// Whether something of what is not acknowledged left without asking.
+    /// Whether an unacknowledged packet left without asking.
     pub(in crate::rc) fn has_unasked(&self, sq: &SendQueue) -> bool {
         self.unasked > sq.head
     }
@@ -143,11 +144,11 @@ impl Qp {
             && wqe.len <= BYTES_MAX;
         let answers = responder.expected() != acks.expected && now.since(acks.left) < SOON_NS;
         let asked_lately = requester.snd_nxt - acks.last < u64::from(EVERY);
-        // What it takes is given back late, and others may want it: of the send queue, of the
-        // peer's credit, of the window, of the receives that it said it has.
+        // Its resources are given back late, and others may want them: the send queue, the peer's
+        // credit, the window, the receives that the peer announced.
         let has_room =
             core.sq.is_mostly_free() && control.has_ample(EVERY, wqe, limits.peer, peers);
-        // Of a path that is not known nothing is probed, and of a long one late.
+        // An unknown path is not probed, and a long one late.
         let probed = (1..=PATIENCE_NS / 4).contains(&round_trip.srtt())
             && self.timeout().is_none_or(|timeout| timeout >= TIMEOUT_NS_MIN);
         let usual = recovery.is_open() && requester.snd_nxt == requester.snd_max;
@@ -162,8 +163,8 @@ impl Qp {
 }
 
 impl Requester {
-    /// Whether all that nothing has told of left without asking, and nothing was posted since:
-    /// nothing will come that makes anything drive.
+    /// Whether all unacknowledged packets left without asking, and nothing was posted since: no
+    /// response is to come that has the engine driven.
     #[inline]
     pub(in crate::rc) fn is_quiet(&self, sq: &SendQueue) -> bool {
         self.acks.unasked == sq.tail
@@ -171,8 +172,7 @@ impl Requester {
             && self.ack_requests.end().is_none()
     }
 
-    /// Whether nothing of what is not acknowledged has asked: the peer was silent because it was to
-    /// be.
+    /// Whether no unacknowledged packet has asked: the peer was right to be silent.
     pub(in crate::rc) fn asked_nothing(&self) -> bool {
         self.outstanding() && self.ack_requests.end().is_none() && self.responses.is_empty()
     }

@@ -8,10 +8,11 @@ use std::collections::VecDeque;
 use crate::peer::{Budget, Cost, Expected, Peers};
 use crate::types::Seq;
 
-/// What an acknowledgement costs us: BTH, AETH, ICRC.
+/// The cost of an acknowledgement to us: BTH, AETH, ICRC.
 pub(in crate::rc) const ACK: Cost = Cost::of(1, Budget::cost(12 + 4 + 4));
 
-/// The PSNs that asked and are not answered, ascending, and the room for the next.
+/// The PSNs that asked and are not acknowledged, ascending, and the room for the next
+/// acknowledgement.
 #[derive(Debug, Default)]
 pub(in crate::rc) struct AckRequests {
     pub(in crate::rc) runs: VecDeque<Run>,
@@ -24,7 +25,7 @@ pub(in crate::rc) struct AckRequests {
 pub(in crate::rc) struct Run {
     first: Seq,
     count: u32,
-    /// The room for the answer to each.
+    /// The room for the acknowledgement of each.
     each: Expected,
 }
 
@@ -34,7 +35,7 @@ impl Run {
         self.first + u64::from(self.count)
     }
 
-    /// How many of them are before `to`.
+    /// Number of its packets before `to`.
     #[inline]
     fn before(&self, to: Seq) -> u32 {
         u32::try_from(to.saturating_sub(self.first))
@@ -43,26 +44,26 @@ impl Run {
 }
 
 impl AckRequests {
-    /// Whether credit for the next answer is reserved.
+    /// Whether credit for the next acknowledgement is reserved.
     #[inline]
     pub(in crate::rc) fn is_open(&self) -> bool {
         self.next.is_some()
     }
 
-    /// Whether the room for the next answer was kept for so long that others have it.
+    /// Whether the room for the next acknowledgement was kept for so long that others have it.
     #[inline]
     pub(in crate::rc) fn is_stale(&self, peers: &Peers) -> bool {
         self.next.is_some_and(|answer| peers.has_forgotten(answer))
     }
 
-    /// Takes room for the next answer.
+    /// Takes room for the next acknowledgement.
     #[inline]
     pub(in crate::rc) fn open(&mut self, answer: Expected) {
         debug_assert!(self.next.is_none());
         self.next = Some(answer);
     }
 
-    /// Gives the room for the next answer back, because nobody waits for it.
+    /// Gives back the room for the next acknowledgement, because none is awaited.
     #[inline]
     pub(in crate::rc) fn close(&mut self, peers: &mut Peers) {
         if let Some(answer) = self.next.take() {
@@ -70,20 +71,21 @@ impl AckRequests {
         }
     }
 
-    /// One more than the last PSN that asked and is not answered.
+    /// One more than the last PSN that asked and is not acknowledged.
     #[inline]
     pub(in crate::rc) fn end(&self) -> Option<Seq> {
         self.runs.back().map(Run::end)
     }
 
-    /// Whether the packet of `psn` asked and is not answered.
+    /// Whether the packet of `psn` asked and is not acknowledged.
     pub(in crate::rc) fn has(&self, psn: Seq) -> bool {
         let behind = self.runs.partition_point(|run| run.first <= psn);
         behind > 0 && psn < self.runs[behind - 1].end()
     }
 
-    /// `count` packets from `first` on, each of which asks, left. There is credit for the answer to
-    /// the first, and the caller saw that there is for the others; `silent` if none is taken.
+    /// `count` packets from `first` on, each of which asks, left. There is credit for the
+    /// acknowledgement of the first, and the caller checked that there is for the others; `silent`
+    /// if none is taken.
     #[inline]
     pub(in crate::rc) fn asked(
         &mut self,
@@ -141,8 +143,8 @@ impl AckRequests {
         peers.answered(sum);
     }
 
-    /// Everything from `from` on is sent again, and asks again. The room of one is kept, for what
-    /// may be left before.
+    /// Everything from `from` on is sent again, and asks again. The room of one acknowledgement is
+    /// kept, for packets before `from`.
     pub(in crate::rc) fn taken_back(&mut self, from: Seq, peers: &mut Peers) {
         while let Some(run) = self.runs.back_mut()
             && run.end() > from
@@ -177,7 +179,7 @@ mod tests {
         asks
     }
 
-    /// For how many answers there is room left.
+    /// Number of acknowledgements for which there is room left.
     fn left(peers: &Peers) -> u32 {
         peers.spared().datagrams
     }

@@ -1,8 +1,9 @@
-//! The planner: what is at the cursor, how much of it leaves, and which packets of it ask.
+//! The planner: the request at the cursor, the part of it that leaves, and the packets of it that
+//! ask.
 //!
 //! A burst is packets of SENDs and WRITEs that leave one after the other under one permit, from one
-//! request or from several. What is alike for all of them is looked at once. What ends a burst is
-//! for the next plan to name.
+//! request or from several. A check that holds for all of them is made once. The next plan finds
+//! the reason for the end of a burst.
 
 use crate::mem::{Memory, RegionTable};
 use crate::peer::{Budget, Cost, Peers, RunLimits};
@@ -19,7 +20,7 @@ use crate::types::{Seq, Time};
 use crate::verbs::{SendOp, WcStatus};
 use crate::wire::{ICRC_LEN, Opcode, Reth, bth};
 
-/// What the requester can do now.
+/// The next step of the requester.
 #[derive(Debug)]
 pub(in crate::rc) enum Plan {
     /// A burst from the cursor on.
@@ -42,7 +43,7 @@ pub(in crate::rc) struct ResponseRequest {
     pub(in crate::rc) packet: RequestPacket,
     /// The last PSN of its response.
     pub(in crate::rc) last: Seq,
-    /// What its response costs.
+    /// The cost of its response.
     pub(in crate::rc) cost: Cost,
 }
 
@@ -53,7 +54,7 @@ struct Burst {
     psn: Seq,
     index: WqeIndex,
     left: Cost,
-    /// Packets that asked, the last of them, and how many of them are written down.
+    /// Packets that asked, the last of them, and the number of them that are written down.
     asked: u32,
     last_asked: Seq,
     noted: u32,
@@ -168,7 +169,7 @@ impl Requester {
     }
 
     /// Whether nothing behind the request `index` could ask for an acknowledgement now: it is the
-    /// last, or what follows sends nothing, needs a receive, or waits for credit of another kind.
+    /// last, or the next one sends nothing, needs a receive, or waits for credit of another kind.
     #[inline]
     fn is_held_up_behind(&self, index: WqeIndex, sq: &SendQueue) -> bool {
         index + 1 == sq.tail || {
@@ -212,7 +213,7 @@ impl Qp {
         let Some(to) = core.target() else { return Sent::Refused };
         let sq = &core.sq;
         let again = requester.snd_nxt < requester.snd_max;
-        // What goes again, and what does not, are bursts of their own.
+        // Retransmissions and new packets are bursts of their own.
         let end = if again { requester.snd_max } else { Seq::MAX };
         let mut batches = !again && requester.ack_requests.end().is_some();
         let (full, runs) = (full_cost(limits.mtu), shared.peers.runs());
@@ -324,8 +325,8 @@ impl Requester {
         if (burst.asked > spare && !burst.silent) || (PLAIN && burst.asked > 0) {
             return None;
         }
-        // Where it begins again, so that one packet is progress; and at the end of what may leave,
-        // also of a turn: the others wait for what comes back.
+        // Where it begins again, so that one packet is progress; and the last packet that may
+        // leave, also in a turn: the others wait for its acknowledgement.
         let turn_ends = burst.left.datagrams as usize + 1 >= burst.turn
             && self.control.ends_run(size, burst.runs);
         let must = turn_ends
@@ -352,7 +353,7 @@ impl Requester {
     fn burst_left(&mut self, now: Time, burst: &mut Burst, limits: &Limits, peers: &mut Peers) {
         peers.get(limits.peer).charge(burst.left);
         self.control.left(burst.left);
-        // What does not ask is not answered in the time that the path takes.
+        // A packet without AckReq is not answered in a round trip.
         self.round_trip.sent(self.snd_nxt, now, burst.again || burst.policy == AckPolicy::Never);
         self.note_asks(burst, peers);
         self.acks.asked(burst.last_asked);

@@ -1,6 +1,6 @@
-//! The lists of what is under way: which packets asked and are not answered, when packets left,
-//! which responses are to come. With room for a whole window they take several times the memory of
-//! all the rest of a queue pair, so only a queue pair that has something under way has any.
+//! The lists of a queue pair's work in flight: which packets asked and are not acknowledged, when
+//! packets left, which responses are to come. With room for a whole window they take several times
+//! the memory of all the rest of a queue pair, so only a queue pair with work in flight has any.
 //!
 //! They are handed on and never freed, so that nothing is allocated per packet. And while few queue
 //! pairs have some, one at rest keeps them: it need not fetch them for each request if it sends one
@@ -13,7 +13,7 @@ use crate::rc::congestion::rtt::{TURNS, Turn};
 use crate::rc::requester::ack_requests::Run;
 use crate::rc::requester::{Outstanding, Requester};
 
-/// So many queue pairs keep theirs when they have nothing under way.
+/// Number of queue pairs that keep theirs when they have nothing in flight.
 const KEEPERS: usize = 16;
 
 /// The lists of one queue pair.
@@ -32,12 +32,12 @@ pub(crate) struct SpareLists {
 }
 
 impl SpareLists {
-    /// How many queue pairs have some.
+    /// Number of queue pairs that have some.
     pub(crate) fn lent(&self) -> usize {
         self.lent
     }
 
-    /// How many wait for a queue pair.
+    /// Number of lists that wait for a queue pair.
     pub(crate) fn spare(&self) -> usize {
         self.free.len()
     }
@@ -49,13 +49,13 @@ impl Requester {
         self.round_trip.turns.capacity() > 0
     }
 
-    /// Whether nothing is to be sent, and nothing has been that is not told of.
+    /// Whether nothing is to be sent or in flight, and it has no lists.
     #[inline]
     pub(in crate::rc) fn has_nothing(&self, sq: &SendQueue) -> bool {
         self.cursor() == sq.tail && !self.outstanding() && !self.has_lists()
     }
 
-    /// Something is about to leave: gets lists, with room for all that may be under way.
+    /// Something is about to leave: gets lists, with room for all that may be in flight.
     #[inline(never)]
     pub(in crate::rc) fn take_lists(&mut self, spares: &mut SpareLists) {
         debug_assert!(!self.has_lists());
@@ -70,7 +70,7 @@ impl Requester {
         self.swap(&mut lists);
     }
 
-    /// Nothing is under way or to be sent: others may have the lists, if there are many.
+    /// Nothing is in flight or to be sent: others may have the lists, if there are many.
     #[inline]
     pub(in crate::rc) fn rest(&mut self, spares: &mut SpareLists) {
         if spares.lent > KEEPERS {
@@ -86,7 +86,7 @@ impl Requester {
         debug_assert!(self.ack_requests.runs.is_empty() && self.responses.is_empty());
         let mut lists = Lists::default();
         self.swap(&mut lists);
-        // All of it was acknowledged, or nobody waits for it any more.
+        // All of it was acknowledged, or is not awaited any more.
         lists.turns.clear();
         spares.free.push(lists);
         spares.lent -= 1;

@@ -1,7 +1,7 @@
-//! The requester: where it is in its queue, and what is in flight.
+//! The requester: its place in its queue, and the requests in flight.
 //!
-//! Whether something may leave is [`permit`]'s to say; [`burst`] plans and sends as much of it;
-//! [`ack_policy`] says which packets ask, and [`recovery`] what goes again.
+//! Whether something may leave is [`permit`]'s decision; [`burst`] plans and sends it;
+//! [`ack_policy`] decides which packets ask, and [`recovery`] which ones go again.
 
 mod ack_policy;
 mod ack_requests;
@@ -25,8 +25,8 @@ use crate::rc::requester::permit::{SendControl, Want};
 use crate::rc::requester::recovery::{Probe, Recovery};
 use crate::types::{Mtu, Seq, Time};
 
-/// What a READ request or another that has a response of its own costs its receiver: an atomic is
-/// the longest.
+/// The cost to its receiver of a READ request or another that has a response of its own: an atomic
+/// is the longest.
 pub(in crate::rc) const REQUEST: Cost = Cost::of(1, Budget::cost(12 + 28 + 4));
 
 /// A READ request or another that waits for a response of its own.
@@ -39,7 +39,7 @@ pub(in crate::rc) struct Outstanding {
 }
 
 impl Outstanding {
-    /// Packets of its answer from `from` on and before `to`.
+    /// Packets of its response from `from` on and before `to`.
     fn packets(&self, from: Seq, to: Seq) -> u64 {
         to.min(self.last + 1).saturating_sub(from.max(self.first))
     }
@@ -53,7 +53,7 @@ pub(in crate::rc) struct Limits {
     pub(in crate::rc) mtu: Mtu,
     pub(in crate::rc) pd: PdId,
     pub(in crate::rc) peer: PeerId,
-    /// Whether the peer is one of us, and what comes too early is held.
+    /// Whether the peer is a Rocinante, and packets that come too early are held.
     pub(in crate::rc) selective: bool,
     /// Whether WRITEs may be cut.
     pub(in crate::rc) splits_writes: bool,
@@ -108,20 +108,20 @@ impl Requester {
         self.recovery = Recovery::default();
     }
 
-    /// Begins no request any more, or does again. What did not ask for an acknowledgement does so
-    /// now: draining ends with the last.
+    /// Begins no request any more, or does again. Requests that left without AckReq now ask for
+    /// their acknowledgement: draining ends with the last.
     pub(in crate::rc) fn drain(&mut self, drains: bool) {
         self.control.drain(drains);
         self.acks.drains();
     }
 
-    /// What was sent was acknowledged; what follows takes another path.
+    /// All packets that left were acknowledged; later ones take another path.
     pub(in crate::rc) fn take_path(&mut self, control: SendControl) {
         self.control.take_path(control);
         self.round_trip = RoundTrip::default();
     }
 
-    /// Sets how many READs and atomics may be outstanding.
+    /// Sets the number of READs and atomics that may be outstanding.
     pub(in crate::rc) fn set_max_rd_atomic(&mut self, max: u8) {
         self.control.set_max_rd_atomic(max);
         if self.has_lists() {
@@ -183,7 +183,7 @@ impl Requester {
         self.wqe_next
     }
 
-    /// Whether something was sent for which nothing was asked yet.
+    /// Whether a packet left that no AckReq covers yet.
     #[inline]
     pub(in crate::rc) fn is_unasked(&self) -> bool {
         let asked = self.ack_requests.end().unwrap_or(self.snd_una);
@@ -238,14 +238,14 @@ impl Requester {
         self.wqe_max = self.wqe_max.max(self.wqe_next);
     }
 
-    /// Whether the request `index` is done once everything before it is: what concerns this side
-    /// only must have been executed.
+    /// Whether the request `index` is done once everything before it is: a local request must have
+    /// been executed.
     #[inline]
     pub(in crate::rc) fn is_executed(&self, index: WqeIndex, wqe: &Wqe) -> bool {
         index < self.wqe_max || !wqe.op.is_local()
     }
 
-    /// What is sent again goes past what was executed in between.
+    /// Retransmission goes past local requests that were executed in between.
     #[cold]
     pub(in crate::rc) fn skip_executed(&mut self, sq: &SendQueue) {
         while self.wqe_next < self.wqe_max && sq.get(self.wqe_next).op.is_local() {
@@ -276,7 +276,7 @@ impl Requester {
         }
         self.release(cost, limits, peers);
         self.ack_requests.answered(to, peers);
-        // What waited for something to be repaired says nothing about the path.
+        // A packet that waited for a repair is no measure of the path.
         self.round_trip.acknowledged(to, now, !selective);
         self.control.on_ack(cost.datagrams);
         let before = std::mem::replace(&mut self.snd_una, to);
@@ -297,19 +297,18 @@ impl Requester {
             self.recovery.set_probe(Probe::Nothing);
         }
         self.recovery.on_ack();
-        // What is to be sent is planned soon, and may wait in line meanwhile.
+        // Work to be sent is planned soon, and may wait in line meanwhile.
         if self.wqe_next == sq.tail {
             self.settle(peers);
         }
     }
 
-    /// Packets of answers that were asked for and have not come.
+    /// Packets of requested responses that have not come.
     pub(in crate::rc) fn responses_in_flight(&self) -> u64 {
         self.responses.iter().map(|asked| asked.packets(self.snd_una, Seq::MAX)).sum()
     }
 
-    /// Answers that were asked for did not come, if there were some; our own queue may have been
-    /// full.
+    /// Requested responses did not come, if there were some; our own queue may have been full.
     pub(in crate::rc) fn answers_lost(&mut self, peers: &mut Peers) {
         let under_way = self.responses_in_flight();
         if under_way > 1 {
@@ -353,8 +352,8 @@ impl Requester {
     }
 
     /// Takes back the last packet, to send it again and ask for an acknowledgement, if the last
-    /// ones did not ask and nothing that is to come would tell of them: what was to ask in their
-    /// place cannot be sent.
+    /// ones did not ask and no response to come would acknowledge them: the packet that was to ask
+    /// in their place cannot be sent.
     pub(in crate::rc) fn ask_again(
         &mut self,
         sq: &SendQueue,
@@ -386,7 +385,7 @@ impl Requester {
         from < self.snd_nxt
     }
 
-    /// What is charged to the peer's receive queue.
+    /// The cost charged to the peer's receive queue.
     pub(in crate::rc) fn charged(&self) -> Cost {
         let mut charged = self.control.in_flight();
         self.responses.iter().for_each(|_| charged.add(REQUEST));

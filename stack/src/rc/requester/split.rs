@@ -1,23 +1,24 @@
 //! WRITEs of several packets that leave as messages of one packet each.
 //!
-//! Ports send packets of one size as one super-packet, of which only the last may be shorter, and a
-//! super-packet is what costs. The first packet of a WRITE is longer than the others by a RETH, so
-//! it ends a run with the packet behind it: two packets in the place of fifteen, of each WRITE. Of
-//! WRITEs of 8 KiB that is all. As an `RDMA WRITE Only` each packet has a RETH, so they are of one
-//! size, and WRITEs that follow each other share super-packets, as those of one packet do.
+//! Ports send packets of one size as one super-packet, of which only the last may be shorter, and
+//! the cost is that of super-packets. The first packet of a WRITE is longer than the others by a
+//! RETH, so it ends a run with the packet behind it: two packets in the place of fifteen, of each
+//! WRITE. Of WRITEs of 8 KiB that is all. As an `RDMA WRITE Only` each packet has a RETH, so they
+//! are of one size, and WRITEs that follow each other share super-packets, as those of one packet
+//! do.
 //!
-//! For the responder they are what a program would have posted that wrote the same bytes by several
-//! WRITEs: as many packets with the same PSNs and payloads, placed in the same order. What differs:
-//! it counts more messages, which [`Wqe::messages`](crate::qp::sq::Wqe::messages) follows; each
-//! packet is 16 bytes longer; and if the range is not all admitted, the packets before the first
-//! that is not are placed, where a responder looks at the length of the whole message first. The
-//! request fails alike.
+//! For the responder they are the WRITEs of a program that writes the same bytes by several
+//! requests: the same number of packets with the same PSNs and payloads, placed in the same order.
+//! The differences: the responder counts more messages, which
+//! [`Wqe::messages`](crate::qp::sq::Wqe::messages) follows; each packet is 16 bytes longer; and if
+//! the range is not all admitted, the packets before the first that is not are placed, where a
+//! responder looks at the length of the whole message first. The request fails alike.
 //!
 //! A WRITE with immediate stays one message: its completion tells the receiver the message's length
 //! (`byte_len`; `send_data_in` and `do_complete` of Linux' `rxe_resp.c`).
 //!
-//! It is decided when the request is posted, and kept in it, so that what is sent again is the same
-//! packets. A program that posts one while nothing is under way to that peer, of whatever queue
+//! The decision is made when the request is posted, and kept in it, so that retransmissions are the
+//! same packets. A WRITE that is posted while nothing is in flight to that peer, from any queue
 //! pair, gains nothing: it is sent as one message.
 
 use crate::peer::Peers;
@@ -49,7 +50,7 @@ impl Qp {
 /// Bytes around the payload of a message of one packet.
 const HEADERS: u32 = (bth::LEN + Reth::LEN + ICRC_LEN) as u32;
 
-/// Whether a WRITE of so many bytes, of more than one packet, takes at most nine super-packets of
+/// Whether a WRITE of `len` bytes, of more than one packet, takes at most nine super-packets of
 /// `run` packets in the place of ten if it is split.
 fn saves(len: u32, mtu: Mtu, run: u32) -> bool {
     let run = u64::from(run);

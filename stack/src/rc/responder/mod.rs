@@ -1,6 +1,6 @@
-//! The responder: checks a request, executes it, and remembers what it owes.
+//! The responder: checks a request, executes it, and remembers the responses that it owes.
 //!
-//! First comes the PSN, then what [`Message`] checks. The responder returns what happened;
+//! First comes the PSN, then the checks of [`Message`]. The responder returns the outcome;
 //! completions, state changes and counters are the queue pair's.
 
 pub(super) mod resources;
@@ -14,7 +14,7 @@ use crate::srq::Receives;
 use crate::types::{Mtu, Seq};
 use crate::wire::{Aeth, NakCode, Operation, Packet, Syndrome};
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub(in crate::rc) enum Outcome {
     /// Executed; a response may be due.
@@ -23,7 +23,7 @@ pub(in crate::rc) enum Outcome {
     Duplicate { respond: bool },
     /// A duplicate that cannot be answered any more.
     Stale,
-    /// After a gap; `report` if that is news to the peer.
+    /// After a gap; `report` if the peer gets a report of it.
     Gap { psn: Seq, report: bool },
     /// No receive was posted.
     NotReady,
@@ -44,7 +44,7 @@ pub(in crate::rc) struct Responder {
     epsn: Seq,
     msn: u32,
     message: Message,
-    /// What the connection permits.
+    /// Permissions of the connection.
     pub(in crate::rc) rights: Rights,
     /// A NAK for `epsn` is due or out: silence until that arrives.
     nak_sent: bool,
@@ -62,10 +62,10 @@ pub(in crate::rc) struct Responder {
     /// The last PSN of a SEND or WRITE that was executed. READs and atomics are acknowledged by
     /// their own responses, and never by an ACK: some requesters would take it for the response.
     ackable: Seq,
-    /// The last PSN that an ACK told of.
+    /// The last PSN that was acknowledged.
     told: Seq,
     nak: Option<Nak>,
-    /// Whether acknowledgements say how many receives are posted.
+    /// Whether acknowledgements announce the number of posted receives.
     advertise: bool,
     /// 5-bit code of the delay that is asked for while no receive is posted.
     pub(in crate::rc) min_rnr_timer: u8,
@@ -114,7 +114,7 @@ impl Responder {
         self.records.start(usize::from(max_dest_rd_atomic));
     }
 
-    /// Sets how many READs and atomics the peer may have outstanding.
+    /// Sets the number of READs and atomics that the peer may have outstanding.
     pub(in crate::rc) fn set_max_dest_rd_atomic(&mut self, max: u8) {
         self.records.resize(usize::from(max));
     }
@@ -123,7 +123,7 @@ impl Responder {
         self.epsn
     }
 
-    /// How many responses it keeps.
+    /// Number of responses that it keeps.
     pub(in crate::rc) fn records(&self) -> usize {
         self.records.len()
     }
@@ -140,8 +140,8 @@ impl Responder {
         self.nak = None;
     }
 
-    /// Takes no more requests: what remains to be sent are the responses to earlier requests and
-    /// the NAK that tells the peer why the queue pair broke.
+    /// Takes no more requests. It still sends the responses to earlier requests, and the NAK with
+    /// the reason why the queue pair broke.
     pub(in crate::rc) fn close(&mut self) {
         self.ack = false;
         self.message = Message::None;
@@ -280,14 +280,13 @@ impl Responder {
             return Err(Refusal::Invalid);
         }
         let at = memory.regions().remote_store(self.rights.by, reth.va, reth.rkey);
-        // An aligned word is placed whole, and after what was placed before.
+        // An aligned word is placed whole, and after all earlier payloads.
         at.and_then(|at| memory.place(at, payload)).map_err(|_| Refusal::Access)?;
         self.record(1, Kind::Done { operation: Operation::AtomicWrite });
         Ok(())
     }
 
-    /// What was placed before it was placed for everybody to see; that it was, is all that there is
-    /// to say.
+    /// Placed bytes are visible at once, so the response is all that a FLUSH takes.
     fn flush(&mut self, packet: &Packet<'_>, memory: &impl Memory) -> Result<(), Refusal> {
         let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else {
             return Err(Refusal::Invalid);
@@ -308,8 +307,8 @@ impl Responder {
             return Err(Refusal::Invalid);
         }
         if !self.records.make_room() {
-            // Linux rxe does not count them against what it may have outstanding: it can have them
-            // later.
+            // Linux rxe does not count them against its limit of outstanding requests: it can have
+            // them later.
             return Err(if self.records.has_none() { Refusal::Invalid } else { Refusal::NotReady });
         }
         let at = Sge { addr: reth.va, len: reth.len, lkey: reth.rkey };
@@ -341,10 +340,10 @@ impl Responder {
         self.msn = (self.msn + 1) & 0xff_ffff;
     }
 
-    /// A request after a gap: reported once, and again if the peer went back and what it misses was
-    /// lost again, or the NAK was. That is so if what was sent last comes again, or what was
-    /// reported, or from before that, after something from behind. What is only overtaken on its
-    /// way does not look so for long.
+    /// A request after a gap. The gap is reported once, and again if the peer went back and its
+    /// retransmission, or the NAK, was lost. The sign of that: the last early packet comes again;
+    /// or the reported one, or one before it, comes after one from behind it. Packets that are only
+    /// overtaken on their way do not look so for long.
     #[cold]
     fn early(&mut self, psn: Seq) -> Outcome {
         self.gap = self.gap.max(psn);
@@ -359,19 +358,18 @@ impl Responder {
         Outcome::Gap { psn, report }
     }
 
-    /// Whether something was missing when it was last said what is expected; not if there was no
-    /// receive.
+    /// Whether the last NAK reported a gap, or none is out; not if there was no receive.
     pub(in crate::rc) fn reports_gaps(&self) -> bool {
         self.gap_reported || !self.nak_sent
     }
 
-    /// Says (again) what is missing.
+    /// Reports the gap (again).
     pub(in crate::rc) fn report_gap(&mut self) -> bool {
         self.queue_nak(Syndrome::nak(NakCode::PsnSequenceError));
         true
     }
 
-    /// What was missing has come; says what is missing next, if something that came too early is
+    /// The missing packets have come. Reports the next gap, if a packet that came too early is
     /// still to be executed.
     pub(in crate::rc) fn report_next_gap(&mut self) -> bool {
         self.gap >= self.epsn && !self.nak_sent && self.report_gap()
@@ -400,7 +398,8 @@ impl Responder {
     fn refuse(&mut self, refusal: Refusal, receives: &mut Receives<'_>) -> Outcome {
         let code = match refusal {
             Refusal::NotReady => {
-                // Said each time the expected packet comes; what follows it is dropped in silence.
+                // Sent each time the expected packet comes; packets behind it are dropped in
+                // silence.
                 self.queue_nak(Syndrome::rnr(self.min_rnr_timer));
                 return Outcome::NotReady;
             }
@@ -421,7 +420,7 @@ impl Responder {
         self.ack || self.nak.is_some() || self.records.due()
     }
 
-    /// Whether somebody waits for one: anything but a plain acknowledgement.
+    /// Whether the peer waits for one: anything but a plain acknowledgement.
     #[inline]
     pub(in crate::rc) fn has_urgent_response(&self) -> bool {
         self.nak.is_some() || self.records.due()
@@ -462,7 +461,7 @@ impl Responder {
         (self.ack, self.told) = (false, self.ackable);
     }
 
-    /// Owes an acknowledgement of what came unasked; whether there is any.
+    /// Owes an acknowledgement of the packets that came without AckReq. Returns whether one is due.
     pub(in crate::rc) fn owe_unasked(&mut self) -> bool {
         self.ack |= self.told < self.ackable;
         self.ack
@@ -474,8 +473,8 @@ impl Responder {
         if !self.advertise {
             return Aeth::ack(msn);
         }
-        // The limit is a message's number, so an older response grants what has been completed
-        // since too.
+        // The limit is a message's number, so an older response also grants receives that were
+        // completed since.
         let since = u64::from(self.msn.wrapping_sub(msn) & 0xff_ffff);
         let free = rq.len() - u64::from(self.in_receive());
         Aeth { syndrome: Syndrome::credits(since + free), msn }
@@ -497,19 +496,19 @@ impl Responder {
         }
     }
 
-    /// The memory of the READ under way is gone. Whether it had been answered before: a duplicate
-    /// that comes late, when the peer has long had its answer and our program has every right to
-    /// take its memory back, must do no harm.
+    /// The memory of the READ that is being answered is gone. Returns whether it had been answered
+    /// before: a duplicate that comes late, when the peer has long had its response and our program
+    /// has every right to take its memory back, must do no harm.
     pub(in crate::rc) fn drop_repetition(&mut self) -> bool {
         self.records.drop_repetition()
     }
 
-    /// The queue pair broke, but what the peer asked for last was done, and it is told so.
+    /// The queue pair broke, but the peer's last request was executed, and is acknowledged.
     pub(in crate::rc) fn acknowledge_all(&mut self) {
         self.nak = Some(Nak { psn: self.ackable, syndrome: Syndrome::ACK_UNLIMITED });
     }
 
-    /// The memory of the READ under way is gone: it ends with a NAK.
+    /// The memory of the READ that is being answered is gone: it ends with a NAK.
     pub(in crate::rc) fn read_failed(&mut self) {
         self.close();
         if let Some(psn) = self.records.fail() {
@@ -523,8 +522,8 @@ mod tests {
     use super::*;
     use crate::verbs::RecvWr;
 
-    /// Message numbers have 24 bits, and begin again: the number on the wire, and what an older
-    /// response grants.
+    /// Message numbers have 24 bits, and wrap: the number on the wire, and the grant of an older
+    /// response.
     #[test]
     fn the_numbers_of_messages_begin_again() {
         let mut rq = RecvQueue::new(8, 1);
@@ -533,7 +532,7 @@ mod tests {
         for msn in [0xff_fffe, 0xff_ffff, 0, 1] {
             responder.finish();
             assert_eq!(responder.ack(responder.msn, &rq).msn, msn);
-            // The limit is a message's number: an older response says the same of it.
+            // The limit is a message's number: an older response has the same limit.
             let older = responder.ack(msn.wrapping_sub(2) & 0xff_ffff, &rq);
             assert_eq!(older.syndrome, Syndrome::credits(5), "{msn:#x}");
         }

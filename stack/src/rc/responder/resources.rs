@@ -1,5 +1,5 @@
-//! READs and other requests with responses of their own that a responder accepted: what it owes for
-//! them, and what it repeats for duplicates.
+//! Responder resources: READs and other requests with responses of their own that a responder
+//! accepted, the responses that it owes for them, and those that it repeats for duplicates.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::wire::{Operation, Packet, Place, Reth};
 struct Record {
     first: Seq,
     last: Seq,
-    /// First PSN of the response under way.
+    /// First PSN of the response that is being sent.
     from: Seq,
     /// Next PSN of the response to send; beyond `until` if all was sent.
     next: Seq,
@@ -24,7 +24,7 @@ struct Record {
     kind: Kind,
 }
 
-/// What was asked for.
+/// The operation of the request.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rc) enum Kind {
     Read {
@@ -35,7 +35,7 @@ pub(in crate::rc) enum Kind {
     Atomic {
         found: u64,
     },
-    /// A FLUSH, or an ATOMIC WRITE: the response says only that it was executed.
+    /// A FLUSH, or an ATOMIC WRITE: the response shows only that it was executed.
     Done {
         operation: Operation,
     },
@@ -44,7 +44,7 @@ pub(in crate::rc) enum Kind {
 /// A response with data.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rc) enum DataResponse {
-    /// A packet of a READ response; an empty one says that a FLUSH or ATOMIC WRITE was executed.
+    /// A packet of a READ response; an empty one shows that a FLUSH or ATOMIC WRITE was executed.
     Read { psn: Seq, place: Place, at: Sge, msn: u32 },
     /// The result of an atomic.
     Atomic { psn: Seq, found: u64, msn: u32 },
@@ -82,14 +82,14 @@ impl Records {
         self.unsent < self.list.len()
     }
 
-    /// At most `max` from now on. What the peer asked for before is still answered.
+    /// At most `max` from now on. Earlier requests of the peer are still answered.
     pub(in crate::rc) fn resize(&mut self, max: usize) {
         self.max = max;
         while self.list.len() > max && self.drop_oldest() {}
     }
 
-    /// Makes room for one more: the oldest goes, if it was answered. `false` if the peer asks for
-    /// more at a time than it was told it may.
+    /// Makes room for one more: the oldest goes, if it was answered. `false` if the peer has more
+    /// outstanding than its limit.
     pub(in crate::rc) fn make_room(&mut self) -> bool {
         // After a change there may be more than one too many.
         while self.list.len() >= self.max {
@@ -118,7 +118,7 @@ impl Records {
         self.list.reserve_exact(self.max - self.list.len());
     }
 
-    /// Whether the peer may ask for nothing that needs one.
+    /// Whether the peer may send no request that needs one.
     pub(in crate::rc) fn has_none(&self) -> bool {
         self.max == 0
     }
@@ -133,7 +133,7 @@ impl Records {
     /// Repeats the response to a request that came again at `psn`; `false` if its record is gone or
     /// does not match.
     pub(in crate::rc) fn repeat(&mut self, packet: &Packet<'_>, psn: Seq, mtu: Mtu) -> bool {
-        // Newest first: that is what is asked for again.
+        // Newest first: a duplicate is most likely of those.
         let Some(at) = self.list.iter().rposition(|r| (r.first..=r.last).contains(&psn)) else {
             return false;
         };
@@ -178,8 +178,8 @@ impl Records {
         }
     }
 
-    /// The response to send next has no memory any more. Whether it was only to be repeated: then
-    /// nobody misses it, and it is dropped.
+    /// The response to send next has no memory any more. Drops it if it was only a repetition,
+    /// which the peer does not miss. Returns whether it was.
     pub(in crate::rc) fn drop_repetition(&mut self) -> bool {
         let Some(record) = self.list.get_mut(self.unsent).filter(|record| record.answered) else {
             return false;

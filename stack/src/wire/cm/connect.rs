@@ -124,7 +124,7 @@ pub struct Announced {
     pub bytes: u32,
     /// Datagrams that it holds.
     pub datagrams: u32,
-    /// What fills it, if the sender says so.
+    /// Its kind, if the sender announces it.
     pub queue: Option<QueueKind>,
     /// Whether the sender answers questions about connections that have been idle for long
     /// ([`AliveMad`](crate::wire::AliveMad)).
@@ -210,7 +210,7 @@ pub struct Req<'a> {
     pub service: ServiceId,
     /// The sender's GUID.
     pub ca_guid: u64,
-    /// What the sender announces of its receive queue, if it does.
+    /// The sender's announcement of its receive queue, if any.
     pub announced: Option<Announced>,
     /// Queue key, for reliable datagrams only.
     pub qkey: u32,
@@ -341,7 +341,7 @@ pub struct Rep<'a> {
     pub qkey: u32,
     /// The sender's queue pair.
     pub qpn: Qpn,
-    /// What the sender announces of its receive queue, if it does.
+    /// The sender's announcement of its receive queue, if any.
     pub announced: Option<Announced>,
     /// The first PSN that the sender expects; the receiver of the message shall begin to send with
     /// it (captures of Linux).
@@ -422,7 +422,7 @@ mod tests {
             assert!(value - round <= value / 8, "{value} became {round}");
         }
         for code in 0..=u8::MAX {
-            assert_eq!(compress(expand(code)), code.min(CODE_MAX), "what is read is written");
+            assert_eq!(compress(expand(code)), code.min(CODE_MAX), "both functions agree");
         }
     }
 }

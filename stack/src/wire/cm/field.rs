@@ -1,4 +1,4 @@
-//! What the messages have in common: their ids, times and private data.
+//! The common fields of the messages: their ids, times and private data.
 
 use super::super::mad::MAD_DATA_LEN;
 
@@ -25,7 +25,7 @@ pub const fn ns_to_code(ns: u64) -> u8 {
     code
 }
 
-/// Writes private data, as much as fits.
+/// Writes the part of the private data that fits.
 pub(super) fn put(out: &mut [u8], private: &[u8]) {
     let len = private.len().min(out.len());
     out[..len].copy_from_slice(&private[..len]);

@@ -7,7 +7,7 @@
 //! first. Reserved bits are written as 0 and not read.
 //!
 //! Each message is a value that borrows its private data. Unused bytes of private data are 0, and a
-//! receiver cannot tell how much was used: parsed private data always has its full length.
+//! receiver cannot tell the used length: parsed private data always has its full length.
 
 mod answer;
 mod connect;

@@ -5,7 +5,7 @@ pub(crate) mod mailbox;
 #[path = "../../../../verbs-api/src/provider/state.rs"]
 pub(crate) mod state;
 pub mod sync;
-/// Nothing is told.
+/// Nothing is traced.
 pub mod trace {
     pub(crate) fn event<T>(_: &T) {}
 }

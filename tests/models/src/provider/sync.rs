@@ -29,7 +29,7 @@ pub struct Mutex<T> {
     data: std::sync::Mutex<T>,
 }
 
-/// How many looks may see the lock as taken when it is free again.
+/// Number of looks that may see the lock as taken when it is free again.
 const LOOKS_MAX: usize = 8;
 
 /// A locked mutex.

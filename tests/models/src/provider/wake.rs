@@ -47,7 +47,7 @@ impl OwnedFd {
         std::mem::take(&mut self.0.0.lock().unwrap().count)
     }
 
-    /// Turns notification of arrivals on or off. Turning it on reports what is there already.
+    /// Turns notification of arrivals on or off. Turning it on reports earlier arrivals.
     pub fn watch(&self, wished: bool) {
         let mut state = self.0.0.lock().unwrap();
         state.is_mute = !wished;
@@ -133,7 +133,7 @@ pub fn wait(
 #[derive(Debug)]
 pub struct Calls {
     fd: OwnedFd,
-    /// By how much the clock advances with a wake-up. Not one of loom's types.
+    /// The advance of the clock with a wake-up. Not one of loom's types.
     later: std::sync::Mutex<Option<Duration>>,
 }
 
@@ -218,8 +218,8 @@ pub mod clock {
         *SPIN.lock().unwrap()
     }
 
-    /// From now on no timeout ends a sleep of the background thread of at least `time`: what is
-    /// left to a thread that sleeps for so long is left for ever.
+    /// From now on no timeout ends a sleep of the background thread of at least `time`: work that
+    /// is left to a thread that sleeps for so long is left for ever.
     pub fn stop(time: Duration) {
         *LONGEST.lock().unwrap() = time;
     }

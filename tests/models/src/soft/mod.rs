@@ -1,5 +1,5 @@
-//! The software device. Its engine and its port are reduced to what the threads can observe of
-//! them.
+//! The software device. Its engine and its port are reduced to the behaviour that the threads can
+//! observe.
 
 #[path = "../../../../verbs-api/src/soft/announce.rs"]
 pub mod announce;
@@ -51,7 +51,7 @@ pub struct Device {
     channel: Arc<ChannelShared>,
 }
 
-/// What the engine of a device does with a request.
+/// The behaviour of a device's engine with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
     /// The request completes at once, and arriving datagrams need no answer.
@@ -290,7 +290,7 @@ impl Device {
         }
     }
 
-    /// Takes so many completions, and sleeps on several shards while there are none.
+    /// Takes `count` completions, and sleeps on several shards while there are none.
     pub fn sleep_on_several_until_completed(&self, count: usize) {
         let mut seen = 0;
         while seen < count {
@@ -323,7 +323,7 @@ impl Device {
         self.core.shard.lock().engine.posted.clone()
     }
 
-    /// How many more sends the queue has room for.
+    /// Posts sends until the queue is full. Returns their number.
     pub fn room(&self) -> usize {
         (0..8).take_while(|_| self.post_send(99).is_ok()).count()
     }

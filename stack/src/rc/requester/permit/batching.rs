@@ -3,8 +3,8 @@
 //! - Problem: the cost is that of super-packets. A message that is posted when an acknowledgement
 //!   of another comes in would leave alone, be acknowledged alone, and make the next leave alone.
 //! - Rule: while at least two runs, or half a window, are in flight, a message waits until there is
-//!   a run to send or less is in flight. While so much is, no run begins that the window would cut
-//!   short; `Receiver::withholds` is the rule for the receiver's room, which queue pairs share.
+//!   a run to send or less is in flight. Meanwhile no run begins that the window would cut short;
+//!   `Receiver::withholds` is the rule for the receiver's room, which queue pairs share.
 //! - Cost if wrong: half of the rate of small messages, or latency where little is in flight.
 //! - Measured: `docs/performance/history.md`.
 
@@ -26,13 +26,13 @@ impl Batch {
         self.left = 0;
     }
 
-    /// Whether a packet of so many bytes would continue the run.
+    /// Whether a packet of `bytes` bytes would continue the run.
     #[inline]
     pub(super) fn is_joined_by(&self, bytes: u32) -> bool {
         self.left > 0 && bytes <= self.size
     }
 
-    /// Whether a packet of so many bytes would be the last of its run, however many follow.
+    /// Whether a packet of `bytes` bytes would be the last of its run, if others follow or not.
     #[inline]
     pub(super) fn is_ended_by(&self, bytes: u32, runs: RunLimits) -> bool {
         match self.is_joined_by(bytes) {
@@ -41,7 +41,7 @@ impl Batch {
         }
     }
 
-    /// A packet of so many bytes left.
+    /// A packet of `bytes` bytes left.
     #[inline]
     pub(super) fn sent(&mut self, bytes: u32, runs: RunLimits) {
         if !self.is_joined_by(bytes) {
@@ -50,9 +50,9 @@ impl Batch {
         self.left = if bytes < self.size { 0 } else { self.left - 1 };
     }
 
-    /// Whether a packet of so many bytes should wait, if `queued` packets are to be sent, and of
-    /// the `window` so many are `in_flight`: `begins` if it is a message's first. If it should not,
-    /// because there is a run to send: how many packets there must be room for.
+    /// The reason why a packet of `bytes` bytes should wait, if `queued` packets are to be sent,
+    /// and `in_flight` of the `window` are in flight; `begins` if it is the first of a message. If
+    /// it need not wait, because there is a run to send: the number of packets that must have room.
     #[inline]
     pub(super) fn awaited(
         &self,
@@ -82,7 +82,7 @@ impl Batch {
     }
 }
 
-/// What a packet should wait for.
+/// The reason why a packet should wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Awaited {
     Nothing,
@@ -90,7 +90,7 @@ pub(super) enum Awaited {
     Messages,
     /// Acknowledgements.
     Window,
-    /// Room for so many packets at the receiver.
+    /// Room for this number of packets at the receiver.
     Room(u32),
 }
 

@@ -1,22 +1,22 @@
-//! End-to-end flow control: how many receives a responder says it has (IBTA volume 1, 9.7.7.2 [M]).
+//! End-to-end flow control: the receives that a responder announces (IBTA volume 1, 9.7.7.2 [M]).
 //!
 //! A limit holds for messages that consume a receive, and only for their beginning. Beyond it one
-//! message may still be tried at a time: its first packet, alone and asking for an acknowledgement,
-//! which says whether there is a receive and what the limit is now.
+//! message may still be tried at a time: its first packet, alone and asking for an acknowledgement.
+//! The response shows whether there is a receive, and has the new limit.
 
 use crate::qp::sq::Wqe;
 use crate::types::{Psn, Seq};
 use crate::verbs::SendOp;
 use crate::wire::{AckKind, Aeth, ext};
 
-/// What the peer grants.
+/// The peer's grant.
 #[derive(Debug)]
 pub(in crate::rc) struct Credits {
     /// Messages that the peer has completed, of the newest AETH; counted from [`FIRST`], so that
     /// one from before the connection is older.
     completed: Seq,
-    /// The number of the last message for which there is a receive; none is known until the peer
-    /// has said something.
+    /// The number of the last message for which there is a receive; none is known before the peer's
+    /// first response.
     limit: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ impl Credits {
         self.lacks(wqe, 0)
     }
 
-    /// Whether `wqe`, or the last of so many `more` behind it, is beyond the limit.
+    /// Whether `wqe`, or the last of `more` requests behind it, is beyond the limit.
     #[inline]
     pub(super) fn lacks(&self, wqe: &Wqe, more: u32) -> bool {
         let consumes = matches!(
@@ -63,8 +63,7 @@ impl Credits {
         consumes && self.is_beyond(wqe.messages.wrapping_add(more))
     }
 
-    /// Whether a message is beyond the limit. The numbers of messages that are under way lie close
-    /// together.
+    /// Whether a message is beyond the limit. The numbers of messages in flight lie close together.
     #[inline]
     fn is_beyond(&self, message: u32) -> bool {
         #[allow(clippy::cast_possible_truncation)]
@@ -94,7 +93,7 @@ mod tests {
                 assert_eq!(credits.limit, Some(completed_now + 2));
             }
             completed += step;
-            // One that was overtaken says nothing.
+            // An AETH that was overtaken changes nothing.
             credits.on_aeth(aeth(completed - 1));
             assert_eq!(credits.limit, Some(completed + 2));
         }

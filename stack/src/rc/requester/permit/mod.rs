@@ -2,8 +2,8 @@
 //!
 //! - Problem: transport rules, congestion, the peer's receive queue and our own decide together,
 //!   and each at another time.
-//! - Rule: what wants to leave asks [`Requester::permit`]. The state that the answer needs beside
-//!   the cursor is private here. The first limit that applies is the reason.
+//! - Rule: each packet asks [`Requester::permit`] before it leaves. The state that the answer needs
+//!   beside the cursor is private here. The first limit that applies is the reason.
 //! - Cost if wrong: a packet waits for a timer although it could leave, or it is lost although it
 //!   could have waited.
 //! - Measured: the reasons are counted for each queue pair ([`Limit`]).
@@ -28,22 +28,23 @@ use crate::types::{Mtu, Seq, Time};
 use crate::verbs::SendOp;
 use crate::wire::Aeth;
 
-/// What wants to leave.
+/// The kind of packet that is to leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::rc) enum Want {
     /// Packets of SENDs and WRITEs, from the cursor on.
     Data,
-    /// A request with a response of its own, which takes so many packets and this much credit.
+    /// A request with a response of its own, which has `packets` packets and needs credit of
+    /// `cost`.
     Response { packets: u32, cost: Cost },
     /// Anything that is at the cursor, which may send nothing.
     Request,
-    /// The last packet again, to ask what became of it.
+    /// The last packet again, to probe.
     Probe,
     /// One packet that is known to be lost, again and alone.
     Lost,
 }
 
-/// How much may leave now, or why nothing may.
+/// The number of packets that may leave now, or why none may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::rc) struct Permit {
     /// Packets; 0 if nothing may leave.
@@ -52,11 +53,11 @@ pub(in crate::rc) struct Permit {
     pub(in crate::rc) bytes: u64,
     /// Of the packets, those that may leave before another permit is asked for.
     pub(in crate::rc) burst: u32,
-    /// Credit for so many responses, beside one that is reserved.
+    /// Number of responses with credit, beside one that is reserved.
     pub(in crate::rc) responses: u32,
     /// The congestion window as it is now.
     pub(in crate::rc) window: u32,
-    /// Why nothing may leave; it says nothing if something may.
+    /// Why nothing may leave; meaningless if something may.
     pub(in crate::rc) limited_by: Limit,
     /// The credit that it waits for in line.
     pub(in crate::rc) wait: Option<(PeerId, Cost)>,
@@ -74,7 +75,7 @@ impl Permit {
     }
 }
 
-/// What decides whether packets may leave, beside the cursor and what is known of losses.
+/// The state that decides whether packets may leave, beside the cursor and known losses.
 #[derive(Debug)]
 pub(in crate::rc) struct SendControl {
     /// The cost of the packets from `snd_una` to `snd_nxt` that the peer is not known to hold.
@@ -83,7 +84,7 @@ pub(in crate::rc) struct SendControl {
     read_window: ReadWindow,
     credits: Credits,
     batch: Batch,
-    /// When the peer may have a receive again; [`Time::NEVER`] if nothing says that it has none.
+    /// When the peer may have a receive again; [`Time::NEVER`] without an RNR NAK.
     rnr_until: Time,
     max_rd_atomic: u8,
     /// No request is begun: SQD.
@@ -106,13 +107,13 @@ impl SendControl {
         }
     }
 
-    /// Sets what our own receive queue holds of READ responses that come one by one, and whether
+    /// Sets the room of our own receive queue for READ responses that come one by one, and whether
     /// the peer sends them as super-packets.
     pub(in crate::rc) fn set_read_window(&mut self, mtu: Mtu, room: u32, in_runs: bool) {
         self.read_window = ReadWindow::new(mtu, room, in_runs);
     }
 
-    /// The peer turned out to be one of us, with room for `window_max` packets of the queue pair.
+    /// The peer turned out to be a Rocinante, with room for `window_max` packets of the queue pair.
     pub(in crate::rc) fn recognised(&mut self, window_max: u32) {
         self.congestion.grow(window_max);
         self.read_window.recognised();
@@ -124,7 +125,7 @@ impl SendControl {
         (self.congestion, self.read_window) = (fresh.congestion, fresh.read_window);
     }
 
-    /// Sets how many READs and atomics may be outstanding.
+    /// Sets the number of READs and atomics that may be outstanding.
     pub(in crate::rc) fn set_max_rd_atomic(&mut self, max: u8) {
         self.max_rd_atomic = max;
     }
@@ -144,7 +145,7 @@ impl SendControl {
         read_window::request_packets(mtu, peers, &self.read_window)
     }
 
-    /// What packets in flight are charged with.
+    /// The charge of the packets in flight.
     pub(in crate::rc) fn in_flight(&self) -> Cost {
         self.in_flight
     }
@@ -155,19 +156,19 @@ impl SendControl {
         self.batch.begin();
     }
 
-    /// Whether a packet of so many bytes continues the run that was begun.
+    /// Whether a packet of `bytes` bytes continues the run that was begun.
     #[inline]
     pub(in crate::rc) fn continues_run(&self, bytes: u32) -> bool {
         self.batch.is_joined_by(bytes)
     }
 
-    /// Whether a packet of so many bytes is the last of its run.
+    /// Whether a packet of `bytes` bytes is the last of its run.
     #[inline]
     pub(in crate::rc) fn ends_run(&self, bytes: u32, runs: RunLimits) -> bool {
         self.batch.is_ended_by(bytes, runs)
     }
 
-    /// A packet of so many bytes left.
+    /// A packet of `bytes` bytes left.
     #[inline]
     pub(in crate::rc) fn packet_left(&mut self, bytes: u32, runs: RunLimits) {
         self.batch.sent(bytes, runs);
@@ -185,25 +186,25 @@ impl SendControl {
         self.in_flight.take(cost);
     }
 
-    /// An AETH says how many receives there are.
+    /// An AETH announces the number of receives.
     #[inline]
     pub(in crate::rc) fn on_aeth(&mut self, aeth: Aeth) {
         self.credits.on_aeth(aeth);
     }
 
-    /// So many packets were acknowledged, or are known to be held.
+    /// `packets` packets were acknowledged, or are known to be held.
     #[inline]
     pub(in crate::rc) fn on_ack(&mut self, packets: u32) {
         self.congestion.on_ack(packets);
     }
 
-    /// So many packets of READ responses came.
+    /// `packets` packets of READ responses came.
     #[inline]
     pub(in crate::rc) fn on_responses(&mut self, packets: u64) {
         self.read_window.came(packets);
     }
 
-    /// Of so many packets of READ responses in flight, some were lost.
+    /// Of `in_flight` packets of READ responses in flight, some were lost.
     pub(in crate::rc) fn on_lost_responses(&mut self, in_flight: u64) {
         self.read_window.lost(in_flight);
     }
@@ -218,7 +219,7 @@ impl SendControl {
         self.congestion.on_timeout(now);
     }
 
-    /// Packets were marked on their way.
+    /// Packets were marked (CNP).
     pub(in crate::rc) fn on_ecn(&mut self, now: Time, rtt: &RoundTrip) {
         self.congestion.on_ecn(now, rtt);
     }
@@ -250,8 +251,8 @@ impl SendControl {
         self.rnr_until != Time::NEVER
     }
 
-    /// Whether credit for so many packets more, which is given back late, is nobody else's loss;
-    /// and the peer has receives for `wqe` and so many messages behind it, or says nothing of them.
+    /// Whether credit for `more` packets can be given back late without a loss for other queue
+    /// pairs, and the peer has receives for `wqe` and `more` messages behind it, or announces none.
     pub(in crate::rc) fn has_ample(
         &self,
         more: u32,
@@ -275,7 +276,7 @@ impl SendControl {
 }
 
 impl Requester {
-    /// How much of what is wanted may leave now.
+    /// The amount of `want` that may leave now.
     #[inline(always)]
     pub(in crate::rc) fn permit(
         &mut self,
@@ -307,7 +308,7 @@ impl Requester {
         }
     }
 
-    /// What is lost is not in flight, and takes no more of the window than anything else.
+    /// A lost packet is not in flight, and takes no more of the window than any other.
     fn permit_lost(&self) -> Permit {
         let lost = self.recovery.lost();
         let in_flight = self.control.in_flight.datagrams.saturating_sub(lost);
@@ -315,7 +316,7 @@ impl Requester {
         if lost > 0 && may { Permit::ONE } else { Permit::none(self.control.window_limit()) }
     }
 
-    /// The limit of whatever is at the cursor, also of requests that send nothing.
+    /// The limit of the request at the cursor, also of one that sends nothing.
     #[inline]
     fn transport_limit(&self, sq: &SendQueue) -> Option<Limit> {
         if self.wqe_next == sq.tail {
@@ -342,14 +343,14 @@ impl Requester {
         waits.then_some(Limit::Fence)
     }
 
-    /// Whether nothing but credit may hold back what is at the cursor, and no answer is to come
-    /// after which it is looked at again. Nothing is in flight then, so the window has room.
+    /// Whether nothing but credit may hold back the request at the cursor, and no response is to
+    /// come after which it is looked at again. Nothing is in flight then, so the window has room.
     pub(in crate::rc) fn lacks_only_credit(&self, sq: &SendQueue) -> bool {
         self.transport_limit(sq).is_none() && !self.outstanding()
     }
 
-    /// What the packet of `psn`, of so many `bytes`, should wait for; it `begins` a message or not.
-    /// `left` packets more are in flight than were told.
+    /// The reason why the packet of `psn`, of `bytes` bytes, should wait; it `begins` a message or
+    /// not. `left` more packets are in flight than are charged.
     #[inline]
     fn awaits(
         &self,
@@ -362,7 +363,7 @@ impl Requester {
         let SendControl { batch, congestion, in_flight, .. } = &self.control;
         let (queued, in_flight) = (sq.next_psn - psn, in_flight.datagrams + left);
         match batch.awaited(bytes, runs, begins, queued, in_flight, congestion.packets()) {
-            // After a loss the window is what keeps the path full, and every packet of it counts.
+            // After a loss the window keeps the path full, and every packet of it counts.
             Awaited::Window | Awaited::Room(_)
                 if !congestion.is_whole() || self.recovery.is_selective() =>
             {
@@ -372,7 +373,7 @@ impl Requester {
         }
     }
 
-    /// How many more packets may follow the first that is not acknowledged while losses are
+    /// Number of packets that may still follow the first unacknowledged one while losses are
     /// repaired.
     #[inline]
     fn recovery_left(&self) -> u64 {
@@ -409,7 +410,7 @@ impl Requester {
         if psn >= self.snd_max {
             let (begins, runs) = (wqe.begins(psn), peers.runs());
             let bytes = len + request_header(&wqe.op, begins);
-            // What is awaited comes with an acknowledgement.
+            // An acknowledgement ends the wait, so one must be outstanding.
             let awaited = match self.ack_requests.end() {
                 Some(_) => self.awaits(sq, psn, (bytes, runs), begins, 0),
                 None => Awaited::Nothing,
@@ -450,7 +451,7 @@ impl Requester {
         }
     }
 
-    /// Whether a packet of so many bytes begins a run that should not be cut short. After a loss
+    /// Whether a packet of `bytes` bytes begins a run that should not be cut short. After a loss
     /// every packet of the window counts.
     #[inline]
     fn fills_runs(&self, bytes: u32) -> bool {
@@ -458,9 +459,9 @@ impl Requester {
         !batch.is_joined_by(bytes) && congestion.is_whole() && !self.recovery.is_selective()
     }
 
-    /// Credit for how many responses there is beside one, which is there already or reserved now:
-    /// a queue pair that has taken credit of the peer can always ask for it back. `None` if there
-    /// is not even that one.
+    /// Number of responses with credit beside one, whose credit is there already or reserved now: a
+    /// queue pair that has taken credit of the peer can always ask for it back. `None` if there is
+    /// not even that one.
     #[inline]
     fn credit_for_responses(&mut self, slot: u32, peers: &mut Peers) -> Option<u32> {
         let spared = peers.spared();
@@ -502,7 +503,7 @@ impl Requester {
         peers: &mut Peers,
     ) -> Permit {
         let psn = self.snd_nxt;
-        // What was begun while more were allowed may be asked for again.
+        // A request that began under a higher limit may be repeated.
         let begun = psn < self.snd_max && self.responses.is_empty();
         if self.responses.len() >= usize::from(self.control.max_rd_atomic) && !begun {
             return Permit::none(Limit::RdAtomic);
@@ -527,8 +528,8 @@ impl Requester {
         Permit::ONE
     }
 
-    /// What the cost of the responses to a READ request of so many `packets` is, each of which
-    /// costs `each`.
+    /// The cost of the responses to a READ request of `packets` packets, each of which costs
+    /// `each`.
     pub(in crate::rc) fn response_cost(&self, packets: u32, each: u32, peers: &Peers) -> Cost {
         match self.control.read_window.comes_whole() {
             true => peers.charge_of_answer(packets, each),
@@ -548,8 +549,8 @@ impl Requester {
         !self.control.drains && !self.control.credits.exceeded(wqe)
     }
 
-    /// Whether the packet of `psn`, which has so many `bytes` and costs `each`, goes with a burst
-    /// of which `left` has left, or waits for more. It `begins` a message or not.
+    /// Whether the packet of `psn`, which has `bytes` bytes and costs `each`, goes with a burst of
+    /// which `left` packets have left, or waits for more. It `begins` a message or not.
     #[inline]
     pub(in crate::rc) fn joins(
         &self,

@@ -1,10 +1,10 @@
-//! How a READ is cut into requests.
+//! The READ window, and the requests into which a READ is cut.
 //!
-//! The first and the last packet of an answer are longer than those between by an AETH, and a port
-//! sends as one run what is of equal size, of which only the last may be shorter. So what leaves
-//! for requests that follow each other are short runs of three, the last packet of one answer and
-//! the first two of the next, and between them full ones, if a request asks for three packets more
-//! than full runs have. The more full runs it asks for, the less the short one matters.
+//! The first and the last packet of a response are longer than those between by an AETH. A port
+//! sends packets of equal size as one run, of which only the last may be shorter. If each request
+//! asks for three packets more than full runs have, the responses to successive requests leave as
+//! full runs, and between them as short runs of three: the last packet of one response and the
+//! first two of the next. The more full runs a request asks for, the less the short one matters.
 
 use crate::peer::Peers;
 use crate::qp::sq::OVERHEAD;
@@ -17,15 +17,16 @@ const FEW_BYTES: u32 = 61_440;
 const FEW_PACKETS: u32 = 60;
 /// Packets of the short run.
 const SHORT: u32 = 3;
-/// The most full runs of an answer: of nine super-packets eight are full then.
+/// The most full runs of a response: of nine super-packets eight are full then.
 const RUNS_MAX: u32 = 8;
-/// Requests for which there shall be room: while one is answered another is on its way, and the
-/// room of a third is being given back.
+/// Requests for which there shall be room: while one is answered another is in flight, and the room
+/// of a third is being given back.
 const UNDER_WAY: u32 = 3;
 
-/// Packets of each request of a READ that is posted now: as many as our own receive queue has room
-/// for three times, as full runs; or else, and where answers were lost lately, few, and since one
-/// should be on its way while another is answered, no more than it has room for twice.
+/// Packets of each request of a READ that is posted now. If our own receive queue has room for
+/// three requests of full runs, a request asks for full runs. Otherwise, and after recent losses of
+/// responses, it asks for few; and since one request should be in flight while another is answered,
+/// for no more than half of the room.
 pub(in crate::rc) fn request_packets(mtu: Mtu, peers: &Peers, flow: &ReadWindow) -> u16 {
     let each = mtu.bytes() + OVERHEAD;
     let room = match flow.whole {
@@ -47,20 +48,20 @@ fn few(mtu: Mtu) -> u32 {
     (FEW_BYTES / mtu.bytes()).min(FEW_PACKETS)
 }
 
-/// How many packets of answers may be on their way: what a path was always expected to hold, and
-/// one more for each that comes; once some were lost, half of what was under way, and more bit by
-/// bit. Answers are not acknowledged, so nothing else keeps them from flooding a slow path; and of
-/// what is lost all that is behind is sent in vain. What is asked for by one request comes at once,
-/// more than such a path may hold, so there they are cut small.
+/// READ window in packets. It begins with the packets that any path is expected to hold. Grows by
+/// one per packet of a response. A loss sets it to half of the packets in flight, and slows its
+/// growth. Responses are not acknowledged, so no other limit keeps them from flooding a slow path,
+/// on which all packets behind a loss are sent in vain. The response to one request comes at once,
+/// and may be more than such a path holds, so requests are small there.
 #[derive(Debug)]
 pub(in crate::rc) struct ReadWindow {
     /// In parts of a packet.
     allowed: u32,
     least: u32,
-    /// What it gains by a packet that came.
+    /// The growth per packet of a response.
     gain: u32,
-    /// The peer is one of us, whose answers come as others' packets do, as super-packets or not.
-    /// Those of a card, or of a kernel without them, come one by one.
+    /// The peer is a Rocinante, whose responses come as its other packets do, as super-packets or
+    /// not. Those of a card, or of a kernel without them, come one by one.
     whole: bool,
     /// Packets that came since some were lost, up to [`CALM`].
     since: u32,
@@ -68,20 +69,20 @@ pub(in crate::rc) struct ReadWindow {
 
 /// Parts of a packet.
 const PARTS: u32 = 64;
-/// So many packets without a loss, 4 GiB of 4096 bytes, and it is forgotten.
+/// Packets without a loss after which the last loss is forgotten: 4 GiB of 4096 bytes each.
 const CALM: u32 = 1 << 20;
-/// Requests of few packets that are expected to be under way whatever is lost.
+/// Requests of few packets that are expected to be in flight in spite of losses.
 const LEAST: u32 = 16;
 
 impl ReadWindow {
-    /// Of a queue with room for so many packets that come one by one, and a peer that is one of us,
-    /// or not.
+    /// The window of a queue with room for `room` packets that come one by one; `whole` if the peer
+    /// is a Rocinante.
     pub(in crate::rc) fn new(mtu: Mtu, room: u32, whole: bool) -> Self {
         let least = room.min(LEAST * few(mtu));
         Self { allowed: least.saturating_mul(PARTS), least, gain: PARTS, whole, since: CALM }
     }
 
-    /// The peer turned out to be one of us.
+    /// The peer turned out to be a Rocinante.
     pub(in crate::rc) fn recognised(&mut self) {
         self.whole = true;
     }
@@ -90,12 +91,12 @@ impl ReadWindow {
         (self.allowed / PARTS).max(self.least)
     }
 
-    /// Whether `packets` more may be asked for while so many are under way.
+    /// Whether `packets` more may be requested while `under_way` are in flight.
     pub(in crate::rc) fn allows(&self, under_way: u64, packets: u32) -> bool {
         under_way + u64::from(packets) <= u64::from(self.packets())
     }
 
-    /// So many packets came.
+    /// `packets` packets of responses came.
     #[inline]
     pub(in crate::rc) fn came(&mut self, packets: u64) {
         let packets = u32::try_from(packets).unwrap_or(u32::MAX);
@@ -103,7 +104,7 @@ impl ReadWindow {
         self.since = self.since.saturating_add(packets).min(CALM);
     }
 
-    /// Whether answers may come as super-packets.
+    /// Whether responses may come as super-packets.
     pub(in crate::rc) fn comes_whole(&self) -> bool {
         self.whole
     }
@@ -113,7 +114,7 @@ impl ReadWindow {
         self.since == CALM
     }
 
-    /// Of so many packets that were under way some are asked for again.
+    /// Of `under_way` packets in flight, some are requested again.
     pub(in crate::rc) fn lost(&mut self, under_way: u64) {
         let half = u32::try_from(under_way / 2).unwrap_or(u32::MAX);
         self.allowed = self.allowed.min(half.saturating_mul(PARTS));

@@ -1,10 +1,10 @@
-//! What is done about losses: what is known to be lost and goes again alone, and what the next
-//! packet is sent for beside its data.
+//! Loss recovery: the lost packets that go again alone, and the purpose of the next packet beside
+//! its data.
 //!
 //! - Problem: a lost packet that nothing follows is never reported; a receiver that is full, dead
 //!   or slow looks alike.
-//! - Rule: a report repairs ([`scoreboard`]); silence is asked about, first by a tail-loss probe,
-//!   then by the ACK timeout.
+//! - Rule: a report repairs ([`scoreboard`]); silence is probed, first by a tail-loss probe, then
+//!   by the ACK timeout.
 //! - Cost if wrong: every loss costs a timeout, or retransmissions flood a slow receiver.
 //! - Measured: `stack/tests/goodput.txt`, and the table of losses in `docs/performance/results.md`.
 
@@ -13,13 +13,13 @@ mod scoreboard;
 use self::scoreboard::Scoreboard;
 use crate::types::{Seq, Time};
 
-/// What the next packet is sent for, beside its data. It asks for an acknowledgement, and neither
+/// The purpose of the next packet beside its data. It asks for an acknowledgement, and neither
 /// congestion nor a lack of credit holds it back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::rc) enum Probe {
     #[default]
     Nothing,
-    /// The last packets did not ask, and what was to ask in their place cannot be sent.
+    /// The last packets did not ask, and the packet that was to ask in their place cannot be sent.
     Unasked,
     /// Nothing came back for several round trips (RFC 8985, tail-loss probe).
     Tail,
@@ -27,7 +27,7 @@ pub(in crate::rc) enum Probe {
     Timeout,
 }
 
-/// What is known of losses.
+/// The known losses.
 #[derive(Debug)]
 pub(in crate::rc) struct Recovery {
     /// Selective repeat; `None` before the first gap.
@@ -45,13 +45,13 @@ pub(in crate::rc) struct Recovery {
 /// Where go-back-N went back to.
 #[derive(Debug)]
 struct GoBack {
-    /// The PSN that was lost last, and how often it was lost again.
+    /// The PSN that was lost last, and the number of times that it was lost again.
     psn: Seq,
     times: u32,
     at: Time,
 }
 
-/// What may follow a packet that was lost again, the first time.
+/// Packets that may follow a retransmission that was lost, the first time.
 const BEHIND: u64 = 8;
 
 /// No PSN.
@@ -71,7 +71,7 @@ impl Recovery {
         self.probe != Probe::Nothing
     }
 
-    /// Whether the next packet only asks what became of it: it is no retransmission for a loss.
+    /// Whether the next packet is only a tail-loss probe: it is no retransmission for a loss.
     #[inline]
     pub(in crate::rc) fn is_tail_probe(&self) -> bool {
         self.probe == Probe::Tail
@@ -101,8 +101,8 @@ impl Recovery {
         self.back.times = 0;
     }
 
-    /// Everything from the packet `psn` on goes again, because that was lost; `false` if it went
-    /// again within a `round_trip`: that was said of what is on its way.
+    /// Everything from the packet `psn` on goes again, because that was lost. `false` if it went
+    /// again within a `round_trip`: the NAK is older than the retransmission in flight.
     pub(in crate::rc) fn goes_back(&mut self, psn: Seq, now: Time, round_trip: u64) -> bool {
         if self.has_gone_back(psn, now, round_trip) {
             return false;
@@ -112,14 +112,13 @@ impl Recovery {
         true
     }
 
-    /// Whether `psn` was lost before, within a `round_trip`: its retransmission is on its way.
+    /// Whether `psn` was lost before, within a `round_trip`: its retransmission is in flight.
     pub(in crate::rc) fn has_gone_back(&self, psn: Seq, now: Time, round_trip: u64) -> bool {
         self.back.psn == psn && now.since(self.back.at) < round_trip
     }
 
-    /// How many packets may follow the first that is not acknowledged: few, and ever fewer, if what
-    /// went again in its place was lost again and again, because all that followed it went for
-    /// nothing.
+    /// Number of packets that may follow the first unacknowledged one: few, and ever fewer, if its
+    /// retransmission was lost again and again, because all packets behind it went in vain.
     #[inline]
     pub(in crate::rc) fn behind_the_lost(&self) -> u64 {
         match self.back.times {
@@ -134,7 +133,7 @@ impl Recovery {
         core::mem::replace(&mut self.implied, expected) != expected
     }
 
-    /// Whether nothing is known to be lost, and nothing is asked about.
+    /// Whether nothing is known to be lost, and nothing is probed.
     #[inline]
     pub(in crate::rc) fn is_open(&self) -> bool {
         !self.probes() && !self.peer_silent && !self.is_selective()

@@ -1,12 +1,12 @@
-//! The scoreboard of selective repeat (RFC 6675): what the peer holds of what was sent, and what
-//! of it is lost and goes again, alone. [`reorder`](crate::rc::reorder) says how it is reported.
+//! The scoreboard of selective repeat (RFC 6675): the packets that the peer holds, and the lost
+//! ones, which go again, alone. [`reorder`](crate::rc::reorder) has the format of the report.
 //!
 //! Packets that the peer holds are in flight no more: its receive queue has credit for others. A
 //! packet that went again and is still missing goes once more when packets that left after it have
 //! arrived, and no sooner than after a round trip.
 //!
-//! Requests with a response of their own are not repeated so, and nothing behind them: what is
-//! missing there goes again with all that follows.
+//! Requests with a response of their own are not repeated so, and nothing behind them: a missing
+//! packet there goes again with all that follows.
 
 use std::collections::VecDeque;
 
@@ -18,18 +18,18 @@ use crate::rc::reorder::SPAN;
 use crate::rc::requester::{Limits, Requester};
 use crate::types::{Seq, Time};
 
-/// What is known of packets behind the first that is not acknowledged.
+/// The known state of packets behind the first unacknowledged one.
 #[derive(Debug, Default)]
 pub(super) struct Scoreboard {
     /// A bit for each PSN that the peer holds, at PSN modulo [`SPAN`].
     held: Bits,
-    /// Up to here it is known what is held and what is lost; 0 if nothing is held.
+    /// Up to here each packet is known to be held or lost; 0 if nothing is held.
     end: Seq,
     /// Those before `end` that are lost, ascending.
     lost: VecDeque<Lost>,
     /// Of those, the first that may be due: they go again in order.
     next: usize,
-    /// How many of those are due: they have not gone again since they were lost.
+    /// Number of those that are due: they have not gone again since they were lost.
     due: u32,
     /// The next that goes again asks, whether or not it did when it left first.
     probes: bool,
@@ -37,7 +37,7 @@ pub(super) struct Scoreboard {
     arrived: Time,
 }
 
-/// What a report said that was not known.
+/// The news of a report.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::rc) struct News {
     /// Something is lost.
@@ -94,7 +94,7 @@ impl Scoreboard {
         self.lost.is_empty() && self.end == Seq::default()
     }
 
-    /// How many packets are to go again.
+    /// Number of packets that are to go again.
     pub(super) fn due(&self) -> u32 {
         self.due
     }
@@ -137,8 +137,9 @@ impl Scoreboard {
         }
     }
 
-    /// Finds out what is lost, now that more is held, from the former `end` on; and what went again
-    /// in vain, which takes no less than `patience` to know. Returns whether anything more is lost.
+    /// Finds the lost packets, now that more is held, from the former `end` on; and the
+    /// retransmissions that were lost, which takes no less than `patience` to know. Returns whether
+    /// anything more is lost.
     fn judge(&mut self, end: Seq, now: Time, patience: u64) -> bool {
         let Self { held, lost, arrived, .. } = self;
         lost.retain(|lost| {
@@ -175,7 +176,7 @@ impl Scoreboard {
         self.probes
     }
 
-    /// The one that was due left at `now`; `next_psn` is what leaves first after it.
+    /// The one that was due left at `now`; `next_psn` is the first PSN to leave after it.
     fn left(&mut self, now: Time, next_psn: Seq) {
         if let Some(at) = self.next_due() {
             self.lost[at].again = Some(Again { before: next_psn, at: now });
@@ -208,7 +209,7 @@ impl Scoreboard {
 }
 
 impl Recovery {
-    /// Whether some of what follows the first that is missing is known to be held, or to be lost.
+    /// Whether a packet behind the first missing one is known to be held, or to be lost.
     #[inline]
     pub(in crate::rc) fn is_selective(&self) -> bool {
         self.scoreboard.as_ref().is_some_and(|board| !board.is_idle())
@@ -240,7 +241,8 @@ impl Recovery {
         }
     }
 
-    /// What packets from `from` to before `to` are not charged with, because the peer holds them.
+    /// The cost of the packets from `from` to before `to` that are not charged, because the peer
+    /// holds them.
     pub(in crate::rc) fn held_cost(
         &self,
         sq: &SendQueue,
@@ -259,8 +261,8 @@ impl Recovery {
 }
 
 impl Requester {
-    /// The peer misses the first that is not acknowledged, and holds what `report` says. `None` if
-    /// that cannot be so, or if nothing of it can go again alone.
+    /// The peer misses the first unacknowledged packet, and holds those that `report` lists. `None`
+    /// if that cannot be so, or if nothing of it can go again alone.
     pub(in crate::rc) fn on_report(
         &mut self,
         now: Time,
@@ -357,7 +359,7 @@ mod tests {
         }
     }
 
-    /// Packets that go again at one time say nothing of each other: none overtook the other.
+    /// Packets that go again at one time prove nothing about each other: none overtook the other.
     #[test]
     fn what_went_again_is_lost_again_only_if_something_later_arrived() {
         let mut board = holding([3, 4].map(Seq).into_iter());

@@ -21,7 +21,7 @@ struct Total {
     swarm: bool,
     scarce: bool,
     strangers: bool,
-    /// How many seeds omitted each fault, policy and kind of scarcity.
+    /// Number of seeds that omitted each fault, policy and kind of scarcity.
     omissions: BTreeMap<&'static str, u64>,
     seconds: f64,
     steps: u64,

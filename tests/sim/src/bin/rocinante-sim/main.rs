@@ -25,8 +25,8 @@ use serde::Serialize;
 /// report the progress.
 ///
 /// With --swarm, each seed draws which faults may happen, which policies engines and programs have,
-/// and what is scarce; it omits each with probability 1/2. So it reaches combinations without the
-/// fault that hides others. The result names what was omitted.
+/// and which resources are scarce; it omits each with probability 1/2. So it reaches combinations
+/// without the fault that hides others. The result names the omitted ones.
 ///
 /// Exit status: 0 if no invariant was violated, 1 if one was, 2 if the command line makes no sense.
 #[derive(Debug, Parser)]
@@ -48,7 +48,7 @@ struct Args {
     /// windows of 1 to 3 packets
     #[arg(long)]
     scarce: bool,
-    /// Have no program say what its peer is: engines ask each other
+    /// Have no program name the kind of its peer: engines ask each other
     #[arg(long)]
     strangers: bool,
     /// Plant a bug in a copy of the engine, to see it found; "list" lists them
@@ -135,7 +135,7 @@ fn print_json(result: &impl Serialize) {
     print(serde_json::to_string(&object).expect("results are JSON"));
 }
 
-/// Says what was violated, and how to see it again.
+/// Reports the violation, and the command that repeats it.
 fn violated(violation: &str, options: &Options, bug: &str) -> ExitCode {
     eprintln!("rocinante-sim: {violation}");
     eprintln!("replay with {options}{bug}");
