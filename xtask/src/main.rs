@@ -20,7 +20,6 @@ mod mutants;
 mod nursery;
 mod orderings;
 mod permit;
-mod planted;
 mod pool;
 mod programs;
 mod prose;
@@ -47,11 +46,8 @@ cargo xtask COMMAND
   test --only STEP...  only these steps, such as clippy, tests, miri
   fuzz [SECONDS] [TARGET...]
                        each fuzz target under cargo-fuzz for so long (10 s)
-  mutants [--of PART] [--anew] [SHARD/OF] [ARGS]
-                       change stack, cm (of stack), netdev or verbs-api in every way that cargo-mutants (ARGS are its own) knows, or in a part
-                       of them, and tell which changes no test notices: docs/proof.md. What was tried before is not tried again, unless --anew
-  planted [PART/OF | NAME...]
-                       plant bugs in a copy of netdev, verbs-api and the connection manager, one at a time: a named test has to find each
+  mutants PART [ARGS]  change stack, cm (of stack), netdev or verbs-api in every way that cargo-mutants knows (ARGS are its own,
+                       such as --shard 3/40), and tell which changes no test notices: docs/proof.md
   orderings [--find] [NAME...]
                        take away each fence, memory ordering and check of what threads share, or those with such a name, one at a time:
                        the model that docs/orderings.md names has to notice; --find looks for one
@@ -113,7 +109,6 @@ fn main() -> ExitCode {
         Some((&"fuzz", rest)) => fuzz::run(rest),
         Some((&"instructions", rest)) => instructions::run(rest),
         Some((&"mutants", rest)) => mutants::run(rest),
-        Some((&"planted", rest)) => planted::run(rest),
         Some((&"orderings", rest)) => orderings::run(rest),
         Some((&"interop", rest)) => interop::run(rest, &from),
         Some((&"dropin", rest)) => dropin::run(rest),
