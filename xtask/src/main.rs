@@ -83,10 +83,8 @@ cargo xtask COMMAND
   man DIR              a man page for each command, from the definition of the command line
   dist [PROCESSOR...]  what others take away, below cli/dist/out: static programs for x86_64 and aarch64, or one of them,
                        completions, man pages, checksums, bill of materials
-  packages             `cargo publish --dry-run` of all crates that are published, each compiled by itself
   setup                only set up the machine
   floors               the arrows between the units of verbs-api and of stack, and their modules in circles
-  unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them
 ";
 
 fn main() -> ExitCode {
@@ -121,10 +119,8 @@ fn main() -> ExitCode {
         }
         Some((&"api", rest)) => api::run(rest),
         Some((&"dist", processors)) => dist::run(processors),
-        Some((&"packages", [])) => publish::verify(),
         Some((&"man", [directory])) => dist::man(&from.join(directory)),
         Some((&"floors", [])) => floors::print(),
-        Some((&"unsafe-files", [])) => unsafe_files::print(),
         Some((&("help" | "--help" | "-h"), _)) => {
             print!("{USAGE}");
             Ok(())

@@ -1,5 +1,6 @@
 //! `cargo xtask mutants`: which changes of the code its tests notice, by cargo-mutants
-//! (<https://mutants.rs>). `.cargo/mutants.toml` says what is left out, docs/proof.md what was found.
+//! (<https://mutants.rs>). `.cargo/mutants.toml` says what is left out, docs/proof.md has the
+//! results.
 
 use std::process::Command;
 
@@ -24,8 +25,8 @@ const PARTS: [(&str, &[&str]); 4] = [
 /// The memory limit of a mutant, in KiB. Some would allocate all there is.
 const MEMORY_MAX_KIB: u32 = 8 << 20;
 
-/// `cargo xtask mutants PART [ARGS of cargo-mutants]`. A mutant that was noticed before is not tried
-/// again, so a run that was interrupted goes on.
+/// `cargo xtask mutants PART [ARGS of cargo-mutants]`. A mutant that was noticed before is not
+/// tried again, so a run that was interrupted goes on.
 ///
 /// # Errors
 /// There is no such part; or cargo-mutants is missing or fails. That mutants survive is no error.
