@@ -68,6 +68,8 @@ cargo xtask COMMAND
                        each WORD in program, mode and backend; --accept writes the table anew
   dropin --suite [--json] [WORD...]
                        rdma-core's own tests on a device in software
+  dropin --speed [WORD...], dropin --transports DIR
+                       perftest beside `rocinante perf`; the same programs over this project and over TCP
   dropin --foreign PROCESSOR [--json] [WORD...]
                        programs for another processor by its emulator, such as aarch64: with each other, and with those for this one
   dropin --kills [--json] [BACKEND]

@@ -62,51 +62,35 @@ enum When {
 
 /// In their order.
 const STEPS: &[Step] = &[
-    Step { name: "format", quick: true, when: When::First(format) },
-    Step {
-        name: "dependency direction",
-        quick: true,
-        when: When::First(|| check(arrows::check())),
-    },
-    Step { name: "floors", quick: true, when: When::First(|| check(floors::check())) },
-    Step { name: "permit", quick: true, when: When::First(|| check(permit::check())) },
-    Step { name: "unsafe files", quick: true, when: When::First(|| check(unsafe_files::check())) },
-    Step { name: "prose", quick: true, when: When::First(|| check(prose::check())) },
-    Step { name: "clippy", quick: true, when: When::First(clippy) },
-    Step { name: "features", quick: true, when: When::First(features) },
-    Step { name: "documentation", quick: true, when: When::First(documentation) },
-    Step { name: "stack for wasm32", quick: true, when: When::First(wasm) },
-    Step { name: "tests", quick: true, when: When::Tests },
-    Step { name: "miri", quick: false, when: When::Beside(|| Outcome::of_check(memory::check())) },
-    Step {
-        name: "fuzz targets",
-        quick: false,
-        when: When::Beside(|| Outcome::of_check(fuzz::check())),
-    },
-    Step {
-        name: "cargo-deny",
-        quick: false,
-        when: When::Beside(|| Outcome::of_check(deny::check())),
-    },
-    Step { name: "api", quick: false, when: When::Beside(|| Outcome::of_check(api::check())) },
-    Step {
-        name: "packages",
-        quick: false,
-        when: When::Beside(|| Outcome::of_check(publish::check())),
-    },
-    Step {
-        name: "instructions",
-        quick: false,
-        when: When::Beside(|| Outcome::of_check(instructions::check())),
-    },
-    Step { name: "build of the demo", quick: false, when: When::Beside(|| check(demo::prepare())) },
-    Step { name: "demo", quick: false, when: When::Last(|| Outcome::of_check(demo::check())) },
-    Step {
-        name: "soak under load",
-        quick: false,
-        when: When::Last(|| Outcome::of_check(soak::check())),
-    },
+    quick("format", When::First(format)),
+    quick("dependency direction", When::First(|| check(arrows::check()))),
+    quick("floors", When::First(|| check(floors::check()))),
+    quick("permit", When::First(|| check(permit::check()))),
+    quick("unsafe files", When::First(|| check(unsafe_files::check()))),
+    quick("prose", When::First(|| check(prose::check()))),
+    quick("clippy", When::First(clippy)),
+    quick("features", When::First(features)),
+    quick("documentation", When::First(documentation)),
+    quick("stack for wasm32", When::First(wasm)),
+    quick("tests", When::Tests),
+    slow("miri", When::Beside(|| Outcome::of_check(memory::check()))),
+    slow("fuzz targets", When::Beside(|| Outcome::of_check(fuzz::check()))),
+    slow("cargo-deny", When::Beside(|| Outcome::of_check(deny::check()))),
+    slow("api", When::Beside(|| Outcome::of_check(api::check()))),
+    slow("packages", When::Beside(|| Outcome::of_check(publish::check()))),
+    slow("instructions", When::Beside(|| Outcome::of_check(instructions::check()))),
+    slow("build of the demo", When::Beside(|| check(demo::prepare()))),
+    slow("demo", When::Last(|| Outcome::of_check(demo::check()))),
+    slow("soak under load", When::Last(|| Outcome::of_check(soak::check()))),
 ];
+
+const fn quick(name: &'static str, when: When) -> Step {
+    Step { name, quick: true, when }
+}
+
+const fn slow(name: &'static str, when: When) -> Step {
+    Step { name, quick: false, when }
+}
 
 /// Slow programs: they start before the others, and `--quick` leaves them out.
 const SLOW: [&str; 4] = ["interop::matrix", "interop::guest", "tests::soak", "tests::bad_peers"];
