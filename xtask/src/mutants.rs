@@ -2,6 +2,7 @@
 //! (<https://mutants.rs>). `.cargo/mutants.toml` says what is left out, docs/proof.md has the
 //! results.
 
+use std::fs;
 use std::process::Command;
 
 use crate::command::{self, cargo};
@@ -43,8 +44,9 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     let limited = format!("ulimit -v {MEMORY_MAX_KIB}; exec \"$@\"");
     let mut command = Command::new("sh");
     command.args(["-c", &limited, "sh"]).arg(cargo::<&str>([]).get_program());
-    command.args(["mutants", "--iterate", "--sharding=round-robin", "--output"]);
-    command.arg(demo::target()?.join("mutants").join(name)).args(*chosen).args(args);
+    let out = demo::target()?.join("mutants").join(name);
+    fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
+    command.args(["mutants", "--iterate", "--output"]).arg(out).args(*chosen).args(args);
     // Less time to build means less time to try.
     command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0").env("CARGO_PROFILE_DEV_DEBUG", "0");
     let status = command.status().map_err(|error| error.to_string())?;
