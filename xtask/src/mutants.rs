@@ -1,5 +1,5 @@
 //! `cargo xtask mutants`: which changes of the code its tests notice, by cargo-mutants
-//! (<https://mutants.rs>). `.cargo/mutants.toml` says what is left out, docs/proof.md has the
+//! (<https://mutants.rs>). `.cargo/mutants.toml` has the exceptions, docs/proof.md the
 //! results.
 
 use std::fs;
