@@ -12,6 +12,7 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const SNAPSHOT: &str = "docs/api.txt";
 /// JSON of rustdoc has a format for each version, and it is unstable: this one is that of
@@ -27,11 +28,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     let api = current(&Toolchain::of(VERSION, &[])?)?;
     match args {
         [] => compare(&api),
-        ["--accept"] => {
-            fs::write(SNAPSHOT, &api).map_err(|error| format!("{SNAPSHOT}: {error}"))?;
-            println!("{SNAPSHOT}: {} items", items(&api).count());
-            Ok(())
-        }
+        ["--accept"] => write(Path::new(SNAPSHOT), &api),
         _ => Err("cargo xtask api [--accept]".into()),
     }
 }
@@ -48,33 +45,21 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
     }
 }
 
+/// Shows each line that differs.
 fn compare(api: &str) -> Result<(), String> {
-    let committed = fs::read_to_string(SNAPSHOT).map_err(|error| format!("{SNAPSHOT}: {error}"))?;
-    let mut differences = differences(&committed, api);
-    if differences.is_empty() {
-        return Ok(());
-    }
-    differences.insert(
-        0,
+    let now = demo::target()?.join("api.txt");
+    write(&now, api)?;
+    let diff = ["diff", "--no-index", "--exit-code", "--unified=0", SNAPSHOT];
+    command::run(Command::new("git").args(diff).arg(now)).map_err(|_| {
         format!(
             "the public API is not that of {SNAPSHOT}: `cargo xtask api --accept` if that is meant, \
              with a line in CHANGELOG.md"
-        ),
-    );
-    Err(differences.join("\n"))
+        )
+    })
 }
 
-/// Lines that only one of them has, with `-` or `+`.
-fn differences(committed: &str, api: &str) -> Vec<String> {
-    let only = |sign: char, of: &str, other: &str| -> Vec<String> {
-        let other: std::collections::BTreeSet<&str> = items(other).collect();
-        items(of).filter(|line| !other.contains(line)).map(|line| format!("{sign}{line}")).collect()
-    };
-    [only('-', committed, api), only('+', api, committed)].concat()
-}
-
-fn items(api: &str) -> impl Iterator<Item = &str> {
-    api.lines().filter(|line| !line.starts_with('#') && !line.is_empty())
+fn write(file: &Path, text: &str) -> Result<(), String> {
+    fs::write(file, text).map_err(|error| format!("{}: {error}", file.display()))
 }
 
 /// The text of the snapshot, as the API is now.
@@ -154,7 +139,7 @@ fn is_of(line: &str, exported: &[String]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{differences, is_of};
+    use super::is_of;
 
     #[test]
     fn what_is_exported_is_told_from_what_only_uses_it() {
@@ -175,13 +160,5 @@ mod tests {
         ] {
             assert!(!is_of(line, &exported), "{line}");
         }
-    }
-
-    #[test]
-    fn each_changed_line_is_shown() {
-        let (old, new) = ("# x\n\npub fn a::b()\npub fn a::c()\n", "# y\npub fn a::c()\n");
-        assert_eq!(differences(old, new), ["-pub fn a::b()"]);
-        assert_eq!(differences(new, old), ["+pub fn a::b()"]);
-        assert!(differences(old, old).is_empty());
     }
 }

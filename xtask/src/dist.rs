@@ -357,23 +357,9 @@ fn unpack_and_run(archive: &Path) -> Result<(), String> {
 
 /// Writes `SHA256SUMS` of everything in `out`, as `sha256sum --check` reads it.
 fn sums(out: &Path) -> Result<(), String> {
-    let mut files = Vec::new();
-    find_files(out, &mut files).map_err(|error| format!("{OUT}: {error}"))?;
-    files.sort();
-    let names = files.iter().filter_map(|file| file.strip_prefix(out).ok());
-    let text = command::read(Command::new("sha256sum").current_dir(out).args(names))?;
+    let files = "find . ! -type d -printf '%P\\n' | LC_ALL=C sort | xargs sha256sum";
+    let text = command::read(Command::new("sh").args(["-ec", files]).current_dir(out))?;
     write(&out.join("SHA256SUMS"), &text)
-}
-
-fn find_files(directory: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        match entry.file_type()?.is_dir() {
-            true => find_files(&entry.path(), found)?,
-            false => found.push(entry.path()),
-        }
-    }
-    Ok(())
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), String> {

@@ -121,14 +121,20 @@ fn count() -> Result<Counts, String> {
     let target = demo::target()?;
     let (program, log) = (target.join("release/instructions"), target.join("instructions.log"));
     let names = command::read(&mut Command::new(&program))?;
-    let of = |name: &str| {
-        per_operation(name, &log, || {
-            let mut valgrind = Command::new("valgrind");
-            valgrind.args(callgrind(&log)).arg(&program).arg(name);
-            valgrind
-        })
+    let run = |name: &str, count: u64| {
+        let mut valgrind = Command::new("valgrind");
+        valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+        valgrind.arg(format!("--log-file={}", log.display())).arg(&program).arg(name);
+        command::read(valgrind.arg(count.to_string()).env("GLIBC_TUNABLES", TUNABLES))?;
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        collected(&said).ok_or(format!("callgrind counted nothing: see {}", log.display()))
     };
-    names.lines().map(of).collect()
+    names.lines().map(|name| Ok((name.to_owned(), each(|count| run(name, count))?))).collect()
+}
+
+/// What one operation takes more, by runs of some and of twice as many.
+fn each(run: impl Fn(u64) -> Result<u64, String>) -> Result<u64, String> {
+    Ok(run(2 * COUNT)?.saturating_sub(run(COUNT)?).div_ceil(COUNT))
 }
 
 /// The row of the C ABI: two queue pairs of a device are each other's peers on the loopback
@@ -168,12 +174,9 @@ fn count_device() -> Result<Result<(String, u64), String>, String> {
         command::read(Command::new("callgrind_annotate").args(rows).arg(&profile))
             .map(|said| above(&said))
     };
-    let each = |program: &Path, library: &Path| {
-        let [once, twice] = [COUNT, 2 * COUNT].map(|count| of(program, library, count));
-        Ok::<_, String>(twice?.saturating_sub(once?).div_ceil(COUNT))
-    };
-    let (rust, c) =
-        (each(&by_rust, Path::new(""))?, each(&by_c, &release.join("librocinante_ibverbs.so"))?);
+    let library = release.join("librocinante_ibverbs.so");
+    let rust = each(|count| of(&by_rust, Path::new(""), count))?;
+    let c = each(|count| of(&by_c, &library, count))?;
     println!("a post and its completion: {rust} instructions by the Rust API, {c} by the C ABI");
     Ok(Ok((C_ABI.to_owned(), c.saturating_sub(rust))))
 }
@@ -193,29 +196,6 @@ fn above(said: &str) -> u64 {
         (counts && !is_below).then(|| count.replace(',', "").parse::<u64>().ok())?
     };
     said.lines().filter_map(row).sum()
-}
-
-/// The row of what `command` does so many times as its last argument says.
-fn per_operation(
-    name: &str,
-    log: &Path,
-    command: impl Fn() -> Command,
-) -> Result<(String, u64), String> {
-    let run = |count: u64| instructions(command().arg(count.to_string()), log);
-    let [once, twice] = [COUNT, 2 * COUNT].map(run);
-    Ok((name.to_owned(), twice?.saturating_sub(once?).div_ceil(COUNT)))
-}
-
-fn callgrind(log: &Path) -> [String; 3] {
-    let log = format!("--log-file={}", log.display());
-    ["--tool=callgrind".into(), "--callgrind-out-file=/dev/null".into(), log]
-}
-
-/// The number of instructions of a whole run.
-fn instructions(valgrind: &mut Command, log: &Path) -> Result<u64, String> {
-    command::read(valgrind.env("GLIBC_TUNABLES", TUNABLES))?;
-    let said = fs::read_to_string(log).map_err(|error| format!("{}: {error}", log.display()))?;
-    collected(&said).ok_or(format!("callgrind counted nothing: see {}", log.display()))
 }
 
 /// The sum at the end of callgrind's output.

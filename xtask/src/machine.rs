@@ -4,8 +4,8 @@ use crate::command;
 use std::path::Path;
 use std::process::Command;
 
-/// The most bytes that `cargo xtask test` writes below an empty target directory.
-const WHOLE_RUN: u64 = 7_000_000_000;
+/// What `cargo xtask test` writes below an empty target directory at most.
+const WHOLE_RUN: &str = "7 GB";
 
 /// Whether this process is root outside any user namespace: then it may install packages.
 pub(crate) fn is_root() -> bool {
@@ -33,27 +33,17 @@ pub(crate) fn triple() -> Result<String, String> {
     host.map(str::to_owned).ok_or_else(|| "rustc -vV names no host".into())
 }
 
-/// The free space on the disk of `target`, in words, and a hint if it may be too little. A full
-/// disk shows as failures of the programs that compile then.
+/// The free space on the disk of `target`, in words. A full disk shows as failures of the programs
+/// that compile then.
 pub(crate) fn room(target: &Path) -> String {
     let existing = target.ancestors().find(|dir| dir.is_dir()).unwrap_or(target);
-    match rustix::fs::statvfs(existing) {
-        Ok(disk) => words_of_room(disk.f_bavail.saturating_mul(disk.f_frsize), target),
-        Err(error) => format!("disk: {}: {error}", existing.display()),
-    }
-}
-
-fn words_of_room(free: u64, target: &Path) -> String {
-    let gigabytes =
-        |bytes: u64| format!("{}.{} GB", bytes / 1_000_000_000, bytes / 100_000_000 % 10);
-    let (free_words, target) = (gigabytes(free), target.display());
-    if free >= WHOLE_RUN {
-        return format!("disk: {free_words} free for {target}");
-    }
-    let needed = gigabytes(WHOLE_RUN);
+    let free = command::read(Command::new("df").args(["--output=avail", "-h"]).arg(existing));
+    let free = free.unwrap_or_default();
+    let free = free.lines().last().unwrap_or("?").trim();
     format!(
-        "disk: only {free_words} free for {target}, and all of it together can take {needed}: if anything fails for want of \
-         space, free some, or set CARGO_TARGET_DIR to a directory on another disk"
+        "disk: {free} free for {}; all of it together takes up to {WHOLE_RUN}, in CARGO_TARGET_DIR if \
+         that is set",
+        target.display()
     )
 }
 
@@ -79,17 +69,13 @@ fn effective_capabilities(status: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{WHOLE_RUN, effective_capabilities, effective_uid, room, words_of_room};
+    use super::{effective_capabilities, effective_uid, room};
     use std::path::Path;
 
     #[test]
-    fn too_little_room_says_what_to_do() {
-        let target = Path::new("/x/target");
-        assert_eq!(words_of_room(WHOLE_RUN, target), "disk: 7.0 GB free for /x/target");
-        let scarce = words_of_room(WHOLE_RUN - 1, target);
-        assert!(scarce.starts_with("disk: only 6.9 GB free for /x/target"), "{scarce}");
-        assert!(scarce.contains("CARGO_TARGET_DIR"), "{scarce}");
-        assert!(room(Path::new("/not/there/yet")).contains(" GB free for /not/there/yet"));
+    fn the_room_is_that_of_a_folder_that_will_be_there() {
+        let words = room(Path::new("/not/there/yet"));
+        assert!(words.contains(" free for /not/there/yet; ") && !words.contains('?'), "{words}");
     }
 
     #[test]

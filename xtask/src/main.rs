@@ -20,7 +20,6 @@ mod mutants;
 mod nursery;
 mod orderings;
 mod permit;
-mod planted;
 mod pool;
 mod programs;
 mod prose;
@@ -47,11 +46,8 @@ cargo xtask COMMAND
   test --only STEP...  only these steps, such as clippy, tests, miri
   fuzz [SECONDS] [TARGET...]
                        each fuzz target under cargo-fuzz for so long (10 s)
-  mutants [--of PART] [--anew] [SHARD/OF] [ARGS]
-                       change stack, cm (of stack), netdev or verbs-api in every way that cargo-mutants (ARGS are its own) knows, or in a part
-                       of them, and tell which changes no test notices: docs/proof.md. What was tried before is not tried again, unless --anew
-  planted [PART/OF | NAME...]
-                       plant bugs in a copy of netdev, verbs-api and the connection manager, one at a time: a named test has to find each
+  mutants PART [ARGS]  change stack, cm (of stack), netdev or verbs-api in every way that cargo-mutants knows (ARGS are its own,
+                       such as --shard 3/40), and say which changes no test notices: docs/proof.md
   orderings [--find] [NAME...]
                        take away each fence, memory ordering and check of what threads share, or those with such a name, one at a time:
                        the model that docs/orderings.md names has to notice; --find looks for one
@@ -72,6 +68,8 @@ cargo xtask COMMAND
                        each WORD in program, mode and backend; --accept writes the table anew
   dropin --suite [--json] [WORD...]
                        rdma-core's own tests on a device in software
+  dropin --speed [WORD...], dropin --transports DIR
+                       perftest beside `rocinante perf`; the same programs over this project and over TCP
   dropin --foreign PROCESSOR [--json] [WORD...]
                        programs for another processor by its emulator, such as aarch64: with each other, and with those for this one
   dropin --kills [--json] [BACKEND]
@@ -87,10 +85,8 @@ cargo xtask COMMAND
   man DIR              a man page for each command, from the definition of the command line
   dist [PROCESSOR...]  what others take away, below cli/dist/out: static programs for x86_64 and aarch64, or one of them,
                        completions, man pages, checksums, bill of materials
-  packages             `cargo publish --dry-run` of all crates that are published, each compiled by itself
   setup                only set up the machine
   floors               the arrows between the units of verbs-api and of stack, and their modules in circles
-  unsafe-files         list the files with unsafe code, as unsafe-files.txt must have them
 ";
 
 fn main() -> ExitCode {
@@ -113,7 +109,6 @@ fn main() -> ExitCode {
         Some((&"fuzz", rest)) => fuzz::run(rest),
         Some((&"instructions", rest)) => instructions::run(rest),
         Some((&"mutants", rest)) => mutants::run(rest),
-        Some((&"planted", rest)) => planted::run(rest),
         Some((&"orderings", rest)) => orderings::run(rest),
         Some((&"interop", rest)) => interop::run(rest, &from),
         Some((&"dropin", rest)) => dropin::run(rest),
@@ -126,10 +121,8 @@ fn main() -> ExitCode {
         }
         Some((&"api", rest)) => api::run(rest),
         Some((&"dist", processors)) => dist::run(processors),
-        Some((&"packages", [])) => publish::verify(),
         Some((&"man", [directory])) => dist::man(&from.join(directory)),
         Some((&"floors", [])) => floors::print(),
-        Some((&"unsafe-files", [])) => unsafe_files::print(),
         Some((&("help" | "--help" | "-h"), _)) => {
             print!("{USAGE}");
             Ok(())

@@ -11,39 +11,15 @@ use serde_json::Value;
 use crate::command::{self, cargo};
 use crate::demo;
 
-/// One test function.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Test {
-    pub(crate) package: &'static str,
-    pub(crate) target: Target,
-    pub(crate) name: &'static str,
+/// The tests of one program.
+pub(crate) struct Tests {
+    /// Arguments of `cargo test` that select the program.
+    pub(crate) select: &'static [&'static str],
+    /// The folder of its package, in which cargo would run it.
+    pub(crate) home: &'static str,
 }
 
-/// The program that a test is in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Target {
-    Lib,
-    Test(&'static str),
-}
-
-impl Target {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Lib => "lib",
-            Self::Test(name) => name,
-        }
-    }
-}
-
-pub(crate) const fn unit(package: &'static str, name: &'static str) -> Test {
-    Test { package, target: Target::Lib, name }
-}
-
-pub(crate) const fn test(package: &'static str, target: &'static str, name: &'static str) -> Test {
-    Test { package, target: Target::Test(target), name }
-}
-
-/// How long a test may take to find a bug.
+/// How long a test may take to notice.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The end of a test.
@@ -51,14 +27,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) enum Ended {
     Passed,
     Failed,
-    Skipped,
     /// There is no test with that name.
     Unknown,
     /// It ran for longer than [`PATIENCE`].
     TooLate,
 }
 
-/// The copy of the workspace in which bugs are planted.
+/// The copy of the workspace.
 pub(crate) struct Nursery {
     tree: PathBuf,
     build: PathBuf,
@@ -118,22 +93,11 @@ impl Nursery {
         Ok(done)
     }
 
-    /// Builds and runs one test; returns how it ended and how long it ran.
-    pub(crate) fn ask(&self, test: Test) -> Result<(Ended, Duration), String> {
-        self.build(test)?.run(test.name)
-    }
-
-    /// Builds the program that a test is in.
-    pub(crate) fn build(&self, test: Test) -> Result<Program, String> {
+    /// Builds the program of these tests.
+    pub(crate) fn build(&self, tests: &Tests) -> Result<Program, String> {
         let mut build = cargo(["test", "--no-run", "--message-format=json", "--quiet"]);
-        build.args(["-p", test.package]);
-        match test.target {
-            Target::Lib => build.arg("--lib"),
-            Target::Test(name) => build.args(["--test", name]),
-        };
-        build.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.build);
-        // Forty builds of the same few programs each run one test: a fast build saves more time
-        // than a fast program.
+        build.args(tests.select).current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.build);
+        // Each build runs one test: a fast build saves more time than a fast program.
         build.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0").env("CARGO_PROFILE_DEV_DEBUG", "0");
         let said = command::read(&mut build)?;
         let path = said
@@ -142,34 +106,15 @@ impl Nursery {
             .filter(|said| said["profile"]["test"] == true)
             .find_map(|said| said["executable"].as_str().map(PathBuf::from))
             .ok_or_else(|| format!("{}: nothing was built", command::describe(&build)))?;
-        let skipped = self.build.join("skipped-tests.txt");
-        Ok(Program { path, home: self.home_of(test)?, skipped })
-    }
-
-    /// The folder in which cargo would run the test: that of its package.
-    fn home_of(&self, test: Test) -> Result<PathBuf, String> {
-        let Some((_, home)) = HOMES.iter().find(|(package, _)| *package == test.package) else {
-            return Err(format!("{}: which folder is it in?", test.package));
-        };
-        Ok(self.tree.join(home))
+        Ok(Program { path, home: self.tree.join(tests.home) })
     }
 }
-
-/// The packages that tests are in, and their folders.
-pub(crate) const HOMES: [(&str, &str); 4] = [
-    ("rocinante-netdev", "netdev"),
-    ("rocinante-stack", "stack"),
-    ("rocinante", "verbs-api"),
-    ("rocinante-models", "tests/models"),
-];
 
 /// A program of tests.
 pub(crate) struct Program {
     path: PathBuf,
     /// Where cargo would run it.
     home: PathBuf,
-    /// Where it notes the tests that it skips.
-    skipped: PathBuf,
 }
 
 impl Program {
@@ -177,15 +122,10 @@ impl Program {
     pub(crate) fn run(&self, test: &str) -> Result<(Ended, Duration), String> {
         let mut command = Command::new(&self.path);
         command.args(["--exact", test]).current_dir(&self.home);
-        let log = &self.skipped;
-        fs::write(log, "").map_err(|error| said(log, &error))?;
-        command.env("ROCINANTE_TEST_LOG", log);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let begin = Instant::now();
         let child = command.spawn().map_err(|error| said(test, &error))?;
         let ended = judge(child, begin).map_err(|error| said(test, &error))?;
-        let skipped = fs::read_to_string(log).is_ok_and(|log| !log.trim().is_empty());
-        let ended = if skipped && ended == Ended::Passed { Ended::Skipped } else { ended };
         Ok((ended, begin.elapsed()))
     }
 }
@@ -202,11 +142,8 @@ fn judge(mut child: Child, begin: Instant) -> std::io::Result<Ended> {
         std::thread::sleep(Duration::from_millis(5));
     }
     let output = child.wait_with_output()?;
-    let [stdout, stderr] =
-        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    Ok(if stderr.contains("SKIPPED ") || stdout.contains("SKIPPED ") {
-        Ended::Skipped
-    } else if stdout.contains("test result: ok. 1 passed") {
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    Ok(if stdout.contains("test result: ok. 1 passed") {
         Ended::Passed
     } else if stdout.contains("test result: ok. 0 passed") {
         Ended::Unknown

@@ -12,7 +12,7 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
-use crate::nursery::{Ended, Nursery, Program, Test, test, unit};
+use crate::nursery::{Ended, Nursery, Program, Tests};
 
 /// The files whose threads the models run.
 const FILES: &[&str] = &[
@@ -28,10 +28,11 @@ const FILES: &[&str] = &[
 /// The table of what notices each.
 const TABLE: &str = "docs/orderings.md";
 /// The models, and where their tests are.
-const MODELS: Test = test("rocinante-models", "threads", "");
+const MODELS: Tests =
+    Tests { select: &["-p", "rocinante-models", "--test", "threads"], home: "tests/models" };
 const MODELS_SOURCE: &str = "tests/models/tests/threads.rs";
 /// The unit tests of `verbs-api`, for checks that only save wake-ups.
-const UNITS: Test = unit("rocinante", "");
+const UNITS: Tests = Tests { select: &["-p", "rocinante", "--lib"], home: "verbs-api" };
 
 /// Something that can be taken away from a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,7 +101,7 @@ fn find_tests(nursery: &Nursery, chosen: &[&Site]) -> Result<(), String> {
     let mut unnoticed = 0;
     for site in chosen {
         let find = || -> Result<Option<String>, String> {
-            let program: Program = nursery.build(MODELS)?;
+            let program: Program = nursery.build(&MODELS)?;
             for test in &tests {
                 if program.run(test)?.0 == Ended::Failed {
                     return Ok(Some(test.clone()));
@@ -124,7 +125,7 @@ struct Notices {
 
 impl Notices {
     fn build(&self, nursery: &Nursery) -> Result<Program, String> {
-        nursery.build(if self.of_units { UNITS } else { MODELS })
+        nursery.build(if self.of_units { &UNITS } else { &MODELS })
     }
 }
 

@@ -5,26 +5,14 @@
 use crate::command;
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
-
-/// The interval at which the pool checks whether a program has ended.
-const LOOK: Duration = Duration::from_millis(20);
-
-/// A program to run.
-#[derive(Debug)]
-pub(crate) struct Job {
-    /// Its name, which is unique in a pool.
-    pub(crate) name: String,
-    /// What to run.
-    pub(crate) command: Command,
-}
 
 /// A program that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// Its name.
     pub(crate) name: String,
     /// Whether it succeeded.
     pub(crate) ok: bool,
@@ -36,175 +24,121 @@ pub(crate) struct Ended {
     pub(crate) took: Duration,
 }
 
-/// Programs, `slots` at a time, in the order of their addition.
-#[derive(Debug)]
-pub(crate) struct Pool {
+/// Runs programs in their order, `slots` at a time, and calls `ended` for each. A program that runs
+/// for longer than `limit` is killed. What each writes is in a file in `logs`, by its unique name.
+pub(crate) fn run(
+    jobs: VecDeque<(String, Command)>,
+    logs: &Path,
     slots: usize,
-    /// A program is killed after this time.
     limit: Duration,
-    /// The folder of the output files.
-    logs: PathBuf,
-    waiting: VecDeque<Job>,
-    running: Vec<Running>,
-}
-
-#[derive(Debug)]
-struct Running {
-    name: String,
-    child: Child,
-    log: PathBuf,
-    start: Instant,
-}
-
-impl Pool {
-    /// A pool that writes its programs' output into files in `logs`. The folder is created when the
-    /// first program starts.
-    pub(crate) fn new(logs: &Path, slots: usize, limit: Duration) -> Self {
-        let (waiting, running) = (VecDeque::new(), Vec::new());
-        Self { slots, limit, logs: logs.to_owned(), waiting, running }
-    }
-
-    /// Adds a program behind the others.
-    pub(crate) fn add(&mut self, name: impl Into<String>, command: Command) {
-        self.waiting.push_back(Job { name: name.into(), command });
-    }
-
-    /// Waits for the next program to end; `None` if all have.
-    pub(crate) fn next(&mut self) -> Option<Ended> {
-        loop {
-            while self.running.len() < self.slots
-                && let Some(job) = self.waiting.pop_front()
-            {
-                if let Err(ended) = self.start(job) {
-                    return Some(*ended);
+    mut ended: impl FnMut(Ended),
+) {
+    let jobs = Mutex::new(jobs);
+    let (report, reports) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..slots {
+            let (jobs, report) = (&jobs, report.clone());
+            scope.spawn(move || {
+                while let Some((name, command)) = jobs.lock().ok().and_then(|mut it| it.pop_front())
+                {
+                    let _ = report.send(one(name, command, logs, limit));
                 }
-            }
-            if self.running.is_empty() {
-                return None;
-            }
-            for at in 0..self.running.len() {
-                if let Some(how) = self.running[at].ended(self.limit) {
-                    return Some(self.running.swap_remove(at).report(how));
-                }
-            }
-            std::thread::sleep(LOOK);
+            });
         }
-    }
-
-    fn start(&mut self, mut job: Job) -> Result<(), Box<Ended>> {
-        let log = self.logs.join(job.name.replace("::", "-").replace(' ', "-") + ".txt");
-        let file = fs::create_dir_all(&self.logs).and_then(|()| File::create(&log));
-        let spawned = file.and_then(|file| {
-            let again = file.try_clone()?;
-            job.command.stdin(Stdio::null()).stdout(file).stderr(again).spawn()
-        });
-        let start = Instant::now();
-        match spawned {
-            Ok(child) => self.running.push(Running { name: job.name, child, log, start }),
-            Err(error) => {
-                let how = format!("cannot run {}: {error}", command::describe(&job.command));
-                let (output, took) = (String::new(), Duration::ZERO);
-                return Err(Box::new(Ended { name: job.name, ok: false, how, output, took }));
-            }
-        }
-        Ok(())
-    }
+        drop(report);
+        reports.into_iter().for_each(&mut ended);
+    });
 }
 
-impl Running {
-    /// How the program ended, if it has; kills it if it ran for longer than `limit`.
-    fn ended(&mut self, limit: Duration) -> Option<Result<(), String>> {
-        let of = |status: ExitStatus| match status.success() {
-            true => Ok(()),
-            false => Err(status.to_string()),
-        };
-        match self.child.try_wait() {
-            Ok(Some(status)) => Some(of(status)),
-            Ok(None) if self.start.elapsed() < limit => None,
-            Ok(None) => {
-                let _ = self.child.kill();
-                let _ = self.child.wait();
-                Some(Err(format!("killed: it ran for more than {} s", limit.as_secs())))
-            }
-            Err(error) => Some(Err(error.to_string())),
-        }
-    }
+fn one(name: String, mut command: Command, logs: &Path, limit: Duration) -> Ended {
+    let log = logs.join(name.replace("::", "-").replace(' ', "-") + ".txt");
+    let start = Instant::now();
+    let status = fs::create_dir_all(logs).and_then(|()| {
+        let file = File::create(&log)?;
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        wait(&mut command, limit)
+    });
+    let how = match status {
+        Ok(Some(status)) if status.success() => None,
+        Ok(Some(status)) => Some(status.to_string()),
+        Ok(None) => Some(format!("killed: it ran for more than {} s", limit.as_secs())),
+        Err(error) => Some(format!("cannot run {}: {error}", command::describe(&command))),
+    };
+    let output = String::from_utf8_lossy(&fs::read(&log).unwrap_or_default()).into_owned();
+    Ended { name, ok: how.is_none(), how: how.unwrap_or_default(), output, took: start.elapsed() }
+}
 
-    fn report(self, how: Result<(), String>) -> Ended {
-        let output = fs::read(&self.log).unwrap_or_default();
-        Ended {
-            name: self.name,
-            ok: how.is_ok(),
-            how: how.err().unwrap_or_default(),
-            output: String::from_utf8_lossy(&output).into_owned(),
-            took: self.start.elapsed(),
+/// Runs a program to its end; `None` if it had to be killed.
+fn wait(command: &mut Command, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+    let (start, mut child) = (Instant::now(), command.spawn()?);
+    while start.elapsed() < limit {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
         }
+        std::thread::sleep(Duration::from_millis(20));
     }
+    child.kill()?;
+    child.wait().map(|_| None)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn sh(script: &str) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", script]);
-        command
+    /// How the scripts end, by name.
+    fn all(name: &str, slots: usize, limit: Duration, scripts: &[(&str, String)]) -> Vec<Ended> {
+        let logs = std::env::temp_dir().join(format!("pool-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&logs);
+        fs::create_dir_all(&logs).expect("a folder");
+        let job = |(name, script): &(&str, String)| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).current_dir(&logs);
+            ((*name).to_owned(), command)
+        };
+        let mut jobs: VecDeque<_> = scripts.iter().map(job).collect();
+        jobs.push_back(("none".into(), Command::new("/not/there")));
+        let mut ended = Vec::new();
+        run(jobs, &logs, slots, limit, |it| ended.push(it));
+        for it in ended.iter().filter(|it| it.name != "none") {
+            let log = logs.join(it.name.replace("::", "-") + ".txt");
+            assert_eq!(fs::read_to_string(log).expect("a log"), it.output);
+        }
+        fs::remove_dir_all(logs).expect("it is ours");
+        ended.sort_by(|a, b| a.name.cmp(&b.name));
+        ended
     }
 
-    fn pool(name: &str, slots: usize, limit: Duration) -> (Pool, PathBuf) {
-        let logs = std::env::temp_dir().join(format!("pool-{name}-{}", std::process::id()));
-        (Pool::new(&logs, slots, limit), logs)
-    }
+    const LONG: Duration = Duration::from_secs(60);
 
     #[test]
     fn each_program_has_its_own_output_and_end() {
-        let (mut pool, logs) = pool("ends", 2, Duration::from_secs(60));
-        pool.add("good", sh("echo one; echo two >&2"));
-        pool.add("a::bad", sh("echo three; exit 4"));
-        pool.add("none", Command::new("/not/there"));
-        let mut ended: Vec<_> = std::iter::from_fn(|| pool.next()).collect();
-        ended.sort_by(|a, b| a.name.cmp(&b.name));
+        let scripts = [("good", "echo one; echo two >&2"), ("a::bad", "echo three; exit 4")];
+        let ended = all("ends", 2, LONG, &scripts.map(|(name, script)| (name, script.into())));
         let said: Vec<_> =
             ended.iter().map(|e| (e.name.as_str(), e.ok, e.output.as_str())).collect();
-        assert_eq!(
-            said,
-            [("a::bad", false, "three\n"), ("good", true, "one\ntwo\n"), ("none", false, "")]
-        );
+        let wanted =
+            [("a::bad", false, "three\n"), ("good", true, "one\ntwo\n"), ("none", false, "")];
+        assert_eq!(said, wanted);
         assert!(ended[0].how.ends_with('4'), "{}", ended[0].how);
         assert!(ended[2].how.contains("there"), "{}", ended[2].how);
-        assert_eq!(fs::read_to_string(logs.join("a-bad.txt")).unwrap(), "three\n");
-        fs::remove_dir_all(logs).unwrap();
     }
 
     #[test]
-    fn so_many_run_at_once_and_no_more() {
-        let (mut pool, logs) = pool("slots", 2, Duration::from_secs(60));
-        fs::create_dir_all(&logs).unwrap();
-        let dir = logs.display();
-        // The first two wait for each other; the third must not find either of them alive.
-        let meet = |me: u8, other: u8| {
-            sh(&format!("touch {dir}/{me}; until [ -e {dir}/{other} ]; do sleep 0.01; done"))
-        };
-        pool.add("1", meet(1, 2));
-        pool.add("2", meet(2, 1));
-        assert!(pool.next().unwrap().ok);
-        assert!(pool.next().unwrap().ok);
-        pool.slots = 1;
-        pool.add("3", sh(&format!("touch {dir}/on; sleep 0.05; rm {dir}/on")));
-        pool.add("4", sh(&format!("! [ -e {dir}/on ]")));
-        assert!(std::iter::from_fn(|| pool.next()).all(|ended| ended.ok));
-        fs::remove_dir_all(logs).unwrap();
+    fn as_many_run_at_once_as_there_are_slots_and_no_more() {
+        // The first two wait for each other; alone, no two meet.
+        let meets =
+            |me: u8, other: u8| format!("touch {me}; until [ -e {other} ]; do sleep 0.01; done");
+        let two = all("two", 2, LONG, &[("1", meets(1, 2)), ("2", meets(2, 1))]);
+        assert!(two[..2].iter().all(|ended| ended.ok));
+        let alone = "mkdir on && sleep 0.05 && rmdir on".to_owned();
+        let one = all("one", 1, LONG, &[("1", alone.clone()), ("2", alone)]);
+        assert!(one[..2].iter().all(|ended| ended.ok));
     }
 
     #[test]
     fn a_program_that_does_not_end_is_killed() {
-        let (mut pool, logs) = pool("late", 1, Duration::from_millis(50));
-        pool.add("late", sh("exec sleep 60"));
-        let ended = pool.next().unwrap();
-        assert!(!ended.ok && ended.how.starts_with("killed"), "{}", ended.how);
-        assert!(ended.took < Duration::from_secs(30));
-        assert!(pool.next().is_none());
-        fs::remove_dir_all(logs).unwrap();
+        let ended = all("late", 1, Duration::from_millis(50), &[("late", "exec sleep 60".into())]);
+        assert!(!ended[0].ok && ended[0].how.starts_with("killed"), "{}", ended[0].how);
+        assert!(ended[0].took < Duration::from_secs(30));
     }
 }

@@ -19,7 +19,7 @@ const LOWEST_RUST: &str = "1.89.0";
 /// lowest version of Rust for [`dist::TARGETS`]. Without that toolchain the running one compiles
 /// them, and `name: reason` is returned.
 ///
-/// `cargo publish` itself compiles each package by itself, at twice the cost: [`verify`].
+/// `cargo publish --workspace --dry-run` compiles each package by itself, at twice the cost.
 ///
 /// # Errors
 /// A package cannot be made, does not compile, or lacks something; or CI has no such toolchain.
@@ -32,7 +32,8 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
         return Err(wrong.join("\n"));
     }
     dist::shipped()?;
-    command::run(dry_run().arg("--no-verify"))?;
+    let dry_run = ["publish", "--workspace", "--dry-run", "--no-verify"];
+    command::run(cargo(dry_run).args(["--allow-dirty", "--locked", "--quiet"]))?;
     let names: Vec<&str> = published.iter().filter_map(|p| p["name"].as_str()).collect();
     let folder = unpack(&names, metadata["packages"][0]["version"].as_str().unwrap_or_default())?;
     let manifest = folder.join("Cargo.toml");
@@ -47,18 +48,6 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
     check.arg(manifest).args(targets.iter().flat_map(|target| ["--target", *target]));
     command::run(check.env("CARGO_TARGET_DIR", folder.join("target")))?;
     Ok(skips)
-}
-
-/// `cargo xtask packages`: as `cargo publish`, but for the upload.
-///
-/// # Errors
-/// A package cannot be made, or does not compile.
-pub(crate) fn verify() -> Result<(), String> {
-    command::run(&mut dry_run())
-}
-
-fn dry_run() -> Command {
-    cargo(["publish", "--workspace", "--dry-run", "--allow-dirty", "--locked", "--quiet"])
 }
 
 /// Packs these packages and unpacks them as a workspace of their own; its folder.

@@ -5,111 +5,47 @@ use crate::{dist, machine};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A Debian package, and a check whether its content is installed.
-type Package = (&'static str, fn() -> bool);
-
-const IPROUTE2: Package = ("iproute2", || is_installed("ip") && is_installed("tc"));
-const IBVERBS_UTILS: Package = ("ibverbs-utils", || is_installed("ibv_rc_pingpong"));
-const PERFTEST: Package = ("perftest", || is_installed("ib_write_bw"));
-/// It has the tests of rdma-core.
-const RDMA_CORE: Package = ("rdma-core", || Path::new("/usr/share/doc/rdma-core/tests").is_dir());
-const PYVERBS: Package =
-    ("python3-pyverbs", || Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir());
-const RDMACM_UTILS: Package = ("rdmacm-utils", || is_installed("rping"));
-const UCX: Package = ("ucx-utils", || is_installed("ucx_perftest"));
-const OPENMPI: Package = ("openmpi-bin", || is_installed("mpirun"));
-const OPENMPI_DEV: Package = ("libopenmpi-dev", || is_installed("mpicc"));
-const IPERF3: Package = ("iperf3", || is_installed("iperf3"));
-const NFTABLES: Package = ("nftables", || is_installed("nft"));
-
 /// The Debian packages that the demo uses.
-pub(crate) const DEMO: &[Package] = &[IPROUTE2, NFTABLES];
+pub(crate) const DEMO: &[&str] = &["iproute2", "nftables"];
 
 /// The packages that the tests use, peers and witnesses among them.
-pub(crate) const TESTS: &[Package] = &[
-    IPROUTE2,
-    NFTABLES,
-    ("ethtool", || is_installed("ethtool")),
-    ("iptables", || is_installed("iptables-legacy")),
-    IPERF3,
-    ("python3-scapy", has_scapy),
+#[rustfmt::skip]
+pub(crate) const TESTS: &[&str] = &[
+    "iproute2", "nftables", "ethtool", "iptables", "iperf3", "python3-scapy",
     // Programs for libibverbs, and rdma-core's test-suite for it.
-    IBVERBS_UTILS,
-    PERFTEST,
-    RDMA_CORE,
-    PYVERBS,
-    RDMACM_UTILS,
-    ("librdmacm-dev", || Path::new("/usr/include/rdma/rdma_cma.h").exists()),
+    "ibverbs-utils", "perftest", "rdma-core", "python3-pyverbs", "rdmacm-utils", "librdmacm-dev",
     // Containers.
-    ("podman", || is_installed("podman")),
+    "podman",
     // Programs for UCX and MPI.
-    UCX,
-    OPENMPI,
-    OPENMPI_DEV,
+    "ucx-utils", "openmpi-bin", "libopenmpi-dev",
     // Counts instructions.
-    ("valgrind", || is_installed("valgrind")),
-    ("tshark", || is_installed("tshark")),
+    "valgrind", "tshark",
     // Encrypted links.
-    ("wireguard-go", || is_installed("wireguard-go")),
-    ("wireguard-tools", || is_installed("wg")),
+    "wireguard-go", "wireguard-tools",
     // The guest of the interoperability tests, and the programs that unpack its kernel.
-    ("qemu-system-x86", || is_installed("qemu-system-x86_64")),
-    ("xz-utils", || is_installed("xz")),
-    ("zstd", || is_installed("zstd")),
+    "qemu-system-x86", "xz-utils", "zstd",
 ];
 
 /// The packages that `cargo xtask dropin` uses: programs that know nothing of Rocinante, and what
 /// those are built with that come as source.
-pub(crate) const DROPIN: &[Package] = &[
-    IPROUTE2,
-    IBVERBS_UTILS,
-    PERFTEST,
-    RDMA_CORE,
-    PYVERBS,
-    ("git", || is_installed("git")),
-    RDMACM_UTILS,
-    IPERF3,
-    ("fio", || is_installed("fio")),
-    ("libfabric-bin", || is_installed("fi_pingpong")),
-    UCX,
-    ("qperf", || is_installed("qperf")),
-    OPENMPI,
-    OPENMPI_DEV,
-    ("netpipe-openmpi", || is_installed("NPopenmpi")),
-    ("hpcc", || is_installed("hpcc")),
-    ("gcc", || is_installed("cc")),
-    ("libibverbs-dev", || Path::new("/usr/include/infiniband/verbs.h").exists()),
-    ("libclang-dev", || is_installed("clang")),
-    ("clang", || is_installed("clang")),
-    ("libclang-rt-14-dev", || Path::new("/usr/lib/llvm-14/lib/clang/14.0.6/lib/linux").is_dir()),
-    ("valgrind", || is_installed("valgrind")),
-    ("cmake", || is_installed("cmake")),
-    ("libpython3.11-testsuite", has_python_tests),
+#[rustfmt::skip]
+pub(crate) const DROPIN: &[&str] = &[
+    "iproute2", "ibverbs-utils", "perftest", "rdma-core", "python3-pyverbs", "git",
+    "rdmacm-utils", "iperf3", "fio", "libfabric-bin", "ucx-utils", "qperf", "openmpi-bin",
+    "libopenmpi-dev", "netpipe-openmpi", "hpcc", "gcc", "libibverbs-dev", "libclang-dev", "clang",
+    "libclang-rt-14-dev", "valgrind", "cmake", "libpython3.11-testsuite",
 ];
 
-/// Whether Debian's Python has its own tests.
-fn has_python_tests() -> bool {
-    let mut python = Command::new("/usr/bin/python3");
-    let import = python.args(["-c", "import test.test_os, test.test_subprocess"]);
-    import.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
-}
-
 /// The packages that `cargo xtask dist` uses: the processors of other machines.
-pub(crate) const DIST: &[Package] = &[("qemu-user-static", || {
-    let processors = dist::TARGETS.map(|(_, processor)| processor);
-    processors.iter().all(|name| {
-        is_installed(&format!("qemu-{name}-static")) || is_installed(&format!("qemu-{name}"))
-    })
-})];
+pub(crate) const DIST: &[&str] = &["qemu-user-static"];
 
 /// The version known to understand our deny.toml.
 const CARGO_DENY: &str = "0.20.2";
 
 /// As root, installs the missing packages among these, and says so; otherwise names them. Never
 /// fails: the user of a missing package reports it again.
-pub(crate) fn packages(needed: &[Package]) {
-    let missing: Vec<&str> =
-        needed.iter().filter(|(_, there)| !there()).map(|&(name, _)| name).collect();
+pub(crate) fn packages(needed: &[&str]) {
+    let missing: Vec<&str> = needed.iter().filter(|name| !has(name)).copied().collect();
     if missing.is_empty() {
         return;
     }
@@ -122,6 +58,13 @@ pub(crate) fn packages(needed: &[Package]) {
     if let Err(error) = apt_install(&missing) {
         println!("set-up: could not install {list}, some parts will not run: {error}");
     }
+}
+
+/// Whether Debian's package is installed.
+fn has(package: &str) -> bool {
+    let query = ["--show", "--showformat=${db:Status-Status}", package];
+    command::read(Command::new("dpkg-query").args(query))
+        .is_ok_and(|is| is.starts_with("installed"))
 }
 
 /// Adds the parts of the Rust toolchain that the tests use.
@@ -191,11 +134,4 @@ fn apt_install(packages: &[&str]) -> Result<(), String> {
     let install = [&["install", "-y", "--no-install-recommends"], packages].concat();
     // A fresh machine has no package lists.
     apt(&install).or_else(|_| apt(&["update"]).and_then(|_| apt(&install))).map(drop)
-}
-
-/// Debian's scapy belongs to Debian's python3, which may not be the first on the search path.
-fn has_scapy() -> bool {
-    ["/usr/bin/python3", "python3"].iter().any(|python| {
-        command::read(Command::new(python).args(["-c", "import scapy.contrib.roce"])).is_ok()
-    })
 }

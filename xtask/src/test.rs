@@ -1,11 +1,11 @@
 //! `cargo xtask test`: every check and every test, each with its name and time.
 //!
 //! Steps that use all processors run first, one after the other, up to the build of the tests. The
-//! others wait for timers, peers and single threads, so they run in parallel in a [`Pool`]: each
+//! others wait for timers, peers and single threads, so they run in parallel ([`pool::run`]): each
 //! test program, and each remaining step as `cargo xtask test --only STEP`.
 
 use crate::command::{self, cargo};
-use crate::pool::{Ended, Pool};
+use crate::pool::{self, Ended};
 use crate::programs::{self, Program, figure};
 use crate::skips::{self, Allowed};
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
     setup, soak, unsafe_files,
 };
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -61,51 +62,35 @@ enum When {
 
 /// In their order.
 const STEPS: &[Step] = &[
-    Step { name: "format", quick: true, when: When::First(format) },
-    Step {
-        name: "dependency direction",
-        quick: true,
-        when: When::First(|| check(arrows::check())),
-    },
-    Step { name: "floors", quick: true, when: When::First(|| check(floors::check())) },
-    Step { name: "permit", quick: true, when: When::First(|| check(permit::check())) },
-    Step { name: "unsafe files", quick: true, when: When::First(|| check(unsafe_files::check())) },
-    Step { name: "prose", quick: true, when: When::First(|| check(prose::check())) },
-    Step { name: "clippy", quick: true, when: When::First(clippy) },
-    Step { name: "features", quick: true, when: When::First(features) },
-    Step { name: "documentation", quick: true, when: When::First(documentation) },
-    Step { name: "stack for wasm32", quick: true, when: When::First(wasm) },
-    Step { name: "tests", quick: true, when: When::Tests },
-    Step { name: "miri", quick: false, when: When::Beside(|| Outcome::of_check(memory::check())) },
-    Step {
-        name: "fuzz targets",
-        quick: false,
-        when: When::Beside(|| Outcome::of_check(fuzz::check())),
-    },
-    Step {
-        name: "cargo-deny",
-        quick: false,
-        when: When::Beside(|| Outcome::of_check(deny::check())),
-    },
-    Step { name: "api", quick: false, when: When::Beside(|| Outcome::of_check(api::check())) },
-    Step {
-        name: "packages",
-        quick: false,
-        when: When::Beside(|| Outcome::of_check(publish::check())),
-    },
-    Step {
-        name: "instructions",
-        quick: false,
-        when: When::Beside(|| Outcome::of_check(instructions::check())),
-    },
-    Step { name: "build of the demo", quick: false, when: When::Beside(|| check(demo::prepare())) },
-    Step { name: "demo", quick: false, when: When::Last(|| Outcome::of_check(demo::check())) },
-    Step {
-        name: "soak under load",
-        quick: false,
-        when: When::Last(|| Outcome::of_check(soak::check())),
-    },
+    quick("format", When::First(format)),
+    quick("dependency direction", When::First(|| check(arrows::check()))),
+    quick("floors", When::First(|| check(floors::check()))),
+    quick("permit", When::First(|| check(permit::check()))),
+    quick("unsafe files", When::First(|| check(unsafe_files::check()))),
+    quick("prose", When::First(|| check(prose::check()))),
+    quick("clippy", When::First(clippy)),
+    quick("features", When::First(features)),
+    quick("documentation", When::First(documentation)),
+    quick("stack for wasm32", When::First(wasm)),
+    quick("tests", When::Tests),
+    slow("miri", When::Beside(|| Outcome::of_check(memory::check()))),
+    slow("fuzz targets", When::Beside(|| Outcome::of_check(fuzz::check()))),
+    slow("cargo-deny", When::Beside(|| Outcome::of_check(deny::check()))),
+    slow("api", When::Beside(|| Outcome::of_check(api::check()))),
+    slow("packages", When::Beside(|| Outcome::of_check(publish::check()))),
+    slow("instructions", When::Beside(|| Outcome::of_check(instructions::check()))),
+    slow("build of the demo", When::Beside(|| check(demo::prepare()))),
+    slow("demo", When::Last(|| Outcome::of_check(demo::check()))),
+    slow("soak under load", When::Last(|| Outcome::of_check(soak::check()))),
 ];
+
+const fn quick(name: &'static str, when: When) -> Step {
+    Step { name, quick: true, when }
+}
+
+const fn slow(name: &'static str, when: When) -> Step {
+    Step { name, quick: false, when }
+}
 
 /// Slow programs: they start before the others, and `--quick` leaves them out.
 const SLOW: [&str; 4] = ["interop::matrix", "interop::guest", "tests::soak", "tests::bad_peers"];
@@ -138,7 +123,6 @@ pub(crate) fn run(scope: Scope<'_>) -> Result<(), String> {
         // Logs of an earlier run would be misleading.
         let _ = fs::remove_dir_all(&logs);
     }
-    let mut pool = Pool::new(&logs, slots, LIMIT);
     let (mut programs, mut beside) = (Vec::new(), Vec::new());
     for step in STEPS.iter().filter(|step| step.is_in(scope)) {
         match step.when {
@@ -155,10 +139,9 @@ pub(crate) fn run(scope: Scope<'_>) -> Result<(), String> {
             When::Last(_) => {}
         }
     }
-    add(&mut pool, programs, &beside, scope)?;
-    while let Some(ended) = pool.next() {
-        report.ended(&ended);
-    }
+    let mut jobs = Jobs::new();
+    add(&mut jobs, programs, &beside, scope)?;
+    pool::run(jobs, &logs, slots, LIMIT, |ended| report.ended(&ended));
     for step in STEPS.iter().filter(|step| step.is_in(scope)) {
         if let When::Last(work) = step.when {
             report.run(step.name, work);
@@ -173,16 +156,19 @@ pub(crate) fn metadata() -> Result<Value, String> {
     serde_json::from_str(&metadata).map_err(|error| error.to_string())
 }
 
+/// What runs in parallel, by name.
+type Jobs = VecDeque<(String, Command)>;
+
 /// Adds the test programs, the tests in documentation, and the steps that run in parallel with
 /// them. The slowest start first.
 fn add(
-    pool: &mut Pool,
+    jobs: &mut Jobs,
     programs: Vec<Program>,
     beside: &[&str],
     scope: Scope<'_>,
 ) -> Result<(), String> {
     if programs.is_empty() {
-        return add_steps(pool, beside);
+        return add_steps(jobs, beside);
     }
     let runner = programs::runner();
     let quick = scope == Scope::Quick;
@@ -195,28 +181,28 @@ fn add(
     if quick {
         slow.clear();
     }
-    let run = |pool: &mut Pool, program: &Program| {
+    let run = |jobs: &mut Jobs, program: &Program| {
         let mut command = program.command(runner);
         command.env("ROCINANTE_SIM_SECONDS", sim_seconds);
-        pool.add(&program.name, command);
+        jobs.push_back((program.name.clone(), command));
     };
     let (first, slow) = slow.split_at(slow.len().min(1));
-    first.iter().for_each(|program| run(pool, program));
-    add_steps(pool, beside)?;
-    slow.iter().for_each(|program| run(pool, program));
+    first.iter().for_each(|program| run(jobs, program));
+    add_steps(jobs, beside)?;
+    slow.iter().for_each(|program| run(jobs, program));
     let mut documentation = cargo(["test", "--workspace", "--doc", "--quiet", "--no-fail-fast"]);
     if let Some(runner) = runner {
         let triple = machine::triple()?.to_uppercase().replace('-', "_");
         documentation.env(format!("CARGO_TARGET_{triple}_RUNNER"), runner);
     }
-    pool.add("tests in documentation", documentation);
-    others.iter().for_each(|program| run(pool, program));
+    jobs.push_back(("tests in documentation".into(), documentation));
+    others.iter().for_each(|program| run(jobs, program));
     Ok(())
 }
 
-fn add_steps(pool: &mut Pool, steps: &[&str]) -> Result<(), String> {
+fn add_steps(jobs: &mut Jobs, steps: &[&str]) -> Result<(), String> {
     for step in steps {
-        pool.add(*step, myself(step)?);
+        jobs.push_back(((*step).to_owned(), myself(step)?));
     }
     Ok(())
 }

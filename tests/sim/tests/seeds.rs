@@ -40,6 +40,14 @@ fn fixed_seeds_hold_and_meet_every_fault() {
     }
 }
 
+/// The seeds by which this simulator found faults of the engine, at the length at which it did.
+#[test]
+fn seeds_that_found_faults_hold() {
+    for seed in [1, 2, 7, 10, 12, 19] {
+        passes(&usual(seed, 300_000));
+    }
+}
+
 #[test]
 fn what_a_swarm_omits_does_not_happen() {
     for seed in 1..=40 {

@@ -236,7 +236,7 @@ impl Shards {
 }
 
 /// The longest run of a port. Without super-packets a run is the packets of one system call, and to
-/// wait for that was measured to pay as well (`docs/performance/history.md`).
+/// wait for that was measured to pay as well (`docs/performance/method.md`).
 pub(super) fn run_limits(capabilities: &Capabilities) -> RunLimits {
     let longest = RunLimits::default();
     match capabilities.segments_max {

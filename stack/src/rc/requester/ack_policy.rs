@@ -7,7 +7,7 @@
 //!   only the last packet that may leave does. Small messages that answer each other and make no
 //!   completion ask one in eight times ([`Acks`]).
 //! - Cost if wrong: the sender stands still until a probe, or each packet costs two.
-//! - Measured: `docs/performance/history.md`.
+//! - Measured: `docs/performance/method.md`.
 //!
 //! Where two sides answer each other's SENDs or WRITEs, an acknowledgement leaves with each answer:
 //! two packets in the place of one, and their receiver looks at both before its program sees the

@@ -6,7 +6,7 @@
 //!   a run to send or less is in flight. Meanwhile no run begins that the window would cut short;
 //!   `Receiver::withholds` is the rule for the receiver's room, which queue pairs share.
 //! - Cost if wrong: half of the rate of small messages, or latency where little is in flight.
-//! - Measured: `docs/performance/history.md`.
+//! - Measured: `docs/performance/method.md`.
 
 use crate::peer::RunLimits;
 

@@ -54,7 +54,7 @@ pub(super) fn run(seed: Option<u64>, options: &Options, time: Duration) -> ExitC
         if let Some(violation) = report.violation {
             total.violated_by = Some(seed);
             print_json(&total);
-            return violated(&violation, &options, "");
+            return violated(&violation, &options);
         }
         if reported.elapsed() >= PROGRESS {
             reported = Instant::now();

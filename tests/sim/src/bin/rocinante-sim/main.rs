@@ -1,5 +1,5 @@
-//! `rocinante-sim`: the deterministic simulator, from a seed. It can plant a bug in the engine, or
-//! run for hours with one seed after the other.
+//! `rocinante-sim`: the deterministic simulator, from a seed, or for hours with one seed after the
+//! other.
 
 mod long;
 
@@ -9,9 +9,11 @@ use std::time::Duration;
 use std::io::Write as _;
 
 use clap::Parser;
-use rocinante_sim::{Options, Report, run};
-use rocinante_stack_broken::broken;
+use rocinante_sim::{Options, run};
 use serde::Serialize;
+
+/// The default seed.
+const FIRST: u64 = 1;
 
 /// Simulate hosts, queue pairs and a bad network from a seed, and check every invariant at every
 /// step
@@ -39,7 +41,7 @@ struct Args {
     #[arg(long, value_name = "N", default_value_t = 300_000)]
     steps: u64,
     /// Go on for so long, with the next seed each time: 90s, 15m, 2h
-    #[arg(long = "for", value_name = "TIME", value_parser = long::time, conflicts_with_all = ["bug", "trace"])]
+    #[arg(long = "for", value_name = "TIME", value_parser = long::time, conflicts_with = "trace")]
     time: Option<Duration>,
     /// Omit each fault, each policy and each kind of scarcity with probability 1/2
     #[arg(long)]
@@ -51,9 +53,6 @@ struct Args {
     /// Have no program name the kind of its peer: engines ask each other
     #[arg(long)]
     strangers: bool,
-    /// Plant a bug in a copy of the engine, to see it found; "list" lists them
-    #[arg(long = "break", value_name = "NAME")]
-    bug: Option<String>,
     /// Print every packet, request and completion on standard error
     #[arg(long)]
     trace: bool,
@@ -62,49 +61,18 @@ struct Args {
     json: bool,
 }
 
-/// The output of a run.
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum Line {
-    Engine(Report),
-    Broken(rocinante_sim_broken::Report),
-}
-
-impl Line {
-    fn violation(&self) -> Option<&str> {
-        match self {
-            Self::Engine(report) => report.violation.as_deref(),
-            Self::Broken(report) => report.violation.as_deref(),
-        }
-    }
-}
-
 fn main() -> ExitCode {
     let args = Args::parse();
-    if args.bug.as_deref() == Some("list") {
-        for bug in broken::BUGS {
-            print(format_args!("{:26} seed {:<3} {}", bug.name, bug.seed, bug.what));
-        }
-        return ExitCode::SUCCESS;
-    }
+    let options = args.options();
     if let Some(time) = args.time {
-        return long::run(args.seed, &args.options(), time);
+        return long::run(args.seed, &options, time);
     }
-    let line = match simulate(&args) {
-        Ok(line) => line,
-        Err(error) => {
-            eprintln!("rocinante-sim: {error}");
-            let error = serde_json::json!({
-                "kind": "usage", "stage": "options", "message": error
-            });
-            print_json(&serde_json::json!({ "error": error, "results": [] }));
-            return ExitCode::from(2);
-        }
-    };
-    print_json(&line);
-    let Some(violation) = line.violation() else { return ExitCode::SUCCESS };
-    let bug = args.bug.as_ref().map(|bug| format!(" --break {bug}")).unwrap_or_default();
-    violated(violation, &args.options(), &bug)
+    let report = run(&options);
+    print_json(&report);
+    match &report.violation {
+        Some(violation) => violated(violation, &options),
+        None => ExitCode::SUCCESS,
+    }
 }
 
 impl Args {
@@ -112,11 +80,6 @@ impl Args {
         let Self { steps, trace, swarm, scarce, strangers, .. } = *self;
         Options { seed: self.seed.unwrap_or(FIRST), steps, trace, swarm, scarce, strangers }
     }
-}
-
-/// Prints a line of the result. The reader of standard output may be gone.
-fn print(line: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// An object with the keys that those of `rocinante` begin with (`docs/json.md`).
@@ -129,33 +92,17 @@ struct Object<T> {
     result: T,
 }
 
+/// Prints the result. The reader of standard output may be gone.
 fn print_json(result: &impl Serialize) {
     let (version, command) = (env!("CARGO_PKG_VERSION"), "rocinante-sim");
     let object = Object { schema: 1, version, command, result };
-    print(serde_json::to_string(&object).expect("results are JSON"));
+    let line = serde_json::to_string(&object).expect("results are JSON");
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Reports the violation, and the command that repeats it.
-fn violated(violation: &str, options: &Options, bug: &str) -> ExitCode {
+fn violated(violation: &str, options: &Options) -> ExitCode {
     eprintln!("rocinante-sim: {violation}");
-    eprintln!("replay with {options}{bug}");
+    eprintln!("replay with {options}");
     ExitCode::FAILURE
-}
-
-/// The default seed.
-const FIRST: u64 = 1;
-
-fn simulate(args: &Args) -> Result<Line, String> {
-    let options = args.options();
-    let Some(bug) = &args.bug else {
-        return Ok(Line::Engine(run(&options)));
-    };
-    if broken::LOST.contains(&bug.as_str()) || !broken::plant(Some(bug)) {
-        return Err(format!("no bug is called {bug}: rocinante-sim --break list lists them"));
-    }
-    let Options { seed, steps, trace, swarm, scarce, strangers } = options;
-    let options = rocinante_sim_broken::Options { seed, steps, trace, swarm, scarce, strangers };
-    let report = rocinante_sim_broken::run(&options);
-    broken::plant(None);
-    Ok(Line::Broken(report))
 }
