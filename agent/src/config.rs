@@ -117,7 +117,8 @@ mod tests {
         let shipped = include_str!("../dist/agent.toml");
         assert_eq!(toml::from_str::<Config>(shipped).expect("it is read"), Config::default());
         let options = ["socket", "state", "guardian", "ports_max", "ring_mib_max"];
-        let more = ["ring_mib_total", "ring_frames_max", "requests_per_second", "self_administered"];
+        let more =
+            ["ring_mib_total", "ring_frames_max", "requests_per_second", "self_administered"];
         for option in options.iter().chain(&more) {
             assert!(shipped.contains(&format!("\n{option} = ")), "{option}");
         }

@@ -16,11 +16,12 @@ use nix::sys::signal::SigSet;
 use nix::unistd::{setgid, setgroups, setuid};
 use rocinante::OpenOptions;
 use rocinante::device::Backend;
-use rocinante_netdev::sysfs;
 use rocinante_netdev::handed::AGENT_VARIABLE;
+use rocinante_netdev::sysfs;
 use rocinante_netdev::{Errand, Guardian, Interface, Left, keep_from_children};
 use rustix::process::{
-    DumpableBehavior, PidfdFlags, child_subreaper, getpid, pidfd_open, set_dumpable_behavior, setsid,
+    DumpableBehavior, PidfdFlags, child_subreaper, getpid, pidfd_open, set_dumpable_behavior,
+    setsid,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 

@@ -5,9 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::net::{
-    AddressFamily, RecvFlags, ReturnFlags, SocketFlags, SocketType, socketpair,
-};
+use rustix::net::{AddressFamily, RecvFlags, ReturnFlags, SocketFlags, SocketType, socketpair};
 
 use crate::rights;
 

@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvFlags, SocketAddrUnix, SocketFlags, accept_with, bind, getsockname, listen,
-};
+use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, accept_with, bind, getsockname, listen};
 use rustix::process::geteuid;
 use rustix::time::Timespec;
 

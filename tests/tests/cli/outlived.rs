@@ -105,7 +105,11 @@ impl Scene<'_> {
         let accept = |_| {
             let request = self.listener.request(Some(PATIENCE)).unwrap();
             let params = Params::default().keep_alive(None);
-            request.accept(self.side.qp().build().unwrap(), &params).unwrap().wait(PATIENCE).unwrap()
+            request
+                .accept(self.side.qp().build().unwrap(), &params)
+                .unwrap()
+                .wait(PATIENCE)
+                .unwrap()
         };
         let connections = (0..CONNECTIONS).map(accept).collect();
         let mut lines = BufReader::new(child.child_mut().stdout.take().unwrap()).lines();
