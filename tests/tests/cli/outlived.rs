@@ -6,11 +6,12 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use rocinante::OpenOptions;
 use rocinante::cm::{Connecting, Connection, Listener, Params};
@@ -23,8 +24,8 @@ use rocinante_tests::{require_backend, require_machine_root};
 use super::handed::Agent;
 use super::run::Installed;
 
-/// Makes a process of this program one that connects and does nothing more: its own address and the
-/// survivor's.
+/// Makes a process of this program one that connects and does nothing more: its own address, the
+/// survivor's, and whether it asks silent peers.
 const ROLE: &str = "ROCINANTE_OUTLIVED";
 const PORT: u16 = 7471;
 const CONNECTIONS: usize = 3;
@@ -55,14 +56,14 @@ outlived! {
 
 fn connect_and_wait(backend: Backend, role: &str) {
     exit_with_parent();
-    let [own, survivor] = role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
+    let [own, survivor, asks] = role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
     let own = own.parse().unwrap();
     let ctx = OpenOptions::new().netdev(backend).open(own).unwrap();
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16).unwrap());
     let side = Side::of(ctx, pd, cq, own);
     let peer: SocketAddr = survivor.parse().unwrap();
     let connect = |_| {
-        let params = Params::default().keep_alive(None);
+        let params = if asks == "asks" { Params::default() } else { Scene::params() };
         let qp = side.qp().build().unwrap();
         Connecting::start(qp, peer, &params).unwrap().wait(PATIENCE).unwrap()
     };
@@ -98,18 +99,19 @@ fn with_scene(containers: u8, work: impl FnOnce(&Scene<'_>) + Send) {
 }
 
 impl Scene<'_> {
+    /// No questions to silent peers.
+    fn params() -> Params {
+        Params::default().keep_alive(None)
+    }
+
     /// Starts a command that becomes a program in a container, on an address of that.
     fn start(&self, container: &Container, own: IpAddr, mut command: Command) -> Program {
-        command.env(ROLE, format!("{own} {}", self.listener.address()));
+        command.env(ROLE, format!("{own} {} no", self.listener.address()));
         let mut child = container.spawn(command.stdout(Stdio::piped())).unwrap();
         let accept = |_| {
             let request = self.listener.request(Some(PATIENCE)).unwrap();
-            let params = Params::default().keep_alive(None);
-            request
-                .accept(self.side.qp().build().unwrap(), &params)
-                .unwrap()
-                .wait(PATIENCE)
-                .unwrap()
+            let qp = self.side.qp().build().unwrap();
+            request.accept(qp, &Self::params()).unwrap().wait(PATIENCE).unwrap()
         };
         let connections = (0..CONNECTIONS).map(accept).collect();
         let mut lines = BufReader::new(child.child_mut().stdout.take().unwrap()).lines();
@@ -232,4 +234,55 @@ fn guardians_in(container: &Container) -> Vec<Pid> {
     };
     let pid = |process: PathBuf| process.file_name()?.to_str()?.parse().ok().map(Pid::from_raw);
     inside.filter(is_guardian).filter_map(pid).collect()
+}
+
+/// How long peers of many programs hold their queue pairs that die at once: all processes of an
+/// address, by one signal, while nothing is in flight.
+#[test]
+#[ignore = "a measurement"]
+fn many_at_once() {
+    const NAME: &str = "outlived::many_at_once";
+    const PROGRAMS: usize = 200;
+    if let Ok(role) = std::env::var(ROLE) {
+        return connect_and_wait(Backend::Udp, &role);
+    }
+    require_machine_root!();
+    for mode in ["neither", "agent", "run"] {
+        with_scene(2, |scene| {
+            let agent = (mode == "agent").then(|| Agent::start(scene.lab, "outlived-many"));
+            let installed = Installed::new(NAME);
+            let first = scene.lab.container(0);
+            let (mut programs, mut connections) = (Vec::<ChildGuard>::new(), Vec::new());
+            for _ in 0..PROGRAMS {
+                let program = myself(NAME);
+                let mut command = match mode {
+                    "run" => installed.run(&["--"]),
+                    _ => Command::new("env"),
+                };
+                command.arg(program.get_program()).args(program.get_args()).arg("--ignored");
+                let socket = agent.as_ref().map_or("off".into(), Agent::socket);
+                command.env("ROCINANTE_AGENT", socket).stdout(Stdio::null());
+                let listener = scene.listener.address();
+                command.env(ROLE, format!("{} {listener} asks", first.ipv4()));
+                let group = programs.first().map_or(0, ChildGuard::id);
+                command.process_group(group.cast_signed());
+                programs.push(first.spawn(&mut command).unwrap());
+                for _ in 0..CONNECTIONS {
+                    let request = scene.listener.request(Some(PATIENCE)).unwrap();
+                    let qp = scene.side.qp().build().unwrap();
+                    let connecting = request.accept(qp, &Params::default()).unwrap();
+                    connections.push(connecting.wait(PATIENCE).unwrap());
+                }
+            }
+            let held = || scene.side.ctx.resources().unwrap().qps;
+            assert_eq!(held(), PROGRAMS * CONNECTIONS);
+            killpg(Pid::from_raw(programs[0].id().cast_signed()), Signal::SIGKILL).unwrap();
+            let killed = Instant::now();
+            for connection in connections {
+                connection.wait_disconnected(PATIENCE).unwrap();
+            }
+            assert_eq!(held(), 0);
+            println!("{PROGRAMS} programs, {mode}: no queue pair after {:?}", killed.elapsed());
+        });
+    }
 }
