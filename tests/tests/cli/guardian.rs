@@ -4,7 +4,9 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,7 +17,7 @@ use nix::unistd::Pid;
 use rocinante::OpenOptions;
 use rocinante::cm::{Connecting, Connection, Listener, Params};
 use rocinante::device::Backend;
-use rocinante_node::{Lab, LabConfig, exit_with_parent};
+use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
 use rocinante_tests::{require_backend, require_machine_root};
@@ -163,4 +165,30 @@ fn a_program_that_is_pid_1_has_none() {
     assert_eq!(output.status.code(), Some(3), "{error}");
     assert!(out.starts_with("1 none\nchildren: \n0\n1\n"), "{out}");
     assert!(error.contains("no guardian, so peers wait"), "{error}");
+}
+
+/// It looks at what a hostile program has sent. No process of that user may trace it either.
+#[test]
+fn a_guardian_that_becomes_a_user_has_no_right() {
+    require_machine_root!();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let line = "guardian --part be-for-one --user 65534 --group 65533";
+    let mut guardian = {
+        let mut command = super::rocinante(super::words(line));
+        ChildGuard::spawn(command.stdin(OwnedFd::from(theirs))).unwrap()
+    };
+    let file = |name: &str| format!("/proc/{}/{name}", guardian.id());
+    let status = || fs::read_to_string(file("status")).unwrap();
+    let lines = ["Uid:\t65534\t65534\t65534\t65534\n", "Gid:\t65533\t65533\t65533\t65533\n"];
+    let none =
+        ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"].map(|set| format!("{set}\t{:016x}\n", 0));
+    let is_nobody = |status: &str| {
+        lines.iter().all(|it| status.contains(it)) && none.iter().all(|it| status.contains(it))
+    };
+    wait_until("it has become the user", || is_nobody(&status()));
+    let groups = status().lines().find_map(|it| it.strip_prefix("Groups:").map(str::to_owned));
+    assert_eq!(groups.unwrap().trim(), "");
+    assert_eq!(fs::metadata(file("environ")).unwrap().uid(), 0, "it can be traced");
+    drop(ours);
+    assert!(guardian.wait(PATIENCE).unwrap().success());
 }
