@@ -58,7 +58,13 @@ fn connect_and_wait(backend: Backend, role: &str) {
     exit_with_parent();
     let [own, survivor, asks] = role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
     let own = own.parse().unwrap();
-    let ctx = OpenOptions::new().netdev(backend).open(own).unwrap();
+    // On a busy machine the agent may not answer in time.
+    let mut opened = None;
+    wait_until("the agent opens a port", || {
+        opened = OpenOptions::new().netdev(backend).open(own).ok();
+        opened.is_some()
+    });
+    let ctx = opened.unwrap();
     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16).unwrap());
     let side = Side::of(ctx, pd, cq, own);
     let peer: SocketAddr = survivor.parse().unwrap();
@@ -166,7 +172,7 @@ fn are_told(backend: Backend, test: &str) {
         }
         container.env_remove("ROCINANTE_NETDEV").stdin(Stdio::piped());
         let mut two = scene.start(second, second.ipv4().into(), container);
-        assert_eq!(wards(&agent), 3);
+        wait_until("the agent has all three", || wards(&agent) == 3);
         one.kill();
         assert!(two.lives() && beside.lives());
         two.kill();
@@ -182,6 +188,7 @@ fn are_told_by_another_agent(_: Backend, test: &str) {
         let own = first.ipv4().into();
         let mut one = scene.start(first, own, agent.asker(&myself(test)));
         let mut two = scene.start(first, own, agent.asker(&myself(test)));
+        wait_until("the agent has both", || wards(&agent) == 2);
         for _ in 0..2 {
             agent.kill();
             agent.start_again(scene.lab);
@@ -210,7 +217,7 @@ fn of_run_are_told(_: Backend, test: &str) {
         };
         for is_guardian_killed in [true, false] {
             let mut one = start();
-            assert_eq!(wards(&agent), 1);
+            wait_until("the agent has it", || wards(&agent) == 1);
             let guardians = guardians_in(first);
             assert_eq!(guardians.len(), 1);
             for pid in guardians.into_iter().filter(|_| is_guardian_killed) {
