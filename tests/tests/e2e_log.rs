@@ -1,6 +1,6 @@
 //! A replicated log of three members on the connection manager. The leader writes each entry into
-//! the logs of the others. It is killed (`kill -9`) while nothing is in flight; the others are told,
-//! the lowest that lives leads, and the log goes on.
+//! the logs of the others. It is killed (`kill -9`) while nothing is in flight; the others are
+//! told, the lowest that lives leads, and the log goes on.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, SocketAddr};
@@ -97,8 +97,8 @@ impl Member {
         all.take_while(|entry| *entry != 0).collect()
     }
 
-    /// Appends an entry as the leader. Others may lack what the leader before it wrote last, so they
-    /// get the whole log. Returns whether most members have it.
+    /// Appends an entry as the leader. Others may lack what the leader before it wrote last, so
+    /// they get the whole log. Returns whether most members have it.
     fn append(&self, entry: u64) -> bool {
         let len = (self.entries().len() + 1) * ENTRY;
         self.log.write(len - ENTRY, &entry.to_ne_bytes());

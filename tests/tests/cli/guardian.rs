@@ -167,8 +167,8 @@ fn a_program_that_is_pid_1_has_none() {
     assert!(error.contains("no guardian, so peers wait"), "{error}");
 }
 
-/// It looks at what a hostile program has sent. No process of its user may trace it either, not even
-/// where that is root without rights.
+/// It looks at what a hostile program has sent. No process of its user may trace it either, not
+/// even where that is root without rights.
 #[test]
 fn a_guardian_that_becomes_a_user_has_no_right() {
     require_machine_root!();

@@ -201,8 +201,8 @@ fn are_told_by_another_agent(_: Backend, test: &str) {
     });
 }
 
-/// The guardian of `run` is killed with its program, as with a container. Where both live a lock lets
-/// one of them do it.
+/// The guardian of `run` is killed with its program, as with a container. Where both live a lock
+/// lets one of them do it.
 fn of_run_are_told(_: Backend, test: &str) {
     with_scene(2, |scene| {
         let agent = Agent::start(scene.lab, "outlived-run");
