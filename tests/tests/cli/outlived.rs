@@ -243,8 +243,8 @@ fn guardians_in(container: &Container) -> Vec<Pid> {
     inside.filter(is_guardian).filter_map(pid).collect()
 }
 
-/// How long peers of many programs hold their queue pairs that die at once: all processes of an
-/// address, by one signal, while nothing is in flight.
+/// How long a server holds the queue pairs of many programs that die at once: all processes of an
+/// address, or of an address each, by one signal, while nothing is in flight.
 #[test]
 #[ignore = "a measurement"]
 fn many_at_once() {
@@ -254,13 +254,14 @@ fn many_at_once() {
         return connect_and_wait(Backend::Udp, &role);
     }
     require_machine_root!();
-    for mode in ["neither", "agent", "run"] {
-        with_scene(2, |scene| {
+    let modes = [("neither", 1), ("agent", 1), ("agent", PROGRAMS), ("run", 1)];
+    for (mode, containers) in modes {
+        with_scene(containers as u8 + 1, |scene| {
             let agent = (mode == "agent").then(|| Agent::start(scene.lab, "outlived-many"));
             let installed = Installed::new(NAME);
-            let first = scene.lab.container(0);
             let (mut programs, mut connections) = (Vec::<ChildGuard>::new(), Vec::new());
-            for _ in 0..PROGRAMS {
+            for nth in 0..PROGRAMS {
+                let container = scene.lab.container(nth % containers);
                 let program = myself(NAME);
                 let mut command = match mode {
                     "run" => installed.run(&["--"]),
@@ -270,10 +271,10 @@ fn many_at_once() {
                 let socket = agent.as_ref().map_or("off".into(), Agent::socket);
                 command.env("ROCINANTE_AGENT", socket).stdout(Stdio::null());
                 let listener = scene.listener.address();
-                command.env(ROLE, format!("{} {listener} asks", first.ipv4()));
+                command.env(ROLE, format!("{} {listener} asks", container.ipv4()));
                 let group = programs.first().map_or(0, ChildGuard::id);
                 command.process_group(group.cast_signed());
-                programs.push(first.spawn(&mut command).unwrap());
+                programs.push(container.spawn(&mut command).unwrap());
                 for _ in 0..CONNECTIONS {
                     let request = scene.listener.request(Some(PATIENCE)).unwrap();
                     let qp = scene.side.qp().build().unwrap();
@@ -289,7 +290,8 @@ fn many_at_once() {
                 connection.wait_disconnected(PATIENCE).unwrap();
             }
             assert_eq!(held(), 0);
-            println!("{PROGRAMS} programs, {mode}: no queue pair after {:?}", killed.elapsed());
+            let took = killed.elapsed();
+            println!("{PROGRAMS} programs, containers {containers}, {mode}: after {took:?}");
         });
     }
 }
