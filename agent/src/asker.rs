@@ -31,6 +31,8 @@ pub(crate) struct Namespace {
 pub(crate) struct Asker {
     pidfd: OwnedFd,
     pid: Pid,
+    /// Its user and group.
+    user: (u32, u32),
     namespace: Namespace,
     is_administered_by_itself: bool,
 }
@@ -75,12 +77,26 @@ impl Namespace {
 }
 
 impl Asker {
-    /// The process at the other end of a connection.
+    /// The process at the other end of a connection, which is in a container.
     ///
     /// # Errors
     /// The refusal to send: the process has gone, is in no container, or cannot be identified.
     pub(crate) fn of(connection: impl AsFd, own: &Own) -> Result<Self, Refused> {
-        let (pidfd, pid) = process(connection.as_fd())?;
+        let asker = Self::anywhere(connection, own)?;
+        if asker.namespace.inode == own.network.inode {
+            let reason = "you are in the network namespace of the host, or of the agent";
+            let hint = "the agent serves containers; on the host, use a right of your own";
+            return Err(Refused::new(Code::Forbidden, reason, hint));
+        }
+        Ok(asker)
+    }
+
+    /// The process at the other end of a connection, in a container or on the host.
+    ///
+    /// # Errors
+    /// What to answer: it has gone, is nested in a container, or cannot be told.
+    pub(crate) fn anywhere(connection: impl AsFd, own: &Own) -> Result<Self, Refused> {
+        let (pidfd, pid, user) = process(connection.as_fd())?;
         let unreadable = |e: io::Error| {
             // A process that has ended is in no namespace.
             if !lives(&pidfd) {
@@ -96,14 +112,9 @@ impl Asker {
         if !lives(&pidfd) {
             return Err(gone());
         }
-        if namespace.inode == own.network.inode {
-            let reason = "you are in the network namespace of the host, or of the agent";
-            let hint = "the agent serves containers; on the host, use a right of your own";
-            return Err(Refused::new(Code::Forbidden, reason, hint));
-        }
         let owner = owner_of(&namespace, own)?;
         let is_administered_by_itself = owner == Owner::Container || may_administer(&status);
-        Ok(Self { pidfd, pid, namespace, is_administered_by_itself })
+        Ok(Self { pidfd, pid, user, namespace, is_administered_by_itself })
     }
 
     /// The network namespace.
@@ -114,6 +125,11 @@ impl Asker {
     /// The process, readable when it has ended.
     pub(crate) fn into_pidfd(self) -> OwnedFd {
         self.pidfd
+    }
+
+    /// The process, its network namespace, its user and group.
+    pub(crate) fn into_parts(self) -> (OwnedFd, Namespace, (u32, u32)) {
+        (self.pidfd, self.namespace, self.user)
     }
 
     /// Whether processes of the container may change its addresses: its user namespace owns the
@@ -168,9 +184,10 @@ fn owner_of(namespace: &Namespace, own: &Own) -> Result<Owner, Refused> {
     if inode(&parent)? == own.user { Ok(Owner::Container) } else { Err(nested()) }
 }
 
-/// The process at the other end. Its number and its pidfd were taken when it connected.
-fn process(connection: impl AsFd) -> Result<(OwnedFd, Pid), Refused> {
+/// The process at the other end, its user and group. All were taken when it connected.
+fn process(connection: impl AsFd) -> Result<(OwnedFd, Pid, (u32, u32)), Refused> {
     let credentials = getsockopt(&connection, PeerCredentials).map_err(|e| failed(&e.into()))?;
+    let owner = (credentials.uid(), credentials.gid());
     let Some(pid) = Pid::from_raw(credentials.pid()) else {
         let reason = "the agent cannot see your process";
         return Err(Refused::new(
@@ -180,13 +197,14 @@ fn process(connection: impl AsFd) -> Result<(OwnedFd, Pid), Refused> {
         ));
     };
     match getsockopt(&connection, PeerPidfd) {
-        Ok(pidfd) => Ok((pidfd, pid)),
+        Ok(pidfd) => Ok((pidfd, pid, owner)),
         // Linux before 6.5. The number may have become another's since it connected.
         Err(nix::errno::Errno::ENOPROTOOPT) => {
             let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|_| gone())?;
             let again = getsockopt(&connection, PeerCredentials).map_err(|e| failed(&e.into()))?;
             let user = fs::metadata(format!("/proc/{pid}")).map_err(|_| gone())?.uid();
-            if user == again.uid() && lives(&pidfd) { Ok((pidfd, pid)) } else { Err(gone()) }
+            let is_same = user == again.uid() && lives(&pidfd);
+            if is_same { Ok((pidfd, pid, owner)) } else { Err(gone()) }
         }
         Err(_) => Err(gone()),
     }

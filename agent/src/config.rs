@@ -1,6 +1,7 @@
 //! The agent's configuration.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rocinante_netdev::handed::DEFAULT_PATH;
@@ -17,6 +18,9 @@ pub struct Config {
     /// The file that a restarted agent reads: on a tmpfs, in a directory of root's that no
     /// container sees.
     pub state: PathBuf,
+    /// The command `rocinante`, which ends the connections of programs that have died. A path that
+    /// is not absolute begins at the agent's own directory. Empty: that is not done.
+    pub guardian: PathBuf,
     /// Ports that a container may have at a time.
     pub ports_max: usize,
     /// Memory in MiB that the receive rings of a container's ports may take, and their frames
@@ -51,6 +55,7 @@ impl Default for Config {
         Self {
             socket: DEFAULT_PATH.into(),
             state: "/run/rocinante-agent/state.json".into(),
+            guardian: "rocinante".into(),
             ports_max: 64,
             ring_mib_max: 256,
             ring_mib_total: 1024,
@@ -73,6 +78,19 @@ impl Config {
         let config: Self = toml::from_str(&text).map_err(|e| AgentError::new(what(&e), hint))?;
         config.check().map_err(|e| AgentError::new(what(&e), hint))?;
         Ok(config)
+    }
+
+    /// Where the guardian is, if it is there.
+    ///
+    /// # Errors
+    /// It is not.
+    pub(crate) fn guardian(&self) -> io::Result<Option<PathBuf>> {
+        if self.guardian.as_os_str().is_empty() {
+            return Ok(None);
+        }
+        let beside = std::env::current_exe()?.with_file_name(&self.guardian);
+        fs::metadata(&beside)?;
+        Ok(Some(beside))
     }
 
     fn check(&self) -> Result<(), &'static str> {
@@ -98,10 +116,10 @@ mod tests {
     fn the_shipped_file_has_every_option_with_its_default() {
         let shipped = include_str!("../dist/agent.toml");
         assert_eq!(toml::from_str::<Config>(shipped).expect("it is read"), Config::default());
-        let options = ["socket", "state", "ports_max", "ring_mib_max", "ring_mib_total"];
-        for option in
-            options.iter().chain(&["ring_frames_max", "requests_per_second", "self_administered"])
-        {
+        let options = ["socket", "state", "guardian", "ports_max", "ring_mib_max"];
+        let more =
+            ["ring_mib_total", "ring_frames_max", "requests_per_second", "self_administered"];
+        for option in options.iter().chain(&more) {
             assert!(shipped.contains(&format!("\n{option} = ")), "{option}");
         }
     }

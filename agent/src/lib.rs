@@ -4,8 +4,8 @@
 //! A program of a container connects to the agent's socket and asks (`docs/agent.md`). The agent
 //! looks at the process that asks (`asker`), lets only the container's own addresses out of the
 //! host's end of its veth (`containers`), and opens the port in the container's network
-//! namespace. It works in the network namespace that it is started in. `docs/design/23-agent.md`
-//! has the decisions.
+//! namespace. It has the connections of programs ended that die (`guard`). It works in the network
+//! namespace that it is started in. `docs/design/23-agent.md` has the decisions.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +13,7 @@ mod asker;
 mod config;
 mod containers;
 mod error;
+mod guard;
 mod holders;
 mod limits;
 mod links;

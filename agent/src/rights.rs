@@ -11,13 +11,15 @@ use rustix::thread::{
 use crate::error::AgentError;
 
 /// The capabilities to keep, each with its name.
-const KEPT: [(CapabilitySet, &str); 6] = [
+const KEPT: [(CapabilitySet, &str); 8] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"), // links of containers, programs, their rules
     (CapabilitySet::NET_RAW, "CAP_NET_RAW"),     // packet sockets, AF_XDP
     (CapabilitySet::BPF, "CAP_BPF"),             // programs
     (CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN"), // namespaces, programs by their number
     (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE"), // namespaces and sockets of processes
     (CapabilitySet::IPC_LOCK, "CAP_IPC_LOCK"),   // memory of afxdp
+    (CapabilitySet::SETUID, "CAP_SETUID"),       // guardians become their programs' users
+    (CapabilitySet::SETGID, "CAP_SETGID"),
 ];
 
 /// A capability for the start: the kernel checks it when a socket is opened that receives
@@ -66,7 +68,20 @@ fn drop_all_but(kept: CapabilitySet) -> io::Result<()> {
         }
     }
     set_no_new_privs(true)?;
-    let kept = sets.permitted.intersection(kept);
+    keep_alone(kept)
+}
+
+/// Drops every right of the calling thread but those to become another user, and so of the
+/// processes that it starts: none gains one that its parent has not.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn keep_users_alone() -> io::Result<()> {
+    keep_alone(CapabilitySet::SETUID | CapabilitySet::SETGID)
+}
+
+fn keep_alone(kept: CapabilitySet) -> io::Result<()> {
+    let kept = capabilities(None)?.permitted.intersection(kept);
     let sets = rustix::thread::CapabilitySets {
         effective: kept,
         permitted: kept,

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rocinante_netdev::handed::guard;
 use rocinante_netdev::handed::{
     Answer, Code, GiveLimits, Given, Refused, Request, WAIT_MAX, give, receive_request, send_answer,
 };
@@ -27,6 +28,7 @@ use crate::asker::{Asker, Namespace, Own};
 use crate::config::Config;
 use crate::containers::{Containers, HeardOf, Hints, PortId};
 use crate::error::AgentError;
+use crate::guard::Guards;
 use crate::limits::{AT_ONCE_MAX, Limits};
 use crate::ready::readable;
 use crate::state::StateFile;
@@ -58,6 +60,12 @@ struct Agent {
     has_tcx: bool,
 }
 
+/// The sockets that programs connect to.
+struct Listeners {
+    ports: OwnedFd,
+    guards: Option<(OwnedFd, Arc<Guards>)>,
+}
+
 /// Serves the containers of this network namespace until SIGTERM or SIGINT.
 ///
 /// # Errors
@@ -72,8 +80,27 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
     // The kernel checks the rights of this moment for the announcements that the socket may
     // receive.
     let watch = Watch::open().map_err(|e| AgentError::os("cannot open rtnetlink", &e, ""))?;
-    let listener = listener(&config.socket)
-        .map_err(|e| AgentError::os(config.socket.display(), &e, "see socket in agent.toml"))?;
+    let listen = |path: &Path| {
+        listener(path).map_err(|e| AgentError::os(path.display(), &e, "see socket in agent.toml"))
+    };
+    let guards = match config.guardian() {
+        Ok(Some(program)) => Some(Arc::new(Guards::new(program, config.requests_per_second))),
+        Ok(None) => None,
+        Err(error) => {
+            let name = config.guardian.display();
+            eprintln!("rocinante-agent: no connections of the dead are ended: {name}: {error}");
+            None
+        }
+    };
+    let guard_path = guard::path(&config.socket);
+    let guards = match guards {
+        Some(guards) => Some((listen(&guard_path)?, guards)),
+        None => {
+            let _ = fs::remove_file(&guard_path);
+            None
+        }
+    };
+    let listeners = Listeners { ports: listen(&config.socket)?, guards };
     rights::drop_others()?;
     let containers = Containers::new(config, state)
         .map_err(|e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20"))?;
@@ -89,10 +116,11 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
         .thread_keep_alive(WORKER_IDLE)
         .build()
         .map_err(|e| AgentError::os("cannot start", &e, ""))?;
-    let ended = runtime.block_on(serve(agent, listener, watch));
+    let ended = runtime.block_on(serve(agent, listeners, watch));
     // A task that hangs in the kernel is not waited for.
     runtime.shutdown_timeout(WAIT_MAX);
     let _ = fs::remove_file(&config.socket);
+    let _ = fs::remove_file(&guard_path);
     ended.map_err(|e| AgentError::os("cannot wait", &e, ""))
 }
 
@@ -117,35 +145,54 @@ fn listener(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-async fn serve(agent: Arc<Agent>, listener: OwnedFd, watch: Watch) -> io::Result<()> {
+async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let listener = readable(listener)?;
+    let Listeners { ports, guards } = listeners;
+    let ports = readable(ports)?;
     // Changes made while no agent ran are read now; later changes are announced.
     let held = agent.containers.recover(&agent.own)?;
     for port in held {
         tokio::spawn(outlive(Arc::clone(&agent), port));
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    let listen = tokio::spawn(hear(Arc::clone(&agent), watch));
+    let hear = tokio::spawn(hear(Arc::clone(&agent), watch));
+    if let Some((listener, guards)) = guards {
+        let (agent, listener) = (Arc::clone(&agent), readable(listener)?);
+        tokio::spawn(async move {
+            accept_all(&listener, |connection| {
+                let (agent, guards) = (Arc::clone(&agent), Arc::clone(&guards));
+                async move { guards.watch(&agent.own, connection).await }
+            })
+            .await;
+        });
+    }
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        () = accept_all(&ports, |connection| answered(Arc::clone(&agent), connection)) => {}
+    }
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    hear.abort();
+    Ok(())
+}
+
+/// Has each connection served by a task of its own.
+async fn accept_all<S>(listener: &AsyncFd<OwnedFd>, serve: impl Fn(OwnedFd) -> S)
+where
+    S: Future<Output = ()> + Send + 'static,
+{
     loop {
-        tokio::select! {
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
-            connection = accepted(&listener) => match connection {
-                Ok(connection) => {
-                    tokio::spawn(answered(Arc::clone(&agent), connection));
-                }
-                Err(error) => {
-                    eprintln!("rocinante-agent: cannot accept connections: {error}");
-                    tokio::time::sleep(REST).await;
-                }
+        match accepted(listener).await {
+            Ok(connection) => {
+                tokio::spawn(serve(connection));
+            }
+            Err(error) => {
+                eprintln!("rocinante-agent: cannot accept connections: {error}");
+                tokio::time::sleep(REST).await;
             }
         }
     }
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-    listen.abort();
-    Ok(())
 }
 
 async fn accepted(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {

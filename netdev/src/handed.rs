@@ -14,6 +14,7 @@
 
 mod ask;
 mod give;
+pub mod guard;
 mod message;
 mod transport;
 

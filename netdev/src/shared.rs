@@ -29,6 +29,7 @@ mod locks;
 mod mail;
 mod meeting;
 mod notes;
+mod told;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -48,6 +49,7 @@ pub(crate) use self::mail::Mail;
 use self::mail::Writer;
 pub use self::notes::NOTE_BYTES;
 use self::notes::Notes;
+use self::told::{AgentLink, Words};
 
 use crate::config::{PacketConfig, PortConfig, Shards};
 use crate::error::OpenError;
@@ -82,7 +84,7 @@ pub struct Slots {
     shared: Vec<Shared>,
     /// Lets others join.
     host: Host,
-    /// The connection to the guardian, if there is one.
+    /// The connection to the guardian of the program, if there is one.
     _guardian: Option<OwnedFd>,
 }
 
@@ -141,9 +143,11 @@ impl Slots {
             take_slots(&shared, &mut duties, iface, config, (count, selector))?;
         let objects = shared.iter().map(|it| it.objects.clone());
         let follows = first > 0 && shared.iter().any(Shared::has_duty);
-        let host = Host::start(objects.zip(duties).collect(), follows)
+        let words = Words::of(&shared, first, count);
+        let guardian = told::tell_guardian(&words);
+        let agent = AgentLink::new(words);
+        let host = Host::start(objects.zip(duties).collect(), follows, agent)
             .map_err(|e| failed("start a thread", e, ""))?;
-        let guardian = guardian::tell(&shared, first, count);
         Ok(Self { first, count, neighbours, shared, host, _guardian: guardian })
     }
 
@@ -394,12 +398,14 @@ impl Drop for Slots {
         if !self.host.is_own() {
             return;
         }
+        let mut owes = false;
         for it in &self.shared {
             // A copy of its descriptor in a child between fork and exec would keep it.
             it.locks.leave_xdp();
             // Without the lock the slots look like those of a process that died.
             let Ok(_held) = it.locks.hold() else { continue };
             for slot in usize::from(self.first)..usize::from(self.first) + self.count {
+                owes |= notes::are_left(&it.locks, slot).unwrap_or(false);
                 // The next process with the duty reads datagrams that come to slot 0 meanwhile.
                 if slot > 0
                     && let Ok(entry) = it.bag().get(slot)
@@ -410,7 +416,7 @@ impl Drop for Slots {
             }
         }
         // With it goes the duty. The process that follows takes slot 0 as it has been left.
-        self.host.stop();
+        self.host.stop(owes);
     }
 }
 

@@ -2,11 +2,19 @@
 //! containers, and the tests of rdma-core that must pass.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader, Read};
 use std::path::Path;
+use std::process::Stdio;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
 
+use nix::sys::signal::Signal;
 use rocinante_dropin::install::Installation;
+use rocinante_dropin::row::opens;
 use rocinante_dropin::suite::{self, State, Verdict};
 use rocinante_dropin::{kills, row, table};
+use rocinante_node::{LabConfig, Pair};
+use rocinante_tests::harness::PATIENCE;
 use rocinante_tests::{need, skip};
 
 /// Program, mode and backend of rows of the table.
@@ -92,6 +100,56 @@ fn of_many_on_one_address_a_third_is_killed_and_the_others_go_on() {
     };
     let round = kills::round("udp", &installed).unwrap();
     assert_eq!((round.failed, round.killed, round.ended), (vec![], 22, 42));
+}
+
+/// Its peer is killed: a program of librdmacm is told, and goes on with the next one.
+#[test]
+fn a_program_of_rdma_cm_is_told_of_a_peer_that_is_killed() {
+    if !is_there("rping") {
+        skip!("no programs: apt install rdmacm-utils");
+    }
+    let installed = match installed() {
+        Ok(installed) => installed,
+        Err(why) => skip!("{why}"),
+    };
+    let lab = Pair::new(&LabConfig::default()).unwrap();
+    let [here, there] = lab.containers();
+    let address = there.ipv4().to_string();
+    let rping = |words: &[&str]| {
+        let mut command = installed.run("udp", [&["rping", "-a", &address], words].concat());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let mut server = there.spawn(rping(&["-s", "-P", "-v"]).env("ROCINANTE_AGENT", "off")).unwrap();
+    let said = lines_of(server.child_mut().stdout.take().unwrap());
+    let events = lines_of(server.child_mut().stderr.take().unwrap());
+    opens(&mut server).unwrap();
+    let mut client = here.spawn(&mut rping(&["-c", "-C", "1000000000"])).unwrap();
+    assert!(until(&said, "server ping data"), "it connects");
+    client.signal(Signal::SIGKILL);
+    assert!(until(&events, "DISCONNECT EVENT"), "it is told");
+    let next = here.spawn(&mut rping(&["-c", "-C", "10", "-V"])).unwrap();
+    let output = next.wait_with_output(PATIENCE).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(until(&events, "DISCONNECT EVENT"), "by the peer itself");
+    server.kill();
+}
+
+/// The lines of a program, as they come.
+fn lines_of(stream: impl Read + Send + 'static) -> Receiver<String> {
+    let (say, lines) = channel();
+    std::thread::spawn(move || {
+        let all = BufReader::new(stream).lines().map_while(Result::ok);
+        let _ = all.into_iter().try_for_each(|line| say.send(line));
+    });
+    lines
+}
+
+/// Whether a line with this word comes in time.
+fn until(lines: &Receiver<String>, word: &str) -> bool {
+    let end = Instant::now() + PATIENCE;
+    let left = || end.saturating_duration_since(Instant::now());
+    std::iter::from_fn(|| lines.recv_timeout(left()).ok()).any(|line| line.contains(word))
 }
 
 #[test]

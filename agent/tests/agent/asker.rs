@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rocinante_netdev::handed::guard;
 use rocinante_netdev::handed::{Agent, Answer, Request, receive_answer, send_request};
 use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, Shards, auto};
 use rocinante_node::{ChildGuard, Netns};
@@ -263,6 +264,13 @@ pub(crate) fn run() {
                 child.map_or_else(|e| format!("error {e}"), |child| child.id().to_string())
             }
             (Some("rights"), _) => rights(),
+            (Some("leave"), Some(count)) => {
+                let [count, parcels] = [Some(count), words.next()]
+                    .map(|word| word.and_then(|word| word.parse().ok()).expect("a number"));
+                let path = guard::path(&path);
+                leases.extend((0..count).map_while(|_| left(&path, parcels).ok()));
+                format!("connected {}", leases.len())
+            }
             (Some("hold"), Some(count)) => {
                 // Connections that say nothing.
                 let count: usize = count.parse().expect("a number");
@@ -308,6 +316,24 @@ fn connected(path: &Path) -> rustix::io::Result<OwnedFd> {
     let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
+}
+
+/// A connection on which parcels are left with the agent: copies of the standard input. It may hang
+/// up before it has read them.
+fn left(path: &Path, parcels: usize) -> rustix::io::Result<OwnedFd> {
+    let connection = connected(path)?;
+    let stdin = std::io::stdin();
+    let fds = [stdin.as_fd(); guard::PARCEL_DESCRIPTORS];
+    for _ in 0..parcels {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        let bytes = [IoSlice::new(b"\0\x0010.77.0.1")];
+        if sendmsg(&connection, &bytes, &mut control, SendFlags::NOSIGNAL).is_err() {
+            break;
+        }
+    }
+    Ok(connection)
 }
 
 /// The connection, the answer, its descriptors, and how long it took.

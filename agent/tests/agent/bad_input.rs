@@ -251,8 +251,8 @@ fn it_keeps_the_rights_that_it_needs_and_no_others() {
         let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
         u64::from_str_radix(line.trim_start_matches(':').trim(), 16).expect("a set")
     };
-    // NET_ADMIN, NET_RAW, IPC_LOCK, SYS_PTRACE, SYS_ADMIN, BPF.
-    let kept = 1 << 12 | 1 << 13 | 1 << 14 | 1 << 19 | 1 << 21 | 1 << 39;
+    // SETGID, SETUID, NET_ADMIN, NET_RAW, IPC_LOCK, SYS_PTRACE, SYS_ADMIN, BPF.
+    let kept = 1 << 6 | 1 << 7 | 1 << 12 | 1 << 13 | 1 << 14 | 1 << 19 | 1 << 21 | 1 << 39;
     assert_eq!((set("CapEff"), set("CapPrm"), set("CapInh")), (kept, kept, 0));
     assert_eq!(set("CapBnd") & !kept, 0);
     // It works with these.

@@ -50,6 +50,11 @@ impl Host {
         self.config.push('\n');
     }
 
+    /// A directory of the test's own.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// The agent's socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.dir.join("s/agent.sock")

@@ -6,6 +6,7 @@ mod asker;
 mod bad_input;
 mod ends;
 mod forged;
+mod guards;
 mod identity;
 mod lab;
 mod many;

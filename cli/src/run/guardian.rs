@@ -7,18 +7,23 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum as _;
 use nix::sys::signal::SigSet;
+use nix::unistd::{setgid, setgroups, setuid};
 use rocinante::OpenOptions;
 use rocinante::device::Backend;
+use rocinante_netdev::handed::AGENT_VARIABLE;
 use rocinante_netdev::sysfs;
 use rocinante_netdev::{Errand, Guardian, Interface, Left, keep_from_children};
-use rustix::process::{PidfdFlags, child_subreaper, getpid, pidfd_open, setsid};
+use rustix::process::{
+    DumpableBehavior, PidfdFlags, child_subreaper, getpid, pidfd_open, set_dumpable_behavior,
+    setsid,
+};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 /// How long a guardian tries to end connections. A peer that is there answers at once.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -33,6 +38,12 @@ pub struct Args {
     /// What this process does
     #[arg(long, value_enum, default_value_t)]
     part: Part,
+    /// The user that this process becomes, with no right of another one.
+    #[arg(long, requires = "group")]
+    user: Option<u32>,
+    /// The group, likewise.
+    #[arg(long, requires = "user")]
+    group: Option<u32>,
     #[command(flatten)]
     tree: Tree,
 }
@@ -77,7 +88,8 @@ enum Part {
     Start,
     /// It is the guardian.
     Be,
-    /// It is the guardian of one process, of another user than the program's.
+    /// It is the guardian of those that have connected: of one process of another user than the
+    /// program's, or of what an agent hands on.
     BeForOne,
 }
 
@@ -117,6 +129,8 @@ fn own(part: Part) -> Command {
             command.env_remove(name);
         }
     }
+    // It is outlived by nothing that would have to know.
+    command.env(AGENT_VARIABLE, "off");
     command
 }
 
@@ -133,9 +147,25 @@ pub fn run(args: &Args) -> ExitCode {
             let _ = args.tree.clone().keep(&program);
             guard(&mut Guardian::new(socket, program))
         }),
-        Part::BeForOne => received(io::stdin()).and_then(|it| guard(&mut Guardian::of(it))),
+        Part::BeForOne => args
+            .user
+            .zip(args.group)
+            .map_or(Ok(()), |(user, group)| become_user(user, group))
+            .and_then(|()| guard(&mut Guardian::of(received(io::stdin())?))),
     };
     if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Becomes a user without any right, before anything is looked at that comes from that user.
+fn become_user(user: u32, group: u32) -> io::Result<()> {
+    // Another process of the user cannot make this one do things in the host's name (ptrace(2)).
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    setgroups(&[])?;
+    setgid(group.into())?;
+    setuid(user.into())?;
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    Ok(set_capabilities(None, sets)?)
 }
 
 fn received(stream: impl AsFd) -> io::Result<OwnedFd> {
@@ -161,7 +191,8 @@ fn guard(guardian: &mut Guardian) -> io::Result<()> {
                 Errand::Stranger { .. } if children.len() >= STRANGERS_MAX => {}
                 Errand::Stranger { connection, uid, gid } => {
                     let mut command = own(Part::BeForOne);
-                    command.uid(uid).gid(gid).stdin(connection).stdout(Stdio::null());
+                    command.args(["--user", &uid.to_string(), "--group", &gid.to_string()]);
+                    command.stdin(connection).stdout(Stdio::null());
                     children.extend(command.spawn());
                 }
             }

@@ -13,15 +13,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvFlags, SocketAddrUnix, SocketFlags, accept_with, bind, connect, getsockname, listen,
-};
+use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, accept_with, bind, getsockname, listen};
 use rustix::process::geteuid;
 use rustix::time::Timespec;
 
 use super::locks::Locks;
 use super::meeting::{Objects, SPACE, address_of, seqpacket, welcome};
-use super::{SLOTS_MAX, Shared, notes};
+use super::{SLOTS_MAX, notes};
 use crate::fd::{self, EventFd};
 use crate::rights;
 
@@ -42,29 +40,6 @@ const MESSAGE_MAX: usize = HEAD + 64;
 const SETTLES: Duration = Duration::from_secs(1);
 /// How often it is looked whether others have done what there is to do.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-
-/// Tells the guardian of this process that it has slots of these addresses, until the result is
-/// dropped. Without a guardian there is none.
-pub(super) fn tell(shared: &[Shared], first: u8, count: usize) -> Option<OwnedFd> {
-    tell_at(&std::env::var(GUARDIAN_VARIABLE).ok()?, shared, first, count)
-}
-
-pub(super) fn tell_at(name: &str, shared: &[Shared], first: u8, count: usize) -> Option<OwnedFd> {
-    let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).ok()?;
-    let connection = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
-    connect(&connection, &name).ok()?;
-    // It gets the sockets of the address.
-    let uid = fd::peer(&connection).ok()?.uid;
-    if uid != geteuid().as_raw() && uid != 0 {
-        return None;
-    }
-    for it in shared {
-        let head = [first, u8::try_from(count - 1).ok()?];
-        let message = [&head, it.name.as_bytes()].concat();
-        rights::send::<SPACE>(&connection, &message, &it.objects.descriptors()).ok()?;
-    }
-    Some(connection)
-}
 
 /// The guardian of a program, or of one process.
 #[derive(Debug)]

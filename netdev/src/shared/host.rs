@@ -1,5 +1,5 @@
 //! The thread of a device that shares its addresses. It sleeps until another process joins, or one
-//! ends: the one that has a duty, or, if that is this process, any.
+//! ends: the one that has a duty, or, if that is this process, any; or the agent.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -14,6 +14,7 @@ use rustix::time::Timespec;
 
 use super::duty::Duty;
 use super::meeting::{Objects, welcome};
+use super::told::AgentLink;
 use crate::fd::EventFd;
 
 /// How long the thread waits where no descriptor was left.
@@ -30,7 +31,7 @@ pub(super) struct Host {
     news: Arc<EventFd>,
     /// A process has ended, and the port has not looked for its notes.
     ended: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Option<AgentLink>>>,
     process: u32,
 }
 
@@ -40,15 +41,22 @@ impl Host {
     ///
     /// # Errors
     /// No thread or no descriptor left.
-    pub(super) fn start(places: Vec<(Arc<Objects>, Duty)>, follows: bool) -> io::Result<Self> {
+    pub(super) fn start(
+        places: Vec<(Arc<Objects>, Duty)>,
+        follows: bool,
+        agent: Option<AgentLink>,
+    ) -> io::Result<Self> {
         let (stop, news) = (Arc::new(EventFd::new()?), Arc::new(EventFd::new()?));
         let ended = Arc::new(AtomicBool::new(false));
         let (stop_too, news_too) = (stop.clone(), news.clone());
         let search = follows.then(|| (Instant::now(), SEARCH_PAUSES[0]));
         let mut work =
-            Work { stop: stop_too, news: news_too, ended: ended.clone(), places, search };
+            Work { stop: stop_too, news: news_too, ended: ended.clone(), places, search, agent };
         let thread = std::thread::Builder::new().name("roce-meet".into());
-        let thread = thread.spawn(move || while work.step() {})?;
+        let thread = thread.spawn(move || {
+            while work.step() {}
+            work.agent
+        })?;
         Ok(Self { stop, news, ended, thread: Some(thread), process: std::process::id() })
     }
 
@@ -78,10 +86,12 @@ impl Host {
         self.ended.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn stop(&mut self) {
+    /// Ends it. If this process `owes` something, the agent has it done.
+    pub(super) fn stop(&mut self, owes: bool) {
         self.stop.signal();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let agent = self.thread.take().and_then(|thread| thread.join().ok().flatten());
+        if let Some(agent) = agent.filter(|_| !owes) {
+            agent.farewell();
         }
     }
 }
@@ -93,6 +103,7 @@ struct Work {
     /// When the port looks for notes, and the pause after that.
     search: Option<(Instant, Duration)>,
     places: Vec<(Arc<Objects>, Duty)>,
+    agent: Option<AgentLink>,
 }
 
 impl Work {
@@ -100,14 +111,19 @@ impl Work {
     fn step(&mut self) -> bool {
         // A failed step is tried again.
         let again = self.places.iter().any(|(_, duty)| duty.is_nobodys());
-        let pause =
-            self.search.map(|(at, _)| timespec(at.saturating_duration_since(Instant::now())));
+        let at = self.search.map(|(at, _)| at);
+        let at = at.into_iter().chain(self.agent.as_ref().and_then(AgentLink::due)).min();
+        let pause = at.map(|at| timespec(at.saturating_duration_since(Instant::now())));
         let Some(ready) = self.wait(pause.or_else(|| again.then_some(PAUSE)), true) else {
             return true;
         };
         let (stop, mut rest) = ready.split_first().expect("the first one");
         if *stop {
             return false;
+        }
+        if let Some(agent) = &mut self.agent {
+            let has_ended = agent.waits_for().and_then(|_| rest.split_off_first());
+            agent.attend(has_ended == Some(&true));
         }
         let mut all_done = true;
         for (objects, duty) in &mut self.places {
@@ -141,12 +157,13 @@ impl Work {
 
     /// Waits for the stop, and for `everything` besides; returns the ready ones.
     fn wait(&self, limit: Option<Timespec>, everything: bool) -> Option<Vec<bool>> {
-        let stop = std::iter::once((*self.stop).as_fd());
+        let agent = self.agent.as_ref().filter(|_| everything).and_then(AgentLink::waits_for);
+        let first = std::iter::once((*self.stop).as_fd()).chain(agent);
         let places = self.places.iter().filter(|_| everything).flat_map(|(objects, duty)| {
             std::iter::once(objects.listener.as_fd()).chain(duty.waits_for())
         });
         let mut all: Vec<PollFd<'_>> =
-            stop.chain(places).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+            first.chain(places).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut all, limit.as_ref()) {
             Ok(_) => Some(all.iter().map(|fd| !fd.revents().is_empty()).collect()),
             Err(Errno::INTR) => None,
@@ -160,6 +177,6 @@ impl Work {
 }
 
 fn timespec(time: Duration) -> Timespec {
-    let (seconds, nanoseconds) = (time.as_secs().min(1), time.subsec_nanos());
+    let (seconds, nanoseconds) = (time.as_secs().min(60), time.subsec_nanos());
     Timespec { tv_sec: seconds.cast_signed(), tv_nsec: nanoseconds.into() }
 }

@@ -4,7 +4,9 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,7 +17,7 @@ use nix::unistd::Pid;
 use rocinante::OpenOptions;
 use rocinante::cm::{Connecting, Connection, Listener, Params};
 use rocinante::device::Backend;
-use rocinante_node::{Lab, LabConfig, exit_with_parent};
+use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
 use rocinante_tests::{require_backend, require_machine_root};
@@ -163,4 +165,40 @@ fn a_program_that_is_pid_1_has_none() {
     assert_eq!(output.status.code(), Some(3), "{error}");
     assert!(out.starts_with("1 none\nchildren: \n0\n1\n"), "{out}");
     assert!(error.contains("no guardian, so peers wait"), "{error}");
+}
+
+/// It looks at what a hostile program has sent. No process of its user may trace it either, not
+/// even where that is root without rights.
+#[test]
+fn a_guardian_that_becomes_a_user_has_no_right() {
+    require_machine_root!();
+    for (user, group) in [(65534, 65533), (0, 0)] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let line = format!("guardian --part be-for-one --user {user} --group {group}");
+        let mut guardian = {
+            let mut command = super::rocinante(super::words(&line));
+            ChildGuard::spawn(command.stdin(OwnedFd::from(theirs))).unwrap()
+        };
+        let file = |name: &str| format!("/proc/{}/{name}", guardian.id());
+        let status = || fs::read_to_string(file("status")).unwrap();
+        let ids = [("Uid", user), ("Gid", group)];
+        let ids = ids.map(|(id, is)| format!("{id}:\t{is}\t{is}\t{is}\t{is}\n"));
+        let sets = ["CapInh:", "CapPrm:", "CapEff:", "CapAmb:"];
+        let sets = sets.map(|set| format!("{set}\t{:016x}\n", 0));
+        wait_until("it has become the user", || {
+            let status = status();
+            ids.iter().chain(&sets).all(|line| status.contains(line))
+        });
+        let groups = status().lines().find_map(|it| it.strip_prefix("Groups:").map(str::to_owned));
+        assert_eq!(groups.unwrap().trim(), "");
+        let reads = |process: &str| {
+            let mut command = Command::new("setpriv");
+            command.args([format!("--reuid={user}"), format!("--regid={group}")]);
+            command.args(["--clear-groups", "--inh-caps=-all", "--bounding-set=-all", "cat"]);
+            command.arg(format!("/proc/{process}/environ")).output().unwrap().status.success()
+        };
+        assert!(reads("self") && !reads(&guardian.id().to_string()), "it can be traced");
+        drop(ours);
+        assert!(guardian.wait(PATIENCE).unwrap().success());
+    }
 }

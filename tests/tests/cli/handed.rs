@@ -14,27 +14,29 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// `rocinante-agent` on the host of a lab.
-struct Agent {
+pub(super) struct Agent {
     child: Option<ChildGuard>,
     dir: PathBuf,
 }
 
 impl Agent {
-    fn start(lab: &Lab, test: &str) -> Self {
+    pub(super) fn start(lab: &Lab, test: &str) -> Self {
         let dir = std::env::temp_dir().join(format!("handed-{test}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir(&dir).unwrap();
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).unwrap();
         let (config, state) = (dir.join("agent.toml"), dir.join("state/state.json"));
         let socket = dir.join("socket/agent.sock");
-        fs::write(&config, format!("socket = {socket:?}\nstate = {state:?}\n")).unwrap();
+        let guardian = env!("CARGO_BIN_EXE_rocinante-under-test");
+        let lines = format!("socket = {socket:?}\nstate = {state:?}\nguardian = {guardian:?}\n");
+        fs::write(&config, lines).unwrap();
         let mut agent = Self { child: None, dir };
         agent.start_again(lab);
         agent
     }
 
     /// Starts it and waits until it serves.
-    fn start_again(&mut self, lab: &Lab) {
+    pub(super) fn start_again(&mut self, lab: &Lab) {
         let notify = self.dir.join("notify");
         let ready = UnixDatagram::bind(&notify).unwrap();
         ready.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -47,8 +49,32 @@ impl Agent {
     }
 
     /// Ends it, as `kill -9` does.
-    fn kill(&mut self) {
+    pub(super) fn kill(&mut self) {
         self.child.take().unwrap().kill();
+    }
+
+    /// Its socket.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.dir.join("socket/agent.sock")
+    }
+
+    /// The process id.
+    pub(super) fn id(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
+    /// A program that asks this agent, as a user without capabilities that can get none.
+    pub(super) fn asker(&self, program: &Command) -> Command {
+        let mut command = Command::new("setpriv");
+        command
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"])
+            .args(["--bounding-set=-all", "--no-new-privs"])
+            .arg(program.get_program())
+            .args(program.get_args())
+            .env_remove("ROCINANTE_NETDEV")
+            .env("ROCINANTE_AGENT", self.socket())
+            .stdin(Stdio::null());
+        command
     }
 }
 
@@ -60,16 +86,7 @@ impl Drop for Agent {
 
 /// Starts a command line in a container, as a user without capabilities that can get none.
 fn start(container: &Container, agent: &Agent, line: &str) -> Running {
-    let program = rocinante(words(line));
-    let mut command = Command::new("setpriv");
-    command
-        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"])
-        .args(["--bounding-set=-all", "--no-new-privs"])
-        .arg(program.get_program())
-        .args(program.get_args())
-        .env_remove("ROCINANTE_NETDEV")
-        .env("ROCINANTE_AGENT", agent.dir.join("socket/agent.sock"))
-        .stdin(Stdio::null());
+    let mut command = agent.asker(&rocinante(words(line)));
     start_command(container, &mut command)
 }
 

@@ -23,6 +23,7 @@ mod known;
 mod lab;
 mod managed;
 mod manual;
+mod outlived;
 mod patience;
 mod perf;
 mod perftest_cm;

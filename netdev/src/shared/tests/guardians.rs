@@ -5,7 +5,8 @@ use std::sync::atomic::AtomicU32;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::*;
-use crate::shared::guardian::{Errand, Guardian, Left, tell_at};
+use crate::shared::guardian::{Errand, Guardian, Left};
+use crate::shared::told::{Words, tell_guardian_at};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -20,7 +21,8 @@ fn guardian() -> (Guardian, String) {
 fn ward(name: &str, addresses: &[IpAddr], count: usize) -> (Process, OwnedFd) {
     let ward = process(addresses, count);
     let Slots { shared, first, count, .. } = &*ward.slots;
-    let connection = tell_at(name, shared, *first, *count).expect("a guardian");
+    let words = Words::of(shared, *first, *count);
+    let connection = tell_guardian_at(name, &words).expect("a guardian");
     (ward, connection)
 }
 
@@ -115,7 +117,7 @@ fn a_guardian_takes_no_nonsense_and_goes_on() {
     let (first, told) = ward(&name, &[here], 1);
     let [shared] = &first.slots.shared[..] else { panic!("one address") };
     let descriptors = shared.objects.descriptors();
-    let connect = || tell_at(&name, &[], 0, 1).expect("a guardian");
+    let connect = || tell_guardian_at(&name, &Words::of(&[], 0, 1)).expect("a guardian");
     let say = |message: &[u8], whole: bool| {
         let stranger = connect();
         let descriptors = if whole { &descriptors[..] } else { &descriptors[1..] };
