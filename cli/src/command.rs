@@ -7,10 +7,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use serde_json::json;
 
 use crate::output::{self, Failure, Output};
-use crate::{
-    decode, demo, devices, ending, manual, mckey, names, perf, pingpong, policy, rping, run,
-    ucmatose, udaddy,
-};
+use crate::{decode, demo, devices, ending, manual, perf, pingpong, policy, rping, run};
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
 #[derive(Debug, Parser)]
@@ -35,11 +32,6 @@ enum Command {
     Pingpong(pingpong::Args),
     Perf(perf::Args),
     Rping(rping::Args),
-    Udaddy(udaddy::Args),
-    Mckey(mckey::Args),
-    Ucmatose(ucmatose::Args),
-    RdmaServer(ucmatose::ServerArgs),
-    RdmaClient(ucmatose::ClientArgs),
     Decode(decode::Args),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
@@ -53,11 +45,10 @@ enum Command {
     Sim(Moved),
 }
 
-/// Runs the command line `args`. Its first word is the program's name, which may be that of a
-/// program of perftest, rdma-core or librdmacm.
+/// Runs the command line `args`. Its first word is the program's name.
 #[must_use]
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let args = names::expand(args.into_iter().collect());
+    let args: Vec<OsString> = args.into_iter().collect();
     let command = match Cli::try_parse_from(&args) {
         Ok(cli) => cli.command,
         Err(error) => return refuse(&error, &args),
@@ -87,11 +78,6 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Pingpong(args) => pingpong::run(&args),
         Command::Perf(args) => perf::run(&args),
         Command::Rping(args) => rping::run(&args),
-        Command::Udaddy(args) => udaddy::run(&args),
-        Command::Mckey(args) => mckey::run(&args),
-        Command::Ucmatose(args) => ucmatose::run(&args),
-        Command::RdmaServer(args) => ucmatose::run_server(&args),
-        Command::RdmaClient(args) => ucmatose::run_client(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Completions(args) => manual::run_completions(&args, &Cli::command()),
         Command::Man(args) => manual::run_man(&args, &Cli::command()),

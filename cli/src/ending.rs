@@ -152,12 +152,6 @@ impl Drop for Attentive {
     }
 }
 
-/// Does `work`. If a signal comes meanwhile, another thread calls `abandon`, which must make `work`
-/// fail.
-pub fn interruptible<T>(abandon: impl FnOnce() + Send, work: impl FnOnce() -> T) -> T {
-    breakable(|| signal().is_some(), abandon, work)
-}
-
 /// Does `work` with the promise of [`attentive`]. Once `stops` is true, another thread calls
 /// `abandon`, which must make `work` fail.
 pub fn breakable<T>(

@@ -4,29 +4,22 @@
 //! - [`policy`] shows which rules bind which backend.
 //! - [`devices`] lists the devices that can be opened.
 //! - [`run`] starts programs of others on our libibverbs.
-//! - [`pingpong`] and [`perf`] work between two processes that meet through [`session`]. With
-//!   [`compat`] the other side may be a program of rdma-core or perftest.
-//! - [`rping`] and [`ucmatose`] connect through the connection manager, [`udaddy`] finds queue
-//!   pairs for datagrams through it.
-//! - [`mckey`] sends to multicast groups.
+//! - [`pingpong`] and [`perf`] work between two processes that meet through [`session`].
+//! - [`rping`] connects through the connection manager.
 //! - [`decode`] reads capture files.
 //! - [`manual`] makes completions for shells, and man pages.
 //! - [`measure`] has the loops behind latencies and bandwidths.
 #![forbid(unsafe_code)]
 
 pub mod command;
-pub mod compat;
 pub mod cores;
 pub mod counters;
-mod datagrams;
 pub mod decode;
 pub mod demo;
 pub mod devices;
 pub mod ending;
 pub mod manual;
-pub mod mckey;
 pub mod measure;
-mod names;
 mod orders;
 pub mod output;
 pub mod perf;
@@ -39,5 +32,3 @@ pub mod session;
 pub mod size;
 pub mod ticks;
 pub mod turns;
-pub mod ucmatose;
-pub mod udaddy;

@@ -212,7 +212,7 @@ impl End<'_> {
                 std::thread::yield_now();
                 continue;
             };
-            if let Some(found) = sleep(channel, [self.cq], NAP, &mut look)? {
+            if let Some(found) = sleep(channel, self.cq, NAP, &mut look)? {
                 return Ok(found);
             }
         }
@@ -220,39 +220,35 @@ impl End<'_> {
 
     /// The status that broke the queue pair. A side that waits for memory has not polled for it.
     fn why_broken(&self) -> WcStatus {
-        cause(WcStatus::WrFlushErr, [self.cq])
+        cause(WcStatus::WrFlushErr, self.cq)
     }
 }
 
 /// The cause of a request that ended in `status`. A flushed request failed because of another one,
-/// and the completion of that one may be in any of `cqs`. The queues of sends and of receives are
-/// polled in no fixed order, so a poll of the second may fail with a flush after the first was
-/// still empty.
-pub(crate) fn cause<'a>(status: WcStatus, cqs: impl IntoIterator<Item = &'a Cq>) -> WcStatus {
+/// whose completion may still be in `cq`.
+fn cause(status: WcStatus, cq: &Cq) -> WcStatus {
     let says_why = |status| !matches!(status, WcStatus::Success | WcStatus::WrFlushErr);
     if says_why(status) {
         return status;
     }
-    for cq in cqs {
-        while let Ok(Some(wc)) = cq.poll_one() {
-            if says_why(wc.status) {
-                return wc.status;
-            }
+    while let Ok(Some(wc)) = cq.poll_one() {
+        if says_why(wc.status) {
+            return wc.status;
         }
     }
     WcStatus::WrFlushErr
 }
 
-/// Sleeps until one of `cqs` announces a completion on `channel`, or `patience` is over. Arms the
-/// queues and then calls `look`, because a completion before the arming makes no event. Returns
-/// without sleeping if `look` finds something.
-pub(crate) fn sleep<'a, T>(
+/// Sleeps until `cq` announces a completion on `channel`, or `patience` is over. Arms the queue and
+/// then calls `look`, because a completion before the arming makes no event. Returns without
+/// sleeping if `look` finds something.
+fn sleep<T>(
     channel: &CompChannel,
-    cqs: impl IntoIterator<Item = &'a Cq>,
+    cq: &Cq,
     patience: Duration,
     look: impl FnOnce() -> Result<Option<T>, MeasureError>,
 ) -> Result<Option<T>, MeasureError> {
-    cqs.into_iter().try_for_each(|cq| cq.req_notify(false))?;
+    cq.req_notify(false)?;
     if let Some(found) = look()? {
         return Ok(Some(found));
     }
@@ -375,12 +371,12 @@ mod tests {
             ctx.progress();
         }
         let start = Instant::now();
-        let found = sleep(&channel, [&cq], NEVER, || Ok(cq.poll_one()?)).unwrap();
+        let found = sleep(&channel, &cq, NEVER, || Ok(cq.poll_one()?)).unwrap();
         assert_eq!(found.map(|wc| wc.wr_id), Some(7));
         assert!(start.elapsed() < NEVER);
         // Now the next completion makes an event.
         a.post_send(&[wr]).unwrap();
-        assert!(sleep(&channel, [&cq], NEVER, || Ok(None::<()>)).unwrap().is_none());
+        assert!(sleep(&channel, &cq, NEVER, || Ok(None::<()>)).unwrap().is_none());
         assert!(start.elapsed() < NEVER);
         assert!(cq.poll_one().unwrap().is_some());
     }

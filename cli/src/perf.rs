@@ -15,7 +15,6 @@ use rocinante::verbs::Mtu;
 use serde::ser::Error as _;
 use serde::{Serialize, Serializer};
 
-use crate::compat::perftest::{self, Options, QpOptions};
 use crate::counters;
 use crate::ending;
 use crate::output::{self, Failure, Kind, Output};
@@ -26,7 +25,7 @@ use crate::turns::{Processor, Watch};
 use plan::{Given, Plan};
 use round::{Own, Round};
 use table::Row;
-use test::{Atomic, Test};
+use test::{Atomic, Service, Test};
 
 /// Measure bandwidth or latency between two processes, like perftest's ib_write_bw and its kin
 ///
@@ -38,9 +37,8 @@ use test::{Atomic, Test};
 /// atomic. Bandwidth counts payload: Gb/s are 10⁹ bits per second, Mpps 10⁶ messages per second.
 /// Its peak is the best stretch of at least 10 ms.
 ///
-/// perftest's names are names of the tests, too, and its options do here what they do there, where
-/// they have a meaning. A link to this program named ib_write_bw, or like another of its programs,
-/// is that program.
+/// perftest's names are names of the tests, too. perftest itself, which speaks with perftest on
+/// other devices, runs by `rocinante run`.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense, 3 if the
 /// result is below -w or -y.
@@ -48,9 +46,9 @@ use test::{Atomic, Test};
 pub struct Args {
     /// What to measure
     #[arg(value_enum)]
-    pub(crate) test: Test,
+    test: Test,
     #[command(flatten)]
-    pub(crate) net: NetArgs,
+    net: NetArgs,
     /// Bytes of each message [default: 65536 for bandwidth, 2 for latency; atomics have 8]
     #[arg(short, long, value_parser = size::<1, { plan::SIZE_MAX }>)]
     size: Option<u32>,
@@ -88,17 +86,31 @@ pub struct Args {
     /// In both directions at once (bandwidth only): the sum of both sides is printed
     #[arg(short, long)]
     bidirectional: bool,
-    #[command(flatten)]
-    pub(crate) qp: QpOptions,
-    /// Print a line for every so many seconds while measuring; with --compat the device's port,
-    /// always 1
+    /// The transport service: RC, UC for send and write, UD for send [default: RC]
+    #[arg(short = 'c', long, value_name = "TYPE")]
+    connection: Option<String>,
+    /// Sleep on completion events instead of polling
+    #[arg(short, long)]
+    events: bool,
+    /// Send messages up to this size inline [default: 0 for bandwidth, 64 for latency]
+    #[arg(short = 'I', long = "inline_size", alias = "inline-size", value_name = "BYTES", value_parser = size::<0, 4096>)]
+    inline_size: Option<u32>,
+    /// READs or atomics outstanding at a time [default: 16]
+    #[arg(short = 'o', long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=128))]
+    outs: Option<u8>,
+    /// Wait 4.096 µs · 2^N for an acknowledgement [default: 14]
+    #[arg(short = 'u', long = "qp-timeout", value_name = "N", value_parser = clap::value_parser!(u8).range(1..=31))]
+    qp_timeout: Option<u8>,
+    /// Traffic class of the packets: DSCP in the upper six bits, ECN in the lower two
+    #[arg(long, value_name = "CLASS")]
+    tclass: Option<u8>,
+    /// Print a line for every so many seconds while measuring
     #[arg(short, long, value_name = "SECONDS", value_parser = interval::seconds)]
     interval: Option<Duration>,
     /// Run until a signal comes, and print a line for each interval of -i or -D [default: 5 s]
     #[arg(long = "run_infinitely", alias = "run-infinitely", conflicts_with_all = ["all", "iters"])]
     run_infinitely: bool,
-    /// The least bandwidth, in Gb/s (with --compat in the unit of the table): if it is less, the
-    /// exit status is 3
+    /// The least bandwidth, in Gb/s: if it is less, the exit status is 3
     #[arg(short = 'w', long = "limit_bw", alias = "limit-bw", value_name = "BANDWIDTH")]
     limit_bw: Option<f64>,
     /// The least rate of messages, in 10⁶ messages per second: if it is less, the exit status is 3
@@ -110,8 +122,6 @@ pub struct Args {
     /// End standard output with one JSON object on one line; all else goes to standard error
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    pub(crate) options: Options,
 }
 
 /// The output of `--json`.
@@ -120,9 +130,6 @@ struct Report {
     test: Test,
     role: &'static str,
     netdev: &'static str,
-    /// The version of the peer's exchange, if the peer is one of perftest's programs.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    perftest: Option<String>,
     /// The first queue pair of each side, in the last measurement.
     local: Place,
     remote: Place,
@@ -157,36 +164,21 @@ pub fn run(args: &Args) -> ExitCode {
 
 fn run_side(args: &Args, command: &str, out: Output) -> Result<Report, Failure> {
     let given = args.given()?;
-    if args.options.compat.is_some() {
-        args.check_compat()?;
-        let report = with_perftest(args, &given, out)?;
-        args.check_limits(&report.results)?;
-        return Ok(report);
-    }
-    args.options.check()?;
-    given.check_own(args.test)?;
-    if args.qp.events && args.test == Test::WriteLat {
+    given.check(args.test)?;
+    if args.events && args.test == Test::WriteLat {
         let why = "-e: write-lat waits for memory, not for completions";
         return Err(Failure::Usage(why.into()));
     }
-    let mut net = args.net.with(&args.options.device, args.options.choice());
-    net.cm |= args.options.rdma_cm || args.options.comm_rdma_cm;
-    let Some(host) = &args.net.host else { return serve(args, &net, &given, command, out) };
+    let Some(host) = &args.net.host else { return serve(args, &given, command, out) };
     let plan = given.plan(args.test);
     plan.check(args.test)?;
-    let session = Session::connect(&net, host, command, &plan, out)?;
+    let session = Session::connect(&args.net, host, command, &plan, out)?;
     session.run(|session| measure(session, args, plan, out))
 }
 
 /// Serves one client, or with `-P` one after the other.
-fn serve(
-    args: &Args,
-    net: &NetArgs,
-    given: &Given,
-    command: &str,
-    out: Output,
-) -> Result<Report, Failure> {
-    let server = Server::start(net, out)?;
+fn serve(args: &Args, given: &Given, command: &str, out: Output) -> Result<Report, Failure> {
+    let server = Server::start(&args.net, out)?;
     server.serve(|| {
         let (session, plan) = server.accept::<Plan>(command, given)?;
         session.run(|session| {
@@ -196,18 +188,6 @@ fn serve(
     })
 }
 
-/// Measures with one of perftest's programs.
-fn with_perftest(args: &Args, given: &Given, out: Output) -> Result<Report, Failure> {
-    let outcome = perftest::run(args, given, out)?;
-    let mut plan = given.plan(args.test);
-    plan.mtu = Some(outcome.mtu);
-    let done = &outcome.plan;
-    let messages = Some(done.iters()).filter(|iters| *iters > 0);
-    plan.done_as(messages, done.cq_mod, [done.tx_depth, done.rx_depth]);
-    let (ends, version) = (outcome.ends, Some(outcome.version));
-    Ok(args.report(&outcome.ctx, plan, ends, outcome.results, (version, None), out))
-}
-
 impl Args {
     fn report(
         &self,
@@ -215,7 +195,7 @@ impl Args {
         plan: Plan,
         [local, remote]: [Place; 2],
         results: Vec<Row>,
-        (perftest, processor): (Option<String>, Option<Processor>),
+        processor: Option<Processor>,
         out: Output,
     ) -> Report {
         let counters = self.counters.then(|| ctx.counters());
@@ -226,7 +206,6 @@ impl Args {
             test: self.test,
             role: if self.net.host.is_some() { "client" } else { "server" },
             netdev: ctx.provider().name(),
-            perftest,
             local,
             remote,
             plan,
@@ -236,34 +215,12 @@ impl Args {
         }
     }
 
-    /// Checks that no option was given that perftest's programs do not have.
-    fn check_compat(&self) -> Result<(), Failure> {
-        if self.run_infinitely {
-            return Err(Failure::Usage(
-                "--run_infinitely is for two sides of rocinante: give -D with more seconds than it shall last, and Ctrl-C ends \
-                 it with the figures so far"
-                    .into(),
-            ));
-        }
-        if self.interval.is_some_and(|port| port != Duration::from_secs(1)) {
-            return Err(Failure::Usage(
-                "-i is the device's port with --compat, and that is always 1: lines for intervals are for two sides of rocinante"
-                    .into(),
-            ));
-        }
-        Ok(())
-    }
-
     /// Checks the results against `-w` and `-y`.
     fn check_limits(&self, results: &[Row]) -> Result<(), Failure> {
-        let mebibytes = self.options.compat.is_some() && !self.options.reports_gbits();
-        // MB/sec of perftest are 2²⁰ bytes.
-        let (unit, per_gbps) =
-            if mebibytes { ("MB/sec", 1e9 / 8.0 / 1_048_576.0) } else { ("Gb/s", 1.0) };
         for row in results {
             let Row::Bandwidth(row) = row else { continue };
             let measured = [
-                (self.limit_bw, row.gbps * per_gbps, unit, "-w"),
+                (self.limit_bw, row.gbps, "Gb/s", "-w"),
                 (self.limit_msgrate, row.mpps, "million messages per second", "-y"),
             ];
             for (limit, value, unit, option) in measured {
@@ -281,6 +238,11 @@ impl Args {
         Ok(())
     }
 
+    /// The transport service, if one was given.
+    fn service(&self) -> Result<Option<Service>, Failure> {
+        self.connection.as_deref().map(|name| Service::of(name, self.test)).transpose()
+    }
+
     /// The length of an interval, if a line is printed for each.
     fn interval(&self) -> Option<Duration> {
         const USUAL: u64 = 5;
@@ -288,13 +250,12 @@ impl Args {
         self.interval.or_else(|| self.run_infinitely.then(usual))
     }
 
-    pub(crate) fn given(&self) -> Result<Given, Failure> {
+    fn given(&self) -> Result<Given, Failure> {
         if !self.test.is_bandwidth() && (self.limit_bw.is_some() || self.limit_msgrate.is_some()) {
             let why = format!("-w and -y are for bandwidth: {} has none", self.test);
             return Err(Failure::Usage(why));
         }
         let forever = self.run_infinitely.then_some(u64::MAX);
-        let compat = self.options.compat.is_some();
         Ok(Given {
             size: self.size,
             all: self.all,
@@ -303,16 +264,16 @@ impl Args {
             qps: self.qps,
             mtu: self.mtu.map(Mtu::bytes),
             tx_depth: self.tx_depth,
-            // Between two sides of rocinante other tests queue no receives.
-            rx_depth: self.rx_depth.filter(|_| compat || self.test == Test::SendBw),
+            // Other tests queue no receives.
+            rx_depth: self.rx_depth.filter(|_| self.test == Test::SendBw),
             post_list: self.post_list,
             cq_mod: self.cq_mod,
             atomic: self.atomic,
             bidirectional: self.bidirectional,
-            connection: self.qp.service(self.test)?,
-            outs: self.qp.outs,
-            qp_timeout: self.qp.qp_timeout,
-            tclass: self.options.traffic_class(&self.qp),
+            connection: self.service()?,
+            outs: self.outs,
+            qp_timeout: self.qp_timeout,
+            tclass: self.tclass,
         })
     }
 }
@@ -329,8 +290,8 @@ fn measure(
     for (index, size) in plan.sizes().enumerate() {
         let how = Own {
             client,
-            events: args.qp.events,
-            inline: args.qp.inline_size,
+            events: args.events,
+            inline: args.inline_size,
             interval: args.interval(),
         };
         let round = Round::connect(session, test, &plan, size, how)?;
@@ -355,5 +316,5 @@ fn measure(
     plan.mtu = Some(mtu);
     let processor = watch.end(out);
     args.check_limits(&results)?;
-    Ok(args.report(&session.ctx, plan, ends, results, (None, processor), out))
+    Ok(args.report(&session.ctx, plan, ends, results, processor, out))
 }

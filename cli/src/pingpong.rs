@@ -12,9 +12,6 @@ use rocinante::verbs::Mtu;
 use rocinante::{Access, ConnectOptions, Context, Endpoint};
 use serde::{Deserialize, Serialize};
 
-use crate::compat::device::{AddressChoice, DeviceArgs};
-use crate::compat::ibv::{self, IbvProgram, Rules};
-use crate::compat::refused::{Option_, Refused, Table, refused};
 use crate::counters;
 use crate::ending;
 use crate::output::{Failure, Output};
@@ -31,49 +28,31 @@ use game::{PingPong, Played};
 /// Two terminals on one machine, without privileges: `rocinante pingpong`, and `rocinante pingpong
 /// localhost`. With --cm at both, the connection manager connects them, and nothing goes over TCP.
 ///
-/// With --compat the other side is ibv_{rc,uc,ud,srq}_pingpong of rdma-core. These agree on
-/// nothing: give both sides the same -s, -n, -m and -q, and give the other one a -g.
+/// rdma-core's ibv_rc_pingpong and its kin run by `rocinante run`.
 ///
 /// Exit status: 0 if all went well, 1 if it did not, 2 if the command line makes no sense.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    pub(crate) net: NetArgs,
+    net: NetArgs,
     /// Number of exchanges [default: 1000]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) iters: Option<u64>,
+    iters: Option<u64>,
     /// Bytes of each message [default: 4096]
     #[arg(short, long, value_parser = size::<0, SIZE_MAX>)]
-    pub(crate) size: Option<u32>,
+    size: Option<u32>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: 1024]
     #[arg(short, long, value_parser = session::mtu)]
-    pub(crate) mtu: Option<Mtu>,
+    mtu: Option<Mtu>,
     /// Receives posted at a time
     #[arg(short, long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=16_384))]
-    pub(crate) rx_depth: u32,
+    rx_depth: u32,
     /// Sleep on completion events instead of polling
     #[arg(short, long)]
-    pub(crate) events: bool,
+    events: bool,
     /// Validate: both sides check every byte of every message
     #[arg(short = 'c', long)]
-    pub(crate) chk: bool,
-    /// The other side is a program of this kind
-    #[arg(long, value_enum, value_name = "PROGRAM")]
-    compat: Option<IbvProgram>,
-    #[command(flatten)]
-    pub(crate) device: DeviceArgs,
-    /// The device's port, as --ib-port
-    #[arg(short = 'i', hide = true, value_name = "PORT", value_parser = clap::value_parser!(u32).range(1..=1))]
-    port_index: Option<u32>,
-    /// Index of the GID to use (`rocinante devices` shows them) [default: that of the address of
-    /// the TCP connection]
-    #[arg(short, long, value_name = "INDEX")]
-    pub(crate) gid_idx: Option<usize>,
-    /// With --compat ibv-srq: queue pairs [default: 16]
-    #[arg(short = 'q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) num_qp: Option<u32>,
-    #[command(flatten)]
-    refused: Refused<PingPongs>,
+    chk: bool,
     /// Print this process's counters at the end, also if it fails or a signal ends it
     #[arg(long)]
     counters: bool,
@@ -84,34 +63,6 @@ pub struct Args {
 
 /// Bytes of the longest message.
 const SIZE_MAX: u32 = 1 << 30;
-
-/// rdma-core's ping-pongs.
-#[derive(Debug)]
-struct PingPongs;
-
-const MEMORY: &str = "memory is always present here: leave it out";
-
-impl Table for PingPongs {
-    const OPTIONS: &'static [Option_] = &[
-        refused(
-            Some('l'),
-            "sl",
-            true,
-            "a service level is a VLAN's priority on Ethernet, and the kernel sets that: leave it out",
-        ),
-        refused(Some('o'), "odp", false, MEMORY),
-        refused(Some('O'), "iodp", false, MEMORY),
-        refused(None, "prefetch", false, MEMORY),
-        refused(
-            Some('t'),
-            "ts",
-            false,
-            "completions carry no time stamps of a device: leave it out",
-        ),
-        refused(Some('j'), "dm", false, "the device has no memory of its own: leave it out"),
-        refused(Some('N'), "new_send", false, "there is one way to post: leave it out"),
-    ];
-}
 
 /// The parameters of both sides. The client chooses them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,10 +88,6 @@ pub struct Report {
     netdev: &'static str,
     local: Place,
     remote: Place,
-    /// Number of queue pairs, if the peer's program has several. `local` and `remote` are the first
-    /// ones.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    qps: Option<usize>,
     size: u32,
     mtu: u32,
     iters: u64,
@@ -163,14 +110,6 @@ pub struct Place {
     address: IpAddr,
     qpn: u32,
     psn: u32,
-}
-
-impl Place {
-    /// The queue pair `qpn` at `address`, which begins to send with `psn`.
-    #[must_use]
-    pub const fn new(address: IpAddr, qpn: u32, psn: u32) -> Self {
-        Self { address, qpn, psn }
-    }
 }
 
 impl From<&Endpoint> for Place {
@@ -201,43 +140,16 @@ pub fn run(args: &Args) -> ExitCode {
 }
 
 fn run_side(args: &Args, out: Output) -> Result<Report, Failure> {
-    args.refused.check()?;
-    if let Some(program) = args.compat {
-        args.net.check_compat()?;
-        return with_program(args, program, out);
-    }
-    if args.num_qp.is_some() {
-        return Err(Failure::Usage("-q is for --compat ibv-srq: there is one queue pair".into()));
-    }
-    let gid = args.gid_idx.map(|index| AddressChoice::Gid { index, option: "-g" });
-    let net = args.net.with(&args.device, gid.unwrap_or_default());
     let Some(host) = &args.net.host else {
-        let server = Server::start(&net, out)?;
+        let server = Server::start(&args.net, out)?;
         return server.serve(|| {
             let (session, plan) = server.accept("pingpong", &args.given())?;
             session.run(|session| play(session, args, &plan, out))
         });
     };
     let plan = args.plan();
-    let session = Session::connect(&net, host, "pingpong", &plan, out)?;
+    let session = Session::connect(&args.net, host, "pingpong", &plan, out)?;
     session.run(|session| play(session, args, &plan, out))
-}
-
-/// Plays with one of rdma-core's programs.
-fn with_program(args: &Args, program: IbvProgram, out: Output) -> Result<Report, Failure> {
-    let rules = Rules::new(args, program)?;
-    let outcome = ibv::run(args, &rules, out)?;
-    let (size, mtu) = (rules.size as u32, rules.mtu.bytes());
-    let plan = PingPongPlan { size, mtu, ..args.plan() };
-    let ends = [outcome.local[0], outcome.remote[0]];
-    if outcome.ended.is_err() {
-        tell(&outcome.ctx, &plan, ends, outcome.played, out);
-    }
-    outcome.ended?;
-    let mut report = report(&outcome.ctx, &plan, ends, outcome.played.time);
-    report.qps = Some(outcome.local.len()).filter(|count| *count > 1);
-    report.finish(&outcome.ctx, args, out);
-    Ok(report)
 }
 
 impl Args {
@@ -338,7 +250,6 @@ fn report(ctx: &Context, plan: &PingPongPlan, ends: [Place; 2], time: Duration) 
         netdev: ctx.provider().name(),
         local,
         remote,
-        qps: None,
         size: plan.size,
         mtu: plan.mtu,
         iters: plan.iters,

@@ -11,17 +11,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use rocinante::cm::{self, Listener, Params, Request};
+use rocinante::cm::{self, Params, Request};
 use rocinante::verbs::Mtu;
 use rocinante::{ConnectOptions, Context};
 use serde::Serialize;
 
 use self::game::{RpingGame, SIZE_MAX, SIZE_MIN};
-use crate::compat::queue::gid_index;
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
-use crate::session::listeners::{BACKLOG, Listeners};
-use crate::session::{self, OpenArgs, Own, Patience, patience};
+use crate::session::listeners::Listeners;
+use crate::session::{self, OpenArgs, Own, Patience, gid_index, patience};
 use crate::size::size;
 
 /// Connect by the connection manager and pass a text back and forth by READ and WRITE, like rping
@@ -170,12 +169,12 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     if own.is_some() && args.source.is_some() {
         return Err(Failure::Usage("-a of a server is its own address, too: leave out -I".into()));
     }
-    let (own, bind) = (own.as_ref().or(args.source.as_ref()), Listener::bind);
-    let listeners = Listeners::open(&args.device, own, args.port, bind, BACKLOG, out)?;
+    let own = own.as_ref().or(args.source.as_ref());
+    let listeners = Listeners::open(&args.device, own, args.port, out)?;
     ending::enter("waiting for a client");
     out.note(format_args!("waiting for a client on {}", listeners.place()));
     if !args.persistent {
-        let (ctx, request) = listeners.wait(Listener::try_request)?;
+        let (ctx, request) = listeners.wait()?;
         ending::opened(ctx);
         ending::enter("playing");
         let _attentive = ending::attentive();
@@ -183,7 +182,7 @@ fn serve(args: &Args, out: Output) -> Result<Report, Failure> {
     }
     std::thread::scope(|scope| {
         loop {
-            let (ctx, request) = listeners.wait(Listener::try_request)?;
+            let (ctx, request) = listeners.wait()?;
             ending::opened(ctx);
             let peer = request.peer();
             scope.spawn(move || match serve_one(ctx, request, args, out) {

@@ -27,8 +27,6 @@ use rocinante::{ConnectOptions, Context, Endpoint, PreparedQp, Qp, VerbsError};
 use serde::Serialize;
 
 use self::door::Door;
-use crate::compat::device::{self, AddressChoice, DeviceArgs};
-use crate::compat::queue::gid_index;
 use crate::ending;
 use crate::output::{Failure, Kind, Output};
 use crate::quiet::Quiet;
@@ -50,9 +48,6 @@ pub struct NetArgs {
     /// comes
     #[arg(long, value_name = "ADDR")]
     pub bind: Option<Own>,
-    /// The choice among the addresses of the device, unless `bind` is given.
-    #[arg(skip)]
-    pub gid: AddressChoice,
     /// Connect by the connection manager, as programs of librdmacm do, and not over TCP: all goes
     /// over UDP port 4791
     #[arg(long)]
@@ -61,7 +56,7 @@ pub struct NetArgs {
     #[command(flatten)]
     pub patience: Patience,
     /// At the server, serve one client after the other until a signal comes
-    #[arg(short = 'P', long, conflicts_with_all = ["host", "compat"])]
+    #[arg(short = 'P', long, conflicts_with = "host")]
     pub persistent: bool,
     /// Port on which the two sides find each other: TCP's, or with --cm one of RDMA_PS_TCP
     #[arg(short, long, default_value_t = 18515)]
@@ -80,20 +75,16 @@ pub fn mtu(text: &str) -> Result<Mtu, String> {
 }
 
 impl NetArgs {
-    /// The same with the device and the address that the user named in another program's way.
-    #[must_use]
-    pub fn with(&self, device: &DeviceArgs, gid: AddressChoice) -> Self {
-        let mut net = self.clone();
-        net.device.name = net.device.name.or_else(|| device.ib_dev.clone());
-        Self { gid, ..net }
-    }
-
     /// Opens the device with the local address `route`, or the one that the user named.
     ///
     /// # Errors
     /// The device cannot be opened.
     fn open(&self, route: IpAddr, out: Output) -> Result<Context, Failure> {
-        device::open(self, &DeviceArgs::default(), self.gid, route, out)
+        let address = match &self.bind {
+            Some(own) => own.towards(route).unwrap_or_else(|| own.first()),
+            None => self.device.address(route)?,
+        };
+        self.device.open(address, out)
     }
 
     /// Opens the device from which `server` is reached.
@@ -103,19 +94,6 @@ impl NetArgs {
     fn open_towards(&self, server: SocketAddr, out: Output) -> Result<Context, Failure> {
         let route = address::local(server, self.bind.as_ref())?;
         self.open(route, out)
-    }
-
-    /// Checks that no option contradicts `--compat`: other programs find each other in their own
-    /// ways.
-    ///
-    /// # Errors
-    /// `--cm` was given.
-    pub fn check_compat(&self) -> Result<(), Failure> {
-        if self.cm {
-            let why = "--cm is for two sides of rocinante: leave out --compat, or --cm";
-            return Err(Failure::Usage(why.into()));
-        }
-        Ok(())
     }
 }
 
@@ -132,15 +110,15 @@ pub fn enter(exchange: &mut Exchange, phase: &str) {
     ending::enter(phase);
 }
 
-/// The failure of a server that did not answer the request. Those of other programs close the
-/// connection without a word.
+/// The failure of a server that did not answer the request. Other programs close the connection
+/// without a word.
 fn of_no_answer(error: VerbsError, managed: bool) -> Failure {
     Failure::from(error).told(|why| {
         if managed || !why.contains("it closed the connection") {
             return why.to_owned();
         }
         format!(
-            "{why}: is it a program of perftest or rdma-core, or was it started with --compat? Then give --compat here, too"
+            "{why}: is it a program of perftest or rdma-core? Then run the same program here: `rocinante run -- PROGRAM`"
         )
     })
 }
@@ -150,25 +128,17 @@ fn refuse(exchange: &mut Exchange, why: &str) -> Failure {
     exchange.error(why).into()
 }
 
+/// The index of the device's address `local`.
+#[must_use]
+pub fn gid_index(ctx: &Context, local: IpAddr) -> usize {
+    ctx.gids().iter().position(|gid| *gid == local).unwrap_or(0)
+}
+
 /// Breaks a connection, so that a thread that waits for a completion gets one. For
 /// [`Session::watched`].
 pub fn abandon(qp: &Qp) {
     // This fails only for a queue pair that does not exist any more.
     let _ = qp.modify(&ModifyAttr::state(QpState::Err));
-}
-
-/// Connects a queue pair. If the options name a path MTU, it uses exactly that one.
-///
-/// # Errors
-/// A link does not take the path MTU, or there is no route to the peer.
-pub fn connect_qp(
-    ctx: &Context,
-    qp: PreparedQp,
-    peer: &Endpoint,
-    options: &ConnectOptions,
-) -> Result<Qp, Failure> {
-    check_mtu(ctx, peer.mtu, options)?;
-    qp.connect(peer, options).map_err(|refused| refused.error.into())
 }
 
 /// Checks that the path MTU of the options fits both links.
@@ -317,17 +287,19 @@ impl Session {
         self.exchange.error(what).into()
     }
 
-    /// As [`connect_qp`], with the session's device.
+    /// Connects a queue pair. If the options name a path MTU, it uses exactly that one.
     ///
     /// # Errors
-    /// As [`connect_qp`]. The text names the peer.
+    /// A link does not take the path MTU, or there is no route to the peer. The text names the
+    /// peer.
     fn connect_qp(
         &self,
         qp: PreparedQp,
         peer: &Endpoint,
         options: &ConnectOptions,
     ) -> Result<Qp, Failure> {
-        connect_qp(&self.ctx, qp, peer, options).map_err(|why| self.failed(why))
+        check_mtu(&self.ctx, peer.mtu, options).map_err(|why| self.failed(why))?;
+        qp.connect(peer, options).map_err(|refused| self.failed(refused.error))
     }
 
     /// Does `work` while another thread watches the peer. If the peer goes or gives up, that thread

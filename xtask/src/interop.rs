@@ -46,6 +46,9 @@ pub(crate) fn run(args: &[&str], from: &Path) -> Result<(), String> {
 fn program(args: &[&str], from: &Path) -> Result<(), String> {
     let root = std::env::current_dir().map_err(|error| error.to_string())?;
     let manifest = root.join("Cargo.toml");
+    // What programs of others run on, at our end.
+    let mut build = cargo(["build", "--release", "--quiet"]);
+    command::run(build.args(["-p", "rocinante-capi", "-p", "rocinante-paths"]))?;
     let mut run = cargo(["run", "--release", "--quiet", "--manifest-path"]);
     run.arg(manifest).args(["-p", "rocinante-interop", "--bin", "rocinante-interop", "--"]);
     command::run(run.args(args).current_dir(from))

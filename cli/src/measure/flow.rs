@@ -1,43 +1,36 @@
-//! Requests in flight in one direction or in both, over queue pairs that each have their own
-//! memory.
+//! SENDs in flight in one direction or in both, which may be lost.
 //!
-//! [`bulk`](super::bulk) measures one direction between two sides of this program. Here each queue
-//! pair has its own target, and both directions may run at once. Counts or the time alone can end a
-//! flow, so the other side may be another program.
+//! [`bulk`](super::bulk) measures one direction, in which nothing is lost. A flow may run in both
+//! directions at once, and ends by counts, by the time, or by a mark in the last message.
 
 use std::time::{Duration, Instant};
 
 use rocinante::verbs::{
-    Destination, GRH_LEN, Key, PostError, PostListError, QpType, SendData, SendOp, Sge, WcOpcode,
+    Destination, GRH_LEN, PostError, PostListError, QpType, SendData, SendOp, Sge, WcOpcode,
 };
 use rocinante::{CompChannel, Context, Cq, Mr, Qp, RecvWr, SendWr, Wc, WcStatus};
 
-use super::{BulkOp, MeasureError, Until};
+use super::{MeasureError, Until};
 
 /// A queue pair and the memory of its messages.
 #[derive(Debug, Clone, Copy)]
 pub struct Lane<'a> {
     /// The queue pair, connected.
     pub qp: &'a Qp,
-    /// Offset in the local region: the source of its messages, and the target of READs and atomics.
-    pub source: usize,
-    /// Offset in the local region: the target of received messages.
+    /// Offset in the local region: the target of received messages. Messages to send are at its
+    /// beginning.
     pub landing: usize,
-    /// The peer's address that its requests access.
-    pub remote: u64,
-    /// The key of the peer's region.
-    pub rkey: Key,
     /// The destination of its datagrams, if it sends any.
     pub to: Option<Destination>,
 }
 
 impl Lane<'_> {
-    /// A request at `offset` in the peer's memory, or a datagram to the lane's destination. `mark`
-    /// adds immediate data to a SEND.
-    pub(crate) fn request(&self, op: BulkOp, offset: u64, mark: bool) -> SendOp {
-        match (op.request(self.remote.wrapping_add(offset), self.rkey, mark), self.to) {
-            (SendOp::Send { imm }, Some(to)) => SendOp::SendTo { to, imm },
-            (op, _) => op,
+    /// A message. `mark` adds immediate data.
+    fn request(&self, mark: bool) -> SendOp {
+        let imm = mark.then_some([0; 4]);
+        match self.to {
+            Some(to) => SendOp::SendTo { to, imm },
+            None => SendOp::Send { imm },
         }
     }
 
@@ -52,8 +45,8 @@ impl Lane<'_> {
 pub struct Lanes<'a> {
     /// The device.
     pub ctx: &'a Context,
-    /// Their completion queues: one, or one per direction.
-    pub cqs: &'a [Cq],
+    /// Their completion queue.
+    pub cq: &'a Cq,
     /// The channel of completion events, if this side sleeps for them.
     pub channel: Option<&'a CompChannel>,
     /// The local region.
@@ -65,15 +58,12 @@ pub struct Lanes<'a> {
 /// The parameters of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowPlan {
-    /// The operation that this side sends, if any.
-    pub op: Option<BulkOp>,
+    /// Whether this side sends.
+    pub sends: bool,
     /// Whether, and until when, messages are received.
     pub receive: Receive,
     /// Bytes of each message.
     pub size: usize,
-    /// Message bytes that each receive has room for. It exceeds `size` where receives that one flow
-    /// leaves may serve another.
-    pub room: usize,
     /// Number of places that the messages of a lane cycle through.
     pub slots: usize,
     /// Bytes from one place to the next.
@@ -91,8 +81,6 @@ pub struct FlowPlan {
     /// Whether the last message of a lane has immediate data. If not, the flow ends without waiting
     /// for requests that are outstanding when the time is over.
     pub mark_last: bool,
-    /// Whether this side sends only after it has received something.
-    pub second: bool,
 }
 
 /// Whether, and until when, messages are received.
@@ -174,7 +162,7 @@ impl Lanes<'_> {
 
     fn receive(&self, plan: &FlowPlan, index: usize, number: u64) -> Result<(), PostListError> {
         let lane = &self.lanes[index];
-        let sges = [self.mr.sge(lane.landing + plan.offset(number), lane.head() + plan.room)];
+        let sges = [self.mr.sge(lane.landing + plan.offset(number), lane.head() + plan.size)];
         let wr_id = (index as u64) << NUMBER_BITS;
         lane.qp.post_recv(&[RecvWr { wr_id, sges: &sges }])
     }
@@ -223,12 +211,10 @@ impl Lanes<'_> {
         }
     }
 
-    /// The places from which each lane's messages are sent.
-    fn places(&self, plan: &FlowPlan) -> Vec<Vec<[Sge; 1]>> {
-        let place =
-            |lane: &Lane<'_>, number| [self.mr.sge(lane.source + plan.offset(number), plan.size)];
-        let of = |lane| (0..plan.slots.max(1) as u64).map(|number| place(lane, number)).collect();
-        self.lanes.iter().map(of).collect()
+    /// The places from which messages are sent.
+    fn places(&self, plan: &FlowPlan) -> Vec<[Sge; 1]> {
+        let place = |number| [self.mr.sge(plan.offset(number), plan.size)];
+        (0..plan.slots.max(1) as u64).map(place).collect()
     }
 
     /// Yields the core, or sleeps until something completes. Returns the number of completions that
@@ -244,7 +230,7 @@ impl Lanes<'_> {
             return Ok(0);
         };
         let look = || Ok(Some(look()?).filter(|count| *count > 0));
-        Ok(super::sleep(channel, self.cqs, NAP, look)?.unwrap_or(0))
+        Ok(super::sleep(channel, self.cq, NAP, look)?.unwrap_or(0))
     }
 }
 
@@ -273,26 +259,26 @@ impl FlowPlan {
 
 impl<'a, 'b> Run<'a, 'b> {
     fn new(lanes: &'b Lanes<'a>, plan: &'b FlowPlan) -> Self {
-        let quota = if plan.op.is_some() { plan.messages() } else { 0 };
+        let quota = if plan.sends { plan.messages() } else { 0 };
         let count = Count { quota, recv_posted: plan.first_receives(), ..Count::default() };
         Self {
             lanes,
             plan,
             counts: vec![count; lanes.lanes.len()],
-            start: (!plan.second && plan.op.is_some()).then(Instant::now),
+            start: plan.sends.then(Instant::now),
             flowed: Flowed::default(),
         }
     }
 
     fn post<'p>(
         &mut self,
-        places: &'p [Vec<[Sge; 1]>],
+        places: &'p [[Sge; 1]],
         list: &mut Vec<SendWr<'p>>,
     ) -> Result<(), MeasureError> {
-        if self.start.is_none() || self.plan.op.is_none() {
+        if !self.plan.sends {
             return Ok(());
         }
-        for (index, places) in places.iter().enumerate() {
+        for index in 0..self.counts.len() {
             while self.fill(index, places, list) {
                 self.lanes.lanes[index].qp.post_send(list)?;
             }
@@ -308,7 +294,6 @@ impl<'a, 'b> Run<'a, 'b> {
         list: &mut Vec<SendWr<'p>>,
     ) -> bool {
         let (plan, count, lane) = (self.plan, &mut self.counts[index], &self.lanes.lanes[index]);
-        let Some(op) = plan.op else { return false };
         let wanted = (plan.list.clamp(1, plan.depth) as u64).min(count.quota - count.posted);
         let outstanding = count.posted - count.completed;
         if wanted == 0 || outstanding + wanted > plan.depth as u64 {
@@ -316,12 +301,11 @@ impl<'a, 'b> Run<'a, 'b> {
         }
         list.clear();
         for _ in 0..wanted {
-            let offset = plan.offset(count.posted) as u64;
             let sges = &places[(count.posted % places.len() as u64) as usize];
             count.posted += 1;
             let last = count.posted == count.quota;
             list.push(
-                SendWr::new(lane.request(op, offset, last && plan.mark_last), SendData::Sges(sges))
+                SendWr::new(lane.request(last && plan.mark_last), SendData::Sges(sges))
                     .wr_id((index as u64) << NUMBER_BITS | count.posted)
                     .signaled(last || count.posted.is_multiple_of(plan.signal_every.max(1) as u64)),
             );
@@ -331,17 +315,14 @@ impl<'a, 'b> Run<'a, 'b> {
 
     /// Takes completions, and returns their number.
     fn look(&mut self, out: &mut [Wc; 32]) -> Result<usize, MeasureError> {
-        let mut found = 0;
-        for cq in self.lanes.cqs {
-            let completed = cq.poll(out).map_err(MeasureError::from)?;
-            found += completed.len();
-            for wc in completed {
-                if wc.status != WcStatus::Success {
-                    let status = super::cause(wc.status, self.lanes.cqs);
-                    return Err(MeasureError::Completion(status));
-                }
-                self.complete(wc)?;
+        let completed = self.lanes.cq.poll(out).map_err(MeasureError::from)?;
+        let found = completed.len();
+        for wc in completed {
+            if wc.status != WcStatus::Success {
+                let status = super::cause(wc.status, self.lanes.cq);
+                return Err(MeasureError::Completion(status));
             }
+            self.complete(wc)?;
         }
         if let Some(start) = self.start.filter(|_| found > 0 || self.time().is_some()) {
             self.flowed.elapsed = start.elapsed();
@@ -385,7 +366,7 @@ impl<'a, 'b> Run<'a, 'b> {
             }
             // Sends one more message, marked as the last.
             let ends = |count: &mut Count| count.quota = count.quota.min(count.posted + 1);
-            self.counts.iter_mut().filter(|_| self.plan.op.is_some()).for_each(ends);
+            self.counts.iter_mut().filter(|_| self.plan.sends).for_each(ends);
         }
         let sent = |count: &Count| count.posted == count.quota && count.completed == count.quota;
         self.flowed.all_sent = self.counts.iter().all(sent);

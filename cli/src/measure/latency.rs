@@ -335,7 +335,7 @@ impl Sends<'_> {
                 return Ok(wc);
             }
             let before = Instant::now();
-            if let Some(wc) = sleep(channel, [end.cq], end.patience, look)? {
+            if let Some(wc) = sleep(channel, end.cq, end.patience, look)? {
                 return Ok(wc);
             }
             if before.elapsed() >= end.patience {

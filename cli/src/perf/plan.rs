@@ -62,7 +62,7 @@ pub struct Given {
 }
 
 impl Given {
-    /// Checks that the options suit the test, for any program at the other side.
+    /// Checks that the options suit the test.
     ///
     /// # Errors
     /// An option does not suit the test.
@@ -89,21 +89,11 @@ impl Given {
         } else if self.atomic.is_some() {
             return usage("-A is for atomic-bw and atomic-lat");
         }
-        Ok(())
-    }
-
-    /// Checks that the options suit the test between two sides of this program.
-    ///
-    /// # Errors
-    /// An option does not suit the test.
-    pub fn check_own(&self, test: Test) -> Result<(), Failure> {
-        self.check(test)?;
-        let usage = |what: String| Err(Failure::Usage(what));
         if self.outs.is_some() && !test.has_response() {
-            return usage(format!("-o is for READs and atomics: {test} has none"));
+            return usage(&format!("-o is for READs and atomics: {test} has none"));
         }
         if self.connection == Some(Service::Ud) && self.qp_timeout.is_some() {
-            return usage("-u is for connections: a datagram is not acknowledged".to_owned());
+            return usage("-u is for connections: a datagram is not acknowledged");
         }
         Ok(())
     }
@@ -198,12 +188,6 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Adopts the parameters that were used with a perftest program.
-    pub fn done_as(&mut self, messages: Option<u64>, cq_mod: u32, [tx_depth, rx_depth]: [u32; 2]) {
-        (self.iters, self.limited) = (messages, false);
-        (self.cq_mod, self.tx_depth, self.rx_depth) = (cq_mod, tx_depth, rx_depth);
-    }
-
     /// Checks that the plan can be carried out. It may come from a peer.
     ///
     /// # Errors
@@ -356,10 +340,10 @@ mod tests {
         let given = Given { size: Some(16), ..Given::default() };
         assert!(given.check(Test::AtomicLat).is_err());
         let given = Given { outs: Some(4), ..Given::default() };
-        assert!(given.check_own(Test::ReadBw).is_ok() && given.check_own(Test::SendBw).is_err());
+        assert!(given.check(Test::ReadBw).is_ok() && given.check(Test::SendBw).is_err());
         let datagrams = Some(Service::Ud);
         let given = Given { connection: datagrams, qp_timeout: Some(9), ..Given::default() };
-        assert!(given.check_own(Test::SendLat).is_err());
+        assert!(given.check(Test::SendLat).is_err());
     }
 
     #[test]

@@ -23,8 +23,6 @@ use crate::session::join::{Joined, QKEY, Target, Theirs};
 use crate::session::{self, Session, diagnosis, progress};
 use crate::ticks::Ticks;
 
-pub(crate) use self::so_far::Peak;
-
 /// Longest time without progress.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Memory that messages in flight are spread over, as far as they fill it, so that they do not all

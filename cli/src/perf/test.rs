@@ -90,7 +90,7 @@ impl Test {
 
     /// Whether it writes to the peer's memory.
     #[must_use]
-    pub const fn is_write(self) -> bool {
+    const fn is_write(self) -> bool {
         matches!(self, Self::WriteBw | Self::WriteLat)
     }
 

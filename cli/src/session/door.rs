@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rocinante::VerbsError;
-use rocinante::cm::{Listener, Request};
+use rocinante::cm::Request;
 use rocinante::exchange::Exchange;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -29,7 +29,7 @@ pub(super) struct Door {
 }
 
 impl Door {
-    pub(super) fn new(listeners: Arc<Listeners<Listener>>) -> io::Result<Self> {
+    pub(super) fn new(listeners: Arc<Listeners>) -> io::Result<Self> {
         let (open, ends) = UnixStream::pair()?;
         let (passes, asked) = sync_channel(WAITING);
         let thread = std::thread::Builder::new().name("door".into());
@@ -59,11 +59,11 @@ pub(super) fn turn_away(request: Request) {
         request.reject(b"another client is being served: try again later");
 }
 
-fn keep(listeners: &Listeners<Listener>, ends: &UnixStream, passes: &SyncSender<Request>) {
+fn keep(listeners: &Listeners, ends: &UnixStream, passes: &SyncSender<Request>) {
     let fds: Vec<_> = listeners.descriptors().chain([ends.as_fd()]).collect();
     while listeners::wait(&fds, None).is_ok() && !is_closed(ends.as_fd()) {
         loop {
-            let request = match listeners.next(Some(Duration::ZERO), Listener::try_request) {
+            let request = match listeners.next(Some(Duration::ZERO)) {
                 Ok(Some((_, request))) => request,
                 Ok(None) => break,
                 // A listener is broken: no more requests will come.

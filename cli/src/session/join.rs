@@ -34,17 +34,6 @@ pub enum Joined {
     Managed(Box<Connection>),
 }
 
-impl Joined {
-    /// The connection, if the connection manager made it.
-    #[must_use]
-    pub fn managed(&self) -> Option<&Connection> {
-        match self {
-            Self::Plain(_) => None,
-            Self::Managed(connection) => Some(connection),
-        }
-    }
-}
-
 impl Deref for Joined {
     type Target = Qp;
 

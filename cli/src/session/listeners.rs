@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use rocinante::cm::{Listener, Request};
 use rocinante::{Context, VerbsError};
 use rocinante_netdev::Interface;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,23 +14,20 @@ use super::own::{Own, is_link_local};
 use super::{OpenArgs, address};
 use crate::output::{Failure, Output};
 
-/// Requests that may wait at a listener, where nothing says how many come at once.
-pub const BACKLOG: usize = 128;
+/// Requests that may wait at a listener.
+const BACKLOG: usize = 128;
 
 /// Listeners on one port, each with its device.
 #[derive(Debug)]
-pub struct Listeners<L> {
-    all: Vec<(Context, L)>,
+pub struct Listeners {
+    all: Vec<(Context, Listener)>,
     /// Where they listen, for messages.
     place: String,
 }
 
-/// Makes a listener: [`rocinante::cm::Listener::bind`] or its like for datagrams.
-type Bind<L> = fn(&Context, SocketAddr, usize) -> Result<L, VerbsError>;
-
-impl<L: AsFd> Listeners<L> {
+impl Listeners {
     /// Opens the device with the address `own` and listens there; without one, opens the devices of
-    /// all interfaces. At each of them `backlog` requests may wait.
+    /// all interfaces.
     ///
     /// # Errors
     /// There is no device, it cannot be opened, or the port is taken.
@@ -37,8 +35,6 @@ impl<L: AsFd> Listeners<L> {
         device: &OpenArgs,
         own: Option<&Own>,
         port: u16,
-        bind: Bind<L>,
-        backlog: usize,
         out: Output,
     ) -> Result<Self, Failure> {
         let opened = match own {
@@ -63,7 +59,7 @@ impl<L: AsFd> Listeners<L> {
                 [only] => *only,
                 _ => IpAddr::from(Ipv6Addr::UNSPECIFIED),
             };
-            let listener = bind(&ctx, SocketAddr::new(address, port), backlog)?;
+            let listener = Listener::bind(&ctx, SocketAddr::new(address, port), BACKLOG)?;
             Ok::<_, Failure>((ctx, listener))
         };
         let all = devices.into_iter().map(listen).collect::<Result<Vec<_>, _>>()?;
@@ -76,20 +72,18 @@ impl<L: AsFd> Listeners<L> {
         &self.place
     }
 
-    /// Calls `take` with each listener until it finds something. `None` if there is nothing within
-    /// `timeout`.
+    /// The next request, and the device that it came to. `None` if there is none within `timeout`.
     ///
     /// # Errors
-    /// The error of `take`.
-    pub fn next<T>(
+    /// As [`Listener::try_request`].
+    pub fn next(
         &self,
         timeout: Option<Duration>,
-        take: impl Fn(&L) -> Result<Option<T>, VerbsError>,
-    ) -> Result<Option<(&Context, T)>, VerbsError> {
+    ) -> Result<Option<(&Context, Request)>, VerbsError> {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             for (ctx, listener) in &self.all {
-                if let Some(found) = take(listener)? {
+                if let Some(found) = listener.try_request()? {
                     return Ok(Some((ctx, found)));
                 }
             }
@@ -105,13 +99,10 @@ impl<L: AsFd> Listeners<L> {
     /// As [`next`](Self::next), without a limit.
     ///
     /// # Errors
-    /// The error of `take`.
-    pub fn wait<T>(
-        &self,
-        take: impl Fn(&L) -> Result<Option<T>, VerbsError>,
-    ) -> Result<(&Context, T), VerbsError> {
+    /// As [`Listener::try_request`].
+    pub fn wait(&self) -> Result<(&Context, Request), VerbsError> {
         loop {
-            if let Some(found) = self.next(None, &take)? {
+            if let Some(found) = self.next(None)? {
                 return Ok(found);
             }
         }

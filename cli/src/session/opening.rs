@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::{Arg, Command};
-use rocinante::device::{Backend, DEVICE_VARIABLE};
+use rocinante::device::{Backend, DEVICE_VARIABLE, Interface};
 use rocinante::{Context, OpenOptions, VerbsError};
 
 use super::address;
@@ -103,6 +103,20 @@ impl OpenArgs {
         self.name.clone().or_else(variable).filter(|name| !name.is_empty())
     }
 
+    /// The address of the device that `--device` names. For an interface without `route` it is the
+    /// first of the same family, or the first; for a device of the kernel, and without the option,
+    /// it is `route`.
+    ///
+    /// # Errors
+    /// The interface has no address.
+    pub(super) fn address(&self, route: IpAddr) -> Result<IpAddr, Failure> {
+        let name = self.name.as_deref().filter(|name| *name != "hw");
+        match name.and_then(|name| Interface::by_name(name).ok()) {
+            Some(interface) => nearest(&interface, route),
+            None => Ok(route),
+        }
+    }
+
     /// Opens the device in software of an interface, with all its addresses.
     ///
     /// # Errors
@@ -153,11 +167,72 @@ impl OpenArgs {
     }
 }
 
+/// The address of `interface` that is nearest to `route`.
+fn nearest(interface: &Interface, route: IpAddr) -> Result<IpAddr, Failure> {
+    let addresses = || interface.addresses.iter().map(|(address, _)| *address);
+    let found = addresses()
+        .find(|address| *address == route)
+        .or_else(|| addresses().find(|address| address.is_ipv4() == route.is_ipv4()))
+        .or_else(|| addresses().next());
+    found.ok_or_else(|| {
+        let name = &interface.name;
+        let why = format!("{name} has no address: give it one with `ip address add`");
+        Failure::Of(Kind::Device, why)
+    })
+}
+
 /// The failure of a device that is not there, or cannot be opened.
 #[must_use]
 pub fn no_device(error: impl Into<Failure>) -> Failure {
     match error.into() {
         Failure::Failed(why) => Failure::Of(Kind::Device, why),
         failure => failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_address_is_the_routes_or_of_its_family() {
+        let addresses = |all: &[&str]| {
+            all.iter().map(|text| (text.parse::<IpAddr>().unwrap(), 64)).collect::<Vec<_>>()
+        };
+        let mut eth = Interface {
+            name: "eth7".to_owned(),
+            index: 7,
+            mtu: 1500,
+            mac: [2; 6],
+            up: true,
+            loopback: false,
+            addresses: addresses(&["10.0.0.5", "fd00::5", "fe80::5"]),
+        };
+        for (route, address) in [
+            ("fe80::5", "fe80::5"),
+            ("fd00::5", "fd00::5"),
+            ("fd00::9", "fd00::5"),
+            ("192.0.2.1", "10.0.0.5"),
+        ] {
+            assert_eq!(nearest(&eth, route.parse().unwrap()), Ok(address.parse().unwrap()));
+        }
+        let v6 = "fd00::9".parse().unwrap();
+        eth.addresses.truncate(1);
+        assert_eq!(nearest(&eth, v6), Ok("10.0.0.5".parse().unwrap()));
+        eth.addresses.clear();
+        assert!(nearest(&eth, v6).unwrap_err().to_string().contains("eth7 has no address"));
+    }
+
+    #[test]
+    fn a_device_of_the_kernels_has_the_routes_address() {
+        let route = "192.0.2.1".parse().unwrap();
+        let of = |name: Option<&str>| {
+            let name = name.map(str::to_owned);
+            OpenArgs { name, ..OpenArgs::default() }.address(route)
+        };
+        for name in [None, Some("hw"), Some("mlx5_77")] {
+            assert_eq!(of(name), Ok(route), "{name:?}");
+        }
+        assert_eq!(of(Some("lo")), Ok("127.0.0.1".parse().unwrap()));
     }
 }

@@ -4,7 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use rocinante::VerbsError;
-use rocinante::cm::{CmFailure, RejReason, SidrStatus};
+use rocinante::cm::{CmFailure, RejReason};
 use rocinante::exchange::Exchange;
 
 use super::address;
@@ -138,7 +138,6 @@ fn is_of_absence(error: &VerbsError) -> bool {
     match error {
         VerbsError::TimedOut => true,
         VerbsError::Cm(CmFailure::Rejected { reason, .. }) => *reason == nobody,
-        VerbsError::Cm(CmFailure::Unresolved { status }) => *status == SidrStatus::UNSUPPORTED,
         _ => false,
     }
 }
@@ -161,8 +160,8 @@ mod tests {
         assert!(matches!(result, Err(VerbsError::TimedOut)) && attempts > 2);
         assert!((500..5000).contains(&begin.elapsed().as_millis()), "{:?}", begin.elapsed());
         // A rejection is remembered.
-        let mut rejection =
-            Some(VerbsError::Cm(CmFailure::Unresolved { status: SidrStatus::UNSUPPORTED }));
+        let (reason, private_data) = (RejReason::INVALID_SERVICE_ID, Vec::new());
+        let mut rejection = Some(VerbsError::Cm(CmFailure::Rejected { reason, private_data }));
         let result =
             patience.ask(OUT, |_| Err::<(), _>(rejection.take().unwrap_or(VerbsError::TimedOut)));
         assert!(matches!(result, Err(VerbsError::Cm(_))));

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rocinante::exchange::Exchange;
-use rocinante::{Context, VerbsError, cm};
+use rocinante::{Context, VerbsError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::agreement::{self, Request};
 use super::door::Door;
-use super::listeners::{BACKLOG, Listeners};
+use super::listeners::Listeners;
 use super::own::Own;
 use super::{LINE_PATIENCE, NetArgs, REQUEST_PATIENCE, Session, address, enter, refuse};
 use crate::ending;
@@ -20,7 +20,7 @@ use crate::output::{Failure, Output};
 /// The listener for clients.
 enum Waits {
     Tcp(TcpListener),
-    Cm(Arc<Listeners<cm::Listener>>),
+    Cm(Arc<Listeners>),
 }
 
 /// Pause of a server that could not serve its client.
@@ -66,8 +66,7 @@ impl Server {
     /// Starts a server of the connection manager. Clients connect to a device there, so the device
     /// must be open.
     fn start_cm(net: &NetArgs, out: Output) -> Result<Self, Failure> {
-        let (own, bind) = (net.bind.as_ref(), cm::Listener::bind);
-        let listeners = Listeners::open(&net.device, own, net.port, bind, BACKLOG, out)?;
+        let listeners = Listeners::open(&net.device, net.bind.as_ref(), net.port, out)?;
         let place = listeners.place();
         out.note(format_args!("waiting for a client on {place} of the connection manager"));
         Ok(Self { listener: Waits::Cm(Arc::new(listeners)), ctx: None, net: net.clone(), out })
@@ -183,7 +182,7 @@ impl Server {
             Waits::Tcp(listener) => return Ok(Ok((Exchange::accept_from(listener)?, None))),
             Waits::Cm(listeners) => listeners,
         };
-        let (ctx, request) = listeners.wait(cm::Listener::try_request)?;
+        let (ctx, request) = listeners.wait()?;
         let exchange = Exchange::accept_cm(ctx, request);
         Ok(exchange.map(|exchange| (exchange, Some(ctx.clone()))))
     }

@@ -123,8 +123,8 @@ impl Installation {
         self.command(run.into_iter().chain(words))
     }
 
-    /// `rocinante WORDS`.
-    pub(crate) fn command<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
+    /// `rocinante WORDS`, with the environment and the streams that [`run`](Self::run) has, too.
+    pub fn command<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
         let own = self.program().into_os_string();
         let words = words.into_iter().map(|word| word.as_ref().to_owned());
         self.plain([own].into_iter().chain(words))

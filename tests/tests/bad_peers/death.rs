@@ -1,9 +1,9 @@
-//! Peers that are killed, and peers with another path MTU than agreed: both are real programs.
+//! Peers that are killed: both are real programs.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::{Addresses, PORT, SLACK, Trial, Victim, call, failed, left_nothing, serve};
+use super::{Addresses, PORT, SLACK, Trial, Victim, call, left_nothing, serve};
 
 /// A command that would run for a long time.
 struct DeathCase {
@@ -51,7 +51,7 @@ impl DeathCase {
         let begin = Instant::now();
         let done = victim.finish();
         let time = begin.elapsed();
-        let by_cm = ["--cm", "-R"].iter().any(|word| self.command.contains(word));
+        let by_cm = self.command.contains("--cm");
         let name = match self.victim {
             Victim::Client => SocketAddr::from((there, PORT)).to_string(),
             // The peer's port is not known here. Over TCP the peer has any local address.
@@ -76,19 +76,16 @@ pub(super) fn trials() -> Vec<Trial> {
     let commands = [
         ("pingpong -n 1000000000 -s 100", SOON),
         ("pingpong -e -n 1000000000 -s 100", SOON),
-        ("pingpong --compat ibv -n 1000000000 -s 100", QUIET),
-        ("pingpong --compat ibv-srq -e -n 1000000000 -s 100 -q 3", QUIET),
-        ("perf write-bw --compat perftest -D 100", SOON),
-        ("perf send-bw --compat perftest -D 100", SOON),
-        ("perf write-lat --compat perftest -D 100", SOON),
-        ("perf read-lat --compat perftest -e -n 1000000000", SOON),
-        ("perf write-bw --compat perftest -R -D 100", QUIET),
-        ("perf send-bw --compat perftest -R -b -D 100 -q 2", SOON),
-        ("perf send-lat --compat perftest -R -c UD -n 1000000000", QUIET),
+        ("perf write-bw -D 100", SOON),
+        ("perf send-bw -D 100", SOON),
         ("perf send-bw -b -D 100", SOON),
+        ("perf write-lat -D 100", SOON),
+        ("perf read-lat -e -n 1000000000", SOON),
         ("perf atomic-lat -D 100", SOON),
         ("pingpong --cm -n 1000000000 -s 100", SOON),
-        ("perf send-bw --cm -b -D 100", SOON),
+        ("perf send-bw --cm -b -D 100 -q 2", SOON),
+        ("perf write-bw --cm -D 100", QUIET),
+        ("perf send-lat --cm -c UD -n 1000000000", QUIET),
         ("perf read-lat --cm -D 100", QUIET),
     ];
     let mut trials = Vec::new();
@@ -99,29 +96,5 @@ pub(super) fn trials() -> Vec<Trial> {
             trials.push(Trial::new(name, move || case.run()));
         }
     }
-    for mtus in [("512", "1024"), ("1024", "512"), ("4096", "256"), ("256", "4096")] {
-        trials.push(Trial::new(format!("-m of {mtus:?}"), move || another_path_mtu(mtus)));
-    }
     trials
-}
-
-/// The programs of rdma-core do not announce their path MTU to each other.
-fn another_path_mtu((server, client): (&str, &str)) -> Result<(), String> {
-    let addresses = Addresses::new();
-    let [own, there] = addresses.0;
-    let line = |mtu: &str| format!("pingpong --compat ibv -n 20 -s 5000 -m {mtu}");
-    let waiting = serve(&line(server), own);
-    let begin = Instant::now();
-    let calling = call(&line(client), there, own);
-    let (server, client) = (waiting.finish(), calling.finish());
-    failed(&client, SocketAddr::from((own, PORT)), &["first message: ", "path MTU"])?;
-    for word in ["peer 127.0.0.1:", "first message: ", "path MTU"] {
-        if server.status != 1 || !server.err.contains(word) {
-            return Err(format!("no {word:?} in: {}", server.err));
-        }
-    }
-    if begin.elapsed() > SOON + SLACK {
-        return Err(format!("it took {:?}", begin.elapsed()));
-    }
-    left_nothing(own)
 }

@@ -1,10 +1,13 @@
 //! Peers that agree on everything and then send wrong packets.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use rocinante::verbs::{Psn, Qpn};
+use rocinante_cli::perf::plan::Given;
+use rocinante_cli::perf::test::Test;
+use rocinante_cli::session::agreement;
 use rocinante_stack::types::Pkey;
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rocinante_stack::wire::{Aeth, Bth, NakCode, Opcode, Syndrome};
@@ -140,134 +143,60 @@ fn sends_more_than_fits(wire: &Wire, packet: Option<&Bth>) {
     }
 }
 
-/// How to agree with a victim, up to the first packet. It gives the victim's queue pair and
-/// address, and a connection that stays open.
-#[derive(Debug, Clone, Copy)]
-enum Tongue {
-    Own,
-    Ibv,
-    Perftest,
-}
-
-const VERSION: &[u8; 16] = b"6.06\0\0\0\0\0\0\0\0\0\0\0\0";
-
-impl Tongue {
-    /// As the server of a victim; returns the number of the victim's queue pair.
-    fn answer(self, stream: &TcpStream, own: Ipv4Addr) -> u32 {
-        let mut out = stream;
-        let gid = u128::from_be_bytes(own.to_ipv6_mapped().octets());
-        match self {
-            Self::Own => {
-                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-                let _request = lines.next().unwrap().unwrap();
-                out.write_all(b"accepted\n").unwrap();
-                let mut hello: Value =
-                    serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-                let end = &mut hello["endpoints"][0];
-                let theirs = end["qpn"].as_u64().unwrap();
-                (end["address"], end["qpn"], end["psn"]) = (json!(own), json!(QPN), json!(PSN));
-                out.write_all(format!("{hello}\n").as_bytes()).unwrap();
-                // Echo each meeting point: this side has reached it, too.
-                let mut echo = stream.try_clone().unwrap();
-                std::thread::spawn(move || {
-                    for line in lines.map_while(Result::ok) {
-                        if line.starts_with('!') || writeln!(echo, "{line}").is_err() {
-                            return;
-                        }
-                    }
-                });
-                theirs as u32
-            }
-            Self::Ibv => {
-                let theirs = read::<52>(stream);
-                out.write_all(format!("0000:{QPN:06x}:{PSN:06x}:{gid:032x}\0").as_bytes()).unwrap();
-                let _done = read::<5>(stream);
-                number(&theirs[5..11])
-            }
-            Self::Perftest => {
-                out.write_all(&read::<16>(stream)).unwrap();
-                out.write_all(&read::<4>(stream)).unwrap();
-                out.write_all(&read::<4>(stream)).unwrap();
-                out.write_all(&read::<2>(stream)).unwrap();
-                let mut theirs = [0; 108];
-                for _ in 0..3 {
-                    theirs = read::<108>(stream);
-                    out.write_all(&keys(own)).unwrap();
-                }
-                number(&theirs[10..16])
+/// Agrees with a victim, as its server, up to the first packet; returns the number of the victim's
+/// queue pair.
+fn answer(stream: &TcpStream, own: Ipv4Addr) -> u32 {
+    let mut out = stream;
+    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+    let _request = lines.next().unwrap().unwrap();
+    out.write_all(b"accepted\n").unwrap();
+    let (hello, theirs) = hello(&lines.next().unwrap().unwrap(), own);
+    out.write_all(format!("{hello}\n").as_bytes()).unwrap();
+    // Echo each meeting point: this side has reached it, too.
+    let mut echo = stream.try_clone().unwrap();
+    std::thread::spawn(move || {
+        for line in lines.map_while(Result::ok) {
+            if line.starts_with('!') || writeln!(echo, "{line}").is_err() {
+                return;
             }
         }
-    }
-
-    /// As the client of a victim; returns the number of the victim's queue pair.
-    fn ask(self, stream: &TcpStream, own: Ipv4Addr) -> u32 {
-        let mut out = stream;
-        let gid = u128::from_be_bytes(own.to_ipv6_mapped().octets());
-        match self {
-            Self::Own => {
-                let options = json!({"iters": 20, "size": 100, "mtu": 1024, "chk": false});
-                let request = json!({"rocinante": 1, "command": "pingpong", "options": options});
-                let end = json!({
-                    "address": own, "qpn": QPN, "psn": PSN, "mtu": 1024,
-                    "budget_bytes": 100_000, "budget_datagrams": 20,
-                });
-                let hello = json!({"rocinante": 1, "endpoints": [end], "regions": [], "note": ""});
-                out.write_all(format!("{request}\n{hello}\nready\n").as_bytes()).unwrap();
-                let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-                assert_eq!(lines.next().unwrap().unwrap(), "accepted");
-                let theirs: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-                assert_eq!(lines.next().unwrap().unwrap(), "ready");
-                theirs["endpoints"][0]["qpn"].as_u64().unwrap() as u32
-            }
-            Self::Ibv => {
-                out.write_all(format!("0000:{QPN:06x}:{PSN:06x}:{gid:032x}\0").as_bytes()).unwrap();
-                let theirs = read::<52>(stream);
-                out.write_all(b"done\0").unwrap();
-                number(&theirs[5..11])
-            }
-            Self::Perftest => {
-                out.write_all(VERSION).unwrap();
-                let _ = read::<16>(stream);
-                out.write_all(&[0, 0, 16, 0]).unwrap();
-                let _ = read::<4>(stream);
-                out.write_all(&[0, 0, 0, 64]).unwrap();
-                let _ = read::<4>(stream);
-                out.write_all(b"3\0").unwrap();
-                let _ = read::<2>(stream);
-                let mut theirs = [0; 108];
-                // Twice: once to meet, and once before the size.
-                for _ in 0..4 {
-                    out.write_all(&keys(own)).unwrap();
-                    theirs = read::<108>(stream);
-                }
-                number(&theirs[10..16])
-            }
-        }
-    }
+    });
+    theirs
 }
 
-fn read<const N: usize>(mut stream: &TcpStream) -> [u8; N] {
-    let mut bytes = [0; N];
-    stream.read_exact(&mut bytes).unwrap();
-    bytes
+/// As [`answer`], as the client of a victim that serves `command`.
+fn ask(command: &str, stream: &TcpStream, own: Ipv4Addr) -> u32 {
+    let mut out = stream;
+    let request = if command.starts_with("perf send-bw") {
+        let (size, iters, mtu) = (Some(100), Some(20), Some(1024));
+        let given = Given { size, iters, mtu, ..Given::default() };
+        agreement::request("perf send-bw", &given.plan(Test::SendBw))
+    } else {
+        let options = json!({"iters": 20, "size": 100, "mtu": 1024, "chk": false});
+        agreement::request("pingpong", &options)
+    };
+    out.write_all(format!("{request}\n").as_bytes()).unwrap();
+    let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "accepted");
+    let (hello, theirs) = hello(&lines.next().unwrap().unwrap(), own);
+    out.write_all(format!("{hello}\nready\n").as_bytes()).unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    theirs
 }
 
-fn number(digits: &[u8]) -> u32 {
-    u32::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap()
-}
-
-fn keys(own: Ipv4Addr) -> Vec<u8> {
-    let gid = own.to_ipv6_mapped().octets().map(|byte| format!("{byte:02x}")).join(":");
-    let keys = format!("0000:0010:{QPN:06x}:{PSN:06x}:00000001:0000000000001000:{gid}:00000000:\0");
-    assert_eq!(keys.len(), 108);
-    keys.into_bytes()
+/// The victim's hello with the queue pair of this side, and the number of the victim's.
+fn hello(theirs: &str, own: Ipv4Addr) -> (Value, u32) {
+    let mut hello: Value = serde_json::from_str(theirs).unwrap();
+    let end = &mut hello["endpoints"][0];
+    let qpn = end["qpn"].as_u64().unwrap();
+    (end["address"], end["qpn"], end["psn"]) = (json!(own), json!(QPN), json!(PSN));
+    (hello, qpn as u32)
 }
 
 struct PacketCase {
     name: &'static str,
     command: &'static str,
     victim_begins: bool,
-    tongue: Tongue,
     conduct: Conduct,
     words: &'static [&'static str],
     within: Duration,
@@ -282,13 +211,13 @@ impl PacketCase {
             let listener = TcpListener::bind((peer, PORT)).unwrap();
             victim = call(self.command, own, peer);
             stream = super::proxy::accept(&listener);
-            qpn = self.tongue.answer(&stream, peer);
+            qpn = answer(&stream, peer);
             name = SocketAddr::from((peer, PORT));
         } else {
             victim = serve(self.command, own);
             stream = super::proxy::reach((own, PORT).into());
             name = stream.local_addr().unwrap();
-            qpn = self.tongue.ask(&stream, peer);
+            qpn = ask(self.command, &stream, peer);
         }
         let begin = Instant::now();
         let wire = Wire::new(peer, own, qpn);
@@ -318,7 +247,7 @@ impl PacketCase {
     }
 }
 
-/// Eight ACK timeouts of 67 ms, or of 0.27 s with other projects' programs.
+/// Eight ACK timeouts of 67 ms.
 const RETRIES: Duration = Duration::from_secs(5);
 /// How long the victim may hear nothing.
 const QUIET: Duration = Duration::from_secs(15);
@@ -333,7 +262,6 @@ const fn case(
         name,
         command: "pingpong -n 20 -s 100",
         victim_begins: true,
-        tongue: Tongue::Own,
         conduct,
         words,
         within,
@@ -360,8 +288,8 @@ fn clients() -> Vec<PacketCase> {
     });
     let perf: Vec<PacketCase> = perf.collect();
     let others = all.iter().flat_map(|case| [
-        PacketCase { command: "pingpong --compat ibv -n 20 -s 100", tongue: Tongue::Ibv, ..*case },
-        PacketCase { command: "perf write-bw --compat perftest -n 20 -s 100 -m 1024", tongue: Tongue::Perftest, ..*case },
+        PacketCase { command: "pingpong -e -n 20 -s 100", ..*case },
+        PacketCase { command: "perf write-bw -n 20 -s 100 -m 1024", ..*case },
     ]);
     let others: Vec<PacketCase> = others.collect();
     for case in &mut all {
@@ -389,13 +317,9 @@ fn servers() -> Vec<PacketCase> {
         case("another path MTU", sends_by_another_path_mtu, RETRIES, &["path MTU"]),
         case("too long", sends_more_than_fits, RETRIES, &["LOC_LEN_ERR", "same size"]),
     ];
-    let victims = [
-        ("pingpong", Tongue::Own),
-        ("pingpong -e --compat ibv -n 20 -s 100", Tongue::Ibv),
-        ("perf send-bw --compat perftest -n 20 -s 100 -m 1024", Tongue::Perftest),
-    ];
+    let victims = ["pingpong", "pingpong -e", "perf send-bw"];
     let all = cases.iter().flat_map(|case| {
-        victims.iter().map(|(command, tongue)| PacketCase { command, tongue: *tongue, victim_begins: false, ..*case })
+        victims.map(|command| PacketCase { command, victim_begins: false, ..*case })
     });
     all.collect()
 }

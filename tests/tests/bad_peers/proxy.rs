@@ -1,18 +1,9 @@
 //! A proxy between two programs. It forwards their words over TCP, up to one message; there it does
 //! something else.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
-
-/// How a program's words are split into messages.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Framing {
-    /// At the ends of lines.
-    Lines,
-    /// Into messages of these sizes, and then byte by byte.
-    Sizes(&'static [usize]),
-}
 
 /// What replaces a message.
 #[derive(Debug, Clone)]
@@ -35,13 +26,7 @@ pub(super) enum Fault {
 
 /// Connects `victim`, which is one end, to the other end. Does `fault` in place of message number
 /// `at` to the victim.
-pub(super) fn between(
-    victim: TcpStream,
-    other: TcpStream,
-    framing: Framing,
-    at: usize,
-    fault: &Fault,
-) {
+pub(super) fn between(victim: TcpStream, other: TcpStream, at: usize, fault: &Fault) {
     let (mut from_victim, mut to_other) = (victim.try_clone().unwrap(), other.try_clone().unwrap());
     std::thread::spawn(move || {
         // Until one end closes; the other end must learn of it.
@@ -51,7 +36,7 @@ pub(super) fn between(
     let mut reader = BufReader::new(other);
     let mut victim = victim;
     for number in 0.. {
-        let Some(message) = next(&mut reader, framing, number) else { break };
+        let Some(message) = next(&mut reader) else { break };
         let said = if number == at { twisted(&mut victim, &message, fault) } else { Some(message) };
         let Some(said) = said else { break };
         if victim.write_all(&said).is_err() {
@@ -61,18 +46,10 @@ pub(super) fn between(
     let _ = victim.shutdown(Shutdown::Both);
 }
 
-/// The next message. Bytes behind the listed sizes are messages of one byte each.
-fn next(reader: &mut BufReader<TcpStream>, framing: Framing, number: usize) -> Option<Vec<u8>> {
+/// The next message, which is a line.
+fn next(reader: &mut BufReader<TcpStream>) -> Option<Vec<u8>> {
     let mut message = Vec::new();
-    match framing {
-        Framing::Lines => {
-            reader.read_until(b'\n', &mut message).ok()?;
-        }
-        Framing::Sizes(sizes) => {
-            message.resize(sizes.get(number).copied().unwrap_or(1), 0);
-            reader.read_exact(&mut message).ok()?;
-        }
-    }
+    reader.read_until(b'\n', &mut message).ok()?;
     (!message.is_empty()).then_some(message)
 }
 

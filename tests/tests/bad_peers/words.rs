@@ -1,12 +1,12 @@
 //! The words of peers over TCP.
 
 use super::proxy::reach;
-use super::{Addresses, Case, Fault, Framing, PORT, Trial, Victim, call, left_nothing, serve};
+use super::{Addresses, Case, Fault, PORT, Trial, Victim, call, left_nothing, serve};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::time::Duration;
 
-/// The time that each program promises for one line or message.
+/// The time that each program promises for one line.
 const MESSAGE: Duration = Duration::from_secs(20);
 /// At once, for a command in the debug profile.
 const SOON: Duration = Duration::from_secs(5);
@@ -15,7 +15,6 @@ const SOON: Duration = Duration::from_secs(5);
 struct Script {
     victim: Victim,
     command: &'static str,
-    framing: Framing,
     /// For each message that the victim needs: the phase that its error names.
     phases: &'static [&'static str],
     /// The first of these messages. Before it, a server waits for another client.
@@ -27,18 +26,11 @@ struct Script {
 const FIRST: &str = "first words: ";
 const ENDS: &str = "exchange of endpoints: ";
 const READY: &str = "meeting at \"ready\": ";
-const TOLD: &str = "telling addresses";
-const MEMORY: &str = "agreeing on memory and path MTU: ";
 
-/// The messages of perftest's exchange for one queue pair: version, page, cache line, path MTU,
-/// keys three times; then the meeting after the work, five numbers, and the meeting at the end.
-const PERFTEST: Framing = Framing::Sizes(&[16, 4, 4, 2, 108, 108, 108, 108, 8, 8, 8, 8, 8, 108, 5]);
-
-static SCRIPTS: [Script; 12] = [
+static SCRIPTS: [Script; 6] = [
     Script {
         victim: Victim::Client,
         command: "pingpong -n 20 -s 100",
-        framing: Framing::Lines,
         phases: &[FIRST, ENDS, READY, ""],
         first: 0,
         noise: &[0, 1, 2, 3],
@@ -46,7 +38,6 @@ static SCRIPTS: [Script; 12] = [
     Script {
         victim: Victim::Server,
         command: "pingpong -e -n 20 -s 100",
-        framing: Framing::Lines,
         phases: &["", ENDS, READY, ""],
         first: 1,
         noise: &[1, 2, 3],
@@ -54,7 +45,6 @@ static SCRIPTS: [Script; 12] = [
     Script {
         victim: Victim::Client,
         command: "perf write-bw -q 2 -n 20 -s 5000",
-        framing: Framing::Lines,
         phases: &[FIRST, ENDS, READY, ""],
         first: 0,
         noise: &[0, 1, 2, 3],
@@ -62,7 +52,6 @@ static SCRIPTS: [Script; 12] = [
     Script {
         victim: Victim::Server,
         command: "perf write-bw -q 2 -n 20 -s 5000",
-        framing: Framing::Lines,
         phases: &["", ENDS, READY, "meeting at \"finished\": "],
         first: 1,
         noise: &[1, 2, 3],
@@ -70,7 +59,6 @@ static SCRIPTS: [Script; 12] = [
     Script {
         victim: Victim::Client,
         command: "perf send-lat -n 20",
-        framing: Framing::Lines,
         phases: &[FIRST, ENDS, READY, "", "", ""],
         first: 0,
         noise: &[0, 1, 2],
@@ -78,96 +66,16 @@ static SCRIPTS: [Script; 12] = [
     Script {
         victim: Victim::Server,
         command: "perf send-bw -b -n 20 -s 5000",
-        framing: Framing::Lines,
         phases: &["", ENDS, READY, "", "telling results: "],
         first: 1,
         noise: &[1, 2, 3, 4],
-    },
-    Script {
-        victim: Victim::Client,
-        command: "pingpong --compat ibv -n 20",
-        framing: Framing::Sizes(&[52]),
-        phases: &[TOLD],
-        first: 0,
-        noise: &[0],
-    },
-    Script {
-        victim: Victim::Server,
-        command: "pingpong --compat ibv -n 20",
-        framing: Framing::Sizes(&[52, 5]),
-        phases: &[TOLD, TOLD],
-        first: 0,
-        noise: &[0, 1],
-    },
-    Script {
-        victim: Victim::Client,
-        command: "pingpong --compat ibv-srq -q 2 -n 20",
-        framing: Framing::Sizes(&[52; 256]),
-        phases: &[TOLD, TOLD],
-        first: 0,
-        noise: &[0, 1],
-    },
-    Script {
-        victim: Victim::Server,
-        command: "pingpong --compat ibv-srq -q 2 -n 20",
-        framing: Framing::Sizes(&[52; 256]),
-        phases: &[TOLD, TOLD],
-        first: 0,
-        noise: &[0, 1],
-    },
-    Script {
-        victim: Victim::Client,
-        command: "perf write-bw --compat perftest -n 20 -s 5000",
-        framing: PERFTEST,
-        phases: &[
-            "telling versions: ",
-            MEMORY,
-            MEMORY,
-            MEMORY,
-            TOLD,
-            TOLD,
-            TOLD,
-            "telling results: ",
-            "telling results: ",
-            "telling results: ",
-            "telling results: ",
-            "telling results: ",
-            "telling results: ",
-            "closing: ",
-        ],
-        first: 0,
-        noise: &[0, 1, 2, 3, 4, 5, 6, 7, 13],
-    },
-    Script {
-        victim: Victim::Server,
-        command: "perf write-bw --compat perftest -n 20 -s 5000",
-        framing: PERFTEST,
-        phases: &[
-            "telling versions: ",
-            MEMORY,
-            MEMORY,
-            MEMORY,
-            TOLD,
-            TOLD,
-            TOLD,
-            "measuring: ",
-            "telling results: ",
-            "telling results: ",
-            "telling results: ",
-            "telling results: ",
-            "telling results: ",
-            "closing: ",
-        ],
-        first: 0,
-        noise: &[0, 1, 2, 3, 4, 5, 6, 7, 8, 13],
     },
 ];
 
 impl Script {
     fn case(&self, at: usize, fault: Fault, word: &'static str, within: Duration) -> Case {
         let words = vec![self.phases.get(at).copied().unwrap_or_default(), word];
-        let (victim, framing) = (self.victim, self.framing);
-        Case { victim, commands: [self.command; 2], framing, at, fault, words, within }
+        Case { victim: self.victim, commands: [self.command; 2], at, fault, words, within }
     }
 
     fn all(&self) -> impl Iterator<Item = usize> {
@@ -200,10 +108,8 @@ pub(super) fn silences() -> Vec<Trial> {
             }
             cases.push(script.case(at, Fault::Silence, "within", MESSAGE));
         }
-        if script.phases[script.first..].iter().any(|phase| [TOLD, ENDS].contains(phase)) {
-            let at = script.phases.iter().position(|phase| [TOLD, ENDS].contains(phase)).unwrap();
-            cases.push(script.case(at, Fault::Drip, "within", MESSAGE));
-        }
+        let at = script.phases.iter().position(|phase| *phase == ENDS).unwrap();
+        cases.push(script.case(at, Fault::Drip, "within", MESSAGE));
     }
     let mut trials = trials(cases);
     trials.push(other_program(b""));
@@ -224,12 +130,10 @@ pub(super) fn nonsense() -> Vec<Trial> {
         for at in script.noise {
             cases.push(script.case(*at, Fault::Noise, "", SOON));
         }
-        if matches!(script.framing, Framing::Lines) {
-            let endless = Fault::Words(vec![b'x'; 5 << 20]);
-            cases.push(script.case(1, endless, "longer than", SOON));
-            let other = Fault::Words(b"SSH-2.0-OpenSSH_9.2\r\n".to_vec());
-            cases.push(script.case(1, other, "", SOON));
-        }
+        let endless = Fault::Words(vec![b'x'; 5 << 20]);
+        cases.push(script.case(1, endless, "longer than", SOON));
+        let other = Fault::Words(b"SSH-2.0-OpenSSH_9.2\r\n".to_vec());
+        cases.push(script.case(1, other, "", SOON));
     }
     trials(cases)
 }
@@ -248,7 +152,7 @@ macro_rules! hello {
 }
 
 /// Hellos that contradict themselves.
-pub(super) fn own_contradictions() -> Vec<Trial> {
+pub(super) fn contradictions() -> Vec<Trial> {
     let edits = [
         hello!("version 7, not 1", ["rocinante"] = json!(7)),
         hello!("no number of a queue pair", ["endpoints"][0]["qpn"] = json!(0)),
@@ -308,91 +212,9 @@ pub(super) fn requests() -> Vec<Trial> {
     let mut cases = Vec::new();
     for (word, fault) in changed {
         let commands = ["pingpong", "pingpong -n 20 -s 100"];
-        let (victim, framing, words) = (Victim::Server, Framing::Lines, vec![word]);
-        cases.push(Case { victim, commands, framing, at: 0, fault, words, within: SOON });
+        let (victim, words) = (Victim::Server, vec![word]);
+        cases.push(Case { victim, commands, at: 0, fault, words, within: SOON });
     }
-    trials(cases)
-}
-
-/// Replaces the text at a fixed place of a message.
-macro_rules! at {
-    ($word:literal, $place:literal, $text:literal) => {
-        (
-            $word,
-            Fault::Edit(|text| {
-                let mut text = text.to_owned();
-                text.replace_range($place..$place + $text.len(), $text);
-                text
-            }),
-        )
-    };
-}
-
-/// Addresses and keys that contradict themselves.
-pub(super) fn other_contradictions() -> Vec<Trial> {
-    let address = [
-        at!("no number of", 5, "000000"),
-        at!("no number of", 5, "000001"),
-        at!("is no address", 4, "1"),
-        at!("is no address", 5, "-00011"),
-        at!("is no address", 12, "0x1234"),
-        at!("no GID", 19, "00000000000000000000000000000000"),
-        at!("both IPv6", 19, "fd770000000000000000000000000002"),
-        at!("link-local", 19, "fe800000000000000000000000000002"),
-        at!("multicast", 19, "00000000000000000000ffffe0000001"),
-        at!("no host's", 19, "00000000000000000000ffffffffffff"),
-        at!("is no address", 51, "0"),
-    ];
-    let keys = [
-        at!("no number of a queue pair", 10, "000000"),
-        at!("no number of a queue pair", 10, "000001"),
-        at!("is no address", 10, "1000000"),
-        at!("is no address", 17, "1000000"),
-        at!("no GID", 50, "00:00:00:00:00:00:00:00:00:00:00:00:00:00:00:00"),
-        at!("both IPv6", 50, "fd:77:00:00:00:00:00:00:00:00:00:00:00:00:00:02"),
-        at!("no end", 33, "ffffffffffffffff"),
-        at!("is no address", 24, "-0000001"),
-    ];
-    let other = [
-        (0, at!("no version", 0, "perf")),
-        (0, at!("no version", 0, "nan\0")),
-        (0, at!("version 4.00", 0, "4.00")),
-        (3, at!("no code of a path MTU", 0, "0")),
-        (3, at!("no code of a path MTU", 0, "9")),
-    ];
-    let mut cases = Vec::new();
-    for script in SCRIPTS.iter().filter(|script| script.command.contains("--compat")) {
-        if script.command.contains("ibv-srq") {
-            // The same as ibv.
-            continue;
-        }
-        if script.command.contains("ibv") {
-            for (word, fault) in &address {
-                cases.push(script.case(script.first, fault.clone(), word, SOON));
-            }
-            continue;
-        }
-        for (word, fault) in &keys {
-            cases.push(script.case(4, fault.clone(), word, SOON));
-        }
-        for (at, (word, fault)) in &other {
-            cases.push(script.case(*at, fault.clone(), word, SOON));
-        }
-        for (at, words, word) in
-            [(1, [0xff; 4], "as no machine has"), (2, [0; 4], "as no machine has")]
-        {
-            cases.push(script.case(at, Fault::Words(words.to_vec()), word, SOON));
-        }
-    }
-    let perftest = &SCRIPTS[10];
-    let (word, key) = at!("refused the access", 24, "12345678");
-    cases.push(Case { words: vec!["measuring: ", word], ..perftest.case(4, key, word, SOON) });
-    // Different options at the two ends: this end receives the words for other options.
-    let fewer = Case {
-        commands: ["pingpong --compat ibv-srq -q 9", "pingpong --compat ibv-srq -q 2"],
-        ..SCRIPTS[8].case(999, Fault::Silence, "queue pair 3", SOON)
-    };
-    cases.push(Case { words: vec![TOLD, "queue pair 3", "-q"], ..fewer });
     trials(cases)
 }
 

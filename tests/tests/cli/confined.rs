@@ -16,7 +16,7 @@ fn start(container: &Container, line: &str, confine: impl FnOnce(&mut Command)) 
 
 /// A client that finds nobody: it opens its device, and ends.
 fn alone(lab: &Lab, netdev: &str, confine: impl FnOnce(&mut Command)) -> Done {
-    let line = format!("udaddy -s {} --patience 1 --netdev {netdev}", lab.container(1).ipv4());
+    let line = format!("rping -c -a {} --patience 1 --netdev {netdev}", lab.container(1).ipv4());
     start(lab.container(0), &line, confine).finish()
 }
 

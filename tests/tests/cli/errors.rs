@@ -57,6 +57,20 @@ fn another_service_on_the_port_is_no_server() {
     ssh.join().unwrap();
 }
 
+/// So do programs of perftest and of rdma-core.
+#[test]
+fn a_server_that_closes_without_a_word_may_be_of_another_project() {
+    let addresses = Addresses::new();
+    let listener = TcpListener::bind((addresses.server, 18515)).unwrap();
+    let other = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let _request = BufReader::new(stream).lines().next();
+    });
+    let client = addresses.call("perf write-bw");
+    client.failed(1, &["first words", "closed the connection", "`rocinante run -- PROGRAM`"]);
+    other.join().unwrap();
+}
+
 /// A peer that answers correctly over TCP and sends nothing on UDP/4791.
 fn silent_server(address: Ipv4Addr) -> std::thread::JoinHandle<Vec<String>> {
     translated_server(address, address)

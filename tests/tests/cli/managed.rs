@@ -1,6 +1,6 @@
 //! `--cm`: the connection manager connects both sides of `pingpong` and `perf`; TCP is not used.
 
-use super::{Addresses, Running, both, rocinante, run, words};
+use super::{Addresses, Running, both, rocinante, words};
 
 #[test]
 fn a_ping_pong_is_the_same() {
@@ -59,9 +59,6 @@ fn a_client_without_a_server_learns_what_to_do() {
     assert_eq!(client.status, 1);
     assert!(client.err.contains("start the server first"), "{}", client.err);
     drop(server);
-    let bad = run("pingpong --cm --compat ibv");
-    assert_eq!(bad.status, 2);
-    assert!(bad.err.contains("leave out --compat"), "{}", bad.err);
 }
 
 /// The second client is rejected at once, in the middle of the first client's run. The first does

@@ -55,7 +55,7 @@ fn bash_completes_commands_and_options() {
     assert!(!offered.contains("bench") && !offered.contains("demo-worker"), "{offered:?}");
     assert_eq!(bash_offers(script, "rocinante ping"), BTreeSet::from(["pingpong".into()]));
     for command in commands {
-        // Also not those that are hidden, such as what `perf` does not take of perftest's.
+        // Also not those that are hidden, such as rping's -d.
         let offered = bash_offers(script, &format!("rocinante {command} --"));
         assert_eq!(offered, options(&command), "{command}");
     }

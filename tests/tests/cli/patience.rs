@@ -13,14 +13,7 @@ fn a_client_waits_for_a_server_that_comes_late() {
         ("pingpong --bind {s}", "pingpong -n 10 --bind {c} {s}"),
         ("pingpong --cm --bind {s}", "pingpong --cm -n 10 --bind {c} {s}"),
         ("perf read-lat --cm --bind {s}", "perf read-lat --cm -n 10 --bind {c} {s}"),
-        (
-            "perf write-bw --compat perftest -R -n 20 --bind {s}",
-            "perf write-bw --compat perftest -R -n 20 --bind {c} {s}",
-        ),
         ("rping -s -a {s}", "rping -c -C 3 -a {s} -I {c}"),
-        ("udaddy -b {s} -c 2", "udaddy -s {s} -b {c} -c 2"),
-        ("ucmatose -b {s} -c 3", "ucmatose -s {s} -b {c} -c 3"),
-        ("rdma-server -s {s}", "rdma-client -s {s} -b {c}"),
     ]
     .into_iter()
     .map(|(server, client)| {

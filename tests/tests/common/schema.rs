@@ -50,7 +50,6 @@ fn name_of(object: &Value) -> &str {
     match object["command"].as_str().unwrap_or_else(|| panic!("no command: {object}")) {
         "decode" if object.get("packet").is_some() => "decode-packet",
         "perf" if object.get("interval").is_some() => "perf-interval",
-        "rdma-server" | "rdma-client" => "ucmatose",
         "rocinante" => "usage",
         "rocinante-bench" => "bench",
         "rocinante-bench compare" => "bench-compare",

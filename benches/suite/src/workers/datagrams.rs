@@ -12,7 +12,7 @@ use rocinante::{Access, Context};
 use super::measure::{Figure, Step};
 use super::ours::{PATIENCE, WARM_UP, in_bulk};
 use rocinante_cli::measure::{
-    BulkOp, FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Receive, Side, Until, serve,
+    FlowPlan, Flowed, Idle, Lane, Lanes, MeasureError, Receive, Side, Until, serve,
 };
 use rocinante_cli::output::Failure;
 use rocinante_cli::session::join::QKEY;
@@ -45,15 +45,13 @@ pub(super) fn rate(
     let ah = pd.create_ah(&PeerPath::to(peer))?;
     let qp = qp.ready()?;
     let to = Some(ah.to(peer.qpn, QKEY));
-    let lane = Lane { qp: &qp, source: 0, landing: half, remote: 0, rkey: mr.rkey(), to };
-    let cqs = [cq];
-    let lanes = Lanes { ctx, cqs: &cqs, channel: None, mr: &mr, lanes: vec![lane] };
+    let lane = Lane { qp: &qp, landing: half, to };
+    let lanes = Lanes { ctx, cq: &cq, channel: None, mr: &mr, lanes: vec![lane] };
     let is_first = side == Side::First;
     let plan = FlowPlan {
-        op: is_first.then_some(BulkOp::Send),
+        sends: is_first,
         receive: if is_first { Receive::No } else { Receive::Until },
         size: step.size,
-        room: step.size,
         slots: RECEIVES,
         stride,
         depth: bulk.depth,
@@ -62,7 +60,6 @@ pub(super) fn rate(
         signal_every: bulk.signal_every,
         until: bulk.until,
         mark_last: false,
-        second: false,
     };
     lanes.post_receives(&plan)?;
     exchange.barrier("datagrams")?;

@@ -25,19 +25,13 @@ impl Round<'_> {
             return None;
         }
         let half = self.mr.len() / 2;
-        let lane = |(index, qp)| Lane {
-            qp,
-            source: 0,
-            landing: half,
-            remote: self.remote.address,
-            rkey: self.remote.rkey,
-            to: self.targets.get(index).map(Target::to),
-        };
+        let lane =
+            |(index, qp)| Lane { qp, landing: half, to: self.targets.get(index).map(Target::to) };
         let lanes: Vec<_> = self.qps.iter().map(|qp| &**qp).enumerate().map(lane).collect();
         let taken = self.size + lanes.first().map_or(0, Lane::head);
         let lanes = Lanes {
             ctx: &self.ctx,
-            cqs: std::slice::from_ref(&self.cq),
+            cq: &self.cq,
             channel: self.channel.as_ref(),
             mr: &self.mr,
             lanes,
@@ -55,10 +49,9 @@ impl Round<'_> {
             until => until,
         };
         let what = FlowPlan {
-            op: sends.then_some(BulkOp::Send),
+            sends,
             receive,
             size: self.size,
-            room: self.size,
             slots: (half / taken.max(1)).clamp(1, bulk.depth),
             stride: taken,
             depth: bulk.depth,
@@ -67,7 +60,6 @@ impl Round<'_> {
             signal_every: bulk.signal_every,
             until,
             mark_last: true,
-            second: false,
         };
         Some((lanes, what))
     }
@@ -81,15 +73,14 @@ impl Round<'_> {
         exchange: &mut Exchange,
         so_far: &mut SoFar,
     ) -> Result<(), MeasureError> {
-        let sends = what.op.is_some();
         // A first poll may find many messages at once, and all of them took time.
         let begin = Instant::now();
         let result = |flowed: &Flowed| {
-            let messages = if sends { flowed.sent } else { flowed.received };
+            let messages = if what.sends { flowed.sent } else { flowed.received };
             BulkResult {
                 messages,
                 bytes: messages * self.size as u64,
-                elapsed: if sends { flowed.elapsed } else { begin.elapsed() },
+                elapsed: if what.sends { flowed.elapsed } else { begin.elapsed() },
             }
         };
         let loses = self.plan.connection.loses();
@@ -115,7 +106,7 @@ impl Round<'_> {
         }
         let theirs = words.close(exchange, flowed.sent)?;
         let arrived = tell_number(exchange, "received", received)?;
-        so_far.lost = Some(if sends {
+        so_far.lost = Some(if what.sends {
             flowed.sent.saturating_sub(arrived)
         } else {
             theirs.saturating_sub(received)

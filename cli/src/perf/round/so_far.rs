@@ -67,17 +67,17 @@ impl SoFar {
 
 /// The best stretch of a run so far.
 #[derive(Debug, Default)]
-pub(crate) struct Peak {
+struct Peak {
     bytes: u64,
     at: Duration,
-    pub(crate) best: f64,
+    best: f64,
 }
 
 impl Peak {
     /// Over shorter stretches the rate depends on the moments of polling.
     const STRETCH: Duration = Duration::from_millis(10);
 
-    pub(crate) fn observe(&mut self, so_far: &BulkResult) {
+    fn observe(&mut self, so_far: &BulkResult) {
         let time = so_far.elapsed - self.at;
         if time >= Self::STRETCH {
             let gbps = (so_far.bytes - self.bytes) as f64 * 8.0 / time.as_secs_f64() / 1e9;

@@ -1,9 +1,10 @@
 //! The program for a machine with a device of the kernel, such as the guest: `agent` serves
 //! scenarios; `check`, `open` and `watch` try the device; `control` obeys the host of the guest.
 //! Against such a machine, `device` runs the whole matrix, and `rocinante` is the command of that
-//! name.
+//! name, as is this program under that name.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -75,7 +76,12 @@ enum Command {
 
 fn main() -> ExitCode {
     rocinante_tests::verbs::death::be_the_peer_if_asked();
-    let mut args = std::env::args_os().skip(1).peekable();
+    let mut args = std::env::args_os().peekable();
+    let name = args.peek().map(|own| Path::new(own).file_name().unwrap_or_default());
+    if name == Some("rocinante".as_ref()) {
+        return rocinante_cli::command::run(args);
+    }
+    args.next();
     if args.peek().is_some_and(|word| word == "rocinante") {
         return rocinante_cli::command::run(args);
     }

@@ -12,7 +12,6 @@ use crate::agent::Verbs;
 use crate::agent::proto::{Reply, Request};
 use crate::guest::Link;
 use crate::hardware::checks::CHECKS;
-use crate::matrix::ours::Programs;
 use crate::matrix::programs::{self, ProgramCell, ProgramPlace};
 use crate::matrix::{
     MTUS, Node, Requester, SCENARIOS, Scenario, Session, Setting, Step, Verdict, cannot,
@@ -166,12 +165,13 @@ fn program(cell: &ProgramCell, stage: &Stage) -> Step {
         return Err(cannot(format!("the link is too small for a path MTU of {mtu}: {max} fits")));
     }
     let meet = [stage.ours(backend, false)?.address, stage.device_address(false)?];
-    let exe = std::env::current_exe().map_err(|error| error.to_string())?;
+    let gid = ours.interface.addresses.iter().position(|(own, _)| *own == ours.address);
+    let gid = gid.and_then(|index| u8::try_from(index).ok()).ok_or("our address has no GID")?;
     let device = stage.device_name();
     let place = ProgramPlace {
         netns: ours.netns,
-        ours: Programs::Own(&exe, &["rocinante"]),
-        own: ours.address,
+        installed: stage.installed()?,
+        own: (&ours.interface.name, gid),
         device: &device,
         address: stage.device_address(ipv6)?,
         meet,

@@ -1,5 +1,6 @@
 //! The surroundings of a run: the device, its agent, our interface, and what each of them permits.
 
+use std::cell::OnceCell;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use rocinante::OpenOptions;
 use rocinante::device::{Backend, Interface, hardware_devices};
+use rocinante_dropin::install::Installation;
 use rocinante_node::Netns;
 
 use super::cells::BACKENDS;
@@ -43,6 +45,7 @@ struct Software {
 /// Our end in one setting.
 pub(super) struct OurSide<'a> {
     pub(super) netns: Option<&'a Netns>,
+    pub(super) interface: &'a Interface,
     pub(super) address: IpAddr,
     pub(super) active_mtu: u32,
 }
@@ -60,6 +63,8 @@ pub(super) struct Stage {
     /// This machine.
     pub(super) here: Machine,
     software: Result<Software, String>,
+    /// What `rocinante run` needs, installed for the first program of others.
+    installed: OnceCell<Result<Installation, String>>,
 }
 
 impl Stage {
@@ -88,7 +93,8 @@ impl Stage {
             false => Software::new(args, netns, &control)?,
         };
         let (here, expect) = (Machine::present(), args.expect);
-        Ok(Self { control, expect, name, addresses, machine, here, software })
+        let installed = OnceCell::new();
+        Ok(Self { control, expect, name, addresses, machine, here, software, installed })
     }
 
     /// A new connection to the agent.
@@ -144,7 +150,13 @@ impl Stage {
         let (_, _, opened) =
             opened.ok_or_else(|| cannot(format!("left out by --netdev: {backend}")))?;
         let active_mtu = *opened.as_ref().map_err(cannot)?;
-        Ok(OurSide { netns: software.netns.as_ref(), address, active_mtu })
+        let (netns, interface) = (software.netns.as_ref(), &software.interface);
+        Ok(OurSide { netns, interface, address, active_mtu })
+    }
+
+    /// What `rocinante run` needs.
+    pub(super) fn installed(&self) -> Step<&Installation> {
+        self.installed.get_or_init(install).as_ref().map_err(cannot)
     }
 
     /// Where packets between the sides can be lost.
@@ -333,6 +345,17 @@ fn place_of_losses(netns: Option<&Netns>, own: &Interface) -> LossPlace {
         Some(interface) => LossPlace { netns: None, interface, beyond: true },
         None => LossPlace { netns: netns.cloned(), interface: own.name.clone(), beyond: false },
     }
+}
+
+/// Installs this program as `rocinante`, and the libraries that cargo built beside it.
+fn install() -> Result<Installation, String> {
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    let beside = own.parent().unwrap_or(Path::new("."));
+    let built = [beside.join("deps"), beside.to_owned()].into_iter();
+    let installed = built.map(|built| Installation::of(&own, &built)).reduce(Result::or);
+    installed.expect("there are two places").map_err(|error| {
+        format!("{error}: `cargo build --release -p rocinante-capi -p rocinante-paths`")
+    })
 }
 
 fn open_netns(name: &str) -> Step<Netns> {

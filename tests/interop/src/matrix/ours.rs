@@ -1,9 +1,8 @@
 //! A running program at our end.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::JoinHandle;
@@ -18,29 +17,28 @@ use super::node::Step;
 use crate::guest::Outcome;
 
 /// How long it may take until it prints something, or ends.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
-/// What runs at our end, beside a program at the other.
-#[derive(Debug, Clone, Copy)]
-pub enum Programs<'a> {
-    /// Our own command: the program `rocinante`, and words before its own arguments.
-    Own(&'a Path, &'a [&'a str]),
-    /// The same program, unmodified, on `rocinante run`.
-    Unmodified(&'a Installation),
-}
-
-/// A program on `rocinante run`, as a user without privileges where the backend permits that.
+/// A program on `rocinante run`, as a user without privileges where the backend and our own rights
+/// permit that. Its device is that of `interface`, and its name [`DEVICE`].
 pub(super) fn unprivileged<S: AsRef<OsStr>>(
     installed: &Installation,
     backend: Backend,
+    interface: &str,
     words: impl IntoIterator<Item = S>,
 ) -> Command {
-    let mut command = installed.run(&backend.to_string(), words);
-    if backend == Backend::Udp {
+    let (backend_name, device) = (backend.to_string(), format!("{interface}={DEVICE}"));
+    let run = ["run", "--netdev", &backend_name, "--device", &device, "--"].map(OsString::from);
+    let words = words.into_iter().map(|word| word.as_ref().to_owned());
+    let mut command = installed.command(run.into_iter().chain(words));
+    if backend == Backend::Udp && rustix::process::geteuid().is_root() {
         command.uid(NOBODY).gid(NOBODY);
     }
     command
 }
+
+/// The name of our device on `rocinante run`.
+pub(super) const DEVICE: &str = "roce0";
 
 /// A running program at our end. Its output is read as it comes. It is killed when this is dropped.
 pub(super) struct Ours {
@@ -95,12 +93,9 @@ impl Ours {
         }
     }
 
-    /// Waits until it serves. A command of ours then says `what`.
-    pub(super) fn serves(&mut self, programs: Programs<'_>, what: &str) -> Step {
-        match programs {
-            Programs::Own(..) => self.says(what),
-            Programs::Unmodified(_) => row::opens(&mut self.child),
-        }
+    /// Waits until it serves, if it is a program on `rocinante run`.
+    pub(super) fn opens(&mut self) -> Step {
+        row::opens(&mut self.child)
     }
 
     /// Its exit code, if it has ended.

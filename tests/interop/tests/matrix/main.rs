@@ -18,7 +18,6 @@ use rocinante::device::Backend;
 use rocinante_dropin::install::Installation;
 use rocinante_interop::guest::{Guest, GuestConfig, Image, Link};
 use rocinante_interop::matrix::cm_programs::{self, CmCell};
-use rocinante_interop::matrix::ours::Programs;
 use rocinante_interop::matrix::programs::{self, ProgramCell};
 use rocinante_interop::matrix::scripts::{self, ScriptCell};
 use rocinante_interop::matrix::{self, Bench, Cell, Requester, Setting, Table, subset};
@@ -59,15 +58,9 @@ fn main() -> ExitCode {
     let scripts = if has("--whole") { scripts::all() } else { scripts::subset() };
     tests.extend(scripts.into_iter().map(Test::Script));
     tests.extend(cells.into_iter().map(Test::Cell));
-    let programs = match has("--whole") {
-        true => [programs::all(), programs::unmodified()].concat(),
-        false => programs::subset(),
-    };
+    let programs = if has("--whole") { programs::all() } else { programs::subset() };
     tests.extend(programs.into_iter().map(Test::Program));
-    let programs = match has("--whole") {
-        true => [cm_programs::all(), cm_programs::unmodified()].concat(),
-        false => cm_programs::subset(),
-    };
+    let programs = if has("--whole") { cm_programs::all() } else { cm_programs::subset() };
     tests.extend(programs.into_iter().map(Test::CmProgram));
     let total = tests.len();
     tests.retain(|test| filters.iter().all(|part| test.name().contains(part)));
@@ -136,10 +129,10 @@ fn options(args: &[String]) -> std::result::Result<u32, String> {
     Ok(times)
 }
 
-/// Our program, the peer of other programs.
+/// Our program, which runs other programs.
 const OURS: &str = env!("CARGO_BIN_EXE_rocinante-under-interop");
 
-/// What `rocinante run` needs, installed for unmodified programs when the first of them runs.
+/// What `rocinante run` needs, installed when the first program runs.
 type Installed = LazyLock<std::result::Result<Installation, String>>;
 
 /// Installs it. The libraries lie beside this program, wherever cargo puts what is for its users.
@@ -147,14 +140,6 @@ fn install() -> std::result::Result<Installation, String> {
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     Installation::of(Path::new(OURS), own.parent().unwrap_or(Path::new(".")))
         .map_err(|error| format!("{error}: cargo build -p rocinante-capi -p rocinante-paths, too"))
-}
-
-/// What runs at our end of a program's cell.
-fn ours(unmodified: bool, installed: &Installed) -> std::result::Result<Programs<'_>, String> {
-    match unmodified {
-        true => installed.as_ref().map(Programs::Unmodified).map_err(Clone::clone),
-        false => Ok(Programs::Own(Path::new(OURS), &[])),
-    }
 }
 
 /// The directory of the programs; the guest sees it at `/host`.
@@ -195,11 +180,12 @@ impl Test {
     }
 
     fn run(&self, bench: &Bench, installed: &Installed) -> std::result::Result<(), String> {
+        let installed = || installed.as_ref().map_err(Clone::clone);
         match self {
             Self::Cell(cell) => bench.run(cell),
             Self::Hardware(cell) => cell.run(bench, host_programs()),
-            Self::Program(cell) => bench.run_program(cell, ours(cell.unmodified, installed)?),
-            Self::CmProgram(cell) => bench.run_cm_program(cell, ours(cell.unmodified, installed)?),
+            Self::Program(cell) => bench.run_program(cell, installed()?),
+            Self::CmProgram(cell) => bench.run_cm_program(cell, installed()?),
             Self::Script(cell) => bench.run_script(cell),
             Self::Device(case) => case.run(bench),
             Self::Witness(setting) => match need::program("tshark") {

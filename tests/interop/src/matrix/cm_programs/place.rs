@@ -1,18 +1,18 @@
 //! The places of both sides, and how to run programs there.
 
 use std::net::IpAddr;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rocinante::device::Backend;
+use rocinante_dropin::install::Installation;
 use rocinante_node::Netns;
 
-use super::{CM_PROGRAMS, CmProgram};
+use super::{CmProgram, RPING};
 use crate::agent::host::is_listening;
 use crate::guest::{Job, Outcome};
 use crate::matrix::Bench;
 use crate::matrix::node::Step;
-use crate::matrix::ours::{Ours, PATIENCE, Programs, unprivileged};
+use crate::matrix::ours::{Ours, PATIENCE, unprivileged};
 
 /// The places of both sides.
 pub(super) struct CmPlace<'a> {
@@ -20,7 +20,7 @@ pub(super) struct CmPlace<'a> {
     pub(super) netns: &'a Netns,
     /// The guest's RDMA device.
     pub(super) device: &'a str,
-    pub(super) ours: Programs<'a>,
+    pub(super) installed: &'a Installation,
     pub(super) backend: Backend,
     pub(super) here: IpAddr,
     pub(super) there: IpAddr,
@@ -29,26 +29,18 @@ pub(super) struct CmPlace<'a> {
 
 impl CmPlace<'_> {
     /// Starts a command of ours.
-    pub(super) fn run(&self, line: &str) -> Step<Ours> {
-        let Programs::Own(program, _) = self.ours else {
-            return Err(format!("{line} is no command of others"));
-        };
-        let mut command = Command::new(program);
-        command.args(self.filled(line, self.here, self.there).split_whitespace());
-        command.args(["--netdev", &self.backend.to_string(), "--json"]);
-        Ours::start(Some(self.netns), &mut command)
+    fn own(&self, line: &str) -> Step<Ours> {
+        let line = self.filled(line, self.here, self.there);
+        let line = format!("{line} --netdev {} --json", self.backend);
+        Ours::start(Some(self.netns), &mut self.installed.command(line.split_whitespace()))
     }
 
-    /// Starts a program at our end: 0 is the server, 1 the client.
-    fn we_run(&self, program: &CmProgram, role: usize) -> Step<Ours> {
-        match self.ours {
-            Programs::Own(..) => self.run(program.ours[role]),
-            Programs::Unmodified(installed) => {
-                let line = self.filled(program.theirs[role], self.here, self.there);
-                let words = line.split_whitespace();
-                Ours::start(Some(self.netns), &mut unprivileged(installed, self.backend, words))
-            }
-        }
+    /// Starts a program of others at our end.
+    pub(super) fn run(&self, line: &str) -> Step<Ours> {
+        let line = self.filled(line, self.here, self.there);
+        let words = line.split_whitespace();
+        let mut command = unprivileged(self.installed, self.backend, "eth0", words);
+        Ours::start(Some(self.netns), &mut command)
     }
 
     fn filled(&self, line: &str, here: IpAddr, there: IpAddr) -> String {
@@ -68,54 +60,69 @@ impl CmPlace<'_> {
     }
 
     pub(super) fn nobody_listens(&self) -> Step {
-        self.refused(CM_PROGRAMS[0].ours[1], "rejects the connection")
-    }
-
-    pub(super) fn nobody_serves(&self) -> Step {
-        self.refused("udaddy -s {there} -b {here} --port {port}", "nobody serves that")
-    }
-
-    /// Runs a command of ours, which must fail with this reason.
-    fn refused(&self, line: &str, why: &str) -> Step {
-        let ours = self.run(line)?.finish()?;
-        let said = ours.code == 1 && ours.stderr.contains(why);
+        let ours = self.own(RPING[1])?.finish()?;
+        let said = ours.code == 1 && ours.stderr.contains("rejects the connection");
         if said { Ok(()) } else { Err(format!("not refused: {ours:?}")) }
     }
 
-    pub(super) fn we_ask(&self, program: &CmProgram) -> Step {
-        let server = self.start(&self.filled(program.theirs[0], self.there, self.here))?;
-        self.until("theirs listens", || self.guest_listens(program))?;
-        let ours = self.we_run(program, 1)?.finish()?;
-        let theirs = server.wait().map_err(|error| error.to_string())?;
-        self.verdict(program, 0, &ours, &theirs)
+    pub(super) fn nobody_serves(&self) -> Step {
+        let ours = self.run("udaddy -s {there} -b {here}")?.finish()?;
+        // The status of SIDR: there is no such service.
+        let said = ours.code != 0 && ours.stdout.contains("RDMA_CM_EVENT_UNREACHABLE, error: 1");
+        if said { Ok(()) } else { Err(format!("not refused: {ours:?}")) }
     }
 
-    pub(super) fn they_ask(&self, program: &CmProgram) -> Step {
-        let mut server = self.we_run(program, 0)?;
-        server.serves(self.ours, "waiting for ")?;
-        let theirs = self.guest(&self.filled(program.theirs[1], self.there, self.here))?;
+    /// The guest runs the server, and we the client: the same program, or our own `command`.
+    pub(super) fn we_ask(&self, program: &CmProgram, command: Option<[&str; 2]>) -> Step {
+        let server = self.start(&self.filled(program.words[0], self.there, self.here))?;
+        self.until("theirs listens", || self.guest_listens(program))?;
+        let ours = match command {
+            Some([_, client]) => self.own(client)?,
+            None => self.run(program.words[1])?,
+        };
+        let ours = ours.finish()?;
+        let theirs = server.wait().map_err(|error| error.to_string())?;
+        Self::verdict(program, command.is_some(), 0, &ours, &theirs)
+    }
+
+    /// The guest runs the client.
+    pub(super) fn they_ask(&self, program: &CmProgram, command: Option<[&str; 2]>) -> Step {
+        let server = match command {
+            Some([server, _]) => {
+                let mut server = self.own(server)?;
+                server.says("waiting for ")?;
+                server
+            }
+            None => {
+                let mut server = self.run(program.words[0])?;
+                server.opens()?;
+                server
+            }
+        };
+        let theirs = self.guest(&self.filled(program.words[1], self.there, self.here))?;
         let ours = server.finish()?;
-        self.verdict(program, 1, &ours, &theirs)
+        Self::verdict(program, command.is_some(), 1, &ours, &theirs)
     }
 
     /// Checks that both ended well and printed what they did. `role` is the guest's program: 0 is
     /// the server.
-    fn verdict(&self, program: &CmProgram, role: usize, ours: &Outcome, theirs: &Outcome) -> Step {
+    fn verdict(
+        program: &CmProgram,
+        own: bool,
+        role: usize,
+        ours: &Outcome,
+        theirs: &Outcome,
+    ) -> Step {
         // rping's server ends with an error of its own when the client goes.
-        let fine = match self.ours {
-            Programs::Own(..) => ours.code == 0 && ours.stdout.contains(program.done),
-            Programs::Unmodified(_) => {
-                let ends = ours.code == 0 || program.name == "rping" && role == 1;
-                ends && ours.stdout.contains(program.say[1 - role])
-            }
-        };
-        let fine = fine && theirs.stdout.contains(program.say[role]);
+        let ends = ours.code == 0 || program.name == "rping" && role == 1 && !own;
+        let word = if own { "\"rounds\":5" } else { program.say[1 - role] };
+        let fine = ends && ours.stdout.contains(word) && theirs.stdout.contains(program.say[role]);
         if fine { Ok(()) } else { Err(format!("ours: {ours:?}; theirs: {theirs:?}")) }
     }
 
     /// Whether the guest's kernel has a listener at the program's port.
     fn guest_listens(&self, program: &CmProgram) -> Step<bool> {
-        let port = if program.theirs[0].contains("{port}") { self.port } else { UDADDY_PORT };
+        let port = if program.words[0].contains("{port}") { self.port } else { UDADDY_PORT };
         let ids = self.guest("rdma resource show cm_id")?;
         Ok(is_listening(&ids.stdout, port))
     }
