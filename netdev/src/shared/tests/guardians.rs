@@ -1,6 +1,7 @@
 //! What a guardian does for processes that have gone.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 

@@ -1,6 +1,10 @@
 //! What a process leaves in its notes, and what becomes of it.
 
+use std::collections::BTreeSet;
+
 use super::*;
+use crate::shared::locks::Locks;
+use crate::shared::notes::Notes;
 
 /// What `of` is told of processes that have gone.
 fn left(of: &Process) -> Vec<(IpAddr, [u8; NOTE_BYTES])> {
