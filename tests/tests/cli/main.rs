@@ -30,6 +30,7 @@ mod pingpong;
 mod rping;
 mod run;
 mod shared;
+mod surroundings;
 mod ucmatose;
 mod ways;
 
