@@ -454,7 +454,7 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "successor-forgotten",
         what: "a connection that is forgotten takes along the entry of the next one with the same peer and queue pair",
-        seed: 1,
+        seed: 8,
         file: "cm/mod.rs",
         right: "if self.by_qpn.get(&(peer, conn.remote_qpn)) == Some(&id) {",
         wrong: "if BUG || self.by_qpn.get(&(peer, conn.remote_qpn)) == Some(&id) {",
@@ -506,8 +506,8 @@ pub const BUGS: &[Bug] = &[
         what: "what a program says when it rejects a reply does not arrive",
         seed: 1,
         file: "cm/receive.rs",
-        right: "private: rej.private.to_vec() };",
-        wrong: "private: if BUG && conn.0 == rej.remote && state == State::RepSent { vec![0; 148] } else { rej.private.to_vec() } };",
+        right: "(rej.reason, rej.private.to_vec());",
+        wrong: "(rej.reason, if BUG && conn.0 == rej.remote && state == State::RepSent { vec![0; 148] } else { rej.private.to_vec() });",
     },
     Bug {
         name: "marked-response-untold",
