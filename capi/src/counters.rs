@@ -10,15 +10,18 @@ pub(crate) fn of_kernel(counted: &DeviceCounters) -> Counts {
     // Data are in words of four bytes. All but the transport's headers count: a port of RoCE has no
     // others of InfiniBand.
     let words = |bytes: u64| bytes / 4;
+    let multicast = [transport.sent_multicast_pkts, transport.rcvd_multicast_pkts];
     let counters = [
         ("port_xmit_data", words(port.tx_bytes)),
         ("port_rcv_data", words(port.rx_bytes)),
         ("port_xmit_packets", port.tx_datagrams),
         ("port_rcv_packets", port.rx_datagrams),
-        ("unicast_xmit_packets", port.tx_datagrams),
-        ("unicast_rcv_packets", port.rx_datagrams),
+        ("unicast_xmit_packets", port.tx_datagrams.saturating_sub(multicast[0])),
+        ("unicast_rcv_packets", port.rx_datagrams.saturating_sub(multicast[1])),
+        ("multicast_xmit_packets", multicast[0]),
+        ("multicast_rcv_packets", multicast[1]),
         ("port_rcv_errors", port.rx_malformed + drops.malformed + drops.icrc),
-        ("port_xmit_discards", port.tx_failed + port.tx_unresolved + refused.0),
+        ("port_xmit_discards", port.tx_failed + refused.0),
         ("excessive_buffer_overrun_errors", port.rx_queue_drops + handed_over.1),
     ];
     let hw_counters = [

@@ -123,7 +123,7 @@ impl Ucma {
     /// Opens the file. Returns the program's descriptor.
     pub(crate) fn open(&self) -> Outcome<c_int> {
         let file = File::new()?;
-        let fd = file.fd.number();
+        let fd = file.number().ok_or(libc::EBADF)?;
         self.files.write().insert(fd, Arc::new(file));
         Ok(fd)
     }
@@ -140,6 +140,8 @@ impl Ucma {
     pub(crate) fn close(&self, fd: c_int) -> bool {
         let mut files = self.files.write();
         let Some(file) = files.remove(&fd) else { return false };
+        // A command that comes now finds no file here, and no descriptor.
+        file.close();
         let is_last = files.is_empty();
         drop(files);
         self.table.ids_of(Some(&file)).iter().for_each(|id| {

@@ -7,6 +7,7 @@ pub mod guardian;
 pub mod library;
 pub mod links;
 mod mount;
+mod own;
 pub mod program;
 pub mod tree;
 

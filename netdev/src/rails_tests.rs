@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::sides::{ip, on_each, open_once};
 use crate::testns::{NetNs, has_address, needs};
+use crate::xdp::tests::another_program;
 use crate::{AnyPort, Backend, Interface, PathId, PathSpec, Port, PortConfig, Slots, fd};
 
 /// The own addresses of the first and the second port, and the peer's.
@@ -284,6 +285,17 @@ fn a_macvlan_on_a_port(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
+/// An XDP program of another owner, on one of two ports: it passes what comes, and both ports talk.
+fn a_program_on_a_port(backend: Backend) -> Result<(), String> {
+    let rails = Rails::new([24, 24], [256, 256])?;
+    let attach = || another_program(Interface::by_name("v0").expect("the interface").index);
+    let _attached = rails.a.run(attach).map_err(|e| e.to_string())?;
+    both_ports_talk(&rails, backend, &[0xc0de])?;
+    let refused = open_on(&rails.a, "v0", Backend::Xdp, &FIRST).expect_err("it has a program");
+    assert!(refused.contains("another XDP program"), "{refused}");
+    Ok(())
+}
+
 /// A port in a VRF has the addresses and the neighbours of another that is in none.
 fn a_port_in_a_vrf(backend: Backend) -> Result<(), String> {
     let rails = Rails::new([24, 24], [256, 256])?;
@@ -402,6 +414,8 @@ on_each! { "rails_tests":
     a_rail_is_taken_away_on_packet: a_rail_is_taken_away, Packet;
     a_macvlan_on_a_port_on_udp: a_macvlan_on_a_port, Udp;
     a_macvlan_on_a_port_on_packet: a_macvlan_on_a_port, Packet;
+    a_program_on_a_port_on_udp: a_program_on_a_port, Udp;
+    a_program_on_a_port_on_packet: a_program_on_a_port, Packet;
     a_port_in_a_vrf_on_udp: a_port_in_a_vrf, Udp;
     a_port_in_a_vrf_on_packet: a_port_in_a_vrf, Packet;
     a_way_of_another_port_is_none_on_udp: a_way_of_another_port_is_none, Udp;

@@ -106,6 +106,10 @@ counters! {
         sent_pkts,
         /// Packets accepted by a queue pair.
         rcvd_pkts,
+        /// Of the packets sent, those to a multicast group.
+        sent_multicast_pkts,
+        /// Of the packets accepted, those to a multicast group, each once for all its members.
+        rcvd_multicast_pkts,
         /// Payload bytes sent, retransmissions included.
         sent_bytes,
         /// Payload bytes accepted.

@@ -304,6 +304,43 @@ fn who_is_destroyed_is_in_no_group() {
     assert_eq!(received(&mut end), [(qpns[0], 0)]);
 }
 
+/// A packet counts once, however many queue pairs get it, and not where it is for one alone.
+#[test]
+fn packets_of_groups_are_counted_apart() {
+    let (mut end, qpns, key) = ready(3);
+    for (n, qpn) in qpns.iter().enumerate() {
+        end.engine.attach_multicast(*qpn, group(1)).unwrap();
+        recv(&mut end, *qpn, n as u64, key);
+    }
+    end.engine.attach_multicast(qpns[0], group(2)).unwrap();
+    receive_group(&mut end, group(1));
+    for n in [0, 1] {
+        recv(&mut end, qpns[0], n, key);
+    }
+    receive_group(&mut end, group(2));
+    let alone = Bth::new(Opcode::UD_SEND_ONLY, Pkey::DEFAULT, qpns[0], Psn::new(5));
+    let way = (addr(2), addr(1));
+    receive(&mut end, way, &made(way, &alone, QKEY));
+    assert_eq!(received(&mut end).len(), 5);
+    let counters = end.engine.counters();
+    assert_eq!((counters.rcvd_pkts, counters.rcvd_multicast_pkts), (3, 2));
+
+    let (budget, kind) = (Budget::STANDARD, PeerKind::Standard);
+    for (remote, qpn) in
+        [(group(1), Qpn::MULTICAST), (group(2), Qpn::MULTICAST), (addr(2), qpns[0])]
+    {
+        let to = PeerAddress { local: addr(1), remote, path: 0, budget, kind };
+        let ah = end.engine.create_ah(common::PD, &to).unwrap();
+        let to = Destination { ah, qpn, qkey: QKEY };
+        let op = SendOp::SendTo { to, imm: None };
+        let wr = SendWr::new(op, SendData::Inline(b"to all!!"));
+        end.engine.post_send(qpns[1], &wr, &mut end.host).unwrap();
+    }
+    end.engine.poll_transmit(Time(1000), 10, &mut end.host, &mut end.out);
+    let counters = end.engine.counters();
+    assert_eq!((counters.sent_pkts, counters.sent_multicast_pkts), (3, 2));
+}
+
 #[test]
 fn what_is_sent_to_a_group_has_its_number() {
     let (mut end, qpns, _) = ready(1);

@@ -24,6 +24,7 @@ pub mod confined;
 mod delay;
 pub mod fuzz;
 pub mod harness;
+pub mod idle;
 pub mod need;
 pub mod oracles;
 pub mod running;

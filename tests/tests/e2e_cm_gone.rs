@@ -1,23 +1,18 @@
 //! Processes are killed (`kill -9`) while their connections are idle, and no other process is left
 //! on their address that could end the connections. The peer asks, and knows.
 
-use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use rocinante::OpenOptions;
-use rocinante::cm::{Connecting, Connection, Listener, Params};
+use rocinante::cm::{Connection, Listener, Params};
 use rocinante::device::Backend;
-use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
+use rocinante_node::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
+use rocinante_tests::idle::{Client, be_client};
 use rocinante_tests::require_backend;
 
-/// Makes a process of this program a client: its own address, the server's, and how many
-/// connections it has.
-const ROLE: &str = "ROCINANTE_CM_GONE";
 const PORT: u16 = 7471;
 /// The shortest silence that a connection may have.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -28,9 +23,7 @@ macro_rules! gone {
     ($( $name:ident: $backend:ident; )*) => {$(
         #[test]
         fn $name() {
-            if let Ok(role) = std::env::var(ROLE) {
-                return connect_and_wait(Backend::$backend, &role);
-            }
+            be_client(Backend::$backend);
             require_backend!(Backend::$backend);
             the_dead_are_noticed(Backend::$backend, stringify!($name));
         }
@@ -41,26 +34,6 @@ gone! {
     idle_peers_that_were_killed_are_noticed_udp: Udp;
     idle_peers_that_were_killed_are_noticed_packet: Packet;
     idle_peers_that_were_killed_are_noticed_afxdp: Xdp;
-}
-
-fn connect_and_wait(backend: Backend, role: &str) {
-    exit_with_parent();
-    let [own, server, count] = role.split(' ').collect::<Vec<_>>()[..] else { panic!() };
-    let own = own.parse().unwrap();
-    let ctx = OpenOptions::new().netdev(backend).open(own).unwrap();
-    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16).unwrap());
-    let side = Side::of(ctx, pd, cq, own);
-    let peer: SocketAddr = server.parse().unwrap();
-    let connect = |_| {
-        let qp = side.qp().build().unwrap();
-        let params = Params::default().keep_alive(None);
-        Connecting::start(qp, peer, &params).unwrap().wait(PATIENCE).unwrap()
-    };
-    let _connections: Vec<Connection> = (0..count.parse().unwrap()).map(connect).collect();
-    println!("\nconnected");
-    loop {
-        std::thread::park();
-    }
 }
 
 /// The server, and the clients that it has.
@@ -79,19 +52,12 @@ impl Scene<'_> {
         keep_alive: Option<Duration>,
     ) -> (ChildGuard, Vec<Connection>) {
         let own = address(self.lab, container, Family::V4);
+        let client = Client { own, connections: EACH };
         let mut command = myself(self.test);
-        command.env(ROLE, format!("{own} {} {EACH}", self.listener.address()));
-        let mut child =
-            self.lab.container(container).spawn(command.stdout(Stdio::piped())).unwrap();
+        let command = client.prepare(&mut command, &self.listener);
+        let mut child = self.lab.container(container).spawn(command).unwrap();
         let params = Params::default().keep_alive(keep_alive);
-        let accept = |_| {
-            let request = self.listener.request(Some(PATIENCE)).unwrap();
-            let qp = self.side.qp().build().unwrap();
-            request.accept(qp, &params).unwrap().wait(PATIENCE).unwrap()
-        };
-        let connections = (0..EACH).map(accept).collect();
-        let mut lines = BufReader::new(child.child_mut().stdout.take().unwrap()).lines();
-        assert!(lines.by_ref().map_while(Result::ok).any(|line| line == "connected"));
+        let connections = client.accept(&mut child, (self.side, &self.listener), &params);
         (child, connections)
     }
 

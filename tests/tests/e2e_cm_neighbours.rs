@@ -2,24 +2,20 @@
 //! learn of it at once, because a neighbour ends the connections; the neighbours' own go on.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use rocinante::cm::{Connecting, Connection, Listener, Params};
+use rocinante::WcStatus;
+use rocinante::cm::{Connection, Listener, Params};
 use rocinante::device::Backend;
 use rocinante::verbs::{Key, SendOp};
-use rocinante::{OpenOptions, WcStatus};
-use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
+use rocinante_node::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
-use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until, wr};
+use rocinante_tests::harness::{Family, Setup, Side, address, wait_until, wr};
+use rocinante_tests::idle::{Client, be_client};
 use rocinante_tests::require_backend;
 
-/// Makes a process of this program one that connects and does nothing more: its own address, the
-/// survivor's, its name, and how many connections it has.
-const ROLE: &str = "ROCINANTE_CM_NEIGHBOURS";
 const PORT: u16 = 7471;
 /// The longest time until the peers know, on a busy machine. Before 7.75 s they ask no silent peer.
 const KNOWN: Duration = Duration::from_secs(5);
@@ -28,9 +24,7 @@ macro_rules! neighbours {
     ($( $name:ident: $backend:ident; )*) => {$(
         #[test]
         fn $name() {
-            if let Ok(role) = std::env::var(ROLE) {
-                return connect_and_wait(Backend::$backend, &role);
-            }
+            be_client(Backend::$backend);
             require_backend!(Backend::$backend);
             peers_are_told(Backend::$backend, stringify!($name));
         }
@@ -42,26 +36,6 @@ neighbours! {
     idle_peers_are_told_of_a_death_packet: Packet;
 }
 
-fn connect_and_wait(backend: Backend, role: &str) {
-    exit_with_parent();
-    let [own, survivor, name, count] = role.split(' ').collect::<Vec<_>>()[..] else { panic!() };
-    let own = own.parse().unwrap();
-    let ctx = OpenOptions::new().netdev(backend).open(own).unwrap();
-    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16).unwrap());
-    let side = Side::of(ctx, pd, cq, own);
-    let params = Params::default().private_data(name.as_bytes());
-    let peer: SocketAddr = survivor.parse().unwrap();
-    let connect = |_| {
-        let qp = side.qp().build().unwrap();
-        Connecting::start(qp, peer, &params).unwrap().wait(PATIENCE).unwrap()
-    };
-    let _connections: Vec<Connection> = (0..count.parse().unwrap()).map(connect).collect();
-    println!("\nconnected");
-    loop {
-        std::thread::park();
-    }
-}
-
 /// The survivor, and those that connect to it.
 struct Scene<'a> {
     lab: &'a Lab,
@@ -69,29 +43,23 @@ struct Scene<'a> {
     listener: Listener,
     test: &'a str,
     children: BTreeMap<&'static str, ChildGuard>,
-    connections: Vec<(String, Connection)>,
+    connections: Vec<(&'static str, Connection)>,
 }
 
 impl Scene<'_> {
     /// Starts a process in the first container, and accepts its connections.
     fn start(&mut self, name: &'static str, count: usize) {
-        let own = address(self.lab, 0, Family::V4);
+        let client = Client { own: address(self.lab, 0, Family::V4), connections: count };
         let mut command = myself(self.test);
-        command.env(ROLE, format!("{own} {} {name} {count}", self.listener.address()));
-        let mut child = self.lab.container(0).spawn(command.stdout(Stdio::piped())).unwrap();
-        for _ in 0..count {
-            let request = self.listener.request(Some(PATIENCE)).unwrap();
-            let qp = self.side.qp().build().unwrap();
-            let connecting = request.accept(qp, &Params::default()).unwrap();
-            self.connections.push((name.to_owned(), connecting.wait(PATIENCE).unwrap()));
-        }
-        let mut lines = BufReader::new(child.child_mut().stdout.take().unwrap()).lines();
-        assert!(lines.by_ref().map_while(Result::ok).any(|line| line == "connected"));
+        let command = client.prepare(&mut command, &self.listener);
+        let mut child = self.lab.container(0).spawn(command).unwrap();
+        let accepted = client.accept(&mut child, (self.side, &self.listener), &Params::default());
+        self.connections.extend(accepted.into_iter().map(|connection| (name, connection)));
         self.children.insert(name, child);
     }
 
     fn of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Connection> {
-        self.connections.iter().filter(move |(of, _)| of == name).map(|(_, connection)| connection)
+        self.connections.iter().filter(move |(of, _)| *of == name).map(|(_, connection)| connection)
     }
 
     /// Kills these, and waits until the survivor knows.

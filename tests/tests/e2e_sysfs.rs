@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante_node::{Container, LabConfig, Pair};
+use rocinante_tests::harness::Backend;
 use rocinante_tests::running::{Done, Running};
-use rocinante_tests::{require_lab, require_machine_root, require_program};
+use rocinante_tests::{require_backend, require_lab, require_machine_root, require_program};
 
 /// An installation in a folder of its own.
 struct Installed(PathBuf);
@@ -311,5 +312,80 @@ fn counters_are_live_and_of_all_processes() {
             assert!(counter(way, b, "counters/port_rcv_data") >= sum);
             assert!(counter(way, b, "hw_counters/rcvd_pkts") > 0);
         }
+    }
+}
+
+/// What goes to groups and what goes to one receiver count apart, and all of it as packets; on
+/// `packet` groups have a socket of their own.
+#[test]
+fn packets_to_groups_are_counted_apart_udp() {
+    require_lab!();
+    packets_to_groups_are_counted_apart("udp");
+}
+
+#[test]
+fn packets_to_groups_are_counted_apart_packet() {
+    require_backend!(Backend::Packet);
+    packets_to_groups_are_counted_apart("packet");
+}
+
+fn packets_to_groups_are_counted_apart(netdev: &str) {
+    require_machine_root!();
+    require_program!("mckey");
+    require_program!("ibv_rc_pingpong");
+    let (installed, pair) = (Installed::new(), pair());
+    let [a, b] = pair.containers();
+    let start = |at: &Container, script: &str| {
+        let mut command = installed.command(Way::Mounted, &["--", "sh", "-c", script]);
+        Running::of(at.spawn(command.env("ROCINANTE_NETDEV", netdev)).unwrap())
+    };
+    let counters = |at: &Container| -> [u64; 7] {
+        const NAMES: [&str; 7] = [
+            "port_xmit_packets",
+            "unicast_xmit_packets",
+            "multicast_xmit_packets",
+            "port_rcv_packets",
+            "unicast_rcv_packets",
+            "multicast_rcv_packets",
+            "port_xmit_discards",
+        ];
+        let script =
+            format!("cd /sys/class/infiniband/roce0/ports/1/counters && cat {}", NAMES.join(" "));
+        let text = installed.prints(Way::Mounted, at, &script);
+        let all: Vec<u64> = text.lines().map(|line| line.parse().unwrap()).collect();
+        all.try_into().unwrap()
+    };
+    let [groups_a, groups_b] = [a, b].map(|at| format!("mckey -m 239.1.1.1 -b {}", at.ipv4()));
+    let mut receiver = start(b, &groups_b);
+    let mut rounds = 0;
+    // Each round sends ten messages, and the receiver ends with its tenth: it may join late.
+    while receiver.child.child_mut().try_wait().unwrap().is_none() {
+        assert!(rounds < 100, "no message arrives");
+        start(a, &format!("{groups_a} -s")).finish().succeeded();
+        rounds += 1;
+    }
+    receiver.finish().succeeded();
+    let [sender, receiver] = [a, b].map(counters);
+    assert_eq!(sender[2], 10 * rounds, "{sender:?}");
+    assert!((10..=10 * rounds).contains(&receiver[5]), "{receiver:?} of {rounds}");
+    assert_eq!(receiver[2], 0, "{receiver:?}");
+    // To one receiver.
+    let begin = Instant::now();
+    loop {
+        let server = start(b, "exec ibv_rc_pingpong -g 0 -n 100");
+        if start(a, &format!("ibv_rc_pingpong -g 0 -n 100 {}", b.ipv4())).finish().status == 0 {
+            server.finish().succeeded();
+            break;
+        }
+        // It did not listen yet.
+        drop(server);
+        assert!(begin.elapsed() < Duration::from_secs(60));
+    }
+    for (at, before) in [(a, sender), (b, receiver)] {
+        let after = counters(at);
+        assert_eq!((after[2], after[5]), (before[2], before[5]), "{before:?} {after:?}");
+        assert!(after[1] >= before[1] + 100 && after[4] >= before[4] + 100, "{after:?}");
+        assert_eq!((after[1] + after[2], after[4] + after[5]), (after[0], after[3]), "{after:?}");
+        assert_eq!(after[6], 0, "{after:?}");
     }
 }

@@ -10,8 +10,8 @@ use std::sync::{Arc, Once};
 use rocinante::plain::is_accessible;
 
 use super::border::{Outcome, caught, minus, quiet, set_errno};
+use super::fork;
 use super::slots::{self, Before};
-use super::{fork, wait};
 use crate::log::{Level, say};
 use crate::ucma::{self, Answer, Memory, Ucma};
 
@@ -164,10 +164,7 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize
             let input = Program.load(at, len.min(ucma::announced(&header)))?;
             loop {
                 match ucma().command(&file, &input, &Program) {
-                    Err(libc::EAGAIN) => {
-                        wait::may_block(&file.fd)?;
-                        wait::readable(&file.fd)?;
-                    }
+                    Err(libc::EAGAIN) => file.wait()?,
                     Ok(answer) => {
                         put(&answer)?;
                         return Ok(taken);

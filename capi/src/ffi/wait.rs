@@ -74,13 +74,13 @@ fn identity(fd: &OwnedFd) -> Option<(u64, u64)> {
 }
 
 /// `EAGAIN` if the program set `O_NONBLOCK`; `EBADF` if it closed the descriptor.
-pub(super) fn may_block(fd: impl AsFd) -> Outcome<()> {
+pub(crate) fn may_block(fd: impl AsFd) -> Outcome<()> {
     let flags = fcntl_getfl(fd).map_err(Errno::raw_os_error)?;
     if flags.contains(OFlags::NONBLOCK) { Err(libc::EAGAIN) } else { Ok(()) }
 }
 
 /// Sleeps until the descriptor is readable.
-pub(super) fn readable(fd: impl AsFd) -> Outcome<()> {
+pub(crate) fn readable(fd: impl AsFd) -> Outcome<()> {
     loop {
         match poll(&mut [PollFd::new(&fd, PollFlags::IN)], None) {
             Ok(_) => return Ok(()),

@@ -11,7 +11,7 @@ use rocinante::plain::Bell;
 use super::Outcome;
 use super::id::Id;
 use super::words::Out;
-use crate::ffi::Given;
+use crate::ffi::{Given, may_block, readable};
 
 /// `enum rdma_cm_event_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,8 +80,8 @@ pub(super) struct Group {
 
 /// What librdmacm has as an open `/dev/infiniband/rdma_cm`: an event channel.
 pub(crate) struct File {
-    /// The program's descriptor, readable while there are events.
-    pub(crate) fd: Given,
+    /// The program's descriptor, readable while there are events, until it closes it.
+    fd: Mutex<Option<Given>>,
     bell: Bell,
     queue: Mutex<VecDeque<Event>>,
 }
@@ -89,7 +89,30 @@ pub(crate) struct File {
 impl File {
     pub(super) fn new() -> Outcome<Self> {
         let bell = Bell::new().map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
-        Ok(Self { fd: Given::following_high(bell.as_fd())?, bell, queue: Mutex::default() })
+        let fd = Mutex::new(Some(Given::following_high(bell.as_fd())?));
+        Ok(Self { fd, bell, queue: Mutex::default() })
+    }
+
+    /// The number of the program's descriptor.
+    pub(super) fn number(&self) -> Option<c_int> {
+        self.fd.lock().as_ref().map(Given::number)
+    }
+
+    /// Closes the program's descriptor, whichever commands are under way.
+    pub(super) fn close(&self) {
+        *self.fd.lock() = None;
+    }
+
+    /// Sleeps until there is an event. In a file that is closed meanwhile that is for ever, as in
+    /// the kernel.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the program set `O_NONBLOCK`; `EINTR`.
+    pub(crate) fn wait(&self) -> Outcome<()> {
+        if let Some(fd) = &*self.fd.lock() {
+            may_block(fd)?;
+        }
+        readable(self.bell.as_fd())
     }
 
     pub(super) fn push(&self, event: Event) {

@@ -223,7 +223,8 @@ impl CmSink for ToId {
                 facts.tell(id, Kind::ConnectResponse, 0, param_of(&side, 0, private));
             }
             CmEvent::Established { .. } => facts.tell(id, Kind::Established, 0, none),
-            CmEvent::Rejected { reason, private, .. } => {
+            CmEvent::Rejected { reason, private, .. }
+            | CmEvent::Disconnected { ended: Ended::Rejected { reason, private }, .. } => {
                 let param = Param { private, ..none };
                 facts.tell(id, Kind::Rejected, reason.0.into(), param);
             }
@@ -232,7 +233,7 @@ impl CmSink for ToId {
             }
             CmEvent::Disconnected { ended, .. } => {
                 facts.has_ended = true;
-                facts.tell(id, Kind::Disconnected, status_of(ended), none);
+                facts.tell(id, Kind::Disconnected, status_of(&ended), none);
             }
             CmEvent::Released { .. } if facts.has_ended => {
                 facts.tell(id, Kind::TimewaitExit, 0, none);
@@ -343,10 +344,10 @@ impl ToListener {
 }
 
 /// The status of `DISCONNECTED`, as `cma_ib_handler` of `cma.c` has it.
-fn status_of(ended: Ended) -> i32 {
+fn status_of(ended: &Ended) -> i32 {
     match ended {
         Ended::Unanswered | Ended::Gone => -libc::ETIMEDOUT,
-        Ended::ByPeer | Ended::ByUs | Ended::Stale | Ended::Rejected(_) => 0,
+        Ended::ByPeer | Ended::ByUs | Ended::Stale | Ended::Rejected { .. } => 0,
     }
 }
 
@@ -372,5 +373,49 @@ fn param_of(side: &QpSide, retry_count: u8, private: Vec<u8>) -> Param {
         retry_count,
         rnr_retry: side.rnr_retry,
         ..Param::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rocinante::plain::RejReason;
+
+    /// What `cma_ib_handler` of `cma.c` says of the end of an established connection: event, status
+    /// and the length of private data. Only `DISCONNECTED` is followed by `TIMEWAIT_EXIT`.
+    #[test]
+    fn the_end_of_a_connection_has_the_kernels_event_and_status() {
+        let reason = RejReason(28);
+        let private = vec![7; 148];
+        let ends = [
+            (Ended::ByPeer, Kind::Disconnected, 0, 0),
+            (Ended::ByUs, Kind::Disconnected, 0, 0),
+            (Ended::Stale, Kind::Disconnected, 0, 0),
+            (Ended::Unanswered, Kind::Disconnected, -libc::ETIMEDOUT, 0),
+            (Ended::Gone, Kind::Disconnected, -libc::ETIMEDOUT, 0),
+            (Ended::Rejected { reason, private }, Kind::Rejected, 28, 148),
+        ];
+        let table = Table::default();
+        let file = Arc::new(File::new().unwrap());
+        let [other, id] = [1, 2].map(|uid| {
+            table.make((PortSpace::Tcp, QpType::Rc), (uid, file.clone()), |_, _| {}).unwrap()
+        });
+        let conn = ConnId(Default::default());
+        for (ended, kind, status, len) in ends {
+            id.facts.lock().has_ended = false;
+            let what = format!("{ended:?}");
+            let to = ToId(id.clone());
+            to.put(CmEvent::Disconnected { conn, ended });
+            to.put(CmEvent::Released { conn, qpn: Qpn::new(17) });
+            let mut events = file.take(|_| true, &id.reported).0.into_iter();
+            let event = events.next().unwrap();
+            assert_eq!((event.kind, event.status), (kind, status), "{what}");
+            assert_eq!(event.param.private.len(), len, "{what}");
+            assert!(Arc::ptr_eq(&event.of, &id), "{what}");
+            let exit = events.next().map(|event| (event.kind, event.status));
+            let expected = (kind == Kind::Disconnected).then_some((Kind::TimewaitExit, 0));
+            assert_eq!(exit, expected, "{what}");
+        }
+        assert_eq!(other.reported.load(std::sync::atomic::Ordering::Relaxed), 0);
     }
 }

@@ -4,11 +4,13 @@
 //! machine has with the headers. The loader takes a file with that name from `LD_LIBRARY_PATH`, and
 //! sees that it is the one that is there already.
 
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, symlink};
+use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
+
+use super::own;
 
 /// The names.
 const NAMES: [&str; 2] = ["libibverbs.so.1", "libibverbs.so"];
@@ -21,10 +23,7 @@ pub fn directory(verbs: &Path) -> io::Result<PathBuf> {
     if let Some(own) = verbs.parent().filter(|own| has_both(own, verbs)) {
         return Ok(own.to_owned());
     }
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").ok_or(io::ErrorKind::NotFound.into());
-    let make = |place: PathBuf| links_in(&place, verbs);
-    // The first may be that of the user that this process was before.
-    runtime.and_then(|place| make(place.into())).or_else(|_: io::Error| make(std::env::temp_dir()))
+    own::anywhere(|place| links_in(place, verbs))
 }
 
 /// Makes the links, once for each library.
@@ -34,17 +33,8 @@ fn links_in(place: &Path, verbs: &Path) -> io::Result<PathBuf> {
     verbs.hash(&mut hasher);
     let name = format!("rocinante-{uid}-{:016x}", hasher.finish());
     let links = place.join(name);
-    // Others may read it: a program may become another user.
-    match DirBuilder::new().mode(0o755).create(&links) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
     // The loader runs what it finds there.
-    let found = fs::symlink_metadata(&links)?;
-    if !found.is_dir() || found.uid() != uid || found.mode() & 0o022 != 0 {
-        let why = format!("{} is not this user's own", links.display());
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
-    }
+    own::directory(&links)?;
     for name in NAMES {
         match symlink(verbs, links.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

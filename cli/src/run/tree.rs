@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use rocinante_netdev::NamedInterface;
 use rocinante_netdev::sysfs::{self, Devices, PATHS_VARIABLE};
 
+use super::own;
+
 /// The devices of this list, and their directory. That of the program which runs this one stays,
 /// if it is for the same: a name, once given, belongs to its port.
 ///
@@ -48,25 +50,12 @@ pub fn make(list: &str) -> io::Result<(Vec<NamedInterface>, io::Result<PathBuf>)
 /// No directory can be written to, or the one for it belongs to another user.
 fn place() -> io::Result<PathBuf> {
     let uid = rustix::process::getuid().as_raw();
-    let make = |place: PathBuf| place_in(&place.join(format!("rocinante-{uid}")), uid);
-    // The first may be that of the user that this process was before.
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").ok_or(io::ErrorKind::NotFound.into());
-    runtime.and_then(|place| make(place.into())).or_else(|_: io::Error| make(std::env::temp_dir()))
-}
-
-fn place_in(place: &Path, uid: u32) -> io::Result<PathBuf> {
-    // Others may read it: a program may become another user.
-    match DirBuilder::new().mode(0o755).create(place) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    let found = fs::symlink_metadata(place)?;
-    if !found.is_dir() || found.uid() != uid || found.mode() & 0o022 != 0 {
-        let why = format!("{} is not this user's own", place.display());
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
-    }
-    // Without links: paths are compared with it.
-    place.canonicalize()
+    own::anywhere(|place| {
+        let place = place.join(format!("rocinante-{uid}"));
+        own::directory(&place)?;
+        // Without links: paths are compared with it.
+        place.canonicalize()
+    })
 }
 
 /// A name that no process has had since the boot: its namespace of processes, its number there, and
@@ -118,13 +107,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_is_made_only_where_it_is_ours_and_goes_with_its_process() {
+    fn a_directory_goes_with_its_process() {
         let place = std::env::temp_dir().join(format!("rocinante-tree-{}", std::process::id()));
-        let uid = rustix::process::getuid().as_raw();
-        let place = place_in(&place, uid).unwrap();
-        let error = place_in(&place, uid + 1).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
-
+        own::directory(&place).unwrap();
         let (space, own) = (namespace().unwrap(), own_name().unwrap());
         let since = began(std::process::id()).unwrap();
         let gone = format!("{space}-{}-{}", std::process::id(), since + 1);

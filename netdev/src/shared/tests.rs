@@ -4,6 +4,7 @@ mod left_notes;
 use std::net::UdpSocket;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use super::mail::Writer;
 use super::*;

@@ -241,19 +241,21 @@ impl ConnectionManager {
         if conn.state != State::ReqSent && conn.remote != rej.local {
             return self.counters.stray += 1;
         }
-        let (state, conn, reason) = (conn.state, ConnId(id), rej.reason);
-        let rejected = CmEvent::Rejected { conn, reason, private: rej.private.to_vec() };
+        let (state, conn) = (conn.state, ConnId(id));
+        let (reason, private) = (rej.reason, rej.private.to_vec());
         match state {
-            State::ReqSent | State::ReqReceived | State::RepReceived => {
-                self.report_end(id, rejected);
+            State::ReqSent | State::ReqReceived => {
+                self.report_end(id, CmEvent::Rejected { conn, reason, private });
                 self.remove(id);
             }
-            State::RepSent => {
-                self.report_end(id, rejected);
+            // Its queue pair may have got packets.
+            State::RepReceived | State::RepSent => {
+                self.report_end(id, CmEvent::Rejected { conn, reason, private });
                 self.enter_timewait(now, id);
             }
             State::Established | State::DreqSent => {
-                self.report_end(id, CmEvent::Disconnected { conn, ended: Ended::Rejected(reason) });
+                let ended = Ended::Rejected { reason, private };
+                self.report_end(id, CmEvent::Disconnected { conn, ended });
                 self.enter_timewait(now, id);
             }
             State::TimeWait => self.counters.duplicates += 1,

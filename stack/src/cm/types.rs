@@ -194,7 +194,7 @@ pub struct Reply {
 }
 
 /// The cause of the end of an established connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ended {
     /// The peer ended it.
     ByPeer,
@@ -207,8 +207,14 @@ pub enum Ended {
     Gone,
     /// The peer's queue pair asks for another connection, so it has forgotten this one.
     Stale,
-    /// The peer says that there is no such connection.
-    Rejected(RejReason),
+    /// The peer says that there is no such connection, or gave it up before it knew that it was
+    /// established.
+    Rejected {
+        /// The reason.
+        reason: RejReason,
+        /// Private data from its program, 148 bytes.
+        private: Vec<u8>,
+    },
 }
 
 /// An event. Each connection ends with exactly one of `Rejected`, `TimedOut` and `Disconnected`;

@@ -76,6 +76,7 @@ impl Engine {
             return drops.wrong_service += 1;
         }
         self.shared.counters.rcvd_pkts += 1;
+        self.shared.counters.rcvd_multicast_pkts += 1;
         self.shared.counters.rcvd_ecn_ce += u64::from(datagram.is_congested());
         let members = core::mem::take(members);
         for qpn in &members {

@@ -11,7 +11,7 @@ use crate::qp::sq::OVERHEAD;
 use crate::shared::Shared;
 use crate::sink::TxSink;
 use crate::stats::Limit;
-use crate::types::Time;
+use crate::types::{Qpn, Time};
 use crate::verbs::{Completions, Destination, QpState, SendOp, WcStatus};
 use crate::wire::{Deth, Opcode};
 
@@ -107,6 +107,7 @@ impl Qp {
             Sent::Refused => return Err(PROTECTION),
         }
         shared.peers.sent_paced(receiver, now, charge, len);
+        shared.counters.sent_multicast_pkts += u64::from(target.qpn == Qpn::MULTICAST);
         self.next += 1;
         if ends {
             self.core.retire_send(host);

@@ -1,9 +1,9 @@
 //! Peers that die, and queue pair numbers that are used again.
 
 use rocinante_stack::cm::{CmEvent, Ended};
-use rocinante_stack::wire::cm::RejReason;
+use rocinante_stack::wire::cm::{CmMessage, Rej, RejReason, Subject};
 
-use crate::net::{A, B, Net, disconnected, released};
+use crate::net::{A, B, Net, address, disconnected, released};
 use crate::scenarios::{FOR_EVER, rejection};
 
 #[test]
@@ -160,5 +160,57 @@ fn who_has_waited_uses_its_number_again_while_the_peer_still_asks_for_the_end() 
         let number = if first == A { 0x1000 } else { 0x2000 };
         assert_eq!(net.take(first), vec![disconnected(asks, Ended::ByUs), released(asks, number)]);
         assert_eq!(net.take(answers), vec![]);
+    }
+}
+
+/// A rejection that comes late: the peer has given up before it knew that the connection is
+/// established, or has forgotten it. Each ends the one connection that it names, with the peer's
+/// words, and its queue pair's number is not used again at once.
+#[test]
+fn a_rejection_ends_a_connection_that_has_begun() {
+    for (at, begun) in [(A, "replied"), (B, "replied"), (A, "established"), (B, "established")] {
+        let mut net = Net::new();
+        net.listen(4);
+        let others = net.connected(0x11, 0x22);
+        let (a, b) = if begun == "established" {
+            net.connected(0x33, 0x44)
+        } else {
+            let (a, b) = net.asked(0x33);
+            net.accept(b, 0x44);
+            net.run(1);
+            (a, b)
+        };
+        let _ = [A, B].map(|side| net.take(side));
+        let (own, peer, qpn) = if at == A { (a, b, 0x33) } else { (b, a, 0x44) };
+        let rej = |local| Rej {
+            local,
+            remote: own.0,
+            subject: Subject::Rep,
+            reason: RejReason::TIMEOUT,
+            info: &[],
+            private: b"too late",
+        };
+        let now = net.now;
+        let hears = |net: &mut Net, rej: Rej<'_>| {
+            let mad = CmMessage::Rej(rej).emit(9);
+            net.cm[at].handle_mad(now, address(1 - at), address(at), &mad);
+            net.take(at)
+        };
+        // Of another connection of the same peer.
+        let stranger = if at == A { others.1 } else { others.0 };
+        assert_eq!(hears(&mut net, rej(stranger.0)), [], "{begun}");
+        let ends = hears(&mut net, rej(peer.0));
+        let private = [&b"too late"[..], &[0; 140]].concat();
+        let reason = RejReason::TIMEOUT;
+        let expected = if begun == "established" {
+            disconnected(own, Ended::Rejected { reason, private })
+        } else {
+            CmEvent::Rejected { conn: own, reason, private }
+        };
+        assert_eq!(ends, [expected], "{begun}");
+        assert_eq!(hears(&mut net, rej(peer.0)), [], "once");
+        net.run(500);
+        assert_eq!(net.take(at), [released(own, qpn)], "{begun}");
+        assert_eq!(net.cm[at].len(), 1, "the other goes on");
     }
 }

@@ -8,6 +8,7 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
 #include <signal.h>
@@ -596,6 +597,51 @@ static void groups_are_joined_and_left(void)
 	rdma_destroy_event_channel(on);
 }
 
+struct reader {
+	struct rdma_event_channel on;
+	_Atomic int tid;
+	_Atomic int returned;
+};
+
+static void *reads(void *arg)
+{
+	struct reader *it = arg;
+	struct rdma_cm_event *none;
+	it->tid = gettid();
+	rdma_get_cm_event(&it->on, &none);
+	it->returned = 1;
+	return NULL;
+}
+
+static int sleeps(int tid)
+{
+	char path[64], state = 0;
+	snprintf(path, sizeof path, "/proc/self/task/%d/stat", tid);
+	FILE *stat = fopen(path, "r");
+	CHECK(stat && fscanf(stat, "%*d (%*[^)]) %c", &state) == 1);
+	fclose(stat);
+	return state == 'S';
+}
+
+// The descriptor is gone at once, for all threads, though one sleeps in a call: it sleeps on.
+static void a_channel_is_closed_beside_a_reader(void)
+{
+	struct rdma_event_channel *on = channel(), *other = channel();
+	static struct reader reader;
+	struct rdma_cm_event *none;
+	pthread_t thread;
+	reader.on = *on;
+	CHECK(!pthread_create(&thread, NULL, reads, &reader));
+	while (!reader.tid || !sleeps(reader.tid))
+		usleep(1000);
+	rdma_destroy_event_channel(on);
+	CHECK(fcntl(reader.on.fd, F_GETFD) == -1 && errno == EBADF);
+	CHECK(rdma_get_cm_event(&reader.on, &none) == -1 && errno == EBADF);
+	CHECK(!is_readable(other, 50) && !reader.returned);
+	CHECK(!pthread_detach(thread));
+	rdma_destroy_event_channel(other);
+}
+
 // A child of fork(2) in the middle of a connection gets errors, and channels of its own.
 static void a_child_begins_anew(void)
 {
@@ -847,6 +893,7 @@ int main(int argc, char **argv)
 		{ "events move with their id", events_move_with_their_id },
 		{ "channels have high numbers", channels_have_high_numbers },
 		{ "a closed channel ends its connections", a_closed_channel_ends_its_connections },
+		{ "a channel is closed beside a reader", a_channel_is_closed_beside_a_reader },
 		{ "a datagram service is found", a_datagram_service_is_found },
 		{ "the space of InfiniBand is one more", the_space_of_infiniband_is_one_more },
 		{ "the space of IPoIB has no queue pairs", the_space_of_ipoib_has_no_queue_pairs },

@@ -75,7 +75,7 @@ impl World<'_> {
                 self.over(host, conn)
             }
             CmEvent::Disconnected { conn, ended } => {
-                self.disconnected(host, conn, ended)?;
+                self.disconnected(host, conn, &ended)?;
                 self.over(host, conn)
             }
             CmEvent::Released { conn, qpn } => self.released(host, conn, qpn),
@@ -216,12 +216,12 @@ impl World<'_> {
         Ok(())
     }
 
-    fn disconnected(&mut self, host: usize, conn: ConnId, ended: Ended) -> Verdict {
+    fn disconnected(&mut self, host: usize, conn: ConnId, ended: &Ended) -> Verdict {
         let talk = self.talk(host, conn)?;
         let far = self.counterpart(host, talk);
         let peer_left = far.is_none_or(Talk::is_over);
         let waited = self.now - talk.over_at;
-        let right = match ended {
+        let right = match *ended {
             Ended::ByUs => talk.leaving,
             Ended::Unanswered => {
                 talk.leaving
@@ -232,7 +232,9 @@ impl World<'_> {
             // No manager here asks whether its peers are still there.
             Ended::Gone => false,
             Ended::Stale => peer_left || talk.mistaken,
-            Ended::Rejected(reason) => peer_left && self.was_refused(talk, reason, None),
+            Ended::Rejected { reason, ref private } => {
+                peer_left && self.was_refused(talk, reason, Some(private))
+            }
         };
         if !right || matches!(talk.step, Step::Asking | Step::Asked) {
             return Err(format!("{talk:?} ends by {ended:?}, and its peer is {far:?}"));

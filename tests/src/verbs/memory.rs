@@ -243,8 +243,11 @@ pub fn a_device_reaches_itself(on: On) {
         let alone = a.run(|| alone.connect(&end, options)).unwrap();
         talk(a, &alone, &alone);
         if harness.is_software() {
+            // Nothing is lost on the way. On a busy machine an ACK timeout may expire.
             let counters = a.ctx.counters();
-            assert_eq!(counters.transport.retransmitted_pkts, 0, "{counters:?}");
+            let it = &counters.transport;
+            assert_eq!(it.out_of_seq_request + it.rcvd_seq_err, 0, "{counters:?}");
+            assert!(it.retransmitted_pkts == 0 || it.local_ack_timeout_err > 0, "{counters:?}");
         }
     }
 }

@@ -2,7 +2,6 @@
 //! sees nothing of it.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
@@ -14,19 +13,16 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use rocinante::OpenOptions;
-use rocinante::cm::{Connecting, Connection, Listener, Params};
+use rocinante::cm::{Listener, Params};
 use rocinante::device::Backend;
-use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
+use rocinante_node::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
+use rocinante_tests::idle::{Client, be_client};
 use rocinante_tests::{require_backend, require_machine_root};
 
 use super::run::Installed;
 
-/// Makes a process of this program one that connects and does nothing more: its own address, the
-/// survivor's, and how many connections it has.
-const ROLE: &str = "ROCINANTE_GUARDED";
 const PORT: u16 = 7471;
 /// The longest time until the peers know, on a busy machine. By their own questions to silent peers
 /// they know after 10.75 s at the earliest.
@@ -38,9 +34,7 @@ macro_rules! guarded {
     ($( $name:ident: $backend:ident; )*) => {$(
         #[test]
         fn $name() {
-            if let Ok(role) = std::env::var(ROLE) {
-                return connect_and_wait(Backend::$backend, &role);
-            }
+            be_client(Backend::$backend);
             require_backend!(Backend::$backend);
             peers_are_told(Backend::$backend, concat!("guardian::", stringify!($name)));
         }
@@ -50,25 +44,6 @@ macro_rules! guarded {
 guarded! {
     peers_of_programs_that_are_killed_together_are_told_udp: Udp;
     peers_of_programs_that_are_killed_together_are_told_packet: Packet;
-}
-
-fn connect_and_wait(backend: Backend, role: &str) {
-    exit_with_parent();
-    let [own, survivor] = role.split(' ').collect::<Vec<_>>()[..] else { panic!("{role}") };
-    let own = own.parse().unwrap();
-    let ctx = OpenOptions::new().netdev(backend).open(own).unwrap();
-    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16).unwrap());
-    let side = Side::of(ctx, pd, cq, own);
-    let peer: SocketAddr = survivor.parse().unwrap();
-    let connect = |_| {
-        let qp = side.qp().build().unwrap();
-        Connecting::start(qp, peer, &Params::default()).unwrap().wait(PATIENCE).unwrap()
-    };
-    let _connections: Vec<Connection> = (0..CONNECTIONS).map(connect).collect();
-    println!("\nconnected");
-    loop {
-        std::thread::park();
-    }
 }
 
 /// All processes of an address die in one moment, with all of their process group: no neighbour is
@@ -85,16 +60,9 @@ fn peers_are_told(backend: Backend, test: &str) {
             let program = myself(test);
             let mut run = installed.run(&["--"]);
             run.arg(program.get_program()).args(program.get_args()).process_group(0);
-            run.env(ROLE, format!("{own} {}", listener.address())).stdout(Stdio::piped());
-            let mut child = lab.container(0).spawn(&mut run).unwrap();
-            for _ in 0..CONNECTIONS {
-                let request = listener.request(Some(PATIENCE)).unwrap();
-                let qp = side.qp().build().unwrap();
-                let connecting = request.accept(qp, &Params::default()).unwrap();
-                connections.push(connecting.wait(PATIENCE).unwrap());
-            }
-            let mut lines = BufReader::new(child.child_mut().stdout.take().unwrap()).lines();
-            assert!(lines.by_ref().map_while(Result::ok).any(|line| line == "connected"));
+            let client = Client { own, connections: CONNECTIONS };
+            let mut child = lab.container(0).spawn(client.prepare(&mut run, &listener)).unwrap();
+            connections.extend(client.accept(&mut child, (&side, &listener), &Params::default()));
             programs.push(child);
         }
         let place = fs::metadata(format!("/proc/{}/ns/net", programs[0].id())).unwrap();

@@ -28,6 +28,7 @@ mod pingpong;
 mod rping;
 mod run;
 mod shared;
+mod surroundings;
 mod ways;
 
 use std::ffi::OsStr;

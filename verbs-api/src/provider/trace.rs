@@ -193,9 +193,11 @@ mod on {
     const PAUSE: Duration = Duration::from_millis(100);
 
     /// Counters of traffic that goes well.
-    const USUAL: [&str; 9] = [
+    const USUAL: [&str; 11] = [
         "sent_pkts",
         "rcvd_pkts",
+        "sent_multicast_pkts",
+        "rcvd_multicast_pkts",
         "sent_bytes",
         "rcvd_bytes",
         "sent_acks",

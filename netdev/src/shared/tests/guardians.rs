@@ -1,6 +1,7 @@
 //! A guardian's work for processes that have gone.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 

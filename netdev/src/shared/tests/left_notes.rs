@@ -1,6 +1,10 @@
 //! The notes of a process, and their fate.
 
+use std::collections::BTreeSet;
+
 use super::*;
+use crate::shared::locks::Locks;
+use crate::shared::notes::Notes;
 
 /// The notes of processes that have gone, as `of` finds them.
 fn left(of: &Process) -> Vec<(IpAddr, [u8; NOTE_BYTES])> {

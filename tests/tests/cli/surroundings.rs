@@ -1,0 +1,154 @@
+//! Namespaces, limits and interfaces that are not the usual ones.
+
+use std::process::Command;
+
+use super::{Done, Running, rocinante, start_command, words};
+use rocinante::device::Backend;
+use rocinante_node::{Container, Lab, LabConfig};
+use rocinante_tests::{require_backend, require_lab, require_machine_root, require_program, skip};
+
+/// The command line of `rocinante`, run by other commands: `unshare --pid`.
+fn under(wrapper: &str, line: &str) -> Command {
+    let mut all = words(wrapper);
+    all.push(env!("CARGO_BIN_EXE_rocinante-under-test").to_owned());
+    all.extend(words(line));
+    let mut command = rocinante(words(line));
+    if !wrapper.is_empty() {
+        command = Command::new(&all[0]);
+        command.args(&all[1..]).env_remove("ROCINANTE_NETDEV");
+    }
+    command
+}
+
+/// A server and a client, each in its container under its wrapper; the client verifies what comes.
+struct Talk {
+    server: Running,
+    client: Running,
+}
+
+impl Talk {
+    fn start(
+        [there, here]: [&Container; 2],
+        [server, client]: [&str; 2],
+        port: u16,
+        netdev: &str,
+    ) -> Self {
+        let line = format!("pingpong -e -p {port} --netdev {netdev} -n 300 -s 3000");
+        let at = |container: &Container| format!("{line} --bind {}", container.ipv4());
+        let mut server = start_command(there, &mut under(server, &at(there)));
+        server.says("waiting for a client");
+        let client = under(client, &format!("{} -c {}", at(here), there.ipv4()));
+        Self { server, client: start_command(here, &mut { client }) }
+    }
+
+    fn succeeds(self) -> [Done; 2] {
+        let client = self.client.finish().succeeded();
+        [self.server.finish().succeeded(), client]
+    }
+}
+
+/// Processes of one address that share nothing else but the user: not the numbers of processes, nor
+/// files and their mounts, nor IPC.
+fn containers_of_a_pod(netdev: &str) {
+    require_machine_root!();
+    require_program!("unshare");
+    const OWN: &str = "unshare --fork --kill-child --pid --mount-proc --ipc --";
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [a, b] = [lab.container(0), lab.container(1)];
+    // Both are process 1 of their namespaces.
+    let all = [
+        Talk::start([b, b], [OWN, OWN], 18600, netdev),
+        Talk::start([b, a], [OWN, ""], 18601, netdev),
+        Talk::start([a, b], ["", OWN], 18602, netdev),
+        Talk::start([b, b], ["", OWN], 18603, netdev),
+    ];
+    all.into_iter().for_each(|talk| drop(talk.succeeds()));
+}
+
+#[test]
+fn containers_of_a_pod_share_an_address_udp() {
+    require_lab!();
+    containers_of_a_pod("udp");
+}
+
+#[test]
+fn containers_of_a_pod_share_an_address_packet() {
+    require_backend!(Backend::Packet);
+    containers_of_a_pod("packet");
+}
+
+/// Clocks of a process are ahead of all others' by more than a day: beside processes whose clocks
+/// are not, on the same address and on the other.
+fn a_clock_that_is_ahead(netdev: &str) {
+    require_machine_root!();
+    require_program!("unshare");
+    if !std::path::Path::new("/proc/self/ns/time").exists() {
+        skip!("the kernel has no time namespaces (CONFIG_TIME_NS)");
+    }
+    const AHEAD: &str =
+        "unshare --fork --kill-child --time --monotonic 100000 --boottime 100000 --";
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [a, b] = [lab.container(0), lab.container(1)];
+    let clock = |wrapper: &str| {
+        let all = words(&format!("{wrapper} cat /proc/uptime"));
+        let done = a.output(Command::new(&all[0]).args(&all[1..])).unwrap();
+        let text = String::from_utf8(done.stdout).unwrap();
+        text.split('.').next().unwrap().parse::<u64>().unwrap()
+    };
+    assert!(clock(AHEAD) >= clock("nice") + 99_000);
+    // Again: slots of an address rest once their process has gone.
+    for _ in 0..2 {
+        let all = [
+            Talk::start([b, b], [AHEAD, ""], 18600, netdev),
+            Talk::start([b, b], ["", AHEAD], 18601, netdev),
+            Talk::start([b, a], [AHEAD, ""], 18602, netdev),
+            Talk::start([b, a], ["", AHEAD], 18603, netdev),
+        ];
+        all.into_iter().for_each(|talk| drop(talk.succeeds()));
+    }
+}
+
+#[test]
+fn a_clock_that_is_ahead_is_as_good_udp() {
+    require_lab!();
+    a_clock_that_is_ahead("udp");
+}
+
+#[test]
+fn a_clock_that_is_ahead_is_as_good_packet() {
+    require_backend!(Backend::Packet);
+    a_clock_that_is_ahead("packet");
+}
+
+/// Few descriptors, and next to no locked memory. With fewer descriptors than a device takes the
+/// error names them.
+fn small_limits(netdev: &str) {
+    require_program!("prlimit");
+    const SMALL: &str = "prlimit --nofile=48 --memlock=65536 --";
+    let lab = Lab::new(&LabConfig::default()).unwrap();
+    let [a, b] = [lab.container(0), lab.container(1)];
+    for (port, both) in [(18600, [b, a]), (18601, [b, b])] {
+        drop(Talk::start(both, [SMALL, SMALL], port, netdev).succeeds());
+    }
+    let line = format!("pingpong --netdev {netdev} --bind {} {}", a.ipv4(), b.ipv4());
+    let few = start_command(a, &mut under("prlimit --nofile=16 --", &line)).finish();
+    few.failed(1, &["Too many open files", "raise the limit of open files (`ulimit -n`)"]);
+}
+
+#[test]
+fn small_limits_are_enough_udp() {
+    require_lab!();
+    small_limits("udp");
+}
+
+#[test]
+fn small_limits_are_enough_packet() {
+    require_backend!(Backend::Packet);
+    small_limits("packet");
+}
+
+#[test]
+fn small_limits_are_enough_afxdp() {
+    require_backend!(Backend::Xdp);
+    small_limits("afxdp");
+}

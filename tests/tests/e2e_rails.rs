@@ -1,0 +1,122 @@
+//! Two rails of a machine in one subnet, in the middle of a run: an address goes, and a link. What
+//! is posted on that rail ends in `RETRY_EXC_ERR`, and the other rail goes on.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::Command;
+
+use rocinante::device::Backend;
+use rocinante::verbs::SendOp;
+use rocinante::{Access, ConnectOptions, Mr, Qp, WcStatus};
+use rocinante_node::{BRIDGE, Lab, LabConfig};
+use rocinante_tests::harness::{Family, Setup, Side, address, wr};
+use rocinante_tests::on_each_backend;
+
+on_each_backend!(an_address_is_removed_in_the_middle_of_a_run, a_link_goes_down_in_a_run);
+
+/// One side of a connection on a rail, and the memory of the peer.
+struct Rail<'a> {
+    side: &'a Side,
+    qp: Qp,
+    _peer: Qp,
+    target: Mr,
+    posted: u64,
+}
+
+impl<'a> Rail<'a> {
+    fn connect(side: &'a Side, peer: &Side) -> Self {
+        let options = ConnectOptions::default();
+        let (own, other) = (side.qp().build().unwrap(), peer.qp().build().unwrap());
+        let ends = [own.endpoint(), other.endpoint()];
+        let other = peer.run(|| other.connect(&ends[0], &options)).unwrap();
+        let qp = side.run(|| own.connect(&ends[1], &options)).unwrap();
+        let target = peer.pd.allocate(64, Access::ALL).unwrap();
+        Self { side, qp, _peer: other, target, posted: 0 }
+    }
+
+    fn write(&mut self, status: WcStatus) {
+        self.posted += 1;
+        let (remote, rkey) = (self.target.address(), self.target.rkey());
+        let op = SendOp::Write { remote, rkey, imm: None };
+        self.qp.post_send(&[wr(self.posted, op, &[])]).unwrap();
+        self.side.complete(self.posted, status);
+    }
+
+    fn works(&mut self) {
+        for _ in 0..20 {
+            self.write(WcStatus::Success);
+        }
+    }
+}
+
+/// A machine with the rails `eth0` and `eth1`, and a peer.
+struct Rails {
+    second: String,
+    sides: [Side; 2],
+    peer: Side,
+    lab: Lab,
+}
+
+impl Rails {
+    fn new(backend: Backend) -> Self {
+        let lab = Lab::new(&LabConfig::default()).unwrap();
+        let at = lab.container(0);
+        let [a, b, c, d] = at.ipv4().octets();
+        let second = Ipv4Addr::from([a, b, c, d + 100]);
+        let name = "rail1";
+        let there = at.netns().path();
+        let mtu = "mtu 4200";
+        let add = format!("link add {name} {mtu} type veth peer name eth1 {mtu} netns {there}");
+        for line in [add, format!("link set {name} master {BRIDGE} up")] {
+            lab.host().ip(&words(&line)).unwrap();
+        }
+        // Else either interface says that it has the other's address, too.
+        let conf = "/proc/sys/net/ipv4/conf/all";
+        let arp = format!("echo 1 > {conf}/arp_ignore && echo 2 > {conf}/arp_announce");
+        assert!(at.output(Command::new("sh").args(["-c", &arp])).unwrap().status.success());
+        let setup = Setup::new(backend);
+        let rails = ["link set eth1 up", &format!("address add {second}/24 dev eth1")];
+        rails.iter().for_each(|line| at.netns().ip(&words(line)).unwrap());
+        let own = [address(&lab, 0, Family::V4), IpAddr::from(second)];
+        let sides = own.map(|own| Side::open(at.netns(), own, &setup));
+        let peer = address(&lab, 1, Family::V4);
+        let peer = Side::open(lab.container(1).netns(), peer, &setup);
+        Self { second: second.to_string(), sides, peer, lab }
+    }
+
+    fn connect(&self) -> [Rail<'_>; 2] {
+        self.sides.each_ref().map(|side| Rail::connect(side, &self.peer))
+    }
+
+    fn ip(&self, line: &str) {
+        self.lab.container(0).netns().ip(&words(line)).unwrap();
+    }
+
+    /// The second rail goes by `line`, and comes back by `back`.
+    fn lose(&self, line: &str, back: &[&str]) {
+        let mut both = self.connect();
+        both.iter_mut().for_each(Rail::works);
+        self.ip(line);
+        let [first, second] = &mut both;
+        second.write(WcStatus::RetryExcErr);
+        first.works();
+        // What is posted to the queue pair that failed is flushed.
+        second.write(WcStatus::WrFlushErr);
+        back.iter().for_each(|line| self.ip(line));
+        first.works();
+        Rail::connect(second.side, &self.peer).works();
+    }
+}
+
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+fn an_address_is_removed_in_the_middle_of_a_run(backend: Backend) {
+    let rails = Rails::new(backend);
+    let place = format!("{}/24 dev eth1", rails.second);
+    rails.lose(&format!("address del {place}"), &[&format!("address add {place}")]);
+}
+
+fn a_link_goes_down_in_a_run(backend: Backend) {
+    Rails::new(backend).lose("link set eth1 down", &["link set eth1 up"]);
+}
