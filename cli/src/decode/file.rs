@@ -42,11 +42,11 @@ pub enum ReadError {
     Empty,
     /// The file begins with these bytes, so it is no capture.
     Magic([u8; 4]),
-    /// The file is cut off or damaged after so many frames.
+    /// The file is cut off or damaged.
     Damaged {
         /// Frames read before.
         after: u64,
-        /// What is wrong.
+        /// The fault.
         what: String,
     },
     /// The receiver of the frames reported this error.

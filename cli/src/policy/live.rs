@@ -1,4 +1,5 @@
-//! `--live`: the rules and shapers on the path of a running container, and what each binds.
+//! `--live`: the rules and shapers on the path of a running container, and the backends that each
+//! binds.
 
 use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -33,14 +34,14 @@ pub(super) struct Found {
     pub(super) effect: [Effect; 3],
 }
 
-/// What lies on a container's path.
+/// The rules and shapers on a container's path.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Live {
     /// Its interfaces with a host end here: `eth0 veth0`.
     pub(super) links: Vec<String>,
     /// The rules and shapers.
     pub(super) found: Vec<Found>,
-    /// Pairs that shadow each other, and what could not be read.
+    /// Pairs that shadow each other, and sources that could not be read.
     pub(super) warnings: Vec<String>,
     /// Of `--probe`: datagrams sent, and those counted at the host end.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -196,7 +197,7 @@ impl Live {
         }
     }
 
-    /// The rules of a namespace that `nft` does not list, on the way of what comes from and goes to
+    /// The rules of a namespace that `nft` does not list, on the path of the traffic from and to
     /// these addresses by these interfaces.
     fn unlisted(
         &mut self,
@@ -288,7 +289,7 @@ impl Live {
                     BINDS
                 }
                 ("netdev" | "arp", _) | (_, "input" | "output") => continue,
-                // What is bridged is not forwarded by IP.
+                // IP does not forward bridged frames.
                 ("xfrm", _) if bridged => continue,
                 ("bridge", _) if !bridged => continue,
                 ("bridge", _) => BINDS,

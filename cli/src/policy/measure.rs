@@ -41,7 +41,7 @@ const WARM_MILLIS: u64 = 250;
 const MILLIS: u64 = 1250;
 const BURSTS: u64 = 10;
 
-/// What a cell has shown.
+/// The figures of a cell.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Figures {
     /// Packets (skbs) that the rule took.
@@ -59,7 +59,7 @@ pub struct Figures {
     /// The rate on the wire after the warm-up, of the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of_limit: Option<f64>,
-    /// The same of all that was sent beyond what the limit lets pass at once.
+    /// The same of all bytes sent, less the burst that the limit lets pass at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of_limit_in_all: Option<f64>,
     /// Bytes that the shaper's own figures show.
@@ -77,7 +77,7 @@ pub struct Figures {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Outcome {
     pub(super) figures: Figures,
-    /// What is not as documented.
+    /// The differences from the documentation.
     pub(super) wrong: Vec<String>,
 }
 
@@ -199,7 +199,7 @@ impl Bench<'_> {
         let beyond = on_wire(all_bytes) - at_once as f64;
         let in_all = beyond * 8.0 / seconds_of_all(&flows) / f64::from(RATE);
         let of_limit = match shaper {
-            // What passes at once can last beyond the warm-up.
+            // The burst that passes at once can last beyond the warm-up.
             Shaper::Policer => in_all,
             _ => rates.iter().sum(),
         };

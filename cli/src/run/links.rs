@@ -39,7 +39,7 @@ fn links_in(place: &Path, verbs: &Path) -> io::Result<PathBuf> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // The loader runs what it finds there.
+    // The loader runs the code that it finds there.
     let found = fs::symlink_metadata(&links)?;
     if !found.is_dir() || found.uid() != uid || found.mode() & 0o022 != 0 {
         let why = format!("{} is not this user's own", links.display());
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(links_in(&place, &verbs).unwrap(), links, "again");
         // Where both names are beside each other it takes no other directory.
         assert_eq!(directory(&links.join(NAMES[0])).unwrap(), links);
-        // What is not the user's own, or names another library, is not taken.
+        // A directory of another user, or a link to another library, is refused.
         fs::remove_file(links.join(NAMES[1])).unwrap();
         fs::write(links.join(NAMES[1]), "another").unwrap();
         assert_eq!(links_in(&place, &verbs).unwrap_err().kind(), io::ErrorKind::InvalidData);
