@@ -116,7 +116,7 @@ fn lines(document: &Path) -> Result<Vec<String>, String> {
     Ok(api.items().map(ToString::to_string).collect())
 }
 
-/// The paths in other crates of what a crate exports, such as `rocinante_stack::verbs::SendWr`.
+/// The paths in other crates of a crate's exports, such as `rocinante_stack::verbs::SendWr`.
 fn exported(document: &Path) -> Result<Vec<String>, String> {
     let text = fs::read(document).map_err(|error| format!("{}: {error}", document.display()))?;
     let json: Value = serde_json::from_slice(&text).map_err(|error| error.to_string())?;

@@ -26,7 +26,7 @@ fn house(files: &[(&str, &str)]) -> (Vec<Module>, Found) {
     (modules, found)
 }
 
-/// What is wrong with a house of two floors and a strict room.
+/// The errors of a house of two floors and a strict room.
 fn judged(low: &str, high: &str) -> Vec<String> {
     let low = format!("pub mod strict {{}} {low}");
     let root = "pub mod low; pub mod high;";
