@@ -59,7 +59,7 @@ pub fn address(index: usize, family: Family) -> IpAddr {
     }
 }
 
-/// What encrypted links need.
+/// The requirements of encrypted links.
 ///
 /// # Errors
 /// The reason why there are none.

@@ -15,8 +15,8 @@ use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
 use rocinante_tests::require_backend;
 
-/// Makes a process of this program a client: its own address, the server's, and how many
-/// connections it has.
+/// Makes a process of this program a client: its own address, the server's, and its number of
+/// connections.
 const ROLE: &str = "ROCINANTE_CM_GONE";
 const PORT: u16 = 7471;
 /// The shortest silence that a connection may have.

@@ -18,7 +18,7 @@ use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_unti
 use rocinante_tests::require_backend;
 
 /// Makes a process of this program one that connects and does nothing more: its own address, the
-/// survivor's, its name, and how many connections it has.
+/// survivor's, its name, and its number of connections.
 const ROLE: &str = "ROCINANTE_CM_NEIGHBOURS";
 const PORT: u16 = 7471;
 /// The longest time until the peers know, on a busy machine. Before 7.75 s they ask no silent peer.

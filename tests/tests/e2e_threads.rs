@@ -3,8 +3,8 @@
 //! queue pair; nothing hangs, and nothing is stored outside of the named ranges.
 //!
 //! The number of operations is bounded. A failure names its seed: `ROCINANTE_THREADS_SEED=n` draws
-//! the same operations again, though the machine orders them anew. `ROCINANTE_THREADS_TIMES=k` does
-//! k times as many.
+//! the same operations again, though the machine orders them anew. `ROCINANTE_THREADS_TIMES=k`
+//! multiplies their number by k.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -18,8 +18,8 @@ macro_rules! mpi {
     };
 }
 
-/// The options of mpirun for every other rank in the other container, and what goes there in the
-/// place of ssh.
+/// The options of mpirun for every other rank in the other container, and the script that goes
+/// there in the place of ssh.
 macro_rules! away {
     () => {
         "echo 'shift; exec /usr/bin/python3 -c \"$MPI_ASK\" \"$*\"' > ask; \
@@ -54,7 +54,7 @@ pub struct Row {
     pub program: &'static str,
     /// Its options.
     pub mode: &'static str,
-    /// What carries the packets.
+    /// The backend.
     pub netdev: &'static str,
     /// How it is run.
     pub shape: Shape,
@@ -73,7 +73,7 @@ impl Row {
     }
 }
 
-/// How a program is run, and what it has to say.
+/// How a program is run, and its expected output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// By itself. It prints all of these words.
@@ -81,7 +81,7 @@ pub enum Shape {
     /// A script of sh(1) with and without `rocinante run`: it prints the same, these words among
     /// it, and ends in the same way.
     Alike(&'static str, &'static [&'static str]),
-    /// A script of sh(1) in one container, and what it prints.
+    /// A script of sh(1) in one container, and its output.
     Script(&'static str, Says),
     /// By itself, until the link goes down and up and an address comes: it prints each event.
     Events,
@@ -91,24 +91,24 @@ pub enum Shape {
         always: &'static str,
         /// How often, in the same namespaces.
         times: u32,
-        /// What the client prints once it has measured.
+        /// The client's output once it has measured.
         says: Says,
     },
     /// Two scripts of sh(1), a server's and a client's, with the server's address in `$THERE`.
     /// `exec` in the first gives the signals to the program.
     Pair {
-        /// What runs until the client has ended; it ends then, or is ended.
+        /// The script that runs until the client has ended; it ends then, or is ended.
         server: &'static str,
         /// Whether it ends by itself.
         ends: bool,
-        /// What runs once the server listens.
+        /// The script that runs once the server listens.
         client: &'static str,
-        /// What the client prints.
+        /// The client's output.
         says: Says,
     },
 }
 
-/// What a client prints once it has measured.
+/// The output of a client once it has measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Says {
     /// A ping-pong: `1000 iters in 0.01 seconds`.
@@ -124,7 +124,7 @@ pub enum Says {
 /// The backends.
 pub const NETDEVS: [&str; 3] = ["udp", "packet", "afxdp"];
 
-/// rdma-core's ping-pongs. Those that can compare what they get do so (`-c`).
+/// rdma-core's ping-pongs. Those that can compare the received data do so (`-c`).
 const PINGPONGS: [(&str, &[&str]); 4] = [
     ("ibv_rc_pingpong", &["", "-c", "-e -c", "-N -c", "-o -c", "-e -N -c"]),
     ("ibv_uc_pingpong", &["", "-e -c"]),
@@ -205,7 +205,7 @@ fn managed() -> Vec<Row> {
 }
 
 /// A program, its mode, the server's script and whether it ends by itself, the client's script,
-/// and what it prints.
+/// and its output.
 type Managed = (&'static str, &'static str, &'static str, bool, &'static str, Says);
 
 /// Those of rdmacm-utils that run on every backend.
@@ -352,8 +352,8 @@ const FIO_RECEIVER: &str = "exec fio --name=s --ioengine=rdma --port=7590 --verb
 const FIO_CLIENT: &str = "exec fio --name=c --ioengine=rdma --hostname=$THERE --port=7590 --$MODE \
     --rw=write --bs=64k --size=20m --iodepth=8";
 
-/// iperf3 over sockets of librspreload, with the mode's option. It ends when so much has come, and
-/// waits some 10 s before: librdmacm says of a new connection only when it wakes up by itself.
+/// iperf3 over sockets of librspreload, with the mode's option. It ends after 64 MiB, and waits
+/// some 10 s before: librdmacm reports a new connection only when it wakes up by itself.
 const IPERF_SERVER: &str = "export LD_PRELOAD=$LD_PRELOAD:$RSOCKET; exec iperf3 -s -1";
 const IPERF_CLIENT: &str = "export LD_PRELOAD=$LD_PRELOAD:$RSOCKET; \
     exec iperf3 -c $THERE -n 64M ${MODE#librspreload}";
@@ -427,7 +427,7 @@ print('alike')
 ",
 ];
 
-/// UCX, what runs over it, and qperf. UCX may use our device only, and no shared memory; by `rc_v`
+/// UCX, programs over it, and qperf. UCX may use our device only, and no shared memory; by `rc_v`
 /// it connects over datagrams and sends by RC, which `rc_verbs` alone cannot.
 fn hpc() -> Vec<Row> {
     let mut rows = Vec::new();

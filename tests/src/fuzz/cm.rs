@@ -1,6 +1,6 @@
 //! Management datagrams, mutated or made up, sent to two connection managers in any state.
 //!
-//! Nothing panics. What they hold stays bounded, and one datagram causes few answers. In the end,
+//! Nothing panics. Their state stays bounded, and one datagram causes few answers. In the end,
 //! with the peer gone, nothing is left.
 
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Memory windows: what peers reach through them, and until when.
+//! Memory windows: the memory that peers reach through them, and until when.
 
 use rocinante::verbs::{
     BindMw, Key, MwPart, MwType, PostError, QpState, Rereg, SendOp, Sge, WcOpcode,

@@ -21,9 +21,9 @@ use rocinante_tests::unique;
 
 /// The TCP port of all servers here.
 const PORT: u16 = 18_515;
-/// Time for a busy machine, added to what a program promises.
+/// Time for a busy machine, added to a program's own limit.
 const SLACK: Duration = Duration::from_secs(60);
-/// How many trials run at a time: those that wait for something that never comes, and all others.
+/// Number of trials at a time: those that wait for something that never comes, and all others.
 const WAITERS: usize = 90;
 const WORKERS: usize = 12;
 

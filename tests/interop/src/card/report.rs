@@ -1,4 +1,4 @@
-//! The report: what was tried with which devices, the results, and why some cells were not run.
+//! The report: the cells tried, the devices, the results, and why some cells were not run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use super::stage::{Stage, list};
 use crate::agent::machine::{Device, Kind, Machine};
 use crate::matrix::Verdict;
 
-/// How many names are shown of cells that were not run for one reason.
+/// The most names shown of cells that were not run for one reason.
 const NAMES_MAX: usize = 40;
 
 /// The result of one cell.

@@ -1,4 +1,4 @@
-//! The surroundings of a run: the device, its agent, our interface, and what each of them permits.
+//! The surroundings of a run: the device, its agent, our interface, and the limits of each.
 
 use std::cell::OnceCell;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};

@@ -31,7 +31,7 @@ pub(super) struct Losses {
     before: Vec<u64>,
     heard: Heard,
     lost: u64,
-    /// How many requests were freed.
+    /// Number of requests freed.
     freed: u32,
 }
 

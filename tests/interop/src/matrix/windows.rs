@@ -1,4 +1,4 @@
-//! Memory windows: what peers reach through them, until when, and what invalidates them.
+//! Memory windows: the memory that peers reach through them, until when, and their invalidation.
 
 use super::losses::Losses;
 use super::node::{BUFFER, Node, Step, at, opcode_of, signaled};
@@ -167,7 +167,7 @@ pub(super) fn zero_based(s: &mut Session<'_>) -> Step {
     refused(s, 0, write_to(shown, beyond))
 }
 
-/// An access that a window does not permit is refused, whatever the queue pair permits.
+/// An access that a window does not permit is refused, also if the queue pair permits it.
 pub(super) fn forbids(s: &mut Session<'_>) -> Step {
     prepare(s, &[MwType::Type2; 3])?;
     for qp in 0..3 {

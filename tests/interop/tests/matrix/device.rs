@@ -20,7 +20,7 @@ pub(crate) struct Case {
     options: &'static [&'static str],
     instead: &'static [(&'static str, &'static str)],
     filters: &'static [&'static str],
-    /// How many cells pass, and how many fail.
+    /// Number of cells that pass, and that fail.
     passed: usize,
     failed: usize,
     /// Words that the report and the errors must contain.

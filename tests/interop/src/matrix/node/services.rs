@@ -95,7 +95,7 @@ impl Node {
         }
     }
 
-    /// How many packets the device has dropped for a reason; 0 if it does not report drops.
+    /// Number of packets that the device has dropped for a reason; 0 if it does not report drops.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
