@@ -199,7 +199,7 @@ impl Output {
     }
 
     /// Ends the command: prints the JSON object if one is wanted and the error, after the words of
-    /// `program`, if there is one, with what [`ending`] knows. Returns the exit code.
+    /// `program`, if there is one, with the state that [`ending`] has. Returns the exit code.
     #[must_use]
     pub fn end<T: Serialize>(self, program: &str, result: &Result<T, Failure>) -> ExitCode {
         ending::end(self, program, result)

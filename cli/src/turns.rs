@@ -1,4 +1,4 @@
-//! What other programs took of the processors while this one measured.
+//! The processor time that other programs took while this one measured.
 
 use std::fmt;
 use std::time::Instant;

@@ -115,7 +115,7 @@ fn the_document_has_the_table() {
     assert_eq!(rows, due);
 }
 
-/// What `--live` says of the first container of a lab.
+/// The result of `--live` for the first container of a lab.
 fn look(lab: &Lab, args: &[&str]) -> Value {
     let netns = lab.container(0).netns().path();
     let mut command = Command::new(env!("CARGO_BIN_EXE_rocinante"));

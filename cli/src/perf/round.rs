@@ -164,7 +164,7 @@ impl<'a> Round<'a> {
         if self.fits() { Ok(()) } else { Err(what) }
     }
 
-    /// Describes what both sides are about to do, in a few lines.
+    /// Describes the measurement of both sides, in a few lines.
     #[must_use]
     pub fn banner(&self, session: &Session) -> String {
         let Self { test, plan, mtu, peer, ctx, .. } = self;

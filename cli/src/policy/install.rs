@@ -426,7 +426,7 @@ pub(super) fn lacking(network: &Network) -> Vec<&'static str> {
     tried.into_iter().filter(|(_, result)| result.is_err()).map(|(option, _)| option).collect()
 }
 
-/// What `nft`, `tc` and `ip` say of parts that the kernel lacks.
+/// Words of the errors of `nft`, `tc` and `ip` for options that the kernel lacks.
 const ABSENT: [&str; 5] = [
     "not supported",
     "No such file or directory",

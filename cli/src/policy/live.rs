@@ -28,7 +28,7 @@ const PROBE_TABLE: &str = "rocinante_probe";
 pub(super) struct Found {
     /// `own` or `host`: the namespace.
     pub(super) place: &'static str,
-    /// What and where it is.
+    /// The rule or shaper, and its place.
     pub(super) what: String,
     /// Its effect on `udp`, `packet` and `afxdp`, if it matches the traffic.
     pub(super) effect: [Effect; 3],
@@ -131,7 +131,7 @@ type Addresses = [(IpAddr, u8)];
 struct Chain {
     family: String,
     hook: String,
-    /// Of a `netdev` chain; what `nft` does not tell is empty.
+    /// Of a `netdev` chain; empty if `nft` does not list them.
     devices: Vec<String>,
     /// Its table and its name.
     names: [String; 2],
@@ -367,7 +367,7 @@ impl Live {
     }
 }
 
-/// The devices whose disciplines get what these filters redirect, if one redirects.
+/// The devices that these filters redirect to, if one redirects.
 fn redirected(filters: &Value) -> Option<Vec<String>> {
     let filters = filters.as_array().into_iter().flatten();
     let actions = filters.filter_map(|filter| filter["options"]["actions"].as_array()).flatten();

@@ -31,7 +31,7 @@ const REACHED: f64 = 0.9;
 /// The part of a rate that must not be exceeded by all that was sent: nothing that was under way
 /// when a part of the time began or ended can blur it.
 const EXCEEDED: f64 = 1.01;
-/// What nft's limit in bytes lets pass at once beside its `burst`: the rate of one of its units of
+/// The bytes that nft's limit lets pass at once beside its `burst`: the rate of one of its units of
 /// time, a second (net/netfilter/nft_limit.c, `tokens_max`).
 const SECOND_OF_RATE: u64 = RATE as u64 / 8;
 /// Part of the rate that bypassing traffic exceeds.

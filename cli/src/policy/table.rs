@@ -101,7 +101,7 @@ pub enum Rule {
         chain: (&'static str, &'static str),
         /// The interface of a `netdev` chain.
         device: Option<End>,
-        /// What else is set up: see [`Beside`].
+        /// The addition to the rule.
         beside: Beside,
     },
     /// A program on tcx.
