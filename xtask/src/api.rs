@@ -1,9 +1,9 @@
 //! The public API of the crate `rocinante`, compared with `docs/api.txt`: a commit that changes one
 //! changes the other.
 //!
-//! rustdoc describes a crate as JSON, and the crate `public-api` makes a line of each item. What
-//! `rocinante` exports of the crates below it is in their JSON. Items with `#[doc(hidden)]` are
-//! left out, and so are implementations for all types and of auto traits.
+//! rustdoc describes a crate as JSON, and the crate `public-api` makes a line of each item. The
+//! items that `rocinante` exports from the crates below it are in their JSON. Items with
+//! `#[doc(hidden)]` are left out, and so are implementations for all types and of auto traits.
 
 use crate::command;
 use crate::demo;

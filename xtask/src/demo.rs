@@ -44,7 +44,7 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
     skips(&report)
 }
 
-/// Builds what [`check`] runs.
+/// Builds the program that [`check`] runs.
 ///
 /// # Errors
 /// It does not compile.

@@ -14,9 +14,9 @@ const PACKAGES: [&str; 5] = ["libc6-dev", "libgcc-s1", "ibverbs-utils", "perftes
 const PROGRAM: &str = "usr/bin/ibv_devices";
 /// A program of each other package.
 const MORE: [&str; 2] = ["usr/bin/ib_write_bw", "usr/bin/rping"];
-/// What Rust's library asks a linker for, and the files that have it. From glibc 2.34 on
-/// `libc.so.6` has all of the C library's parts, but for functions such as pthread_atfork(3), which
-/// each library has for itself.
+/// The libraries that Rust's library asks a linker for, and the files that have them. From glibc
+/// 2.34 on `libc.so.6` has all of the C library's parts, but for functions such as
+/// pthread_atfork(3), which each library has for itself.
 const LINKED: [(&str, &[&str]); 7] = [
     ("libc.so", &["libc.so.6", "libc_nonshared.a"]),
     ("libdl.so", &["libc.so.6"]),

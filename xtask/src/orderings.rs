@@ -37,7 +37,7 @@ const UNITS: Tests = Tests { select: &["-p", "rocinante", "--lib"], home: "verbs
 /// Something that can be taken away from a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Site {
-    /// Such as `core release fence 1`: the file, the function, what, and which of them.
+    /// Such as `core release fence 1`: the file, the function, the kind, and its number.
     name: String,
     file: &'static str,
     /// Its place in the file, and the text that replaces it.

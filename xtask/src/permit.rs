@@ -47,7 +47,7 @@ const RECEIVERS: &str = "stack/src/peer/";
 /// Checks the sources of the engine.
 ///
 /// # Errors
-/// The calls that ask what only `permit` may.
+/// The calls of questions that only `permit` may ask.
 pub(crate) fn check() -> Result<(), String> {
     let mut wrong = Vec::new();
     search(Path::new("stack/src"), &mut wrong).map_err(|error| error.to_string())?;
@@ -71,7 +71,8 @@ fn search(directory: &Path, wrong: &mut Vec<String>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The calls in `source` that ask what only `permit` may; `credit` if those about credit count.
+/// The calls in `source` of questions that only `permit` may ask; `credit` if those about credit
+/// count.
 fn questions(source: &str, credit: bool) -> Vec<String> {
     let source = source.split("#[cfg(test)]").next().unwrap_or(source);
     let code: Vec<&str> =

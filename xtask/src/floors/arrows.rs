@@ -1,5 +1,5 @@
 //! The arrows between the modules of a crate: from the module that names an item to the module that
-//! defines it, whatever path leads there.
+//! defines it, by any path.
 
 use std::collections::{BTreeMap, BTreeSet};
 
