@@ -1,4 +1,4 @@
-//! Tests that count what their process holds. Each runs in a process of its own.
+//! Tests that count the objects that their process holds. Each runs in a process of its own.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub fn alone(test: &str, limit: Duration, work: impl FnOnce() + Send) {
             }
         });
         // A thread that has ended closes its descriptors a moment later.
-        return wait_until("as many descriptors as before", || descriptors() == before);
+        return wait_until("the same number of descriptors as before", || descriptors() == before);
     }
     let mut command = myself(test);
     // mallopt(3): freed memory goes back to the kernel at once, so resident memory is held memory.

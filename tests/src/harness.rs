@@ -127,7 +127,7 @@ impl Side {
     #[must_use]
     pub fn channel(&self) -> CompChannel {
         let channel = self.ctx.create_comp_channel().expect("a completion channel");
-        self.channels.lock().expect("nobody panicked").push(channel.clone());
+        self.channels.lock().expect("no thread panicked").push(channel.clone());
         channel
     }
 

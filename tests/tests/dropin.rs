@@ -54,7 +54,7 @@ const CORE: [(&str, &str, &str); 33] = [
     ("loaders.c", "others", "udp"),
 ];
 
-/// What cargo builds for the tests of the libraries lies beside this program.
+/// The libraries that cargo builds for their tests lie beside this program.
 fn installed() -> Result<Installation, String> {
     need::machine_root()?;
     let own = std::env::current_exe().map_err(|error| error.to_string())?;

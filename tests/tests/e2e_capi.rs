@@ -57,7 +57,7 @@ fn devices_are_listed_and_described_and_nothing_is_opened() {
     assert!(list.contains("mlx5_0") && !list.contains("roce"), "{list}");
 }
 
-/// Calls with what no correct program gives: an error each, and the program goes on.
+/// Calls with invalid arguments: an error each, and the program goes on.
 #[test]
 fn bad_arguments_get_the_errno_of_the_manual() {
     require_lab!();

@@ -125,7 +125,7 @@ fn written_before_the_end(harness: &Harness, round: u64) -> usize {
     a.complete(2, WcStatus::RemAccessErr);
     let found = target.to_vec(0, 3000);
     let written = found.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
-    assert_same(&found[..written], &bytes[..written], "what was written");
+    assert_same(&found[..written], &bytes[..written], "the bytes written");
     written
 }
 
@@ -192,7 +192,7 @@ fn everything_arrives(backend: Backend, whole: bool) {
         for place in 0..PLACES {
             a.succeed(place as u64);
         }
-        assert_same(&target.to_vec(0, model.len()), &model, "what was posted last");
+        assert_same(&target.to_vec(0, model.len()), &model, "the last WRITE posted");
     }
     let [a, b] = harness.sides.each_ref().map(|side| side.ctx.counters());
     assert!(a.transport.retransmitted_pkts > 0, "{a:?}");

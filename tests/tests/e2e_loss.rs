@@ -81,8 +81,8 @@ fn an_afxdp_receiver_with_a_crowded_queue_slows_its_senders() {
 }
 
 /// A sender that takes the receive queue for many times as large as it is stands for many that do
-/// not know of each other. It is notified of what no switch marked, and everything arrives. (What
-/// a socket holds is more than can be sent while the program pauses.)
+/// not know of each other. It is notified without a mark of a switch, and everything arrives. (A
+/// socket holds more than can be sent while the program pauses.)
 fn crowded(backend: Backend) {
     require_backend!(backend);
     let mut setup = Setup::new(backend)

@@ -68,7 +68,7 @@ fn write_by_hand(setup: &Setup, pairs: usize) {
     for at in [0, 1] {
         for index in 0..pairs {
             let found = regions[at].to_vec(2 * LEN * index + LEN, LEN);
-            assert_same(&found, &pattern(LEN, (2 * index + 1 - at) as u64), "what was written");
+            assert_same(&found, &pattern(LEN, (2 * index + 1 - at) as u64), "the bytes written");
         }
         assert_eq!(introductions(&harness.sides[at]), [1; 4]);
     }

@@ -22,7 +22,7 @@ const BEFORE: Duration = Duration::from_secs(1);
 /// How long the others may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What became of a round.
+/// The result of a round.
 #[derive(Debug, Default)]
 pub struct Round {
     /// Processes that were killed while they ran.

@@ -33,7 +33,7 @@ const RSOCKET: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so.1";
 /// The state of a socket that listens, in /proc/net/tcp (`TCP_LISTEN` of Linux).
 const LISTENS: &str = "0A";
 
-/// What ibv_asyncwatch prints after each change of the network: the numbers of
+/// The output of ibv_asyncwatch after each change of the network: the numbers of
 /// `enum ibv_event_type`, `IBV_EVENT_PORT_ERR`, `_PORT_ACTIVE` and `_GID_CHANGE`.
 const EVENTS: [(&str, &str); 3] = [
     ("link set eth0 down", "(10)"),

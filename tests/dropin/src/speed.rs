@@ -68,7 +68,7 @@ pub struct Compared {
     netdev: &'static str,
     theirs: [f64; RUNS],
     ours: [f64; RUNS],
-    /// What perftest printed last.
+    /// perftest's last output.
     pub raw: String,
 }
 

@@ -28,7 +28,7 @@ macro_rules! away {
     };
 }
 
-/// The other container: what `$MPI_ASK` asks for.
+/// The other container: the server that `$MPI_ASK` asks.
 pub(crate) const MPI_AWAY: &str = "export TMPDIR=$(mktemp -dp $XDG_RUNTIME_DIR); export HOME=$TMPDIR; \
     exec /usr/bin/python3 -c \"$MPI_SERVE\"";
 

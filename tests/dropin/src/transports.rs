@@ -170,7 +170,7 @@ fn qperf(said: &str, units: &[(&str, f64)]) -> Option<f64> {
     Some(number.parse::<f64>().ok()? * factor)
 }
 
-/// What iperf3's receiver got.
+/// The rate of iperf3's receiver, in Gb/s.
 fn iperf(said: &str) -> Option<f64> {
     let line = said.lines().rfind(|line| line.ends_with("receiver"))?;
     let (before, _) = line.split_once(" Gbits/sec")?;

@@ -325,7 +325,7 @@ impl Program<'_> {
             assert!(known, "group {number} is not this file's");
         } else if kind == REQUEST {
             assert_eq!(owner, None, "request {number} is there already");
-            assert!(it.ids.iter().any(|id| id.uid == uid), "nobody listens");
+            assert!(it.ids.iter().any(|id| id.uid == uid), "no listener");
             it.ids.push(Id { number, uid: 0 });
         } else {
             let known = it.ids.iter().any(|id| (id.number, id.uid) == (number, uid));
@@ -504,7 +504,7 @@ impl Program<'_> {
             while let Some(id) = self.files[file].ids.last().map(|id| id.number) {
                 self.command(file, DESTROY, &of(DESTROY, id, &[])).expect("the id is there");
             }
-            assert_eq!(self.read_event(file), Err(libc::EAGAIN), "an event of nobody");
+            assert_eq!(self.read_event(file), Err(libc::EAGAIN), "an event without an id");
         }
         if !self.is_uncounted {
             assert_eq!(self.counted, self.read, "events that were counted, and that were read");
@@ -513,7 +513,7 @@ impl Program<'_> {
             self.close(0);
         }
         let nothing = Left { files: 1, ids: 0, groups: 0, ports: 0 };
-        assert_eq!(self.cm.left(), nothing, "what is left");
+        assert_eq!(self.cm.left(), nothing, "the objects left");
     }
 }
 

@@ -82,7 +82,7 @@ fn twisted(victim: &mut TcpStream, message: &[u8], fault: &Fault) -> Option<Vec<
             until_gone(victim)
         }
         Fault::Edit(edit) => {
-            let text = String::from_utf8(message.to_vec()).expect("what is edited is text");
+            let text = String::from_utf8(message.to_vec()).expect("an edited message is text");
             let edited = edit(&text);
             assert_ne!(edited, text, "nothing was changed");
             Some(edited.into_bytes())

@@ -73,7 +73,7 @@ fn afxdp_needs_the_documented_capabilities() {
     needs_what_is_documented(Backend::Xdp);
 }
 
-/// What podman's default profile does to the documented capabilities.
+/// podman's default profile, with the documented capabilities.
 #[test]
 fn a_seccomp_profile_is_named() {
     require_machine_root!();

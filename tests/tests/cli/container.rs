@@ -188,7 +188,7 @@ fn unmodified_programs_run_in_a_container_without_any_privilege() {
     });
 }
 
-/// The script in a directory where `rocinante run` prints what these lines of a shell say.
+/// The result of `perftest.sh` beside a `rocinante` that is a shell script with these cases.
 fn script(of_programs: &str) -> Done {
     let folder = std::env::temp_dir().join(unique());
     fs::create_dir_all(&folder).unwrap();

@@ -1,4 +1,4 @@
-//! The JSON of each command, of both sides, in success and in failure, is what `docs/schema` says.
+//! The JSON of each command, of both sides, in success and in failure, is valid by `docs/schema`.
 //! The other tests hold theirs against the schemas, too.
 
 use std::collections::BTreeSet;

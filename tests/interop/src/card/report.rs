@@ -180,7 +180,7 @@ impl fmt::Display for Report {
         self.failures(f)?;
         writeln!(f, "\n## Departures from the specification\n")?;
         if self.noticed.is_empty() {
-            writeln!(f, "None was noticed, but for what failed.")?;
+            writeln!(f, "None was noticed, but for the failures.")?;
         }
         for (what, cell) in &self.noticed {
             writeln!(f, "- {what} (first in `{cell}`)")?;
@@ -203,7 +203,7 @@ fn machine(whose: &'static str, machine: &Machine) -> Vec<(&'static str, String)
 fn facts_of(device: &Device) -> Vec<(&'static str, String)> {
     let expected = match device.kind {
         Kind::SoftRoce => "Soft-RoCE, whose departures are known",
-        Kind::Rocinante | Kind::Device => "the specification is what is expected",
+        Kind::Rocinante | Kind::Device => "the specification is expected",
     };
     let gids: Vec<String> =
         device.gids.iter().map(|(index, address)| format!("{index}: {address}")).collect();

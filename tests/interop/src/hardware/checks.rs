@@ -101,7 +101,7 @@ pub fn gone(device: &str, address: IpAddr) -> Step {
         connection?.wait_disconnected(PATIENCE).map_err(text)?;
     }
     for _ in 0..2 {
-        let why = listener.request(Some(PATIENCE)).err().ok_or("somebody asks")?;
+        let why = listener.request(Some(PATIENCE)).err().ok_or("a request arrived")?;
         ensure(why.errno() == nix::Error::ENODEV as i32, || text(why))?;
     }
     println!("{device} is gone");
@@ -186,7 +186,7 @@ fn counters(ctx: &Context) -> Step {
             // counters differently.
             return Err(match Kind::of(ctx.name()) {
                 Kind::Device => {
-                    cannot(format!("what the device sends itself is not counted: {found}"))
+                    cannot(format!("the device's packets to itself are not counted: {found}"))
                 }
                 Kind::SoftRoce | Kind::Rocinante => found,
             });

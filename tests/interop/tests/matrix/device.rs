@@ -1,6 +1,6 @@
 //! `rocinante-interop device`, the command for machines with a card. Here the guest is that
 //! machine, and the container at the bridge is our side. The report must account for the whole
-//! matrix, whatever part of it ran.
+//! matrix, also if only a part of it ran.
 
 use std::process::Command;
 

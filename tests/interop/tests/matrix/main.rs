@@ -132,7 +132,7 @@ fn options(args: &[String]) -> std::result::Result<u32, String> {
 /// Our program, which runs other programs.
 const OURS: &str = env!("CARGO_BIN_EXE_rocinante-under-interop");
 
-/// What `rocinante run` needs, installed when the first program runs.
+/// The installation of `rocinante run`, made when the first program runs.
 type Installed = LazyLock<std::result::Result<Installation, String>>;
 
 /// Installs it. The libraries lie beside this program, in cargo's directory of artifacts.
@@ -158,7 +158,7 @@ enum Test {
     CmProgram(CmCell),
     /// A script of packets.
     Script(ScriptCell),
-    /// What tshark sees in this setting.
+    /// tshark's view of the packets in this setting.
     Witness(Setting),
     /// The kernel provider on its own.
     Hardware(hardware::HardwareCell),
@@ -304,7 +304,7 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
 struct Outcomes {
     table: Table,
     failures: Vec<String>,
-    /// Tests during which a guest's kernel broke, whatever their results.
+    /// Tests during which a guest's kernel broke, passed or not.
     deaths: Vec<String>,
 }
 
