@@ -53,8 +53,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(cli) => cli.command,
         Err(error) => return refuse(&error, &args),
     };
-    // The demo and the policy check end their children first, and their workers end with them. What
-    // `run` becomes has the signals that our parent gave us. The guardian ignores them.
+    // The demo and the policy check end their children first, and their workers end with them. The
+    // program of `run` has the signals that our parent gave us. The guardian ignores them.
     let own_signals = matches!(
         command,
         Command::Demo(_)

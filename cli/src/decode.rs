@@ -34,9 +34,9 @@ use summary::{Ended, Summary};
 /// Print every RoCEv2 packet (UDP port 4791) of a capture file, and check its ICRC
 ///
 /// One line per packet: number, seconds since the first frame, addresses, opcode, destination QP,
-/// PSN, flags (SE solicited, A AckReq, FECN, BECN), extension headers, payload length, what the
-/// connection manager says, "again" for a packet that the capture has had before, and whether the
-/// ICRC is right. Packets of a super-packet, as captured where segmentation is offloaded, are
+/// PSN, flags (SE solicited, A AckReq, FECN, BECN), extension headers, payload length, the message
+/// of the connection manager, "again" for a packet that the capture has had before, and whether
+/// the ICRC is right. Packets of a super-packet, as captured where segmentation is offloaded, are
 /// numbered 7.1, 7.2 and so on.
 ///
 /// A live capture is printed as it comes: `tcpdump -U -w - udp port 4791 | rocinante decode -`. A
@@ -51,8 +51,8 @@ pub struct Args {
     pub file: PathBuf,
     #[command(flatten)]
     selection: Selection,
-    /// Print what each flow of the queue pair and the addresses carried: packets, bytes, packets
-    /// sent again, ACKs, NAKs, RNR NAKs, and the time from a request to its answer
+    /// Print the traffic of each flow of the queue pair and the addresses: packets, bytes,
+    /// retransmitted packets, ACKs, NAKs, RNR NAKs, and the time from a request to its response
     #[arg(long)]
     flows: bool,
     /// Write the packets to a pcapng file as a wire would carry them: those of a super-packet as

@@ -47,7 +47,7 @@ pub struct Args {
     /// Print the names alone
     #[arg(short, long, conflicts_with_all = ["verbose", "counters", "json"])]
     list: bool,
-    /// Print what the kernel counts: interfaces, UDP sockets, and the sockets on UDP/4791
+    /// Print the kernel's counters: interfaces, UDP sockets, and the sockets on UDP/4791
     #[arg(long)]
     counters: bool,
     /// End standard output with one JSON object on one line; all else goes to standard error
@@ -218,7 +218,7 @@ impl Device {
     }
 }
 
-/// What the environment asks for.
+/// The backend that the environment asks for.
 fn wanted() -> String {
     std::env::var(NETDEV_VARIABLE).unwrap_or_default()
 }

@@ -1,5 +1,5 @@
 //! How a command ends: with its result, with an error, or by a signal. In each case the user sees
-//! what is known by then: results so far, the stage, and the device's counters.
+//! the results so far, the stage, and the device's counters.
 //!
 //! The first SIGINT, SIGTERM or SIGHUP ends the command with a report, the second at once. The exit
 //! status is 128 plus the number of the first, as a shell reports it. A process with PID 1 needs
@@ -46,7 +46,7 @@ enum State {
     Over,
 }
 
-/// What is known of a running command.
+/// The state of a running command.
 struct Running {
     program: String,
     out: Output,
@@ -246,7 +246,7 @@ pub(crate) fn end<T: Serialize>(
             }
             return ExitCode::SUCCESS;
         }
-        // Whatever failed did so because of the signal.
+        // Any failure is a consequence of the signal.
         (Err(_), Some(signal)) => &stopped_by(signal),
         (Err(failure), None) => failure,
     };

@@ -1,4 +1,4 @@
-//! `rocinante completions` and `rocinante man`: what a shell and `man` need, made from the
+//! `rocinante completions` and `rocinante man`: the files for a shell and `man`, made from the
 //! definition of the command line.
 
 use std::fs;
@@ -12,7 +12,7 @@ use clap_complete::Shell;
 
 use crate::output::{Failure, Output};
 
-/// Print what makes a shell complete the commands and options of rocinante
+/// Print the script with which a shell completes the commands and options of rocinante
 ///
 /// For bash: rocinante completions bash > /etc/bash_completion.d/rocinante
 #[derive(Debug, clap::Args)]

@@ -52,7 +52,7 @@ pub(crate) fn run(name: &str, work: impl FnOnce() -> io::Result<()>) -> ExitCode
     }
 }
 
-/// In the container: answers each order. `failed` makes an answer of what went wrong.
+/// In the container: answers each order. `failed` makes an answer of an error.
 pub(crate) fn obey_all<O: DeserializeOwned, A: Serialize>(
     mut obey: impl FnMut(&O) -> Result<A, String>,
     failed: impl Fn(String) -> A,

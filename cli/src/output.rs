@@ -34,13 +34,13 @@ pub enum Kind {
     Device,
     /// There is no connection to the peer.
     Connect,
-    /// The peer is gone, gave up, or says what makes no sense.
+    /// The peer is gone, gave up, or sent an invalid message.
     Peer,
     /// A request ended in this status.
     Completion(WcStatus),
     /// Nothing came in time.
     Silence,
-    /// The peer's data is not what it should be.
+    /// The peer's data is wrong.
     Data,
     /// The result is below the least that the user wants.
     Limit,
@@ -86,7 +86,7 @@ impl Failure {
         }
     }
 
-    /// The same failure, told in other words.
+    /// The same failure with another text.
     #[must_use]
     pub fn told(mut self, words: impl FnOnce(&str) -> String) -> Self {
         let (Self::Usage(text) | Self::Failed(text) | Self::Of(_, text)) = &mut self;
@@ -199,7 +199,7 @@ impl Output {
     }
 
     /// Ends the command: prints the JSON object if one is wanted and the error, after the words of
-    /// `program`, if there is one, with what [`ending`] knows. Returns the exit code.
+    /// `program`, if there is one, with the state that [`ending`] has. Returns the exit code.
     #[must_use]
     pub fn end<T: Serialize>(self, program: &str, result: &Result<T, Failure>) -> ExitCode {
         ending::end(self, program, result)

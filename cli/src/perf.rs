@@ -59,7 +59,7 @@ pub struct Args {
     /// 1 GiB of each size]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     iters: Option<u64>,
-    /// Run for so many seconds (per size) instead of a number of messages
+    /// Run for this time (per size) instead of a number of messages
     #[arg(short = 'D', long, value_name = "SECONDS", conflicts_with = "iters", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     duration: Option<u64>,
     /// Queue pairs (bandwidth only) [default: 1]
@@ -77,7 +77,7 @@ pub struct Args {
     /// Requests posted by one call (bandwidth only) [default: 1]
     #[arg(short = 'l', long, alias = "post_list", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=plan::DEPTH_MAX))]
     post_list: Option<u32>,
-    /// One completion for so many requests (bandwidth only) [default: 32, at most half of -t]
+    /// Requests per completion (bandwidth only) [default: 32, at most half of -t]
     #[arg(short = 'Q', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=plan::DEPTH_MAX))]
     cq_mod: Option<u32>,
     /// Which atomic atomic-bw and atomic-lat do [default: fetch-add]
@@ -104,7 +104,7 @@ pub struct Args {
     /// Traffic class of the packets: DSCP in the upper six bits, ECN in the lower two
     #[arg(long, value_name = "CLASS")]
     tclass: Option<u8>,
-    /// Print a line for every so many seconds while measuring
+    /// Print a line for each interval of this length while measuring
     #[arg(short, long, value_name = "SECONDS", value_parser = interval::seconds)]
     interval: Option<Duration>,
     /// Run until a signal comes, and print a line for each interval of -i or -D [default: 5 s]

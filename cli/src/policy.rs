@@ -1,8 +1,8 @@
-//! `rocinante policy-check`: what binds in this kernel.
+//! `rocinante policy-check`: the rules and limits that bind in this kernel.
 //!
 //! The matrix: every [control](table::CONTROLS) × every backend × IPv4 and IPv6. Each cell puts a
 //! control on the path between two containers of a lab of its own, sends RDMA traffic through it,
-//! and compares what happened with the table.
+//! and compares the effect with the table.
 
 mod install;
 mod lab;
@@ -49,7 +49,7 @@ const BURST: u32 = 128 << 10;
 /// Show which rules and limits of the host bind which backend in this kernel
 ///
 /// Makes network namespaces of its own, puts each of 34 controls (rules, shapers, marks) on the
-/// path between two containers, sends RDMA through it over each backend, and compares what happened
+/// path between two containers, sends RDMA through it over each backend, and compares the effect
 /// with docs/netfilter.md. It does not touch the machine's own network.
 ///
 /// Needs root, or unprivileged user namespaces (then without afxdp and tcx, which load BPF
@@ -90,7 +90,7 @@ pub struct Args {
 pub enum Verdict {
     /// As documented.
     AsDocumented,
-    /// Not as documented: what differs.
+    /// Not as documented: the differences.
     Differs(Vec<String>),
     /// The kernel lacks this option, or the user this right.
     #[serde(serialize_with = "as_list")]
@@ -115,7 +115,7 @@ pub struct Cell {
     pub netdev: &'static str,
     /// The family.
     pub family: Family,
-    /// What the table says.
+    /// The effect by the table.
     pub expected: Effect,
     /// Whether it is so.
     #[serde(flatten)]
@@ -123,7 +123,7 @@ pub struct Cell {
     /// How often it was tried: twice only if the first time differed by a time or a rate, which may
     /// have been the machine's.
     pub attempts: u32,
-    /// What was measured.
+    /// The figures measured.
     pub figures: Figures,
 }
 

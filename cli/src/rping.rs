@@ -64,7 +64,7 @@ pub struct Args {
     /// Print each text
     #[arg(short, long)]
     verbose: bool,
-    /// At the client, compare what comes back
+    /// At the client, compare each text with its echo
     #[arg(short = 'V', long)]
     validate: bool,
     /// At the server, serve any number of clients, also at the same time, until it is killed

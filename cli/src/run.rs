@@ -43,7 +43,7 @@ const NOT_FOUND: u8 = 127;
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "rocinante run [OPTIONS] -- PROGRAM [ARGS]...")]
 pub struct Args {
-    /// What carries the packets: udp, packet, afxdp or auto
+    /// The backend: udp, packet, afxdp or auto
     #[arg(long, value_parser = netdev)]
     netdev: Option<String>,
     /// Only this interface; NAME=DEVICE gives the device another name, such as mlx5_0. Several
@@ -86,7 +86,7 @@ fn become_program(args: &Args) -> Refusal {
     prepare(args).map_or_else(
         |refusal| refusal,
         |(mut command, tree)| {
-            // At last: what is refused has none.
+            // Last, so that a refused program gets no guardian.
             match guardian::start(&tree) {
                 Ok(name) => drop(command.env(GUARDIAN_VARIABLE, name)),
                 Err(why) => {
@@ -103,7 +103,7 @@ fn become_program(args: &Args) -> Refusal {
     )
 }
 
-/// The program with its environment, and what a guardian keeps for it.
+/// The program with its environment, and the directory that a guardian keeps for it.
 fn prepare(args: &Args) -> Result<(Command, guardian::Tree), Refusal> {
     let [name, rest @ ..] = &args.program[..] else {
         return Err(Refusal::cannot("no program is named"));
@@ -189,7 +189,7 @@ fn prepare(args: &Args) -> Result<(Command, guardian::Tree), Refusal> {
     Ok((command, guardian::Tree { tree, devices: list }))
 }
 
-/// What a user wants to know if a program does not find what it should.
+/// Facts for a user whose program does not find its device.
 fn explain(args: &Args, libraries: &Libraries, devices: &[NamedInterface]) {
     say(&format!("libibverbs.so.1 is {}", libraries.verbs.display()));
     let word = args.netdev.clone().or_else(|| std::env::var(NETDEV_VARIABLE).ok());

@@ -231,7 +231,7 @@ impl Session {
     ) -> Result<T, Failure> {
         let done = work(&mut self).map_err(|failure| self.with_translation(failure));
         done.inspect_err(|failure| {
-            // Whatever failed did so because of the signal, if one has come.
+            // Any failure is a consequence of the signal, if one has arrived.
             let stopped = ending::check_signal().err();
             let why = stopped.as_ref().unwrap_or(failure).to_string();
             // The peer does not need its own address.

@@ -1,4 +1,4 @@
-//! What other programs took of the processors while this one measured.
+//! The processor time that other programs took while this one measured.
 
 use std::fmt;
 use std::time::Instant;
@@ -31,7 +31,7 @@ impl Watch {
         Self { before: Turns::of_thread(), started: Instant::now() }
     }
 
-    /// What has been so far; `None` where the kernel does not say.
+    /// The figures so far; `None` where the kernel has none.
     #[must_use]
     pub fn so_far(&self) -> Option<Processor> {
         let Turns { ran, waited, turns, .. } = Turns::of_thread()?.since(self.before?);
@@ -40,7 +40,7 @@ impl Watch {
         Some(Processor { seconds, ran_s, waited_s, turns })
     }
 
-    /// The same, and says what it means if others had the processor for long.
+    /// The same. Prints an explanation if others had the processor for long.
     #[must_use]
     pub fn end(&self, out: Output) -> Option<Processor> {
         let processor = self.so_far()?;

@@ -31,7 +31,7 @@ fn check(test: &str, args: &[&str]) -> Option<(Value, Option<i32>)> {
 fn every_cell_is_as_documented() {
     let Some((report, code)) = check("every_cell_is_as_documented", &[]) else { return };
     let cells = report["cells"].as_array().expect("cells");
-    // What a machine with other work cannot send is not the shaper's: it binds all the same.
+    // A machine with other work may not reach the rate. The shaper binds all the same.
     let is_slow = |cell: &&Value| {
         let rate = cell["figures"]["of_limit_in_all"].as_f64();
         let why = cell["why"].as_array().map_or(&[][..], Vec::as_slice);
@@ -51,7 +51,7 @@ fn every_cell_is_as_documented() {
     assert!(documented >= 60, "only {documented} cells were tried");
 }
 
-/// Without its rule, a cell fails by what its traffic does, not only for want of a counter.
+/// Without its rule, a cell fails by the effect on its traffic, not only for want of a counter.
 #[test]
 fn without_its_rule_each_cell_fails() {
     let args = ["--without-rules"];
@@ -115,7 +115,7 @@ fn the_document_has_the_table() {
     assert_eq!(rows, due);
 }
 
-/// What `--live` says of the first container of a lab.
+/// The result of `--live` for the first container of a lab.
 fn look(lab: &Lab, args: &[&str]) -> Value {
     let netns = lab.container(0).netns().path();
     let mut command = Command::new(env!("CARGO_BIN_EXE_rocinante"));
@@ -149,7 +149,7 @@ fn the_path_of_a_running_container_is_read() {
         (&"eth0 veth0".into(), &Value::Array(vec![]))
     );
 
-    // Two containers: what concerns the other one does not appear.
+    // Two containers: the rules of the other one do not appear.
     let script = "table netdev s {\nchain a {\ntype filter hook ingress device \"veth0\" \
                   priority 0; policy accept;\ncounter\n}\nchain b {\ntype filter hook ingress \
                   device \"veth1\" priority 0; policy accept;\ncounter\n}\n}\n";

@@ -19,8 +19,8 @@
 //! are the kernel's.
 //!
 //! It works as root, and for any user where user namespaces are allowed: call
-//! [`enter_user_namespace`] first thing in `main`. [`Availability`] tells what is available, and
-//! why not.
+//! [`enter_user_namespace`] first thing in `main`. [`Availability`] names the available parts, and
+//! the reason for each of the others.
 //!
 //! ```no_run
 //! use rocinante_node::{Lab, LabConfig, Match};

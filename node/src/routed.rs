@@ -21,7 +21,7 @@ pub struct Routed {
 
 impl Routed {
     /// Creates the namespaces, joins them, and waits until the links are up and every address
-    /// usable. The links have one queue, whatever `config` says.
+    /// usable. The links have one queue, also if `config` has another number.
     ///
     /// # Errors
     /// As [`Lab::new`](crate::Lab::new); also if `/proc/sys` cannot be written.

@@ -99,7 +99,7 @@ fn fed(command: &mut Command, input: &[u8], limit: Duration) -> Result<Output, L
     let mut child = ChildGuard::spawn(command)?;
     let stdin = child.child_mut().stdin.take();
     // The input is written on its own thread: a child whose output fills the pipe reads no more
-    // input until somebody reads that output.
+    // input until this thread reads that output.
     thread::scope(|scope| {
         if let Some(mut stdin) = stdin {
             // A program that does not read its input gives the reason on its standard error.

@@ -1,4 +1,4 @@
-//! Tests that count what their process holds. Each runs in a process of its own.
+//! Tests that count the objects that their process holds. Each runs in a process of its own.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -21,14 +21,14 @@ pub fn alone(test: &str, limit: Duration, work: impl FnOnce() + Send) {
     if std::env::var_os(ALONE).is_some() {
         exit_with_parent();
         let before = descriptors();
-        // What a thread that polls keeps for itself goes with it.
+        // A thread that polls has descriptors of its own, which it closes at its end.
         std::thread::scope(|scope| {
             if let Err(panic) = scope.spawn(work).join() {
                 std::panic::resume_unwind(panic);
             }
         });
         // A thread that has ended closes its descriptors a moment later.
-        return wait_until("as many descriptors as before", || descriptors() == before);
+        return wait_until("the same number of descriptors as before", || descriptors() == before);
     }
     let mut command = myself(test);
     // mallopt(3): freed memory goes back to the kernel at once, so resident memory is held memory.
@@ -63,7 +63,7 @@ pub fn myself(test: &str) -> Command {
     command
 }
 
-/// What a process holds of the kernel, and what its devices hold.
+/// The kernel's objects that a process holds, and those that its devices hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
     /// Open file descriptors.
@@ -73,7 +73,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// What the whole process and these software devices hold now.
+    /// The objects that the whole process and these software devices hold now.
     ///
     /// # Panics
     /// If one of `devices` is a device of the kernel.
@@ -84,8 +84,8 @@ impl Held {
     }
 }
 
-/// What a device holds of which only its [`Side`](crate::harness::Side) has objects: a protection
-/// domain and a completion queue.
+/// The resources of a device of which only its [`Side`](crate::harness::Side) has objects: a
+/// protection domain and a completion queue.
 #[must_use]
 pub fn at_rest() -> Resources {
     let mut resources = Resources::default();

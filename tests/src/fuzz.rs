@@ -1,6 +1,6 @@
-//! What the fuzz targets in `tests/fuzz/` do with their bytes. They are functions of bytes, so an
-//! ordinary test (`tests/tests/fuzz.rs`) can run them without cargo-fuzz, over the corpora and over
-//! mutated copies of them.
+//! The fuzz targets of `tests/fuzz/`. They are functions of bytes, so an ordinary test
+//! (`tests/tests/fuzz.rs`) can run them without cargo-fuzz, over the corpora and over mutated
+//! copies of them.
 //!
 //! A target panics if it finds a fault; it has no other result. It reads its bytes from the front.
 //! Missing bytes are zero, so every input has a meaning.
@@ -30,7 +30,7 @@ pub struct Target {
     pub run: fn(&[u8]),
     /// The seed inputs.
     pub corpus: fn() -> Vec<Vec<u8>>,
-    /// How many mutated inputs the ordinary test tries.
+    /// Number of mutated inputs that the ordinary test tries.
     pub tries: u32,
 }
 

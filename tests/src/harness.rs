@@ -127,7 +127,7 @@ impl Side {
     #[must_use]
     pub fn channel(&self) -> CompChannel {
         let channel = self.ctx.create_comp_channel().expect("a completion channel");
-        self.channels.lock().expect("nobody panicked").push(channel.clone());
+        self.channels.lock().expect("no thread panicked").push(channel.clone());
         channel
     }
 
@@ -329,8 +329,8 @@ impl Harness {
         self.connect_to(qps, ends, options)
     }
 
-    /// As [`connect`](Self::connect), of programs that swap numbers by hand: neither side is told
-    /// what the other is.
+    /// As [`connect`](Self::connect), of programs that swap numbers by hand: neither side knows the
+    /// other's peer kind.
     ///
     /// # Panics
     /// If they cannot be connected.
@@ -340,7 +340,7 @@ impl Harness {
         self.connect_to(qps, ends, [&self.setup.connect; 2])
     }
 
-    /// Connects two queue pairs, one of each side, that are told this of each other.
+    /// Connects two queue pairs, one of each side, with these attributes of each other.
     ///
     /// # Panics
     /// If they cannot be connected.

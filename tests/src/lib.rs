@@ -1,4 +1,5 @@
-//! What the end-to-end tests share: the network lab, and the rules for tests that cannot run here.
+//! Shared parts of the end-to-end tests: the network lab, and the rules for tests that cannot run
+//! here.
 //!
 //! A test that cannot run is never silently off. It ends by [`skip!`] or one of the `require_…!`
 //! macros. These print one line, `SKIPPED name: reason`, on the real standard error, which the test

@@ -1,4 +1,4 @@
-//! What tests need, each with the reason why it is not available.
+//! The requirements of tests, each with the reason why it is not available.
 
 use rocinante::device::Backend;
 use rocinante_node::{Availability, Privilege};

@@ -29,7 +29,7 @@ pub enum Oracle {
     /// a packet that was lost or refused, a receive that was not posted, a thread that did not get
     /// the processor.
     Retransmissions,
-    /// A device holds as much as when it was opened, not more.
+    /// A device holds the same as when it was opened, not more.
     Resources,
     /// The background threads of an idle device sleep: within two seconds there is a period of
     /// [`QUIET`] without a round.
@@ -68,7 +68,7 @@ const CROSSINGS: u64 = 4;
 /// Channels with descriptors that the harness checks.
 pub(crate) type Channels = Arc<Mutex<Vec<CompChannel>>>;
 
-/// The devices of a test, and what they held when they were opened.
+/// The devices of a test, and the resources that they held when they were opened.
 #[derive(Debug)]
 pub struct Oracles {
     devices: Vec<Device>,
@@ -149,8 +149,8 @@ impl Oracles {
         self.exceptions.iter().find(|exception| exception.oracle == oracle)
     }
 
-    /// What a device holds now and did not hold at first. Connections end a moment later than their
-    /// objects: wait for them.
+    /// Resources that a device holds now and did not hold at first. Connections end a moment later
+    /// than their objects: wait for them.
     fn resources(&self) -> Option<String> {
         let expected = self.exception(Oracle::Resources).is_some();
         let deadline = Instant::now() + if expected { Duration::ZERO } else { PATIENCE };
@@ -239,7 +239,7 @@ impl Oracles {
         self.queue_pairs.load(Ordering::Relaxed).max(1)
     }
 
-    /// Remembers how many queue pairs a device has.
+    /// Remembers the number of a device's queue pairs.
     pub(crate) fn count_queue_pairs(&self) {
         let of = |device: &Device| device.ctx.resources().map_or(0, |it| it.qps as u64);
         let most = self.devices.iter().map(of).max().unwrap_or(0);
@@ -278,7 +278,7 @@ fn loses(counters: &DeviceCounters) -> bool {
 /// Waits until the background threads of these devices do nothing for [`QUIET`].
 ///
 /// # Errors
-/// They never become idle; the text says how many rounds they made.
+/// They never become idle; the text has the number of their rounds.
 pub fn becomes_idle(devices: &[&Context]) -> Result<(), String> {
     let rounds = || devices.iter().map(|ctx| ctx.background_rounds()).collect::<Vec<_>>();
     std::thread::sleep(SETTLES);

@@ -75,9 +75,9 @@ impl Done {
 
 /// Has programs that are started from now on begin with the usual reaction to signals.
 ///
-/// A shell that is not interactive starts what it puts into the background with SIGINT ignored, and
-/// each process hands that on to its children. A signal that it handles it hands on as it was at
-/// first (execve(2)).
+/// A shell that is not interactive starts background jobs with SIGINT ignored, and each process
+/// hands that on to its children. A signal that it handles it hands on with the default action
+/// (execve(2)).
 ///
 /// # Panics
 /// The kernel refuses a handler.

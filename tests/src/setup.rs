@@ -1,4 +1,4 @@
-//! What a test runs on, and how its devices are opened and connected.
+//! The backend or device of a test, and how its devices are opened and connected.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use rocinante::{ConnectOptions, Context, OpenOptions};
 
 use crate::oracles::{Exception, Oracle};
 
-/// What a test of the API runs on.
+/// The backend or device of a test of the API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum On {
     /// The software device over this backend: two of them, in two containers of a lab.
@@ -101,7 +101,7 @@ pub struct Setup {
     pub port: PortConfig,
     /// The limits of the devices.
     pub limits: Limits,
-    /// How many containers the lab has; the devices are in the first two.
+    /// Number of containers of the lab; the devices are in the first two.
     pub containers: u8,
     /// Whether super-packets leave the containers unsegmented.
     pub segmentation: bool,
@@ -109,7 +109,7 @@ pub struct Setup {
     pub background: bool,
     /// Whether the device may split WRITEs: [`OpenOptions::cut_writes`].
     pub cut_writes: bool,
-    /// How many shards the devices have; `None` leaves it to the environment.
+    /// Number of shards of the devices; `None` leaves it to the environment.
     pub shards: Option<usize>,
     /// How often the connection manager repeats a message; `None` is the default.
     pub cm_retries: Option<u8>,
@@ -180,7 +180,7 @@ impl Setup {
         }
     }
 
-    /// How many receive queues the devices need: each shard over AF_XDP has its own.
+    /// Number of receive queues that the devices need: each shard over AF_XDP has its own.
     pub(crate) fn receive_queues(&self) -> u32 {
         let environment = || std::env::var(SHARDS_VARIABLE).ok()?.parse().ok();
         match self.on {

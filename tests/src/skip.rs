@@ -26,7 +26,7 @@ macro_rules! test_name {
     }};
 }
 
-/// What a skipped test returns.
+/// The result type of a test that may skip itself.
 pub trait Skipped {
     /// The value that means success.
     fn skipped() -> Self;

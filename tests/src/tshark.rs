@@ -1,4 +1,4 @@
-//! tshark as a witness: it captures, and we read what it prints.
+//! tshark as a witness: it captures, and the tests read its output.
 
 use std::fs;
 use std::io::{BufRead, BufReader};

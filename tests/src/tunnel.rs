@@ -13,7 +13,7 @@ use crate::setup::Family;
 
 /// UDP port of the encrypted datagrams.
 pub const PORT: u16 = 51820;
-/// What WireGuard adds to a packet over IPv4, and some.
+/// Bytes that WireGuard adds to a packet over IPv4, and some more.
 const OVERHEAD: u32 = 80;
 /// The programs that can do it, their options, and how the device is to be made for them.
 const PROGRAMS: [(&str, &str, &str); 2] = [
@@ -59,7 +59,7 @@ pub fn address(index: usize, family: Family) -> IpAddr {
     }
 }
 
-/// What encrypted links need.
+/// The requirements of encrypted links.
 ///
 /// # Errors
 /// The reason why there are none.

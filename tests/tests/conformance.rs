@@ -187,7 +187,7 @@ fn guides() -> Vec<String> {
     notes.chain(["docs/tour.md".to_owned()]).collect()
 }
 
-/// What stands in backticks as `path#Item`.
+/// The links in backticks, as `path#Item`.
 fn links(text: &str) -> impl Iterator<Item = (&str, &str)> {
     let quoted = text.split('`').skip(1).step_by(2);
     quoted.filter_map(|link| link.split_once('#')).filter(|(file, _)| file.ends_with(".rs"))

@@ -1,4 +1,4 @@
-//! `rocinante demo`, run as users run it: its report, and what it leaves behind.
+//! `rocinante demo`, run as users run it: its report, and that it leaves nothing behind.
 
 #[path = "common/schema.rs"]
 mod schema;

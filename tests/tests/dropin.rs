@@ -54,7 +54,7 @@ const CORE: [(&str, &str, &str); 33] = [
     ("loaders.c", "others", "udp"),
 ];
 
-/// What cargo builds for the tests of the libraries lies beside this program.
+/// The libraries that cargo builds for their tests lie beside this program.
 fn installed() -> Result<Installation, String> {
     need::machine_root()?;
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
@@ -102,7 +102,7 @@ fn of_many_on_one_address_a_third_is_killed_and_the_others_go_on() {
     assert_eq!((round.failed, round.killed, round.ended), (vec![], 22, 42));
 }
 
-/// Its peer is killed: a program of librdmacm is told, and goes on with the next one.
+/// Its peer is killed: a program of librdmacm gets the event, and goes on with the next one.
 #[test]
 fn a_program_of_rdma_cm_is_told_of_a_peer_that_is_killed() {
     if !is_there("rping") {

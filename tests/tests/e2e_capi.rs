@@ -1,5 +1,5 @@
-//! What `capi`'s library tells of devices, and what it says to wrong calls, as an ordinary user in
-//! a container. `dropin.rs` has the programs that send.
+//! The devices that `capi`'s library reports, and its answers to wrong calls, as an ordinary user
+//! in a container. `dropin.rs` has the programs that send.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,7 +14,7 @@ use rocinante_tests::harness::Backend;
 use rocinante_tests::running::{Done, Running};
 use rocinante_tests::{require_backend, require_lab, require_program, skip};
 
-/// What a client of a ping-pong says that is started anew until its server listens.
+/// Starts a ping-pong's client anew until its server listens, and returns the client's result.
 fn once_it_listens(mut client: impl FnMut() -> Running) -> Done {
     let begin = Instant::now();
     loop {
@@ -57,7 +57,7 @@ fn devices_are_listed_and_described_and_nothing_is_opened() {
     assert!(list.contains("mlx5_0") && !list.contains("roce"), "{list}");
 }
 
-/// Calls with what no correct program gives: an error each, and the program goes on.
+/// Calls with invalid arguments: an error each, and the program goes on.
 #[test]
 fn bad_arguments_get_the_errno_of_the_manual() {
     require_lab!();
@@ -73,7 +73,7 @@ fn objects_and_masks_that_a_call_does_not_take_are_refused() {
     all_as_expected("objects.py");
 }
 
-/// Calls that no program of the other tests makes, each with what it takes and what it refuses.
+/// Calls that no program of the other tests makes, each with valid and invalid arguments.
 #[test]
 fn rare_calls_give_what_the_manual_says() {
     require_lab!();
@@ -215,7 +215,7 @@ fn counters_are_printed_once_at_the_exit() {
         let head = format!("counters of {device} (");
         assert_eq!(done.err.matches(&head).count(), 1, "{}", done.err);
     }
-    // A program that closes what it opened, and sends something before.
+    // A program that sends something, and closes all that it opened.
     let server = library.start(b, "ibv_rc_pingpong -g 0 -n 10");
     let mut command = library.command(&format!("ibv_rc_pingpong -g 0 -n 10 {}", b.ipv4()));
     command.env("ROCINANTE_COUNTERS", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -316,12 +316,12 @@ fn the_log_says_what_is_bound_and_why_retries_are_exceeded() {
     for words in ["before\n", "roce0: eth0 on udp: ", &bound, &why] {
         assert!(log.contains(words), "no {words:?} in {log}");
     }
-    // Nothing is said that was not asked for.
+    // Without the variable it prints nothing.
     let done = library.run(a, "ibv_devinfo").succeeded();
     assert_eq!(done.err, "");
 }
 
-/// What a process may run out of: `starved.py` has a function for each.
+/// Resources that a process may run out of: `starved.py` has a function for each.
 const SHORTAGES: [&str; 7] = [
     "descriptors",
     "no_descriptor_at_all",

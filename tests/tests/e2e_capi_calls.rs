@@ -1,5 +1,5 @@
-//! Calls of `capi`'s library and commands of librdmacm, each with what it refuses and what it
-//! tells, as an ordinary user in a container: C programs that say what they expect.
+//! Calls of `capi`'s library and commands of librdmacm, each with its refusals and results, as an
+//! ordinary user in a container: C programs that check their own expectations.
 
 use std::process::Command;
 
@@ -12,7 +12,7 @@ fn pair() -> Pair {
     Pair::new(&LabConfig::default()).unwrap()
 }
 
-/// Each call's refusal has its errno, and what it named does all that it did before.
+/// Each call's refusal has its errno, and the object that it named works as before.
 #[test]
 fn a_refusal_changes_nothing() {
     require_lab!();

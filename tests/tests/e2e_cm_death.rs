@@ -298,7 +298,7 @@ impl Scene<'_> {
         Peer { child, lines }
     }
 
-    /// A peer dies at this step; checks what the survivor gets.
+    /// A peer dies at this step; checks the survivor's result.
     fn act(&self, step: Step, container: usize) {
         let port = PORT + container as u16;
         let own = SocketAddr::new(address(self.lab, container, Family::V4), port);

@@ -20,11 +20,11 @@ alone_on_each_backend! { 300:
 
 const PORT: u16 = 7471;
 const COUNT: usize = 1000;
-/// After so many connections, lists, caches and the allocator's arenas have reached their size.
+/// Connections after which lists, caches and the allocator's arenas have reached their size.
 const FIRST: usize = 500;
-/// By how much the memory may have grown after [`COUNT`] more, bytes. The allocator alone makes it
-/// vary by one million. A queue pair's queues that are not given back, or a page for each
-/// connection, would be more than this.
+/// The most growth of the memory after [`COUNT`] more, in bytes. The allocator alone makes it vary
+/// by one million. A queue pair's queues that are not given back, or a page for each connection,
+/// would be more than this.
 const GROWTH_MAX: usize = COUNT * 4096;
 
 fn cycles(backend: Backend) {
@@ -42,7 +42,7 @@ fn cycles(backend: Backend) {
     assert!(growth < GROWTH_MAX, "{growth} bytes more after {COUNT} connections");
 }
 
-/// What is held, and the resident memory, after `count` more connections.
+/// The resources held, and the resident memory, after `count` more connections.
 fn held_after(count: usize, harness: &Harness, listener: &Listener) -> (Held, usize) {
     harness.both(|at, side| {
         for turn in 0..count {

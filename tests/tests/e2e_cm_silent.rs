@@ -19,7 +19,7 @@ use rocinante_tests::require_backend;
 
 const PORT: u16 = 7471;
 
-/// A connection manager driven by hand, in the third container: it sends only what its test wants.
+/// A connection manager driven by hand, in the third container: it sends only its test's messages.
 struct Puppet {
     cm: ConnectionManager,
     socket: UdpSocket,
@@ -141,7 +141,7 @@ fn accepted(harness: &Harness, puppet: &mut Puppet, listener: &Listener) -> Conn
     side.run(|| request.accept(qp, &Params::default())).unwrap()
 }
 
-/// The device has as many descriptors as before, and connects the next peer.
+/// The device has the same number of descriptors as before, and connects the next peer.
 fn as_before(harness: &Harness, listener: &Listener) {
     let server = listener.address();
     let all = harness.both(|at, side| {
@@ -231,7 +231,7 @@ fn a_flood_of_requests_harms_nobody_else() {
     // A request behind the flood is answered once the flood has been read.
     as_before(&harness, &other);
     let counters = side.ctx.cm_counters().unwrap();
-    // The program was offered only what the backlog holds, and the other peers' requests.
+    // The program was offered only the requests in the backlog, and the other peers' requests.
     assert_eq!(counters.requests, 4 + 6, "{counters:?}");
     assert!(counters.backlog_overflow > 0 && counters.malformed == 0, "{counters:?}");
     while let Some(request) = flooded.try_request().unwrap() {

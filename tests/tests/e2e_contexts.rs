@@ -94,7 +94,7 @@ fn contexts_have_their_own_objects_and_events(backend: Backend) {
     assert_eq!(other.ctx.poll_async_event(), None);
 }
 
-/// A container with one device, and what opens it there.
+/// A container with one device, and the backend with which it is opened there.
 struct Alone {
     lab: Lab,
     backend: Backend,
@@ -167,7 +167,7 @@ fn options_of_a_device_that_is_open_must_suit(backend: Backend) {
     // Of the addresses of an interface, some are open.
     let error = a.run(|| plain().open_interface("eth0")).unwrap_err().to_string();
     assert!(error.contains("with other addresses"), "{error}");
-    // Nothing said suits, and so does the same.
+    // Options that are left out suit, and so do the same ones.
     for options in [OpenOptions::new(), plain(), plain().window_max(512), plain().shards(1)] {
         assert_eq!(again(a, options).unwrap().backend(), a.ctx.backend());
     }
@@ -181,7 +181,7 @@ impl Wake for Task {
     }
 }
 
-/// What a context says of its port, open or not.
+/// The events and the GID table of a context's port, open or not.
 trait Port {
     fn event(&self) -> Option<AsyncEvent>;
     fn table(&self) -> Vec<Option<IpAddr>>;
@@ -215,8 +215,8 @@ fn is_readable(port: &dyn Port) -> bool {
     poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
 }
 
-/// Each context is told of what happens to the port, whether it has opened something or not, and
-/// nothing runs for that. The indices of the table stay.
+/// Each context gets the events of the port, whether it has opened something or not, and nothing
+/// runs for that. The indices of the table stay.
 #[test]
 fn each_context_is_told_of_its_port_and_its_gids_keep_their_indices() {
     use AsyncEvent::{DeviceFatal, GidChange, PortActive, PortErr};
@@ -298,17 +298,17 @@ fn each_context_is_told_of_its_port_and_its_gids_keep_their_indices() {
         assert_eq!(event.unwrap(), expected);
     }
     drop(joined);
-    // What was undone before they looked was no change.
+    // A change that was undone before they looked causes no event.
     assert_eq!(all.map(|port| port.event()), [None; 3]);
 
-    // What was prepared opens what there is now.
+    // The prepared device opens the present interface.
     drop((pd, whole));
     let ctx = container.netns().run(|| prepared.open()).unwrap().unwrap();
     assert_eq!(told(&ctx), []);
     assert_eq!(ctx.gid_table(), [Some(own), Some(address(3)), None, Some(address(1))]);
     ctx.alloc_pd().create_ah(&PeerPath::new(peer).sgid_index(1)).unwrap();
 
-    // The interface goes: that is told once.
+    // The interface goes: `DeviceFatal` comes once.
     ip("link delete eth0");
     for port in [&ctx as &dyn Port, &some] {
         wait_until("the kernel says so", || is_readable(port));

@@ -1,6 +1,6 @@
 //! WRITEs of several packets, posted one behind the other. Where the port sends super-packets, they
 //! leave as messages of one packet each (`stack/src/rc/requester/split.rs`). The tests check the
-//! bytes on the wire, that each byte arrives under loss, and what is written of a range that is
+//! bytes on the wire, that each byte arrives under loss, and the bytes written of a range that is
 //! only partly permitted.
 
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ const LEN: usize = 8192;
 /// BTH and ICRC; RETH.
 const HEADERS: u64 = 12 + 4;
 const RETH: u64 = 16;
-/// What has not happened by then never will.
+/// The longest wait for an event of a test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Posts lists of WRITEs until one of them has left without a retransmission, and compares the
@@ -109,7 +109,7 @@ fn what_is_before_the_end_of_a_region_is_written(backend: Backend) {
 }
 
 /// Posts a WRITE of one byte, and behind it one of four packets to a region that ends within the
-/// third. Returns how many bytes of the region were written.
+/// third. Returns the number of bytes of the region that were written.
 fn written_before_the_end(harness: &Harness, round: u64) -> usize {
     let [a, b] = &harness.sides;
     let [qp, _peer] = harness.pair();
@@ -125,7 +125,7 @@ fn written_before_the_end(harness: &Harness, round: u64) -> usize {
     a.complete(2, WcStatus::RemAccessErr);
     let found = target.to_vec(0, 3000);
     let written = found.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1);
-    assert_same(&found[..written], &bytes[..written], "what was written");
+    assert_same(&found[..written], &bytes[..written], "the bytes written");
     written
 }
 
@@ -149,14 +149,14 @@ losses! {
     packet_with_losses_of_datagrams: Packet false;
 }
 
-/// The network must drop at least so many of the kernel's packets.
+/// The fewest of the kernel's packets that the network must drop.
 const DROPS_MIN: u64 = 30;
 /// The longest WRITE, and the number of places that WRITEs go to.
 const LONGEST: usize = 12 * 1024;
 const PLACES: usize = 32;
 
 /// WRITEs of one to twelve packets, each to its own place, many times over. In the end each place
-/// holds what was posted to it last.
+/// holds the last WRITE posted to it.
 fn everything_arrives(backend: Backend, whole: bool) {
     let mut setup = Setup::new(backend)
         .mtu(Mtu::Mtu1024)
@@ -192,7 +192,7 @@ fn everything_arrives(backend: Backend, whole: bool) {
         for place in 0..PLACES {
             a.succeed(place as u64);
         }
-        assert_same(&target.to_vec(0, model.len()), &model, "what was posted last");
+        assert_same(&target.to_vec(0, model.len()), &model, "the last WRITE posted");
     }
     let [a, b] = harness.sides.each_ref().map(|side| side.ctx.counters());
     assert!(a.transport.retransmitted_pkts > 0, "{a:?}");

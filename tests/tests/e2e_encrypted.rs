@@ -1,5 +1,5 @@
-//! RDMA over WireGuard, by a program in user space: the tests of the API, what the host sees, and
-//! what the raw backends say.
+//! RDMA over WireGuard, by a program in user space: the tests of the API, the packets that the host
+//! sees, and the errors of the raw backends.
 
 use rocinante::Access;
 use rocinante::OpenOptions;

@@ -134,8 +134,8 @@ fn each_guessed_key_costs_a_connection_and_is_counted(backend: Backend) {
         assert_eq!(b.ctx.counters().transport.remote_access_errors, guess);
         assert_eq!([qp, peer].map(|qp| qp.state()), [QpState::Err; 2]);
     }
-    assert_same(&target.to_vec(0, 4096), &secret, "what the key guards");
-    assert_same(&mine.to_vec(0, 4096), &[0; 4096], "what was to be read");
+    assert_same(&target.to_vec(0, 4096), &secret, "the region of the key");
+    assert_same(&mine.to_vec(0, 4096), &[0; 4096], "the target of the READ");
 }
 
 /// Here a guess costs only one packet, and the peer gets no answer; but it is counted.
@@ -155,6 +155,6 @@ fn each_guessed_key_of_an_unreliable_connection_is_counted(backend: Backend) {
         let refused = || b.ctx.counters().transport.remote_access_errors;
         wait_until("it is counted", || refused() == guess);
     }
-    assert_same(&target.to_vec(0, 4096), &secret, "what the key guards");
+    assert_same(&target.to_vec(0, 4096), &secret, "the region of the key");
     assert_eq!([qp, peer].map(|qp| qp.state()), [QpState::Rts; 2]);
 }

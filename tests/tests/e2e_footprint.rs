@@ -50,11 +50,11 @@ static ALLOCATOR: Counting = Counting;
 const QPS: usize = 1000;
 /// Depth of each queue.
 const DEPTH: u32 = 16;
-/// Bytes of a queue pair that was never used. `rocinante-bench --only idle` also measures what the
-/// system's allocator adds.
+/// Bytes of a queue pair that was never used. `rocinante-bench --only idle` also measures the
+/// overhead of the system's allocator.
 const IDLE_MAX: i64 = 3900;
-/// How much more a queue pair may take once all have been used in turn. A few of them still hold
-/// in-flight lists, which all share (`stack/src/rc/requester/lists.rs`).
+/// The most bytes that a queue pair may take in addition once all have been used in turn. A few of
+/// them still hold in-flight lists, which all share (`stack/src/rc/requester/lists.rs`).
 const USED_MORE_MAX: i64 = 256;
 const REGION: usize = 1 << 16;
 
@@ -71,7 +71,7 @@ fn an_idle_queue_pair_takes_little() {
         let harness = Harness::new(&Setup::new(backend));
         let regions =
             harness.sides.each_ref().map(|side| side.pd.allocate(REGION, Access::ALL).unwrap());
-        // What is allocated only once is allocated with the first pair.
+        // The first pair makes all allocations that happen only once.
         let first = pair(&harness);
         exchange(&harness, &first, &regions);
         let before = BYTES.load(Ordering::SeqCst);

@@ -103,7 +103,7 @@ fn attacks(attacker: &Attacker, own: IpAddr, peer: IpAddr, qp: &Qp) -> Vec<Attac
     };
     add("an answer to nothing", peer, ack(ahead(attr.sq_psn)), |c| c.drops.ghost_response);
     let old = ack(behind(attr.sq_psn));
-    add("an answer to what was answered", peer, old, |c| c.transport.duplicate_response);
+    add("an answer to an answered request", peer, old, |c| c.transport.duplicate_response);
     list
 }
 

@@ -39,15 +39,15 @@ turns! {
     devices_afxdp: devices Xdp 100;
 }
 
-/// By how much the memory may have grown after the second half of the turns, bytes. The allocator
-/// alone makes it vary by one million.
+/// The most growth of the memory in the second half of the turns, in bytes. The allocator alone
+/// makes it vary by one million.
 const GROWTH_MAX: usize = 3 << 20;
 
-/// After so many turns, lists and caches have reached their size.
+/// Turns after which lists and caches have reached their size.
 const FIRST: usize = 20;
 
-/// Runs `turn` `count` times, and compares what is held at first, after half of the turns, and at
-/// the end.
+/// Runs `turn` `count` times, and compares the resources held at first, after half of the turns,
+/// and at the end.
 fn repeat(harness: &Harness, count: usize, mut turn: impl FnMut(usize) + Send) {
     let held = || {
         let held = Held::now(&[&harness.sides[0].ctx, &harness.sides[1].ctx]);
@@ -140,8 +140,8 @@ fn address_handles(harness: &Harness, count: usize) {
     drop(qp);
 }
 
-/// Twice as many queue pairs as there are numbers: numbers of destroyed queue pairs are given
-/// again.
+/// Twice the number of queue pairs that there are numbers for: numbers of destroyed queue pairs are
+/// given again.
 fn numbers_come_again(harness: &Harness, count: usize) {
     let side = &harness.sides[0];
     let mut numbers = HashSet::new();

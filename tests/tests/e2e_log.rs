@@ -1,6 +1,6 @@
 //! A replicated log of three members on the connection manager. The leader writes each entry into
-//! the logs of the others. It is killed (`kill -9`) while nothing is in flight; the others are
-//! told, the lowest that lives leads, and the log goes on.
+//! the logs of the others. It is killed (`kill -9`) while nothing is in flight; the others get the
+//! event, the lowest that lives leads, and the log goes on.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, SocketAddr};
@@ -44,7 +44,7 @@ struct Member {
 }
 
 impl Member {
-    /// What this member tells the others: its number, and where its log is.
+    /// The private data of this member: its number, and where its log is.
     fn params(number: usize, log: &Mr) -> Params {
         let words =
             [&[number as u8][..], &log.address().to_be_bytes(), &log.rkey().0.to_be_bytes()];
@@ -97,8 +97,8 @@ impl Member {
         all.take_while(|entry| *entry != 0).collect()
     }
 
-    /// Appends an entry as the leader. Others may lack what the leader before it wrote last, so
-    /// they get the whole log. Returns whether most members have it.
+    /// Appends an entry as the leader. Others may lack the last entries of the leader before it,
+    /// so they get the whole log. Returns whether most members have it.
     fn append(&self, entry: u64) -> bool {
         let len = (self.entries().len() + 1) * ENTRY;
         self.log.write(len - ENTRY, &entry.to_ne_bytes());
@@ -114,7 +114,7 @@ impl Member {
         2 * have > MEMBERS
     }
 
-    /// Does what it is told, and tells who leads.
+    /// Carries out the lines of standard input, and prints the leader.
     fn serve(&self) {
         let (say, told) = channel();
         std::thread::spawn(move || {

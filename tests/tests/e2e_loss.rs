@@ -81,8 +81,8 @@ fn an_afxdp_receiver_with_a_crowded_queue_slows_its_senders() {
 }
 
 /// A sender that takes the receive queue for many times as large as it is stands for many that do
-/// not know of each other. It is notified of what no switch marked, and everything arrives. (What
-/// a socket holds is more than can be sent while the program pauses.)
+/// not know of each other. It is notified without a mark of a switch, and everything arrives. (A
+/// socket holds more than can be sent while the program pauses.)
 fn crowded(backend: Backend) {
     require_backend!(backend);
     let mut setup = Setup::new(backend)
@@ -133,7 +133,7 @@ fn no_cell_is_missing() {
     assert_eq!(CELLS.len(), 3 * 2 * 2);
 }
 
-/// The rule must drop at least so many packets.
+/// The fewest packets that the rule must drop.
 const DROPS_MIN: u64 = 30;
 /// Numbered SENDs in flight.
 const WINDOW: u64 = 64;
@@ -228,8 +228,8 @@ impl Stream {
         let mut seen_adds = first_add;
         let expected_completions = 2 * ROUND;
         while received < until || completed < expected_completions {
-            // At most as many as there are receives. The bytes of a SEND are not overwritten before
-            // it has completed, because it may be retransmitted.
+            // At most one for each receive. The bytes of a SEND are not overwritten before it has
+            // completed, because it may be retransmitted.
             let sent = first + completed / 2;
             while posted < until && posted < received.min(sent) + WINDOW {
                 self.post(qp, posted);
@@ -238,8 +238,8 @@ impl Stream {
             if let Some(wc) = a.cq.poll_one().unwrap() {
                 assert_eq!(wc.status, rocinante::WcStatus::Success, "after {completed}: {wc:?}");
                 if wc.opcode == WcOpcode::FetchAdd {
-                    // In order, and each found what the one before it left: none was lost or
-                    // executed twice.
+                    // In order, and each found the value that the one before it left: none was
+                    // lost or executed twice.
                     assert_eq!(wc.wr_id, seen_adds);
                     let at = 8 * (wc.wr_id % ROUND) as usize;
                     assert_eq!(self.results.load_u64(at), seen_adds, "the value it found");

@@ -79,10 +79,10 @@ taken_apart_on_the_way! {
 /// Super-packets that leave whole arrive as single datagrams. The sender finds that out by a loss,
 /// which costs no retry, and then remembers it.
 ///
-/// This thread drives both devices in turn. So a turn sends as much as the peer's queue is taken to
-/// hold, and what the queue does not hold is lost, however fast the peer would have emptied it. A
-/// socket holds it all the same: parts of a super-packet share its pages, so the socket is charged
-/// less for them than for datagrams that left one by one, on which its budget is based.
+/// This thread drives both devices in turn. So a turn sends the announced budget of the peer's
+/// queue, and packets beyond the queue's room are lost, because the peer does not run meanwhile.
+/// A socket holds them all the same: parts of a super-packet share its pages, so the socket is
+/// charged less for them than for datagrams that left one by one, on which its budget is based.
 fn taken_apart_on_the_way(backend: Backend) {
     const LEN: usize = 1 << 20;
     let mut setup = Setup::new(backend).small_buffers().mtu(Mtu::Mtu1024);
@@ -117,19 +117,19 @@ fn taken_apart_on_the_way(backend: Backend) {
     println!("{sent:#?} {came:#?}");
     assert!(sent.port.tx_runs < sent.port.tx_datagrams / 8, "{:?}", sent.port);
     assert!(came.port.rx_runs > came.port.rx_datagrams / 2, "{:?}", came.port);
-    // At most what a ring of 256 slots is taken to hold, once.
+    // At most the budget of a ring of 256 slots, once.
     assert!(came.port.rx_queue_drops < 640, "{:?}", came.port);
     if backend == Backend::Packet {
         assert!(came.port.rx_queue_drops > 0, "{:?}", came.port);
         assert!(sent.transport.retransmitted_pkts > 0, "{:?}", sent.transport);
     } else {
-        // At first as much as the peer announced, and then more.
+        // At first the budget that the peer announced, and then more.
         let first = turns.iter().find(|&&at_once| at_once > 0);
         assert!(first < turns.iter().max(), "{first:?} at once, and never more");
     }
 }
 
-/// Drives a device until the counter stops growing; returns by how much it grew.
+/// Drives a device until the counter stops growing; returns its growth.
 fn drive(side: &Side, counted: impl Fn(&PortStats) -> u64) -> u64 {
     let now = || counted(&side.ctx.counters().port);
     let first = now();

@@ -20,7 +20,7 @@ on_each_backend!(a_sleeper_keeps_the_time_of_others, a_device_is_driven_from_els
 /// must retransmit them.
 fn a_sleeper_keeps_the_time_of_others(backend: Backend) {
     require_nft!();
-    let why = "the bridge drops what is sent, a few packets";
+    let why = "the bridge drops some of the first packets";
     let harness = Harness::new(&Setup::new(backend).may_break(Oracle::Retransmissions, why));
     let [a, b] = &harness.sides;
     let channel = a.channel();

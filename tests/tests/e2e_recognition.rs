@@ -1,5 +1,5 @@
-//! Programs that swap the numbers of their queue pairs by hand do not say what they are. Their
-//! devices recognise each other all the same, on every backend, while the programs go on.
+//! Programs that swap the numbers of their queue pairs by hand do not announce their peer kind.
+//! Their devices recognise each other all the same, on every backend, while the programs go on.
 
 use rocinante::verbs::{Destination, PeerKind, PeerPath, QpType, SendOp};
 use rocinante::{Access, OpenOptions, SendWr, WcStatus};
@@ -28,7 +28,7 @@ fn introductions(side: &Side) -> [u64; 4] {
     [counters.sent_questions, counters.rcvd_questions, counters.sent_answers, counters.rcvd_answers]
 }
 
-/// Each side writes to the other, on so many queue pairs, and both turn out to be ours meanwhile.
+/// Each side writes to the other, on `pairs` queue pairs, and both recognise a Rocinante meanwhile.
 fn write_by_hand(setup: &Setup, pairs: usize) {
     const LEN: usize = 300_001;
     const ROUNDS: u64 = 4;
@@ -68,7 +68,7 @@ fn write_by_hand(setup: &Setup, pairs: usize) {
     for at in [0, 1] {
         for index in 0..pairs {
             let found = regions[at].to_vec(2 * LEN * index + LEN, LEN);
-            assert_same(&found, &pattern(LEN, (2 * index + 1 - at) as u64), "what was written");
+            assert_same(&found, &pattern(LEN, (2 * index + 1 - at) as u64), "the bytes written");
         }
         assert_eq!(introductions(&harness.sides[at]), [1; 4]);
     }

@@ -1,5 +1,5 @@
-//! What programs find below /sys/class/infiniband under `rocinante run`: each test with the tree
-//! mounted, and by the preloaded library alone, as without the right to mount.
+//! The files below /sys/class/infiniband under `rocinante run`: each test with the tree mounted,
+//! and by the preloaded library alone, as without the right to mount.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -165,7 +165,7 @@ fn paths_lead_where_sysfs_leads() {
         let done = installed.run(way, a, &["--", &program]).succeeded();
         assert_eq!(done.out, PATHS, "{way:?}: {}", done.err);
     }
-    // A program that no library reaches sees the same, or is told why not.
+    // A program that no library reaches sees the same, or the reason is printed.
     let program = installed.compiled("paths.c", &["-static"]);
     let done = installed.run(Way::Mounted, a, &["--", &program]).succeeded();
     assert_eq!(done.out, PATHS);
@@ -178,8 +178,8 @@ fn paths_lead_where_sysfs_leads() {
     assert!(!mounts.contains(installed.0.to_str().unwrap()), "{mounts}");
 }
 
-/// A name belongs to its port, for the verbs and for files alike, whatever comes and goes while the
-/// shell runs that `rocinante run` has begun.
+/// A name belongs to its port, for the verbs and for files alike, while interfaces come and go
+/// during the shell that `rocinante run` has begun.
 #[test]
 fn ports_that_come_and_go_are_followed() {
     require_lab!();

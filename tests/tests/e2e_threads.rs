@@ -3,8 +3,8 @@
 //! queue pair; nothing hangs, and nothing is stored outside of the named ranges.
 //!
 //! The number of operations is bounded. A failure names its seed: `ROCINANTE_THREADS_SEED=n` draws
-//! the same operations again, though the machine orders them anew. `ROCINANTE_THREADS_TIMES=k` does
-//! k times as many.
+//! the same operations again, though the machine orders them anew. `ROCINANTE_THREADS_TIMES=k`
+//! multiplies their number by k.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -217,7 +217,7 @@ impl Storm {
         pair.qps[at].modify(&ModifyAttr::state(QpState::Err)).unwrap();
     }
 
-    /// Destroys two queue pairs, whatever their state, and connects others in their place.
+    /// Destroys two queue pairs in any state, and connects others in their place.
     fn replace(&self, random: &mut Random) {
         let mut slot = self.pairs[random.below(PAIRS)].write();
         let new = pair(&self.harness, &self.ends, &self.number);
@@ -300,6 +300,6 @@ fn region(pd: &rocinante::Pd) -> Mr {
 }
 
 fn check_bands(region: &Mr) {
-    assert_same(&region.to_vec(0, BAND), &pattern(BAND, 1), "before what was named");
-    assert_same(&region.to_vec(2 * BAND, BAND), &pattern(BAND, 2), "behind what was named");
+    assert_same(&region.to_vec(0, BAND), &pattern(BAND, 1), "before the named range");
+    assert_same(&region.to_vec(2 * BAND, BAND), &pattern(BAND, 2), "behind the named range");
 }

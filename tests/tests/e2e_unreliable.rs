@@ -294,7 +294,7 @@ fn what_a_receiver_does_not_want_is_counted(backend: Backend) {
         send(there.qpn, QKEY, 61);
         drops().too_long > 0
     });
-    wait_until("nobody", || {
+    wait_until("an unknown queue pair", || {
         send(Qpn::new(there.qpn.value() ^ 0x1000), QKEY, 8);
         drops().unknown_qpn > 0
     });

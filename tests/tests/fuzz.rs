@@ -1,6 +1,6 @@
 //! The fuzz targets over their corpora, and over mutated copies of them. The copies are always the
 //! same, so a failure repeats everywhere. `ROCINANTE_FUZZ_SEED=n` tries others;
-//! `ROCINANTE_FUZZ_TIMES=k` tries k times as many.
+//! `ROCINANTE_FUZZ_TIMES=k` multiplies their number by k.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

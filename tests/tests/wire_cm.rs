@@ -512,7 +512,7 @@ fn what_linux_asked_for_is_offered_and_answered() {
         cm.accept(now, conn, &Accept { side, keep_alive: None, private: b"" }).unwrap();
         let reply = cm.poll_transmit().unwrap();
         let Ok((header, CmMessage::Rep(rep))) = CmMessage::parse(&reply.mad) else { panic!() };
-        // A peer of another implementation is not told the size of our receive queue: it would not
+        // A peer of another implementation does not get the size of our receive queue: it would not
         // understand these bytes.
         assert_eq!((rep.announced, rep.qpn), (None, Qpn::new(0x77)));
         let asked = Packet::parse(&of_file().next().unwrap().bytes).unwrap();

@@ -1,9 +1,9 @@
 //! The public API of the crate `rocinante`, compared with `docs/api.txt`: a commit that changes one
 //! changes the other.
 //!
-//! rustdoc describes a crate as JSON, and the crate `public-api` makes a line of each item. What
-//! `rocinante` exports of the crates below it is in their JSON. Items with `#[doc(hidden)]` are
-//! left out, and so are implementations for all types and of auto traits.
+//! rustdoc describes a crate as JSON, and the crate `public-api` makes a line of each item. The
+//! items that `rocinante` exports from the crates below it are in their JSON. Items with
+//! `#[doc(hidden)]` are left out, and so are implementations for all types and of auto traits.
 
 use crate::command;
 use crate::demo;
@@ -116,7 +116,7 @@ fn lines(document: &Path) -> Result<Vec<String>, String> {
     Ok(api.items().map(ToString::to_string).collect())
 }
 
-/// The paths in other crates of what a crate exports, such as `rocinante_stack::verbs::SendWr`.
+/// The paths in other crates of a crate's exports, such as `rocinante_stack::verbs::SendWr`.
 fn exported(document: &Path) -> Result<Vec<String>, String> {
     let text = fs::read(document).map_err(|error| format!("{}: {error}", document.display()))?;
     let json: Value = serde_json::from_slice(&text).map_err(|error| error.to_string())?;

@@ -28,7 +28,7 @@ pub(crate) fn run(args: &[&str]) -> ExitCode {
     }
 }
 
-/// Runs the demo as a test: it must succeed. Returns what it skipped, as `name: reason`.
+/// Runs the demo as a test: it must succeed. Returns the skipped parts, each `name: reason`.
 ///
 /// # Errors
 /// The demo failed, or did not write the promised report.
@@ -44,7 +44,7 @@ pub(crate) fn check() -> Result<Vec<String>, String> {
     skips(&report)
 }
 
-/// Builds what [`check`] runs.
+/// Builds the program that [`check`] runs.
 ///
 /// # Errors
 /// It does not compile.

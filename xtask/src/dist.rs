@@ -1,7 +1,7 @@
-//! `cargo xtask dist`: what others take away, below `cli/dist/out`. The command `rocinante` and the
+//! `cargo xtask dist`: the release's files, below `cli/dist/out`. The command `rocinante` and the
 //! daemon `rocinante-agent` are static programs for each of [`TARGETS`], with the libraries of
-//! `rocinante run` where they can be built, and what starts the agent; an archive of all of it,
-//! completions, man pages, checksums and bills of materials.
+//! `rocinante run` where they can be built, and the files that start the agent; an archive of all
+//! of it, completions, man pages, checksums and bills of materials.
 
 use crate::command::{self, cargo, is_installed};
 use crate::foreign::Root;
@@ -13,15 +13,15 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What a program is built for, linked by rustc's own linker (`.cargo/config.toml`), and the
-/// processor's name.
+/// The targets that programs are built for, linked by rustc's own linker (`.cargo/config.toml`),
+/// and the processors' names.
 pub(crate) const TARGETS: [(&str, &str); 2] =
     [("x86_64-unknown-linux-musl", "x86_64"), ("aarch64-unknown-linux-musl", "aarch64")];
 const OUT: &str = "cli/dist/out";
 /// The packages of the programs, which are called so.
 const PROGRAMS: [(&str, &str); 2] =
     [("rocinante-cli", "rocinante"), ("rocinante-agent", "rocinante-agent")];
-/// What starts the agent.
+/// The directory of the files that start the agent.
 const AGENT: &str = "agent/dist";
 const AGENT_FILES: [&str; 3] = ["Containerfile", "agent.toml", "rocinante-agent.service"];
 /// The libraries that `rocinante run` preloads: as cargo builds them, and as they are called beside
@@ -126,7 +126,7 @@ pub(crate) fn run(processors: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the libraries of `rocinante run`, beside the command. What it does not build it names.
+/// Builds the libraries of `rocinante run`, beside the command. Prints those that it skips.
 fn libraries(targets: &[(&str, &str)], built: &Path, out: &Path) -> Result<(), String> {
     for (_, processor) in targets {
         let target = format!("{processor}-unknown-linux-gnu");
@@ -250,7 +250,7 @@ fn made_of(package: &str, name: &str) -> Result<Vec<sbom::Line>, String> {
     let lines = sbom::lines(&command::read(&mut tree)?);
     match instruments(&lines) {
         wrong if wrong.is_empty() => Ok(lines),
-        wrong => Err(format!("{name} contains what is for tests: {}", wrong.join(", "))),
+        wrong => Err(format!("{name} contains dependencies for tests: {}", wrong.join(", "))),
     }
 }
 
@@ -263,8 +263,8 @@ fn instruments(lines: &[sbom::Line]) -> Vec<String> {
     wrong.map(|line| line.purl()).collect()
 }
 
-/// What runs programs for `processor`: nothing on such a machine, QEMU on others; `None` without
-/// that.
+/// The command prefix that runs programs for `processor`: empty on such a machine, QEMU on others;
+/// `None` without QEMU.
 pub(crate) fn emulator(processor: &str) -> Option<Vec<String>> {
     if machine::triple().is_ok_and(|triple| triple.starts_with(processor)) {
         return Some(vec![]);
@@ -323,7 +323,7 @@ fn archive(out: &Path, processor: &str) -> Result<PathBuf, String> {
     Ok(out.join(file))
 }
 
-/// Unpacks an archive somewhere else, and runs an unmodified program by what is in it.
+/// Unpacks an archive somewhere else, and runs an unmodified program on its contents.
 fn unpack_and_run(archive: &Path) -> Result<(), String> {
     const PROGRAM: &str = "ibv_devices";
     if !is_installed(PROGRAM) {

@@ -6,12 +6,12 @@ use crate::{demo, dist, setup};
 use std::path::Path;
 use std::process::Command;
 
-/// What the programs need, and what they are run by.
+/// The libraries and the command that the programs need, and the program that runs them.
 const PACKAGES: [&str; 4] =
     ["rocinante-cli", "rocinante-capi", "rocinante-paths", "rocinante-dropin"];
 /// Those of them that are for the processor of the programs.
 const LIBRARIES: [&str; 2] = ["rocinante-capi", "rocinante-paths"];
-/// The table of what works.
+/// The table of programs that work.
 const DOCUMENT: &str = "docs/dropin.md";
 
 /// Sets up the machine, builds, and runs the table of programs; with `--suite` rdma-core's own
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
         }
         program.arg(arg).args(document.filter(|_| *arg == "--accept"));
     }
-    // It has said what failed.
+    // It has printed the failures.
     let status = program.status().map_err(|error| format!("rocinante-dropin: {error}"))?;
     if status.success() { Ok(()) } else { Err(String::new()) }
 }

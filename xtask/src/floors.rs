@@ -5,8 +5,8 @@
 //! re-export on the way hides nothing. Methods are part of their type: an `impl` without a trait
 //! counts as an arrow from the type's module to the module of the `impl`.
 //!
-//! Not seen: what a macro of another crate makes of its arguments, and calls through a trait, which
-//! are how a lower unit may call a higher one.
+//! Not seen: the expansion of another crate's macros, and calls through a trait, which are how a
+//! lower unit may call a higher one.
 
 mod arrows;
 mod tables;
@@ -44,12 +44,12 @@ struct Unit {
     tests: Tests,
 }
 
-/// What the tests of a unit may use.
+/// The units that the tests of a unit may use.
 #[derive(PartialEq, Eq)]
 enum Tests {
     /// All of the crate: tests often set up a whole device or engine.
     All,
-    /// As much as its code.
+    /// The same as its code.
     AsCode,
 }
 
@@ -67,7 +67,7 @@ const CRATES: [&Crate; 2] = [&tables::VERBS_API, &tables::STACK];
 /// Checks the floors of each crate.
 ///
 /// # Errors
-/// The arrows that go up, circles between units, and what does not fit the table.
+/// The arrows that go up, circles between units, and differences from the table.
 pub(crate) fn check() -> Result<(), String> {
     let mut wrong = Vec::new();
     for of in CRATES {
@@ -110,7 +110,7 @@ impl Crate {
         Some(best.1)
     }
 
-    /// What is wrong, in words.
+    /// The errors, in words.
     fn judge(&self, modules: &[Module], found: &Found) -> Vec<String> {
         let mut wrong = self.judge_table(modules);
         let (mut used, mut between) = (BTreeSet::new(), BTreeMap::new());
@@ -159,7 +159,7 @@ impl Crate {
         above == below || unit.uses.contains(&below_name) || is_test && unit.tests == Tests::All
     }
 
-    /// What is wrong with the table itself.
+    /// The errors of the table itself.
     fn judge_table(&self, modules: &[Module]) -> Vec<String> {
         let mut wrong = Vec::new();
         for module in modules {

@@ -1,22 +1,22 @@
-//! A root file system of Debian for another processor: what libraries for it are linked with and
-//! tried in. apt downloads its packages with a private view of the machine's sources, and nothing
-//! is installed.
+//! A root file system of Debian for another processor, with which libraries for it are linked and
+//! in which they are tried. apt downloads its packages with a private view of the machine's
+//! sources, and nothing is installed.
 
 use crate::command::{self, is_installed};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What is in it: glibc with its part that is linked statically, the unwinder of Rust's panics, and
+/// Its packages: glibc with its part that is linked statically, the unwinder of Rust's panics, and
 /// programs with all that they need.
 const PACKAGES: [&str; 5] = ["libc6-dev", "libgcc-s1", "ibverbs-utils", "perftest", "rdmacm-utils"];
 /// Of [`PACKAGES`]: a program that lists devices.
 const PROGRAM: &str = "usr/bin/ibv_devices";
 /// A program of each other package.
 const MORE: [&str; 2] = ["usr/bin/ib_write_bw", "usr/bin/rping"];
-/// What Rust's library asks a linker for, and the files that have it. From glibc 2.34 on
-/// `libc.so.6` has all of the C library's parts, but for functions such as pthread_atfork(3), which
-/// each library has for itself.
+/// The libraries that Rust's library asks a linker for, and the files that have them. From glibc
+/// 2.34 on `libc.so.6` has all of the C library's parts, but for functions such as
+/// pthread_atfork(3), which each library has for itself.
 const LINKED: [(&str, &[&str]); 7] = [
     ("libc.so", &["libc.so.6", "libc_nonshared.a"]),
     ("libdl.so", &["libc.so.6"]),
@@ -55,7 +55,7 @@ impl Root {
         let complete = LINKED.iter().all(|(name, _)| root.links.join(name).exists());
         let mut programs = [PROGRAM].into_iter().chain(MORE);
         if !complete || !programs.all(|program| root.path.join(program).exists()) {
-            // What was begun is begun again.
+            // An incomplete root is made anew.
             let _ = fs::remove_dir_all(&folder);
             println!("set-up: Debian's libraries for {processor} into {}", folder.display());
             unpack(architecture, &folder.join("apt"), &root.path)?;
@@ -102,7 +102,7 @@ impl Root {
     }
 
     /// Runs Debian's `ibv_devices` on these libraries, by an emulator of the processor, and returns
-    /// what it prints. The libraries are preloaded, as `rocinante run` does it.
+    /// its output. The libraries are preloaded, as `rocinante run` does it.
     ///
     /// # Errors
     /// It fails.
@@ -120,7 +120,7 @@ impl Root {
     }
 }
 
-/// Downloads [`PACKAGES`] with what they depend on, and unpacks them into `root`.
+/// Downloads [`PACKAGES`] with their dependencies, and unpacks them into `root`.
 fn unpack(architecture: &str, apt: &Path, root: &Path) -> Result<(), String> {
     for program in ["apt-get", "dpkg-deb"] {
         if !is_installed(program) {

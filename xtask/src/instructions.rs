@@ -2,12 +2,12 @@
 //! Unlike a time, it is the same on a busy machine, so it can fail a build.
 //!
 //! The work is fixed (`benches/src/bin/instructions.rs`). callgrind counts it for one number of
-//! operations and for twice as many, so that the set-up cancels out. The compiler decides the rest:
+//! operations and for its double, so that the set-up cancels out. The compiler decides the rest:
 //! with another compiler than the baseline's nothing is compared.
 //!
-//! The last row is of `libibverbs.so.1`: what it adds to a post and its completion beside the Rust
-//! API, with the polls until that is there. Both drive a whole device, of which only the code above
-//! `soft` counts: below it time and threads decide how often something is looked at.
+//! The last row is of `libibverbs.so.1`: the instructions that it adds to a post and its completion
+//! beside the Rust API, with the polls until that is there. Both drive a whole device, of which
+//! only the code above `soft` counts: below it time and threads decide the number of polls.
 
 use crate::command::{self, cargo, is_installed};
 use crate::{demo, machine};
@@ -132,7 +132,7 @@ fn count() -> Result<Counts, String> {
     names.lines().map(|name| Ok((name.to_owned(), each(|count| run(name, count))?))).collect()
 }
 
-/// What one operation takes more, by runs of some and of twice as many.
+/// Instructions of one operation, from the difference between [`COUNT`] operations and the double.
 fn each(run: impl Fn(u64) -> Result<u64, String>) -> Result<u64, String> {
     Ok(run(2 * COUNT)?.saturating_sub(run(COUNT)?).div_ceil(COUNT))
 }
@@ -181,8 +181,8 @@ fn count_device() -> Result<Result<(String, u64), String>, String> {
     Ok(Ok((C_ABI.to_owned(), c.saturating_sub(rust))))
 }
 
-/// The instructions above the device in what callgrind_annotate says: of the two programs, of the C
-/// library and of the Rust API, with what is inlined there but for the device itself.
+/// The instructions above the device in callgrind_annotate's output: of the two programs, of the C
+/// library and of the Rust API, with the code inlined there but for the device itself.
 fn above(said: &str) -> u64 {
     const ABOVE: [&str; 4] =
         ["rocinante_ibverbs::", "post::main", "rocinante::cq::Cq", "rocinante::qp::Qp"];

@@ -21,7 +21,7 @@ pub(crate) fn run(args: &[&str], from: &Path) -> Result<(), String> {
     if let Some(&"compare" | &"bench" | &"policy") = args.first() {
         return in_guest(args);
     }
-    // What unmodified programs run on.
+    // The libraries for unmodified programs.
     command::run(&mut cargo([
         "build",
         "--quiet",
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &[&str], from: &Path) -> Result<(), String> {
 fn program(args: &[&str], from: &Path) -> Result<(), String> {
     let root = std::env::current_dir().map_err(|error| error.to_string())?;
     let manifest = root.join("Cargo.toml");
-    // What programs of others run on, at our end.
+    // The libraries for unmodified programs at Rocinante's end.
     let mut build = cargo(["build", "--release", "--quiet"]);
     command::run(build.args(["-p", "rocinante-capi", "-p", "rocinante-paths"]))?;
     let mut run = cargo(["run", "--release", "--quiet", "--manifest-path"]);
@@ -54,9 +54,9 @@ fn program(args: &[&str], from: &Path) -> Result<(), String> {
     command::run(run.args(args).current_dir(from))
 }
 
-/// Runs what is no cell of the matrix in the guest: Soft-RoCE and Rocinante measured side by side
-/// (`args` are `compare` or `bench` and their arguments), or what binds there (`policy` and
-/// arguments of `rocinante policy-check`).
+/// Runs other work than the matrix in the guest: it measures Soft-RoCE and Rocinante side by side
+/// (`args` are `compare` or `bench` and their arguments), or checks the rules and limits that bind
+/// there (`policy` and arguments of `rocinante policy-check`).
 fn in_guest(args: &[&str]) -> Result<(), String> {
     let mut build = cargo(["build", "--release", "--bins"]);
     command::run(

@@ -4,7 +4,7 @@ use crate::command;
 use std::path::Path;
 use std::process::Command;
 
-/// What `cargo xtask test` writes below an empty target directory at most.
+/// The most that `cargo xtask test` writes below an empty target directory.
 const WHOLE_RUN: &str = "7 GB";
 
 /// Whether this process is root outside any user namespace: then it may install packages.

@@ -1,4 +1,4 @@
-//! A copy of the workspace for trying what the tests notice.
+//! A copy of the workspace for changes that a test must notice.
 
 use std::collections::BTreeSet;
 use std::fs;

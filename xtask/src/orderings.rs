@@ -25,7 +25,7 @@ const FILES: &[&str] = &[
     "verbs-api/src/soft/front.rs",
     "verbs-api/src/provider/state.rs",
 ];
-/// The table of what notices each.
+/// The table of the test that notices each.
 const TABLE: &str = "docs/orderings.md";
 /// The models, and where their tests are.
 const MODELS: Tests =
@@ -37,10 +37,10 @@ const UNITS: Tests = Tests { select: &["-p", "rocinante", "--lib"], home: "verbs
 /// Something that can be taken away from a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Site {
-    /// Such as `core release fence 1`: the file, the function, what, and which of them.
+    /// Such as `core release fence 1`: the file, the function, the kind, and its number.
     name: String,
     file: &'static str,
-    /// Where it is, and what remains.
+    /// Its place in the file, and the text that replaces it.
     place: Range<usize>,
     rest: &'static str,
 }
@@ -48,7 +48,7 @@ struct Site {
 /// `cargo xtask orderings [--find] [PART-OF-A-NAME...]`.
 ///
 /// # Errors
-/// A test does not notice what its row says, or fails without that; or nothing can be built.
+/// A test does not notice the change of its row, or fails without it; or nothing can be built.
 pub(crate) fn run(args: &[&str]) -> Result<(), String> {
     let (find, parts) = match args.split_first() {
         Some((&"--find", parts)) => (true, parts),
@@ -135,7 +135,7 @@ fn no_row(name: &str) -> String {
     )
 }
 
-/// The rows of the table: what is taken away, in backticks in the first column; the test that
+/// The rows of the table: the ordering taken away, in backticks in the first column; the test that
 /// notices in the last, in backticks, after `units: ` if it is one of `verbs-api`.
 fn rows(table: &str) -> BTreeMap<String, Notices> {
     let rows = table.lines().filter_map(|line| {

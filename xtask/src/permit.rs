@@ -1,5 +1,5 @@
-//! Only `permit` decides what may leave: other files of the engine tell its state what happened,
-//! and do not ask it. `docs/design/20-permit.md` has the rule.
+//! Only `permit` decides which packets may leave: other files of the engine report events to its
+//! state, and do not ask it. `docs/design/20-permit.md` has the rule.
 
 use std::fs;
 use std::path::Path;
@@ -8,18 +8,18 @@ use std::path::Path;
 const HOME: &str = "stack/src/rc/requester/permit/";
 /// The state's field, by which others reach it.
 const FIELD: &str = "control";
-/// What others may ask it, and why that decides nothing.
+/// The questions that others may ask it, and why the answer decides nothing.
 const ANSWERS: [(&str, &str); 8] = [
     ("continues_run", "whether a run that was begun may go on beyond the turn"),
     ("ends_run", "whether a packet is the last of its turn, which asks"),
     ("has_ample", "which packets ask for an acknowledgement"),
-    ("in_flight", "what is given back"),
+    ("in_flight", "the charge that is given back"),
     ("most", "how long lists may become"),
     ("read_request_packets", "how a READ is split when it is posted"),
     ("ready_at", "the timer of the wait for a receive"),
     ("tick", "the timer of pacing"),
 ];
-/// What happened: calls that others make, which return nothing or whether it was news.
+/// The events: calls that others make, which return nothing or whether it was news.
 const EVENTS: [&str; 18] = [
     "begin_turn",
     "drain",
@@ -47,7 +47,7 @@ const RECEIVERS: &str = "stack/src/peer/";
 /// Checks the sources of the engine.
 ///
 /// # Errors
-/// The calls that ask what only `permit` may.
+/// The calls of questions that only `permit` may ask.
 pub(crate) fn check() -> Result<(), String> {
     let mut wrong = Vec::new();
     search(Path::new("stack/src"), &mut wrong).map_err(|error| error.to_string())?;
@@ -71,7 +71,8 @@ fn search(directory: &Path, wrong: &mut Vec<String>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The calls in `source` that ask what only `permit` may; `credit` if those about credit count.
+/// The calls in `source` of questions that only `permit` may ask; `credit` if those about credit
+/// count.
 fn questions(source: &str, credit: bool) -> Vec<String> {
     let source = source.split("#[cfg(test)]").next().unwrap_or(source);
     let code: Vec<&str> =

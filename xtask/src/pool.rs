@@ -25,7 +25,8 @@ pub(crate) struct Ended {
 }
 
 /// Runs programs in their order, `slots` at a time, and calls `ended` for each. A program that runs
-/// for longer than `limit` is killed. What each writes is in a file in `logs`, by its unique name.
+/// for longer than `limit` is killed. The output of each is in a file in `logs`, by its unique
+/// name.
 pub(crate) fn run(
     jobs: VecDeque<(String, Command)>,
     logs: &Path,

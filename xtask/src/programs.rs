@@ -74,7 +74,7 @@ impl Program {
 }
 
 /// The command prefix with which a test program may make network namespaces, if it needs one.
-/// Prints what is not possible.
+/// Prints the rights that are missing.
 pub(crate) fn runner() -> Option<&'static str> {
     if machine::has_all_rights() {
         return None;

@@ -15,7 +15,7 @@ const DOCUMENTS: [(&str, usize, usize); 2] =
 /// Checks comments and documents.
 ///
 /// # Errors
-/// What is too long, and where; or a file cannot be read.
+/// The lines and documents that are too long; or a file cannot be read.
 pub(crate) fn check() -> Result<(), String> {
     let mut sources = Vec::new();
     find_sources(Path::new("."), &mut sources).map_err(|error| error.to_string())?;

@@ -63,7 +63,7 @@ fn unpack(names: &[&str], version: &str) -> Result<std::path::PathBuf, String> {
         let unpacked = format!("{name}-{version}");
         let _ = fs::remove_dir_all(folder.join(&unpacked));
         let archive = target.join("package").join(format!("{unpacked}.crate"));
-        // Files in a package have one time, always, and cargo compiles again what is newer.
+        // All files in all packages have the same time, and cargo compiles only newer files again.
         let unpack = ["--extract", "--gzip", "--touch", "--directory"];
         command::run(Command::new("tar").args(unpack).arg(&folder).arg("--file").arg(archive))?;
         members += &format!("\"{unpacked}\", ");
@@ -77,7 +77,7 @@ fn unpack(names: &[&str], version: &str) -> Result<std::path::PathBuf, String> {
     Ok(folder)
 }
 
-/// What a published package must have that cargo does not ask for.
+/// The missing fields of a published package that cargo does not ask for.
 fn lacks(package: &Value) -> Vec<String> {
     let text = |key: &str| package[key].as_str().unwrap_or_default();
     let (name, description) = (text("name"), text("description"));

@@ -1,4 +1,4 @@
-//! Installs what a bare Debian machine lacks.
+//! Installs the programs and targets that a bare Debian machine lacks.
 
 use crate::command::{self, cargo, is_installed};
 use crate::{dist, machine};
@@ -26,8 +26,8 @@ pub(crate) const TESTS: &[&str] = &[
     "qemu-system-x86", "xz-utils", "zstd",
 ];
 
-/// The packages that `cargo xtask dropin` uses: programs that know nothing of Rocinante, and what
-/// those are built with that come as source.
+/// The packages that `cargo xtask dropin` uses: unmodified programs, and the tools that build those
+/// that come as source.
 #[rustfmt::skip]
 pub(crate) const DROPIN: &[&str] = &[
     "iproute2", "ibverbs-utils", "perftest", "rdma-core", "python3-pyverbs", "git",

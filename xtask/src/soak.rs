@@ -38,7 +38,7 @@ pub(crate) fn run(args: &[&str]) -> Result<(), String> {
 }
 
 /// Connections with default options beside busy loops, as a step of `cargo xtask test`. Returns
-/// what was skipped.
+/// the skipped parts.
 ///
 /// # Errors
 /// As [`run`].

@@ -156,7 +156,7 @@ pub(crate) fn metadata() -> Result<Value, String> {
     serde_json::from_str(&metadata).map_err(|error| error.to_string())
 }
 
-/// What runs in parallel, by name.
+/// The programs that run in parallel, by name.
 type Jobs = VecDeque<(String, Command)>;
 
 /// Adds the test programs, the tests in documentation, and the steps that run in parallel with
@@ -255,7 +255,7 @@ struct Report {
     passed: usize,
     failed: usize,
     skipped: usize,
-    /// What failed, each `name: why`.
+    /// The failures, each `name: why`.
     broken: Vec<String>,
 }
 
@@ -344,7 +344,8 @@ fn clippy() -> Outcome {
     check(command::run(&mut cargo(what)))
 }
 
-/// The library with none of its features, and with all; what tells things is tested with them.
+/// The library with none of its features, and with all. Its counters and traces are tested with
+/// them.
 fn features() -> Outcome {
     let lints = |what: &[&str]| {
         let mut clippy = cargo(["clippy", "--quiet", "-p", "rocinante"]);

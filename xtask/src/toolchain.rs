@@ -76,7 +76,7 @@ impl Toolchain {
             None => command = Command::new(program),
             Some(name) => {
                 command = Command::new("rustup");
-                // Cargo names its own toolchain and compiler to what it runs.
+                // Cargo names its own toolchain and compiler to its children.
                 command.env_remove("RUSTC").env_remove("RUSTDOC").env_remove("CARGO");
                 command.args(["run", name, program]);
             }

@@ -42,11 +42,11 @@ pub enum ReadError {
     Empty,
     /// The file begins with these bytes, so it is no capture.
     Magic([u8; 4]),
-    /// The file is cut off or damaged after so many frames.
+    /// The file is cut off or damaged.
     Damaged {
         /// Frames read before.
         after: u64,
-        /// What is wrong.
+        /// The fault.
         what: String,
     },
     /// The receiver of the frames reported this error.
@@ -117,7 +117,7 @@ pub fn read_live<E: Into<ReadError>>(
     mut sink: impl FnMut(Frame<'_>) -> Result<(), E>,
 ) -> Result<(), ReadError> {
     let file = if path.as_os_str() == "-" {
-        // Without a buffer between, which could hold what `poll` does not see.
+        // Without a buffer between, which could hold bytes that `poll` does not see.
         io::stdin().as_fd().try_clone_to_owned().map(File::from)
     } else {
         File::open(path)
@@ -156,7 +156,7 @@ impl Read for Live<'_> {
                     patience = ending::LOOK;
                 }
                 Err(Errno::INTR) => {}
-                // What cannot be polled says so, too.
+                // A file that cannot be polled is read: the read reports its error.
                 Ok(_) | Err(_) => return self.file.read(buffer),
             }
         }

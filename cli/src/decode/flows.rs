@@ -1,5 +1,5 @@
-//! What belongs together: the packets of one direction between two queue pairs, the two directions
-//! of a connection, and a packet with its repetitions.
+//! Flows: the packets of one direction between two queue pairs, the two directions of a connection,
+//! and a packet with its retransmissions.
 //!
 //! A packet names only the queue pair that it goes to. The one that sent it is known from the
 //! connection manager's messages, or from the first answer whose PSN only one flow of the other
@@ -48,7 +48,7 @@ impl FlowKey {
     }
 }
 
-/// What is known of a packet from those before it.
+/// Facts about a packet that follow from the packets before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Known {
     /// Whether it has been seen before: the same PSN, or the same message.
@@ -482,7 +482,7 @@ mod tests {
         let mut psns = Psns::starting(Psn::new(100_000));
         let [near, far] = [500, 500 + SPAN as u32].map(Psn::new);
         assert!(!psns.note(near) && psns.note(near) && !psns.note(Psn::new(501)));
-        // What is ahead by less than the span clears what was there a span ago.
+        // A PSN ahead by less than the span replaces the PSN one span earlier.
         assert!(!psns.note(far), "the place of 500, another packet");
         assert!(psns.has(Psn::new(501)) && !psns.has(near));
         assert!(psns.note(far));

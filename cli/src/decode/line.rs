@@ -215,7 +215,7 @@ impl fmt::Display for Headers {
     }
 }
 
-/// What the line of a packet has besides the packet.
+/// The contents of a packet's line besides the packet.
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
     /// Number of the frame, from 1.

@@ -1,4 +1,4 @@
-//! Messages of the connection manager: what a packet to queue pair 1 says.
+//! Messages of the connection manager: the packets to queue pair 1.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -187,7 +187,7 @@ impl Managed {
         }
     }
 
-    /// What a request for a service says of it and of the program that asks.
+    /// The service that a request asks for, and the program that asks.
     fn asks(&mut self, service: ServiceId, private: &[u8]) {
         self.serves(service);
         let header = self.port.and_then(|_| IpHeader::parse(private).ok());

@@ -88,7 +88,7 @@ impl Rewriter {
         Ok(self.links.len() - 1)
     }
 
-    /// Hands what is written to the kernel.
+    /// Hands the buffered bytes to the kernel.
     ///
     /// # Errors
     /// The file cannot be written to.

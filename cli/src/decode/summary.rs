@@ -35,7 +35,7 @@ pub struct Summary {
     /// RoCEv2 datagrams inside of tunnels, by the kind of the tunnel. They are not decoded.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub tunnelled: BTreeMap<&'static str, u64>,
-    /// What each flow carried, if that is wanted.
+    /// The traffic of each flow, with `--flows`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flows: Option<Value>,
     /// RoCEv2 packets of flows that were too many to follow.

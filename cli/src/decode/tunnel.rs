@@ -10,7 +10,7 @@ pub(super) const VXLAN: &str = "VXLAN";
 /// Ethernet, and IP without a header before it (tcpdump.org/linktypes.html).
 const ETHERNET: LinkType = LinkType(1);
 const IP: LinkType = LinkType(101);
-/// EtherTypes of what is inside.
+/// EtherTypes of the inner packet.
 const BRIDGED: u16 = 0x6558;
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
@@ -29,7 +29,7 @@ fn within(link: LinkType, frame: &[u8], depth: u32) -> Option<&'static str> {
     found.then_some(tunnel)
 }
 
-/// The kind of the tunnel, and what is in it.
+/// The kind of the tunnel, and the inner packet with its link type.
 fn opened(link: LinkType, frame: &[u8]) -> Option<(&'static str, LinkType, &[u8])> {
     let payload = match network(link, frame).ok()?? {
         LaxNetSlice::Ipv4(ip) => (!ip.payload().fragmented).then(|| ip.payload().clone()),
@@ -124,7 +124,7 @@ mod tests {
                 ] {
                     let found = around_roce(ETHERNET, &frame);
                     assert_eq!(found, is_roce.then_some(tunnel), "{tunnel} {v6} {port}");
-                    // Whatever is cut off.
+                    // At each length that the frame may be cut to.
                     for len in 0..frame.len() {
                         let _ = around_roce(ETHERNET, &frame[..len]);
                     }

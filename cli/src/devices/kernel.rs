@@ -40,7 +40,8 @@ struct InterfaceCounters {
 struct RoceSocket {
     address: SocketAddr,
     queued_bytes: u64,
-    /// What the kernel dropped there, or, if `guards`, copies of what a packet socket got.
+    /// Datagrams that the kernel dropped there, or, if `guards`, copies of a packet socket's
+    /// frames.
     drops: u64,
     /// Whether its process reads frames from a packet socket, as the backend `packet` does.
     guards: bool,

@@ -61,7 +61,7 @@ impl Bulk {
         Self { op, size, depth, list: 1, signal_every: 1, inline: false, until }
     }
 
-    /// Small messages, as many as possible: lists of 32, 512 outstanding, one completion per 32.
+    /// Small messages at the highest rate: lists of 32, 512 outstanding, one completion per 32.
     #[must_use]
     pub const fn small(op: BulkOp, size: usize, until: Until) -> Self {
         Self { op, size, depth: 512, list: 32, signal_every: 32, inline: false, until }
@@ -107,8 +107,8 @@ pub fn bulk(
     Ok(bulk_with_shares(ends, what, observe)?.0)
 }
 
-/// As [`bulk`]. Returns also how many messages of each queue pair had completed when the time was
-/// over.
+/// As [`bulk`]. Returns also the number of messages of each queue pair that had completed when the
+/// time was over.
 ///
 /// # Errors
 /// A request fails, or there is no progress.
@@ -195,7 +195,7 @@ impl<'a> Stream<'a> {
         self.posted - self.completed
     }
 
-    /// How many requests to post now: a full list, or the rest if it is shorter; 0 if they do not
+    /// Number of requests to post now: a full list, or the rest if it is shorter; 0 if they do not
     /// fit.
     fn room(&self, what: &Bulk) -> u64 {
         let list = (what.list.clamp(1, what.depth) as u64).min(self.quota - self.posted);

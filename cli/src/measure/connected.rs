@@ -113,7 +113,7 @@ fn connect(
     })?;
     let Some(region) = peer.regions.first().filter(|_| peer.endpoints.len() == prepared.len())
     else {
-        return Err(exchange.error("it has not as many queue pairs, or no region"));
+        return Err(exchange.error("it has another number of queue pairs, or no region"));
     };
     if region.len != mr.len() as u64 {
         return Err(exchange.error("its region has another length than this side's"));

@@ -22,7 +22,7 @@ pub enum Side {
 /// The operation of [`round_trips`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RoundTrip {
-    /// READs of so many bytes.
+    /// READs, with their size in bytes.
     Read(usize),
     /// Fetch and add.
     FetchAdd,
@@ -420,7 +420,7 @@ mod tests {
     use rocinante::WcStatus;
     use rocinante::verbs::{ModifyAttr, QpState};
 
-    /// What a measurement records.
+    /// The round trips that a measurement records.
     fn timed(
         measure: impl FnOnce(&mut Histogram<u64>) -> Result<(), MeasureError>,
     ) -> Result<Histogram<u64>, MeasureError> {

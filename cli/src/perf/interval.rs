@@ -1,4 +1,4 @@
-//! What is measured within an interval, printed while the measurement runs.
+//! The figures of each interval, printed while the measurement runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +23,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Counts what is measured, for the lines of the intervals.
+/// Counts messages and bytes for the lines of the intervals.
 #[derive(Debug, Clone)]
 pub struct Meter(Arc<Counted>);
 

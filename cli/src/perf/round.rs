@@ -31,7 +31,7 @@ const SPREAD: usize = 4 << 20;
 /// RNR timer code 1: 10 µs. A late receive then costs as little as possible.
 const RNR_10_US: u8 = 1;
 
-/// What one side decides by itself.
+/// The choices that one side makes by itself.
 #[derive(Debug, Clone, Copy)]
 pub struct Own {
     /// Whether this side is the client.
@@ -156,7 +156,7 @@ impl<'a> Round<'a> {
     /// As [`fits`](Self::fits).
     ///
     /// # Errors
-    /// They do not fit. The text says what does.
+    /// They do not fit. The text names the largest size that fits.
     pub fn check_size(&self) -> Result<(), String> {
         let (size, mtu) = (self.size, self.mtu);
         let what =
@@ -164,7 +164,7 @@ impl<'a> Round<'a> {
         if self.fits() { Ok(()) } else { Err(what) }
     }
 
-    /// Describes what both sides are about to do, in a few lines.
+    /// Describes the measurement of both sides, in a few lines.
     #[must_use]
     pub fn banner(&self, session: &Session) -> String {
         let Self { test, plan, mtu, peer, ctx, .. } = self;
@@ -242,7 +242,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Begins to print how the measurement goes on, until what this returns is dropped.
+    /// Prints the progress of the measurement until the returned value is dropped.
     fn begin_to_tell(&self, meter: Option<Meter>, out: Output) -> Ticks {
         match meter.zip(self.how.interval) {
             Some((meter, length)) => {

@@ -1,4 +1,4 @@
-//! What can be measured: operations, and the transport services that have them.
+//! The measurements: operations, and the transport services that have them.
 
 use std::fmt;
 

@@ -30,7 +30,7 @@ pub struct PingPong<'a> {
     pub chk: Option<bool>,
 }
 
-/// What has been played so far.
+/// The exchanges so far.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Played {
     /// Exchanges.
@@ -58,8 +58,8 @@ impl PingPong<'_> {
             .map_err(|e| VerbsError::from(e).into())
     }
 
-    /// Sends `iters` messages and receives as many. Sends each after the previous one was answered.
-    /// Calls `begun` after the first success. Keeps `played` true to what has been done.
+    /// Sends and receives `iters` messages. Sends each after the previous one was answered. Calls
+    /// `begun` after the first success, and counts each exchange in `played`.
     ///
     /// # Errors
     /// A request fails, a message has wrong contents, or no message arrives.
@@ -140,7 +140,7 @@ impl PingPong<'_> {
             None => Ok(()),
             Some(at) => {
                 let what = format!(
-                    "invalid data: byte {at} of message {number} is not what the peer sent"
+                    "invalid data: byte {at} of message {number} is not the byte that the peer sent"
                 );
                 Err(Failure::Of(Kind::Data, what))
             }

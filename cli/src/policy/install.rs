@@ -51,7 +51,7 @@ pub(super) struct Installed<'a> {
     table: Option<(Netns, &'static str)>,
     tcx: Option<TcxDrop>,
     qdisc: Option<(Netns, String, &'static str)>,
-    /// What stands beside the rule, once the probe has been counted.
+    /// The addition to the rule, once the probe has been counted.
     later: Beside,
 }
 
@@ -62,7 +62,7 @@ enum Tool {
 }
 
 impl<'a> Installed<'a> {
-    /// Nothing: what a control leaves that was forgotten.
+    /// No rule, no shaper and no BPF program.
     pub(super) fn nothing(network: &'a Network) -> Self {
         let (undo, later) = (Vec::new(), Beside::Nothing);
         Self { network, undo, table: None, tcx: None, qdisc: None, later }
@@ -135,7 +135,7 @@ impl<'a> Installed<'a> {
         Ok(this)
     }
 
-    /// Sets up what stands beside the rule. Before it, the rule takes the probe.
+    /// Sets up the addition to the rule. Before it, the rule takes the probe.
     pub(super) fn complete(&mut self) -> Result<(), Trouble> {
         match self.later {
             Beside::Nothing | Beside::BridgeNfCall(true) => Ok(()),
@@ -337,7 +337,7 @@ impl<'a> Installed<'a> {
         Ok(())
     }
 
-    /// Redirects what the sender's veth brings to an ifb with a tbf.
+    /// Redirects the traffic from the sender's veth to an ifb with a tbf.
     fn ifb(&mut self) -> Result<(), Trouble> {
         let (netns, device) = (self.network.host(), self.network.device(End::Sender));
         netns
@@ -426,7 +426,7 @@ pub(super) fn lacking(network: &Network) -> Vec<&'static str> {
     tried.into_iter().filter(|(_, result)| result.is_err()).map(|(option, _)| option).collect()
 }
 
-/// What `nft`, `tc` and `ip` say of parts that the kernel lacks.
+/// Words of the errors of `nft`, `tc` and `ip` for options that the kernel lacks.
 const ABSENT: [&str; 5] = [
     "not supported",
     "No such file or directory",
@@ -445,7 +445,7 @@ fn absent(option: &str, error: LabError) -> Trouble {
     }
 }
 
-/// Names another option for what is not to be had.
+/// Names another option as the one that the kernel lacks.
 fn of_option(option: &str, trouble: Trouble) -> Trouble {
     match trouble {
         Trouble::NotToBeHad(_) => Trouble::NotToBeHad(option.to_owned()),

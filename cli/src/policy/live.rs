@@ -1,4 +1,5 @@
-//! `--live`: the rules and shapers on the path of a running container, and what each binds.
+//! `--live`: the rules and shapers on the path of a running container, and the backends that each
+//! binds.
 
 use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -27,20 +28,20 @@ const PROBE_TABLE: &str = "rocinante_probe";
 pub(super) struct Found {
     /// `own` or `host`: the namespace.
     pub(super) place: &'static str,
-    /// What and where it is.
+    /// The rule or shaper, and its place.
     pub(super) what: String,
     /// Its effect on `udp`, `packet` and `afxdp`, if it matches the traffic.
     pub(super) effect: [Effect; 3],
 }
 
-/// What lies on a container's path.
+/// The rules and shapers on a container's path.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Live {
     /// Its interfaces with a host end here: `eth0 veth0`.
     pub(super) links: Vec<String>,
     /// The rules and shapers.
     pub(super) found: Vec<Found>,
-    /// Pairs that shadow each other, and what could not be read.
+    /// Pairs that shadow each other, and sources that could not be read.
     pub(super) warnings: Vec<String>,
     /// Of `--probe`: datagrams sent, and those counted at the host end.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -130,7 +131,7 @@ type Addresses = [(IpAddr, u8)];
 struct Chain {
     family: String,
     hook: String,
-    /// Of a `netdev` chain; what `nft` does not tell is empty.
+    /// Of a `netdev` chain; empty if `nft` does not list them.
     devices: Vec<String>,
     /// Its table and its name.
     names: [String; 2],
@@ -196,7 +197,7 @@ impl Live {
         }
     }
 
-    /// The rules of a namespace that `nft` does not list, on the way of what comes from and goes to
+    /// The rules of a namespace that `nft` does not list, on the path of the traffic from and to
     /// these addresses by these interfaces.
     fn unlisted(
         &mut self,
@@ -288,7 +289,7 @@ impl Live {
                     BINDS
                 }
                 ("netdev" | "arp", _) | (_, "input" | "output") => continue,
-                // What is bridged is not forwarded by IP.
+                // IP does not forward bridged frames.
                 ("xfrm", _) if bridged => continue,
                 ("bridge", _) if !bridged => continue,
                 ("bridge", _) => BINDS,
@@ -366,7 +367,7 @@ impl Live {
     }
 }
 
-/// The devices whose disciplines get what these filters redirect, if one redirects.
+/// The devices that these filters redirect to, if one redirects.
 fn redirected(filters: &Value) -> Option<Vec<String>> {
     let filters = filters.as_array().into_iter().flatten();
     let actions = filters.filter_map(|filter| filter["options"]["actions"].as_array()).flatten();

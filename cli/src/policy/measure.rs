@@ -31,7 +31,7 @@ const REACHED: f64 = 0.9;
 /// The part of a rate that must not be exceeded by all that was sent: nothing that was under way
 /// when a part of the time began or ended can blur it.
 const EXCEEDED: f64 = 1.01;
-/// What nft's limit in bytes lets pass at once beside its `burst`: the rate of one of its units of
+/// The bytes that nft's limit lets pass at once beside its `burst`: the rate of one of its units of
 /// time, a second (net/netfilter/nft_limit.c, `tokens_max`).
 const SECOND_OF_RATE: u64 = RATE as u64 / 8;
 /// Part of the rate that bypassing traffic exceeds.
@@ -41,7 +41,7 @@ const WARM_MILLIS: u64 = 250;
 const MILLIS: u64 = 1250;
 const BURSTS: u64 = 10;
 
-/// What a cell has shown.
+/// The figures of a cell.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Figures {
     /// Packets (skbs) that the rule took.
@@ -59,7 +59,7 @@ pub struct Figures {
     /// The rate on the wire after the warm-up, of the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of_limit: Option<f64>,
-    /// The same of all that was sent beyond what the limit lets pass at once.
+    /// The same of all bytes sent, less the burst that the limit lets pass at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of_limit_in_all: Option<f64>,
     /// Bytes that the shaper's own figures show.
@@ -77,7 +77,7 @@ pub struct Figures {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Outcome {
     pub(super) figures: Figures,
-    /// What is not as documented.
+    /// The differences from the documentation.
     pub(super) wrong: Vec<String>,
 }
 
@@ -199,7 +199,7 @@ impl Bench<'_> {
         let beyond = on_wire(all_bytes) - at_once as f64;
         let in_all = beyond * 8.0 / seconds_of_all(&flows) / f64::from(RATE);
         let of_limit = match shaper {
-            // What passes at once can last beyond the warm-up.
+            // The burst that passes at once can last beyond the warm-up.
             Shaper::Policer => in_all,
             _ => rates.iter().sum(),
         };

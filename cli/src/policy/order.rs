@@ -29,7 +29,7 @@ pub(super) enum Order {
         /// The bytes.
         fill: u8,
     },
-    /// Report how many bytes are `fill` where the peer's WRITEs go.
+    /// Report the number of bytes that are `fill` where the peer's WRITEs go.
     Look {
         /// The bytes.
         fill: u8,
@@ -86,7 +86,7 @@ pub(super) enum Answer {
     },
 }
 
-/// What a bulk transfer moved.
+/// The result of a bulk transfer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Bulk {
     /// The status of the last completion.

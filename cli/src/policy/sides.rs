@@ -34,7 +34,7 @@ struct Process {
     child: ChildGuard,
 }
 
-/// The reason why a backend cannot be tried, or what went wrong.
+/// The reason why a backend cannot be tried, or an error.
 pub(super) enum OpenFault {
     Unavailable(String),
     Failed(String),

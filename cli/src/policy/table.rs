@@ -1,5 +1,5 @@
-//! The controls and what each must do to each backend: one table, written from the kernel's order
-//! of hooks.
+//! The controls and the effect that each must have on each backend: one table, written from the
+//! kernel's order of hooks.
 //!
 //! A frame that leaves a container passes, in this order, the hooks of its own namespace, then
 //! those of the host. Each backend enters this path at another place:
@@ -49,11 +49,11 @@ pub enum Topology {
     Routed,
 }
 
-/// What a control does to the traffic of a backend.
+/// The effect of a control on the traffic of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Effect {
-    /// It does to this traffic what it says.
+    /// It acts on this traffic.
     Binds,
     /// The traffic does not pass it.
     Bypassed,
@@ -101,7 +101,7 @@ pub enum Rule {
         chain: (&'static str, &'static str),
         /// The interface of a `netdev` chain.
         device: Option<End>,
-        /// What else is set up: see [`Beside`].
+        /// The addition to the rule.
         beside: Beside,
     },
     /// A program on tcx.
@@ -110,21 +110,21 @@ pub enum Rule {
         place: Place,
         /// On which interface.
         end: End,
-        /// Whether on what enters it, else on what leaves it.
+        /// Whether on frames that enter it, else on frames that leave it.
         ingress: bool,
     },
     /// "New from one side, established from the other": the answers are dropped.
     NewFromThePeer,
 }
 
-/// What stands beside a rule.
+/// An addition to a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Beside {
     /// Nothing.
     Nothing,
     /// `bridge-nf-call-iptables` and `bridge-nf-call-ip6tables` are 1 or 0.
     BridgeNfCall(bool),
-    /// What the sender's veth brings is redirected to an ifb with a tbf.
+    /// The traffic from the sender's veth is redirected to an ifb with a tbf.
     Ifb,
 }
 
@@ -137,11 +137,11 @@ pub enum Shaper {
     ShortTbf,
     /// An htb class towards the receiver.
     Htb,
-    /// What comes from the sender goes through an ifb with a tbf.
+    /// The sender's traffic goes through an ifb with a tbf.
     Ifb,
     /// Two containers behind an htb on the uplink, a class each.
     Uplink,
-    /// A rule that drops what is above the rate.
+    /// A rule that drops packets above the rate.
     Policer,
     /// A tbf on the sender's own `eth0`.
     Own,
@@ -160,7 +160,7 @@ pub enum Mark {
     Mtu,
 }
 
-/// What a control does.
+/// The action of a control.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Drops.
@@ -180,9 +180,9 @@ pub struct Control {
     pub group: Group,
     /// The network that it needs.
     pub topology: Topology,
-    /// What it does.
+    /// Its action.
     pub action: Action,
-    /// What it must do to `udp`, `packet` and `afxdp`, with IPv4 and IPv6 alike.
+    /// Its effect on `udp`, `packet` and `afxdp`, the same with IPv4 and IPv6.
     pub expected: [Effect; 3],
 }
 

@@ -35,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// The guardian of a program that `rocinante run` starts
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// What this process does
+    /// The part of this process
     #[arg(long, value_enum, default_value_t)]
     part: Part,
     /// The user that this process becomes, with no right of another one.
@@ -80,7 +80,7 @@ impl Tree {
     }
 }
 
-/// What this process does for a guardian.
+/// The part of this process in a guardian's start.
 #[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
 enum Part {
     /// It starts the guardian.
@@ -89,7 +89,7 @@ enum Part {
     /// It is the guardian.
     Be,
     /// It is the guardian of those that have connected: of one process of another user than the
-    /// program's, or of what an agent hands on.
+    /// program's, or of the processes that an agent hands on.
     BeForOne,
 }
 
@@ -173,7 +173,7 @@ fn received(stream: impl AsFd) -> io::Result<OwnedFd> {
 }
 
 fn guard(guardian: &mut Guardian) -> io::Result<()> {
-    // Whatever ends the program's group, terminal or service is not for it: it has to be the last.
+    // A signal to the program's group, terminal or session must not end it: it has to end last.
     let _ = setsid();
     SigSet::all().thread_block()?;
     let mut children: Vec<Child> = Vec::new();

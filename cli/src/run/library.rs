@@ -1,4 +1,5 @@
-//! The libraries that a program is given: where they lie, and what makes the loader take them.
+//! The libraries that a program is given: their places, and the variables with which the loader
+//! takes them.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -11,12 +12,12 @@ use super::links;
 const VERBS: &str = "libibverbs.so.1";
 /// The same as cargo builds it.
 const VERBS_BUILT: &str = "librocinante_ibverbs.so";
-/// The library that answers what programs read below /sys/class/infiniband and /dev/infiniband.
+/// The library that answers reads below /sys/class/infiniband and /dev/infiniband.
 const PATHS: &str = "librocinante_paths.so";
 
 const PRELOAD: &str = "LD_PRELOAD";
 const SEARCH: &str = "LD_LIBRARY_PATH";
-/// What programs with sanitizers read at their start, and what they need. AddressSanitizer refuses
+/// Variables of sanitizers, with the option that each needs and its value. AddressSanitizer refuses
 /// to be behind a preloaded library. ThreadSanitizer sees the library's calls of libc, and neither
 /// its other accesses to memory nor its locks: so all of them look like races.
 const SANITIZERS: [(&str, &str, &str); 2] = [
@@ -37,7 +38,7 @@ impl Libraries {
     /// Those that belong to this executable: beside it, or in `../lib/rocinante`.
     ///
     /// # Errors
-    /// There are none, or no loader could be told of them.
+    /// There are none, or their path cannot stand in the loader's variables.
     pub fn find() -> Result<Self, String> {
         let own = env::current_exe().map_err(|error| format!("/proc/self/exe: {error}"))?;
         Self::beside(own.parent().unwrap_or(Path::new("/")))
@@ -72,8 +73,8 @@ impl Libraries {
     /// program brings along under other names; `LD_LIBRARY_PATH` reaches the children of a program
     /// that drops it, and leads those that ask for the library by [a name](links).
     ///
-    /// What the caller preloads comes before: it may stand before verbs. Programs with sanitizers
-    /// get the options that they need, unless they are given.
+    /// The caller's own preloaded libraries come first: they may interpose on verbs. Programs with
+    /// sanitizers get the options that they need, unless they are given.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, OsString)> {
         let mut preload = others(&env::var_os(PRELOAD).unwrap_or_default());

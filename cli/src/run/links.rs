@@ -33,7 +33,7 @@ fn links_in(place: &Path, verbs: &Path) -> io::Result<PathBuf> {
     verbs.hash(&mut hasher);
     let name = format!("rocinante-{uid}-{:016x}", hasher.finish());
     let links = place.join(name);
-    // The loader runs what it finds there.
+    // The loader runs the code that it finds there.
     own::directory(&links)?;
     for name in NAMES {
         match symlink(verbs, links.join(name)) {
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(links_in(&place, &verbs).unwrap(), links, "again");
         // Where both names are beside each other it takes no other directory.
         assert_eq!(directory(&links.join(NAMES[0])).unwrap(), links);
-        // What is not the user's own, or names another library, is not taken.
+        // A directory of another user, or a link to another library, is refused.
         fs::remove_file(links.join(NAMES[1])).unwrap();
         fs::write(links.join(NAMES[1]), "another").unwrap();
         assert_eq!(links_in(&place, &verbs).unwrap_err().kind(), io::ErrorKind::InvalidData);

@@ -1,8 +1,8 @@
 //! The tree of files under its own name, for programs that no library reaches: those in Go, and
 //! static ones.
 //!
-//! sysfs takes no new directories. So /sys/class and /sys/devices are covered by directories in
-//! memory, into which what they had is mounted again, and the tree beside. Only this process and
+//! sysfs takes no new directories. So directories in memory cover /sys/class and /sys/devices. The
+//! original contents are mounted again into these, and the tree beside. Only this process and
 //! those that it begins see that. All other mounts stay shared with the machine, as they were.
 
 use std::fs::{self, File};

@@ -17,7 +17,7 @@ use super::{NOT_FOUND, Refusal};
 
 /// Where programs are if there is no `PATH`, as execvp(3) has it.
 const SEARCH: &str = "/bin:/usr/bin";
-/// How many scripts may be each other's interpreters: `BINPRM_MAX_RECURSION` of Linux.
+/// The longest chain of scripts that interpret each other: `BINPRM_MAX_RECURSION` of Linux.
 const SCRIPTS_MAX: u32 = 5;
 /// Bytes of a script's first line that the kernel reads: `BINPRM_BUF_SIZE` of Linux.
 const FIRST_LINE_MAX: u64 = 256;
@@ -72,7 +72,7 @@ pub fn check(path: &Path, libraries: &Libraries) -> Result<(), Refusal> {
     elf.map_or(Ok(()), |(path, elf)| elf.check(&path, &ours, libraries).map_err(Refusal::cannot))
 }
 
-/// Why no library reaches what the program at `path` asks the kernel for; `None` if one does.
+/// Why no library reaches the system calls of the program at `path`; `None` if one does.
 #[must_use]
 pub fn blindness(path: &Path) -> Option<String> {
     let (path, elf) = program_of(path, SCRIPTS_MAX).ok()??;
@@ -109,7 +109,7 @@ fn is_program_of_env(word: &OsStr) -> bool {
     !word.as_bytes().starts_with(b"-") && !word.as_bytes().contains(&b'=')
 }
 
-/// What a file is to the kernel.
+/// The kind of a file that the kernel executes.
 enum Kind {
     Elf(Elf),
     /// The words of its first line, of which there is one at least.
@@ -118,7 +118,7 @@ enum Kind {
     Unknown,
 }
 
-/// What the kernel and the loader want to know of a program.
+/// The fields of a program's header that the kernel and the loader read.
 struct Elf {
     /// Class, byte order and machine (`EI_CLASS`, `EI_DATA`, `e_machine` of elf(5)).
     architecture: [u8; 4],

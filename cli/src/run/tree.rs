@@ -1,5 +1,5 @@
 //! The directory that all processes of one `rocinante run` share: the names of their devices, and
-//! what they read below /sys and /dev (`rocinante_netdev::sysfs`).
+//! the files that they read below /sys and /dev (`rocinante_netdev::sysfs`).
 //!
 //! It is named for the process that this one stays when it becomes the program. A later `run`
 //! removes it once that process is gone.
@@ -36,7 +36,7 @@ pub fn make(list: &str) -> io::Result<(Vec<NamedInterface>, io::Result<PathBuf>)
     });
     let mut devices = root.as_ref().map_or_else(|_| Devices::own(), |root| Devices::shared(root));
     let found = devices.list(Some(list));
-    // What was counted before is there for programs that no library reaches, too.
+    // Programs that no library reaches see the earlier counts, too.
     let _ = devices.count(Some(list));
     if let (Err(_), Ok(root)) = (&found, &root) {
         let _ = fs::remove_dir_all(root);
@@ -77,15 +77,16 @@ fn began(pid: u32) -> Option<u64> {
     behind.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Whether a process was told of the directory: in another time namespace it began at another time.
+/// Whether a process has the directory in its environment: its start time differs in another time
+/// namespace.
 fn has_environment(pid: u64, root: &Path) -> bool {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let variable = format!("{PATHS_VARIABLE}={}", root.display());
     environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes())
 }
 
-/// Removes the directories of processes that are gone. Those of another namespace of processes
-/// cannot be told from here.
+/// Removes the directories of processes that are gone. It keeps those of another PID namespace,
+/// whose processes it cannot see.
 fn clean(place: &Path) {
     let Ok(own) = namespace() else { return };
     for entry in fs::read_dir(place).into_iter().flatten().flatten() {

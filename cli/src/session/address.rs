@@ -68,7 +68,7 @@ pub fn wait_for(is_one: impl Fn(&Unusable) -> bool) -> bool {
     let end = Instant::now() + TENTATIVE_MAX;
     let mut has_waited = false;
     loop {
-        // What cannot be known is told by those who need it.
+        // The code that needs an address reports the error.
         let all = Unusable::all().unwrap_or_default();
         let tentative = |it: &&Unusable| it.why == WhyUnusable::Tentative && is_one(it);
         let Some(it) = all.iter().find(tentative) else { return has_waited };

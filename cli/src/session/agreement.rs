@@ -37,7 +37,7 @@ pub fn parse(line: &str) -> Result<Request, String> {
     serde_json::from_str(line).map_err(|error| format!("its first line is no request: {error}"))
 }
 
-/// Checks that a client's request is what this server was started for.
+/// Checks that a client's request is for the command and options of this server.
 ///
 /// # Errors
 /// The differences, in words that suit both sides.

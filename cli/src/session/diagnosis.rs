@@ -134,7 +134,7 @@ fn silence(counters: &DeviceCounters, peer: IpAddr, unanswered: Unanswered) -> S
     }
 }
 
-/// What is between, if a peer says that it is at another address than that by which it is seen.
+/// The translation between, if a peer reports another address than that by which it is seen.
 #[must_use]
 pub fn translated(claimed: IpAddr, seen: IpAddr) -> Option<String> {
     let seen = seen.to_canonical();

@@ -91,7 +91,7 @@ impl Server {
                 Err(failure) if ending::signal().is_some() => return Err(failure),
                 Err(failure) => {
                     self.out.note(format_args!("not served: {failure}"));
-                    // If nobody can be served, this says so without haste.
+                    // Limits the rate of these notes where each client fails.
                     std::thread::sleep(PAUSE);
                 }
             }

@@ -1,4 +1,4 @@
-//! The table in `docs/dropin.md`: what the command last found.
+//! The table in `docs/dropin.md`: the command's last results.
 
 use crate::Outcome;
 use crate::table::{NETDEVS, Row, rows};

@@ -17,7 +17,7 @@ const LIBRARIES: [(&str, &str); 2] = [
 ];
 
 /// Programs of another processor: scripts that start them by its emulator, called as they are, and
-/// what those need.
+/// their files.
 const FOREIGN: &str = "foreign";
 
 /// A directory with `bin/rocinante` and `lib/rocinante`. It is removed at the end.

@@ -22,19 +22,19 @@ const BEFORE: Duration = Duration::from_secs(1);
 /// How long the others may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What became of a round.
+/// The result of a round.
 #[derive(Debug, Default)]
 pub struct Round {
     /// Processes that were killed while they ran.
     pub killed: usize,
     /// Others that ended with 0, each byte compared.
     pub ended: usize,
-    /// Why others did not, or what was to be killed had ended.
+    /// Errors of the others, and processes that had ended before they could be killed.
     pub failed: Vec<String>,
 }
 
-/// One round between two namespaces: ping-pongs of rdma-core that compare what comes, all on one
-/// pair of addresses. The first pair, whose processes have the duties, and every third one are
+/// One round between two namespaces: ping-pongs of rdma-core that compare the received data, all on
+/// one pair of addresses. The first pair, whose processes have the duties, and every third one are
 /// killed.
 ///
 /// # Errors

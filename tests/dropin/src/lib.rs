@@ -11,7 +11,7 @@
 //! - [`document`] is the table in `docs/dropin.md`.
 //!
 //! On `udp` a program runs as a user without capabilities. A program counts as working only if it
-//! ran to its end and said what it should.
+//! ran to its end and printed the expected output.
 #![forbid(unsafe_code)]
 
 pub mod document;

@@ -42,7 +42,7 @@ struct Options {
     words: Vec<String>,
 }
 
-/// How many rows ended in which way.
+/// Number of rows by their result.
 #[derive(Default)]
 struct Count {
     passed: usize,

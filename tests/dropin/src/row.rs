@@ -33,7 +33,7 @@ const RSOCKET: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so.1";
 /// The state of a socket that listens, in /proc/net/tcp (`TCP_LISTEN` of Linux).
 const LISTENS: &str = "0A";
 
-/// What ibv_asyncwatch prints after each change of the network: the numbers of
+/// The output of ibv_asyncwatch after each change of the network: the numbers of
 /// `enum ibv_event_type`, `IBV_EVENT_PORT_ERR`, `_PORT_ACTIVE` and `_GID_CHANGE`.
 const EVENTS: [(&str, &str); 3] = [
     ("link set eth0 down", "(10)"),
@@ -117,7 +117,7 @@ impl Place<'_> {
     }
 
     fn events(&self) -> Result<(), String> {
-        // Else it keeps what it has to say until its end, which never comes.
+        // Else it buffers its output until its end, which never comes.
         let command = self.command(&["stdbuf -oL", self.row.program, self.row.mode]);
         let mut program = self.start(0, command)?;
         let lines = lines(&mut program);
@@ -233,7 +233,7 @@ impl Says {
     fn is(self, line: &str) -> bool {
         match self {
             Self::Iterations => line.contains(" iters in "),
-            // Size and number of messages are numbers, and so is what was measured.
+            // Size, number of messages and results are numbers.
             Self::Figures => {
                 let words: Vec<&str> = line.split_whitespace().collect();
                 words.len() > 3
@@ -318,7 +318,7 @@ fn lines(program: &mut ChildGuard) -> Receiver<String> {
     if let Some(stdout) = program.child_mut().stdout.take() {
         std::thread::spawn(move || {
             let all = BufReader::new(stdout).lines().map_while(Result::ok);
-            // The reader goes when it has what it wants.
+            // Ends once the receiver is dropped.
             let _ = all.into_iter().try_for_each(|line| say.send(line));
         });
     }
@@ -340,7 +340,7 @@ fn says(lines: &Receiver<String>, word: &str) -> Result<(), String> {
     }
 }
 
-/// What a program ended with.
+/// The exit status and output of a program.
 pub(crate) fn ended(who: &str, program: ChildGuard, limit: Duration) -> Result<Output, String> {
     program.wait_with_output(limit).map_err(|error| match error {
         LabError::Timeout { seconds, .. } => format!("{who} does not end within {seconds} s"),
@@ -369,7 +369,7 @@ fn alike(plain: &Output, ours: &Output) -> Result<(), String> {
     }
 }
 
-/// An error that carries what the program said last.
+/// An error that carries the program's last output.
 pub(crate) fn succeeded(who: &str, output: &Output) -> Result<(), String> {
     if output.status.success() {
         return Ok(());

@@ -1,5 +1,5 @@
-//! How fast perftest is on `rocinante run`, beside `rocinante perf` with the same options: what the
-//! C ABI costs. `cargo xtask dropin --speed`.
+//! The speed of perftest on `rocinante run`, beside `rocinante perf` with the same options: the
+//! cost of the C ABI. `cargo xtask dropin --speed`.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -17,7 +17,7 @@ const RUNS: usize = 3;
 const LIMIT: Duration = Duration::from_secs(60);
 const BACKENDS: [&str; 3] = ["udp", "packet", "afxdp"];
 
-/// What is compared.
+/// The figure that is compared.
 #[derive(Debug, Clone, Copy)]
 enum Measure {
     /// Half a round trip, in microseconds: the median of the messages.
@@ -68,7 +68,7 @@ pub struct Compared {
     netdev: &'static str,
     theirs: [f64; RUNS],
     ours: [f64; RUNS],
-    /// What perftest printed last.
+    /// perftest's last output.
     pub raw: String,
 }
 
@@ -157,7 +157,7 @@ fn words_of(options: &'static str) -> Vec<&'static str> {
     words(options).into_iter().chain(["--json"]).collect()
 }
 
-/// What the client of two prints, in namespaces of their own.
+/// The client's output. Server and client have namespaces of their own.
 fn pair(netdev: &str, command: impl Fn(bool) -> Command) -> Result<String, String> {
     let pair = Pair::new(&LabConfig::default()).map_err(in_words)?;
     let [a, b] = pair.containers();

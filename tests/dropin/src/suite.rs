@@ -1,7 +1,7 @@
 //! rdma-core's own tests, as Debian ships them with python3-pyverbs.
 //!
-//! `suite.txt` has a state for each test that is of no single driver. What must pass must run: a
-//! test that skips itself is as bad as one that fails.
+//! `suite.txt` has a state for each test that is of no single driver. A test that must pass must
+//! run: if it skips itself, it fails.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,20 +20,20 @@ use crate::install::Installation;
 pub const TESTS: &str = "/usr/share/doc/rdma-core/tests";
 /// Debian's Python, which has pyverbs; another may be the first on the search path.
 const PYTHON: &str = "/usr/bin/python3";
-/// The number of huge pages of 2 MiB that the machine sets aside, and how many tests want.
+/// The number of huge pages of 2 MiB that the machine sets aside, and the number that tests need.
 const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 const HUGE_PAGES_WANTED: u32 = 8;
 /// How long the tests of a class may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What is asked of a test.
+/// The result required of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// It has to run and pass.
     Must,
     /// It is of something that is not offered.
     Out,
-    /// It has to pass once what it needs is there.
+    /// It has to pass once the feature that it needs is there.
     Later,
 }
 
@@ -42,7 +42,7 @@ pub enum State {
 pub struct Test {
     /// `module.Class.method`.
     pub name: &'static str,
-    /// What is asked of it.
+    /// The result required.
     pub state: State,
     /// Why it need not pass.
     pub reason: &'static str,

@@ -22,8 +22,8 @@ macro_rules! mpi {
     };
 }
 
-/// The options of mpirun for every other rank in the other container, and what goes there in the
-/// place of ssh.
+/// The options of mpirun for every other rank in the other container, and the script that goes
+/// there in the place of ssh.
 macro_rules! away {
     () => {
         "echo 'shift; exec /usr/bin/python3 -c \"$MPI_ASK\" \"$*\"' > ask; \
@@ -32,7 +32,7 @@ macro_rules! away {
     };
 }
 
-/// The other container: what `$MPI_ASK` asks for.
+/// The other container: the server that `$MPI_ASK` asks.
 pub(crate) const MPI_AWAY: &str = "export TMPDIR=$(mktemp -dp $XDG_RUNTIME_DIR); export HOME=$TMPDIR; \
     exec /usr/bin/python3 -c \"$MPI_SERVE\"";
 
@@ -58,7 +58,7 @@ pub struct Row {
     pub program: &'static str,
     /// Its options.
     pub mode: &'static str,
-    /// What carries the packets.
+    /// The backend.
     pub netdev: &'static str,
     /// How it is run.
     pub shape: Shape,
@@ -77,7 +77,7 @@ impl Row {
     }
 }
 
-/// How a program is run, and what it has to say.
+/// How a program is run, and its expected output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shape {
     /// By itself. It prints all of these words.
@@ -85,7 +85,7 @@ pub enum Shape {
     /// A script of sh(1) with and without `rocinante run`: it prints the same, these words among
     /// it, and ends in the same way.
     Alike(&'static str, &'static [&'static str]),
-    /// A script of sh(1) in one container, and what it prints.
+    /// A script of sh(1) in one container, and its output.
     Script(&'static str, Says),
     /// By itself, until the link goes down and up and an address comes: it prints each event.
     Events,
@@ -95,24 +95,24 @@ pub enum Shape {
         always: &'static str,
         /// How often, in the same namespaces.
         times: u32,
-        /// What the client prints once it has measured.
+        /// The client's output once it has measured.
         says: Says,
     },
     /// Two scripts of sh(1), a server's and a client's, with the server's address in `$THERE`.
     /// `exec` in the first gives the signals to the program.
     Pair {
-        /// What runs until the client has ended; it ends then, or is ended.
+        /// The script that runs until the client has ended; it ends then, or is ended.
         server: &'static str,
         /// Whether it ends by itself.
         ends: bool,
-        /// What runs once the server listens.
+        /// The script that runs once the server listens.
         client: &'static str,
-        /// What the client prints.
+        /// The client's output.
         says: Says,
     },
 }
 
-/// What a client prints once it has measured.
+/// The output of a client once it has measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Says {
     /// A ping-pong: `1000 iters in 0.01 seconds`.
@@ -128,7 +128,7 @@ pub enum Says {
 /// The backends.
 pub const NETDEVS: [&str; 3] = ["udp", "packet", "afxdp"];
 
-/// rdma-core's ping-pongs. Those that can compare what they get do so (`-c`).
+/// rdma-core's ping-pongs. Those that can compare the received data do so (`-c`).
 const PINGPONGS: [(&str, &[&str]); 4] = [
     ("ibv_rc_pingpong", &["", "-c", "-e -c", "-N -c", "-o -c", "-e -N -c"]),
     ("ibv_uc_pingpong", &["", "-e -c"]),

@@ -16,10 +16,10 @@ use crate::{NOBODY, in_words};
 /// How often each is measured.
 const RUNS: usize = 3;
 const LIMIT: Duration = Duration::from_secs(90);
-/// What carries the packets; the last is none of ours.
+/// The backends, and TCP of the kernel.
 const CARRIERS: [&str; 3] = ["udp", "packet", "tcp"];
 
-/// A program, and what one of its runs says.
+/// A program, and the figure of one of its runs.
 #[derive(Debug)]
 struct Race {
     name: &'static str,
@@ -27,7 +27,7 @@ struct Race {
     /// The scripts of the server and of the client over this project, and over TCP.
     ours: [&'static str; 2],
     tcp: [&'static str; 2],
-    /// The figure in what the client prints.
+    /// Finds the figure in the client's output.
     figure: fn(&str) -> Option<f64>,
 }
 
@@ -143,7 +143,7 @@ const RACES: [Race; 10] = [
         tcp: netpipe!(tcp "-s -l 1048576 -u 1048576"),
         figure: |said| netpipe(said, "1048576", "--> "),
     },
-    // No program that has both: what each carrier reaches on this machine at that moment.
+    // No program has both: the rate of each carrier on this machine at that moment.
     Race {
         name: "rocinante perf write-bw, iperf3, 1 MiB",
         unit: "Gb/s",
@@ -162,7 +162,7 @@ fn column(said: &str, with: &str, at: usize) -> Option<f64> {
     line.split_whitespace().nth(at)?.parse().ok()
 }
 
-/// What stands behind the last `=`, in the unit whose factor is 1.
+/// The value behind the last `=`, in the unit whose factor is 1.
 fn qperf(said: &str, units: &[(&str, f64)]) -> Option<f64> {
     let (_, value) = said.lines().rev().find_map(|line| line.split_once('='))?;
     let (number, unit) = value.trim().split_once(' ')?;
@@ -170,21 +170,21 @@ fn qperf(said: &str, units: &[(&str, f64)]) -> Option<f64> {
     Some(number.parse::<f64>().ok()? * factor)
 }
 
-/// What iperf3's receiver got.
+/// The rate of iperf3's receiver, in Gb/s.
 fn iperf(said: &str) -> Option<f64> {
     let line = said.lines().rfind(|line| line.ends_with("receiver"))?;
     let (before, _) = line.split_once(" Gbits/sec")?;
     before.split_whitespace().last()?.parse().ok()
 }
 
-/// What stands behind a word in the line of a size.
+/// The value behind a word in the line of a size.
 fn netpipe(said: &str, size: &str, behind: &str) -> Option<f64> {
     let of_size = |line: &&str| line.split_whitespace().skip(1).take(2).eq([size, "bytes"]);
     let (_, value) = said.lines().find(of_size)?.split_once(behind)?;
     value.split_whitespace().next()?.parse().ok()
 }
 
-/// What came of it: the table, and all that the programs printed.
+/// The result: the table, and all output of the programs.
 #[derive(Debug, Default)]
 pub struct Compared {
     /// A table for a document.
@@ -228,7 +228,7 @@ pub fn run(
 }
 
 impl Race {
-    /// What the client prints, in namespaces of its own.
+    /// The client's output. Server and client have namespaces of their own.
     fn said(&self, carrier: &str, installed: &Installation) -> Result<String, String> {
         let pair = Pair::new(&LabConfig::default()).map_err(in_words)?;
         let [a, b] = pair.containers();
@@ -260,7 +260,7 @@ impl Race {
     }
 }
 
-/// TCP's connections over the route have CUBIC, whatever the machine prefers.
+/// TCP's connections over the route have CUBIC, also if the machine has another default.
 fn cubic(container: &Container) -> Result<(), String> {
     let mut ip = Command::new("ip");
     let routes = container.output(ip.args(["-o", "route", "show", "dev", "eth0"]));

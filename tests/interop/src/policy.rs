@@ -1,9 +1,9 @@
-//! What binds in another kernel, and RDMA over links that are no veth: `cargo xtask interop
-//! policy`.
+//! The rules and limits that bind in another kernel, and RDMA over links that are no veth:
+//! `cargo xtask interop policy`.
 //!
-//! The guest's kernel runs the matrix of `rocinante policy-check`, and then what the kernels of
-//! many machines lack: fq with a rate or departure times, `police`, ipvlan, netkit, WireGuard and
-//! IPsec. A cell of these is a link and a backend. Its expectation is written from where the
+//! The guest's kernel runs the matrix of `rocinante policy-check`, and then cells that the kernels
+//! of many machines lack: fq with a rate or departure times, `police`, ipvlan, netkit, WireGuard
+//! and IPsec. A cell of these is a link and a backend. Its expectation is written from where the
 //! kernel's code has its hooks.
 
 use std::time::Duration;
@@ -16,10 +16,10 @@ const SCRIPT: &str = include_str!("links.sh");
 const MATRIX_MAX: Duration = Duration::from_secs(5400);
 /// How long a cell may take.
 const CELL_MAX: Duration = Duration::from_secs(300);
-/// The rate of fq, departure times and `police` in Gb/s, and what may seem to be more by rounding.
+/// The rate of fq, departure times and `police` in Gb/s, with a margin for rounding.
 const RATE_GBPS: f64 = 0.011;
 
-/// What a backend does on a link.
+/// The behaviour of a backend on a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Expected {
     /// RDMA works, and the host's counter, limit or encryption applies.
@@ -38,7 +38,7 @@ const BACKENDS: [&str; 4] = ["udp", "packet", "afxdp", "auto"];
 
 const NO_XDP: Expected = Refused("no native XDP");
 
-/// A link's name, and what each of [`BACKENDS`] does there.
+/// A link's name, and the behaviour of each of [`BACKENDS`] there.
 type Link = (&'static str, [Option<Expected>; 4]);
 
 /// All links.
@@ -47,7 +47,7 @@ type Link = (&'static str, [Option<Expected>; 4]);
 ///   passes.
 /// - ipvlan and netkit hand each frame to the device below or at the other end, whose hooks it
 ///   passes. Neither has native XDP.
-/// - WireGuard's device has no Ethernet header. The driver encrypts what it is given.
+/// - WireGuard's device has no Ethernet header. The driver encrypts all that it gets.
 /// - IPsec encrypts where IP sends, in either mode. A packet socket does not pass there: `auto`
 ///   sees the policy. Named by the program, `packet` is in its own hands, and not tried.
 const LINKS: [Link; 10] = [
@@ -120,7 +120,7 @@ fn named(names: &[String]) -> Result<Vec<Link>> {
     Ok(LINKS.into_iter().filter(is_wanted).collect())
 }
 
-/// What the script said of a cell.
+/// The script's output for a cell.
 #[derive(Debug, PartialEq)]
 struct Said<'a> {
     /// Gb/s of WRITEs.

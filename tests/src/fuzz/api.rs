@@ -156,7 +156,7 @@ impl Calls {
         let _ = self.engine.modify_qp(qpn, &attr, &mut self.host);
     }
 
-    /// Takes a queue pair to RTS, whatever its type and state. Random attributes hardly ever do.
+    /// Takes a queue pair of any type and state to RTS. Random attributes hardly ever do.
     fn connect(&mut self, input: &mut Input<'_>) {
         let (qpn, dest) = (self.qpn(input), self.qpn(input));
         let Some((_, _, init)) = self.engine.query_qp(qpn) else { return };

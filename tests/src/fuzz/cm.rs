@@ -1,6 +1,6 @@
 //! Management datagrams, mutated or made up, sent to two connection managers in any state.
 //!
-//! Nothing panics. What they hold stays bounded, and one datagram causes few answers. In the end,
+//! Nothing panics. Their state stays bounded, and one datagram causes few answers. In the end,
 //! with the peer gone, nothing is left.
 
 use std::net::IpAddr;
@@ -55,7 +55,7 @@ impl Pair {
             })
         });
         for side in &mut sides {
-            side.listen(SERVICE, None, 4).expect("nobody listens yet");
+            side.listen(SERVICE, None, 4).expect("a free port");
         }
         Self { sides, now: Time(1_000_000), conns: [Vec::new(), Vec::new()], seen: Vec::new() }
     }
@@ -214,7 +214,7 @@ fn end(pair: &mut Pair) {
         }
     }
     let left = [0, 1].map(|side| (pair.sides[side].len(), pair.sides[side].poll_timeout()));
-    assert_eq!(left, [(0, None); 2], "what is left");
+    assert_eq!(left, [(0, None); 2], "the objects left");
 }
 
 pub(super) fn corpus() -> Vec<Vec<u8>> {

@@ -1,8 +1,8 @@
 //! The decoder of captures: a row of frames with packets of any content, whole and as
 //! super-packets, with right ICRCs and wrong ones.
 //!
-//! Whatever the packets say, what is kept of them has a limit, and a frame of the copy has a right
-//! ICRC where its packet has.
+//! With any contents, the state kept of the packets has a limit, and a frame of the copy has a
+//! right ICRC where its packet has.
 
 use etherparse::PacketBuilder;
 use rocinante_cli::decode::check::{Verdict, pieces};

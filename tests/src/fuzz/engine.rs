@@ -244,7 +244,7 @@ pub(super) fn run(data: &[u8]) {
     let after = &victim.solo.end.host.arena;
     let outside = |at: &usize| !OPEN.contains(at) && !OURS.contains(at);
     let changed = (0..after.len()).filter(outside).find(|at| after[*at] != before[*at]);
-    assert_eq!(changed, None, "a byte that is nobody's to write");
+    assert_eq!(changed, None, "a byte outside of all writable ranges");
     // At the end, each request that is left is flushed once.
     let qpn = victim.solo.end.qpn;
     let end = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
@@ -255,7 +255,7 @@ pub(super) fn run(data: &[u8]) {
 /// Packets sent are whole, and addressed to the peer.
 fn check_sent(victim: &mut Victim) {
     for packet in victim.solo.packets() {
-        let packet = Packet::parse(&packet).expect("what we send is a packet");
+        let packet = Packet::parse(&packet).expect("each datagram sent is a packet");
         let to = packet.bth().dest_qpn;
         assert!(to == common::PEER || to == Qpn::new(0), "to {to:?}");
         assert!(packet.payload().len() <= 256);

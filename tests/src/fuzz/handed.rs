@@ -1,6 +1,6 @@
 //! The messages between a program and an agent.
 //!
-//! Whatever was read is within its bounds, and is written and read again as the same.
+//! Each message read is within its bounds, and is written and read again as the same.
 
 use rocinante_netdev::handed::{
     ADDRESSES_MAX, Answer, Code, Granted, MESSAGE_BYTES_MAX, Refused, Report, ReportedRule,

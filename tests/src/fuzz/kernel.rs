@@ -1,5 +1,4 @@
-//! Input from the kernel in case it differs from what we expect: netlink datagrams, and control
-//! messages of sockets.
+//! Unexpected input from the kernel: netlink datagrams, and control messages of sockets.
 
 use rocinante_netdev::fuzzing;
 

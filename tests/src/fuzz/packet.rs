@@ -29,7 +29,7 @@ fn whole(data: &[u8], packet: &Packet<'_>) {
     assert_eq!(parts, data.len());
     assert_eq!(packet.bytes(), data);
     assert_eq!(padding.len(), usize::from(packet.bth().pad));
-    assert_eq!(packet.bth().bytes()[..], data[..12], "the BTH is what it was");
+    assert_eq!(packet.bth().bytes()[..], data[..12], "the BTH is unchanged");
     let _ = (packet.reth(), packet.aeth(), packet.atomic_eth(), packet.atomic_ack());
     let _ = (packet.deth(), packet.immediate(), packet.invalidate(), packet.feth());
 }
@@ -39,7 +39,7 @@ fn management(data: &[u8]) {
     let _ = IpHeader::parse(data);
     let Ok((header, message)) = CmMessage::parse(data) else { return };
     let emitted = message.emit(header.tid);
-    let again = CmMessage::parse(&emitted).expect("what was written can be read");
+    let again = CmMessage::parse(&emitted).expect("a written message can be read");
     assert_eq!((again.0.tid, again.1), (header.tid, message));
 }
 

@@ -1,8 +1,8 @@
 //! Commands to rdma_cm in any order, well-formed and malformed, of several files, over loopback.
 //!
-//! An answer fits the room that was given, and goes where the command wants it. What a file is told
-//! of is its own, and what is another's it cannot use. Each event that was read is counted once. In
-//! the end nothing is left.
+//! An answer fits the room that was given, and goes where the command wants it. A file gets events
+//! of its own ids only, and cannot use the ids of another. Each event that was read is counted
+//! once. In the end nothing is left.
 
 use std::net::SocketAddr;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -23,10 +23,10 @@ const FILES_MAX: usize = 4;
 const IDS_MAX: usize = 24;
 /// Where the answers shall go.
 const RESPONSE: u64 = 0x1234_5678_9abc;
-/// What options are read from.
+/// The memory that options are read from.
 const MEMORY: [u8; 16] = [16, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// What becomes of a request: it is not read, only read, or accepted.
+/// The end of a request: it is not read, only read, or accepted.
 const UNREAD: u8 = 0;
 const READ: u8 = 1;
 const ACCEPTED: u8 = 2;
@@ -37,7 +37,7 @@ struct Shape {
     response: Option<usize>,
     id: Option<usize>,
     addresses: &'static [usize],
-    /// Bytes that decide what is done, and values that they may have.
+    /// Bytes that decide the command's action, and values that they may have.
     choices: &'static [(usize, &'static [u8])],
 }
 
@@ -128,14 +128,14 @@ struct File {
     groups: Vec<Group>,
 }
 
-/// A program, with what it must know of its files.
+/// A program, with the state that it must have of its files.
 struct Program<'a> {
     cm: &'a RdmaCm,
     files: Vec<File>,
     /// Events that it has read, and those that its ids have counted when they were destroyed.
     read: u32,
     counted: u32,
-    /// Whether a file was closed with ids, which then tell nobody what they have counted.
+    /// Whether a file was closed with ids, whose counts are lost.
     is_uncounted: bool,
 }
 
@@ -147,7 +147,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(array(bytes, at))
 }
 
-/// What lies behind the end is 0.
+/// Bytes behind the end are 0.
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     std::array::from_fn(|n| bytes.get(at + n).copied().unwrap_or(0))
 }
@@ -220,7 +220,7 @@ impl Program<'_> {
         self.raw(file, number as u32, (body.len() as u16, 1024), body)
     }
 
-    /// Any command. Checks what comes of it.
+    /// Any command. Checks its result.
     fn raw(
         &mut self,
         file: usize,
@@ -311,7 +311,7 @@ impl Program<'_> {
         self.files[to].groups.extend(groups);
     }
 
-    /// An event names what the file has, or something new.
+    /// An event names an id or group that the file has, or a new one.
     fn event(&mut self, file: usize, event: &[u8], room: u16) {
         const REQUEST: u32 = 4;
         const MULTICAST: [u32; 2] = [12, 13];
@@ -325,7 +325,7 @@ impl Program<'_> {
             assert!(known, "group {number} is not this file's");
         } else if kind == REQUEST {
             assert_eq!(owner, None, "request {number} is there already");
-            assert!(it.ids.iter().any(|id| id.uid == uid), "nobody listens");
+            assert!(it.ids.iter().any(|id| id.uid == uid), "no listener");
             it.ids.push(Id { number, uid: 0 });
         } else {
             let known = it.ids.iter().any(|id| (id.number, id.uid) == (number, uid));
@@ -504,7 +504,7 @@ impl Program<'_> {
             while let Some(id) = self.files[file].ids.last().map(|id| id.number) {
                 self.command(file, DESTROY, &of(DESTROY, id, &[])).expect("the id is there");
             }
-            assert_eq!(self.read_event(file), Err(libc::EAGAIN), "an event of nobody");
+            assert_eq!(self.read_event(file), Err(libc::EAGAIN), "an event without an id");
         }
         if !self.is_uncounted {
             assert_eq!(self.counted, self.read, "events that were counted, and that were read");
@@ -513,7 +513,7 @@ impl Program<'_> {
             self.close(0);
         }
         let nothing = Left { files: 1, ids: 0, groups: 0, ports: 0 };
-        assert_eq!(self.cm.left(), nothing, "what is left");
+        assert_eq!(self.cm.left(), nothing, "the objects left");
     }
 }
 
@@ -534,8 +534,8 @@ pub(super) fn run(data: &[u8]) {
 
 pub(super) fn corpus() -> Vec<Vec<u8>> {
     // A request from the first file to the second, of each kind: it is accepted, or refused; its
-    // listener goes first, or moves to the first file with a request that nobody has read; the
-    // events are read; the connection ends, and so do the ids.
+    // listener goes first, or moves to the first file with an unread request; the events are read;
+    // the connection ends, and so do the ids.
     const FIRST: u8 = 4;
     const LAST: u8 = 2;
     let wait = |file: u8| [file, 5];

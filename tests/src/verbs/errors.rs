@@ -293,7 +293,7 @@ pub fn without_a_receive_the_sender_waits(on: On) {
     a.succeed(2);
     let received = b.succeed(11);
     assert_eq!((received.imm, received.opcode), (imm, WcOpcode::RecvRdmaWithImm));
-    wait_until("as many RNR NAKs sent as received", || {
+    wait_until("the same number of RNR NAKs sent and received", || {
         let (sent, seen) = (b.ctx.counters().transport, a.ctx.counters().transport);
         // After a timeout the peer answers twice. The second answer is of no request.
         let twice = seen.local_ack_timeout_err;

@@ -187,7 +187,7 @@ pub fn queue_pairs_come_and_go_while_others_work(on: On) {
                 drop(qp);
                 drop(peer);
             }
-            // Take what it completed before it went.
+            // Take the completions of the destroyed queue pair.
             while a.cq.poll_one().unwrap().is_some() {}
         }
         stop.store(true, Ordering::Relaxed);

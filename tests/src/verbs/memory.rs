@@ -223,7 +223,7 @@ fn both(side: &Side, wr_ids: [u64; 2]) {
 
 pub fn a_device_reaches_itself(on: On) {
     for family in super::families(&on) {
-        let why = "what a raw port sends to itself comes back to the shard that sent it";
+        let why = "packets of a raw port to itself come back to the shard that sent them";
         let setup = Setup::new(on.clone()).family(family).may_break(Oracle::Steering, why);
         let harness = Harness::new(&setup);
         let [a, _] = &harness.sides;

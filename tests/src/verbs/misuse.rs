@@ -110,7 +110,7 @@ pub fn a_queue_takes_what_it_was_made_for(on: On) {
         a.complete(wr_id, WcStatus::WrFlushErr);
     });
     b.complete(10, here);
-    // There is room again, as much as before.
+    // There is the same room again.
     assert!(qp.post_send(&list[..room as usize]).is_ok());
 }
 

@@ -1,5 +1,5 @@
 //! Tests of the API that are the same for the software device and for a device of the kernel:
-//! functions of what they run [`On`].
+//! functions of the backend or device that they run [`On`].
 //!
 //! `tests/e2e_*.rs` runs them with every backend. [`TESTS`] run on a device of the kernel: on
 //! Soft-RoCE in the guest of `interop`, and on a real card by

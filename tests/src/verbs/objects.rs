@@ -152,7 +152,7 @@ pub fn channels_and_events_are_waited_for_together(on: On) {
         // The receiver's completion and the sender's, in either order.
         let mut woken = [false; 2];
         while woken != [true; 2] {
-            let at = epoll.wait(PATIENCE).expect("somebody is woken") as usize;
+            let at = epoll.wait(PATIENCE).expect("one is woken") as usize;
             assert!(!woken[at], "{at} is woken twice");
             assert!(channels[at].try_event().is_some_and(|cq| cq == cqs[at]));
             assert_eq!(cqs[at].poll_one().unwrap().map(|wc| wc.wr_id), Some(round));

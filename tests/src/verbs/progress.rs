@@ -171,7 +171,7 @@ pub fn a_passive_target_serves_everything(on: On) {
         for wr_id in 1..=4 {
             a.succeed(wr_id);
         }
-        assert_same(&mine.to_vec(LEN, LEN), &bytes, "what was written and read back");
+        assert_same(&mine.to_vec(LEN, LEN), &bytes, "the bytes written and read back");
         assert_eq!(mine.load_u64(0), round + 1);
     }
     assert_eq!(target.load_u64(LEN), 10);

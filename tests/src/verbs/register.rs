@@ -59,7 +59,7 @@ pub fn the_programs_own_memory_is_reached(on: On) {
     expected[FROM..FROM + LEN].copy_from_slice(&pattern(8 * WORDS, 2)[7..7 + LEN]);
     assert_same(&bytes(&memory), &expected, "the program's memory after a WRITE");
 
-    // A READ finds what the program has stored.
+    // A READ finds the program's store.
     let changed = pattern(8 * WORDS, 3);
     fill(&memory, &changed);
     qp.post_send(&[wr(2, SendOp::Read { remote, rkey }, &[source.sge(0, LEN)])]).unwrap();

@@ -138,7 +138,7 @@ pub fn nothing_waits_but_descriptors(on: On) {
     let owned = asking.notifier().unwrap();
     assert!(asking.try_finish().unwrap().is_none());
     assert!(readable(listener.as_fd(), PATIENCE));
-    assert!(!readable(owned.as_fd(), Duration::ZERO), "nobody has answered");
+    assert!(!readable(owned.as_fd(), Duration::ZERO), "no answer has arrived");
     let qp = ready(b, UDP_QKEY);
     listener.try_request().unwrap().expect("a question").accept(&qp, b"").unwrap();
     assert!(!readable(listener.as_fd(), Duration::ZERO));

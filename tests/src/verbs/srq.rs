@@ -187,7 +187,7 @@ pub fn a_shared_queue_in_use_is_not_destroyed(on: On) {
     let rocinante::Refused { value: srq, error } = srq.destroy().unwrap_err();
     assert!(matches!(error, VerbsError::Busy(_)), "{error}");
     drop(qp);
-    // It takes as many receives as it reports, with as many elements.
+    // It takes the number of receives and of elements that it reports.
     let attr = srq.query().unwrap();
     let buffers = b.pd.allocate(SIZE, Access::LOCAL_WRITE).unwrap();
     let many = vec![buffers.sge(0, 1); attr.max_sge as usize + 1];

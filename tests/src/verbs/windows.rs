@@ -1,4 +1,4 @@
-//! Memory windows: what peers reach through them, and until when.
+//! Memory windows: the memory that peers reach through them, and until when.
 
 use rocinante::verbs::{
     BindMw, Key, MwPart, MwType, PostError, QpState, Rereg, SendOp, Sge, WcOpcode,
@@ -87,11 +87,11 @@ pub fn a_window_of_type_2_is_used_until_it_is_invalidated(on: On) {
         let data = pattern(8192, round);
         ends.source.write(0, &data);
         ends.write(&qp, rkey, remote, 8192);
-        assert_same(&ends.region.to_vec(4096, 8192), &data, "what was written");
+        assert_same(&ends.region.to_vec(4096, 8192), &data, "the bytes written");
         let read = SendOp::Read { remote: remote + 100, rkey };
         qp.post_send(&[wr(1, read, &[ends.source.sge(20_000, 500)])]).unwrap();
         a.succeed(1);
-        assert_same(&ends.source.to_vec(20_000, 500), &data[100..600], "what was read");
+        assert_same(&ends.source.to_vec(20_000, 500), &data[100..600], "the bytes read");
         let found = ends.region.load_u64(4096);
         let add = SendOp::FetchAdd { remote, rkey, add: 7 };
         qp.post_send(&[wr(2, add, &[ends.source.sge(30_000, 8)])]).unwrap();
@@ -446,7 +446,7 @@ pub fn a_region_is_registered_anew(on: On) {
     let pairs = [(); 4].map(|()| ends.harness.pair());
     region.rereg(&writable).unwrap();
     let (qp, start) = (&pairs[0][0], region.address());
-    assert_same(&region.to_vec(0, 4096), &pattern(4096, 1), "what was there");
+    assert_same(&region.to_vec(0, 4096), &pattern(4096, 1), "the bytes from before");
     ends.write(qp, region.rkey(), start, 4096);
     assert_same(&region.to_vec(0, 4096), &ends.source.to_vec(0, 4096), "the WRITE");
     assert_eq!((region.access(), region.len()), (Access::ALL, 4096));

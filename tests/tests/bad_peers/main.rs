@@ -21,9 +21,9 @@ use rocinante_tests::unique;
 
 /// The TCP port of all servers here.
 const PORT: u16 = 18_515;
-/// Time for a busy machine, added to what a program promises.
+/// Time for a busy machine, added to a program's own limit.
 const SLACK: Duration = Duration::from_secs(60);
-/// How many trials run at a time: those that wait for something that never comes, and all others.
+/// Number of trials at a time: those that wait for something that never comes, and all others.
 const WAITERS: usize = 90;
 const WORKERS: usize = 12;
 
@@ -67,7 +67,7 @@ impl<const N: usize> Addresses<N> {
                 free.1.push_back(unique::loopback());
             }
             if free.1.len() >= N {
-                return Self([(); N].map(|()| free.1.pop_front().expect("as many are there")));
+                return Self([(); N].map(|()| free.1.pop_front().expect("the pool has them")));
             }
             drop(free);
             std::thread::sleep(Duration::from_millis(20));
@@ -168,7 +168,7 @@ fn failed(done: &Done, peer: SocketAddr, words: &[&str]) -> Result<(), String> {
 fn left_nothing(own: Ipv4Addr) -> Result<(), String> {
     UdpSocket::bind((own, 4791)).map_err(|error| format!("UDP/4791: {error}"))?;
     match TcpStream::connect((own, PORT)) {
-        Ok(_) => Err("somebody listens still".into()),
+        Ok(_) => Err("a server still listens".into()),
         Err(_) => Ok(()),
     }
 }

@@ -69,7 +69,7 @@ impl Wire {
     }
 }
 
-/// What this side does for each packet, or when no packet comes.
+/// The action of this side for each packet, or when no packet comes.
 type Conduct = fn(&Wire, Option<&Bth>);
 
 fn answers_with_wrong_icrcs(wire: &Wire, packet: Option<&Bth>) {

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-/// What replaces a message.
+/// The replacement of a message.
 #[derive(Debug, Clone)]
 pub(super) enum Fault {
     /// Nothing, ever; the connection stays open.
@@ -16,7 +16,7 @@ pub(super) enum Fault {
     Half,
     /// The message, one byte per second.
     Drip,
-    /// As many bytes that occur in no text.
+    /// The same number of bytes that occur in no text.
     Noise,
     /// These bytes, and nothing afterwards.
     Words(Vec<u8>),
@@ -82,7 +82,7 @@ fn twisted(victim: &mut TcpStream, message: &[u8], fault: &Fault) -> Option<Vec<
             until_gone(victim)
         }
         Fault::Edit(edit) => {
-            let text = String::from_utf8(message.to_vec()).expect("what is edited is text");
+            let text = String::from_utf8(message.to_vec()).expect("an edited message is text");
             let edited = edit(&text);
             assert_ne!(edited, text, "nothing was changed");
             Some(edited.into_bytes())

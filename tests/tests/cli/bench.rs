@@ -110,14 +110,14 @@ fn rows_are_complete_and_the_report_has_them_all() {
         expected.insert(format!("{measure} tcp-spin 64 9000"));
     }
     assert_eq!(names, expected);
-    // Every kernel has cubic, unless somebody left it out.
+    // Every kernel has cubic, unless it is configured without.
     for row in rows.iter().filter(is_tcp) {
         assert!(row["cc"] == "cubic" || row["cc"] == "bbr", "{row}");
         assert_eq!(row["spin"], row["netdev"] == "tcp-spin", "{row}");
         assert_eq!(row["write_size"], row["size"], "{row}");
     }
     assert_eq!(dir.read("rows.jsonl"), done.out);
-    // Whatever counts, all is published.
+    // All runs are published, not only those that count.
     let samples = self::rows(&dir.read("samples.jsonl"));
     for row in &rows {
         let same = |sample: &&Value| {

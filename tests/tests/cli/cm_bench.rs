@@ -1,4 +1,4 @@
-//! `rocinante-bench cm`: what it reports, not how fast it is here.
+//! `rocinante-bench cm`: its report, not its speed here.
 
 use rocinante_tests::{need, require};
 

@@ -1,5 +1,5 @@
-//! Backends with the capabilities that the documents name, and what is said where one is missing
-//! or a seccomp profile forbids a call.
+//! Backends with the capabilities that the documents name, and the error where one is missing or a
+//! seccomp profile forbids a call.
 
 use super::{Done, Running, rocinante, start_command, words};
 use rocinante::device::Backend;
@@ -14,7 +14,7 @@ fn start(container: &Container, line: &str, confine: impl FnOnce(&mut Command)) 
     start_command(container, &mut command)
 }
 
-/// A client that finds nobody: it opens its device, and ends.
+/// A client without a server: it opens its device, and ends.
 fn alone(lab: &Lab, netdev: &str, confine: impl FnOnce(&mut Command)) -> Done {
     let line = format!("rping -c -a {} --patience 1 --netdev {netdev}", lab.container(1).ipv4());
     start(lab.container(0), &line, confine).finish()
@@ -73,7 +73,7 @@ fn afxdp_needs_the_documented_capabilities() {
     needs_what_is_documented(Backend::Xdp);
 }
 
-/// What podman's default profile does to the documented capabilities.
+/// podman's default profile, with the documented capabilities.
 #[test]
 fn a_seccomp_profile_is_named() {
     require_machine_root!();

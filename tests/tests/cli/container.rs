@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Names the environment variable with the folder of an unpacked archive, to try that one.
 const FOLDER_VARIABLE: &str = "ROCINANTE_FOLDER";
-/// What the image of the workflow has of the distribution, as far as the script needs it.
+/// The programs of the workflow's image that the script needs.
 const PROGRAMS: [&str; 11] = [
     "sh",
     "awk",
@@ -34,7 +34,7 @@ const FILES: [(&str, &str); 2] = [
     ("libibverbs.so.1", "librocinante_ibverbs.so"),
     ("librocinante_paths.so", "librocinante_paths.so"),
 ];
-/// How long a container may run, in seconds, whatever becomes of this test.
+/// How long a container may run, in seconds, also if this test is killed.
 const LIFETIME: &str = "100";
 
 /// A name that no other test has.
@@ -57,7 +57,7 @@ struct Image {
 }
 
 impl Image {
-    /// What the image of the workflow has, out of what this machine has.
+    /// The contents of the workflow's image, made from this machine's programs.
     fn new() -> Self {
         let name = unique();
         let image = Self { folder: std::env::temp_dir().join(&name), name };
@@ -188,7 +188,7 @@ fn unmodified_programs_run_in_a_container_without_any_privilege() {
     });
 }
 
-/// The script in a directory where `rocinante run` prints what these lines of a shell say.
+/// The result of `perftest.sh` beside a `rocinante` that is a shell script with these cases.
 fn script(of_programs: &str) -> Done {
     let folder = std::env::temp_dir().join(unique());
     fs::create_dir_all(&folder).unwrap();

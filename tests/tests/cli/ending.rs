@@ -1,5 +1,4 @@
-//! How commands end: by a signal, also with PID 1, and by an error. What is known by then is
-//! printed.
+//! How commands end: by a signal, also with PID 1, and by an error. They print the results so far.
 
 use super::{Addresses, Running, rocinante, run, words};
 use nix::sys::signal::Signal;
@@ -19,7 +18,7 @@ const SIGNALS: [(Signal, i32, &str); 3] = [
     (Signal::SIGHUP, 129, "SIGHUP"),
 ];
 
-/// Every command that waits, by its command line and what it says then.
+/// Every command that waits, by its command line and its message then.
 fn waiting() -> Vec<(String, &'static str)> {
     let at = || unique::loopback();
     vec![
@@ -167,7 +166,7 @@ fn a_signal_ends_a_ping_pong_with_its_figures() {
     let _ = server.finish();
 }
 
-/// A client that cannot report, because nobody reads what it prints.
+/// A client that cannot report, because its output is not read.
 #[test]
 fn a_second_signal_ends_it_at_once() {
     let Addresses { server, client } = Addresses::new();
@@ -212,7 +211,7 @@ fn an_ignored_signal_stays_ignored() {
     assert_eq!(running.finish().status, 143);
 }
 
-/// What was measured before the peer went silent is printed, with the counters.
+/// The results before the peer went silent are printed, with the counters.
 #[test]
 fn a_run_that_fails_has_figures_and_counters() {
     require_nft!();

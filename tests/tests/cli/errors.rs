@@ -1,4 +1,4 @@
-//! Each error says what happened and what to do.
+//! Each error has its cause and its remedy.
 
 use super::{Addresses, Running, rocinante, run, words};
 use rocinante_tests::unique;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 #[test]
 fn a_taken_address_names_its_process() {
     let addresses = Addresses::new();
-    // A program that shares the port with nobody.
+    // A program that does not share the port.
     let _holder = UdpSocket::bind((addresses.server, 4791)).unwrap();
     let pid = format!("pid {}", std::process::id());
     let line = format!("pingpong --netdev udp --bind {}", addresses.server);

@@ -57,7 +57,7 @@ fn the_deployment_is_ready_and_its_policy_lets_rocev2_through() {
     }
     let container = &pod["spec"]["containers"][0];
     assert_eq!(container["securityContext"]["capabilities"]["drop"][0].as_str(), Some("ALL"));
-    // The container's command, and what asks whether it is ready, in one network namespace.
+    // The container's command, and its readiness probe, in one network namespace.
     let words = |list: &Yaml| -> Vec<String> {
         list.as_vec().unwrap().iter().map(|word| word.as_str().unwrap().to_owned()).collect()
     };

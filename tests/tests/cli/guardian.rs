@@ -1,5 +1,5 @@
-//! The guardian of `rocinante run`: peers of a program that is killed are told, and the program
-//! sees nothing of it.
+//! The guardian of `rocinante run`: it disconnects the peers of a program that is killed, and the
+//! program sees nothing of it.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -87,7 +87,7 @@ fn processes_in(place: (u64, u64)) -> usize {
     namespaces.filter(|it| (it.dev(), it.ino()) == place).count()
 }
 
-/// What a program can see of the processes, descriptors and signals that it was given.
+/// Prints the processes, descriptors and signals that a program was given.
 const LOOK: &str = "read children < /proc/$$/task/$$/children; echo \"children: $children\"; \
     for fd in /proc/$$/fd/*; do echo ${fd##*/}; done; \
     read pid name state parent group session rest < /proc/$$/stat; echo $parent $group $session; \
@@ -135,7 +135,7 @@ fn a_program_that_is_pid_1_has_none() {
     assert!(error.contains("no guardian, so peers wait"), "{error}");
 }
 
-/// It looks at what a hostile program has sent. No process of its user may trace it either, not
+/// It reads the messages of a hostile program. No process of its user may trace it either, not
 /// even where that is root without rights.
 #[test]
 fn a_guardian_that_becomes_a_user_has_no_right() {

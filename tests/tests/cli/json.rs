@@ -1,4 +1,4 @@
-//! The JSON of each command, of both sides, in success and in failure, is what `docs/schema` says.
+//! The JSON of each command, of both sides, in success and in failure, is valid by `docs/schema`.
 //! The other tests hold theirs against the schemas, too.
 
 use std::collections::BTreeSet;
@@ -169,7 +169,7 @@ fn keys(schema: &Value, found: &mut BTreeSet<String>) {
     }
 }
 
-/// The properties of a schema that neither say what they mean nor refer to one that does.
+/// The properties of a schema without a description, which do not refer to one that has it either.
 fn unexplained(schema: &Value, found: &mut Vec<String>) {
     match schema {
         Value::Object(members) => {

@@ -1,4 +1,4 @@
-//! What users of perftest and rdma-core know.
+//! Options and output that users of perftest and rdma-core know.
 
 use super::{Addresses, Done, Running, both, run, start, words};
 use nix::sys::signal::Signal;
@@ -82,7 +82,7 @@ fn unreliable_services_are_measured() {
     }
 }
 
-/// What one side sent has arrived at the other, or is counted as lost at both.
+/// Each message that one side sent has arrived at the other, or is counted as lost at both.
 #[test]
 fn lost_messages_are_counted_at_both_sides() {
     for options in ["-c UD -n 3000 -q 2", "-c UC -D 1 -s 4K", "-c UD -D 1 -e"] {

@@ -134,8 +134,8 @@ fn a_path_mtu_that_does_not_fit_is_named() {
     server.failed(1, &words);
 }
 
-/// The socket that keeps the port drops what `packet` has read, and the kernel counts errors: the
-/// counters say so.
+/// The socket that keeps the port drops packets that `packet` has read, and the kernel counts
+/// errors: the counters explain them.
 #[test]
 fn what_packet_reads_twice_is_explained() {
     require_backend!(Backend::Packet);

@@ -73,7 +73,7 @@ fn run(line: &str) -> Done {
     checked(line, Running::start(&mut rocinante(words(line))).finish())
 }
 
-/// What the command line has ended with. Its JSON must be as documented.
+/// The result of the command line. Its JSON must be as documented.
 fn checked(line: &str, done: Done) -> Done {
     let given = |option: &str| words(line).iter().any(|word| word == option);
     if given("--json") && !given("--help") {

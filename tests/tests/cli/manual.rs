@@ -30,7 +30,7 @@ fn options(command: &str) -> BTreeSet<String> {
     list.map(str::to_owned).collect()
 }
 
-/// What bash offers for the last of `line`.
+/// bash's completions for the last word of `line`.
 fn bash_offers(script: &str, line: &str) -> BTreeSet<String> {
     let asks = r#"
         source "$1"; COMP_WORDS=($2); [ "${2: -1}" != ' ' ] || COMP_WORDS+=('')

@@ -29,7 +29,7 @@ use super::run::Installed;
 const ROLE: &str = "ROCINANTE_OUTLIVED";
 const PORT: u16 = 7471;
 const CONNECTIONS: usize = 3;
-/// What the first process of a pid namespace does: it starts a program, which ends with it, and
+/// The script of the first process of a pid namespace: it starts a program, which ends with it, and
 /// ends with this process.
 const INSIDE: &str = "ROCINANTE_PARENT_PID=1 \"$@\" & read line";
 

@@ -1,4 +1,4 @@
-//! `rocinante run`: what the program gets, and what cannot be run.
+//! `rocinante run`: the environment of the program, and programs that cannot be run.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
@@ -17,7 +17,7 @@ pub(super) struct Installed(PathBuf);
 
 impl Installed {
     /// In the place of libibverbs.so.1 there is a library that every program has anyhow, so that
-    /// nothing comes of what is put into it but the loader's verdict.
+    /// preloading it has no effect but the loader's verdict.
     pub(super) fn new(name: &str) -> Self {
         let name = name.replace(':', "-");
         let place = format!("rocinante-run-{name}-{}", std::process::id());
@@ -157,7 +157,7 @@ fn the_environment_names_the_library() {
     }
     let mut again = installed.run(&["--", "env"]);
     let output = again.env("LD_PRELOAD", "libc.so.6").output().unwrap();
-    // What the caller preloads may stand before verbs, or has to be the first.
+    // The caller's own preloaded library may interpose on verbs, or has to be the first.
     let line = format!("LD_PRELOAD=libc.so.6:{place}/libibverbs.so.1\n");
     assert!(String::from_utf8(output.stdout).unwrap().contains(&line));
 }
@@ -230,7 +230,7 @@ fn a_program_with_privileges_of_its_own_is_refused() {
         chown(&program, Some(NOBODY), Some(NOBODY)).unwrap();
         fs::set_permissions(&program, Permissions::from_mode(mode)).unwrap();
         installed.refuses(program.to_str().unwrap(), CANNOT, word);
-        // It is nobody's, so to nobody it gives nothing.
+        // It belongs to `nobody`: that user gains no right by it.
         let mut own = installed.run(&["--", program.to_str().unwrap(), "-c", "exit 4"]);
         let output = own.uid(NOBODY).gid(NOBODY).output().unwrap();
         assert_eq!(output.status.code(), Some(4), "{output:?}");

@@ -20,7 +20,7 @@ fn serve(container: &Container, line: &str) -> Running {
     server
 }
 
-/// A server and a client that verifies what comes, each in its container.
+/// A server and a client that verifies the received data, each in its container.
 struct Talk {
     server: Running,
     client: Running,
@@ -111,8 +111,8 @@ fn backends_mix_on_one_address() {
     all.into_iter().for_each(Talk::succeeds);
 }
 
-/// The memory of the ports on an address does not grow with their number alone, and peers are told
-/// how much each takes.
+/// The memory of the ports on an address does not grow with their number alone, and each announces
+/// its budget to its peers.
 #[test]
 fn a_process_that_joins_has_a_smaller_ring() {
     require_backend!(Backend::Packet);
@@ -138,7 +138,7 @@ fn a_process_that_joins_has_a_smaller_ring() {
 }
 
 /// An interface has one XDP program: the first process's, which leaves the others' datagrams alone.
-/// Who names `afxdp` beside it gets the next backend, and is told.
+/// A process that names `afxdp` beside it gets the next backend, and the reason.
 #[test]
 fn a_second_process_beside_afxdp_takes_another_backend() {
     require_backend!(Backend::Xdp);
@@ -168,7 +168,7 @@ fn a_second_process_beside_afxdp_takes_another_backend() {
     let said = third.finish().succeeded().err;
     assert!(said.contains(&format!("udp: {because}")), "{said}");
     assert!(said.contains("not packet, because") && said.contains("CAP_NET_RAW"), "{said}");
-    // What is told of a device that nobody opens.
+    // The text for a device that no process opens.
     let mut devices = rocinante(["devices", "-v"]);
     let told = start_command(b, devices.env("ROCINANTE_NETDEV", "afxdp")).finish().succeeded().out;
     assert!(told.contains(&because), "{told}");
@@ -191,7 +191,8 @@ fn a_second_process_beside_afxdp_takes_another_backend() {
     assert!(said.contains("afxdp: asked for"), "{said}");
 }
 
-/// A program of somebody else's is not beside it.
+/// Only a process on the same address makes another backend the choice. Beside any other AF_XDP
+/// socket, `afxdp` fails.
 #[test]
 fn a_foreign_xdp_socket_is_an_error_as_ever() {
     require_backend!(Backend::Xdp);
@@ -303,7 +304,7 @@ fn each_listens_for_itself() {
         start(a, &client).finish().succeeded();
     }
     servers.into_iter().for_each(|server| drop(server.finish().succeeded()));
-    // Nobody listens any more.
+    // No server listens any more.
     let late = start(a, &format!("pingpong --cm --patience 1 -p 18602 {}", b.ipv4()));
     late.finish().failed(1, &[]);
 }

@@ -1,4 +1,4 @@
-//! Which address and which interface a command takes, and what it says where none can be used.
+//! The address and the interface that a command takes, and its error where none can be used.
 
 use std::process::Command;
 
@@ -44,7 +44,7 @@ fn tentative_addresses_are_waited_for() {
     assert!(served > 0, "none has waited");
 }
 
-/// Whatever the command, a sandbox without netlink is named, and not a missing address.
+/// Each command names a sandbox without netlink, and not a missing address.
 #[test]
 fn a_sandbox_without_netlink_is_named() {
     require_lab!();

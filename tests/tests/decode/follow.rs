@@ -1,4 +1,4 @@
-//! What belongs together: filters, repetitions, flows, and the connection manager's messages.
+//! Filters, retransmissions, flows, and the connection manager's messages.
 
 use std::path::PathBuf;
 

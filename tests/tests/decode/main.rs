@@ -47,7 +47,7 @@ fn decode(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Done {
     done(command().args(args).output().unwrap())
 }
 
-/// What the command has ended with. Its JSON must be as documented.
+/// The result of the command. Its JSON must be as documented.
 fn done(output: Output) -> Done {
     let out = String::from_utf8(output.stdout).unwrap();
     for line in out.lines().filter(|line| line.starts_with('{')) {

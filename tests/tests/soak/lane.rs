@@ -34,8 +34,8 @@ pub(super) const fn completions(lanes: usize) -> u32 {
 /// The label at the start of a message: its sender, the turn, the kind.
 const LABEL: usize = 24;
 
-// Memory that the peer reaches: how many of our turns it has received, the word of its atomics, and
-// the targets of its WRITEs.
+// Memory that the peer reaches: the number of our turns that it has received, the word of its
+// atomics, and the targets of its WRITEs.
 const HEARD: usize = 0;
 const WORD: usize = 8;
 const TARGETS: usize = 64;
@@ -261,14 +261,14 @@ pub(super) struct Lane {
     /// The peer's word after all posted requests, and after all completed ones.
     posted_word: u64,
     word: u64,
-    /// How many of the peer's turns were received and compared, and the value that our word has
+    /// Number of the peer's turns that were received and compared, and the value that our word has
     /// after the peer's atomics.
     heard: u64,
     their_word: u64,
     /// Messages received, and receives posted.
     received: u64,
     receives: u64,
-    /// How many of the peer's turns were confirmed to it.
+    /// Number of the peer's turns that were confirmed to it.
     told: u64,
     /// Our last word, and the peer's.
     last: [Last; 2],
@@ -318,7 +318,7 @@ impl Lane {
         self.under_way.len() + count <= SENDS
     }
 
-    /// Confirms to the peer how many of its turns were received.
+    /// Confirms to the peer the number of its turns that were received.
     fn tell(&mut self) {
         self.told = self.heard;
         let (remote, rkey) = (self.remote.address + HEARD as u64, self.remote.rkey);

@@ -27,12 +27,12 @@ const SIZE: usize = 64;
 /// Receives of each side of the ping-pong.
 const RECEIVES: u64 = 4;
 
-/// Makes a process of this program a busy loop, for so many seconds at most.
+/// Makes a process of this program a busy loop: the most seconds that it runs.
 const HOG: &str = "ROCINANTE_SOAK_HOG";
 /// Makes it the other side of the ping-pong: its address, and the side that asks.
 const PONG: &str = "ROCINANTE_SOAK_PONG";
 
-/// Does what this process was started for. Returns whether it was started for the load.
+/// Plays this process's part of the load. Returns whether it has one.
 pub(super) fn has_a_part(backend: Backend) -> bool {
     if let Ok(seconds) = std::env::var(HOG) {
         exit_with_parent();
@@ -217,7 +217,7 @@ fn ping(
     trips
 }
 
-/// Sends back what comes, over TCP and over ours in turns, until the stream ends.
+/// Sends back each message, over TCP and over Rocinante in turns, until the stream ends.
 fn pong(ctx: &Context, to: SocketAddr) {
     let mut ball = Ball::new(ctx, |qp| {
         Connecting::start(qp, to, &Params::default()).unwrap().wait(PATIENCE).unwrap()

@@ -4,8 +4,8 @@
 //! connection to a dead peer ends by an error in the time that it promises. In the end nothing more
 //! is held than before.
 //!
-//! `load` has connections with default options, and busy loops beside them if
-//! `ROCINANTE_SOAK_HOGS` says how many; nothing else goes wrong there.
+//! `load` has connections with default options, and beside them the number of busy loops in
+//! `ROCINANTE_SOAK_HOGS`; nothing else goes wrong there.
 //!
 //! It takes a few seconds for each backend; `cargo xtask soak [--hogs N] [SECONDS [BACKEND]]` runs
 //! longer. The last line has the figures.

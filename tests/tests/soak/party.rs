@@ -72,8 +72,8 @@ impl Party {
         Self { lanes, by_qpn, source: Source::new(pd), cq }
     }
 
-    /// The peer's side: asks for each lane until it is connected, whatever happens to the network.
-    /// Returns also the number of attempts for each.
+    /// The peer's side: asks for each lane until it is connected, through all changes of the
+    /// network. Returns also the number of attempts for each.
     pub(super) fn ask(ctx: &Context, role: &Role) -> (Self, Vec<u64>) {
         let Role { survivor, life, options, .. } = *role;
         let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(completions(LANES)).unwrap());

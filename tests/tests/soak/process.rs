@@ -17,7 +17,7 @@ use super::party::{PATIENCE, Party, RETRIES, TIMEOUT};
 /// Makes a process of this program a peer: its [`Role`].
 const ROLE: &str = "ROCINANTE_SOAK_PEER";
 
-/// What a peer's process does.
+/// The role of a peer's process.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Role {
     /// Its address, and the other side's.

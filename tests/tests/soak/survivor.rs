@@ -25,11 +25,11 @@ const LOST: f64 = 0.1;
 const LIFE: [u64; 2] = [1500, 4500];
 /// Lives before the last one.
 const LIVES_MIN: u64 = 2;
-/// One of so many lives ends peacefully, by its own word.
+/// A life whose number is a multiple of this ends peacefully, by its own word.
 const PEACEFUL: u64 = 4;
-/// By how much the process may have grown once all is given back, bytes. The engine keeps its
-/// reorder buffer of 2,048 packets of 4 KiB. Each of the thousands of connections of ten minutes
-/// adds less than a page or two.
+/// The most growth of the process once all is given back, in bytes. The engine keeps its reorder
+/// buffer of 2,048 packets of 4 KiB. Each of the thousands of connections of ten minutes adds less
+/// than a page or two.
 const GROWTH_MAX: usize = 16 << 20;
 
 /// The events of a run.

@@ -102,7 +102,7 @@ const CHANGES: &[Change] = &[
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum When {
     Changed,
-    /// It is as before. What was posted in between waited so long.
+    /// It is as before. Requests posted in between waited for this time.
     Back(Duration),
 }
 

@@ -1,5 +1,5 @@
 //! The arrows between the modules of a crate: from the module that names an item to the module that
-//! defines it, whatever path leads there.
+//! defines it, by any path.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -68,7 +68,7 @@ impl Found {
     }
 }
 
-/// Finds what paths lead to.
+/// Finds the items that paths lead to.
 struct Paths<'a> {
     modules: &'a [Module],
 }
@@ -105,7 +105,7 @@ impl Paths<'_> {
             End::Module(module) if name == "super" => {
                 BTreeSet::from([End::Module(self.modules[module].parent)])
             }
-            // What a module has without a definition that can be seen, a macro made.
+            // A macro made a module's name that has no visible definition.
             End::Module(module) => self
                 .member(module, name, goes_on, trail)
                 .unwrap_or_else(|| BTreeSet::from([End::Item(module, Kind::Value)])),

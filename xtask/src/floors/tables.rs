@@ -196,7 +196,7 @@ pub(super) const STACK: Crate = Crate {
         },
     ],
     known: &[
-        // What queue pairs share holds memory that reliable connections lend each other.
+        // The state that queue pairs share holds memory that reliable connections lend each other.
         Known { from: "shared", to: "rc::reorder" },
         Known { from: "shared", to: "rc::requester::lists" },
     ],

@@ -26,7 +26,7 @@ fn house(files: &[(&str, &str)]) -> (Vec<Module>, Found) {
     (modules, found)
 }
 
-/// What is wrong with a house of two floors and a strict room.
+/// The errors of a house of two floors and a strict room.
 fn judged(low: &str, high: &str) -> Vec<String> {
     let low = format!("pub mod strict {{}} {low}");
     let root = "pub mod low; pub mod high;";
@@ -100,7 +100,7 @@ fn a_renamed_import_leads_where_the_item_is() {
 
 #[test]
 fn a_re_export_does_not_hide_the_definer() {
-    // `low` takes from `low::strict` what `high` defines: both of them go up.
+    // `low` takes an item of `high` from `low::strict`: both of them go up.
     let files = [
         ("lib.rs", "pub mod low; pub mod high; pub use low::strict::High;"),
         ("low.rs", "pub mod strict; use self::strict::High; use crate::High as Again;"),
@@ -116,7 +116,7 @@ fn a_re_export_does_not_hide_the_definer() {
             "low::strict -> high (crate::high::High): strict may not use high",
         ]
     );
-    // And `high` may take what `low` defines from anywhere.
+    // And `high` may take an item of `low` from anywhere.
     let high = "pub mod prelude { pub use crate::low::Low; } use prelude::Low; struct High(Low);";
     is_right("pub struct Low;", high);
 }

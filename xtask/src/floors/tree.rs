@@ -214,7 +214,7 @@ impl Module {
     }
 }
 
-/// Notes what an item imports and names.
+/// Notes the imports and names of an item.
 struct Reader<'a> {
     module: &'a mut Module,
     is_test: bool,
@@ -269,7 +269,7 @@ impl Reader<'_> {
 
     /// The paths among the tokens of a macro's arguments or rules.
     fn tokens(&mut self, mut rest: Cursor<'_>) {
-        // What stands before the current token: a dot makes a name a field or a method.
+        // The token before the current one: a dot makes a name a field or a method.
         let (mut after_dot, mut after_colons) = (false, false);
         loop {
             if let Some((inner, _, _, next)) = rest.any_group() {
@@ -303,7 +303,7 @@ impl Reader<'_> {
     }
 }
 
-/// What follows the scope of a `pub`, `(in path)` or `(crate)`, if that is next: it names only
+/// The tokens behind the scope of a `pub`, `(in path)` or `(crate)`, if that is next: it names only
 /// modules above.
 fn after_scope(rest: Cursor<'_>) -> Option<Cursor<'_>> {
     let (inner, _, _, next) = rest.any_group()?;
@@ -311,7 +311,7 @@ fn after_scope(rest: Cursor<'_>) -> Option<Cursor<'_>> {
     (name == "in" || after.eof()).then_some(next)
 }
 
-/// What follows `::`, if that is next.
+/// The tokens behind `::`, if that is next.
 fn colons(rest: Cursor<'_>) -> Option<Cursor<'_>> {
     let (first, rest) = rest.punct()?;
     let (second, rest) = rest.punct()?;

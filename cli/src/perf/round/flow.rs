@@ -12,7 +12,7 @@ use crate::measure::{
 use crate::perf::test::Test;
 use crate::session::join::Target;
 
-/// Messages count as lost after this much silence, once the peer has said that it sent all.
+/// Messages count as lost after this time without one, once the peer has reported that it sent all.
 const LOST: Duration = Duration::from_millis(200);
 
 impl Round<'_> {
@@ -64,8 +64,8 @@ impl Round<'_> {
         Some((lanes, what))
     }
 
-    /// Sends, receives, or both. Messages that may be lost end when both sides have said how many
-    /// they sent, and no more come.
+    /// Sends, receives, or both. A flow that may lose messages ends when both sides have reported
+    /// the number that they sent, and no more arrive.
     pub(super) fn flow_by(
         &self,
         lanes: &Lanes<'_>,
@@ -119,13 +119,13 @@ impl Round<'_> {
 #[derive(Debug, Default)]
 struct Words {
     said: bool,
-    /// How many messages the peer sent, once it has said so.
+    /// Number of messages that the peer sent, once it has reported it.
     theirs: Option<u64>,
 }
 
 impl Words {
-    /// To be called while no message comes. Says how many messages were sent, once that is known,
-    /// and listens. Returns whether the missing messages are lost.
+    /// To be called while no message arrives. Reports the number of messages sent, once all are
+    /// sent, and reads the peer's report. Returns whether the missing messages are lost.
     fn are_over(
         &mut self,
         exchange: &mut Exchange,
@@ -149,7 +149,7 @@ impl Words {
         Ok(exchange.say(&format!("sent {sent}"))?)
     }
 
-    /// How many messages the peer sent. Waits until it has said so.
+    /// Number of messages that the peer sent. Waits for its report.
     fn close(mut self, exchange: &mut Exchange, sent: u64) -> Result<u64, MeasureError> {
         if !self.said {
             self.say(exchange, sent)?;
@@ -171,12 +171,12 @@ fn tell_number(exchange: &mut Exchange, what: &str, own: u64) -> Result<u64, Mea
     number(exchange, what, &line)
 }
 
-/// The number that the peer told.
+/// The number in the peer's report.
 fn number(exchange: &Exchange, what: &str, line: &str) -> Result<u64, MeasureError> {
     let number = line.strip_prefix(what).and_then(|rest| rest.trim_start().parse().ok());
     number.ok_or_else(|| {
         exchange
-            .error("it does not say how many messages: use the same version on both sides")
+            .error("it does not report its number of messages: use the same version on both sides")
             .into()
     })
 }

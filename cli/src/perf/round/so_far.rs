@@ -1,4 +1,4 @@
-//! What has been measured so far, also if it ends early.
+//! The result so far of a measurement, also if it ends early.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::perf::interval::Meter;
 use crate::perf::table::{Bandwidth, Latency, Row};
 use crate::perf::test::Test;
 
-/// What has been measured so far.
+/// The result so far of a measurement.
 pub(super) struct SoFar {
     pub(super) bulk: BulkResult,
     peak: Peak,

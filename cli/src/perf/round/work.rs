@@ -13,7 +13,7 @@ use crate::perf::test::{Atomic, Test};
 const WARM_UP: u64 = 100;
 
 impl Round<'_> {
-    /// Measures until the end, or fails; `so_far` has what was measured by then.
+    /// Measures until the end, or fails; `so_far` has the result by then.
     pub(super) fn work(
         &self,
         ends: &[End<'_>],

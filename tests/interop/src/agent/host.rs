@@ -132,7 +132,7 @@ fn listens(program: &Program, child: &mut ChildGuard, port: u16) -> Result<(), S
     Ok(())
 }
 
-/// Whether an id of `rdma_cm` listens at this port, by what `rdma resource show cm_id` prints.
+/// Whether an id of `rdma_cm` listens at this port, by the output of `rdma resource show cm_id`.
 pub(crate) fn is_listening(shown: &str, port: u16) -> bool {
     let at_port = |word: &str| word.rsplit_once(':').is_some_and(|(_, at)| at == port.to_string());
     let listener =

@@ -10,15 +10,15 @@ use rocinante::{Context, OpenOptions};
 use rocinante_cli::devices::is_soft_roce;
 use serde::{Deserialize, Serialize};
 
-/// The kind of a device. Scenarios expect what the specification says, except for known departures
-/// of a kind.
+/// The kind of a device. Scenarios expect the behaviour of the specification, except for known
+/// departures of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// Rocinante's software device.
     Rocinante,
     /// Linux Soft-RoCE, with its known departures.
     SoftRoce,
-    /// Any other device of the kernel; scenarios expect what the specification says.
+    /// Any other device of the kernel; scenarios expect the behaviour of the specification.
     Device,
 }
 

@@ -1,6 +1,6 @@
-//! The verbs agent does on a device, step by step, what a scenario asks. For a device of the kernel
-//! it runs on the machine with the device, such as the guest, and is reached over TCP. For
-//! Rocinante's device it runs in the scenario's own process.
+//! The verbs agent carries out the steps of a scenario on a device. For a device of the kernel it
+//! runs on the machine with the device, such as the guest, and is reached over TCP. For Rocinante's
+//! device it runs in the scenario's own process.
 
 pub(crate) mod host;
 pub mod machine;

@@ -241,7 +241,7 @@ pub enum Request {
     },
     /// Wait for `count` completions, at most for `timeout_ms`: [`Reply::Completions`].
     Poll {
-        /// How many.
+        /// Number of completions.
         count: usize,
         /// At most this long.
         timeout_ms: u64,
@@ -391,7 +391,7 @@ pub struct Invocation {
 pub struct Difference {
     /// The first byte that differs.
     pub first: usize,
-    /// How many bytes differ.
+    /// Number of bytes that differ.
     pub count: usize,
     /// Eight bytes found from the first on; zeros beyond the end.
     pub found: [u8; 8],
@@ -404,7 +404,7 @@ pub struct Range {
     pub region: usize,
     /// The first byte.
     pub offset: usize,
-    /// How many.
+    /// Number of bytes.
     pub len: usize,
 }
 

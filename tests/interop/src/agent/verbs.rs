@@ -70,7 +70,7 @@ impl Opened {
             None => Kind::Rocinante,
             Some(_) => Kind::of(self.ctx.name()),
         };
-        // Hardware does not report how much inline data a request may carry.
+        // Hardware does not report its limit of inline data.
         let carries = || {
             let builder =
                 self.pd.qp(&self.cq, &self.cq).access(Access::ALL).max_inline_data(INLINE);
@@ -91,7 +91,7 @@ impl Opened {
 
 impl Verbs {
     /// Rocinante's device in `netns`, or in the present namespace, with this backend; not open yet.
-    /// With `credits`, its acknowledgements announce how many receives are posted.
+    /// With `credits`, its acknowledgements announce the number of posted receives.
     #[must_use]
     pub fn soft(netns: Option<&Netns>, backend: Backend, credits: bool) -> Self {
         Self { netns: netns.cloned(), backend: Some(backend), credits, ..Self::kernel() }

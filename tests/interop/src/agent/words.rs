@@ -23,7 +23,7 @@ pub(super) fn completion(wc: &Wc) -> Completion {
         WcOpcode::RecvRdmaWithImm => Opcode::RecvWriteImm,
         WcOpcode::BindMw => Opcode::BindMw,
         WcOpcode::LocalInv => Opcode::LocalInv,
-        // Of a failed request the kernel's devices do not say it, and nobody asks.
+        // The kernel's devices give no opcode for a failed request, and no scenario reads it.
         _ => Opcode::Send,
     };
     Completion {

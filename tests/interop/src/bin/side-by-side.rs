@@ -1,5 +1,5 @@
-//! `rocinante-bench compare` or `rocinante-bench` in a guest, with Soft-RoCE beside ours; or what
-//! binds there. The arguments are `compare`, `bench` or `policy`, and the arguments of that.
+//! `rocinante-bench compare` or `rocinante-bench` in a guest, with Soft-RoCE beside ours; or the
+//! policy check there. The arguments are `compare`, `bench` or `policy`, and the arguments of that.
 
 use std::process::ExitCode;
 

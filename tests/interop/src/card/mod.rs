@@ -47,8 +47,8 @@ pub struct Args {
     /// Only these backends: udp, packet, afxdp
     #[arg(long, value_name = "BACKENDS", value_delimiter = ',')]
     netdev: Vec<Backend>,
-    /// What is expected of Soft-RoCE: that it departs as it is known to, or what the specification
-    /// says, as of any other device
+    /// The behaviour expected of Soft-RoCE: its known departures from the specification, or the
+    /// specification, as of any other device
     #[arg(long, value_enum, default_value = "known")]
     expect: Expect,
     /// Where the report is written; else `interop-DEVICE.md`
@@ -62,12 +62,12 @@ pub struct Args {
     filters: Vec<String>,
 }
 
-/// What is expected of Soft-RoCE.
+/// The behaviour expected of Soft-RoCE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Expect {
-    /// What it is known to do.
+    /// Its known departures.
     Known,
-    /// What the specification says.
+    /// The specification.
     Specification,
 }
 

@@ -1,4 +1,4 @@
-//! The report: what was tried with which devices, the results, and why some cells were not run.
+//! The report: the cells tried, the devices, the results, and why some cells were not run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use super::stage::{Stage, list};
 use crate::agent::machine::{Device, Kind, Machine};
 use crate::matrix::Verdict;
 
-/// How many names are shown of cells that were not run for one reason.
+/// The most names shown of cells that were not run for one reason.
 const NAMES_MAX: usize = 40;
 
 /// The result of one cell.
@@ -180,7 +180,7 @@ impl fmt::Display for Report {
         self.failures(f)?;
         writeln!(f, "\n## Departures from the specification\n")?;
         if self.noticed.is_empty() {
-            writeln!(f, "None was noticed, but for what failed.")?;
+            writeln!(f, "None was noticed, but for the failures.")?;
         }
         for (what, cell) in &self.noticed {
             writeln!(f, "- {what} (first in `{cell}`)")?;
@@ -203,7 +203,7 @@ fn machine(whose: &'static str, machine: &Machine) -> Vec<(&'static str, String)
 fn facts_of(device: &Device) -> Vec<(&'static str, String)> {
     let expected = match device.kind {
         Kind::SoftRoce => "Soft-RoCE, whose departures are known",
-        Kind::Rocinante | Kind::Device => "the specification is what is expected",
+        Kind::Rocinante | Kind::Device => "the specification is expected",
     };
     let gids: Vec<String> =
         device.gids.iter().map(|(index, address)| format!("{index}: {address}")).collect();

@@ -1,4 +1,4 @@
-//! The surroundings of a run: the device, its agent, our interface, and what each of them permits.
+//! The surroundings of a run: the device, its agent, our interface, and the limits of each.
 
 use std::cell::OnceCell;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -63,7 +63,7 @@ pub(super) struct Stage {
     /// This machine.
     pub(super) here: Machine,
     software: Result<Software, String>,
-    /// What `rocinante run` needs, installed for the first program of others.
+    /// The installation of `rocinante run`, made for the first unmodified program.
     installed: OnceCell<Result<Installation, String>>,
 }
 
@@ -154,7 +154,7 @@ impl Stage {
         Ok(OurSide { netns, interface, address, active_mtu })
     }
 
-    /// What `rocinante run` needs.
+    /// The installation of `rocinante run`.
     pub(super) fn installed(&self) -> Step<&Installation> {
         self.installed.get_or_init(install).as_ref().map_err(cannot)
     }

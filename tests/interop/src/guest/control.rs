@@ -23,7 +23,7 @@ pub const TIMED_OUT: i32 = 124;
 /// How long the host may be silent. After that it counts as gone, and the guest ends.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
 
-/// How many bytes of each output are kept: the last ones.
+/// The last bytes of each output that are kept.
 const OUTPUT_MAX: usize = 1 << 20;
 
 /// A request of the host.
@@ -56,9 +56,9 @@ pub(super) enum ControlReply {
 pub struct Outcome {
     /// Its exit code; 128 plus the signal's number if a signal killed it; or [`TIMED_OUT`].
     pub code: i32,
-    /// What it wrote to its standard output.
+    /// Its standard output.
     pub stdout: String,
-    /// What it wrote to its standard error.
+    /// Its standard error.
     pub stderr: String,
 }
 

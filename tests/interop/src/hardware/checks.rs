@@ -29,7 +29,7 @@ pub static CHECKS: [Check; 2] =
 /// Runs the check or the test of the API with this name on a device.
 ///
 /// # Errors
-/// The first deviation from what is expected.
+/// The first deviation from the expected result.
 pub fn run(name: &str, device: &str, address: IpAddr) -> Step {
     if let Some(test) = verbs::find(name) {
         return test.run(On::Kernel(KernelDevice { name: device.to_owned(), address }));
@@ -43,7 +43,7 @@ pub fn run(name: &str, device: &str, address: IpAddr) -> Step {
 /// Runs all checks and tests and prints the results.
 ///
 /// # Errors
-/// How many failed.
+/// The number of failures.
 pub fn run_all(device: &str, address: IpAddr) -> Step {
     let checks = CHECKS.iter().map(|check| check.name);
     let names: Vec<&str> = checks.chain(verbs::TESTS.iter().map(|test| test.name)).collect();
@@ -101,7 +101,7 @@ pub fn gone(device: &str, address: IpAddr) -> Step {
         connection?.wait_disconnected(PATIENCE).map_err(text)?;
     }
     for _ in 0..2 {
-        let why = listener.request(Some(PATIENCE)).err().ok_or("somebody asks")?;
+        let why = listener.request(Some(PATIENCE)).err().ok_or("a request arrived")?;
         ensure(why.errno() == nix::Error::ENODEV as i32, || text(why))?;
     }
     println!("{device} is gone");
@@ -186,7 +186,7 @@ fn counters(ctx: &Context) -> Step {
             // counters differently.
             return Err(match Kind::of(ctx.name()) {
                 Kind::Device => {
-                    cannot(format!("what the device sends itself is not counted: {found}"))
+                    cannot(format!("the device's packets to itself are not counted: {found}"))
                 }
                 Kind::SoftRoce | Kind::Rocinante => found,
             });

@@ -115,7 +115,7 @@ impl HardwareCell {
     /// Runs the cell; `programs` is the directory that the guest sees at `/host`.
     ///
     /// # Errors
-    /// The first deviation from what is expected.
+    /// The first deviation from the expected result.
     pub fn run(&self, bench: &Bench, programs: &Path) -> Step {
         let network = bench.guest.network();
         let (device, ip) = (network.device(Link::Veth), network.address(Link::Veth, false));

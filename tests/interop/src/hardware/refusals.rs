@@ -18,7 +18,7 @@ pub struct Refusal {
     user: u32,
     /// Whether it also listens.
     listen: bool,
-    /// What the error must contain.
+    /// Words that the error must contain.
     says: &'static [&'static str],
 }
 

@@ -59,7 +59,7 @@ pub const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
 
 const BACKENDS: [Backend; 3] = [Backend::Udp, Backend::Packet, Backend::Xdp];
 
-/// All cells, in an order in which neighbours share as much as possible.
+/// All cells, in an order in which neighbours share the most.
 #[must_use]
 pub fn all() -> Vec<Cell> {
     let mut cells = Vec::new();

@@ -88,7 +88,7 @@ pub struct CmCell {
 }
 
 impl CmCell {
-    /// Its name: `cm_rping::ours::packet::veth::v4::4096`, or, of what runs on `rocinante run`,
+    /// Its name: `cm_rping::ours::packet::veth::v4::4096`, or, of a program on `rocinante run`,
     /// `cm_ucmatose_run::ours::packet::veth::v4::4096`.
     #[must_use]
     pub fn name(&self) -> String {

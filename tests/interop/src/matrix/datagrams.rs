@@ -98,7 +98,7 @@ pub(super) fn wrong_key(s: &mut Session<'_>) -> Step {
     s.passive.untouched(at(HALF, GRH + 64))?;
     let dropped = s.passive.dropped("qkey")? - before;
     if s.passive.kind() == Kind::Rocinante {
-        s.passive.expect(&dropped, &1, "what was dropped")?;
+        s.passive.expect(&dropped, &1, "the number of drops")?;
     }
     arrives(s)
 }
@@ -131,7 +131,7 @@ pub(super) fn no_receive(s: &mut Session<'_>) -> Step {
     s.passive.quiet(LOST_MS)?;
     let dropped = s.passive.dropped("no_receive")? - before;
     if s.passive.kind() == Kind::Rocinante {
-        s.passive.expect(&dropped, &10, "what was dropped")?;
+        s.passive.expect(&dropped, &10, "the number of drops")?;
     }
     s.passive.receive(1, &[at(HALF, GRH + 64)])?;
     arrives(s)
@@ -146,7 +146,7 @@ pub(super) fn too_long(s: &mut Session<'_>) -> Step {
     s.passive.quiet(LOST_MS)?;
     let dropped = s.passive.dropped("too_long")? - before;
     if s.passive.kind() == Kind::Rocinante {
-        s.passive.expect(&dropped, &1, "what was dropped")?;
+        s.passive.expect(&dropped, &1, "the number of drops")?;
     }
     arrives(s)
 }

@@ -130,7 +130,7 @@ pub(super) fn drained(s: &mut Session<'_>) -> Step {
     s.active.stop_sending()?;
     s.active.post(&[signaled(1, s.passive.write_to(128, None), &[at(0, 64)])])?;
     let found = s.active.poll(1, 100)?;
-    s.active.expect(&found, &vec![], "what completes in SQD")?;
+    s.active.expect(&found, &vec![], "the completions in SQD")?;
     s.passive.untouched(at(128, 64))?;
     // Meanwhile the active side responds.
     let op = s.active.read_from(0);

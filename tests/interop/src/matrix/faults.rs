@@ -10,7 +10,7 @@ use crate::agent::proto::{Opcode, State};
 
 const HALF: usize = BUFFER / 2;
 
-/// A receive comes late: the requester waits as told by the RNR NAK, and then succeeds.
+/// A receive comes late: the requester waits for the timer of the RNR NAK, and then succeeds.
 pub(super) fn receiver_not_ready(s: &mut Session<'_>) -> Step {
     let len = s.mtu() + 1;
     s.active.fill(at(0, len), 1)?;

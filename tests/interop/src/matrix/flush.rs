@@ -44,7 +44,7 @@ pub(super) fn atomic_write(s: &mut Session<'_>) -> Step {
         s.active.succeeds(id, opcode_of(write.op))?;
         s.active.succeeds(id + 1, opcode_of(store.op))?;
         let is = s.passive.load(64)?;
-        s.passive.expect(&is, &value, "what is there")?;
+        s.passive.expect(&is, &value, "the value there")?;
         s.passive.holds(at(4096, len), id)?;
     }
     s.passive.untouched(at(0, 64))?;
@@ -72,10 +72,10 @@ pub(super) fn atomic_writes_lost(s: &mut Session<'_>) -> Step {
         }
         for id in (0..24).step_by(2) {
             let was = s.active.load(1024 + 8 * id as usize)?;
-            s.active.expect(&was, &(1000 * round + id), "what the addition found")?;
+            s.active.expect(&was, &(1000 * round + id), "the value that the addition found")?;
         }
         let is = s.passive.load(64)?;
-        s.passive.expect(&is, &(1000 * round + 23), "what is there")?;
+        s.passive.expect(&is, &(1000 * round + 23), "the value there")?;
         if round >= 2 && rule.lost()? >= 3 {
             return Ok(());
         }

@@ -31,7 +31,7 @@ pub(super) struct Losses {
     before: Vec<u64>,
     heard: Heard,
     lost: u64,
-    /// How many requests were freed.
+    /// Number of requests freed.
     freed: u32,
 }
 
@@ -138,7 +138,7 @@ impl Losses {
         s.active.post(&[Send { signaled: false, ..nothing }])?;
         s.active.succeeds(wr_id, opcode)?;
         let gaps = s.passive.heard()?.gaps;
-        s.passive.expect(&gaps, &heard.gaps, "what came too early, behind the request,")?;
+        s.passive.expect(&gaps, &heard.gaps, "the number of packets behind a gap")?;
         s.say("a SEND or WRITE that was acknowledged while it was sent again did not complete");
         self.resume(s)
     }

@@ -63,7 +63,7 @@ impl Bench {
     /// Runs one cell.
     ///
     /// # Errors
-    /// The first deviation from what is expected.
+    /// The first deviation from the expected result.
     pub fn run(&self, cell: &Cell) -> Step {
         let mut session = self.session(cell)?;
         let done = cell.scenario.run(&mut session);
@@ -102,7 +102,7 @@ impl Bench {
     /// connection of its own to the agent.
     ///
     /// # Errors
-    /// The first deviation from what is expected.
+    /// The first deviation from the expected result.
     pub fn run_between_kernels(&self, scenario: &Scenario, ipv6: bool, mtu: u32) -> Step {
         let link = Link::Veth;
         let container = self.guest.network().container(&self.lab, link);

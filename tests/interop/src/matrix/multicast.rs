@@ -110,7 +110,7 @@ pub(super) fn others_are_not_heard(s: &mut Session<'_>) -> Step {
     s.passive.quiet(LOST_MS)?;
     let dropped = s.passive.dropped("qkey")? - before;
     if s.passive.kind() == Kind::Rocinante {
-        s.passive.expect(&dropped, &1, "what was dropped")?;
+        s.passive.expect(&dropped, &1, "the number of drops")?;
     }
     arrives(s, 1)?;
     s.passive.do_(&Request::Detach { qp: 0, group })?;

@@ -89,7 +89,7 @@ impl Node {
         self.about.kind
     }
 
-    /// Expects of its device what the specification says.
+    /// Expects the behaviour of the specification of its device.
     pub fn hold_to_the_specification(&mut self) {
         if self.about.kind == Kind::SoftRoce {
             self.about.kind = Kind::Device;
@@ -179,7 +179,7 @@ impl Node {
         self.qpns.get(qp).copied().unwrap_or(0)
     }
 
-    /// What a peer must know to connect to a queue pair with the starting PSN `psn`.
+    /// The data with which a peer connects to a queue pair with the starting PSN `psn`.
     #[must_use]
     pub fn endpoint(&self, qp: usize, psn: u32) -> Peer {
         Peer { address: self.address, qpn: self.qpn_of(qp), psn }

@@ -210,9 +210,9 @@ pub(super) fn compare_swap(s: &mut Session<'_>) -> Step {
     ] {
         s.active.perform(wr_id, Op::CompareSwap { remote, rkey, compare, swap }, &[at(8, 8)])?;
         let was = s.active.load(8)?;
-        s.active.expect(&was, &found, "what was found")?;
+        s.active.expect(&was, &found, "the value found")?;
         let is = s.passive.load(64)?;
-        s.passive.expect(&is, &after, "what is there")?;
+        s.passive.expect(&is, &after, "the value there")?;
     }
     Ok(())
 }
@@ -224,10 +224,10 @@ pub(super) fn fetch_add(s: &mut Session<'_>) -> Step {
     for (wr_id, add, found) in [(0, 1, u64::MAX - 1), (1, 3, u64::MAX), (2, 0, 2)] {
         s.active.perform(wr_id, Op::FetchAdd { remote, rkey, add }, &[at(0, 8)])?;
         let was = s.active.load(0)?;
-        s.active.expect(&was, &found, "what was found")?;
+        s.active.expect(&was, &found, "the value found")?;
     }
     let is = s.passive.load(128)?;
-    s.passive.expect(&is, &2, "what is there")
+    s.passive.expect(&is, &2, "the value there")
 }
 
 /// All kinds of requests at once: they complete in order, and each has its effect.
@@ -257,7 +257,7 @@ pub(super) fn mixed(s: &mut Session<'_>) -> Step {
     for round in 0..6 {
         s.passive.received(100 + round, len, None)?;
         let was = s.active.load(8 * round as usize)?;
-        s.active.expect(&was, &(100 + round), "what the addition found")?;
+        s.active.expect(&was, &(100 + round), "the value that the addition found")?;
     }
     s.active.holds(at(HALF, len), 1)?;
     s.passive.holds(at(HALF, len), 2)?;

@@ -219,10 +219,10 @@ pub struct ProgramPlace<'a> {
     pub meet: [IpAddr; 2],
 }
 
-/// What perftest prints when it fails because the emulated processor is slow, and why: it cannot
-/// measure how fast the processor counts, and then ends without a report, whatever it has measured;
-/// or a server with `-R` told its client that it listens, and did so a moment later. A datagram
-/// service that is not there is unreachable, of SIDR's status 1.
+/// perftest's messages when it fails because the emulated processor is slow, and why: it cannot
+/// measure the rate of the processor's clock, and then ends without a report; or a server with `-R`
+/// reported to its client that it listens a moment before it did. A datagram service that is not
+/// there is unreachable, of SIDR's status 1.
 const TOO_SLOW: [(&str, &str); 3] = [
     ("Correlation coefficient", "perftest makes nothing of the guest's clock"),
     ("RDMA_CM_EVENT_REJECTED; error: 8", "perftest's server does not listen yet"),
@@ -381,7 +381,7 @@ fn finish(mut ours: Ours, job: &mut Theirs) -> Step<Ended> {
     Ok(Ended { ours: ours.outcome(code), theirs })
 }
 
-/// Checks that both ended well and report what they were asked to do.
+/// Checks that both ended well and report the work of the cell.
 fn verdict(cell: &ProgramCell, ours: &Outcome, theirs: &Outcome) -> Step {
     let both = || {
         format!(
@@ -398,7 +398,7 @@ fn verdict(cell: &ProgramCell, ours: &Outcome, theirs: &Outcome) -> Step {
     Ok(())
 }
 
-/// Checks what the program prints that is the client if `asks` is the requester.
+/// Checks the output of the program that is the client if `asks` is the requester.
 fn said(cell: &ProgramCell, text: &str, asks: Requester) -> Step {
     let ProgramCell { program, setting } = cell;
     let client = setting.requester == asks;

@@ -120,7 +120,7 @@ impl Scenario {
     /// Runs the steps.
     ///
     /// # Errors
-    /// The first deviation from what is expected.
+    /// The first deviation from the expected result.
     pub fn run(&self, session: &mut Session<'_>) -> Step {
         (self.run)(session)
     }

@@ -127,7 +127,7 @@ struct GuestSubject {
     own: Ipv6Addr,
     theirs: Ipv6Addr,
     /// The number of the queue pair's peer, as the queue pair knows it. Each connection has another
-    /// one, so packets of earlier ones can be told.
+    /// one, so packets of earlier connections are recognised.
     peer: Qpn,
     connected: bool,
 }

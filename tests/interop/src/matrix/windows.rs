@@ -1,4 +1,4 @@
-//! Memory windows: what peers reach through them, until when, and what invalidates them.
+//! Memory windows: the memory that peers reach through them, until when, and their invalidation.
 
 use super::losses::Losses;
 use super::node::{BUFFER, Node, Step, at, opcode_of, signaled};
@@ -53,10 +53,10 @@ fn through(s: &mut Session<'_>, qp: usize, shown: Remote, offset: usize, len: us
     let found = s.active.load(0)?;
     perform(s, qp, Op::FetchAdd { remote, rkey, add: 7 }, &[at(HALF, 8)])?;
     let was = s.active.load(HALF)?;
-    s.active.expect(&was, &found, "what the addition found")?;
+    s.active.expect(&was, &found, "the value that the addition found")?;
     perform(s, qp, Op::Read { remote, rkey }, &[at(HALF, 8)])?;
     let is = s.active.load(HALF)?;
-    s.active.expect(&is, &found.wrapping_add(7), "what it left")
+    s.active.expect(&is, &found.wrapping_add(7), "the value that it left")
 }
 
 /// Posts a request of eight bytes, which is refused; no byte changes.
@@ -66,7 +66,7 @@ fn refused(s: &mut Session<'_>, qp: usize, op: Op) -> Step {
     s.active.post_on(qp, &[signaled(2, op, &[at(0, 8)])])?;
     s.active.ends(2, "REM_ACCESS_ERR")?;
     let after = s.passive.bytes(part(0, SIZE))?;
-    if before == after { Ok(()) } else { Err("what is refused has changed the region".into()) }
+    if before == after { Ok(()) } else { Err("a refused request has changed the region".into()) }
 }
 
 /// Invalidates a window, by a request in a send queue of its own side.
@@ -167,7 +167,7 @@ pub(super) fn zero_based(s: &mut Session<'_>) -> Step {
     refused(s, 0, write_to(shown, beyond))
 }
 
-/// An access that a window does not permit is refused, whatever the queue pair permits.
+/// An access that a window does not permit is refused, also if the queue pair permits it.
 pub(super) fn forbids(s: &mut Session<'_>) -> Step {
     prepare(s, &[MwType::Type2; 3])?;
     for qp in 0..3 {

@@ -17,7 +17,7 @@ pub trait Wire {
 
 /// A rule that loses packets. Dropping it removes the rule.
 pub trait Losing {
-    /// How many of the kernel's packets were lost; a super-packet counts as one.
+    /// Number of the kernel's packets that were lost; a super-packet counts as one.
     ///
     /// # Errors
     /// The error text of `nft`.

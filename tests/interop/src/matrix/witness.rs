@@ -28,7 +28,7 @@ const FIELDS: [&str; 15] = [
     "ieth",
 ];
 
-/// Ends a capture once it has so many packets of `from`, and returns tshark's view of it.
+/// Ends a capture once it has this number of packets of `from`, and returns tshark's view of it.
 fn decode(capture: &mut Capture, from: &Node, packets: usize) -> Step<Vec<(bool, Fields)>> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {

@@ -1,6 +1,6 @@
 //! `rocinante-interop device`, the command for machines with a card. Here the guest is that
 //! machine, and the container at the bridge is our side. The report must account for the whole
-//! matrix, whatever part of it ran.
+//! matrix, also if only a part of it ran.
 
 use std::process::Command;
 
@@ -20,7 +20,7 @@ pub(crate) struct Case {
     options: &'static [&'static str],
     instead: &'static [(&'static str, &'static str)],
     filters: &'static [&'static str],
-    /// How many cells pass, and how many fail.
+    /// Number of cells that pass, and that fail.
     passed: usize,
     failed: usize,
     /// Words that the report and the errors must contain.

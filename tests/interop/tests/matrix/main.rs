@@ -132,10 +132,10 @@ fn options(args: &[String]) -> std::result::Result<u32, String> {
 /// Our program, which runs other programs.
 const OURS: &str = env!("CARGO_BIN_EXE_rocinante-under-interop");
 
-/// What `rocinante run` needs, installed when the first program runs.
+/// The installation of `rocinante run`, made when the first program runs.
 type Installed = LazyLock<std::result::Result<Installation, String>>;
 
-/// Installs it. The libraries lie beside this program, wherever cargo puts what is for its users.
+/// Installs it. The libraries lie beside this program, in cargo's directory of artifacts.
 fn install() -> std::result::Result<Installation, String> {
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     Installation::of(Path::new(OURS), own.parent().unwrap_or(Path::new(".")))
@@ -158,7 +158,7 @@ enum Test {
     CmProgram(CmCell),
     /// A script of packets.
     Script(ScriptCell),
-    /// What tshark sees in this setting.
+    /// tshark's view of the packets in this setting.
     Witness(Setting),
     /// The kernel provider on its own.
     Hardware(hardware::HardwareCell),
@@ -229,7 +229,7 @@ fn boot() -> Result<Bench> {
     Ok(bench)
 }
 
-/// Runs the cells; returns how many failed.
+/// Runs the cells; returns the number that failed.
 fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Result<usize> {
     let (start, total) = (Instant::now(), tests.len() * times);
     println!("running {} tests", tests.len());
@@ -304,7 +304,7 @@ fn run(tests: &[Test], times: usize, filtered_out: usize, limit: Duration) -> Re
 struct Outcomes {
     table: Table,
     failures: Vec<String>,
-    /// Tests during which a guest's kernel broke, whatever their results.
+    /// Tests during which a guest's kernel broke, passed or not.
     deaths: Vec<String>,
 }
 

@@ -23,7 +23,7 @@ pub struct Send {
     pub fence: bool,
 }
 
-/// What a send request does.
+/// The operation of a send request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub enum Op {

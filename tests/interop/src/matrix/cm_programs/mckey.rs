@@ -3,8 +3,8 @@
 //! `mckey` destroys its address handle and its queue pair as soon as it has posted. Datagrams of
 //! the guest's that have not left by then never do. In each of six runs with 200 datagrams, all or
 //! all but one were lost. So the guest's program is delayed until the kernel has sent. The device's
-//! counter says how many packets have left: as many must arrive. If some have not left, the
-//! receiver waits for ever, and both begin again.
+//! counter has the number of packets that have left: all of them must arrive. If some have not
+//! left, the receiver waits for ever, and both begin again.
 
 use super::place::CmPlace;
 use crate::matrix::node::Step;

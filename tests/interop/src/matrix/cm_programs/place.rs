@@ -104,7 +104,7 @@ impl CmPlace<'_> {
         Self::verdict(program, command.is_some(), 1, &ours, &theirs)
     }
 
-    /// Checks that both ended well and printed what they did. `role` is the guest's program: 0 is
+    /// Checks that both ended well and printed their result. `role` is the guest's program: 0 is
     /// the server.
     fn verdict(
         program: &CmProgram,

@@ -81,7 +81,7 @@ impl Node {
     /// There is one.
     pub fn quiet(&mut self, timeout_ms: u64) -> Step {
         let found = self.poll(1, timeout_ms)?;
-        self.expect(&found, &vec![], "what completes")
+        self.expect(&found, &vec![], "the list of completions")
     }
 
     /// The bytes of a range.
@@ -95,7 +95,7 @@ impl Node {
         }
     }
 
-    /// How many packets the device has dropped for a reason; 0 if it does not report drops.
+    /// Number of packets that the device has dropped for a reason; 0 if it does not report drops.
     ///
     /// # Errors
     /// As [`ask`](Self::ask).
@@ -116,7 +116,7 @@ impl Node {
     pub fn heard(&mut self) -> Step<Heard> {
         match self.ask(&Request::Heard)? {
             Reply::Heard(heard) => Ok(heard),
-            other => Err(format!("{}: what it has heard is {other:?}", self.name())),
+            other => Err(format!("{}: its received packets are {other:?}", self.name())),
         }
     }
 
