@@ -57,6 +57,8 @@ pub(super) const STACK: Crate = Crate {
     name: "stack",
     root: "stack/src/lib.rs",
     units: &[
+        // The constants that could be others. They are values alone.
+        Unit { name: "tuning", modules: &["tuning"], uses: &[], tests: Tests::AsCode },
         Unit {
             name: "types",
             modules: &["types", "stats", "ids"],
@@ -71,7 +73,7 @@ pub(super) const STACK: Crate = Crate {
         Unit {
             name: "ingress",
             modules: &["ingress"],
-            uses: &["types", "wire"],
+            uses: &["tuning", "types", "wire"],
             tests: Tests::All,
         },
         Unit {
@@ -84,14 +86,19 @@ pub(super) const STACK: Crate = Crate {
         Unit {
             name: "credit",
             modules: &["peer", "pacer"],
-            uses: &["types"],
+            uses: &["tuning", "types"],
             tests: Tests::AsCode,
         },
-        Unit { name: "cm", modules: &["cm"], uses: &["types", "wire"], tests: Tests::All },
+        Unit {
+            name: "cm",
+            modules: &["cm"],
+            uses: &["tuning", "types", "wire"],
+            tests: Tests::All,
+        },
         Unit {
             name: "recognition",
             modules: &["recognition"],
-            uses: &["types", "wire", "allowance", "cm"],
+            uses: &["tuning", "types", "wire", "allowance", "cm"],
             tests: Tests::All,
         },
         Unit {
@@ -104,6 +111,7 @@ pub(super) const STACK: Crate = Crate {
             name: "queues",
             modules: &["qp", "srq", "shared"],
             uses: &[
+                "tuning",
                 "types",
                 "wire",
                 "timer",
@@ -136,6 +144,7 @@ pub(super) const STACK: Crate = Crate {
             name: "rc",
             modules: &["rc"],
             uses: &[
+                "tuning",
                 "types",
                 "wire",
                 "memory",
@@ -153,13 +162,16 @@ pub(super) const STACK: Crate = Crate {
         Unit {
             name: "unreliable",
             modules: &["unreliable"],
-            uses: &["types", "wire", "memory", "verbs", "ingress", "sink", "credit", "queues"],
+            uses: &[
+                "tuning", "types", "wire", "memory", "verbs", "ingress", "sink", "credit", "queues",
+            ],
             tests: Tests::All,
         },
         Unit {
             name: "engine",
             modules: &["engine", "any", "groups", "gsi", "footprint"],
             uses: &[
+                "tuning",
                 "types",
                 "wire",
                 "timer",
@@ -182,6 +194,7 @@ pub(super) const STACK: Crate = Crate {
             name: "root",
             modules: &[ROOT],
             uses: &[
+                "tuning",
                 "allowance",
                 "verbs",
                 "ingress",
