@@ -1,5 +1,6 @@
 //! The carrier of an exchange's lines: TCP, or a queue pair.
 
+use crate::tuning::exchange::TCP_PROBE;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -86,10 +87,9 @@ impl Link {
 /// Makes the kernel probe a silent peer's kernel, and end the connection after half a minute
 /// without an answer. A machine that loses power closes nothing.
 fn notice_dead_machines(stream: &TcpStream) -> io::Result<()> {
-    const PAUSE: Duration = Duration::from_secs(5);
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, 2 * PAUSE)?;
-    sockopt::set_tcp_keepintvl(stream, PAUSE)?;
+    sockopt::set_tcp_keepidle(stream, 2 * TCP_PROBE)?;
+    sockopt::set_tcp_keepintvl(stream, TCP_PROBE)?;
     sockopt::set_tcp_keepcnt(stream, 4)?;
     Ok(())
 }

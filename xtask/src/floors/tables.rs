@@ -7,13 +7,24 @@ pub(super) const VERBS_API: Crate = Crate {
     name: "verbs-api",
     root: "verbs-api/src/lib.rs",
     units: &[
+        Unit { name: "tuning", modules: &["tuning"], uses: &[], tests: Tests::AsCode },
         Unit { name: "model", modules: &["model"], uses: &[], tests: Tests::AsCode },
-        Unit { name: "provider", modules: &["provider"], uses: &["model"], tests: Tests::AsCode },
-        Unit { name: "soft", modules: &["soft"], uses: &["model", "provider"], tests: Tests::All },
+        Unit {
+            name: "provider",
+            modules: &["provider"],
+            uses: &["tuning", "model"],
+            tests: Tests::AsCode,
+        },
+        Unit {
+            name: "soft",
+            modules: &["soft"],
+            uses: &["tuning", "model", "provider"],
+            tests: Tests::All,
+        },
         Unit {
             name: "kernel",
             modules: &["kernel"],
-            uses: &["model", "provider"],
+            uses: &["tuning", "model", "provider"],
             tests: Tests::AsCode,
         },
         Unit {
@@ -21,7 +32,7 @@ pub(super) const VERBS_API: Crate = Crate {
             modules: &[
                 "ah", "context", "cq", "device", "mr", "mw", "open", "plain", "qp", "srq", "choice",
             ],
-            uses: &["model", "provider", "soft", "kernel"],
+            uses: &["tuning", "model", "provider", "soft", "kernel"],
             tests: Tests::All,
         },
         Unit {
@@ -33,7 +44,7 @@ pub(super) const VERBS_API: Crate = Crate {
         Unit {
             name: "exchange",
             modules: &["exchange"],
-            uses: &["model", "objects", "cm"],
+            uses: &["tuning", "model", "objects", "cm"],
             tests: Tests::All,
         },
         Unit {
