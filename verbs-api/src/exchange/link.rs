@@ -1,6 +1,5 @@
 //! The carrier of an exchange's lines: TCP, or a queue pair.
 
-use crate::tuning::exchange::TCP_PROBE;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -11,6 +10,7 @@ use rustix::net::{RecvFlags, recv, sockopt};
 
 use super::queue::{QueueLink, QueueWatch};
 use super::{GAVE_UP, PATIENCE};
+use crate::tuning::exchange::TCP_PROBE;
 
 /// The carrier of the lines.
 #[derive(Debug)]

@@ -11,7 +11,6 @@ mod guarded;
 mod mappings;
 mod summed;
 
-use crate::tuning::memory::{PREFETCH_MIN, WORDS_MAX};
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::AtomicU64;
@@ -21,6 +20,7 @@ use rustix::io::Errno;
 use rustix::mm;
 
 pub(crate) use self::summed::Summing;
+use crate::tuning::memory::{PREFETCH_MIN, WORDS_MAX};
 
 /// Memory that a region owns: zero and page-aligned. Its pages come in when they are used.
 #[derive(Debug)]

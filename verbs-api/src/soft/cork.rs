@@ -5,9 +5,10 @@
 //! acknowledgements for the next call of a program that is about to answer. Cost if wrong: waiting
 //! packets are late by one look of the background thread.
 
-use crate::tuning::cork::{ENABLED, REQUESTS_MAX};
 use rocinante_stack::Urgency;
 use rocinante_stack::types::Time;
+
+use crate::tuning::cork::{ENABLED, REQUESTS_MAX};
 
 /// The requests and acknowledgements that wait.
 #[derive(Debug)]

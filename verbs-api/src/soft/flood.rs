@@ -5,8 +5,9 @@
 //! on the same machine or the program's own, has to wait for the end of its time slice after every
 //! window. So in a flood the port is left alone for a moment and then read at once.
 
-use crate::tuning::flood::{AHEAD, EACH};
 use rocinante_stack::types::Time;
+
+use crate::tuning::flood::{AHEAD, EACH};
 
 /// Whether more come for nothing than are worth a look each.
 #[derive(Debug, Default)]

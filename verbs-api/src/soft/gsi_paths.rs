@@ -1,6 +1,5 @@
 //! The paths on which QP1 sends.
 
-use crate::tuning::room::{PATH_IDLE, PATHS_MAX};
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
@@ -11,6 +10,7 @@ use rocinante_stack::cm::Transmit;
 use rocinante_stack::types::Time;
 
 use super::shard::Shard;
+use crate::tuning::room::{PATH_IDLE, PATHS_MAX};
 
 /// QP1's paths.
 #[derive(Debug)]
