@@ -200,8 +200,8 @@ pub enum Ended {
     ByUs,
     /// We ended it, and the peer did not answer.
     Unanswered,
-    /// The peer has ended without a word: it has not answered [`ASKS`](super::ASKS) questions, or the device at
-    /// its address now does not know the connection.
+    /// The peer has ended without a word: it has not answered [`ASKS`](super::ASKS)
+    /// questions, or the device at its address now does not know the connection.
     Gone,
     /// The peer's queue pair asks for another connection, so it has forgotten this one.
     Stale,
