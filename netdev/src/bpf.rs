@@ -12,13 +12,7 @@ use self::asm::Insn;
 use self::attr::*;
 pub(crate) use self::attr::{TCX_DROP, TCX_NEXT};
 use crate::inherited;
-
-/// The most programs of an interface that are read.
-const PROGRAMS_MAX: usize = 64;
-/// The most maps of a program that are read.
-const MAPS_MAX: usize = 8;
-/// The most keys of a map that [`Map::keys`] returns.
-const KEYS_MAX: usize = 1 << 16;
+use crate::tuning::reading::{KEYS_MAX, MAPS_MAX, PROGRAMS_MAX};
 
 /// A BPF map, shared with the program.
 #[derive(Debug)]

@@ -4,12 +4,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::net::AddressFamily;
 
 use crate::fd::datagram_socket;
 use crate::rtnl::Rtnl;
+use crate::tuning::routes::ASK_AGAIN;
 
 const ETHTOOL_GSET: u32 = 0x1;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
@@ -30,9 +31,6 @@ const STRINGS_HEADER_WORDS: usize = 3;
 /// Words of a `struct ethtool_get_features_block`: available, requested, active, never changed.
 const BLOCK_WORDS: usize = 4;
 const ACTIVE: usize = 2;
-
-/// The shortest interval between a request without an answer and the next one.
-const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 /// The number of receive queues in use. `None` if the driver does not say: then it has one queue,
 /// or `bind` shows otherwise.

@@ -12,9 +12,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::call;
 
-/// How long a child process may hold copies of descriptors closed here: from fork to exec.
-pub(crate) const COPIES_HELD_MAX: Duration = Duration::from_millis(100);
-
 /// The least number of our own descriptors, if the limit permits such numbers.
 const APART: libc::c_int = 512;
 

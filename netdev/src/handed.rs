@@ -18,23 +18,18 @@ pub mod guard;
 mod message;
 mod transport;
 
-use std::time::Duration;
+pub use crate::tuning::handed::{WAIT_MAX, XDP_WAIT_MAX};
 
 pub use self::ask::{AGENT_VARIABLE, Agent, DEFAULT_PATH};
 pub(crate) use self::ask::{AskError, Asked, Handed, Lease, unusable};
-pub use self::give::{GiveLimits, Given, RING_FRAMES, give};
+pub use self::give::{GiveLimits, Given, give};
 pub use self::message::{
     ADDRESSES_MAX, Answer, Code, DESCRIPTORS_MAX, Granted, MESSAGE_BYTES_MAX, Refused, Report,
     ReportedRule, Request, Ring, SHARDS_MAX, VERSION,
 };
 pub use self::transport::{receive_answer, receive_request, send_answer, send_request};
 pub use crate::packet::Kept;
-
-/// How long each side waits for the other's message.
-pub const WAIT_MAX: Duration = Duration::from_secs(1);
-/// How long a program waits for ports of `afxdp`: the kernel attaches their program under the lock
-/// of all network configuration, and waits for grace periods meanwhile.
-pub const XDP_WAIT_MAX: Duration = Duration::from_secs(3);
+pub use crate::tuning::handed::RING_FRAMES;
 
 #[cfg(test)]
 pub(crate) mod testing;

@@ -53,6 +53,7 @@ pub mod sysfs;
 mod tcx;
 #[cfg(test)]
 mod testns;
+mod tuning;
 mod udp;
 mod watch;
 mod xdp;

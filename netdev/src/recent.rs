@@ -1,12 +1,9 @@
 //! A cache of the kernel's answers for a moment: a program that makes thousands of connections per
 //! second asks once.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-/// How long an answer holds.
-const FRESH: Duration = Duration::from_millis(100);
-/// Size of the cache.
-const KEPT: usize = 16;
+use crate::tuning::routes::{FRESH, KEPT};
 
 /// The latest answers.
 #[derive(Debug)]
@@ -43,7 +40,7 @@ impl<K: PartialEq, V> Recent<K, V> {
     /// Keeps the answers from expiring, in tests of any duration.
     #[cfg(test)]
     pub(crate) fn keep(&mut self) {
-        self.answers.iter_mut().for_each(|(.., at)| *at += Duration::from_secs(3600));
+        self.answers.iter_mut().for_each(|(.., at)| *at += 36_000 * FRESH);
     }
 }
 

@@ -29,25 +29,12 @@ use crate::iface::Interface;
 use crate::port::{Path, PathId, PathSpec, Port};
 use crate::recent::Recent;
 use crate::rtnl::{Change, Monitor, Neighbour, RouteKind, RouteQuery, Rtnl, Way};
+use crate::tuning::routes::{
+    KNOWN_MAX, REFRESH, RESOLVE_FIRST, REST_MIN, REST_TIMES, ROUTE_REFRESHES,
+};
 pub(crate) use entry::Sent;
 use entry::{PathEntry, Target, Turn, is_usable};
 
-/// How often entries in use are read again.
-const REFRESH: Duration = Duration::from_secs(1);
-/// The first interval between requests for an unresolved neighbour; doubles up to [`REFRESH`].
-const RESOLVE_FIRST: Duration = Duration::from_millis(1);
-/// After this many refreshes in use, a path's route is looked up again.
-const ROUTE_REFRESHES: u32 = 10;
-/// After a refresh because of announcements, announcements are only noted for this many times its
-/// duration. So a program that changes routes without end takes about a tenth of the sending
-/// threads' time.
-const REST_TIMES: u32 = 9;
-/// The most neighbours remembered during one round of refreshing; beyond them, each path asks for
-/// its own.
-const KNOWN_MAX: usize = 64;
-/// The minimum rest after a change of the interface: `check_interface` then runs outside the
-/// measured time.
-const REST_MIN: Duration = Duration::from_millis(1);
 /// IPv4 identifications stay below this. Linux numbers the segments of a UDP super-packet from 0,
 /// so a receiver that cannot read the identification must accept these anyway.
 pub(crate) const IP_ID_END: u16 = 128;

@@ -59,18 +59,18 @@ use crate::udp::Socket;
 const SLOTS_MAX: usize = 256;
 /// The fewest frames that the ring of `packet` gets because of neighbours: a port that has the
 /// traffic to itself still does READs half as fast (docs/agent.md).
-const RING_FRAMES_MIN: u32 = 64;
+const RING_FRAMES_MIN: u32 = crate::tuning::shared::RING_FRAMES_MIN;
 /// How long a slot rests when its process has gone: twice the longest ACK timeout that a connection
 /// counts. Until then packets of the old process's peers may come.
-const REST: Duration = Duration::from_secs(34);
+const REST: Duration = crate::tuning::shared::REST;
 /// A slot with notes of a process that has gone rests longest.
 const OWED: u64 = u64::MAX;
 /// Slots are used anew before there are more of them than this, and twice those in use.
-const ROOM_MIN: usize = 16;
+const ROOM_MIN: usize = crate::tuning::shared::ROOM_MIN;
 /// How long the duty of a group that has ended may be held.
-const DUTY_RELEASE_MAX: Duration = Duration::from_secs(2);
+const DUTY_RELEASE_MAX: Duration = crate::tuning::shared::DUTY_RELEASE_MAX;
 /// The interval of searches for the mailbox of a slot that has none yet.
-const ASK_EVERY: Duration = Duration::from_millis(100);
+const ASK_EVERY: Duration = crate::tuning::shared::ASK_EVERY;
 
 /// The slots of a device: `count` in a row, the same on each of its addresses.
 pub struct Slots {

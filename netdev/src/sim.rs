@@ -53,8 +53,8 @@ use batch::{Batch, Flow, Mark};
 use gate::Bell;
 use hub::Hub;
 
-/// Bytes that a port takes between two flushes: those of `udp`.
-const TX_BYTES: usize = 5 * 65_536;
+use crate::tuning::sim::TX_BYTES;
+
 /// UDP payload bytes in one run.
 const RUN_BYTES_MAX: u32 = 65_469;
 

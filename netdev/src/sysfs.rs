@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fd::network_namespace;
 use crate::names::{NamedInterface, Names};
+use crate::tuning::sysfs::WRITE_PATIENCE;
 
 pub mod counts;
 mod keep;
@@ -27,9 +28,6 @@ pub use keep::keep;
 /// Names the environment variable with the directory. The library of paths leads into it.
 pub const PATHS_VARIABLE: &str = "ROCINANTE_PATHS";
 
-/// How long others may write before a process goes on without the directory: one that was stopped
-/// may have it.
-const PATIENCE: Duration = Duration::from_millis(200);
 /// The file with the names.
 const RECORD: &str = "names";
 
@@ -152,7 +150,7 @@ fn hold(root: &Path) -> io::Result<File> {
     let open = |_| File::open(root);
     let directory = File::open(root).or_else(|_| make(root).and_then(|()| open(())))?;
     own(root)?;
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + WRITE_PATIENCE;
     loop {
         match directory.try_lock() {
             Ok(()) => return Ok(directory),

@@ -13,9 +13,8 @@ use libc::sock_filter;
 
 use crate::iface::Interface;
 use crate::rtnl::{Monitor, Rtnl};
+use crate::tuning::routes::ATTEMPTS;
 
-/// The most attempts to see an interface that does not change meanwhile.
-const ATTEMPTS: usize = 8;
 /// The filter knows no more addresses: its memory is limited (`net.core.optmem_max`).
 const KNOWN_MAX: usize = 64;
 const GROUPS: [u32; 3] = [libc::RTNLGRP_LINK, libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR];

@@ -23,18 +23,16 @@ use crate::qp::{Core, TurnEnd, Urgency};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
 use crate::recognition::Recognition;
-use crate::shared::{ACK_DELAY_NS, EngineConfig, Shared};
+use crate::shared::{EngineConfig, Shared};
 use crate::sink::TxSink;
 use crate::srq::Srqs;
 use crate::stats::LimitsHit;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
+use crate::tuning::engine::{ACK_DELAY_NS, QPNS};
 use crate::types::{Pkey, Qpn, Time};
 use crate::verbs::{AhId, Completions, CqId, QpEvent, QpState, RecvWr, SendWr};
 use crate::wire::{Operation, Packet, Solver, WireError};
-
-/// Most queue pairs and kept queue pair numbers together.
-const QPNS: usize = 65_000;
 
 /// Why [`Engine::poll_transmit`] returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,12 +8,8 @@ use core::fmt;
 use core::net::IpAddr;
 use std::collections::BTreeMap;
 
+use crate::tuning::engine::{GROUPS_MAX, MEMBERS_MAX};
 use crate::types::Qpn;
-
-/// Most groups of a device.
-pub const GROUPS_MAX: usize = 256;
-/// Most queue pairs of a group: each of them gets a copy of a datagram.
-pub const MEMBERS_MAX: usize = 1024;
 
 /// The groups with their queue pairs. A group without queue pairs has no entry.
 #[derive(Debug, Default)]

@@ -2,6 +2,7 @@
 
 use core::net::IpAddr;
 
+use crate::tuning::recognition::SOURCES_MAX;
 use crate::types::Time;
 use crate::wire::Solver;
 use crate::wire::icrc::{DF, IpFields, Template};
@@ -181,9 +182,6 @@ struct UnconnectedSource {
     way: Option<(IpAddr, IpAddr)>,
     check: SourceCheck,
 }
-
-/// Number of senders that are remembered.
-const SOURCES_MAX: usize = 128;
 
 impl Default for UnconnectedSources {
     fn default() -> Self {

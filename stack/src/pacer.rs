@@ -14,6 +14,7 @@
 //! went back.
 
 use crate::peer::{Budget, Cost};
+use crate::tuning::pacing::{KIB_NS, PACKET_NS, PACKET_NS_MIN, QUEUE_BYTES};
 use crate::types::Time;
 
 /// How fast packets leave that no peer acknowledges: those of unreliable connections, and
@@ -36,13 +37,10 @@ impl Default for Pacing {
     /// socket of Linux with its default buffer (`net.core.rmem_default`). Hardware and Soft-RoCE
     /// have no such queue.
     fn default() -> Self {
-        let (bytes, datagrams) = (212_992, 212_992 / Budget::cost(0));
-        Self { packet_ns: 800, kib_ns: 300, queue_min: Budget { bytes, datagrams } }
+        let (bytes, datagrams) = (QUEUE_BYTES, QUEUE_BYTES / Budget::cost(0));
+        Self { packet_ns: PACKET_NS, kib_ns: KIB_NS, queue_min: Budget { bytes, datagrams } }
     }
 }
-
-/// The least time that a receiver may announce for a datagram: no sender is faster.
-const PACKET_NS_MIN: u32 = 50;
 
 impl Pacing {
     /// The pace that a receiver announced, but no slower than `usual`, nor without a limit.

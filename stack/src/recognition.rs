@@ -16,21 +16,9 @@ use crate::allowance::Allowance;
 use crate::cm::Transmit;
 use crate::ids::Ids;
 use crate::stats::{Counters, Drops};
+use crate::tuning::recognition::{ANSWER_NS, ANSWERS, PAUSE, PEERS_MAX, SOON, TX_MAX};
 use crate::types::Time;
 use crate::wire::{Introduction, RecognitionMad};
-
-/// A peer is asked again after this time, and an answer is believed for as long: ten minutes.
-/// Nanoseconds.
-pub(crate) const PAUSE: u64 = 600_000_000_000;
-/// Peers that are remembered.
-const PEERS_MAX: usize = 4096;
-/// Datagrams that wait to be sent.
-const TX_MAX: usize = 256;
-/// Where datagrams wait, another attempt is made after this time. Nanoseconds.
-const SOON: u64 = 1_000_000;
-/// Questions that are answered at once, and the nanoseconds until one more is.
-const ANSWERS: u32 = 256;
-const ANSWER_NS: u64 = 1_000_000;
 
 /// The known peers.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::ah::Handles;
 use crate::events::Events;
 use crate::pacer::Pacing;
-use crate::peer::{Budget, PeerKind, Peers, RunLimits, STABLE_PACKETS};
+use crate::peer::{Budget, PeerKind, Peers, RunLimits};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
 use crate::recognition::Recognition;
@@ -13,13 +13,11 @@ use crate::srq::Srqs;
 use crate::stats::LimitsHit;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
+use crate::tuning::engine::{QPS, QUANTUM, REORDER_PACKETS_MAX, WINDOW_MAX};
+use crate::tuning::long_runs::STABLE_PACKETS;
 use crate::types::{Mtu, Qpn, QueueKind, Time};
 use crate::verbs::QpEvent;
 use crate::wire::Introduction;
-
-/// How long plain acknowledgements may wait for packets that leave with them, in nanoseconds after
-/// the last packet arrived: far less than the time after which a peer asks again.
-pub const ACK_DELAY_NS: u64 = 1_000_000;
 
 /// Limits and settings of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,21 +89,21 @@ impl EngineConfig {
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
-            max_qp: 16_384,
+            max_qp: QPS,
             qpn_slot: 0,
             own_budget: Budget::STANDARD,
             own_queue: QueueKind::Frames,
             port_mtu: Mtu::Mtu4096,
-            window_max: 512,
+            window_max: WINDOW_MAX,
             advertise_credits: false,
-            reorder_packets_max: 2048,
+            reorder_packets_max: REORDER_PACKETS_MAX,
             split_writes: false,
             stable_packets: STABLE_PACKETS,
             runs: RunLimits::default(),
             pacing: Pacing::default(),
             recognises: false,
             sharers: 1,
-            quantum: 64,
+            quantum: QUANTUM,
         }
     }
 }

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use crate::device::Device;
 use crate::model::error::{Refused, VerbsError};
 use crate::model::wc::Wc;
+use crate::tuning::waiting::{NAP, SPINS};
 use crate::{kernel, soft};
 
 /// A completion queue (`ibv_create_cq(3)`). Cheap to clone. It lives until the last clone and the
@@ -178,10 +179,6 @@ impl Cq {
     /// # Errors
     /// [`VerbsError::TimedOut`] after `timeout`; else as [`poll`](Self::poll).
     pub fn wait_one(&self, timeout: Duration) -> Result<Wc, VerbsError> {
-        /// Polls before it sleeps: some ten milliseconds.
-        const SPINS: u32 = 100_000;
-        /// The longest sleep. A completion ends it, and so does a packet.
-        const NAP: Duration = Duration::from_millis(10);
         let deadline = Instant::now().checked_add(timeout);
         let mut spins = 0u32;
         loop {

@@ -23,6 +23,7 @@ use crate::cm;
 use crate::context::Context;
 use crate::model::endpoint::Endpoint;
 use crate::model::error::VerbsError;
+use crate::tuning::exchange::{ASKED, CHARS_MAX, LINE_MAX, PATIENCE};
 
 /// The data that one side sends: its queue pairs, its regions, and a note of the program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -34,14 +35,6 @@ pub struct Hello {
     /// A note of the program.
     pub note: String,
 }
-
-/// The longest accepted line, in bytes.
-const LINE_MAX: usize = 4 << 20;
-/// Timeout for a line from the peer, unless [`Exchange::set_patience`] sets another, and for the
-/// peer to read one.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Interval at which a wait asks the caller whether to go on.
-const ASKED: Duration = Duration::from_millis(200);
 
 /// A connection over which two programs exchange the data of their queue pairs, and wait for each
 /// other.
@@ -406,7 +399,6 @@ const GAVE_UP: char = '!';
 
 /// The peer's words, made safe for a terminal.
 fn printable(words: &str) -> String {
-    const CHARS_MAX: usize = 500;
     words.chars().take(CHARS_MAX).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 

@@ -86,6 +86,7 @@ mod provider;
 mod qp;
 mod soft;
 mod srq;
+mod tuning;
 
 pub use ah::Ah;
 pub use context::{Context, Pd};

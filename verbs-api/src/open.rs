@@ -23,6 +23,7 @@ use crate::model::device::Limits;
 use crate::model::error::VerbsError;
 use crate::provider::trace;
 use crate::soft::{self, Settings};
+use crate::tuning::exchange::KEEP_ALIVE;
 
 /// Options for opening a device.
 ///
@@ -69,9 +70,6 @@ pub const SHARDS_VARIABLE: &str = "ROCINANTE_SHARDS";
 /// asked whether it is still there, if the program does not set them: see
 /// [`cm::Params::keep_alive`](crate::cm::Params::keep_alive). `0` or `off` for never.
 pub const KEEP_ALIVE_VARIABLE: &str = "ROCINANTE_KEEP_ALIVE";
-
-/// The silence after which a peer is asked if neither the program nor the environment says it.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 impl OpenOptions {
     /// The defaults: Rocinante chooses the backend, buffers are large, and a background thread

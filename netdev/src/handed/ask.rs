@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -24,6 +24,7 @@ use crate::parts::Parts;
 use crate::policy::Audit;
 use crate::port::Backend;
 use crate::shared::Slots;
+use crate::tuning::handed::{IN_USE_MAX, IN_USE_PAUSE};
 use crate::udp;
 use crate::xdp;
 
@@ -32,11 +33,6 @@ pub const AGENT_VARIABLE: &str = "ROCINANTE_AGENT";
 
 /// Where the agent is, unless the variable says otherwise.
 pub const DEFAULT_PATH: &str = "/run/rocinante/agent.sock";
-
-/// How long to ask again for an interface that is in use, and how often: a queue is free some time
-/// after its socket was closed.
-const IN_USE_MAX: Duration = Duration::from_secs(2);
-const IN_USE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Where to ask for ports that this process may not open itself.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,18 +9,12 @@ use crate::iface::Interface;
 use crate::packet::{self, Kept};
 use crate::policy::{self, Audit, AuditVerdict};
 use crate::port::Backend;
+use crate::tuning::handed::{RING_FRAMES, SHARES, XDP_CHUNKS};
+use crate::tuning::xdp::CHUNKS_MIN;
 use crate::xdp;
-
-/// Frames in the receive ring of a port of `packet` that is handed over, unless the program asks
-/// for another number.
-pub const RING_FRAMES: u32 = 180;
-/// Chunks for each direction of a port of `afxdp`, likewise.
-const XDP_CHUNKS: u32 = 256;
 
 /// Frames of the smallest ring that [`GiveLimits::within`] allows: one block of 1 MiB.
 const RING_FRAMES_MIN: u32 = 15;
-/// A request takes no more of the memory that is left than one part in this many.
-const SHARES: usize = 64;
 
 /// The most that an agent hands over, for any request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +55,7 @@ impl GiveLimits {
         let default = Self::default();
         let sizes: Vec<u32> = match request.backend {
             // All that there are.
-            Backend::Xdp => vec![xdp::CHUNKS_MIN, 2 * xdp::CHUNKS_MIN, 4 * xdp::CHUNKS_MIN],
+            Backend::Xdp => vec![CHUNKS_MIN, 2 * CHUNKS_MIN, 4 * CHUNKS_MIN],
             // Whole blocks: a part of one takes the same memory.
             _ => (RING_FRAMES_MIN..=default.ring_frames_max)
                 .step_by(RING_FRAMES_MIN as usize)
@@ -306,7 +300,7 @@ mod tests {
         assert!(sizes[..100].iter().all(|chunks| *chunks == XDP_CHUNKS), "{sizes:?}");
         assert!(sizes.is_sorted_by(|one, next| one >= next));
         assert!(sizes.len() >= 200, "{}", sizes.len());
-        assert_eq!(sizes.last(), Some(&xdp::CHUNKS_MIN));
+        assert_eq!(sizes.last(), Some(&CHUNKS_MIN));
         assert!(left < 1 << 20, "nothing is left over: {left}");
         // What cannot be is the next that can.
         for (asked, chunks) in [(0, 64), (100, 64), (128, 128), (255, 128), (u32::MAX, 256)] {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Shards;
 use crate::port::Backend;
+use crate::tuning::handed::{LISTED_MAX, TEXT_MAX};
 
 /// The version of the messages that this code speaks.
 pub const VERSION: u32 = 1;
@@ -20,11 +21,6 @@ pub const ADDRESSES_MAX: usize = 64;
 pub const SHARDS_MAX: usize = 64;
 /// The most descriptors of an answer.
 pub const DESCRIPTORS_MAX: usize = 2 * SHARDS_MAX + 2;
-
-/// The most rules, and the most reasons why rules are unseen, that a [`Report`] lists.
-const LISTED_MAX: usize = 8;
-/// The most characters of a text.
-const TEXT_MAX: usize = 200;
 
 /// A program's request.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,12 +9,11 @@ use netlink_sys::{Socket, SocketAddr};
 use super::namespaces::NsId;
 use super::sys;
 use crate::rtnl::socket::Messages;
+use crate::tuning::handed::BURST;
 
 const GROUPS: [u32; 3] = [libc::RTNLGRP_LINK, libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR];
 /// The longest datagram that is read whole: only its first message counts.
 const DATAGRAM_MAX: usize = 16 * 1024;
-/// The most datagrams per read; the others stay in the queue.
-const BURST: usize = 256;
 
 /// An announcement. The number is the interface's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

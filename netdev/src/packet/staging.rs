@@ -8,22 +8,19 @@
 use crate::headers::{FrameTemplate, HEADERS_MAX};
 use crate::port::PathId;
 use crate::resolve::IP_ID_END;
+use crate::tuning::packet::{ARENA_RUNS, RUNS_MAX};
 
 use super::vnet::{self, VNET_LEN};
 
 /// The most payload bytes of a run.
 pub(super) const RUN_BYTES_MAX: usize = 65_536;
 /// Bytes of the buffer; a new run starts only where a full one fits, so that no run is cut short.
-const ARENA_BYTES: usize = 6 * RUN_BYTES_MAX;
-/// The most runs at once.
-pub(super) const RUNS_MAX: usize = 256;
+const ARENA_BYTES: usize = ARENA_RUNS * RUN_BYTES_MAX;
 /// Payloads begin at multiples of a cache line.
 const ALIGN: usize = 64;
 /// The most datagrams of a run: a UDP socket sends this number since Linux 6.9, so that receivers
 /// expect it, and the identifications end there, too. (Packet sockets have no limit of their own.)
 pub(super) const SEGMENTS_MAX: u16 = IP_ID_END;
-/// A new run has at least this many identifications; if it would need more, it ends there.
-pub(super) const IP_IDS_MIN: u16 = 64;
 
 /// One super-packet, or one datagram.
 #[derive(Debug, Clone)]

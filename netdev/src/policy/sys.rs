@@ -6,14 +6,13 @@ use std::mem::size_of;
 use std::os::fd::AsRawFd;
 
 use crate::call;
+use crate::tuning::reading::ENTRIES_MAX;
 
 const SO_GET_INFO: i32 = 64; // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
 const SO_GET_ENTRIES: i32 = 65;
 const NAME_LEN: usize = 32;
 /// `struct ipt_get_entries`: name, size, and padding before the entries.
 const GET_ENTRIES_LEN: usize = 40;
-/// The largest table that is read, in bytes.
-const ENTRIES_MAX: u32 = 1 << 24;
 
 /// `struct ipt_getinfo` and `struct ip6t_getinfo`.
 #[derive(Debug, Clone, Default)]

@@ -14,6 +14,7 @@ use netlink_sys::Socket;
 use super::query::{family, ip};
 use super::socket::{Attributes, Messages};
 use crate::fd::{attach_filter, netlink};
+use crate::tuning::routes::BURST;
 
 /// Of `linux/rtnetlink.h`; the crate `libc` lacks it.
 const RTNLGRP_NEXTHOP: u32 = 32;
@@ -41,8 +42,6 @@ const OF_INTERFACES: [u16; 6] = [
 const HEADER_LEN: usize = 12;
 /// The longest message that is parsed; a longer one counts as [`Change::Anything`].
 const MESSAGE_MAX: usize = 16 * 1024;
-/// The most messages per read; the others stay in the queue.
-const BURST: usize = 256;
 
 /// A change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

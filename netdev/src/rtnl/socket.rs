@@ -3,7 +3,6 @@
 use std::io;
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
@@ -12,11 +11,8 @@ use netlink_packet_core::{
 use netlink_sys::{Socket, SocketAddr};
 
 use crate::fd::netlink;
+use crate::tuning::routes::{ANSWER_TIMEOUT, DUMP_ATTEMPTS};
 
-/// The kernel answers within the request's own system call; only a lost answer makes us wait.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// The most attempts at a dump, if objects change meanwhile.
-const DUMP_ATTEMPTS: u32 = 5;
 const HEADER_LEN: usize = 16;
 /// The longest answer to a request for one object that is parsed.
 const ANSWER_MAX: usize = 16 * 1024;

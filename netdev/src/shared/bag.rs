@@ -18,9 +18,9 @@ use crate::udp::Socket;
 /// The bytes of a message; they mean nothing.
 const MESSAGE: usize = 1;
 /// The queue's size: hundreds of messages, as far as the system lets it (`net.core.wmem_max`).
-const QUEUE_BYTES: usize = 1 << 20;
+const QUEUE_BYTES: usize = crate::tuning::shared::QUEUE_BYTES;
 /// The size of a mailbox, many times a datagram's.
-const MAILBOX_BYTES: usize = 1 << 18;
+const MAILBOX_BYTES: usize = crate::tuning::shared::MAILBOX_BYTES;
 /// The descriptors of an entry.
 const DESCRIPTORS: usize = 3;
 const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS));

@@ -18,7 +18,7 @@ use crate::inherited;
 /// The most processes that wait for the end of a duty: there are no more slots.
 const WATCHERS_MAX: usize = SLOTS_MAX;
 /// The most connections that are accepted before anything else is looked at.
-pub(super) const AT_ONCE: usize = 128;
+pub(super) const AT_ONCE: usize = crate::tuning::shared::DUTY_AT_ONCE;
 
 #[derive(Debug)]
 pub(super) struct Duty {

@@ -28,18 +28,18 @@ use crate::rights;
 pub const GUARDIAN_VARIABLE: &str = "ROCINANTE_GUARDIAN";
 
 /// The most processes that a guardian looks after, and the most addresses of each.
-const WARDS_MAX: usize = 1024;
-const PLACES_MAX: usize = 64;
+const WARDS_MAX: usize = crate::tuning::shared::WARDS_MAX;
+const PLACES_MAX: usize = crate::tuning::shared::PLACES_MAX;
 /// The most connections that are accepted before anything else is looked at.
-const JOINS_MAX: usize = 128;
+const JOINS_MAX: usize = crate::tuning::shared::JOINS_MAX;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// A message: the first slot, the number of those behind it, and the address.
 const HEAD: usize = 2;
 const MESSAGE_MAX: usize = HEAD + 64;
 /// How long the kernel may take to remove a dead process's locks when its connection is closed.
-const SETTLES: Duration = Duration::from_secs(1);
+const SETTLES: Duration = crate::tuning::shared::SETTLES;
 /// How often it is looked whether others have done what there is to do.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+const LOOK_EVERY: Duration = crate::tuning::shared::LOOK_EVERY;
 
 /// The guardian of a program, or of one process.
 #[derive(Debug)]

@@ -22,7 +22,7 @@ const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// After an end, the first and the last pause between two searches for notes. The kernel may close
 /// the connection of a process that dies before it removes its locks.
-const SEARCH_PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
+const SEARCH_PAUSES: [Duration; 2] = crate::tuning::shared::SEARCH_PAUSES;
 
 /// The thread.
 #[derive(Debug)]

@@ -31,7 +31,7 @@ const SERVICES: u64 = 1 << 20;
 /// Ports are behind those, a byte each, so that the locks of ports in a row are one to the kernel.
 const PORTS: u64 = 3 << 61;
 /// How long that lock is waited for. A process holds it for some dozens of system calls.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = crate::tuning::shared::LOCK_PATIENCE;
 /// A record of the file: nanoseconds since the machine started until which a slot rests.
 const RECORD: u64 = 8;
 /// The record of a slot that a process has taken, and not left.

@@ -32,9 +32,9 @@ const NAMES: &str = "rocinante/1/";
 const DESCRIPTORS: usize = 4;
 pub(super) const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS));
 /// How long a process tries to join.
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = crate::tuning::shared::JOIN_PATIENCE;
 /// How long it waits for one of the others to answer: any of them may have been stopped just now.
-pub(super) const ANSWER: Duration = Duration::from_millis(500);
+pub(super) const ANSWER: Duration = crate::tuning::shared::ANSWER;
 const BACKLOG: i32 = 128;
 
 /// The objects that the processes on an address share.

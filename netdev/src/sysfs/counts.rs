@@ -12,21 +12,18 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use super::{hold, make, own};
 use crate::fd::network_namespace;
+use crate::tuning::sysfs::{ANSWER_PATIENCE, PAST_MAX};
 
 /// The counters of a port by their paths there: `counters/port_xmit_data`.
 pub type Counts = BTreeMap<String, u64>;
 
-/// How long a process may take to answer: it may be stopped, or a child of it have its socket.
-const PATIENCE: Duration = Duration::from_millis(100);
 /// Where the last answers and the sockets are, and the counters of the processes that are gone.
 const LIVE: &str = "live";
 const PAST: &str = "past";
-/// The most ports of namespaces that are gone.
-const PAST_MAX: usize = 64;
 
 /// A port: an interface of a network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -178,7 +175,7 @@ fn bind(live: &Path, name: &str) -> io::Result<UnixListener> {
 fn ask(live: &Path, name: &str) -> bool {
     match by_descriptor(live, name, |path| UnixStream::connect(path)) {
         Ok(mut stream) => {
-            let _ = stream.set_read_timeout(Some(PATIENCE));
+            let _ = stream.set_read_timeout(Some(ANSWER_PATIENCE));
             let _ = stream.read(&mut [0]);
             true
         }

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use libc::sock_filter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -11,11 +11,8 @@ use rustix::fs::inotify;
 
 use super::{Devices, tree};
 use crate::rtnl::Monitor;
+use crate::tuning::sysfs::{EVERY, LATELY};
 
-/// How often counters are written while programs read them.
-const EVERY: Duration = Duration::from_secs(1);
-/// How long after the last reader. Exporters are asked every quarter of a minute or so.
-const LATELY: Duration = Duration::from_secs(60);
 const GROUPS: [u32; 3] = [libc::RTNLGRP_LINK, libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR];
 
 /// Follows the interfaces of the calling thread's network namespace, and the devices' counters as

@@ -15,12 +15,7 @@ use super::sys::{RecvBatch, Socket};
 use crate::fd::{self, Epoll, Interest};
 use crate::iface::Interface;
 use crate::port::{PortStats, RxDatagram};
-
-/// The most groups of a port: each has a socket with a buffer.
-const GROUPS_MAX: usize = 256;
-/// Up to this many groups are read directly; with more, one system call first checks whether any
-/// has data.
-const POLLED_MAX: usize = 1;
+use crate::tuning::udp::{GROUPS_MAX, POLLED_MAX};
 
 /// The groups that a port has joined.
 pub(super) struct Groups {

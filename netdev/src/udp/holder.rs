@@ -3,8 +3,7 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The most processes that a hint names.
-const NAMED_MAX: usize = 3;
+use crate::tuning::udp::NAMED_MAX;
 
 /// A UDP socket of this network namespace, as the kernel shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,10 +11,7 @@ use super::sys::{RecvBatch, Socket};
 use crate::fd::{Epoll, Interest};
 use crate::port::{PortStats, RxDatagram};
 use crate::shared::{Mail, Slots};
-
-/// All of it is read once in this many calls, and after a thread was woken for it: few datagrams
-/// come so, and to look takes system calls.
-const EVERY: u32 = 256;
+use crate::tuning::udp::NEIGHBOURS_EVERY;
 
 /// The neighbours of a port.
 pub(super) struct Neighbours {
@@ -86,7 +83,7 @@ impl Neighbours {
         sink: &mut impl FnMut(RxDatagram<'_>),
     ) -> io::Result<usize> {
         self.calls = self.calls.wrapping_add(1);
-        if self.calls.is_multiple_of(EVERY) { self.read(budget, sink) } else { Ok(0) }
+        if self.calls.is_multiple_of(NEIGHBOURS_EVERY) { self.read(budget, sink) } else { Ok(0) }
     }
 
     fn read(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> io::Result<usize> {

@@ -6,15 +6,13 @@
 
 use std::io;
 use std::os::fd::AsFd as _;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::staging::{HEADERS_MAX, Run};
 use super::sys::Socket;
 use crate::ethtool::Segmentation;
 use crate::rtnl::Monitor;
-
-/// The minimum interval between two reads of the kernel's announcements.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+use crate::tuning::udp::LOOK_AGAIN;
 
 /// The state of the interface that has the port's addresses. Runs that leave by another interface
 /// are treated alike, until they are lost.

@@ -10,14 +10,7 @@ use crate::iface::Interface;
 use crate::port::{Path, PathId, PathSpec, ROCE_PORT};
 use crate::recent::Recent;
 use crate::resolve::{not_an_address_of_the_port, two_families};
-
-/// The most sockets besides those of the own addresses. This many flows are enough to spread over
-/// the links and queues of a network. Further paths share source ports, because otherwise a
-/// thousand connections would need a thousand descriptors.
-const SENDERS_MAX: usize = 32;
-/// The most sockets without a path that stay open for the next one, while other paths exist:
-/// opening one costs more than the rest of adding a path.
-const IDLE_MAX: usize = 8;
+use crate::tuning::udp::{IDLE_MAX, SENDERS_MAX};
 
 /// The port's data of a path.
 pub(super) struct UdpPath {

@@ -7,15 +7,7 @@ use std::net::IpAddr;
 use super::sockets::Role;
 use super::sys::{RECV_MAX, Received, RecvBatch, Socket};
 use crate::port::{PortStats, Runs, RxDatagram, RxIpId};
-
-/// Bytes that one system call should return: they stay in a core's second-level cache until they
-/// are handed up.
-const BURST_BYTES: usize = 256 * 1024;
-/// While some sockets have paths, those without one are read only once in this many calls.
-const IDLE_EVERY: u32 = 16;
-/// A guard without a path to an own address is read once in this many calls, and after a thread was
-/// woken for it.
-const GUARD_EVERY: u32 = 256;
+use crate::tuning::udp::{BURST_BYTES, GUARD_EVERY, IDLE_EVERY};
 
 /// The receive side of a port.
 pub(super) struct Receiver {

@@ -4,23 +4,23 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::AsFd as _;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::holder;
 use super::sys::{Dest, Message, SendScratch, SockAddr, Socket, send};
 use crate::config::{PortConfig, Shards};
 use crate::error::OpenError;
-use crate::fd::{COPIES_HELD_MAX, patiently};
+use crate::fd::patiently;
 use crate::iface::Interface;
 use crate::port::{Backend, PathSpec, ROCE_PORT};
 use crate::resolve::a_broadcast_address;
 use crate::rtnl::{RouteKind, RouteQuery, Rtnl, Way};
 use crate::steering;
+use crate::tuning::handed::COPIES_HELD_MAX;
+use crate::tuning::udp::{ENDING_HOLDER_MAX, SRC_PORT_TRIES, UNSEEN_HOLDER_MAX};
 
 /// Source ports are taken from here up when the wanted one is in use, as RoCEv2 senders do.
 const SRC_PORT_MIN: u16 = 0xC000;
-/// Number of other source ports that are tried before the datagrams leave from UDP/4791.
-const SRC_PORT_TRIES: u16 = 16;
 
 /// The purpose of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,11 +88,6 @@ impl Home {
 pub(crate) fn domain_of(iface: &Interface) -> Option<u32> {
     Rtnl::open().and_then(|mut rtnl| rtnl.domain(iface.index)).unwrap_or(None)
 }
-
-/// How long a port may be held by no process that `/proc` shows, before it counts as in use.
-const UNSEEN_HOLDER_MAX: Duration = Duration::from_secs(2);
-/// How long a process may take to end.
-const ENDING_HOLDER_MAX: Duration = Duration::from_secs(20);
 
 /// Binds a socket that shares its port with none. A port that is just being freed is waited for, as
 /// long as processes end; a port that the same process holds at two looks is in use.

@@ -6,6 +6,7 @@
 //! so an unblocked sender always works in the same warm memory.
 
 use crate::port::PathId;
+use crate::tuning::udp::ARENA_BYTES;
 
 /// The longest headers before a run: Ethernet, one VLAN tag, IPv6 and UDP.
 pub(super) const HEADERS_MAX: usize = 14 + 4 + 40 + 8;
@@ -19,9 +20,6 @@ pub(super) const RUN_BYTES_MAX: usize = 65_535 - HEADERS_MAX;
 
 /// The most runs that wait for the kernel at once.
 pub(super) const RUNS_MAX: usize = super::sys::SEND_MAX;
-
-/// Room for at least four full runs; a new run starts only where a full one fits.
-const ARENA_BYTES: usize = 5 * 65_536;
 
 /// Runs start on a cache line.
 const RUN_ALIGN: usize = 64;

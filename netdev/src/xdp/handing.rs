@@ -5,9 +5,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
 use super::mapping::is_memory_file;
-use super::open::{
-    CHUNKS_MAX, CHUNKS_MIN, Made, OnQueue, Opened, copy, open_sockets, ring_entries,
-};
+use super::open::{Made, OnQueue, Opened, copy, open_sockets, ring_entries};
 use super::socket::XdpSocket;
 use super::umem::Umem;
 use crate::bpf::{interface_of, is_shared_word};
@@ -18,6 +16,7 @@ use crate::handed::{Granted, Handed, unusable};
 use crate::iface::Interface;
 use crate::parts::{BackendParts, Manifest, Parts};
 use crate::port::Backend;
+use crate::tuning::xdp::{CHUNKS_MAX, CHUNKS_MIN};
 use crate::udp;
 
 /// Opens the sockets of the ports that another process makes. Returns the chunks of each for each

@@ -15,13 +15,15 @@ use crate::config::{PortConfig, Shards, XdpConfig};
 use crate::denied::{Capability, Needs};
 use crate::error::OpenError;
 use crate::ethtool::receive_queues;
-use crate::fd::{COPIES_HELD_MAX, apart, patiently};
+use crate::fd::{apart, patiently};
 use crate::frame::{Acquire, Assembled};
 use crate::headers::{ETH_LEN, HEADERS_V6};
 use crate::iface::Interface;
 use crate::parts::{BackendParts, Fds, Manifest, Parts};
 use crate::port::{Backend, Capabilities, QueueKind, RxBudget};
 use crate::shared::Slots;
+use crate::tuning::handed::COPIES_HELD_MAX;
+use crate::tuning::xdp::{CHUNKS_MAX, CHUNKS_MIN, QUEUE_RELEASE_MAX};
 use crate::udp;
 use std::io;
 use std::net::IpAddr;
@@ -33,13 +35,6 @@ use std::time::Duration;
 const RX_CHUNK_BYTES: usize = CHUNK - 256;
 /// The most chunks of a TX slot: enough for a 4096-byte RoCE payload and all its headers.
 const SLOT_CHUNKS_MAX: usize = 2;
-/// The fewest and the most chunks for each direction.
-pub(crate) const CHUNKS_MIN: u32 = 64;
-pub(super) const CHUNKS_MAX: u32 = 1 << 15;
-
-/// How long to wait until the kernel frees the queue of a closed socket, or of a killed process. A
-/// work queue does that, under the lock of all network configuration (RTNL).
-const QUEUE_RELEASE_MAX: Duration = Duration::from_secs(2);
 
 /// What opening a port needs.
 pub(super) const NEEDS: Needs = Needs {

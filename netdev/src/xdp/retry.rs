@@ -5,11 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use super::timer::TimerFd;
-
-/// The first and the longest interval between checks. `POLLOUT` is no substitute: an `AF_XDP`
-/// socket reports it while its ring has room, whether or not sent frames come back.
-const FIRST: Duration = Duration::from_micros(100);
-const LAST: Duration = Duration::from_millis(5);
+use crate::tuning::xdp::{RETRY_FIRST, RETRY_LAST};
 
 /// Readable when it is time to check whether the kernel takes more.
 #[derive(Debug)]
@@ -36,9 +32,9 @@ impl Retry {
             (true, last) => {
                 let now = Instant::now();
                 let wait = match last {
-                    None => FIRST,
+                    None => RETRY_FIRST,
                     Some((due, _)) if due > now => return,
-                    Some((_, wait)) => LAST.min(2 * wait),
+                    Some((_, wait)) => RETRY_LAST.min(2 * wait),
                 };
                 self.timer.set(wait);
                 self.due = Some((now + wait, wait));
@@ -75,7 +71,7 @@ mod tests {
     #[test]
     fn before_its_time_nothing_changes() {
         let mut retry = Retry::new().unwrap();
-        let due = Some((Instant::now() + Duration::from_secs(600), FIRST));
+        let due = Some((Instant::now() + Duration::from_secs(600), RETRY_FIRST));
         retry.due = due;
         retry.schedule(true);
         assert_eq!(retry.due, due);

@@ -8,12 +8,11 @@
 //! another (the end of the region, a driver with its own order), the frame is assembled in a
 //! scratch buffer.
 
-use super::ring::{Desc, FillRing, RxRing};
-use super::umem::{CHUNK, Umem};
 use std::ops::Range;
 
-/// The longest frame assembled from several chunks; longer ones are dropped.
-const JOINED_MAX: usize = 16 << 10;
+use super::ring::{Desc, FillRing, RxRing};
+use super::umem::{CHUNK, Umem};
+use crate::tuning::xdp::JOINED_MAX;
 
 /// The receiving half of a socket. Its chunks are the first ones of the UMEM.
 #[derive(Debug)]

@@ -19,27 +19,13 @@
 use core::net::IpAddr;
 
 use super::conn::{Conn, State};
-use super::types::ASKS;
 use super::{CmEvent, ConnId, ConnectionManager, Ended, Transmit};
+use crate::tuning::cm::{
+    ASKS, ASKS_GRID, LOOKS_GRID, NOTICE_NS, NOTICES, PATIENCE, PERIOD_MAX, PERIOD_MIN,
+};
 use crate::types::{Qpn, Time};
 use crate::wire::cm::CommId;
 use crate::wire::{AliveMad, Pairs};
-
-/// The shortest period, nanoseconds.
-const PERIOD_MIN: u64 = 1_000_000_000;
-/// The longest: 100 years.
-const PERIOD_MAX: u64 = 3_155_760_000_000_000_000;
-/// How long a peer has to answer a question, nanoseconds.
-const PATIENCE: u64 = 1_000_000_000;
-/// Questions leave at multiples of this part of a period: idle connections share few deadlines.
-/// They leave up to one part early rather than late.
-const ASKS_GRID: u64 = 8;
-/// A connection in use is looked at after one to two of these parts of a period; and the side that
-/// requested it asks one part later than the other.
-const LOOKS_GRID: u64 = 20;
-/// Notices that are sent at once, and the nanoseconds until one more is.
-const NOTICES: u32 = 64;
-const NOTICE_NS: u64 = 10_000_000;
 
 /// The liveness of a peer.
 #[derive(Debug, Default)]

@@ -7,15 +7,11 @@
 
 use core::net::{IpAddr, SocketAddr};
 
-use super::tables::{Ask, ListenAddress, Listener, SERVICES_MAX, Stage, Timer, places};
+use super::tables::{Ask, ListenAddress, Listener, Stage, Timer, places};
 use super::{AskId, Asked, CmError, CmEvent, ConnectionManager, ListenerId};
+use crate::tuning::cm::{ANSWER_KEPT, ANSWERS_MAX, SERVICES_MAX};
 use crate::types::{Qpn, Time};
 use crate::wire::cm::{CmMessage, IpHeader, ServiceId, SidrRep, SidrReq, SidrStatus};
-
-/// Most answers that are kept; one more discards the oldest.
-const ANSWERS_MAX: usize = 1024;
-/// How long an answer is kept, nanoseconds: 60 s, in which Linux asks 15 times.
-const ANSWER_KEPT: u64 = 60_000_000_000;
 
 impl ConnectionManager {
     /// Listens for questions about `service` to `address`, as [`listen`](Self::listen) does:

@@ -4,8 +4,9 @@ use core::net::{IpAddr, SocketAddr};
 
 use super::alive::Alive;
 use super::conn::{Conn, State};
-use super::tables::{Listener, SERVICES_MAX};
+use super::tables::Listener;
 use super::{Accept, CmError, ConnId, Connect, ConnectionManager, ListenerId, QpSide};
+use crate::tuning::cm::SERVICES_MAX;
 use crate::types::{Pkey, Qpn, Time};
 use crate::wire::cm::{
     Announced, CmMessage, CmPath, CommId, Dreq, IpHeader, Rej, RejReason, Rep, Req, Rtu, ServiceId,

@@ -14,6 +14,7 @@ use core::net::IpAddr;
 
 use super::alive::Alive;
 use super::types::{ConnId, ListenerId};
+use crate::tuning::cm::{ACK_TIMEOUT_MAX, ACK_TIMEOUT_MIN};
 use crate::types::{Qpn, Time};
 use crate::wire::cm::{CommId, code_to_ns};
 use crate::wire::mad::MadBytes;
@@ -73,12 +74,6 @@ pub(super) struct Conn {
     pub(super) answers: bool,
     pub(super) alive: Alive,
 }
-
-/// The longest ACK timeout that counts, a code: 17 s.
-const ACK_TIMEOUT_MAX: u8 = 22;
-/// The shortest ACK timeout that counts, a code: 67 ms, as long as packets live on any network of
-/// ours.
-const ACK_TIMEOUT_MIN: u8 = 14;
 
 impl Conn {
     pub(super) fn id(&self) -> ConnId {

@@ -4,7 +4,8 @@
 use core::net::IpAddr;
 
 use super::ConnectionManager;
-use super::tables::{EARLY_MAX, Early, Timer};
+use super::tables::{Early, Timer};
+use crate::tuning::cm::EARLY_MAX;
 use crate::types::Time;
 use crate::wire::cm::{CmMessage, Req, ServiceId};
 

@@ -37,17 +37,16 @@ use self::conn::{Conn, State};
 pub use self::notes::{Note, Noted};
 use self::tables::{Ask, Early, ListenAddress, Listener, Query, ServingQp, Timer};
 pub use self::types::{
-    ASKS, Accept, AskId, Asked, CmConfig, CmError, CmEvent, CmFootprint, ConnId, Connect, Ended,
+    Accept, AskId, Asked, CmConfig, CmError, CmEvent, CmFootprint, ConnId, Connect, Ended,
     ListenerId, QpSide, QueryId, Reply, Request, Transmit,
 };
 use crate::ids::Ids;
 use crate::stats::CmCounters;
+pub use crate::tuning::cm::ASKS;
+use crate::tuning::cm::TX_MAX;
 use crate::types::{Qpn, Time};
 use crate::wire::cm::{CmMessage, CommId, Dreq, Rej, RejReason, Subject, code_to_ns};
 use crate::wire::mad::MadBytes;
-
-/// Most datagrams that wait to be sent.
-const TX_MAX: usize = 4096;
 
 /// All connections of a device.
 #[derive(Debug)]

@@ -4,8 +4,9 @@
 use core::net::IpAddr;
 
 use super::calls::{request_private, with_user};
-use super::tables::{ListenAddress, Query, SERVICES_MAX, ServingQp, Timer, places};
+use super::tables::{ListenAddress, Query, ServingQp, Timer, places};
 use super::{CmError, CmEvent, ConnectionManager, QueryId};
+use crate::tuning::cm::SERVICES_MAX;
 use crate::types::{Pkey, Qpn, Time};
 use crate::wire::cm::{CmMessage, IpHeader, ServiceId, SidrRep, SidrReq, SidrStatus};
 

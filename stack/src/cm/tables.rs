@@ -7,9 +7,6 @@ use crate::types::{Qpn, Time};
 use crate::wire::cm::{CommId, ServiceId};
 use crate::wire::mad::MadBytes;
 
-/// Most listeners and datagram services, and most open questions.
-pub(super) const SERVICES_MAX: usize = 65_536;
-
 /// A listener.
 #[derive(Debug)]
 pub(super) struct Listener {
@@ -58,9 +55,6 @@ pub(super) enum Stage {
     Waits(ListenerId),
     Answered(Box<MadBytes>),
 }
-
-/// Most requests that wait for a listener.
-pub(super) const EARLY_MAX: usize = 64;
 
 /// A request for a service that has no listener yet.
 #[derive(Debug)]

@@ -3,11 +3,9 @@
 use super::conn::State;
 use super::tables::Timer;
 use super::{CmEvent, ConnectionManager, Ended};
+use crate::tuning::cm::A_WHILE;
 use crate::types::Time;
 use crate::wire::cm::{CmMessage, CommId, Mra, RejReason, Subject};
-
-/// Factor on the usual time that the peer is asked to wait for an RTU, as a power of two.
-const A_WHILE: u8 = 4;
 
 impl ConnectionManager {
     /// Handles the timers that are due at `now`. Call when [`poll_timeout`](Self::poll_timeout) has

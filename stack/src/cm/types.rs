@@ -3,12 +3,10 @@
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 
+use crate::tuning::cm::CONNECTIONS_MAX;
 use crate::types::{Mtu, Psn, Qpn};
 use crate::wire::cm::{Announced, CommId, RejReason, ServiceId, SidrStatus, Transport};
 use crate::wire::mad::MadBytes;
-
-/// Questions without an answer, a second apart, after which a silent peer counts as gone.
-pub const ASKS: u8 = 3;
 
 /// Timeouts and limits of a connection manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +48,7 @@ impl Default for CmConfig {
             key: [0; 2],
             slot: None,
             ca_guid: 0,
-            max_connections: 16_384,
+            max_connections: CONNECTIONS_MAX,
             // 0.27 s and 67 ms: a message is repeated after 0.4 s.
             response_timeout: 16,
             packet_lifetime: 14,
@@ -202,8 +200,8 @@ pub enum Ended {
     ByUs,
     /// We ended it, and the peer did not answer.
     Unanswered,
-    /// The peer has ended without a word: it has not answered [`ASKS`] questions, or the device at
-    /// its address now does not know the connection.
+    /// The peer has ended without a word: it has not answered [`ASKS`](super::ASKS)
+    /// questions, or the device at its address now does not know the connection.
     Gone,
     /// The peer's queue pair asks for another connection, so it has forgotten this one.
     Stale,

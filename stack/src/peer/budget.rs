@@ -1,5 +1,7 @@
 //! The capacity of a receive queue, and the cost of packets in it.
 
+use crate::tuning::credit::STANDARD_DATAGRAMS;
+
 /// The capacity of a receive queue before it drops: a sum of costs, and a number of datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
@@ -11,7 +13,8 @@ pub struct Budget {
 
 impl Budget {
     /// Assumed of a peer that announced nothing: 16 datagrams of any size.
-    pub const STANDARD: Self = Self { bytes: 16 * 8704, datagrams: 16 };
+    pub const STANDARD: Self =
+        Self { bytes: STANDARD_DATAGRAMS * 8704, datagrams: STANDARD_DATAGRAMS };
 
     /// Upper bound of the cost of one datagram of `len` bytes (BTH to ICRC) to its receiver: the
     /// memory that Linux accounts to a socket for it. Measured on Linux 6.18.

@@ -4,12 +4,7 @@
 //! receiver's queue overflows. After a loss the queue is taken to hold its announced budget and no
 //! more, until enough packets have arrived without another.
 
-/// Packets without a loss that restore the confidence. The number doubles each time that the
-/// confidence is lost again, up to [`TIMES_MAX`] times this.
-pub(crate) const STABLE_PACKETS: u32 = 1 << 20;
-const TIMES_MAX: u32 = 1 << 10;
-/// At first this part of them is enough.
-const FIRST_PART: u32 = 1 << 10;
+use crate::tuning::long_runs::{FIRST_PART, TIMES_MAX};
 
 /// The packets of one receiver since its last loss.
 #[derive(Debug)]
@@ -59,6 +54,7 @@ impl Confidence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tuning::long_runs::STABLE_PACKETS;
 
     const FIRST: u32 = STABLE_PACKETS / FIRST_PART;
     const MOST: u32 = STABLE_PACKETS * TIMES_MAX;

@@ -1,11 +1,8 @@
 //! Responses that we requested, which will arrive in our own receive queue.
 
 use super::budget::Cost;
+use crate::tuning::credit::EXPECTED_NS;
 use crate::types::Time;
-
-/// A response is overdue after this time, twice as long at most. Its peer is dead, or a packet was
-/// lost: the credit that it reserves must not block others.
-pub(super) const EXPECTED_NS: u64 = 100_000_000;
 
 /// A charge to our own credit, and its time: to give it back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

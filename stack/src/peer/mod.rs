@@ -24,16 +24,15 @@ use std::collections::VecDeque;
 
 pub use self::budget::Budget;
 pub(crate) use self::budget::Cost;
-pub(crate) use self::confidence::STABLE_PACKETS;
 use self::expected::Epochs;
 pub(crate) use self::expected::Expected;
 pub use self::kind::PeerKind;
 pub(crate) use self::receiver::Receiver;
 pub use self::runs::RunLimits;
 use self::runs::{RunEstimate, RunLength};
-use self::stretch::ENOUGH;
 pub(crate) use self::stretch::datagrams_max;
 use crate::pacer::Pacing;
+use crate::tuning::long_runs::ENOUGH;
 use crate::types::{Qpn, QueueKind, Time};
 
 /// The receive queues of all peers, and our own.

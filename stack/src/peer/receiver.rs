@@ -8,6 +8,8 @@ use super::confidence::Confidence;
 use super::runs::RunLength;
 use super::stretch::stretched;
 use crate::pacer::{Pacer, Pacing};
+use crate::tuning::shared_credit::{RUNS_HELD, RUNS_IN_FLIGHT};
+use crate::tuning::{long_runs, shared_credit};
 use crate::types::{QueueKind, Time};
 
 /// The credit of one receiver, and the queue pairs that wait for some.
@@ -73,13 +75,13 @@ impl Receiver {
     /// holds four. With fewer than two datagrams in flight the cost is not computed.
     #[inline]
     pub(crate) fn withholds(&self, run: impl FnOnce() -> Cost) -> Option<Cost> {
-        if self.in_flight.datagrams < 2 {
+        if !shared_credit::ENABLED || self.in_flight.datagrams < 2 {
             return None;
         }
         let run = run();
-        let waits = self.in_flight.datagrams >= 2 * run.datagrams
-            && self.capacity.datagrams >= 4 * run.datagrams
-            && u64::from(self.capacity.bytes) >= 4 * run.bytes
+        let waits = self.in_flight.datagrams >= RUNS_IN_FLIGHT * run.datagrams
+            && self.capacity.datagrams >= RUNS_HELD * run.datagrams
+            && u64::from(self.capacity.bytes) >= u64::from(RUNS_HELD) * run.bytes
             && !self.holds(run.bytes, run.datagrams);
         waits.then_some(run)
     }
@@ -100,7 +102,7 @@ impl Receiver {
 
     /// Follows the length of runs to it, up to `enough` bytes of payload.
     pub(super) fn fit(&mut self, runs: RunLength, enough: u64) {
-        self.target = match self.confidence.is_restored() {
+        self.target = match long_runs::ENABLED && self.confidence.is_restored() {
             true => stretched(self.announced, self.queue, runs, enough),
             false => self.announced,
         };

@@ -5,22 +5,10 @@
 //! notice. So an estimate is of recent runs, and begins with datagrams that travel one by one.
 
 use super::budget::Budget;
-
-/// Runs that count as recent: older ones count half, and less.
-const RECENT: u64 = 64;
-/// The most datagrams of a run.
-const DATAGRAMS_MAX: u32 = 128;
-/// More datagrams in a run than this make no difference to [`RunLength`].
-const LENGTH_MAX: u64 = 8;
-/// The next datagrams may take a third more places each than the recent ones.
-const MARGIN: (u64, u64) = (4, 3);
-/// The most eighths of its budget that a socket's memory is taken to hold.
-const EIGHTHS_MAX: u64 = 14;
-/// The charge of a socket for a super-packet beside its bytes. Measured on Linux 6.18: 15 datagrams
-/// of 4112 bytes take 62,900.
-const RUN_COST: u64 = 1280;
-/// [`RunLength::bytes`] is a multiple of this.
-pub(super) const BYTES_STEP: u32 = 128;
+use crate::tuning::long_runs::{
+    BYTES_STEP, DATAGRAMS_MAX, EIGHTHS_MAX, LENGTH_MAX, MARGIN, RECENT, RUN_COST,
+};
+use crate::tuning::runs;
 
 /// The longest run that leaves at once: packets of one size, of which only the last may be shorter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,10 +20,9 @@ pub struct RunLimits {
 }
 
 impl Default for RunLimits {
-    /// The longest super-packet that Linux sends. Later versions of it take more than 64 packets,
-    /// but a longer wait for them was not found to pay.
+    /// The longest super-packet that Linux sends.
     fn default() -> Self {
-        Self { bytes: 65_470, packets: 64 }
+        Self { bytes: runs::BYTES, packets: runs::PACKETS }
     }
 }
 

@@ -6,16 +6,9 @@
 
 use super::budget::Budget;
 use super::kind::PeerKind;
-use super::runs::{BYTES_STEP, RunLength};
+use super::runs::RunLength;
+use crate::tuning::long_runs::{BYTES_STEP, PLACE_EIGHTHS, PLACES_TIMES};
 use crate::types::QueueKind;
-
-/// A place counts as this number of eighths of the datagrams of a run; and the most times its
-/// budget that a queue of places is taken to hold.
-const PLACE_EIGHTHS: u32 = 6;
-const PLACES_TIMES: u32 = 4;
-/// More payload than this in flight to one receiver is no faster, but colder in the caches of both:
-/// ten full super-packets. Bytes.
-pub(super) const ENOUGH: u64 = 640 * 1024;
 
 /// The capacity of a queue of this budget for runs of this length, if no more than `enough` bytes
 /// of payload are wanted.
@@ -47,6 +40,7 @@ pub(crate) fn datagrams_max(budget: Budget, peer: PeerKind) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tuning::long_runs::ENOUGH;
     use crate::types::QueueKind::{Frames, Memory, Places};
 
     fn of(datagrams: u32, eighths: u32) -> RunLength {

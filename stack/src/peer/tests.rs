@@ -1,7 +1,8 @@
 //! Credit, wait queues and turns.
 
-use super::expected::EXPECTED_NS;
 use super::*;
+use crate::tuning::credit::EXPECTED_NS;
+use crate::tuning::long_runs::STABLE_PACKETS;
 use crate::types::QueueKind::{Frames, Memory, Places};
 
 const OURS: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(10, 0, 0, 1));

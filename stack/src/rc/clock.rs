@@ -8,13 +8,9 @@ use crate::rc::Qp;
 use crate::rc::requester::permit::Want;
 use crate::rc::requester::recovery::Probe;
 use crate::shared::Shared;
+use crate::tuning::probes::{DOUBLINGS, PATIENCE_NS, ROUND_TRIPS};
 use crate::types::Time;
 use crate::verbs::{Completions, WcStatus};
-
-/// A peer that is silent for no longer than this is not probed: it may only be busy.
-pub(super) const PATIENCE_NS: u64 = 2_000_000;
-/// Probes after which the time between two of them no longer doubles.
-const DOUBLINGS: u32 = 8;
 
 /// When something is to be done, or [`Time::NEVER`]: each queue pair has these, so they are short.
 #[derive(Debug)]
@@ -213,7 +209,7 @@ impl Qp {
 
     /// Puts the probe off: the peer responded, or was probed just now.
     pub(super) fn put_off_probe(&mut self, now: Time) {
-        let patience = (4 * self.requester.round_trip.srtt()).max(PATIENCE_NS);
+        let patience = (ROUND_TRIPS * self.requester.round_trip.srtt()).max(PATIENCE_NS);
         self.clock.tail_probe = now.after(patience << self.clock.probes.min(DOUBLINGS));
     }
 

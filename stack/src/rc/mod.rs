@@ -26,6 +26,7 @@ use crate::qp::attr::{ModifyError, PeerAddress, QpAttr};
 use crate::qp::sq::OVERHEAD;
 use crate::recognition::Stranger;
 use crate::shared::Shared;
+use crate::tuning::selective_repeat;
 use crate::types::{Mtu, Qpn, Seq, Time};
 use crate::verbs::{Completions, QpState, SendWr};
 use crate::wire::Introduction;
@@ -220,7 +221,9 @@ impl Qp {
 
     /// Whether packets that come too early are held, and missing ones are reported.
     fn is_selective(peer: &PeerAddress, shared: &Shared) -> bool {
-        shared.config.reorder_packets_max > 0 && peer.kind.is_rocinante()
+        selective_repeat::ENABLED
+            && shared.config.reorder_packets_max > 0
+            && peer.kind.is_rocinante()
     }
 
     /// When a peer gets the recognition question.

@@ -8,20 +8,14 @@
 
 use std::collections::VecDeque;
 
+use crate::tuning::selective_repeat::{GAP_NEWS, NEWS, PLACES_KEPT};
 use crate::types::Seq;
 use crate::wire::{Operation, Packet};
 
 /// PSNs after the first that is missing which are held, and the bits of a report.
 pub(super) const SPAN: u64 = 1024;
-/// Newly held packets that are worth a report on their own.
-const NEWS: u32 = 32;
-/// Fewer are, where another packet is missing before them.
-const GAP_NEWS: u32 = 8;
 /// The longest packet: BTH, RETH, immediate data, payload, ICRC.
 const BLOCK: usize = 12 + 16 + 4 + 4096 + 4;
-
-/// Places for which a queue pair keeps the memory when it holds nothing.
-const PLACES_KEPT: usize = 64;
 
 /// A packet that is held.
 #[derive(Debug)]

@@ -16,6 +16,7 @@ use crate::mem::Memory;
 use crate::qp::attr::{ModifyError, QpAttr};
 use crate::qp::{Core, Urgency};
 use crate::shared::Shared;
+use crate::tuning::pacing::BATCH_NS;
 use crate::types::{Mtu, Seq, Time};
 use crate::verbs::{Completions, QpState, QpType, SendWr};
 use crate::wire::{Packet, Service};
@@ -43,9 +44,6 @@ struct Recent {
     last: Time,
     packets: usize,
 }
-
-/// How long packets may wait for others to leave with. Nanoseconds.
-const BATCH_NS: u64 = 50_000;
 
 impl Recent {
     fn left(&mut self, now: Time, packets: usize) {

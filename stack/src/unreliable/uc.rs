@@ -10,13 +10,10 @@ use crate::peer::PeerId;
 use crate::qp::message::{Message, Refusal, Rights, fail};
 use crate::shared::Shared;
 use crate::srq::Receives;
+use crate::tuning::pacing::LATE;
 use crate::types::Seq;
 use crate::verbs::{Completions, WcStatus};
 use crate::wire::{Operation, Packet};
-
-/// A packet behind the expected one by less than this was overtaken, or is a duplicate: it is
-/// dropped. Further behind, the peer has begun anew.
-const LATE: u64 = 1024;
 
 /// Where the peer is, and how far its messages are.
 #[derive(Debug)]

@@ -15,6 +15,8 @@
 pub mod model;
 pub mod provider;
 pub mod soft;
+#[path = "../../../verbs-api/src/tuning.rs"]
+mod tuning;
 
 use std::convert::Infallible;
 use std::sync::Arc;

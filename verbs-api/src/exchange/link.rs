@@ -10,6 +10,7 @@ use rustix::net::{RecvFlags, recv, sockopt};
 
 use super::queue::{QueueLink, QueueWatch};
 use super::{GAVE_UP, PATIENCE};
+use crate::tuning::exchange::TCP_PROBE;
 
 /// The carrier of the lines.
 #[derive(Debug)]
@@ -86,10 +87,9 @@ impl Link {
 /// Makes the kernel probe a silent peer's kernel, and end the connection after half a minute
 /// without an answer. A machine that loses power closes nothing.
 fn notice_dead_machines(stream: &TcpStream) -> io::Result<()> {
-    const PAUSE: Duration = Duration::from_secs(5);
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, 2 * PAUSE)?;
-    sockopt::set_tcp_keepintvl(stream, PAUSE)?;
+    sockopt::set_tcp_keepidle(stream, 2 * TCP_PROBE)?;
+    sockopt::set_tcp_keepintvl(stream, TCP_PROBE)?;
     sockopt::set_tcp_keepcnt(stream, 4)?;
     Ok(())
 }

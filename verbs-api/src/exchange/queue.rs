@@ -24,6 +24,7 @@ use crate::model::qp::ConnectOptions;
 use crate::model::wc::Wc;
 use crate::mr::Mr;
 use crate::qp::PreparedQp;
+use crate::tuning::exchange::{ANEW, LOOK, PROBE, UNREAD_MAX};
 
 /// Starts the private data of both sides: protocol and version.
 const MAGIC: &[u8; 8] = b"lines/1\n";
@@ -31,17 +32,8 @@ const MAGIC: &[u8; 8] = b"lines/1\n";
 const SLOT: usize = 1024;
 /// Number of posted receives.
 const SLOTS: usize = 16;
-/// The peer must wait once this many bytes are received but not read.
-const UNREAD_MAX: usize = 64 << 10;
 /// Work request of the one SEND in flight; receives have the number of their slot.
 const SENT: u64 = u64::MAX;
-/// Longest single sleep of a wait.
-const LOOK: Duration = Duration::from_millis(100);
-/// The kernel's connection manager repeats a request only after more than 4 s, even if it was lost
-/// because the peer was not listening yet. So the exchange starts a new request after this time.
-const ANEW: Duration = Duration::from_secs(1);
-/// A watched peer that is silent for this long gets a probe.
-const PROBE: Duration = Duration::from_secs(1);
 
 /// Connects to a peer that listens for such an exchange. While no program listens, it retries until
 /// `patience` is over.

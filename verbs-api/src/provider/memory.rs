@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use rustix::mm;
 
 pub(crate) use self::summed::Summing;
+use crate::tuning::memory::{PREFETCH_MIN, WORDS_MAX};
 
 /// Memory that a region owns: zero and page-aligned. Its pages come in when they are used.
 #[derive(Debug)]
@@ -148,9 +149,6 @@ fn pages(address: u64, len: u64) -> Option<(u64, usize)> {
     let end = address.checked_add(len)?.checked_next_multiple_of(page)?;
     Some((start, usize::try_from(if len == 0 { 0 } else { end - start }).ok()?))
 }
-
-/// The most bytes that are moved word by word: a cache line.
-const WORDS_MAX: usize = 64;
 
 impl Range {
     /// Whether it is moved word by word: a few whole aligned words.
@@ -311,9 +309,8 @@ impl Range {
 /// not prefetch across the end of a page by themselves.
 #[inline]
 fn prefetch(address: u64, len: usize) {
-    /// Shorter packets are usually whole messages.
-    const LEN_MIN: usize = 1024;
-    if len < LEN_MIN {
+    // Shorter packets are usually whole messages.
+    if len < PREFETCH_MIN {
         return;
     }
     #[cfg(target_arch = "x86_64")]

@@ -8,6 +8,8 @@
 use rocinante_stack::Urgency;
 use rocinante_stack::types::Time;
 
+use crate::tuning::cork::{ENABLED, REQUESTS_MAX};
+
 /// The requests and acknowledgements that wait.
 #[derive(Debug)]
 pub(super) struct Cork {
@@ -19,9 +21,6 @@ pub(super) struct Cork {
     /// No request has left at once since the shard was driven.
     is_open: bool,
 }
-
-/// Requests that are gathered at most while others are in flight.
-const REQUESTS_MAX: u32 = 32;
 
 impl Cork {
     pub(super) fn new() -> Self {
@@ -58,7 +57,7 @@ impl Cork {
     /// Keeps plain acknowledgements for the program's next call. Returns whether it does: only if
     /// nothing else is to be sent, and if nothing waited for this call.
     pub(super) fn keeps(&mut self, urgency: Urgency) -> bool {
-        let keeps = matches!(urgency, Urgency::By(_)) && self.waits == Urgency::Idle;
+        let keeps = ENABLED && matches!(urgency, Urgency::By(_)) && self.waits == Urgency::Idle;
         if keeps {
             self.waits = urgency;
         }

@@ -15,6 +15,7 @@ use crate::provider::sync::Mutex;
 use crate::provider::trace;
 use crate::provider::wake::{self, AsFd as _, BorrowedFd, OwnedFd};
 use crate::provider::wakers::{Wakers, Woken};
+use crate::tuning::room::EVENTS;
 
 /// The object of a context that an event names. A queue pair has its context's protection domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -105,9 +106,6 @@ impl Contexts {
     }
 }
 
-/// Number of events of all kinds that may wait.
-const PLENTY: usize = 1024;
-
 /// The events of a context that the program has not taken yet, and its port.
 ///
 /// Nothing runs for the port: the program's descriptor is readable for the kernel's announcements,
@@ -143,12 +141,12 @@ impl Inbox {
         Ok(this)
     }
 
-    /// Queues an event. A program that never polls gets no event twice beyond [`PLENTY`], so that
+    /// Queues an event. A program that never polls gets no event twice beyond [`EVENTS`], so that
     /// the number of events stays bounded by that of its objects.
     pub(super) fn push(&self, event: AsyncEvent) -> Woken {
         let mut queue = self.queue.lock();
         let told = event == AsyncEvent::DeviceFatal && std::mem::replace(&mut queue.fatal, true);
-        if told || queue.events.len() >= PLENTY && queue.events.contains(&event) {
+        if told || queue.events.len() >= EVENTS && queue.events.contains(&event) {
             return Woken::default();
         }
         trace::event(&event);

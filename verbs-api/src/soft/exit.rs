@@ -9,17 +9,15 @@
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use super::Hca;
 use crate::provider::sync::{Instant, Mutex, OnceLock, yield_now};
+use crate::tuning::shard::EXIT_PATIENCE;
 
 /// The devices of this process.
 static DEVICES: Mutex<Vec<Weak<Hca>>> = Mutex::new(Vec::new());
 /// The process that registered [`send_held`].
 static OWNER: OnceLock<u32> = OnceLock::new();
-/// How long the exit waits for a thread that holds a lock.
-const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Sends what `device` holds back when the program exits.
 pub(super) fn watch(device: &Arc<Hca>) {
@@ -58,7 +56,7 @@ pub(crate) extern "C" fn send_held_at_once() {
         for core in device.shards.all() {
             // The background thread may have it for a moment, or the thread that a signal
             // interrupted.
-            let until = Instant::now() + PATIENCE;
+            let until = Instant::now() + EXIT_PATIENCE;
             let mut lock = core.shard.try_lock();
             while lock.is_none() && Instant::now() < until {
                 yield_now();
@@ -79,10 +77,10 @@ extern "C" fn send_held() {
     if OWNER.get() != Some(&std::process::id()) {
         return;
     }
-    let Some(devices) = DEVICES.try_lock_for(PATIENCE) else { return };
+    let Some(devices) = DEVICES.try_lock_for(EXIT_PATIENCE) else { return };
     for device in devices.iter().filter_map(Weak::upgrade) {
         for core in device.shards.all() {
-            if let Some(mut shard) = core.shard.try_lock_for(PATIENCE) {
+            if let Some(mut shard) = core.shard.try_lock_for(EXIT_PATIENCE) {
                 shard.send_last(None);
             }
         }

@@ -7,6 +7,8 @@
 
 use rocinante_stack::types::Time;
 
+use crate::tuning::flood::{AHEAD, EACH};
+
 /// Whether more come for nothing than are worth a look each.
 #[derive(Debug, Default)]
 pub(super) struct Flood {
@@ -15,30 +17,20 @@ pub(super) struct Flood {
 }
 
 impl Flood {
-    /// Nanoseconds between two of them, if each is looked at when it comes: 50,000 a second.
-    const EACH: u64 = 20_000;
-    /// Nanoseconds that those which come at once may be ahead of that.
-    const AHEAD: u64 = 64 * Self::EACH;
-    /// The time for which the port is left alone once it was read to the end; the kernel's slack of
-    /// short sleeps doubles it. That is too little for a window to be closed by it, and less than a
-    /// flood of 300,000 a second takes to fill the part of a receive queue that no peer was
-    /// promised (an eighth, 32 of the least).
-    pub(super) const PAUSE: u64 = 50_000;
-
     /// Adds `wasted` useless packets.
     #[inline]
     pub(super) fn add(&mut self, now: Time, wasted: u64) {
         if wasted > 0 {
-            let spent = self.spent.max(now).after(wasted.saturating_mul(Self::EACH));
+            let spent = self.spent.max(now).after(wasted.saturating_mul(EACH));
             // It is over soon after the last.
-            self.spent = spent.min(now.after(2 * Self::AHEAD));
+            self.spent = spent.min(now.after(2 * AHEAD));
         }
     }
 
     /// Whether it goes on.
     #[inline]
     pub(super) fn is_on(&self, now: Time) -> bool {
-        self.spent > now.after(Self::AHEAD)
+        self.spent > now.after(AHEAD)
     }
 }
 
@@ -70,8 +62,8 @@ mod tests {
     #[test]
     fn it_is_over_soon_after_the_last() {
         let (flood, now) = after(100_000);
-        assert!(flood.is_on(now.after(Flood::AHEAD / 2)));
-        assert!(!flood.is_on(now.after(Flood::AHEAD)));
+        assert!(flood.is_on(now.after(AHEAD / 2)));
+        assert!(!flood.is_on(now.after(AHEAD)));
     }
 
     #[test]
@@ -82,6 +74,6 @@ mod tests {
         flood.add(now, 1);
         assert!(flood.is_on(now));
         flood.add(now, u64::MAX);
-        assert!(!flood.is_on(now.after(Flood::AHEAD)), "however many");
+        assert!(!flood.is_on(now.after(AHEAD)), "however many");
     }
 }

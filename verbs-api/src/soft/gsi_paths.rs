@@ -10,6 +10,7 @@ use rocinante_stack::cm::Transmit;
 use rocinante_stack::types::Time;
 
 use super::shard::Shard;
+use crate::tuning::room::{PATH_IDLE, PATHS_MAX};
 
 /// QP1's paths.
 #[derive(Debug)]
@@ -34,12 +35,6 @@ impl GsiPaths {
         self.paths.len()
     }
 }
-
-/// The most paths of QP1.
-const PATHS_MAX: usize = 256;
-/// Idle time in nanoseconds after which a path is dropped: 2 s, in which an unanswered message is
-/// sent five times.
-const PATH_IDLE: u64 = 2_000_000_000;
 
 impl Shard {
     /// The path of a datagram: that of the queue pair whose peer it is for, or one of QP1's. Those

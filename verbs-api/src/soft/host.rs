@@ -17,6 +17,8 @@ use super::front::QpShared;
 use crate::provider::memory::{Range, Summing, faults};
 use crate::provider::trace;
 use crate::provider::wakers::Woken;
+use crate::tuning::memory::{PAUSE, WATCHED_MAX};
+use crate::tuning::room::PENDING;
 
 /// Regions, completion queues and queue pairs, by the engine's numbers.
 #[derive(Debug)]
@@ -34,14 +36,6 @@ pub(crate) struct Host {
     watched_at: Time,
     active_at: Time,
 }
-
-/// The program may set a handler of its own, or block signals. A packet that comes after such a
-/// pause, and the first of each span, finds out.
-const PAUSE: u64 = 20_000;
-const WATCHED_MAX: u64 = 1_000_000;
-
-/// The most completions of a burst that are kept without allocation.
-const PENDING: usize = 8192;
 
 impl Host {
     pub(crate) fn new(max_mr: usize) -> Self {

@@ -12,6 +12,7 @@ use rocinante_stack::verbs::CqId;
 use rocinante_stack::{Datagram, IpId, Recognised, Stranger};
 
 use crate::provider::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
+use crate::tuning::room::{MAIL_BYTES, MAIL_DATAGRAMS};
 
 /// The mail of one shard.
 #[derive(Debug, Default)]
@@ -70,18 +71,13 @@ pub(crate) enum Order {
     Learn(Recognised),
 }
 
-/// Room for datagrams, of the size of a receive queue: the thread that takes them may not have run
-/// for a while.
-const BYTES: usize = 4 << 20;
-const DATAGRAMS: usize = 2048;
-
 impl Letters {
     /// The kernel backs the memory only when it is used, and datagrams never need more. Each
     /// connection that ends leaves few orders; if more wait than there is room for, the list grows.
     pub(super) fn new() -> Self {
         Self {
-            bytes: Vec::with_capacity(BYTES),
-            heads: Vec::with_capacity(DATAGRAMS),
+            bytes: Vec::with_capacity(MAIL_BYTES),
+            heads: Vec::with_capacity(MAIL_DATAGRAMS),
             orders: Vec::with_capacity(64),
         }
     }
@@ -227,14 +223,17 @@ mod tests {
         for len in [0, 4096, 1 << 20] {
             let (mail, mut read) = (Mail::new(), Letters::new());
             let bytes = vec![1; len];
-            let fit = DATAGRAMS.min(BYTES.checked_div(len).unwrap_or(usize::MAX));
+            let fit = MAIL_DATAGRAMS.min(MAIL_BYTES.checked_div(len).unwrap_or(usize::MAX));
             for nth in 0..fit + 3 {
                 assert_eq!(mail.hand_over(1, &datagram(&bytes)), nth < fit, "{len}");
             }
             assert_eq!(mail.lost(), 3, "{len}");
             assert!(mail.take(&mut read));
             assert_eq!(read.datagrams().count(), fit);
-            assert_eq!((read.bytes.capacity(), read.heads.capacity()), (BYTES, DATAGRAMS));
+            assert_eq!(
+                (read.bytes.capacity(), read.heads.capacity()),
+                (MAIL_BYTES, MAIL_DATAGRAMS)
+            );
             assert!(mail.hand_over(1, &datagram(&bytes)));
             assert_eq!(mail.lost(), 3, "{len}");
         }

@@ -11,8 +11,9 @@ use rocinante_stack::{Datagram, Engine, QpAttr};
 use super::host::Host;
 use super::mail::{Letters, Order};
 use super::progress::Core;
-use super::shard::{OVERDUE_MAX, Shard, accepted, now_since};
+use super::shard::{Shard, accepted, now_since};
 use super::staging::Staging;
+use crate::tuning::shard::OVERDUE_MAX;
 
 /// The most shards: the bits of a word.
 pub(crate) const SHARDS_MAX: usize = 64;

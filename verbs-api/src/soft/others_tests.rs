@@ -17,9 +17,10 @@ use super::announce_tests::cqe;
 use super::host::Host;
 use super::mail::Order;
 use super::others::{Common, Others};
-use super::shard::{OVERDUE_MAX, Shard};
+use super::shard::Shard;
 use super::staging::Staging;
 use crate::provider::wakers::Woken;
+use crate::tuning::shard::OVERDUE_MAX;
 
 const SRC_PORT: u16 = 0xc000;
 

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use crate::model::turns::Turns;
 use crate::provider::wake::{self, AsFd as _, BorrowedFd, OwnedFd};
+use crate::tuning::rivals;
 
 /// How often a queue, or a device, was polled in vain.
 #[derive(Debug, Default)]
@@ -33,7 +34,7 @@ pub(super) struct Vain {
 
 impl Vain {
     /// A thread looks at the clock once in this many polls.
-    const LOOK: u32 = 8;
+    const LOOK: u32 = rivals::LOOK;
 
     /// A poll found something.
     #[inline]
@@ -50,7 +51,7 @@ impl Vain {
         // Threads that poll the same queue may lose counts: that does no harm.
         let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
         self.polls.store(polls, Ordering::Relaxed);
-        if polls.is_multiple_of(Self::LOOK) { self.look(polls) } else { None }
+        if rivals::ENABLED && polls.is_multiple_of(Self::LOOK) { self.look(polls) } else { None }
     }
 
     #[cold]
@@ -70,7 +71,7 @@ impl Vain {
 }
 
 /// The longest sleep of a thread that polls: it may wait for more than this device.
-const REST: Duration = Duration::from_micros(200);
+const REST: Duration = rivals::REST;
 
 /// A thread's knowledge of the others that want its processor.
 #[derive(Debug)]
@@ -88,18 +89,18 @@ struct Rivals {
 
 impl Rivals {
     /// Between two looks of a thread that polls all the time, another thread had the processor.
-    const GAP: Duration = Duration::from_micros(500);
+    const GAP: Duration = rivals::GAP;
     /// From one question to the next.
-    const PAUSE: Duration = Duration::from_millis(5);
+    const PAUSE: Duration = rivals::PAUSE;
     /// It has rivals if it waited for more than this part of the time in which it could have run.
-    const SHARE: f64 = 0.125;
+    const SHARE: f64 = rivals::SHARE;
     /// If it waited for more than this, it does not spin at all.
-    const MOST: f64 = 0.5;
+    const MOST: f64 = rivals::MOST;
     /// How long it spins otherwise.
-    const SPIN: Duration = Duration::from_micros(100);
+    const SPIN: Duration = rivals::SPIN;
     /// How long it does not spin then. Each time that it is found again soon after doubles that.
-    const SPAN_MIN: Duration = Duration::from_millis(100);
-    const SPAN_MAX: Duration = Duration::from_millis(1600);
+    const SPAN_MIN: Duration = rivals::SPAN_MIN;
+    const SPAN_MAX: Duration = rivals::SPAN_MAX;
 
     fn new() -> Self {
         let (looked, ask_at, until) = (None, None, None);

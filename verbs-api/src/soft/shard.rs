@@ -27,6 +27,12 @@ use super::sink::{Paths, Sink, translate};
 use super::staging::Staging;
 use crate::model::event::AsyncEvent;
 use crate::provider::trace;
+use crate::tuning::cork::{HELD_MAX, HELD_UNASKED};
+use crate::tuning::crowd::{CROWDED_FROM, CROWDED_UNTIL};
+use crate::tuning::shard::{
+    ARRIVALS, HELD_UP, OVERDUE_MAX, PAUSE_MAX, PAUSE_MIN, POLLS, ROUNDS, RX_BURST, TX_BURST,
+};
+use crate::tuning::{crowd, flood};
 
 /// The parts that one thread at a time drives.
 pub(crate) struct Shard {
@@ -89,40 +95,6 @@ impl std::fmt::Debug for Shard {
         f.debug_struct("Shard").field("engine", &self.engine).finish_non_exhaustive()
     }
 }
-
-/// Datagrams read before it is the senders' turn.
-const RX_BURST: usize = 256;
-/// A receive queue is crowded from more than [`CROWDED_FROM`] eighths filled, which one peer may
-/// not do, until [`CROWDED_UNTIL`] eighths are left (`docs/design/02-receiver-credit.md`).
-const CROWDED_FROM: u32 = 7;
-const CROWDED_UNTIL: u32 = 2;
-/// Packets written before it is the receivers' turn.
-const TX_BURST: usize = 1024;
-/// The most datagrams whose acknowledgement may wait for the program's next call: those of a
-/// super-packet, and an acknowledgement.
-const HELD_MAX: usize = 65;
-/// A larger number waits only for a program that answers, as with a completed receive: the packets
-/// may be a window of a peer that sends no more before it is answered.
-const HELD_UNASKED: usize = 2;
-/// After this number of looks at the port that found something, a thread that looks all the time
-/// needs no reports of more.
-const ARRIVALS: u32 = 4;
-/// A program that polls so often while the background thread sleeps waits in a loop: that takes
-/// some microseconds, and a program that sleeps between does not get there.
-pub(super) const POLLS: u32 = 16;
-/// Rounds of one call: a caller of `post_send` or `poll_cq` is not kept for ever.
-const ROUNDS: usize = 4;
-/// After this number of full bursts, all packets that had arrived when a deadline passed have been
-/// read, unless a receive queue is far larger than those that the backends ask for; a peer that
-/// floods cannot put off a deadline, or another shard's message, for ever.
-pub(super) const OVERDUE_MAX: u32 = 64;
-/// Between two looks at the port's chores.
-const PAUSE_MIN: u64 = 1_000_000;
-/// The same for a program that drives all the time, and so never sleeps until the port has news.
-const PAUSE_MAX: u64 = 1_000_000_000;
-/// Packets that leave later than this after the engine's time have been held up: the thread did not
-/// run.
-const HELD_UP: u64 = 1_000_000;
 
 impl Shard {
     pub(super) fn new(
@@ -311,7 +283,7 @@ impl Shard {
         if now >= self.chores_at {
             self.attend();
         }
-        self.resume_at = (drained && self.flood.is_on(now)).then(|| now.after(Flood::PAUSE));
+        self.resume_at = (drained && self.flood.is_on(now)).then(|| now.after(flood::PAUSE));
         any && self.resume_at.is_none()
     }
 
@@ -392,7 +364,7 @@ impl Shard {
         if self.broken.is_some() {
             return 0;
         }
-        if self.engine.is_crowded() || self.port.is_filled(CROWDED_FROM) {
+        if crowd::ENABLED && (self.engine.is_crowded() || self.port.is_filled(CROWDED_FROM)) {
             self.look_for_a_crowd();
         }
         let before_elsewhere = self.handed_over();

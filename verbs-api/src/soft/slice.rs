@@ -11,12 +11,12 @@
 
 #![allow(unsafe_code)]
 
-/// How long a turn is. The kernel takes 100 µs to 100 ms.
-const TURN_NS: u64 = 100_000;
+use crate::tuning::short_turns::{ENABLED, TURN_NS};
 
 /// Gives this thread short turns, if the kernel can and the thread is an ordinary one.
 pub(super) fn shorten() {
-    if let Some(mut attr) = get()
+    if ENABLED
+        && let Some(mut attr) = get()
         && matches!(attr.sched_policy.cast_signed(), libc::SCHED_OTHER | libc::SCHED_BATCH)
     {
         attr.sched_runtime = TURN_NS;

@@ -8,6 +8,7 @@ use super::front::{Backlog, QpShared};
 use super::host::Host;
 use super::mail::Mail;
 use crate::provider::sync::{AtomicBool, Mutex, Ordering, fence};
+use crate::tuning::room::BACKLOGS;
 
 /// Shared by the threads that post and the one that holds the shard's lock.
 #[derive(Debug)]
@@ -27,11 +28,6 @@ struct Left {
     #[allow(clippy::vec_box, reason = "they move to a queue pair and back as they are")]
     spare: Vec<Box<Backlog>>,
 }
-
-/// Number of queue pairs that can have staged requests at once without an allocation. Room for all
-/// requests of each would be most of the memory of an idle one, and few ever need it at the same
-/// time.
-const BACKLOGS: usize = 16;
 
 impl Default for Staging {
     fn default() -> Self {

@@ -7,13 +7,24 @@ pub(super) const VERBS_API: Crate = Crate {
     name: "verbs-api",
     root: "verbs-api/src/lib.rs",
     units: &[
+        Unit { name: "tuning", modules: &["tuning"], uses: &[], tests: Tests::AsCode },
         Unit { name: "model", modules: &["model"], uses: &[], tests: Tests::AsCode },
-        Unit { name: "provider", modules: &["provider"], uses: &["model"], tests: Tests::AsCode },
-        Unit { name: "soft", modules: &["soft"], uses: &["model", "provider"], tests: Tests::All },
+        Unit {
+            name: "provider",
+            modules: &["provider"],
+            uses: &["tuning", "model"],
+            tests: Tests::AsCode,
+        },
+        Unit {
+            name: "soft",
+            modules: &["soft"],
+            uses: &["tuning", "model", "provider"],
+            tests: Tests::All,
+        },
         Unit {
             name: "kernel",
             modules: &["kernel"],
-            uses: &["model", "provider"],
+            uses: &["tuning", "model", "provider"],
             tests: Tests::AsCode,
         },
         Unit {
@@ -21,7 +32,7 @@ pub(super) const VERBS_API: Crate = Crate {
             modules: &[
                 "ah", "context", "cq", "device", "mr", "mw", "open", "plain", "qp", "srq", "choice",
             ],
-            uses: &["model", "provider", "soft", "kernel"],
+            uses: &["tuning", "model", "provider", "soft", "kernel"],
             tests: Tests::All,
         },
         Unit {
@@ -33,7 +44,7 @@ pub(super) const VERBS_API: Crate = Crate {
         Unit {
             name: "exchange",
             modules: &["exchange"],
-            uses: &["model", "objects", "cm"],
+            uses: &["tuning", "model", "objects", "cm"],
             tests: Tests::All,
         },
         Unit {
@@ -57,6 +68,8 @@ pub(super) const STACK: Crate = Crate {
     name: "stack",
     root: "stack/src/lib.rs",
     units: &[
+        // The constants that could be others. They are values alone.
+        Unit { name: "tuning", modules: &["tuning"], uses: &[], tests: Tests::AsCode },
         Unit {
             name: "types",
             modules: &["types", "stats", "ids"],
@@ -71,7 +84,7 @@ pub(super) const STACK: Crate = Crate {
         Unit {
             name: "ingress",
             modules: &["ingress"],
-            uses: &["types", "wire"],
+            uses: &["tuning", "types", "wire"],
             tests: Tests::All,
         },
         Unit {
@@ -84,14 +97,19 @@ pub(super) const STACK: Crate = Crate {
         Unit {
             name: "credit",
             modules: &["peer", "pacer"],
-            uses: &["types"],
+            uses: &["tuning", "types"],
             tests: Tests::AsCode,
         },
-        Unit { name: "cm", modules: &["cm"], uses: &["types", "wire"], tests: Tests::All },
+        Unit {
+            name: "cm",
+            modules: &["cm"],
+            uses: &["tuning", "types", "wire"],
+            tests: Tests::All,
+        },
         Unit {
             name: "recognition",
             modules: &["recognition"],
-            uses: &["types", "wire", "allowance", "cm"],
+            uses: &["tuning", "types", "wire", "allowance", "cm"],
             tests: Tests::All,
         },
         Unit {
@@ -104,6 +122,7 @@ pub(super) const STACK: Crate = Crate {
             name: "queues",
             modules: &["qp", "srq", "shared"],
             uses: &[
+                "tuning",
                 "types",
                 "wire",
                 "timer",
@@ -136,6 +155,7 @@ pub(super) const STACK: Crate = Crate {
             name: "rc",
             modules: &["rc"],
             uses: &[
+                "tuning",
                 "types",
                 "wire",
                 "memory",
@@ -153,13 +173,16 @@ pub(super) const STACK: Crate = Crate {
         Unit {
             name: "unreliable",
             modules: &["unreliable"],
-            uses: &["types", "wire", "memory", "verbs", "ingress", "sink", "credit", "queues"],
+            uses: &[
+                "tuning", "types", "wire", "memory", "verbs", "ingress", "sink", "credit", "queues",
+            ],
             tests: Tests::All,
         },
         Unit {
             name: "engine",
             modules: &["engine", "any", "groups", "gsi", "footprint"],
             uses: &[
+                "tuning",
                 "types",
                 "wire",
                 "timer",
@@ -182,6 +205,7 @@ pub(super) const STACK: Crate = Crate {
             name: "root",
             modules: &[ROOT],
             uses: &[
+                "tuning",
                 "allowance",
                 "verbs",
                 "ingress",

@@ -5,14 +5,11 @@
 //! Switches mark packets whose sender declares them capable of it: with ECT(0) in the traffic class
 //! (2), which is the program's to set.
 
+use crate::tuning::ecn::{GAIN, PACE_NS};
 use crate::types::Time;
 
-/// No more than one notification in this time, as DCQCN has it.
-const PACE_NS: u64 = 50_000;
 /// The unit of [`Reaction::share`].
 const ONE: u32 = 1 << 16;
-/// A round trip moves the share by one part in this.
-const GAIN: u32 = 16;
 
 /// The notifications of a receiver.
 #[derive(Debug, Default)]

@@ -9,12 +9,9 @@
 
 use super::ecn::Reaction;
 use super::rtt::RoundTrip;
-use super::{Controller, Repeat, WINDOW_MIN};
+use super::{Controller, Repeat};
+use crate::tuning::congestion::{GROWTH, RUNS, WINDOW_MIN};
 use crate::types::Time;
-
-/// The largest window, in multiples of the packets that get through between two losses. Go-back-N
-/// reaches `RUNS` parts in `RUNS + 1` of its best rate then.
-const RUNS: u32 = 4;
 
 /// A congestion window in packets, with the state that moves it.
 #[derive(Debug)]
@@ -108,9 +105,7 @@ impl Controller for LossDelay {
         self.acknowledged += packets;
         if self.acknowledged >= self.cwnd {
             self.acknowledged = 0;
-            // One sixteenth more per round trip: a lossy shaper is probed gently, a clear path is
-            // full in a dozen.
-            self.cwnd = (self.cwnd + 1 + self.cwnd / 16).min(self.max);
+            self.cwnd = (self.cwnd + 1 + self.cwnd / GROWTH).min(self.max);
         }
     }
 

@@ -15,16 +15,8 @@ pub(in crate::rc) mod rtt;
 use self::loss_delay::LossDelay;
 use self::rtt::RoundTrip;
 use crate::pacer::Pacer;
+use crate::tuning::congestion::{FIRST, PACED_NS, STEPS};
 use crate::types::Time;
-
-/// The smallest window.
-const WINDOW_MIN: u32 = 2;
-/// Packets that may leave at once although they are paced.
-const FIRST: u32 = 8;
-/// Steps in which the paced window opens.
-const STEPS: u64 = 16;
-/// Round trips of less are not worth pacing.
-const PACED_NS: u64 = 50_000;
 
 /// How a lost packet goes again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

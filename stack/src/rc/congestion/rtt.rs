@@ -2,13 +2,8 @@
 
 use std::collections::VecDeque;
 
+use crate::tuning::congestion::{MEMORY_NS, TURNS};
 use crate::types::{Seq, Time};
-
-/// The time for which the shortest round trip counts: a path may change.
-const MEMORY_NS: u64 = 10_000_000_000;
-/// Times that are remembered. A queue pair that sends more often than this in a round trip is
-/// measured less often.
-pub(in crate::rc) const TURNS: usize = 64;
 
 /// The round trip of a path.
 #[derive(Debug, Clone, Default)]

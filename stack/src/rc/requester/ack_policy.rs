@@ -29,24 +29,14 @@
 use crate::peer::Peers;
 use crate::qp::sq::{SendQueue, Wqe, WqeIndex};
 use crate::rc::Qp;
-use crate::rc::clock::PATIENCE_NS;
 use crate::rc::requester::Requester;
 use crate::rc::requester::permit::Permit;
+use crate::tuning::ack_requests::{
+    BYTES_MAX, ENABLED, EVERY, INTERVAL_MAX, SOON_NS, TIMEOUT_NS_MIN, TIMES_OF_WINDOW,
+};
+use crate::tuning::probes::{PATIENCE_NS, ROUND_TRIPS};
 use crate::types::{Seq, Time};
 use crate::verbs::SendOp;
-
-/// Of small messages that answer, one in this number asks.
-const EVERY: u32 = 8;
-/// If small messages follow each other within this time, the last of [`EVERY`] asks in half the
-/// time of the probe. At a lower rate the probe would ask for each.
-const SOON_NS: u64 = PATIENCE_NS / 2 / EVERY as u64;
-/// A message up to this length costs little when the probe sends it again.
-const BYTES_MAX: u32 = 256;
-/// An acknowledgement timeout of no less than this is not over before the probe is answered.
-const TIMEOUT_NS_MIN: u64 = 4 * PATIENCE_NS;
-/// A long message asks four times in a congestion window, and at least once in this number of
-/// packets.
-const INTERVAL_MAX: u32 = 32;
 
 /// Which packets of a burst ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,10 +118,10 @@ impl Qp {
         // A request with a completion asks, and one that is followed does by the next. Inline data
         // is our own memory: no program that has its answer finds it in use.
         let alone = wqe.is_inline_and_unsignaled() && cursor + 1 == sq.tail;
-        if alone && self.is_an_answer(now, wqe, peers) {
+        if ENABLED && alone && self.is_an_answer(now, wqe, peers) {
             return AckPolicy::Never;
         }
-        let interval = (permit.window / 4).clamp(1, INTERVAL_MAX);
+        let interval = (permit.window / TIMES_OF_WINDOW).clamp(1, INTERVAL_MAX);
         AckPolicy::Often { interval: interval.into(), spare: permit.responses }
     }
 
@@ -149,7 +139,7 @@ impl Qp {
         let has_room =
             core.sq.is_mostly_free() && control.has_ample(EVERY, wqe, limits.peer, peers);
         // An unknown path is not probed, and a long one late.
-        let probed = (1..=PATIENCE_NS / 4).contains(&round_trip.srtt())
+        let probed = (1..=PATIENCE_NS / ROUND_TRIPS).contains(&round_trip.srtt())
             && self.timeout().is_none_or(|timeout| timeout >= TIMEOUT_NS_MIN);
         let usual = recovery.is_open() && requester.snd_nxt == requester.snd_max;
         small

@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn who_asked_is_known_until_it_is_answered() {
-        let mut peers = Peers::new(ROOM, crate::peer::STABLE_PACKETS);
+        let mut peers = Peers::new(ROOM, crate::tuning::long_runs::STABLE_PACKETS);
         let mut asks = asks(&mut peers);
         let known =
             |asks: &AckRequests| (9..17).filter(|psn| asks.has(Seq(*psn))).collect::<Vec<_>>();
@@ -201,11 +201,11 @@ mod tests {
 
     #[test]
     fn of_what_is_taken_back_the_room_of_one_is_kept() {
-        let mut peers = Peers::new(ROOM, crate::peer::STABLE_PACKETS);
+        let mut peers = Peers::new(ROOM, crate::tuning::long_runs::STABLE_PACKETS);
         for (from, end, room) in
             [(16, Some(16), 95), (15, Some(15), 95), (12, Some(12), 97), (0, None, 99)]
         {
-            let mut peers = Peers::new(ROOM, crate::peer::STABLE_PACKETS);
+            let mut peers = Peers::new(ROOM, crate::tuning::long_runs::STABLE_PACKETS);
             let mut asks = asks(&mut peers);
             asks.taken_back(Seq(from), &mut peers);
             assert_eq!((asks.end(), left(&peers)), (end.map(Seq), room), "from {from}");

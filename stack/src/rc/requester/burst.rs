@@ -16,6 +16,7 @@ use crate::rc::requester::recovery::Probe;
 use crate::rc::requester::{Limits, Requester};
 use crate::shared::Shared;
 use crate::sink::TxSink;
+use crate::tuning::message_runs::ENABLED;
 use crate::types::{Seq, Time};
 use crate::verbs::{SendOp, WcStatus};
 use crate::wire::{ICRC_LEN, Opcode, Reth, bth};
@@ -241,7 +242,7 @@ impl Qp {
             };
             let size = len + request_header(&wqe.op, begins);
             if left.datagrams > 0 {
-                let follows = !PLAIN || (wqe.is_plain() && requester.may_follow(wqe));
+                let follows = !PLAIN || (ENABLED && wqe.is_plain() && requester.may_follow(wqe));
                 let fits = left.datagrams < permit.burst && bytes <= permit.bytes && psn < end;
                 if !follows || !fits {
                     break Sent::Yes;

@@ -9,12 +9,11 @@
 use std::collections::VecDeque;
 
 use crate::qp::sq::SendQueue;
-use crate::rc::congestion::rtt::{TURNS, Turn};
+use crate::rc::congestion::rtt::Turn;
 use crate::rc::requester::ack_requests::Run;
 use crate::rc::requester::{Outstanding, Requester};
-
-/// Number of queue pairs that keep theirs when they have nothing in flight.
-const KEEPERS: usize = 16;
+use crate::tuning::congestion::TURNS;
+use crate::tuning::in_flight::KEEPERS;
 
 /// The lists of one queue pair.
 #[derive(Debug, Default)]

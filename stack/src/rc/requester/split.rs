@@ -23,6 +23,7 @@
 
 use crate::peer::Peers;
 use crate::rc::Qp;
+use crate::tuning::split::{ENABLED, SAVES};
 use crate::types::Mtu;
 use crate::verbs::SendOp;
 use crate::wire::{ICRC_LEN, Reth, bth};
@@ -40,7 +41,9 @@ impl Qp {
                 let has_others = !self.core.sq.is_empty() || peers.is_used(self.limits.peer);
                 let mtu = self.limits.mtu;
                 let run = peers.runs().packets_of(mtu.bytes() + HEADERS);
-                u16::from(self.limits.splits_writes && has_others && saves(len, mtu, run))
+                u16::from(
+                    ENABLED && self.limits.splits_writes && has_others && saves(len, mtu, run),
+                )
             }
             _ => 0,
         }
@@ -60,7 +63,7 @@ fn saves(len: u32, mtu: Mtu, run: u32) -> bool {
     // In packets; a last one that is shorter ends a run.
     let whole = len.is_multiple_of(mtu.bytes());
     let cut = if whole { packets } else { packets.next_multiple_of(run) };
-    10 * cut <= 9 * as_one * run
+    SAVES.1 * cut <= SAVES.0 * as_one * run
 }
 
 #[cfg(test)]

@@ -27,10 +27,7 @@ use crate::provider::mailbox::Mailbox;
 use crate::provider::manager::{Breaks, Chosen};
 use crate::provider::wake;
 use crate::provider::wakers::Woken;
-
-/// Timeout in milliseconds for finding the peer's address, and for finding the path. The kernel
-/// asks neighbours three times, a second apart.
-const FINDING: i32 = 5000;
+use crate::tuning::exchange::FINDING;
 
 /// One device's use of the connection manager. Dropping it ends all its connections, listeners and
 /// queries.

@@ -8,6 +8,8 @@
 #![allow(unsafe_code)]
 
 use super::NoMemory;
+#[cfg(target_arch = "x86_64")]
+use crate::tuning::memory::ENABLED;
 
 /// Whether this processor copies and sums in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +20,8 @@ impl Summing {
     pub(crate) fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         return Self(
-            is_x86_feature_detected!("avx512f")
+            ENABLED
+                && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("vpclmulqdq")
                 && is_x86_feature_detected!("pclmulqdq"),
         );

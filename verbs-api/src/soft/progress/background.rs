@@ -13,9 +13,7 @@ use crate::provider::sync::{Instant, Mutex, MutexGuard, Ordering, fence, process
 use crate::provider::wake::BorrowedFd;
 use crate::provider::wakers::Woken;
 use crate::soft::shard::Shard;
-
-/// The background thread was not given the processor if it sleeps longer by this.
-const LATE: Duration = Duration::from_micros(500);
+use crate::tuning::standby::LATE;
 
 impl Core {
     /// The background thread's loop until the device is closed.

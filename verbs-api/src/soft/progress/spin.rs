@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::tuning::spinning;
+
 /// Grows while sleeps turn out too short to have been worth it, and falls back after a long one: as
 /// KVM's `halt_poll_ns` does (Documentation/virt/kvm/halt-polling.rst).
 ///
@@ -27,11 +29,11 @@ pub(super) struct Spin {
 }
 
 impl Spin {
-    const MIN: Duration = Duration::from_micros(30);
-    const MAX: Duration = Duration::from_micros(200);
-    const MAX_LEFT_OUT: u32 = 256;
+    const MIN: Duration = spinning::MIN;
+    const MAX: Duration = spinning::MAX;
+    const MAX_LEFT_OUT: u32 = spinning::MAX_LEFT_OUT;
     /// Between a look that found nothing and the next another thread had the processor.
-    const GAP: Duration = Duration::from_micros(5);
+    const GAP: Duration = spinning::GAP;
 
     pub(super) fn new() -> Self {
         Self { span: Self::MIN, missed: None, found: false, penalty: 0, left_out: 0 }
@@ -39,7 +41,7 @@ impl Spin {
 
     /// How long to look from the last activity on.
     pub(super) fn span(&self) -> Duration {
-        if self.left_out == 0 { self.span } else { Duration::ZERO }
+        if spinning::ENABLED && self.left_out == 0 { self.span } else { Duration::ZERO }
     }
 
     /// Learns whether a look, which began `at` some time, has found something.

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use crate::tuning::standby;
+
 /// A look is a timer and two switches: some 15 µs that a program on the same processor waits. So
 /// the background thread looks less often at a program that polls without pause. It looks often
 /// enough that no peer repeats a packet when the program stops: until then no other thread looks at
@@ -20,23 +22,23 @@ pub(super) struct Standby {
 
 impl Standby {
     /// From one look to the next.
-    pub(super) const MIN: Duration = Duration::from_micros(500);
+    pub(super) const MIN: Duration = standby::MIN;
     /// The same at most while a program polls without pause. A look may miss that the program
     /// stopped up to [`MIN`](Self::MIN) before: 2 ms in all, and a peer waits for as long at least
     /// before it asks again.
-    pub(super) const STEADY_MAX: Duration = Duration::from_micros(1500);
+    pub(super) const STEADY_MAX: Duration = standby::STEADY_MAX;
     /// The same at most while a thread of the program sleeps on the port; if nothing happens for so
     /// long, the background thread rests.
-    pub(super) const MAX: Duration = Duration::from_millis(10);
+    pub(super) const MAX: Duration = standby::MAX;
     /// A program that has not driven for so long does not poll just now.
-    const MOMENT: Duration = Duration::from_micros(50);
+    const MOMENT: Duration = standby::MOMENT;
     /// Looks at a program that polls without pause, before it gets more time.
-    const LOOKS: u32 = 4;
+    const LOOKS: u32 = standby::LOOKS;
     /// Looks at a program that polls too little, before the background thread drives.
-    const MISSED: u32 = 4;
+    const MISSED: u32 = standby::MISSED;
     /// The number of its sleeps for which it does so, before it looks at the program again. A sleep
     /// ends with a packet.
-    const NEEDED: u32 = 512;
+    const NEEDED: u32 = standby::NEEDED;
 
     pub(super) fn new() -> Self {
         Self { pause: Self::MIN, steady: 0, missed: 0, needed: 0 }
@@ -102,7 +104,7 @@ impl Standby {
 
     /// Whether the program polls without pause.
     pub(super) fn is_steady(&self) -> bool {
-        self.steady > Self::LOOKS
+        standby::ENABLED && self.steady > Self::LOOKS
     }
 }
 

@@ -18,9 +18,10 @@ use super::watch::{Call, Event, State};
 use crate::provider::wake::{self, AsFd as _};
 use crate::soft::announce::CqShared;
 use crate::soft::announce_tests::cqe;
-use crate::soft::flood::Flood;
 use crate::soft::host::Host;
-use crate::soft::shard::{POLLS, Shard};
+use crate::soft::shard::Shard;
+use crate::tuning::flood::PAUSE;
+use crate::tuning::shard::POLLS;
 
 fn core() -> Core {
     let port = SimNet::new(1).port(&[[10, 0, 0, 1].into()], &SimConfig::default()).unwrap();
@@ -279,7 +280,7 @@ fn a_flood_is_left_alone_for_a_moment_and_then_read_at_once() {
     assert!(!shard.drive(false) && shard.is_flooded());
     assert_eq!(shard.engine.drops().iter().map(|(_, count)| count).sum::<u64>(), 110);
     let resume = shard.needed().expect("it goes on by itself");
-    assert!(resume <= shard.now().after(Flood::PAUSE));
+    assert!(resume <= shard.now().after(PAUSE));
     let deadline = Instant::now() + Duration::from_secs(20);
     while shard.is_flooded() {
         assert!(Instant::now() < deadline, "it is over");

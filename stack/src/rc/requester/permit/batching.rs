@@ -9,6 +9,7 @@
 //! - Measured: `docs/performance/method.md`.
 
 use crate::peer::RunLimits;
+use crate::tuning::batching::{ENABLED, RUNS_IN_FLIGHT, RUNS_OF_WINDOW};
 
 /// How far the run is that is being sent: packets of one size, of which only the last may be
 /// shorter.
@@ -63,18 +64,18 @@ impl Batch {
         in_flight: u32,
         window: u32,
     ) -> Awaited {
-        if self.is_joined_by(bytes) {
+        if !ENABLED || self.is_joined_by(bytes) {
             return Awaited::Nothing;
         }
         let run = runs.packets_of(bytes);
-        if in_flight < (2 * run).min(window / 2).max(2) {
+        if in_flight < (RUNS_IN_FLIGHT * run).min(window / 2).max(2) {
             return Awaited::Nothing;
         }
         if begins && queued < u64::from(run) {
             return Awaited::Messages;
         }
         // Of a window of few runs every packet counts, and the rest of it may be all there is.
-        if window < 4 * run {
+        if window < RUNS_OF_WINDOW * run {
             return Awaited::Nothing;
         }
         let packets = run.min(u32::try_from(queued).unwrap_or(u32::MAX));

@@ -8,20 +8,14 @@
 
 use crate::peer::Peers;
 use crate::qp::sq::OVERHEAD;
+use crate::tuning::read_window::{
+    CALM, ENABLED, FEW_BYTES, FEW_PACKETS, LEAST, PARTS, RUNS_MAX, UNDER_WAY,
+};
 use crate::types::Mtu;
 use crate::wire::{ICRC_LEN, bth};
 
-/// The most bytes and packets of a request that is answered by less than a full run and three
-/// packets.
-const FEW_BYTES: u32 = 61_440;
-const FEW_PACKETS: u32 = 60;
 /// Packets of the short run.
 const SHORT: u32 = 3;
-/// The most full runs of a response: of nine super-packets eight are full then.
-const RUNS_MAX: u32 = 8;
-/// Requests for which there shall be room: while one is answered another is in flight, and the room
-/// of a third is being given back.
-const UNDER_WAY: u32 = 3;
 
 /// Packets of each request of a READ that is posted now. If our own receive queue has room for
 /// three requests of full runs, a request asks for full runs. Otherwise, and after recent losses of
@@ -67,13 +61,6 @@ pub(in crate::rc) struct ReadWindow {
     since: u32,
 }
 
-/// Parts of a packet.
-const PARTS: u32 = 64;
-/// Packets without a loss after which the last loss is forgotten: 4 GiB of 4096 bytes each.
-const CALM: u32 = 1 << 20;
-/// Requests of few packets that are expected to be in flight in spite of losses.
-const LEAST: u32 = 16;
-
 impl ReadWindow {
     /// The window of a queue with room for `room` packets that come one by one; `whole` if the peer
     /// is a Rocinante.
@@ -88,7 +75,7 @@ impl ReadWindow {
     }
 
     fn packets(&self) -> u32 {
-        (self.allowed / PARTS).max(self.least)
+        if ENABLED { (self.allowed / PARTS).max(self.least) } else { u32::MAX }
     }
 
     /// Whether `packets` more may be requested while `under_way` are in flight.
@@ -135,7 +122,13 @@ mod tests {
     }
 
     fn packets(mtu: Mtu, datagrams: u32) -> u16 {
-        cut(mtu, &Peers::new(Budget { bytes: u32::MAX, datagrams }, crate::peer::STABLE_PACKETS))
+        cut(
+            mtu,
+            &Peers::new(
+                Budget { bytes: u32::MAX, datagrams },
+                crate::tuning::long_runs::STABLE_PACKETS,
+            ),
+        )
     }
 
     #[test]
@@ -154,7 +147,10 @@ mod tests {
         let of_bytes = |bytes| {
             cut(
                 Mtu::Mtu4096,
-                &Peers::new(Budget { bytes, datagrams: u32::MAX }, crate::peer::STABLE_PACKETS),
+                &Peers::new(
+                    Budget { bytes, datagrams: u32::MAX },
+                    crate::tuning::long_runs::STABLE_PACKETS,
+                ),
             )
         };
         assert_eq!([of_bytes(bytes), of_bytes(bytes - 1)], [123, 108]);
@@ -163,7 +159,8 @@ mod tests {
     #[test]
     fn where_runs_arrive_whole_there_is_room_for_more_of_them() {
         let own = Budget { bytes: 10_000_000, datagrams: 48 };
-        let mut peers = Peers::new(own, crate::peer::STABLE_PACKETS).of_kind(QueueKind::Places);
+        let mut peers =
+            Peers::new(own, crate::tuning::long_runs::STABLE_PACKETS).of_kind(QueueKind::Places);
         assert_eq!(cut(Mtu::Mtu4096, &peers), 15);
         for _ in 0..100 {
             peers.arrived(2, 15, 0);
@@ -181,8 +178,10 @@ mod tests {
 
     #[test]
     fn what_is_lost_halves_what_is_under_way_down_to_what_it_always_was() {
-        let peers =
-            Peers::new(Budget { bytes: u32::MAX, datagrams: 1000 }, crate::peer::STABLE_PACKETS);
+        let peers = Peers::new(
+            Budget { bytes: u32::MAX, datagrams: 1000 },
+            crate::tuning::long_runs::STABLE_PACKETS,
+        );
         let mut flow = ReadWindow::new(Mtu::Mtu4096, 48, true);
         assert!(flow.allows(33, 15) && !flow.allows(34, 15));
         assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 15);

@@ -11,6 +11,7 @@
 mod scoreboard;
 
 use self::scoreboard::Scoreboard;
+use crate::tuning::go_back::BEHIND;
 use crate::types::{Seq, Time};
 
 /// The purpose of the next packet beside its data. It asks for an acknowledgement, and neither
@@ -50,9 +51,6 @@ struct GoBack {
     times: u32,
     at: Time,
 }
-
-/// Packets that may follow a retransmission that was lost, the first time.
-const BEHIND: u64 = 8;
 
 /// No PSN.
 const NONE: Seq = Seq::MAX;
