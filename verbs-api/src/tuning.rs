@@ -209,7 +209,7 @@ pub(crate) mod memory {
 pub(crate) mod room {
     /// Queue pairs that can have staged requests at once without an allocation. Room for all
     /// requests of each would be most of the memory of an idle one, and few ever need it at the
-    /// same time. Measured as memory: `docs/performance/history.md`.
+    /// same time.
     pub(crate) const BACKLOGS: usize = 16;
     /// Completions of a burst that are kept without allocation.
     pub(crate) const PENDING: usize = 8192;
