@@ -92,7 +92,7 @@ fn wait_for<T>(counter: &AtomicU64, round: u64, reader: &std::thread::ScopedJoin
 
 /// Both directions start just below 2^24, set by modify.
 pub fn sequence_numbers_wrap(on: On) {
-    let harness = Harness::new(&Setup::new(on).mtu(Mtu::Mtu256));
+    let harness = Harness::new(&Setup::new(on.clone()).mtu(Mtu::Mtu256));
     let [a, b] = &harness.sides;
     for below in [1u32, 2, 37, 200] {
         let start = [(1 << 24) - below, (1 << 24) - 2 * below];
@@ -136,8 +136,9 @@ pub fn sequence_numbers_wrap(on: On) {
             assert!(next < start, "the PSN went from {start} to {next}: it did not wrap");
         }
     }
-    // On a busy machine an answer may come after the timeout.
-    if harness.is_software() && a.ctx.counters().transport.local_ack_timeout_err == 0 {
+    // On a busy machine an answer may come after the timeout, and a tunnel in user space may lose.
+    let is_lossless = harness.is_software() && on != On::Encrypted;
+    if is_lossless && a.ctx.counters().transport.local_ack_timeout_err == 0 {
         assert_eq!(a.ctx.counters().transport.retransmitted_pkts, 0);
         assert_eq!(a.ctx.counters().drops.ghost_response, 0);
     }

@@ -95,7 +95,10 @@ impl Ours {
 
     /// Waits until it serves, if it is a program on `rocinante run`.
     pub(super) fn opens(&mut self) -> Step {
-        row::opens(&mut self.child)
+        row::opens(&mut self.child).map_err(|why| {
+            self.lines.try_iter().for_each(|line| self.heard += &(line + "\n"));
+            format!("{why}: {}", self.heard)
+        })
     }
 
     /// Its exit code, if it has ended.
