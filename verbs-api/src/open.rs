@@ -23,7 +23,7 @@ use crate::model::device::Limits;
 use crate::model::error::VerbsError;
 use crate::provider::trace;
 use crate::soft::{self, Settings};
-use crate::tuning::exchange::KEEP_ALIVE;
+use crate::tuning::connections::KEEP_ALIVE;
 
 /// Options for opening a device.
 ///

@@ -238,9 +238,9 @@ pub(crate) mod waiting {
     pub(crate) const NAP: Duration = Duration::from_millis(10);
 }
 
-/// The exchange of two programs (`exchange`), and connections (`open.rs`, `kernel/cm`). None was
-/// measured: they are times in which a person or a machine answers, and bounds of what a peer
-/// sends.
+/// The exchange of two programs (`exchange`). None was measured: they are times in which a person or
+/// a machine answers, and bounds of the bytes that a peer sends.
+#[cfg(feature = "exchange")]
 pub(crate) mod exchange {
     use std::time::Duration;
 
@@ -266,8 +266,14 @@ pub(crate) mod exchange {
     pub(crate) const PROBE: Duration = Duration::from_secs(1);
     /// From one TCP probe of a silent peer's kernel to the next, of four. Effect as above.
     pub(crate) const TCP_PROBE: Duration = Duration::from_secs(5);
+}
+
+/// Connections (`open.rs`, `kernel/cm`). Not measured.
+pub(crate) mod connections {
+    use std::time::Duration;
+
     /// The silence after which the peer of a connection is asked, if neither the program nor the
-    /// environment says it. Effect as above. Less: more datagrams.
+    /// environment says it. More: a dead one is noticed later. Less: more datagrams.
     pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(10);
     /// Milliseconds in which the kernel finds the peer's address, and then the path. It asks
     /// neighbours three times, a second apart. Less: it gives up before.

@@ -27,7 +27,7 @@ use crate::provider::mailbox::Mailbox;
 use crate::provider::manager::{Breaks, Chosen};
 use crate::provider::wake;
 use crate::provider::wakers::Woken;
-use crate::tuning::exchange::FINDING;
+use crate::tuning::connections::FINDING;
 
 /// One device's use of the connection manager. Dropping it ends all its connections, listeners and
 /// queries.
