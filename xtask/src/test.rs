@@ -344,8 +344,8 @@ fn clippy() -> Outcome {
     check(command::run(&mut cargo(what)))
 }
 
-/// The library with none of its features, and with all. Its counters and traces are tested with
-/// them.
+/// The library with none of its features, as the C ABI has it, and with all. Its counters and traces
+/// are tested with them.
 fn features() -> Outcome {
     let lints = |what: &[&str]| {
         let mut clippy = cargo(["clippy", "--quiet", "-p", "rocinante"]);
@@ -355,7 +355,12 @@ fn features() -> Outcome {
     let test = || command::run(cargo(traced).arg("tracing"));
     // Its tests need features, so the bare library is looked at without them.
     let bare = lints(&["--lib", "--no-default-features"]);
-    check(bare.and_then(|()| lints(&["--all-targets", "--all-features"])).and_then(|()| test()))
+    let internals = || lints(&["--lib", "--no-default-features", "--features", "internals"]);
+    check(
+        bare.and_then(|()| internals())
+            .and_then(|()| lints(&["--all-targets", "--all-features"]))
+            .and_then(|()| test()),
+    )
 }
 
 fn documentation() -> Outcome {
