@@ -94,7 +94,7 @@ impl Asker {
     /// The process at the other end of a connection, in a container or on the host.
     ///
     /// # Errors
-    /// What to answer: it has gone, is nested in a container, or cannot be told.
+    /// The refusal to send: it has gone, is nested in a container, or cannot be identified.
     pub(crate) fn anywhere(connection: impl AsFd, own: &Own) -> Result<Self, Refused> {
         let (pidfd, pid, user) = process(connection.as_fd())?;
         let unreadable = |e: io::Error| {

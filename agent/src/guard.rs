@@ -2,8 +2,8 @@
 //!
 //! A program leaves parcels with the agent (`netdev/src/handed/guard.rs`). When it dies the agent
 //! starts `rocinante guardian` in the program's network namespace and hands them on. The guardian
-//! takes the program's user and drops every right before it looks at them. So what a hostile
-//! program packs, it packs for a process of its own user.
+//! takes the program's user and drops every right before it looks at them. So a hostile
+//! program packs its parcels for a process of its own user.
 
 use std::collections::HashMap;
 use std::io;
@@ -39,7 +39,7 @@ const ALL_AT_ONCE_MAX: usize = 64;
 /// How long a guardian may take: it gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is kept for programs, and the guardians at work.
+/// The parcels kept for programs, and the guardians at work.
 #[derive(Debug)]
 pub(crate) struct Guards {
     program: PathBuf,
@@ -62,7 +62,7 @@ struct Container {
     dead: Vec<Ward>,
 }
 
-/// A program, as long as it lives, and what it left.
+/// A program, as long as it lives, and its parcels.
 #[derive(Debug)]
 struct Ward {
     namespace: Namespace,
@@ -97,11 +97,11 @@ impl Guards {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps what the program at the other end leaves, and has its connections ended if it dies.
+    /// Keeps the parcels of the program at the other end, and has its connections ended if it dies.
     pub(crate) async fn watch(self: Arc<Self>, own: &Own, connection: OwnedFd) {
         let Ok(asker) = Asker::anywhere(&connection, own) else { return };
         let container = asker.namespace().inode();
-        // What counts is how often; a program may stay for as long as it lives.
+        // The limit is of connections in a time; a program may stay for as long as it lives.
         if self.limits.enter(container, Instant::now()).is_none() {
             return;
         }
@@ -159,7 +159,7 @@ impl Guards {
         }
     }
 
-    /// As many of a container's dead as one guardian can look after. With none left one guardian
+    /// The dead of a container for one guardian, up to its limit. With none left one guardian
     /// less is at work.
     fn next(&self, container: u64) -> Vec<Ward> {
         let mut inner = self.lock();
@@ -184,7 +184,7 @@ impl Guards {
         let program = self.program.clone();
         let started = tokio::task::spawn_blocking(move || {
             let child = start(&program, &wards)?;
-            // What they left is the guardian's now, and counts until it ends.
+            // Their parcels are the guardian's now, and count until it ends.
             Ok((child, wards.into_iter().map(|ward| ward.room).collect::<Vec<_>>()))
         });
         let (mut child, _rooms) = started.await.map_err(io::Error::other).flatten()?;

@@ -285,7 +285,7 @@ fn a_macvlan_on_a_port(backend: Backend) -> Result<(), String> {
     Ok(())
 }
 
-/// An XDP program of another owner, on one of two ports: it passes what comes, and both ports talk.
+/// An XDP program of another owner, on one of two ports: it passes all frames, and both ports talk.
 fn a_program_on_a_port(backend: Backend) -> Result<(), String> {
     let rails = Rails::new([24, 24], [256, 256])?;
     let attach = || another_program(Interface::by_name("v0").expect("the interface").index);

@@ -3,7 +3,7 @@
 //!
 //! Each constant has its unit, its effect, and where it was measured. "Design note" is a file of
 //! `docs/design`, "the table" is "What each policy gives" in `docs/performance`. This crate has no
-//! large policy that a switch could leave out: super-packets are what the kernel offers.
+//! large policy that a switch could leave out: the kernel offers super-packets.
 
 /// Sending and receiving on UDP sockets (`udp`). Not measured by themselves.
 pub(crate) mod udp {
@@ -181,8 +181,8 @@ pub(crate) mod sysfs {
     pub(crate) const PAST_MAX: usize = 64;
 }
 
-/// What is read of programs and tables that others made (`bpf.rs`, `policy`). More: more memory and
-/// time for a host's. Less: rules stay unseen, which is said. Not measured.
+/// Bounds of reading programs and tables of others (`bpf.rs`, `policy`). More: more memory and
+/// time for a host's. Less: rules stay unseen, and the audit reports that. Not measured.
 pub(crate) mod reading {
     /// Programs of an interface.
     pub(crate) const PROGRAMS_MAX: usize = 64;
@@ -212,8 +212,8 @@ pub(crate) mod shared {
     /// From one search for the mailbox of a slot that has none yet to the next. More: later.
     pub(crate) const ASK_EVERY: Duration = Duration::from_millis(100);
     /// After an end, the first and the last pause between two searches for notes. The kernel may
-    /// close the connection of a process that dies before it removes its locks. More: peers are
-    /// told later.
+    /// close the connection of a process that dies before it removes its locks. More: peers
+    /// learn of it later.
     pub(crate) const SEARCH_PAUSES: [Duration; 2] =
         [Duration::from_millis(10), Duration::from_secs(1)];
     /// Processes that a guardian looks after. More: more memory.

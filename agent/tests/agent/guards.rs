@@ -9,11 +9,11 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::asker::eventually;
 use crate::lab::{Host, host_or_skip};
 
-/// What the agent keeps for a container at most.
+/// The most that the agent keeps for a container.
 const DESCRIPTORS_MAX: usize = 4096;
 /// The guardians of a container at a time.
 const AT_ONCE_MAX: usize = 4;
-/// A program with as many parcels as there may be.
+/// A program with the most parcels.
 const WHOLE: usize = 3 + 64 * 4;
 
 /// A guardian that does not end, until this is dropped.
@@ -32,7 +32,7 @@ impl Hanging {
         Self { log }
     }
 
-    /// All that were started, with what they were told.
+    /// All started guardians, with their arguments.
     fn started(&self) -> Vec<(Pid, String)> {
         let text = fs::read_to_string(&self.log).expect("a file");
         let of = |line: &str| {

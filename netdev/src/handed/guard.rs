@@ -1,5 +1,5 @@
-//! What a program leaves with an agent, which has its connections ended if it dies: parcels, which
-//! only the guardian opens that the agent starts then.
+//! Parcels that a program leaves with an agent, which has its connections ended if it dies. Only the
+//! guardian that the agent starts then opens them.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,14 +26,14 @@ pub fn path(socket: &Path) -> PathBuf {
     socket.with_extension("guard")
 }
 
-/// What a program has sent. Nothing in it has been looked at.
+/// A message of a program. It has not been checked.
 #[derive(Debug)]
 pub struct Parcel {
     bytes: Vec<u8>,
     descriptors: Vec<OwnedFd>,
 }
 
-/// What comes from a program.
+/// A message, or the end of the connection.
 #[derive(Debug)]
 pub enum Word {
     /// Something to keep.
@@ -47,7 +47,7 @@ pub enum Word {
 /// Receives from a program, without waiting.
 ///
 /// # Errors
-/// `WouldBlock` if it has said nothing more; `InvalidData` for what is too long or has too many
+/// `WouldBlock` if there is no message yet; `InvalidData` for one that is too long or has too many
 /// descriptors, of which none is kept; the kernel's.
 pub fn receive(from: impl AsFd) -> io::Result<Word> {
     let mut bytes = [0; PARCEL_BYTES_MAX];

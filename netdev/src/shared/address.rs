@@ -30,7 +30,7 @@ pub(super) struct Shared {
     pub(super) duty: Arc<AtomicBool>,
     /// Where this process listens: the kernel does not tell a process of its own locks.
     pub(super) listens: Mutex<BTreeSet<u64>>,
-    /// What this process leaves here.
+    /// The notes of this process here.
     pub(super) notes: Notes,
     /// The slots whose notes have been returned, and are there still.
     pub(super) told: Mutex<BTreeSet<usize>>,
@@ -105,7 +105,7 @@ impl Shared {
     }
 
     /// Makes the sockets of slots below `end` that are not there yet. Until a process takes the
-    /// slot its socket drops what comes.
+    /// slot its socket drops all datagrams.
     pub(super) fn make_sockets(
         &self,
         iface: &Interface,
@@ -135,8 +135,8 @@ impl Shared {
             0 => put(open(0)?)?,
             _ => self.bag().get(0).map_err(|e| fail("see the first socket", e))?.socket,
         };
-        // The program goes first: without it, or with a shorter one, new sockets would get what is
-        // for others. Each process sets it, because the last one may have died on the way.
+        // The program goes first: without it, or with a shorter one, new sockets would get others'
+        // datagrams. Each process sets it, because the last one may have died on the way.
         let all = Shards { first: 0, count: end.max(len), selector, shared: true };
         first.steer(&steering::by_socket(all)).map_err(|e| fail("steer the datagrams", e))?;
         for index in len.max(1)..end {

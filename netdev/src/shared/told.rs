@@ -1,4 +1,4 @@
-//! What a process tells those that outlive it, and the connections that say when it ends.
+//! The messages of a process to those that outlive it, and the connections that show its end.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -19,7 +19,7 @@ use crate::rights;
 /// The first and the longest pause before an agent that has ended is looked for.
 const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(30)];
 
-/// What a process says: its slots, and for each address copies of what is shared there.
+/// A process's message: its slots, and for each address copies of the shared objects.
 #[derive(Debug, Clone)]
 pub(super) struct Words(Vec<(Vec<u8>, Arc<Objects>)>);
 
@@ -108,7 +108,7 @@ impl AgentLink {
         }
     }
 
-    /// What becomes readable when the agent ends. It says nothing.
+    /// The descriptor that becomes readable when the agent ends. It carries no data.
     pub(super) fn waits_for(&self) -> Option<BorrowedFd<'_>> {
         self.connection.as_ref().ok().map(OwnedFd::as_fd)
     }
