@@ -238,8 +238,8 @@ pub(crate) mod waiting {
     pub(crate) const NAP: Duration = Duration::from_millis(10);
 }
 
-/// The exchange of two programs (`exchange`). None was measured: they are times in which a person or
-/// a machine answers, and bounds of the bytes that a peer sends.
+/// The exchange of two programs (`exchange`). None was measured: they are times in which a person
+/// or a machine answers, and bounds of the bytes that a peer sends.
 #[cfg(feature = "exchange")]
 pub(crate) mod exchange {
     use std::time::Duration;
