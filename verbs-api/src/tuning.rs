@@ -240,7 +240,7 @@ pub(crate) mod waiting {
 
 /// The exchange of two programs (`exchange`). None was measured: they are times in which a person
 /// or a machine answers, and bounds of the bytes that a peer sends.
-#[cfg(feature = "exchange")]
+#[allow(dead_code, reason = "a build may be without the feature `exchange`")]
 pub(crate) mod exchange {
     use std::time::Duration;
 

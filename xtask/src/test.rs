@@ -344,8 +344,8 @@ fn clippy() -> Outcome {
     check(command::run(&mut cargo(what)))
 }
 
-/// The library with none of its features, as the C ABI has it, and with all. Its counters and traces
-/// are tested with them.
+/// The library with none of its features, as the C ABI has it, and with all. Its counters and
+/// traces are tested with them.
 fn features() -> Outcome {
     let lints = |what: &[&str]| {
         let mut clippy = cargo(["clippy", "--quiet", "-p", "rocinante"]);

@@ -1,5 +1,5 @@
-//! Parcels that a program leaves with an agent, which has its connections ended if it dies. Only the
-//! guardian that the agent starts then opens them.
+//! Parcels that a program leaves with an agent, which has its connections ended if it dies. Only
+//! the guardian that the agent starts then opens them.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
