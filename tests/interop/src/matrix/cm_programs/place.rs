@@ -14,6 +14,9 @@ use crate::matrix::Bench;
 use crate::matrix::node::Step;
 use crate::matrix::ours::{Ours, PATIENCE, unprivileged};
 
+/// The longest that a port stays in use after its program.
+const RELEASED: Duration = Duration::from_secs(5);
+
 /// The places of both sides.
 pub(super) struct CmPlace<'a> {
     pub(super) bench: &'a Bench,
@@ -93,15 +96,26 @@ impl CmPlace<'_> {
                 server.says("waiting for ")?;
                 server
             }
-            None => {
-                let mut server = self.run(program.words[0])?;
-                server.opens()?;
-                server
-            }
+            None => self.serving(program.words[0])?,
         };
         let theirs = self.guest(&self.filled(program.words[1], self.there, self.here))?;
         let ours = server.finish()?;
         Self::verdict(program, command.is_some(), 1, &ours, &theirs)
+    }
+
+    /// Our server, once it serves. The port may be in use for a moment after another program.
+    fn serving(&self, words: &str) -> Step<Ours> {
+        let deadline = Instant::now() + RELEASED;
+        loop {
+            let mut server = self.run(words)?;
+            match server.opens() {
+                Ok(()) => return Ok(server),
+                Err(why) if why.contains("Address already in use") && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+                Err(why) => return Err(why),
+            }
+        }
     }
 
     /// Checks that both ended well and printed their result. `role` is the guest's program: 0 is
