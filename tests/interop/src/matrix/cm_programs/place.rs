@@ -14,7 +14,7 @@ use crate::matrix::Bench;
 use crate::matrix::node::Step;
 use crate::matrix::ours::{Ours, PATIENCE, unprivileged};
 
-/// The longest that a port stays in use after its program.
+/// The longest that a guardian has the address after its program.
 const RELEASED: Duration = Duration::from_secs(5);
 
 /// The places of both sides.
@@ -103,7 +103,8 @@ impl CmPlace<'_> {
         Self::verdict(program, command.is_some(), 1, &ours, &theirs)
     }
 
-    /// Our server, once it serves. The port may be in use for a moment after another program.
+    /// Our server, once it serves. On `udp` it is of another user than the programs before, of
+    /// which a guardian may have the address still: users share none (`EADDRINUSE`).
     fn serving(&self, words: &str) -> Step<Ours> {
         let deadline = Instant::now() + RELEASED;
         loop {
