@@ -22,14 +22,17 @@ struct Hanging {
 }
 
 impl Hanging {
-    fn new(host: &mut Host) -> Self {
+    /// Starts the agent with it, which listens to `rate` programs of a container in a second.
+    /// Returns also the number of the agent's descriptors.
+    fn start(host: &mut Host, rate: u32) -> (Self, usize) {
         let (log, program) = (host.dir().join("guardians"), host.dir().join("hang"));
         let text = format!("#!/bin/sh\necho $$ $* >> {}\nexec sleep 60\n", log.display());
         fs::write(&log, "").expect("written");
         fs::write(&program, text).expect("written");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("ours");
-        host.configure(&format!("guardian = {program:?}"));
-        Self { log }
+        host.configure(&format!("guardian = {program:?}\nrequests_per_second = {rate}"));
+        host.start();
+        (Self { log }, host.descriptors())
     }
 
     /// All started guardians, with their arguments.
@@ -49,27 +52,28 @@ impl Hanging {
         };
         self.started().into_iter().map(|(pid, _)| pid).filter(runs).collect()
     }
-}
 
-impl Drop for Hanging {
-    fn drop(&mut self) {
+    fn kill(&self) {
         for pid in self.alive() {
             let _ = kill_process(pid, Signal::KILL);
         }
     }
 }
 
+impl Drop for Hanging {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
 #[test]
 fn one_container_has_few_guardians_and_they_end() {
     let mut host = host_or_skip!("guards::one_container_has_few", 2);
-    let guardians = Hanging::new(&mut host);
-    host.configure("requests_per_second = 1000");
-    host.start();
-    let before = host.descriptors();
+    let (guardians, before) = Hanging::start(&mut host, 1000);
     let mut hostile = host.asker(0);
     assert_eq!(hostile.tell("leave 200 64"), "connected 200");
     let most = DESCRIPTORS_MAX / WHOLE;
-    eventually("as many as there is room for", || host.descriptors() >= before + most * WHOLE);
+    eventually("there is no more room", || host.descriptors() >= before + most * WHOLE);
     // A moment later the others are gone.
     eventually("and no more", || host.descriptors() <= before + DESCRIPTORS_MAX);
     let mut other = host.asker(1);
@@ -88,13 +92,8 @@ fn one_container_has_few_guardians_and_they_end() {
         guardians.started().len() > first
     });
     // All of it is given back, however long they take.
-    for pid in guardians.alive() {
-        let _ = kill_process(pid, Signal::KILL);
-    }
     eventually("nothing is left", || {
-        for pid in guardians.alive() {
-            let _ = kill_process(pid, Signal::KILL);
-        }
+        guardians.kill();
         host.descriptors() <= before
     });
     // One that the agent came to later may have found room.
@@ -105,10 +104,7 @@ fn one_container_has_few_guardians_and_they_end() {
 #[test]
 fn a_program_that_comes_too_often_or_talks_nonsense_gets_none() {
     let mut host = host_or_skip!("guards::a_program_that_comes_too_often", 2);
-    let guardians = Hanging::new(&mut host);
-    host.configure("requests_per_second = 10");
-    host.start();
-    let before = host.descriptors();
+    let (guardians, before) = Hanging::start(&mut host, 10);
     let mut hostile = host.asker(0);
     // Connections that leave nothing, and one that leaves too much.
     hostile.tell("leave 5 0");
@@ -126,13 +122,8 @@ fn a_program_that_comes_too_often_or_talks_nonsense_gets_none() {
     other.kill();
     // One takes both.
     eventually("a guardian starts", || !guardians.started().is_empty());
-    for pid in guardians.alive() {
-        let _ = kill_process(pid, Signal::KILL);
-    }
     eventually("nothing is left", || {
-        for pid in guardians.alive() {
-            let _ = kill_process(pid, Signal::KILL);
-        }
+        guardians.kill();
         host.descriptors() <= before
     });
 }
