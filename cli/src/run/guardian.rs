@@ -129,7 +129,7 @@ fn own(part: Part) -> Command {
             command.env_remove(name);
         }
     }
-    // It is outlived by nothing that would have to know.
+    // The guardian has no guardian of its own: it registers with no agent.
     command.env(AGENT_VARIABLE, "off");
     command
 }
