@@ -1,5 +1,5 @@
 /*
- * Posts a WRITE of 64 bytes and polls for its completion, as often as the argument says, by the
+ * Posts WRITEs of 64 bytes and polls for their completions, as often as the argument says, by the
  * C ABI. `cargo xtask instructions` counts it beside examples/post.rs, which does the same by the
  * Rust API: the two queue pairs of one device are each other's peers.
  */
@@ -8,6 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+/* WRITEs in flight; divides the argument. */
+#define BURST 64
 
 #define CHECK(true)                                                                                \
 	do {                                                                                       \
@@ -74,14 +78,21 @@ int main(int argc, char **argv)
 	wr.wr.rdma.remote_addr = (uintptr_t)memory + 64;
 	wr.wr.rdma.rkey = mr->rkey;
 	memset(memory, 7, 64);
-	for (long at = 0; at < count; at++) {
-		struct ibv_wc wc;
-		int found;
-		wr.wr_id = (uint64_t)at;
-		CHECK(ibv_post_send(qp, &wr, &bad) == 0);
-		while ((found = ibv_poll_cq(cq, 1, &wc)) == 0)
-			;
-		CHECK(found == 1 && wc.status == IBV_WC_SUCCESS && wc.wr_id == (uint64_t)at);
+	for (long at = 0; at < count; at += BURST) {
+		for (long to = 0; to < BURST; to++) {
+			wr.wr_id = (uint64_t)(at + to);
+			CHECK(ibv_post_send(qp, &wr, &bad) == 0);
+		}
+		/* The device's own thread completes them: no poll is in vain. */
+		usleep(20000);
+		for (long to = 0; to < BURST; to++) {
+			struct ibv_wc wc;
+			int found;
+			while ((found = ibv_poll_cq(cq, 1, &wc)) == 0)
+				usleep(20000);
+			CHECK(found == 1 && wc.status == IBV_WC_SUCCESS &&
+			      wc.wr_id == (uint64_t)(at + to));
+		}
 	}
 	CHECK(memory[127] == 7);
 	return 0;

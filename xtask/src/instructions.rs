@@ -5,9 +5,10 @@
 //! operations and for its double, so that the set-up cancels out. The compiler decides the rest:
 //! with another compiler than the baseline's nothing is compared.
 //!
-//! The last row is of `libibverbs.so.1`: the instructions that it adds to a post and its completion
-//! beside the Rust API, with the polls until that is there. Both drive a whole device, of which
-//! only the code above `soft` counts: below it time and threads decide the number of polls.
+//! The last row is of `libibverbs.so.1`: the instructions that it adds to a post and the poll that
+//! finds its completion, beside the Rust API. Both drive a whole device, of which only the code
+//! above `soft` counts. Neither polls before the device had time: threads would decide the number
+//! of polls in vain.
 
 use crate::command::{self, cargo, is_installed};
 use crate::{demo, machine};
