@@ -12,7 +12,7 @@ use std::time::Duration;
 use rocinante::Access;
 use rocinante::device::Backend;
 use rocinante::verbs::Mtu;
-use rocinante_node::Match;
+use rocinante_lab::Match;
 use rocinante_tests::harness::{Harness, Setup};
 use rocinante_tests::oracles::Oracle;
 

@@ -21,7 +21,7 @@ use order::{Answer, BulkOrder, Order};
 use pair::{Fault, Pair};
 use report::{BackendReport, Figures, Policy, Report, Skipped, rounded};
 
-use rocinante_node::{
+use rocinante_lab::{
     Availability, Lab, LabConfig, LabError, Privilege, enter_user_namespace,
     kill_children_on_signal,
 };

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{ChildStdin, Command, ExitCode, Stdio};
 
 use rocinante::{Context, OpenOptions, VerbsError};
-use rocinante_node::{ChildGuard, exit_with_parent};
+use rocinante_lab::{ChildGuard, exit_with_parent};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

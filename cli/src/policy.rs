@@ -18,7 +18,7 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use rocinante_node::{
+use rocinante_lab::{
     LabError, Privilege, enter_user_namespace, kill_children, kill_children_on_signal,
 };
 use serde::Serialize;

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use rocinante_cli::policy::table::{Action, BACKENDS, CONTROLS, Effect, Group, Mark};
-use rocinante_node::{Availability, Lab, LabConfig, Netns};
+use rocinante_lab::{Availability, Lab, LabConfig, Netns};
 use serde_json::Value;
 
 /// The matrix measures rates: one at a time.

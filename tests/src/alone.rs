@@ -7,7 +7,7 @@ use rocinante::Context;
 use rocinante::stats::Resources;
 
 use crate::harness::wait_until;
-use rocinante_node::{ChildGuard, exit_with_parent};
+use rocinante_lab::{ChildGuard, exit_with_parent};
 
 /// Set in a process that runs one test only.
 const ALONE: &str = "ROCINANTE_TEST_ALONE";

@@ -8,7 +8,7 @@ use rocinante_stack::wire::Bth;
 use rocinante_stack::wire::icrc::{DF, IpFields, Template};
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sendto, socket};
 
-use rocinante_node::Container;
+use rocinante_lab::Container;
 
 const SRC_PORT: u16 = 0xc123;
 /// Below the segment limit, so that a receiver that cannot read the IP identification can solve for

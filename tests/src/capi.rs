@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rocinante_node::Container;
+use rocinante_lab::Container;
 
 use crate::running::{Done, Running};
 

@@ -44,7 +44,7 @@ use rocinante::{
 use crate::oracles::{Channels, Oracles, becomes_idle, is_ready_within};
 pub use crate::setup::{ADDRESS_VARIABLE, DEVICE_VARIABLE, Family, KernelDevice, On, Setup};
 use crate::tunnel;
-use rocinante_node::{ChildGuard, Lab, LabConfig, Netns};
+use rocinante_lab::{ChildGuard, Lab, LabConfig, Netns};
 
 /// How long an expected event may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use rocinante::OpenOptions;
 use rocinante::cm::{Connecting, Connection, Listener, Params};
-use rocinante_node::{ChildGuard, exit_with_parent};
+use rocinante_lab::{ChildGuard, exit_with_parent};
 
 use crate::harness::{Backend, PATIENCE, Side};
 

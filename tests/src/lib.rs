@@ -7,7 +7,7 @@
 //! `ROCINANTE_TEST_LOG` names, if it is set.
 //!
 //! ```no_run
-//! use rocinante_node::{Lab, LabConfig};
+//! use rocinante_lab::{Lab, LabConfig};
 //!
 //! fn two_containers_talk() {
 //!     rocinante_tests::require_lab!();

@@ -1,7 +1,7 @@
 //! The requirements of tests, each with the reason why it is not available.
 
 use rocinante::device::Backend;
-use rocinante_node::{Availability, Privilege};
+use rocinante_lab::{Availability, Privilege};
 use std::path::Path;
 use std::sync::LazyLock;
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use rocinante_cli::ending;
-use rocinante_node::ChildGuard;
+use rocinante_lab::ChildGuard;
 
 /// How long any command here may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use rocinante_node::{ChildGuard, Netns};
+use rocinante_lab::{ChildGuard, Netns};
 
 /// A capture of the RoCE packets that pass an interface. Dropping it removes its file.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use rocinante_node::{ChildGuard, Lab};
+use rocinante_lab::{ChildGuard, Lab};
 
 use crate::need;
 use crate::setup::Family;

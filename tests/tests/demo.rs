@@ -5,7 +5,7 @@ mod schema;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rocinante_node::ChildGuard;
+use rocinante_lab::ChildGuard;
 use rocinante_tests::{require_nft, require_tc};
 use serde_json::Value;
 use std::collections::BTreeSet;

@@ -13,7 +13,7 @@ use rocinante_dropin::install::Installation;
 use rocinante_dropin::row::opens;
 use rocinante_dropin::suite::{self, State, Verdict};
 use rocinante_dropin::{kills, row, table};
-use rocinante_node::{LabConfig, Pair};
+use rocinante_lab::{LabConfig, Pair};
 use rocinante_tests::harness::PATIENCE;
 use rocinante_tests::{need, skip};
 

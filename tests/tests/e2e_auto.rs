@@ -3,7 +3,7 @@
 use rocinante::device::Backend;
 use rocinante::verbs::SendOp;
 use rocinante::{Access, ConnectOptions, Context, OpenOptions, WcStatus};
-use rocinante_node::{Container, Lab, LabConfig};
+use rocinante_lab::{Container, Lab, LabConfig};
 use rocinante_tests::harness::{Harness, Setup, wr};
 use rocinante_tests::{require_backend, require_lab, require_machine_root, require_nft};
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rocinante_node::{Container, LabConfig, Pair};
+use rocinante_lab::{Container, LabConfig, Pair};
 use rocinante_tests::capi::{Library, NOBODY, has_librdmacm};
 use rocinante_tests::harness::Backend;
 use rocinante_tests::running::{Done, Running};

@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use nix::sys::signal::Signal;
-use rocinante_node::{Container, LabConfig, Pair};
+use rocinante_lab::{Container, LabConfig, Pair};
 use rocinante_tests::capi::{Library, has_librdmacm};
 use rocinante_tests::{require_lab, require_program, skip};
 

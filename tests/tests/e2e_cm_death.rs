@@ -12,7 +12,7 @@ use rocinante::cm::{Connecting, Connection, DatagramListener, Listener, Params, 
 use rocinante::device::Backend;
 use rocinante::verbs::SendOp;
 use rocinante::{Access, ConnectOptions, Cq, Mr, PreparedQp, RecvWr, VerbsError, WcStatus};
-use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
+use rocinante_lab::{ChildGuard, Lab, LabConfig, exit_with_parent};
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::wire::cm::code_to_ns;
 use rocinante_tests::alone::{Held, alone, at_rest, myself};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use rocinante::cm::{Connection, Listener, Params};
 use rocinante::device::Backend;
-use rocinante_node::{ChildGuard, Lab, LabConfig};
+use rocinante_lab::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
 use rocinante_tests::idle::{Client, be_client};

@@ -7,7 +7,7 @@ use rocinante::cm::{self, CmFailure, Connection, Listener, Params, RejReason};
 use rocinante::device::Backend;
 use rocinante::verbs::{QpType, SendOp};
 use rocinante::{Access, RecvWr, VerbsError};
-use rocinante_node::Match;
+use rocinante_lab::Match;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, Side, pattern, wr};
 use rocinante_tests::{require_backend, require_nft};
 

@@ -10,7 +10,7 @@ use rocinante::WcStatus;
 use rocinante::cm::{Connection, Listener, Params};
 use rocinante::device::Backend;
 use rocinante::verbs::{Key, SendOp};
-use rocinante_node::{ChildGuard, Lab, LabConfig};
+use rocinante_lab::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, Setup, Side, address, wait_until, wr};
 use rocinante_tests::idle::{Client, be_client};

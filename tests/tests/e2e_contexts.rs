@@ -12,7 +12,7 @@ use std::time::Duration;
 use rocinante::device::Limits;
 use rocinante::verbs::{AsyncEvent, PeerPath, QpEvent, QpState, SendOp};
 use rocinante::{Access, Context, Cq, OpenOptions, Pd, PreparedContext, VerbsError, WcStatus};
-use rocinante_node::{Lab, LabConfig};
+use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::harness::{Backend, Harness, Setup, Side, next, wait_until, wr};
 use rocinante_tests::oracles::Oracle;
 use rocinante_tests::{on_each_backend, require_backend, require_lab};

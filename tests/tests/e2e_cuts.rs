@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rocinante::device::Backend;
 use rocinante::verbs::{Mtu, SendOp};
 use rocinante::{Access, WcStatus};
-use rocinante_node::Match;
+use rocinante_lab::Match;
 use rocinante_tests::harness::{Harness, Setup, assert_same, pattern, wr};
 use rocinante_tests::oracles::Oracle;
 use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft};

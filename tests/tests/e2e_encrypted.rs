@@ -5,7 +5,7 @@ use rocinante::Access;
 use rocinante::OpenOptions;
 use rocinante::device::Backend;
 use rocinante::verbs::{Mtu, SendOp};
-use rocinante_node::{Lab, LabConfig, Match};
+use rocinante_lab::{Lab, LabConfig, Match};
 use rocinante_tests::harness::{Family, Harness, On, Setup, pattern, wr};
 use rocinante_tests::verbs::TESTS;
 use rocinante_tests::{require, tunnel};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rocinante::device::Backend;
 use rocinante::verbs::{MwType, PeerPath, QpType, SendOp};
 use rocinante::{Access, RecvWr};
-use rocinante_node::{Lab, LabConfig};
+use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::alone::{Held, alone, resident_bytes};
 use rocinante_tests::harness::{Family, Harness, Setup, Side, address, next, wait_until, wr};
 use rocinante_tests::require_backend;

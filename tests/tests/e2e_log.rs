@@ -13,7 +13,7 @@ use rocinante::cm::{Connecting, Connection, Listener, Params};
 use rocinante::device::Backend;
 use rocinante::verbs::{Key, SendOp};
 use rocinante::{Access, Mr, OpenOptions};
-use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
+use rocinante_lab::{ChildGuard, Lab, LabConfig, exit_with_parent};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Side, address, wr};
 use rocinante_tests::require_backend;

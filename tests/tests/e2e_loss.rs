@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rocinante::device::Backend;
 use rocinante::verbs::{Mtu, SendOp, WcOpcode};
 use rocinante::{Access, Mr, Qp, RecvWr};
-use rocinante_node::{Match, Rule};
+use rocinante_lab::{Match, Rule};
 use rocinante_stack::Budget;
 use rocinante_tests::harness::{Harness, Setup, Side, assert_same, pattern, wr};
 use rocinante_tests::oracles::Oracle;

@@ -7,7 +7,7 @@ use std::net::UdpSocket;
 use rocinante::device::{Backend, Limits};
 use rocinante::verbs::{ModifyAttr, Mtu, PeerPath, Psn, QpAttr, QpState, Qpn, SendOp};
 use rocinante::{Access, ConnectOptions, OpenOptions, RecvWr, VerbsError, WcStatus};
-use rocinante_node::{Lab, LabConfig};
+use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::harness::{Family, Harness, Setup, Side, address, wait_until, wr};
 use rocinante_tests::oracles::Oracles;
 use rocinante_tests::require_lab;

@@ -8,7 +8,7 @@ use rocinante::cm::{CmFailure, SidrStatus, resolve};
 use rocinante::device::Backend;
 use rocinante::verbs::SendOp;
 use rocinante::{Access, ConnectOptions, VerbsError};
-use rocinante_node::Match;
+use rocinante_lab::Match;
 use rocinante_tests::harness::{Harness, PATIENCE, Setup, StopOnDrop, next, wait_until, wr};
 use rocinante_tests::oracles::Oracle;
 use rocinante_tests::{on_each_backend, require_nft};

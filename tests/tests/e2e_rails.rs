@@ -7,7 +7,7 @@ use std::process::Command;
 use rocinante::device::Backend;
 use rocinante::verbs::SendOp;
 use rocinante::{Access, ConnectOptions, Mr, Qp, WcStatus};
-use rocinante_node::{BRIDGE, Lab, LabConfig};
+use rocinante_lab::{BRIDGE, Lab, LabConfig};
 use rocinante_tests::harness::{Family, Setup, Side, address, wr};
 use rocinante_tests::on_each_backend;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rocinante::device::SHARDS_VARIABLE;
 use rocinante::verbs::{GRH_LEN, MwType, PeerPath, QpType, Rereg, SendOp};
 use rocinante::{Access, OpenOptions, Qp, RecvWr, SendWr, VerbsError, WcStatus};
-use rocinante_node::ChildGuard;
+use rocinante_lab::ChildGuard;
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{
     Backend, Family, Harness, PATIENCE, Setup, Side, assert_same, next, pattern, wait_until, wr,

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rocinante_node::{Container, LabConfig, Pair};
+use rocinante_lab::{Container, LabConfig, Pair};
 use rocinante_tests::harness::Backend;
 use rocinante_tests::running::{Done, Running};
 use rocinante_tests::{require_backend, require_lab, require_machine_root, require_program};

@@ -3,7 +3,7 @@
 //! Each test starts this program again as the holder of a lab, and ends the holder.
 
 use nix::sys::signal::Signal;
-use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent, kill_children_on_signal};
+use rocinante_lab::{ChildGuard, Lab, LabConfig, exit_with_parent, kill_children_on_signal};
 use rocinante_tests::require_lab;
 use std::io::{BufRead, BufReader};
 use std::path::Path;

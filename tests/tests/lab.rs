@@ -1,7 +1,7 @@
 //! The lab itself: containers reach each other over the host's bridge, and the host's policy binds
 //! them. The tests use plain UDP datagrams instead of RDMA, so that a failure is the lab's.
 
-use rocinante_node::{Container, Lab, LabConfig, Match, Pair, Tbf};
+use rocinante_lab::{Container, Lab, LabConfig, Match, Pair, Tbf};
 use rocinante_tests::{require_ethtool, require_lab, require_nft, require_tc};
 use std::io::ErrorKind;
 use std::net::{IpAddr, UdpSocket};
@@ -115,7 +115,7 @@ fn a_counter_counts_what_matches_and_nothing_else() {
         assert!(arrives(&b, &a, &[0; 100]));
     }
     // 20 bytes of IPv4 and 8 of UDP before each payload.
-    let figures = |rule: &rocinante_node::Rule| {
+    let figures = |rule: &rocinante_lab::Rule| {
         let counter = rule.counter().unwrap();
         (counter.packets, counter.bytes)
     };

@@ -4,7 +4,7 @@
 //! It has a `main` of its own, because only a process with a single thread can enter a user
 //! namespace.
 
-use rocinante_node::{Availability, Lab, LabConfig, Match, Privilege, Tbf, enter_user_namespace};
+use rocinante_lab::{Availability, Lab, LabConfig, Match, Privilege, Tbf, enter_user_namespace};
 use std::fs;
 use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! The device in software without its fronts, for the C ABI (`capi/`).
+//! The device in software without its fronts, for the C ABI (`verbs-api/capi/`).
 //!
 //! The public types choose between two providers and keep the objects alive that they use. A C
 //! program does the latter by itself, in the order of its calls, and has the device in software

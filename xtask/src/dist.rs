@@ -22,7 +22,7 @@ const OUT: &str = "cli/dist/out";
 const PROGRAMS: [(&str, &str); 2] =
     [("rocinante-cli", "rocinante"), ("rocinante-agent", "rocinante-agent")];
 /// The directory of the files that start the agent.
-const AGENT: &str = "agent/dist";
+const AGENT: &str = "host/agent/dist";
 const AGENT_FILES: [&str; 3] = ["Containerfile", "agent.toml", "rocinante-agent.service"];
 /// The libraries that `rocinante run` preloads: as cargo builds them, and as they are called beside
 /// the command.
@@ -41,7 +41,7 @@ const SHIPPED: [&str; 7] = [
     "rocinante-cli",
     "rocinante-crc",
     "rocinante-netdev",
-    "rocinante-node",
+    "rocinante-lab",
     "rocinante-stack",
 ];
 const SHELLS: [(&str, &str); 5] = [

@@ -142,7 +142,7 @@ fn each(run: impl Fn(u64) -> Result<u64, String>) -> Result<u64, String> {
 /// interface of a network namespace. Or why there is none.
 fn count_device() -> Result<Result<(String, u64), String>, String> {
     /// The same work in both.
-    const SOURCE: &str = "capi/cost/post.c";
+    const SOURCE: &str = "verbs-api/capi/cost/post.c";
     for (program, package) in [("cc", "gcc"), ("ip", "iproute2"), ("unshare", "util-linux")] {
         if !is_installed(program) {
             return Ok(Err(format!("{package} is not installed")));
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn what_is_above_the_device_counts() {
-        let said = "Ir\n\n1,500  capi/src/ffi/post.rs:rocinante_ibverbs::ffi::post::post_send [/x.so]\n\
+        let said = "Ir\n\n1,500  verbs-api/capi/src/ffi/post.rs:rocinante_ibverbs::ffi::post::post_send [/x.so]\n\
                      20  /rustc/5/library/core/src/result.rs:rocinante_ibverbs::ffi::cq::poll_cq\n\
                     300  stack/src/verbs/wr.rs:rocinante_ibverbs::ffi::post::post_send\n\
                     400  verbs-api/src/soft/cq.rs:rocinante::soft::cq::Cq::poll [/x]\n\

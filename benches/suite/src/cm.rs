@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::workers::resident;
 use rocinante_cli::output::{Failure, Output};
 use rocinante_cli::session::{OpenArgs, address};
-use rocinante_node::{LabConfig, Pair, kill_children_on_signal};
+use rocinante_lab::{LabConfig, Pair, kill_children_on_signal};
 
 /// Measure the connection manager: connections made and ended per second, held at once, and their
 /// memory

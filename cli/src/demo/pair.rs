@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::order::{Answer, Order};
 use super::worker::ContainerSide;
 use crate::orders;
-use rocinante_node::{ChildGuard, Lab, LabError};
+use rocinante_lab::{ChildGuard, Lab, LabError};
 
 /// A failure while a backend was shown.
 #[derive(Debug)]

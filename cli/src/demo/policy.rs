@@ -7,7 +7,7 @@ use super::order::{Answer, BulkOrder, Order};
 use super::pair::{Fault, Pair};
 use super::report::{Policy, rounded};
 use super::{CONNECT, Console, connect};
-use rocinante_node::{Lab, Match, Tbf};
+use rocinante_lab::{Lab, Match, Tbf};
 
 /// Rate of the shaper.
 const LIMIT_MBPS: u32 = 100;

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
+use rocinante_lab::{LabError, Netns, ShaperStats};
 use rocinante_netdev::{Interface, TcxDrop};
-use rocinante_node::{LabError, Netns, ShaperStats};
 
 use super::lab::{Family, Network};
 use super::sides::{SECOND, SENDER};

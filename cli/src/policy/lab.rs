@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use rocinante_node::{Container, Lab, LabConfig, LabError, Netns, Routed};
+use rocinante_lab::{Container, Lab, LabConfig, LabError, Netns, Routed};
 use serde::Serialize;
 
 use super::sides::{RECEIVER, SENDER};

@@ -4,8 +4,8 @@
 use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 
+use rocinante_lab::{LabError, Netns};
 use rocinante_netdev::{Interface, unlisted_rules};
-use rocinante_node::{LabError, Netns};
 use serde::Serialize;
 use serde_json::Value;
 

@@ -5,7 +5,7 @@ use std::process::ChildStdin;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use rocinante_node::{ChildGuard, LabError};
+use rocinante_lab::{ChildGuard, LabError};
 
 use super::lab::{Family, Network};
 use super::order::{Answer, Order};

@@ -4,7 +4,7 @@
 use std::os::unix::process::CommandExt as _;
 use std::time::Duration;
 
-use rocinante_node::{ChildGuard, Container, LabConfig, Pair};
+use rocinante_lab::{ChildGuard, Container, LabConfig, Pair};
 
 use crate::install::Installation;
 use crate::row::{ended, listens_on, succeeded};

@@ -61,6 +61,6 @@ impl Outcome {
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
-fn in_words(error: rocinante_node::LabError) -> String {
+fn in_words(error: rocinante_lab::LabError) -> String {
     error.to_string()
 }

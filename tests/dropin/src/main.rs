@@ -9,7 +9,7 @@ use rocinante_dropin::install::Installation;
 use rocinante_dropin::suite::{self, State, Verdict};
 use rocinante_dropin::table::{self, Row};
 use rocinante_dropin::{Outcome, document, foreign, kills, row, speed, transports};
-use rocinante_node::kill_children_on_signal;
+use rocinante_lab::kill_children_on_signal;
 use serde_json::json;
 
 const USAGE: &str = "\

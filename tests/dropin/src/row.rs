@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use rocinante_node::{ChildGuard, Container, LabConfig, LabError, Pair};
+use rocinante_lab::{ChildGuard, Container, LabConfig, LabError, Pair};
 
 use crate::install::Installation;
 use crate::table::{self, Row, Says, Shape};

@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-use rocinante_node::{LabConfig, Pair};
+use rocinante_lab::{LabConfig, Pair};
 use serde_json::{Value, json};
 
 use crate::install::Installation;

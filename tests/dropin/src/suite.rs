@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use rocinante_node::{LabConfig, Pair};
+use rocinante_lab::{LabConfig, Pair};
 
 use crate::NOBODY;
 use crate::install::Installation;

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-use rocinante_node::{Container, LabConfig, Pair};
+use rocinante_lab::{Container, LabConfig, Pair};
 
 use crate::install::Installation;
 use crate::row::{ended, opens, succeeded};

@@ -31,8 +31,8 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-impl From<rocinante_node::LabError> for Error {
-    fn from(error: rocinante_node::LabError) -> Self {
+impl From<rocinante_lab::LabError> for Error {
+    fn from(error: rocinante_lab::LabError) -> Self {
         Self(error.to_string())
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rocinante_interop::guest::{Guest, GuestConfig, Image, Link, control};
-use rocinante_node::{Lab, LabConfig};
+use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::{need, require};
 
 const SOON: Duration = Duration::from_secs(30);

@@ -14,7 +14,7 @@ use crate::harness::{
     pattern, wait_until, wr,
 };
 use crate::oracles::{Oracle, Oracles};
-use rocinante_node::{ChildGuard, Lab, LabConfig, exit_with_parent};
+use rocinante_lab::{ChildGuard, Lab, LabConfig, exit_with_parent};
 
 /// Makes a process of this program the peer of a test; the value is the address on which it waits.
 const ROLE: &str = "ROCINANTE_E2E_DEATH";

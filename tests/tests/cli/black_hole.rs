@@ -1,7 +1,7 @@
 //! A bridge's port with a smaller MTU than both ends drops large packets, and says nothing.
 
 use super::{Running, rocinante, words};
-use rocinante_node::{Lab, LabConfig};
+use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::require_lab;
 use std::process::{Command, Stdio};
 

@@ -3,7 +3,7 @@
 
 use super::{Done, Running, rocinante, start_command, words};
 use rocinante::device::Backend;
-use rocinante_node::{Container, Lab, LabConfig};
+use rocinante_lab::{Container, Lab, LabConfig};
 use rocinante_tests::{confined, require_backend, require_lab, require_machine_root};
 use std::process::Command;
 

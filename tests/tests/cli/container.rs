@@ -3,7 +3,7 @@
 
 use super::examples::{documents, path};
 use super::{Done, Running};
-use rocinante_node::ChildGuard;
+use rocinante_lab::ChildGuard;
 use rocinante_tests::{require_machine_root, require_program};
 use rustix::process::{Resource, getrlimit};
 use std::fs::{self, Permissions};

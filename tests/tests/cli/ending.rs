@@ -2,7 +2,7 @@
 
 use super::{Addresses, Running, rocinante, run, words};
 use nix::sys::signal::Signal;
-use rocinante_node::{ChildGuard, Lab, LabConfig, Match};
+use rocinante_lab::{ChildGuard, Lab, LabConfig, Match};
 use rocinante_tests::{require_machine_root, require_nft, require_program, unique};
 use std::io::Write;
 use std::process::{Command, Stdio};

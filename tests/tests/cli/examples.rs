@@ -2,7 +2,7 @@
 
 use super::{Running, rocinante};
 use nix::sys::signal::Signal;
-use rocinante_node::{Lab, LabConfig};
+use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::require_lab;
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -15,7 +15,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use rocinante::cm::{Listener, Params};
 use rocinante::device::Backend;
-use rocinante_node::{ChildGuard, Lab, LabConfig};
+use rocinante_lab::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
 use rocinante_tests::idle::{Client, be_client};

@@ -3,7 +3,7 @@
 use super::{Running, command, rocinante, start_command, words};
 use nix::sys::signal::Signal;
 use rocinante::device::Backend;
-use rocinante_node::{ChildGuard, Container, Lab, LabConfig, Match};
+use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, Match};
 use rocinante_tests::running::PATIENCE;
 use rocinante_tests::{require_backend, require_machine_root, require_nft};
 use std::fs;

@@ -2,7 +2,7 @@
 
 use super::{Addresses, Done, Running, both, run, start, words};
 use nix::sys::signal::Signal;
-use rocinante_node::{Container, Lab, LabConfig};
+use rocinante_lab::{Container, Lab, LabConfig};
 use rocinante_tests::require_lab;
 use serde_json::Value;
 use std::net::Ipv6Addr;

@@ -2,7 +2,7 @@
 
 use super::{Done, start};
 use rocinante::device::Backend;
-use rocinante_node::{Lab, LabConfig, Match};
+use rocinante_lab::{Lab, LabConfig, Match};
 use rocinante_tests::{require_backend, require_lab, require_nft};
 
 /// Server in the second container, client in the first; no addresses are given.

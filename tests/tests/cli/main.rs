@@ -35,7 +35,7 @@ use std::ffi::OsStr;
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 
-use rocinante_node::Container;
+use rocinante_lab::Container;
 use rocinante_tests::running::{Done, Running};
 use rocinante_tests::unique;
 

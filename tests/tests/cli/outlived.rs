@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 use rocinante::OpenOptions;
 use rocinante::cm::{Connecting, Connection, Listener, Params};
 use rocinante::device::Backend;
-use rocinante_node::{ChildGuard, Container, Lab, LabConfig, exit_with_parent};
+use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, exit_with_parent};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
 use rocinante_tests::{require_backend, require_machine_root};

@@ -4,7 +4,7 @@ use super::{Done, Running, rocinante, start, start_command, words};
 use nix::sys::signal::Signal;
 use rocinante::OpenOptions;
 use rocinante::device::Backend;
-use rocinante_node::{Container, Lab, LabConfig};
+use rocinante_lab::{Container, Lab, LabConfig};
 use rocinante_tests::{require_backend, require_lab, require_machine_root};
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;

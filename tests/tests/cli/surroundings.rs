@@ -4,7 +4,7 @@ use std::process::Command;
 
 use super::{Done, Running, rocinante, start_command, words};
 use rocinante::device::Backend;
-use rocinante_node::{Container, Lab, LabConfig};
+use rocinante_lab::{Container, Lab, LabConfig};
 use rocinante_tests::{require_backend, require_lab, require_machine_root, require_program, skip};
 
 /// The command line of `rocinante`, run by other commands: `unshare --pid`.

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use super::{rocinante, start_command, words};
-use rocinante_node::{Lab, LabConfig};
+use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::{confined, require_lab};
 
 /// An address that the kernel still asks others for is waited for: by a client that has no other,

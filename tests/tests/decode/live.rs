@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use rocinante_node::ChildGuard;
+use rocinante_lab::ChildGuard;
 use rocinante_tests::running::hand_on_no_ignored_signal;
 use serde_json::Value;
 

@@ -11,7 +11,7 @@ use rocinante::cm::{Connecting, Connection, Listener, Params};
 use rocinante::device::Backend;
 use rocinante::verbs::{Sge, WcOpcode};
 use rocinante::{Access, Context, Cq, Mr, OpenOptions, RecvWr, SendWr};
-use rocinante_node::{ChildGuard, Container, Lab, LabConfig, exit_with_parent};
+use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, exit_with_parent};
 use rocinante_tests::alone::{Held, at_rest, myself};
 use rocinante_tests::harness::{Family, Setup, Side, address};
 

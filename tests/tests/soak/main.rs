@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use rocinante::device::Backend;
 use rocinante::verbs::SendOp;
 use rocinante::{Access, ConnectOptions, Context, OpenOptions, Qp};
-use rocinante_node::exit_with_parent;
+use rocinante_lab::exit_with_parent;
 use rocinante_tests::alone::alone;
 use rocinante_tests::harness::{Harness, Setup, wr};
 use rocinante_tests::oracles::Oracle;

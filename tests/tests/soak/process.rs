@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use rocinante::ConnectOptions;
 use rocinante::verbs::Mtu;
-use rocinante_node::{ChildGuard, Container};
+use rocinante_lab::{ChildGuard, Container};
 use rocinante_tests::alone::myself;
 
 use super::party::{PATIENCE, Party, RETRIES, TIMEOUT};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rocinante::cm::Listener;
 use rocinante::device::Backend;
 use rocinante::verbs::Mtu;
-use rocinante_node::{Lab, LabConfig, Match, Rule};
+use rocinante_lab::{Lab, LabConfig, Match, Rule};
 use rocinante_tests::alone::{Held, at_rest, resident_bytes};
 use rocinante_tests::harness::{Family, Setup, Side, address};
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rocinante_node::{Lab, Netns};
+use rocinante_lab::{Lab, Netns};
 
 use super::lane::mix;
 

@@ -4,7 +4,7 @@
 //! Dropping an object sends its held acknowledgements. A program that returns from `main` or calls
 //! `exit(3)` without dropping its objects runs the function that this module registers. A program
 //! that ends by `_exit(2)` or a signal runs nothing more, unless a preloaded library intercepts the
-//! former (`capi/paths`).
+//! former (`verbs-api/capi/paths`).
 
 #![allow(unsafe_code)]
 

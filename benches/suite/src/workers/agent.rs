@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use rocinante_cli::output::Failure;
-use rocinante_node::{ChildGuard, Lab};
+use rocinante_lab::{ChildGuard, Lab};
 
 const PROGRAM: &str = "rocinante-agent";
 /// How long it may take to start.

@@ -21,7 +21,7 @@ use super::{fan_in, idle, ours, peers, raw};
 use rocinante_cli::cores;
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::Failure;
-use rocinante_node::exit_with_parent;
+use rocinante_lab::exit_with_parent;
 
 /// TCP port of the exchange between the two processes. It must differ from those of `perf`,
 /// perftest and an agent, which may use the same address.

@@ -15,7 +15,7 @@ use rocinante::device::AGENT_VARIABLE;
 use rocinante_cli::devices::is_soft_roce;
 use rocinante_cli::measure::Side;
 use rocinante_cli::output::Failure;
-use rocinante_node::{
+use rocinante_lab::{
     ChildGuard, Container, Lab, LabConfig, LabError, Pair, kill_children_on_signal,
 };
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rocinante::device::hardware_devices;
 use rocinante_dropin::row;
-use rocinante_node::{ChildGuard, LabError};
+use rocinante_lab::{ChildGuard, LabError};
 
 use super::machine::Machine;
 use super::proto::{Invocation, Reply, Request};

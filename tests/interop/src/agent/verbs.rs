@@ -16,7 +16,7 @@ use rocinante::{
     Access, Ah, CompChannel, Context, Cq, Mr, Mw, OpenOptions, Pd, Qp, RecvWr, SendWr, Srq,
     VerbsError, Wc,
 };
-use rocinante_node::Netns;
+use rocinante_lab::Netns;
 use rocinante_tests::harness::pattern;
 
 use super::machine::Kind;

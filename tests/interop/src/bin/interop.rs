@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use rocinante_interop::hardware::checks;
 use rocinante_interop::{agent, card, guest, links};
-use rocinante_node::kill_children_on_signal;
+use rocinante_lab::kill_children_on_signal;
 
 /// Rocinante and the RDMA devices of the kernel, tried with each other
 #[derive(Debug, Parser)]

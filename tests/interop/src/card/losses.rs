@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rocinante::device::Backend;
-use rocinante_node::{ChildGuard, Netns};
+use rocinante_lab::{ChildGuard, Netns};
 
 use crate::agent::machine::Kind;
 use crate::matrix::{Losing, Node, Step, Wire, cannot};
@@ -166,7 +166,7 @@ fn search_path() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rocinante_node::{Lab, LabConfig};
+    use rocinante_lab::{Lab, LabConfig};
     use rocinante_tests::{need, require};
 
     #[test]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use rocinante::device::Backend;
-use rocinante_node::kill_children_on_signal;
+use rocinante_lab::kill_children_on_signal;
 
 use self::cells::CardCell;
 use self::report::{Entry, Report};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rocinante::OpenOptions;
 use rocinante::device::{Backend, Interface, hardware_devices};
 use rocinante_dropin::install::Installation;
-use rocinante_node::Netns;
+use rocinante_lab::Netns;
 
 use super::cells::BACKENDS;
 use super::losses::LossPlace;

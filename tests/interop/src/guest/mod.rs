@@ -31,7 +31,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rocinante_node::{ChildGuard, Lab, LabConfig, Netns};
+use rocinante_lab::{ChildGuard, Lab, LabConfig, Netns};
 
 pub use self::control::Outcome;
 use self::control::{ControlReply, ControlRequest, lock};

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use rocinante_node::{Container, Lab};
+use rocinante_lab::{Container, Lab};
 
 use super::Guest;
 use super::qemu::Nic;

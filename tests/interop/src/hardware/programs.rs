@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rocinante_node::{ChildGuard, Container};
+use rocinante_lab::{ChildGuard, Container};
 
 use crate::guest::{Guest, Job, Outcome};
 use crate::matrix::Step;

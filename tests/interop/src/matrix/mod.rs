@@ -27,7 +27,7 @@ mod witness;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use rocinante_node::{Container, Lab};
+use rocinante_lab::{Container, Lab};
 
 pub use self::cell::{Cell, MTUS, Requester, Setting, all};
 pub use self::node::{Node, Step};

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rocinante::device::Backend;
 use rocinante_dropin::install::Installation;
 use rocinante_dropin::{NOBODY, row};
-use rocinante_node::{ChildGuard, Netns};
+use rocinante_lab::{ChildGuard, Netns};
 
 use super::node::Step;
 use crate::guest::Outcome;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rocinante::device::Backend;
 use rocinante_dropin::install::Installation;
-use rocinante_node::Netns;
+use rocinante_lab::Netns;
 
 use super::Bench;
 use super::cell::{MTUS, Requester, Setting};

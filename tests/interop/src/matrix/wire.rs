@@ -1,6 +1,6 @@
 //! The wire between two sides. It can lose packets.
 
-use rocinante_node::{Lab, Match, Rule};
+use rocinante_lab::{Lab, Match, Rule};
 
 use super::node::{Node, Step};
 use crate::agent::machine::Kind;

@@ -22,7 +22,7 @@ use rocinante_interop::matrix::programs::{self, ProgramCell};
 use rocinante_interop::matrix::scripts::{self, ScriptCell};
 use rocinante_interop::matrix::{self, Bench, Cell, Requester, Setting, Table, subset};
 use rocinante_interop::{Error, Result, hardware};
-use rocinante_node::{Lab, LabConfig, kill_children_on_signal};
+use rocinante_lab::{Lab, LabConfig, kill_children_on_signal};
 use rocinante_tests::{need, skip};
 
 /// How long the committed subset may take, and the whole matrix. Where the guest is emulated by two

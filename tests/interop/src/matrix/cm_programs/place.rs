@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rocinante::device::Backend;
 use rocinante_dropin::install::Installation;
-use rocinante_node::Netns;
+use rocinante_lab::Netns;
 
 use super::{CmProgram, RPING};
 use crate::agent::host::is_listening;

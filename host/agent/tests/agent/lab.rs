@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, LabError, Privilege};
 use rocinante_netdev::host::{Reason, SourceFilter};
-use rocinante_node::{ChildGuard, Container, Lab, LabConfig, LabError, Privilege};
 
 use crate::asker::{As, Asker, eventually};
 
@@ -26,7 +26,7 @@ impl Host {
     /// A host with this number of containers, without an agent.
     pub(crate) fn new(containers: u8) -> Result<Self, LabError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        if rocinante_node::enter_user_namespace()? != Privilege::Machine {
+        if rocinante_lab::enter_user_namespace()? != Privilege::Machine {
             return Err(LabError::Namespace {
                 doing: "load a program for tc",
                 source: std::io::ErrorKind::PermissionDenied.into(),

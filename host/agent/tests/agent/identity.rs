@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use rocinante_node::{Container, Netns};
+use rocinante_lab::{Container, Netns};
 
 use crate::asker::{As, Asker, eventually};
 use crate::lab::host_or_skip;

@@ -23,7 +23,7 @@
 //! the reason for each of the others.
 //!
 //! ```no_run
-//! use rocinante_node::{Lab, LabConfig, Match};
+//! use rocinante_lab::{Lab, LabConfig, Match};
 //! use std::process::Command;
 //!
 //! let lab = Lab::new(&LabConfig::default())?;
@@ -33,7 +33,7 @@
 //! lab.container(0).output(Command::new("rocinante").args(["pingpong", &peer]))?;
 //! server.kill();
 //! println!("the bridge saw {} packets", seen.counter()?.packets);
-//! # Ok::<(), rocinante_node::LabError>(())
+//! # Ok::<(), rocinante_lab::LabError>(())
 //! ```
 
 mod availability;

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::error::AgentError;
 
-/// The configuration, a file of TOML. `agent/dist/agent.toml` has every option with its default.
+/// The configuration, a file of TOML. `host/agent/dist/agent.toml` has every option with its default.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -72,7 +72,7 @@ impl Config {
     /// # Errors
     /// There is none, or it is not understood: the error names the line.
     pub fn read(path: &Path) -> Result<Self, AgentError> {
-        let hint = "agent/dist/agent.toml has every option";
+        let hint = "host/agent/dist/agent.toml has every option";
         let what = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
         let text = fs::read_to_string(path).map_err(|e| AgentError::new(what(&e), hint))?;
         let config: Self = toml::from_str(&text).map_err(|e| AgentError::new(what(&e), hint))?;

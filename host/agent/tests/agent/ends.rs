@@ -1,6 +1,6 @@
 //! Objects made for a container go with it, and not before.
 
-use rocinante_node::Container;
+use rocinante_lab::Container;
 
 use crate::asker::eventually;
 use crate::lab::host_or_skip;
@@ -74,7 +74,7 @@ fn a_container_is_forgotten_when_its_interface_goes() {
 fn a_container_that_ends_takes_its_network_along() {
     let mut host = host_or_skip!("ends::a_container_that_ends", 1);
     host.start();
-    let container = rocinante_node::Netns::new().expect("a namespace");
+    let container = rocinante_lab::Netns::new().expect("a namespace");
     let add =
         ["link", "add", "h9", "type", "veth", "peer", "name", "eth0", "netns", &container.path()];
     host.lab.host().ip(&add).expect("a veth");
@@ -119,7 +119,7 @@ fn a_host_end_may_be_renamed_and_moved() {
         .expect("added");
     eventually("it is followed", || host.may_leave(0).contains(&late));
     // Moved to another namespace, it has no end here any more.
-    let elsewhere = rocinante_node::Netns::new().expect("a namespace");
+    let elsewhere = rocinante_lab::Netns::new().expect("a namespace");
     host.lab.host().ip(&["link", "set", end, "netns", &elsewhere.path()]).expect("moved");
     let known = || host.state_text()["containers"].as_array().map_or(0, Vec::len);
     eventually("it is forgotten", || known() == 1);
@@ -127,7 +127,7 @@ fn a_host_end_may_be_renamed_and_moved() {
     assert!(first.refused(host.addresses(0)[0]).contains("not on this host"));
     second.granted(host.addresses(1)[0]);
     // The container's end, too: only the addresses permitted before may leave.
-    let other = rocinante_node::Netns::new().expect("a namespace");
+    let other = rocinante_lab::Netns::new().expect("a namespace");
     let before = host.may_leave(1);
     host.container(1).netns().ip(&["link", "set", "eth0", "netns", &other.path()]).expect("moved");
     other.ip(&["address", "add", "10.77.0.55/24", "dev", "eth0"]).expect("added");

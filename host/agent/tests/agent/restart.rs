@@ -4,7 +4,7 @@ use std::fs;
 use std::net::UdpSocket;
 
 use rocinante_agent::STEPS;
-use rocinante_node::Container;
+use rocinante_lab::Container;
 
 use crate::asker::{SOON, eventually};
 use crate::lab::host_or_skip;

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rocinante_lab::{ChildGuard, Netns};
 use rocinante_netdev::handed::guard;
 use rocinante_netdev::handed::{Agent, Answer, Request, receive_answer, send_request};
 use rocinante_netdev::{AnyPort, Backend, Interface, PortConfig, Shards, auto};
-use rocinante_node::{ChildGuard, Netns};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
