@@ -31,8 +31,8 @@ const AT_START: (CapabilitySet, &str) = (CapabilitySet::NET_BROADCAST, "CAP_NET_
 /// # Errors
 /// Some are.
 pub(crate) fn check() -> Result<(), AgentError> {
-    let hint = "start it as root, or by host/agent/dist/rocinante-agent.service, or in a container as \
-                host/agent/dist/Containerfile says";
+    let hint = "start it as root, or by host/agent/dist/rocinante-agent.service, or in a \
+                container as host/agent/dist/Containerfile says";
     let sets = capabilities(None)
         .map_err(|e| AgentError::os("capabilities cannot be read", &e.into(), hint))?;
     let needed = KEPT.iter().chain([&AT_START]);
