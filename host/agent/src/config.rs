@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::error::AgentError;
 
-/// The configuration, a file of TOML. `host/agent/dist/agent.toml` has every option and its default.
+/// The configuration, a file of TOML: `host/agent/dist/agent.toml` has each option and its default.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
