@@ -40,8 +40,7 @@ impl Pd {
     /// A program in another language may break the promise: unmap or protect memory that is
     /// registered, or shorten its file. An access then fails as if the region did not permit it,
     /// and ends the one queue pair. A handler of SIGSEGV and SIGBUS sees to that; it passes all
-    /// other faults to the one that the program has: "Memory that goes away" in
-    /// `docs/design/08-memory-regions.md`.
+    /// other faults to the one that the program has (`docs/design/26-memory-faults.md`).
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate); [`VerbsError::Fault`] if the process has no such memory:
