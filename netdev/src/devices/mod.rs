@@ -1,0 +1,4 @@
+//! Interfaces as programs see RDMA devices: by their names, and as files.
+
+pub(crate) mod names;
+pub mod sysfs;
