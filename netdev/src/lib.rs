@@ -23,26 +23,30 @@ mod testing;
 mod tuning;
 mod udp;
 
+/// The UDP destination port of RoCEv2 (IANA `ri-oce`), in both directions.
+pub const ROCE_PORT: u16 = 4791;
+
 pub use choose::any::AnyPort;
 pub use choose::auto;
 pub use choose::policy::{Unlisted, unlisted_rules};
+pub use devices::interfaces::gid_table_len;
 pub use devices::names::{DEVICES_VARIABLE, NamedInterface, Names, follow_gids, named_interfaces};
 pub use devices::sysfs;
 pub use frames::FramePort;
 pub use frames::packet::PacketPort;
 pub use frames::xdp::XdpPort;
 pub use kernel::descriptors::{apart, keep_from_children};
-pub use kernel::interface::{Interface, Unusable, WhyUnusable, gid_table_len};
-pub use kernel::next_hop::NextHop;
+pub use kernel::interface::{Interface, Unusable, WhyUnusable};
 #[doc(hidden)]
 pub use kernel::tcx::{TcxDepartures, TcxDrop, tcx_programs};
 pub use kernel::watch::InterfaceWatch;
 pub use port::config::{PacketConfig, PortConfig, Shards, UdpConfig, XdpConfig};
 pub use port::contract::{
-    Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, ROCE_PORT,
-    Runs, RxBudget, RxDatagram, RxIpId, TxFailure, TxSlot,
+    Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, Runs,
+    RxBudget, RxDatagram, RxIpId, TxFailure, TxSlot,
 };
 pub use port::error::OpenError;
 pub use port::parts::{BackendParts, Descriptor, Manifest, Parts};
 pub use sharing::{Errand, GUARDIAN_VARIABLE, Guardian, Left, NOTE_BYTES, PortClaim, Slots};
+pub use udp::next_hop::NextHop;
 pub use udp::{UdpPort, holder};

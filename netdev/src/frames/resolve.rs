@@ -28,6 +28,7 @@ use crate::kernel::interface::Interface;
 use crate::kernel::recent::Recent;
 use crate::kernel::rtnl::{Change, Monitor, Neighbour, RouteKind, RouteQuery, Rtnl, Way};
 use crate::port::contract::{Path, PathId, PathSpec, Port};
+use crate::port::error::{a_broadcast_address, not_an_address_of_the_port, two_families};
 use crate::port::headers::FrameTemplate;
 use crate::tuning::routes::{
     KNOWN_MAX, REFRESH, RESOLVE_FIRST, REST_MIN, REST_TIMES, ROUTE_REFRESHES,
@@ -502,23 +503,6 @@ impl HopLimits {
     fn of_family(self, remote: IpAddr) -> u8 {
         if remote.is_ipv4() { self.v4 } else { self.v6 }
     }
-}
-
-/// The error for a path from an address that is not the port's.
-pub(crate) fn not_an_address_of_the_port(spec: &PathSpec) -> io::Error {
-    let message = format!("{} is not an address of this port", spec.local);
-    io::Error::new(io::ErrorKind::AddrNotAvailable, message)
-}
-
-/// The error for a path between addresses of different families.
-pub(crate) fn two_families(spec: &PathSpec) -> io::Error {
-    let message = format!("{} and {} are of different families", spec.local, spec.remote);
-    io::Error::new(io::ErrorKind::InvalidInput, message)
-}
-
-/// The error for a path to a broadcast address.
-pub(crate) fn a_broadcast_address(remote: IpAddr) -> io::Error {
-    io::Error::new(io::ErrorKind::HostUnreachable, format!("{remote} is a broadcast address"))
 }
 
 #[cfg(test)]

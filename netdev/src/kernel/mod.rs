@@ -8,7 +8,6 @@ pub(crate) mod descriptors;
 pub(crate) mod ethtool;
 pub(crate) mod inherited;
 pub(crate) mod interface;
-pub(crate) mod next_hop;
 pub(crate) mod recent;
 pub(crate) mod rights;
 pub(crate) mod rtnl;

@@ -13,9 +13,6 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// The UDP destination port of RoCEv2 (IANA `ri-oce`), in both directions.
-pub const ROCE_PORT: u16 = 4791;
-
 /// The backend of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Backend {

@@ -1,6 +1,9 @@
-//! Why a port could not be opened, and what to do about it.
+//! Why a port could not be opened, or a path not made, and what to do about it.
 
-use crate::port::contract::Backend;
+use std::io;
+use std::net::IpAddr;
+
+use crate::port::contract::{Backend, PathSpec};
 
 /// Why a port could not be opened.
 #[derive(Debug)]
@@ -54,3 +57,20 @@ impl std::fmt::Display for OpenError {
 
 /// Its own text has the kernel's answer, so it has no source.
 impl std::error::Error for OpenError {}
+
+/// The error for a path from an address that is not the port's.
+pub(crate) fn not_an_address_of_the_port(spec: &PathSpec) -> io::Error {
+    let message = format!("{} is not an address of this port", spec.local);
+    io::Error::new(io::ErrorKind::AddrNotAvailable, message)
+}
+
+/// The error for a path between addresses of different families.
+pub(crate) fn two_families(spec: &PathSpec) -> io::Error {
+    let message = format!("{} and {} are of different families", spec.local, spec.remote);
+    io::Error::new(io::ErrorKind::InvalidInput, message)
+}
+
+/// The error for a path to a broadcast address.
+pub(crate) fn a_broadcast_address(remote: IpAddr) -> io::Error {
+    io::Error::new(io::ErrorKind::HostUnreachable, format!("{remote} is a broadcast address"))
+}

@@ -10,7 +10,8 @@ use etherparse::{
     UdpHeader,
 };
 
-use crate::port::contract::{PathSpec, ROCE_PORT};
+use crate::ROCE_PORT;
+use crate::port::contract::PathSpec;
 
 /// Length of an Ethernet header.
 pub(crate) const ETH_LEN: usize = 14;

@@ -11,8 +11,8 @@ use super::bag::{Bag, Entry};
 use super::duty::Duty;
 use super::locks::Locks;
 use super::mail::Writer;
+use super::meeting;
 use super::notes::Notes;
-use super::{failed, meeting};
 use crate::kernel::interface::Interface;
 use crate::port::config::{PortConfig, Shards};
 use crate::port::contract::Backend;
@@ -144,4 +144,9 @@ impl Shared {
         }
         Ok(())
     }
+}
+
+/// The error of a step that the kernel refused.
+pub(super) fn failed(what: &str, error: io::Error, hint: &str) -> OpenError {
+    OpenError::os(Backend::Udp, format!("cannot {what}"), error, hint)
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen};
 
-use super::SLOTS_MAX;
+use super::layout::SLOTS_MAX;
 use super::meeting::{ANSWER, Refused, check_user, holders, name, seqpacket};
 use crate::kernel::descriptors;
 use crate::kernel::inherited;
@@ -18,7 +18,7 @@ use crate::kernel::inherited;
 /// The most processes that wait for the end of a duty: there are no more slots.
 const WATCHERS_MAX: usize = SLOTS_MAX;
 /// The most connections that are accepted before anything else is looked at.
-pub(super) const AT_ONCE: usize = crate::tuning::shared::DUTY_AT_ONCE;
+const AT_ONCE: usize = crate::tuning::shared::DUTY_AT_ONCE;
 
 #[derive(Debug)]
 pub(super) struct Duty {

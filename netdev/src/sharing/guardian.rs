@@ -17,9 +17,10 @@ use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, accept_with, bind, get
 use rustix::process::geteuid;
 use rustix::time::Timespec;
 
+use super::layout::SLOTS_MAX;
 use super::locks::Locks;
 use super::meeting::{Objects, SPACE, address_of, seqpacket, welcome};
-use super::{SLOTS_MAX, notes};
+use super::notes;
 use crate::kernel::descriptors::{self, EventFd};
 use crate::kernel::rights;
 

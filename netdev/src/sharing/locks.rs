@@ -16,7 +16,8 @@ use std::time::Duration;
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{SLOTS_MAX, notes};
+use super::layout::{RECORD, SLOTS_MAX};
+use super::notes;
 use crate::kernel::descriptors::{self, Lock};
 use crate::kernel::inherited;
 
@@ -32,15 +33,8 @@ const SERVICES: u64 = 1 << 20;
 const PORTS: u64 = 3 << 61;
 /// How long that lock is waited for. A process holds it for some dozens of system calls.
 const PATIENCE: Duration = crate::tuning::shared::LOCK_PATIENCE;
-/// A record of the file: nanoseconds since the machine started until which a slot rests.
-const RECORD: u64 = 8;
 /// The record of a slot that a process has taken, and not left.
 const TAKEN: u64 = u64::MAX;
-
-/// Behind the records there are notes.
-pub(super) const NOTES_AT: u64 = SLOTS_MAX as u64 * RECORD;
-/// The bytes of the file. Pages without a write take no memory.
-pub(super) const FILE_BYTES: u64 = NOTES_AT + notes::BYTES;
 
 /// How a process has a port, as its neighbours see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,8 +18,8 @@ use rustix::net::{
 use rustix::process::geteuid;
 
 use super::bag::{Bag, is_socket, is_stream};
-use super::duty::AT_ONCE;
-use super::locks::{FILE_BYTES, NOTES_AT, file_bytes_max};
+use super::layout::{FILE_BYTES, NOTES_AT};
+use super::locks::file_bytes_max;
 use crate::kernel::descriptors::{self, Peer};
 use crate::kernel::inherited;
 use crate::kernel::rights;
@@ -35,6 +35,8 @@ pub(super) const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS));
 const PATIENCE: Duration = crate::tuning::shared::JOIN_PATIENCE;
 /// How long it waits for one of the others to answer: any of them may have been stopped just now.
 pub(super) const ANSWER: Duration = crate::tuning::shared::ANSWER;
+/// The most connections that are accepted before anything else is looked at.
+const AT_ONCE: usize = crate::tuning::shared::DUTY_AT_ONCE;
 const BACKLOG: i32 = 128;
 
 /// The objects that the processes on an address share.

@@ -26,6 +26,7 @@ mod bag;
 mod duty;
 mod guardian;
 mod host;
+mod layout;
 mod locks;
 mod mail;
 mod meeting;
@@ -38,15 +39,16 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use self::address::Shared;
+use self::address::{Shared, failed};
 use self::duty::Duty;
 pub use self::guardian::{Errand, GUARDIAN_VARIABLE, Guardian, Left};
 use self::host::Host;
+pub use self::layout::NOTE_BYTES;
+use self::layout::SLOTS_MAX;
 use self::locks::On;
 pub use self::locks::PortClaim;
 pub(crate) use self::mail::Mail;
 use self::mail::Writer;
-pub use self::notes::NOTE_BYTES;
 use self::told::{AgentLink, Words};
 
 use crate::kernel::interface::Interface;
@@ -55,8 +57,6 @@ use crate::port::contract::{Backend, RxDatagram};
 use crate::port::error::OpenError;
 use crate::udp::Socket;
 
-/// The most slots: the values of a byte.
-const SLOTS_MAX: usize = 256;
 /// The fewest frames that the ring of `packet` gets because of neighbours: a port that has the
 /// traffic to itself still does READs half as fast (docs/agent.md).
 const RING_FRAMES_MIN: u32 = crate::tuning::shared::RING_FRAMES_MIN;
@@ -389,10 +389,6 @@ impl Drop for Slots {
         // With it goes the duty. The process that follows takes slot 0 as it has been left.
         self.host.stop(owes);
     }
-}
-
-fn failed(what: &str, error: io::Error, hint: &str) -> OpenError {
-    OpenError::os(Backend::Udp, format!("cannot {what}"), error, hint)
 }
 
 /// Takes slots on all addresses, and makes the sockets that they need. Returns the first slot, and

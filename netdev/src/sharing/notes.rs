@@ -9,20 +9,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use super::SLOTS_MAX;
-use super::locks::{Locks, NOTES_AT};
+use super::layout::{COUNTS, NOTE_BYTES, NOTES_AT, NOTES_MAX};
+use super::locks::Locks;
 
-/// The length of a note.
-pub const NOTE_BYTES: usize = 28;
-/// The most notes of a process on an address.
-const NOTES_MAX: usize = 4096;
 /// A place without a note.
 const EMPTY: [u8; NOTE_BYTES] = [0; NOTE_BYTES];
-/// The numbers of used places.
-const COUNTS: usize = SLOTS_MAX * 8;
-
-/// The bytes of all of it.
-pub(super) const BYTES: u64 = (COUNTS + SLOTS_MAX * NOTES_MAX * NOTE_BYTES) as u64;
 
 /// Where this process's notes are.
 #[derive(Debug, Default)]

@@ -17,9 +17,9 @@ use rustix::net::{
 use super::meeting::{name, seqpacket};
 use super::tests::{address, lease};
 use super::*;
+use crate::ROCE_PORT;
 use crate::kernel::descriptors::patiently;
 use crate::kernel::rights;
-use crate::port::contract::ROCE_PORT;
 use crate::testing::sides::lo;
 use crate::testing::testns::{as_user, or_skip};
 use crate::udp::UdpPort;
@@ -139,7 +139,7 @@ fn answers_with_other_descriptors_are_refused() {
     let null = OwnedFd::from(File::open("/dev/null").expect("there"));
     let udp = OwnedFd::from(UdpSocket::bind("127.0.0.1:0").expect("a socket"));
     let (pipe, _other) = std::io::pipe().expect("a pipe");
-    let sealed = memory(locks::FILE_BYTES, SealFlags::SHRINK | SealFlags::GROW);
+    let sealed = memory(layout::FILE_BYTES, SealFlags::SHRINK | SealFlags::GROW);
     for at in 0..4 {
         // As the file the last one would do.
         let others = [null.as_fd(), udp.as_fd(), pipe.as_fd(), sealed.as_fd()];
@@ -151,9 +151,9 @@ fn answers_with_other_descriptors_are_refused() {
     }
     // A file that can be shortened, or is short.
     for (bytes, seals) in [
-        (locks::FILE_BYTES, SealFlags::empty()),
-        (locks::FILE_BYTES, SealFlags::GROW),
-        (locks::NOTES_AT - 1, SealFlags::SHRINK | SealFlags::GROW),
+        (layout::FILE_BYTES, SealFlags::empty()),
+        (layout::FILE_BYTES, SealFlags::GROW),
+        (layout::NOTES_AT - 1, SealFlags::SHRINK | SealFlags::GROW),
         (0, SealFlags::SHRINK | SealFlags::GROW),
     ] {
         let memory = memory(bytes, seals);
@@ -176,7 +176,7 @@ fn a_bag_with_something_else_in_it_is_refused() {
     let here = address(44);
     let ours = lease(&[address(45)], 1).expect("a slot");
     let listener = ours.shared[0].objects.listener.as_fd();
-    let memory = || memory(locks::FILE_BYTES, SealFlags::SHRINK | SealFlags::GROW);
+    let memory = || memory(layout::FILE_BYTES, SealFlags::SHRINK | SealFlags::GROW);
     let with = |[reader, writer]: [BorrowedFd<'_>; 2]| {
         given(here, &[listener, reader, writer, memory().as_fd()]);
     };

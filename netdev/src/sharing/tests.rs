@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use super::mail::Writer;
 use super::*;
+use crate::ROCE_PORT;
 use crate::kernel::descriptors::wait_readable;
 use crate::port::contract::PortStats;
-use crate::port::contract::{PathId, PathSpec, Port as _, ROCE_PORT, RxIpId};
+use crate::port::contract::{PathId, PathSpec, Port as _, RxIpId};
 use crate::testing::sides::{SELECTOR, lo};
 use crate::testing::testns::{NetNs, forget_option, has_address, or_skip};
 use crate::udp::UdpPort;

@@ -15,6 +15,7 @@
 mod groups;
 pub mod holder;
 mod neighbours;
+pub(crate) mod next_hop;
 mod offload;
 mod paths;
 mod rx;

@@ -8,13 +8,14 @@ use std::time::Instant;
 
 use super::holder;
 use super::sys::{Dest, Message, SendScratch, SockAddr, Socket, send};
-use crate::frames::resolve::a_broadcast_address;
+use crate::ROCE_PORT;
 use crate::kernel::descriptors::patiently;
 use crate::kernel::interface::Interface;
 use crate::kernel::rtnl::{RouteKind, RouteQuery, Rtnl, Way};
 use crate::port::config::{PortConfig, Shards};
-use crate::port::contract::{Backend, PathSpec, ROCE_PORT};
+use crate::port::contract::{Backend, PathSpec};
 use crate::port::error::OpenError;
+use crate::port::error::a_broadcast_address;
 use crate::port::steering;
 use crate::tuning::handed::COPIES_HELD_MAX;
 use crate::tuning::udp::{ENDING_HOLDER_MAX, SRC_PORT_TRIES, UNSEEN_HOLDER_MAX};

@@ -1,9 +1,10 @@
 use std::net::UdpSocket;
 
 use super::*;
+use crate::ROCE_PORT;
 use crate::kernel::descriptors;
 use crate::port::config::UdpConfig;
-use crate::port::contract::{ROCE_PORT, RxIpId};
+use crate::port::contract::RxIpId;
 use crate::testing::sides::lo;
 use crate::testing::testns::{Pair, forget_option, or_skip};
 

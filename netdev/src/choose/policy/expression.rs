@@ -6,11 +6,10 @@
 
 use std::collections::HashMap;
 
-use super::nft::be32;
+use crate::ROCE_PORT;
 use crate::kernel::interface::Interface;
 use crate::kernel::rtnl::query::text;
 use crate::kernel::rtnl::socket::Attributes;
-use crate::port::contract::ROCE_PORT;
 
 /// The place where a rule sees the datagram.
 #[derive(Debug, Clone, Copy)]
@@ -286,6 +285,11 @@ fn verdict(fields: &HashMap<u16, &[u8]>) -> Option<RuleVerdict> {
         (JUMP | GOTO, Some(chain)) => Some(RuleVerdict::Chain(chain)),
         _ => Some(RuleVerdict::Other),
     }
+}
+
+/// A 32-bit integer, big-endian as in all of nftables' messages.
+pub(super) fn be32(value: &[u8]) -> Option<u32> {
+    value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 
-use super::expression::{self, Context, Effect};
-use super::{ADMIN, Audit};
+use super::expression::{self, Context, Effect, be32};
+use super::rules::{ADMIN, Audit};
 use crate::kernel::interface::Interface;
 use crate::kernel::rtnl::query::text;
 use crate::kernel::rtnl::socket::{Attributes, NetlinkSocket};
@@ -238,11 +238,6 @@ pub(super) fn try_payload(family: u8, payload: &[u8]) {
             let _ = expression::effect(&rule.expressions, &context);
         }
     }
-}
-
-/// A 32-bit integer, big-endian as in all of nftables' messages.
-pub(super) fn be32(value: &[u8]) -> Option<u32> {
-    value.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
 #[cfg(test)]

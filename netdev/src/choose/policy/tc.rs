@@ -1,6 +1,6 @@
 //! `tc`: filters on `ingress` and `clsact`, programs on tcx, and disciplines that shape.
 
-use super::{ADMIN, Audit};
+use super::rules::{ADMIN, Audit};
 use crate::kernel::denied::{Capability, Needs};
 use crate::kernel::interface::Interface;
 use crate::kernel::rtnl::{FilterHook, Rtnl};

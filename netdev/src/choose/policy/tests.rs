@@ -1,4 +1,5 @@
 use super::*;
+use crate::port::contract::Backend;
 use crate::testing::testns::{Pair, or_skip, without_capability};
 
 fn audit_in(pair: &Pair) -> Audit {

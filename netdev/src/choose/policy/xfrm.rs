@@ -5,10 +5,10 @@
 use std::io;
 use std::net::IpAddr;
 
-use super::{ADMIN, Audit};
+use super::rules::{ADMIN, Audit};
+use crate::ROCE_PORT;
 use crate::kernel::interface::Interface;
 use crate::kernel::rtnl::socket::{Attributes, NetlinkSocket};
-use crate::port::contract::ROCE_PORT;
 
 const NETLINK_XFRM: isize = 6;
 const NEWPOLICY: u16 = 0x13;

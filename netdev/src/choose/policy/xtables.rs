@@ -7,8 +7,8 @@ use std::io;
 
 use rustix::net::AddressFamily;
 
+use super::rules::{ADMIN, Audit};
 use super::sys::{TableInfo, table_entries, table_info};
-use super::{ADMIN, Audit};
 use crate::kernel::descriptors::datagram_socket;
 
 /// One of the two families.

@@ -14,7 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::{hold, make, own};
+use super::files::{hold, make, own};
 use crate::kernel::descriptors::network_namespace;
 use crate::tuning::sysfs::{ANSWER_PATIENCE, PAST_MAX};
 

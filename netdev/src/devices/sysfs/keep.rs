@@ -9,7 +9,8 @@ use libc::sock_filter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 
-use super::{Devices, tree};
+use super::devices::Devices;
+use super::tree;
 use crate::kernel::rtnl::Monitor;
 use crate::tuning::sysfs::{EVERY, LATELY};
 

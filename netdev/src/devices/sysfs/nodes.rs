@@ -7,8 +7,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use super::counts::Counts;
+use crate::devices::interfaces::gid_table_len;
 use crate::devices::names::NamedInterface;
-use crate::kernel::interface::{Interface, gid_table_len};
+use crate::kernel::interface::Interface;
 
 /// A file of the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use super::counts::Counts;
-use super::make;
+use super::files::make;
 use super::nodes::{self, Facts, Node};
 use crate::devices::names::NamedInterface;
 

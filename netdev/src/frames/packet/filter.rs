@@ -8,8 +8,8 @@ use std::net::IpAddr;
 
 use libc::sock_filter;
 
+use crate::ROCE_PORT;
 use crate::port::config::Shards;
-use crate::port::contract::ROCE_PORT;
 
 const LD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
 const LD_HALF: u16 = 0x28; // BPF_LD | BPF_H | BPF_ABS

@@ -6,10 +6,11 @@ mod two;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::ROCE_PORT;
 use crate::kernel::descriptors::wait_readable;
 use crate::kernel::interface::Interface;
 use crate::port::config::{PacketConfig, PortConfig};
-use crate::port::contract::{Path, PathSpec, Port as _, ROCE_PORT, RxBudget, RxIpId};
+use crate::port::contract::{Path, PathSpec, Port as _, RxBudget, RxIpId};
 use crate::port::headers::FrameTemplate;
 use crate::testing::testns::{
     NetNs, Pair, arrives, has_arrivals, look_after, needs, or_skip, without_capability,

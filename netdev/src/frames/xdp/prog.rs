@@ -14,10 +14,10 @@
 //! Frames that are not ours get `XDP_PASS`, and so do ours on a queue without a socket.
 
 use super::mapping::SharedWord;
+use crate::ROCE_PORT;
 use crate::kernel::bpf::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size, net_u16};
 use crate::kernel::bpf::{Map, is_shared_word};
 use crate::port::config::Shards;
-use crate::port::contract::ROCE_PORT;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;

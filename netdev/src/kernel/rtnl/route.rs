@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::Rtnl;
 use super::query::{Query, family, ip, word};
 use super::socket::Attributes;
-use crate::port::contract::ROCE_PORT;
+use crate::ROCE_PORT;
 
 /// Length of `struct rtmsg` (linux/rtnetlink.h, as are those below).
 const HEADER_LEN: usize = 12;

@@ -126,11 +126,11 @@ fn a_file_with_nonsense_tells_nonsense_and_harms_nobody() {
     second.slots.note(here, 7, &note(7));
     first.slots.note(here, 7, &note(1));
     let locks = &first.slots.shared[0].locks;
-    let counts = notes::BYTES as usize;
+    let counts = layout::NOTES_BYTES as usize;
     let mut nonsense = vec![0xff; 256 * 8 + 1024];
     for value in [0xff, 0x80, 1] {
         nonsense.fill(value);
-        locks.write(&nonsense, locks::NOTES_AT).expect("written");
+        locks.write(&nonsense, layout::NOTES_AT).expect("written");
         drop(lease(&[here], 1).expect("a slot"));
         let told = left(&first);
         // Those of slots without a process, as far as there are places. The rest is zero.
@@ -158,7 +158,7 @@ fn a_file_with_nonsense_tells_nonsense_and_harms_nobody() {
 fn a_file_without_room_for_notes_has_none() {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     let memory = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("made");
-    ftruncate(&memory, locks::NOTES_AT + 256 * 8).expect("long enough");
+    ftruncate(&memory, layout::NOTES_AT + 256 * 8).expect("long enough");
     fcntl_add_seals(&memory, SealFlags::GROW).expect("sealed");
     let locks = Locks::open(&memory).expect("opened");
     let notes = Notes::default();
@@ -168,9 +168,9 @@ fn a_file_without_room_for_notes_has_none() {
     };
     notes.keep(&locks, 5, 7, &note(7));
     // The notes that the numbers announce are not there.
-    locks.write(&[0xff; 256 * 8], locks::NOTES_AT).expect("written");
+    locks.write(&[0xff; 256 * 8], layout::NOTES_AT).expect("written");
     assert_eq!(told().expect("numbers"), [[0; NOTE_BYTES]; 0]);
-    ftruncate(&memory, locks::NOTES_AT).expect("shorter");
+    ftruncate(&memory, layout::NOTES_AT).expect("shorter");
     notes.keep(&locks, 5, 8, &note(8));
     told().expect_err("no numbers");
     locks.take(5).expect("free");

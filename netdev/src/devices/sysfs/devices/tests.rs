@@ -3,8 +3,10 @@ use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use super::*;
+use crate::devices::sysfs::{Counts, Published, keep};
 use crate::kernel::interface::Interface;
 use crate::testing::testns::{Pair, or_skip};
 

@@ -5,9 +5,9 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::OwnedFd;
 
+use super::sys::Socket;
 use crate::kernel::interface::Interface;
 use crate::kernel::rtnl::{Link, NeighbourStatus, RouteQuery, Rtnl, Way};
-use crate::udp::Socket;
 
 /// A neighbour, on its link.
 #[derive(Debug)]
