@@ -46,7 +46,7 @@ pub use port::contract::{
     RxBudget, RxDatagram, RxIpId, TxFailure, TxSlot,
 };
 pub use port::error::OpenError;
-pub use port::parts::{BackendParts, Descriptor, Manifest, Parts};
+pub use port::parts::{BackendParts, Descriptor, Manifest, Parts, SharedSockets};
 pub use sharing::{Errand, GUARDIAN_VARIABLE, Guardian, Left, NOTE_BYTES, PortClaim, Slots};
 pub use udp::next_hop::NextHop;
 pub use udp::{UdpPort, holder};

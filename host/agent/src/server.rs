@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use rocinante_netdev::handed::guard;
 use rocinante_netdev::handed::{
-    Answer, Code, GiveLimits, Given, Refused, Request, WAIT_MAX, give, receive_request, send_answer,
+    Answer, Code, Refused, Request, WAIT_MAX, receive_request, send_answer,
 };
-use rocinante_netdev::host::Watch;
+use rocinante_netdev::host::{GiveLimits, Given, Watch, give};
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
     recv, socket_with,

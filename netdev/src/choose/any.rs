@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::frames::packet::PacketPort;
@@ -13,7 +14,7 @@ use crate::port::contract::{
 use crate::port::error::OpenError;
 use crate::port::parts::{BackendParts, Parts};
 use crate::sim::SimPort;
-use crate::udp::UdpPort;
+use crate::udp::{SharedAddresses, UdpPort};
 
 /// A port of any backend.
 ///
@@ -53,6 +54,23 @@ impl AnyPort {
             BackendParts::Udp => UdpPort::assemble(parts).map(Self::from),
             BackendParts::Packet { .. } => PacketPort::assemble(parts).map(Self::from),
             BackendParts::Xdp { .. } => XdpPort::assemble(parts).map(Self::from),
+        }
+    }
+}
+
+impl AnyPort {
+    /// Shares its addresses with other processes from now on, as the `nth` port of its device.
+    pub(super) fn share(
+        &mut self,
+        addresses: Arc<dyn SharedAddresses>,
+        nth: usize,
+    ) -> Result<(), OpenError> {
+        match self {
+            Self::Udp(port) => port.share(addresses, nth),
+            Self::Xdp(port) => port.share(addresses, nth),
+            Self::Packet(port) => port.share(addresses, nth),
+            // Its addresses are of its own network.
+            Self::Sim(_) => Ok(()),
         }
     }
 }

@@ -24,10 +24,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::choose::any::AnyPort;
+use crate::choose::ask::{self, AskError, Asked, shared_sockets};
 use crate::choose::policy::{self, Audit, AuditVerdict};
 use crate::frames::packet::PacketPort;
 use crate::frames::xdp::XdpPort;
-use crate::handed::{Agent, AskError, Asked, Code, Refused};
+use crate::handed::{Agent, Code, Refused};
 use crate::kernel::interface::Interface;
 use crate::kernel::rtnl::Rtnl;
 use crate::port::config::{PortConfig, Shards};
@@ -88,7 +89,16 @@ pub fn choose_shards(
     agent: &Agent,
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
     let config = &slots.map_or_else(|| config.clone(), |slots| slots.fitted(config));
-    let assemble = |parts: Vec<Parts>| parts.into_iter().map(AnyPort::assemble).collect();
+    let assemble = |parts: Vec<Parts>| {
+        let port = |(nth, parts): (usize, Parts)| {
+            let mut port = AnyPort::assemble(parts)?;
+            if let Some(slots) = slots {
+                port.share(slots.clone(), nth)?;
+            }
+            Ok(port)
+        };
+        parts.into_iter().enumerate().map(port).collect()
+    };
     // Before it is opened: of two processes that come at once, one learns of the other.
     let take_xdp = || slots.map_or(Ok(()), |slots| slots.take_xdp());
     let open = |backend| {
@@ -100,10 +110,11 @@ pub fn choose_shards(
         Ok((assemble(parts)?, copies))
     };
     let ask = |backend, despite_rules| {
-        let asked = agent.ask(backend, iface, addresses, config, (shards, slots), despite_rules);
+        let asked =
+            ask::ask(agent, backend, iface, addresses, config, (shards, slots), despite_rules);
         let Asked { parts, audit } = asked?;
         let ports: Result<Vec<AnyPort>, OpenError> = assemble(parts);
-        Ok((ports.map_err(|e| agent.failed(&e))?, audit))
+        Ok((ports.map_err(|e| ask::failed(agent, &e))?, audit))
     };
     let ask: Option<Ask<'_, Vec<AnyPort>>> = Some((agent, &ask));
     let neighbour = if want == Some(Backend::Xdp) { take_xdp().err() } else { None };
@@ -403,10 +414,11 @@ fn acquire_from(
     shards: Shards,
     slots: Option<&Arc<Slots>>,
 ) -> Result<Vec<Parts>, OpenError> {
+    let shared = shared_sockets(backend, addresses, slots)?;
     match backend {
-        Backend::Udp => UdpPort::acquire(iface, addresses, config, shards, slots),
-        Backend::Packet => PacketPort::acquire(iface, addresses, config, shards, slots),
-        Backend::Xdp => XdpPort::acquire(iface, addresses, config, shards, slots),
+        Backend::Udp => UdpPort::acquire(iface, addresses, config, shards, shared),
+        Backend::Packet => PacketPort::acquire(iface, addresses, config, shards, shared),
+        Backend::Xdp => XdpPort::acquire(iface, addresses, config, shards, shared),
         Backend::Sim => Err(OpenError::plain(
             backend,
             "the simulator has no interface",

@@ -23,7 +23,7 @@ mod tc;
 mod xfrm;
 mod xtables;
 
-pub(crate) use rules::{Audit, AuditVerdict, Rule};
+pub(crate) use rules::{Audit, AuditVerdict};
 
 use crate::kernel::interface::Interface;
 

@@ -14,15 +14,14 @@ pub(crate) mod packet;
 pub(crate) mod resolve;
 pub(crate) mod xdp;
 
+use std::any::Any;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::frames::resolve::{Hop, PathTable, Sent};
-use crate::frames::xdp::Mapped;
-use crate::handed::Lease;
 use crate::kernel::descriptors::{Epoll, Interest};
 use crate::kernel::interface::Interface;
 use crate::port::config::{PortConfig, Shards};
@@ -31,9 +30,8 @@ use crate::port::contract::{
     TxFailure, TxSlot,
 };
 use crate::port::error::OpenError;
-use crate::port::parts::{Fds, Manifest, Parts};
-use crate::sharing::Slots;
-use crate::udp::UdpPort;
+use crate::port::parts::{Fds, Manifest, Parts, SharedSockets};
+use crate::udp::{SharedAddresses, UdpPort};
 
 /// The two steps in which a [`FrameIo`] is opened.
 pub trait Acquire: Sized {
@@ -41,7 +39,7 @@ pub trait Acquire: Sized {
     const BACKEND: Backend;
 
     /// Takes the kernel's objects for the ports: parts for each, in the order of their numbers.
-    /// With `slots` they share the addresses with other processes.
+    /// `shared` has the guards' sockets where other processes share the addresses.
     ///
     /// # Errors
     /// The missing object or right, and the remedy.
@@ -50,17 +48,18 @@ pub trait Acquire: Sized {
         addresses: &[IpAddr],
         config: &PortConfig,
         shards: Shards,
-        slots: Option<&Arc<Slots>>,
+        shared: Option<SharedSockets>,
     ) -> Result<Vec<Parts>, OpenError>;
 
-    /// Makes the backend's part of a port, of the first of these descriptors.
+    /// Makes the backend's part of a port, of the first of these descriptors. `mapped` is
+    /// [`Parts::mapped`].
     ///
     /// # Errors
-    /// No descriptors or no memory left.
+    /// Descriptors that do not fit the manifest; no descriptors or no memory left.
     fn assemble(
         manifest: &Manifest,
         fds: &mut Fds,
-        mapped: Option<Mapped>,
+        mapped: Option<Box<dyn Any + Send>>,
     ) -> Result<Assembled<Self>, OpenError>;
 }
 
@@ -173,7 +172,7 @@ pub struct FramePort<F: FrameIo> {
     waits_for_room: bool,
     pub(crate) state: State,
     /// Dropped last: it says that all of the above are closed.
-    _lease: Option<Lease>,
+    _lease: Option<Arc<OwnedFd>>,
 }
 
 /// Where the last reserved slot is.
@@ -223,9 +222,9 @@ impl<F: FrameIo> FramePort<F> {
         addresses: &[IpAddr],
         config: &PortConfig,
         shards: Shards,
-        slots: Option<&Arc<Slots>>,
+        shared: Option<SharedSockets>,
     ) -> Result<Vec<Parts>, OpenError> {
-        F::acquire(iface, addresses, config, shards, slots)
+        F::acquire(iface, addresses, config, shards, shared)
     }
 
     /// Makes a port of its parts, in the network namespace where they were acquired.
@@ -235,11 +234,11 @@ impl<F: FrameIo> FramePort<F> {
     /// and `afxdp` parts of another process before Linux 6.4.
     pub fn assemble(parts: Parts) -> Result<Self, OpenError> {
         parts.check_backend(F::BACKEND)?;
-        let Parts { manifest, fds, mapped, lease, slots } = parts;
+        let Parts { manifest, fds, mapped, lease } = parts;
         let os = |what: &'static str| move |e| OpenError::os(F::BACKEND, what, e, "");
         let mut fds = Fds::new(fds);
         let Assembled { io, mut capabilities } = F::assemble(&manifest, &mut fds, mapped)?;
-        let guard = UdpPort::assemble_guard(&manifest, fds, slots)?;
+        let guard = UdpPort::assemble_guard(&manifest, fds)?;
         let paths = PathTable::open(&manifest.interface, &manifest.addresses)
             .map_err(os("cannot open rtnetlink"))?;
         capabilities.local_budget = guard.capabilities().local_budget;
@@ -260,6 +259,16 @@ impl<F: FrameIo> FramePort<F> {
             state: State::default(),
             _lease: lease,
         })
+    }
+
+    /// As [`UdpPort::share`].
+    pub(crate) fn share(
+        &mut self,
+        addresses: Arc<dyn SharedAddresses>,
+        nth: usize,
+    ) -> Result<(), OpenError> {
+        let shared = self.guard.share(addresses, nth);
+        shared.map_err(|e| OpenError { backend: F::BACKEND, ..e })
     }
 
     /// Discards a slot that was reserved and not committed.

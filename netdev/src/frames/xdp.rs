@@ -38,7 +38,6 @@ pub(crate) fn test_map() -> std::io::Result<std::os::fd::OwnedFd> {
 }
 
 pub(crate) use handing::{assemble_from, chunks_within, memory_bytes, open_for_another};
-pub(crate) use open::{Mapped, check_memory};
 use prog::OwnMac;
 use retry::Retry;
 use rx::RxHalf;

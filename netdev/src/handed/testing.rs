@@ -17,11 +17,9 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
 
-use super::{
-    Agent, Answer, GiveLimits, Given, Granted, Kept, Report, Request, WAIT_MAX, give,
-    receive_request, send_answer,
-};
+use super::{Agent, Answer, Granted, Report, Request, WAIT_MAX, receive_request, send_answer};
 use crate::choose::auto::{self, Choice};
+use crate::host::{GiveLimits, Given, Kept, give};
 use crate::kernel::descriptors::wait_readable;
 use crate::testing::parts::{A, echo};
 use crate::testing::sides::{SELECTOR, ip};

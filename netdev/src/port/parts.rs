@@ -15,21 +15,19 @@
 
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::frames::xdp::{Mapped, check_memory};
-use crate::handed::Lease;
 use crate::kernel::descriptors::socket_family;
 use crate::kernel::inherited;
 use crate::kernel::interface::Interface;
 use crate::port::config::PortConfig;
 use crate::port::contract::Backend;
 use crate::port::error::OpenError;
-use crate::sharing::Slots;
 
 /// The parts from which a port is assembled: descriptors, and plain values about them.
 #[derive(Debug)]
@@ -37,12 +35,10 @@ pub struct Parts {
     pub(crate) manifest: Manifest,
     /// In the order of [`Manifest::descriptors`].
     pub(crate) fds: Vec<OwnedFd>,
-    /// The memory that this process mapped to acquire the parts.
-    pub(crate) mapped: Option<Mapped>,
-    /// If an agent opened the port.
-    pub(crate) lease: Option<Lease>,
-    /// If other processes share the addresses: the slots, and which of them is the port's.
-    pub(crate) slots: Option<(Arc<Slots>, usize)>,
+    /// The backend's memory, if this process mapped it to acquire the parts.
+    pub(crate) mapped: Option<Box<dyn Any + Send>>,
+    /// Stays open as long as the port: its end says that all other descriptors are closed.
+    pub(crate) lease: Option<Arc<OwnedFd>>,
 }
 
 /// The plain values of [`Parts`]. They can be serialised.
@@ -138,6 +134,10 @@ impl Manifest {
 }
 
 impl Parts {
+    pub(crate) fn new(manifest: Manifest, fds: Vec<OwnedFd>) -> Self {
+        Self { manifest, fds, mapped: None, lease: None }
+    }
+
     /// The plain values.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
@@ -158,8 +158,7 @@ impl Parts {
     /// that has these descriptors.
     ///
     /// # Errors
-    /// No address, another number of descriptors than the manifest's, a socket of another family,
-    /// or memory of another size.
+    /// No address, another number of descriptors than the manifest's, or a socket of another family.
     pub unsafe fn from_descriptors(
         manifest: Manifest,
         fds: Vec<OwnedFd>,
@@ -179,19 +178,15 @@ impl Parts {
                 Descriptor::Udp(IpAddr::V6(_)) => libc::AF_INET6,
                 Descriptor::Packet => libc::AF_PACKET,
                 Descriptor::Xdp => libc::AF_XDP,
-                Descriptor::Memory => {
-                    check_memory(fd.as_fd(), &manifest)?;
-                    continue;
-                }
-                // The map is checked when the port is assembled. Another descriptor in the place of
-                // the program's link does not keep it attached.
-                Descriptor::Program | Descriptor::Mac => continue,
+                // The backend checks the memory and the map when it assembles the port. Another
+                // descriptor in the place of the program's link does not keep it attached.
+                Descriptor::Memory | Descriptor::Program | Descriptor::Mac => continue,
             };
             if socket_family(fd).ok() != Some(family) {
                 return refused(format!("a descriptor is not of its kind, {wanted:?}"));
             }
         }
-        Ok(Self { manifest, fds, mapped: None, lease: None, slots: None })
+        Ok(Self::new(manifest, fds))
     }
 
     /// An error unless these are parts for `backend`.
@@ -203,6 +198,10 @@ impl Parts {
         Err(OpenError::plain(backend, format!("the parts are those of {is}"), "assemble that port"))
     }
 }
+
+/// The UDP sockets of this process on addresses that other processes share: for each address, one
+/// for each port.
+pub type SharedSockets = Vec<Vec<OwnedFd>>;
 
 /// The descriptors of parts, in their order.
 pub struct Fds(std::vec::IntoIter<OwnedFd>);

@@ -10,7 +10,6 @@ use std::time::Instant;
 use super::bag::{Bag, Entry};
 use super::duty::Duty;
 use super::locks::Locks;
-use super::mail::Writer;
 use super::meeting;
 use super::notes::Notes;
 use crate::kernel::interface::Interface;
@@ -18,6 +17,7 @@ use crate::port::config::{PortConfig, Shards};
 use crate::port::contract::Backend;
 use crate::port::error::OpenError;
 use crate::port::steering;
+use crate::udp::handoff::Outbox;
 use crate::udp::{domain_of, open_shared};
 
 /// An address, as a process shares it.
@@ -41,7 +41,7 @@ pub(super) struct Shared {
 /// The known state of a neighbour's mailbox.
 #[derive(Default)]
 pub(super) struct Known {
-    pub(super) writer: Option<Writer>,
+    pub(super) writer: Option<Outbox>,
     /// When it was looked for last.
     pub(super) asked: Option<Instant>,
 }

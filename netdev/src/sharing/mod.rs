@@ -28,7 +28,6 @@ mod guardian;
 mod host;
 mod layout;
 mod locks;
-mod mail;
 mod meeting;
 mod notes;
 mod told;
@@ -47,15 +46,15 @@ pub use self::layout::NOTE_BYTES;
 use self::layout::SLOTS_MAX;
 use self::locks::On;
 pub use self::locks::PortClaim;
-pub(crate) use self::mail::Mail;
-use self::mail::Writer;
 use self::told::{AgentLink, Words};
 
 use crate::kernel::interface::Interface;
 use crate::port::config::{PacketConfig, PortConfig, Shards};
 use crate::port::contract::{Backend, RxDatagram};
 use crate::port::error::OpenError;
-use crate::udp::Socket;
+use crate::port::parts::SharedSockets;
+use crate::udp::handoff::{Inbox, Outbox};
+use crate::udp::{SharedAddresses, Socket};
 
 /// The fewest frames that the ring of `packet` gets because of neighbours: a port that has the
 /// traffic to itself still does READs half as fast (docs/agent.md).
@@ -151,42 +150,23 @@ impl Slots {
         found.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
     }
 
-    /// The UDP sockets of the own slots on an address.
-    pub(crate) fn sockets(&self, address: IpAddr) -> io::Result<Vec<Socket>> {
-        let it = self.at(address)?;
-        let _held = it.locks.hold()?;
-        let own = usize::from(self.first)..usize::from(self.first) + self.count;
-        own.map(|slot| Ok(it.entry(slot)?.socket)).collect()
+    /// The UDP sockets of the own slots on these addresses.
+    ///
+    /// # Errors
+    /// No descriptor left, or a shared object that is none of ours.
+    pub fn sockets(&self, addresses: &[IpAddr]) -> Result<SharedSockets, OpenError> {
+        let here = |address: &IpAddr| {
+            let it = self.at(*address)?;
+            let _held = it.locks.hold()?;
+            self.own().map(|slot| Ok(it.entry(slot)?.socket.into())).collect()
+        };
+        let all = addresses.iter().map(here).collect::<io::Result<_>>();
+        all.map_err(|e| failed("take the sockets over", e, ""))
     }
 
-    /// The datagrams that neighbours hand over to one of the own slots on an address.
-    pub(crate) fn mail(&self, address: IpAddr, nth: usize) -> io::Result<Mail> {
-        let it = self.at(address)?;
-        let _held = it.locks.hold()?;
-        Ok(Mail::new(address, it.entry(usize::from(self.first) + nth)?.inbox))
-    }
-
-    /// The socket of slot 0 of an address, if this process has to read it: it has the duty, and the
-    /// process that had it before has ended. It waits for no other process.
-    pub(crate) fn inherited(&self, address: IpAddr) -> io::Result<Option<Socket>> {
-        let it = self.at(address)?;
-        // The own slot is read anyway.
-        if self.first == 0 || !it.has_duty() {
-            return Ok(None);
-        }
-        let _held = it.locks.hold_at_once()?;
-        Ok(Some(it.entry(0)?.socket))
-    }
-
-    /// Clears [`news`](Self::news).
-    pub(crate) fn heard(&self) {
-        self.host.heard();
-    }
-
-    /// Readable once this process has got a duty, or there may be something for
-    /// [`left`](Self::left), until [`heard`](Self::heard).
-    pub(crate) fn news(&self) -> BorrowedFd<'_> {
-        self.host.news()
+    /// The own slots.
+    fn own(&self) -> std::ops::Range<usize> {
+        usize::from(self.first)..usize::from(self.first) + self.count
     }
 
     /// Whether this process has the duty on an address.
@@ -219,7 +199,7 @@ impl Slots {
         if !self.host.has_to_look() {
             return all;
         }
-        let own = usize::from(self.first)..usize::from(self.first) + self.count;
+        let own = self.own();
         for it in self.shared.iter().filter(|it| it.has_duty()) {
             let Ok(_held) = it.locks.hold_at_once() else {
                 // Another process is just joining or leaving.
@@ -291,7 +271,7 @@ impl Slots {
         if known.writer.is_none() && known.asked.is_none_or(|at| at.elapsed() > ASK_EVERY) {
             known.asked = Some(Instant::now());
             let found = it.locks.hold_at_once().and_then(|_held| it.bag().get(usize::from(slot)));
-            known.writer = found.ok().map(|entry| Writer::new(entry.outbox));
+            known.writer = found.ok().map(|entry| Outbox::new(entry.outbox));
         }
         known.writer.as_ref().is_some_and(|writer| writer.write(datagram))
     }
@@ -363,6 +343,36 @@ impl Slots {
     }
 }
 
+impl SharedAddresses for Slots {
+    fn inbox(&self, address: IpAddr, nth: usize) -> io::Result<Inbox> {
+        let it = self.at(address)?;
+        let _held = it.locks.hold()?;
+        Ok(Inbox::new(address, it.entry(usize::from(self.first) + nth)?.inbox))
+    }
+
+    /// The socket of slot 0, if this process has the duty and the process that had it before has
+    /// ended.
+    fn inherited(&self, address: IpAddr) -> io::Result<Option<Socket>> {
+        let it = self.at(address)?;
+        // The own slot is read anyway.
+        if self.first == 0 || !it.has_duty() {
+            return Ok(None);
+        }
+        let _held = it.locks.hold_at_once()?;
+        Ok(Some(it.entry(0)?.socket))
+    }
+
+    /// Readable once this process has got a duty, or there may be something for
+    /// [`left`](Self::left).
+    fn news(&self) -> BorrowedFd<'_> {
+        self.host.news()
+    }
+
+    fn heard(&self) {
+        self.host.heard();
+    }
+}
+
 impl Drop for Slots {
     fn drop(&mut self) {
         // A child of fork(2) has descriptors of nothing.
@@ -375,7 +385,7 @@ impl Drop for Slots {
             it.locks.leave_xdp();
             // Without the lock the slots look like those of a process that died.
             let Ok(_held) = it.locks.hold() else { continue };
-            for slot in usize::from(self.first)..usize::from(self.first) + self.count {
+            for slot in self.own() {
                 owes |= notes::are_left(&it.locks, slot).unwrap_or(false);
                 // The next process with the duty reads datagrams that come to slot 0 meanwhile.
                 if slot > 0

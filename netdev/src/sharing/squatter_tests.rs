@@ -33,7 +33,8 @@ fn refused(here: IpAddr) -> String {
     let begin = Instant::now();
     let open = |slots: Arc<Slots>| {
         let own = Shards { first: slots.first(), shared: true, ..Shards::ONE };
-        UdpPort::acquire(&lo(), &[here], &PortConfig::default(), own, Some(&slots)).map(drop)
+        let sockets = slots.sockets(&[here])?;
+        UdpPort::acquire(&lo(), &[here], &PortConfig::default(), own, Some(sockets)).map(drop)
     };
     let error = lease(&[here], 1).and_then(open).expect_err("it is not ours").to_string();
     assert!(begin.elapsed() < BOUND, "{error}");

@@ -6,7 +6,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use super::mail::Writer;
 use super::*;
 use crate::ROCE_PORT;
 use crate::kernel::descriptors::wait_readable;
@@ -15,6 +14,7 @@ use crate::port::contract::{PathId, PathSpec, Port as _, RxIpId};
 use crate::testing::sides::{SELECTOR, lo};
 use crate::testing::testns::{NetNs, forget_option, has_address, or_skip};
 use crate::udp::UdpPort;
+use crate::udp::handoff::{Inbox, Outbox};
 
 /// An address of this test alone, so that tests of several processes can run in parallel.
 pub(super) fn address(n: u8) -> IpAddr {
@@ -40,9 +40,16 @@ pub(super) fn lease(addresses: &[IpAddr], count: usize) -> Result<Arc<Slots>, Op
 fn process(addresses: &[IpAddr], count: usize) -> Process {
     let slots = lease(addresses, count).expect("slots");
     let own = Shards { first: slots.first(), ..shards(count) };
-    let parts = UdpPort::acquire(&lo(), addresses, &PortConfig::default(), own, Some(&slots));
+    let sockets = slots.sockets(addresses).expect("sockets");
+    let parts = UdpPort::acquire(&lo(), addresses, &PortConfig::default(), own, Some(sockets));
     let parts = parts.expect("sockets").into_iter();
-    Process { slots, ports: parts.map(|parts| UdpPort::assemble(parts).expect("a port")).collect() }
+    let port = |(nth, parts)| {
+        let mut port = UdpPort::assemble(parts).expect("a port");
+        port.share(slots.clone(), nth).expect("shared");
+        port
+    };
+    let ports = parts.enumerate().map(port).collect();
+    Process { slots, ports }
 }
 
 /// Sends a datagram for a slot from a program that knows nothing of it.
@@ -220,14 +227,14 @@ fn a_mailbox_with_nonsense_is_read_no_more_and_harms_nothing() {
     let good = {
         let mut bytes = Vec::new();
         let (writer, reader) = UnixStream::pair().expect("a pair");
-        Writer::new(writer.into()).write(&datagram(here, b"right"));
+        Outbox::new(writer.into()).write(&datagram(here, b"right"));
         reader.set_nonblocking(true).expect("a socket");
         std::io::Read::read_to_end(&mut &reader, &mut bytes).ok();
         bytes
     };
     let count = |bytes: &[u8], step: usize| {
         let (mut writer, reader) = UnixStream::pair().expect("a pair");
-        let mut mail = Mail::new(here, OwnedFd::from(reader));
+        let mut mail = Inbox::new(here, OwnedFd::from(reader));
         let mut stats = PortStats::default();
         let mut count = 0;
         for part in bytes.chunks(step) {
@@ -247,7 +254,7 @@ fn a_mailbox_with_nonsense_is_read_no_more_and_harms_nothing() {
             bad[at] = value;
             let (mut writer, reader) = UnixStream::pair().expect("a pair");
             std::io::Write::write_all(&mut writer, &bad).expect("written");
-            let mut mail = Mail::unread(here, reader.into());
+            let mut mail = Inbox::unread(here, reader.into());
             let mut stats = PortStats::default();
             let first = mail.receive(&mut stats, &mut |_| {});
             assert!(first <= 2 && stats.rx_malformed <= 1, "byte {at} as {value}");

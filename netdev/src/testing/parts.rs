@@ -299,9 +299,9 @@ fn descriptors_that_are_not_what_the_manifest_says_are_refused() {
             parts.descriptors().map(copy).collect::<Result<_, _>>().expect("copies")
         };
         let refused = |manifest: &Manifest, fds: Vec<OwnedFd>, why: &str| {
-            // SAFETY: no port is made of them.
+            // SAFETY: no port is made of them: they are refused before anything is mapped.
             let parts = unsafe { Parts::from_descriptors(manifest.clone(), fds) };
-            let error = parts.expect_err(why).to_string();
+            let error = parts.and_then(AnyPort::assemble).expect_err(why).to_string();
             assert!(error.contains("in the order of the manifest"), "{backend}, {why}: {error}");
         };
         let mut fewer = copies();

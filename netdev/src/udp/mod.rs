@@ -13,6 +13,7 @@
 //! Datagrams to the port's own addresses go through the kernel's loopback like any other.
 
 mod groups;
+pub(crate) mod handoff;
 pub mod holder;
 mod neighbours;
 pub(crate) mod next_hop;
@@ -38,10 +39,10 @@ use crate::port::contract::{
     RxBudget, RxDatagram, TxFailure, TxSlot,
 };
 use crate::port::error::OpenError;
-use crate::port::parts::{BackendParts, Fds, Manifest, Parts};
-use crate::sharing::Slots;
+use crate::port::parts::{BackendParts, Fds, Manifest, Parts, SharedSockets};
 use groups::Groups;
 use neighbours::Neighbours;
+pub(crate) use neighbours::SharedAddresses;
 use offload::Offload;
 use paths::Paths;
 use rx::Receiver;
@@ -117,7 +118,8 @@ impl UdpPort {
         parts.into_iter().map(Self::assemble).collect()
     }
 
-    /// Takes what [`open_shards`](Self::open_shards) needs of the kernel, for one port each.
+    /// Takes what [`open_shards`](Self::open_shards) needs of the kernel, for one port each. `shared`
+    /// has the sockets where other processes share the addresses.
     ///
     /// # Errors
     /// As [`open_shards`](Self::open_shards).
@@ -126,18 +128,12 @@ impl UdpPort {
         addresses: &[IpAddr],
         config: &PortConfig,
         shards: Shards,
-        slots: Option<&Arc<Slots>>,
+        shared: Option<SharedSockets>,
     ) -> Result<Vec<Parts>, OpenError> {
-        let acquired = acquire(iface, addresses, config, Role::Receive, shards, slots)?;
+        let acquired = acquire(iface, addresses, config, Role::Receive, shards, shared)?;
         let segments_max = acquired.segments_max;
         let manifest = Manifest::new(iface, addresses, config, segments_max, BackendParts::Udp);
-        let parts = |(fds, slots)| Parts {
-            manifest: manifest.clone(),
-            fds,
-            mapped: None,
-            lease: None,
-            slots,
-        };
+        let parts = |fds| Parts::new(manifest.clone(), fds);
         Ok(acquired.into_ports().map(parts).collect())
     }
 
@@ -147,8 +143,8 @@ impl UdpPort {
     /// Parts of another backend or of another network namespace, or no descriptors left.
     pub fn assemble(parts: Parts) -> Result<Self, OpenError> {
         parts.check_backend(Backend::Udp)?;
-        let Parts { manifest, fds, slots, .. } = parts;
-        Self::over(&manifest, Fds::new(fds), Role::Receive, slots)
+        let Parts { manifest, fds, .. } = parts;
+        Self::over(&manifest, Fds::new(fds), Role::Receive)
     }
 
     /// The companion of a port that reads frames elsewhere (`AF_PACKET`, `AF_XDP`).
@@ -158,22 +154,13 @@ impl UdpPort {
     /// by the port's interface, and those that neighbours hand over: other input is dropped before
     /// it is queued. Sending works as on a port from [`open`](Self::open), through the kernel's
     /// routing and neighbour resolution.
-    pub(crate) fn assemble_guard(
-        manifest: &Manifest,
-        sockets: Fds,
-        slots: Option<(Arc<Slots>, usize)>,
-    ) -> Result<Self, OpenError> {
+    pub(crate) fn assemble_guard(manifest: &Manifest, sockets: Fds) -> Result<Self, OpenError> {
         let backend = manifest.backend();
         let role = guard_of(&manifest.interface, Shards::ONE);
-        Self::over(manifest, sockets, role, slots).map_err(|e| OpenError { backend, ..e })
+        Self::over(manifest, sockets, role).map_err(|e| OpenError { backend, ..e })
     }
 
-    fn over(
-        manifest: &Manifest,
-        sockets: Fds,
-        role: Role,
-        slots: Option<(Arc<Slots>, usize)>,
-    ) -> Result<Self, OpenError> {
+    fn over(manifest: &Manifest, sockets: Fds, role: Role) -> Result<Self, OpenError> {
         let Manifest { interface: iface, addresses, config, .. } = manifest;
         let segments_max = manifest.udp_segments_max;
         let own: Vec<Socket> = sockets.rest().map(Socket::from).collect();
@@ -195,14 +182,10 @@ impl UdpPort {
                 "assemble the port there",
             ));
         }
-        let neighbours = slots
-            .map(|(slots, nth)| Neighbours::new(slots, nth, addresses, &epoll))
-            .transpose()
-            .map_err(|e| os("cannot read the neighbours' datagrams", e))?;
         let counts = role == Role::Receive && segments_max > 1;
         let offload = counts.then(|| Offload::open(&own[0], iface.index).ok()).flatten();
-        let mut port = Self {
-            neighbours,
+        Ok(Self {
+            neighbours: None,
             capabilities: Capabilities {
                 backend: Backend::Udp,
                 link_mtu: iface.mtu,
@@ -226,10 +209,25 @@ impl UdpPort {
             epoll,
             tx: TxStats::default(),
             offload,
-        };
+        })
+    }
+
+    /// Shares its addresses with other processes from now on, as the `nth` port of its device.
+    ///
+    /// # Errors
+    /// No descriptor left, or a shared object that is none of ours.
+    pub(crate) fn share(
+        &mut self,
+        addresses: Arc<dyn SharedAddresses>,
+        nth: usize,
+    ) -> Result<(), OpenError> {
+        let neighbours = Neighbours::new(addresses, nth, &self.addresses, &self.epoll);
+        self.neighbours = Some(neighbours.map_err(|e| {
+            OpenError::os(Backend::Udp, "cannot read the neighbours' datagrams", e, "")
+        })?);
         // What cannot be done yet is tried again with the chores.
-        let _ = port.meet_neighbours();
-        Ok(port)
+        let _ = self.meet_neighbours();
+        Ok(())
     }
 }
 
@@ -239,18 +237,12 @@ pub(crate) struct Acquired {
     pub(crate) sockets: Vec<Vec<OwnedFd>>,
     /// The most datagrams that the kernel takes in one message.
     pub(crate) segments_max: u16,
-    /// If other processes share the addresses.
-    slots: Option<Arc<Slots>>,
 }
 
 impl Acquired {
-    /// The sockets of each port, and its slot.
-    pub(crate) fn into_ports(
-        self,
-    ) -> impl Iterator<Item = (Vec<OwnedFd>, Option<(Arc<Slots>, usize)>)> {
-        let Self { sockets, slots, .. } = self;
-        let numbered = sockets.into_iter().enumerate();
-        numbered.map(move |(nth, own)| (own, slots.clone().map(|slots| (slots, nth))))
+    /// The sockets of each port.
+    pub(crate) fn into_ports(self) -> impl Iterator<Item = Vec<OwnedFd>> {
+        self.sockets.into_iter()
     }
 }
 
@@ -272,9 +264,9 @@ pub(crate) fn acquire_guards(
     addresses: &[IpAddr],
     config: &PortConfig,
     shards: Shards,
-    slots: Option<&Arc<Slots>>,
+    shared: Option<SharedSockets>,
 ) -> Result<Acquired, OpenError> {
-    acquire(iface, addresses, config, guard_of(iface, shards), shards, slots)
+    acquire(iface, addresses, config, guard_of(iface, shards), shards, shared)
         .map_err(|e| OpenError { backend, ..e })
 }
 
@@ -284,7 +276,7 @@ fn acquire(
     config: &PortConfig,
     role: Role,
     shards: Shards,
-    slots: Option<&Arc<Slots>>,
+    shared: Option<SharedSockets>,
 ) -> Result<Acquired, OpenError> {
     let Some(&first) = addresses.first() else {
         return Err(OpenError::plain(
@@ -295,22 +287,30 @@ fn acquire(
     };
     let options = Options::new(config, sockets::domain_of(iface));
     let mut sockets: Vec<Vec<OwnedFd>> = (0..shards.count).map(|_| Vec::new()).collect();
+    let mut shared = shared.map(Vec::into_iter);
     for &address in addresses {
-        let opened = match slots {
-            Some(slots) => own_of(slots, address, options, role)
-                .map_err(|e| OpenError::os(Backend::Udp, "cannot take the sockets over", e, ""))?,
+        let opened = match &mut shared {
+            Some(shared) => taken_over(shared.next().unwrap_or_default(), address, options, role)
+                .map_err(|e| {
+                OpenError::os(Backend::Udp, "cannot take the sockets over", e, "")
+            })?,
             None => sockets::open_own(iface, address, options, role, shards)?,
         };
         sockets.iter_mut().zip(opened).for_each(|(own, socket)| own.push(socket.into()));
     }
     let segments_max =
         if config.no_segmentation { 1 } else { sockets::segments_max(iface, first, options) };
-    Ok(Acquired { sockets, segments_max, slots: slots.cloned() })
+    Ok(Acquired { sockets, segments_max })
 }
 
-/// The sockets of this process among those that processes share.
-fn own_of(slots: &Slots, address: IpAddr, options: Options, role: Role) -> io::Result<Vec<Socket>> {
-    let own = slots.sockets(address)?;
+/// Sockets of this process among those that processes share, with its options.
+fn taken_over(
+    own: Vec<OwnedFd>,
+    address: IpAddr,
+    options: Options,
+    role: Role,
+) -> io::Result<Vec<Socket>> {
+    let own: Vec<Socket> = own.into_iter().map(Socket::from).collect();
     own.iter().try_for_each(|socket| sockets::take_over(socket, address, options, role))?;
     Ok(own)
 }

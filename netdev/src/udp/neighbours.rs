@@ -3,23 +3,39 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 
+use super::handoff::Inbox;
 use super::rx::Queue;
 use super::sys::{RecvBatch, Socket};
 use crate::kernel::descriptors::{Epoll, Interest};
 use crate::port::contract::{PortStats, RxDatagram};
-use crate::sharing::{Mail, Slots};
 use crate::tuning::udp::NEIGHBOURS_EVERY;
+
+/// Addresses that processes share, as the port of one of them sees them.
+pub(crate) trait SharedAddresses: Send + Sync {
+    /// Where neighbours hand datagrams over to the `nth` port of this process.
+    fn inbox(&self, address: IpAddr, nth: usize) -> io::Result<Inbox>;
+
+    /// The socket of a process that has ended, if this process has to read it. It waits for no
+    /// other process.
+    fn inherited(&self, address: IpAddr) -> io::Result<Option<Socket>>;
+
+    /// Readable once there may be something inherited, until [`heard`](Self::heard).
+    fn news(&self) -> BorrowedFd<'_>;
+
+    /// Clears [`news`](Self::news).
+    fn heard(&self);
+}
 
 /// The neighbours of a port.
 pub(super) struct Neighbours {
-    slots: Arc<Slots>,
+    shared: Arc<dyn SharedAddresses>,
     /// The number of the port among those of its device. The first one has the parts that belong to
     /// all.
     nth: usize,
-    mail: Vec<Mail>,
+    inboxes: Vec<Inbox>,
     inherited: Vec<(Socket, Queue)>,
     batch: Option<RecvBatch>,
     calls: u32,
@@ -28,19 +44,19 @@ pub(super) struct Neighbours {
 
 impl Neighbours {
     pub(super) fn new(
-        slots: Arc<Slots>,
+        shared: Arc<dyn SharedAddresses>,
         nth: usize,
         addresses: &[IpAddr],
         epoll: &Epoll,
     ) -> io::Result<Self> {
-        let mail = addresses.iter().map(|address| slots.mail(*address, nth));
-        let mail = mail.collect::<io::Result<Vec<_>>>()?;
-        mail.iter().try_for_each(|mail| epoll.add(mail.fd(), Interest::Read))?;
+        let inboxes = addresses.iter().map(|address| shared.inbox(*address, nth));
+        let inboxes = inboxes.collect::<io::Result<Vec<_>>>()?;
+        inboxes.iter().try_for_each(|inbox| epoll.add(inbox.fd(), Interest::Read))?;
         if nth == 0 {
-            epoll.add(slots.news(), Interest::Read)?;
+            epoll.add(shared.news(), Interest::Read)?;
         }
         let (inherited, batch, stats) = (Vec::new(), None, PortStats::default());
-        Ok(Self { slots, nth, mail, inherited, batch, calls: 0, stats })
+        Ok(Self { shared, nth, inboxes, inherited, batch, calls: 0, stats })
     }
 
     /// Begins to read the sockets that processes have left which have ended. `take_over` makes one
@@ -56,13 +72,13 @@ impl Neighbours {
         if self.nth > 0 {
             return Ok(());
         }
-        self.slots.heard();
-        for at in 0..self.mail.len() {
-            let address = self.mail[at].local();
+        self.shared.heard();
+        for at in 0..self.inboxes.len() {
+            let address = self.inboxes[at].local();
             if self.inherited.iter().any(|(_, queue)| queue.local() == address) {
                 continue;
             }
-            let Some(socket) = self.slots.inherited(address)? else { continue };
+            let Some(socket) = self.shared.inherited(address)? else { continue };
             take_over(&socket, address)?;
             epoll.add(socket.as_fd(), Interest::Read)?;
             self.inherited.push((socket, Queue::new(address)));
@@ -87,8 +103,8 @@ impl Neighbours {
     }
 
     fn read(&mut self, budget: usize, sink: &mut impl FnMut(RxDatagram<'_>)) -> io::Result<usize> {
-        let Self { mail, inherited, batch, stats, .. } = self;
-        let mut count = mail.iter_mut().map(|mail| mail.receive(stats, sink)).sum();
+        let Self { inboxes, inherited, batch, stats, .. } = self;
+        let mut count = inboxes.iter_mut().map(|inbox| inbox.receive(stats, sink)).sum();
         for (socket, queue) in inherited {
             let batch = batch.get_or_insert_with(RecvBatch::new);
             let left = budget.saturating_sub(count).max(1);

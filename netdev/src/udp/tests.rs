@@ -34,7 +34,7 @@ fn open_guard(iface: &Interface, own: IpAddr) -> UdpPort {
         backend: BackendParts::Udp,
     };
     let sockets = Fds::new(guards.sockets.into_iter().flatten().collect());
-    UdpPort::assemble_guard(&manifest, sockets, None).unwrap()
+    UdpPort::assemble_guard(&manifest, sockets).unwrap()
 }
 
 /// A received datagram, owned.

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use rocinante_netdev::Backend;
-use rocinante_netdev::handed::{Code, GiveLimits, Given, Granted, Kept, Refused, Request, Ring};
+use rocinante_netdev::handed::{Code, Granted, Refused, Request, Ring};
+use rocinante_netdev::host::{GiveLimits, Given, Kept};
 
 use super::{Containers, HostEnd, Inner};
 use crate::state::KnownPort;

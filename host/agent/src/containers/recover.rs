@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use rocinante_netdev::handed::Kept;
-use rocinante_netdev::host::{SourceFilter, Sources, keep_again};
+use rocinante_netdev::host::{Kept, SourceFilter, Sources, keep_again};
 
 use super::ports::{Port, PortId};
 use super::{Container, Containers, Inner};

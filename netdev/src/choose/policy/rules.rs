@@ -1,5 +1,6 @@
 //! The rules that an audit finds, and the verdict on a backend.
 
+use crate::handed::{Report, ReportedRule};
 use crate::kernel::denied::{Capability, Needs};
 use crate::port::contract::Backend;
 
@@ -74,5 +75,23 @@ impl Audit {
             _ => error.to_string(),
         };
         self.unseen.push(format!("{what} cannot be read ({why})"));
+    }
+}
+
+impl From<&Audit> for Report {
+    fn from(audit: &Audit) -> Self {
+        let rule = |rule: &Rule| ReportedRule {
+            what: rule.what.clone(),
+            packet_bypasses: rule.packet_bypasses,
+        };
+        Self { rules: audit.rules.iter().map(rule).collect(), unseen: audit.unseen.clone() }
+    }
+}
+
+impl From<Report> for Audit {
+    fn from(report: Report) -> Self {
+        let rule =
+            |rule: ReportedRule| Rule { what: rule.what, packet_bypasses: rule.packet_bypasses };
+        Self { rules: report.rules.into_iter().map(rule).collect(), unseen: report.unseen }
     }
 }

@@ -1,3 +1,4 @@
+use super::rules::Rule;
 use super::*;
 use crate::port::contract::Backend;
 use crate::testing::testns::{Pair, or_skip, without_capability};

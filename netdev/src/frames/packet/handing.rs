@@ -89,12 +89,11 @@ pub(crate) fn assemble_from(
     let link = open::link_of(iface)?;
     let manifest = open::manifest(iface, addresses, config, &link, layout, guards.segments_max);
     let all = sockets.into_iter().zip(guards.into_ports());
-    let parts = all.map(|(socket, (guard, slots))| Parts {
+    let parts = all.map(|(socket, guard)| Parts {
         manifest: manifest.clone(),
         fds: std::iter::once(socket.into()).chain(guard).collect(),
         mapped: None,
         lease: Some(lease.clone()),
-        slots,
     });
     Ok(parts.collect())
 }

@@ -1,9 +1,9 @@
 //! Acquiring the parts of a port, with a hint for each possible error, and assembling them.
 
+use std::any::Any;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd as _;
-use std::sync::Arc;
 
 use super::ring::{PacketRing, RingGeometry};
 use super::rx::Drops;
@@ -11,7 +11,6 @@ use super::staging::{FrameStaging, RunLimits, SEGMENTS_MAX};
 use super::sys::{self, PacketSocket, SendScratch};
 use super::tx::Sender;
 use super::{PacketIo, filter};
-use crate::frames::xdp::Mapped;
 use crate::frames::{Acquire, Assembled};
 use crate::kernel::denied::{Capability, Needs};
 use crate::kernel::descriptors::attach_filter;
@@ -22,9 +21,8 @@ use crate::port::config::{PortConfig, Shards};
 use crate::port::contract::{Backend, Capabilities, QueueKind, RxBudget};
 use crate::port::error::OpenError;
 use crate::port::headers::{HEADERS_MAX, PAYLOAD_MAX};
-use crate::port::parts::{BackendParts, Fds, Manifest, Parts};
+use crate::port::parts::{BackendParts, Fds, Manifest, Parts, SharedSockets};
 use crate::port::steering;
-use crate::sharing::Slots;
 use crate::udp;
 
 /// The first Linux with packet sockets that take and give UDP super-packets.
@@ -42,23 +40,20 @@ impl Acquire for PacketIo {
         addresses: &[IpAddr],
         config: &PortConfig,
         shards: Shards,
-        slots: Option<&Arc<Slots>>,
+        shared: Option<SharedSockets>,
     ) -> Result<Vec<Parts>, OpenError> {
         let link = check(iface, addresses)?;
         // Before the guards, which need no privilege: the missing capability is the usual error.
         let program = filter::program(addresses, shards);
         let sockets = open_sockets(iface, config, shards, &program)?;
-        let guards = udp::acquire_guards(Backend::Packet, iface, addresses, config, shards, slots)?;
+        let guards =
+            udp::acquire_guards(Backend::Packet, iface, addresses, config, shards, shared)?;
         let layout = RingGeometry::new(config.packet.ring_frames, sys::page_bytes());
         bind(&sockets, iface, layout, shards)?;
         let manifest = manifest(iface, addresses, config, &link, layout, guards.segments_max);
         let all = sockets.into_iter().zip(guards.into_ports());
-        let parts = all.map(|(socket, (guard, slots))| Parts {
-            manifest: manifest.clone(),
-            fds: std::iter::once(socket.into()).chain(guard).collect(),
-            mapped: None,
-            lease: None,
-            slots,
+        let parts = all.map(|(socket, guard)| {
+            Parts::new(manifest.clone(), std::iter::once(socket.into()).chain(guard).collect())
         });
         Ok(parts.collect())
     }
@@ -67,7 +62,7 @@ impl Acquire for PacketIo {
     fn assemble(
         manifest: &Manifest,
         fds: &mut Fds,
-        _: Option<Mapped>,
+        _: Option<Box<dyn Any + Send>>,
     ) -> Result<Assembled<Self>, OpenError> {
         let BackendParts::Packet { ring_frames, segments_max, run_bytes_max } = manifest.backend
         else {

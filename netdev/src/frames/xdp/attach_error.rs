@@ -1,10 +1,17 @@
 //! Reasons for which the kernel refused to attach the program, in words.
 
-use super::open::NEEDS;
+use crate::kernel::denied::{Capability, Needs};
 use crate::kernel::interface::Interface;
 use crate::port::contract::Backend;
 use crate::port::error::OpenError;
 use std::io;
+
+/// What opening a port needs.
+pub(super) const NEEDS: Needs = Needs {
+    call: "bpf(2)",
+    capabilities: &[Capability::NetRaw, Capability::NetAdmin, Capability::Bpf],
+    of_the_host: true,
+};
 
 /// The error of `BPF_LINK_CREATE` for an XDP program, explained.
 pub(super) fn explain(iface: &Interface, generic: bool, error: io::Error) -> OpenError {

@@ -104,7 +104,7 @@ pub(crate) fn assemble_from(
     let here = udp::namespace_of(&guards.sockets[0][0]);
     let segments_max = guards.segments_max;
     let all = (0..).zip(ports).zip(guards.into_ports());
-    let parts = all.map(|((queue, (socket, memory)), (guard, slots))| {
+    let parts = all.map(|((queue, (socket, memory)), guard)| {
         check(&socket, here).map_err(|what| refused(&what))?;
         if !is_memory_file(memory.as_fd(), Umem::bytes(2 * chunks)) {
             return Err(refused("no memory of constant size for its chunks"));
@@ -116,7 +116,7 @@ pub(crate) fn assemble_from(
         fds.extend(guard);
         let backend = BackendParts::Xdp { queue, chunks, zero_copy };
         let manifest = Manifest::new(iface, addresses, config, segments_max, backend);
-        Ok(Parts { manifest, fds, mapped: None, lease: Some(lease.clone()), slots })
+        Ok(Parts { lease: Some(lease.clone()), ..Parts::new(manifest, fds) })
     });
     parts.collect()
 }

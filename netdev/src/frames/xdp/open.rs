@@ -2,7 +2,7 @@
 //! one of them fails), and assembling them.
 
 use super::XdpIo;
-use super::attach_error;
+use super::attach_error::{self, NEEDS};
 use super::mapping::{is_memory_file, memory_file};
 use super::prog::{Own, OwnMac, program};
 use super::retry::Retry;
@@ -12,7 +12,6 @@ use super::tx::TxHalf;
 use super::umem::{CHUNK, Umem};
 use crate::frames::{Acquire, Assembled};
 use crate::kernel::bpf::{Link, Map, Program, fd_value};
-use crate::kernel::denied::{Capability, Needs};
 use crate::kernel::descriptors::{apart, patiently};
 use crate::kernel::ethtool::receive_queues;
 use crate::kernel::interface::Interface;
@@ -20,15 +19,14 @@ use crate::port::config::{PortConfig, Shards, XdpConfig};
 use crate::port::contract::{Backend, Capabilities, QueueKind, RxBudget};
 use crate::port::error::OpenError;
 use crate::port::headers::{ETH_LEN, HEADERS_V6};
-use crate::port::parts::{BackendParts, Fds, Manifest, Parts};
-use crate::sharing::Slots;
+use crate::port::parts::{BackendParts, Fds, Manifest, Parts, SharedSockets};
 use crate::tuning::handed::COPIES_HELD_MAX;
 use crate::tuning::xdp::{CHUNKS_MAX, CHUNKS_MIN, QUEUE_RELEASE_MAX};
 use crate::udp;
+use std::any::Any;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes of a received frame that fit a chunk: the kernel keeps 256 free (`XDP_PACKET_HEADROOM`).
@@ -36,16 +34,9 @@ const RX_CHUNK_BYTES: usize = CHUNK - 256;
 /// The most chunks of a TX slot: enough for a 4096-byte RoCE payload and all its headers.
 const SLOT_CHUNKS_MAX: usize = 2;
 
-/// What opening a port needs.
-pub(super) const NEEDS: Needs = Needs {
-    call: "bpf(2)",
-    capabilities: &[Capability::NetRaw, Capability::NetAdmin, Capability::Bpf],
-    of_the_host: true,
-};
-
 /// The memory of a socket and its rings, mapped.
 #[derive(Debug)]
-pub struct Mapped {
+struct Mapped {
     umem: Umem,
     rings: Rings,
 }
@@ -54,7 +45,7 @@ pub struct Mapped {
 pub(super) struct Made {
     pub(super) socket: XdpSocket,
     pub(super) memory: OwnedFd,
-    pub(super) mapped: Mapped,
+    mapped: Mapped,
     /// Chunks for each direction.
     pub(super) chunks: u32,
 }
@@ -84,21 +75,21 @@ impl Acquire for XdpIo {
         addresses: &[IpAddr],
         config: &PortConfig,
         shards: Shards,
-        slots: Option<&Arc<Slots>>,
+        shared: Option<SharedSockets>,
     ) -> Result<Vec<Parts>, OpenError> {
         // The guards come first: from the first redirected frame on, UDP/4791 is ours.
-        let guards = udp::acquire_guards(Backend::Xdp, iface, addresses, config, shards, slots)?;
+        let guards = udp::acquire_guards(Backend::Xdp, iface, addresses, config, shards, shared)?;
         let Opened { sockets, link, mac } =
             open_sockets(iface, addresses, config, shards, QUEUE_RELEASE_MAX)?;
         let segments_max = guards.segments_max;
-        let parts = sockets.into_iter().zip(guards.into_ports()).map(|(opened, (guard, slots))| {
+        let parts = sockets.into_iter().zip(guards.into_ports()).map(|(opened, guard)| {
             let OnQueue { made: Made { socket, memory, mapped, chunks }, queue, zero_copy } =
                 opened;
             let mut fds = vec![socket.into(), memory, copy(link.as_fd())?, copy(mac.as_fd())?];
             fds.extend(guard);
             let backend = BackendParts::Xdp { queue, chunks, zero_copy };
             let manifest = Manifest::new(iface, addresses, config, segments_max, backend);
-            Ok(Parts { manifest, fds, mapped: Some(mapped), lease: None, slots })
+            Ok(Parts { mapped: Some(Box::new(mapped)), ..Parts::new(manifest, fds) })
         });
         parts.collect()
     }
@@ -107,16 +98,20 @@ impl Acquire for XdpIo {
     fn assemble(
         manifest: &Manifest,
         fds: &mut Fds,
-        mapped: Option<Mapped>,
+        mapped: Option<Box<dyn Any + Send>>,
     ) -> Result<Assembled<Self>, OpenError> {
         let BackendParts::Xdp { chunks, .. } = manifest.backend else {
             unreachable!("the port has checked the backend")
         };
         let [socket, memory, link, mac] = [(); 4].map(|()| fds.take());
         let socket = XdpSocket::from(socket);
+        let mapped = mapped.and_then(|mapped| mapped.downcast::<Mapped>().ok());
         let Mapped { mut umem, rings } = match mapped {
-            Some(mapped) => mapped,
-            None => map(&socket, memory.as_fd(), chunks)?,
+            Some(mapped) => *mapped,
+            None => {
+                check_memory(memory.as_fd(), chunks)?;
+                map(&socket, memory.as_fd(), chunks)?
+            }
         };
         let Manifest { interface: iface, config, .. } = manifest;
         let frame_bytes_max = iface.mtu as usize + ETH_LEN;
@@ -244,9 +239,8 @@ fn map(socket: &XdpSocket, memory: BorrowedFd<'_>, chunks: u32) -> Result<Mapped
     Ok(Mapped { umem, rings })
 }
 
-/// An error unless this is a memory file for the chunks that the manifest says.
-pub(crate) fn check_memory(memory: BorrowedFd<'_>, manifest: &Manifest) -> Result<(), OpenError> {
-    let BackendParts::Xdp { chunks, .. } = manifest.backend else { return Ok(()) };
+/// An error unless this is a memory file for that number of chunks for each direction.
+fn check_memory(memory: BorrowedFd<'_>, chunks: u32) -> Result<(), OpenError> {
     let is_valid = (CHUNKS_MIN..=CHUNKS_MAX).contains(&chunks) && chunks.is_power_of_two();
     if is_valid && is_memory_file(memory, Umem::bytes(2 * chunks)) {
         return Ok(());

@@ -15,7 +15,8 @@ use crate::handed::testing::{
     ASK_NEW_MAC, ASK_OTHER, Parent, Server, asked_of, child, choose_from, descriptors, done,
     expected_of, serve, succeeds,
 };
-use crate::handed::{Agent, Code, GiveLimits, Given, Granted, Request, give};
+use crate::handed::{Agent, Code, Granted, Request};
+use crate::host::{GiveLimits, Given, give};
 use crate::kernel::bpf::link_program_by_id;
 use crate::kernel::rtnl::Rtnl;
 use crate::testing::parts::{A, B, SPARE, assert_unprivileged, exchange};

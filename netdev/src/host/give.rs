@@ -2,10 +2,10 @@
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use super::message::{Answer, Code, Granted, Refused, Report, ReportedRule, Request};
 use crate::choose::policy::{self, Audit, AuditVerdict};
 use crate::frames::packet::{self, Kept};
 use crate::frames::xdp;
+use crate::handed::{Answer, Code, Granted, Refused, Report, Request};
 use crate::kernel::interface::Interface;
 use crate::port::config::{PacketConfig, PortConfig, XdpConfig};
 use crate::port::contract::Backend;
@@ -98,7 +98,7 @@ fn port_bytes(backend: Backend, frames: u32) -> usize {
 }
 
 impl Given {
-    /// The descriptors, as [`send_answer`](super::send_answer) takes them.
+    /// The descriptors, as [`send_answer`](crate::handed::send_answer) takes them.
     #[must_use]
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.descriptors.iter().map(OwnedFd::as_fd).collect()
@@ -220,26 +220,6 @@ fn failed(error: OpenError) -> Refused {
         None => error.what,
     };
     Refused::new(code, reason, error.hint)
-}
-
-impl From<&Audit> for Report {
-    fn from(audit: &Audit) -> Self {
-        let rule = |rule: &policy::Rule| ReportedRule {
-            what: rule.what.clone(),
-            packet_bypasses: rule.packet_bypasses,
-        };
-        Self { rules: audit.rules.iter().map(rule).collect(), unseen: audit.unseen.clone() }
-    }
-}
-
-impl From<Report> for Audit {
-    fn from(report: Report) -> Self {
-        let rule = |rule: ReportedRule| policy::Rule {
-            what: rule.what,
-            packet_bypasses: rule.packet_bypasses,
-        };
-        Self { rules: report.rules.into_iter().map(rule).collect(), unseen: report.unseen }
-    }
 }
 
 #[cfg(test)]

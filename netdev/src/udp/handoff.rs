@@ -18,15 +18,15 @@ const HEADER: usize = 2 + 2 + 1 + 2 + 5 + 2 * 16;
 
 /// Where a process writes to a neighbour.
 #[derive(Debug)]
-pub(super) struct Writer(OwnedFd);
+pub(crate) struct Outbox(OwnedFd);
 
-impl Writer {
-    pub(super) fn new(outbox: OwnedFd) -> Self {
+impl Outbox {
+    pub(crate) fn new(outbox: OwnedFd) -> Self {
         Self(outbox)
     }
 
     /// Whether there was room.
-    pub(super) fn write(&self, datagram: &RxDatagram<'_>) -> bool {
+    pub(crate) fn write(&self, datagram: &RxDatagram<'_>) -> bool {
         let Some(header) = header(datagram) else { return false };
         let parts = [IoSlice::new(&header), IoSlice::new(datagram.payload)];
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -95,7 +95,7 @@ fn parse(header: &[u8; HEADER]) -> Option<(RxDatagram<'static>, usize)> {
 
 /// The place where a process reads datagrams from neighbours, for one of its addresses.
 #[derive(Debug)]
-pub(crate) struct Mail {
+pub(crate) struct Inbox {
     local: IpAddr,
     inbox: OwnedFd,
     /// Bytes read. They may end with the beginning of a message.
@@ -104,21 +104,21 @@ pub(crate) struct Mail {
     is_broken: bool,
 }
 
-impl Mail {
-    /// Throws away the mail of a former process on the slot.
-    pub(super) fn new(local: IpAddr, inbox: OwnedFd) -> Self {
-        let mut mail = Self::unread(local, inbox);
+impl Inbox {
+    /// Throws away the datagrams for a former process on the slot.
+    pub(crate) fn new(local: IpAddr, inbox: OwnedFd) -> Self {
+        let mut fresh = Self::unread(local, inbox);
         // More than the stream holds. A neighbour that writes without end does not keep us here.
         for _ in 0..64 {
-            match mail.read() {
-                Ok(bytes) if bytes > 0 => mail.buffer.clear(),
+            match fresh.read() {
+                Ok(bytes) if bytes > 0 => fresh.buffer.clear(),
                 _ => break,
             }
         }
-        mail
+        fresh
     }
 
-    pub(super) fn unread(local: IpAddr, inbox: OwnedFd) -> Self {
+    pub(crate) fn unread(local: IpAddr, inbox: OwnedFd) -> Self {
         Self { local, inbox, buffer: Vec::new(), is_broken: false }
     }
 
@@ -130,7 +130,7 @@ impl Mail {
         self.inbox.as_fd()
     }
 
-    /// Hands up the mail. Returns the number of datagrams.
+    /// Hands up what has come. Returns the number of datagrams.
     pub(crate) fn receive(
         &mut self,
         stats: &mut PortStats,

@@ -11,60 +11,36 @@ use std::time::Instant;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-use super::message::{Answer, Code, Granted, Refused, Request};
-use super::transport::{receive_answer, send_request};
-use super::{WAIT_MAX, XDP_WAIT_MAX};
-use crate::choose::policy::Audit;
+use super::policy::Audit;
 use crate::frames::packet;
 use crate::frames::xdp;
+use crate::handed::{
+    AGENT_VARIABLE, Agent, Answer, Code, Handed, Refused, Request, WAIT_MAX, XDP_WAIT_MAX,
+    receive_answer, send_request,
+};
 use crate::kernel::descriptors::wait_readable;
 use crate::kernel::inherited;
 use crate::kernel::interface::Interface;
 use crate::port::config::{PortConfig, Shards, XdpConfig};
 use crate::port::contract::Backend;
 use crate::port::error::OpenError;
-use crate::port::parts::Parts;
+use crate::port::parts::{Parts, SharedSockets};
 use crate::sharing::Slots;
 use crate::tuning::handed::{IN_USE_MAX, IN_USE_PAUSE};
 use crate::udp;
 
-/// The environment variable that says where the agent is: the path of its socket, or `off`.
-pub const AGENT_VARIABLE: &str = "ROCINANTE_AGENT";
-
-/// Where the agent is, unless the variable says otherwise.
-pub const DEFAULT_PATH: &str = "/run/rocinante/agent.sock";
-
-/// Where to ask for ports that this process may not open itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Agent(Option<PathBuf>);
-
-/// The connection to the agent. Its end tells the agent that the ports are closed.
-#[derive(Debug, Clone)]
-pub(crate) struct Lease(#[allow(dead_code)] Arc<OwnedFd>);
-
-/// Ports as they came from an agent.
-#[derive(Debug)]
-pub(crate) struct Handed {
-    /// The agent's description of them.
-    pub(crate) granted: Granted,
-    /// The descriptors.
-    pub(crate) descriptors: Vec<OwnedFd>,
-    /// The connection.
-    pub(crate) lease: Lease,
-}
-
 /// Ports that an agent handed over.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(super) struct Asked {
     /// The parts of each port.
-    pub(crate) parts: Vec<Parts>,
+    pub(super) parts: Vec<Parts>,
     /// The rules of this network namespace, as the agent sees them.
-    pub(crate) audit: Audit,
+    pub(super) audit: Audit,
 }
 
 /// Why an agent handed nothing over.
 #[derive(Debug)]
-pub(crate) enum AskError {
+pub(super) enum AskError {
     /// This process asks none.
     Off,
     /// There is none.
@@ -77,97 +53,69 @@ pub(crate) enum AskError {
     Failed(PathBuf, String),
 }
 
-impl Agent {
-    /// No agent is asked.
-    #[must_use]
-    pub const fn off() -> Self {
-        Self(None)
-    }
+/// The error of making ports of the descriptors of an agent.
+pub(super) fn failed(agent: &Agent, error: &OpenError) -> AskError {
+    AskError::Failed(agent.path().unwrap_or(Path::new("")).to_owned(), error.to_string())
+}
 
-    /// The agent with the socket at this path.
-    pub fn at(path: impl Into<PathBuf>) -> Self {
-        Self(Some(path.into()))
-    }
-
-    /// The agent that [`AGENT_VARIABLE`] names.
-    #[must_use]
-    pub fn from_environment() -> Self {
-        match std::env::var_os(AGENT_VARIABLE) {
-            Some(word) if word == "off" => Self::off(),
-            Some(path) if !path.is_empty() => Self::at(path),
-            _ => Self::at(DEFAULT_PATH),
+/// Asks for ports of `packet` or `afxdp`. An answer or an error comes within [`WAIT_MAX`] each
+/// for the connection and the answer, for that of `afxdp` [`XDP_WAIT_MAX`], and within
+/// [`IN_USE_MAX`] more if the interface is in use.
+pub(super) fn ask(
+    agent: &Agent,
+    backend: Backend,
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+    (shards, slots): (Shards, Option<&Arc<Slots>>),
+    despite_rules: bool,
+) -> Result<Asked, AskError> {
+    let Some(path) = agent.path() else { return Err(AskError::Off) };
+    let ring_frames = frames_to_ask_for(backend, config).map_err(AskError::Useless)?;
+    let mut connection = connected(path)?;
+    // Before the agent makes anything for nothing: the port may be in use.
+    let shared = shared_sockets(backend, addresses, slots).map_err(AskError::Useless)?;
+    let guards = udp::acquire_guards(backend, iface, addresses, config, shards, shared)
+        .map_err(AskError::Useless)?;
+    let tx_buffer_bytes = Some(config.tx_buffer_bytes)
+        .filter(|bytes| *bytes != PortConfig::default().tx_buffer_bytes);
+    let request = Request {
+        backend,
+        interface: iface.index,
+        addresses: addresses.to_vec(),
+        shards,
+        ring_frames,
+        tx_buffer_bytes,
+        despite_rules,
+    };
+    let failed = |why: String| AskError::Failed(path.to_owned(), why);
+    let end = Instant::now() + IN_USE_MAX;
+    let (answer, descriptors) = loop {
+        let answered = exchange(&connection, &request).map_err(failed)?;
+        match &answered.0.outcome {
+            // By a socket that was just closed: the agent does not wait.
+            Err(refused) if refused.code == Code::InUse && Instant::now() < end => {
+                std::thread::sleep(IN_USE_PAUSE);
+                connection = connected(path)?;
+            }
+            _ => break answered,
         }
-    }
-
-    /// The path of its socket, if one is asked.
-    #[must_use]
-    pub fn path(&self) -> Option<&Path> {
-        self.0.as_deref()
-    }
-
-    /// The error of making ports of the descriptors.
-    pub(crate) fn failed(&self, error: &OpenError) -> AskError {
-        AskError::Failed(self.0.clone().unwrap_or_default(), error.to_string())
-    }
-
-    /// Asks for ports of `packet` or `afxdp`. An answer or an error comes within [`WAIT_MAX`] each
-    /// for the connection and the answer, for that of `afxdp` [`XDP_WAIT_MAX`], and within
-    /// [`IN_USE_MAX`] more if the interface is in use.
-    pub(crate) fn ask(
-        &self,
-        backend: Backend,
-        iface: &Interface,
-        addresses: &[IpAddr],
-        config: &PortConfig,
-        (shards, slots): (Shards, Option<&Arc<Slots>>),
-        despite_rules: bool,
-    ) -> Result<Asked, AskError> {
-        let Some(path) = &self.0 else { return Err(AskError::Off) };
-        let ring_frames = frames_to_ask_for(backend, config).map_err(AskError::Useless)?;
-        let mut connection = connected(path)?;
-        // Before the agent makes anything for nothing: the port may be in use.
-        let guards = udp::acquire_guards(backend, iface, addresses, config, shards, slots)
-            .map_err(AskError::Useless)?;
-        let tx_buffer_bytes = Some(config.tx_buffer_bytes)
-            .filter(|bytes| *bytes != PortConfig::default().tx_buffer_bytes);
-        let request = Request {
-            backend,
-            interface: iface.index,
-            addresses: addresses.to_vec(),
-            shards,
-            ring_frames,
-            tx_buffer_bytes,
-            despite_rules,
-        };
-        let failed = |why: String| AskError::Failed(path.clone(), why);
-        let end = Instant::now() + IN_USE_MAX;
-        let (answer, descriptors) = loop {
-            let answered = exchange(&connection, &request).map_err(failed)?;
-            match &answered.0.outcome {
-                // By a socket that was just closed: the agent does not wait.
-                Err(refused) if refused.code == Code::InUse && Instant::now() < end => {
-                    std::thread::sleep(IN_USE_PAUSE);
-                    connection = connected(path)?;
-                }
-                _ => break answered,
-            }
-        };
-        let audit = answer.report.map(Audit::from);
-        let granted = match answer.outcome {
-            Ok(granted) => granted,
-            Err(refused) => {
-                return Err(AskError::Refused(path.clone(), Box::new((refused, audit))));
-            }
-        };
-        let audit = audit.ok_or_else(|| failed("it does not say which rules there are".into()))?;
-        let lease = Lease(Arc::new(inherited::noted(connection)));
-        let handed = Handed { granted, descriptors, lease };
-        let parts = match backend {
-            Backend::Xdp => xdp::assemble_from(iface, addresses, config, handed, guards),
-            _ => packet::assemble_from(iface, addresses, config, handed, guards),
-        };
-        Ok(Asked { parts: parts.map_err(|e| failed(e.to_string()))?, audit })
-    }
+    };
+    let audit = answer.report.map(Audit::from);
+    let granted = match answer.outcome {
+        Ok(granted) => granted,
+        Err(refused) => {
+            return Err(AskError::Refused(path.to_owned(), Box::new((refused, audit))));
+        }
+    };
+    let audit = audit.ok_or_else(|| failed("it does not say which rules there are".into()))?;
+    let lease = Arc::new(inherited::noted(connection));
+    let handed = Handed { granted, descriptors, lease };
+    let parts = match backend {
+        Backend::Xdp => xdp::assemble_from(iface, addresses, config, handed, guards),
+        _ => packet::assemble_from(iface, addresses, config, handed, guards),
+    };
+    Ok(Asked { parts: parts.map_err(|e| failed(e.to_string()))?, audit })
 }
 
 /// The frames to ask for, if they are not left to the agent.
@@ -187,12 +135,6 @@ fn frames_to_ask_for(backend: Backend, config: &PortConfig) -> Result<Option<u32
         return Err(OpenError::plain(backend, what, hint));
     }
     Ok(unless_default(ring_frames, defaults.xdp.ring_frames))
-}
-
-/// The error for descriptors of an agent that are not as they should be.
-pub(crate) fn unusable(backend: Backend, what: &str) -> OpenError {
-    let what = format!("the agent's descriptors cannot be used: {what}");
-    OpenError::plain(backend, what, "use a program and an agent of one release")
 }
 
 /// One request and one answer, with its descriptors.
@@ -275,4 +217,14 @@ impl fmt::Display for AskError {
             Self::Failed(path, why) => write!(f, "asked the agent at {}: {why}", path.display()),
         }
     }
+}
+
+/// The sockets of this process's slots on these addresses, if it shares them.
+pub(super) fn shared_sockets(
+    backend: Backend,
+    addresses: &[IpAddr],
+    slots: Option<&Arc<Slots>>,
+) -> Result<Option<SharedSockets>, OpenError> {
+    let sockets = slots.map(|slots| slots.sockets(addresses)).transpose();
+    sockets.map_err(|e| OpenError { backend, ..e })
 }
