@@ -13,8 +13,7 @@ mod frames;
 pub mod fuzzing;
 pub mod handed;
 #[doc(hidden)]
-pub mod host;
-mod kernel;
+pub mod kernel;
 mod port;
 mod sharing;
 pub mod sim;
@@ -28,12 +27,16 @@ pub const ROCE_PORT: u16 = 4791;
 
 pub use choose::any::AnyPort;
 pub use choose::auto;
+#[doc(hidden)]
+pub use choose::give::{GiveLimits, Given, give};
 pub use choose::policy::{Unlisted, unlisted_rules};
 pub use devices::interfaces::gid_table_len;
 pub use devices::names::{DEVICES_VARIABLE, NamedInterface, Names, follow_gids, named_interfaces};
 pub use devices::sysfs;
 pub use frames::FramePort;
 pub use frames::packet::PacketPort;
+#[doc(hidden)]
+pub use frames::packet::{Kept, keep_again};
 pub use frames::xdp::XdpPort;
 pub use kernel::descriptors::{apart, keep_from_children};
 pub use kernel::interface::{Interface, Unusable, WhyUnusable};

@@ -155,8 +155,6 @@ pub(crate) mod handed {
     pub(crate) const LISTED_MAX: usize = 8;
     /// Characters of a text.
     pub(crate) const TEXT_MAX: usize = 200;
-    /// Datagrams of the kernel's per read; the others stay in the queue (`host/watch.rs`).
-    pub(crate) const BURST: usize = 256;
     /// How long a child process may hold copies of descriptors closed here: from fork to exec
     /// (`fd.rs`). More: closing waits longer for a slow child.
     pub(crate) const COPIES_HELD_MAX: Duration = Duration::from_millis(100);

@@ -12,10 +12,10 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rocinante_netdev::handed::{Code, Refused};
-use rocinante_netdev::host::{Attached, Heard, HostLink, Namespaces, NsId, SourceFilter, Sources};
 
 use crate::asker::Namespace;
 use crate::config::{Config, SelfAdministered};
+use crate::host::{Attached, Heard, HostLink, Namespaces, NsId, SourceFilter, Sources};
 use crate::links::{WayOut, ends, failed, is_gone, peer_elsewhere, sources_of, way_out};
 use crate::state::{Fixed, Known, KnownPort, StateFile};
 use crate::steps;

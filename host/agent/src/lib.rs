@@ -15,6 +15,8 @@ mod containers;
 mod error;
 mod guard;
 mod holders;
+#[doc(hidden)]
+pub mod host;
 mod limits;
 mod links;
 mod ready;

@@ -3,7 +3,8 @@
 use std::io;
 
 use rocinante_netdev::handed::{Code, Refused};
-use rocinante_netdev::host::{HostLink, Namespaces, NsId, Peer, Sources};
+
+use crate::host::{HostLink, Namespaces, NsId, Peer, Sources};
 
 /// Both ends of a container's veth. The kernel names the container's end, so a container cannot
 /// forge it.

@@ -14,7 +14,7 @@ use rocinante_netdev::handed::guard;
 use rocinante_netdev::handed::{
     Answer, Code, Refused, Request, WAIT_MAX, receive_request, send_answer,
 };
-use rocinante_netdev::host::{GiveLimits, Given, Watch, give};
+use rocinante_netdev::{GiveLimits, Given, give};
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
     recv, socket_with,
@@ -29,6 +29,7 @@ use crate::config::Config;
 use crate::containers::{Containers, HeardOf, Hints, PortId};
 use crate::error::AgentError;
 use crate::guard::Guards;
+use crate::host::Watch;
 use crate::limits::{AT_ONCE_MAX, Limits};
 use crate::ready::readable;
 use crate::state::StateFile;

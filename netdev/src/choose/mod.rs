@@ -3,4 +3,5 @@
 pub(crate) mod any;
 mod ask;
 pub mod auto;
+pub(crate) mod give;
 pub(crate) mod policy;

@@ -4,8 +4,8 @@
 //! the same or another container. The program connects to the agent's socket, sends one
 //! [`Request`], and gets one [`Answer`] with descriptors: `docs/agent.md` describes the messages.
 //!
-//! - The agent's side: [`receive_request`], then [`give`](crate::host::give) on a thread in the program's
-//!   network namespace, then [`send_answer`]. It keeps each [`Kept`](crate::host::Kept) as long as
+//! - The agent's side: [`receive_request`], then [`give`](crate::give) on a thread in the program's
+//!   network namespace, then [`send_answer`]. It keeps each [`Kept`](crate::Kept) as long as
 //!   the program may use the port.
 //! - The program's side: an [`Agent`] is where to ask; [`auto`](crate::choose::auto) asks it.
 //!

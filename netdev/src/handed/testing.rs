@@ -19,7 +19,8 @@ use rustix::net::{
 
 use super::{Agent, Answer, Granted, Report, Request, WAIT_MAX, receive_request, send_answer};
 use crate::choose::auto::{self, Choice};
-use crate::host::{GiveLimits, Given, Kept, give};
+use crate::choose::give::{GiveLimits, Given, give};
+use crate::frames::packet::Kept;
 use crate::kernel::descriptors::wait_readable;
 use crate::testing::parts::{A, echo};
 use crate::testing::sides::{SELECTOR, ip};

@@ -2,7 +2,7 @@
 //! bpf_attr` and treats the rest as zero.
 #![allow(unsafe_code)]
 
-pub(crate) mod asm;
+pub mod asm;
 mod attr;
 
 use std::io;
@@ -10,13 +10,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use self::asm::Insn;
 use self::attr::*;
-pub(crate) use self::attr::{TCX_DROP, TCX_NEXT};
+pub use self::attr::{TCX_DROP, TCX_NEXT};
 use crate::kernel::inherited;
 use crate::tuning::reading::{KEYS_MAX, MAPS_MAX, PROGRAMS_MAX};
 
 /// A BPF map, shared with the program.
 #[derive(Debug)]
-pub(crate) struct Map {
+pub struct Map {
     fd: OwnedFd,
     key_size: usize,
     value_size: usize,
@@ -24,45 +24,45 @@ pub(crate) struct Map {
 
 impl Map {
     /// A hash of `entries` keys of `key_size` bytes to a `u32`.
-    pub(crate) fn hash(name: &str, key_size: usize, entries: u32) -> io::Result<Self> {
+    pub fn hash(name: &str, key_size: usize, entries: u32) -> io::Result<Self> {
         Self::create(MAP_TYPE_HASH, name, key_size, entries)
     }
 
     /// An array of `entries` numbers.
-    pub(crate) fn numbers(name: &str, entries: u32) -> io::Result<Self> {
+    pub fn numbers(name: &str, entries: u32) -> io::Result<Self> {
         Self::create(MAP_TYPE_ARRAY, name, size_of::<u32>(), entries)
     }
 
     /// An array of `entries` counters of 64 bits, for [`count`](Self::count).
-    pub(crate) fn counters(name: &str, entries: u32) -> io::Result<Self> {
+    pub fn counters(name: &str, entries: u32) -> io::Result<Self> {
         Self::create_with(MAP_TYPE_ARRAY, 0, name, (size_of::<u32>(), size_of::<u64>()), entries)
     }
 
     /// An array of AF_XDP sockets by receive queue.
-    pub(crate) fn sockets(name: &str, entries: u32) -> io::Result<Self> {
+    pub fn sockets(name: &str, entries: u32) -> io::Result<Self> {
         Self::create(MAP_TYPE_XSKMAP, name, size_of::<u32>(), entries)
     }
 
     /// A number of eight bytes that processes can map: [`is_shared_word`].
-    pub(crate) fn shared_word(name: &str) -> io::Result<Self> {
+    pub fn shared_word(name: &str) -> io::Result<Self> {
         let sizes = (size_of::<u32>(), size_of::<u64>());
         Self::create_with(MAP_TYPE_ARRAY, F_MMAPABLE, name, sizes, 1)
     }
 
     /// Sets `key` (of the map's key size) to `value`.
-    pub(crate) fn set(&self, key: &[u8], value: u32) -> io::Result<()> {
+    pub fn set(&self, key: &[u8], value: u32) -> io::Result<()> {
         self.change(MAP_UPDATE_ELEM, key, size_of_val(&value), (&raw const value) as u64)
     }
 
     /// The value of `key` (of the map's key size); `ENOENT` if it is not in the map.
-    pub(crate) fn value(&self, key: &[u8]) -> io::Result<u32> {
+    pub fn value(&self, key: &[u8]) -> io::Result<u32> {
         let mut value = 0u32;
         self.change(MAP_LOOKUP_ELEM, key, size_of_val(&value), (&raw mut value) as u64)?;
         Ok(value)
     }
 
     /// A counter of [`counters`](Self::counters).
-    pub(crate) fn count(&self, index: u32) -> io::Result<u64> {
+    pub fn count(&self, index: u32) -> io::Result<u64> {
         let mut value = 0u64;
         let size = size_of_val(&value);
         self.change(MAP_LOOKUP_ELEM, &index.to_ne_bytes(), size, (&raw mut value) as u64)?;
@@ -71,7 +71,7 @@ impl Map {
 
     /// All keys, in no order. Another thread or process that changes the map meanwhile may make
     /// keys appear twice or not at all.
-    pub(crate) fn keys(&self) -> io::Result<Vec<Vec<u8>>> {
+    pub fn keys(&self) -> io::Result<Vec<Vec<u8>>> {
         let mut keys: Vec<Vec<u8>> = Vec::new();
         loop {
             let (map_fd, mut next) = (raw(&self.fd), vec![0_u8; self.key_size]);
@@ -87,12 +87,12 @@ impl Map {
     }
 
     /// Removes `key` (of the map's key size); `ENOENT` if it is not in the map.
-    pub(crate) fn remove(&self, key: &[u8]) -> io::Result<()> {
+    pub fn remove(&self, key: &[u8]) -> io::Result<()> {
         self.change(MAP_DELETE_ELEM, key, self.value_size, 0)
     }
 
     /// Whether keys and values have these sizes.
-    pub(crate) fn has_sizes(&self, key: usize, value: usize) -> bool {
+    pub fn has_sizes(&self, key: usize, value: usize) -> bool {
         (self.key_size, self.value_size) == (key, value)
     }
 
@@ -103,12 +103,12 @@ impl Map {
     }
 
     /// The descriptor, for a program that uses the map.
-    pub(crate) fn raw_fd(&self) -> i32 {
+    pub fn raw_fd(&self) -> i32 {
         self.fd.as_raw_fd()
     }
 
     /// The descriptor, for another process.
-    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
@@ -139,11 +139,11 @@ impl Map {
 
 /// A loaded program: for XDP, or a classifier for tcx.
 #[derive(Debug)]
-pub(crate) struct Program(OwnedFd);
+pub struct Program(OwnedFd);
 
 impl Program {
     /// Loads and verifies. If the verifier refuses, the error quotes the end of its log.
-    pub(crate) fn load(prog: &str, code: &[Insn]) -> io::Result<Self> {
+    pub fn load(prog: &str, code: &[Insn]) -> io::Result<Self> {
         match Self::load_with_log(prog, code, &mut []) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EACCES)) => {
                 let mut log = vec![0; 64 << 10];
@@ -159,7 +159,7 @@ impl Program {
     }
 
     /// Attaches to an interface until the link is dropped or the process ends in any way.
-    pub(crate) fn attach(&self, ifindex: u32, generic: bool) -> io::Result<Link> {
+    pub fn attach(&self, ifindex: u32, generic: bool) -> io::Result<Link> {
         let attr = LinkCreate {
             prog_fd: raw(&self.0),
             target_ifindex: ifindex,
@@ -170,13 +170,13 @@ impl Program {
     }
 
     /// Loads and verifies a program for [`attach_tcx`](Self::attach_tcx).
-    pub(crate) fn load_classifier(prog: &str, code: &[Insn]) -> io::Result<Self> {
+    pub fn load_classifier(prog: &str, code: &[Insn]) -> io::Result<Self> {
         Self::load_as(PROG_TYPE_SCHED_CLS, (0, 0), prog, code, &mut [])
     }
 
     /// Attaches a classifier to an interface, behind the programs that are there, until the link
     /// is dropped or the process ends in any way.
-    pub(crate) fn attach_tcx(&self, ifindex: u32, ingress: bool) -> io::Result<Link> {
+    pub fn attach_tcx(&self, ifindex: u32, ingress: bool) -> io::Result<Link> {
         let (prog_fd, attach_type) = (raw(&self.0), tcx_hook(ingress));
         bpf_fd(LINK_CREATE, &LinkCreate { prog_fd, target_ifindex: ifindex, attach_type, flags: 0 })
             .map(Link)
@@ -189,7 +189,7 @@ impl Program {
     /// # Errors
     /// `EINVAL` before Linux 6.6, `EPERM` without `CAP_NET_ADMIN`, `ENOENT` if `replaced` is not
     /// there.
-    pub(crate) fn attach_first(&self, ifindex: u32, replaced: Option<&Self>) -> io::Result<()> {
+    pub fn attach_first(&self, ifindex: u32, replaced: Option<&Self>) -> io::Result<()> {
         let replace = replaced.map(|program| raw(&program.0));
         let attr = ProgAttach {
             target_ifindex: ifindex,
@@ -206,7 +206,7 @@ impl Program {
     ///
     /// # Errors
     /// `ENOENT` if it is not there.
-    pub(crate) fn detach(&self, ifindex: u32) -> io::Result<()> {
+    pub fn detach(&self, ifindex: u32) -> io::Result<()> {
         let attr = ProgAttach {
             target_ifindex: ifindex,
             attach_bpf_fd: raw(&self.0),
@@ -220,7 +220,7 @@ impl Program {
     ///
     /// # Errors
     /// `EINVAL` before Linux 6.6; `ENODEV`.
-    pub(crate) fn at_ingress(ifindex: u32) -> io::Result<Vec<Self>> {
+    pub fn at_ingress(ifindex: u32) -> io::Result<Vec<Self>> {
         let mut ids = [0_u32; PROGRAMS_MAX];
         let count = match programs(ifindex, true, &mut ids) {
             // An interface that never had one.
@@ -238,7 +238,7 @@ impl Program {
     ///
     /// # Errors
     /// The error of bpf(2).
-    pub(crate) fn described(&self) -> io::Result<Described> {
+    pub fn described(&self) -> io::Result<Described> {
         let mut maps = [0_u32; MAPS_MAX];
         let mut info = ProgInfo {
             nr_map_ids: maps.len() as u32,
@@ -282,15 +282,15 @@ impl Program {
 
 /// The kernel's description of a program.
 #[derive(Debug)]
-pub(crate) struct Described {
+pub struct Described {
     /// Its id.
-    pub(crate) id: u32,
+    pub id: u32,
     /// Its name.
-    pub(crate) name: String,
+    pub name: String,
     /// The hash of its instructions.
-    pub(crate) tag: [u8; TAG_LEN],
+    pub tag: [u8; TAG_LEN],
     /// Its maps by name.
-    pub(crate) maps: Vec<(String, Map)>,
+    pub maps: Vec<(String, Map)>,
 }
 
 impl Map {
@@ -313,7 +313,7 @@ const fn tcx_hook(ingress: bool) -> u32 {
 /// # Errors
 /// `EINVAL` before Linux 6.6, `EPERM` without `CAP_NET_ADMIN` over the machine, `ENOSPC` if `ids`
 /// is too short.
-pub(crate) fn programs(ifindex: u32, ingress: bool, ids: &mut [u32]) -> io::Result<u32> {
+pub fn programs(ifindex: u32, ingress: bool, ids: &mut [u32]) -> io::Result<u32> {
     let mut attr = ProgQuery {
         target_ifindex: ifindex,
         attach_type: tcx_hook(ingress),
@@ -353,7 +353,7 @@ fn reason(log: &str) -> String {
 /// The attachment of a program to an interface. The program detaches when the last descriptor of it
 /// is closed.
 #[derive(Debug)]
-pub(crate) struct Link(OwnedFd);
+pub struct Link(OwnedFd);
 
 impl From<Link> for OwnedFd {
     fn from(link: Link) -> Self {
@@ -371,7 +371,7 @@ impl AsFd for Link {
 ///
 /// # Errors
 /// No descriptor is left to ask by.
-pub(crate) fn is_shared_word(fd: BorrowedFd<'_>) -> io::Result<bool> {
+pub fn is_shared_word(fd: BorrowedFd<'_>) -> io::Result<bool> {
     const WANTED: [(&str, u32); 4] =
         [("map_type", MAP_TYPE_ARRAY), ("key_size", 4), ("value_size", 8), ("max_entries", 1)];
     let description = description(fd)?;
@@ -383,7 +383,7 @@ pub(crate) fn is_shared_word(fd: BorrowedFd<'_>) -> io::Result<bool> {
 ///
 /// # Errors
 /// As [`is_shared_word`].
-pub(crate) fn interface_of(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+pub fn interface_of(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     let description = description(link)?;
     let is_xdp = field(&description, "link_type") == Some("xdp");
     Ok(field(&description, "ifindex").filter(|_| is_xdp).and_then(|index| index.parse().ok()))
@@ -391,7 +391,7 @@ pub(crate) fn interface_of(link: BorrowedFd<'_>) -> io::Result<Option<u32>> {
 
 /// Opens the program of a link by its number.
 #[cfg(test)]
-pub(crate) fn link_program_by_id(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+pub fn link_program_by_id(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let description = description(link)?;
     let id = field(&description, "prog_id").and_then(|id| id.parse().ok());
     by_id(PROG_GET_FD_BY_ID, id.expect("a link"))
@@ -408,7 +408,7 @@ fn field<'a>(description: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// The number of a socket or program descriptor, as maps and attributes contain it.
-pub(crate) fn fd_value(fd: BorrowedFd<'_>) -> u32 {
+pub fn fd_value(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
@@ -452,45 +452,40 @@ fn bpf_mut<T>(cmd: libc::c_long, attr: &mut T) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result as i32) }
 }
 
-#[cfg(test)]
-pub(crate) mod test_run {
-    use super::*;
+#[repr(C)]
+struct TestRun {
+    prog_fd: u32,
+    retval: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    pad: [u32; 2],
+    ctx: [u64; 2],
+    flags: u32,
+    cpu: u32,
+}
 
-    #[repr(C)]
-    struct TestRun {
-        prog_fd: u32,
-        retval: u32,
-        data_size_in: u32,
-        data_size_out: u32,
-        data_in: u64,
-        data_out: u64,
-        repeat: u32,
-        duration: u32,
-        pad: [u32; 2],
-        ctx: [u64; 2],
-        flags: u32,
-        cpu: u32,
-    }
-
-    impl Program {
-        /// The program's verdict on a frame on receive queue 0 (`BPF_PROG_TEST_RUN`).
-        pub(crate) fn test_run(&self, frame: &[u8]) -> io::Result<u32> {
-            let mut attr = TestRun {
-                prog_fd: raw(&self.0),
-                retval: u32::MAX,
-                data_size_in: frame.len() as u32,
-                data_size_out: 0,
-                data_in: frame.as_ptr() as u64,
-                data_out: 0,
-                repeat: 1,
-                duration: 0,
-                pad: [0; 2],
-                ctx: [0; 2],
-                flags: 0,
-                cpu: 0,
-            };
-            bpf_mut(PROG_TEST_RUN, &mut attr)?;
-            Ok(attr.retval)
-        }
+impl Program {
+    /// The program's verdict on a frame on receive queue 0 (`BPF_PROG_TEST_RUN`).
+    pub fn test_run(&self, frame: &[u8]) -> io::Result<u32> {
+        let mut attr = TestRun {
+            prog_fd: raw(&self.0),
+            retval: u32::MAX,
+            data_size_in: frame.len() as u32,
+            data_size_out: 0,
+            data_in: frame.as_ptr() as u64,
+            data_out: 0,
+            repeat: 1,
+            duration: 0,
+            pad: [0; 2],
+            ctx: [0; 2],
+            flags: 0,
+            cpu: 0,
+        };
+        bpf_mut(PROG_TEST_RUN, &mut attr)?;
+        Ok(attr.retval)
     }
 }

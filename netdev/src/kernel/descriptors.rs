@@ -195,7 +195,7 @@ impl AsFd for Epoll {
 ///
 /// # Errors
 /// As `poll(2)`, except `EINTR`, which counts as not readable.
-pub(crate) fn wait_readable(fd: impl AsFd, timeout_ms: i32) -> io::Result<bool> {
+pub fn wait_readable(fd: impl AsFd, timeout_ms: i32) -> io::Result<bool> {
     let mut poll = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, borrowed exclusively for the call.
     match unsafe { check(libc::poll(&raw mut poll, 1, timeout_ms)) } {

@@ -9,10 +9,10 @@ mod link;
 mod monitor;
 mod neighbour;
 mod qdisc;
-pub(crate) mod query;
+pub mod query;
 mod requests;
 mod route;
-pub(crate) mod socket;
+pub mod socket;
 mod way;
 
 pub(crate) use link::Link;

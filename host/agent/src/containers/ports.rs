@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rocinante_netdev::Backend;
 use rocinante_netdev::handed::{Code, Granted, Refused, Request, Ring};
-use rocinante_netdev::host::{GiveLimits, Given, Kept};
+use rocinante_netdev::{GiveLimits, Given, Kept};
 
 use super::{Containers, HostEnd, Inner};
 use crate::state::KnownPort;
@@ -206,9 +206,9 @@ mod tests {
     use std::net::IpAddr;
     use std::path::PathBuf;
 
+    use crate::host::{NsId, Sources};
     use rocinante_netdev::Shards;
     use rocinante_netdev::handed::Answer;
-    use rocinante_netdev::host::{NsId, Sources};
 
     use super::*;
     use crate::config::Config;

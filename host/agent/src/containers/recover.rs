@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use rocinante_netdev::host::{Kept, SourceFilter, Sources, keep_again};
+use rocinante_netdev::{Kept, keep_again};
 
 use super::ports::{Port, PortId};
 use super::{Container, Containers, Inner};
 use crate::asker::Own;
 use crate::holders;
+use crate::host::{SourceFilter, Sources};
 use crate::links::peer_elsewhere;
 use crate::state::{Known, KnownPort};
 

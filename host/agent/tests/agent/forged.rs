@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
+use rocinante_agent::host::Reason;
 use rocinante_netdev::Backend;
-use rocinante_netdev::host::Reason;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
 
 use crate::asker::{Asker, eventually};

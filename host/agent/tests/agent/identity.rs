@@ -86,7 +86,7 @@ fn every_interface_of_a_container_is_guarded() {
     second("h20", "eth1", "10.78.0.1/24");
     let allowed = |name: &str| {
         let index = host.index(name);
-        let find = || rocinante_netdev::host::SourceFilter::find(index).expect("a query");
+        let find = || rocinante_agent::host::SourceFilter::find(index).expect("a query");
         let filter = host.lab.host().run(find).expect("entered")?;
         Some(filter.sources().expect("read").expect("sound").addresses)
     };

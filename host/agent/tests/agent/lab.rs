@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rocinante_agent::host::{Reason, SourceFilter};
 use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, LabError, Privilege};
-use rocinante_netdev::host::{Reason, SourceFilter};
 
 use crate::asker::{As, Asker, eventually};
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use rocinante_netdev::Backend;
-use rocinante_netdev::host::{GiveLimits, give};
+use rocinante_netdev::{GiveLimits, give};
 
 use crate::asker::{Asker, eventually};
 use crate::lab::{Host, host_or_skip, resident_kib};

@@ -10,7 +10,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "register names explain themselves")]
-pub(crate) enum Reg {
+pub enum Reg {
     R0 = 0,
     R1 = 1,
     R2 = 2,
@@ -27,7 +27,7 @@ pub(crate) enum Reg {
 /// Width of a load or store (`BPF_B`, `BPF_H`, `BPF_W`, `BPF_DW`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Size {
+pub enum Size {
     /// One byte.
     B = 0x10,
     /// Two bytes.
@@ -41,7 +41,7 @@ pub(crate) enum Size {
 /// The condition of a jump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Cond {
+pub enum Cond {
     /// Equal.
     Eq = 0x10,
     /// Unsigned greater than.
@@ -55,7 +55,7 @@ pub(crate) enum Cond {
 /// Helper functions by their number (`__BPF_FUNC_MAPPER` in `bpf.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
-pub(crate) enum Helper {
+pub enum Helper {
     /// `void *bpf_map_lookup_elem(map, key)`.
     MapLookupElem = 1,
     /// `u64 bpf_ktime_get_ns(void)`: CLOCK_MONOTONIC.
@@ -69,24 +69,24 @@ pub(crate) enum Helper {
 /// One instruction, laid out as `struct bpf_insn`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
-pub(crate) struct Insn {
+pub struct Insn {
     /// Class, source bit and operation or size and mode.
-    pub(crate) code: u8,
+    pub code: u8,
     /// Destination register and source register, a nibble each.
-    pub(crate) regs: u8,
+    pub regs: u8,
     /// Offset of a memory access in bytes or of a jump in instructions.
-    pub(crate) off: i16,
+    pub off: i16,
     /// Immediate.
-    pub(crate) imm: i32,
+    pub imm: i32,
 }
 
 /// A jump target, bound now or later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Label(usize);
+pub struct Label(usize);
 
 /// Collects instructions and resolves jumps.
 #[derive(Debug, Default)]
-pub(crate) struct Asm {
+pub struct Asm {
     code: Vec<Insn>,
     labels: Vec<Option<usize>>,
     jumps: Vec<(usize, Label)>,
@@ -119,127 +119,127 @@ const PSEUDO_MAP_VALUE: u8 = 2;
 
 impl Asm {
     /// A label that [`bind`](Self::bind) places.
-    pub(crate) fn label(&mut self) -> Label {
+    pub fn label(&mut self) -> Label {
         self.labels.push(None);
         Label(self.labels.len() - 1)
     }
 
     /// Makes `label` point to the next instruction.
-    pub(crate) fn bind(&mut self, label: Label) {
+    pub fn bind(&mut self, label: Label) {
         assert!(self.labels[label.0].is_none(), "label bound twice");
         self.labels[label.0] = Some(self.code.len());
     }
 
     /// `dst = *(size *)(src + off)`, zero-extended.
-    pub(crate) fn load(&mut self, size: Size, dst: Reg, src: Reg, off: i16) {
+    pub fn load(&mut self, size: Size, dst: Reg, src: Reg, off: i16) {
         self.emit(LDX_MEM | size as u8, dst, src as u8, off, 0);
     }
 
     /// `*(size *)(dst + off) = src`.
-    pub(crate) fn store(&mut self, size: Size, dst: Reg, off: i16, src: Reg) {
+    pub fn store(&mut self, size: Size, dst: Reg, off: i16, src: Reg) {
         self.emit(STX_MEM | size as u8, dst, src as u8, off, 0);
     }
 
     /// `*(size *)(dst + off) = imm`.
-    pub(crate) fn store_imm(&mut self, size: Size, dst: Reg, off: i16, imm: i32) {
+    pub fn store_imm(&mut self, size: Size, dst: Reg, off: i16, imm: i32) {
         self.emit(ST_MEM | size as u8, dst, 0, off, imm);
     }
 
     /// `dst = src`, 64 bits.
-    pub(crate) fn mov(&mut self, dst: Reg, src: Reg) {
+    pub fn mov(&mut self, dst: Reg, src: Reg) {
         self.emit(ALU64_MOV_REG, dst, src as u8, 0, 0);
     }
 
     /// `dst = imm`, sign-extended.
-    pub(crate) fn mov_imm(&mut self, dst: Reg, imm: i32) {
+    pub fn mov_imm(&mut self, dst: Reg, imm: i32) {
         self.emit(ALU64_MOV_IMM, dst, 0, 0, imm);
     }
 
     /// `dst += imm`.
-    pub(crate) fn add_imm(&mut self, dst: Reg, imm: i32) {
+    pub fn add_imm(&mut self, dst: Reg, imm: i32) {
         self.emit(ALU64_ADD_IMM, dst, 0, 0, imm);
     }
 
     /// `dst += src`.
-    pub(crate) fn add(&mut self, dst: Reg, src: Reg) {
+    pub fn add(&mut self, dst: Reg, src: Reg) {
         self.emit(ALU64_ADD_REG, dst, src as u8, 0, 0);
     }
 
     /// `dst *= imm`.
-    pub(crate) fn multiply_imm(&mut self, dst: Reg, imm: i32) {
+    pub fn multiply_imm(&mut self, dst: Reg, imm: i32) {
         self.emit(ALU64_MUL_IMM, dst, 0, 0, imm);
     }
 
     /// `dst |= src`.
-    pub(crate) fn or(&mut self, dst: Reg, src: Reg) {
+    pub fn or(&mut self, dst: Reg, src: Reg) {
         self.emit(ALU64_OR_REG, dst, src as u8, 0, 0);
     }
 
     /// `*(u64 *)(dst + off) += src`, atomically.
-    pub(crate) fn atomic_add(&mut self, dst: Reg, off: i16, src: Reg) {
+    pub fn atomic_add(&mut self, dst: Reg, off: i16, src: Reg) {
         self.emit(STX_MEM & !MODE | ATOMIC | Size::Dw as u8, dst, src as u8, off, 0);
     }
 
     /// `dst <<= imm`.
-    pub(crate) fn shift_left_imm(&mut self, dst: Reg, imm: i32) {
+    pub fn shift_left_imm(&mut self, dst: Reg, imm: i32) {
         self.emit(ALU64_LSH_IMM, dst, 0, 0, imm);
     }
 
     /// `dst >>= imm`, unsigned.
-    pub(crate) fn shift_right_imm(&mut self, dst: Reg, imm: i32) {
+    pub fn shift_right_imm(&mut self, dst: Reg, imm: i32) {
         self.emit(ALU64_RSH_IMM, dst, 0, 0, imm);
     }
 
     /// Jumps if the 64-bit registers satisfy the condition.
-    pub(crate) fn jump_if(&mut self, cond: Cond, left: Reg, right: Reg, to: Label) {
+    pub fn jump_if(&mut self, cond: Cond, left: Reg, right: Reg, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.emit(JMP_REG | cond as u8, left, right as u8, 0, 0);
     }
 
     /// Jumps if the 64-bit register and `imm`, sign-extended, satisfy the condition.
-    pub(crate) fn jump_if_imm(&mut self, cond: Cond, left: Reg, imm: i32, to: Label) {
+    pub fn jump_if_imm(&mut self, cond: Cond, left: Reg, imm: i32, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.emit(JMP_IMM | cond as u8, left, 0, 0, imm);
     }
 
     /// Jumps if the lower 32 bits of `left` and `imm` satisfy the condition (no sign extension in
     /// between).
-    pub(crate) fn jump32_if_imm(&mut self, cond: Cond, left: Reg, imm: u32, to: Label) {
+    pub fn jump32_if_imm(&mut self, cond: Cond, left: Reg, imm: u32, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.emit(JMP32_IMM | cond as u8, left, 0, 0, imm.cast_signed());
     }
 
     /// Jumps.
-    pub(crate) fn jump(&mut self, to: Label) {
+    pub fn jump(&mut self, to: Label) {
         self.jumps.push((self.code.len(), to));
         self.emit(JMP_ALWAYS, Reg::R0, 0, 0, 0);
     }
 
     /// `dst = map`, by the map's file descriptor; takes two instruction slots.
-    pub(crate) fn load_map(&mut self, dst: Reg, fd: i32) {
+    pub fn load_map(&mut self, dst: Reg, fd: i32) {
         self.emit(LD_IMM64, dst, PSEUDO_MAP_FD, 0, fd);
         self.emit(0, Reg::R0, 0, 0, 0);
     }
 
     /// `dst = &map[0]` of an array, by the map's file descriptor; takes two instruction slots.
-    pub(crate) fn load_map_value(&mut self, dst: Reg, fd: i32) {
+    pub fn load_map_value(&mut self, dst: Reg, fd: i32) {
         self.emit(LD_IMM64, dst, PSEUDO_MAP_VALUE, 0, fd);
         self.emit(0, Reg::R0, 0, 0, 0);
     }
 
     /// Calls a helper.
-    pub(crate) fn call(&mut self, helper: Helper) {
+    pub fn call(&mut self, helper: Helper) {
         self.emit(CALL, Reg::R0, 0, 0, helper as i32);
     }
 
     /// Returns `R0`.
-    pub(crate) fn exit(&mut self) {
+    pub fn exit(&mut self) {
         self.emit(EXIT, Reg::R0, 0, 0, 0);
     }
 
     /// Copies `len` bytes of the packet, from the offset in R2 on, to the stack at `to`. The
     /// context is in R6. Jumps to `short` if there are fewer.
-    pub(crate) fn copy_packet(&mut self, to: i16, len: i32, short: Label) {
+    pub fn copy_packet(&mut self, to: i16, len: i32, short: Label) {
         self.mov(Reg::R1, Reg::R6);
         self.mov(Reg::R3, Reg::R10);
         self.add_imm(Reg::R3, i32::from(to));
@@ -253,7 +253,7 @@ impl Asm {
     /// # Panics
     /// On a label that was never bound or is out of reach: a bug in the program's source,
     /// independent of any input.
-    pub(crate) fn assemble(mut self) -> Vec<Insn> {
+    pub fn assemble(mut self) -> Vec<Insn> {
         for (at, label) in self.jumps {
             let target = self.labels[label.0].expect("unbound label").cast_signed();
             let distance = target - at.cast_signed() - 1;
@@ -273,7 +273,7 @@ impl Asm {
 }
 
 /// The result of a 16-bit load of `value` in network order.
-pub(crate) fn net_u16(value: u16) -> u32 {
+pub fn net_u16(value: u16) -> u32 {
     u32::from(value.to_be())
 }
 

@@ -10,7 +10,6 @@ pub(super) const MAP_GET_NEXT_KEY: libc::c_long = 4;
 pub(super) const PROG_LOAD: libc::c_long = 5;
 pub(super) const PROG_ATTACH: libc::c_long = 8;
 pub(super) const PROG_DETACH: libc::c_long = 9;
-#[cfg(test)]
 pub(super) const PROG_TEST_RUN: libc::c_long = 10;
 pub(super) const PROG_GET_FD_BY_ID: libc::c_long = 13;
 pub(super) const MAP_GET_FD_BY_ID: libc::c_long = 14;
@@ -159,6 +158,7 @@ pub(super) struct LinkCreate {
     pub(super) flags: u32,
 }
 
-/// Verdicts of `enum tcx_action_base`.
-pub(crate) const TCX_NEXT: i32 = -1;
-pub(crate) const TCX_DROP: i32 = 2;
+/// Of `enum tcx_action_base`: the next program decides.
+pub const TCX_NEXT: i32 = -1;
+/// The frame is dropped.
+pub const TCX_DROP: i32 = 2;

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::Rtnl;
 
 /// The body of a request: a fixed header and attributes.
-pub(crate) struct Query {
+pub struct Query {
     bytes: [u8; Self::MAX],
     len: usize,
 }
@@ -15,7 +15,7 @@ impl Query {
     const MAX: usize = 128;
 
     /// A body that starts with this header; the header's length must be a multiple of 4.
-    pub(crate) fn new(header: &[u8]) -> Self {
+    pub fn new(header: &[u8]) -> Self {
         let mut bytes = [0; Self::MAX];
         bytes[..header.len()].copy_from_slice(header);
         Self { bytes, len: header.len() }
@@ -25,7 +25,7 @@ impl Query {
     ///
     /// # Panics
     /// If there is no room: requests here are short.
-    pub(crate) fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
+    pub fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
         let length = 4 + value.len();
         let attribute = &mut self.bytes[self.len..self.len + length];
         attribute[..2].copy_from_slice(&(length as u16).to_ne_bytes());
@@ -36,12 +36,12 @@ impl Query {
     }
 
     /// The body as it is sent.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
     /// Adds an attribute that is an address.
-    pub(crate) fn address(self, kind: u16, address: IpAddr) -> Self {
+    pub fn address(self, kind: u16, address: IpAddr) -> Self {
         match address {
             IpAddr::V4(a) => self.attribute(kind, &a.octets()),
             IpAddr::V6(a) => self.attribute(kind, &a.octets()),
@@ -74,25 +74,25 @@ impl Rtnl {
 }
 
 /// An address attribute.
-pub(crate) fn ip(bytes: &[u8]) -> Option<IpAddr> {
+pub fn ip(bytes: &[u8]) -> Option<IpAddr> {
     let v4 = || <[u8; 4]>::try_from(bytes).map(|octets| Ipv4Addr::from(octets).into());
     let v6 = || <[u8; 16]>::try_from(bytes).map(|octets| Ipv6Addr::from(octets).into());
     v4().or_else(|_| v6()).ok()
 }
 
 /// A 32-bit attribute.
-pub(crate) fn word(bytes: &[u8]) -> Option<u32> {
+pub fn word(bytes: &[u8]) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_ne_bytes)
 }
 
 /// A string attribute, without the zero at its end.
-pub(crate) fn text(bytes: &[u8]) -> String {
+pub fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
 /// The number of an address family (`AF_INET`, `AF_INET6`), and the bits of its addresses.
-pub(crate) fn family(address: IpAddr) -> (u8, u8) {
+pub fn family(address: IpAddr) -> (u8, u8) {
     match address {
         IpAddr::V4(_) => (libc::AF_INET as u8, 32),
         IpAddr::V6(_) => (libc::AF_INET6 as u8, 128),

@@ -20,7 +20,7 @@ const ANSWER_MAX: usize = 16 * 1024;
 const REQUEST_MAX: usize = 160;
 
 /// A netlink socket connected to the kernel.
-pub(crate) struct NetlinkSocket {
+pub struct NetlinkSocket {
     socket: Socket,
     sequence: u32,
     /// Buffer for answers that are read without allocating.
@@ -35,7 +35,7 @@ impl std::fmt::Debug for NetlinkSocket {
 
 impl NetlinkSocket {
     /// Opens a socket of the given `NETLINK_*` protocol, connected to the kernel.
-    pub(crate) fn open(protocol: isize) -> io::Result<Self> {
+    pub fn open(protocol: isize) -> io::Result<Self> {
         let mut socket = netlink(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
@@ -46,7 +46,7 @@ impl NetlinkSocket {
     }
 
     /// As [`open`](Self::open); the kernel reads all of a request, and refuses unknown parts.
-    pub(crate) fn open_strict(protocol: isize) -> io::Result<Self> {
+    pub fn open_strict(protocol: isize) -> io::Result<Self> {
         let this = Self::open(protocol)?;
         this.socket.set_netlink_get_strict_chk(true)?;
         Ok(this)
@@ -54,7 +54,7 @@ impl NetlinkSocket {
 
     /// A socket connected to an unused port.
     #[cfg(test)]
-    pub(crate) fn to_nobody() -> io::Result<Self> {
+    pub fn to_nobody() -> io::Result<Self> {
         let this = Self::open(netlink_sys::protocols::NETLINK_ROUTE)?;
         this.socket.connect(&SocketAddr::new(u32::MAX, 0))?;
         Ok(this)
@@ -66,7 +66,7 @@ impl NetlinkSocket {
     ///
     /// # Errors
     /// The errno with which the kernel refused the request, or `TimedOut`.
-    pub(crate) fn request(
+    pub fn request(
         &mut self,
         message_type: u16,
         dump: bool,
@@ -79,7 +79,7 @@ impl NetlinkSocket {
 
     /// As [`request`](Self::request). Returns whether the list is whole: the objects may have
     /// changed during each of several attempts.
-    pub(crate) fn request_loosely(
+    pub fn request_loosely(
         &mut self,
         message_type: u16,
         dump: bool,
@@ -101,7 +101,7 @@ impl NetlinkSocket {
     ///
     /// # Errors
     /// As [`request`](Self::request).
-    pub(crate) fn request_one(
+    pub fn request_one(
         &mut self,
         message_type: u16,
         flags: u16,
@@ -170,7 +170,7 @@ impl AsFd for NetlinkSocket {
 }
 
 /// The end of an answer, as a datagram shows it.
-pub(crate) struct Read {
+pub struct Read {
     /// It was the last datagram.
     complete: bool,
     /// The listed objects changed meanwhile.
@@ -178,7 +178,7 @@ pub(crate) struct Read {
 }
 
 /// Hands the answers to the request `sequence` to `each`.
-pub(crate) fn hand_out(
+pub fn hand_out(
     datagram: &[u8],
     sequence: u32,
     each: &mut dyn FnMut(u16, &[u8]),
@@ -202,7 +202,7 @@ pub(crate) fn hand_out(
     Ok(read)
 }
 
-pub(crate) fn keeps_changing() -> io::Error {
+pub fn keeps_changing() -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, "the kernel's tables keep changing")
 }
 
@@ -219,14 +219,14 @@ fn error_code(payload: &[u8]) -> i32 {
 }
 
 /// The parts of `struct nlmsghdr` that matter here.
-pub(crate) struct Header {
-    pub(crate) kind: u16,
+pub struct Header {
+    pub kind: u16,
     flags: u16,
     sequence: u32,
 }
 
 /// The messages of one datagram; ends at the first one with an invalid length.
-pub(crate) struct Messages<'a>(pub(crate) &'a [u8]);
+pub struct Messages<'a>(pub &'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
     type Item = (Header, &'a [u8]);
@@ -251,7 +251,7 @@ impl<'a> Iterator for Messages<'a> {
 }
 
 /// Type and value of each attribute; ends at the first invalid one.
-pub(crate) struct Attributes<'a>(pub(crate) &'a [u8]);
+pub struct Attributes<'a>(pub &'a [u8]);
 
 impl<'a> Iterator for Attributes<'a> {
     type Item = (u16, &'a [u8]);

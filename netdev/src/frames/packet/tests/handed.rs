@@ -4,12 +4,12 @@ mod lies;
 
 use super::super::tx::FrameSink as _;
 use super::*;
+use crate::choose::give::{GiveLimits, give};
 use crate::handed::testing::{
     ASK_NEW_MAC, ASK_OTHER, NEW_MAC, Parent, Server, child, choose_from, descriptors, expected_of,
     serve,
 };
 use crate::handed::{Agent, Code, Request};
-use crate::host::{GiveLimits, give};
 use crate::kernel::descriptors::attach_filter;
 use crate::testing::parts::{A, B, SPARE, assert_unprivileged, exchange};
 use crate::testing::sides::{SELECTOR, open};
@@ -193,7 +193,7 @@ fn an_agent_gives_no_more_than_its_limits_and_what_the_kernel_has() {
     };
     let given = or_skip!("packet::handed", pair.a.run(|| give(&asked, &limits)).whole());
     assert_eq!((given.descriptors.len(), given.kept.len()), (2, 2));
-    let rings: usize = given.kept.iter().map(crate::host::Kept::ring_bytes).sum();
+    let rings: usize = given.kept.iter().map(crate::Kept::ring_bytes).sum();
     assert_eq!(limits.memory_bytes(&asked), rings);
     assert_eq!(rings, 6 << 20, "three blocks of 1 MiB each");
     for fd in &given.descriptors {

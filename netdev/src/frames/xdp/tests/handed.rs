@@ -10,13 +10,13 @@ use super::super::mapping::memory_file;
 use super::super::prog::OwnMac;
 use super::super::umem::Umem;
 use super::*;
+use crate::choose::give::{GiveLimits, Given, give};
 use crate::frames::packet::tests::handed::strays;
 use crate::handed::testing::{
     ASK_NEW_MAC, ASK_OTHER, Parent, Server, asked_of, child, choose_from, descriptors, done,
     expected_of, serve, succeeds,
 };
 use crate::handed::{Agent, Code, Granted, Request};
-use crate::host::{GiveLimits, Given, give};
 use crate::kernel::bpf::link_program_by_id;
 use crate::kernel::rtnl::Rtnl;
 use crate::testing::parts::{A, B, SPARE, assert_unprivileged, exchange};

@@ -6,19 +6,13 @@
 //! would keep it and its veth alive.
 
 mod filter;
-mod give;
 mod namespaces;
 mod program;
-mod sys;
 mod watch;
 
 pub use filter::{ADDRESSES_MAX, Attached, Reason, SourceFilter, Sources};
-pub use give::{GiveLimits, Given, give};
 pub use namespaces::{HostLink, Namespaces, NsId, Peer};
-pub use sys::owning_user_namespace;
 pub use watch::{Heard, Watch};
-
-pub use crate::frames::packet::{Kept, keep_again};
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! System calls that no library wraps.
+//! Calls about other network namespaces that no library wraps.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -29,7 +29,7 @@ pub fn owning_user_namespace(namespace: impl AsFd) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// As recvmsg(2): `ENOBUFS` if some were lost.
-pub(super) fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, Option<i32>)> {
+pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, Option<i32>)> {
     #[repr(align(8))]
     struct Control([u8; 64]);
     let mut control = Control([0; 64]);

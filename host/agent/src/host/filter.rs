@@ -6,8 +6,9 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::OnceLock;
 
+use rocinante_netdev::kernel::bpf::{Described, Map, Program};
+
 use super::program::{self, KEY_LEN};
-use crate::kernel::bpf::{Described, Map, Program};
 
 /// Names of the program and of its maps: by these an agent knows its own.
 const PROGRAM: &str = "roce_sources";

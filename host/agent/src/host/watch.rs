@@ -6,12 +6,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use netlink_sys::{Socket, SocketAddr};
 
+use rocinante_netdev::kernel::namespaces::receive;
+use rocinante_netdev::kernel::rtnl::socket::Messages;
+
 use super::namespaces::NsId;
-use super::sys;
-use crate::kernel::rtnl::socket::Messages;
-use crate::tuning::handed::BURST;
 
 const GROUPS: [u32; 3] = [libc::RTNLGRP_LINK, libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR];
+/// Datagrams of the kernel's per read; the others stay in the queue.
+const BURST: usize = 256;
 /// The longest datagram that is read whole: only its first message counts.
 const DATAGRAM_MAX: usize = 16 * 1024;
 
@@ -55,7 +57,7 @@ impl Watch {
     /// Hands the announcements to `each`. Returns whether more may be waiting.
     pub fn read(&mut self, mut each: impl FnMut(Heard)) -> bool {
         for _ in 0..BURST {
-            match sys::receive(&self.socket, &mut self.buffer) {
+            match receive(&self.socket, &mut self.buffer) {
                 Ok((length, namespace)) => {
                     let datagram = &self.buffer[..length.min(DATAGRAM_MAX)];
                     heard(datagram, namespace, &mut each);

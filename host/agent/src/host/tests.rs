@@ -2,13 +2,56 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rocinante_lab::{LabError, Netns};
+use rocinante_netdev::TcxDrop;
+use rocinante_netdev::kernel::bpf::{TCX_DROP, TCX_NEXT};
+use rocinante_netdev::kernel::descriptors::wait_readable;
+use rocinante_netdev::kernel::namespaces::owning_user_namespace;
+
 use super::*;
-use crate::TcxDrop;
-use crate::kernel::bpf::{TCX_DROP, TCX_NEXT};
-use crate::kernel::descriptors::wait_readable;
-use crate::testing::testns::{NetNs, or_skip};
+
+/// The value, or a `SKIPPED` line and a return from the calling test.
+macro_rules! or_skip {
+    ($name:literal, $made:expr) => {
+        match $made {
+            Ok(made) => made,
+            Err(e) => return skip($name, &e),
+        }
+    };
+}
+
+fn skip(name: &str, reason: &dyn std::fmt::Display) {
+    let line = format!("SKIPPED {name}: {reason}\n");
+    // The test harness captures the print macros, not a write to descriptor 2.
+    let _ = rustix::io::write(std::io::stderr(), line.as_bytes());
+}
+
+/// A network namespace.
+struct NetNs(Netns);
+
+impl NetNs {
+    fn new() -> Result<Self, LabError> {
+        rocinante_lab::enter_user_namespace()?;
+        Netns::new().map(Self)
+    }
+
+    fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        self.0.run(work).expect("in the namespace")
+    }
+
+    /// Runs lines of a shell.
+    fn sh(&self, lines: &str) {
+        let output = self.0.output(Command::new("sh").args(["-ec", lines])).expect("a shell");
+        assert!(output.status.success(), "{lines}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn path(&self) -> String {
+        self.0.path()
+    }
+}
 
 const MAC: [u8; 6] = [0x02, 0xdc, 0x02, 0x03, 0xf4, 0xf5];
 const OTHER_MAC: [u8; 6] = [0x02, 0xdc, 0x02, 0x03, 0xf4, 0xf6];
@@ -279,7 +322,7 @@ fn what_is_the_containers_can_change() {
 }
 
 /// A "host", and a "container" with the other end of the host's `h0`.
-fn host_and_container() -> std::io::Result<(NetNs, NetNs)> {
+fn host_and_container() -> Result<(NetNs, NetNs), LabError> {
     let (host, container) = (NetNs::new()?, NetNs::new()?);
     host.sh(&format!("ip link add h0 type veth peer name eth0 netns {}", container.path()));
     container.sh("ip link set eth0 address 02:dc:02:03:f4:f5
@@ -290,7 +333,7 @@ fn host_and_container() -> std::io::Result<(NetNs, NetNs)> {
 }
 
 fn index(name: &str) -> u32 {
-    crate::Interface::by_name(name).expect("the interface").index
+    rocinante_netdev::Interface::by_name(name).expect("the interface").index
 }
 
 #[test]
@@ -302,14 +345,14 @@ fn it_stays_first_and_alone_and_lets_others_see() {
         let foreign = or_skip!("host::it_stays_first", TcxDrop::attach(h0, true, [4791, 4791]));
         assert!(SourceFilter::find(h0).expect("a query").is_none());
         let (filter, how) = SourceFilter::attach(h0, &sources()).expect("attached");
-        assert_eq!((how, crate::tcx_programs(h0, true).unwrap()), (Attached::New, 2));
+        assert_eq!((how, rocinante_netdev::tcx_programs(h0, true).unwrap()), (Attached::New, 2));
         let first = filter.id().expect("an id");
         drop(filter);
         // It is there without a descriptor of it, and is found with its addresses.
         let found = SourceFilter::find(h0).expect("a query").expect("it stays");
         assert_eq!(found.sources().expect("read"), Some(sources()));
         let (_, how) = SourceFilter::attach(h0, &sources()).expect("attached");
-        assert_eq!((how, crate::tcx_programs(h0, true).unwrap()), (Attached::Found, 2));
+        assert_eq!((how, rocinante_netdev::tcx_programs(h0, true).unwrap()), (Attached::Found, 2));
         // It is before the other program, which still runs.
         container.sh("ip neigh add 192.0.2.1 lladdr 02:00:00:00:00:01 dev eth0");
         let send = |from: &str, to_port: u16| {
@@ -331,7 +374,7 @@ fn it_stays_first_and_alone_and_lets_others_see() {
         let loose = SourceFilter::loose(&before).expect("loaded");
         loose.attach_again(h0).expect("attached");
         let (filter, how) = SourceFilter::attach(h0, &sources()).expect("attached");
-        assert_eq!((how, crate::tcx_programs(h0, true).unwrap()), (Attached::Mended, 2));
+        assert_eq!((how, rocinante_netdev::tcx_programs(h0, true).unwrap()), (Attached::Mended, 2));
         assert_ne!(filter.id().expect("an id"), first);
         drop((filter, foreign));
         let found = SourceFilter::find(h0).expect("a query").expect("it stays");

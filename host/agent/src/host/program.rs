@@ -17,9 +17,10 @@
 
 use std::net::IpAddr;
 
+use rocinante_netdev::kernel::bpf::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size, net_u16};
+use rocinante_netdev::kernel::bpf::{Map, TCX_DROP, TCX_NEXT};
+
 use super::filter::Reason;
-use crate::kernel::bpf::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size, net_u16};
-use crate::kernel::bpf::{Map, TCX_DROP, TCX_NEXT};
 
 /// Bytes of a key: an IPv6 or IPv4-mapped address, the Ethernet address, the kind, and a zero.
 pub(super) const KEY_LEN: usize = 24;
