@@ -205,8 +205,8 @@ pub(crate) mod shared {
     /// Slots are used anew before there are more of them than this, and twice those in use. More:
     /// larger rings are divided by more.
     pub(crate) const ROOM_MIN: usize = 16;
-    /// How long the duty of a group that has ended may be held. More: opening fails later.
-    pub(crate) const DUTY_RELEASE_MAX: Duration = Duration::from_secs(2);
+    /// How long the leader of a group that has ended may keep its name. More: opening fails later.
+    pub(crate) const LEADER_RELEASE_MAX: Duration = Duration::from_secs(2);
     /// From one search for the mailbox of a slot that has none yet to the next. More: later.
     pub(crate) const ASK_EVERY: Duration = Duration::from_millis(100);
     /// After an end, the first and the last pause between two searches for notes. The kernel may
@@ -221,8 +221,8 @@ pub(crate) mod shared {
     /// Connections that are accepted before anything else is looked at, by a guardian. More: ends
     /// are noticed later.
     pub(crate) const JOINS_MAX: usize = 128;
-    /// The same by the process that has the duty.
-    pub(crate) const DUTY_AT_ONCE: usize = 128;
+    /// The same by the leader.
+    pub(crate) const LEADER_AT_ONCE: usize = 128;
     /// How long the kernel may take to remove a dead process's locks when its connection is closed.
     /// More: a false alarm lasts longer. Less: an end is missed.
     pub(crate) const SETTLES: Duration = Duration::from_secs(1);

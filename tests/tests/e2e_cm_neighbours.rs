@@ -101,7 +101,7 @@ fn peers_are_told(backend: Backend, test: &str) {
             let listener = Listener::bind(&side.ctx, SocketAddr::new(own, PORT), 16).unwrap();
             let (children, connections) = (BTreeMap::new(), Vec::new());
             let mut scene = Scene { lab: &lab, side: &side, listener, test, children, connections };
-            // The first one has the duty, unless the survivor has.
+            // The first one is the leader, unless the survivor is.
             for (name, count) in [("a", 2), ("b", 3), ("c", 1), ("d", 2), ("e", 1)] {
                 scene.start(name, count);
             }

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::bag::{Bag, Entry};
-use super::duty::Duty;
+use super::last_will::LastWill;
+use super::leader::Leadership;
 use super::locks::Locks;
-use super::meeting;
-use super::notes::Notes;
+use super::rendezvous;
+use super::socket_table::{Entry, SocketTable};
 use crate::kernel::interface::Interface;
 use crate::port::config::{PortConfig, Shards};
 use crate::port::contract::Backend;
@@ -25,15 +25,15 @@ pub(super) struct Shared {
     pub(super) address: IpAddr,
     /// The address in words, and the interface if it is of the link alone, or the VRF.
     pub(super) name: String,
-    pub(super) objects: Arc<meeting::Objects>,
+    pub(super) objects: Arc<rendezvous::Objects>,
     pub(super) locks: Locks,
-    pub(super) duty: Arc<AtomicBool>,
+    pub(super) leadership: Arc<AtomicBool>,
     /// Where this process listens: the kernel does not tell a process of its own locks.
     pub(super) listens: Mutex<BTreeSet<u64>>,
     /// The notes of this process here.
-    pub(super) notes: Notes,
+    pub(super) last_will: LastWill,
     /// The slots whose notes have been returned, and are there still.
-    pub(super) told: Mutex<BTreeSet<usize>>,
+    pub(super) returned: Mutex<BTreeSet<usize>>,
     /// By slot.
     pub(super) writers: Mutex<BTreeMap<u8, Known>>,
 }
@@ -47,38 +47,41 @@ pub(super) struct Known {
 }
 
 impl Shared {
-    pub(super) fn join(iface: &Interface, address: IpAddr) -> Result<(Self, Duty), OpenError> {
+    pub(super) fn join(
+        iface: &Interface,
+        address: IpAddr,
+    ) -> Result<(Self, Leadership), OpenError> {
         let scope = match address {
             IpAddr::V6(ip) if ip.is_unicast_link_local() => Some(iface.index),
             _ => domain_of(iface),
         };
         let name = scope.map_or_else(|| address.to_string(), |scope| format!("{address}%{scope}"));
-        let fail = |e: meeting::Refused| {
+        let fail = |e: rendezvous::Refused| {
             OpenError::os(Backend::Udp, format!("cannot share {name}"), e.error, e.hint)
         };
-        let objects = Arc::new(meeting::join(&name).map_err(fail)?);
+        let objects = Arc::new(rendezvous::join(&name).map_err(fail)?);
         let locks = Locks::open(&objects.memory).map_err(|e| {
             let hint = "mount /proc in this container";
             OpenError::os(Backend::Udp, format!("cannot share {name}"), e, hint)
         })?;
-        let duty = Duty::new(&name).map_err(|e| failed("name the duty", e, ""))?;
-        let is_ours = duty.is_ours.clone();
+        let leadership = Leadership::new(&name).map_err(|e| failed("name the leader", e, ""))?;
+        let is_ours = leadership.is_ours.clone();
         let it = Self {
             address,
             name,
             objects,
             locks,
-            duty: is_ours,
+            leadership: is_ours,
             listens: Mutex::default(),
-            notes: Notes::default(),
-            told: Mutex::default(),
+            last_will: LastWill::default(),
+            returned: Mutex::default(),
             writers: Mutex::default(),
         };
-        Ok((it, duty))
+        Ok((it, leadership))
     }
 
-    pub(super) fn has_duty(&self) -> bool {
-        self.duty.load(Ordering::Relaxed)
+    pub(super) fn is_leader(&self) -> bool {
+        self.leadership.load(Ordering::Relaxed)
     }
 
     pub(super) fn listens(&self) -> MutexGuard<'_, BTreeSet<u64>> {
@@ -90,15 +93,15 @@ impl Shared {
         self.locks.unlisten(place, slot);
     }
 
-    pub(super) fn bag(&self) -> &Bag {
-        &self.objects.bag
+    pub(super) fn sockets(&self) -> &SocketTable {
+        &self.objects.sockets
     }
 
     /// The entry of a slot, under the lock of all.
     pub(super) fn entry(&self, slot: usize) -> io::Result<Entry> {
-        self.bag().get(slot).map_err(|e| match e.kind() {
+        self.sockets().get(slot).map_err(|e| match e.kind() {
             io::ErrorKind::InvalidData => {
-                io::Error::new(e.kind(), meeting::strange_at(&self.name).hint)
+                io::Error::new(e.kind(), rendezvous::strange_at(&self.name).hint)
             }
             _ => e,
         })
@@ -118,22 +121,22 @@ impl Shared {
                 Some(libc::EMFILE | libc::ENFILE | libc::ETOOMANYREFS) => {
                     "raise the limit of open files (`ulimit -n`)".to_owned()
                 }
-                // Every entry has descriptors, and the bag is a pair.
-                None | Some(libc::EAGAIN) => meeting::strange_at(&self.name).hint,
+                // Every entry has descriptors, and the table is a pair.
+                None | Some(libc::EAGAIN) => rendezvous::strange_at(&self.name).hint,
                 _ => String::new(),
             };
             OpenError::os(Backend::Udp, format!("cannot {what} of {}", self.name), e, hint)
         };
-        let len = self.bag().len().map_err(|e| fail("see the sockets", e))?;
+        let len = self.sockets().len().map_err(|e| fail("see the sockets", e))?;
         let put = |socket| {
             let entry = Entry::new(socket).map_err(|e| fail("make a mailbox", e))?;
-            self.bag().put(&entry).map_err(|e| fail("keep a socket", e))?;
+            self.sockets().put(&entry).map_err(|e| fail("keep a socket", e))?;
             Ok(entry.socket)
         };
         let open = |index| open_shared(iface, self.address, config, index == 0);
         let first = match len {
             0 => put(open(0)?)?,
-            _ => self.bag().get(0).map_err(|e| fail("see the first socket", e))?.socket,
+            _ => self.sockets().get(0).map_err(|e| fail("see the first socket", e))?.socket,
         };
         // The program goes first: without it, or with a shorter one, new sockets would get others'
         // datagrams. Each process sets it, because the last one may have died on the way.

@@ -17,10 +17,10 @@ use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, accept_with, bind, get
 use rustix::process::geteuid;
 use rustix::time::Timespec;
 
+use super::last_will;
 use super::layout::SLOTS_MAX;
 use super::locks::Locks;
-use super::meeting::{Objects, SPACE, address_of, seqpacket, welcome};
-use super::notes;
+use super::rendezvous::{Objects, SPACE, address_of, seqpacket, welcome};
 use crate::kernel::descriptors::{self, EventFd};
 use crate::kernel::rights;
 
@@ -203,7 +203,7 @@ impl Left {
     }
 
     /// Has `act` end the connections that the process left: `act` opens the address as any process
-    /// does, so it gets the duty and the notes, and waits as long as
+    /// does, so it becomes the leader and gets the notes, and waits as long as
     /// [`is_owed`](Self::is_owed). Returns when there is nothing left to do, or at `deadline`.
     /// While another process has the address it is that one's to do.
     pub fn settle(&self, deadline: Instant, act: impl Fn()) {
@@ -224,7 +224,7 @@ impl Left {
     /// Whether notes of the process are left.
     #[must_use]
     pub fn is_owed(&self) -> bool {
-        self.slots().any(|slot| notes::are_left(&self.locks, slot).unwrap_or(false))
+        self.slots().any(|slot| last_will::are_left(&self.locks, slot).unwrap_or(false))
     }
 
     fn slots(&self) -> std::ops::Range<usize> {

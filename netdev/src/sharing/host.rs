@@ -1,5 +1,5 @@
 //! The thread of a device that shares its addresses. It sleeps until another process joins, or one
-//! ends: the one that has a duty, or, if that is this process, any; or the agent.
+//! ends: a leader, or, if that is this process, any; or the agent.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -12,9 +12,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
 
-use super::duty::Duty;
-use super::meeting::{Objects, welcome};
-use super::told::AgentLink;
+use super::leader::Leadership;
+use super::lifeline::AgentLink;
+use super::rendezvous::{Objects, welcome};
 use crate::kernel::descriptors::EventFd;
 
 /// How long the thread waits where no descriptor was left.
@@ -36,13 +36,14 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Starts it for the addresses of a device: the objects for processes that join, and the duty.
-    /// With `follows`, this process has had a duty from the beginning, and was not the first.
+    /// Starts it for the addresses of a device: the objects for processes that join, and the
+    /// leadership. With `follows`, this process has led an address from the beginning, and was not
+    /// the first.
     ///
     /// # Errors
     /// No thread or no descriptor left.
     pub(super) fn start(
-        places: Vec<(Arc<Objects>, Duty)>,
+        places: Vec<(Arc<Objects>, Leadership)>,
         follows: bool,
         agent: Option<AgentLink>,
     ) -> io::Result<Self> {
@@ -66,8 +67,8 @@ impl Host {
         self.process == std::process::id()
     }
 
-    /// Readable once this process has got a duty, or has to look for the notes of a process with
-    /// another slot, until [`heard`](Self::heard).
+    /// Readable once this process has become a leader, or has to look for the notes of a process
+    /// with another slot, until [`heard`](Self::heard).
     pub(super) fn news(&self) -> BorrowedFd<'_> {
         self.news.as_fd()
     }
@@ -102,7 +103,7 @@ struct Work {
     ended: Arc<AtomicBool>,
     /// When the port looks for notes, and the pause after that.
     search: Option<(Instant, Duration)>,
-    places: Vec<(Arc<Objects>, Duty)>,
+    places: Vec<(Arc<Objects>, Leadership)>,
     agent: Option<AgentLink>,
 }
 
@@ -110,7 +111,7 @@ impl Work {
     /// Waits, and does what there is to do. Returns whether to go on.
     fn step(&mut self) -> bool {
         // A failed step is tried again.
-        let again = self.places.iter().any(|(_, duty)| duty.is_nobodys());
+        let again = self.places.iter().any(|(_, leadership)| leadership.is_vacant());
         let at = self.search.map(|(at, _)| at);
         let at = at.into_iter().chain(self.agent.as_ref().and_then(AgentLink::due)).min();
         let pause = at.map(|at| timespec(at.saturating_duration_since(Instant::now())));
@@ -126,19 +127,19 @@ impl Work {
             agent.attend(has_ended == Some(&true));
         }
         let mut all_done = true;
-        for (objects, duty) in &mut self.places {
+        for (objects, leadership) in &mut self.places {
             // Without memory for more, only the stop was looked at.
             let Some((join, behind)) = rest.split_first() else { break };
-            let (of_duty, behind) = behind.split_at(duty.waits_for().count());
+            let (of_leadership, behind) = behind.split_at(leadership.waits_for().count());
             rest = behind;
             all_done &= !join || welcome(objects);
-            let had = duty.is_ours.load(Ordering::Relaxed);
-            match duty.attend(of_duty) {
+            let had = leadership.is_ours.load(Ordering::Relaxed);
+            match leadership.attend(of_leadership) {
                 Ok(true) => self.search = Some((Instant::now(), SEARCH_PAUSES[0])),
                 Ok(false) => {}
                 Err(_) => all_done = false,
             }
-            if duty.is_ours.load(Ordering::Relaxed) && !had {
+            if leadership.is_ours.load(Ordering::Relaxed) && !had {
                 self.news.signal();
             }
         }
@@ -159,8 +160,8 @@ impl Work {
     fn wait(&self, limit: Option<Timespec>, everything: bool) -> Option<Vec<bool>> {
         let agent = self.agent.as_ref().filter(|_| everything).and_then(AgentLink::waits_for);
         let first = std::iter::once((*self.stop).as_fd()).chain(agent);
-        let places = self.places.iter().filter(|_| everything).flat_map(|(objects, duty)| {
-            std::iter::once(objects.listener.as_fd()).chain(duty.waits_for())
+        let places = self.places.iter().filter(|_| everything).flat_map(|(objects, leadership)| {
+            std::iter::once(objects.listener.as_fd()).chain(leadership.waits_for())
         });
         let mut all: Vec<PollFd<'_>> =
             first.chain(places).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();

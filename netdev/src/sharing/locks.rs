@@ -16,8 +16,8 @@ use std::time::Duration;
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::last_will;
 use super::layout::{RECORD, SLOTS_MAX};
-use super::notes;
 use crate::kernel::descriptors::{self, Lock};
 use crate::kernel::inherited;
 
@@ -146,7 +146,7 @@ impl Locks {
     /// Takes a slot that is free, under the lock of all.
     pub(super) fn take(&self, slot: usize) -> io::Result<()> {
         self.lock(slot as u64)?;
-        let _ = notes::clear(self, slot);
+        let _ = last_will::clear(self, slot);
         self.set_record(slot, TAKEN)
     }
 

@@ -7,30 +7,31 @@
 //!
 //! For each address there are:
 //! - a listening socket with an abstract name (unix(7)), which *all* of them listen on: one that
-//!   comes later gets copies of the objects from whichever of them accepts ([`meeting`]);
+//!   comes later gets copies of the objects from whichever of them accepts ([`rendezvous`]);
 //! - a file in memory, in which a *lock* on a byte says that a slot is taken, that a process
 //!   listens for a service, that it has bound a port, or that it has `afxdp` ([`locks`]). The
 //!   file's contents say how long slots rest, and the work to do for a process that has gone
-//!   ([`notes`]);
-//! - a *bag* of sockets ([`bag`]): a stream that is written and never read, only looked into. It
-//!   has the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket stays in
-//!   the group at its index when its process dies, and the next process on the slot takes it over;
-//! - the *duty*, a second name. The process that has it reads the socket of slot 0: datagrams to
+//!   ([`last_will`]);
+//! - a *socket table* ([`socket_table`]): a stream that is written and never read, only looked
+//!   into. It has the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket
+//!   stays in the group at its index when its process dies, and the next process on the slot takes
+//!   it over;
+//! - a *leader*, the process that has a second name. It reads the socket of slot 0: datagrams to
 //!   the general services (QP1), and to no slot. The others are connected to it, learn of its end,
-//!   and one of them follows ([`duty`]).
+//!   and one of them follows ([`leader`]).
 //!
 //! Processes of one user share an address: the kernel lets only sockets of one user share a port.
 
 mod address;
-mod bag;
-mod duty;
 mod guardian;
 mod host;
+mod last_will;
 mod layout;
+mod leader;
+mod lifeline;
 mod locks;
-mod meeting;
-mod notes;
-mod told;
+mod rendezvous;
+mod socket_table;
 
 use std::io;
 use std::net::IpAddr;
@@ -39,14 +40,14 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use self::address::{Shared, failed};
-use self::duty::Duty;
 pub use self::guardian::{Errand, GUARDIAN_VARIABLE, Guardian, Left};
 use self::host::Host;
 pub use self::layout::NOTE_BYTES;
 use self::layout::SLOTS_MAX;
+use self::leader::Leadership;
+use self::lifeline::{AgentLink, Registration};
 use self::locks::On;
 pub use self::locks::PortClaim;
-use self::told::{AgentLink, Words};
 
 use crate::kernel::interface::Interface;
 use crate::port::config::{PacketConfig, PortConfig, Shards};
@@ -66,8 +67,8 @@ const REST: Duration = crate::tuning::shared::REST;
 const OWED: u64 = u64::MAX;
 /// Slots are used anew before there are more of them than this, and twice those in use.
 const ROOM_MIN: usize = crate::tuning::shared::ROOM_MIN;
-/// How long the duty of a group that has ended may be held.
-const DUTY_RELEASE_MAX: Duration = crate::tuning::shared::DUTY_RELEASE_MAX;
+/// How long the leader of a group that has ended may keep its name.
+const LEADER_RELEASE_MAX: Duration = crate::tuning::shared::LEADER_RELEASE_MAX;
 /// The interval of searches for the mailbox of a slot that has none yet.
 const ASK_EVERY: Duration = crate::tuning::shared::ASK_EVERY;
 
@@ -108,15 +109,15 @@ impl Slots {
         sorted.sort_unstable();
         let joined = sorted.into_iter().map(|address| Shared::join(iface, address));
         let joined = joined.collect::<Result<Vec<_>, _>>()?;
-        let (shared, mut duties): (Vec<_>, Vec<_>) = joined.into_iter().unzip();
+        let (shared, mut leaderships): (Vec<_>, Vec<_>) = joined.into_iter().unzip();
         let (first, neighbours) =
-            take_slots(&shared, &mut duties, iface, config, (count, selector))?;
+            take_slots(&shared, &mut leaderships, iface, config, (count, selector))?;
         let objects = shared.iter().map(|it| it.objects.clone());
-        let follows = first > 0 && shared.iter().any(Shared::has_duty);
-        let words = Words::of(&shared, first, count);
-        let guardian = told::tell_guardian(&words);
-        let agent = AgentLink::new(words);
-        let host = Host::start(objects.zip(duties).collect(), follows, agent)
+        let follows = first > 0 && shared.iter().any(Shared::is_leader);
+        let registration = Registration::of(&shared, first, count);
+        let guardian = lifeline::register_with_guardian(&registration);
+        let agent = AgentLink::new(registration);
+        let host = Host::start(objects.zip(leaderships).collect(), follows, agent)
             .map_err(|e| failed("start a thread", e, ""))?;
         Ok(Self { first, count, neighbours, shared, host, _guardian: guardian })
     }
@@ -169,29 +170,29 @@ impl Slots {
         usize::from(self.first)..usize::from(self.first) + self.count
     }
 
-    /// Whether this process has the duty on an address.
+    /// Whether this process is the leader on an address.
     #[must_use]
-    pub fn has_duty(&self, address: IpAddr) -> bool {
-        self.at(address).is_ok_and(Shared::has_duty)
+    pub fn is_leader(&self, address: IpAddr) -> bool {
+        self.at(address).is_ok_and(Shared::is_leader)
     }
 
     /// Keeps a note for the neighbours, under a key: their work for this process once it has gone,
     /// in any way. They find the notes for which there is room.
     pub fn note(&self, address: IpAddr, key: u32, note: &[u8; NOTE_BYTES]) {
         if let Ok(it) = self.at(address) {
-            it.notes.keep(&it.locks, self.first, key, note);
+            it.last_will.keep(&it.locks, self.first, key, note);
         }
     }
 
     /// Drops the note with this key.
     pub fn drop_note(&self, address: IpAddr, key: u32) {
         if let Ok(it) = self.at(address) {
-            it.notes.drop(&it.locks, self.first, key);
+            it.last_will.drop(&it.locks, self.first, key);
         }
     }
 
-    /// The notes of neighbours that have gone, if this process has the duty, each with the address.
-    /// Any process of the user may have written them. They stay until
+    /// The notes of neighbours that have gone, if this process is the leader, each with the
+    /// address. Any process of the user may have written them. They stay until
     /// [`forget_left`](Self::forget_left): this process may die before it has noted them itself.
     #[must_use]
     pub fn left(&self) -> Vec<(IpAddr, [u8; NOTE_BYTES])> {
@@ -200,15 +201,15 @@ impl Slots {
             return all;
         }
         let own = self.own();
-        for it in self.shared.iter().filter(|it| it.has_duty()) {
+        for it in self.shared.iter().filter(|it| it.is_leader()) {
             let Ok(_held) = it.locks.hold_at_once() else {
                 // Another process is just joining or leaving.
                 self.host.look_again();
                 continue;
             };
-            let mut told = it.told.lock().unwrap_or_else(PoisonError::into_inner);
-            let _ = notes::left(&it.locks, own.clone(), |slot, notes| {
-                told.insert(slot);
+            let mut returned = it.returned.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = last_will::left(&it.locks, own.clone(), |slot, notes| {
+                returned.insert(slot);
                 all.extend(notes.into_iter().map(|note| (it.address, note)));
             });
         }
@@ -218,8 +219,8 @@ impl Slots {
     /// Removes the notes that [`left`](Self::left) has returned.
     pub fn forget_left(&self) {
         for it in &self.shared {
-            let mut told = it.told.lock().unwrap_or_else(PoisonError::into_inner);
-            if told.is_empty() {
+            let mut returned = it.returned.lock().unwrap_or_else(PoisonError::into_inner);
+            if returned.is_empty() {
                 continue;
             }
             let Ok(_held) = it.locks.hold_at_once() else {
@@ -229,8 +230,8 @@ impl Slots {
             };
             // The next process on a slot has removed them.
             let is_free = |slot: &usize| !it.locks.is_taken(*slot).unwrap_or(true);
-            for slot in std::mem::take(&mut *told).into_iter().filter(is_free) {
-                let _ = notes::clear(&it.locks, slot);
+            for slot in std::mem::take(&mut *returned).into_iter().filter(is_free) {
+                let _ = last_will::clear(&it.locks, slot);
             }
         }
     }
@@ -270,7 +271,8 @@ impl Slots {
         let known = writers.entry(slot).or_default();
         if known.writer.is_none() && known.asked.is_none_or(|at| at.elapsed() > ASK_EVERY) {
             known.asked = Some(Instant::now());
-            let found = it.locks.hold_at_once().and_then(|_held| it.bag().get(usize::from(slot)));
+            let found =
+                it.locks.hold_at_once().and_then(|_held| it.sockets().get(usize::from(slot)));
             known.writer = found.ok().map(|entry| Outbox::new(entry.outbox));
         }
         known.writer.as_ref().is_some_and(|writer| writer.write(datagram))
@@ -350,19 +352,19 @@ impl SharedAddresses for Slots {
         Ok(Inbox::new(address, it.entry(usize::from(self.first) + nth)?.inbox))
     }
 
-    /// The socket of slot 0, if this process has the duty and the process that had it before has
+    /// The socket of slot 0, if this process is the leader and the leader before it has
     /// ended.
     fn inherited(&self, address: IpAddr) -> io::Result<Option<Socket>> {
         let it = self.at(address)?;
         // The own slot is read anyway.
-        if self.first == 0 || !it.has_duty() {
+        if self.first == 0 || !it.is_leader() {
             return Ok(None);
         }
         let _held = it.locks.hold_at_once()?;
         Ok(Some(it.entry(0)?.socket))
     }
 
-    /// Readable once this process has got a duty, or there may be something for
+    /// Readable once this process has become a leader, or there may be something for
     /// [`left`](Self::left).
     fn news(&self) -> BorrowedFd<'_> {
         self.host.news()
@@ -386,17 +388,17 @@ impl Drop for Slots {
             // Without the lock the slots look like those of a process that died.
             let Ok(_held) = it.locks.hold() else { continue };
             for slot in self.own() {
-                owes |= notes::are_left(&it.locks, slot).unwrap_or(false);
-                // The next process with the duty reads datagrams that come to slot 0 meanwhile.
+                owes |= last_will::are_left(&it.locks, slot).unwrap_or(false);
+                // The next leader reads datagrams that come to slot 0 meanwhile.
                 if slot > 0
-                    && let Ok(entry) = it.bag().get(slot)
+                    && let Ok(entry) = it.sockets().get(slot)
                 {
                     let _ = entry.socket.drop_all_input();
                 }
                 it.locks.leave(slot, REST);
             }
         }
-        // With it goes the duty. The process that follows takes slot 0 as it has been left.
+        // With it goes the lead. The process that follows takes slot 0 as it has been left.
         self.host.stop(owes);
     }
 }
@@ -405,7 +407,7 @@ impl Drop for Slots {
 /// the number of others' slots.
 fn take_slots(
     shared: &[Shared],
-    duties: &mut [Duty],
+    leaderships: &mut [Leadership],
     iface: &Interface,
     config: &PortConfig,
     (count, selector): (usize, u16),
@@ -422,24 +424,26 @@ fn take_slots(
         let hint = "end a process on this address, or take fewer shards";
         return Err(OpenError::plain(Backend::Udp, text, hint));
     };
-    for (it, duty) in shared.iter().zip(duties) {
+    for (it, leadership) in shared.iter().zip(leaderships) {
         let own = usize::from(first)..usize::from(first) + count;
         it.make_sockets(iface, config, own.end, selector)?;
         own.into_iter()
             .try_for_each(|slot| it.locks.take(slot))
             .map_err(|e| failed("take a slot", e, ""))?;
-        // With a new group the duty is this process's, before another one joins. It may still be
+        // With a new group this process leads, before another one joins. It may still be
         // that of the last process of the group before.
-        let end = Instant::now() + DUTY_RELEASE_MAX;
+        let end = Instant::now() + LEADER_RELEASE_MAX;
         loop {
-            let looked = duty.look();
-            looked.map_err(|e| failed("take the duty, or see who has it", e.error, &e.hint))?;
-            if first > 0 || it.has_duty() {
+            let looked = leadership.look();
+            looked.map_err(|e| {
+                failed("become the leader, or see which process is", e.error, &e.hint)
+            })?;
+            if first > 0 || it.is_leader() {
                 break;
             }
             if Instant::now() > end {
                 let e = io::Error::from_raw_os_error(libc::EADDRINUSE);
-                return Err(failed("take the duty", e, &duty.hint()));
+                return Err(failed("become the leader", e, &leadership.hint()));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -449,17 +453,17 @@ fn take_slots(
 }
 
 /// The first of `count` slots in a row that are free on all addresses, and the number of those that
-/// are taken. Where a group of sockets is new, that is slot 0; later slot 0 is the duty's.
+/// are taken. Where a group of sockets is new, that is slot 0; later slot 0 is the leader's.
 fn choose(shared: &[Shared], count: usize) -> io::Result<Option<(u8, usize)>> {
     let mut is_new = true;
     // When each may be used: `None` while it is taken.
     let mut slots = [Some(0); SLOTS_MAX];
     for it in shared {
-        is_new &= it.bag().len()? == 0;
+        is_new &= it.sockets().len()? == 0;
         for (slot, both) in slots.iter_mut().enumerate() {
             let mut here = it.locks.rests_until(slot, REST)?;
             // The next process on the slot writes there: not before they are read, if it can be.
-            if here.is_some() && notes::are_left(&it.locks, slot).unwrap_or(false) {
+            if here.is_some() && last_will::are_left(&it.locks, slot).unwrap_or(false) {
                 here = Some(OWED);
             }
             *both = both.zip(here).map(|(one, other)| one.max(other));

@@ -14,7 +14,7 @@ use rustix::net::{
     sockopt,
 };
 
-use super::meeting::{name, seqpacket};
+use super::rendezvous::{name, seqpacket};
 use super::tests::{address, lease};
 use super::*;
 use crate::ROCE_PORT;
@@ -130,7 +130,7 @@ fn answers_with_other_descriptors_are_refused() {
     let here = address(42);
     let ours = lease(&[address(43)], 1).expect("a slot");
     let objects = &ours.shared[0].objects;
-    let [reader, writer] = objects.bag.ends();
+    let [reader, writer] = objects.sockets.ends();
     let good = [objects.listener.as_fd(), reader, writer, objects.memory.as_fd()];
     for count in 0..4 {
         given(here, &good[..count]);
@@ -215,7 +215,7 @@ fn a_bag_with_something_else_in_it_is_refused() {
 }
 
 #[test]
-fn a_duty_that_another_program_has_is_an_error_that_names_it() {
+fn a_lead_that_another_program_has_is_an_error_that_names_it() {
     let here = address(46);
     let duty = name(&format!("{here}/duty")).expect("a name");
     let socket = squat(&duty);
@@ -224,7 +224,10 @@ fn a_duty_that_another_program_has_is_an_error_that_names_it() {
             listen(&socket, 128).expect("listening");
         }
         let error = refused(here);
-        assert!(error.contains("take the duty") && error.contains("end it yourself"), "{error}");
+        assert!(
+            error.contains("become the leader") && error.contains("end it yourself"),
+            "{error}"
+        );
     }
     drop(socket);
     is_over(here);
@@ -258,7 +261,7 @@ fn another_user_is_named_whatever_it_does() {
     let error = refused(here);
     assert!(error.contains("user 65534"), "{error}");
     drop(listener);
-    // One that has the duty alone.
+    // One that has the lead alone.
     let duty = name(&format!("{here}/duty")).expect("a name");
     let listener = as_user(NOBODY, || {
         let socket = squat(&duty);
@@ -266,7 +269,7 @@ fn another_user_is_named_whatever_it_does() {
         socket
     });
     let error = refused(here);
-    assert!(error.contains("user 65534") && error.contains("take the duty"), "{error}");
+    assert!(error.contains("user 65534") && error.contains("become the leader"), "{error}");
     drop(listener);
     is_over(here);
 }

@@ -136,10 +136,10 @@ fn datagram(dst: IpAddr, payload: &[u8]) -> RxDatagram<'_> {
     }
 }
 
-/// Waits until one of these processes has each duty, and has its ports follow.
+/// Waits until each address has its leader among these processes, and has its ports follow.
 fn follow(heirs: &mut [&mut Process], addresses: &[IpAddr]) {
     let end = Instant::now() + Duration::from_secs(20);
-    let has = |heirs: &[&mut Process], to| heirs.iter().any(|it| it.slots.has_duty(to));
+    let has = |heirs: &[&mut Process], to| heirs.iter().any(|it| it.slots.is_leader(to));
     while !addresses.iter().all(|to| has(heirs, *to)) {
         assert!(Instant::now() < end, "nobody follows");
         std::thread::sleep(Duration::from_millis(1));
@@ -155,7 +155,7 @@ fn the_one_that_follows_reads_what_is_for_all() {
     let first = process(&here, 1);
     let [mut second, mut third] = [(); 2].map(|()| process(&here, 1));
     assert!(!wait_readable(second.ports[0].wait_fd(), 0).expect("poll"));
-    // These stay unread before the duty has changed hands.
+    // These stay unread before the lead has changed hands.
     send(here[0], 0, 2);
     drop(first);
     send(here[1], 0, 3);

@@ -355,7 +355,7 @@ fn an_address_in_two_vrfs_is_two_addresses() {
                 Slots::lease(&iface, &[ip("10.9.0.1")], &config, shards).expect("slots")
             };
             let (first, second) = (lease("v0"), lease("v1"));
-            assert!(first.has_duty(ip("10.9.0.1")) && second.has_duty(ip("10.9.0.1")));
+            assert!(first.is_leader(ip("10.9.0.1")) && second.is_leader(ip("10.9.0.1")));
         });
         Ok(())
     };

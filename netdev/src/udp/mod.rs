@@ -118,8 +118,8 @@ impl UdpPort {
         parts.into_iter().map(Self::assemble).collect()
     }
 
-    /// Takes what [`open_shards`](Self::open_shards) needs of the kernel, for one port each. `shared`
-    /// has the sockets where other processes share the addresses.
+    /// Takes what [`open_shards`](Self::open_shards) needs of the kernel, for one port each.
+    /// `shared` has the sockets where other processes share the addresses.
     ///
     /// # Errors
     /// As [`open_shards`](Self::open_shards).

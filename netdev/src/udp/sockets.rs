@@ -163,8 +163,8 @@ pub(super) fn take_over(
     if role == Role::Receive { socket.take_input() } else { Ok(()) }
 }
 
-/// Makes the socket of slot 0 this process's, which has the duty now. Its waiting datagrams are for
-/// all.
+/// Makes the socket of slot 0 this process's, which is the leader now. Its waiting datagrams are
+/// for all.
 pub(super) fn inherit(socket: &Socket, address: IpAddr, options: Options) -> io::Result<()> {
     configure(socket, address.is_ipv6(), options, Role::Receive)?;
     socket.take_input()

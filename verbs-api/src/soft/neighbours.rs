@@ -58,10 +58,10 @@ impl Neighbours {
         })
     }
 
-    /// The slot of the process that listens for a service, if that is not this one. Only the
-    /// process that has the duty asks: its neighbours do not hand such a datagram on.
+    /// The slot of the process that listens for a service, if that is not this one. Only the leader
+    /// asks: its neighbours do not hand such a datagram on.
     fn listener(&self, service: u64, address: IpAddr) -> Option<u8> {
-        if !self.slots.has_duty(address) {
+        if !self.slots.is_leader(address) {
             return None;
         }
         self.slots.listener(service, address)

@@ -7,7 +7,7 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::*;
 use crate::sharing::guardian::{Errand, Guardian, Left};
-use crate::sharing::told::{Words, tell_guardian_at};
+use crate::sharing::lifeline::{Registration, register_with_guardian_at};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -22,8 +22,8 @@ fn guardian() -> (Guardian, String) {
 fn ward(name: &str, addresses: &[IpAddr], count: usize) -> (Process, OwnedFd) {
     let ward = process(addresses, count);
     let Slots { shared, first, count, .. } = &*ward.slots;
-    let words = Words::of(shared, *first, *count);
-    let connection = tell_guardian_at(name, &words).expect("a guardian");
+    let registration = Registration::of(shared, *first, *count);
+    let connection = register_with_guardian_at(name, &registration).expect("a guardian");
     (ward, connection)
 }
 
@@ -118,11 +118,12 @@ fn a_guardian_takes_no_nonsense_and_goes_on() {
     let (first, told) = ward(&name, &[here], 1);
     let [shared] = &first.slots.shared[..] else { panic!("one address") };
     let descriptors = shared.objects.descriptors();
-    let connect = || tell_guardian_at(&name, &Words::of(&[], 0, 1)).expect("a guardian");
+    let connect =
+        || register_with_guardian_at(&name, &Registration::of(&[], 0, 1)).expect("a guardian");
     let say = |message: &[u8], whole: bool| {
         let stranger = connect();
         let descriptors = if whole { &descriptors[..] } else { &descriptors[1..] };
-        crate::kernel::rights::send::<{ crate::sharing::meeting::SPACE }>(
+        crate::kernel::rights::send::<{ crate::sharing::rendezvous::SPACE }>(
             &stranger,
             message,
             descriptors,

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::sharing::last_will::LastWill;
 use crate::sharing::locks::Locks;
-use crate::sharing::notes::Notes;
 
 /// The notes of processes that have gone, as `of` finds them.
 fn left(of: &Process) -> Vec<(IpAddr, [u8; NOTE_BYTES])> {
@@ -24,7 +24,7 @@ fn note(mark: u8) -> [u8; NOTE_BYTES] {
 }
 
 #[test]
-fn notes_of_a_process_that_has_gone_are_told_to_the_one_with_the_duty() {
+fn notes_of_a_process_that_has_gone_are_told_to_the_leader() {
     let here = [address(20), address(21)];
     let [mut first, second, third] = [(); 3].map(|()| process(&here, 1));
     let other = process(&here, 2);
@@ -49,7 +49,7 @@ fn notes_of_a_process_that_has_gone_are_told_to_the_one_with_the_duty() {
     other.slots.note(here[0], 3, &note(44));
     drop(other);
     assert_eq!(left(&first), [(here[0], note(42)), (here[0], note(44))]);
-    // The one that follows hears of the one that had the duty.
+    // The one that follows hears of the one that led.
     assert_eq!(first.ports[0].maintain(), None);
     drop(first);
     let mut third = third;
@@ -101,7 +101,7 @@ fn a_slot_that_is_used_anew_has_no_notes_of_the_process_before() {
     second.slots.note(here, 7, &note(7));
     let slot = second.slots.first();
     drop(second);
-    // A process may be faster than the one with the duty.
+    // A process may be faster than the one that leads.
     first.shared_take(slot);
     assert_eq!(left(&first), []);
 }
@@ -161,10 +161,10 @@ fn a_file_without_room_for_notes_has_none() {
     ftruncate(&memory, layout::NOTES_AT + 256 * 8).expect("long enough");
     fcntl_add_seals(&memory, SealFlags::GROW).expect("sealed");
     let locks = Locks::open(&memory).expect("opened");
-    let notes = Notes::default();
+    let notes = LastWill::default();
     let told = || {
         let mut told = Vec::new();
-        notes::left(&locks, 0..0, |_, notes| told.extend(notes)).map(|()| told)
+        last_will::left(&locks, 0..0, |_, notes| told.extend(notes)).map(|()| told)
     };
     notes.keep(&locks, 5, 7, &note(7));
     // The notes that the numbers announce are not there.

@@ -1,5 +1,5 @@
-//! The work that one of the processes on an address does for all: the one whose socket has a second
-//! name. The others are connected to it, and learn of its end.
+//! The leader of the processes on an address works for all: its socket has a second name. The others
+//! are connected to it, and learn of its end.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -11,17 +11,17 @@ use rustix::io::Errno;
 use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen};
 
 use super::layout::SLOTS_MAX;
-use super::meeting::{ANSWER, Refused, check_user, holders, name, seqpacket};
+use super::rendezvous::{ANSWER, Refused, check_user, holders, name, seqpacket};
 use crate::kernel::descriptors;
 use crate::kernel::inherited;
 
-/// The most processes that wait for the end of a duty: there are no more slots.
+/// The most processes that wait for the end of a leader: there are no more slots.
 const WATCHERS_MAX: usize = SLOTS_MAX;
 /// The most connections that are accepted before anything else is looked at.
-const AT_ONCE: usize = crate::tuning::shared::DUTY_AT_ONCE;
+const AT_ONCE: usize = crate::tuning::shared::LEADER_AT_ONCE;
 
 #[derive(Debug)]
-pub(super) struct Duty {
+pub(super) struct Leadership {
     name: SocketAddrUnix,
     state: State,
     /// Whether this process has it, for all threads.
@@ -31,25 +31,25 @@ pub(super) struct Duty {
 #[derive(Debug)]
 enum State {
     /// No process has it, or another user's.
-    Nobodys,
+    None,
     /// With the connections of the processes that wait for the end. They say nothing.
     Ours { listener: OwnedFd, watchers: Vec<OwnedFd> },
     /// Connected to the process that has it.
     Theirs(OwnedFd),
 }
 
-impl Duty {
+impl Leadership {
     pub(super) fn new(address: &str) -> io::Result<Self> {
         let name = name(&format!("{address}/duty"))?;
-        Ok(Self { name, state: State::Nobodys, is_ours: Arc::default() })
+        Ok(Self { name, state: State::None, is_ours: Arc::default() })
     }
 
-    /// Takes the duty, or connects to the process that has it.
+    /// Becomes the leader, or connects to the process that is.
     ///
     /// # Errors
     /// No descriptor left; another user has the name, or a program that does not listen.
     pub(super) fn look(&mut self) -> Result<(), Refused> {
-        self.state = State::Nobodys;
+        self.state = State::None;
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let end = Instant::now() + ANSWER;
         loop {
@@ -82,25 +82,25 @@ impl Duty {
         }
     }
 
-    /// What to do about a process that has it and should not.
+    /// The user's remedy where a process is the leader and should not be.
     pub(super) fn hint(&self) -> String {
         let peer = match &self.state {
             State::Theirs(connection) => descriptors::peer(connection).ok(),
-            State::Ours { .. } | State::Nobodys => None,
+            State::Ours { .. } | State::None => None,
         };
         let holders = holders(&self.name, peer);
-        format!("a process that is ending has it ({holders}): try again, or end it yourself")
+        format!("a process that is ending is it ({holders}): try again, or end it yourself")
     }
 
     /// Whether no process is known to have it.
-    pub(super) fn is_nobodys(&self) -> bool {
-        matches!(self.state, State::Nobodys)
+    pub(super) fn is_vacant(&self) -> bool {
+        matches!(self.state, State::None)
     }
 
     /// The descriptors that become readable when there is something for [`attend`](Self::attend).
     pub(super) fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let (own, watchers) = match &self.state {
-            State::Nobodys => (None, &[][..]),
+            State::None => (None, &[][..]),
             State::Ours { listener, watchers } => (Some(listener.as_fd()), watchers.as_slice()),
             State::Theirs(connection) => (Some(connection.as_fd()), &[][..]),
         };
@@ -114,9 +114,9 @@ impl Duty {
     /// # Errors
     /// No descriptor left.
     pub(super) fn attend(&mut self, ready: &[bool]) -> io::Result<bool> {
-        let follow = |duty: &mut Self| {
-            duty.look().map_err(|refused| refused.error)?;
-            Ok(duty.is_ours.load(Ordering::Relaxed))
+        let follow = |leadership: &mut Self| {
+            leadership.look().map_err(|refused| refused.error)?;
+            Ok(leadership.is_ours.load(Ordering::Relaxed))
         };
         let Some((own, others)) = ready.split_first() else { return follow(self) };
         match &mut self.state {
@@ -140,7 +140,7 @@ impl Duty {
                 Ok(has_gone)
             }
             State::Theirs(_) if *own => follow(self),
-            State::Theirs(_) | State::Nobodys => Ok(false),
+            State::Theirs(_) | State::None => Ok(false),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A bag of sockets that processes share: a stream that is written and never read. In its queue are
+//! The socket table that processes share: a stream that is written and never read. In its queue are
 //! descriptors (`SCM_RIGHTS` of unix(7)), one message for each slot, in their order. To look into
 //! the queue (`MSG_PEEK`) makes copies of them. Its sockets stay open while any process has the
 //! stream.
@@ -25,9 +25,9 @@ const MAILBOX_BYTES: usize = crate::tuning::shared::MAILBOX_BYTES;
 const DESCRIPTORS: usize = 3;
 const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS));
 
-/// The bag: the stream's two ends.
+/// The table: the stream's two ends.
 #[derive(Debug)]
-pub(super) struct Bag {
+pub(super) struct SocketTable {
     reader: OwnedFd,
     writer: OwnedFd,
 }
@@ -51,7 +51,7 @@ impl Entry {
     }
 }
 
-impl Bag {
+impl SocketTable {
     pub(super) fn new() -> io::Result<Self> {
         let (reader, writer) = pair()?;
         let _ = sockopt::set_socket_send_buffer_size(&writer, QUEUE_BYTES);

@@ -1,4 +1,4 @@
-//! Notes that a process leaves for its neighbours, in the file that all share: their work for it
+//! The last will of a process: notes in the file that all share, which are work of its neighbours
 //! once it has gone. Their meaning is the caller's.
 //!
 //! The file has a number for each slot, of the places that have been used, and the places behind.
@@ -17,7 +17,7 @@ const EMPTY: [u8; NOTE_BYTES] = [0; NOTE_BYTES];
 
 /// Where this process's notes are.
 #[derive(Debug, Default)]
-pub(super) struct Notes(Mutex<Places>);
+pub(super) struct LastWill(Mutex<Places>);
 
 #[derive(Debug, Default)]
 struct Places {
@@ -35,7 +35,7 @@ fn place_at(slot: usize, place: usize) -> u64 {
     NOTES_AT + (COUNTS + (slot * NOTES_MAX + place) * NOTE_BYTES) as u64
 }
 
-impl Notes {
+impl LastWill {
     /// Keeps a note under a key. There may be no room for it: then nothing is done for it later.
     pub(super) fn keep(&self, locks: &Locks, slot: u8, key: u32, note: &[u8; NOTE_BYTES]) {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -17,9 +17,9 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
-use super::bag::{Bag, is_socket, is_stream};
 use super::layout::{FILE_BYTES, NOTES_AT};
 use super::locks::file_bytes_max;
+use super::socket_table::{SocketTable, is_socket, is_stream};
 use crate::kernel::descriptors::{self, Peer};
 use crate::kernel::inherited;
 use crate::kernel::rights;
@@ -27,8 +27,8 @@ use crate::udp::holder;
 
 /// The first bytes of each name. The number is the version of the shared objects.
 const NAMES: &str = "rocinante/1/";
-/// The descriptors that a process gets when it joins: the listening socket, the bag's two ends, the
-/// file.
+/// The descriptors that a process gets when it joins: the listening socket, the two ends
+/// of the socket table, the file.
 const DESCRIPTORS: usize = 4;
 pub(super) const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS));
 /// How long a process tries to join.
@@ -36,14 +36,14 @@ const PATIENCE: Duration = crate::tuning::shared::JOIN_PATIENCE;
 /// How long it waits for one of the others to answer: any of them may have been stopped just now.
 pub(super) const ANSWER: Duration = crate::tuning::shared::ANSWER;
 /// The most connections that are accepted before anything else is looked at.
-const AT_ONCE: usize = crate::tuning::shared::DUTY_AT_ONCE;
+const AT_ONCE: usize = crate::tuning::shared::LEADER_AT_ONCE;
 const BACKLOG: i32 = 128;
 
 /// The objects that the processes on an address share.
 #[derive(Debug)]
 pub(super) struct Objects {
     pub(super) listener: OwnedFd,
-    pub(super) bag: Bag,
+    pub(super) sockets: SocketTable,
     pub(super) memory: OwnedFd,
 }
 
@@ -146,12 +146,12 @@ impl Objects {
     pub(super) fn from_descriptors(all: Vec<OwnedFd>) -> Option<Self> {
         let all = <[OwnedFd; DESCRIPTORS]>::try_from(all).ok().filter(are_ours)?;
         let [listener, reader, writer, memory] = all;
-        Some(Self { listener, bag: Bag::from_ends([reader, writer]), memory })
+        Some(Self { listener, sockets: SocketTable::from_ends([reader, writer]), memory })
     }
 
     /// What another process is sent.
     pub(super) fn descriptors(&self) -> [BorrowedFd<'_>; DESCRIPTORS] {
-        let [reader, writer] = self.bag.ends();
+        let [reader, writer] = self.sockets.ends();
         [self.listener.as_fd(), reader, writer, self.memory.as_fd()]
     }
 }
@@ -209,9 +209,10 @@ fn found(name: &SocketAddrUnix) -> Result<Objects, Errno> {
     }
     ftruncate(&memory, bytes)?;
     fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let bag = Bag::new().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::NOMEM))?;
+    let sockets =
+        SocketTable::new().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::NOMEM))?;
     listen(&listener, BACKLOG)?;
-    Ok(Objects { listener, bag, memory: inherited::noted(memory) })
+    Ok(Objects { listener, sockets, memory: inherited::noted(memory) })
 }
 
 /// An error unless the process that made the socket at the other end is of this user.

@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 
 use super::Shared;
 use super::guardian::GUARDIAN_VARIABLE;
-use super::meeting::{Objects, SPACE, seqpacket};
+use super::rendezvous::{Objects, SPACE, seqpacket};
 use crate::handed::{Agent, guard};
 use crate::kernel::descriptors;
 use crate::kernel::rights;
@@ -21,16 +21,16 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(3
 
 /// A process's message: its slots, and for each address copies of the shared objects.
 #[derive(Debug, Clone)]
-pub(super) struct Words(Vec<(Vec<u8>, Arc<Objects>)>);
+pub(super) struct Registration(Vec<(Vec<u8>, Arc<Objects>)>);
 
-impl Words {
+impl Registration {
     pub(super) fn of(shared: &[Shared], first: u8, count: usize) -> Self {
         let more = u8::try_from(count - 1).expect("no more than there are slots");
         let message = |it: &Shared| [&[first, more], it.name.as_bytes()].concat();
         Self(shared.iter().map(|it| (message(it), it.objects.clone())).collect())
     }
 
-    fn tell(&self, connection: &OwnedFd) -> io::Result<()> {
+    fn send(&self, connection: &OwnedFd) -> io::Result<()> {
         self.0.iter().try_for_each(|(message, objects)| {
             rights::send::<SPACE>(connection, message, &objects.descriptors())
         })
@@ -38,11 +38,14 @@ impl Words {
 }
 
 /// Tells the guardian that the environment names, until the result is dropped.
-pub(super) fn tell_guardian(words: &Words) -> Option<OwnedFd> {
-    tell_guardian_at(&std::env::var(GUARDIAN_VARIABLE).ok()?, words)
+pub(super) fn register_with_guardian(registration: &Registration) -> Option<OwnedFd> {
+    register_with_guardian_at(&std::env::var(GUARDIAN_VARIABLE).ok()?, registration)
 }
 
-pub(super) fn tell_guardian_at(name: &str, words: &Words) -> Option<OwnedFd> {
+pub(super) fn register_with_guardian_at(
+    name: &str,
+    registration: &Registration,
+) -> Option<OwnedFd> {
     let name = SocketAddrUnix::new_abstract_name(name.as_bytes()).ok()?;
     let connection = connected(&name).ok()?;
     // It gets the sockets of the address.
@@ -50,7 +53,7 @@ pub(super) fn tell_guardian_at(name: &str, words: &Words) -> Option<OwnedFd> {
     if uid != geteuid().as_raw() && uid != 0 {
         return None;
     }
-    words.tell(&connection).ok()?;
+    registration.send(&connection).ok()?;
     Some(connection)
 }
 
@@ -65,7 +68,7 @@ fn connected(to: &SocketAddrUnix) -> io::Result<OwnedFd> {
 #[derive(Debug)]
 pub(super) struct AgentLink {
     address: SocketAddrUnix,
-    words: Words,
+    registration: Registration,
     connection: Result<OwnedFd, Instant>,
     since: Instant,
     /// Before the next time that it is looked for.
@@ -74,14 +77,15 @@ pub(super) struct AgentLink {
 
 impl AgentLink {
     /// Tells the agent that this process asks for ports. `None` if there is none.
-    pub(super) fn new(words: Words) -> Option<Self> {
-        Self::at(&guard::path(Agent::from_environment().path()?), words)
+    pub(super) fn new(registration: Registration) -> Option<Self> {
+        Self::at(&guard::path(Agent::from_environment().path()?), registration)
     }
 
-    pub(super) fn at(path: &Path, words: Words) -> Option<Self> {
+    pub(super) fn at(path: &Path, registration: Registration) -> Option<Self> {
         let now = Instant::now();
         let address = SocketAddrUnix::new(path).ok()?;
-        let mut it = Self { address, words, connection: Err(now), since: now, pause: PAUSES[0] };
+        let mut it =
+            Self { address, registration, connection: Err(now), since: now, pause: PAUSES[0] };
         match it.connect() {
             // Too many wait there at this moment.
             Err(e) if e.kind() != io::ErrorKind::WouldBlock => None,
@@ -92,7 +96,7 @@ impl AgentLink {
     fn connect(&mut self) -> io::Result<()> {
         self.since = Instant::now();
         let told = connected(&self.address).and_then(|connection| {
-            self.words.tell(&connection)?;
+            self.registration.send(&connection)?;
             Ok(connection)
         });
         match told {
