@@ -37,10 +37,11 @@ mod srq;
 pub mod stats;
 mod timer;
 mod tuning;
-pub mod types;
 mod unreliable;
 pub mod verbs;
-pub mod wire;
+
+pub use rocinante_wire as wire;
+pub use rocinante_wire::types;
 
 pub use allowance::Allowance;
 pub use engine::{Engine, TxStop};

@@ -18,7 +18,13 @@ const SNAPSHOT: &str = "docs/api.txt";
 /// JSON of rustdoc has a format for each version, and it is unstable: this one is that of
 /// `public-api` in Cargo.toml. `RUSTC_BOOTSTRAP` permits it with a stable compiler.
 const VERSION: &str = "1.95.0";
-const CRATES: [&str; 3] = ["rocinante", "rocinante-stack", "rocinante-netdev"];
+const CRATES: [&str; 4] = ["rocinante", "rocinante-stack", "rocinante-wire", "rocinante-netdev"];
+
+/// Modules of crates that are re-exports, and where their items are.
+const MODULES: [(&str, &str); 2] = [
+    ("rocinante_stack::types::", "rocinante_wire::types::"),
+    ("rocinante_stack::wire::", "rocinante_wire::"),
+];
 
 /// `cargo xtask api [--accept]`.
 ///
@@ -69,7 +75,14 @@ fn current(toolchain: &Toolchain) -> Result<String, String> {
         documents.push(document(toolchain, name)?);
     }
     let (own, below) = documents.split_first().ok_or("no crates")?;
-    let exported = exported(own)?;
+    let mut exported = exported(own)?;
+    for path in &mut exported {
+        for (module, elsewhere) in MODULES {
+            if let Some(rest) = path.strip_prefix(module) {
+                *path = format!("{elsewhere}{rest}");
+            }
+        }
+    }
     let mut text = format!(
         "# The public API of the crate rocinante, all features, with what it exports of the crates\n\
          # below it. `cargo xtask test` compares it; `cargo xtask api --accept` writes it. Rust {VERSION}.\n\n"

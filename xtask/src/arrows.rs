@@ -5,19 +5,20 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every member of the workspace, with the members it may depend on, tests and examples included.
-const MAY_DEPEND_ON: [(&str, &[&str]); 20] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
     ("rocinante-crc", &[]),
-    ("rocinante-stack", &["rocinante-crc"]),
+    ("rocinante-wire", &["rocinante-crc"]),
+    ("rocinante-stack", &["rocinante-wire"]),
     ("rocinante-netdev", &[]),
     ("rocinante", &["rocinante-crc", "rocinante-stack", "rocinante-netdev"]),
     ("rocinante-lab", &[]),
-    ("rocinante-cli", &["rocinante", "rocinante-stack", "rocinante-netdev", "rocinante-lab"]),
+    ("rocinante-cli", &["rocinante", "rocinante-wire", "rocinante-netdev", "rocinante-lab"]),
     ("rocinante-agent", &["rocinante-netdev", "rocinante-lab"]),
     ("rocinante-capi", &["rocinante"]),
     ("rocinante-paths", &[]),
     ("rocinante-dropin", &["rocinante-lab"]),
     ("rocinante-examples", &["rocinante"]),
-    ("rocinante-baselines", &["rocinante", "rocinante-stack", "rocinante-netdev"]),
+    ("rocinante-baselines", &["rocinante", "rocinante-wire", "rocinante-netdev"]),
     (
         "rocinante-bench",
         &["rocinante-cli", "rocinante-lab", "rocinante-baselines", "rocinante", "rocinante-netdev"],

@@ -35,7 +35,7 @@ const LINK: (&str, &str) = ("libibverbs.so", "libibverbs.so.1");
 /// The newest glibc that they may need: that of RHEL 9 and Ubuntu 22.04.
 const GLIBC_MAX: (u32, u32) = (2, 34);
 /// The packages of the workspace that the programs are made of. All others measure or test.
-const SHIPPED: [&str; 7] = [
+const SHIPPED: [&str; 8] = [
     "rocinante",
     "rocinante-agent",
     "rocinante-cli",
@@ -43,6 +43,7 @@ const SHIPPED: [&str; 7] = [
     "rocinante-netdev",
     "rocinante-lab",
     "rocinante-stack",
+    "rocinante-wire",
 ];
 const SHELLS: [(&str, &str); 5] = [
     ("bash", "rocinante.bash"),

@@ -20,6 +20,7 @@ mod mutants;
 mod nursery;
 mod orderings;
 mod permit;
+mod policies;
 mod pool;
 mod programs;
 mod prose;
@@ -53,6 +54,9 @@ cargo xtask COMMAND
                        the model that docs/orderings.md names has to notice; --find looks for one
   instructions [--update]
                        compare how many instructions the engine needs for an operation with benches/instructions.txt, or write that anew
+  policies [--rows GROUPS] [NAME...]
+                       build rocinante-bench with and without each policy of the files tuning.rs, run both in turns (as root), and
+                       print a table of what each gives and costs: docs/performance/method.md
   interop [--subset] [FILTER...]
                        boot a virtual machine with Linux Soft-RoCE, and run the matrix of what we do with it: all of it,
                        or the part that `test` runs; only cells with every FILTER in their names
@@ -109,6 +113,7 @@ fn main() -> ExitCode {
         Some((&"fuzz", rest)) => fuzz::run(rest),
         Some((&"instructions", rest)) => instructions::run(rest),
         Some((&"mutants", rest)) => mutants::run(rest),
+        Some((&"policies", rest)) => policies::run(rest),
         Some((&"orderings", rest)) => orderings::run(rest),
         Some((&"interop", rest)) => interop::run(rest, &from),
         Some((&"dropin", rest)) => dropin::run(rest),

@@ -10,7 +10,14 @@ use crate::demo;
 
 /// The parts of the code, and the arguments that choose their mutants and the tests of these.
 const PARTS: [(&str, &[&str]); 4] = [
-    ("stack", &["--package=rocinante-stack"]),
+    (
+        "stack",
+        &[
+            "--package=rocinante-stack",
+            "--package=rocinante-wire",
+            "--test-package=rocinante-stack,rocinante-wire",
+        ],
+    ),
     ("cm", &["--package=rocinante-stack", "--file=stack/src/cm/**"]),
     ("netdev", &["--package=rocinante-netdev"]),
     (

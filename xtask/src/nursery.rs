@@ -108,6 +108,16 @@ impl Nursery {
             .ok_or_else(|| format!("{}: nothing was built", command::describe(&build)))?;
         Ok(Program { path, home: self.tree.join(tests.home) })
     }
+
+    /// Builds the program of `package` with optimisation; it stays as `name` beside the copy.
+    pub(crate) fn release(&self, package: &str, name: &str) -> Result<PathBuf, String> {
+        let mut build = cargo(["build", "--release", "--quiet", "-p", package]);
+        build.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.build);
+        command::read(&mut build)?;
+        let (from, to) = (self.build.join("release").join(package), self.build.join(name));
+        fs::copy(&from, &to).map_err(|error| said(&from, &error))?;
+        Ok(to)
+    }
 }
 
 /// A program of tests.

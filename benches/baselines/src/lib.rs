@@ -22,7 +22,7 @@ mod wire;
 use std::io;
 use std::net::Ipv4Addr;
 
-use rocinante_stack::wire::icrc::{DF, IpFields, Template};
+use rocinante_wire::icrc::{DF, IpFields, Template};
 
 pub use drive::{Kind, Raw, Task, answer, measure};
 pub use packet::PacketLink;

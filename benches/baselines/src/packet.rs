@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddrV4};
 
 use rocinante_netdev::Interface;
-use rocinante_stack::wire::icrc::{DF, Template};
+use rocinante_wire::icrc::{DF, Template};
 
 use crate::sys::{Ring, Socket, VNET_LEN};
 use crate::{Arrived, Flow, Link, Packet, ROCE_PORT, RunLimits, SRC_PORT};

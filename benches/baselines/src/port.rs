@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use rocinante_netdev::{PathId, PathSpec, Port, RxDatagram, RxIpId};
-use rocinante_stack::wire::icrc::Template;
+use rocinante_wire::icrc::Template;
 
 use crate::{Arrived, Flow, Link, Packet, RunLimits, SRC_PORT};
 

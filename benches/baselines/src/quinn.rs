@@ -7,7 +7,7 @@ use std::io::{self, ErrorKind, IoSliceMut};
 use std::net::{SocketAddr, SocketAddrV4, UdpSocket};
 
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
-use rocinante_stack::wire::icrc::Template;
+use rocinante_wire::icrc::Template;
 
 use crate::wire::Guess;
 use crate::{Arrived, Flow, Link, Packet, ROCE_PORT, RunLimits, SRC_PORT};

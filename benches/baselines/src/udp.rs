@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::net::SocketAddrV4;
 
-use rocinante_stack::wire::icrc::Template;
+use rocinante_wire::icrc::Template;
 
 use crate::sys::{Name, Slots, Socket};
 use crate::wire::Guess;

@@ -1,6 +1,6 @@
 //! The packets of the baselines: of the same sizes as those of a WRITE.
 
-use rocinante_stack::wire::icrc::{DF, Template};
+use rocinante_wire::icrc::{DF, Template};
 
 /// Bytes before the payload of a message's first packet: BTH and RETH.
 pub(crate) const FIRST_HEAD: usize = 28;
@@ -125,7 +125,7 @@ impl Guess {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rocinante_stack::wire::icrc::IpFields;
+    use rocinante_wire::icrc::IpFields;
 
     #[test]
     fn what_is_written_is_read() {

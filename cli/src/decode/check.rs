@@ -6,8 +6,8 @@
 //! the last. The file does not say that length, but the ICRC does: it is right only at the end of
 //! the first packet, for the length that this packet will have on the wire.
 
-use rocinante_stack::wire::bth;
-use rocinante_stack::wire::icrc::{ICRC_LEN, IpFields, Template};
+use rocinante_wire::bth;
+use rocinante_wire::icrc::{ICRC_LEN, IpFields, Template};
 
 use super::frame::{Datagram, Obstacle};
 

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
 
-use rocinante_stack::types::{Psn, Seq};
-use rocinante_stack::wire::{AckKind, Operation, Service};
+use rocinante_wire::types::{Psn, Seq};
+use rocinante_wire::{AckKind, Operation, Service};
 use serde::Serialize;
 use serde_json::{Value, json};
 

@@ -7,7 +7,7 @@ use etherparse::{
     EtherType, Ipv6ExtensionSlice, LaxIpv4Slice, LaxIpv6Slice, LaxNetSlice, LaxSlicedPacket,
     UdpHeaderSlice, ip_number,
 };
-use rocinante_stack::wire::IpFields;
+use rocinante_wire::IpFields;
 
 /// The UDP destination port of RoCEv2.
 pub(super) const ROCE_PORT: u16 = 4791;

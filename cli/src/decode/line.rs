@@ -3,9 +3,9 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use rocinante_stack::types::{Key, Pkey, Qpn};
-use rocinante_stack::wire::ext::rnr_timer_us;
-use rocinante_stack::wire::{
+use rocinante_wire::ext::rnr_timer_us;
+use rocinante_wire::types::{Key, Pkey, Qpn};
+use rocinante_wire::{
     AckKind, Aeth, AtomicEth, Bth, Deth, Ext, Feth, NakCode, Opcode, OpcodeInfo, Packet, Reth,
     Service, WireError, bth,
 };

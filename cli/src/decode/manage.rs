@@ -3,10 +3,10 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use rocinante_stack::types::{Mtu, Qpn};
-use rocinante_stack::wire::cm::{
+use rocinante_wire::cm::{
     CmMessage, IpHeader, PortSpace, ServiceId, Subject, Transport, code_to_ns,
 };
+use rocinante_wire::types::{Mtu, Qpn};
 use serde::Serialize;
 use serde_json::{Value, json};
 

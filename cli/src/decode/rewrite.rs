@@ -16,7 +16,7 @@ use pcap_file::pcapng::blocks::interface_description::{
     InterfaceDescriptionBlock, InterfaceDescriptionOption,
 };
 use pcap_file::{DataLink, PcapError};
-use rocinante_stack::wire::IpFields;
+use rocinante_wire::IpFields;
 
 use super::check::Piece;
 use super::file::Frame;

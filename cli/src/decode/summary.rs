@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use rocinante_stack::wire::Opcode;
+use rocinante_wire::Opcode;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 

@@ -10,7 +10,7 @@ use crate::peer::Cost;
 use crate::qp::opcode::data_opcode;
 use crate::qp::post::{PostError, SendLimits};
 use crate::qp::scatter::{gather_parts, part_of, parts, place};
-use crate::types::{Mtu, Seq, counts};
+use crate::types::{Mtu, Seq};
 use crate::verbs::{SendData, SendOp, SendWr};
 use crate::wire::Opcode;
 
@@ -19,7 +19,7 @@ use crate::wire::Opcode;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct WqeIndex(u64);
 
-counts!(WqeIndex);
+rocinante_wire::counts!(WqeIndex);
 
 /// A posted work request. It does not change until it is retired: progress is a PSN.
 #[derive(Debug, Clone, Copy)]

@@ -70,46 +70,40 @@ pub(super) const STACK: Crate = Crate {
     units: &[
         // The constants that could be others. They are values alone.
         Unit { name: "tuning", modules: &["tuning"], uses: &[], tests: Tests::AsCode },
+        Unit { name: "values", modules: &["stats", "ids"], uses: &[], tests: Tests::AsCode },
+        Unit { name: "timer", modules: &["timer"], uses: &["values"], tests: Tests::AsCode },
         Unit {
-            name: "types",
-            modules: &["types", "stats", "ids"],
-            uses: &[],
+            name: "allowance",
+            modules: &["allowance"],
+            uses: &["values"],
             tests: Tests::AsCode,
         },
-        Unit { name: "wire", modules: &["wire"], uses: &["types"], tests: Tests::AsCode },
-        Unit { name: "timer", modules: &["timer"], uses: &["types"], tests: Tests::AsCode },
-        Unit { name: "allowance", modules: &["allowance"], uses: &["types"], tests: Tests::AsCode },
-        Unit { name: "memory", modules: &["mem"], uses: &["types"], tests: Tests::AsCode },
-        Unit { name: "verbs", modules: &["verbs"], uses: &["types", "memory"], tests: Tests::All },
+        Unit { name: "memory", modules: &["mem"], uses: &["values"], tests: Tests::AsCode },
+        Unit { name: "verbs", modules: &["verbs"], uses: &["values", "memory"], tests: Tests::All },
         Unit {
             name: "ingress",
             modules: &["ingress"],
-            uses: &["tuning", "types", "wire"],
+            uses: &["tuning", "values"],
             tests: Tests::All,
         },
         Unit {
             name: "events",
             modules: &["events"],
-            uses: &["types", "verbs"],
+            uses: &["values", "verbs"],
             tests: Tests::AsCode,
         },
-        Unit { name: "sink", modules: &["sink"], uses: &["wire"], tests: Tests::AsCode },
+        Unit { name: "sink", modules: &["sink"], uses: &[], tests: Tests::AsCode },
         Unit {
             name: "credit",
             modules: &["peer", "pacer"],
-            uses: &["tuning", "types"],
+            uses: &["tuning", "values"],
             tests: Tests::AsCode,
         },
-        Unit {
-            name: "cm",
-            modules: &["cm"],
-            uses: &["tuning", "types", "wire"],
-            tests: Tests::All,
-        },
+        Unit { name: "cm", modules: &["cm"], uses: &["tuning", "values"], tests: Tests::All },
         Unit {
             name: "recognition",
             modules: &["recognition"],
-            uses: &["tuning", "types", "wire", "allowance", "cm"],
+            uses: &["tuning", "values", "allowance", "cm"],
             tests: Tests::All,
         },
         Unit {
@@ -123,8 +117,7 @@ pub(super) const STACK: Crate = Crate {
             modules: &["qp", "srq", "shared"],
             uses: &[
                 "tuning",
-                "types",
-                "wire",
+                "values",
                 "timer",
                 "memory",
                 "verbs",
@@ -142,13 +135,13 @@ pub(super) const STACK: Crate = Crate {
         Unit {
             name: "completer",
             modules: &["rc::completer"],
-            uses: &["types", "wire", "verbs"],
+            uses: &["values", "verbs"],
             tests: Tests::All,
         },
         Unit {
             name: "responder",
             modules: &["rc::responder"],
-            uses: &["types", "wire", "memory", "queues"],
+            uses: &["values", "memory", "queues"],
             tests: Tests::All,
         },
         Unit {
@@ -156,8 +149,7 @@ pub(super) const STACK: Crate = Crate {
             modules: &["rc"],
             uses: &[
                 "tuning",
-                "types",
-                "wire",
+                "values",
                 "memory",
                 "verbs",
                 "ingress",
@@ -173,9 +165,7 @@ pub(super) const STACK: Crate = Crate {
         Unit {
             name: "unreliable",
             modules: &["unreliable"],
-            uses: &[
-                "tuning", "types", "wire", "memory", "verbs", "ingress", "sink", "credit", "queues",
-            ],
+            uses: &["tuning", "values", "memory", "verbs", "ingress", "sink", "credit", "queues"],
             tests: Tests::All,
         },
         Unit {
@@ -183,8 +173,7 @@ pub(super) const STACK: Crate = Crate {
             modules: &["engine", "any", "groups", "gsi", "footprint"],
             uses: &[
                 "tuning",
-                "types",
-                "wire",
+                "values",
                 "timer",
                 "memory",
                 "verbs",

@@ -121,7 +121,7 @@ impl AliveMad {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::RecognitionMad;
+    use crate::RecognitionMad;
 
     fn pairs(count: u32) -> Pairs {
         Pairs::new((0..count).map(|n| (CommId(0x0102_0300 + n), CommId(0x0a0b_0c00 + n))))

@@ -85,12 +85,14 @@ pub enum Place {
 impl Place {
     /// Whether a message begins with this packet.
     #[must_use]
+    #[inline]
     pub const fn begins(self) -> bool {
         matches!(self, Self::First | Self::Only)
     }
 
     /// Whether a message ends with this packet.
     #[must_use]
+    #[inline]
     pub const fn ends(self) -> bool {
         matches!(self, Self::Last | Self::Only)
     }
@@ -123,6 +125,7 @@ impl Ext {
 
     /// Its length in bytes.
     #[must_use]
+    #[inline]
     pub const fn size(self) -> usize {
         match self {
             Self::Deth | Self::AtomicAckEth => 8,
@@ -159,12 +162,14 @@ pub struct OpcodeInfo {
 impl OpcodeInfo {
     /// Whether the opcode has that extension header.
     #[must_use]
+    #[inline]
     pub const fn has(&self, ext: Ext) -> bool {
         self.offsets[ext as usize] != 0
     }
 
     /// Offset of an extension header from the start of the BTH.
     #[must_use]
+    #[inline]
     pub const fn offset(&self, ext: Ext) -> Option<usize> {
         match self.offsets[ext as usize] {
             0 => None,
@@ -189,6 +194,7 @@ impl OpcodeInfo {
 
     /// Whether its message consumes a receive request at the responder.
     #[must_use]
+    #[inline]
     pub const fn consumes_receive(&self) -> bool {
         matches!(self.operation, Operation::Send)
             || (matches!(self.operation, Operation::Write) && self.has(Ext::ImmDt))
@@ -205,6 +211,7 @@ impl Opcode {
 
     /// For a SEND or WRITE on a reliable connection: the same operation on an unreliable one.
     #[must_use]
+    #[inline]
     pub const fn unreliable(self) -> Self {
         Self(self.0 & 0x1f | 0x20)
     }

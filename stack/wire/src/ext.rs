@@ -70,18 +70,21 @@ impl Feth {
 
     /// From the two fields; higher bits of the arguments are dropped.
     #[must_use]
+    #[inline]
     pub const fn new(placement: u8, level: u8) -> Self {
         Self((level as u32 & 3) << 4 | placement as u32 & 0xf)
     }
 
     /// Placement type: 1 global visibility, 2 persistence, 3 both.
     #[must_use]
+    #[inline]
     pub const fn placement(self) -> u8 {
         (self.0 & 0xf) as u8
     }
 
     /// Selectivity level: 0 the range of the RETH, 1 the whole region.
     #[must_use]
+    #[inline]
     pub const fn level(self) -> u8 {
         (self.0 >> 4 & 3) as u8
     }
@@ -91,6 +94,7 @@ impl Feth {
     /// # Panics
     /// If there are fewer.
     #[must_use]
+    #[inline]
     pub fn read(b: &[u8]) -> Self {
         Self(u32_at(head::<{ Self::LEN }>(b), 0))
     }
@@ -99,6 +103,7 @@ impl Feth {
     ///
     /// # Panics
     /// If there are fewer.
+    #[inline]
     pub fn write(self, out: &mut [u8]) {
         let out: &mut [u8; Self::LEN] = out.first_chunk_mut().expect("room for a header");
         *out = self.0.to_be_bytes();
@@ -206,6 +211,7 @@ impl Aeth {
 
     /// An ACK without a credit limit.
     #[must_use]
+    #[inline]
     pub const fn ack(msn: u32) -> Self {
         Self { syndrome: Syndrome::ACK_UNLIMITED, msn }
     }
@@ -278,6 +284,7 @@ impl Syndrome {
     /// An ACK that grants the largest number of receives that a code can express and that is at
     /// most `receives` (see [`credits`]).
     #[must_use]
+    #[inline]
     pub fn credits(receives: u64) -> Self {
         let granted = |code: &u8| credits(*code).is_some_and(|count| u64::from(count) <= receives);
         Self((0..0x1f).rev().find(granted).unwrap_or(0))
@@ -285,18 +292,21 @@ impl Syndrome {
 
     /// An RNR NAK with a 5-bit timer code.
     #[must_use]
+    #[inline]
     pub const fn rnr(timer: u8) -> Self {
         Self(0x20 | (timer & 0x1f))
     }
 
     /// A NAK.
     #[must_use]
+    #[inline]
     pub const fn nak(code: NakCode) -> Self {
         Self(0x60 + code as u8)
     }
 
     /// Its meaning.
     #[must_use]
+    #[inline]
     pub const fn kind(self) -> AckKind {
         let value = self.0 & 0x1f;
         match self.0 >> 5 {

@@ -50,6 +50,7 @@ pub struct Bth {
 impl Bth {
     /// The header that this stack sends: MigReq 1 as hardware does, everything else clear.
     #[must_use]
+    #[inline]
     pub const fn new(opcode: Opcode, pkey: Pkey, dest_qpn: Qpn, psn: Psn) -> Self {
         Self {
             opcode,

@@ -78,6 +78,7 @@ impl<'a> Packet<'a> {
 
     /// All bytes, from the BTH to the ICRC.
     #[must_use]
+    #[inline]
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -91,6 +92,7 @@ impl<'a> Packet<'a> {
 
     /// The padding, 0 to 3 bytes of any value.
     #[must_use]
+    #[inline]
     pub fn padding(&self) -> &'a [u8] {
         let end = self.bytes.len() - ICRC_LEN;
         &self.bytes[end - usize::from(self.bth().pad)..end]
@@ -125,12 +127,14 @@ impl<'a> Packet<'a> {
 
     /// The AtomicETH, if the opcode has one.
     #[must_use]
+    #[inline]
     pub fn atomic_eth(&self) -> Option<AtomicEth> {
         self.ext(Ext::AtomicEth).map(AtomicEth::read)
     }
 
     /// The original value of an atomic acknowledge, if the opcode has one.
     #[must_use]
+    #[inline]
     pub fn atomic_ack(&self) -> Option<u64> {
         let b = self.ext(Ext::AtomicAckEth)?;
         Some(u64::from_be_bytes(*b.first_chunk()?))
@@ -138,6 +142,7 @@ impl<'a> Packet<'a> {
 
     /// The DETH, if the opcode has one.
     #[must_use]
+    #[inline]
     pub fn deth(&self) -> Option<Deth> {
         self.ext(Ext::Deth).map(Deth::read)
     }
@@ -151,12 +156,14 @@ impl<'a> Packet<'a> {
 
     /// The key to invalidate, if the opcode has one.
     #[must_use]
+    #[inline]
     pub fn invalidate(&self) -> Option<Key> {
         Some(Key(u32::from_be_bytes(*self.ext(Ext::Ieth)?.first_chunk()?)))
     }
 
     /// The flush header, if the opcode has one.
     #[must_use]
+    #[inline]
     pub fn feth(&self) -> Option<Feth> {
         self.ext(Ext::Feth).map(Feth::read)
     }

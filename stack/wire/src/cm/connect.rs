@@ -127,7 +127,7 @@ pub struct Announced {
     /// Its kind, if the sender announces it.
     pub queue: Option<QueueKind>,
     /// Whether the sender answers questions about connections that have been idle for long
-    /// ([`AliveMad`](crate::wire::AliveMad)).
+    /// ([`AliveMad`](crate::AliveMad)).
     pub answers: bool,
 }
 

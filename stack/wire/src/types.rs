@@ -10,16 +10,18 @@ pub struct Time(pub u64);
 
 impl Time {
     /// A time that never comes.
-    pub(crate) const NEVER: Self = Self(u64::MAX);
+    pub const NEVER: Self = Self(u64::MAX);
 
     /// The time `nanoseconds` later, saturating.
     #[must_use]
+    #[inline]
     pub const fn after(self, nanoseconds: u64) -> Self {
         Self(self.0.saturating_add(nanoseconds))
     }
 
     /// Nanoseconds from `earlier` to `self`; 0 if `earlier` is later.
     #[must_use]
+    #[inline]
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -38,6 +40,8 @@ impl Time {
 
 /// The operators of a type that counts without end in a `u64`: a distance can be added to one and
 /// subtracted from it, and two have a distance.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! counts {
     ($name:ident) => {
         impl core::ops::Add<u64> for $name {
@@ -75,8 +79,6 @@ macro_rules! counts {
         }
     };
 }
-pub(crate) use counts;
-
 /// A packet sequence number as it stands on the wire: 24 bits, no order of its own.
 ///
 /// Order exists only relative to a window: [`Psn::expand`] maps a number to the [`Seq`] nearest to
@@ -90,12 +92,14 @@ impl Psn {
 
     /// The low 24 bits of `value`.
     #[must_use]
+    #[inline]
     pub const fn new(value: u32) -> Self {
         Self(value & 0xff_ffff)
     }
 
     /// The wire form of an expanded number.
     #[must_use]
+    #[inline]
     pub const fn truncate(expanded: Seq) -> Self {
         #[allow(clippy::cast_possible_truncation)]
         Self((expanded.0 & 0xff_ffff) as u32)
@@ -103,6 +107,7 @@ impl Psn {
 
     /// The number, below 2^24.
     #[must_use]
+    #[inline]
     pub const fn value(self) -> u32 {
         self.0
     }
@@ -121,6 +126,7 @@ impl Psn {
 
     /// The expanded form of a starting PSN: one epoch up, so that smaller numbers exist.
     #[must_use]
+    #[inline]
     pub const fn first(self) -> Seq {
         Seq(Self::SPACE + self.0 as u64)
     }
@@ -141,7 +147,7 @@ counts!(Seq);
 
 impl Seq {
     /// Beyond all that are ever sent.
-    pub(crate) const MAX: Self = Self(u64::MAX);
+    pub const MAX: Self = Self(u64::MAX);
 
     /// The distance from `earlier` to `self`; 0 if `earlier` is later.
     #[must_use]
@@ -219,12 +225,14 @@ impl Qpn {
 
     /// The low 24 bits of `value`.
     #[must_use]
+    #[inline]
     pub const fn new(value: u32) -> Self {
         Self(value & 0xff_ffff)
     }
 
     /// The number, below 2^24.
     #[must_use]
+    #[inline]
     pub const fn value(self) -> u32 {
         self.0
     }
@@ -232,6 +240,7 @@ impl Qpn {
     /// The slot that owns it: the upper 8 bits. A slot belongs to one process or shard of the
     /// network namespace. Peers need it, to build runs for one owner only.
     #[must_use]
+    #[inline]
     pub const fn slot(self) -> u8 {
         #[allow(clippy::cast_possible_truncation)]
         ((self.0 >> 16) as u8)
@@ -256,6 +265,7 @@ impl Pkey {
     /// one of the two is a full member (IBTA volume 1, 10.9.3 \[M\]; rxe accepts 0x7fff at a full
     /// member).
     #[must_use]
+    #[inline]
     pub const fn admits(self, other: Self) -> bool {
         self.0 & 0x7fff == other.0 & 0x7fff && (self.0 | other.0) & 0x8000 != 0
     }
@@ -295,12 +305,14 @@ impl Mtu {
 
     /// In bytes.
     #[must_use]
+    #[inline]
     pub const fn bytes(self) -> u32 {
         1 << self.shift()
     }
 
     /// The binary logarithm of the size in bytes.
     #[must_use]
+    #[inline]
     pub const fn shift(self) -> u32 {
         8 + self as u32
     }
