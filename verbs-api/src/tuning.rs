@@ -45,18 +45,18 @@ pub(crate) mod spinning {
     pub(crate) const GAP: Duration = Duration::from_micros(5);
 }
 
-/// Short turns on the processor (`soft/slice.rs`). Measured: design note 10, 18 of 18 figures
+/// Short turns on the processor (`soft/slice.rs`). Measured: the table, 18 of 18 figures
 /// beside 16 busy processes with it, 3 without.
 pub(crate) mod short_turns {
     /// The switch.
     pub(crate) const ENABLED: bool = true;
     /// Nanoseconds of a turn; the kernel takes 100 µs to 100 ms. More: later after a wake-up.
-    /// Measured: design note 10.
+    /// Measured: the table.
     pub(crate) const TURN_NS: u64 = 100_000;
 }
 
 /// How long the background thread leaves the port to the program (`soft/progress/standby.rs`).
-/// Measured: design note 10.
+/// Measured: the table.
 pub(crate) mod standby {
     use std::time::Duration;
 
@@ -64,7 +64,7 @@ pub(crate) mod standby {
     /// bandwidth where both threads share a processor.
     pub(crate) const ENABLED: bool = true;
     /// From one look to the next. More: packets wait longer when the program stops. Less: more
-    /// timers, of some 15 µs. Measured: design note 10.
+    /// timers, of some 15 µs. Measured: the table.
     pub(crate) const MIN: Duration = Duration::from_micros(500);
     /// The same at most while a program polls without pause. A look may miss that the program
     /// stopped up to [`MIN`] before: 2 ms in all, and a peer waits for as long at least before it
@@ -90,9 +90,9 @@ pub(crate) mod standby {
     pub(crate) const LATE: Duration = Duration::from_micros(500);
 }
 
-/// Threads that poll in vain while others want their processor (`soft/rivals.rs`). Measured: design
-/// note 10 and the table, three pollers on two processors 1.8 Gb/s without and 17.6 with it. No
-/// constant was measured by itself, unless it says.
+/// Threads that poll in vain while others want their processor (`soft/rivals.rs`). Measured: the
+/// table, three pollers on two processors 1.8 Gb/s without and 17.6 with it. No constant was
+/// measured by itself, unless it says.
 pub(crate) mod rivals {
     use std::time::Duration;
 
@@ -122,7 +122,7 @@ pub(crate) mod rivals {
     pub(crate) const SPAN_MAX: Duration = Duration::from_millis(1600);
 }
 
-/// A crowded receive queue sends CNPs (`soft/shard.rs`). Measured: design note 02, 64 senders,
+/// A crowded receive queue sends CNPs (`soft/shard.rs`). Measured: the table, 64 senders,
 /// Jain's index 0.66 to 0.72 without and 0.93 to 0.96 with it.
 pub(crate) mod crowd {
     /// The switch.
@@ -131,12 +131,11 @@ pub(crate) mod crowd {
     /// slows itself down. More: the queue overflows first. Not measured by itself.
     pub(crate) const CROWDED_FROM: u32 = 7;
     /// Eighths filled until which it is. More: the sum is smaller and less fair. Measured at 3 and
-    /// 4: design note 02.
+    /// 4: the table.
     pub(crate) const CROWDED_UNTIL: u32 = 2;
 }
 
-/// Packets that are good for nothing, and come in numbers (`soft/flood.rs`). Measured: design note
-/// 09.
+/// Floods of useless packets (`soft/flood.rs`). Measured: the flood table of SECURITY.md.
 pub(crate) mod flood {
     /// Nanoseconds between two of them, if each is looked at when it comes: 50,000 a second. More:
     /// fewer of them are a flood. Not measured by itself.
@@ -185,7 +184,7 @@ pub(crate) mod shard {
     pub(crate) const EXIT_PATIENCE: std::time::Duration = std::time::Duration::from_millis(20);
 }
 
-/// User memory (`provider/memory`, `soft/host.rs`). Measured: design note 08.
+/// User memory (`provider/memory`, `soft/host.rs`). Measured: the table.
 pub(crate) mod memory {
     /// The switch of copying and summing in one pass. Measured: the table, 1 MiB WRITEs on `udp`
     /// from 0.83 to 0.98 of the baseline.

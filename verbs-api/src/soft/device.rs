@@ -505,7 +505,7 @@ fn queue_kind(capabilities: &Capabilities) -> QueueKind {
 }
 
 /// Nanoseconds in which a shard takes an unacknowledged datagram, and 1,024 bytes of payload
-/// besides, without losing any (`docs/design/22-recognition.md` has the measurement). Over AF_XDP
+/// besides, without losing any (`docs/performance/method.md` has the measurement). Over AF_XDP
 /// without a driver's help it takes no more than an unknown peer sends.
 const fn pace_of(backend: Backend) -> (u32, u32) {
     match backend {

@@ -12,7 +12,7 @@
 //!   thread that waits for half of its time or more has its peer beside it too seldom for that,
 //!   and sleeps at once.
 //! - Cost if wrong: a wake-up for each message that a thread waits for.
-//! - Measured: `docs/design/10-driving.md`.
+//! - Measured: `docs/performance/method.md`.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering};

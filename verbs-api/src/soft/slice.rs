@@ -7,7 +7,7 @@
 //!   the processor than they do. Linux 6.12 lets each thread choose (`sched_setattr(2)`,
 //!   `sched_runtime`); an older kernel, or a filter of system calls, refuses, and nothing changes.
 //! - Cost if wrong: a thread that is busy for long is interrupted more often.
-//! - Measured: `docs/design/10-driving.md`.
+//! - Measured: `docs/performance/method.md`.
 
 #![allow(unsafe_code)]
 

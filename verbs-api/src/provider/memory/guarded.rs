@@ -9,7 +9,7 @@
 //!   each access is a call that returns once.
 //! - Cost if wrong: for other processors, and under miri, an access is an ordinary one, and such a
 //!   page ends the process.
-//! - Measured: `docs/design/26-memory-faults.md`.
+//! - Measured: `docs/performance/method.md`; design: `docs/design/26-memory-faults.md`.
 #![allow(unsafe_code)]
 #![cfg_attr(
     any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))),
