@@ -43,7 +43,7 @@ pub mod verbs;
 pub mod wire;
 
 pub use allowance::Allowance;
-pub use engine::{Engine, TxStop};
+pub use engine::{Engine, Transmitted, TxStop};
 pub use footprint::Footprint;
 pub use groups::GroupError;
 pub use gsi::{Addressee, addressee};
