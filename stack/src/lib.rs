@@ -44,7 +44,7 @@ pub use rocinante_wire as wire;
 pub use rocinante_wire::types;
 
 pub use allowance::Allowance;
-pub use engine::{Engine, TxStop};
+pub use engine::{Engine, Transmitted, TxStop};
 pub use footprint::Footprint;
 pub use groups::GroupError;
 pub use gsi::{Addressee, addressee};

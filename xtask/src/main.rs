@@ -19,7 +19,6 @@ mod memory;
 mod mutants;
 mod nursery;
 mod orderings;
-mod permit;
 mod policies;
 mod pool;
 mod programs;

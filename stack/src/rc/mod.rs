@@ -16,8 +16,7 @@ mod transmit;
 use self::clock::Clock;
 use self::congestion::ecn::Notifier;
 use self::reorder::ReorderBuffer;
-use self::requester::permit::SendControl;
-use self::requester::{Limits, Requester};
+use self::requester::{Limits, NewPath, Requester};
 use self::responder::Responder;
 use crate::ingress::SourceCheck;
 use crate::peer::{PeerId, PeerKind, Peers, datagrams_max};
@@ -146,7 +145,6 @@ impl Qp {
             shared.peers.leave(self.limits.peer);
             self.limits.peer = PeerId::OWN;
         }
-        self.requester.control.forget_rnr();
         self.notifier = Notifier::default();
         self.clock = Clock::default();
         shared.timers.remove(self.core.slot, &mut self.core.deadline);
@@ -175,20 +173,22 @@ impl Qp {
         let psn = self.core.attr.sq_psn.unwrap_or_default().first();
         self.core.sq.reset(psn);
         let Some(peer) = self.core.attr.peer else { return };
-        let control = self.control_to(&peer, shared);
-        self.requester.start(psn, self.core.sq.tail, control);
+        let path = self.new_path(&peer, shared);
+        self.requester.start(psn, self.core.sq.tail, &path);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
     }
 
-    /// The control of a new path to this peer, of which nothing is known yet.
-    fn control_to(&self, peer: &PeerAddress, shared: &Shared) -> SendControl {
-        let rd = self.core.attr.max_rd_atomic.unwrap_or(0);
+    /// A new path to this peer.
+    fn new_path(&self, peer: &PeerAddress, shared: &Shared) -> NewPath {
         let mtu = self.limits.mtu;
-        let room = shared.peers.answers_one_by_one(mtu.bytes() + OVERHEAD);
-        let mut control = SendControl::new(window_of(peer, shared), rd);
-        control.set_read_window(mtu, room, peer.kind.is_rocinante());
-        control
+        NewPath {
+            mtu,
+            window_max: window_of(peer, shared),
+            max_rd_atomic: self.core.attr.max_rd_atomic.unwrap_or(0),
+            room: shared.peers.answers_one_by_one(mtu.bytes() + OVERHEAD),
+            to_rocinante: peer.kind.is_rocinante(),
+        }
     }
 
     /// The same queue pair of the peer is reached by another path, perhaps at another address. All
@@ -215,8 +215,8 @@ impl Qp {
         self.clock = Clock::default();
         self.waits_to_send = false;
         self.core.deadline.clear();
-        let control = self.control_to(&peer, shared);
-        self.requester.take_path(control);
+        let path = self.new_path(&peer, shared);
+        self.requester.take_path(&path);
     }
 
     /// Whether packets that come too early are held, and missing ones are reported.
@@ -276,7 +276,7 @@ impl Qp {
         let from = std::mem::replace(&mut self.limits.peer, to);
         shared.peers.take_over(from, to, self.requester.charged());
         self.limits.selective = Self::is_selective(&peer, shared);
-        self.requester.control.recognised(window_of(&peer, shared));
+        self.requester.recognised(window_of(&peer, shared));
         shared.enqueue(self.core.slot, &mut self.core.queued);
     }
 
@@ -328,7 +328,6 @@ impl Qp {
         self.requester.release_all(&self.limits, &mut shared.peers, &mut shared.lists);
         self.held.clear(&mut shared.reorder_slab);
         shared.peers.quit(self.core.slot, &mut self.core.waiting);
-        self.requester.control.forget_rnr();
         self.clock = Clock::default();
         self.core.deadline.clear();
         self.responder.close();
@@ -346,8 +345,7 @@ impl Qp {
     /// The peer reports that our packets were marked (CNP).
     #[cold]
     pub(crate) fn notified(&mut self, now: Time) {
-        let Requester { control, round_trip, .. } = &mut self.requester;
-        control.on_ecn(now, round_trip);
+        self.requester.on_ecn(now);
     }
 
     /// A send request was posted.

@@ -122,7 +122,7 @@ impl World<'_> {
         let mut sink = Sink { out: Vec::new(), room };
         let written = write_mads(engine, &addrs, &mut sink);
         let stop = match written {
-            true => engine.poll_transmit(Time(now), budget, &mut host.ram, &mut sink),
+            true => engine.poll_transmit(Time(now), budget, &mut host.ram, &mut sink).stop,
             false => TxStop::SinkFull,
         };
         if stop == TxStop::SinkFull && written && engine.urgency() == Urgency::Idle {

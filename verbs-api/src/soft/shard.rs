@@ -312,10 +312,9 @@ impl Shard {
         loop {
             let (port, paths) = (&mut self.port, &mut self.paths);
             let mut sink = Sink { port, paths, refused: &mut self.refused };
-            let before = self.engine.counters().sent_pkts;
             let waited = sink.port.wants_write();
-            let stop = self.engine.poll_transmit(now, TX_BURST, &mut self.host, &mut sink);
-            let progress = self.engine.counters().sent_pkts != before;
+            let sent = self.engine.poll_transmit(now, TX_BURST, &mut self.host, &mut sink);
+            let progress = sent.packets > 0;
             let refused = &mut self.refused;
             self.port.flush(|failure| {
                 refused.0 += u64::from(failure.datagrams);
@@ -329,7 +328,7 @@ impl Shard {
                 }
                 now = left;
             }
-            match stop {
+            match sent.stop {
                 // The flush made room, perhaps only by packets that waited before: no other look is
                 // due.
                 TxStop::SinkFull if (progress || waited) && !self.port.wants_write() => {}

@@ -40,7 +40,7 @@ use crate::verbs::SendOp;
 
 /// Which packets of a burst ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::rc) enum AckPolicy {
+pub(super) enum AckPolicy {
     /// None.
     Never,
     /// The last of each message, and each that comes `interval` after the last one that asked; at
@@ -50,7 +50,7 @@ pub(in crate::rc) enum AckPolicy {
 
 /// When packets asked, and which need not have.
 #[derive(Debug, Default)]
-pub(in crate::rc) struct Acks {
+pub(super) struct Acks {
     /// The last PSN that asked.
     last: Seq,
     /// One more than the index of the last request that left and did not ask, although nothing
@@ -64,42 +64,42 @@ pub(in crate::rc) struct Acks {
 
 impl Acks {
     /// Starts at `psn`.
-    pub(in crate::rc) fn start(psn: Seq) -> Self {
+    pub(super) fn start(psn: Seq) -> Self {
         Self { last: psn, ..Self::default() }
     }
 
     /// The last PSN that asked.
     #[inline]
-    pub(in crate::rc) fn last(&self) -> Seq {
+    pub(super) fn last(&self) -> Seq {
         self.last
     }
 
     /// The packet of `psn`, which asks, left.
     #[inline]
-    pub(in crate::rc) fn asked(&mut self, psn: Seq) {
+    pub(super) fn asked(&mut self, psn: Seq) {
         self.last = psn;
     }
 
     /// The requests before that of index `next` left, when the PSN `expected` was expected of the
     /// peer; `never` if the last of them did not ask.
     #[inline]
-    pub(in crate::rc) fn left(&mut self, next: WqeIndex, never: bool, now: Time, expected: Seq) {
+    pub(super) fn left(&mut self, next: WqeIndex, never: bool, now: Time, expected: Seq) {
         self.unasked = if never { next } else { WqeIndex::default() };
         (self.left, self.expected) = (now, expected);
     }
 
     /// Everything from `from` on goes again, and asks.
-    pub(in crate::rc) fn taken_back(&mut self, from: Seq) {
+    pub(super) fn taken_back(&mut self, from: Seq) {
         (self.last, self.unasked) = (from, WqeIndex::default());
     }
 
     /// Everything that left is to be asked about: the queue pair drains.
-    pub(in crate::rc) fn drains(&mut self) {
+    pub(super) fn drains(&mut self) {
         self.unasked = WqeIndex::default();
     }
 
     /// Whether an unacknowledged packet left without asking.
-    pub(in crate::rc) fn has_unasked(&self, sq: &SendQueue) -> bool {
+    pub(super) fn has_unasked(&self, sq: &SendQueue) -> bool {
         self.unasked > sq.head
     }
 }
@@ -107,12 +107,7 @@ impl Acks {
 impl Qp {
     /// Which packets of the burst that begins at the cursor ask.
     #[inline]
-    pub(in crate::rc) fn ack_policy(
-        &self,
-        now: Time,
-        permit: &Permit,
-        peers: &mut Peers,
-    ) -> AckPolicy {
+    pub(super) fn ack_policy(&self, now: Time, permit: &Permit, peers: &mut Peers) -> AckPolicy {
         let (sq, cursor) = (&self.core.sq, self.requester.wqe_next);
         let wqe = sq.get(cursor);
         // A request with a completion asks, and one that is followed does by the next. Inline data

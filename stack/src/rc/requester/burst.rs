@@ -23,7 +23,7 @@ use crate::wire::{ICRC_LEN, Opcode, Reth, bth};
 
 /// The next step of the requester.
 #[derive(Debug)]
-pub(in crate::rc) enum Plan {
+pub(super) enum Plan {
     /// A burst from the cursor on.
     Burst(Permit),
     /// A request with a response of its own.
@@ -40,12 +40,12 @@ pub(in crate::rc) enum Plan {
 
 /// A READ request, or another that has a response of its own.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::rc) struct ResponseRequest {
-    pub(in crate::rc) packet: RequestPacket,
+pub(super) struct ResponseRequest {
+    pub(super) packet: RequestPacket,
     /// The last PSN of its response.
-    pub(in crate::rc) last: Seq,
+    pub(super) last: Seq,
     /// The cost of its response.
-    pub(in crate::rc) cost: Cost,
+    pub(super) cost: Cost,
 }
 
 /// Packets that leave one after the other.
@@ -71,7 +71,7 @@ struct Burst {
 impl Requester {
     /// What to do next.
     #[inline]
-    pub(in crate::rc) fn plan(
+    pub(super) fn plan(
         &mut self,
         sq: &SendQueue,
         limits: &Limits,
@@ -183,7 +183,7 @@ impl Requester {
 impl Qp {
     /// Sends a burst, as far as `permit`, `quantum`, which it counts down, and the sink allow.
     #[inline]
-    pub(in crate::rc) fn send_burst<H: Memory>(
+    pub(super) fn send_burst<H: Memory>(
         &mut self,
         now: Time,
         permit: &Permit,
@@ -372,7 +372,7 @@ impl Requester {
 
 /// Bytes around the payload of a packet of a SEND or WRITE: BTH, RETH, ICRC.
 #[inline]
-pub(in crate::rc) fn request_header(op: &SendOp, begins: bool) -> u32 {
+pub(super) fn request_header(op: &SendOp, begins: bool) -> u32 {
     let reth = if begins && matches!(op, SendOp::Write { .. }) { Reth::LEN } else { 0 };
     (bth::LEN + reth + ICRC_LEN) as u32
 }

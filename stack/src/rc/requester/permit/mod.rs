@@ -22,7 +22,7 @@ use crate::rc::congestion::{Congestion, Repeat};
 use crate::rc::reorder::SPAN;
 use crate::rc::requester::ack_requests::ACK;
 use crate::rc::requester::burst::request_header;
-use crate::rc::requester::{Limits, REQUEST, Requester};
+use crate::rc::requester::{Limits, NewPath, REQUEST, Requester};
 use crate::stats::Limit;
 use crate::types::{Mtu, Seq, Time};
 use crate::verbs::SendOp;
@@ -30,7 +30,7 @@ use crate::wire::Aeth;
 
 /// The kind of packet that is to leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::rc) enum Want {
+pub(super) enum Want {
     /// Packets of SENDs and WRITEs, from the cursor on.
     Data,
     /// A request with a response of its own, which has `packets` packets and needs credit of
@@ -46,21 +46,21 @@ pub(in crate::rc) enum Want {
 
 /// The number of packets that may leave now, or why none may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::rc) struct Permit {
+pub(super) struct Permit {
     /// Packets; 0 if nothing may leave.
-    pub(in crate::rc) packets: u32,
+    pub(super) packets: u32,
     /// The sum of their costs.
-    pub(in crate::rc) bytes: u64,
+    pub(super) bytes: u64,
     /// Of the packets, those that may leave before another permit is asked for.
-    pub(in crate::rc) burst: u32,
+    pub(super) burst: u32,
     /// Number of responses with credit, beside one that is reserved.
-    pub(in crate::rc) responses: u32,
+    pub(super) responses: u32,
     /// The congestion window as it is now.
-    pub(in crate::rc) window: u32,
+    pub(super) window: u32,
     /// Why nothing may leave; meaningless if something may.
-    pub(in crate::rc) limited_by: Limit,
+    pub(super) limited_by: Limit,
     /// The credit that it waits for in line.
-    pub(in crate::rc) wait: Option<(PeerId, Cost)>,
+    pub(super) wait: Option<(PeerId, Cost)>,
 }
 
 impl Permit {
@@ -77,7 +77,7 @@ impl Permit {
 
 /// The state that decides whether packets may leave, beside the cursor and known losses.
 #[derive(Debug)]
-pub(in crate::rc) struct SendControl {
+pub(super) struct SendControl {
     /// The cost of the packets from `snd_una` to `snd_nxt` that the peer is not known to hold.
     in_flight: Cost,
     congestion: Congestion,
@@ -91,175 +91,177 @@ pub(in crate::rc) struct SendControl {
     drains: bool,
 }
 
+impl Default for SendControl {
+    /// Of no connection.
+    fn default() -> Self {
+        let nowhere = NewPath {
+            mtu: Mtu::Mtu256,
+            window_max: 1,
+            max_rd_atomic: 0,
+            room: 0,
+            to_rocinante: false,
+        };
+        Self::new(&nowhere)
+    }
+}
+
 impl SendControl {
-    /// Of a queue pair that may have `window_max` packets in flight and `max_rd_atomic` READs and
-    /// atomics outstanding.
-    pub(in crate::rc) fn new(window_max: u32, max_rd_atomic: u8) -> Self {
+    /// Of a connection on this path.
+    pub(super) fn new(path: &NewPath) -> Self {
         Self {
             in_flight: Cost::default(),
-            congestion: Congestion::new(window_max),
-            read_window: ReadWindow::new(Mtu::Mtu256, 0, false),
+            congestion: Congestion::new(path.window_max),
+            read_window: ReadWindow::new(path.mtu, path.room, path.to_rocinante),
             credits: Credits::default(),
             batch: Batch::default(),
             rnr_until: Time::NEVER,
-            max_rd_atomic,
+            max_rd_atomic: path.max_rd_atomic,
             drains: false,
         }
     }
 
-    /// Sets the room of our own receive queue for READ responses that come one by one, and whether
-    /// the peer sends them as super-packets.
-    pub(in crate::rc) fn set_read_window(&mut self, mtu: Mtu, room: u32, in_runs: bool) {
-        self.read_window = ReadWindow::new(mtu, room, in_runs);
-    }
-
     /// The peer turned out to be a Rocinante, with room for `window_max` packets of the queue pair.
-    pub(in crate::rc) fn recognised(&mut self, window_max: u32) {
+    pub(super) fn recognised(&mut self, window_max: u32) {
         self.congestion.grow(window_max);
         self.read_window.recognised();
     }
 
     /// Begins on another path as on a first one. The peer's receives are the same, and it drains as
     /// before.
-    pub(in crate::rc) fn take_path(&mut self, fresh: Self) {
-        (self.congestion, self.read_window) = (fresh.congestion, fresh.read_window);
+    pub(super) fn take_path(&mut self, path: &NewPath) {
+        let Self { congestion, read_window, .. } = Self::new(path);
+        (self.congestion, self.read_window) = (congestion, read_window);
     }
 
     /// Sets the number of READs and atomics that may be outstanding.
-    pub(in crate::rc) fn set_max_rd_atomic(&mut self, max: u8) {
+    pub(super) fn set_max_rd_atomic(&mut self, max: u8) {
         self.max_rd_atomic = max;
     }
 
     /// Sets whether no request is begun: SQD.
-    pub(in crate::rc) fn drain(&mut self, drains: bool) {
+    pub(super) fn drain(&mut self, drains: bool) {
         self.drains = drains;
     }
 
     /// The most packets in flight, and the most READs and atomics outstanding.
-    pub(in crate::rc) fn most(&self) -> (u32, u8) {
+    pub(super) fn most(&self) -> (u32, u8) {
         (self.congestion.max(), self.max_rd_atomic)
     }
 
     /// Packets of each request of a READ that is posted now.
-    pub(in crate::rc) fn read_request_packets(&self, mtu: Mtu, peers: &Peers) -> u16 {
+    pub(super) fn read_request_packets(&self, mtu: Mtu, peers: &Peers) -> u16 {
         read_window::request_packets(mtu, peers, &self.read_window)
     }
 
     /// The charge of the packets in flight.
-    pub(in crate::rc) fn in_flight(&self) -> Cost {
+    pub(super) fn in_flight(&self) -> Cost {
         self.in_flight
     }
 
     /// A turn begins, and with it a run.
     #[inline]
-    pub(in crate::rc) fn begin_turn(&mut self) {
+    pub(super) fn begin_turn(&mut self) {
         self.batch.begin();
     }
 
     /// Whether a packet of `bytes` bytes continues the run that was begun.
     #[inline]
-    pub(in crate::rc) fn continues_run(&self, bytes: u32) -> bool {
+    pub(super) fn continues_run(&self, bytes: u32) -> bool {
         self.batch.is_joined_by(bytes)
     }
 
     /// Whether a packet of `bytes` bytes is the last of its run.
     #[inline]
-    pub(in crate::rc) fn ends_run(&self, bytes: u32, runs: RunLimits) -> bool {
+    pub(super) fn ends_run(&self, bytes: u32, runs: RunLimits) -> bool {
         self.batch.is_ended_by(bytes, runs)
     }
 
     /// A packet of `bytes` bytes left.
     #[inline]
-    pub(in crate::rc) fn packet_left(&mut self, bytes: u32, runs: RunLimits) {
+    pub(super) fn packet_left(&mut self, bytes: u32, runs: RunLimits) {
         self.batch.sent(bytes, runs);
     }
 
     /// Packets of this cost left.
     #[inline]
-    pub(in crate::rc) fn left(&mut self, cost: Cost) {
+    pub(super) fn left(&mut self, cost: Cost) {
         self.in_flight.add(cost);
     }
 
     /// Packets of this cost are in flight no more.
     #[inline]
-    pub(in crate::rc) fn release(&mut self, cost: Cost) {
+    pub(super) fn release(&mut self, cost: Cost) {
         self.in_flight.take(cost);
     }
 
     /// An AETH announces the number of receives.
     #[inline]
-    pub(in crate::rc) fn on_aeth(&mut self, aeth: Aeth) {
+    pub(super) fn on_aeth(&mut self, aeth: Aeth) {
         self.credits.on_aeth(aeth);
     }
 
     /// `packets` packets were acknowledged, or are known to be held.
     #[inline]
-    pub(in crate::rc) fn on_ack(&mut self, packets: u32) {
+    pub(super) fn on_ack(&mut self, packets: u32) {
         self.congestion.on_ack(packets);
     }
 
     /// `packets` packets of READ responses came.
     #[inline]
-    pub(in crate::rc) fn on_responses(&mut self, packets: u64) {
+    pub(super) fn on_responses(&mut self, packets: u64) {
         self.read_window.came(packets);
     }
 
     /// Of `in_flight` packets of READ responses in flight, some were lost.
-    pub(in crate::rc) fn on_lost_responses(&mut self, in_flight: u64) {
+    pub(super) fn on_lost_responses(&mut self, in_flight: u64) {
         self.read_window.lost(in_flight);
     }
 
     /// Packets were lost, and go again in this way.
-    pub(in crate::rc) fn on_loss(&mut self, now: Time, rtt: &RoundTrip, repeat: Repeat) {
+    pub(super) fn on_loss(&mut self, now: Time, rtt: &RoundTrip, repeat: Repeat) {
         self.congestion.on_loss(now, rtt, repeat);
     }
 
     /// Nothing came back in time.
-    pub(in crate::rc) fn on_timeout(&mut self, now: Time) {
+    pub(super) fn on_timeout(&mut self, now: Time) {
         self.congestion.on_timeout(now);
     }
 
     /// Packets were marked (CNP).
-    pub(in crate::rc) fn on_ecn(&mut self, now: Time, rtt: &RoundTrip) {
+    pub(super) fn on_ecn(&mut self, now: Time, rtt: &RoundTrip) {
         self.congestion.on_ecn(now, rtt);
     }
 
     /// Takes note of the time; returns when more may leave, if pacing keeps something back.
     #[inline]
-    pub(in crate::rc) fn tick(&mut self, now: Time) -> Option<Time> {
+    pub(super) fn tick(&mut self, now: Time) -> Option<Time> {
         self.congestion.tick(now)
     }
 
     /// The peer has no receive until then.
-    pub(in crate::rc) fn on_rnr(&mut self, until: Time) {
+    pub(super) fn on_rnr(&mut self, until: Time) {
         self.rnr_until = until;
     }
 
     /// The peer is not known to lack a receive any more.
     #[inline]
-    pub(in crate::rc) fn forget_rnr(&mut self) {
+    pub(super) fn forget_rnr(&mut self) {
         self.rnr_until = Time::NEVER;
     }
 
     /// When the wait for a receive is over; [`Time::NEVER`] if there is none.
     #[inline]
-    pub(in crate::rc) fn ready_at(&self) -> Time {
+    pub(super) fn ready_at(&self) -> Time {
         self.rnr_until
     }
 
-    fn awaits_receive(&self) -> bool {
+    pub(super) fn awaits_receive(&self) -> bool {
         self.rnr_until != Time::NEVER
     }
 
     /// Whether credit for `more` packets can be given back late without a loss for other queue
     /// pairs, and the peer has receives for `wqe` and `more` messages behind it, or announces none.
-    pub(in crate::rc) fn has_ample(
-        &self,
-        more: u32,
-        wqe: &Wqe,
-        peer: PeerId,
-        peers: &mut Peers,
-    ) -> bool {
+    pub(super) fn has_ample(&self, more: u32, wqe: &Wqe, peer: PeerId, peers: &mut Peers) -> bool {
         let window = self.congestion.is_whole() && self.congestion.packets() > more;
         peers.get(peer).is_mostly_free(more) && window && !self.credits.lacks(wqe, more)
     }
@@ -278,7 +280,7 @@ impl SendControl {
 impl Requester {
     /// The amount of `want` that may leave now.
     #[inline(always)]
-    pub(in crate::rc) fn permit(
+    pub(super) fn permit(
         &mut self,
         want: Want,
         sq: &SendQueue,
@@ -491,7 +493,7 @@ impl Requester {
 
     /// Reserves credit for the next acknowledgement, or none if the peer is silent.
     #[inline]
-    pub(in crate::rc) fn open(&mut self, silent: bool, peers: &mut Peers) {
+    pub(super) fn open(&mut self, silent: bool, peers: &mut Peers) {
         self.ack_requests.open(if silent { Expected::NOTHING } else { peers.expect(ACK) });
     }
 
@@ -530,7 +532,7 @@ impl Requester {
 
     /// The cost of the responses to a READ request of `packets` packets, each of which costs
     /// `each`.
-    pub(in crate::rc) fn response_cost(&self, packets: u32, each: u32, peers: &Peers) -> Cost {
+    pub(super) fn response_cost(&self, packets: u32, each: u32, peers: &Peers) -> Cost {
         match self.control.read_window.comes_whole() {
             true => peers.charge_of_answer(packets, each),
             false => Cost::of(packets, each),
@@ -539,20 +541,20 @@ impl Requester {
 
     /// Whether no READ or atomic is ever allowed, so that one that was not begun would wait for
     /// ever.
-    pub(in crate::rc) fn allows_no_response(&self) -> bool {
+    pub(super) fn allows_no_response(&self) -> bool {
         self.control.max_rd_atomic == 0 && self.snd_nxt >= self.snd_max
     }
 
     /// Whether the request `wqe` may follow others in a burst.
     #[inline]
-    pub(in crate::rc) fn may_follow(&self, wqe: &Wqe) -> bool {
+    pub(super) fn may_follow(&self, wqe: &Wqe) -> bool {
         !self.control.drains && !self.control.credits.exceeded(wqe)
     }
 
     /// Whether the packet of `psn`, which has `bytes` bytes and costs `each`, goes with a burst of
     /// which `left` packets have left, or waits for more. It `begins` a message or not.
     #[inline]
-    pub(in crate::rc) fn joins(
+    pub(super) fn joins(
         &self,
         sq: &SendQueue,
         (psn, bytes, begins, each): (Seq, u32, bool, u32),
