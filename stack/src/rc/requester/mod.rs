@@ -272,8 +272,8 @@ impl Requester {
         }
     }
 
-    /// Everything before `to` is acknowledged, so the peer had receives. The caller retires the requests; READs and atomics
-    /// before `to` must be answered, or the one at the front partly.
+    /// Everything before `to` is acknowledged, so the peer had receives. The caller retires the
+    /// requests; READs and atomics before `to` must be answered, or the one at the front partly.
     #[inline]
     pub(in crate::rc) fn advance(
         &mut self,
