@@ -2,7 +2,6 @@
 
 mod multicast;
 mod qp1;
-mod recognising;
 mod srqs;
 mod status;
 
@@ -22,7 +21,7 @@ use crate::qp::post::PostError;
 use crate::qp::{Core, TurnEnd, Urgency};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
-use crate::recognition::Recognition;
+use crate::recognition::calls::{look_up, sent};
 use crate::shared::{EngineConfig, Shared};
 use crate::sink::TxSink;
 use crate::srq::Srqs;
@@ -84,9 +83,7 @@ impl Engine {
             shared: Shared {
                 peers: Peers::new(config.own_budget, config.stable_packets)
                     .of_kind(config.own_queue)
-                    .sending(config.runs, config.pacing)
-                    .asking(config.recognises),
-                recognition: Recognition::default(),
+                    .sending(config.runs, config.pacing),
                 handles: Handles::default(),
                 config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
                 srqs: Srqs::default(),
@@ -300,8 +297,9 @@ impl Engine {
             0 => {
                 let checks = (&mut self.unconnected, &mut self.solver);
                 let shared = &mut self.shared;
-                if let Some(peer) = self.gsi.handle(now, &packet, datagram, checks, shared) {
-                    self.recognised(peer);
+                let peer = self.gsi.handle(now, &packet, datagram, checks, shared);
+                if let Some((remote, info)) = peer {
+                    self.replied(remote, &info);
                 }
                 return;
             }
@@ -401,10 +399,13 @@ impl Engine {
     ) -> TxStop {
         let mut left = budget;
         self.shared.peers.age(now);
+        if self.gsi.recognition.has_expired(now) {
+            self.recognise(now);
+        }
         loop {
             self.enqueue_granted();
-            if self.shared.peers.has_met() {
-                self.ask_strangers(now);
+            if self.shared.peers.has_contacts() {
+                self.recognise(now);
             }
             let Some(slot) = self.shared.dirty.pop_front() else {
                 self.shared.more_than_acks = false;
@@ -417,15 +418,19 @@ impl Engine {
             }
             let core = qp.core_mut();
             core.queued = false;
-            if now >= core.ask_at {
-                qp.greet(now, &mut self.shared);
-            }
+            let unknown = match core.peers_seen == self.shared.peers.generation() {
+                true => None,
+                false => look_up(&self.gsi.recognition, now, qp, &mut self.shared),
+            };
             let core = qp.core_mut();
             let (whole, before) = (self.shared.quantum(), std::mem::take(&mut core.spent));
             let share = left.min((whole - before).into());
             let mut quantum = share;
             let (turn, progress) = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
             left -= share - quantum;
+            if let Some(before) = unknown {
+                sent(before, qp, &mut self.shared);
+            }
             #[allow(clippy::cast_possible_truncation)]
             let used = (share - quantum) as u16;
             let spent = || if progress { before + used } else { before };

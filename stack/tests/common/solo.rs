@@ -93,7 +93,7 @@ impl Solo {
         let end = &mut self.end;
         let stop = end.engine.poll_transmit(self.now, 1 << 16, &mut end.host, &mut end.out);
         assert_ne!(stop, TxStop::Budget);
-        end.introduce();
+        end.probe();
         end.out.packets.drain(..).collect()
     }
 
