@@ -2,7 +2,6 @@
 
 mod multicast;
 mod qp1;
-mod recognising;
 mod schedule;
 mod srqs;
 mod status;
@@ -24,7 +23,6 @@ use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
 use crate::qp::post::PostError;
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
-use crate::recognition::Recognition;
 use crate::shared::{EngineConfig, Shared};
 use crate::srq::Srqs;
 use crate::stats::LimitsHit;
@@ -74,9 +72,7 @@ impl Engine {
             shared: Shared {
                 peers: Peers::new(config.own_budget, config.stable_packets)
                     .of_kind(config.own_queue)
-                    .sending(config.runs, config.pacing)
-                    .asking(config.recognises),
-                recognition: Recognition::default(),
+                    .sending(config.runs, config.pacing),
                 handles: Handles::default(),
                 config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
                 srqs: Srqs::default(),
@@ -290,8 +286,9 @@ impl Engine {
             0 => {
                 let checks = (&mut self.unconnected, &mut self.solver);
                 let shared = &mut self.shared;
-                if let Some(peer) = self.gsi.handle(now, &packet, datagram, checks, shared) {
-                    self.recognised(peer);
+                let peer = self.gsi.handle(now, &packet, datagram, checks, shared);
+                if let Some((remote, info)) = peer {
+                    self.replied(remote, &info);
                 }
                 return;
             }

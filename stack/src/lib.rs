@@ -54,7 +54,7 @@ pub use peer::{Budget, PeerKind, RunLimits};
 pub use qp::Urgency;
 pub use qp::attr::{AltPath, ModifyError, PathMigState, PeerAddress, QpAttr, QpInit};
 pub use qp::post::{MESSAGE_MAX, PostError, SendLimits, check_recv};
-pub use recognition::{Recognised, Stranger};
+pub use recognition::HandOff;
 pub use shared::EngineConfig;
 pub use sink::TxSink;
 pub use srq::{SrqAttr, SrqChange, SrqError, SrqInit};

@@ -281,20 +281,20 @@ pub(crate) mod pacing {
     pub(crate) const LATE: u64 = 1024;
 }
 
-/// The questions of recognition (`recognition.rs`). Design note 22 has the bounds; none of them was
-/// measured: they are memory and datagrams that a stranger may cost.
+/// The probes of recognition (`recognition`). Design note 22 has the bounds; none of them was
+/// measured: they are memory and datagrams that an unknown peer may cost.
 pub(crate) mod recognition {
-    /// Nanoseconds after which a peer is asked again, and for which an answer is believed. More:
-    /// another peer at the address is known later. Less: more questions.
+    /// Nanoseconds after which a peer is probed again, and for which a reply is believed. More:
+    /// another peer at the address is known later. Less: more probes.
     pub(crate) const PAUSE: u64 = 600_000_000_000;
-    /// Peers that are remembered. More: more memory. Less: beyond it peers stay strangers.
+    /// Peers that are remembered. More: more memory. Less: beyond it peers stay unknown.
     pub(crate) const PEERS_MAX: usize = 4096;
-    /// Datagrams that wait to be sent. More: more memory. Less: more answers are dropped.
+    /// Datagrams that wait to be sent. More: more memory. Less: more replies are dropped.
     pub(crate) const TX_MAX: usize = 256;
-    /// Nanoseconds until another attempt where datagrams wait. More: later answers. Less: more
+    /// Nanoseconds until another attempt where datagrams wait. More: later replies. Less: more
     /// wake-ups.
     pub(crate) const SOON: u64 = 1_000_000;
-    /// Questions that are answered at once. More: more datagrams for a forged sender.
+    /// Probes that are answered at once. More: more datagrams for a forged sender.
     pub(crate) const ANSWERS: u32 = 256;
     /// Nanoseconds until one more is answered. Effect as above.
     pub(crate) const ANSWER_NS: u64 = 1_000_000;

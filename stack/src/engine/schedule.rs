@@ -5,6 +5,7 @@ use super::Engine;
 use crate::mem::Memory;
 use crate::peer::PeerId;
 use crate::qp::{Core, TurnEnd, Urgency};
+use crate::recognition::calls::{look_up, sent};
 use crate::shared::Shared;
 use crate::sink::TxSink;
 use crate::tuning::engine::ACK_DELAY_NS;
@@ -79,10 +80,13 @@ impl Engine {
     ) -> TxStop {
         let mut left = budget;
         self.shared.peers.age(now);
+        if self.gsi.recognition.has_expired(now) {
+            self.recognise(now);
+        }
         loop {
             self.enqueue_granted();
-            if self.shared.peers.has_met() {
-                self.ask_strangers(now);
+            if self.shared.peers.has_contacts() {
+                self.recognise(now);
             }
             let Some(slot) = self.shared.dirty.pop_front() else {
                 self.shared.more_than_acks = false;
@@ -95,13 +99,17 @@ impl Engine {
             }
             let core = qp.core_mut();
             core.queued = false;
-            if now >= core.ask_at {
-                qp.greet(now, &mut self.shared);
-            }
+            let unknown = match core.peers_seen == self.shared.peers.generation() {
+                true => None,
+                false => look_up(&self.gsi.recognition, now, qp, &mut self.shared),
+            };
             let share = left.min(self.shared.begin_turn(qp.core_mut()));
             let mut quantum = share;
             let (end, progress) = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
             left -= share - quantum;
+            if let Some(before) = unknown {
+                sent(before, qp, &mut self.shared);
+            }
             self.shared.end_turn(qp.core_mut(), share - quantum, end, progress);
             if end == TurnEnd::SinkFull {
                 return TxStop::SinkFull;

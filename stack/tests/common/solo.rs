@@ -94,7 +94,7 @@ impl Solo {
         let sent = end.engine.poll_transmit(self.now, 1 << 16, &mut end.host, &mut end.out);
         assert_ne!(sent.stop, TxStop::Budget);
         assert_eq!(sent.packets, end.out.packets.len(), "it says what it sent");
-        end.introduce();
+        end.probe();
         end.out.packets.drain(..).collect()
     }
 

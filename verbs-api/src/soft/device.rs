@@ -10,7 +10,7 @@ use std::time::Duration;
 use rocinante_netdev::{self as netdev, AnyPort, Backend, Capabilities, Port, PortConfig, Slots};
 use rocinante_stack::mem::PdId;
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
-use rocinante_stack::wire::Introduction;
+use rocinante_stack::wire::PeerInfo;
 use rocinante_stack::{Budget, PeerAddress, PeerKind};
 
 use super::events::{Events, Inbox, Owner};
@@ -224,10 +224,10 @@ impl Hca {
         // The answer is about slots from 0 on: a later process has none to speak of.
         let answered =
             if slots.as_ref().is_some_and(|slots| slots.first() > 0) { 0 } else { count };
-        let introduction = introduction(advertised, queue, answered, pace);
+        let info = peer_info(advertised, queue, answered, pace);
         let shards = (settings, name, ports, active_mtu);
         let claim = claim.map(Arc::new);
-        let shards = Shards::start(shards, own, introduction, (slots.as_ref(), claim.as_ref()))?;
+        let shards = Shards::start(shards, own, info, (slots.as_ref(), claim.as_ref()))?;
         let hca = Arc::new(Self {
             shards,
             vain: Vain::default(),
@@ -479,13 +479,13 @@ pub(super) fn advertised(queue: Budget, backend: Backend, shards: usize) -> Budg
 
 /// The announcement to peers that recognise this device: the budget of each of its shards, and its
 /// rate for unacknowledged packets.
-fn introduction(
+fn peer_info(
     queue: Budget,
     kind: QueueKind,
     shards: usize,
     (packet_ns, kib_ns): (u32, u32),
-) -> Introduction {
-    Introduction {
+) -> PeerInfo {
+    PeerInfo {
         bytes: queue.bytes,
         datagrams: queue.datagrams,
         queue: kind,

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use rocinante_stack::cm::ConnId;
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::CqId;
-use rocinante_stack::{Datagram, IpId, Recognised, Stranger};
+use rocinante_stack::{Datagram, HandOff, IpId};
 
 use crate::provider::sync::{AtomicBool, AtomicU64, Mutex, Ordering};
 use crate::tuning::room::{MAIL_BYTES, MAIL_DATAGRAMS};
@@ -65,10 +65,8 @@ pub(crate) enum Order {
     Looked(ConnId, Option<u64>),
     /// Completions were lost.
     Overflow(CqId),
-    /// A first packet left for this peer. For the shard of QP1, which asks for its kind.
-    Ask(Stranger),
-    /// This peer is a Rocinante.
-    Learn(Recognised),
+    /// A report of the engine.
+    HandOff(HandOff),
 }
 
 impl Letters {

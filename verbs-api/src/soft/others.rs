@@ -229,12 +229,9 @@ impl Shard {
                         cm.looked(now, conn, packets);
                     }
                 }
-                Order::Ask(peer) => {
-                    if let Some(peer) = self.engine.ask(now_since(self.started), peer) {
-                        others.order_all(Order::Learn(peer));
-                    }
+                Order::HandOff(report) => {
+                    self.engine.take_hand_off(now_since(self.started), &report);
                 }
-                Order::Learn(peer) => self.engine.learn(&peer),
                 // The queue may be gone, and its number reused.
                 Order::Overflow(cq) => {
                     if self.host.cqs.get(cq.0).is_some_and(|cq| cq.has_ended()) {

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use rocinante_netdev::{AnyPort, Capabilities, Port as _, Slots};
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
-use rocinante_stack::wire::Introduction;
+use rocinante_stack::wire::PeerInfo;
 use rocinante_stack::{Budget, Engine, EngineConfig, RunLimits};
 
 use super::events::Events;
@@ -61,7 +61,7 @@ impl Shards {
     pub(super) fn start(
         (settings, name, ports, port_mtu): (&Settings, &str, Vec<AnyPort>, Mtu),
         (own_budget, own_queue): (Budget, QueueKind),
-        introduction: Introduction,
+        info: PeerInfo,
         (slots, claim): (Option<&Arc<Slots>>, Option<&Arc<Claim>>),
     ) -> Result<Self, VerbsError> {
         faults::watch();
@@ -86,14 +86,16 @@ impl Shards {
                 advertise_credits: settings.advertise_credits,
                 split_writes: settings.cut_writes && port.capabilities().segments_max > 1,
                 runs: run_limits(port.capabilities()),
-                recognises: settings.recognises,
                 sharers: u32::try_from(count).expect("64 shards at most"),
                 ..EngineConfig::default()
             });
+            if settings.recognises {
+                engine.probe_unknown_peers();
+            }
             if index == 0 {
                 engine.start_cm(cm::config(settings, shared)?);
                 if settings.recognises {
-                    engine.start_recognition(introduce::key()?, shared, introduction);
+                    engine.start_recognition(introduce::key()?, shared, info);
                 }
             }
             let host = Host::new(settings.limits.max_mr as usize);

@@ -170,7 +170,7 @@ pub(super) const STACK: Crate = Crate {
         },
         Unit {
             name: "engine",
-            modules: &["engine", "any", "groups", "gsi", "footprint"],
+            modules: &["engine", "any", "groups", "gsi", "footprint", "recognition::calls"],
             uses: &[
                 "tuning",
                 "values",

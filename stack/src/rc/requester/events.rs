@@ -36,8 +36,8 @@ impl Requester {
     }
 
     /// The peer turned out to be a Rocinante, with room for `window_max` packets of the queue pair.
-    pub(in crate::rc) fn recognised(&mut self, window_max: u32) {
-        self.control.recognised(window_max);
+    pub(in crate::rc) fn upgrade(&mut self, window_max: u32) {
+        self.control.upgrade(window_max);
     }
 
     /// Takes note of the time; returns when more may leave, if pacing keeps something back.

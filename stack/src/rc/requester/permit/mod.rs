@@ -121,9 +121,9 @@ impl SendControl {
     }
 
     /// The peer turned out to be a Rocinante, with room for `window_max` packets of the queue pair.
-    pub(super) fn recognised(&mut self, window_max: u32) {
+    pub(super) fn upgrade(&mut self, window_max: u32) {
         self.congestion.grow(window_max);
-        self.read_window.recognised();
+        self.read_window.upgrade();
     }
 
     /// Begins on another path as on a first one. The peer's receives are the same, and it drains as

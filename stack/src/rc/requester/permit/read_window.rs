@@ -70,7 +70,7 @@ impl ReadWindow {
     }
 
     /// The peer turned out to be a Rocinante.
-    pub(super) fn recognised(&mut self) {
+    pub(super) fn upgrade(&mut self) {
         self.whole = true;
     }
 
@@ -167,8 +167,8 @@ mod tests {
         }
         assert_eq!(cut(Mtu::Mtu4096, &peers), 78);
         let mut flow = ReadWindow::new(Mtu::Mtu4096, 1000, false);
-        assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 15, "a stranger's");
-        flow.recognised();
+        assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 15, "an unknown peer's");
+        flow.upgrade();
         assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 78);
         for _ in 0..400 {
             peers.arrived(1, 1, 0);
