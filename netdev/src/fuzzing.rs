@@ -1,9 +1,11 @@
 //! Entry points for fuzz targets only: the parsers of kernel messages, as functions of bytes. A
 //! parser must not panic, nor read beyond the bytes.
 
-use crate::headers::parse_frame;
-use crate::rtnl::socket;
-use crate::{policy, rtnl, udp};
+use crate::choose::policy;
+use crate::kernel::rtnl;
+use crate::kernel::rtnl::socket;
+use crate::port::headers::parse_frame;
+use crate::udp;
 
 /// An Ethernet frame; returns the UDP payload in it.
 #[must_use]

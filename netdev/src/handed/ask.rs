@@ -14,19 +14,19 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use super::message::{Answer, Code, Granted, Refused, Request};
 use super::transport::{receive_answer, send_request};
 use super::{WAIT_MAX, XDP_WAIT_MAX};
-use crate::config::{PortConfig, Shards, XdpConfig};
-use crate::error::OpenError;
-use crate::fd::wait_readable;
-use crate::iface::Interface;
-use crate::inherited;
-use crate::packet;
-use crate::parts::Parts;
-use crate::policy::Audit;
-use crate::port::Backend;
-use crate::shared::Slots;
+use crate::choose::policy::Audit;
+use crate::frames::packet;
+use crate::frames::xdp;
+use crate::kernel::descriptors::wait_readable;
+use crate::kernel::inherited;
+use crate::kernel::interface::Interface;
+use crate::port::config::{PortConfig, Shards, XdpConfig};
+use crate::port::contract::Backend;
+use crate::port::error::OpenError;
+use crate::port::parts::Parts;
+use crate::sharing::Slots;
 use crate::tuning::handed::{IN_USE_MAX, IN_USE_PAUSE};
 use crate::udp;
-use crate::xdp;
 
 /// The environment variable that says where the agent is: the path of its socket, or `off`.
 pub const AGENT_VARIABLE: &str = "ROCINANTE_AGENT";

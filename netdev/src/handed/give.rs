@@ -3,15 +3,15 @@
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use super::message::{Answer, Code, Granted, Refused, Report, ReportedRule, Request};
-use crate::config::{PacketConfig, PortConfig, XdpConfig};
-use crate::error::OpenError;
-use crate::iface::Interface;
-use crate::packet::{self, Kept};
-use crate::policy::{self, Audit, AuditVerdict};
-use crate::port::Backend;
+use crate::choose::policy::{self, Audit, AuditVerdict};
+use crate::frames::packet::{self, Kept};
+use crate::frames::xdp;
+use crate::kernel::interface::Interface;
+use crate::port::config::{PacketConfig, PortConfig, XdpConfig};
+use crate::port::contract::Backend;
+use crate::port::error::OpenError;
 use crate::tuning::handed::{RING_FRAMES, SHARES, XDP_CHUNKS};
 use crate::tuning::xdp::CHUNKS_MIN;
-use crate::xdp;
 
 /// Frames of the smallest ring that [`GiveLimits::within`] allows: one block of 1 MiB.
 const RING_FRAMES_MIN: u32 = 15;
@@ -245,8 +245,8 @@ impl From<Report> for Audit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Shards;
-    use crate::sides::ip;
+    use crate::port::config::Shards;
+    use crate::testing::sides::ip;
 
     fn request(count: usize) -> Request {
         of(Backend::Packet, count)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::net::{AddressFamily, RecvFlags, ReturnFlags, SocketFlags, SocketType, socketpair};
 
-use crate::rights;
+use crate::kernel::rights;
 
 /// The most parcels of a program: one for each address of a device.
 pub const PARCELS_MAX: usize = 64;

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Shards;
-use crate::port::Backend;
+use crate::port::config::Shards;
+use crate::port::contract::Backend;
 use crate::tuning::handed::{LISTED_MAX, TEXT_MAX};
 
 /// The version of the messages that this code speaks.

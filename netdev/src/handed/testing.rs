@@ -21,11 +21,11 @@ use super::{
     Agent, Answer, GiveLimits, Given, Granted, Kept, Report, Request, WAIT_MAX, give,
     receive_request, send_answer,
 };
-use crate::auto::{self, Choice};
-use crate::fd::wait_readable;
-use crate::parts_tests::{A, echo};
-use crate::sides::{SELECTOR, ip};
-use crate::testns::{NetNs, Pair, drop_privileges};
+use crate::choose::auto::{self, Choice};
+use crate::kernel::descriptors::wait_readable;
+use crate::testing::parts::{A, echo};
+use crate::testing::sides::{SELECTOR, ip};
+use crate::testing::testns::{NetNs, Pair, drop_privileges};
 use crate::{AnyPort, Backend, Interface, OpenError, PortConfig, Shards};
 
 /// Another Ethernet address of `v0` in the child's namespace.

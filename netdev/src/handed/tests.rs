@@ -7,9 +7,9 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use rustix::net::{SendFlags, SocketFlags, SocketType, socketpair};
 
 use super::*;
-use crate::config::Shards;
-use crate::port::Backend;
-use crate::sides::ip;
+use crate::port::config::Shards;
+use crate::port::contract::Backend;
+use crate::testing::sides::ip;
 
 fn request() -> Request {
     Request {

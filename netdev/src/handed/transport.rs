@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{RecvFlags, ReturnFlags};
 
 use super::message::{Answer, Code, DESCRIPTORS_MAX, MESSAGE_BYTES_MAX, Refused, Request};
-use crate::rights;
+use crate::kernel::rights;
 
 /// Room for one descriptor more than an answer has, so that one too many is seen.
 const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX + 1));

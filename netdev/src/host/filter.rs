@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::sync::OnceLock;
 
 use super::program::{self, KEY_LEN};
-use crate::bpf::{Described, Map, Program};
+use crate::kernel::bpf::{Described, Map, Program};
 
 /// Names of the program and of its maps: by these an agent knows its own.
 const PROGRAM: &str = "roce_sources";

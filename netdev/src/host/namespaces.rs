@@ -5,8 +5,8 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd as _};
 
-use crate::rtnl::query::{Query, ip, text, word};
-use crate::rtnl::socket::{Attributes, NetlinkSocket};
+use crate::kernel::rtnl::query::{Query, ip, text, word};
+use crate::kernel::rtnl::socket::{Attributes, NetlinkSocket};
 
 const RTM_NEWNSID: u16 = 88;
 const RTM_GETNSID: u16 = 90;

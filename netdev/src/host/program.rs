@@ -18,8 +18,8 @@
 use std::net::IpAddr;
 
 use super::filter::Reason;
-use crate::bpf::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size, net_u16};
-use crate::bpf::{Map, TCX_DROP, TCX_NEXT};
+use crate::kernel::bpf::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size, net_u16};
+use crate::kernel::bpf::{Map, TCX_DROP, TCX_NEXT};
 
 /// Bytes of a key: an IPv6 or IPv4-mapped address, the Ethernet address, the kind, and a zero.
 pub(super) const KEY_LEN: usize = 24;

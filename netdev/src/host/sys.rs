@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-use crate::call;
+use crate::kernel::call;
 
 /// `_IO(0xb7, 1)` of `linux/nsfs.h`.
 const NS_GET_USERNS: libc::c_ulong = 0xb701;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::TcxDrop;
-use crate::bpf::{TCX_DROP, TCX_NEXT};
-use crate::fd::wait_readable;
-use crate::testns::{NetNs, or_skip};
+use crate::kernel::bpf::{TCX_DROP, TCX_NEXT};
+use crate::kernel::descriptors::wait_readable;
+use crate::testing::testns::{NetNs, or_skip};
 
 const MAC: [u8; 6] = [0x02, 0xdc, 0x02, 0x03, 0xf4, 0xf5];
 const OTHER_MAC: [u8; 6] = [0x02, 0xdc, 0x02, 0x03, 0xf4, 0xf6];

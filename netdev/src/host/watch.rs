@@ -8,7 +8,7 @@ use netlink_sys::{Socket, SocketAddr};
 
 use super::namespaces::NsId;
 use super::sys;
-use crate::rtnl::socket::Messages;
+use crate::kernel::rtnl::socket::Messages;
 use crate::tuning::handed::BURST;
 
 const GROUPS: [u32; 3] = [libc::RTNLGRP_LINK, libc::RTNLGRP_IPV4_IFADDR, libc::RTNLGRP_IPV6_IFADDR];

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::port::{PathId, RxBudget};
+use crate::port::contract::{PathId, RxBudget};
 
 /// Datagrams start on a cache line.
 const ALIGN: usize = 64;

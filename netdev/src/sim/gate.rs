@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::fd::EventFd;
+use crate::kernel::descriptors::EventFd;
 
 /// The descriptor of a port: readable between [`signal`](Self::signal) and [`clear`](Self::clear).
 pub(super) enum Bell {

@@ -13,7 +13,7 @@ use super::gate::Bell;
 use super::link::{Fate, LinkConfig, SimLink, SimStats};
 use super::rng::Rng;
 use super::{Tap, TapDatagram, Verdict};
-use crate::port::RxBudget;
+use crate::port::contract::RxBudget;
 
 /// Ethernet, IPv4 or IPv6, and UDP headers: a rate limiter counts them besides the payload.
 const HEADERS: [usize; 2] = [14 + 20 + 8, 14 + 40 + 8];

@@ -1,5 +1,5 @@
 use super::*;
-use crate::fd::wait_readable;
+use crate::kernel::descriptors::wait_readable;
 
 const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
@@ -462,11 +462,13 @@ fn a_port_that_takes_anothers_place_has_nothing_of_it() {
 
 /// Whether the descriptor is readable, and whether it is writable, as poll sees it.
 fn ready(port: &SimPort) -> [bool; 2] {
-    [crate::fd::Interest::Read, crate::fd::Interest::Write].map(|interest| {
-        let set = crate::fd::Epoll::new().unwrap();
-        set.add(port.wait_fd(), interest).unwrap();
-        wait_readable(&set, 0).unwrap()
-    })
+    [crate::kernel::descriptors::Interest::Read, crate::kernel::descriptors::Interest::Write].map(
+        |interest| {
+            let set = crate::kernel::descriptors::Epoll::new().unwrap();
+            set.add(port.wait_fd(), interest).unwrap();
+            wait_readable(&set, 0).unwrap()
+        },
+    )
 }
 
 #[test]

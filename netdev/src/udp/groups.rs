@@ -12,9 +12,9 @@ use std::os::fd::AsFd as _;
 use super::rx::Queue;
 use super::sockets::{self, Home, Options};
 use super::sys::{RecvBatch, Socket};
-use crate::fd::{self, Epoll, Interest};
-use crate::iface::Interface;
-use crate::port::{PortStats, RxDatagram};
+use crate::kernel::descriptors::{self, Epoll, Interest};
+use crate::kernel::interface::Interface;
+use crate::port::contract::{PortStats, RxDatagram};
 use crate::tuning::udp::{GROUPS_MAX, POLLED_MAX};
 
 /// The groups that a port has joined.
@@ -96,7 +96,7 @@ impl Groups {
     ) -> io::Result<usize> {
         let count = self.entries.len();
         let Some(batch) = self.batch.as_mut().filter(|_| count > 0) else { return Ok(0) };
-        if count > POLLED_MAX && !fd::wait_readable(&self.ready, 0)? {
+        if count > POLLED_MAX && !descriptors::wait_readable(&self.ready, 0)? {
             return Ok(0);
         }
         let mut total = 0;

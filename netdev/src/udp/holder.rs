@@ -378,7 +378,7 @@ mod tests {
             .stdout(Stdio::piped())
             .spawn();
         let Ok(child) = &mut child else {
-            return crate::testns::skip(
+            return crate::testing::testns::skip(
                 "holder::a_process_without_its_first_thread",
                 &"no python3",
             );

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use super::rx::Queue;
 use super::sys::{RecvBatch, Socket};
-use crate::fd::{Epoll, Interest};
-use crate::port::{PortStats, RxDatagram};
-use crate::shared::{Mail, Slots};
+use crate::kernel::descriptors::{Epoll, Interest};
+use crate::port::contract::{PortStats, RxDatagram};
+use crate::sharing::{Mail, Slots};
 use crate::tuning::udp::NEIGHBOURS_EVERY;
 
 /// The neighbours of a port.

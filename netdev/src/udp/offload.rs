@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use super::staging::{HEADERS_MAX, Run};
 use super::sys::Socket;
-use crate::ethtool::Segmentation;
-use crate::rtnl::Monitor;
+use crate::kernel::ethtool::Segmentation;
+use crate::kernel::rtnl::Monitor;
 use crate::tuning::udp::LOOK_AGAIN;
 
 /// The state of the interface that has the port's addresses. Runs that leave by another interface

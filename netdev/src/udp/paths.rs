@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use super::sockets::{self, Home, Leaving, Options};
 use super::sys::{Dest, Socket};
-use crate::iface::Interface;
-use crate::port::{Path, PathId, PathSpec, ROCE_PORT};
-use crate::recent::Recent;
-use crate::resolve::{not_an_address_of_the_port, two_families};
+use crate::ROCE_PORT;
+use crate::kernel::interface::Interface;
+use crate::kernel::recent::Recent;
+use crate::port::contract::{Path, PathId, PathSpec};
+use crate::port::error::{not_an_address_of_the_port, two_families};
 use crate::tuning::udp::{IDLE_MAX, SENDERS_MAX};
 
 /// The port's data of a path.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use super::sockets::Role;
 use super::sys::{RECV_MAX, Received, RecvBatch, Socket};
-use crate::port::{PortStats, Runs, RxDatagram, RxIpId};
+use crate::port::contract::{PortStats, Runs, RxDatagram, RxIpId};
 use crate::tuning::udp::{BURST_BYTES, GUARD_EVERY, IDLE_EVERY};
 
 /// The receive side of a port.

@@ -8,14 +8,15 @@ use std::time::Instant;
 
 use super::holder;
 use super::sys::{Dest, Message, SendScratch, SockAddr, Socket, send};
-use crate::config::{PortConfig, Shards};
-use crate::error::OpenError;
-use crate::fd::patiently;
-use crate::iface::Interface;
-use crate::port::{Backend, PathSpec, ROCE_PORT};
-use crate::resolve::a_broadcast_address;
-use crate::rtnl::{RouteKind, RouteQuery, Rtnl, Way};
-use crate::steering;
+use crate::ROCE_PORT;
+use crate::kernel::descriptors::patiently;
+use crate::kernel::interface::Interface;
+use crate::kernel::rtnl::{RouteKind, RouteQuery, Rtnl, Way};
+use crate::port::config::{PortConfig, Shards};
+use crate::port::contract::{Backend, PathSpec};
+use crate::port::error::OpenError;
+use crate::port::error::a_broadcast_address;
+use crate::port::steering;
 use crate::tuning::handed::COPIES_HELD_MAX;
 use crate::tuning::udp::{ENDING_HOLDER_MAX, SRC_PORT_TRIES, UNSEEN_HOLDER_MAX};
 

@@ -5,7 +5,7 @@
 //! is filled from front to back and starts again at the front once the kernel has taken everything,
 //! so an unblocked sender always works in the same warm memory.
 
-use crate::port::PathId;
+use crate::port::contract::PathId;
 use crate::tuning::udp::ARENA_BYTES;
 
 /// The longest headers before a run: Ethernet, one VLAN tag, IPv6 and UDP.

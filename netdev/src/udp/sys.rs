@@ -11,10 +11,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::net::RecvFlags;
 
-use crate::call;
-use crate::config::Shards;
-use crate::fd::{Program, attach_filter, receive_messages, send_messages};
-use crate::{inherited, steering};
+use crate::kernel::call;
+use crate::kernel::descriptors::{Program, attach_filter, receive_messages, send_messages};
+use crate::kernel::inherited;
+use crate::port::config::Shards;
+use crate::port::steering;
 
 /// The most messages one [`send`] takes.
 pub(crate) const SEND_MAX: usize = 64;

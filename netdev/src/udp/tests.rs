@@ -1,11 +1,12 @@
 use std::net::UdpSocket;
 
 use super::*;
-use crate::config::UdpConfig;
-use crate::fd;
-use crate::port::{ROCE_PORT, RxIpId};
-use crate::sides::lo;
-use crate::testns::{Pair, forget_option, or_skip};
+use crate::ROCE_PORT;
+use crate::kernel::descriptors;
+use crate::port::config::UdpConfig;
+use crate::port::contract::RxIpId;
+use crate::testing::sides::lo;
+use crate::testing::testns::{Pair, forget_option, or_skip};
 
 /// Addresses 127.x.y.z of this test process alone, so that tests of several processes, which all
 /// use UDP/4791, can run in parallel.
@@ -74,7 +75,11 @@ fn send(port: &mut UdpPort, path: PathId, sizes: &[usize]) -> Vec<u16> {
 fn receive(port: &mut UdpPort, count: usize) -> Vec<Got> {
     let mut got = Vec::new();
     while got.len() < count {
-        assert!(fd::wait_readable(port.wait_fd(), 5_000).unwrap(), "{} of {count}", got.len());
+        assert!(
+            descriptors::wait_readable(port.wait_fd(), 5_000).unwrap(),
+            "{} of {count}",
+            got.len()
+        );
         let before = got.len();
         let sink = |d: RxDatagram<'_>| {
             got.push(Got {
@@ -359,7 +364,7 @@ fn a_guard_owns_the_port_drops_what_comes_and_sends() {
     let mut other = open(b);
     let to_guard = other.add_path(&spec(b, a)).unwrap();
     send(&mut other, to_guard.id, &[1000; 20]);
-    assert!(!fd::wait_readable(guard.wait_fd(), 20).unwrap());
+    assert!(!descriptors::wait_readable(guard.wait_fd(), 20).unwrap());
     assert_eq!(guard.receive(64, |_| panic!("a guard hands nothing up")).unwrap(), 0);
     assert_eq!(guard.stats().rx_queue_drops, 0);
     let to_other = guard.add_path(&spec(a, b)).unwrap();

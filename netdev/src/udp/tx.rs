@@ -6,8 +6,8 @@ use std::os::fd::AsFd as _;
 use super::UdpPort;
 use super::staging::Run;
 use super::sys::{self, Message};
-use crate::fd::Interest;
-use crate::port::{PathId, TxFailure};
+use crate::kernel::descriptors::Interest;
+use crate::port::contract::{PathId, TxFailure};
 
 impl UdpPort {
     /// Sends staged runs, oldest first, until none is left or the kernel takes no more.

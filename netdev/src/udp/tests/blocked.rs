@@ -1,7 +1,7 @@
 //! Full sockets: which of them the port waits for.
 
 use super::*;
-use crate::testns::{NetNs, needs, watched};
+use crate::testing::testns::{NetNs, needs, watched};
 use std::os::fd::AsRawFd as _;
 
 const LEN: usize = 3000;
@@ -78,16 +78,16 @@ fn of_sockets_that_are_full_only_the_one_that_is_next_is_waited_for() {
             for _ in 0..2 {
                 port.flush(|failure| panic!("{failure:?}"));
                 assert_eq!(waited_for(&port), [descriptor(&port, path)]);
-                assert!(!fd::wait_readable(port.wait_fd(), 0).unwrap(), "it is full");
+                assert!(!descriptors::wait_readable(port.wait_fd(), 0).unwrap(), "it is full");
             }
             let entry = port.paths.entry(path).socket;
             port.paths.socket(entry).set(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, 1 << 20).unwrap();
-            assert!(fd::wait_readable(port.wait_fd(), 0).unwrap(), "it takes more");
+            assert!(descriptors::wait_readable(port.wait_fd(), 0).unwrap(), "it takes more");
         }
         port.flush(|failure| panic!("{failure:?}"));
         assert!(!port.wants_write());
         assert_eq!(watched(port.wait_fd()), calm);
-        assert!(!fd::wait_readable(port.wait_fd(), 0).unwrap(), "nothing is waited for");
+        assert!(!descriptors::wait_readable(port.wait_fd(), 0).unwrap(), "nothing is waited for");
         for path in paths {
             let entry = port.paths.entry(path).socket;
             port.paths.socket(entry).set(libc::SOL_SOCKET, libc::SO_SNDBUF, 1).unwrap();
@@ -101,7 +101,7 @@ fn of_sockets_that_are_full_only_the_one_that_is_next_is_waited_for() {
     paths.iter().for_each(|path| port.remove_path(*path));
     assert_eq!(waited_for(&port), [full]);
     ns.sh("tc qdisc del dev v0 root");
-    assert!(fd::wait_readable(port.wait_fd(), 5000).unwrap(), "it drains");
+    assert!(descriptors::wait_readable(port.wait_fd(), 5000).unwrap(), "it drains");
     port.flush(|failure| panic!("{failure:?}"));
     assert_eq!(watched(port.wait_fd()), calm);
 }

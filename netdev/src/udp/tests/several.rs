@@ -1,7 +1,7 @@
 //! Two addresses, several groups: events of one do not affect another.
 
 use super::*;
-use crate::testns::{NetNs, or_skip};
+use crate::testing::testns::{NetNs, or_skip};
 
 /// A port on two addresses of loopback in a namespace of its own, and a port that sends.
 fn ports(ns: &NetNs) -> (UdpPort, UdpPort) {
@@ -25,7 +25,7 @@ fn a_path_that_is_refused_is_no_path_of_its_address() {
         // While there is no path, each call reads all addresses.
         for n in 0..4 {
             send(&mut other, path.id, &[40]);
-            assert!(fd::wait_readable(two.wait_fd(), 5_000).unwrap());
+            assert!(descriptors::wait_readable(two.wait_fd(), 5_000).unwrap());
             assert_eq!(two.receive(64, |_| ()).unwrap(), 1, "call {n}");
         }
     });
@@ -34,7 +34,8 @@ fn a_path_that_is_refused_is_no_path_of_its_address() {
 /// Rules may tell traffic classes apart.
 #[test]
 fn the_way_is_that_of_the_traffic_class() {
-    let pair = or_skip!("udp::the_way_is_that_of_the_traffic_class", crate::testns::Pair::new());
+    let pair =
+        or_skip!("udp::the_way_is_that_of_the_traffic_class", crate::testing::testns::Pair::new());
     pair.a.sh("ip rule add prio 77 tos 0x10 prohibit; ip -6 rule add prio 77 tos 0x10 prohibit");
     pair.a.run(|| {
         let v0 = Interface::by_name("v0").unwrap();
@@ -63,7 +64,10 @@ fn the_way_is_that_of_the_traffic_class() {
 
 #[test]
 fn who_leaves_groups_hears_those_that_stay() {
-    let pair = or_skip!("udp::who_leaves_groups_hears_those_that_stay", crate::testns::Pair::new());
+    let pair = or_skip!(
+        "udp::who_leaves_groups_hears_those_that_stay",
+        crate::testing::testns::Pair::new()
+    );
     let groups = [[239, 9, 3, 1], [239, 9, 3, 2], [239, 9, 3, 3]].map(IpAddr::from);
     let open = |ns: &NetNs, own: [u8; 4]| {
         ns.run(|| {
@@ -86,6 +90,6 @@ fn who_leaves_groups_hears_those_that_stay() {
 
 /// Receives with this budget when there is something; returns the number of datagrams.
 fn receive_at_most(port: &mut UdpPort, budget: usize) -> usize {
-    assert!(fd::wait_readable(port.wait_fd(), 5_000).unwrap());
+    assert!(descriptors::wait_readable(port.wait_fd(), 5_000).unwrap());
     port.receive(budget, |_| ()).unwrap()
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::testns::watched;
+use crate::testing::testns::watched;
 
 fn open_two(addresses: [IpAddr; 2]) -> UdpPort {
     UdpPort::open(&lo(), &addresses, &PortConfig::default()).unwrap()
@@ -65,7 +65,7 @@ fn an_address_is_read_at_once_while_it_has_a_path() {
                 send(&mut other, *to, &[3]);
             }
             for at in 2 - with_paths..2 {
-                assert!(fd::wait_readable(port.paths.socket(at), 5_000).unwrap());
+                assert!(descriptors::wait_readable(port.paths.socket(at), 5_000).unwrap());
             }
             let received = port.receive(64, |_| ()).unwrap();
             assert_eq!(received, with_paths, "with {} paths", paths.len() + 1);

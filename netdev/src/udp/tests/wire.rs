@@ -1,7 +1,7 @@
 //! Two ports in two namespaces: the packets on the wire, and sends that the kernel refuses.
 
 use super::*;
-use crate::testns::{NetNs, Pair, needs, or_skip};
+use crate::testing::testns::{NetNs, Pair, needs, or_skip};
 
 const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 0, 1));
 const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 0, 2));
@@ -268,17 +268,20 @@ fn a_full_queue_blocks_and_the_descriptor_tells_when_it_drains() {
             }
             assert_eq!(flush(&mut a), []);
             if a.wants_write() {
-                assert!(fd::wait_readable(a.wait_fd(), 5_000).unwrap(), "it never drains");
+                assert!(descriptors::wait_readable(a.wait_fd(), 5_000).unwrap(), "it never drains");
                 assert_eq!(a.receive(10, |_| panic!("nothing was sent to it")).unwrap(), 0);
             }
             received += check_order(&mut b, received);
         }
         while received < 900 {
-            assert!(fd::wait_readable(b.wait_fd(), 5_000).unwrap(), "{received} of 900");
+            assert!(descriptors::wait_readable(b.wait_fd(), 5_000).unwrap(), "{received} of 900");
             received += check_order(&mut b, received);
         }
         assert!(a.stats().tx_blocked > blocked);
-        assert!(!fd::wait_readable(a.wait_fd(), 0).unwrap(), "nothing to wait for is left");
+        assert!(
+            !descriptors::wait_readable(a.wait_fd(), 0).unwrap(),
+            "nothing to wait for is left"
+        );
     }
     assert_eq!((a.stats().tx_failed, b.stats().rx_queue_drops), (0, 0));
 }

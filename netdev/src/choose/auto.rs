@@ -1,0 +1,438 @@
+//! Selection of a backend.
+//!
+//! If the caller names none, [`choose`] takes the best backend that the process may open *and* that
+//! bypasses no rule of its own network namespace. That is AF_XDP where the driver has zero-copy,
+//! AF_PACKET on a veth, and UDP sockets elsewhere. If the rules cannot be read, it takes UDP. The
+//! [`Choice`] says why, and which better backends were tried.
+//!
+//! A backend that the caller names is taken, or there is an error. The exception is `afxdp` beside
+//! another process that has it on one of the addresses: an interface has one XDP program, which
+//! leaves other processes' datagrams alone. Then `packet` is taken, else `udp`.
+//!
+//! Where the process may not open AF_PACKET, or not read the rules, an [`Agent`] is asked: it reads
+//! the rules of this namespace with rights of its own, and opens the sockets. For AF_XDP it is
+//! asked only if the caller names that: the program switches off offloads of a veth.
+
+#[cfg(test)]
+mod beside_tests;
+mod features;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::choose::any::AnyPort;
+use crate::choose::policy::{self, Audit, AuditVerdict};
+use crate::frames::packet::PacketPort;
+use crate::frames::xdp::XdpPort;
+use crate::handed::{Agent, AskError, Asked, Code, Refused};
+use crate::kernel::interface::Interface;
+use crate::kernel::rtnl::Rtnl;
+use crate::port::config::{PortConfig, Shards};
+use crate::port::contract::{Backend, Capabilities, Port as _};
+use crate::port::error::OpenError;
+use crate::port::parts::{BackendParts, Parts};
+use crate::sharing::Slots;
+use crate::udp::UdpPort;
+
+/// The selected backend, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// The backend of the port.
+    pub backend: Backend,
+    /// Why this one, in words that follow its name: `v0 is a veth, and …`.
+    pub reason: String,
+    /// Better backends that were not taken, and why; best first.
+    pub tried: Vec<(Backend, String)>,
+}
+
+impl std::fmt::Display for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.backend, self.reason)
+    }
+}
+
+/// Opens a port on `iface` for these own `addresses`. Takes the backend `want`, or the best one if
+/// that is `None`. Asks `agent` for a backend that this process may not open.
+///
+/// A backend named by the caller is taken even if it bypasses rules; the reason then lists them.
+///
+/// # Errors
+/// The wanted backend cannot be opened; without one, not even a UDP socket can.
+pub fn choose(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    want: Option<Backend>,
+    config: &PortConfig,
+    agent: &Agent,
+) -> Result<(AnyPort, Choice), OpenError> {
+    let (mut ports, choice) =
+        choose_shards(iface, addresses, want, config, (Shards::ONE, None), agent)?;
+    Ok((ports.pop().expect("one was asked for"), choice))
+}
+
+/// As [`choose`], but opens several ports of one backend, which share the addresses; with `slots`
+/// also with other processes. If one of those has `afxdp`, or opens it, and `want` names it, the
+/// ports are of `packet`, or else of `udp`: [`Choice::tried`] has the wanted one.
+///
+/// # Errors
+/// As [`choose`].
+pub fn choose_shards(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    want: Option<Backend>,
+    config: &PortConfig,
+    (shards, slots): (Shards, Option<&Arc<Slots>>),
+    agent: &Agent,
+) -> Result<(Vec<AnyPort>, Choice), OpenError> {
+    let config = &slots.map_or_else(|| config.clone(), |slots| slots.fitted(config));
+    let assemble = |parts: Vec<Parts>| parts.into_iter().map(AnyPort::assemble).collect();
+    // Before it is opened: of two processes that come at once, one learns of the other.
+    let take_xdp = || slots.map_or(Ok(()), |slots| slots.take_xdp());
+    let open = |backend| {
+        if backend == Backend::Xdp {
+            take_xdp().map_err(|address| taken(iface, address))?;
+        }
+        let parts = acquire_from(backend, iface, addresses, config, shards, slots)?;
+        let copies = parts.iter().any(copies);
+        Ok((assemble(parts)?, copies))
+    };
+    let ask = |backend, despite_rules| {
+        let asked = agent.ask(backend, iface, addresses, config, (shards, slots), despite_rules);
+        let Asked { parts, audit } = asked?;
+        let ports: Result<Vec<AnyPort>, OpenError> = assemble(parts);
+        Ok((ports.map_err(|e| agent.failed(&e))?, audit))
+    };
+    let ask: Option<Ask<'_, Vec<AnyPort>>> = Some((agent, &ask));
+    let neighbour = if want == Some(Backend::Xdp) { take_xdp().err() } else { None };
+    let chosen = match neighbour {
+        Some(address) => beside_xdp(iface, address, open, ask),
+        None => choose_what(iface, want, open, ask),
+    };
+    if let Some(slots) = slots
+        && !matches!(&chosen, Ok((_, Choice { backend: Backend::Xdp, .. })))
+    {
+        slots.leave_xdp();
+    }
+    chosen
+}
+
+/// The error of `afxdp` where a neighbour on this address has it.
+fn taken(iface: &Interface, address: IpAddr) -> OpenError {
+    let what = format!("another process on {address} has {}", iface.name);
+    let hint = "an interface has one XDP program: take packet or udp";
+    OpenError::os(Backend::Xdp, what, io::Error::from_raw_os_error(libc::EBUSY), hint)
+}
+
+/// Opens the next backend in the place of `afxdp`, which the caller named and a neighbour has.
+fn beside_xdp<T>(
+    iface: &Interface,
+    address: IpAddr,
+    open: impl Fn(Backend) -> Result<(T, bool), OpenError>,
+    ask: Option<Ask<'_, T>>,
+) -> Result<(T, Choice), OpenError> {
+    let why = format!("another process on {address} has it, and {} has one program", iface.name);
+    let mut reason = format!("not {}, because {why}", Backend::Xdp);
+    let mut tried = vec![(Backend::Xdp, why)];
+    let (opened, choice) = match named(Backend::Packet, iface, &open, ask, &reason) {
+        Ok(chosen) => chosen,
+        Err(error) => {
+            reason.push_str(&format!("; not {}, because {error}", Backend::Packet));
+            tried.push((Backend::Packet, error.to_string()));
+            named(Backend::Udp, iface, &open, ask, &reason)?
+        }
+    };
+    Ok((opened, Choice { tried, ..choice }))
+}
+
+/// What [`Slots::lease`] fails with where processes cannot share: no `/proc`, too many descriptors
+/// in messages, a kernel without a socket option.
+const CANNOT_SHARE: [i32; 3] = [libc::ENOENT, libc::ETOOMANYREFS, libc::ENOPROTOOPT];
+
+/// Takes slots for `count` ports on addresses that other processes of this user may share. Without
+/// `/proc`, if the user has too many descriptors in messages, or if the kernel cannot steer
+/// datagrams to a process, as some emulators of Linux cannot, the ports share them with none.
+///
+/// # Errors
+/// As [`Slots::lease`].
+pub fn lease(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+    count: usize,
+) -> Result<(Shards, Option<Arc<Slots>>), OpenError> {
+    let alone = Shards { count, ..Shards::ONE };
+    match Slots::lease(iface, addresses, config, alone) {
+        Ok(slots) => {
+            let shared = Shards { first: slots.first(), shared: true, ..alone };
+            Ok((shared, Some(Arc::new(slots))))
+        }
+        Err(e) if CANNOT_SHARE.contains(&e.errno()) => Ok((alone, None)),
+        Err(e) => Err(e),
+    }
+}
+
+/// As [`choose_shards`], but only acquires the parts of the ports, which another process may
+/// assemble (those of `afxdp` from Linux 6.4 on: name another backend before). This process reads
+/// the rules that matter, and its privileges decide.
+///
+/// # Errors
+/// As [`choose`].
+pub fn acquire(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    want: Option<Backend>,
+    config: &PortConfig,
+    shards: Shards,
+) -> Result<(Vec<Parts>, Choice), OpenError> {
+    let open = |backend| {
+        let parts = acquire_from(backend, iface, addresses, config, shards, None)?;
+        let copies = parts.iter().any(copies);
+        Ok((parts, copies))
+    };
+    choose_what(iface, want, open, None)
+}
+
+/// Whether the driver of an AF_XDP socket copies.
+fn copies(parts: &Parts) -> bool {
+    matches!(parts.manifest().backend, BackendParts::Xdp { zero_copy: false, .. })
+}
+
+/// Asks the agent to open a backend, despite rules that it bypasses or only without; also returns
+/// the agent's view of the rules.
+type Ask<'a, T> = (&'a Agent, &'a dyn Fn(Backend, bool) -> Result<(T, Audit), AskError>);
+
+/// Chooses a backend. `open` opens it, and says whether the driver copies after all.
+fn choose_what<T>(
+    iface: &Interface,
+    want: Option<Backend>,
+    open: impl Fn(Backend) -> Result<(T, bool), OpenError>,
+    ask: Option<Ask<'_, T>>,
+) -> Result<(T, Choice), OpenError> {
+    if let Some(backend) = want {
+        return named(backend, iface, &open, ask, "asked for");
+    }
+    let mut tried = Vec::new();
+    let (best, why) = best_for(iface);
+    if best != Backend::Udp {
+        match open_unless_bypassing(best, iface, &open, ask) {
+            Ok((opened, seen_by)) => {
+                let reason = format!("{why}, and it bypasses no rule of this network namespace");
+                let reason = reason + &seen_by;
+                return Ok((opened, Choice { backend: best, reason, tried }));
+            }
+            Err(obstacle) => tried.push((best, obstacle)),
+        }
+    }
+    let (opened, _) = open(Backend::Udp)?;
+    let reason = match tried.first() {
+        None => why,
+        Some((backend, obstacle)) => format!("not {backend}, because {obstacle}"),
+    };
+    Ok((opened, Choice { backend: Backend::Udp, reason, tried }))
+}
+
+/// Opens this backend, even if it bypasses rules. The reason begins with `why`.
+fn named<T>(
+    backend: Backend,
+    iface: &Interface,
+    open: &impl Fn(Backend) -> Result<(T, bool), OpenError>,
+    ask: Option<Ask<'_, T>>,
+    why: &str,
+) -> Result<(T, Choice), OpenError> {
+    let (opened, reason) = match open(backend) {
+        Ok((opened, _)) => (opened, with_bypassed(why, &policy::audit(iface), backend)),
+        Err(error) if is_denied(&error) => instead(error, ask, why)?,
+        Err(error) => return Err(error),
+    };
+    Ok((opened, Choice { backend, reason, tried: Vec::new() }))
+}
+
+/// Whether the kernel denied something to this process that it may allow to another.
+fn is_denied(error: &OpenError) -> bool {
+    matches!(error.errno(), libc::EPERM | libc::EACCES)
+}
+
+/// Asks the agent for a backend that the caller named and may not open; returns the reason, too.
+fn instead<T>(
+    error: OpenError,
+    ask: Option<Ask<'_, T>>,
+    why: &str,
+) -> Result<(T, String), OpenError> {
+    let backend = error.backend;
+    let (Backend::Packet | Backend::Xdp, Some((agent, ask))) = (backend, ask) else {
+        return Err(error);
+    };
+    match ask(backend, true) {
+        Ok((opened, audit)) => {
+            let reason = with_bypassed(why, &audit, backend);
+            Ok((opened, format!("{reason}; {}", opened_by(agent))))
+        }
+        Err(AskError::Off) => Err(error),
+        Err(AskError::Useless(error)) => Err(error),
+        Err(answer) => {
+            let hint = format!("{}; {answer}", error.hint);
+            Err(OpenError { hint, ..error })
+        }
+    }
+}
+
+fn opened_by(agent: &Agent) -> String {
+    let path = agent.path().unwrap_or(std::path::Path::new("?"));
+    format!("opened by the agent at {}", path.display())
+}
+
+/// Returns what [`choose_shards`] would choose now, and the capabilities of its port. No traffic is
+/// disturbed. AF_XDP is not opened, because that would attach a program to the interface: its
+/// capabilities are unknown. Other backends are opened and closed.
+///
+/// # Errors
+/// As [`choose`].
+pub fn preview(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    want: Option<Backend>,
+    config: &PortConfig,
+    agent: &Agent,
+) -> Result<(Option<Capabilities>, Choice), OpenError> {
+    let (shards, slots) = lease(iface, addresses, config, 1)?;
+    let unopened = |why: &str| {
+        let reason = format!("{why} (whether it can be opened shows when a device is used)");
+        Ok((None, Choice { backend: Backend::Xdp, reason, tried: Vec::new() }))
+    };
+    if slots.as_ref().is_none_or(|slots| slots.xdp_neighbour().is_none()) {
+        if want == Some(Backend::Xdp) {
+            return unopened("asked for");
+        }
+        if let (None, (Backend::Xdp, why)) = (want, best_for(iface))
+            && policy::audit(iface).verdict(Backend::Xdp) == AuditVerdict::Clear
+        {
+            return unopened(&format!("{why}, and it bypasses no rule of this network namespace"));
+        }
+    }
+    let sharing = (shards, slots.as_ref());
+    let (ports, choice) = choose_shards(iface, addresses, want, config, sharing, agent)?;
+    Ok((Some(ports[0].capabilities().clone()), choice))
+}
+
+/// The backend that fits the interface best, and why.
+fn best_for(iface: &Interface) -> (Backend, String) {
+    let name = &iface.name;
+    if iface.loopback {
+        return (Backend::Udp, format!("{name} is the loopback interface"));
+    }
+    let link = Rtnl::open().and_then(|mut rtnl| rtnl.link(iface.index));
+    match link.as_ref().map(|link| link.kind.as_deref()) {
+        Ok(Some("veth")) => return (Backend::Packet, format!("{name} is a veth")),
+        Ok(Some(kind)) => return (Backend::Udp, format!("{name} is a {kind}, not a veth")),
+        Ok(None) => {}
+        Err(e) => return (Backend::Udp, format!("{name} cannot be examined ({e})")),
+    }
+    match features::has_zero_copy(iface.index) {
+        Ok(true) => (Backend::Xdp, format!("the driver of {name} has AF_XDP zero-copy")),
+        Ok(false) => (Backend::Udp, format!("the driver of {name} has no AF_XDP zero-copy")),
+        Err(e) => (
+            Backend::Udp,
+            format!("whether the driver of {name} has AF_XDP zero-copy is not known ({e})"),
+        ),
+    }
+}
+
+/// Opens a backend that bypasses hooks, if it bypasses no rule; else returns the obstacle. The
+/// agent is asked for `packet` if this process may not see all rules, or not open it; its list of
+/// rules then counts. Returns words about that, too.
+fn open_unless_bypassing<T>(
+    backend: Backend,
+    iface: &Interface,
+    open: impl Fn(Backend) -> Result<(T, bool), OpenError>,
+    ask: Option<Ask<'_, T>>,
+) -> Result<(T, String), String> {
+    let obstacle = match policy::audit(iface).verdict(backend) {
+        AuditVerdict::Clear => match open(backend) {
+            Ok((_, true)) => return Err(format!("the driver of {} copies after all", iface.name)),
+            Ok((opened, false)) => return Ok((opened, String::new())),
+            Err(error) if is_denied(&error) => error.to_string(),
+            Err(error) => return Err(error.to_string()),
+        },
+        AuditVerdict::Bypasses(rules) => return Err(would_bypass(&rules)),
+        AuditVerdict::Unseen(unseen) => format!(
+            "it might bypass rules of this network namespace: {}; if there are none, choose \
+             --netdev {backend}",
+            list(&unseen)
+        ),
+    };
+    let (Backend::Packet, Some((agent, ask))) = (backend, ask) else { return Err(obstacle) };
+    let (audit, refused) = match ask(backend, false) {
+        Ok((opened, audit)) => match audit.verdict(backend) {
+            AuditVerdict::Clear => return Ok((opened, format!("; {}", opened_by(agent)))),
+            _ => (audit, "it opens what might bypass rules".to_owned()),
+        },
+        Err(AskError::Off) => return Err(obstacle),
+        Err(AskError::Useless(error)) => return Err(error.to_string()),
+        Err(AskError::Refused(_, refused)) if is_about_rules(&refused) => {
+            let (refused, audit) = *refused;
+            (audit.unwrap_or_default(), refused.to_string())
+        }
+        Err(answer) => return Err(format!("{obstacle}; {answer}")),
+    };
+    Err(match audit.verdict(backend) {
+        AuditVerdict::Bypasses(rules) => format!("{}, says the agent", would_bypass(&rules)),
+        AuditVerdict::Unseen(unseen) => {
+            format!("it might bypass rules that the agent cannot see either: {}", list(&unseen))
+        }
+        AuditVerdict::Clear => format!("{obstacle}; the agent refuses: {refused}"),
+    })
+}
+
+/// Whether the agent refuses because of rules, which it lists.
+fn is_about_rules((refused, audit): &(Refused, Option<Audit>)) -> bool {
+    matches!(refused.code, Code::Bypasses | Code::Unseen) && audit.is_some()
+}
+
+fn would_bypass(rules: &[String]) -> String {
+    format!("it would bypass {}", list(rules))
+}
+
+fn acquire_from(
+    backend: Backend,
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+    shards: Shards,
+    slots: Option<&Arc<Slots>>,
+) -> Result<Vec<Parts>, OpenError> {
+    match backend {
+        Backend::Udp => UdpPort::acquire(iface, addresses, config, shards, slots),
+        Backend::Packet => PacketPort::acquire(iface, addresses, config, shards, slots),
+        Backend::Xdp => XdpPort::acquire(iface, addresses, config, shards, slots),
+        Backend::Sim => Err(OpenError::plain(
+            backend,
+            "the simulator has no interface",
+            "choose afxdp, packet or udp",
+        )),
+    }
+}
+
+/// The reason for a backend that is taken even if it bypasses rules, with the rules that it
+/// bypasses.
+fn with_bypassed(why: &str, audit: &Audit, backend: Backend) -> String {
+    match audit.verdict(backend) {
+        AuditVerdict::Clear => why.to_owned(),
+        AuditVerdict::Bypasses(rules) => format!("{why}; it bypasses {}", list(&rules)),
+        AuditVerdict::Unseen(unseen) => {
+            format!("{why}; it might bypass rules of this network namespace: {}", list(&unseen))
+        }
+    }
+}
+
+/// The first few items, and the number of the others.
+fn list(items: &[String]) -> String {
+    const SHOWN: usize = 3;
+    let mut text = items.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");
+    if items.len() > SHOWN {
+        text.push_str(&format!("; and {} more", items.len() - SHOWN));
+    }
+    text
+}

@@ -1,0 +1,292 @@
+//! The classic BPF program that selects our frames: UDP/4791 in IPv4 without options and fragments,
+//! or in IPv6, to one of our addresses, and to our Ethernet address or a group's.
+//!
+//! A bridge floods frames for unknown Ethernet addresses to every port: a test of the UDP port
+//! alone would take a neighbour's frames. Sources: `Documentation/networking/filter.rst`, bpf(4).
+
+use std::net::IpAddr;
+
+use libc::sock_filter;
+
+use crate::ROCE_PORT;
+use crate::port::config::Shards;
+
+const LD_WORD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
+const LD_HALF: u16 = 0x28; // BPF_LD | BPF_H | BPF_ABS
+const LD_BYTE: u16 = 0x30; // BPF_LD | BPF_B | BPF_ABS
+const LD_LEN: u16 = 0x80; // BPF_LD | BPF_W | BPF_LEN
+const JEQ: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
+const JGE: u16 = 0x35; // BPF_JMP | BPF_JGE | BPF_K
+const JSET: u16 = 0x45; // BPF_JMP | BPF_JSET | BPF_K
+const SUBTRACT: u16 = 0x14; // BPF_ALU | BPF_SUB | BPF_K
+const RET: u16 = 0x06; // BPF_RET | BPF_K
+
+const ALL: u32 = u32::MAX;
+const NOTHING: u32 = 0;
+/// `SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT`: a tag that was removed from the frame; such frames are
+/// not ours.
+const VLAN_TAG_PRESENT: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG_PRESENT) as u32;
+
+/// `SKF_AD_OFF + SKF_AD_PKTTYPE`: the kernel's class of the frame's Ethernet address.
+const PACKET_TYPE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_PKTTYPE) as u32;
+/// `PACKET_OTHERHOST` of packet(7).
+const OTHERHOST: u32 = 3;
+
+/// The program for frames to this station and to one of `addresses`, or for those of them that
+/// `shards` says.
+///
+/// It holds for whatever Ethernet address the interface has: a frame to another one, which a
+/// promiscuous interface receives, is of the type `PACKET_OTHERHOST`.
+pub(super) fn program(addresses: &[IpAddr], shards: Shards) -> Vec<sock_filter> {
+    let mut code = Program::default();
+    code.untagged();
+    code.load(LD_BYTE, PACKET_TYPE);
+    code.push(JGE, OTHERHOST, 0, 1);
+    code.push(RET, NOTHING, 0, 0);
+    ipv4(&mut code, addresses, shards);
+    ipv6(&mut code, addresses, shards);
+    code.0
+}
+
+fn ipv4(code: &mut Program, addresses: &[IpAddr], shards: Shards) {
+    let mut body = Program::default();
+    body.load(LD_BYTE, 14);
+    body.require(0x45);
+    body.load(LD_HALF, 20);
+    body.push(JSET, 0x3fff, 0, 1); // more fragments, or an offset
+    body.push(RET, NOTHING, 0, 0);
+    body.load(LD_BYTE, 23);
+    body.require(libc::IPPROTO_UDP as u32);
+    body.load(LD_HALF, 36);
+    body.require(u32::from(ROCE_PORT));
+    body.load(LD_WORD, 30);
+    for address in addresses {
+        if let IpAddr::V4(a) = address {
+            let taken = take(42, shards);
+            body.push(JEQ, a.to_bits(), 0, taken.0.len() as u8);
+            body.0.extend(taken.0);
+        }
+    }
+    body.push(RET, NOTHING, 0, 0);
+    code.branch(0x0800, body);
+}
+
+fn ipv6(code: &mut Program, addresses: &[IpAddr], shards: Shards) {
+    let mut body = Program::default();
+    body.load(LD_BYTE, 20);
+    body.require(libc::IPPROTO_UDP as u32);
+    body.load(LD_HALF, 56);
+    body.require(u32::from(ROCE_PORT));
+    for address in addresses {
+        if let IpAddr::V6(a) = address {
+            // Four words must match; otherwise continue with the next address.
+            let taken = take(62, shards);
+            for (i, word) in a.octets().chunks_exact(4).enumerate() {
+                body.load(LD_WORD, 38 + 4 * i as u32);
+                let to_next = (3 - i as u8) * 2 + taken.0.len() as u8;
+                let word = u32::from_be_bytes([word[0], word[1], word[2], word[3]]);
+                body.push(JEQ, word, 0, to_next);
+            }
+            body.0.extend(taken.0);
+        }
+    }
+    body.push(RET, NOTHING, 0, 0);
+    code.branch(0x86dd, body);
+    code.push(RET, NOTHING, 0, 0);
+}
+
+/// Takes a datagram whose payload is at `payload`, if it is for one of the ports.
+fn take(payload: u32, shards: Shards) -> Program {
+    let mut code = Program::default();
+    let Shards { first, count, selector, shared } = shards;
+    if shared {
+        if first == 0 {
+            // A datagram too short for the byte is the first one's, which counts it.
+            code.push(LD_LEN, 0, 0, 0);
+            code.push(JGE, payload + u32::from(selector) + 1, 1, 0);
+            code.push(RET, ALL, 0, 0);
+        }
+        code.load(LD_BYTE, payload + u32::from(selector));
+        // A smaller one becomes a great one.
+        code.push(SUBTRACT, u32::from(first), 0, 0);
+        code.push(JGE, count as u32, 0, 1);
+        code.push(RET, NOTHING, 0, 0);
+    }
+    code.push(RET, ALL, 0, 0);
+    code
+}
+
+#[derive(Default)]
+struct Program(Vec<sock_filter>);
+
+impl Program {
+    fn push(&mut self, code: u16, k: u32, jt: u8, jf: u8) {
+        self.0.push(sock_filter { code, jt, jf, k });
+    }
+
+    fn load(&mut self, width: u16, offset: u32) {
+        self.push(width, offset, 0, 0);
+    }
+
+    /// Continues if the frame had no tag of a VLAN.
+    fn untagged(&mut self) {
+        self.load(LD_WORD, VLAN_TAG_PRESENT);
+        self.require(0);
+    }
+
+    /// Continues if the loaded value is `k`; otherwise takes nothing.
+    fn require(&mut self, k: u32) {
+        self.push(JEQ, k, 1, 0);
+        self.push(RET, NOTHING, 0, 0);
+    }
+
+    /// Runs `body`, which returns on every path, if the Ethernet type is `ether_type`.
+    fn branch(&mut self, ether_type: u32, body: Self) {
+        self.load(LD_HALF, 12);
+        self.push(JEQ, ether_type, 1, 0);
+        // Conditional jumps reach 255 instructions only; this one reaches any number.
+        self.push(0x05, body.0.len() as u32, 0, 0); // BPF_JMP | BPF_JA
+        self.0.extend(body.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::port::contract::PathSpec;
+    use crate::port::headers::FrameTemplate;
+
+    const MAC: [u8; 6] = [2, 0, 0, 0, 9, 1];
+
+    fn own() -> Vec<IpAddr> {
+        // Many, so that jumps are long.
+        (1..=90)
+            .flat_map(|i| [format!("10.9.0.{i}"), format!("fd09::{i}")])
+            .map(|a| a.parse().expect("address"))
+            .collect()
+    }
+
+    /// Runs the program as the kernel would; returns the number of bytes of the frame that it
+    /// takes.
+    fn run(program: &[sock_filter], frame: &[u8], tagged: bool) -> u32 {
+        let (mut pc, mut a) = (0, 0);
+        loop {
+            let f = program[pc];
+            let k = f.k as usize;
+            let byte = |i: usize| frame.get(k + i).map(|b| u32::from(*b));
+            let (mut jump, mut loaded) = (0, Some(a));
+            match f.code {
+                LD_WORD if f.k == VLAN_TAG_PRESENT => loaded = Some(u32::from(tagged)),
+                LD_WORD => loaded = (0..4).try_fold(0, |v, i| Some(v << 8 | byte(i)?)),
+                LD_HALF => loaded = (0..2).try_fold(0, |v, i| Some(v << 8 | byte(i)?)),
+                LD_BYTE if f.k == PACKET_TYPE => loaded = Some(kind(frame)),
+                LD_BYTE => loaded = byte(0),
+                LD_LEN => loaded = Some(frame.len() as u32),
+                SUBTRACT => loaded = Some(a.wrapping_sub(f.k)),
+                JGE => jump = usize::from(if a >= f.k { f.jt } else { f.jf }),
+                JEQ => jump = usize::from(if a == f.k { f.jt } else { f.jf }),
+                JSET => jump = usize::from(if a & f.k != 0 { f.jt } else { f.jf }),
+                0x05 => jump = k,
+                RET => return f.k,
+                other => panic!("instruction {other:#x}"),
+            }
+            let Some(value) = loaded else { return 0 };
+            a = value;
+            pc += 1 + jump;
+        }
+    }
+
+    /// The kernel's class of a frame's Ethernet address.
+    fn kind(frame: &[u8]) -> u32 {
+        match &frame[..6] {
+            to if to == MAC => u32::from(libc::PACKET_HOST),
+            to if to[0] & 1 != 0 => u32::from(libc::PACKET_MULTICAST),
+            _ => OTHERHOST,
+        }
+    }
+
+    fn frame(local: &str, remote: &str, mac: [u8; 6]) -> Vec<u8> {
+        let spec = PathSpec {
+            local: local.parse().expect("address"),
+            remote: remote.parse().expect("address"),
+            src_port: 0,
+            tos: 0,
+            ttl: 64,
+            flow_label: 0,
+        };
+        let template = FrameTemplate::new([2, 9, 9, 9, 9, 9], mac, &spec, 0xc000).expect("family");
+        let mut frame = vec![0; template.header_len() + 20];
+        template.write(&mut frame, 20, 1);
+        frame
+    }
+
+    #[test]
+    fn our_frames_are_taken() {
+        let program = program(&own(), Shards::ONE);
+        for i in [1, 2, 77, 90] {
+            for (peer, us) in [("10.9.0.99", "10.9.0."), ("fd09::99:1", "fd09::")] {
+                let frame = frame(peer, &format!("{us}{i}"), MAC);
+                assert_eq!(run(&program, &frame, false), ALL, "{us}{i}");
+                assert_eq!(run(&program, &frame, true), 0, "of another VLAN");
+            }
+        }
+        let group = frame("10.9.0.99", "10.9.0.1", [0x33, 0x33, 0, 0, 0, 1]);
+        assert_eq!(run(&program, &group, false), ALL);
+    }
+
+    #[test]
+    fn of_a_shared_address_the_own_datagrams_are_taken() {
+        for (first, count) in [(0, 1), (3, 2), (255, 1)] {
+            let own = Shards { shared: true, first, count, selector: 5 };
+            let program = program(&[own_v4(), own_v6()], own);
+            for (peer, us, payload) in [("10.9.0.9", "10.9.0.1", 42), ("fd09::9", "fd09::1", 62)] {
+                let mut frame = frame(peer, us, MAC);
+                for byte in 0..=u8::MAX {
+                    frame[payload + 5] = byte;
+                    let is_own = byte.checked_sub(first).is_some_and(|n| usize::from(n) < count);
+                    let taken = run(&program, &frame, false);
+                    assert_eq!(taken, if is_own { ALL } else { 0 }, "{us}, {byte} from {first}");
+                }
+                // The first process counts short datagrams.
+                let short = if first == 0 { ALL } else { 0 };
+                assert_eq!(run(&program, &frame[..payload + 5], false), short, "cut off");
+            }
+        }
+    }
+
+    fn own_v4() -> IpAddr {
+        own()[0]
+    }
+
+    fn own_v6() -> IpAddr {
+        own()[1]
+    }
+
+    #[test]
+    fn other_frames_are_not() {
+        let program = program(&own(), Shards::ONE);
+        let other_mac = [2, 0, 0, 0, 9, 2];
+        assert_eq!(run(&program, &frame("10.9.0.99", "10.9.0.1", other_mac), false), 0);
+        assert_eq!(run(&program, &frame("10.9.0.99", "10.9.0.1", [2, 0, 0, 1, 9, 1]), false), 0);
+        assert_eq!(run(&program, &frame("10.9.0.99", "10.9.0.91", MAC), false), 0);
+        assert_eq!(run(&program, &frame("fd09::99", "fd09::91", MAC), false), 0);
+        assert_eq!(run(&program, &frame("fd09::99", "fd09:1::1", MAC), false), 0);
+        let mut arp = frame("10.9.0.99", "10.9.0.1", MAC);
+        arp[13] = 6;
+        assert_eq!(run(&program, &arp, false), 0);
+        for (at, bit, what) in
+            [(14, 1, "options"), (20, 0x20, "fragment"), (21, 1, "offset"), (23, 1, "protocol")]
+        {
+            let mut damaged = frame("10.9.0.99", "10.9.0.1", MAC);
+            damaged[at] ^= bit;
+            assert_eq!(run(&program, &damaged, false), 0, "{what}");
+        }
+        for (v6, at) in [(false, 37), (true, 57)] {
+            let (peer, us) = if v6 { ("fd09::99", "fd09::1") } else { ("10.9.0.9", "10.9.0.1") };
+            let mut damaged = frame(peer, us, MAC);
+            damaged[at] ^= 1;
+            assert_eq!(run(&program, &damaged, false), 0, "port");
+            assert_eq!(run(&program, &damaged[..at], false), 0, "cut off");
+        }
+    }
+}

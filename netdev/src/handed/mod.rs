@@ -1,0 +1,37 @@
+//! A port that another process opened.
+//!
+//! A program without a right gets the parts of its ports from an *agent*, a process with rights in
+//! the same or another container. The program connects to the agent's socket, sends one
+//! [`Request`], and gets one [`Answer`] with descriptors: `docs/agent.md` describes the messages.
+//!
+//! - The agent's side: [`receive_request`], then [`give`] on a thread in the program's network
+//!   namespace, then [`send_answer`]. It keeps each [`Kept`] as long as the program may use the
+//!   port.
+//! - The program's side: an [`Agent`] is where to ask; [`auto`](crate::choose::auto) asks it.
+//!
+//! Input from a program is hostile. An agent is trusted as the kernel is, and yet all its answers
+//! are compared with the descriptors.
+
+mod ask;
+mod give;
+pub mod guard;
+mod message;
+mod transport;
+
+pub use crate::tuning::handed::{WAIT_MAX, XDP_WAIT_MAX};
+
+pub use self::ask::{AGENT_VARIABLE, Agent, DEFAULT_PATH};
+pub(crate) use self::ask::{AskError, Asked, Handed, Lease, unusable};
+pub use self::give::{GiveLimits, Given, give};
+pub use self::message::{
+    ADDRESSES_MAX, Answer, Code, DESCRIPTORS_MAX, Granted, MESSAGE_BYTES_MAX, Refused, Report,
+    ReportedRule, Request, Ring, SHARDS_MAX, VERSION,
+};
+pub use self::transport::{receive_answer, receive_request, send_answer, send_request};
+pub use crate::frames::packet::Kept;
+pub use crate::tuning::handed::RING_FRAMES;
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

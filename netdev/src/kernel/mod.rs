@@ -1,0 +1,15 @@
+//! The kernel's objects, behind functions that cannot be misused: netlink, eBPF, `ethtool`,
+//! descriptors, interfaces. Nothing here knows a port.
+
+pub(crate) mod bpf;
+pub(crate) mod call;
+pub(crate) mod denied;
+pub(crate) mod descriptors;
+pub(crate) mod ethtool;
+pub(crate) mod inherited;
+pub(crate) mod interface;
+pub(crate) mod recent;
+pub(crate) mod rights;
+pub(crate) mod rtnl;
+pub(crate) mod tcx;
+pub(crate) mod watch;

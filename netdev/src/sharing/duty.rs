@@ -1,0 +1,146 @@
+//! The work that one of the processes on an address does for all: the one whose socket has a second
+//! name. The others are connected to it, and learn of its end.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, listen};
+
+use super::layout::SLOTS_MAX;
+use super::meeting::{ANSWER, Refused, check_user, holders, name, seqpacket};
+use crate::kernel::descriptors;
+use crate::kernel::inherited;
+
+/// The most processes that wait for the end of a duty: there are no more slots.
+const WATCHERS_MAX: usize = SLOTS_MAX;
+/// The most connections that are accepted before anything else is looked at.
+const AT_ONCE: usize = crate::tuning::shared::DUTY_AT_ONCE;
+
+#[derive(Debug)]
+pub(super) struct Duty {
+    name: SocketAddrUnix,
+    state: State,
+    /// Whether this process has it, for all threads.
+    pub(super) is_ours: Arc<AtomicBool>,
+}
+
+#[derive(Debug)]
+enum State {
+    /// No process has it, or another user's.
+    Nobodys,
+    /// With the connections of the processes that wait for the end. They say nothing.
+    Ours { listener: OwnedFd, watchers: Vec<OwnedFd> },
+    /// Connected to the process that has it.
+    Theirs(OwnedFd),
+}
+
+impl Duty {
+    pub(super) fn new(address: &str) -> io::Result<Self> {
+        let name = name(&format!("{address}/duty"))?;
+        Ok(Self { name, state: State::Nobodys, is_ours: Arc::default() })
+    }
+
+    /// Takes the duty, or connects to the process that has it.
+    ///
+    /// # Errors
+    /// No descriptor left; another user has the name, or a program that does not listen.
+    pub(super) fn look(&mut self) -> Result<(), Refused> {
+        self.state = State::Nobodys;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let end = Instant::now() + ANSWER;
+        loop {
+            let listener = seqpacket(flags)?;
+            match bind(&listener, &self.name).and_then(|()| listen(&listener, i32::MAX)) {
+                Ok(()) => {
+                    self.state = State::Ours { listener, watchers: Vec::new() };
+                    self.is_ours.store(true, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(Errno::ADDRINUSE) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let connection = seqpacket(flags)?;
+            match connect(&connection, &self.name) {
+                Ok(()) => {
+                    check_user(&connection)?;
+                    self.state = State::Theirs(connection);
+                    return Ok(());
+                }
+                // It has the name and does not listen yet, has just ended, or is stopped and many
+                // wait.
+                Err(Errno::CONNREFUSED | Errno::AGAIN) if Instant::now() < end => {}
+                Err(error) => {
+                    let hint = self.hint();
+                    return Err(Refused { error: error.into(), hint });
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// What to do about a process that has it and should not.
+    pub(super) fn hint(&self) -> String {
+        let peer = match &self.state {
+            State::Theirs(connection) => descriptors::peer(connection).ok(),
+            State::Ours { .. } | State::Nobodys => None,
+        };
+        let holders = holders(&self.name, peer);
+        format!("a process that is ending has it ({holders}): try again, or end it yourself")
+    }
+
+    /// Whether no process is known to have it.
+    pub(super) fn is_nobodys(&self) -> bool {
+        matches!(self.state, State::Nobodys)
+    }
+
+    /// The descriptors that become readable when there is something for [`attend`](Self::attend).
+    pub(super) fn waits_for(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let (own, watchers) = match &self.state {
+            State::Nobodys => (None, &[][..]),
+            State::Ours { listener, watchers } => (Some(listener.as_fd()), watchers.as_slice()),
+            State::Theirs(connection) => (Some(connection.as_fd()), &[][..]),
+        };
+        own.into_iter().chain(watchers.iter().map(OwnedFd::as_fd))
+    }
+
+    /// Does what there is to do: `ready` says of each descriptor of
+    /// [`waits_for`](Self::waits_for) whether it is readable. Returns whether a process has gone
+    /// that this one has to do something for.
+    ///
+    /// # Errors
+    /// No descriptor left.
+    pub(super) fn attend(&mut self, ready: &[bool]) -> io::Result<bool> {
+        let follow = |duty: &mut Self| {
+            duty.look().map_err(|refused| refused.error)?;
+            Ok(duty.is_ours.load(Ordering::Relaxed))
+        };
+        let Some((own, others)) = ready.split_first() else { return follow(self) };
+        match &mut self.state {
+            State::Ours { listener, watchers } => {
+                let mut is_over = others.iter();
+                let before = watchers.len();
+                watchers.retain(|_| !is_over.next().copied().unwrap_or(false));
+                let has_gone = watchers.len() < before;
+                let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+                for _ in 0..if *own { AT_ONCE } else { 0 } {
+                    let watcher = match accept_with(&*listener, flags) {
+                        Ok(watcher) => inherited::noted(watcher),
+                        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => break,
+                        Err(error) => return Err(error.into()),
+                    };
+                    // Others hear that it is over at once.
+                    if watchers.len() < WATCHERS_MAX && check_user(&watcher).is_ok() {
+                        watchers.push(watcher);
+                    }
+                }
+                Ok(has_gone)
+            }
+            State::Theirs(_) if *own => follow(self),
+            State::Theirs(_) | State::Nobodys => Ok(false),
+        }
+    }
+}

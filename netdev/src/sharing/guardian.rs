@@ -1,0 +1,259 @@
+//! A guardian outlives the processes on an address, and looks after their leftovers where no other
+//! process has the address any more. `rocinante run` starts one for its program.
+//!
+//! A process that takes slots connects to the guardian that its environment names, and sends copies
+//! of each address's objects. It keeps the connection and says nothing more, so the guardian sleeps
+//! until the process leaves its slots or dies. A child of fork(2) does not keep it
+//! ([`inherited`](crate::kernel::inherited)).
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, accept_with, bind, getsockname, listen};
+use rustix::process::geteuid;
+use rustix::time::Timespec;
+
+use super::layout::SLOTS_MAX;
+use super::locks::Locks;
+use super::meeting::{Objects, SPACE, address_of, seqpacket, welcome};
+use super::notes;
+use crate::kernel::descriptors::{self, EventFd};
+use crate::kernel::rights;
+
+/// Names the environment variable with the name of the guardian's socket, an abstract one of
+/// unix(7).
+pub const GUARDIAN_VARIABLE: &str = "ROCINANTE_GUARDIAN";
+
+/// The most processes that a guardian looks after, and the most addresses of each.
+const WARDS_MAX: usize = crate::tuning::shared::WARDS_MAX;
+const PLACES_MAX: usize = crate::tuning::shared::PLACES_MAX;
+/// The most connections that are accepted before anything else is looked at.
+const JOINS_MAX: usize = crate::tuning::shared::JOINS_MAX;
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// A message: the first slot, the number of those behind it, and the address.
+const HEAD: usize = 2;
+const MESSAGE_MAX: usize = HEAD + 64;
+/// How long the kernel may take to remove a dead process's locks when its connection is closed.
+const SETTLES: Duration = crate::tuning::shared::SETTLES;
+/// How often it is looked whether others have done what there is to do.
+const LOOK_EVERY: Duration = crate::tuning::shared::LOOK_EVERY;
+
+/// The guardian of a program, or of one process.
+#[derive(Debug)]
+pub struct Guardian {
+    listener: Option<OwnedFd>,
+    /// The program, until it has ended.
+    program: Option<OwnedFd>,
+    wards: Vec<Ward>,
+}
+
+/// A guardian's next work.
+#[derive(Debug)]
+pub enum Errand {
+    /// A process has left its slots.
+    Settle(Vec<Left>),
+    /// A process of another user has come. It needs a guardian of that user, from
+    /// [`Guardian::of`].
+    Stranger {
+        /// The connection.
+        connection: OwnedFd,
+        /// The user.
+        uid: u32,
+        /// The group.
+        gid: u32,
+    },
+}
+
+/// A process that has slots.
+#[derive(Debug)]
+struct Ward {
+    connection: OwnedFd,
+    places: Vec<Left>,
+}
+
+/// An address on which a process had slots that it has left, by its end or by closing its device.
+#[derive(Debug)]
+pub struct Left {
+    /// The address.
+    pub address: IpAddr,
+    /// Its interface, if the address is of the link alone.
+    pub interface: Option<u32>,
+    first: u8,
+    count: usize,
+    objects: Objects,
+    locks: Locks,
+}
+
+impl Guardian {
+    /// A socket for [`new`](Self::new), and its name for [`GUARDIAN_VARIABLE`].
+    ///
+    /// # Errors
+    /// No descriptor left.
+    pub fn socket() -> io::Result<(OwnedFd, String)> {
+        let listener = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+        // The kernel chooses a free name.
+        bind(&listener, &SocketAddrUnix::new_unnamed())?;
+        listen(&listener, i32::MAX)?;
+        let own = SocketAddrUnix::try_from(getsockname(&listener)?)?;
+        let name = own.abstract_name().and_then(|name| str::from_utf8(name).ok());
+        let name = name.ok_or(io::ErrorKind::AddrNotAvailable)?.to_owned();
+        Ok((listener, name))
+    }
+
+    /// The guardian that listens there, of a program that a descriptor names (pidfd_open(2)).
+    #[must_use]
+    pub fn new(listener: OwnedFd, program: OwnedFd) -> Self {
+        Self { listener: Some(listener), program: Some(program), wards: Vec::new() }
+    }
+
+    /// The guardian of one process, which has connected.
+    #[must_use]
+    pub fn of(connection: OwnedFd) -> Self {
+        let ward = Ward { connection, places: Vec::new() };
+        Self { listener: None, program: None, wards: vec![ward] }
+    }
+
+    /// Sleeps until there is something to do; `None` if the program has ended and no process is
+    /// left to look after.
+    ///
+    /// # Errors
+    /// poll(2) has no memory.
+    pub fn errand(&mut self) -> io::Result<Option<Errand>> {
+        loop {
+            // The messages of the program from before its end come first.
+            let Self { listener, program, wards } = &*self;
+            let is_over = program.is_none() && wards.is_empty();
+            let others = listener.iter().chain(program);
+            let all = wards.iter().map(|ward| &ward.connection).chain(others);
+            let mut all: Vec<PollFd<'_>> =
+                all.map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)).collect();
+            match poll(&mut all, is_over.then_some(&AT_ONCE)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let ready: Vec<bool> = all.iter().map(|fd| !fd.revents().is_empty()).collect();
+            let (of_wards, others) = ready.split_at(wards.len());
+            if let Some(at) = of_wards.iter().position(|ready| *ready) {
+                if !self.wards[at].hear() {
+                    return Ok(Some(Errand::Settle(self.wards.swap_remove(at).places)));
+                }
+            } else if self.listener.is_some() && others[0] {
+                if let Some(stranger) = self.accept() {
+                    return Ok(Some(stranger));
+                }
+            } else if others.iter().any(|ready| *ready) {
+                self.program = None;
+            } else if is_over {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Accepts those that have come, up to the first of another user.
+    fn accept(&mut self) -> Option<Errand> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        for _ in 0..JOINS_MAX {
+            let connection = accept_with(self.listener.as_ref()?, flags).ok()?;
+            let Ok(descriptors::Peer { uid, gid, .. }) = descriptors::peer(&connection) else {
+                continue;
+            };
+            let own = geteuid();
+            if uid == own.as_raw() && self.wards.len() < WARDS_MAX {
+                self.wards.push(Ward { connection, places: Vec::new() });
+            } else if uid != own.as_raw() && own.is_root() {
+                return Some(Errand::Stranger { connection, uid, gid });
+            }
+        }
+        None
+    }
+}
+
+impl Ward {
+    /// Reads a message. Returns whether the process has its slots still.
+    fn hear(&mut self) -> bool {
+        let mut message = [0; MESSAGE_MAX];
+        let flags = RecvFlags::DONTWAIT;
+        match rights::receive::<SPACE>(&self.connection, &mut message, flags) {
+            Err(Errno::AGAIN | Errno::INTR) => true,
+            Ok((bytes, _, descriptors)) if bytes > 0 => {
+                if self.places.len() < PLACES_MAX {
+                    self.places.extend(Left::read(&message[..bytes], descriptors));
+                }
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Left {
+    /// A process's message; `None` if it makes no sense. Any process of the user may have sent it.
+    fn read(message: &[u8], descriptors: Vec<OwnedFd>) -> Option<Self> {
+        let (&[first, more], name) = message.split_first_chunk::<HEAD>()?;
+        let (address, interface) = address_of(str::from_utf8(name).ok()?)?;
+        let objects = Objects::from_descriptors(descriptors)?;
+        let locks = Locks::open(&objects.memory).ok()?;
+        let count = usize::from(more) + 1;
+        let fits = usize::from(first) + count <= SLOTS_MAX;
+        fits.then_some(Self { address, interface, first, count, objects, locks })
+    }
+
+    /// Has `act` end the connections that the process left: `act` opens the address as any process
+    /// does, so it gets the duty and the notes, and waits as long as
+    /// [`is_owed`](Self::is_owed). Returns when there is nothing left to do, or at `deadline`.
+    /// While another process has the address it is that one's to do.
+    pub fn settle(&self, deadline: Instant, act: impl Fn()) {
+        let settled = deadline.min(Instant::now() + SETTLES);
+        while self.has_slot() && Instant::now() < settled {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        while self.is_owed() && Instant::now() < deadline {
+            // Of the guardians of an address one is enough.
+            if self.locks.is_deserted() && self.locks.take_guard() {
+                self.answering(&act);
+                self.locks.leave_guard();
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// Whether notes of the process are left.
+    #[must_use]
+    pub fn is_owed(&self) -> bool {
+        self.slots().any(|slot| notes::are_left(&self.locks, slot).unwrap_or(false))
+    }
+
+    fn slots(&self) -> std::ops::Range<usize> {
+        usize::from(self.first)..usize::from(self.first) + self.count
+    }
+
+    fn has_slot(&self) -> bool {
+        self.slots().any(|slot| self.locks.is_taken(slot).unwrap_or(false))
+    }
+
+    /// Lets processes join meanwhile: no other has the objects.
+    fn answering(&self, act: impl FnOnce()) {
+        let Ok(stop) = EventFd::new() else { return };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                loop {
+                    let fds = [stop.as_fd(), self.objects.listener.as_fd()];
+                    let mut all = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+                    let has_come = poll(&mut all, None).is_ok() && !all[1].revents().is_empty();
+                    if !all[0].revents().is_empty() {
+                        break;
+                    }
+                    if !has_come || !welcome(&self.objects) {
+                        std::thread::sleep(LOOK_EVERY);
+                    }
+                }
+            });
+            act();
+            stop.signal();
+        });
+    }
+}

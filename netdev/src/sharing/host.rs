@@ -1,0 +1,182 @@
+//! The thread of a device that shares its addresses. It sleeps until another process joins, or one
+//! ends: the one that has a duty, or, if that is this process, any; or the agent.
+
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::time::Timespec;
+
+use super::duty::Duty;
+use super::meeting::{Objects, welcome};
+use super::told::AgentLink;
+use crate::kernel::descriptors::EventFd;
+
+/// How long the thread waits where no descriptor was left.
+const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// After an end, the first and the last pause between two searches for notes. The kernel may close
+/// the connection of a process that dies before it removes its locks.
+const SEARCH_PAUSES: [Duration; 2] = crate::tuning::shared::SEARCH_PAUSES;
+
+/// The thread.
+#[derive(Debug)]
+pub(super) struct Host {
+    stop: Arc<EventFd>,
+    news: Arc<EventFd>,
+    /// A process has ended, and the port has not looked for its notes.
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Option<AgentLink>>>,
+    process: u32,
+}
+
+impl Host {
+    /// Starts it for the addresses of a device: the objects for processes that join, and the duty.
+    /// With `follows`, this process has had a duty from the beginning, and was not the first.
+    ///
+    /// # Errors
+    /// No thread or no descriptor left.
+    pub(super) fn start(
+        places: Vec<(Arc<Objects>, Duty)>,
+        follows: bool,
+        agent: Option<AgentLink>,
+    ) -> io::Result<Self> {
+        let (stop, news) = (Arc::new(EventFd::new()?), Arc::new(EventFd::new()?));
+        let ended = Arc::new(AtomicBool::new(false));
+        let (stop_too, news_too) = (stop.clone(), news.clone());
+        let search = follows.then(|| (Instant::now(), SEARCH_PAUSES[0]));
+        let mut work =
+            Work { stop: stop_too, news: news_too, ended: ended.clone(), places, search, agent };
+        let thread = std::thread::Builder::new().name("roce-meet".into());
+        let thread = thread.spawn(move || {
+            while work.step() {}
+            work.agent
+        })?;
+        Ok(Self { stop, news, ended, thread: Some(thread), process: std::process::id() })
+    }
+
+    /// Whether this is the process that started it, and no child of fork(2): that has not got the
+    /// thread.
+    pub(super) fn is_own(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Readable once this process has got a duty, or has to look for the notes of a process with
+    /// another slot, until [`heard`](Self::heard).
+    pub(super) fn news(&self) -> BorrowedFd<'_> {
+        self.news.as_fd()
+    }
+
+    pub(super) fn heard(&self) {
+        self.news.clear();
+    }
+
+    /// Whether to look for notes of processes that have gone, since the last call.
+    pub(super) fn has_to_look(&self) -> bool {
+        self.ended.swap(false, Ordering::Relaxed)
+    }
+
+    /// It could not look.
+    pub(super) fn look_again(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends it. If this process `owes` something, the agent has it done.
+    pub(super) fn stop(&mut self, owes: bool) {
+        self.stop.signal();
+        let agent = self.thread.take().and_then(|thread| thread.join().ok().flatten());
+        if let Some(agent) = agent.filter(|_| !owes) {
+            agent.farewell();
+        }
+    }
+}
+
+struct Work {
+    stop: Arc<EventFd>,
+    news: Arc<EventFd>,
+    ended: Arc<AtomicBool>,
+    /// When the port looks for notes, and the pause after that.
+    search: Option<(Instant, Duration)>,
+    places: Vec<(Arc<Objects>, Duty)>,
+    agent: Option<AgentLink>,
+}
+
+impl Work {
+    /// Waits, and does what there is to do. Returns whether to go on.
+    fn step(&mut self) -> bool {
+        // A failed step is tried again.
+        let again = self.places.iter().any(|(_, duty)| duty.is_nobodys());
+        let at = self.search.map(|(at, _)| at);
+        let at = at.into_iter().chain(self.agent.as_ref().and_then(AgentLink::due)).min();
+        let pause = at.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+        let Some(ready) = self.wait(pause.or_else(|| again.then_some(PAUSE)), true) else {
+            return true;
+        };
+        let (stop, mut rest) = ready.split_first().expect("the first one");
+        if *stop {
+            return false;
+        }
+        if let Some(agent) = &mut self.agent {
+            let has_ended = agent.waits_for().and_then(|_| rest.split_off_first());
+            agent.attend(has_ended == Some(&true));
+        }
+        let mut all_done = true;
+        for (objects, duty) in &mut self.places {
+            // Without memory for more, only the stop was looked at.
+            let Some((join, behind)) = rest.split_first() else { break };
+            let (of_duty, behind) = behind.split_at(duty.waits_for().count());
+            rest = behind;
+            all_done &= !join || welcome(objects);
+            let had = duty.is_ours.load(Ordering::Relaxed);
+            match duty.attend(of_duty) {
+                Ok(true) => self.search = Some((Instant::now(), SEARCH_PAUSES[0])),
+                Ok(false) => {}
+                Err(_) => all_done = false,
+            }
+            if duty.is_ours.load(Ordering::Relaxed) && !had {
+                self.news.signal();
+            }
+        }
+        self.search();
+        // Unfinished work would be reported at once.
+        all_done || self.wait(Some(PAUSE), false).is_none_or(|ready| !ready[0])
+    }
+
+    /// Has the port look for notes, if it is time.
+    fn search(&mut self) {
+        let Some((_, pause)) = self.search.filter(|(at, _)| *at <= Instant::now()) else { return };
+        self.search = (pause <= SEARCH_PAUSES[1]).then(|| (Instant::now() + pause, pause * 4));
+        self.ended.store(true, Ordering::Relaxed);
+        self.news.signal();
+    }
+
+    /// Waits for the stop, and for `everything` besides; returns the ready ones.
+    fn wait(&self, limit: Option<Timespec>, everything: bool) -> Option<Vec<bool>> {
+        let agent = self.agent.as_ref().filter(|_| everything).and_then(AgentLink::waits_for);
+        let first = std::iter::once((*self.stop).as_fd()).chain(agent);
+        let places = self.places.iter().filter(|_| everything).flat_map(|(objects, duty)| {
+            std::iter::once(objects.listener.as_fd()).chain(duty.waits_for())
+        });
+        let mut all: Vec<PollFd<'_>> =
+            first.chain(places).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match poll(&mut all, limit.as_ref()) {
+            Ok(_) => Some(all.iter().map(|fd| !fd.revents().is_empty()).collect()),
+            Err(Errno::INTR) => None,
+            // There is no memory for it, or there are more descriptors than there may be now.
+            Err(_) => {
+                std::thread::sleep(Duration::from_secs(1));
+                everything.then(|| self.wait(Some(AT_ONCE), false)).flatten()
+            }
+        }
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    let (seconds, nanoseconds) = (time.as_secs().min(60), time.subsec_nanos());
+    Timespec { tv_sec: seconds.cast_signed(), tv_nsec: nanoseconds.into() }
+}

@@ -1,0 +1,478 @@
+//! Several processes on one address.
+//!
+//! One byte of each datagram says which port it is for ([`Shards`](crate::Shards)). Processes that
+//! share an address divide the values of that byte, the *slots*, among themselves. There is no
+//! registry process: they share objects of the kernel, which stay as long as any of them lives.
+//! When a process dies, in any way, they release its slots.
+//!
+//! For each address there are:
+//! - a listening socket with an abstract name (unix(7)), which *all* of them listen on: one that
+//!   comes later gets copies of the objects from whichever of them accepts ([`meeting`]);
+//! - a file in memory, in which a *lock* on a byte says that a slot is taken, that a process
+//!   listens for a service, that it has bound a port, or that it has `afxdp` ([`locks`]). The
+//!   file's contents say how long slots rest, and the work to do for a process that has gone
+//!   ([`notes`]);
+//! - a *bag* of sockets ([`bag`]): a stream that is written and never read, only looked into. It
+//!   has the UDP socket of each slot, all of one `SO_REUSEPORT` group. So a slot's socket stays in
+//!   the group at its index when its process dies, and the next process on the slot takes it over;
+//! - the *duty*, a second name. The process that has it reads the socket of slot 0: datagrams to
+//!   the general services (QP1), and to no slot. The others are connected to it, learn of its end,
+//!   and one of them follows ([`duty`]).
+//!
+//! Processes of one user share an address: the kernel lets only sockets of one user share a port.
+
+mod address;
+mod bag;
+mod duty;
+mod guardian;
+mod host;
+mod layout;
+mod locks;
+mod mail;
+mod meeting;
+mod notes;
+mod told;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use self::address::{Shared, failed};
+use self::duty::Duty;
+pub use self::guardian::{Errand, GUARDIAN_VARIABLE, Guardian, Left};
+use self::host::Host;
+pub use self::layout::NOTE_BYTES;
+use self::layout::SLOTS_MAX;
+use self::locks::On;
+pub use self::locks::PortClaim;
+pub(crate) use self::mail::Mail;
+use self::mail::Writer;
+use self::told::{AgentLink, Words};
+
+use crate::kernel::interface::Interface;
+use crate::port::config::{PacketConfig, PortConfig, Shards};
+use crate::port::contract::{Backend, RxDatagram};
+use crate::port::error::OpenError;
+use crate::udp::Socket;
+
+/// The fewest frames that the ring of `packet` gets because of neighbours: a port that has the
+/// traffic to itself still does READs half as fast (docs/agent.md).
+const RING_FRAMES_MIN: u32 = crate::tuning::shared::RING_FRAMES_MIN;
+/// How long a slot rests when its process has gone: twice the longest ACK timeout that a connection
+/// counts. Until then packets of the old process's peers may come.
+const REST: Duration = crate::tuning::shared::REST;
+/// A slot with notes of a process that has gone rests longest.
+const OWED: u64 = u64::MAX;
+/// Slots are used anew before there are more of them than this, and twice those in use.
+const ROOM_MIN: usize = crate::tuning::shared::ROOM_MIN;
+/// How long the duty of a group that has ended may be held.
+const DUTY_RELEASE_MAX: Duration = crate::tuning::shared::DUTY_RELEASE_MAX;
+/// The interval of searches for the mailbox of a slot that has none yet.
+const ASK_EVERY: Duration = crate::tuning::shared::ASK_EVERY;
+
+/// The slots of a device: `count` in a row, the same on each of its addresses.
+pub struct Slots {
+    first: u8,
+    count: usize,
+    /// The number of others' slots when these were taken.
+    neighbours: usize,
+    shared: Vec<Shared>,
+    /// Lets others join.
+    host: Host,
+    /// The connection to the guardian of the program, if there is one.
+    _guardian: Option<OwnedFd>,
+}
+
+impl std::fmt::Debug for Slots {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Slots({} from {})", self.count, self.first)
+    }
+}
+
+impl Slots {
+    /// Takes slots for the ports of a device with these addresses; `shards` has their number and
+    /// the byte.
+    ///
+    /// # Errors
+    /// Another user's process, or one that does not share, has an address; all slots are taken; no
+    /// descriptors or no memory left.
+    pub fn lease(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        Shards { count, selector, .. }: Shards,
+    ) -> Result<Self, OpenError> {
+        // Every process joins in this order, and takes several locks in it.
+        let mut sorted = addresses.to_vec();
+        sorted.sort_unstable();
+        let joined = sorted.into_iter().map(|address| Shared::join(iface, address));
+        let joined = joined.collect::<Result<Vec<_>, _>>()?;
+        let (shared, mut duties): (Vec<_>, Vec<_>) = joined.into_iter().unzip();
+        let (first, neighbours) =
+            take_slots(&shared, &mut duties, iface, config, (count, selector))?;
+        let objects = shared.iter().map(|it| it.objects.clone());
+        let follows = first > 0 && shared.iter().any(Shared::has_duty);
+        let words = Words::of(&shared, first, count);
+        let guardian = told::tell_guardian(&words);
+        let agent = AgentLink::new(words);
+        let host = Host::start(objects.zip(duties).collect(), follows, agent)
+            .map_err(|e| failed("start a thread", e, ""))?;
+        Ok(Self { first, count, neighbours, shared, host, _guardian: guardian })
+    }
+
+    /// The first slot: the others follow.
+    #[must_use]
+    pub fn first(&self) -> u8 {
+        self.first
+    }
+
+    /// The number of slots.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The configuration of these ports: a ring of `packet` that the program left at its default
+    /// has half the frames for each doubling of the ports on an address.
+    pub(crate) fn fitted(&self, config: &PortConfig) -> PortConfig {
+        let mut fitted = config.clone();
+        let default = PacketConfig::default().ring_frames;
+        if config.packet.ring_frames == default {
+            let doublings = (self.neighbours + 1).ilog2();
+            fitted.packet.ring_frames = (default >> doublings).max(RING_FRAMES_MIN);
+        }
+        fitted
+    }
+
+    fn at(&self, address: IpAddr) -> io::Result<&Shared> {
+        let found = self.shared.iter().find(|it| it.address == address);
+        found.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+    }
+
+    /// The UDP sockets of the own slots on an address.
+    pub(crate) fn sockets(&self, address: IpAddr) -> io::Result<Vec<Socket>> {
+        let it = self.at(address)?;
+        let _held = it.locks.hold()?;
+        let own = usize::from(self.first)..usize::from(self.first) + self.count;
+        own.map(|slot| Ok(it.entry(slot)?.socket)).collect()
+    }
+
+    /// The datagrams that neighbours hand over to one of the own slots on an address.
+    pub(crate) fn mail(&self, address: IpAddr, nth: usize) -> io::Result<Mail> {
+        let it = self.at(address)?;
+        let _held = it.locks.hold()?;
+        Ok(Mail::new(address, it.entry(usize::from(self.first) + nth)?.inbox))
+    }
+
+    /// The socket of slot 0 of an address, if this process has to read it: it has the duty, and the
+    /// process that had it before has ended. It waits for no other process.
+    pub(crate) fn inherited(&self, address: IpAddr) -> io::Result<Option<Socket>> {
+        let it = self.at(address)?;
+        // The own slot is read anyway.
+        if self.first == 0 || !it.has_duty() {
+            return Ok(None);
+        }
+        let _held = it.locks.hold_at_once()?;
+        Ok(Some(it.entry(0)?.socket))
+    }
+
+    /// Clears [`news`](Self::news).
+    pub(crate) fn heard(&self) {
+        self.host.heard();
+    }
+
+    /// Readable once this process has got a duty, or there may be something for
+    /// [`left`](Self::left), until [`heard`](Self::heard).
+    pub(crate) fn news(&self) -> BorrowedFd<'_> {
+        self.host.news()
+    }
+
+    /// Whether this process has the duty on an address.
+    #[must_use]
+    pub fn has_duty(&self, address: IpAddr) -> bool {
+        self.at(address).is_ok_and(Shared::has_duty)
+    }
+
+    /// Keeps a note for the neighbours, under a key: their work for this process once it has gone,
+    /// in any way. They find the notes for which there is room.
+    pub fn note(&self, address: IpAddr, key: u32, note: &[u8; NOTE_BYTES]) {
+        if let Ok(it) = self.at(address) {
+            it.notes.keep(&it.locks, self.first, key, note);
+        }
+    }
+
+    /// Drops the note with this key.
+    pub fn drop_note(&self, address: IpAddr, key: u32) {
+        if let Ok(it) = self.at(address) {
+            it.notes.drop(&it.locks, self.first, key);
+        }
+    }
+
+    /// The notes of neighbours that have gone, if this process has the duty, each with the address.
+    /// Any process of the user may have written them. They stay until
+    /// [`forget_left`](Self::forget_left): this process may die before it has noted them itself.
+    #[must_use]
+    pub fn left(&self) -> Vec<(IpAddr, [u8; NOTE_BYTES])> {
+        let mut all = Vec::new();
+        if !self.host.has_to_look() {
+            return all;
+        }
+        let own = usize::from(self.first)..usize::from(self.first) + self.count;
+        for it in self.shared.iter().filter(|it| it.has_duty()) {
+            let Ok(_held) = it.locks.hold_at_once() else {
+                // Another process is just joining or leaving.
+                self.host.look_again();
+                continue;
+            };
+            let mut told = it.told.lock().unwrap_or_else(PoisonError::into_inner);
+            let _ = notes::left(&it.locks, own.clone(), |slot, notes| {
+                told.insert(slot);
+                all.extend(notes.into_iter().map(|note| (it.address, note)));
+            });
+        }
+        all
+    }
+
+    /// Removes the notes that [`left`](Self::left) has returned.
+    pub fn forget_left(&self) {
+        for it in &self.shared {
+            let mut told = it.told.lock().unwrap_or_else(PoisonError::into_inner);
+            if told.is_empty() {
+                continue;
+            }
+            let Ok(_held) = it.locks.hold_at_once() else {
+                // They are returned again.
+                self.host.look_again();
+                continue;
+            };
+            // The next process on a slot has removed them.
+            let is_free = |slot: &usize| !it.locks.is_taken(*slot).unwrap_or(true);
+            for slot in std::mem::take(&mut *told).into_iter().filter(is_free) {
+                let _ = notes::clear(&it.locks, slot);
+            }
+        }
+    }
+
+    /// Whether another process has a slot of an address.
+    #[must_use]
+    pub fn is_taken(&self, slot: u8, address: IpAddr) -> bool {
+        self.at(address).is_ok_and(|it| it.locks.is_taken(usize::from(slot)).unwrap_or(true))
+    }
+
+    /// Takes the right to open `afxdp`, which one process of an address has at a time: until
+    /// [`leave_xdp`](Self::leave_xdp), or for as long as it has its slots.
+    ///
+    /// # Errors
+    /// The first address on which a neighbour has it. Then nothing is taken.
+    pub(crate) fn take_xdp(&self) -> Result<(), IpAddr> {
+        let Some(other) = self.shared.iter().find(|it| !it.locks.take_xdp()) else { return Ok(()) };
+        self.leave_xdp();
+        Err(other.address)
+    }
+
+    /// This process does not open `afxdp` after all.
+    pub(crate) fn leave_xdp(&self) {
+        self.shared.iter().for_each(|it| it.locks.leave_xdp());
+    }
+
+    /// The first address on which a neighbour has `afxdp`, or opens it.
+    pub(crate) fn xdp_neighbour(&self) -> Option<IpAddr> {
+        let found = self.shared.iter().find(|it| it.locks.is_xdp_taken().unwrap_or(false));
+        found.map(|it| it.address)
+    }
+
+    /// Gives a datagram to the process that has a slot. Returns whether it has got it.
+    pub fn hand_over(&self, slot: u8, datagram: &RxDatagram<'_>) -> bool {
+        let Ok(it) = self.at(datagram.dst) else { return false };
+        let mut writers = it.writers.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = writers.entry(slot).or_default();
+        if known.writer.is_none() && known.asked.is_none_or(|at| at.elapsed() > ASK_EVERY) {
+            known.asked = Some(Instant::now());
+            let found = it.locks.hold_at_once().and_then(|_held| it.bag().get(usize::from(slot)));
+            known.writer = found.ok().map(|entry| Writer::new(entry.outbox));
+        }
+        known.writer.as_ref().is_some_and(|writer| writer.write(datagram))
+    }
+
+    /// This process listens for a service from now on, on one address or on all of the device.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`: a neighbour does already.
+    pub fn listen(&self, service: u64, address: Option<IpAddr>) -> io::Result<()> {
+        let here: Vec<&Shared> = self.places(address).collect();
+        let place = locks::service(service, On::of(address));
+        for (nth, it) in here.iter().enumerate() {
+            if let Err(e) = it.locks.listen(place, self.first) {
+                here[..nth].iter().for_each(|it| it.unlisten(place, self.first));
+                return Err(e);
+            }
+            it.listens().insert(place);
+        }
+        Ok(())
+    }
+
+    /// It does not any more.
+    pub fn unlisten(&self, service: u64, address: Option<IpAddr>) {
+        let place = locks::service(service, On::of(address));
+        self.places(address).for_each(|it| it.unlisten(place, self.first));
+    }
+
+    /// The slot of the neighbour that listens for a service on this address, or on all, unless this
+    /// process does so more precisely.
+    #[must_use]
+    pub fn listener(&self, service: u64, address: IpAddr) -> Option<u8> {
+        let it = self.at(address).ok()?;
+        for on in On::EACH {
+            let place = locks::service(service, on);
+            if it.listens().contains(&place) {
+                return None;
+            }
+            if let Ok(Some(slot)) = it.locks.listener(place) {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// This process has a port on an address as `claim` says from now on. The meaning of the number
+    /// is the callers'; to the kernel a port is one, however often this process has it.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`: a neighbour has it in a way that does not go with that. Nothing has changed
+    /// then.
+    pub fn claim_port(&self, address: IpAddr, port: u32, claim: PortClaim) -> io::Result<()> {
+        self.at(address)?.locks.claim_port(port, claim)
+    }
+
+    /// Whether a neighbour has a port on an address.
+    #[must_use]
+    pub fn is_port_claimed(&self, address: IpAddr, port: u32) -> bool {
+        self.at(address).is_ok_and(|it| it.locks.is_port_claimed(port).unwrap_or(false))
+    }
+
+    fn places(&self, address: Option<IpAddr>) -> impl Iterator<Item = &Shared> + use<'_> {
+        let of_family = move |it: &&Shared| {
+            address.is_none_or(|address| match On::of(Some(address)) {
+                On::Family => it.address.is_ipv4() == address.is_ipv4(),
+                _ => it.address == address,
+            })
+        };
+        self.shared.iter().filter(of_family)
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        // A child of fork(2) has descriptors of nothing.
+        if !self.host.is_own() {
+            return;
+        }
+        let mut owes = false;
+        for it in &self.shared {
+            // A copy of its descriptor in a child between fork and exec would keep it.
+            it.locks.leave_xdp();
+            // Without the lock the slots look like those of a process that died.
+            let Ok(_held) = it.locks.hold() else { continue };
+            for slot in usize::from(self.first)..usize::from(self.first) + self.count {
+                owes |= notes::are_left(&it.locks, slot).unwrap_or(false);
+                // The next process with the duty reads datagrams that come to slot 0 meanwhile.
+                if slot > 0
+                    && let Ok(entry) = it.bag().get(slot)
+                {
+                    let _ = entry.socket.drop_all_input();
+                }
+                it.locks.leave(slot, REST);
+            }
+        }
+        // With it goes the duty. The process that follows takes slot 0 as it has been left.
+        self.host.stop(owes);
+    }
+}
+
+/// Takes slots on all addresses, and makes the sockets that they need. Returns the first slot, and
+/// the number of others' slots.
+fn take_slots(
+    shared: &[Shared],
+    duties: &mut [Duty],
+    iface: &Interface,
+    config: &PortConfig,
+    (count, selector): (usize, u16),
+) -> Result<(u8, usize), OpenError> {
+    let mut held = Vec::new();
+    for it in shared {
+        let hint = "a process on this address is stopped: let it go on, or end it";
+        let lock = it.locks.hold();
+        held.push(lock.map_err(|e| failed(&format!("take the lock of {}", it.name), e, hint))?);
+    }
+    let first = choose(shared, count).map_err(|e| failed("see which slots are free", e, ""))?;
+    let Some((first, neighbours)) = first else {
+        let text = format!("of {SLOTS_MAX} slots no {count} are free");
+        let hint = "end a process on this address, or take fewer shards";
+        return Err(OpenError::plain(Backend::Udp, text, hint));
+    };
+    for (it, duty) in shared.iter().zip(duties) {
+        let own = usize::from(first)..usize::from(first) + count;
+        it.make_sockets(iface, config, own.end, selector)?;
+        own.into_iter()
+            .try_for_each(|slot| it.locks.take(slot))
+            .map_err(|e| failed("take a slot", e, ""))?;
+        // With a new group the duty is this process's, before another one joins. It may still be
+        // that of the last process of the group before.
+        let end = Instant::now() + DUTY_RELEASE_MAX;
+        loop {
+            let looked = duty.look();
+            looked.map_err(|e| failed("take the duty, or see who has it", e.error, &e.hint))?;
+            if first > 0 || it.has_duty() {
+                break;
+            }
+            if Instant::now() > end {
+                let e = io::Error::from_raw_os_error(libc::EADDRINUSE);
+                return Err(failed("take the duty", e, &duty.hint()));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    drop(held);
+    Ok((first, neighbours))
+}
+
+/// The first of `count` slots in a row that are free on all addresses, and the number of those that
+/// are taken. Where a group of sockets is new, that is slot 0; later slot 0 is the duty's.
+fn choose(shared: &[Shared], count: usize) -> io::Result<Option<(u8, usize)>> {
+    let mut is_new = true;
+    // When each may be used: `None` while it is taken.
+    let mut slots = [Some(0); SLOTS_MAX];
+    for it in shared {
+        is_new &= it.bag().len()? == 0;
+        for (slot, both) in slots.iter_mut().enumerate() {
+            let mut here = it.locks.rests_until(slot, REST)?;
+            // The next process on the slot writes there: not before they are read, if it can be.
+            if here.is_some() && notes::are_left(&it.locks, slot).unwrap_or(false) {
+                here = Some(OWED);
+            }
+            *both = both.zip(here).map(|(one, other)| one.max(other));
+        }
+    }
+    let taken = slots.iter().filter(|slot| slot.is_none()).count();
+    if is_new {
+        return Ok(Some((0, taken)).filter(|_| slots[..count].iter().all(Option::is_some)));
+    }
+    let room = (2 * taken + ROOM_MIN + count).min(SLOTS_MAX);
+    let until = |row: &[Option<u64>]| {
+        row.iter().try_fold(0, |latest, slot| slot.map(|until| latest.max(until)))
+    };
+    // Those that rest longest if none has rested enough.
+    let rows = |end: usize| {
+        let rows = slots[..end].windows(count).enumerate().skip(1);
+        rows.filter_map(|(first, row)| Some((until(row)?, first))).min()
+    };
+    let found = rows(room).filter(|(until, _)| *until < OWED).or_else(|| rows(SLOTS_MAX));
+    Ok(found.map(|(_, first)| (u8::try_from(first).expect("below 256"), taken)))
+}
+
+#[cfg(test)]
+mod squatter_tests;
+#[cfg(test)]
+mod tests;

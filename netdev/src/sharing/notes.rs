@@ -1,0 +1,111 @@
+//! Notes that a process leaves for its neighbours, in the file that all share: their work for it
+//! once it has gone. Their meaning is the caller's.
+//!
+//! The file has a number for each slot, of the places that have been used, and the places behind.
+//! Any process of the user can write anything there, so all that is read is bounded, and the caller
+//! judges the notes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+use super::layout::{COUNTS, NOTE_BYTES, NOTES_AT, NOTES_MAX};
+use super::locks::Locks;
+
+/// A place without a note.
+const EMPTY: [u8; NOTE_BYTES] = [0; NOTE_BYTES];
+
+/// Where this process's notes are.
+#[derive(Debug, Default)]
+pub(super) struct Notes(Mutex<Places>);
+
+#[derive(Debug, Default)]
+struct Places {
+    by_key: BTreeMap<u32, usize>,
+    free: Vec<usize>,
+    /// The number of places that have been used.
+    count: usize,
+}
+
+fn count_at(slot: usize) -> u64 {
+    NOTES_AT + slot as u64 * 8
+}
+
+fn place_at(slot: usize, place: usize) -> u64 {
+    NOTES_AT + (COUNTS + (slot * NOTES_MAX + place) * NOTE_BYTES) as u64
+}
+
+impl Notes {
+    /// Keeps a note under a key. There may be no room for it: then nothing is done for it later.
+    pub(super) fn keep(&self, locks: &Locks, slot: u8, key: u32, note: &[u8; NOTE_BYTES]) {
+        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Places { by_key, free, count } = &mut *places;
+        let slot = usize::from(slot);
+        let place = match by_key.get(&key).copied().or_else(|| free.pop()) {
+            Some(place) => place,
+            None if *count < NOTES_MAX => *count,
+            None => return,
+        };
+        if locks.write(note, place_at(slot, place)).is_err() {
+            return;
+        }
+        by_key.insert(key, place);
+        if place == *count {
+            *count += 1;
+            let _ = locks.write(&(*count as u64).to_ne_bytes(), count_at(slot));
+        }
+    }
+
+    /// Drops the note with a key, if there is one.
+    pub(super) fn drop(&self, locks: &Locks, slot: u8, key: u32) {
+        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = places.by_key.remove(&key) {
+            let _ = locks.write(&EMPTY, place_at(usize::from(slot), place));
+            places.free.push(place);
+        }
+    }
+}
+
+/// Forgets the notes of a former process on the slot.
+pub(super) fn clear(locks: &Locks, slot: usize) -> io::Result<()> {
+    locks.write(&[0; 8], count_at(slot))
+}
+
+/// Whether a process that has gone left notes on its slot.
+pub(super) fn are_left(locks: &Locks, slot: usize) -> io::Result<bool> {
+    let mut count = [0; 8];
+    locks.read(&mut count, count_at(slot))?;
+    if u64::from_ne_bytes(count) == 0 || locks.is_taken(slot)? {
+        return Ok(false);
+    }
+    Ok(!read_left(locks, slot, u64::from_ne_bytes(count))?.is_empty())
+}
+
+/// The notes at the first `count` places of a slot.
+fn read_left(locks: &Locks, slot: usize, count: u64) -> io::Result<Vec<[u8; NOTE_BYTES]>> {
+    let count = usize::try_from(count).map_or(NOTES_MAX, |count| count.min(NOTES_MAX));
+    let mut bytes = vec![0; count * NOTE_BYTES];
+    locks.read(&mut bytes, place_at(slot, 0))?;
+    let notes = bytes.chunks_exact(NOTE_BYTES).filter_map(|note| note.try_into().ok());
+    Ok(notes.filter(|note| *note != EMPTY).collect())
+}
+
+/// Tells the slots and the notes of processes that have gone, those of `own` slots aside. Under the
+/// lock of all.
+pub(super) fn left(
+    locks: &Locks,
+    own: std::ops::Range<usize>,
+    mut each: impl FnMut(usize, Vec<[u8; NOTE_BYTES]>),
+) -> io::Result<()> {
+    let mut counts = vec![0; COUNTS];
+    locks.read(&mut counts, NOTES_AT)?;
+    for (slot, count) in counts.chunks_exact(8).enumerate() {
+        let count = count.try_into().map_or(0, u64::from_ne_bytes);
+        if count == 0 || own.contains(&slot) || locks.is_taken(slot)? {
+            continue;
+        }
+        // The file may be shorter.
+        each(slot, read_left(locks, slot, count).unwrap_or_default());
+    }
+    Ok(())
+}

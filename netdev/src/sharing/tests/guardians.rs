@@ -1,0 +1,164 @@
+//! A guardian's work for processes that have gone.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+
+use super::*;
+use crate::sharing::guardian::{Errand, Guardian, Left};
+use crate::sharing::told::{Words, tell_guardian_at};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A guardian of this process, which does not end meanwhile, and its name.
+fn guardian() -> (Guardian, String) {
+    let (socket, name) = Guardian::socket().expect("a socket");
+    let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("this process");
+    (Guardian::new(socket, own), name)
+}
+
+/// A process that has sent its slots to the guardian, and its connection.
+fn ward(name: &str, addresses: &[IpAddr], count: usize) -> (Process, OwnedFd) {
+    let ward = process(addresses, count);
+    let Slots { shared, first, count, .. } = &*ward.slots;
+    let words = Words::of(shared, *first, *count);
+    let connection = tell_guardian_at(name, &words).expect("a guardian");
+    (ward, connection)
+}
+
+fn left(guardian: &mut Guardian) -> Vec<Left> {
+    match guardian.errand().expect("no error") {
+        Some(Errand::Settle(left)) => left,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The next process: it takes the notes left, and is the only one.
+fn take_all(here: &[IpAddr]) -> usize {
+    let mut next = process(here, 1);
+    follow(&mut [&mut next], here);
+    let end = Instant::now() + PATIENCE;
+    let mut found = Vec::new();
+    while found.is_empty() && Instant::now() < end {
+        found = next.slots.left();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    next.slots.forget_left();
+    found.len()
+}
+
+fn note(ward: &Process, here: IpAddr, key: u32) {
+    ward.slots.note(here, key, &[key as u8; NOTE_BYTES]);
+}
+
+#[test]
+fn the_last_processes_of_an_address_leave_it_to_their_guardians() {
+    let here = [address(30), address(31)];
+    let (mut one, one_name) = guardian();
+    let (mut two, two_name) = guardian();
+    // A process with two shards, and one of another program.
+    let (first, first_told) = ward(&one_name, &here, 2);
+    let (second, second_told) = ward(&two_name, &here, 1);
+    note(&first, here[0], 1);
+    note(&first, here[1], 2);
+    note(&second, here[0], 3);
+    drop((first, first_told));
+    let of_first = left(&mut one);
+    assert_eq!(of_first.iter().map(|left| left.address).collect::<Vec<_>>(), here);
+    assert!(of_first.iter().all(Left::is_owed));
+    // While a neighbour lives it is that one's to do.
+    let never = || panic!("a neighbour lives");
+    of_first[0].settle(Instant::now() + Duration::from_millis(50), never);
+    assert!(of_first[0].is_owed());
+    drop((second, second_told));
+    let of_second = left(&mut two);
+    let (times, found) = (AtomicU32::new(0), Mutex::new(Vec::new()));
+    let end = Instant::now() + PATIENCE;
+    // Both at once: one of them opens each address, as any process does.
+    std::thread::scope(|scope| {
+        for left in of_first.iter().chain(&of_second) {
+            scope.spawn(|| {
+                left.settle(end, || {
+                    times.fetch_add(1, Ordering::Relaxed);
+                    let count = take_all(&[left.address]);
+                    found.lock().expect("whole").push((left.address, count));
+                });
+            });
+        }
+    });
+    let mut found = found.into_inner().expect("whole");
+    found.sort_unstable();
+    assert_eq!((found, times.into_inner()), (vec![(here[0], 2), (here[1], 1)], 2));
+    assert!(!of_first.iter().chain(&of_second).any(Left::is_owed));
+    // The address is free once they have let go of it.
+    drop((of_first, of_second));
+    let again = process(&here, 1);
+    assert_eq!(again.slots.first(), 0, "a new group");
+}
+
+#[test]
+fn what_a_process_has_ended_itself_is_not_owed() {
+    let here = address(32);
+    let (mut one, name) = guardian();
+    let (first, told) = ward(&name, &[here], 1);
+    note(&first, here, 1);
+    first.slots.drop_note(here, 1);
+    drop((first, told));
+    let left = left(&mut one);
+    assert!(!left[0].is_owed());
+    left[0].settle(Instant::now() + PATIENCE, || panic!("nothing is owed"));
+}
+
+/// Any process of the user can connect, and say anything.
+#[test]
+fn a_guardian_takes_no_nonsense_and_goes_on() {
+    let here = address(33);
+    let (mut one, name) = guardian();
+    let (first, told) = ward(&name, &[here], 1);
+    let [shared] = &first.slots.shared[..] else { panic!("one address") };
+    let descriptors = shared.objects.descriptors();
+    let connect = || tell_guardian_at(&name, &Words::of(&[], 0, 1)).expect("a guardian");
+    let say = |message: &[u8], whole: bool| {
+        let stranger = connect();
+        let descriptors = if whole { &descriptors[..] } else { &descriptors[1..] };
+        crate::kernel::rights::send::<{ crate::sharing::meeting::SPACE }>(
+            &stranger,
+            message,
+            descriptors,
+        )
+        .expect("sent");
+    };
+    say(b"", true);
+    say(&[0], true);
+    say(b"\0\0not an address", true);
+    say(b"\0\x00127.0.0.1", false);
+    say(&[&[255, 1], &b"127.0.0.1"[..]].concat(), true);
+    drop(connect());
+    for _ in 0..6 {
+        assert_eq!(left(&mut one).len(), 0);
+    }
+    note(&first, here, 1);
+    drop((first, told));
+    assert!(left(&mut one)[0].is_owed());
+}
+
+#[test]
+fn a_guardian_ends_with_the_program_and_its_last_process() {
+    let here = address(34);
+    let mut program = std::process::Command::new("cat");
+    let mut program = program.stdin(std::process::Stdio::piped()).spawn().expect("a program");
+    let pid = rustix::process::Pid::from_child(&program);
+    let (socket, name) = Guardian::socket().expect("a socket");
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("a process");
+    let mut one = Guardian::new(socket, pidfd);
+    let (first, told) = ward(&name, &[here], 1);
+    drop(program.stdin.take());
+    program.wait().expect("it ends");
+    let (second, second_told) = ward(&name, &[here], 1);
+    drop((first, told));
+    assert_eq!(left(&mut one).len(), 1, "a process that outlives the program");
+    drop((second, second_told));
+    assert_eq!(left(&mut one).len(), 1);
+    assert!(one.errand().expect("no error").is_none());
+}

@@ -1,0 +1,177 @@
+//! The notes of a process, and their fate.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::sharing::locks::Locks;
+use crate::sharing::notes::Notes;
+
+/// The notes of processes that have gone, as `of` finds them.
+fn left(of: &Process) -> Vec<(IpAddr, [u8; NOTE_BYTES])> {
+    let mut all = Vec::new();
+    let end = Instant::now() + Duration::from_millis(300);
+    while all.is_empty() && Instant::now() < end {
+        all = of.slots.left();
+        of.slots.forget_left();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    all.sort_unstable();
+    all
+}
+
+fn note(mark: u8) -> [u8; NOTE_BYTES] {
+    [mark; NOTE_BYTES]
+}
+
+#[test]
+fn notes_of_a_process_that_has_gone_are_told_to_the_one_with_the_duty() {
+    let here = [address(20), address(21)];
+    let [mut first, second, third] = [(); 3].map(|()| process(&here, 1));
+    let other = process(&here, 2);
+    // Two of each, and one that has been dropped; the same key on two addresses.
+    for key in [7, 8, 9] {
+        second.slots.note(here[0], key, &note(key as u8));
+    }
+    second.slots.note(here[1], 7, &note(70));
+    second.slots.drop_note(here[0], 8);
+    second.slots.drop_note(here[1], 99);
+    third.slots.note(here[0], 7, &note(30));
+    other.slots.note(here[0], 1, &note(41));
+    first.slots.note(here[0], 1, &note(1));
+    assert_eq!(left(&first), [], "nobody has gone");
+    drop(second);
+    assert_eq!(left(&first), [(here[0], note(7)), (here[0], note(9)), (here[1], note(70))]);
+    assert_eq!((left(&first), left(&third)), (vec![], vec![]), "once, and to one");
+    // A place is used again.
+    other.slots.note(here[0], 2, &note(42));
+    other.slots.drop_note(here[0], 1);
+    other.slots.note(here[0], 3, &note(43));
+    other.slots.note(here[0], 3, &note(44));
+    drop(other);
+    assert_eq!(left(&first), [(here[0], note(42)), (here[0], note(44))]);
+    // The one that follows hears of the one that had the duty.
+    assert_eq!(first.ports[0].maintain(), None);
+    drop(first);
+    let mut third = third;
+    follow(&mut [&mut third], &here);
+    assert_eq!(left(&third), [(here[0], note(1))]);
+}
+
+/// Who has read them may die before anything came of it.
+#[test]
+fn notes_stay_until_they_are_forgotten_and_no_process_takes_their_slot_before() {
+    let here = address(24);
+    let first = process(&[here], 1);
+    let gone: Vec<Process> = (0..ROOM_MIN + 4).map(|_| process(&[here], 1)).collect();
+    for (nth, it) in gone.iter().enumerate() {
+        it.slots.note(here, 7, &note(nth as u8 + 1));
+    }
+    let used: BTreeSet<u8> = gone.iter().map(|it| it.slots.first()).collect();
+    drop(gone);
+    // There is no room for another slot, but no neighbour's notes are lost for it.
+    let next = process(&[here], 1);
+    assert!(!used.contains(&next.slots.first()), "{next:?} of {used:?}", next = next.slots);
+    let told = |of: &Process| {
+        let end = Instant::now() + Duration::from_secs(5);
+        let mut told = Vec::new();
+        while told.is_empty() && Instant::now() < end {
+            told = of.slots.left();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        told.len()
+    };
+    assert_eq!(told(&first), ROOM_MIN + 4);
+    drop(first);
+    let mut next = next;
+    follow(&mut [&mut next], &[here]);
+    assert_eq!(told(&next), ROOM_MIN + 4, "to the one that follows, too");
+    next.slots.forget_left();
+    let mut third = process(&[here], 1);
+    drop(next);
+    follow(&mut [&mut third], &[here]);
+    assert_eq!(left(&third), []);
+    assert!(used.contains(&process(&[here], 1).slots.first()), "their slots are used anew");
+}
+
+#[test]
+fn a_slot_that_is_used_anew_has_no_notes_of_the_process_before() {
+    let here = address(22);
+    let first = process(&[here], 1);
+    let second = process(&[here], 1);
+    second.slots.note(here, 7, &note(7));
+    let slot = second.slots.first();
+    drop(second);
+    // A process may be faster than the one with the duty.
+    first.shared_take(slot);
+    assert_eq!(left(&first), []);
+}
+
+impl Process {
+    /// Has another process take a slot at once.
+    fn shared_take(&self, slot: u8) {
+        let shared = &self.slots.shared[0];
+        let locks = Locks::open(&shared.objects.memory).expect("opened");
+        let _held = locks.hold().expect("held");
+        locks.take(usize::from(slot)).expect("free");
+        locks.leave(usize::from(slot), REST);
+    }
+}
+
+/// Any process of the user may write to the file.
+#[test]
+fn a_file_with_nonsense_tells_nonsense_and_harms_nobody() {
+    let here = address(23);
+    let first = process(&[here], 1);
+    let second = process(&[here], 1);
+    second.slots.note(here, 7, &note(7));
+    first.slots.note(here, 7, &note(1));
+    let locks = &first.slots.shared[0].locks;
+    let counts = layout::NOTES_BYTES as usize;
+    let mut nonsense = vec![0xff; 256 * 8 + 1024];
+    for value in [0xff, 0x80, 1] {
+        nonsense.fill(value);
+        locks.write(&nonsense, layout::NOTES_AT).expect("written");
+        drop(lease(&[here], 1).expect("a slot"));
+        let told = left(&first);
+        // Those of slots without a process, as far as there are places. The rest is zero.
+        assert!(told.len() <= counts / NOTE_BYTES && told.iter().all(|(at, _)| *at == here));
+        assert!(told.iter().all(|(_, it)| *it != note(7) && *it != note(1)), "of the living");
+    }
+    // A process that lives goes on, and its notes from now on are found.
+    second.slots.note(here, 8, &note(8));
+    assert_eq!(second.slots.first(), 1);
+    drop(second);
+    assert!(left(&first).contains(&(here, note(8))));
+    // The room is limited; it is had again.
+    let third = process(&[here], 1);
+    for key in 0..5000 {
+        third.slots.note(here, key, &note(3));
+    }
+    (0..5000).for_each(|key| third.slots.drop_note(here, key));
+    (0..10).for_each(|key| third.slots.note(here, key, &note(4)));
+    drop(third);
+    assert_eq!(left(&first), [(here, note(4)); 10]);
+}
+
+/// Another version may have made the file, or a process that may write no longer ones.
+#[test]
+fn a_file_without_room_for_notes_has_none() {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    let memory = memfd_create("test", MemfdFlags::ALLOW_SEALING).expect("made");
+    ftruncate(&memory, layout::NOTES_AT + 256 * 8).expect("long enough");
+    fcntl_add_seals(&memory, SealFlags::GROW).expect("sealed");
+    let locks = Locks::open(&memory).expect("opened");
+    let notes = Notes::default();
+    let told = || {
+        let mut told = Vec::new();
+        notes::left(&locks, 0..0, |_, notes| told.extend(notes)).map(|()| told)
+    };
+    notes.keep(&locks, 5, 7, &note(7));
+    // The notes that the numbers announce are not there.
+    locks.write(&[0xff; 256 * 8], layout::NOTES_AT).expect("written");
+    assert_eq!(told().expect("numbers"), [[0; NOTE_BYTES]; 0]);
+    ftruncate(&memory, layout::NOTES_AT).expect("shorter");
+    notes.keep(&locks, 5, 8, &note(8));
+    told().expect_err("no numbers");
+    locks.take(5).expect("free");
+}

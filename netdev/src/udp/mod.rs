@@ -1,0 +1,470 @@
+//! Plain UDP sockets: no privilege, `UDP_SEGMENT` out, `UDP_GRO` in.
+//!
+//! Each own address has one socket on UDP/4791 that receives. Datagrams leave from a socket bound
+//! to the path's source port, opened for the first path that needs it. All sockets are unconnected
+//! and never fragment (`IP_PMTUDISC_DO`). Linux then writes IPv4 identification 0, and datagram *i*
+//! of a super-packet gets *i* when it is segmented, so the sender knows the bytes that the ICRC
+//! must cover. The receiver cannot read the identification; it is a hint
+//! ([`RxIpId::Hint`](crate::RxIpId::Hint)).
+//!
+//! Each joined group has a socket of its own (`groups`), which shares UDP/4791 with those of other
+//! programs on this machine.
+//!
+//! Datagrams to the port's own addresses go through the kernel's loopback like any other.
+
+mod groups;
+pub mod holder;
+mod neighbours;
+pub(crate) mod next_hop;
+mod offload;
+mod paths;
+mod rx;
+mod sockets;
+mod staging;
+mod sys;
+mod tx;
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::kernel::descriptors::{Epoll, Interest};
+use crate::kernel::interface::Interface;
+use crate::port::config::{PortConfig, Shards};
+use crate::port::contract::{
+    Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, Runs,
+    RxBudget, RxDatagram, TxFailure, TxSlot,
+};
+use crate::port::error::OpenError;
+use crate::port::parts::{BackendParts, Fds, Manifest, Parts};
+use crate::sharing::Slots;
+use groups::Groups;
+use neighbours::Neighbours;
+use offload::Offload;
+use paths::Paths;
+use rx::Receiver;
+use sockets::{Home, Options, Role};
+pub(crate) use sockets::{domain_of, open_shared};
+use staging::{RUN_BYTES_MAX, Staging};
+use sys::SendScratch;
+pub(crate) use sys::Socket;
+
+/// A port over UDP sockets.
+///
+/// While the port is [blocked](Port::wants_write), [`wait_fd`](Port::wait_fd) also becomes readable
+/// when the kernel takes more: no need to wait for `POLLOUT`.
+pub struct UdpPort {
+    capabilities: Capabilities,
+    addresses: Vec<IpAddr>,
+    options: Options,
+    paths: Paths,
+    receiver: Receiver,
+    groups: Groups,
+    neighbours: Option<Neighbours>,
+    staging: Staging,
+    scratch: SendScratch,
+    /// The socket that the kernel takes no more from.
+    blocked: Option<usize>,
+    epoll: Epoll,
+    tx: TxStats,
+    /// `None` where it makes no difference (a guard, or no super-packets), and if changes cannot be
+    /// monitored: then no run counts as taken whole.
+    offload: Option<Offload>,
+}
+
+/// The sending half of [`PortStats`].
+#[derive(Debug, Clone, Copy, Default)]
+struct TxStats {
+    datagrams: u64,
+    bytes: u64,
+    runs: u64,
+    /// Of runs that the kernel segmented for the interface, all datagrams but the first of each.
+    apart: u64,
+    failed: u64,
+    blocked: u64,
+}
+
+impl UdpPort {
+    /// Opens UDP/4791 on each of `addresses`, which are addresses of `iface` in GID order.
+    ///
+    /// # Errors
+    /// No address, an address outside this network namespace, or an address with port 4791 in use;
+    /// the hint then names the process that holds it, as far as `/proc` shows it.
+    pub fn open(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+    ) -> Result<Self, OpenError> {
+        let mut ports = Self::open_shards(iface, addresses, config, Shards::ONE)?;
+        Ok(ports.pop().expect("one was asked for"))
+    }
+
+    /// Opens several ports that share the addresses. Super-packets are not split: they follow their
+    /// first datagram.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); or the kernel does not let a classic BPF program select a socket
+    /// (before Linux 4.5).
+    pub fn open_shards(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        shards: Shards,
+    ) -> Result<Vec<Self>, OpenError> {
+        let parts = Self::acquire(iface, addresses, config, shards, None)?;
+        parts.into_iter().map(Self::assemble).collect()
+    }
+
+    /// Takes what [`open_shards`](Self::open_shards) needs of the kernel, for one port each.
+    ///
+    /// # Errors
+    /// As [`open_shards`](Self::open_shards).
+    pub fn acquire(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        shards: Shards,
+        slots: Option<&Arc<Slots>>,
+    ) -> Result<Vec<Parts>, OpenError> {
+        let acquired = acquire(iface, addresses, config, Role::Receive, shards, slots)?;
+        let segments_max = acquired.segments_max;
+        let manifest = Manifest::new(iface, addresses, config, segments_max, BackendParts::Udp);
+        let parts = |(fds, slots)| Parts {
+            manifest: manifest.clone(),
+            fds,
+            mapped: None,
+            lease: None,
+            slots,
+        };
+        Ok(acquired.into_ports().map(parts).collect())
+    }
+
+    /// Makes a port of its parts, in the network namespace where they were acquired.
+    ///
+    /// # Errors
+    /// Parts of another backend or of another network namespace, or no descriptors left.
+    pub fn assemble(parts: Parts) -> Result<Self, OpenError> {
+        parts.check_backend(Backend::Udp)?;
+        let Parts { manifest, fds, slots, .. } = parts;
+        Self::over(&manifest, Fds::new(fds), Role::Receive, slots)
+    }
+
+    /// The companion of a port that reads frames elsewhere (`AF_PACKET`, `AF_XDP`).
+    ///
+    /// It owns UDP/4791 on each address, so that the kernel never answers "port unreachable" and no
+    /// program takes the port. `receive` returns only datagrams to groups, those that do not come
+    /// by the port's interface, and those that neighbours hand over: other input is dropped before
+    /// it is queued. Sending works as on a port from [`open`](Self::open), through the kernel's
+    /// routing and neighbour resolution.
+    pub(crate) fn assemble_guard(
+        manifest: &Manifest,
+        sockets: Fds,
+        slots: Option<(Arc<Slots>, usize)>,
+    ) -> Result<Self, OpenError> {
+        let backend = manifest.backend();
+        let role = guard_of(&manifest.interface, Shards::ONE);
+        Self::over(manifest, sockets, role, slots).map_err(|e| OpenError { backend, ..e })
+    }
+
+    fn over(
+        manifest: &Manifest,
+        sockets: Fds,
+        role: Role,
+        slots: Option<(Arc<Slots>, usize)>,
+    ) -> Result<Self, OpenError> {
+        let Manifest { interface: iface, addresses, config, .. } = manifest;
+        let segments_max = manifest.udp_segments_max;
+        let own: Vec<Socket> = sockets.rest().map(Socket::from).collect();
+        let os = |what: &str, e| OpenError::os(Backend::Udp, what, e, "");
+        let epoll = Epoll::new().map_err(|e| os("cannot make an epoll set", e))?;
+        if role != Role::Shut {
+            for socket in &own {
+                epoll
+                    .add(socket.as_fd(), Interest::Read)
+                    .map_err(|e| os("cannot wait for a UDP socket", e))?;
+            }
+        }
+        let home = Home::of(&own[0]);
+        // Without a descriptor to ask with, it is taken to be so.
+        if Socket::new(addresses[0].is_ipv6()).is_ok_and(|here| !home.has(&here)) {
+            return Err(OpenError::plain(
+                Backend::Udp,
+                "the parts of the port are of another network namespace",
+                "assemble the port there",
+            ));
+        }
+        let neighbours = slots
+            .map(|(slots, nth)| Neighbours::new(slots, nth, addresses, &epoll))
+            .transpose()
+            .map_err(|e| os("cannot read the neighbours' datagrams", e))?;
+        let counts = role == Role::Receive && segments_max > 1;
+        let offload = counts.then(|| Offload::open(&own[0], iface.index).ok()).flatten();
+        let mut port = Self {
+            neighbours,
+            capabilities: Capabilities {
+                backend: Backend::Udp,
+                link_mtu: iface.mtu,
+                segments_max,
+                run_bytes_max: RUN_BYTES_MAX as u32,
+                ip_id_exact: false,
+                tos_on_send: true,
+                tos_on_receive: true,
+                rx_budget: rx_budget(&own),
+                local_budget: rx_budget(&own),
+                rx_queue: QueueKind::Memory,
+            },
+            groups: Groups::new(iface, home).map_err(|e| os("cannot make an epoll set", e))?,
+            receiver: Receiver::new(addresses, role),
+            paths: Paths::new(iface, home, addresses, own, segments_max),
+            addresses: addresses.clone(),
+            options: Options::new(config, home.domain),
+            staging: Staging::new(),
+            scratch: SendScratch::new(),
+            blocked: None,
+            epoll,
+            tx: TxStats::default(),
+            offload,
+        };
+        // What cannot be done yet is tried again with the chores.
+        let _ = port.meet_neighbours();
+        Ok(port)
+    }
+}
+
+/// The sockets of several ports.
+pub(crate) struct Acquired {
+    /// For each port, one for each own address.
+    pub(crate) sockets: Vec<Vec<OwnedFd>>,
+    /// The most datagrams that the kernel takes in one message.
+    pub(crate) segments_max: u16,
+    /// If other processes share the addresses.
+    slots: Option<Arc<Slots>>,
+}
+
+impl Acquired {
+    /// The sockets of each port, and its slot.
+    pub(crate) fn into_ports(
+        self,
+    ) -> impl Iterator<Item = (Vec<OwnedFd>, Option<(Arc<Slots>, usize)>)> {
+        let Self { sockets, slots, .. } = self;
+        let numbered = sockets.into_iter().enumerate();
+        numbered.map(move |(nth, own)| (own, slots.clone().map(|slots| (slots, nth))))
+    }
+}
+
+/// The network namespace of a socket: see [`Socket::netns`].
+pub(crate) fn namespace_of(socket: &OwnedFd) -> Option<u64> {
+    let socket = socket.try_clone().ok()?;
+    Socket::from(socket).netns()
+}
+
+/// The role of a guard of this interface: on loopback the port itself receives those datagrams.
+fn guard_of(iface: &Interface, shards: Shards) -> Role {
+    if iface.loopback { Role::Shut } else { Role::Guard { iface: iface.index, shards } }
+}
+
+/// Opens the sockets of guards: see [`UdpPort::assemble_guard`].
+pub(crate) fn acquire_guards(
+    backend: Backend,
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+    shards: Shards,
+    slots: Option<&Arc<Slots>>,
+) -> Result<Acquired, OpenError> {
+    acquire(iface, addresses, config, guard_of(iface, shards), shards, slots)
+        .map_err(|e| OpenError { backend, ..e })
+}
+
+fn acquire(
+    iface: &Interface,
+    addresses: &[IpAddr],
+    config: &PortConfig,
+    role: Role,
+    shards: Shards,
+    slots: Option<&Arc<Slots>>,
+) -> Result<Acquired, OpenError> {
+    let Some(&first) = addresses.first() else {
+        return Err(OpenError::plain(
+            Backend::Udp,
+            format!("{} has no address", iface.name),
+            format!("give it one: `ip address add ADDRESS/PREFIX dev {}`", iface.name),
+        ));
+    };
+    let options = Options::new(config, sockets::domain_of(iface));
+    let mut sockets: Vec<Vec<OwnedFd>> = (0..shards.count).map(|_| Vec::new()).collect();
+    for &address in addresses {
+        let opened = match slots {
+            Some(slots) => own_of(slots, address, options, role)
+                .map_err(|e| OpenError::os(Backend::Udp, "cannot take the sockets over", e, ""))?,
+            None => sockets::open_own(iface, address, options, role, shards)?,
+        };
+        sockets.iter_mut().zip(opened).for_each(|(own, socket)| own.push(socket.into()));
+    }
+    let segments_max =
+        if config.no_segmentation { 1 } else { sockets::segments_max(iface, first, options) };
+    Ok(Acquired { sockets, segments_max, slots: slots.cloned() })
+}
+
+/// The sockets of this process among those that processes share.
+fn own_of(slots: &Slots, address: IpAddr, options: Options, role: Role) -> io::Result<Vec<Socket>> {
+    let own = slots.sockets(address)?;
+    own.iter().try_for_each(|socket| sockets::take_over(socket, address, options, role))?;
+    Ok(own)
+}
+
+impl UdpPort {
+    /// Reads the sockets that this process inherits from neighbours.
+    fn meet_neighbours(&mut self) -> io::Result<()> {
+        let Self { neighbours: Some(neighbours), epoll, options, .. } = self else {
+            return Ok(());
+        };
+        neighbours.inherit(epoll, |socket, address| sockets::inherit(socket, address, *options))
+    }
+
+    /// Whether datagrams of a path wait for the kernel.
+    pub(crate) fn holds(&self, path: PathId) -> bool {
+        self.staging.waiting().iter().any(|run| run.path == path)
+    }
+}
+
+impl Port for UdpPort {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+
+    fn add_path(&mut self, spec: &PathSpec) -> io::Result<Path> {
+        let path = self.paths.add(spec, self.options)?;
+        self.receiver.path_added(spec.local, self.paths.loops(path.id));
+        Ok(path)
+    }
+
+    fn remove_path(&mut self, path: PathId) {
+        if let Some((local, loops)) = self.paths.remove(path) {
+            self.receiver.path_removed(local, loops);
+        }
+        if self.staging.is_empty() {
+            self.paths.reclaim();
+        }
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.groups.join(group, self.options, &self.epoll)
+    }
+
+    fn leave(&mut self, group: IpAddr) {
+        self.groups.leave(group);
+    }
+
+    fn receive(
+        &mut self,
+        budget: usize,
+        mut sink: impl FnMut(RxDatagram<'_>),
+    ) -> io::Result<usize> {
+        let mut count = self.receiver.receive(self.paths.own_sockets(), budget, &mut sink)?;
+        if let Some(neighbours) = &mut self.neighbours {
+            count += neighbours.receive(budget.saturating_sub(count), &mut sink)?;
+        }
+        if self.groups.is_empty() {
+            return Ok(count);
+        }
+        Ok(count + self.groups.receive(budget.saturating_sub(count), sink)?)
+    }
+
+    #[inline]
+    fn is_filled(&self, eighths: u32) -> bool {
+        self.receiver.is_filled(self.paths.own_sockets(), eighths)
+    }
+
+    fn runs(&self) -> PortRuns {
+        let TxStats { runs, apart, datagrams, bytes, .. } = self.tx;
+        PortRuns {
+            arrived: Some(self.receiver.runs()),
+            departed: Some(Runs { runs: runs + apart, datagrams, bytes }),
+        }
+    }
+
+    fn reserve(&mut self, path: PathId, len: usize) -> Option<TxSlot<'_>> {
+        let entry = self.paths.get(path)?;
+        let (buf, index) = self.staging.reserve(path, len, entry.segments_max)?;
+        Some(TxSlot { buf, ip_id: if entry.v6 { 0 } else { index } })
+    }
+
+    fn commit(&mut self) {
+        self.staging.commit();
+    }
+
+    fn flush(&mut self, failed: impl FnMut(TxFailure)) {
+        self.flush_staged(failed);
+    }
+
+    fn wants_write(&self) -> bool {
+        !self.staging.is_empty()
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn watch(&mut self, _: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn maintain(&mut self) -> Option<Duration> {
+        // The kernel handles routes, neighbours and other changes of the link.
+        if let Some(offload) = &mut self.offload {
+            offload.maintain(self.paths.socket(0));
+        }
+        // A thread that was woken and found nothing calls this.
+        self.receiver.look();
+        if let Some(neighbours) = &mut self.neighbours {
+            neighbours.look();
+        }
+        let met = self.meet_neighbours();
+        met.err().map(|_| Duration::from_secs(1))
+    }
+
+    fn stats(&self) -> PortStats {
+        let mut stats = PortStats {
+            tx_datagrams: self.tx.datagrams,
+            tx_bytes: self.tx.bytes,
+            tx_runs: self.tx.runs,
+            tx_failed: self.tx.failed,
+            tx_blocked: self.tx.blocked,
+            ..self.receiver.stats(self.paths.own_sockets())
+        };
+        self.groups.add_stats(&mut stats);
+        if let Some(neighbours) = &self.neighbours {
+            stats.add(neighbours.stats());
+        }
+        stats
+    }
+}
+
+/// Capacity of the smallest receive queue, less an eighth for datagrams outside the peers' budgets
+/// (pure acknowledgements, unknown senders, the kernel's own rounding).
+fn rx_budget(own: &[Socket]) -> RxBudget {
+    let bytes = own
+        .iter()
+        .filter_map(|s| s.get(libc::SOL_SOCKET, libc::SO_RCVBUF).ok())
+        .filter_map(|bytes| u32::try_from(bytes).ok())
+        .min()
+        .unwrap_or(0);
+    let bytes = bytes - bytes / 8;
+    RxBudget { bytes, datagrams: bytes / RxBudget::cost(0) }
+}
+
+/// Parses the control messages of a datagram.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn try_control(bytes: &[u8]) {
+    sys::try_control(bytes);
+}
+
+#[cfg(test)]
+mod tests;
