@@ -5,11 +5,13 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every member of the workspace, with the members it may depend on, tests and examples included.
-const MAY_DEPEND_ON: [(&str, &[&str]); 20] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 22] = [
     ("rocinante-crc", &[]),
     ("rocinante-stack", &["rocinante-crc"]),
     ("rocinante-netdev", &[]),
-    ("rocinante", &["rocinante-crc", "rocinante-stack", "rocinante-netdev"]),
+    ("rocinante-soft", &["rocinante-crc", "rocinante-stack", "rocinante-netdev"]),
+    ("rocinante-kernel", &["rocinante-soft", "rocinante-stack", "rocinante-netdev"]),
+    ("rocinante", &["rocinante-soft", "rocinante-kernel", "rocinante-stack", "rocinante-netdev"]),
     ("rocinante-lab", &[]),
     ("rocinante-cli", &["rocinante", "rocinante-stack", "rocinante-netdev", "rocinante-lab"]),
     ("rocinante-agent", &["rocinante-netdev", "rocinante-lab"]),
