@@ -7,10 +7,11 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{AhId, Destination};
 
 use crate::context::{Pd, PdKind};
-use crate::model::error::VerbsError;
-use crate::model::qp::PeerPath;
-use crate::model::wc::Wc;
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::PeerPath;
+use rocinante_soft::model::wc::Wc;
 
 /// Bytes before the payload in the receive of a datagram: its IP header. An IPv4 header is in the
 /// last 20 of them.

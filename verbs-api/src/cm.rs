@@ -120,11 +120,12 @@ pub use self::connection::{Connecting, Connection};
 pub use self::datagram::{DatagramListener, DatagramRequest, DatagramService, Resolving, resolve};
 pub use self::inbox::Notifier;
 pub use self::listener::{Listener, Request};
-pub use crate::model::cm::{CmFailure, UDP_QKEY};
-use crate::model::endpoint::Endpoint;
-use crate::model::error::VerbsError;
-use crate::model::qp::ConnectOptions;
 use crate::qp::PreparedQp;
+#[doc(inline)]
+pub use rocinante_soft::model::cm::{CmFailure, UDP_QKEY};
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::ConnectOptions;
 
 /// Parameters of a connection: those of the queue pair (`struct rdma_conn_param`), and data for the
 /// peer's program.

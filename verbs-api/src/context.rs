@@ -10,14 +10,15 @@ use rocinante_stack::stats::CmCounters;
 
 use crate::cq::{CompChannel, Cq};
 use crate::device::Device;
-use crate::model::device::{DeviceAttr, DeviceCounters, Provider};
-use crate::model::error::{Refused, VerbsError};
-use crate::model::event::AsyncEvent;
-use crate::model::qp::QpInfo;
-use crate::model::resources::Resources;
 use crate::open::OpenOptions;
 use crate::qp::QpBuilder;
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::device::{DeviceAttr, DeviceCounters, Provider};
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::model::event::AsyncEvent;
+use rocinante_soft::model::qp::QpInfo;
+use rocinante_soft::model::resources::Resources;
 
 /// An open device (`struct ibv_context`). Cheap to clone. It closes when the last clone and the
 /// last of its objects are gone. A device may be open several times: see [`OpenOptions::open`].
@@ -64,7 +65,7 @@ impl Context {
     pub fn backend(&self) -> Option<Backend> {
         match self.provider() {
             Provider::Software(backend) => Some(backend),
-            Provider::Hardware => None,
+            _ => None,
         }
     }
 

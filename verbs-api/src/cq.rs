@@ -10,10 +10,11 @@ use rocinante_stack::verbs::WcStatus;
 use rustix::io::Errno;
 
 use crate::device::Device;
-use crate::model::error::{Refused, VerbsError};
-use crate::model::wc::Wc;
 use crate::tuning::waiting::{NAP, SPINS};
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::model::wc::Wc;
 
 /// A completion queue (`ibv_create_cq(3)`). Cheap to clone. It lives until the last clone and the
 /// last queue pair that uses it are gone.

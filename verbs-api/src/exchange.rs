@@ -21,9 +21,9 @@ use rocinante_stack::types::Mtu;
 use self::link::{Link, Watch};
 use crate::cm;
 use crate::context::Context;
-use crate::model::endpoint::Endpoint;
-use crate::model::error::VerbsError;
 use crate::tuning::exchange::{ASKED, CHARS_MAX, LINE_MAX, PATIENCE};
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::VerbsError;
 
 /// The data that one side sends: its queue pairs, its regions, and a note of the program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -12,9 +12,10 @@ use rocinante_stack::types::Key;
 pub use self::pool::{BufferPool, PoolBuffer};
 pub use self::slice::MrSlice;
 use crate::context::{Pd, PdKind};
-use crate::model::error::{Refused, VerbsError};
-use crate::provider::memory::{self, Buffer, Range};
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::provider::memory::{self, Buffer, Range};
 
 impl Pd {
     /// Allocates `len` zero bytes and registers them. The region owns them.

@@ -8,10 +8,11 @@ use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{SendData, SendOp, SendWr};
 
 use crate::context::{Pd, PdKind};
-use crate::model::error::VerbsError;
 use crate::mr::Mr;
 use crate::qp::{Qp, QpKind};
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::error::VerbsError;
 
 impl Pd {
     /// Allocates a memory window (`ibv_alloc_mw(3)`), which is not bound yet.

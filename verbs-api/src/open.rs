@@ -18,12 +18,12 @@ pub use self::prepared::PreparedContext;
 use crate::choice::BackendChoice;
 use crate::context::Context;
 use crate::device::Device;
-use crate::kernel;
-use crate::model::device::Limits;
-use crate::model::error::VerbsError;
-use crate::provider::trace;
-use crate::soft::{self, Settings};
 use crate::tuning::connections::KEEP_ALIVE;
+use rocinante_kernel as kernel;
+use rocinante_soft::model::device::Limits;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::provider::trace;
+use rocinante_soft::{self as soft, Settings};
 
 /// Options for opening a device.
 ///

@@ -15,13 +15,14 @@ use rocinante_stack::{PostError, QpAttr};
 pub use self::builder::{PreparedQp, QpBuilder};
 use crate::context::Pd;
 use crate::cq::Cq;
-use crate::model::endpoint::Endpoint;
-use crate::model::error::VerbsError;
-use crate::model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
-use crate::provider::manager::Breaks;
-use crate::provider::trace;
 use crate::srq::Srq;
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
+use rocinante_soft::provider::manager::Breaks;
+use rocinante_soft::provider::trace;
 
 /// A queue pair. Any thread may call any method.
 ///
@@ -100,14 +101,9 @@ impl Qp {
     pub fn endpoint(&self) -> Endpoint {
         let device = self.pd.device();
         let (budget, queue) = device.advertised();
-        Endpoint {
-            address: device.gids()[usize::from(self.local)],
-            qpn: self.qpn(),
-            psn: self.psn,
-            mtu: device.active_mtu(),
-            budget,
-            queue,
-        }
+        let address = device.gids()[usize::from(self.local)];
+        let endpoint = Endpoint::new(address, self.qpn(), self.psn, device.active_mtu());
+        endpoint.budget(budget).queue(queue)
     }
 
     /// Changes attributes and state (`ibv_modify_qp(3)`).

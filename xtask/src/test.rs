@@ -347,14 +347,25 @@ fn clippy() -> Outcome {
 /// traces are tested with them.
 fn features() -> Outcome {
     let lints = |what: &[&str]| {
-        let mut clippy = cargo(["clippy", "--quiet", "-p", "rocinante"]);
+        let mut clippy = cargo(["clippy", "--quiet", "-p", "rocinante-soft", "-p", "rocinante"]);
         command::run(clippy.args(what).args(["--", "-D", "warnings"]))
     };
-    let traced = ["test", "--quiet", "-p", "rocinante", "--all-features", "--lib", "--test"];
+    let traced = [
+        "test",
+        "--quiet",
+        "-p",
+        "rocinante-soft",
+        "-p",
+        "rocinante",
+        "--all-features",
+        "--lib",
+        "--test",
+    ];
     let test = || command::run(cargo(traced).arg("tracing"));
     // Its tests need features, so the bare library is looked at without them.
     let bare = lints(&["--lib", "--no-default-features"]);
-    let internals = || lints(&["--lib", "--no-default-features", "--features", "internals"]);
+    let internals =
+        || lints(&["--lib", "--no-default-features", "--features", "rocinante/internals"]);
     check(
         bare.and_then(|()| internals())
             .and_then(|()| lints(&["--all-targets", "--all-features"]))

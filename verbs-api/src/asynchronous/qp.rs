@@ -12,12 +12,12 @@ use rocinante_stack::verbs::{RecvWr, SendOp, SendWr, WcOpcode, WcStatus};
 
 use super::desk::{Desk, Open};
 use crate::cm::{Connecting, Connection, Params, Request};
-use crate::model::endpoint::Endpoint;
-use crate::model::error::VerbsError;
-use crate::model::qp::ConnectOptions;
-use crate::model::wc::{Wc, WcError};
 use crate::mr::{Mr, PoolBuffer};
 use crate::qp::{PreparedQp, Qp};
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::ConnectOptions;
+use rocinante_soft::model::wc::{Wc, WcError};
 
 /// Memory that an operation owns until it is complete.
 pub trait Buffer: Send + 'static {
@@ -284,14 +284,12 @@ impl<B: Buffer> Future for Operation<B> {
         };
         let (buffer, number) = this.state.take().expect("looked at above");
         let result = number.and_then(|_| {
-            let lost = Wc {
-                status: WcStatus::WrFlushErr,
-                opcode: WcOpcode::Unknown,
-                qpn: this.qpn,
-                ..Wc::default()
-            };
+            let mut lost = Wc::default();
+            (lost.status, lost.opcode) = (WcStatus::WrFlushErr, WcOpcode::Unknown);
+            lost.qpn = this.qpn;
             // The number is the desk's own.
-            let wc = Wc { wr_id: 0, ..done.unwrap_or(lost) };
+            let mut wc = done.unwrap_or(lost);
+            wc.wr_id = 0;
             Ok(wc.ok().map_err(WcError::without_number)?)
         });
         Poll::Ready((result, buffer))
