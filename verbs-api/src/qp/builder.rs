@@ -260,7 +260,7 @@ pub struct PreparedQp {
 }
 
 impl PreparedQp {
-    /// The facts that the peer needs to connect.
+    /// The data that the peer needs to connect: as [`Qp::endpoint`].
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         self.qp.endpoint()
