@@ -166,11 +166,21 @@ impl Shared {
     /// they were requests.
     #[inline]
     fn end_turn(&mut self, core: &mut Core, used: usize, end: TurnEnd, progress: bool) {
+        if end == TurnEnd::Idle {
+            core.spent = 0;
+            return self.peers.quit(core.slot, &mut core.waiting);
+        }
+        self.interrupt_turn(core, used, end, progress);
+    }
+
+    /// As [`end_turn`](Self::end_turn), of a queue pair that has more to send.
+    #[inline(never)]
+    fn interrupt_turn(&mut self, core: &mut Core, used: usize, end: TurnEnd, progress: bool) {
         #[allow(clippy::cast_possible_truncation)]
         let used = used as u16;
         let (whole, before, slot) = (self.quantum(), std::mem::take(&mut core.spent), core.slot);
         match end {
-            TurnEnd::Idle => self.peers.quit(slot, &mut core.waiting),
+            TurnEnd::Idle => {}
             TurnEnd::Wait(receiver, need) => {
                 // The peer's credit comes back in pieces of any size. One turn may span several of
                 // them.

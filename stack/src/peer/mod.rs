@@ -522,6 +522,11 @@ impl Peers {
     }
 
     #[inline]
+    pub(crate) fn receiver(&self, id: PeerId) -> &Receiver {
+        if id == PeerId::OWN { &self.own } else { &self.peers[id.0 as usize].receiver }
+    }
+
+    #[inline]
     pub(crate) fn get(&mut self, id: PeerId) -> &mut Receiver {
         if id == PeerId::OWN {
             return &mut self.own;

@@ -30,23 +30,10 @@ use crate::peer::Peers;
 use crate::qp::sq::{SendQueue, Wqe, WqeIndex};
 use crate::rc::Qp;
 use crate::rc::requester::Requester;
-use crate::rc::requester::permit::Permit;
-use crate::tuning::ack_requests::{
-    BYTES_MAX, ENABLED, EVERY, INTERVAL_MAX, SOON_NS, TIMEOUT_NS_MIN, TIMES_OF_WINDOW,
-};
+use crate::tuning::ack_requests::{BYTES_MAX, ENABLED, EVERY, SOON_NS, TIMEOUT_NS_MIN};
 use crate::tuning::probes::{PATIENCE_NS, ROUND_TRIPS};
 use crate::types::{Seq, Time};
 use crate::verbs::SendOp;
-
-/// Which packets of a burst ask.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum AckPolicy {
-    /// None.
-    Never,
-    /// The last of each message, and each that comes `interval` after the last one that asked; at
-    /// most `spare`, the acknowledgements with credit. In any case, the last that may leave.
-    Often { interval: u64, spare: u32 },
-}
 
 /// When packets asked, and which need not have.
 #[derive(Debug, Default)]
@@ -105,23 +92,19 @@ impl Acks {
 }
 
 impl Qp {
-    /// Which packets of the burst that begins at the cursor ask.
+    /// Whether the burst that begins at the cursor is one message that need not ask.
     #[inline]
-    pub(super) fn ack_policy(&self, now: Time, permit: &Permit, peers: &mut Peers) -> AckPolicy {
+    pub(super) fn is_quiet_answer(&self, now: Time, peers: &Peers) -> bool {
         let (sq, cursor) = (&self.core.sq, self.requester.wqe_next);
         let wqe = sq.get(cursor);
         // A request with a completion asks, and one that is followed does by the next. Inline data
         // is our own memory: no program that has its answer finds it in use.
         let alone = wqe.is_inline_and_unsignaled() && cursor + 1 == sq.tail;
-        if ENABLED && alone && self.is_an_answer(now, wqe, peers) {
-            return AckPolicy::Never;
-        }
-        let interval = (permit.window / TIMES_OF_WINDOW).clamp(1, INTERVAL_MAX);
-        AckPolicy::Often { interval: interval.into(), spare: permit.responses }
+        ENABLED && alone && self.is_an_answer(now, wqe, peers)
     }
 
     #[inline(never)]
-    fn is_an_answer(&self, now: Time, wqe: &Wqe, peers: &mut Peers) -> bool {
+    fn is_an_answer(&self, now: Time, wqe: &Wqe, peers: &Peers) -> bool {
         let Self { core, requester, responder, limits, .. } = self;
         let Requester { acks, control, recovery, round_trip, .. } = requester;
         let small = wqe.is_plain()

@@ -64,7 +64,7 @@ impl AckRequests {
     }
 
     /// Gives back the room for the next acknowledgement, because none is awaited.
-    #[inline]
+    #[cold]
     pub(super) fn close(&mut self, peers: &mut Peers) {
         if let Some(answer) = self.next.take() {
             peers.answered(answer);

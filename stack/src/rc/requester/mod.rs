@@ -26,7 +26,7 @@ use crate::rc::requester::ack_requests::AckRequests;
 use crate::rc::requester::burst::ResponseRequest;
 pub(in crate::rc) use crate::rc::requester::events::Repair;
 use crate::rc::requester::lists::SpareLists;
-use crate::rc::requester::permit::{SendControl, Want};
+use crate::rc::requester::permit::{SendControl, Situation, Want};
 use crate::rc::requester::recovery::{Probe, Recovery};
 use crate::types::{Mtu, Seq, Time};
 
@@ -219,9 +219,10 @@ impl Requester {
             && self.recovery.lost() == 0
     }
 
-    /// Keeps credit for an acknowledgement while something needs one, and no longer.
-    #[inline]
-    fn settle(&mut self, peers: &mut Peers) {
+    /// All packets that left may be covered by one that asks, or acknowledged: gives back the credit
+    /// for the acknowledgement of others.
+    #[inline(always)]
+    fn give_back_ack_room(&mut self, peers: &mut Peers) {
         if self.ack_requests.is_open() && !self.is_unasked() {
             self.ack_requests.close(peers);
         }
@@ -265,7 +266,7 @@ impl Requester {
     }
 
     /// Retransmission goes past local requests that were executed in between.
-    #[cold]
+    #[inline]
     fn skip_executed(&mut self, sq: &SendQueue) {
         while self.wqe_next < self.wqe_max && sq.get(self.wqe_next).op.is_local() {
             self.wqe_next += 1;
@@ -319,7 +320,7 @@ impl Requester {
         self.control.forget_rnr();
         // Work to be sent is planned soon, and may wait in line meanwhile.
         if self.wqe_next == sq.tail {
-            self.settle(peers);
+            self.give_back_ack_room(peers);
         }
     }
 
@@ -353,7 +354,7 @@ impl Requester {
         self.snd_nxt = from;
         self.wqe_next = sq.locate(from);
         self.acks.taken_back(from);
-        self.settle(peers);
+        self.give_back_ack_room(peers);
     }
 
     /// Takes back the last packet, to send it again and ask for an acknowledgement, if the last
@@ -361,7 +362,8 @@ impl Requester {
     /// in their place cannot be sent.
     fn ask_again(&mut self, sq: &SendQueue, limits: &Limits, peers: &mut Peers) -> bool {
         let told = self.ack_requests.end().is_some() || !self.responses.is_empty();
-        if told || self.is_quiet(sq) || self.permit(Want::Probe, sq, limits, peers).packets == 0 {
+        let at = Situation { sq, limits, peers, turn: 1 };
+        if told || self.is_quiet(sq) || self.permit(Want::Probe, &at).packets == 0 {
             return false;
         }
         self.probe(Probe::Unasked, sq, limits, peers);

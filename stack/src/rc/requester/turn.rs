@@ -4,8 +4,8 @@ use crate::mem::Memory;
 use crate::qp::TurnEnd;
 use crate::qp::outbound::{RequestPacket, Sent};
 use crate::rc::Qp;
-use crate::rc::requester::burst::{Plan, ResponseRequest, request_header};
-use crate::rc::requester::permit::Permit;
+use crate::rc::requester::burst::{Plan, ResponseRequest};
+use crate::rc::requester::permit::{Permit, Situation};
 use crate::shared::Shared;
 use crate::sink::TxSink;
 use crate::stats::Limit;
@@ -24,98 +24,88 @@ impl Qp {
     ) -> TurnEnd {
         self.requester.control.begin_turn();
         loop {
-            let mut limit = None;
-            let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
-            let plan = self.requester.plan(sq, limits, peers, host.regions());
-            if *quantum == 0 && !self.continues_beyond_turn(&plan) {
-                self.core.limited(Limit::Turn, &mut shared.limits_hit);
-                return TurnEnd::Quantum;
-            }
+            let (sq, limits) = (&self.core.sq, &self.limits);
+            self.requester.skip_executed(sq);
+            let at = Situation { sq, limits, peers: &shared.peers, turn: *quantum };
+            let plan = self.requester.plan(&at, host.regions());
+            self.requester.reserve(plan.permit(), &mut shared.peers);
             let sent = match plan {
-                Plan::Burst(permit) => {
-                    Ok(self.send_burst(now, &permit, quantum, shared, host, sink))
-                }
-                Plan::Request(request) => {
-                    Ok(self.send_request(&request, quantum, shared, host, sink))
-                }
-                Plan::Lost(packet) => Ok(self.send_lost(now, &packet, quantum, shared, host, sink)),
+                Plan::Burst(permit) => self.send_burst(now, &permit, quantum, shared, host, sink),
+                Plan::Request(request) => self.send_request(&request, quantum, shared, host, sink),
+                Plan::Lost(packet) => self.send_lost(now, &packet, quantum, shared, host, sink),
                 Plan::Local => match self.core.run_local(self.requester.cursor(), host) {
                     Ok(()) => {
                         self.requester.executed();
                         self.retire(self.requester.snd_una(), host);
                         continue;
                     }
-                    Err(status) => Err(Some(status)),
+                    Err(status) if self.fault(status, shared, host) => return TurnEnd::Idle,
+                    Err(_) => continue,
                 },
-                Plan::Blocked(Permit { limited_by, wait: Some((receiver, need)), .. }) => {
-                    self.core.limited(limited_by, &mut shared.limits_hit);
-                    return TurnEnd::Wait(receiver, need);
-                }
-                Plan::Blocked(Permit { limited_by, .. }) => {
-                    limit = Some(limited_by);
-                    Err(None)
-                }
-                Plan::Fault(status) => Err(Some(status)),
+                Plan::Fault(status) if self.fault(status, shared, host) => return TurnEnd::Idle,
+                Plan::Fault(_) => continue,
+                Plan::Blocked(permit) => match self.blocked(&permit, shared) {
+                    Some(end) => return end,
+                    None => continue,
+                },
             };
-            let fault = match sent {
+            match sent {
                 // The usual end: all of it left, and asked.
-                Ok(Sent::Yes) if self.requester.has_asked_for_all(&self.core.sq) => {
+                Sent::Yes if self.requester.has_asked_for_all(&self.core.sq) => {
                     self.core.limited(Limit::SendQueueEmpty, &mut shared.limits_hit);
                     return TurnEnd::Idle;
                 }
-                Ok(Sent::Yes) => continue,
-                Ok(Sent::Full) => {
+                Sent::Yes => {}
+                Sent::Full => {
                     self.core.limited(Limit::Port, &mut shared.limits_hit);
                     return TurnEnd::SinkFull;
                 }
-                Ok(Sent::Refused) => Some(WcStatus::LocProtErr),
-                Err(fault) => fault,
-            };
-            if let Some(status) = fault
-                && self.local_fault(status, shared, host)
-            {
-                return TurnEnd::Idle;
-            }
-            let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
-            if !self.requester.ask_again(sq, limits, peers) {
-                self.requester.settle(peers);
-                if let Some(limit) = limit {
-                    self.core.limited(limit, &mut shared.limits_hit);
+                Sent::Refused => {
+                    if self.fault(WcStatus::LocProtErr, shared, host) {
+                        return TurnEnd::Idle;
+                    }
                 }
-                return TurnEnd::Idle;
             }
         }
     }
 
-    /// Whether the plan goes on although the turn is over: a run that was begun is not cut short,
-    /// and a request that sends nothing costs the others nothing.
-    fn continues_beyond_turn(&self, plan: &Plan) -> bool {
-        match plan {
-            Plan::Burst(_) => {
-                let (index, psn) = (self.requester.cursor(), self.requester.snd_nxt);
-                let wqe = self.core.sq.get(index);
-                let len = wqe.payload(psn, self.limits.mtu);
-                let bytes = len + request_header(&wqe.op, wqe.begins(psn));
-                self.requester.control.continues_run(bytes)
-            }
-            Plan::Request(_) | Plan::Lost(_) => false,
-            Plan::Local | Plan::Fault(_) | Plan::Blocked(_) => true,
-        }
+    /// Nothing may leave, as `permit` says. Returns how the turn ends; `None` if the last packet
+    /// goes again and asks.
+    #[inline]
+    fn blocked(&mut self, permit: &Permit, shared: &mut Shared) -> Option<TurnEnd> {
+        let end = match permit.wait {
+            Some((receiver, need)) => TurnEnd::Wait(receiver, need),
+            None if permit.limited_by == Limit::Turn => TurnEnd::Quantum,
+            None if self.asks_again(shared) => return None,
+            None => TurnEnd::Idle,
+        };
+        self.core.limited(permit.limited_by, &mut shared.limits_hit);
+        Some(end)
     }
 
-    /// The request under the cursor cannot be executed: it fails once those before it are done.
-    /// Returns whether that was now.
-    fn local_fault<H: Completions>(
+    #[inline]
+    fn asks_again(&mut self, shared: &mut Shared) -> bool {
+        self.requester.ask_again(&self.core.sq, &self.limits, &mut shared.peers)
+    }
+
+    /// The request under the cursor cannot be executed: it fails once those before it are done, and
+    /// the last of them asks. Returns whether the turn ends with that.
+    #[cold]
+    fn fault<H: Completions>(
         &mut self,
         status: WcStatus,
         shared: &mut Shared,
         host: &mut H,
     ) -> bool {
-        let first = self.requester.cursor() == self.core.sq.head;
-        if first {
+        if self.requester.cursor() == self.core.sq.head {
             self.fail_head(status, shared, host);
+            return true;
         }
-        first
+        if self.asks_again(shared) {
+            return false;
+        }
+        self.requester.reserve(&Permit::ONE, &mut shared.peers);
+        true
     }
 
     #[inline]
