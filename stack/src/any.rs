@@ -118,16 +118,6 @@ impl AnyQp {
         }
     }
 
-    /// Before its turn: adopts the peer's introduction, if one has arrived. An unreliable queue
-    /// pair asks through its receivers.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn greet(&mut self, now: Time, shared: &mut Shared) {
-        if let Self::Rc(qp) = self {
-            qp.greet(now, shared);
-        }
-    }
-
     /// PSNs for a status report: next to send, first unacknowledged, expected.
     pub(crate) fn sequence(&self) -> (Seq, Seq, Seq) {
         either!(self, qp => qp.sequence())

@@ -2,12 +2,13 @@
 
 mod multicast;
 mod qp1;
-mod recognising;
+mod schedule;
 mod srqs;
 mod status;
 
 use std::collections::{BTreeMap, VecDeque};
 
+pub use self::schedule::{Transmitted, TxStop};
 use crate::ah::{Handle, Handles};
 use crate::any::AnyQp;
 use crate::cm::ConnId;
@@ -16,34 +17,21 @@ use crate::groups::Groups;
 use crate::gsi::Gsi;
 use crate::ingress::{Datagram, Integrity, UnconnectedSources};
 use crate::mem::{Memory, PdId};
-use crate::peer::{PeerId, Peers};
+use crate::peer::Peers;
+use crate::qp::Core;
 use crate::qp::attr::{ModifyError, PeerAddress, QpAttr, QpInit};
 use crate::qp::post::PostError;
-use crate::qp::{Core, TurnEnd, Urgency};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
-use crate::recognition::Recognition;
 use crate::shared::{EngineConfig, Shared};
-use crate::sink::TxSink;
 use crate::srq::Srqs;
 use crate::stats::LimitsHit;
 use crate::stats::{Counters, Drops};
 use crate::timer::Timers;
-use crate::tuning::engine::{ACK_DELAY_NS, QPNS};
+use crate::tuning::engine::QPNS;
 use crate::types::{Pkey, Qpn, Time};
 use crate::verbs::{AhId, Completions, CqId, QpEvent, QpState, RecvWr, SendWr};
 use crate::wire::{Operation, Packet, Solver, WireError};
-
-/// Why [`Engine::poll_transmit`] returned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TxStop {
-    /// There is nothing to send: call again after input, a timeout or a post.
-    Idle,
-    /// The sink has no room: call again when it has.
-    SinkFull,
-    /// The budget is used up: call again soon.
-    Budget,
-}
 
 /// Queue pairs and the state that they share. It never blocks, and has neither clock nor network.
 ///
@@ -84,9 +72,7 @@ impl Engine {
             shared: Shared {
                 peers: Peers::new(config.own_budget, config.stable_packets)
                     .of_kind(config.own_queue)
-                    .sending(config.runs, config.pacing)
-                    .asking(config.recognises),
-                recognition: Recognition::default(),
+                    .sending(config.runs, config.pacing),
                 handles: Handles::default(),
                 config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
                 srqs: Srqs::default(),
@@ -300,8 +286,9 @@ impl Engine {
             0 => {
                 let checks = (&mut self.unconnected, &mut self.solver);
                 let shared = &mut self.shared;
-                if let Some(peer) = self.gsi.handle(now, &packet, datagram, checks, shared) {
-                    self.recognised(peer);
+                let peer = self.gsi.handle(now, &packet, datagram, checks, shared);
+                if let Some((remote, info)) = peer {
+                    self.replied(remote, &info);
                 }
                 return;
             }
@@ -389,103 +376,6 @@ impl Engine {
         Time::earlier(Time::earlier(self.shared.timers.next(), self.shared.peers.next_age()), cm)
     }
 
-    /// Writes up to `budget` packets into `sink`. Queue pairs with something to send take turns of
-    /// at most [`EngineConfig::quantum`] packets (deficit round robin).
-    #[inline]
-    pub fn poll_transmit<H: Memory + Completions>(
-        &mut self,
-        now: Time,
-        budget: usize,
-        host: &mut H,
-        sink: &mut impl TxSink,
-    ) -> TxStop {
-        let mut left = budget;
-        self.shared.peers.age(now);
-        loop {
-            self.enqueue_granted();
-            if self.shared.peers.has_met() {
-                self.ask_strangers(now);
-            }
-            let Some(slot) = self.shared.dirty.pop_front() else {
-                self.shared.more_than_acks = false;
-                return TxStop::Idle;
-            };
-            let Some(Some(qp)) = self.qps.get_mut(slot as usize) else { continue };
-            if left == 0 {
-                self.shared.dirty.push_front(slot);
-                return TxStop::Budget;
-            }
-            let core = qp.core_mut();
-            core.queued = false;
-            if now >= core.ask_at {
-                qp.greet(now, &mut self.shared);
-            }
-            let core = qp.core_mut();
-            let (whole, before) = (self.shared.quantum(), std::mem::take(&mut core.spent));
-            let share = left.min((whole - before).into());
-            let mut quantum = share;
-            let (turn, progress) = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
-            left -= share - quantum;
-            #[allow(clippy::cast_possible_truncation)]
-            let used = (share - quantum) as u16;
-            let spent = || if progress { before + used } else { before };
-            let peers = &mut self.shared.peers;
-            let core = qp.core_mut();
-            match turn {
-                TurnEnd::Idle => peers.quit(slot, &mut core.waiting),
-                TurnEnd::Wait(receiver, need) => {
-                    // The peer's credit comes back in pieces of any size. One turn may span several
-                    // of them.
-                    let over = progress && (receiver == PeerId::OWN || spent() == whole);
-                    if core.waiting == Some(receiver) && !over {
-                        core.spent = spent();
-                    }
-                    peers.wait(slot, &mut core.waiting, receiver, need, over);
-                }
-                TurnEnd::Quantum => {
-                    peers.quit(slot, &mut core.waiting);
-                    self.shared.enqueue(slot, &mut core.queued);
-                }
-                TurnEnd::SinkFull => {
-                    // Responses count too, so that other queue pairs get their turn.
-                    core.spent = before + used;
-                    if !core.queued {
-                        core.queued = true;
-                        self.shared.dirty.push_front(slot);
-                    }
-                    return TxStop::SinkFull;
-                }
-            }
-        }
-    }
-
-    /// Reports that the packets that `poll_transmit(now, …)` wrote really left at `left`, because
-    /// the caller was delayed in between (on a busy processor, possibly for longer than a timeout).
-    /// The peer's time to answer begins then. It looks at the queue pairs that have a timer.
-    pub fn left_late(&mut self, now: Time, left: Time) {
-        // The heap neither grows nor shrinks here, and an entry moves only to where this has been.
-        for at in 0..self.shared.timers.count() {
-            let slot = self.shared.timers.owner(at);
-            if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
-                qp.left_late(now, left, &mut self.shared);
-            }
-        }
-    }
-
-    /// The urgency of a call of [`poll_transmit`](Self::poll_transmit). Plain acknowledgements may
-    /// wait for [`ACK_DELAY_NS`](crate::ACK_DELAY_NS), to leave with the program's next requests.
-    #[must_use]
-    #[inline]
-    pub fn urgency(&self) -> Urgency {
-        let shared = &self.shared;
-        match shared.dirty.is_empty() {
-            _ if shared.peers.has_granted() => Urgency::Now,
-            true => Urgency::Idle,
-            false if shared.more_than_acks => Urgency::Now,
-            false => Urgency::By(shared.arrived_at.after(ACK_DELAY_NS)),
-        }
-    }
-
     /// The next asynchronous event.
     pub fn poll_event(&mut self) -> Option<(Qpn, QpEvent)> {
         self.shared.events.pop()
@@ -543,14 +433,6 @@ impl Engine {
             *count -= 1;
             if *count == 0 {
                 self.reserved.remove(&low);
-            }
-        }
-    }
-
-    fn enqueue_granted(&mut self) {
-        while let Some(slot) = self.shared.peers.next_granted() {
-            if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
-                self.shared.enqueue(slot, &mut qp.core_mut().queued);
             }
         }
     }

@@ -45,8 +45,8 @@ pub struct Footprint {
     pub reserved_qpns: usize,
     /// Multicast groups with queue pairs.
     pub groups: usize,
-    /// Peers that were asked whether they are Rocinantes, and are remembered.
-    pub acquaintances: usize,
+    /// Peers that were probed, and are remembered.
+    pub known_peers: usize,
 }
 
 impl Engine {
@@ -80,7 +80,7 @@ impl Engine {
             responder_resources: 0,
             reserved_qpns: self.reserved_qpns(),
             groups: self.group_count(),
-            acquaintances: shared.recognition.count(),
+            known_peers: self.gsi.recognition.count(),
         };
         for qp in self.qps.iter().flatten() {
             if let AnyQp::Rc(qp) = qp {

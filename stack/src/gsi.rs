@@ -1,15 +1,17 @@
 //! QP1, the general services interface: checks incoming packets and hands them to the connection
 //! manager, or to the recognition of peers.
 
+use core::net::IpAddr;
+
 use crate::cm::{ConnId, ConnectionManager};
 use crate::ids::slot_of;
 use crate::ingress::{Datagram, Integrity, UnconnectedSources};
-use crate::recognition::{Recognised, Stranger};
+use crate::recognition::Recognition;
 use crate::shared::Shared;
 use crate::types::{Pkey, Psn, Qpn, Time};
 use crate::wire::cm::{CmMessage, CommId, ServiceId};
 use crate::wire::mad::{self, GSI_QKEY, MadBytes};
-use crate::wire::{AliveMad, Opcode, Packet, RecognitionMad, Service, Solver};
+use crate::wire::{AliveMad, Opcode, Packet, PeerInfo, RecognitionMad, Service, Solver};
 
 /// The addressee of a datagram to QP1, where several devices share an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +47,7 @@ pub fn addressee(bytes: &[u8]) -> Option<Addressee> {
     }
     let message = match RecognitionMad::parse(payload).filter(|_| is_mad) {
         #[allow(clippy::cast_possible_truncation, reason = "ids are the lower half")]
-        Some((tid, RecognitionMad::Answer(_))) => {
+        Some((tid, RecognitionMad::Reply(_))) => {
             return Some(Addressee::Slot(slot_of(tid as u32)));
         }
         Some(_) => return Some(Addressee::Any),
@@ -73,6 +75,7 @@ pub fn addressee(bytes: &[u8]) -> Option<Addressee> {
 #[derive(Debug, Default)]
 pub(crate) struct Gsi {
     pub(crate) cm: Option<Box<ConnectionManager>>,
+    pub(crate) recognition: Recognition,
     psn: u32,
     /// Connections of another shard's connection manager that got their first message here.
     arrived: Vec<ConnId>,
@@ -90,11 +93,12 @@ impl Gsi {
         datagram: &Datagram<'_>,
         (sources, solver): (&mut UnconnectedSources, &mut Solver),
         shared: &mut Shared,
-    ) -> Option<Recognised> {
+    ) -> Option<(IpAddr, PeerInfo)> {
         if packet.bth().dest_qpn != Qpn::GSI {
             self.notify(now, packet, datagram, (sources, solver), shared);
         }
-        let Shared { counters, drops, recognition, .. } = shared;
+        let Shared { counters, drops, .. } = shared;
+        let recognition = &mut self.recognition;
         let Some(cm) = self.cm.as_mut().filter(|_| packet.bth().dest_qpn == Qpn::GSI) else {
             drops.unknown_qpn += 1;
             return None;
@@ -137,7 +141,7 @@ impl Gsi {
 
     /// A packet came for a queue pair that does not exist. The device that was at this address
     /// before may have had it. A Rocinante gets a notice, and asks about its connection then. An
-    /// unknown peer gets the recognition question, once. A standard peer never gets more than that.
+    /// unknown peer is probed, once. A standard peer never gets more than that.
     fn notify(
         &mut self,
         now: Time,
@@ -151,7 +155,7 @@ impl Gsi {
         else {
             return;
         };
-        let Shared { counters, recognition, .. } = shared;
+        let recognition = &mut self.recognition;
         if !recognition.is_open()
             || !cm.may_notify(now)
             || sources.integrity(now, datagram, solver) == Integrity::Wrong
@@ -159,10 +163,10 @@ impl Gsi {
             return;
         }
         let (local, remote) = (datagram.dst, datagram.src);
-        if recognition.told_last(remote).is_some() {
+        if recognition.last_of(remote).is_some() {
             cm.notify((local, remote), packet.bth().dest_qpn);
         } else if recognition.has_room() {
-            recognition.meet(now, Stranger { local, remote }, counters);
+            recognition.first_packet_to(now, (local, remote), &mut shared.counters);
         }
     }
 

@@ -44,7 +44,7 @@ pub use rocinante_wire as wire;
 pub use rocinante_wire::types;
 
 pub use allowance::Allowance;
-pub use engine::{Engine, TxStop};
+pub use engine::{Engine, Transmitted, TxStop};
 pub use footprint::Footprint;
 pub use groups::GroupError;
 pub use gsi::{Addressee, addressee};
@@ -54,7 +54,7 @@ pub use peer::{Budget, PeerKind, RunLimits};
 pub use qp::Urgency;
 pub use qp::attr::{AltPath, ModifyError, PathMigState, PeerAddress, QpAttr, QpInit};
 pub use qp::post::{MESSAGE_MAX, PostError, SendLimits, check_recv};
-pub use recognition::{Recognised, Stranger};
+pub use recognition::HandOff;
 pub use shared::EngineConfig;
 pub use sink::TxSink;
 pub use srq::{SrqAttr, SrqChange, SrqError, SrqInit};

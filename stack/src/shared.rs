@@ -5,10 +5,9 @@ use std::collections::VecDeque;
 use crate::ah::Handles;
 use crate::events::Events;
 use crate::pacer::Pacing;
-use crate::peer::{Budget, PeerKind, Peers, RunLimits};
+use crate::peer::{Budget, Peers, RunLimits};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
-use crate::recognition::Recognition;
 use crate::srq::Srqs;
 use crate::stats::LimitsHit;
 use crate::stats::{Counters, Drops};
@@ -17,7 +16,6 @@ use crate::tuning::engine::{QPS, QUANTUM, REORDER_PACKETS_MAX, WINDOW_MAX};
 use crate::tuning::long_runs::STABLE_PACKETS;
 use crate::types::{Mtu, Qpn, QueueKind, Time};
 use crate::verbs::QpEvent;
-use crate::wire::Introduction;
 
 /// Limits and settings of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,34 +54,12 @@ pub struct EngineConfig {
     pub runs: RunLimits,
     /// How fast packets leave that no peer acknowledges.
     pub pacing: Pacing,
-    /// Whether peers whose kind no program gives are asked on QP1, so that two Rocinantes recognise
-    /// each other.
-    pub recognises: bool,
     /// Engines that may send to the same peers: each takes this part of the capacity of a
     /// recognised peer. 0 counts as 1.
     pub sharers: u32,
     /// Packets that a queue pair sends before other queue pairs get their turn. 0 counts as 1, and
     /// more than 65,535 as that.
     pub quantum: u32,
-}
-
-impl EngineConfig {
-    /// This engine's share of the capacity in an introduction, and the kind of the peer.
-    pub(crate) fn share_of(&self, told: &Introduction) -> (Budget, PeerKind) {
-        let said = Budget { bytes: told.bytes, datagrams: told.datagrams };
-        (said.part(1, self.sharers.max(1)), PeerKind::Rocinante(told.queue))
-    }
-
-    /// This engine's share of the pace in an introduction.
-    pub(crate) fn takes(&self, told: &Introduction) -> Pacing {
-        let (queue_min, _) = self.share_of(told);
-        let sharers = self.sharers.max(1);
-        Pacing {
-            packet_ns: told.packet_ns.saturating_mul(sharers),
-            kib_ns: told.kib_ns.saturating_mul(sharers),
-            queue_min,
-        }
-    }
 }
 
 impl Default for EngineConfig {
@@ -101,7 +77,6 @@ impl Default for EngineConfig {
             stable_packets: STABLE_PACKETS,
             runs: RunLimits::default(),
             pacing: Pacing::default(),
-            recognises: false,
             sharers: 1,
             quantum: QUANTUM,
         }
@@ -113,7 +88,6 @@ impl Default for EngineConfig {
 pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
     pub(crate) peers: Peers,
-    pub(crate) recognition: Recognition,
     pub(crate) handles: Handles,
     pub(crate) srqs: Srqs,
     /// Reorder buffers: memory for packets that arrived out of order.

@@ -19,15 +19,15 @@ pub(crate) mod batching {
     pub(crate) const RUNS_OF_WINDOW: u32 = 4;
 }
 
-/// Which packets ask for an acknowledgement (`rc/requester/ack_policy.rs`). Measured: design note
-/// 04, half a round trip of 64 B WRITEs is 4 to 12 % shorter.
+/// Which packets ask for an acknowledgement (`rc/requester/ack_policy.rs`). Measured: the table,
+/// half a round trip of 64 B WRITEs is 4 to 12 % shorter.
 pub(crate) mod ack_requests {
     use super::probes::PATIENCE_NS;
 
     /// The switch of small messages that answer and do not ask.
     pub(crate) const ENABLED: bool = true;
     /// Of small messages that answer, one in this number asks. More: fewer acknowledgements, and
-    /// room is given back later. Measured with 8 alone: design note 04.
+    /// room is given back later. Measured with 8 alone: the table.
     pub(crate) const EVERY: u32 = 8;
     /// Nanoseconds between two answers within which they need not ask: the last of [`EVERY`] asks
     /// in half the time of the probe then. At a lower rate the probe would ask for each. Not
@@ -54,7 +54,7 @@ pub(crate) mod message_runs {
     pub(crate) const ENABLED: bool = true;
 }
 
-/// Whole runs wait for shared credit (`Receiver::withholds`). Measured: design note 02, 64 queue
+/// Whole runs wait for shared credit (`Receiver::withholds`). Measured: the table, 64 queue
 /// pairs 0.34 to 0.50 of one queue pair's rate without, 0.69 to 1.30 with it.
 pub(crate) mod shared_credit {
     /// The switch.
@@ -80,7 +80,7 @@ pub(crate) mod credit {
 }
 
 /// A queue takes more where runs are long (`peer/stretch.rs`, `peer/runs.rs`,
-/// `peer/confidence.rs`). Measured: design note 02, 1 MiB WRITEs on `packet` at a path MTU of 1024
+/// `peer/confidence.rs`). Measured: the table, 1 MiB WRITEs on `packet` at a path MTU of 1024
 /// from 0.70 to 0.83 of the baseline.
 pub(crate) mod long_runs {
     /// The switch of the larger queue. Our own ring still charges READ responses by places, see
@@ -137,7 +137,7 @@ pub(crate) mod runs {
 }
 
 /// The READ window, and the requests into which a READ is cut
-/// (`rc/requester/permit/read_window.rs`). Measured: design note 05, 1.90 Gb/s through a bottleneck
+/// (`rc/requester/permit/read_window.rs`). Measured: the table, 1.90 Gb/s through a bottleneck
 /// of 2 Gb/s with it, 0.62 to 0.95 without.
 pub(crate) mod read_window {
     /// The switch of the window. READs are cut without it, too.
@@ -165,7 +165,7 @@ pub(crate) mod read_window {
 }
 
 /// WRITEs of a few packets are split into messages of one (`rc/requester/split.rs`). Measured:
-/// design note 05, WRITEs of 8 KiB from 13.9 to 52.6 Gb/s on `udp`.
+/// the table, WRITEs of 8 KiB from 13.9 to 52.6 Gb/s on `udp`.
 pub(crate) mod split {
     /// The switch.
     pub(crate) const ENABLED: bool = true;
@@ -189,7 +189,7 @@ pub(crate) mod probes {
     pub(crate) const DOUBLINGS: u32 = 8;
 }
 
-/// Selective repeat (`rc/reorder.rs`, `rc/requester/recovery`). Measured: design note 03, from 19.2
+/// Selective repeat (`rc/reorder.rs`, `rc/requester/recovery`). Measured: the table, from 19.2
 /// to 70.8 % of the goodput at 1 % loss.
 pub(crate) mod selective_repeat {
     /// The switch.
@@ -246,7 +246,7 @@ pub(crate) mod ecn {
     /// Not measured: DCQCN's.
     pub(crate) const PACE_NS: u64 = 50_000;
     /// A round trip moves the share of marked ones by one part in this. More: steadier, slower to
-    /// react. Not measured by itself: design note 02 has the shares of 16 and 64 senders.
+    /// react. Not measured by itself: the table has the shares of 64 senders.
     pub(crate) const GAIN: u32 = 16;
 }
 
@@ -257,10 +257,10 @@ pub(crate) mod in_flight {
     pub(crate) const KEEPERS: usize = 16;
 }
 
-/// Packets that no peer acknowledges (`pacer.rs`, `unreliable`). Measured: design note 06.
+/// Packets that no peer acknowledges (`pacer.rs`, `unreliable`). Measured: the table.
 pub(crate) mod pacing {
     /// Nanoseconds that a receiver gets for a packet: 2 to 2.5 times the measured need, because its
-    /// processor has other work. Less: more is lost. Measured: design note 06; 3.1 and 2.0 million
+    /// processor has other work. Less: more is lost. Measured: the table; 3.1 and 2.0 million
     /// packets of 64 and 1,024 bytes in a second.
     pub(crate) const PACKET_NS: u32 = 800;
     /// Nanoseconds that it gets for 1,024 bytes of payload besides. Effect and measurement as
@@ -281,20 +281,20 @@ pub(crate) mod pacing {
     pub(crate) const LATE: u64 = 1024;
 }
 
-/// The questions of recognition (`recognition.rs`). Design note 22 has the bounds; none of them was
-/// measured: they are memory and datagrams that a stranger may cost.
+/// The probes of recognition (`recognition`). Design note 22 has the bounds; none of them was
+/// measured: they are memory and datagrams that an unknown peer may cost.
 pub(crate) mod recognition {
-    /// Nanoseconds after which a peer is asked again, and for which an answer is believed. More:
-    /// another peer at the address is known later. Less: more questions.
+    /// Nanoseconds after which a peer is probed again, and for which a reply is believed. More:
+    /// another peer at the address is known later. Less: more probes.
     pub(crate) const PAUSE: u64 = 600_000_000_000;
-    /// Peers that are remembered. More: more memory. Less: beyond it peers stay strangers.
+    /// Peers that are remembered. More: more memory. Less: beyond it peers stay unknown.
     pub(crate) const PEERS_MAX: usize = 4096;
-    /// Datagrams that wait to be sent. More: more memory. Less: more answers are dropped.
+    /// Datagrams that wait to be sent. More: more memory. Less: more replies are dropped.
     pub(crate) const TX_MAX: usize = 256;
-    /// Nanoseconds until another attempt where datagrams wait. More: later answers. Less: more
+    /// Nanoseconds until another attempt where datagrams wait. More: later replies. Less: more
     /// wake-ups.
     pub(crate) const SOON: u64 = 1_000_000;
-    /// Questions that are answered at once. More: more datagrams for a forged sender.
+    /// Probes that are answered at once. More: more datagrams for a forged sender.
     pub(crate) const ANSWERS: u32 = 256;
     /// Nanoseconds until one more is answered. Effect as above.
     pub(crate) const ANSWER_NS: u64 = 1_000_000;

@@ -14,7 +14,7 @@ use rocinante_stack::verbs::QpState;
 use rocinante_stack::wire::cm::{CmMessage, CommId, Dreq, PortSpace, ServiceId, Transport};
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
 use rocinante_stack::wire::{
-    AliveMad, Bth, Introduction, MadBytes, Opcode, Packet, Pairs, RecognitionMad,
+    AliveMad, Bth, MadBytes, Opcode, Packet, Pairs, PeerInfo, RecognitionMad,
 };
 use rocinante_stack::{Addressee, Datagram, IpId, QpAttr, addressee};
 
@@ -397,8 +397,8 @@ fn each_datagram_says_whom_it_is_for() {
     assert_eq!(of(&AliveMad::Answer(pairs, 0).emit(0x0500_0009)), to_here);
     assert_eq!(of(&AliveMad::Notice(Qpn::new(0xc3_0001)).emit(9)), Some(Addressee::Any));
     // The device that has QP1 answers a question, and decides about a message that names no slot.
-    assert_eq!(of(&RecognitionMad::Question.emit(0xc300_0001)), Some(Addressee::Any));
-    let answer = RecognitionMad::Answer(Some(Introduction {
+    assert_eq!(of(&RecognitionMad::Probe.emit(0xc300_0001)), Some(Addressee::Any));
+    let answer = RecognitionMad::Reply(Some(PeerInfo {
         bytes: 1,
         datagrams: 1,
         queue: QueueKind::Memory,
@@ -474,26 +474,24 @@ fn a_rocinante_is_told_of_a_queue_pair_that_does_not_exist_and_a_standard_peer_i
     solo.end.engine.start_cm(CmConfig::default());
     let write = lost(Opcode::RC_RDMA_WRITE_ONLY, 0x4321);
     receive(&mut solo, &write, WHOLE);
-    assert!(!solo.end.engine.has_introductions(), "it recognises no peer");
-    solo.end.engine.start_recognition([3, 4], None, common::INTRODUCTION);
+    assert!(!solo.end.engine.has_probes(), "it recognises no peer");
+    solo.end.engine.start_recognition([3, 4], None, common::INFO);
     // Of other services, and damaged.
     receive(&mut solo, &lost(Opcode::UD_SEND_ONLY, 0x4321), WHOLE);
     let mut damaged = write.clone();
     damaged[20] ^= 1;
     receive(&mut solo, &damaged, WHOLE);
-    assert!(!solo.end.engine.has_introductions());
-    // An unknown peer is asked for its introduction, once; a standard peer does not answer.
+    assert!(!solo.end.engine.has_probes());
+    // An unknown peer is probed, once; a standard peer does not answer.
     for _ in 0..10 {
         receive(&mut solo, &write, WHOLE);
     }
-    let question = solo.end.engine.poll_introduction().unwrap();
-    let Some((tid, RecognitionMad::Question)) = RecognitionMad::parse(&question.mad) else {
-        panic!()
-    };
-    assert_eq!(solo.end.engine.poll_introduction(), None);
+    let question = solo.end.engine.poll_probe().unwrap();
+    let Some((tid, RecognitionMad::Probe)) = RecognitionMad::parse(&question.mad) else { panic!() };
+    assert_eq!(solo.end.engine.poll_probe(), None);
     assert_eq!(solo.end.engine.cm().unwrap().poll_transmit(), None);
     // A Rocinante answers, and gets notices from then on, at a limited rate.
-    let answer = RecognitionMad::Answer(Some(common::INTRODUCTION)).emit(tid);
+    let answer = RecognitionMad::Reply(Some(common::INFO)).emit(tid);
     let mut packet = [0; GSI_PACKET_LEN];
     write_gsi(&mut packet, Psn::new(1), &answer);
     receive(&mut solo, &sealed(packet), WHOLE);

@@ -220,8 +220,8 @@ fn full_before_anything_asked() -> Solo {
     solo.send(1, 100 * 256);
     let end = &mut solo.end;
     end.out.room = 60;
-    let stop = end.engine.poll_transmit(solo.now, 5, &mut end.host, &mut end.out);
-    assert_eq!((stop, end.out.packets.len()), (TxStop::SinkFull, 60));
+    let sent = end.engine.poll_transmit(solo.now, 5, &mut end.host, &mut end.out);
+    assert_eq!((sent.stop, sent.packets, end.out.packets.len()), (TxStop::SinkFull, 60, 60));
     end.out.room = 0;
     let first = [solo.setup.psn[0], solo.setup.psn[1]];
     let sent: Vec<_> = end.out.packets.drain(..).map(|packet| describe(&packet, first)).collect();

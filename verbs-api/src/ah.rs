@@ -7,10 +7,11 @@ use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{AhId, Destination};
 
 use crate::context::{Pd, PdKind};
-use crate::model::error::VerbsError;
-use crate::model::qp::PeerPath;
-use crate::model::wc::Wc;
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::PeerPath;
+use rocinante_soft::model::wc::Wc;
 
 /// Bytes before the payload in the receive of a datagram: its IP header. An IPv4 header is in the
 /// last 20 of them.
@@ -41,7 +42,9 @@ impl Ah {
         }
     }
 
-    /// The queue pair `qpn` at this address.
+    /// The queue pair `qpn` at this address, for [`SendOp::SendTo`](crate::verbs::SendOp).
+    /// Datagrams carry `qkey`, which must be that queue pair's Q_Key; if its highest bit is set,
+    /// they carry the sender's own Q_Key instead (IBTA volume 1, 10.2.5).
     #[must_use]
     pub fn to(&self, qpn: Qpn, qkey: u32) -> Destination {
         Destination { ah: self.id(), qpn, qkey }
@@ -52,8 +55,9 @@ impl Pd {
     /// Makes an address handle (`ibv_create_ah(3)`) for datagrams along `path`.
     ///
     /// # Errors
-    /// [`VerbsError::Invalid`] if there is no such index, [`VerbsError::Path`] if there is no path,
-    /// [`VerbsError::Limit`] if there are too many.
+    /// [`VerbsError::Invalid`] if there is no address at `path.sgid_index`, [`VerbsError::Path`] if
+    /// there is no path or the two addresses are of different families, [`VerbsError::Limit`] if
+    /// the device has too many address handles.
     pub fn create_ah(&self, path: &PeerPath) -> Result<Ah, VerbsError> {
         let local = self.device().local(path.sgid_index)?;
         if local.is_ipv4() != path.remote.is_ipv4() {

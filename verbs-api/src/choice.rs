@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 
 use rocinante_netdev::Backend;
 
-use crate::model::error::VerbsError;
 use crate::open::NETDEV_VARIABLE;
+use rocinante_soft::model::error::VerbsError;
 
 /// The program's choice.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -120,11 +120,12 @@ pub use self::connection::{Connecting, Connection};
 pub use self::datagram::{DatagramListener, DatagramRequest, DatagramService, Resolving, resolve};
 pub use self::inbox::Notifier;
 pub use self::listener::{Listener, Request};
-pub use crate::model::cm::{CmFailure, UDP_QKEY};
-use crate::model::endpoint::Endpoint;
-use crate::model::error::VerbsError;
-use crate::model::qp::ConnectOptions;
 use crate::qp::PreparedQp;
+#[doc(inline)]
+pub use rocinante_soft::model::cm::{CmFailure, UDP_QKEY};
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::ConnectOptions;
 
 /// Parameters of a connection: those of the queue pair (`struct rdma_conn_param`), and data for the
 /// peer's program.
@@ -137,24 +138,41 @@ pub struct Params {
 }
 
 impl Params {
-    /// Connects with these options. The numbers of READs and atomics are the smaller ones of both
-    /// sides. Path MTU, ACK timeout and retry counts are those of the active side.
+    /// Connects with these options; [`ConnectOptions::default`] if it is not called. The *active*
+    /// side calls [`connect`], the *passive* side [`Request::accept`]. Each option of a side
+    /// decides, of the queue pairs of both sides:
+    ///
+    /// | option | of the active side | of the passive side |
+    /// |---|---|---|
+    /// | `mtu` | the path MTU of both, if the links take it | nothing |
+    /// | `max_rd_atomic` | its own, up to `max_dest_rd_atomic` of the other | likewise |
+    /// | `max_dest_rd_atomic` | its own, up to `max_rd_atomic` of the other | likewise |
+    /// | `timeout` | that of both | its own, if the active side's is 0 |
+    /// | `retry_cnt` | that of both | nothing |
+    /// | `rnr_retry` | that of the *peer* (`rdma_connect(3)`) | that of the *peer* |
+    /// | `min_rnr_timer` | its own | its own |
+    /// | `traffic_class` | that of both | nothing |
+    /// | `hop_limit` | the field in the request | nothing |
+    ///
+    /// [`ConnectOptions`] has their units and defaults.
     #[must_use]
     pub fn options(mut self, options: ConnectOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// Sends this to the peer's program: at most 56 bytes in a request, 196 in its answer. The peer
-    /// sees zeros behind it, and cannot tell its length.
+    /// Sends these bytes to the peer's program: at most 56 in a request, 196 in its answer
+    /// (`rdma_connect(3)`, `rdma_accept(3)`); by default none. The peer gets 56 or 196 bytes, with
+    /// zeros at the end, and so does not learn their number.
     #[must_use]
     pub fn private_data(mut self, private: &[u8]) -> Self {
         self.private = private.to_vec();
         self
     }
 
-    /// The silence after which the peer is asked whether it still has the connection (compare
-    /// `TCP_KEEPIDLE`): a second at least. `None` turns it off. The default is the value of
+    /// The time without packets from the peer after which it is asked whether it still has the
+    /// connection (compare `TCP_KEEPIDLE`): a second at least. `None` turns it off. The default is
+    /// the value of
     /// [`KEEP_ALIVE_VARIABLE`](crate::device::KEEP_ALIVE_VARIABLE), or else ten seconds.
     ///
     /// A peer that does not know the connection, or answers none of three questions a second apart,
@@ -172,7 +190,9 @@ impl Params {
     }
 }
 
-/// Connects a queue pair to the program that listens on `peer`, and waits for the connection.
+/// Connects a queue pair to the program that listens on `peer`, and waits for the connection, at
+/// most for `patience`. The queue pair must have an address of the peer's family
+/// ([`QpBuilder::sgid_index`](crate::QpBuilder::sgid_index)).
 ///
 /// # Errors
 /// [`VerbsError::Cm`] with the reason if the peer rejects it; [`VerbsError::TimedOut`] if the peer

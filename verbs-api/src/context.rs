@@ -10,14 +10,15 @@ use rocinante_stack::stats::CmCounters;
 
 use crate::cq::{CompChannel, Cq};
 use crate::device::Device;
-use crate::model::device::{DeviceAttr, DeviceCounters, Provider};
-use crate::model::error::{Refused, VerbsError};
-use crate::model::event::AsyncEvent;
-use crate::model::qp::QpInfo;
-use crate::model::resources::Resources;
 use crate::open::OpenOptions;
 use crate::qp::QpBuilder;
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::device::{DeviceAttr, DeviceCounters, Provider};
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::model::event::AsyncEvent;
+use rocinante_soft::model::qp::QpInfo;
+use rocinante_soft::model::resources::Resources;
 
 /// An open device (`struct ibv_context`). Cheap to clone. It closes when the last clone and the
 /// last of its objects are gone. A device may be open several times: see [`OpenOptions::open`].
@@ -64,22 +65,33 @@ impl Context {
     pub fn backend(&self) -> Option<Backend> {
         match self.provider() {
             Provider::Software(backend) => Some(backend),
-            Provider::Hardware => None,
+            _ => None,
         }
     }
 
-    /// Its addresses, IPv4 first: the GID table of port 1 (`ibv_query_gid(3)`). An IPv4 address
-    /// stands for its IPv4-mapped GID. They are those that the device was opened with, each at its
-    /// index; [`gid_table`](Self::gid_table) says what became of them.
+    /// The addresses that the device was opened with, IPv4 first: the GID table of its port
+    /// (`ibv_query_gid(3)`) at that time. They never change, and a queue pair can only have one of
+    /// these. An IPv4 address stands for its IPv4-mapped GID.
+    ///
+    /// Where no address comes or goes, the place of an address in this slice is its `sgid_index`.
+    /// Otherwise its place in [`gid_table`](Self::gid_table) is.
     #[must_use]
     pub fn gids(&self) -> &[IpAddr] {
         self.device.gids()
     }
 
-    /// The GID table as it is now. An address keeps its index until it is removed, which leaves a
-    /// hole, `None`. An address that is added takes the first hole, or else the end; a device in
-    /// software that is open already does not send from there: it must be opened anew. The table
-    /// of a device of the kernel is that of when it was opened.
+    /// The GID table as it is now: ask again after
+    /// [`AsyncEvent::GidChange`]. An `sgid_index` is a place in it. For a device in software:
+    ///
+    /// - An address keeps its index until the interface loses it, which leaves a hole, `None`. The
+    ///   index of a hole is refused with [`VerbsError::Invalid`].
+    /// - With all addresses of the interface
+    ///   ([`open_interface`](crate::OpenOptions::open_interface)), an address that is added takes
+    ///   the first hole, or else the end. If it is not among [`gids`](Self::gids), its index is
+    ///   refused until all contexts of the device are closed and it is opened again.
+    /// - With one address ([`open`](crate::OpenOptions::open)), the table has only that entry.
+    ///
+    /// The table of a device of the kernel stays as it was when it was opened.
     #[must_use]
     pub fn gid_table(&self) -> Vec<Option<IpAddr>> {
         self.device.gid_table()
@@ -103,7 +115,8 @@ impl Context {
         }
     }
 
-    /// The counters.
+    /// The device's counters, of all its contexts in the process, since it was opened. A device of
+    /// the kernel counts for all its users together.
     #[must_use]
     pub fn counters(&self) -> DeviceCounters {
         match &self.device {
@@ -143,8 +156,12 @@ impl Context {
         }
     }
 
-    /// How often the background threads of the device have woken or looked at it again; `None` for
-    /// a device of the kernel. The number stands still while the device is idle.
+    /// The number of rounds of the device's background threads, all together: a round begins when
+    /// a thread wakes, and again each time that it looks for more work before it sleeps. `None` for
+    /// a device of the kernel.
+    ///
+    /// The difference of two calls shows what an idle device costs: it is 0 while no packet comes,
+    /// the program does nothing, and no timer is due.
     #[must_use]
     pub fn background_rounds(&self) -> Option<u64> {
         match &self.device {
@@ -153,8 +170,10 @@ impl Context {
         }
     }
 
-    /// Makes a protection domain (`ibv_alloc_pd(3)`). If a device of the kernel has none left, the
-    /// calls that make objects in the domain report it.
+    /// Makes a protection domain (`ibv_alloc_pd(3)`). In software it cannot fail. If a device of
+    /// the kernel refuses, this call still returns a [`Pd`], and each call that makes an object in
+    /// it, such as [`Pd::allocate`] or [`QpBuilder::build`], fails with [`VerbsError::Hardware`],
+    /// which names `ibv_alloc_pd` and its errno.
     #[must_use]
     pub fn alloc_pd(&self) -> Pd {
         let kind = match &self.device {
@@ -189,8 +208,10 @@ impl Context {
         CompChannel::create(&self.device)
     }
 
-    /// Drives the device on this thread: receives, runs expired timers, sends. For programs that
-    /// wait on memory instead of a completion queue.
+    /// Drives the device on this thread: receives, runs expired timers, sends. It does not wait. A
+    /// program needs it only if it waits for something else than the library's calls, such as a
+    /// byte that a peer writes, or has no [background thread](OpenOptions::background). A device of
+    /// the kernel drives itself: there it does nothing.
     pub fn progress(&self) {
         match &self.device {
             Device::Soft(device) => device.progress(),
@@ -208,9 +229,13 @@ impl Context {
         }
     }
 
-    /// A descriptor that is readable while there are asynchronous events. A change of the port that
-    /// was taken back, or is of no GID of this context, makes it readable for nothing: then
-    /// [`poll_async_event`](Self::poll_async_event) returns `None`, and it is readable no longer.
+    /// A descriptor for `poll(2)`, which is readable while there may be asynchronous events: then
+    /// call [`poll_async_event`](Self::poll_async_event) until it returns `None`. After that it is
+    /// not readable before the next event.
+    ///
+    /// It may be readable although the first call returns `None`: the kernel announces each change
+    /// of the interface, and some make no event. Examples are a link that went down and is up again
+    /// when the program looks, and an address that is not one of this context.
     #[must_use]
     pub fn async_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         match &self.device {

@@ -10,10 +10,11 @@ use rocinante_stack::verbs::WcStatus;
 use rustix::io::Errno;
 
 use crate::device::Device;
-use crate::model::error::{Refused, VerbsError};
-use crate::model::wc::Wc;
 use crate::tuning::waiting::{NAP, SPINS};
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::model::wc::Wc;
 
 /// A completion queue (`ibv_create_cq(3)`). Cheap to clone. It lives until the last clone and the
 /// last queue pair that uses it are gone.
@@ -83,7 +84,7 @@ impl Cq {
         }
     }
 
-    /// The most completions that it holds.
+    /// The number of completions that it has room for.
     #[must_use]
     pub fn depth(&self) -> usize {
         match &self.kind {
@@ -205,9 +206,10 @@ impl Cq {
         }
     }
 
-    /// Requests one event on the channel for the next completion (`ibv_req_notify_cq(3)`), or for
-    /// the next solicited or failed one. Completions that are already there raise no event: poll
-    /// once after arming.
+    /// Arms the queue: requests one event on the channel for the next completion
+    /// (`ibv_req_notify_cq(3)`), or, if `solicited_only`, for the next solicited or failed one.
+    /// Completions that are already there raise no event: poll until the queue is empty after
+    /// arming, as the example of [`CompChannel`] does.
     ///
     /// # Errors
     /// [`VerbsError::Invalid`] if the queue has no channel; [`VerbsError::Hardware`] if the
@@ -256,7 +258,25 @@ impl PartialEq for Cq {
 }
 
 /// A completion event channel (`ibv_create_comp_channel(3)`). Its descriptor becomes readable when
-/// a queue that [`Cq::req_notify`] armed completes something.
+/// a queue that [`Cq::req_notify`] armed completes something. One channel may serve several queues.
+///
+/// ```
+/// use rocinante::{Context, VerbsError};
+///
+/// fn serve(ctx: &Context) -> Result<(), VerbsError> {
+///     let channel = ctx.create_comp_channel()?;
+///     let cq = ctx.create_cq_with(16, &channel)?;
+///     loop {
+///         // Arm before the last look: what completes after it makes an event.
+///         cq.req_notify(false)?;
+///         while let Some(wc) = cq.poll_one()? {
+///             println!("{} {}", wc.wr_id, wc.status);
+///         }
+///         // The queue that was armed; another one if the channel has several.
+///         let _cq = channel.wait_event(None)?;
+///     }
+/// }
+/// ```
 #[derive(Debug, Clone)]
 pub struct CompChannel {
     kind: ChannelKind,

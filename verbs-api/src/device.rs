@@ -13,18 +13,22 @@ pub use rocinante_netdev::{
 use rocinante_stack::Budget;
 use rocinante_stack::types::{Mtu, QueueKind};
 
-pub use crate::kernel::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
-pub use crate::model::device::{
-    Atomics, DeviceAttr, HardwareAttr, Limits, MwSupport, OptionalOperations, Provider,
-};
-pub use crate::model::error::HardwareError;
-use crate::model::error::VerbsError;
-use crate::model::qp::gid_at;
 pub use crate::open::{
     AGENT_VARIABLE, DEVICE_VARIABLE, KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE,
 };
-use crate::provider::manager::Manager;
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+#[doc(inline)]
+pub use rocinante_kernel::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
+use rocinante_soft as soft;
+#[doc(inline)]
+pub use rocinante_soft::model::device::{
+    Atomics, DeviceAttr, HardwareAttr, Limits, MwSupport, OptionalOperations, Provider,
+};
+#[doc(inline)]
+pub use rocinante_soft::model::error::HardwareError;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::gid_at;
+use rocinante_soft::provider::manager::Manager;
 
 /// The interfaces that can be opened as devices in software: those that are up and have an address.
 ///

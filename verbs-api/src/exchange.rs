@@ -3,6 +3,42 @@
 //!
 //! Each side sends and reads one line of JSON. It holds address, QPN, starting PSN, path MTU,
 //! receive budget, and data of the program, such as the address and key of a region.
+//!
+//! ```
+//! use std::net::{IpAddr, Ipv4Addr, TcpListener};
+//! use std::thread;
+//! use std::time::Duration;
+//! use rocinante::exchange::{Exchange, Hello};
+//! use rocinante::{ConnectOptions, Context, VerbsError};
+//!
+//! fn main() -> Result<(), VerbsError> {
+//!     let [here, there] = [1, 2].map(|host| IpAddr::from([127, 0, 0, host]));
+//! #   let (here, there) = rocinante::doc::addresses();
+//!     // The server; usually it is another program, on another machine.
+//!     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+//!     let address = listener.local_addr()?;
+//!     let server = thread::spawn(move || connect(there, Exchange::accept_from(&listener)?));
+//!     connect(here, Exchange::connect(address, Duration::from_secs(10))?)?;
+//!     server.join().unwrap()
+//! }
+//!
+//! /// Both sides do the same.
+//! fn connect(own: IpAddr, mut exchange: Exchange) -> Result<(), VerbsError> {
+//!     let ctx = Context::open(own)?;
+//!     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16)?);
+//!     let qp = pd.qp(&cq, &cq).build()?;
+//!     let hello = Hello { endpoints: vec![qp.endpoint()], ..Hello::default() };
+//!     let theirs = exchange.swap(&hello)?;
+//!     let Some(peer) = theirs.endpoints.first() else {
+//!         return Err(exchange.error("it offers no queue pair"));
+//!     };
+//!     let _qp = qp.connect(peer, &ConnectOptions::default())?;
+//!     // From here on the peer's queue pair receives, too.
+//!     exchange.barrier("connected")?;
+//!     // Neither side destroys its queue pair while the other still uses it.
+//!     exchange.barrier("done")
+//! }
+//! ```
 
 mod link;
 mod queue;
@@ -21,27 +57,32 @@ use rocinante_stack::types::Mtu;
 use self::link::{Link, Watch};
 use crate::cm;
 use crate::context::Context;
-use crate::model::endpoint::Endpoint;
-use crate::model::error::VerbsError;
 use crate::tuning::exchange::{ASKED, CHARS_MAX, LINE_MAX, PATIENCE};
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::VerbsError;
 
-/// The data that one side sends: its queue pairs, its regions, and a note of the program.
+/// The data that one side sends by [`Exchange::swap`]: its queue pairs, its regions, and a note of
+/// the program.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hello {
     /// Its queue pairs, in the order in which to connect them.
     pub endpoints: Vec<Endpoint>,
     /// Regions that the peer may address.
     pub regions: Vec<RemoteSlice>,
-    /// A note of the program.
+    /// Any text of the program.
     pub note: String,
 }
 
 /// A connection over which two programs exchange the data of their queue pairs, and wait for each
 /// other.
 ///
-/// Every wait has a time limit, unless [`set_patience`](Self::set_patience) removes it. Without a
-/// limit it still ends when the peer's machine is gone. Errors name the peer and the phase of both
-/// sides.
+/// Both programs make the same calls in the same order. Each call sends or reads *lines*: text of
+/// one program for the other, in UTF-8, ended by a line feed, at most 4 MiB. The line of one side's
+/// [`say`](Self::say) is what the other side's [`hear`](Self::hear) returns.
+///
+/// A wait for the peer ends after 60 s, or the time of [`set_patience`](Self::set_patience).
+/// Without a limit it still ends when the peer's machine is gone. Errors name the peer and the
+/// *phase*: the step of the program in which this side waits, such as `exchange of endpoints`.
 #[derive(Debug)]
 pub struct Exchange {
     link: Link,
@@ -51,7 +92,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// Waits for a peer on `address`.
+    /// Listens on a TCP address, and waits without limit for one peer to connect.
     ///
     /// # Errors
     /// [`VerbsError::Io`] if the address cannot be bound.
@@ -59,7 +100,7 @@ impl Exchange {
         Self::accept_from(&TcpListener::bind(address)?)
     }
 
-    /// Waits for a peer on a listener.
+    /// Waits for the next peer of a listener, without limit unless the listener is non-blocking.
     ///
     /// # Errors
     /// [`VerbsError::Io`].
@@ -122,14 +163,15 @@ impl Exchange {
         Ok(Self::new(Link::Queue(Box::new(queue)), peer))
     }
 
-    /// Whether a request comes from [`connect_cm`](Self::connect_cm), for
-    /// [`accept_cm`](Self::accept_cm) to accept.
+    /// Whether a request comes from a peer that calls [`connect_cm`](Self::connect_cm), so that
+    /// [`accept_cm`](Self::accept_cm) can accept it. Its private data say that.
     #[must_use]
     pub fn is_asked_for_by(request: &cm::Request) -> bool {
         queue::is_asked_for_by(request)
     }
 
-    /// The path MTU that both links take, if the exchange goes over a queue pair.
+    /// The largest path MTU that both sides' links take, if the exchange goes over a queue pair;
+    /// `None` over TCP.
     #[must_use]
     pub fn path_mtu(&self) -> Option<Mtu> {
         match &self.link {
@@ -144,7 +186,7 @@ impl Exchange {
         self.peer
     }
 
-    /// The address by which the peer reached us, or from which we reached it.
+    /// This side's address and port of the connection; the port is 0 if it goes over a queue pair.
     ///
     /// # Errors
     /// [`VerbsError::Io`].
@@ -152,25 +194,26 @@ impl Exchange {
         Ok(self.link.local()?)
     }
 
-    /// Timeout for the peer's next line, from the start of the wait to the line's end; `None` waits
-    /// without limit. The default is 60 s.
+    /// Sets the timeout of all further waits for a line of the peer, from the start of the wait to
+    /// the line's end; `None` waits without limit. The default is 60 s.
     pub fn set_patience(&mut self, patience: Option<Duration>) {
         self.patience = patience;
     }
 
-    /// Sets the phase of both sides, for errors. [`swap`](Self::swap) and
-    /// [`barrier`](Self::barrier) set their own.
+    /// Sets the phase that errors name from now on, for instance `"transfer"`. It is `"exchange"`
+    /// at first. [`swap`](Self::swap) and [`barrier`](Self::barrier) have their own while they
+    /// last.
     pub fn enter(&mut self, phase: &str) {
         phase.clone_into(&mut self.phase);
     }
 
-    /// An error that names the peer and the phase of both sides.
+    /// An error of the program's own, `what`, which names the peer and the phase as others do.
     #[must_use]
     pub fn error(&self, what: impl fmt::Display) -> VerbsError {
         VerbsError::Exchange(format!("peer {}, {}: {what}", self.peer, self.phase))
     }
 
-    /// Sends a hello and reads the peer's.
+    /// Sends this side's data, and waits for the peer's, which calls it as well.
     ///
     /// # Errors
     /// [`VerbsError::Exchange`] if the peer is silent, closes, or sends an invalid line. A hello is
@@ -185,17 +228,18 @@ impl Exchange {
         })
     }
 
-    /// Waits until the peer has reached the same point.
+    /// Waits until the peer has called `barrier` with the same `name`.
     ///
     /// # Errors
-    /// As [`swap`](Self::swap).
+    /// [`VerbsError::Exchange`] if the peer is silent, closes, calls [`give_up`](Self::give_up), or
+    /// sends another name or line.
     pub fn barrier(&mut self, name: &str) -> Result<(), VerbsError> {
         self.meet(name, None)
     }
 
-    /// As [`barrier`](Self::barrier), but waits while `goes_on` returns true; it is called several
-    /// times a second. For peers that may be busy without limit, as long as the caller can see
-    /// that.
+    /// As [`barrier`](Self::barrier), but without its timeout: it waits as long as `goes_on`, which
+    /// it calls several times a second, returns true. For a peer that may be busy without limit,
+    /// as long as the caller sees by other means that it works.
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -228,10 +272,12 @@ impl Exchange {
         })
     }
 
-    /// Sends one line.
+    /// Sends one line of text, which the peer's next [`hear`](Self::hear) returns. It does not wait
+    /// for that call. The line must not contain a line feed, and not begin with `!`, which starts
+    /// the line of [`give_up`](Self::give_up).
     ///
     /// # Errors
-    /// [`VerbsError::Exchange`] if the peer has closed the connection, or does not read.
+    /// [`VerbsError::Exchange`] if the peer has closed the connection, or takes no bytes for 60 s.
     pub fn say(&mut self, line: &str) -> Result<(), VerbsError> {
         self.put(line).map_err(|error| self.unsaid(&error))
     }
@@ -252,27 +298,31 @@ impl Exchange {
         }
     }
 
-    /// Tells the peer that this side cannot go on, and why. The peer's next read returns it as an
-    /// error.
+    /// Sends the peer the reason why this side ends early. The peer's [`hear`](Self::hear),
+    /// [`swap`](Self::swap) or [`barrier`](Self::barrier) that reads it fails with
+    /// [`VerbsError::Exchange`], which has the reason. It does not close the connection, and
+    /// ignores that the peer may have gone.
     pub fn give_up(&mut self, why: &str) {
         let why = why.replace('\n', " ");
         // A peer that does not read it any more has ended as well.
         let _ = self.say(&format!("{GAVE_UP}{why}"));
     }
 
-    /// Reads one line.
+    /// Waits for the peer's next line, and returns it without its line feed.
     ///
     /// # Errors
-    /// As [`swap`](Self::swap).
+    /// [`VerbsError::Exchange`] if the peer is silent, closes, calls [`give_up`](Self::give_up), or
+    /// sends a line that is too long or is not UTF-8.
     pub fn hear(&mut self) -> Result<String, VerbsError> {
         self.line(None)
     }
 
-    /// Reads one line if the peer has sent something, else returns at once. So a program that is
-    /// busy with its queue pairs notices that the peer has gone.
+    /// Returns `None` at once if nothing of the peer is there, else as [`hear`](Self::hear): once
+    /// the first bytes of a line are there, it waits for the others. So a program that is busy with
+    /// its queue pairs notices that the peer has gone or given up.
     ///
     /// # Errors
-    /// As [`swap`](Self::swap).
+    /// As [`hear`](Self::hear).
     pub fn try_hear(&mut self) -> Result<Option<String>, VerbsError> {
         if !self.link.buffer().is_empty() {
             return self.hear().map(Some);
@@ -284,7 +334,7 @@ impl Exchange {
         }
     }
 
-    /// A handle that tells, also on another thread, whether the peer is still there.
+    /// A handle that shows, also to another thread, whether the peer is still there.
     ///
     /// # Errors
     /// [`VerbsError::Io`].
@@ -379,15 +429,16 @@ fn is_hang_up(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
 }
 
-/// Detects that the peer of an [`Exchange`] has gone, without reading its lines.
+/// Detects that the peer of an [`Exchange`] has gone, without reading its lines: see
+/// [`Exchange::watch`].
 #[derive(Debug)]
 pub struct PeerWatch {
     watch: Watch,
 }
 
 impl PeerWatch {
-    /// Whether the peer has closed the connection or given up. [`Exchange::hear`] then reports it
-    /// as well, after the lines that came before.
+    /// Whether the peer has closed the connection or called [`Exchange::give_up`].
+    /// [`Exchange::hear`] then fails as well, after it has returned the lines that came before.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.watch.is_gone()

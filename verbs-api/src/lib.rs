@@ -74,32 +74,47 @@ pub mod exchange;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod guide;
-mod kernel;
-mod model;
 mod mr;
 mod mw;
 mod open;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod plain;
-mod provider;
 mod qp;
-mod soft;
 mod srq;
+#[cfg(test)]
+mod tests;
 mod tuning;
 
 pub use ah::Ah;
 pub use context::{Context, Pd};
 pub use cq::{CompChannel, Cq};
-pub use model::endpoint::Endpoint;
-pub use model::error::{Refused, VerbsError};
-pub use model::qp::ConnectOptions;
-pub use model::turns::Turns;
-pub use model::wc::{Wc, WcError};
 pub use mr::{BufferPool, Mr, MrSlice, PoolBuffer};
 pub use mw::Mw;
 pub use open::{OpenOptions, PreparedContext};
 pub use qp::{PreparedQp, Qp, QpBuilder};
+#[doc(inline)]
+pub use rocinante_soft::model::endpoint::Endpoint;
+#[doc(inline)]
+pub use rocinante_soft::model::error::{Refused, VerbsError};
+#[doc(inline)]
+pub use rocinante_soft::model::qp::ConnectOptions;
+/// ```
+/// use rocinante::Turns;
+///
+/// fn main() -> Result<(), &'static str> {
+///     const SILENT: &str = "the kernel does not say";
+///     let before = Turns::of_thread().ok_or(SILENT)?;
+///     // … the work to measure …
+///     let turns = Turns::of_thread().ok_or(SILENT)?.since(before);
+///     println!("waited {:?}, {:.0} % of the time", turns.waited, 100.0 * turns.share());
+///     Ok(())
+/// }
+/// ```
+#[doc(inline)]
+pub use rocinante_soft::model::turns::Turns;
+#[doc(inline)]
+pub use rocinante_soft::model::wc::{Wc, WcError};
 pub use rocinante_stack::mem::{Access, RemoteSlice};
 pub use rocinante_stack::verbs::{RecvWr, SendWr, WcStatus};
 pub use srq::Srq;
@@ -107,10 +122,12 @@ pub use srq::Srq;
 /// What `verbs.h` names: operations and their data, keys and numbers, states, attributes, events.
 pub mod verbs {
     pub use crate::ah::GRH_LEN;
-    pub use crate::model::event::AsyncEvent;
-    pub use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
     pub use crate::mr::{Advice, Rereg};
     pub use crate::mw::{BindMw, MwPart};
+    #[doc(inline)]
+    pub use rocinante_soft::model::event::AsyncEvent;
+    #[doc(inline)]
+    pub use rocinante_soft::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
     pub use rocinante_stack::mem::{AccessError, FlushLevel, MwType, Placement, Sge};
     pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn, QueueKind};
     pub use rocinante_stack::verbs::{
@@ -123,10 +140,13 @@ pub mod verbs {
 
 /// Counters of devices and queue pairs, and the objects that a device holds.
 pub mod stats {
-    pub use crate::model::device::DeviceCounters;
-    pub use crate::model::qp::QpInfo;
-    pub use crate::model::resources::Resources;
     pub use rocinante_netdev::PortStats;
+    #[doc(inline)]
+    pub use rocinante_soft::model::device::DeviceCounters;
+    #[doc(inline)]
+    pub use rocinante_soft::model::qp::QpInfo;
+    #[doc(inline)]
+    pub use rocinante_soft::model::resources::Resources;
     pub use rocinante_stack::stats::{CmCounters, Counters, Drops, Limit, LimitsHit, QpCounters};
 }
 

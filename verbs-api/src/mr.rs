@@ -12,9 +12,10 @@ use rocinante_stack::types::Key;
 pub use self::pool::{BufferPool, PoolBuffer};
 pub use self::slice::MrSlice;
 use crate::context::{Pd, PdKind};
-use crate::model::error::{Refused, VerbsError};
-use crate::provider::memory::{self, Buffer, Range};
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::provider::memory::{self, Buffer, Range};
 
 impl Pd {
     /// Allocates `len` zero bytes and registers them. The region owns them.
@@ -26,7 +27,9 @@ impl Pd {
         Mr::allocate(self, len, access)
     }
 
-    /// Registers memory of the caller (`ibv_reg_mr(3)`).
+    /// Registers memory of the caller (`ibv_reg_mr(3)`): `len` bytes from `start` on, of any
+    /// alignment. Work requests and peers name them by their addresses in this process, or from 0
+    /// on with [`Access::ZERO_BASED`].
     ///
     /// # Safety
     /// From now until the region is dropped or deregistered, `start` must point to `len` bytes that
@@ -38,9 +41,10 @@ impl Pd {
     /// every region is one of explicit on-demand paging (`IBV_ACCESS_ON_DEMAND`).
     ///
     /// A program in another language may break the promise: unmap or protect memory that is
-    /// registered, or shorten its file. An access then fails as if the region did not permit it,
-    /// and ends the one queue pair. A handler of SIGSEGV and SIGBUS sees to that; it passes all
-    /// other faults to the one that the program has (`docs/design/26-memory-faults.md`).
+    /// registered, or shorten its file. An access of the device in software then fails as if the
+    /// region did not permit it: the request completes with an error, its queue pair goes to ERR,
+    /// and the process lives. A handler of SIGSEGV and SIGBUS (on x86-64 and AArch64) sees to that;
+    /// it passes all other faults to the handler that the program has.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate); [`VerbsError::Fault`] if the process has no such memory:
@@ -88,9 +92,24 @@ impl Pd {
 /// permit. So it never lends slices of its memory: use [`read`](Self::read), [`write`](Self::write)
 /// and the atomics.
 ///
-/// Dropping it deregisters it at once. Requests in flight that name it then fail with
-/// `LOC_PROT_ERR`; requests of peers fail with a remote access error, also through windows bound to
-/// it. [`deregister`](Self::deregister) refuses instead.
+/// # The end of a region
+///
+/// Three ways end a registration (`ibv_dereg_mr(3)`). They differ while the region is in use:
+///
+/// | | a posted request names it | a window is bound to it |
+/// |---|---|---|
+/// | [`deregister`](Self::deregister) | fails; with a device of the kernel: ends | fails |
+/// | [`revoke`](Self::revoke) | ends | fails |
+/// | dropping it | ends | ends |
+///
+/// A call that fails returns [`VerbsError::Busy`], and the region, still registered. When a region
+/// ends, posted requests that name it fail with `LOC_PROT_ERR` unless they are done. Requests of
+/// peers with its key, or with that of a window to it, fail with a remote access error
+/// (`REM_ACCESS_ERR` at the peer). Memory that the region owns is freed.
+///
+/// A device of the kernel may refuse to deregister a region that is dropped, for instance because
+/// of a window. Then peers may still reach its memory. If the region owns that, it is never freed.
+/// If the caller does, use [`deregister`](Self::deregister), which reports the refusal.
 #[derive(Debug)]
 pub struct Mr {
     kind: MrKind,
@@ -189,7 +208,7 @@ impl Mr {
         Ok(Self { kind, range, start, access, buffer, spare: Vec::new(), _pd: pd.clone() })
     }
 
-    /// The key for local use.
+    /// The key for scatter-gather elements of this device's requests (`ibv_mr::lkey`).
     #[must_use]
     #[inline]
     pub fn lkey(&self) -> Key {
@@ -199,7 +218,8 @@ impl Mr {
         }
     }
 
-    /// The key to give to peers.
+    /// The key for requests of peers (`ibv_mr::rkey`). The device in software has one key for both
+    /// uses.
     #[must_use]
     #[inline]
     pub fn rkey(&self) -> Key {
@@ -234,10 +254,10 @@ impl Mr {
         self.access
     }
 
-    /// A scatter-gather element of `len` bytes from `offset` on.
+    /// A scatter-gather element (`struct ibv_sge`) of `len` bytes from `offset` on.
     ///
     /// # Panics
-    /// If that is not inside the region.
+    /// If that is not inside the region, or `len` is 4 GiB or more.
     #[must_use]
     pub fn sge(&self, offset: usize, len: usize) -> Sge {
         self.part(offset, len);
@@ -256,10 +276,10 @@ impl Mr {
         unsafe { part.load(out) }.expect(GONE);
     }
 
-    /// A copy of `len` bytes from `offset` on.
+    /// A copy of `len` bytes from `offset` on, as [`read`](Self::read).
     ///
     /// # Panics
-    /// If that is not inside the region.
+    /// As [`read`](Self::read).
     #[must_use]
     pub fn to_vec(&self, offset: usize, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
@@ -278,16 +298,35 @@ impl Mr {
         unsafe { part.store(data) }.expect(GONE);
     }
 
-    /// The byte at `offset`, with acquire: all bytes that a peer wrote before it are visible. Use
-    /// it to wait for the last byte of a WRITE; [`load_u64`](Self::load_u64) suits a counter of
-    /// eight bytes better.
+    /// The byte at `offset`, loaded with acquire. The device in software stores the last byte of a
+    /// WRITE last, with release: a thread that loads it by this call sees all bytes of the WRITE,
+    /// and those of earlier WRITEs of the queue pair. So a program can wait for a WRITE without a
+    /// completion. [`load_u64`](Self::load_u64) suits a counter of eight bytes better; the
+    /// [memory model](crate::guide::memory) has all guarantees.
     ///
-    /// A write that covers only the end of an aligned word of eight bytes, such as a WRITE of four
-    /// bytes to an address of 4 modulo 8, is stored byte by byte and loaded as part of the word.
-    /// Processors handle that correctly; Rust's memory model does not cover such a pair.
+    /// ```
+    /// # use rocinante::{Access, Context, VerbsError};
+    /// # fn main() -> Result<(), VerbsError> {
+    /// #   let (here, _) = rocinante::doc::addresses();
+    /// #   let ctx = Context::open(here)?;
+    /// // A record of 63 bytes and a mark, which is 0 until a peer's WRITE of all 64 is there.
+    /// let inbox = ctx.alloc_pd().allocate(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    /// # inbox.write(63, &[1]); // In the place of the peer.
+    /// while inbox.load_byte(63) == 0 {
+    ///     ctx.progress();
+    /// }
+    /// let _record = inbox.to_vec(0, 63);
+    /// #   Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A WRITE that ends with an aligned word of eight bytes should cover all of that word. One
+    /// that covers only its end, such as four bytes to an address of 4 modulo 8, is stored byte by
+    /// byte, while this call loads the last byte of a word together with its word. Processors
+    /// handle that correctly; Rust's memory model does not cover such a pair.
     ///
     /// # Panics
-    /// If that is not inside the region.
+    /// As [`read`](Self::read).
     #[must_use]
     pub fn load_byte(&self, offset: usize) -> u8 {
         self.part(offset, 1);
@@ -317,12 +356,12 @@ impl Mr {
         self.word(offset).load(Ordering::Acquire)
     }
 
-    /// Deregisters it (`ibv_dereg_mr(3)`); accesses with its key fail from now on.
+    /// Ends the registration if nothing uses the region: see [the table](Self#the-end-of-a-region).
     ///
     /// # Errors
-    /// [`VerbsError::Busy`], with the region, while a posted request names it or a window is bound
-    /// to it. A device of the kernel does not check posted requests: they fail, as if the region
-    /// had been dropped.
+    /// [`VerbsError::Busy`], with the region, while a posted request names it (not on a device of
+    /// the kernel) or a window is bound to it; [`VerbsError::Hardware`] if the kernel's device
+    /// refuses.
     pub fn deregister(mut self) -> Result<(), Refused<Self>> {
         let removed = match &mut self.kind {
             MrKind::Soft(registration) => registration.remove(false),
@@ -331,11 +370,12 @@ impl Mr {
         removed.map_err(|why| Refused::new(self, why))
     }
 
-    /// Deregisters it as hardware does, also while posted requests name it: these fail with
-    /// `LOC_PROT_ERR` unless they are done.
+    /// Ends the registration as hardware does, also while posted requests name the region: see
+    /// [the table](Self#the-end-of-a-region).
     ///
     /// # Errors
-    /// [`VerbsError::Busy`], with the region, while a window is bound to it.
+    /// [`VerbsError::Busy`], with the region, while a window is bound to it;
+    /// [`VerbsError::Hardware`] if the kernel's device refuses.
     pub fn revoke(mut self) -> Result<(), Refused<Self>> {
         let removed = match &mut self.kind {
             MrKind::Soft(registration) => registration.remove(true),
@@ -366,11 +406,12 @@ impl Mr {
         advice.follow(self.range.address + offset as u64, len)
     }
 
-    /// Why an access of a peer through this key would be refused, for diagnosis. For a device of
-    /// the kernel, only range and flags are known.
+    /// Whether a peer may access `len` bytes from `address` on with this region's key, for
+    /// diagnosis. `need` is the permission that the operation needs, such as
+    /// [`Access::REMOTE_WRITE`]. For a device of the kernel, only range and flags are checked.
     ///
     /// # Errors
-    /// [`AccessError`].
+    /// [`AccessError`]: why the access would be refused.
     pub fn check(&self, address: u64, len: u32, need: Access) -> Result<(), AccessError> {
         match &self.kind {
             MrKind::Soft(registration) => registration.check(address, len, need),

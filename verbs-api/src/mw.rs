@@ -8,10 +8,11 @@ use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{SendData, SendOp, SendWr};
 
 use crate::context::{Pd, PdKind};
-use crate::model::error::VerbsError;
 use crate::mr::Mr;
 use crate::qp::{Qp, QpKind};
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::error::VerbsError;
 
 impl Pd {
     /// Allocates a memory window (`ibv_alloc_mw(3)`), which is not bound yet.
@@ -133,8 +134,8 @@ impl Mw {
         self.mw_type
     }
 
-    /// The key for peers: that of the last requested binding, valid once the binding is complete.
-    /// If it fails, see [`set_rkey`](Self::set_rkey).
+    /// The key to give to peers: that of the last requested binding, valid once the binding's
+    /// request is complete. If that fails, see [`set_rkey`](Self::set_rkey).
     #[must_use]
     pub fn rkey(&self) -> Key {
         Key(self.rkey.load(Ordering::Acquire))
@@ -146,9 +147,34 @@ impl Mw {
         RemoteSlice { address: part.address(), len: part.len as u64, rkey: self.rkey() }
     }
 
-    /// Sets the key that the window has (as programs write `ibv_mw::rkey`). Call it with the
-    /// previous key if a requested binding of type 2 was not executed: it was not posted, it
-    /// failed, or it was flushed. The next binding counts from this key; devices refuse any other.
+    /// Sets the key that the window has (as programs write `ibv_mw::rkey`). The next
+    /// [`bind`](Self::bind) counts from it; devices refuse a binding that counts from another.
+    ///
+    /// Only for windows of type 2. [`bind`](Self::bind) counts the key before the binding is
+    /// executed. If it never is, because the request was not posted, failed or was flushed, the
+    /// window still has its previous key: set that. [`Qp::bind_mw`] does so itself for type 1.
+    ///
+    /// ```
+    /// # use rocinante::verbs::{MwPart, MwType, SendData};
+    /// # use rocinante::{Access, Context, SendWr, VerbsError};
+    /// # fn main() -> Result<(), VerbsError> {
+    /// #   let (here, _) = rocinante::doc::addresses();
+    /// #   let ctx = Context::open(here)?;
+    /// #   let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16)?);
+    /// #   let qp = pd.qp(&cq, &cq).build_reset()?;
+    /// let region = pd.allocate(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
+    /// let mw = pd.alloc_mw(MwType::Type2)?;
+    /// let part = MwPart { mr: &region, offset: 0, len: 64, access: Access::REMOTE_WRITE };
+    /// let before = mw.rkey();
+    /// let request = SendWr::new(mw.bind(&part), SendData::NONE);
+    /// // For instance, because `qp` is not connected, or its send queue is full.
+    /// if qp.post(request).is_err() {
+    ///     mw.set_rkey(before);
+    /// }
+    /// # assert_eq!(mw.rkey(), before);
+    /// #   Ok(())
+    /// # }
+    /// ```
     pub fn set_rkey(&self, rkey: Key) {
         self.rkey.store(rkey.0, Ordering::Release);
     }
@@ -183,7 +209,7 @@ pub struct BindMw<'a> {
     pub part: MwPart<'a>,
     /// Whether success makes a completion; an error always does.
     pub signaled: bool,
-    /// Whether to wait for all READs and atomics before it.
+    /// Whether to wait for all READs and atomics of the queue pair before it (`IBV_SEND_FENCE`).
     pub fence: bool,
 }
 

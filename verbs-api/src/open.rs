@@ -18,12 +18,12 @@ pub use self::prepared::PreparedContext;
 use crate::choice::BackendChoice;
 use crate::context::Context;
 use crate::device::Device;
-use crate::kernel;
-use crate::model::device::Limits;
-use crate::model::error::VerbsError;
-use crate::provider::trace;
-use crate::soft::{self, Settings};
 use crate::tuning::connections::KEEP_ALIVE;
+use rocinante_kernel as kernel;
+use rocinante_soft::model::device::Limits;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::provider::trace;
+use rocinante_soft::{self as soft, Settings};
 
 /// Options for opening a device.
 ///
@@ -92,11 +92,15 @@ impl OpenOptions {
         self
     }
 
-    /// Takes this backend or fails, instead of choosing. Only the device in software has backends.
+    /// Takes this backend, whatever [`NETDEV_VARIABLE`] names and even if it bypasses rules of the
+    /// network namespace. If it cannot be opened, opening fails with [`VerbsError::Open`]; no other
+    /// is tried. Only the device in software has backends: opening a device of the kernel fails
+    /// with [`VerbsError::Invalid`].
     ///
-    /// The exception is [`Backend::Xdp`] beside another process that has it on one of the
-    /// addresses: an interface has one XDP program. The device takes `packet` then, or `udp` if
-    /// it cannot: [`Context::backend`] says which, and [`DeviceAttr::instead_of`] that it is so.
+    /// One case takes another backend: [`Backend::Xdp`] while another process has it on one of the
+    /// addresses, because an interface has one XDP program. Then the device is opened on `packet`,
+    /// or else on `udp`. [`Context::backend`] returns the backend that it has, and
+    /// [`DeviceAttr::instead_of`] the one that was named.
     ///
     /// [`DeviceAttr::instead_of`]: crate::device::DeviceAttr::instead_of
     #[must_use]
@@ -114,15 +118,22 @@ impl OpenOptions {
         self
     }
 
-    /// The configuration of the port: buffer sizes, ring sizes. This option and those below apply
-    /// only to the device in software.
+    /// The sizes of socket buffers (bytes) and of rings (frames), and options of each backend. By
+    /// default a socket has 4 MiB to send and 4 MiB to receive, and a ring 256 frames:
+    /// [`PortConfig`] has the unit, range and default of each field, and the kernel's caps on them.
+    /// This option and those below apply only to the device in software.
     #[must_use]
     pub fn port(mut self, config: PortConfig) -> Self {
         self.port = config;
         self
     }
 
-    /// The limits of the device.
+    /// The limits that the device enforces and reports: numbers of objects, depths of queues in
+    /// requests or completions, elements of a request, inline bytes. The defaults include 16,384
+    /// queue pairs, 65,536 regions, queues of 65,536 requests, completion queues of 1,048,576:
+    /// [`Limits::default`](crate::device::Limits) has all.
+    /// `Limits::default().max_qp(8)` sets one. A call beyond a limit fails with
+    /// [`VerbsError::Limit`] or [`VerbsError::Invalid`].
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
@@ -197,8 +208,13 @@ impl OpenOptions {
         self
     }
 
-    /// Has requests wait for their listener for 0.5 s before they are refused: perftest and qperf
-    /// tell their peer that they listen before they do, and end if it is refused.
+    /// Refuses a connection request only after 0.5 s if its port has no
+    /// [`cm::Listener`](crate::cm::Listener). If one is bound to the port meanwhile, it gets the
+    /// request at once. By default such a request is refused at once. Nothing else is delayed:
+    /// neither requests that find their listener, nor its program's rejections.
+    ///
+    /// For programs that tell their peers that they listen before they do, as perftest and qperf:
+    /// a peer that is refused then ends.
     #[cfg(feature = "internals")]
     #[doc(hidden)]
     #[must_use]
@@ -226,27 +242,23 @@ impl OpenOptions {
         self
     }
 
-    /// Keeps the background threads on these processors: the first shard's on the first, and so on,
-    /// starting again from the first processor. By default the scheduler places them.
+    /// Keeps the background threads on these processors, by their numbers (`sched_setaffinity(2)`):
+    /// the first shard's on the first, and so on, starting again from the first processor. Opening
+    /// fails with [`VerbsError::Invalid`] if the process may not use one. By default the scheduler
+    /// places them.
     #[must_use]
     pub fn cpus(mut self, cpus: impl IntoIterator<Item = usize>) -> Self {
         self.cpus = cpus.into_iter().collect();
         self
     }
 
-    /// Opens the device that has `address`, with only that address.
-    ///
-    /// A process may open a device as often as it likes. Each context has its own objects and its
-    /// own asynchronous events; limits, counters and shards are the device's. A device in software
-    /// has the options of its first context: later ones give the same options, or leave them at
-    /// their defaults. They open the same addresses: another set of addresses of an interface that
-    /// has one in common is refused. The device closes with the last object of its last context.
-    /// Other processes of the user share the addresses, each with a device of its own.
-    ///
+    #[doc = include_str!("open/open.md")]
     /// # Errors
     /// [`VerbsError::NoDevice`] if there is none; [`VerbsError::Io`] if that cannot be known, or if
-    /// its interface cannot use the address yet; [`VerbsError::Open`] and [`VerbsError::Hardware`]
-    /// name the missing part and the remedy.
+    /// its interface cannot use the address yet; [`VerbsError::Invalid`] for an option out of
+    /// range, and for options or addresses that the open device does not have;
+    /// [`VerbsError::Busy`] if the interface of an open device is gone; [`VerbsError::Open`] and
+    /// [`VerbsError::Hardware`] name the missing part and the remedy.
     pub fn open(self, address: IpAddr) -> Result<Context, VerbsError> {
         match self.wanted()? {
             Some(name) if kernel::exists(&name) => self.open_hardware(&name, Some(address)),
@@ -348,10 +360,13 @@ impl OpenOptions {
         Ok(Context { device: Device::Kernel(device) })
     }
 
-    /// Opens the device over an existing port, such as one of the simulator's.
+    /// Opens a device over a port that the caller made, such as one of the simulator's. The port
+    /// decides addresses and MTU; `name` is what [`Context::name`] returns, and `why` the device's
+    /// [`chosen_because`](crate::device::DeviceAttr). Contexts never share such a device.
     ///
     /// # Errors
-    /// [`VerbsError::Io`] if the operating system has no descriptors or threads left.
+    /// [`VerbsError::Invalid`] for several [`shards`](Self::shards); [`VerbsError::Io`] if the
+    /// operating system has no descriptors or threads left.
     #[cfg(any(test, feature = "internals"))]
     #[doc(hidden)]
     pub fn open_port(self, name: &str, port: AnyPort, why: &str) -> Result<Context, VerbsError> {
@@ -510,12 +525,12 @@ fn settle_keep_alive(variable: Option<&OsStr>) -> Result<Duration, VerbsError> {
     })
 }
 
-/// Returns the interface if it has the address.
-/// Why an interface is not found: there is none, or whatever else the kernel says.
+/// The error of an interface that is not found: there is none, or the kernel refuses the question.
 fn unless_missing(error: io::Error, missing: impl FnOnce() -> VerbsError) -> VerbsError {
     if error.kind() == io::ErrorKind::NotFound { missing() } else { VerbsError::Io(error) }
 }
 
+/// Returns the interface if it has the address.
 fn has_address(iface: Interface, address: IpAddr) -> Result<Interface, VerbsError> {
     if iface.addresses.iter().any(|(other, _)| *other == address) {
         return Ok(iface);

@@ -35,16 +35,16 @@ use rocinante_stack::{QpAttr, SrqAttr, SrqChange};
 use crate::context::Context;
 use crate::cq::check_depth;
 use crate::device::Device as Either;
-use crate::model::device::DeviceCounters;
-use crate::model::error::VerbsError;
-use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
 pub use crate::mr::Advice;
 use crate::open::PreparedContext;
-use crate::provider::manager::{ListensTo, Manager, Place};
-use crate::provider::memory::{self, Range};
-use crate::provider::wake;
-use crate::provider::wakers::Woken;
-use crate::soft;
+use rocinante_soft as soft;
+use rocinante_soft::model::device::DeviceCounters;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
+use rocinante_soft::provider::manager::{ListensTo, Manager, Place};
+use rocinante_soft::provider::memory::{self, Range};
+use rocinante_soft::provider::wake;
+use rocinante_soft::provider::wakers::Woken;
 
 /// Sends the acknowledgements that wait for the program's next call, for a program that ends
 /// without running what `exit(3)` runs. No call may follow.
@@ -294,7 +294,7 @@ pub fn is_readable(address: u64, len: usize) -> bool {
 
 /// A random number.
 pub fn random() -> Result<u32, VerbsError> {
-    crate::provider::random::random()
+    rocinante_soft::provider::random::random()
 }
 
 /// The counters of a device. They keep nothing open.

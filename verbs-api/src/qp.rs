@@ -15,13 +15,14 @@ use rocinante_stack::{PostError, QpAttr};
 pub use self::builder::{PreparedQp, QpBuilder};
 use crate::context::Pd;
 use crate::cq::Cq;
-use crate::model::endpoint::Endpoint;
-use crate::model::error::VerbsError;
-use crate::model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
-use crate::provider::manager::Breaks;
-use crate::provider::trace;
 use crate::srq::Srq;
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
+use rocinante_soft::provider::manager::Breaks;
+use rocinante_soft::provider::trace;
 
 /// A queue pair. Any thread may call any method.
 ///
@@ -95,22 +96,64 @@ impl Qp {
         self.qp_type
     }
 
-    /// The facts that the peer needs to connect, or to send datagrams.
+    /// The data that the peer needs to connect, or to send datagrams: address, QPN, the first PSN
+    /// that it sends, path MTU, and the capacity of the device's receive queue.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         let device = self.pd.device();
         let (budget, queue) = device.advertised();
-        Endpoint {
-            address: device.gids()[usize::from(self.local)],
-            qpn: self.qpn(),
-            psn: self.psn,
-            mtu: device.active_mtu(),
-            budget,
-            queue,
-        }
+        let address = device.gids()[usize::from(self.local)];
+        let endpoint = Endpoint::new(address, self.qpn(), self.psn, device.active_mtu());
+        endpoint.budget(budget).queue(queue)
     }
 
-    /// Changes attributes and state (`ibv_modify_qp(3)`).
+    /// Changes attributes and state (`ibv_modify_qp(3)`, which has the tables of the attributes
+    /// that each change needs; IBTA volume 1, 10.3.1). For most programs
+    /// [`build`](QpBuilder::build) and [`PreparedQp::connect`] make the changes: from RESET to
+    /// INIT, to RTR (it receives), to RTS (it sends, too). By hand they are:
+    ///
+    /// ```
+    /// use std::net::IpAddr;
+    /// use rocinante::verbs::{ModifyAttr, PeerPath, QpAttr, QpState};
+    /// use rocinante::{Access, Context, VerbsError};
+    ///
+    /// fn main() -> Result<(), VerbsError> {
+    ///     let [here, there] = [1, 2].map(|host| IpAddr::from([127, 0, 0, host]));
+    /// #   let (here, there) = rocinante::doc::addresses();
+    ///     let (a, b) = (Context::open(here)?, Context::open(there)?);
+    ///     let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());
+    ///     let (cq_a, cq_b) = (a.create_cq(16)?, b.create_cq(16)?);
+    ///     let qp = pd_a.qp(&cq_a, &cq_a).build_reset()?;
+    ///     let peer = pd_b.qp(&cq_b, &cq_b).build_reset()?.endpoint();
+    ///
+    ///     qp.modify(&ModifyAttr::init(Access::REMOTE_READ))?;
+    ///     let rtr = QpAttr {
+    ///         state: Some(QpState::Rtr),
+    ///         path_mtu: Some(qp.endpoint().mtu.min(peer.mtu)),
+    ///         dest_qpn: Some(peer.qpn),
+    ///         rq_psn: Some(peer.psn), // The first that the peer sends.
+    ///         max_dest_rd_atomic: Some(16),
+    ///         min_rnr_timer: Some(12), // 0.64 ms
+    ///         ..QpAttr::default()
+    ///     };
+    ///     qp.modify(&ModifyAttr { attr: rtr, path: Some(PeerPath::to(&peer)) })?;
+    ///     let rts = QpAttr {
+    ///         state: Some(QpState::Rts),
+    ///         sq_psn: Some(qp.endpoint().psn), // The peer's `rq_psn`.
+    ///         max_rd_atomic: Some(16),
+    ///         retry_cnt: Some(7),
+    ///         rnr_retry: Some(7),
+    ///         timeout: Some(14), // 4.096 µs · 2^14 = 67 ms
+    ///         ..QpAttr::default()
+    ///     };
+    ///     qp.modify(&ModifyAttr { attr: rts, path: None })?;
+    ///     assert_eq!(qp.state(), QpState::Rts);
+    ///
+    ///     // Back, for another peer: posted requests and their completions are gone.
+    ///     qp.modify(&ModifyAttr::state(QpState::Reset))?;
+    ///     Ok(())
+    /// }
+    /// ```
     ///
     /// # Errors
     /// [`VerbsError::Modify`] names an attribute that is missing, not allowed or out of range, or a
@@ -223,7 +266,12 @@ impl Qp {
         Ok(())
     }
 
-    /// State, attributes and capabilities (`ibv_query_qp(3)`).
+    /// In this order (`ibv_query_qp(3)`): the state, the attributes, and the capabilities that the
+    /// queue pair was made with.
+    ///
+    /// An attribute that was never set is `None`. In the states that send, `sq_psn` is the next PSN
+    /// to send; in those of a connection that receive, `rq_psn` is the next PSN expected. A device
+    /// that no longer answers makes the state [`QpState::Err`] and all attributes `None`.
     #[must_use]
     pub fn query(&self) -> (QpState, QpAttr, QpCaps) {
         match &self.kind {
@@ -242,10 +290,34 @@ impl Qp {
         }
     }
 
-    /// The reasons why it does not send: the number of turns that each limit ended, modulo 2^32. A
-    /// queue pair that is limited by its program's posts counts
-    /// [`Limit::SendQueueEmpty`](crate::stats::Limit::SendQueueEmpty). `None` for a device of the
-    /// kernel.
+    /// Why it does not send more: the number of its turns that each limit ended, modulo 2^32.
+    /// `None` for a device of the kernel.
+    ///
+    /// Queue pairs that have something to send take turns. A *turn* lasts until the queue pair may
+    /// send nothing more, or has sent its share of packets, and counts at most one
+    /// [`Limit`](crate::stats::Limit): the first that applied. The limit that counts most shows
+    /// what holds the queue pair back:
+    ///
+    /// - the program: `SendQueueEmpty`, all posted requests have left; `Draining`, the state is
+    ///   SQD; `Fence`; `RdAtomic`, `max_rd_atomic` READs and atomics are outstanding;
+    /// - the peer: `Rnr` and `Credits`, too few receives; `PeerRoom`, its receive queue is full;
+    /// - the network: `Recovering`, losses; `CongestionWindow`, `ReadWindow`, `Pacing`;
+    /// - this device: `Turn`, other queue pairs; `Batch`, a super-packet that fills; `Port`, the
+    ///   port takes no more packets; `AckRoom`, its own receive queue has no room for responses.
+    ///
+    /// ```
+    /// # use rocinante::{Context, VerbsError};
+    /// # fn main() -> Result<(), VerbsError> {
+    /// #   let (here, _) = rocinante::doc::addresses();
+    /// #   let ctx = Context::open(here)?;
+    /// #   let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16)?);
+    /// #   let qp = pd.qp(&cq, &cq).build_reset()?;
+    /// for (limit, count) in qp.limits_hit().iter().flat_map(|hit| hit.iter()) {
+    ///     println!("{}: {count}", limit.name());
+    /// }
+    /// #   Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn limits_hit(&self) -> Option<LimitsHit> {
         match &self.kind {
@@ -254,15 +326,17 @@ impl Qp {
         }
     }
 
-    /// The state.
+    /// The state, as [`query`](Self::query) returns it.
     #[must_use]
     pub fn state(&self) -> QpState {
         self.query().0
     }
 
     /// Posts send requests in order (`ibv_post_send(3)`), and sends at once those that may leave.
-    /// It returns before they are done: a completion reports that. Until then the memory that they
-    /// name must stay registered.
+    /// It returns before they are done: a completion in its completion queue of sends reports
+    /// that. Until then the memory that they name must stay registered, and belongs to the device.
+    /// Inline data are copied. Requests are taken from RTS on, also in SQD; in SQE and ERR they
+    /// complete with [`WrFlushErr`](crate::WcStatus::WrFlushErr).
     ///
     /// # Errors
     /// [`PostListError`] names the first request that was not posted; those before it are posted.
@@ -296,7 +370,8 @@ impl Qp {
         self.post_send(&[wr]).map_err(|refused| refused.error)
     }
 
-    /// Posts receive requests in order (`ibv_post_recv(3)`).
+    /// Posts receive requests in order (`ibv_post_recv(3)`), in any state but RESET. Each takes one
+    /// message of the peer, and its completion comes to the completion queue of receives.
     ///
     /// # Errors
     /// [`PostListError`] names the first request that was not posted; those before it are posted. A

@@ -8,9 +8,10 @@ use rocinante_stack::verbs::RecvWr;
 
 use crate::context::{Pd, PdKind};
 use crate::device::Device;
-use crate::model::error::{Refused, VerbsError};
-use crate::model::qp::PostListError;
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::model::qp::PostListError;
 
 /// A shared receive queue (`struct ibv_srq`). Queue pairs that are made with it take their receives
 /// from it, the oldest first, and have none of their own. Cheap to clone. It lives until the last
@@ -23,32 +24,50 @@ use crate::{kernel, soft};
 /// ```
 /// use std::net::IpAddr;
 /// use std::time::Duration;
+/// use rocinante::verbs::AsyncEvent;
 /// use rocinante::{Access, ConnectOptions, Context, RecvWr, SendWr, VerbsError};
 ///
 /// fn main() -> Result<(), VerbsError> {
 ///     let [here, there] = [1, 2].map(|host| IpAddr::from([127, 0, 0, host]));
 /// #   let (here, there) = rocinante::doc::addresses();
-///     let (a, b) = (Context::open(here)?, Context::open(there)?);
-///     let (pd_a, pd_b) = (a.alloc_pd(), b.alloc_pd());
-///     let (cq_a, cq_b) = (a.create_cq(16)?, b.create_cq(16)?);
-///     // Ten clients would need no more than one queue's receives.
-///     let srq = pd_b.create_srq(64, 1)?;
-///     let qp_a = pd_a.qp(&cq_a, &cq_a).build()?;
-///     let qp_b = pd_b.qp(&cq_b, &cq_b).srq(&srq).build()?;
-///     let (to_b, to_a) = (qp_b.endpoint(), qp_a.endpoint());
-///     let options = ConnectOptions::default();
-///     let (qp_a, qp_b) = (qp_a.connect(&to_b, &options)?, qp_b.connect(&to_a, &options)?);
+///     let (client, server) = (Context::open(here)?, Context::open(there)?);
+///     let (pd_c, pd_s) = (client.alloc_pd(), server.alloc_pd());
+///     let (cq_c, cq_s) = (client.create_cq(16)?, server.create_cq(64)?);
 ///
-///     let buffers = pd_b.allocate(64 * 1024, Access::LOCAL_WRITE)?;
-///     for wr_id in 0..64 {
-///         srq.post_recv(&[RecvWr::new(wr_id, &[buffers.sge(wr_id as usize * 1024, 1024)])])?;
+///     // The server has 64 receives of 1024 bytes for all its clients together.
+///     let srq = pd_s.create_srq(64, 1)?;
+///     let buffers = pd_s.allocate(64 * 1024, Access::LOCAL_WRITE)?;
+///     let post = |number: u64| {
+///         let buffer = buffers.sge(number as usize * 1024, 1024);
+///         srq.post_recv(&[RecvWr::new(number, &[buffer])])
+///     };
+///     for number in 0..64 {
+///         post(number)?;
 ///     }
-///     // Say so when fewer than 16 are left.
+///     // Once, when fewer than 16 are left, an event shall report it.
 ///     srq.arm(16)?;
-///     qp_a.post(SendWr::send(b"for any of them"))?;
-///     let wc = cq_b.wait_one(Duration::from_secs(5))?;
-///     assert_eq!((wc.wr_id, wc.qpn), (0, qp_b.qpn()));
-///     assert_eq!(buffers.to_vec(0, 15), b"for any of them");
+///
+///     // Two clients.
+///     let options = ConnectOptions::default();
+///     let mut connected = Vec::new();
+///     for _ in 0..2 {
+///         let qp_c = pd_c.qp(&cq_c, &cq_c).build()?;
+///         let qp_s = pd_s.qp(&cq_s, &cq_s).srq(&srq).build()?;
+///         let (to_s, to_c) = (qp_s.endpoint(), qp_c.endpoint());
+///         connected.push((qp_c.connect(&to_s, &options)?, qp_s.connect(&to_c, &options)?));
+///     }
+///     // Each message takes the oldest receive, whichever queue pair it comes to.
+///     for (number, (qp_c, qp_s)) in (0..).zip(&connected) {
+///         qp_c.post(SendWr::send(b"hello"))?;
+///         let wc = cq_s.wait_one(Duration::from_secs(5))?;
+///         assert_eq!((wc.wr_id, wc.qpn), (number, qp_s.qpn()));
+///         assert_eq!(buffers.to_vec(wc.wr_id as usize * 1024, 5), b"hello");
+///         post(wc.wr_id)?;
+///     }
+///     // A server that posts too slowly learns of it here. The event disarms the queue.
+///     if let Some(AsyncEvent::SrqLimitReached { .. }) = server.poll_async_event() {
+///         srq.arm(16)?;
+///     }
 ///     Ok(())
 /// }
 /// ```
@@ -71,8 +90,9 @@ pub(crate) enum SrqKind {
 }
 
 impl Pd {
-    /// Makes a shared receive queue for at most `max_wr` receives of at most `max_sge` elements
-    /// (`ibv_create_srq(3)`). The memory that its receives name must belong to this domain.
+    /// Makes a shared receive queue for at most `max_wr` receives, 1 or more, of at most `max_sge`
+    /// scatter-gather elements each (`ibv_create_srq(3)`). The memory that its receives name must
+    /// belong to this domain.
     ///
     /// # Errors
     /// [`VerbsError::Invalid`] if a limit of the device is exceeded, [`VerbsError::Limit`] if there
@@ -131,8 +151,9 @@ impl Srq {
         }
     }
 
-    /// Changes depth or limit (`ibv_modify_srq(3)`). Not every device of the kernel can change the
-    /// depth.
+    /// Changes the depth (`max_wr`) or the limit for an event (`srq_limit`), both numbers of
+    /// receives (`ibv_modify_srq(3)`); `None` leaves it. Not every device of the kernel can change
+    /// the depth.
     ///
     /// # Errors
     /// [`VerbsError::Invalid`] if the depth is 0, above the device's limit or below the number of
@@ -161,7 +182,8 @@ impl Srq {
         self.modify(&SrqChange { srq_limit: Some(srq_limit), max_wr: None })
     }
 
-    /// Its attributes (`ibv_query_srq(3)`). The limit is 0 unless its event is still due.
+    /// Its depth, its elements of a receive, and its limit (`ibv_query_srq(3)`). The limit is 0
+    /// unless [`arm`](Self::arm) set one whose event is still to come.
     ///
     /// # Errors
     /// [`VerbsError::Hardware`] if the kernel's device refuses.

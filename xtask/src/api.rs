@@ -2,8 +2,9 @@
 //! changes the other.
 //!
 //! rustdoc describes a crate as JSON, and the crate `public-api` makes a line of each item. The
-//! items that `rocinante` exports from the crates below it are in their JSON. Items with
-//! `#[doc(hidden)]` are left out, and so are implementations for all types and of auto traits.
+//! items that `rocinante` exports from the crates below it are in their JSON. Those of its own
+//! parts have the paths by which programs name them. Items with `#[doc(hidden)]` are left out, and
+//! so are implementations for all types and of auto traits.
 
 use crate::command;
 use crate::demo;
@@ -18,8 +19,16 @@ const SNAPSHOT: &str = "docs/api.txt";
 /// JSON of rustdoc has a format for each version, and it is unstable: this one is that of
 /// `public-api` in Cargo.toml. `RUSTC_BOOTSTRAP` permits it with a stable compiler.
 const VERSION: &str = "1.95.0";
-const CRATES: [&str; 4] = ["rocinante", "rocinante-stack", "rocinante-wire", "rocinante-netdev"];
-
+const CRATES: [&str; 6] = [
+    "rocinante",
+    "rocinante-soft",
+    "rocinante-kernel",
+    "rocinante-stack",
+    "rocinante-wire",
+    "rocinante-netdev",
+];
+/// The crates that are parts of `rocinante`: their items are its own.
+const PARTS: [&str; 2] = ["rocinante_soft::", "rocinante_kernel::"];
 /// Modules of crates that are re-exports, and where their items are.
 const MODULES: [(&str, &str); 2] = [
     ("rocinante_stack::types::", "rocinante_wire::types::"),
@@ -75,7 +84,8 @@ fn current(toolchain: &Toolchain) -> Result<String, String> {
         documents.push(document(toolchain, name)?);
     }
     let (own, below) = documents.split_first().ok_or("no crates")?;
-    let mut exported = exported(own)?;
+    let json = json(own)?;
+    let mut exported = exported(&json)?;
     for path in &mut exported {
         for (module, elsewhere) in MODULES {
             if let Some(rest) = path.strip_prefix(module) {
@@ -87,16 +97,38 @@ fn current(toolchain: &Toolchain) -> Result<String, String> {
         "# The public API of the crate rocinante, all features, with what it exports of the crates\n\
          # below it. `cargo xtask test` compares it; `cargo xtask api --accept` writes it. Rust {VERSION}.\n\n"
     );
+    let mut parts = of_parts(&json)?;
     for line in lines(own)? {
-        text += &format!("{line}\n");
+        if !parts.iter().any(|(_, name)| line == format!("pub use {name}")) {
+            text += &format!("{line}\n");
+        }
     }
     for document in below {
-        text += "\n";
+        let is_part = PARTS.iter().any(|part| document.ends_with(part.replace("::", ".json")));
+        text += if is_part { "" } else { "\n" };
         for line in lines(document)?.iter().filter(|line| is_of(line, &exported)) {
             text += &format!("{line}\n");
         }
     }
-    Ok(text)
+    // The longest first: one path may begin another.
+    parts.sort_by_key(|(source, _)| std::cmp::Reverse(source.len()));
+    Ok(parts.iter().fold(text, |text, (source, name)| renamed(&text, source, name)))
+}
+
+/// The text with a path replaced where it ends.
+fn renamed(text: &str, path: &str, name: &str) -> String {
+    let mut pieces = text.split(path);
+    let mut renamed = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        renamed += if ends_path(piece) { name } else { path };
+        renamed += piece;
+    }
+    renamed
+}
+
+/// Whether a path ends before this text.
+fn ends_path(rest: &str) -> bool {
+    !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_')
 }
 
 /// Has rustdoc describe a crate; the path of its JSON.
@@ -129,13 +161,44 @@ fn lines(document: &Path) -> Result<Vec<String>, String> {
     Ok(api.items().map(ToString::to_string).collect())
 }
 
-/// The paths in other crates of a crate's exports, such as `rocinante_stack::verbs::SendWr`.
-fn exported(document: &Path) -> Result<Vec<String>, String> {
+fn json(document: &Path) -> Result<Value, String> {
     let text = fs::read(document).map_err(|error| format!("{}: {error}", document.display()))?;
-    let json: Value = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    serde_json::from_slice(&text).map_err(|error| error.to_string())
+}
+
+/// The paths in other crates of a crate's exports, such as `rocinante_stack::verbs::SendWr`.
+fn exported(json: &Value) -> Result<Vec<String>, String> {
     let items = json["index"].as_object().ok_or("rustdoc names no items")?;
     let sources = items.values().filter_map(|item| item["inner"]["use"]["source"].as_str());
     Ok(sources.filter(|source| source.starts_with("rocinante_")).map(str::to_owned).collect())
+}
+
+/// A crate's exports of its parts: the path there, and the path here.
+fn of_parts(json: &Value) -> Result<Vec<(String, String)>, String> {
+    let (mut all, mut modules) = (Vec::new(), vec![(&json["root"], "rocinante".to_owned())]);
+    while let Some((module, path)) = modules.pop() {
+        let items = json["index"][key(module)]["inner"]["module"]["items"].as_array();
+        for id in items.ok_or("rustdoc names no items")? {
+            let item = &json["index"][key(id)];
+            if let Some(name) =
+                item["name"].as_str().filter(|_| item["inner"]["module"].is_object())
+            {
+                modules.push((id, format!("{path}::{name}")));
+            }
+            let export = &item["inner"]["use"];
+            if let (Some(source), Some(name)) = (export["source"].as_str(), export["name"].as_str())
+                && PARTS.iter().any(|part| source.starts_with(part))
+            {
+                all.push((source.to_owned(), format!("{path}::{name}")));
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The key of an item in the index.
+fn key(id: &Value) -> String {
+    id.to_string()
 }
 
 /// Whether the item of a line is one of `exported`, or a part of one.
@@ -143,16 +206,18 @@ fn is_of(line: &str, exported: &[String]) -> bool {
     let after_for = line.starts_with("impl").then(|| line.rsplit_once(" for ")).flatten();
     let subject = after_for.map_or(line, |(_, subject)| subject);
     let Some(at) = subject.find("rocinante_") else { return false };
-    exported.iter().any(|path| {
-        subject[at..].strip_prefix(path.as_str()).is_some_and(|rest| {
-            !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_')
-        })
-    })
+    exported.iter().any(|path| subject[at..].strip_prefix(path.as_str()).is_some_and(ends_path))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_of;
+    use super::{is_of, renamed};
+
+    #[test]
+    fn a_part_has_the_name_that_programs_know() {
+        let text = "fn a::Wc::ok(self) -> a::WcError; a::Wc";
+        assert_eq!(renamed(text, "a::Wc", "b::Wc"), "fn b::Wc::ok(self) -> a::WcError; b::Wc");
+    }
 
     #[test]
     fn what_is_exported_is_told_from_what_only_uses_it() {

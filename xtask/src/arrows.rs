@@ -5,12 +5,14 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every member of the workspace, with the members it may depend on, tests and examples included.
-const MAY_DEPEND_ON: [(&str, &[&str]); 21] = [
+const MAY_DEPEND_ON: [(&str, &[&str]); 23] = [
     ("rocinante-crc", &[]),
     ("rocinante-wire", &["rocinante-crc"]),
     ("rocinante-stack", &["rocinante-wire"]),
     ("rocinante-netdev", &[]),
-    ("rocinante", &["rocinante-crc", "rocinante-stack", "rocinante-netdev"]),
+    ("rocinante-soft", &["rocinante-crc", "rocinante-stack", "rocinante-netdev"]),
+    ("rocinante-kernel", &["rocinante-soft", "rocinante-stack", "rocinante-netdev"]),
+    ("rocinante", &["rocinante-soft", "rocinante-kernel", "rocinante-stack", "rocinante-netdev"]),
     ("rocinante-lab", &[]),
     ("rocinante-cli", &["rocinante", "rocinante-wire", "rocinante-netdev", "rocinante-lab"]),
     ("rocinante-agent", &["rocinante-netdev", "rocinante-lab"]),

@@ -1,5 +1,5 @@
-//! The direction of dependencies inside `verbs-api` and `stack`: modules are gathered in units, and
-//! a unit uses only units that stand before it in the table.
+//! The direction of dependencies inside `stack`: modules are gathered in units, and a unit uses only
+//! units that stand before it in the table.
 //!
 //! An arrow points from the module that names an item to the module that defines it, so that a
 //! re-export on the way hides nothing. Methods are part of their type: an `impl` without a trait
@@ -62,7 +62,7 @@ struct Known {
 /// The crate's root, in [`Unit::modules`].
 const ROOT: &str = "crate";
 
-const CRATES: [&Crate; 2] = [&tables::VERBS_API, &tables::STACK];
+const CRATES: [&Crate; 1] = [&tables::STACK];
 
 /// Checks the floors of each crate.
 ///

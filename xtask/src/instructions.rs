@@ -187,7 +187,7 @@ fn count_device() -> Result<Result<(String, u64), String>, String> {
 fn above(said: &str) -> u64 {
     const ABOVE: [&str; 4] =
         ["rocinante_ibverbs::", "post::main", "rocinante::cq::Cq", "rocinante::qp::Qp"];
-    const BELOW: [&str; 3] = ["verbs-api/src/soft", "stack/", "netdev/"];
+    const BELOW: [&str; 3] = ["verbs-api/soft/src", "stack/", "netdev/"];
     let row = |line: &str| {
         let (count, rest) = line.trim_start().split_once("  ")?;
         let (file, function) = rest.trim_start().split_once(':')?;
@@ -289,7 +289,7 @@ mod tests {
         let said = "Ir\n\n1,500  verbs-api/capi/src/ffi/post.rs:rocinante_ibverbs::ffi::post::post_send [/x.so]\n\
                      20  /rustc/5/library/core/src/result.rs:rocinante_ibverbs::ffi::cq::poll_cq\n\
                     300  stack/src/verbs/wr.rs:rocinante_ibverbs::ffi::post::post_send\n\
-                    400  verbs-api/src/soft/cq.rs:rocinante::soft::cq::Cq::poll [/x]\n\
+                    400  verbs-api/soft/src/cq.rs:rocinante_soft::cq::Cq::poll [/x]\n\
                       3  verbs-api/src/cq.rs:post::main\n\
                       4  ???:main [/target/release/post-by-c]\n\
                      50  ???:main [/bin/other]\n";

@@ -19,7 +19,6 @@ mod memory;
 mod mutants;
 mod nursery;
 mod orderings;
-mod permit;
 mod policies;
 mod pool;
 mod programs;
@@ -90,7 +89,7 @@ cargo xtask COMMAND
   dist [PROCESSOR...]  what others take away, below cli/dist/out: static programs for x86_64 and aarch64, or one of them,
                        completions, man pages, checksums, bill of materials
   setup                only set up the machine
-  floors               the arrows between the units of verbs-api and of stack, and their modules in circles
+  floors               the arrows between the units of stack, and its modules in circles
 ";
 
 fn main() -> ExitCode {

@@ -29,13 +29,13 @@ const MIRI: &[Run] = &[
         quick: Some(&["xdp::ring", "xdp::umem", "packet::ring"]),
     },
     Run {
-        package: "rocinante",
+        package: "rocinante-soft",
         target: &["--lib"],
-        names: &["memory", "listeners", "soft::progress::spin"],
+        names: &["memory", "listeners", "progress::spin"],
         // Otherwise miri gives up if a word is stored whole and, later, in parts. A single thread
         // does not need the emulation.
         flags: "-Zmiri-disable-weak-memory-emulation",
-        quick: Some(&["memory", "listeners", "soft::progress::spin"]),
+        quick: Some(&["memory", "listeners", "progress::spin"]),
     },
     // Whole devices, with their threads, on the simulated network.
     Run {
@@ -158,12 +158,30 @@ pub(crate) fn sanitize(which: &str) -> Result<(), String> {
     };
     match which {
         "address" => {
-            test(&["-p", "rocinante-netdev", "-p", "rocinante", "--lib", "--tests"])?;
+            test(&[
+                "-p",
+                "rocinante-netdev",
+                "-p",
+                "rocinante-soft",
+                "-p",
+                "rocinante",
+                "--lib",
+                "--tests",
+            ])?;
             let names = end_to_end()?;
             let targets = names.iter().flat_map(|name| ["--test", name]);
             test(&["-p", "rocinante-tests"].into_iter().chain(targets).collect::<Vec<_>>())
         }
-        "thread" => test(&["-p", "rocinante-netdev", "-p", "rocinante", "--lib", "--tests"]),
+        "thread" => test(&[
+            "-p",
+            "rocinante-netdev",
+            "-p",
+            "rocinante-soft",
+            "-p",
+            "rocinante",
+            "--lib",
+            "--tests",
+        ]),
         _ => Err(format!("no sanitizer {which}: address, thread")),
     }
 }

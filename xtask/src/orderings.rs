@@ -16,14 +16,14 @@ use crate::nursery::{Ended, Nursery, Program, Tests};
 
 /// The files whose threads the models run.
 const FILES: &[&str] = &[
-    "verbs-api/src/soft/progress/core.rs",
-    "verbs-api/src/soft/progress/background.rs",
-    "verbs-api/src/soft/progress/watch.rs",
-    "verbs-api/src/soft/staging.rs",
-    "verbs-api/src/soft/mail.rs",
-    "verbs-api/src/soft/announce.rs",
-    "verbs-api/src/soft/front.rs",
-    "verbs-api/src/provider/state.rs",
+    "verbs-api/soft/src/progress/core.rs",
+    "verbs-api/soft/src/progress/background.rs",
+    "verbs-api/soft/src/progress/watch.rs",
+    "verbs-api/soft/src/staging.rs",
+    "verbs-api/soft/src/mail.rs",
+    "verbs-api/soft/src/announce.rs",
+    "verbs-api/soft/src/front.rs",
+    "verbs-api/soft/src/provider/state.rs",
 ];
 /// The table of the test that notices each.
 const TABLE: &str = "docs/orderings.md";
@@ -31,8 +31,8 @@ const TABLE: &str = "docs/orderings.md";
 const MODELS: Tests =
     Tests { select: &["-p", "rocinante-models", "--test", "threads"], home: "tests/models" };
 const MODELS_SOURCE: &str = "tests/models/tests/threads.rs";
-/// The unit tests of `verbs-api`, for checks that only save wake-ups.
-const UNITS: Tests = Tests { select: &["-p", "rocinante", "--lib"], home: "verbs-api" };
+/// The unit tests of the device in software, for checks that only save wake-ups.
+const UNITS: Tests = Tests { select: &["-p", "rocinante-soft", "--lib"], home: "verbs-api/soft" };
 
 /// Something that can be taken away from a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -136,7 +136,7 @@ fn no_row(name: &str) -> String {
 }
 
 /// The rows of the table: the ordering taken away, in backticks in the first column; the test that
-/// notices in the last, in backticks, after `units: ` if it is one of `verbs-api`.
+/// notices in the last, in backticks, after `units: ` if it is one of `verbs-api/soft`.
 fn rows(table: &str) -> BTreeMap<String, Notices> {
     let rows = table.lines().filter_map(|line| {
         let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').collect();

@@ -9,8 +9,8 @@ use crate::pool::{self, Ended};
 use crate::programs::{self, Program, figure};
 use crate::skips::{self, Allowed};
 use crate::{
-    api, arrows, demo, deny, floors, fuzz, instructions, machine, memory, permit, prose, publish,
-    setup, soak, unsafe_files,
+    api, arrows, demo, deny, floors, fuzz, instructions, machine, memory, prose, publish, setup,
+    soak, unsafe_files,
 };
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -65,7 +65,6 @@ const STEPS: &[Step] = &[
     quick("format", When::First(format)),
     quick("dependency direction", When::First(|| check(arrows::check()))),
     quick("floors", When::First(|| check(floors::check()))),
-    quick("permit", When::First(|| check(permit::check()))),
     quick("unsafe files", When::First(|| check(unsafe_files::check()))),
     quick("prose", When::First(|| check(prose::check()))),
     quick("clippy", When::First(clippy)),
@@ -348,14 +347,25 @@ fn clippy() -> Outcome {
 /// traces are tested with them.
 fn features() -> Outcome {
     let lints = |what: &[&str]| {
-        let mut clippy = cargo(["clippy", "--quiet", "-p", "rocinante"]);
+        let mut clippy = cargo(["clippy", "--quiet", "-p", "rocinante-soft", "-p", "rocinante"]);
         command::run(clippy.args(what).args(["--", "-D", "warnings"]))
     };
-    let traced = ["test", "--quiet", "-p", "rocinante", "--all-features", "--lib", "--test"];
+    let traced = [
+        "test",
+        "--quiet",
+        "-p",
+        "rocinante-soft",
+        "-p",
+        "rocinante",
+        "--all-features",
+        "--lib",
+        "--test",
+    ];
     let test = || command::run(cargo(traced).arg("tracing"));
     // Its tests need features, so the bare library is looked at without them.
     let bare = lints(&["--lib", "--no-default-features"]);
-    let internals = || lints(&["--lib", "--no-default-features", "--features", "internals"]);
+    let internals =
+        || lints(&["--lib", "--no-default-features", "--features", "rocinante/internals"]);
     check(
         bare.and_then(|()| internals())
             .and_then(|()| lints(&["--all-targets", "--all-features"]))

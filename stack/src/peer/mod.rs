@@ -47,11 +47,11 @@ pub(crate) struct Peers {
     epochs: Epochs,
     /// Packets without a loss after which the losses before count no more.
     stable_packets: u32,
-    /// Whether receivers of packets that no peer acknowledges get the recognition question.
-    asks: bool,
-    peers: Vec<(QueueKey, u32, Receiver)>,
-    /// Peers to ask.
-    met: VecDeque<Meeting>,
+    peers: Vec<Peer>,
+    /// Changes when users of a peer have to look again for what is known of it. While it is 0, no
+    /// peer is unknown.
+    generation: u32,
+    contacts: VecDeque<Contact>,
     /// Queue pairs that were granted a turn, for the engine to enqueue.
     granted: VecDeque<u32>,
 }
@@ -65,13 +65,25 @@ struct QueueKey {
     slot: Option<u8>,
 }
 
-/// An unknown peer.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Meeting {
-    /// A packet left for this receiver that no peer acknowledges.
-    Receiver(PeerId),
-    /// The peer of the queue pair of `slot`, if that has sent more packets than `sent`.
-    QueuePair { slot: u32, sent: u64 },
+/// The receive queue of a peer.
+#[derive(Debug)]
+struct Peer {
+    key: QueueKey,
+    /// Our address, from which it is reached.
+    local: IpAddr,
+    users: u32,
+    /// The generation in which a packet left for it that no peer acknowledges.
+    seen: u32,
+    receiver: Receiver,
+}
+
+/// The first or the last contact with a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Contact {
+    /// A first packet left for a peer of which nothing is known.
+    First { local: IpAddr, remote: IpAddr },
+    /// The peer did not answer any more, and was given up.
+    GivenUp(IpAddr),
 }
 
 /// Index of a receive queue: [`PeerId::OWN`] or a peer's.
@@ -92,9 +104,9 @@ impl Peers {
             pacing: Pacing::default(),
             epochs: Epochs::default(),
             stable_packets,
-            asks: false,
             peers: Vec::new(),
-            met: VecDeque::new(),
+            generation: 0,
+            contacts: VecDeque::new(),
             granted: VecDeque::new(),
         }
     }
@@ -108,11 +120,6 @@ impl Peers {
     /// The port sends runs of this length, and unacknowledged packets leave at this pace.
     pub(crate) fn sending(self, runs: RunLimits, pacing: Pacing) -> Self {
         Self { runs, pacing, ..self }
-    }
-
-    /// Sets whether receivers of packets that no peer acknowledges get the recognition question.
-    pub(crate) fn asking(self, asks: bool) -> Self {
-        Self { asks, ..self }
     }
 
     /// The longest run that leaves at once.
@@ -132,55 +139,62 @@ impl Peers {
     /// A packet of `charge` for `id` left, with `payload` bytes of payload, which no peer
     /// acknowledges.
     #[inline]
-    pub(crate) fn sent_paced(&mut self, id: PeerId, now: Time, charge: Cost, payload: u32) {
-        let pacing = self.pacing;
-        let receiver = self.get(id);
-        receiver.sent_paced(&pacing, charge, payload);
-        if now >= receiver.ask_at {
-            self.meet(id);
+    pub(crate) fn sent_paced(&mut self, id: PeerId, charge: Cost, payload: u32) {
+        let (pacing, generation) = (self.pacing, self.generation);
+        self.get(id).sent_paced(&pacing, charge, payload);
+        if self.peers.get(id.0 as usize).is_some_and(|peer| peer.seen != generation) {
+            self.first_packet(id);
         }
     }
 
     #[cold]
-    fn meet(&mut self, id: PeerId) {
-        self.get(id).ask_at = Time::NEVER;
-        self.met.push_back(Meeting::Receiver(id));
+    fn first_packet(&mut self, id: PeerId) {
+        let peer = &mut self.peers[id.0 as usize];
+        peer.seen = self.generation;
+        let (local, remote) = (peer.local, peer.key.address);
+        if !remote.is_multicast() {
+            self.contacts.push_back(Contact::First { local, remote });
+        }
     }
 
-    /// The queue pair of `slot`, which has sent `sent` packets, may be about to meet its peer.
-    pub(crate) fn may_meet(&mut self, slot: u32, sent: u64) {
-        self.met.push_back(Meeting::QueuePair { slot, sent });
-    }
-
-    pub(crate) fn next_met(&mut self) -> Option<Meeting> {
-        self.met.pop_front()
-    }
-
-    /// A receiver: our address, its address, and its slot.
-    pub(crate) fn way_to(&self, id: PeerId) -> Option<(IpAddr, IpAddr, Option<u8>)> {
-        let (QueueKey { address, slot }, _, receiver) = self.peers.get(id.0 as usize)?;
-        Some((receiver.local, *address, *slot))
-    }
-
-    /// Whether there is a peer to ask.
+    /// Users that have seen another generation look for what is known of their peer.
     #[inline]
-    pub(crate) fn has_met(&self) -> bool {
-        !self.met.is_empty()
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
     }
 
-    /// The receiver is asked again at `again`. `takes` is the pace that it announced, if any.
-    pub(crate) fn heard(&mut self, id: PeerId, takes: Option<Pacing>, again: Time) {
-        let pacing = self.pacing;
-        let receiver = self.get(id);
-        receiver.takes = takes.map(|takes| takes.at_most(&pacing));
-        receiver.ask_at = again;
+    /// All users look again.
+    pub(crate) fn renew(&mut self) {
+        self.generation = self.generation.wrapping_add(1).max(1);
     }
 
-    /// A peer announced the pace of its queues, of which each of the first `slots` slots has one.
-    pub(crate) fn recognised(&mut self, address: IpAddr, slots: u8, takes: Pacing) {
-        for (key, _, receiver) in &mut self.peers {
-            if key.address == address && key.slot.is_none_or(|slot| slot < slots) {
-                receiver.takes = Some(takes.at_most(&self.pacing));
+    /// The first or last contact with a peer, for recognition.
+    #[cold]
+    pub(crate) fn report(&mut self, contact: Contact) {
+        self.contacts.push_back(contact);
+    }
+
+    #[inline]
+    pub(crate) fn has_contacts(&self) -> bool {
+        !self.contacts.is_empty()
+    }
+
+    pub(crate) fn next_contact(&mut self) -> Option<Contact> {
+        self.contacts.pop_front()
+    }
+
+    /// A peer announced the pace of its queues, of which each of the first slots has one; `None` if
+    /// what it said before holds no more.
+    pub(crate) fn learn(&mut self, address: IpAddr, takes: Option<(u8, Pacing)>) {
+        for Peer { key, receiver, .. } in
+            self.peers.iter_mut().filter(|it| it.key.address == address)
+        {
+            match takes {
+                None => receiver.takes = None,
+                Some((slots, pace)) if key.slot.is_none_or(|slot| slot < slots) => {
+                    receiver.takes = Some(pace.at_most(&self.pacing));
+                }
+                Some(_) => {}
             }
         }
     }
@@ -211,11 +225,11 @@ impl Peers {
     ) -> PeerId {
         let slot = dest.filter(|_| kind.is_rocinante()).map(Qpn::slot);
         let key = QueueKey { address, slot };
-        let known = |(known, users, _): &(QueueKey, u32, Receiver)| *known == key && *users > 0;
+        let known = |peer: &Peer| peer.key == key && peer.users > 0;
         let at = self.peers.iter().position(known).unwrap_or_else(|| {
             let receiver = Receiver::new(limit, kind.queue(), self.stable_packets);
-            let fresh = (key, 0, receiver.of_peer(local, self.asks && !address.is_multicast()));
-            match self.peers.iter().position(|(_, users, _)| *users == 0) {
+            let fresh = Peer { key, local, users: 0, seen: 0, receiver };
+            match self.peers.iter().position(|peer| peer.users == 0) {
                 Some(free) => {
                     self.peers[free] = fresh;
                     free
@@ -226,7 +240,7 @@ impl Peers {
                 }
             }
         });
-        let (_, users, receiver) = &mut self.peers[at];
+        let Peer { users, receiver, .. } = &mut self.peers[at];
         *users += 1;
         if let PeerKind::Rocinante(queue) = kind {
             receiver.announce(limit, queue);
@@ -243,8 +257,8 @@ impl Peers {
     /// Whether packets to this peer are in flight.
     #[inline]
     pub(crate) fn is_used(&self, id: PeerId) -> bool {
-        let receiver = self.peers.get(id.0 as usize);
-        receiver.is_some_and(|(_, _, receiver)| receiver.in_flight.datagrams > 0)
+        let peer = self.peers.get(id.0 as usize);
+        peer.is_some_and(|peer| peer.receiver.in_flight.datagrams > 0)
     }
 
     /// Users of the receive queues of peers, packets charged to those, and queue pairs that wait
@@ -254,7 +268,7 @@ impl Peers {
             receiver.wait_queue.len() + usize::from(receiver.granted.is_some())
         };
         let mut held = (0, 0, waiting(&self.own));
-        for (_, users, receiver) in &self.peers {
+        for Peer { users, receiver, .. } in &self.peers {
             held.0 += *users as usize;
             held.1 += u64::from(receiver.in_flight.datagrams);
             held.2 += waiting(receiver);
@@ -279,14 +293,14 @@ impl Peers {
                 + granted.chain(waiting).filter(|slot| waits_for(**slot) != Some(id)).count()
                 + usize::from(receiver.overlooks_first())
         };
-        let peers = (0..).map(PeerId).zip(&self.peers).map(|(id, (.., peer))| of(id, peer));
+        let peers = (0..).map(PeerId).zip(&self.peers).map(|(id, peer)| of(id, &peer.receiver));
         of(PeerId::OWN, &self.own) + peers.sum::<usize>()
     }
 
     /// One user less.
     pub(crate) fn leave(&mut self, id: PeerId) {
-        if let Some((_, users, _)) = self.peers.get_mut(id.0 as usize) {
-            *users = users.saturating_sub(1);
+        if let Some(peer) = self.peers.get_mut(id.0 as usize) {
+            peer.users = peer.users.saturating_sub(1);
         }
     }
 
@@ -363,7 +377,7 @@ impl Peers {
     fn refit(&mut self) {
         let runs = self.sent.length();
         for at in 0..self.peers.len() {
-            self.peers[at].2.fit(runs, ENOUGH);
+            self.peers[at].receiver.fit(runs, ENOUGH);
             #[allow(clippy::cast_possible_truncation)]
             self.grant(PeerId(at as u32));
         }
@@ -508,11 +522,16 @@ impl Peers {
     }
 
     #[inline]
+    pub(crate) fn receiver(&self, id: PeerId) -> &Receiver {
+        if id == PeerId::OWN { &self.own } else { &self.peers[id.0 as usize].receiver }
+    }
+
+    #[inline]
     pub(crate) fn get(&mut self, id: PeerId) -> &mut Receiver {
         if id == PeerId::OWN {
             return &mut self.own;
         }
-        &mut self.peers[id.0 as usize].2
+        &mut self.peers[id.0 as usize].receiver
     }
 
     /// Grants the first of the wait queue a turn, if the credit that it needs is available.

@@ -1,6 +1,5 @@
 //! The credit of one receiver.
 
-use core::net::{IpAddr, Ipv4Addr};
 use std::collections::VecDeque;
 
 use super::budget::{Budget, Cost};
@@ -33,9 +32,6 @@ pub(crate) struct Receiver {
     pacer: Pacer,
     /// The pace of those packets, if the receiver announced it.
     pub(super) takes: Option<Pacing>,
-    /// From which of our addresses it is asked, and when.
-    pub(super) local: IpAddr,
-    pub(super) ask_at: Time,
 }
 
 impl Receiver {
@@ -52,15 +48,7 @@ impl Receiver {
             granted: None,
             pacer: Pacer::default(),
             takes: None,
-            local: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            ask_at: Time::NEVER,
         }
-    }
-
-    /// The receive queue of a peer. With `asks`, it gets the recognition question when a packet
-    /// leaves that no peer acknowledges.
-    pub(super) fn of_peer(self, local: IpAddr, asks: bool) -> Self {
-        Self { local, ask_at: if asks { Time(0) } else { Time::NEVER }, ..self }
     }
 
     /// Whether `charge` fits. With nothing in flight anything does, so that nothing waits for ever.

@@ -95,8 +95,8 @@ pub(crate) struct Core {
     last_wqe_reported: bool,
     /// Whether the event is wanted that all work begun before SQD is done.
     pub(crate) drain_wanted: bool,
-    /// When its peer gets the recognition question, if a packet leaves then.
-    pub(crate) ask_at: Time,
+    /// The generation of peers in which it looked for what is known of its own.
+    pub(crate) peers_seen: u32,
 }
 
 impl Core {
@@ -132,13 +132,16 @@ impl Core {
             awaited_by: None,
             last_wqe_reported: false,
             drain_wanted: false,
-            ask_at: Time::NEVER,
+            peers_seen: 0,
         }
     }
 
     /// Takes the attributes that a change sets.
     pub(crate) fn merge(&mut self, attr: &QpAttr) {
         self.attr.merge(attr);
+        if attr.peer.is_some() {
+            self.peers_seen = 0;
+        }
         self.drain_wanted |= attr.sqd_async_notify == Some(true);
     }
 
@@ -151,7 +154,6 @@ impl Core {
         self.awaited_by = None;
         self.last_wqe_reported = false;
         self.drain_wanted = false;
-        self.ask_at = Time::NEVER;
     }
 
     pub(crate) fn set_state(&mut self, state: QpState) {

@@ -269,6 +269,10 @@ impl SendQueue {
     /// The sum of the costs of all packets before `psn`.
     #[inline]
     fn cost_before(&self, psn: Seq, mtu: Mtu) -> CostSum {
+        // As it is asked when all that left was acknowledged, and nothing else was posted.
+        if psn == self.next_psn {
+            return self.totals.costs;
+        }
         let index = self.locate(psn);
         if index == self.tail {
             return self.totals.costs;

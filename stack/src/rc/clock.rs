@@ -3,10 +3,8 @@
 //! The acknowledgement timeout and its retries are those that the program set, neither earlier nor
 //! later, however often the queue pair probes in between. Probes cost no retry: see [`Qp::probe`].
 
-use crate::peer::PeerKind;
+use crate::peer::{Contact, PeerKind};
 use crate::rc::Qp;
-use crate::rc::requester::permit::Want;
-use crate::rc::requester::recovery::Probe;
 use crate::shared::Shared;
 use crate::tuning::probes::{DOUBLINGS, PATIENCE_NS, ROUND_TRIPS};
 use crate::types::Time;
@@ -79,7 +77,7 @@ impl Qp {
     pub(super) fn arm(&mut self, now: Time, shared: &mut Shared) {
         self.waits_to_send = false;
         self.clock.ack_timeout = self.answer_by(now);
-        let usual = self.requester.round_trip.srtt();
+        let usual = self.requester.srtt();
         let asks = usual > 0 && self.requester.outstanding();
         self.clock.tail_probe = Time::NEVER;
         if asks {
@@ -113,7 +111,7 @@ impl Qp {
     #[inline]
     pub(super) fn schedule(&mut self, shared: &mut Shared) {
         let Clock { ack_timeout, tail_probe, pacing, .. } = self.clock;
-        let ready = self.requester.control.ready_at();
+        let ready = self.requester.ready_at();
         match ack_timeout.min(tail_probe).min(pacing).min(ready) {
             Time::NEVER => self.core.deadline.clear(),
             next => shared.timers.set(self.core.slot, &mut self.core.deadline, next),
@@ -154,10 +152,7 @@ impl Qp {
         if !shared.timers.settle(self.core.slot, &mut self.core.deadline, now) {
             return;
         }
-        let mut sends = self.requester.control.ready_at() <= now;
-        if sends {
-            self.requester.control.forget_rnr();
-        }
+        let mut sends = self.requester.ready(now);
         sends |= Clock::is_due(&mut self.clock.pacing, now);
         if !self.core.state.requests() {
             return self.disarm();
@@ -183,23 +178,13 @@ impl Qp {
     /// Probes: asks for an acknowledgement of the packets in flight. Returns whether that may be
     /// now.
     fn probe(&mut self, now: Time, shared: &mut Shared) -> bool {
-        let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
-        if self.requester.permit(Want::Probe, sq, limits, peers).packets == 0 {
-            return false;
-        }
-        let repairs = self.requester.recovery.all_again();
         // A Rocinante repeats its NAK when probed; a standard responder does not. Its NAK may be
         // lost, so go back to `snd_una`.
         let standard = self.core.peer().is_none_or(|peer| peer.kind == PeerKind::Standard);
-        let deaf = standard && (self.clock.complained || self.clock.probes > 0);
-        if repairs {
-            // The missing packet asks in the place of the last packet.
-        } else if deaf {
-            let una = self.requester.snd_una();
-            self.requester.control.on_timeout(now);
-            self.requester.go_back(una, sq, limits, peers);
-        } else {
-            self.requester.probe(Probe::Tail, sq, limits, peers);
+        let nak_lost = standard && (self.clock.complained || self.clock.probes > 0);
+        let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
+        if !self.requester.on_silence(now, nak_lost, sq, limits, peers) {
+            return false;
         }
         shared.counters.tail_probes += 1;
         self.clock.probes += 1;
@@ -209,15 +194,14 @@ impl Qp {
 
     /// Puts the probe off: the peer responded, or was probed just now.
     pub(super) fn put_off_probe(&mut self, now: Time) {
-        let patience = (ROUND_TRIPS * self.requester.round_trip.srtt()).max(PATIENCE_NS);
+        let patience = (ROUND_TRIPS * self.requester.srtt()).max(PATIENCE_NS);
         self.clock.tail_probe = now.after(patience << self.clock.probes.min(DOUBLINGS));
     }
 
     fn timed_out<H: Completions>(&mut self, now: Time, shared: &mut Shared, host: &mut H) {
         if !self.requester.outstanding() {
             if core::mem::take(&mut self.waits_to_send) {
-                // Others hold the room, and may hold it for ever: probe without room.
-                self.requester.recovery.set_probe(Probe::Timeout);
+                self.requester.give_up_room();
                 shared.enqueue(self.core.slot, &mut self.core.queued);
             }
             return;
@@ -226,20 +210,12 @@ impl Qp {
         if self.retry_left == 0 {
             shared.counters.retry_exceeded_err += 1;
             if let Some(peer) = self.core.peer() {
-                shared.recognition.forget(peer.remote);
+                shared.peers.report(Contact::GivenUp(peer.remote));
             }
             return self.fail_head(WcStatus::RetryExcErr, shared, host);
         }
         self.retry_left -= 1;
-        let una = self.requester.snd_una();
-        self.requester.control.on_timeout(now);
-        shared.peers.lost(self.limits.peer);
-        self.requester.recovery.on_timeout();
-        self.requester.answers_lost(&mut shared.peers);
-        self.requester.go_back(una, &self.core.sq, &self.limits, &mut shared.peers);
-        // One packet asks again, whether or not there is room. In line behind others that ask the
-        // same dead peer in vain, each try would take twice as long.
-        self.requester.recovery.set_probe(Probe::Timeout);
+        self.requester.on_timeout(now, &self.core.sq, &self.limits, &mut shared.peers);
         // Counts from now if nothing can be sent, and else from when it leaves.
         self.arm(now, shared);
         self.waits_to_send = true;

@@ -16,20 +16,17 @@ mod transmit;
 use self::clock::Clock;
 use self::congestion::ecn::Notifier;
 use self::reorder::ReorderBuffer;
-use self::requester::permit::SendControl;
-use self::requester::{Limits, Requester};
+use self::requester::{Limits, NewPath, Requester};
 use self::responder::Responder;
 use crate::ingress::SourceCheck;
-use crate::peer::{PeerId, PeerKind, Peers, datagrams_max};
+use crate::peer::{Budget, PeerId, PeerKind, Peers, datagrams_max};
 use crate::qp::Core;
 use crate::qp::attr::{ModifyError, PeerAddress, QpAttr};
 use crate::qp::sq::OVERHEAD;
-use crate::recognition::Stranger;
 use crate::shared::Shared;
 use crate::tuning::selective_repeat;
 use crate::types::{Mtu, Qpn, Seq, Time};
 use crate::verbs::{Completions, QpState, SendWr};
-use crate::wire::Introduction;
 
 /// The receive queue of a peer, with one more user.
 fn join(peer: &PeerAddress, dest: Option<Qpn>, shared: &mut Shared) -> PeerId {
@@ -146,7 +143,6 @@ impl Qp {
             shared.peers.leave(self.limits.peer);
             self.limits.peer = PeerId::OWN;
         }
-        self.requester.control.forget_rnr();
         self.notifier = Notifier::default();
         self.clock = Clock::default();
         shared.timers.remove(self.core.slot, &mut self.core.deadline);
@@ -163,7 +159,6 @@ impl Qp {
             selective: Self::is_selective(&peer, shared),
             splits_writes: shared.config.split_writes,
         };
-        self.core.ask_at = Self::ask_at(&peer, shared);
         self.source = SourceCheck::default();
         let psn = self.core.attr.rq_psn.unwrap_or_default().first();
         // Receives that queue pairs share cannot be promised to one peer.
@@ -175,25 +170,27 @@ impl Qp {
         let psn = self.core.attr.sq_psn.unwrap_or_default().first();
         self.core.sq.reset(psn);
         let Some(peer) = self.core.attr.peer else { return };
-        let control = self.control_to(&peer, shared);
-        self.requester.start(psn, self.core.sq.tail, control);
+        let path = self.new_path(&peer, shared);
+        self.requester.start(psn, self.core.sq.tail, &path);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
     }
 
-    /// The control of a new path to this peer, of which nothing is known yet.
-    fn control_to(&self, peer: &PeerAddress, shared: &Shared) -> SendControl {
-        let rd = self.core.attr.max_rd_atomic.unwrap_or(0);
+    /// A new path to this peer.
+    fn new_path(&self, peer: &PeerAddress, shared: &Shared) -> NewPath {
         let mtu = self.limits.mtu;
-        let room = shared.peers.answers_one_by_one(mtu.bytes() + OVERHEAD);
-        let mut control = SendControl::new(window_of(peer, shared), rd);
-        control.set_read_window(mtu, room, peer.kind.is_rocinante());
-        control
+        NewPath {
+            mtu,
+            window_max: window_of(peer, shared),
+            max_rd_atomic: self.core.attr.max_rd_atomic.unwrap_or(0),
+            room: shared.peers.answers_one_by_one(mtu.bytes() + OVERHEAD),
+            to_rocinante: peer.kind.is_rocinante(),
+        }
     }
 
     /// The same queue pair of the peer is reached by another path, perhaps at another address. All
     /// packets that left were acknowledged, so PSNs go on and nothing is repeated. The peer's
-    /// introduction holds for its address only.
+    /// announcement holds for its address only.
     #[cold]
     fn take_path(&mut self, before: PeerAddress, shared: &mut Shared) {
         let Some(peer) = &mut self.core.attr.peer else { return };
@@ -209,14 +206,13 @@ impl Qp {
         if !self.limits.selective {
             self.held.clear(&mut shared.reorder_slab);
         }
-        self.core.ask_at = Self::ask_at(&peer, shared);
         self.source = SourceCheck::default();
         self.notifier = Notifier::default();
         self.clock = Clock::default();
         self.waits_to_send = false;
         self.core.deadline.clear();
-        let control = self.control_to(&peer, shared);
-        self.requester.take_path(control);
+        let path = self.new_path(&peer, shared);
+        self.requester.take_path(&path);
     }
 
     /// Whether packets that come too early are held, and missing ones are reported.
@@ -226,57 +222,23 @@ impl Qp {
             && peer.kind.is_rocinante()
     }
 
-    /// When a peer gets the recognition question.
-    fn ask_at(peer: &PeerAddress, shared: &Shared) -> Time {
-        let asks = shared.config.recognises && peer.kind == PeerKind::Standard;
-        if asks { Time(0) } else { Time::NEVER }
-    }
-
-    /// Before its turn: adopts the peer's introduction, if one has arrived.
-    #[cold]
-    pub(crate) fn greet(&mut self, now: Time, shared: &mut Shared) {
-        let remote = self.core.peer().map(|peer| peer.remote);
-        let Some(met) = remote.and_then(|remote| shared.recognition.known(now, remote)) else {
-            let sent = self.core.tally.get().sent_pkts;
-            return shared.peers.may_meet(self.core.slot, sent);
-        };
-        self.core.ask_at = met.again;
-        if let Some(told) = met.told {
-            self.recognise(&told, shared);
-        }
-    }
-
-    /// Asks an unknown peer, if more packets than `sent` left for it.
-    #[cold]
-    pub(crate) fn met(&mut self, sent: u64, now: Time, shared: &mut Shared) {
-        let Some(PeerAddress { local, remote, .. }) = self.core.peer().copied() else { return };
-        if now < self.core.ask_at || self.core.tally.get().sent_pkts == sent {
-            return;
-        }
-        let to = Stranger { local, remote };
-        // A known introduction was adopted before the turn.
-        self.core.ask_at = shared.recognition.meet(now, to, &mut shared.counters).again;
-    }
-
-    /// The peer introduced itself as a Rocinante. From now on packets that come too early are held,
+    /// The peer turned out to be a Rocinante. From now on packets that come too early are held,
     /// missing ones are reported, and the window is the peer's room. The peer need not know the
     /// same of us: it may always go back as the specification says, and need not report.
     #[cold]
-    pub(crate) fn recognise(&mut self, told: &Introduction, shared: &mut Shared) {
-        let dest = self.core.attr.dest_qpn.filter(|dest| dest.slot() < told.slots);
-        let (Some(peer), Some(dest)) = (&mut self.core.attr.peer, dest) else { return };
+    pub(crate) fn upgrade(&mut self, budget: Budget, kind: PeerKind, shared: &mut Shared) {
+        let Some(peer) = &mut self.core.attr.peer else { return };
         if peer.kind != PeerKind::Standard || self.limits.peer == PeerId::OWN {
             return;
         }
-        self.core.ask_at = Time::NEVER;
-        (peer.budget, peer.kind) = shared.config.share_of(told);
+        (peer.budget, peer.kind) = (budget, kind);
         let peer = *peer;
         shared.peers.quit(self.core.slot, &mut self.core.waiting);
-        let to = join(&peer, Some(dest), shared);
+        let to = join(&peer, self.core.attr.dest_qpn, shared);
         let from = std::mem::replace(&mut self.limits.peer, to);
         shared.peers.take_over(from, to, self.requester.charged());
         self.limits.selective = Self::is_selective(&peer, shared);
-        self.requester.control.recognised(window_of(&peer, shared));
+        self.requester.upgrade(window_of(&peer, shared));
         shared.enqueue(self.core.slot, &mut self.core.queued);
     }
 
@@ -328,7 +290,6 @@ impl Qp {
         self.requester.release_all(&self.limits, &mut shared.peers, &mut shared.lists);
         self.held.clear(&mut shared.reorder_slab);
         shared.peers.quit(self.core.slot, &mut self.core.waiting);
-        self.requester.control.forget_rnr();
         self.clock = Clock::default();
         self.core.deadline.clear();
         self.responder.close();
@@ -346,8 +307,7 @@ impl Qp {
     /// The peer reports that our packets were marked (CNP).
     #[cold]
     pub(crate) fn notified(&mut self, now: Time) {
-        let Requester { control, round_trip, .. } = &mut self.requester;
-        control.on_ecn(now, round_trip);
+        self.requester.on_ecn(now);
     }
 
     /// A send request was posted.

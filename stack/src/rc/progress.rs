@@ -4,11 +4,8 @@ use crate::mem::Memory;
 use crate::qp::sq::WqeIndex;
 use crate::rc::Qp;
 use crate::rc::completer::{self, DataVerdict, Verdict, Why};
-use crate::rc::congestion::Repeat;
-use crate::rc::requester::Requester;
-use crate::rc::requester::permit::Want;
+use crate::rc::requester::Repair;
 use crate::shared::Shared;
-use crate::stats::Limit;
 use crate::types::{Seq, Time};
 use crate::verbs::{Completions, SendOp, WcStatus};
 use crate::wire::ext::rnr_timer_us;
@@ -47,7 +44,7 @@ impl Qp {
         let gate = self.requester.gate(&self.core.sq, psn + 1).map(|(_, at)| at);
         match completer::judge(aeth.syndrome, psn, una, sent, gate) {
             Verdict::Advance { to } => {
-                self.requester.control.on_aeth(aeth);
+                self.requester.on_aeth(aeth);
                 self.advance(now, to, shared, host);
             }
             Verdict::Retry { to, from, why } => {
@@ -62,7 +59,7 @@ impl Qp {
             }
             Verdict::RnrWait { to, timer } => {
                 self.core.tally.not_ready(&mut shared.counters);
-                self.requester.control.on_aeth(aeth);
+                self.requester.on_aeth(aeth);
                 self.advance(now, to, shared, host);
                 self.rnr_wait(now, to, timer, shared, host);
             }
@@ -79,7 +76,7 @@ impl Qp {
 
     /// A responder repeats its last acknowledgement to grant more receives.
     fn hear_credits(&mut self, aeth: Aeth, shared: &mut Shared) {
-        self.requester.control.on_aeth(aeth);
+        self.requester.on_aeth(aeth);
         if self.requester.cursor() != self.core.sq.tail {
             shared.enqueue(self.core.slot, &mut self.core.queued);
         }
@@ -109,7 +106,7 @@ impl Qp {
         }
         let Some((index, _)) = gate else { return };
         if let Some(aeth) = packet.aeth() {
-            self.requester.control.on_aeth(aeth);
+            self.requester.on_aeth(aeth);
         }
         // Everything before the READ is acknowledged by its response.
         if psn > una {
@@ -165,7 +162,6 @@ impl Qp {
         self.retire(to, host);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
-        self.requester.control.forget_rnr();
         let asked = !self.clock.has_not_asked();
         self.clock.heard();
         if self.requester.outstanding() {
@@ -212,57 +208,32 @@ impl Qp {
     fn retry(&mut self, now: Time, from: Seq, why: Why, shared: &mut Shared) {
         match why {
             Why::SequenceNak => self.core.tally.missed(&mut shared.counters),
-            Why::Implied if self.requester.recovery.implied_nak(from) => {
+            Why::Implied if self.requester.is_overtaken(from) => {
                 shared.counters.implied_nak_seq_err += 1;
             }
             Why::Implied => return,
         }
         self.clock.complained = true;
-        // It goes again already.
-        if !self.requester.is_behind(from) {
-            return;
+        let how = (why == Why::Implied, !self.clock.has_not_asked());
+        let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
+        if self.requester.on_nak(now, from, how, sq, limits, peers) {
+            // The deadline stays: only progress moves it, so that a peer that repeats NAKs for ever
+            // is given up in time.
+            shared.enqueue(self.core.slot, &mut self.core.queued);
         }
-        let Requester { control, recovery, round_trip, .. } = &mut self.requester;
-        if self.clock.has_not_asked() {
-            round_trip.missing(from, now);
-        }
-        if !recovery.goes_back(from, now, round_trip.min_rtt()) {
-            return;
-        }
-        control.on_loss(now, round_trip, Repeat::FromThere);
-        shared.peers.lost(self.limits.peer);
-        if why == Why::Implied {
-            self.requester.answers_lost(&mut shared.peers);
-        }
-        self.requester.go_back(from, &self.core.sq, &self.limits, &mut shared.peers);
-        // The deadline stays: only progress moves it, so that a peer that repeats NAKs for ever is
-        // given up in time.
-        shared.enqueue(self.core.slot, &mut self.core.queued);
     }
 
     /// The peer misses the packet of `from`, and `report` lists those behind it that it holds.
     fn repair(&mut self, now: Time, from: Seq, report: &[u8], shared: &mut Shared) {
         let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
-        let news = match self.requester.is_behind(from) {
-            true => self.requester.on_report(now, report, sq, limits, peers),
-            false => None,
-        };
-        let Requester { control, recovery, round_trip, .. } = &mut self.requester;
-        let Some(news) = news else {
-            // It repeats the NAK for each packet that asks: for those that left before its first
-            // NAK arrived, that is old news.
-            if !recovery.has_gone_back(from, now, round_trip.latest()) {
-                self.retry(now, from, Why::SequenceNak, shared);
-            }
-            return;
+        let arrived = match self.requester.on_gap(now, from, report, sq, limits, peers) {
+            Repair::Alone { arrived } => arrived,
+            Repair::FromThere => return self.retry(now, from, Why::SequenceNak, shared),
+            Repair::Old => return,
         };
         self.core.tally.missed(&mut shared.counters);
         self.clock.complained = true;
-        if news.lost {
-            control.on_loss(now, round_trip, Repeat::Alone);
-            shared.peers.lost(self.limits.peer);
-        }
-        if news.arrived {
+        if arrived {
             self.put_off_probe(now);
         }
         // The deadline stays, as above.
@@ -278,9 +249,7 @@ impl Qp {
         shared: &mut Shared,
         host: &mut H,
     ) {
-        let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
-        let waits = self.requester.permit(Want::Request, sq, limits, peers).limited_by;
-        if waits == Limit::Rnr || to != self.requester.snd_una() {
+        if self.requester.awaits_receive() || to != self.requester.snd_una() {
             return;
         }
         if self.core.attr.rnr_retry != Some(7) {
@@ -292,9 +261,8 @@ impl Qp {
         }
         // It is there, if not ready.
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
-        self.requester.go_back(to, &self.core.sq, &self.limits, &mut shared.peers);
         let until = now.after(u64::from(rnr_timer_us(timer)) * 1000);
-        self.requester.control.on_rnr(until);
+        self.requester.on_rnr(to, until, &self.core.sq, &self.limits, &mut shared.peers);
         self.disarm();
         self.schedule(shared);
     }

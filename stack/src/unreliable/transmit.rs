@@ -106,7 +106,7 @@ impl Qp {
             Sent::Full => return Err(Stop::SinkFull),
             Sent::Refused => return Err(PROTECTION),
         }
-        shared.peers.sent_paced(receiver, now, charge, len);
+        shared.peers.sent_paced(receiver, charge, len);
         shared.counters.sent_multicast_pkts += u64::from(target.qpn == Qpn::MULTICAST);
         self.next += 1;
         if ends {

@@ -20,7 +20,7 @@ use rocinante_stack::mem::{
 };
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn, QueueKind};
 use rocinante_stack::verbs::{CqId, Cqe, QpState, QpType, RecvWr, SrqId, WcStatus};
-use rocinante_stack::wire::Introduction;
+use rocinante_stack::wire::PeerInfo;
 use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
 use rocinante_stack::{
     Budget, Completions, Engine, EngineConfig, ModifyError, PeerAddress, PeerKind, PostError,
@@ -237,7 +237,7 @@ pub struct Setup {
     pub srq: Option<u32>,
     pub qps: usize,
     pub quantum: u32,
-    /// Whether ends ask each other for introductions.
+    /// Whether ends probe each other.
     pub recognises: bool,
 }
 
@@ -309,13 +309,13 @@ impl End {
             reorder_packets_max: setup.held,
             split_writes: setup.split_writes,
             quantum: setup.quantum,
-            recognises: setup.recognises,
             ..EngineConfig::default()
         };
         let mut engine = Engine::new(config);
         if setup.recognises {
             engine.start_cm(CmConfig::default());
-            engine.start_recognition([n.into(), 7], None, INTRODUCTION);
+            engine.probe_unknown_peers();
+            engine.start_recognition([n.into(), 7], None, INFO);
         }
         let (srq, qpns) = make(&mut engine);
         let (host, out) = (Host::new(setup.arena), Wire::new(addr(n), addr(3 - n)));
@@ -326,9 +326,9 @@ impl End {
         self.engine.modify_qp(qpn, attr, &mut self.host)
     }
 
-    /// Sends questions and answers of recognition.
-    pub fn introduce(&mut self) {
-        while let Some(transmit) = self.engine.poll_introduction() {
+    /// Sends probes and replies of recognition.
+    pub fn probe(&mut self) {
+        while let Some(transmit) = self.engine.poll_probe() {
             assert!(self.engine.send_mad(&transmit.mad, 0, &mut self.out));
         }
     }
@@ -368,8 +368,8 @@ pub fn qp_init(setup: &Setup) -> QpInit {
     }
 }
 
-/// The introduction of ends that recognise each other.
-pub const INTRODUCTION: Introduction = Introduction {
+/// The reply of ends that recognise each other.
+pub const INFO: PeerInfo = PeerInfo {
     bytes: 8 << 20,
     datagrams: 256,
     queue: QueueKind::Frames,

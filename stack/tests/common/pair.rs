@@ -63,7 +63,7 @@ impl Pair {
     pub fn deliver(&mut self, from: usize) -> bool {
         let end = &mut self.ends[from];
         end.engine.poll_transmit(self.now, 1 << 20, &mut end.host, &mut end.out);
-        end.introduce();
+        end.probe();
         let (src, dst) = (self.ends[from].addr, self.ends[1 - from].addr);
         let mut any = false;
         while let Some(packet) = self.ends[from].out.packets.pop_front() {

@@ -91,9 +91,10 @@ impl Solo {
     /// The packets that leave now, raw.
     pub fn packets(&mut self) -> Vec<Vec<u8>> {
         let end = &mut self.end;
-        let stop = end.engine.poll_transmit(self.now, 1 << 16, &mut end.host, &mut end.out);
-        assert_ne!(stop, TxStop::Budget);
-        end.introduce();
+        let sent = end.engine.poll_transmit(self.now, 1 << 16, &mut end.host, &mut end.out);
+        assert_ne!(sent.stop, TxStop::Budget);
+        assert_eq!(sent.packets, end.out.packets.len(), "it says what it sent");
+        end.probe();
         end.out.packets.drain(..).collect()
     }
 

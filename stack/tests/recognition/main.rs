@@ -8,7 +8,7 @@ mod learned;
 use std::net::IpAddr;
 
 use common::{
-    End, INTRODUCTION, PD, Pair, QKEY, Setup, Solo, addr, pattern, qp_init, sge, steps, template,
+    End, INFO, PD, Pair, QKEY, Setup, Solo, addr, pattern, qp_init, sge, steps, template,
 };
 use rocinante_scripts::aeth;
 use rocinante_stack::types::{Key, Psn, Qpn, QueueKind};
@@ -17,10 +17,8 @@ use rocinante_stack::verbs::{
 };
 use rocinante_stack::wire::icrc::DF;
 use rocinante_stack::wire::mad::{GSI_PACKET_LEN, write_gsi};
-use rocinante_stack::wire::{Introduction, MadBytes, Opcode, Packet, RecognitionMad, Syndrome};
-use rocinante_stack::{
-    Budget, Engine, EngineConfig, IpId, PeerAddress, PeerKind, QpAttr, Recognised, Stranger,
-};
+use rocinante_stack::wire::{MadBytes, Opcode, Packet, PeerInfo, RecognitionMad, Syndrome};
+use rocinante_stack::{Budget, Engine, EngineConfig, HandOff, IpId, PeerAddress, PeerKind, QpAttr};
 
 const PAUSE: u64 = 600_000_000_000;
 const OURS: PeerKind = PeerKind::Rocinante(QueueKind::Frames);
@@ -41,7 +39,7 @@ fn questions(packets: &[Vec<u8>]) -> Vec<u64> {
     let asked = packets.iter().filter_map(|packet| recognition(packet));
     asked
         .map(|(tid, mad)| {
-            assert_eq!(mad, RecognitionMad::Question);
+            assert_eq!(mad, RecognitionMad::Probe);
             tid
         })
         .collect()
@@ -61,7 +59,7 @@ fn hear(solo: &mut Solo, from: IpAddr, tid: u64, mad: RecognitionMad) {
 }
 
 fn answer(solo: &mut Solo, tid: u64) {
-    hear(solo, addr(2), tid, RecognitionMad::Answer(Some(INTRODUCTION)));
+    hear(solo, addr(2), tid, RecognitionMad::Reply(Some(INFO)));
 }
 
 fn kind(end: &End) -> PeerKind {
@@ -103,7 +101,7 @@ fn two_of_us_recognise_each_other_in_both_directions() {
             let asked = (counters.sent_questions, counters.rcvd_questions);
             let answered = (counters.sent_answers, counters.rcvd_answers);
             assert_eq!((asked, answered), ((1, 1), (1, 1)), "{qp_type:?}");
-            assert_eq!(end.engine.introduction_of(addr(2)).is_some(), end.addr == addr(1));
+            assert_eq!(end.engine.peer_info(addr(2)).is_some(), end.addr == addr(1));
         }
     }
 }
@@ -126,8 +124,8 @@ fn who_sends_datagrams_recognises_their_receiver() {
     let ah = handle_of(&mut pair.ends[0], addr(2));
     send_to(&mut pair.ends[0], ah, key, 1);
     pair.run();
-    let told = |at: usize, n| pair.ends[at].engine.introduction_of(addr(n));
-    assert_eq!((told(0, 2), told(1, 1)), (Some(INTRODUCTION), None), "it sent nothing itself");
+    let told = |at: usize, n| pair.ends[at].engine.peer_info(addr(n));
+    assert_eq!((told(0, 2), told(1, 1)), (Some(INFO), None), "it sent nothing itself");
 }
 
 /// An introduction holds for the address that it came from: on another path to that address, but
@@ -166,7 +164,7 @@ fn a_peer_at_another_address_is_a_stranger_again() {
         &packets.iter().filter(|packet| recognition(packet).is_some()).cloned().collect::<Vec<_>>(),
     );
     assert_eq!((packets.len() - asked.len(), asked.len()), (16, 1), "as for a stranger");
-    hear(&mut solo, addr(3), asked[0], RecognitionMad::Answer(Some(INTRODUCTION)));
+    hear(&mut solo, addr(3), asked[0], RecognitionMad::Reply(Some(INFO)));
     let mut ack = solo.response(Opcode::RC_ACKNOWLEDGE, 16, &[&aeth(Syndrome::ACK_UNLIMITED, 0)]);
     template(addr(3), addr(1)).seal(&mut ack);
     solo.receive_from(addr(3), addr(1), IpId::Exact { id: 0, flags: DF }, &ack);
@@ -186,7 +184,7 @@ fn without_recognition_nobody_asks_or_answers() {
     });
     pair.run();
     assert_eq!(pair.ends.each_ref().map(kind), [PeerKind::Standard; 2]);
-    assert_eq!(pair.ends[0].engine.footprint().acquaintances, 0);
+    assert_eq!(pair.ends[0].engine.footprint().known_peers, 0);
 }
 
 // ---- standard peers ----
@@ -262,7 +260,7 @@ fn each_of_two_peers_is_asked_and_a_group_is_not() {
         solo.packets();
     }
     assert_eq!(solo.end.engine.counters().sent_questions, 2);
-    assert_eq!(solo.end.engine.footprint().acquaintances, 2);
+    assert_eq!(solo.end.engine.footprint().known_peers, 2);
 }
 
 // ---- answers ----
@@ -277,7 +275,7 @@ fn asked() -> (Solo, u64) {
 
 #[test]
 fn an_answer_is_believed_only_if_it_is_one() {
-    let good = RecognitionMad::Answer(Some(INTRODUCTION));
+    let good = RecognitionMad::Reply(Some(INFO));
     let (mut solo, tid) = asked();
     for (from, tid, mad) in [
         (addr(2), tid ^ 1, good),
@@ -301,8 +299,8 @@ fn an_answer_is_believed_only_if_it_is_one() {
     answer(&mut solo, tid);
     assert_eq!(kind(&solo.end), OURS);
     // The same again, with other values, answers no question any more.
-    let other = Introduction { queue: QueueKind::Memory, ..INTRODUCTION };
-    hear(&mut solo, addr(2), tid, RecognitionMad::Answer(Some(other)));
+    let other = PeerInfo { queue: QueueKind::Memory, ..INFO };
+    hear(&mut solo, addr(2), tid, RecognitionMad::Reply(Some(other)));
     assert_eq!((kind(&solo.end), solo.end.engine.drops().unasked_answer), (OURS, 6));
     assert_eq!(solo.end.engine.counters().rcvd_answers, 1);
 }
@@ -310,7 +308,7 @@ fn an_answer_is_believed_only_if_it_is_one() {
 #[test]
 fn an_answer_of_an_unknown_version_is_that_of_a_standard_peer() {
     let (mut solo, tid) = asked();
-    let mut mad = RecognitionMad::Answer(Some(INTRODUCTION)).emit(tid);
+    let mut mad = RecognitionMad::Reply(Some(INFO)).emit(tid);
     mad[40] = 2;
     solo.receive(&sealed(addr(2), &mad));
     assert_eq!(kind(&solo.end), PeerKind::Standard);
@@ -342,17 +340,17 @@ fn a_lost_answer_is_asked_for_again_ten_minutes_later() {
 fn absurd_answers_do_no_harm() {
     for number in [0, 1, u32::MAX] {
         for qp_type in [QpType::Rc, QpType::Uc] {
-            let told = Introduction {
+            let told = PeerInfo {
                 bytes: number,
                 datagrams: number,
                 packet_ns: number,
                 kib_ns: number,
-                ..INTRODUCTION
+                ..INFO
             };
             let mut solo = Solo::new(&strangers(qp_type));
             (0..20).for_each(|id| solo.send(id, 10));
             let tid = questions(&solo.packets())[0];
-            hear(&mut solo, addr(2), tid, RecognitionMad::Answer(Some(told)));
+            hear(&mut solo, addr(2), tid, RecognitionMad::Reply(Some(told)));
             for round in 0..200 {
                 solo.packets();
                 solo.receive_ack(round % 20);
@@ -432,25 +430,27 @@ fn questions_are_answered_at_a_bounded_rate() {
     let mut solo = Solo::new(&strangers(QpType::Rc));
     let mut answers = 0;
     for n in 0..1000u64 {
-        hear(&mut solo, addr((n % 200) as u8), n, RecognitionMad::Question);
+        hear(&mut solo, addr((n % 200) as u8), n, RecognitionMad::Probe);
         let sent = solo.packets();
-        assert!(sent.iter().all(|packet| {
-            recognition(packet) == Some((n, RecognitionMad::Answer(Some(INTRODUCTION))))
-        }));
+        assert!(
+            sent.iter().all(|packet| {
+                recognition(packet) == Some((n, RecognitionMad::Reply(Some(INFO))))
+            })
+        );
         answers += sent.len() as u64;
     }
     let (counters, drops) = (solo.end.engine.counters(), solo.end.engine.drops());
     assert_eq!((answers, counters.rcvd_questions), (256, 1000));
     assert_eq!((counters.sent_answers, drops.too_many_questions), (256, 744));
-    assert_eq!(solo.end.engine.footprint().acquaintances, 0, "a question leaves nothing behind");
+    assert_eq!(solo.end.engine.footprint().known_peers, 0, "a question leaves nothing behind");
     solo.wait(10_000_000);
     for n in 0..20 {
-        hear(&mut solo, addr(2), n, RecognitionMad::Question);
+        hear(&mut solo, addr(2), n, RecognitionMad::Probe);
     }
     assert_eq!(solo.packets().len(), 10, "one more each millisecond");
     // Where nothing is sent, no more waits than is sent in one go.
     solo.wait(PAUSE);
-    (0..1000).for_each(|n| hear(&mut solo, addr(2), n, RecognitionMad::Question));
+    (0..1000).for_each(|n| hear(&mut solo, addr(2), n, RecognitionMad::Probe));
     assert_eq!(solo.packets().len(), 256);
 }
 
@@ -478,7 +478,7 @@ fn the_rate_of_answers_does_not_depend_on_how_often_peers_ask() {
     for (pause, expected) in [(700_000, 700), (10_000, 10), (1_900_000, 1000)] {
         let mut solo = Solo::new(&strangers(QpType::Rc));
         let asked = |solo: &mut Solo, times: u64| {
-            (0..times).for_each(|n| hear(solo, addr(2), n, RecognitionMad::Question));
+            (0..times).for_each(|n| hear(solo, addr(2), n, RecognitionMad::Probe));
             solo.packets().len()
         };
         assert_eq!(asked(&mut solo, 1000), 256, "all that there is at once");
@@ -502,13 +502,13 @@ fn so_many_peers_are_remembered_and_no_more() {
         asked += questions(&solo.packets()).len();
         assert!(solo.end.engine.destroy_ah(ah));
     }
-    assert_eq!((asked, solo.end.engine.footprint().acquaintances), (4096, 4096));
+    assert_eq!((asked, solo.end.engine.footprint().known_peers), (4096, 4096));
     // Those of ten minutes ago make room.
     solo.wait(PAUSE);
     let ah = handle_of(&mut solo.end, addr(2));
     send_to(&mut solo.end, ah, solo.key, 1);
     assert_eq!(questions(&solo.packets()).len(), 1);
-    assert_eq!(solo.end.engine.footprint().acquaintances, 1);
+    assert_eq!(solo.end.engine.footprint().known_peers, 1);
 }
 
 // ---- effects ----
@@ -516,28 +516,31 @@ fn so_many_peers_are_remembered_and_no_more() {
 /// An engine without QP1 reports a new peer; the engine with QP1 asks it, and passes the answer on.
 #[test]
 fn an_engine_without_qp1_has_another_ask() {
-    let config = EngineConfig { recognises: true, sharers: 2, ..EngineConfig::default() };
+    let config = EngineConfig { sharers: 2, ..EngineConfig::default() };
     let mut first = Engine::new(config);
     first.start_cm(Default::default());
-    first.start_recognition([1, 2], None, INTRODUCTION);
+    first.probe_unknown_peers();
+    first.start_recognition([1, 2], None, INFO);
     let mut solo = Solo::new(&strangers(QpType::Rc));
     solo.end.engine = Engine::new(config);
+    solo.end.engine.probe_unknown_peers();
     let qpn = solo.end.engine.create_qp(&qp_init(&solo.setup), 5).unwrap();
     solo.end.qpn = qpn;
     for attr in steps(0, addr(1), common::PEER, &solo.setup) {
         solo.end.modify(qpn, &attr).unwrap();
     }
     solo.send(1, 10);
-    assert_eq!((solo.packets().len(), solo.end.engine.has_introductions()), (1, true));
-    let to = Stranger { local: addr(1), remote: addr(2) };
-    assert_eq!(solo.end.engine.poll_stranger(), Some(to));
-    assert_eq!(solo.end.engine.poll_stranger(), None);
-    assert_eq!(first.ask(solo.now, to), None);
-    assert_eq!(first.ask(solo.now, to), None, "it is asked once");
-    let question = first.poll_introduction().unwrap();
-    assert!(first.poll_introduction().is_none());
+    assert_eq!((solo.packets().len(), solo.end.engine.has_probes()), (1, true));
+    let to = HandOff::FirstPacket { local: addr(1), remote: addr(2) };
+    assert_eq!(solo.end.engine.poll_hand_off(), Some(to));
+    assert_eq!(solo.end.engine.poll_hand_off(), None);
+    first.take_hand_off(solo.now, &to);
+    first.take_hand_off(solo.now, &to);
+    assert_eq!(first.poll_hand_off(), None);
+    let question = first.poll_probe().unwrap();
+    assert!(first.poll_probe().is_none(), "it is asked once");
     let (tid, _) = RecognitionMad::parse(&question.mad).unwrap();
-    let packet = sealed(addr(2), &RecognitionMad::Answer(Some(INTRODUCTION)).emit(tid));
+    let packet = sealed(addr(2), &RecognitionMad::Reply(Some(INFO)).emit(tid));
     let datagram = rocinante_stack::Datagram {
         bytes: &packet,
         src: addr(2),
@@ -548,13 +551,14 @@ fn an_engine_without_qp1_has_another_ask() {
         hop_limit: None,
     };
     first.handle_datagram(solo.now, &datagram, &mut solo.end.host);
-    let peer = Recognised { remote: addr(2), told: INTRODUCTION };
-    assert_eq!(first.poll_recognised(), Some(peer));
-    assert_eq!(first.ask(solo.now, to), Some(peer), "and a later question gets it");
-    solo.end.engine.learn(&peer);
+    let learn = HandOff::Learn(addr(2), INFO);
+    assert_eq!(first.poll_hand_off(), Some(learn));
+    first.take_hand_off(solo.now, &to);
+    assert_eq!(first.poll_hand_off(), Some(learn), "a later report gets it, too");
+    solo.end.engine.take_hand_off(solo.now, &learn);
     assert_eq!(kind(&solo.end), OURS);
     let (_, attr, _) = solo.end.engine.query_qp(qpn).unwrap();
-    let half = Budget { bytes: INTRODUCTION.bytes / 2, datagrams: INTRODUCTION.datagrams / 2 };
+    let half = Budget { bytes: INFO.bytes / 2, datagrams: INFO.datagrams / 2 };
     assert_eq!(attr.peer.unwrap().budget, half, "each engine takes its share");
-    assert!(!solo.end.engine.has_introductions());
+    assert!(!solo.end.engine.has_probes());
 }

@@ -162,6 +162,6 @@ mod tests {
             assert_eq!(AliveMad::parse(&bytes), None, "{attribute}");
         }
         assert_eq!(AliveMad::parse(&question[..255]), None);
-        assert_eq!(AliveMad::parse(&RecognitionMad::Question.emit(7)), None);
+        assert_eq!(AliveMad::parse(&RecognitionMad::Probe.emit(7)), None);
     }
 }

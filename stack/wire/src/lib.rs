@@ -30,4 +30,4 @@ pub use icrc::{ICRC_LEN, IpFields};
 pub use mad::{MadBytes, MadError, MadHeader};
 pub use opcode::{Ext, Opcode, OpcodeInfo, Operation, Place, Service};
 pub use packet::{Packet, WireError};
-pub use recognition::{Introduction, RecognitionMad};
+pub use recognition::{PeerInfo, RecognitionMad};

@@ -1,5 +1,5 @@
-//! The datagrams by which two Rocinantes recognise each other: a question, and the answer, which
-//! describes the receive queue of the answering side.
+//! The datagrams by which two Rocinantes recognise each other: a probe, and the reply, which
+//! describes the receive queue of the replying side.
 //!
 //! They are Sends of a vendor's class on QP1 (IBTA volume 1, 16.5 \[M\]: classes 0x30 to 0x4f, with
 //! an organisation's id). A standard peer drops them without an answer: `ib_core` looks for an
@@ -12,7 +12,7 @@
 //! 24..37   no segments (RMPP), reserved
 //! 37..40   organisation: 52 6f 63, which is administered locally
 //! 40       version 1
-//! 41       kind of the queue, QueueKind::code         in an answer
+//! 41       kind of the queue, QueueKind::code          in a reply
 //! 42       QPN slots that have such a queue
 //! 43       reserved
 //! 44..48   bytes that a queue holds
@@ -30,8 +30,8 @@ const CLASS_VERSION: u8 = 1;
 /// "Roc". Its second lowest bit marks an id that no registry gave out.
 const ORGANISATION: [u8; 3] = [0x52, 0x6f, 0x63];
 const VERSION: u8 = 1;
-const QUESTION: u16 = 0x0010;
-const ANSWER: u16 = 0x0011;
+const PROBE: u16 = 0x0010;
+const REPLY: u16 = 0x0011;
 
 /// A datagram of the class and organisation, of any attribute.
 pub(super) struct Frame<'a> {
@@ -67,9 +67,9 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// A Rocinante's introduction: its receive queues.
+/// The receive queues of a Rocinante, as it replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Introduction {
+pub struct PeerInfo {
     /// Bytes that a queue holds, as `Budget` counts them.
     pub bytes: u32,
     /// Datagrams that it holds.
@@ -88,11 +88,11 @@ pub struct Introduction {
 /// A datagram of recognition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RecognitionMad {
-    /// Are you a Rocinante?
-    Question,
-    /// A Rocinante's introduction; `None` if it is of a version that is not known here, or has
+    /// Asks the peer whether it is a Rocinante.
+    Probe,
+    /// A Rocinante's receive queues; `None` if the reply is of a version that is not known here, or has
     /// values without a meaning.
-    Answer(Option<Introduction>),
+    Reply(Option<PeerInfo>),
     /// Neither, of a version that is not known here.
     Unknown,
 }
@@ -103,33 +103,33 @@ impl RecognitionMad {
     pub fn parse(payload: &[u8]) -> Option<(u64, Self)> {
         let Frame { tid, attribute, mad } = Frame::read(payload)?;
         let mad = match attribute {
-            QUESTION => Self::Question,
-            ANSWER => Self::Answer(Introduction::read(mad)),
+            PROBE => Self::Probe,
+            REPLY => Self::Reply(PeerInfo::read(mad)),
             _ => Self::Unknown,
         };
         Some((tid, mad))
     }
 
-    /// Its bytes with a transaction id. An answer without an introduction has a version that no
+    /// Its bytes with a transaction id. A reply that describes nothing has a version that no
     /// reader knows.
     #[must_use]
     pub fn emit(&self, tid: u64) -> MadBytes {
         let attribute = match self {
-            Self::Question => QUESTION,
-            Self::Answer(_) => ANSWER,
+            Self::Probe => PROBE,
+            Self::Reply(_) => REPLY,
             Self::Unknown => 0,
         };
         let mut mad = Frame::write(attribute, tid);
         match self {
-            Self::Question => mad[40] = VERSION,
-            Self::Answer(Some(introduction)) => introduction.write(&mut mad),
-            Self::Answer(None) | Self::Unknown => {}
+            Self::Probe => mad[40] = VERSION,
+            Self::Reply(Some(info)) => info.write(&mut mad),
+            Self::Reply(None) | Self::Unknown => {}
         }
         mad
     }
 }
 
-impl Introduction {
+impl PeerInfo {
     fn read(mad: &MadBytes) -> Option<Self> {
         let queue = QueueKind::from_code(mad[41])?;
         let slots = mad[42];
@@ -157,7 +157,7 @@ impl Introduction {
 mod tests {
     use super::*;
 
-    const INTRODUCTION: Introduction = Introduction {
+    const INFO: PeerInfo = PeerInfo {
         bytes: 0x0102_0304,
         datagrams: 0x0506_0708,
         queue: QueueKind::Places,
@@ -168,43 +168,43 @@ mod tests {
 
     #[test]
     fn what_is_said_is_understood() {
-        for mad in [RecognitionMad::Question, RecognitionMad::Answer(Some(INTRODUCTION))] {
+        for mad in [RecognitionMad::Probe, RecognitionMad::Reply(Some(INFO))] {
             let bytes = mad.emit(0x1122_3344_5566_7788);
             assert_eq!(RecognitionMad::parse(&bytes), Some((0x1122_3344_5566_7788, mad)));
         }
-        let bytes = RecognitionMad::Answer(Some(INTRODUCTION)).emit(1);
+        let bytes = RecognitionMad::Reply(Some(INFO)).emit(1);
         assert_eq!(&bytes[36..44], [0, 0x52, 0x6f, 0x63, 1, 2, 9, 0]);
         assert_eq!(&bytes[44..60], (1..=0x10).map(|n| n + u8::from(n > 8)).collect::<Vec<u8>>());
     }
 
     #[test]
     fn other_versions_and_values_without_a_meaning_say_nothing() {
-        let answer = RecognitionMad::Answer(Some(INTRODUCTION)).emit(7);
+        let reply = RecognitionMad::Reply(Some(INFO)).emit(7);
         for (at, value) in [(40, 0), (40, 2), (40, 255), (41, 0), (41, 4), (42, 0)] {
-            let mut bytes = answer;
+            let mut bytes = reply;
             bytes[at] = value;
-            let unknown = Some((7, RecognitionMad::Answer(None)));
+            let unknown = Some((7, RecognitionMad::Reply(None)));
             assert_eq!(RecognitionMad::parse(&bytes), unknown, "{at} {value}");
         }
-        // A question of a later version is a question still.
-        let mut question = RecognitionMad::Question.emit(7);
-        question[40] = 2;
-        assert_eq!(RecognitionMad::parse(&question), Some((7, RecognitionMad::Question)));
-        question[17] = 0x12;
-        assert_eq!(RecognitionMad::parse(&question), Some((7, RecognitionMad::Unknown)));
+        // A probe of a later version is a probe still.
+        let mut probe = RecognitionMad::Probe.emit(7);
+        probe[40] = 2;
+        assert_eq!(RecognitionMad::parse(&probe), Some((7, RecognitionMad::Probe)));
+        probe[17] = 0x12;
+        assert_eq!(RecognitionMad::parse(&probe), Some((7, RecognitionMad::Unknown)));
     }
 
     #[test]
     fn other_classes_are_not_of_recognition() {
-        let question = RecognitionMad::Question.emit(7);
+        let probe = RecognitionMad::Probe.emit(7);
         // The base version, the class, its version, the method, and the organisation.
         for at in [0, 1, 2, 3, 37, 38, 39] {
-            let mut bytes = question;
+            let mut bytes = probe;
             bytes[at] ^= 0x80;
             assert_eq!(RecognitionMad::parse(&bytes), None, "{at}");
         }
-        assert_eq!(RecognitionMad::parse(&question[..255]), None);
-        assert_eq!(RecognitionMad::parse(&[question, question].concat()), None);
+        assert_eq!(RecognitionMad::parse(&probe[..255]), None);
+        assert_eq!(RecognitionMad::parse(&[probe, probe].concat()), None);
         assert_eq!(RecognitionMad::parse(&MadHeader::cm(0x10, 7).bytes()), None);
     }
 }

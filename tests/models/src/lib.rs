@@ -15,7 +15,7 @@
 pub mod model;
 pub mod provider;
 pub mod soft;
-#[path = "../../../verbs-api/src/tuning.rs"]
+#[path = "../../../verbs-api/soft/src/tuning.rs"]
 mod tuning;
 
 use std::convert::Infallible;

@@ -29,7 +29,7 @@ impl World<'_> {
         let answers = |end: &usize| usize::from(self.ends[*end].terms.rd_atomic);
         let (qps, records) = (there.clone().count(), there.map(answers).sum::<usize>());
         let keeps = |talk: &&Talk| self.calls[talk.call].end.is_some() && talk.qpn.value() > 0;
-        let acquaintances = if self.has.strangers { self.hosts.len() } else { 0 };
+        let known_peers = if self.has.strangers { self.hosts.len() } else { 0 };
         let kept = self.hosts[host].desk.talks.values().filter(keeps).count();
         let bounds = [
             ("queue pairs", found.qps, qps),
@@ -44,7 +44,7 @@ impl World<'_> {
             ("in-flight lists", found.in_flight_lists, qps),
             ("reserved queue pair numbers", found.reserved_qpns, kept),
             ("responder resources", found.responder_resources, records),
-            ("acquaintances", found.acquaintances, acquaintances),
+            ("known peers", found.known_peers, known_peers),
         ];
         for (what, count, most) in bounds {
             if count > most {
@@ -123,7 +123,7 @@ impl World<'_> {
             reorder_slots: left.spare_reorder_slots,
             spare_reorder_slots: left.spare_reorder_slots,
             // Peers that were asked are remembered.
-            acquaintances: left.acquaintances,
+            known_peers: left.known_peers,
             ..Footprint::default()
         };
         let manager = engine.cm_footprint();

@@ -57,7 +57,6 @@ impl World<'_> {
         if !has.policies.selective_repeat {
             config.reorder_packets_max = 0;
         }
-        config.recognises = has.strangers;
         config
     }
 

@@ -100,7 +100,7 @@ impl World<'_> {
         let soon = self.now + self.random.below(1 + soon);
         let host = &mut self.hosts[host];
         let writes = |engine: &mut Engine| {
-            engine.has_introductions() || engine.cm().is_some_and(|cm| cm.wants_transmit())
+            engine.has_probes() || engine.cm().is_some_and(|cm| cm.wants_transmit())
         };
         let wants = |engine: &mut Engine| engine.urgency() != Urgency::Idle || writes(engine);
         let wants = host.engine.as_mut().is_some_and(wants);
@@ -122,14 +122,14 @@ impl World<'_> {
         let mut sink = Sink { out: Vec::new(), room };
         let written = write_mads(engine, &addrs, &mut sink);
         let stop = match written {
-            true => engine.poll_transmit(Time(now), budget, &mut host.ram, &mut sink),
+            true => engine.poll_transmit(Time(now), budget, &mut host.ram, &mut sink).stop,
             false => TxStop::SinkFull,
         };
         if stop == TxStop::SinkFull && written && engine.urgency() == Urgency::Idle {
             return Err(format!("host {at} forgets packets for which the port had no room"));
         }
         // Datagrams without room go next time.
-        let _ = introduce(engine, &addrs, &mut sink);
+        let _ = send_probes(engine, &addrs, &mut sink);
         let bytes = sink.out.iter().map(|(_, packet)| packet.len()).sum();
         host.gathered.departed(engine, sink.out.len(), bytes);
         let again = match stop {
@@ -201,13 +201,13 @@ impl World<'_> {
     }
 }
 
-/// Sends questions and answers of recognition. Returns whether all had room.
-fn introduce(engine: &mut Engine, addrs: &[IpAddr], sink: &mut Sink) -> bool {
-    // A second shard has no QP1, and no other shard asks for it.
-    while engine.poll_stranger().is_some() {}
-    while let Some(transmit) = engine.poll_introduction() {
+/// Sends probes and replies of recognition. Returns whether all had room.
+fn send_probes(engine: &mut Engine, addrs: &[IpAddr], sink: &mut Sink) -> bool {
+    // A second shard has no QP1, and no other shard probes for it.
+    while engine.poll_hand_off().is_some() {}
+    while let Some(transmit) = engine.poll_probe() {
         if !engine.send_mad(&transmit.mad, path_to(transmit.remote, addrs), sink) {
-            engine.put_back_introduction(transmit);
+            engine.put_back_probe(transmit);
             return false;
         }
     }

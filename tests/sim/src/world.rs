@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use rocinante_stack::cm::CmConfig;
 use rocinante_stack::types::Mtu;
-use rocinante_stack::wire::Introduction;
+use rocinante_stack::wire::PeerInfo;
 use rocinante_stack::wire::icrc::Template;
 use rocinante_stack::{Budget, Engine, EngineConfig, PeerKind};
 
@@ -238,8 +238,11 @@ impl<'a> World<'a> {
         if manages {
             engine.start_cm(CmConfig { key, ..host.desk.config });
         }
+        if self.has.strangers {
+            engine.probe_unknown_peers();
+        }
         if manages && self.has.strangers {
-            engine.start_recognition([key[1], key[0]], None, introduction(&host.config));
+            engine.start_recognition([key[1], key[0]], None, info(&host.config));
         }
         host.engine = Some(engine);
         host.desk.boot += 1;
@@ -513,9 +516,9 @@ impl<'a> World<'a> {
     }
 }
 
-/// A host's introduction: the numbers of its second shard, if it has one, are not among those.
-fn introduction(config: &EngineConfig) -> Introduction {
-    Introduction {
+/// A host's reply to probes: the numbers of its second shard, if it has one, are not among those.
+fn info(config: &EngineConfig) -> PeerInfo {
+    PeerInfo {
         bytes: config.own_budget.bytes,
         datagrams: config.own_budget.datagrams,
         queue: config.own_queue,

@@ -9,10 +9,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use parking_lot::Mutex;
 
 use crate::cq::Cq;
-use crate::model::error::VerbsError;
-use crate::model::wc::Wc;
-use crate::provider::listeners::fresh_number;
-use crate::provider::wakers::{Look, poll_until};
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::wc::Wc;
+use rocinante_soft::provider::listeners::fresh_number;
+use rocinante_soft::provider::wakers::{Look, poll_until};
 
 /// The operations of a queue pair in flight.
 ///

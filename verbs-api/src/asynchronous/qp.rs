@@ -12,12 +12,12 @@ use rocinante_stack::verbs::{RecvWr, SendOp, SendWr, WcOpcode, WcStatus};
 
 use super::desk::{Desk, Open};
 use crate::cm::{Connecting, Connection, Params, Request};
-use crate::model::endpoint::Endpoint;
-use crate::model::error::VerbsError;
-use crate::model::qp::ConnectOptions;
-use crate::model::wc::{Wc, WcError};
 use crate::mr::{Mr, PoolBuffer};
 use crate::qp::{PreparedQp, Qp};
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::ConnectOptions;
+use rocinante_soft::model::wc::{Wc, WcError};
 
 /// Memory that an operation owns until it is complete.
 pub trait Buffer: Send + 'static {
@@ -25,14 +25,14 @@ pub trait Buffer: Send + 'static {
     fn sge(&self) -> Sge;
 }
 
-/// All of its bytes.
+/// The operation transfers all of its bytes.
 impl Buffer for Mr {
     fn sge(&self) -> Sge {
         Mr::sge(self, 0, self.len())
     }
 }
 
-/// The program may read it meanwhile.
+/// As for [`Mr`]. The program may read the region while the operation lasts.
 impl Buffer for Arc<Mr> {
     fn sge(&self) -> Sge {
         Mr::sge(self, 0, self.len())
@@ -45,7 +45,7 @@ impl Buffer for PoolBuffer {
     }
 }
 
-/// A part of a buffer: for messages that are shorter.
+/// A part of a buffer, for messages that are shorter than it.
 #[derive(Debug)]
 pub struct Part<B> {
     buffer: B,
@@ -126,8 +126,8 @@ pub struct AsyncQp<C = Connection> {
 }
 
 impl<C: Carrier> AsyncQp<C> {
-    /// Takes a queue pair over, and its completion queues, which must be its own. It drops
-    /// completions of requests that the program posts by other calls.
+    /// Takes a queue pair over, and its completion queues, which no other queue pair may use. It
+    /// drops completions of requests that the program posts by other calls.
     ///
     /// # Errors
     /// [`VerbsError::Invalid`] if a completion queue has a channel, or another `AsyncQp`.
@@ -162,8 +162,9 @@ impl<C: Carrier> AsyncQp<C> {
         self.operation(op, buffer)
     }
 
-    /// Any operation, for instance an atomic, whose result is in the first eight bytes of the
-    /// buffer.
+    /// Any operation, for instance an atomic: the value that the peer's word had before is then in
+    /// the first eight bytes of the buffer, in the byte order of the host
+    /// ([`Mr::load_u64`]).
     pub fn operation<B: Buffer>(&self, op: SendOp, buffer: B) -> Operation<B> {
         self.post(buffer, |qp, wr_id, sges| Ok(qp.post(SendWr::new(op, sges).wr_id(wr_id))?))
     }
@@ -284,14 +285,12 @@ impl<B: Buffer> Future for Operation<B> {
         };
         let (buffer, number) = this.state.take().expect("looked at above");
         let result = number.and_then(|_| {
-            let lost = Wc {
-                status: WcStatus::WrFlushErr,
-                opcode: WcOpcode::Unknown,
-                qpn: this.qpn,
-                ..Wc::default()
-            };
+            let mut lost = Wc::default();
+            (lost.status, lost.opcode) = (WcStatus::WrFlushErr, WcOpcode::Unknown);
+            lost.qpn = this.qpn;
             // The number is the desk's own.
-            let wc = Wc { wr_id: 0, ..done.unwrap_or(lost) };
+            let mut wc = done.unwrap_or(lost);
+            wc.wr_id = 0;
             Ok(wc.ok().map_err(WcError::without_number)?)
         });
         Poll::Ready((result, buffer))

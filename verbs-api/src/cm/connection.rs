@@ -13,11 +13,11 @@ use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
 
 use super::inbox::{Inbox, Notifier};
 use super::{Params, endpoint_of, side_of, transport_of};
-use crate::model::cm::CmFailure;
-use crate::model::error::{Refused, VerbsError};
-use crate::model::qp::{ConnectOptions, ModifyAttr};
-use crate::provider::random::random;
 use crate::qp::{PreparedQp, Qp};
+use rocinante_soft::model::cm::CmFailure;
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::model::qp::{ConnectOptions, ModifyAttr};
+use rocinante_soft::provider::random::random;
 
 /// A connection in the connection manager's state. Dropping it gives it up.
 #[derive(Debug)]

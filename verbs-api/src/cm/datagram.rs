@@ -14,11 +14,11 @@ use super::inbox::{Inbox, Notifier, Port};
 use crate::ah::Ah;
 use crate::context::{Context, Pd};
 use crate::device::Device;
-use crate::model::cm::CmFailure;
-use crate::model::error::VerbsError;
-use crate::model::qp::PeerPath;
-use crate::provider::manager::{ListensTo, Manager};
 use crate::qp::Qp;
+use rocinante_soft::model::cm::CmFailure;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::PeerPath;
+use rocinante_soft::provider::manager::{ListensTo, Manager};
 
 /// Listens on a port for requests for a queue pair for datagrams (`rdma_listen(3)` with
 /// `RDMA_PS_UDP`). Dropping it refuses the waiting requests.

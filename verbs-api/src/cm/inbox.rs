@@ -11,10 +11,10 @@ use rocinante_stack::cm::{CmEvent, ListenerId};
 
 use crate::context;
 use crate::device::Device;
-use crate::model::error::VerbsError;
-use crate::provider::mailbox::Mailbox;
-use crate::provider::manager::{ListensTo, Manager, Place};
-use crate::provider::wakers::{poll_until, until};
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::provider::mailbox::Mailbox;
+use rocinante_soft::provider::manager::{ListensTo, Manager, Place};
+use rocinante_soft::provider::wakers::{poll_until, until};
 
 /// The connection manager's events for one listener, connection or service request.
 #[derive(Debug, Clone)]

@@ -15,10 +15,10 @@ use super::inbox::{Inbox, Port};
 use super::{Params, endpoint_of, side_of, transport_of};
 use crate::context::Context;
 use crate::device::Device;
-use crate::model::error::VerbsError;
-use crate::model::qp::ConnectOptions;
-use crate::provider::manager::{ListensTo, Manager};
 use crate::qp::PreparedQp;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::ConnectOptions;
+use rocinante_soft::provider::manager::{ListensTo, Manager};
 
 /// Listens for connections on a port (`rdma_listen(3)`). Dropping it rejects the waiting requests.
 #[derive(Debug)]

@@ -7,8 +7,8 @@ use super::{
     Connecting, Connection, DatagramListener, DatagramRequest, DatagramService, Listener, Request,
     Resolving,
 };
-use crate::model::cm::CmFailure;
-use crate::model::error::VerbsError;
+use rocinante_soft::model::cm::CmFailure;
+use rocinante_soft::model::error::VerbsError;
 
 impl Listener {
     /// Takes the next request, or has the task woken when there is one.

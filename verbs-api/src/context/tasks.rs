@@ -4,9 +4,9 @@ use std::task::{self, Poll};
 
 use super::Context;
 use crate::device::Device;
-use crate::model::error::VerbsError;
-use crate::model::event::AsyncEvent;
-use crate::provider::wakers::{Wakers, poll_until, until};
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::event::AsyncEvent;
+use rocinante_soft::provider::wakers::{Wakers, poll_until, until};
 
 impl Context {
     /// Takes the next asynchronous event, or has the task woken when there is one.

@@ -7,8 +7,8 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use super::{ChannelKind, CompChannel, Cq, CqKind, Wc};
-use crate::model::error::VerbsError;
-use crate::provider::wakers::{Look, Wakers, poll_until, until};
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::provider::wakers::{Look, Wakers, poll_until, until};
 
 /// A thread that sleeps until it is woken as a task.
 struct Sleeper(Thread);

@@ -18,13 +18,13 @@ use super::link::says_why_it_gave_up;
 use crate::cm::{self, CmFailure, Connection, Params, RejReason, Request};
 use crate::context::Context;
 use crate::cq::Cq;
-use crate::model::device::Provider;
-use crate::model::error::VerbsError;
-use crate::model::qp::ConnectOptions;
-use crate::model::wc::Wc;
 use crate::mr::Mr;
 use crate::qp::PreparedQp;
 use crate::tuning::exchange::{ANEW, LOOK, PROBE, UNREAD_MAX};
+use rocinante_soft::model::device::Provider;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::ConnectOptions;
+use rocinante_soft::model::wc::Wc;
 
 /// Starts the private data of both sides: protocol and version.
 const MAGIC: &[u8; 8] = b"lines/1\n";

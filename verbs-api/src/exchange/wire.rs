@@ -99,7 +99,8 @@ impl WireEndpoint {
         let budget = Budget { bytes: budget_bytes, datagrams: budget_datagrams };
         // A kind that a later version has is as good as none.
         let queue = queue.and_then(|name| QueueKind::from_name(&name));
-        Ok(Endpoint { address, qpn: Qpn::new(qpn), psn: Psn::new(psn), mtu, budget, queue })
+        let endpoint = Endpoint::new(address, Qpn::new(qpn), Psn::new(psn), mtu);
+        Ok(endpoint.budget(budget).queue(queue))
     }
 }
 
@@ -136,14 +137,10 @@ mod tests {
     const OWN: Option<IpAddr> = Some(IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)));
 
     fn hello() -> Hello {
-        let endpoint = Endpoint {
-            address: [10, 0, 0, 2].into(),
-            qpn: Qpn::new(0xff_fffe),
-            psn: Psn::new(0xff_ffff),
-            mtu: Mtu::Mtu2048,
-            budget: Budget { bytes: 7, datagrams: 3 },
-            queue: Some(QueueKind::Places),
-        };
+        let (qpn, psn) = (Qpn::new(0xff_fffe), Psn::new(0xff_ffff));
+        let endpoint = Endpoint::new([10, 0, 0, 2].into(), qpn, psn, Mtu::Mtu2048)
+            .budget(Budget { bytes: 7, datagrams: 3 })
+            .queue(Some(QueueKind::Places));
         let region = RemoteSlice { address: 4096, len: 64, rkey: Key(u32::MAX) };
         Hello { endpoints: vec![endpoint], regions: vec![region], note: "\u{1b}".into() }
     }

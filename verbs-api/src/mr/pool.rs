@@ -7,7 +7,7 @@ use rocinante_stack::mem::Access;
 
 use super::{Mr, MrSlice};
 use crate::context::Pd;
-use crate::model::error::VerbsError;
+use rocinante_soft::model::error::VerbsError;
 
 /// Buffers of one size in one registered region. Cheap to clone.
 ///

@@ -9,10 +9,10 @@ use rocinante_stack::types::Mtu;
 
 use super::OpenOptions;
 use crate::context::Context;
-use crate::model::device::DeviceAttr;
-use crate::model::error::{Refused, VerbsError};
-use crate::model::event::AsyncEvent;
-use crate::soft;
+use rocinante_soft as soft;
+use rocinante_soft::model::device::DeviceAttr;
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::model::event::AsyncEvent;
 
 /// A context of a device in software that has opened nothing yet: no socket, no ring, no thread.
 /// Only the descriptors of its asynchronous events exist: it follows its port already.
@@ -94,12 +94,10 @@ impl PreparedContext {
     /// [`DeviceAttr::port`] is `None`.
     #[must_use]
     pub fn query_device(&self) -> DeviceAttr {
-        DeviceAttr {
-            port: None,
-            active_mtu: self.active_mtu,
-            chosen_because: "nothing is open yet".into(),
-            ..soft::attributes(self.options.limits, self.shards.unwrap_or(1))
-        }
+        let mut attr = soft::attributes(self.options.limits, self.shards.unwrap_or(1));
+        attr.active_mtu = self.active_mtu;
+        attr.chosen_because = "nothing is open yet".into();
+        attr
     }
 
     /// The addresses to open: those that the table has now, and those of before that are there.

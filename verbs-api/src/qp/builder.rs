@@ -7,12 +7,13 @@ use rocinante_stack::verbs::{QpType, RecvWr};
 use super::{Peers, Qp, QpKind};
 use crate::context::{Pd, PdKind};
 use crate::cq::{Cq, CqKind};
-use crate::model::endpoint::Endpoint;
-use crate::model::error::{Refused, VerbsError};
-use crate::model::qp::{ConnectOptions, PostListError, QpCaps};
-use crate::provider::random::random;
 use crate::srq::{Srq, SrqKind};
-use crate::{kernel, soft};
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::model::qp::{ConnectOptions, PostListError, QpCaps};
+use rocinante_soft::provider::random::random;
 
 /// Makes queue pairs: see [`Pd::qp`].
 #[derive(Debug, Clone)]
@@ -259,7 +260,7 @@ pub struct PreparedQp {
 }
 
 impl PreparedQp {
-    /// The facts that the peer needs to connect.
+    /// The data that the peer needs to connect: as [`Qp::endpoint`].
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         self.qp.endpoint()

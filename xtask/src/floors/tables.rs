@@ -2,67 +2,6 @@
 
 use super::{Crate, Known, ROOT, Tests, Unit};
 
-/// Three floors: values, providers, and the fronts that programs use. Tests set up whole devices.
-pub(super) const VERBS_API: Crate = Crate {
-    name: "verbs-api",
-    root: "verbs-api/src/lib.rs",
-    units: &[
-        Unit { name: "tuning", modules: &["tuning"], uses: &[], tests: Tests::AsCode },
-        Unit { name: "model", modules: &["model"], uses: &[], tests: Tests::AsCode },
-        Unit {
-            name: "provider",
-            modules: &["provider"],
-            uses: &["tuning", "model"],
-            tests: Tests::AsCode,
-        },
-        Unit {
-            name: "soft",
-            modules: &["soft"],
-            uses: &["tuning", "model", "provider"],
-            tests: Tests::All,
-        },
-        Unit {
-            name: "kernel",
-            modules: &["kernel"],
-            uses: &["tuning", "model", "provider"],
-            tests: Tests::AsCode,
-        },
-        Unit {
-            name: "objects",
-            modules: &[
-                "ah", "context", "cq", "device", "mr", "mw", "open", "plain", "qp", "srq", "choice",
-            ],
-            uses: &["tuning", "model", "provider", "soft", "kernel"],
-            tests: Tests::All,
-        },
-        Unit {
-            name: "cm",
-            modules: &["cm"],
-            uses: &["model", "provider", "objects"],
-            tests: Tests::All,
-        },
-        Unit {
-            name: "exchange",
-            modules: &["exchange"],
-            uses: &["tuning", "model", "objects", "cm"],
-            tests: Tests::All,
-        },
-        Unit {
-            name: "asynchronous",
-            modules: &["asynchronous"],
-            uses: &["model", "provider", "objects", "cm", "exchange"],
-            tests: Tests::All,
-        },
-        Unit {
-            name: "root",
-            modules: &[ROOT, "doc", "fuzzing", "guide", "prelude", "stats", "verbs"],
-            uses: &["model", "kernel", "objects", "cm", "exchange", "asynchronous"],
-            tests: Tests::All,
-        },
-    ],
-    known: &[],
-};
-
 /// The engine. Its tests set up whole engines.
 pub(super) const STACK: Crate = Crate {
     name: "stack",
@@ -170,7 +109,7 @@ pub(super) const STACK: Crate = Crate {
         },
         Unit {
             name: "engine",
-            modules: &["engine", "any", "groups", "gsi", "footprint"],
+            modules: &["engine", "any", "groups", "gsi", "footprint", "recognition::calls"],
             uses: &[
                 "tuning",
                 "values",

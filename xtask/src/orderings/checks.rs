@@ -28,9 +28,9 @@ impl Check {
     }
 }
 
-const CORE: &str = "verbs-api/src/soft/progress/core.rs";
-const BACKGROUND: &str = "verbs-api/src/soft/progress/background.rs";
-const WATCH: &str = "verbs-api/src/soft/progress/watch.rs";
+const CORE: &str = "verbs-api/soft/src/progress/core.rs";
+const BACKGROUND: &str = "verbs-api/soft/src/progress/background.rs";
+const WATCH: &str = "verbs-api/soft/src/progress/watch.rs";
 
 const fn check(
     name: &'static str,

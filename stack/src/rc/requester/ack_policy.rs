@@ -30,27 +30,14 @@ use crate::peer::Peers;
 use crate::qp::sq::{SendQueue, Wqe, WqeIndex};
 use crate::rc::Qp;
 use crate::rc::requester::Requester;
-use crate::rc::requester::permit::Permit;
-use crate::tuning::ack_requests::{
-    BYTES_MAX, ENABLED, EVERY, INTERVAL_MAX, SOON_NS, TIMEOUT_NS_MIN, TIMES_OF_WINDOW,
-};
+use crate::tuning::ack_requests::{BYTES_MAX, ENABLED, EVERY, SOON_NS, TIMEOUT_NS_MIN};
 use crate::tuning::probes::{PATIENCE_NS, ROUND_TRIPS};
 use crate::types::{Seq, Time};
 use crate::verbs::SendOp;
 
-/// Which packets of a burst ask.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::rc) enum AckPolicy {
-    /// None.
-    Never,
-    /// The last of each message, and each that comes `interval` after the last one that asked; at
-    /// most `spare`, the acknowledgements with credit. In any case, the last that may leave.
-    Often { interval: u64, spare: u32 },
-}
-
 /// When packets asked, and which need not have.
 #[derive(Debug, Default)]
-pub(in crate::rc) struct Acks {
+pub(super) struct Acks {
     /// The last PSN that asked.
     last: Seq,
     /// One more than the index of the last request that left and did not ask, although nothing
@@ -64,69 +51,60 @@ pub(in crate::rc) struct Acks {
 
 impl Acks {
     /// Starts at `psn`.
-    pub(in crate::rc) fn start(psn: Seq) -> Self {
+    pub(super) fn start(psn: Seq) -> Self {
         Self { last: psn, ..Self::default() }
     }
 
     /// The last PSN that asked.
     #[inline]
-    pub(in crate::rc) fn last(&self) -> Seq {
+    pub(super) fn last(&self) -> Seq {
         self.last
     }
 
     /// The packet of `psn`, which asks, left.
     #[inline]
-    pub(in crate::rc) fn asked(&mut self, psn: Seq) {
+    pub(super) fn asked(&mut self, psn: Seq) {
         self.last = psn;
     }
 
     /// The requests before that of index `next` left, when the PSN `expected` was expected of the
     /// peer; `never` if the last of them did not ask.
     #[inline]
-    pub(in crate::rc) fn left(&mut self, next: WqeIndex, never: bool, now: Time, expected: Seq) {
+    pub(super) fn left(&mut self, next: WqeIndex, never: bool, now: Time, expected: Seq) {
         self.unasked = if never { next } else { WqeIndex::default() };
         (self.left, self.expected) = (now, expected);
     }
 
     /// Everything from `from` on goes again, and asks.
-    pub(in crate::rc) fn taken_back(&mut self, from: Seq) {
+    pub(super) fn taken_back(&mut self, from: Seq) {
         (self.last, self.unasked) = (from, WqeIndex::default());
     }
 
     /// Everything that left is to be asked about: the queue pair drains.
-    pub(in crate::rc) fn drains(&mut self) {
+    pub(super) fn drains(&mut self) {
         self.unasked = WqeIndex::default();
     }
 
     /// Whether an unacknowledged packet left without asking.
-    pub(in crate::rc) fn has_unasked(&self, sq: &SendQueue) -> bool {
+    pub(super) fn has_unasked(&self, sq: &SendQueue) -> bool {
         self.unasked > sq.head
     }
 }
 
 impl Qp {
-    /// Which packets of the burst that begins at the cursor ask.
+    /// Whether the burst that begins at the cursor is one message that need not ask.
     #[inline]
-    pub(in crate::rc) fn ack_policy(
-        &self,
-        now: Time,
-        permit: &Permit,
-        peers: &mut Peers,
-    ) -> AckPolicy {
+    pub(super) fn is_quiet_answer(&self, now: Time, peers: &Peers) -> bool {
         let (sq, cursor) = (&self.core.sq, self.requester.wqe_next);
         let wqe = sq.get(cursor);
         // A request with a completion asks, and one that is followed does by the next. Inline data
         // is our own memory: no program that has its answer finds it in use.
         let alone = wqe.is_inline_and_unsignaled() && cursor + 1 == sq.tail;
-        if ENABLED && alone && self.is_an_answer(now, wqe, peers) {
-            return AckPolicy::Never;
-        }
-        let interval = (permit.window / TIMES_OF_WINDOW).clamp(1, INTERVAL_MAX);
-        AckPolicy::Often { interval: interval.into(), spare: permit.responses }
+        ENABLED && alone && self.is_an_answer(now, wqe, peers)
     }
 
     #[inline(never)]
-    fn is_an_answer(&self, now: Time, wqe: &Wqe, peers: &mut Peers) -> bool {
+    fn is_an_answer(&self, now: Time, wqe: &Wqe, peers: &Peers) -> bool {
         let Self { core, requester, responder, limits, .. } = self;
         let Requester { acks, control, recovery, round_trip, .. } = requester;
         let small = wqe.is_plain()

@@ -9,20 +9,20 @@ use crate::peer::{Budget, Cost, Expected, Peers};
 use crate::types::Seq;
 
 /// The cost of an acknowledgement to us: BTH, AETH, ICRC.
-pub(in crate::rc) const ACK: Cost = Cost::of(1, Budget::cost(12 + 4 + 4));
+pub(super) const ACK: Cost = Cost::of(1, Budget::cost(12 + 4 + 4));
 
 /// The PSNs that asked and are not acknowledged, ascending, and the room for the next
 /// acknowledgement.
 #[derive(Debug, Default)]
-pub(in crate::rc) struct AckRequests {
-    pub(in crate::rc) runs: VecDeque<Run>,
+pub(super) struct AckRequests {
+    pub(super) runs: VecDeque<Run>,
     /// For the packet that asks next.
     next: Option<Expected>,
 }
 
 /// Packets that asked one after the other.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::rc) struct Run {
+pub(super) struct Run {
     first: Seq,
     count: u32,
     /// The room for the acknowledgement of each.
@@ -46,26 +46,26 @@ impl Run {
 impl AckRequests {
     /// Whether credit for the next acknowledgement is reserved.
     #[inline]
-    pub(in crate::rc) fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.next.is_some()
     }
 
     /// Whether the room for the next acknowledgement was kept for so long that others have it.
     #[inline]
-    pub(in crate::rc) fn is_stale(&self, peers: &Peers) -> bool {
+    pub(super) fn is_stale(&self, peers: &Peers) -> bool {
         self.next.is_some_and(|answer| peers.has_forgotten(answer))
     }
 
     /// Takes room for the next acknowledgement.
     #[inline]
-    pub(in crate::rc) fn open(&mut self, answer: Expected) {
+    pub(super) fn open(&mut self, answer: Expected) {
         debug_assert!(self.next.is_none());
         self.next = Some(answer);
     }
 
     /// Gives back the room for the next acknowledgement, because none is awaited.
-    #[inline]
-    pub(in crate::rc) fn close(&mut self, peers: &mut Peers) {
+    #[cold]
+    pub(super) fn close(&mut self, peers: &mut Peers) {
         if let Some(answer) = self.next.take() {
             peers.answered(answer);
         }
@@ -73,12 +73,12 @@ impl AckRequests {
 
     /// One more than the last PSN that asked and is not acknowledged.
     #[inline]
-    pub(in crate::rc) fn end(&self) -> Option<Seq> {
+    pub(super) fn end(&self) -> Option<Seq> {
         self.runs.back().map(Run::end)
     }
 
     /// Whether the packet of `psn` asked and is not acknowledged.
-    pub(in crate::rc) fn has(&self, psn: Seq) -> bool {
+    pub(super) fn has(&self, psn: Seq) -> bool {
         let behind = self.runs.partition_point(|run| run.first <= psn);
         behind > 0 && psn < self.runs[behind - 1].end()
     }
@@ -87,7 +87,7 @@ impl AckRequests {
     /// acknowledgement of the first, and the caller checked that there is for the others; `silent`
     /// if none is taken.
     #[inline]
-    pub(in crate::rc) fn asked(
+    pub(super) fn asked(
         &mut self,
         mut first: Seq,
         mut count: u32,
@@ -122,7 +122,7 @@ impl AckRequests {
 
     /// Everything before `to` was answered.
     #[inline]
-    pub(in crate::rc) fn answered(&mut self, to: Seq, peers: &mut Peers) {
+    pub(super) fn answered(&mut self, to: Seq, peers: &mut Peers) {
         // Those of one time are given back at once.
         let mut sum = Expected::NOTHING;
         while let Some(run) = self.runs.front_mut()
@@ -145,7 +145,7 @@ impl AckRequests {
 
     /// Everything from `from` on is sent again, and asks again. The room of one acknowledgement is
     /// kept, for packets before `from`.
-    pub(in crate::rc) fn taken_back(&mut self, from: Seq, peers: &mut Peers) {
+    pub(super) fn taken_back(&mut self, from: Seq, peers: &mut Peers) {
         while let Some(run) = self.runs.back_mut()
             && run.end() > from
         {

@@ -10,20 +10,19 @@ use crate::peer::{Budget, Cost, Peers, RunLimits};
 use crate::qp::outbound::{RequestPacket, Sent};
 use crate::qp::sq::{OVERHEAD, SendQueue, Wqe, WqeIndex, full_cost};
 use crate::rc::Qp;
-use crate::rc::requester::ack_policy::AckPolicy;
-use crate::rc::requester::permit::{Permit, Want};
+use crate::rc::requester::permit::{NextPacket, Permit, Situation, Want};
 use crate::rc::requester::recovery::Probe;
 use crate::rc::requester::{Limits, Requester};
 use crate::shared::Shared;
 use crate::sink::TxSink;
-use crate::tuning::message_runs::ENABLED;
-use crate::types::{Seq, Time};
+use crate::stats::Limit;
+use crate::types::{Mtu, Seq, Time};
 use crate::verbs::{SendOp, WcStatus};
 use crate::wire::{ICRC_LEN, Opcode, Reth, bth};
 
 /// The next step of the requester.
 #[derive(Debug)]
-pub(in crate::rc) enum Plan {
+pub(super) enum Plan {
     /// A burst from the cursor on.
     Burst(Permit),
     /// A request with a response of its own.
@@ -38,75 +37,107 @@ pub(in crate::rc) enum Plan {
     Blocked(Permit),
 }
 
+impl Plan {
+    /// Its permit.
+    #[inline]
+    pub(super) fn permit(&self) -> &Permit {
+        match self {
+            Self::Burst(permit) | Self::Blocked(permit) => permit,
+            Self::Request(_) | Self::Lost(_) | Self::Local | Self::Fault(_) => &Permit::ONE,
+        }
+    }
+}
+
 /// A READ request, or another that has a response of its own.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::rc) struct ResponseRequest {
-    pub(in crate::rc) packet: RequestPacket,
+pub(super) struct ResponseRequest {
+    pub(super) packet: RequestPacket,
     /// The last PSN of its response.
-    pub(in crate::rc) last: Seq,
+    pub(super) last: Seq,
     /// The cost of its response.
-    pub(in crate::rc) cost: Cost,
+    pub(super) cost: Cost,
 }
 
 /// Packets that leave one after the other.
-struct Burst {
-    policy: AckPolicy,
+#[derive(Debug)]
+pub(super) struct Burst<'a> {
+    pub(super) permit: &'a Permit,
+    /// None of them asks.
+    quiet: bool,
     /// The next packet, and the request that it belongs to.
     psn: Seq,
     index: WqeIndex,
-    left: Cost,
+    /// The packets that left, and the most that may.
+    pub(super) left: Cost,
+    most: u32,
     /// Packets that asked, the last of them, and the number of them that are written down.
     asked: u32,
     last_asked: Seq,
     noted: u32,
     /// Packets that are left of the turn, and the longest run.
-    turn: usize,
-    runs: RunLimits,
+    pub(super) turn: usize,
+    pub(super) runs: RunLimits,
+    /// Packets may wait for more: an acknowledgement is outstanding, which ends the wait.
+    pub(super) batches: bool,
     /// It sends packets that had left before.
     again: bool,
     /// The peer is silent, so no credit is taken for its answers.
     silent: bool,
 }
 
+impl Burst<'_> {
+    /// The next packet, of the request `wqe`.
+    #[inline(always)]
+    fn next<const PLAIN: bool>(&self, wqe: &Wqe, mtu: Mtu, full: u32) -> NextPacket {
+        let psn = self.psn;
+        let ends = PLAIN || psn == wqe.last();
+        let cost = if ends { wqe.cost() } else { full };
+        let (len, begins) = match PLAIN {
+            true => (wqe.len, true),
+            false => (wqe.payload(psn, mtu), wqe.begins(psn)),
+        };
+        let size = len + request_header(&wqe.op, begins);
+        NextPacket { psn, begins, ends, size, cost, bytes: self.left.bytes + u64::from(cost) }
+    }
+
+    /// The packet left, and `asks` or not. The burst ends with the last packet that may ask, and
+    /// with its request: that is `last` of the queue if it is `PLAIN`.
+    #[inline(always)]
+    fn sent<const PLAIN: bool>(&mut self, packet: &NextPacket, asks: bool, tail: WqeIndex) {
+        self.left = Cost { bytes: packet.bytes, datagrams: self.left.datagrams + 1 };
+        self.psn += 1;
+        self.index += u64::from(packet.ends);
+        let mut over = if PLAIN { self.index == tail } else { packet.ends };
+        if asks {
+            self.asked += 1;
+            self.last_asked = packet.psn;
+            self.batches = !self.again;
+            // Each packet that leaves can ask: there is credit for one answer. And of requests of
+            // one packet those that ask follow each other.
+            let spare = self.permit.acks.spare;
+            over |= if PLAIN { self.asked >= spare } else { self.asked > spare && !self.silent };
+        }
+        if over {
+            self.most = self.left.datagrams;
+        }
+    }
+}
+
 impl Requester {
     /// What to do next.
     #[inline]
-    pub(in crate::rc) fn plan(
-        &mut self,
-        sq: &SendQueue,
-        limits: &Limits,
-        peers: &mut Peers,
-        regions: &RegionTable,
-    ) -> Plan {
-        let plan = self.next(sq, limits, peers, regions);
-        match &plan {
-            Plan::Burst(_) => {}
-            // It keeps the credit for the answer while it waits in line for the peer's.
-            Plan::Blocked(Permit { wait: Some((receiver, _)), .. }) if *receiver == limits.peer => {
+    pub(super) fn plan(&self, at: &Situation<'_>, regions: &RegionTable) -> Plan {
+        let Situation { sq, limits, .. } = *at;
+        if self.recovery.lost() > 0 {
+            let permit = self.permit(Want::Lost, at);
+            let goes = permit.packets > 0;
+            if (goes || permit.limited_by == Limit::Turn)
+                && let Some(packet) = self.next_lost(sq, limits)
+            {
+                return if goes { Plan::Lost(packet) } else { Plan::Blocked(permit) };
             }
-            _ => self.settle(peers),
         }
-        plan
-    }
-
-    #[inline]
-    fn next(
-        &mut self,
-        sq: &SendQueue,
-        limits: &Limits,
-        peers: &mut Peers,
-        regions: &RegionTable,
-    ) -> Plan {
-        if self.wqe_next < self.wqe_max {
-            self.skip_executed(sq);
-        }
-        if self.recovery.lost() > 0
-            && self.permit(Want::Lost, sq, limits, peers).packets > 0
-            && let Some(packet) = self.next_lost(sq, limits)
-        {
-            return Plan::Lost(packet);
-        }
-        let permit = self.permit(Want::Request, sq, limits, peers);
+        let permit = self.permit(Want::Request, at);
         if permit.packets == 0 {
             return Plan::Blocked(permit);
         }
@@ -122,26 +153,20 @@ impl Requester {
             }
         }
         if wqe.has_response() {
-            return self.plan_request(wqe, sq, limits, peers);
+            return self.plan_request(wqe, at);
         }
-        match self.permit(Want::Data, sq, limits, peers) {
+        match self.permit(Want::Data, at) {
             permit if permit.packets == 0 => Plan::Blocked(permit),
             permit => Plan::Burst(permit),
         }
     }
 
-    fn plan_request(
-        &mut self,
-        wqe: &Wqe,
-        sq: &SendQueue,
-        limits: &Limits,
-        peers: &mut Peers,
-    ) -> Plan {
+    fn plan_request(&self, wqe: &Wqe, at: &Situation<'_>) -> Plan {
         if self.allows_no_response() {
             return Plan::Fault(WcStatus::LocQpOpErr);
         }
         let psn = self.snd_nxt;
-        let offset = wqe.offset(psn, limits.mtu);
+        let offset = wqe.offset(psn, at.limits.mtu);
         let (opcode, last, len) = match wqe.op {
             SendOp::CompareSwap { .. } => (Opcode::RC_COMPARE_SWAP, psn, 8),
             SendOp::FetchAdd { .. } => (Opcode::RC_FETCH_ADD, psn, 8),
@@ -151,15 +176,15 @@ impl Requester {
                 let each = u64::from(wqe.read_packets());
                 let part = (psn - wqe.first) / each + 1;
                 let last = (wqe.first + part * each - 1).min(wqe.last());
-                let end = wqe.offset(last, limits.mtu) + wqe.payload(last, limits.mtu);
+                let end = wqe.offset(last, at.limits.mtu) + wqe.payload(last, at.limits.mtu);
                 (Opcode::RC_RDMA_READ_REQUEST, last, end - offset)
             }
         };
         #[allow(clippy::cast_possible_truncation)]
         let packets = (last - psn + 1) as u32;
-        let each = Budget::cost(len.min(limits.mtu.bytes()) + OVERHEAD);
-        let cost = self.response_cost(packets, each, peers);
-        let permit = self.permit(Want::Response { packets, cost }, sq, limits, peers);
+        let each = Budget::cost(len.min(at.limits.mtu.bytes()) + OVERHEAD);
+        let cost = self.response_cost(packets, each, at.peers);
+        let permit = self.permit(Want::Response { packets, cost }, at);
         if permit.packets == 0 {
             return Plan::Blocked(permit);
         }
@@ -183,7 +208,7 @@ impl Requester {
 impl Qp {
     /// Sends a burst, as far as `permit`, `quantum`, which it counts down, and the sink allow.
     #[inline]
-    pub(in crate::rc) fn send_burst<H: Memory>(
+    pub(super) fn send_burst<H: Memory>(
         &mut self,
         now: Time,
         permit: &Permit,
@@ -209,138 +234,110 @@ impl Qp {
         host: &H,
         sink: &mut impl TxSink,
     ) -> Sent {
-        let policy = self.ack_policy(now, permit, &mut shared.peers);
+        let quiet = self.is_quiet_answer(now, &shared.peers);
         let Self { core, requester, responder, limits, .. } = self;
         let Some(to) = core.target() else { return Sent::Refused };
-        let sq = &core.sq;
-        let again = requester.snd_nxt < requester.snd_max;
-        // Retransmissions and new packets are bursts of their own.
-        let end = if again { requester.snd_max } else { Seq::MAX };
-        let mut batches = !again && requester.ack_requests.end().is_some();
-        let (full, runs) = (full_cost(limits.mtu), shared.peers.runs());
-        let mut burst = Burst {
-            policy,
-            psn: requester.snd_nxt,
-            index: requester.wqe_next,
-            left: Cost::default(),
-            asked: 0,
-            last_asked: requester.acks.last(),
-            noted: 0,
-            turn: *quantum,
-            runs,
-            again,
-            silent: requester.recovery.peer_is_silent(),
-        };
-        let outcome = loop {
-            let (wqe, psn, left) = (sq.get(burst.index), burst.psn, burst.left);
-            let ends = PLAIN || psn == wqe.last();
-            let cost = if ends { wqe.cost() } else { full };
-            let bytes = left.bytes + u64::from(cost);
-            let (len, begins) = match PLAIN {
-                true => (wqe.len, true),
-                false => (wqe.payload(psn, limits.mtu), wqe.begins(psn)),
-            };
-            let size = len + request_header(&wqe.op, begins);
-            if left.datagrams > 0 {
-                let follows = !PLAIN || (ENABLED && wqe.is_plain() && requester.may_follow(wqe));
-                let fits = left.datagrams < permit.burst && bytes <= permit.bytes && psn < end;
-                if !follows || !fits {
-                    break Sent::Yes;
-                }
-                let packet = (psn, size, begins, cost);
-                if batches && !requester.joins(sq, packet, runs, permit, left) {
-                    break Sent::Yes;
-                }
-                // A run that was begun is not cut short.
-                if left.datagrams as usize >= *quantum && !requester.control.continues_run(size) {
-                    break Sent::Yes;
-                }
+        let (sq, full) = (&core.sq, full_cost(limits.mtu));
+        let mut burst = requester.begin(permit, quiet, *quantum, shared.peers.runs());
+        let mut sent = Sent::Yes;
+        while burst.left.datagrams < burst.most {
+            let wqe = sq.get(burst.index);
+            let next = burst.next::<PLAIN>(wqe, limits.mtu, full);
+            if burst.left.datagrams > 0 && !requester.goes_on::<PLAIN>(&burst, &next, wqe, sq) {
+                break;
             }
-            let next = bytes + u64::from(if ends { full } else { cost });
-            let Some(ack_req) = requester.asks::<PLAIN>(&burst, ends, (size, next), permit, sq)
-            else {
-                break Sent::Yes;
-            };
+            let ack_req = requester.asks::<PLAIN>(&burst, &next, sq, full);
             let packet = match PLAIN {
                 true => RequestPacket::of_plain(burst.index, wqe, ack_req),
-                false => RequestPacket::of(burst.index, wqe, psn, limits.mtu, ack_req),
+                false => RequestPacket::of(burst.index, wqe, next.psn, limits.mtu, ack_req),
             };
             let counters = &mut shared.counters;
-            let sent = match PLAIN {
+            sent = match PLAIN {
                 true => core.send_packet_of(wqe, &packet, &to, counters, host, sink),
                 false => core.send_packet(&packet, &to, counters, host, sink),
             };
             if sent != Sent::Yes {
-                break sent;
+                break;
             }
-            requester.control.packet_left(size, runs);
-            burst.left = Cost { bytes, datagrams: left.datagrams + 1 };
-            burst.psn += 1;
-            burst.index += u64::from(ends);
-            if ack_req {
-                if !PLAIN && psn != burst.last_asked + 1 {
-                    requester.note_asks(&mut burst, &mut shared.peers);
-                }
-                burst.asked += 1;
-                burst.last_asked = psn;
-                batches = !again;
+            requester.control.packet_left(next.size, burst.runs);
+            if !PLAIN && ack_req && next.psn != burst.last_asked + 1 {
+                requester.note_asks(&mut burst, &mut shared.peers);
             }
-            if if PLAIN { burst.index == sq.tail } else { ends } {
-                break Sent::Yes;
-            }
-        };
+            burst.sent::<PLAIN>(&next, ack_req, sq.tail);
+        }
         let count = burst.left.datagrams;
         if count > 0 {
             *quantum = quantum.saturating_sub(count as usize);
-            if again && !requester.recovery.is_tail_probe() {
+            if burst.again && !requester.recovery.is_tail_probe() {
                 core.tally.sent_again(&mut shared.counters, count);
             }
             requester.burst_left(now, &mut burst, limits, &mut shared.peers);
-            let never = policy == AckPolicy::Never;
-            requester.acks.left(requester.wqe_next, never, now, responder.expected());
+            requester.acks.left(requester.wqe_next, quiet, now, responder.expected());
         }
-        outcome
+        sent
     }
 }
 
 impl Requester {
-    /// Whether the next packet of the burst, of `size` bytes, asks, which `ends` a request or not,
-    /// if the cost with it and one packet more is `next`. `None` if it may not leave: it could not
-    /// ask.
+    /// Begins a burst at the cursor.
+    #[inline(always)]
+    fn begin<'a>(
+        &self,
+        permit: &'a Permit,
+        quiet: bool,
+        turn: usize,
+        runs: RunLimits,
+    ) -> Burst<'a> {
+        let again = self.snd_nxt < self.snd_max;
+        Burst {
+            permit,
+            quiet,
+            psn: self.snd_nxt,
+            index: self.wqe_next,
+            left: Cost::default(),
+            most: permit.burst,
+            asked: 0,
+            last_asked: self.acks.last(),
+            noted: 0,
+            turn,
+            runs,
+            batches: !again && self.ack_requests.end().is_some(),
+            again,
+            silent: self.recovery.peer_is_silent(),
+        }
+    }
+
+    /// Whether the next packet of the burst asks. `full` is the cost of a full packet.
     #[inline(always)]
     fn asks<const PLAIN: bool>(
         &self,
-        burst: &Burst,
-        ends: bool,
-        (size, next): (u32, u64),
-        permit: &Permit,
+        burst: &Burst<'_>,
+        next: &NextPacket,
         sq: &SendQueue,
-    ) -> Option<bool> {
-        let AckPolicy::Often { interval, spare } = burst.policy else { return Some(false) };
-        let often = ends || burst.psn - burst.last_asked >= interval;
-        if often && burst.asked < spare {
-            return Some(true);
+        full: u32,
+    ) -> bool {
+        let (permit, left) = (burst.permit, burst.left.datagrams + 1);
+        if burst.quiet {
+            return false;
         }
-        // Each packet that leaves can ask: there is credit for one answer. And of requests of one
-        // packet those that ask follow each other.
-        if (burst.asked > spare && !burst.silent) || (PLAIN && burst.asked > 0) {
-            return None;
+        let often = next.ends || next.psn - burst.last_asked >= u64::from(permit.acks.interval);
+        if often && burst.asked < permit.acks.spare {
+            return true;
         }
         // Where it begins again, so that one packet is progress; and the last packet that may
         // leave, also in a turn: the others wait for its acknowledgement.
-        let turn_ends = burst.left.datagrams as usize + 1 >= burst.turn
-            && self.control.ends_run(size, burst.runs);
-        let must = turn_ends
-            || (burst.again && burst.psn == self.snd_una)
-            || burst.left.datagrams + 1 >= permit.packets
-            || next > permit.bytes
-            || (ends && self.is_held_up_behind(burst.index, sq));
-        Some(must)
+        let another = u64::from(if next.ends { full } else { next.cost });
+        let turn_ends = left as usize >= burst.turn && self.control.ends_run(next.size, burst.runs);
+        turn_ends
+            || (burst.again && next.psn == self.snd_una)
+            || left >= permit.packets
+            || next.bytes + another > permit.bytes
+            || (next.ends && self.is_held_up_behind(burst.index, sq))
     }
 
     /// Writes down the last packets that asked one after the other.
     #[inline(always)]
-    fn note_asks(&mut self, burst: &mut Burst, peers: &mut Peers) {
+    fn note_asks(&mut self, burst: &mut Burst<'_>, peers: &mut Peers) {
         let count = burst.asked - burst.noted;
         if count > 0 {
             let first = burst.last_asked + 1 - u64::from(count);
@@ -351,11 +348,11 @@ impl Requester {
 
     /// The burst left: moves the cursor.
     #[inline(always)]
-    fn burst_left(&mut self, now: Time, burst: &mut Burst, limits: &Limits, peers: &mut Peers) {
+    fn burst_left(&mut self, now: Time, burst: &mut Burst<'_>, limits: &Limits, peers: &mut Peers) {
         peers.get(limits.peer).charge(burst.left);
         self.control.left(burst.left);
         // A packet without AckReq is not answered in a round trip.
-        self.round_trip.sent(self.snd_nxt, now, burst.again || burst.policy == AckPolicy::Never);
+        self.round_trip.sent(self.snd_nxt, now, burst.again || burst.quiet);
         self.note_asks(burst, peers);
         self.acks.asked(burst.last_asked);
         self.snd_nxt = burst.psn;
@@ -372,7 +369,7 @@ impl Requester {
 
 /// Bytes around the payload of a packet of a SEND or WRITE: BTH, RETH, ICRC.
 #[inline]
-pub(in crate::rc) fn request_header(op: &SendOp, begins: bool) -> u32 {
+pub(super) fn request_header(op: &SendOp, begins: bool) -> u32 {
     let reth = if begins && matches!(op, SendOp::Write { .. }) { Reth::LEN } else { 0 };
     (bth::LEN + reth + ICRC_LEN) as u32
 }

@@ -78,7 +78,7 @@ impl Requester {
     }
 
     /// Others may have the lists.
-    pub(in crate::rc) fn give_lists_back(&mut self, spares: &mut SpareLists) {
+    pub(super) fn give_lists_back(&mut self, spares: &mut SpareLists) {
         if !self.has_lists() {
             return;
         }

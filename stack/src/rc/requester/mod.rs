@@ -1,15 +1,19 @@
 //! The requester: its place in its queue, and the requests in flight.
 //!
 //! Whether something may leave is [`permit`]'s decision; [`burst`] plans and sends it;
-//! [`ack_policy`] decides which packets ask, and [`recovery`] which ones go again.
+//! [`ack_policy`] decides which packets ask, and [`recovery`] which ones go again. All of this is
+//! private here. The queue pair reports what happened ([`events`]), and gives the requester its
+//! part of a turn ([`turn`]).
 
 mod ack_policy;
 mod ack_requests;
-pub(super) mod burst;
+mod burst;
+mod events;
 pub(crate) mod lists;
-pub(super) mod permit;
-pub(super) mod recovery;
+mod permit;
+mod recovery;
 mod split;
+mod turn;
 
 use std::collections::VecDeque;
 
@@ -20,20 +24,21 @@ use crate::rc::congestion::rtt::RoundTrip;
 use crate::rc::requester::ack_policy::Acks;
 use crate::rc::requester::ack_requests::AckRequests;
 use crate::rc::requester::burst::ResponseRequest;
+pub(in crate::rc) use crate::rc::requester::events::Repair;
 use crate::rc::requester::lists::SpareLists;
-use crate::rc::requester::permit::{SendControl, Want};
+use crate::rc::requester::permit::{SendControl, Situation, Want};
 use crate::rc::requester::recovery::{Probe, Recovery};
 use crate::types::{Mtu, Seq, Time};
 
 /// The cost to its receiver of a READ request or another that has a response of its own: an atomic
 /// is the longest.
-pub(in crate::rc) const REQUEST: Cost = Cost::of(1, Budget::cost(12 + 28 + 4));
+const REQUEST: Cost = Cost::of(1, Budget::cost(12 + 28 + 4));
 
 /// A READ request or another that waits for a response of its own.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::rc) struct Outstanding {
-    pub(in crate::rc) first: Seq,
-    pub(in crate::rc) last: Seq,
+struct Outstanding {
+    first: Seq,
+    last: Seq,
     /// The room for its response.
     response: Expected,
 }
@@ -43,6 +48,20 @@ impl Outstanding {
     fn packets(&self, from: Seq, to: Seq) -> u64 {
         to.min(self.last + 1).saturating_sub(from.max(self.first))
     }
+}
+
+/// A path to a peer of which nothing is known yet.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::rc) struct NewPath {
+    pub(in crate::rc) mtu: Mtu,
+    /// Packets that may be in flight.
+    pub(in crate::rc) window_max: u32,
+    /// READs and atomics that may be outstanding.
+    pub(in crate::rc) max_rd_atomic: u8,
+    /// Packets of READ responses that our own receive queue holds if they come one by one.
+    pub(in crate::rc) room: u32,
+    /// Whether the peer is a Rocinante.
+    pub(in crate::rc) to_rocinante: bool,
 }
 
 /// Limits that the connection sets.
@@ -62,22 +81,22 @@ pub(in crate::rc) struct Limits {
 #[derive(Debug)]
 pub(in crate::rc) struct Requester {
     /// Index of the request under the cursor; the queue's tail if all were sent.
-    pub(in crate::rc) wqe_next: WqeIndex,
+    wqe_next: WqeIndex,
     /// The highest that `wqe_next` ever was: requests before it that concern this side only were
     /// executed.
-    pub(in crate::rc) wqe_max: WqeIndex,
+    wqe_max: WqeIndex,
     /// Next PSN to send.
-    pub(in crate::rc) snd_nxt: Seq,
+    snd_nxt: Seq,
     /// First PSN not acknowledged.
-    pub(in crate::rc) snd_una: Seq,
+    snd_una: Seq,
     /// One more than the highest PSN ever sent.
-    pub(in crate::rc) snd_max: Seq,
-    pub(in crate::rc) responses: VecDeque<Outstanding>,
-    pub(in crate::rc) round_trip: RoundTrip,
-    pub(in crate::rc) ack_requests: AckRequests,
-    pub(in crate::rc) acks: Acks,
-    pub(in crate::rc) control: SendControl,
-    pub(in crate::rc) recovery: Recovery,
+    snd_max: Seq,
+    responses: VecDeque<Outstanding>,
+    round_trip: RoundTrip,
+    ack_requests: AckRequests,
+    acks: Acks,
+    control: SendControl,
+    recovery: Recovery,
 }
 
 impl Requester {
@@ -92,18 +111,18 @@ impl Requester {
             round_trip: RoundTrip::default(),
             ack_requests: AckRequests::default(),
             acks: Acks::default(),
-            control: SendControl::new(1, 0),
+            control: SendControl::default(),
             recovery: Recovery::default(),
         }
     }
 
     /// Starts at `psn` with the request `index`.
-    pub(in crate::rc) fn start(&mut self, psn: Seq, index: WqeIndex, control: SendControl) {
+    pub(in crate::rc) fn start(&mut self, psn: Seq, index: WqeIndex, path: &NewPath) {
         debug_assert!(!self.has_lists(), "given back when the queue pair was reset");
         (self.wqe_next, self.wqe_max) = (index, index);
         (self.snd_nxt, self.snd_una, self.snd_max) = (psn, psn, psn);
         self.acks = Acks::start(psn);
-        self.control = control;
+        self.control = SendControl::new(path);
         self.round_trip = RoundTrip::default();
         self.recovery = Recovery::default();
     }
@@ -116,8 +135,8 @@ impl Requester {
     }
 
     /// All packets that left were acknowledged; later ones take another path.
-    pub(in crate::rc) fn take_path(&mut self, control: SendControl) {
-        self.control.take_path(control);
+    pub(in crate::rc) fn take_path(&mut self, path: &NewPath) {
+        self.control.take_path(path);
         self.round_trip = RoundTrip::default();
     }
 
@@ -148,7 +167,7 @@ impl Requester {
     }
 
     /// Whether a packet of `psn` would be a retransmission.
-    pub(in crate::rc) fn was_sent(&self, psn: Seq) -> bool {
+    fn was_sent(&self, psn: Seq) -> bool {
         psn < self.snd_max
     }
 
@@ -174,7 +193,7 @@ impl Requester {
     }
 
     /// Index of the request that a PSN belongs to.
-    pub(in crate::rc) fn index_of(&self, sq: &SendQueue, psn: Seq) -> WqeIndex {
+    fn index_of(&self, sq: &SendQueue, psn: Seq) -> WqeIndex {
         sq.locate(psn)
     }
 
@@ -185,7 +204,7 @@ impl Requester {
 
     /// Whether a packet left that no AckReq covers yet.
     #[inline]
-    pub(in crate::rc) fn is_unasked(&self) -> bool {
+    fn is_unasked(&self) -> bool {
         let asked = self.ack_requests.end().unwrap_or(self.snd_una);
         let read = self.responses.back().map_or(self.snd_una, |read| read.last + 1);
         self.snd_nxt > asked.max(read).max(self.snd_una)
@@ -194,15 +213,16 @@ impl Requester {
     /// Whether all requests left, and the last packet asked for an acknowledgement; nothing of it
     /// is known to be lost.
     #[inline]
-    pub(in crate::rc) fn has_asked_for_all(&self, sq: &SendQueue) -> bool {
+    fn has_asked_for_all(&self, sq: &SendQueue) -> bool {
         self.wqe_next == sq.tail
             && self.ack_requests.end() == Some(self.snd_nxt)
             && self.recovery.lost() == 0
     }
 
-    /// Keeps credit for an acknowledgement while something needs one, and no longer.
-    #[inline]
-    pub(in crate::rc) fn settle(&mut self, peers: &mut Peers) {
+    /// All packets that left may be covered by one that asks, or acknowledged: gives back the credit
+    /// for the acknowledgement of others.
+    #[inline(always)]
+    fn give_back_ack_room(&mut self, peers: &mut Peers) {
         if self.ack_requests.is_open() && !self.is_unasked() {
             self.ack_requests.close(peers);
         }
@@ -210,7 +230,7 @@ impl Requester {
 
     /// A request with a response of its own left: moves the cursor.
     #[inline]
-    pub(in crate::rc) fn request_left(
+    fn request_left(
         &mut self,
         request: &ResponseRequest,
         sq: &SendQueue,
@@ -233,7 +253,7 @@ impl Requester {
 
     /// The request under the cursor was sent, or was executed on this side.
     #[inline]
-    pub(in crate::rc) fn executed(&mut self) {
+    fn executed(&mut self) {
         self.wqe_next += 1;
         self.wqe_max = self.wqe_max.max(self.wqe_next);
     }
@@ -246,15 +266,15 @@ impl Requester {
     }
 
     /// Retransmission goes past local requests that were executed in between.
-    #[cold]
-    pub(in crate::rc) fn skip_executed(&mut self, sq: &SendQueue) {
+    #[inline]
+    fn skip_executed(&mut self, sq: &SendQueue) {
         while self.wqe_next < self.wqe_max && sq.get(self.wqe_next).op.is_local() {
             self.wqe_next += 1;
         }
     }
 
-    /// Everything before `to` is acknowledged. The caller retires the requests; READs and atomics
-    /// before `to` must be answered, or the one at the front partly.
+    /// Everything before `to` is acknowledged, so the peer had receives. The caller retires the
+    /// requests; READs and atomics before `to` must be answered, or the one at the front partly.
     #[inline]
     pub(in crate::rc) fn advance(
         &mut self,
@@ -297,34 +317,20 @@ impl Requester {
             self.recovery.set_probe(Probe::Nothing);
         }
         self.recovery.on_ack();
+        self.control.forget_rnr();
         // Work to be sent is planned soon, and may wait in line meanwhile.
         if self.wqe_next == sq.tail {
-            self.settle(peers);
+            self.give_back_ack_room(peers);
         }
     }
 
     /// Packets of requested responses that have not come.
-    pub(in crate::rc) fn responses_in_flight(&self) -> u64 {
+    fn responses_in_flight(&self) -> u64 {
         self.responses.iter().map(|asked| asked.packets(self.snd_una, Seq::MAX)).sum()
     }
 
-    /// Requested responses did not come, if there were some; our own queue may have been full.
-    pub(in crate::rc) fn answers_lost(&mut self, peers: &mut Peers) {
-        let under_way = self.responses_in_flight();
-        if under_way > 1 {
-            self.control.on_lost_responses(under_way);
-            peers.lost(PeerId::OWN);
-        }
-    }
-
     /// Sends again from `from` on.
-    pub(in crate::rc) fn go_back(
-        &mut self,
-        from: Seq,
-        sq: &SendQueue,
-        limits: &Limits,
-        peers: &mut Peers,
-    ) {
+    fn go_back(&mut self, from: Seq, sq: &SendQueue, limits: &Limits, peers: &mut Peers) {
         debug_assert!(from >= self.snd_una && from <= self.snd_max);
         if from >= self.snd_nxt {
             return;
@@ -348,20 +354,16 @@ impl Requester {
         self.snd_nxt = from;
         self.wqe_next = sq.locate(from);
         self.acks.taken_back(from);
-        self.settle(peers);
+        self.give_back_ack_room(peers);
     }
 
     /// Takes back the last packet, to send it again and ask for an acknowledgement, if the last
     /// ones did not ask and no response to come would acknowledge them: the packet that was to ask
     /// in their place cannot be sent.
-    pub(in crate::rc) fn ask_again(
-        &mut self,
-        sq: &SendQueue,
-        limits: &Limits,
-        peers: &mut Peers,
-    ) -> bool {
+    fn ask_again(&mut self, sq: &SendQueue, limits: &Limits, peers: &mut Peers) -> bool {
         let told = self.ack_requests.end().is_some() || !self.responses.is_empty();
-        if told || self.is_quiet(sq) || self.permit(Want::Probe, sq, limits, peers).packets == 0 {
+        let at = Situation { sq, limits, peers, turn: 1 };
+        if told || self.is_quiet(sq) || self.permit(Want::Probe, &at).packets == 0 {
             return false;
         }
         self.probe(Probe::Unasked, sq, limits, peers);
@@ -369,20 +371,9 @@ impl Requester {
     }
 
     /// Takes back the last packet, whose credit is still its own, to send it again and ask.
-    pub(in crate::rc) fn probe(
-        &mut self,
-        probe: Probe,
-        sq: &SendQueue,
-        limits: &Limits,
-        peers: &mut Peers,
-    ) {
+    fn probe(&mut self, probe: Probe, sq: &SendQueue, limits: &Limits, peers: &mut Peers) {
         self.go_back(self.snd_nxt - 1, sq, limits, peers);
         self.recovery.set_probe(probe);
-    }
-
-    /// Whether everything from `from` on was sent, and is to be sent again.
-    pub(in crate::rc) fn is_behind(&self, from: Seq) -> bool {
-        from < self.snd_nxt
     }
 
     /// The cost charged to the peer's receive queue.
@@ -392,7 +383,7 @@ impl Requester {
         charged
     }
 
-    /// Gives back everything that is charged, and the lists.
+    /// Gives back everything that is charged, and the lists. Nothing is awaited any more.
     pub(in crate::rc) fn release_all(
         &mut self,
         limits: &Limits,
@@ -400,6 +391,7 @@ impl Requester {
         spares: &mut SpareLists,
     ) {
         self.release(self.control.in_flight(), limits, peers);
+        self.control.forget_rnr();
         self.recovery = Recovery::default();
         self.ack_requests.taken_back(Seq::default(), peers);
         self.ack_requests.close(peers);
@@ -410,7 +402,7 @@ impl Requester {
     }
 
     #[inline]
-    pub(in crate::rc) fn release(&mut self, cost: Cost, limits: &Limits, peers: &mut Peers) {
+    fn release(&mut self, cost: Cost, limits: &Limits, peers: &mut Peers) {
         if cost.datagrams > 0 {
             self.control.release(cost);
             peers.release(limits.peer, cost);

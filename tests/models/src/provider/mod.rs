@@ -1,8 +1,8 @@
-//! Replaces `verbs-api/src/provider`.
+//! Replaces `verbs-api/soft/src/provider`.
 
-#[path = "../../../../verbs-api/src/provider/mailbox.rs"]
+#[path = "../../../../verbs-api/soft/src/provider/mailbox.rs"]
 pub(crate) mod mailbox;
-#[path = "../../../../verbs-api/src/provider/state.rs"]
+#[path = "../../../../verbs-api/soft/src/provider/state.rs"]
 pub(crate) mod state;
 pub mod sync;
 /// Nothing is traced.
@@ -10,7 +10,7 @@ pub mod trace {
     pub(crate) fn event<T>(_: &T) {}
 }
 pub mod wake;
-#[path = "../../../../verbs-api/src/provider/wakers.rs"]
+#[path = "../../../../verbs-api/soft/src/provider/wakers.rs"]
 pub mod wakers;
 
 pub mod listeners {

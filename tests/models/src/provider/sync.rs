@@ -1,4 +1,4 @@
-//! Replaces `verbs-api/src/provider/sync.rs`.
+//! Replaces `verbs-api/soft/src/provider/sync.rs`.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Replaces `verbs-api/src/provider/wake.rs`: descriptors with a lock each, as in the kernel, and
+//! Replaces `verbs-api/soft/src/provider/wake.rs`: descriptors with a lock each, as in the kernel, and
 //! sleeps that end at once if they have a timeout.
 
 use std::io;

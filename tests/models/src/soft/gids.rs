@@ -1,4 +1,4 @@
-//! Replaces `verbs-api/src/soft/gids.rs`: the model's port is no interface, and nothing follows it.
+//! Replaces `verbs-api/soft/src/gids.rs`: the model's port is no interface, and nothing follows it.
 
 use std::io;
 use std::net::IpAddr;

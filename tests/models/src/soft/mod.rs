@@ -1,20 +1,20 @@
 //! The software device. Its engine and its port are reduced to the behaviour that the threads can
 //! observe.
 
-#[path = "../../../../verbs-api/src/soft/announce.rs"]
+#[path = "../../../../verbs-api/soft/src/announce.rs"]
 pub mod announce;
-#[path = "../../../../verbs-api/src/soft/events.rs"]
+#[path = "../../../../verbs-api/soft/src/events.rs"]
 mod events;
-#[path = "../../../../verbs-api/src/soft/front.rs"]
+#[path = "../../../../verbs-api/soft/src/front.rs"]
 pub mod front;
 mod gids;
-#[path = "../../../../verbs-api/src/soft/mail.rs"]
+#[path = "../../../../verbs-api/soft/src/mail.rs"]
 mod mail;
-#[path = "../../../../verbs-api/src/soft/posting.rs"]
+#[path = "../../../../verbs-api/soft/src/posting.rs"]
 mod posting;
 pub mod progress;
 pub mod shard;
-#[path = "../../../../verbs-api/src/soft/staging.rs"]
+#[path = "../../../../verbs-api/soft/src/staging.rs"]
 mod staging;
 
 use std::convert::Infallible;

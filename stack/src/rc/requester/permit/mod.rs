@@ -1,36 +1,36 @@
 //! "May this leave now?": one function answers, with an amount and a reason.
 //!
-//! - Problem: transport rules, congestion, the peer's receive queue and our own decide together,
-//!   and each at another time.
-//! - Rule: each packet asks [`Requester::permit`] before it leaves. The state that the answer needs
-//!   beside the cursor is private here. The first limit that applies is the reason.
+//! - Problem: transport rules, congestion, the peer's receive queue, our own and the turns of other
+//!   queue pairs decide together, and each at another time.
+//! - Rule: each packet asks [`Requester::permit`] before it leaves. The answer changes nothing. The
+//!   first limit that applies is the reason. [`Requester::reserve`] then takes the credit that the
+//!   answer is about; nothing is taken back.
 //! - Cost if wrong: a packet waits for a timer although it could leave, or it is lost although it
 //!   could have waited.
 //! - Measured: the reasons are counted for each queue pair ([`Limit`]).
 
 mod batching;
+mod control;
 mod credits;
 mod read_window;
 
-use self::batching::{Awaited, Batch};
-use self::credits::Credits;
-use self::read_window::ReadWindow;
+use self::batching::Awaited;
+pub(super) use self::control::SendControl;
 use crate::peer::{Budget, Cost, Expected, PeerId, Peers, RunLimits};
 use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
-use crate::rc::congestion::rtt::RoundTrip;
-use crate::rc::congestion::{Congestion, Repeat};
 use crate::rc::reorder::SPAN;
 use crate::rc::requester::ack_requests::ACK;
-use crate::rc::requester::burst::request_header;
+use crate::rc::requester::burst::{Burst, request_header};
 use crate::rc::requester::{Limits, REQUEST, Requester};
 use crate::stats::Limit;
-use crate::types::{Mtu, Seq, Time};
+use crate::tuning::ack_requests::{INTERVAL_MAX, TIMES_OF_WINDOW};
+use crate::tuning::message_runs;
+use crate::types::Seq;
 use crate::verbs::SendOp;
-use crate::wire::Aeth;
 
 /// The kind of packet that is to leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::rc) enum Want {
+pub(super) enum Want {
     /// Packets of SENDs and WRITEs, from the cursor on.
     Data,
     /// A request with a response of its own, which has `packets` packets and needs credit of
@@ -44,254 +44,128 @@ pub(in crate::rc) enum Want {
     Lost,
 }
 
+/// The packet that a burst goes on with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NextPacket {
+    pub(super) psn: Seq,
+    /// Whether it begins a message, or ends a request.
+    pub(super) begins: bool,
+    pub(super) ends: bool,
+    /// Bytes from BTH to ICRC.
+    pub(super) size: u32,
+    pub(super) cost: u32,
+    /// The cost of the burst with it.
+    pub(super) bytes: u64,
+}
+
+/// Everything beside the requester that an answer depends on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Situation<'a> {
+    pub(super) sq: &'a SendQueue,
+    pub(super) limits: &'a Limits,
+    pub(super) peers: &'a Peers,
+    /// Packets that are left of the turn.
+    pub(super) turn: usize,
+}
+
 /// The number of packets that may leave now, or why none may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::rc) struct Permit {
+pub(super) struct Permit {
     /// Packets; 0 if nothing may leave.
-    pub(in crate::rc) packets: u32,
+    pub(super) packets: u32,
     /// The sum of their costs.
-    pub(in crate::rc) bytes: u64,
+    pub(super) bytes: u64,
     /// Of the packets, those that may leave before another permit is asked for.
-    pub(in crate::rc) burst: u32,
-    /// Number of responses with credit, beside one that is reserved.
-    pub(in crate::rc) responses: u32,
-    /// The congestion window as it is now.
-    pub(in crate::rc) window: u32,
+    pub(super) burst: u32,
+    /// The packets that may ask for an acknowledgement.
+    pub(super) acks: AckPermit,
+    /// Our own credit for one acknowledgement.
+    pub(super) ack_room: AckRoom,
     /// Why nothing may leave; meaningless if something may.
-    pub(in crate::rc) limited_by: Limit,
+    pub(super) limited_by: Limit,
     /// The credit that it waits for in line.
-    pub(in crate::rc) wait: Option<(PeerId, Cost)>,
+    pub(super) wait: Option<(PeerId, Cost)>,
+}
+
+/// Which packets may ask for an acknowledgement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct AckPermit {
+    /// The last packet of a message asks, and each that comes so many PSNs after the last one that
+    /// asked.
+    pub(super) interval: u32,
+    /// Acknowledgements with credit, beside one that is reserved for the last packet that may
+    /// leave.
+    pub(super) spare: u32,
+}
+
+/// Our own credit for the acknowledgement of packets that do not ask: a queue pair that has taken
+/// credit of the peer can always ask for it back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AckRoom {
+    /// Needed for packets that left without asking, if there are some.
+    AsNeeded,
+    /// Kept if it is there: packets are about to leave, or wait in line for the peer's credit.
+    Kept,
+    /// Reserved before anything leaves, because there is hardly any.
+    Reserved,
 }
 
 impl Permit {
-    const ONE: Self = Self { packets: 1, ..Self::none(Limit::CongestionWindow) };
+    const NOTHING: Self = Self {
+        packets: 0,
+        bytes: 0,
+        burst: 0,
+        acks: AckPermit { interval: 0, spare: 0 },
+        ack_room: AckRoom::AsNeeded,
+        limited_by: Limit::SendQueueEmpty,
+        wait: None,
+    };
+
+    /// One packet.
+    pub(super) const ONE: Self = Self { packets: 1, ..Self::NOTHING };
 
     const fn none(limited_by: Limit) -> Self {
-        Self { packets: 0, bytes: 0, burst: 0, responses: 0, window: 0, limited_by, wait: None }
+        Self { limited_by, ..Self::NOTHING }
     }
 
-    const fn wait(limited_by: Limit, receiver: PeerId, need: Cost) -> Self {
-        Self { wait: Some((receiver, need)), ..Self::none(limited_by) }
-    }
-}
-
-/// The state that decides whether packets may leave, beside the cursor and known losses.
-#[derive(Debug)]
-pub(in crate::rc) struct SendControl {
-    /// The cost of the packets from `snd_una` to `snd_nxt` that the peer is not known to hold.
-    in_flight: Cost,
-    congestion: Congestion,
-    read_window: ReadWindow,
-    credits: Credits,
-    batch: Batch,
-    /// When the peer may have a receive again; [`Time::NEVER`] without an RNR NAK.
-    rnr_until: Time,
-    max_rd_atomic: u8,
-    /// No request is begun: SQD.
-    drains: bool,
-}
-
-impl SendControl {
-    /// Of a queue pair that may have `window_max` packets in flight and `max_rd_atomic` READs and
-    /// atomics outstanding.
-    pub(in crate::rc) fn new(window_max: u32, max_rd_atomic: u8) -> Self {
-        Self {
-            in_flight: Cost::default(),
-            congestion: Congestion::new(window_max),
-            read_window: ReadWindow::new(Mtu::Mtu256, 0, false),
-            credits: Credits::default(),
-            batch: Batch::default(),
-            rnr_until: Time::NEVER,
-            max_rd_atomic,
-            drains: false,
-        }
+    const fn wait(limited_by: Limit, receiver: PeerId, need: Cost, ack_room: AckRoom) -> Self {
+        Self { wait: Some((receiver, need)), ack_room, ..Self::none(limited_by) }
     }
 
-    /// Sets the room of our own receive queue for READ responses that come one by one, and whether
-    /// the peer sends them as super-packets.
-    pub(in crate::rc) fn set_read_window(&mut self, mtu: Mtu, room: u32, in_runs: bool) {
-        self.read_window = ReadWindow::new(mtu, room, in_runs);
-    }
-
-    /// The peer turned out to be a Rocinante, with room for `window_max` packets of the queue pair.
-    pub(in crate::rc) fn recognised(&mut self, window_max: u32) {
-        self.congestion.grow(window_max);
-        self.read_window.recognised();
-    }
-
-    /// Begins on another path as on a first one. The peer's receives are the same, and it drains as
-    /// before.
-    pub(in crate::rc) fn take_path(&mut self, fresh: Self) {
-        (self.congestion, self.read_window) = (fresh.congestion, fresh.read_window);
-    }
-
-    /// Sets the number of READs and atomics that may be outstanding.
-    pub(in crate::rc) fn set_max_rd_atomic(&mut self, max: u8) {
-        self.max_rd_atomic = max;
-    }
-
-    /// Sets whether no request is begun: SQD.
-    pub(in crate::rc) fn drain(&mut self, drains: bool) {
-        self.drains = drains;
-    }
-
-    /// The most packets in flight, and the most READs and atomics outstanding.
-    pub(in crate::rc) fn most(&self) -> (u32, u8) {
-        (self.congestion.max(), self.max_rd_atomic)
-    }
-
-    /// Packets of each request of a READ that is posted now.
-    pub(in crate::rc) fn read_request_packets(&self, mtu: Mtu, peers: &Peers) -> u16 {
-        read_window::request_packets(mtu, peers, &self.read_window)
-    }
-
-    /// The charge of the packets in flight.
-    pub(in crate::rc) fn in_flight(&self) -> Cost {
-        self.in_flight
-    }
-
-    /// A turn begins, and with it a run.
-    #[inline]
-    pub(in crate::rc) fn begin_turn(&mut self) {
-        self.batch.begin();
-    }
-
-    /// Whether a packet of `bytes` bytes continues the run that was begun.
-    #[inline]
-    pub(in crate::rc) fn continues_run(&self, bytes: u32) -> bool {
-        self.batch.is_joined_by(bytes)
-    }
-
-    /// Whether a packet of `bytes` bytes is the last of its run.
-    #[inline]
-    pub(in crate::rc) fn ends_run(&self, bytes: u32, runs: RunLimits) -> bool {
-        self.batch.is_ended_by(bytes, runs)
-    }
-
-    /// A packet of `bytes` bytes left.
-    #[inline]
-    pub(in crate::rc) fn packet_left(&mut self, bytes: u32, runs: RunLimits) {
-        self.batch.sent(bytes, runs);
-    }
-
-    /// Packets of this cost left.
-    #[inline]
-    pub(in crate::rc) fn left(&mut self, cost: Cost) {
-        self.in_flight.add(cost);
-    }
-
-    /// Packets of this cost are in flight no more.
-    #[inline]
-    pub(in crate::rc) fn release(&mut self, cost: Cost) {
-        self.in_flight.take(cost);
-    }
-
-    /// An AETH announces the number of receives.
-    #[inline]
-    pub(in crate::rc) fn on_aeth(&mut self, aeth: Aeth) {
-        self.credits.on_aeth(aeth);
-    }
-
-    /// `packets` packets were acknowledged, or are known to be held.
-    #[inline]
-    pub(in crate::rc) fn on_ack(&mut self, packets: u32) {
-        self.congestion.on_ack(packets);
-    }
-
-    /// `packets` packets of READ responses came.
-    #[inline]
-    pub(in crate::rc) fn on_responses(&mut self, packets: u64) {
-        self.read_window.came(packets);
-    }
-
-    /// Of `in_flight` packets of READ responses in flight, some were lost.
-    pub(in crate::rc) fn on_lost_responses(&mut self, in_flight: u64) {
-        self.read_window.lost(in_flight);
-    }
-
-    /// Packets were lost, and go again in this way.
-    pub(in crate::rc) fn on_loss(&mut self, now: Time, rtt: &RoundTrip, repeat: Repeat) {
-        self.congestion.on_loss(now, rtt, repeat);
-    }
-
-    /// Nothing came back in time.
-    pub(in crate::rc) fn on_timeout(&mut self, now: Time) {
-        self.congestion.on_timeout(now);
-    }
-
-    /// Packets were marked (CNP).
-    pub(in crate::rc) fn on_ecn(&mut self, now: Time, rtt: &RoundTrip) {
-        self.congestion.on_ecn(now, rtt);
-    }
-
-    /// Takes note of the time; returns when more may leave, if pacing keeps something back.
-    #[inline]
-    pub(in crate::rc) fn tick(&mut self, now: Time) -> Option<Time> {
-        self.congestion.tick(now)
-    }
-
-    /// The peer has no receive until then.
-    pub(in crate::rc) fn on_rnr(&mut self, until: Time) {
-        self.rnr_until = until;
-    }
-
-    /// The peer is not known to lack a receive any more.
-    #[inline]
-    pub(in crate::rc) fn forget_rnr(&mut self) {
-        self.rnr_until = Time::NEVER;
-    }
-
-    /// When the wait for a receive is over; [`Time::NEVER`] if there is none.
-    #[inline]
-    pub(in crate::rc) fn ready_at(&self) -> Time {
-        self.rnr_until
-    }
-
-    fn awaits_receive(&self) -> bool {
-        self.rnr_until != Time::NEVER
-    }
-
-    /// Whether credit for `more` packets can be given back late without a loss for other queue
-    /// pairs, and the peer has receives for `wqe` and `more` messages behind it, or announces none.
-    pub(in crate::rc) fn has_ample(
-        &self,
-        more: u32,
-        wqe: &Wqe,
-        peer: PeerId,
-        peers: &mut Peers,
-    ) -> bool {
-        let window = self.congestion.is_whole() && self.congestion.packets() > more;
-        peers.get(peer).is_mostly_free(more) && window && !self.credits.lacks(wqe, more)
-    }
-
-    /// Packets that the congestion window has left.
-    #[inline]
-    fn window_left(&self) -> u32 {
-        self.congestion.packets().saturating_sub(self.in_flight.datagrams)
-    }
-
-    fn window_limit(&self) -> Limit {
-        if self.congestion.is_paced() { Limit::Pacing } else { Limit::CongestionWindow }
+    /// One packet, unless the `turn` is over.
+    const fn one_of(turn: usize) -> Self {
+        if turn == 0 { Self::none(Limit::Turn) } else { Self::ONE }
     }
 }
 
 impl Requester {
     /// The amount of `want` that may leave now.
     #[inline(always)]
-    pub(in crate::rc) fn permit(
-        &mut self,
-        want: Want,
-        sq: &SendQueue,
-        limits: &Limits,
-        peers: &mut Peers,
-    ) -> Permit {
+    pub(super) fn permit(&self, want: Want, at: &Situation<'_>) -> Permit {
         match want {
-            Want::Request => self.transport_limit(sq).map_or(Permit::ONE, Permit::none),
-            Want::Data => self.permit_data(sq, limits, peers),
-            Want::Response { packets, cost } => self.permit_response(packets, cost, limits, peers),
-            Want::Lost => self.permit_lost(),
+            Want::Request => self.transport_limit(at.sq).map_or(Permit::ONE, Permit::none),
+            Want::Data => self.permit_data(at),
+            Want::Response { packets, cost } => self.permit_response(packets, cost, at),
+            Want::Lost => self.permit_lost(at.turn),
             Want::Probe => self.permit_probe(),
         }
+    }
+
+    /// Takes or gives back our own credit for an acknowledgement, as `permit` needs it.
+    #[inline]
+    pub(super) fn reserve(&mut self, permit: &Permit, peers: &mut Peers) {
+        match permit.ack_room {
+            AckRoom::AsNeeded => self.give_back_ack_room(peers),
+            AckRoom::Kept => {}
+            AckRoom::Reserved => self.reserve_ack_room(peers),
+        }
+    }
+
+    #[cold]
+    fn reserve_ack_room(&mut self, peers: &mut Peers) {
+        // Others have the room that was kept for too long.
+        self.ack_requests.close(peers);
+        self.open(self.recovery.peer_is_silent(), peers);
     }
 
     /// A READ is not sent again only to ask: it would be answered twice, and there is credit for
@@ -309,11 +183,14 @@ impl Requester {
     }
 
     /// A lost packet is not in flight, and takes no more of the window than any other.
-    fn permit_lost(&self) -> Permit {
+    fn permit_lost(&self, turn: usize) -> Permit {
         let lost = self.recovery.lost();
         let in_flight = self.control.in_flight.datagrams.saturating_sub(lost);
         let may = in_flight < self.control.congestion.packets() || self.recovery.lost_probes();
-        if lost > 0 && may { Permit::ONE } else { Permit::none(self.control.window_limit()) }
+        match lost > 0 && may {
+            true => Permit::one_of(turn),
+            false => Permit::none(self.control.window_limit()),
+        }
     }
 
     /// The limit of the request at the cursor, also of one that sends nothing.
@@ -390,7 +267,8 @@ impl Requester {
     }
 
     #[inline]
-    fn permit_data(&mut self, sq: &SendQueue, limits: &Limits, peers: &mut Peers) -> Permit {
+    fn permit_data(&self, at: &Situation<'_>) -> Permit {
+        let Situation { sq, limits, peers, turn } = *at;
         let wqe = sq.get(self.wqe_next);
         let probes = self.recovery.probes();
         let window = self.control.window_left();
@@ -404,12 +282,16 @@ impl Requester {
         {
             return Permit::none(Limit::Credits);
         }
-        let len = wqe.payload(psn, limits.mtu);
+        let (len, begins, runs) = (wqe.payload(psn, limits.mtu), wqe.begins(psn), peers.runs());
+        let bytes = len + request_header(&wqe.op, begins);
         let each = Budget::cost(len + OVERHEAD);
         let cost = Cost::of(1, each);
-        if psn >= self.snd_max {
-            let (begins, runs) = (wqe.begins(psn), peers.runs());
-            let bytes = len + request_header(&wqe.op, begins);
+        let receiver = peers.receiver(limits.peer);
+        let mut end = u64::MAX;
+        if psn < self.snd_max {
+            // Retransmissions and new packets are bursts of their own.
+            end = self.snd_max - psn;
+        } else {
             // An acknowledgement ends the wait, so one must be outstanding.
             let awaited = match self.ack_requests.end() {
                 Some(_) => self.awaits(sq, psn, (bytes, runs), begins, 0),
@@ -425,30 +307,53 @@ impl Requester {
             // In line: a queue pair that left it would lose the rest of its turn.
             if self.fills_runs(bytes)
                 && !probes
-                && let Some(all) = peers.get(limits.peer).withholds(run)
+                && let Some(all) = receiver.withholds(run)
             {
-                return Permit::wait(Limit::PeerRoom, limits.peer, all);
+                return Permit::wait(Limit::PeerRoom, limits.peer, all, AckRoom::Kept);
             }
         }
-        let Some(responses) = self.credit_for_responses(limits.slot, peers) else {
-            return Permit::wait(Limit::AckRoom, PeerId::OWN, ACK);
+        let Some((spare, ack_room)) = self.credit_for_responses(limits.slot, peers) else {
+            return Permit::wait(Limit::AckRoom, PeerId::OWN, ACK, AckRoom::AsNeeded);
         };
-        let receiver = peers.get(limits.peer);
         if !receiver.admits(limits.slot, cost) && !probes {
-            return Permit::wait(Limit::PeerRoom, limits.peer, cost);
+            return Permit::wait(Limit::PeerRoom, limits.peer, cost, ack_room);
+        }
+        // A run that was begun is not cut short.
+        if turn == 0 && !self.control.batch.is_joined_by(bytes) {
+            return Permit { ack_room, ..Permit::none(Limit::Turn) };
         }
         let room = receiver.room_for(limits.slot);
         let alone = probes || (limited && psn == wqe.first);
         let packets = if alone { 1 } else { room.datagrams.min(window).max(1) };
+        let burst = u32::try_from(self.recovery_left().min(end)).unwrap_or(u32::MAX);
+        let interval = (self.control.congestion.packets() / TIMES_OF_WINDOW).clamp(1, INTERVAL_MAX);
         Permit {
             packets,
             bytes: room.bytes.max(cost.bytes),
-            burst: packets.min(u32::try_from(self.recovery_left()).unwrap_or(u32::MAX)),
-            responses,
-            window: self.control.congestion.packets(),
-            limited_by: Limit::PeerRoom,
-            wait: None,
+            burst: packets.min(burst),
+            acks: AckPermit { interval, spare },
+            ack_room,
+            ..Permit::ONE
         }
+    }
+
+    /// Whether a burst, of which packets have left, goes on with `packet` of the request `wqe`: a
+    /// single packet of another request if it is `PLAIN`.
+    #[inline(always)]
+    pub(super) fn goes_on<const PLAIN: bool>(
+        &self,
+        burst: &Burst<'_>,
+        packet: &NextPacket,
+        wqe: &Wqe,
+        sq: &SendQueue,
+    ) -> bool {
+        let (left, runs) = (burst.left.datagrams as usize, burst.runs);
+        let follows = !PLAIN || (message_runs::ENABLED && wqe.is_plain() && self.may_follow(wqe));
+        follows
+            && packet.bytes <= burst.permit.bytes
+            && (!burst.batches || self.joins(sq, packet, runs, burst))
+            // A run that was begun is not cut short.
+            && (left < burst.turn || self.control.batch.is_joined_by(packet.size))
     }
 
     /// Whether a packet of `bytes` bytes begins a run that should not be cut short. After a loss
@@ -459,49 +364,39 @@ impl Requester {
         !batch.is_joined_by(bytes) && congestion.is_whole() && !self.recovery.is_selective()
     }
 
-    /// Number of responses with credit beside one, whose credit is there already or reserved now: a
-    /// queue pair that has taken credit of the peer can always ask for it back. `None` if there is
-    /// not even that one.
+    /// Number of responses with credit beside one, for which there is room already, or will be:
+    /// a queue pair that has taken credit of the peer can always ask for it back. `None` if there
+    /// is not even that one.
     #[inline]
-    fn credit_for_responses(&mut self, slot: u32, peers: &mut Peers) -> Option<u32> {
+    fn credit_for_responses(&self, slot: u32, peers: &Peers) -> Option<(u32, AckRoom)> {
         let spared = peers.spared();
         #[allow(clippy::cast_possible_truncation)]
         let spare = (spared.bytes / ACK.bytes).min(u64::from(spared.datagrams)) as u32;
         if !self.ack_requests.is_open() && spare > 1 {
-            return Some(spare - 1);
+            return Some((spare - 1, AckRoom::Kept));
         }
-        self.reserve_response(slot, spare, peers)
+        self.credit_for_one(slot, spare, peers)
     }
 
     #[cold]
-    fn reserve_response(&mut self, slot: u32, spare: u32, peers: &mut Peers) -> Option<u32> {
-        if !self.is_unasked() && self.ack_requests.is_stale(peers) {
-            self.ack_requests.close(peers);
+    fn credit_for_one(&self, slot: u32, spare: u32, peers: &Peers) -> Option<(u32, AckRoom)> {
+        let forgotten = !self.is_unasked() && self.ack_requests.is_stale(peers);
+        if self.ack_requests.is_open() && !forgotten {
+            return Some((spare, AckRoom::Kept));
         }
-        if self.ack_requests.is_open() {
-            return Some(spare);
-        }
-        let silent = self.recovery.peer_is_silent();
-        let may = silent || self.recovery.probes() || peers.get(PeerId::OWN).admits(slot, ACK);
-        may.then(|| {
-            self.open(silent, peers);
-            spare.saturating_sub(1)
-        })
+        let probes = self.recovery.peer_is_silent() || self.recovery.probes();
+        let may = probes || peers.receiver(PeerId::OWN).admits(slot, ACK);
+        may.then_some((spare.saturating_sub(1), AckRoom::Reserved))
     }
 
     /// Reserves credit for the next acknowledgement, or none if the peer is silent.
     #[inline]
-    pub(in crate::rc) fn open(&mut self, silent: bool, peers: &mut Peers) {
+    pub(super) fn open(&mut self, silent: bool, peers: &mut Peers) {
         self.ack_requests.open(if silent { Expected::NOTHING } else { peers.expect(ACK) });
     }
 
-    fn permit_response(
-        &self,
-        packets: u32,
-        cost: Cost,
-        limits: &Limits,
-        peers: &mut Peers,
-    ) -> Permit {
+    fn permit_response(&self, packets: u32, cost: Cost, at: &Situation<'_>) -> Permit {
+        let Situation { limits, peers, turn, .. } = *at;
         let psn = self.snd_nxt;
         // A request that began under a higher limit may be repeated.
         let begun = psn < self.snd_max && self.responses.is_empty();
@@ -515,22 +410,22 @@ impl Requester {
         {
             return Permit::none(Limit::ReadWindow);
         }
-        let has_room = peers.get(PeerId::OWN).admits(limits.slot, cost);
+        let has_room = peers.receiver(PeerId::OWN).admits(limits.slot, cost);
         if !has_room && !self.recovery.probes() && !self.recovery.peer_is_silent() {
-            return Permit::wait(Limit::AckRoom, PeerId::OWN, cost);
+            return Permit::wait(Limit::AckRoom, PeerId::OWN, cost, AckRoom::AsNeeded);
         }
         // The peer's credit is asked for too, but one request a queue pair may always have there:
         // else one that waited for our own credit would have to wait again. It waits for its own
         // responses, not in line.
-        if !self.responses.is_empty() && !peers.get(limits.peer).fits(REQUEST) {
+        if !self.responses.is_empty() && !peers.receiver(limits.peer).fits(REQUEST) {
             return Permit::none(Limit::PeerRoom);
         }
-        Permit::ONE
+        Permit::one_of(turn)
     }
 
     /// The cost of the responses to a READ request of `packets` packets, each of which costs
     /// `each`.
-    pub(in crate::rc) fn response_cost(&self, packets: u32, each: u32, peers: &Peers) -> Cost {
+    pub(super) fn response_cost(&self, packets: u32, each: u32, peers: &Peers) -> Cost {
         match self.control.read_window.comes_whole() {
             true => peers.charge_of_answer(packets, each),
             false => Cost::of(packets, each),
@@ -539,32 +434,32 @@ impl Requester {
 
     /// Whether no READ or atomic is ever allowed, so that one that was not begun would wait for
     /// ever.
-    pub(in crate::rc) fn allows_no_response(&self) -> bool {
+    pub(super) fn allows_no_response(&self) -> bool {
         self.control.max_rd_atomic == 0 && self.snd_nxt >= self.snd_max
     }
 
     /// Whether the request `wqe` may follow others in a burst.
     #[inline]
-    pub(in crate::rc) fn may_follow(&self, wqe: &Wqe) -> bool {
+    pub(super) fn may_follow(&self, wqe: &Wqe) -> bool {
         !self.control.drains && !self.control.credits.exceeded(wqe)
     }
 
-    /// Whether the packet of `psn`, which has `bytes` bytes and costs `each`, goes with a burst of
-    /// which `left` packets have left, or waits for more. It `begins` a message or not.
+    /// Whether `packet` goes with a burst, or waits for more.
     #[inline]
-    pub(in crate::rc) fn joins(
+    fn joins(
         &self,
         sq: &SendQueue,
-        (psn, bytes, begins, each): (Seq, u32, bool, u32),
+        packet: &NextPacket,
         runs: RunLimits,
-        permit: &Permit,
-        left: Cost,
+        burst: &Burst<'_>,
     ) -> bool {
-        match self.awaits(sq, psn, (bytes, runs), begins, left.datagrams) {
+        let NextPacket { psn, size, begins, cost, .. } = *packet;
+        let (left, permit) = (burst.left, burst.permit);
+        match self.awaits(sq, psn, (size, runs), begins, left.datagrams) {
             Awaited::Nothing => true,
             Awaited::Messages | Awaited::Window => false,
             Awaited::Room(packets) => {
-                let all = left.bytes + u64::from(packets) * u64::from(each);
+                let all = left.bytes + u64::from(packets) * u64::from(cost);
                 left.datagrams + packets <= permit.packets && all <= permit.bytes
             }
         }

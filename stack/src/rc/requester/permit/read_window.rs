@@ -21,7 +21,7 @@ const SHORT: u32 = 3;
 /// three requests of full runs, a request asks for full runs. Otherwise, and after recent losses of
 /// responses, it asks for few; and since one request should be in flight while another is answered,
 /// for no more than half of the room.
-pub(in crate::rc) fn request_packets(mtu: Mtu, peers: &Peers, flow: &ReadWindow) -> u16 {
+pub(super) fn request_packets(mtu: Mtu, peers: &Peers, flow: &ReadWindow) -> u16 {
     let each = mtu.bytes() + OVERHEAD;
     let room = match flow.whole {
         true => peers.answers(each),
@@ -48,7 +48,7 @@ fn few(mtu: Mtu) -> u32 {
 /// on which all packets behind a loss are sent in vain. The response to one request comes at once,
 /// and may be more than such a path holds, so requests are small there.
 #[derive(Debug)]
-pub(in crate::rc) struct ReadWindow {
+pub(super) struct ReadWindow {
     /// In parts of a packet.
     allowed: u32,
     least: u32,
@@ -64,13 +64,13 @@ pub(in crate::rc) struct ReadWindow {
 impl ReadWindow {
     /// The window of a queue with room for `room` packets that come one by one; `whole` if the peer
     /// is a Rocinante.
-    pub(in crate::rc) fn new(mtu: Mtu, room: u32, whole: bool) -> Self {
+    pub(super) fn new(mtu: Mtu, room: u32, whole: bool) -> Self {
         let least = room.min(LEAST * few(mtu));
         Self { allowed: least.saturating_mul(PARTS), least, gain: PARTS, whole, since: CALM }
     }
 
     /// The peer turned out to be a Rocinante.
-    pub(in crate::rc) fn recognised(&mut self) {
+    pub(super) fn upgrade(&mut self) {
         self.whole = true;
     }
 
@@ -79,20 +79,20 @@ impl ReadWindow {
     }
 
     /// Whether `packets` more may be requested while `under_way` are in flight.
-    pub(in crate::rc) fn allows(&self, under_way: u64, packets: u32) -> bool {
+    pub(super) fn allows(&self, under_way: u64, packets: u32) -> bool {
         under_way + u64::from(packets) <= u64::from(self.packets())
     }
 
     /// `packets` packets of responses came.
     #[inline]
-    pub(in crate::rc) fn came(&mut self, packets: u64) {
+    pub(super) fn came(&mut self, packets: u64) {
         let packets = u32::try_from(packets).unwrap_or(u32::MAX);
         self.allowed = self.allowed.saturating_add(packets.saturating_mul(self.gain));
         self.since = self.since.saturating_add(packets).min(CALM);
     }
 
     /// Whether responses may come as super-packets.
-    pub(in crate::rc) fn comes_whole(&self) -> bool {
+    pub(super) fn comes_whole(&self) -> bool {
         self.whole
     }
 
@@ -102,7 +102,7 @@ impl ReadWindow {
     }
 
     /// Of `under_way` packets in flight, some are requested again.
-    pub(in crate::rc) fn lost(&mut self, under_way: u64) {
+    pub(super) fn lost(&mut self, under_way: u64) {
         let half = u32::try_from(under_way / 2).unwrap_or(u32::MAX);
         self.allowed = self.allowed.min(half.saturating_mul(PARTS));
         (self.gain, self.since) = (1, 0);
@@ -167,8 +167,8 @@ mod tests {
         }
         assert_eq!(cut(Mtu::Mtu4096, &peers), 78);
         let mut flow = ReadWindow::new(Mtu::Mtu4096, 1000, false);
-        assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 15, "a stranger's");
-        flow.recognised();
+        assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 15, "an unknown peer's");
+        flow.upgrade();
         assert_eq!(request_packets(Mtu::Mtu4096, &peers, &flow), 78);
         for _ in 0..400 {
             peers.arrived(1, 1, 0);

@@ -10,6 +10,7 @@
 
 mod scoreboard;
 
+pub(super) use self::scoreboard::News;
 use self::scoreboard::Scoreboard;
 use crate::tuning::go_back::BEHIND;
 use crate::types::{Seq, Time};
@@ -17,7 +18,7 @@ use crate::types::{Seq, Time};
 /// The purpose of the next packet beside its data. It asks for an acknowledgement, and neither
 /// congestion nor a lack of credit holds it back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::rc) enum Probe {
+pub(super) enum Probe {
     #[default]
     Nothing,
     /// The last packets did not ask, and the packet that was to ask in their place cannot be sent.
@@ -30,7 +31,7 @@ pub(in crate::rc) enum Probe {
 
 /// The known losses.
 #[derive(Debug)]
-pub(in crate::rc) struct Recovery {
+pub(super) struct Recovery {
     /// Selective repeat; `None` before the first gap.
     scoreboard: Option<Box<Scoreboard>>,
     probe: Probe,
@@ -65,43 +66,43 @@ impl Default for Recovery {
 impl Recovery {
     /// Whether the next packet probes.
     #[inline]
-    pub(in crate::rc) fn probes(&self) -> bool {
+    pub(super) fn probes(&self) -> bool {
         self.probe != Probe::Nothing
     }
 
     /// Whether the next packet is only a tail-loss probe: it is no retransmission for a loss.
     #[inline]
-    pub(in crate::rc) fn is_tail_probe(&self) -> bool {
+    pub(super) fn is_tail_probe(&self) -> bool {
         self.probe == Probe::Tail
     }
 
     /// The next packet probes, or it does not.
     #[inline]
-    pub(in crate::rc) fn set_probe(&mut self, probe: Probe) {
+    pub(super) fn set_probe(&mut self, probe: Probe) {
         self.probe = probe;
     }
 
     /// Whether the ACK timeout expired, and nothing was acknowledged since.
     #[inline]
-    pub(in crate::rc) fn peer_is_silent(&self) -> bool {
+    pub(super) fn peer_is_silent(&self) -> bool {
         self.peer_silent
     }
 
     /// The ACK timeout expired. Any retransmission is due again.
-    pub(in crate::rc) fn on_timeout(&mut self) {
+    pub(super) fn on_timeout(&mut self) {
         (self.peer_silent, self.implied) = (true, NONE);
     }
 
     /// Something was acknowledged.
     #[inline]
-    pub(in crate::rc) fn on_ack(&mut self) {
+    pub(super) fn on_ack(&mut self) {
         (self.peer_silent, self.implied) = (false, NONE);
         self.back.times = 0;
     }
 
     /// Everything from the packet `psn` on goes again, because that was lost. `false` if it went
     /// again within a `round_trip`: the NAK is older than the retransmission in flight.
-    pub(in crate::rc) fn goes_back(&mut self, psn: Seq, now: Time, round_trip: u64) -> bool {
+    pub(super) fn goes_back(&mut self, psn: Seq, now: Time, round_trip: u64) -> bool {
         if self.has_gone_back(psn, now, round_trip) {
             return false;
         }
@@ -111,14 +112,14 @@ impl Recovery {
     }
 
     /// Whether `psn` was lost before, within a `round_trip`: its retransmission is in flight.
-    pub(in crate::rc) fn has_gone_back(&self, psn: Seq, now: Time, round_trip: u64) -> bool {
+    pub(super) fn has_gone_back(&self, psn: Seq, now: Time, round_trip: u64) -> bool {
         self.back.psn == psn && now.since(self.back.at) < round_trip
     }
 
     /// Number of packets that may follow the first unacknowledged one: few, and ever fewer, if its
     /// retransmission was lost again and again, because all packets behind it went in vain.
     #[inline]
-    pub(in crate::rc) fn behind_the_lost(&self) -> u64 {
+    pub(super) fn behind_the_lost(&self) -> u64 {
         match self.back.times {
             0 => u64::MAX,
             times => BEHIND >> times.min(8),
@@ -127,25 +128,25 @@ impl Recovery {
 
     /// Whether a response that overtook `expected` should make the requester go back: once, until
     /// something is acknowledged.
-    pub(in crate::rc) fn implied_nak(&mut self, expected: Seq) -> bool {
+    pub(super) fn implied_nak(&mut self, expected: Seq) -> bool {
         core::mem::replace(&mut self.implied, expected) != expected
     }
 
     /// Whether nothing is known to be lost, and nothing is probed.
     #[inline]
-    pub(in crate::rc) fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         !self.probes() && !self.peer_silent && !self.is_selective()
     }
 
     /// Packets that are lost and have not gone again.
     #[inline]
-    pub(in crate::rc) fn lost(&self) -> u32 {
+    pub(super) fn lost(&self) -> u32 {
         self.scoreboard.as_ref().map_or(0, |board| board.due())
     }
 
     /// Whether the next lost packet that goes again asks, whether or not it did at first.
     #[inline]
-    pub(in crate::rc) fn lost_probes(&self) -> bool {
+    pub(super) fn lost_probes(&self) -> bool {
         self.scoreboard.as_ref().is_some_and(|board| board.probes())
     }
 }

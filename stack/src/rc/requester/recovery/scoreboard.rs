@@ -39,11 +39,11 @@ pub(super) struct Scoreboard {
 
 /// The news of a report.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::rc) struct News {
+pub(in crate::rc::requester) struct News {
     /// Something is lost.
-    pub(in crate::rc) lost: bool,
+    pub(in crate::rc::requester) lost: bool,
     /// Something is held.
-    pub(in crate::rc) arrived: bool,
+    pub(in crate::rc::requester) arrived: bool,
 }
 
 #[derive(Debug)]
@@ -211,23 +211,23 @@ impl Scoreboard {
 impl Recovery {
     /// Whether a packet behind the first missing one is known to be held, or to be lost.
     #[inline]
-    pub(in crate::rc) fn is_selective(&self) -> bool {
+    pub(in crate::rc::requester) fn is_selective(&self) -> bool {
         self.scoreboard.as_ref().is_some_and(|board| !board.is_idle())
     }
 
     /// Whether something is known to be lost, whether or not it went again.
-    pub(in crate::rc) fn has_lost(&self) -> bool {
+    pub(in crate::rc::requester) fn has_lost(&self) -> bool {
         self.scoreboard.as_ref().is_some_and(|board| !board.lost.is_empty())
     }
 
     /// All that is lost goes again; `false` if nothing is known to be.
-    pub(in crate::rc) fn all_again(&mut self) -> bool {
+    pub(in crate::rc::requester) fn all_again(&mut self) -> bool {
         self.scoreboard.as_mut().is_some_and(|board| board.all_again())
     }
 
     /// Everything before `to` is acknowledged; up to now that was `from`.
     #[cold]
-    pub(in crate::rc) fn arrived(&mut self, from: Seq, to: Seq) {
+    pub(in crate::rc::requester) fn arrived(&mut self, from: Seq, to: Seq) {
         if let Some(board) = &mut self.scoreboard {
             board.arrived(from, to);
         }
@@ -235,7 +235,7 @@ impl Recovery {
 
     /// Everything from `from` on goes again; `una` is the first that is not acknowledged.
     #[cold]
-    pub(in crate::rc) fn forget_from(&mut self, from: Seq, una: Seq) {
+    pub(in crate::rc::requester) fn forget_from(&mut self, from: Seq, una: Seq) {
         if let Some(board) = &mut self.scoreboard {
             board.forget(from, una);
         }
@@ -243,7 +243,7 @@ impl Recovery {
 
     /// The cost of the packets from `from` to before `to` that are not charged, because the peer
     /// holds them.
-    pub(in crate::rc) fn held_cost(
+    pub(in crate::rc::requester) fn held_cost(
         &self,
         sq: &SendQueue,
         from: Seq,
@@ -263,7 +263,7 @@ impl Recovery {
 impl Requester {
     /// The peer misses the first unacknowledged packet, and holds those that `report` lists. `None`
     /// if that cannot be so, or if nothing of it can go again alone.
-    pub(in crate::rc) fn on_report(
+    pub(in crate::rc::requester) fn on_report(
         &mut self,
         now: Time,
         report: &[u8],
@@ -296,7 +296,7 @@ impl Requester {
     }
 
     /// The next packet that goes again alone.
-    pub(in crate::rc) fn next_lost(
+    pub(in crate::rc::requester) fn next_lost(
         &self,
         sq: &SendQueue,
         limits: &Limits,
@@ -312,7 +312,7 @@ impl Requester {
     }
 
     /// It left.
-    pub(in crate::rc) fn lost_left(&mut self, now: Time) {
+    pub(in crate::rc::requester) fn lost_left(&mut self, now: Time) {
         if let Some(board) = &mut self.recovery.scoreboard {
             board.left(now, self.snd_nxt);
         }

@@ -1,12 +1,12 @@
 //! Which thread drives: the real files, but for how long a thread spins and stands aside.
 
-#[path = "../../../../../verbs-api/src/soft/progress/background.rs"]
+#[path = "../../../../../verbs-api/soft/src/progress/background.rs"]
 mod background;
-#[path = "../../../../../verbs-api/src/soft/progress/core.rs"]
+#[path = "../../../../../verbs-api/soft/src/progress/core.rs"]
 mod core;
 mod spin;
 pub mod standby;
-#[path = "../../../../../verbs-api/src/soft/progress/watch.rs"]
+#[path = "../../../../../verbs-api/soft/src/progress/watch.rs"]
 mod watch;
 
 pub(super) use self::core::Core;

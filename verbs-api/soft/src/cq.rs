@@ -1,0 +1,303 @@
+//! Completion queues and the channels that announce their completions.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rocinante_stack::types::Qpn;
+use rocinante_stack::verbs::{CqId, Cqe};
+
+use super::announce::{ChannelShared, CqShared, End};
+use super::events::Owner;
+use super::rivals::{self, Vain};
+use super::{Device, gone};
+use crate::model::error::VerbsError;
+use crate::model::event::AsyncEvent;
+use crate::model::wc::Wc;
+use crate::provider::listeners::Listeners;
+use crate::provider::wakers::{Wakers, Woken};
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct Cq {
+    device: Arc<Device>,
+    shared: Arc<CqShared>,
+    shards: Users,
+    channel: Option<Channel>,
+    vain: Vain,
+}
+
+/// The shards of the queue pairs that complete to a queue: polling the queue drives them.
+#[derive(Debug)]
+struct Users {
+    counts: Mutex<Vec<u32>>,
+    /// One bit for each shard.
+    set: AtomicU64,
+}
+
+impl Users {
+    fn new(shards: usize) -> Self {
+        Self { counts: Mutex::new(vec![0; shards]), set: AtomicU64::new(0) }
+    }
+
+    fn change(&self, shard: usize, change: impl FnOnce(&mut u32)) {
+        let mut counts = self.counts.lock();
+        change(&mut counts[shard]);
+        let bit = |(shard, count): (usize, &u32)| u64::from(*count > 0) << shard;
+        self.set.store(counts.iter().enumerate().map(bit).sum(), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        let id = self.shared.id;
+        let mut shards = self.device.shards.hold_all();
+        for shard in shards.iter_mut() {
+            shard.host.cqs.remove(id);
+        }
+        self.shared.leave_channel();
+        let is_of =
+            |event: &AsyncEvent| matches!(event, AsyncEvent::CqOverflow { cq } if *cq == id);
+        self.device.remove_owner(Owner::Cq(id), is_of);
+    }
+}
+
+impl Cq {
+    pub fn create(
+        device: &Arc<Device>,
+        depth: u32,
+        channel: Option<&Channel>,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let mut shards = device.shards.hold_all();
+        let shard = shards.first();
+        if shard.host.cqs.len() >= device.limits.max_cq as usize {
+            return Err(VerbsError::Limit {
+                what: "completion queues",
+                max: u64::from(device.limits.max_cq),
+            });
+        }
+        let events = channel.map(|channel| channel.shared.clone());
+        let id = shard.host.cqs.insert(|id| Arc::new(CqShared::new(id, depth as usize, events)));
+        let shared = shard.host.cqs.get(id).expect("just inserted").clone();
+        for shard in shards.rest_mut() {
+            // All shards assign and free numbers in the same order.
+            let same = shard.host.cqs.insert(|_| shared.clone());
+            debug_assert_eq!(same, id);
+        }
+        if shards.iter_mut().all(|shard| shard.broken.is_some()) {
+            shared.gone(&mut Woken::default());
+        }
+        device.add_owner(Owner::Cq(id));
+        drop(shards);
+        let users = Users::new(device.shards.count());
+        let (device, channel_of) = (device.clone(), channel.cloned());
+        let cq = Arc::new(Self {
+            device,
+            shared,
+            shards: users,
+            channel: channel_of,
+            vain: Vain::default(),
+        });
+        if let Some(channel) = channel {
+            channel.queues.add(cq.shared.number, &cq);
+        }
+        Ok(cq)
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// A queue pair of this shard now completes to it.
+    pub(super) fn used_by(&self, shard: usize) {
+        self.shards.change(shard, |count| *count += 1);
+        if let Some(channel) = &self.channel {
+            channel.shards.fetch_or(1 << shard, Ordering::Relaxed);
+        }
+    }
+
+    /// A queue pair of this shard no longer completes to it.
+    pub(super) fn left_by(&self, shard: usize) {
+        self.shards.change(shard, |count| *count -= 1);
+    }
+
+    fn drive(&self) {
+        self.device.shards.drive(self.shards.set.load(Ordering::Relaxed));
+    }
+
+    pub fn id(&self) -> CqId {
+        CqId(self.shared.id)
+    }
+
+    pub fn depth(&self) -> usize {
+        self.shared.capacity()
+    }
+
+    pub fn resize(&self, depth: u32) -> Result<(), VerbsError> {
+        self.device.shards.send_waiting(self.shards.set.load(Ordering::Relaxed));
+        self.shared.resize(depth as usize).map_err(|waiting| {
+            VerbsError::Invalid(format!(
+                "{waiting} completions wait in the queue, and it would have room for {depth}: \
+                 poll it first"
+            ))
+        })
+    }
+
+    /// The queue pair was reset or destroyed, and all its completions have been delivered.
+    pub(super) fn forget(&self, qpn: Qpn) {
+        self.shared.forget(qpn);
+    }
+
+    pub fn poll(&self, out: &mut [Wc]) -> Result<usize, VerbsError> {
+        self.poll_as(out, Wc::of)
+    }
+
+    /// As [`poll`](Self::poll), in the caller's own form of a completion.
+    #[inline]
+    pub fn poll_as<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> Result<usize, VerbsError> {
+        match self.take_or_drive(out, make) {
+            0 if self.shared.has_ended() => self.check_end().map(|()| 0),
+            count => Ok(count),
+        }
+    }
+
+    /// The same without the error at the end.
+    #[inline]
+    pub fn take_or_drive<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> usize {
+        let take = || Some(self.shared.take(out, &make)).filter(|count| *count > 0);
+        self.find(take).unwrap_or(0)
+    }
+
+    /// What `take` finds, before the device is driven or after.
+    #[inline]
+    fn find<T>(&self, mut take: impl FnMut() -> Option<T>) -> Option<T> {
+        let mut found = take();
+        if found.is_none() {
+            self.drive();
+            found = take();
+        }
+        if found.is_none()
+            && let Some(until) = self.vain.missed()
+        {
+            self.rest(until);
+            found = take();
+        }
+        if found.is_some() {
+            self.vain.found();
+        }
+        found
+    }
+
+    #[inline]
+    pub fn has_ended(&self) -> bool {
+        self.shared.has_ended()
+    }
+
+    pub fn poll_one(&self) -> Result<Option<Wc>, VerbsError> {
+        match self.find(|| self.shared.take_one()) {
+            Some(cqe) => Ok(Some(Wc::of(cqe))),
+            None => self.check_end().map(|()| None),
+        }
+    }
+
+    /// Sleeps until the queue or its shard's port has something, or `until`, and drives the device.
+    #[cold]
+    pub fn rest(&self, until: Instant) {
+        rivals::with_bell(|task, fd| {
+            if !self.shared.rests(task) {
+                self.device.shards.rest(self.shards.set.load(Ordering::Relaxed), fd, until);
+            }
+        });
+    }
+
+    pub fn req_notify(&self, solicited_only: bool) {
+        self.shared.arm(solicited_only);
+        self.device.shards.expect(self.shards.set.load(Ordering::Relaxed));
+    }
+
+    pub fn has_channel(&self) -> bool {
+        self.shared.has_channel()
+    }
+
+    pub fn tasks(&self) -> &Wakers {
+        &self.shared.tasks
+    }
+
+    /// As [`poll_one`](Self::poll_one), for a task that sleeps if there is none: the background
+    /// thread does not stand aside for it.
+    pub fn poll_for_task(&self) -> Result<Option<Wc>, VerbsError> {
+        if let Some(wc) = self.shared.take_one() {
+            return Ok(Some(Wc::of(wc)));
+        }
+        self.device.shards.drive_for_task(self.shards.set.load(Ordering::Relaxed));
+        self.take_now()
+    }
+
+    /// The next completion, without driving the device.
+    pub fn take_now(&self) -> Result<Option<Wc>, VerbsError> {
+        match self.shared.take_one() {
+            Some(cqe) => Ok(Some(Wc::of(cqe))),
+            None => self.check_end().map(|()| None),
+        }
+    }
+
+    /// The error if no more completions come.
+    #[cold]
+    pub fn check_end(&self) -> Result<(), VerbsError> {
+        match self.shared.end() {
+            None => Ok(()),
+            Some(End::Overflow) => Err(VerbsError::Busy(
+                "the completion queue overflowed: make it as deep as the queues that complete to it",
+            )),
+            Some(End::Gone) => Err(gone()),
+        }
+    }
+}
+
+/// A completion event channel.
+#[derive(Debug, Clone)]
+pub struct Channel {
+    device: Arc<Device>,
+    shared: Arc<ChannelShared>,
+    queues: Arc<Listeners<Cq>>,
+    /// Shards with queue pairs that complete to these queues, now or earlier.
+    shards: Arc<AtomicU64>,
+}
+
+impl Channel {
+    pub fn create(device: &Arc<Device>) -> Result<Self, VerbsError> {
+        let (shared, queues) = (Arc::new(ChannelShared::new()?), Arc::new(Listeners::new()));
+        Ok(Self { device: device.clone(), shared, queues, shards: Arc::default() })
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The queue of the next event, if there is one now.
+    pub fn try_event(&self) -> Option<Arc<Cq>> {
+        loop {
+            let number = self.shared.next()?;
+            if let Some(cq) = self.queues.find(number) {
+                return Some(cq);
+            }
+        }
+    }
+
+    /// Sleeps on the channel and the port until `until`, and drives the device on this thread. If
+    /// several shards complete to its queues, the background threads drive them.
+    pub fn wait(&self, until: Option<Instant>) {
+        let shards = self.shards.load(Ordering::Relaxed);
+        self.device.shards.wait(shards, self.shared.fd(), until);
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.shared.fd()
+    }
+
+    pub fn tasks(&self) -> &Wakers {
+        &self.shared.tasks
+    }
+}

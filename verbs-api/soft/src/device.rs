@@ -1,0 +1,547 @@
+//! The device in software: a shard for each port, and the contexts that share it.
+
+use std::net::IpAddr;
+use std::ops::Deref;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rocinante_netdev::{self as netdev, AnyPort, Backend, Capabilities, Port, PortConfig, Slots};
+use rocinante_stack::mem::PdId;
+use rocinante_stack::types::{Mtu, Qpn, QueueKind};
+use rocinante_stack::wire::PeerInfo;
+use rocinante_stack::{Budget, PeerAddress, PeerKind};
+
+use super::events::{Events, Inbox, Owner};
+use super::exit;
+use super::opens::Claim;
+use super::rivals::{self, Vain};
+use super::shard::Shard;
+use super::shards::Shards;
+use crate::model::device::{DeviceAttr, DeviceCounters, Limits, MwSupport, OptionalOperations};
+use crate::model::error::VerbsError;
+use crate::model::event::AsyncEvent;
+use crate::model::qp::{PeerPath, QpInfo};
+use crate::model::resources::Resources;
+use crate::provider::wakers::Wakers;
+
+/// The settings of a new device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// How the ports were opened.
+    pub port: PortConfig,
+    pub limits: Limits,
+    /// The most packets that a queue pair may have unacknowledged.
+    pub window_max: u32,
+    pub advertise_credits: bool,
+    pub cut_writes: bool,
+    /// Whether the device asks peers for their kind, and answers such questions.
+    pub recognises: bool,
+    /// Whether a thread drives the device while the program does not.
+    pub background: bool,
+    /// How often the connection manager repeats a message, if the program sets it.
+    pub cm_retries: Option<u8>,
+    /// The silence after which peers of connections are asked whether they are still there, unless
+    /// the connection has a value of its own; zero for never.
+    pub keep_alive: Duration,
+    /// Whether requests wait for their listener for a while.
+    pub refuses_late: bool,
+    /// The processors of the threads: one per shard, starting again from the first. If empty, the
+    /// threads are not pinned.
+    pub cpus: Vec<usize>,
+}
+
+/// A shard's counters.
+fn counted(shard: &Shard) -> DeviceCounters {
+    DeviceCounters {
+        transport: *shard.engine.counters(),
+        drops: *shard.engine.drops(),
+        limits_hit: *shard.engine.limits_hit(),
+        port: shard.port.stats(),
+        refused: shard.refused,
+        handed_over: (shard.handed_over(), shard.lost_mail()),
+    }
+}
+
+/// One opening of the device: a program's context. It lives as long as any of its objects.
+pub struct Device {
+    hca: Arc<Hca>,
+    /// The asynchronous events of its objects.
+    pub(super) events: Arc<Inbox>,
+}
+
+impl Deref for Device {
+    type Target = Hca;
+
+    #[inline]
+    fn deref(&self) -> &Hca {
+        &self.hca
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.hca.events().leave(&self.events);
+    }
+}
+
+/// The device itself: all contexts that the process has opened share it.
+pub struct Hca {
+    pub shards: Shards,
+    vain: Vain,
+    /// Its slots, if it shares its addresses with other processes. After the shards, whose ports
+    /// have them, too.
+    pub(super) slots: Option<Arc<Slots>>,
+    /// Its settings at the start.
+    pub settings: Settings,
+    pub limits: Limits,
+    pub active_mtu: Mtu,
+    /// The receive budget that peers learn: that of one shard.
+    pub advertised: Budget,
+    /// Its kind.
+    pub queue: QueueKind,
+    pub name: String,
+    /// Why this backend was chosen, and the one that was named and a neighbour has.
+    why: (String, Option<Backend>),
+    pub capabilities: Capabilities,
+    pub gids: Vec<IpAddr>,
+    pub pds: AtomicU32,
+    /// Protection domains and address handles of the C ABI, which announces limits of both.
+    pub plain_pds: AtomicU32,
+    pub plain_ahs: AtomicU32,
+    /// Queue pairs.
+    pub(super) qps: AtomicU32,
+    /// Shared receive queues.
+    pub(super) srqs: AtomicU32,
+    /// The next shard for queue pairs without a chosen one.
+    next: AtomicU32,
+    /// Its entry among the open devices. This is the last field: the entry outlives the ports.
+    _claim: Option<Arc<Claim>>,
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.hca.fmt(f)
+    }
+}
+
+impl std::fmt::Debug for Hca {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hca")
+            .field("name", &self.name)
+            .field("backend", &self.capabilities.backend)
+            .field("gids", &self.gids)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    /// Opens the device. Its events go to `events`.
+    pub fn new(hca: Arc<Hca>, events: Arc<Inbox>) -> Arc<Self> {
+        hca.events().join(&events);
+        // Events from before this context was there happened to it, too.
+        if hca.is_broken() {
+            let _ = events.push(AsyncEvent::DeviceFatal);
+        }
+        Arc::new(Self { hca, events })
+    }
+
+    pub fn hca(&self) -> &Arc<Hca> {
+        &self.hca
+    }
+
+    pub fn next_event(&self) -> Option<AsyncEvent> {
+        self.events.next()
+    }
+
+    pub fn event_fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+
+    pub fn tasks(&self) -> &Wakers {
+        &self.events.tasks
+    }
+
+    pub fn announce_to_tasks(&self) -> std::io::Result<()> {
+        self.events.announce_to_tasks()
+    }
+
+    /// The GID table of this context: a hole is `None`.
+    pub fn gid_table(&self) -> Vec<Option<IpAddr>> {
+        self.events.gids().unwrap_or_else(|| self.gids.iter().copied().map(Some).collect())
+    }
+
+    /// The address that packets leave from, by its index.
+    pub fn local(&self, sgid_index: usize) -> Result<IpAddr, VerbsError> {
+        let invalid = |why| Err(VerbsError::Invalid(why));
+        match self.gid_table().get(sgid_index) {
+            None => invalid(format!("there is no GID index {sgid_index}")),
+            Some(None) => invalid(format!("GID index {sgid_index} is a hole: its address is gone")),
+            Some(Some(local)) if self.gids.contains(local) => Ok(*local),
+            Some(Some(local)) => invalid(format!(
+                "{} has {local} since it was opened, and cannot send from there: close all \
+                 contexts of the device, and open it again",
+                self.name
+            )),
+        }
+    }
+
+    /// Directs the events of an object to this context. Returns whether none has its number.
+    pub(super) fn add_owner(&self, owner: Owner) -> bool {
+        self.hca.events().add(owner, &self.events)
+    }
+
+    /// The object is gone, and its number will be reused: forgets its events.
+    pub(super) fn remove_owner(&self, owner: Owner, is_of: impl Fn(&AsyncEvent) -> bool) {
+        self.hca.events().remove(owner);
+        self.events.forget(is_of);
+    }
+}
+
+impl Hca {
+    /// Starts a device with one shard per port.
+    pub fn start(
+        settings: &Settings,
+        name: &str,
+        (ports, slots): (Vec<AnyPort>, Option<Arc<Slots>>),
+        why: (String, Option<Backend>),
+        claim: Option<Claim>,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let Some(first) = ports.first() else {
+            return Err(VerbsError::Invalid("a device needs a port".into()));
+        };
+        let capabilities = first.capabilities().clone();
+        let gids = first.addresses().to_vec();
+        let budget = capabilities.rx_budget;
+        let budget = Budget { bytes: budget.bytes, datagrams: budget.datagrams };
+        let active_mtu = active_mtu(name, capabilities.link_mtu)?;
+        // Three quarters for peers' own requests, one quarter for responses to ours.
+        let (queue, count) = (queue_kind(&capabilities), ports.len());
+        let own = (budget.part(1, 4), queue);
+        let advertised = advertised(budget, capabilities.backend, count);
+        let pace = pace_of(capabilities.backend);
+        // The answer is about slots from 0 on: a later process has none to speak of.
+        let answered =
+            if slots.as_ref().is_some_and(|slots| slots.first() > 0) { 0 } else { count };
+        let info = peer_info(advertised, queue, answered, pace);
+        let shards = (settings, name, ports, active_mtu);
+        let claim = claim.map(Arc::new);
+        let shards = Shards::start(shards, own, info, (slots.as_ref(), claim.as_ref()))?;
+        let hca = Arc::new(Self {
+            shards,
+            vain: Vain::default(),
+            slots,
+            settings: settings.clone(),
+            limits: settings.limits,
+            active_mtu,
+            advertised,
+            queue,
+            name: name.to_owned(),
+            why,
+            capabilities,
+            gids,
+            pds: AtomicU32::new(1),
+            plain_pds: AtomicU32::new(0),
+            plain_ahs: AtomicU32::new(0),
+            qps: AtomicU32::new(0),
+            srqs: AtomicU32::new(0),
+            next: AtomicU32::new(0),
+            _claim: claim,
+        });
+        exit::watch(&hca);
+        Ok(hca)
+    }
+
+    fn events(&self) -> &Events {
+        &self.shards.first().events
+    }
+
+    /// Whether its interface is gone.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.shards.all().any(|core| core.hold().broken.is_some())
+    }
+
+    /// The device's attributes.
+    pub fn query(&self) -> DeviceAttr {
+        DeviceAttr {
+            port: Some(self.capabilities.clone()),
+            active_mtu: self.active_mtu,
+            chosen_because: self.why.0.clone(),
+            instead_of: self.why.1,
+            ..attributes(self.limits, self.shard_count())
+        }
+    }
+
+    /// Whether a program that names this backend gets this device.
+    pub fn is_taken_as(&self, backend: Backend) -> bool {
+        backend == self.capabilities.backend || self.why.1 == Some(backend)
+    }
+
+    /// The number of shards.
+    pub fn shard_count(&self) -> usize {
+        self.shards.count()
+    }
+
+    /// The shard of an object without a chosen one: the shards in turn.
+    pub(super) fn next_shard(&self) -> usize {
+        match self.shards.count() {
+            1 => 0,
+            count => self.next.fetch_add(1, Ordering::Relaxed) as usize % count,
+        }
+    }
+
+    /// A peer as the engine of a shard gets it, at the end of the path `id`.
+    pub(super) fn peer_at(&self, local: IpAddr, path: &PeerPath, id: u32) -> PeerAddress {
+        let kind = PeerKind::announced(path.budget, path.queue);
+        let mut budget = self.share_of(path.budget, kind);
+        if self.gids.contains(&path.remote) {
+            // It comes over loopback, whatever queue the peer has besides.
+            let local = self.capabilities.local_budget;
+            budget.bytes = budget.bytes.min(local.bytes / 4 * 3);
+            budget.datagrams = budget.datagrams.min(local.datagrams / 4 * 3);
+        }
+        PeerAddress { local, remote: path.remote, path: id, budget, kind }
+    }
+
+    /// One shard's share of the budget that a peer announced: the other shards may send to the same
+    /// queue, and none knows the packets that the others have in flight.
+    pub fn share_of(&self, budget: Budget, peer: PeerKind) -> Budget {
+        match peer {
+            PeerKind::Standard => budget,
+            #[allow(clippy::cast_possible_truncation, reason = "64 at most")]
+            PeerKind::Rocinante(_) => budget.part(1, self.shards.count() as u32),
+        }
+    }
+
+    pub fn counters(&self) -> DeviceCounters {
+        let mut sum = DeviceCounters::default();
+        for core in self.shards.all() {
+            sum.add(&counted(&core.hold()));
+        }
+        sum
+    }
+
+    /// The counters, unless another thread holds a shard for `patience`.
+    pub fn try_counters(&self, patience: Duration) -> Option<DeviceCounters> {
+        let mut sum = DeviceCounters::default();
+        for core in self.shards.all() {
+            sum.add(&counted(&*core.shard.try_lock_for(patience)?));
+        }
+        Some(sum)
+    }
+
+    /// All queue pairs, of all contexts.
+    pub fn qps(&self) -> Vec<QpInfo> {
+        let mut all = Vec::new();
+        for core in self.shards.all() {
+            let shard = core.hold();
+            all.extend(shard.host.qps.iter().filter_map(|qp| {
+                let qpn = qp.qpn();
+                let (state, attr, init) = shard.engine.query_qp(qpn)?;
+                Some(QpInfo {
+                    qpn,
+                    qp_type: init.qp_type,
+                    state,
+                    peer: attr.peer.map(|peer| peer.remote),
+                    dest_qpn: attr.dest_qpn,
+                    peer_kind: shard.engine.peer_kind(qpn),
+                    context: init.context,
+                    counters: shard.engine.qp_counters(qpn)?,
+                    limits_hit: shard.engine.qp_limits_hit(qpn)?,
+                })
+            }));
+        }
+        all
+    }
+
+    /// Where the peer of a queue pair is.
+    #[cold]
+    pub fn peer_of(&self, qpn: Qpn) -> Option<IpAddr> {
+        let shard = self.shards.of_qpn(qpn)?.hold();
+        let (_, attr, _) = shard.engine.query_qp(qpn)?;
+        Some(attr.peer?.remote)
+    }
+
+    pub fn resources(&self) -> Resources {
+        let mut sum = Resources::default();
+        for (index, core) in self.shards.all().enumerate() {
+            let shard = core.hold();
+            sum.qps += shard.engine.qp_count();
+            sum.srqs += shard.engine.srq_count();
+            sum.groups += shard.engine.group_count();
+            sum.kept_qpns += shard.engine.reserved_qpns();
+            sum.paths += shard.paths_of_queue_pairs();
+            if index == 0 {
+                // All shards have the same regions and completion queues.
+                sum.mrs = shard.host.regions.len();
+                sum.cqs = shard.host.cqs.len();
+            }
+        }
+        let mut first = self.shards.first().hold();
+        sum.connections = first.cm().len();
+        sum.listeners = first.post.places();
+        drop(first);
+        sum.pds = self.events().count(|owner| matches!(owner, Owner::Pd(_)));
+        sum
+    }
+
+    pub fn background_rounds(&self) -> u64 {
+        self.shards.all().map(|core| core.rounds.load(Ordering::Relaxed)).sum()
+    }
+
+    pub fn progress(&self) {
+        const ALL: u64 = u64::MAX;
+        if self.shards.drive(ALL) {
+            self.vain.found();
+        } else if let Some(until) = self.vain.missed() {
+            rivals::with_bell(|_, fd| self.shards.rest(ALL, fd, until));
+        }
+    }
+}
+
+/// The attributes of every device of `shards` shards, on any backend. It knows no persistent
+/// memory.
+pub fn attributes(limits: Limits, shards: usize) -> DeviceAttr {
+    let has_windows = shards == 1;
+    DeviceAttr {
+        limits: limits.max_mw(limits.max_mr),
+        windows: MwSupport { type_1: has_windows, type_2a: false, type_2b: has_windows },
+        optional: OptionalOperations {
+            flush_global: true,
+            flush_persistent: false,
+            atomic_write: true,
+        },
+        port: None,
+        hardware: None,
+        active_mtu: Mtu::Mtu256,
+        chosen_because: String::new(),
+        instead_of: None,
+    }
+}
+
+/// One of the objects of a device of which there is a most. It counts until it is dropped.
+pub struct Counted {
+    /// `None` once it was [kept](Self::keep).
+    device: Option<Arc<Device>>,
+    of: fn(&Hca) -> &AtomicU32,
+}
+
+impl std::fmt::Debug for Counted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Counted").finish_non_exhaustive()
+    }
+}
+
+impl Counted {
+    pub fn new(
+        device: &Arc<Device>,
+        of: fn(&Hca) -> &AtomicU32,
+        (what, max): (&'static str, u32),
+    ) -> Result<Self, VerbsError> {
+        let room = |count| (count < max).then_some(count + 1);
+        match of(device).fetch_update(Ordering::Relaxed, Ordering::Relaxed, room) {
+            Ok(_) => Ok(Self { device: Some(device.clone()), of }),
+            Err(_) => Err(VerbsError::Limit { what, max: max.into() }),
+        }
+    }
+
+    /// It counts until its object takes it back. Queue pairs do, to be smaller.
+    pub(super) fn keep(mut self) {
+        self.device = None;
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if let Some(device) = &self.device {
+            (self.of)(device).fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The largest path MTU that fits a link.
+pub fn active_mtu(name: &str, link_mtu: u32) -> Result<Mtu, VerbsError> {
+    let none = || format!("{name} has an MTU of {link_mtu} bytes: RoCE needs 336");
+    Mtu::for_link(link_mtu).ok_or_else(|| VerbsError::Invalid(none()))
+}
+
+/// A shard's announcement of its receive queue: three quarters, because the rest is for responses.
+/// Peers keep a credit for each shard. On `afxdp` the NIC spreads packets over the queues by UDP
+/// source port, not by shard: all packets of peers may come to one queue.
+pub(super) fn advertised(queue: Budget, backend: Backend, shards: usize) -> Budget {
+    let shards = match backend {
+        Backend::Xdp => u32::try_from(shards).unwrap_or(u32::MAX / 4),
+        Backend::Udp | Backend::Packet | Backend::Sim => 1,
+    };
+    queue.part(3, 4 * shards)
+}
+
+/// The announcement to peers that recognise this device: the budget of each of its shards, and its
+/// rate for unacknowledged packets.
+fn peer_info(
+    queue: Budget,
+    kind: QueueKind,
+    shards: usize,
+    (packet_ns, kib_ns): (u32, u32),
+) -> PeerInfo {
+    PeerInfo {
+        bytes: queue.bytes,
+        datagrams: queue.datagrams,
+        queue: kind,
+        slots: u8::try_from(shards).unwrap_or(u8::MAX),
+        packet_ns,
+        kib_ns,
+    }
+}
+
+/// The kind of a port's receive queue, as the engine names it.
+fn queue_kind(capabilities: &Capabilities) -> QueueKind {
+    match capabilities.rx_queue {
+        netdev::QueueKind::Memory => QueueKind::Memory,
+        netdev::QueueKind::Places => QueueKind::Places,
+        netdev::QueueKind::Frames => QueueKind::Frames,
+    }
+}
+
+/// Nanoseconds in which a shard takes an unacknowledged datagram, and 1,024 bytes of payload
+/// besides, without losing any (`docs/performance/method.md` has the measurement). Over AF_XDP
+/// without a driver's help it takes no more than an unknown peer sends.
+const fn pace_of(backend: Backend) -> (u32, u32) {
+    match backend {
+        Backend::Packet => (240, 200),
+        Backend::Udp | Backend::Sim => (400, 200),
+        Backend::Xdp => (800, 300),
+    }
+}
+
+/// A protection domain: a number that regions and queue pairs must share.
+#[derive(Debug)]
+pub struct Pd {
+    pub(super) device: Arc<Device>,
+    pub id: PdId,
+}
+
+impl Pd {
+    pub fn new(device: &Arc<Device>) -> Self {
+        // The count may have begun again, and have come to a domain that is still there.
+        let fresh = || PdId(device.pds.fetch_add(1, Ordering::Relaxed));
+        let id = loop {
+            let id = fresh();
+            if id.0 != 0 && device.add_owner(id.into()) {
+                break id;
+            }
+        };
+        Self { device: device.clone(), id }
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        self.device.remove_owner(self.id.into(), |_| false);
+    }
+}

@@ -1,0 +1,123 @@
+//! The devices in software that this process has open. A process that opens one again gets another
+//! context of it, as with hardware: only one port can have an address.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::Hca;
+use crate::model::error::VerbsError;
+
+/// The identity of a device: an interface of a network namespace, with some of its addresses.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// A child of fork(2) has the entries of its parent, but not the threads of its devices.
+    process: u32,
+    /// Device and inode of the network namespace.
+    namespace: (u64, u64),
+    interface: u32,
+    addresses: Vec<IpAddr>,
+    /// Whether these are all of the interface, as it was then.
+    are_all: bool,
+}
+
+impl Key {
+    /// The device over an interface of this thread's network namespace. `None` without `/proc`:
+    /// such a device is not shared.
+    pub fn new(interface: u32, addresses: &[IpAddr], are_all: bool) -> Option<Self> {
+        let namespace = std::fs::metadata("/proc/thread-self/ns/net").ok()?;
+        let mut addresses = addresses.to_vec();
+        addresses.sort_unstable();
+        Some(Self {
+            process: std::process::id(),
+            namespace: (namespace.dev(), namespace.ino()),
+            interface,
+            addresses,
+            are_all,
+        })
+    }
+}
+
+impl Key {
+    fn of_same_interface(&self, other: &Self) -> bool {
+        (self.process, self.namespace, self.interface)
+            == (other.process, other.namespace, other.interface)
+    }
+
+    /// Whether both want the port of an address.
+    fn overlaps(&self, other: &Self) -> bool {
+        self.of_same_interface(other)
+            && self.addresses.iter().any(|address| other.addresses.contains(address))
+    }
+
+    /// Whether both are one device. All addresses are those that the interface had when the device
+    /// was opened: some may have come since.
+    fn is(&self, other: &Self) -> bool {
+        self.of_same_interface(other)
+            && (self.addresses == other.addresses || self.are_all && other.are_all)
+    }
+}
+
+fn words(addresses: &[IpAddr]) -> String {
+    addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The devices that are open. An entry that points to nothing is being opened or closed.
+static OPEN: Mutex<BTreeMap<Key, Weak<Hca>>> = Mutex::new(BTreeMap::new());
+/// An entry has changed.
+static CHANGED: Condvar = Condvar::new();
+
+/// The entry of a device. The device drops it last, when its port is closed.
+#[derive(Debug)]
+pub struct Claim(Key);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        OPEN.lock().remove(&self.0);
+        CHANGED.notify_all();
+    }
+}
+
+/// The device `key` if it is open and `suits`, or else the one that `start` starts.
+///
+/// # Errors
+/// Those of `suits` and of `start`; a device with some of these addresses is open, or this one is
+/// broken.
+pub fn open(
+    key: Option<Key>,
+    suits: impl FnOnce(&Hca) -> Result<(), VerbsError>,
+    start: impl FnOnce(Option<Claim>) -> Result<Arc<Hca>, VerbsError>,
+) -> Result<Arc<Hca>, VerbsError> {
+    let Some(key) = key else { return start(None) };
+    let mut open = OPEN.lock();
+    while let Some((_, entry)) = open.iter().find(|(other, _)| other.is(&key)) {
+        let Some(hca) = entry.upgrade() else {
+            CHANGED.wait(&mut open);
+            continue;
+        };
+        // The device may be dropped from here on, which takes the lock.
+        drop(open);
+        if hca.is_broken() {
+            return Err(VerbsError::Busy(
+                "the interface is gone: close all contexts of the device",
+            ));
+        }
+        return suits(&hca).map(|()| hca);
+    }
+    if let Some(other) = open.keys().find(|other| other.overlaps(&key)) {
+        return Err(VerbsError::Invalid(format!(
+            "{} of this interface is open in this process, with other addresses: open the same \
+             addresses, or close it first",
+            words(&other.addresses)
+        )));
+    }
+    open.insert(key.clone(), Weak::new());
+    drop(open);
+    let hca = start(Some(Claim(key.clone())))?;
+    OPEN.lock().insert(key, Arc::downgrade(&hca));
+    CHANGED.notify_all();
+    Ok(hca)
+}

@@ -1,0 +1,72 @@
+//! The owner of a connection gets the connection manager's events: a mailbox of the Rust API, or
+//! the C ABI's emulation of the kernel's `rdma_cm`.
+
+use std::fmt;
+
+use rocinante_stack::cm::{AskId, CmEvent, ConnId};
+
+use crate::model::error::VerbsError;
+use crate::provider::mailbox::Mailbox;
+use crate::provider::wakers::Woken;
+
+/// Takes the events of a connection, a listener or a question. It is called while the device is
+/// locked, and so must not call the device.
+pub trait Owner: fmt::Debug + Send + Sync {
+    /// Takes an event. Returns the tasks that wait for one; `None` for a request for which there is
+    /// no room.
+    fn put(&self, event: CmEvent) -> Option<Woken>;
+
+    /// No more events will come, for this reason.
+    fn fail(&self, why: VerbsError) -> Woken;
+
+    /// A peer has withdrawn its request.
+    fn withdraw(&self, gone: ConnId);
+
+    /// The program did not answer a question in time.
+    fn withdraw_ask(&self, gone: AskId);
+
+    /// Whether the program has not taken the request yet.
+    fn has_request(&self, of: ConnId) -> bool;
+
+    /// Whether the program has not taken the question yet.
+    fn has_ask(&self, of: AskId) -> bool;
+
+    /// Whether the queue pair goes to the error state when its connection ends.
+    fn breaks(&self) -> bool;
+}
+
+impl Owner for Mailbox {
+    fn put(&self, event: CmEvent) -> Option<Woken> {
+        // The release of a number is nothing to the program.
+        let is_news = !matches!(event, CmEvent::Released { .. });
+        is_news.then(|| self.push(event))
+    }
+
+    fn fail(&self, why: VerbsError) -> Woken {
+        Self::fail(self, why)
+    }
+
+    fn withdraw(&self, gone: ConnId) {
+        Self::withdraw(self, gone);
+    }
+
+    fn withdraw_ask(&self, gone: AskId) {
+        self.retain(|event| !is_asked(event, gone));
+    }
+
+    fn has_request(&self, of: ConnId) -> bool {
+        Self::has_request(self, of)
+    }
+
+    fn has_ask(&self, of: AskId) -> bool {
+        self.any(|event| is_asked(event, of))
+    }
+
+    fn breaks(&self) -> bool {
+        true
+    }
+}
+
+fn is_asked(event: &CmEvent, of: AskId) -> bool {
+    matches!(event, CmEvent::Asked { ask, .. } if *ask == of)
+}

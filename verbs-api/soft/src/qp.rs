@@ -1,0 +1,255 @@
+//! Queue pairs of the engine.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use rocinante_netdev::PathSpec;
+use rocinante_stack::stats::{LimitsHit, QpCounters};
+use rocinante_stack::types::Qpn;
+use rocinante_stack::verbs::{QpState, QpType, RecvWr, SendWr};
+use rocinante_stack::{ModifyError, QpAttr, QpInit};
+
+use super::front::QpShared;
+use super::progress::Core;
+use super::{Counted, Cq, Device, Pd, Srq, ah};
+use crate::model::error::VerbsError;
+use crate::model::event::AsyncEvent;
+use crate::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules};
+use crate::provider::memory::faults;
+use crate::provider::random::random;
+
+/// The attributes of a new queue pair.
+#[derive(Debug)]
+pub struct QpInitAttr<'a> {
+    pub qp_type: QpType,
+    pub send_cq: &'a Arc<Cq>,
+    pub recv_cq: &'a Arc<Cq>,
+    /// The shared receive queue in place of its own.
+    pub srq: Option<&'a Srq>,
+    pub caps: QpCaps,
+    pub sq_sig_all: bool,
+    /// The program's own value.
+    pub context: u64,
+    /// The shard that it lives on, if the program chose one.
+    pub shard: Option<usize>,
+}
+
+/// A queue pair; dropping it destroys it.
+#[derive(Debug)]
+pub struct Qp {
+    shared: Arc<QpShared>,
+    pub(super) device: Arc<Device>,
+    pub(super) core: Arc<Core>,
+    // Polling these drives the shard.
+    cqs: [Arc<Cq>; 2],
+    pub(super) qpn: Qpn,
+    cookie: u32,
+    path: Mutex<Option<u32>>,
+}
+
+impl Qp {
+    /// Makes a queue pair in the RESET state.
+    pub fn create(pd: &Pd, attr: &QpInitAttr<'_>) -> Result<Self, VerbsError> {
+        faults::watch();
+        let device = pd.device.clone();
+        let random = random()?;
+        let index = choose_shard(&device, attr)?;
+        let core = device.shards.get(index).expect("chosen among them").clone();
+        let most = ("queue pairs", device.limits.max_qp);
+        let counted = Counted::new(&device, |hca| &hca.qps, most)?;
+        let mut guard = core.hold();
+        let shard = &mut *guard;
+        let mut qpn = None;
+        let cookie = shard.host.qps.insert(|cookie| {
+            qpn = shard.engine.create_qp(&engine_init(pd, attr, cookie), random);
+            let rules =
+                SendRules { caps: attr.caps, qp_type: attr.qp_type, mtu: device.active_mtu };
+            Arc::new(QpShared::new(qpn.unwrap_or_default(), rules))
+        });
+        let Some(qpn) = qpn else {
+            shard.host.qps.remove(cookie);
+            return Err(VerbsError::Limit {
+                what: "queue pairs",
+                max: u64::from(shard.engine.config().max_qp),
+            });
+        };
+        let shared = shard.host.qps.get(cookie).expect("just inserted").clone();
+        shard.staging.joined(shard.host.qps.len(), shared.backlog_max());
+        drop(guard);
+        let cqs = [attr.send_cq, attr.recv_cq].map(Arc::clone);
+        cqs.iter().for_each(|cq| cq.used_by(index));
+        let path = Mutex::new(None);
+        counted.keep();
+        Ok(Self { shared, device, core, cqs, qpn, cookie, path })
+    }
+
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// The shard that it lives on.
+    pub fn shard(&self) -> usize {
+        self.device.shards.number_of(self.qpn)
+    }
+
+    pub fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    pub fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
+        let mut attr = change.attr;
+        // Such a packet is lost, or never finds room (AF_XDP) and blocks all others behind it.
+        if let Some(mtu) = attr.path_mtu.filter(|mtu| *mtu > self.device.active_mtu) {
+            return Err(VerbsError::Invalid(format!(
+                "a path MTU of {} does not fit the link, which carries {}: raise the link's MTU before the device is opened, or choose less",
+                mtu.bytes(),
+                self.device.active_mtu.bytes()
+            )));
+        }
+        let local = change.path.map(|path| self.device.local(path.sgid_index)).transpose()?;
+        let mut guard = self.core.hold();
+        guard.settle(self.qpn);
+        self.core.take_staged(&mut guard);
+        let shard = &mut *guard;
+        match attr.state {
+            Some(QpState::Err | QpState::Reset) => shard.send_last(Some(self.qpn)),
+            _ => shard.send_waiting(),
+        }
+        let mut added = None;
+        if let (Some(path), Some(local)) = (&change.path, local) {
+            let known = || shard.engine.query_qp(self.qpn).and_then(|(_, is, _)| is.dest_qpn);
+            let spec = self.path_spec(local, path, attr.dest_qpn.or_else(known));
+            let id = shard.add_path(&spec).map_err(VerbsError::Path)?;
+            added = Some(id);
+            attr.peer = Some(self.device.peer_at(local, path, id));
+        }
+        let result = shard.engine.modify_qp(self.qpn, &attr, &mut shard.host);
+        let mut path = self.path.lock();
+        let stale = match &result {
+            Ok(()) if attr.state == Some(QpState::Reset) => path.take(),
+            Ok(()) if added.is_some() => std::mem::replace(&mut *path, added),
+            Ok(()) => None,
+            Err(_) => added,
+        };
+        if let Some(stale) = stale {
+            shard.remove_path(stale);
+        }
+        let state = shard.engine.query_qp(self.qpn).map_or(QpState::Err, |(state, _, _)| state);
+        self.shared.set_state(state);
+        if attr.state == Some(QpState::Reset) && result.is_ok() {
+            shard.host.regions.free_windows(self.qpn);
+            self.shared.forget_posted();
+        }
+        let now = shard.now();
+        shard.transmit(now);
+        shard.deliver();
+        if attr.state == Some(QpState::Reset) && result.is_ok() {
+            self.cqs.iter().for_each(|cq| cq.forget(self.qpn));
+        }
+        result.map_err(VerbsError::Modify)
+    }
+
+    /// The source port depends on the queue pair's number, which spreads connections, and on the
+    /// destination's, so that a receiver never merges packets of two owners (the formula of
+    /// rdma_get_udp_sport in Linux).
+    fn path_spec(&self, local: IpAddr, path: &PeerPath, dest: Option<Qpn>) -> PathSpec {
+        let dest = dest.unwrap_or_default().value();
+        let product = u64::from(self.qpn.value()) * u64::from(dest);
+        #[allow(clippy::cast_possible_truncation)]
+        let folded = (product ^ (product >> 20) ^ (product >> 40)) as u32;
+        ah::spec(local, path, folded & 0xf_ffff)
+    }
+
+    pub fn query(&self) -> (QpState, QpAttr, QpCaps) {
+        let mut shard = self.core.hold();
+        shard.settle(self.qpn);
+        let (state, attr) = shard
+            .engine
+            .query_qp(self.qpn)
+            .map_or((QpState::Err, QpAttr::default()), |(state, attr, _)| (state, attr));
+        (state, attr, self.shared.caps())
+    }
+
+    pub fn counters(&self) -> QpCounters {
+        self.core.hold().engine.qp_counters(self.qpn).unwrap_or_default()
+    }
+
+    pub fn limits_hit(&self) -> LimitsHit {
+        self.core.hold().engine.qp_limits_hit(self.qpn).unwrap_or_default()
+    }
+
+    #[inline]
+    pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+        self.shared.post_send(&self.core, list)
+    }
+
+    pub fn post_send_all(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+        self.shared.post_send_all(&self.core, list)
+    }
+
+    #[inline]
+    pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+        self.shared.post_recv(&self.core, list)
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        self.cqs.iter().for_each(|cq| cq.left_by(self.shard()));
+        let mut shard = self.core.hold();
+        // Requests that were staged while another thread held the shard leave as well.
+        self.core.take_staged(&mut shard);
+        self.shared.forget_staged();
+        shard.send_last(Some(self.qpn));
+        self.detach_all(&mut shard);
+        let gone: Result<(), ModifyError> = shard.engine.destroy_qp(self.qpn);
+        debug_assert!(gone.is_ok());
+        shard.host.regions.free_windows(self.qpn);
+        shard.host.qps.remove(self.cookie);
+        shard.deliver();
+        self.cqs.iter().for_each(|cq| cq.forget(self.qpn));
+        if let Some(path) = self.path.lock().take() {
+            shard.remove_path(path);
+        }
+        self.device.qps.fetch_sub(1, Ordering::Relaxed);
+        // The number will be reused.
+        self.device
+            .events
+            .forget(|event| matches!(event, AsyncEvent::Qp { qpn, .. } if *qpn == self.qpn));
+    }
+}
+
+/// The program's choice, or the shard of the shared receive queue; else the shards in turn.
+fn choose_shard(device: &Device, attr: &QpInitAttr<'_>) -> Result<usize, VerbsError> {
+    let count = device.shards.count();
+    match (attr.shard, attr.srq.map(Srq::shard)) {
+        (Some(wanted), _) if wanted >= count => Err(VerbsError::Invalid(format!(
+            "there is no shard {wanted}: the device has {count}, counted from 0"
+        ))),
+        (Some(wanted), Some(srq)) if wanted != srq => Err(VerbsError::Invalid(format!(
+            "the shared receive queue is on shard {srq}, so its queue pairs are, too, and not on {wanted}"
+        ))),
+        (Some(shard), _) | (None, Some(shard)) => Ok(shard),
+        (None, None) => Ok(device.next_shard()),
+    }
+}
+
+fn engine_init(pd: &Pd, attr: &QpInitAttr<'_>, cookie: u32) -> QpInit {
+    QpInit {
+        qp_type: attr.qp_type,
+        pd: pd.id,
+        send_cq: attr.send_cq.id(),
+        recv_cq: attr.recv_cq.id(),
+        srq: attr.srq.map(Srq::id),
+        max_send_wr: attr.caps.max_send_wr,
+        max_recv_wr: attr.caps.max_recv_wr,
+        max_send_sge: attr.caps.max_send_sge,
+        max_recv_sge: attr.caps.max_recv_sge,
+        max_inline_data: attr.caps.max_inline_data,
+        sq_sig_all: attr.sq_sig_all,
+        cookie,
+        context: attr.context,
+    }
+}

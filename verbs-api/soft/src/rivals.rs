@@ -1,0 +1,291 @@
+//! Threads that poll in vain while others want their processor.
+//!
+//! - Problem: to a scheduler a thread that spins is one that computes. It gets turns of some
+//!   milliseconds, and then waits for those of all others, even if a packet arrives for it. And
+//!   while it spins, the thread that it waits for may be the one that waits for the processor. A
+//!   thread that sleeps is given the processor as soon as a packet wakes it.
+//! - Rule: a thread that was kept from the processor for long, and for a good part of the time in
+//!   which it could have run, sleeps once it has polled in vain for a moment: until a packet or a
+//!   completion comes, and not for long, because it may wait for something else. After a while it
+//!   spins again, and learns whether others still want the processor.
+//! - The moment is a tenth of a millisecond: most answers come sooner while both sides run. A
+//!   thread that waits for half of its time or more has its peer beside it too seldom for that,
+//!   and sleeps at once.
+//! - Cost if wrong: a wake-up for each message that a thread waits for.
+//! - Measured: `docs/performance/method.md`.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
+
+use crate::model::turns::Turns;
+use crate::provider::wake::{self, AsFd as _, BorrowedFd, OwnedFd};
+use crate::tuning::rivals;
+
+/// How often a queue, or a device, was polled in vain.
+#[derive(Debug, Default)]
+pub(super) struct Vain {
+    polls: AtomicU32,
+    /// What `polls` was when a poll found something.
+    found: AtomicU32,
+}
+
+impl Vain {
+    /// A thread looks at the clock once in this many polls.
+    const LOOK: u32 = rivals::LOOK;
+
+    /// A poll found something.
+    #[inline]
+    pub(super) fn found(&self) {
+        let polls = self.polls.load(Ordering::Relaxed);
+        if self.found.load(Ordering::Relaxed) != polls {
+            self.found.store(polls, Ordering::Relaxed);
+        }
+    }
+
+    /// A poll found nothing. Returns until when to sleep, if the thread should not poll on.
+    #[inline]
+    pub(super) fn missed(&self) -> Option<Instant> {
+        // Threads that poll the same queue may lose counts: that does no harm.
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Relaxed);
+        if rivals::ENABLED && polls.is_multiple_of(Self::LOOK) { self.look(polls) } else { None }
+    }
+
+    #[cold]
+    fn look(&self, polls: u32) -> Option<Instant> {
+        let now = Instant::now();
+        let row = polls.wrapping_sub(self.found.load(Ordering::Relaxed));
+        with_poller(|poller| {
+            if row < 2 * Self::LOOK {
+                poller.since = now;
+            }
+            // Not later: a thread that is warm allocates no more.
+            let _ = poller.bell.get_or_insert_with(Bell::new);
+            let spin = poller.rivals.looked(now, Turns::of_thread)?;
+            (row >= Self::LOOK && now - poller.since >= spin).then(|| now + REST)
+        })
+    }
+}
+
+/// The longest sleep of a thread that polls: it may wait for more than this device.
+const REST: Duration = rivals::REST;
+
+/// A thread's knowledge of the others that want its processor.
+#[derive(Debug)]
+struct Rivals {
+    looked: Option<Instant>,
+    /// Its turns when it asked last, and before when it does not ask again.
+    turns: Turns,
+    ask_at: Option<Instant>,
+    /// Until when it sleeps rather than spin, and how long that is from when it was found.
+    until: Option<Instant>,
+    span: Duration,
+    /// How long it polls in vain before it sleeps.
+    spin: Duration,
+}
+
+impl Rivals {
+    /// Between two looks of a thread that polls all the time, another thread had the processor.
+    const GAP: Duration = rivals::GAP;
+    /// From one question to the next.
+    const PAUSE: Duration = rivals::PAUSE;
+    /// It has rivals if it waited for more than this part of the time in which it could have run.
+    const SHARE: f64 = rivals::SHARE;
+    /// If it waited for more than this, it does not spin at all.
+    const MOST: f64 = rivals::MOST;
+    /// How long it spins otherwise.
+    const SPIN: Duration = rivals::SPIN;
+    /// How long it does not spin then. Each time that it is found again soon after doubles that.
+    const SPAN_MIN: Duration = rivals::SPAN_MIN;
+    const SPAN_MAX: Duration = rivals::SPAN_MAX;
+
+    fn new() -> Self {
+        let (looked, ask_at, until) = (None, None, None);
+        let (span, spin) = (Self::SPAN_MIN, Self::SPIN);
+        Self { looked, turns: Turns::default(), ask_at, until, span, spin }
+    }
+
+    /// The thread polls, and has found nothing. Returns after how long it should rather sleep, if
+    /// it should.
+    fn looked(&mut self, now: Instant, turns: impl FnOnce() -> Option<Turns>) -> Option<Duration> {
+        let gap = self.looked.replace(now).map_or(Duration::ZERO, |looked| now - looked);
+        if gap > Self::GAP
+            && self.ask_at.is_none_or(|at| at <= now)
+            && let Some(turns) = turns()
+        {
+            self.ask_at = Some(now + Self::PAUSE);
+            let before = std::mem::replace(&mut self.turns, turns);
+            let turns = turns.since(before);
+            if turns.waited > Self::GAP / 2 && turns.share() > Self::SHARE {
+                let again = self.until.is_some_and(|until| now < until + self.span);
+                self.span =
+                    if again { (self.span * 2).min(Self::SPAN_MAX) } else { Self::SPAN_MIN };
+                // A thread that sleeps waits less: that is no sign that it need not.
+                if self.until.is_none_or(|until| until <= now) || turns.share() > Self::MOST {
+                    self.spin =
+                        if turns.share() > Self::MOST { Duration::ZERO } else { Self::SPIN };
+                }
+                self.until = Some(now + self.span);
+            }
+        }
+        // A thread that polls now and then does not spin.
+        (gap <= Self::GAP && self.until.is_some_and(|until| now < until)).then_some(self.spin)
+    }
+}
+
+/// The state of a thread that polls.
+struct Poller {
+    rivals: Rivals,
+    /// Since when it polls in vain.
+    since: Instant,
+    /// The descriptor that wakes it when it sleeps, and the task that stands for it.
+    bell: Option<(Arc<Bell>, Waker)>,
+}
+
+thread_local! {
+    static POLLER: RefCell<Poller> =
+        RefCell::new(Poller { rivals: Rivals::new(), since: Instant::now(), bell: None });
+}
+
+/// Does nothing for a thread that ends, whose own destructors may poll.
+fn with_poller<T>(of: impl FnOnce(&mut Poller) -> Option<T>) -> Option<T> {
+    POLLER.try_with(|poller| of(&mut poller.borrow_mut())).ok()?
+}
+
+/// A descriptor, once it is needed.
+#[derive(Default)]
+struct Bell(OnceLock<OwnedFd>);
+
+impl Bell {
+    fn new() -> (Arc<Self>, Waker) {
+        let bell = Arc::<Self>::default();
+        (bell.clone(), bell.into())
+    }
+
+    fn fd(&self) -> Option<&OwnedFd> {
+        if self.0.get().is_none() {
+            let _ = self.0.set(wake::eventfd().ok()?);
+        }
+        self.0.get()
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.get().inspect(|fd| wake::notify(fd));
+    }
+}
+
+/// Calls `sleep` with a task to be woken and a descriptor that is readable once it was. Does
+/// nothing if there is no descriptor left.
+pub(super) fn with_bell(sleep: impl FnOnce(&Waker, BorrowedFd<'_>)) {
+    let own = with_poller(|poller| Some(poller.bell.get_or_insert_with(Bell::new).clone()));
+    let Some((bell, task)) = own else { return };
+    let Some(fd) = bell.fd() else { return };
+    sleep(&task, fd.as_fd());
+    wake::clear(fd);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In milliseconds.
+    fn turns(ran: u64, waited: u64) -> Turns {
+        let [ran, waited] = [ran, waited].map(Duration::from_millis);
+        Turns { ran, waited, ..Turns::default() }
+    }
+
+    fn never() -> Option<Turns> {
+        panic!("it has no reason to ask")
+    }
+
+    #[test]
+    fn a_thread_that_spins_undisturbed_does_not_ask() {
+        let mut rivals = Rivals::new();
+        let mut now = Instant::now();
+        for _ in 0..1000 {
+            now += Rivals::GAP;
+            assert_eq!(rivals.looked(now, never), None);
+        }
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_its_processor_sleeps_and_tries_again_later() {
+        let mut rivals = Rivals::new();
+        let mut now = Instant::now();
+        assert_eq!(rivals.looked(now, never), None);
+        let mut waited = 0;
+        for times in [1, 2, 4, 8, 16, 16] {
+            now += 2 * Rivals::PAUSE;
+            waited += 20;
+            let of_thread = || Some(turns(waited / 5, waited));
+            assert_eq!(rivals.looked(now, of_thread), None, "it has slept");
+            assert_eq!(rivals.looked(now + Rivals::GAP, never), Some(Duration::ZERO));
+            now += Rivals::SPAN_MIN * times;
+            // It has not waited since.
+            rivals.looked(now - Rivals::GAP, of_thread);
+            assert_eq!(rivals.looked(now - Rivals::GAP / 2, never), Some(Duration::ZERO));
+            assert_eq!(rivals.looked(now, never), None, "{times}");
+        }
+        now += 2 * Rivals::SPAN_MAX;
+        rivals.looked(now, || None);
+        now += 2 * Rivals::GAP;
+        // Less than half of the time.
+        rivals.looked(now, || Some(turns(waited, waited + 20)));
+        assert_eq!(rivals.looked(now + Rivals::GAP, never), Some(Rivals::SPIN));
+        rivals.looked(now + Rivals::SPAN_MIN - Rivals::GAP, || None);
+        assert_eq!(rivals.looked(now + Rivals::SPAN_MIN, never), None, "it begins anew");
+    }
+
+    /// Such a thread may wait for much else.
+    #[test]
+    fn a_thread_that_polls_now_and_then_does_not_sleep() {
+        let mut rivals = Rivals::new();
+        let mut now = Instant::now();
+        for round in 1..100 {
+            now += 2 * Rivals::PAUSE;
+            assert_eq!(rivals.looked(now, || Some(turns(round, 10 * round))), None);
+        }
+    }
+
+    /// A program that computes between its polls, on a processor that it has for itself but for
+    /// threads that wake for a moment.
+    #[test]
+    fn a_thread_that_computes_has_no_rivals() {
+        let mut rivals = Rivals::new();
+        let mut now = Instant::now();
+        for round in 1..1000 {
+            now += Duration::from_millis(10);
+            assert_eq!(rivals.looked(now, || Some(turns(10 * round, round))), None);
+        }
+        // Questions have a price.
+        assert_eq!(rivals.looked(now + 2 * Rivals::GAP, never), None);
+    }
+
+    #[test]
+    fn only_a_thread_that_polls_in_vain_for_long_sleeps() {
+        let vain = Vain::default();
+        let has_rivals = |spin| {
+            POLLER.with_borrow_mut(|poller| {
+                let until = Some(Instant::now() + Duration::from_secs(60));
+                poller.rivals = Rivals { until, spin, ..Rivals::new() };
+            });
+        };
+        let misses = |count| (0..count).filter(|_| vain.missed().is_some()).count();
+        has_rivals(Duration::ZERO);
+        for _ in 0..100 {
+            assert_eq!(misses(Vain::LOOK - 1), 0);
+            vain.found();
+        }
+        vain.found();
+        assert!(misses(10 * Vain::LOOK) >= 9);
+        has_rivals(Duration::from_secs(30));
+        assert_eq!(misses(100 * Vain::LOOK), 0);
+        POLLER.with_borrow_mut(|poller| poller.rivals = Rivals::new());
+        assert_eq!(misses(100 * Vain::LOOK), 0);
+    }
+}

@@ -1,0 +1,4 @@
+//! Whole devices over simulated ports, seen from the API and from within.
+
+mod recognition;
+mod two;

@@ -1,0 +1,221 @@
+//! After a refusal, or beside something under way, all else is as before.
+
+use std::sync::Barrier;
+use std::sync::atomic::Ordering;
+
+use rocinante_stack::PostError;
+use rocinante_stack::cm::{CmError, ListenerId};
+use rocinante_stack::mem::MwType;
+use rocinante_stack::verbs::WcOpcode;
+use rocinante_stack::wire::cm::{PortSpace, ServiceId};
+
+use super::*;
+use crate::mr::Mr;
+use rocinante_soft::model::qp::PostListError;
+
+const SERVICE: ServiceId = ServiceId::of_port(PortSpace::Tcp, 7471);
+
+/// A place where this process does not get to listen, because the connection manager refuses, or a
+/// process that comes to an end has it: the next attempt fails for no other reason, and succeeds
+/// once nothing is in the way.
+#[test]
+fn a_place_that_was_refused_is_free() {
+    let ctx = device(&SimNet::new(1), &[1], false);
+    let device = soft(&ctx);
+    for address in [None, Some(ip(1)), Some("fe80::1".parse().unwrap())] {
+        let place = (SERVICE, address);
+        for _ in 0..3 {
+            let before = ctx.resources();
+            let refused = device.claim(place, |_| Err(CmError::Full)).unwrap_err();
+            assert_eq!(refused.to_string(), VerbsError::from(CmError::Full).to_string());
+            assert_eq!(ctx.resources(), before);
+        }
+        let listener = device.claim(place, |_| Ok(ListenerId(7))).unwrap();
+        assert_eq!(ctx.resources().unwrap().listeners, 1);
+        // The same place is taken, and is so after the refusal; another is not.
+        for _ in 0..2 {
+            let refused = device.claim(place, |_| Ok(ListenerId(8))).unwrap_err();
+            assert_eq!(refused.to_string(), VerbsError::from(CmError::InUse).to_string());
+        }
+        let other = (ServiceId::of_port(PortSpace::Udp, 7471), address);
+        let second = device.claim(other, |_| Ok(ListenerId(9))).unwrap();
+        for listener in [listener, second, ListenerId(8)] {
+            device.release_claim(&mut device.cm_core().hold(), listener);
+        }
+        assert_eq!(ctx.resources().unwrap().listeners, 0);
+    }
+}
+
+/// A list in which a request is refused, posted to a device that is free, and while another thread
+/// has it: those before it execute, those from it on do not.
+#[test]
+fn of_a_list_all_before_the_refused_request_is_posted_and_no_more() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net, false);
+    let made = [a, b].map(|side| {
+        let qp = side.pd.qp(&side.cq, &side.cq).access(Access::ALL);
+        qp.max_send_wr(2).max_recv_wr(2).max_inline_data(64).build().unwrap()
+    });
+    let [to_a, to_b] = made.each_ref().map(|qp| qp.endpoint());
+    let [near, far] = made;
+    let options = ConnectOptions::default();
+    let (near, far) =
+        (near.connect(&to_b, &options).unwrap(), far.connect(&to_a, &options).unwrap());
+    let mrs = [a, b].map(|side| side.pd.allocate(64, Access::ALL).unwrap());
+    let (long, many) = ([0; 65], [mrs[0].sge(0, 1); 17]);
+    let too_long = SendWr::send(&long);
+    let too_wide = SendWr::send(&many);
+    let good = |wr_id| SendWr::send(b"good").wr_id(wr_id);
+    let settle = || {
+        for _ in 0..3 {
+            b.ctx.progress();
+            a.ctx.progress();
+        }
+        let all = |side: &Side| std::iter::from_fn(|| side.cq.poll_one().unwrap()).count();
+        (all(a), all(b))
+    };
+    let receive = |wr_id, mr: &Mr| far.post_recv(&[RecvWr { wr_id, sges: &[mr.sge(0, 64)] }]);
+    for held in [false, true] {
+        for all_or_none in [false, true] {
+            let lists = [
+                (vec![good(1), too_long, good(3)], 1, PostError::InlineTooLong),
+                (vec![good(1), too_wide, good(3)], 1, PostError::TooManySges),
+                (vec![good(1), good(2), good(3)], 2, PostError::Full),
+                (vec![too_long, good(2)], 0, PostError::InlineTooLong),
+            ];
+            for (list, index, error) in lists {
+                (0..2).for_each(|wr_id| receive(wr_id, &mrs[1]).unwrap());
+                let holds = held.then(|| soft(&a.ctx).shards.first().hold());
+                let refused = match all_or_none {
+                    false => near.post_send(&list).unwrap_err(),
+                    true => near.post_send_all(&list).unwrap_err(),
+                };
+                drop(holds);
+                let what = format!("{error:?}, held {held}, all or none {all_or_none}");
+                assert_eq!(refused, PostListError { index, error }, "{what}");
+                let posted = if all_or_none { 0 } else { index };
+                assert_eq!(settle(), (posted, posted), "{what}");
+                // The queue has the room that it had.
+                (posted..2).for_each(|n| near.post(good(n as u64)).unwrap());
+                assert_eq!(settle(), (2 - posted, 2 - posted), "{what}");
+            }
+        }
+        // The other queue likewise.
+        let list = [mrs[1].sge(0, 64)];
+        let [first, second, third] = [1, 2, 3].map(|wr_id| RecvWr { wr_id, sges: &list });
+        let wide = [mrs[1].sge(0, 1); 17];
+        let too_wide = RecvWr { wr_id: 4, sges: &wide };
+        for (list, index, error) in [
+            ([first, too_wide, third], 1, PostError::TooManySges),
+            ([first, second, third], 2, PostError::Full),
+        ] {
+            let holds = held.then(|| soft(&b.ctx).shards.first().hold());
+            let refused = far.post_recv(&list).unwrap_err();
+            drop(holds);
+            assert_eq!(refused, PostListError { index, error });
+            (index..2).for_each(|_| receive(9, &mrs[1]).unwrap());
+            (0..2).for_each(|n| near.post(good(n)).unwrap());
+            assert_eq!(settle(), (2, 2), "{error:?}, held {held}");
+        }
+    }
+}
+
+/// Receives that were posted before a connection is refused are there for the next one.
+#[test]
+fn a_refused_connection_leaves_the_receives() {
+    let net = SimNet::new(1);
+    let [a, b] = &sides(&net, false);
+    let usual = ConnectOptions::default();
+    let foreign = b.qp().endpoint().address("fd00::2".parse().unwrap());
+    for (what, options) in [
+        ("family", usual),
+        ("timeout", usual.timeout(32)),
+        ("retries", usual.retry_cnt(8)),
+        ("rnr retries", usual.rnr_retry(8)),
+        ("rnr timer", usual.min_rnr_timer(32)),
+        ("reads", usual.max_rd_atomic(u8::MAX)),
+        ("reads of the peer", usual.max_dest_rd_atomic(u8::MAX)),
+    ] {
+        let (mut qp, peer) = (a.qp(), b.qp());
+        let mr = a.pd.allocate(64, Access::LOCAL_WRITE).unwrap();
+        qp.post_recv(&[RecvWr { wr_id: 5, sges: &[mr.sge(0, 64)] }]).unwrap();
+        let (before, to) = (a.ctx.resources(), peer.endpoint());
+        for _ in 0..2 {
+            let to = if what == "family" { &foreign } else { &to };
+            qp = *qp.connect(to, &options).map(drop).expect_err(what).value;
+            assert_eq!(a.ctx.resources(), before, "{what}");
+        }
+        let peer = peer.connect(&qp.endpoint(), &usual).unwrap();
+        let _qp = qp.connect(&to, &usual).unwrap();
+        peer.post(SendWr::send(b"after it")).unwrap();
+        a.ctx.progress();
+        let wc = a.cq.poll_one().unwrap().expect(what);
+        assert_eq!((wc.wr_id, wc.opcode, wc.status), (5, WcOpcode::Recv, WcStatus::Success));
+    }
+}
+
+/// Threads that make objects at one time get no more than one after the other, on all shards
+/// together; and the same number again when those are gone.
+#[test]
+fn threads_that_make_objects_at_once_stay_within_the_limits() {
+    const THREADS: usize = 8;
+    const MAX: u32 = 3;
+    let limits = Limits::default().max_qp(MAX).max_cq(MAX).max_mr(MAX).max_srq(MAX).max_mw(MAX);
+    type Make = fn(&Context) -> Result<Box<dyn Send>, VerbsError>;
+    fn boxed<T: Send + 'static>(made: T) -> Box<dyn Send> {
+        Box::new(made)
+    }
+    let makes: [(&str, Make); 5] = [
+        ("queues", |ctx| ctx.create_cq(1).map(boxed)),
+        ("regions", |ctx| ctx.alloc_pd().allocate(64, Access::ALL).map(boxed)),
+        ("shared queues", |ctx| ctx.alloc_pd().create_srq(1, 1).map(boxed)),
+        ("windows", |ctx| ctx.alloc_pd().alloc_mw(MwType::Type1).map(boxed)),
+        ("queue pairs", |ctx| {
+            let cq = ctx.create_cq(1)?;
+            ctx.alloc_pd().qp(&cq, &cq).build().map(boxed)
+        }),
+    ];
+    for own in [&[1][..], &[1, 2]] {
+        let limits = limits.max_cq(64);
+        let ctx = device_with(&SimNet::new(1), own, &Settings { limits, ..settings(false) });
+        let nothing = ctx.resources().unwrap();
+        for (what, make) in makes {
+            let max = match what {
+                "windows" if own.len() > 1 => continue,
+                "queues" => 64,
+                _ => MAX as usize,
+            };
+            for round in 0..3 {
+                let start = Barrier::new(THREADS);
+                let made: Vec<_> = std::thread::scope(|scope| {
+                    let threads = [(); THREADS].map(|()| {
+                        scope.spawn(|| {
+                            start.wait();
+                            (0..max.div_ceil(THREADS) + 2).filter_map(|_| make(&ctx).ok()).collect()
+                        })
+                    });
+                    threads.into_iter().flat_map(|it| -> Vec<_> { it.join().unwrap() }).collect()
+                });
+                assert_eq!(made.len(), max, "{what}, round {round}, {} shards", own.len());
+                drop(made);
+                assert_eq!(ctx.resources().unwrap(), nothing, "{what}");
+            }
+        }
+    }
+}
+
+/// The numbers of protection domains begin again after 2^32 of them.
+#[test]
+fn no_domain_gets_the_number_of_another_that_is_there() {
+    let ctx = device(&SimNet::new(1), &[1], false);
+    let number = |pd: &Pd| match &pd.inner.kind {
+        crate::context::PdKind::Soft(pd) => pd.id.0,
+        crate::context::PdKind::Kernel(_) => panic!(),
+    };
+    let old = [(); 3].map(|()| ctx.alloc_pd());
+    soft(&ctx).pds.store(u32::MAX - 1, Ordering::Relaxed);
+    let fresh = [(); 4].map(|()| ctx.alloc_pd());
+    let numbers: Vec<u32> = old.iter().chain(&fresh).map(number).collect();
+    assert_eq!(numbers, [1, 2, 3, u32::MAX - 1, u32::MAX, 4, 5]);
+    assert_eq!(ctx.resources().unwrap().pds, numbers.len());
+}
