@@ -80,7 +80,7 @@ impl Engine {
             responder_resources: 0,
             reserved_qpns: self.reserved_qpns(),
             groups: self.group_count(),
-            known_peers: self.gsi.recognition.count(),
+            known_peers: self.gsi.known_peers(),
         };
         for qp in self.qps.iter().flatten() {
             if let AnyQp::Rc(qp) = qp {

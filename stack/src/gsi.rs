@@ -166,8 +166,14 @@ impl Gsi {
         if recognition.last_of(remote).is_some() {
             cm.notify((local, remote), packet.bth().dest_qpn);
         } else if recognition.has_room() {
-            recognition.first_packet_to(now, (local, remote), &mut shared.counters);
+            let to = (&mut shared.peers, &mut shared.counters);
+            recognition.first_packet_to(now, (local, remote), to);
         }
+    }
+
+    /// Peers that were probed, and are remembered.
+    pub(crate) fn known_peers(&self) -> usize {
+        self.recognition.count()
     }
 
     /// The first message of a connection arrived.

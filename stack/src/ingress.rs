@@ -2,7 +2,7 @@
 
 use core::net::IpAddr;
 
-use crate::tuning::recognition::SOURCES_MAX;
+use crate::tuning::engine::SOURCES_MAX;
 use crate::types::Time;
 use crate::wire::Solver;
 use crate::wire::icrc::{DF, IpFields, Template};

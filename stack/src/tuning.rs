@@ -298,9 +298,6 @@ pub(crate) mod recognition {
     pub(crate) const ANSWERS: u32 = 256;
     /// Nanoseconds until one more is answered. Effect as above.
     pub(crate) const ANSWER_NS: u64 = 1_000_000;
-    /// Unconnected senders whose way of counting identifications is remembered (`ingress.rs`).
-    /// More: more memory. Less: more packets are tried both ways.
-    pub(crate) const SOURCES_MAX: usize = 128;
 }
 
 /// The connection manager (`cm`). Design note 16 has the bounds; none was measured, unless it says.
@@ -364,6 +361,9 @@ pub(crate) mod engine {
     /// Unacknowledged packets of a queue pair, by default. More: longer paths are filled, with more
     /// memory for each queue pair in use. Not measured.
     pub(crate) const WINDOW_MAX: u32 = 512;
+    /// Unconnected senders whose way of counting identifications is remembered (`ingress.rs`).
+    /// More: more memory. Less: more packets are tried both ways.
+    pub(crate) const SOURCES_MAX: usize = 128;
     /// Packets in all reorder buffers, by default. More: memory that peers can make us take, 4132
     /// bytes each. Less: more goes again after a loss. Not measured.
     pub(crate) const REORDER_PACKETS_MAX: u32 = 2048;

@@ -513,4 +513,9 @@ fn a_rocinante_is_told_of_a_queue_pair_that_does_not_exist_and_a_standard_peer_i
     solo.wait(50_000_000);
     receive(&mut solo, &write, WHOLE);
     assert_eq!(solo.end.engine.cm().unwrap().counters().notices, told + 1);
+    // An engine that only replies probes no peer of its own queue pairs, even when records expire.
+    solo.wait(600_000_000_000);
+    solo.send(1, 10);
+    solo.packets();
+    assert_eq!(solo.end.engine.counters().sent_questions, 1);
 }

@@ -80,9 +80,6 @@ impl Engine {
     ) -> TxStop {
         let mut left = budget;
         self.shared.peers.age(now);
-        if self.gsi.recognition.has_expired(now) {
-            self.recognise(now);
-        }
         loop {
             self.enqueue_granted();
             if self.shared.peers.has_contacts() {

@@ -51,6 +51,10 @@ pub(crate) struct Peers {
     /// Changes when users of a peer have to look again for what is known of it. While it is 0, no
     /// peer is unknown.
     generation: u32,
+    /// When the generation changes.
+    renewal: Time,
+    /// When an epoch or a generation ends.
+    due: Time,
     contacts: VecDeque<Contact>,
     /// Queue pairs that were granted a turn, for the engine to enqueue.
     granted: VecDeque<u32>,
@@ -77,13 +81,15 @@ struct Peer {
     receiver: Receiver,
 }
 
-/// The first or the last contact with a peer.
+/// The first or the last contact with a peer, or a new generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Contact {
     /// A first packet left for a peer of which nothing is known.
     First { local: IpAddr, remote: IpAddr },
     /// The peer did not answer any more, and was given up.
     GivenUp(IpAddr),
+    /// A generation ended.
+    Renewed,
 }
 
 /// Index of a receive queue: [`PeerId::OWN`] or a peer's.
@@ -106,6 +112,8 @@ impl Peers {
             stable_packets,
             peers: Vec::new(),
             generation: 0,
+            renewal: Time::NEVER,
+            due: Time(0),
             contacts: VecDeque::new(),
             granted: VecDeque::new(),
         }
@@ -153,7 +161,7 @@ impl Peers {
         peer.seen = self.generation;
         let (local, remote) = (peer.local, peer.key.address);
         if !remote.is_multicast() {
-            self.contacts.push_back(Contact::First { local, remote });
+            self.first_packet_to(local, remote);
         }
     }
 
@@ -163,15 +171,27 @@ impl Peers {
         self.generation
     }
 
-    /// All users look again.
+    /// A new generation begins: all users look again.
     pub(crate) fn renew(&mut self) {
         self.generation = self.generation.wrapping_add(1).max(1);
     }
 
-    /// The first or last contact with a peer, for recognition.
+    /// A generation ends at `then`, if not before.
+    pub(crate) fn renew_at(&mut self, then: Time) {
+        self.renewal = then;
+        self.due = self.due.min(then);
+    }
+
+    /// A first packet left for an unknown peer.
     #[cold]
-    pub(crate) fn report(&mut self, contact: Contact) {
-        self.contacts.push_back(contact);
+    pub(crate) fn first_packet_to(&mut self, local: IpAddr, remote: IpAddr) {
+        self.contacts.push_back(Contact::First { local, remote });
+    }
+
+    /// The peer did not answer any more.
+    #[cold]
+    pub(crate) fn gave_up(&mut self, remote: IpAddr) {
+        self.contacts.push_back(Contact::GivenUp(remote));
     }
 
     #[inline]
@@ -446,15 +466,29 @@ impl Peers {
         }
     }
 
-    /// Time passes: overdue responses reserve no credit any more.
+    /// Time passes: overdue responses reserve no credit any more, and generations end.
     #[inline]
     pub(crate) fn age(&mut self, now: Time) {
-        if now >= self.epochs.ends {
-            self.begin_epoch(now);
+        if now >= self.due {
+            self.come_due(now);
         }
     }
 
     #[cold]
+    fn come_due(&mut self, now: Time) {
+        if now >= self.epochs.ends {
+            self.begin_epoch(now);
+        }
+        if now >= self.renewal {
+            self.renewal = Time::NEVER;
+            self.contacts.push_back(Contact::Renewed);
+            if self.generation > 0 {
+                self.renew();
+            }
+        }
+        self.due = self.epochs.ends.min(self.renewal);
+    }
+
     fn begin_epoch(&mut self, now: Time) {
         let overdue = self.epochs.pass(now);
         self.own.in_flight.take(overdue);

@@ -3,7 +3,7 @@
 //! The acknowledgement timeout and its retries are those that the program set, neither earlier nor
 //! later, however often the queue pair probes in between. Probes cost no retry: see [`Qp::probe`].
 
-use crate::peer::{Contact, PeerKind};
+use crate::peer::PeerKind;
 use crate::rc::Qp;
 use crate::shared::Shared;
 use crate::tuning::probes::{DOUBLINGS, PATIENCE_NS, ROUND_TRIPS};
@@ -210,7 +210,7 @@ impl Qp {
         if self.retry_left == 0 {
             shared.counters.retry_exceeded_err += 1;
             if let Some(peer) = self.core.peer() {
-                shared.peers.report(Contact::GivenUp(peer.remote));
+                shared.peers.gave_up(peer.remote);
             }
             return self.fail_head(WcStatus::RetryExcErr, shared, host);
         }

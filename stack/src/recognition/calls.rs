@@ -62,8 +62,8 @@ impl Engine {
         let recognition = &mut self.gsi.recognition;
         match *report {
             HandOff::FirstPacket { local, remote } => {
-                let counters = &mut self.shared.counters;
-                let known = recognition.first_packet_to(now, (local, remote), counters);
+                let to = (&mut self.shared.peers, &mut self.shared.counters);
+                let known = recognition.first_packet_to(now, (local, remote), to);
                 if let Some(Some(info)) = known {
                     recognition.hand_off(HandOff::Learn(remote, info));
                 }
@@ -119,18 +119,12 @@ impl Engine {
         }
     }
 
-    /// First packets left for unknown peers, peers were given up, or a record expired.
+    /// First packets left for unknown peers, peers were given up, or records expired.
     #[cold]
     #[inline(never)]
     pub(crate) fn recognise(&mut self, now: Time) {
         let Self { gsi, shared, .. } = self;
         let recognition = &mut gsi.recognition;
-        if recognition.has_expired(now) {
-            recognition.table.expire(now);
-            if shared.peers.generation() > 0 {
-                shared.peers.renew();
-            }
-        }
         while let Some(contact) = shared.peers.next_contact() {
             let (local, remote) = match contact {
                 Contact::First { local, remote } => (local, remote),
@@ -139,8 +133,13 @@ impl Engine {
                     recognition.table.set(remote, None);
                     continue;
                 }
+                Contact::Renewed => {
+                    recognition.expire(now, &mut shared.peers);
+                    continue;
+                }
             };
-            match recognition.first_packet_to(now, (local, remote), &mut shared.counters) {
+            let to = (&mut shared.peers, &mut shared.counters);
+            match recognition.first_packet_to(now, (local, remote), to) {
                 Some(None) => {}
                 Some(Some(info)) => {
                     let pace = pace_of(&shared.config, &info);
@@ -186,7 +185,7 @@ pub(crate) fn sent(before: u64, qp: &mut AnyQp, shared: &mut Shared) {
     let core = qp.core_mut();
     if let Some(peer) = core.peer().filter(|_| core.tally.get().sent_pkts != before) {
         let (local, remote) = (peer.local, peer.remote);
-        shared.peers.report(Contact::First { local, remote });
+        shared.peers.first_packet_to(local, remote);
         core.peers_seen = shared.peers.generation();
     }
 }

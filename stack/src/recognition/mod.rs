@@ -24,6 +24,7 @@ use self::table::{Probed, Table};
 use crate::allowance::Allowance;
 use crate::cm::Transmit;
 use crate::ids::Ids;
+use crate::peer::Peers;
 use crate::stats::{Counters, Drops};
 use crate::tuning::recognition::{ANSWER_NS, ANSWERS, PEERS_MAX, TX_MAX};
 use crate::types::Time;
@@ -95,12 +96,6 @@ impl Recognition {
         self.table.len()
     }
 
-    /// Whether a record has expired, so that users of its peer look again.
-    #[inline]
-    pub(crate) fn has_expired(&self, now: Time) -> bool {
-        now >= self.table.expires()
-    }
-
     /// The last reply of a peer, of any age.
     pub(crate) fn last_of(&self, remote: IpAddr) -> Option<PeerInfo> {
         self.table.last(remote)
@@ -112,14 +107,21 @@ impl Recognition {
         &mut self,
         now: Time,
         (local, remote): (IpAddr, IpAddr),
-        counters: &mut Counters,
+        (peers, counters): (&mut Peers, &mut Counters),
     ) -> Option<Option<PeerInfo>> {
         let known = self.table.known(now, remote);
         if known.is_none() && self.table.makes_room(now, remote) {
             let probed = self.probe((local, remote), counters);
             self.table.probed(now, local, remote, probed);
+            peers.renew_at(self.table.expires());
         }
         known
+    }
+
+    /// Records have expired: the users of their peers look again.
+    fn expire(&mut self, now: Time, peers: &mut Peers) {
+        self.table.expire(now);
+        peers.renew_at(self.table.expires());
     }
 
     /// Probes a peer, or has another engine probe it.

@@ -10,7 +10,6 @@ use std::time::Duration;
 use rocinante_netdev::{self as netdev, AnyPort, Backend, Capabilities, Port, PortConfig, Slots};
 use rocinante_stack::mem::PdId;
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
-use rocinante_stack::wire::PeerInfo;
 use rocinante_stack::{Budget, PeerAddress, PeerKind};
 
 use super::events::{Events, Inbox, Owner};
@@ -220,14 +219,9 @@ impl Hca {
         let (queue, count) = (queue_kind(&capabilities), ports.len());
         let own = (budget.part(1, 4), queue);
         let advertised = advertised(budget, capabilities.backend, count);
-        let pace = pace_of(capabilities.backend);
-        // The answer is about slots from 0 on: a later process has none to speak of.
-        let answered =
-            if slots.as_ref().is_some_and(|slots| slots.first() > 0) { 0 } else { count };
-        let info = peer_info(advertised, queue, answered, pace);
         let shards = (settings, name, ports, active_mtu);
         let claim = claim.map(Arc::new);
-        let shards = Shards::start(shards, own, info, (slots.as_ref(), claim.as_ref()))?;
+        let shards = Shards::start(shards, own, advertised, (slots.as_ref(), claim.as_ref()))?;
         let hca = Arc::new(Self {
             shards,
             vain: Vain::default(),
@@ -477,41 +471,12 @@ pub(super) fn advertised(queue: Budget, backend: Backend, shards: usize) -> Budg
     queue.part(3, 4 * shards)
 }
 
-/// The announcement to peers that recognise this device: the budget of each of its shards, and its
-/// rate for unacknowledged packets.
-fn peer_info(
-    queue: Budget,
-    kind: QueueKind,
-    shards: usize,
-    (packet_ns, kib_ns): (u32, u32),
-) -> PeerInfo {
-    PeerInfo {
-        bytes: queue.bytes,
-        datagrams: queue.datagrams,
-        queue: kind,
-        slots: u8::try_from(shards).unwrap_or(u8::MAX),
-        packet_ns,
-        kib_ns,
-    }
-}
-
 /// The kind of a port's receive queue, as the engine names it.
 fn queue_kind(capabilities: &Capabilities) -> QueueKind {
     match capabilities.rx_queue {
         netdev::QueueKind::Memory => QueueKind::Memory,
         netdev::QueueKind::Places => QueueKind::Places,
         netdev::QueueKind::Frames => QueueKind::Frames,
-    }
-}
-
-/// Nanoseconds in which a shard takes an unacknowledged datagram, and 1,024 bytes of payload
-/// besides, without losing any (`docs/performance/method.md` has the measurement). Over AF_XDP
-/// without a driver's help it takes no more than an unknown peer sends.
-const fn pace_of(backend: Backend) -> (u32, u32) {
-    match backend {
-        Backend::Packet => (240, 200),
-        Backend::Udp | Backend::Sim => (400, 200),
-        Backend::Xdp => (800, 300),
     }
 }
 

@@ -1,8 +1,10 @@
 //! How devices recognise each other: a shard sends the probes and replies of its engine, and passes
 //! the engine's reports on to the other shards. The first one has QP1, and probes.
 
-use rocinante_stack::HandOff;
-use rocinante_stack::types::Time;
+use rocinante_netdev::Backend;
+use rocinante_stack::types::{QueueKind, Time};
+use rocinante_stack::wire::PeerInfo;
+use rocinante_stack::{Budget, Engine, HandOff};
 
 use super::mail::Order;
 use super::shard::Shard;
@@ -43,8 +45,54 @@ impl Shard {
     }
 }
 
+/// The engine of shard `index` probes unknown peers. The first one has QP1: it sends the probes,
+/// and replies with `info`. Transaction ids name the slot `shared`, if other processes have some.
+pub(super) fn start(
+    engine: &mut Engine,
+    index: usize,
+    shared: Option<u8>,
+    info: PeerInfo,
+) -> Result<(), VerbsError> {
+    engine.probe_unknown_peers();
+    if index == 0 {
+        engine.start_recognition(key()?, shared, info);
+    }
+    Ok(())
+}
+
+/// The reply to peers that probe this device: the budget of each of its shards, and its rate for
+/// unacknowledged packets. It is about slots from 0 on: a device whose first slot is a later one
+/// has none to speak of.
+pub(super) fn peer_info(
+    (queue, kind): (Budget, QueueKind),
+    backend: Backend,
+    (first, shards): (u8, usize),
+) -> PeerInfo {
+    let (packet_ns, kib_ns) = pace_of(backend);
+    let slots = if first > 0 { 0 } else { shards };
+    PeerInfo {
+        bytes: queue.bytes,
+        datagrams: queue.datagrams,
+        queue: kind,
+        slots: u8::try_from(slots).unwrap_or(u8::MAX),
+        packet_ns,
+        kib_ns,
+    }
+}
+
+/// Nanoseconds in which a shard takes an unacknowledged datagram, and 1,024 bytes of payload
+/// besides, without losing any (`docs/performance/method.md` has the measurement). Over AF_XDP
+/// without a driver's help it takes no more than an unknown peer sends.
+const fn pace_of(backend: Backend) -> (u32, u32) {
+    match backend {
+        Backend::Packet => (240, 200),
+        Backend::Udp | Backend::Sim => (400, 200),
+        Backend::Xdp => (800, 300),
+    }
+}
+
 /// A random key for the transaction ids of probes, which no peer can guess.
-pub(super) fn key() -> Result<[u64; 2], VerbsError> {
+fn key() -> Result<[u64; 2], VerbsError> {
     let word = || Ok::<_, VerbsError>(u64::from(random()?) << 32 | u64::from(random()?));
     Ok([word()?, word()?])
 }

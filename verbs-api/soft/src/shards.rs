@@ -14,7 +14,6 @@ use std::time::Instant;
 
 use rocinante_netdev::{AnyPort, Capabilities, Port as _, Slots};
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
-use rocinante_stack::wire::PeerInfo;
 use rocinante_stack::{Budget, Engine, EngineConfig, RunLimits};
 
 use super::events::Events;
@@ -61,7 +60,7 @@ impl Shards {
     pub(super) fn start(
         (settings, name, ports, port_mtu): (&Settings, &str, Vec<AnyPort>, Mtu),
         (own_budget, own_queue): (Budget, QueueKind),
-        info: PeerInfo,
+        advertised: Budget,
         (slots, claim): (Option<&Arc<Slots>>, Option<&Arc<Claim>>),
     ) -> Result<Self, VerbsError> {
         faults::watch();
@@ -69,6 +68,8 @@ impl Shards {
         // Ids name the slot where other processes have some, too.
         let shared = slots.map(|slots| slots.first());
         let slot = shared.unwrap_or(0);
+        let backend = ports[0].capabilities().backend;
+        let info = introduce::peer_info((advertised, own_queue), backend, (slot, count));
         let events = Arc::new(Events::default());
         // A single shard gets no mail.
         let staging = if count > 1 { Staging::with_mail } else { Staging::default };
@@ -89,14 +90,11 @@ impl Shards {
                 sharers: u32::try_from(count).expect("64 shards at most"),
                 ..EngineConfig::default()
             });
-            if settings.recognises {
-                engine.probe_unknown_peers();
-            }
             if index == 0 {
                 engine.start_cm(cm::config(settings, shared)?);
-                if settings.recognises {
-                    engine.start_recognition(introduce::key()?, shared, info);
-                }
+            }
+            if settings.recognises {
+                introduce::start(&mut engine, index, shared, info)?;
             }
             let host = Host::new(settings.limits.max_mr as usize);
             let others = (count > 1).then(|| Box::new(Others::new(index, slot, &boxes, &common)));
