@@ -127,7 +127,7 @@ mod tests {
             }))
         };
         assert_eq!(package("rocinante-stack", "stack", "x"), [""; 0]);
-        assert_eq!(package("rocinante", "verbs-api", "internals"), [""; 0]);
+        assert_eq!(package("rocinante", "verbs-api", "tracing"), [""; 0]);
         assert_eq!(package("rocinante", "verbs-api", "x"), ["rocinante: README.md lacks `x`"]);
         assert_eq!(
             package("rocinante-new", "xtask", "x"),

@@ -344,7 +344,7 @@ fn clippy() -> Outcome {
     check(command::run(&mut cargo(what)))
 }
 
-/// The library with none of its features, as the C ABI has it, and with all. Its counters and
+/// The library with none of its features, and with all. Its counters and
 /// traces are tested with them.
 fn features() -> Outcome {
     let lints = |what: &[&str]| {
@@ -365,13 +365,7 @@ fn features() -> Outcome {
     let test = || command::run(cargo(traced).arg("tracing"));
     // Its tests need features, so the bare library is looked at without them.
     let bare = lints(&["--lib", "--no-default-features"]);
-    let internals =
-        || lints(&["--lib", "--no-default-features", "--features", "rocinante/internals"]);
-    check(
-        bare.and_then(|()| internals())
-            .and_then(|()| lints(&["--all-targets", "--all-features"]))
-            .and_then(|()| test()),
-    )
+    check(bare.and_then(|()| lints(&["--all-targets", "--all-features"])).and_then(|()| test()))
 }
 
 fn documentation() -> Outcome {
