@@ -9,8 +9,8 @@ use crate::pool::{self, Ended};
 use crate::programs::{self, Program, figure};
 use crate::skips::{self, Allowed};
 use crate::{
-    api, arrows, demo, deny, floors, fuzz, instructions, machine, memory, permit, prose, publish,
-    setup, soak, unsafe_files,
+    api, demo, deny, fuzz, instructions, machine, memory, permit, prose, publish, setup, soak,
+    unsafe_files,
 };
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -63,8 +63,6 @@ enum When {
 /// In their order.
 const STEPS: &[Step] = &[
     quick("format", When::First(format)),
-    quick("dependency direction", When::First(|| check(arrows::check()))),
-    quick("floors", When::First(|| check(floors::check()))),
     quick("permit", When::First(|| check(permit::check()))),
     quick("unsafe files", When::First(|| check(unsafe_files::check()))),
     quick("prose", When::First(|| check(prose::check()))),

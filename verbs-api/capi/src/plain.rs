@@ -1,5 +1,5 @@
-//! The objects of the device in software, as the C ABI has them: no reference count and no choice in
-//! a call. A C program keeps the objects alive that an object uses, by the order of its calls.
+//! The objects of the device in software, as the C ABI has them: no reference count and no choice
+//! in a call. A C program keeps the objects alive that an object uses, by the order of its calls.
 
 use std::fmt;
 use std::io;

@@ -1,5 +1,5 @@
-//! The device in software: an engine and a port instead of a card. It has its values ([`model`]) and
-//! the parts that a provider is made of ([`provider`]), which the kernel's devices share.
+//! The device in software: an engine and a port instead of a card. It has its values ([`model`])
+//! and the parts that a provider is made of ([`provider`]), which the kernel's devices share.
 //!
 //! The fronts (`rocinante`) and the C ABI (`rocinante-capi`) stand on this crate. It is a part of
 //! `rocinante`: programs use that.
