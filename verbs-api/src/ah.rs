@@ -2,16 +2,16 @@
 
 use std::net::IpAddr;
 
-use rocinante_stack::grh_addresses;
-use rocinante_stack::types::Qpn;
-use rocinante_stack::verbs::{AhId, Destination};
-
-use crate::context::{Pd, PdKind};
 use rocinante_kernel as kernel;
 use rocinante_soft as soft;
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::model::qp::PeerPath;
 use rocinante_soft::model::wc::Wc;
+use rocinante_stack::grh_addresses;
+use rocinante_stack::types::Qpn;
+use rocinante_stack::verbs::{AhId, Destination};
+
+use crate::context::{Pd, PdKind};
 
 /// Bytes before the payload in the receive of a datagram: its IP header. An IPv4 header is in the
 /// last 20 of them.

@@ -109,6 +109,11 @@ mod tasks;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+#[doc(inline)]
+pub use rocinante_soft::model::cm::{CmFailure, UDP_QKEY};
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::ConnectOptions;
 use rocinante_stack::Budget;
 use rocinante_stack::cm::QpSide;
 use rocinante_stack::types::Mtu;
@@ -121,11 +126,6 @@ pub use self::datagram::{DatagramListener, DatagramRequest, DatagramService, Res
 pub use self::inbox::Notifier;
 pub use self::listener::{Listener, Request};
 use crate::qp::PreparedQp;
-#[doc(inline)]
-pub use rocinante_soft::model::cm::{CmFailure, UDP_QKEY};
-use rocinante_soft::model::endpoint::Endpoint;
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::model::qp::ConnectOptions;
 
 /// Parameters of a connection: those of the queue pair (`struct rdma_conn_param`), and data for the
 /// peer's program.

@@ -5,20 +5,20 @@ mod tasks;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rocinante_netdev::Backend;
-use rocinante_stack::stats::CmCounters;
-
-use crate::cq::{CompChannel, Cq};
-use crate::device::Device;
-use crate::open::OpenOptions;
-use crate::qp::QpBuilder;
 use rocinante_kernel as kernel;
+use rocinante_netdev::Backend;
 use rocinante_soft as soft;
 use rocinante_soft::model::device::{DeviceAttr, DeviceCounters, Provider};
 use rocinante_soft::model::error::{Refused, VerbsError};
 use rocinante_soft::model::event::AsyncEvent;
 use rocinante_soft::model::qp::QpInfo;
 use rocinante_soft::model::resources::Resources;
+use rocinante_stack::stats::CmCounters;
+
+use crate::cq::{CompChannel, Cq};
+use crate::device::Device;
+use crate::open::OpenOptions;
+use crate::qp::QpBuilder;
 
 /// An open device (`struct ibv_context`). Cheap to clone. It closes when the last clone and the
 /// last of its objects are gone. A device may be open several times: see [`OpenOptions::open`].

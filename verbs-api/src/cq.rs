@@ -6,15 +6,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::model::wc::Wc;
 use rocinante_stack::verbs::WcStatus;
 use rustix::io::Errno;
 
 use crate::device::Device;
 use crate::tuning::waiting::{NAP, SPINS};
-use rocinante_kernel as kernel;
-use rocinante_soft as soft;
-use rocinante_soft::model::error::{Refused, VerbsError};
-use rocinante_soft::model::wc::Wc;
 
 /// A completion queue (`ibv_create_cq(3)`). Cheap to clone. It lives until the last clone and the
 /// last queue pair that uses it are gone.
@@ -29,20 +29,13 @@ pub(crate) enum CqKind {
     Kernel(Arc<kernel::Cq>),
 }
 
-pub(crate) fn check_depth(depth: u32, max: u32) -> Result<(), VerbsError> {
-    if (1..=max).contains(&depth) {
-        return Ok(());
-    }
-    Err(VerbsError::Invalid(format!("a completion queue has 1 to {max} entries, not {depth}")))
-}
-
 impl Cq {
     pub(crate) fn create(
         device: &Device,
         depth: u32,
         channel: Option<&CompChannel>,
     ) -> Result<Self, VerbsError> {
-        check_depth(depth, device.limits().max_cqe)?;
+        device.limits().check_depth(depth)?;
         let kind = match (device, channel.map(|channel| &channel.kind)) {
             (Device::Soft(device), None) => CqKind::Soft(soft::Cq::create(device, depth, None)?),
             (Device::Soft(device), Some(ChannelKind::Soft(channel)))
@@ -102,7 +95,7 @@ impl Cq {
     pub fn resize(&self, depth: u32) -> Result<(), VerbsError> {
         match &self.kind {
             CqKind::Soft(cq) => {
-                check_depth(depth, cq.device().limits.max_cqe)?;
+                cq.device().limits.check_depth(depth)?;
                 cq.resize(depth)
             }
             CqKind::Kernel(_) => {

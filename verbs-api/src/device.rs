@@ -7,18 +7,12 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-pub use rocinante_netdev::{
-    Backend, Capabilities, Interface, OpenError, PacketConfig, PortConfig, UdpConfig, XdpConfig,
-};
-use rocinante_stack::Budget;
-use rocinante_stack::types::{Mtu, QueueKind};
-
-pub use crate::open::{
-    AGENT_VARIABLE, DEVICE_VARIABLE, KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE,
-};
 use rocinante_kernel as kernel;
 #[doc(inline)]
 pub use rocinante_kernel::{HardwareDevice, HardwareGid, HardwarePort, hardware_devices};
+pub use rocinante_netdev::{
+    Backend, Capabilities, Interface, OpenError, PacketConfig, PortConfig, UdpConfig, XdpConfig,
+};
 use rocinante_soft as soft;
 #[doc(inline)]
 pub use rocinante_soft::model::device::{
@@ -29,6 +23,12 @@ pub use rocinante_soft::model::error::HardwareError;
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::model::qp::gid_at;
 use rocinante_soft::provider::manager::Manager;
+use rocinante_stack::Budget;
+use rocinante_stack::types::{Mtu, QueueKind};
+
+pub use crate::open::{
+    AGENT_VARIABLE, DEVICE_VARIABLE, KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE,
+};
 
 /// The interfaces that can be opened as devices in software: those that are up and have an address.
 ///

@@ -51,6 +51,8 @@ use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::VerbsError;
 use rocinante_stack::mem::RemoteSlice;
 use rocinante_stack::types::Mtu;
 
@@ -58,8 +60,6 @@ use self::link::{Link, Watch};
 use crate::cm;
 use crate::context::Context;
 use crate::tuning::exchange::{ASKED, CHARS_MAX, LINE_MAX, PATIENCE};
-use rocinante_soft::model::endpoint::Endpoint;
-use rocinante_soft::model::error::VerbsError;
 
 /// The data that one side sends by [`Exchange::swap`]: its queue pairs, its regions, and a note of
 /// the program.
@@ -472,7 +472,6 @@ fn cannot_connect(address: SocketAddr, error: &io::Error) -> String {
 }
 
 /// Parses a line as a peer's hello; a valid one means the same after it is written again.
-#[cfg(feature = "internals")]
 pub(crate) fn try_parse(text: &str) {
     use std::net::IpAddr;
 

@@ -57,29 +57,22 @@
 
 // docs.rs shows which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Items that only `plain` uses are dead without it. A build with that feature finds dead ones
-// anyhow.
-#![cfg_attr(not(feature = "internals"), allow(dead_code, unused_imports))]
 
 mod ah;
 pub mod asynchronous;
-mod choice;
 pub mod cm;
 mod context;
 mod cq;
 pub mod device;
 #[cfg(feature = "exchange")]
 pub mod exchange;
-#[cfg(all(feature = "exchange", feature = "internals"))]
+#[cfg(feature = "exchange")]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod guide;
 mod mr;
 mod mw;
 mod open;
-#[cfg(feature = "internals")]
-#[doc(hidden)]
-pub mod plain;
 mod qp;
 mod srq;
 #[cfg(test)]
@@ -122,12 +115,14 @@ pub use srq::Srq;
 /// What `verbs.h` names: operations and their data, keys and numbers, states, attributes, events.
 pub mod verbs {
     pub use crate::ah::GRH_LEN;
-    pub use crate::mr::{Advice, Rereg};
+    pub use crate::mr::Rereg;
     pub use crate::mw::{BindMw, MwPart};
     #[doc(inline)]
     pub use rocinante_soft::model::event::AsyncEvent;
     #[doc(inline)]
     pub use rocinante_soft::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
+    #[doc(inline)]
+    pub use rocinante_soft::provider::advice::Advice;
     pub use rocinante_stack::mem::{AccessError, FlushLevel, MwType, Placement, Sge};
     pub use rocinante_stack::types::{Key, Mtu, Psn, Qpn, QueueKind};
     pub use rocinante_stack::verbs::{

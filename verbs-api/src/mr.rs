@@ -6,16 +6,17 @@ mod slice;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::provider::advice::Advice;
+use rocinante_soft::provider::memory::{Buffer, Range};
 use rocinante_stack::mem::{Access, AccessError, Sge};
 use rocinante_stack::types::Key;
 
 pub use self::pool::{BufferPool, PoolBuffer};
 pub use self::slice::MrSlice;
 use crate::context::{Pd, PdKind};
-use rocinante_kernel as kernel;
-use rocinante_soft as soft;
-use rocinante_soft::model::error::{Refused, VerbsError};
-use rocinante_soft::provider::memory::{self, Buffer, Range};
 
 impl Pd {
     /// Allocates `len` zero bytes and registers them. The region owns them.
@@ -134,32 +135,6 @@ pub struct Rereg<'a> {
     /// The memory (`IBV_REREG_MR_CHANGE_TRANSLATION`): this many new bytes, owned by the region,
     /// all zero.
     pub len: Option<usize>,
-}
-
-/// What [`Mr::advise`] is to prepare (`enum ib_uverbs_advise_mr_advice`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Advice {
-    /// The pages will be read (`IBV_ADVISE_MR_ADVICE_PREFETCH`).
-    Prefetch,
-    /// The pages will be written, too (`IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE`).
-    PrefetchWrite,
-    /// No page is brought in (`IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT`). The device in software has
-    /// no tables of pages to fill, so this only checks that the memory is there.
-    PrefetchNoFault,
-}
-
-impl Advice {
-    /// Brings the pages of memory in that a region has.
-    pub(crate) fn follow(self, address: u64, len: usize) -> Result<(), VerbsError> {
-        let writable = self == Self::PrefetchWrite;
-        let there = match self {
-            Self::Prefetch | Self::PrefetchWrite => {
-                memory::populate(address, len as u64, writable).is_ok()
-            }
-            Self::PrefetchNoFault => memory::is_mapped(address, len as u64),
-        };
-        if there { Ok(()) } else { Err(VerbsError::Fault { address, len, writable }) }
-    }
 }
 
 fn check(access: Access) -> Result<(), VerbsError> {

@@ -3,6 +3,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::error::VerbsError;
 use rocinante_stack::mem::{Access, MwType, RemoteSlice};
 use rocinante_stack::types::Key;
 use rocinante_stack::verbs::{SendData, SendOp, SendWr};
@@ -10,9 +13,6 @@ use rocinante_stack::verbs::{SendData, SendOp, SendWr};
 use crate::context::{Pd, PdKind};
 use crate::mr::Mr;
 use crate::qp::{Qp, QpKind};
-use rocinante_kernel as kernel;
-use rocinante_soft as soft;
-use rocinante_soft::model::error::VerbsError;
 
 impl Pd {
     /// Allocates a memory window (`ibv_alloc_mw(3)`), which is not bound yet.

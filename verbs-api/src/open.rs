@@ -2,28 +2,23 @@
 
 mod prepared;
 
-use std::ffi::OsStr;
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::Duration;
 
-#[cfg(any(test, feature = "internals"))]
+use rocinante_kernel as kernel;
 use rocinante_netdev::AnyPort;
 pub use rocinante_netdev::handed::AGENT_VARIABLE;
-use rocinante_netdev::handed::Agent;
-use rocinante_netdev::{Backend, Interface, PortConfig, Unusable, auto};
-
-pub use self::prepared::PreparedContext;
-use crate::choice::BackendChoice;
-use crate::context::Context;
-use crate::device::Device;
-use crate::tuning::connections::KEEP_ALIVE;
-use rocinante_kernel as kernel;
+use rocinante_netdev::{Backend, Interface, PortConfig, Unusable};
 use rocinante_soft::model::device::Limits;
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::provider::trace;
-use rocinante_soft::{self as soft, Settings};
+use rocinante_soft::{BackendChoice, Wishes};
+#[doc(inline)]
+pub use rocinante_soft::{KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE};
+
+pub use self::prepared::PreparedContext;
+use crate::context::Context;
+use crate::device::Device;
 
 /// Options for opening a device.
 ///
@@ -40,36 +35,12 @@ use rocinante_soft::{self as soft, Settings};
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
     device: Option<String>,
-    netdev: BackendChoice,
-    port: PortConfig,
-    limits: Limits,
-    window_max: Option<u32>,
-    background: Option<bool>,
-    advertise_credits: bool,
-    whole_writes: bool,
-    no_recognition: bool,
-    cm_retries: Option<u8>,
-    refuses_late: bool,
-    shards: Option<usize>,
-    cpus: Vec<usize>,
+    wishes: Wishes,
 }
-
-/// The environment variable that names the backend if the program does not: `afxdp`, `packet`,
-/// `udp` or `auto`.
-pub const NETDEV_VARIABLE: &str = "ROCINANTE_NETDEV";
 
 /// The environment variable that names the device if the program does not: see
 /// [`OpenOptions::device`].
 pub const DEVICE_VARIABLE: &str = "ROCINANTE_DEVICE";
-
-/// The environment variable that sets the number of shards of a device in software if the program
-/// does not: see [`OpenOptions::shards`].
-pub const SHARDS_VARIABLE: &str = "ROCINANTE_SHARDS";
-
-/// The environment variable with the seconds of silence after which the peer of a connection is
-/// asked whether it is still there, if the program does not set them: see
-/// [`cm::Params::keep_alive`](crate::cm::Params::keep_alive). `0` or `off` for never.
-pub const KEEP_ALIVE_VARIABLE: &str = "ROCINANTE_KEEP_ALIVE";
 
 impl OpenOptions {
     /// The defaults: Rocinante chooses the backend, buffers are large, and a background thread
@@ -105,7 +76,7 @@ impl OpenOptions {
     /// [`DeviceAttr::instead_of`]: crate::device::DeviceAttr::instead_of
     #[must_use]
     pub fn netdev(mut self, backend: Backend) -> Self {
-        self.netdev = BackendChoice::Only(backend);
+        self.wishes.netdev = BackendChoice::Only(backend);
         self
     }
 
@@ -114,7 +85,7 @@ impl OpenOptions {
     /// [`NETDEV_VARIABLE`] names another. This is the default if that variable is not set.
     #[must_use]
     pub fn netdev_auto(mut self) -> Self {
-        self.netdev = BackendChoice::Auto;
+        self.wishes.netdev = BackendChoice::Auto;
         self
     }
 
@@ -124,7 +95,7 @@ impl OpenOptions {
     /// This option and those below apply only to the device in software.
     #[must_use]
     pub fn port(mut self, config: PortConfig) -> Self {
-        self.port = config;
+        self.wishes.port = config;
         self
     }
 
@@ -136,7 +107,7 @@ impl OpenOptions {
     /// [`VerbsError::Limit`] or [`VerbsError::Invalid`].
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
+        self.wishes.limits = limits;
         self
     }
 
@@ -144,7 +115,7 @@ impl OpenOptions {
     /// receive budget limits it further.
     #[must_use]
     pub fn window_max(mut self, packets: u32) -> Self {
-        self.window_max = Some(packets);
+        self.wishes.window_max = Some(packets);
         self
     }
 
@@ -153,7 +124,7 @@ impl OpenOptions {
     /// a peer that finds no receive gets an RNR NAK.
     #[must_use]
     pub fn advertise_credits(mut self, yes: bool) -> Self {
-        self.advertise_credits = yes;
+        self.wishes.advertise_credits = yes;
         self
     }
 
@@ -171,7 +142,7 @@ impl OpenOptions {
     /// that part have been written. Take `false` if each request must be one message.
     #[must_use]
     pub fn cut_writes(mut self, yes: bool) -> Self {
-        self.whole_writes = !yes;
+        self.wishes.whole_writes = !yes;
         self
     }
 
@@ -185,7 +156,7 @@ impl OpenOptions {
     /// packets only. With `false` the device neither asks nor answers.
     #[must_use]
     pub fn recognise_peers(mut self, yes: bool) -> Self {
-        self.no_recognition = !yes;
+        self.wishes.no_recognition = !yes;
         self
     }
 
@@ -195,7 +166,7 @@ impl OpenOptions {
     /// until then.
     #[must_use]
     pub fn background(mut self, yes: bool) -> Self {
-        self.background = Some(yes);
+        self.wishes.background = Some(yes);
         self
     }
 
@@ -204,22 +175,7 @@ impl OpenOptions {
     /// (`max_cm_retries` of Linux's `struct ib_cm_req_param`). Only for the device in software.
     #[must_use]
     pub fn cm_retries(mut self, times: u8) -> Self {
-        self.cm_retries = Some(times);
-        self
-    }
-
-    /// Refuses a connection request only after 0.5 s if its port has no
-    /// [`cm::Listener`](crate::cm::Listener). If one is bound to the port meanwhile, it gets the
-    /// request at once. By default such a request is refused at once. Nothing else is delayed:
-    /// neither requests that find their listener, nor its program's rejections.
-    ///
-    /// For programs that tell their peers that they listen before they do, as perftest and qperf:
-    /// a peer that is refused then ends.
-    #[cfg(feature = "internals")]
-    #[doc(hidden)]
-    #[must_use]
-    pub fn refuse_late(mut self) -> Self {
-        self.refuses_late = true;
+        self.wishes.cm_retries = Some(times);
         self
     }
 
@@ -238,7 +194,7 @@ impl OpenOptions {
     /// [handed over](crate::stats::DeviceCounters::handed_over).
     #[must_use]
     pub fn shards(mut self, count: usize) -> Self {
-        self.shards = Some(count);
+        self.wishes.shards = Some(count);
         self
     }
 
@@ -248,7 +204,7 @@ impl OpenOptions {
     /// places them.
     #[must_use]
     pub fn cpus(mut self, cpus: impl IntoIterator<Item = usize>) -> Self {
-        self.cpus = cpus.into_iter().collect();
+        self.wishes.cpus = cpus.into_iter().collect();
         self
     }
 
@@ -309,11 +265,7 @@ impl OpenOptions {
     /// # Errors
     /// As [`prepare`](Self::prepare).
     pub fn prepare_interface(self, name: &str) -> Result<PreparedContext, VerbsError> {
-        let iface = Interface::by_name(name).map_err(|error| {
-            unless_missing(error, || VerbsError::NoDevice(format!("the name {name:?}")))
-        })?;
-        let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(address, _)| *address).collect();
-        self.prepare_addresses(&iface, &addresses, true)
+        Ok(PreparedContext(self.wishes.prepare_interface(name)?))
     }
 
     fn prepare_named(
@@ -349,7 +301,7 @@ impl OpenOptions {
     }
 
     fn open_hardware(self, name: &str, address: Option<IpAddr>) -> Result<Context, VerbsError> {
-        if let BackendChoice::Only(backend) = self.netdev {
+        if let BackendChoice::Only(backend) = self.wishes.netdev {
             return Err(VerbsError::Invalid(format!(
                 "{name} is an RDMA device of the kernel, which carries its packets by itself: leave {backend} out, or take the \
                  device in software of an interface"
@@ -367,70 +319,10 @@ impl OpenOptions {
     /// # Errors
     /// [`VerbsError::Invalid`] for several [`shards`](Self::shards); [`VerbsError::Io`] if the
     /// operating system has no descriptors or threads left.
-    #[cfg(any(test, feature = "internals"))]
     #[doc(hidden)]
     pub fn open_port(self, name: &str, port: AnyPort, why: &str) -> Result<Context, VerbsError> {
-        if self.shards.is_some_and(|count| count != 1) {
-            return Err(VerbsError::Invalid("a device over one port has one shard".into()));
-        }
-        let events = Arc::new(soft::Inbox::new()?);
-        let hca = soft::Hca::start(
-            &self.settings(),
-            name,
-            (vec![port], None),
-            (why.to_owned(), None),
-            None,
-        )?;
-        Ok(context(hca, events))
-    }
-
-    fn settings(&self) -> Settings {
-        Settings {
-            port: self.port.clone(),
-            limits: self.limits,
-            window_max: self.window_max.unwrap_or(512),
-            advertise_credits: self.advertise_credits,
-            cut_writes: !self.whole_writes,
-            recognises: !self.no_recognition,
-            background: self.background.unwrap_or(true),
-            cm_retries: self.cm_retries,
-            // A wrong value was refused before.
-            keep_alive: keep_alive().unwrap_or(KEEP_ALIVE),
-            refuses_late: self.refuses_late,
-            cpus: self.cpus.clone(),
-        }
-    }
-
-    /// Whether a device that this process has open already suits these options: those that the
-    /// program left at their defaults suit any device.
-    fn suit(
-        &self,
-        device: &soft::Hca,
-        backend: Option<Backend>,
-        shards: Option<usize>,
-    ) -> Result<(), VerbsError> {
-        let (is, wanted) = (&device.settings, self.settings());
-        let suits = [
-            ("netdev", backend.is_none_or(|backend| device.is_taken_as(backend))),
-            ("shards", shards.is_none_or(|count| count == device.shard_count())),
-            ("port", wanted.port == is.port || self.port == PortConfig::default()),
-            ("limits", wanted.limits == is.limits || self.limits == Limits::default()),
-            ("window_max", wanted.window_max == is.window_max || self.window_max.is_none()),
-            ("advertise_credits", is.advertise_credits || !self.advertise_credits),
-            ("cut_writes", !is.cut_writes || !self.whole_writes),
-            ("recognise_peers", !is.recognises || !self.no_recognition),
-            ("background", wanted.background == is.background || self.background.is_none()),
-            ("cm_retries", wanted.cm_retries == is.cm_retries || self.cm_retries.is_none()),
-            ("cpus", wanted.cpus == is.cpus || self.cpus.is_empty()),
-        ];
-        match suits.iter().find(|(_, suits)| !suits) {
-            None => Ok(()),
-            Some((option, _)) => Err(VerbsError::Invalid(format!(
-                "{} is open in this process with another `{option}`: open it with the same, or \
-                 close it first",
-                device.name
-            ))),
-        }
+        let device = self.wishes.open_port(name, port, why)?;
+        Ok(Context { device: Device::Soft(device) })
     }
 
     fn prepare_addresses(
@@ -439,93 +331,12 @@ impl OpenOptions {
         addresses: &[IpAddr],
         are_all: bool,
     ) -> Result<PreparedContext, VerbsError> {
-        if let Some(times) = self.cm_retries.filter(|times| *times > 15) {
-            let why = format!("the connection manager repeats itself 0 to 15 times, not {times}");
-            return Err(VerbsError::Invalid(why));
-        }
-        let backend = self.netdev.settle(std::env::var_os(NETDEV_VARIABLE).as_deref())?;
-        keep_alive()?;
-        let shards = settle_shards(self.shards, std::env::var_os(SHARDS_VARIABLE).as_deref())?;
-        if shards.unwrap_or(1) > 1 && self.background == Some(false) {
-            let why = "several shards need their background threads: leave them, or open one shard";
-            return Err(VerbsError::Invalid(why.into()));
-        }
-        PreparedContext::new(self, (backend, shards), iface, (addresses, are_all))
-    }
-
-    fn start(
-        &self,
-        iface: &Interface,
-        (addresses, are_all): (&[IpAddr], bool),
-        (backend, shards): (Option<Backend>, Option<usize>),
-        events: Arc<soft::Inbox>,
-    ) -> Result<Context, VerbsError> {
-        let agent = Agent::from_environment();
-        let start = |claim| {
-            let count = shards.unwrap_or(1);
-            let (shards, slots) = auto::lease(iface, addresses, &self.port, count)?;
-            let sharing = (shards, slots.as_ref());
-            let (ports, choice) =
-                auto::choose_shards(iface, addresses, backend, &self.port, sharing, &agent)?;
-            let parts = (ports, slots);
-            let instead_of = backend.filter(|named| *named != choice.backend);
-            let why = (choice.to_string(), instead_of);
-            soft::Hca::start(&self.settings(), &iface.name, parts, why, claim)
-        };
-        let key = soft::Key::new(iface.index, addresses, are_all);
-        let hca = soft::open(key, |device| self.suit(device, backend, shards), start)?;
-        Ok(context(hca, events))
+        let prepared = self.wishes.prepare(iface, addresses, are_all)?;
+        Ok(PreparedContext(prepared))
     }
 }
 
-/// A context of the device.
-fn context(device: Arc<soft::Hca>, events: Arc<soft::Inbox>) -> Context {
-    let device = soft::Device::new(device, events);
-    trace::opened(&device.name, &device.query());
-    Context { device: Device::Soft(device) }
-}
-
-/// The number of shards: the program's, else the variable's.
-fn settle_shards(
-    said: Option<usize>,
-    variable: Option<&OsStr>,
-) -> Result<Option<usize>, VerbsError> {
-    let most = soft::SHARDS_MAX;
-    let (source, count) = match (said, variable.filter(|text| !text.is_empty())) {
-        (Some(count), _) => ("shards".to_owned(), Some(count)),
-        (None, None) => return Ok(None),
-        (None, Some(text)) => {
-            let count = text.to_str().and_then(|text| text.parse().ok());
-            (format!("{SHARDS_VARIABLE}={}", text.to_string_lossy()), count)
-        }
-    };
-    match count {
-        Some(count) if (1..=most).contains(&count) => Ok(Some(count)),
-        Some(count) => Err(VerbsError::Invalid(format!(
-            "{source}: a device has 1 to {most} shards, not {count}"
-        ))),
-        None => Err(VerbsError::Invalid(format!("{source}: a device has 1 to {most} shards"))),
-    }
-}
-
-/// The keep-alive time of the environment.
-fn keep_alive() -> Result<Duration, VerbsError> {
-    settle_keep_alive(std::env::var_os(KEEP_ALIVE_VARIABLE).as_deref())
-}
-
-fn settle_keep_alive(variable: Option<&OsStr>) -> Result<Duration, VerbsError> {
-    let Some(text) = variable.filter(|text| !text.is_empty()) else { return Ok(KEEP_ALIVE) };
-    let text = text.to_string_lossy();
-    if text == "off" {
-        return Ok(Duration::ZERO);
-    }
-    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.ok_or_else(|| {
-        VerbsError::Invalid(format!("{KEEP_ALIVE_VARIABLE}={text}: give it seconds, or `off`"))
-    })
-}
-
-/// The error of an interface that is not found: there is none, or the kernel refuses the question.
+/// Why an interface is not found: there is none, or whatever else the kernel says.
 fn unless_missing(error: io::Error, missing: impl FnOnce() -> VerbsError) -> VerbsError {
     if error.kind() == io::ErrorKind::NotFound { missing() } else { VerbsError::Io(error) }
 }
@@ -543,49 +354,4 @@ fn has_address(iface: Interface, address: IpAddr) -> Result<Interface, VerbsErro
     let known: Vec<String> = iface.addresses.iter().map(|(other, _)| other.to_string()).collect();
     let (name, known) = (&iface.name, known.join(", "));
     Err(VerbsError::Invalid(format!("{name} has not the address {address}: it has {known}")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_environment_says_how_long_a_peer_may_be_silent() {
-        let settled = |text: Option<&str>| settle_keep_alive(text.map(OsStr::new));
-        for (text, seconds) in [
-            (None, 10.0),
-            (Some(""), 10.0),
-            (Some("0"), 0.0),
-            (Some("off"), 0.0),
-            (Some("30"), 30.0),
-            (Some("2.5"), 2.5),
-        ] {
-            assert_eq!(settled(text).unwrap(), Duration::from_secs_f64(seconds), "{text:?}");
-        }
-        for text in ["-1", "NaN", "inf", "1e30", "10s", "on"] {
-            let error = settled(Some(text)).unwrap_err().to_string();
-            assert!(error.contains("ROCINANTE_KEEP_ALIVE") && error.contains(text), "{error}");
-        }
-    }
-
-    #[test]
-    fn the_program_says_of_how_many_shards_it_is_or_else_the_environment() {
-        let settled = |said, variable: Option<&str>| settle_shards(said, variable.map(OsStr::new));
-        for (said, variable, count) in [
-            (None, None, None),
-            (None, Some(""), None),
-            (None, Some("3"), Some(3)),
-            (Some(64), Some("x"), Some(64)),
-        ] {
-            assert_eq!(settled(said, variable).unwrap(), count);
-        }
-        for (said, variable, words) in [
-            (None, Some("0"), "ROCINANTE_SHARDS=0: a device has 1 to 64 shards, not 0"),
-            (None, Some("two"), "ROCINANTE_SHARDS=two: a device has 1 to 64 shards"),
-            (Some(65), None, "shards: a device has 1 to 64 shards, not 65"),
-        ] {
-            let error = settled(said, variable).unwrap_err().to_string();
-            assert!(error.contains(words), "{error}");
-        }
-    }
 }

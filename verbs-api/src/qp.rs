@@ -5,6 +5,13 @@ mod groups;
 
 use std::sync::Weak;
 
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
+use rocinante_soft::provider::manager::Breaks;
+use rocinante_soft::provider::trace;
 use rocinante_stack::mem::Access;
 use rocinante_stack::stats::LimitsHit;
 use rocinante_stack::stats::QpCounters;
@@ -16,13 +23,6 @@ pub use self::builder::{PreparedQp, QpBuilder};
 use crate::context::Pd;
 use crate::cq::Cq;
 use crate::srq::Srq;
-use rocinante_kernel as kernel;
-use rocinante_soft as soft;
-use rocinante_soft::model::endpoint::Endpoint;
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::model::qp::{ConnectOptions, ModifyAttr, PeerPath, PostListError, QpCaps};
-use rocinante_soft::provider::manager::Breaks;
-use rocinante_soft::provider::trace;
 
 /// A queue pair. Any thread may call any method.
 ///

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::model::qp::PostListError;
 use rocinante_stack::SrqAttr;
 use rocinante_stack::SrqChange;
 use rocinante_stack::verbs::RecvWr;
 
 use crate::context::{Pd, PdKind};
 use crate::device::Device;
-use rocinante_kernel as kernel;
-use rocinante_soft as soft;
-use rocinante_soft::model::error::{Refused, VerbsError};
-use rocinante_soft::model::qp::PostListError;
 
 /// A shared receive queue (`struct ibv_srq`). Queue pairs that are made with it take their receives
 /// from it, the oldest first, and have none of their own. Cheap to clone. It lives until the last

@@ -42,12 +42,3 @@ pub(crate) mod exchange {
     /// From one TCP probe of a silent peer's kernel to the next, of four. Effect as above.
     pub(crate) const TCP_PROBE: Duration = Duration::from_secs(5);
 }
-
-/// Connections (`open.rs`).
-pub(crate) mod connections {
-    use std::time::Duration;
-
-    /// The silence after which the peer of a connection is asked, if neither the program nor the
-    /// environment says it. More: a dead one is noticed later. Less: more datagrams.
-    pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(10);
-}

@@ -35,13 +35,15 @@ const LINK: (&str, &str) = ("libibverbs.so", "libibverbs.so.1");
 /// The newest glibc that they may need: that of RHEL 9 and Ubuntu 22.04.
 const GLIBC_MAX: (u32, u32) = (2, 34);
 /// The packages of the workspace that the programs are made of. All others measure or test.
-const SHIPPED: [&str; 8] = [
+const SHIPPED: [&str; 10] = [
     "rocinante",
     "rocinante-agent",
     "rocinante-cli",
     "rocinante-crc",
+    "rocinante-kernel",
     "rocinante-netdev",
     "rocinante-lab",
+    "rocinante-soft",
     "rocinante-stack",
     "rocinante-wire",
 ];
@@ -258,8 +260,7 @@ fn made_of(package: &str, name: &str) -> Result<Vec<sbom::Line>, String> {
 fn instruments(lines: &[sbom::Line]) -> Vec<String> {
     let ours = lines.iter().filter(|line| line.name.starts_with("rocinante"));
     let wrong = ours.filter(|line| {
-        !SHIPPED.contains(&line.name.as_str())
-            || line.features.iter().any(|name| name == "internals")
+        !SHIPPED.contains(&line.name.as_str()) || line.features.iter().any(|name| name == "fuzzing")
     });
     wrong.map(|line| line.purl()).collect()
 }
@@ -444,10 +445,10 @@ mod tests {
     #[test]
     fn what_tests_need_is_not_shipped() {
         let tree = "0 rocinante-cli v0.1.0 (/r/cli)|MIT|\n1 rocinante v0.1.0 (/r)|MIT|tokio\n\
-                    1 clap v4.6.7|MIT|derive,internals";
+                    1 clap v4.6.7|MIT|derive,fuzzing";
         assert_eq!(instruments(&sbom::lines(tree)), [""; 0]);
         let tree = "0 rocinante-cli v0.1.0 (/r/cli)|MIT|\n1 rocinante-sim v0.1.0 (/r/sim)|MIT|\n\
-                    1 rocinante v0.1.0 (/r)|MIT|default,internals";
+                    1 rocinante v0.1.0 (/r)|MIT|default,fuzzing";
         let wrong = ["pkg:cargo/rocinante-sim@0.1.0", "pkg:cargo/rocinante@0.1.0"];
         assert_eq!(instruments(&sbom::lines(tree)), wrong);
     }

@@ -3,13 +3,11 @@
 #![forbid(unsafe_code)]
 
 mod api;
-mod arrows;
 mod command;
 mod demo;
 mod deny;
 mod dist;
 mod dropin;
-mod floors;
 mod foreign;
 mod fuzz;
 mod instructions;
@@ -89,7 +87,6 @@ cargo xtask COMMAND
   dist [PROCESSOR...]  what others take away, below cli/dist/out: static programs for x86_64 and aarch64, or one of them,
                        completions, man pages, checksums, bill of materials
   setup                only set up the machine
-  floors               the arrows between the units of stack, and its modules in circles
 ";
 
 fn main() -> ExitCode {
@@ -126,7 +123,6 @@ fn main() -> ExitCode {
         Some((&"api", rest)) => api::run(rest),
         Some((&"dist", processors)) => dist::run(processors),
         Some((&"man", [directory])) => dist::man(&from.join(directory)),
-        Some((&"floors", [])) => floors::print(),
         Some((&("help" | "--help" | "-h"), _)) => {
             print!("{USAGE}");
             Ok(())

@@ -11,8 +11,8 @@ use std::path::Path;
 use std::process::Command;
 
 /// `rust-version` of the workspace, with its patch level. The AVX-512 intrinsics of
-/// `verbs-api/soft/src/provider/memory/summed.rs` need 1.89; of the dependencies, `libloading` 0.9 and
-/// `hdrhistogram` 7.6 need 1.88.
+/// `verbs-api/soft/src/provider/memory/summed.rs` need 1.89; of the dependencies, `libloading` 0.9
+/// and `hdrhistogram` 7.6 need 1.88.
 const LOWEST_RUST: &str = "1.89.0";
 
 /// Packs everything that is published, as the sources are now, and compiles the packages with the
@@ -127,7 +127,7 @@ mod tests {
             }))
         };
         assert_eq!(package("rocinante-stack", "stack", "x"), [""; 0]);
-        assert_eq!(package("rocinante", "verbs-api", "internals"), [""; 0]);
+        assert_eq!(package("rocinante", "verbs-api", "tracing"), [""; 0]);
         assert_eq!(package("rocinante", "verbs-api", "x"), ["rocinante: README.md lacks `x`"]);
         assert_eq!(
             package("rocinante-new", "xtask", "x"),

@@ -9,8 +9,7 @@ use crate::pool::{self, Ended};
 use crate::programs::{self, Program, figure};
 use crate::skips::{self, Allowed};
 use crate::{
-    api, arrows, demo, deny, floors, fuzz, instructions, machine, memory, prose, publish, setup,
-    soak, unsafe_files,
+    api, demo, deny, fuzz, instructions, machine, memory, prose, publish, setup, soak, unsafe_files,
 };
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -63,8 +62,6 @@ enum When {
 /// In their order.
 const STEPS: &[Step] = &[
     quick("format", When::First(format)),
-    quick("dependency direction", When::First(|| check(arrows::check()))),
-    quick("floors", When::First(|| check(floors::check()))),
     quick("unsafe files", When::First(|| check(unsafe_files::check()))),
     quick("prose", When::First(|| check(prose::check()))),
     quick("clippy", When::First(clippy)),
@@ -343,7 +340,7 @@ fn clippy() -> Outcome {
     check(command::run(&mut cargo(what)))
 }
 
-/// The library with none of its features, as the C ABI has it, and with all. Its counters and
+/// The library with none of its features, and with all. Its counters and
 /// traces are tested with them.
 fn features() -> Outcome {
     let lints = |what: &[&str]| {
@@ -364,13 +361,7 @@ fn features() -> Outcome {
     let test = || command::run(cargo(traced).arg("tracing"));
     // Its tests need features, so the bare library is looked at without them.
     let bare = lints(&["--lib", "--no-default-features"]);
-    let internals =
-        || lints(&["--lib", "--no-default-features", "--features", "rocinante/internals"]);
-    check(
-        bare.and_then(|()| internals())
-            .and_then(|()| lints(&["--all-targets", "--all-features"]))
-            .and_then(|()| test()),
-    )
+    check(bare.and_then(|()| lints(&["--all-targets", "--all-features"])).and_then(|()| test()))
 }
 
 fn documentation() -> Outcome {

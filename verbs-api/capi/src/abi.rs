@@ -6,7 +6,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-pub(crate) use rocinante::verbs::Sge;
+pub(crate) use rocinante_stack::mem::Sge;
 
 /// A slot for a function that this library does not have: callers of a newer header check it.
 pub(crate) type Slot = *const c_void;

@@ -3,15 +3,16 @@
 use std::ffi::{c_char, c_int, c_uint};
 use std::net::{IpAddr, Ipv6Addr};
 
-use rocinante::plain::{Cqe, Sender};
-use rocinante::verbs::{
-    AltPath, ModifyAttr, Mtu, PathMigState, PeerPath, Psn, QpAttr, QpCaps, QpState, QpType, Qpn,
-    WcOpcode,
-};
-use rocinante::{Access, VerbsError};
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::{ModifyAttr, PeerPath, QpCaps};
+use rocinante_stack::mem::Access;
+use rocinante_stack::types::{Mtu, Psn, Qpn};
+use rocinante_stack::verbs::{QpState, QpType, WcOpcode};
+use rocinante_stack::{AltPath, PathMigState, QpAttr};
 
 use crate::abi;
 use crate::log::{Level, say};
+use crate::plain::{Cqe, Sender};
 
 /// The errno of an error, which is logged.
 #[cold]

@@ -1,7 +1,8 @@
 //! The device's counters, by the names that the kernel has below `ports/1`.
 
-use rocinante::plain::sysfs::Counts;
-use rocinante::stats::DeviceCounters;
+use rocinante_soft::model::device::DeviceCounters;
+
+use crate::plain::sysfs::Counts;
 
 /// The counters of the port (IBTA, PortCounters and PortCountersExtended), and those of Soft-RoCE
 /// and mlx5.

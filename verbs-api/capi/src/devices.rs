@@ -6,17 +6,18 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rocinante::device::{Interface, Limits};
-use rocinante::plain::sysfs::Devices;
-use rocinante::plain::{
-    AHS_MAX, DEVICES_VARIABLE, GROUPS_MAX, MEMBERS_MAX, NamedInterface, PDS_MAX, gid_table_len,
-    named_interfaces,
-};
-use rocinante::verbs::Mtu;
+use rocinante_netdev::Interface;
+use rocinante_soft::model::device::Limits;
+use rocinante_stack::types::Mtu;
 
 use crate::abi::{DeviceAttr, PortAttr};
 use crate::convert;
 use crate::log::{Level, say};
+use crate::plain::sysfs::Devices;
+use crate::plain::{
+    AHS_MAX, DEVICES_VARIABLE, GROUPS_MAX, MEMBERS_MAX, NamedInterface, PDS_MAX, gid_table_len,
+    named_interfaces,
+};
 
 /// A device that a program can open.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use rocinante::stats::DeviceCounters;
+use rocinante_soft::model::device::DeviceCounters;
 
 use crate::abi::Wc;
 use crate::log::{Level, say};

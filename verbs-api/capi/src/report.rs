@@ -7,12 +7,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rocinante::plain::sysfs::{Counts, PortKey, Published};
-use rocinante::plain::{self, Watched};
-use rocinante::stats::DeviceCounters;
+use rocinante_soft::model::device::DeviceCounters;
 
 use crate::devices::{self, Found};
 use crate::ffi::without_signals;
+use crate::plain::Watched;
+use crate::plain::sysfs::{Counts, PortKey, Published};
 use crate::{counters, log};
 
 /// Names the environment variable: anything but nothing and `0` asks for counters.
@@ -89,7 +89,7 @@ pub(crate) fn closed(device: &Watched) {
     let Some(report) = &mut *report else { return };
     if let Some(at) = report.opened.iter().position(|opened| opened.device.is(device)) {
         let opened = report.opened.swap_remove(at);
-        plain::add(report.closed.entry(opened.name).or_default(), &opened.last);
+        report.closed.entry(opened.name).or_default().add(&opened.last);
     }
 }
 
@@ -100,7 +100,7 @@ fn sums() -> Option<BTreeMap<Named, DeviceCounters>> {
     let (mut sums, process) = (closed.clone(), std::process::id());
     for opened in opened.iter().filter(|opened| opened.process == process) {
         let counters = opened.device.counters(PATIENCE).unwrap_or(opened.last);
-        plain::add(sums.entry(opened.name.clone()).or_default(), &counters);
+        sums.entry(opened.name.clone()).or_default().add(&counters);
     }
     Some(sums)
 }

@@ -24,8 +24,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
-use rocinante::plain::PortSpace;
-use rocinante::verbs::QpType;
+use rocinante_stack::verbs::QpType;
 
 use self::devices::Devices;
 pub(crate) use self::event::File;
@@ -36,6 +35,7 @@ use self::table::Table;
 use self::words::{In, Out};
 use crate::devices::Found;
 use crate::log::{Level, say};
+use crate::plain::PortSpace;
 
 /// A value, or the errno.
 pub(crate) type Outcome<T> = Result<T, c_int>;
@@ -221,7 +221,7 @@ impl Ucma {
             }
             (Phase::Requested(conn) | Phase::Connected(conn), Some(device)) => device.forget(conn),
             (Phase::Asked(ask), Some(device)) => {
-                let _ = device.answer(ask, Err(rocinante::plain::SidrStatus::REJECT), &[]);
+                let _ = device.answer(ask, Err(crate::plain::SidrStatus::REJECT), &[]);
             }
             (Phase::Querying(query), Some(device)) => device.forget_query(query),
             _ => {}

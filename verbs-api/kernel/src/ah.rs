@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::PeerPath;
 use rocinante_stack::verbs::AhId;
 
 use super::{Device, Pd, convert, error, ffi};
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::model::qp::PeerPath;
 
 /// An address handle; dropping it destroys it.
 #[derive(Debug)]

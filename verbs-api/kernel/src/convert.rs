@@ -5,6 +5,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::ptr;
 
 use rocinante_netdev::PortStats;
+use rocinante_soft::model::device::{Atomics, HardwareAttr, Limits, MwSupport, OptionalOperations};
+use rocinante_soft::model::event::AsyncEvent;
+use rocinante_soft::model::qp::{PeerPath, QpCaps};
 use rocinante_stack::mem::{Access, MwType, Sge};
 use rocinante_stack::stats::Counters;
 use rocinante_stack::types::{Key, Mtu, Psn, Qpn};
@@ -17,9 +20,6 @@ use rustix::io::Errno;
 
 use super::ffi;
 use super::ffi::abi::{self, mask, send_flags};
-use rocinante_soft::model::device::{Atomics, HardwareAttr, Limits, MwSupport, OptionalOperations};
-use rocinante_soft::model::event::AsyncEvent;
-use rocinante_soft::model::qp::{PeerPath, QpCaps};
 
 /// `enum ibv_qp_state`, by number.
 const STATES: [(c_int, QpState); 7] = [

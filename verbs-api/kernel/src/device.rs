@@ -9,6 +9,14 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 use rocinante_netdev::PortStats;
+use rocinante_soft::model::device::{
+    DeviceAttr, DeviceCounters, HardwareAttr, Limits, MwSupport, OptionalOperations,
+};
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::event::AsyncEvent;
+use rocinante_soft::provider::listeners::Listeners;
+use rocinante_soft::provider::trace;
+use rocinante_soft::provider::wakers::Wakers;
 use rocinante_stack::Budget;
 use rocinante_stack::stats::Counters;
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
@@ -19,14 +27,6 @@ use super::known::Known;
 use super::sysfs::{self, HardwareDevice, HardwarePort, hardware_devices};
 use super::watch::{Source, Watcher};
 use super::{cm, convert, error, ffi};
-use rocinante_soft::model::device::{
-    DeviceAttr, DeviceCounters, HardwareAttr, Limits, MwSupport, OptionalOperations,
-};
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::model::event::AsyncEvent;
-use rocinante_soft::provider::listeners::Listeners;
-use rocinante_soft::provider::trace;
-use rocinante_soft::provider::wakers::Wakers;
 
 /// A channel, and the tasks that wait for its queues.
 type Quiet = (Arc<ffi::Channel>, Arc<Listeners<Wakers>>);

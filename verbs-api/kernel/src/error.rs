@@ -7,13 +7,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use rocinante_netdev::Interface;
+use rocinante_soft::model::error::{HardwareError, VerbsError};
+use rocinante_soft::model::qp::QpCaps;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use super::ffi;
 use super::sysfs::{self, HardwareDevice};
-use rocinante_soft::model::error::{HardwareError, VerbsError};
-use rocinante_soft::model::qp::QpCaps;
 
 /// The library cannot be loaded.
 pub(super) fn no_library(why: &str) -> VerbsError {

@@ -9,9 +9,9 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 use rocinante_netdev::Interface;
+use rocinante_soft::model::error::VerbsError;
 
 use super::{Qp, convert, error};
-use rocinante_soft::model::error::VerbsError;
 
 /// A group to which a queue pair is attached, and the socket that has joined it.
 #[derive(Debug)]

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::provider::memory::Range;
 use rocinante_stack::mem::{Access, AccessError};
 use rocinante_stack::types::Key;
 use rustix::io::Errno;
 
 use super::{Device, Pd, convert, error, ffi};
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::provider::memory::Range;
 
 /// A registered region.
 #[derive(Debug)]

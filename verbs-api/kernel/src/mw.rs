@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rocinante_soft::model::error::VerbsError;
 use rocinante_stack::PostError;
 use rocinante_stack::mem::MwType;
 use rocinante_stack::types::Key;
@@ -10,7 +11,6 @@ use rocinante_stack::verbs::SendWr;
 use rustix::io::Errno;
 
 use super::{Device, Pd, Qp, convert, error, ffi};
-use rocinante_soft::model::error::VerbsError;
 
 /// A memory window; dropping it deallocates it.
 #[derive(Debug)]

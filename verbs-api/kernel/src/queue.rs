@@ -9,14 +9,6 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use rocinante_stack::types::{Key, Qpn};
-use rocinante_stack::verbs::{Cqe, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus};
-use rocinante_stack::{PeerAddress, PeerKind, PostError, QpAttr};
-use rustix::io::Errno;
-
-use super::groups::Membership;
-use super::watch::Source;
-use super::{Device, Pd, Srq, convert, error, ffi};
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps, SendRules, gid_at};
 use rocinante_soft::model::wc::Wc;
@@ -25,6 +17,14 @@ use rocinante_soft::provider::manager::Breaks;
 use rocinante_soft::provider::state::StateCell;
 use rocinante_soft::provider::wakers::Wakers;
 use rocinante_soft::provider::{trace, wake};
+use rocinante_stack::types::{Key, Qpn};
+use rocinante_stack::verbs::{Cqe, QpState, QpType, RecvWr, SendWr, WcOpcode, WcStatus};
+use rocinante_stack::{PeerAddress, PeerKind, PostError, QpAttr};
+use rustix::io::Errno;
+
+use super::groups::Membership;
+use super::watch::Source;
+use super::{Device, Pd, Srq, convert, error, ffi};
 
 /// A completion queue.
 #[derive(Debug)]

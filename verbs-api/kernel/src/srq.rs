@@ -3,14 +3,14 @@
 use std::io;
 use std::sync::Arc;
 
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::PostListError;
 use rocinante_stack::verbs::RecvWr;
 use rocinante_stack::{SrqAttr, SrqChange};
 use rustix::io::Errno;
 
 use super::ffi::{self, abi};
 use super::{Pd, error};
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::model::qp::PostListError;
 
 /// A shared receive queue; dropping it destroys it.
 #[derive(Debug)]

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
+use rocinante_soft::provider::listeners::Listeners;
+use rocinante_soft::provider::wake;
+use rocinante_soft::provider::wakers::{Wakers, Woken};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::ffi;
-use rocinante_soft::provider::listeners::Listeners;
-use rocinante_soft::provider::wake;
-use rocinante_soft::provider::wakers::{Wakers, Woken};
 
 /// A descriptor, and the tasks that wait until it is readable.
 #[derive(Debug, Clone)]

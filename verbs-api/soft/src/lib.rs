@@ -1,5 +1,5 @@
-//! The device in software: an engine and a port instead of a card. It has its values ([`model`]) and
-//! the parts that a provider is made of ([`provider`]), which the kernel's devices share.
+//! The device in software: an engine and a port instead of a card. It has its values ([`model`])
+//! and the parts that a provider is made of ([`provider`]), which the kernel's devices share.
 //!
 //! The fronts (`rocinante`) and the C ABI (`rocinante-capi`) stand on this crate. It is a part of
 //! `rocinante`: programs use that.
@@ -15,6 +15,7 @@ mod ah;
 mod announce;
 #[cfg(test)]
 mod announce_tests;
+mod choice;
 mod cm;
 mod cork;
 mod cq;
@@ -44,6 +45,7 @@ mod others_tests;
 mod owner;
 mod pin;
 mod posting;
+mod prepared;
 mod progress;
 pub mod provider;
 mod qp;
@@ -56,10 +58,12 @@ mod slice;
 mod srq;
 mod staging;
 mod tuning;
+mod wishes;
 
 use rocinante_stack::Engine;
 
 pub use self::ah::Ah;
+pub use self::choice::BackendChoice;
 pub use self::cq::{Channel, Cq};
 pub use self::device::{Counted, Device, Hca, Pd, Settings, active_mtu, attributes};
 pub use self::events::Inbox;
@@ -70,8 +74,10 @@ pub use self::mw::Window;
 pub use self::opens::{Key, open};
 pub use self::others::SHARDS_MAX;
 pub use self::owner::Owner;
+pub use self::prepared::Prepared;
 pub use self::qp::{Qp, QpInitAttr};
 pub use self::srq::Srq;
+pub use self::wishes::{KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE, Wishes};
 use crate::model::error::VerbsError;
 
 /// The error for a device whose interface is gone.

@@ -225,3 +225,12 @@ pub(crate) mod room {
     /// unanswered message is sent five times.
     pub(crate) const PATH_IDLE: u64 = 2_000_000_000;
 }
+
+/// Connections (`wishes.rs`). Not measured.
+pub(crate) mod connections {
+    use std::time::Duration;
+
+    /// The silence after which the peer of a connection is asked, if neither the program nor the
+    /// environment says it. More: a dead one is noticed later. Less: more datagrams.
+    pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(10);
+}

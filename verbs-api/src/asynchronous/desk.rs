@@ -7,12 +7,12 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
 use parking_lot::Mutex;
-
-use crate::cq::Cq;
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::model::wc::Wc;
 use rocinante_soft::provider::listeners::fresh_number;
 use rocinante_soft::provider::wakers::{Look, poll_until};
+
+use crate::cq::Cq;
 
 /// The operations of a queue pair in flight.
 ///

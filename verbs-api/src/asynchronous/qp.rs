@@ -6,6 +6,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::ConnectOptions;
+use rocinante_soft::model::wc::{Wc, WcError};
 use rocinante_stack::mem::{RemoteSlice, Sge};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{RecvWr, SendOp, SendWr, WcOpcode, WcStatus};
@@ -14,10 +18,6 @@ use super::desk::{Desk, Open};
 use crate::cm::{Connecting, Connection, Params, Request};
 use crate::mr::{Mr, PoolBuffer};
 use crate::qp::{PreparedQp, Qp};
-use rocinante_soft::model::endpoint::Endpoint;
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::model::qp::ConnectOptions;
-use rocinante_soft::model::wc::{Wc, WcError};
 
 /// Memory that an operation owns until it is complete.
 pub trait Buffer: Send + 'static {

@@ -6,6 +6,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rocinante_soft::model::cm::CmFailure;
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::model::qp::{ConnectOptions, ModifyAttr};
+use rocinante_soft::provider::random::random;
 use rocinante_stack::cm::{CmEvent, ConnId, Connect, Reply};
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::QpState;
@@ -14,10 +18,6 @@ use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, Transport};
 use super::inbox::{Inbox, Notifier};
 use super::{Params, endpoint_of, side_of, transport_of};
 use crate::qp::{PreparedQp, Qp};
-use rocinante_soft::model::cm::CmFailure;
-use rocinante_soft::model::error::{Refused, VerbsError};
-use rocinante_soft::model::qp::{ConnectOptions, ModifyAttr};
-use rocinante_soft::provider::random::random;
 
 /// A connection in the connection manager's state. Dropping it gives it up.
 #[derive(Debug)]

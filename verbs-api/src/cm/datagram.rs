@@ -5,6 +5,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rocinante_soft::model::cm::CmFailure;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::PeerPath;
+use rocinante_soft::provider::manager::{ListensTo, Manager};
 use rocinante_stack::cm::{AskId, Asked, CmEvent, QueryId};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Destination, QpType};
@@ -15,10 +19,6 @@ use crate::ah::Ah;
 use crate::context::{Context, Pd};
 use crate::device::Device;
 use crate::qp::Qp;
-use rocinante_soft::model::cm::CmFailure;
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::model::qp::PeerPath;
-use rocinante_soft::provider::manager::{ListensTo, Manager};
 
 /// Listens on a port for requests for a queue pair for datagrams (`rdma_listen(3)` with
 /// `RDMA_PS_UDP`). Dropping it refuses the waiting requests.

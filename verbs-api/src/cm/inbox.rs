@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use rocinante_stack::cm::{CmEvent, ListenerId};
-
-use crate::context;
-use crate::device::Device;
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::provider::mailbox::Mailbox;
 use rocinante_soft::provider::manager::{ListensTo, Manager, Place};
 use rocinante_soft::provider::wakers::{poll_until, until};
+use rocinante_stack::cm::{CmEvent, ListenerId};
+
+use crate::context;
+use crate::device::Device;
 
 /// The connection manager's events for one listener, connection or service request.
 #[derive(Debug, Clone)]

@@ -5,6 +5,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::ConnectOptions;
+use rocinante_soft::provider::manager::{ListensTo, Manager};
 use rocinante_stack::cm::{Accept, CmEvent, ConnId, Request as Asked};
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::QpType;
@@ -16,9 +19,6 @@ use super::{Params, endpoint_of, side_of, transport_of};
 use crate::context::Context;
 use crate::device::Device;
 use crate::qp::PreparedQp;
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::model::qp::ConnectOptions;
-use rocinante_soft::provider::manager::{ListensTo, Manager};
 
 /// Listens for connections on a port (`rdma_listen(3)`). Dropping it rejects the waiting requests.
 #[derive(Debug)]

@@ -3,12 +3,13 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use rocinante_soft::model::cm::CmFailure;
+use rocinante_soft::model::error::VerbsError;
+
 use super::{
     Connecting, Connection, DatagramListener, DatagramRequest, DatagramService, Listener, Request,
     Resolving,
 };
-use rocinante_soft::model::cm::CmFailure;
-use rocinante_soft::model::error::VerbsError;
 
 impl Listener {
     /// Takes the next request, or has the task woken when there is one.

@@ -2,11 +2,12 @@
 
 use std::task::{self, Poll};
 
-use super::Context;
-use crate::device::Device;
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::model::event::AsyncEvent;
 use rocinante_soft::provider::wakers::{Wakers, poll_until, until};
+
+use super::Context;
+use crate::device::Device;
 
 impl Context {
     /// Takes the next asynchronous event, or has the task woken when there is one.

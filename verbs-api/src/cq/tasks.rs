@@ -6,9 +6,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use super::{ChannelKind, CompChannel, Cq, CqKind, Wc};
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::provider::wakers::{Look, Wakers, poll_until, until};
+
+use super::{ChannelKind, CompChannel, Cq, CqKind, Wc};
 
 /// A thread that sleeps until it is woken as a task.
 struct Sleeper(Thread);

@@ -9,6 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rocinante_soft::model::device::Provider;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::ConnectOptions;
+use rocinante_soft::model::wc::Wc;
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Mtu;
 use rocinante_stack::verbs::{RecvWr, SendData, SendOp, SendWr, WcStatus};
@@ -21,10 +25,6 @@ use crate::cq::Cq;
 use crate::mr::Mr;
 use crate::qp::PreparedQp;
 use crate::tuning::exchange::{ANEW, LOOK, PROBE, UNREAD_MAX};
-use rocinante_soft::model::device::Provider;
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::model::qp::ConnectOptions;
-use rocinante_soft::model::wc::Wc;
 
 /// Starts the private data of both sides: protocol and version.
 const MAGIC: &[u8; 8] = b"lines/1\n";

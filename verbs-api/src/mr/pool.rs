@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rocinante_soft::model::error::VerbsError;
 use rocinante_stack::mem::Access;
 
 use super::{Mr, MrSlice};
 use crate::context::Pd;
-use rocinante_soft::model::error::VerbsError;
 
 /// Buffers of one size in one registered region. Cheap to clone.
 ///

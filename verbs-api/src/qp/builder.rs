@@ -1,5 +1,11 @@
 //! The builder of queue pairs, and prepared queue pairs before they connect.
 
+use rocinante_kernel as kernel;
+use rocinante_soft as soft;
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::error::{Refused, VerbsError};
+use rocinante_soft::model::qp::{ConnectOptions, PostListError, QpCaps};
+use rocinante_soft::provider::random::random;
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Psn;
 use rocinante_stack::verbs::{QpType, RecvWr};
@@ -8,12 +14,6 @@ use super::{Peers, Qp, QpKind};
 use crate::context::{Pd, PdKind};
 use crate::cq::{Cq, CqKind};
 use crate::srq::{Srq, SrqKind};
-use rocinante_kernel as kernel;
-use rocinante_soft as soft;
-use rocinante_soft::model::endpoint::Endpoint;
-use rocinante_soft::model::error::{Refused, VerbsError};
-use rocinante_soft::model::qp::{ConnectOptions, PostListError, QpCaps};
-use rocinante_soft::provider::random::random;
 
 /// Makes queue pairs: see [`Pd::qp`].
 #[derive(Debug, Clone)]

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
+use rocinante_soft::model::error::VerbsError;
 use rocinante_stack::verbs::QpType;
 
 use super::{Qp, QpKind};
-use rocinante_soft::model::error::VerbsError;
 
 impl Qp {
     /// Attaches a queue pair of type UD to a multicast group (`ibv_attach_mcast(3)`). Until it is

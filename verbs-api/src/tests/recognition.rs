@@ -6,6 +6,10 @@ use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet};
 use rocinante_netdev::{AnyPort, PortConfig};
+use rocinante_soft::Settings;
+use rocinante_soft::model::device::Limits;
+use rocinante_soft::model::endpoint::Endpoint;
+use rocinante_soft::model::qp::{ConnectOptions, PeerPath};
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Destination, QpType, SendData, SendOp, SendWr};
@@ -15,10 +19,6 @@ use crate::context::{Context, Pd};
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::qp::{PreparedQp, Qp};
-use rocinante_soft::Settings;
-use rocinante_soft::model::device::Limits;
-use rocinante_soft::model::endpoint::Endpoint;
-use rocinante_soft::model::qp::{ConnectOptions, PeerPath};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const QKEY: u32 = 0x1111_1111;

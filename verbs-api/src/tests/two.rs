@@ -11,6 +11,11 @@ use std::time::{Duration, Instant};
 
 use rocinante_netdev::sim::{SimConfig, SimNet, Verdict};
 use rocinante_netdev::{AnyPort, PathSpec, Port as _, PortConfig};
+use rocinante_soft::Settings;
+use rocinante_soft::model::device::Limits;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::event::AsyncEvent;
+use rocinante_soft::model::qp::{ConnectOptions, PeerPath};
 use rocinante_stack::mem::Access;
 use rocinante_stack::types::{Mtu, QueueKind};
 use rocinante_stack::verbs::{QpType, RecvWr, SendData, SendOp, SendWr, WcStatus};
@@ -27,11 +32,6 @@ use crate::exchange::Exchange;
 use crate::mr::Rereg;
 use crate::qp::{PreparedQp, Qp};
 use crate::srq::SrqKind;
-use rocinante_soft::Settings;
-use rocinante_soft::model::device::Limits;
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::model::event::AsyncEvent;
-use rocinante_soft::model::qp::{ConnectOptions, PeerPath};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const QKEY: u32 = 0x1111_1111;

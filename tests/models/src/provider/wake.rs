@@ -1,5 +1,5 @@
-//! Replaces `verbs-api/soft/src/provider/wake.rs`: descriptors with a lock each, as in the kernel, and
-//! sleeps that end at once if they have a timeout.
+//! Replaces `verbs-api/soft/src/provider/wake.rs`: descriptors with a lock each, as in the kernel,
+//! and sleeps that end at once if they have a timeout.
 
 use std::io;
 use std::sync::Arc;

@@ -4,8 +4,7 @@
 use std::ffi::{c_int, c_void};
 use std::net::IpAddr;
 
-use rocinante::plain;
-use rocinante::verbs::AhId;
+use rocinante_stack::verbs::AhId;
 
 use super::border::{Outcome, minus, pointer, status};
 use super::context::{self, Shared, refused};
@@ -13,6 +12,7 @@ use super::object::{Object, Private};
 use super::pd::{Domain, Identity};
 use crate::abi;
 use crate::convert;
+use crate::plain;
 
 /// The private part of an address handle.
 struct Handle {

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use rocinante::plain;
+use crate::plain;
 
 use super::border::{Outcome, afford, minus, pointer, quiet, status};
 use super::context::{self, refused};

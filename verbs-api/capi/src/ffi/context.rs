@@ -7,9 +7,8 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
-use rocinante::plain;
-use rocinante::verbs::AsyncEvent;
-use rocinante::{Context, OpenOptions, PreparedContext, Refused};
+use rocinante_soft::model::event::AsyncEvent;
+use rocinante_soft::{Prepared, Wishes};
 
 use super::border::{Outcome, afford};
 use super::object::{Object, Private};
@@ -19,6 +18,7 @@ use crate::abi;
 use crate::convert::errno;
 use crate::devices::Found;
 use crate::log::{Level, say};
+use crate::plain;
 use crate::report;
 
 /// The private part of a context.
@@ -26,7 +26,7 @@ pub(super) struct Shared {
     pub(super) found: Found,
     opened: OnceLock<Opened>,
     /// The prepared context that the first object opens.
-    prepared: Mutex<Option<PreparedContext>>,
+    prepared: Mutex<Option<Prepared>>,
     /// Readable while there are asynchronous events; the program's `async_fd`. It is a set of
     /// descriptors, so its flags are the program's.
     pub(super) async_fd: Given,
@@ -44,7 +44,6 @@ pub(super) struct Objects {
 }
 
 pub(super) struct Opened {
-    pub(super) context: Context,
     pub(super) device: plain::Device,
     /// Of the counters, if they may be asked for.
     reported: Option<plain::Watched>,
@@ -95,34 +94,31 @@ impl Shared {
         }
         let interface = &self.found.interface.name;
         afford(DEVICE_BYTES)?;
-        let ready = prepared.take().ok_or(libc::ENODEV)?;
-        let context = match wait::without_signals(|| ready.open()) {
-            Ok(context) => context,
-            Err(Refused { value, error }) => {
-                *prepared = Some(*value);
-                return Err(cannot_open(&self.found, &error));
-            }
+        let ready = prepared.as_ref().ok_or(libc::ENODEV)?;
+        let device = match wait::without_signals(|| ready.open()) {
+            Ok(device) => plain::Device::new(device),
+            Err(error) => return Err(cannot_open(&self.found, &error)),
         };
-        let attr = context.query_device();
-        let addresses: Vec<String> = context.gids().iter().map(ToString::to_string).collect();
+        *prepared = None;
+        let attr = device.attributes();
+        let addresses: Vec<String> = device.gids().iter().map(ToString::to_string).collect();
         say(
             if attr.instead_of.is_some() { Level::Warn } else { Level::Info },
             format_args!(
                 "{}: {interface} on {}: {}; bound UDP port 4791 of {}",
                 self.found.name,
-                context.provider(),
+                device.backend(),
                 attr.chosen_because,
                 addresses.join(", ")
             ),
         );
-        let device = plain::Device::of(&context).ok_or(libc::ENODEV)?;
         ending::watch();
         let reported = report::is_wanted().then(|| device.watch());
         if let Some(counters) = &reported {
             ending::report();
             report::opened(&self.found, counters.clone());
         }
-        Ok(self.opened.get_or_init(|| Opened { context, device, reported }))
+        Ok(self.opened.get_or_init(|| Opened { device, reported }))
     }
 
     /// The open device, if there is one.
@@ -133,13 +129,13 @@ impl Shared {
     /// The next asynchronous event, if there is one.
     pub(super) fn next_event(&self) -> Option<AsyncEvent> {
         let prepared = match self.opened.get() {
-            Some(opened) => return opened.context.poll_async_event(),
+            Some(opened) => return opened.device.next_event(),
             None => self.prepared.lock(),
         };
         // Another thread may have opened it meanwhile.
         match (self.opened.get(), &*prepared) {
-            (Some(opened), _) => opened.context.poll_async_event(),
-            (None, prepared) => prepared.as_ref()?.poll_async_event(),
+            (Some(opened), _) => opened.device.next_event(),
+            (None, prepared) => prepared.as_ref()?.next_event(),
         }
     }
 
@@ -147,11 +143,11 @@ impl Shared {
     pub(super) fn gids(&self) -> Outcome<Vec<Option<IpAddr>>> {
         self.is_own()?;
         let prepared = match self.opened.get() {
-            Some(opened) => return Ok(opened.context.gid_table()),
+            Some(opened) => return Ok(opened.device.gid_table()),
             None => self.prepared.lock(),
         };
         match (self.opened.get(), &*prepared) {
-            (Some(opened), _) => Ok(opened.context.gid_table()),
+            (Some(opened), _) => Ok(opened.device.gid_table()),
             (None, prepared) => Ok(prepared.as_ref().ok_or(libc::ENODEV)?.gid_table()),
         }
     }
@@ -177,7 +173,7 @@ impl Shared {
 }
 
 /// Says why the device cannot be opened.
-fn cannot_open(found: &Found, error: &rocinante::VerbsError) -> i32 {
+fn cannot_open(found: &Found, error: &rocinante_soft::model::error::VerbsError) -> i32 {
     let interface = &found.interface.name;
     say(Level::Warn, format_args!("{} ({interface}): {error}", found.name));
     error.errno()
@@ -188,10 +184,11 @@ pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi:
     afford(0)?;
     // By now another interface may have its name.
     let interface = found.now().ok_or(libc::ENODEV)?;
-    let prepared = OpenOptions::new().refuse_late().prepare_interface(&interface.name);
+    let wishes = Wishes { refuses_late: true, ..Wishes::default() };
+    let prepared = wishes.prepare_interface(&interface.name);
     let prepared = prepared.map_err(|error| cannot_open(found, &error))?;
-    let prepared = plain::with_places(prepared, &found.gids);
-    let async_fd = prepared.async_fd().try_clone_to_owned();
+    prepared.take_places(&found.gids);
+    let async_fd = prepared.event_fd().try_clone_to_owned();
     let async_fd = async_fd.map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
     let async_fd = Given::from(async_fd);
     let ops = abi::ContextOps {
@@ -297,6 +294,8 @@ pub(super) unsafe fn close(context: *mut abi::Context) -> Outcome<()> {
 }
 
 /// The errno of a refusal by the device of this context.
-pub(super) fn refused(what: &'static str) -> impl FnOnce(rocinante::VerbsError) -> i32 {
+pub(super) fn refused(
+    what: &'static str,
+) -> impl FnOnce(rocinante_soft::model::error::VerbsError) -> i32 {
     move |error| errno(what, &error)
 }

@@ -6,9 +6,8 @@ use std::ffi::{c_int, c_void};
 
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
-use rocinante::device::Limits;
-use rocinante::plain;
-use rocinante::verbs::Qpn;
+use rocinante_soft::model::device::Limits;
+use rocinante_stack::types::Qpn;
 
 use super::border::{Outcome, afford, caught, pointer, posted, refuse, status};
 use super::channel;
@@ -19,6 +18,7 @@ use super::pd::Domain;
 use crate::abi;
 use crate::convert;
 use crate::failures;
+use crate::plain;
 
 /// The private part of a completion queue.
 pub(super) struct Queue {
@@ -256,7 +256,7 @@ pub(super) unsafe fn tell(cq: *mut abi::Cq, completions: &[abi::Wc]) {
     let Ok(shared) = (unsafe { context::of((*cq).context) }) else { return };
     failures::tell(completions, |qpn| {
         let opened = shared.if_opened()?;
-        Some((opened.device.peer_of(Qpn::new(qpn & 0xff_ffff)), opened.context.counters()))
+        Some((opened.device.peer_of(Qpn::new(qpn & 0xff_ffff)), opened.device.counters()))
     });
 }
 

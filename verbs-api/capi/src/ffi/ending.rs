@@ -5,8 +5,6 @@
 
 use std::sync::Once;
 
-use rocinante::plain;
-
 use super::border::quiet;
 use crate::report;
 
@@ -21,7 +19,7 @@ pub(super) fn watch() {
         }
         // SAFETY: only the library of paths has a function of this name, and it is of this type.
         let tell: extern "C" fn(extern "C" fn()) = unsafe { std::mem::transmute(found) };
-        tell(plain::send_held_at_once);
+        tell(rocinante_soft::send_held_at_once);
     });
 }
 

@@ -3,7 +3,8 @@
 
 use std::ffi::c_int;
 
-use rocinante::verbs::{AsyncEvent, QpEvent};
+use rocinante_soft::model::event::AsyncEvent;
+use rocinante_stack::verbs::QpEvent;
 
 use super::border::{minus, quiet};
 use super::context::{self, Shared};

@@ -4,9 +4,9 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use parking_lot::Mutex;
-use rocinante::Access;
-use rocinante::plain;
-use rocinante::verbs::MwType;
+use rocinante_soft::provider::advice::Advice;
+use rocinante_stack::mem::Access;
+use rocinante_stack::mem::MwType;
 
 use super::border::{Outcome, afford, pointer, status};
 use super::context::{self, refused};
@@ -14,6 +14,7 @@ use super::object::{Object, Private};
 use super::pd::Domain;
 use crate::abi;
 use crate::convert;
+use crate::plain;
 
 /// The private part of a region.
 struct Region {
@@ -224,9 +225,9 @@ pub(super) unsafe extern "C" fn advise_mr(
         // SAFETY: the program's domain.
         let domain = unsafe { Domain::of(pd)? };
         let advice = match advice {
-            0 => plain::Advice::Prefetch,
-            1 => plain::Advice::PrefetchWrite,
-            2 => plain::Advice::PrefetchNoFault,
+            0 => Advice::Prefetch,
+            1 => Advice::PrefetchWrite,
+            2 => Advice::PrefetchNoFault,
             _ => return Err(libc::EINVAL),
         };
         // IBV_ADVISE_MR_FLAG_FLUSH.

@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 
-use rocinante::plain;
+use crate::plain;
 
 use super::border::{Outcome, afford, pointer, status};
 use super::context::{self, refused};

@@ -6,9 +6,12 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 use std::{ptr, slice};
 
-use rocinante::plain;
-use rocinante::verbs::{Destination, Key, PostListError, QpType, Qpn, SendData, SendOp};
-use rocinante::{Access, RecvWr, SendWr, VerbsError};
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::qp::PostListError;
+use rocinante_stack::mem::Access;
+use rocinante_stack::types::{Key, Qpn};
+use rocinante_stack::verbs::{Destination, QpType, SendData, SendOp};
+use rocinante_stack::verbs::{RecvWr, SendWr};
 
 use super::border::{Outcome, posted};
 use super::memory::is_window;
@@ -16,6 +19,7 @@ use super::qp::Pair;
 use super::{ah, srq};
 use crate::abi::{self, MwBindInfo, Sge};
 use crate::convert;
+use crate::plain;
 
 /// Bits of `enum ibv_send_flags`.
 pub(super) mod flag {

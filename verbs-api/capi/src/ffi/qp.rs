@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::lock_api::RawMutex as _;
 use parking_lot::{Mutex, RawMutex};
-use rocinante::device::Limits;
-use rocinante::plain::{self, QpInit};
-use rocinante::verbs::{QpState, QpType};
+use rocinante_soft::model::device::Limits;
+use rocinante_stack::verbs::{QpState, QpType};
 
 use super::border::{Outcome, afford, pointer, status};
 use super::context::{self, refused};
@@ -21,6 +20,7 @@ use super::srq;
 use crate::abi;
 use crate::convert::{self, mask};
 use crate::log::{Level, say};
+use crate::plain::{self, QpInit};
 
 /// The private part of a queue pair.
 pub(super) struct Pair {

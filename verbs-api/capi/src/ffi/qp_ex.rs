@@ -6,8 +6,10 @@ use std::ops::Range;
 use std::slice;
 
 use parking_lot::lock_api::RawMutex as _;
-use rocinante::SendWr;
-use rocinante::verbs::{Destination, FlushLevel, Key, Placement, QpType, SendData, SendOp};
+use rocinante_stack::mem::{FlushLevel, Placement};
+use rocinante_stack::types::Key;
+use rocinante_stack::verbs::SendWr;
+use rocinante_stack::verbs::{Destination, QpType, SendData, SendOp};
 
 use super::border::{Outcome, posted, quiet, refuse};
 use super::post::{BATCH, Batch, bind, bytes, destination, refusal, request};

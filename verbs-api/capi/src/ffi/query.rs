@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint};
 use std::net::IpAddr;
 use std::ptr;
 
-use rocinante::plain::gid_table_len;
+use crate::plain::gid_table_len;
 
 use super::border::{Outcome, minus, status};
 use super::context::{self, Shared};

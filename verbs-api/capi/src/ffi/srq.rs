@@ -3,8 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use rocinante::plain;
-use rocinante::verbs::SrqChange;
+use rocinante_stack::SrqChange;
 
 use super::border::{Outcome, afford, pointer, status};
 use super::context::{self, refused};
@@ -12,6 +11,7 @@ use super::object::{Object, Private, Unacknowledged, Users};
 use super::pd::Domain;
 use super::stubs;
 use crate::abi;
+use crate::plain;
 
 /// The private part of a shared receive queue.
 pub(super) struct Shared {

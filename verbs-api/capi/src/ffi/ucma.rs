@@ -7,7 +7,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Once};
 
-use rocinante::plain::is_accessible;
+use crate::plain::is_accessible;
 
 use super::border::{Outcome, caught, minus, quiet, set_errno};
 use super::fork;

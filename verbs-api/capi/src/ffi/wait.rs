@@ -5,13 +5,13 @@ use std::ffi::c_int;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 
-use rocinante::plain::apart;
 use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 
 use super::border::Outcome;
+use crate::plain::apart;
 
 /// A descriptor that the program has, too. If it closed it and has a file under its number, that
 /// stays open.

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rocinante::plain::{NextHop, ServiceId};
+use crate::plain::{NextHop, ServiceId};
 
 use super::devices::{toward, zone};
 use super::event::{Kind, Param};

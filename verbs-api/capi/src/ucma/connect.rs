@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use rocinante::ConnectOptions;
-use rocinante::plain::{Accept, Connect, QpSide, RejReason, ServiceId, SidrStatus, Transport};
-use rocinante::verbs::{QpType, Qpn};
+use rocinante_soft::model::qp::ConnectOptions;
+use rocinante_stack::types::Qpn;
+use rocinante_stack::verbs::QpType;
 
 use super::devices::Opened;
 use super::event::AH;
@@ -12,6 +12,7 @@ use super::id::{Held, Id, Phase, Route, ToId};
 use super::words::{In, Out, errno};
 use super::{Answer, Command, Outcome};
 use crate::convert;
+use crate::plain::{Accept, Connect, QpSide, RejReason, ServiceId, SidrStatus, Transport};
 
 /// The errno where there is no Q_Key, as of `cma_set_default_qkey` of `cma.c` on RoCE.
 const NO_QKEY: std::ffi::c_int = libc::ENODEV;

@@ -5,22 +5,22 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rocinante::device::Backend;
-use rocinante::verbs::Mtu;
-use rocinante::{Context, OpenOptions, plain};
+use rocinante_netdev::Backend;
+use rocinante_soft::{BackendChoice, Wishes};
+use rocinante_stack::types::Mtu;
 
 use super::Outcome;
 use super::removal::Watch;
 use super::words::errno;
 use crate::devices::{self, Found};
 use crate::ffi::without_signals;
+use crate::plain;
 
 /// The port that a route is looked up for.
 const ROCE: u16 = 4791;
 
 /// An open device.
 pub(super) struct Opened {
-    pub(super) context: Context,
     pub(super) device: plain::Device,
     pub(super) found: Found,
 }
@@ -28,7 +28,7 @@ pub(super) struct Opened {
 impl Opened {
     /// The place of one of its addresses in the GID table.
     pub(super) fn gid_index(&self, address: IpAddr) -> Outcome<u8> {
-        let table = self.context.gid_table();
+        let table = self.device.gid_table();
         let index = table.iter().position(|gid| *gid == Some(address));
         index.and_then(|index| u8::try_from(index).ok()).ok_or(libc::EADDRNOTAVAIL)
     }
@@ -97,15 +97,17 @@ impl Devices {
         if let Some((opened, _)) = open.get(&found.name) {
             return Ok(opened.clone());
         }
-        let context = without_signals(|| {
-            let options = OpenOptions::new().refuse_late();
-            let options = if self.only.is_some() { options.netdev(Backend::Udp) } else { options };
-            let prepared = options.prepare_interface(&found.interface.name)?;
-            plain::with_places(prepared, &found.gids).open().map_err(|it| it.error)
+        let device = without_signals(|| {
+            let mut wishes = Wishes { refuses_late: true, ..Wishes::default() };
+            if self.only.is_some() {
+                wishes.netdev = BackendChoice::Only(Backend::Udp);
+            }
+            let prepared = wishes.prepare_interface(&found.interface.name)?;
+            prepared.take_places(&found.gids);
+            prepared.open()
         });
-        let context = context.map_err(|error| errno(&error))?;
-        let device = plain::Device::of(&context).ok_or(libc::ENODEV)?;
-        let opened = Arc::new(Opened { context, device, found: found.clone() });
+        let device = plain::Device::new(device.map_err(|error| errno(&error))?);
+        let opened = Arc::new(Opened { device, found: found.clone() });
         let watch = without_signals(|| watch(&opened));
         let watch = watch.map_err(|error| error.raw_os_error().unwrap_or(libc::EAGAIN))?;
         open.insert(found.name.clone(), (opened.clone(), watch));
@@ -172,8 +174,8 @@ pub(super) fn toward(
 /// The way from an own address: by the interface that has it, as a device that is bound to one.
 fn by_device_of(from: SocketAddr, peer: SocketAddr) -> Outcome<(SocketAddr, SocketAddr)> {
     let failed = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EHOSTUNREACH);
-    let all = plain::Interface::all().map_err(failed)?;
-    let is_its = |it: &&plain::Interface| {
+    let all = rocinante_netdev::Interface::all().map_err(failed)?;
+    let is_its = |it: &&rocinante_netdev::Interface| {
         it.has(from.ip()) && zone(from).is_none_or(|scope| scope == it.index)
     };
     let own = all.iter().find(is_its).ok_or(libc::EADDRNOTAVAIL)?;

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
-use rocinante::plain::Bell;
 
 use super::Outcome;
 use super::id::Id;
 use super::words::Out;
 use crate::ffi::{Given, may_block, readable};
+use crate::plain::Bell;
 
 /// `enum rdma_cm_event_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

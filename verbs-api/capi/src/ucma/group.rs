@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use rocinante::verbs::Qpn;
+use rocinante_stack::types::Qpn;
 
 use super::event::{Event, Group, Kind, Param};
 use super::id::{Id, Phase};

@@ -9,16 +9,17 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use rocinante::plain::{
-    AskId, Asked, CmEvent, CmSink, ConnId, Ended, ListenerId, PortSpace, QpSide, QueryId, Reply,
-    Request, SidrStatus, Transport,
-};
-use rocinante::verbs::{Mtu, Psn, QpType, Qpn};
+use rocinante_stack::types::{Mtu, Psn, Qpn};
+use rocinante_stack::verbs::QpType;
 
 use super::devices::Opened;
 use super::event::{AH, Event, File, Group, Kind, Param};
 use super::table::Table;
 use crate::devices::Found;
+use crate::plain::{
+    AskId, Asked, CmEvent, CmSink, ConnId, Ended, ListenerId, PortSpace, QpSide, QueryId, Reply,
+    Request, SidrStatus, Transport,
+};
 
 /// The Q_Key of `RDMA_PS_UDP`, where the program names none (`RDMA_UDP_QKEY`).
 const UDP_QKEY: u32 = 0x0123_4567;
@@ -379,7 +380,7 @@ fn param_of(side: &QpSide, retry_count: u8, private: Vec<u8>) -> Param {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rocinante::plain::RejReason;
+    use crate::plain::RejReason;
 
     /// What `cma_ib_handler` of `cma.c` says of the end of an established connection: event, status
     /// and the length of private data. Only `DISCONNECTED` is followed by `TIMEWAIT_EXIT`.

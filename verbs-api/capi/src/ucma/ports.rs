@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use rocinante::plain::{PortClaim, PortSpace};
+use crate::plain::{PortClaim, PortSpace};
 
 use super::Outcome;
 use super::devices::{Opened, zone};
@@ -81,7 +81,7 @@ impl Ports {
     /// Claims a port on the addresses of a device, as far as ids have it there.
     fn claim(&self, (space, port): Key, device: &Opened) -> std::io::Result<()> {
         let owners = self.bound.get(&(space, port)).map_or(&[][..], Vec::as_slice);
-        device.context.gids().iter().try_for_each(|address| {
+        device.device.gids().iter().try_for_each(|address| {
             let mut here = owners.iter().filter(|owner| owner.covers(*address, device));
             let claim = match here.next() {
                 None => PortClaim::None,
@@ -132,7 +132,7 @@ impl Ports {
         owners.map_or(Ok(()), |owners| conflict(owners, of, false))?;
         let is_claimed = |device: &Arc<Opened>| {
             let mut here =
-                device.context.gids().iter().filter(|address| of.covers(**address, device));
+                device.device.gids().iter().filter(|address| of.covers(**address, device));
             here.any(|address| device.device.is_port_claimed((*address, space, port)))
         };
         if self.devices.iter().any(is_claimed) { Err(in_the_way(of)) } else { Ok(()) }

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use rocinante::ConnectOptions;
-use rocinante::verbs::Mtu;
+use rocinante_soft::model::qp::ConnectOptions;
+use rocinante_stack::types::Mtu;
 
 use super::id::{Held, Id, Phase};
 use super::words::{Out, SOCKADDR_IN6, STORAGE, length};

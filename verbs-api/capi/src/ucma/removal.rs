@@ -5,14 +5,14 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
-use rocinante::plain::Bell;
-use rocinante::verbs::AsyncEvent;
+use rocinante_soft::model::event::AsyncEvent;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::devices::Opened;
 use super::id::Phase;
 use super::{Outcome, Ucma};
 use crate::devices::Found;
+use crate::plain::Bell;
 
 /// A thread that sleeps until an open device is gone, or closed.
 pub(super) struct Watch {
@@ -49,7 +49,7 @@ impl Drop for Watch {
 /// Whether the device is gone; it may be closed before.
 fn wait(opened: &Opened, closed: &Bell) -> bool {
     loop {
-        let (news, end) = (opened.context.async_fd(), closed.as_fd());
+        let (news, end) = (opened.device.event_fd(), closed.as_fd());
         let mut both = [&news, &end].map(|fd| PollFd::new(fd, PollFlags::IN));
         // Signals are blocked, so an error means no memory. The program may have closed the
         // descriptors, which are no business of its.
@@ -57,7 +57,7 @@ fn wait(opened: &Opened, closed: &Bell) -> bool {
         if is_lost || !both[1].revents().is_empty() {
             return false;
         }
-        while let Some(event) = opened.context.poll_async_event() {
+        while let Some(event) = opened.device.next_event() {
             if event == AsyncEvent::DeviceFatal {
                 return true;
             }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rocinante::plain::NextHop;
 
 use super::event::{Kind, Param};
 use super::id::{Id, Phase};
 use crate::ffi::without_signals;
+use crate::plain::NextHop;
 
 /// The interval at which the kernel's table of neighbours is read.
 const STEPS: std::ops::RangeInclusive<Duration> =

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rocinante::plain::{PortSpace, random};
-use rocinante::verbs::{Psn, QpType};
+use rocinante_stack::types::Psn;
+use rocinante_stack::verbs::QpType;
 
 use super::Outcome;
 use super::event::{File, Group};
 use super::id::{Facts, Held, Id};
+use crate::plain::{PortSpace, random};
 
 /// Most ids, which librdmacm's own table has (`IDX_MAX_INDEX` of `indexer.h`), and most groups.
 const MOST: u32 = 0xffff;

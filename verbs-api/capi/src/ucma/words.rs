@@ -168,6 +168,6 @@ pub(super) fn length(address: Option<SocketAddr>) -> u16 {
 }
 
 /// The errno of an error of the connection manager, as the kernel's.
-pub(super) fn errno(error: &rocinante::VerbsError) -> c_int {
+pub(super) fn errno(error: &rocinante_soft::model::error::VerbsError) -> c_int {
     crate::convert::errno("rdma_cm", error)
 }

@@ -5,6 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use rocinante_soft::model::cm::UDP_QKEY;
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::provider::mailbox::Mailbox;
+use rocinante_soft::provider::manager::{Breaks, Chosen, ListensTo, Manager, Place};
+use rocinante_soft::provider::wake;
 use rocinante_stack::cm::{Accept, AskId, CmError, ConnId, Connect, ListenerId, QpSide, QueryId};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::wire::cm::{RejReason, SidrStatus, Transport};
@@ -16,11 +21,6 @@ use super::{
     Conn, FINDING, Listening, Query, Question, Shared, Stage, conn_id, listener_id, number_of,
     query_id,
 };
-use rocinante_soft::model::cm::UDP_QKEY;
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::provider::mailbox::Mailbox;
-use rocinante_soft::provider::manager::{Breaks, Chosen, ListensTo, Manager, Place};
-use rocinante_soft::provider::wake;
 
 /// The packet lifetime if the program sets none: 4.096 µs · 2^16, as in Linux.
 const LIFETIME: u8 = 16;

@@ -5,6 +5,9 @@ use std::mem;
 use std::sync::Weak;
 use std::sync::atomic::Ordering;
 
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::provider::manager::Chosen;
+use rocinante_soft::provider::{trace, wake};
 use rocinante_stack::cm::{Asked, CmEvent, Ended, QpSide, Reply, Request};
 use rocinante_stack::types::{Mtu, Psn, Qpn};
 use rocinante_stack::verbs::QpState;
@@ -16,9 +19,6 @@ use super::super::{convert, error};
 use super::{
     Conn, FINDING, Listening, Query, Shared, Stage, Table, ask_id, conn_id, listener_id, query_id,
 };
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::provider::manager::Chosen;
-use rocinante_soft::provider::{trace, wake};
 
 /// An object to drop after the table is unlocked, because destroying an identifier is a call into
 /// the kernel.

@@ -16,6 +16,11 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use parking_lot::{Mutex, MutexGuard};
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::provider::mailbox::Mailbox;
+use rocinante_soft::provider::manager::{Breaks, Chosen};
+use rocinante_soft::provider::wake;
+use rocinante_soft::provider::wakers::Woken;
 use rocinante_stack::cm::{AskId, CmError, ConnId, ListenerId, QueryId};
 use rocinante_stack::wire::cm::CommId;
 use rustix::io::Errno;
@@ -23,11 +28,6 @@ use rustix::io::Errno;
 use super::ffi::rdmacm::{EventChannel, Id, Library, Path, Service, Terms};
 use super::{Device, error};
 use crate::tuning::FINDING;
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::provider::mailbox::Mailbox;
-use rocinante_soft::provider::manager::{Breaks, Chosen};
-use rocinante_soft::provider::wake;
-use rocinante_soft::provider::wakers::Woken;
 
 /// One device's use of the connection manager. Dropping it ends all its connections, listeners and
 /// queries.

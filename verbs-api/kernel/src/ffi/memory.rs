@@ -7,6 +7,7 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use rocinante_soft::provider::memory::Range;
 use rocinante_stack::PostError;
 use rocinante_stack::mem::Bind;
 use rocinante_stack::types::Key;
@@ -16,7 +17,6 @@ use rustix::io::Errno;
 use super::abi;
 use super::objects::{Pd, Qp, done, made};
 use crate::convert;
-use rocinante_soft::provider::memory::Range;
 
 /// A registered range of memory.
 #[derive(Debug)]

@@ -8,11 +8,11 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use rocinante_soft::model::qp::QpCaps;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::extended::{Extended, SendOps};
 use super::{Library, abi};
-use rocinante_soft::model::qp::QpCaps;
 
 /// The result of a function that returns 0 or an errno, or −1 and sets errno.
 pub(super) fn done(result: c_int) -> io::Result<()> {

@@ -7,6 +7,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 
+use rocinante_soft::model::qp::{PostListError, SendRules};
 use rocinante_stack::PostError;
 use rocinante_stack::mem::Sge;
 use rocinante_stack::verbs::{AhId, RecvWr, SendOp, SendWr};
@@ -15,7 +16,6 @@ use rustix::io::Errno;
 use super::abi;
 use super::objects::{Ah, Cq, Qp, Srq};
 use crate::convert;
-use rocinante_soft::model::qp::{PostListError, SendRules};
 
 /// The most requests of one call to the device: one doorbell.
 const CHAIN: usize = 32;

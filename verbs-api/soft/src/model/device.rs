@@ -76,6 +76,17 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Whether a completion queue may have this many entries.
+    #[doc(hidden)]
+    pub fn check_depth(&self, depth: u32) -> Result<(), VerbsError> {
+        let max = self.max_cqe;
+        if (1..=max).contains(&depth) {
+            return Ok(());
+        }
+        let why = format!("a completion queue has 1 to {max} entries, not {depth}");
+        Err(VerbsError::Invalid(why))
+    }
+
     #[doc(hidden)]
     pub fn check(&self, caps: &QpCaps) -> Result<(), VerbsError> {
         let checks = [

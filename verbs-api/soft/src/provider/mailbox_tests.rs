@@ -1,11 +1,12 @@
 //! Mailboxes; `mailbox.rs` is compiled by `tests/models`, too.
 
-use super::mailbox::Mailbox;
-use crate::model::error::VerbsError;
 use rocinante_stack::cm::{CmEvent, ConnId};
 use rocinante_stack::wire::cm::CommId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+
+use super::mailbox::Mailbox;
+use crate::model::error::VerbsError;
 
 fn readable(mailbox: &Mailbox) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(mailbox.fd().unwrap(), PollFlags::IN)];

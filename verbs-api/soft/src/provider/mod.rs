@@ -1,6 +1,8 @@
 //! The parts that the providers share, which are the device in software and the kernel's devices:
 //! user memory, locks, descriptors to sleep on, and the interface of their connection managers.
 
+#[warn(missing_docs)]
+pub mod advice;
 pub mod listeners;
 pub mod mailbox;
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::sync::Barrier;
 use std::sync::atomic::Ordering;
 
+use rocinante_soft::model::qp::PostListError;
 use rocinante_stack::PostError;
 use rocinante_stack::cm::{CmError, ListenerId};
 use rocinante_stack::mem::MwType;
@@ -11,7 +12,6 @@ use rocinante_stack::wire::cm::{PortSpace, ServiceId};
 
 use super::*;
 use crate::mr::Mr;
-use rocinante_soft::model::qp::PostListError;
 
 const SERVICE: ServiceId = ServiceId::of_port(PortSpace::Tcp, 7471);
 

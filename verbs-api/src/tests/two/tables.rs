@@ -1,13 +1,13 @@
 //! The contents of the tables of a shard, of a queue pair's operations and of a device: nothing
 //! that is over, and all that is not.
 
+use rocinante_soft::model::qp::ModifyAttr;
 use rocinante_stack::types::Time;
 use rocinante_stack::verbs::QpState;
 
 use super::*;
 use crate::asynchronous::Operation;
 use crate::mr::Mr;
-use rocinante_soft::model::qp::ModifyAttr;
 
 /// Drives all shards of both devices until nothing more happens.
 fn settle(sides: &[Side; 2]) {

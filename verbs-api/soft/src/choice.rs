@@ -4,12 +4,12 @@ use std::ffi::OsStr;
 
 use rocinante_netdev::Backend;
 
-use crate::open::NETDEV_VARIABLE;
-use rocinante_soft::model::error::VerbsError;
+use super::wishes::NETDEV_VARIABLE;
+use crate::model::error::VerbsError;
 
 /// The program's choice.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum BackendChoice {
+pub enum BackendChoice {
     /// None: the environment may choose.
     #[default]
     Unsaid,
@@ -20,7 +20,7 @@ pub(crate) enum BackendChoice {
 }
 
 impl BackendChoice {
-    /// The backend to use, or `None` for the best. `variable` is the value of [`NETDEV_VARIABLE`].
+    /// The backend to use, or `None` for the best. `variable` is the value of `NETDEV_VARIABLE`.
     ///
     /// # Errors
     /// The variable decides and names no backend.

@@ -1,11 +1,5 @@
-//! The device in software without its fronts, for the C ABI (`verbs-api/capi/`).
-//!
-//! The public types choose between two providers and keep the objects alive that they use. A C
-//! program does the latter by itself, in the order of its calls, and has the device in software
-//! only. So these types are the provider's, with nothing added: no reference count and no choice in
-//! a call.
-
-#![allow(missing_docs)]
+//! The objects of the device in software, as the C ABI has them: no reference count and no choice
+//! in a call. A C program keeps the objects alive that an object uses, by the order of its calls.
 
 use std::fmt;
 use std::io;
@@ -14,81 +8,99 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-
-pub use rocinante_netdev::{
-    DEVICES_VARIABLE, Interface, NamedInterface, NextHop, PortClaim, apart, gid_table_len,
+pub(crate) use rocinante_netdev::{
+    Backend, DEVICES_VARIABLE, NamedInterface, NextHop, PortClaim, apart, gid_table_len,
     named_interfaces, sysfs,
 };
-pub use rocinante_stack::cm::{
+use rocinante_soft as soft;
+use rocinante_soft::model::device::{DeviceAttr, DeviceCounters};
+use rocinante_soft::model::error::VerbsError;
+use rocinante_soft::model::event::AsyncEvent;
+use rocinante_soft::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
+use rocinante_soft::provider::advice::Advice;
+use rocinante_soft::provider::manager::{ListensTo, Manager, Place};
+use rocinante_soft::provider::memory::{self, Range};
+use rocinante_soft::provider::wake;
+use rocinante_soft::provider::wakers::Woken;
+pub(crate) use rocinante_stack::cm::{
     Accept, AskId, Asked, CmEvent, ConnId, Connect, Ended, ListenerId, QpSide, QueryId, Reply,
     Request,
 };
 use rocinante_stack::mem::{Access, AccessError, MwType, Sge};
 use rocinante_stack::types::{Key, Qpn};
 use rocinante_stack::verbs::{AhId, QpState, QpType, RecvWr, SendWr};
-pub use rocinante_stack::verbs::{Cqe, Sender};
-pub use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus, Transport};
-pub use rocinante_stack::{GROUPS_MAX, MEMBERS_MAX, grh_addresses};
+pub(crate) use rocinante_stack::verbs::{Cqe, Sender};
+pub(crate) use rocinante_stack::wire::cm::{
+    PortSpace, RejReason, ServiceId, SidrStatus, Transport,
+};
+pub(crate) use rocinante_stack::{GROUPS_MAX, MEMBERS_MAX, grh_addresses};
 use rocinante_stack::{QpAttr, SrqAttr, SrqChange};
-
-use crate::context::Context;
-use crate::cq::check_depth;
-use crate::device::Device as Either;
-pub use crate::mr::Advice;
-use crate::open::PreparedContext;
-use rocinante_soft as soft;
-use rocinante_soft::model::device::DeviceCounters;
-use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
-use rocinante_soft::provider::manager::{ListensTo, Manager, Place};
-use rocinante_soft::provider::memory::{self, Range};
-use rocinante_soft::provider::wake;
-use rocinante_soft::provider::wakers::Woken;
-
-/// Sends the acknowledgements that wait for the program's next call, for a program that ends
-/// without running what `exit(3)` runs. No call may follow.
-pub extern "C" fn send_held_at_once() {
-    soft::send_held_at_once();
-}
+use rustix::io::Errno;
 
 /// The device in software of a context.
 #[derive(Debug)]
-pub struct Device(Arc<soft::Device>);
+pub(crate) struct Device(Arc<soft::Device>);
 
 impl Device {
-    /// `None` for a device of the kernel.
-    #[must_use]
-    pub fn of(context: &Context) -> Option<Self> {
-        match &context.device {
-            Either::Soft(device) => Some(Self(device.clone())),
-            Either::Kernel(_) => None,
-        }
+    pub(crate) fn new(device: Arc<soft::Device>) -> Self {
+        Self(device)
     }
 
     /// The counters, of all contexts of the device together.
     #[must_use]
-    pub fn watch(&self) -> Watched {
+    pub(crate) fn watch(&self) -> Watched {
         Watched(Arc::downgrade(self.0.hca()))
+    }
+
+    pub(crate) fn attributes(&self) -> DeviceAttr {
+        self.0.query()
+    }
+
+    pub(crate) fn backend(&self) -> Backend {
+        self.0.capabilities.backend
+    }
+
+    pub(crate) fn gids(&self) -> &[IpAddr] {
+        &self.0.gids
+    }
+
+    pub(crate) fn gid_table(&self) -> Vec<Option<IpAddr>> {
+        self.0.gid_table()
+    }
+
+    pub(crate) fn counters(&self) -> DeviceCounters {
+        self.0.counters()
+    }
+
+    pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
+        self.0.next_event()
+    }
+
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.0.event_fd()
     }
 
     /// Where the peer of a queue pair is.
     #[must_use]
-    pub fn peer_of(&self, qpn: Qpn) -> Option<IpAddr> {
+    pub(crate) fn peer_of(&self, qpn: Qpn) -> Option<IpAddr> {
         self.0.peer_of(qpn)
     }
 
-    pub fn alloc_pd(&self) -> Result<Pd, VerbsError> {
+    pub(crate) fn alloc_pd(&self) -> Result<Pd, VerbsError> {
         let (what, max) = ("protection domains", PDS_MAX);
         let count = soft::Counted::new(&self.0, |hca| &hca.plain_pds, (what, max))?;
         Ok(Pd(soft::Pd::new(&self.0), count))
     }
 
-    pub fn create_channel(&self) -> Result<Channel, VerbsError> {
+    pub(crate) fn create_channel(&self) -> Result<Channel, VerbsError> {
         soft::Channel::create(&self.0).map(Channel)
     }
 
-    pub fn create_cq(&self, depth: u32, channel: Option<&Channel>) -> Result<Cq, VerbsError> {
+    pub(crate) fn create_cq(
+        &self,
+        depth: u32,
+        channel: Option<&Channel>,
+    ) -> Result<Cq, VerbsError> {
         let max = self.0.limits.max_cqe;
         if depth == 0 || depth > max {
             return Err(VerbsError::Invalid(format!("a queue has 1 to {max} entries")));
@@ -99,7 +111,7 @@ impl Device {
 
 /// Takes events of the connection manager as they come, while the device is locked: it queues them
 /// where its program looks, and calls nothing of the device.
-pub trait CmSink: fmt::Debug + Send + Sync {
+pub(crate) trait CmSink: fmt::Debug + Send + Sync {
     /// Takes an event. `false` for a request for which there is no room.
     fn put(&self, event: CmEvent) -> bool;
 }
@@ -145,7 +157,7 @@ impl<S: CmSink> soft::Owner for Direct<S> {
 /// ends.
 impl Device {
     /// Listens for requests, or for questions where the service is of datagrams.
-    pub fn listen<S: CmSink + 'static>(
+    pub(crate) fn listen<S: CmSink + 'static>(
         &self,
         service: ServiceId,
         (address, backlog): (Option<IpAddr>, usize),
@@ -157,7 +169,7 @@ impl Device {
 
     /// Has a port of a port space as `claim` says, as far as other processes are concerned.
     /// `EADDRINUSE` if one is in the way.
-    pub fn claim_port(
+    pub(crate) fn claim_port(
         &self,
         (address, space, port): (IpAddr, PortSpace, u16),
         claim: PortClaim,
@@ -167,17 +179,17 @@ impl Device {
 
     /// Whether another process has a port on an address.
     #[must_use]
-    pub fn is_port_claimed(&self, (address, space, port): (IpAddr, PortSpace, u16)) -> bool {
+    pub(crate) fn is_port_claimed(&self, (address, space, port): (IpAddr, PortSpace, u16)) -> bool {
         self.0.is_port_claimed(address, number_of(space, port))
     }
 
-    pub fn unlisten(&self, listener: ListenerId, service: ServiceId) {
+    pub(crate) fn unlisten(&self, listener: ListenerId, service: ServiceId) {
         let datagrams = service.takes_datagrams();
         let to = if datagrams { ListensTo::Datagrams } else { ListensTo::Connections };
         self.0.unlisten(listener, to);
     }
 
-    pub fn connect<S: CmSink + 'static>(
+    pub(crate) fn connect<S: CmSink + 'static>(
         &self,
         ask: &Connect<'_>,
         sink: Arc<S>,
@@ -185,7 +197,7 @@ impl Device {
         self.0.connect_into(ask, Direct::owner(sink))
     }
 
-    pub fn accept<S: CmSink + 'static>(
+    pub(crate) fn accept<S: CmSink + 'static>(
         &self,
         conn: ConnId,
         accept: &Accept<'_>,
@@ -194,16 +206,16 @@ impl Device {
         self.0.accept_into(conn, accept, Direct::owner(sink))
     }
 
-    pub fn establish(&self, conn: ConnId) -> Result<(), VerbsError> {
+    pub(crate) fn establish(&self, conn: ConnId) -> Result<(), VerbsError> {
         self.0.establish(conn)
     }
 
     /// The first message has come: as if the peer's RTU had.
-    pub fn message_arrived(&self, conn: ConnId) {
+    pub(crate) fn message_arrived(&self, conn: ConnId) {
         self.0.cm_message_arrived(conn);
     }
 
-    pub fn reject(
+    pub(crate) fn reject(
         &self,
         conn: ConnId,
         reason: RejReason,
@@ -213,18 +225,18 @@ impl Device {
     }
 
     /// One that has ended is no error.
-    pub fn disconnect(&self, conn: ConnId) -> Result<(), VerbsError> {
+    pub(crate) fn disconnect(&self, conn: ConnId) -> Result<(), VerbsError> {
         self.0.disconnect(conn)
     }
 
     /// Rejects or ends it; after that only its release is reported.
-    pub fn forget(&self, conn: ConnId) {
+    pub(crate) fn forget(&self, conn: ConnId) {
         self.0.forget(conn);
     }
 
     /// Asks for the queue pair of a datagram service: our address and the peer's, the service and
     /// our port.
-    pub fn resolve<S: CmSink + 'static>(
+    pub(crate) fn resolve<S: CmSink + 'static>(
         &self,
         way: (IpAddr, IpAddr),
         service: (ServiceId, u16),
@@ -234,12 +246,12 @@ impl Device {
         self.0.resolve_into(way, service, private, Direct::owner(sink))
     }
 
-    pub fn forget_query(&self, query: QueryId) {
+    pub(crate) fn forget_query(&self, query: QueryId) {
         self.0.forget_query(query);
     }
 
     /// Answers a question with a queue pair and its Q_Key, or refuses.
-    pub fn answer(
+    pub(crate) fn answer(
         &self,
         ask: AskId,
         answer: Result<(Qpn, u32), SidrStatus>,
@@ -256,23 +268,23 @@ fn number_of(space: PortSpace, port: u16) -> u32 {
 
 /// A descriptor that is readable while something is there.
 #[derive(Debug)]
-pub struct Bell(OwnedFd);
+pub(crate) struct Bell(OwnedFd);
 
 impl Bell {
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         wake::eventfd().map(Self)
     }
 
-    pub fn ring(&self) {
+    pub(crate) fn ring(&self) {
         wake::notify(&self.0);
     }
 
-    pub fn clear(&self) {
+    pub(crate) fn clear(&self) {
         wake::clear(&self.0);
     }
 
     #[must_use]
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
@@ -280,7 +292,7 @@ impl Bell {
 /// Whether all of `len` bytes from `address` on can be read, and written if `writable`. It changes
 /// nothing in them. Linux before 5.14 tells only whether memory is mapped there.
 #[must_use]
-pub fn is_accessible(address: u64, len: usize, writable: bool) -> bool {
+pub(crate) fn is_accessible(address: u64, len: usize, writable: bool) -> bool {
     let len = len as u64;
     memory::is_mapped(address, len) && memory::populate(address, len, writable).is_ok()
 }
@@ -288,60 +300,48 @@ pub fn is_accessible(address: u64, len: usize, writable: bool) -> bool {
 /// Whether all of `len` bytes from `address` on can be read now. It touches each page, so it is for
 /// few.
 #[must_use]
-pub fn is_readable(address: u64, len: usize) -> bool {
+pub(crate) fn is_readable(address: u64, len: usize) -> bool {
     memory::is_readable(address, len)
 }
 
 /// A random number.
-pub fn random() -> Result<u32, VerbsError> {
+pub(crate) fn random() -> Result<u32, VerbsError> {
     rocinante_soft::provider::random::random()
 }
 
 /// The counters of a device. They keep nothing open.
 #[derive(Debug, Clone)]
-pub struct Watched(Weak<soft::Hca>);
+pub(crate) struct Watched(Weak<soft::Hca>);
 
 impl Watched {
     /// Whether both are of one device, from when it was opened until it is closed.
     #[must_use]
-    pub fn is(&self, other: &Self) -> bool {
+    pub(crate) fn is(&self, other: &Self) -> bool {
         self.0.ptr_eq(&other.0)
     }
 
     /// The counters; `None` if the device is closed, or if another thread uses it for all of
     /// `patience`.
     #[must_use]
-    pub fn counters(&self, patience: Duration) -> Option<DeviceCounters> {
+    pub(crate) fn counters(&self, patience: Duration) -> Option<DeviceCounters> {
         self.0.upgrade()?.try_counters(patience)
     }
 }
 
-/// Has the GIDs of a context in the places that they have for other processes.
-#[must_use]
-pub fn with_places(prepared: PreparedContext, gids: &[Option<IpAddr>]) -> PreparedContext {
-    prepared.take_places(gids);
-    prepared
-}
-
-/// Adds the counters of a device to those of another.
-pub fn add(sum: &mut DeviceCounters, more: &DeviceCounters) {
-    sum.add(more);
-}
-
 /// Most protection domains and most address handles of a device, as a C program reads them.
-pub const PDS_MAX: u32 = 1 << 16;
-pub const AHS_MAX: u32 = 1 << 16;
+pub(crate) const PDS_MAX: u32 = 1 << 16;
+pub(crate) const AHS_MAX: u32 = 1 << 16;
 
 /// A protection domain.
 #[derive(Debug)]
-pub struct Pd(
+pub(crate) struct Pd(
     soft::Pd,
     #[allow(dead_code, reason = "counts as long as it is there")] soft::Counted,
 );
 
 /// The attributes of a new queue pair.
 #[derive(Debug)]
-pub struct QpInit<'a> {
+pub(crate) struct QpInit<'a> {
     pub qp_type: QpType,
     pub send_cq: &'a Cq,
     pub recv_cq: &'a Cq,
@@ -352,8 +352,8 @@ pub struct QpInit<'a> {
 
 impl Pd {
     /// Registers memory of the program, which work requests and peers name by `start`. A C program
-    /// promises what [`Pd::register`](crate::Pd::register) asks for when it calls `ibv_reg_mr`.
-    pub fn register(
+    /// promises what `rocinante::Pd::register` asks for when it calls `ibv_reg_mr`.
+    pub(crate) fn register(
         &self,
         (address, len): (u64, usize),
         start: u64,
@@ -364,7 +364,7 @@ impl Pd {
 
     /// Brings the pages of an element in (`ibv_advise_mr(3)`): ENOENT for a key that is none of the
     /// domain's, EFAULT for bytes outside the region or that are gone.
-    pub fn advise(&self, advice: Advice, sge: &Sge) -> Result<(), VerbsError> {
+    pub(crate) fn advise(&self, advice: Advice, sge: &Sge) -> Result<(), VerbsError> {
         let host = soft::Registration::locate(&self.0, sge, advice == Advice::PrefetchWrite);
         let host = host.map_err(|why| match why {
             AccessError::Key | AccessError::Pd => Errno::NOENT,
@@ -375,11 +375,11 @@ impl Pd {
         advice.follow(host, sge.len as usize)
     }
 
-    pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw, VerbsError> {
+    pub(crate) fn alloc_mw(&self, mw_type: MwType) -> Result<Mw, VerbsError> {
         soft::Window::alloc(&self.0, mw_type).map(Mw)
     }
 
-    pub fn create_ah(&self, path: &PeerPath) -> Result<Ah, VerbsError> {
+    pub(crate) fn create_ah(&self, path: &PeerPath) -> Result<Ah, VerbsError> {
         let local = self.0.device().local(path.sgid_index)?;
         if local.is_ipv4() != path.remote.is_ipv4() {
             return Err(VerbsError::Path(io::ErrorKind::InvalidInput.into()));
@@ -389,11 +389,11 @@ impl Pd {
         Ok(Ah(soft::Ah::create(&self.0, local, path)?, count))
     }
 
-    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<Srq, VerbsError> {
+    pub(crate) fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<Srq, VerbsError> {
         soft::Srq::create(&self.0, max_wr, max_sge).map(Srq)
     }
 
-    pub fn create_qp(&self, init: &QpInit<'_>) -> Result<Qp, VerbsError> {
+    pub(crate) fn create_qp(&self, init: &QpInit<'_>) -> Result<Qp, VerbsError> {
         init.send_cq.0.device().limits.check(&init.caps)?;
         let attr = soft::QpInitAttr {
             qp_type: init.qp_type,
@@ -411,22 +411,22 @@ impl Pd {
 
 /// A registered region; dropping it deregisters it, even if requests name it.
 #[derive(Debug)]
-pub struct Mr(soft::Registration);
+pub(crate) struct Mr(soft::Registration);
 
 impl Mr {
     #[must_use]
-    pub fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         self.0.key()
     }
 
     /// Deregisters it, unless a window is bound to it. Requests that name it fail.
-    pub fn remove(&mut self) -> Result<(), VerbsError> {
+    pub(crate) fn remove(&mut self) -> Result<(), VerbsError> {
         self.0.remove(true)
     }
 
     /// Changes the domain and the memory, if they are given, and the access. The key stays unless
     /// the memory changes.
-    pub fn change(
+    pub(crate) fn change(
         &mut self,
         pd: Option<&Pd>,
         memory: Option<(u64, usize)>,
@@ -439,170 +439,168 @@ impl Mr {
 
 /// A memory window.
 #[derive(Debug)]
-pub struct Mw(soft::Window);
+pub(crate) struct Mw(soft::Window);
 
 impl Mw {
     #[must_use]
-    pub fn first_key(&self) -> Key {
+    pub(crate) fn first_key(&self) -> Key {
         self.0.first_key()
     }
 }
 
 /// An address handle.
 #[derive(Debug)]
-pub struct Ah(soft::Ah, #[allow(dead_code, reason = "as of a domain")] soft::Counted);
+pub(crate) struct Ah(soft::Ah, #[allow(dead_code, reason = "as of a domain")] soft::Counted);
 
 impl Ah {
     #[must_use]
-    pub fn id(&self) -> AhId {
+    pub(crate) fn id(&self) -> AhId {
         self.0.id()
     }
 }
 
 /// A completion channel.
 #[derive(Debug)]
-pub struct Channel(soft::Channel);
+pub(crate) struct Channel(soft::Channel);
 
 impl Channel {
     /// The number of the queue of the next event.
     #[must_use]
-    pub fn try_event(&self) -> Option<u32> {
+    pub(crate) fn try_event(&self) -> Option<u32> {
         self.0.try_event().map(|cq| cq.id().0)
     }
 
     /// Sleeps until there is an event or until `until`, and drives the device. It may end early.
     /// Returns whether a signal has interrupted it.
-    pub fn wait(&self, until: Option<Instant>) -> bool {
+    pub(crate) fn wait(&self, until: Option<Instant>) -> bool {
         wake::take_interrupted();
         self.0.wait(until);
         wake::take_interrupted()
     }
 
     #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.0.fd()
     }
 }
 
 /// A completion queue.
 #[derive(Debug)]
-pub struct Cq(Arc<soft::Cq>);
+pub(crate) struct Cq(Arc<soft::Cq>);
 
 impl Cq {
     #[must_use]
-    pub fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         self.0.id().0
     }
 
     #[inline]
-    pub fn poll<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> Result<usize, VerbsError> {
+    pub(crate) fn poll<T>(
+        &self,
+        out: &mut [T],
+        make: impl Fn(Cqe) -> T,
+    ) -> Result<usize, VerbsError> {
         self.0.poll_as(out, make)
     }
 
     /// As [`poll`](Self::poll). If there is none, it may be that [no more come](Self::check_end).
     #[inline]
-    pub fn take<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> usize {
+    pub(crate) fn take<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> usize {
         self.0.take_or_drive(out, make)
     }
 
     /// Whether completions were lost, or the interface is gone.
     #[inline]
     #[must_use]
-    pub fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.0.has_ended()
     }
 
     /// The error if no more completions come.
-    pub fn check_end(&self) -> Result<(), VerbsError> {
+    pub(crate) fn check_end(&self) -> Result<(), VerbsError> {
         self.0.check_end()
     }
 
-    pub fn resize(&self, depth: u32) -> Result<(), VerbsError> {
-        check_depth(depth, self.0.device().limits.max_cqe)?;
+    pub(crate) fn resize(&self, depth: u32) -> Result<(), VerbsError> {
+        self.0.device().limits.check_depth(depth)?;
         self.0.resize(depth)
     }
 
-    /// Number of completions that it has room for.
-    #[must_use]
-    pub fn depth(&self) -> usize {
-        self.0.depth()
-    }
-
     #[inline]
-    pub fn req_notify(&self, solicited_only: bool) {
+    pub(crate) fn req_notify(&self, solicited_only: bool) {
         self.0.req_notify(solicited_only);
     }
 }
 
 /// A shared receive queue.
 #[derive(Debug)]
-pub struct Srq(soft::Srq);
+pub(crate) struct Srq(soft::Srq);
 
 impl Srq {
     #[must_use]
-    pub fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         self.0.number()
     }
 
     #[inline]
-    pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+    pub(crate) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         self.0.post_recv(list)
     }
 
-    pub fn modify(&self, change: &SrqChange) -> Result<(), VerbsError> {
+    pub(crate) fn modify(&self, change: &SrqChange) -> Result<(), VerbsError> {
         self.0.modify(change)
     }
 
     #[must_use]
-    pub fn query(&self) -> SrqAttr {
+    pub(crate) fn query(&self) -> SrqAttr {
         self.0.query()
     }
 }
 
 /// A queue pair; dropping it destroys it.
 #[derive(Debug)]
-pub struct Qp(soft::Qp);
+pub(crate) struct Qp(soft::Qp);
 
 impl Qp {
     #[must_use]
-    pub fn qpn(&self) -> Qpn {
+    pub(crate) fn qpn(&self) -> Qpn {
         self.0.qpn()
     }
 
-    pub fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
+    pub(crate) fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
         self.0.modify(change)
     }
 
     #[must_use]
-    pub fn query(&self) -> (QpState, QpAttr, QpCaps) {
+    pub(crate) fn query(&self) -> (QpState, QpAttr, QpCaps) {
         self.0.query()
     }
 
     #[inline]
-    pub fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+    pub(crate) fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
         self.0.post_send(list)
     }
 
     /// Posts all requests of a list, or none.
-    pub fn post_send_all(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
+    pub(crate) fn post_send_all(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
         self.0.post_send_all(list)
     }
 
     #[inline]
-    pub fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
+    pub(crate) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
         self.0.post_recv(list)
     }
 
     #[must_use]
-    pub fn is_in_group(&self) -> bool {
+    pub(crate) fn is_in_group(&self) -> bool {
         self.0.is_in_group()
     }
 
-    pub fn attach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
+    pub(crate) fn attach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
         self.0.attach_mcast(group)
     }
 
-    pub fn detach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
+    pub(crate) fn detach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
         self.0.detach_mcast(group)
     }
 }
