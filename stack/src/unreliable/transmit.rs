@@ -55,8 +55,8 @@ impl Qp {
         turn
     }
 
-    /// Sends the next packet of the oldest request, if the `turn` has one left; returns whether that
-    /// was its last.
+    /// Sends the next packet of the oldest request, if the `turn` has one left. Returns whether the
+    /// request ends with it.
     fn transmit_one<H: Memory + Completions>(
         &mut self,
         now: Time,

@@ -170,11 +170,13 @@ pub(super) const STACK: Crate = Crate {
             ],
             tests: Tests::All,
         },
+        // It asks the requester whether a packet may leave, as reliable connections do.
         Unit {
             name: "unreliable",
             modules: &["unreliable"],
             uses: &[
-                "tuning", "types", "wire", "memory", "verbs", "ingress", "sink", "credit", "queues",
+                "tuning", "types", "wire", "memory", "verbs", "ingress", "sink", "credit",
+                "queues", "rc",
             ],
             tests: Tests::All,
         },

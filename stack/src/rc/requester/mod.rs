@@ -220,8 +220,8 @@ impl Requester {
             && self.recovery.lost() == 0
     }
 
-    /// All packets that left may be covered by one that asks, or acknowledged: gives back the credit
-    /// for the acknowledgement of others.
+    /// Gives back the credit for the acknowledgement of packets that did not ask, if one that asks
+    /// covers all that left.
     #[inline(always)]
     fn give_back_ack_room(&mut self, peers: &mut Peers) {
         if self.ack_requests.is_open() && !self.is_unasked() {
@@ -274,8 +274,8 @@ impl Requester {
         }
     }
 
-    /// Everything before `to` is acknowledged, so the peer had receives. The caller retires the requests; READs and atomics
-    /// before `to` must be answered, or the one at the front partly.
+    /// Everything before `to` is acknowledged, so the peer had receives. The caller retires the
+    /// requests; READs and atomics before `to` must be answered, or the one at the front partly.
     #[inline]
     pub(in crate::rc) fn advance(
         &mut self,
