@@ -67,11 +67,19 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
+    /// Takes note of the time, before [`admit`](Self::admit).
+    #[inline]
+    pub(crate) fn tick(&mut self, now: Time) {
+        if now >= self.closed {
+            self.pass(now);
+        }
+    }
+
     /// Whether a packet of `charge` may leave now for a receiver whose queue holds `limit`; if not,
-    /// when it may.
+    /// when it may: [`put_off`](Self::put_off) then holds to that.
     #[inline]
     pub(crate) fn admit(
-        &mut self,
+        &self,
         pacing: &Pacing,
         now: Time,
         charge: Cost,
@@ -80,7 +88,6 @@ impl Pacer {
         if now < self.closed {
             return Err(self.closed);
         }
-        self.pass(now);
         let least = pacing.queue_min;
         let bytes = u64::from((limit.bytes / 2).max(least.bytes / 2));
         let datagrams = (limit.datagrams / 2).max(least.datagrams / 2);
@@ -90,8 +97,12 @@ impl Pacer {
             return Ok(());
         }
         // With room for one packet they would trickle, and each would cost as much as a run.
-        self.closed = now.after(self.takes_ns.div_ceil(2));
-        Err(self.closed)
+        Err(now.after(self.takes_ns.div_ceil(2)))
+    }
+
+    /// A packet waits: nothing leaves before `until`.
+    pub(crate) fn put_off(&mut self, until: Time) {
+        self.closed = until;
     }
 
     /// A packet with `payload` bytes of payload left.
@@ -173,7 +184,7 @@ mod tests {
         let sent = |pacing: &Pacing| {
             let mut pace = Pacer::default();
             let admitted = (0..2000).take_while(|_| {
-                let admits = pace.admit(pacing, Time(MS), charge, Budget::STANDARD).is_ok();
+                let admits = admit(&mut pace, pacing, Time(MS), charge, Budget::STANDARD).is_ok();
                 pace.sent(pacing, charge, 64);
                 admits
             });
@@ -184,12 +195,24 @@ mod tests {
         assert_eq!(sent(&Pacing { packet_ns: 0, kib_ns: 0, ..PACING }), 2000);
     }
 
+    /// Asks, and holds to the answer.
+    fn admit(
+        pace: &mut Pacer,
+        pacing: &Pacing,
+        now: Time,
+        charge: Cost,
+        limit: Budget,
+    ) -> Result<(), Time> {
+        pace.tick(now);
+        pace.admit(pacing, now, charge, limit).inspect_err(|until| pace.put_off(*until))
+    }
+
     /// Number of packets of a size that leave from `from` until `until`; each leaves when it may.
     fn sent(pace: &mut Pacer, limit: Budget, payload: u32, from: u64, until: u64) -> u32 {
         let charge = Cost::of(1, Budget::cost(payload + 36));
         let (mut now, mut count) = (Time(from), 0);
         while now.0 < until {
-            match pace.admit(&PACING, now, charge, limit) {
+            match admit(pace, &PACING, now, charge, limit) {
                 Ok(()) => {
                     pace.sent(&PACING, charge, payload);
                     count += 1;
@@ -236,11 +259,11 @@ mod tests {
         let (mut pace, limit) = (Pacer::default(), Budget::STANDARD);
         let charge = Cost::of(1, Budget::cost(100));
         sent(&mut pace, limit, 64, MS, MS + 1);
-        let Err(later) = pace.admit(&PACING, Time(MS + 1), charge, limit) else {
+        let Err(later) = admit(&mut pace, &PACING, Time(MS + 1), charge, limit) else {
             panic!("it is full")
         };
         // Not a nanosecond earlier, and then for half of the former room.
-        assert_eq!(pace.admit(&PACING, Time(later.0 - 1), charge, limit), Err(later));
+        assert_eq!(admit(&mut pace, &PACING, Time(later.0 - 1), charge, limit), Err(later));
         let run = sent(&mut pace, limit, 64, later.0, later.0 + 1);
         assert!((60..=64).contains(&run), "{run}");
     }
@@ -260,11 +283,15 @@ mod tests {
         let nothing = Budget { bytes: 0, datagrams: 0 };
         let huge = Cost::of(1, u32::MAX);
         let mut pace = Pacer::default();
-        assert_eq!(pace.admit(&PACING, Time(5), huge, nothing), Ok(()));
+        assert_eq!(admit(&mut pace, &PACING, Time(5), huge, nothing), Ok(()));
         pace.sent(&PACING, huge, 1 << 16);
-        let Err(later) = pace.admit(&PACING, Time(5), huge, nothing) else { panic!("it is full") };
-        let Err(last) = pace.admit(&PACING, later, huge, nothing) else { panic!("it still is") };
+        let Err(later) = admit(&mut pace, &PACING, Time(5), huge, nothing) else {
+            panic!("it is full")
+        };
+        let Err(last) = admit(&mut pace, &PACING, later, huge, nothing) else {
+            panic!("it still is")
+        };
         assert!(last > later && last < Time(5).after(MS));
-        assert_eq!(pace.admit(&PACING, Time(5).after(MS), huge, nothing), Ok(()));
+        assert_eq!(admit(&mut pace, &PACING, Time(5).after(MS), huge, nothing), Ok(()));
     }
 }

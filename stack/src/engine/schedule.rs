@@ -100,14 +100,14 @@ impl Engine {
                 true => None,
                 false => look_up(&self.gsi.recognition, now, qp, &mut self.shared),
             };
-            let share = left.min(self.shared.begin_turn(qp.core_mut()));
+            let share = left.min(left_of_turn(&self.shared, qp.core_mut()));
             let mut quantum = share;
             let (end, progress) = qp.transmit(now, &mut quantum, &mut self.shared, host, sink);
             left -= share - quantum;
             if let Some(before) = unknown {
                 sent(before, qp, &mut self.shared);
             }
-            self.shared.end_turn(qp.core_mut(), share - quantum, end, progress);
+            end_turn(&mut self.shared, qp.core_mut(), share - quantum, end, progress);
             if end == TurnEnd::SinkFull {
                 return TxStop::SinkFull;
             }
@@ -152,53 +152,51 @@ impl Engine {
     }
 }
 
-impl Shared {
-    /// The packets that are left of the queue pair's turn.
-    #[inline]
-    fn begin_turn(&self, core: &Core) -> usize {
-        (self.quantum() - core.spent).into()
-    }
+/// The packets that are left of the queue pair's turn.
+#[inline]
+fn left_of_turn(shared: &Shared, core: &Core) -> usize {
+    (shared.quantum() - core.spent).into()
+}
 
-    /// A queue pair has used `used` packets of its turn, and stopped like `end`; with `progress`,
-    /// they were requests.
-    #[inline]
-    fn end_turn(&mut self, core: &mut Core, used: usize, end: TurnEnd, progress: bool) {
-        if end == TurnEnd::Idle {
-            core.spent = 0;
-            return self.peers.quit(core.slot, &mut core.waiting);
+/// A queue pair has used `used` packets of its turn, and stopped like `end`; with `progress`,
+/// they were requests.
+#[inline]
+fn end_turn(shared: &mut Shared, core: &mut Core, used: usize, end: TurnEnd, progress: bool) {
+    if end == TurnEnd::Idle {
+        core.spent = 0;
+        return shared.peers.quit(core.slot, &mut core.waiting);
+    }
+    interrupt_turn(shared, core, used, end, progress);
+}
+
+/// As [`end_turn`], of a queue pair that has more to send.
+#[inline(never)]
+fn interrupt_turn(shared: &mut Shared, core: &mut Core, used: usize, end: TurnEnd, progress: bool) {
+    #[allow(clippy::cast_possible_truncation)]
+    let used = used as u16;
+    let (whole, before, slot) = (shared.quantum(), std::mem::take(&mut core.spent), core.slot);
+    match end {
+        TurnEnd::Idle => {}
+        TurnEnd::Wait(receiver, need) => {
+            // The peer's credit comes back in pieces of any size. One turn may span several of
+            // them.
+            let spent = if progress { before + used } else { before };
+            let over = progress && (receiver == PeerId::OWN || spent == whole);
+            if core.waiting == Some(receiver) && !over {
+                core.spent = spent;
+            }
+            shared.peers.wait(slot, &mut core.waiting, receiver, need, over);
         }
-        self.interrupt_turn(core, used, end, progress);
-    }
-
-    /// As [`end_turn`](Self::end_turn), of a queue pair that has more to send.
-    #[inline(never)]
-    fn interrupt_turn(&mut self, core: &mut Core, used: usize, end: TurnEnd, progress: bool) {
-        #[allow(clippy::cast_possible_truncation)]
-        let used = used as u16;
-        let (whole, before, slot) = (self.quantum(), std::mem::take(&mut core.spent), core.slot);
-        match end {
-            TurnEnd::Idle => {}
-            TurnEnd::Wait(receiver, need) => {
-                // The peer's credit comes back in pieces of any size. One turn may span several of
-                // them.
-                let spent = if progress { before + used } else { before };
-                let over = progress && (receiver == PeerId::OWN || spent == whole);
-                if core.waiting == Some(receiver) && !over {
-                    core.spent = spent;
-                }
-                self.peers.wait(slot, &mut core.waiting, receiver, need, over);
-            }
-            TurnEnd::Quantum => {
-                self.peers.quit(slot, &mut core.waiting);
-                self.enqueue(slot, &mut core.queued);
-            }
-            TurnEnd::SinkFull => {
-                // Responses count too, so that other queue pairs get their turn.
-                core.spent = before + used;
-                if !core.queued {
-                    core.queued = true;
-                    self.dirty.push_front(slot);
-                }
+        TurnEnd::Quantum => {
+            shared.peers.quit(slot, &mut core.waiting);
+            shared.enqueue(slot, &mut core.queued);
+        }
+        TurnEnd::SinkFull => {
+            // Responses count too, so that other queue pairs get their turn.
+            core.spent = before + used;
+            if !core.queued {
+                core.queued = true;
+                shared.dirty.push_front(slot);
             }
         }
     }

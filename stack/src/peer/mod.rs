@@ -139,9 +139,19 @@ impl Peers {
     /// Whether a packet of `charge` for `id`, which no peer acknowledges, may leave now; if not,
     /// when it may.
     #[inline]
-    pub(crate) fn admit_paced(&mut self, id: PeerId, now: Time, charge: Cost) -> Result<(), Time> {
-        let pacing = self.pacing;
-        self.get(id).admit_paced(&pacing, now, charge)
+    pub(crate) fn admit_paced(&self, id: PeerId, now: Time, charge: Cost) -> Result<(), Time> {
+        self.receiver(id).admit_paced(&self.pacing, now, charge)
+    }
+
+    /// Takes note of the time, before [`admit_paced`](Self::admit_paced).
+    #[inline]
+    pub(crate) fn tick_paced(&mut self, id: PeerId, now: Time) {
+        self.get(id).tick_paced(now);
+    }
+
+    /// A packet for `id`, which no peer acknowledges, waits: none leaves before `until`.
+    pub(crate) fn put_off(&mut self, id: PeerId, until: Time) {
+        self.get(id).put_off(until);
     }
 
     /// A packet of `charge` for `id` left, with `payload` bytes of payload, which no peer

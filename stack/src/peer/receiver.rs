@@ -166,12 +166,7 @@ impl Receiver {
 
     /// As [`Peers::admit_paced`](super::Peers::admit_paced).
     #[inline]
-    pub(super) fn admit_paced(
-        &mut self,
-        pacing: &Pacing,
-        now: Time,
-        charge: Cost,
-    ) -> Result<(), Time> {
+    pub(super) fn admit_paced(&self, pacing: &Pacing, now: Time, charge: Cost) -> Result<(), Time> {
         self.pacer.admit(self.takes.as_ref().unwrap_or(pacing), now, charge, self.announced)
     }
 
@@ -179,6 +174,17 @@ impl Receiver {
     #[inline]
     pub(super) fn sent_paced(&mut self, pacing: &Pacing, charge: Cost, payload: u32) {
         self.pacer.sent(self.takes.as_ref().unwrap_or(pacing), charge, payload);
+    }
+
+    /// As [`Peers::put_off`](super::Peers::put_off).
+    pub(super) fn put_off(&mut self, until: Time) {
+        self.pacer.put_off(until);
+    }
+
+    /// As [`Peers::tick_paced`](super::Peers::tick_paced).
+    #[inline]
+    pub(super) fn tick_paced(&mut self, now: Time) {
+        self.pacer.tick(now);
     }
 
     /// `slot`, which waits, needs `need` now.

@@ -3,7 +3,7 @@
 macro_rules! limits {
     ($($(#[doc = $doc:literal])* $variant:ident $name:literal,)*) => {
         /// Why a queue pair that had its turn sent nothing more. Of several, the one that was asked
-        /// about first counts: `Requester::permit` has the order.
+        /// about first counts: `permit` has the order.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum Limit {

@@ -8,6 +8,7 @@ use crate::qp::TurnEnd;
 use crate::qp::opcode::data_opcode;
 use crate::qp::outbound::{RequestPacket, Sent, Target};
 use crate::qp::sq::OVERHEAD;
+use crate::rc::requester::{Situation, Wait, Want, permit};
 use crate::shared::Shared;
 use crate::sink::TxSink;
 use crate::stats::Limit;
@@ -31,22 +32,11 @@ impl Qp {
         }
         let (mut retired, before) = (0, *quantum);
         let (turn, limit) = loop {
-            if self.core.sq.is_empty() {
-                break (TurnEnd::Idle, Limit::SendQueueEmpty);
-            }
-            if !self.begins && !self.in_message() {
-                break (TurnEnd::Idle, Limit::Draining);
-            }
-            if *quantum == 0 {
-                break (TurnEnd::Quantum, Limit::Turn);
-            }
-            match self.transmit_one(now, shared, host, sink) {
+            match self.transmit_one(now, *quantum, shared, host, sink) {
                 Ok(ended) => retired += u32::from(ended),
                 Err(Stop::SinkFull) => break (TurnEnd::SinkFull, Limit::Port),
-                Err(Stop::Paced(until)) => {
-                    shared.timers.set(self.core.slot, &mut self.core.deadline, until);
-                    break (TurnEnd::Idle, Limit::Pacing);
-                }
+                Err(Stop::Blocked(Limit::Turn)) => break (TurnEnd::Quantum, Limit::Turn),
+                Err(Stop::Blocked(limit)) => break (TurnEnd::Idle, limit),
                 Err(Stop::Fault(status)) => {
                     self.local_fault(status, retired, host);
                     return TurnEnd::Idle;
@@ -65,15 +55,23 @@ impl Qp {
         turn
     }
 
-    /// Sends the next packet of the oldest request; returns whether that was its last.
+    /// Sends the next packet of the oldest request, if the `turn` has one left. Returns whether the
+    /// request ends with it.
     fn transmit_one<H: Memory + Completions>(
         &mut self,
         now: Time,
+        turn: usize,
         shared: &mut Shared,
         host: &mut H,
         sink: &mut impl TxSink,
     ) -> Result<bool, Stop> {
         let sq = &self.core.sq;
+        let at = Situation { sq, peers: &shared.peers, turn };
+        let held = !self.begins && !self.in_message();
+        let next = permit(Want::Unreliable { held }, &at);
+        if next.packets == 0 {
+            return Err(Stop::Blocked(next.limited_by));
+        }
         let index = sq.head;
         let wqe = sq.get(index);
         if wqe.op.is_local() {
@@ -90,7 +88,14 @@ impl Qp {
         let (target, receiver) = self.target_of(&wqe.op, shared).ok_or(PROTECTION)?;
         let len = wqe.payload(psn, self.mtu);
         let charge = Cost::of(1, Budget::cost(len + OVERHEAD));
-        shared.peers.admit_paced(receiver, now, charge).map_err(Stop::Paced)?;
+        shared.peers.tick_paced(receiver, now);
+        let at = Situation { sq, peers: &shared.peers, turn };
+        let paced = permit(Want::Datagram { now, to: receiver, cost: charge }, &at);
+        if let Wait::Until(until) = paced.wait {
+            shared.peers.put_off(receiver, until);
+            shared.timers.set(self.core.slot, &mut self.core.deadline, until);
+            return Err(Stop::Blocked(paced.limited_by));
+        }
         let piece = RequestPacket {
             index,
             psn,
@@ -148,8 +153,8 @@ impl Qp {
 #[derive(Debug, Clone, Copy)]
 enum Stop {
     SinkFull,
-    /// The receiver gets some time first.
-    Paced(Time),
+    /// It may not, or there is none.
+    Blocked(Limit),
     Fault(WcStatus),
 }
 

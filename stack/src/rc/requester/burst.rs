@@ -10,7 +10,7 @@ use crate::peer::{Budget, Cost, Peers, RunLimits};
 use crate::qp::outbound::{RequestPacket, Sent};
 use crate::qp::sq::{OVERHEAD, SendQueue, Wqe, WqeIndex, full_cost};
 use crate::rc::Qp;
-use crate::rc::requester::permit::{NextPacket, Permit, Situation, Want};
+use crate::rc::requester::permit::{NextPacket, Permit, Situation, Want, permit};
 use crate::rc::requester::recovery::Probe;
 use crate::rc::requester::{Limits, Requester};
 use crate::shared::Shared;
@@ -126,20 +126,20 @@ impl Burst<'_> {
 impl Requester {
     /// What to do next.
     #[inline]
-    pub(super) fn plan(&self, at: &Situation<'_>, regions: &RegionTable) -> Plan {
-        let Situation { sq, limits, .. } = *at;
+    pub(super) fn plan(&self, limits: &Limits, at: &Situation<'_>, regions: &RegionTable) -> Plan {
+        let sq = at.sq;
         if self.recovery.lost() > 0 {
-            let permit = self.permit(Want::Lost, at);
-            let goes = permit.packets > 0;
-            if (goes || permit.limited_by == Limit::Turn)
+            let again = permit(Want::Lost(self), at);
+            let goes = again.packets > 0;
+            if (goes || again.limited_by == Limit::Turn)
                 && let Some(packet) = self.next_lost(sq, limits)
             {
-                return if goes { Plan::Lost(packet) } else { Plan::Blocked(permit) };
+                return if goes { Plan::Lost(packet) } else { Plan::Blocked(again) };
             }
         }
-        let permit = self.permit(Want::Request, at);
-        if permit.packets == 0 {
-            return Plan::Blocked(permit);
+        let any = permit(Want::Request(self), at);
+        if any.packets == 0 {
+            return Plan::Blocked(any);
         }
         let wqe = sq.get(self.wqe_next);
         if self.snd_nxt == wqe.first && !wqe.is_plain() {
@@ -153,20 +153,20 @@ impl Requester {
             }
         }
         if wqe.has_response() {
-            return self.plan_request(wqe, at);
+            return self.plan_request(wqe, limits, at);
         }
-        match self.permit(Want::Data, at) {
+        match permit(Want::Data(self, limits), at) {
             permit if permit.packets == 0 => Plan::Blocked(permit),
             permit => Plan::Burst(permit),
         }
     }
 
-    fn plan_request(&self, wqe: &Wqe, at: &Situation<'_>) -> Plan {
+    fn plan_request(&self, wqe: &Wqe, limits: &Limits, at: &Situation<'_>) -> Plan {
         if self.allows_no_response() {
             return Plan::Fault(WcStatus::LocQpOpErr);
         }
         let psn = self.snd_nxt;
-        let offset = wqe.offset(psn, at.limits.mtu);
+        let offset = wqe.offset(psn, limits.mtu);
         let (opcode, last, len) = match wqe.op {
             SendOp::CompareSwap { .. } => (Opcode::RC_COMPARE_SWAP, psn, 8),
             SendOp::FetchAdd { .. } => (Opcode::RC_FETCH_ADD, psn, 8),
@@ -176,17 +176,17 @@ impl Requester {
                 let each = u64::from(wqe.read_packets());
                 let part = (psn - wqe.first) / each + 1;
                 let last = (wqe.first + part * each - 1).min(wqe.last());
-                let end = wqe.offset(last, at.limits.mtu) + wqe.payload(last, at.limits.mtu);
+                let end = wqe.offset(last, limits.mtu) + wqe.payload(last, limits.mtu);
                 (Opcode::RC_RDMA_READ_REQUEST, last, end - offset)
             }
         };
         #[allow(clippy::cast_possible_truncation)]
         let packets = (last - psn + 1) as u32;
-        let each = Budget::cost(len.min(at.limits.mtu.bytes()) + OVERHEAD);
+        let each = Budget::cost(len.min(limits.mtu.bytes()) + OVERHEAD);
         let cost = self.response_cost(packets, each, at.peers);
-        let permit = self.permit(Want::Response { packets, cost }, at);
-        if permit.packets == 0 {
-            return Plan::Blocked(permit);
+        let allowed = permit(Want::Response(self, limits, packets, cost), at);
+        if allowed.packets == 0 {
+            return Plan::Blocked(allowed);
         }
         let (index, ack_req, solicited) = (self.wqe_next, true, false);
         let packet =

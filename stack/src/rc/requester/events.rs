@@ -6,7 +6,7 @@
 use crate::peer::{PeerId, Peers};
 use crate::qp::sq::SendQueue;
 use crate::rc::congestion::Repeat;
-use crate::rc::requester::permit::{Situation, Want};
+use crate::rc::requester::permit::{Situation, Want, permit};
 use crate::rc::requester::recovery::{News, Probe};
 use crate::rc::requester::{Limits, Requester};
 use crate::types::{Seq, Time};
@@ -182,8 +182,8 @@ impl Requester {
         limits: &Limits,
         peers: &mut Peers,
     ) -> bool {
-        let at = Situation { sq, limits, peers, turn: 1 };
-        if self.permit(Want::Probe, &at).packets == 0 {
+        let at = Situation { sq, peers, turn: 1 };
+        if permit(Want::Probe(self), &at).packets == 0 {
             return false;
         }
         if self.recovery.all_again() {

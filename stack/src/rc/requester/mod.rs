@@ -26,7 +26,8 @@ use crate::rc::requester::ack_requests::AckRequests;
 use crate::rc::requester::burst::ResponseRequest;
 pub(in crate::rc) use crate::rc::requester::events::Repair;
 use crate::rc::requester::lists::SpareLists;
-use crate::rc::requester::permit::{SendControl, Situation, Want};
+use crate::rc::requester::permit::SendControl;
+pub(crate) use crate::rc::requester::permit::{Situation, Wait, Want, permit};
 use crate::rc::requester::recovery::{Probe, Recovery};
 use crate::types::{Mtu, Seq, Time};
 
@@ -66,7 +67,7 @@ pub(in crate::rc) struct NewPath {
 
 /// Limits that the connection sets.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::rc) struct Limits {
+pub(crate) struct Limits {
     /// The name under which it asks for credit.
     pub(in crate::rc) slot: u32,
     pub(in crate::rc) mtu: Mtu,
@@ -79,7 +80,7 @@ pub(in crate::rc) struct Limits {
 }
 
 #[derive(Debug)]
-pub(in crate::rc) struct Requester {
+pub(crate) struct Requester {
     /// Index of the request under the cursor; the queue's tail if all were sent.
     wqe_next: WqeIndex,
     /// The highest that `wqe_next` ever was: requests before it that concern this side only were
@@ -219,8 +220,8 @@ impl Requester {
             && self.recovery.lost() == 0
     }
 
-    /// All packets that left may be covered by one that asks, or acknowledged: gives back the credit
-    /// for the acknowledgement of others.
+    /// Gives back the credit for the acknowledgement of packets that did not ask, if one that asks
+    /// covers all that left.
     #[inline(always)]
     fn give_back_ack_room(&mut self, peers: &mut Peers) {
         if self.ack_requests.is_open() && !self.is_unasked() {
@@ -362,8 +363,8 @@ impl Requester {
     /// in their place cannot be sent.
     fn ask_again(&mut self, sq: &SendQueue, limits: &Limits, peers: &mut Peers) -> bool {
         let told = self.ack_requests.end().is_some() || !self.responses.is_empty();
-        let at = Situation { sq, limits, peers, turn: 1 };
-        if told || self.is_quiet(sq) || self.permit(Want::Probe, &at).packets == 0 {
+        let at = Situation { sq, peers, turn: 1 };
+        if told || self.is_quiet(sq) || permit(Want::Probe(self), &at).packets == 0 {
             return false;
         }
         self.probe(Probe::Unasked, sq, limits, peers);

@@ -5,7 +5,7 @@ use crate::qp::TurnEnd;
 use crate::qp::outbound::{RequestPacket, Sent};
 use crate::rc::Qp;
 use crate::rc::requester::burst::{Plan, ResponseRequest};
-use crate::rc::requester::permit::{Permit, Situation};
+use crate::rc::requester::permit::{Permit, Situation, Wait};
 use crate::shared::Shared;
 use crate::sink::TxSink;
 use crate::stats::Limit;
@@ -26,8 +26,8 @@ impl Qp {
         loop {
             let (sq, limits) = (&self.core.sq, &self.limits);
             self.requester.skip_executed(sq);
-            let at = Situation { sq, limits, peers: &shared.peers, turn: *quantum };
-            let plan = self.requester.plan(&at, host.regions());
+            let at = Situation { sq, peers: &shared.peers, turn: *quantum };
+            let plan = self.requester.plan(limits, &at, host.regions());
             self.requester.reserve(plan.permit(), &mut shared.peers);
             let sent = match plan {
                 Plan::Burst(permit) => self.send_burst(now, &permit, quantum, shared, host, sink),
@@ -74,10 +74,10 @@ impl Qp {
     #[inline]
     fn blocked(&mut self, permit: &Permit, shared: &mut Shared) -> Option<TurnEnd> {
         let end = match permit.wait {
-            Some((receiver, need)) => TurnEnd::Wait(receiver, need),
-            None if permit.limited_by == Limit::Turn => TurnEnd::Quantum,
-            None if self.asks_again(shared) => return None,
-            None => TurnEnd::Idle,
+            Wait::Credit(receiver, need) => TurnEnd::Wait(receiver, need),
+            _ if permit.limited_by == Limit::Turn => TurnEnd::Quantum,
+            _ if self.asks_again(shared) => return None,
+            _ => TurnEnd::Idle,
         };
         self.core.limited(permit.limited_by, &mut shared.limits_hit);
         Some(end)

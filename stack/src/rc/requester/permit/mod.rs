@@ -2,7 +2,7 @@
 //!
 //! - Problem: transport rules, congestion, the peer's receive queue, our own and the turns of other
 //!   queue pairs decide together, and each at another time.
-//! - Rule: each packet asks [`Requester::permit`] before it leaves. The answer changes nothing. The
+//! - Rule: each packet asks [`permit`] before it leaves. The answer changes nothing. The
 //!   first limit that applies is the reason. [`Requester::reserve`] then takes the credit that the
 //!   answer is about; nothing is taken back.
 //! - Cost if wrong: a packet waits for a timer although it could leave, or it is lost although it
@@ -25,23 +25,28 @@ use crate::rc::requester::{Limits, REQUEST, Requester};
 use crate::stats::Limit;
 use crate::tuning::ack_requests::{INTERVAL_MAX, TIMES_OF_WINDOW};
 use crate::tuning::message_runs;
-use crate::types::Seq;
+use crate::types::{Seq, Time};
 use crate::verbs::SendOp;
 
-/// The kind of packet that is to leave.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Want {
+/// What is to leave, and from where.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Want<'a> {
     /// Packets of SENDs and WRITEs, from the cursor on.
-    Data,
-    /// A request with a response of its own, which has `packets` packets and needs credit of
-    /// `cost`.
-    Response { packets: u32, cost: Cost },
+    Data(&'a Requester, &'a Limits),
+    /// A request with a response of its own, which has this number of packets and needs credit of
+    /// this cost.
+    Response(&'a Requester, &'a Limits, u32, Cost),
     /// Anything that is at the cursor, which may send nothing.
-    Request,
+    Request(&'a Requester),
     /// The last packet again, to probe.
-    Probe,
+    Probe(&'a Requester),
     /// One packet that is known to be lost, again and alone.
-    Lost,
+    Lost(&'a Requester),
+    /// Anything that is the next of a service without acknowledgements, which may send nothing. It
+    /// is `held` if it begins a message in SQD.
+    Unreliable { held: bool },
+    /// One packet of such a service, for this receiver and of this cost.
+    Datagram { now: Time, to: PeerId, cost: Cost },
 }
 
 /// The packet that a burst goes on with.
@@ -60,19 +65,18 @@ pub(super) struct NextPacket {
 
 /// Everything beside the requester that an answer depends on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Situation<'a> {
-    pub(super) sq: &'a SendQueue,
-    pub(super) limits: &'a Limits,
-    pub(super) peers: &'a Peers,
+pub(crate) struct Situation<'a> {
+    pub(crate) sq: &'a SendQueue,
+    pub(crate) peers: &'a Peers,
     /// Packets that are left of the turn.
-    pub(super) turn: usize,
+    pub(crate) turn: usize,
 }
 
 /// The number of packets that may leave now, or why none may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Permit {
+pub(crate) struct Permit {
     /// Packets; 0 if nothing may leave.
-    pub(super) packets: u32,
+    pub(crate) packets: u32,
     /// The sum of their costs.
     pub(super) bytes: u64,
     /// Of the packets, those that may leave before another permit is asked for.
@@ -82,9 +86,19 @@ pub(super) struct Permit {
     /// Our own credit for one acknowledgement.
     pub(super) ack_room: AckRoom,
     /// Why nothing may leave; meaningless if something may.
-    pub(super) limited_by: Limit,
-    /// The credit that it waits for in line.
-    pub(super) wait: Option<(PeerId, Cost)>,
+    pub(crate) limited_by: Limit,
+    /// What it waits for, beside acknowledgements.
+    pub(crate) wait: Wait,
+}
+
+/// What a packet waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Nothing,
+    /// This credit of this receiver, in line.
+    Credit(PeerId, Cost),
+    /// This time.
+    Until(Time),
 }
 
 /// Which packets may ask for an acknowledgement.
@@ -118,7 +132,7 @@ impl Permit {
         acks: AckPermit { interval: 0, spare: 0 },
         ack_room: AckRoom::AsNeeded,
         limited_by: Limit::SendQueueEmpty,
-        wait: None,
+        wait: Wait::Nothing,
     };
 
     /// One packet.
@@ -129,7 +143,7 @@ impl Permit {
     }
 
     const fn wait(limited_by: Limit, receiver: PeerId, need: Cost, ack_room: AckRoom) -> Self {
-        Self { wait: Some((receiver, need)), ack_room, ..Self::none(limited_by) }
+        Self { wait: Wait::Credit(receiver, need), ack_room, ..Self::none(limited_by) }
     }
 
     /// One packet, unless the `turn` is over.
@@ -138,19 +152,26 @@ impl Permit {
     }
 }
 
-impl Requester {
-    /// The amount of `want` that may leave now.
-    #[inline(always)]
-    pub(super) fn permit(&self, want: Want, at: &Situation<'_>) -> Permit {
-        match want {
-            Want::Request => self.transport_limit(at.sq).map_or(Permit::ONE, Permit::none),
-            Want::Data => self.permit_data(at),
-            Want::Response { packets, cost } => self.permit_response(packets, cost, at),
-            Want::Lost => self.permit_lost(at.turn),
-            Want::Probe => self.permit_probe(),
-        }
+/// The amount of `want` that may leave now.
+#[inline(always)]
+pub(crate) fn permit(want: Want<'_>, at: &Situation<'_>) -> Permit {
+    match want {
+        Want::Request(of) => of.transport_limit(at.sq).map_or(Permit::ONE, Permit::none),
+        Want::Data(of, limits) => of.permit_data(limits, at),
+        Want::Response(of, limits, packets, cost) => of.permit_response(packets, cost, limits, at),
+        Want::Lost(of) => of.permit_lost(at.turn),
+        Want::Probe(of) => of.permit_probe(),
+        Want::Unreliable { .. } if at.sq.is_empty() => Permit::none(Limit::SendQueueEmpty),
+        Want::Unreliable { held: true } => Permit::none(Limit::Draining),
+        Want::Unreliable { held: false } => Permit::one_of(at.turn),
+        Want::Datagram { now, to, cost } => match at.peers.admit_paced(to, now, cost) {
+            Ok(()) => Permit::ONE,
+            Err(until) => Permit { wait: Wait::Until(until), ..Permit::none(Limit::Pacing) },
+        },
     }
+}
 
+impl Requester {
     /// Takes or gives back our own credit for an acknowledgement, as `permit` needs it.
     #[inline]
     pub(super) fn reserve(&mut self, permit: &Permit, peers: &mut Peers) {
@@ -267,8 +288,8 @@ impl Requester {
     }
 
     #[inline]
-    fn permit_data(&self, at: &Situation<'_>) -> Permit {
-        let Situation { sq, limits, peers, turn } = *at;
+    fn permit_data(&self, limits: &Limits, at: &Situation<'_>) -> Permit {
+        let Situation { sq, peers, turn } = *at;
         let wqe = sq.get(self.wqe_next);
         let probes = self.recovery.probes();
         let window = self.control.window_left();
@@ -395,8 +416,14 @@ impl Requester {
         self.ack_requests.open(if silent { Expected::NOTHING } else { peers.expect(ACK) });
     }
 
-    fn permit_response(&self, packets: u32, cost: Cost, at: &Situation<'_>) -> Permit {
-        let Situation { limits, peers, turn, .. } = *at;
+    fn permit_response(
+        &self,
+        packets: u32,
+        cost: Cost,
+        limits: &Limits,
+        at: &Situation<'_>,
+    ) -> Permit {
+        let Situation { peers, turn, .. } = *at;
         let psn = self.snd_nxt;
         // A request that began under a higher limit may be repeated.
         let begun = psn < self.snd_max && self.responses.is_empty();
