@@ -13,7 +13,7 @@ mod watch;
 
 pub use filter::{ADDRESSES_MAX, Attached, Reason, SourceFilter, Sources};
 pub use namespaces::{HostLink, Namespaces, NsId, Peer};
-pub use sys::owning_user_namespace;
+pub use sys::{owning_user_namespace, refuse_descriptors};
 pub use watch::{Heard, Watch};
 
 pub use crate::packet::keep_again;
