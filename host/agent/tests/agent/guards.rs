@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -35,7 +36,13 @@ impl Hanging {
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("ours");
         host.configure(&format!("guardian = {program:?}\nrequests_per_second = {rate}"));
         host.start();
-        (Self { log }, host.descriptors())
+        // An agent that has just started has one more for a moment.
+        let samples = (0..40).map(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            host.descriptors()
+        });
+        let before = samples.min().expect("some");
+        (Self { log }, before)
     }
 
     /// All started guardians, with their arguments.
