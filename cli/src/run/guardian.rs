@@ -20,8 +20,8 @@ use rocinante_netdev::handed::AGENT_VARIABLE;
 use rocinante_netdev::sysfs;
 use rocinante_netdev::{Errand, Guardian, Interface, Left, keep_from_children};
 use rustix::process::{
-    DumpableBehavior, PidfdFlags, child_subreaper, getpid, pidfd_open, set_dumpable_behavior,
-    setsid,
+    DumpableBehavior, PidfdFlags, Signal, child_subreaper, getpid, kill_process, pidfd_open,
+    set_dumpable_behavior, setsid,
 };
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
@@ -44,6 +44,9 @@ pub struct Args {
     /// The group, likewise.
     #[arg(long, requires = "user")]
     group: Option<u32>,
+    /// How long this process may take: the kernel ends it then. Without it, as long as it needs
+    #[arg(long)]
+    seconds: Option<u32>,
     #[command(flatten)]
     tree: Tree,
 }
@@ -151,6 +154,7 @@ pub fn run(args: &Args) -> ExitCode {
             .user
             .zip(args.group)
             .map_or(Ok(()), |(user, group)| become_user(user, group))
+            .and_then(|()| args.seconds.map_or(Ok(()), end_after))
             .and_then(|()| guard(&mut Guardian::of(received(io::stdin())?))),
     };
     if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -166,6 +170,15 @@ fn become_user(user: u32, group: u32) -> io::Result<()> {
     let none = CapabilitySet::empty();
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
     Ok(set_capabilities(None, sets)?)
+}
+
+/// Has this process end after a time, whatever its threads do then.
+fn end_after(seconds: u32) -> io::Result<()> {
+    let end = move || {
+        std::thread::sleep(Duration::from_secs(seconds.into()));
+        let _ = kill_process(getpid(), Signal::KILL);
+    };
+    std::thread::Builder::new().spawn(end).map(drop)
 }
 
 fn received(stream: impl AsFd) -> io::Result<OwnedFd> {

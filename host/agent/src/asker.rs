@@ -122,6 +122,11 @@ impl Asker {
         &self.namespace
     }
 
+    /// The process's user.
+    pub(crate) fn user(&self) -> u32 {
+        self.user.0
+    }
+
     /// The process, readable when it has ended.
     pub(crate) fn into_pidfd(self) -> OwnedFd {
         self.pidfd

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,11 +19,12 @@ use rocinante_netdev::handed::guard::{
 };
 use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use tokio::io::Interest;
 use tokio::sync::Semaphore;
 
 use crate::asker::{Asker, Namespace, Own};
-use crate::limits::Limits;
+use crate::closers::{Closers, Foreign};
+use crate::ends::Ends;
+use crate::limits::{Limits, Share};
 use crate::ready::readable;
 use crate::rights;
 
@@ -36,8 +37,13 @@ const EACH: usize = 3;
 const AT_ONCE_MAX: usize = 4;
 /// Guardians of all containers at a time.
 const ALL_AT_ONCE_MAX: usize = 64;
-/// How long a guardian may take: it gives up earlier.
+/// How long a guardian may take before it is killed. It gives up earlier, and its own clock ends
+/// it earlier, too.
 const PATIENCE: Duration = Duration::from_secs(10);
+const OWN_CLOCK_SECONDS: &str = "8";
+/// How long the parcels of a dead program wait for a guardian. Then its peers have to ask, because
+/// with the parcels the agent has the sockets of the address, where no process answers meanwhile.
+const TURN_MAX: Duration = Duration::from_secs(1);
 
 /// The parcels kept for programs, and the guardians at work.
 #[derive(Debug)]
@@ -46,13 +52,15 @@ pub(crate) struct Guards {
     limits: Arc<Limits>,
     descriptors_max: usize,
     turns: Semaphore,
+    closers: Arc<Closers>,
     inner: Mutex<Inner>,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    containers: HashMap<u64, Container>,
+    containers: HashMap<Share, Container>,
     descriptors: usize,
+    next_ward: u64,
 }
 
 #[derive(Debug, Default)]
@@ -65,30 +73,49 @@ struct Container {
 /// A program, as long as it lives, and its parcels.
 #[derive(Debug)]
 struct Ward {
+    number: u64,
     namespace: Namespace,
     /// Its user and group.
     user: (u32, u32),
-    parcels: Vec<Parcel>,
-    room: Room,
+    kept: Foreign<Kept>,
 }
 
-/// Descriptors that are counted for a container until this is dropped.
+/// The parcels of a program. Their room is given back when they have been closed.
+#[derive(Debug)]
+struct Kept {
+    parcels: Vec<Parcel>,
+    room: Arc<Room>,
+}
+
+/// How the messages end that have come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Heard {
+    /// More may come.
+    All,
+    /// With the connection.
+    End,
+    /// The program tells too much, nonsense, or that nothing is to be done.
+    Nothing,
+}
+
+/// Descriptors that are counted for a share until this is dropped.
 #[derive(Debug)]
 struct Room {
     guards: Arc<Guards>,
-    container: u64,
-    descriptors: usize,
+    share: Share,
+    descriptors: Mutex<usize>,
 }
 
 impl Guards {
-    /// Starts `program` as the guardian; `per_second` programs of a container are listened to.
-    pub(crate) fn new(program: PathBuf, per_second: u32) -> Self {
+    /// Starts `program` as the guardian; `per_second` programs of a share are listened to.
+    pub(crate) fn new(program: PathBuf, per_second: u32, closers: &Arc<Closers>) -> Self {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         Self {
             program,
             limits: Arc::new(Limits::new(per_second)),
             descriptors_max: usize::try_from(files / 2).unwrap_or(usize::MAX),
             turns: Semaphore::new(ALL_AT_ONCE_MAX),
+            closers: Arc::clone(closers),
             inner: Mutex::default(),
         }
     }
@@ -98,57 +125,77 @@ impl Guards {
     }
 
     /// Keeps the parcels of the program at the other end, and has its connections ended if it dies.
-    pub(crate) async fn watch(self: Arc<Self>, own: &Own, connection: OwnedFd) {
+    pub(crate) async fn watch(
+        self: Arc<Self>,
+        own: &Own,
+        ends: &Ends,
+        connection: Foreign<OwnedFd>,
+    ) {
         let Ok(asker) = Asker::anywhere(&connection, own) else { return };
-        let container = asker.namespace().inode();
+        let share = ends.share_of(&asker, own);
+        let connection = connection.of(share);
         // The limit is of connections in a time; a program may stay for as long as it lives.
-        if self.limits.enter(container, Instant::now()).is_none() {
+        if share == Share::Stranger || self.limits.enter(share, Instant::now()).is_none() {
             return;
         }
-        let mut room = Room { guards: Arc::clone(&self), container, descriptors: 0 };
+        let room = Arc::new(Room::new(&self, share));
         let (pidfd, namespace, user) = asker.into_parts();
         let (Ok(connection), Ok(process)) = (readable(connection), readable(pidfd)) else { return };
-        let mut parcels = Vec::new();
         if !room.grow(EACH) {
             return;
         }
+        let kept = Kept { parcels: Vec::new(), room };
+        let mut kept = Foreign::new(kept, share, &self.closers);
+        let connection = Arc::new(connection);
         loop {
-            let word = tokio::select! {
+            let mut ready = tokio::select! {
                 biased;
-                word = connection.async_io(Interest::READABLE, |from| receive(from)) => word,
-                // It may have given the connection away.
-                _ = process.readable() => Ok(Word::End),
+                ready = connection.readable() => ready.ok(),
+                // It may have given the connection away. What it sent before is there.
+                _ = process.readable() => None,
             };
-            match word {
-                Ok(Word::Parcel(parcel))
-                    if parcels.len() < PARCELS_MAX && room.grow(PARCEL_DESCRIPTORS) =>
-                {
-                    parcels.push(parcel);
-                }
-                Ok(Word::End) if !parcels.is_empty() => break,
-                // It tells too much, nonsense, or that nothing is to be done.
+            let (from, closers) = (Arc::clone(&connection), Arc::clone(&self.closers));
+            let job = move || {
+                let heard = kept.hear(from.get_ref());
+                (heard, kept)
+            };
+            let Some((heard, back)) = closers.result(share, job).await else { return };
+            kept = back;
+            match (heard, &mut ready) {
+                (Heard::All, Some(ready)) => ready.clear_ready(),
+                (Heard::All | Heard::End, _) if !kept.parcels.is_empty() => break,
                 _ => return,
             }
         }
         drop((connection, process));
-        self.end(container, Ward { namespace, user, parcels, room }).await;
+        self.end(share, Ward { number: 0, namespace, user, kept }).await;
     }
 
     /// Has the connections of a program ended that has died, by a guardian that is to start or by
     /// one that this or another call starts next.
-    async fn end(&self, container: u64, ward: Ward) {
+    async fn end(self: Arc<Self>, share: Share, mut ward: Ward) {
         {
             let mut inner = self.lock();
-            let of = inner.containers.entry(container).or_default();
+            let number = inner.next_ward;
+            inner.next_ward += 1;
+            ward.number = number;
+            let of = inner.containers.entry(share).or_default();
             of.dead.push(ward);
-            if of.guardians >= AT_ONCE_MAX {
+            let is_late = of.guardians >= AT_ONCE_MAX;
+            of.guardians += usize::from(!is_late);
+            drop(inner);
+            let it = Arc::clone(&self);
+            tokio::spawn(async move {
+                tokio::time::sleep(TURN_MAX).await;
+                it.give_up(share, number);
+            });
+            if is_late {
                 return;
             }
-            of.guardians += 1;
         }
         loop {
             let turn = self.turns.acquire().await;
-            let wards = self.next(container);
+            let wards = self.next(share);
             if wards.is_empty() {
                 return;
             }
@@ -159,68 +206,103 @@ impl Guards {
         }
     }
 
-    /// The dead of a container for one guardian, up to its limit. With none left one guardian
-    /// less is at work.
-    fn next(&self, container: u64) -> Vec<Ward> {
+    /// Lets go of the parcels of a program that has got no guardian.
+    fn give_up(&self, share: Share, number: u64) {
         let mut inner = self.lock();
-        let Some(of) = inner.containers.get_mut(&container) else { return Vec::new() };
+        let Some(of) = inner.containers.get_mut(&share) else { return };
+        let late: Vec<Ward> = of.dead.extract_if(.., |ward| ward.number == number).collect();
+        drop(inner);
+        drop(late);
+    }
+
+    /// The dead of a share for one guardian, up to its limit. With none left one guardian less is
+    /// at work.
+    fn next(&self, share: Share) -> Vec<Ward> {
+        let mut inner = self.lock();
+        let Some(of) = inner.containers.get_mut(&share) else { return Vec::new() };
         let (mut user, mut parcels) = (None, 0);
         let fits = |ward: &mut Ward| {
-            let fits = *user.get_or_insert(ward.user) == ward.user
-                && parcels + ward.parcels.len() <= PARCELS_MAX;
-            parcels += if fits { ward.parcels.len() } else { 0 };
+            let more = ward.kept.parcels.len();
+            let fits = *user.get_or_insert(ward.user) == ward.user && parcels + more <= PARCELS_MAX;
+            parcels += if fits { more } else { 0 };
             fits
         };
         let wards: Vec<Ward> = of.dead.extract_if(.., fits).collect();
         if wards.is_empty() {
             of.guardians -= 1;
-            inner.forget_if_idle(container);
+            inner.forget_if_idle(share);
         }
         wards
     }
 
-    /// Starts a guardian for programs of one user and container, and waits for its end.
+    /// Starts a guardian for programs of one user and share, and waits for its end.
     async fn settle(&self, wards: Vec<Ward>) -> io::Result<()> {
         let program = self.program.clone();
-        let started = tokio::task::spawn_blocking(move || {
-            let child = start(&program, &wards)?;
-            // Their parcels are the guardian's now, and count until it ends.
-            Ok((child, wards.into_iter().map(|ward| ward.room).collect::<Vec<_>>()))
-        });
-        let (mut child, _rooms) = started.await.map_err(io::Error::other).flatten()?;
-        let ended = async {
-            let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
-            readable(process)?.readable().await.map(drop)
+        // Their parcels are the guardian's then, and count until it ends.
+        let _rooms: Vec<_> = wards.iter().map(|ward| Arc::clone(&ward.kept.room)).collect();
+        let started = tokio::task::spawn_blocking(move || start(&program, &wards));
+        let mut child = started.await.map_err(io::Error::other).flatten()?;
+        let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+        let process = process.map_err(io::Error::from).and_then(readable);
+        let is_over = match &process {
+            Ok(process) => tokio::time::timeout(PATIENCE, process.readable()).await.is_ok(),
+            Err(_) => false,
         };
-        if !matches!(tokio::time::timeout(PATIENCE, ended).await, Ok(Ok(()))) {
-            child.kill()?;
+        let killed = if is_over { Ok(()) } else { child.kill() };
+        // Its place and its room are free when it has gone, and no earlier.
+        if let Ok(process) = &process {
+            let _ = process.readable().await;
         }
         let waited = tokio::task::spawn_blocking(move || child.wait());
-        waited.await.map_err(io::Error::other).flatten().map(drop)
+        waited.await.map_err(io::Error::other).flatten()?;
+        killed
     }
 }
 
 impl Inner {
-    fn forget_if_idle(&mut self, container: u64) {
+    fn forget_if_idle(&mut self, share: Share) {
         let is_idle = |of: &Container| of.descriptors == 0 && of.guardians == 0;
-        if self.containers.get(&container).is_some_and(is_idle) {
-            self.containers.remove(&container);
+        if self.containers.get(&share).is_some_and(is_idle) {
+            self.containers.remove(&share);
+        }
+    }
+}
+
+impl Kept {
+    /// Takes the parcels that have come. Not on the thread that serves all: the kernel closes the
+    /// descriptors for which there is no room.
+    fn hear(&mut self, from: impl AsFd) -> Heard {
+        loop {
+            match receive(&from) {
+                Ok(Word::Parcel(parcel))
+                    if self.parcels.len() < PARCELS_MAX && self.room.grow(PARCEL_DESCRIPTORS) =>
+                {
+                    self.parcels.push(parcel);
+                }
+                Ok(Word::End) => return Heard::End,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Heard::All,
+                _ => return Heard::Nothing,
+            }
         }
     }
 }
 
 impl Room {
+    fn new(guards: &Arc<Guards>, share: Share) -> Self {
+        Self { guards: Arc::clone(guards), share, descriptors: Mutex::new(0) }
+    }
+
     /// Counts more descriptors, unless there is no room for them.
-    fn grow(&mut self, by: usize) -> bool {
+    fn grow(&self, by: usize) -> bool {
         let mut inner = self.guards.lock();
-        let Inner { containers, descriptors } = &mut *inner;
-        let of = containers.entry(self.container).or_default();
+        let Inner { containers, descriptors, .. } = &mut *inner;
+        let of = containers.entry(self.share).or_default();
         let fits = of.descriptors + by <= DESCRIPTORS_MAX
             && *descriptors + by <= self.guards.descriptors_max;
         if fits {
             of.descriptors += by;
             *descriptors += by;
-            self.descriptors += by;
+            *self.descriptors.lock().unwrap_or_else(PoisonError::into_inner) += by;
         }
         fits
     }
@@ -228,12 +310,13 @@ impl Room {
 
 impl Drop for Room {
     fn drop(&mut self) {
+        let own = *self.descriptors.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut inner = self.guards.lock();
-        inner.descriptors -= self.descriptors;
-        if let Some(of) = inner.containers.get_mut(&self.container) {
-            of.descriptors -= self.descriptors;
+        inner.descriptors -= own;
+        if let Some(of) = inner.containers.get_mut(&self.share) {
+            of.descriptors -= own;
         }
-        inner.forget_if_idle(self.container);
+        inner.forget_if_idle(self.share);
     }
 }
 
@@ -242,10 +325,11 @@ fn start(program: &Path, wards: &[Ward]) -> io::Result<Child> {
     let Some(Ward { namespace, user: (uid, gid), .. }) = wards.first() else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    let connection = handed_on(wards.iter().flat_map(|ward| &ward.parcels))?;
+    let connection = handed_on(wards.iter().flat_map(|ward| &ward.kept.parcels))?;
     let mut command = Command::new(program);
     command.args(["guardian", "--part", "be-for-one"]);
     command.args(["--user", &uid.to_string(), "--group", &gid.to_string()]);
+    command.args(["--seconds", OWN_CLOCK_SECONDS]);
     command.current_dir("/").env_clear().env(AGENT_VARIABLE, "off");
     command.stdin(connection).stdout(Stdio::null()).stderr(Stdio::null());
     // A child is where the thread is that starts it, and has its rights.

@@ -10,8 +10,10 @@
 #![forbid(unsafe_code)]
 
 mod asker;
+mod closers;
 mod config;
 mod containers;
+mod ends;
 mod error;
 mod guard;
 mod holders;

@@ -11,7 +11,19 @@ const ALL_AT_ONCE_MAX: usize = 1024;
 /// Containers that are remembered. One of which nothing is known has asked for nothing lately.
 const REMEMBERED_MAX: usize = 4096;
 
-/// Counts the requests of each container, which is a number (of its network namespace).
+/// The programs that share a container's limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Share {
+    /// Those that get no port: of unknown processes, and of namespaces without a host's end, which
+    /// any program can make.
+    Stranger,
+    /// Those of a container: the inode of its network namespace.
+    Container(u64),
+    /// Those of a user in the agent's network namespace.
+    User(u32),
+}
+
+/// Counts the requests of each share.
 #[derive(Debug)]
 pub(crate) struct Limits {
     per_second: u32,
@@ -20,7 +32,7 @@ pub(crate) struct Limits {
 
 #[derive(Debug, Default)]
 struct Inner {
-    containers: HashMap<u64, Container>,
+    containers: HashMap<Share, Container>,
     at_once: usize,
 }
 
@@ -36,7 +48,7 @@ struct Container {
 #[derive(Debug)]
 pub(crate) struct Permit {
     limits: Arc<Limits>,
-    container: u64,
+    share: Share,
 }
 
 impl Limits {
@@ -44,26 +56,23 @@ impl Limits {
         Self { per_second, inner: Mutex::default() }
     }
 
-    /// Lets a request of a container in, unless too many came or are there.
-    pub(crate) fn enter(self: &Arc<Self>, container: u64, now: Instant) -> Option<Permit> {
+    /// Lets a request of a share in, unless too many came or are there.
+    pub(crate) fn enter(self: &Arc<Self>, share: Share, now: Instant) -> Option<Permit> {
         let full = f64::from(self.per_second);
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let Inner { containers, at_once } = &mut *inner;
         if *at_once >= ALL_AT_ONCE_MAX {
             return None;
         }
-        if containers.len() >= REMEMBERED_MAX && !containers.contains_key(&container) {
+        if containers.len() >= REMEMBERED_MAX && !containers.contains_key(&share) {
             let idle = |c: &Container| now.duration_since(c.since) >= Duration::from_secs(1);
             containers.retain(|_, container| container.at_once > 0 || !idle(container));
             if containers.len() >= REMEMBERED_MAX {
                 return None;
             }
         }
-        let of = containers.entry(container).or_insert(Container {
-            tokens: full,
-            since: now,
-            at_once: 0,
-        });
+        let of =
+            containers.entry(share).or_insert(Container { tokens: full, since: now, at_once: 0 });
         let passed = now.saturating_duration_since(of.since).as_secs_f64();
         of.tokens = (of.tokens + passed * full).min(full);
         of.since = of.since.max(now);
@@ -73,7 +82,7 @@ impl Limits {
         of.tokens -= 1.0;
         of.at_once += 1;
         *at_once += 1;
-        Some(Permit { limits: Arc::clone(self), container })
+        Some(Permit { limits: Arc::clone(self), share })
     }
 }
 
@@ -81,7 +90,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut inner = self.limits.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.at_once -= 1;
-        if let Some(container) = inner.containers.get_mut(&self.container) {
+        if let Some(container) = inner.containers.get_mut(&self.share) {
             container.at_once -= 1;
         }
     }
@@ -94,8 +103,9 @@ mod tests {
     #[test]
     fn each_container_has_a_rate_of_its_own() {
         let (limits, start) = (Arc::new(Limits::new(10)), Instant::now());
-        let asked =
-            |of: u64, at: Instant| (0..100).filter(|_| limits.enter(of, at).is_some()).count();
+        let asked = |of: u64, at: Instant| {
+            (0..100).filter(|_| limits.enter(Share::Container(of), at).is_some()).count()
+        };
         assert_eq!(asked(1, start), 10);
         assert_eq!(asked(2, start), 10);
         assert_eq!(asked(1, start + Duration::from_millis(350)), 3);
@@ -110,14 +120,14 @@ mod tests {
     fn the_rate_does_not_depend_on_how_often_one_asks() {
         for pause in [700, 9_990, 70_000, 130_000] {
             let (limits, start) = (Arc::new(Limits::new(10)), Instant::now());
-            (0..10).for_each(|_| assert!(limits.enter(1, start).is_some()));
+            (0..10).for_each(|_| assert!(limits.enter(Share::Container(1), start).is_some()));
             let (pauses, mut granted) = (10_000_000 / pause, 0);
             for n in 1..=pauses {
                 let now = start + Duration::from_micros(n * pause);
                 // Another container's requests change nothing.
-                drop(limits.enter(2, now));
-                granted += u64::from(limits.enter(1, now).is_some());
-                granted += u64::from(limits.enter(1, now).is_some());
+                drop(limits.enter(Share::Container(2), now));
+                granted += u64::from(limits.enter(Share::Container(1), now).is_some());
+                granted += u64::from(limits.enter(Share::Container(1), now).is_some());
             }
             // Tokens are no whole numbers.
             let due = pauses * pause / 100_000;
@@ -129,32 +139,34 @@ mod tests {
     #[test]
     fn a_refusal_takes_no_token_and_no_place() {
         let (limits, now) = (Arc::new(Limits::new(100)), Instant::now());
-        let mut held: Vec<Permit> = (0..AT_ONCE_MAX).map_while(|_| limits.enter(1, now)).collect();
+        let mut held: Vec<Permit> =
+            (0..AT_ONCE_MAX).map_while(|_| limits.enter(Share::Container(1), now)).collect();
         for rounds in 1..=84 / 2 {
-            assert!(limits.enter(1, now).is_none());
+            assert!(limits.enter(Share::Container(1), now).is_none());
             drop(held.split_off(AT_ONCE_MAX - 2));
-            held.extend((0..2).map_while(|_| limits.enter(1, now)));
+            held.extend((0..2).map_while(|_| limits.enter(Share::Container(1), now)));
             assert_eq!(held.len(), AT_ONCE_MAX, "{rounds}");
         }
         drop(held.pop());
-        assert!(limits.enter(1, now).is_none(), "all hundred were used");
+        assert!(limits.enter(Share::Container(1), now).is_none(), "all hundred were used");
         drop(held);
         let inner = limits.inner.lock().expect("not poisoned");
-        assert_eq!((inner.at_once, inner.containers[&1].at_once), (0, 0));
+        assert_eq!((inner.at_once, inner.containers[&Share::Container(1)].at_once), (0, 0));
     }
 
     #[test]
     fn one_container_cannot_keep_others_out() {
         let (limits, now) = (Arc::new(Limits::new(1000)), Instant::now());
-        let held: Vec<Permit> = (0..100).map_while(|_| limits.enter(1, now)).collect();
+        let held: Vec<Permit> =
+            (0..100).map_while(|_| limits.enter(Share::Container(1), now)).collect();
         assert_eq!(held.len(), AT_ONCE_MAX);
-        assert!(limits.enter(2, now).is_some());
+        assert!(limits.enter(Share::Container(2), now).is_some());
         drop(held);
-        assert!(limits.enter(1, now).is_some());
+        assert!(limits.enter(Share::Container(1), now).is_some());
         // All of them together.
         let mut all = Vec::new();
         for container in 0..2000 {
-            all.extend(limits.enter(container, now));
+            all.extend(limits.enter(Share::Container(container), now));
         }
         assert_eq!(all.len(), ALL_AT_ONCE_MAX);
     }
@@ -163,7 +175,9 @@ mod tests {
     fn what_is_remembered_is_bounded() {
         let (limits, now) = (Arc::new(Limits::new(1)), Instant::now());
         let fresh = |from: u64, at: Instant| {
-            (from..from + 10_000).filter(|c| limits.enter(*c, at).is_some()).count()
+            (from..from + 10_000)
+                .filter(|c| limits.enter(Share::Container(*c), at).is_some())
+                .count()
         };
         assert_eq!(fresh(0, now), REMEMBERED_MAX);
         assert_eq!(fresh(100_000, now), 0);

@@ -11,7 +11,7 @@ use rustix::thread::{
 use crate::error::AgentError;
 
 /// The capabilities to keep, each with its name.
-const KEPT: [(CapabilitySet, &str); 8] = [
+const KEPT: [(CapabilitySet, &str); 9] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN"), // links of containers, programs, their rules
     (CapabilitySet::NET_RAW, "CAP_NET_RAW"),     // packet sockets, AF_XDP
     (CapabilitySet::BPF, "CAP_BPF"),             // programs
@@ -20,6 +20,7 @@ const KEPT: [(CapabilitySet, &str); 8] = [
     (CapabilitySet::IPC_LOCK, "CAP_IPC_LOCK"),   // memory of afxdp
     (CapabilitySet::SETUID, "CAP_SETUID"),       // guardians become their programs' users
     (CapabilitySet::SETGID, "CAP_SETGID"),
+    (CapabilitySet::KILL, "CAP_KILL"), // guardians that have become another user
 ];
 
 /// A capability for the start: the kernel checks it when a socket is opened that receives

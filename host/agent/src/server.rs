@@ -14,6 +14,7 @@ use rocinante_netdev::handed::guard;
 use rocinante_netdev::handed::{
     Answer, Code, Refused, Request, WAIT_MAX, receive_request, send_answer,
 };
+use rocinante_netdev::kernel::namespaces::refuse_descriptors;
 use rocinante_netdev::{GiveLimits, Given, give};
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
@@ -25,12 +26,14 @@ use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::asker::{Asker, Namespace, Own};
+use crate::closers::{Closers, Foreign, INTERRUPT};
 use crate::config::Config;
 use crate::containers::{Containers, HeardOf, Hints, PortId};
+use crate::ends::Ends;
 use crate::error::AgentError;
 use crate::guard::Guards;
 use crate::host::Watch;
-use crate::limits::{AT_ONCE_MAX, Limits};
+use crate::limits::{AT_ONCE_MAX, Limits, Share};
 use crate::ready::readable;
 use crate::state::StateFile;
 use crate::{holders, rights, steps};
@@ -56,6 +59,8 @@ const LOOK_AGAIN: [Duration; 3] =
 #[derive(Debug)]
 struct Agent {
     own: Own,
+    ends: Ends,
+    closers: Arc<Closers>,
     containers: Containers,
     limits: Arc<Limits>,
     has_tcx: bool,
@@ -84,8 +89,11 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
     let listen = |path: &Path| {
         listener(path).map_err(|e| AgentError::os(path.display(), &e, "see socket in agent.toml"))
     };
+    let closers = Arc::<Closers>::default();
     let guards = match config.guardian() {
-        Ok(Some(program)) => Some(Arc::new(Guards::new(program, config.requests_per_second))),
+        Ok(Some(program)) => {
+            Some(Arc::new(Guards::new(program, config.requests_per_second, &closers)))
+        }
         Ok(None) => None,
         Err(error) => {
             let name = config.guardian.display();
@@ -102,11 +110,15 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
         }
     };
     let listeners = Listeners { ports: listen(&config.socket)?, guards };
+    // Requests have none. An older kernel does not know the option.
+    let _ = refuse_descriptors(&listeners.ports);
     rights::drop_others()?;
-    let containers = Containers::new(config, state)
-        .map_err(|e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20"))?;
+    let no_netlink = |e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20");
+    let containers = Containers::new(config, state).map_err(no_netlink)?;
     let agent = Arc::new(Agent {
         own,
+        ends: Ends::new().map_err(no_netlink)?,
+        closers,
         containers,
         limits: Arc::new(Limits::new(config.requests_per_second)),
         has_tcx: rights::kernel_is_recent(),
@@ -149,8 +161,12 @@ fn listener(path: &Path) -> io::Result<OwnedFd> {
 async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    // A signal by which threads of the closers end a wait needs a handler, and no more.
+    let _interrupts = signal(SignalKind::from_raw(INTERRUPT as i32))?;
     let Listeners { ports, guards } = listeners;
-    let ports = readable(ports)?;
+    // Connections that nobody accepted are closed with it.
+    let listening = |socket| readable(Foreign::new(socket, Share::Stranger, &agent.closers));
+    let ports = listening(ports)?;
     // Changes made while no agent ran are read now; later changes are announced.
     let held = agent.containers.recover(&agent.own)?;
     for port in held {
@@ -159,11 +175,11 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     let hear = tokio::spawn(hear(Arc::clone(&agent), watch));
     if let Some((listener, guards)) = guards {
-        let (agent, listener) = (Arc::clone(&agent), readable(listener)?);
+        let (agent, listener) = (Arc::clone(&agent), listening(listener)?);
         tokio::spawn(async move {
-            accept_all(&listener, |connection| {
+            accept_all(&listener, &agent.closers, |connection| {
                 let (agent, guards) = (Arc::clone(&agent), Arc::clone(&guards));
-                async move { guards.watch(&agent.own, connection).await }
+                async move { guards.watch(&agent.own, &agent.ends, connection).await }
             })
             .await;
         });
@@ -171,7 +187,9 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        () = accept_all(&ports, |connection| answered(Arc::clone(&agent), connection)) => {}
+        () = accept_all(&ports, &agent.closers, |connection| {
+            answered(Arc::clone(&agent), connection)
+        }) => {}
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     hear.abort();
@@ -179,14 +197,17 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
 }
 
 /// Has each connection served by a task of its own.
-async fn accept_all<S>(listener: &AsyncFd<OwnedFd>, serve: impl Fn(OwnedFd) -> S)
-where
+async fn accept_all<S>(
+    listener: &AsyncFd<Foreign<OwnedFd>>,
+    closers: &Arc<Closers>,
+    serve: impl Fn(Foreign<OwnedFd>) -> S,
+) where
     S: Future<Output = ()> + Send + 'static,
 {
     loop {
         match accepted(listener).await {
             Ok(connection) => {
-                tokio::spawn(serve(connection));
+                tokio::spawn(serve(Foreign::new(connection, Share::Stranger, closers)));
             }
             Err(error) => {
                 eprintln!("rocinante-agent: cannot accept connections: {error}");
@@ -196,10 +217,10 @@ where
     }
 }
 
-async fn accepted(listener: &AsyncFd<OwnedFd>) -> io::Result<OwnedFd> {
+async fn accepted(listener: &AsyncFd<Foreign<OwnedFd>>) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     loop {
-        let accept = |listener: &OwnedFd| Ok(accept_with(listener, flags)?);
+        let accept = |listener: &Foreign<OwnedFd>| Ok(accept_with(listener, flags)?);
         match listener.async_io(Interest::READABLE, accept).await {
             // It went before it was accepted.
             Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -229,9 +250,15 @@ async fn hear(agent: Arc<Agent>, watch: Watch) -> io::Result<()> {
 }
 
 /// Answers a connection, and keeps its ports for as long as a process has them.
-async fn answered(agent: Arc<Agent>, connection: OwnedFd) {
-    let Ok(connection) = readable(connection) else { return };
-    let Some((asker, given, port)) = worked(&agent, &connection).await else { return };
+async fn answered(agent: Arc<Agent>, connection: Foreign<OwnedFd>) {
+    steps::reached("asked");
+    let asker = Asker::of(&connection, &agent.own);
+    steps::reached("identified");
+    // Programs that get nothing share the limits of one container.
+    let share = asker.as_ref().map_or(Share::Stranger, |it| agent.ends.share_of(it, &agent.own));
+    let Ok(connection) = readable(connection.of(share)) else { return };
+    let worked = worked(&agent, &connection, asker, share).await;
+    let Some((asker, given, port)) = worked else { return };
     // One packet into an empty queue: it does not wait.
     let sent = send_answer(connection.get_ref(), &given.answer, &given.descriptors());
     steps::reached("answered");
@@ -255,14 +282,11 @@ async fn answered(agent: Arc<Agent>, connection: OwnedFd) {
 /// to hand over: the program has got its refusal.
 async fn worked(
     agent: &Arc<Agent>,
-    connection: &AsyncFd<OwnedFd>,
+    connection: &AsyncFd<Foreign<OwnedFd>>,
+    asker: Result<Asker, Refused>,
+    share: Share,
 ) -> Option<(Asker, Given, Option<PortId>)> {
-    steps::reached("asked");
-    let asker = Asker::of(connection.get_ref(), &agent.own);
-    steps::reached("identified");
-    // Programs that get nothing share the limits of one container.
-    let container = asker.as_ref().map_or(0, |asker| asker.namespace().inode());
-    let Some(_permit) = agent.limits.enter(container, Instant::now()) else {
+    let Some(_permit) = agent.limits.enter(share, Instant::now()) else {
         // Not to be waited for. A request that has arrived is read, else its sender gets a reset.
         let _ = receive_request(connection.get_ref());
         let reason = "your container asks too often, or too much at a time";
@@ -294,14 +318,16 @@ async fn worked(
     }
 }
 
-fn refuse(connection: &AsyncFd<OwnedFd>, refused: Refused) {
+fn refuse(connection: &AsyncFd<Foreign<OwnedFd>>, refused: Refused) {
     // The program may have gone.
     let _ = send_answer(connection.get_ref(), &Answer::refusal(refused), &[]);
 }
 
 /// Waits until the other side hangs up or sends something.
-async fn ended(connection: &AsyncFd<OwnedFd>) -> io::Result<usize> {
-    let read = |from: &OwnedFd| Ok(recv(from, &mut [0_u8; 1][..], RecvFlags::DONTWAIT)?.0);
+async fn ended(connection: &AsyncFd<Foreign<OwnedFd>>) -> io::Result<usize> {
+    // A peek leaves a message with its descriptors where it is.
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let read = |from: &Foreign<OwnedFd>| Ok(recv(from, &mut [0_u8; 1][..], flags)?.0);
     connection.async_io(Interest::READABLE, read).await
 }
 

@@ -20,21 +20,23 @@ pub fn send_request(to: impl AsFd, request: &Request) -> io::Result<()> {
     send(to.as_fd(), &bytes, &[])
 }
 
-/// Receives a request, without waiting. Descriptors that come with it are closed, and there is no
-/// request then.
+/// Receives a request, without waiting. A message with descriptors is none, and stays where it is:
+/// the kernel would close them here, which may take any time.
 ///
 /// # Errors
 /// The inner one is what to answer. The outer one is the kernel's: `WouldBlock` if there is no
 /// message yet, `UnexpectedEof` if there will be none.
 pub fn receive_request(from: impl AsFd) -> io::Result<Result<Request, Refused>> {
-    // Without room for descriptors the kernel installs none.
-    let (bytes, flags, _) = receive::<0>(from.as_fd())?;
     let refused = |what: &str| Ok(Err(Refused::new(Code::Malformed, what, "")));
-    if flags.contains(ReturnFlags::TRUNC) {
-        return refused("the request is too long");
-    }
+    // Without room for descriptors the kernel installs none.
+    let peek = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let (_, flags, _) = rights::receive::<0>(&from, &mut [], peek)?;
     if flags.contains(ReturnFlags::CTRUNC) {
         return refused("a request has no descriptors");
+    }
+    let (bytes, flags, _) = receive::<0>(from.as_fd())?;
+    if flags.contains(ReturnFlags::TRUNC) {
+        return refused("the request is too long");
     }
     Ok(Request::decode(&bytes))
 }

@@ -78,18 +78,25 @@ impl Namespaces {
     /// # Errors
     /// `EINVAL` for another descriptor, `EPERM` without `CAP_NET_ADMIN`.
     pub fn id(&mut self, namespace: impl AsFd) -> io::Result<NsId> {
-        let fd = namespace.as_fd().as_raw_fd().cast_unsigned();
-        let ask = || Query::new(&[0; 4]).attribute(NETNSA_FD, &fd.to_ne_bytes());
-        if let Some(id) = self.ask_id(&ask())? {
+        if let Some(id) = self.known_id(&namespace)? {
             return Ok(id);
         }
-        let choose = ask().attribute(NETNSA_NSID, &(-1_i32).to_ne_bytes());
+        let choose = ask_for(&namespace).attribute(NETNSA_NSID, &(-1_i32).to_ne_bytes());
         match self.socket.request(RTM_NEWNSID, false, choose.bytes(), &mut |_, _| {}) {
             // Chosen meanwhile.
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
             chosen => chosen?,
         }
-        self.ask_id(&ask())?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+        self.known_id(&namespace)?.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+    }
+
+    /// The number for that namespace, if there is one yet. The kernel chooses one for the other end
+    /// of a veth.
+    ///
+    /// # Errors
+    /// As [`id`](Self::id).
+    pub fn known_id(&mut self, namespace: impl AsFd) -> io::Result<Option<NsId>> {
+        self.ask_id(&ask_for(namespace))
     }
 
     /// A link of a namespace (`None`: the own) by its index.
@@ -171,6 +178,11 @@ impl Namespaces {
         })?;
         Ok(id.map(u32::cast_signed).filter(|id| *id >= 0).map(NsId))
     }
+}
+
+fn ask_for(namespace: impl AsFd) -> Query {
+    let fd = namespace.as_fd().as_raw_fd().cast_unsigned();
+    Query::new(&[0; 4]).attribute(NETNSA_FD, &fd.to_ne_bytes())
 }
 
 fn link_from(message: &[u8]) -> Option<HostLink> {

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, IoSlice, Write as _};
 use std::mem::MaybeUninit;
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketFlags, SocketType, UCred, connect, send, sendmsg, socket_with,
+    sockopt::set_socket_linger,
 };
 use rustix::process::{Gid, Pid, Uid};
 
@@ -59,9 +60,14 @@ impl Asker {
             }
             As::Root => Command::new(own),
         };
+        Self::of_command(netns, socket, &mut command)
+    }
+
+    /// Starts this program by a command that ends with its name.
+    pub(crate) fn of_command(netns: &Netns, socket: &Path, command: &mut Command) -> Self {
         command.args(["--exact", "role", "--nocapture"]).env(SOCKET, socket);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        Self::of(netns, &mut command)
+        Self::of(netns, command)
     }
 
     /// Starts this command, with pipes, which becomes one.
@@ -154,6 +160,7 @@ pub(crate) fn run() {
     let Some(path) = std::env::var_os(SOCKET).map(PathBuf::from) else { return };
     let (mut leases, mut sockets) = (Vec::new(), Vec::<OwnedFd>::new());
     let mut ports = Vec::<AnyPort>::new();
+    let mut silent = Vec::new();
     let mut asked = None;
     if std::env::var_os(INHERITED).is_some() {
         asked = std::io::stderr().as_fd().try_clone_to_owned().ok();
@@ -271,6 +278,24 @@ pub(crate) fn run() {
                 leases.extend((0..count).map_while(|_| left(&path, parcels).ok()));
                 format!("connected {}", leases.len())
             }
+            (Some("linger"), Some(count)) => {
+                // Parcels, and then a message that is too long.
+                let count: usize = count.parse().expect("a number");
+                let path = guard::path(&path);
+                let sent = (0..count).map_while(|_| {
+                    let connection = connected(&path).ok()?;
+                    [1, 100].iter().try_for_each(|length| {
+                        send_lingering(&connection, &vec![0; *length], &mut silent)
+                    })
+                });
+                format!("sent {}", sent.count())
+            }
+            (Some("linger-request"), Some(count)) => {
+                let count: usize = count.parse().expect("a number");
+                let sent = (0..count)
+                    .map_while(|_| send_lingering(&connected(&path).ok()?, b"{}", &mut silent));
+                format!("sent {}", sent.count())
+            }
             (Some("hold"), Some(count)) => {
                 // Connections that say nothing.
                 let count: usize = count.parse().expect("a number");
@@ -334,6 +359,32 @@ fn left(path: &Path, parcels: usize) -> rustix::io::Result<OwnedFd> {
         }
     }
     Ok(connection)
+}
+
+/// Sends a message with descriptors whose close waits for a day: sockets of TCP whose peers, which
+/// stay here, do not read. No process has the sockets then.
+fn send_lingering(to: &OwnedFd, bytes: &[u8], peers: &mut Vec<TcpStream>) -> Option<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").ok()?;
+    let mut sockets = Vec::new();
+    for _ in 0..guard::PARCEL_DESCRIPTORS + 1 {
+        let mut socket = TcpStream::connect(listener.local_addr().ok()?).ok()?;
+        peers.push(listener.accept().ok()?.0);
+        set_socket_linger(&socket, Some(Duration::from_secs(86_400))).ok()?;
+        socket.set_nonblocking(true).ok()?;
+        while socket.write(&[0; 1 << 16]).is_ok() {}
+        socket.set_nonblocking(false).ok()?;
+        sockets.push(socket);
+    }
+    // A parcel has four. The kernel closes more than that when it is received.
+    let number = if bytes.len() > 66 { sockets.len() } else { guard::PARCEL_DESCRIPTORS };
+    let fds: Vec<_> = sockets.iter().take(number).map(|socket| socket.as_fd()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(5))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let sent = sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
+    // The agent may be the first to close them.
+    std::thread::spawn(move || drop(sockets));
+    sent.ok().map(drop)
 }
 
 /// The connection, the answer, its descriptors, and how long it took.

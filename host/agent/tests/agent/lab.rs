@@ -194,6 +194,21 @@ impl Host {
         fs::read_dir(format!("/proc/{}/fd", self.agent_id())).expect("a process").count()
     }
 
+    /// The number of the agent's children, with those that nobody has waited for.
+    pub(crate) fn children(&self) -> usize {
+        let parent = format!("\nPPid:\t{}\n", self.agent_id());
+        let processes = fs::read_dir("/proc").expect("mounted").flatten();
+        let statuses = processes.filter_map(|it| fs::read_to_string(it.path().join("status")).ok());
+        statuses.filter(|status| status.contains(&parent)).count()
+    }
+
+    /// Ends the agent, as systemd does.
+    pub(crate) fn terminate(&mut self) {
+        let pid = rustix::process::Pid::from_raw(self.agent_id().cast_signed()).expect("a process");
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
+        self.ended();
+    }
+
     /// Waits until that number of ports is there.
     pub(crate) fn has_ports(&self, count: usize) {
         eventually(&format!("{count} ports, not {}", self.ports()), || self.ports() == count);
