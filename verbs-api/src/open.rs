@@ -76,7 +76,8 @@ impl OpenOptions {
 
     /// Takes the best backend that the process may open, or that an agent opens for it
     /// ([`AGENT_VARIABLE`]), and that bypasses no rule of the network namespace, even if
-    /// [`NETDEV_VARIABLE`](crate::device::NETDEV_VARIABLE) names another. This is the default if that variable is not set.
+    /// [`NETDEV_VARIABLE`](crate::device::NETDEV_VARIABLE) names another. This is the default if
+    /// that variable is not set.
     #[must_use]
     pub fn netdev_auto(mut self) -> Self {
         self.wishes.netdev = BackendChoice::Auto;
