@@ -23,12 +23,12 @@ pub use rocinante_soft::model::error::HardwareError;
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::model::qp::gid_at;
 use rocinante_soft::provider::manager::Manager;
+#[doc(inline)]
+pub use rocinante_soft::{KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE};
 use rocinante_stack::Budget;
 use rocinante_stack::types::{Mtu, QueueKind};
 
-pub use crate::open::{
-    AGENT_VARIABLE, DEVICE_VARIABLE, KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE,
-};
+pub use crate::open::{AGENT_VARIABLE, DEVICE_VARIABLE};
 
 /// The interfaces that can be opened as devices in software: those that are up and have an address.
 ///

@@ -13,8 +13,6 @@ use rocinante_soft::model::device::Limits;
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::provider::trace;
 use rocinante_soft::{BackendChoice, Wishes};
-#[doc(inline)]
-pub use rocinante_soft::{KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE};
 
 pub use self::prepared::PreparedContext;
 use crate::context::Context;
@@ -82,7 +80,8 @@ impl OpenOptions {
 
     /// Takes the best backend that the process may open, or that an agent opens for it
     /// ([`AGENT_VARIABLE`]), and that bypasses no rule of the network namespace, even if
-    /// [`NETDEV_VARIABLE`] names another. This is the default if that variable is not set.
+    /// [`NETDEV_VARIABLE`](crate::device::NETDEV_VARIABLE) names another. This is the default if
+    /// that variable is not set.
     #[must_use]
     pub fn netdev_auto(mut self) -> Self {
         self.wishes.netdev = BackendChoice::Auto;
@@ -181,7 +180,7 @@ impl OpenOptions {
 
     /// Makes a device in software of `count` shards, 1 to 64. Each shard has its own engine, port,
     /// lock and background thread, so each shard may run on a processor of its own. The default is
-    /// [`SHARDS_VARIABLE`], or else one shard.
+    /// [`SHARDS_VARIABLE`](crate::device::SHARDS_VARIABLE), or else one shard.
     ///
     /// The device spreads queue pairs over the shards in turn, or as
     /// [`QpBuilder::shard`](crate::QpBuilder::shard) says. A shared receive queue and its queue
@@ -265,7 +264,7 @@ impl OpenOptions {
     /// # Errors
     /// As [`prepare`](Self::prepare).
     pub fn prepare_interface(self, name: &str) -> Result<PreparedContext, VerbsError> {
-        Ok(PreparedContext(self.wishes.prepare_interface(name)?))
+        Ok(PreparedContext { prepared: self.wishes.prepare_interface(name)? })
     }
 
     fn prepare_named(
@@ -332,7 +331,7 @@ impl OpenOptions {
         are_all: bool,
     ) -> Result<PreparedContext, VerbsError> {
         let prepared = self.wishes.prepare(iface, addresses, are_all)?;
-        Ok(PreparedContext(prepared))
+        Ok(PreparedContext { prepared })
     }
 }
 

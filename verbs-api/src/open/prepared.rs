@@ -32,59 +32,61 @@ use crate::device::Device;
 /// }
 /// ```
 #[derive(Debug)]
-pub struct PreparedContext(pub(super) soft::Prepared);
+pub struct PreparedContext {
+    pub(super) prepared: soft::Prepared,
+}
 
 impl PreparedContext {
     /// The name of its interface.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.0.interface().name
+        &self.prepared.interface().name
     }
 
     /// Its interface, as it was when this value was made.
     #[must_use]
     pub fn interface(&self) -> &Interface {
-        self.0.interface()
+        self.prepared.interface()
     }
 
     /// As [`Context::gids`].
     #[must_use]
     pub fn gids(&self) -> &[IpAddr] {
-        self.0.gids()
+        self.prepared.gids()
     }
 
     /// As [`Context::gid_table`].
     #[must_use]
     pub fn gid_table(&self) -> Vec<Option<IpAddr>> {
-        self.0.gid_table()
+        self.prepared.gid_table()
     }
 
     /// As [`Context::query_device`]. The port's capabilities are known only once it is open:
     /// [`DeviceAttr::port`] is `None`.
     #[must_use]
     pub fn query_device(&self) -> DeviceAttr {
-        self.0.query()
+        self.prepared.query()
     }
 
     /// As [`Context::poll_async_event`].
     #[must_use]
     pub fn poll_async_event(&self) -> Option<AsyncEvent> {
-        self.0.next_event()
+        self.prepared.next_event()
     }
 
     /// As [`Context::async_fd`]. The context that [`open`](Self::open) makes has the same
     /// descriptor.
     #[must_use]
     pub fn async_fd(&self) -> BorrowedFd<'_> {
-        self.0.event_fd()
+        self.prepared.event_fd()
     }
 
     /// Opens the device, or joins the contexts of this process that have it open.
     ///
     /// # Errors
-    /// As [`OpenOptions::open`], with this value: a later call may succeed.
+    /// As [`OpenOptions::open`](super::OpenOptions::open), with this value: a later call may succeed.
     pub fn open(self) -> Result<Context, Refused<Self>> {
-        match self.0.open() {
+        match self.prepared.open() {
             Ok(device) => Ok(Context { device: Device::Soft(device) }),
             Err(error) => Err(Refused::new(self, error)),
         }
