@@ -73,7 +73,9 @@ pub use port::{
     Backend, Capabilities, Path, PathId, PathSpec, Port, PortRuns, PortStats, QueueKind, ROCE_PORT,
     Runs, RxBudget, RxDatagram, RxIpId, TxFailure, TxSlot,
 };
-pub use shared::{Errand, GUARDIAN_VARIABLE, Guardian, Left, NOTE_BYTES, PortClaim, Slots};
+pub use shared::{
+    Delivery, Errand, GUARDIAN_VARIABLE, Guardian, Left, NOTE_BYTES, PortClaim, Slots,
+};
 #[doc(hidden)]
 pub use tcx::{TcxDepartures, TcxDrop, tcx_programs};
 pub use udp::{UdpPort, holder};

@@ -85,6 +85,18 @@ pub struct Slots {
     _guardian: Option<OwnedFd>,
 }
 
+/// The end of a datagram for a neighbour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// The neighbour has got it.
+    Done,
+    /// The neighbour lives, and its mailbox is full or not known yet. No other process may answer:
+    /// its answer would end what the neighbour has.
+    Lost,
+    /// No process has the slot.
+    NoProcess,
+}
+
 impl std::fmt::Debug for Slots {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Slots({} from {})", self.count, self.first)
@@ -283,7 +295,16 @@ impl Slots {
         found.map(|it| it.address)
     }
 
-    /// Gives a datagram to the process that has a slot. Returns whether it has got it.
+    /// Gives a datagram to the process that has a slot, if one lives.
+    pub fn deliver(&self, slot: u8, datagram: &RxDatagram<'_>) -> Delivery {
+        // A dead process's mailbox is there still, and has room.
+        if !self.is_taken(slot, datagram.dst) {
+            return Delivery::NoProcess;
+        }
+        if self.hand_over(slot, datagram) { Delivery::Done } else { Delivery::Lost }
+    }
+
+    /// Gives a datagram to the process that has a slot. Returns whether its mailbox has got it.
     pub fn hand_over(&self, slot: u8, datagram: &RxDatagram<'_>) -> bool {
         let Ok(it) = self.at(datagram.dst) else { return false };
         let mut writers = it.writers.lock().unwrap_or_else(PoisonError::into_inner);

@@ -24,6 +24,8 @@ mod mail;
 mod mr;
 mod mw;
 mod neighbours;
+#[cfg(test)]
+mod neighbours_tests;
 mod opens;
 mod others;
 #[cfg(test)]
