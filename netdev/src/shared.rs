@@ -25,11 +25,13 @@ mod address;
 mod bag;
 mod duty;
 mod guardian;
+mod helper;
 mod host;
 mod locks;
 mod mail;
 mod meeting;
 mod notes;
+mod strangers;
 mod told;
 
 use std::io;

@@ -12,13 +12,14 @@ use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, liste
 
 use super::SLOTS_MAX;
 use super::meeting::{ANSWER, Refused, check_user, holders, name, seqpacket};
+use super::strangers;
 use crate::fd;
 use crate::inherited;
 
 /// The most processes that wait for the end of a duty: there are no more slots.
 const WATCHERS_MAX: usize = SLOTS_MAX;
 /// The most connections that are accepted before anything else is looked at.
-pub(super) const AT_ONCE: usize = crate::tuning::shared::DUTY_AT_ONCE;
+const AT_ONCE: usize = crate::tuning::shared::DUTY_AT_ONCE;
 
 #[derive(Debug)]
 pub(super) struct Duty {
@@ -54,6 +55,8 @@ impl Duty {
         let end = Instant::now() + ANSWER;
         loop {
             let listener = seqpacket(flags)?;
+            // The others say nothing.
+            fd::refuse_rights(&listener);
             match bind(&listener, &self.name).and_then(|()| listen(&listener, i32::MAX)) {
                 Ok(()) => {
                     self.state = State::Ours { listener, watchers: Vec::new() };
@@ -127,6 +130,9 @@ impl Duty {
                 let has_gone = watchers.len() < before;
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 for _ in 0..if *own { AT_ONCE } else { 0 } {
+                    if !strangers::are_few() {
+                        return Err(io::ErrorKind::WouldBlock.into());
+                    }
                     let watcher = match accept_with(&*listener, flags) {
                         Ok(watcher) => inherited::noted(watcher),
                         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => break,
@@ -135,6 +141,8 @@ impl Duty {
                     // Others hear that it is over at once.
                     if watchers.len() < WATCHERS_MAX && check_user(&watcher).is_ok() {
                         watchers.push(watcher);
+                    } else {
+                        strangers::close(watcher);
                     }
                 }
                 Ok(has_gone)

@@ -10,7 +10,7 @@ use rustix::fs::{
     MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fstat, ftruncate,
     memfd_create,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{
     AddressFamily, RecvFlags, ReturnFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with,
     bind, connect, listen, socket_with, sockopt,
@@ -18,8 +18,8 @@ use rustix::net::{
 use rustix::process::geteuid;
 
 use super::bag::{Bag, is_socket, is_stream};
-use super::duty::AT_ONCE;
 use super::locks::{FILE_BYTES, NOTES_AT, file_bytes_max};
+use super::strangers;
 use crate::fd::{self, Peer};
 use crate::inherited;
 use crate::rights;
@@ -29,7 +29,7 @@ use crate::udp::holder;
 const NAMES: &str = "rocinante/1/";
 /// The descriptors that a process gets when it joins: the listening socket, the bag's two ends, the
 /// file.
-const DESCRIPTORS: usize = 4;
+pub(super) const DESCRIPTORS: usize = 4;
 pub(super) const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS));
 /// How long a process tries to join.
 const PATIENCE: Duration = crate::tuning::shared::JOIN_PATIENCE;
@@ -208,6 +208,8 @@ fn found(name: &SocketAddrUnix) -> Result<Objects, Errno> {
     ftruncate(&memory, bytes)?;
     fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     let bag = Bag::new().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::NOMEM))?;
+    // The others send nothing there.
+    fd::refuse_rights(&listener);
     listen(&listener, BACKLOG)?;
     Ok(Objects { listener, bag, memory: inherited::noted(memory) })
 }
@@ -247,23 +249,27 @@ pub(super) fn seqpacket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map(inherited::noted)
 }
 
-/// Answers the processes that wait, and waits for none of them. Returns whether there was a
-/// descriptor for each.
+/// Answers one process that waits, once poll(2) has found one. Returns whether there was a
+/// descriptor for it.
 pub(super) fn welcome(objects: &Objects) -> bool {
+    if !strangers::are_few() {
+        return false;
+    }
+    // All processes on the address have the same open file description, and any can change it. If
+    // another one was faster, a call that waits would wait for the next that joins.
+    let _ = ioctl_fionbio(&objects.listener, true);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    for _ in 0..AT_ONCE {
-        let connection = match accept_with(&objects.listener, flags) {
-            Ok(connection) => connection,
-            // Another process was faster.
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return true,
-            Err(_) => return false,
-        };
-        let peer = fd::peer(&connection);
-        if !peer.is_ok_and(|peer| is_own_user(peer.uid)) {
-            continue;
-        }
+    let connection = match accept_with(&objects.listener, flags) {
+        Ok(connection) => connection,
+        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return true,
+        Err(_) => return false,
+    };
+    let peer = fd::peer(&connection);
+    if peer.is_ok_and(|peer| is_own_user(peer.uid)) {
         // It may have gone.
         let _ = rights::send::<SPACE>(&connection, &[0], &objects.descriptors());
+    } else {
+        strangers::close(connection);
     }
     true
 }
