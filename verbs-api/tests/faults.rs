@@ -64,7 +64,7 @@ fn a_child_of_fork_has_the_handler_too() {
     assert_eq!(child("forked").code(), Some(HANDLED));
 }
 
-/// The kernel sends it of a page that has broken down and that no instruction has touched. An access
+/// The kernel sends it of a page that has broken down and that no instruction touched. An access
 /// of the device's that it interrupts has no fault.
 #[test]
 fn a_signal_of_a_page_that_nothing_touched_is_given_to_the_programs_handler() {
@@ -209,7 +209,7 @@ extern "C" fn count(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
     COUNTED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A thread copies to registered memory and is interrupted: each signal is the program's. The kernel
+/// A thread copies to registered memory and is interrupted: each signal is the program's. Linux
 /// lets only a process's first thread send such a signal, so this is a child's.
 fn interrupted() {
     const BYTES: usize = 1 << 20;
