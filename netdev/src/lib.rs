@@ -50,6 +50,8 @@ pub use port::contract::{
 };
 pub use port::error::OpenError;
 pub use port::parts::{BackendParts, Descriptor, Manifest, Parts, SharedSockets};
-pub use sharing::{Errand, GUARDIAN_VARIABLE, Guardian, Left, NOTE_BYTES, PortClaim, Slots};
+pub use sharing::{
+    Delivery, Errand, GUARDIAN_VARIABLE, Guardian, Left, NOTE_BYTES, PortClaim, Slots,
+};
 pub use udp::next_hop::NextHop;
 pub use udp::{UdpPort, holder};

@@ -228,6 +228,12 @@ pub(crate) mod shared {
     pub(crate) const SETTLES: Duration = Duration::from_secs(1);
     /// From one look whether others have done what there is to do to the next. More: later.
     pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(10);
+    /// Connections of other users that are being closed at a time. More: more threads and
+    /// descriptors for such a user. Less: processes cannot join while it goes on.
+    pub(crate) const CLOSING_MAX: usize = 32;
+    /// How long the end of a thread is waited for that has been asked to end. It may be about to
+    /// pause for a second. More: a program whose neighbours mean harm ends later.
+    pub(crate) const HELPER_PATIENCE: Duration = Duration::from_secs(3);
     /// How long a lock of the shared file is waited for. A process holds it for some dozens of
     /// system calls. More: opening fails later.
     pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);

@@ -156,10 +156,12 @@ impl Gsi {
             return;
         };
         let recognition = &mut self.recognition;
-        if !recognition.is_open()
-            || !cm.may_notify(now)
-            || sources.integrity(now, datagram, solver) == Integrity::Wrong
-        {
+        if !recognition.is_open() || !cm.may_notify(now) {
+            return;
+        }
+        let is_whole = sources.integrity(now, datagram, solver) != Integrity::Wrong;
+        cm.checked(is_whole);
+        if !is_whole {
             return;
         }
         let (local, remote) = (datagram.dst, datagram.src);

@@ -322,6 +322,12 @@ pub(crate) mod cm {
     pub(crate) const NOTICES: u32 = 64;
     /// Nanoseconds until one more notice is sent. Effect as above.
     pub(crate) const NOTICE_NS: u64 = 10_000_000;
+    /// Damaged packets for queue pairs that do not exist whose ICRC is checked at once. More: more
+    /// work for a forged sender. Less: damaged packets keep notices from whole ones.
+    pub(crate) const DAMAGED: u32 = 4096;
+    /// Nanoseconds until one more is checked: 50 000 a second, some percent of a processor. Effect
+    /// as above.
+    pub(crate) const DAMAGED_NS: u64 = 20_000;
     /// Answers about datagram services that are kept; one more discards the oldest. More: more
     /// memory. Less: a repeated question reaches the program again.
     pub(crate) const ANSWERS_MAX: usize = 1024;

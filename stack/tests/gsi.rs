@@ -508,11 +508,23 @@ fn a_rocinante_is_told_of_a_queue_pair_that_does_not_exist_and_a_standard_peer_i
     for _ in 0..1_000 {
         receive(&mut solo, &write, WHOLE);
     }
-    let told = solo.end.engine.cm().unwrap().counters().notices;
+    let notices = |solo: &mut Solo| solo.end.engine.cm().unwrap().counters().notices;
+    let told = notices(&mut solo);
     assert!((10..=64).contains(&told), "{told}");
     solo.wait(50_000_000);
     receive(&mut solo, &write, WHOLE);
-    assert_eq!(solo.end.engine.cm().unwrap().counters().notices, told + 1);
+    assert_eq!(notices(&mut solo), told + 1);
+    // Damaged packets take none from whole ones, however many come at once. They have a limit of
+    // their own.
+    for (count, more) in [(4_000, 1), (5_000, 0)] {
+        solo.wait(1_000_000_000);
+        let told = notices(&mut solo);
+        for _ in 0..count {
+            receive(&mut solo, &damaged, WHOLE);
+        }
+        receive(&mut solo, &write, WHOLE);
+        assert_eq!(notices(&mut solo), told + more, "after {count}");
+    }
     // An engine that only replies probes no peer of its own queue pairs, even when records expire.
     solo.wait(600_000_000_000);
     solo.send(1, 10);

@@ -64,6 +64,16 @@ fn a_child_of_fork_has_the_handler_too() {
     assert_eq!(child("forked").code(), Some(HANDLED));
 }
 
+/// The kernel sends it of a page that has broken down and that no instruction touched. An access
+/// of the device's that it interrupts has no fault.
+#[test]
+fn a_signal_of_a_page_that_nothing_touched_is_given_to_the_programs_handler() {
+    assert_eq!(child("not touched").code(), Some(HANDLED));
+    // Without a handler it ends the process, and ignored it does not.
+    assert_eq!(child("not touched, none").code(), Some(128 + libc::SIGBUS));
+    assert_eq!(child("not touched, ignored").code(), Some(HANDLED));
+}
+
 /// Not a test of its own: the program that the others start.
 #[test]
 fn runs_as_a_child() {
@@ -89,6 +99,9 @@ fn run(case: &str) {
             set(recover as *const () as usize, libc::SA_SIGINFO | libc::SA_NODEFER);
         }
         "ignored" | "sent and ignored" => set(libc::SIG_IGN, 0),
+        "not touched" => set_for(libc::SIGBUS, count as *const () as usize, libc::SA_SIGINFO),
+        "not touched, none" => set_for(libc::SIGBUS, libc::SIG_DFL, 0),
+        "not touched, ignored" => set_for(libc::SIGBUS, libc::SIG_IGN, 0),
         _ => {}
     }
     let sides = undriven(1);
@@ -107,6 +120,8 @@ fn run(case: &str) {
             std::process::exit(if RECOVERED.load(Ordering::Relaxed) == 5 { HANDLED } else { 1 });
         }
         "forked" => forked(&sides),
+        "not touched" => interrupted(),
+        "not touched, none" | "not touched, ignored" => twice_untouched(),
         // SAFETY: a signal to this thread.
         "sent" | "sent and ignored" => unsafe {
             // To this thread: the main thread's stack for signals goes when this one exits.
@@ -145,12 +160,89 @@ fn fault() {
 }
 
 fn set(handler: usize, flags: c_int) {
+    set_for(libc::SIGSEGV, handler, flags);
+}
+
+fn set_for(signal: c_int, handler: usize, flags: c_int) {
     // SAFETY: the handlers of this file call only functions that a signal may interrupt.
     unsafe {
         let mut action: libc::sigaction = mem::zeroed();
         (action.sa_sigaction, action.sa_flags) = (handler, flags);
-        assert_eq!(libc::sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut()), 0);
+        assert_eq!(libc::sigaction(signal, &raw const action, ptr::null_mut()), 0);
     }
+}
+
+/// Sends this process the signal of a page that has broken down, as the kernel does: "action
+/// optional".
+fn not_touched() {
+    // SAFETY: the kernel reads the structure during the call.
+    unsafe {
+        let mut info: siginfo_t = mem::zeroed();
+        (info.si_signo, info.si_code) = (libc::SIGBUS, libc::BUS_MCEERR_AO);
+        let (process, call) = (libc::getpid(), libc::SYS_rt_sigqueueinfo);
+        assert_eq!(libc::syscall(call, process, libc::SIGBUS, &raw const info), 0);
+    }
+}
+
+/// The same twice, without a handler of the program's.
+fn twice_untouched() {
+    // SAFETY: as in `interrupted`.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        not_touched();
+        not_touched();
+        // SAFETY: it only ends the child.
+        unsafe { libc::_exit(HANDLED) };
+    }
+    std::process::exit(status_of(pid));
+}
+
+static COUNTED: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn count(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
+    // SAFETY: the kernel gives it.
+    let code = unsafe { (*info).si_code };
+    if code != libc::BUS_MCEERR_AO {
+        // SAFETY: it only ends the process.
+        unsafe { libc::_exit(2) };
+    }
+    COUNTED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A thread copies to registered memory and is interrupted: each signal is the program's. Linux
+/// lets only a process's first thread send such a signal, so this is a child's.
+fn interrupted() {
+    const BYTES: usize = 1 << 20;
+    // SAFETY: the child makes its objects anew.
+    let pid = unsafe { libc::fork() };
+    if pid > 0 {
+        std::process::exit(status_of(pid));
+    }
+    let sides = undriven(2);
+    let region = sides[0].pd.allocate(BYTES, Access::ALL).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let bytes = vec![7; BYTES];
+            loop {
+                region.write(0, &bytes);
+            }
+        });
+        // The other thread gets them.
+        block();
+        for nth in 1..=200 {
+            not_touched();
+            let begin = std::time::Instant::now();
+            while COUNTED.load(Ordering::Relaxed) != nth {
+                if begin.elapsed() > sim::PATIENCE / 2 {
+                    // SAFETY: it only ends the child.
+                    unsafe { libc::_exit(3) };
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+        // SAFETY: it only ends the child.
+        unsafe { libc::_exit(HANDLED) };
+    });
 }
 
 extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
@@ -230,8 +322,16 @@ fn forked(_: &[Side; 2]) {
         // SAFETY: it only ends the child.
         unsafe { libc::_exit(HANDLED) };
     }
+    std::process::exit(status_of(pid));
+}
+
+/// Waits for a child: its status, or 128 and the signal that ended it.
+fn status_of(pid: c_int) -> i32 {
     let mut status = 0;
     // SAFETY: it is this process's child.
     unsafe { libc::waitpid(pid, &raw mut status, 0) };
-    std::process::exit(libc::WEXITSTATUS(status));
+    match libc::WIFSIGNALED(status) {
+        true => 128 + libc::WTERMSIG(status),
+        false => libc::WEXITSTATUS(status),
+    }
 }

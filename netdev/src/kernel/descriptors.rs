@@ -283,6 +283,24 @@ pub(crate) fn attach_filter(socket: impl AsFd, program: &[libc::sock_filter]) ->
     Ok(())
 }
 
+/// Has the kernel refuse messages with descriptors to a Unix socket, and to those that it accepts
+/// (Linux 6.16). The receiver of descriptors closes them, which may take as long as the sender
+/// likes.
+pub(crate) fn refuse_rights(socket: impl AsFd) {
+    /// Of socket(7), on all processors that this crate is for.
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let (fd, none) = (socket.as_fd().as_raw_fd(), 0_i32);
+    let (at, len) = ((&raw const none).cast(), size_of::<i32>() as libc::socklen_t);
+    // SAFETY: the kernel reads `len` bytes, which is the size of `none`. Earlier kernels do not
+    // know the option.
+    unsafe { call::setsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, at, len) };
+}
+
+/// Whether this process may have that many descriptors more. It makes copies of `fd`.
+pub(crate) fn has_room(fd: impl AsFd, count: usize) -> bool {
+    (0..count).map(|_| fd.as_fd().try_clone_to_owned()).collect::<Result<Vec<_>, _>>().is_ok()
+}
+
 /// How an open file description has a byte of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lock {

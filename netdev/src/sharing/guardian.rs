@@ -9,18 +9,21 @@
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, accept_with, bind, getsockname, listen};
-use rustix::process::geteuid;
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
 use rustix::time::Timespec;
 
+use super::helper::Helper;
 use super::last_will;
 use super::layout::SLOTS_MAX;
 use super::locks::Locks;
-use super::rendezvous::{Objects, SPACE, address_of, seqpacket, welcome};
+use super::rendezvous::{DESCRIPTORS, Objects, SPACE, address_of, seqpacket, welcome};
+use super::strangers;
 use crate::kernel::descriptors::{self, EventFd};
 use crate::kernel::rights;
 
@@ -37,6 +40,8 @@ const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// A message: the first slot, the number of those behind it, and the address.
 const HEAD: usize = 2;
 const MESSAGE_MAX: usize = HEAD + 64;
+/// The descriptors that a message takes: those with it, and while they are looked at two more.
+const ROOM: usize = DESCRIPTORS + 2;
 /// How long the kernel may take to remove a dead process's locks when its connection is closed.
 const SETTLES: Duration = crate::tuning::shared::SETTLES;
 /// How often it is looked whether others have done what there is to do.
@@ -84,7 +89,7 @@ pub struct Left {
     pub interface: Option<u32>,
     first: u8,
     count: usize,
-    objects: Objects,
+    objects: Arc<Objects>,
     locks: Locks,
 }
 
@@ -104,15 +109,18 @@ impl Guardian {
         Ok((listener, name))
     }
 
-    /// The guardian that listens there, of a program that a descriptor names (pidfd_open(2)).
+    /// The guardian that listens there, of a program that a descriptor names (pidfd_open(2)). The
+    /// limit of this process's descriptors becomes its maximum.
     #[must_use]
     pub fn new(listener: OwnedFd, program: OwnedFd) -> Self {
+        raise_descriptors();
         Self { listener: Some(listener), program: Some(program), wards: Vec::new() }
     }
 
-    /// The guardian of one process, which has connected.
+    /// The guardian of one process, which has connected. The limit of descriptors is raised, too.
     #[must_use]
     pub fn of(connection: OwnedFd) -> Self {
+        raise_descriptors();
         let ward = Ward { connection, places: Vec::new() };
         Self { listener: None, program: None, wards: vec![ward] }
     }
@@ -137,55 +145,107 @@ impl Guardian {
             }
             let ready: Vec<bool> = all.iter().map(|fd| !fd.revents().is_empty()).collect();
             let (of_wards, others) = ready.split_at(wards.len());
-            if let Some(at) = of_wards.iter().position(|ready| *ready) {
-                if !self.wards[at].hear() {
+            match self.hear(of_wards) {
+                Some((at, Heard::End)) => {
                     return Ok(Some(Errand::Settle(self.wards.swap_remove(at).places)));
                 }
-            } else if self.listener.is_some() && others[0] {
-                if let Some(stranger) = self.accept() {
-                    return Ok(Some(stranger));
+                Some((_, Heard::Message)) => {}
+                // A ward that ends makes some.
+                Some((_, Heard::NoRoom)) => std::thread::sleep(LOOK_EVERY),
+                None if self.listener.is_some() && others[0] => {
+                    if let Some(stranger) = self.accept() {
+                        return Ok(Some(stranger));
+                    }
                 }
-            } else if others.iter().any(|ready| *ready) {
-                self.program = None;
-            } else if is_over {
-                return Ok(None);
+                None if others.iter().any(|ready| *ready) => self.program = None,
+                None if is_over => return Ok(None),
+                None => {}
             }
         }
+    }
+
+    /// Reads a message of one of the ready wards: of the first for which there is room.
+    fn hear(&mut self, ready: &[bool]) -> Option<(usize, Heard)> {
+        let mut without_room = None;
+        for (at, ward) in self.wards.iter_mut().enumerate().filter(|(at, _)| ready[*at]) {
+            match ward.hear() {
+                Heard::NoRoom => without_room = Some((at, Heard::NoRoom)),
+                heard => return Some((at, heard)),
+            }
+        }
+        without_room
     }
 
     /// Accepts those that have come, up to the first of another user.
     fn accept(&mut self) -> Option<Errand> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         for _ in 0..JOINS_MAX {
-            let connection = accept_with(self.listener.as_ref()?, flags).ok()?;
-            let Ok(descriptors::Peer { uid, gid, .. }) = descriptors::peer(&connection) else {
-                continue;
+            let accepted = match strangers::are_few() {
+                true => accept_with(self.listener.as_ref()?, flags),
+                false => Err(Errno::MFILE),
+            };
+            let connection = match accepted {
+                Ok(connection) => connection,
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return None,
+                Err(_) => {
+                    // Without a descriptor it would be reported again at once.
+                    std::thread::sleep(LOOK_EVERY);
+                    return None;
+                }
             };
             let own = geteuid();
-            if uid == own.as_raw() && self.wards.len() < WARDS_MAX {
-                self.wards.push(Ward { connection, places: Vec::new() });
-            } else if uid != own.as_raw() && own.is_root() {
-                return Some(Errand::Stranger { connection, uid, gid });
+            match descriptors::peer(&connection) {
+                Ok(descriptors::Peer { uid, .. })
+                    if uid == own.as_raw() && self.wards.len() < WARDS_MAX =>
+                {
+                    self.wards.push(Ward { connection, places: Vec::new() });
+                }
+                Ok(descriptors::Peer { uid, gid, .. }) if uid != own.as_raw() && own.is_root() => {
+                    return Some(Errand::Stranger { connection, uid, gid });
+                }
+                _ => strangers::close(connection),
             }
         }
         None
     }
 }
 
+/// Raises the limit of open descriptors to its maximum: wards are held by them.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// The state of a ward that is ready.
+#[derive(Debug)]
+enum Heard {
+    /// It has sent a message.
+    Message,
+    /// It has sent one that stays where it is: the kernel would close descriptors for which there
+    /// is no room.
+    NoRoom,
+    /// It has left its slots.
+    End,
+}
+
 impl Ward {
-    /// Reads a message. Returns whether the process has its slots still.
-    fn hear(&mut self) -> bool {
+    /// Reads a message, if there is room for its descriptors.
+    fn hear(&mut self) -> Heard {
+        let has_more = ioctl_fionread(&self.connection).is_ok_and(|bytes| bytes > 0);
+        if has_more && !descriptors::has_room(&self.connection, ROOM) {
+            return Heard::NoRoom;
+        }
         let mut message = [0; MESSAGE_MAX];
         let flags = RecvFlags::DONTWAIT;
         match rights::receive::<SPACE>(&self.connection, &mut message, flags) {
-            Err(Errno::AGAIN | Errno::INTR) => true,
+            Err(Errno::AGAIN | Errno::INTR) => Heard::Message,
             Ok((bytes, _, descriptors)) if bytes > 0 => {
                 if self.places.len() < PLACES_MAX {
                     self.places.extend(Left::read(&message[..bytes], descriptors));
                 }
-                true
+                Heard::Message
             }
-            _ => false,
+            _ => Heard::End,
         }
     }
 }
@@ -195,7 +255,7 @@ impl Left {
     fn read(message: &[u8], descriptors: Vec<OwnedFd>) -> Option<Self> {
         let (&[first, more], name) = message.split_first_chunk::<HEAD>()?;
         let (address, interface) = address_of(str::from_utf8(name).ok()?)?;
-        let objects = Objects::from_descriptors(descriptors)?;
+        let objects = Arc::new(Objects::from_descriptors(descriptors)?);
         let locks = Locks::open(&objects.memory).ok()?;
         let count = usize::from(more) + 1;
         let fits = usize::from(first) + count <= SLOTS_MAX;
@@ -237,23 +297,25 @@ impl Left {
 
     /// Lets processes join meanwhile: no other has the objects.
     fn answering(&self, act: impl FnOnce()) {
-        let Ok(stop) = EventFd::new() else { return };
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                loop {
-                    let fds = [stop.as_fd(), self.objects.listener.as_fd()];
-                    let mut all = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-                    let has_come = poll(&mut all, None).is_ok() && !all[1].revents().is_empty();
-                    if !all[0].revents().is_empty() {
-                        break;
-                    }
-                    if !has_come || !welcome(&self.objects) {
-                        std::thread::sleep(LOOK_EVERY);
-                    }
+        let Ok(stop) = EventFd::new().map(Arc::new) else { return };
+        let (stopped, objects) = (stop.clone(), self.objects.clone());
+        let helper = Helper::start("roce-meet", move || {
+            loop {
+                let fds = [(*stopped).as_fd(), objects.listener.as_fd()];
+                let mut all = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+                let has_come = poll(&mut all, None).is_ok() && !all[1].revents().is_empty();
+                if !all[0].revents().is_empty() {
+                    break;
                 }
-            });
-            act();
-            stop.signal();
+                if !has_come || !welcome(&objects) {
+                    std::thread::sleep(LOOK_EVERY);
+                }
+            }
+            drop(objects);
         });
+        let Ok(helper) = helper else { return };
+        act();
+        stop.signal();
+        helper.end();
     }
 }

@@ -5,13 +5,13 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
 
+use super::helper::Helper;
 use super::leader::Leadership;
 use super::lifeline::AgentLink;
 use super::rendezvous::{Objects, welcome};
@@ -31,7 +31,7 @@ pub(super) struct Host {
     news: Arc<EventFd>,
     /// A process has ended, and the port has not looked for its notes.
     ended: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Option<AgentLink>>>,
+    thread: Option<Helper<Option<AgentLink>>>,
     process: u32,
 }
 
@@ -53,10 +53,10 @@ impl Host {
         let search = follows.then(|| (Instant::now(), SEARCH_PAUSES[0]));
         let mut work =
             Work { stop: stop_too, news: news_too, ended: ended.clone(), places, search, agent };
-        let thread = std::thread::Builder::new().name("roce-meet".into());
-        let thread = thread.spawn(move || {
+        let thread = Helper::start("roce-meet", move || {
             while work.step() {}
-            work.agent
+            let Work { agent, .. } = work;
+            agent
         })?;
         Ok(Self { stop, news, ended, thread: Some(thread), process: std::process::id() })
     }
@@ -87,10 +87,11 @@ impl Host {
         self.ended.store(true, Ordering::Relaxed);
     }
 
-    /// Ends it. If this process `owes` something, the agent has it done.
+    /// Ends it, or leaves it behind if a neighbour keeps it. If this process `owes` something, the
+    /// agent has it done.
     pub(super) fn stop(&mut self, owes: bool) {
         self.stop.signal();
-        let agent = self.thread.take().and_then(|thread| thread.join().ok().flatten());
+        let agent = self.thread.take().and_then(|thread| thread.end().flatten());
         if let Some(agent) = agent.filter(|_| !owes) {
             agent.farewell();
         }

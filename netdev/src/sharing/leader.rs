@@ -12,6 +12,7 @@ use rustix::net::{SocketAddrUnix, SocketFlags, accept_with, bind, connect, liste
 
 use super::layout::SLOTS_MAX;
 use super::rendezvous::{ANSWER, Refused, check_user, holders, name, seqpacket};
+use super::strangers;
 use crate::kernel::descriptors;
 use crate::kernel::inherited;
 
@@ -54,6 +55,8 @@ impl Leadership {
         let end = Instant::now() + ANSWER;
         loop {
             let listener = seqpacket(flags)?;
+            // The others say nothing.
+            descriptors::refuse_rights(&listener);
             match bind(&listener, &self.name).and_then(|()| listen(&listener, i32::MAX)) {
                 Ok(()) => {
                     self.state = State::Ours { listener, watchers: Vec::new() };
@@ -125,16 +128,23 @@ impl Leadership {
                 let before = watchers.len();
                 watchers.retain(|_| !is_over.next().copied().unwrap_or(false));
                 let has_gone = watchers.len() < before;
+                // What cannot be accepted now is reported again; an end is not.
+                let failed = |e: io::Error| if has_gone { Ok(true) } else { Err(e) };
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 for _ in 0..if *own { AT_ONCE } else { 0 } {
+                    if !strangers::are_few() {
+                        return failed(io::ErrorKind::WouldBlock.into());
+                    }
                     let watcher = match accept_with(&*listener, flags) {
                         Ok(watcher) => inherited::noted(watcher),
                         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => break,
-                        Err(error) => return Err(error.into()),
+                        Err(error) => return failed(error.into()),
                     };
                     // Others hear that it is over at once.
                     if watchers.len() < WATCHERS_MAX && check_user(&watcher).is_ok() {
                         watchers.push(watcher);
+                    } else {
+                        strangers::close(watcher);
                     }
                 }
                 Ok(has_gone)

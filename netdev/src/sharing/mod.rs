@@ -24,6 +24,7 @@
 
 mod address;
 mod guardian;
+mod helper;
 mod host;
 mod last_will;
 mod layout;
@@ -32,6 +33,7 @@ mod lifeline;
 mod locks;
 mod rendezvous;
 mod socket_table;
+mod strangers;
 
 use std::io;
 use std::net::IpAddr;
@@ -83,6 +85,18 @@ pub struct Slots {
     host: Host,
     /// The connection to the guardian of the program, if there is one.
     _guardian: Option<OwnedFd>,
+}
+
+/// The end of a datagram for a neighbour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// The neighbour has got it.
+    Done,
+    /// The neighbour lives, and its mailbox is full or not known yet. No other process may answer:
+    /// its answer would end what the neighbour has.
+    Lost,
+    /// No process has the slot.
+    NoProcess,
 }
 
 impl std::fmt::Debug for Slots {
@@ -264,7 +278,16 @@ impl Slots {
         found.map(|it| it.address)
     }
 
-    /// Gives a datagram to the process that has a slot. Returns whether it has got it.
+    /// Gives a datagram to the process that has a slot, if one lives.
+    pub fn deliver(&self, slot: u8, datagram: &RxDatagram<'_>) -> Delivery {
+        // A dead process's mailbox is there still, and has room.
+        if !self.is_taken(slot, datagram.dst) {
+            return Delivery::NoProcess;
+        }
+        if self.hand_over(slot, datagram) { Delivery::Done } else { Delivery::Lost }
+    }
+
+    /// Gives a datagram to the process that has a slot. Returns whether its mailbox has got it.
     pub fn hand_over(&self, slot: u8, datagram: &RxDatagram<'_>) -> bool {
         let Ok(it) = self.at(datagram.dst) else { return false };
         let mut writers = it.writers.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,7 +10,7 @@ use rustix::fs::{
     MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_getfl, fstat, ftruncate,
     memfd_create,
 };
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::{
     AddressFamily, RecvFlags, ReturnFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with,
     bind, connect, listen, socket_with, sockopt,
@@ -20,6 +20,7 @@ use rustix::process::geteuid;
 use super::layout::{FILE_BYTES, NOTES_AT};
 use super::locks::file_bytes_max;
 use super::socket_table::{SocketTable, is_socket, is_stream};
+use super::strangers;
 use crate::kernel::descriptors::{self, Peer};
 use crate::kernel::inherited;
 use crate::kernel::rights;
@@ -29,14 +30,12 @@ use crate::udp::holder;
 const NAMES: &str = "rocinante/1/";
 /// The descriptors that a process gets when it joins: the listening socket, the two ends
 /// of the socket table, the file.
-const DESCRIPTORS: usize = 4;
+pub(super) const DESCRIPTORS: usize = 4;
 pub(super) const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS));
 /// How long a process tries to join.
 const PATIENCE: Duration = crate::tuning::shared::JOIN_PATIENCE;
 /// How long it waits for one of the others to answer: any of them may have been stopped just now.
 pub(super) const ANSWER: Duration = crate::tuning::shared::ANSWER;
-/// The most connections that are accepted before anything else is looked at.
-const AT_ONCE: usize = crate::tuning::shared::LEADER_AT_ONCE;
 const BACKLOG: i32 = 128;
 
 /// The objects that the processes on an address share.
@@ -211,6 +210,8 @@ fn found(name: &SocketAddrUnix) -> Result<Objects, Errno> {
     fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     let sockets =
         SocketTable::new().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::NOMEM))?;
+    // The others send nothing there.
+    descriptors::refuse_rights(&listener);
     listen(&listener, BACKLOG)?;
     Ok(Objects { listener, sockets, memory: inherited::noted(memory) })
 }
@@ -250,23 +251,27 @@ pub(super) fn seqpacket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map(inherited::noted)
 }
 
-/// Answers the processes that wait, and waits for none of them. Returns whether there was a
-/// descriptor for each.
+/// Answers one process that waits, once poll(2) has found one. Returns whether there was a
+/// descriptor for it.
 pub(super) fn welcome(objects: &Objects) -> bool {
+    if !strangers::are_few() {
+        return false;
+    }
+    // All processes on the address have the same open file description, and any can change it. If
+    // another one was faster, a call that waits would wait for the next that joins.
+    let _ = ioctl_fionbio(&objects.listener, true);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    for _ in 0..AT_ONCE {
-        let connection = match accept_with(&objects.listener, flags) {
-            Ok(connection) => connection,
-            // Another process was faster.
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return true,
-            Err(_) => return false,
-        };
-        let peer = descriptors::peer(&connection);
-        if !peer.is_ok_and(|peer| is_own_user(peer.uid)) {
-            continue;
-        }
+    let connection = match accept_with(&objects.listener, flags) {
+        Ok(connection) => connection,
+        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return true,
+        Err(_) => return false,
+    };
+    let peer = descriptors::peer(&connection);
+    if peer.is_ok_and(|peer| is_own_user(peer.uid)) {
         // It may have gone.
         let _ = rights::send::<SPACE>(&connection, &[0], &objects.descriptors());
+    } else {
+        strangers::close(connection);
     }
     true
 }

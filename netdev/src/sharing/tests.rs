@@ -1,3 +1,4 @@
+mod blocked;
 mod guardians;
 mod left_notes;
 
@@ -220,6 +221,28 @@ fn what_is_handed_over_arrives_as_it_was() {
     assert!((10..10_000).contains(&room.count()));
 }
 
+/// Another process would deny what the neighbour has.
+#[test]
+fn a_datagram_for_a_living_neighbour_is_that_ones_even_if_it_is_lost() {
+    let here = address(63);
+    let [first, second] = [(); 2].map(|()| process(&[here], 1));
+    let payload = [0; 4096];
+    let deliver = || first.slots.deliver(1, &datagram(here, &payload));
+    // Another process is joining or leaving.
+    let held = first.slots.shared[0].locks.hold().expect("no process has it");
+    assert_eq!(deliver(), Delivery::Lost);
+    drop(held);
+    std::thread::sleep(ASK_EVERY + Duration::from_millis(10));
+    assert_eq!(deliver(), Delivery::Done);
+    // It does not read.
+    let room = (0..10_000).take_while(|_| deliver() == Delivery::Done);
+    assert!(room.count() < 10_000);
+    assert_eq!(deliver(), Delivery::Lost);
+    assert_eq!(first.slots.deliver(9, &datagram(here, b"x")), Delivery::NoProcess);
+    drop(second);
+    assert_eq!(deliver(), Delivery::NoProcess);
+}
+
 /// Other processes may write anything.
 #[test]
 fn a_mailbox_with_nonsense_is_read_no_more_and_harms_nothing() {
@@ -364,7 +387,7 @@ fn ipv6_addresses_are_shared_too() {
 /// While the first process's datagrams come, others join.
 #[test]
 fn nothing_is_lost_when_others_join() {
-    let here = address(19);
+    let here = address(63);
     let mut first = process(&[here], 1);
     let senders: Vec<UdpSocket> =
         (0..16).map(|_| UdpSocket::bind("127.0.0.1:0").expect("a socket")).collect();

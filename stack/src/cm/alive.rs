@@ -21,7 +21,8 @@ use core::net::IpAddr;
 use super::conn::{Conn, State};
 use super::{CmEvent, ConnId, ConnectionManager, Ended, Transmit};
 use crate::tuning::cm::{
-    ASKS, ASKS_GRID, LOOKS_GRID, NOTICE_NS, NOTICES, PATIENCE, PERIOD_MAX, PERIOD_MIN,
+    ASKS, ASKS_GRID, DAMAGED, DAMAGED_NS, LOOKS_GRID, NOTICE_NS, NOTICES, PATIENCE, PERIOD_MAX,
+    PERIOD_MIN,
 };
 use crate::types::{Qpn, Time};
 use crate::wire::cm::CommId;
@@ -91,30 +92,49 @@ impl Conn {
 /// is one, too.
 pub(super) type Letter = ((IpAddr, IpAddr), u8, u64);
 
-/// The rate limit of notices.
+/// The rate limits of packets for queue pairs that do not exist.
 #[derive(Debug)]
 pub(super) struct Notices {
-    left: u32,
-    /// When the number grew last.
-    since: Time,
+    /// Notices that may leave.
+    notices: Rate,
+    /// Packets that may turn out to be damaged. They take no notice away from whole ones.
+    damaged: Rate,
 }
 
 impl Default for Notices {
     fn default() -> Self {
-        Self { left: NOTICES, since: Time(0) }
+        Self { notices: Rate::new(NOTICES, NOTICE_NS), damaged: Rate::new(DAMAGED, DAMAGED_NS) }
     }
 }
 
-impl Notices {
-    fn take(&mut self, now: Time) -> bool {
-        let grown = now.since(self.since) / NOTICE_NS;
+/// A number of events that grows with time, up to a limit.
+#[derive(Debug)]
+struct Rate {
+    left: u32,
+    /// When the number grew last.
+    since: Time,
+    most: u32,
+    /// Nanoseconds until it grows by one.
+    each: u64,
+}
+
+impl Rate {
+    const fn new(most: u32, each: u64) -> Self {
+        Self { left: most, since: Time(0), most, each }
+    }
+
+    fn has_one(&mut self, now: Time) -> bool {
+        let grown = now.since(self.since) / self.each;
         let more = u32::try_from(grown).unwrap_or(u32::MAX);
-        self.left = NOTICES.min(self.left.saturating_add(more));
+        self.left = self.most.min(self.left.saturating_add(more));
         // The rest of a unit counts for the next one, unless the number is at its limit.
-        self.since = if self.left == NOTICES { now } else { self.since.after(grown * NOTICE_NS) };
-        let may = self.left > 0;
+        let is_full = self.left == self.most;
+        self.since = if is_full { now } else { self.since.after(grown * self.each) };
+        self.left > 0
+    }
+
+    const fn take(&mut self) {
         self.left = self.left.saturating_sub(1);
-        may
     }
 }
 
@@ -277,9 +297,16 @@ impl ConnectionManager {
         self.send(way, AliveMad::Notice(qpn).emit(tid));
     }
 
-    /// Takes one notice from the rate limit. Returns whether there was one.
+    /// Whether a packet for a queue pair that does not exist may be checked, and answered if it is
+    /// whole. Pass the result to [`checked`](Self::checked).
     pub(crate) fn may_notify(&mut self, now: Time) -> bool {
-        self.notices.take(now)
+        self.notices.notices.has_one(now) && self.notices.damaged.has_one(now)
+    }
+
+    /// The packet was whole or damaged: it counts for the rate limit of its kind.
+    pub(crate) const fn checked(&mut self, is_whole: bool) {
+        let Notices { notices, damaged } = &mut self.notices;
+        if is_whole { notices.take() } else { damaged.take() }
     }
 
     fn peer_lives(&mut self, now: Time, id: CommId) {

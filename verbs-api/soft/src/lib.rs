@@ -38,6 +38,8 @@ pub mod model;
 mod mr;
 mod mw;
 mod neighbours;
+#[cfg(test)]
+mod neighbours_tests;
 mod opens;
 mod others;
 #[cfg(test)]

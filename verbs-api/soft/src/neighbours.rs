@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::Arc;
 
-use rocinante_netdev::{NOTE_BYTES, RxDatagram, Slots};
+use rocinante_netdev::{Delivery, NOTE_BYTES, RxDatagram, Slots};
 use rocinante_stack::cm::{Note, Noted};
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::cm::ServiceId;
@@ -21,12 +21,14 @@ pub(super) struct Neighbours {
     own: Range<usize>,
     /// Datagrams handed over to them.
     pub(super) handed_over: u64,
+    /// Datagrams of theirs for which their mailboxes had no room.
+    pub(super) lost: u64,
 }
 
 impl Neighbours {
     pub(super) fn new(slots: &Arc<Slots>) -> Self {
         let first = usize::from(slots.first());
-        Self { slots: slots.clone(), own: first..first + slots.count(), handed_over: 0 }
+        Self { slots: slots.clone(), own: first..first + slots.count(), handed_over: 0, lost: 0 }
     }
 
     /// Hands a datagram over if it is another process's. One without a taker stays here.
@@ -52,10 +54,15 @@ impl Neighbours {
             }
             _ => None,
         };
-        // This shard answers in place of a process that has gone.
-        slot.is_some_and(|slot| {
-            self.slots.is_taken(slot, datagram.dst) && self.hand_over_to(slot, datagram)
-        })
+        let Some(slot) = slot else { return false };
+        match self.slots.deliver(slot, datagram) {
+            Delivery::Done => self.handed_over += 1,
+            // An answer of this shard would deny what the neighbour has. All senders repeat.
+            Delivery::Lost => self.lost += 1,
+            // This shard answers in place of a process that has gone.
+            Delivery::NoProcess => return false,
+        }
+        true
     }
 
     /// The slot of the process that listens for a service, if that is not this one. Only the leader

@@ -295,9 +295,11 @@ impl Shard {
         to_shards + self.neighbours.as_ref().map_or(0, |neighbours| neighbours.handed_over)
     }
 
-    /// Datagrams of other shards that this one dropped for lack of room.
+    /// Datagrams of other shards that this one dropped for lack of room, and those of other
+    /// processes that these had no room for.
     pub(super) fn lost_mail(&self) -> u64 {
-        self.staging.mail.lost()
+        let of_neighbours = self.neighbours.as_ref().map_or(0, |neighbours| neighbours.lost);
+        self.staging.mail.lost() + of_neighbours
     }
 
     /// The number on the device of a shared receive queue.

@@ -14,6 +14,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
 use super::files::{hold, make, own};
 use crate::kernel::descriptors::network_namespace;
 use crate::tuning::sysfs::{ANSWER_PATIENCE, PAST_MAX};
@@ -174,14 +176,24 @@ fn bind(live: &Path, name: &str) -> io::Result<UnixListener> {
 
 /// Has a process answer. `false` if it is gone.
 fn ask(live: &Path, name: &str) -> bool {
-    match by_descriptor(live, name, |path| UnixStream::connect(path)) {
+    match by_descriptor(live, name, connect_at_once) {
         Ok(mut stream) => {
+            let _ = stream.set_nonblocking(false);
             let _ = stream.set_read_timeout(Some(ANSWER_PATIENCE));
             let _ = stream.read(&mut [0]);
             true
         }
+        // The queue of a stopped process may be full.
         Err(error) => error.kind() != io::ErrorKind::ConnectionRefused,
     }
+}
+
+/// Connects without waiting for a place in the queue.
+fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }
 
 /// Adds the last answer of a process to its port's file.
@@ -239,4 +251,31 @@ fn read(path: &Path) -> Ports {
 fn names_in(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_stopped_process_whose_queue_is_full_counts_by_its_last_answer() {
+        let place = std::env::temp_dir().join(format!("rocinante-counts-{}", std::process::id()));
+        let root = place.join("root");
+        fs::create_dir_all(&root).unwrap();
+        let stopped = Published::begin(&root).unwrap();
+        let (port, name) = (PortKey { namespace: 7, index: 2 }, "counters/port_xmit_data");
+        stopped.answer([(port, &Counts::from([(name.to_owned(), 40)]))]).unwrap();
+        let live = stopped.place.join(LIVE);
+        let put = || by_descriptor(&live, &stopped.name, connect_at_once);
+        let full = (0..100_000).find_map(|_| put().err()).expect("the queue has an end");
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        let (send, sums) = mpsc::channel();
+        std::thread::spawn(move || send.send(sum(&root)));
+        let sums = sums.recv_timeout(Duration::from_secs(20)).expect("it waits for ever");
+        assert_eq!(sums[&port][name], 40);
+        fs::remove_dir_all(place).unwrap();
+    }
 }

@@ -3,11 +3,13 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::*;
 use crate::sharing::guardian::{Errand, Guardian, Left};
 use crate::sharing::lifeline::{Registration, register_with_guardian_at};
+use crate::testing::testns::limit_descriptors;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -19,7 +21,7 @@ fn guardian() -> (Guardian, String) {
 }
 
 /// A process that has sent its slots to the guardian, and its connection.
-fn ward(name: &str, addresses: &[IpAddr], count: usize) -> (Process, OwnedFd) {
+pub(super) fn ward(name: &str, addresses: &[IpAddr], count: usize) -> (Process, OwnedFd) {
     let ward = process(addresses, count);
     let Slots { shared, first, count, .. } = &*ward.slots;
     let registration = Registration::of(shared, *first, *count);
@@ -27,7 +29,7 @@ fn ward(name: &str, addresses: &[IpAddr], count: usize) -> (Process, OwnedFd) {
     (ward, connection)
 }
 
-fn left(guardian: &mut Guardian) -> Vec<Left> {
+pub(super) fn left(guardian: &mut Guardian) -> Vec<Left> {
     match guardian.errand().expect("no error") {
         Some(Errand::Settle(left)) => left,
         other => panic!("{other:?}"),
@@ -162,4 +164,59 @@ fn a_guardian_ends_with_the_program_and_its_last_process() {
     drop((second, second_told));
     assert_eq!(left(&mut one).len(), 1);
     assert!(one.errand().expect("no error").is_none());
+}
+
+/// A separate process: it counts its own descriptors.
+#[test]
+fn a_guardian_without_descriptors_waits_and_loses_nothing() {
+    let output = std::process::Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "shared::tests::guardians::without_descriptors", "--nocapture"])
+        .env(WITHOUT, "1")
+        .output()
+        .expect("it starts");
+    let text = [output.stdout, output.stderr].map(|out| String::from_utf8_lossy(&out).into_owned());
+    assert!(output.status.success() && text[0].contains("nothing was lost"), "{}", text.concat());
+}
+
+const WITHOUT: &str = "ROCINANTE_TEST_WITHOUT_DESCRIPTORS";
+
+/// The separate process.
+#[test]
+fn without_descriptors() {
+    if std::env::var_os(WITHOUT).is_none() {
+        return;
+    }
+    let here = [address(35), address(36)];
+    let few = limit_descriptors(100);
+    let (mut one, name) = guardian();
+    let limit = getrlimit(Resource::Nofile);
+    assert_eq!(limit.current, limit.maximum, "it takes all that it may have");
+    // One that says nothing yet, and one whose messages wait with their descriptors.
+    let silent =
+        register_with_guardian_at(&name, &Registration::of(&[], 0, 1)).expect("a guardian");
+    let (first, told) = ward(&name, &here, 1);
+    note(&first, here[0], 1);
+    let used = || clock_gettime(ClockId::ProcessCPUTime).tv_nsec;
+    std::thread::scope(|scope| {
+        // None for a connection; two for the connections and none for what comes with them.
+        let mut limit = limit_descriptors(0);
+        let before = used();
+        let lefts = scope.spawn(|| [left(&mut one), left(&mut one)]);
+        for room in [2, 0] {
+            std::thread::sleep(Duration::from_millis(300));
+            drop(limit);
+            limit = limit_descriptors(room);
+        }
+        assert!((0..100_000_000).contains(&(used() - before)), "it spins");
+        // The end of one that has said nothing is noticed meanwhile, and the rest in the end.
+        drop(silent);
+        drop((first, told));
+        std::thread::sleep(Duration::from_millis(100));
+        drop(limit);
+        let [none, all] = lefts.join().expect("no panic");
+        assert_eq!((none.len(), all.len()), (0, 2));
+        assert!(all[0].is_owed());
+    });
+    drop(few);
+    println!("nothing was lost");
 }

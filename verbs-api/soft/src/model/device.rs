@@ -221,8 +221,8 @@ pub struct DeviceCounters {
     pub port: PortStats,
     /// Datagrams that the kernel refused, and its last errno.
     pub refused: (u64, i32),
-    /// Datagrams that arrived at the port of another shard: the number handed over to their shard,
-    /// and the number lost because that shard had no room. See
+    /// Datagrams that arrived at the port of another shard, or at another process: the number
+    /// handed over to their owner, and the number lost because that one had no room. See
     /// `OpenOptions::shards`.
     pub handed_over: (u64, u64),
 }

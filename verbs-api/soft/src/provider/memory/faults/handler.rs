@@ -96,8 +96,7 @@ extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void
     // SAFETY: the kernel, or a handler that passes it on, gives what `sigaction(2)` says.
     unsafe {
         let counter = program_counter(context.cast());
-        // A signal that the kernel did not send is no fault.
-        if (*info).si_code > 0
+        if is_fault(signal, (*info).si_code)
             && let Some(end) = resumes_at(*counter as usize)
         {
             *counter = end as _;
@@ -105,6 +104,19 @@ extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void
         }
         pass_on(signal, info, context);
     }
+}
+
+/// Whether a signal is about the interrupted instruction. The kernel sends such a signal, but it
+/// also sends others: of a page that broke down and that no instruction has touched, and on aarch64
+/// of a wrong tag that some instruction before touched.
+fn is_fault(signal: c_int, code: c_int) -> bool {
+    /// `SEGV_MTEAERR` of sigaction(2).
+    const TAG_BEFORE: c_int = 8;
+    let is_later = match signal {
+        libc::SIGBUS => code == libc::BUS_MCEERR_AO,
+        _ => code == TAG_BEFORE,
+    };
+    code > 0 && !is_later
 }
 
 /// # Safety
@@ -149,7 +161,7 @@ unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     match action.sa_sigaction {
         libc::SIG_DFL => return end(signal, info),
         // SAFETY: as in `on_fault`.
-        libc::SIG_IGN => match unsafe { (*info).si_code } > 0 {
+        libc::SIG_IGN => match is_fault(signal, unsafe { (*info).si_code }) {
             true => return end(signal, info),
             false => return,
         },
@@ -181,7 +193,7 @@ fn end(signal: c_int, info: *mut siginfo_t) {
     reset(signal);
     // SAFETY: as in `on_fault`. The signal is blocked until the handler returns.
     unsafe {
-        if (*info).si_code <= 0 {
+        if !is_fault(signal, (*info).si_code) {
             libc::raise(signal);
         }
     }
