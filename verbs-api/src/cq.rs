@@ -253,7 +253,8 @@ impl PartialEq for Cq {
 /// A completion event channel (`ibv_create_comp_channel(3)`). Its descriptor becomes readable when
 /// a queue that [`Cq::req_notify`] armed completes something. One channel may serve several queues.
 ///
-/// ```
+/// ```no_run
+/// use std::net::IpAddr;
 /// use rocinante::{Context, VerbsError};
 ///
 /// fn serve(ctx: &Context) -> Result<(), VerbsError> {
@@ -268,6 +269,10 @@ impl PartialEq for Cq {
 ///         // The queue that was armed; another one if the channel has several.
 ///         let _cq = channel.wait_event(None)?;
 ///     }
+/// }
+///
+/// fn main() -> Result<(), VerbsError> {
+///     serve(&Context::open(IpAddr::from([127, 0, 0, 1]))?)
 /// }
 /// ```
 #[derive(Debug, Clone)]

@@ -280,19 +280,22 @@ impl Mr {
     /// [memory model](crate::guide::memory) has all guarantees.
     ///
     /// ```
-    /// # use rocinante::{Access, Context, VerbsError};
-    /// # fn main() -> Result<(), VerbsError> {
+    /// use std::net::IpAddr;
+    /// use rocinante::{Access, Context, VerbsError};
+    ///
+    /// fn main() -> Result<(), VerbsError> {
+    ///     let here = IpAddr::from([127, 0, 0, 1]);
     /// #   let (here, _) = rocinante::doc::addresses();
-    /// #   let ctx = Context::open(here)?;
-    /// // A record of 63 bytes and a mark, which is 0 until a peer's WRITE of all 64 is there.
-    /// let inbox = ctx.alloc_pd().allocate(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-    /// # inbox.write(63, &[1]); // In the place of the peer.
-    /// while inbox.load_byte(63) == 0 {
-    ///     ctx.progress();
+    ///     let ctx = Context::open(here)?;
+    ///     // A record of 63 bytes and a mark, which is 0 until a peer's WRITE of all 64 is there.
+    ///     let inbox = ctx.alloc_pd().allocate(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    ///     inbox.write(63, &[1]); // In the place of the peer.
+    ///     while inbox.load_byte(63) == 0 {
+    ///         ctx.progress();
+    ///     }
+    ///     let _record = inbox.to_vec(0, 63);
+    ///     Ok(())
     /// }
-    /// let _record = inbox.to_vec(0, 63);
-    /// #   Ok(())
-    /// # }
     /// ```
     ///
     /// A WRITE that ends with an aligned word of eight bytes should cover all of that word. One

@@ -155,25 +155,28 @@ impl Mw {
     /// window still has its previous key: set that. [`Qp::bind_mw`] does so itself for type 1.
     ///
     /// ```
-    /// # use rocinante::verbs::{MwPart, MwType, SendData};
-    /// # use rocinante::{Access, Context, SendWr, VerbsError};
-    /// # fn main() -> Result<(), VerbsError> {
+    /// use std::net::IpAddr;
+    /// use rocinante::verbs::{MwPart, MwType, SendData};
+    /// use rocinante::{Access, Context, SendWr, VerbsError};
+    ///
+    /// fn main() -> Result<(), VerbsError> {
+    ///     let here = IpAddr::from([127, 0, 0, 1]);
     /// #   let (here, _) = rocinante::doc::addresses();
-    /// #   let ctx = Context::open(here)?;
-    /// #   let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16)?);
-    /// #   let qp = pd.qp(&cq, &cq).build_reset()?;
-    /// let region = pd.allocate(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
-    /// let mw = pd.alloc_mw(MwType::Type2)?;
-    /// let part = MwPart { mr: &region, offset: 0, len: 64, access: Access::REMOTE_WRITE };
-    /// let before = mw.rkey();
-    /// let request = SendWr::new(mw.bind(&part), SendData::NONE);
-    /// // For instance, because `qp` is not connected, or its send queue is full.
-    /// if qp.post(request).is_err() {
-    ///     mw.set_rkey(before);
+    ///     let ctx = Context::open(here)?;
+    ///     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16)?);
+    ///     let qp = pd.qp(&cq, &cq).build_reset()?;
+    ///     let region = pd.allocate(4096, Access::LOCAL_WRITE | Access::MW_BIND)?;
+    ///     let mw = pd.alloc_mw(MwType::Type2)?;
+    ///     let part = MwPart { mr: &region, offset: 0, len: 64, access: Access::REMOTE_WRITE };
+    ///     let before = mw.rkey();
+    ///     let request = SendWr::new(mw.bind(&part), SendData::NONE);
+    ///     // `qp` is not connected, so the request is refused.
+    ///     if qp.post(request).is_err() {
+    ///         mw.set_rkey(before);
+    ///     }
+    ///     assert_eq!(mw.rkey(), before);
+    ///     Ok(())
     /// }
-    /// # assert_eq!(mw.rkey(), before);
-    /// #   Ok(())
-    /// # }
     /// ```
     pub fn set_rkey(&self, rkey: Key) {
         self.rkey.store(rkey.0, Ordering::Release);

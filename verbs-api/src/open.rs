@@ -61,10 +61,10 @@ impl OpenOptions {
         self
     }
 
-    /// Takes this backend, whatever [`NETDEV_VARIABLE`] names and even if it bypasses rules of the
-    /// network namespace. If it cannot be opened, opening fails with [`VerbsError::Open`]; no other
-    /// is tried. Only the device in software has backends: opening a device of the kernel fails
-    /// with [`VerbsError::Invalid`].
+    /// Takes this backend, whatever [`NETDEV_VARIABLE`](crate::device::NETDEV_VARIABLE) names and
+    /// even if it bypasses rules of the network namespace. If it cannot be opened, opening fails
+    /// with [`VerbsError::Open`]; no other is tried. Only the device in software has backends:
+    /// opening a device of the kernel fails with [`VerbsError::Invalid`].
     ///
     /// One case takes another backend: [`Backend::Xdp`] while another process has it on one of the
     /// addresses, because an interface has one XDP program. Then the device is opened on `packet`,

@@ -306,17 +306,20 @@ impl Qp {
     ///   port takes no more packets; `AckRoom`, its own receive queue has no room for responses.
     ///
     /// ```
-    /// # use rocinante::{Context, VerbsError};
-    /// # fn main() -> Result<(), VerbsError> {
+    /// use std::net::IpAddr;
+    /// use rocinante::{Context, VerbsError};
+    ///
+    /// fn main() -> Result<(), VerbsError> {
+    ///     let here = IpAddr::from([127, 0, 0, 1]);
     /// #   let (here, _) = rocinante::doc::addresses();
-    /// #   let ctx = Context::open(here)?;
-    /// #   let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16)?);
-    /// #   let qp = pd.qp(&cq, &cq).build_reset()?;
-    /// for (limit, count) in qp.limits_hit().iter().flat_map(|hit| hit.iter()) {
-    ///     println!("{}: {count}", limit.name());
+    ///     let ctx = Context::open(here)?;
+    ///     let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16)?);
+    ///     let qp = pd.qp(&cq, &cq).build_reset()?;
+    ///     for (limit, count) in qp.limits_hit().iter().flat_map(|hit| hit.iter()) {
+    ///         println!("{}: {count}", limit.name());
+    ///     }
+    ///     Ok(())
     /// }
-    /// #   Ok(())
-    /// # }
     /// ```
     #[must_use]
     pub fn limits_hit(&self) -> Option<LimitsHit> {

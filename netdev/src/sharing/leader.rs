@@ -1,5 +1,5 @@
-//! The leader of the processes on an address works for all: its socket has a second name. The others
-//! are connected to it, and learn of its end.
+//! The leader of the processes on an address works for all: its socket has a second name. The
+//! others are connected to it, and learn of its end.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};

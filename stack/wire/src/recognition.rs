@@ -90,8 +90,8 @@ pub struct PeerInfo {
 pub enum RecognitionMad {
     /// Asks the peer whether it is a Rocinante.
     Probe,
-    /// A Rocinante's receive queues; `None` if the reply is of a version that is not known here, or has
-    /// values without a meaning.
+    /// A Rocinante's receive queues; `None` if the reply is of a version that is not known here, or
+    /// has values without a meaning.
     Reply(Option<PeerInfo>),
     /// Neither, of a version that is not known here.
     Unknown,

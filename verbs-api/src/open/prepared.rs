@@ -84,7 +84,8 @@ impl PreparedContext {
     /// Opens the device, or joins the contexts of this process that have it open.
     ///
     /// # Errors
-    /// As [`OpenOptions::open`](super::OpenOptions::open), with this value: a later call may succeed.
+    /// As [`OpenOptions::open`](super::OpenOptions::open), with this value: a later call may
+    /// succeed.
     pub fn open(self) -> Result<Context, Refused<Self>> {
         match self.prepared.open() {
             Ok(device) => Ok(Context { device: Device::Soft(device) }),
