@@ -12,8 +12,7 @@ mod frames;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod handed;
-#[doc(hidden)]
-pub mod kernel;
+mod kernel;
 mod port;
 mod sharing;
 pub mod sim;
@@ -21,6 +20,12 @@ pub mod sim;
 mod testing;
 mod tuning;
 mod udp;
+
+/// The kernel's objects for `rocinante-agent`. No part of the API.
+#[doc(hidden)]
+pub mod for_agent {
+    pub use crate::kernel::{bpf, descriptors, namespaces, rtnl};
+}
 
 /// The UDP destination port of RoCEv2 (IANA `ri-oce`), in both directions.
 pub const ROCE_PORT: u16 = 4791;

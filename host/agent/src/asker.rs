@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::{PeerCredentials, PeerPidfd};
+use rocinante_netdev::for_agent::namespaces::owning_user_namespace;
 use rocinante_netdev::handed::{Code, Refused};
-use rocinante_netdev::kernel::namespaces::owning_user_namespace;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 

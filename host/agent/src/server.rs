@@ -10,11 +10,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rocinante_netdev::for_agent::namespaces::refuse_descriptors;
 use rocinante_netdev::handed::guard;
 use rocinante_netdev::handed::{
     Answer, Code, Refused, Request, WAIT_MAX, receive_request, send_answer,
 };
-use rocinante_netdev::kernel::namespaces::refuse_descriptors;
 use rocinante_netdev::{GiveLimits, Given, give};
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,

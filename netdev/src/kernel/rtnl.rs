@@ -1,9 +1,9 @@
 //! The kernel's interfaces, routes, neighbours and queueing disciplines.
 //!
-//! [`Rtnl`] asks over an rtnetlink socket (rtnetlink(7)): one request, one answer, blocking, with a
+//! `Rtnl` asks over an rtnetlink socket (rtnetlink(7)): one request, one answer, blocking, with a
 //! timeout. Use it to open a port, to add a path and for periodic chores, never on the fast path.
-//! [`Monitor`] receives announcements of changes. Nothing here needs a privilege. The answers are
-//! those of the network namespace of the thread that called [`Rtnl::open`].
+//! `Monitor` receives announcements of changes. Nothing here needs a privilege. The answers are
+//! those of the network namespace of the thread that called `Rtnl::open`.
 
 mod link;
 mod monitor;

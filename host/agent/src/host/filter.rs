@@ -6,7 +6,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::OnceLock;
 
-use rocinante_netdev::kernel::bpf::{Described, Map, Program};
+use rocinante_netdev::for_agent::bpf::{Described, Map, Program};
 
 use super::program::{self, KEY_LEN};
 

@@ -5,8 +5,8 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd as _};
 
-use rocinante_netdev::kernel::rtnl::query::{Query, ip, text, word};
-use rocinante_netdev::kernel::rtnl::socket::{Attributes, NetlinkSocket};
+use rocinante_netdev::for_agent::rtnl::query::{Query, ip, text, word};
+use rocinante_netdev::for_agent::rtnl::socket::{Attributes, NetlinkSocket};
 
 const RTM_NEWNSID: u16 = 88;
 const RTM_GETNSID: u16 = 90;

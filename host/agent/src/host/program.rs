@@ -17,8 +17,8 @@
 
 use std::net::IpAddr;
 
-use rocinante_netdev::kernel::bpf::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size, net_u16};
-use rocinante_netdev::kernel::bpf::{Map, TCX_DROP, TCX_NEXT};
+use rocinante_netdev::for_agent::bpf::asm::{Asm, Cond, Helper, Insn, Label, Reg, Size, net_u16};
+use rocinante_netdev::for_agent::bpf::{Map, TCX_DROP, TCX_NEXT};
 
 use super::filter::Reason;
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use rocinante_lab::{LabError, Netns};
 use rocinante_netdev::TcxDrop;
-use rocinante_netdev::kernel::bpf::{TCX_DROP, TCX_NEXT};
-use rocinante_netdev::kernel::descriptors::wait_readable;
-use rocinante_netdev::kernel::namespaces::owning_user_namespace;
+use rocinante_netdev::for_agent::bpf::{TCX_DROP, TCX_NEXT};
+use rocinante_netdev::for_agent::descriptors::wait_readable;
+use rocinante_netdev::for_agent::namespaces::owning_user_namespace;
 
 use super::*;
 

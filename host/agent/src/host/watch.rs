@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use netlink_sys::{Socket, SocketAddr};
 
-use rocinante_netdev::kernel::namespaces::receive;
-use rocinante_netdev::kernel::rtnl::socket::Messages;
+use rocinante_netdev::for_agent::namespaces::receive;
+use rocinante_netdev::for_agent::rtnl::socket::Messages;
 
 use super::namespaces::NsId;
 

@@ -202,7 +202,7 @@ pub fn hand_out(
     Ok(read)
 }
 
-pub fn keeps_changing() -> io::Error {
+pub(crate) fn keeps_changing() -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, "the kernel's tables keep changing")
 }
 
@@ -220,6 +220,7 @@ fn error_code(payload: &[u8]) -> i32 {
 
 /// The parts of `struct nlmsghdr` that matter here.
 pub struct Header {
+    /// `nlmsg_type`.
     pub kind: u16,
     flags: u16,
     sequence: u32,
