@@ -18,7 +18,7 @@ use rocinante::OpenOptions;
 use rocinante::device::Backend;
 use rocinante_netdev::handed::AGENT_VARIABLE;
 use rocinante_netdev::sysfs;
-use rocinante_netdev::{Errand, Guardian, Interface, Left, keep_from_children};
+use rocinante_netdev::{Errand, Guardian, Interface, Left, close_elsewhere, keep_from_children};
 use rustix::process::{
     DumpableBehavior, PidfdFlags, Signal, child_subreaper, getpid, kill_process, pidfd_open,
     set_dumpable_behavior, setsid,
@@ -201,12 +201,16 @@ fn guard(guardian: &mut Guardian) -> io::Result<()> {
                         scope.spawn(act);
                     }
                 }
-                Errand::Stranger { .. } if children.len() >= STRANGERS_MAX => {}
                 Errand::Stranger { connection, uid, gid } => {
-                    let mut command = own(Part::BeForOne);
-                    command.args(["--user", &uid.to_string(), "--group", &gid.to_string()]);
-                    command.stdin(connection).stdout(Stdio::null());
-                    children.extend(command.spawn());
+                    if children.len() < STRANGERS_MAX
+                        && let Ok(stdin) = connection.try_clone()
+                    {
+                        let mut command = own(Part::BeForOne);
+                        command.args(["--user", &uid.to_string(), "--group", &gid.to_string()]);
+                        command.stdin(stdin).stdout(Stdio::null());
+                        children.extend(command.spawn());
+                    }
+                    close_elsewhere(connection);
                 }
             }
         }

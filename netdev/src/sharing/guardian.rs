@@ -203,7 +203,7 @@ impl Guardian {
                 Ok(descriptors::Peer { uid, gid, .. }) if uid != own.as_raw() && own.is_root() => {
                     return Some(Errand::Stranger { connection, uid, gid });
                 }
-                _ => strangers::close(connection),
+                _ => strangers::close_elsewhere(connection),
             }
         }
         None

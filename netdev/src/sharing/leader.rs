@@ -144,7 +144,7 @@ impl Leadership {
                     if watchers.len() < WATCHERS_MAX && check_user(&watcher).is_ok() {
                         watchers.push(watcher);
                     } else {
-                        strangers::close(watcher);
+                        strangers::close_elsewhere(watcher);
                     }
                 }
                 Ok(has_gone)

@@ -50,6 +50,7 @@ use self::leader::Leadership;
 use self::lifeline::{AgentLink, Registration};
 use self::locks::On;
 pub use self::locks::PortClaim;
+pub use self::strangers::close_elsewhere;
 
 use crate::kernel::interface::Interface;
 use crate::port::config::{PacketConfig, PortConfig, Shards};

@@ -271,7 +271,7 @@ pub(super) fn welcome(objects: &Objects) -> bool {
         // It may have gone.
         let _ = rights::send::<SPACE>(&connection, &[0], &objects.descriptors());
     } else {
-        strangers::close(connection);
+        strangers::close_elsewhere(connection);
     }
     true
 }

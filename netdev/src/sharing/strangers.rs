@@ -17,8 +17,8 @@ pub(super) fn are_few() -> bool {
     CLOSING.load(Ordering::Relaxed) < CLOSING_MAX
 }
 
-/// Closes a connection of another user. The caller does not wait for that.
-pub(super) fn close(connection: OwnedFd) {
+/// Closes a connection of another user in a thread of its own, as that may take long.
+pub fn close_elsewhere(connection: OwnedFd) {
     CLOSING.fetch_add(1, Ordering::Relaxed);
     let closing = Closing(Some(connection));
     let thread = std::thread::Builder::new().name("roce-close".into()).stack_size(STACK_BYTES);

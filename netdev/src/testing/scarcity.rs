@@ -128,7 +128,11 @@ fn without_descriptors(v0: &Interface, backend: Backend) {
     let before = held(v0);
     let counts = if backend == Backend::Xdp { 1..2 } else { 1..3 };
     for count in counts {
-        let (ports, failed) = until_it_succeeds(v0, || open(v0, backend, count), OpenError::errno);
+        let errno = |e: &OpenError| {
+            assert!(e.to_string().contains("ulimit -n"), "{e}");
+            e.errno()
+        };
+        let (ports, failed) = until_it_succeeds(v0, || open(v0, backend, count), errno);
         assert!(failed >= 3 * count, "{backend}, {count}: {failed}");
         drop(ports);
         assert_eq!(held(v0), before, "{backend}, {count}");

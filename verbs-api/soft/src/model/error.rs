@@ -133,7 +133,15 @@ impl fmt::Display for VerbsError {
             Self::Exchange(why) => write!(f, "exchange of connection data: {why}"),
             Self::Hardware(error) => error.fmt(f),
             Self::Cm(failure) => failure.fmt(f),
-            Self::Io(error) => error.fmt(f),
+            Self::Io(error) => {
+                error.fmt(f)?;
+                match error.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE) => {
+                        f.write_str(": raise the limit of open files (`ulimit -n`)")
+                    }
+                    _ => Ok(()),
+                }
+            }
             Self::TimedOut => f.write_str("the time given is over"),
         }
     }
@@ -271,6 +279,15 @@ mod tests {
             let kept = if errno == Errno::NOBUFS { Errno::IO } else { errno };
             assert_eq!(VerbsError::Path(worded).errno(), kept.raw_os_error(), "{errno}");
         }
+    }
+
+    #[test]
+    fn a_limit_of_descriptors_has_its_hint() {
+        let error = |errno| VerbsError::Io(io::Error::from_raw_os_error(errno)).to_string();
+        for errno in [libc::EMFILE, libc::ENFILE] {
+            assert!(error(errno).ends_with(": raise the limit of open files (`ulimit -n`)"));
+        }
+        assert!(!error(libc::EIO).contains("ulimit"));
     }
 
     /// The text of a program that prints all sources, as `anyhow` does.
