@@ -20,8 +20,8 @@ pub struct OpenError {
 }
 
 impl OpenError {
-    /// An error with the kernel's answer. A limit of descriptors has a hint of its own where the
-    /// caller has none: any system call may be the one that meets it.
+    /// An error with the kernel's answer. A limit of descriptors has a hint of its own: any system
+    /// call may be the one that meets it.
     pub fn os(
         backend: Backend,
         what: impl Into<String>,
@@ -29,8 +29,9 @@ impl OpenError {
         hint: impl Into<String>,
     ) -> Self {
         let mut hint = hint.into();
-        let is_limit = matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
-        if hint.is_empty() && is_limit {
+        let is_limit =
+            matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ETOOMANYREFS));
+        if is_limit {
             hint = "raise the limit of open files (`ulimit -n`)".into();
         }
         Self { backend, what: what.into(), source: Some(source), hint }

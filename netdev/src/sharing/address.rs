@@ -118,9 +118,6 @@ impl Shared {
     ) -> Result<(), OpenError> {
         let fail = |what: &str, e: io::Error| {
             let hint = match e.raw_os_error() {
-                Some(libc::EMFILE | libc::ENFILE | libc::ETOOMANYREFS) => {
-                    "raise the limit of open files (`ulimit -n`)".to_owned()
-                }
                 // Every entry has descriptors, and the table is a pair.
                 None | Some(libc::EAGAIN) => rendezvous::strange_at(&self.name).hint,
                 _ => String::new(),

@@ -212,7 +212,6 @@ fn make(address: IpAddr, options: Options, role: Role) -> Result<Socket, OpenErr
     };
     let socket = Socket::new(address.is_ipv6()).map_err(|e| {
         let hint = match e.raw_os_error() {
-            Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (`ulimit -n`)",
             Some(libc::EAFNOSUPPORT) => "this kernel has no such address family: use the other",
             _ => "",
         };

@@ -253,10 +253,9 @@ fn check_memory(memory: BorrowedFd<'_>, chunks: u32) -> Result<(), OpenError> {
 }
 
 pub(super) fn copy(fd: BorrowedFd<'_>) -> Result<OwnedFd, OpenError> {
-    fd.try_clone_to_owned().map(apart).map_err(|e| {
-        let hint = "raise the limit of open files (`ulimit -n`)";
-        OpenError::os(Backend::Xdp, "cannot copy a descriptor", e, hint)
-    })
+    fd.try_clone_to_owned()
+        .map(apart)
+        .map_err(|e| OpenError::os(Backend::Xdp, "cannot copy a descriptor", e, ""))
 }
 
 /// Lets calls of this process drive the driver. Without zero-copy there is no driver queue to poll;
