@@ -4,42 +4,52 @@
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::ops::Deref;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 pub(crate) use rocinante_netdev::{
-    Backend, DEVICES_VARIABLE, NamedInterface, NextHop, PortClaim, apart, gid_table_len,
-    named_interfaces, sysfs,
+    DEVICES_VARIABLE, NamedInterface, NextHop, PortClaim, apart, gid_table_len, named_interfaces,
+    sysfs,
 };
 use rocinante_soft as soft;
-use rocinante_soft::model::device::{DeviceAttr, DeviceCounters};
+use rocinante_soft::model::device::DeviceCounters;
 use rocinante_soft::model::error::VerbsError;
-use rocinante_soft::model::event::AsyncEvent;
-use rocinante_soft::model::qp::{ModifyAttr, PeerPath, PostListError, QpCaps};
+use rocinante_soft::model::qp::{PeerPath, QpCaps};
 use rocinante_soft::provider::advice::Advice;
-use rocinante_soft::provider::manager::{ListensTo, Manager, Place};
+pub(crate) use rocinante_soft::provider::manager::Manager;
+use rocinante_soft::provider::manager::{ListensTo, Place};
 use rocinante_soft::provider::memory::{self, Range};
+pub(crate) use rocinante_soft::provider::random::random;
 use rocinante_soft::provider::wake;
 use rocinante_soft::provider::wakers::Woken;
+pub(crate) use rocinante_soft::{Qp, Srq, Window as Mw};
 pub(crate) use rocinante_stack::cm::{
     Accept, AskId, Asked, CmEvent, ConnId, Connect, Ended, ListenerId, QpSide, QueryId, Reply,
     Request,
 };
 use rocinante_stack::mem::{Access, AccessError, MwType, Sge};
-use rocinante_stack::types::{Key, Qpn};
-use rocinante_stack::verbs::{AhId, QpState, QpType, RecvWr, SendWr};
+use rocinante_stack::types::Key;
+use rocinante_stack::verbs::{AhId, QpType};
 pub(crate) use rocinante_stack::verbs::{Cqe, Sender};
 pub(crate) use rocinante_stack::wire::cm::{
     PortSpace, RejReason, ServiceId, SidrStatus, Transport,
 };
 pub(crate) use rocinante_stack::{GROUPS_MAX, MEMBERS_MAX, grh_addresses};
-use rocinante_stack::{QpAttr, SrqAttr, SrqChange};
 use rustix::io::Errno;
 
 /// The device in software of a context.
 #[derive(Debug)]
 pub(crate) struct Device(Arc<soft::Device>);
+
+impl Deref for Device {
+    type Target = soft::Device;
+
+    fn deref(&self) -> &soft::Device {
+        &self.0
+    }
+}
 
 impl Device {
     pub(crate) fn new(device: Arc<soft::Device>) -> Self {
@@ -50,40 +60,6 @@ impl Device {
     #[must_use]
     pub(crate) fn watch(&self) -> Watched {
         Watched(Arc::downgrade(self.0.hca()))
-    }
-
-    pub(crate) fn attributes(&self) -> DeviceAttr {
-        self.0.query()
-    }
-
-    pub(crate) fn backend(&self) -> Backend {
-        self.0.capabilities.backend
-    }
-
-    pub(crate) fn gids(&self) -> &[IpAddr] {
-        &self.0.gids
-    }
-
-    pub(crate) fn gid_table(&self) -> Vec<Option<IpAddr>> {
-        self.0.gid_table()
-    }
-
-    pub(crate) fn counters(&self) -> DeviceCounters {
-        self.0.counters()
-    }
-
-    pub(crate) fn next_event(&self) -> Option<AsyncEvent> {
-        self.0.next_event()
-    }
-
-    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
-        self.0.event_fd()
-    }
-
-    /// Where the peer of a queue pair is.
-    #[must_use]
-    pub(crate) fn peer_of(&self, qpn: Qpn) -> Option<IpAddr> {
-        self.0.peer_of(qpn)
     }
 
     pub(crate) fn alloc_pd(&self) -> Result<Pd, VerbsError> {
@@ -206,34 +182,6 @@ impl Device {
         self.0.accept_into(conn, accept, Direct::owner(sink))
     }
 
-    pub(crate) fn establish(&self, conn: ConnId) -> Result<(), VerbsError> {
-        self.0.establish(conn)
-    }
-
-    /// The first message has come: as if the peer's RTU had.
-    pub(crate) fn message_arrived(&self, conn: ConnId) {
-        self.0.cm_message_arrived(conn);
-    }
-
-    pub(crate) fn reject(
-        &self,
-        conn: ConnId,
-        reason: RejReason,
-        private: &[u8],
-    ) -> Result<(), VerbsError> {
-        self.0.reject(conn, reason, private)
-    }
-
-    /// One that has ended is no error.
-    pub(crate) fn disconnect(&self, conn: ConnId) -> Result<(), VerbsError> {
-        self.0.disconnect(conn)
-    }
-
-    /// Rejects or ends it; after that only its release is reported.
-    pub(crate) fn forget(&self, conn: ConnId) {
-        self.0.forget(conn);
-    }
-
     /// Asks for the queue pair of a datagram service: our address and the peer's, the service and
     /// our port.
     pub(crate) fn resolve<S: CmSink + 'static>(
@@ -244,20 +192,6 @@ impl Device {
         sink: Arc<S>,
     ) -> Result<QueryId, VerbsError> {
         self.0.resolve_into(way, service, private, Direct::owner(sink))
-    }
-
-    pub(crate) fn forget_query(&self, query: QueryId) {
-        self.0.forget_query(query);
-    }
-
-    /// Answers a question with a queue pair and its Q_Key, or refuses.
-    pub(crate) fn answer(
-        &self,
-        ask: AskId,
-        answer: Result<(Qpn, u32), SidrStatus>,
-        private: &[u8],
-    ) -> Result<(), VerbsError> {
-        self.0.answer(ask, answer, private)
     }
 }
 
@@ -302,11 +236,6 @@ pub(crate) fn is_accessible(address: u64, len: usize, writable: bool) -> bool {
 #[must_use]
 pub(crate) fn is_readable(address: u64, len: usize) -> bool {
     memory::is_readable(address, len)
-}
-
-/// A random number.
-pub(crate) fn random() -> Result<u32, VerbsError> {
-    rocinante_soft::provider::random::random()
 }
 
 /// The counters of a device. They keep nothing open.
@@ -376,7 +305,7 @@ impl Pd {
     }
 
     pub(crate) fn alloc_mw(&self, mw_type: MwType) -> Result<Mw, VerbsError> {
-        soft::Window::alloc(&self.0, mw_type).map(Mw)
+        soft::Window::alloc(&self.0, mw_type)
     }
 
     pub(crate) fn create_ah(&self, path: &PeerPath) -> Result<Ah, VerbsError> {
@@ -390,7 +319,7 @@ impl Pd {
     }
 
     pub(crate) fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<Srq, VerbsError> {
-        soft::Srq::create(&self.0, max_wr, max_sge).map(Srq)
+        soft::Srq::create(&self.0, max_wr, max_sge)
     }
 
     pub(crate) fn create_qp(&self, init: &QpInit<'_>) -> Result<Qp, VerbsError> {
@@ -399,13 +328,13 @@ impl Pd {
             qp_type: init.qp_type,
             send_cq: &init.send_cq.0,
             recv_cq: &init.recv_cq.0,
-            srq: init.srq.map(|srq| &srq.0),
+            srq: init.srq,
             caps: init.caps,
             sq_sig_all: init.sq_sig_all,
             context: 0,
             shard: None,
         };
-        soft::Qp::create(&self.0, &attr).map(Qp)
+        soft::Qp::create(&self.0, &attr)
     }
 }
 
@@ -437,17 +366,6 @@ impl Mr {
     }
 }
 
-/// A memory window.
-#[derive(Debug)]
-pub(crate) struct Mw(soft::Window);
-
-impl Mw {
-    #[must_use]
-    pub(crate) fn first_key(&self) -> Key {
-        self.0.first_key()
-    }
-}
-
 /// An address handle.
 #[derive(Debug)]
 pub(crate) struct Ah(soft::Ah, #[allow(dead_code, reason = "as of a domain")] soft::Counted);
@@ -463,6 +381,14 @@ impl Ah {
 #[derive(Debug)]
 pub(crate) struct Channel(soft::Channel);
 
+impl Deref for Channel {
+    type Target = soft::Channel;
+
+    fn deref(&self) -> &soft::Channel {
+        &self.0
+    }
+}
+
 impl Channel {
     /// The number of the queue of the next event.
     #[must_use]
@@ -477,16 +403,20 @@ impl Channel {
         self.0.wait(until);
         wake::take_interrupted()
     }
-
-    #[must_use]
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.0.fd()
-    }
 }
 
 /// A completion queue.
 #[derive(Debug)]
 pub(crate) struct Cq(Arc<soft::Cq>);
+
+impl Deref for Cq {
+    type Target = soft::Cq;
+
+    #[inline]
+    fn deref(&self) -> &soft::Cq {
+        &self.0
+    }
+}
 
 impl Cq {
     #[must_use]
@@ -494,113 +424,8 @@ impl Cq {
         self.0.id().0
     }
 
-    #[inline]
-    pub(crate) fn poll<T>(
-        &self,
-        out: &mut [T],
-        make: impl Fn(Cqe) -> T,
-    ) -> Result<usize, VerbsError> {
-        self.0.poll_as(out, make)
-    }
-
-    /// As [`poll`](Self::poll). If there is none, it may be that [no more come](Self::check_end).
-    #[inline]
-    pub(crate) fn take<T>(&self, out: &mut [T], make: impl Fn(Cqe) -> T) -> usize {
-        self.0.take_or_drive(out, make)
-    }
-
-    /// Whether completions were lost, or the interface is gone.
-    #[inline]
-    #[must_use]
-    pub(crate) fn has_ended(&self) -> bool {
-        self.0.has_ended()
-    }
-
-    /// The error if no more completions come.
-    pub(crate) fn check_end(&self) -> Result<(), VerbsError> {
-        self.0.check_end()
-    }
-
     pub(crate) fn resize(&self, depth: u32) -> Result<(), VerbsError> {
         self.0.device().limits.check_depth(depth)?;
         self.0.resize(depth)
-    }
-
-    #[inline]
-    pub(crate) fn req_notify(&self, solicited_only: bool) {
-        self.0.req_notify(solicited_only);
-    }
-}
-
-/// A shared receive queue.
-#[derive(Debug)]
-pub(crate) struct Srq(soft::Srq);
-
-impl Srq {
-    #[must_use]
-    pub(crate) fn number(&self) -> u32 {
-        self.0.number()
-    }
-
-    #[inline]
-    pub(crate) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
-        self.0.post_recv(list)
-    }
-
-    pub(crate) fn modify(&self, change: &SrqChange) -> Result<(), VerbsError> {
-        self.0.modify(change)
-    }
-
-    #[must_use]
-    pub(crate) fn query(&self) -> SrqAttr {
-        self.0.query()
-    }
-}
-
-/// A queue pair; dropping it destroys it.
-#[derive(Debug)]
-pub(crate) struct Qp(soft::Qp);
-
-impl Qp {
-    #[must_use]
-    pub(crate) fn qpn(&self) -> Qpn {
-        self.0.qpn()
-    }
-
-    pub(crate) fn modify(&self, change: &ModifyAttr) -> Result<(), VerbsError> {
-        self.0.modify(change)
-    }
-
-    #[must_use]
-    pub(crate) fn query(&self) -> (QpState, QpAttr, QpCaps) {
-        self.0.query()
-    }
-
-    #[inline]
-    pub(crate) fn post_send(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.0.post_send(list)
-    }
-
-    /// Posts all requests of a list, or none.
-    pub(crate) fn post_send_all(&self, list: &[SendWr<'_>]) -> Result<(), PostListError> {
-        self.0.post_send_all(list)
-    }
-
-    #[inline]
-    pub(crate) fn post_recv(&self, list: &[RecvWr<'_>]) -> Result<(), PostListError> {
-        self.0.post_recv(list)
-    }
-
-    #[must_use]
-    pub(crate) fn is_in_group(&self) -> bool {
-        self.0.is_in_group()
-    }
-
-    pub(crate) fn attach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
-        self.0.attach_mcast(group)
-    }
-
-    pub(crate) fn detach_mcast(&self, group: IpAddr) -> Result<(), VerbsError> {
-        self.0.detach_mcast(group)
     }
 }

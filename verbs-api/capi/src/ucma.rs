@@ -35,7 +35,7 @@ use self::table::Table;
 use self::words::{In, Out};
 use crate::devices::Found;
 use crate::log::{Level, say};
-use crate::plain::PortSpace;
+use crate::plain::{Manager as _, PortSpace};
 
 /// A value, or the errno.
 pub(crate) type Outcome<T> = Result<T, c_int>;

@@ -100,14 +100,14 @@ impl Shared {
             Err(error) => return Err(cannot_open(&self.found, &error)),
         };
         *prepared = None;
-        let attr = device.attributes();
-        let addresses: Vec<String> = device.gids().iter().map(ToString::to_string).collect();
+        let attr = device.query();
+        let addresses: Vec<String> = device.gids.iter().map(ToString::to_string).collect();
         say(
             if attr.instead_of.is_some() { Level::Warn } else { Level::Info },
             format_args!(
                 "{}: {interface} on {}: {}; bound UDP port 4791 of {}",
                 self.found.name,
-                device.backend(),
+                device.capabilities.backend,
                 attr.chosen_because,
                 addresses.join(", ")
             ),

@@ -218,7 +218,7 @@ unsafe fn poll(cq: *mut abi::Cq, entries: c_int, wc: *mut abi::Wc) -> Outcome<c_
     let (queue, out) = unsafe {
         (Queue::of(cq)?, std::slice::from_raw_parts_mut(wc, entries.unsigned_abs() as usize))
     };
-    let count = queue.cq.take(out, convert::wc);
+    let count = queue.cq.take_or_drive(out, convert::wc);
     if count == 0 {
         // SAFETY: the program's queue.
         return if queue.cq.has_ended() { unsafe { ended(cq) } } else { Ok(0) };

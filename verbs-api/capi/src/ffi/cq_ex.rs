@@ -48,7 +48,7 @@ unsafe fn take(cq: *mut CqEx, queue: &Queue) -> Outcome<()> {
     let current = unsafe { &mut *queue.current.get() };
     let count = queue
         .cq
-        .poll(std::slice::from_mut(current), convert::wc)
+        .poll_as(std::slice::from_mut(current), convert::wc)
         .map_err(refused("ibv_start_poll"))?;
     if count == 0 {
         return Err(libc::ENOENT);

@@ -12,7 +12,9 @@ use super::id::{Held, Id, Phase, Route, ToId};
 use super::words::{In, Out, errno};
 use super::{Answer, Command, Outcome};
 use crate::convert;
-use crate::plain::{Accept, Connect, QpSide, RejReason, ServiceId, SidrStatus, Transport};
+use crate::plain::{
+    Accept, Connect, Manager as _, QpSide, RejReason, ServiceId, SidrStatus, Transport,
+};
 
 /// The errno where there is no Q_Key, as of `cma_set_default_qkey` of `cma.c` on RoCE.
 const NO_QKEY: std::ffi::c_int = libc::ENODEV;
@@ -236,7 +238,7 @@ impl Command<'_> {
         if self.body.u32(4) != COMM_EST {
             return Err(libc::EINVAL);
         }
-        opened.device.message_arrived(*conn);
+        opened.device.cm_message_arrived(*conn);
         Ok(Answer::default())
     }
 

@@ -81,7 +81,7 @@ impl Ports {
     /// Claims a port on the addresses of a device, as far as ids have it there.
     fn claim(&self, (space, port): Key, device: &Opened) -> std::io::Result<()> {
         let owners = self.bound.get(&(space, port)).map_or(&[][..], Vec::as_slice);
-        device.device.gids().iter().try_for_each(|address| {
+        device.device.gids.iter().try_for_each(|address| {
             let mut here = owners.iter().filter(|owner| owner.covers(*address, device));
             let claim = match here.next() {
                 None => PortClaim::None,
@@ -131,8 +131,7 @@ impl Ports {
         let owners = self.bound.get(&(space, port));
         owners.map_or(Ok(()), |owners| conflict(owners, of, false))?;
         let is_claimed = |device: &Arc<Opened>| {
-            let mut here =
-                device.device.gids().iter().filter(|address| of.covers(**address, device));
+            let mut here = device.device.gids.iter().filter(|address| of.covers(**address, device));
             here.any(|address| device.device.is_port_claimed((*address, space, port)))
         };
         if self.devices.iter().any(is_claimed) { Err(in_the_way(of)) } else { Ok(()) }
