@@ -130,7 +130,8 @@ impl Closers {
                 let mut inner = self.lock();
                 let now = Instant::now();
                 for thread in inner.threads.values_mut().filter(|thread| thread.due <= now) {
-                    let _ = pthread_kill(thread.handle.as_pthread_t(), INTERRUPT);
+                    // A number by std, of musl's headers a pointer.
+                    let _ = pthread_kill(thread.handle.as_pthread_t() as _, INTERRUPT);
                     thread.due = now + thread.pause;
                     thread.pause = (thread.pause * 2).min(PAUSES[1]);
                 }
