@@ -193,7 +193,7 @@ fn above(said: &str) -> u64 {
         let (file, function) = rest.trim_start().split_once(':')?;
         let is_program = function.starts_with("main [") && function.contains("post-by-c");
         let counts = is_program || ABOVE.iter().any(|name| function.starts_with(name));
-        let is_below = BELOW.iter().any(|folder| file.starts_with(folder));
+        let is_below = BELOW.iter().any(|folder| file.contains(folder));
         (counts && !is_below).then(|| count.replace(',', "").parse::<u64>().ok())?
     };
     said.lines().filter_map(row).sum()
@@ -288,7 +288,7 @@ mod tests {
     fn what_is_above_the_device_counts() {
         let said = "Ir\n\n1,500  verbs-api/capi/src/ffi/post.rs:rocinante_ibverbs::ffi::post::post_send [/x.so]\n\
                      20  /rustc/5/library/core/src/result.rs:rocinante_ibverbs::ffi::cq::poll_cq\n\
-                    300  stack/src/verbs/wr.rs:rocinante_ibverbs::ffi::post::post_send\n\
+                    300  /home/x/stack/src/verbs/wr.rs:rocinante_ibverbs::ffi::post::post_send\n\
                     400  verbs-api/soft/src/cq.rs:rocinante_soft::cq::Cq::poll [/x]\n\
                       3  verbs-api/src/cq.rs:post::main\n\
                       4  ???:main [/target/release/post-by-c]\n\

@@ -191,7 +191,12 @@ fn an_agent_reads_one_request_and_no_descriptor() {
     transport::tests::send_with(&program, &bytes, &[held.as_fd(); 200]);
     assert!(refused().reason.contains("no descriptors"));
     drop(held);
+    // They stay where they are until the connection is closed.
+    assert_eq!(receive_request(&other).map_err(kind), Err(io::ErrorKind::WouldBlock));
+    assert!(refused().reason.contains("no descriptors"));
+    drop(agent);
     assert_eq!(receive_request(&other).map_err(kind), Err(io::ErrorKind::UnexpectedEof));
+    let (program, agent) = pair();
     drop(program);
     assert_eq!(receive_request(&agent).map_err(kind), Err(io::ErrorKind::UnexpectedEof));
     assert!(send_answer(&agent, &answers()[0], &[]).is_err(), "the program has gone");

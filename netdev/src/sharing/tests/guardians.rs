@@ -170,7 +170,7 @@ fn a_guardian_ends_with_the_program_and_its_last_process() {
 #[test]
 fn a_guardian_without_descriptors_waits_and_loses_nothing() {
     let output = std::process::Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "shared::tests::guardians::without_descriptors", "--nocapture"])
+        .args(["--exact", "sharing::tests::guardians::without_descriptors", "--nocapture"])
         .env(WITHOUT, "1")
         .output()
         .expect("it starts");
