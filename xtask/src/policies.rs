@@ -116,7 +116,7 @@ impl Policy {
         Ok(format!("{before}mod {} {{{off}", self.name))
     }
 
-    /// What the files cost that are its own.
+    /// The price of the files that are its own.
     fn price(&self) -> Result<String, String> {
         let (mut lines, mut states, mut tests) = (0, 0, 0);
         for file in &self.own {

@@ -1,6 +1,6 @@
 //! Threads that receive from programs of containers, and close descriptors that came from there.
 //!
-//! A program chooses what it sends, and to close that may take any time: a TCP socket with
+//! A program may send any descriptor, and closing it may take any time: a TCP socket with
 //! `SO_LINGER` waits until its peer has read, a file of FUSE until its server answers. The
 //! kernel closes the descriptors in the queue of a connection with it, and those for which a
 //! message's receiver has no room. So the thread that serves all containers does none of it.

@@ -151,7 +151,7 @@ impl Guards {
             let mut ready = tokio::select! {
                 biased;
                 ready = connection.readable() => ready.ok(),
-                // It may have given the connection away. What it sent before is there.
+                // It may have given the connection away. Its earlier messages are there.
                 _ = process.readable() => None,
             };
             let (from, closers) = (Arc::clone(&connection), Arc::clone(&self.closers));

@@ -164,7 +164,7 @@ async fn serve(agent: Arc<Agent>, listeners: Listeners, watch: Watch) -> io::Res
     // A signal by which threads of the closers end a wait needs a handler, and no more.
     let _interrupts = signal(SignalKind::from_raw(INTERRUPT as i32))?;
     let Listeners { ports, guards } = listeners;
-    // Connections that nobody accepted are closed with it.
+    // Connections that were not accepted are closed with it.
     let listening = |socket| readable(Foreign::new(socket, Share::Stranger, &agent.closers));
     let ports = listening(ports)?;
     // Changes made while no agent ran are read now; later changes are announced.

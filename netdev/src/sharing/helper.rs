@@ -30,7 +30,7 @@ impl<T: Send + 'static> Helper<T> {
     }
 
     /// Waits for the result of a thread that has been asked to end. `None` if it has panicked, or
-    /// does not end: then it stays behind with what it holds.
+    /// does not end: then it stays behind with its descriptors.
     pub(super) fn end(self) -> Option<T> {
         let result = self.result.into_inner().unwrap_or_else(PoisonError::into_inner);
         match result.recv_timeout(PATIENCE) {

@@ -128,7 +128,7 @@ impl Leadership {
                 let before = watchers.len();
                 watchers.retain(|_| !is_over.next().copied().unwrap_or(false));
                 let has_gone = watchers.len() < before;
-                // What cannot be accepted now is reported again; an end is not.
+                // A connection that cannot be accepted now is reported again; an end is not.
                 let failed = |e: io::Error| if has_gone { Ok(true) } else { Err(e) };
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
                 for _ in 0..if *own { AT_ONCE } else { 0 } {

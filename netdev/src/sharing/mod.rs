@@ -94,7 +94,7 @@ pub enum Delivery {
     /// The neighbour has got it.
     Done,
     /// The neighbour lives, and its mailbox is full or not known yet. No other process may answer:
-    /// its answer would end what the neighbour has.
+    /// its answer would end the neighbour's connection.
     Lost,
     /// No process has the slot.
     NoProcess,

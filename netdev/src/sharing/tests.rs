@@ -221,7 +221,7 @@ fn what_is_handed_over_arrives_as_it_was() {
     assert!((10..10_000).contains(&room.count()));
 }
 
-/// Another process would deny what the neighbour has.
+/// Another process would deny the neighbour's connection.
 #[test]
 fn a_datagram_for_a_living_neighbour_is_that_ones_even_if_it_is_lost() {
     let here = address(63);

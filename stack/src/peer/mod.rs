@@ -48,7 +48,7 @@ pub(crate) struct Peers {
     /// Packets without a loss after which the losses before count no more.
     stable_packets: u32,
     peers: Vec<Peer>,
-    /// Changes when users of a peer have to look again for what is known of it. While it is 0, no
+    /// Changes when users of a peer have to look it up again. While it is 0, no
     /// peer is unknown.
     generation: u32,
     /// When the generation changes.
@@ -175,7 +175,7 @@ impl Peers {
         }
     }
 
-    /// Users that have seen another generation look for what is known of their peer.
+    /// Users that have seen another generation look up their peer.
     #[inline]
     pub(crate) fn generation(&self) -> u32 {
         self.generation
@@ -214,7 +214,7 @@ impl Peers {
     }
 
     /// A peer announced the pace of its queues, of which each of the first slots has one; `None` if
-    /// what it said before holds no more.
+    /// its earlier announcement holds no more.
     pub(crate) fn learn(&mut self, address: IpAddr, takes: Option<(u8, Pacing)>) {
         for Peer { key, receiver, .. } in
             self.peers.iter_mut().filter(|it| it.key.address == address)

@@ -95,7 +95,7 @@ pub(crate) struct Core {
     last_wqe_reported: bool,
     /// Whether the event is wanted that all work begun before SQD is done.
     pub(crate) drain_wanted: bool,
-    /// The generation of peers in which it looked for what is known of its own.
+    /// The generation of peers in which it looked up its own.
     pub(crate) peers_seen: u32,
 }
 

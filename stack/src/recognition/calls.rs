@@ -1,4 +1,4 @@
-//! The engine's part of recognition: its calls, and its queue pairs that look for what is known.
+//! The engine's part of recognition: its calls, and its queue pairs that look up their peers.
 //!
 //! The engine with QP1 probes and replies. Where queue pairs are spread over several engines, the
 //! others report new peers to it, and get the replies from it ([`Engine::poll_hand_off`]).
@@ -107,7 +107,7 @@ impl Engine {
         self.learn(remote, info);
     }
 
-    /// All users of a peer learn what it is.
+    /// All users of a peer learn its kind.
     fn learn(&mut self, remote: IpAddr, info: &PeerInfo) {
         self.shared.peers.learn(remote, Some((info.slots, pace_of(&self.shared.config, info))));
         for qp in self.qps.iter_mut().flatten() {

@@ -57,7 +57,7 @@ impl Neighbours {
         let Some(slot) = slot else { return false };
         match self.slots.deliver(slot, datagram) {
             Delivery::Done => self.handed_over += 1,
-            // An answer of this shard would deny what the neighbour has. All senders repeat.
+            // An answer of this shard would deny the neighbour's connection. All senders repeat.
             Delivery::Lost => self.lost += 1,
             // This shard answers in place of a process that has gone.
             Delivery::NoProcess => return false,

@@ -194,7 +194,7 @@ impl Host {
         fs::read_dir(format!("/proc/{}/fd", self.agent_id())).expect("a process").count()
     }
 
-    /// The number of the agent's children, with those that nobody has waited for.
+    /// The number of the agent's children, with those that were not waited for.
     pub(crate) fn children(&self) -> usize {
         let parent = format!("\nPPid:\t{}\n", self.agent_id());
         let processes = fs::read_dir("/proc").expect("mounted").flatten();

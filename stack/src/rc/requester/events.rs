@@ -171,7 +171,7 @@ impl Requester {
         self.recovery.set_probe(Probe::Timeout);
     }
 
-    /// Probes: has the last packet, or what is known to be lost, go again and ask. Everything goes
+    /// Probes: has the last packet, or the known losses, go again and ask. Everything goes
     /// again with `nak_lost`: the peer may have sent a NAK that was lost, and repeats none. Returns
     /// whether that may be now.
     pub(in crate::rc) fn on_silence(

@@ -1,4 +1,4 @@
-//! The state that decides what may leave: events go in, and only [`permit`](super) asks it.
+//! The state behind each permit: events go in, and only [`permit`](super) asks it.
 
 use super::batching::Batch;
 use super::credits::Credits;

@@ -28,7 +28,7 @@ use crate::tuning::message_runs;
 use crate::types::{Seq, Time};
 use crate::verbs::SendOp;
 
-/// What is to leave, and from where.
+/// The next packets to send, and their origin.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Want<'a> {
     /// Packets of SENDs and WRITEs, from the cursor on.
@@ -104,7 +104,7 @@ pub(crate) enum Wait {
 /// Which packets may ask for an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct AckPermit {
-    /// The last packet of a message asks, and each that comes so many PSNs after the last one that
+    /// The last packet of a message asks, and each this number of PSNs after the last one that
     /// asked.
     pub(super) interval: u32,
     /// Acknowledgements with credit, beside one that is reserved for the last packet that may
