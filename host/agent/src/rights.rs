@@ -92,13 +92,6 @@ fn keep_alone(kept: CapabilitySet) -> io::Result<()> {
     Ok(())
 }
 
-/// Raises the limit of open descriptors to its maximum: ports and processes are held by them.
-pub(crate) fn raise_descriptors() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-}
-
 /// Whether this kernel has tcx (Linux 6.6), by the name of its release.
 pub(crate) fn kernel_is_recent() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

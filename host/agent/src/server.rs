@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rocinante_netdev::for_agent::namespaces::refuse_descriptors;
+use rocinante_netdev::for_agent::descriptors::{raise_limit, refuse_rights};
 use rocinante_netdev::handed::guard;
 use rocinante_netdev::handed::{
     Answer, Code, Refused, Request, WAIT_MAX, receive_request, send_answer,
@@ -78,7 +78,8 @@ struct Listeners {
 /// A right is missing, another agent runs with this state, or the socket cannot be made.
 pub fn run(config: &Config) -> Result<(), AgentError> {
     rights::check()?;
-    rights::raise_descriptors();
+    // Ports and processes are held by them.
+    raise_limit();
     let own = Own::new().map_err(|e| AgentError::os("/proc/self/ns", &e, "mount /proc"))?;
     let state = StateFile::open(&config.state, own.network().inode()).map_err(|e| {
         AgentError::os(config.state.display(), &e, "one agent at a time has a state")
@@ -111,7 +112,7 @@ pub fn run(config: &Config) -> Result<(), AgentError> {
     };
     let listeners = Listeners { ports: listen(&config.socket)?, guards };
     // Requests have none. An older kernel does not know the option.
-    let _ = refuse_descriptors(&listeners.ports);
+    refuse_rights(&listeners.ports);
     rights::drop_others()?;
     let no_netlink = |e| AgentError::os("cannot open rtnetlink", &e, "it needs Linux 4.20");
     let containers = Containers::new(config, state).map_err(no_netlink)?;

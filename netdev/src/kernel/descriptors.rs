@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::kernel::call;
 
@@ -286,7 +287,7 @@ pub(crate) fn attach_filter(socket: impl AsFd, program: &[libc::sock_filter]) ->
 /// Has the kernel refuse messages with descriptors to a Unix socket, and to those that it accepts
 /// (Linux 6.16). The receiver of descriptors closes them, which may take as long as the sender
 /// likes.
-pub(crate) fn refuse_rights(socket: impl AsFd) {
+pub fn refuse_rights(socket: impl AsFd) {
     /// Of socket(7), on all processors that this crate is for.
     const SO_PASSRIGHTS: libc::c_int = 83;
     let (fd, none) = (socket.as_fd().as_raw_fd(), 0_i32);
@@ -294,6 +295,12 @@ pub(crate) fn refuse_rights(socket: impl AsFd) {
     // SAFETY: the kernel reads `len` bytes, which is the size of `none`. Earlier kernels do not
     // know the option.
     unsafe { call::setsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, at, len) };
+}
+
+/// Raises the limit of open descriptors to its maximum, as far as the kernel permits.
+pub fn raise_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Whether this process may have that many descriptors more. It makes copies of `fd`.

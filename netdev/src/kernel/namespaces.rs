@@ -8,8 +8,6 @@ use crate::kernel::call;
 
 /// `_IO(0xb7, 1)` of `linux/nsfs.h`.
 const NS_GET_USERNS: libc::c_ulong = 0xb701;
-/// Of `asm-generic/socket.h`, since Linux 6.16.
-const SO_PASSRIGHTS: libc::c_int = 83;
 /// Of `linux/netlink.h`: the option, and the type of its control message.
 const NETLINK_LISTEN_ALL_NSID: libc::c_int = 8;
 
@@ -24,22 +22,6 @@ pub fn owning_user_namespace(namespace: impl AsFd) -> io::Result<OwnedFd> {
         let fd = libc::ioctl(namespace.as_fd().as_raw_fd(), NS_GET_USERNS as _);
         if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
     }
-}
-
-/// Has the kernel refuse messages with descriptors to connections that are accepted from this
-/// socket of unix(7).
-///
-/// # Errors
-/// `ENOPROTOOPT` before Linux 6.16.
-pub fn refuse_descriptors(listener: impl AsFd) -> io::Result<()> {
-    let off: libc::c_int = 0;
-    let length = size_of_val(&off) as libc::socklen_t;
-    let fd = listener.as_fd().as_raw_fd();
-    // SAFETY: the kernel reads an integer of this length.
-    let set = unsafe {
-        libc::setsockopt(fd, libc::SOL_SOCKET, SO_PASSRIGHTS, (&raw const off).cast(), length)
-    };
-    if set < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// A datagram of a netlink socket, and the number of the network namespace that it is about, if

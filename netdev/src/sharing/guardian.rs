@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, ioctl_fionread};
 use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags, accept_with, bind, getsockname, listen};
-use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+use rustix::process::geteuid;
 use rustix::time::Timespec;
 
 use super::helper::Helper;
@@ -113,14 +113,14 @@ impl Guardian {
     /// limit of this process's descriptors becomes its maximum.
     #[must_use]
     pub fn new(listener: OwnedFd, program: OwnedFd) -> Self {
-        raise_descriptors();
+        descriptors::raise_limit();
         Self { listener: Some(listener), program: Some(program), wards: Vec::new() }
     }
 
     /// The guardian of one process, which has connected. The limit of descriptors is raised, too.
     #[must_use]
     pub fn of(connection: OwnedFd) -> Self {
-        raise_descriptors();
+        descriptors::raise_limit();
         let ward = Ward { connection, places: Vec::new() };
         Self { listener: None, program: None, wards: vec![ward] }
     }
@@ -208,12 +208,6 @@ impl Guardian {
         }
         None
     }
-}
-
-/// Raises the limit of open descriptors to its maximum: wards are held by them.
-fn raise_descriptors() {
-    let limit = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// The state of a ward that is ready.
