@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::ptr;
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
@@ -13,7 +12,7 @@ use rocinante_soft::{Prepared, Wishes};
 use super::border::{Outcome, afford};
 use super::object::{Object, Private};
 use super::wait::Given;
-use super::{cq, ending, fork, memory, pd, post, qp, query, srq, stubs, wait};
+use super::{ending, fork, wait};
 use crate::abi;
 use crate::convert::errno;
 use crate::devices::Found;
@@ -179,8 +178,8 @@ fn cannot_open(found: &Found, error: &rocinante_soft::model::error::VerbsError) 
     error.errno()
 }
 
-/// Makes a context.
-pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi::Context> {
+/// The private part of a new context.
+pub(super) fn prepare(found: &Found) -> Outcome<Shared> {
     afford(0)?;
     // By now another interface may have its name.
     let interface = found.now().ok_or(libc::ENODEV)?;
@@ -191,73 +190,21 @@ pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi:
     let async_fd = prepared.event_fd().try_clone_to_owned();
     let async_fd = async_fd.map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
     let async_fd = Given::from(async_fd);
-    let ops = abi::ContextOps {
-        compat_mw: [ptr::null(); 7],
-        alloc_mw: memory::alloc_mw,
-        bind_mw: post::bind_mw,
-        dealloc_mw: memory::dealloc_mw,
-        compat_create_cq: ptr::null(),
-        poll_cq: cq::poll_cq,
-        req_notify_cq: cq::req_notify_cq,
-        compat_srq: [ptr::null(); 7],
-        post_srq_recv: post::post_srq_recv,
-        compat_qp: [ptr::null(); 4],
-        post_send: post::post_send,
-        post_recv: post::post_recv,
-        compat_rest: [ptr::null(); 5],
-    };
-    let context = abi::Context {
-        device,
-        ops,
-        // There is no file of the kernel behind it; programs only look whether it is negative.
-        cmd_fd: async_fd.number(),
-        async_fd: async_fd.number(),
-        num_comp_vectors: 1,
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        // __VERBS_ABI_IS_EXTENDED.
-        abi_compat: ptr::without_provenance_mut(usize::MAX),
-    };
-    let verbs = abi::VerbsContext {
-        query_port: query::query_port_ex,
-        advise_mr: memory::advise_mr,
-        alloc_null_mr: ptr::null(),
-        counters: [ptr::null(); 4],
-        dm: [ptr::null(); 3],
-        flow_action: [ptr::null(); 3],
-        modify_qp_rate_limit: ptr::null(),
-        alloc_parent_domain: pd::alloc_parent_domain,
-        dealloc_td: pd::dealloc_td,
-        alloc_td: pd::alloc_td,
-        modify_cq: ptr::null(),
-        post_srq_ops: ptr::null(),
-        rwq_and_wq: [ptr::null(); 5],
-        query_rt_values: ptr::null(),
-        create_cq_ex: cq::create_cq_ex,
-        private: ptr::null(),
-        query_device_ex: query::query_device_ex,
-        flows: [ptr::null(); 4],
-        open_qp: ptr::null(),
-        create_qp_ex: qp::create_qp_ex,
-        get_srq_num: srq::get_srq_num,
-        create_srq_ex: srq::create_srq_ex,
-        open_xrcd: ptr::null(),
-        // The header's inline function calls it without a look.
-        close_xrcd: stubs::one_argument,
-        placeholder: 0,
-        sz: size_of::<abi::VerbsContext>(),
-        context,
-    };
-    let shared = Shared {
+    Ok(Shared {
         found: found.clone(),
         opened: OnceLock::new(),
         prepared: Mutex::new(Some(prepared)),
         async_fd,
         generation: fork::generation(),
         objects: Mutex::default(),
-    };
+    })
+}
+
+/// Makes a context of its public and its private part.
+pub(super) fn make(verbs: abi::VerbsContext, shared: Shared) -> *mut abi::Context {
     let verbs = Object::make(verbs, shared);
     // SAFETY: it points to the structure that was just made.
-    Ok(unsafe { &raw mut (*verbs).context })
+    unsafe { &raw mut (*verbs).context }
 }
 
 /// The device knows objects by numbers, and each context has its own.

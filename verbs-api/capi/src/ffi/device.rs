@@ -7,10 +7,10 @@ use std::ptr;
 use std::sync::Mutex;
 
 use super::border::{afford, hush, minus, pointer};
-use super::context;
 use super::fork;
 use super::object::{Object, Private};
 use super::ucma;
+use super::{context, operations};
 use crate::abi;
 use crate::convert::text;
 use crate::devices::{self, Found};
@@ -128,7 +128,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut ab
     pointer(|| {
         // SAFETY: the program's device.
         let found = unsafe { found(device)? };
-        context::open(device, found)
+        operations::open(device, found)
     })
 }
 

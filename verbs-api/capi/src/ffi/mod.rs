@@ -20,6 +20,7 @@ mod kern;
 mod memory;
 mod names;
 mod object;
+mod operations;
 mod pd;
 mod post;
 mod qp;

@@ -1,0 +1,70 @@
+//! The calls that programs make through pointers in a context, and opening one with them.
+
+use std::ptr;
+
+use super::border::Outcome;
+use super::{context, cq, memory, pd, post, qp, query, srq, stubs};
+use crate::abi;
+use crate::devices::Found;
+
+/// Makes a context.
+pub(super) fn open(device: *mut abi::Device, found: &Found) -> Outcome<*mut abi::Context> {
+    let shared = context::prepare(found)?;
+    let ops = abi::ContextOps {
+        compat_mw: [ptr::null(); 7],
+        alloc_mw: memory::alloc_mw,
+        bind_mw: post::bind_mw,
+        dealloc_mw: memory::dealloc_mw,
+        compat_create_cq: ptr::null(),
+        poll_cq: cq::poll_cq,
+        req_notify_cq: cq::req_notify_cq,
+        compat_srq: [ptr::null(); 7],
+        post_srq_recv: post::post_srq_recv,
+        compat_qp: [ptr::null(); 4],
+        post_send: post::post_send,
+        post_recv: post::post_recv,
+        compat_rest: [ptr::null(); 5],
+    };
+    let context = abi::Context {
+        device,
+        ops,
+        // There is no file of the kernel behind it; programs only look whether it is negative.
+        cmd_fd: shared.async_fd.number(),
+        async_fd: shared.async_fd.number(),
+        num_comp_vectors: 1,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        // __VERBS_ABI_IS_EXTENDED.
+        abi_compat: ptr::without_provenance_mut(usize::MAX),
+    };
+    let verbs = abi::VerbsContext {
+        query_port: query::query_port_ex,
+        advise_mr: memory::advise_mr,
+        alloc_null_mr: ptr::null(),
+        counters: [ptr::null(); 4],
+        dm: [ptr::null(); 3],
+        flow_action: [ptr::null(); 3],
+        modify_qp_rate_limit: ptr::null(),
+        alloc_parent_domain: pd::alloc_parent_domain,
+        dealloc_td: pd::dealloc_td,
+        alloc_td: pd::alloc_td,
+        modify_cq: ptr::null(),
+        post_srq_ops: ptr::null(),
+        rwq_and_wq: [ptr::null(); 5],
+        query_rt_values: ptr::null(),
+        create_cq_ex: cq::create_cq_ex,
+        private: ptr::null(),
+        query_device_ex: query::query_device_ex,
+        flows: [ptr::null(); 4],
+        open_qp: ptr::null(),
+        create_qp_ex: qp::create_qp_ex,
+        get_srq_num: srq::get_srq_num,
+        create_srq_ex: srq::create_srq_ex,
+        open_xrcd: ptr::null(),
+        // The header's inline function calls it without a look.
+        close_xrcd: stubs::one_argument,
+        placeholder: 0,
+        sz: size_of::<abi::VerbsContext>(),
+        context,
+    };
+    Ok(context::make(verbs, shared))
+}
