@@ -35,8 +35,9 @@ const LINK: (&str, &str) = ("libibverbs.so", "libibverbs.so.1");
 /// The newest glibc that they may need: that of RHEL 9 and Ubuntu 22.04.
 const GLIBC_MAX: (u32, u32) = (2, 34);
 /// The packages of the workspace that the programs are made of. All others measure or test.
-const SHIPPED: [&str; 10] = [
+const SHIPPED: [&str; 11] = [
     "rocinante",
+    "rocinante-abi",
     "rocinante-agent",
     "rocinante-cli",
     "rocinante-crc",

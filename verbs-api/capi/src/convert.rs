@@ -10,7 +10,7 @@ use rocinante_stack::types::{Mtu, Psn, Qpn};
 use rocinante_stack::verbs::{QpState, QpType, WcOpcode};
 use rocinante_stack::{AltPath, PathMigState, QpAttr};
 
-use crate::abi;
+use crate::abi::{self, WC_GRH, WC_WITH_IMM, WC_WITH_INV, mask};
 use crate::log::{Level, say};
 use crate::plain::{Cqe, Sender};
 
@@ -126,37 +126,12 @@ pub(crate) fn path(av: &abi::AhAttr) -> Option<PeerPath> {
     Some(path)
 }
 
-/// Bits of `enum ibv_qp_attr_mask`.
-pub(crate) mod mask {
-    use std::ffi::c_int;
-
-    pub(crate) const STATE: c_int = 1;
-    pub(crate) const CUR_STATE: c_int = 1 << 1;
-    pub(crate) const EN_SQD_ASYNC_NOTIFY: c_int = 1 << 2;
-    pub(crate) const ACCESS_FLAGS: c_int = 1 << 3;
-    pub(crate) const PKEY_INDEX: c_int = 1 << 4;
-    pub(crate) const PORT: c_int = 1 << 5;
-    pub(crate) const QKEY: c_int = 1 << 6;
-    pub(crate) const AV: c_int = 1 << 7;
-    pub(crate) const PATH_MTU: c_int = 1 << 8;
-    pub(crate) const TIMEOUT: c_int = 1 << 9;
-    pub(crate) const RETRY_CNT: c_int = 1 << 10;
-    pub(crate) const RNR_RETRY: c_int = 1 << 11;
-    pub(crate) const RQ_PSN: c_int = 1 << 12;
-    pub(crate) const MAX_QP_RD_ATOMIC: c_int = 1 << 13;
-    pub(crate) const ALT_PATH: c_int = 1 << 14;
-    pub(crate) const MIN_RNR_TIMER: c_int = 1 << 15;
-    pub(crate) const SQ_PSN: c_int = 1 << 16;
-    pub(crate) const MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
-    pub(crate) const PATH_MIG_STATE: c_int = 1 << 18;
-    pub(crate) const DEST_QPN: c_int = 1 << 20;
-    /// All that a change may have. Capabilities (bit 19) cannot change, and there is no rate limit.
-    pub(crate) const KNOWN: c_int = 0x0017_ffff;
-}
+/// All that a change may have. Capabilities cannot change, and there is no rate limit.
+const KNOWN: c_int = 0x0017_ffff;
 
 /// A change of a queue pair; `None` if a value is one that no queue pair can have.
 pub(crate) fn modify(attr: &abi::QpAttr, bits: c_int) -> Option<ModifyAttr> {
-    if bits & !mask::KNOWN != 0 {
+    if bits & !KNOWN != 0 {
         return None;
     }
     let has = |bit: c_int| bits & bit != 0;
@@ -240,11 +215,6 @@ pub(crate) fn remember(known: &mut abi::QpAttr, attr: &abi::QpAttr, bits: c_int)
         DEST_QPN dest_qp_num;
     }
 }
-
-/// Bits of `enum ibv_wc_flags`.
-const WC_GRH: c_uint = 1;
-const WC_WITH_IMM: c_uint = 1 << 1;
-const WC_WITH_INV: c_uint = 1 << 3;
 
 /// `enum ibv_wc_opcode`.
 fn wc_opcode(opcode: WcOpcode) -> c_int {

@@ -10,6 +10,7 @@ use rocinante_netdev::Interface;
 use rocinante_soft::model::device::Limits;
 use rocinante_stack::types::Mtu;
 
+use crate::abi::cap;
 use crate::abi::{DeviceAttr, PortAttr};
 use crate::convert;
 use crate::log::{Level, say};
@@ -197,16 +198,14 @@ const CAPABILITIES: u32 = CURR_QP_STATE_MOD
     | SYS_IMAGE_GUID
     | RC_RNR_NAK_GEN
     | SRQ_RESIZE
-    | MEM_WINDOW
+    | cap::MEM_WINDOW
     | MEM_MGT_EXTENSIONS
-    | MEM_WINDOW_TYPE_2B;
+    | cap::MEM_WINDOW_TYPE_2B;
 const CURR_QP_STATE_MOD: u32 = 1 << 7;
 const SYS_IMAGE_GUID: u32 = 1 << 11;
 const RC_RNR_NAK_GEN: u32 = 1 << 12;
 const SRQ_RESIZE: u32 = 1 << 13;
-const MEM_WINDOW: u32 = 1 << 17;
 const MEM_MGT_EXTENSIONS: u32 = 1 << 21;
-const MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 
 /// `device_cap_flags_ex`: the above, FLUSH with global visibility and ATOMIC WRITE.
 pub(crate) const CAPABILITIES_EX: u64 = CAPABILITIES as u64 | 1 << 38 | 1 << 40;

@@ -86,19 +86,14 @@ pub(super) fn address(gid: [u8; 16]) -> IpAddr {
     Ipv6Addr::from(gid).to_canonical()
 }
 
-impl From<QpCaps> for abi::QpCap {
-    fn from(caps: QpCaps) -> Self {
-        let QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = caps;
-        Self { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
-    }
+pub(super) fn cap(caps: QpCaps) -> abi::QpCap {
+    let QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = caps;
+    abi::QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
 }
 
-impl From<abi::QpCap> for QpCaps {
-    fn from(cap: abi::QpCap) -> Self {
-        let abi::QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } =
-            cap;
-        Self { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
-    }
+pub(super) fn caps(cap: abi::QpCap) -> QpCaps {
+    let abi::QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = cap;
+    QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
 }
 
 /// The limits of a device. It reports its limit of inline data only when a queue pair is made.
@@ -157,7 +152,7 @@ pub(super) fn hardware_attr(
     let firmware = attr.fw_ver.iter().map(|byte| *byte as u8).take_while(|byte| *byte != 0);
     let mut hardware = HardwareAttr::of_port(port, mtu(port_attr.max_mtu).unwrap_or(Mtu::Mtu4096));
     hardware.firmware = firmware.map(char::from).collect();
-    hardware.node_guid = u64::from_be(attr.node_guid);
+    hardware.node_guid = u64::from_be_bytes(attr.node_guid);
     hardware.vendor_id = attr.vendor_id;
     hardware.vendor_part_id = attr.vendor_part_id;
     hardware.hw_ver = attr.hw_ver;
@@ -339,17 +334,14 @@ pub(super) fn qp_attr_back(
 
 /// The path to the peer, from the GID of this index at this port.
 pub(super) fn path(path: &PeerPath, sgid_index: u8, port: u8) -> abi::AhAttr {
-    let mut out = abi::AhAttr::default();
-    out.grh = abi::GlobalRoute {
+    let grh = abi::GlobalRoute {
         dgid: gid(path.remote),
         flow_label: path.flow_label & 0xf_ffff,
         sgid_index,
         hop_limit: path.hop_limit,
         traffic_class: path.traffic_class,
     };
-    out.is_global = 1;
-    out.port_num = port;
-    out
+    abi::AhAttr { grh, is_global: 1, port_num: port, ..abi::AhAttr::default() }
 }
 
 /// A send request in the library's form, and the element for its inline data, which the caller puts
@@ -377,7 +369,7 @@ pub(super) fn send_wr(wr: &SendWr<'_>, ah: u64) -> Option<(abi::SendWr, Option<S
         send_flags: flags,
         imm_data: imm,
         wr: remote,
-        unused: 0,
+        qp_type: 0,
         bind_mw: bind(&wr.op),
     };
     let inline = match wr.data {

@@ -263,7 +263,7 @@ impl Qp {
             }
             QpType::Uc | QpType::Ud => ffi::SendOps::USUAL,
         };
-        let (caps, all) = (attr.caps.into(), attr.sq_sig_all);
+        let (caps, all) = (convert::cap(attr.caps), attr.sq_sig_all);
         let raw = ffi::Qp::create(pd.raw()?, cqs, srq, qp_type, caps, all, operations)
             .map_err(|error| cannot_create(&attr.caps, error))?;
         if attr.qp_type == QpType::Ud {

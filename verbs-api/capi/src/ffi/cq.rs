@@ -131,8 +131,8 @@ unsafe fn create(
         cq_context,
         handle: number,
         cqe,
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        cond: libc::PTHREAD_COND_INITIALIZER,
+        mutex: abi::MUTEX,
+        cond: abi::COND,
         comp_events_completed: 0,
         async_events_completed: 0,
     };

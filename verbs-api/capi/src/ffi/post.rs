@@ -21,13 +21,7 @@ use crate::abi::{self, MwBindInfo, Sge};
 use crate::convert;
 use crate::plain;
 
-/// Bits of `enum ibv_send_flags`.
-pub(super) mod flag {
-    pub(in crate::ffi) const FENCE: u32 = 1;
-    pub(in crate::ffi) const SIGNALED: u32 = 1 << 1;
-    pub(in crate::ffi) const SOLICITED: u32 = 1 << 2;
-    pub(in crate::ffi) const INLINE: u32 = 1 << 3;
-}
+pub(super) use crate::abi::send_flags as flag;
 
 /// `enum ibv_wr_opcode`.
 mod opcode {
@@ -457,7 +451,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
 pub(super) unsafe extern "C" fn bind_mw(
     qp: *mut abi::Qp,
     mw: *mut abi::Mw,
-    bind_of: *const abi::MwBind,
+    bind_of: *mut abi::MwBind,
 ) -> c_int {
     posted(|| {
         // SAFETY: the program's objects and structure.

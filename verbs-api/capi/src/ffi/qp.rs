@@ -18,7 +18,8 @@ use super::pd::{Domain, Identity};
 use super::qp_ex::{self, Builder};
 use super::srq;
 use crate::abi;
-use crate::convert::{self, mask};
+use crate::abi::mask;
+use crate::convert;
 use crate::log::{Level, say};
 use crate::plain::{self, QpInit};
 
@@ -168,8 +169,8 @@ unsafe fn create(
         qp_num: number,
         state: 0,
         qp_type: init.qp_type,
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        cond: libc::PTHREAD_COND_INITIALIZER,
+        mutex: abi::MUTEX,
+        cond: abi::COND,
         events_completed: 0,
     };
     let max_rd_atomic = u8::try_from(shared.found.attributes().max_qp_rd_atom).unwrap_or(u8::MAX);

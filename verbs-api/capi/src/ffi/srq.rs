@@ -107,8 +107,8 @@ unsafe fn create(
         srq_context,
         pd,
         handle: number,
-        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-        cond: libc::PTHREAD_COND_INITIALIZER,
+        mutex: abi::MUTEX,
+        cond: abi::COND,
         events_completed: 0,
     };
     let (users, events) = (Users::default(), Unacknowledged::default());

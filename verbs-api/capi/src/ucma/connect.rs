@@ -1,5 +1,6 @@
 //! Connections, and what their queue pairs need.
 
+use std::ffi::c_int;
 use std::sync::Arc;
 
 use rocinante_soft::model::qp::ConnectOptions;
@@ -11,6 +12,7 @@ use super::event::AH;
 use super::id::{Held, Id, Phase, Route, ToId};
 use super::words::{In, Out, errno};
 use super::{Answer, Command, Outcome};
+use crate::abi::mask;
 use crate::convert;
 use crate::plain::{
     Accept, Connect, Manager as _, QpSide, RejReason, ServiceId, SidrStatus, Transport,
@@ -284,7 +286,7 @@ impl Command<'_> {
 /// `struct ib_uverbs_qp_attr`.
 #[derive(Default)]
 struct Attr {
-    mask: u32,
+    mask: c_int,
     state: u32,
     path_mtu: u32,
     qkey: u32,
@@ -304,26 +306,6 @@ struct Attr {
 /// has it (`cm_init_qp_rtr_attr`). Programs allow few tries and rely on the long delay.
 const MIN_RNR_TIMER: u8 = 0;
 
-/// `enum ibv_qp_attr_mask`.
-mod mask {
-    pub(super) const STATE: u32 = 1 << 0;
-    pub(super) const ACCESS: u32 = 1 << 3;
-    pub(super) const PKEY_INDEX: u32 = 1 << 4;
-    pub(super) const PORT: u32 = 1 << 5;
-    pub(super) const QKEY: u32 = 1 << 6;
-    pub(super) const AV: u32 = 1 << 7;
-    pub(super) const PATH_MTU: u32 = 1 << 8;
-    pub(super) const TIMEOUT: u32 = 1 << 9;
-    pub(super) const RETRY: u32 = 1 << 10;
-    pub(super) const RNR_RETRY: u32 = 1 << 11;
-    pub(super) const RQ_PSN: u32 = 1 << 12;
-    pub(super) const MAX_RD_ATOMIC: u32 = 1 << 13;
-    pub(super) const MIN_RNR: u32 = 1 << 15;
-    pub(super) const SQ_PSN: u32 = 1 << 16;
-    pub(super) const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
-    pub(super) const DEST: u32 = 1 << 20;
-}
-
 impl Attr {
     fn init(id: &Id, held: &Held, route: Option<&Route>) -> Self {
         /// Remote WRITE, and READ and atomics.
@@ -340,18 +322,18 @@ impl Attr {
             Some(_) => WRITES,
             None => 0,
         };
-        Self { mask: base | mask::ACCESS, state: 1, access, ..Self::default() }
+        Self { mask: base | mask::ACCESS_FLAGS, state: 1, access, ..Self::default() }
     }
 
     /// RTR or RTS.
     fn to(mut self, rc: bool) -> Self {
         self.mask = mask::STATE;
         if self.state == 2 {
-            self.mask |= mask::AV | mask::PATH_MTU | mask::DEST | mask::RQ_PSN;
-            self.mask |= if rc { mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR } else { 0 };
+            self.mask |= mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN;
+            self.mask |= if rc { mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER } else { 0 };
         } else {
             self.mask |= mask::SQ_PSN;
-            let timers = mask::TIMEOUT | mask::RETRY | mask::RNR_RETRY | mask::MAX_RD_ATOMIC;
+            let timers = mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC;
             self.mask |= if rc { timers } else { 0 };
         }
         self
@@ -360,7 +342,7 @@ impl Attr {
     fn out(&self) -> Out {
         const NO_CAPS: usize = 20;
         Out::default()
-            .u32(self.mask)
+            .u32(self.mask.cast_unsigned())
             .u32(self.state)
             // cur_qp_state
             .u32(0)

@@ -5,7 +5,7 @@
 //! `ibv_post_send`, which the library permits beside it (`ibv_wr_post(3)`).
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::c_int;
 use std::mem::{MaybeUninit, offset_of, size_of};
 use std::ptr::{self, NonNull};
 
@@ -14,87 +14,12 @@ use rocinante_stack::mem::FlushLevel;
 use rocinante_stack::verbs::{SendData, SendOp, SendWr};
 use rustix::io::Errno;
 
-use super::abi::{self, QpCap, send_flags};
+use super::abi::{self, DeviceAttrEx, QpEx, QpInitAttrEx, VerbsContext, send_flags};
 use super::{Context, Library};
 use crate::convert;
 
-/// `struct verbs_context`, up to the `struct ibv_context` at its end: it grows at its beginning.
-#[repr(C)]
-struct VerbsContext {
-    _newer: [*const c_void; 27],
-    query_device_ex: Option<
-        unsafe extern "C" fn(*mut abi::Context, *const c_void, *mut DeviceAttrEx, usize) -> c_int,
-    >,
-    _flows_and_ah: [*const c_void; 5],
-    create_qp_ex:
-        Option<unsafe extern "C" fn(*mut abi::Context, *mut QpInitAttrEx) -> *mut abi::Qp>,
-    _older: [*const c_void; 5],
-    sz: usize,
-}
-
-/// The length of the `struct verbs_context` that introduced these members.
-const VERBS_CONTEXT: usize = 648;
-
-/// `struct ibv_device_attr_ex`.
-#[repr(C)]
-struct DeviceAttrEx {
-    _orig_attr: [u64; 29],
-    _comp_mask: u32,
-    _between: [u64; 5],
-    device_cap_flags_ex: u64,
-    _after: [u64; 14],
-}
-
-/// `struct ibv_qp_init_attr_ex`.
-#[repr(C)]
-struct QpInitAttrEx {
-    qp_context: *mut c_void,
-    send_cq: *mut abi::Cq,
-    recv_cq: *mut abi::Cq,
-    srq: *mut abi::Srq,
-    cap: QpCap,
-    qp_type: c_int,
-    sq_sig_all: c_int,
-    comp_mask: u32,
-    pd: *mut abi::Pd,
-    _between: [u64; 7],
-    send_ops_flags: u64,
-}
-
 /// `IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`.
 const INIT_PD_AND_SEND_OPS: u32 = 1 | 1 << 6;
-
-/// `struct ibv_qp_ex`.
-#[repr(C)]
-pub(super) struct QpEx {
-    _base: [u64; 20],
-    _comp_mask: u64,
-    wr_id: u64,
-    wr_flags: c_uint,
-    _other_operations: [*const c_void; 17],
-    wr_start: Option<unsafe extern "C" fn(*mut QpEx)>,
-    wr_complete: Option<unsafe extern "C" fn(*mut QpEx) -> c_int>,
-    _wr_abort: *const c_void,
-    wr_atomic_write: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, *const c_void)>,
-    /// Only if the queue pair was made with this operation: the structure of older libraries ends
-    /// before it.
-    wr_flush: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, usize, u8, u8)>,
-}
-
-#[cfg(target_pointer_width = "64")]
-const _: () = {
-    assert!(offset_of!(VerbsContext, query_device_ex) == 216);
-    assert!(offset_of!(VerbsContext, create_qp_ex) == 264);
-    assert!(offset_of!(VerbsContext, sz) == 312 && size_of::<VerbsContext>() == 320);
-    assert!(offset_of!(DeviceAttrEx, device_cap_flags_ex) == 280);
-    assert!(size_of::<DeviceAttrEx>() == 400 && size_of::<QpInitAttrEx>() == 136);
-    assert!(offset_of!(QpInitAttrEx, cap) == 32 && offset_of!(QpInitAttrEx, qp_type) == 52);
-    assert!(offset_of!(QpInitAttrEx, comp_mask) == 60 && offset_of!(QpInitAttrEx, pd) == 64);
-    assert!(offset_of!(QpInitAttrEx, send_ops_flags) == 128);
-    assert!(offset_of!(QpEx, wr_id) == 168 && offset_of!(QpEx, wr_flags) == 176);
-    assert!(offset_of!(QpEx, wr_start) == 320 && offset_of!(QpEx, wr_complete) == 328);
-    assert!(offset_of!(QpEx, wr_atomic_write) == 344 && offset_of!(QpEx, wr_flush) == 352);
-};
 
 /// The operations of a new queue pair: bits of `enum ibv_qp_create_send_ops_flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,26 +43,30 @@ impl SendOps {
 }
 
 impl Context {
-    /// The table of newer operations, if the library's table reaches to `offset`.
-    fn newer(&self, offset: usize) -> Option<&VerbsContext> {
+    /// A member of the table of newer operations, if the library's table reaches to its `offset`.
+    fn newer<T>(&self, offset: usize, member: impl Fn(*const VerbsContext) -> T) -> Option<T> {
         let context = self.pointer.as_ptr();
         // SAFETY: the device is open.
         if unsafe { (*context).abi_compat }.addr() != usize::MAX {
             return None;
         }
         // SAFETY: the mark says that the context is the end of a `struct verbs_context`, of which
-        // `sz` bytes are there; all versions have its size.
+        // `sz` bytes are there; all versions have its size. No reference is made to it, because an
+        // older one begins later.
         unsafe {
-            let newer = context.byte_sub(size_of::<VerbsContext>()).cast::<VerbsContext>();
-            ((*newer).sz >= VERBS_CONTEXT - offset).then(|| &*newer)
+            let newer = context.byte_sub(offset_of!(VerbsContext, context)).cast::<VerbsContext>();
+            ((*newer).sz >= size_of::<VerbsContext>() - offset).then(|| member(newer))
         }
     }
 
     /// Bits of `enum ib_uverbs_device_cap_flags`, without those that an older library does not
     /// report.
     pub(crate) fn capabilities(&self) -> u64 {
-        let newer = self.newer(offset_of!(VerbsContext, query_device_ex));
-        let Some(query) = newer.and_then(|newer| newer.query_device_ex) else { return 0 };
+        // SAFETY: `newer` found the member.
+        let query = self.newer(offset_of!(VerbsContext, query_device_ex), |newer| unsafe {
+            (*newer).query_device_ex
+        });
+        let Some(query) = query.flatten() else { return 0 };
         let mut attr = MaybeUninit::<DeviceAttrEx>::zeroed();
         // SAFETY: the device is open, and the structure as long as it says.
         let result = unsafe {
@@ -158,8 +87,10 @@ impl Context {
         init: &mut abi::QpInitAttr,
         wanted: SendOps,
     ) -> Option<(NonNull<abi::Qp>, Extended)> {
-        let newer = self.newer(offset_of!(VerbsContext, create_qp_ex))?;
-        let create = newer.create_qp_ex?;
+        // SAFETY: `newer` found the member.
+        let create = self.newer(offset_of!(VerbsContext, create_qp_ex), |newer| unsafe {
+            (*newer).create_qp_ex
+        })??;
         for ops in [wanted.0, wanted.0 & SendOps::ATOMIC_WRITE] {
             if ops == 0 {
                 break;
@@ -174,7 +105,12 @@ impl Context {
                 sq_sig_all: init.sq_sig_all,
                 comp_mask: INIT_PD_AND_SEND_OPS,
                 pd: pd.as_ptr(),
-                _between: [0; 7],
+                xrcd: ptr::null_mut(),
+                create_flags: 0,
+                max_tso_header: 0,
+                rwq_ind_tbl: ptr::null_mut(),
+                rx_hash: [0; 3],
+                source_qpn: 0,
                 send_ops_flags: ops,
             };
             // SAFETY: the device is open; the caller vouches for the rest.

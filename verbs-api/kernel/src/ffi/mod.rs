@@ -4,13 +4,14 @@
 //! A handle keeps its dependencies alive, so that objects are destroyed in the order that the
 //! library requires. Any thread may call any function of the libraries.
 
-pub(super) mod abi;
 mod extended;
 mod library;
 mod memory;
 mod objects;
 mod post;
 pub(super) mod rdmacm;
+
+pub(super) use rocinante_abi as abi;
 
 pub(super) use self::extended::SendOps;
 pub(super) use self::library::{Library, SONAME};

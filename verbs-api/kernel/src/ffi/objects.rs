@@ -49,6 +49,13 @@ macro_rules! handle {
 
 handle! { Context Pd Channel Cq Ah Srq Qp }
 
+/// A structure with room for members that newer libraries append.
+#[repr(C)]
+struct Roomy<T> {
+    known: T,
+    _more: [u64; 16],
+}
+
 /// An open device.
 #[derive(Debug)]
 pub(crate) struct Context {
@@ -104,20 +111,21 @@ impl Context {
     }
 
     pub(crate) fn query_device(&self) -> io::Result<abi::DeviceAttr> {
-        // SAFETY: all-zero bytes are a valid value, and there is room for members that newer
-        // libraries may add.
-        let mut attr = unsafe { zeroed() };
+        // SAFETY: all-zero bytes are a valid value.
+        let mut attr: Roomy<abi::DeviceAttr> = unsafe { zeroed() };
+        let to = (&raw mut attr).cast();
         // SAFETY: the device is open.
-        done(unsafe { (self.library.ibv_query_device)(self.pointer.as_ptr(), &mut attr) })?;
-        Ok(attr)
+        done(unsafe { (self.library.ibv_query_device)(self.pointer.as_ptr(), to) })?;
+        Ok(attr.known)
     }
 
     pub(crate) fn query_port(&self, port: u8) -> io::Result<abi::PortAttr> {
         // SAFETY: as in `query_device`.
-        let mut attr = unsafe { zeroed() };
+        let mut attr: Roomy<abi::PortAttr> = unsafe { zeroed() };
+        let to = (&raw mut attr).cast();
         // SAFETY: the device is open.
-        done(unsafe { (self.library.ibv_query_port)(self.pointer.as_ptr(), port, &mut attr) })?;
-        Ok(attr)
+        done(unsafe { (self.library.ibv_query_port)(self.pointer.as_ptr(), port, to) })?;
+        Ok(attr.known)
     }
 
     /// The next asynchronous event, acknowledged, if there is one now.
@@ -445,7 +453,7 @@ impl Qp {
             pointer,
             _cqs: cqs.map(Arc::clone),
             _srq: srq.cloned(),
-            caps: init.cap.into(),
+            caps: crate::convert::caps(init.cap),
             ops: QpOps { post_send, post_recv },
             extended,
         })

@@ -9,8 +9,8 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use super::super::abi::{AhAttr, Context, Device, QpAttr, assert_layout};
 use super::super::library::library;
+use rocinante_abi::{AhAttr, Context, Device, QpAttr, assert_layout};
 
 /// The library's name for the dynamic linker.
 pub(crate) const SONAME: &str = "librdmacm.so.1";
@@ -277,16 +277,16 @@ pub(super) fn head(device: *mut Device) -> *const DeviceHead {
 
 #[cfg(target_pointer_width = "64")]
 assert_layout! {
-    EventChannel: 4 { fd 0 }
-    CmId: 416 { verbs 0 context 16 src_addr 32 dst_addr 160 port_num 348 qp_type 408 }
-    ConnParam: 24 {
+    EventChannel 4 { fd 0 }
+    CmId 416 { verbs 0 context 16 src_addr 32 dst_addr 160 port_num 348 qp_type 408 }
+    ConnParam 24 {
         private_data_len 8 responder_resources 9 initiator_depth 10 flow_control 11 retry_count 12 rnr_retry_count 13 srq 14 qp_num 16
     }
-    UdParam: 56 { _private_data_len 8 _ah_attr 16 qp_num 48 qkey 52 }
-    CmEvent: 80 { id 0 listen_id 8 event 16 status 20 param 24 }
-    AddrInfo: 96 { qp_type 8 port_space 12 src_len 16 src_addr 24 dst_addr 32 route_len 56 connect_len 72 next 88 }
-    DeviceHead: 88 { name 24 }
-    PathData: 72 {}
+    UdParam 56 { _private_data_len 8 _ah_attr 16 qp_num 48 qkey 52 }
+    CmEvent 80 { id 0 listen_id 8 event 16 status 20 param 24 }
+    AddrInfo 96 { qp_type 8 port_space 12 src_len 16 src_addr 24 dst_addr 32 route_len 56 connect_len 72 next 88 }
+    DeviceHead 88 { name 24 }
+    PathData 72 {}
 }
 
 #[cfg(test)]

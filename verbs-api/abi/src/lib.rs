@@ -1,22 +1,41 @@
-//! The structures of `verbs.h`, as programs see them, asserted against the tables that C compilers
-//! printed: `offsets.txt` for x86-64, and `offsets-aarch64.txt` for the differences there.
+//! The structures of `verbs.h`, as programs and `libibverbs` see them, asserted against the tables
+//! that C compilers printed: `offsets.txt` for x86-64, and `offsets-aarch64.txt` for the
+//! differences there.
 //!
-//! Their names are those of `verbs.h` without `ibv_`. Members that this library never reads or
-//! writes have no names of their own.
+//! It is stable: every release since 2007 serves the version nodes `IBVERBS_1.0` and `IBVERBS_1.1`,
+//! and structures grow only at their ends, `struct verbs_context` at its beginning.
+//!
+//! Their names are those of `verbs.h` without `ibv_`. Functions that a caller looks at before it
+//! calls them are options.
+#![allow(missing_docs, reason = "the names are those of verbs.h")]
+#![allow(missing_debug_implementations, reason = "most are memory of C programs")]
+
+mod numbers;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-pub(crate) use rocinante_stack::mem::Sge;
+pub use self::numbers::*;
+
+pub use rocinante_stack::mem::Sge;
+
+/// `pthread_mutex_t` of glibc.
+pub type Mutex = [u64; if cfg!(target_arch = "aarch64") { 6 } else { 5 }];
+/// `PTHREAD_MUTEX_INITIALIZER`.
+pub const MUTEX: Mutex = [0; size_of::<Mutex>() / 8];
+/// `pthread_cond_t` of glibc.
+pub type Cond = [u64; 6];
+/// `PTHREAD_COND_INITIALIZER`.
+pub const COND: Cond = [0; 6];
 
 /// A slot for a function that this library does not have: callers of a newer header check it.
-pub(crate) type Slot = *const c_void;
+pub type Slot = *const c_void;
 
 macro_rules! structures {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty,)* })*) => {
         $(
             $(#[$doc])*
             #[repr(C)]
-            pub(crate) struct $name { $(pub(crate) $field: $kind,)* }
+            pub struct $name { $(pub $field: $kind,)* }
         )*
     };
 }
@@ -33,17 +52,17 @@ structures! {
     }
     ContextOps {
         compat_mw: [Slot; 7],
-        alloc_mw: unsafe extern "C" fn(*mut Pd, c_int) -> *mut Mw,
-        bind_mw: unsafe extern "C" fn(*mut Qp, *mut Mw, *const MwBind) -> c_int,
-        dealloc_mw: unsafe extern "C" fn(*mut Mw) -> c_int,
+        alloc_mw: Option<unsafe extern "C" fn(*mut Pd, c_int) -> *mut Mw>,
+        bind_mw: Option<unsafe extern "C" fn(*mut Qp, *mut Mw, *mut MwBind) -> c_int>,
+        dealloc_mw: Option<unsafe extern "C" fn(*mut Mw) -> c_int>,
         compat_create_cq: Slot,
-        poll_cq: unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int,
-        req_notify_cq: unsafe extern "C" fn(*mut Cq, c_int) -> c_int,
+        poll_cq: Option<unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int>,
+        req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,
         compat_srq: [Slot; 7],
-        post_srq_recv: unsafe extern "C" fn(*mut Srq, *mut RecvWr, *mut *mut RecvWr) -> c_int,
+        post_srq_recv: Option<unsafe extern "C" fn(*mut Srq, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
         compat_qp: [Slot; 4],
-        post_send: unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int,
-        post_recv: unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int,
+        post_send: Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
+        post_recv: Option<unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
         compat_rest: [Slot; 5],
     }
     Context {
@@ -52,40 +71,40 @@ structures! {
         cmd_fd: c_int,
         async_fd: c_int,
         num_comp_vectors: c_int,
-        mutex: libc::pthread_mutex_t,
+        mutex: Mutex,
         abi_compat: *mut c_void,
     }
     VerbsContext {
-        query_port: unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int,
-        advise_mr: unsafe extern "C" fn(*mut Pd, c_int, u32, *mut Sge, u32) -> c_int,
+        query_port: Option<unsafe extern "C" fn(*mut Context, u8, *mut PortAttr, usize) -> c_int>,
+        advise_mr: Option<unsafe extern "C" fn(*mut Pd, c_int, u32, *mut Sge, u32) -> c_int>,
         alloc_null_mr: Slot,
         counters: [Slot; 4],
         dm: [Slot; 3],
         flow_action: [Slot; 3],
         modify_qp_rate_limit: Slot,
         alloc_parent_domain:
-            unsafe extern "C" fn(*mut Context, *mut ParentDomainInitAttr) -> *mut Pd,
-        dealloc_td: unsafe extern "C" fn(*mut Td) -> c_int,
-        alloc_td: unsafe extern "C" fn(*mut Context, *mut TdInitAttr) -> *mut Td,
+            Option<unsafe extern "C" fn(*mut Context, *mut ParentDomainInitAttr) -> *mut Pd>,
+        dealloc_td: Option<unsafe extern "C" fn(*mut Td) -> c_int>,
+        alloc_td: Option<unsafe extern "C" fn(*mut Context, *mut TdInitAttr) -> *mut Td>,
         modify_cq: Slot,
         post_srq_ops: Slot,
         rwq_and_wq: [Slot; 5],
         query_rt_values: Slot,
-        create_cq_ex: unsafe extern "C" fn(*mut Context, *mut CqInitAttrEx) -> *mut CqEx,
+        create_cq_ex: Option<unsafe extern "C" fn(*mut Context, *mut CqInitAttrEx) -> *mut CqEx>,
         private: Slot,
-        query_device_ex: unsafe extern "C" fn(
+        query_device_ex: Option<unsafe extern "C" fn(
             *mut Context,
             *const QueryDeviceExInput,
             *mut DeviceAttrEx,
             usize,
-        ) -> c_int,
+        ) -> c_int>,
         flows: [Slot; 4],
         open_qp: Slot,
-        create_qp_ex: unsafe extern "C" fn(*mut Context, *mut QpInitAttrEx) -> *mut Qp,
-        get_srq_num: unsafe extern "C" fn(*mut Srq, *mut u32) -> c_int,
-        create_srq_ex: unsafe extern "C" fn(*mut Context, *mut SrqInitAttrEx) -> *mut Srq,
+        create_qp_ex: Option<unsafe extern "C" fn(*mut Context, *mut QpInitAttrEx) -> *mut Qp>,
+        get_srq_num: Option<unsafe extern "C" fn(*mut Srq, *mut u32) -> c_int>,
+        create_srq_ex: Option<unsafe extern "C" fn(*mut Context, *mut SrqInitAttrEx) -> *mut Srq>,
         open_xrcd: Slot,
-        close_xrcd: unsafe extern "C" fn(*mut c_void) -> c_int,
+        close_xrcd: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
         placeholder: u64,
         sz: usize,
         context: Context,
@@ -136,8 +155,8 @@ structures! {
         cq_context: *mut c_void,
         handle: u32,
         cqe: c_int,
-        mutex: libc::pthread_mutex_t,
-        cond: libc::pthread_cond_t,
+        mutex: Mutex,
+        cond: Cond,
         comp_events_completed: u32,
         async_events_completed: u32,
     }
@@ -180,8 +199,8 @@ structures! {
         srq_context: *mut c_void,
         pd: *mut Pd,
         handle: u32,
-        mutex: libc::pthread_mutex_t,
-        cond: libc::pthread_cond_t,
+        mutex: Mutex,
+        cond: Cond,
         events_completed: u32,
     }
     SrqInitAttr { srq_context: *mut c_void, attr: SrqAttr, }
@@ -206,8 +225,8 @@ structures! {
         qp_num: u32,
         state: c_int,
         qp_type: c_int,
-        mutex: libc::pthread_mutex_t,
-        cond: libc::pthread_cond_t,
+        mutex: Mutex,
+        cond: Cond,
         events_completed: u32,
     }
     QpEx {
@@ -215,28 +234,28 @@ structures! {
         comp_mask: u64,
         wr_id: u64,
         wr_flags: c_uint,
-        wr_atomic_cmp_swp: unsafe extern "C" fn(*mut QpEx, u32, u64, u64, u64),
-        wr_atomic_fetch_add: unsafe extern "C" fn(*mut QpEx, u32, u64, u64),
-        wr_bind_mw: unsafe extern "C" fn(*mut QpEx, *mut Mw, u32, *const MwBindInfo),
-        wr_local_inv: unsafe extern "C" fn(*mut QpEx, u32),
-        wr_rdma_read: unsafe extern "C" fn(*mut QpEx, u32, u64),
-        wr_rdma_write: unsafe extern "C" fn(*mut QpEx, u32, u64),
-        wr_rdma_write_imm: unsafe extern "C" fn(*mut QpEx, u32, u64, u32),
-        wr_send: unsafe extern "C" fn(*mut QpEx),
-        wr_send_imm: unsafe extern "C" fn(*mut QpEx, u32),
-        wr_send_inv: unsafe extern "C" fn(*mut QpEx, u32),
-        wr_send_tso: unsafe extern "C" fn(*mut QpEx, *mut c_void, u16, u16),
-        wr_set_ud_addr: unsafe extern "C" fn(*mut QpEx, *mut Ah, u32, u32),
-        wr_set_xrc_srqn: unsafe extern "C" fn(*mut QpEx, u32),
-        wr_set_inline_data: unsafe extern "C" fn(*mut QpEx, *mut c_void, usize),
-        wr_set_inline_data_list: unsafe extern "C" fn(*mut QpEx, usize, *const DataBuf),
-        wr_set_sge: unsafe extern "C" fn(*mut QpEx, u32, u64, u32),
-        wr_set_sge_list: unsafe extern "C" fn(*mut QpEx, usize, *const Sge),
-        wr_start: unsafe extern "C" fn(*mut QpEx),
-        wr_complete: unsafe extern "C" fn(*mut QpEx) -> c_int,
-        wr_abort: unsafe extern "C" fn(*mut QpEx),
-        wr_atomic_write: unsafe extern "C" fn(*mut QpEx, u32, u64, *const c_void),
-        wr_flush: unsafe extern "C" fn(*mut QpEx, u32, u64, usize, u8, u8),
+        wr_atomic_cmp_swp: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, u64, u64)>,
+        wr_atomic_fetch_add: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, u64)>,
+        wr_bind_mw: Option<unsafe extern "C" fn(*mut QpEx, *mut Mw, u32, *const MwBindInfo)>,
+        wr_local_inv: Option<unsafe extern "C" fn(*mut QpEx, u32)>,
+        wr_rdma_read: Option<unsafe extern "C" fn(*mut QpEx, u32, u64)>,
+        wr_rdma_write: Option<unsafe extern "C" fn(*mut QpEx, u32, u64)>,
+        wr_rdma_write_imm: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, u32)>,
+        wr_send: Option<unsafe extern "C" fn(*mut QpEx)>,
+        wr_send_imm: Option<unsafe extern "C" fn(*mut QpEx, u32)>,
+        wr_send_inv: Option<unsafe extern "C" fn(*mut QpEx, u32)>,
+        wr_send_tso: Option<unsafe extern "C" fn(*mut QpEx, *mut c_void, u16, u16)>,
+        wr_set_ud_addr: Option<unsafe extern "C" fn(*mut QpEx, *mut Ah, u32, u32)>,
+        wr_set_xrc_srqn: Option<unsafe extern "C" fn(*mut QpEx, u32)>,
+        wr_set_inline_data: Option<unsafe extern "C" fn(*mut QpEx, *mut c_void, usize)>,
+        wr_set_inline_data_list: Option<unsafe extern "C" fn(*mut QpEx, usize, *const DataBuf)>,
+        wr_set_sge: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, u32)>,
+        wr_set_sge_list: Option<unsafe extern "C" fn(*mut QpEx, usize, *const Sge)>,
+        wr_start: Option<unsafe extern "C" fn(*mut QpEx)>,
+        wr_complete: Option<unsafe extern "C" fn(*mut QpEx) -> c_int>,
+        wr_abort: Option<unsafe extern "C" fn(*mut QpEx)>,
+        wr_atomic_write: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, *const c_void)>,
+        wr_flush: Option<unsafe extern "C" fn(*mut QpEx, u32, u64, usize, u8, u8)>,
     }
     DataBuf { addr: *mut c_void, length: usize, }
     QpInitAttr {
@@ -249,6 +268,21 @@ structures! {
         sq_sig_all: c_int,
     }
     Ah { context: *mut Context, pd: *mut Pd, handle: u32, }
+    QueryDeviceExInput { comp_mask: u32, }
+}
+
+macro_rules! copied_structures {
+    ($($(#[$doc:meta])* $name:ident { $($field:ident: $kind:ty,)* })*) => {
+        $(
+            $(#[$doc])*
+            #[repr(C)]
+            #[derive(Clone, Copy)]
+            pub struct $name { $(pub $field: $kind,)* }
+        )*
+    };
+}
+
+copied_structures! {
     SendWr {
         wr_id: u64,
         next: *mut SendWr,
@@ -266,7 +300,6 @@ structures! {
     RecvWr { wr_id: u64, next: *mut RecvWr, sg_list: *const Sge, num_sge: c_int, }
     // The union of `struct ibv_async_event`: a pointer, or a port number in its first bytes.
     AsyncEvent { element: *mut c_void, event_type: c_int, }
-    QueryDeviceExInput { comp_mask: u32, }
 }
 
 macro_rules! plain_structures {
@@ -274,8 +307,8 @@ macro_rules! plain_structures {
         $(
             $(#[$doc])*
             #[repr(C)]
-            #[derive(Clone, Copy, Default)]
-            pub(crate) struct $name { $(pub(crate) $field: $kind,)* }
+            #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+            pub struct $name { $(pub $field: $kind,)* }
         )*
     };
 }
@@ -378,113 +411,131 @@ plain_structures! {
 /// `struct ibv_mw_bind_info`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct MwBindInfo {
-    pub(crate) mr: *mut Mr,
-    pub(crate) addr: u64,
-    pub(crate) length: u64,
-    pub(crate) access: c_uint,
+pub struct MwBindInfo {
+    pub mr: *mut Mr,
+    pub addr: u64,
+    pub length: u64,
+    pub access: c_uint,
 }
 
 /// `struct ibv_global_route`: its GID has the alignment of a word.
 #[repr(C, align(8))]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct GlobalRoute {
-    pub(crate) dgid: [u8; 16],
-    pub(crate) flow_label: u32,
-    pub(crate) sgid_index: u8,
-    pub(crate) hop_limit: u8,
-    pub(crate) traffic_class: u8,
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GlobalRoute {
+    pub dgid: [u8; 16],
+    pub flow_label: u32,
+    pub sgid_index: u8,
+    pub hop_limit: u8,
+    pub traffic_class: u8,
 }
 
 /// `struct ibv_qp_init_attr_ex`: its first members are those of `ibv_qp_init_attr`, without the
 /// padding at its end.
 #[repr(C)]
-pub(crate) struct QpInitAttrEx {
-    pub(crate) qp_context: *mut c_void,
-    pub(crate) send_cq: *mut Cq,
-    pub(crate) recv_cq: *mut Cq,
-    pub(crate) srq: *mut Srq,
-    pub(crate) cap: QpCap,
-    pub(crate) qp_type: c_int,
-    pub(crate) sq_sig_all: c_int,
-    pub(crate) comp_mask: u32,
-    pub(crate) pd: *mut Pd,
-    pub(crate) xrcd: *mut c_void,
-    pub(crate) create_flags: u32,
-    pub(crate) max_tso_header: u16,
-    pub(crate) rwq_ind_tbl: *mut c_void,
-    pub(crate) rx_hash: [u64; 3],
-    pub(crate) source_qpn: u32,
-    pub(crate) send_ops_flags: u64,
+pub struct QpInitAttrEx {
+    pub qp_context: *mut c_void,
+    pub send_cq: *mut Cq,
+    pub recv_cq: *mut Cq,
+    pub srq: *mut Srq,
+    pub cap: QpCap,
+    pub qp_type: c_int,
+    pub sq_sig_all: c_int,
+    pub comp_mask: u32,
+    pub pd: *mut Pd,
+    pub xrcd: *mut c_void,
+    pub create_flags: u32,
+    pub max_tso_header: u16,
+    pub rwq_ind_tbl: *mut c_void,
+    pub rx_hash: [u64; 3],
+    pub source_qpn: u32,
+    pub send_ops_flags: u64,
 }
 
 /// `struct ibv_device_attr`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct DeviceAttr {
-    pub(crate) fw_ver: [c_char; 64],
+pub struct DeviceAttr {
+    pub fw_ver: [c_char; 64],
     /// Big-endian, as is the next member.
-    pub(crate) node_guid: [u8; 8],
-    pub(crate) sys_image_guid: [u8; 8],
-    pub(crate) max_mr_size: u64,
-    pub(crate) page_size_cap: u64,
-    pub(crate) vendor_id: u32,
-    pub(crate) vendor_part_id: u32,
-    pub(crate) hw_ver: u32,
-    pub(crate) max_qp: c_int,
-    pub(crate) max_qp_wr: c_int,
-    pub(crate) device_cap_flags: c_uint,
-    pub(crate) max_sge: c_int,
-    pub(crate) max_sge_rd: c_int,
-    pub(crate) max_cq: c_int,
-    pub(crate) max_cqe: c_int,
-    pub(crate) max_mr: c_int,
-    pub(crate) max_pd: c_int,
-    pub(crate) max_qp_rd_atom: c_int,
-    pub(crate) max_ee_rd_atom: c_int,
-    pub(crate) max_res_rd_atom: c_int,
-    pub(crate) max_qp_init_rd_atom: c_int,
-    pub(crate) max_ee_init_rd_atom: c_int,
-    pub(crate) atomic_cap: c_int,
-    pub(crate) max_ee: c_int,
-    pub(crate) max_rdd: c_int,
-    pub(crate) max_mw: c_int,
-    pub(crate) max_raw_ipv6_qp: c_int,
-    pub(crate) max_raw_ethy_qp: c_int,
-    pub(crate) max_mcast_grp: c_int,
-    pub(crate) max_mcast_qp_attach: c_int,
-    pub(crate) max_total_mcast_qp_attach: c_int,
-    pub(crate) max_ah: c_int,
-    pub(crate) max_fmr: c_int,
-    pub(crate) max_map_per_fmr: c_int,
-    pub(crate) max_srq: c_int,
-    pub(crate) max_srq_wr: c_int,
-    pub(crate) max_srq_sge: c_int,
-    pub(crate) max_pkeys: u16,
-    pub(crate) local_ca_ack_delay: u8,
-    pub(crate) phys_port_cnt: u8,
+    pub node_guid: [u8; 8],
+    pub sys_image_guid: [u8; 8],
+    pub max_mr_size: u64,
+    pub page_size_cap: u64,
+    pub vendor_id: u32,
+    pub vendor_part_id: u32,
+    pub hw_ver: u32,
+    pub max_qp: c_int,
+    pub max_qp_wr: c_int,
+    pub device_cap_flags: c_uint,
+    pub max_sge: c_int,
+    pub max_sge_rd: c_int,
+    pub max_cq: c_int,
+    pub max_cqe: c_int,
+    pub max_mr: c_int,
+    pub max_pd: c_int,
+    pub max_qp_rd_atom: c_int,
+    pub max_ee_rd_atom: c_int,
+    pub max_res_rd_atom: c_int,
+    pub max_qp_init_rd_atom: c_int,
+    pub max_ee_init_rd_atom: c_int,
+    pub atomic_cap: c_int,
+    pub max_ee: c_int,
+    pub max_rdd: c_int,
+    pub max_mw: c_int,
+    pub max_raw_ipv6_qp: c_int,
+    pub max_raw_ethy_qp: c_int,
+    pub max_mcast_grp: c_int,
+    pub max_mcast_qp_attach: c_int,
+    pub max_total_mcast_qp_attach: c_int,
+    pub max_ah: c_int,
+    pub max_fmr: c_int,
+    pub max_map_per_fmr: c_int,
+    pub max_srq: c_int,
+    pub max_srq_wr: c_int,
+    pub max_srq_sge: c_int,
+    pub max_pkeys: u16,
+    pub local_ca_ack_delay: u8,
+    pub phys_port_cnt: u8,
 }
 
 /// `struct ibv_device_attr_ex`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct DeviceAttrEx {
-    pub(crate) orig_attr: DeviceAttr,
-    pub(crate) comp_mask: u32,
-    pub(crate) odp_caps: [u64; 3],
-    pub(crate) completion_timestamp_mask: u64,
-    pub(crate) hca_core_clock: u64,
-    pub(crate) device_cap_flags_ex: u64,
+pub struct DeviceAttrEx {
+    pub orig_attr: DeviceAttr,
+    pub comp_mask: u32,
+    pub odp_caps: [u64; 3],
+    pub completion_timestamp_mask: u64,
+    pub hca_core_clock: u64,
+    pub device_cap_flags_ex: u64,
     /// Segmentation, hashing, pacing, tags, moderation, memory and PCI atomics: there are none.
-    pub(crate) offloads: [u32; 27],
-    pub(crate) phys_port_cnt_ex: u32,
+    pub offloads: [u32; 27],
+    pub phys_port_cnt_ex: u32,
 }
 
+impl BindMw {
+    /// For requests without a binding.
+    pub const NONE: Self = Self {
+        mw: std::ptr::null_mut(),
+        rkey: 0,
+        info: MwBindInfo { mr: std::ptr::null_mut(), addr: 0, length: 0, access: 0 },
+    };
+}
+
+impl QpAttr {
+    /// The attributes for this state of `enum ibv_qp_state`.
+    pub fn to(state: c_int) -> Self {
+        Self { qp_state: state, ..Self::default() }
+    }
+}
+
+/// Asserts sizes and offsets at compile time.
+#[macro_export]
 macro_rules! assert_layout {
     ($($name:ident $size:literal { $($field:ident $offset:literal)* })*) => {
         const _: () = {
             $(
-                assert!(size_of::<$name>() == $size, concat!(stringify!($name), ": size"));
+                assert!(std::mem::size_of::<$name>() == $size, concat!(stringify!($name), ": size"));
                 $(assert!(
                     std::mem::offset_of!($name, $field) == $offset,
                     concat!(stringify!($name), ".", stringify!($field)),
