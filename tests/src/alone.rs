@@ -50,14 +50,15 @@ macro_rules! alone_on_each_backend {
         fn $name() {
             $crate::require_backend!($crate::harness::Backend::$backend);
             let limit = std::time::Duration::from_secs($seconds);
-            $crate::alone::alone(stringify!($name), limit, || $work($crate::harness::Backend::$backend));
+            $crate::alone::alone($crate::test_name!(), limit, || $work($crate::harness::Backend::$backend));
         }
     )*};
 }
 
-/// The command that runs one test of this program.
+/// The command that runs one test of this program, named as [`test_name!`](crate::test_name) does.
 #[must_use]
 pub fn myself(test: &str) -> Command {
+    let (_program, test) = test.split_once("::").expect("the program, and the path in it");
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).stdin(Stdio::null());
     command

@@ -11,7 +11,7 @@ use crate::test::Outcome;
 /// A test program that cargo has built.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Program {
-    /// The folder of its package and its own name: `tests::e2e_cm`.
+    /// The folder of its package and its own name: `tests::cm`.
     pub(crate) name: String,
     file: PathBuf,
     /// The folder in which cargo runs it.

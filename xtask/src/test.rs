@@ -91,6 +91,9 @@ const fn slow(name: &'static str, when: When) -> Step {
 /// Slow programs: they start before the others, and `--quick` leaves them out.
 const SLOW: [&str; 4] = ["interop::matrix", "interop::guest", "tests::soak", "tests::bad_peers"];
 
+/// Long programs, which start before those that end soon.
+const LONG: [&str; 3] = ["tests::e2e", "tests::cli", "sim::seeds"];
+
 /// After this time a program or a step counts as hung.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
@@ -171,9 +174,10 @@ fn add(
     // How long the simulator tries fresh seeds, in seconds.
     let sim_seconds = if quick { "15" } else { "120" };
     let rank = |program: &Program| SLOW.iter().position(|name| *name == program.name);
-    let (mut slow, others): (Vec<_>, Vec<_>) =
+    let (mut slow, mut others): (Vec<_>, Vec<_>) =
         programs.into_iter().partition(|program| rank(program).is_some());
     slow.sort_by_key(rank);
+    others.sort_by_key(|program| !LONG.contains(&program.name.as_str()));
     if quick {
         slow.clear();
     }

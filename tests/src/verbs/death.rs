@@ -9,6 +9,7 @@ use rocinante::exchange::{Exchange, Hello};
 use rocinante::verbs::{QpState, SendOp};
 use rocinante::{Access, ConnectOptions, Mr, Qp, RemoteSlice, WcStatus};
 
+use crate::alone::myself;
 use crate::harness::{
     DEVICE_VARIABLE, Family, KernelDevice, On, PATIENCE, Setup, Side, address, assert_same,
     pattern, wait_until, wr,
@@ -42,7 +43,7 @@ pub fn is_the_peer() -> bool {
 }
 
 pub fn a_killed_peer_is_noticed(on: On) {
-    survive(on, &[]);
+    survive(on, None);
 }
 
 /// An ACK timeout of 67 ms, expiring four times.
@@ -113,10 +114,10 @@ pub fn be_the_peer(on: On) {
     }
 }
 
-/// The survivor. The peer is a process of this program: started with `args` in the second
-/// container, or, on a device of the kernel, without `args`.
-pub fn survive(on: On, args: &[&str]) {
-    let place = Place::new(on, args);
+/// The survivor. The peer is a process of this program: one that runs only `test`, in the second
+/// container, or, on a device of the kernel, one without arguments.
+pub fn survive(on: On, test: Option<&str>) {
+    let place = Place::new(on, test);
     let side = place.open();
     let why = "a peer that is dead answers nothing";
     let _oracles = Oracles::of(&side).may_break(Oracle::Retransmissions, why);
@@ -147,18 +148,18 @@ enum Transfer {
 /// The place of both processes: two containers, or one device.
 struct Place<'a> {
     on: On,
-    args: &'a [&'a str],
+    test: Option<&'a str>,
     lab: Option<Lab>,
 }
 
 impl<'a> Place<'a> {
-    fn new(on: On, args: &'a [&'a str]) -> Self {
+    fn new(on: On, test: Option<&'a str>) -> Self {
         let lab = match on {
             On::Software(_) => Some(Lab::new(&LabConfig::default()).unwrap()),
             On::Encrypted => panic!("{NO_TUNNEL}"),
             On::Kernel(_) => None,
         };
-        Self { on, args, lab }
+        Self { on, test, lab }
     }
 
     /// The survivor's device.
@@ -177,8 +178,9 @@ impl<'a> Place<'a> {
     fn start(&self, side: &Side) -> (ChildGuard, Connection) {
         let peer = self.lab.as_ref().map_or(side.address, |lab| address(lab, 1, Family::V4));
         let at = SocketAddr::new(peer, PORT);
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(self.args).env(ROLE, at.to_string()).stdin(Stdio::null());
+        let alone = || Command::new(std::env::current_exe().unwrap());
+        let mut command = self.test.map_or_else(alone, myself);
+        command.env(ROLE, at.to_string()).stdin(Stdio::null());
         let child = match (&self.on, &self.lab) {
             (On::Kernel(device), _) => {
                 ChildGuard::spawn(command.env(DEVICE_VARIABLE, &device.name))

@@ -1,7 +1,7 @@
 //! Tests of the API that are the same for the software device and for a device of the kernel:
 //! functions of the backend or device that they run [`On`].
 //!
-//! `tests/e2e_*.rs` runs them with every backend. [`TESTS`] run on a device of the kernel: on
+//! `tests/tests/e2e` runs them with every backend. [`TESTS`] run on a device of the kernel: on
 //! Soft-RoCE in the guest of `interop`, and on a real card by
 //! `ROCINANTE_TEST_DEVICE=mlx5_0 ROCINANTE_TEST_ADDRESS=10.0.0.5 cargo test -p rocinante-tests`.
 

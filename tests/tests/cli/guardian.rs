@@ -19,7 +19,7 @@ use rocinante_lab::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
 use rocinante_tests::idle::{Client, be_client};
-use rocinante_tests::{require_backend, require_machine_root};
+use rocinante_tests::{require_backend, require_machine_root, test_name};
 
 use super::run::Installed;
 
@@ -36,7 +36,7 @@ macro_rules! guarded {
         fn $name() {
             be_client(Backend::$backend);
             require_backend!(Backend::$backend);
-            peers_are_told(Backend::$backend, concat!("guardian::", stringify!($name)));
+            peers_are_told(Backend::$backend, test_name!());
         }
     )*};
 }

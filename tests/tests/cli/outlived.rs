@@ -19,7 +19,7 @@ use rocinante::device::Backend;
 use rocinante_lab::{ChildGuard, Container, Lab, LabConfig, exit_with_parent};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
-use rocinante_tests::{require_backend, require_machine_root};
+use rocinante_tests::{require_backend, require_machine_root, test_name};
 
 use super::handed::Agent;
 use super::run::Installed;
@@ -42,7 +42,7 @@ macro_rules! outlived {
             }
             require_machine_root!();
             require_backend!(Backend::$backend);
-            $work(Backend::$backend, concat!("outlived::", stringify!($name)));
+            $work(Backend::$backend, test_name!());
         }
     )*};
 }
@@ -248,7 +248,7 @@ fn guardians_in(container: &Container) -> Vec<Pid> {
 /// is their number.
 #[test]
 fn many_at_once() {
-    const NAME: &str = "outlived::many_at_once";
+    const NAME: &str = "cli::outlived::many_at_once";
     const MANY: &str = "ROCINANTE_TEST_MANY";
     if let Ok(role) = std::env::var(ROLE) {
         return connect_and_wait(Backend::Udp, &role);

@@ -28,7 +28,7 @@ use rocinante_lab::exit_with_parent;
 use rocinante_tests::alone::alone;
 use rocinante_tests::harness::{Harness, Setup, wr};
 use rocinante_tests::oracles::Oracle;
-use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft};
+use rocinante_tests::{on_each_backend, require_backend, require_ethtool, require_nft, test_name};
 
 use self::party::{PATIENCE, Party};
 use self::process::Role;
@@ -44,7 +44,7 @@ macro_rules! soak {
             require_backend!(Backend::$backend);
             require_nft!();
             require_ethtool!();
-            let (name, time) = (stringify!($name), time(10));
+            let (name, time) = (test_name!(), time(10));
             alone(name, 2 * time + 5 * PATIENCE, || survivor::soak(Backend::$backend, name, time));
         }
     )*};
@@ -67,7 +67,7 @@ macro_rules! under_load {
                 return;
             }
             require_backend!(Backend::$backend);
-            let (name, time) = (stringify!($name), time(3));
+            let (name, time) = (test_name!(), time(3));
             let soak = || load::soak(Backend::$backend, name, time, hogs());
             alone(name, 2 * time + 5 * PATIENCE, soak);
         }

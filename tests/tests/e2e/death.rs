@@ -2,8 +2,8 @@
 //! can connect anew.
 
 use rocinante::device::Backend;
-use rocinante_tests::require_backend;
 use rocinante_tests::verbs::death;
+use rocinante_tests::{require_backend, test_name};
 
 macro_rules! deaths {
     ($( $name:ident: $backend:ident; )*) => {$(
@@ -13,8 +13,7 @@ macro_rules! deaths {
                 return death::be_the_peer(Backend::$backend.into());
             }
             require_backend!(Backend::$backend);
-            let args = ["--exact", stringify!($name), "--nocapture"];
-            death::survive(Backend::$backend.into(), &args);
+            death::survive(Backend::$backend.into(), Some(test_name!()));
         }
     )*};
 }

@@ -14,7 +14,7 @@ use rocinante_tests::harness::{
 };
 use rocinante_tests::oracles::Oracle;
 use rocinante_tests::verbs::{self, death};
-use rocinante_tests::{alone_on_each_backend, require_backend};
+use rocinante_tests::{alone_on_each_backend, require_backend, test_name};
 
 const SEND: SendOp = SendOp::Send { imm: None };
 const QKEY: u32 = 0x1111_1111;
@@ -420,7 +420,7 @@ macro_rules! with_two_shards {
             if std::env::var_os(SHARDS_VARIABLE).is_some_and(|count| count == "2") {
                 return $work(Backend::$backend.into());
             }
-            let mut command = myself(stringify!($name));
+            let mut command = myself(test_name!());
             command.env(SHARDS_VARIABLE, "2").stdout(std::io::stderr());
             let mut child = ChildGuard::spawn(&mut command).unwrap();
             let status = child.wait(Duration::from_secs(300)).unwrap();
@@ -430,8 +430,8 @@ macro_rules! with_two_shards {
 }
 
 with_two_shards! {
-    a_killed_peer_udp: Udp |on| death::survive(on, &["--exact", "a_killed_peer_udp", "--nocapture"]);
-    a_killed_peer_packet: Packet |on| death::survive(on, &["--exact", "a_killed_peer_packet", "--nocapture"]);
+    a_killed_peer_udp: Udp |on| death::survive(on, Some(test_name!()));
+    a_killed_peer_packet: Packet |on| death::survive(on, Some(test_name!()));
     many_queue_pairs_udp: Udp verbs::many::mixed_operations_on_64_queue_pairs;
     many_queue_pairs_packet: Packet verbs::many::mixed_operations_on_64_queue_pairs;
     queue_pairs_come_and_go_udp: Udp verbs::many::queue_pairs_come_and_go_while_others_work;

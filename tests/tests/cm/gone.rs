@@ -11,7 +11,7 @@ use rocinante_lab::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
 use rocinante_tests::idle::{Client, be_client};
-use rocinante_tests::require_backend;
+use rocinante_tests::{require_backend, test_name};
 
 const PORT: u16 = 7471;
 /// The shortest silence that a connection may have.
@@ -25,7 +25,7 @@ macro_rules! gone {
         fn $name() {
             be_client(Backend::$backend);
             require_backend!(Backend::$backend);
-            the_dead_are_noticed(Backend::$backend, stringify!($name));
+            the_dead_are_noticed(Backend::$backend, test_name!());
         }
     )*};
 }

@@ -146,7 +146,7 @@ struct Process {
 
 impl Process {
     fn start(lab: &Lab, number: usize, all: &[IpAddr]) -> Self {
-        let mut command = myself("a_replicated_log_outlives_its_leader");
+        let mut command = myself(concat!(module_path!(), "::a_replicated_log_outlives_its_leader"));
         let all: Vec<String> = all.iter().map(IpAddr::to_string).collect();
         command.env(ROLE, format!("{number} {}", all.join(" ")));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());

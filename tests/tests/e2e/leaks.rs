@@ -1,6 +1,6 @@
 //! Ten thousand queue pairs, regions, queues and handles, and hundreds of devices, are made and
 //! given back one after the other. Afterwards descriptors, threads, queue pairs, their numbers,
-//! regions and paths are as before, and the memory of the process has not grown. `e2e_cm_leaks.rs`
+//! regions and paths are as before, and the memory of the process has not grown. `cm/leaks.rs`
 //! has the connections of the connection manager.
 
 use std::collections::HashSet;
@@ -12,7 +12,7 @@ use rocinante::{Access, RecvWr};
 use rocinante_lab::{Lab, LabConfig};
 use rocinante_tests::alone::{Held, alone, resident_bytes};
 use rocinante_tests::harness::{Family, Harness, Setup, Side, address, next, wait_until, wr};
-use rocinante_tests::require_backend;
+use rocinante_tests::{require_backend, test_name};
 
 /// One test for each function, backend and number of turns.
 macro_rules! turns {
@@ -21,7 +21,7 @@ macro_rules! turns {
         fn $name() {
             require_backend!(Backend::$backend);
             let work = || $cycle(&Harness::new(&Setup::new(Backend::$backend)), $count);
-            alone(stringify!($name), Duration::from_secs(600), work);
+            alone(test_name!(), Duration::from_secs(600), work);
         }
     )*};
 }

@@ -1,6 +1,6 @@
 //! Peers are killed (`kill -9`) at each step of the handshake, all while one survivor goes on. The
 //! survivor gets the error or the end within the time that the protocol allows: four messages, 0.4
-//! s apart, none of them answered (`e2e_cm_silent` has the usual sixteen). Afterwards it holds
+//! s apart, none of them answered (`cm::silent` has the usual sixteen). Afterwards it holds
 //! nothing of them, and connects to the next.
 
 use std::io::{BufRead, BufReader, Lines};
@@ -17,7 +17,7 @@ use rocinante_stack::cm::CmConfig;
 use rocinante_stack::wire::cm::code_to_ns;
 use rocinante_tests::alone::{Held, alone, at_rest, myself};
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until, wr};
-use rocinante_tests::require_backend;
+use rocinante_tests::{require_backend, test_name};
 use rustix::event::{PollFd, PollFlags, poll};
 
 macro_rules! deaths {
@@ -28,7 +28,7 @@ macro_rules! deaths {
                 return role.play(Backend::$backend);
             }
             require_backend!(Backend::$backend);
-            let name = stringify!($name);
+            let name = test_name!();
             alone(name, Duration::from_secs(240), || survive(Backend::$backend, name));
         }
     )*};

@@ -14,7 +14,7 @@ use rocinante_lab::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, Setup, Side, address, wait_until, wr};
 use rocinante_tests::idle::{Client, be_client};
-use rocinante_tests::require_backend;
+use rocinante_tests::{require_backend, test_name};
 
 const PORT: u16 = 7471;
 /// The longest time until the peers know, on a busy machine. Before 7.75 s they ask no silent peer.
@@ -26,7 +26,7 @@ macro_rules! neighbours {
         fn $name() {
             be_client(Backend::$backend);
             require_backend!(Backend::$backend);
-            peers_are_told(Backend::$backend, stringify!($name));
+            peers_are_told(Backend::$backend, test_name!());
         }
     )*};
 }

@@ -1,0 +1,29 @@
+//! End to end between two containers: what programs see of a device, on every backend.
+
+mod auto;
+mod contexts;
+mod cuts;
+mod death;
+mod encrypted;
+mod errors;
+mod flood;
+mod flush;
+mod hostile;
+mod leaks;
+mod loss;
+mod many;
+mod mcast;
+mod memory;
+mod misuse;
+mod objects;
+mod operations;
+mod progress;
+mod rails;
+mod recognition;
+mod services;
+mod shards;
+mod srq;
+mod sysfs;
+mod threads;
+mod unreliable;
+mod windows;
