@@ -156,7 +156,7 @@ pub(crate) mod handed {
     /// Characters of a text.
     pub(crate) const TEXT_MAX: usize = 200;
     /// How long a child process may hold copies of descriptors closed here: from fork to exec
-    /// (`fd.rs`). More: closing waits longer for a slow child.
+    /// (`kernel/descriptors.rs`). More: closing waits longer for a slow child.
     pub(crate) const COPIES_HELD_MAX: Duration = Duration::from_millis(100);
 }
 

@@ -228,6 +228,41 @@ fn each_document_that_is_linked_to_exists() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Code in backticks, in documents and in comments, such as `rc/mod.rs`: the end of a path.
+#[test]
+fn each_file_of_code_that_is_named_exists() {
+    let mut files = Vec::new();
+    for folder in fs::read_dir(root()).expect("the workspace") {
+        let folder = folder.expect("an entry").path();
+        if folder.is_dir() && !folder.ends_with("target") && !folder.ends_with(".git") {
+            files_below(&folder, &[".rs", ".md"], &mut files);
+        }
+    }
+    files.extend(
+        ["ARCHITECTURE", "CONTRIBUTING", "README", "SECURITY"]
+            .map(|name| root().join(name).with_extension("md")),
+    );
+    let (mut wrong, mut count) = (Vec::new(), 0);
+    for path in &files {
+        let text = fs::read_to_string(path).expect("a file");
+        let is_code = path.extension().is_some_and(|end| end == "rs");
+        let lines = text.lines().filter(|line| !is_code || line.trim_start().starts_with("//"));
+        for named in lines.flat_map(|line| line.split('`').skip(1).step_by(2)) {
+            let named = named.split('#').next().unwrap_or(named);
+            let is_path = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+            if !named.ends_with(".rs") || !named.chars().all(is_path) {
+                continue;
+            }
+            count += 1;
+            if !files.iter().any(|file| file.ends_with(named)) {
+                wrong.push(format!("{}: {named}", path.display()));
+            }
+        }
+    }
+    assert!(count >= 300, "only {count} files");
+    assert!(wrong.is_empty(), "there are no such files:\n{}", wrong.join("\n"));
+}
+
 /// All files below a folder whose names end in one of these.
 fn files_below(folder: &Path, ends: &[&str], found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {

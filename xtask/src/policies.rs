@@ -211,10 +211,10 @@ mod tests {
     use super::*;
 
     const TUNING: &str = "//! Constants.\n\n\
-        /// Waits (`rc/a.rs`). Measured: the table, 7 % of\n/// WRITEs. More text.\n\
+        /// Waits (`rc/mod.rs`). Measured: the table, 7 % of\n/// WRITEs. More text.\n\
         pub(crate) mod waits {\n    /// The switch.\n    pub(crate) const ENABLED: bool = true;\n    \
         pub(crate) const A: u32 = 2;\n}\n\n\
-        /// Runs (`b.rs`). Measured: design note 01.\n\
+        /// Runs (`lib.rs`). Measured: design note 01.\n\
         pub(crate) mod runs {\n    pub(crate) const ENABLED: bool = true;\n}\n\n\
         /// No policy.\nmod sizes {\n    pub(crate) const B: u32 = 1;\n}\n";
 
@@ -225,7 +225,7 @@ mod tests {
             found.iter().map(|p| (p.name.as_str(), p.constants, p.measured.as_str())).collect();
         let expected = [("waits", 1, "the table, 7 % of WRITEs"), ("runs", 0, "design note 01")];
         assert_eq!(names, expected);
-        assert_eq!(found[0].own, [Path::new("stack/src/rc/a.rs")]);
+        assert_eq!(found[0].own, [Path::new("stack/src/rc/mod.rs")]);
         let off = found[1].switch_off(TUNING).unwrap();
         assert_eq!(off.matches("true").count(), 1);
         assert!(off.find("true").unwrap() < off.find("false").unwrap(), "only the second");

@@ -157,7 +157,8 @@ impl Parts {
     /// the sender must be trusted. The rings and the memory of frames are shared with every process
     /// that has these descriptors.
     ///
-    /// # Errors No address, another number of descriptors than the manifest's, or a socket of
+    /// # Errors
+    /// No address, another number of descriptors than the manifest's, or a socket of
     /// another family.
     pub unsafe fn from_descriptors(
         manifest: Manifest,

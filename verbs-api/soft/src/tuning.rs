@@ -5,9 +5,9 @@
 //! `docs/design`, "the table" is "What each policy gives" in `docs/performance`. `ENABLED` is the
 //! switch of a policy: a build with `false` is without it. Two policies of the table have none,
 //! because no single place decides. "Small messages wait for company" is the engine's. "No thread
-//! is woken to be told what it may learn in time" is the table of `soft/progress/watch.rs`.
+//! is woken to be told what it may learn in time" is the table of `progress/watch.rs`.
 
-/// Acknowledgements leave with the answer (`soft/cork.rs`). Measured: the table, SENDs 6.4 to 6.9
+/// Acknowledgements leave with the answer (`cork.rs`). Measured: the table, SENDs 6.4 to 6.9
 /// µs without and 3.3 to 3.8 with it.
 pub(crate) mod cork {
     /// The switch of acknowledgements that wait for the program's next call.
@@ -25,7 +25,7 @@ pub(crate) mod cork {
     pub(crate) const HELD_UNASKED: usize = 2;
 }
 
-/// How long the background thread looks for more before it sleeps (`soft/progress/spin.rs`).
+/// How long the background thread looks for more before it sleeps (`progress/spin.rs`).
 /// Measured: the table, a READ on one processor 220 µs before, 8 to 15 with it.
 pub(crate) mod spinning {
     use std::time::Duration;
@@ -45,7 +45,7 @@ pub(crate) mod spinning {
     pub(crate) const GAP: Duration = Duration::from_micros(5);
 }
 
-/// Short turns on the processor (`soft/slice.rs`). Measured: the table, 18 of 18 figures
+/// Short turns on the processor (`slice.rs`). Measured: the table, 18 of 18 figures
 /// beside 16 busy processes with it, 3 without.
 pub(crate) mod short_turns {
     /// The switch.
@@ -55,7 +55,7 @@ pub(crate) mod short_turns {
     pub(crate) const TURN_NS: u64 = 100_000;
 }
 
-/// How long the background thread leaves the port to the program (`soft/progress/standby.rs`).
+/// How long the background thread leaves the port to the program (`progress/standby.rs`).
 /// Measured: the table.
 pub(crate) mod standby {
     use std::time::Duration;
@@ -90,7 +90,7 @@ pub(crate) mod standby {
     pub(crate) const LATE: Duration = Duration::from_micros(500);
 }
 
-/// Threads that poll in vain while others want their processor (`soft/rivals.rs`). Measured: the
+/// Threads that poll in vain while others want their processor (`rivals.rs`). Measured: the
 /// table, three pollers on two processors 1.8 Gb/s without and 17.6 with it. No constant was
 /// measured by itself, unless it says.
 pub(crate) mod rivals {
@@ -122,7 +122,7 @@ pub(crate) mod rivals {
     pub(crate) const SPAN_MAX: Duration = Duration::from_millis(1600);
 }
 
-/// A crowded receive queue sends CNPs (`soft/shard.rs`). Measured: the table, 64 senders,
+/// A crowded receive queue sends CNPs (`shard.rs`). Measured: the table, 64 senders,
 /// Jain's index 0.66 to 0.72 without and 0.93 to 0.96 with it.
 pub(crate) mod crowd {
     /// The switch.
@@ -135,7 +135,7 @@ pub(crate) mod crowd {
     pub(crate) const CROWDED_UNTIL: u32 = 2;
 }
 
-/// Floods of useless packets (`soft/flood.rs`). Measured: the flood table of SECURITY.md.
+/// Floods of useless packets (`flood.rs`). Measured: the flood table of SECURITY.md.
 pub(crate) mod flood {
     /// Nanoseconds between two of them, if each is looked at when it comes: 50,000 a second. More:
     /// fewer of them are a flood. Not measured by itself.
@@ -150,7 +150,7 @@ pub(crate) mod flood {
     pub(crate) const PAUSE: u64 = 50_000;
 }
 
-/// Turns of the drive loop (`soft/shard.rs`). None was measured by itself; design notes 10 and 11
+/// Turns of the drive loop (`shard.rs`). None was measured by itself; design notes 10 and 11
 /// have the loop.
 pub(crate) mod shard {
     /// Datagrams read before it is the senders' turn. More: longer runs, later packets.
@@ -179,12 +179,12 @@ pub(crate) mod shard {
     /// Nanoseconds: packets that leave later than this after the engine's time have been held up,
     /// because the thread did not run. More: their timers run meanwhile.
     pub(crate) const HELD_UP: u64 = 1_000_000;
-    /// How long the end of the process waits for a thread that holds a lock (`soft/exit.rs`). More:
+    /// How long the end of the process waits for a thread that holds a lock (`exit.rs`). More:
     /// a slower end. Less: acknowledgements stay behind.
     pub(crate) const EXIT_PATIENCE: std::time::Duration = std::time::Duration::from_millis(20);
 }
 
-/// User memory (`provider/memory`, `soft/host.rs`). Measured: the table.
+/// User memory (`provider/memory`, `host.rs`). Measured: the table.
 pub(crate) mod memory {
     /// The switch of copying and summing in one pass. Measured: the table, 1 MiB WRITEs on `udp`
     /// from 0.83 to 0.98 of the baseline.
