@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use serde_json::json;
 
-use crate::output::{self, Failure, Output};
+use crate::output::{self, Output};
 use crate::{decode, demo, devices, ending, manual, perf, pingpong, policy, rping, run};
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
@@ -35,14 +35,6 @@ enum Command {
     Decode(decode::Args),
     Completions(manual::CompletionsArgs),
     Man(manual::ManArgs),
-    #[command(hide = true)]
-    Bench(Moved),
-    #[command(hide = true)]
-    Compare(Moved),
-    #[command(hide = true)]
-    CmBench(Moved),
-    #[command(hide = true)]
-    Sim(Moved),
 }
 
 /// Runs the command line `args`. Its first word is the program's name.
@@ -81,10 +73,6 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Decode(args) => decode::run(&args),
         Command::Completions(args) => manual::run_completions(&args, &Cli::command()),
         Command::Man(args) => manual::run_man(&args, &Cli::command()),
-        Command::Bench(_) => moved("bench", "rocinante-bench"),
-        Command::Compare(_) => moved("compare", "rocinante-bench compare"),
-        Command::CmBench(_) => moved("cm-bench", "rocinante-bench cm"),
-        Command::Sim(_) => moved("sim", "rocinante-sim"),
     }
 }
 
@@ -103,23 +91,4 @@ fn refuse(error: &clap::Error, args: &[OsString]) -> ExitCode {
         Output { json: true }.result(object);
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
-}
-
-/// The arguments of a command that is now a program of its own.
-#[derive(Debug, clap::Args)]
-#[command(disable_help_flag = true)]
-struct Moved {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    _args: Vec<OsString>,
-}
-
-/// Says where the command `was` went.
-fn moved(was: &str, now: &str) -> ExitCode {
-    let why = format!(
-        "this command is the program `{now}` now: `cargo build --release` in the project's source \
-         tree builds it as target/release/{}",
-        now.split(' ').next().unwrap_or(now)
-    );
-    let out = Output { json: false };
-    out.end(&format!("rocinante {was}"), &Err::<(), _>(Failure::Usage(why)))
 }

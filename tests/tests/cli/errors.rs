@@ -202,11 +202,3 @@ fn a_closed_standard_output_is_no_error() {
     assert_eq!(String::from_utf8_lossy(&done.stderr), String::from_utf8_lossy(&notes));
     assert_eq!(done.status.code(), Some(0));
 }
-
-#[test]
-fn commands_that_are_programs_now_say_so() {
-    run("bench --quick").failed(2, &["`rocinante-bench`", "target/release/rocinante-bench"]);
-    run("compare --help").failed(2, &["`rocinante-bench compare`"]);
-    run("cm-bench -D 1 10.0.0.1").failed(2, &["`rocinante-bench cm`"]);
-    run("sim --seed 7").failed(2, &["`rocinante-sim`"]);
-}
