@@ -2,16 +2,14 @@
 //! there or goes away.
 #![allow(unsafe_code, reason = "it unmaps memory that is registered")]
 
-mod sim;
-
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::sim::{Side, connect, done, request, send, undriven, until, write};
 use rocinante::verbs::{AccessError, Advice, Key, QpState, Rereg, SendData, SendOp};
 use rocinante::{Access, Mr, Qp, RecvWr, VerbsError, WcStatus};
 use rustix::mm::{self, MapFlags, MprotectFlags, ProtFlags};
-use sim::{Side, connect, done, request, send, undriven, until, write};
 
 /// Exponent of the ACK timeout: about four seconds.
 const TIMEOUT: u8 = 20;

@@ -1,11 +1,10 @@
 //! Smallest, largest and absurd numbers from a program or a peer: the device refuses them, or
 //! accepts them and then works.
 
-mod sim;
-
 use std::net::TcpListener;
 use std::time::Duration;
 
+use crate::sim::{ADDRESSES, PATIENCE, Side, request, sides, until};
 use rocinante::cm::{Listener, Params};
 use rocinante::device::Limits;
 use rocinante::exchange::Exchange;
@@ -16,7 +15,6 @@ use rocinante::{
 };
 use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{SimConfig, SimNet};
-use sim::{ADDRESSES, PATIENCE, Side, request, sides, until};
 
 fn build(side: &Side) -> PreparedQp {
     side.pd.qp(&side.cq, &side.cq).access(Access::ALL).max_send_wr(512).build().unwrap()
@@ -117,7 +115,7 @@ fn any_window_of_a_device_works() {
             Side { ctx, pd, cq, mr }
         });
         let sides = [a, b];
-        let [qp, _peer] = sim::connect(&sides, 20);
+        let [qp, _peer] = crate::sim::connect(&sides, 20);
         works(&sides, &qp, &format!("a window of {window}"));
     }
 }
@@ -142,7 +140,7 @@ fn a_wait_without_end_ends_when_there_is_something() {
         });
         let mine = cm::connect(qp, to, &Params::default(), for_ever).unwrap();
         let theirs = server.join().unwrap();
-        theirs.post_send(&[sim::send(2, &[7; 8])]).unwrap();
+        theirs.post_send(&[crate::sim::send(2, &[7; 8])]).unwrap();
         assert_eq!(b.cq.wait_one(for_ever).unwrap().wr_id, 2);
         assert!(channel.wait_event(Some(for_ever)).unwrap() == cq);
         assert_eq!(cq.wait_one(for_ever).unwrap().wr_id, 1);

@@ -1,11 +1,9 @@
 //! Two listeners, and two connections between two devices: an action on one does not affect the
 //! other.
 
-mod sim;
-
+use crate::sim::{ADDRESSES, Side, done, is_ready, undriven, until, write};
 use rocinante::cm::{Connecting, Connection, Listener, Params};
 use rocinante::{Access, WcStatus};
-use sim::{ADDRESSES, Side, done, is_ready, undriven, until, write};
 
 /// Only the listener of the requested port gets a's request.
 #[test]

@@ -1,10 +1,9 @@
 //! Every operation by address works by each of a device's addresses: IPv4, IPv6, and link-local
 //! ones, which a program may write with their scope. None of it strays to another address.
 
-mod sim;
-
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
+use crate::sim::PATIENCE;
 use rocinante::cm::{Connecting, DatagramListener, Listener, Params, Resolving, UDP_QKEY};
 use rocinante::exchange::Exchange;
 use rocinante::verbs::{GRH_LEN, PeerPath, QpState, QpType, Qpn, SendOp};
@@ -14,7 +13,6 @@ use rocinante::{
 };
 use rocinante_netdev::AnyPort;
 use rocinante_netdev::sim::{SimConfig, SimNet};
-use sim::PATIENCE;
 
 /// The addresses of both devices. The second and the third network have two of a family.
 const OWN: [[&str; 5]; 2] = [

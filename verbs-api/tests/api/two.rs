@@ -1,17 +1,15 @@
 //! Two of each object that has a number, a key, a descriptor or a queue: an action on one does not
 //! affect the other, and a new object inherits nothing from a destroyed one in its place.
 
-mod sim;
-
 use std::net::IpAddr;
 
+use crate::sim::{PATIENCE, Side, connect, done, is_ready, request, send, sides, undriven, write};
 use rocinante::verbs::{
     AsyncEvent, BindMw, ModifyAttr, MwPart, MwType, PeerPath, QpAttr, QpEvent, QpState, QpType,
     SendData, SendOp,
 };
 use rocinante::{Access, CompChannel, ConnectOptions, Cq, Mr, Qp, RecvWr, VerbsError, WcStatus};
 use rocinante_netdev::sim::{SimConfig, SimNet};
-use sim::{PATIENCE, Side, connect, done, is_ready, request, send, sides, undriven, write};
 
 /// A queue pair of the first side that completes to these queues, and its peer.
 fn pair(sides: &[Side; 2], send_cq: &Cq, recv_cq: &Cq) -> [Qp; 2] {
@@ -428,7 +426,7 @@ fn a_connection_moves_to_other_addresses_in_sqd() {
         );
         pair[1].post_send(&[write(2, (a.mr.address(), a.mr.rkey()))]).unwrap();
         let mut wc = None;
-        sim::until("the other direction", || {
+        crate::sim::until("the other direction", || {
             a.ctx.progress();
             wc = b.cq.poll_one().unwrap();
             wc.is_some()

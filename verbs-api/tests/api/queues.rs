@@ -1,11 +1,9 @@
 //! Completion queues that change, and lists that are posted wholly or not at all.
 
-mod sim;
-
+use crate::sim::{Side, connect, done, send, undriven, until};
 use rocinante::verbs::{ModifyAttr, PostError, QpState};
 use rocinante::{Qp, RecvWr, SendWr, VerbsError, WcStatus};
 use rustix::event::epoll;
-use sim::{Side, connect, done, send, undriven, until};
 
 /// Exponent of the ACK timeout: about four seconds.
 const TIMEOUT: u8 = 20;
@@ -53,7 +51,7 @@ fn a_queue_is_resized_and_keeps_what_is_in_it() {
     exchange(&sides, &pair, &[4, 5, 6]);
     small.resize(4).unwrap();
     exchange(&sides, &pair, &[7]);
-    assert_eq!(small.wait_one(sim::PATIENCE).unwrap().wr_id, 4);
+    assert_eq!(small.wait_one(crate::sim::PATIENCE).unwrap().wr_id, 4);
     small.resize(3).unwrap();
     pair[1].post_recv(&[RecvWr { wr_id: 8, sges: &[] }]).unwrap();
     pair[1].modify(&ModifyAttr::state(QpState::Err)).unwrap();

@@ -1,16 +1,14 @@
 //! The conveniences of the API: contexts of queue pairs, completions as errors, parts of regions,
 //! pools of buffers, safe defaults. Two of each.
 
-mod sim;
-
 use std::time::{Duration, Instant};
 
+use crate::sim::{ADDRESSES, Side, connect, undriven, until};
 use rocinante::stats::Limit;
 use rocinante::verbs::{PeerPath, PostError, QpType, WcOpcode};
 use rocinante::{
     Access, BufferPool, ConnectOptions, PoolBuffer, Qp, RecvWr, SendWr, VerbsError, Wc, WcStatus,
 };
-use sim::{ADDRESSES, Side, connect, undriven, until};
 
 /// The next completion of `of`, while the other side is driven.
 fn next(of: &Side, other: &Side) -> Wc {
@@ -185,7 +183,7 @@ fn a_buffer_that_is_taken_back_at_once_has_one_owner() {
                 Some(buffer) => return buffer,
                 None => std::thread::yield_now(),
             }
-            assert!(begin.elapsed() < sim::PATIENCE, "the buffer is lost");
+            assert!(begin.elapsed() < crate::sim::PATIENCE, "the buffer is lost");
         }
     };
     std::thread::scope(|scope| {
@@ -272,7 +270,7 @@ fn each_queue_pair_counts_its_own_packets() {
 
 #[test]
 fn a_thread_sleeps_on_a_queue_without_a_channel() {
-    let sides = sim::sides(&rocinante_netdev::sim::SimNet::new(1), [true, true]);
+    let sides = crate::sim::sides(&rocinante_netdev::sim::SimNet::new(1), [true, true]);
     let [a, b] = &sides;
     let [qp, peer] = connected(&sides, Access::ALL, 5);
     let short = Some(Duration::from_millis(20));
@@ -282,14 +280,14 @@ fn a_thread_sleeps_on_a_queue_without_a_channel() {
         // Two threads wait on one queue: each completion goes to one of them.
         let waiters = [(); 2].map(|()| {
             scope.spawn(|| {
-                let take = |_| b.cq.wait(Some(sim::PATIENCE)).unwrap().ok().unwrap().wr_id;
+                let take = |_| b.cq.wait(Some(crate::sim::PATIENCE)).unwrap().ok().unwrap().wr_id;
                 (0..rounds / 2).map(take).collect::<Vec<_>>()
             })
         });
         for wr_id in 0..rounds {
             peer.post_recv(&[RecvWr::new(wr_id, &[b.mr.sge(0, 64)])]).unwrap();
             qp.post(SendWr::send(b"wake up")).unwrap();
-            a.cq.wait(Some(sim::PATIENCE)).unwrap().ok().unwrap();
+            a.cq.wait(Some(crate::sim::PATIENCE)).unwrap().ok().unwrap();
         }
         let mut all = waiters.map(|waiter| waiter.join().unwrap()).concat();
         all.sort_unstable();
