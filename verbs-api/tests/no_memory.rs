@@ -1,5 +1,5 @@
-//! Memory that is registered and that is none when it is used: whoever names it gets an error, its
-//! queue pair ends, and all else lives.
+//! Memory that is registered and that is none when it is used: a request that names it gets an
+//! error, its queue pair ends, and all else lives.
 #![allow(unsafe_code, reason = "it takes memory away that is registered")]
 
 mod sim;
@@ -102,7 +102,7 @@ fn completions(sides: &[Side; 2], count: usize) -> [Vec<WcStatus>; 2] {
     seen
 }
 
-/// Who touches the memory that is gone, and how.
+/// The side that touches the memory that is gone, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Touch {
     PeerWrites,

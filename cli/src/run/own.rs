@@ -21,8 +21,8 @@ pub(super) fn anywhere(make: impl Fn(&Path) -> io::Result<PathBuf>) -> io::Resul
 /// Makes a directory that only this user writes, or finds it made.
 ///
 /// # Errors
-/// It cannot be made; `PermissionDenied` if what is there is no directory, another user's, or
-/// one that others can write.
+/// It cannot be made; `PermissionDenied` if there is something else than a directory, another
+/// user's, or one that others can write.
 pub(super) fn directory(path: &Path) -> io::Result<()> {
     directory_of(path, rustix::process::getuid().as_raw())
 }

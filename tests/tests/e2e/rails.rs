@@ -99,7 +99,7 @@ impl Rails {
         let [first, second] = &mut both;
         second.write(WcStatus::RetryExcErr);
         first.works();
-        // What is posted to the queue pair that failed is flushed.
+        // Requests to the queue pair that failed are flushed.
         second.write(WcStatus::WrFlushErr);
         back.iter().for_each(|line| self.ip(line));
         first.works();

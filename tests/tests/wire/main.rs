@@ -1,4 +1,4 @@
-//! The wire formats beside those who know them: captures of Linux, scapy and tshark; hostile bytes.
+//! The wire formats beside captures of Linux, scapy and tshark; and hostile bytes.
 
 mod captures;
 mod cm;

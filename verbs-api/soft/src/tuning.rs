@@ -5,7 +5,7 @@
 //! `docs/design`, "the table" is "What each policy gives" in `docs/performance`. `ENABLED` is the
 //! switch of a policy: a build with `false` is without it. Two policies of the table have none,
 //! because no single place decides. "Small messages wait for company" is the engine's. "No thread
-//! is woken to be told what it may learn in time" is the table of `progress/watch.rs`.
+//! is woken for news that it may learn in time" is the table of `progress/watch.rs`.
 
 /// Acknowledgements leave with the answer (`cork.rs`). Measured: the table, SENDs 6.4 to 6.9
 /// µs without and 3.3 to 3.8 with it.

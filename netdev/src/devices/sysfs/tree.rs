@@ -80,8 +80,8 @@ fn sweep(root: &Path, directory: &Path, kept: &HashSet<&Path>) {
     }
 }
 
-/// Gives a file this line, unless it has it. It stays the same file, so whoever has it open reads
-/// the line, too.
+/// Gives a file this line, unless it has it. It stays the same file, so a program that has it open
+/// reads the line, too.
 fn write(root: &Path, path: &Path, text: &str) -> io::Result<()> {
     let line = format!("{text}\n");
     let whole = root.join(path);

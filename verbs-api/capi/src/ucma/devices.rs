@@ -48,7 +48,7 @@ impl Opened {
     }
 }
 
-/// A device that is open, and who watches it.
+/// A device that is open, and its watcher.
 type Watched = (Arc<Opened>, Watch);
 
 /// The devices that ids have opened. They stay open until the program closes its last file: one
@@ -61,7 +61,7 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// For those who must not reach every device of the machine.
+    /// For programs that must not reach every device of the machine.
     pub(super) fn only(these: Vec<Found>) -> Self {
         Self { open: Mutex::default(), only: Some(these) }
     }
