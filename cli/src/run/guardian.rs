@@ -15,7 +15,7 @@ use clap::ValueEnum as _;
 use nix::sys::signal::SigSet;
 use nix::unistd::{setgid, setgroups, setuid};
 use rocinante::OpenOptions;
-use rocinante::device::Backend;
+use rocinante::device::{Backend, Limits};
 use rocinante_netdev::handed::AGENT_VARIABLE;
 use rocinante_netdev::sysfs;
 use rocinante_netdev::{Errand, Guardian, Interface, Left, close_elsewhere, keep_from_children};
@@ -220,7 +220,9 @@ fn guard(guardian: &mut Guardian) -> io::Result<()> {
 
 /// Opens the address as its next process, and waits until the peers have answered.
 fn end_connections(place: &Left, deadline: Instant) {
-    let mut options = OpenOptions::new().netdev(Backend::Udp).shards(1);
+    // Registers no memory: the table of regions alone has 7 MiB otherwise.
+    let limits = Limits::default().max_mr(1);
+    let mut options = OpenOptions::new().netdev(Backend::Udp).shards(1).limits(limits);
     if let Some(index) = place.interface {
         let all = Interface::all().unwrap_or_default();
         let Some(interface) = all.iter().find(|it| it.index == index) else { return };

@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
@@ -26,20 +27,26 @@ pub fn apart(fd: OwnedFd) -> OwnedFd {
     if cfg!(miri) {
         return fd;
     }
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes the limit; `fcntl` takes no pointer, and a result that is not
-    // negative is a descriptor without another owner.
-    let copy = unsafe {
-        libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
-        let half = libc::c_int::try_from(limit.rlim_cur / 2).unwrap_or(APART);
-        let least = half.min(APART);
-        if fd.as_raw_fd() >= least {
-            return fd;
+    let from = |least: libc::c_int| -> Option<OwnedFd> {
+        // SAFETY: it takes no pointer, and a result that is not negative is a descriptor without
+        // another owner.
+        unsafe {
+            let copy = check(libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least)).ok()?;
+            Some(OwnedFd::from_raw_fd(copy))
         }
-        check(libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least))
-            .map(|copy| OwnedFd::from_raw_fd(copy))
     };
-    copy.unwrap_or(fd)
+    if fd.as_raw_fd() >= APART {
+        return fd;
+    }
+    if let Some(copy) = from(APART) {
+        return copy;
+    }
+    let half = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 2;
+    let least = libc::c_int::try_from(half).unwrap_or(APART).min(APART);
+    if fd.as_raw_fd() >= least {
+        return fd;
+    }
+    from(least).unwrap_or(fd)
 }
 
 /// Has a program that this process becomes or starts get no descriptor but the first three.
@@ -337,17 +344,23 @@ pub(crate) fn lock(file: impl AsFd, at: u64, how: Lock) -> io::Result<()> {
     Ok(())
 }
 
-/// The first locked byte of another description among these (`F_OFD_GETLK` of fcntl(2)).
+/// A lock of another description on any of these bytes, and which of them it has (`F_OFD_GETLK` of
+/// fcntl(2)).
 ///
 /// # Errors
 /// It is no file.
-pub(crate) fn find_lock(file: impl AsFd, at: u64, bytes: u64) -> io::Result<Option<u64>> {
-    let mut lock = byte_range(libc::F_WRLCK, at, bytes)?;
+pub(crate) fn find_lock(file: impl AsFd, bytes: Range<u64>) -> io::Result<Option<Range<u64>>> {
+    let mut lock = byte_range(libc::F_WRLCK, bytes.start, bytes.end - bytes.start)?;
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: the kernel reads and writes the structure during the call.
     unsafe { check(libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut lock)) }?;
-    let is_free = lock.l_type == libc::F_UNLCK as libc::c_short;
-    Ok((!is_free).then(|| lock.l_start.cast_unsigned().max(at)))
+    if lock.l_type == libc::F_UNLCK as libc::c_short {
+        return Ok(None);
+    }
+    let start = lock.l_start.cast_unsigned();
+    // The length of one that has no end is 0.
+    let end = if lock.l_len == 0 { u64::MAX } else { start + lock.l_len.cast_unsigned() };
+    Ok(Some(start.max(bytes.start)..end.min(bytes.end)))
 }
 
 fn byte_range(kind: libc::c_int, at: u64, bytes: u64) -> io::Result<libc::flock> {

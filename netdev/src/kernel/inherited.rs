@@ -30,8 +30,9 @@ static END: AtomicUsize = AtomicUsize::new(0);
 pub(crate) fn noted(fd: OwnedFd) -> OwnedFd {
     let fd = apart(fd);
     // Files without an inode of their own share one.
-    let identity = inode_of(fd.as_raw_fd()).filter(|_| !is_bpf(fd.as_raw_fd()));
-    note(&fd, identity);
+    let is_own = |kind| kind == libc::S_IFSOCK || !is_bpf(fd.as_raw_fd());
+    let file = file_of(fd.as_raw_fd()).filter(|(kind, _)| is_own(*kind));
+    note(&fd, file.map(|(_, inode)| inode));
     fd
 }
 
@@ -83,7 +84,7 @@ extern "C" fn in_child() {
         let is_still = match place.swap(0, Ordering::Relaxed) {
             0 => false,
             BPF => is_bpf(number),
-            inode => inode_of(number) == Some(inode),
+            inode => file_of(number).is_some_and(|(_, now)| now == inode),
         };
         if is_still {
             // SAFETY: the descriptor is a port's. It has no use here, and its number stays open.
@@ -109,13 +110,13 @@ fn is_bpf(number: RawFd) -> bool {
     len == KIND.len() as isize && target == KIND
 }
 
-/// The inode behind a number, if it is open: never 0, nor [`BPF`].
-fn inode_of(number: RawFd) -> Option<u32> {
+/// The kind of file behind a number, if it is open, and its inode: never 0, nor [`BPF`].
+fn file_of(number: RawFd) -> Option<(libc::mode_t, u32)> {
     let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the kernel writes the structure if it succeeds, and only then it is read.
-    let inode =
-        unsafe { (libc::fstat(number, stat.as_mut_ptr()) == 0).then(|| stat.assume_init().st_ino) };
-    inode.map(|inode| (inode as u32) ^ ((inode >> 32) as u32) | 1 << 31)
+    let stat = unsafe { (libc::fstat(number, stat.as_mut_ptr()) == 0).then(|| stat.assume_init()) };
+    let inode = |inode: u64| (inode as u32) ^ ((inode >> 32) as u32) | 1 << 31;
+    stat.map(|stat| (stat.st_mode & libc::S_IFMT, inode(stat.st_ino)))
 }
 
 #[cfg(test)]
@@ -157,19 +158,19 @@ mod tests {
             libc::dup2(other.as_raw_fd(), number);
             (other.as_raw_fd() != number).then(|| OwnedFd::from_raw_fd(number))
         };
-        let programs = inode_of(number);
-        let before = [&one, &two].map(|fd| inode_of(fd.as_raw_fd()));
+        let programs = file_of(number);
+        let before = [&one, &two].map(|fd| file_of(fd.as_raw_fd()));
         let events = EventFd::new().expect("a descriptor");
         assert!(in_a_child(|| {
-            let now = [&one, &two].map(|fd| inode_of(fd.as_raw_fd()));
+            let now = [&one, &two].map(|fd| file_of(fd.as_raw_fd()));
             now[0].is_some()
                 && now[0] == now[1]
                 && !before.contains(&now[0])
-                && inode_of(own.as_raw_fd()).is_some()
-                && inode_of(number) == programs
-                && inode_of(events.as_fd().as_raw_fd()) != now[0]
+                && file_of(own.as_raw_fd()).is_some()
+                && file_of(number) == programs
+                && file_of(events.as_fd().as_raw_fd()) != now[0]
         }));
-        assert_eq!(before, [&one, &two].map(|fd| inode_of(fd.as_raw_fd())));
+        assert_eq!(before, [&one, &two].map(|fd| file_of(fd.as_raw_fd())));
         drop(reused);
     }
 
@@ -177,7 +178,7 @@ mod tests {
     fn what_shares_its_inode_is_told_by_its_kind() {
         let (events, epoll) = (EventFd::new().expect("one"), Epoll::new().expect("one"));
         let numbers = [events.as_fd(), epoll.as_fd()].map(|fd| fd.as_raw_fd());
-        assert_eq!(inode_of(numbers[0]), inode_of(numbers[1]));
+        assert_eq!(file_of(numbers[0]), file_of(numbers[1]));
         assert_eq!(numbers.map(is_bpf), [false; 2]);
         assert!(!is_bpf(-1) && !is_bpf(RawFd::MAX) && !is_bpf(0));
         let map = crate::frames::xdp::test_map().map(|map| is_bpf(map.as_raw_fd()));

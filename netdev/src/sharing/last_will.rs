@@ -75,10 +75,13 @@ pub(super) fn clear(locks: &Locks, slot: usize) -> io::Result<()> {
 pub(super) fn are_left(locks: &Locks, slot: usize) -> io::Result<bool> {
     let mut count = [0; 8];
     locks.read(&mut count, count_at(slot))?;
-    if u64::from_ne_bytes(count) == 0 || locks.is_taken(slot)? {
-        return Ok(false);
-    }
-    Ok(!read_left(locks, slot, u64::from_ne_bytes(count))?.is_empty())
+    let count = u64::from_ne_bytes(count);
+    Ok(count > 0 && !locks.is_taken(slot)? && are_among(locks, slot, count)?)
+}
+
+/// Whether there are notes at the first `count` places of a slot.
+pub(super) fn are_among(locks: &Locks, slot: usize, count: u64) -> io::Result<bool> {
+    Ok(count > 0 && !read_left(locks, slot, count)?.is_empty())
 }
 
 /// The notes at the first `count` places of a slot.
@@ -97,15 +100,12 @@ pub(super) fn left(
     own: std::ops::Range<usize>,
     mut each: impl FnMut(usize, Vec<[u8; NOTE_BYTES]>),
 ) -> io::Result<()> {
-    let mut counts = vec![0; COUNTS];
-    locks.read(&mut counts, NOTES_AT)?;
-    for (slot, count) in counts.chunks_exact(8).enumerate() {
-        let count = count.try_into().map_or(0, u64::from_ne_bytes);
-        if count == 0 || own.contains(&slot) || locks.is_taken(slot)? {
+    for (slot, seen) in locks.look()?.iter().enumerate() {
+        if seen.notes == 0 || seen.is_taken || own.contains(&slot) {
             continue;
         }
         // The file may be shorter.
-        each(slot, read_left(locks, slot, count).unwrap_or_default());
+        each(slot, read_left(locks, slot, seen.notes).unwrap_or_default());
     }
     Ok(())
 }

@@ -5,7 +5,7 @@
 pub(super) const SLOTS_MAX: usize = 256;
 /// A record: nanoseconds since the machine started until which a slot rests.
 pub(super) const RECORD: u64 = 8;
-/// Behind the records there are notes.
+/// Behind the records there are notes, of which the numbers come first.
 pub(super) const NOTES_AT: u64 = SLOTS_MAX as u64 * RECORD;
 /// The length of a note.
 pub const NOTE_BYTES: usize = 28;
@@ -13,6 +13,8 @@ pub const NOTE_BYTES: usize = 28;
 pub(super) const NOTES_MAX: usize = 4096;
 /// The numbers of used places.
 pub(super) const COUNTS: usize = SLOTS_MAX * 8;
+/// The bytes of the records and the numbers.
+pub(super) const TABLE: usize = NOTES_AT as usize + COUNTS;
 /// The bytes of the numbers and the places.
 pub(super) const NOTES_BYTES: u64 = (COUNTS + SLOTS_MAX * NOTES_MAX * NOTE_BYTES) as u64;
 /// The bytes of the file. Pages without a write take no memory.

@@ -17,7 +17,7 @@ use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::last_will;
-use super::layout::{RECORD, SLOTS_MAX};
+use super::layout::{NOTES_AT, RECORD, SLOTS_MAX, TABLE};
 use crate::kernel::descriptors::{self, Lock};
 use crate::kernel::inherited;
 
@@ -53,6 +53,16 @@ pub(super) struct Locks {
     file: File,
     /// For the kernel the threads of a process are one.
     threads: Mutex<()>,
+}
+
+/// A slot, as the locks and the file show it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Seen {
+    /// Whether another process has it.
+    pub(super) is_taken: bool,
+    record: u64,
+    /// The number of places of its notes that have been used.
+    pub(super) notes: u64,
 }
 
 /// The lock of all, until it is dropped.
@@ -124,23 +134,57 @@ impl Locks {
         Ok(Held { locks: self, _thread: thread })
     }
 
+    /// All slots: by one read, and by a question for each row of them that another process has and
+    /// for each row between.
+    pub(super) fn look(&self) -> io::Result<[Seen; SLOTS_MAX]> {
+        let mut all = [Seen::default(); SLOTS_MAX];
+        let mut rows = vec![0..SLOTS_MAX as u64];
+        while let Some(row) = rows.pop() {
+            if let Some(taken) = descriptors::find_lock(&self.file, row.clone())? {
+                all[taken.start as usize..taken.end as usize]
+                    .iter_mut()
+                    .for_each(|seen| seen.is_taken = true);
+                let rest = [row.start..taken.start, taken.end..row.end];
+                rows.extend(rest.into_iter().filter(|rest| !rest.is_empty()));
+            }
+        }
+        // After the locks: a process writes until it leaves its slot. The file may end behind the
+        // records.
+        let mut table = [0; TABLE];
+        if self.file.read_at(&mut table, 0)? < NOTES_AT as usize {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let (records, notes) = table.split_at(NOTES_AT as usize);
+        let numbers = |bytes| <[u8]>::chunks_exact(bytes, RECORD as usize).map(number);
+        for (seen, (record, notes)) in all.iter_mut().zip(numbers(records).zip(numbers(notes))) {
+            (seen.record, seen.notes) = (record, notes);
+        }
+        Ok(all)
+    }
+
     /// When a slot has rested, nanoseconds since the machine started: 0 if it has, and `None` while
     /// another process has it. If that process has died, the slot rests from now on. Under the lock
     /// of all.
-    pub(super) fn rests_until(&self, slot: usize, rest: Duration) -> io::Result<Option<u64>> {
-        if self.is_taken(slot)? {
+    pub(super) fn rests_until(
+        &self,
+        slot: usize,
+        seen: &Seen,
+        rest: Duration,
+    ) -> io::Result<Option<u64>> {
+        if seen.is_taken {
             return Ok(None);
         }
-        if self.record(slot)? == TAKEN {
-            self.set_record(slot, now() + rest.as_nanos() as u64)?;
+        let mut until = seen.record;
+        if until == TAKEN {
+            until = now() + rest.as_nanos() as u64;
+            self.set_record(slot, until)?;
         }
-        let until = self.record(slot)?;
         Ok(Some(if until <= now() { 0 } else { until }))
     }
 
     /// Whether another process has a slot.
     pub(super) fn is_taken(&self, slot: usize) -> io::Result<bool> {
-        Ok(descriptors::find_lock(&self.file, slot as u64, 1)?.is_some())
+        self.is_locked(slot as u64)
     }
 
     /// Takes a slot that is free, under the lock of all.
@@ -175,8 +219,8 @@ impl Locks {
 
     /// The slot of another process that listens there.
     pub(super) fn listener(&self, place: u64) -> io::Result<Option<u8>> {
-        let found = descriptors::find_lock(&self.file, place, SLOTS_MAX as u64)?;
-        Ok(found.and_then(|at| u8::try_from(at.saturating_sub(place)).ok()))
+        let found = descriptors::find_lock(&self.file, place..place + SLOTS_MAX as u64)?;
+        Ok(found.and_then(|at| u8::try_from(at.start - place).ok()))
     }
 
     /// Has a port as `claim` says from now on.
@@ -198,7 +242,7 @@ impl Locks {
 
     /// Whether another process has a port in any way.
     pub(super) fn is_port_claimed(&self, port: u32) -> io::Result<bool> {
-        Ok(descriptors::find_lock(&self.file, PORTS + u64::from(port), 1)?.is_some())
+        self.is_locked(PORTS + u64::from(port))
     }
 
     /// This process opens `afxdp`, or has it. Returns whether no other does.
@@ -213,12 +257,12 @@ impl Locks {
 
     /// Whether another process has `afxdp`.
     pub(super) fn is_xdp_taken(&self) -> io::Result<bool> {
-        Ok(descriptors::find_lock(&self.file, XDP, 1)?.is_some())
+        self.is_locked(XDP)
     }
 
     /// Whether no process has a slot.
     pub(super) fn is_deserted(&self) -> bool {
-        descriptors::find_lock(&self.file, 0, SLOTS_MAX as u64).is_ok_and(|found| found.is_none())
+        descriptors::find_lock(&self.file, 0..SLOTS_MAX as u64).is_ok_and(|found| found.is_none())
     }
 
     /// This guardian does what there is to do. Returns whether no other does.
@@ -230,6 +274,10 @@ impl Locks {
         self.unlock(GUARD);
     }
 
+    fn is_locked(&self, at: u64) -> io::Result<bool> {
+        Ok(descriptors::find_lock(&self.file, at..at + 1)?.is_some())
+    }
+
     fn lock(&self, at: u64) -> io::Result<()> {
         descriptors::lock(&self.file, at, Lock::Alone)
     }
@@ -237,12 +285,6 @@ impl Locks {
     fn unlock(&self, at: u64) {
         // It has no error but for a file that is none.
         let _ = descriptors::lock(&self.file, at, Lock::None);
-    }
-
-    fn record(&self, slot: usize) -> io::Result<u64> {
-        let mut bytes = [0; RECORD as usize];
-        self.read(&mut bytes, slot as u64 * RECORD)?;
-        Ok(u64::from_ne_bytes(bytes))
     }
 
     fn set_record(&self, slot: usize, record: u64) -> io::Result<()> {
@@ -264,6 +306,11 @@ impl Locks {
         }
         self.file.write_all_at(bytes, at)
     }
+}
+
+/// A number of the file.
+fn number(bytes: &[u8]) -> u64 {
+    bytes.try_into().map_or(0, u64::from_ne_bytes)
 }
 
 /// How long a file may be that this process writes.

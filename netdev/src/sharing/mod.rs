@@ -484,10 +484,11 @@ fn choose(shared: &[Shared], count: usize) -> io::Result<Option<(u8, usize)>> {
     let mut slots = [Some(0); SLOTS_MAX];
     for it in shared {
         is_new &= it.sockets().len()? == 0;
-        for (slot, both) in slots.iter_mut().enumerate() {
-            let mut here = it.locks.rests_until(slot, REST)?;
+        for (slot, (both, seen)) in slots.iter_mut().zip(it.locks.look()?).enumerate() {
+            let mut here = it.locks.rests_until(slot, &seen, REST)?;
             // The next process on the slot writes there: not before they are read, if it can be.
-            if here.is_some() && last_will::are_left(&it.locks, slot).unwrap_or(false) {
+            let are_left = || last_will::are_among(&it.locks, slot, seen.notes);
+            if here.is_some() && are_left().unwrap_or(false) {
                 here = Some(OWED);
             }
             *both = both.zip(here).map(|(one, other)| one.max(other));

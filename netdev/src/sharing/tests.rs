@@ -1,6 +1,7 @@
 mod blocked;
 mod guardians;
 mod left_notes;
+mod table;
 
 use std::net::UdpSocket;
 use std::os::fd::OwnedFd;

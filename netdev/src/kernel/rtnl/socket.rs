@@ -1,7 +1,6 @@
 //! Requests and answers over a netlink socket of any protocol.
 
 use std::io;
-use std::net::UdpSocket;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use netlink_packet_core::{
@@ -9,6 +8,7 @@ use netlink_packet_core::{
     NlasIterator,
 };
 use netlink_sys::{Socket, SocketAddr};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use crate::kernel::descriptors::netlink;
 use crate::tuning::routes::{ANSWER_TIMEOUT, DUMP_ATTEMPTS};
@@ -39,9 +39,7 @@ impl NetlinkSocket {
         let mut socket = netlink(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        // SO_RCVTIMEO belongs to the open file, which the clone shares; std has a safe setter.
-        let timer = UdpSocket::from(socket.as_fd().try_clone_to_owned()?);
-        timer.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
         Ok(Self { socket, sequence: 0, answer: vec![0; ANSWER_MAX].into() })
     }
 

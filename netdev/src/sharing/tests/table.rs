@@ -1,0 +1,51 @@
+//! The slots as a process sees them before it takes some.
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use super::*;
+use crate::sharing::layout::{FILE_BYTES, NOTES_AT};
+use crate::sharing::locks::Locks;
+
+/// The number of reads of this thread so far (proc_pid_io(5)).
+fn reads() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/io").expect("it counts them");
+    let count = text.lines().find_map(|line| line.strip_prefix("syscr: "));
+    count.and_then(|count| count.parse().ok()).expect("a number")
+}
+
+/// What all slots are is one read, however many there are.
+#[test]
+fn slots_are_taken_with_few_reads() {
+    let here = address(19);
+    let first = lease(&[here], 1).expect("slots");
+    first.note(here, 1, &[1; NOTE_BYTES]);
+    let before = reads();
+    let second = lease(&[here], 1).expect("slots");
+    let count = reads() - before;
+    assert!(count < 40, "{count} reads");
+    drop((first, second));
+}
+
+/// Each row of locks is found, and what is between them is free.
+#[test]
+fn what_others_have_is_seen_in_rows() {
+    let file = memfd_create("rows", MemfdFlags::CLOEXEC).expect("a file");
+    ftruncate(&file, FILE_BYTES).expect("long enough");
+    let [mine, one, other] = [(); 3].map(|()| Locks::open(&file).expect("opened"));
+    let rows = [(&one, 0..3), (&other, 3..5), (&one, 6..7), (&mine, 8..9), (&other, 254..256)];
+    for (locks, row) in rows.clone() {
+        row.for_each(|slot| locks.take(slot).expect("free"));
+    }
+    let of_others: Vec<usize> =
+        rows.into_iter().filter(|(of, _)| !std::ptr::eq(*of, &mine)).flat_map(|(_, r)| r).collect();
+    let taken = || -> Vec<usize> {
+        let all = mine.look().expect("the table").into_iter().enumerate();
+        all.filter(|(_, seen)| seen.is_taken).map(|(slot, _)| slot).collect()
+    };
+    assert_eq!(taken(), of_others);
+    drop((one, other));
+    assert_eq!(taken(), [0; 0]);
+    let short = memfd_create("short", MemfdFlags::CLOEXEC).expect("a file");
+    ftruncate(&short, NOTES_AT - 1).expect("no longer");
+    assert!(Locks::open(&short).expect("opened").look().is_err(), "a record is missing");
+}
