@@ -7,8 +7,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum as _;
@@ -29,6 +31,11 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The most guardians for other users. Any user can connect.
 const STRANGERS_MAX: usize = 128;
+/// The socket of the system's log (syslog(3)): a guardian has no stderr.
+const LOG: &str = "/dev/log";
+/// What it says there once, as a warning of a daemon.
+const TOO_MANY: &str = "<28>rocinante guardian: there are more processes, or addresses of one, than \
+                        it looks after: if such a process is killed, its peers have to ask";
 /// How often it looks whether the peers have answered.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
@@ -190,6 +197,8 @@ fn guard(guardian: &mut Guardian) -> io::Result<()> {
     let _ = setsid();
     SigSet::all().thread_block()?;
     let mut children: Vec<Child> = Vec::new();
+    let said = Once::new();
+    let too_many = || said.call_once(|| say_too_many(LOG.as_ref()));
     std::thread::scope(|scope| {
         while let Some(errand) = guardian.errand()? {
             children.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
@@ -202,20 +211,32 @@ fn guard(guardian: &mut Guardian) -> io::Result<()> {
                     }
                 }
                 Errand::Stranger { connection, uid, gid } => {
-                    if children.len() < STRANGERS_MAX
-                        && let Ok(stdin) = connection.try_clone()
-                    {
-                        let mut command = own(Part::BeForOne);
-                        command.args(["--user", &uid.to_string(), "--group", &gid.to_string()]);
-                        command.stdin(stdin).stdout(Stdio::null());
-                        children.extend(command.spawn());
+                    let has_room = children.len() < STRANGERS_MAX;
+                    match has_room.then(|| start_for(&connection, uid, gid)) {
+                        Some(Ok(child)) => children.push(child),
+                        _ => too_many(),
                     }
                     close_elsewhere(connection);
                 }
+                Errand::TooMany => too_many(),
             }
         }
         Ok(())
     })
+}
+
+/// Starts the guardian of a process of another user.
+fn start_for(connection: &OwnedFd, uid: u32, gid: u32) -> io::Result<Child> {
+    let mut command = own(Part::BeForOne);
+    command.args(["--user", &uid.to_string(), "--group", &gid.to_string()]);
+    command.stdin(connection.try_clone()?).stdout(Stdio::null()).spawn()
+}
+
+/// Says [`TOO_MANY`] to a log, if there is one that has room.
+fn say_too_many(log: &Path) {
+    let Ok(socket) = UnixDatagram::unbound() else { return };
+    let _ = socket.set_nonblocking(true);
+    let _ = socket.send_to(TOO_MANY.as_bytes(), log);
 }
 
 /// Opens the address as its next process, and waits until the peers have answered.
@@ -236,5 +257,22 @@ fn end_connections(place: &Left, deadline: Instant) {
     };
     while !is_done() && Instant::now() < deadline {
         std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_is_told_in_one_line_and_none_is_no_error() {
+        let log = std::env::temp_dir().join(format!("rocinante-log-{}", std::process::id()));
+        say_too_many(&log);
+        let socket = UnixDatagram::bind(&log).unwrap();
+        say_too_many(&log);
+        std::fs::remove_file(&log).unwrap();
+        let mut line = [0; 512];
+        let bytes = socket.recv(&mut line).unwrap();
+        assert!(line.starts_with(b"<28>rocinante guardian: ") && !line[..bytes].contains(&b'\n'));
     }
 }

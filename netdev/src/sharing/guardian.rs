@@ -71,6 +71,9 @@ pub enum Errand {
         /// The group.
         gid: u32,
     },
+    /// A process more than there is room for has come, or an address more of one. No guardian
+    /// looks after it.
+    TooMany,
 }
 
 /// A process that has slots.
@@ -150,11 +153,12 @@ impl Guardian {
                     return Ok(Some(Errand::Settle(self.wards.swap_remove(at).places)));
                 }
                 Some((_, Heard::Message)) => {}
+                Some((_, Heard::TooMany)) => return Ok(Some(Errand::TooMany)),
                 // A ward that ends makes some.
                 Some((_, Heard::NoRoom)) => std::thread::sleep(LOOK_EVERY),
                 None if self.listener.is_some() && others[0] => {
-                    if let Some(stranger) = self.accept() {
-                        return Ok(Some(stranger));
+                    if let Some(errand) = self.accept() {
+                        return Ok(Some(errand));
                     }
                 }
                 None if others.iter().any(|ready| *ready) => self.program = None,
@@ -176,7 +180,7 @@ impl Guardian {
         without_room
     }
 
-    /// Accepts those that have come, up to the first of another user.
+    /// Accepts those that have come, up to the first of another user or without room.
     fn accept(&mut self) -> Option<Errand> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         for _ in 0..JOINS_MAX {
@@ -195,12 +199,14 @@ impl Guardian {
             };
             let own = geteuid();
             match descriptors::peer(&connection) {
-                Ok(descriptors::Peer { uid, .. })
-                    if uid == own.as_raw() && self.wards.len() < WARDS_MAX =>
-                {
+                Ok(descriptors::Peer { uid, .. }) if uid == own.as_raw() => {
+                    if self.wards.len() == WARDS_MAX {
+                        strangers::close_elsewhere(connection);
+                        return Some(Errand::TooMany);
+                    }
                     self.wards.push(Ward { connection, places: Vec::new() });
                 }
-                Ok(descriptors::Peer { uid, gid, .. }) if uid != own.as_raw() && own.is_root() => {
+                Ok(descriptors::Peer { uid, gid, .. }) if own.is_root() => {
                     return Some(Errand::Stranger { connection, uid, gid });
                 }
                 _ => strangers::close_elsewhere(connection),
@@ -215,6 +221,8 @@ impl Guardian {
 enum Heard {
     /// It has sent a message.
     Message,
+    /// It has sent one more than is kept.
+    TooMany,
     /// It has sent one that stays where it is: the kernel would close descriptors for which there
     /// is no room.
     NoRoom,
@@ -234,9 +242,10 @@ impl Ward {
         match rights::receive::<SPACE>(&self.connection, &mut message, flags) {
             Err(Errno::AGAIN | Errno::INTR) => Heard::Message,
             Ok((bytes, _, descriptors)) if bytes > 0 => {
-                if self.places.len() < PLACES_MAX {
-                    self.places.extend(Left::read(&message[..bytes], descriptors));
+                if self.places.len() == PLACES_MAX {
+                    return Heard::TooMany;
                 }
+                self.places.extend(Left::read(&message[..bytes], descriptors));
                 Heard::Message
             }
             _ => Heard::End,

@@ -9,7 +9,9 @@ use rustix::time::{ClockId, clock_gettime};
 use super::*;
 use crate::sharing::guardian::{Errand, Guardian, Left};
 use crate::sharing::lifeline::{Registration, register_with_guardian_at};
+use crate::sharing::rendezvous::SPACE;
 use crate::testing::testns::limit_descriptors;
+use crate::tuning::shared::{PLACES_MAX, WARDS_MAX};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -125,12 +127,7 @@ fn a_guardian_takes_no_nonsense_and_goes_on() {
     let say = |message: &[u8], whole: bool| {
         let stranger = connect();
         let descriptors = if whole { &descriptors[..] } else { &descriptors[1..] };
-        crate::kernel::rights::send::<{ crate::sharing::rendezvous::SPACE }>(
-            &stranger,
-            message,
-            descriptors,
-        )
-        .expect("sent");
+        crate::kernel::rights::send::<SPACE>(&stranger, message, descriptors).expect("sent");
     };
     say(b"", true);
     say(&[0], true);
@@ -144,6 +141,33 @@ fn a_guardian_takes_no_nonsense_and_goes_on() {
     note(&first, here, 1);
     drop((first, told));
     assert!(left(&mut one)[0].is_owed());
+}
+
+#[test]
+fn a_guardian_says_what_it_has_no_room_for() {
+    let here = address(37);
+    let (mut one, name) = guardian();
+    let (first, told) = ward(&name, &[here], 1);
+    let [shared] = &first.slots.shared[..] else { panic!("one address") };
+    let message = [&[0, 0], shared.name.as_bytes()].concat();
+    for _ in 0..PLACES_MAX {
+        let descriptors = shared.objects.descriptors();
+        crate::kernel::rights::send::<SPACE>(&told, &message, &descriptors).expect("sent");
+    }
+    assert!(matches!(one.errand(), Ok(Some(Errand::TooMany))), "one that it has not kept");
+    drop((first, told));
+    assert_eq!(left(&mut one).len(), PLACES_MAX);
+    // The connections say nothing.
+    let connect =
+        || register_with_guardian_at(&name, &Registration::of(&[], 0, 1)).expect("a guardian");
+    let mut all: Vec<OwnedFd> = (0..WARDS_MAX).map(|_| connect()).collect();
+    all.push(connect());
+    assert!(matches!(one.errand(), Ok(Some(Errand::TooMany))), "one that it has not kept");
+    // Those that it has kept, and no other.
+    drop(all);
+    (0..WARDS_MAX).for_each(|_| assert_eq!(left(&mut one).len(), 0));
+    drop(connect());
+    assert_eq!(left(&mut one).len(), 0);
 }
 
 #[test]
