@@ -67,8 +67,7 @@ impl Drop for Ah {
         for (shard, path) in shards.iter_mut().zip(&self.paths) {
             // Requests that were posted before may still leave.
             shard.take_staged();
-            let now = shard.now();
-            shard.transmit(now);
+            shard.send_waiting();
             shard.engine.destroy_ah(self.id);
             shard.remove_path(*path);
         }

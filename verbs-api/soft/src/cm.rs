@@ -6,14 +6,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use rocinante_netdev::{Port, PortClaim};
+use rocinante_netdev::PortClaim;
 use rocinante_stack::Engine;
 use rocinante_stack::cm::{
     Accept, AskId, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager, ListenerId,
-    QueryId,
+    QueryId, Transmit,
 };
 use rocinante_stack::stats::CmCounters;
 use rocinante_stack::types::{Qpn, Time};
+use rocinante_stack::wire::MadBytes;
 use rocinante_stack::wire::cm::{PortSpace, RejReason, ServiceId, SidrStatus};
 
 use super::gsi_paths::GsiPaths;
@@ -57,6 +58,35 @@ impl Post {
         listening + self.conns.len() + self.asked.len() + self.services.owners().count()
     }
 
+    /// Gives the event of a connection to its owner.
+    fn put(&self, conn: ConnId, event: CmEvent, woken: &mut Woken) {
+        let owner = self.conns.get(&conn).map(|(_, owner)| owner);
+        if let Some(put) = owner.and_then(|owner| owner.put(event)) {
+            woken.append(put);
+        }
+    }
+
+    /// Gives a request to its listener. Returns whether that took it: it may just have been
+    /// dropped, or have no room.
+    fn ask(
+        &mut self,
+        (listener, conn): (ListenerId, ConnId),
+        request: CmEvent,
+        woken: &mut Woken,
+    ) -> bool {
+        let owner = self.listeners.get(&listener);
+        let Some(put) = owner.and_then(|owner| owner.put(request)) else { return false };
+        self.asked.insert(conn, listener);
+        woken.append(put);
+        true
+    }
+
+    /// The queue pair of a connection, if it is to break with it.
+    fn breaks_with(&self, conn: ConnId) -> Option<Qpn> {
+        let (qpn, owner) = self.conns.get(&conn)?;
+        owner.breaks().then_some(*qpn)
+    }
+
     /// The connection is over: withdraws its request from the listener.
     fn release(&mut self, conn: ConnId) {
         self.conns.remove(&conn);
@@ -92,62 +122,47 @@ impl Shard {
             any = true;
         }
         if any {
-            self.write_mail();
-            self.note_connections();
+            self.router.write_mail(&mut self.engine);
+            self.router.note_connections(&mut self.engine);
             self.transmit_cm(now);
         }
     }
 
     fn deliver_cm(&mut self, event: CmEvent) {
         trace::connection(&event);
-        let conn = match &event {
+        let Self { engine, host, post, router, .. } = self;
+        match event {
             CmEvent::Request { listener, conn, .. } => {
-                let (listener, conn) = (*listener, *conn);
-                let owner = self.post.listeners.get(&listener);
-                match owner.and_then(|owner| owner.put(event)) {
-                    Some(woken) => {
-                        self.post.asked.insert(conn, listener);
-                        self.host.woken.append(woken);
-                    }
-                    // The listener has just been dropped, or has no room.
-                    None => {
-                        let now = self.now();
-                        self.cm().forget(now, conn);
-                    }
+                if !post.ask((listener, conn), event, &mut host.woken) {
+                    let now = self.now();
+                    self.cm().forget(now, conn);
                 }
-                return;
             }
             CmEvent::Released { conn, qpn } => {
-                let conn = *conn;
-                self.release_number(*qpn);
-                self.put_mail(conn, event);
-                self.post.release(conn);
-                return;
+                router.release_number(qpn, engine);
+                post.put(conn, event, &mut host.woken);
+                post.release(conn);
             }
             CmEvent::Asked { .. }
             | CmEvent::AskOver { .. }
             | CmEvent::Resolved { .. }
-            | CmEvent::Unresolved { .. } => return self.deliver_service(event),
-            CmEvent::Disconnected { conn, .. } => {
-                let conn = *conn;
-                if let Some((qpn, _)) = self.post.conns.get(&conn).filter(|(_, it)| it.breaks()) {
-                    // The peer no longer answers: posted requests complete now.
-                    self.end_connection_of(*qpn);
+            | CmEvent::Unresolved { .. } => {
+                if let Some(ask) = post.services.deliver(event, &mut host.woken) {
+                    let now = self.now();
+                    let _ = self.cm().answer(now, ask, Err(SidrStatus::REJECT), &[]);
                 }
-                conn
+            }
+            CmEvent::Disconnected { conn, .. } => {
+                if let Some(qpn) = post.breaks_with(conn) {
+                    // The peer no longer answers: posted requests complete now.
+                    router.end_connection_of(qpn, engine, host);
+                }
+                post.put(conn, event, &mut host.woken);
             }
             CmEvent::Replied { conn, .. }
             | CmEvent::Established { conn }
             | CmEvent::Rejected { conn, .. }
-            | CmEvent::TimedOut { conn } => *conn,
-        };
-        self.put_mail(conn, event);
-    }
-
-    fn put_mail(&mut self, conn: ConnId, event: CmEvent) {
-        let owner = self.post.conns.get(&conn).map(|(_, owner)| owner);
-        if let Some(woken) = owner.and_then(|owner| owner.put(event)) {
-            self.host.woken.append(woken);
+            | CmEvent::TimedOut { conn } => post.put(conn, event, &mut host.woken),
         }
     }
 
@@ -155,20 +170,44 @@ impl Shard {
         if self.engine.cm().is_none_or(|cm| !cm.wants_transmit()) {
             return;
         }
-        self.note_connections();
+        self.router.note_connections(&mut self.engine);
         while let Some(transmit) = self.engine.cm().and_then(ConnectionManager::poll_transmit) {
             // Without a path to the peer the message is lost, as on any network; it is repeated if
             // it matters.
             let Ok(path) = self.path_of_mad(now, &transmit) else { continue };
             if !self.send_mad(&transmit.mad, path) {
-                self.flush();
-                if !self.send_mad(&transmit.mad, path) {
-                    self.cm().put_back(transmit);
-                    break;
-                }
+                self.cm().put_back(transmit);
+                break;
             }
         }
-        self.flush();
+        self.io.flush();
+    }
+
+    /// The path of a datagram: that of the queue pair whose peer it is for, or one of QP1's.
+    fn path_of_mad(&mut self, now: Time, transmit: &Transmit) -> io::Result<u32> {
+        if let Some(path) = transmit.via.and_then(|qpn| self.engine.path_of(qpn)) {
+            return Ok(path);
+        }
+        let way = (transmit.local, transmit.remote);
+        self.post.ways.path_to(&mut self.io, now, way, transmit.via.is_some())
+    }
+
+    /// QP1's path of a way.
+    pub fn cm_path(&mut self, now: Time, way: (IpAddr, IpAddr)) -> io::Result<u32> {
+        self.post.ways.path_to(&mut self.io, now, way, false)
+    }
+
+    /// Drops idle ones: see [`GsiPaths::tidy`].
+    pub fn tidy_cm_paths(&mut self, now: Time) -> Option<u64> {
+        self.post.ways.tidy(&mut self.io, now)
+    }
+
+    /// Sends a management datagram on a path. Returns whether there was room.
+    pub(super) fn send_mad(&mut self, mad: &MadBytes, path: u32) -> bool {
+        self.engine.send_mad(mad, path, &mut self.io) || {
+            self.io.flush();
+            self.engine.send_mad(mad, path, &mut self.io)
+        }
     }
 }
 
@@ -279,7 +318,7 @@ impl Device {
         place: Place,
         owner: Arc<dyn Owner>,
     ) -> Result<ListenerId, VerbsError> {
-        if self.cm_core().hold().broken.is_some() {
+        if self.cm_core().hold().io.is_broken() {
             return Err(gone());
         }
         if service.takes_datagrams() {
@@ -291,7 +330,7 @@ impl Device {
             // Requests may have waited for it.
             let now = shard.now();
             shard.engine.handle_cm_timeout(now);
-            shard.write_mail();
+            shard.router.write_mail(&mut shard.engine);
             shard.serve_cm(now);
             Ok(listener)
         })
@@ -397,8 +436,7 @@ impl Manager for Device {
         for core in self.shards.all() {
             let mut shard = core.hold();
             shard.take_staged();
-            let now = shard.now();
-            shard.transmit(now);
+            shard.send_waiting();
         }
     }
 
@@ -445,16 +483,6 @@ impl Manager for Device {
         let fd = mailbox.fd()?;
         self.cm_core().wait(fd, until);
         Ok(())
-    }
-}
-
-impl Shard {
-    pub(super) fn flush(&mut self) {
-        let refused = &mut self.refused;
-        self.port.flush(|failure| {
-            refused.0 += u64::from(failure.datagrams);
-            refused.1 = failure.errno;
-        });
     }
 }
 

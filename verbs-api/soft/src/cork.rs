@@ -8,7 +8,7 @@
 use rocinante_stack::Urgency;
 use rocinante_stack::types::Time;
 
-use crate::tuning::cork::{ENABLED, REQUESTS_MAX};
+use crate::tuning::cork::{ENABLED, HELD_MAX, HELD_UNASKED, REQUESTS_MAX};
 
 /// The requests and acknowledgements that wait.
 #[derive(Debug)]
@@ -20,11 +20,16 @@ pub(super) struct Cork {
     requests: u32,
     /// No request has left at once since the shard was driven.
     is_open: bool,
+    /// The program was shown a completed receive or a message of several packets, and has posted
+    /// nothing since.
+    shown: bool,
+    /// It answered the last ones that it was shown: it posted before it was shown more.
+    answers: bool,
 }
 
 impl Cork {
     pub(super) fn new() -> Self {
-        Self { waits: Urgency::Idle, requests: 0, is_open: true }
+        Self { waits: Urgency::Idle, requests: 0, is_open: true, shown: false, answers: false }
     }
 
     /// Requests were posted, and before them the queue pair's next post was so urgent. Returns
@@ -39,6 +44,9 @@ impl Cork {
         urgency: Urgency,
         now: impl FnOnce() -> Time,
     ) -> bool {
+        if std::mem::take(&mut self.shown) {
+            self.answers = true;
+        }
         self.requests += requests;
         let waits = self.requests < REQUESTS_MAX
             && match urgency {
@@ -54,9 +62,30 @@ impl Cork {
         !waits
     }
 
-    /// Keeps plain acknowledgements for the program's next call. Returns whether it does: only if
+    /// So many datagrams were received, which completed receives or not, and the program is about
+    /// to see that. Returns whether their plain acknowledgements wait for its next call: only if
     /// nothing else is to be sent, and if nothing waited for this call.
-    pub(super) fn keeps(&mut self, urgency: Urgency) -> bool {
+    ///
+    /// Those of a completed receive, and of more than [`HELD_UNASKED`] packets, wait only for a
+    /// program that answered the one before: any other may end right after the completion, or look
+    /// seldom, and its peer would ask or wait in vain.
+    pub(super) fn keeps(
+        &mut self,
+        received: usize,
+        completes: bool,
+        urgency: impl FnOnce() -> Urgency,
+    ) -> bool {
+        if !(1..=HELD_MAX).contains(&received) {
+            return false;
+        }
+        let shows = completes || received > HELD_UNASKED;
+        if shows && std::mem::replace(&mut self.shown, true) {
+            self.answers = false;
+        }
+        if shows && !self.answers {
+            return false;
+        }
+        let urgency = urgency();
         let keeps = ENABLED && matches!(urgency, Urgency::By(_)) && self.waits == Urgency::Idle;
         if keeps {
             self.waits = urgency;
@@ -144,14 +173,36 @@ mod tests {
         assert!(!cork.is_in());
     }
 
+    fn keeps(cork: &mut Cork, received: usize, completes: bool) -> bool {
+        cork.keeps(received, completes, || Urgency::By(LATER))
+    }
+
     #[test]
     fn acknowledgements_wait_for_one_call_and_not_beside_other_packets() {
         let mut cork = Cork::new();
-        assert!(!cork.keeps(Urgency::Idle) && !cork.keeps(Urgency::Now));
-        assert!(cork.keeps(Urgency::By(LATER)));
+        for urgency in [Urgency::Idle, Urgency::Now] {
+            assert!(!cork.keeps(1, false, || urgency));
+        }
+        assert!(keeps(&mut cork, 1, false));
         assert!(cork.is_in());
-        assert!(!cork.keeps(Urgency::By(LATER)), "it waited for this call");
+        assert!(!keeps(&mut cork, 1, false), "it waited for this call");
         cork.pull();
-        assert!(cork.keeps(Urgency::By(LATER)));
+        assert!(keeps(&mut cork, 1, false));
+        cork.pull();
+        assert!(!keeps(&mut cork, 0, false) && !keeps(&mut cork, HELD_MAX + 1, false));
+    }
+
+    #[test]
+    fn those_of_a_message_wait_for_a_program_that_answered_the_last() {
+        for (received, completes) in [(1, true), (HELD_UNASKED + 1, false)] {
+            let mut cork = Cork::new();
+            assert!(!keeps(&mut cork, received, completes), "it has answered nothing yet");
+            posted(&mut cork, 1, Urgency::Now);
+            cork.pull();
+            assert!(keeps(&mut cork, received, completes), "it answered");
+            cork.pull();
+            assert!(!keeps(&mut cork, received, completes), "it did not answer that one");
+            assert!(keeps(&mut cork, HELD_UNASKED, false), "it sees nothing of these");
+        }
     }
 }

@@ -86,7 +86,7 @@ impl Cq {
             let same = shard.host.cqs.insert(|_| shared.clone());
             debug_assert_eq!(same, id);
         }
-        if shards.iter_mut().all(|shard| shard.broken.is_some()) {
+        if shards.iter_mut().all(|shard| shard.io.is_broken()) {
             shared.gone(&mut Woken::default());
         }
         device.add_owner(Owner::Cq(id));

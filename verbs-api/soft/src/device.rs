@@ -57,9 +57,9 @@ fn counted(shard: &Shard) -> DeviceCounters {
         transport: *shard.engine.counters(),
         drops: *shard.engine.drops(),
         limits_hit: *shard.engine.limits_hit(),
-        port: shard.port.stats(),
-        refused: shard.refused,
-        handed_over: (shard.handed_over(), shard.lost_mail()),
+        port: shard.io.stats(),
+        refused: shard.io.refused(),
+        handed_over: (shard.router.handed_over(), shard.router.lost_mail()),
     }
 }
 
@@ -253,7 +253,7 @@ impl Hca {
 
     /// Whether its interface is gone.
     pub(crate) fn is_broken(&self) -> bool {
-        self.shards.all().any(|core| core.hold().broken.is_some())
+        self.shards.all().any(|core| core.hold().io.is_broken())
     }
 
     /// The device's attributes.

@@ -7,13 +7,15 @@
 
 use rocinante_stack::types::Time;
 
-use crate::tuning::flood::{AHEAD, EACH};
+use crate::tuning::flood::{AHEAD, EACH, PAUSE};
 
-/// Whether more come for nothing than are worth a look each.
+/// Whether more come for nothing than are worth a look each, and the pause if so.
 #[derive(Debug, Default)]
 pub(super) struct Flood {
     /// When those that came would have come, at the rate that is taken as it is.
     spent: Time,
+    /// The port is left alone until then.
+    resume_at: Option<Time>,
 }
 
 impl Flood {
@@ -29,8 +31,20 @@ impl Flood {
 
     /// Whether it goes on.
     #[inline]
-    pub(super) fn is_on(&self, now: Time) -> bool {
+    fn is_on(&self, now: Time) -> bool {
         self.spent > now.after(AHEAD)
+    }
+
+    /// The shard was driven: the port is left alone for a moment if it is drained in a flood.
+    #[inline]
+    pub(super) fn driven(&mut self, now: Time, drained: bool) {
+        self.resume_at = (drained && self.is_on(now)).then(|| now.after(PAUSE));
+    }
+
+    /// Until when the port is left alone.
+    #[inline]
+    pub(super) fn resume_at(&self) -> Option<Time> {
+        self.resume_at
     }
 }
 

@@ -3,7 +3,6 @@
 use std::io;
 use std::net::IpAddr;
 
-use rocinante_netdev::Port;
 use rocinante_stack::GroupError;
 
 use super::Qp;
@@ -15,7 +14,7 @@ impl Qp {
         let mut guard = self.core.hold();
         let shard = &mut *guard;
         if shard.engine.attach_multicast(self.qpn, group).map_err(refused)?
-            && let Err(error) = shard.port.join(group)
+            && let Err(error) = shard.io.join(group)
         {
             let _ = shard.engine.detach_multicast(self.qpn, group);
             return Err(VerbsError::Io(error));
@@ -42,7 +41,7 @@ impl Qp {
 
     fn detach_from(&self, shard: &mut Shard, group: IpAddr) -> Result<(), GroupError> {
         if shard.engine.detach_multicast(self.qpn, group)? {
-            shard.port.leave(group);
+            shard.io.leave(group);
         }
         Ok(())
     }

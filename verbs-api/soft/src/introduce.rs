@@ -4,9 +4,8 @@
 use rocinante_netdev::Backend;
 use rocinante_stack::types::{QueueKind, Time};
 use rocinante_stack::wire::PeerInfo;
-use rocinante_stack::{Budget, Engine, HandOff};
+use rocinante_stack::{Budget, Engine};
 
-use super::mail::Order;
 use super::shard::Shard;
 use crate::model::error::VerbsError;
 use crate::provider::random::random;
@@ -26,22 +25,12 @@ impl Shard {
             // Without a path it is lost, as on any network.
             let Ok(path) = self.cm_path(now, (transmit.local, transmit.remote)) else { continue };
             if !self.send_mad(&transmit.mad, path) {
-                self.flush();
-                if !self.send_mad(&transmit.mad, path) {
-                    self.engine.put_back_probe(transmit);
-                    break;
-                }
+                self.engine.put_back_probe(transmit);
+                break;
             }
         }
-        self.flush();
-        let Some(others) = &mut self.others else { return };
-        while let Some(report) = self.engine.poll_hand_off() {
-            match report {
-                HandOff::FirstPacket { .. } => others.order(0, Order::HandOff(report)),
-                HandOff::Learn(..) => others.order_all(Order::HandOff(report)),
-            }
-        }
-        others.ring();
+        self.io.flush();
+        self.router.report_peers(&mut self.engine);
     }
 }
 

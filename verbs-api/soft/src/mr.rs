@@ -61,8 +61,7 @@ impl Registration {
         for shard in shards.iter_mut() {
             // Staged requests name regions, too.
             shard.take_staged();
-            let now = shard.now();
-            shard.transmit(now);
+            shard.send_waiting();
             shard.deliver();
             if shard.host.regions.has_windows(self.key) {
                 return Err(VerbsError::Busy("a memory window is bound to the region"));

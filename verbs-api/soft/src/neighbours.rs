@@ -6,13 +6,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rocinante_netdev::{Delivery, NOTE_BYTES, RxDatagram, Slots};
-use rocinante_stack::cm::{Note, Noted};
+use rocinante_stack::cm::{ConnectionManager, Note};
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::cm::ServiceId;
 use rocinante_stack::{Addressee, addressee};
 
 use super::others::dest_qpn;
-use super::shard::Shard;
 
 /// The neighbours of a shard.
 #[derive(Debug)]
@@ -81,11 +80,14 @@ impl Neighbours {
         taken
     }
 
-    /// Writes down the work of neighbours for this process once it has gone.
-    fn note(&self, noted: &Noted) {
-        match &noted.note {
-            Some(note) => self.slots.note(noted.address, noted.id.0, &note.to_bytes()),
-            None => self.slots.drop_note(noted.address, noted.id.0),
+    /// Writes down the connections that begin and end, for the neighbours of a process that has
+    /// gone.
+    pub(super) fn note_connections(&self, cm: &mut ConnectionManager) {
+        while let Some(noted) = cm.poll_note() {
+            match &noted.note {
+                Some(note) => self.slots.note(noted.address, noted.id.0, &note.to_bytes()),
+                None => self.slots.drop_note(noted.address, noted.id.0),
+            }
         }
     }
 
@@ -99,35 +101,20 @@ impl Neighbours {
         };
         left.into_iter().filter_map(read).collect()
     }
-}
 
-impl Shard {
-    /// Writes down the connections that begin and end, before their peers learn of it: where there
-    /// is a change, there is a datagram or an event, too.
-    pub(super) fn note_connections(&mut self) {
-        let Self { engine, neighbours: Some(neighbours), .. } = self else { return };
-        while let Some(noted) = engine.cm().and_then(|cm| cm.poll_note()) {
-            neighbours.note(&noted);
-        }
-    }
-
-    /// Ends the connections of neighbours that have gone.
-    pub(super) fn end_for_neighbours(&mut self, now: Time) {
-        let Self { engine, neighbours: Some(neighbours), .. } = self else { return };
-        let Some(cm) = engine.cm() else { return };
-        let left = neighbours.slots.left();
+    /// Ends the connections of neighbours that have gone. Returns whether there were some.
+    pub(super) fn end_for_the_dead(&self, now: Time, cm: &mut ConnectionManager) -> bool {
+        let left = self.slots.left();
         if left.is_empty() {
-            return;
+            return false;
         }
-        for (address, note) in neighbours.of_the_dead(left) {
+        for (address, note) in self.of_the_dead(left) {
             cm.end_for(now, address, &note);
         }
         // If this process is killed here, the next one finds their notes, or this one's.
-        self.note_connections();
-        if let Some(neighbours) = &self.neighbours {
-            neighbours.slots.forget_left();
-        }
-        self.serve_cm(now);
+        self.note_connections(cm);
+        self.slots.forget_left();
+        true
     }
 }
 

@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use rocinante_stack::types::{Qpn, Time};
-use rocinante_stack::verbs::{QpState, SrqId};
-use rocinante_stack::{Datagram, Engine, QpAttr};
+use rocinante_stack::verbs::QpState;
+use rocinante_stack::{Datagram, Engine, HandOff, QpAttr};
 
+use super::clock::Clock;
 use super::host::Host;
 use super::mail::{Letters, Order};
 use super::progress::Core;
-use super::shard::{Shard, accepted, now_since};
+use super::shard::accepted;
 use super::staging::Staging;
 use crate::tuning::shard::OVERDUE_MAX;
 
@@ -51,7 +52,7 @@ pub(super) struct Others {
     /// Shards that have new mail and have not been rung yet.
     unrung: u64,
     /// The mail taken from the own box.
-    pub(super) letters: Letters,
+    letters: Letters,
     /// Orders of other shards, each with the last round in which it must be done; until then it
     /// waits for the port to be drained.
     orders: VecDeque<(u64, Order)>,
@@ -121,13 +122,18 @@ impl Others {
         shard_of(qpn, self.first)
     }
 
-    /// Whether a queue pair belongs to another shard.
-    pub(super) fn has(&self, qpn: Qpn) -> bool {
-        self.shard_of(qpn) != self.own
+    /// Leaves an order for the shard of a queue pair. Returns whether that is another one.
+    pub(super) fn order_owner(&mut self, qpn: Qpn, order: Order) -> bool {
+        let owner = self.shard_of(qpn);
+        let is_other = owner != self.own;
+        if is_other {
+            self.order(owner, order);
+        }
+        is_other
     }
 
     /// Leaves an order for a shard.
-    pub(super) fn order(&mut self, shard: usize, order: Order) {
+    fn order(&mut self, shard: usize, order: Order) {
         if let Some(other) = self.boxes.get(shard) {
             other.mail.order(order);
             self.unrung |= 1 << shard;
@@ -150,7 +156,7 @@ impl Others {
     }
 
     /// Whether an order to break the queue pair is waiting.
-    fn is_to_break(&self, qpn: Qpn) -> bool {
+    pub(super) fn is_to_break(&self, qpn: Qpn) -> bool {
         self.orders.iter().any(|(_, order)| *order == Order::Break(qpn))
     }
 
@@ -174,142 +180,109 @@ impl Others {
             }
         }
     }
-}
 
-impl Shard {
     /// Handles the datagrams of other shards, and queues their orders. Returns whether there was
-    /// mail.
+    /// mail in the own box.
     #[inline]
-    pub(super) fn read_mail(&mut self, now: Time) -> bool {
-        let Some(others) = &mut self.others else { return false };
-        if !self.staging.mail.take(&mut others.letters) {
+    pub(super) fn read_mail(
+        &mut self,
+        own: &Staging,
+        now: Time,
+        engine: &mut Engine,
+        host: &mut Host,
+    ) -> bool {
+        if !own.mail.take(&mut self.letters) {
             return false;
         }
-        for (from, datagram) in others.letters.datagrams() {
-            self.staging.take(&mut self.engine, &mut self.host);
-            let before = accepted(&self.engine);
-            self.engine.handle_datagram(now, &datagram, &mut self.host);
+        for (from, datagram) in self.letters.datagrams() {
+            own.take(engine, host);
+            let before = accepted(engine);
+            engine.handle_datagram(now, &datagram, host);
             // Tells the receiving shard, which can then leave its port alone for a moment and wake
             // no thread meanwhile.
-            if accepted(&self.engine) == before {
-                others.boxes[from].mail.waste();
+            if accepted(engine) == before {
+                self.boxes[from].mail.waste();
             }
         }
-        let latest = others.round + u64::from(OVERDUE_MAX);
-        others.orders.extend(others.letters.orders().map(|order| (latest, order)));
+        let latest = self.round + u64::from(OVERDUE_MAX);
+        self.orders.extend(self.letters.orders().map(|order| (latest, order)));
         true
+    }
+
+    /// Whether orders wait.
+    pub(super) fn has_orders(&self) -> bool {
+        !self.orders.is_empty()
     }
 
     /// Executes the orders of other shards once the port is drained, because messages that arrived
     /// before an order still count: a connection ends after its last messages. If a peer keeps the
     /// port full, orders wait no longer than deadlines do.
     #[inline]
-    pub(super) fn obey(&mut self, drained: bool) {
-        let Some(others) = &mut self.others else { return };
-        if others.orders.is_empty() {
+    pub(super) fn obey(
+        &mut self,
+        drained: bool,
+        clock: Clock,
+        engine: &mut Engine,
+        host: &mut Host,
+    ) {
+        if self.orders.is_empty() {
             return;
         }
-        others.round += 1;
-        while let Some(order) = others.next_order(drained) {
+        self.round += 1;
+        while let Some(order) = self.next_order(drained) {
             match order {
                 // The queue pair may be gone, or already in the error state.
-                Order::Break(qpn) => break_down(&mut self.engine, &mut self.host, qpn),
-                Order::Release(qpn) => self.engine.release_qpn(qpn),
+                Order::Break(qpn) => break_down(engine, host, qpn),
+                Order::Release(qpn) => engine.release_qpn(qpn),
                 Order::Arrived(conn) => {
-                    if let Some(cm) = self.engine.cm() {
+                    if let Some(cm) = engine.cm() {
                         cm.message_arrived(conn);
                     }
                 }
                 Order::Look(conn, qpn) => {
-                    others.order(0, Order::Looked(conn, self.engine.packets_of(qpn)));
+                    self.order(0, Order::Looked(conn, engine.packets_of(qpn)));
                 }
                 Order::Looked(conn, packets) => {
-                    let now = now_since(self.started);
-                    if let Some(cm) = self.engine.cm() {
-                        cm.looked(now, conn, packets);
+                    if let Some(cm) = engine.cm() {
+                        cm.looked(clock.now(), conn, packets);
                     }
                 }
-                Order::HandOff(report) => {
-                    self.engine.take_hand_off(now_since(self.started), &report);
-                }
+                Order::HandOff(report) => engine.take_hand_off(clock.now(), &report),
                 // The queue may be gone, and its number reused.
                 Order::Overflow(cq) => {
-                    if self.host.cqs.get(cq.0).is_some_and(|cq| cq.has_ended()) {
-                        self.engine.cq_overflow(cq, &mut self.host);
+                    if host.cqs.get(cq.0).is_some_and(|cq| cq.has_ended()) {
+                        engine.cq_overflow(cq, host);
                     }
                 }
             }
-        }
-    }
-
-    /// Executes the waiting orders for a queue pair before a query or a change of it. The caller
-    /// then sees the state that the connection manager has set, and the end of an old connection
-    /// cannot end the next.
-    pub(super) fn settle(&mut self, qpn: Qpn) {
-        if self.staging.mail.has_some()
-            || self.others.as_ref().is_some_and(|it| !it.orders.is_empty())
-        {
-            self.drive(false);
-        }
-        // This terminates: each call brings the order's last round nearer, drained or not.
-        while self.others.as_ref().is_some_and(|it| it.is_to_break(qpn)) {
-            self.drive(false);
         }
     }
 
     /// Leaves mail for events of the engine that concern other shards.
-    pub(super) fn write_mail(&mut self) {
-        let Some(others) = &mut self.others else { return };
-        while let Some(conn) = self.engine.poll_arrived() {
-            others.order(0, Order::Arrived(conn));
+    pub(super) fn write_mail(&mut self, engine: &mut Engine) {
+        while let Some(conn) = engine.poll_arrived() {
+            self.order(0, Order::Arrived(conn));
         }
-        while let Some((conn, qpn)) = self.engine.poll_look() {
-            others.order(others.shard_of(qpn), Order::Look(conn, qpn));
+        while let Some((conn, qpn)) = engine.poll_look() {
+            self.order(self.shard_of(qpn), Order::Look(conn, qpn));
         }
-        others.ring();
+        self.ring();
     }
 
-    /// Ends the connection of a queue pair of any shard.
-    pub(super) fn end_connection_of(&mut self, qpn: Qpn) {
-        match &mut self.others {
-            Some(others) if others.has(qpn) => {
-                others.order(others.shard_of(qpn), Order::Break(qpn));
+    /// Leaves mail for the engine's reports about peers.
+    pub(super) fn report_peers(&mut self, engine: &mut Engine) {
+        while let Some(report) = engine.poll_hand_off() {
+            match report {
+                HandOff::FirstPacket { .. } => self.order(0, Order::HandOff(report)),
+                HandOff::Learn(..) => self.order_all(Order::HandOff(report)),
             }
-            _ => break_down(&mut self.engine, &mut self.host, qpn),
         }
-    }
-
-    /// Releases the number of a queue pair of any shard for reuse.
-    pub(super) fn release_number(&mut self, qpn: Qpn) {
-        match &mut self.others {
-            Some(others) if others.has(qpn) => {
-                others.order(others.shard_of(qpn), Order::Release(qpn));
-            }
-            _ => self.engine.release_qpn(qpn),
-        }
-    }
-
-    /// Datagrams handed over to other shards and to other processes.
-    pub(super) fn handed_over(&self) -> u64 {
-        let to_shards = self.others.as_ref().map_or(0, |others| others.handed_over);
-        to_shards + self.neighbours.as_ref().map_or(0, |neighbours| neighbours.handed_over)
-    }
-
-    /// Datagrams of other shards that this one dropped for lack of room, and those of other
-    /// processes that these had no room for.
-    pub(super) fn lost_mail(&self) -> u64 {
-        let of_neighbours = self.neighbours.as_ref().map_or(0, |neighbours| neighbours.lost);
-        self.staging.mail.lost() + of_neighbours
-    }
-
-    /// The number on the device of a shared receive queue.
-    pub(super) fn number_of(&self, srq: SrqId) -> u32 {
-        self.others.as_ref().map_or(srq.0, |others| others.number_of(srq.0))
+        self.ring();
     }
 }
 
 /// Takes the queue pair to the error state, which every other state allows.
-fn break_down(engine: &mut Engine, host: &mut Host, qpn: Qpn) {
+pub(super) fn break_down(engine: &mut Engine, host: &mut Host, qpn: Qpn) {
     let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
     // The queue pair may be gone, or already in the error state.
     let _ = engine.modify_qp(qpn, &error, host);

@@ -17,6 +17,7 @@ use super::announce_tests::cqe;
 use super::host::Host;
 use super::mail::Order;
 use super::others::{Common, Others};
+use super::router::Router;
 use super::shard::Shard;
 use super::staging::Staging;
 use crate::provider::wakers::Woken;
@@ -31,6 +32,8 @@ struct Bench {
     sender: SimPort,
     /// From the sender to the port of each shard.
     paths: [PathId; 2],
+    /// What is left for each shard.
+    boxes: Arc<[Arc<Staging>]>,
 }
 
 /// The address of the sender, and those of the shards.
@@ -42,13 +45,14 @@ impl Bench {
     fn new() -> Self {
         let net = SimNet::new(1);
         let port = |last| net.port(&[address(last).into()], &SimConfig::default()).unwrap();
-        let boxes: Arc<[_]> = (0..2).map(|_| Arc::new(Staging::with_mail())).collect();
+        let boxes: Arc<[Arc<_>]> = (0..2).map(|_| Arc::new(Staging::with_mail())).collect();
         let common = Arc::new(Common::default());
         let shards = [0, 1].map(|own| {
             let config = EngineConfig { qpn_slot: own, ..EngineConfig::default() };
-            let others = Some(Box::new(Others::new(own.into(), 0, &boxes, &common)));
+            let others = Others::new(own.into(), 0, &boxes, &common);
             let port = AnyPort::from(port(1 + own));
-            Shard::new(Engine::new(config), port, Host::new(1), others)
+            let router = Router::new(Some(others), None);
+            Shard::new("test", Engine::new(config), port, Host::new(1), router)
         });
         let mut sender = port(9);
         let paths = [1, 2].map(|last| {
@@ -57,7 +61,7 @@ impl Bench {
             let spec = PathSpec { local, remote, src_port, tos, ttl, flow_label };
             sender.add_path(&spec).unwrap().id
         });
-        Self { net, shards, sender, paths }
+        Self { net, shards, sender, paths, boxes }
     }
 
     /// A queue pair of the second shard, for datagrams.
@@ -114,9 +118,17 @@ impl Bench {
         }
     }
 
-    /// The first shard leaves an order for the second.
+    /// Another shard leaves an order for the second, which reads it.
     fn order(&mut self, order: Order) {
-        self.shards[0].others.as_mut().unwrap().order(1, order);
+        self.boxes[1].mail.order(order);
+        let Shard { engine, host, router, clock, .. } = &mut self.shards[1];
+        assert!(router.read_mail(clock.now(), engine, host));
+    }
+
+    /// The second shard has looked at its port, and executes orders.
+    fn obey(&mut self, drained: bool) {
+        let Shard { engine, host, router, clock, .. } = &mut self.shards[1];
+        router.obey(drained, *clock, engine, host);
     }
 
     fn drops(&self) -> u64 {
@@ -132,18 +144,15 @@ fn an_order_is_put_off_while_the_port_is_full_but_not_for_ever() {
     for drained_in in [Some(1), Some(5), None] {
         let qpn = bench.qp();
         bench.order(Order::Break(qpn));
-        let now = bench.shards[1].now();
-        assert!(bench.shards[1].read_mail(now));
         for _ in 1..drained_in.unwrap_or(OVERDUE_MAX) {
-            bench.shards[1].obey(false);
+            bench.obey(false);
             assert_eq!(bench.state(qpn), QpState::Rtr);
             // A later order waits as long, and does not bring this one nearer.
             bench.order(Order::Release(qpn));
-            assert!(bench.shards[1].read_mail(now));
         }
-        bench.shards[1].obey(drained_in.is_some());
+        bench.obey(drained_in.is_some());
         assert_eq!(bench.state(qpn), QpState::Err, "{drained_in:?}");
-        bench.shards[1].obey(true);
+        bench.obey(true);
     }
 }
 
@@ -184,7 +193,7 @@ fn a_flood_at_the_wrong_port_is_left_alone_there() {
     assert!(!flooded(500, true), "good packets are no flood on any shard");
     assert!(!flooded(10, false));
     assert!(flooded(500, false));
-    assert_eq!((bench.drops(), bench.shards[0].handed_over()), (510, 1010));
+    assert_eq!((bench.drops(), bench.shards[0].router.handed_over()), (510, 1010));
 }
 
 /// Datagrams that find the owner's box full.
@@ -193,7 +202,7 @@ fn what_the_owner_has_no_room_for_is_for_nothing() {
     let mut bench = Bench::new();
     let qpn = bench.qp();
     let mut sent = 0;
-    while bench.shards[1].lost_mail() == 0 {
+    while bench.shards[1].router.lost_mail() == 0 {
         assert!(!bench.shards[0].is_flooded() && sent < 10_000);
         bench.send(500, 0, qpn, true);
         sent += 500;
@@ -210,9 +219,7 @@ fn an_overflow_that_is_told_late_breaks_only_who_uses_that_queue() {
     let qpn = bench.qp();
     let tell = |bench: &mut Bench| {
         bench.order(Order::Overflow(CqId(0)));
-        let now = bench.shards[1].now();
-        assert!(bench.shards[1].read_mail(now));
-        bench.shards[1].obey(true);
+        bench.obey(true);
         bench.state(qpn)
     };
     assert_eq!(tell(&mut bench), QpState::Rtr, "there is no such queue");

@@ -57,7 +57,7 @@ impl QpShared {
                 count += 1;
             }
             drop(front);
-            core.take_staged(shard);
+            shard.take_staged();
             shard.posted(count, urgency);
             if core.release(guard) {
                 core.drive_once();

@@ -76,7 +76,7 @@ impl Qp {
             });
         };
         let shared = shard.host.qps.get(cookie).expect("just inserted").clone();
-        shard.staging.joined(shard.host.qps.len(), shared.backlog_max());
+        shard.router.staging().joined(shard.host.qps.len(), shared.backlog_max());
         drop(guard);
         let cqs = [attr.send_cq, attr.recv_cq].map(Arc::clone);
         cqs.iter().for_each(|cq| cq.used_by(index));
@@ -111,7 +111,7 @@ impl Qp {
         let local = change.path.map(|path| self.device.local(path.sgid_index)).transpose()?;
         let mut guard = self.core.hold();
         guard.settle(self.qpn);
-        self.core.take_staged(&mut guard);
+        guard.take_staged();
         let shard = &mut *guard;
         match attr.state {
             Some(QpState::Err | QpState::Reset) => shard.send_last(Some(self.qpn)),
@@ -142,8 +142,7 @@ impl Qp {
             shard.host.regions.free_windows(self.qpn);
             self.shared.forget_posted();
         }
-        let now = shard.now();
-        shard.transmit(now);
+        shard.send_waiting();
         shard.deliver();
         if attr.state == Some(QpState::Reset) && result.is_ok() {
             self.cqs.iter().for_each(|cq| cq.forget(self.qpn));
@@ -200,7 +199,7 @@ impl Drop for Qp {
         self.cqs.iter().for_each(|cq| cq.left_by(self.shard()));
         let mut shard = self.core.hold();
         // Requests that were staged while another thread held the shard leave as well.
-        self.core.take_staged(&mut shard);
+        shard.take_staged();
         self.shared.forget_staged();
         shard.send_last(Some(self.qpn));
         self.detach_all(&mut shard);

@@ -23,12 +23,13 @@ use super::opens::Claim;
 use super::others::{self, Common, Others};
 use super::pin;
 use super::progress::{Core, Held};
+use super::router::Router;
 use super::shard::Shard;
 use super::staging::Staging;
 use super::{Settings, cm, introduce, slice};
 use crate::model::error::VerbsError;
 use crate::provider::memory::faults;
-use crate::provider::{trace, wake};
+use crate::provider::wake;
 
 /// All shards of a device, and their threads.
 #[derive(Debug)]
@@ -97,10 +98,9 @@ impl Shards {
                 introduce::start(&mut engine, index, shared, info)?;
             }
             let host = Host::new(settings.limits.max_mr as usize);
-            let others = (count > 1).then(|| Box::new(Others::new(index, slot, &boxes, &common)));
-            let mut shard = Shard::new(engine, port, host, others);
-            shard.told = trace::Watch::new(name);
-            shard.neighbours = slots.map(|slots| Box::new(Neighbours::new(slots)));
+            let others = (count > 1).then(|| Others::new(index, slot, &boxes, &common));
+            let router = Router::new(others, slots.map(Neighbours::new));
+            let shard = Shard::new(name, engine, port, host, router);
             cores.push(Arc::new(Core::new(shard, events.clone())?));
         }
         common.cores.set(cores.iter().map(Arc::downgrade).collect()).expect("set once");

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rocinante_stack::cm::{CmEvent, ListenerId, QueryId};
-use rocinante_stack::wire::cm::{ServiceId, SidrStatus};
+use rocinante_stack::cm::{AskId, CmEvent, ListenerId, QueryId};
+use rocinante_stack::wire::cm::ServiceId;
 
 use super::Device;
 use super::owner::Owner;
-use super::shard::Shard;
 use crate::model::error::VerbsError;
 use crate::provider::manager::Place;
+use crate::provider::wakers::Woken;
 
 /// The owners of datagram services and questions.
 #[derive(Debug, Default)]
@@ -24,35 +24,24 @@ impl Services {
     pub(super) fn owners(&self) -> impl Iterator<Item = &Arc<dyn Owner>> {
         self.listeners.values().chain(self.queries.values())
     }
-}
 
-impl Shard {
-    /// Gives an event of a datagram service to its listener or question.
-    pub(super) fn deliver_service(&mut self, event: CmEvent) {
-        let services = &self.post.services;
-        match event {
-            CmEvent::Asked { listener, ask, .. } => {
-                let owner = services.listeners.get(&listener);
-                match owner.and_then(|owner| owner.put(event)) {
-                    Some(woken) => self.host.woken.append(woken),
-                    // The listener has just been dropped, or has no room.
-                    None => {
-                        let now = self.now();
-                        let _ = self.cm().answer(now, ask, Err(SidrStatus::REJECT), &[]);
-                    }
-                }
-            }
+    /// Gives an event to its listener or question. Returns the question of an event for a listener
+    /// that has just been dropped, or has no room.
+    pub(super) fn deliver(&self, event: CmEvent, woken: &mut Woken) -> Option<AskId> {
+        let (owner, ask) = match event {
+            CmEvent::Asked { listener, ask, .. } => (self.listeners.get(&listener), Some(ask)),
             CmEvent::AskOver { ask } => {
-                services.listeners.values().for_each(|owner| owner.withdraw_ask(ask));
+                self.listeners.values().for_each(|owner| owner.withdraw_ask(ask));
+                return None;
             }
             CmEvent::Resolved { query, .. } | CmEvent::Unresolved { query, .. } => {
-                let owner = services.queries.get(&query);
-                if let Some(woken) = owner.and_then(|owner| owner.put(event)) {
-                    self.host.woken.append(woken);
-                }
+                (self.queries.get(&query), None)
             }
-            _ => {}
-        }
+            _ => return None,
+        };
+        let Some(put) = owner.and_then(|owner| owner.put(event)) else { return ask };
+        woken.append(put);
+        None
     }
 }
 

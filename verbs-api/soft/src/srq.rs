@@ -37,7 +37,7 @@ impl Srq {
             let (what, max) = limit;
             return Err(VerbsError::Limit { what, max: max.into() });
         };
-        let number = shard.number_of(id);
+        let number = shard.router.number_of(id);
         device.add_owner(Owner::Srq(number));
         drop(shard);
         Ok(Self { device: device.clone(), core, shard: index, id, number, _counted: counted })

@@ -4,7 +4,6 @@
 mod beside;
 mod tables;
 
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -494,7 +493,7 @@ fn tasks_end_when_the_interface_goes() {
         assert!(!event.is_finished() && !channel.is_finished());
         for core in soft(ctx).shards.all() {
             assert!(!tasks[4].is_finished(), "a port is left");
-            core.hold().break_down(io::Error::other("a test wants it"));
+            core.hold().break_down();
         }
         runtime.block_on(async {
             let ended = async {

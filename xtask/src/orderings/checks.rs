@@ -63,7 +63,7 @@ pub(super) const CHECKS: &[Check] = &[
     check(
         "unwatched with less traffic",
         CORE,
-        "            shard.is_busy()\n",
+        "            shard.drivers.is_busy()\n",
         "            true\n",
     ),
     check("an event is wanted", CORE, "            self.tell(Event::Armed, Standby::MIN);\n", ""),
@@ -71,11 +71,11 @@ pub(super) const CHECKS: &[Check] = &[
     check(
         "due before it looks",
         CORE,
-        "                && due < shard.parked_until\n",
+        "                && due < shard.drivers.parked_until()\n",
         "                && false\n",
     ),
     check("due already", CORE, "        if due > now {", "        if true {"),
-    check("the new time of its look", CORE, "            shard.parked_until = due;\n", ""),
+    check("the new time of its look", CORE, "            shard.drivers.park_until(due);\n", ""),
     check(
         "left while the shard was driven",
         CORE,

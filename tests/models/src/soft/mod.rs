@@ -80,7 +80,7 @@ impl Device {
         qp.set_state(QpState::Rts);
         let wire: [OwnedFd; 2] = Default::default();
         let shard = Shard::new(&wire, peer, cq.clone(), qp.clone());
-        let staging = shard.staging.clone();
+        let staging = shard.router.staging().clone();
         let events = Arc::new(Events::default());
         let context = Arc::new(Inbox::new().unwrap());
         events.join(&context);
@@ -111,7 +111,7 @@ impl Device {
     /// A reset of the queue pair, as `Qp::modify` does it.
     pub fn reset(&self) {
         let mut shard = self.core.hold();
-        self.core.take_staged(&mut shard);
+        shard.take_staged();
         shard.engine.reset();
         self.qp.set_state(QpState::Reset);
         self.qp.forget_posted();

@@ -86,11 +86,10 @@ pub struct Shard {
     pub engine: Engine,
     pub host: Host,
     pub held: bool,
-    pub(super) broken: Option<()>,
-    pub(super) parked_until: Time,
-    pub(super) staging: Arc<Staging>,
+    pub(super) io: Io,
+    pub(super) router: Router,
+    pub(super) drivers: Drivers,
     peer: Peer,
-    port: OwnedFd,
     cq: Arc<CqShared>,
     qp: Arc<QpShared>,
     timer: Option<Time>,
@@ -98,9 +97,73 @@ pub struct Shard {
     owed: bool,
     acknowledged: OwnedFd,
     events: Vec<AsyncEvent>,
-    received: u64,
     letters: Letters,
+}
+
+/// A port that never breaks, and always takes more.
+#[derive(Debug)]
+pub struct Io(OwnedFd);
+
+impl Io {
+    pub(super) fn wait_fd(&self) -> BorrowedFd<'_> {
+        &self.0
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        false
+    }
+
+    pub(super) fn wants_write(&self) -> bool {
+        false
+    }
+}
+
+/// What other threads left.
+#[derive(Debug, Default)]
+pub struct Router(Arc<Staging>);
+
+impl Router {
+    pub(super) fn staging(&self) -> &Arc<Staging> {
+        &self.0
+    }
+}
+
+/// The threads that drive.
+#[derive(Debug)]
+pub struct Drivers {
     is_watched: bool,
+    received: u64,
+    parked_until: Time,
+}
+
+impl Drivers {
+    pub(super) fn is_watched(&self) -> bool {
+        self.is_watched
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.received > 0
+    }
+
+    /// Always, as after long polling.
+    pub(super) fn polls_without_pause(&mut self) -> bool {
+        true
+    }
+
+    pub(super) fn assist(&mut self, _: bool) {}
+
+    /// Always: the code must also work if this is wrong.
+    pub(super) fn has_driven_within(&self, _: Duration, _: Time) -> bool {
+        true
+    }
+
+    pub(super) fn park_until(&mut self, due: Time) {
+        self.parked_until = due;
+    }
+
+    pub(super) fn parked_until(&self) -> Time {
+        self.parked_until
+    }
 }
 
 /// The retransmission timeout.
@@ -117,50 +180,28 @@ impl Shard {
             engine: Engine::default(),
             host: Host::default(),
             held: false,
-            broken: None,
-            parked_until: Time(u64::MAX),
-            staging: Arc::default(),
+            io: Io(port.clone()),
+            router: Router::default(),
+            drivers: Drivers { is_watched: true, received: 0, parked_until: Time(u64::MAX) },
             peer,
-            port: port.clone(),
             cq,
             qp,
             timer: None,
             owed: false,
             acknowledged: acknowledged.clone(),
             events: Vec::new(),
-            received: 0,
             letters: Letters::default(),
-            is_watched: true,
         }
     }
 
-    pub(super) fn wait_fd(&self) -> BorrowedFd<'_> {
-        &self.port
+    pub(super) fn take_staged(&mut self) {
+        self.router.0.take(&mut self.engine, &mut self.host);
     }
-
-    pub(super) fn is_watched(&self) -> bool {
-        self.is_watched
-    }
-
-    pub(super) fn is_busy(&self) -> bool {
-        self.received > 0
-    }
-
-    /// Always, as after long polling.
-    pub(super) fn is_polled_without_pause(&mut self) -> bool {
-        true
-    }
-
-    pub(super) fn assist(&mut self, _: bool) {}
 
     pub(super) fn watch(&mut self, wished: bool) -> bool {
-        self.is_watched = wished;
-        self.port.watch(wished);
+        self.drivers.is_watched = wished;
+        self.io.0.watch(wished);
         true
-    }
-
-    pub(super) fn wants_write(&self) -> bool {
-        false
     }
 
     pub(super) fn is_flooded(&self) -> bool {
@@ -169,11 +210,6 @@ impl Shard {
 
     pub(super) fn now(&self) -> Time {
         Time(clock::now())
-    }
-
-    /// Always: the code must also work if this is wrong.
-    pub(super) fn was_driven_within(&self, _: Duration) -> bool {
-        true
     }
 
     pub(super) fn deadline(&self) -> Option<Time> {
@@ -185,13 +221,13 @@ impl Shard {
     }
 
     pub(super) fn drive(&mut self, hold: bool) -> bool {
-        let mailed = self.staging.mail.take(&mut self.letters);
-        let mut arrived = self.port.drain();
+        let mailed = self.router.0.mail.take(&mut self.letters);
+        let mut arrived = self.io.0.drain();
         arrived += self.letters.orders().filter(|_| mailed).count() as u64;
         for _ in 0..arrived {
-            self.staging.take(&mut self.engine, &mut self.host);
-            self.received += 1;
-            self.complete(1000 + self.received);
+            self.take_staged();
+            self.drivers.received += 1;
+            self.complete(1000 + self.drivers.received);
         }
         let expired = self.timer.is_some_and(|due| due <= self.now());
         if expired {

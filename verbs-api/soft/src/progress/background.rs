@@ -62,13 +62,13 @@ impl Core {
             }
             // A thread that holds it and does not run may wait for this processor.
             let Some(mut shard) = self.shard.try_lock_for(Standby::MIN) else { continue };
-            self.take_staged(&mut shard);
+            shard.take_staged();
             let now = Instant::now();
             let found = shard.drive(false);
             spin.looked(found, now);
             if found {
                 active_until = Instant::now() + spin.span();
-                if shard.is_watched() {
+                if shard.drivers.is_watched() {
                     self.leave_unwatched(&mut shard);
                 }
             }
@@ -83,7 +83,7 @@ impl Core {
                 spin_loop();
                 continue;
             }
-            shard.assist(standby.is_needed());
+            shard.drivers.assist(standby.is_needed());
             let (port, sleep) = self.watched(&mut shard, None);
             let asleep = Instant::now();
             look = self.park(State::Watching, shard, port, sleep);
@@ -139,7 +139,7 @@ impl Core {
 
     /// Whether the program drives, or did in the last `span`.
     fn is_driven_within(&self, span: Duration) -> bool {
-        self.shard.try_lock().is_none_or(|shard| shard.was_driven_within(span))
+        self.shard.try_lock().is_none_or(|shard| shard.drivers.has_driven_within(span, shard.now()))
     }
 
     /// Drives once, in place of the program, or only if a deadline has passed: a thread that sleeps
@@ -150,7 +150,7 @@ impl Core {
         if let Some(mut shard) = self.shard.try_lock()
             && (!if_due || shard.needed().is_some_and(|due| due <= shard.now()))
         {
-            self.take_staged(&mut shard);
+            shard.take_staged();
             busy = shard.drive(false);
             if !if_due {
                 shard.hear();
@@ -175,7 +175,7 @@ impl Core {
     ) -> bool {
         let at_most = at_most.into_iter().chain(shard.tell()).min();
         let (now, due) = (shard.now(), shard.needed());
-        shard.parked_until = due.unwrap_or(Time(u64::MAX));
+        shard.drivers.park_until(due.unwrap_or(Time(u64::MAX)));
         let may_sleep = self.watch.enter(state);
         drop(shard);
         fence(Ordering::SeqCst);

@@ -54,10 +54,10 @@ pub(super) const NOWHERE: u32 = u32::MAX;
 
 impl Core {
     pub(crate) fn new(shard: Shard, events: Arc<Events>) -> std::io::Result<Self> {
-        let port_fd = wake::apart(shard.wait_fd().try_clone_to_owned()?);
+        let port_fd = wake::apart(shard.io.wait_fd().try_clone_to_owned()?);
         Ok(Self {
             port_fd,
-            staging: shard.staging.clone(),
+            staging: shard.router.staging().clone(),
             shard: Mutex::new(shard),
             watch: Watch::new(),
             polls: AtomicU64::new(0),
@@ -83,7 +83,7 @@ impl Core {
         let mut any = false;
         self.drive_and(true, &mut Woken::default(), |shard, busy| {
             any |= busy;
-            if shard.is_watched() {
+            if shard.drivers.is_watched() {
                 self.leave_unwatched(shard);
             }
         });
@@ -107,7 +107,7 @@ impl Core {
     #[inline]
     fn drive_and(&self, hold: bool, woken: &mut Woken, mut then: impl FnMut(&mut Shard, bool)) {
         while let Some(mut shard) = self.shard.try_lock() {
-            self.take_staged(&mut shard);
+            shard.take_staged();
             let busy = shard.drive(hold);
             then(&mut shard, busy);
             if !self.release_into(shard, woken) {
@@ -129,16 +129,16 @@ impl Core {
             return;
         }
         let unwatched = if view.is_asleep() {
-            let spins = shard.is_polled_without_pause();
+            let spins = shard.drivers.polls_without_pause();
             if spins {
                 // The background thread looks whether the program goes on, and handles deadlines.
-                let left = Duration::from_nanos(shard.parked_until.since(shard.now()));
+                let left = Duration::from_nanos(shard.drivers.parked_until().since(shard.now()));
                 self.note_polls_seen();
                 self.tell(Event::Polled, Standby::MIN.min(left));
             }
             spins
         } else {
-            shard.is_busy()
+            shard.drivers.is_busy()
         };
         if unwatched {
             shard.watch(false);
@@ -195,7 +195,7 @@ impl Core {
         if self.watch.view().is_asleep() {
             self.caller_on.store(processor(), Ordering::Relaxed);
             if let Some(due) = shard.needed()
-                && due < shard.parked_until
+                && due < shard.drivers.parked_until()
             {
                 self.arm_wakeup(&mut shard, due);
             }
@@ -211,7 +211,7 @@ impl Core {
     fn arm_wakeup(&self, shard: &mut Shard, due: Time) {
         let now = shard.now();
         if due > now {
-            shard.parked_until = due;
+            shard.drivers.park_until(due);
             self.tell(Event::Earlier, Duration::from_nanos(due.since(now)));
         } else {
             self.note_polls_seen();
@@ -253,12 +253,6 @@ impl Core {
         self.tell(Event::Wakes, Duration::ZERO);
     }
 
-    /// Posts staged requests.
-    #[inline]
-    pub(crate) fn take_staged(&self, shard: &mut Shard) {
-        self.staging.take(&mut shard.engine, &mut shard.host);
-    }
-
     /// Sleeps until the port or `fd` has something, or `until`; then drives. For a thread of the
     /// program's that waits.
     pub(crate) fn wait(&self, fd: BorrowedFd<'_>, until: Option<Instant>) {
@@ -266,7 +260,7 @@ impl Core {
         let mut sleep = until.map(|until| until.saturating_duration_since(Instant::now()));
         let mut port = None;
         if let Some(mut shard) = self.shard.try_lock() {
-            self.take_staged(&mut shard);
+            shard.take_staged();
             let busy = shard.drive(false);
             if !busy {
                 let now = shard.now();
@@ -324,13 +318,13 @@ impl Core {
         shard: &mut Shard,
         sleep: Option<Duration>,
     ) -> (Option<(BorrowedFd<'_>, bool)>, Option<Duration>) {
-        if shard.broken.is_some() || shard.is_flooded() {
+        if shard.io.is_broken() || shard.is_flooded() {
             return (None, sleep);
         }
         if !shard.watch(true) {
             return (None, Some(sleep.unwrap_or(Standby::MIN).min(Standby::MIN)));
         }
-        (Some((self.port_fd.as_fd(), shard.wants_write())), sleep)
+        (Some((self.port_fd.as_fd(), shard.io.wants_write())), sleep)
     }
 
     /// Ends the background thread.

@@ -15,6 +15,7 @@ use rocinante_stack::{Completions as _, Engine, EngineConfig, Urgency};
 use super::super::announce::CqShared;
 use super::super::announce_tests::cqe;
 use super::super::host::Host;
+use super::super::router::Router;
 use super::super::shard::Shard;
 use super::core::Core;
 use super::standby::Standby;
@@ -26,12 +27,20 @@ use crate::tuning::shard::POLLS;
 fn core() -> Core {
     let port = SimNet::new(1).port(&[[10, 0, 0, 1].into()], &SimConfig::default()).unwrap();
     let engine = Engine::new(EngineConfig::default());
-    let shard = Shard::new(engine, AnyPort::from(port), Host::new(1), None);
+    let shard = Shard::new("test", engine, AnyPort::from(port), Host::new(1), Router::default());
     Core::new(shard, Arc::default()).unwrap()
 }
 
 fn state(core: &Core) -> State {
     core.watch.view().state()
+}
+
+/// A flood that ends in a second. Returns when the port is looked at again.
+fn leave_alone_for_a_second(shard: &mut Shard) -> Time {
+    let later = shard.now().after(1_000_000_000);
+    shard.flood.add(later, u64::MAX);
+    shard.flood.driven(later, true);
+    later.after(PAUSE)
 }
 
 /// The program may not call again for long, while the peer waits for the acknowledgement.
@@ -52,12 +61,11 @@ fn a_thread_on_standby_wakes_for_an_acknowledgement_that_is_corked() {
         // Other work may wait: the thread that sleeps on the port does it.
         let mut shard = core.shard.lock();
         core.note_poll();
-        let later = shard.now().after(1_000_000_000);
-        shard.resume_at = Some(later);
+        leave_alone_for_a_second(&mut shard);
         core.release(shard);
         assert_eq!(state(&core), State::Standby);
         shard = core.shard.lock();
-        assert!(shard.cork.keeps(Urgency::By(Time(1))));
+        assert!(shard.cork.keeps(1, false, || Urgency::By(Time(1))));
         core.release(shard);
         assert!(sleeper.join().unwrap() < NEVER);
     });
@@ -73,11 +81,10 @@ fn a_thread_that_sleeps_is_told_once_of_an_earlier_deadline() {
     let core = core();
     assert!(core.watch.enter(State::Watching));
     let mut shard = core.shard.lock();
-    shard.parked_until = Time(u64::MAX);
-    let later = shard.now().after(1_000_000_000);
-    shard.resume_at = Some(later);
+    shard.drivers.park_until(Time(u64::MAX));
+    let later = leave_alone_for_a_second(&mut shard);
     core.release(shard);
-    assert_eq!((state(&core), core.shard.lock().parked_until), (State::Watching, later));
+    assert_eq!((state(&core), core.shard.lock().drivers.parked_until()), (State::Watching, later));
 }
 
 /// Else each datagram would wake both.
@@ -196,7 +203,7 @@ fn a_program_that_polls_without_pause_is_left_alone_until_it_expects_something_o
 #[test]
 fn the_port_is_watched_for_a_program_that_polls_now_and_then() {
     let core = core();
-    let is_watched = || core.shard.lock().is_watched();
+    let is_watched = || core.shard.lock().drivers.is_watched();
     let park = || {
         core.shard.lock().watch(true);
         assert!(core.watch.enter(State::Watching));
@@ -260,7 +267,8 @@ fn a_flood_is_left_alone_for_a_moment_and_then_read_at_once() {
     let [port, mut attacker] =
         [own, other].map(|address| net.port(&[address], &SimConfig::default()).unwrap());
     let engine = Engine::new(EngineConfig::default());
-    let mut shard = Shard::new(engine, AnyPort::from(port), Host::new(1), None);
+    let mut shard =
+        Shard::new("test", engine, AnyPort::from(port), Host::new(1), Router::default());
     let (src_port, tos, ttl, flow_label) = (0xc000, 0, 64, 0);
     let spec = PathSpec { local: other, remote: own, src_port, tos, ttl, flow_label };
     let path = attacker.add_path(&spec).unwrap().id;

@@ -1,0 +1,224 @@
+//! Between the engine and its port: the paths by which packets leave, the ICRC of each packet, and
+//! received datagrams.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+use rocinante_netdev::{AnyPort, PathId, PathSpec, Port, PortStats, RxDatagram, RxIpId};
+use rocinante_stack::types::Time;
+use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
+use rocinante_stack::{Datagram, Engine, IpId, TxSink};
+
+use super::density::Density;
+use crate::tuning::shard::{PAUSE_MAX, PAUSE_MIN, RX_BURST};
+
+/// The port of a shard, and what the shard knows of it.
+pub(super) struct Io {
+    port: AnyPort,
+    /// The ICRC templates of the paths, and the number of paths.
+    templates: Vec<Option<Template>>,
+    paths: usize,
+    density: Density,
+    /// Datagrams that were refused, and the last errno.
+    refused: (u64, i32),
+    /// The interface is gone.
+    is_broken: bool,
+    /// When the port's chores are to be looked at, if the shard is driven then; and when it must be
+    /// for that.
+    chores_at: Time,
+    chores_by: Option<Time>,
+}
+
+impl Io {
+    pub(super) fn new(port: AnyPort) -> Self {
+        Self {
+            port,
+            templates: Vec::new(),
+            paths: 0,
+            density: Density::default(),
+            refused: (0, 0),
+            is_broken: false,
+            chores_at: Time(0),
+            chores_by: None,
+        }
+    }
+
+    /// Readable while the port has something, writable while it takes more.
+    pub(super) fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.port.wait_fd()
+    }
+
+    /// Whether packets to send wait for the port to take more.
+    #[inline]
+    pub(super) fn wants_write(&self) -> bool {
+        self.port.wants_write()
+    }
+
+    /// Turns the descriptor's reports of arrivals on or off.
+    pub(super) fn watch(&mut self, wished: bool) -> io::Result<()> {
+        self.port.watch(wished)
+    }
+
+    /// Whether the receive queue is filled to so many eighths.
+    #[inline]
+    pub(super) fn is_filled(&self, eighths: u32) -> bool {
+        self.port.is_filled(eighths)
+    }
+
+    /// Reads a burst of datagrams.
+    #[inline]
+    pub(super) fn receive(&mut self, sink: impl FnMut(RxDatagram<'_>)) -> io::Result<usize> {
+        self.port.receive(RX_BURST, sink)
+    }
+
+    /// Gives the engine the runs in which datagrams have arrived.
+    #[inline]
+    pub(super) fn report_arrived(&mut self, engine: &mut Engine) {
+        self.density.arrived(&self.port, engine);
+    }
+
+    /// Gives the engine the runs in which datagrams have departed.
+    #[inline]
+    pub(super) fn report_departed(&mut self, engine: &mut Engine) {
+        self.density.departed(&self.port, engine);
+    }
+
+    /// Has the port send what is in it.
+    pub(super) fn flush(&mut self) {
+        let refused = &mut self.refused;
+        self.port.flush(|failure| {
+            refused.0 += u64::from(failure.datagrams);
+            refused.1 = failure.errno;
+        });
+    }
+
+    /// Registers a path. The port's chores are due then.
+    pub(super) fn add_path(&mut self, spec: &PathSpec) -> io::Result<u32> {
+        let path = self.port.add_path(spec)?;
+        let ip = match (spec.local, spec.remote) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => IpFields::V4 { src, dst, id: 0, flags: DF },
+            (IpAddr::V6(src), IpAddr::V6(dst)) => IpFields::V6 { src, dst },
+            _ => return Err(io::Error::from(io::ErrorKind::InvalidInput)),
+        };
+        self.set_template(path.id, Some(Template::new(&ip, path.src_port)));
+        (self.chores_at, self.chores_by) = (Time(0), Some(Time(0)));
+        Ok(path.id.0)
+    }
+
+    pub(super) fn remove_path(&mut self, path: u32) {
+        self.port.remove_path(PathId(path));
+        self.set_template(PathId(path), None);
+    }
+
+    fn set_template(&mut self, id: PathId, template: Option<Template>) {
+        let at = id.0 as usize;
+        if self.templates.len() <= at {
+            self.templates.resize(at + 1, None);
+        }
+        self.paths -= usize::from(self.templates[at].is_some());
+        self.paths += usize::from(template.is_some());
+        self.templates[at] = template;
+    }
+
+    /// Number of paths.
+    pub(super) fn paths(&self) -> usize {
+        self.paths
+    }
+
+    pub(super) fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.port.join(group)
+    }
+
+    pub(super) fn leave(&mut self, group: IpAddr) {
+        self.port.leave(group);
+    }
+
+    /// The port is good for nothing any more. Returns whether that is news.
+    pub(super) fn break_down(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_broken, true)
+    }
+
+    /// Whether the interface is gone.
+    #[inline]
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken
+    }
+
+    /// Whether the chores are to be looked at.
+    #[inline]
+    pub(super) fn has_chores(&self, now: Time) -> bool {
+        now >= self.chores_at
+    }
+
+    /// When the shard must be driven for them.
+    #[inline]
+    pub(super) fn chores_by(&self) -> Option<Time> {
+        self.chores_by
+    }
+
+    /// Does the port's chores. Returns the nanoseconds until the next.
+    pub(super) fn maintain(&mut self) -> Option<u64> {
+        let pause = self.port.maintain();
+        // A port whose interface is gone has nothing left to do.
+        let pause = pause.filter(|_| !self.is_broken)?;
+        Some(u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).max(PAUSE_MIN))
+    }
+
+    /// All chores are done, and those that must be done next are so many nanoseconds away.
+    pub(super) fn rest(&mut self, now: Time, pause: Option<u64>) {
+        self.chores_by = pause.map(|pause| now.after(pause));
+        self.chores_at = now.after(pause.map_or(PAUSE_MAX, |pause| pause.min(PAUSE_MAX)));
+    }
+
+    pub(super) fn stats(&self) -> PortStats {
+        self.port.stats()
+    }
+
+    /// Datagrams that were refused, and the last errno.
+    pub(super) fn refused(&self) -> (u64, i32) {
+        self.refused
+    }
+}
+
+/// Seals each packet with the ICRC of the headers that the port will write.
+impl TxSink for Io {
+    #[inline]
+    fn send<E>(
+        &mut self,
+        path: u32,
+        len: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<Summed>, E>,
+    ) -> Result<bool, E> {
+        let Some(Some(template)) = self.templates.get_mut(path as usize) else {
+            // The path is gone, and a queue pair still names it. The packet is lost, as behind a
+            // router that knows no way: a full sink would hold up all queue pairs.
+            self.refused = (self.refused.0 + 1, libc::ENETUNREACH);
+            return Ok(true);
+        };
+        let Some(slot) = self.port.reserve(PathId(path), len) else { return Ok(false) };
+        let summed = fill(slot.buf)?;
+        template.set_id(slot.ip_id, DF);
+        template.seal_around(slot.buf, summed);
+        self.port.commit();
+        Ok(true)
+    }
+}
+
+/// A datagram of the port, as the engine takes it.
+#[inline]
+pub(super) fn translate<'a>(datagram: &RxDatagram<'a>) -> Datagram<'a> {
+    Datagram {
+        bytes: datagram.payload,
+        src: datagram.src,
+        dst: datagram.dst,
+        src_port: datagram.src_port,
+        ip_id: match datagram.ip_id {
+            RxIpId::Exact { id, flags } => IpId::Exact { id, flags },
+            RxIpId::Hint(id) => IpId::Hint(id),
+            RxIpId::None => IpId::None,
+        },
+        tos: datagram.tos.unwrap_or(0),
+        hop_limit: None,
+    }
+}
