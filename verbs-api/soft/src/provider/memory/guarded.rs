@@ -16,19 +16,33 @@
     expect(dead_code, reason = "no access goes on after a fault")
 )]
 
-#[cfg(all(target_arch = "aarch64", not(miri)))]
-mod aarch64;
 #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod other;
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-mod x86_64;
-
-#[cfg(all(target_arch = "aarch64", not(miri)))]
-use self::aarch64::access;
 #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 use self::other::access;
+
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+macro_rules! assembly {
+    () => {
+        include_str!("guarded/aarch64.s")
+    };
+}
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-use self::x86_64::access;
+macro_rules! assembly {
+    () => {
+        include_str!("guarded/x86_64.s")
+    };
+}
+
+/// All accesses. Nothing of them is on the stack but the address to return to.
+///
+/// # Safety
+/// As the function of this module that calls it.
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+#[unsafe(naked)]
+unsafe extern "C" fn access(to: *mut u8, from: *const u8, len: usize, op: Op, more: u64) -> Done {
+    std::arch::naked_asm!(assembly!())
+}
 
 /// The operation of an access.
 #[repr(u32)]
@@ -44,6 +58,7 @@ enum Op {
     Add = 6,
     Swap = 7,
     /// Copies and sums: `more` is the address of [`Sums`].
+    #[cfg(target_arch = "x86_64")]
     Summed = 8,
     /// Returns in `there` where the function ends.
     End = 9,
@@ -58,6 +73,7 @@ struct Done {
 
 /// For the sum of copied bytes: the factors of a round of four registers, and the registers at the
 /// end.
+#[cfg(target_arch = "x86_64")]
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct Sums {

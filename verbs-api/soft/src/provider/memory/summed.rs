@@ -8,7 +8,6 @@
 #![allow(unsafe_code)]
 
 use super::NoMemory;
-#[cfg(target_arch = "x86_64")]
 use crate::tuning::memory::ENABLED;
 
 /// Whether this processor copies and sums in one pass.
@@ -18,15 +17,7 @@ pub(crate) struct Summing(bool);
 impl Summing {
     /// Asks the processor.
     pub(crate) fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        return Self(
-            ENABLED
-                && is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("vpclmulqdq")
-                && is_x86_feature_detected!("pclmulqdq"),
-        );
-        #[cfg(not(target_arch = "x86_64"))]
-        Self(false)
+        Self(ENABLED && has_instructions())
     }
 
     /// Copies `dst.len()` bytes and returns their CRC-32. It returns `None` and copies nothing if
@@ -51,6 +42,18 @@ impl Summing {
         let _ = (src, dst);
         Ok(None)
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_instructions() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("vpclmulqdq")
+        && is_x86_feature_detected!("pclmulqdq")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_instructions() -> bool {
+    false
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -44,7 +44,9 @@ pub(super) unsafe extern "C" fn access(
                     .compare_exchange(compare, more, order, order)
                     .unwrap_or_else(|found| found);
             }
-            Op::Summed | Op::End => return Done { there: 0, found },
+            #[cfg(target_arch = "x86_64")]
+            Op::Summed => return Done { there: 0, found },
+            Op::End => return Done { there: 0, found },
         }
     }
     Done { there: 1, found }
