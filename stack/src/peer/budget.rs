@@ -21,7 +21,8 @@ impl Budget {
     #[must_use]
     #[inline]
     pub const fn cost(len: u32) -> u32 {
-        // An skb and a slab bucket; measured per size, see `RxBudget::cost` of the netdev crate.
+        // An skb and a slab bucket, measured per size: `RxBudget::cost` of the netdev crate, which
+        // this crate does not know. The device in software compares the two (`soft/device.rs`).
         match len {
             0..=160 => 832,
             161..=608 => 256 + 1024,

@@ -471,6 +471,16 @@ pub(super) fn advertised(queue: Budget, backend: Backend, shards: usize) -> Budg
     queue.part(3, 4 * shards)
 }
 
+/// Peers keep their packets within a budget in the engine's measure, and a port sets it in its own.
+/// Neither crate knows the other.
+const _: () = {
+    let mut len = 0;
+    while len < 10_000 {
+        assert!(netdev::RxBudget::cost(len) == Budget::cost(len), "one measure of receive queues");
+        len += 1;
+    }
+};
+
 /// The kind of a port's receive queue, as the engine names it.
 fn queue_kind(capabilities: &Capabilities) -> QueueKind {
     match capabilities.rx_queue {
