@@ -222,3 +222,37 @@ pub(super) fn translate<'a>(datagram: &RxDatagram<'a>) -> Datagram<'a> {
         hop_limit: None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rocinante_netdev::sim::{SimConfig, SimNet};
+
+    use super::*;
+
+    /// The port looks up the route and the neighbour of a path among its chores.
+    #[test]
+    fn a_new_path_is_a_chore_and_a_path_that_is_gone_takes_packets_and_loses_them() {
+        let [local, remote] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+        let port = SimNet::new(1).port(&[local], &SimConfig::default()).unwrap();
+        let (mut io, now) = (Io::new(AnyPort::from(port)), Time(5_000_000_000));
+        io.rest(now, None);
+        assert!(!io.has_chores(now) && io.has_chores(now.after(PAUSE_MAX)));
+        assert_eq!(io.chores_by(), None);
+        let (src_port, tos, ttl, flow_label) = (0xc000, 0, 64, 0);
+        let spec = PathSpec { local, remote, src_port, tos, ttl, flow_label };
+        let path = io.add_path(&spec).unwrap();
+        assert!(io.has_chores(now) && io.chores_by().is_some_and(|by| by <= now));
+        let mut filled = 0;
+        let mut send = |io: &mut Io| {
+            let sent = io.send(path, 24, |out| {
+                filled += 1;
+                out.fill(0);
+                Ok::<_, ()>(None)
+            });
+            (sent, io.paths(), io.refused(), filled)
+        };
+        assert_eq!(send(&mut io), (Ok(true), 1, (0, 0), 1));
+        io.remove_path(path);
+        assert_eq!(send(&mut io), (Ok(true), 0, (1, libc::ENETUNREACH), 1));
+    }
+}
