@@ -109,8 +109,9 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Budget;
     use crate::mem::PdId;
-    use crate::peer::{Budget, PeerKind};
+    use crate::peer::PeerKind;
     use crate::qp::attr::{PeerAddress, QpAttr, QpInit};
     use crate::shared::EngineConfig;
     use crate::types::{Mtu, Psn, Qpn};

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 
 use crate::ah::Handles;
+use crate::budget::Budget;
 use crate::events::Events;
-use crate::pacer::Pacing;
-use crate::peer::{Budget, Peers, RunLimits};
+use crate::pacing::Pacing;
+use crate::peer::{Peers, RunLimits};
 use crate::rc::reorder::ReorderSlab;
 use crate::rc::requester::lists::SpareLists;
 use crate::srq::Srqs;

@@ -257,7 +257,7 @@ pub(crate) mod in_flight {
     pub(crate) const KEEPERS: usize = 16;
 }
 
-/// Packets that no peer acknowledges (`pacer.rs`, `unreliable`). Measured: the table.
+/// Packets that no peer acknowledges (`pacing`, `unreliable`). Measured: the table.
 pub(crate) mod pacing {
     /// Nanoseconds that a receiver gets for a packet: 2 to 2.5 times the measured need, because its
     /// processor has other work. Less: more is lost. Measured: the table; 3.1 and 2.0 million

@@ -1,6 +1,6 @@
 //! Responses that we requested, which will arrive in our own receive queue.
 
-use super::budget::Cost;
+use crate::budget::Cost;
 use crate::tuning::credit::EXPECTED_NS;
 use crate::types::Time;
 

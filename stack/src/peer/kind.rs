@@ -1,6 +1,6 @@
 //! The kind of a peer, as far as it announces itself when it connects.
 
-use super::budget::Budget;
+use crate::budget::Budget;
 use crate::types::QueueKind;
 
 /// The implementation of a peer.

@@ -5,13 +5,12 @@
 //! of its receiver. The acknowledgement gives it back. READ responses and atomic results are
 //! charged to our own credit when they are requested.
 //!
-//! Packets that no peer acknowledges are paced instead ([`Pacing`]).
+//! Packets that no peer acknowledges are paced instead ([`Pace`]).
 //!
 //! A queue pair without credit joins the wait queue of the receiver. While the queue is not empty,
 //! no other queue pair gets credit. The first is granted a turn as soon as the credit that it needs
 //! is available, the next one when that turn is over.
 
-mod budget;
 mod confidence;
 mod expected;
 mod kind;
@@ -22,8 +21,6 @@ mod stretch;
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
-pub use self::budget::Budget;
-pub(crate) use self::budget::Cost;
 use self::expected::Epochs;
 pub(crate) use self::expected::Expected;
 pub use self::kind::PeerKind;
@@ -31,7 +28,8 @@ pub(crate) use self::receiver::Receiver;
 pub use self::runs::RunLimits;
 use self::runs::{RunEstimate, RunLength};
 pub(crate) use self::stretch::datagrams_max;
-use crate::pacer::Pacing;
+use crate::budget::{Budget, Cost};
+use crate::pacing::{Pace, Pacing};
 use crate::tuning::long_runs::ENOUGH;
 use crate::types::{Qpn, QueueKind, Time};
 
@@ -79,6 +77,7 @@ struct Peer {
     /// The generation in which a packet left for it that no peer acknowledges.
     seen: u32,
     receiver: Receiver,
+    pace: Pace,
 }
 
 /// The first or the last contact with a peer, or a new generation.
@@ -136,30 +135,21 @@ impl Peers {
         self.runs
     }
 
-    /// Whether a packet of `charge` for `id`, which no peer acknowledges, may leave now; if not,
-    /// when it may.
+    /// The pace of packets for `id` that no peer acknowledges.
     #[inline]
-    pub(crate) fn admit_paced(&self, id: PeerId, now: Time, charge: Cost) -> Result<(), Time> {
-        self.receiver(id).admit_paced(&self.pacing, now, charge)
+    pub(crate) fn pace(&self, id: PeerId) -> &Pace {
+        &self.peers[id.0 as usize].pace
     }
 
-    /// Takes note of the time, before [`admit_paced`](Self::admit_paced).
     #[inline]
-    pub(crate) fn tick_paced(&mut self, id: PeerId, now: Time) {
-        self.get(id).tick_paced(now);
+    pub(crate) fn pace_mut(&mut self, id: PeerId) -> &mut Pace {
+        &mut self.peers[id.0 as usize].pace
     }
 
-    /// A packet for `id`, which no peer acknowledges, waits: none leaves before `until`.
-    pub(crate) fn put_off(&mut self, id: PeerId, until: Time) {
-        self.get(id).put_off(until);
-    }
-
-    /// A packet of `charge` for `id` left, with `payload` bytes of payload, which no peer
-    /// acknowledges.
+    /// A packet left for `id` that no peer acknowledges.
     #[inline]
-    pub(crate) fn sent_paced(&mut self, id: PeerId, charge: Cost, payload: u32) {
-        let (pacing, generation) = (self.pacing, self.generation);
-        self.get(id).sent_paced(&pacing, charge, payload);
+    pub(crate) fn packet_left(&mut self, id: PeerId) {
+        let generation = self.generation;
         if self.peers.get(id.0 as usize).is_some_and(|peer| peer.seen != generation) {
             self.first_packet(id);
         }
@@ -216,13 +206,11 @@ impl Peers {
     /// A peer announced the pace of its queues, of which each of the first slots has one; `None` if
     /// its earlier announcement holds no more.
     pub(crate) fn learn(&mut self, address: IpAddr, takes: Option<(u8, Pacing)>) {
-        for Peer { key, receiver, .. } in
-            self.peers.iter_mut().filter(|it| it.key.address == address)
-        {
+        for Peer { key, pace, .. } in self.peers.iter_mut().filter(|it| it.key.address == address) {
             match takes {
-                None => receiver.takes = None,
-                Some((slots, pace)) if key.slot.is_none_or(|slot| slot < slots) => {
-                    receiver.takes = Some(pace.at_most(&self.pacing));
+                None => pace.follow(self.pacing),
+                Some((slots, pacing)) if key.slot.is_none_or(|slot| slot < slots) => {
+                    pace.follow(pacing.at_most(&self.pacing));
                 }
                 Some(_) => {}
             }
@@ -258,7 +246,8 @@ impl Peers {
         let known = |peer: &Peer| peer.key == key && peer.users > 0;
         let at = self.peers.iter().position(known).unwrap_or_else(|| {
             let receiver = Receiver::new(limit, kind.queue(), self.stable_packets);
-            let fresh = Peer { key, local, users: 0, seen: 0, receiver };
+            let pace = Pace::new(self.pacing, limit);
+            let fresh = Peer { key, local, users: 0, seen: 0, receiver, pace };
             match self.peers.iter().position(|peer| peer.users == 0) {
                 Some(free) => {
                     self.peers[free] = fresh;
@@ -270,10 +259,11 @@ impl Peers {
                 }
             }
         });
-        let Peer { users, receiver, .. } = &mut self.peers[at];
+        let Peer { users, receiver, pace, .. } = &mut self.peers[at];
         *users += 1;
         if let PeerKind::Rocinante(queue) = kind {
             receiver.announce(limit, queue);
+            pace.fit(limit);
         }
         receiver.fit(self.sent.length(), ENOUGH);
         let waiting = receiver.wait_queue.len();

@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 
-use super::budget::{Budget, Cost};
 use super::confidence::Confidence;
 use super::runs::RunLength;
 use super::stretch::stretched;
-use crate::pacer::{Pacer, Pacing};
+use crate::budget::{Budget, Cost};
 use crate::tuning::shared_credit::{RUNS_HELD, RUNS_IN_FLIGHT};
 use crate::tuning::{long_runs, shared_credit};
-use crate::types::{QueueKind, Time};
+use crate::types::QueueKind;
 
 /// The credit of one receiver, and the queue pairs that wait for some.
 #[derive(Debug)]
@@ -28,10 +27,6 @@ pub(crate) struct Receiver {
     pub(super) wait_queue: VecDeque<(u32, Cost)>,
     /// The queue pair with a turn: it left the wait queue and has not sent yet.
     pub(super) granted: Option<u32>,
-    /// The account of packets that no peer acknowledges.
-    pacer: Pacer,
-    /// The pace of those packets, if the receiver announced it.
-    pub(super) takes: Option<Pacing>,
 }
 
 impl Receiver {
@@ -46,8 +41,6 @@ impl Receiver {
             in_flight: Cost::default(),
             wait_queue: VecDeque::new(),
             granted: None,
-            pacer: Pacer::default(),
-            takes: None,
         }
     }
 
@@ -162,29 +155,6 @@ impl Receiver {
     #[inline]
     pub(crate) fn charge(&mut self, charge: Cost) {
         self.in_flight.add(charge);
-    }
-
-    /// As [`Peers::admit_paced`](super::Peers::admit_paced).
-    #[inline]
-    pub(super) fn admit_paced(&self, pacing: &Pacing, now: Time, charge: Cost) -> Result<(), Time> {
-        self.pacer.admit(self.takes.as_ref().unwrap_or(pacing), now, charge, self.announced)
-    }
-
-    /// As [`Peers::sent_paced`](super::Peers::sent_paced).
-    #[inline]
-    pub(super) fn sent_paced(&mut self, pacing: &Pacing, charge: Cost, payload: u32) {
-        self.pacer.sent(self.takes.as_ref().unwrap_or(pacing), charge, payload);
-    }
-
-    /// As [`Peers::put_off`](super::Peers::put_off).
-    pub(super) fn put_off(&mut self, until: Time) {
-        self.pacer.put_off(until);
-    }
-
-    /// As [`Peers::tick_paced`](super::Peers::tick_paced).
-    #[inline]
-    pub(super) fn tick_paced(&mut self, now: Time) {
-        self.pacer.tick(now);
     }
 
     /// `slot`, which waits, needs `need` now.

@@ -4,7 +4,7 @@
 //! Interfaces, routers and bridges join datagrams or take them apart, and change that without
 //! notice. So an estimate is of recent runs, and begins with datagrams that travel one by one.
 
-use super::budget::Budget;
+use crate::budget::Budget;
 use crate::tuning::long_runs::{
     BYTES_STEP, DATAGRAMS_MAX, EIGHTHS_MAX, LENGTH_MAX, MARGIN, RECENT, RUN_COST,
 };

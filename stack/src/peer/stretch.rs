@@ -4,9 +4,9 @@
 //! A budget is the capacity for datagrams that travel in any way. While runs are long and nothing
 //! is lost ([`Confidence`](super::confidence::Confidence)), the queue is taken to hold more.
 
-use super::budget::Budget;
 use super::kind::PeerKind;
 use super::runs::RunLength;
+use crate::budget::Budget;
 use crate::tuning::long_runs::{BYTES_STEP, PLACE_EIGHTHS, PLACES_TIMES};
 use crate::types::QueueKind;
 

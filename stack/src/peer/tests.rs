@@ -342,8 +342,8 @@ fn the_port_says_how_long_runs_are_and_how_fast_packets_leave() {
     let id = peers.join((OURS, [10, 0, 0, 2].into()), QPN, ROOM, PeerKind::Standard);
     let (now, charge) = (Time(1 << 40), Cost::of(1, 1_000));
     let left = (0..20).take_while(|_| {
-        let may = peers.admit_paced(id, now, charge).is_ok();
-        peers.sent_paced(id, charge, 64);
+        let may = peers.pace(id).admit(now, charge).is_ok();
+        peers.pace_mut(id).sent(charge, 64);
         may
     });
     assert!(left.count() < 8, "half of a queue of four datagrams leaves at once");
@@ -359,10 +359,10 @@ fn a_peer_speaks_for_the_slots_that_it_has() {
         });
     let takes = Pacing { packet_ns: 100, ..Pacing::default() };
     peers.learn([10, 0, 0, 2].into(), Some((1, takes)));
-    let told = [first, second, other].map(|id| peers.get(id).takes.map(|takes| takes.packet_ns));
-    assert_eq!(told, [Some(100), None, None], "it has one slot; another peer is unknown");
+    let paces = |peers: &Peers| [first, second, other].map(|id| peers.pace(id).packet_ns());
+    assert_eq!(paces(&peers), [100, 800, 800], "it has one slot; another peer is unknown");
     peers.learn([10, 0, 0, 3].into(), None);
-    assert!(peers.get(first).takes.is_some());
+    assert_eq!(paces(&peers), [100, 800, 800]);
     peers.learn([10, 0, 0, 2].into(), None);
-    assert!(peers.get(first).takes.is_none(), "it holds no more");
+    assert_eq!(paces(&peers), [800; 3], "it holds no more");
 }

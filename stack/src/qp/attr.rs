@@ -4,8 +4,9 @@
 use core::fmt;
 use core::net::IpAddr;
 
+use crate::budget::Budget;
 use crate::mem::{Access, PdId};
-use crate::peer::{Budget, PeerKind};
+use crate::peer::PeerKind;
 use crate::types::{Mtu, Psn, Qpn};
 use crate::verbs::{CqId, QpState, QpType, SrqId};
 

@@ -5,8 +5,8 @@ mod span;
 
 use self::span::{CostSum, Span, Totals};
 pub(crate) use self::span::{OVERHEAD, full_cost};
+use crate::budget::Cost;
 use crate::mem::{AccessError, Memory, PdId, RegionTable, Sge};
-use crate::peer::Cost;
 use crate::qp::opcode::data_opcode;
 use crate::qp::post::{PostError, SendLimits};
 use crate::qp::scatter::{gather_parts, part_of, parts, place};

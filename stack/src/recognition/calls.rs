@@ -7,10 +7,11 @@ use core::net::IpAddr;
 
 use super::{HandOff, Recognition};
 use crate::any::AnyQp;
+use crate::budget::Budget;
 use crate::cm::Transmit;
 use crate::engine::Engine;
-use crate::pacer::Pacing;
-use crate::peer::{Budget, Contact, PeerKind};
+use crate::pacing::Pacing;
+use crate::peer::{Contact, PeerKind};
 use crate::rc;
 use crate::shared::{EngineConfig, Shared};
 use crate::types::{Qpn, Time};

@@ -2,8 +2,9 @@
 //! pace allows.
 
 use super::Qp;
+use crate::budget::{Budget, Cost};
 use crate::mem::Memory;
-use crate::peer::{Budget, Cost, PeerId};
+use crate::peer::PeerId;
 use crate::qp::TurnEnd;
 use crate::qp::opcode::data_opcode;
 use crate::qp::outbound::{RequestPacket, Sent, Target};
@@ -88,11 +89,12 @@ impl Qp {
         let (target, receiver) = self.target_of(&wqe.op, shared).ok_or(PROTECTION)?;
         let len = wqe.payload(psn, self.mtu);
         let charge = Cost::of(1, Budget::cost(len + OVERHEAD));
-        shared.peers.tick_paced(receiver, now);
+        shared.peers.pace_mut(receiver).tick(now);
         let at = Situation { sq, peers: &shared.peers, turn };
-        let paced = permit(Want::Datagram { now, to: receiver, cost: charge }, &at);
+        let pace = shared.peers.pace(receiver);
+        let paced = permit(Want::Datagram { now, pace, cost: charge }, &at);
         if let Wait::Until(until) = paced.wait {
-            shared.peers.put_off(receiver, until);
+            shared.peers.pace_mut(receiver).put_off(until);
             shared.timers.set(self.core.slot, &mut self.core.deadline, until);
             return Err(Stop::Blocked(paced.limited_by));
         }
@@ -111,7 +113,8 @@ impl Qp {
             Sent::Full => return Err(Stop::SinkFull),
             Sent::Refused => return Err(PROTECTION),
         }
-        shared.peers.sent_paced(receiver, charge, len);
+        shared.peers.pace_mut(receiver).sent(charge, len);
+        shared.peers.packet_left(receiver);
         shared.counters.sent_multicast_pkts += u64::from(target.qpn == Qpn::MULTICAST);
         self.next += 1;
         if ends {

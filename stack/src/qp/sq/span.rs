@@ -1,6 +1,6 @@
 //! The amounts that a request takes: PSNs, messages, and cost to its receiver.
 
-use crate::peer::{Budget, Cost};
+use crate::budget::{Budget, Cost};
 use crate::types::Mtu;
 use crate::verbs::SendOp;
 

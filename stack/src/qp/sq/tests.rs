@@ -1,8 +1,8 @@
 //! The ring, its lists, and the cost of its packets.
 
 use super::*;
+use crate::budget::Budget;
 use crate::mem::Sge;
-use crate::peer::Budget;
 use crate::qp::scatter::parts;
 use crate::types::Key;
 use crate::verbs::QpType;

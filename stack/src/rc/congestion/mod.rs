@@ -14,7 +14,7 @@ pub(in crate::rc) mod rtt;
 
 use self::loss_delay::LossDelay;
 use self::rtt::RoundTrip;
-use crate::pacer::Pacer;
+use crate::pacing::Pacer;
 use crate::tuning::congestion::{FIRST, PACED_NS, STEPS};
 use crate::types::Time;
 

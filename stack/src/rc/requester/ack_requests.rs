@@ -5,7 +5,8 @@
 
 use std::collections::VecDeque;
 
-use crate::peer::{Budget, Cost, Expected, Peers};
+use crate::budget::{Budget, Cost};
+use crate::peer::{Expected, Peers};
 use crate::types::Seq;
 
 /// The cost of an acknowledgement to us: BTH, AETH, ICRC.

@@ -5,8 +5,9 @@
 //! request or from several. A check that holds for all of them is made once. The next plan finds
 //! the reason for the end of a burst.
 
+use crate::budget::{Budget, Cost};
 use crate::mem::{Memory, RegionTable};
-use crate::peer::{Budget, Cost, Peers, RunLimits};
+use crate::peer::{Peers, RunLimits};
 use crate::qp::outbound::{RequestPacket, Sent};
 use crate::qp::sq::{OVERHEAD, SendQueue, Wqe, WqeIndex, full_cost};
 use crate::rc::Qp;

@@ -17,8 +17,9 @@ mod turn;
 
 use std::collections::VecDeque;
 
+use crate::budget::{Budget, Cost};
 use crate::mem::PdId;
-use crate::peer::{Budget, Cost, Expected, PeerId, Peers};
+use crate::peer::{Expected, PeerId, Peers};
 use crate::qp::sq::{SendQueue, Wqe, WqeIndex};
 use crate::rc::congestion::rtt::RoundTrip;
 use crate::rc::requester::ack_policy::Acks;

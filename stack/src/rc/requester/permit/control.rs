@@ -3,7 +3,8 @@
 use super::batching::Batch;
 use super::credits::Credits;
 use super::read_window::{self, ReadWindow};
-use crate::peer::{Cost, PeerId, Peers, RunLimits};
+use crate::budget::Cost;
+use crate::peer::{PeerId, Peers, RunLimits};
 use crate::qp::sq::Wqe;
 use crate::rc::congestion::rtt::RoundTrip;
 use crate::rc::congestion::{Congestion, Repeat};

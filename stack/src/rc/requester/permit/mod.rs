@@ -16,7 +16,9 @@ mod read_window;
 
 use self::batching::Awaited;
 pub(super) use self::control::SendControl;
-use crate::peer::{Budget, Cost, Expected, PeerId, Peers, RunLimits};
+use crate::budget::{Budget, Cost};
+use crate::pacing::Pace;
+use crate::peer::{Expected, PeerId, Peers, RunLimits};
 use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
 use crate::rc::reorder::SPAN;
 use crate::rc::requester::ack_requests::ACK;
@@ -45,8 +47,8 @@ pub(crate) enum Want<'a> {
     /// Anything that is the next of a service without acknowledgements, which may send nothing. It
     /// is `held` if it begins a message in SQD.
     Unreliable { held: bool },
-    /// One packet of such a service, for this receiver and of this cost.
-    Datagram { now: Time, to: PeerId, cost: Cost },
+    /// One packet of such a service, for the receiver of this pace, and of this cost.
+    Datagram { now: Time, pace: &'a Pace, cost: Cost },
 }
 
 /// The packet that a burst goes on with.
@@ -164,7 +166,7 @@ pub(crate) fn permit(want: Want<'_>, at: &Situation<'_>) -> Permit {
         Want::Unreliable { .. } if at.sq.is_empty() => Permit::none(Limit::SendQueueEmpty),
         Want::Unreliable { held: true } => Permit::none(Limit::Draining),
         Want::Unreliable { held: false } => Permit::one_of(at.turn),
-        Want::Datagram { now, to, cost } => match at.peers.admit_paced(to, now, cost) {
+        Want::Datagram { now, pace, cost } => match pace.admit(now, cost) {
             Ok(()) => Permit::ONE,
             Err(until) => Permit { wait: Wait::Until(until), ..Permit::none(Limit::Pacing) },
         },

@@ -112,7 +112,7 @@ impl ReadWindow {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::peer::Budget;
+    use crate::budget::Budget;
     use crate::types::QueueKind;
 
     fn cut(mtu: Mtu, peers: &Peers) -> u16 {

@@ -11,7 +11,8 @@
 use std::collections::VecDeque;
 
 use super::Recovery;
-use crate::peer::{Cost, Peers};
+use crate::budget::Cost;
+use crate::peer::Peers;
 use crate::qp::outbound::RequestPacket;
 use crate::qp::sq::SendQueue;
 use crate::rc::reorder::SPAN;
