@@ -12,6 +12,7 @@ pub use self::schedule::{Transmitted, TxStop};
 use crate::ah::{Handle, Handles};
 use crate::any::AnyQp;
 use crate::cm::ConnId;
+use crate::contacts::Contacts;
 use crate::events::Events;
 use crate::groups::Groups;
 use crate::gsi::Gsi;
@@ -73,6 +74,8 @@ impl Engine {
                 peers: Peers::new(config.own_budget, config.stable_packets)
                     .of_kind(config.own_queue)
                     .sending(config.runs, config.pacing),
+                contacts: Contacts::default(),
+                due: Time(0),
                 handles: Handles::default(),
                 config: EngineConfig { max_qp: config.max_qp.min(QPNS as u32), ..config },
                 srqs: Srqs::default(),
@@ -358,7 +361,7 @@ impl Engine {
     /// Handles everything that is due at `now`. Call when [`poll_timeout`](Self::poll_timeout) has
     /// come.
     pub fn handle_timeout<H: Completions>(&mut self, now: Time, host: &mut H) {
-        self.shared.peers.age(now);
+        self.shared.age(now);
         while let Some(slot) = self.shared.timers.pop(now) {
             if let Some(Some(qp)) = self.qps.get_mut(slot as usize) {
                 qp.handle_timer(now, &mut self.shared, host);

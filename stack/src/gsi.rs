@@ -168,8 +168,7 @@ impl Gsi {
         if recognition.last_of(remote).is_some() {
             cm.notify((local, remote), packet.bth().dest_qpn);
         } else if recognition.has_room() {
-            let to = (&mut shared.peers, &mut shared.counters);
-            recognition.first_packet_to(now, (local, remote), to);
+            recognition.first_packet_to(now, (local, remote), shared);
         }
     }
 

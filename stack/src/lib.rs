@@ -19,6 +19,7 @@ mod allowance;
 mod any;
 mod budget;
 pub mod cm;
+mod contacts;
 mod engine;
 mod events;
 mod footprint;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::ah::Handles;
 use crate::budget::Budget;
+use crate::contacts::Contacts;
 use crate::events::Events;
 use crate::pacing::Pacing;
 use crate::peer::{Peers, RunLimits};
@@ -89,6 +90,9 @@ impl Default for EngineConfig {
 pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
     pub(crate) peers: Peers,
+    pub(crate) contacts: Contacts,
+    /// When an epoch of credit or a generation of peers ends.
+    pub(crate) due: Time,
     pub(crate) handles: Handles,
     pub(crate) srqs: Srqs,
     /// Reorder buffers: memory for packets that arrived out of order.
@@ -129,6 +133,25 @@ impl Shared {
             *queued = true;
             self.dirty.push_back(slot);
         }
+    }
+
+    /// Time passes: overdue responses reserve no credit any more, and generations end.
+    #[inline]
+    pub(crate) fn age(&mut self, now: Time) {
+        if now >= self.due {
+            self.come_due(now);
+        }
+    }
+
+    #[cold]
+    fn come_due(&mut self, now: Time) {
+        self.due = self.peers.age(now).min(self.contacts.age(now));
+    }
+
+    /// The generation of peers ends at `then`, if not before.
+    pub(crate) fn renew_at(&mut self, then: Time) {
+        self.contacts.end_at(then);
+        self.due = self.due.min(then);
     }
 
     pub(crate) fn event(&mut self, qpn: Qpn, event: QpEvent) {

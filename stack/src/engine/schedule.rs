@@ -79,11 +79,11 @@ impl Engine {
         sink: &mut impl TxSink,
     ) -> TxStop {
         let mut left = budget;
-        self.shared.peers.age(now);
+        self.shared.age(now);
         loop {
             self.enqueue_granted();
-            if self.shared.peers.has_contacts() {
-                self.recognise(now);
+            if self.shared.contacts.has_some() {
+                self.take_contacts(now);
             }
             let Some(slot) = self.shared.dirty.pop_front() else {
                 self.shared.more_than_acks = false;
@@ -96,7 +96,7 @@ impl Engine {
             }
             let core = qp.core_mut();
             core.queued = false;
-            let unknown = match core.peers_seen == self.shared.peers.generation() {
+            let unknown = match core.peers_seen == self.shared.contacts.generation() {
                 true => None,
                 false => look_up(&self.gsi.recognition, now, qp, &mut self.shared),
             };

@@ -46,14 +46,6 @@ pub(crate) struct Peers {
     /// Packets without a loss after which the losses before count no more.
     stable_packets: u32,
     peers: Vec<Peer>,
-    /// Changes when users of a peer have to look it up again. While it is 0, no
-    /// peer is unknown.
-    generation: u32,
-    /// When the generation changes.
-    renewal: Time,
-    /// When an epoch or a generation ends.
-    due: Time,
-    contacts: VecDeque<Contact>,
     /// Queue pairs that were granted a turn, for the engine to enqueue.
     granted: VecDeque<u32>,
 }
@@ -80,17 +72,6 @@ struct Peer {
     pace: Pace,
 }
 
-/// The first or the last contact with a peer, or a new generation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Contact {
-    /// A first packet left for a peer of which nothing is known.
-    First { local: IpAddr, remote: IpAddr },
-    /// The peer did not answer any more, and was given up.
-    GivenUp(IpAddr),
-    /// A generation ended.
-    Renewed,
-}
-
 /// Index of a receive queue: [`PeerId::OWN`] or a peer's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PeerId(u32);
@@ -110,10 +91,6 @@ impl Peers {
             epochs: Epochs::default(),
             stable_packets,
             peers: Vec::new(),
-            generation: 0,
-            renewal: Time::NEVER,
-            due: Time(0),
-            contacts: VecDeque::new(),
             granted: VecDeque::new(),
         }
     }
@@ -146,61 +123,16 @@ impl Peers {
         &mut self.peers[id.0 as usize].pace
     }
 
-    /// A packet left for `id` that no peer acknowledges.
+    /// The addresses of `id`, ours first, if no packet that no peer acknowledges had left for it in
+    /// this generation. A group has none.
     #[inline]
-    pub(crate) fn packet_left(&mut self, id: PeerId) {
-        let generation = self.generation;
-        if self.peers.get(id.0 as usize).is_some_and(|peer| peer.seen != generation) {
-            self.first_packet(id);
+    pub(crate) fn first_in(&mut self, id: PeerId, generation: u32) -> Option<(IpAddr, IpAddr)> {
+        let Peer { key, local, seen, .. } = &mut self.peers[id.0 as usize];
+        if *seen == generation {
+            return None;
         }
-    }
-
-    #[cold]
-    fn first_packet(&mut self, id: PeerId) {
-        let peer = &mut self.peers[id.0 as usize];
-        peer.seen = self.generation;
-        let (local, remote) = (peer.local, peer.key.address);
-        if !remote.is_multicast() {
-            self.first_packet_to(local, remote);
-        }
-    }
-
-    /// Users that have seen another generation look up their peer.
-    #[inline]
-    pub(crate) fn generation(&self) -> u32 {
-        self.generation
-    }
-
-    /// A new generation begins: all users look again.
-    pub(crate) fn renew(&mut self) {
-        self.generation = self.generation.wrapping_add(1).max(1);
-    }
-
-    /// A generation ends at `then`, if not before.
-    pub(crate) fn renew_at(&mut self, then: Time) {
-        self.renewal = then;
-        self.due = self.due.min(then);
-    }
-
-    /// A first packet left for an unknown peer.
-    #[cold]
-    pub(crate) fn first_packet_to(&mut self, local: IpAddr, remote: IpAddr) {
-        self.contacts.push_back(Contact::First { local, remote });
-    }
-
-    /// The peer did not answer any more.
-    #[cold]
-    pub(crate) fn gave_up(&mut self, remote: IpAddr) {
-        self.contacts.push_back(Contact::GivenUp(remote));
-    }
-
-    #[inline]
-    pub(crate) fn has_contacts(&self) -> bool {
-        !self.contacts.is_empty()
-    }
-
-    pub(crate) fn next_contact(&mut self) -> Option<Contact> {
-        self.contacts.pop_front()
+        *seen = generation;
+        Some((*local, key.address)).filter(|(_, remote)| !remote.is_multicast())
     }
 
     /// A peer announced the pace of its queues, of which each of the first slots has one; `None` if
@@ -466,33 +398,14 @@ impl Peers {
         }
     }
 
-    /// Time passes: overdue responses reserve no credit any more, and generations end.
-    #[inline]
-    pub(crate) fn age(&mut self, now: Time) {
-        if now >= self.due {
-            self.come_due(now);
-        }
-    }
-
-    #[cold]
-    fn come_due(&mut self, now: Time) {
+    /// Time passes: overdue responses reserve no credit any more. Returns when the epoch ends.
+    pub(crate) fn age(&mut self, now: Time) -> Time {
         if now >= self.epochs.ends {
-            self.begin_epoch(now);
+            let overdue = self.epochs.pass(now);
+            self.own.in_flight.take(overdue);
+            self.grant(PeerId::OWN);
         }
-        if now >= self.renewal {
-            self.renewal = Time::NEVER;
-            self.contacts.push_back(Contact::Renewed);
-            if self.generation > 0 {
-                self.renew();
-            }
-        }
-        self.due = self.epochs.ends.min(self.renewal);
-    }
-
-    fn begin_epoch(&mut self, now: Time) {
-        let overdue = self.epochs.pass(now);
-        self.own.in_flight.take(overdue);
-        self.grant(PeerId::OWN);
+        self.epochs.ends
     }
 
     /// When a queue pair that waits for our own credit may get it without any response.

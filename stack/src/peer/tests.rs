@@ -340,13 +340,30 @@ fn the_port_says_how_long_runs_are_and_how_fast_packets_leave() {
     let mut peers = Peers::new(ROOM, STABLE_PACKETS).sending(runs, pacing);
     assert_eq!(peers.runs(), runs);
     let id = peers.join((OURS, [10, 0, 0, 2].into()), QPN, ROOM, PeerKind::Standard);
+    assert!(leave_at_once(&mut peers, id) < 8, "half of a queue of four datagrams leaves at once");
+}
+
+/// Number of unacknowledged packets that leave for `id` at once.
+fn leave_at_once(peers: &mut Peers, id: PeerId) -> usize {
     let (now, charge) = (Time(1 << 40), Cost::of(1, 1_000));
-    let left = (0..20).take_while(|_| {
+    let left = (0..100).take_while(|_| {
         let may = peers.pace(id).admit(now, charge).is_ok();
         peers.pace_mut(id).sent(charge, 64);
         may
     });
-    assert!(left.count() < 8, "half of a queue of four datagrams leaves at once");
+    left.count()
+}
+
+#[test]
+fn the_pace_follows_the_queue_that_a_peer_announces_anew() {
+    let pacing = Pacing { queue_min: ROOM, ..Pacing::default() };
+    let mut peers = Peers::new(ROOM, STABLE_PACKETS).sending(RunLimits::default(), pacing);
+    let large = Budget { bytes: 100_000, datagrams: 40 };
+    let [first, second] = [ROOM, large].map(|budget| {
+        let to = (OURS, [10, 0, 0, 2].into());
+        peers.join(to, QPN, budget, PeerKind::Rocinante(Frames))
+    });
+    assert_eq!((first == second, leave_at_once(&mut peers, first)), (true, 20));
 }
 
 #[test]

@@ -210,7 +210,7 @@ impl Qp {
         if self.retry_left == 0 {
             shared.counters.retry_exceeded_err += 1;
             if let Some(peer) = self.core.peer() {
-                shared.peers.gave_up(peer.remote);
+                shared.contacts.gave_up(peer.remote);
             }
             return self.fail_head(WcStatus::RetryExcErr, shared, host);
         }

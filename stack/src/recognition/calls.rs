@@ -9,9 +9,10 @@ use super::{HandOff, Recognition};
 use crate::any::AnyQp;
 use crate::budget::Budget;
 use crate::cm::Transmit;
+use crate::contacts::Contact;
 use crate::engine::Engine;
 use crate::pacing::Pacing;
-use crate::peer::{Contact, PeerKind};
+use crate::peer::PeerKind;
 use crate::rc;
 use crate::shared::{EngineConfig, Shared};
 use crate::types::{Qpn, Time};
@@ -21,7 +22,7 @@ impl Engine {
     /// Peers whose kind no program gives are probed on QP1 from now on, so that two Rocinantes
     /// recognise each other. Call it before there are queue pairs.
     pub fn probe_unknown_peers(&mut self) {
-        self.shared.peers.renew();
+        self.shared.contacts.renew();
     }
 
     /// Sends probes, and replies to those of peers with `own`. Transaction ids are derived from
@@ -63,8 +64,7 @@ impl Engine {
         let recognition = &mut self.gsi.recognition;
         match *report {
             HandOff::FirstPacket { local, remote } => {
-                let to = (&mut self.shared.peers, &mut self.shared.counters);
-                let known = recognition.first_packet_to(now, (local, remote), to);
+                let known = recognition.first_packet_to(now, (local, remote), &mut self.shared);
                 if let Some(Some(info)) = known {
                     recognition.hand_off(HandOff::Learn(remote, info));
                 }
@@ -123,10 +123,10 @@ impl Engine {
     /// First packets left for unknown peers, peers were given up, or records expired.
     #[cold]
     #[inline(never)]
-    pub(crate) fn recognise(&mut self, now: Time) {
+    pub(crate) fn take_contacts(&mut self, now: Time) {
         let Self { gsi, shared, .. } = self;
         let recognition = &mut gsi.recognition;
-        while let Some(contact) = shared.peers.next_contact() {
+        while let Some(contact) = shared.contacts.next() {
             let (local, remote) = match contact {
                 Contact::First { local, remote } => (local, remote),
                 Contact::GivenUp(remote) => {
@@ -135,12 +135,11 @@ impl Engine {
                     continue;
                 }
                 Contact::Renewed => {
-                    recognition.expire(now, &mut shared.peers);
+                    recognition.expire(now, shared);
                     continue;
                 }
             };
-            let to = (&mut shared.peers, &mut shared.counters);
-            match recognition.first_packet_to(now, (local, remote), to) {
+            match recognition.first_packet_to(now, (local, remote), shared) {
                 Some(None) => {}
                 Some(Some(info)) => {
                     let pace = pace_of(&shared.config, &info);
@@ -162,7 +161,7 @@ pub(crate) fn look_up(
     qp: &mut AnyQp,
     shared: &mut Shared,
 ) -> Option<u64> {
-    let generation = shared.peers.generation();
+    let generation = shared.contacts.generation();
     let remote = match qp {
         AnyQp::Rc(qp) => qp.core.peer().filter(|peer| peer.kind == PeerKind::Standard),
         // The receivers of datagrams look for themselves.
@@ -186,8 +185,8 @@ pub(crate) fn sent(before: u64, qp: &mut AnyQp, shared: &mut Shared) {
     let core = qp.core_mut();
     if let Some(peer) = core.peer().filter(|_| core.tally.get().sent_pkts != before) {
         let (local, remote) = (peer.local, peer.remote);
-        shared.peers.first_packet_to(local, remote);
-        core.peers_seen = shared.peers.generation();
+        shared.contacts.first_packet_to(local, remote);
+        core.peers_seen = shared.contacts.generation();
     }
 }
 

@@ -7,7 +7,7 @@
 //! - One event goes out: the engine learns the peer's [`PeerInfo`] (`calls.rs`).
 //! - A user of a peer, which is a queue pair or the receiver of datagrams, looks at the table
 //!   before its first packet, and again when a record has expired. It finds out by the generation
-//!   number of [`Peers`](crate::peer::Peers).
+//!   number of [`Contacts`](crate::contacts::Contacts).
 //! - A reply is believed if it comes from the address of the probe, and has its transaction id,
 //!   which is unguessable. It holds for ten minutes for queue pairs that begin then; a connection
 //!   that adopted it keeps it.
@@ -24,7 +24,7 @@ use self::table::{Probed, Table};
 use crate::allowance::Allowance;
 use crate::cm::Transmit;
 use crate::ids::Ids;
-use crate::peer::Peers;
+use crate::shared::Shared;
 use crate::stats::{Counters, Drops};
 use crate::tuning::recognition::{ANSWER_NS, ANSWERS, PEERS_MAX, TX_MAX};
 use crate::types::Time;
@@ -107,21 +107,21 @@ impl Recognition {
         &mut self,
         now: Time,
         (local, remote): (IpAddr, IpAddr),
-        (peers, counters): (&mut Peers, &mut Counters),
+        shared: &mut Shared,
     ) -> Option<Option<PeerInfo>> {
         let known = self.table.known(now, remote);
         if known.is_none() && self.table.makes_room(now, remote) {
-            let probed = self.probe((local, remote), counters);
+            let probed = self.probe((local, remote), &mut shared.counters);
             self.table.probed(now, local, remote, probed);
-            peers.renew_at(self.table.expires());
+            shared.renew_at(self.table.expires());
         }
         known
     }
 
     /// Records have expired: the users of their peers look again.
-    fn expire(&mut self, now: Time, peers: &mut Peers) {
+    fn expire(&mut self, now: Time, shared: &mut Shared) {
         self.table.expire(now);
-        peers.renew_at(self.table.expires());
+        shared.renew_at(self.table.expires());
     }
 
     /// Probes a peer, or has another engine probe it.

@@ -114,7 +114,7 @@ impl Qp {
             Sent::Refused => return Err(PROTECTION),
         }
         shared.peers.pace_mut(receiver).sent(charge, len);
-        shared.peers.packet_left(receiver);
+        shared.contacts.packet_left(receiver, &mut shared.peers);
         shared.counters.sent_multicast_pkts += u64::from(target.qpn == Qpn::MULTICAST);
         self.next += 1;
         if ends {
