@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rocinante_netdev::{self as netdev, AnyPort, Backend, Capabilities, Port, PortConfig, Slots};
+use rocinante_netdev::{self as netdev, AnyPort, Backend, Capabilities, Port, Slots};
 use rocinante_stack::mem::PdId;
 use rocinante_stack::types::{Mtu, Qpn, QueueKind};
 use rocinante_stack::{Budget, PeerAddress, PeerKind};
@@ -18,38 +18,13 @@ use super::opens::Claim;
 use super::rivals::{self, Vain};
 use super::shard::Shard;
 use super::shards::Shards;
+use super::wishes::Settings;
 use crate::model::device::{DeviceAttr, DeviceCounters, Limits, MwSupport, OptionalOperations};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
 use crate::model::qp::{PeerPath, QpInfo};
 use crate::model::resources::Resources;
 use crate::provider::wakers::Wakers;
-
-/// The settings of a new device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
-    /// How the ports were opened.
-    pub port: PortConfig,
-    pub limits: Limits,
-    /// The most packets that a queue pair may have unacknowledged.
-    pub window_max: u32,
-    pub advertise_credits: bool,
-    pub cut_writes: bool,
-    /// Whether the device asks peers for their kind, and answers such questions.
-    pub recognises: bool,
-    /// Whether a thread drives the device while the program does not.
-    pub background: bool,
-    /// How often the connection manager repeats a message, if the program sets it.
-    pub cm_retries: Option<u8>,
-    /// The silence after which peers of connections are asked whether they are still there, unless
-    /// the connection has a value of its own; zero for never.
-    pub keep_alive: Duration,
-    /// Whether requests wait for their listener for a while.
-    pub refuses_late: bool,
-    /// The processors of the threads: one per shard, starting again from the first. If empty, the
-    /// threads are not pinned.
-    pub cpus: Vec<usize>,
-}
 
 /// A shard's counters.
 fn counted(shard: &Shard) -> DeviceCounters {

@@ -31,7 +31,6 @@ mod gids;
 mod groups;
 mod gsi_paths;
 mod host;
-mod introduce;
 mod io;
 #[cfg(test)]
 mod limits_tests;
@@ -54,6 +53,7 @@ mod prepared;
 mod progress;
 pub mod provider;
 mod qp;
+mod recognition;
 mod rivals;
 mod router;
 mod shard;
@@ -70,7 +70,7 @@ use rocinante_stack::Engine;
 pub use self::ah::Ah;
 pub use self::choice::BackendChoice;
 pub use self::cq::{Channel, Cq};
-pub use self::device::{Counted, Device, Hca, Pd, Settings, active_mtu, attributes};
+pub use self::device::{Counted, Device, Hca, Pd, active_mtu, attributes};
 pub use self::events::Inbox;
 pub use self::exit::send_held_at_once;
 pub use self::gids::GidTable;
@@ -82,7 +82,7 @@ pub use self::owner::Owner;
 pub use self::prepared::Prepared;
 pub use self::qp::{Qp, QpInitAttr};
 pub use self::srq::Srq;
-pub use self::wishes::{KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE, Wishes};
+pub use self::wishes::{KEEP_ALIVE_VARIABLE, NETDEV_VARIABLE, SHARDS_VARIABLE, Settings, Wishes};
 use crate::model::error::VerbsError;
 
 /// The error for a device whose interface is gone.

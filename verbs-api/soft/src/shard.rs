@@ -152,7 +152,7 @@ impl Shard {
             let news = self.host.has_pending();
             self.handle_timeout(now, drained);
             self.serve_cm(now);
-            self.introduce(now);
+            self.probe(now);
             self.router.write_mail(&mut self.engine);
             any |= mailed || received > 0;
             let completes = news && self.host.has_pending_receives();
@@ -220,7 +220,7 @@ impl Shard {
                 TxStop::Idle | TxStop::SinkFull | TxStop::Budget => break,
             }
         }
-        self.introduce(now);
+        self.probe(now);
         self.deliver();
         true
     }

@@ -26,7 +26,7 @@ use super::progress::{Core, Held};
 use super::router::Router;
 use super::shard::Shard;
 use super::staging::Staging;
-use super::{Settings, cm, introduce, slice};
+use super::{Settings, cm, recognition, slice};
 use crate::model::error::VerbsError;
 use crate::provider::memory::faults;
 use crate::provider::wake;
@@ -70,7 +70,7 @@ impl Shards {
         let shared = slots.map(|slots| slots.first());
         let slot = shared.unwrap_or(0);
         let backend = ports[0].capabilities().backend;
-        let info = introduce::peer_info((advertised, own_queue), backend, (slot, count));
+        let info = recognition::peer_info((advertised, own_queue), backend, (slot, count));
         let events = Arc::new(Events::default());
         // A single shard gets no mail.
         let staging = if count > 1 { Staging::with_mail } else { Staging::default };
@@ -94,9 +94,7 @@ impl Shards {
             if index == 0 {
                 engine.start_cm(cm::config(settings, shared)?);
             }
-            if settings.recognises {
-                introduce::start(&mut engine, index, shared, info)?;
-            }
+            recognition::start(&mut engine, settings, index, shared, info)?;
             let host = Host::new(settings.limits.max_mr as usize);
             let others = (count > 1).then(|| Others::new(index, slot, &boxes, &common));
             let router = Router::new(others, slots.map(Neighbours::new));

@@ -13,7 +13,7 @@ use super::choice::BackendChoice;
 use super::opens::{Key, open};
 use super::others::SHARDS_MAX;
 use super::prepared::Prepared;
-use super::{Device, Hca, Inbox, Settings};
+use super::{Device, Hca, Inbox};
 use crate::model::device::Limits;
 use crate::model::error::VerbsError;
 use crate::provider::trace;
@@ -35,6 +35,32 @@ pub struct Wishes {
     /// their peer that they listen before they do, and end if it is refused.
     pub refuses_late: bool,
     pub shards: Option<usize>,
+    pub cpus: Vec<usize>,
+}
+
+/// The settings of a new device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// How the ports were opened.
+    pub port: PortConfig,
+    pub limits: Limits,
+    /// The most packets that a queue pair may have unacknowledged.
+    pub window_max: u32,
+    pub advertise_credits: bool,
+    pub cut_writes: bool,
+    /// Whether the device asks peers for their kind, and answers such questions.
+    pub recognises: bool,
+    /// Whether a thread drives the device while the program does not.
+    pub background: bool,
+    /// How often the connection manager repeats a message, if the program sets it.
+    pub cm_retries: Option<u8>,
+    /// The silence after which peers of connections are asked whether they are still there, unless
+    /// the connection has a value of its own; zero for never.
+    pub keep_alive: Duration,
+    /// Whether requests wait for their listener for a while.
+    pub refuses_late: bool,
+    /// The processors of the threads: one per shard, starting again from the first. If empty, the
+    /// threads are not pinned.
     pub cpus: Vec<usize>,
 }
 

@@ -7,20 +7,21 @@ use rocinante_stack::wire::PeerInfo;
 use rocinante_stack::{Budget, Engine};
 
 use super::shard::Shard;
+use super::wishes::Settings;
 use crate::model::error::VerbsError;
 use crate::provider::random::random;
 
 impl Shard {
     /// Sends probes and replies that wait, and leaves mail for the other shards.
     #[inline]
-    pub(super) fn introduce(&mut self, now: Time) {
+    pub(super) fn probe(&mut self, now: Time) {
         if self.engine.has_probes() {
-            self.introduce_all(now);
+            self.probe_all(now);
         }
     }
 
     #[cold]
-    fn introduce_all(&mut self, now: Time) {
+    fn probe_all(&mut self, now: Time) {
         while let Some(transmit) = self.engine.poll_probe() {
             // Without a path it is lost, as on any network.
             let Ok(path) = self.cm_path(now, (transmit.local, transmit.remote)) else { continue };
@@ -34,14 +35,19 @@ impl Shard {
     }
 }
 
-/// The engine of shard `index` probes unknown peers. The first one has QP1: it sends the probes,
-/// and replies with `info`. Transaction ids name the slot `shared`, if other processes have some.
+/// The engine of shard `index` probes unknown peers, if the device recognises peers. The first one
+/// has QP1: it sends the probes, and replies with `info`. Transaction ids name the slot `shared`, if
+/// other processes have some.
 pub(super) fn start(
     engine: &mut Engine,
+    settings: &Settings,
     index: usize,
     shared: Option<u8>,
     info: PeerInfo,
 ) -> Result<(), VerbsError> {
+    if !settings.recognises {
+        return Ok(());
+    }
     engine.probe_unknown_peers();
     if index == 0 {
         engine.start_recognition(key()?, shared, info);
