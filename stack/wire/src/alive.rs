@@ -2,11 +2,11 @@
 //! idle for long: a question, its answer, and the notice that a packet came for a queue pair that
 //! does not exist.
 //!
-//! They are of the same class as those of [recognition](super::recognition), so a standard peer
-//! drops them without an answer; it is never asked.
+//! They are of the [class of a vendor](super::vendor), so a standard peer drops them without an
+//! answer; it is never asked.
 //!
 //! ```text
-//!  0..40   as in recognition
+//!  0..40   as all of the class
 //! 40       version 1
 //! 41       number of connections, 1 to 26          in a question and in an answer
 //! 42..44   reserved
@@ -21,7 +21,7 @@
 
 use super::cm::CommId;
 use super::mad::{MAD_LEN, MadBytes, u32_at};
-use super::recognition::Frame;
+use super::vendor::Frame;
 use crate::types::Qpn;
 
 const VERSION: u8 = 1;
@@ -121,7 +121,6 @@ impl AliveMad {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::RecognitionMad;
 
     fn pairs(count: u32) -> Pairs {
         Pairs::new((0..count).map(|n| (CommId(0x0102_0300 + n), CommId(0x0a0b_0c00 + n))))
@@ -162,6 +161,5 @@ mod tests {
             assert_eq!(AliveMad::parse(&bytes), None, "{attribute}");
         }
         assert_eq!(AliveMad::parse(&question[..255]), None);
-        assert_eq!(AliveMad::parse(&RecognitionMad::Probe.emit(7)), None);
     }
 }

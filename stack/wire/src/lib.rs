@@ -21,6 +21,7 @@ pub mod opcode;
 mod packet;
 mod recognition;
 pub mod types;
+mod vendor;
 
 pub use alive::{AliveMad, Pairs};
 pub use bth::Bth;
