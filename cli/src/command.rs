@@ -7,7 +7,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use serde_json::json;
 
 use crate::output::{self, Output};
-use crate::{decode, demo, devices, ending, manual, perf, pingpong, policy, rping, run};
+use crate::{decode, demo, devices, ending, manual, perf, pingpong, policy, rping, run, worker};
 
 /// RDMA over Converged Ethernet in user space: no RDMA card, no kernel module, no root
 #[derive(Debug, Parser)]
@@ -20,12 +20,10 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Demo(demo::Args),
-    #[command(hide = true)]
-    DemoWorker(demo::WorkerArgs),
     Devices(devices::Args),
     PolicyCheck(policy::Args),
     #[command(hide = true)]
-    PolicyWorker(policy::WorkerArgs),
+    LabWorker(worker::Args),
     Run(run::Args),
     #[command(hide = true)]
     Guardian(run::guardian::Args),
@@ -50,9 +48,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let own_signals = matches!(
         command,
         Command::Demo(_)
-            | Command::DemoWorker(_)
             | Command::PolicyCheck(_)
-            | Command::PolicyWorker(_)
+            | Command::LabWorker(_)
             | Command::Run(_)
             | Command::Guardian(_)
     );
@@ -61,10 +58,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
     match command {
         Command::Demo(args) => demo::run(&args),
-        Command::DemoWorker(args) => demo::run_worker(&args),
         Command::Devices(args) => devices::run(&args),
         Command::PolicyCheck(args) => policy::run(&args),
-        Command::PolicyWorker(args) => policy::run_worker(&args),
+        Command::LabWorker(args) => worker::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Guardian(args) => run::guardian::run(&args),
         Command::Pingpong(args) => pingpong::run(&args),

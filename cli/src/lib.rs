@@ -32,3 +32,5 @@ pub mod session;
 pub mod size;
 pub mod ticks;
 pub mod turns;
+mod worker;
+mod workers;

@@ -1,89 +1,203 @@
-//! Processes of this program in containers. Each gets orders on its standard input, one JSON object
-//! per line, and writes one answer per line to its standard output.
+//! Messages between a command and its processes in containers: one JSON object per line. Orders go
+//! to a process's standard input, and one answer to each comes from its standard output.
 
-use std::ffi::OsStr;
-use std::io::{self, BufRead, BufReader, Write};
-use std::net::IpAddr;
-use std::path::PathBuf;
-use std::process::{ChildStdin, Command, ExitCode, Stdio};
+use serde::{Deserialize, Serialize};
 
-use rocinante::{Context, OpenOptions, VerbsError};
-use rocinante_lab::{ChildGuard, exit_with_parent};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
-
-/// This program with these arguments, and with pipes for orders and answers.
-pub(crate) fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
-    let mut command = Command::new(own_path());
-    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
-    command
+/// From the command to a process in a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub(crate) enum Order {
+    /// Open the device over this backend.
+    Open {
+        /// Its name.
+        netdev: String,
+    },
+    /// Connect a new queue pair with another container, in place of the one before in this slot.
+    Connect(ConnectOrder),
+    /// Move data by every operation and compare every byte.
+    Verify {
+        /// Bytes of each operation but the atomics.
+        bytes_per_op: u64,
+        /// Seed of the data.
+        seed: u64,
+    },
+    /// Measure half round trips of WRITEs.
+    Latency {
+        /// Bytes of each.
+        size: usize,
+        /// Duration in milliseconds.
+        millis: u64,
+    },
+    /// Send WRITEs, several at a time.
+    Bulk(BulkOrder),
+    /// Serve until the other container is done.
+    Serve,
+    /// Send one WRITE of [`MESSAGE`] bytes that are all `fill`, and report its status.
+    Write {
+        /// The bytes.
+        fill: u8,
+    },
+    /// Report the number of bytes that are `fill` where the peer's WRITE goes.
+    Look {
+        /// The bytes.
+        fill: u8,
+    },
+    /// Send a datagram to the peer's port [`PROBE`] from a socket of the kernel's.
+    Probe,
+    /// Report the device's counters.
+    Count,
 }
 
-/// Hands each line that a process writes to `take`, and `None` at their end, until that returns
-/// false. Returns where orders go.
-pub(crate) fn listen(
-    child: &mut ChildGuard,
-    mut take: impl FnMut(Option<String>) -> bool + Send + 'static,
-) -> ChildStdin {
-    let stdout = child.child_mut().stdout.take().expect("a pipe was asked for");
-    std::thread::spawn(move || {
-        let lines = BufReader::new(stdout).lines().map_while(Result::ok);
-        lines.map(Some).chain([None]).all(&mut take)
-    });
-    child.child_mut().stdin.take().expect("a pipe was asked for")
+/// Bytes of a single WRITE: a super-packet and its headers do not fit into 64 KiB.
+pub(crate) const MESSAGE: usize = 64 << 10;
+/// UDP port of the datagrams that show that a rule is in its place.
+pub(crate) const PROBE: u16 = 4790;
+
+/// Parameters of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ConnectOrder {
+    /// Which connection of this container. Slot 0 has the one that other orders use.
+    pub(crate) slot: usize,
+    /// Path MTU.
+    pub(crate) mtu: u32,
+    /// Bytes of half the region: one half is sent, the other half receives.
+    pub(crate) half: usize,
+    /// ACK timeout: 4.096 µs · 2^timeout.
+    pub(crate) timeout: u8,
+    /// Number of retries for a silent peer.
+    pub(crate) retry_cnt: u8,
+    /// TOS or traffic class of the packets.
+    pub(crate) traffic_class: u8,
 }
 
-/// Gives an order. If the process has ended, its missing answer shows that.
-pub(crate) fn give(to: &mut ChildStdin, order: &impl Serialize) -> Result<(), String> {
-    let line = serde_json::to_string(order).map_err(|error| error.to_string())?;
-    let _ = writeln!(to, "{line}");
-    Ok(())
+/// Parameters of a bulk transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BulkOrder {
+    /// Bytes of each WRITE.
+    pub(crate) size: usize,
+    /// Number of outstanding WRITEs.
+    pub(crate) depth: usize,
+    /// WRITEs that are posted at once. Only the last of them is signaled.
+    pub(crate) list: usize,
+    /// Time before the measurement, in milliseconds.
+    pub(crate) warm_millis: u64,
+    /// Time of the measurement, in milliseconds.
+    pub(crate) millis: u64,
+    /// Whether the peer has to [`Serve`](Order::Serve) meanwhile, and this container polls. Else
+    /// both sleep.
+    pub(crate) served: bool,
 }
 
-/// In the container: runs the process `name` until standard input ends.
-pub(crate) fn run(name: &str, work: impl FnOnce() -> io::Result<()>) -> ExitCode {
-    exit_with_parent();
-    match work() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("rocinante {name}: {error}");
-            ExitCode::FAILURE
-        }
+/// From a process in a container to the command: one answer per order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// Done, without further data.
+    Done,
+    /// The backend is not available here.
+    Unavailable {
+        /// The reason, and what to do.
+        why: String,
+    },
+    /// All bytes are right.
+    Verified(ByOp),
+    /// The measured latency.
+    Latency {
+        /// Median of half the round trip, in nanoseconds.
+        p50_nanos: u64,
+    },
+    /// The measured traffic.
+    Bulk(Bulk),
+    /// The result of one WRITE.
+    Wrote {
+        /// The status of its completion.
+        status: String,
+        /// Time until its completion.
+        seconds: f64,
+    },
+    /// The bytes found.
+    Found {
+        /// Their number.
+        bytes: u64,
+    },
+    /// The counters.
+    Counted {
+        /// Congestion notifications that arrived.
+        rcvd_cnp: u64,
+        /// Congestion notifications that left.
+        sent_cnp: u64,
+    },
+    /// The order failed.
+    Failed {
+        /// The reason.
+        why: String,
+    },
+}
+
+/// The result of a bulk transfer.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Bulk {
+    /// Messages completed while measuring.
+    pub(crate) messages: u64,
+    /// Their payload.
+    pub(crate) bytes: u64,
+    /// Duration of the measurement.
+    pub(crate) seconds: f64,
+    /// Payload of all messages, including those before the measurement.
+    pub(crate) all_bytes: u64,
+    /// Before the first was posted and after the last completion, in nanoseconds of the clock that
+    /// all processes of this machine share (`CLOCK_MONOTONIC`).
+    pub(crate) from_to: (u64, u64),
+}
+
+/// Bytes by the operation that moved them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ByOp {
+    pub(crate) send: u64,
+    pub(crate) write: u64,
+    pub(crate) write_imm: u64,
+    pub(crate) read: u64,
+    pub(crate) cas: u64,
+    pub(crate) faa: u64,
+}
+
+impl ByOp {
+    /// Each operation's name in the verbs API, and its bytes.
+    pub(crate) fn entries(&self) -> [(&'static str, u64); 6] {
+        [
+            ("SEND", self.send),
+            ("WRITE", self.write),
+            ("WRITE with immediate", self.write_imm),
+            ("READ", self.read),
+            ("CAS", self.cas),
+            ("FAA", self.faa),
+        ]
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        self.entries().iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Adds the bytes of `other`.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.send += other.send;
+        self.write += other.write;
+        self.write_imm += other.write_imm;
+        self.read += other.read;
+        self.cas += other.cas;
+        self.faa += other.faa;
     }
 }
 
-/// In the container: answers each order. `failed` makes an answer of an error.
-pub(crate) fn obey_all<O: DeserializeOwned, A: Serialize>(
-    mut obey: impl FnMut(&O) -> Result<A, String>,
-    failed: impl Fn(String) -> A,
-) -> io::Result<()> {
-    for line in io::stdin().lock().lines() {
-        let order = serde_json::from_str(&line?).map_err(|error| error.to_string());
-        let answer = order.and_then(|order| obey(&order)).unwrap_or_else(&failed);
-        let mut out = io::stdout().lock();
-        writeln!(out, "{}", serde_json::to_string(&answer)?)?;
-        out.flush()?;
-    }
-    Ok(())
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// In the container: opens the device. The inner error says why the backend is not to be had here.
-pub(crate) fn open(netdev: &str, address: IpAddr) -> Result<Result<Context, String>, String> {
-    match OpenOptions::new().netdev(netdev.parse()?).open(address) {
-        Ok(ctx) => Ok(Ok(ctx)),
-        Err(error @ VerbsError::Open(_)) => Ok(Err(error.to_string())),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-/// The path of this program, even if its file was replaced meanwhile. `ROCINANTE_PROGRAM` names it
-/// to a program that only uses this library.
-fn own_path() -> PathBuf {
-    if let Some(path) = std::env::var_os("ROCINANTE_PROGRAM") {
-        return path.into();
-    }
-    match std::env::current_exe() {
-        Ok(path) if path.exists() => path,
-        _ => "/proc/self/exe".into(),
+    #[test]
+    fn totals_are_of_all_operations() {
+        let one = ByOp { send: 1, write: 2, write_imm: 4, read: 8, cas: 16, faa: 32 };
+        let mut sum = one;
+        sum.add(&one);
+        assert_eq!((one.total(), sum.total()), (63, 126));
     }
 }

@@ -8,15 +8,12 @@ mod install;
 mod lab;
 mod live;
 mod measure;
-mod order;
-mod sides;
 pub mod table;
-mod worker;
 
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rocinante_lab::{
     LabError, Privilege, enter_user_namespace, kill_children, kill_children_on_signal,
@@ -24,21 +21,18 @@ use rocinante_lab::{
 use serde::Serialize;
 
 use crate::output::{self, Failure, Output};
+use crate::workers::Workers;
 use install::Trouble;
 use lab::Network;
 use measure::{Bench, Figures};
-use sides::{OpenFault, Sides};
 use table::{BACKENDS, CONTROLS, Control, Effect, Group, Topology};
 
 pub use lab::Family;
-pub use worker::{WorkerArgs, run as run_worker};
 
 /// The command's name.
 const NAME: &str = "rocinante policy-check";
-/// UDP port of the datagrams that show that a rule is in its place. Rules match it beside RoCEv2's.
-const PROBE: u16 = 4790;
-/// Bytes of a WRITE: a super-packet and its headers do not fit into 64 KiB.
-const MESSAGE: usize = 64 << 10;
+/// Time limit of an answer.
+const LIMIT: Duration = Duration::from_secs(30);
 /// Path MTU.
 const MTU: u32 = 4096;
 /// The limit of every shaper, in bits per second.
@@ -297,7 +291,7 @@ impl Run<'_> {
 
     /// Tries a control; once more if only a time or a rate differs. The last value is the number
     /// of attempts.
-    fn cell(&self, control: &Control, sides: &mut Option<Sides>) -> (Verdict, Figures, u32) {
+    fn cell(&self, control: &Control, sides: &mut Option<Workers>) -> (Verdict, Figures, u32) {
         let (verdict, figures) = self.once(control, sides);
         let Verdict::Differs(why) = &verdict else { return (verdict, figures, 1) };
         // A connection may be left in any state.
@@ -314,14 +308,27 @@ impl Run<'_> {
         (verdict, figures, 2)
     }
 
-    fn once(&self, control: &Control, sides: &mut Option<Sides>) -> (Verdict, Figures) {
+    /// Starts a process in each container and opens its device. The inner error says why the
+    /// backend is not to be had here.
+    fn open(&self) -> Result<Result<Workers, String>, String> {
+        const NAMES: [&str; 3] = ["the sender", "the receiver", "the second sender"];
+        let address = |index| self.network.address(index, self.family);
+        let containers = self.network.containers().iter().zip(NAMES).enumerate();
+        let containers: Vec<_> = containers
+            .map(|(index, (container, name))| (container, address(index), name))
+            .collect();
+        let mut sides = Workers::start(&containers, false).map_err(|error| error.to_string())?;
+        Ok(sides.open(self.netdev, LIMIT)?.map(|()| sides))
+    }
+
+    fn once(&self, control: &Control, sides: &mut Option<Workers>) -> (Verdict, Figures) {
         let none = |verdict| (verdict, Figures::default());
         let sides = match sides {
             Some(sides) => sides,
-            None => match Sides::open(self.network, self.netdev, self.family) {
-                Ok(opened) => sides.insert(opened),
-                Err(OpenFault::Unavailable(why)) => return none(Verdict::NotToBeHad(why)),
-                Err(OpenFault::Failed(why)) => return none(Verdict::Differs(vec![why])),
+            None => match self.open() {
+                Ok(Ok(opened)) => sides.insert(opened),
+                Ok(Err(why)) => return none(Verdict::NotToBeHad(why)),
+                Err(why) => return none(Verdict::Differs(vec![why])),
             },
         };
         let (network, family) = (self.network, self.family);

@@ -83,7 +83,7 @@ impl Demo {
         let parent = format!("PPid:\t{}\n", self.child.id());
         let status = fs::read_to_string(format!("/proc/{pid}/status"));
         status.is_ok_and(|status| status.contains(&parent))
-            && command_line(pid).contains("demo-worker")
+            && command_line(pid).contains("lab-worker")
     }
 
     /// Exit code and standard output.

@@ -1,175 +1,111 @@
-//! The demo's connection to the two processes in the containers: sends orders, and receives answers
-//! within a time limit.
+//! The demo's two processes in the containers, and the orders that they get in each phase.
 
-use std::fmt;
-use std::process::ChildStdin;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use super::order::{Answer, Order};
-use super::worker::ContainerSide;
-use crate::orders;
-use rocinante_lab::{ChildGuard, Lab, LabError};
+use rocinante_lab::{Lab, LabError};
 
-/// A failure while a backend was shown.
-#[derive(Debug)]
-pub(super) struct Fault {
-    /// The phase in which it happened.
-    phase: String,
-    what: String,
-}
+use crate::orders::{Answer, Bulk, BulkOrder, ConnectOrder, Order};
+use crate::workers::{SENDER, Workers};
 
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.phase, self.what)
-    }
-}
-
-impl Fault {
-    pub(super) fn new(phase: &str, what: impl fmt::Display) -> Self {
-        Self { phase: phase.to_owned(), what: what.to_string() }
-    }
-}
-
-/// Time to wait for the other side's account of a failure.
-const OTHER: Duration = Duration::from_millis(500);
+/// The default ACK timeout and retries of a connection: 0.54 s, and seven. No packet is lost here.
+/// But on a busy machine a container's process may not run for half a second, and after that time
+/// the default of 67 ms would give up the peer.
+const PATIENT: (u8, u8) = (17, 7);
 
 /// The two processes. They end when this is dropped.
 pub(super) struct Pair {
-    workers: [WorkerProcess; 2],
-    lines: Receiver<(ContainerSide, Option<String>)>,
+    workers: Workers,
+    phase: String,
     /// The time at which the whole demo must be over.
     deadline: Instant,
-}
-
-struct WorkerProcess {
-    side: ContainerSide,
-    orders: ChildStdin,
-    child: ChildGuard,
 }
 
 impl Pair {
     /// Starts a process in each of the first two containers.
     pub(super) fn start(lab: &Lab, deadline: Instant) -> Result<Self, LabError> {
-        let (sender, lines) = channel();
-        let start = |side, here: usize, there: usize| {
-            let [address, peer] = [here, there].map(|i| lab.container(i).ipv4().to_string());
-            let name = if side == ContainerSide::A { "a" } else { "b" };
-            let args = ["demo-worker", "--side", name, "--address", &address, "--peer", &peer];
-            let mut child = lab.container(here).spawn(&mut orders::command(args))?;
-            let sender = sender.clone();
-            let orders = orders::listen(&mut child, move |line| sender.send((side, line)).is_ok());
-            Ok(WorkerProcess { side, orders, child })
-        };
-        let workers = [start(ContainerSide::A, 0, 1)?, start(ContainerSide::B, 1, 0)?];
-        Ok(Self { workers, lines, deadline })
+        let side = |index, name| (lab.container(index), lab.container(index).ipv4().into(), name);
+        let workers = Workers::start(&[side(0, "container a"), side(1, "container b")], true)?;
+        Ok(Self { workers, phase: String::new(), deadline })
+    }
+
+    /// Begins a phase, which errors name from now on.
+    pub(super) fn phase(&mut self, name: &str) {
+        name.clone_into(&mut self.phase);
+    }
+
+    /// An error in this phase.
+    pub(super) fn fault(&self, what: impl Display) -> String {
+        format!("{}: {what}", self.phase)
+    }
+
+    /// Opens the devices. The inner error says why the backend is not to be had here.
+    pub(super) fn open(&mut self, netdev: &str) -> Result<Result<(), String>, String> {
+        let limit = self.limit(Duration::from_secs(10));
+        let opened = self.workers.open(netdev, limit);
+        opened.map_err(|what| self.late_or(what))
+    }
+
+    /// Connects a new queue pair with regions of twice `half` bytes, which waits long for its peer.
+    pub(super) fn connect(&mut self, mtu: u32, half: usize) -> Result<(), String> {
+        self.connect_with(mtu, half, PATIENT)
+    }
+
+    /// The same with another ACK timeout and other retries.
+    pub(super) fn connect_with(
+        &mut self,
+        mtu: u32,
+        half: usize,
+        (timeout, retry_cnt): (u8, u8),
+    ) -> Result<(), String> {
+        let how = ConnectOrder { slot: 0, mtu, half, timeout, retry_cnt, traffic_class: 0 };
+        self.both(Duration::from_secs(15), &Order::Connect(how)).map(drop)
     }
 
     /// Gives both containers the same order.
-    pub(super) fn both(
-        &mut self,
-        phase: &str,
-        limit: Duration,
-        order: &Order,
-    ) -> Result<[Answer; 2], Fault> {
-        self.each(phase, limit, [Some(order), Some(order)])
+    pub(super) fn both(&mut self, limit: Duration, order: &Order) -> Result<Vec<Answer>, String> {
+        self.each(limit, [Some(order), Some(order)])
     }
 
-    /// Container a gets an order, and b serves it.
-    pub(super) fn served(
+    /// Container a sends WRITEs to b for this many milliseconds of warm-up and of measurement.
+    pub(super) fn bulk(
         &mut self,
-        phase: &str,
-        limit: Duration,
-        order: &Order,
-    ) -> Result<Answer, Fault> {
-        let [answer, _] = self.each(phase, limit, [Some(order), Some(&Order::Serve)])?;
-        Ok(answer)
+        size: usize,
+        depth: usize,
+        list: usize,
+        (warm_millis, millis): (u64, u64),
+    ) -> Result<Bulk, String> {
+        let order = BulkOrder { size, depth, list, warm_millis, millis, served: true };
+        let limit = Duration::from_millis(warm_millis + millis) + Duration::from_secs(15);
+        match self.each(limit, [Some(&Order::Bulk(order)), Some(&Order::Serve)])?.swap_remove(0) {
+            Answer::Bulk(bulk) => Ok(bulk),
+            other => Err(self.fault(format!("unexpected answer {other:?}"))),
+        }
     }
 
-    /// Container a gets an order, and b gets none.
-    pub(super) fn first(
-        &mut self,
-        phase: &str,
-        limit: Duration,
-        order: &Order,
-    ) -> Result<Answer, Fault> {
-        let [answer, _] = self.each(phase, limit, [Some(order), None])?;
-        Ok(answer)
+    /// One WRITE from container a: its status and seconds.
+    pub(super) fn write(&mut self, limit: Duration) -> Result<(String, f64), String> {
+        match self.each(limit, [Some(&Order::Write { fill: 1 }), None])?.swap_remove(SENDER) {
+            Answer::Wrote { status, seconds } => Ok((status, seconds)),
+            other => Err(self.fault(format!("unexpected answer {other:?}"))),
+        }
     }
 
-    /// Gives the orders and waits for the answers.
     fn each(
         &mut self,
-        phase: &str,
         limit: Duration,
         wanted: [Option<&Order>; 2],
-    ) -> Result<[Answer; 2], Fault> {
-        let fault = |what: String| Fault::new(phase, what);
-        let mut missing = Vec::new();
-        for (worker, order) in self.workers.iter_mut().zip(wanted) {
-            let Some(order) = order else { continue };
-            orders::give(&mut worker.orders, order).map_err(fault)?;
-            missing.push(worker.side);
-        }
-        let deadline = (Instant::now() + limit).min(self.deadline);
-        let mut answers = [Answer::Done, Answer::Done];
-        while !missing.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let (side, line) = self.lines.recv_timeout(left).map_err(|error| {
-                fault(match error {
-                    RecvTimeoutError::Timeout if deadline == self.deadline => {
-                        "the time for the whole demo is over".to_owned()
-                    }
-                    _ => format!("no answer within {} s from {}", limit.as_secs(), names(&missing)),
-                })
-            })?;
-            let answer = self.understood(side, line).map_err(|what| {
-                // The other side's answer may have the cause.
-                let other = self.lines.recv_timeout(OTHER);
-                let other = other.map(|(side, line)| self.understood(side, line));
-                fault(match other {
-                    Ok(Err(other)) => format!("{what}; {other}"),
-                    _ => what,
-                })
-            })?;
-            answers[side as usize] = answer;
-            missing.retain(|other| *other != side);
-        }
-        Ok(answers)
+    ) -> Result<Vec<Answer>, String> {
+        let answers = self.workers.each(&wanted.map(Option::<&Order>::cloned), self.limit(limit));
+        answers.map_err(|what| self.late_or(what))
     }
 
-    /// Reads the answer in a line.
-    ///
-    /// # Errors
-    /// The failure in that container, as text.
-    fn understood(&mut self, side: ContainerSide, line: Option<String>) -> Result<Answer, String> {
-        let line = line.ok_or_else(|| self.ended(side))?;
-        match serde_json::from_str(&line) {
-            Ok(Answer::Failed { why }) => Err(format!("container {}: {why}", name(side))),
-            Ok(answer) => Ok(answer),
-            Err(error) => Err(format!("container {}: {error}: {line}", name(side))),
-        }
+    fn limit(&self, limit: Duration) -> Duration {
+        limit.min(self.deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Describes how a process ended unexpectedly.
-    fn ended(&mut self, side: ContainerSide) -> String {
-        let worker = &mut self.workers[side as usize];
-        let how = match worker.child.wait(Duration::from_secs(1)) {
-            Ok(status) => status.to_string(),
-            Err(error) => error.to_string(),
-        };
-        format!("the process in container {} ended ({how})", name(side))
+    fn late_or(&self, what: String) -> String {
+        let late = Instant::now() >= self.deadline;
+        self.fault(if late { "the time for the whole demo is over".to_owned() } else { what })
     }
-}
-
-fn name(side: ContainerSide) -> &'static str {
-    match side {
-        ContainerSide::A => "a",
-        ContainerSide::B => "b",
-    }
-}
-
-fn names(sides: &[ContainerSide]) -> String {
-    let names: Vec<_> = sides.iter().map(|side| format!("container {}", name(*side))).collect();
-    names.join(" and ")
 }

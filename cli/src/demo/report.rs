@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::order::ByOp;
+use crate::orders::ByOp;
 
 /// All results (`rocinante demo --json`).
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]

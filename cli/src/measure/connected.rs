@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use rocinante::exchange::{Exchange, Hello};
-use rocinante::verbs::Mtu;
 use rocinante::{
     Access, CompChannel, ConnectOptions, Context, Cq, Mr, Pd, Qp, RemoteSlice, VerbsError,
 };
@@ -16,14 +15,16 @@ const AT_ONCE: u32 = 32;
 /// The parameters of [`Connected`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connecting {
-    /// The path MTU; by default the largest that the links carry.
-    pub mtu: Option<Mtu>,
+    /// Timeouts, retries, and the path MTU; by default the largest that the links carry.
+    pub options: ConnectOptions,
     /// Queue pairs, which share a completion queue and a region.
     pub qps: u32,
     /// Depth of each send queue.
     pub sends: u32,
     /// Depth of each receive queue.
     pub receives: u32,
+    /// Memory ranges per request.
+    pub elements: u32,
     /// Bytes of inline data per request.
     pub inline: u32,
     /// Entries of the completion queue.
@@ -82,6 +83,13 @@ impl Connected {
         &self.channel
     }
 
+    /// The end of a measurement with the first queue pair.
+    #[must_use]
+    pub fn end(&self, patience: Duration) -> End<'_> {
+        let Self { ctx, cq, mr, qps, peer, .. } = self;
+        End::new(ctx, &qps[0], cq, mr, *peer, patience)
+    }
+
     /// The ends of a measurement, one per queue pair. The measurement gives up after `patience`
     /// without progress.
     #[must_use]
@@ -103,7 +111,7 @@ fn connect(
 ) -> Result<RemoteSlice, VerbsError> {
     let qp = |_| {
         let qp = pd.qp(cq, cq).access(Access::ALL).max_send_wr(how.sends).max_recv_wr(how.receives);
-        qp.max_inline_data(how.inline).build()
+        qp.max_sge(how.elements).max_inline_data(how.inline).build()
     };
     let prepared = (0..count).map(qp).collect::<Result<Vec<_>, _>>()?;
     let peer = exchange.swap(&Hello {
@@ -118,10 +126,9 @@ fn connect(
     if region.len != mr.len() as u64 {
         return Err(exchange.error("its region has another length than this side's"));
     }
-    let options = ConnectOptions::default().mtu(how.mtu);
     for (qp, endpoint) in prepared.into_iter().zip(&peer.endpoints) {
-        let qp = qp.connect(endpoint, &options)?;
-        if let (Some(wanted), Some(has)) = (how.mtu, qp.query().1.path_mtu)
+        let qp = qp.connect(endpoint, &how.options)?;
+        if let (Some(wanted), Some(has)) = (how.options.mtu, qp.query().1.path_mtu)
             && wanted != has
         {
             return Err(VerbsError::Invalid(format!(

@@ -7,9 +7,10 @@ use rocinante_lab::{LabError, Netns, ShaperStats};
 use rocinante_netdev::{Interface, TcxDrop};
 
 use super::lab::{Family, Network};
-use super::sides::{SECOND, SENDER};
 use super::table::{Beside, End, Mark, Place, Rule, Shaper};
-use super::{BURST, PROBE, RATE};
+use super::{BURST, RATE};
+use crate::orders::PROBE;
+use crate::workers::{SECOND, SENDER};
 
 /// The reason why a control is not there.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use rocinante_lab::{Container, Lab, LabConfig, LabError, Netns, Routed};
 use serde::Serialize;
 
-use super::sides::{RECEIVER, SENDER};
 use super::table::{End, Place, Topology};
+use crate::workers::{RECEIVER, SENDER};
 
 /// The family of the addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -426,9 +426,10 @@ fn count_probe(
          type filter hook prerouting priority -500; policy accept;\n\
          iifname \"{}\" udp sport {source} udp dport {} counter name seen\n}}\n}}\n",
         pair.outer,
-        super::PROBE
+        crate::orders::PROBE
     ))?;
-    let sent = (0..PROBES).filter(|_| socket.send_to(b"probe", (peer, super::PROBE)).is_ok());
+    let sent =
+        (0..PROBES).filter(|_| socket.send_to(b"probe", (peer, crate::orders::PROBE)).is_ok());
     let sent = sent.count() as u64;
     // The kernel first asks for the neighbour's address.
     std::thread::sleep(std::time::Duration::from_millis(300));

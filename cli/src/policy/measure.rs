@@ -4,10 +4,10 @@ use serde::Serialize;
 
 use super::install::{HITS, Installed, OTHERS, SHORT_BURST, Trouble};
 use super::lab::{Family, Network};
-use super::order::{Answer, Bulk, Order};
-use super::sides::{RECEIVER, SECOND, SENDER, Sides};
 use super::table::{Action, Control, Effect, Group, Mark, Rule, Shaper};
-use super::{BURST, MESSAGE, MTU, RATE};
+use super::{BURST, LIMIT, MTU, RATE};
+use crate::orders::{Answer, Bulk, BulkOrder, ConnectOrder, MESSAGE, Order};
+use crate::workers::{RECEIVER, SECOND, SENDER, Workers};
 
 /// The ACK timeout of a connection that is to fail: 33.6 ms, and its retries.
 const TIMEOUT: u8 = 13;
@@ -37,8 +37,9 @@ const SECOND_OF_RATE: u64 = RATE as u64 / 8;
 /// Part of the rate that bypassing traffic exceeds.
 const FREE: f64 = 1.3;
 const FAIR: f64 = 0.95;
-const WARM_MILLIS: u64 = 250;
-const MILLIS: u64 = 1250;
+/// The WRITEs of a bulk transfer, of a quarter of a second before the measurement.
+const WRITES: BulkOrder =
+    BulkOrder { size: MESSAGE, depth: 8, list: 1, warm_millis: 250, millis: 1250, served: false };
 const BURSTS: u64 = 10;
 
 /// The figures of a cell.
@@ -87,7 +88,7 @@ pub(super) type Stopped = Trouble;
 /// The processes of a backend and a family in a network.
 pub(super) struct Bench<'a> {
     pub(super) network: &'a Network,
-    pub(super) sides: &'a mut Sides,
+    pub(super) sides: &'a mut Workers,
     pub(super) family: Family,
     /// Leaves out every control: each cell must then fail.
     pub(super) without_rules: bool,
@@ -177,9 +178,6 @@ impl Bench<'_> {
         let network = self.network;
         let control = self.install(|family| Installed::shaper(network, shaper, family))?;
         let flows = self.bulk(both)?;
-        for flow in &flows {
-            out.must(flow.status == SUCCESS, || format!("a WRITE ended in {}", flow.status));
-        }
         let burst = u64::from(BURST);
         let (factor, at_once) = match shaper {
             // nft counts a super-packet's headers once, and neither Ethernet's nor each datagram's.
@@ -319,15 +317,16 @@ impl Bench<'_> {
         (timeout, retry_cnt): (u8, u8),
         traffic_class: u8,
     ) -> Result<(), Stopped> {
-        let order = |slot| Some(Order::Connect { slot, mtu, timeout, retry_cnt, traffic_class });
+        let how = ConnectOrder { slot: 0, mtu, half: MESSAGE, timeout, retry_cnt, traffic_class };
+        let order = |slot| Some(Order::Connect(ConnectOrder { slot, ..how }));
         let mut orders = vec![None; self.network.containers().len()];
         orders[sender] = order(0);
         orders[RECEIVER] = order(usize::from(sender == SECOND));
-        self.sides.each(&orders).map(drop).map_err(Trouble::Failed)
+        self.sides.each(&orders, LIMIT).map(drop).map_err(Trouble::Failed)
     }
 
     fn ask(&mut self, index: usize, order: Order) -> Result<Answer, Stopped> {
-        self.sides.one(index, order).map_err(Trouble::Failed)
+        self.sides.one(index, order, LIMIT).map_err(Trouble::Failed)
     }
 
     /// One WRITE: its status and its time.
@@ -365,13 +364,12 @@ impl Bench<'_> {
     }
 
     fn bulk(&mut self, both: bool) -> Result<Vec<Bulk>, Stopped> {
-        let order = Order::Bulk { warm_millis: WARM_MILLIS, millis: MILLIS };
         let mut orders = vec![None; self.network.containers().len()];
         let senders: &[usize] = if both { &[SENDER, SECOND] } else { &[SENDER] };
         for sender in senders {
-            orders[*sender] = Some(order.clone());
+            orders[*sender] = Some(Order::Bulk(WRITES));
         }
-        let answers = self.sides.each(&orders).map_err(Trouble::Failed)?;
+        let answers = self.sides.each(&orders, LIMIT).map_err(Trouble::Failed)?;
         let flows = answers.into_iter().filter(|answer| *answer != Answer::Done);
         flows
             .map(|answer| match answer {

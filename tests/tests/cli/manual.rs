@@ -52,7 +52,7 @@ fn bash_completes_commands_and_options() {
     let offered = bash_offers(script, "rocinante ");
     assert!(offered.is_superset(&commands), "{commands:?} but {offered:?}");
     // These are hidden: other programs have them now.
-    assert!(!offered.contains("bench") && !offered.contains("demo-worker"), "{offered:?}");
+    assert!(!offered.contains("bench") && !offered.contains("lab-worker"), "{offered:?}");
     assert_eq!(bash_offers(script, "rocinante ping"), BTreeSet::from(["pingpong".into()]));
     for command in commands {
         // Also not those that are hidden, such as rping's -d.
@@ -95,7 +95,7 @@ fn each_command_has_a_man_page_with_its_options() {
         }
     }
     let page = fs::read_to_string(directory.join("rocinante.1")).unwrap().replace("\\-", "-");
-    assert!(page.contains("rocinante-pingpong(1)") && !page.contains("demo-worker"), "{page}");
+    assert!(page.contains("rocinante-pingpong(1)") && !page.contains("lab-worker"), "{page}");
     fs::remove_dir_all(&directory).unwrap();
     let under_a_file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml/man");
     run(&format!("man {under_a_file}")).failed(1, &["rocinante man: ", "Cargo.toml/man"]);

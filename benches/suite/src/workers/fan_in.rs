@@ -8,9 +8,9 @@
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::time::Duration;
 
-use rocinante::Context;
 use rocinante::exchange::Exchange;
 use rocinante::verbs::{Mtu, QpState};
+use rocinante::{ConnectOptions, Context};
 use rustix::time::{ClockId, clock_gettime};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -146,10 +146,11 @@ pub(super) fn send(
 
 fn connecting(mtu: u32, step: &Step) -> Connecting {
     Connecting {
-        mtu: Mtu::from_bytes(mtu),
+        options: ConnectOptions::default().mtu(Mtu::from_bytes(mtu)),
         qps: 1,
         sends: QUEUED as u32,
         receives: 1,
+        elements: 1,
         inline: 0,
         completions: 2 * QUEUED as u32,
         half: QUEUED * step.size,

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use rocinante::Context;
 use rocinante::exchange::Exchange;
 use rocinante::verbs::Mtu;
+use rocinante::{ConnectOptions, Context};
 
 use super::cost;
 use super::measure::{Figure, Measure, Step};
@@ -27,10 +27,11 @@ pub(super) fn measure(
     exchange: &mut Exchange,
 ) -> Result<Vec<Figure>, Failure> {
     let how = Connecting {
-        mtu: Mtu::from_bytes(mtu),
+        options: ConnectOptions::default().mtu(Mtu::from_bytes(mtu)),
         qps,
         sends: DEPTH,
         receives: DEPTH,
+        elements: 1,
         inline: 0,
         completions: DEPTH,
         half: 4096,

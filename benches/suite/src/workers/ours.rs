@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use rocinante::Context;
 use rocinante::exchange::Exchange;
 use rocinante::verbs::Mtu;
+use rocinante::{ConnectOptions, Context};
 use serde::{Deserialize, Serialize};
 
 use super::measure::{Figure, Measure, Step, Target};
@@ -57,10 +57,11 @@ impl OpenDevice {
         let half = steps.iter().map(|step| step.size).fold(HALF, usize::max);
         let sends = if qps == 1 { DEPTH } else { SENDS_OF_MANY };
         let how = Connecting {
-            mtu: Mtu::from_bytes(mtu),
+            options: ConnectOptions::default().mtu(Mtu::from_bytes(mtu)),
             qps,
             sends,
             receives: if qps == 1 { RECEIVES } else { 1 },
+            elements: 1,
             inline: INLINE,
             completions: qps * sends + RECEIVES,
             half,

@@ -1,11 +1,12 @@
 //! Moves data by every operation, and compares every byte.
 
-use rocinante::verbs::{SendData, SendOp, Sge, WcOpcode};
-use rocinante::{Mr, RecvWr, RemoteSlice, SendWr, Wc, WcStatus};
+use rocinante::exchange::Exchange;
+use rocinante::verbs::{Mtu, SendData, SendOp, Sge, WcOpcode};
+use rocinante::{Mr, RecvWr, SendWr, Wc, WcStatus};
 
-use super::order::ByOp;
 use super::plan::{Message, MessagePlan, Random};
-use super::worker::{ContainerSide, DemoLink, PATIENCE};
+use crate::measure::End;
+use crate::orders::ByOp;
 
 /// Fills the gaps between messages where they arrive.
 const UNTOUCHED: u8 = 0xa5;
@@ -29,13 +30,19 @@ enum Kind {
     Read,
 }
 
-/// Runs every operation from container a to container b. Both sides call it. Returns the bytes that
-/// this side compared.
+/// Runs every operation from the side that is `first` to the other. Both sides call it. Returns the
+/// bytes that this side compared.
 ///
 /// # Errors
 /// The first failure or difference, as text.
-pub(super) fn verify(session: &mut DemoLink, bytes_per_op: u64, seed: u64) -> Result<ByOp, String> {
-    let mut verifier = Verifier { session, done: ByOp::default() };
+pub(super) fn verify(
+    end: End<'_>,
+    exchange: &mut Exchange,
+    first: bool,
+    bytes_per_op: u64,
+    seed: u64,
+) -> Result<ByOp, String> {
+    let mut verifier = Verifier { end, exchange, first, done: ByOp::default() };
     let kinds = [Kind::Send, Kind::Write, Kind::WriteImm, Kind::Read];
     for (kind, number) in kinds.into_iter().zip(1..) {
         let mut moved = 0;
@@ -50,7 +57,9 @@ pub(super) fn verify(session: &mut DemoLink, bytes_per_op: u64, seed: u64) -> Re
 }
 
 struct Verifier<'a> {
-    session: &'a mut DemoLink,
+    end: End<'a>,
+    exchange: &'a mut Exchange,
+    first: bool,
     done: ByOp,
 }
 
@@ -63,11 +72,12 @@ struct CheckedRequest {
 impl Verifier<'_> {
     /// Moves an area full of messages, or messages of `wanted` bytes. Returns their bytes.
     fn messages(&mut self, kind: Kind, seed: u64, wanted: u64) -> Result<u64, String> {
-        let half = self.session.data.len() / 2;
-        let plan = MessagePlan::new(seed, self.session.mtu as usize, half, wanted);
+        let half = self.end.mr.len() / 2;
+        let mtu = self.end.qp.query().1.path_mtu.map_or(0, Mtu::bytes);
+        let plan = MessagePlan::new(seed, mtu as usize, half, wanted);
         let name = format!("{kind:?}");
-        match (self.session.side, kind) {
-            (ContainerSide::A, Kind::Read) => {
+        match (self.first, kind) {
+            (true, Kind::Read) => {
                 self.fill_landing();
                 self.barrier("go")?;
                 self.post(&name, plan.messages.len(), |this, i| this.read(plan.messages[i]))?;
@@ -75,20 +85,20 @@ impl Verifier<'_> {
                 self.compare(&name, &plan)?;
                 self.done.read += plan.bytes;
             }
-            (ContainerSide::A, _) => {
-                self.session.data.write(0, &plan.image(NOT_SENT));
+            (true, _) => {
+                self.end.mr.write(0, &plan.image(NOT_SENT));
                 self.barrier("go")?;
                 self.post(&name, plan.messages.len(), |this, i| {
                     this.outgoing(kind, i, plan.messages[i])
                 })?;
                 self.barrier("done")?;
             }
-            (ContainerSide::B, Kind::Read) => {
-                self.session.data.write(0, &plan.image(NOT_SENT));
+            (false, Kind::Read) => {
+                self.end.mr.write(0, &plan.image(NOT_SENT));
                 self.barrier("go")?;
                 self.barrier("done")?;
             }
-            (ContainerSide::B, _) => {
+            (false, _) => {
                 self.fill_landing();
                 if kind == Kind::Write {
                     self.barrier("go")?;
@@ -109,7 +119,7 @@ impl Verifier<'_> {
 
     /// A SEND or WRITE of a message. Every third one has two SGEs.
     fn outgoing(&self, kind: Kind, number: usize, message: Message) -> CheckedRequest {
-        let remote = self.remote();
+        let remote = self.end.remote;
         let at = remote.address + remote.len / 2 + message.offset as u64;
         let imm = Some(immediate(number));
         let op = match kind {
@@ -118,16 +128,16 @@ impl Verifier<'_> {
             _ => SendOp::Write { remote: at, rkey: remote.rkey, imm },
         };
         let cut = if number.is_multiple_of(3) { message.len / 3 } else { message.len };
-        let data = &self.session.data;
+        let data = self.end.mr;
         let sges =
             [data.sge(message.offset, cut), data.sge(message.offset + cut, message.len - cut)];
         CheckedRequest { op, sges }
     }
 
     fn read(&self, message: Message) -> CheckedRequest {
-        let remote = self.remote();
+        let remote = self.end.remote;
         let op = SendOp::Read { remote: remote.address + message.offset as u64, rkey: remote.rkey };
-        let (data, cut) = (&self.session.data, message.len / 2);
+        let (data, cut) = (self.end.mr, message.len / 2);
         let at = data.len() / 2 + message.offset;
         CheckedRequest { op, sges: [data.sge(at, cut), data.sge(at + cut, message.len - cut)] }
     }
@@ -163,11 +173,11 @@ impl Verifier<'_> {
     }
 
     fn post_receive(&self, kind: Kind, number: usize, plan: &MessagePlan) -> Result<(), String> {
-        let (data, message) = (&self.session.data, plan.messages[number]);
+        let (data, message) = (self.end.mr, plan.messages[number]);
         let sges = [data.sge(data.len() / 2 + message.offset, message.len)];
         let sges = if kind == Kind::Send { &sges[..] } else { &[] };
         let wr = RecvWr { wr_id: number as u64, sges };
-        self.session.qp.post_recv(&[wr]).map_err(|e| format!("receive {number}: {e}"))
+        self.end.qp.post_recv(&[wr]).map_err(|e| format!("receive {number}: {e}"))
     }
 
     /// Posts `count` requests, several at a time, and waits for all of them.
@@ -195,7 +205,7 @@ impl Verifier<'_> {
                             )
                     })
                     .collect();
-                self.session.qp.post_send(&list).map_err(|e| format!("posting {name}: {e}"))?;
+                self.end.qp.post_send(&list).map_err(|e| format!("posting {name}: {e}"))?;
                 posted = numbers.end;
             }
             let wc = self.wait(&format!("{name} number {completed} to {}", posted - 1))?;
@@ -252,17 +262,17 @@ impl Verifier<'_> {
         steps: &[Step],
         model: &[u64; WORDS],
     ) -> Result<u64, String> {
-        let base = self.session.data.len() / 2;
+        let base = self.end.mr.len() / 2;
         let word = |data: &Mr, index: usize| data.load_u64(base + 8 * index);
         let store = |data: &Mr, index: usize, value: u64| {
             data.write(base + 8 * index, &value.to_ne_bytes());
         };
-        if self.session.side == ContainerSide::B {
-            (0..WORDS).for_each(|index| store(&self.session.data, index, initial));
+        if !self.first {
+            (0..WORDS).for_each(|index| store(self.end.mr, index, initial));
             self.barrier("go")?;
             self.barrier("done")?;
             for (index, due) in model.iter().enumerate() {
-                let is = word(&self.session.data, index);
+                let is = word(self.end.mr, index);
                 if is != *due {
                     return Err(format!("after {name}, word {index} is {is:#x}, not {due:#x}"));
                 }
@@ -271,7 +281,7 @@ impl Verifier<'_> {
         }
         self.barrier("go")?;
         self.post(name, steps.len(), |this, number| {
-            let (step, region, data) = (&steps[number], this.remote(), &this.session.data);
+            let (step, region, data) = (&steps[number], this.end.remote, this.end.mr);
             let remote = region.address + region.len / 2 + 8 * step.word as u64;
             let rkey = region.rkey;
             let op = match step.atomic {
@@ -284,7 +294,7 @@ impl Verifier<'_> {
         })?;
         self.barrier("done")?;
         for (number, step) in steps.iter().enumerate() {
-            let (is, due) = (word(&self.session.data, number), step.found);
+            let (is, due) = (word(self.end.mr, number), step.found);
             if is != due {
                 return Err(format!("{name} number {number} found {is:#x}, not {due:#x}"));
             }
@@ -293,26 +303,22 @@ impl Verifier<'_> {
     }
 
     fn fill_landing(&self) {
-        let half = self.session.data.len() / 2;
-        self.session.data.write(half, &vec![UNTOUCHED; half]);
+        let half = self.end.mr.len() / 2;
+        self.end.mr.write(half, &vec![UNTOUCHED; half]);
     }
 
     fn compare(&self, name: &str, plan: &MessagePlan) -> Result<(), String> {
-        let half = self.session.data.len() / 2;
-        let area = self.session.data.to_vec(half, half);
+        let half = self.end.mr.len() / 2;
+        let area = self.end.mr.to_vec(half, half);
         plan.compare(&area, UNTOUCHED).map_err(|what| format!("{name}: wrong data: {what}"))
     }
 
-    fn remote(&self) -> RemoteSlice {
-        self.session.remote_data
-    }
-
     fn barrier(&mut self, name: &str) -> Result<(), String> {
-        self.session.exchange.barrier(name).map_err(|e| e.to_string())
+        self.exchange.barrier(name).map_err(|e| e.to_string())
     }
 
     fn wait(&self, what: &str) -> Result<Wc, String> {
-        let wc = self.session.cq.wait_one(PATIENCE).map_err(|e| format!("{what}: {e}"))?;
+        let wc = self.end.cq.wait_one(self.end.patience).map_err(|e| format!("{what}: {e}"))?;
         if wc.status == WcStatus::Success {
             Ok(wc)
         } else {
