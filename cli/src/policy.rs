@@ -16,14 +16,13 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use rocinante_lab::{
-    LabError, Privilege, enter_user_namespace, kill_children, kill_children_on_signal,
+    Lab, LabError, Privilege, enter_user_namespace, kill_children, kill_children_on_signal,
 };
 use serde::Serialize;
 
 use crate::output::{self, Failure, Output};
 use crate::workers::Workers;
 use install::Trouble;
-use lab::Network;
 use measure::{Bench, Figures};
 use table::{BACKENDS, CONTROLS, Control, Effect, Group, Topology};
 
@@ -211,7 +210,7 @@ fn check(args: &Args, out: Output) -> Result<Report, LabError> {
         if wanted.is_empty() {
             continue;
         }
-        let network = Network::new(topology)?;
+        let network = lab::network(topology)?;
         if args.only.is_none() && topology == Topology::Bridged {
             report.lacking = install::lacking(&network);
         }
@@ -253,7 +252,7 @@ fn wanted(args: &Args, topology: Topology) -> Vec<(&'static Control, usize, Fami
 
 /// The cells of one backend and one family in one network.
 struct Run<'a> {
-    network: &'a Network,
+    network: &'a Lab,
     netdev: &'static str,
     at: usize,
     family: Family,
@@ -312,7 +311,7 @@ impl Run<'_> {
     /// backend is not to be had here.
     fn open(&self) -> Result<Result<Workers, String>, String> {
         const NAMES: [&str; 3] = ["the sender", "the receiver", "the second sender"];
-        let address = |index| self.network.address(index, self.family);
+        let address = |index| lab::address(self.network, index, self.family);
         let containers = self.network.containers().iter().zip(NAMES).enumerate();
         let containers: Vec<_> = containers
             .map(|(index, (container, name))| (container, address(index), name))

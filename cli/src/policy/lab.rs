@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use rocinante_lab::{Container, Lab, LabConfig, LabError, Netns, Routed};
+use rocinante_lab::{Container, Lab, LabConfig, LabError, Netns};
 use serde::Serialize;
 
 use super::table::{End, Place, Topology};
@@ -44,58 +44,32 @@ impl fmt::Display for Family {
 }
 
 /// A host with its containers.
-pub(super) enum Network {
-    Bridged(Lab),
-    Routed(Routed),
+pub(super) fn network(topology: Topology) -> Result<Lab, LabError> {
+    match topology {
+        Topology::Bridged => Lab::new(&LabConfig::default()),
+        Topology::Routed => Lab::routed(&LabConfig { containers: 3, ..LabConfig::default() }),
+    }
 }
 
-impl Network {
-    pub(super) fn new(topology: Topology) -> Result<Self, LabError> {
-        let config = LabConfig { containers: 3, ..LabConfig::default() };
-        Ok(match topology {
-            Topology::Bridged => Self::Bridged(Lab::new(&LabConfig { containers: 2, ..config })?),
-            Topology::Routed => Self::Routed(Routed::new(&config)?),
-        })
-    }
+/// The address of a container.
+pub(super) fn address(network: &Lab, index: usize, family: Family) -> IpAddr {
+    network.container(index).address(family == Family::V6)
+}
 
-    pub(super) fn host(&self) -> &Netns {
-        match self {
-            Self::Bridged(lab) => lab.host(),
-            Self::Routed(routed) => routed.host(),
-        }
+/// The namespace at a place.
+pub(super) fn netns(network: &Lab, place: Place) -> &Netns {
+    match place {
+        Place::Host => network.host(),
+        Place::Sender => network.container(SENDER).netns(),
+        Place::Receiver => network.container(RECEIVER).netns(),
     }
+}
 
-    pub(super) fn containers(&self) -> &[Container] {
-        match self {
-            Self::Bridged(lab) => lab.containers(),
-            Self::Routed(routed) => routed.containers(),
-        }
-    }
-
-    /// The address of a container.
-    pub(super) fn address(&self, index: usize, family: Family) -> IpAddr {
-        let container = &self.containers()[index];
-        match (family, container.ipv6()) {
-            (Family::V6, Some(address)) => address.into(),
-            _ => container.ipv4().into(),
-        }
-    }
-
-    /// The namespace at a place.
-    pub(super) fn netns(&self, place: Place) -> &Netns {
-        match place {
-            Place::Host => self.host(),
-            Place::Sender => self.containers()[SENDER].netns(),
-            Place::Receiver => self.containers()[RECEIVER].netns(),
-        }
-    }
-
-    /// The name of an interface.
-    pub(super) fn device(&self, end: End) -> &str {
-        match end {
-            End::Sender => self.containers()[SENDER].host_end(),
-            End::Receiver => self.containers()[RECEIVER].host_end(),
-            End::Own => Container::DEVICE,
-        }
+/// The name of an interface.
+pub(super) fn device(network: &Lab, end: End) -> &str {
+    match end {
+        End::Sender => network.container(SENDER).host_end(),
+        End::Receiver => network.container(RECEIVER).host_end(),
+        End::Own => Container::DEVICE,
     }
 }

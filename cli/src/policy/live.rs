@@ -4,24 +4,18 @@
 use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 
-use rocinante_lab::{LabError, Netns};
+use rocinante_lab::{Chain as Base, LabError, Netns, Rule};
 use rocinante_netdev::{Interface, unlisted_rules};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::table::{BACKENDS, Effect};
-
-const BINDS: [Effect; 3] = [Effect::Binds; 3];
-const BYPASSED: [Effect; 3] = [Effect::Bypassed; 3];
-const UDP_ONLY: [Effect; 3] = [Effect::Binds, Effect::Bypassed, Effect::Bypassed];
-const NOT_AFXDP: [Effect; 3] = [Effect::Binds, Effect::Binds, Effect::Bypassed];
+use super::table::{ALL as BINDS, BACKENDS, Effect, NONE as BYPASSED, NOT_AFXDP, UDP_ONLY};
+use crate::orders::PROBE;
 
 /// Disciplines that an interface has by default, or that only schedule.
 const PLAIN: [&str; 6] = ["noqueue", "pfifo_fast", "pfifo", "fq_codel", "mq", "fq"];
 /// Datagrams of a probe.
 const PROBES: u64 = 10;
-/// Table of the probe's counter.
-const PROBE_TABLE: &str = "rocinante_probe";
 
 /// A rule or a shaper on the path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -99,8 +93,8 @@ struct Pair {
 }
 
 fn pairs(own: &Netns, host: &Netns) -> Result<Vec<Pair>, LabError> {
-    let args = ["-d", "link", "show"];
-    Ok(joined(&own.ip_json(&args)?, &host.ip_json(&args)?))
+    const LINKS: &str = "ip -j -d link show";
+    Ok(joined(&own.json(LINKS)?, &host.json(LINKS)?))
 }
 
 /// Joins veths whose ends name each other.
@@ -171,10 +165,12 @@ fn chains(ruleset: &Value) -> Vec<Chain> {
 
 /// The base chains of a namespace that may do something, with their interfaces.
 fn all_chains(netns: &Netns) -> Result<Vec<Chain>, LabError> {
-    let mut chains = chains(&netns.ruleset()?);
+    let mut chains = chains(&netns.json("nft -j list ruleset")?);
     for chain in chains.iter_mut().filter(|c| c.family == "netdev" && c.devices.is_empty()) {
         let [table, name] = &chain.names;
-        chain.devices = devices(&netns.chain(&chain.family, table, name)?);
+        // Unlike the JSON of nft 1.0.6, the text names the interfaces.
+        let list = format!("nft list chain {} {table} {name}", chain.family);
+        chain.devices = devices(&netns.command(&list)?);
     }
     Ok(chains)
 }
@@ -316,7 +312,7 @@ impl Live {
         device: &str,
         effect: [Effect; 3],
     ) -> Result<(), LabError> {
-        let listing = netns.tc_json(&["qdisc", "show", "dev", device])?;
+        let listing = netns.json(&format!("tc -j qdisc show dev {device}"))?;
         for qdisc in listing.as_array().into_iter().flatten() {
             let kind = qdisc["kind"].as_str().unwrap_or_default();
             if !kind.is_empty() && !PLAIN.contains(&kind) && !["ingress", "clsact"].contains(&kind)
@@ -336,14 +332,14 @@ impl Live {
         device: &str,
         [ingress, egress]: [[Effect; 3]; 2],
     ) -> Result<Option<Vec<String>>, LabError> {
-        let qdiscs = netns.tc_json(&["qdisc", "show", "dev", device])?;
+        let qdiscs = netns.json(&format!("tc -j qdisc show dev {device}"))?;
         let clsact = qdiscs.as_array().into_iter().flatten().any(|q| q["kind"] == "clsact");
         let mut redirection = None;
         for (hook, effect) in [("ingress", ingress), ("egress", egress)] {
             // A discipline `ingress` answers for egress, too.
             let listing = match (clsact, hook) {
                 (false, "egress") => Value::Null,
-                _ => netns.tc_json(&["filter", "show", "dev", device, hook])?,
+                _ => netns.json(&format!("tc -j filter show dev {device} {hook}"))?,
             };
             if listing.as_array().is_some_and(|list| !list.is_empty()) {
                 self.add(place, format!("tc filters on {hook} of {device}"), effect);
@@ -381,7 +377,7 @@ fn redirected(filters: &Value) -> Option<Vec<String>> {
 fn uplinks(host: &Netns) -> Result<Vec<String>, LabError> {
     let mut names = Vec::new();
     for family in ["-4", "-6"] {
-        let routes = host.ip_json(&[family, "route", "show", "default"])?;
+        let routes = host.json(&format!("ip -j {family} route show default"))?;
         let devices = routes.as_array().into_iter().flatten().filter_map(|r| r["dev"].as_str());
         names.extend(devices.map(str::to_owned));
     }
@@ -421,21 +417,17 @@ fn count_probe(
     let source = socket.local_addr().map_err(failed)?.port();
     // Not at `netdev` ingress, which a redirection to an ifb would shadow.
     let family = if pair.bridge.is_some() { "bridge" } else { "inet" };
-    host.nft(&format!(
-        "table {family} {PROBE_TABLE} {{\ncounter seen {{\n}}\nchain seen {{\n\
-         type filter hook prerouting priority -500; policy accept;\n\
-         iifname \"{}\" udp sport {source} udp dport {} counter name seen\n}}\n}}\n",
-        pair.outer,
-        crate::orders::PROBE
-    ))?;
-    let sent =
-        (0..PROBES).filter(|_| socket.send_to(b"probe", (peer, crate::orders::PROBE)).is_ok());
+    let chain = Base { family, hook: "prerouting", device: None, priority: -500 };
+    let from = &pair.outer;
+    let rule = format!("iifname {from:?} udp sport {source} udp dport {PROBE} counter name hits");
+    let seen = Rule::new(host, &[(chain, &rule)])?;
+    let sent = (0..PROBES).filter(|_| socket.send_to(b"probe", (peer, PROBE)).is_ok());
     let sent = sent.count() as u64;
     // The kernel first asks for the neighbour's address.
     std::thread::sleep(std::time::Duration::from_millis(300));
-    let counted = host.counter(family, PROBE_TABLE, "seen");
-    host.nft(&format!("delete table {family} {PROBE_TABLE}"))?;
-    Ok((sent, counted?.packets))
+    let counted = seen.counter()?;
+    seen.remove()?;
+    Ok((sent, counted.packets))
 }
 
 /// The lines for people.

@@ -1,9 +1,10 @@
 //! One cell: a control, a backend and a family, with traffic.
 
+use rocinante_lab::Lab;
 use serde::Serialize;
 
 use super::install::{HITS, Installed, OTHERS, SHORT_BURST, Trouble};
-use super::lab::{Family, Network};
+use super::lab::Family;
 use super::table::{Action, Control, Effect, Group, Mark, Rule, Shaper};
 use super::{BURST, LIMIT, MTU, RATE};
 use crate::orders::{Answer, Bulk, BulkOrder, ConnectOrder, MESSAGE, Order};
@@ -87,7 +88,7 @@ pub(super) type Stopped = Trouble;
 
 /// The processes of a backend and a family in a network.
 pub(super) struct Bench<'a> {
-    pub(super) network: &'a Network,
+    pub(super) network: &'a Lab,
     pub(super) sides: &'a mut Workers,
     pub(super) family: Family,
     /// Leaves out every control: each cell must then fail.
@@ -294,7 +295,7 @@ impl Bench<'_> {
         // The kernel remembers the path's MTU.
         for container in network.containers() {
             for family in ["-4", "-6"] {
-                container.netns().ip(&[family, "route", "flush", "cache"])?;
+                container.netns().command(&format!("ip {family} route flush cache"))?;
             }
         }
         self.connect(SENDER, MTU, LASTING, 0)?;

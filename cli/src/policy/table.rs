@@ -189,12 +189,12 @@ pub struct Control {
 use Effect::{Binds, Bypassed};
 use Topology::{Bridged, Routed};
 
-const ALL: [Effect; 3] = [Binds; 3];
-const NONE: [Effect; 3] = [Bypassed; 3];
+pub(super) const ALL: [Effect; 3] = [Binds; 3];
+pub(super) const NONE: [Effect; 3] = [Bypassed; 3];
 /// `packet` and `afxdp` enter the kernel behind it, or leave it before.
-const UDP_ONLY: [Effect; 3] = [Binds, Bypassed, Bypassed];
+pub(super) const UDP_ONLY: [Effect; 3] = [Binds, Bypassed, Bypassed];
 /// Frames of `packet` pass it on their way to the driver, those of `afxdp` begin at the driver.
-const NOT_AFXDP: [Effect; 3] = [Binds, Binds, Bypassed];
+pub(super) const NOT_AFXDP: [Effect; 3] = [Binds, Binds, Bypassed];
 
 const fn nft(place: Place, chain: (&'static str, &'static str), device: Option<End>) -> Action {
     Action::Drop(Rule::Nft { place, chain, device, beside: Beside::Nothing })

@@ -4,7 +4,7 @@ use crate::child::ChildGuard;
 use crate::error::LabError;
 use crate::netns::Netns;
 use crate::{BRIDGE, LabConfig, tool};
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::{Command, Output};
 
 /// A "container": its own network namespace with `lo` and one veth, `eth0`.
@@ -20,43 +20,30 @@ impl Container {
     /// Name of the interface inside the container.
     pub const DEVICE: &str = "eth0";
 
+    /// A container on the host's bridge.
     pub(super) fn new(host: &Netns, index: u8, config: &LabConfig) -> Result<Self, LabError> {
-        let netns = Self::new_netns()?;
-        let host_end = format!("veth{index}");
-        let (mac, mtu, queues) = (mac(index), config.mtu.to_string(), config.queues.to_string());
-        #[rustfmt::skip]
-        tool::ip(host, &["link", "add", &host_end, "mtu", &mtu, "numtxqueues", &queues, "numrxqueues", &queues, "type", "veth",
-                         "peer", "name", Self::DEVICE, "mtu", &mtu, "numtxqueues", &queues, "numrxqueues", &queues,
-                         "address", &mac, "netns", &netns.path()])?;
-        tool::ip(host, &["link", "set", &host_end, "master", BRIDGE, "up"])?;
+        let (netns, host_end) = (Self::new_netns()?, format!("veth{index}"));
+        joined(host, &host_end, &netns, index, config)?;
+        host.command(&format!("ip link set {host_end} master {BRIDGE} up"))?;
         Self::with_addresses(netns, host_end, index, config)
     }
 
     /// A container on a network of its own, with the host as its router.
     pub(super) fn routed(host: &Netns, index: u8, config: &LabConfig) -> Result<Self, LabError> {
-        let netns = Self::new_netns()?;
-        let host_end = format!("veth{index}");
-        let (mac, mtu) = (mac(index), config.mtu.to_string());
-        #[rustfmt::skip]
-        tool::ip(host, &["link", "add", &host_end, "mtu", &mtu, "type", "veth",
-                         "peer", "name", Self::DEVICE, "mtu", &mtu, "address", &mac,
-                         "netns", &netns.path()])?;
+        let (netns, host_end) = (Self::new_netns()?, format!("veth{index}"));
+        joined(host, &host_end, &netns, index, config)?;
         let v4 = |host: u8| Ipv4Addr::new(10, 78, index, host);
         let v6 = |host: u16| Ipv6Addr::new(0xfd00, 0x78, 0, index.into(), 0, 0, 0, host);
-        tool::ip(host, &["address", "add", &format!("{}/24", v4(1)), "dev", &host_end])?;
+        host.command(&format!("ip address add {}/24 dev {host_end}", v4(1)))?;
         if config.ipv6 {
-            let address = format!("{}/64", v6(1));
-            tool::ip(host, &["-6", "address", "add", &address, "dev", &host_end, "nodad"])?;
+            host.command(&format!("ip -6 address add {}/64 dev {host_end} nodad", v6(1)))?;
         }
-        tool::ip(host, &["link", "set", &host_end, "up"])?;
+        host.command(&format!("ip link set {host_end} up"))?;
         let own_v6 = config.ipv6.then(|| (v6(2), 64));
         let container = Self::on_device(netns, host_end, (v4(2), 24), own_v6)?;
-        let default = |family, via: String| {
-            container.netns.ip(&[family, "route", "add", "default", "via", &via])
-        };
-        default("-4", v4(1).to_string())?;
+        container.netns.command(&format!("ip route add default via {}", v4(1)))?;
         if config.ipv6 {
-            default("-6", v6(1).to_string())?;
+            container.netns.command(&format!("ip -6 route add default via {}", v6(1)))?;
         }
         Ok(container)
     }
@@ -64,10 +51,8 @@ impl Container {
     /// Two containers with one veth between them.
     pub(super) fn pair(config: &LabConfig) -> Result<[Self; 2], LabError> {
         let (first, second) = (Self::new_netns()?, Self::new_netns()?);
-        let (macs, mtu) = ([mac(0), mac(1)], config.mtu.to_string());
-        #[rustfmt::skip]
-        tool::ip(&first, &["link", "add", Self::DEVICE, "mtu", &mtu, "address", &macs[0], "type", "veth",
-                           "peer", "name", Self::DEVICE, "mtu", &mtu, "address", &macs[1], "netns", &second.path()])?;
+        joined(&first, Self::DEVICE, &second, 1, config)?;
+        first.command(&format!("ip link set {} address {}", Self::DEVICE, mac(0)))?;
         let end =
             |netns, index| Self::with_addresses(netns, Self::DEVICE.to_owned(), index, config);
         Ok([end(first, 0)?, end(second, 1)?])
@@ -93,16 +78,12 @@ impl Container {
         (ipv4, v4_prefix): (Ipv4Addr, u8),
         ipv6: Option<(Ipv6Addr, u8)>,
     ) -> Result<Self, LabError> {
-        let on_eth0 = |family: &str, address: String| {
-            let nodad: &[&str] = if family == "-6" { &["nodad"] } else { &[] };
-            let add = [family, "address", "add", &address, "dev", Self::DEVICE];
-            tool::ip(&netns, &[&add, nodad].concat())
-        };
-        on_eth0("-4", format!("{ipv4}/{v4_prefix}"))?;
+        let device = Self::DEVICE;
+        netns.command(&format!("ip address add {ipv4}/{v4_prefix} dev {device}"))?;
         if let Some((ipv6, prefix)) = ipv6 {
-            on_eth0("-6", format!("{ipv6}/{prefix}"))?;
+            netns.command(&format!("ip -6 address add {ipv6}/{prefix} dev {device} nodad"))?;
         }
-        tool::ip(&netns, &["link", "set", Self::DEVICE, "up"])?;
+        netns.command(&format!("ip link set {device} up"))?;
         Ok(Self { netns, host_end, ipv4, ipv6: ipv6.map(|(address, _)| address) })
     }
 
@@ -119,16 +100,25 @@ impl Container {
         &self.netns
     }
 
-    /// Its address on the bridge's IPv4 network, a /24.
+    /// Its address on the IPv4 network of the bridge or its own, a /24.
     #[must_use]
     pub fn ipv4(&self) -> Ipv4Addr {
         self.ipv4
     }
 
-    /// Its address on the bridge's IPv6 network, a /64, if the lab has IPv6.
+    /// Its address on that IPv6 network, a /64, if the lab has IPv6.
     #[must_use]
     pub fn ipv6(&self) -> Option<Ipv6Addr> {
         self.ipv6
+    }
+
+    /// Its IPv6 address if `v6` asks for it and the lab has IPv6, else its IPv4 address.
+    #[must_use]
+    pub fn address(&self, v6: bool) -> IpAddr {
+        match self.ipv6.filter(|_| v6) {
+            Some(ipv6) => ipv6.into(),
+            None => self.ipv4.into(),
+        }
     }
 
     /// Name of the other end of its veth, in the host's namespace. In a [`Pair`](crate::Pair) that
@@ -168,7 +158,7 @@ impl Container {
     /// # Errors
     /// There is no `nft`, or it refuses the script; the error has its message.
     pub fn nft(&self, script: &str) -> Result<(), LabError> {
-        tool::nft_script(&self.netns, script)
+        self.netns.nft(script)
     }
 
     /// Lets UDP super-packets leave `eth0` whole (`true`, the default of a veth), or lets the
@@ -200,11 +190,11 @@ impl Container {
     /// Names each part that is not up yet.
     pub(super) fn not_yet_up(&self) -> Result<Vec<String>, LabError> {
         let mut waiting = Vec::new();
-        let links = tool::ip_json(&self.netns, &["link", "show", "dev", Self::DEVICE])?;
+        let links = self.netns.json(&format!("ip -j link show dev {}", Self::DEVICE))?;
         if !tool::objects(&links).any(|link| link["operstate"] == "UP") {
             waiting.push(format!("{} at {} has no carrier", Self::DEVICE, self.ipv4));
         }
-        let tentative = tool::ip_json(&self.netns, &["-6", "address", "show", "tentative"])?;
+        let tentative = self.netns.json("ip -j -6 address show tentative")?;
         if tool::objects(&tentative).next().is_some() {
             waiting.push(format!("IPv6 addresses at {} are tentative", self.ipv4));
         }
@@ -233,17 +223,35 @@ fn set_feature(
     on: bool,
 ) -> Result<(), LabError> {
     let wanted = if on { "on" } else { "off" };
-    let change = ["-K", device, name, wanted];
-    tool::run(netns, "ethtool", &change)?;
+    let command = format!("ethtool -K {device} {name} {wanted}");
+    netns.command(&command)?;
     // ethtool reports success for some features that it could not change.
-    let features = tool::run(netns, "ethtool", &["-k", device])?;
+    let features = netns.command(&format!("ethtool -k {device}"))?;
     match feature(&features, printed) {
         Some(is) if is == wanted => Ok(()),
         is => Err(LabError::Output {
-            command: format!("ethtool {}", change.join(" ")),
+            command,
             problem: format!("{printed} is {}", is.unwrap_or("unknown")),
         }),
     }
+}
+
+/// Joins a container with its host by a veth: its `eth0`, and the host's end.
+fn joined(
+    host: &Netns,
+    host_end: &str,
+    netns: &Netns,
+    index: u8,
+    config: &LabConfig,
+) -> Result<(), LabError> {
+    let LabConfig { mtu, queues, .. } = config;
+    let link = format!("mtu {mtu} numtxqueues {queues} numrxqueues {queues}");
+    let (own_end, mac, path) = (Container::DEVICE, mac(index), netns.path());
+    host.command(&format!(
+        "ip link add {host_end} {link} type veth peer name {own_end} {link} address {mac} \
+         netns {path}"
+    ))
+    .map(drop)
 }
 
 fn mac(index: u8) -> String {

@@ -8,8 +8,8 @@
 //!       fd00:77::1/64         └─────┘               fd00:77::2/64
 //! ```
 //!
-//! A [`Pair`] is two containers with nothing between them. In a [`Routed`] network the host
-//! forwards between the containers' networks.
+//! A [`Pair`] is two containers with nothing between them. With [`Lab::routed`] the host forwards
+//! between the containers' networks.
 //!
 //! The namespaces have no names. They exist as long as this process holds their descriptors, or a
 //! process that was started inside them lives. So nothing is left behind, not even after `kill -9`.
@@ -37,12 +37,12 @@
 //! ```
 
 mod availability;
+mod changes;
 mod child;
 mod container;
 mod error;
 mod netns;
 mod pair;
-mod routed;
 mod rules;
 mod shaper;
 mod tap;
@@ -50,13 +50,13 @@ mod tool;
 mod userns;
 
 pub use availability::Availability;
+pub use changes::Changes;
 pub use child::{ChildGuard, exit_with_parent, kill_children, kill_children_on_signal};
 pub use container::Container;
 pub use error::LabError;
 pub use netns::Netns;
 pub use pair::Pair;
-pub use routed::Routed;
-pub use rules::{Counter, Match, Rule};
+pub use rules::{Chain, Counter, Match, Rule};
 pub use shaper::{Shaper, ShaperStats, Tbf};
 pub use userns::{Privilege, enter_user_namespace};
 
@@ -90,7 +90,7 @@ impl Default for LabConfig {
     }
 }
 
-/// Containers on a host's bridge. Everything vanishes once it is dropped and the last process in it
+/// Containers behind a host, which has a bridge or routes. Everything vanishes once it is dropped and the last process in it
 /// has ended.
 #[derive(Debug)]
 pub struct Lab {
@@ -108,16 +108,38 @@ impl Lab {
     pub fn new(config: &LabConfig) -> Result<Self, LabError> {
         let host = Netns::new()?;
         no_addresses_by_themselves(&host)?;
-        let mtu = config.mtu.to_string();
-        #[rustfmt::skip]
-        tool::ip(&host, &["link", "add", BRIDGE, "mtu", &mtu, "type", "bridge",
-                          "forward_delay", "0", "stp_state", "0", "mcast_snooping", "0"])?;
-        tool::ip(&host, &["link", "set", BRIDGE, "up"])?;
+        host.command(&format!(
+            "ip link add {BRIDGE} mtu {} type bridge forward_delay 0 stp_state 0 mcast_snooping 0",
+            config.mtu
+        ))?;
+        host.command(&format!("ip link set {BRIDGE} up"))?;
         let containers = (0..config.containers)
             .map(|index| Container::new(&host, index, config))
             .collect::<Result<Vec<_>, _>>()?;
         let lab = Self { host, containers };
-        lab.wait_until_up()?;
+        wait_until_none(|| lab.not_yet_up(true))?;
+        Ok(lab)
+    }
+
+    /// The same with a host that routes, and no bridge.
+    ///
+    /// ```text
+    ///  container 0                  host                    container 1
+    ///  eth0 10.78.0.2/24 ── veth0 10.78.0.1 │ veth1 10.78.1.1 ── eth0 10.78.1.2/24
+    /// ```
+    ///
+    /// From the view of container 0, `veth1` is the host's uplink.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); also if `/proc/sys` cannot be written.
+    pub fn routed(config: &LabConfig) -> Result<Self, LabError> {
+        let host = Container::new_netns()?;
+        forward(&host)?;
+        let containers = (0..config.containers)
+            .map(|index| Container::routed(&host, index, config))
+            .collect::<Result<Vec<_>, _>>()?;
+        let lab = Self { host, containers };
+        wait_until_none(|| lab.not_yet_up(false))?;
         Ok(lab)
     }
 
@@ -189,19 +211,17 @@ impl Lab {
     /// # Panics
     /// If there is no such container.
     pub fn shape(&self, index: usize, tbf: &Tbf) -> Result<Shaper, LabError> {
-        Shaper::new(&self.host, self.container(index).host_end(), tbf)
-    }
-
-    fn wait_until_up(&self) -> Result<(), LabError> {
-        wait_until_none(|| self.not_yet_up())
+        Shaper::tbf(&self.host, self.container(index).host_end(), tbf)
     }
 
     /// Names each part that is not up yet. Empty when all are.
-    fn not_yet_up(&self) -> Result<Vec<String>, LabError> {
-        let ports = self.ports()?;
+    fn not_yet_up(&self, bridged: bool) -> Result<Vec<String>, LabError> {
+        let ports = if bridged { Some(self.ports()?) } else { None };
         let mut waiting = Vec::new();
         for container in &self.containers {
-            if !ports.forwarding(container.host_end()) {
+            if let Some(ports) = &ports
+                && !ports.forwarding(container.host_end())
+            {
                 waiting.push(format!("{} is not forwarding", container.host_end()));
             }
             waiting.extend(container.not_yet_up()?);
@@ -210,7 +230,7 @@ impl Lab {
     }
 
     fn ports(&self) -> Result<Ports, LabError> {
-        tool::ip_json(&self.host, &["-d", "link", "show", "master", BRIDGE]).map(Ports)
+        self.host.json(&format!("ip -j -d link show master {BRIDGE}")).map(Ports)
     }
 }
 

@@ -2,8 +2,6 @@
 
 use crate::child::ChildGuard;
 use crate::error::LabError;
-use crate::rules::{self, Counter};
-use crate::shaper::{self, ShaperStats};
 use crate::tool;
 use nix::sched::{CloneFlags, setns, unshare};
 use std::fs::File;
@@ -32,7 +30,7 @@ impl Netns {
         })
         .map_err(|source| LabError::Namespace { doing: "make a network namespace", source })?;
         let netns = Self(Arc::new(fd));
-        tool::ip(&netns, &["link", "set", "lo", "up"])?;
+        tool::run(&netns, "ip link set lo up")?;
         Ok(netns)
     }
 
@@ -81,12 +79,28 @@ impl Netns {
         self.run(|| tool::output(command))?
     }
 
+    /// Runs a command line inside this namespace and returns its output. Its words have no spaces.
+    ///
+    /// # Errors
+    /// There is no such program, or it fails; the error has its message.
+    pub fn command(&self, line: &str) -> Result<String, LabError> {
+        tool::run(self, line)
+    }
+
+    /// The same for a command that prints JSON, or nothing.
+    ///
+    /// # Errors
+    /// As [`command`](Self::command); also if the output is no JSON.
+    pub fn json(&self, line: &str) -> Result<serde_json::Value, LabError> {
+        tool::json(self, line)
+    }
+
     /// Runs `ip ARGS` inside this namespace.
     ///
     /// # Errors
     /// There is no `ip`, or it fails; the error has its message.
     pub fn ip(&self, args: &[&str]) -> Result<(), LabError> {
-        tool::ip(self, args)
+        tool::run_words(self, &[&["ip"], args].concat()).map(drop)
     }
 
     /// Runs `tc ARGS` inside this namespace.
@@ -94,7 +108,7 @@ impl Netns {
     /// # Errors
     /// There is no `tc`, or it fails; the error has its message.
     pub fn tc(&self, args: &[&str]) -> Result<(), LabError> {
-        tool::run(self, "tc", args).map(drop)
+        tool::run_words(self, &[&["tc"], args].concat()).map(drop)
     }
 
     /// Feeds a script to `nft` inside this namespace. The whole script takes effect, or nothing.
@@ -103,55 +117,6 @@ impl Netns {
     /// There is no `nft`, or it refuses the script; the error has its message.
     pub fn nft(&self, script: &str) -> Result<(), LabError> {
         tool::nft_script(self, script)
-    }
-
-    /// Lists the rules of this namespace, as `nft -j list ruleset` prints them.
-    ///
-    /// # Errors
-    /// There is no `nft`, or it fails.
-    pub fn ruleset(&self) -> Result<serde_json::Value, LabError> {
-        tool::run_json(self, "nft", &["-j", "list", "ruleset"])
-    }
-
-    /// Lists one chain of nftables, as `nft list chain` prints it. Unlike the JSON of nft 1.0.6 it
-    /// names the interface of a `netdev` chain.
-    ///
-    /// # Errors
-    /// There is no such chain, or `nft` fails.
-    pub fn chain(&self, family: &str, table: &str, name: &str) -> Result<String, LabError> {
-        tool::run(self, "nft", &["list", "chain", family, table, name])
-    }
-
-    /// Lists queueing disciplines or filters, as `tc -j ARGS` prints them.
-    ///
-    /// # Errors
-    /// There is no `tc`, or it fails.
-    pub fn tc_json(&self, args: &[&str]) -> Result<serde_json::Value, LabError> {
-        tool::run_json(self, "tc", &[&["-j"], args].concat())
-    }
-
-    /// Lists links, addresses or routes, as `ip -j ARGS` prints them.
-    ///
-    /// # Errors
-    /// There is no `ip`, or it fails.
-    pub fn ip_json(&self, args: &[&str]) -> Result<serde_json::Value, LabError> {
-        tool::ip_json(self, args)
-    }
-
-    /// The values of a named counter of nftables.
-    ///
-    /// # Errors
-    /// There is no such counter, or `nft` fails.
-    pub fn counter(&self, family: &str, table: &str, name: &str) -> Result<Counter, LabError> {
-        rules::counter(self, family, table, name)
-    }
-
-    /// Statistics of the first queueing discipline of this kind on `device`.
-    ///
-    /// # Errors
-    /// There is none, or `tc` fails.
-    pub fn qdisc(&self, device: &str, kind: &str) -> Result<ShaperStats, LabError> {
-        shaper::stats(self, device, kind)
     }
 
     /// A path that names this namespace as long as this process lives, for programs that take one

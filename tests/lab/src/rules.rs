@@ -1,5 +1,6 @@
-//! The host's nftables rules on the bridge.
+//! Rules of nftables, on the host's bridge and elsewhere.
 
+use crate::changes::Changes;
 use crate::container::Container;
 use crate::error::LabError;
 use crate::netns::Netns;
@@ -66,82 +67,102 @@ pub struct Counter {
     pub bytes: u64,
 }
 
-/// A rule in the host's bridge (family `bridge`, hook `forward`) with a counter. Dropping this
-/// value removes the rule.
-#[derive(Debug)]
-pub struct Rule {
-    host: Netns,
-    table: String,
-    removed: bool,
+/// A base chain of nftables, as in nft(8).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chain<'a> {
+    /// Its family: `bridge`, `inet`, `netdev` and others.
+    pub family: &'a str,
+    /// Its hook.
+    pub hook: &'a str,
+    /// The interface of a `netdev` chain.
+    pub device: Option<&'a str>,
+    /// Its priority.
+    pub priority: i32,
 }
 
-/// Name of the counter in a rule's table.
-const COUNTER: &str = "hits";
+impl Chain<'static> {
+    /// The chain `forward` of the host's bridge.
+    pub const BRIDGE: Self = Self { family: "bridge", hook: "forward", device: None, priority: 0 };
+}
+
+/// Rules in a table of their own, which has the counters `hits` and `others`. Dropping this value
+/// removes them.
+#[derive(Debug)]
+pub struct Rule {
+    netns: Netns,
+    /// Family and name.
+    table: String,
+    changes: Changes,
+}
 
 impl Rule {
+    /// Adds base chains of one family, each with its rules, one a line, which may name the two
+    /// counters.
+    ///
+    /// # Errors
+    /// There is no `nft`, or the kernel has no such chain.
+    ///
+    /// # Panics
+    /// If there is no chain.
+    pub fn new(netns: &Netns, chains: &[(Chain<'_>, &str)]) -> Result<Self, LabError> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        // With its own table, the rule can be removed without its handle.
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let table = format!("{} rocinante_{number}", chains[0].0.family);
+        let mut script = format!("table {table} {{\ncounter hits {{\n}}\ncounter others {{\n}}\n");
+        for (Chain { hook, device, priority, .. }, rules) in chains {
+            let device = device.map_or(String::new(), |name| format!("device {name:?}"));
+            let _ = write!(
+                script,
+                "chain {hook} {{\ntype filter hook {hook} {device} priority {priority}; \
+                 policy accept;\n{rules}\n}}\n"
+            );
+        }
+        netns.nft(&(script + "}\n"))?;
+        let mut changes = Changes::default();
+        changes.made(netns, &format!("nft delete table {table}"));
+        Ok(Self { netns: netns.clone(), table, changes })
+    }
+
     pub(super) fn count(host: &Netns, what: &Match) -> Result<Self, LabError> {
         // The priority puts it before the rules that drop.
-        Self::add(host, "count", -10, &what.0, "accept")
+        let chain = Chain { priority: -10, ..Chain::BRIDGE };
+        Self::new(host, &[(chain, &format!("{} counter name hits accept", what.0))])
     }
 
     pub(super) fn block(host: &Netns, what: &Match) -> Result<Self, LabError> {
-        Self::add(host, "block", 0, &what.0, "drop")
+        Self::new(host, &[(Chain::BRIDGE, &format!("{} counter name hits drop", what.0))])
     }
 
     pub(super) fn lose(host: &Netns, what: &Match, percent: f64) -> Result<Self, LabError> {
-        Self::add(host, "lose", 0, &format!("{} {}", what.0, one_in(percent)), "drop")
+        Self::block(host, &what.clone().and(&one_in(percent)))
     }
 
-    fn add(
-        host: &Netns,
-        kind: &str,
-        priority: i32,
-        what: &str,
-        verdict: &str,
-    ) -> Result<Self, LabError> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        // With its own table, the rule can be removed without its handle.
-        let table = format!("rocinante_{kind}_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let script = format!(
-            "table bridge {table} {{\n\
-             counter {COUNTER} {{\n}}\n\
-             chain forward {{\n\
-             type filter hook forward priority {priority}; policy accept;\n\
-             {what} counter name \"{COUNTER}\" {verdict}\n\
-             }}\n}}\n"
-        );
-        tool::nft_script(host, &script)?;
-        Ok(Self { host: host.clone(), table, removed: false })
-    }
-
-    /// The packets that the rule has matched so far, from `nft -j`.
+    /// The packets that the counter `hits` has counted so far: those that a rule of the lab has
+    /// matched.
     ///
     /// # Errors
     /// `nft` fails, or its output has an unknown form.
     pub fn counter(&self) -> Result<Counter, LabError> {
-        counter(&self.host, "bridge", &self.table, COUNTER)
+        self.counted("hits")
     }
 
-    /// Removes the rule.
+    /// The same for the counter `name`: `hits` or `others`.
+    ///
+    /// # Errors
+    /// As [`counter`](Self::counter).
+    pub fn counted(&self, name: &str) -> Result<Counter, LabError> {
+        let command = format!("nft -j list counter {} {name}", self.table);
+        parse_counter(&self.netns.json(&command)?)
+            .ok_or_else(|| LabError::Output { command, problem: "no counter in it".into() })
+    }
+
+    /// Removes the rules.
     ///
     /// # Errors
     /// `nft` fails.
-    pub fn remove(mut self) -> Result<(), LabError> {
-        self.delete()
-    }
-
-    fn delete(&mut self) -> Result<(), LabError> {
-        if std::mem::replace(&mut self.removed, true) {
-            return Ok(());
-        }
-        tool::run(&self.host, "nft", &["delete", "table", "bridge", &self.table]).map(drop)
-    }
-}
-
-impl Drop for Rule {
-    fn drop(&mut self) {
-        // The lab's namespace vanishes later with all its rules, so an error does not matter.
-        let _ = self.delete();
+    pub fn remove(self) -> Result<(), LabError> {
+        self.changes.undo()
     }
 }
 
@@ -153,21 +174,6 @@ fn one_in(percent: f64) -> String {
         return String::new();
     }
     format!("numgen random mod 100000 < {of_100_000}")
-}
-
-/// Reads a named counter.
-pub(super) fn counter(
-    netns: &Netns,
-    family: &str,
-    table: &str,
-    name: &str,
-) -> Result<Counter, LabError> {
-    let args = ["-j", "list", "counter", family, table, name];
-    let listing = tool::run_json(netns, "nft", &args)?;
-    parse_counter(&listing).ok_or_else(|| LabError::Output {
-        command: format!("nft {}", args.join(" ")),
-        problem: "no counter in it".into(),
-    })
 }
 
 fn parse_counter(listing: &serde_json::Value) -> Option<Counter> {

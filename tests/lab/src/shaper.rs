@@ -1,5 +1,6 @@
-//! The host's traffic shaping on its end of a container's veth.
+//! Traffic shaping, by the host on its end of a container's veth and elsewhere.
 
+use crate::changes::Changes;
 use crate::error::LabError;
 use crate::netns::Netns;
 use crate::tool;
@@ -40,22 +41,82 @@ pub struct ShaperStats {
     pub backlog_bytes: u64,
 }
 
-/// A shaper on the host's end of a container's veth. Dropping this value removes the shaper.
+/// A shaper on an interface. Dropping this value removes the shaper.
 #[derive(Debug)]
 pub struct Shaper {
-    host: Netns,
+    netns: Netns,
     device: String,
-    removed: bool,
+    kind: &'static str,
+    changes: Changes,
 }
 
 impl Shaper {
-    pub(super) fn new(host: &Netns, device: &str, tbf: &Tbf) -> Result<Self, LabError> {
-        let rate = format!("{}bit", tbf.rate_bits);
-        let (burst, limit) = (format!("{}b", tbf.burst_bytes), format!("{}b", tbf.limit_bytes));
-        #[rustfmt::skip]
-        tool::run(host, "tc", &["qdisc", "add", "dev", device, "root", "tbf",
-                                "rate", &rate, "burst", &burst, "limit", &limit])?;
-        Ok(Self { host: host.clone(), device: device.to_owned(), removed: false })
+    /// A token bucket for what leaves by `device`.
+    ///
+    /// # Errors
+    /// There is no `tc`, the kernel has no `sch_tbf`, or the device is shaped already.
+    pub fn tbf(netns: &Netns, device: &str, tbf: &Tbf) -> Result<Self, LabError> {
+        let mut shaper = Self::nothing(netns, device, "tbf");
+        shaper.bucket(tbf)?;
+        Ok(shaper)
+    }
+
+    /// An htb for what leaves by `device`, with classes `1:10`, `1:20` and so on of these rates in
+    /// bits per second. They may borrow from each other up to the bucket's rate. The first class
+    /// has the traffic that no rule gives to another.
+    ///
+    /// # Errors
+    /// There is no `tc`, the kernel has no `sch_htb`, or the device is shaped already.
+    pub fn htb(netns: &Netns, device: &str, all: &Tbf, rates: &[u64]) -> Result<Self, LabError> {
+        let mut shaper = Self::nothing(netns, device, "htb");
+        shaper.root("handle 1: htb default 10")?;
+        let (ceil, burst) = (all.rate_bits, all.burst_bytes);
+        let classes = (1u64..).zip(rates).map(|(number, rate)| ("1:1", number * 10, *rate));
+        for (parent, id, rate) in [("1:", 1, ceil)].into_iter().chain(classes) {
+            netns.command(&format!(
+                "tc class add dev {device} parent {parent} classid 1:{id} htb rate {rate}bit \
+                 ceil {ceil}bit burst {burst}b cburst {burst}b quantum 60000"
+            ))?;
+        }
+        Ok(shaper)
+    }
+
+    /// A token bucket for what arrives by `device`: an ifb, which that traffic is redirected to.
+    ///
+    /// # Errors
+    /// There is no `tc`, or the kernel has no ifb, `sch_ingress`, `act_mirred` or `sch_tbf`.
+    pub fn ifb(netns: &Netns, device: &str, mtu: u32, tbf: &Tbf) -> Result<Self, LabError> {
+        const IFB: &str = "ifb0";
+        let mut shaper = Self::nothing(netns, IFB, "tbf");
+        let changes = &mut shaper.changes;
+        let add = format!("ip link add {IFB} mtu {mtu} type ifb");
+        changes.make(netns, &add, &format!("ip link del {IFB}"))?;
+        netns.command(&format!("ip link set {IFB} up"))?;
+        shaper.bucket(tbf)?;
+        let ingress = |verb| format!("tc qdisc {verb} dev {device} ingress");
+        shaper.changes.make(netns, &ingress("add"), &ingress("del"))?;
+        netns.command(&format!(
+            "tc filter add dev {device} parent ffff: protocol all u32 match u32 0 0 action mirred \
+             egress redirect dev {IFB}"
+        ))?;
+        Ok(shaper)
+    }
+
+    fn nothing(netns: &Netns, device: &str, kind: &'static str) -> Self {
+        let (netns, device) = (netns.clone(), device.to_owned());
+        Self { netns, device, kind, changes: Changes::default() }
+    }
+
+    fn bucket(&mut self, tbf: &Tbf) -> Result<(), LabError> {
+        let Tbf { rate_bits, burst_bytes, limit_bytes } = tbf;
+        self.root(&format!("tbf rate {rate_bits}bit burst {burst_bytes}b limit {limit_bytes}b"))
+    }
+
+    /// Gives the device this root discipline.
+    fn root(&mut self, discipline: &str) -> Result<(), LabError> {
+        let device = &self.device;
+        let add = format!("tc qdisc add dev {device} root {discipline}");
+        self.changes.make(&self.netns, &add, &format!("tc qdisc del dev {device} root"))
     }
 
     /// Its statistics so far, read from the kernel.
@@ -63,40 +124,20 @@ impl Shaper {
     /// # Errors
     /// `tc` fails, or its output has an unknown form.
     pub fn stats(&self) -> Result<ShaperStats, LabError> {
-        stats(&self.host, &self.device, "tbf")
+        let (command, kind) = (format!("tc -s -j qdisc show dev {}", self.device), self.kind);
+        parse_stats(&self.netns.json(&command)?, kind).ok_or_else(|| LabError::Output {
+            command,
+            problem: format!("no {kind} with statistics in it"),
+        })
     }
 
     /// Removes the shaper. Packets in its queue are lost.
     ///
     /// # Errors
-    /// `tc` fails.
-    pub fn remove(mut self) -> Result<(), LabError> {
-        self.delete()
+    /// `tc` or `ip` fails.
+    pub fn remove(self) -> Result<(), LabError> {
+        self.changes.undo()
     }
-
-    fn delete(&mut self) -> Result<(), LabError> {
-        if std::mem::replace(&mut self.removed, true) {
-            return Ok(());
-        }
-        tool::run(&self.host, "tc", &["qdisc", "del", "dev", &self.device, "root"]).map(drop)
-    }
-}
-
-impl Drop for Shaper {
-    fn drop(&mut self) {
-        // The lab's namespace vanishes later with everything in it, so an error does not matter.
-        let _ = self.delete();
-    }
-}
-
-/// Reads the statistics of the first discipline of this kind on `device`.
-pub(super) fn stats(netns: &Netns, device: &str, kind: &str) -> Result<ShaperStats, LabError> {
-    let args = ["-s", "-j", "qdisc", "show", "dev", device];
-    let listing = tool::run_json(netns, "tc", &args)?;
-    parse_stats(&listing, kind).ok_or_else(|| LabError::Output {
-        command: format!("tc {}", args.join(" ")),
-        problem: format!("no {kind} with statistics in it"),
-    })
 }
 
 fn parse_stats(listing: &Value, kind: &str) -> Option<ShaperStats> {

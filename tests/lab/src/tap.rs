@@ -3,7 +3,7 @@
 use crate::container::Container;
 use crate::error::LabError;
 use crate::netns::Netns;
-use crate::{BRIDGE, Lab, tool, wait_until_none};
+use crate::{BRIDGE, Lab, wait_until_none};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 impl Lab {
@@ -13,13 +13,9 @@ impl Lab {
     /// # Errors
     /// There is no `/dev/net/tun` or no `ip`, or the name is taken.
     pub fn add_tap(&self, name: &str, mtu: u32, bridged: bool) -> Result<(), LabError> {
-        let mtu = mtu.to_string();
-        tool::ip(&self.host, &["tuntap", "add", "dev", name, "mode", "tap"])?;
-        tool::ip(&self.host, &["link", "set", name, "mtu", &mtu])?;
-        if bridged {
-            tool::ip(&self.host, &["link", "set", name, "master", BRIDGE])?;
-        }
-        tool::ip(&self.host, &["link", "set", name, "up"])
+        self.host.command(&format!("ip tuntap add dev {name} mode tap"))?;
+        let master = if bridged { format!("master {BRIDGE}") } else { String::new() };
+        self.host.command(&format!("ip link set {name} mtu {mtu} {master} up")).map(drop)
     }
 
     /// Waits until the bridge forwards to the port `name`.
@@ -59,8 +55,9 @@ impl Container {
         (ipv6, v6_prefix): (Ipv6Addr, u8),
     ) -> Result<Self, LabError> {
         let netns = Self::new_netns()?;
-        tool::ip(host, &["link", "set", name, "down"])?;
-        tool::ip(host, &["link", "set", name, "netns", &netns.path(), "name", Self::DEVICE])?;
+        host.command(&format!("ip link set {name} down"))?;
+        let (path, device) = (netns.path(), Self::DEVICE);
+        host.command(&format!("ip link set {name} netns {path} name {device}"))?;
         // The interface still has the host's IPv6 defaults of the time when the tap was created.
         netns.run(|| {
             let _ = std::fs::write("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", "0");

@@ -13,16 +13,6 @@ use std::time::Duration;
 /// wait for seconds.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Runs `ip ARGS`.
-pub(super) fn ip(netns: &Netns, args: &[&str]) -> Result<(), LabError> {
-    run(netns, "ip", args).map(drop)
-}
-
-/// Runs `ip -j ARGS`.
-pub(super) fn ip_json(netns: &Netns, args: &[&str]) -> Result<Value, LabError> {
-    run_json(netns, "ip", &[&["-j"], args].concat())
-}
-
 /// Feeds `script` to `nft -f -`. The whole script takes effect, or nothing.
 pub(super) fn nft_script(netns: &Netns, script: &str) -> Result<(), LabError> {
     let mut command = command("nft", &["-f", "-"]);
@@ -30,24 +20,28 @@ pub(super) fn nft_script(netns: &Netns, script: &str) -> Result<(), LabError> {
     succeeded(&command, &output).map(drop)
 }
 
-/// Runs a program. Returns its standard output if it succeeded.
-pub(super) fn run(netns: &Netns, program: &str, args: &[&str]) -> Result<String, LabError> {
-    let mut command = command(program, args);
+/// Runs a command line, whose words have no spaces. Returns its standard output if it succeeded.
+pub(super) fn run(netns: &Netns, line: &str) -> Result<String, LabError> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    run_words(netns, &words)
+}
+
+/// The same with words of any kind. The first is the program.
+pub(super) fn run_words(netns: &Netns, words: &[&str]) -> Result<String, LabError> {
+    let mut command = command(words[0], &words[1..]);
     let output = netns.run(|| fed(&mut command, &[], LIMIT))??;
     succeeded(&command, &output)
 }
 
-/// Runs a program that writes JSON. Returns `null` for no output at all (`ip -j` with nothing to
-/// list).
-pub(super) fn run_json(netns: &Netns, program: &str, args: &[&str]) -> Result<Value, LabError> {
-    let stdout = run(netns, program, args)?;
+/// Runs a command line that writes JSON. Returns `null` for no output at all (`ip -j` with nothing
+/// to list).
+pub(super) fn json(netns: &Netns, line: &str) -> Result<Value, LabError> {
+    let stdout = run(netns, line)?;
     if stdout.trim().is_empty() {
         return Ok(Value::Null);
     }
-    serde_json::from_str(&stdout).map_err(|error| LabError::Output {
-        command: describe(&command(program, args)),
-        problem: error.to_string(),
-    })
+    serde_json::from_str(&stdout)
+        .map_err(|error| LabError::Output { command: line.to_owned(), problem: error.to_string() })
 }
 
 /// The non-empty objects of a JSON array. `ip -j` lists filtered objects as `{}`.
