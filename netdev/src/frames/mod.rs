@@ -184,39 +184,13 @@ enum Slot {
 }
 
 impl<F: FrameIo> FramePort<F> {
-    /// Opens a port on `iface` for these own `addresses`, in GID order.
+    /// Takes what ports on `iface` for these own `addresses`, in GID order, need of the kernel, for
+    /// one port each. Frames for the ports are dropped until these are assembled, or wait in their
+    /// rings.
     ///
     /// # Errors
     /// A missing privilege, an interface that is down or not Ethernet, an address of another
     /// interface, UDP/4791 in use by another process; and those of the backend.
-    pub fn open(
-        iface: &Interface,
-        addresses: &[IpAddr],
-        config: &PortConfig,
-    ) -> Result<Self, OpenError> {
-        let mut ports = Self::open_shards(iface, addresses, config, Shards::ONE)?;
-        Ok(ports.pop().expect("one was asked for"))
-    }
-
-    /// Opens several ports that share the interface and the addresses.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_shards(
-        iface: &Interface,
-        addresses: &[IpAddr],
-        config: &PortConfig,
-        shards: Shards,
-    ) -> Result<Vec<Self>, OpenError> {
-        let parts = Self::acquire(iface, addresses, config, shards, None)?;
-        parts.into_iter().map(Self::assemble).collect()
-    }
-
-    /// Takes what [`open_shards`](Self::open_shards) needs of the kernel, for one port each. Frames
-    /// for the ports are dropped until these are assembled, or wait in their rings.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
     pub fn acquire(
         iface: &Interface,
         addresses: &[IpAddr],

@@ -14,6 +14,31 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::kernel::call;
 
+/// Makes the type a socket around its descriptor: of one that its `new` made, perhaps in another
+/// process, and back.
+macro_rules! owns_descriptor {
+    ($socket:ident) => {
+        impl From<OwnedFd> for $socket {
+            fn from(fd: OwnedFd) -> Self {
+                Self(fd)
+            }
+        }
+
+        impl From<$socket> for OwnedFd {
+            fn from(socket: $socket) -> Self {
+                socket.0
+            }
+        }
+
+        impl AsFd for $socket {
+            fn as_fd(&self) -> BorrowedFd<'_> {
+                self.0.as_fd()
+            }
+        }
+    };
+}
+pub(crate) use owns_descriptor;
+
 /// The least number of our own descriptors, if the limit permits such numbers.
 const APART: libc::c_int = 512;
 

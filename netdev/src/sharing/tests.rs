@@ -13,7 +13,7 @@ use crate::ROCE_PORT;
 use crate::kernel::descriptors::wait_readable;
 use crate::port::contract::PortStats;
 use crate::port::contract::{PathId, PathSpec, Port as _, RxIpId};
-use crate::testing::sides::{SELECTOR, lo};
+use crate::testing::sides::{Open as _, SELECTOR, lo};
 use crate::testing::testns::{NetNs, forget_option, has_address, or_skip};
 use crate::udp::UdpPort;
 use crate::udp::handoff::{Inbox, Outbox};

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::kernel::descriptors;
-use crate::testing::sides::{ip, on_each, open, sides};
+use crate::testing::sides::{self, ip, on_each, open, sides, spec};
 use crate::testing::testns::{NetNs, arrives, has_arrivals, or_skip};
 use crate::{AnyPort, Backend, PathSpec, Port, RxDatagram};
 
@@ -18,14 +18,7 @@ fn join(ns: &NetNs, port: &mut AnyPort, group: &str) -> io::Result<()> {
 
 /// Sends datagrams of these lengths; each starts with its number.
 fn send(ns: &NetNs, port: &mut AnyPort, (local, remote): (&str, &str), lens: &[usize]) {
-    let spec = PathSpec {
-        local: ip(local),
-        remote: ip(remote),
-        src_port: 0xc0de,
-        tos: 0,
-        ttl: 33,
-        flow_label: 0,
-    };
+    let spec = PathSpec { ttl: 33, ..spec(local, remote) };
     let path = ns.run(|| port.add_path(&spec)).expect("a path").id;
     for (number, len) in lens.iter().enumerate() {
         let slot = port.reserve(path, *len).expect("room");
@@ -52,16 +45,9 @@ fn assert_quiet(port: &mut AnyPort, why: &str) {
 }
 
 fn receive_for(port: &mut AnyPort, want: usize, patience: Duration) -> Vec<Received> {
-    let end = Instant::now() + patience;
-    let (mut received, mut taken) = (Vec::new(), 0);
-    while received.len() < want && Instant::now() < end {
-        descriptors::wait_readable(port.wait_fd(), 20).expect("poll");
-        let sink = |d: RxDatagram<'_>| received.push((d.payload[0], d.payload.len(), d.src, d.dst));
-        taken += port.receive(64, sink).expect("alive");
-    }
-    assert_eq!(taken, received.len(), "receive() returns their number");
+    let got = sides::receive_for(port, want, patience);
     assert!(!port.wants_write(), "nothing waits for room");
-    received
+    got.into_iter().map(|d| (d.payload[0], d.payload.len(), d.src, d.dst)).collect()
 }
 
 /// All members receive, the sender included; others do not, and neither do those that have left.
@@ -151,10 +137,10 @@ on_each! { "groups":
 /// another interface.
 #[test]
 fn all_members_on_one_machine_receive() {
-    let (pair, mut a, mut b) = or_skip!("groups", sides(Backend::Packet));
+    let (pair, mut a, mut b) = or_skip!(sides(Backend::Packet));
     pair.b.sh("ip address add 10.9.0.12/24 dev v0; ip link add w0 type veth peer name w1
                ip link set w0 up; ip link set w1 up; ip address add 10.8.0.1/24 dev w0");
-    let mut other = or_skip!("groups", open(&pair.b, Backend::Udp, &["10.9.0.12"]));
+    let mut other = or_skip!(open(&pair.b, Backend::Udp, &["10.9.0.12"]));
     let (from, to, group) = GROUPS[0];
     join(&pair.b, &mut b, group).expect("b joins");
     join(&pair.b, &mut other, group).expect("the other joins");
@@ -234,7 +220,7 @@ on_each! { "groups":
 
 #[test]
 fn what_cannot_be_joined_is_refused() {
-    let (pair, _, mut b) = or_skip!("groups", sides(Backend::Udp));
+    let (pair, _, mut b) = or_skip!(sides(Backend::Udp));
     for no_group in ["10.9.0.2", "255.255.255.255", "fd09::2", "::"] {
         join(&pair.b, &mut b, no_group).expect_err(no_group);
     }

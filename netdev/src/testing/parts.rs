@@ -17,12 +17,12 @@ use rustix::net::{
 use crate::frames::packet::PacketPort;
 use crate::frames::xdp::XdpPort;
 use crate::kernel::descriptors;
-use crate::testing::sides::{SELECTOR, ip, open, open_once};
+use crate::testing::sides::{SELECTOR, acquire, ip, open, open_once, spec};
 use crate::testing::testns::{Pair, drop_privileges, needs, or_skip};
 use crate::udp::UdpPort;
 use crate::{
-    AnyPort, Backend, BackendParts, Descriptor, Interface, Manifest, OpenError, Parts, PathId,
-    PathSpec, Port, PortConfig, RxDatagram, Shards,
+    AnyPort, Backend, BackendParts, Descriptor, Interface, Manifest, Parts, PathId, PathSpec, Port,
+    RxDatagram, Shards,
 };
 
 pub(crate) const A: [&str; 2] = ["10.9.0.1", "fd09::1"];
@@ -35,14 +35,8 @@ const MANIFEST_BYTES_MAX: usize = 4096;
 /// As long as a RoCEv2 datagram with a payload of 4096 bytes; and shorter ones.
 const LENS: [usize; 4] = [4116, 4116, 1044, 20];
 
-fn acquire(backend: Backend, shards: Shards) -> Result<Vec<Parts>, OpenError> {
-    let iface = Interface::by_name("v0").expect("v0");
-    let (own, config) = (A.map(ip), PortConfig::default());
-    match backend {
-        Backend::Udp => UdpPort::acquire(&iface, &own, &config, shards, None),
-        Backend::Packet => PacketPort::acquire(&iface, &own, &config, shards, None),
-        _ => XdpPort::acquire(&iface, &own, &config, shards, None),
-    }
+fn v0() -> Interface {
+    Interface::by_name("v0").expect("v0")
 }
 
 /// Sends parts: their manifest, with their descriptors.
@@ -96,7 +90,8 @@ fn another_process_assembles(backend: Backend, count: usize) -> Result<(), Strin
         pair.b.sh(&format!("ethtool -L v0 rx {count} tx {count}"));
     }
     let shards = Shards { shared: false, first: 0, count, selector: SELECTOR };
-    let parts = pair.a.run(|| acquire(backend, shards)).map_err(|e| e.to_string())?;
+    let parts =
+        pair.a.run(|| acquire(&v0(), backend, &A.map(ip), shards)).map_err(|e| e.to_string())?;
     let mut peer = open(&pair.b, Backend::Udp, &B).map_err(|e| e.to_string())?;
     let (child, socket) = pair.a.run(|| child(backend, count)).map_err(|e| e.to_string())?;
     let mut child = child;
@@ -138,17 +133,13 @@ pub(crate) fn echo(pair: &Pair, port: &mut AnyPort) {
     port.receive(64, |d| got.push((d.dst, d.src, d.payload.to_vec()))).expect("alive");
     port.maintain();
     for (local, remote, payload) in got {
-        let spec = spec(local, remote);
+        let spec = PathSpec { local, remote, ..spec(B[0], A[0]) };
         let path = pair.b.run(|| port.add_path(&spec)).expect("a path").id;
         port.reserve(path, payload.len()).expect("room").buf.copy_from_slice(&payload);
         port.commit();
         port.flush(|failure| panic!("{failure:?}"));
         port.remove_path(path);
     }
-}
-
-fn spec(local: IpAddr, remote: IpAddr) -> PathSpec {
-    PathSpec { local, remote, src_port: 0xc0de, tos: 0, ttl: 64, flow_label: 0 }
 }
 
 /// The child. Without parts to expect there is nothing to test.
@@ -158,7 +149,7 @@ fn in_a_process_without_privileges() {
     let (backend, count) = expected.split_once(' ').expect("two words");
     let (backend, count): (Backend, usize) = (backend.parse().unwrap(), count.parse().unwrap());
     assert_unprivileged();
-    let v0 = Interface::by_name("v0").expect("v0");
+    let v0 = v0();
     let opened = open_once(&v0, backend, &[ip(SPARE)], count).map(drop);
     if backend == Backend::Udp {
         opened.expect("it needs no privilege");
@@ -183,9 +174,7 @@ fn in_a_process_without_privileges() {
             (&socket).write_all(&[1]).expect("the parent listens");
             (&socket).read_exact(&mut [0]).expect("its answer");
         }
-        for (number, at) in (0..count).flat_map(|number| [(number, 0), (number, 1)]) {
-            exchange(&mut ports, backend, number, at);
-        }
+        exchange_all(&mut ports, backend);
     }
     println!("everything was exchanged");
 }
@@ -204,10 +193,17 @@ pub(crate) fn assert_unprivileged() {
     assert_eq!(line("NoNewPrivs:"), ["1"]);
 }
 
+/// Has each port [`exchange`] datagrams over both families.
+pub(crate) fn exchange_all(ports: &mut [AnyPort], backend: Backend) {
+    for (number, at) in (0..ports.len()).flat_map(|number| [(number, 0), (number, 1)]) {
+        exchange(ports, backend, number, at);
+    }
+}
+
 /// Sends datagrams from port `number` until all leave directly and come back. They must come to the
 /// same port, as their byte says; on `afxdp`, to any.
 pub(crate) fn exchange(ports: &mut [AnyPort], backend: Backend, number: usize, at: usize) {
-    let path = ports[number].add_path(&spec(ip(A[at]), ip(B[at]))).expect("a path").id;
+    let path = ports[number].add_path(&spec(A[at], B[at])).expect("a path").id;
     let end = Instant::now() + Duration::from_secs(20);
     loop {
         assert!(Instant::now() < end, "{backend} never sends directly to {}", B[at]);
@@ -269,7 +265,7 @@ macro_rules! sent_to_another {
     ($($name:ident: $backend:ident, $count:literal;)+) => {$(
         #[test]
         fn $name() {
-            or_skip!("parts", another_process_assembles(Backend::$backend, $count));
+            or_skip!(another_process_assembles(Backend::$backend, $count));
         }
     )+};
 }
@@ -285,12 +281,11 @@ sent_to_another! {
 
 #[test]
 fn descriptors_that_are_not_what_the_manifest_says_are_refused() {
-    let pair =
-        or_skip!("parts::descriptors_that_are_not_what_the_manifest_says_are_refused", Pair::new());
+    let pair = or_skip!(Pair::new());
     let own = A.map(ip);
     for backend in [Backend::Udp, Backend::Packet, Backend::Xdp] {
-        let acquired = pair.a.run(|| acquire(backend, Shards::ONE));
-        let parts = or_skip!("parts", acquired).pop().expect("one was asked for");
+        let acquired = pair.a.run(|| acquire(&v0(), backend, &own, Shards::ONE));
+        let parts = or_skip!(acquired).pop().expect("one was asked for");
         let kinds: Vec<Descriptor> = parts.descriptors().map(|(kind, _)| kind).collect();
         assert_eq!(kinds[kinds.len() - 2..], own.map(Descriptor::Udp), "{backend}");
         let manifest = parts.manifest().clone();

@@ -4,17 +4,15 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::kernel::descriptors;
-use crate::testing::sides::{ip, on_each, open, open_shards, sides};
-use crate::testing::testns::{NetNs, Pair, arrives, needs};
+use crate::testing::sides::{ip, on_each, open, open_shards, sides, spec};
+use crate::testing::testns::{NetNs, Pair, arrives, has_arrivals, needs};
 use crate::{AnyPort, Backend, PathId, PathSpec, Port, RxDatagram};
 
 const A: [&str; 2] = ["10.9.0.1", "fd09::1"];
 const B: [&str; 2] = ["10.9.0.2", "fd09::2"];
 
 fn path(ns: &NetNs, port: &mut AnyPort, local: &str, remote: &str) -> PathId {
-    let (local, remote) = (ip(local), ip(remote));
-    let spec = PathSpec { local, remote, src_port: 0xc0de, tos: 0, ttl: 64, flow_label: 0 };
-    ns.run(|| port.add_path(&spec)).expect("a path").id
+    ns.run(|| port.add_path(&spec(local, remote))).expect("a path").id
 }
 
 /// Commits datagrams of `len` bytes filled with `mark`.
@@ -128,10 +126,12 @@ fn watching_twice_is_watching(backend: Backend) -> Result<(), String> {
     for wished in [true, false, false, true, true] {
         b.watch(wished).expect("it is in the set already, or not at all");
     }
+    assert!(!has_arrivals(&mut b));
     commit(&mut a, to, 1, 100, 7);
     a.flush(|failure| panic!("{failure:?}"));
     assert!(arrives(&mut b));
     assert_eq!(receive(&mut b, 1).len(), 1);
+    assert!(!has_arrivals(&mut b));
     Ok(())
 }
 
@@ -269,8 +269,7 @@ fn the_hop_limit_is_the_routes(backend: Backend) -> Result<(), String> {
         pair.b.sh(&format!("nft add rule inet t c {limit} udp dport 4791 counter"));
     }
     let mut send = |local, remote, ttl| {
-        let (local, remote) = (ip(local), ip(remote));
-        let spec = PathSpec { local, remote, src_port: 0xc0de, tos: 0, ttl, flow_label: 0 };
+        let spec = PathSpec { ttl, ..spec(local, remote) };
         let path = pair.a.run(|| a.add_path(&spec)).expect("a path").id;
         commit(&mut a, path, 1, 100, 1);
         a.flush(|failure| panic!("{failure:?}"));

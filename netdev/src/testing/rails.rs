@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::frames::xdp::tests::another_program;
 use crate::kernel::descriptors;
-use crate::testing::sides::{ip, on_each, open_once};
+use crate::testing::sides::{self, ip, on_each, open_once};
 use crate::testing::testns::{NetNs, has_address, needs};
 use crate::{AnyPort, Backend, Interface, PathId, PathSpec, Port, PortConfig, Slots};
 
@@ -85,7 +85,7 @@ fn path(ns: &NetNs, port: &mut AnyPort, local: &str, remote: &str, src_port: u16
 }
 
 fn spec(local: &str, remote: &str, src_port: u16) -> PathSpec {
-    PathSpec { local: ip(local), remote: ip(remote), src_port, tos: 0, ttl: 64, flow_label: 0 }
+    PathSpec { src_port, ..sides::spec(local, remote) }
 }
 
 /// Sends one datagram, again and again until it has arrived; returns its addresses.
@@ -359,7 +359,7 @@ fn an_address_in_two_vrfs_is_two_addresses() {
         });
         Ok(())
     };
-    crate::testing::testns::or_skip!("rails::an_address_in_two_vrfs_is_two_addresses", shared());
+    crate::testing::testns::or_skip!(shared());
 }
 
 /// A port has no way where only another has one, and says which.
@@ -396,7 +396,7 @@ fn addresses_of_loopback_leave_as_routes_say() {
         assert!(deliver(&mut own, there, &mut peer).is_some());
         Ok(())
     };
-    crate::testing::testns::or_skip!("rails::addresses_of_loopback_leave_as_routes_say", sent());
+    crate::testing::testns::or_skip!(sent());
 }
 
 on_each! { "rails":

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use crate::frames::xdp::tests::another_program;
 use crate::handed::Agent;
 use crate::kernel::rtnl::Rtnl;
-use crate::testing::sides::{SELECTOR, ip, lo, open_once};
+use crate::testing::sides::{self, SELECTOR, ip, lo, open_once};
 use crate::testing::testns::{NetNs, Pair, limit_descriptors, or_skip};
 use crate::{AnyPort, Backend, Interface, OpenError, PathSpec, Port, PortConfig, Shards, Slots};
 
@@ -21,7 +21,7 @@ const ROOM_MAX: usize = 100;
 
 #[test]
 fn what_fails_gives_back_what_it_took() {
-    let pair = or_skip!("scarcity::what_fails_gives_back_what_it_took", Pair::new_in_calm());
+    let pair = or_skip!(Pair::new_in_calm());
     let output = Command::new(std::env::current_exe().expect("this test's program"))
         .args(["--exact", "testing::scarcity::in_a_process_of_its_own", "--nocapture"])
         .env("ROCINANTE_TEST_NETNS", pair.a.path())
@@ -67,8 +67,7 @@ fn open(v0: &Interface, backend: Backend, count: usize) -> Result<Vec<AnyPort>, 
 }
 
 fn spec(remote: &str, src_port: u16) -> PathSpec {
-    let local = if remote.contains(':') { OWN[1] } else { OWN[0] };
-    PathSpec { local: ip(local), remote: ip(remote), src_port, tos: 0, ttl: 64, flow_label: 0 }
+    PathSpec { src_port, ..sides::spec(OWN[usize::from(remote.contains(':'))], remote) }
 }
 
 /// Resources of the process and its network that a port takes.
@@ -256,7 +255,7 @@ fn others_in_the_way(v0: &Interface) {
 /// The one `afxdp` of an address is taken on all addresses or on none.
 #[test]
 fn afxdp_that_is_refused_on_one_address_is_free_on_the_other() {
-    let ns = or_skip!("scarcity::afxdp_that_is_refused_on_one_address", NetNs::new());
+    let ns = or_skip!(NetNs::new());
     ns.run(|| {
         let both = [ip("127.0.0.2"), ip("127.0.0.3")];
         let lease = |own: &[IpAddr]| {

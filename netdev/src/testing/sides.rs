@@ -5,15 +5,57 @@ use std::time::{Duration, Instant};
 
 use crate::frames::packet::PacketPort;
 use crate::frames::xdp::XdpPort;
+use crate::frames::{FrameIo, FramePort};
+use crate::kernel::descriptors;
+use crate::port::parts::{Parts, SharedSockets};
 use crate::testing::testns::{NetNs, Pair};
 use crate::udp::UdpPort;
-use crate::{AnyPort, Backend, Interface, OpenError, PortConfig, Shards};
+use crate::{
+    AnyPort, Backend, Interface, OpenError, PathSpec, Port, PortConfig, RxDatagram, RxIpId, Shards,
+};
 
 /// The byte that says which port a datagram is for.
 pub(crate) const SELECTOR: u16 = 5;
 
 pub(crate) fn ip(address: &str) -> IpAddr {
     address.parse().expect("an address")
+}
+
+/// A path between these addresses.
+pub(crate) fn spec(local: &str, remote: &str) -> PathSpec {
+    let (local, remote) = (ip(local), ip(remote));
+    PathSpec { local, remote, src_port: 0xc0de, tos: 0, ttl: 64, flow_label: 0 }
+}
+
+/// A received datagram, owned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Got {
+    pub(crate) payload: Vec<u8>,
+    pub(crate) src: IpAddr,
+    pub(crate) dst: IpAddr,
+    pub(crate) src_port: u16,
+    pub(crate) ip_id: RxIpId,
+    pub(crate) tos: Option<u8>,
+}
+
+impl From<RxDatagram<'_>> for Got {
+    fn from(d: RxDatagram<'_>) -> Self {
+        let RxDatagram { payload, src, dst, src_port, ip_id, tos } = d;
+        Self { payload: payload.to_vec(), src, dst, src_port, ip_id, tos }
+    }
+}
+
+/// Receives until `want` datagrams have arrived, or for this long.
+pub(crate) fn receive_for(port: &mut impl Port, want: usize, patience: Duration) -> Vec<Got> {
+    let (mut got, mut taken, end) = (Vec::new(), 0, Instant::now() + patience);
+    loop {
+        taken += port.receive(64, |d| got.push(d.into())).expect("alive");
+        assert_eq!(taken, got.len(), "receive() returns their number");
+        if got.len() >= want || Instant::now() > end {
+            return got;
+        }
+        descriptors::wait_readable(port.wait_fd(), 20).expect("poll");
+    }
 }
 
 /// The loopback interface, as it is in every namespace.
@@ -27,6 +69,42 @@ pub(crate) fn lo() -> Interface {
         loopback: true,
         addresses: vec![(ip("127.0.0.1"), 8)],
     }
+}
+
+/// Takes the parts of ports from the kernel.
+type Take =
+    fn(&Interface, &[IpAddr], &PortConfig, Shards, Option<SharedSockets>) -> Parted<Vec<Parts>>;
+type Parted<T> = Result<T, OpenError>;
+
+/// Ports of a backend whose two steps of opening are one.
+pub(crate) trait Open: Sized {
+    const TAKE: Take;
+    const ASSEMBLE: fn(Parts) -> Parted<Self>;
+
+    fn open(iface: &Interface, addresses: &[IpAddr], config: &PortConfig) -> Parted<Self> {
+        let ports = Self::open_shards(iface, addresses, config, Shards::ONE);
+        ports.map(|mut ports| ports.pop().expect("one was asked for"))
+    }
+
+    fn open_shards(
+        iface: &Interface,
+        addresses: &[IpAddr],
+        config: &PortConfig,
+        shards: Shards,
+    ) -> Parted<Vec<Self>> {
+        let parts = Self::TAKE(iface, addresses, config, shards, None)?;
+        parts.into_iter().map(Self::ASSEMBLE).collect()
+    }
+}
+
+impl Open for UdpPort {
+    const TAKE: Take = Self::acquire;
+    const ASSEMBLE: fn(Parts) -> Parted<Self> = Self::assemble;
+}
+
+impl<F: FrameIo> Open for FramePort<F> {
+    const TAKE: Take = Self::acquire;
+    const ASSEMBLE: fn(Parts) -> Parted<Self> = Self::assemble;
 }
 
 /// A port on `v0`, for the addresses given.
@@ -65,14 +143,24 @@ pub(crate) fn open_once(
     own: &[IpAddr],
     count: usize,
 ) -> Result<Vec<AnyPort>, OpenError> {
-    let (config, shards) =
-        (PortConfig::default(), Shards { shared: false, first: 0, count, selector: SELECTOR });
-    let parts = match backend {
-        Backend::Udp => UdpPort::acquire(iface, own, &config, shards, None),
-        Backend::Packet => PacketPort::acquire(iface, own, &config, shards, None),
-        _ => XdpPort::acquire(iface, own, &config, shards, None),
+    let shards = Shards { shared: false, first: 0, count, selector: SELECTOR };
+    let parts = acquire(iface, backend, own, shards)?;
+    parts.into_iter().map(AnyPort::assemble).collect()
+}
+
+/// Takes the parts of ports with the default configuration.
+pub(crate) fn acquire(
+    iface: &Interface,
+    backend: Backend,
+    own: &[IpAddr],
+    shards: Shards,
+) -> Result<Vec<Parts>, OpenError> {
+    let take = match backend {
+        Backend::Udp => UdpPort::TAKE,
+        Backend::Packet => PacketPort::TAKE,
+        _ => XdpPort::TAKE,
     };
-    parts?.into_iter().map(AnyPort::assemble).collect()
+    take(iface, own, &PortConfig::default(), shards, None)
 }
 
 /// A port on each side.

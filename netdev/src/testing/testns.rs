@@ -49,10 +49,7 @@ impl NetNs {
             assert_eq!(entered, 0, "setns: {}", io::Error::last_os_error());
             f()
         };
-        std::thread::scope(|scope| match scope.spawn(work).join() {
-            Ok(value) => value,
-            Err(panic) => std::panic::resume_unwind(panic),
-        })
+        on_a_thread(work)
     }
 
     /// Runs a shell command inside the namespace and returns its output; panics if it fails.
@@ -173,8 +170,24 @@ pub(crate) fn needs(programs: &[&str]) -> io::Result<()> {
     }
 }
 
+/// Runs `f` on a thread of its own; a panic is passed on.
+fn on_a_thread<R: Send>(f: impl FnOnce() -> R + Send) -> R {
+    std::thread::scope(|scope| match scope.spawn(f).join() {
+        Ok(value) => value,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
 /// Runs `f` on a thread that lacks a capability (of capabilities(7)).
 pub(crate) fn without_capability<R: Send>(capability: u32, f: impl FnOnce() -> R + Send) -> R {
+    without_capabilities(&[capability], f)
+}
+
+/// The same with several.
+pub(crate) fn without_capabilities<R: Send>(
+    capabilities: &[u32],
+    f: impl FnOnce() -> R + Send,
+) -> R {
     const VERSION_3: u32 = 0x2008_0522;
     let work = || {
         let header = [VERSION_3, 0];
@@ -184,16 +197,15 @@ pub(crate) fn without_capability<R: Send>(capability: u32, f: impl FnOnce() -> R
         // __user_cap_data_struct, as version 3 wants them; only this thread is changed.
         let changed = unsafe {
             let got = libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr());
-            sets[(capability / 32 * 3) as usize] &= !(1 << (capability % 32));
+            for capability in capabilities {
+                sets[(capability / 32 * 3) as usize] &= !(1 << (capability % 32));
+            }
             got | libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr())
         };
         assert_eq!(changed, 0, "capset: {}", io::Error::last_os_error());
         f()
     };
-    std::thread::scope(|scope| match scope.spawn(work).join() {
-        Ok(value) => value,
-        Err(panic) => std::panic::resume_unwind(panic),
-    })
+    on_a_thread(work)
 }
 
 /// Runs `f` on a thread of another user, which has no capability then.
@@ -210,10 +222,7 @@ pub(crate) fn as_user<R: Send>(uid: u32, f: impl FnOnce() -> R + Send) -> io::Re
         unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0) };
         if changed == 0 { Ok(f()) } else { Err(io::Error::other("needs root")) }
     };
-    std::thread::scope(|scope| match scope.spawn(work).join() {
-        Ok(value) => value,
-        Err(panic) => std::panic::resume_unwind(panic),
-    })
+    on_a_thread(work)
 }
 
 /// Makes the process that `command` starts one of the user and group 65534, without capabilities,
@@ -270,49 +279,35 @@ pub(crate) fn limit_descriptors(room: usize) -> impl Drop {
 
 /// From now on the kernel knows a socket option no longer when this thread sets it.
 pub(crate) fn forget_option(level: i32, option: i32) {
-    const NUMBER: u32 = std::mem::offset_of!(libc::seccomp_data, nr) as u32;
-    /// The lower halves of the second and third argument.
-    const LEVEL: u32 = std::mem::offset_of!(libc::seccomp_data, args) as u32
-        + if cfg!(target_endian = "big") { 12 } else { 8 };
-    const NAME: u32 = LEVEL + 8;
-    let act = |code: u32, jf, k| libc::sock_filter { code: code as u16, jt: 0, jf, k };
-    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let ret = libc::BPF_RET | libc::BPF_K;
-    filter_calls(&mut [
-        act(load, 0, NUMBER),
-        act(equal, 5, libc::SYS_setsockopt as u32),
-        act(load, 0, LEVEL),
-        act(equal, 3, level as u32),
-        act(load, 0, NAME),
-        act(equal, 1, option as u32),
-        act(ret, 0, libc::SECCOMP_RET_ERRNO | libc::ENOPROTOOPT as u32),
-        act(ret, 0, libc::SECCOMP_RET_ALLOW),
-    ]);
+    refuse(libc::SYS_setsockopt, &[(1, level), (2, option)], libc::ENOPROTOOPT);
 }
 
 /// From now on this thread makes no socket of an address family, as under systemd's
 /// `RestrictAddressFamilies`.
 pub(crate) fn forbid_family(family: i32) {
+    refuse(libc::SYS_socket, &[(0, family)], libc::EAFNOSUPPORT);
+}
+
+/// From now on this thread's calls `number` fail where the arguments of these numbers have these
+/// values in their lower halves.
+fn refuse(number: libc::c_long, arguments: &[(u32, i32)], errno: i32) {
     const NUMBER: u32 = std::mem::offset_of!(libc::seccomp_data, nr) as u32;
-    const FAMILY: u32 = std::mem::offset_of!(libc::seccomp_data, args) as u32
+    const ARGUMENTS: u32 = std::mem::offset_of!(libc::seccomp_data, args) as u32
         + if cfg!(target_endian = "big") { 4 } else { 0 };
     let act = |code: u32, jf, k| libc::sock_filter { code: code as u16, jt: 0, jf, k };
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     let ret = libc::BPF_RET | libc::BPF_K;
-    filter_calls(&mut [
-        act(load, 0, NUMBER),
-        act(equal, 3, libc::SYS_socket as u32),
-        act(load, 0, FAMILY),
-        act(equal, 1, family as u32),
-        act(ret, 0, libc::SECCOMP_RET_ERRNO | libc::EAFNOSUPPORT as u32),
-        act(ret, 0, libc::SECCOMP_RET_ALLOW),
-    ]);
-}
-
-/// Has this thread's calls pass a filter.
-fn filter_calls(filter: &mut [libc::sock_filter]) {
+    let values = arguments.iter().map(|(at, value)| (ARGUMENTS + 8 * at, *value as u32));
+    let checks: Vec<_> = [(NUMBER, number as u32)].into_iter().chain(values).collect();
+    let mut filter = Vec::new();
+    for (index, (at, value)) in checks.iter().enumerate() {
+        // Another value goes on at the last line.
+        let behind = 2 * (checks.len() - index) - 1;
+        filter.extend([act(load, 0, *at), act(equal, behind as u8, *value)]);
+    }
+    filter.push(act(ret, 0, libc::SECCOMP_RET_ERRNO | errno as u32));
+    filter.push(act(ret, 0, libc::SECCOMP_RET_ALLOW));
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: the kernel reads the program and its filter, which are there until the call returns.
     let set = unsafe {
@@ -352,6 +347,8 @@ pub(crate) fn arrives(port: &mut impl crate::port::contract::Port) -> bool {
 /// Reports on the real stderr that a test did not run.
 pub(crate) fn skip(name: &str, reason: &dyn std::fmt::Display) {
     use std::io::Write;
+    let name = name.trim_start_matches("rocinante_netdev::").trim_start_matches("testing::");
+    let name = name.trim_end_matches("::{{closure}}");
     let line = format!("SKIPPED {name}: {reason}\n");
     // The test harness captures the print macros, not a write to descriptor 2.
     if let Ok(fd) = io::stderr().as_fd().try_clone_to_owned() {
@@ -359,9 +356,13 @@ pub(crate) fn skip(name: &str, reason: &dyn std::fmt::Display) {
     }
 }
 
-/// The value, or a `SKIPPED` line and a return from the calling test.
+/// The value, or a `SKIPPED` line and a return from the calling test. It has the name of the test,
+/// or another one.
 macro_rules! or_skip {
-    ($name:literal, $made:expr) => {
+    ($made:expr) => {
+        $crate::testing::testns::or_skip!(std::any::type_name_of_val(&|| ()), $made)
+    };
+    ($name:expr, $made:expr) => {
         match $made {
             Ok(made) => made,
             Err(e) => return $crate::testing::testns::skip($name, &e),
@@ -372,7 +373,7 @@ pub(crate) use or_skip;
 
 #[test]
 fn namespaces_are_separate() {
-    let pair = or_skip!("testns::namespaces_are_separate", Pair::new());
+    let pair = or_skip!(Pair::new());
     assert_ne!(pair.a.inode(), pair.b.inode());
     assert!(pair.a.sh("ip -br address show v0").contains("10.9.0.1/24"));
     assert!(pair.b.sh("ip -br address show v0").contains("10.9.0.2/24"));

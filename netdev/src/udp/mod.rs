@@ -88,41 +88,15 @@ struct TxStats {
 }
 
 impl UdpPort {
-    /// Opens UDP/4791 on each of `addresses`, which are addresses of `iface` in GID order.
+    /// Opens UDP/4791 on each of `addresses`, which are addresses of `iface` in GID order, for one
+    /// port each. `shared` has the sockets where other processes share the addresses. Super-packets
+    /// are not split between several ports: they follow their first datagram.
     ///
     /// # Errors
     /// No address, an address outside this network namespace, or an address with port 4791 in use;
-    /// the hint then names the process that holds it, as far as `/proc` shows it.
-    pub fn open(
-        iface: &Interface,
-        addresses: &[IpAddr],
-        config: &PortConfig,
-    ) -> Result<Self, OpenError> {
-        let mut ports = Self::open_shards(iface, addresses, config, Shards::ONE)?;
-        Ok(ports.pop().expect("one was asked for"))
-    }
-
-    /// Opens several ports that share the addresses. Super-packets are not split: they follow their
-    /// first datagram.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open); or the kernel does not let a classic BPF program select a socket
-    /// (before Linux 4.5).
-    pub fn open_shards(
-        iface: &Interface,
-        addresses: &[IpAddr],
-        config: &PortConfig,
-        shards: Shards,
-    ) -> Result<Vec<Self>, OpenError> {
-        let parts = Self::acquire(iface, addresses, config, shards, None)?;
-        parts.into_iter().map(Self::assemble).collect()
-    }
-
-    /// Takes what [`open_shards`](Self::open_shards) needs of the kernel, for one port each.
-    /// `shared` has the sockets where other processes share the addresses.
-    ///
-    /// # Errors
-    /// As [`open_shards`](Self::open_shards).
+    /// the hint then names the process that holds it, as far as `/proc` shows it. For several
+    /// ports, also that the kernel does not let a classic BPF program select a socket (before Linux
+    /// 4.5).
     pub fn acquire(
         iface: &Interface,
         addresses: &[IpAddr],
@@ -152,7 +126,7 @@ impl UdpPort {
     /// It owns UDP/4791 on each address, so that the kernel never answers "port unreachable" and no
     /// program takes the port. `receive` returns only datagrams to groups, those that do not come
     /// by the port's interface, and those that neighbours hand over: other input is dropped before
-    /// it is queued. Sending works as on a port from [`open`](Self::open), through the kernel's
+    /// it is queued. Sending works as on a port of [`assemble`](Self::assemble), through the kernel's
     /// routing and neighbour resolution.
     pub(crate) fn assemble_guard(manifest: &Manifest, sockets: Fds) -> Result<Self, OpenError> {
         let backend = manifest.backend();

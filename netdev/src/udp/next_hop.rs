@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_process_without_rights_has_the_kernel_ask() {
-        let pair = or_skip!("next_hop::a_process_without_rights_has_the_kernel_ask", Pair::new());
+        let pair = or_skip!(Pair::new());
         pair.a.sh("ip route add 192.0.2.0/24 via 10.9.0.2
                    ip link add d0 type veth peer name d1
                    ip link set d1 up

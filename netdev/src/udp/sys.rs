@@ -12,7 +12,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::net::RecvFlags;
 
 use crate::kernel::call;
-use crate::kernel::descriptors::{Program, attach_filter, receive_messages, send_messages};
+use crate::kernel::descriptors::{
+    Program, attach_filter, owns_descriptor, receive_messages, send_messages,
+};
 use crate::kernel::inherited;
 use crate::port::config::Shards;
 use crate::port::steering;
@@ -275,24 +277,7 @@ impl Socket {
     }
 }
 
-impl From<OwnedFd> for Socket {
-    /// A UDP socket that [`new`](Self::new) made, perhaps in another process.
-    fn from(fd: OwnedFd) -> Self {
-        Self(fd)
-    }
-}
-
-impl From<Socket> for OwnedFd {
-    fn from(socket: Socket) -> Self {
-        socket.0
-    }
-}
-
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
+owns_descriptor!(Socket);
 
 /// A destination of datagrams, and the control messages that each of them carries.
 #[derive(Clone, Copy)]

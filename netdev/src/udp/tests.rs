@@ -5,7 +5,7 @@ use crate::ROCE_PORT;
 use crate::kernel::descriptors;
 use crate::port::config::UdpConfig;
 use crate::port::contract::RxIpId;
-use crate::testing::sides::lo;
+use crate::testing::sides::{Got, Open as _, lo, receive_for};
 use crate::testing::testns::{Pair, forget_option, or_skip};
 
 /// Addresses 127.x.y.z of this test process alone, so that tests of several processes, which all
@@ -37,17 +37,6 @@ fn open_guard(iface: &Interface, own: IpAddr) -> UdpPort {
     UdpPort::assemble_guard(&manifest, sockets).unwrap()
 }
 
-/// A received datagram, owned.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Got {
-    payload: Vec<u8>,
-    src: IpAddr,
-    dst: IpAddr,
-    src_port: u16,
-    ip_id: RxIpId,
-    tos: Option<u8>,
-}
-
 fn open(address: IpAddr) -> UdpPort {
     UdpPort::open(&lo(), &[address], &PortConfig::default()).unwrap()
 }
@@ -56,8 +45,8 @@ fn spec(local: IpAddr, remote: IpAddr) -> PathSpec {
     PathSpec { local, remote, src_port: 0xC123, tos: 0, ttl: 64, flow_label: 0 }
 }
 
-/// Sends datagrams of these sizes, filled with their number; returns the identifications.
-fn send(port: &mut UdpPort, path: PathId, sizes: &[usize]) -> Vec<u16> {
+/// Stages datagrams of these sizes, filled with their number; returns the identifications.
+fn stage(port: &mut UdpPort, path: PathId, sizes: &[usize]) -> Vec<u16> {
     let stage = |(i, &len)| {
         let slot = port.reserve(path, len).expect("room");
         slot.buf.fill(i as u8);
@@ -65,7 +54,12 @@ fn send(port: &mut UdpPort, path: PathId, sizes: &[usize]) -> Vec<u16> {
         port.commit();
         id
     };
-    let ids = sizes.iter().enumerate().map(stage).collect();
+    sizes.iter().enumerate().map(stage).collect()
+}
+
+/// Sends such datagrams.
+fn send(port: &mut UdpPort, path: PathId, sizes: &[usize]) -> Vec<u16> {
+    let ids = stage(port, path, sizes);
     port.flush(|failure| panic!("{failure:?}"));
     assert!(!port.wants_write());
     ids
@@ -73,27 +67,8 @@ fn send(port: &mut UdpPort, path: PathId, sizes: &[usize]) -> Vec<u16> {
 
 /// Receives until `count` datagrams have come.
 fn receive(port: &mut UdpPort, count: usize) -> Vec<Got> {
-    let mut got = Vec::new();
-    while got.len() < count {
-        assert!(
-            descriptors::wait_readable(port.wait_fd(), 5_000).unwrap(),
-            "{} of {count}",
-            got.len()
-        );
-        let before = got.len();
-        let sink = |d: RxDatagram<'_>| {
-            got.push(Got {
-                payload: d.payload.to_vec(),
-                src: d.src,
-                dst: d.dst,
-                src_port: d.src_port,
-                ip_id: d.ip_id,
-                tos: d.tos,
-            });
-        };
-        let reported = port.receive(64, sink).unwrap();
-        assert_eq!(reported, got.len() - before);
-    }
+    let got = receive_for(port, count, Duration::from_secs(5));
+    assert!(got.len() >= count, "{} of {count}", got.len());
     got
 }
 
@@ -488,10 +463,7 @@ fn several_ports_share_an_address_and_each_gets_what_is_for_its_queue_pairs() {
 /// in another network that has the same addresses.
 #[test]
 fn paths_lead_from_where_the_port_is_whoever_adds_them() {
-    let [pair, alike] = or_skip!(
-        "udp::paths_lead_from_where_the_port_is_whoever_adds_them",
-        Pair::new().and_then(|pair| Ok([pair, Pair::new()?]))
-    );
+    let [pair, alike] = or_skip!(Pair::new().and_then(|pair| Ok([pair, Pair::new()?])));
     let [a, b] = ["10.9.0.1", "10.9.0.2"].map(|address| address.parse::<IpAddr>().unwrap());
     let [mut tx, mut rx] = [(&pair.a, a), (&pair.b, b)].map(|(ns, address)| {
         ns.run(|| {
@@ -518,7 +490,7 @@ fn paths_lead_from_where_the_port_is_whoever_adds_them() {
 /// Administrators watch the kernel's counters of errors.
 #[test]
 fn opening_a_port_counts_no_errors() {
-    let pair = or_skip!("udp::opening_a_port_counts_no_errors", Pair::new());
+    let pair = or_skip!(Pair::new());
     for address in ["10.9.0.1", "fd09::1"] {
         pair.a.run(|| {
             let iface = Interface::by_name("v0").expect("v0");

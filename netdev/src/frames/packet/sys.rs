@@ -15,7 +15,7 @@ use super::ring::{RingGeometry, RxFrame};
 use super::tx::FrameSink;
 use super::vnet::VNET_LEN;
 use crate::kernel::call;
-use crate::kernel::descriptors::{Program, send_messages};
+use crate::kernel::descriptors::{Program, owns_descriptor, send_messages};
 use crate::kernel::inherited;
 
 /// The most frames of one [`SendScratch::send`].
@@ -238,24 +238,7 @@ impl PacketSocket {
     }
 }
 
-impl From<OwnedFd> for PacketSocket {
-    /// A socket that [`new`](Self::new) made, perhaps in another process.
-    fn from(fd: OwnedFd) -> Self {
-        Self(fd)
-    }
-}
-
-impl From<PacketSocket> for OwnedFd {
-    fn from(socket: PacketSocket) -> Self {
-        socket.0
-    }
-}
-
-impl AsFd for PacketSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
+owns_descriptor!(PacketSocket);
 
 /// Size of a page of memory, in bytes.
 pub(crate) fn page_bytes() -> u32 {

@@ -12,6 +12,7 @@ use crate::kernel::interface::Interface;
 use crate::port::config::{PacketConfig, PortConfig};
 use crate::port::contract::{Path, PathSpec, Port as _, RxBudget, RxIpId};
 use crate::port::headers::FrameTemplate;
+use crate::testing::sides::{Got, Open as _, ip, receive_for, spec};
 use crate::testing::testns::{
     NetNs, Pair, arrives, has_arrivals, look_after, needs, or_skip, without_capability,
 };
@@ -22,13 +23,6 @@ const A4: &str = "10.9.0.1";
 const B4: &str = "10.9.0.2";
 const A6: &str = "fd09::1";
 const B6: &str = "fd09::2";
-
-/// A received datagram: payload, source, source port, identification.
-type Got = (Vec<u8>, IpAddr, u16, RxIpId);
-
-fn ip(address: &str) -> IpAddr {
-    address.parse().expect("an address")
-}
 
 fn open_on(ns: &NetNs, iface: &str, own: &[&str], config: &PortConfig) -> PacketPort {
     ns.run(|| {
@@ -65,14 +59,7 @@ fn ports(pair: &Pair) -> (PacketPort, PacketPort) {
 }
 
 fn path(ns: &NetNs, port: &mut PacketPort, local: &str, remote: &str) -> Path {
-    let spec = PathSpec {
-        local: ip(local),
-        remote: ip(remote),
-        src_port: 0xc123,
-        tos: 0x0a,
-        ttl: 64,
-        flow_label: 0,
-    };
+    let spec = PathSpec { src_port: 0xc123, tos: 0x0a, ..spec(local, remote) };
     ns.run(|| port.add_path(&spec)).expect("a path")
 }
 
@@ -102,41 +89,29 @@ fn send(port: &mut PacketPort, path: PathId, lens: &[usize]) -> Vec<u16> {
 }
 
 fn drain(port: &mut PacketPort) -> Vec<Got> {
-    let mut got = Vec::new();
-    while port
-        .receive(16, |d| {
-            got.push((d.payload.to_vec(), d.src, d.src_port, d.ip_id));
-            assert!(d.tos.is_some());
-        })
-        .expect("alive")
-        > 0
-    {}
-    got
+    receive_for(port, 0, Duration::ZERO)
 }
 
 /// Receives until `count` datagrams have arrived; a veth delivers within the sender's system call,
 /// but the kernel may defer it.
 fn receive(port: &mut PacketPort, count: usize) -> Vec<Got> {
-    let end = Instant::now() + Duration::from_secs(2);
-    let mut got = drain(port);
-    while got.len() < count && Instant::now() < end {
-        crate::kernel::descriptors::wait_readable(port.wait_fd(), 10).expect("poll");
-        got.extend(drain(port));
-    }
+    let mut got = receive_for(port, count, Duration::from_secs(2));
+    got.extend(drain(port));
+    assert!(got.iter().all(|got| got.tos.is_some()));
     got
 }
 
 fn check_payloads(got: &[Got], lens: &[usize]) {
-    let lengths: Vec<usize> = got.iter().map(|g| g.0.len()).collect();
+    let lengths: Vec<usize> = got.iter().map(|g| g.payload.len()).collect();
     assert_eq!(lengths, lens);
-    for (index, (bytes, ..)) in got.iter().enumerate() {
+    for (index, Got { payload: bytes, .. }) in got.iter().enumerate() {
         assert!(*bytes == payload(index, bytes.len()), "datagram {index} differs");
     }
 }
 
 #[test]
 fn runs_and_single_datagrams_arrive_over_ipv4_and_ipv6() {
-    let pair = or_skip!("packet::runs_and_single_datagrams_arrive_over_ipv4_and_ipv6", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, mut b) = ports(&pair);
     let lengths: [Vec<usize>; 8] = [
         vec![16],
@@ -154,7 +129,7 @@ fn runs_and_single_datagrams_arrive_over_ipv4_and_ipv6() {
             let ids = send(&mut a, to.id, lens);
             let got = receive(&mut b, lens.len());
             check_payloads(&got, lens);
-            for ((_, src, src_port, ip_id), id) in got.iter().zip(&ids) {
+            for (Got { src, src_port, ip_id, .. }, id) in got.iter().zip(&ids) {
                 assert_eq!((*src, *src_port), (ip(local), to.src_port));
                 match ip_id {
                     RxIpId::Exact { id: got, flags } => assert_eq!((got, *flags), (id, 0x4000)),
@@ -174,7 +149,7 @@ fn runs_and_single_datagrams_arrive_over_ipv4_and_ipv6() {
 
 #[test]
 fn sixty_segments_are_one_super_packet() {
-    let pair = or_skip!("packet::sixty_segments_are_one_super_packet", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, mut b) = ports(&pair);
     let to = path(&pair.a, &mut a, A4, B4);
     send(&mut a, to.id, &[80; 60]);
@@ -186,13 +161,13 @@ fn sixty_segments_are_one_super_packet() {
     let ids = send(&mut a, to.id, &[80; 60]);
     assert_eq!(ids, (60..120).collect::<Vec<_>>());
     let kinds: Vec<bool> =
-        receive(&mut b, 60).iter().map(|g| matches!(g.3, RxIpId::Exact { .. })).collect();
+        receive(&mut b, 60).iter().map(|g| matches!(g.ip_id, RxIpId::Exact { .. })).collect();
     assert_eq!(kinds, [vec![true], vec![false; 59]].concat());
 }
 
 #[test]
 fn the_longest_datagram_has_a_slot_and_a_longer_one_has_none() {
-    let pair = or_skip!("packet::the_longest_datagram_has_a_slot", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, _b) = ports(&pair);
     let to = path(&pair.a, &mut a, A4, B4);
     let longest = a.io.limits.bytes;
@@ -202,7 +177,7 @@ fn the_longest_datagram_has_a_slot_and_a_longer_one_has_none() {
 
 #[test]
 fn identifications_stay_below_128_and_runs_end_there() {
-    let pair = or_skip!("packet::identifications_stay_below_128_and_runs_end_there", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, mut b) = ports(&pair);
     let to = path(&pair.a, &mut a, A4, B4);
     assert_eq!(send(&mut a, to.id, &[80; 50]), (0..50).collect::<Vec<_>>());
@@ -221,10 +196,7 @@ fn identifications_stay_below_128_and_runs_end_there() {
 
 #[test]
 fn segmented_on_the_way_every_frame_carries_the_promised_identification() {
-    let pair = or_skip!(
-        "packet::segmented_on_the_way_every_frame_carries_the_promised_identification",
-        needs(&["ethtool"]).and_then(|()| Pair::new())
-    );
+    let pair = or_skip!(needs(&["ethtool"]).and_then(|()| Pair::new()));
     pair.a.sh("ethtool -K v0 tx-udp-segmentation off");
     let (mut a, mut b) = ports(&pair);
     for (local, remote) in [(A4, B4), (A6, B6)] {
@@ -238,7 +210,7 @@ fn segmented_on_the_way_every_frame_carries_the_promised_identification() {
         if remote == B4 {
             let want: Vec<RxIpId> =
                 ids.iter().map(|id| RxIpId::Exact { id: *id, flags: 0x4000 }).collect();
-            assert_eq!(got.iter().map(|g| g.3).collect::<Vec<_>>(), want);
+            assert_eq!(got.iter().map(|g| g.ip_id).collect::<Vec<_>>(), want);
         }
     }
     let apart = a.runs().departed.expect("it counts");
@@ -254,7 +226,7 @@ fn segmented_on_the_way_every_frame_carries_the_promised_identification() {
 
 #[test]
 fn frames_without_segmentation_are_the_same() {
-    let pair = or_skip!("packet::frames_without_segmentation_are_the_same", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (_, mut b) = ports(&pair);
     let config = PortConfig { no_segmentation: true, ..PortConfig::default() };
     let mut a = open_on(&pair.a, "v0", &[A4, A6], &config);
@@ -270,10 +242,7 @@ fn frames_without_segmentation_are_the_same() {
 #[test]
 fn a_udp_socket_takes_what_the_port_sends() {
     // Also the checksums: a socket verifies them where they are not partial.
-    let pair = or_skip!(
-        "packet::a_udp_socket_takes_what_the_port_sends",
-        needs(&["ethtool"]).and_then(|()| Pair::new())
-    );
+    let pair = or_skip!(needs(&["ethtool"]).and_then(|()| Pair::new()));
     pair.a.sh("ethtool -K v0 tx-udp-segmentation off tx off");
     let (mut a, b) = ports(&pair);
     drop(b);
@@ -296,7 +265,7 @@ fn a_udp_socket_takes_what_the_port_sends() {
 
 #[test]
 fn a_cold_neighbour_is_resolved_by_the_kernel() {
-    let pair = or_skip!("packet::a_cold_neighbour_is_resolved_by_the_kernel", Pair::new());
+    let pair = or_skip!(Pair::new());
     for (local, remote) in [(A4, B4), (A6, B6)] {
         let config = PortConfig::default();
         let mut a = open_on(&pair.a, "v0", &[A4, A6], &config);
@@ -312,7 +281,7 @@ fn a_cold_neighbour_is_resolved_by_the_kernel() {
         assert_eq!(a.stats().tx_unresolved, 5, "{remote}");
         let got = receive(&mut b, 5);
         check_payloads(&got, &[300; 5]);
-        assert!(got.iter().all(|g| g.2 == to.src_port), "the same source port either way");
+        assert!(got.iter().all(|g| g.src_port == to.src_port), "the same source port either way");
         let end = Instant::now() + Duration::from_secs(2);
         while a.stats().tx_unresolved != a.stats().tx_datagrams - 1 {
             assert!(Instant::now() < end, "never resolved");
@@ -326,10 +295,7 @@ fn a_cold_neighbour_is_resolved_by_the_kernel() {
 
 #[test]
 fn what_waits_is_not_overtaken_and_keeps_no_other_path_from_looking() {
-    let pair = or_skip!(
-        "packet::what_waits_is_not_overtaken_and_keeps_no_other_path_from_looking",
-        Pair::new()
-    );
+    let pair = or_skip!(Pair::new());
     let (mut a, mut b) = ports(&pair);
     // Let news about each other settle first.
     let [held, other] = [(A4, B4), (A6, B6)].map(|(from, to)| path(&pair.a, &mut a, from, to).id);
@@ -359,14 +325,13 @@ fn what_waits_is_not_overtaken_and_keeps_no_other_path_from_looking() {
     assert!(matches!(a.paths.hop(held), Some(Hop::Guard(_))), "the kernel is to look");
     send(&mut a, held, &[2]);
     send(&mut a, held, &[3]);
-    let lens: Vec<usize> = receive(&mut b, 3).iter().map(|got| got.0.len()).collect();
+    let lens: Vec<usize> = receive(&mut b, 3).iter().map(|got| got.payload.len()).collect();
     assert_eq!(lens, [1, 2, 3]);
 }
 
 #[test]
 fn an_unreachable_neighbour_costs_datagrams_and_nothing_else() {
-    let pair =
-        or_skip!("packet::an_unreachable_neighbour_costs_datagrams_and_nothing_else", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, mut b) = ports(&pair);
     let dead = path(&pair.a, &mut a, A4, "10.9.0.77");
     let live = path(&pair.a, &mut a, A4, B4);
@@ -381,7 +346,7 @@ fn an_unreachable_neighbour_costs_datagrams_and_nothing_else() {
 
 #[test]
 fn a_full_ring_drops_and_counts() {
-    let pair = or_skip!("packet::a_full_ring_drops_and_counts", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, b) = ports(&pair);
     drop(b);
     let config = PortConfig { packet: PacketConfig { ring_frames: 8 }, ..PortConfig::default() };
@@ -400,7 +365,7 @@ fn a_full_ring_drops_and_counts() {
 
 #[test]
 fn the_budget_never_overruns_the_ring() {
-    let pair = or_skip!("packet::the_budget_never_overruns_the_ring", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, mut b) = ports(&pair);
     let budget = b.capabilities().rx_budget;
     assert!(budget.datagrams >= 256 - 256 / 4);
@@ -418,7 +383,7 @@ fn the_budget_never_overruns_the_ring() {
 
 #[test]
 fn a_neighbours_flooded_frames_are_not_taken() {
-    let pair = or_skip!("packet::a_neighbours_flooded_frames_are_not_taken", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, mut b) = ports(&pair);
     // As flooded by a bridge: another machine's frame, and our Ethernet address with another IP.
     pair.a.sh("ip neigh add 10.9.0.3 lladdr 02:00:00:00:09:03 dev v0
@@ -437,10 +402,7 @@ fn a_neighbours_flooded_frames_are_not_taken() {
 
 #[test]
 fn a_full_queueing_discipline_is_a_failure_at_once() {
-    let pair = or_skip!(
-        "packet::a_full_queueing_discipline_is_a_failure_at_once",
-        needs(&["tc"]).and_then(|()| Pair::new())
-    );
+    let pair = or_skip!(needs(&["tc"]).and_then(|()| Pair::new()));
     pair.a.sh("tc qdisc add dev v0 root tbf rate 1mbit burst 70000 limit 140000");
     let (mut a, _b) = ports(&pair);
     let to = path(&pair.a, &mut a, A4, B4);
@@ -459,21 +421,8 @@ fn a_full_queueing_discipline_is_a_failure_at_once() {
 }
 
 #[test]
-fn datagrams_to_the_own_address_come_back() {
-    let pair = or_skip!("packet::datagrams_to_the_own_address_come_back", Pair::new());
-    let (mut a, _b) = ports(&pair);
-    let to = path(&pair.a, &mut a, A4, A4);
-    send(&mut a, to.id, &[77; 3]);
-    assert!(arrives(&mut a));
-    check_payloads(&receive(&mut a, 3), &[77; 3]);
-    let across = path(&pair.a, &mut a, A6, A6);
-    send(&mut a, across.id, &[11]);
-    assert_eq!(receive(&mut a, 1)[0].3, RxIpId::None);
-}
-
-#[test]
 fn two_ports_meet_on_the_loopback_interface() {
-    let ns = or_skip!("packet::two_ports_meet_on_the_loopback_interface", NetNs::new());
+    let ns = or_skip!(NetNs::new());
     let config = PortConfig::default();
     let mut a = open_on(&ns, "lo", &["127.0.0.1"], &config);
     let mut b = open_on(&ns, "lo", &["127.0.0.2"], &config);
@@ -489,20 +438,13 @@ fn two_ports_meet_on_the_loopback_interface() {
 
 #[test]
 fn garbage_is_counted_and_does_not_hold_the_receiver() {
-    let pair = or_skip!("packet::garbage_is_counted_and_does_not_hold_the_receiver", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (a, mut b) = ports(&pair);
     let mut damaged = Vec::new();
     for (v6, at) in [(false, 38), (false, 39), (true, 58), (true, 59)] {
         // A UDP length that does not fit: the filter lets it pass.
         let (local, remote) = if v6 { (A6, B6) } else { (A4, B4) };
-        let spec = PathSpec {
-            local: ip(local),
-            remote: ip(remote),
-            src_port: 0,
-            tos: 0,
-            ttl: 9,
-            flow_label: 0,
-        };
+        let spec = PathSpec { src_port: 0, ttl: 9, ..spec(local, remote) };
         let to = [2, 0, 0, 0, 9, 2];
         let template = FrameTemplate::new([2; 6], to, &spec, 1).expect("one family");
         let mut frame = vec![0; template.header_len() + 64];

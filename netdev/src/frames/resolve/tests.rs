@@ -109,7 +109,7 @@ fn settle(table: &mut PathTable) {
 /// The port wakes up ever more rarely for a neighbour that does not answer, and then no more.
 #[test]
 fn a_neighbour_that_nobody_asks_for_again_is_given_up() {
-    let pair = or_skip!("resolve::a_neighbour_that_nobody_asks_for_again_is_given_up", Pair::new());
+    let pair = or_skip!(Pair::new());
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
         let path = table.add(&spec("10.9.0.1", "10.9.0.99"), &mut guard).expect("a path").id;
@@ -127,7 +127,7 @@ fn a_neighbour_that_nobody_asks_for_again_is_given_up() {
 
 #[test]
 fn a_path_follows_the_neighbour_cache() {
-    let pair = or_skip!("resolve::a_path_follows_the_neighbour_cache", Pair::new());
+    let pair = or_skip!(Pair::new());
     for (local, remote) in [("10.9.0.1", "10.9.0.7"), ("fd09::1", "fd09::7")] {
         let neigh = |what: &str| pair.a.sh(&format!("ip neigh {what}").replace('@', remote));
         pair.a.run(|| {
@@ -165,7 +165,7 @@ fn a_path_follows_the_neighbour_cache() {
 
 #[test]
 fn a_new_path_has_its_neighbour_resolved() {
-    let pair = or_skip!("resolve::a_new_path_has_its_neighbour_resolved", Pair::new());
+    let pair = or_skip!(Pair::new());
     for (local, remote) in [("10.9.0.1", "10.9.0.2"), ("fd09::1", "fd09::2")] {
         pair.a.run(|| {
             let (mut table, mut guard) = (open(), Paths::default());
@@ -184,10 +184,7 @@ fn a_new_path_has_its_neighbour_resolved() {
 
 #[test]
 fn a_path_turns_when_its_own_frames_are_gone_whatever_waits_on_others() {
-    let pair = or_skip!(
-        "resolve::a_path_turns_when_its_own_frames_are_gone_whatever_waits_on_others",
-        Pair::new()
-    );
+    let pair = or_skip!(Pair::new());
     let neigh = |what: &str| {
         for host in [7, 8] {
             pair.a.sh(&format!("ip neigh {what}").replace('@', &format!("10.9.0.{host}")));
@@ -245,7 +242,7 @@ fn a_path_turns_when_its_own_frames_are_gone_whatever_waits_on_others() {
 /// Nothing is sent, and the table is maintained only when there are announcements to read.
 #[test]
 fn an_idle_path_is_told_of_changes() {
-    let pair = or_skip!("resolve::an_idle_path_is_told_of_changes", Pair::new());
+    let pair = or_skip!(Pair::new());
     pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0
                ip neigh add 10.9.0.9 lladdr 02:00:00:00:00:09 dev v0
                ip route add 192.0.2.0/24 via 10.9.0.7");
@@ -282,7 +279,7 @@ fn an_idle_path_is_told_of_changes() {
 /// Announcements are lost: everything is refreshed.
 #[test]
 fn an_idle_path_is_looked_at_if_it_may_have_changed() {
-    let pair = or_skip!("resolve::an_idle_path_is_looked_at_if_it_may_have_changed", Pair::new());
+    let pair = or_skip!(Pair::new());
     pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0");
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
@@ -305,7 +302,7 @@ fn an_idle_path_is_looked_at_if_it_may_have_changed() {
 /// A program that changes routes without end does not keep a port from sending.
 #[test]
 fn what_is_told_without_end_is_followed_with_rests() {
-    let pair = or_skip!("resolve::what_is_told_without_end_is_followed_with_rests", Pair::new());
+    let pair = or_skip!(Pair::new());
     pair.a.sh("ip neigh add 10.9.0.7 lladdr 02:00:00:00:00:07 dev v0");
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
@@ -342,7 +339,7 @@ fn what_is_told_without_end_is_followed_with_rests() {
 
 #[test]
 fn a_path_follows_the_routes() {
-    let pair = or_skip!("resolve::a_path_follows_the_routes", Pair::new());
+    let pair = or_skip!(Pair::new());
     pair.a.sh("ip neigh add 10.9.0.8 lladdr 02:00:00:00:00:08 dev v0
                ip neigh add 10.9.0.9 lladdr 02:00:00:00:00:09 dev v0
                ip route add 192.0.2.0/24 via 10.9.0.8");
@@ -368,7 +365,7 @@ fn a_path_follows_the_routes() {
 
 #[test]
 fn gateways_groups_and_own_addresses() {
-    let pair = or_skip!("resolve::gateways_groups_and_own_addresses", Pair::new());
+    let pair = or_skip!(Pair::new());
     pair.a.sh("ip neigh add 10.9.0.9 lladdr 02:00:00:00:00:09 dev v0
                ip neigh add fd09::9 lladdr 02:00:00:00:00:0a dev v0
                ip route add 192.0.2.0/24 via 10.9.0.9
@@ -401,7 +398,7 @@ fn gateways_groups_and_own_addresses() {
 
 #[test]
 fn removed_paths_are_unknown_and_their_ids_used_again() {
-    let pair = or_skip!("resolve::removed_paths_are_unknown_and_their_ids_used_again", Pair::new());
+    let pair = or_skip!(Pair::new());
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
         let first = table.add(&spec("10.9.0.1", "10.9.0.2"), &mut guard).expect("a path").id;
@@ -417,7 +414,7 @@ fn removed_paths_are_unknown_and_their_ids_used_again() {
 
 #[test]
 fn identifications_stay_below_the_segment_limit() {
-    let pair = or_skip!("resolve::identifications_stay_below_the_segment_limit", Pair::new());
+    let pair = or_skip!(Pair::new());
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
         let path = table.add(&spec("10.9.0.1", "10.9.0.2"), &mut guard).expect("a path").id;

@@ -308,7 +308,7 @@ mod tests {
     fn of_a_shared_address_the_own_datagrams_are_ours() {
         for (first, count) in [(0, 1), (3, 2), (255, 1)] {
             let shards = Shards { shared: true, first, count, selector: 5 };
-            let loaded = testns::or_skip!("of_a_shared_address_the_own_are_ours", load_for(shards));
+            let loaded = testns::or_skip!(load_for(shards));
             for (frame, payload) in [(frame_v4(), 42), (frame_v6(), 62)] {
                 for byte in 0..=u8::MAX {
                     let is_own = byte.checked_sub(first).is_some_and(|n| usize::from(n) < count);
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn named_frames_get_the_right_verdict() {
-        let loaded = testns::or_skip!("named_frames_get_the_right_verdict", load());
+        let loaded = testns::or_skip!(load());
         let (v4, v6) = (frame_v4(), frame_v6());
         let cases: [(&str, Vec<u8>, u32); 17] = [
             ("RoCE to us, IPv4", v4.clone(), XDP_REDIRECT),
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn every_truncation_and_every_changed_bit_agrees_with_the_definition() {
-        let loaded = testns::or_skip!("every_truncation_and_every_changed_bit", load());
+        let loaded = testns::or_skip!(load());
         for frame in [frame_v4(), frame_v6()] {
             for len in 14..=frame.len() {
                 let cut = &frame[..len];
@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn another_mac_takes_the_place_of_the_first() {
-        let loaded = testns::or_skip!("another_mac_takes_the_place_of_the_first", load());
+        let loaded = testns::or_skip!(load());
         let of_map = OwnMac::of_map(loaded.own.mac()).expect("ours");
         let frames = [frame_v4(), frame_v6()];
         for last in [0xf6, 0xf7, MAC[5]] {
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn another_map_is_not_taken_for_the_one_with_the_mac() {
-        let loaded = testns::or_skip!("another_map_is_not_taken", load());
+        let loaded = testns::or_skip!(load());
         let counters = Map::counters("test", 1).expect("a map");
         for other in [&loaded.own.addresses, &loaded.sockets] {
             assert!(OwnMac::of_map(other.as_fd()).is_err());
@@ -404,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_queue_without_a_socket_passes() {
-        let loaded = testns::or_skip!("a_queue_without_a_socket_passes", load());
+        let loaded = testns::or_skip!(load());
         assert_eq!(loaded.verdict(&frame_v4()), XDP_REDIRECT);
         let Loaded { program, sockets, _socket: socket, .. } = loaded;
         drop(socket);
@@ -415,7 +415,7 @@ mod tests {
 
     #[test]
     fn the_verifier_is_quoted_when_it_refuses() {
-        testns::or_skip!("the_verifier_is_quoted", load());
+        testns::or_skip!(load());
         let mut asm = Asm::default();
         asm.load(Size::W, Reg::R0, Reg::R1, CTX_DATA);
         asm.load(Size::W, Reg::R0, Reg::R0, 0);

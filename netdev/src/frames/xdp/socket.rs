@@ -7,6 +7,7 @@ use super::ring::{CompletionRing, Desc, FillRing, Layout, RxRing, TxRing};
 use super::umem::{CHUNK, Umem};
 use crate::frames::packet::page_bytes;
 use crate::kernel::call;
+use crate::kernel::descriptors::owns_descriptor;
 use crate::kernel::inherited;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -252,24 +253,7 @@ impl XdpSocket {
     }
 }
 
-impl From<OwnedFd> for XdpSocket {
-    /// A socket that [`new`](Self::new) made, perhaps in another process.
-    fn from(fd: OwnedFd) -> Self {
-        Self(fd)
-    }
-}
-
-impl From<XdpSocket> for OwnedFd {
-    fn from(socket: XdpSocket) -> Self {
-        socket.0
-    }
-}
-
-impl AsFd for XdpSocket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
+owns_descriptor!(XdpSocket);
 
 /// Plain data: any bits are a value.
 trait Plain {}

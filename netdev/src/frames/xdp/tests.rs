@@ -13,6 +13,7 @@ use crate::kernel::interface::Interface;
 use crate::port::config::{PortConfig, Shards, XdpConfig};
 use crate::port::contract::{PathSpec, Port as _, RxBudget};
 use crate::port::error::OpenError;
+use crate::testing::sides::{self, Got, Open as _, receive_for};
 use crate::testing::testns::{NetNs, Pair, arrives, has_arrivals, look_after, or_skip};
 use std::time::{Duration, Instant};
 
@@ -46,14 +47,7 @@ fn pair_with(mtu: u32, config: &PortConfig) -> Result<(Pair, XdpPort, XdpPort), 
 fn spec(v6: bool, from_a: bool) -> PathSpec {
     let (a, b) = if v6 { ("fd09::1", "fd09::2") } else { ("10.9.0.1", "10.9.0.2") };
     let (local, remote) = if from_a { (a, b) } else { (b, a) };
-    PathSpec {
-        local: local.parse().unwrap(),
-        remote: remote.parse().unwrap(),
-        src_port: 0xc0de,
-        tos: 0x6a,
-        ttl: 33,
-        flow_label: 0x1_2345,
-    }
+    PathSpec { tos: 0x6a, ttl: 33, flow_label: 0x1_2345, ..sides::spec(local, remote) }
 }
 
 /// Attaches a program that is not a port's, until the result is dropped.
@@ -64,31 +58,9 @@ pub(crate) fn another_program(interface: u32) -> io::Result<impl Sized> {
     Program::load("other", &asm.assemble())?.attach(interface, false)
 }
 
-/// A test's record of a received datagram.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Got {
-    payload: Vec<u8>,
-    src: IpAddr,
-    dst: IpAddr,
-    src_port: u16,
-    ip_id: RxIpId,
-    tos: Option<u8>,
-}
-
-impl From<RxDatagram<'_>> for Got {
-    fn from(d: RxDatagram<'_>) -> Self {
-        let RxDatagram { payload, src, dst, src_port, ip_id, tos } = d;
-        Self { payload: payload.to_vec(), src, dst, src_port, ip_id, tos }
-    }
-}
-
 /// Receives until `want` datagrams have arrived or a second has passed.
 fn receive(port: &mut XdpPort, want: usize) -> Vec<Got> {
-    let (mut got, end) = (Vec::new(), Instant::now() + Duration::from_secs(1));
-    while got.len() < want && Instant::now() < end {
-        port.receive(64, |d| got.push(d.into())).unwrap();
-    }
-    got
+    receive_for(port, want, Duration::from_secs(1))
 }
 
 /// A payload that reveals cuts and swaps.
@@ -159,7 +131,7 @@ fn round_trips(mtu: u32, sizes: &[usize]) -> Result<(), String> {
 #[test]
 fn round_trips_at_mtu_1500() {
     let sizes = [16, 17, 60, 255, 256, 1000, 1024 + 20, 1452];
-    or_skip!("xdp::round_trips_at_mtu_1500", round_trips(1500, &sizes));
+    or_skip!(round_trips(1500, &sizes));
 }
 
 #[test]
@@ -167,15 +139,14 @@ fn round_trips_at_mtu_9000_across_chunks() {
     // Around the ends of the first chunk of either direction: 3840 bytes received, 4096 sent.
     let mut sizes: Vec<usize> = (3770..3805).chain(4030..4060).collect();
     sizes.extend([16, 64, 1024, 2048, 4096, 4112, 4116, 4128, 4200, 7600, 8000]);
-    or_skip!("xdp::round_trips_at_mtu_9000_across_chunks", round_trips(9000, &sizes));
+    or_skip!(round_trips(9000, &sizes));
 }
 
 /// Frames of one, two and three chunks in turn, until every chunk has been first, middle and last.
 #[test]
 fn mixed_sizes_survive_many_turns_of_the_rings() {
     let config = config_with(|xdp| xdp.ring_frames = 64);
-    let (pair, mut a, mut b) =
-        or_skip!("xdp::mixed_sizes_survive_many_turns_of_the_rings", pair_with(9000, &config));
+    let (pair, mut a, mut b) = or_skip!(pair_with(9000, &config));
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
     let mut seed = 0;
     for round in 0..400 {
@@ -199,43 +170,8 @@ fn mixed_sizes_survive_many_turns_of_the_rings() {
 }
 
 #[test]
-fn a_cold_neighbour_is_resolved_and_nothing_is_lost() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::a_cold_neighbour_is_resolved_and_nothing_is_lost",
-        pair_with(4200, &PortConfig::default())
-    );
-    for v6 in [false, true] {
-        let path = pair.a.run(|| a.add_path(&spec(v6, true))).unwrap().id;
-        pair.a.sh("ip neigh flush dev v0");
-        let end = Instant::now() + Duration::from_secs(20);
-        while !matches!(a.paths.hop(path), Some(Hop::Guard(_))) {
-            assert!(Instant::now() < end, "it is still thought to be known");
-            look_after(&mut a, 50);
-        }
-        let before = a.stats().tx_unresolved;
-        send(&mut a, path, &[42; 333]);
-        a.flush(|failure| panic!("{failure:?}"));
-        let got = receive(&mut b, 1);
-        assert_eq!(got.len(), 1, "the first datagram arrives");
-        assert_eq!(got[0].payload, [42; 333]);
-        assert_eq!(a.stats().tx_unresolved, before + 1);
-        let end = Instant::now() + Duration::from_secs(3);
-        while !matches!(a.paths.hop(path), Some(Hop::Direct(_))) && Instant::now() < end {
-            look_after(&mut a, 5);
-        }
-        send(&mut a, path, &[43; 4112]);
-        a.flush(|failure| panic!("{failure:?}"));
-        assert_eq!(receive(&mut b, 1)[0].payload, [43; 4112]);
-        assert_eq!(a.stats().tx_unresolved, before + 1, "now it leaves directly");
-    }
-}
-
-#[test]
 fn what_waits_in_the_ring_is_not_overtaken_through_the_guard() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::what_waits_in_the_ring_is_not_overtaken_through_the_guard",
-        pair_with(4200, &PortConfig::default())
-    );
+    let (pair, mut a, mut b) = or_skip!(pair_with(4200, &PortConfig::default()));
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
     while !receive(&mut b, 1).is_empty() {}
     send(&mut a, path, &[1; 64]);
@@ -259,10 +195,7 @@ fn what_waits_in_the_ring_is_not_overtaken_through_the_guard() {
 
 #[test]
 fn what_waits_on_one_path_does_not_keep_another_from_looking() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::what_waits_on_one_path_does_not_keep_another_from_looking",
-        pair_with(4200, &PortConfig::default())
-    );
+    let (pair, mut a, mut b) = or_skip!(pair_with(4200, &PortConfig::default()));
     let [path, other] =
         [false, true].map(|v6| direct_path(&pair.a, &mut a, &mut b, &spec(v6, true)));
     while !receive(&mut b, 1).is_empty() {}
@@ -295,7 +228,7 @@ fn detached(ns: &NetNs) -> bool {
 #[test]
 fn the_program_leaves_the_interface_as_it_was() {
     let test = "xdp::the_program_leaves_the_interface_as_it_was";
-    let pair = or_skip!("xdp::the_program_leaves_the_interface_as_it_was", Pair::new());
+    let pair = or_skip!(Pair::new());
     let state = |ns: &NetNs| {
         ns.sh("ip -details link show dev v0; ethtool -k v0 2>/dev/null || echo no ethtool")
     };
@@ -336,10 +269,7 @@ fn tcp_works(pair: &Pair, to: &str) {
 /// that is not on the port's address) are not answered with "port unreachable".
 #[test]
 fn the_kernel_keeps_its_traffic_and_the_guard_its_silence() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::the_kernel_keeps_its_traffic_and_the_guard_its_silence",
-        pair_with(4200, &PortConfig::default())
-    );
+    let (pair, mut a, mut b) = or_skip!(pair_with(4200, &PortConfig::default()));
     tcp_works(&pair, "10.9.0.2");
     tcp_works(&pair, "fd09::2");
     let unreachables = |ns: &NetNs| {
@@ -370,10 +300,7 @@ fn receive_none(port: &mut XdpPort) -> bool {
 
 #[test]
 fn datagrams_to_the_own_address_come_back() {
-    let (pair, mut a, _b) = or_skip!(
-        "xdp::datagrams_to_the_own_address_come_back",
-        pair_with(4200, &PortConfig::default())
-    );
+    let (pair, mut a, _b) = or_skip!(pair_with(4200, &PortConfig::default()));
     for v6 in [false, true] {
         let spec = PathSpec { remote: spec(v6, true).local, ..spec(v6, true) };
         let path = pair.a.run(|| a.add_path(&spec)).unwrap();
@@ -402,25 +329,8 @@ fn datagrams_to_the_own_address_come_back() {
 }
 
 #[test]
-fn wait_fd_is_readable_when_something_has_arrived() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::wait_fd_is_readable_when_something_has_arrived",
-        pair_with(1500, &PortConfig::default())
-    );
-    let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
-    receive(&mut b, 1);
-    assert!(!has_arrivals(&mut b));
-    send(&mut a, path, &[9; 99]);
-    a.flush(|failure| panic!("{failure:?}"));
-    assert!(arrives(&mut b));
-    assert_eq!(receive(&mut b, 1).len(), 1);
-    assert!(!has_arrivals(&mut b));
-}
-
-#[test]
 fn errors_say_what_to_do() {
-    let (pair, a, _b) =
-        or_skip!("xdp::errors_say_what_to_do", pair_with(4200, &PortConfig::default()));
+    let (pair, a, _b) = or_skip!(pair_with(4200, &PortConfig::default()));
     let second = open_in(&pair.a, &PortConfig::default()).expect_err("refused").to_string();
     assert!(second.contains("4791") || second.contains("AF_XDP"), "{second}");
     pair.a.run(|| {
@@ -458,10 +368,7 @@ fn errors_say_what_to_do() {
 
 #[test]
 fn generic_mode_is_used_only_on_request() {
-    let (pair, a, b) = or_skip!(
-        "xdp::generic_mode_is_used_only_on_request",
-        pair_with(4200, &PortConfig::default())
-    );
+    let (pair, a, b) = or_skip!(pair_with(4200, &PortConfig::default()));
     drop((a, b));
     for ns in [&pair.a, &pair.b] {
         ns.sh(
@@ -487,15 +394,4 @@ fn generic_mode_is_used_only_on_request() {
         a.flush(|failure| panic!("{failure:?}"));
         assert!(receive(&mut b, 1)[0].payload == pattern(len, 1), "{len}");
     }
-}
-
-#[test]
-fn an_interface_that_is_gone_ends_the_port() {
-    let (pair, mut a, _b) = or_skip!(
-        "xdp::an_interface_that_is_gone_ends_the_port",
-        pair_with(1500, &PortConfig::default())
-    );
-    pair.b.sh("ip link del v0");
-    a.maintain();
-    assert!(a.receive(1, |_| ()).is_err());
 }

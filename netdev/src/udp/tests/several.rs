@@ -17,7 +17,7 @@ const C: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 3));
 
 #[test]
 fn a_path_that_is_refused_is_no_path_of_its_address() {
-    let ns = or_skip!("udp::a_path_that_is_refused_is_no_path_of_its_address", NetNs::new());
+    let ns = or_skip!(NetNs::new());
     let (mut two, mut other) = ports(&ns);
     ns.run(|| {
         two.add_path(&spec(A, [192, 0, 2, 1].into())).expect_err("nothing leads there");
@@ -34,8 +34,7 @@ fn a_path_that_is_refused_is_no_path_of_its_address() {
 /// Rules may tell traffic classes apart.
 #[test]
 fn the_way_is_that_of_the_traffic_class() {
-    let pair =
-        or_skip!("udp::the_way_is_that_of_the_traffic_class", crate::testing::testns::Pair::new());
+    let pair = or_skip!(crate::testing::testns::Pair::new());
     pair.a.sh("ip rule add prio 77 tos 0x10 prohibit; ip -6 rule add prio 77 tos 0x10 prohibit");
     pair.a.run(|| {
         let v0 = Interface::by_name("v0").unwrap();
@@ -64,10 +63,7 @@ fn the_way_is_that_of_the_traffic_class() {
 
 #[test]
 fn who_leaves_groups_hears_those_that_stay() {
-    let pair = or_skip!(
-        "udp::who_leaves_groups_hears_those_that_stay",
-        crate::testing::testns::Pair::new()
-    );
+    let pair = or_skip!(crate::testing::testns::Pair::new());
     let groups = [[239, 9, 3, 1], [239, 9, 3, 2], [239, 9, 3, 3]].map(IpAddr::from);
     let open = |ns: &NetNs, own: [u8; 4]| {
         ns.run(|| {

@@ -25,28 +25,11 @@ fn ports(pair: &Pair, a: IpAddr, b: IpAddr, config: &PortConfig) -> (UdpPort, Ud
 
 /// Two namespaces, if these programs are there to set them up.
 fn pair_with(programs: &[&str]) -> io::Result<Pair> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let is_there = |name: &str| std::env::split_paths(&path).any(|dir| dir.join(name).exists());
-    match programs.iter().find(|name| !is_there(name)) {
-        Some(name) => Err(io::Error::other(format!("{name} is not installed"))),
-        None => Pair::new(),
-    }
+    needs(programs).and_then(|()| Pair::new())
 }
 
 fn path(pair: &Pair, port: &mut UdpPort, spec: &PathSpec) -> PathId {
     pair.a.run(|| port.add_path(spec).unwrap()).id
-}
-
-/// Stages `count` datagrams of `len` bytes; returns their identifications.
-fn stage(port: &mut UdpPort, path: PathId, count: usize, len: usize) -> Vec<u16> {
-    let stage = |i| {
-        let slot = port.reserve(path, len).expect("room");
-        slot.buf.fill(i as u8);
-        let id = slot.ip_id;
-        port.commit();
-        id
-    };
-    (0..count).map(stage).collect()
 }
 
 fn flush(port: &mut UdpPort) -> Vec<TxFailure> {
@@ -57,10 +40,7 @@ fn flush(port: &mut UdpPort) -> Vec<TxFailure> {
 
 #[test]
 fn the_identification_on_the_wire_is_the_one_in_the_slot() {
-    let pair = or_skip!(
-        "the_identification_on_the_wire_is_the_one_in_the_slot",
-        pair_with(&["nft", "ethtool"])
-    );
+    let pair = or_skip!(pair_with(&["nft", "ethtool"]));
     let (mut a, mut b) = ports(&pair, A, B, &PortConfig::default());
     let to_b = path(&pair, &mut a, &spec(A, B));
     // Segmented by the sender's kernel: b sees every datagram with its own header.
@@ -104,10 +84,7 @@ fn departed(port: &mut UdpPort, path: PathId, sizes: &[usize]) -> u64 {
 
 #[test]
 fn it_asks_when_the_interface_changed_and_in_calm_nothing() {
-    let pair = or_skip!(
-        "it_asks_when_the_interface_changed_and_in_calm_nothing",
-        needs(&["ethtool"]).and_then(|()| Pair::new_in_calm())
-    );
+    let pair = or_skip!(needs(&["ethtool"]).and_then(|()| Pair::new_in_calm()));
     let (mut a, _b) = ports(&pair, A, B, &PortConfig::default());
     let to_b = path(&pair, &mut a, &spec(A, B));
     let mut asked = look(&mut a);
@@ -126,7 +103,7 @@ fn it_asks_when_the_interface_changed_and_in_calm_nothing() {
 
 #[test]
 fn what_was_not_answered_is_asked_again_until_it_is() {
-    let pair = or_skip!("what_was_not_answered_is_asked_again_until_it_is", Pair::new_in_calm());
+    let pair = or_skip!(Pair::new_in_calm());
     let (mut a, _b) = ports(&pair, A, B, &PortConfig::default());
     let asked = look(&mut a);
     for again in 1..4 {
@@ -137,10 +114,7 @@ fn what_was_not_answered_is_asked_again_until_it_is() {
 
 #[test]
 fn where_the_interface_takes_fewer_segments_longer_runs_are_taken_apart() {
-    let pair = or_skip!(
-        "where_the_interface_takes_fewer_segments_longer_runs_are_taken_apart",
-        pair_with(&[])
-    );
+    let pair = or_skip!(pair_with(&[]));
     pair.a.sh("ip link set v0 gso_max_segs 8");
     let (mut a, mut b) = ports(&pair, A, B, &PortConfig::default());
     let to_b = path(&pair, &mut a, &spec(A, B));
@@ -159,7 +133,7 @@ fn where_the_interface_takes_fewer_segments_longer_runs_are_taken_apart() {
 
 #[test]
 fn where_it_makes_no_difference_nothing_is_asked() {
-    let pair = or_skip!("where_it_makes_no_difference_nothing_is_asked", pair_with(&[]));
+    let pair = or_skip!(pair_with(&[]));
     let iface = v0(&pair.a);
     let single = PortConfig { no_segmentation: true, ..PortConfig::default() };
     let (alone, _) = ports(&pair, A, B, &single);
@@ -171,15 +145,15 @@ fn where_it_makes_no_difference_nothing_is_asked() {
 
 #[test]
 fn a_rule_of_the_own_namespace_is_reported() {
-    let pair = or_skip!("a_rule_of_the_own_namespace_is_reported", pair_with(&["nft"]));
+    let pair = or_skip!(pair_with(&["nft"]));
     let (mut a, mut b) = ports(&pair, A, B, &PortConfig::default());
     let to_b = path(&pair, &mut a, &spec(A, B));
     pair.a.sh("nft add table inet t");
     pair.a.sh("nft add chain inet t c '{ type filter hook output priority 0; }'");
     pair.a.sh("nft add rule inet t c udp length 308 drop");
-    stage(&mut a, to_b, 2, 100);
-    stage(&mut a, to_b, 1, 300);
-    stage(&mut a, to_b, 2, 400);
+    stage(&mut a, to_b, &[100; 2]);
+    stage(&mut a, to_b, &[300; 1]);
+    stage(&mut a, to_b, &[400; 2]);
     assert_eq!(flush(&mut a), [TxFailure { path: to_b, datagrams: 1, errno: libc::EPERM }]);
     let lens: Vec<_> = receive(&mut b, 4).iter().map(|g| g.payload.len()).collect();
     assert_eq!(lens, [100, 100, 400, 400]);
@@ -188,14 +162,14 @@ fn a_rule_of_the_own_namespace_is_reported() {
 
 #[test]
 fn a_path_with_a_small_mtu_fails_and_segmentation_stays() {
-    let pair = or_skip!("a_path_with_a_small_mtu_fails_and_segmentation_stays", pair_with(&[]));
+    let pair = or_skip!(pair_with(&[]));
     let (mut a, mut b) = ports(&pair, A, B, &PortConfig::default());
     let to_b = path(&pair, &mut a, &spec(A, B));
     pair.a.sh("ip route add 10.9.0.2/32 dev v0 mtu 1400");
-    stage(&mut a, to_b, 5, 4000);
+    stage(&mut a, to_b, &[4000; 5]);
     assert_eq!(flush(&mut a), [TxFailure { path: to_b, datagrams: 5, errno: libc::EMSGSIZE }]);
     pair.a.sh("ip route del 10.9.0.2/32");
-    assert_eq!(stage(&mut a, to_b, 5, 4000), [0, 1, 2, 3, 4]);
+    assert_eq!(stage(&mut a, to_b, &[4000; 5]), [0, 1, 2, 3, 4]);
     assert_eq!(flush(&mut a), []);
     assert_eq!(receive(&mut b, 5).len(), 5);
     assert_eq!(a.stats().tx_runs, 1);
@@ -203,33 +177,33 @@ fn a_path_with_a_small_mtu_fails_and_segmentation_stays() {
 
 #[test]
 fn where_the_kernel_does_not_segment_datagrams_leave_singly() {
-    let pair = or_skip!("where_the_kernel_does_not_segment_datagrams_leave_singly", pair_with(&[]));
+    let pair = or_skip!(pair_with(&[]));
     let (mut a, mut b) = ports(&pair, A, B, &PortConfig::default());
     let to_b = path(&pair, &mut a, &spec(A, B));
     // More segments than any kernel takes: EINVAL, as from a kernel with a lower limit than
     // assumed.
     a.paths.entry_mut(to_b).segments_max = 300;
-    let ids = stage(&mut a, to_b, 300, 64);
+    let ids = stage(&mut a, to_b, &[64; 300]);
     assert_eq!(ids, (0..300).collect::<Vec<_>>());
-    stage(&mut a, to_b, 2, 65);
+    stage(&mut a, to_b, &[65; 2]);
     // The first datagram of the refused run was sealed for the identification of a single datagram;
     // the kernel takes the run behind it.
     assert_eq!(flush(&mut a), [TxFailure { path: to_b, datagrams: 299, errno: libc::EINVAL }]);
     let got = receive(&mut b, 3);
     assert_eq!(got.iter().map(|g| g.payload.len()).collect::<Vec<_>>(), [64, 65, 65]);
     // The path has learnt.
-    assert_eq!(stage(&mut a, to_b, 5, 64), [0; 5]);
+    assert_eq!(stage(&mut a, to_b, &[64; 5]), [0; 5]);
     assert_eq!(flush(&mut a), []);
     assert_eq!(receive(&mut b, 5).len(), 5);
     assert_eq!(a.stats().tx_runs, 1 + 1 + 5);
     // Other paths do not need to learn.
     let other = path(&pair, &mut a, &spec(A, B));
-    assert_eq!(stage(&mut a, other, 3, 64), [0, 1, 2]);
+    assert_eq!(stage(&mut a, other, &[64; 3]), [0, 1, 2]);
 }
 
 #[test]
 fn where_the_kernel_does_not_segment_ipv6_loses_nothing() {
-    let pair = or_skip!("where_the_kernel_does_not_segment_ipv6_loses_nothing", pair_with(&[]));
+    let pair = or_skip!(pair_with(&[]));
     let (a6, b6) = (v6("fd09::1"), v6("fd09::2"));
     let (mut a, mut b) = ports(&pair, a6, b6, &PortConfig::default());
     let to_b = path(&pair, &mut a, &spec(a6, b6));
@@ -238,7 +212,7 @@ fn where_the_kernel_does_not_segment_ipv6_loses_nothing() {
     send(&mut a, to_b, &[64]);
     receive(&mut b, 1);
     a.paths.entry_mut(to_b).segments_max = 300;
-    stage(&mut a, to_b, 300, 64);
+    stage(&mut a, to_b, &[64; 300]);
     assert_eq!(flush(&mut a), []);
     for (i, got) in receive(&mut b, 300).iter().enumerate() {
         assert_eq!(got.payload, [i as u8; 64]);
@@ -248,8 +222,7 @@ fn where_the_kernel_does_not_segment_ipv6_loses_nothing() {
 
 #[test]
 fn a_full_queue_blocks_and_the_descriptor_tells_when_it_drains() {
-    let pair =
-        or_skip!("a_full_queue_blocks_and_the_descriptor_tells_when_it_drains", pair_with(&["tc"]));
+    let pair = or_skip!(pair_with(&["tc"]));
     let config =
         PortConfig { tx_buffer_bytes: 100_000, force_buffers: false, ..PortConfig::default() };
     let (mut a, mut b) = ports(&pair, A, B, &config);
@@ -298,7 +271,7 @@ fn check_order(port: &mut UdpPort, first: u32) -> u32 {
 
 #[test]
 fn link_local_addresses_work() {
-    let pair = or_skip!("link_local_addresses_work", Pair::new());
+    let pair = or_skip!(Pair::new());
     for (ns, host) in [(&pair.a, 1), (&pair.b, 2)] {
         // The kernel accepts packets to the address a moment after it is there.
         ns.sh(&format!(
@@ -317,7 +290,7 @@ fn link_local_addresses_work() {
 #[test]
 fn ipv6_datagrams_without_a_checksum_are_accepted() {
     const UDP_NO_CHECK6_TX: i32 = 101;
-    let pair = or_skip!("ipv6_datagrams_without_a_checksum_are_accepted", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (a6, b6) = (v6("fd09::1"), v6("fd09::2"));
     let iface = v0(&pair.b);
     let mut b = pair.b.run(|| UdpPort::open(&iface, &[b6], &PortConfig::default()).unwrap());
@@ -333,7 +306,7 @@ fn ipv6_datagrams_without_a_checksum_are_accepted() {
 
 #[test]
 fn a_destination_without_a_route_is_refused() {
-    let pair = or_skip!("a_destination_without_a_route_is_refused", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, _b) = ports(&pair, A, B, &PortConfig::default());
     let nowhere = spec(A, IpAddr::from([192, 0, 2, 1]));
     let error = pair.a.run(|| a.add_path(&nowhere).unwrap_err());

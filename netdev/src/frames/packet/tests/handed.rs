@@ -11,7 +11,7 @@ use crate::handed::testing::{
 };
 use crate::handed::{Agent, Code, Request};
 use crate::kernel::descriptors::attach_filter;
-use crate::testing::parts::{A, B, SPARE, assert_unprivileged, exchange};
+use crate::testing::parts::{A, B, SPARE, assert_unprivileged, exchange, exchange_all};
 use crate::testing::sides::{SELECTOR, open};
 use crate::{AnyPort, Backend, Shards};
 
@@ -63,14 +63,7 @@ pub(crate) fn strays(pair: &Pair) {
         let mut scratch = SendScratch::new();
         let mut sender = Transmit { socket: &socket, scratch: &mut scratch };
         for (mac, to, port_bit) in [(STRANGER, A[0], 0), (NEW_MAC, SPARE, 0), (NEW_MAC, A[0], 1)] {
-            let spec = PathSpec {
-                local: ip(B[0]),
-                remote: ip(to),
-                src_port: 0xc0de,
-                tos: 0,
-                ttl: 64,
-                flow_label: 0,
-            };
+            let spec = spec(B[0], to);
             let from = [2, 0, 0, 0, 9, 2];
             let template = FrameTemplate::new(from, mac, &spec, 0xc0de).expect("a family");
             let mut frame = vec![0; template.header_len() + 20];
@@ -95,20 +88,14 @@ fn in_a_process_without_privileges() {
     let (mut ports, choice) = choose_from(&v0, None, count, &Agent::at(&path)).expect("ports");
     assert_eq!((choice.backend, ports.len()), (Backend::Packet, count), "{choice}");
     assert!(choice.reason.contains(&format!("opened by the agent at {path}")), "{choice}");
-    for number in 0..count {
-        exchange(&mut ports, Backend::Packet, number, 0);
-        exchange(&mut ports, Backend::Packet, number, 1);
-    }
+    exchange_all(&mut ports, Backend::Packet);
     for port in &ports {
         cannot_be_changed(&socket_of(port));
     }
     let parent = Parent::of_this_process();
     // The locked filter follows the interface.
     parent.asked(ASK_NEW_MAC);
-    for number in 0..count {
-        exchange(&mut ports, Backend::Packet, number, 0);
-        exchange(&mut ports, Backend::Packet, number, 1);
-    }
+    exchange_all(&mut ports, Backend::Packet);
     gets_no_strays(&mut ports, &v0, || parent.asked(ASK_OTHER));
     // Its own mapping does not protect the ring.
     let sockets: Vec<PacketSocket> = ports.iter().map(socket_of).collect();
@@ -169,17 +156,17 @@ fn gets_no_strays(ports: &mut [AnyPort], v0: &Interface, send_strays: impl Fn())
 
 #[test]
 fn a_process_without_privileges_gets_a_port() {
-    or_skip!("packet::handed", another_process_gets(1));
+    or_skip!(another_process_gets(1));
 }
 
 #[test]
 fn a_process_without_privileges_gets_two_that_share_what_arrives() {
-    or_skip!("packet::handed", another_process_gets(2));
+    or_skip!(another_process_gets(2));
 }
 
 #[test]
 fn an_agent_gives_no_more_than_its_limits_and_what_the_kernel_has() {
-    let pair = or_skip!("packet::handed", Pair::new());
+    let pair = or_skip!(Pair::new());
     let v0 = pair.a.run(|| Interface::by_name("v0")).expect("v0");
     let limits = GiveLimits { ring_frames_max: 45, tx_buffer_bytes_max: 1 << 16 };
     let asked = Request {
@@ -191,7 +178,7 @@ fn an_agent_gives_no_more_than_its_limits_and_what_the_kernel_has() {
         tx_buffer_bytes: Some(u32::MAX),
         despite_rules: true,
     };
-    let given = or_skip!("packet::handed", pair.a.run(|| give(&asked, &limits)).whole());
+    let given = or_skip!(pair.a.run(|| give(&asked, &limits)).whole());
     assert_eq!((given.descriptors.len(), given.kept.len()), (2, 2));
     let rings: usize = given.kept.iter().map(crate::Kept::ring_bytes).sum();
     assert_eq!(limits.memory_bytes(&asked), rings);

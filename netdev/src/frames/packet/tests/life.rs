@@ -3,20 +3,8 @@
 use super::*;
 
 #[test]
-fn the_wait_descriptor_sleeps_until_something_arrives() {
-    let pair = or_skip!("packet::the_wait_descriptor_sleeps_until_something_arrives", Pair::new());
-    let (mut a, mut b) = ports(&pair);
-    let to = path(&pair.a, &mut a, A4, B4);
-    assert!(!has_arrivals(&mut b));
-    send(&mut a, to.id, &[64]);
-    assert!(arrives(&mut b));
-    assert_eq!(drain(&mut b).len(), 1);
-    assert!(!has_arrivals(&mut b));
-}
-
-#[test]
 fn a_new_ethernet_address_is_followed() {
-    let pair = or_skip!("packet::a_new_ethernet_address_is_followed", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, mut b) = ports(&pair);
     let to_a = path(&pair.b, &mut b, B4, A4);
     let to_b = path(&pair.a, &mut a, A4, B4);
@@ -42,7 +30,7 @@ fn a_new_ethernet_address_is_followed() {
 /// Frames cause no wake-up while no thread waits for them.
 #[test]
 fn what_arrives_is_told_while_it_is_wished() {
-    let pair = or_skip!("packet::what_arrives_is_told_while_it_is_wished", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, mut b) = ports(&pair);
     let to = path(&pair.a, &mut a, A4, B4);
     b.watch(false).expect("as at first");
@@ -58,7 +46,7 @@ fn what_arrives_is_told_while_it_is_wished() {
 
 #[test]
 fn the_end_of_the_interface_ends_the_port() {
-    let pair = or_skip!("packet::the_end_of_the_interface_ends_the_port", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, mut b) = ports(&pair);
     let to = path(&pair.a, &mut a, A4, B4);
     pair.b.sh("ip link del v0");
@@ -78,7 +66,7 @@ fn the_end_of_the_interface_ends_the_port() {
 
 #[test]
 fn an_interface_that_is_down_is_told_of_once() {
-    let pair = or_skip!("packet::an_interface_that_is_down_is_told_of_once", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, _b) = ports(&pair);
     pair.a.sh("ip link set v0 down");
     // The kernel announces "down" and a few consequences; once the port has handled each, nothing
@@ -94,7 +82,7 @@ fn an_interface_that_is_down_is_told_of_once() {
 
 #[test]
 fn what_cannot_be_opened_says_what_to_do() {
-    let pair = or_skip!("packet::what_cannot_be_opened_says_what_to_do", Pair::new());
+    let pair = or_skip!(Pair::new());
     let open = |own: &str| {
         let iface = Interface::by_name("v0").expect("v0");
         PacketPort::open(&iface, &[ip(own)], &PortConfig::default())
@@ -116,7 +104,7 @@ fn what_cannot_be_opened_says_what_to_do() {
 /// The limit applies to super-packets only.
 #[test]
 fn a_datagram_may_be_longer_than_a_super_packet() {
-    let pair = or_skip!("packet::a_datagram_may_be_longer_than_a_super_packet", Pair::new());
+    let pair = or_skip!(Pair::new());
     pair.a.sh("ip link set v0 gso_max_size 3000 gso_max_segs 1");
     let (mut a, mut b) = ports(&pair);
     for (local, remote) in [(A4, B4), (A6, B6)] {
@@ -131,10 +119,7 @@ fn a_datagram_may_be_longer_than_a_super_packet() {
 
 #[test]
 fn what_was_not_answered_of_segmentation_is_asked_again_until_it_is() {
-    let pair = or_skip!(
-        "packet::what_was_not_answered_of_segmentation_is_asked_again_until_it_is",
-        Pair::new_in_calm()
-    );
+    let pair = or_skip!(Pair::new_in_calm());
     let (mut a, _b) = ports(&pair);
     let asked = |a: &mut PacketPort| {
         for _ in 0..5 {

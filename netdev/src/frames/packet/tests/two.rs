@@ -11,8 +11,7 @@ fn at_guard(port: &mut PacketPort, path: PathId) -> PathId {
 
 #[test]
 fn a_failure_at_the_guard_is_told_of_the_path_that_it_is_of() {
-    let pair =
-        or_skip!("packet::a_failure_at_the_guard_is_told_of_the_path_that_it_is_of", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, _b) = ports(&pair);
     // While a datagram of a removed path waits, the guard's number of it is not free.
     let gone = path(&pair.a, &mut a, A4, A4).id;
@@ -30,8 +29,7 @@ fn a_failure_at_the_guard_is_told_of_the_path_that_it_is_of() {
 
 #[test]
 fn a_path_that_goes_takes_its_path_at_the_guard_with_it() {
-    let pair =
-        or_skip!("packet::a_path_that_goes_takes_its_path_at_the_guard_with_it", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, _b) = ports(&pair);
     let dead = path(&pair.a, &mut a, A4, "10.9.0.77").id;
     let id = at_guard(&mut a, dead);
@@ -42,7 +40,7 @@ fn a_path_that_goes_takes_its_path_at_the_guard_with_it() {
 
 #[test]
 fn a_failure_of_a_path_that_is_gone_is_of_no_other() {
-    let pair = or_skip!("packet::a_failure_of_a_path_that_is_gone_is_of_no_other", Pair::new());
+    let pair = or_skip!(Pair::new());
     let (mut a, _b) = ports(&pair);
     let [gone, stays] = [(A4, B4), (A6, B6)].map(|(from, to)| path(&pair.a, &mut a, from, to).id);
     [gone, stays].into_iter().for_each(|path| drop(commit(&mut a, path, &[64; 3])));
@@ -57,10 +55,7 @@ fn a_failure_of_a_path_that_is_gone_is_of_no_other() {
 
 #[test]
 fn a_blocked_port_is_woken_when_it_can_write_though_it_was_not_watched_for_a_while() {
-    let pair = or_skip!(
-        "packet::a_blocked_port_is_woken_when_it_can_write_though_it_was_not_watched_for_a_while",
-        needs(&["tc"]).and_then(|()| Pair::new_in_calm())
-    );
+    let pair = or_skip!(needs(&["tc"]).and_then(|()| Pair::new_in_calm()));
     pair.a.sh("tc qdisc add dev v0 root tbf rate 40mbit burst 70000 limit 16mb");
     let (a, _b) = ports(&pair);
     drop(a);

@@ -67,8 +67,7 @@ fn neighbours() -> io::Result<Pair> {
 #[test]
 fn a_path_made_right_after_a_change_goes_where_that_says() {
     const REMOTES: [&str; 3] = ["10.9.0.7", "192.0.2.1", "fd09::7"];
-    let pair =
-        or_skip!("resolve::a_path_made_right_after_a_change_goes_where_that_says", neighbours());
+    let pair = or_skip!(neighbours());
     for (change, expected) in CHANGES {
         pair.a.sh(KNOWN);
         pair.a.run(|| {
@@ -94,8 +93,7 @@ fn a_path_made_right_after_a_change_goes_where_that_says() {
 /// A cached lookup holds for one question only: not for another address, nor for another TOS.
 #[test]
 fn what_is_remembered_of_one_way_is_not_taken_for_another() {
-    let pair =
-        or_skip!("resolve::what_is_remembered_of_one_way_is_not_taken_for_another", neighbours());
+    let pair = or_skip!(neighbours());
     pair.a.sh("ip address add 10.9.0.11/24 dev v0
                ip route add default via 10.9.0.8 table 77
                ip rule add prio 77 from 10.9.0.11 lookup 77
@@ -120,7 +118,7 @@ fn what_is_remembered_of_one_way_is_not_taken_for_another() {
 /// New paths use the interface's current Ethernet address, even if their lookup was cached.
 #[test]
 fn a_new_path_leaves_from_the_interfaces_new_address() {
-    let pair = or_skip!("resolve::a_new_path_leaves_from_the_interfaces_new_address", neighbours());
+    let pair = or_skip!(neighbours());
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
         let mut from = |table: &mut PathTable| {
@@ -145,8 +143,7 @@ fn a_new_path_leaves_from_the_interfaces_new_address() {
 /// A new path with a reused id inherits nothing, and other paths continue.
 #[test]
 fn a_path_with_a_reused_id_has_nothing_of_the_one_before() {
-    let pair =
-        or_skip!("resolve::a_path_with_a_reused_id_has_nothing_of_the_one_before", neighbours());
+    let pair = or_skip!(neighbours());
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
         let [old, other] = ["10.9.0.7", "fd09::7"].map(|remote| {
@@ -187,7 +184,7 @@ fn a_path_with_a_reused_id_has_nothing_of_the_one_before() {
 /// A burst for a neighbour check belongs to the new path only.
 #[test]
 fn a_reused_id_does_not_end_a_check_that_is_not_done() {
-    let pair = or_skip!("resolve::a_reused_id_does_not_end_a_check_that_is_not_done", neighbours());
+    let pair = or_skip!(neighbours());
     pair.a.sh("ip neigh change 10.9.0.7 dev v0 nud stale");
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
@@ -209,10 +206,7 @@ fn a_reused_id_does_not_end_a_check_that_is_not_done() {
 /// The guard has ids of its own, and reuses them too.
 #[test]
 fn a_failure_of_the_guards_path_is_of_the_path_that_has_it_now() {
-    let pair = or_skip!(
-        "resolve::a_failure_of_the_guards_path_is_of_the_path_that_has_it_now",
-        neighbours()
-    );
+    let pair = or_skip!(neighbours());
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
         let mut add = |remote| table.add(&spec("10.9.0.1", remote), &mut guard).expect("a path").id;
@@ -229,7 +223,7 @@ fn a_failure_of_the_guards_path_is_of_the_path_that_has_it_now() {
 /// A path that is refused takes neither an id nor a path of the guard.
 #[test]
 fn a_path_that_is_refused_takes_nothing() {
-    let pair = or_skip!("resolve::a_path_that_is_refused_takes_nothing", neighbours());
+    let pair = or_skip!(neighbours());
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
         let first = table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path").id;
@@ -253,10 +247,7 @@ fn a_path_that_is_refused_takes_nothing() {
 
 #[test]
 fn without_answers_paths_stay_as_they_are_and_are_looked_at_again() {
-    let pair = or_skip!(
-        "resolve::without_answers_paths_stay_as_they_are_and_are_looked_at_again",
-        neighbours()
-    );
+    let pair = or_skip!(neighbours());
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
         let remotes = ["10.9.0.7", "10.9.0.8", "fd09::7"];
@@ -300,10 +291,7 @@ fn without_answers_paths_stay_as_they_are_and_are_looked_at_again() {
 /// Nothing is sent on the path, so only announcements cause a refresh.
 #[test]
 fn an_idle_path_that_could_not_be_looked_at_is_looked_at_again() {
-    let pair = or_skip!(
-        "resolve::an_idle_path_that_could_not_be_looked_at_is_looked_at_again",
-        neighbours()
-    );
+    let pair = or_skip!(neighbours());
     pair.a.run(|| {
         let (mut table, mut guard) = (open(), Paths::default());
         let path = table.add(&spec("10.9.0.1", "10.9.0.7"), &mut guard).expect("a path").id;

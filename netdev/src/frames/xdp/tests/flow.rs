@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[test]
 fn a_burst_of_2000_within_the_budget_loses_nothing() {
     let config = config_with(|xdp| xdp.ring_frames = 8192);
-    let (pair, mut a, mut b) =
-        or_skip!("xdp::a_burst_of_2000_within_the_budget_loses_nothing", pair_with(4200, &config));
+    let (pair, mut a, mut b) = or_skip!(pair_with(4200, &config));
     if a.capabilities().rx_budget.datagrams < 2000 {
         let why = "RLIMIT_MEMLOCK allows only a smaller budget";
         return crate::testing::testns::skip(
@@ -37,10 +36,7 @@ fn a_burst_of_2000_within_the_budget_loses_nothing() {
 /// Sender and receiver on two cores: the kernel's progress appears in the rings in any order.
 #[test]
 fn a_sender_on_another_thread_within_the_budget_loses_nothing() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::a_sender_on_another_thread_within_the_budget_loses_nothing",
-        pair_with(4200, &PortConfig::default())
-    );
+    let (pair, mut a, mut b) = or_skip!(pair_with(4200, &PortConfig::default()));
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
     receive(&mut b, 1);
     let window = b.capabilities().rx_budget.datagrams;
@@ -78,10 +74,7 @@ fn a_sender_on_another_thread_within_the_budget_loses_nothing() {
 /// Kernels before 6.18 send 32 descriptors per call.
 #[test]
 fn one_flush_sends_more_than_one_call_may() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::one_flush_sends_more_than_one_call_may",
-        pair_with(4200, &PortConfig::default())
-    );
+    let (pair, mut a, mut b) = or_skip!(pair_with(4200, &PortConfig::default()));
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
     receive(&mut b, 1);
     a.io.tx.set_call_budget(&a.io.socket, 32);
@@ -99,10 +92,7 @@ fn one_flush_sends_more_than_one_call_may() {
 /// counted.
 #[test]
 fn the_default_budget_holds_and_overruns_are_counted() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::the_default_budget_holds_and_overruns_are_counted",
-        pair_with(4200, &PortConfig::default())
-    );
+    let (pair, mut a, mut b) = or_skip!(pair_with(4200, &PortConfig::default()));
     let budget = b.capabilities().rx_budget;
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(true, true));
     for large_in_8 in 0..=8 {
@@ -131,10 +121,7 @@ fn the_default_budget_holds_and_overruns_are_counted() {
 
 #[test]
 fn what_cannot_be_sent_is_refused_and_an_uncommitted_slot_is_not_sent() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::what_cannot_be_sent_is_refused_and_an_uncommitted_slot_is_not_sent",
-        pair_with(1500, &PortConfig::default())
-    );
+    let (pair, mut a, mut b) = or_skip!(pair_with(1500, &PortConfig::default()));
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
     receive(&mut b, 1);
     assert!(a.reserve(path, 1472).is_some(), "fills the MTU");
@@ -153,10 +140,7 @@ fn what_cannot_be_sent_is_refused_and_an_uncommitted_slot_is_not_sent() {
 /// Without a carrier the driver drops each frame.
 #[test]
 fn dropped_frames_are_reported_with_their_paths() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::dropped_frames_are_reported_with_their_paths",
-        pair_with(4200, &PortConfig::default())
-    );
+    let (pair, mut a, mut b) = or_skip!(pair_with(4200, &PortConfig::default()));
     let [one, two] = [false, true].map(|v6| direct_path(&pair.a, &mut a, &mut b, &spec(v6, true)));
     let before = a.stats();
     pair.b.sh("ip link set v0 down");
@@ -183,10 +167,7 @@ fn dropped_frames_are_reported_with_their_paths() {
 /// A slot that was refused, or reserved and not used, takes no identification.
 #[test]
 fn identifications_are_those_of_sent_datagrams() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::identifications_are_those_of_sent_datagrams",
-        pair_with(1500, &PortConfig::default())
-    );
+    let (pair, mut a, mut b) = or_skip!(pair_with(1500, &PortConfig::default()));
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
     let mut last = send(&mut a, path, &[1; 64]);
     // They wrap at 128.
@@ -222,8 +203,7 @@ fn send_all(port: &mut XdpPort, path: PathId) -> usize {
 #[test]
 fn a_link_that_is_down_for_a_while_only_delays() {
     let config = config_with(|xdp| xdp.ring_frames = 64);
-    let (pair, mut a, mut b) =
-        or_skip!("xdp::a_link_that_is_down_for_a_while_only_delays", pair_with(1500, &config));
+    let (pair, mut a, mut b) = or_skip!(pair_with(1500, &config));
     // Nothing reads the announcements about the link here.
     a.epoll.remove(a.paths.wait_fd()).unwrap();
     let path = direct_path(&pair.a, &mut a, &mut b, &spec(false, true));
@@ -267,10 +247,7 @@ fn a_link_that_is_down_for_a_while_only_delays() {
 #[test]
 fn every_chunk_comes_back_whatever_happens_to_the_link() {
     let config = config_with(|xdp| xdp.ring_frames = 64);
-    let (pair, mut a, b) = or_skip!(
-        "xdp::every_chunk_comes_back_whatever_happens_to_the_link",
-        pair_with(1500, &config)
-    );
+    let (pair, mut a, b) = or_skip!(pair_with(1500, &config));
     let mut b = Some(b);
     let path = direct_path(&pair.a, &mut a, b.as_mut().expect("open"), &spec(false, true));
     let toggle = "ip link set v0 down; ip link set v0 up";

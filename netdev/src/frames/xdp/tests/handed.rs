@@ -19,7 +19,7 @@ use crate::handed::testing::{
 use crate::handed::{Agent, Code, Granted, Request};
 use crate::kernel::bpf::link_program_by_id;
 use crate::kernel::rtnl::Rtnl;
-use crate::testing::parts::{A, B, SPARE, assert_unprivileged, exchange};
+use crate::testing::parts::{A, B, SPARE, assert_unprivileged, exchange, exchange_all};
 use crate::testing::sides::{ip, open};
 use crate::testing::testns::{needs, without_capability};
 use crate::{AnyPort, Backend};
@@ -69,18 +69,12 @@ fn in_a_process_without_privileges() {
     let asked = format!("asked for; opened by the agent at {path}");
     assert_eq!(choice.reason, asked);
     assert!(attached_to(&v0));
-    for number in 0..count {
-        exchange(&mut ports, Backend::Xdp, number, 0);
-        exchange(&mut ports, Backend::Xdp, number, 1);
-    }
+    exchange_all(&mut ports, Backend::Xdp);
     ports.iter().for_each(|port| cannot_be_changed(io_of(port), &v0));
     let parent = Parent::of_this_process();
     // The program follows the interface, by the process that has the port.
     parent.asked(ASK_NEW_MAC);
-    for number in 0..count {
-        exchange(&mut ports, Backend::Xdp, number, 0);
-        exchange(&mut ports, Backend::Xdp, number, 1);
-    }
+    exchange_all(&mut ports, Backend::Xdp);
     let malformed = |ports: &[AnyPort]| ports.iter().map(|p| p.stats().rx_malformed).sum::<u64>();
     let bad = malformed(&ports);
     parent.asked(ASK_OTHER);
@@ -131,12 +125,12 @@ fn cannot_be_changed(io: &XdpIo, v0: &Interface) {
 
 #[test]
 fn a_process_without_privileges_gets_a_port() {
-    or_skip!("xdp::handed", another_process_gets(1));
+    or_skip!(another_process_gets(1));
 }
 
 #[test]
 fn a_process_without_privileges_gets_two_on_two_queues() {
-    or_skip!("xdp::handed", another_process_gets(2));
+    or_skip!(another_process_gets(2));
 }
 
 /// The child of the next test.
@@ -160,8 +154,8 @@ fn a_child_that_waits() {
 /// The program lives exactly as long as the process that has the port, even if the agent ends.
 #[test]
 fn the_program_goes_with_the_process_and_not_with_the_agent() {
-    let pair = or_skip!("xdp::handed", Pair::new_seeing());
-    let mut peer = or_skip!("xdp::handed", open(&pair.b, Backend::Udp, &B));
+    let pair = or_skip!(Pair::new_seeing());
+    let mut peer = or_skip!(open(&pair.b, Backend::Udp, &B));
     let mut agent = Some(Server::honest(&pair.a));
     let test = "frames::xdp::tests::handed::a_child_that_waits";
     let (mut child, socket) =
@@ -210,12 +204,12 @@ fn give_in(ns: &NetNs, request: &Request, limits: &GiveLimits) -> Given {
 
 #[test]
 fn an_agent_gives_no_more_than_its_limits_and_what_is_free() {
-    let pair = or_skip!("xdp::handed", Pair::new());
+    let pair = or_skip!(Pair::new());
     let v0 = pair.a.run(|| Interface::by_name("v0")).expect("v0");
     let limits = GiveLimits { ring_frames_max: 200, tx_buffer_bytes_max: 1 << 16 };
     let asked =
         Request { ring_frames: Some(u32::MAX), tx_buffer_bytes: Some(u32::MAX), ..request(&v0) };
-    let given = or_skip!("xdp::handed", give_in(&pair.a, &asked, &limits).whole());
+    let given = or_skip!(give_in(&pair.a, &asked, &limits).whole());
     assert_eq!(given.answer.outcome, Ok(Granted::Xdp { chunks: 128 }));
     assert_eq!((given.descriptors.len(), given.kept.len()), (4, 0));
     assert_eq!((given.bytes, limits.memory_bytes(&asked)), (memory_bytes(128), memory_bytes(128)));
@@ -264,7 +258,7 @@ fn an_agent_gives_no_more_than_its_limits_and_what_is_free() {
 
 #[test]
 fn a_rule_means_no_port_unless_the_program_wants_it_despite() {
-    let pair = or_skip!("xdp::handed", Pair::new_seeing());
+    let pair = or_skip!(Pair::new_seeing());
     let v0 = pair.a.run(|| Interface::by_name("v0")).expect("v0");
     // It binds `packet`, and not `afxdp`.
     pair.a.sh("tc qdisc add dev v0 root tbf rate 100mbit burst 32kb latency 50ms");
@@ -272,7 +266,7 @@ fn a_rule_means_no_port_unless_the_program_wants_it_despite() {
     let limits = GiveLimits::default();
     let refused = give_in(&pair.a, &careful, &limits).answer.outcome.expect_err("refused");
     assert_eq!(refused.code, Code::Bypasses);
-    or_skip!("xdp::handed", give_in(&pair.a, &request(&v0), &limits).whole());
+    or_skip!(give_in(&pair.a, &request(&v0), &limits).whole());
     let server = Server::honest(&pair.a);
     let agent = server.agent();
     let choice = pair.a.run(|| {
@@ -287,11 +281,11 @@ fn a_rule_means_no_port_unless_the_program_wants_it_despite() {
 /// A queue that is held for a while is waited for by the program that asks, and not by the agent.
 #[test]
 fn what_is_in_use_is_waited_for_and_then_named() {
-    let pair = or_skip!("xdp::handed", Pair::new_seeing());
+    let pair = or_skip!(Pair::new_seeing());
     pair.a.sh(&format!("ip address add {SPARE}/24 dev v0"));
     let v0 = pair.a.run(|| Interface::by_name("v0")).expect("v0");
     let held = || XdpPort::open(&v0, &[ip(SPARE)], &PortConfig::default());
-    let port = or_skip!("xdp::handed", pair.a.run(held));
+    let port = or_skip!(pair.a.run(held));
     let server = Server::honest(&pair.a);
     let agent = server.agent();
     let ask = || {
@@ -314,7 +308,7 @@ fn what_is_in_use_is_waited_for_and_then_named() {
 /// What only a process with the capabilities can have is not asked for.
 #[test]
 fn other_options_are_not_asked_for() {
-    let pair = or_skip!("xdp::handed", Pair::new());
+    let pair = or_skip!(Pair::new());
     let server = Server::new(|_| panic!("it is asked"));
     let agent = server.agent();
     let v0 = pair.a.run(|| Interface::by_name("v0")).expect("v0");

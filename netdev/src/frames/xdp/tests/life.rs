@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::*;
+use crate::testing::testns::without_capabilities;
 use std::process::{Child, Command, Stdio};
 
 const CAP_NET_ADMIN: u32 = 12;
@@ -9,21 +10,6 @@ const CAP_NET_RAW: u32 = 13;
 const CAP_IPC_LOCK: u32 = 14;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_BPF: u32 = 39;
-
-/// Removes capabilities from the effective set of the calling thread alone (capset(2)).
-fn drop_capabilities(drop: &[u32]) {
-    let header: [u32; 2] = [0x2008_0522, 0]; // _LINUX_CAPABILITY_VERSION_3, this thread
-    let mut sets = [[0u32; 3]; 2]; // effective, permitted, inheritable; low and high words
-    // SAFETY: capget writes two sets of three words, capset reads them; the header is two words.
-    let (got, set) = unsafe {
-        let got = libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr());
-        for &cap in drop {
-            sets[cap as usize / 32][0] &= !(1 << (cap % 32));
-        }
-        (got, libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()))
-    };
-    assert_eq!((got, set), (0, 0), "capset: {}", io::Error::last_os_error());
-}
 
 /// Gives the calling thread alone a real user of its own: the kernel counts locked memory for each
 /// real user. The effective user and the capabilities stay.
@@ -43,8 +29,7 @@ fn open_without(ns: &NetNs, config: &PortConfig, drop: &[u32]) -> Result<XdpPort
         let iface = Interface::by_name("v0").expect("v0");
         let addresses: Vec<IpAddr> = iface.addresses.iter().map(|(a, _)| *a).collect();
         be_another_user();
-        drop_capabilities(drop);
-        XdpPort::open(&iface, &addresses, config)
+        without_capabilities(drop, || XdpPort::open(&iface, &addresses, config))
     })
 }
 
@@ -58,7 +43,7 @@ fn usable_pair() -> Result<Pair, String> {
 
 #[test]
 fn the_documented_capabilities_suffice() {
-    let pair = or_skip!("xdp::the_documented_capabilities_suffice", usable_pair());
+    let pair = or_skip!(usable_pair());
     let kept = [CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF];
     let others: Vec<u32> = (0..64).filter(|cap| !kept.contains(cap)).collect();
     open_without(&pair.a, &PortConfig::default(), &others).expect("a port");
@@ -66,7 +51,7 @@ fn the_documented_capabilities_suffice() {
 
 #[test]
 fn a_missing_capability_is_named() {
-    let pair = or_skip!("xdp::a_missing_capability_is_named", usable_pair());
+    let pair = or_skip!(usable_pair());
     for (drop, advice) in [
         (&[CAP_NET_RAW][..], "--cap-add NET_RAW, or"),
         (&[CAP_BPF, CAP_SYS_ADMIN], "--cap-add BPF, or"),
@@ -82,7 +67,7 @@ fn a_missing_capability_is_named() {
 
 #[test]
 fn memory_shrinks_to_the_limit_where_it_applies() {
-    let pair = or_skip!("xdp::memory_shrinks_to_the_limit_where_it_applies", usable_pair());
+    let pair = or_skip!(usable_pair());
     let config = config_with(|xdp| xdp.ring_frames = 1 << 15);
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: getrlimit writes one `rlimit`.
@@ -101,7 +86,7 @@ fn memory_shrinks_to_the_limit_where_it_applies() {
 
 #[test]
 fn another_program_on_the_interface_is_reported() {
-    let pair = or_skip!("xdp::another_program_on_the_interface_is_reported", usable_pair());
+    let pair = or_skip!(usable_pair());
     pair.a.run(|| {
         let iface = Interface::by_name("v0").unwrap();
         let _attached = another_program(iface.index).unwrap();
@@ -153,7 +138,7 @@ fn kill_9(mut child: Child) {
 
 #[test]
 fn kill_9_leaves_no_black_hole() {
-    let pair = or_skip!("xdp::kill_9_leaves_no_black_hole", usable_pair());
+    let pair = or_skip!(usable_pair());
     let child = child_with_port(&pair);
     let came = attached(&pair.a);
     kill_9(child);
@@ -164,7 +149,7 @@ fn kill_9_leaves_no_black_hole() {
 
 #[test]
 fn a_program_that_is_started_again_has_its_queue_again() {
-    let pair = or_skip!("xdp::a_program_that_is_started_again_has_its_queue_again", usable_pair());
+    let pair = or_skip!(usable_pair());
     for _ in 0..20 {
         drop(open_in(&pair.a, &PortConfig::default()).expect("a closed port is freed"));
     }
@@ -190,7 +175,7 @@ fn unbound() -> io::Result<(XdpSocket, Umem, socket::Rings)> {
 
 #[test]
 fn a_busy_queue_is_waited_for_and_not_for_ever() {
-    let pair = or_skip!("xdp::a_busy_queue_is_waited_for_and_not_for_ever", usable_pair());
+    let pair = or_skip!(usable_pair());
     let iface = pair.a.run(|| Interface::by_name("v0").unwrap());
     let other = pair.a.run(|| unbound().unwrap());
     other.0.bind(iface.index, 0, 0).unwrap();
@@ -212,10 +197,7 @@ fn a_busy_queue_is_waited_for_and_not_for_ever() {
 
 #[test]
 fn a_port_follows_the_ethernet_address_of_its_interface() {
-    let (pair, mut a, mut b) = or_skip!(
-        "xdp::a_port_follows_the_ethernet_address_of_its_interface",
-        pair_with(1500, &PortConfig::default())
-    );
+    let (pair, mut a, mut b) = or_skip!(pair_with(1500, &PortConfig::default()));
     let path = pair.a.run(|| a.add_path(&spec(false, true))).unwrap().id;
     // Another address than at the time of opening, and back.
     for last in [0x12, 2] {

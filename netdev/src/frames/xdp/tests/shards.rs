@@ -57,10 +57,7 @@ fn receive(ports: &mut [XdpPort], want: usize) -> Vec<usize> {
 
 #[test]
 fn two_queues_hear_everything_once_and_follow_their_interface_together() {
-    let (pair, mut ports) = or_skip!(
-        "xdp::two_queues_hear_everything_once_and_follow_their_interface_together",
-        on_two_queues()
-    );
+    let (pair, mut ports) = or_skip!(on_two_queues());
     for mac in [2, 0x12, 2, 0x13] {
         pair.b.sh(&format!("ip link set v0 address 02:00:00:00:09:{mac:02x}"));
         // Each of them reads the announcement; both share the address.
