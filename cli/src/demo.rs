@@ -13,14 +13,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use pair::Pair;
-use report::{BackendReport, Figures, Policy, Report, Skipped, rounded};
+use report::{BackendReport, Figures, Policy, Report, Skipped};
 use rocinante_lab::{
     Availability, Lab, LabConfig, LabError, Privilege, enter_user_namespace,
     kill_children_on_signal,
 };
 
 use crate::orders::{Answer, Order};
-use crate::output::{self, Output};
+use crate::output::{self, Output, rounded};
 
 /// Show RDMA between two containers, and the host's rules and shaping binding it
 ///

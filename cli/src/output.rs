@@ -206,6 +206,11 @@ impl Output {
     }
 }
 
+/// Rounds to three decimal places.
+pub(crate) fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
 /// Formats three significant digits.
 pub fn digits(value: f64) -> String {
     let whole = value.abs().max(f64::MIN_POSITIVE).log10().floor() as i32;

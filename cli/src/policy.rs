@@ -20,7 +20,7 @@ use rocinante_lab::{
 };
 use serde::Serialize;
 
-use crate::output::{self, Failure, Output};
+use crate::output::{self, Failure, Output, rounded};
 use crate::workers::Workers;
 use install::Trouble;
 use measure::{Bench, Figures};
@@ -381,11 +381,6 @@ fn words(figures: &Figures) -> String {
         words.push(format!("{bytes} bytes placed"));
     }
     words.join(", ")
-}
-
-/// Three digits behind the point.
-fn rounded(value: f64) -> f64 {
-    (value * 1000.0).round() / 1000.0
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use rocinante_cli::policy::table::{Action, BACKENDS, CONTROLS, Effect, Group, Mark};
-use rocinante_lab::{Availability, Lab, LabConfig, Netns};
+use rocinante_lab::{Availability, Lab, LabConfig, Netns, Shaper, Tbf};
 use serde_json::Value;
 
 /// The matrix measures rates: one at a time.
@@ -163,16 +163,7 @@ fn the_path_of_a_running_container_is_read() {
     assert_eq!(effects(&live, "inet o c"), serde_json::json!(["binds", "bypassed", "bypassed"]));
     assert!(!live.to_string().contains("netdev s b"), "{live:#}");
 
-    for words in [&["link", "add", "ifb0", "type", "ifb"][..], &["link", "set", "ifb0", "up"]] {
-        lab.host().ip(words).expect("an ifb");
-    }
-    lab.host().tc(&["qdisc", "add", "dev", "veth0", "ingress"]).expect("an ingress");
-    #[rustfmt::skip]
-    lab.host().tc(&["filter", "add", "dev", "veth0", "parent", "ffff:", "protocol", "all", "u32",
-                    "match", "u32", "0", "0", "action", "mirred", "egress", "redirect",
-                    "dev", "ifb0"]).expect("a redirection");
-    let tbf = ["root", "tbf", "rate", "10mbit", "burst", "128kb", "limit", "1mb"];
-    lab.host().tc(&[&["qdisc", "add", "dev", "ifb0"], &tbf[..]].concat()).expect("a shaper");
+    let _shaper = Shaper::ifb(lab.host(), "veth0", 9000, &Tbf::mbit(10)).expect("an ifb");
     lab.container(0).nft("delete table inet o").expect("its own rule goes");
     let peer = lab.container(1).ipv4().to_string();
     let live = look(&lab, &["--probe", &peer]);

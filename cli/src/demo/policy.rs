@@ -6,10 +6,10 @@ use std::time::Duration;
 use rocinante_lab::{Lab, Match, Tbf};
 
 use super::pair::Pair;
-use super::report::{Policy, rounded};
+use super::report::Policy;
 use super::{MEASURE_HALF, VERIFY_HALF};
 use crate::orders::{Bulk, MESSAGE, Order};
-use crate::output::Output;
+use crate::output::{Output, rounded};
 
 /// Rate of the shaper.
 const LIMIT_MBPS: u32 = 100;

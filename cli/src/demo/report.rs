@@ -83,11 +83,6 @@ pub(super) struct Policy {
     pub(super) tbf_overlimits: u64,
 }
 
-/// Rounds to three decimal places.
-pub(super) fn rounded(value: f64) -> f64 {
-    (value * 1000.0).round() / 1000.0
-}
-
 impl fmt::Display for ByOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = self.entries().map(|(name, bytes)| format!("{name} {}", Bytes(bytes)));
@@ -124,26 +119,6 @@ impl fmt::Display for Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_json_has_the_promised_names() {
-        let figures = Figures { latency_us_p50: 3.5, ..Figures::default() };
-        let report = Report {
-            backends: vec![BackendReport {
-                netdev: "udp".into(),
-                ok: true,
-                mtu: BTreeMap::from([("1024".into(), figures)]),
-                policy: Some(Policy::default()),
-                ..BackendReport::default()
-            }],
-            skipped: vec![Skipped { netdev: "afxdp".into(), why: "needs root".into() }],
-        };
-        let json = serde_json::to_string(&report).unwrap();
-        assert_eq!(
-            json,
-            r#"{"backends":[{"netdev":"udp","ok":true,"verified_bytes":0,"verified_by_op":{"send":0,"write":0,"write_imm":0,"read":0,"cas":0,"faa":0},"mtu":{"1024":{"latency_us_p50":3.5,"rate_mops":0.0,"gbps_65536":0.0,"gbps_1048576":0.0}},"policy":{"counted_skbs":0,"drop_status":"","drop_seconds":0.0,"after_drop_ok":false,"unshaped_mbps":0.0,"shaped_limit_mbps":0,"shaped_mbps":0.0,"tbf_bytes":0,"tbf_overlimits":0}}],"skipped":[{"netdev":"afxdp","why":"needs root"}]}"#
-        );
-    }
 
     #[test]
     fn nothing_shown_is_no_success() {

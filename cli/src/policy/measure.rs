@@ -8,6 +8,7 @@ use super::lab::Family;
 use super::table::{Action, Control, Effect, Group, Mark, Rule, Shaper};
 use super::{BURST, LIMIT, MTU, RATE};
 use crate::orders::{Answer, Bulk, BulkOrder, ConnectOrder, MESSAGE, Order};
+use crate::output::rounded;
 use crate::workers::{RECEIVER, SECOND, SENDER, Workers};
 
 /// The ACK timeout of a connection that is to fail: 33.6 ms, and its retries.
@@ -147,7 +148,7 @@ impl Bench<'_> {
             let seen = out.noted(control.count(OTHERS)).unwrap_or(0);
             out.must(seen > counted, || "prerouting did not see what input dropped".into());
         }
-        let seconds = Some(super::rounded(seconds));
+        let seconds = Some(rounded(seconds));
         let (status, packets) = (Some(status), Some(counted));
         out.figures =
             Figures { packets, placed_bytes: Some(placed), status, seconds, ..Figures::default() };
@@ -202,8 +203,8 @@ impl Bench<'_> {
             Shaper::Policer => in_all,
             _ => rates.iter().sum(),
         };
-        out.figures.of_limit = Some(super::rounded(of_limit));
-        out.figures.of_limit_in_all = Some(super::rounded(in_all));
+        out.figures.of_limit = Some(rounded(of_limit));
+        out.figures.of_limit_in_all = Some(rounded(in_all));
         let shown = if shaper == Shaper::Policer {
             let drops = out.noted(control.count(HITS));
             out.noted(control.passed()).zip(drops)
@@ -243,7 +244,7 @@ impl Bench<'_> {
         }
         if both {
             let index = jain(&rates);
-            out.figures.jain = Some(super::rounded(index));
+            out.figures.jain = Some(rounded(index));
             out.must(index >= FAIR, || format!("the containers' shares have a Jain of {index:.3}"));
         }
         control.remove().map_err(Trouble::Failed)
@@ -288,7 +289,7 @@ impl Bench<'_> {
         out.figures = Figures {
             placed_bytes: Some(placed),
             status: Some(status),
-            seconds: Some(super::rounded(seconds)),
+            seconds: Some(rounded(seconds)),
             ..Figures::default()
         };
         control.remove().map_err(Trouble::Failed)?;

@@ -107,8 +107,8 @@ impl Rule {
     pub fn new(netns: &Netns, chains: &[(Chain<'_>, &str)]) -> Result<Self, LabError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         // With its own table, the rule can be removed without its handle.
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let table = format!("{} rocinante_{number}", chains[0].0.family);
+        let (process, number) = (std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let table = format!("{} rocinante_{process}_{number}", chains[0].0.family);
         let mut script = format!("table {table} {{\ncounter hits {{\n}}\ncounter others {{\n}}\n");
         for (Chain { hook, device, priority, .. }, rules) in chains {
             let device = device.map_or(String::new(), |name| format!("device {name:?}"));
