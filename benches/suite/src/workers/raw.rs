@@ -9,7 +9,7 @@ use rocinante::exchange::Exchange;
 use rocinante_baselines::{
     Flow, Link, PacketLink, PortLink, QuinnLink, Raw, Tally, Task, UdpLink, answer, measure,
 };
-use rocinante_netdev::{PacketPort, UdpPort, XdpPort};
+use rocinante_netdev::{OpenError, PacketPort, Parts, Port, Shards, UdpPort, XdpPort};
 use serde::{Deserialize, Serialize};
 
 use super::job::backend;
@@ -36,7 +36,6 @@ pub(super) fn run(
     tasks: &[Task],
     exchange: &mut Exchange,
 ) -> Result<Vec<Raw>, Failure> {
-    let failed = |error: &dyn std::fmt::Display| Failure::Failed(error.to_string());
     let (IpAddr::V4(v4), IpAddr::V4(to)) = (local, remote) else {
         return Err(Failure::Failed(
             "raw baselines are measured over IPv4: give IPv4 addresses".into(),
@@ -66,20 +65,33 @@ pub(super) fn run(
             both.drive(PacketLink::open(flow, mac).map_err(|error| failed(&error))?, exchange)
         }
         (Backend::Udp, true) => {
-            let port = UdpPort::open(&interface, &own, &config).map_err(|error| failed(&error))?;
-            both.drive(PortLink::new(port, flow).map_err(|error| failed(&error))?, exchange)
+            let parts = UdpPort::acquire(&interface, &own, &config, Shards::ONE, None);
+            both.drive(linked(parts, UdpPort::assemble, flow)?, exchange)
         }
         (Backend::Packet, true) => {
-            let port =
-                PacketPort::open(&interface, &own, &config).map_err(|error| failed(&error))?;
-            both.drive(PortLink::new(port, flow).map_err(|error| failed(&error))?, exchange)
+            let parts = PacketPort::acquire(&interface, &own, &config, Shards::ONE, None);
+            both.drive(linked(parts, PacketPort::assemble, flow)?, exchange)
         }
         (Backend::Xdp, _) => {
-            let port = XdpPort::open(&interface, &own, &config).map_err(|error| failed(&error))?;
-            both.drive(PortLink::new(port, flow).map_err(|error| failed(&error))?, exchange)
+            let parts = XdpPort::acquire(&interface, &own, &config, Shards::ONE, None);
+            both.drive(linked(parts, XdpPort::assemble, flow)?, exchange)
         }
         (Backend::Sim, _) => Err(Failure::Failed("the simulator has no raw baseline".into())),
     }
+}
+
+fn failed(error: &dyn std::fmt::Display) -> Failure {
+    Failure::Failed(error.to_string())
+}
+
+/// A link over the port of these parts.
+fn linked<P: Port>(
+    parts: Result<Vec<Parts>, OpenError>,
+    assemble: fn(Parts) -> Result<P, OpenError>,
+    flow: Flow,
+) -> Result<PortLink<P>, Failure> {
+    let port = parts.and_then(|mut parts| assemble(parts.remove(0)));
+    PortLink::new(port.map_err(|error| failed(&error))?, flow).map_err(|error| failed(&error))
 }
 
 struct Both<'a> {

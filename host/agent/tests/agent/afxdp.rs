@@ -8,7 +8,7 @@ use crate::lab::{Host, host_or_skip};
 
 /// Whether an XDP program is on the interface of a container.
 fn attached(host: &Host, container: usize) -> bool {
-    let links = host.container(container).netns().ip_json(&["-details", "link", "show", "eth0"]);
+    let links = host.container(container).netns().json("ip -j -details link show eth0");
     links.expect("listed").to_string().contains("\"xdp\"")
 }
 

@@ -91,7 +91,7 @@ fn a_container_that_ends_takes_its_network_along() {
     host.has_ports(0);
     let known = || host.state_text()["containers"].as_array().map_or(0, Vec::len);
     eventually("its veth goes with it", || {
-        let links = host.lab.host().ip_json(&["link", "show"]).expect("listed").to_string();
+        let links = host.lab.host().json("ip -j link show").expect("listed").to_string();
         !links.contains("\"h9\"") && known() == 0
     });
 }

@@ -216,7 +216,7 @@ fn the_containers_own_kernel_is_not_disturbed() {
     let late: IpAddr = "fd00:77::77".parse().expect("an address");
     eventually("it is followed while it is checked", || host.may_leave(0).contains(&late));
     eventually("it is unique", || {
-        let tentative = netns.ip_json(&["-6", "address", "show", "tentative"]).expect("listed");
+        let tentative = netns.json("ip -j -6 address show tentative").expect("listed");
         !tentative.to_string().contains("fd00:77::77")
     });
     let drops = [host.dropped(0), host.dropped(1)];
