@@ -54,7 +54,7 @@ pub use port::contract::{
     RxBudget, RxDatagram, RxIpId, TxFailure, TxSlot,
 };
 pub use port::error::OpenError;
-pub use port::parts::{BackendParts, Descriptor, Manifest, Parts, SharedSockets};
+pub use port::parts::{BackendParts, Manifest, Parts, SharedSockets};
 pub use sharing::{
     Delivery, Errand, GUARDIAN_VARIABLE, Guardian, Left, NOTE_BYTES, PortClaim, Slots,
     close_elsewhere,

@@ -89,7 +89,7 @@ pub fn choose_shards(
     agent: &Agent,
 ) -> Result<(Vec<AnyPort>, Choice), OpenError> {
     let config = &slots.map_or_else(|| config.clone(), |slots| slots.fitted(config));
-    let assemble = |parts: Vec<Parts>| {
+    let assemble = |parts: Vec<Parts>| -> Result<Ports, OpenError> {
         let port = |(nth, parts): (usize, Parts)| {
             let mut port = AnyPort::assemble(parts)?;
             if let Some(slots) = slots {
@@ -113,14 +113,13 @@ pub fn choose_shards(
         let asked =
             ask::ask(agent, backend, iface, addresses, config, (shards, slots), despite_rules);
         let Asked { parts, audit } = asked?;
-        let ports: Result<Vec<AnyPort>, OpenError> = assemble(parts);
-        Ok((ports.map_err(|e| ask::failed(agent, &e))?, audit))
+        Ok((assemble(parts).map_err(|e| ask::failed(agent, &e))?, audit))
     };
-    let ask: Option<Ask<'_, Vec<AnyPort>>> = Some((agent, &ask));
+    let ways = Ways { iface, agent, open: &open, ask: &ask };
     let neighbour = if want == Some(Backend::Xdp) { take_xdp().err() } else { None };
     let chosen = match neighbour {
-        Some(address) => beside_xdp(iface, address, open, ask),
-        None => choose_what(iface, want, open, ask),
+        Some(address) => ways.beside_xdp(address),
+        None => ways.choose(want),
     };
     if let Some(slots) = slots
         && !matches!(&chosen, Ok((_, Choice { backend: Backend::Xdp, .. })))
@@ -135,27 +134,6 @@ fn taken(iface: &Interface, address: IpAddr) -> OpenError {
     let what = format!("another process on {address} has {}", iface.name);
     let hint = "an interface has one XDP program: take packet or udp";
     OpenError::os(Backend::Xdp, what, io::Error::from_raw_os_error(libc::EBUSY), hint)
-}
-
-/// Opens the next backend in the place of `afxdp`, which the caller named and a neighbour has.
-fn beside_xdp<T>(
-    iface: &Interface,
-    address: IpAddr,
-    open: impl Fn(Backend) -> Result<(T, bool), OpenError>,
-    ask: Option<Ask<'_, T>>,
-) -> Result<(T, Choice), OpenError> {
-    let why = format!("another process on {address} has it, and {} has one program", iface.name);
-    let mut reason = format!("not {}, because {why}", Backend::Xdp);
-    let mut tried = vec![(Backend::Xdp, why)];
-    let (opened, choice) = match named(Backend::Packet, iface, &open, ask, &reason) {
-        Ok(chosen) => chosen,
-        Err(error) => {
-            reason.push_str(&format!("; not {}, because {error}", Backend::Packet));
-            tried.push((Backend::Packet, error.to_string()));
-            named(Backend::Udp, iface, &open, ask, &reason)?
-        }
-    };
-    Ok((opened, Choice { tried, ..choice }))
 }
 
 /// What [`Slots::lease`] fails with where processes cannot share: no `/proc`, too many descriptors
@@ -185,109 +163,147 @@ pub fn lease(
     }
 }
 
-/// As [`choose_shards`], but only acquires the parts of the ports, which another process may
-/// assemble (those of `afxdp` from Linux 6.4 on: name another backend before). This process reads
-/// the rules that matter, and its privileges decide.
-///
-/// # Errors
-/// As [`choose`].
-pub fn acquire(
-    iface: &Interface,
-    addresses: &[IpAddr],
-    want: Option<Backend>,
-    config: &PortConfig,
-    shards: Shards,
-) -> Result<(Vec<Parts>, Choice), OpenError> {
-    let open = |backend| {
-        let parts = acquire_from(backend, iface, addresses, config, shards, None)?;
-        let copies = parts.iter().any(copies);
-        Ok((parts, copies))
-    };
-    choose_what(iface, want, open, None)
-}
-
 /// Whether the driver of an AF_XDP socket copies.
 fn copies(parts: &Parts) -> bool {
     matches!(parts.manifest().backend, BackendParts::Xdp { zero_copy: false, .. })
 }
 
-/// Asks the agent to open a backend, despite rules that it bypasses or only without; also returns
-/// the agent's view of the rules.
-type Ask<'a, T> = (&'a Agent, &'a dyn Fn(Backend, bool) -> Result<(T, Audit), AskError>);
+type Ports = Vec<AnyPort>;
 
-/// Chooses a backend. `open` opens it, and says whether the driver copies after all.
-fn choose_what<T>(
-    iface: &Interface,
-    want: Option<Backend>,
-    open: impl Fn(Backend) -> Result<(T, bool), OpenError>,
-    ask: Option<Ask<'_, T>>,
-) -> Result<(T, Choice), OpenError> {
-    if let Some(backend) = want {
-        return named(backend, iface, &open, ask, "asked for");
-    }
-    let mut tried = Vec::new();
-    let (best, why) = best_for(iface);
-    if best != Backend::Udp {
-        match open_unless_bypassing(best, iface, &open, ask) {
-            Ok((opened, seen_by)) => {
-                let reason = format!("{why}, and it bypasses no rule of this network namespace");
-                let reason = reason + &seen_by;
-                return Ok((opened, Choice { backend: best, reason, tried }));
-            }
-            Err(obstacle) => tried.push((best, obstacle)),
-        }
-    }
-    let (opened, _) = open(Backend::Udp)?;
-    let reason = match tried.first() {
-        None => why,
-        Some((backend, obstacle)) => format!("not {backend}, because {obstacle}"),
-    };
-    Ok((opened, Choice { backend: Backend::Udp, reason, tried }))
+/// The ways to a port of an interface.
+struct Ways<'a> {
+    iface: &'a Interface,
+    agent: &'a Agent,
+    /// Opens a backend with this process's own rights, and says whether the driver copies.
+    open: &'a dyn Fn(Backend) -> Result<(Ports, bool), OpenError>,
+    /// Has the agent open it, despite rules that it bypasses or only without; also returns the
+    /// agent's view of the rules.
+    ask: &'a dyn Fn(Backend, bool) -> Result<(Ports, Audit), AskError>,
 }
 
-/// Opens this backend, even if it bypasses rules. The reason begins with `why`.
-fn named<T>(
-    backend: Backend,
-    iface: &Interface,
-    open: &impl Fn(Backend) -> Result<(T, bool), OpenError>,
-    ask: Option<Ask<'_, T>>,
-    why: &str,
-) -> Result<(T, Choice), OpenError> {
-    let (opened, reason) = match open(backend) {
-        Ok((opened, _)) => (opened, with_bypassed(why, &policy::audit(iface), backend)),
-        Err(error) if is_denied(&error) => instead(error, ask, why)?,
-        Err(error) => return Err(error),
-    };
-    Ok((opened, Choice { backend, reason, tried: Vec::new() }))
+impl Ways<'_> {
+    /// Opens the wanted backend, or the best one that bypasses no rule.
+    fn choose(&self, want: Option<Backend>) -> Result<(Ports, Choice), OpenError> {
+        if let Some(backend) = want {
+            return self.named(backend, "asked for");
+        }
+        let mut tried = Vec::new();
+        let (best, why) = best_for(self.iface);
+        if best != Backend::Udp {
+            match self.open_unless_bypassing(best) {
+                Ok((opened, seen_by)) => {
+                    let reason =
+                        format!("{why}, and it bypasses no rule of this network namespace");
+                    let reason = reason + &seen_by;
+                    return Ok((opened, Choice { backend: best, reason, tried }));
+                }
+                Err(obstacle) => tried.push((best, obstacle)),
+            }
+        }
+        let (opened, _) = (self.open)(Backend::Udp)?;
+        let reason = match tried.first() {
+            None => why,
+            Some((backend, obstacle)) => format!("not {backend}, because {obstacle}"),
+        };
+        Ok((opened, Choice { backend: Backend::Udp, reason, tried }))
+    }
+
+    /// Opens this backend, even if it bypasses rules. The reason begins with `why`.
+    fn named(&self, backend: Backend, why: &str) -> Result<(Ports, Choice), OpenError> {
+        let (opened, reason) = match (self.open)(backend) {
+            Ok((opened, _)) => (opened, with_bypassed(why, &policy::audit(self.iface), backend)),
+            Err(error) if is_denied(&error) => self.instead(error, why)?,
+            Err(error) => return Err(error),
+        };
+        Ok((opened, Choice { backend, reason, tried: Vec::new() }))
+    }
+
+    /// Opens the next backend in the place of `afxdp`, which the caller named and a neighbour has.
+    fn beside_xdp(&self, address: IpAddr) -> Result<(Ports, Choice), OpenError> {
+        let why =
+            format!("another process on {address} has it, and {} has one program", self.iface.name);
+        let mut reason = format!("not {}, because {why}", Backend::Xdp);
+        let mut tried = vec![(Backend::Xdp, why)];
+        let (opened, choice) = match self.named(Backend::Packet, &reason) {
+            Ok(chosen) => chosen,
+            Err(error) => {
+                reason.push_str(&format!("; not {}, because {error}", Backend::Packet));
+                tried.push((Backend::Packet, error.to_string()));
+                self.named(Backend::Udp, &reason)?
+            }
+        };
+        Ok((opened, Choice { tried, ..choice }))
+    }
+
+    /// Asks the agent for a backend that the caller named and may not open; returns the reason, too.
+    fn instead(&self, error: OpenError, why: &str) -> Result<(Ports, String), OpenError> {
+        let backend = error.backend;
+        if !matches!(backend, Backend::Packet | Backend::Xdp) {
+            return Err(error);
+        }
+        match (self.ask)(backend, true) {
+            Ok((opened, audit)) => {
+                let reason = with_bypassed(why, &audit, backend);
+                Ok((opened, format!("{reason}; {}", opened_by(self.agent))))
+            }
+            Err(AskError::Off) => Err(error),
+            Err(AskError::Useless(error)) => Err(error),
+            Err(answer) => {
+                let hint = format!("{}; {answer}", error.hint);
+                Err(OpenError { hint, ..error })
+            }
+        }
+    }
+
+    /// Opens a backend that bypasses hooks, if it bypasses no rule; else returns the obstacle. The
+    /// agent is asked for `packet` if this process may not see all rules, or not open it; its list of
+    /// rules then counts. Returns words about that, too.
+    fn open_unless_bypassing(&self, backend: Backend) -> Result<(Ports, String), String> {
+        let obstacle = match policy::audit(self.iface).verdict(backend) {
+            AuditVerdict::Clear => match (self.open)(backend) {
+                Ok((_, true)) => {
+                    return Err(format!("the driver of {} copies after all", self.iface.name));
+                }
+                Ok((opened, false)) => return Ok((opened, String::new())),
+                Err(error) if is_denied(&error) => error.to_string(),
+                Err(error) => return Err(error.to_string()),
+            },
+            AuditVerdict::Bypasses(rules) => return Err(would_bypass(&rules)),
+            AuditVerdict::Unseen(unseen) => format!(
+                "it might bypass rules of this network namespace: {}; if there are none, choose \
+                 --netdev {backend}",
+                list(&unseen)
+            ),
+        };
+        if backend != Backend::Packet {
+            return Err(obstacle);
+        }
+        let (audit, refused) = match (self.ask)(backend, false) {
+            Ok((opened, audit)) => match audit.verdict(backend) {
+                AuditVerdict::Clear => return Ok((opened, format!("; {}", opened_by(self.agent)))),
+                _ => (audit, "it opens what might bypass rules".to_owned()),
+            },
+            Err(AskError::Off) => return Err(obstacle),
+            Err(AskError::Useless(error)) => return Err(error.to_string()),
+            Err(AskError::Refused(_, refused)) if is_about_rules(&refused) => {
+                let (refused, audit) = *refused;
+                (audit.unwrap_or_default(), refused.to_string())
+            }
+            Err(answer) => return Err(format!("{obstacle}; {answer}")),
+        };
+        Err(match audit.verdict(backend) {
+            AuditVerdict::Bypasses(rules) => format!("{}, says the agent", would_bypass(&rules)),
+            AuditVerdict::Unseen(unseen) => {
+                format!("it might bypass rules that the agent cannot see either: {}", list(&unseen))
+            }
+            AuditVerdict::Clear => format!("{obstacle}; the agent refuses: {refused}"),
+        })
+    }
 }
 
 /// Whether the kernel denied something to this process that it may allow to another.
 fn is_denied(error: &OpenError) -> bool {
     matches!(error.errno(), libc::EPERM | libc::EACCES)
-}
-
-/// Asks the agent for a backend that the caller named and may not open; returns the reason, too.
-fn instead<T>(
-    error: OpenError,
-    ask: Option<Ask<'_, T>>,
-    why: &str,
-) -> Result<(T, String), OpenError> {
-    let backend = error.backend;
-    let (Backend::Packet | Backend::Xdp, Some((agent, ask))) = (backend, ask) else {
-        return Err(error);
-    };
-    match ask(backend, true) {
-        Ok((opened, audit)) => {
-            let reason = with_bypassed(why, &audit, backend);
-            Ok((opened, format!("{reason}; {}", opened_by(agent))))
-        }
-        Err(AskError::Off) => Err(error),
-        Err(AskError::Useless(error)) => Err(error),
-        Err(answer) => {
-            let hint = format!("{}; {answer}", error.hint);
-            Err(OpenError { hint, ..error })
-        }
-    }
 }
 
 fn opened_by(agent: &Agent) -> String {
@@ -349,52 +365,6 @@ fn best_for(iface: &Interface) -> (Backend, String) {
             format!("whether the driver of {name} has AF_XDP zero-copy is not known ({e})"),
         ),
     }
-}
-
-/// Opens a backend that bypasses hooks, if it bypasses no rule; else returns the obstacle. The
-/// agent is asked for `packet` if this process may not see all rules, or not open it; its list of
-/// rules then counts. Returns words about that, too.
-fn open_unless_bypassing<T>(
-    backend: Backend,
-    iface: &Interface,
-    open: impl Fn(Backend) -> Result<(T, bool), OpenError>,
-    ask: Option<Ask<'_, T>>,
-) -> Result<(T, String), String> {
-    let obstacle = match policy::audit(iface).verdict(backend) {
-        AuditVerdict::Clear => match open(backend) {
-            Ok((_, true)) => return Err(format!("the driver of {} copies after all", iface.name)),
-            Ok((opened, false)) => return Ok((opened, String::new())),
-            Err(error) if is_denied(&error) => error.to_string(),
-            Err(error) => return Err(error.to_string()),
-        },
-        AuditVerdict::Bypasses(rules) => return Err(would_bypass(&rules)),
-        AuditVerdict::Unseen(unseen) => format!(
-            "it might bypass rules of this network namespace: {}; if there are none, choose \
-             --netdev {backend}",
-            list(&unseen)
-        ),
-    };
-    let (Backend::Packet, Some((agent, ask))) = (backend, ask) else { return Err(obstacle) };
-    let (audit, refused) = match ask(backend, false) {
-        Ok((opened, audit)) => match audit.verdict(backend) {
-            AuditVerdict::Clear => return Ok((opened, format!("; {}", opened_by(agent)))),
-            _ => (audit, "it opens what might bypass rules".to_owned()),
-        },
-        Err(AskError::Off) => return Err(obstacle),
-        Err(AskError::Useless(error)) => return Err(error.to_string()),
-        Err(AskError::Refused(_, refused)) if is_about_rules(&refused) => {
-            let (refused, audit) = *refused;
-            (audit.unwrap_or_default(), refused.to_string())
-        }
-        Err(answer) => return Err(format!("{obstacle}; {answer}")),
-    };
-    Err(match audit.verdict(backend) {
-        AuditVerdict::Bypasses(rules) => format!("{}, says the agent", would_bypass(&rules)),
-        AuditVerdict::Unseen(unseen) => {
-            format!("it might bypass rules that the agent cannot see either: {}", list(&unseen))
-        }
-        AuditVerdict::Clear => format!("{obstacle}; the agent refuses: {refused}"),
-    })
 }
 
 /// Whether the agent refuses because of rules, which it lists.

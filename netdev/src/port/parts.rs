@@ -1,10 +1,9 @@
-//! A port in two steps, for programs whose privileged part is another process.
+//! A port in two steps, since the first may be an agent's.
 //!
 //! *Acquiring* takes everything that may need a privilege: sockets with their options, rings, the
 //! XDP program. *Assembling* makes the port of these [`Parts`]. It needs no privilege, so a process
-//! without capabilities can do it with descriptors that it was sent (`SCM_RIGHTS` of unix(7)). That
-//! process must be in the network namespace in which the parts were acquired, and the thread that
-//! assembles, too.
+//! without capabilities can do it with descriptors that an agent sent. Its thread must be in the
+//! network namespace in which the parts were acquired.
 //!
 //! A port without privileges differs from another in little:
 //! - The kernel resolves the neighbour of a new path when it is first sent to, not before
@@ -13,16 +12,11 @@
 //!   `net.core.wmem_max` and `rmem_max`.
 //! - Netfilter rules about the owner of a socket see the user that acquired it.
 
-#![allow(unsafe_code)]
-
 use std::any::Any;
 use std::net::IpAddr;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
-use crate::kernel::descriptors::socket_family;
 use crate::kernel::inherited;
 use crate::kernel::interface::Interface;
 use crate::port::config::PortConfig;
@@ -33,7 +27,7 @@ use crate::port::error::OpenError;
 #[derive(Debug)]
 pub struct Parts {
     pub(crate) manifest: Manifest,
-    /// In the order of [`Manifest::descriptors`].
+    /// The backend's own, then the UDP socket of each address.
     pub(crate) fds: Vec<OwnedFd>,
     /// The backend's memory, if this process mapped it to acquire the parts.
     pub(crate) mapped: Option<Box<dyn Any + Send>>,
@@ -41,8 +35,8 @@ pub struct Parts {
     pub(crate) lease: Option<Arc<OwnedFd>>,
 }
 
-/// The plain values of [`Parts`]. They can be serialised.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// The plain values of [`Parts`].
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
     /// The interface, as it was when the parts were acquired.
     pub interface: Interface,
@@ -57,7 +51,7 @@ pub struct Manifest {
 }
 
 /// The plain values of one backend's parts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackendParts {
     /// `udp`: there are none.
     Udp,
@@ -81,23 +75,6 @@ pub enum BackendParts {
     },
 }
 
-/// The kind of a descriptor of [`Parts`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Descriptor {
-    /// A UDP socket on port 4791 of this address: of the backend `udp`, or of a guard.
-    Udp(IpAddr),
-    /// An `AF_PACKET` socket, bound, with its receive ring and its filter.
-    Packet,
-    /// An `AF_XDP` socket, bound, with its rings.
-    Xdp,
-    /// The memory of the `AF_XDP` socket (`memfd_create(2)`).
-    Memory,
-    /// The link of the XDP program: it stays attached while a process has this open.
-    Program,
-    /// The BPF map with the Ethernet address whose frames the program takes.
-    Mac,
-}
-
 impl Manifest {
     pub(crate) fn new(
         interface: &Interface,
@@ -119,18 +96,6 @@ impl Manifest {
             BackendParts::Xdp { .. } => Backend::Xdp,
         }
     }
-
-    /// The kinds of the descriptors, in their order.
-    #[must_use]
-    pub fn descriptors(&self) -> Vec<Descriptor> {
-        use Descriptor::{Mac, Memory, Packet, Program, Udp, Xdp};
-        let own: &[Descriptor] = match self.backend {
-            BackendParts::Udp => &[],
-            BackendParts::Packet { .. } => &[Packet],
-            BackendParts::Xdp { .. } => &[Xdp, Memory, Program, Mac],
-        };
-        own.iter().copied().chain(self.addresses.iter().copied().map(Udp)).collect()
-    }
 }
 
 impl Parts {
@@ -142,52 +107,6 @@ impl Parts {
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
-    }
-
-    /// The descriptors, each with its kind.
-    pub fn descriptors(&self) -> impl Iterator<Item = (Descriptor, BorrowedFd<'_>)> {
-        self.manifest.descriptors().into_iter().zip(self.fds.iter().map(OwnedFd::as_fd))
-    }
-
-    /// Parts that another process acquired: their plain values, and descriptors in the same order.
-    ///
-    /// # Safety
-    /// The descriptors are those of one port, as the process that acquired them got them, and
-    /// nothing else uses their memory: neither that process, nor another port of the same parts. So
-    /// the sender must be trusted. The rings and the memory of frames are shared with every process
-    /// that has these descriptors.
-    ///
-    /// # Errors
-    /// No address, another number of descriptors than the manifest's, or a socket of
-    /// another family.
-    pub unsafe fn from_descriptors(
-        manifest: Manifest,
-        fds: Vec<OwnedFd>,
-    ) -> Result<Self, OpenError> {
-        let backend = manifest.backend();
-        let refused = |what: String| {
-            let hint = "send the descriptors in the order of the manifest";
-            Err(OpenError::plain(backend, what, hint))
-        };
-        let wanted = manifest.descriptors();
-        if manifest.addresses.is_empty() || fds.len() != wanted.len() {
-            return refused(format!("{} descriptors, not {}", fds.len(), wanted.len()));
-        }
-        for (wanted, fd) in wanted.into_iter().zip(&fds) {
-            let family = match wanted {
-                Descriptor::Udp(IpAddr::V4(_)) => libc::AF_INET,
-                Descriptor::Udp(IpAddr::V6(_)) => libc::AF_INET6,
-                Descriptor::Packet => libc::AF_PACKET,
-                Descriptor::Xdp => libc::AF_XDP,
-                // The backend checks the memory and the map when it assembles the port. Another
-                // descriptor in the place of the program's link does not keep it attached.
-                Descriptor::Memory | Descriptor::Program | Descriptor::Mac => continue,
-            };
-            if socket_family(fd).ok() != Some(family) {
-                return refused(format!("a descriptor is not of its kind, {wanted:?}"));
-            }
-        }
-        Ok(Self::new(manifest, fds))
     }
 
     /// An error unless these are parts for `backend`.

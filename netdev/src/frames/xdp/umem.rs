@@ -4,7 +4,7 @@
 //! chunks only. A chunk enters a ring only as a [`Lent`], which marks it as the kernel's. It
 //! becomes ours again only through a [`Returned`], which only a ring can make. So neither a mistake
 //! in the callers nor an invalid address from a driver makes two owners of one chunk. The memory is
-//! this port's alone: `Parts::from_descriptors` has its callers promise that. An agent that made
+//! this port's alone: this process made it. An agent that made
 //! the memory for this process wrote nothing into it, has unmapped it before it sends the
 //! descriptor (`xdp/handing.rs`), and closes its own.
 #![allow(unsafe_code)]
