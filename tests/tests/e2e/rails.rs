@@ -1,17 +1,21 @@
-//! Two rails of a machine in one subnet, in the middle of a run: an address goes, and a link. What
-//! is posted on that rail ends in `RETRY_EXC_ERR`, and the other rail goes on.
+//! Two rails of a machine in one subnet, in the middle of a run: an address goes, a link, and an
+//! interface. What is posted on that rail ends in an error, and the other rail goes on.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
 
 use rocinante::device::Backend;
-use rocinante::verbs::SendOp;
+use rocinante::verbs::{AsyncEvent, QpState, SendOp};
 use rocinante::{Access, ConnectOptions, Mr, Qp, WcStatus};
 use rocinante_lab::{BRIDGE, Lab, LabConfig};
-use rocinante_tests::harness::{Family, Setup, Side, address, wr};
+use rocinante_tests::harness::{Family, Setup, Side, address, wait_until, wr};
 use rocinante_tests::on_each_backend;
 
-on_each_backend!(an_address_is_removed_in_the_middle_of_a_run, a_link_goes_down_in_a_run);
+on_each_backend!(
+    an_address_is_removed_in_the_middle_of_a_run,
+    a_link_goes_down_in_a_run,
+    an_interface_is_removed_in_a_run,
+);
 
 /// One side of a connection on a rail, and the memory of the peer.
 struct Rail<'a> {
@@ -33,11 +37,15 @@ impl<'a> Rail<'a> {
         Self { side, qp, _peer: other, target, posted: 0 }
     }
 
-    fn write(&mut self, status: WcStatus) {
+    fn post(&mut self) {
         self.posted += 1;
         let (remote, rkey) = (self.target.address(), self.target.rkey());
         let op = SendOp::Write { remote, rkey, imm: None };
         self.qp.post_send(&[wr(self.posted, op, &[])]).unwrap();
+    }
+
+    fn write(&mut self, status: WcStatus) {
+        self.post();
         self.side.complete(self.posted, status);
     }
 
@@ -119,4 +127,30 @@ fn an_address_is_removed_in_the_middle_of_a_run(backend: Backend) {
 
 fn a_link_goes_down_in_a_run(backend: Backend) {
     Rails::new(backend).lose("link set eth1 down", &["link set eth1 up"]);
+}
+
+/// The device of the interface says once that it is gone, and its queue pair is in the error state.
+fn an_interface_is_removed_in_a_run(backend: Backend) {
+    let rails = Rails::new(backend);
+    let mut both = rails.connect();
+    both.iter_mut().for_each(Rail::works);
+    let [first, second] = &mut both;
+    rails.ip("link delete eth1");
+    second.post();
+    let wc = second.side.next();
+    assert_eq!(wc.wr_id, second.posted);
+    // Sockets outlive the interface, and the peer does not answer. Rings do not.
+    assert!(matches!(wc.status, WcStatus::RetryExcErr | WcStatus::WrFlushErr), "{wc:?}");
+    assert_eq!(second.qp.state(), QpState::Err);
+    first.works();
+    let mut events = Vec::new();
+    wait_until("the loss of the interface", || {
+        events.extend(second.side.ctx.poll_async_event());
+        events.last() == Some(&AsyncEvent::DeviceFatal)
+    });
+    first.works();
+    assert_eq!(first.qp.state(), QpState::Rts);
+    events.extend(second.side.ctx.poll_async_event());
+    assert_eq!(events.iter().filter(|event| **event == AsyncEvent::DeviceFatal).count(), 1);
+    assert_eq!(first.side.ctx.poll_async_event(), None, "the other device");
 }
