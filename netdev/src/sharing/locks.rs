@@ -138,14 +138,14 @@ impl Locks {
     /// for each row between.
     pub(super) fn look(&self) -> io::Result<[Seen; SLOTS_MAX]> {
         let mut all = [Seen::default(); SLOTS_MAX];
-        let mut rows = vec![0..SLOTS_MAX as u64];
-        while let Some(row) = rows.pop() {
-            if let Some(taken) = descriptors::find_lock(&self.file, row.clone())? {
+        let mut rows = Vec::from([(0, SLOTS_MAX as u64)]);
+        while let Some((start, end)) = rows.pop() {
+            if let Some(taken) = descriptors::find_lock(&self.file, start..end)? {
                 all[taken.start as usize..taken.end as usize]
                     .iter_mut()
                     .for_each(|seen| seen.is_taken = true);
-                let rest = [row.start..taken.start, taken.end..row.end];
-                rows.extend(rest.into_iter().filter(|rest| !rest.is_empty()));
+                let rest = [(start, taken.start), (taken.end, end)];
+                rows.extend(rest.into_iter().filter(|(start, end)| start < end));
             }
         }
         // After the locks: a process writes until it leaves its slot. The file may end behind the
