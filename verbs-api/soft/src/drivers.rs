@@ -1,4 +1,4 @@
-//! What a shard knows of the threads that drive it, and of those that may sleep.
+//! A shard's knowledge of the threads that drive it, and of their sleep.
 
 use std::time::Duration;
 

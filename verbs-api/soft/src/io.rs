@@ -13,7 +13,7 @@ use rocinante_stack::{Datagram, Engine, IpId, TxSink};
 use super::density::Density;
 use crate::tuning::shard::{PAUSE_MAX, PAUSE_MIN, RX_BURST};
 
-/// The port of a shard, and what the shard knows of it.
+/// The port of a shard, as the sink of the engine.
 pub(super) struct Io {
     port: AnyPort,
     /// The ICRC templates of the paths, and the number of paths.

@@ -1,5 +1,5 @@
-//! What reaches a shard from elsewhere than its port, and where a datagram or an order goes that is
-//! not for this shard: other threads of the program, other shards of the device, other processes.
+//! The ways into a shard beside its port, and out of it: other threads of the program, other shards
+//! of the device, other processes on its addresses.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::neighbours::Neighbours;
 use super::others::{self, Others};
 use super::staging::Staging;
 
-/// The ways between a shard and all else that has its queue pairs' work.
+/// Says for each datagram and order whether it is the shard's, and passes it on if not.
 #[derive(Debug, Default)]
 pub(super) struct Router {
     /// Requests posted by threads that do not hold the shard, and the mail of other shards.

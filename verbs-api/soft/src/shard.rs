@@ -24,8 +24,7 @@ use super::io::Io;
 use super::router::Router;
 use crate::model::event::AsyncEvent;
 use crate::provider::trace;
-use crate::tuning::crowd;
-use crate::tuning::crowd::{CROWDED_FROM, CROWDED_UNTIL};
+use crate::tuning::crowd::{self, CROWDED_FROM, CROWDED_UNTIL};
 use crate::tuning::shard::{HELD_UP, OVERDUE_MAX, ROUNDS, RX_BURST, TX_BURST};
 
 /// The parts that one thread at a time drives.
