@@ -35,9 +35,9 @@ impl Shard {
     }
 }
 
-/// The engine of shard `index` probes unknown peers, if the device recognises peers. The first one
-/// has QP1: it sends the probes, and replies with `info`. Transaction ids name the slot `shared`, if
-/// other processes have some.
+/// If the device recognises peers, the engine of shard `index` probes unknown ones. The first shard
+/// has QP1: it sends the probes, and replies with `info`. Transaction ids name the slot `shared`,
+/// if other processes have some.
 pub(super) fn start(
     engine: &mut Engine,
     settings: &Settings,
