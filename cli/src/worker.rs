@@ -40,7 +40,7 @@ pub(crate) struct Args {
 
 /// Carries out orders until standard input ends.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    args.core.map(cores::bind);
+    args.core.into_iter().for_each(cores::bind);
     exit_with_parent();
     match obey_all(args) {
         Ok(()) => ExitCode::SUCCESS,
