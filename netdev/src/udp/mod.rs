@@ -126,8 +126,8 @@ impl UdpPort {
     /// It owns UDP/4791 on each address, so that the kernel never answers "port unreachable" and no
     /// program takes the port. `receive` returns only datagrams to groups, those that do not come
     /// by the port's interface, and those that neighbours hand over: other input is dropped before
-    /// it is queued. Sending works as on a port of [`assemble`](Self::assemble), through the kernel's
-    /// routing and neighbour resolution.
+    /// it is queued. Sending works as on a port of [`assemble`](Self::assemble), through the
+    /// kernel's routing and neighbour resolution.
     pub(crate) fn assemble_guard(manifest: &Manifest, sockets: Fds) -> Result<Self, OpenError> {
         let backend = manifest.backend();
         let role = guard_of(&manifest.interface, Shards::ONE);

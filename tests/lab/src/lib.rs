@@ -90,8 +90,8 @@ impl Default for LabConfig {
     }
 }
 
-/// Containers behind a host, which has a bridge or routes. Everything vanishes once it is dropped and the last process in it
-/// has ended.
+/// Containers behind a host, which has a bridge or routes. Everything vanishes once it is dropped
+/// and the last process in it has ended.
 #[derive(Debug)]
 pub struct Lab {
     host: Netns,
