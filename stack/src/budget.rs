@@ -22,7 +22,7 @@ impl Budget {
     #[inline]
     pub const fn cost(len: u32) -> u32 {
         // An skb and a slab bucket, measured per size: `RxBudget::cost` of the netdev crate, which
-        // this crate does not know. The device in software compares the two (`soft/device.rs`).
+        // this crate does not know. The device in software compares the two (`soft/src/device.rs`).
         match len {
             0..=160 => 832,
             161..=608 => 256 + 1024,

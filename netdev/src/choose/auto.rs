@@ -235,7 +235,7 @@ impl Ways<'_> {
         Ok((opened, Choice { tried, ..choice }))
     }
 
-    /// Asks the agent for a backend that the caller named and may not open; returns the reason, too.
+    /// Asks the agent for a backend that the caller named and may not open; returns the reason too.
     fn instead(&self, error: OpenError, why: &str) -> Result<(Ports, String), OpenError> {
         let backend = error.backend;
         if !matches!(backend, Backend::Packet | Backend::Xdp) {
@@ -256,8 +256,8 @@ impl Ways<'_> {
     }
 
     /// Opens a backend that bypasses hooks, if it bypasses no rule; else returns the obstacle. The
-    /// agent is asked for `packet` if this process may not see all rules, or not open it; its list of
-    /// rules then counts. Returns words about that, too.
+    /// agent is asked for `packet` if this process may not see all rules, or not open it; its list
+    /// of rules then counts. Returns words about that, too.
     fn open_unless_bypassing(&self, backend: Backend) -> Result<(Ports, String), String> {
         let obstacle = match policy::audit(self.iface).verdict(backend) {
             AuditVerdict::Clear => match (self.open)(backend) {

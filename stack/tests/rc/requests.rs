@@ -1,0 +1,470 @@
+//! A responder and its requests, good and bad: order, lengths, keys, receives.
+
+use crate::common::{BASE, Setup, Solo, pattern, reth};
+use rocinante_stack::mem::{Access, PdId};
+use rocinante_stack::types::Key;
+use rocinante_stack::verbs::{QpEvent, QpState, WcOpcode, WcStatus};
+use rocinante_stack::wire::Opcode as Op;
+
+/// The NAK that a single bad request gets, as the first bad one after `before`, and the event.
+fn refused(before: &[(Op, &[&[u8]])], opcode: Op, rest: &[&[u8]]) -> (String, Option<QpEvent>) {
+    let mut solo = Solo::script();
+    let list = [solo.sge(0, 4096)];
+    solo.post_recv(1, &list);
+    refused_by(&mut solo, before, opcode, rest)
+}
+
+fn refused_by(
+    solo: &mut Solo,
+    before: &[(Op, &[&[u8]])],
+    opcode: Op,
+    rest: &[&[u8]],
+) -> (String, Option<QpEvent>) {
+    for (psn, (opcode, rest)) in before.iter().enumerate() {
+        solo.receive_request(*opcode, psn as i64, rest);
+    }
+    solo.sent();
+    solo.receive_request(opcode, before.len() as i64, rest);
+    let sent = solo.sent();
+    assert_eq!(sent.len(), 1, "{opcode:?}: {sent:?}");
+    assert_eq!(solo.state(), QpState::Err, "{opcode:?}");
+    // No more responses from here on.
+    solo.receive_request(opcode, before.len() as i64, rest);
+    assert!(solo.sent().is_empty());
+    (sent[0].clone(), solo.event())
+}
+
+fn invalid(psn: usize) -> String {
+    format!("NAK #{psn} invalid")
+}
+
+#[test]
+fn each_wrong_opcode_sequence_is_an_invalid_request() {
+    let full = [7u8; 256];
+    let whole = reth(BASE, Key(0), 0);
+    let atomic = [0u8; 28];
+    let imm = [0u8; 4];
+    let send_rest: &[(Op, &[&[u8]])] = &[
+        (Op::RC_SEND_MIDDLE, &[&full]),
+        (Op::RC_SEND_LAST, &[&full]),
+        (Op::RC_SEND_LAST_WITH_IMMEDIATE, &[&imm, &full]),
+        (Op::RC_SEND_LAST_WITH_INVALIDATE, &[&imm, &full]),
+    ];
+    let write_rest: &[(Op, &[&[u8]])] = &[
+        (Op::RC_RDMA_WRITE_MIDDLE, &[&full]),
+        (Op::RC_RDMA_WRITE_LAST, &[&full]),
+        (Op::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE, &[&imm, &full]),
+    ];
+    let begins: &[(Op, &[&[u8]])] = &[
+        (Op::RC_SEND_FIRST, &[&full]),
+        (Op::RC_SEND_ONLY, &[&full]),
+        (Op::RC_SEND_ONLY_WITH_IMMEDIATE, &[&imm, &full]),
+        (Op::RC_SEND_ONLY_WITH_INVALIDATE, &[&imm, &full]),
+        (Op::RC_RDMA_WRITE_FIRST, &[&whole, &full]),
+        (Op::RC_RDMA_WRITE_ONLY, &[&whole]),
+        (Op::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE, &[&whole, &imm]),
+        (Op::RC_RDMA_READ_REQUEST, &[&whole]),
+        (Op::RC_COMPARE_SWAP, &[&atomic]),
+        (Op::RC_FETCH_ADD, &[&atomic]),
+        (Op::RC_FLUSH, &[&atomic[..20]]),
+        (Op::RC_ATOMIC_WRITE, &[&whole, &full[..8]]),
+    ];
+    // No message is in progress: a packet that continues or ends one is wrong.
+    for (opcode, rest) in send_rest.iter().chain(write_rest) {
+        assert_eq!(refused(&[], *opcode, rest), (invalid(0), Some(QpEvent::ReqErr)));
+    }
+    // In the middle of a SEND: a packet is wrong if it begins a message, or continues a WRITE.
+    // There is no event, because the receive reports the error.
+    let send_first: &[(Op, &[&[u8]])] = &[(Op::RC_SEND_FIRST, &[&full])];
+    for (opcode, rest) in begins.iter().chain(write_rest) {
+        assert_eq!(refused(send_first, *opcode, rest), (invalid(1), None), "{opcode:?}");
+    }
+    // In the middle of a WRITE.
+    for (opcode, rest) in begins.iter().chain(send_rest) {
+        let mut solo = Solo::script();
+        let header = solo.reth(0, 1024);
+        let write_first: &[(Op, &[&[u8]])] = &[(Op::RC_RDMA_WRITE_FIRST, &[&header, &full])];
+        let refused = refused_by(&mut solo, write_first, *opcode, rest);
+        assert_eq!(refused, (invalid(1), Some(QpEvent::ReqErr)), "{opcode:?}");
+    }
+}
+
+#[test]
+fn every_packet_has_the_length_that_its_place_asks_for() {
+    let full = [7u8; 256];
+    for (opcode, len) in [
+        (Op::RC_SEND_FIRST, 255),
+        (Op::RC_SEND_FIRST, 0),
+        (Op::RC_SEND_FIRST, 257),
+        (Op::RC_SEND_ONLY, 257),
+    ] {
+        assert_eq!(refused(&[], opcode, &[&vec![1; len]]).0, invalid(0), "{opcode:?} {len}");
+    }
+    let first: &[(Op, &[&[u8]])] = &[(Op::RC_SEND_FIRST, &[&full])];
+    for (opcode, len) in [
+        (Op::RC_SEND_MIDDLE, 255),
+        (Op::RC_SEND_MIDDLE, 257),
+        (Op::RC_SEND_LAST, 0),
+        (Op::RC_SEND_LAST, 257),
+    ] {
+        assert_eq!(refused(first, opcode, &[&vec![1; len]]).0, invalid(1), "{opcode:?} {len}");
+    }
+}
+
+#[test]
+fn the_bytes_of_a_write_are_as_many_as_its_header_says() {
+    let check = |announced, parts: &[(Op, usize)]| {
+        let mut solo = Solo::script();
+        let header = solo.reth(0, announced);
+        for (psn, (opcode, len)) in parts.iter().enumerate() {
+            let payload = &vec![9; *len][..];
+            let begins = opcode.info().unwrap().place.begins();
+            let rest: &[&[u8]] = if begins { &[&header, payload] } else { &[payload] };
+            solo.receive_request(*opcode, psn as i64, rest);
+        }
+        assert_eq!(solo.sent().last(), Some(&invalid(parts.len() - 1)), "{announced} {parts:?}");
+        assert_eq!(solo.state(), QpState::Err);
+    };
+    use Op as O;
+    check(10, &[(O::RC_RDMA_WRITE_ONLY, 9)]);
+    check(10, &[(O::RC_RDMA_WRITE_ONLY, 11)]);
+    check(0, &[(O::RC_RDMA_WRITE_ONLY, 1)]);
+    check(1, &[(O::RC_RDMA_WRITE_ONLY, 0)]);
+    // One packet would be enough.
+    check(256, &[(O::RC_RDMA_WRITE_FIRST, 256)]);
+    check(512, &[(O::RC_RDMA_WRITE_FIRST, 256), (O::RC_RDMA_WRITE_MIDDLE, 256)]);
+    check(500, &[(O::RC_RDMA_WRITE_FIRST, 256), (O::RC_RDMA_WRITE_LAST, 243)]);
+    check(500, &[(O::RC_RDMA_WRITE_FIRST, 256), (O::RC_RDMA_WRITE_LAST, 245)]);
+    check(600, &[(O::RC_RDMA_WRITE_FIRST, 256), (O::RC_RDMA_WRITE_LAST, 0)]);
+    check(0x8000_0001, &[(O::RC_RDMA_WRITE_FIRST, 256)]);
+}
+
+#[test]
+fn zero_length_needs_no_key() {
+    let mut solo = Solo::script();
+    let nowhere = reth(0xdead_beef, Key(0x666), 0);
+    solo.post_recv(1, &[]);
+    solo.post_recv(2, &[]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 0, &[&nowhere]);
+    solo.receive_request(Op::RC_RDMA_READ_REQUEST, 1, &[&nowhere]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE, 2, &[&nowhere, &[1, 2, 3, 4]]);
+    solo.receive_request(Op::RC_SEND_ONLY, 3, &[]);
+    assert_eq!(solo.sent(), ["READ_ONLY #1 0B", "ACK #3"]);
+    let cqes = std::mem::take(&mut solo.end.host.completions);
+    assert_eq!((cqes[0].wr_id, cqes[0].opcode), (1, WcOpcode::RecvRdmaWithImm));
+    assert_eq!((cqes[0].imm, cqes[0].byte_len), (Some([1, 2, 3, 4]), 0));
+    assert_eq!((cqes[1].wr_id, cqes[1].opcode, cqes[1].byte_len), (2, WcOpcode::Recv, 0));
+}
+
+/// Every memory reference that is refused: key, address, length.
+fn bad_targets(solo: &mut Solo) -> Vec<(&'static str, Vec<u8>)> {
+    let len = solo.setup.arena as u64;
+    let host = &mut solo.end.host;
+    let gone = host.register(0, 4096, Access::ALL);
+    host.regions.remove(gone);
+    let foreign = host.register_in(PdId(2), 0, 4096, Access::ALL);
+    let local = host.register(0, 4096, Access::LOCAL_WRITE);
+    let key = solo.key;
+    vec![
+        ("deregistered", reth(BASE, gone, 8)),
+        ("foreign protection domain", reth(BASE, foreign, 8)),
+        ("without the permission", reth(BASE, local, 8)),
+        ("never registered", reth(BASE, Key(0x1234_5678), 8)),
+        ("consumer's byte differs", reth(BASE, Key(key.0 ^ 1), 8)),
+        ("begins before", reth(BASE - 8, key, 8)),
+        ("ends behind", reth(BASE + len - 4, key, 8)),
+        ("begins behind", reth(BASE + len + 8, key, 8)),
+        ("wraps around 2^64", reth(u64::MAX - 3, key, 8)),
+        ("wraps around to zero", reth(u64::MAX - 7, key, 8)),
+    ]
+}
+
+#[test]
+fn memory_that_is_not_the_peers_is_an_access_error() {
+    let count = bad_targets(&mut Solo::script()).len();
+    for i in 0..count {
+        for opcode in [Op::RC_RDMA_WRITE_ONLY, Op::RC_RDMA_READ_REQUEST, Op::RC_FETCH_ADD] {
+            let mut solo = Solo::script();
+            let (name, header) = bad_targets(&mut solo).swap_remove(i);
+            let mut rest = header.clone();
+            match opcode {
+                Op::RC_RDMA_WRITE_ONLY => rest.extend_from_slice(&[0xff; 8]),
+                Op::RC_FETCH_ADD => {
+                    // An AtomicETH has its operands where a RETH has the length.
+                    rest.truncate(12);
+                    rest.extend_from_slice(&[0xff; 16]);
+                    if u64::from_be_bytes(rest[..8].try_into().unwrap()) % 8 != 0 {
+                        continue; // invalid for another reason
+                    }
+                }
+                _ => {}
+            }
+            let refusal = refused_by(&mut solo, &[], opcode, &[&rest]);
+            assert_eq!(refusal, ("NAK #0 access".into(), Some(QpEvent::AccessErr)), "{name}");
+            assert!(solo.end.host.arena.iter().all(|byte| *byte == 0), "{name}");
+            assert_eq!(solo.end.engine.counters().remote_access_errors, 1);
+        }
+    }
+}
+
+#[test]
+fn a_long_write_is_checked_whole_before_its_first_byte() {
+    let mut solo = Solo::script();
+    let len = solo.setup.arena as u32;
+    let header = solo.reth(256, len);
+    let refusal = refused_by(&mut solo, &[], Op::RC_RDMA_WRITE_FIRST, &[&header, &[0xff; 256]]);
+    assert_eq!(refusal.0, "NAK #0 access");
+    assert!(solo.end.host.arena.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_region_that_goes_away_in_mid_write_ends_it() {
+    let mut solo = Solo::script();
+    let header = solo.reth(0, 600);
+    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[1; 256]]);
+    let key = solo.key;
+    solo.end.host.regions.remove(key);
+    solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, 1, &[&[2; 256]]);
+    assert_eq!(solo.sent(), ["NAK #1 access"]);
+    assert_eq!(solo.end.host.arena[255..257], [1, 0]);
+}
+
+#[test]
+fn what_the_queue_pair_does_not_permit_is_an_invalid_request() {
+    let rights = [
+        (Access::REMOTE_WRITE, Op::RC_RDMA_WRITE_ONLY),
+        (Access::REMOTE_READ, Op::RC_RDMA_READ_REQUEST),
+        (Access::REMOTE_ATOMIC, Op::RC_FETCH_ADD),
+    ];
+    for (_, opcode) in rights {
+        for (access, allowed) in rights {
+            let mut solo = Solo::new(&Setup { access, ..Setup::script() });
+            let header = match opcode {
+                Op::RC_FETCH_ADD => solo.atomic_eth(0, 1, 0),
+                _ => solo.reth(0, 0),
+            };
+            if opcode == allowed {
+                solo.receive_request(opcode, 0, &[&header]);
+                assert!(!solo.sent()[0].contains("NAK"));
+            } else {
+                assert_eq!(refused_by(&mut solo, &[], opcode, &[&header]).0, invalid(0));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_send_is_scattered_over_its_receive() {
+    let mut solo = Solo::script();
+    let list = [solo.sge(0, 100), solo.sge(1000, 0), solo.sge(2000, 300), solo.sge(3000, 500)];
+    solo.post_recv(1, &list);
+    let data = pattern(700, 1);
+    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&data[..256]]);
+    solo.receive_request(Op::RC_SEND_MIDDLE, 1, &[&data[256..512]]);
+    solo.receive_request(Op::RC_SEND_LAST_WITH_IMMEDIATE, 2, &[&[9, 8, 7, 6], &data[512..]]);
+    assert_eq!(solo.sent(), ["ACK #2"]);
+    let arena = &solo.end.host.arena;
+    assert_eq!(arena[..100], data[..100]);
+    assert_eq!(arena[2000..2300], data[100..400]);
+    assert_eq!(arena[3000..3300], data[400..]);
+    assert!(arena[3300..].iter().all(|byte| *byte == 0));
+    let cqe = solo.end.host.completions[0];
+    assert_eq!((cqe.byte_len, cqe.imm), (700, Some([9, 8, 7, 6])));
+}
+
+#[test]
+fn a_receive_that_is_too_small_fails_on_both_sides() {
+    for room in [0, 9] {
+        let mut solo = Solo::script();
+        let list = [solo.sge(0, room)];
+        solo.post_recv(1, &list);
+        solo.post_recv(2, &list);
+        solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
+        assert_eq!(solo.sent(), [invalid(0)]);
+        use WcStatus::{LocLenErr, WrFlushErr};
+        assert_eq!(solo.completed(), [(1, LocLenErr), (2, WrFlushErr)]);
+        assert!(solo.end.host.arena.iter().all(|byte| *byte == 0));
+        assert_eq!(solo.end.host.recvs_retired, 2);
+    }
+    // Also in the middle of a message.
+    let mut solo = Solo::script();
+    let list = [solo.sge(0, 300)];
+    solo.post_recv(1, &list);
+    solo.receive_request(Op::RC_SEND_FIRST, 0, &[&[1; 256]]);
+    solo.receive_request(Op::RC_SEND_LAST, 1, &[&[1; 45]]);
+    assert_eq!(solo.sent(), [invalid(1)]);
+    assert_eq!(solo.completed(), [(1, WcStatus::LocLenErr)]);
+    assert_eq!(solo.end.host.arena[256..300], [0; 44]);
+}
+
+#[test]
+fn a_receive_whose_memory_is_gone_is_an_operational_error() {
+    let mut solo = Solo::script();
+    let list = [solo.sge(0, 100)];
+    solo.post_recv(1, &list);
+    let key = solo.key;
+    solo.end.host.regions.remove(key);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
+    assert_eq!(solo.sent(), ["NAK #0 operational"]);
+    assert_eq!(solo.completed(), [(1, WcStatus::LocProtErr)]);
+}
+
+#[test]
+fn without_a_receive_there_is_an_rnr_nak_each_time_and_silence_between() {
+    let mut solo = Solo::script();
+    for _ in 0..3 {
+        solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
+        solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[2; 10]]);
+        assert_eq!(solo.sent(), ["RNR #0 timer 12"]);
+    }
+    let list = [solo.sge(0, 100)];
+    solo.post_recv(7, &list);
+    solo.receive_request(Op::RC_SEND_ONLY, 1, &[&[2; 10]]);
+    assert!(solo.sent().is_empty());
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
+    assert_eq!(solo.sent(), ["ACK #0"]);
+    assert_eq!(solo.completed(), [(7, WcStatus::Success)]);
+    assert_eq!(solo.end.engine.counters().send_rnr_err, 3);
+}
+
+#[test]
+fn a_write_with_immediate_waits_for_a_receive_at_its_end() {
+    let mut solo = Solo::script();
+    let header = solo.reth(0, 300);
+    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[1; 256]]);
+    let last: &[&[u8]] = &[&[4, 3, 2, 1], &[2; 44]];
+    solo.receive_request(Op::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE, 1, last);
+    assert_eq!(solo.sent(), ["RNR #1 timer 12"]);
+    solo.post_recv(7, &[]);
+    solo.receive_request(Op::RC_RDMA_WRITE_LAST_WITH_IMMEDIATE, 1, last);
+    assert_eq!(solo.sent(), ["ACK #1"]);
+    let cqe = solo.end.host.completions[0];
+    assert_eq!((cqe.wr_id, cqe.byte_len, cqe.imm), (7, 300, Some([4, 3, 2, 1])));
+    assert_eq!(solo.end.host.arena[255..257], [1, 2]);
+}
+
+#[test]
+fn an_rnr_nak_that_has_not_left_is_withdrawn_when_the_receive_comes_in_time() {
+    let mut solo = Solo::script();
+    solo.end.out.room = 0;
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
+    assert!(solo.sent().is_empty());
+    let list = [solo.sge(0, 100)];
+    solo.post_recv(7, &list);
+    solo.receive_request(Op::RC_SEND_ONLY, 0, &[&[1; 10]]);
+    solo.end.out.room = 10;
+    assert_eq!(solo.sent(), ["ACK #0"]);
+}
+
+#[test]
+fn a_gap_is_reported_once_each_time_that_the_peer_goes_back() {
+    let mut solo = Solo::script();
+    let header = solo.reth(0, 1000);
+    solo.receive_request(Op::RC_RDMA_WRITE_FIRST, 0, &[&header, &[1; 256]]);
+    assert_eq!(solo.sent(), ["ACK #0"]);
+    for psn in [2, 3, 4, 5] {
+        solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, psn, &[&[9; 256]]);
+    }
+    assert_eq!(solo.sent(), ["NAK #1 sequence"]);
+    solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, 6, &[&[9; 256]]);
+    assert!(solo.sent().is_empty());
+    // The requester went back, and the missing packet was lost again, or the NAK was.
+    for psn in [2, 3, 4] {
+        solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, psn, &[&[9; 256]]);
+    }
+    assert_eq!(solo.sent(), ["NAK #1 sequence"]);
+    let counters = solo.end.engine.counters();
+    assert_eq!((counters.out_of_seq_request, counters.sent_seq_err), (8, 2));
+    assert_eq!(solo.end.engine.drops().out_of_sequence, 6);
+    // It arrives, and the next gap is reported again.
+    solo.receive_request(Op::RC_RDMA_WRITE_MIDDLE, 1, &[&[2; 256]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_LAST, 3, &[&[4; 232]]);
+    assert_eq!(solo.sent(), ["NAK #2 sequence"]);
+    assert_eq!(solo.end.host.arena[255..257], [1, 2]);
+    assert_eq!(solo.end.host.arena[512], 0);
+}
+
+#[test]
+fn a_packet_that_was_only_overtaken_costs_one_nak_for_what_is_really_missing() {
+    let mut solo = Solo::script();
+    let header = solo.reth(0, 4);
+    for psn in [1, 0] {
+        solo.receive_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 4]]);
+    }
+    assert_eq!(solo.sent(), ["NAK #1 sequence"]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 2, &[&header, &[1; 4]]);
+    assert!(solo.sent().is_empty());
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 1, &[&header, &[1; 4]]);
+    solo.receive_request(Op::RC_RDMA_WRITE_ONLY, 2, &[&header, &[1; 4]]);
+    assert_eq!(solo.sent(), ["ACK #2"]);
+}
+
+#[test]
+fn acks_are_coalesced_and_only_sent_when_asked_for() {
+    let mut solo = Solo::script();
+    let header = solo.reth(0, 4);
+    for psn in 0..20 {
+        solo.receive_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 4]]);
+    }
+    assert_eq!(solo.sent(), ["ACK #19"]);
+    let mut quiet = solo.request(Op::RC_RDMA_WRITE_ONLY, 20, &[&header, &[1; 4]]);
+    quiet[8] &= 0x7f;
+    crate::common::seal(&mut quiet);
+    solo.receive(&quiet);
+    assert!(solo.sent().is_empty());
+}
+
+/// A response acknowledges the requests before its own, and none after it.
+#[test]
+fn the_acknowledgement_owed_behind_an_atomic_or_a_read_leaves_after_its_response() {
+    for (name, answer) in [("atomic", "ATOMIC_ACKNOWLEDGE"), ("READ", "READ_ONLY")] {
+        let receive = |solo: &mut Solo, psn| {
+            let (read, add) = (solo.reth(0, 8), solo.atomic_eth(64, 1, 0));
+            match name {
+                "READ" => solo.receive_request(Op::RC_RDMA_READ_REQUEST, psn, &[&read]),
+                _ => solo.receive_request(Op::RC_FETCH_ADD, psn, &[&add]),
+            }
+        };
+        let write = |solo: &mut Solo, psn| {
+            let header = solo.reth(2000, 4);
+            solo.receive_request(Op::RC_RDMA_WRITE_ONLY, psn, &[&header, &[1; 4]]);
+        };
+        let begins = |sent: &[String]| -> Vec<String> {
+            let words = sent.iter().map(|sent| sent.split(' ').take(2).collect::<Vec<_>>());
+            words.map(|words| words.join(" ")).collect()
+        };
+        let response = |psn: i64| format!("{answer} #{psn}");
+        let mut solo = Solo::script();
+        // After it: both leave.
+        receive(&mut solo, 0);
+        write(&mut solo, 1);
+        assert_eq!(begins(&solo.sent()), [response(0), "ACK #1".into()]);
+        // Before it: the response acknowledges it.
+        write(&mut solo, 2);
+        receive(&mut solo, 3);
+        assert_eq!(begins(&solo.sent()), [response(3)]);
+        // Before and after it, and it comes again.
+        write(&mut solo, 4);
+        receive(&mut solo, 5);
+        write(&mut solo, 6);
+        assert_eq!(begins(&solo.sent()), [response(5), "ACK #6".into()]);
+        receive(&mut solo, 5);
+        write(&mut solo, 7);
+        assert_eq!(begins(&solo.sent()), [response(5), "ACK #7".into()]);
+        // A duplicate WRITE after it is acknowledged again, too.
+        receive(&mut solo, 5);
+        write(&mut solo, 6);
+        assert_eq!(begins(&solo.sent()), [response(5), "ACK #7".into()]);
+    }
+}
+
+#[test]
+fn solicited_events_are_passed_on() {
+    let mut solo = Solo::script();
+    solo.post_recv(1, &[]);
+    let mut packet = solo.request(Op::RC_SEND_ONLY, 0, &[]);
+    packet[1] |= 0x80;
+    crate::common::seal(&mut packet);
+    solo.receive(&packet);
+    assert!(solo.end.host.completions[0].solicited);
+}
