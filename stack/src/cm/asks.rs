@@ -8,7 +8,7 @@
 use core::net::{IpAddr, SocketAddr};
 
 use super::tables::{Ask, ListenAddress, Listener, Stage, Timer, places};
-use super::{AskId, Asked, CmError, CmEvent, ConnectionManager, ListenerId};
+use super::{Asked, CmError, CmEvent, ConnectionManager, ListenerId, SidrReqId};
 use crate::tuning::cm::{ANSWER_KEPT, ANSWERS_MAX, SERVICES_MAX};
 use crate::types::{Qpn, Time};
 use crate::wire::cm::{CmMessage, IpHeader, ServiceId, SidrRep, SidrReq, SidrStatus};
@@ -43,14 +43,14 @@ impl ConnectionManager {
         &mut self,
         now: Time,
         listener: ListenerId,
-        is_known: impl Fn(AskId) -> bool,
+        is_known: impl Fn(SidrReqId) -> bool,
     ) {
         self.resolvers.retain(|_, other| other.id != listener);
-        let waits = |(id, ask): (&AskId, &Ask)| {
+        let waits = |(id, ask): (&SidrReqId, &Ask)| {
             let of_it = matches!(ask.stage, Stage::Waits(of) if of == listener);
             (of_it && !is_known(*id)).then_some(*id)
         };
-        let waiting: Vec<AskId> = self.asks.iter().filter_map(waits).collect();
+        let waiting: Vec<SidrReqId> = self.asks.iter().filter_map(waits).collect();
         for id in waiting {
             let _ = self.answer(now, id, Err(SidrStatus::REJECT), &[]);
         }
@@ -64,7 +64,7 @@ impl ConnectionManager {
     pub fn answer(
         &mut self,
         now: Time,
-        id: AskId,
+        id: SidrReqId,
         answer: Result<(Qpn, u32), SidrStatus>,
         private: &[u8],
     ) -> Result<(), CmError> {
@@ -95,7 +95,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    pub(super) fn ask_timeout(&mut self, id: AskId) {
+    pub(super) fn ask_timeout(&mut self, id: SidrReqId) {
         let Some(ask) = self.asks.get(&id) else { return };
         if let Stage::Waits(listener) = ask.stage {
             self.counters.timeouts += 1;
@@ -163,7 +163,7 @@ impl ConnectionManager {
         let listener = listener.id;
         let id = loop {
             #[allow(clippy::cast_possible_truncation)]
-            let id = AskId(self.ids.draw() as u32);
+            let id = SidrReqId(self.ids.draw() as u32);
             if !self.asks.contains_key(&id) {
                 break id;
             }
@@ -188,7 +188,7 @@ impl ConnectionManager {
         }
     }
 
-    fn remove_ask(&mut self, id: AskId) {
+    fn remove_ask(&mut self, id: SidrReqId) {
         let Some(ask) = self.asks.remove(&id) else { return };
         self.timers.remove(&(ask.due, Timer::Ask(id)));
         self.by_ask.remove(&(ask.addresses.1, ask.request));

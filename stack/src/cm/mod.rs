@@ -37,8 +37,8 @@ use self::conn::{Conn, State};
 pub use self::notes::{Note, Noted};
 use self::tables::{Ask, Early, ListenAddress, Listener, Query, ServingQp, Timer};
 pub use self::types::{
-    Accept, AskId, Asked, CmConfig, CmError, CmEvent, CmFootprint, ConnId, Connect, Ended,
-    ListenerId, QpSide, QueryId, Reply, Request, Transmit,
+    Accept, Asked, CmConfig, CmError, CmEvent, CmFootprint, ConnId, Connect, Ended, ListenerId,
+    QpSide, Reply, Request, SidrQueryId, SidrReqId, Transmit,
 };
 use crate::ids::Ids;
 use crate::stats::CmCounters;
@@ -62,12 +62,12 @@ pub struct ConnectionManager {
     services: BTreeMap<ListenAddress, ServingQp>,
     /// Listeners for questions about datagram services.
     resolvers: BTreeMap<ListenAddress, Listener>,
-    asks: BTreeMap<AskId, Ask>,
+    asks: BTreeMap<SidrReqId, Ask>,
     /// Questions, by address and number of the peer.
-    by_ask: BTreeMap<(IpAddr, u32), AskId>,
+    by_ask: BTreeMap<(IpAddr, u32), SidrReqId>,
     /// The answered questions, oldest first.
-    answered: VecDeque<AskId>,
-    queries: BTreeMap<QueryId, Query>,
+    answered: VecDeque<SidrReqId>,
+    queries: BTreeMap<SidrQueryId, Query>,
     early: BTreeMap<u64, Early>,
     timers: BTreeSet<(Time, Timer)>,
     tx: VecDeque<Transmit>,

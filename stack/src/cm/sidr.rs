@@ -5,7 +5,7 @@ use core::net::IpAddr;
 
 use super::calls::{request_private, with_user};
 use super::tables::{ListenAddress, Query, ServingQp, Timer, places};
-use super::{CmError, CmEvent, ConnectionManager, QueryId};
+use super::{CmError, CmEvent, ConnectionManager, SidrQueryId};
 use crate::tuning::cm::SERVICES_MAX;
 use crate::types::{Pkey, Qpn, Time};
 use crate::wire::cm::{CmMessage, IpHeader, ServiceId, SidrRep, SidrReq, SidrStatus};
@@ -55,7 +55,7 @@ impl ConnectionManager {
         addresses: (IpAddr, IpAddr),
         (service, source_port): (ServiceId, u16),
         private: &[u8],
-    ) -> Result<QueryId, CmError> {
+    ) -> Result<SidrQueryId, CmError> {
         let (local, remote) = addresses;
         if local.is_ipv4() != remote.is_ipv4() {
             return Err(CmError::Family);
@@ -67,7 +67,7 @@ impl ConnectionManager {
         }
         let id = loop {
             #[allow(clippy::cast_possible_truncation)]
-            let id = QueryId(self.ids.draw() as u32);
+            let id = SidrQueryId(self.ids.draw() as u32);
             if !self.queries.contains_key(&id) {
                 break id;
             }
@@ -83,13 +83,13 @@ impl ConnectionManager {
     }
 
     /// The program no longer needs the answer.
-    pub fn forget_query(&mut self, query: QueryId) {
+    pub fn forget_query(&mut self, query: SidrQueryId) {
         if let Some(it) = self.queries.remove(&query) {
             self.timers.remove(&(it.due, Timer::Query(query)));
         }
     }
 
-    pub(super) fn query_timeout(&mut self, now: Time, id: QueryId) {
+    pub(super) fn query_timeout(&mut self, now: Time, id: SidrQueryId) {
         let due = now.after(self.interval());
         let Some(query) = self.queries.get_mut(&id) else { return };
         if query.retries == 0 {
@@ -154,7 +154,7 @@ impl ConnectionManager {
         tid: u64,
         rep: &SidrRep<'_>,
     ) {
-        let id = QueryId(rep.request);
+        let id = SidrQueryId(rep.request);
         let ours = |query: &Query| {
             query.addresses == (dst, src) && query.service == rep.service && query.tid == tid
         };

@@ -2,7 +2,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::types::{AskId, ListenerId, QueryId};
+use super::types::{ListenerId, SidrQueryId, SidrReqId};
 use crate::types::{Qpn, Time};
 use crate::wire::cm::{CommId, ServiceId};
 use crate::wire::mad::MadBytes;
@@ -20,8 +20,8 @@ pub(super) struct Listener {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
     Conn(CommId),
-    Query(QueryId),
-    Ask(AskId),
+    Query(SidrQueryId),
+    Ask(SidrReqId),
     Early(u64),
 }
 

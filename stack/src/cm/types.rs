@@ -72,11 +72,11 @@ pub struct ListenerId(pub u64);
 
 /// A question for the queue pair of a datagram service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct QueryId(pub u32);
+pub struct SidrQueryId(pub u32);
 
 /// A question for the queue pair of a datagram service, for the program to decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AskId(pub u32);
+pub struct SidrReqId(pub u32);
 
 /// A peer's question.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -272,7 +272,7 @@ pub enum CmEvent {
     /// The queue pair of a datagram service.
     Resolved {
         /// The question.
-        query: QueryId,
+        query: SidrQueryId,
         /// The queue pair.
         qpn: Qpn,
         /// The queue key for datagrams to it.
@@ -285,19 +285,19 @@ pub enum CmEvent {
         /// The listener.
         listener: ListenerId,
         /// The id of the question.
-        ask: AskId,
+        ask: SidrReqId,
         /// The question.
         asked: Box<Asked>,
     },
     /// The program did not answer a question in time.
     AskOver {
         /// The question.
-        ask: AskId,
+        ask: SidrReqId,
     },
     /// There is no queue pair for the service.
     Unresolved {
         /// The question.
-        query: QueryId,
+        query: SidrQueryId,
         /// The peer's status; `None` if it did not answer.
         status: Option<SidrStatus>,
     },

@@ -11,20 +11,20 @@
 //! no other queue pair gets credit. The first is granted a turn as soon as the credit that it needs
 //! is available, the next one when that turn is over.
 
+mod account;
 mod confidence;
 mod expected;
 mod kind;
-mod receiver;
 mod runs;
 mod stretch;
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
+pub(crate) use self::account::CreditAccount;
 use self::expected::Epochs;
 pub(crate) use self::expected::Expected;
 pub use self::kind::PeerKind;
-pub(crate) use self::receiver::Receiver;
 pub use self::runs::RunLimits;
 use self::runs::{RunEstimate, RunLength};
 pub(crate) use self::stretch::datagrams_max;
@@ -36,7 +36,7 @@ use crate::types::{Qpn, QueueKind, Time};
 /// The receive queues of all peers, and our own.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    own: Receiver,
+    own: CreditAccount,
     /// How datagrams leave, and how they arrive.
     sent: RunEstimate,
     received: RunEstimate,
@@ -68,7 +68,7 @@ struct Peer {
     users: u32,
     /// The generation in which a packet left for it that no peer acknowledges.
     seen: u32,
-    receiver: Receiver,
+    receiver: CreditAccount,
     pace: Pace,
 }
 
@@ -83,7 +83,7 @@ impl PeerId {
 impl Peers {
     pub(crate) fn new(own: Budget, stable_packets: u32) -> Self {
         Self {
-            own: Receiver::new(own, QueueKind::Frames, stable_packets),
+            own: CreditAccount::new(own, QueueKind::Frames, stable_packets),
             sent: RunEstimate::default(),
             received: RunEstimate::default(),
             runs: RunLimits::default(),
@@ -177,7 +177,7 @@ impl Peers {
         let key = QueueKey { address, slot };
         let known = |peer: &Peer| peer.key == key && peer.users > 0;
         let at = self.peers.iter().position(known).unwrap_or_else(|| {
-            let receiver = Receiver::new(limit, kind.queue(), self.stable_packets);
+            let receiver = CreditAccount::new(limit, kind.queue(), self.stable_packets);
             let pace = Pace::new(self.pacing, limit);
             let fresh = Peer { key, local, users: 0, seen: 0, receiver, pace };
             match self.peers.iter().position(|peer| peer.users == 0) {
@@ -216,7 +216,7 @@ impl Peers {
     /// Users of the receive queues of peers, packets charged to those, and queue pairs that wait
     /// for credit or were granted a turn, of our own queue too.
     pub(crate) fn held(&self) -> (usize, u64, usize) {
-        let waiting = |receiver: &Receiver| {
+        let waiting = |receiver: &CreditAccount| {
             receiver.wait_queue.len() + usize::from(receiver.granted.is_some())
         };
         let mut held = (0, 0, waiting(&self.own));
@@ -237,7 +237,7 @@ impl Peers {
         waits_for: impl Fn(u32) -> Option<PeerId>,
         has_turn: impl Fn(u32) -> bool,
     ) -> usize {
-        let of = |id: PeerId, receiver: &Receiver| {
+        let of = |id: PeerId, receiver: &CreditAccount| {
             let called = |slot: &u32| has_turn(*slot) || self.granted.contains(slot);
             let granted = receiver.granted.iter();
             let waiting = receiver.wait_queue.iter().map(|(slot, _)| slot);
@@ -469,12 +469,12 @@ impl Peers {
     }
 
     #[inline]
-    pub(crate) fn receiver(&self, id: PeerId) -> &Receiver {
+    pub(crate) fn receiver(&self, id: PeerId) -> &CreditAccount {
         if id == PeerId::OWN { &self.own } else { &self.peers[id.0 as usize].receiver }
     }
 
     #[inline]
-    pub(crate) fn get(&mut self, id: PeerId) -> &mut Receiver {
+    pub(crate) fn get(&mut self, id: PeerId) -> &mut CreditAccount {
         if id == PeerId::OWN {
             return &mut self.own;
         }

@@ -52,7 +52,7 @@ fn spares(peers: &Peers, datagrams: u32) -> bool {
 
 #[test]
 fn bytes_and_datagrams_both_limit() {
-    let mut receiver = Receiver::new(ROOM, Frames, STABLE_PACKETS);
+    let mut receiver = CreditAccount::new(ROOM, Frames, STABLE_PACKETS);
     assert!(receiver.fits(Cost::of(1, 10_001)), "with nothing in flight anything fits");
     receiver.charge(Cost::of(2, 2_000));
     assert!(receiver.fits(Cost::of(2, 3_000)));
@@ -326,7 +326,8 @@ fn answers_that_come_in_runs_take_fewer_places_of_a_ring() {
 
 #[test]
 fn three_quarters_of_bytes_and_of_datagrams_are_free() {
-    let mut receiver = Receiver::new(Budget { bytes: 8_000, datagrams: 8 }, Frames, STABLE_PACKETS);
+    let mut receiver =
+        CreditAccount::new(Budget { bytes: 8_000, datagrams: 8 }, Frames, STABLE_PACKETS);
     receiver.charge(Cost::of(1, 2_000));
     assert!(receiver.is_mostly_free(1) && !receiver.is_mostly_free(2));
     receiver.charge(Cost { bytes: 1, datagrams: 0 });

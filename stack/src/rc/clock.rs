@@ -182,8 +182,8 @@ impl Qp {
         // lost, so go back to `snd_una`.
         let standard = self.core.peer().is_none_or(|peer| peer.kind == PeerKind::Standard);
         let nak_lost = standard && (self.clock.complained || self.clock.probes > 0);
-        let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
-        if !self.requester.on_silence(now, nak_lost, sq, limits, peers) {
+        let (sq, params, peers) = (&self.core.sq, &self.params, &mut shared.peers);
+        if !self.requester.on_silence(now, nak_lost, sq, params, peers) {
             return false;
         }
         shared.counters.tail_probes += 1;
@@ -215,7 +215,7 @@ impl Qp {
             return self.fail_head(WcStatus::RetryExcErr, shared, host);
         }
         self.retry_left -= 1;
-        self.requester.on_timeout(now, &self.core.sq, &self.limits, &mut shared.peers);
+        self.requester.on_timeout(now, &self.core.sq, &self.params, &mut shared.peers);
         // Counts from now if nothing can be sent, and else from when it leaves.
         self.arm(now, shared);
         self.waits_to_send = true;

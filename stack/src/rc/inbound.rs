@@ -49,7 +49,7 @@ impl Qp {
     /// A request after a gap is held, if it can be. Returns whether the peer should get a report.
     #[cold]
     fn hold(&mut self, packet: &Packet<'_>, psn: Seq, report: bool, shared: &mut Shared) -> bool {
-        let hold = self.limits.selective && self.responder.reports_gaps();
+        let hold = self.params.selective && self.responder.reports_gaps();
         let expected = self.responder.expected();
         let hold = hold.then(|| self.held.hold(packet, expected, psn, &mut shared.reorder_slab));
         let Hold { held, news } = hold.unwrap_or(Hold { held: false, news: false });

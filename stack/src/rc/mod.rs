@@ -16,7 +16,7 @@ mod transmit;
 use self::clock::Clock;
 use self::congestion::ecn::Notifier;
 use self::reorder::ReorderBuffer;
-use self::requester::{Limits, NewPath, Requester};
+use self::requester::{ConnParams, PathParams, Requester};
 use self::responder::Responder;
 use crate::budget::Budget;
 use crate::ingress::SourceCheck;
@@ -47,7 +47,7 @@ fn window_of(peer: &PeerAddress, shared: &Shared) -> u32 {
 pub(crate) struct Qp {
     pub(crate) core: Core,
     pub(crate) source: SourceCheck,
-    limits: Limits,
+    params: ConnParams,
     requester: Requester,
     responder: Responder,
     held: ReorderBuffer,
@@ -64,7 +64,7 @@ impl Qp {
     pub(crate) fn new(core: Core) -> Self {
         Self {
             source: SourceCheck::default(),
-            limits: Limits {
+            params: ConnParams {
                 slot: core.slot,
                 mtu: Mtu::Mtu256,
                 pd: core.init.pd,
@@ -121,7 +121,7 @@ impl Qp {
             _ => {}
         }
         self.core.state = to;
-        self.responder.rights = self.core.rights(self.limits.mtu);
+        self.responder.rights = self.core.rights(self.params.mtu);
         self.report_drained(shared);
         Ok(())
     }
@@ -137,12 +137,12 @@ impl Qp {
     /// receive queue.
     pub(crate) fn detach(&mut self, shared: &mut Shared) {
         self.core.give_back(&mut shared.srqs);
-        self.requester.release_all(&self.limits, &mut shared.peers, &mut shared.lists);
+        self.requester.release_all(&self.params, &mut shared.peers, &mut shared.lists);
         self.held.clear(&mut shared.reorder_slab);
         shared.peers.quit(self.core.slot, &mut self.core.waiting);
-        if self.limits.peer != PeerId::OWN {
-            shared.peers.leave(self.limits.peer);
-            self.limits.peer = PeerId::OWN;
+        if self.params.peer != PeerId::OWN {
+            shared.peers.leave(self.params.peer);
+            self.params.peer = PeerId::OWN;
         }
         self.notifier = Notifier::default();
         self.clock = Clock::default();
@@ -152,7 +152,7 @@ impl Qp {
     fn ready_to_receive(&mut self, shared: &mut Shared) {
         let Some(peer) = self.core.attr.peer else { return };
         let mtu = self.core.attr.path_mtu.unwrap_or(Mtu::Mtu256);
-        self.limits = Limits {
+        self.params = ConnParams {
             slot: self.core.slot,
             mtu,
             pd: self.core.init.pd,
@@ -178,9 +178,9 @@ impl Qp {
     }
 
     /// A new path to this peer.
-    fn new_path(&self, peer: &PeerAddress, shared: &Shared) -> NewPath {
-        let mtu = self.limits.mtu;
-        NewPath {
+    fn new_path(&self, peer: &PeerAddress, shared: &Shared) -> PathParams {
+        let mtu = self.params.mtu;
+        PathParams {
             mtu,
             window_max: window_of(peer, shared),
             max_rd_atomic: self.core.attr.max_rd_atomic.unwrap_or(0),
@@ -201,10 +201,10 @@ impl Qp {
         let peer = *peer;
         shared.peers.quit(self.core.slot, &mut self.core.waiting);
         let to = join(&peer, self.core.attr.dest_qpn, shared);
-        let from = std::mem::replace(&mut self.limits.peer, to);
+        let from = std::mem::replace(&mut self.params.peer, to);
         shared.peers.take_over(from, to, self.requester.charged());
-        self.limits.selective = Self::is_selective(&peer, shared);
-        if !self.limits.selective {
+        self.params.selective = Self::is_selective(&peer, shared);
+        if !self.params.selective {
             self.held.clear(&mut shared.reorder_slab);
         }
         self.source = SourceCheck::default();
@@ -229,16 +229,16 @@ impl Qp {
     #[cold]
     pub(crate) fn upgrade(&mut self, budget: Budget, kind: PeerKind, shared: &mut Shared) {
         let Some(peer) = &mut self.core.attr.peer else { return };
-        if peer.kind != PeerKind::Standard || self.limits.peer == PeerId::OWN {
+        if peer.kind != PeerKind::Standard || self.params.peer == PeerId::OWN {
             return;
         }
         (peer.budget, peer.kind) = (budget, kind);
         let peer = *peer;
         shared.peers.quit(self.core.slot, &mut self.core.waiting);
         let to = join(&peer, self.core.attr.dest_qpn, shared);
-        let from = std::mem::replace(&mut self.limits.peer, to);
+        let from = std::mem::replace(&mut self.params.peer, to);
         shared.peers.take_over(from, to, self.requester.charged());
-        self.limits.selective = Self::is_selective(&peer, shared);
+        self.params.selective = Self::is_selective(&peer, shared);
         self.requester.upgrade(window_of(&peer, shared));
         shared.enqueue(self.core.slot, &mut self.core.queued);
     }
@@ -288,7 +288,7 @@ impl Qp {
     /// that are due to earlier requests, and a NAK, still leave unless the responder was stopped.
     pub(crate) fn break_down<H: Completions>(&mut self, shared: &mut Shared, host: &mut H) {
         self.core.set_state(QpState::Err);
-        self.requester.release_all(&self.limits, &mut shared.peers, &mut shared.lists);
+        self.requester.release_all(&self.params, &mut shared.peers, &mut shared.lists);
         self.held.clear(&mut shared.reorder_slab);
         shared.peers.quit(self.core.slot, &mut self.core.waiting);
         self.clock = Clock::default();
@@ -314,7 +314,7 @@ impl Qp {
     /// A send request was posted.
     #[inline]
     pub(crate) fn push(&mut self, wr: &SendWr<'_>, len: u32, peers: &Peers) {
-        let mtu = self.limits.mtu;
+        let mtu = self.params.mtu;
         let split = if len > mtu.bytes() { self.split(&wr.op, len, peers) } else { 0 };
         self.core.sq.push(wr, len, mtu, split, self.core.init.sq_sig_all);
     }

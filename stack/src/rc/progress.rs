@@ -50,7 +50,7 @@ impl Qp {
             Verdict::Retry { to, from, why } => {
                 self.advance(now, to, shared, host);
                 let report = packet.payload();
-                let selective = self.limits.selective && !report.is_empty();
+                let selective = self.params.selective && !report.is_empty();
                 if why == Why::SequenceNak && selective {
                     self.repair(now, from, report, shared);
                 } else {
@@ -131,11 +131,11 @@ impl Qp {
         let placed = match (&wqe.op, packet.atomic_ack()) {
             (SendOp::Read { .. }, None) => {
                 let payload = packet.payload();
-                if payload.len() != wqe.payload(psn, self.limits.mtu) as usize {
+                if payload.len() != wqe.payload(psn, self.params.mtu) as usize {
                     return Err(WcStatus::BadRespErr);
                 }
                 self.core.tally.accepted(&mut shared.counters, payload.len());
-                let offset = wqe.offset(psn, self.limits.mtu);
+                let offset = wqe.offset(psn, self.params.mtu);
                 self.core.sq.scatter(index, offset, payload, pd, host)
             }
             (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, Some(found)) => {
@@ -158,7 +158,7 @@ impl Qp {
         if to <= self.requester.snd_una() {
             return;
         }
-        self.requester.advance(now, to, &self.core.sq, &self.limits, &mut shared.peers);
+        self.requester.advance(now, to, &self.core.sq, &self.params, &mut shared.peers);
         self.retire(to, host);
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         self.rnr_left = self.core.attr.rnr_retry.unwrap_or(0);
@@ -215,8 +215,8 @@ impl Qp {
         }
         self.clock.complained = true;
         let how = (why == Why::Implied, !self.clock.has_not_asked());
-        let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
-        if self.requester.on_nak(now, from, how, sq, limits, peers) {
+        let (sq, params, peers) = (&self.core.sq, &self.params, &mut shared.peers);
+        if self.requester.on_nak(now, from, how, sq, params, peers) {
             // The deadline stays: only progress moves it, so that a peer that repeats NAKs for ever
             // is given up in time.
             shared.enqueue(self.core.slot, &mut self.core.queued);
@@ -225,8 +225,8 @@ impl Qp {
 
     /// The peer misses the packet of `from`, and `report` lists those behind it that it holds.
     fn repair(&mut self, now: Time, from: Seq, report: &[u8], shared: &mut Shared) {
-        let (sq, limits, peers) = (&self.core.sq, &self.limits, &mut shared.peers);
-        let arrived = match self.requester.on_gap(now, from, report, sq, limits, peers) {
+        let (sq, params, peers) = (&self.core.sq, &self.params, &mut shared.peers);
+        let arrived = match self.requester.on_gap(now, from, report, sq, params, peers) {
             Repair::Alone { arrived } => arrived,
             Repair::FromThere => return self.retry(now, from, Why::SequenceNak, shared),
             Repair::Old => return,
@@ -262,7 +262,7 @@ impl Qp {
         // It is there, if not ready.
         self.retry_left = self.core.attr.retry_cnt.unwrap_or(0);
         let until = now.after(u64::from(rnr_timer_us(timer)) * 1000);
-        self.requester.on_rnr(to, until, &self.core.sq, &self.limits, &mut shared.peers);
+        self.requester.on_rnr(to, until, &self.core.sq, &self.params, &mut shared.peers);
         self.disarm();
         self.schedule(shared);
     }

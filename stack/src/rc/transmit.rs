@@ -103,7 +103,7 @@ impl Qp {
         host: &mut H,
         sink: &mut impl TxSink,
     ) -> Sent {
-        let Some(response) = self.responder.response(self.limits.mtu, &self.core.rq) else {
+        let Some(response) = self.responder.response(self.params.mtu, &self.core.rq) else {
             return Sent::Yes;
         };
         let sent = self.send_response(&response, shared, host, sink);
@@ -151,7 +151,7 @@ impl Qp {
             if *quantum == 0 {
                 return Some(TurnEnd::Quantum);
             }
-            let response = self.responder.response(self.limits.mtu, &self.core.rq)?;
+            let response = self.responder.response(self.params.mtu, &self.core.rq)?;
             match self.send_response(&response, shared, host, sink) {
                 Sent::Yes => self.responded(&response),
                 Sent::Full => return Some(TurnEnd::SinkFull),

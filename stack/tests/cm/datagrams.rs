@@ -1,6 +1,6 @@
 //! Datagram services for which the program decides.
 
-use rocinante_stack::cm::{AskId, Asked, CmError, CmEvent, ListenerId, QueryId};
+use rocinante_stack::cm::{Asked, CmError, CmEvent, ListenerId, SidrQueryId, SidrReqId};
 use rocinante_stack::types::{Pkey, Qpn};
 use rocinante_stack::wire::cm::{
     CmMessage, IpHeader, PortSpace, ServiceId, SidrRep, SidrReq, SidrStatus,
@@ -16,19 +16,19 @@ fn listen(net: &mut Net, backlog: usize) -> ListenerId {
     net.cm[B].listen_datagrams(UDP, None, backlog).unwrap()
 }
 
-fn resolve(net: &mut Net) -> QueryId {
+fn resolve(net: &mut Net) -> SidrQueryId {
     let (now, way) = (net.now, (address(A), address(B)));
     net.cm[A].resolve(now, way, (UDP, 40_000), b"who").unwrap()
 }
 
 /// The only question that B received.
 #[track_caller]
-fn asked(net: &mut Net) -> (AskId, Box<Asked>) {
+fn asked(net: &mut Net) -> (SidrReqId, Box<Asked>) {
     let CmEvent::Asked { ask, asked, .. } = net.one(B) else { panic!("no question") };
     (ask, asked)
 }
 
-fn answer(net: &mut Net, ask: AskId) -> Result<(), CmError> {
+fn answer(net: &mut Net, ask: SidrReqId) -> Result<(), CmError> {
     let now = net.now;
     net.cm[B].answer(now, ask, Ok(QP), b"here")
 }
@@ -287,8 +287,8 @@ fn a_place_is_one_programs() {
     let long = [0; 137];
     let now = net.now;
     assert_eq!(
-        net.cm[B].answer(now, AskId(1), Ok(QP), &long),
+        net.cm[B].answer(now, SidrReqId(1), Ok(QP), &long),
         Err(CmError::PrivateTooLong { max: 136 })
     );
-    assert_eq!(net.cm[B].answer(now, AskId(1), Ok(QP), b""), Err(CmError::Unknown));
+    assert_eq!(net.cm[B].answer(now, SidrReqId(1), Ok(QP), b""), Err(CmError::Unknown));
 }

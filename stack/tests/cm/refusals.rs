@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use rocinante_stack::cm::{
-    Accept, AskId, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager,
+    Accept, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager, SidrReqId,
 };
 use rocinante_stack::types::{Qpn, Time};
 use rocinante_stack::wire::cm::{CommId, PortSpace, RejReason, ServiceId};
@@ -59,9 +59,11 @@ const ALWAYS: [Refused; 19] = [
     (too_long(224), "establish", |cm, _, conn| cm.establish(conn, &LONG[..225])),
     (too_long(220), "disconnect", |cm, now, conn| cm.disconnect(now, conn, &LONG[..221])),
     (too_long(136), "answer", |cm, now, _| {
-        cm.answer(now, AskId(1), Ok((Qpn::new(9), 9)), &LONG[..137])
+        cm.answer(now, SidrReqId(1), Ok((Qpn::new(9), 9)), &LONG[..137])
     }),
-    (CmError::Unknown, "answer", |cm, now, _| cm.answer(now, AskId(1), Ok((Qpn::new(9), 9)), b"")),
+    (CmError::Unknown, "answer", |cm, now, _| {
+        cm.answer(now, SidrReqId(1), Ok((Qpn::new(9), 9)), b"")
+    }),
     (CmError::Unknown, "accept nothing", |cm, now, _| {
         cm.accept(now, ConnId(CommId(1)), &Accept { side: side(5), keep_alive: None, private: b"" })
     }),

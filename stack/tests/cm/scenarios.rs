@@ -1,7 +1,7 @@
 //! Scenarios of a connection, by name.
 
 use rocinante_stack::cm::{
-    Accept, CmConfig, CmError, CmEvent, Connect, ConnectionManager, Ended, QueryId,
+    Accept, CmConfig, CmError, CmEvent, Connect, ConnectionManager, Ended, SidrQueryId,
 };
 use rocinante_stack::types::{Mtu, Psn, Qpn, QueueKind};
 use rocinante_stack::wire::cm::{
@@ -483,7 +483,7 @@ fn another_path_is_refused_politely() {
 
 const UDP: ServiceId = ServiceId::of_port(PortSpace::Udp, 7174);
 
-fn resolve(net: &mut Net) -> QueryId {
+fn resolve(net: &mut Net) -> SidrQueryId {
     let (now, way) = (net.now, (address(A), address(B)));
     net.cm[A].resolve(now, way, (UDP, 40_000), b"who").unwrap()
 }

@@ -1,6 +1,6 @@
 //! Two objects with one number: the release of the first leaves the entries of the second in place.
 
-use rocinante_stack::cm::{AskId, CmEvent, ConnId, Ended, QueryId};
+use rocinante_stack::cm::{CmEvent, ConnId, Ended, SidrQueryId, SidrReqId};
 use rocinante_stack::types::{Pkey, Qpn};
 use rocinante_stack::wire::cm::{
     CmMessage, CommId, Dreq, IpHeader, PortSpace, Rej, RejReason, Req, ServiceId, SidrReq, Subject,
@@ -254,7 +254,7 @@ fn receive_question(net: &mut Net, request: u32, tid: u64) {
 
 /// The question that the program got; the program answers it.
 #[track_caller]
-fn answered(net: &mut Net) -> AskId {
+fn answered(net: &mut Net) -> SidrReqId {
     let CmEvent::Asked { ask, .. } = net.one(B) else { panic!("no question") };
     let now = net.now;
     net.cm[B].answer(now, ask, Ok((Qpn::new(7), 9)), b"").unwrap();
@@ -285,7 +285,7 @@ fn a_question_whose_number_is_used_again_is_remembered_as_long_as_any() {
 #[test]
 fn two_questions_of_ours_to_one_service_are_answered_or_given_up_each_by_itself() {
     let mut net = Net::new();
-    let ask = |net: &mut Net| -> QueryId {
+    let ask = |net: &mut Net| -> SidrQueryId {
         let (now, way) = (net.now, (address(A), address(B)));
         net.cm[A].resolve(now, way, (UDP, 40_000), b"").unwrap()
     };

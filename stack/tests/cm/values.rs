@@ -1,7 +1,7 @@
 //! The numeric fields that a peer chooses: smallest, greatest and absurd values, in every state.
 //! None of them makes us wait longer than our own configuration says, or keep anything for ever.
 
-use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnId, QueryId};
+use rocinante_stack::cm::{Accept, CmConfig, CmEvent, ConnId, SidrQueryId};
 use rocinante_stack::types::{Pkey, Psn, Qpn, QueueKind};
 use rocinante_stack::wire::cm::{
     Announced, Apr, CmMessage, CmPath, CommId, Drep, Dreq, Lap, Mra, PortSpace, Rej, RejReason,
@@ -435,7 +435,7 @@ fn no_value_of_a_question_or_an_answer_does_any_harm() {
     assert_eq!((net.take(B), net.cm[B].poll_timeout()), (vec![], None), "nothing is kept");
     for (status, qpn, qkey) in [(0, 0, 0), (0, 0xff_ffff, u32::MAX), (1, 7, 9), (255, 7, 9)] {
         let (now, way) = (net.now, (address(A), address(B)));
-        let query: QueryId = net.cm[A].resolve(now, way, (service, 40_000), b"").unwrap();
+        let query: SidrQueryId = net.cm[A].resolve(now, way, (service, 40_000), b"").unwrap();
         let sent = net.cm[A].poll_transmit().unwrap().mad;
         let Ok((header, CmMessage::SidrReq(ask))) = CmMessage::parse(&sent) else { panic!() };
         let (request, service, qpn) = (ask.request, ask.service, Qpn::new(qpn));

@@ -26,8 +26,8 @@ use rocinante_soft::provider::wake;
 use rocinante_soft::provider::wakers::Woken;
 pub(crate) use rocinante_soft::{Qp, Srq, Window as Mw};
 pub(crate) use rocinante_stack::cm::{
-    Accept, AskId, Asked, CmEvent, ConnId, Connect, Ended, ListenerId, QpSide, QueryId, Reply,
-    Request,
+    Accept, Asked, CmEvent, ConnId, Connect, Ended, ListenerId, QpSide, Reply, Request,
+    SidrQueryId, SidrReqId,
 };
 use rocinante_stack::mem::{Access, AccessError, MwType, Sge};
 use rocinante_stack::types::Key;
@@ -114,13 +114,13 @@ impl<S: CmSink> soft::Owner for Direct<S> {
 
     fn withdraw(&self, _: ConnId) {}
 
-    fn withdraw_ask(&self, _: AskId) {}
+    fn withdraw_ask(&self, _: SidrReqId) {}
 
     fn has_request(&self, _: ConnId) -> bool {
         false
     }
 
-    fn has_ask(&self, _: AskId) -> bool {
+    fn has_ask(&self, _: SidrReqId) -> bool {
         false
     }
 
@@ -190,7 +190,7 @@ impl Device {
         service: (ServiceId, u16),
         private: &[u8],
         sink: Arc<S>,
-    ) -> Result<QueryId, VerbsError> {
+    ) -> Result<SidrQueryId, VerbsError> {
         self.0.resolve_into(way, service, private, Direct::owner(sink))
     }
 }

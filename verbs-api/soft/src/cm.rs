@@ -9,8 +9,8 @@ use std::time::Instant;
 use rocinante_netdev::PortClaim;
 use rocinante_stack::Engine;
 use rocinante_stack::cm::{
-    Accept, AskId, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager, ListenerId,
-    QueryId, Transmit,
+    Accept, CmConfig, CmError, CmEvent, ConnId, Connect, ConnectionManager, ListenerId,
+    SidrQueryId, SidrReqId, Transmit,
 };
 use rocinante_stack::stats::CmCounters;
 use rocinante_stack::types::{Qpn, Time};
@@ -453,7 +453,7 @@ impl Manager for Device {
 
     fn answer(
         &self,
-        ask: AskId,
+        ask: SidrReqId,
         answer: Result<(Qpn, u32), SidrStatus>,
         private: &[u8],
     ) -> Result<(), VerbsError> {
@@ -465,7 +465,7 @@ impl Manager for Device {
         local: IpAddr,
         peer: SocketAddr,
         private: &[u8],
-    ) -> Result<(QueryId, Arc<Mailbox>), VerbsError> {
+    ) -> Result<(SidrQueryId, Arc<Mailbox>), VerbsError> {
         let service = ServiceId::of_port(PortSpace::Udp, peer.port());
         #[allow(clippy::cast_possible_truncation)]
         let source_port = 0x8000 | random()? as u16;
@@ -475,7 +475,7 @@ impl Manager for Device {
         Ok((query, mailbox))
     }
 
-    fn forget_query(&self, query: QueryId) {
+    fn forget_query(&self, query: SidrQueryId) {
         self.cm_forget_query(query);
     }
 

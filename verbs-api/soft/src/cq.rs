@@ -11,7 +11,7 @@ use rocinante_stack::verbs::{CqId, Cqe};
 
 use super::announce::{ChannelShared, CqShared, End};
 use super::events::Owner;
-use super::rivals::{self, Vain};
+use super::rivals::{self, EmptyPolls};
 use super::{Device, gone};
 use crate::model::error::VerbsError;
 use crate::model::event::AsyncEvent;
@@ -26,7 +26,7 @@ pub struct Cq {
     shared: Arc<CqShared>,
     shards: Users,
     channel: Option<Channel>,
-    vain: Vain,
+    empty_polls: EmptyPolls,
 }
 
 /// The shards of the queue pairs that complete to a queue: polling the queue drives them.
@@ -98,7 +98,7 @@ impl Cq {
             shared,
             shards: users,
             channel: channel_of,
-            vain: Vain::default(),
+            empty_polls: EmptyPolls::default(),
         });
         if let Some(channel) = channel {
             channel.queues.add(cq.shared.number, &cq);
@@ -179,13 +179,13 @@ impl Cq {
             found = take();
         }
         if found.is_none()
-            && let Some(until) = self.vain.missed()
+            && let Some(until) = self.empty_polls.missed()
         {
             self.rest(until);
             found = take();
         }
         if found.is_some() {
-            self.vain.found();
+            self.empty_polls.found();
         }
         found
     }

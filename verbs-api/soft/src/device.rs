@@ -15,7 +15,7 @@ use rocinante_stack::{Budget, PeerAddress, PeerKind};
 use super::events::{Events, Inbox, Owner};
 use super::exit;
 use super::opens::Claim;
-use super::rivals::{self, Vain};
+use super::rivals::{self, EmptyPolls};
 use super::shard::Shard;
 use super::shards::Shards;
 use super::wishes::Settings;
@@ -63,7 +63,7 @@ impl Drop for Device {
 /// The device itself: all contexts that the process has opened share it.
 pub struct Hca {
     pub shards: Shards,
-    vain: Vain,
+    empty_polls: EmptyPolls,
     /// Its slots, if it shares its addresses with other processes. After the shards, whose ports
     /// have them, too.
     pub(super) slots: Option<Arc<Slots>>,
@@ -199,7 +199,7 @@ impl Hca {
         let shards = Shards::start(shards, own, advertised, (slots.as_ref(), claim.as_ref()))?;
         let hca = Arc::new(Self {
             shards,
-            vain: Vain::default(),
+            empty_polls: EmptyPolls::default(),
             slots,
             settings: settings.clone(),
             limits: settings.limits,
@@ -362,8 +362,8 @@ impl Hca {
     pub fn progress(&self) {
         const ALL: u64 = u64::MAX;
         if self.shards.drive(ALL) {
-            self.vain.found();
-        } else if let Some(until) = self.vain.missed() {
+            self.empty_polls.found();
+        } else if let Some(until) = self.empty_polls.missed() {
             rivals::with_bell(|_, fd| self.shards.rest(ALL, fd, until));
         }
     }

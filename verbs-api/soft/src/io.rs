@@ -10,7 +10,7 @@ use rocinante_stack::types::Time;
 use rocinante_stack::wire::icrc::{DF, IpFields, Summed, Template};
 use rocinante_stack::{Datagram, Engine, IpId, TxSink};
 
-use super::density::Density;
+use super::run_stats::RunStats;
 use crate::tuning::shard::{PAUSE_MAX, PAUSE_MIN, RX_BURST};
 
 /// The port of a shard, as the sink of the engine.
@@ -19,7 +19,7 @@ pub(super) struct Io {
     /// The ICRC templates of the paths, and the number of paths.
     templates: Vec<Option<Template>>,
     paths: usize,
-    density: Density,
+    run_stats: RunStats,
     /// Datagrams that were refused, and the last errno.
     refused: (u64, i32),
     /// The interface is gone.
@@ -36,7 +36,7 @@ impl Io {
             port,
             templates: Vec::new(),
             paths: 0,
-            density: Density::default(),
+            run_stats: RunStats::default(),
             refused: (0, 0),
             is_broken: false,
             chores_at: Time(0),
@@ -75,13 +75,13 @@ impl Io {
     /// Gives the engine the runs in which datagrams have arrived.
     #[inline]
     pub(super) fn report_arrived(&mut self, engine: &mut Engine) {
-        self.density.arrived(&self.port, engine);
+        self.run_stats.arrived(&self.port, engine);
     }
 
     /// Gives the engine the runs in which datagrams have departed.
     #[inline]
     pub(super) fn report_departed(&mut self, engine: &mut Engine) {
-        self.density.departed(&self.port, engine);
+        self.run_stats.departed(&self.port, engine);
     }
 
     /// Has the port send what is in it.

@@ -1,4 +1,4 @@
-//! Mail between shards: datagrams that arrived at another shard's port, and orders for queue pairs
+//! Mail between shards: datagrams that arrived at another shard's port, and commands for queue pairs
 //! of another shard.
 //!
 //! A shard never takes another's lock. It leaves mail, which the thread that drives the other shard
@@ -32,7 +32,7 @@ pub(crate) struct Mail {
 pub(crate) struct Letters {
     bytes: Vec<u8>,
     heads: Vec<Head>,
-    orders: Vec<Order>,
+    commands: Vec<Command>,
 }
 
 /// A datagram without its bytes.
@@ -50,7 +50,7 @@ struct Head {
 
 /// A task for a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum Command {
     /// The connection of this queue pair has ended: take it to the error state.
     Break(Qpn),
     /// The number may be reused.
@@ -71,12 +71,13 @@ pub(crate) enum Order {
 
 impl Letters {
     /// The kernel backs the memory only when it is used, and datagrams never need more. Each
-    /// connection that ends leaves few orders; if more wait than there is room for, the list grows.
+    /// connection that ends leaves few commands. If more wait than there is room for, the list
+    /// grows.
     pub(super) fn new() -> Self {
         Self {
             bytes: Vec::with_capacity(MAIL_BYTES),
             heads: Vec::with_capacity(MAIL_DATAGRAMS),
-            orders: Vec::with_capacity(64),
+            commands: Vec::with_capacity(64),
         }
     }
 
@@ -103,14 +104,14 @@ impl Letters {
         })
     }
 
-    pub(super) fn orders(&self) -> impl Iterator<Item = Order> {
-        self.orders.iter().copied()
+    pub(super) fn commands(&self) -> impl Iterator<Item = Command> {
+        self.commands.iter().copied()
     }
 
     fn clear(&mut self) {
         self.bytes.clear();
         self.heads.clear();
-        self.orders.clear();
+        self.commands.clear();
     }
 }
 
@@ -131,9 +132,9 @@ impl Mail {
         fits
     }
 
-    /// Leaves an order. The caller kicks the shard afterwards.
-    pub(super) fn order(&self, order: Order) {
-        self.letters.lock().orders.push(order);
+    /// Leaves a command. The caller kicks the shard afterwards.
+    pub(super) fn command(&self, command: Command) {
+        self.letters.lock().commands.push(command);
         self.some.store(true, Ordering::Relaxed);
     }
 
@@ -198,7 +199,7 @@ mod tests {
         assert!(!mail.take(&mut read) && !mail.has_some());
         for round in 0..3u8 {
             assert!(mail.hand_over(round, &datagram(&[round; 100])));
-            mail.order(Order::Break(Qpn::new(5)));
+            mail.command(Command::Break(Qpn::new(5)));
             assert!(mail.hand_over(8, &datagram(&[])));
             assert!(mail.hand_over(9, &datagram(&[round + 1; 7])));
             assert!(mail.has_some() && mail.take(&mut read));
@@ -211,7 +212,7 @@ mod tests {
                 (found[2].src_port, found[2].tos, found[2].ip_id),
                 (0xc123, 7, IpId::Hint(3))
             );
-            assert_eq!(read.orders().collect::<Vec<_>>(), [Order::Break(Qpn::new(5))]);
+            assert_eq!(read.commands().collect::<Vec<_>>(), [Command::Break(Qpn::new(5))]);
             assert!(!mail.take(&mut read));
         }
     }

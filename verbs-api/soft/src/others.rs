@@ -10,7 +10,7 @@ use rocinante_stack::{Datagram, Engine, HandOff, QpAttr};
 
 use super::clock::Clock;
 use super::host::Host;
-use super::mail::{Letters, Order};
+use super::mail::{Command, Letters};
 use super::progress::Core;
 use super::shard::accepted;
 use super::staging::Staging;
@@ -55,8 +55,8 @@ pub(super) struct Others {
     letters: Letters,
     /// Orders of other shards, each with the last round in which it must be done; until then it
     /// waits for the port to be drained.
-    orders: VecDeque<(u64, Order)>,
-    /// Number of rounds with waiting orders.
+    commands: VecDeque<(u64, Command)>,
+    /// Number of rounds with waiting commands.
     round: u64,
     /// Datagrams handed over to other shards.
     pub(super) handed_over: u64,
@@ -76,7 +76,7 @@ impl Others {
             common: common.clone(),
             unrung: 0,
             letters: Letters::new(),
-            orders: VecDeque::with_capacity(64),
+            commands: VecDeque::with_capacity(64),
             round: 0,
             handed_over: 0,
         }
@@ -122,42 +122,42 @@ impl Others {
         shard_of(qpn, self.first)
     }
 
-    /// Leaves an order for the shard of a queue pair. Returns whether that is another one.
-    pub(super) fn order_owner(&mut self, qpn: Qpn, order: Order) -> bool {
+    /// Leaves a command for the shard of a queue pair. Returns whether that is another one.
+    pub(super) fn command_owner(&mut self, qpn: Qpn, command: Command) -> bool {
         let owner = self.shard_of(qpn);
         let is_other = owner != self.own;
         if is_other {
-            self.order(owner, order);
+            self.command(owner, command);
         }
         is_other
     }
 
-    /// Leaves an order for a shard.
-    fn order(&mut self, shard: usize, order: Order) {
+    /// Leaves a command for a shard.
+    fn command(&mut self, shard: usize, command: Command) {
         if let Some(other) = self.boxes.get(shard) {
-            other.mail.order(order);
+            other.mail.command(command);
             self.unrung |= 1 << shard;
         }
     }
 
-    /// Leaves an order for every other shard.
-    pub(super) fn order_all(&mut self, order: Order) {
+    /// Leaves a command for every other shard.
+    pub(super) fn command_all(&mut self, command: Command) {
         for shard in (0..self.boxes.len()).filter(|shard| *shard != self.own) {
-            self.boxes[shard].mail.order(order);
+            self.boxes[shard].mail.command(command);
             self.unrung |= 1 << shard;
         }
     }
 
-    /// The next order that is due.
-    fn next_order(&mut self, drained: bool) -> Option<Order> {
-        let (latest, _) = self.orders.front()?;
+    /// The next command that is due.
+    fn next_command(&mut self, drained: bool) -> Option<Command> {
+        let (latest, _) = self.commands.front()?;
         let due = drained || self.round >= *latest;
-        due.then(|| self.orders.pop_front())?.map(|(_, order)| order)
+        due.then(|| self.commands.pop_front())?.map(|(_, command)| command)
     }
 
-    /// Whether an order to break the queue pair is waiting.
+    /// Whether a command to break the queue pair is waiting.
     pub(super) fn is_to_break(&self, qpn: Qpn) -> bool {
-        self.orders.iter().any(|(_, order)| *order == Order::Break(qpn))
+        self.commands.iter().any(|(_, command)| *command == Command::Break(qpn))
     }
 
     /// Rings the shards that have new mail.
@@ -181,7 +181,7 @@ impl Others {
         }
     }
 
-    /// Handles the datagrams of other shards, and queues their orders. Returns whether there was
+    /// Handles the datagrams of other shards, and queues their commands. Returns whether there was
     /// mail in the own box.
     #[inline]
     pub(super) fn read_mail(
@@ -205,51 +205,51 @@ impl Others {
             }
         }
         let latest = self.round + u64::from(OVERDUE_MAX);
-        self.orders.extend(self.letters.orders().map(|order| (latest, order)));
+        self.commands.extend(self.letters.commands().map(|command| (latest, command)));
         true
     }
 
-    /// Whether orders wait.
+    /// Whether commands wait.
     pub(super) fn has_orders(&self) -> bool {
-        !self.orders.is_empty()
+        !self.commands.is_empty()
     }
 
-    /// Executes the orders of other shards once the port is drained, because messages that arrived
-    /// before an order still count: a connection ends after its last messages. If a peer keeps the
-    /// port full, orders wait no longer than deadlines do.
+    /// Executes the commands of other shards once the port is drained: messages that arrived before
+    /// a command still count, as a connection ends after its last messages. If a peer keeps the
+    /// port full, commands wait no longer than deadlines do.
     #[inline]
-    pub(super) fn obey(
+    pub(super) fn execute(
         &mut self,
         drained: bool,
         clock: Clock,
         engine: &mut Engine,
         host: &mut Host,
     ) {
-        if self.orders.is_empty() {
+        if self.commands.is_empty() {
             return;
         }
         self.round += 1;
-        while let Some(order) = self.next_order(drained) {
-            match order {
+        while let Some(command) = self.next_command(drained) {
+            match command {
                 // The queue pair may be gone, or already in the error state.
-                Order::Break(qpn) => break_down(engine, host, qpn),
-                Order::Release(qpn) => engine.release_qpn(qpn),
-                Order::Arrived(conn) => {
+                Command::Break(qpn) => break_down(engine, host, qpn),
+                Command::Release(qpn) => engine.release_qpn(qpn),
+                Command::Arrived(conn) => {
                     if let Some(cm) = engine.cm() {
                         cm.message_arrived(conn);
                     }
                 }
-                Order::Look(conn, qpn) => {
-                    self.order(0, Order::Looked(conn, engine.packets_of(qpn)));
+                Command::Look(conn, qpn) => {
+                    self.command(0, Command::Looked(conn, engine.packets_of(qpn)));
                 }
-                Order::Looked(conn, packets) => {
+                Command::Looked(conn, packets) => {
                     if let Some(cm) = engine.cm() {
                         cm.looked(clock.now(), conn, packets);
                     }
                 }
-                Order::HandOff(report) => engine.take_hand_off(clock.now(), &report),
+                Command::HandOff(report) => engine.take_hand_off(clock.now(), &report),
                 // The queue may be gone, and its number reused.
-                Order::Overflow(cq) => {
+                Command::Overflow(cq) => {
                     if host.cqs.get(cq.0).is_some_and(|cq| cq.has_ended()) {
                         engine.cq_overflow(cq, host);
                     }
@@ -261,10 +261,10 @@ impl Others {
     /// Leaves mail for events of the engine that concern other shards.
     pub(super) fn write_mail(&mut self, engine: &mut Engine) {
         while let Some(conn) = engine.poll_arrived() {
-            self.order(0, Order::Arrived(conn));
+            self.command(0, Command::Arrived(conn));
         }
         while let Some((conn, qpn)) = engine.poll_look() {
-            self.order(self.shard_of(qpn), Order::Look(conn, qpn));
+            self.command(self.shard_of(qpn), Command::Look(conn, qpn));
         }
         self.ring();
     }
@@ -273,8 +273,8 @@ impl Others {
     pub(super) fn report_peers(&mut self, engine: &mut Engine) {
         while let Some(report) = engine.poll_hand_off() {
             match report {
-                HandOff::FirstPacket { .. } => self.order(0, Order::HandOff(report)),
-                HandOff::Learn(..) => self.order_all(Order::HandOff(report)),
+                HandOff::FirstPacket { .. } => self.command(0, Command::HandOff(report)),
+                HandOff::Learn(..) => self.command_all(Command::HandOff(report)),
             }
         }
         self.ring();

@@ -15,7 +15,7 @@ use rocinante_stack::{Engine, EngineConfig, QpAttr, QpInit};
 use super::announce::CqShared;
 use super::announce_tests::cqe;
 use super::host::Host;
-use super::mail::Order;
+use super::mail::Command;
 use super::others::{Common, Others};
 use super::router::Router;
 use super::shard::Shard;
@@ -119,16 +119,16 @@ impl Bench {
     }
 
     /// Another shard leaves an order for the second, which reads it.
-    fn order(&mut self, order: Order) {
-        self.boxes[1].mail.order(order);
+    fn command(&mut self, command: Command) {
+        self.boxes[1].mail.command(command);
         let Shard { engine, host, router, clock, .. } = &mut self.shards[1];
         assert!(router.read_mail(clock.now(), engine, host));
     }
 
     /// The second shard has looked at its port, and executes orders.
-    fn obey(&mut self, drained: bool) {
+    fn execute(&mut self, drained: bool) {
         let Shard { engine, host, router, clock, .. } = &mut self.shards[1];
-        router.obey(drained, *clock, engine, host);
+        router.execute(drained, *clock, engine, host);
     }
 
     fn drops(&self) -> u64 {
@@ -143,16 +143,16 @@ fn an_order_is_put_off_while_the_port_is_full_but_not_for_ever() {
     let mut bench = Bench::new();
     for drained_in in [Some(1), Some(5), None] {
         let qpn = bench.qp();
-        bench.order(Order::Break(qpn));
+        bench.command(Command::Break(qpn));
         for _ in 1..drained_in.unwrap_or(OVERDUE_MAX) {
-            bench.obey(false);
+            bench.execute(false);
             assert_eq!(bench.state(qpn), QpState::Rtr);
             // A later order waits as long, and does not bring this one nearer.
-            bench.order(Order::Release(qpn));
+            bench.command(Command::Release(qpn));
         }
-        bench.obey(drained_in.is_some());
+        bench.execute(drained_in.is_some());
         assert_eq!(bench.state(qpn), QpState::Err, "{drained_in:?}");
-        bench.obey(true);
+        bench.execute(true);
     }
 }
 
@@ -163,7 +163,7 @@ fn whoever_changes_a_queue_pair_finds_done_what_was_to_be_done_to_it() {
     let qpn = bench.qp();
     // More than two calls read.
     bench.send(3000, 1, qpn, false);
-    bench.order(Order::Break(qpn));
+    bench.command(Command::Break(qpn));
     bench.shards[1].drive(false);
     assert_eq!(bench.state(qpn), QpState::Rtr, "an earlier packet counts");
     bench.shards[1].settle(qpn);
@@ -218,8 +218,8 @@ fn an_overflow_that_is_told_late_breaks_only_who_uses_that_queue() {
     let mut bench = Bench::new();
     let qpn = bench.qp();
     let tell = |bench: &mut Bench| {
-        bench.order(Order::Overflow(CqId(0)));
-        bench.obey(true);
+        bench.command(Command::Overflow(CqId(0)));
+        bench.execute(true);
         bench.state(qpn)
     };
     assert_eq!(tell(&mut bench), QpState::Rtr, "there is no such queue");

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use rocinante_stack::cm::{AskId, CmEvent, ConnId};
+use rocinante_stack::cm::{CmEvent, ConnId, SidrReqId};
 
 use crate::model::error::VerbsError;
 use crate::provider::mailbox::Mailbox;
@@ -23,13 +23,13 @@ pub trait Owner: fmt::Debug + Send + Sync {
     fn withdraw(&self, gone: ConnId);
 
     /// The program did not answer a question in time.
-    fn withdraw_ask(&self, gone: AskId);
+    fn withdraw_ask(&self, gone: SidrReqId);
 
     /// Whether the program has not taken the request yet.
     fn has_request(&self, of: ConnId) -> bool;
 
     /// Whether the program has not taken the question yet.
-    fn has_ask(&self, of: AskId) -> bool;
+    fn has_ask(&self, of: SidrReqId) -> bool;
 
     /// Whether the queue pair goes to the error state when its connection ends.
     fn breaks(&self) -> bool;
@@ -50,7 +50,7 @@ impl Owner for Mailbox {
         Self::withdraw(self, gone);
     }
 
-    fn withdraw_ask(&self, gone: AskId) {
+    fn withdraw_ask(&self, gone: SidrReqId) {
         self.retain(|event| !is_asked(event, gone));
     }
 
@@ -58,7 +58,7 @@ impl Owner for Mailbox {
         Self::has_request(self, of)
     }
 
-    fn has_ask(&self, of: AskId) -> bool {
+    fn has_ask(&self, of: SidrReqId) -> bool {
         self.any(|event| is_asked(event, of))
     }
 
@@ -67,6 +67,6 @@ impl Owner for Mailbox {
     }
 }
 
-fn is_asked(event: &CmEvent, of: AskId) -> bool {
+fn is_asked(event: &CmEvent, of: SidrReqId) -> bool {
     matches!(event, CmEvent::Asked { ask, .. } if *ask == of)
 }

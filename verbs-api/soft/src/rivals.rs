@@ -26,13 +26,13 @@ use crate::tuning::rivals;
 
 /// How often a queue, or a device, was polled in vain.
 #[derive(Debug, Default)]
-pub(super) struct Vain {
+pub(super) struct EmptyPolls {
     polls: AtomicU32,
     /// What `polls` was when a poll found something.
     found: AtomicU32,
 }
 
-impl Vain {
+impl EmptyPolls {
     /// A thread looks at the clock once in this many polls.
     const LOOK: u32 = rivals::LOOK;
 
@@ -268,24 +268,24 @@ mod tests {
 
     #[test]
     fn only_a_thread_that_polls_in_vain_for_long_sleeps() {
-        let vain = Vain::default();
+        let empty_polls = EmptyPolls::default();
         let has_rivals = |spin| {
             POLLER.with_borrow_mut(|poller| {
                 let until = Some(Instant::now() + Duration::from_secs(60));
                 poller.rivals = Rivals { until, spin, ..Rivals::new() };
             });
         };
-        let misses = |count| (0..count).filter(|_| vain.missed().is_some()).count();
+        let misses = |count| (0..count).filter(|_| empty_polls.missed().is_some()).count();
         has_rivals(Duration::ZERO);
         for _ in 0..100 {
-            assert_eq!(misses(Vain::LOOK - 1), 0);
-            vain.found();
+            assert_eq!(misses(EmptyPolls::LOOK - 1), 0);
+            empty_polls.found();
         }
-        vain.found();
-        assert!(misses(10 * Vain::LOOK) >= 9);
+        empty_polls.found();
+        assert!(misses(10 * EmptyPolls::LOOK) >= 9);
         has_rivals(Duration::from_secs(30));
-        assert_eq!(misses(100 * Vain::LOOK), 0);
+        assert_eq!(misses(100 * EmptyPolls::LOOK), 0);
         POLLER.with_borrow_mut(|poller| poller.rivals = Rivals::new());
-        assert_eq!(misses(100 * Vain::LOOK), 0);
+        assert_eq!(misses(100 * EmptyPolls::LOOK), 0);
     }
 }

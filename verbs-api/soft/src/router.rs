@@ -11,12 +11,12 @@ use rocinante_stack::{Datagram, Engine};
 use super::clock::Clock;
 use super::host::Host;
 use super::io::translate;
-use super::mail::Order;
+use super::mail::Command;
 use super::neighbours::Neighbours;
 use super::others::{self, Others};
 use super::staging::Staging;
 
-/// Says for each datagram and order whether it is the shard's, and passes it on if not.
+/// Says for each datagram and command whether it is the shard's, and passes it on if not.
 #[derive(Debug, Default)]
 pub(super) struct Router {
     /// Requests posted by threads that do not hold the shard, and the mail of other shards.
@@ -86,7 +86,7 @@ impl Router {
         self.staging.mail.lost() + of_neighbours
     }
 
-    /// Handles the datagrams of other shards, and queues their orders. Returns whether there was
+    /// Handles the datagrams of other shards, and queues their commands. Returns whether there was
     /// mail.
     #[inline]
     pub(super) fn read_mail(&mut self, now: Time, engine: &mut Engine, host: &mut Host) -> bool {
@@ -94,9 +94,9 @@ impl Router {
         others.read_mail(&self.staging, now, engine, host)
     }
 
-    /// Executes the orders of other shards once the port is drained: see [`Others::obey`].
+    /// Executes the commands of other shards once the port is drained: see [`Others::execute`].
     #[inline]
-    pub(super) fn obey(
+    pub(super) fn execute(
         &mut self,
         drained: bool,
         clock: Clock,
@@ -104,16 +104,16 @@ impl Router {
         host: &mut Host,
     ) {
         if let Some(others) = &mut self.others {
-            others.obey(drained, clock, engine, host);
+            others.execute(drained, clock, engine, host);
         }
     }
 
-    /// Whether there are orders of other shards, read or not.
+    /// Whether there are commands of other shards, read or not.
     pub(super) fn has_orders(&self) -> bool {
         self.staging.mail.has_some() || self.others.as_ref().is_some_and(|it| it.has_orders())
     }
 
-    /// Whether an order to break the queue pair is waiting.
+    /// Whether a command to break the queue pair is waiting.
     pub(super) fn is_to_break(&self, qpn: Qpn) -> bool {
         self.others.as_ref().is_some_and(|it| it.is_to_break(qpn))
     }
@@ -135,28 +135,28 @@ impl Router {
     /// A completion queue has overflowed: tells the other shards.
     pub(super) fn overflowed(&mut self, cq: CqId) {
         if let Some(others) = &mut self.others {
-            others.order_all(Order::Overflow(cq));
+            others.command_all(Command::Overflow(cq));
             others.ring();
         }
     }
 
     /// Ends the connection of a queue pair of any shard.
     pub(super) fn end_connection_of(&mut self, qpn: Qpn, engine: &mut Engine, host: &mut Host) {
-        if !self.order_owner(qpn, Order::Break(qpn)) {
+        if !self.command_owner(qpn, Command::Break(qpn)) {
             others::break_down(engine, host, qpn);
         }
     }
 
     /// Releases the number of a queue pair of any shard for reuse.
     pub(super) fn release_number(&mut self, qpn: Qpn, engine: &mut Engine) {
-        if !self.order_owner(qpn, Order::Release(qpn)) {
+        if !self.command_owner(qpn, Command::Release(qpn)) {
             engine.release_qpn(qpn);
         }
     }
 
-    /// Leaves an order for the shard of a queue pair. Returns whether that is another one.
-    fn order_owner(&mut self, qpn: Qpn, order: Order) -> bool {
-        self.others.as_mut().is_some_and(|others| others.order_owner(qpn, order))
+    /// Leaves a command for the shard of a queue pair. Returns whether that is another one.
+    fn command_owner(&mut self, qpn: Qpn, command: Command) -> bool {
+        self.others.as_mut().is_some_and(|others| others.command_owner(qpn, command))
     }
 
     /// This shard's port has broken. Returns whether it is the first of the device, and whether it

@@ -146,7 +146,7 @@ impl Shard {
             let received = self.receive(now);
             drained = received < RX_BURST;
             self.drivers.looked(received);
-            self.router.obey(drained, self.clock, &mut self.engine, &mut self.host);
+            self.router.execute(drained, self.clock, &mut self.engine, &mut self.host);
             // A program that sees completions may post receives before more comes.
             let news = self.host.has_pending();
             self.handle_timeout(now, drained);

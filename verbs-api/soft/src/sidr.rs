@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rocinante_stack::cm::{AskId, CmEvent, ListenerId, QueryId};
+use rocinante_stack::cm::{CmEvent, ListenerId, SidrQueryId, SidrReqId};
 use rocinante_stack::wire::cm::ServiceId;
 
 use super::Device;
@@ -17,7 +17,7 @@ use crate::provider::wakers::Woken;
 #[derive(Debug, Default)]
 pub(super) struct Services {
     listeners: BTreeMap<ListenerId, Arc<dyn Owner>>,
-    queries: BTreeMap<QueryId, Arc<dyn Owner>>,
+    queries: BTreeMap<SidrQueryId, Arc<dyn Owner>>,
 }
 
 impl Services {
@@ -27,7 +27,7 @@ impl Services {
 
     /// Gives an event to its listener or question. Returns the question of an event for a listener
     /// that has just been dropped, or has no room.
-    pub(super) fn deliver(&self, event: CmEvent, woken: &mut Woken) -> Option<AskId> {
+    pub(super) fn deliver(&self, event: CmEvent, woken: &mut Woken) -> Option<SidrReqId> {
         let (owner, ask) = match event {
             CmEvent::Asked { listener, ask, .. } => (self.listeners.get(&listener), Some(ask)),
             CmEvent::AskOver { ask } => {
@@ -76,7 +76,7 @@ impl Device {
         service: (ServiceId, u16),
         private: &[u8],
         owner: Arc<dyn Owner>,
-    ) -> Result<QueryId, VerbsError> {
+    ) -> Result<SidrQueryId, VerbsError> {
         let mut shard = self.cm_core().hold();
         let now = shard.now();
         let query = shard.cm().resolve(now, way, service, private)?;
@@ -85,7 +85,7 @@ impl Device {
         Ok(query)
     }
 
-    pub(super) fn cm_forget_query(&self, query: QueryId) {
+    pub(super) fn cm_forget_query(&self, query: SidrQueryId) {
         let mut shard = self.cm_core().hold();
         shard.post.services.queries.remove(&query);
         shard.cm().forget_query(query);

@@ -16,10 +16,10 @@ use crate::cq::Cq;
 
 /// The operations of a queue pair in flight.
 ///
-/// Completions wake the [`Clerk`] and not the tasks: it takes them from the queue and wakes the
+/// Completions wake the [`Dispatcher`] and not the tasks: it takes them from the queue and wakes the
 /// task of each. So a task that waits and is not polled keeps no other waiting.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct PendingOps {
     cqs: Vec<Own>,
     /// Its number among the tasks of its queues.
     number: u64,
@@ -45,9 +45,9 @@ enum Slot {
 }
 
 /// Takes completions from the queues of a desk whenever there are some.
-struct Clerk(Weak<Desk>);
+struct Dispatcher(Weak<PendingOps>);
 
-impl Wake for Clerk {
+impl Wake for Dispatcher {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -59,7 +59,7 @@ impl Wake for Clerk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for PendingOps {
     fn drop(&mut self) {
         self.cqs.iter().for_each(|cq| cq.0.tasks().forget(self.number));
     }
@@ -86,7 +86,7 @@ impl Drop for Own {
     }
 }
 
-impl Desk {
+impl PendingOps {
     /// The desk of a queue pair that completes to these queues.
     ///
     /// # Errors
@@ -99,7 +99,7 @@ impl Desk {
         Ok(Arc::new_cyclic(|desk| Self {
             cqs,
             number: fresh_number(),
-            clerk: Waker::from(Arc::new(Clerk(desk.clone()))),
+            clerk: Waker::from(Arc::new(Dispatcher(desk.clone()))),
             slots: Mutex::default(),
         }))
     }
@@ -257,7 +257,7 @@ fn run(work: impl FnOnce()) {
 
 /// A desk whose queue pair is gone when this is dropped.
 #[derive(Debug)]
-pub(super) struct Open(pub(super) Arc<Desk>);
+pub(super) struct Open(pub(super) Arc<PendingOps>);
 
 impl Drop for Open {
     fn drop(&mut self) {

@@ -14,7 +14,7 @@ use rocinante_stack::mem::{RemoteSlice, Sge};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{RecvWr, SendOp, SendWr, WcOpcode, WcStatus};
 
-use super::desk::{Desk, Open};
+use super::desk::{Open, PendingOps};
 use crate::cm::{Connecting, Connection, Params, Request};
 use crate::mr::{Mr, PoolBuffer};
 use crate::qp::{PreparedQp, Qp};
@@ -132,7 +132,7 @@ impl<C: Carrier> AsyncQp<C> {
     /// # Errors
     /// [`VerbsError::Invalid`] if a completion queue has a channel, or another `AsyncQp`.
     pub fn new(carrier: C) -> Result<Self, VerbsError> {
-        let desk = Open(Desk::new(carrier.carrier().cqs())?);
+        let desk = Open(PendingOps::new(carrier.carrier().cqs())?);
         Ok(Self { carrier, desk })
     }
 
@@ -261,7 +261,7 @@ impl<C> Deref for AsyncQp<C> {
 #[derive(Debug)]
 #[must_use = "its memory is lost if it is dropped"]
 pub struct Operation<B: Buffer> {
-    desk: Arc<Desk>,
+    desk: Arc<PendingOps>,
     qpn: Qpn,
     /// The buffer, and the number of its slot or why there is none; `None` once it is complete.
     state: Option<(B, Result<u64, VerbsError>)>,

@@ -9,7 +9,7 @@ use rocinante_soft::model::cm::CmFailure;
 use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::model::qp::PeerPath;
 use rocinante_soft::provider::manager::{ListensTo, Manager};
-use rocinante_stack::cm::{AskId, Asked, CmEvent, QueryId};
+use rocinante_stack::cm::{Asked, CmEvent, SidrQueryId, SidrReqId};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{Destination, QpType};
 use rocinante_stack::wire::cm::SidrStatus;
@@ -92,7 +92,7 @@ impl AsRawFd for DatagramListener {
 pub struct DatagramRequest {
     device: Device,
     manager: Arc<dyn Manager>,
-    ask: AskId,
+    ask: SidrReqId,
     asked: Box<Asked>,
     decided: bool,
 }
@@ -225,7 +225,7 @@ impl DatagramService {
 #[derive(Debug)]
 pub struct Resolving {
     inbox: Inbox,
-    query: QueryId,
+    query: SidrQueryId,
     sgid_index: usize,
     peer: SocketAddr,
 }

@@ -105,7 +105,7 @@ impl Qp {
 
     #[inline(never)]
     fn is_an_answer(&self, now: Time, wqe: &Wqe, peers: &Peers) -> bool {
-        let Self { core, requester, responder, limits, .. } = self;
+        let Self { core, requester, responder, params, .. } = self;
         let Requester { acks, control, recovery, round_trip, .. } = requester;
         let small = wqe.is_plain()
             && matches!(wqe.op, SendOp::Write { .. } | SendOp::Send { .. })
@@ -115,7 +115,7 @@ impl Qp {
         // Its resources are given back late, and others may want them: the send queue, the peer's
         // credit, the window, the receives that the peer announced.
         let has_room =
-            core.sq.is_mostly_free() && control.has_ample(EVERY, wqe, limits.peer, peers);
+            core.sq.is_mostly_free() && control.has_ample(EVERY, wqe, params.peer, peers);
         // An unknown path is not probed, and a long one late.
         let probed = (1..=PATIENCE_NS / ROUND_TRIPS).contains(&round_trip.srtt())
             && self.timeout().is_none_or(|timeout| timeout >= TIMEOUT_NS_MIN);

@@ -13,7 +13,7 @@ use crate::qp::sq::{OVERHEAD, SendQueue, Wqe, WqeIndex, full_cost};
 use crate::rc::Qp;
 use crate::rc::requester::permit::{NextPacket, Permit, Situation, Want, permit};
 use crate::rc::requester::recovery::Probe;
-use crate::rc::requester::{Limits, Requester};
+use crate::rc::requester::{ConnParams, Requester};
 use crate::shared::Shared;
 use crate::sink::TxSink;
 use crate::stats::Limit;
@@ -127,13 +127,18 @@ impl Burst<'_> {
 impl Requester {
     /// What to do next.
     #[inline]
-    pub(super) fn plan(&self, limits: &Limits, at: &Situation<'_>, regions: &RegionTable) -> Plan {
+    pub(super) fn plan(
+        &self,
+        params: &ConnParams,
+        at: &Situation<'_>,
+        regions: &RegionTable,
+    ) -> Plan {
         let sq = at.sq;
         if self.recovery.lost() > 0 {
             let again = permit(Want::Lost(self), at);
             let goes = again.packets > 0;
             if (goes || again.limited_by == Limit::Turn)
-                && let Some(packet) = self.next_lost(sq, limits)
+                && let Some(packet) = self.next_lost(sq, params)
             {
                 return if goes { Plan::Lost(packet) } else { Plan::Blocked(again) };
             }
@@ -149,25 +154,25 @@ impl Requester {
             }
             // One packet is checked when it is gathered; of more, none leaves unless all can.
             let single = wqe.first == wqe.last() && !wqe.has_response();
-            if !single && sq.admits(self.wqe_next, limits.pd, regions).is_err() {
+            if !single && sq.admits(self.wqe_next, params.pd, regions).is_err() {
                 return Plan::Fault(WcStatus::LocProtErr);
             }
         }
         if wqe.has_response() {
-            return self.plan_request(wqe, limits, at);
+            return self.plan_request(wqe, params, at);
         }
-        match permit(Want::Data(self, limits), at) {
+        match permit(Want::Data(self, params), at) {
             permit if permit.packets == 0 => Plan::Blocked(permit),
             permit => Plan::Burst(permit),
         }
     }
 
-    fn plan_request(&self, wqe: &Wqe, limits: &Limits, at: &Situation<'_>) -> Plan {
+    fn plan_request(&self, wqe: &Wqe, params: &ConnParams, at: &Situation<'_>) -> Plan {
         if self.allows_no_response() {
             return Plan::Fault(WcStatus::LocQpOpErr);
         }
         let psn = self.snd_nxt;
-        let offset = wqe.offset(psn, limits.mtu);
+        let offset = wqe.offset(psn, params.mtu);
         let (opcode, last, len) = match wqe.op {
             SendOp::CompareSwap { .. } => (Opcode::RC_COMPARE_SWAP, psn, 8),
             SendOp::FetchAdd { .. } => (Opcode::RC_FETCH_ADD, psn, 8),
@@ -177,15 +182,15 @@ impl Requester {
                 let each = u64::from(wqe.read_packets());
                 let part = (psn - wqe.first) / each + 1;
                 let last = (wqe.first + part * each - 1).min(wqe.last());
-                let end = wqe.offset(last, limits.mtu) + wqe.payload(last, limits.mtu);
+                let end = wqe.offset(last, params.mtu) + wqe.payload(last, params.mtu);
                 (Opcode::RC_RDMA_READ_REQUEST, last, end - offset)
             }
         };
         #[allow(clippy::cast_possible_truncation)]
         let packets = (last - psn + 1) as u32;
-        let each = Budget::cost(len.min(limits.mtu.bytes()) + OVERHEAD);
+        let each = Budget::cost(len.min(params.mtu.bytes()) + OVERHEAD);
         let cost = self.response_cost(packets, each, at.peers);
-        let allowed = permit(Want::Response(self, limits, packets, cost), at);
+        let allowed = permit(Want::Response(self, params, packets, cost), at);
         if allowed.packets == 0 {
             return Plan::Blocked(allowed);
         }
@@ -236,21 +241,21 @@ impl Qp {
         sink: &mut impl TxSink,
     ) -> Sent {
         let quiet = self.is_quiet_answer(now, &shared.peers);
-        let Self { core, requester, responder, limits, .. } = self;
+        let Self { core, requester, responder, params, .. } = self;
         let Some(to) = core.target() else { return Sent::Refused };
-        let (sq, full) = (&core.sq, full_cost(limits.mtu));
+        let (sq, full) = (&core.sq, full_cost(params.mtu));
         let mut burst = requester.begin(permit, quiet, *quantum, shared.peers.runs());
         let mut sent = Sent::Yes;
         while burst.left.datagrams < burst.most {
             let wqe = sq.get(burst.index);
-            let next = burst.next::<PLAIN>(wqe, limits.mtu, full);
+            let next = burst.next::<PLAIN>(wqe, params.mtu, full);
             if burst.left.datagrams > 0 && !requester.goes_on::<PLAIN>(&burst, &next, wqe, sq) {
                 break;
             }
             let ack_req = requester.asks::<PLAIN>(&burst, &next, sq, full);
             let packet = match PLAIN {
                 true => RequestPacket::of_plain(burst.index, wqe, ack_req),
-                false => RequestPacket::of(burst.index, wqe, next.psn, limits.mtu, ack_req),
+                false => RequestPacket::of(burst.index, wqe, next.psn, params.mtu, ack_req),
             };
             let counters = &mut shared.counters;
             sent = match PLAIN {
@@ -272,7 +277,7 @@ impl Qp {
             if burst.again && !requester.recovery.is_tail_probe() {
                 core.tally.sent_again(&mut shared.counters, count);
             }
-            requester.burst_left(now, &mut burst, limits, &mut shared.peers);
+            requester.burst_left(now, &mut burst, params, &mut shared.peers);
             requester.acks.left(requester.wqe_next, quiet, now, responder.expected());
         }
         sent
@@ -349,8 +354,14 @@ impl Requester {
 
     /// The burst left: moves the cursor.
     #[inline(always)]
-    fn burst_left(&mut self, now: Time, burst: &mut Burst<'_>, limits: &Limits, peers: &mut Peers) {
-        peers.get(limits.peer).charge(burst.left);
+    fn burst_left(
+        &mut self,
+        now: Time,
+        burst: &mut Burst<'_>,
+        params: &ConnParams,
+        peers: &mut Peers,
+    ) {
+        peers.get(params.peer).charge(burst.left);
         self.control.left(burst.left);
         // A packet without AckReq is not answered in a round trip.
         self.round_trip.sent(self.snd_nxt, now, burst.again || burst.quiet);

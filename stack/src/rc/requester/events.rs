@@ -8,7 +8,7 @@ use crate::qp::sq::SendQueue;
 use crate::rc::congestion::Repeat;
 use crate::rc::requester::permit::{Situation, Want, permit};
 use crate::rc::requester::recovery::{News, Probe};
-use crate::rc::requester::{Limits, Requester};
+use crate::rc::requester::{ConnParams, Requester};
 use crate::types::{Seq, Time};
 use crate::wire::Aeth;
 
@@ -66,7 +66,7 @@ impl Requester {
         from: Seq,
         (overtaken, asked): (bool, bool),
         sq: &SendQueue,
-        limits: &Limits,
+        params: &ConnParams,
         peers: &mut Peers,
     ) -> bool {
         if from >= self.snd_nxt {
@@ -79,11 +79,11 @@ impl Requester {
             return false;
         }
         self.control.on_loss(now, &self.round_trip, Repeat::FromThere);
-        peers.lost(limits.peer);
+        peers.lost(params.peer);
         if overtaken {
             self.on_lost_responses(peers);
         }
-        self.go_back(from, sq, limits, peers);
+        self.go_back(from, sq, params, peers);
         true
     }
 
@@ -94,11 +94,11 @@ impl Requester {
         from: Seq,
         report: &[u8],
         sq: &SendQueue,
-        limits: &Limits,
+        params: &ConnParams,
         peers: &mut Peers,
     ) -> Repair {
         let is_behind = from < self.snd_nxt;
-        let news = is_behind.then(|| self.on_report(now, report, sq, limits, peers)).flatten();
+        let news = is_behind.then(|| self.on_report(now, report, sq, params, peers)).flatten();
         let Some(News { lost, arrived }) = news else {
             // The peer repeats the NAK for each packet that asks: for those that left before its
             // first NAK arrived, that is old news.
@@ -109,7 +109,7 @@ impl Requester {
         };
         if lost {
             self.control.on_loss(now, &self.round_trip, Repeat::Alone);
-            peers.lost(limits.peer);
+            peers.lost(params.peer);
         }
         Repair::Alone { arrived }
     }
@@ -120,10 +120,10 @@ impl Requester {
         from: Seq,
         until: Time,
         sq: &SendQueue,
-        limits: &Limits,
+        params: &ConnParams,
         peers: &mut Peers,
     ) {
-        self.go_back(from, sq, limits, peers);
+        self.go_back(from, sq, params, peers);
         self.control.on_rnr(until);
     }
 
@@ -152,14 +152,14 @@ impl Requester {
         &mut self,
         now: Time,
         sq: &SendQueue,
-        limits: &Limits,
+        params: &ConnParams,
         peers: &mut Peers,
     ) {
         self.control.on_timeout(now);
-        peers.lost(limits.peer);
+        peers.lost(params.peer);
         self.recovery.on_timeout();
         self.on_lost_responses(peers);
-        self.go_back(self.snd_una, sq, limits, peers);
+        self.go_back(self.snd_una, sq, params, peers);
         // One packet asks again, whether or not there is room. In line behind others that ask the
         // same dead peer in vain, each try would take twice as long.
         self.recovery.set_probe(Probe::Timeout);
@@ -179,7 +179,7 @@ impl Requester {
         now: Time,
         nak_lost: bool,
         sq: &SendQueue,
-        limits: &Limits,
+        params: &ConnParams,
         peers: &mut Peers,
     ) -> bool {
         let at = Situation { sq, peers, turn: 1 };
@@ -190,9 +190,9 @@ impl Requester {
             // The missing packet asks in the place of the last packet.
         } else if nak_lost {
             self.control.on_timeout(now);
-            self.go_back(self.snd_una, sq, limits, peers);
+            self.go_back(self.snd_una, sq, params, peers);
         } else {
-            self.probe(Probe::Tail, sq, limits, peers);
+            self.probe(Probe::Tail, sq, params, peers);
         }
         true
     }

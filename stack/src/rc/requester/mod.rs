@@ -54,7 +54,7 @@ impl Outstanding {
 
 /// A path to a peer of which nothing is known yet.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::rc) struct NewPath {
+pub(in crate::rc) struct PathParams {
     pub(in crate::rc) mtu: Mtu,
     /// Packets that may be in flight.
     pub(in crate::rc) window_max: u32,
@@ -66,9 +66,9 @@ pub(in crate::rc) struct NewPath {
     pub(in crate::rc) to_rocinante: bool,
 }
 
-/// Limits that the connection sets.
+/// Values that the connection sets.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
+pub(crate) struct ConnParams {
     /// The name under which it asks for credit.
     pub(in crate::rc) slot: u32,
     pub(in crate::rc) mtu: Mtu,
@@ -119,7 +119,7 @@ impl Requester {
     }
 
     /// Starts at `psn` with the request `index`.
-    pub(in crate::rc) fn start(&mut self, psn: Seq, index: WqeIndex, path: &NewPath) {
+    pub(in crate::rc) fn start(&mut self, psn: Seq, index: WqeIndex, path: &PathParams) {
         debug_assert!(!self.has_lists(), "given back when the queue pair was reset");
         (self.wqe_next, self.wqe_max) = (index, index);
         (self.snd_nxt, self.snd_una, self.snd_max) = (psn, psn, psn);
@@ -137,7 +137,7 @@ impl Requester {
     }
 
     /// All packets that left were acknowledged; later ones take another path.
-    pub(in crate::rc) fn take_path(&mut self, path: &NewPath) {
+    pub(in crate::rc) fn take_path(&mut self, path: &PathParams) {
         self.control.take_path(path);
         self.round_trip = RoundTrip::default();
     }
@@ -236,13 +236,13 @@ impl Requester {
         &mut self,
         request: &ResponseRequest,
         sq: &SendQueue,
-        limits: &Limits,
+        params: &ConnParams,
         peers: &mut Peers,
     ) {
         let ResponseRequest { packet, last, cost } = *request;
         let silent = self.recovery.peer_is_silent();
         let response = if silent { Expected::NOTHING } else { peers.expect(cost) };
-        peers.get(limits.peer).charge(REQUEST);
+        peers.get(params.peer).charge(REQUEST);
         self.responses.push_back(Outstanding { first: packet.psn, last, response });
         self.acks.asked(packet.psn);
         self.recovery.set_probe(Probe::Nothing);
@@ -283,20 +283,20 @@ impl Requester {
         now: Time,
         to: Seq,
         sq: &SendQueue,
-        limits: &Limits,
+        params: &ConnParams,
         peers: &mut Peers,
     ) {
         debug_assert!(to > self.snd_una && to <= self.snd_max);
         let selective = self.recovery.is_selective();
         let mut cost = Cost::default();
         if selective || self.control.in_flight().datagrams > 0 {
-            cost = sq.cost_between(self.snd_una, to.min(self.snd_nxt), limits.mtu);
+            cost = sq.cost_between(self.snd_una, to.min(self.snd_nxt), params.mtu);
         }
         if selective {
-            cost.take(self.recovery.held_cost(sq, self.snd_una, to.min(self.snd_nxt), limits));
+            cost.take(self.recovery.held_cost(sq, self.snd_una, to.min(self.snd_nxt), params));
             self.recovery.arrived(self.snd_una, to);
         }
-        self.release(cost, limits, peers);
+        self.release(cost, params, peers);
         self.ack_requests.answered(to, peers);
         // A packet that waited for a repair is no measure of the path.
         self.round_trip.acknowledged(to, now, !selective);
@@ -309,7 +309,7 @@ impl Requester {
             if front.last >= to {
                 break;
             }
-            release_response(front, limits, peers);
+            release_response(front, params, peers);
             self.responses.pop_front();
         }
         if self.snd_nxt < to {
@@ -332,25 +332,25 @@ impl Requester {
     }
 
     /// Sends again from `from` on.
-    fn go_back(&mut self, from: Seq, sq: &SendQueue, limits: &Limits, peers: &mut Peers) {
+    fn go_back(&mut self, from: Seq, sq: &SendQueue, params: &ConnParams, peers: &mut Peers) {
         debug_assert!(from >= self.snd_una && from <= self.snd_max);
         if from >= self.snd_nxt {
             return;
         }
         self.recovery.set_probe(Probe::Nothing);
-        let mut cost = sq.cost_between(from, self.snd_nxt, limits.mtu);
+        let mut cost = sq.cost_between(from, self.snd_nxt, params.mtu);
         if self.recovery.is_selective() {
-            cost.take(self.recovery.held_cost(sq, from, self.snd_nxt, limits));
+            cost.take(self.recovery.held_cost(sq, from, self.snd_nxt, params));
             self.recovery.forget_from(from, self.snd_una);
         }
-        self.release(cost, limits, peers);
+        self.release(cost, params, peers);
         self.ack_requests.taken_back(from, peers);
         self.round_trip.taken_back(from);
         while let Some(back) = self.responses.back() {
             if back.last < from {
                 break;
             }
-            release_response(back, limits, peers);
+            release_response(back, params, peers);
             self.responses.pop_back();
         }
         self.snd_nxt = from;
@@ -362,19 +362,19 @@ impl Requester {
     /// Takes back the last packet, to send it again and ask for an acknowledgement, if the last
     /// ones did not ask and no response to come would acknowledge them: the packet that was to ask
     /// in their place cannot be sent.
-    fn ask_again(&mut self, sq: &SendQueue, limits: &Limits, peers: &mut Peers) -> bool {
+    fn ask_again(&mut self, sq: &SendQueue, params: &ConnParams, peers: &mut Peers) -> bool {
         let told = self.ack_requests.end().is_some() || !self.responses.is_empty();
         let at = Situation { sq, peers, turn: 1 };
         if told || self.is_quiet(sq) || permit(Want::Probe(self), &at).packets == 0 {
             return false;
         }
-        self.probe(Probe::Unasked, sq, limits, peers);
+        self.probe(Probe::Unasked, sq, params, peers);
         true
     }
 
     /// Takes back the last packet, whose credit is still its own, to send it again and ask.
-    fn probe(&mut self, probe: Probe, sq: &SendQueue, limits: &Limits, peers: &mut Peers) {
-        self.go_back(self.snd_nxt - 1, sq, limits, peers);
+    fn probe(&mut self, probe: Probe, sq: &SendQueue, params: &ConnParams, peers: &mut Peers) {
+        self.go_back(self.snd_nxt - 1, sq, params, peers);
         self.recovery.set_probe(probe);
     }
 
@@ -388,31 +388,31 @@ impl Requester {
     /// Gives back everything that is charged, and the lists. Nothing is awaited any more.
     pub(in crate::rc) fn release_all(
         &mut self,
-        limits: &Limits,
+        params: &ConnParams,
         peers: &mut Peers,
         spares: &mut SpareLists,
     ) {
-        self.release(self.control.in_flight(), limits, peers);
+        self.release(self.control.in_flight(), params, peers);
         self.control.forget_rnr();
         self.recovery = Recovery::default();
         self.ack_requests.taken_back(Seq::default(), peers);
         self.ack_requests.close(peers);
         for outstanding in self.responses.drain(..) {
-            release_response(&outstanding, limits, peers);
+            release_response(&outstanding, params, peers);
         }
         self.give_lists_back(spares);
     }
 
     #[inline]
-    fn release(&mut self, cost: Cost, limits: &Limits, peers: &mut Peers) {
+    fn release(&mut self, cost: Cost, params: &ConnParams, peers: &mut Peers) {
         if cost.datagrams > 0 {
             self.control.release(cost);
-            peers.release(limits.peer, cost);
+            peers.release(params.peer, cost);
         }
     }
 }
 
-fn release_response(outstanding: &Outstanding, limits: &Limits, peers: &mut Peers) {
+fn release_response(outstanding: &Outstanding, params: &ConnParams, peers: &mut Peers) {
     peers.answered(outstanding.response);
-    peers.release(limits.peer, REQUEST);
+    peers.release(params.peer, REQUEST);
 }

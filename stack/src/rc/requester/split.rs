@@ -35,14 +35,14 @@ impl Qp {
     pub(in crate::rc) fn split(&self, op: &SendOp, len: u32, peers: &Peers) -> u16 {
         match op {
             SendOp::Read { .. } => {
-                self.requester.control.read_request_packets(self.limits.mtu, peers)
+                self.requester.control.read_request_packets(self.params.mtu, peers)
             }
             SendOp::Write { imm: None, .. } => {
-                let has_others = !self.core.sq.is_empty() || peers.is_used(self.limits.peer);
-                let mtu = self.limits.mtu;
+                let has_others = !self.core.sq.is_empty() || peers.is_used(self.params.peer);
+                let mtu = self.params.mtu;
                 let run = peers.runs().packets_of(mtu.bytes() + HEADERS);
                 u16::from(
-                    ENABLED && self.limits.splits_writes && has_others && saves(len, mtu, run),
+                    ENABLED && self.params.splits_writes && has_others && saves(len, mtu, run),
                 )
             }
             _ => 0,

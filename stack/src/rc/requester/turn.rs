@@ -24,10 +24,10 @@ impl Qp {
     ) -> TurnEnd {
         self.requester.control.begin_turn();
         loop {
-            let (sq, limits) = (&self.core.sq, &self.limits);
+            let (sq, params) = (&self.core.sq, &self.params);
             self.requester.skip_executed(sq);
             let at = Situation { sq, peers: &shared.peers, turn: *quantum };
-            let plan = self.requester.plan(limits, &at, host.regions());
+            let plan = self.requester.plan(params, &at, host.regions());
             self.requester.reserve(plan.permit(), &mut shared.peers);
             let sent = match plan {
                 Plan::Burst(permit) => self.send_burst(now, &permit, quantum, shared, host, sink),
@@ -85,7 +85,7 @@ impl Qp {
 
     #[inline]
     fn asks_again(&mut self, shared: &mut Shared) -> bool {
-        self.requester.ask_again(&self.core.sq, &self.limits, &mut shared.peers)
+        self.requester.ask_again(&self.core.sq, &self.params, &mut shared.peers)
     }
 
     /// The request under the cursor cannot be executed: it fails once those before it are done, and
@@ -124,7 +124,7 @@ impl Qp {
             if requester.was_sent(request.packet.psn) && !requester.recovery.is_tail_probe() {
                 self.core.tally.sent_again(&mut shared.counters, 1);
             }
-            requester.request_left(request, &self.core.sq, &self.limits, &mut shared.peers);
+            requester.request_left(request, &self.core.sq, &self.params, &mut shared.peers);
             *quantum -= 1;
         }
         sent
@@ -150,7 +150,7 @@ impl Qp {
             // Its memory is gone: the request fails when it is the oldest.
             Sent::Refused => {
                 let (una, peers) = (self.requester.snd_una(), &mut shared.peers);
-                self.requester.go_back(una, &self.core.sq, &self.limits, peers);
+                self.requester.go_back(una, &self.core.sq, &self.params, peers);
             }
         }
         *quantum -= 1;

@@ -27,7 +27,7 @@ use rocinante_stack::verbs::{Cqe, QpState, RecvWr, SendData, SendOp, SendWr};
 use self::announce::{ChannelShared, CqShared};
 use self::events::{Events, Inbox};
 use self::front::QpShared;
-use self::mail::Order;
+use self::mail::Command;
 use self::progress::Core;
 use self::shard::{Engine, Shard, host};
 use self::staging::Staging;
@@ -277,7 +277,7 @@ impl Device {
 
     /// Another shard leaves a command in this shard's mailbox.
     pub fn leave_mail(&self) {
-        self.staging.mail.order(Order::Break(Qpn::default()));
+        self.staging.mail.command(Command::Break(Qpn::default()));
         self.core.kick();
     }
 

@@ -223,7 +223,7 @@ impl Shard {
     pub(super) fn drive(&mut self, hold: bool) -> bool {
         let mailed = self.router.0.mail.take(&mut self.letters);
         let mut arrived = self.io.0.drain();
-        arrived += self.letters.orders().filter(|_| mailed).count() as u64;
+        arrived += self.letters.commands().filter(|_| mailed).count() as u64;
         for _ in 0..arrived {
             self.take_staged();
             self.drivers.received += 1;

@@ -17,8 +17,8 @@ use super::event::{AH, Event, File, Group, Kind, Param};
 use super::table::Table;
 use crate::devices::Found;
 use crate::plain::{
-    AskId, Asked, CmEvent, CmSink, ConnId, Ended, ListenerId, PortSpace, QpSide, QueryId, Reply,
-    Request, SidrStatus, Transport,
+    Asked, CmEvent, CmSink, ConnId, Ended, ListenerId, PortSpace, QpSide, Reply, Request,
+    SidrQueryId, SidrReqId, SidrStatus, Transport,
 };
 
 /// The Q_Key of `RDMA_PS_UDP`, where the program names none (`RDMA_UDP_QKEY`).
@@ -70,11 +70,11 @@ pub(super) enum Phase {
     /// A peer asks for a connection.
     Requested(ConnId),
     /// A peer asks for a queue pair for datagrams.
-    Asked(AskId),
+    Asked(SidrReqId),
     /// It asked for a connection, or accepted one.
     Connected(ConnId),
     /// It asked for a queue pair for datagrams.
-    Querying(QueryId),
+    Querying(SidrQueryId),
     /// It answered a question.
     Answered,
     /// Its device is gone.
@@ -300,7 +300,7 @@ impl ToListener {
         })
     }
 
-    fn question(&self, ask: AskId, asked: Asked) -> bool {
+    fn question(&self, ask: SidrReqId, asked: Asked) -> bool {
         let Asked { local, peer, private, .. } = asked;
         let param = Param { private, ..Param::default() };
         self.make(QpType::Ud, (local, peer), (Phase::Asked(ask), param), |_| None)

@@ -10,7 +10,9 @@ use rocinante_soft::model::error::VerbsError;
 use rocinante_soft::provider::mailbox::Mailbox;
 use rocinante_soft::provider::manager::{Breaks, Chosen, ListensTo, Manager, Place};
 use rocinante_soft::provider::wake;
-use rocinante_stack::cm::{Accept, AskId, CmError, ConnId, Connect, ListenerId, QpSide, QueryId};
+use rocinante_stack::cm::{
+    Accept, CmError, ConnId, Connect, ListenerId, QpSide, SidrQueryId, SidrReqId,
+};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::wire::cm::{RejReason, SidrStatus, Transport};
 use rustix::io::Errno;
@@ -177,7 +179,7 @@ impl Manager for Device {
 
     fn answer(
         &self,
-        ask: AskId,
+        ask: SidrReqId,
         answer: Result<(Qpn, u32), SidrStatus>,
         private: &[u8],
     ) -> Result<(), VerbsError> {
@@ -205,7 +207,7 @@ impl Manager for Device {
         local: IpAddr,
         peer: SocketAddr,
         private: &[u8],
-    ) -> Result<(QueryId, Arc<Mailbox>), VerbsError> {
+    ) -> Result<(SidrQueryId, Arc<Mailbox>), VerbsError> {
         fits(private, room::SIDR_REQ)?;
         let cm = self.cm()?;
         let mut table = cm.table()?;
@@ -217,7 +219,7 @@ impl Manager for Device {
         Ok((query_id(number), mailbox))
     }
 
-    fn forget_query(&self, query: QueryId) {
+    fn forget_query(&self, query: SidrQueryId) {
         let Some(cm) = self.begun() else { return };
         let gone = cm.table.lock().queries.remove(&query.0);
         drop(gone);

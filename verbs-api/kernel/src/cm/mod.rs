@@ -21,7 +21,7 @@ use rocinante_soft::provider::mailbox::Mailbox;
 use rocinante_soft::provider::manager::{Breaks, Chosen};
 use rocinante_soft::provider::wake;
 use rocinante_soft::provider::wakers::Woken;
-use rocinante_stack::cm::{AskId, CmError, ConnId, ListenerId, QueryId};
+use rocinante_stack::cm::{CmError, ConnId, ListenerId, SidrQueryId, SidrReqId};
 use rocinante_stack::wire::cm::CommId;
 use rustix::io::Errno;
 
@@ -249,10 +249,10 @@ fn number_of(listener: ListenerId) -> u32 {
     u32::try_from(listener.0).unwrap_or(0)
 }
 
-fn query_id(number: u32) -> QueryId {
-    QueryId(number)
+fn query_id(number: u32) -> SidrQueryId {
+    SidrQueryId(number)
 }
 
-fn ask_id(number: u32) -> AskId {
-    AskId(number)
+fn ask_id(number: u32) -> SidrReqId {
+    SidrReqId(number)
 }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use rocinante_stack::cm::{Accept, AskId, ConnId, Connect, ListenerId, QueryId};
+use rocinante_stack::cm::{Accept, ConnId, Connect, ListenerId, SidrQueryId, SidrReqId};
 use rocinante_stack::types::{Mtu, Psn, Qpn};
 use rocinante_stack::wire::cm::{RejReason, SidrStatus};
 
@@ -68,7 +68,7 @@ pub trait Manager: fmt::Debug + Send + Sync {
     /// Answers a datagram service request with a queue pair and its Q_Key, or refuses.
     fn answer(
         &self,
-        ask: AskId,
+        ask: SidrReqId,
         answer: Result<(Qpn, u32), SidrStatus>,
         private: &[u8],
     ) -> Result<(), VerbsError>;
@@ -79,10 +79,10 @@ pub trait Manager: fmt::Debug + Send + Sync {
         local: IpAddr,
         peer: SocketAddr,
         private: &[u8],
-    ) -> Result<(QueryId, Arc<Mailbox>), VerbsError>;
+    ) -> Result<(SidrQueryId, Arc<Mailbox>), VerbsError>;
 
     /// Drops the request.
-    fn forget_query(&self, query: QueryId);
+    fn forget_query(&self, query: SidrQueryId);
 
     /// Sleeps until the mailbox has an event, or until `until`. Drives the device meanwhile if it
     /// needs that.

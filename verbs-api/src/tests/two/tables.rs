@@ -214,12 +214,12 @@ fn is_readable(fd: &impl std::os::fd::AsFd) -> bool {
 /// Of two questions that wait for the program one is over: the other is not.
 #[test]
 fn a_question_that_is_over_takes_no_other_along() {
-    use rocinante_stack::cm::{AskId, Asked, CmEvent, ListenerId};
+    use rocinante_stack::cm::{Asked, CmEvent, ListenerId, SidrReqId};
     use rocinante_stack::wire::cm::{PortSpace, ServiceId};
 
     use rocinante_soft::Owner;
     let mailbox = rocinante_soft::provider::mailbox::Mailbox::default();
-    let ids = [7, 8, 9].map(AskId);
+    let ids = [7, 8, 9].map(SidrReqId);
     for ask in ids {
         let (local, peer, private) = (ip(2), SERVER, Vec::new());
         let asked = Asked { local, peer, service: ServiceId::of_port(PortSpace::Udp, 1), private };

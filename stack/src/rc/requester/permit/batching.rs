@@ -4,7 +4,7 @@
 //!   of another comes in would leave alone, be acknowledged alone, and make the next leave alone.
 //! - Rule: while at least two runs, or half a window, are in flight, a message waits until there is
 //!   a run to send or less is in flight. Meanwhile no run begins that the window would cut short;
-//!   `Receiver::withholds` is the rule for the receiver's room, which queue pairs share.
+//!   `CreditAccount::withholds` is the rule for the receiver's room, which queue pairs share.
 //! - Cost if wrong: half of the rate of small messages, or latency where little is in flight.
 //! - Measured: `docs/performance/method.md`.
 

@@ -8,7 +8,7 @@ use crate::peer::{PeerId, Peers, RunLimits};
 use crate::qp::sq::Wqe;
 use crate::rc::congestion::rtt::RoundTrip;
 use crate::rc::congestion::{Congestion, Repeat};
-use crate::rc::requester::NewPath;
+use crate::rc::requester::PathParams;
 use crate::stats::Limit;
 use crate::types::{Mtu, Time};
 use crate::wire::Aeth;
@@ -32,7 +32,7 @@ pub(in crate::rc::requester) struct SendControl {
 impl Default for SendControl {
     /// Of no connection.
     fn default() -> Self {
-        let nowhere = NewPath {
+        let nowhere = PathParams {
             mtu: Mtu::Mtu256,
             window_max: 1,
             max_rd_atomic: 0,
@@ -45,7 +45,7 @@ impl Default for SendControl {
 
 impl SendControl {
     /// Of a connection on this path.
-    pub(in crate::rc::requester) fn new(path: &NewPath) -> Self {
+    pub(in crate::rc::requester) fn new(path: &PathParams) -> Self {
         Self {
             in_flight: Cost::default(),
             congestion: Congestion::new(path.window_max),
@@ -66,7 +66,7 @@ impl SendControl {
 
     /// Begins on another path as on a first one. The peer's receives are the same, and it drains as
     /// before.
-    pub(in crate::rc::requester) fn take_path(&mut self, path: &NewPath) {
+    pub(in crate::rc::requester) fn take_path(&mut self, path: &PathParams) {
         let Self { congestion, read_window, .. } = Self::new(path);
         (self.congestion, self.read_window) = (congestion, read_window);
     }

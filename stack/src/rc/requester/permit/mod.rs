@@ -23,7 +23,7 @@ use crate::qp::sq::{OVERHEAD, SendQueue, Wqe};
 use crate::rc::reorder::SPAN;
 use crate::rc::requester::ack_requests::ACK;
 use crate::rc::requester::burst::{Burst, request_header};
-use crate::rc::requester::{Limits, REQUEST, Requester};
+use crate::rc::requester::{ConnParams, REQUEST, Requester};
 use crate::stats::Limit;
 use crate::tuning::ack_requests::{INTERVAL_MAX, TIMES_OF_WINDOW};
 use crate::tuning::message_runs;
@@ -34,10 +34,10 @@ use crate::verbs::SendOp;
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Want<'a> {
     /// Packets of SENDs and WRITEs, from the cursor on.
-    Data(&'a Requester, &'a Limits),
+    Data(&'a Requester, &'a ConnParams),
     /// A request with a response of its own, which has this number of packets and needs credit of
     /// this cost.
-    Response(&'a Requester, &'a Limits, u32, Cost),
+    Response(&'a Requester, &'a ConnParams, u32, Cost),
     /// Anything that is at the cursor, which may send nothing.
     Request(&'a Requester),
     /// The last packet again, to probe.
@@ -159,8 +159,8 @@ impl Permit {
 pub(crate) fn permit(want: Want<'_>, at: &Situation<'_>) -> Permit {
     match want {
         Want::Request(of) => of.transport_limit(at.sq).map_or(Permit::ONE, Permit::none),
-        Want::Data(of, limits) => of.permit_data(limits, at),
-        Want::Response(of, limits, packets, cost) => of.permit_response(packets, cost, limits, at),
+        Want::Data(of, params) => of.permit_data(params, at),
+        Want::Response(of, params, packets, cost) => of.permit_response(packets, cost, params, at),
         Want::Lost(of) => of.permit_lost(at.turn),
         Want::Probe(of) => of.permit_probe(),
         Want::Unreliable { .. } if at.sq.is_empty() => Permit::none(Limit::SendQueueEmpty),
@@ -290,7 +290,7 @@ impl Requester {
     }
 
     #[inline]
-    fn permit_data(&self, limits: &Limits, at: &Situation<'_>) -> Permit {
+    fn permit_data(&self, params: &ConnParams, at: &Situation<'_>) -> Permit {
         let Situation { sq, peers, turn } = *at;
         let wqe = sq.get(self.wqe_next);
         let probes = self.recovery.probes();
@@ -305,11 +305,11 @@ impl Requester {
         {
             return Permit::none(Limit::Credits);
         }
-        let (len, begins, runs) = (wqe.payload(psn, limits.mtu), wqe.begins(psn), peers.runs());
+        let (len, begins, runs) = (wqe.payload(psn, params.mtu), wqe.begins(psn), peers.runs());
         let bytes = len + request_header(&wqe.op, begins);
         let each = Budget::cost(len + OVERHEAD);
         let cost = Cost::of(1, each);
-        let receiver = peers.receiver(limits.peer);
+        let receiver = peers.receiver(params.peer);
         let mut end = u64::MAX;
         if psn < self.snd_max {
             // Retransmissions and new packets are bursts of their own.
@@ -332,20 +332,20 @@ impl Requester {
                 && !probes
                 && let Some(all) = receiver.withholds(run)
             {
-                return Permit::wait(Limit::PeerRoom, limits.peer, all, AckRoom::Kept);
+                return Permit::wait(Limit::PeerRoom, params.peer, all, AckRoom::Kept);
             }
         }
-        let Some((spare, ack_room)) = self.credit_for_responses(limits.slot, peers) else {
+        let Some((spare, ack_room)) = self.credit_for_responses(params.slot, peers) else {
             return Permit::wait(Limit::AckRoom, PeerId::OWN, ACK, AckRoom::AsNeeded);
         };
-        if !receiver.admits(limits.slot, cost) && !probes {
-            return Permit::wait(Limit::PeerRoom, limits.peer, cost, ack_room);
+        if !receiver.admits(params.slot, cost) && !probes {
+            return Permit::wait(Limit::PeerRoom, params.peer, cost, ack_room);
         }
         // A run that was begun is not cut short.
         if turn == 0 && !self.control.batch.is_joined_by(bytes) {
             return Permit { ack_room, ..Permit::none(Limit::Turn) };
         }
-        let room = receiver.room_for(limits.slot);
+        let room = receiver.room_for(params.slot);
         let alone = probes || (limited && psn == wqe.first);
         let packets = if alone { 1 } else { room.datagrams.min(window).max(1) };
         let burst = u32::try_from(self.recovery_left().min(end)).unwrap_or(u32::MAX);
@@ -422,7 +422,7 @@ impl Requester {
         &self,
         packets: u32,
         cost: Cost,
-        limits: &Limits,
+        params: &ConnParams,
         at: &Situation<'_>,
     ) -> Permit {
         let Situation { peers, turn, .. } = *at;
@@ -439,14 +439,14 @@ impl Requester {
         {
             return Permit::none(Limit::ReadWindow);
         }
-        let has_room = peers.receiver(PeerId::OWN).admits(limits.slot, cost);
+        let has_room = peers.receiver(PeerId::OWN).admits(params.slot, cost);
         if !has_room && !self.recovery.probes() && !self.recovery.peer_is_silent() {
             return Permit::wait(Limit::AckRoom, PeerId::OWN, cost, AckRoom::AsNeeded);
         }
         // The peer's credit is asked for too, but one request a queue pair may always have there:
         // else one that waited for our own credit would have to wait again. It waits for its own
         // responses, not in line.
-        if !self.responses.is_empty() && !peers.receiver(limits.peer).fits(REQUEST) {
+        if !self.responses.is_empty() && !peers.receiver(params.peer).fits(REQUEST) {
             return Permit::none(Limit::PeerRoom);
         }
         Permit::one_of(turn)

@@ -16,7 +16,7 @@ use crate::peer::Peers;
 use crate::qp::outbound::RequestPacket;
 use crate::qp::sq::SendQueue;
 use crate::rc::reorder::SPAN;
-use crate::rc::requester::{Limits, Requester};
+use crate::rc::requester::{ConnParams, Requester};
 use crate::types::{Seq, Time};
 
 /// The known state of packets behind the first unacknowledged one.
@@ -249,12 +249,12 @@ impl Recovery {
         sq: &SendQueue,
         from: Seq,
         to: Seq,
-        limits: &Limits,
+        params: &ConnParams,
     ) -> Cost {
         let mut sum = Cost::default();
         if let Some(board) = &self.scoreboard {
             for (from, to) in board.held_ranges(from, to) {
-                sum.add(sq.cost_between(from, to, limits.mtu));
+                sum.add(sq.cost_between(from, to, params.mtu));
             }
         }
         sum
@@ -269,7 +269,7 @@ impl Requester {
         now: Time,
         report: &[u8],
         sq: &SendQueue,
-        limits: &Limits,
+        params: &ConnParams,
         peers: &mut Peers,
     ) -> Option<News> {
         let una = self.snd_una;
@@ -280,7 +280,7 @@ impl Requester {
         let told = una.until(behind).zip(bits(report)).skip(1);
         for (psn, _) in told.filter(|(_, held)| *held) {
             if !board.has(psn) {
-                arrived.add(sq.cost_between(psn, psn + 1, limits.mtu));
+                arrived.add(sq.cost_between(psn, psn + 1, params.mtu));
                 board.held.set(psn);
                 board.end = board.end.max(psn + 1);
             }
@@ -291,7 +291,7 @@ impl Requester {
         let lost = board.judge(end, now, self.round_trip.min_rtt());
         let credible = board.lost.front().is_some_and(|lost| lost.psn == una);
         self.recovery.back.times = 0;
-        self.release(arrived, limits, peers);
+        self.release(arrived, params, peers);
         self.control.on_ack(arrived.datagrams);
         credible.then_some(News { lost, arrived: arrived.datagrams > 0 })
     }
@@ -300,7 +300,7 @@ impl Requester {
     pub(in crate::rc::requester) fn next_lost(
         &self,
         sq: &SendQueue,
-        limits: &Limits,
+        params: &ConnParams,
     ) -> Option<RequestPacket> {
         let board = self.recovery.scoreboard.as_ref()?;
         let psn = board.lost.get(board.next_due()?)?.psn;
@@ -309,7 +309,7 @@ impl Requester {
         // There is credit for the answer since it left first, but for that to a probe, or if
         // nothing asked.
         let ack_req = self.ack_requests.has(psn) || board.probes || self.acks.has_unasked(sq);
-        Some(RequestPacket::of(index, wqe, psn, limits.mtu, ack_req))
+        Some(RequestPacket::of(index, wqe, psn, params.mtu, ack_req))
     }
 
     /// It left.

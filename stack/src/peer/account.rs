@@ -12,7 +12,7 @@ use crate::types::QueueKind;
 
 /// The credit of one receiver, and the queue pairs that wait for some.
 #[derive(Debug)]
-pub(crate) struct Receiver {
+pub(crate) struct CreditAccount {
     /// Its announced budget.
     pub(super) announced: Budget,
     pub(super) queue: QueueKind,
@@ -29,7 +29,7 @@ pub(crate) struct Receiver {
     pub(super) granted: Option<u32>,
 }
 
-impl Receiver {
+impl CreditAccount {
     /// `stable_packets`: see [`Confidence::new`].
     pub(super) fn new(announced: Budget, queue: QueueKind, stable_packets: u32) -> Self {
         Self {

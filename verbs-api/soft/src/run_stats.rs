@@ -5,12 +5,12 @@ use rocinante_stack::Engine;
 
 /// The port's last counts.
 #[derive(Default)]
-pub(super) struct Density {
+pub(super) struct RunStats {
     arrived: Runs,
     departed: Runs,
 }
 
-impl Density {
+impl RunStats {
     /// Gives the engine the runs of received datagrams.
     #[inline]
     pub(super) fn arrived(&mut self, port: &impl Port, engine: &mut Engine) {
