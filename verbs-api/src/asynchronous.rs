@@ -32,7 +32,7 @@
 //! The [chapter](crate::guide::asynchronous) explains it, and all else that a task can wait for.
 //! The futures run on any runtime.
 
-mod desk;
+mod pending_ops;
 mod qp;
 
 pub use self::qp::{AsyncQp, Buffer, Carrier, Operation, Part};

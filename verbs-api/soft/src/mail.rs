@@ -1,5 +1,5 @@
-//! Mail between shards: datagrams that arrived at another shard's port, and commands for queue pairs
-//! of another shard.
+//! Mail between shards: datagrams that arrived at another shard's port, and commands for queue
+//! pairs of another shard.
 //!
 //! A shard never takes another's lock. It leaves mail, which the thread that drives the other shard
 //! takes, and kicks it ([`Core::kick`](super::progress::Core::kick)).

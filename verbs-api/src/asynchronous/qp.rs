@@ -14,7 +14,7 @@ use rocinante_stack::mem::{RemoteSlice, Sge};
 use rocinante_stack::types::Qpn;
 use rocinante_stack::verbs::{RecvWr, SendOp, SendWr, WcOpcode, WcStatus};
 
-use super::desk::{Open, PendingOps};
+use super::pending_ops::{Open, PendingOps};
 use crate::cm::{Connecting, Connection, Params, Request};
 use crate::mr::{Mr, PoolBuffer};
 use crate::qp::{PreparedQp, Qp};
@@ -122,7 +122,7 @@ mod sealed {
 pub struct AsyncQp<C = Connection> {
     carrier: C,
     // Declared after the queue pair: memory is freed once the queue pair is gone.
-    desk: Open,
+    pending: Open,
 }
 
 impl<C: Carrier> AsyncQp<C> {
@@ -132,8 +132,8 @@ impl<C: Carrier> AsyncQp<C> {
     /// # Errors
     /// [`VerbsError::Invalid`] if a completion queue has a channel, or another `AsyncQp`.
     pub fn new(carrier: C) -> Result<Self, VerbsError> {
-        let desk = Open(PendingOps::new(carrier.carrier().cqs())?);
-        Ok(Self { carrier, desk })
+        let pending = Open(PendingOps::new(carrier.carrier().cqs())?);
+        Ok(Self { carrier, pending })
     }
 
     /// SEND of the buffer.
@@ -180,14 +180,14 @@ impl<C: Carrier> AsyncQp<C> {
         buffer: B,
         post: impl FnOnce(&Qp, u64, &[Sge]) -> Result<(), VerbsError>,
     ) -> Operation<B> {
-        let desk = &self.desk.0;
-        let Some(number) = desk.open() else {
-            return self.refused(buffer, desk.why_closed());
+        let pending = &self.pending.0;
+        let Some(number) = pending.open() else {
+            return self.refused(buffer, pending.why_closed());
         };
         match post(self.carrier.carrier(), number, &[buffer.sge()]) {
             Ok(()) => self.begun(buffer, Ok(number)),
             Err(why) => {
-                desk.withdraw(number);
+                pending.withdraw(number);
                 self.refused(buffer, why)
             }
         }
@@ -196,7 +196,7 @@ impl<C: Carrier> AsyncQp<C> {
     /// Operations that are not complete, or whose completion was not taken.
     #[cfg(test)]
     pub(crate) fn in_flight(&self) -> usize {
-        self.desk.0.in_flight()
+        self.pending.0.in_flight()
     }
 
     fn refused<B: Buffer>(&self, buffer: B, why: VerbsError) -> Operation<B> {
@@ -204,8 +204,8 @@ impl<C: Carrier> AsyncQp<C> {
     }
 
     fn begun<B: Buffer>(&self, buffer: B, number: Result<u64, VerbsError>) -> Operation<B> {
-        let (desk, qpn) = (self.desk.0.clone(), self.carrier.carrier().qpn());
-        Operation { desk, qpn, state: Some((buffer, number)) }
+        let (pending, qpn) = (self.pending.0.clone(), self.carrier.carrier().qpn());
+        Operation { pending, qpn, state: Some((buffer, number)) }
     }
 }
 
@@ -215,8 +215,8 @@ impl AsyncQp<PreparedQp> {
     /// # Errors
     /// As [`cm::connect`](crate::cm::connect).
     pub async fn connect(self, peer: SocketAddr, params: &Params) -> Result<AsyncQp, VerbsError> {
-        let Self { carrier, desk } = self;
-        Ok(AsyncQp { carrier: Connecting::start(carrier, peer, params)?.await?, desk })
+        let Self { carrier, pending } = self;
+        Ok(AsyncQp { carrier: Connecting::start(carrier, peer, params)?.await?, pending })
     }
 
     /// Accepts a peer's request: as [`Request::accept`]. Receives posted before are ready for the
@@ -225,8 +225,8 @@ impl AsyncQp<PreparedQp> {
     /// # Errors
     /// As [`Request::accept`] and [`Connecting::try_finish`].
     pub async fn accept(self, request: Request, params: &Params) -> Result<AsyncQp, VerbsError> {
-        let Self { carrier, desk } = self;
-        Ok(AsyncQp { carrier: request.accept(carrier, params)?.await?, desk })
+        let Self { carrier, pending } = self;
+        Ok(AsyncQp { carrier: request.accept(carrier, params)?.await?, pending })
     }
 
     /// Connects to a peer that is known: as [`PreparedQp::connect`].
@@ -238,9 +238,9 @@ impl AsyncQp<PreparedQp> {
         peer: &Endpoint,
         options: &ConnectOptions,
     ) -> Result<AsyncQp<Qp>, VerbsError> {
-        let Self { carrier, desk } = self;
+        let Self { carrier, pending } = self;
         let carrier = carrier.connect(peer, options)?;
-        Ok(AsyncQp { carrier, desk })
+        Ok(AsyncQp { carrier, pending })
     }
 }
 
@@ -261,7 +261,7 @@ impl<C> Deref for AsyncQp<C> {
 #[derive(Debug)]
 #[must_use = "its memory is lost if it is dropped"]
 pub struct Operation<B: Buffer> {
-    desk: Arc<PendingOps>,
+    pending: Arc<PendingOps>,
     qpn: Qpn,
     /// The buffer, and the number of its slot or why there is none; `None` once it is complete.
     state: Option<(B, Result<u64, VerbsError>)>,
@@ -277,7 +277,7 @@ impl<B: Buffer> Future for Operation<B> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let done = match this.state.as_ref().expect("polled after it was complete") {
-            (_, Ok(number)) => match this.desk.poll(*number, cx) {
+            (_, Ok(number)) => match this.pending.poll(*number, cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(done) => done,
             },
@@ -288,7 +288,7 @@ impl<B: Buffer> Future for Operation<B> {
             let mut lost = Wc::default();
             (lost.status, lost.opcode) = (WcStatus::WrFlushErr, WcOpcode::Unknown);
             lost.qpn = this.qpn;
-            // The number is the desk's own.
+            // The number is the pending's own.
             let mut wc = done.unwrap_or(lost);
             wc.wr_id = 0;
             Ok(wc.ok().map_err(WcError::without_number)?)
@@ -300,7 +300,7 @@ impl<B: Buffer> Future for Operation<B> {
 impl<B: Buffer> Drop for Operation<B> {
     fn drop(&mut self) {
         if let Some((buffer, Ok(number))) = self.state.take() {
-            self.desk.keep(number, Box::new(buffer));
+            self.pending.keep(number, Box::new(buffer));
         }
     }
 }

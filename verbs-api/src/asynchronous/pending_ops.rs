@@ -16,14 +16,14 @@ use crate::cq::Cq;
 
 /// The operations of a queue pair in flight.
 ///
-/// Completions wake the [`Dispatcher`] and not the tasks: it takes them from the queue and wakes the
-/// task of each. So a task that waits and is not polled keeps no other waiting.
+/// Completions wake the [`Dispatcher`] and not the tasks: it takes them from the queue and wakes
+/// the task of each. So a task that waits and is not polled keeps no other waiting.
 #[derive(Debug)]
 pub(super) struct PendingOps {
     cqs: Vec<Own>,
     /// Its number among the tasks of its queues.
     number: u64,
-    clerk: Waker,
+    dispatcher: Waker,
     slots: Mutex<Slots>,
 }
 
@@ -44,7 +44,7 @@ enum Slot {
     Dropped(Box<dyn Any + Send>),
 }
 
-/// Takes completions from the queues of a desk whenever there are some.
+/// Takes completions from the queues of a queue pair whenever there are some.
 struct Dispatcher(Weak<PendingOps>);
 
 impl Wake for Dispatcher {
@@ -53,8 +53,8 @@ impl Wake for Dispatcher {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if let Some(desk) = self.0.upgrade() {
-            desk.collect(Look::Again);
+        if let Some(pending) = self.0.upgrade() {
+            pending.collect(Look::Again);
         }
     }
 }
@@ -65,7 +65,7 @@ impl Drop for PendingOps {
     }
 }
 
-/// A completion queue that no other desk takes from.
+/// A completion queue that no other `PendingOps` takes from.
 #[derive(Debug)]
 struct Own(Cq);
 
@@ -87,19 +87,19 @@ impl Drop for Own {
 }
 
 impl PendingOps {
-    /// The desk of a queue pair that completes to these queues.
+    /// For a queue pair that completes to these queues.
     ///
     /// # Errors
-    /// One of them has a channel, or another desk.
+    /// One of them has a channel, or another `PendingOps`.
     pub(super) fn new([send, recv]: [&Cq; 2]) -> Result<Arc<Self>, VerbsError> {
         let mut cqs = vec![Own::new(send)?];
         if recv != send {
             cqs.push(Own::new(recv)?);
         }
-        Ok(Arc::new_cyclic(|desk| Self {
+        Ok(Arc::new_cyclic(|pending| Self {
             cqs,
             number: fresh_number(),
-            clerk: Waker::from(Arc::new(Dispatcher(desk.clone()))),
+            dispatcher: Waker::from(Arc::new(Dispatcher(pending.clone()))),
             slots: Mutex::default(),
         }))
     }
@@ -181,12 +181,12 @@ impl PendingOps {
         self.collect(Look::Again);
     }
 
-    /// Takes all completions from the queues, and has the clerk woken by the next.
+    /// Takes all completions from the queues, and has the dispatcher woken by the next.
     fn collect(&self, first: Look) {
         for Own(cq) in &self.cqs {
             loop {
                 let register = || {
-                    cq.tasks().set(self.number, &self.clerk);
+                    cq.tasks().set(self.number, &self.dispatcher);
                     cq.announce_to_tasks()
                 };
                 let look = |look| cq.look(if look == Look::First { first } else { look });
@@ -213,7 +213,7 @@ impl PendingOps {
                 }
             }
             Some(Slot::Dropped(_)) => freed = slots.by_number.remove(&wc.wr_id),
-            // Not one of the desk's requests.
+            // Not one of these requests.
             Some(Slot::Done(_)) | None => {}
         }
         drop(slots);
@@ -255,7 +255,7 @@ fn run(work: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(work));
 }
 
-/// A desk whose queue pair is gone when this is dropped.
+/// Operations whose queue pair is gone when this is dropped.
 #[derive(Debug)]
 pub(super) struct Open(pub(super) Arc<PendingOps>);
 
