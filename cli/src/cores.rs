@@ -19,7 +19,7 @@ pub fn bind(index: usize) {
     }
     let Some(pair) = pair(&allowed, siblings) else { return };
     let mut one = CpuSet::new();
-    if one.set(pair[index]).is_ok() {
+    if pair.get(index).is_some_and(|core| one.set(*core).is_ok()) {
         let _ = sched_setaffinity(this, &one);
     }
 }

@@ -234,7 +234,7 @@ fn each_file_of_code_that_is_named_exists() {
     let mut files = Vec::new();
     for folder in fs::read_dir(root()).expect("the workspace") {
         let folder = folder.expect("an entry").path();
-        if folder.is_dir() && !folder.ends_with("target") && !folder.ends_with(".git") {
+        if folder.is_dir() && !folder.ends_with(".git") {
             files_below(&folder, &[".rs", ".md"], &mut files);
         }
     }
@@ -267,6 +267,9 @@ fn each_file_of_code_that_is_named_exists() {
 fn files_below(folder: &Path, ends: &[&str], found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
+        if path.is_dir() && path.ends_with("target") {
+            continue;
+        }
         if path.is_dir() {
             files_below(&path, ends, found);
         } else if ends.iter().any(|end| path.to_string_lossy().ends_with(end)) {

@@ -63,8 +63,8 @@ const MIRI: &[Run] = &[
     },
     Run {
         package: "rocinante-stack",
-        target: &["--test", "rc_scenarios"],
-        names: &["a_gap", "a_lost"],
+        target: &["--test", "rc"],
+        names: &["scenarios::a_gap", "scenarios::a_lost"],
         flags: "",
         quick: None,
     },

@@ -420,7 +420,7 @@ fn count_probe(
     let chain = Base { family, hook: "prerouting", device: None, priority: -500 };
     let from = &pair.outer;
     let rule = format!("iifname {from:?} udp sport {source} udp dport {PROBE} counter name hits");
-    let seen = Rule::new(host, &[(chain, &rule)])?;
+    let seen = Rule::in_the_place_of(host, "rocinante_probe", &[(chain, &rule)])?;
     let sent = (0..PROBES).filter(|_| socket.send_to(b"probe", (peer, PROBE)).is_ok());
     let sent = sent.count() as u64;
     // The kernel first asks for the neighbour's address.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::frames::packet::PacketPort;
 use crate::frames::xdp::XdpPort;
 use crate::kernel::descriptors;
+use crate::port::error::OpenError;
 use crate::testing::sides::{SELECTOR, acquire, ip, spec};
 use crate::testing::testns::{Pair, or_skip};
 use crate::udp::UdpPort;
@@ -120,17 +121,20 @@ fn parts_are_those_of_one_backend_and_one_network_namespace() {
     let pair = or_skip!(Pair::new());
     let v0 = || Interface::by_name("v0").expect("v0");
     for backend in [Backend::Udp, Backend::Packet, Backend::Xdp] {
-        let acquire = || -> Parts {
-            let acquired = pair.a.run(|| acquire(&v0(), backend, &A.map(ip), Shards::ONE));
-            acquired.expect("parts").pop().expect("one was asked for")
+        // One port each: the addresses of another are not free at once when it is closed.
+        let acquire = |own: &str| -> Result<Parts, OpenError> {
+            let acquired = pair.a.run(|| acquire(&v0(), backend, &[ip(own)], Shards::ONE));
+            acquired.map(|mut parts| parts.pop().expect("one was asked for"))
         };
-        let elsewhere = pair.b.run(|| AnyPort::assemble(acquire()));
+        let parts = or_skip!(acquire(A[0]));
+        let elsewhere = pair.b.run(|| AnyPort::assemble(parts));
         let error = elsewhere.expect_err("not there").to_string();
         assert!(error.contains("another network namespace"), "{backend}: {error}");
+        let parts = or_skip!(acquire(A[1]));
         let wrong = match backend {
-            Backend::Udp => PacketPort::assemble(acquire()).map(drop),
-            Backend::Packet => XdpPort::assemble(acquire()).map(drop),
-            _ => UdpPort::assemble(acquire()).map(drop),
+            Backend::Udp => PacketPort::assemble(parts).map(drop),
+            Backend::Packet => XdpPort::assemble(parts).map(drop),
+            _ => UdpPort::assemble(parts).map(drop),
         };
         let error = wrong.expect_err("of another backend").to_string();
         assert!(error.contains(&format!("the parts are those of {backend}")), "{error}");

@@ -1,7 +1,7 @@
 //! Random requests over a random network, compared with a model: exactly once, in order, byte for
 //! byte.
 //!
-//! A failure prints its seed. `ROCINANTE_SEED=n cargo test -p rocinante-stack --test rc_random`
+//! A failure prints its seed. `ROCINANTE_SEED=n cargo test -p rocinante-stack --test rc random::`
 //! replays it. `ROCINANTE_SEEDS=n` runs more seeds than the default.
 
 use std::collections::VecDeque;

@@ -1,7 +1,7 @@
 //! Random messages over a wire that loses, doubles and reorders, compared with a model. A message
 //! arrives whole, once and in order, or not at all. It does arrive if none of its packets was
 //! disturbed. A failure prints its seed, for `ROCINANTE_SEED=n cargo test -p rocinante-stack --test
-//! uc_random`.
+//! services uc_random::`.
 
 use std::collections::VecDeque;
 

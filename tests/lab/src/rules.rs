@@ -106,10 +106,24 @@ impl Rule {
     /// If there is no chain.
     pub fn new(netns: &Netns, chains: &[(Chain<'_>, &str)]) -> Result<Self, LabError> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        // With its own table, the rule can be removed without its handle.
         let (process, number) = (std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let table = format!("{} rocinante_{process}_{number}", chains[0].0.family);
-        let mut script = format!("table {table} {{\ncounter hits {{\n}}\ncounter others {{\n}}\n");
+        Self::in_the_place_of(netns, &format!("rocinante_{process}_{number}"), chains)
+    }
+
+    /// As [`new`](Self::new), in the place of a table with this name that a process left behind.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn in_the_place_of(
+        netns: &Netns,
+        name: &str,
+        chains: &[(Chain<'_>, &str)],
+    ) -> Result<Self, LabError> {
+        // With its own table, the rule can be removed without its handle.
+        let table = format!("{} {name}", chains[0].0.family);
+        let mut script = format!(
+            "add table {table}\ndelete table {table}\ntable {table} {{\ncounter hits {{\n}}\ncounter others {{\n}}\n"
+        );
         for (Chain { hook, device, priority, .. }, rules) in chains {
             let device = device.map_or(String::new(), |name| format!("device {name:?}"));
             let _ = write!(

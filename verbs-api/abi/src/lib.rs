@@ -609,20 +609,27 @@ assert_layout! {
     SendWr 128 {
         next 8 sg_list 16 num_sge 24 opcode 28 send_flags 32 imm_data 36 wr 40 qp_type 72 bind_mw 80
     }
-    RecvWr 32 {}
-    Sge 16 {}
+    RecvWr 32 { next 8 sg_list 16 num_sge 24 }
+    Sge 16 { addr 0 len 8 lkey 12 }
     QpInitAttr 64 { cap 32 qp_type 52 sq_sig_all 56 }
     QpInitAttrEx 136 { comp_mask 60 pd 64 send_ops_flags 128 }
     QpAttr 144 { qkey 16 rq_psn 20 sq_psn 24 dest_qp_num 28 cap 36 ah_attr 56 rate_limit 136 }
-    AhAttr 32 {}
-    GlobalRoute 24 {}
-    DeviceAttr 232 { node_guid 64 max_mr_size 80 max_qp 108 atomic_cap 164 phys_port_cnt 227 }
+    MwBind 48 { send_flags 8 info 16 }
+    MwBindInfo 32 { addr 8 length 16 access 24 }
+    BindMw 48 { rkey 8 info 16 }
+    AhAttr 32 { is_global 29 port_num 30 }
+    GlobalRoute 24 { flow_label 16 sgid_index 20 }
+    DeviceAttr 232 {
+        node_guid 64 max_mr_size 80 max_qp 108 atomic_cap 164 max_mw 176 max_srq 212
+        phys_port_cnt 227
+    }
     DeviceAttrEx 400 { device_cap_flags_ex 280 phys_port_cnt_ex 396 }
     // 52 before version 64, which appended `active_speed_ex`.
     PortAttr 56 { active_speed 44 link_layer 46 port_cap_flags2 48 active_speed_ex 52 }
     AsyncEvent 16 {}
     GidEntry 32 {}
     CqInitAttrEx 56 {}
+    SrqInitAttr 24 { attr 8 }
     SrqInitAttrEx 64 {}
     ParentDomainInitAttr 48 {}
 }

@@ -342,10 +342,11 @@ impl Shard {
         let now = self.now();
         let until_idle = self.tidy_cm_paths(now);
         let pause = self.io.maintain();
+        self.io.rest(now, pause.into_iter().chain(until_idle).min());
+        // A path that this adds has chores of its own.
         if self.router.end_for_neighbours(now, &mut self.engine) {
             self.serve_cm(now);
         }
-        self.io.rest(now, pause.into_iter().chain(until_idle).min());
     }
 
     /// Registers a path.

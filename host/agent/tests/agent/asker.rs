@@ -344,8 +344,6 @@ fn connected(path: &Path) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A connection on which parcels are left with the agent: copies of the standard input. It may hang
-/// up before it has read them.
 /// Sends a message with descriptors.
 ///
 /// The kernel counts descriptors on their way by user, and programs of other tests have the same
@@ -366,6 +364,8 @@ fn pass(
     }
 }
 
+/// A connection on which parcels are left with the agent: copies of the standard input. It may hang
+/// up before it has read them.
 fn left(path: &Path, parcels: usize) -> rustix::io::Result<OwnedFd> {
     let connection = connected(path)?;
     let stdin = std::io::stdin();

@@ -129,6 +129,35 @@ fn round_trips(mtu: u32, sizes: &[usize]) -> Result<(), String> {
 }
 
 #[test]
+fn a_cold_neighbour_is_resolved_and_nothing_is_lost() {
+    let (pair, mut a, mut b) = or_skip!(pair_with(4200, &PortConfig::default()));
+    for v6 in [false, true] {
+        let path = pair.a.run(|| a.add_path(&spec(v6, true))).unwrap().id;
+        pair.a.sh("ip neigh flush dev v0");
+        let end = Instant::now() + Duration::from_secs(20);
+        while !matches!(a.paths.hop(path), Some(Hop::Guard(_))) {
+            assert!(Instant::now() < end, "it is still thought to be known");
+            look_after(&mut a, 50);
+        }
+        let before = a.stats().tx_unresolved;
+        send(&mut a, path, &[42; 333]);
+        a.flush(|failure| panic!("{failure:?}"));
+        let got = receive(&mut b, 1);
+        assert_eq!(got.len(), 1, "the first datagram arrives");
+        assert_eq!(got[0].payload, [42; 333]);
+        assert_eq!(a.stats().tx_unresolved, before + 1);
+        let end = Instant::now() + Duration::from_secs(3);
+        while !matches!(a.paths.hop(path), Some(Hop::Direct(_))) && Instant::now() < end {
+            look_after(&mut a, 5);
+        }
+        send(&mut a, path, &[43; 4112]);
+        a.flush(|failure| panic!("{failure:?}"));
+        assert_eq!(receive(&mut b, 1)[0].payload, [43; 4112]);
+        assert_eq!(a.stats().tx_unresolved, before + 1, "now it leaves directly");
+    }
+}
+
+#[test]
 fn round_trips_at_mtu_1500() {
     let sizes = [16, 17, 60, 255, 256, 1000, 1024 + 20, 1452];
     or_skip!(round_trips(1500, &sizes));
