@@ -91,8 +91,9 @@ const fn slow(name: &'static str, when: When) -> Step {
 /// Slow programs: they start before the others, and `--quick` leaves them out.
 const SLOW: [&str; 4] = ["interop::matrix", "interop::guest", "tests::soak", "tests::bad_peers"];
 
-/// Long programs, which start before those that end soon.
-const LONG: [&str; 3] = ["tests::e2e", "tests::cli", "sim::seeds"];
+/// Long programs, which start before those that end soon. Most tests of these wait for timers and
+/// peers, so twice as many of them run at once as there would.
+const LONG: [&str; 2] = ["tests::e2e", "tests::cli"];
 
 /// After this time a program or a step counts as hung.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
@@ -139,7 +140,7 @@ pub(crate) fn run(scope: Scope<'_>) -> Result<(), String> {
         }
     }
     let mut jobs = Jobs::new();
-    add(&mut jobs, programs, &beside, scope)?;
+    add(&mut jobs, programs, &beside, scope, slots)?;
     pool::run(jobs, &logs, slots, LIMIT, |ended| report.ended(&ended));
     for step in STEPS.iter().filter(|step| step.is_in(scope)) {
         if let When::Last(work) = step.when {
@@ -165,6 +166,7 @@ fn add(
     programs: Vec<Program>,
     beside: &[&str],
     scope: Scope<'_>,
+    slots: usize,
 ) -> Result<(), String> {
     if programs.is_empty() {
         return add_steps(jobs, beside);
@@ -184,6 +186,9 @@ fn add(
     let run = |jobs: &mut Jobs, program: &Program| {
         let mut command = program.command(runner);
         command.env("ROCINANTE_SIM_SECONDS", sim_seconds);
+        if LONG.contains(&program.name.as_str()) {
+            command.env("RUST_TEST_THREADS", slots.to_string());
+        }
         jobs.push_back((program.name.clone(), command));
     };
     let (first, slow) = slow.split_at(slow.len().min(1));

@@ -3,12 +3,13 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
+use std::time::Instant;
 
 use rocinante::device::Backend;
 use rocinante::verbs::{AsyncEvent, QpState, SendOp};
 use rocinante::{Access, ConnectOptions, Mr, Qp, WcStatus};
 use rocinante_lab::{BRIDGE, Lab, LabConfig};
-use rocinante_tests::harness::{Family, Setup, Side, address, wait_until, wr};
+use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until, wr};
 use rocinante_tests::on_each_backend;
 
 on_each_backend!(
@@ -105,7 +106,18 @@ impl Rails {
         both.iter_mut().for_each(Rail::works);
         self.ip(line);
         let [first, second] = &mut both;
-        second.write(WcStatus::RetryExcErr);
+        // A program of XDP takes frames before the kernel looks at addresses, so the news of one
+        // that is gone may come a moment later.
+        let end = Instant::now() + PATIENCE;
+        let status = loop {
+            second.post();
+            let wc = second.side.next();
+            assert_eq!(wc.wr_id, second.posted);
+            if wc.status != WcStatus::Success || Instant::now() > end {
+                break wc.status;
+            }
+        };
+        assert_eq!(status, WcStatus::RetryExcErr);
         first.works();
         // Requests to the queue pair that failed are flushed.
         second.write(WcStatus::WrFlushErr);

@@ -459,6 +459,26 @@ fn a_wait_that_times_out_leaves_no_task_behind() {
     assert!(side.cq.tasks().take().is_empty());
 }
 
+/// A request that is staged while the interface goes completes before the queue says that it is
+/// gone.
+#[test]
+fn what_is_posted_while_the_interface_goes_completes() {
+    let side = Side::new(device(&SimNet::new(1), &[1], false));
+    let qp = side.datagrams();
+    let mut shard = soft(&side.ctx).shards.get(0).unwrap().hold();
+    std::thread::scope(|scope| {
+        let post = || qp.post_recv(&[RecvWr { wr_id: 7, sges: &[] }]).unwrap();
+        scope.spawn(post).join().unwrap();
+        shard.break_down();
+        let waiting = scope.spawn(|| side.cq.wait_one(PATIENCE));
+        std::thread::sleep(Duration::from_millis(20));
+        drop(shard);
+        let wc = waiting.join().unwrap().unwrap();
+        assert_eq!((wc.wr_id, wc.status), (7, WcStatus::WrFlushErr));
+    });
+    assert!(matches!(side.cq.poll_one(), Err(VerbsError::Io(_))));
+}
+
 /// Every call that waits on a device ends when its last port breaks, and one that begins to wait
 /// then ends at once. Posted requests complete before.
 #[test]
