@@ -103,7 +103,6 @@ impl Host {
     /// Starts an agent that stops itself the first time that it gets to this step.
     pub(crate) fn start_stopping_at(&mut self, step: &str) {
         let mut command = self.command();
-        assert!(cfg!(debug_assertions), "other builds do not stop");
         command.env("ROCINANTE_AGENT_STOP_AT", step);
         self.start_as(command);
     }

@@ -75,7 +75,6 @@ fn killed_at_each_step_of_afxdp_it_goes_on() {
 fn goes_on(ask: &str, granted: &str) {
     let mut host = host_or_skip!("restart::killed_at_each_step", 1);
     let [v4, _] = host.addresses(0);
-    assert!(cfg!(debug_assertions), "other builds do not end at a step");
     for step in STEPS {
         let mut command = host.command();
         command.env("ROCINANTE_AGENT_KILL_AT", step);
