@@ -232,16 +232,7 @@ fn each_document_that_is_linked_to_exists() {
 #[test]
 fn each_file_of_code_that_is_named_exists() {
     let mut files = Vec::new();
-    for folder in fs::read_dir(root()).expect("the workspace") {
-        let folder = folder.expect("an entry").path();
-        if folder.is_dir() && !folder.ends_with(".git") {
-            files_below(&folder, &[".rs", ".md"], &mut files);
-        }
-    }
-    files.extend(
-        ["ARCHITECTURE", "CONTRIBUTING", "README", "SECURITY"]
-            .map(|name| root().join(name).with_extension("md")),
-    );
+    files_below(&root(), &[".rs", ".md"], &mut files);
     let (mut wrong, mut count) = (Vec::new(), 0);
     for path in &files {
         let text = fs::read_to_string(path).expect("a file");
@@ -267,7 +258,7 @@ fn each_file_of_code_that_is_named_exists() {
 fn files_below(folder: &Path, ends: &[&str], found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
-        if path.is_dir() && path.ends_with("target") {
+        if path.ends_with("target") || path.ends_with(".git") {
             continue;
         }
         if path.is_dir() {
