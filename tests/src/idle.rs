@@ -41,6 +41,21 @@ pub fn be_client(backend: Backend) {
     }
 }
 
+/// Tests of a function of the backend and the test's name, in which processes of [`be_client`] take
+/// part.
+#[macro_export]
+macro_rules! with_idle_clients {
+    ($work:ident: $( $name:ident: $backend:ident; )*) => {$(
+        #[test]
+        fn $name() {
+            let backend = $crate::harness::Backend::$backend;
+            $crate::idle::be_client(backend);
+            $crate::require_backend!(backend);
+            $work(backend, $crate::test_name!());
+        }
+    )*};
+}
+
 /// A client to be.
 #[derive(Debug, Clone, Copy)]
 pub struct Client {

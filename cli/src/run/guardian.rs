@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const STRANGERS_MAX: usize = 128;
 /// The socket of the system's log (syslog(3)): a guardian has no stderr.
 const LOG: &str = "/dev/log";
-/// What it says there once, as a warning of a daemon.
+/// Its one line there: a warning of a daemon.
 const TOO_MANY: &str = "<28>rocinante guardian: there are more processes, or addresses of one, \
                         than it looks after: if such a process is killed, its peers have to ask";
 /// How often it looks whether the peers have answered.

@@ -19,7 +19,7 @@ impl Changes {
         Ok(())
     }
 
-    /// Undoes by `back` what has changed already.
+    /// Undoes by `back` a change that was made already.
     pub(super) fn made(&mut self, netns: &Netns, back: &str) {
         self.0.push((netns.clone(), back.to_owned()));
     }

@@ -51,7 +51,7 @@ pub struct Shaper {
 }
 
 impl Shaper {
-    /// A token bucket for what leaves by `device`.
+    /// A token bucket for packets that leave by `device`.
     ///
     /// # Errors
     /// There is no `tc`, the kernel has no `sch_tbf`, or the device is shaped already.
@@ -61,9 +61,9 @@ impl Shaper {
         Ok(shaper)
     }
 
-    /// An htb for what leaves by `device`, with classes `1:10`, `1:20` and so on of these rates in
-    /// bits per second. They may borrow from each other up to the bucket's rate. The first class
-    /// has the traffic that no rule gives to another.
+    /// An htb for packets that leave by `device`, with classes `1:10`, `1:20` and so on of these
+    /// rates in bits per second. They may borrow from each other up to the bucket's rate. The first
+    /// class has the traffic that no rule gives to another.
     ///
     /// # Errors
     /// There is no `tc`, the kernel has no `sch_htb`, or the device is shaped already.
@@ -81,7 +81,7 @@ impl Shaper {
         Ok(shaper)
     }
 
-    /// A token bucket for what arrives by `device`: an ifb, which that traffic is redirected to.
+    /// A token bucket for packets that arrive by `device`: they are redirected to an ifb.
     ///
     /// # Errors
     /// There is no `tc`, or the kernel has no ifb, `sch_ingress`, `act_mirred` or `sch_tbf`.

@@ -238,8 +238,11 @@ pub fn unreliable_connections(on: On) {
     }
 }
 
-/// A SEND of some bytes from one side to the other.
-fn send(from: (&Side, &Connection), to: (&Side, &Connection)) {
+/// A SEND of some bytes from one side to the other, which arrives.
+///
+/// # Panics
+/// If it does not.
+pub fn send(from: (&Side, &Connection), to: (&Side, &Connection)) {
     const LEN: usize = 10_000;
     let out = from.0.pd.allocate(LEN, Access::NONE).unwrap();
     let into = to.0.pd.allocate(LEN, Access::LOCAL_WRITE).unwrap();

@@ -18,8 +18,8 @@ use rocinante::device::Backend;
 use rocinante_lab::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
-use rocinante_tests::idle::{Client, be_client};
-use rocinante_tests::{require_backend, require_machine_root, test_name};
+use rocinante_tests::idle::Client;
+use rocinante_tests::{require_machine_root, with_idle_clients};
 
 use super::run::Installed;
 
@@ -30,18 +30,7 @@ const KNOWN: Duration = Duration::from_secs(10);
 const PROGRAMS: usize = 3;
 const CONNECTIONS: usize = 4;
 
-macro_rules! guarded {
-    ($( $name:ident: $backend:ident; )*) => {$(
-        #[test]
-        fn $name() {
-            be_client(Backend::$backend);
-            require_backend!(Backend::$backend);
-            peers_are_told(Backend::$backend, test_name!());
-        }
-    )*};
-}
-
-guarded! {
+with_idle_clients! { peers_are_told:
     peers_of_programs_that_are_killed_together_are_told_udp: Udp;
     peers_of_programs_that_are_killed_together_are_told_packet: Packet;
 }

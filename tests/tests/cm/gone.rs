@@ -10,8 +10,8 @@ use rocinante::device::Backend;
 use rocinante_lab::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, PATIENCE, Setup, Side, address, wait_until};
-use rocinante_tests::idle::{Client, be_client};
-use rocinante_tests::{require_backend, test_name};
+use rocinante_tests::idle::Client;
+use rocinante_tests::with_idle_clients;
 
 const PORT: u16 = 7471;
 /// The shortest silence that a connection may have.
@@ -19,18 +19,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 const CLIENTS: usize = 4;
 const EACH: usize = 2;
 
-macro_rules! gone {
-    ($( $name:ident: $backend:ident; )*) => {$(
-        #[test]
-        fn $name() {
-            be_client(Backend::$backend);
-            require_backend!(Backend::$backend);
-            the_dead_are_noticed(Backend::$backend, test_name!());
-        }
-    )*};
-}
-
-gone! {
+with_idle_clients! { the_dead_are_noticed:
     idle_peers_that_were_killed_are_noticed_udp: Udp;
     idle_peers_that_were_killed_are_noticed_packet: Packet;
     idle_peers_that_were_killed_are_noticed_afxdp: Xdp;

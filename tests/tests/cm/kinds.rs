@@ -3,31 +3,19 @@
 
 use std::net::SocketAddr;
 
-use rocinante::cm::{self, CmFailure, Connection, Listener, Params, RejReason};
+use rocinante::cm::{self, CmFailure, Listener, Params, RejReason};
 use rocinante::device::Backend;
 use rocinante::verbs::{QpType, SendOp};
 use rocinante::{Access, RecvWr, VerbsError};
 use rocinante_lab::Match;
-use rocinante_tests::harness::{Harness, PATIENCE, Setup, Side, pattern, wr};
+use rocinante_tests::harness::{Harness, PATIENCE, Setup, wr};
+use rocinante_tests::verbs::cm::send;
 use rocinante_tests::{require_backend, require_nft};
 
 const PORT: u16 = 7471;
 
 fn server_of(harness: &Harness) -> SocketAddr {
     SocketAddr::new(harness.sides[1].address, PORT)
-}
-
-/// A SEND of some bytes from one side to the other.
-fn send(from: (&Side, &Connection), to: (&Side, &Connection)) {
-    const LEN: usize = 10_000;
-    let out = from.0.pd.allocate(LEN, Access::NONE).unwrap();
-    let into = to.0.pd.allocate(LEN, Access::LOCAL_WRITE).unwrap();
-    out.write(0, &pattern(LEN, 7));
-    to.1.post_recv(&[RecvWr { wr_id: 1, sges: &[into.sge(0, LEN)] }]).unwrap();
-    from.1.post_send(&[wr(2, SendOp::Send { imm: None }, &[out.sge(0, LEN)])]).unwrap();
-    from.0.succeed(2);
-    to.0.succeed(1);
-    assert_eq!(into.to_vec(0, LEN), pattern(LEN, 7));
 }
 
 /// A request for one type is not connected to a queue pair of another type.

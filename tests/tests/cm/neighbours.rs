@@ -13,25 +13,14 @@ use rocinante::verbs::{Key, SendOp};
 use rocinante_lab::{ChildGuard, Lab, LabConfig};
 use rocinante_tests::alone::myself;
 use rocinante_tests::harness::{Family, Setup, Side, address, wait_until, wr};
-use rocinante_tests::idle::{Client, be_client};
-use rocinante_tests::{require_backend, test_name};
+use rocinante_tests::idle::Client;
+use rocinante_tests::with_idle_clients;
 
 const PORT: u16 = 7471;
 /// The longest time until the peers know, on a busy machine. Before 7.75 s they ask no silent peer.
 const KNOWN: Duration = Duration::from_secs(5);
 
-macro_rules! neighbours {
-    ($( $name:ident: $backend:ident; )*) => {$(
-        #[test]
-        fn $name() {
-            be_client(Backend::$backend);
-            require_backend!(Backend::$backend);
-            peers_are_told(Backend::$backend, test_name!());
-        }
-    )*};
-}
-
-neighbours! {
+with_idle_clients! { peers_are_told:
     idle_peers_are_told_of_a_death_udp: Udp;
     idle_peers_are_told_of_a_death_packet: Packet;
 }

@@ -1,4 +1,4 @@
-//! End to end between two containers: what programs see of a device, on every backend.
+//! End to end between two containers: a device as programs see it, on every backend.
 
 mod auto;
 mod contexts;

@@ -1,5 +1,5 @@
 //! Two rails of a machine in one subnet, in the middle of a run: an address goes, a link, and an
-//! interface. What is posted on that rail ends in an error, and the other rail goes on.
+//! interface. Requests on that rail end in an error, and the other rail goes on.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;

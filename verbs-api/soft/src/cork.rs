@@ -62,7 +62,7 @@ impl Cork {
         !waits
     }
 
-    /// So many datagrams were received, which completed receives or not, and the program is about
+    /// `received` datagrams came, which completed receives or not, and the program is about
     /// to see that. Returns whether their plain acknowledgements wait for its next call: only if
     /// nothing else is to be sent, and if nothing waited for this call.
     ///

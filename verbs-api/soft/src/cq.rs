@@ -252,8 +252,8 @@ impl Cq {
                 "the completion queue overflowed: make it as deep as the queues that complete to it",
             )),
             Some(End::Gone) => {
-                // What was staged while the interface went completes when the shards' locks are
-                // free.
+                // Requests that were staged while the interface went complete when the shards'
+                // locks are free.
                 self.device.shards.all().for_each(|core| drop(core.hold()));
                 if self.shared.end().is_some() { Err(gone()) } else { Ok(()) }
             }

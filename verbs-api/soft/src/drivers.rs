@@ -48,7 +48,7 @@ impl Drivers {
         self.has_received = false;
     }
 
-    /// It looked at the port, and received so many datagrams.
+    /// It looked at the port, and received this number of datagrams.
     #[inline]
     pub(super) fn looked(&mut self, received: usize) {
         self.has_received |= received > 0;

@@ -60,7 +60,7 @@ impl Io {
         self.port.watch(wished)
     }
 
-    /// Whether the receive queue is filled to so many eighths.
+    /// Whether the receive queue is filled to this number of eighths.
     #[inline]
     pub(super) fn is_filled(&self, eighths: u32) -> bool {
         self.port.is_filled(eighths)
@@ -84,7 +84,7 @@ impl Io {
         self.run_stats.departed(&self.port, engine);
     }
 
-    /// Has the port send what is in it.
+    /// Has the port send its committed slots.
     pub(super) fn flush(&mut self) {
         let refused = &mut self.refused;
         self.port.flush(|failure| {
@@ -165,7 +165,7 @@ impl Io {
         Some(u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX).max(PAUSE_MIN))
     }
 
-    /// All chores are done, and those that must be done next are so many nanoseconds away.
+    /// All chores are done. `pause`: nanoseconds until the next that must be done.
     pub(super) fn rest(&mut self, now: Time, pause: Option<u64>) {
         self.chores_by = pause.map(|pause| now.after(pause));
         self.chores_at = now.after(pause.map_or(PAUSE_MAX, |pause| pause.min(PAUSE_MAX)));

@@ -32,7 +32,7 @@ struct Bench {
     sender: SimPort,
     /// From the sender to the port of each shard.
     paths: [PathId; 2],
-    /// What is left for each shard.
+    /// The mail for each shard.
     boxes: Arc<[Arc<Staging>]>,
 }
 

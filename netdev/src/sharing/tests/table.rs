@@ -13,7 +13,7 @@ fn reads() -> std::io::Result<u64> {
     Ok(count.and_then(|count| count.parse().ok()).expect("a number"))
 }
 
-/// What all slots are is one read, however many there are.
+/// One read gives the state of all slots, however many there are.
 #[test]
 fn slots_are_taken_with_few_reads() {
     let here = address(19);
@@ -26,7 +26,7 @@ fn slots_are_taken_with_few_reads() {
     drop((first, second));
 }
 
-/// Each row of locks is found, and what is between them is free.
+/// Each row of locks is found; the slots between are free.
 #[test]
 fn what_others_have_is_seen_in_rows() {
     let file = memfd_create("rows", MemfdFlags::CLOEXEC).expect("a file");

@@ -118,7 +118,7 @@ impl Io {
     }
 }
 
-/// What other threads left.
+/// Requests, datagrams and commands that other threads left.
 #[derive(Debug, Default)]
 pub struct Router(Arc<Staging>);
 
