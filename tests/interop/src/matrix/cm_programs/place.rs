@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rocinante::device::Backend;
 use rocinante_dropin::install::Installation;
+use rocinante_dropin::row::is_good_end;
 use rocinante_lab::Netns;
 
 use super::{CmProgram, RPING};
@@ -129,7 +130,8 @@ impl CmPlace<'_> {
         theirs: &Outcome,
     ) -> Step {
         // rping's server ends with an error of its own when the client goes.
-        let ends = ours.code == 0 || program.name == "rping" && role == 1 && !own;
+        let ends = is_good_end(Some(ours.code), &ours.stderr)
+            || program.name == "rping" && role == 1 && !own;
         let word = if own { "\"rounds\":5" } else { program.say[1 - role] };
         let fine = ends && ours.stdout.contains(word) && theirs.stdout.contains(program.say[role]);
         if fine { Ok(()) } else { Err(format!("ours: {ours:?}; theirs: {theirs:?}")) }
